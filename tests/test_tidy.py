@@ -98,7 +98,7 @@ ARROWS = {
     "replay/reading": {"log", "state/*", "state/store", "sched/*", "version"},
     "replay/console": {"replay/reading", "log", "version"},
     "replay/answers": {"replay/console", "replay/reading", "router/*", "log", "state", "sched/*"},
-    "replay/futures": {"replay/console", "replay/reading", "log", "state/*", "sched", "version"},
+    "replay/futures": {"replay/console", "replay/reading", "router/*", "log", "state/*", "sched", "version"},
     "replay/rerun": {
         "kernels", "models", "sampling", "runtime/settings", "runtime/batch", "runtime/processes", "state/*", "sched/*",
     },

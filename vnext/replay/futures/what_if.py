@@ -26,6 +26,7 @@ from rich.table import Table
 from vnext.replay.console import render
 from vnext.replay.console.commands import print_answer
 from vnext.replay.futures.pace import Drawn, Pace
+from vnext.replay.futures.replicas import counts_of, policies_of, print_replicas, replicas
 from vnext.replay.futures.step_noise import Noise, misfit, noise
 from vnext.replay.futures.step_times import Model, Recorded, fit, held_out, kinds_of, recorded
 from vnext.replay.futures.untimed import on_times_of
@@ -229,6 +230,8 @@ def add_command(command: Callable[..., argparse.ArgumentParser]) -> None:
     asking.add_argument(
         "--times-of", type=Path, metavar="LOG", help="learn step times from this log, if LOG has none"
     )  # fmt: skip
+    asking.add_argument("--replicas", default="", metavar="1,2,4", help="send the arrivals to so many engines (docs/routing.md)")
+    asking.add_argument("--routing", default="", metavar="POLICY,...", help="with --replicas: the routing policies (default: all)")
     asking.add_argument("--jobs", type=int, default=1, help="number of processes (default 1)")
     asking.add_argument("--own-policy", action="store_true", help="import the policy that the log names, which runs its code")
 
@@ -238,9 +241,26 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     if arguments.jobs < 1:
         raise UnusableLog(f"--jobs {arguments.jobs}: it must be at least 1")
     tried, objective = candidates(arguments.set, arguments.sweep), objective_of(arguments.slo)
+    if arguments.replicas:
+        return _run_replicas(arguments, console, tried, objective)
     answer = what_if(arguments.log, tried, objective, arguments.jobs, arguments.own_policy, arguments.times_of)
     print_answer(arguments, console, answer, print_what_if)
     return int(bool(answer.recommended))
+
+
+def _run_replicas(arguments: argparse.Namespace, console: Console, tried: Sequence[Changes], objective: Objective) -> int:
+    """`what-if --replicas`: recommends nothing, so the answer is no difference. Raises UnusableLog."""
+    if len(tried) > 1:
+        raise UnusableLog("--replicas takes settings by --set, and no --sweep: compare one configuration over several engines")
+    counts, policies, log = counts_of(arguments.replicas), policies_of(arguments.routing), open_log(arguments.log)
+    if why_not := why_not_decided(log, arguments.own_policy):
+        raise UnusableLog(f"the steps of this log cannot be decided here: {why_not}")
+    ground = ground_of(log, arguments.times_of)
+    started = msgspec.structs.replace(ground.started, config=changed(ground.started, tried[0] if tried else ()))
+    clock = timed(ground.model, ground.taken, ground.pace)
+    answer = replicas(ground.taken, started, ground.model, clock, counts, policies, objective)
+    print_answer(arguments, console, answer, print_replicas)
+    return 0
 
 
 OPTIONS = MappingProxyType(

@@ -103,7 +103,7 @@ def rerun(log: Recorded, started: EngineStarted, config: SchedulerConfig, step_t
     Otherwise an abort after a stop string comes after the recorded number of tokens, at any time, and requests alive
     where the log begins without its start are revived there (revived.py); `exact` begins in that very state.
     """
-    engine = _Engine(log, replace(started, config=config), step_time, exact)
+    engine = Engine(log, replace(started, config=config), step_time, exact)
     engine.run()
     return engine.ran()
 
@@ -111,12 +111,12 @@ def rerun(log: Recorded, started: EngineStarted, config: SchedulerConfig, step_t
 def retrace(log: Recorded, started: EngineStarted) -> Ran:
     """Run the log again under its own configuration. Each decision is made anew at its recorded place and time, and
     each step ends at its recorded time, up to the first decision or step that differs."""
-    engine = _Engine(log, started, as_recorded(log), exact=True)
+    engine = Engine(log, started, as_recorded(log), exact=True)
     engine.retrace()
     return engine.ran()
 
 
-class _Engine:
+class Engine:
     """The engine on its clock. Mutable."""
 
     def __init__(self, log: Recorded, started: EngineStarted, step_time: StepTime, exact: bool) -> None:
@@ -164,13 +164,26 @@ class _Engine:
                 timed.append((each.time_us, each.event))
         return timed
 
-    def run(self) -> None:
+    def take_outside(self) -> list[tuple[float, AnyEvent]]:
+        """The outside events that are to come by the clock, with their times (us). They come only if they are given back."""
+        taken, self._outside = list(self._outside), deque()
+        return taken
+
+    def give(self, time_us: float, event: AnyEvent) -> None:
+        """An outside event is to come, behind those that were given before."""
+        self._outside.append((time_us, event))
+
+    def run(self, before_us: float = math.inf) -> None:
+        """Run to the end, or through everything that happens before this time."""
         outside, ends = self._outside, self._ends
         if not self._exact:
             self._plan()
         while outside or ends or self._loading.next_us(self._now_us) < math.inf:
             coming = (outside[0][0] if outside else math.inf, ends[0] if ends else math.inf)
-            self._now_us = min(*coming, self._loading.next_us(self._now_us))
+            next_us = min(*coming, self._loading.next_us(self._now_us))
+            if next_us >= before_us:
+                return
+            self._now_us = next_us
             while outside and outside[0][0] <= self._now_us:
                 self._come(outside.popleft()[1])
             while ends and ends[0] <= self._now_us + AT_ONCE_US:
