@@ -25,7 +25,7 @@ class GlooAllReduce(GlooGroup):
 
     def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
         total = tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor
-        dist.all_reduce(total)
+        self._group.allreduce([total]).wait()
         return total.to(tensor.dtype)
 
 

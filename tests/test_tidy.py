@@ -61,11 +61,12 @@ ARROWS = {
         "state/*", "log/snapshot", "sampling", "models", "kernels",
     },
     "runtime/core": {
-        "runtime/*", "runtime/processes", "runtime/ring", "runtime/record", "runtime/batch", "runtime/rank",
+        "runtime/*", "runtime/processes", "runtime/ring", "runtime/record", "runtime/batch", "runtime/rank", "runtime/hosts",
         "state/*", "sched/*", "log", "models/errors", "exits", "version",
     },
     "router": {"state/*", "log"},
     "runtime/client": {"runtime/*", "state/*", "router/*"},
+    "runtime/hosts": {"runtime/*", "runtime/processes", "runtime/ring", "version"},
     # sampling_params is what a client may ask for, shared with `LLM`; answers name the version, and processes end
     "server": {
         "server/batches", "server/messages", "server/responses", "server/views", "server/http", "server/context", "runtime/*",
@@ -524,7 +525,7 @@ def test_test_files_have_names_of_their_own() -> None:
 
 def test_test_folders_mirror_the_rooms() -> None:
     folders = {path.parent.relative_to(ROOT / "tests").as_posix() for path in (ROOT / "tests").rglob("test_*.py")}
-    assert folders <= set(ARROWS) | {".", "sim", "sim/planted", "golden", "e2e", "recovery", "rollouts", "cuda", "cuda/shim", "cuda/steps", "gpu", "arm", "stages"}
+    assert folders <= set(ARROWS) | {".", "sim", "sim/planted", "golden", "e2e", "recovery", "rollouts", "cuda", "cuda/shim", "cuda/steps", "gpu", "arm", "stages", "hosts"}
 
 
 # ---- pages -------------------------------------------------------------------------------------------------------

@@ -45,6 +45,8 @@ STARTING_POLL_S = 0.01
 def serve(command: ServeCommand) -> int:
     """Serve until a signal comes; returns the exit status (exits.py). For every status but 0, it prints one sentence on stderr."""
     begin("launcher", command.engine.log_format, "warning", "%(levelname)s %(name)s: %(message)s")
+    if command.engine.node_rank > 0:
+        return int(importlib.import_module("vnext.node").serve_node(command.engine))
     write_line(f"vnext {__version__}: starting {command.engine.model or 'the demo model'} ...")
     try:
         with _terminate_as_interrupt():

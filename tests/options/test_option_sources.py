@@ -355,3 +355,10 @@ def test_help_and_version_are_words(capsys: pytest.CaptureFixture[str], argv: st
 def test_the_bench_takes_the_engine_s_variables() -> None:
     given = make_parser().given(["latency"], {"VNEXT_THREADS": "2", "VNEXT_REPEATS": "9"})
     assert (given.values["threads"], given.values["repeats"]) == (2, 5), "what it measures stands on its command line"
+
+
+def test_torchruns_variables_name_the_hosts_and_our_own_come_first() -> None:
+    """As torchrun sets them for the programs that it starts."""
+    variables = {"NNODES": "2", "NODE_RANK": "1", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "4000", "VNEXT_MASTER_PORT": "5000"}
+    engine = parse(["serve", "-tp", "2", "--cluster-secret-file", "secret"], variables).engine
+    assert (engine.nnodes, engine.node_rank, engine.master_addr, engine.master_port) == (2, 1, "10.0.0.1", 5000)

@@ -51,7 +51,6 @@ def _refused(reason: str, remedy: str, *names: str, takes: int | str = 1) -> Ite
 
 
 TOOLS = "the server reads tool calls in the format that the model's chat template teaches"
-ONE_MACHINE = "the ranks of one engine share its layers on one machine"
 PROXY = "the server listens on a port"
 NO_MEDIA = "images and audio are not supported"
 GRAMMARS = "llguidance keeps every schema and grammar"
@@ -97,7 +96,6 @@ FOREIGN: Mapping[str, Foreign] = MappingProxyType(
             *_values("0", "weights stay on the device that computes with them", "see --quantization", "--cpu-offload-gb"),
             *_values("recompute", "a preempted request is computed again", "leave it out", "--preemption-mode"),
             *_values("mp", "ranks are processes on one machine", "see --executor", "--distributed-executor-backend"),
-            *_values("1", ONE_MACHINE, "start one server per machine", "--nnodes"),
             *_values("1", "each token is streamed as soon as it is sampled", "leave it out", "--stream-interval"),
             *_values("1", "a step samples one token per request", "leave it out", "--num-scheduler-steps"),
             *_values("0 0.0", "a request waits only for room", "leave it out", "--scheduler-delay-factor"),
@@ -166,7 +164,7 @@ FOREIGN: Mapping[str, Foreign] = MappingProxyType(
                       "--kv-offloading-size", "--kv-offloading-backend", "--ec-transfer-config"),
             *_refused(LOCAL, REPLICAS, "--data-parallel-rank", "--data-parallel-address",
                       "--data-parallel-size-local", "--data-parallel-start-rank", "--data-parallel-rpc-port",
-                      "--data-parallel-backend", "--node-rank", "--master-addr", "--master-port"),
+                      "--data-parallel-backend"),
             *_refused(LOCAL, REPLICAS, "--data-parallel-hybrid-lb", "--data-parallel-external-lb",
                       "--headless", takes=0),
             *_refused("an engine keeps its memory until it ends", "end it", "--enable-sleep-mode", takes=0),

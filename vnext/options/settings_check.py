@@ -45,6 +45,9 @@ BOUNDS = {
     "tensor_parallel_size": (1, 2**10),
     "pipeline_parallel_size": (1, 2**10),
     "data_parallel_size": (1, 2**10),
+    "nnodes": (1, 2**10),
+    "node_rank": (0, 2**10),
+    "master_port": (1, 2**16 - 1),
     "max_loras": (1, 1024),
     "max_lora_rank": (1, 256),
     "gpu_memory_utilization": (0.01, 1.0),
@@ -207,6 +210,7 @@ def _check_ranks(settings: EngineSettings) -> None:
     sizes = {"tensor_parallel_size": settings.tensor_parallel_size, "pipeline_parallel_size": stages}
     if settings.executor == "inproc" and (several := [name for name, size in sizes.items() if size > 1]):
         raise SettingsError(f"{several[0]} is {sizes[several[0]]} and the executor inproc has one rank: use mp.")
+    _check_hosts(settings)
     if stages == 1:
         return
     for name in ("enable_lora", "enable_return_routed_experts"):
@@ -220,6 +224,29 @@ def _check_ranks(settings: EngineSettings) -> None:
             f"pipeline_parallel_size is {stages}, and drafts by {speculation.method} need ranks that have all layers: take "
             "another method, or leave one of the two out."
         )
+
+
+def _check_hosts(settings: EngineSettings) -> None:
+    """Raise SettingsError for ranks that cannot be on so many hosts."""
+    count = settings.nnodes
+    if settings.node_rank >= count:
+        raise SettingsError(f"node_rank is {settings.node_rank}, and nnodes {count}: hosts are numbered from 0.")
+    if count == 1:
+        return
+    if settings.pipeline_parallel_size > 1:
+        raise SettingsError(f"nnodes is {count}, and pipeline_parallel_size has its stages on one host: leave one of the two out.")
+    if settings.data_parallel_size > 1:
+        raise SettingsError(f"nnodes is {count}, and all engines of data_parallel_size are on one host: leave one of the two out.")
+    if settings.tensor_parallel_size % count:
+        raise SettingsError(
+            f"nnodes is {count}, and tensor_parallel_size {settings.tensor_parallel_size}: each host has as many ranks, so take a "
+            f"multiple of {count}."
+        )
+    speculation = speculation_of(settings.speculative_config)
+    if speculation is not None and speculation.model:
+        raise SettingsError(f"nnodes is {count}, and the other hosts do not know the draft model: take a method without one.")
+    if not settings.cluster_secret_file:
+        raise SettingsError(f"nnodes is {count}, and cluster_secret_file is missing: give all hosts the same file.")
 
 
 def gpu_settings_given(settings: EngineSettings) -> list[str]:

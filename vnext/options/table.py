@@ -50,6 +50,11 @@ ENGINE_HELP = {
     "pipeline_parallel_size": "number of stages that the layers are cut into, each with --tensor-parallel-size ranks",
     "data_parallel_size": "number of engines that share the requests, each with its own ranks, cache and log",
     "data_parallel_policy": "which engine a request goes to: prefix, least_loaded, round_robin or consistent_hash",
+    "nnodes": "number of hosts, each with an equal part of the ranks; all but the first are agents of the first",
+    "node_rank": "number of this host, from 0; the first one serves",
+    "master_addr": "address at which the first host listens for the others",
+    "master_port": "port at which the first host listens for the others",
+    "cluster_secret_file": "file with the secret that all hosts share, the same on each",
     "threads": "threads per rank (default: chosen for the machine)",
     "numa": "auto binds ranks to their own cores and NUMA nodes where it helps, off never; or the nodes to use, such as 0,2-3",
     "gpu_memory_utilization": "fraction of a GPU's memory for weights, working memory and cache",
@@ -155,10 +160,15 @@ FLAGS = {
     "tensor_parallel_size": ("--tensor-parallel-size", "-tp"),
     "pipeline_parallel_size": ("--pipeline-parallel-size", "-pp"),
     "data_parallel_size": ("--data-parallel-size", "-dp"),
+    "master_addr": ("--master-addr", "--master-address"),
     "num_blocks_override": ("--num-blocks-override", "--num-gpu-blocks-override"),
     "threads": ("--threads", "-t"),
     "kv_cache_memory": ("--kv-cache-memory", "--kv-cache-memory-bytes"),
 }
+
+
+TORCHRUN = {"nnodes": ("NNODES",), "node_rank": ("NODE_RANK",), "master_addr": ("MASTER_ADDR",), "master_port": ("MASTER_PORT",)}
+"""Further variables, which torchrun's users know; our own ones come first."""
 
 
 class Option(NamedTuple):
@@ -173,7 +183,8 @@ class Option(NamedTuple):
     @property
     def variables(self) -> tuple[str, ...]:
         """Its names in the environment."""
-        return tuple(PREFIX + flag[2:].replace("-", "_").upper() for flag in self.flags if flag.startswith("--"))
+        own = tuple(PREFIX + flag[2:].replace("-", "_").upper() for flag in self.flags if flag.startswith("--"))
+        return (*TORCHRUN.get(self.name, ()), *own)
 
 
 MODEL = Option("model", FLAGS["model"], str, "", "a folder or a hub id (default: the bundled demo model)")

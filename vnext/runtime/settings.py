@@ -57,6 +57,8 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     NCCL. The default has not been measured yet.
     With `enable_lora` up to `max_loras` LoRA adapters of at most `max_lora_rank` are in memory at once; others wait.
     `enable_return_routed_experts`: requests get the expert ids of their tokens.
+    The ranks are on `nnodes` hosts, and this is number `node_rank`; number 0 runs the engine and listens at `master_addr` and
+    `master_port`. `cluster_secret_file` holds what all of them know.
     """
 
     model: str = ""
@@ -117,6 +119,16 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     max_loras: int = 4
     max_lora_rank: int = 16
     enable_return_routed_experts: bool = False
+    nnodes: int = 1
+    node_rank: int = 0
+    master_addr: str = "127.0.0.1"
+    master_port: int = 29500
+    cluster_secret_file: str = ""
+
+    @property
+    def local_world_size(self) -> int:
+        """The number of ranks on each host."""
+        return self.world_size // self.nnodes
 
     @property
     def world_size(self) -> int:
@@ -196,6 +208,7 @@ class RankSettings(msgspec.Struct, frozen=True, kw_only=True):
     `prefix_caching`: of hits too. `digests_weights`: the environment has a digest of every byte of the weights. `stack_file`: where
     the rank writes its stacks when it is asked for them. `pipeline_parallel_size`: in how many stages the `world_size` ranks are.
     `replica` of `replica_count`: which engine of its server has the rank.
+    `nnodes`: on how many hosts; `store`: where ranks of several meet, as address:port; `host_address`: where this one is reached.
     """
 
     rank: int
@@ -230,16 +243,29 @@ class RankSettings(msgspec.Struct, frozen=True, kw_only=True):
     pipeline_parallel_size: int = 1
     replica: int = 0
     replica_count: int = 1
+    nnodes: int = 1
+    store: str = ""
+    host_address: str = ""
 
     @property
     def place(self) -> int:
         """The number of the rank among those of all engines of its server."""
-        return self.replica * self.world_size + self.rank
+        return self.replica * self.local_world_size + self.local_rank
 
     @property
     def place_count(self) -> int:
         """The ranks of all engines of its server."""
-        return self.replica_count * self.world_size
+        return self.replica_count * self.local_world_size
+
+    @property
+    def local_world_size(self) -> int:
+        """The number of ranks on this host."""
+        return self.world_size // self.nnodes
+
+    @property
+    def local_rank(self) -> int:
+        """This rank among those of its host."""
+        return self.rank % self.local_world_size
 
 
 class SettingsError(Exception):

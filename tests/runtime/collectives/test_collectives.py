@@ -42,7 +42,8 @@ def values(rank):
     generator = torch.Generator().manual_seed(rank)
     return [(torch.randn(1001, generator=generator) * 10 ** (rank - 1)).to(dtype) for dtype in DTYPES]
 
-def check_spread(rank, sums, joined):
+def check_spread(rank, sums, joined, store):
+    torch.distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=WORLD_SIZE)
     spread = TorchGroup()
     for given, expected in zip(values(rank), sums):
         found = spread.all_reduce(given.view(7, 143))
@@ -58,9 +59,11 @@ def work(rank, folder, trouble):
     sums = [parallel.all_reduce(given).double().tolist() for given in values(rank)]
     joined = parallel.all_gather(torch.full((2, 3), float(rank)), 1)
     if trouble != "none":
-        check_spread(rank, sums, joined)
+        check_spread(rank, sums, joined, folder / "spread")
     told = [type(group._joined[0]).__name__, sums, joined.tolist()]
     group.leave_group()
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
     sys.stderr.flush()
     (folder / f"told {rank}").write_text(json.dumps(told))
 

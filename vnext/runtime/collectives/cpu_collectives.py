@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from vnext.runtime.collectives import exchange_memory
 from vnext.runtime.collectives.exchange_memory import Exchange, ExchangeFile
@@ -58,9 +58,18 @@ def choose_group(words: Words, rank: int, world_size: int, open_store: Callable[
         exchange.close()
     if rank == 0:
         logging.getLogger(__name__).warning("the ranks exchange tensors over gloo: %s", next(filter(None, reasons)))
-    from vnext.runtime.collectives.gloo_group import GlooGroup  # torch, which shared memory does without
+    return _gloo().GlooGroup(open_store(), rank, world_size)
 
-    return GlooGroup(open_store(), rank, world_size)
+
+def group_of_hosts(store: str, address: str, rank: int, world_size: int) -> Group:
+    """The group of ranks on several hosts, which meet at `store`; this one is reached at `address`. Raises RankLost."""
+    return _gloo().group_of_hosts(store, address, rank, world_size)
+
+
+def _gloo() -> Any:
+    from vnext.runtime.collectives import gloo_group  # torch, which shared memory does without
+
+    return gloo_group
 
 
 def describe() -> str:

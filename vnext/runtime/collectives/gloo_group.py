@@ -1,44 +1,61 @@
-"""Collectives over gloo: the plain implementation, for ranks without shared memory."""
+"""Collectives over gloo: the plain implementation, for ranks without shared memory, also on several hosts."""
 
 from __future__ import annotations
 
 import torch
 import torch.distributed as dist
 
+from vnext.runtime.collectives.errors import RankLost
 from vnext.runtime.collectives.meeting import TIMEOUT
 
 
 class GlooGroup:
-    """Gathers everything over loopback sockets and sums here; see cpu_collectives.Group."""
+    """Gathers everything over sockets and sums here; see cpu_collectives.Group."""
 
     can_capture = False
 
-    def __init__(self, store: dist.Store, rank: int, world_size: int) -> None:
-        dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=TIMEOUT)
+    def __init__(self, store: dist.Store, rank: int, world_size: int, address: str = "127.0.0.1") -> None:
+        """`address`: where the other ranks reach this one."""
+        options = dist.ProcessGroupGloo._Options()
+        options._timeout = TIMEOUT
+        options._devices = [dist.ProcessGroupGloo.create_device(hostname=address)]
+        self._world_size = world_size
+        self._group = dist.ProcessGroupGloo(store, rank, world_size, options)
 
     def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
-        """See Group."""
-        first, *others = _gathered(tensor)
+        """See Group. Raises RankLost."""
+        first, *others = self._gathered(tensor)
         total = first.float()
         for part in others:
             total += part
         return total.to(tensor.dtype)
 
     def all_gather(self, tensor: torch.Tensor, dim: int) -> torch.Tensor:
-        """See Group."""
-        return torch.cat(_gathered(tensor), dim=dim)
+        """See Group. Raises RankLost."""
+        return torch.cat(self._gathered(tensor), dim=dim)
 
     def require_whole(self) -> None:
         """See Group."""
 
     def close(self) -> None:
         """See Group."""
-        if dist.is_initialized():
-            dist.destroy_process_group()
+        self._group = None
+
+    def _gathered(self, tensor: torch.Tensor) -> list[torch.Tensor]:
+        """Copies of every rank's tensor, contiguous, in rank order."""
+        parts = [torch.empty_like(tensor, memory_format=torch.contiguous_format) for _ in range(self._world_size)]
+        try:
+            self._group.allgather([parts], [tensor.contiguous()]).wait()
+        except RuntimeError as error:
+            raise RankLost(f"another rank has ended or cannot be reached ({str(error).partition('. ')[0]})") from error
+        return parts
 
 
-def _gathered(tensor: torch.Tensor) -> list[torch.Tensor]:
-    """Copies of every rank's tensor, contiguous, in rank order."""
-    parts = [torch.empty_like(tensor, memory_format=torch.contiguous_format) for _ in range(dist.get_world_size())]
-    dist.all_gather(parts, tensor.contiguous())
-    return parts
+def group_of_hosts(store: str, address: str, rank: int, world_size: int) -> GlooGroup:
+    """The ranks of several hosts; they meet at rank 0's `store`, as address:port. Raises RankLost."""
+    host, _, port = store.rpartition(":")
+    try:
+        met = dist.TCPStore(host, int(port), world_size, rank == 0, timeout=TIMEOUT, wait_for_workers=False)
+        return GlooGroup(dist.PrefixStore("gloo", met), rank, world_size, address)
+    except RuntimeError as error:  # torch's DistNetworkError is one
+        raise RankLost(f"the ranks did not meet at {store} ({str(error).partition('. ')[0]})") from error

@@ -7,7 +7,7 @@ choose_collectives.py, which only ranks with a GPU import, the one for other ten
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from vnext.models.layers.sharding import Parallel, alone
 
@@ -21,20 +21,35 @@ BESIDE_BYTES_MIN = 2 * 2**20  # not measured: above this a sum over NCCL alone t
 _joined: list[Group] = []
 
 
+class StoreAddress(NamedTuple):
+    """Where ranks of several hosts meet: `store` is rank 0's address:port, `address` that of this rank's host."""
+
+    store: str
+    address: str
+
+
 def join_group(
-    rank: int, world_size: int, rendezvous: Path, device: torch.device | str = "cpu", ipc_bytes_max: int | None = None
+    rank: int,
+    world_size: int,
+    rendezvous: Path | StoreAddress,
+    device: torch.device | str = "cpu",
+    ipc_bytes_max: int | None = None,
 ) -> Parallel:
     """Meet the other ranks in the folder `rendezvous` (fresh for each start) and return this rank's collectives for tensors
     on `device`, which is the current one where it is a GPU. `ipc_bytes_max`: see device_group.Limits; None for its default.
+    Ranks of several hosts, on a CPU, meet elsewhere. Raises RankLost for those that do not come there.
     """
     if world_size == 1:
         return alone()
-    from vnext.runtime.collectives.cpu_collectives import choose_group  # one rank alone does without
+    from vnext.runtime.collectives.cpu_collectives import choose_group, group_of_hosts  # one rank alone does without
     from vnext.runtime.collectives.meeting import Meeting
     from vnext.runtime.collectives.shared_group import SharedGroup
 
-    meeting = Meeting(rendezvous)
-    group: Group = choose_group(meeting, rank, world_size, lambda: meeting.torch_store("gloo", world_size))
+    if isinstance(rendezvous, StoreAddress):
+        group: Group = group_of_hosts(*rendezvous, rank, world_size)
+    else:
+        meeting = Meeting(rendezvous)
+        group = choose_group(meeting, rank, world_size, lambda: meeting.torch_store("gloo", world_size))
     if not str(device).startswith("cpu"):
         import torch  # ranks on a CPU do without
 

@@ -20,6 +20,7 @@ import zmq
 from msgspec.structs import replace
 
 from vnext.models.errors import ModelError
+from vnext.runtime.hosts.errors import RankStartFailed
 from vnext.runtime.messages import RankFailed, RankMessage, RankReady, StepResult, encoder, rank_decoder
 from vnext.runtime.processes.process_state import why_halted
 from vnext.runtime.processes.stacks import stacks_of
@@ -31,10 +32,6 @@ from vnext.runtime.settings import RankSettings, SettingsError
 POLL_S = 0.2
 STOP_GRACE_S = 5.0
 log = logging.getLogger(__name__)
-
-
-class RankStartFailed(Exception):
-    """A rank could not start: the rank's own sentence."""
 
 
 class Executor(Protocol):
@@ -149,7 +146,7 @@ class MpExecutor:
             return None
         self._are_ready = True
         self._ring.unlink()  # all ranks are attached: a killed engine leaves nothing in shared memory
-        return tuple(self._ready[rank] for rank in range(len(self._ready)))
+        return tuple(self._ready[rank] for rank in sorted(self._ready))
 
     def _take_ready(self) -> None:
         """Note the ranks that are ready. Raises RankStartFailed for one that cannot start."""
@@ -184,7 +181,7 @@ class MpExecutor:
                 continue
             self._came.append(message)
             if isinstance(message, StepResult):
-                self._answered[message.rank] = message.step
+                self._answered[message.rank % len(self._children)] = message.step
         for ended in self._results.take_ended():
             self._unwatch(ended.fileno())
             ended.close()

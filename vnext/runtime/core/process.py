@@ -15,7 +15,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -32,6 +32,7 @@ from vnext.runtime.core.operations import weights_of
 from vnext.runtime.core.progress import RanksStalled
 from vnext.runtime.core.recovery import NoMoreRanks, Recovery
 from vnext.runtime.core.sizing import require_policy, scheduler_config
+from vnext.runtime.hosts.master import HostedExecutor, Hosts, MeetingPlace
 from vnext.runtime.log_lines import begin
 from vnext.runtime.messages import EngineDied, EngineReady, RankReady, derived_seed, encoder
 from vnext.runtime.processes.determinism import prepare_process
@@ -77,14 +78,14 @@ def run_until(
     interruptible: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> int:
     """Run an engine core from its start, which is `interruptible`, until `wake` becomes readable; returns the exit status."""
-    with zmq.Context() as context, context.socket(zmq.ROUTER) as front:
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as front, hosts_of(settings.engine) as hosts:
         front.set(zmq.SNDHWM, MESSAGES_AHEAD_MAX)
         front.set(zmq.LINGER, FAREWELL_MS)
         front.bind(settings.address)
-        executor = make_executor(settings, ranks)
+        executor = make_executor(settings, ranks, hosts)
         try:
             with interruptible():
-                core, clients = start_core(settings, executor, front)
+                core, clients = start_core(settings, executor, front, hosts)
         except SystemExit:
             executor.stop()
             raise
@@ -159,14 +160,15 @@ def leave_on_sigterm(wake: socket.socket) -> Iterator[None]:
 
 SAME_FOR_RANKS = (
     "ipc_bytes_max", "dtype", "quantization", "kv_cache_dtype", "max_model_len", "deterministic", "device", "numa", "block_size",
-    "isa", "pipeline_parallel_size",
+    "isa", "pipeline_parallel_size", "nnodes",
 )  # fmt: skip
 """Fields that an engine's settings and a rank's have alike."""
 
 
-def make_executor(settings: CoreSettings, ranks: Sequence[Child], generation: int = 0) -> Executor:
-    """The executor of ranks' processes, which have received nothing yet; without them, one rank in this process. Raises OSError."""
-    engine = settings.engine
+def make_executor(settings: CoreSettings, ranks: Sequence[Child], hosts: Hosts | None = None, generation: int = 0) -> Executor:
+    """The executor of ranks' processes, which have received nothing yet; without them, one rank in this process. Other ranks are on
+    `hosts`. Raises OSError."""
+    engine, meeting = settings.engine, MeetingPlace(settings.engine.master_addr)
     threads, speculation = threads_of(engine), speculation_of(engine.speculative_config)
     alike = {name: getattr(engine, name) for name in SAME_FOR_RANKS}
 
@@ -193,19 +195,29 @@ def make_executor(settings: CoreSettings, ranks: Sequence[Child], generation: in
             returns_routed_experts=engine.enable_return_routed_experts,
             prefix_caching=engine.enable_prefix_caching,
             digests_weights=engine.log_weights_digest,
+            store=meeting.store,
+            host_address=meeting.address_of(rank // engine.local_world_size),
         )
 
     if engine.executor == "inproc":
         prepare_process(threads, engine.deterministic is not False)
         return InprocExecutor(settings_of(0, "", "", ""))
-    return MpExecutor(ranks, Path(settings.ranks_dir), settings_of, generation)
+    local = MpExecutor(ranks, Path(settings.ranks_dir), settings_of, generation)
+    return local if hosts is None else HostedExecutor(local, hosts, generation, meeting, engine, settings_of)
 
 
-def other_ranks(settings: CoreSettings, generation: int) -> Executor:
+def hosts_of(engine: EngineSettings) -> AbstractContextManager[Hosts | None]:
+    """The hosts of an engine beside this one, until the context ends; None without any."""
+    if engine.nnodes == 1:
+        return nullcontext()
+    return closing(Hosts(engine.master_addr, engine.master_port, engine.nnodes - 1, engine.cluster_secret_file))
+
+
+def other_ranks(settings: CoreSettings, hosts: Hosts | None, generation: int) -> Executor:
     """An executor of new processes in the place of ranks that were lost. Raises OSError, with nothing started."""
     ranks = start_ranks(settings.engine)
     try:
-        return make_executor(settings, ranks, generation)
+        return make_executor(settings, ranks, hosts, generation)
     except OSError:
         terminate_all(ranks, grace_s=0.0)
         raise
@@ -226,7 +238,9 @@ def gpu_settings(engine: EngineSettings, drafts_max: int) -> GpuSettings:
     )
 
 
-def start_core(settings: CoreSettings, executor: Executor, front: zmq.Socket) -> tuple[EngineCore, Clients]:
+def start_core(
+    settings: CoreSettings, executor: Executor, front: zmq.Socket, hosts: Hosts | None = None
+) -> tuple[EngineCore, Clients]:
     """Load the ranks, size the cache, open the log. Raises one of START_ERRORS."""
     require_policy(settings.engine)
     before = settings.predecessor
@@ -256,7 +270,7 @@ def start_core(settings: CoreSettings, executor: Executor, front: zmq.Socket) ->
         replaces=before is not None and before.replaced,
     )
     clients = Clients(front, ready, ready.root_seed, notes, follows=before is not None)
-    again = partial(other_ranks, settings) if engine.executor == "mp" else None
+    again = partial(other_ranks, settings, hosts) if engine.executor == "mp" else None
     recovery = Recovery(again, engine.max_restarts, ranks, "" if engine.log == "off" else settings.log_dir)
     core = EngineCore(started, executor, recorder, clients, engine.check_laws, engine.step_timeout_s, recovery)
     if before is not None:

@@ -18,6 +18,7 @@ from vnext.runtime.core.due_reports import Drifted
 from vnext.runtime.core.executor import STOP_GRACE_S, Executor, RankStartFailed
 from vnext.runtime.core.poison import PoisonGuard
 from vnext.runtime.core.progress import RanksStalled
+from vnext.runtime.hosts.errors import HostLost
 from vnext.runtime.messages import RankReady
 from vnext.runtime.processes.subprocesses import ChildDied
 from vnext.runtime.ring.common import RingClosed, RingCorrupt
@@ -40,9 +41,9 @@ class NoMoreRanks(RuntimeError):
     """The engine ends: no ranks can take the place of those that were lost. One sentence."""
 
 
-LOSSES = (ChildDied, RanksStalled, RankGaveUp, Drifted, RingClosed, RingCorrupt)
+LOSSES = (ChildDied, RanksStalled, RankGaveUp, Drifted, RingClosed, RingCorrupt, HostLost)
 """Errors after which other ranks can go on with what the engine core knows."""
-START_ERRORS = (ChildDied, RankStartFailed, OSError)
+START_ERRORS = (ChildDied, RankStartFailed, HostLost, OSError)
 
 
 class Recovery:

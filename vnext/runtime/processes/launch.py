@@ -143,7 +143,9 @@ def start_engine(settings: EngineSettings, model_path: Path, replica: int = 0) -
     Raises StartRefused if no log can be written, there is no such draft model, or the machine has too few processors or no such
     node, StaleModule if the engine's processes would raise it.
     """
-    if reason := why_not(settings.threads, settings.data_parallel_size * settings.world_size, settings.numa):
+    if settings.node_rank:
+        raise StartRefused(f"node_rank is {settings.node_rank}: an engine runs on host 0; on the others run `vnext serve`")
+    if reason := why_not(settings.threads, settings.data_parallel_size * settings.local_world_size, settings.numa):
         raise StartRefused(reason)
     draft_path = find_draft_model(settings)
     log_dir = log_directory(settings, replica)

@@ -6,21 +6,24 @@ order of sums require, and wait for their settings afterwards. Must not import a
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from vnext.runtime.processes.determinism import process_environment
 from vnext.runtime.processes.subprocesses import Child, start_child
 from vnext.runtime.processes.thread_plan import default_threads
 from vnext.runtime.settings import EngineSettings
 
 
-def start_ranks(engine: EngineSettings) -> list[Child]:
-    """The processes of an engine's ranks, in order; none if its one rank lives in the engine core's process."""
+def start_ranks(engine: EngineSettings, ranks: Sequence[int] = ()) -> list[Child]:
+    """The processes of an engine's `ranks` on this host, in order, () for the first ones; none if its one rank lives in the engine
+    core's process."""
     if engine.executor == "inproc":
         return []
     environment = process_environment(threads_of(engine), engine.deterministic is not False)
-    names = [f"rank {rank}" for rank in range(engine.world_size)]
+    names = [f"rank {rank}" for rank in ranks or range(engine.local_world_size)]
     return [start_child(name, "vnext.runtime.rank.main", environment=environment) for name in names]
 
 
 def threads_of(engine: EngineSettings) -> int:
     """The number of threads of each rank."""
-    return engine.threads or default_threads(engine.data_parallel_size * engine.world_size, engine.numa)
+    return engine.threads or default_threads(engine.data_parallel_size * engine.local_world_size, engine.numa)

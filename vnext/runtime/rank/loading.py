@@ -16,7 +16,7 @@ from vnext.models.config.stages import of_stage
 from vnext.models.layers.kv_cache import kv_groups
 from vnext.models.layers.sharding import Parallel
 from vnext.models.loading.checkpoint import fingerprint, weights_digest
-from vnext.runtime.collectives.group import join_group
+from vnext.runtime.collectives.group import StoreAddress, join_group
 from vnext.runtime.messages import ModelFacts, RankReady
 from vnext.runtime.processes.determinism import describe_process, limit_torch
 from vnext.runtime.processes.placement import NOWHERE, Place
@@ -48,8 +48,9 @@ def load_rank(settings: RankSettings, rendezvous: Path) -> tuple[Rank, ModelRunn
     if device_of(settings) == "cpu":
         return _load_cpu_rank(settings, rendezvous)
     start_threads(settings.threads)
-    if settings.pipeline_parallel_size > 1:
-        raise SettingsError("--pipeline-parallel-size works on a CPU so far: leave it out, or add --device cpu")
+    for name in ("pipeline_parallel_size", "nnodes"):
+        if getattr(settings, name) > 1:
+            raise SettingsError(f"--{name.replace('_', '-')} works on a CPU so far: leave it out, or add --device cpu")
     if settings.returns_routed_experts:
         raise SettingsError("--enable-return-routed-experts works on a CPU so far: leave it out, or add --device cpu")
     from vnext.runtime.rank.gpu_loading import device_rank, enough_memory, open_device
@@ -70,7 +71,8 @@ def _load_cpu_rank(settings: RankSettings, rendezvous: Path) -> tuple[Rank, Mode
     start_threads(settings.threads, place_of(settings))
     if settings.pipeline_parallel_size > 1:
         return _load_stage(settings)
-    parallel = join_group(settings.rank, settings.world_size, rendezvous, "cpu", settings.ipc_bytes_max)
+    meeting = StoreAddress(settings.store, settings.host_address) if settings.store else rendezvous
+    parallel = join_group(settings.rank, settings.world_size, meeting, "cpu", settings.ipc_bytes_max)
     runner = load_runner(settings, "cpu", parallel)
     if settings.returns_routed_experts:
         from vnext.runtime.rank.routed_experts import RoutedExperts  # of steps in torch

@@ -20,7 +20,7 @@ from vnext.runtime.settings import RankSettings
 
 def serve(settings: RankSettings, results: ResultsSender) -> None:
     """Serve until the ring is closed. Raises ModelError, SettingsError, MemoryError, RankLost."""
-    ring = RingReader.attach(settings.ring, settings.rank, spin_us=ring_spin_us(settings.place_count))
+    ring = RingReader.attach(settings.ring, settings.local_rank, spin_us=ring_spin_us(settings.place_count))
     rank, runner = load_rank(settings, Path(settings.rendezvous))
     gc.freeze()
     gc.enable()

@@ -1,0 +1,104 @@
+"""Two "hosts" of one machine, each with its own address: the tokens are those of two ranks on one host, whatever is lost."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from vnext.replay.cli.main import main as replay
+from vnext.runtime.client.client_sync import SyncEngineClient
+from vnext.runtime.messages import SubmitRequest
+from vnext.runtime.processes.launch import find_model, start_engine
+from vnext.runtime.settings import EngineSettings
+from vnext.state.events import pack_tokens
+from vnext.state.params import Sampling
+
+SECRET = "a secret of both hosts"
+PLAIN = {"dtype": "bfloat16", "tensor_parallel_size": 2, "threads": 1, "digest_interval": 4}
+
+
+def free_port(address: str) -> int:
+    with socket.create_server((address, 0)) as listener:
+        return int(listener.getsockname()[1])
+
+
+@contextmanager
+def agent(secret: Path, port: int, *options: str) -> Iterator[subprocess.Popen[str]]:
+    """The second host's own command. Its address is 127.0.0.1, the first host's 127.0.0.2."""
+    command = [sys.executable, "-m", "vnext.cli", "serve", "--nnodes", "2", "--node-rank", "1", "-tp", "2", *options]
+    command += ["--master-addr", "127.0.0.2", "--master-port", str(port), "--cluster-secret-file", str(secret)]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, env={**os.environ})
+    try:
+        yield process
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=60)
+
+
+@pytest.fixture
+def secret(tmp_path: Path) -> Path:
+    path = tmp_path / "secret"
+    path.write_text(SECRET + "\n")
+    return path
+
+
+def wishes() -> list[SubmitRequest]:
+    return [
+        SubmitRequest(
+            name=f"r{at}", prompt=pack_tokens([10 + at, 11, 12] * (1 + 3 * at)),
+            sampling=Sampling(seed=at, max_tokens=60, temperature=0.9 * (at % 2), ignore_eos=True),
+        )
+        for at in range(12)
+    ]  # fmt: skip
+
+
+def tokens_of(client: SyncEngineClient, at: dict[int, object] | None = None) -> dict[str, bytes]:
+    """Each request's tokens; `at[n]` is called after n outputs."""
+    found: defaultdict[str, bytes] = defaultdict(bytes)
+    for count, output in enumerate(client.run(wishes())):
+        assert not output.error
+        found[output.name] += output.tokens
+        if act := (at or {}).get(count):
+            act()
+    return dict(found)
+
+
+def test_streams_outlive_a_lost_host(tmp_path: Path, secret: Path) -> None:
+    """The second host is killed while both compute, and another one comes in its place."""
+    one = start_engine(settings := EngineSettings(log="off", **PLAIN), find_model(settings)).wait()
+    with SyncEngineClient.connect(one.address) as client:
+        expected = tokens_of(client)
+    one.stop()
+    port, files = free_port("127.0.0.2"), len(os.listdir("/dev/shm"))
+    settings = EngineSettings(
+        log_dir=str(tmp_path), nnodes=2, master_addr="127.0.0.2", master_port=port, cluster_secret_file=str(secret), **PLAIN
+    )
+    starting = start_engine(settings, find_model(settings))
+    with agent(secret, port) as first:
+        engine = starting.wait()
+        again: list[object] = []
+
+        def lose() -> None:
+            first.kill()
+            threading.Thread(target=lambda: again.append(agent(secret, port)) or again[0].__enter__()).start()
+
+        try:
+            with SyncEngineClient.connect(engine.address) as client:
+                assert tokens_of(client) == expected
+                assert tokens_of(client, {100: lose}) == expected
+                assert client.stats.recoveries >= 1
+        finally:
+            assert engine.stop() == 0
+            again[0].__exit__(None, None, None)
+    assert replay(["verify", "--laws", engine.log_dir]) == 0
+    assert len(os.listdir("/dev/shm")) <= files
