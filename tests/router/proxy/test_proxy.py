@@ -62,7 +62,7 @@ def test_models_health_and_paths_that_do_not_pass(pair: tuple[Toy, Toy, RouterHe
     assert status == 404 and answer["error"]["code"] == "model_not_found"
     status, answer, _ = router.call("POST", "/update_weights", {})
     assert status == 403 and "ask that server itself" in answer["error"]["message"]
-    assert router.call("GET", "/nothing")[0] == 404
+    assert [router.call("GET", path)[0] for path in ("/nothing", "/v1/../sleep", "/v1/%2e%2e/sleep", "//v1/models")] == [404] * 4
     assert router.call("POST", "/v1/messages/batches", {})[0] == 200, "a path below /v1 is the server's to judge"
 
 
