@@ -68,10 +68,10 @@ def processes(server: Server, module: str) -> list[psutil.Process]:
     return sorted(found, key=lambda process: process.pid)
 
 
-async def answers(url: str, between: Callable[[], object] | None = None) -> list[Tokens]:
-    """The tokens of each body's answer, all streamed at once; None where the connection was lost. `between` is called in a thread
-    once each has some."""
-    begun = [asyncio.Event() for _ in BODIES]
+async def answers(url: str, between: Callable[[], object] | None = None, count: int = len(BODIES)) -> list[Tokens]:
+    """The tokens of the answers to `count` bodies, all streamed at once; None where the connection was lost. `between` is called in
+    a thread once each has some."""
+    begun = [asyncio.Event() for _ in range(count)]
 
     async def answer(session: aiohttp.ClientSession, place: int) -> Tokens:
         tokens: list[int] = []
@@ -96,7 +96,7 @@ async def answers(url: str, between: Callable[[], object] | None = None) -> list
 
     connector = aiohttp.TCPConnector(limit=0, force_close=True)
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=120), connector=connector) as session:
-        found = await asyncio.gather(*(answer(session, place) for place in range(len(BODIES))), interrupt())
+        found = await asyncio.gather(*(answer(session, place) for place in range(count)), interrupt())
     return found[:-1]
 
 
@@ -182,11 +182,11 @@ def test_engines_are_replaced_one_after_another_under_streams(server: Server, al
 def test_replicas_of_two_ranks(tmp_path: Path) -> None:
     options = (*COMMON, "--tensor-parallel-size", "2")
     with serving(tmp_path / "alone", *options) as one:
-        alone = asyncio.run(answers(one.url))
+        alone = asyncio.run(answers(one.url, count=12))
     with serving(tmp_path / "two", *options, "--data-parallel-size", "2") as server:
         assert len(processes(server, RANK)) == 4
         victim = processes(server, CORE)[0]
-        assert asyncio.run(answers(server.url, lambda: os.kill(victim.pid, signal.SIGKILL))) == alone
+        assert asyncio.run(answers(server.url, lambda: os.kill(victim.pid, signal.SIGKILL), 12)) == alone
         assert server.stop() == 0
         said = server.process.stderr.read()
     assert "engine core 0 was killed by SIGKILL" in said or "engine core 1 was killed by SIGKILL" in said

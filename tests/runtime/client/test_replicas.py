@@ -198,6 +198,26 @@ def test_an_engine_that_ends_for_good_leaves_its_requests_to_the_others() -> Non
     with_two(use, max_restarts=0)
 
 
+def test_requests_wait_for_the_one_engine_that_is_started_again_when_the_other_ends_for_good() -> None:
+    """Those that two engine cores have lost too: no successor of the last one tries them."""
+
+    async def use(client: Replicas, first: FakeEngine, second: FakeEngine) -> None:
+        first.running.clear(), second.running.clear()
+        streams = {str(place): client.submit_all([request(str(place), place)]) for place in range(4)}
+        await until(lambda: len(submitted(first)) == len(submitted(second)) == 2)
+        await asyncio.to_thread(second.close)
+        await until(lambda: len(submitted(first)) == 4)
+        first.say(EngineDied(message="The engine stopped: its disk is full"))
+        first.running.set()
+        await until(lambda: client.recovering != "")
+        assert client.death is None
+        with an_engine(second.address):
+            for name, stream in streams.items():
+                assert await tokens_of(stream) == {name: EXPECTED}
+
+    with_two(use)
+
+
 def test_seeds_are_those_of_one_engine_and_differ_between_processes() -> None:
     async def use(number: int) -> list[int]:
         with ExitStack() as stack:
