@@ -29,7 +29,8 @@ log = logging.getLogger("vnext.server")
 
 
 async def run_requests(requests: Iterable[Request], ask: Ask, keep: Keep, width: int, is_free: Callable[[], bool]) -> None:
-    """Ask for the answers to `requests`, `width` at once, while `is_free`; `keep` gets each. Cancelling it ends them."""
+    """Ask for the answers to `requests`, `width` at once, while `is_free`; `keep` gets each. Cancelling it ends them, and
+    so does an error of `is_free`."""
     running: set[asyncio.Task[None]] = set()
 
     async def one(request: Request) -> None:
@@ -44,17 +45,18 @@ async def run_requests(requests: Iterable[Request], ask: Ask, keep: Keep, width:
                 running = await _unfinished(running, PAUSE_S)
             running |= {asyncio.create_task(one(request))}
         while running:
-            running = await _unfinished(running)
+            is_free()  # where nobody answers any more it raises, and those that try again would do so for ever
+            running = await _unfinished(running, RETRY_S)
     finally:
         for task in running:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
 
 
-async def _unfinished(tasks: set[asyncio.Task[None]], timeout_s: float | None = None) -> set[asyncio.Task[None]]:
+async def _unfinished(tasks: set[asyncio.Task[None]], timeout_s: float) -> set[asyncio.Task[None]]:
     """Those that are left once one has ended or the time is over. Raises the error of one that failed."""
     if not tasks:
-        await asyncio.sleep(timeout_s or 0)
+        await asyncio.sleep(timeout_s)
         return tasks
     done, left = await asyncio.wait(tasks, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
     for task in done:
