@@ -65,7 +65,7 @@ ARROWS = {
         "state/*", "sched/*", "log", "models/errors", "exits", "version",
     },
     "router": {"state/*", "log"},
-    "runtime/client": {"runtime/*", "state/*", "router/*"},
+    "runtime/client": {"runtime/*", "state/*", "router/*", "version"},
     "runtime/hosts": {"runtime/*", "runtime/processes", "runtime/ring", "version"},
     # sampling_params is what a client may ask for, shared with `LLM`; answers name the version, and processes end
     "server": {

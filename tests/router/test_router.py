@@ -94,7 +94,7 @@ def test_damaged_decisions_end_where_they_are() -> None:
 
 def test_files_are_bounded_and_each_can_be_read(tmp_path: Path) -> None:
     candidate = Candidate(hit_tokens=1, waiting_tokens=2, running=3, waiting=4, free_pages=5, page_count=6)
-    file = DecisionFile(tmp_path, HEADER, file_bytes_max=400, files_max=3)
+    file = DecisionFile(tmp_path, HEADER, "3", file_bytes_max=400, files_max=3)
     for sequence in range(60):
         file.write(Decision(arriving=Arriving(tokens=1, key=b"", sequence=sequence), candidates=(candidate,), chosen=0, time_us=0))
     file.close()

@@ -1,7 +1,7 @@
 """The files of a router's decisions: appended with one write each, and bounded.
 
-Owns the files in one folder: `decisions-000000.vnextroutes` and so on. A file that is full is followed by the next, and the
-oldest are deleted. A failing disk never stops a router: the decision is not recorded, and `lost` counts it.
+Owns the files of one router in a folder: `decisions-NAME-000000.vnextroutes` and so on. A file that is full is followed by the
+next, and the oldest are deleted. A failing disk never stops a router: the decision is not recorded, and `lost` counts it.
 """
 
 from __future__ import annotations
@@ -19,11 +19,14 @@ FILE_MODE = 0o600
 
 
 class DecisionFile:
-    """Mutable. `lost` counts decisions that the disk did not take, `failure` is its last error."""
+    """Mutable. `name` tells the routers of a folder apart. `lost` counts decisions that were not written, `failure` is its last
+    error."""
 
-    def __init__(self, folder: Path, header: Header, file_bytes_max: int = FILE_BYTES_MAX, files_max: int = FILES_MAX) -> None:
+    def __init__(
+        self, folder: Path, header: Header, name: str = "0", file_bytes_max: int = FILE_BYTES_MAX, files_max: int = FILES_MAX
+    ) -> None:
         """Begins the first file. Raises OSError."""
-        self._folder, self._header = folder, header
+        self._folder, self._header, self._name = folder, header, name
         self._file_bytes_max, self._files_max = file_bytes_max, files_max
         self.lost, self.failure = 0, ""
         self._fd, self._size = -1, 0
@@ -52,7 +55,7 @@ class DecisionFile:
     def _begin(self) -> None:
         """Begin the file of the header's index; the one before goes on if that fails."""
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
-        fd = os.open(file_path(self._folder, self._header.index), flags, FILE_MODE)
+        fd = os.open(file_path(self._folder, self._name, self._header.index), flags, FILE_MODE)
         head = encode_header(self._header)
         if os.write(fd, head) != len(head):
             os.close(fd)
@@ -67,7 +70,7 @@ class DecisionFile:
         except OSError:
             self._header = before
             raise
-        file_path(self._folder, self._header.index - self._files_max).unlink(missing_ok=True)
+        file_path(self._folder, self._name, self._header.index - self._files_max).unlink(missing_ok=True)
 
     def _cut(self) -> None:
         """Take back a decision that was half written."""
@@ -77,11 +80,11 @@ class DecisionFile:
             self.failure = str(error)
 
 
-def file_path(folder: Path, index: int) -> Path:
-    """Where the decisions of this index are."""
-    return folder / f"decisions-{index:06d}{SUFFIX}"
+def file_path(folder: Path, name: str, index: int) -> Path:
+    """Where a router's decisions of this index are."""
+    return folder / f"decisions-{name}-{index:06d}{SUFFIX}"
 
 
 def files_of(path: Path) -> list[Path]:
-    """A router's files, oldest first, of a folder or of one of them."""
+    """The files of a folder, of one router after the other and oldest first; or the one file."""
     return [path] if path.suffix == SUFFIX else sorted(path.glob(f"*{SUFFIX}"))

@@ -20,16 +20,17 @@ Record = Callable[[Decision], None]
 
 
 class Router:
-    """Mutable. `views` has one for each replica, at its place."""
+    """Mutable. `views` has one for each replica, at its place. `record` takes every decision before it has an effect, None for no
+    record; `clock_us` gives a decision's time."""
 
     def __init__(
         self, replica_count: int, policy: str = DEFAULT_POLICY, record: Record | None = None, clock_us: Callable[[], int] = int
     ) -> None:
-        """`record` takes every decision before it has an effect; `clock_us` gives its time. Raises RoutingPolicyError."""
+        """Raises RoutingPolicyError."""
         require_policy(policy)
         self.policy = policy
         self.views = [View() for _ in range(replica_count)]
-        self._record, self._clock_us = record, clock_us
+        self.record, self.clock_us = record, clock_us
         self._places: dict[str, int] = {}
         self._sequence = 0
 
@@ -44,10 +45,10 @@ class Router:
         candidates = self._candidates(prompt, ready)
         arriving = Arriving(tokens=len(prompt), key=key_digest(key), sequence=self._sequence)
         chosen = route(self.policy, candidates, arriving)
-        if self._record is not None:
-            place, time_us = NOBODY if chosen is None else chosen, self._clock_us()
+        if self.record is not None:
+            place, time_us = NOBODY if chosen is None else chosen, self.clock_us()
             taken = tuple(view.snapshots for view in self.views)
-            self._record(Decision(arriving=arriving, candidates=candidates, chosen=place, time_us=time_us, snapshots=taken))
+            self.record(Decision(arriving=arriving, candidates=candidates, chosen=place, time_us=time_us, snapshots=taken))
         self._sequence += 1
         if chosen is not None:
             self._places[name] = chosen

@@ -12,11 +12,13 @@ import msgspec
 import pytest
 from fake_engine import FakeEngine
 
+from vnext.replay.answers.routing import routing
 from vnext.runtime.client.output_stream import EngineDead
 from vnext.runtime.client.pending_operations import NotDone
 from vnext.runtime.client.replicas import Replicas, _own, connect_engines
 from vnext.runtime.messages import AbortRequests, EngineDied, Operate, Operated, ResetPrefixCache, SubmitRequest, derived_seed
 from vnext.runtime.operations import CallRanks, PauseEngine, UpdateWeights
+from vnext.runtime.record.retention import PART
 from vnext.state.events import pack_tokens, unpack_tokens
 from vnext.state.params import Sampling
 
@@ -285,3 +287,17 @@ def test_a_file_of_weights_is_each_engine_s_own(tmp_path: Path) -> None:
     (first / "weights.a.safetensors").unlink()
     assert Path(other.path).read_bytes() == b"numbers"
     assert _own(PauseEngine(), "ipc://x/engine") == PauseEngine()
+
+
+def test_decisions_are_recorded_beside_the_first_engines_log(tmp_path: Path) -> None:
+    async def use(client: Replicas, first: FakeEngine, second: FakeEngine) -> None:
+        for place in range(3):
+            assert await tokens_of(client.submit_all([request(str(place), place)])) == {str(place): EXPECTED}
+
+    with_two(use, log_dir=str(tmp_path))
+    answer, ended = routing(tmp_path)
+    assert (answer.decisions, answer.differing, answer.recorded_policy) == (3, 0, "prefix") and ended.is_sound
+    assert sum(each.requests for each in answer.replicas) == 3 and [each.name for each in answer.replicas] == ["engine 0", "engine 1"]
+    assert all(PART.fullmatch(path.name) for path in tmp_path.iterdir()), "retention may delete them with the log"
+    with_two(use, log_dir=str(tmp_path / "nothing"))
+    assert not (tmp_path / "nothing").exists()

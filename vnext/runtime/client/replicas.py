@@ -9,7 +9,9 @@ alone (core/trials.py).
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
+import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -19,6 +21,8 @@ from typing import Any, TypeVar
 
 from msgspec.structs import asdict, replace
 
+from vnext.router.decision_file import DecisionFile
+from vnext.router.decisions import FORMAT_VERSION, Header
 from vnext.router.policies import DEFAULT_POLICY
 from vnext.router.prompts import Prompt
 from vnext.router.router import Router
@@ -31,6 +35,7 @@ from vnext.runtime.client.pending_operations import NotDone
 from vnext.runtime.messages import EngineReady, EngineStats, SubmitRequest, derived_seed
 from vnext.runtime.operations import AnyOperation, CallRanks, UpdateWeights
 from vnext.state.events import AbortReason
+from vnext.version import __version__
 
 DEATHS_MAX = 1
 """Of the engine cores in a row that have lost a request, before it is a suspect."""
@@ -42,6 +47,7 @@ BLIND_POLICIES = ("round_robin", "consistent_hash")
 OTHERS = 2**63
 """Added to the numbers of processes, which are thereby no request's."""
 Item = TypeVar("Item")
+log = logging.getLogger(__name__)
 
 
 class Replicas:
@@ -54,6 +60,7 @@ class Replicas:
         self._sequence = count()
         self._root_seed = 0
         self._is_closed = False
+        self._decisions: DecisionFile | None = None
 
     @classmethod
     async def connect(cls, addresses: Sequence[str], timeout_s: float | None, policy: str, number: int) -> Replicas:
@@ -68,7 +75,25 @@ class Replicas:
         replicas._root_seed = derived_seed(root_seed, OTHERS + number) if number else root_seed
         if policy not in BLIND_POLICIES:
             replicas._watch()
+        replicas._record_decisions(number)
         return replicas
+
+    def _record_decisions(self, number: int) -> None:
+        """Keep a log of the router's decisions in the folder of the first engine's log, if it has one on this host."""
+        folder, names = Path(self.ready.log_dir), tuple(f"engine {place}" for place in range(len(self._clients)))
+        if not self.ready.log_dir or not folder.is_dir():
+            return
+        header = Header(
+            format_version=FORMAT_VERSION, code_version=__version__, policy=self._router.policy, replicas=names,
+            started_ns=time.time_ns(),
+        )  # fmt: skip
+        try:
+            self._decisions = DecisionFile(folder, header, str(number))
+        except OSError as error:
+            log.warning("the router's decisions are not recorded: %s", error)
+            return
+        began_ns = time.monotonic_ns()
+        self._router.record, self._router.clock_us = self._decisions.write, lambda: (time.monotonic_ns() - began_ns) // 1000
 
     @property
     def engines(self) -> tuple[EngineClient, ...]:
@@ -170,6 +195,9 @@ class Replicas:
         """As EngineClient does."""
         self._is_closed = True
         await asyncio.gather(*(client.close() for client in self._clients))
+        if self._decisions is not None:
+            self._router.record = None
+            self._decisions.close()
 
     def _drop(self, names: Iterable[str], reason: AbortReason) -> None:
         names = tuple(names)
