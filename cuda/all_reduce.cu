@@ -5,7 +5,8 @@
        one-shot   adds the span of all ranks
        two-shot   adds its rank's share of the span, signals and waits once more, and reads the shares of the others
        joining    reads the span of every rank
-   Each element is summed in rank order in float32 and rounded once: the same bits on every rank in every variant.
+   Each element is summed by one tree in float32 and rounded once: the same bits on every rank in every variant. The tree is
+   that of the products' shards (vnext/kernels/shards.py): by halves while the ranks are even in number, then in order.
 
    Slots come in two sets, used alternately. A rank that rewrites a set has completed the operation in between, for which
    every rank signalled; and a rank signals an operation only after the previous launch, and so its reads, finished.
@@ -154,6 +155,18 @@ __device__ __forceinline__ void store_raw(SCALAR *to, const Chunk<SCALAR> &chunk
         if (i < count) to[i] = chunk.at[i];
 }
 
+/* The sum of COUNT numbers, one of each of neighbouring ranks. */
+template <int COUNT>
+__device__ __forceinline__ float joined(const float *numbers) {
+    constexpr int HALF = COUNT % 2 == 0 ? COUNT / 2 : 1;
+    if (COUNT % 2 == 0) return __fadd_rn(joined<HALF>(numbers), joined<HALF>(numbers + HALF));
+    float total = numbers[0];
+#pragma unroll
+    for (int i = 1; i < COUNT; ++i)
+        total = __fadd_rn(total, numbers[i]);
+    return total;
+}
+
 /* One chunk of all ranks, summed. */
 __device__ __forceinline__ Chunk<SCALAR> summed(const Group &group, unsigned operation, int at) {
     Chunk<SCALAR> parts[WORLD], sum;
@@ -162,11 +175,11 @@ __device__ __forceinline__ Chunk<SCALAR> summed(const Group &group, unsigned ope
         parts[rank] = take(group.slot<Chunk<SCALAR>>(rank, operation) + at);
 #pragma unroll
     for (int i = 0; i < CHUNK; ++i) {
-        float total = to_float(parts[0].at[i]);
+        float numbers[WORLD];
 #pragma unroll
-        for (int rank = 1; rank < WORLD; ++rank)
-            total = __fadd_rn(total, to_float(parts[rank].at[i]));
-        sum.at[i] = narrow(total, SCALAR{});
+        for (int rank = 0; rank < WORLD; ++rank)
+            numbers[rank] = to_float(parts[rank].at[i]);
+        sum.at[i] = narrow(joined<WORLD>(numbers), SCALAR{});
     }
     return sum;
 }

@@ -50,7 +50,7 @@ ARROWS = {
     "runtime": {"state/*", "kernels/attention_backends", "router/policies"},  # the values of --attention
     "runtime/processes": {"runtime/*", "models/*", "models/config", "models/loading", "compiled", "exits"},
     "runtime/ring": {"runtime/processes", "state/*", "compiled"},
-    "runtime/collectives": {"runtime/processes", "models/layers", "kernels/arrays", "kernels/cuda", "compiled"},
+    "runtime/collectives": {"runtime/processes", "models/layers", "kernels/arrays", "kernels/cuda", "kernels/shards", "compiled"},
     "runtime/record": {"log", "state/*", "version"},  # the log's header names the version
     "runtime/batch": {"runtime/*", "state", "log/pseudonyms", "sampling", "models/layers", "kernels/arrays"},
     "runtime/gpu": {

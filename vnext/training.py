@@ -21,7 +21,7 @@ from vnext.kernels.table import Operations, operations, substituted
 from vnext.models.config.model_config import ModelConfig, load_config
 from vnext.models.layers.batch import ForwardBatch, GroupPlaces, HostBatch
 from vnext.models.layers.kv_cache import kv_groups, make_kv_cache
-from vnext.models.layers.sharding import alone, layout_of
+from vnext.models.layers.sharding import alone, layout_of, shards_of_layout
 from vnext.models.registry import family
 from vnext.runtime.rank.loading import use_isa
 from vnext.runtime.settings import Isa
@@ -99,7 +99,7 @@ class _Source:
 
     def packed(self, names: tuple[str, ...], *, exact: bool = False) -> TrainedWeight:
         weight = self.fused(names)
-        return TrainedWeight(weight, self._operations.pack_weight(weight.detach()))
+        return TrainedWeight(weight, self._operations.pack_weight(weight.detach(), "plain", self._shards(names[0])))
 
     def packed_gated(self, names: tuple[str, ...]) -> TrainedWeight:
         weight = self.fused(names)
@@ -107,13 +107,17 @@ class _Source:
 
     def stacked(self, groups: tuple[tuple[str, ...], ...], gated: bool) -> TrainedWeight:
         weight = torch.stack([self.fused(names) for names in groups])
-        return TrainedWeight(weight, self._operations.pack_experts(weight.detach(), self._config.activation if gated else ""))
+        activation, shards = self._config.activation if gated else "", self._shards(groups[0][0])
+        return TrainedWeight(weight, self._operations.pack_experts(weight.detach(), activation, "plain", shards))
 
     def integers(self, name: str, count: int) -> torch.Tensor:
         return self._integers[name].long()[:count]
 
     def place(self, array: np.ndarray) -> np.ndarray:
         return array
+
+    def _shards(self, name: str) -> int:
+        return shards_of_layout(layout_of(name, self._layouts), self._config, alone())
 
     def _plain(self, name: str) -> torch.Tensor:
         weight = self._weights[name]

@@ -26,7 +26,8 @@ GATES = {"plain": CONSTANTS.NO_GATE, "silu": CONSTANTS.SILU, "gelu": CONSTANTS.G
 STORED = [("float32", "float32"), ("bfloat16", "bfloat16"), ("int8", "bfloat16")]
 """Kinds of weights, with the dtype of x beside them."""
 ROWS = 23
-PRODUCTS = [(96, 160), (70, 100), (33, 31)]
+PRODUCTS = [(96, 160, 1), (70, 100, 1), (33, 31, 1), (96, 256, 4), (33, 99, 3), (40, 104, 8)]
+"""Outputs, inputs and shards of them."""
 ATTENTIONS = {(8, 4, 8, 16): (300, 77, 17), (3, 1, 64, 16): (262, 21), (4, 4, 80, 3): (70, 5, 33), (7, 1, 32, 1): (90, 64)}
 """Heads, heads of keys, numbers of a head and tokens of a block, with the lengths of sequences."""
 TOKENS = 9
@@ -66,12 +67,12 @@ def require_same(found: np.ndarray, expected: np.ndarray, what: str) -> None:
 # ---- products ----------------------------------------------------------------------------------------------------
 
 
-def pack(weight: np.ndarray, kind: int, given: int, gate: int, bias: np.ndarray) -> np.ndarray:
+def pack(weight: np.ndarray, kind: int, given: int, gate: int, bias: np.ndarray, shards: int) -> np.ndarray:
     outputs, inputs = weight.shape
-    buffer = np.zeros(native.packed_bytes(outputs, inputs, kind, gate) + 64, np.uint8)
+    buffer = np.zeros(native.packed_bytes(outputs, inputs, kind, gate, shards) + 64, np.uint8)
     buffer = buffer[-buffer.ctypes.data % 64 :]
     parts = np.array([[at(weight), outputs, inputs]], np.int64)
-    native.pack_linear(at(parts), given, at(bias), outputs, inputs, kind, gate, at(buffer))
+    native.pack_linear(at(parts), given, at(bias), outputs, inputs, kind, gate, shards, at(buffer))
     return buffer
 
 
@@ -90,14 +91,14 @@ def product_inputs(outputs: int, inputs: int, dtype: str) -> tuple[np.ndarray, n
 
 
 def products() -> Named:
-    for (outputs, inputs), (kind, dtype), gate in itertools.product(PRODUCTS, STORED, GATES):
+    for (outputs, inputs, shards), (kind, dtype), gate in itertools.product(PRODUCTS, STORED, GATES):
         if gate != "plain" and outputs % 2:
             continue
         x, weight = product_inputs(outputs, inputs, dtype)
         given, bias = ("float32", numbers(outputs)) if kind == "int8" else (dtype, np.zeros(outputs, np.float32))
         x, weight, bias = typed(x, dtype), typed(weight, given), typed(bias, given)
         number = CONSTANTS.INT8 if kind == "int8" else KINDS[kind]
-        packed = pack(weight, number, KINDS[given], GATES[gate], bias)
+        packed = pack(weight, number, KINDS[given], GATES[gate], bias, shards)
         width = outputs if gate == "plain" else outputs // 2
         for result in ("float32", "bfloat16") if dtype == "bfloat16" else ("float32",):
             whole = multiplied(x, packed, width, result)
@@ -136,7 +137,7 @@ def thin() -> Named:
         down[:, :rank], up[:] = numbers(inputs, rank), numbers(3, rank, 16)
         down, up = typed(down, dtype), typed(up, dtype)
         parts = np.array([[at(down), at(up), at(tokens), len(tokens), rank, 16, 16, width]], np.int64)
-        native.add_thin(KINDS[dtype], at(x), inputs, inputs, at(product), 64, at(parts), 1)
+        native.add_thin(KINDS[dtype], at(x), inputs, inputs, 1, at(product), 64, at(parts), 1, None, 1)
         yield f"thin {dtype}", product
 
 

@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 import torch
 import torch.distributed as dist
-from device_ranks import LIMITS, FileMemory, RankBackend, join, rank_order_sum, same_bits, values, wrong_joins, wrong_sums
+from device_ranks import LIMITS, FileMemory, RankBackend, join, same_bits, tree_sum, values, wrong_joins, wrong_sums
 from host_shim import ORDERS, STRAGGLING
 
 from vnext.kernels.cuda import backends
@@ -113,7 +113,7 @@ def kills(backend: RankBackend, world_size: int, count: int) -> list[Any]:
             except RankLost as error:
                 group.close()
                 return [done, is_right, str(error)]
-            is_right &= same_bits(found, rank_order_sum(done, world_size, length, torch.float32))
+            is_right &= same_bits(found, tree_sum(done, world_size, length, torch.float32))
             done += 1
 
     return [run_ranks(backend, world_size, work, 0.1 + rng.uniform(0.0, 0.1)) for _ in range(count)]

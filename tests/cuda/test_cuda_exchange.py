@@ -26,9 +26,9 @@ from device_ranks import (
     HeapMemory,
     RankBackend,
     join,
-    rank_order_sum,
     run_threads,
     same_bits,
+    tree_sum,
     values,
     wrong_joins,
     wrong_sums,
@@ -68,7 +68,7 @@ def forks(libraries: Path, root: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("world_size", [2, 4])
-def test_processes_have_the_bits_of_rank_order(forks: dict[str, Any], world_size: int) -> None:
+def test_processes_have_the_bits_of_the_tree(forks: dict[str, Any], world_size: int) -> None:
     """Odd sizes, all dtypes, one-shot, two-shot and pieces, each rank another order of threads and blocks, one straggling."""
     assert forks[f"sums{world_size}"] == [[]] * world_size
 
@@ -124,7 +124,7 @@ def test_crooked_tensors_are_left_alone(ranks: RankBackend) -> None:
     def work(rank: int, group: DeviceGroup) -> Any:
         given = values(1, rank, 1001, torch.bfloat16)
         shifted, kept = given[1:], given.clone()
-        sums = same_bits(group.all_reduce(shifted), rank_order_sum(1, 2, 1001, torch.bfloat16)[1:])
+        sums = same_bits(group.all_reduce(shifted), tree_sum(1, 2, 1001, torch.bfloat16)[1:])
         strided = group.all_gather(torch.full((3, 4), rank).t(), 1)
         crooked = group.all_gather(torch.arange(101)[1:] + rank, 0)
         return sums, torch.equal(given, kept), strided.tolist(), crooked.tolist()
@@ -181,7 +181,7 @@ def test_all_ranks_take_the_host_where_one_cannot_map(ranks: RankBackend, caplog
 
     def rank_main(rank: int) -> Any:
         group = join(store, rank, 3, LIMITS, Unmappable if rank == 2 else HeapMemory)
-        found = [same_bits(group.all_reduce(values(1, rank, 900, dtype)), rank_order_sum(1, 3, 900, dtype)) for dtype in SUMMED]
+        found = [same_bits(group.all_reduce(values(1, rank, 900, dtype)), tree_sum(1, 3, 900, dtype)) for dtype in SUMMED]
         joined = group.all_gather(torch.full((2,), rank), 0).tolist()
         group.require_whole()
         group.close()

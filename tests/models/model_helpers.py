@@ -17,6 +17,7 @@ from vnext.kernels.cpu.stack import AuxStates
 from vnext.models.config.model_config import ModelConfig, Rope
 from vnext.models.layers.batch import ForwardBatch, GroupPlaces, HostBatch
 from vnext.models.layers.sharding import Parallel, alone
+from vnext.replay.rerun.turns import added
 
 DEMO_MODEL = Path(__file__).resolve().parents[3] / "shared" / "models" / "stories260k"
 
@@ -138,7 +139,7 @@ def bytes_at(address: int, size_bytes: int) -> torch.Tensor:
 
 
 class ThreadGroup:
-    """Ranks as threads of one process: every collective meets at a barrier and sums in rank order."""
+    """Ranks as threads of one process: every collective meets at a barrier and sums by the tree of ranks."""
 
     def __init__(self, world_size: int) -> None:
         self.world_size = world_size
@@ -171,7 +172,7 @@ class ThreadGroup:
         return Parallel(
             rank=rank,
             world_size=self.world_size,
-            all_reduce=lambda tensor: torch.stack(self._exchange(rank, tensor)).sum(0),
+            all_reduce=lambda tensor: added(self._exchange(rank, tensor)),
             all_gather=lambda tensor, dim: torch.cat(self._exchange(rank, tensor), dim),
             host=host,
         )

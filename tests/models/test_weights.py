@@ -39,7 +39,7 @@ def test_parts_are_fused_and_cut(tmp_path: Path, plain_weights: None) -> None:
     prefix = "model.layers.1.self_attn."
     query, key, value = (tensors[f"{prefix}{name}_proj.weight"] for name in "qkv")
     assert torch.equal(params.layers[1].attention.qkv.weight, torch.cat((query[16:], key[8:], value[8:])))
-    assert torch.equal(params.layers[1].attention.output.weight, tensors[prefix + "o_proj.weight"][:, 16:])
+    assert torch.equal(torch.cat(params.layers[1].attention.output.weight.pieces, 1), tensors[prefix + "o_proj.weight"][:, 16:])
     gate, up = (tensors[f"model.layers.0.mlp.{name}_proj.weight"] for name in ("gate", "up"))
     assert torch.equal(params.layers[0].mlp.gate_up.weight, torch.cat((gate[26:], up[26:])))
     padded = torch.cat((tensors["lm_head.weight"][31:], torch.zeros(1, 32)))

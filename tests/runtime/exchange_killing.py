@@ -23,8 +23,8 @@ from exchange_ranks import (
     SHOTS,
     Join,
     Start,
-    rank_order_sum,
     same_bits,
+    tree_sum,
     values,
     waits_of,
 )
@@ -49,7 +49,7 @@ def operate(group: SharedGroup, rank: int, number: int) -> bool:
     """Operation `number` of a load without end; whether the result is right."""
     count = COUNTS[number % len(COUNTS)]
     found = group.all_reduce(values(number, rank, count, torch.bfloat16))
-    return same_bits(found, rank_order_sum(number, WORLD, count, torch.bfloat16))
+    return same_bits(found, tree_sum(number, WORLD, count, torch.bfloat16))
 
 
 class Survivor:
@@ -189,7 +189,7 @@ def stepped(form: str) -> Iterator[Account]:
         try:
             group._meet(1, found.nbytes)
             mine.memory.add(1, 1, 0, found.numel(), found.data_ptr())
-            end = "right" if same_bits(found, rank_order_sum(1, 2, 12, torch.bfloat16)) else "wrong"
+            end = "right" if same_bits(found, tree_sum(1, 2, 12, torch.bfloat16)) else "wrong"
         except RankLost as error:
             end = str(error)
         group.close()

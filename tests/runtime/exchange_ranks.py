@@ -12,7 +12,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
-from functools import partial
+from functools import partial, reduce
 from typing import Any
 
 import torch
@@ -99,11 +99,14 @@ def values(case: int, rank: int, count: int, dtype: torch.dtype) -> torch.Tensor
     return (torch.randn(count, generator=generator) * 2.0**exponents).to(dtype)
 
 
-def rank_order_sum(case: int, world_size: int, count: int, dtype: torch.dtype) -> torch.Tensor:
-    total = values(case, 0, count, dtype).float()
-    for rank in range(1, world_size):
-        total = total + values(case, rank, count, dtype).float()
-    return total.to(dtype)
+def tree_sum(case: int, world_size: int, count: int, dtype: torch.dtype) -> torch.Tensor:
+    """From the leaves on: as many neighbours in order as the ranks have of an odd factor, then neighbours in pairs."""
+    sums = [values(case, rank, count, dtype).float() for rank in range(world_size)]
+    odd = next(size for size in range(1, world_size + 1, 2) if world_size % size == 0 and (world_size // size).bit_count() == 1)
+    sums = [reduce(torch.add, sums[first : first + odd]) for first in range(0, world_size, odd)]
+    while len(sums) > 1:
+        sums = [one + other for one, other in zip(sums[::2], sums[1::2])]
+    return sums[0].to(dtype)
 
 
 def same_bits(found: torch.Tensor, expected: torch.Tensor) -> bool:
@@ -129,7 +132,7 @@ def sums(world_size: int, form: str, shots: str, spin_us: float) -> list[Any]:
                 time.sleep(0.001)  # ranks that come late, each at its own cases
             found = group.all_reduce(values(case, rank, count, dtype))
             digest.update(found.view(torch.uint8).numpy().tobytes())
-            if not same_bits(found, rank_order_sum(case, world_size, count, dtype)):
+            if not same_bits(found, tree_sum(case, world_size, count, dtype)):
                 wrong.append([case, str(dtype), count])
         group.close()
         return {"wrong": wrong, "digest": digest.hexdigest(), "served": type(group._memory).__name__}

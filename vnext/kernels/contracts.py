@@ -13,6 +13,7 @@ import torch
 
 from vnext.kernels.arrays import have_dense_blocks
 from vnext.kernels.mxint8 import head_dim_of
+from vnext.kernels.shards import SHARDS_MAX
 
 if TYPE_CHECKING:
     import numpy as np
@@ -121,16 +122,18 @@ def check_soft_cap(x: torch.Tensor, cap: float) -> None:
         raise ContractError(f"cap must be above 0 but is {cap}")
 
 
-def check_pack_weight(weight: torch.Tensor | tuple[torch.Tensor, ...], form: str = "plain") -> None:
-    """weight [out, in] float, or parts of it of one dtype, one below the other, whose rows may lie apart; a known form."""
+def check_pack_weight(weight: torch.Tensor | tuple[torch.Tensor, ...], form: str = "plain", shards: int = 1) -> None:
+    """weight [out, in] float, or parts of it of one dtype, one below the other, whose rows may lie apart; a known form; shards that
+    divide the inputs."""
     expect_form(form)
     if not isinstance(weight, tuple):
         expect("weight", weight, (None, None), FLOATS, contiguous=True)
-        return
+        return expect_shards(shards, weight.shape[1])
     if not weight:
         raise ContractError("a weight in parts must have one at least")
     for part in weight:
         expect("each part of weight", part, (None, weight[0].shape[-1]), FLOATS if part is weight[0] else (weight[0].dtype,))
+    expect_shards(shards, weight[0].shape[1])
 
 
 def check_pack_gated_weight(
@@ -142,10 +145,11 @@ def check_pack_gated_weight(
     expect_gate(sum(part.shape[0] for part in parts), activation)
 
 
-def check_pack_experts(weights: torch.Tensor, activation: str, form: str = "plain") -> None:
+def check_pack_experts(weights: torch.Tensor, activation: str, form: str = "plain", shards: int = 1) -> None:
     """weights [E, out, in] float; with an activation they hold gate, then up."""
     expect("weights", weights, (None, None, None), FLOATS, contiguous=True)
     expect_form(form)
+    expect_shards(shards, weights.shape[-1])
     if activation:
         expect_gate(weights.shape[1], activation)
 
@@ -154,6 +158,12 @@ def expect_form(form: str) -> None:
     """Raise ContractError unless implementations know the form of a weight."""
     if form not in FORMS:
         raise ContractError(f"the form {form!r} of a weight is not known; there are: {', '.join(FORMS)}")
+
+
+def expect_shards(shards: int, inputs: int) -> None:
+    """Raise ContractError unless so many inputs can be cut into so many shards."""
+    if not 1 <= shards <= SHARDS_MAX or inputs % shards:
+        raise ContractError(f"{inputs} inputs cannot be cut into {shards} shards: there are at most {SHARDS_MAX}, of one size")
 
 
 def check_embedding_rows(table: Any, ids: torch.Tensor, first: int) -> None:
@@ -180,8 +190,21 @@ def check_linear(x: torch.Tensor, weight: Any, bias: torch.Tensor | None) -> Non
         expect_together(x, bias=bias)
 
 
-def check_add_thin(product: torch.Tensor, x: torch.Tensor, parts: ThinParts) -> None:
-    """product [T, out] and x [T, in] of one float dtype; blocks of the same dtype within them."""
+def check_sums(x: torch.Tensor, weight: Any) -> None:
+    """As linear, without bias."""
+    check_linear(x, weight, None)
+
+
+def check_row_linear(x: torch.Tensor, weight: Any, bias: torch.Tensor | None, join: Callable[..., Any]) -> None:
+    """As linear; `join` gives a tensor of the shape and dtype of its argument."""
+    check_linear(x, weight, bias)
+
+
+def check_add_thin(
+    product: torch.Tensor, x: torch.Tensor, parts: ThinParts, shards: int = 1, join: Callable[..., Any] | None = None
+) -> None:
+    """product [T, out] and x [T, in] of one float dtype; blocks of the same dtype within them; shards that divide the inputs."""
+    expect_shards(shards, x.shape[1])
     expect("product", product, (None, None), FLOATS)
     expect("x", x, (product.shape[0], None), (product.dtype,))
     expect_together(product, x=x)
@@ -239,9 +262,16 @@ def check_route(scores: torch.Tensor, count: int, normalise: bool) -> None:
 
 
 def check_experts(
-    x: torch.Tensor, shares: torch.Tensor, ids: torch.Tensor, gate_up: Any, down: Any, activation: str
+    x: torch.Tensor,
+    shares: torch.Tensor,
+    ids: torch.Tensor,
+    gate_up: Any,
+    down: Any,
+    activation: str,
+    join: Callable[..., Any] | None = None,
 ) -> None:
-    """x [T, H], shares float32 [T, k], ids int64 [T, k]; gate_up [E, 2 * I, H] and down [E, H, I] of x's dtype."""
+    """x [T, H], shares float32 [T, k], ids int64 [T, k]; gate_up [E, 2 * I, H] and down [E, H, I] of x's dtype; `join` as of
+    check_row_linear."""
     expect("x", x, (None, None), FLOATS)
     tokens, width = x.shape
     expect("shares", shares, (tokens, None), (torch.float32,))

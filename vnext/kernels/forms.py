@@ -13,6 +13,8 @@ from typing import NamedTuple
 import torch
 from torch.nn import functional
 
+from vnext.kernels.shards import joined
+
 LARGEST = 127
 ACTIVATIONS = torch.bfloat16
 FIXED_ROWS = 64
@@ -74,11 +76,35 @@ class FixedWeight(NamedTuple):
         return FixedWeight(self.weight[expert])
 
 
-Weight = torch.Tensor | Int8Weight | WideWeight | FixedWeight
+class CutWeight(NamedTuple):
+    """A weight in shards, [..., out, in / n] each and of one form, whose products are added. An index picks one expert."""
+
+    pieces: tuple[Weight, ...]
+
+    @property
+    def shape(self) -> torch.Size:
+        *outer, inputs = self.pieces[0].shape
+        return torch.Size((*outer, inputs * self.shards))
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.pieces[0].dtype
+
+    @property
+    def shards(self) -> int:
+        return len(self.pieces)
+
+    def __getitem__(self, expert: int) -> CutWeight:
+        return CutWeight(tuple(piece[expert] for piece in self.pieces))
 
 
-def formed(weight: torch.Tensor, form: str) -> Weight:
-    """A weight [..., out, in] as "plain", "int8", "wide" or "fixed"."""
+Weight = torch.Tensor | Int8Weight | WideWeight | FixedWeight | CutWeight
+
+
+def formed(weight: torch.Tensor, form: str, shards: int = 1) -> Weight:
+    """A weight [..., out, in] as "plain", "int8", "wide" or "fixed", its inputs in so many shards."""
+    if shards > 1:
+        return CutWeight(tuple(formed(piece.contiguous(), form) for piece in weight.chunk(shards, -1)))
     if form == "int8":
         return quantize(weight)
     if form == "fixed":
@@ -100,6 +126,8 @@ def quantize(weight: torch.Tensor) -> Int8Weight:
 
 def sums(x: torch.Tensor, weight: Weight) -> torch.Tensor:
     """x [T, in] times weight [out, in] -> [T, out]: in x's dtype by a plain or a fixed weight, else in float32."""
+    if isinstance(weight, CutWeight):
+        return joined([sums(part, piece).float() for part, piece in zip(x.chunk(weight.shards, 1), weight.pieces)])
     if isinstance(weight, Int8Weight):
         return functional.linear(x.float(), weight.values.float()).mul_(weight.scales)
     if isinstance(weight, WideWeight):
@@ -115,7 +143,7 @@ def fixed_sums(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     return torch.cat(products)[:count] if products else x.new_empty((0, weight.shape[0]))
 
 
-def rows(table: Weight, ids: torch.Tensor) -> torch.Tensor:
+def rows(table: Int8Weight | WideWeight | FixedWeight | torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
     """Rows `ids` int64 [N] of table [V, H] -> [N, H] of its dtype; those of whole numbers are scaled and rounded."""
     if isinstance(table, Int8Weight):
         scales = table.scales.index_select(0, ids).unsqueeze(1)

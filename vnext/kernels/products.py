@@ -33,9 +33,12 @@ def joined(weight: Parts) -> torch.Tensor:
     return torch.cat(weight) if isinstance(weight, tuple) else weight
 
 
-def pack_weight(weight: Parts, form: str = "plain") -> Any:
-    """A weight [out, in] in the form that `linear`, `gated_linear` and `logits` want. A tensor may come back as it is."""
-    return forms.formed(joined(weight), form)
+def pack_weight(weight: Parts, form: str = "plain", shards: int = 1) -> Any:
+    """A weight [out, in] in the form that `linear`, `gated_linear` and `logits` want. A tensor may come back as it is.
+
+    `shards`, which divide the inputs evenly: each is summed alone, and the sums are added as kernels/shards.py does.
+    """
+    return forms.formed(joined(weight), form, shards)
 
 
 def pack_gated_weight(weight: Parts, activation: str, form: str = "plain") -> Any:
@@ -43,17 +46,37 @@ def pack_gated_weight(weight: Parts, activation: str, form: str = "plain") -> An
     return forms.formed(joined(weight), form)
 
 
-def pack_experts(weights: torch.Tensor, activation: str, form: str = "plain") -> Any:
+def pack_experts(weights: torch.Tensor, activation: str, form: str = "plain", shards: int = 1) -> Any:
     """The weights [E, out, in] of E experts in the form that `experts` wants. They may be the same tensor.
 
-    `activation` is that of weights that hold gate and up, "" for others.
+    `activation` is that of weights that hold gate and up, "" for others. `shards` as of `pack_weight`.
     """
-    return forms.formed(weights, form)
+    return forms.formed(weights, form, shards)
 
 
 def linear(x: torch.Tensor, weight: Any, bias: torch.Tensor | None) -> torch.Tensor:
     """x [T, in] times weight [out, in], plus bias [out] if any -> [T, out] in x's dtype."""
-    product = forms.sums(x, weight).to(x.dtype)
+    return completed(forms.sums(x, weight), x.dtype, bias)
+
+
+def sums(x: torch.Tensor, weight: Any) -> torch.Tensor:
+    """x [T, in] times weight [out, in] -> [T, out], not rounded to x's dtype where the weight's form is summed in float32."""
+    return forms.sums(x, weight)
+
+
+def row_linear(x: torch.Tensor, weight: Any, bias: torch.Tensor | None, join: Change) -> torch.Tensor:
+    """`linear` of ranks that have a part of the inputs each: `join` adds their `sums` to the same total on every rank."""
+    return completed(join(sums(x, weight)), x.dtype, bias)
+
+
+def without_bias(multiply: Callable[[torch.Tensor, Any], torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """A product as `experts_by` calls it."""
+    return lambda x, weight, _: multiply(x, weight)
+
+
+def completed(total: torch.Tensor, dtype: torch.dtype, bias: torch.Tensor | None) -> torch.Tensor:
+    """A sum, rounded, plus the bias if any. May change its argument."""
+    product = total.to(dtype)
     return product if bias is None else product.add_(bias)
 
 
@@ -89,10 +112,17 @@ def route(scores: torch.Tensor, count: int, normalise: bool) -> tuple[torch.Tens
 
 
 def experts(
-    x: torch.Tensor, shares: torch.Tensor, ids: torch.Tensor, gate_up: Any, down: Any, activation: str
+    x: torch.Tensor,
+    shares: torch.Tensor,
+    ids: torch.Tensor,
+    gate_up: Any,
+    down: Any,
+    activation: str,
+    join: Change | None = None,
 ) -> torch.Tensor:
     """See `experts_by`, with the products of this file."""
-    return experts_by(linear, gated_linear, x, shares, ids, gate_up, down, activation)
+    multiply = linear if join is None else without_bias(sums)
+    return experts_by(multiply, gated_linear, x, shares, ids, gate_up, down, activation, join)
 
 
 def experts_by(
@@ -104,23 +134,27 @@ def experts_by(
     gate_up: Any,
     down: Any,
     activation: str,
+    join: Change | None = None,
 ) -> torch.Tensor:
     """The sum over a token's k experts of share * down(activation(gate(x)) * up(x)), for x [T, H] -> [T, H].
 
     shares float32 and ids int64 [T, k]; gate_up [E, 2 * I, H], down [E, H, I]. Tokens are sorted by expert, and each
     expert that has tokens makes one product of them all. A token's parts are summed in float32 in the order of its
-    ids, so who else went to its experts changes nothing.
+    ids, so who else went to its experts changes nothing. `join` adds the products [T * k, H] of ranks that
+    have a part of I each, before they are rounded: `multiply` then gives sums.
     """
     chosen = ids.reshape(-1)
     order = chosen.argsort(stable=True)
     sorted_x = x.index_select(0, torch.div(order, ids.shape[1], rounding_mode="floor"))
-    products = torch.empty_like(sorted_x)
+    products = torch.empty(sorted_x.shape, dtype=torch.float32 if join else x.dtype, device=x.device)
     start = 0
     for expert, size in enumerate(torch.bincount(chosen, minlength=gate_up.shape[0]).tolist()):
         if size:
             widened = multiply_gated(sorted_x[start : start + size], gate_up[expert], None, activation)
             products[start : start + size] = multiply(widened, down[expert], None)
             start += size
+    if join:
+        products = join(products).to(x.dtype)
     return sum_of_shares(products, order, shares, x.dtype)
 
 

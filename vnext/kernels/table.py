@@ -49,6 +49,8 @@ class Operations(NamedTuple):
     pack_weight: Callable[..., Any]
     pack_gated_weight: Callable[..., Any]
     linear: Callable[..., Any]
+    sums: Callable[..., Any]
+    row_linear: Callable[..., Any]
     gated_linear: Callable[..., Any]
     logits: Callable[..., Any]
     pack_experts: Callable[..., Any]
@@ -102,6 +104,8 @@ def reference_entries() -> list[Entry]:
         (contracts.check_pack_weight, products.pack_weight),
         (contracts.check_pack_gated_weight, products.pack_gated_weight),
         (contracts.check_linear, products.linear),
+        (contracts.check_sums, products.sums),
+        (contracts.check_row_linear, products.row_linear),
         (contracts.check_gated_linear, products.gated_linear),
         (contracts.check_logits, products.logits),
         (contracts.check_pack_experts, products.pack_experts),

@@ -10,8 +10,10 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from vnext.kernels.shards import joined
+
 LANES = 16
-TOKENS_AT, COUNT_AT = 2, 3
+TOKENS_AT, COUNT_AT, PADDED_RANK_AT = 2, 3, 5
 """Of the numbers by which a kernel knows a block: addresses of down, up and tokens, count of tokens, rank, columns of down,
 first, width."""
 
@@ -112,6 +114,11 @@ class ThinParts:
         return ThinNeeds(frozenset().union(*inputs), max(columns), frozenset().union(*dtypes))
 
     @cached_property
+    def narrow_count(self) -> int:
+        """How many numbers all down(x) are, with their padding."""
+        return int((self.lines[:, COUNT_AT] * self.lines[:, PADDED_RANK_AT]).sum())
+
+    @cached_property
     def lines(self) -> np.ndarray:
         """int64 [n, 8], one line for each block."""
         given = [np.empty((0, 8), np.int64), *(blocks.lines for blocks, _ in self._parts)]
@@ -188,12 +195,31 @@ def _shapes(down: torch.Tensor, up: torch.Tensor) -> tuple[tuple[int, ...], tupl
     return (inputs, -(-rank // LANES) * LANES), (-(-up.shape[0] // LANES), rank, LANES)
 
 
-def add_thin(product: torch.Tensor, x: torch.Tensor, parts: ThinParts) -> torch.Tensor:
+def add_thin(
+    product: torch.Tensor,
+    x: torch.Tensor,
+    parts: ThinParts,
+    shards: int = 1,
+    join: Callable[[torch.Tensor], torch.Tensor] | None = None,
+) -> torch.Tensor:
     """Add each part to its rows of product [T, out], from the same rows of x [T, in]; sums are float32, rounded once. Changes
-    `product` and returns it."""
-    for block, tokens in parts.pairs:
+    `product` and returns it.
+
+    down(x) is summed in so many shards of x. `join` adds what ranks that have a part of x each have of all down(x), float32 [N].
+    """
+    narrows = [narrowed(x.index_select(0, tokens).float(), block, shards) for block, tokens in parts.pairs]
+    if join is not None and narrows:
+        sizes = [each.numel() for each in narrows]
+        total = join(torch.cat([each.reshape(-1) for each in narrows])).split(sizes)
+        narrows = [own.view(each.shape) for own, each in zip(total, narrows)]
+    for (block, tokens), narrow in zip(parts.pairs, narrows):
         columns = slice(block.first, block.first + block.width)
-        narrow = x.index_select(0, tokens).float() @ block.down[:, : block.rank].float()
         change = narrow @ block.up_matrix().float()
         product[tokens, columns] = (product[tokens, columns].float() + change).to(product.dtype)
     return product
+
+
+def narrowed(x: torch.Tensor, block: ThinBlock, shards: int) -> torch.Tensor:
+    """down(x) of x float32 [n, in] -> [n, rank]."""
+    down = block.down[:, : block.rank].float()
+    return joined([own @ part for own, part in zip(x.chunk(shards, 1), down.chunk(shards))])

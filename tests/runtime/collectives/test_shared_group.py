@@ -1,4 +1,4 @@
-"""Ranks add and join tensors over shared memory: the bits of a sum in rank order, whoever is late; who leaves is named.
+"""Ranks add and join tensors over shared memory: the bits of one tree of sums, whoever is late; who leaves is named.
 
 exchange_ranks.py runs the ranks as processes, this file says what must have come of it.
 """
@@ -49,7 +49,7 @@ DIGESTS: dict[int, str] = {}
     ("form", "shots", "spin_us"),
     [("compiled", "one", 0), ("compiled", "two", 0), ("compiled", "both", 300), ("plain", "both", 0), ("mixed", "two", 50)],
 )
-def test_sums_have_the_bits_of_rank_order(ranks: Ranks, world_size: int, form: str, shots: str, spin_us: int) -> None:
+def test_sums_have_the_bits_of_the_tree(ranks: Ranks, world_size: int, form: str, shots: str, spin_us: int) -> None:
     """Odd sizes, all dtypes, several pieces, late ranks; every form and both shots give the same bits."""
     reported = ranks("sums", world_size, form, shots, spin_us)
     assert [rank["wrong"] for rank in reported] == [[]] * world_size

@@ -110,4 +110,6 @@ def test_the_fingerprint_follows_what_changes_tokens_and_nothing_else() -> None:
         return system_fingerprint(msgspec.structs.replace(ready, **fields)) != system_fingerprint(ready)
 
     assert changed(model_digest="e") and changed(world_size=2) and changed(environment={"dtype": "bfloat16"})
+    alike = ready.environment | {"sums": "alike for ranks: 1, 2"}
+    assert len({system_fingerprint(msgspec.structs.replace(ready, world_size=ranks, environment=alike)) for ranks in (1, 2)}) == 1
     assert not changed(log_dir="x") and not changed(model="other") and not changed(environment=ready.environment | {"threads": "9"})

@@ -2,6 +2,7 @@
 
 Owns packed weights: made once at loading, in the order in which the kernel reads them. A product accumulates each
 output over the inputs in one order, so a row's result does not depend on how many rows there are, nor on the threads.
+Inputs in shards are summed shard by shard and the sums added by one tree (kernels/shards.py).
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ class PackedLinear(NamedTuple):
     dtype: np.dtype
     gate: str
     is_int8: bool
+    shards: int
 
 
 def pack(
@@ -37,26 +39,28 @@ def pack(
     *,
     gate: str = "",
     int8: bool = False,
+    shards: int = 1,
     arena: Arena | None = None,
 ) -> PackedLinear:
     """Pack weight [out, in] (float32 or bfloat16, rows dense) and bias [out] of the same dtype, dense.
 
     The weight may come in parts of one dtype, one below the other: they are read where they are.
     With a `gate` the weight holds gate, then up, [2 * I, in], and a product is act(gate) * up, [T, I]. `int8` keeps
-    round(w / s) with s = max |w| of the output / 127, for bfloat16 activations. Buffers come from `arena`.
+    round(w / s) with s = max |w| of the output in a shard / 127, for bfloat16 activations. `shards` divide the inputs evenly.
+    Buffers come from `arena`.
     """
     parts = weight if isinstance(weight, tuple) else (weight,)
     places = np.array([(address(part), part.shape[0], strides_of(part)[0]) for part in parts], dtype=np.int64)
     outputs, inputs, given = int(places[:, 1].sum()), parts[0].shape[1], parts[0].dtype
     kind = Kind.INT8 if int8 else KINDS[given]
     native = module()
-    buffer = (arena or Arena()).take(native.packed_bytes(outputs, inputs, kind, GATES[gate]))
+    buffer = (arena or Arena()).take(native.packed_bytes(outputs, inputs, kind, GATES[gate], shards))
     native.pack_linear(
         places.ctypes.data, KINDS[given], None if bias is None else address(bias), outputs, inputs, kind, GATES[gate],
-        buffer.ctypes.data,
+        shards, buffer.ctypes.data,
     )  # fmt: skip
     dtype, width = host_dtype((Kind.BFLOAT16 if int8 else KINDS[given]).name.lower()), outputs // 2 if gate else outputs
-    return PackedLinear(buffer, address(buffer), inputs, outputs, width, dtype, gate, int8)
+    return PackedLinear(buffer, address(buffer), inputs, outputs, width, dtype, gate, int8, shards)
 
 
 def linear(
@@ -82,7 +86,7 @@ def linear(
 
 
 def rows_of(packed: PackedLinear, ids: torch.Tensor, first: int = 0) -> torch.Tensor:
-    """[N, inputs]: rows `ids` int64 [N], counted from `first`, of a weight that is not gated; zeros outside it.
+    """[N, inputs]: rows `ids` int64 [N], counted from `first`, of a weight that is neither gated nor in shards; zeros outside it.
 
     Those of an int8 one are scaled and rounded to bfloat16.
     """

@@ -14,6 +14,7 @@ import numpy as np
 
 from vnext.compiled import NOT_BUILT, absent, agree, load
 from vnext.kernels.arrays import dtype_name
+from vnext.kernels.shards import SHARDS_MAX
 
 NAME = "vnext.kernels.cpu._native"
 
@@ -45,7 +46,7 @@ GATES = {"": 0, "silu": 1, "gelu_tanh": 2}
 
 _native = load(NAME, {member.name: member for enum in (Level, Kind) for member in enum} | {
     (name or "no_gate").upper(): number for name, number in GATES.items()
-})  # fmt: skip
+} | {"SHARDS_MAX": SHARDS_MAX})  # fmt: skip
 
 
 

@@ -27,9 +27,9 @@ SUMMARY = "vnext/kernels/cpu"
 # ---- products ----------------------------------------------------------------------------------------------------
 
 
-def pack_weight(weight: products.Parts, form: str = "plain") -> Any:
+def pack_weight(weight: products.Parts, form: str = "plain", shards: int = 1) -> Any:
     """As products.pack_weight; float16 is the reference's unless it becomes int8."""
-    return _packed(weight, "", form)
+    return _packed(weight, "", form, shards)
 
 
 def pack_gated_weight(weight: products.Parts, activation: str, form: str = "plain") -> Any:
@@ -37,18 +37,18 @@ def pack_gated_weight(weight: products.Parts, activation: str, form: str = "plai
     return _packed(weight, activation, form)
 
 
-def _packed(weight: products.Parts, gate: str, form: str) -> Any:
+def _packed(weight: products.Parts, gate: str, form: str, shards: int = 1) -> Any:
     dtype = (weight[0] if isinstance(weight, tuple) else weight).dtype
     if form == "int8" and dtype is torch.float16:
         weight, dtype = products.joined(weight).float(), torch.float32
-    return packed(weight, gate, form) if dtype in PACKED_TYPES else products.pack_weight(weight, form)
+    return packed(weight, gate, form, shards) if dtype in PACKED_TYPES else products.pack_weight(weight, form, shards)
 
 
-def pack_experts(weights: torch.Tensor, activation: str, form: str = "plain") -> Any:
+def pack_experts(weights: torch.Tensor, activation: str, form: str = "plain", shards: int = 1) -> Any:
     """As products.pack_experts; float16 is the reference's unless it becomes int8."""
     if weights.dtype not in PACKED_TYPES and form != "int8":
-        return products.pack_experts(weights, activation, form)
-    return packed_experts(weights if weights.dtype in PACKED_TYPES else weights.float(), activation, form)
+        return products.pack_experts(weights, activation, form, shards)
+    return packed_experts(weights if weights.dtype in PACKED_TYPES else weights.float(), activation, form, shards)
 
 
 def linear(x: torch.Tensor, weight: Any, bias: torch.Tensor | None) -> torch.Tensor:
@@ -60,6 +60,20 @@ def linear(x: torch.Tensor, weight: Any, bias: torch.Tensor | None) -> torch.Ten
     if bias is None or (bias.dtype is weight.dtype and bias.is_contiguous() and not weight.linear.gate):
         return packing.linear(x, weight.linear, bias=bias)
     return packing.linear(x, weight.linear).add_(bias)
+
+
+def sums(x: torch.Tensor, weight: Any) -> torch.Tensor:
+    """As products.sums, in float32."""
+    if not _suits(x, weight):
+        contracts.check_sums(x, weight)
+    if not isinstance(weight, Packed):
+        return products.sums(x, weight)
+    return packing.linear(x, weight.linear, torch.float32)
+
+
+def row_linear(x: torch.Tensor, weight: Any, bias: torch.Tensor | None, join: products.Change) -> torch.Tensor:
+    """As products.row_linear."""
+    return products.completed(join(sums(x, weight)), x.dtype, bias)
 
 
 def gated_linear(
@@ -87,19 +101,28 @@ def logits(hidden: torch.Tensor, weight: Any) -> torch.Tensor:
 
 
 def experts(
-    x: torch.Tensor, shares: torch.Tensor, ids: torch.Tensor, gate_up: Any, down: Any, activation: str
+    x: torch.Tensor,
+    shares: torch.Tensor,
+    ids: torch.Tensor,
+    gate_up: Any,
+    down: Any,
+    activation: str,
+    join: products.Change | None = None,
 ) -> torch.Tensor:
     """As products.experts, with the products of this file."""
     contracts.check_experts(x, shares, ids, gate_up, down, activation)
-    return products.experts_by(linear, gated_linear, x, shares, ids, gate_up, down, activation)
+    multiply = linear if join is None else products.without_bias(sums)
+    return products.experts_by(multiply, gated_linear, x, shares, ids, gate_up, down, activation, join)
 
 
-def add_thin(product: torch.Tensor, x: torch.Tensor, parts: ThinParts) -> torch.Tensor:
+def add_thin(
+    product: torch.Tensor, x: torch.Tensor, parts: ThinParts, shards: int = 1, join: products.Change | None = None
+) -> torch.Tensor:
     """As thin.add_thin."""
-    contracts.check_add_thin(product, x, parts)
+    contracts.check_add_thin(product, x, parts, shards)
     if x.dtype not in PACKED_TYPES or x.stride(1) != 1 or product.stride(1) != 1:
-        return plain_thin.add_thin(product, x, parts)
-    return thin.add_thin(product, x, parts)
+        return plain_thin.add_thin(product, x, parts, shards, join)
+    return thin.add_thin(product, x, parts, shards, join)
 
 
 def embedding_rows(table: Any, ids: torch.Tensor, first: int) -> torch.Tensor:
@@ -279,7 +302,7 @@ def paged_attention(
 
 FUNCTIONS = (
     attention_metadata, paged_attention, rotary_kv_write, rms_norm, add_rms_norm, pack_weight, pack_gated_weight, linear,
-    gated_linear, logits, soft_cap, pack_experts, experts, embedding_rows, add_thin,
+    sums, row_linear, gated_linear, logits, soft_cap, pack_experts, experts, embedding_rows, add_thin,
 )  # fmt: skip
 """What the kernels serve; the rest of the table stays the references'."""
 

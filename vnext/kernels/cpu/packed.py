@@ -32,6 +32,10 @@ class Packed(NamedTuple):
     def dtype(self) -> torch.dtype:
         return torch_dtype(self.linear.dtype)
 
+    @property
+    def shards(self) -> int:
+        return self.linear.shards
+
 
 class PackedExperts(NamedTuple):
     """Weights [E, out, in], each packed."""
@@ -47,16 +51,18 @@ class PackedExperts(NamedTuple):
         return self.weights[expert]
 
 
-def packed(weight: Array | tuple[Array, ...], gate: str = "", form: str = "plain", arena: Arena | None = None) -> Packed:
+def packed(
+    weight: Array | tuple[Array, ...], gate: str = "", form: str = "plain", shards: int = 1, arena: Arena | None = None
+) -> Packed:
     """A weight [out, in], or its parts one below the other, float32 or bfloat16, as linear.pack takes it; `form` as in
     kernels/forms.py. `arena`: None for that of weights that stay."""
-    found = linear.pack(weight, gate=gate, int8=form == "int8", arena=arena or _arena)
+    found = linear.pack(weight, gate=gate, int8=form == "int8", shards=shards, arena=arena or _arena)
     return Packed(found, (found.outputs, found.inputs))
 
 
-def packed_experts(weights: Array, gate: str, form: str, arena: Arena | None = None) -> PackedExperts:
+def packed_experts(weights: Array, gate: str, form: str, shards: int = 1, arena: Arena | None = None) -> PackedExperts:
     """Weights [E, out, in], each packed as `packed` does."""
-    return PackedExperts(tuple(packed(weight, gate, form, arena) for weight in weights), tuple(weights.shape))
+    return PackedExperts(tuple(packed(weight, gate, form, shards, arena) for weight in weights), tuple(weights.shape))
 
 
 def serves(dtype: str) -> bool:

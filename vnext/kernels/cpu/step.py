@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 class StepRanks(NamedTuple):
     """How a step meets those of the other ranks, in the same order on each; what these functions raise ends the step.
 
-    `sum(address, bytes)`: values of the stack's dtype become their sums over ranks. `join(part, joined, bytes, row_bytes)`: the
+    `sum(kind, address, bytes)`: values of this kind become their sums over ranks. `join(part, joined, bytes, row_bytes)`: the
     rows of all ranks' parts, each part of so many bytes, come one beside the other."""
 
     rank: int

@@ -2,16 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from vnext.kernels.cpu.native import KINDS, module
 from vnext.kernels.thin import ThinParts
 
 
-def add_thin(product: torch.Tensor, x: torch.Tensor, parts: ThinParts) -> torch.Tensor:
+def add_thin(
+    product: torch.Tensor,
+    x: torch.Tensor,
+    parts: ThinParts,
+    shards: int = 1,
+    join: Callable[[torch.Tensor], torch.Tensor] | None = None,
+) -> torch.Tensor:
     """As kernels.thin.add_thin, for float32 or bfloat16 rows that are dense."""
     lines = parts.lines
-    module().add_thin(
-        KINDS[x.dtype], x.data_ptr(), x.stride(0), x.shape[1], product.data_ptr(), product.stride(0), lines.ctypes.data, len(lines)
-    )
+    given = (
+        KINDS[x.dtype], x.data_ptr(), x.stride(0), x.shape[1], shards, product.data_ptr(), product.stride(0), lines.ctypes.data,
+        len(lines),
+    )  # fmt: skip
+    if join is None:
+        module().add_thin(*given, None, True)
+        return product
+    narrow = torch.empty(parts.narrow_count, dtype=torch.float32)
+    module().add_thin(*given, narrow.data_ptr(), False)
+    narrow = join(narrow)
+    module().add_thin(*given, narrow.data_ptr(), True)
     return product

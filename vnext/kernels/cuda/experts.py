@@ -35,11 +35,12 @@ def experts(
     gate_up: Any,
     down: Any,
     activation: str,
+    join: products.Change | None = None,
 ) -> torch.Tensor:
     """As products.experts; `gate` [N, 2 * I] -> [N, I] by an activation."""
-    plain = isinstance(gate_up, torch.Tensor) and isinstance(down, torch.Tensor)
+    plain = isinstance(gate_up, torch.Tensor) and isinstance(down, torch.Tensor) and join is None
     if not plain or not serves(x.dtype, x.shape[1], down.shape[2]) or not x.shape[0]:
-        return products.experts(x, shares, ids, gate_up, down, activation)
+        return products.experts(x, shares, ids, gate_up, down, activation, join)
     sorted_ids, order = ids.reshape(-1).sort(stable=True)
     numbers = torch.arange(gate_up.shape[0], device=x.device)
     ends = torch.searchsorted(sorted_ids, numbers, right=True).int()  # of each expert's rows

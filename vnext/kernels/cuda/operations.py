@@ -181,10 +181,16 @@ def add_tiled(
 
 
 def experts(
-    x: torch.Tensor, shares: torch.Tensor, ids: torch.Tensor, gate_up: Any, down: Any, activation: str
+    x: torch.Tensor,
+    shares: torch.Tensor,
+    ids: torch.Tensor,
+    gate_up: Any,
+    down: Any,
+    activation: str,
+    join: products.Change | None = None,
 ) -> torch.Tensor:
     """As products.experts: torch's grouped product where it serves, our gate."""
-    return grouped.experts(_gate_and_mul, x, shares, ids, gate_up, down, activation)
+    return grouped.experts(_gate_and_mul, x, shares, ids, gate_up, down, activation, join)
 
 
 def rotary_kv_write(

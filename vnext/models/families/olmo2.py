@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from vnext.kernels.shards import joined_along
 from vnext.models.config.model_config import ModelConfig, common_config
 from vnext.models.layers.assembly import Source, attention, embeddings, gated_mlp
 from vnext.models.layers.batch import ForwardBatch
@@ -119,12 +120,8 @@ def norm_heads(qkv: torch.Tensor, layer: LayerParams, step: Step) -> None:
     """In place: queries and keys of qkv [T, local width] normed over the whole width of all ranks."""
     query_width, key_width = layer.q_norm.shape[0], layer.k_norm.shape[0]
     query, key = qkv.narrow(1, 0, query_width), qkv.narrow(1, query_width, key_width)  # views that autograd lets change
-    if step.parallel.world_size == 1:
-        query.copy_(step.operations.rms_norm(query, layer.q_norm, step.config.rms_norm_eps))
-        key.copy_(step.operations.rms_norm(key, layer.k_norm, step.config.rms_norm_eps))
-        return
-    wide = query.float(), key.float()
-    squares = torch.stack([part.square().sum(-1) for part in wide], dim=1)
+    wide = query.to(torch.float32, copy=True), key.to(torch.float32, copy=True)
+    squares = torch.stack([sum_of_heads(part.square(), step.config.head_dim) for part in wide], dim=1)
     # Ranks that share a key head count it once each: the sum over ranks is as many times too large.
     config, ranks = step.config, step.parallel.world_size
     sizes = torch.full((2,), float(key_width * ranks), dtype=torch.float32, device=qkv.device)
@@ -133,6 +130,11 @@ def norm_heads(qkv: torch.Tensor, layer: LayerParams, step: Step) -> None:
     scales = torch.rsqrt(means + config.rms_norm_eps).split(1, dim=1)
     for place, part, scale, weight in zip((query, key), wide, scales, (layer.q_norm, layer.k_norm)):
         place.copy_(part * scale * weight)
+
+
+def sum_of_heads(x: torch.Tensor, head_dim: int) -> torch.Tensor:
+    """[T, heads * head_dim] -> [T], by one tree for any number of ranks: over a head's numbers, then over the heads."""
+    return joined_along(joined_along(x.unflatten(1, (-1, head_dim))))
 
 
 def logits(params: Params, hidden: torch.Tensor, config: ModelConfig, parallel: Parallel) -> torch.Tensor:

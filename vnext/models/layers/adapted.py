@@ -15,6 +15,8 @@ from weakref import WeakKeyDictionary
 import msgspec
 import torch
 
+from vnext.kernels.products import Change
+from vnext.kernels.shards import shards_of
 from vnext.kernels.table import Operations, operations, substituted
 from vnext.kernels.thin import StackLines, StackParts, ThinBlocks, ThinParts, ThinRows, stack_lines, stack_parts, thin_rows
 from vnext.models.config.model_config import ModelConfig
@@ -110,11 +112,15 @@ def adapted(base: Operations, chosen: Chosen) -> Operations:
 
     def linear(x: torch.Tensor, weight: Any, bias: torch.Tensor | None) -> torch.Tensor:
         product, parts = base.linear(x, weight, bias), parts_of(id(weight))
-        return base.add_thin(product, x, parts) if parts else product
+        return base.add_thin(product, x, parts, shards_of(weight)) if parts else product
+
+    def row_linear(x: torch.Tensor, weight: Any, bias: torch.Tensor | None, join: Change) -> torch.Tensor:
+        product, parts = base.row_linear(x, weight, bias, join), parts_of(id(weight))
+        return base.add_thin(product, x, parts, shards_of(weight), join) if parts else product
 
     def gated_linear(x: torch.Tensor, weight: Any, bias: torch.Tensor | None, activation: str) -> torch.Tensor:
         if not (parts := parts_of(id(weight))):
             return base.gated_linear(x, weight, bias, activation)
         return base.gated_linear(x, weight, bias, activation, Addition(base.add_thin, x, parts))
 
-    return base._replace(linear=linear, gated_linear=gated_linear)
+    return base._replace(linear=linear, row_linear=row_linear, gated_linear=gated_linear)

@@ -7,6 +7,7 @@ that this very step fills.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vnext.kernels.arrays import Array
@@ -176,27 +177,39 @@ def sparse_mlp(layer: SparseMlp, x: torch.Tensor, step: Step) -> torch.Tensor:
     """Each token of x [T, hidden] through the experts that the router gives it. Every rank holds a part of each expert."""
     chosen, settings = step.operations, step.config.experts
     shares, ids = chosen.route(chosen.linear(x, layer.router, None), settings.per_token, settings.normalise)
-    return step.parallel.all_reduce(chosen.experts(x, shares, ids, layer.gate_up, layer.down, step.config.activation))
+    parallel, given = step.parallel, (x, shares, ids, layer.gate_up, layer.down, step.config.activation)
+    if parallel.world_size > 1 and parallel.is_exact:
+        return chosen.experts(*given, parallel.all_reduce)
+    return parallel.all_reduce(chosen.experts(*given))
 
 
 def row(x: torch.Tensor, linear: Linear, step: Step) -> torch.Tensor:
     """[T, in_local] -> [T, out]: partial sums over the ranks' inputs, then the bias, once."""
-    if step.parallel.world_size == 1:
-        return step.operations.linear(x, linear.weight, linear.bias)
-    product = summed_product(x, linear.weight, step)
+    chosen, parallel = step.operations, step.parallel
+    if parallel.world_size == 1:
+        return chosen.linear(x, linear.weight, linear.bias)
+    part = -(-x.shape[0] // (2 * PART_ROWS)) * PART_ROWS
+    begin, size_bytes = parallel.begin_all_reduce, part * linear.weight.shape[0] * x.itemsize
+    if begin is not None and size_bytes >= parallel.beside_bytes_min and part < x.shape[0]:
+        product = summed_beside(x.split(part), linear.weight, step)
+    elif parallel.is_exact:
+        return chosen.row_linear(x, linear.weight, linear.bias, parallel.all_reduce)
+    else:
+        product = parallel.all_reduce(chosen.linear(x, linear.weight, None))
     return product if linear.bias is None else product + linear.bias
 
 
-def summed_product(x: torch.Tensor, weight: Any, step: Step) -> torch.Tensor:
-    """The product's sum over ranks [T, out]. A large one is made in two parts: the first is summed while the second is made."""
-    parallel, multiply = step.parallel, step.operations.linear
-    part = -(-x.shape[0] // (2 * PART_ROWS)) * PART_ROWS
-    if parallel.begin_all_reduce is None or part * weight.shape[0] * x.itemsize < parallel.beside_bytes_min or part >= x.shape[0]:
-        return parallel.all_reduce(multiply(x, weight, None))
+def summed_beside(parts: Sequence[torch.Tensor], weight: Any, step: Step) -> torch.Tensor:
+    """The product's sum over ranks [T, out], of rows in parts: each is summed while the next one is multiplied."""
     import torch  # of a group of ranks
 
-    ends = [parallel.begin_all_reduce(multiply(rows, weight, None)) for rows in x.split(part)]
-    return torch.cat([end() for end in ends])
+    begin, chosen = step.parallel.begin_all_reduce, step.operations
+    assert begin is not None
+    if step.parallel.is_exact:
+        ends = [begin(chosen.sums(rows, weight)) for rows in parts]
+    else:
+        ends = [begin(chosen.linear(rows, weight, None)) for rows in parts]
+    return torch.cat([end() for end in ends]).to(parts[0].dtype)
 
 
 def embed(embedding: Any, token_ids: torch.Tensor, parallel: Parallel) -> torch.Tensor:

@@ -7,9 +7,9 @@
     kv_heads               evenly, or one head   key, value projection (column); with few heads, neighbours share one
     mlp, expert_mlp        evenly                gate and up projection (column), down projection (row)
     vocab                  evenly, last padded   embedding, output head
-    twice_hidden, target,  whole                 draft heads, which are whole on every rank
-    draft_vocab
-Models call the collectives and know no ranks. A row-parallel bias is whole on each rank and added after the reduce.
+    those of draft heads   whole                 draft heads, which are whole on every rank
+Models call the collectives and know no ranks. A row-parallel bias is whole on each rank and added after the reduce. The
+inputs of a row-parallel weight are cut into shards, as many as the model says, whatever the ranks (kernels/shards.py).
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, assert_never
 
 import msgspec
 
+from vnext.kernels.shards import SHARDS_MAX
 from vnext.models.config.model_config import ModelConfig
 from vnext.models.errors import ModelError
 
@@ -48,6 +49,10 @@ class Axis(StrEnum):
 WHOLE = frozenset(
     {Axis.HIDDEN, Axis.HEAD_DIM, Axis.EXPERTS, Axis.POSITIONS, Axis.TWICE_HIDDEN, Axis.TARGET, Axis.DRAFT_VOCAB}
 )
+
+
+SPLIT_INPUTS = frozenset({Axis.HEADS, Axis.MLP, Axis.EXPERT_MLP})
+"""Inputs of row-parallel weights."""
 
 
 class Layout(NamedTuple):
@@ -108,7 +113,7 @@ class Parallel(msgspec.Struct, frozen=True, kw_only=True):
     tensors joined along dim in rank order. Either may return its argument changed in place. `can_capture`: both may be part of
     a device's graph. `begin_all_reduce(tensor)` begins the same sum beside the work that follows and returns what ends it, with
     its result; None where nothing goes beside, as for tensors of less than `beside_bytes_min`. `host`: the same
-    without tensors; None where ranks share no memory.
+    without tensors; None where ranks share no memory. `is_exact`: ranks send a product's sums in float32, before they are rounded.
     """
 
     rank: int
@@ -119,6 +124,7 @@ class Parallel(msgspec.Struct, frozen=True, kw_only=True):
     begin_all_reduce: Callable[[torch.Tensor], Callable[[], torch.Tensor]] | None = None
     beside_bytes_min: int = 0
     host: HostRanks | None = None
+    is_exact: bool = True
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True):
@@ -200,6 +206,29 @@ def divides(config: ModelConfig, world_size: int) -> bool:
     few, many = sorted((config.kv_head_count, world_size))
     wide = axis_size(Axis.MLP, config) % world_size == 0 == axis_size(Axis.EXPERT_MLP, config) % world_size
     return config.head_count % world_size == 0 and many % few == 0 and wide
+
+
+def shard_count(config: ModelConfig) -> int:
+    """Into how many shards the inputs of row-parallel weights are cut, whatever the number of ranks: a power of two if the model
+    splits over one, else the least number of ranks over which it does."""
+    powers, others = (8, 4, 2), range(3, SHARDS_MAX)
+    return next((size for size in (*powers, *others) if divides(config, size)), 1)
+
+
+def sums_alike(config: ModelConfig, world_size: int) -> bool:
+    """Whether so many ranks give the bits of one: each has as many whole shards."""
+    return shard_count(config) % world_size == 0
+
+
+def local_shards(config: ModelConfig, parallel: Parallel) -> int:
+    """Into how many shards this rank's inputs are cut; one where ranks do not give the bits of one rank."""
+    is_exact = parallel.is_exact and sums_alike(config, parallel.world_size)
+    return shard_count(config) // parallel.world_size if is_exact else 1
+
+
+def shards_of_layout(layout: Layout, config: ModelConfig, parallel: Parallel) -> int:
+    """Into how many shards this rank's inputs of a weight are cut."""
+    return local_shards(config, parallel) if layout.inner in SPLIT_INPUTS else 1
 
 
 def check_world_size(config: ModelConfig, world_size: int) -> None:

@@ -8,14 +8,13 @@ are needed, go through `forward` and `logits`, with the same bits.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from vnext.kernels.arrays import Array, address, dtype_name, is_dense, strides_of
+from vnext.kernels.arrays import Array, address, is_dense, strides_of
 from vnext.kernels.cpu import step as kernel
-from vnext.kernels.cpu.native import KINDS
+from vnext.kernels.cpu.native import KINDS, Kind
 from vnext.kernels.cpu.packed import Packed
 from vnext.kernels.cpu.stack import Angles
 from vnext.models.config.model_config import ModelConfig
@@ -129,7 +128,7 @@ def whole_step(
         embedding_scale=getattr(params, "embedding_scale", 1.0),
         logits_cap=config.logits_softcap,
         group_count=len(kv_groups(config).windows),
-        ranks=_ranks_of(parallel, dtype_name(params.head.linear.dtype)),
+        ranks=_ranks_of(parallel),
     )
     local = getattr(params, "local_frequencies", None)
     if local is not None and len(local) != len(params.frequencies):
@@ -145,11 +144,15 @@ def _adapted_stack(params: Any, slots: Slots) -> AdaptedStack:
     return AdaptedStack(fused.products(params.layers), slots)
 
 
-def _ranks_of(parallel: Parallel, dtype: str) -> kernel.StepRanks | None:
+def _ranks_of(parallel: Parallel) -> kernel.StepRanks | None:
     group = parallel.host
     if group is None:
         return None
-    return kernel.StepRanks(parallel.rank, parallel.world_size, partial(group.sum_at, dtype), group.join_at)
+
+    def sum_over_ranks(kind: int, at: int, size_bytes: int) -> None:
+        group.sum_at(Kind(kind).name.lower(), at, size_bytes)
+
+    return kernel.StepRanks(parallel.rank, parallel.world_size, sum_over_ranks, group.join_at)
 
 
 def _can_be_summed(params: Any, parallel: Parallel, slots: Slots | None) -> bool:

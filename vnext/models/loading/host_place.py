@@ -33,10 +33,10 @@ class Place(Protocol):
     def integers(self, array: np.ndarray) -> Array:
         """Whole numbers of a file."""
 
-    def pack(self, parts: tuple[Array, ...], gate: str, form: str) -> Any:
-        """Pack a weight in one part of `zeros` or in parts of the files."""
+    def pack(self, parts: tuple[Array, ...], gate: str, form: str, shards: int) -> Any:
+        """Pack a weight in one part of `zeros` or in parts of the files. A gated one has one shard."""
 
-    def pack_experts(self, weights: Array, gate: str, form: str) -> Any:
+    def pack_experts(self, weights: Array, gate: str, form: str, shards: int) -> Any:
         """Pack the weights of `zeros` [E, out, in]."""
 
     def is_finite(self, part: Array) -> bool:
@@ -63,11 +63,11 @@ class HostPlace:
 
     integers = take
 
-    def pack(self, parts: tuple[np.ndarray, ...], gate: str, form: str) -> Any:
-        return packed(parts, gate, form, self._arena())
+    def pack(self, parts: tuple[np.ndarray, ...], gate: str, form: str, shards: int) -> Any:
+        return packed(parts, gate, form, shards, self._arena())
 
-    def pack_experts(self, weights: np.ndarray, gate: str, form: str) -> Any:
-        return packed_experts(weights, gate, form, self._arena())
+    def pack_experts(self, weights: np.ndarray, gate: str, form: str, shards: int) -> Any:
+        return packed_experts(weights, gate, form, shards, self._arena())
 
     def is_finite(self, part: np.ndarray) -> bool:
         exponent = EXPONENTS[str(part.dtype)]

@@ -34,15 +34,15 @@ class TensorPlace:
     def integers(self, array: np.ndarray) -> torch.Tensor:
         return as_tensor(array).to(self._device)
 
-    def pack(self, parts: tuple[Any, ...], gate: str, form: str) -> Any:
+    def pack(self, parts: tuple[Any, ...], gate: str, form: str, shards: int) -> Any:
         tensors = tuple(map(as_tensor, parts))
         weight = tensors if len(tensors) > 1 or isinstance(parts[0], np.ndarray) else tensors[0]
         if gate:
             return self._operations.pack_gated_weight(weight, gate, form)
-        return self._operations.pack_weight(weight, form)
+        return self._operations.pack_weight(weight, form, shards)
 
-    def pack_experts(self, weights: torch.Tensor, gate: str, form: str) -> Any:
-        return self._operations.pack_experts(weights, gate, form)
+    def pack_experts(self, weights: torch.Tensor, gate: str, form: str, shards: int) -> Any:
+        return self._operations.pack_experts(weights, gate, form, shards)
 
     def is_finite(self, part: Any) -> bool:
         return bool(torch.stack(torch.aminmax(as_tensor(part))).isfinite().all())

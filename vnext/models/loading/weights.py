@@ -17,7 +17,17 @@ import numpy as np
 from vnext.kernels.arrays import Array, dtype_name, host_dtype
 from vnext.models.config.model_config import DTYPES, ModelConfig
 from vnext.models.errors import ModelError
-from vnext.models.layers.sharding import Axis, Layout, Parallel, Part, axis_part, axis_size, check_world_size, layout_of
+from vnext.models.layers.sharding import (
+    Axis,
+    Layout,
+    Parallel,
+    Part,
+    axis_part,
+    axis_size,
+    check_world_size,
+    layout_of,
+    shards_of_layout,
+)
 from vnext.models.loading.checkpoint import Checkpoint, fingerprint, open_checkpoint
 from vnext.models.loading.host_place import HostPlace, Place
 from vnext.models.loading.kept import Kept, copy_into
@@ -164,7 +174,8 @@ class Loader:
         for place, group in zip(target, groups):
             self._fill(place, group)
         self._check_finite((target,), names, self._form)
-        return self._kept.take(self._place.pack_experts(target, self._config.activation if gated else "", self._form))
+        packed = self._place.pack_experts(target, self._config.activation if gated else "", self._form, self._shards(names[0]))
+        return self._kept.take(packed)
 
     def integers(self, name: str, count: int) -> Array:
         """A tensor of whole numbers, int64 [count]."""
@@ -190,12 +201,15 @@ class Loader:
         in_files = self._place.is_host and all(self._is_in_file(name, dtype) for name in names)
         parts = tuple(piece for name in names for _, piece in self._pieces(name)) if in_files else (self._fused(names, dtype),)
         self._check_finite(parts, names, form)
-        packed = self._place.pack(parts, gate, form)
+        packed = self._place.pack(parts, gate, form, self._shards(names[0]))
         for name in names if in_files else ():
             self._checkpoint.release(name)
         if may_be_target(names, self._layouts):
             self.targets.append(Target(names, packed))
         return packed
+
+    def _shards(self, name: str) -> int:
+        return shards_of_layout(layout_of(name, self._layouts), self._config, self._parallel)
 
     def _is_in_file(self, name: str, dtype: np.dtype) -> bool:
         """Whether a tensor's file has this rank's part of it in this dtype, row by row and without padding."""

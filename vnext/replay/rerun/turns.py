@@ -1,6 +1,6 @@
 """Runs the ranks of one engine as threads, one at a time, which take turns at each collective.
 
-Owns their collectives. Sums are taken in rank order in float32 and rounded once, as in vnext/runtime/collectives, so
+Owns their collectives. Sums are taken by one tree in float32 and rounded once, as in vnext/runtime/collectives, so
 the bits equal those of rank processes. This saves no time, but needs nothing else on the machine.
 """
 
@@ -14,6 +14,7 @@ from typing import TypeVar
 
 import torch
 
+from vnext.kernels.shards import joined
 from vnext.models.layers.sharding import Parallel, alone
 
 Result = TypeVar("Result")
@@ -78,9 +79,5 @@ class Turns:
 
 
 def added(parts: list[torch.Tensor]) -> torch.Tensor:
-    """The sum in rank order, in float32, rounded once."""
-    first, *others = parts
-    total = first.float() if first.dtype != torch.float32 else first.clone()
-    for part in others:
-        total += part
-    return total.to(first.dtype)
+    """The sum by one tree, in float32, rounded once."""
+    return joined([part.float() for part in parts]).to(parts[0].dtype)

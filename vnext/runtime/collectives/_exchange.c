@@ -260,7 +260,7 @@ static PyMethodDef methods[] = {
     METHOD("tick", tick_again, "Tell the others that this rank is one phase further."),
     METHOD("await_all", await_all, "Spin, then sleep, until all ticked; -1 or who is missing."),
     METHOD("ticks", ticks_now, "How far a rank has come."),
-    METHOD("add", add, "The ranks' elements summed in rank order."),
+    METHOD("add", add, "The ranks' elements summed by one tree."),
     METHOD("take", take, "Copy bytes of a rank's slot into rows."),
     {"release", (PyCFunction)release, METH_NOARGS, "Give the buffer back."},
     NO_METHOD,

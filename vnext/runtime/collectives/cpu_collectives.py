@@ -2,8 +2,9 @@
 
 Owns the interface of a group and the choice of its implementation, the same on every rank; group.py joins a group. On a CPU:
 shared memory (shared_group.py), or gloo (gloo_group.py) if any rank cannot have that. On GPUs: memory that they map of each other
-(device_group.py) and NCCL (torch_group.py); choose_collectives.py takes what is available. A sum is taken in rank order in
-float32 and rounded once: the same bits on every rank and in every implementation, since each rank samples by itself.
+(device_group.py) and NCCL (torch_group.py); choose_collectives.py takes what is available. A sum is taken by one tree
+(kernels/shards.py) in float32 and rounded once: the same bits on every rank and in every implementation, since each rank samples
+by itself.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ def describe() -> str:
     """The collectives that serve several ranks on this machine's CPU, for people; choose_collectives.describe covers GPUs."""
     form = exchange_memory.implementation()
     sizes = f"one-shot to {default_one_shot_bytes_max(2) // 1024} KiB, two-shot above"
-    return f"shared memory, {form}: {sizes}; sums in rank order in float32; gloo without shared memory"
+    return f"shared memory, {form}: {sizes}; sums by one tree in float32; gloo without shared memory"
 
 
 def _make_file(world_size: int) -> tuple[ExchangeFile | None, str]:

@@ -157,4 +157,4 @@ def describe_limits(limits: Limits, has_above: bool) -> str:
     """Forms and sizes, for people."""
     one, most = limits.one_shot_bytes_max // 1024, limits.ipc_bytes_max // 1024
     last = f"to {most} KiB, NCCL above" if has_above else "above, in pieces"
-    return f"mapped memory, one-shot to {one} KiB, two-shot {last}; sums in rank order in float32; sizes not measured"
+    return f"mapped memory, one-shot to {one} KiB, two-shot {last}; sums by one tree in float32; sizes not measured"

@@ -17,6 +17,7 @@ from collections.abc import Callable
 import numpy as np
 
 from vnext.kernels.arrays import host_dtype
+from vnext.kernels.shards import joined
 from vnext.runtime.processes.futex import WaitMethod
 
 LINE_BYTES = 128  # two cache lines, because processors fetch pairs
@@ -101,8 +102,8 @@ class PlainExchange:
         return ticks
 
     def add(self, operation: int, kind: int, start: int, count: int, address: int) -> None:
-        """Sum elements [start, start + count) in rank order in float32, round once to their type, and store them at `address`;
-        if that is 0, at the same position of this rank's own slot."""
+        """Sum elements [start, start + count) by one tree (kernels/shards.py) in float32, round once to their type, and store them
+        at `address`; if that is 0, at the same position of this rank's own slot."""
         if not 0 <= kind < len(ADDED):
             raise ValueError(f"kind {kind} cannot be added")
         dtype = host_dtype(ADDED[kind])
@@ -111,10 +112,7 @@ class PlainExchange:
         if count == 0:
             return
         with np.errstate(over="ignore", invalid="ignore"):  # infinities and what is no number are results
-            total = np.frombuffer(slots[0], dtype).astype(np.float32)
-            for slot in slots[1:]:
-                total += np.frombuffer(slot, dtype).astype(np.float32)
-            rounded = total.astype(dtype)
+            rounded = joined([np.frombuffer(slot, dtype).astype(np.float32) for slot in slots]).astype(dtype)
         own = slots[self._rank]
         target = (ctypes.c_char * (count * size)).from_address(address) if address else own
         np.frombuffer(target, dtype)[:] = rounded

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
+from vnext.kernels.shards import joined
 from vnext.runtime.collectives.errors import RankLost
 from vnext.runtime.collectives.meeting import TIMEOUT
 
@@ -24,11 +25,7 @@ class GlooGroup:
 
     def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
         """See Group. Raises RankLost."""
-        first, *others = self._gathered(tensor)
-        total = first.float()
-        for part in others:
-            total += part
-        return total.to(tensor.dtype)
+        return joined([part.float() for part in self._gathered(tensor)]).to(tensor.dtype)
 
     def all_gather(self, tensor: torch.Tensor, dim: int) -> torch.Tensor:
         """See Group. Raises RankLost."""

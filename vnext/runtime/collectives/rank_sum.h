@@ -1,4 +1,5 @@
-/* Sums over ranks: element by element in rank order, in float32, rounded once to the elements' type (ties to even).
+/* Sums over ranks: element by element by one tree, in float32, rounded once to the elements' type (ties to even). The tree is
+   that of the products' shards: by halves while their number is even, then in order.
 
    Knows arrays, no processes. The same bits on every rank, whatever the sizes and the instruction set: additions and
    roundings are written out, and only their number at a time differs. A NaN keeps no payload in the 16-bit types. */
@@ -10,7 +11,7 @@
 #include <string.h>
 
 enum { FLOAT32 = 0, BFLOAT16 = 1, FLOAT16 = 2 };
-enum { RANKS_MAX = 64, BLOCK_ELEMENTS = 512 };
+enum { RANKS_MAX = 64, TOTALS_MAX = 7, BLOCK_ELEMENTS = 512 }; /* 2^(TOTALS_MAX - 1) = RANKS_MAX */
 
 #define INLINED static inline __attribute__((always_inline))
 
@@ -69,13 +70,18 @@ INLINED void round_block(int kind, uint8_t *target, const float *total, int coun
 }
 
 INLINED void sum_blocks(int kind, const uint8_t *const *parts, uint32_t part_count, uint64_t count, uint8_t *target) {
-    float total[BLOCK_ELEMENTS];
+    float totals[TOTALS_MAX][BLOCK_ELEMENTS];
     uint64_t size = kind == FLOAT32 ? 4 : 2;
+    uint32_t odd = part_count / (part_count & -part_count); /* as many parts are added in order, at the bottom of the tree */
     for (uint64_t at = 0; at < count; at += BLOCK_ELEMENTS) {
-        int here = count - at < BLOCK_ELEMENTS ? count - at : BLOCK_ELEMENTS;
-        add_block(kind, total, parts[0] + at * size, here, 1);
-        for (uint32_t part = 1; part < part_count; ++part) add_block(kind, total, parts[part] + at * size, here, 0);
-        round_block(kind, target + at * size, total, here);
+        int here = count - at < BLOCK_ELEMENTS ? count - at : BLOCK_ELEMENTS, depth = 0;
+        for (uint32_t group = 0; group < part_count / odd; ++group) {
+            for (uint32_t i = 0; i < odd; ++i) add_block(kind, totals[depth], parts[group * odd + i] + at * size, here, i == 0);
+            for (uint32_t whole = group; whole & 1; whole >>= 1, --depth) /* the second half of a larger group is whole */
+                add_block(FLOAT32, totals[depth - 1], (const uint8_t *)totals[depth], here, 0);
+            ++depth;
+        }
+        round_block(kind, target + at * size, totals[0], here);
     }
 }
 

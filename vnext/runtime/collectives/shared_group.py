@@ -4,7 +4,7 @@ Owns the protocol; exchange_plain.py or its compiled implementation operates on 
 For each piece every rank enters its part and then
     one-shot    adds all ranks' parts itself: one meeting, for small pieces
     two-shot    adds its share of the elements, and takes the other shares from the ranks that added them: two meetings
-Either way an element is summed in rank order in float32 and rounded once: the same bits on every rank, in both forms, at any
+Either way an element is summed by one tree in float32 and rounded once: the same bits on every rank, in both forms, at any
 speed. If a rank ends, for any reason, the others report it within LIVENESS_POLL_S.
 """
 

@@ -1,8 +1,8 @@
 """Collectives over torch.distributed for large tensors: NCCL between GPUs, gloo in tests.
 
-Owns how such a library's operations form a sum in rank order; the library's own sums have another order for each size and
-number of ranks. Every rank receives the parts of its share, adds them, and sends its share to all. As many bytes cross as in
-the library's own ring: twice (ranks - 1) / ranks of the tensor.
+Owns how such a library's operations form a sum by one tree (kernels/shards.py); the library's own sums have another order for
+each size and number of ranks. Every rank receives the parts of its share, adds them, and sends its share to all. As many bytes
+cross as in the library's own ring: twice (ranks - 1) / ranks of the tensor.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
+
+from vnext.kernels.shards import joined
 
 
 class TorchGroup:
@@ -29,10 +31,7 @@ class TorchGroup:
         padded = torch.nn.functional.pad(flat, (0, share * self._world_size - flat.shape[0]))
         parts = torch.empty_like(padded)
         dist.all_to_all_single(parts, padded)
-        first, *others = parts.view(self._world_size, share)
-        total = first.float()
-        for part in others:
-            total += part
+        total = joined([part.float() for part in parts.view(self._world_size, share)])
         whole = torch.empty_like(padded)
         dist.all_gather_into_tensor(whole, total.to(tensor.dtype))
         return whole[: flat.shape[0]].view(tensor.shape)

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 
 from vnext.kernels.arrays import torch_dtype
+from vnext.kernels.products import Change, completed
 from vnext.kernels.table import Operations
 from vnext.kernels.thin import LANES, thin_bytes
 from vnext.kernels.thin_tiles import ThinLines, ThinTiles, header_bytes, write_header
@@ -99,10 +100,14 @@ class AdapterRegions:
         def linear(x: torch.Tensor, weight: Any, bias: torch.Tensor | None) -> torch.Tensor:
             return change(base.linear(x, weight, bias), x, weight)
 
+        def row_linear(x: torch.Tensor, weight: Any, bias: torch.Tensor | None, join: Change) -> torch.Tensor:
+            """Each rank adds its part of the change, rounded: rows with an adapter have the bits of their number of ranks."""
+            return completed(join(linear(x, weight, None)), x.dtype, bias)
+
         def gated_linear(x: torch.Tensor, weight: Any, bias: torch.Tensor | None, activation: str) -> torch.Tensor:
             return base.gated_linear(x, weight, bias, activation, lambda product: change(product, x, weight))
 
-        return base._replace(linear=linear, gated_linear=gated_linear)
+        return base._replace(linear=linear, row_linear=row_linear, gated_linear=gated_linear)
 
 
 def product_bytes(product: AdaptedProduct, rank: int) -> int:

@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vnext.kernels.cpu import native
+from vnext.kernels.shards import SHARDS_MAX
 from vnext.models.config.model_config import load_config
 from vnext.models.config.stages import of_stage
 from vnext.models.layers.kv_cache import kv_groups
-from vnext.models.layers.sharding import Parallel
+from vnext.models.layers.sharding import Parallel, sums_alike
 from vnext.models.loading.checkpoint import fingerprint, weights_digest
 from vnext.runtime.collectives.group import StoreAddress, join_group
 from vnext.runtime.messages import ModelFacts, RankReady
@@ -196,12 +197,22 @@ def describe_numbers(settings: RankSettings, runner: ModelRunner) -> dict[str, s
         numbers["kv_cache_dtype"] = settings.kv_cache_dtype
     if settings.digests_weights and settings.rank == 0:
         numbers["weights_digest"] = weights_digest(settings.model_path)
+    numbers["sums"] = describe_sums(runner)
     if runner.routed:
         numbers["routed_experts"] = "{} layers, {} of each token".format(*runner.routed.shape)
     if runner.device_type == "cpu":
         cores = f"{here()}, {place_of(settings)}"
         numbers |= {"threads": str(settings.threads), "token_bytes": str(runner.token_bytes()), "cores": cores}
     return numbers | {"batch_invariant": str(runner.invariance)}
+
+
+def describe_sums(runner: ModelRunner) -> str:
+    """By what order ranks sum products. Engines in which it is the same give the same bits on any of these numbers of ranks."""
+    ranks = runner.parallel.world_size
+    if not (runner.parallel.is_exact and sums_alike(runner.config, ranks)):
+        return f"of {ranks} ranks" if ranks > 1 else "of one rank"
+    fitting = ", ".join(str(size) for size in range(1, SHARDS_MAX + 1) if sums_alike(runner.config, size))
+    return f"alike for ranks: {fitting}"
 
 
 def kernels_of(device_type: str) -> str:

@@ -108,12 +108,12 @@ class ModelRunner:
         self.device = str(device)
         self.device_type = self.device.partition(":")[0]
         self.dtype = choose_dtype(dtype, self.config, quantization, self.device_type)
-        self.parallel = parallel
         self._is_host = self.device_type == "cpu" and serves(self.dtype)
         self._dtype = host_dtype(self.dtype) if self._is_host else torch_dtype(self.dtype)
         self._kv_dtype = cache_dtype(kv_cache_dtype, self._dtype)
         self._family = family(self.config.architecture)
         self.invariance = self._invariance(deterministic, quantization)
+        self.parallel = parallel = replace(parallel, is_exact=self.invariance.holds)
         self.targets: list[Target] = []
         self.kept = Kept()
         self._place, self._forms = (self._dtype, self.device), (quantization, self.invariance.form)

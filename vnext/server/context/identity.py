@@ -20,8 +20,8 @@ from vnext.version import __version__
 REQUEST_ID_HEADER = "X-Request-Id"
 REQUEST_ID = web.RequestKey("request_id", str)
 KEY_CLIENT = web.RequestKey("key_client", str)
-IRRELEVANT = ("python", "threads", "cores")
-"""Entries of the engine's environment that no token depends on."""
+IRRELEVANT = ("python", "threads", "cores", "token_bytes")
+"""Entries of the engine's environment that no token depends on. The entry "sums" says whether the number of ranks counts."""
 _IS_OWN = web.RequestKey("request_id_is_own", bool)
 _SANE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._~:/+=@-]{0,127}")  # fit for a header, a name in a log and a line of text
 
@@ -63,5 +63,6 @@ def system_fingerprint(ready: EngineReady) -> str:
     """Equal for engines that give the same tokens for the same request and seed: one version, one model's weights in one
     number type, the same kernels on the same kind of machine."""
     relevant = sorted(pair for pair in ready.environment.items() if pair[0] not in IRRELEVANT)
-    reported = (__version__, ready.model_digest, ready.world_size, relevant)
+    ranks = None if "sums" in ready.environment else ready.world_size
+    reported = (__version__, ready.model_digest, ranks, relevant)
     return "fp_" + hashlib.blake2b(msgspec.json.encode(reported), digest_size=5).hexdigest()

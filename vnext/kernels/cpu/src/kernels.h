@@ -17,6 +17,7 @@ enum Gate : int { NO_GATE, SILU, GELU_TANH };
 
 constexpr int PANEL = 32;      // output columns of a packed panel, two halves of 16
 constexpr int STEP = 32;       // inputs of one step over K in bfloat16 and int8 panels
+constexpr int SHARDS_MAX = 8;  // into which the inputs of a weight are cut, each with a sum of its own
 constexpr int ALIGNMENT = 64;  // bytes
 constexpr int HEAD_MAX = 256;  // head_dim at most, as operations.py has it
 constexpr int CODES_A_SCALE = 32;
@@ -28,14 +29,18 @@ constexpr int64_t coded_bytes(int64_t head_dim) { return head_dim + (head_dim + 
 #define VNX_FIELD(type, name) type name;
 
 /* The start of a packed weight; offsets in bytes from it, 0 where there is none. `out` counts rows of the weight, gate
-   and up together. Panels: FLOAT32 [panel][in][32]; BFLOAT16 and INT8 [panel][step][half][16 pairs of inputs][16
+   and up together. Panels: FLOAT32 [panel][in][32]; BFLOAT16 and INT8 [panel][shard][step][half][16 pairs of inputs][16
    outputs][2]. A gated panel holds 16 outputs of the gate, then the same 16 of up. Padding is zero. INT8 is sign and
-   magnitude. */
+   magnitude, with scales [panel][shard][32]. The inputs are cut into `shards` of one size: each is summed alone, from
+   zero, and the sums are added by the tree of `joined` in lanes.h. */
 struct Packed {
     uint32_t magic;
-    int32_t kind, gate, reserved;
+    int32_t kind, gate, shards;
     int64_t out, in, panel_count, panel_bytes;
     int64_t bias_at, scales_at, panels_at, total_bytes;
+    int64_t shard_in() const { return in / shards; }
+    int64_t shard_steps() const { return (shard_in() + STEP - 1) / STEP; }
+    int64_t steps() const { return shards * shard_steps(); }
 };
 constexpr uint32_t PACKED_MAGIC = 0x564E5850;
 
@@ -81,13 +86,17 @@ struct ThinPart {
     int64_t count, rank, padded_rank, first, width;
 };
 
+/* down(x) is summed in `shards` of x, as a product with a Packed is. `narrow` null: down and up in one. Else the down(x) of
+   all parts, [count][padded_rank] each, one behind the other: written, or read where `is_up`. */
 struct ThinCall {
     const void *x;
-    int64_t x_stride, in;
+    int64_t x_stride, in, shards;
     void *product;
     int64_t product_stride;
     const ThinPart *parts;
     int64_t part_count;
+    float *narrow = nullptr;
+    bool is_up = true;
 };
 
 struct RotaryCall {
@@ -172,7 +181,8 @@ struct Kernels {
     void (*soft_cap)(float *x, int64_t count, float cap);
     /* Neighbouring heads of a cache of kind INT8 as dense rows [count][head_dim] of `kind`. */
     void (*widen_codes)(int kind, const int8_t *rows, int64_t head_dim, int64_t count, void *to);
-    void (*thin)(int kind, const ThinCall &, const ThinPart &, int64_t first, int64_t last);
+    /* `narrow`: that of the part's first token, or null. */
+    void (*thin)(int kind, const ThinCall &, const ThinPart &, int64_t first, int64_t last, float *narrow);
     /* Logits become minus infinity where their bit is 0, the lowest bit of the first word first. */
     void (*keep_allowed)(float *logits, int64_t count, const uint32_t *words);
     /* The largest logit of each block of WEIGHT_BLOCK; whether there is a NaN (peaks then leave it out). */

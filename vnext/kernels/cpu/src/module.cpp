@@ -97,9 +97,9 @@ void do_configure(int members, int spin_us) {
 int64_t do_bind(int member, const void *cpus, int count) { return bind_member(member, static_cast<const int32_t *>(cpus), count); }
 
 void do_pack(const void *parts, int weight_kind, const void *bias, int64_t out, int64_t in, int kind, int gate,
-             void *buffer) {
+             int shards, void *buffer) {
     const WithoutLock apart(true);
-    pack_linear(static_cast<const WeightPart *>(parts), weight_kind, bias, out, in, kind, gate, buffer);
+    pack_linear(static_cast<const WeightPart *>(parts), weight_kind, bias, out, in, kind, gate, shards, buffer);
 }
 
 void do_linear(const void *x, int64_t x_stride, int64_t rows, const Packed *weight, const void *bias, void *result,
@@ -117,9 +117,10 @@ void do_gate(int kind, const void *x, int64_t x_stride, int64_t rows, int64_t wi
     gate_and_mul(kind, rows, {x, result, width, x_stride, gate});
 }
 
-void do_thin(int kind, const void *x, int64_t x_stride, int64_t in, void *product, int64_t product_stride,
-             const void *parts, int64_t part_count) {
-    const ThinCall call{x, x_stride, in, product, product_stride, static_cast<const ThinPart *>(parts), part_count};
+void do_thin(int kind, const void *x, int64_t x_stride, int64_t in, int64_t shards, void *product, int64_t product_stride,
+             const void *parts, int64_t part_count, float *narrow, int is_up) {
+    const ThinCall call{x,     x_stride, in, shards, product, product_stride, static_cast<const ThinPart *>(parts), part_count,
+                        narrow, is_up != 0};
     const WithoutLock apart(thin_work(call) > LONG_WORK);
     add_thin(kind, call);
 }
@@ -204,7 +205,7 @@ bool do_step(const StepModel *model, const StepArrays *step) {
     const WithoutLock apart(true);
     if (model->rank_count == 1) return run_step(*model, *step, nullptr);
     const Ranks ranks{
-        [&](void *values, int64_t bytes) { call_python(model->sum, intptr_t(values), bytes); },
+        [&](void *values, int64_t bytes, int kind) { call_python(model->sum, kind, intptr_t(values), bytes); },
         [&](const void *part, void *joined, int64_t bytes, int64_t row_bytes) {
             call_python(model->join, intptr_t(part), intptr_t(joined), bytes, row_bytes);
         }};
@@ -231,15 +232,15 @@ PyMethodDef methods[] = {
     VNX_ENTRY("has_level", has_level, "has_level(level) -> whether this machine has it"),
     VNX_ENTRY("level", get_level, "level() -> level in use"),
     VNX_ENTRY("set_level", set_level, "set_level(level) -> whether this machine has it"),
-    VNX_ENTRY("packed_bytes", packed_bytes, "packed_bytes(out, in, kind, gate) -> bytes"),
-    VNX_ENTRY("pack_linear", do_pack, "pack_linear(parts, weight_kind, bias, out, in, kind, gate, buffer)"),
+    VNX_ENTRY("packed_bytes", packed_bytes, "packed_bytes(out, in, kind, gate, shards) -> bytes"),
+    VNX_ENTRY("pack_linear", do_pack, "pack_linear(parts, weight_kind, bias, out, in, kind, gate, shards, buffer)"),
     VNX_ENTRY("packed_rows", packed_rows, "packed_rows(ids, count, first, packed, result)"),
     VNX_ENTRY("linear", do_linear, "linear(x, x_stride, rows, packed, bias, result, result_stride, result_kind, apart)"),
     VNX_ENTRY("rms_norm", do_norm,
              "rms_norm(kind, x, x_stride, residual, residual_stride, weight, offset, eps, rows, width, normed, total)"),
     VNX_ENTRY("gate_and_mul", do_gate, "gate_and_mul(kind, x, x_stride, rows, width, gate, result)"),
     VNX_ENTRY("soft_cap", soft_cap, "soft_cap(rows, width, cap, x)"),
-    VNX_ENTRY("add_thin", do_thin, "add_thin(kind, x, x_stride, in, product, product_stride, parts, part_count)"),
+    VNX_ENTRY("add_thin", do_thin, "add_thin(kind, x, x_stride, in, shards, product, product_stride, parts, part_count, narrow, is_up)"),
     VNX_ENTRY("rotary_kv_write", do_rotary,
              "rotary_kv_write(kind, joined, joined_stride, tokens, query_norm, key_norm, offset, eps, cosine, sine, "
              "rotated_dim, "
@@ -272,7 +273,7 @@ const Constant constants[] = {
     CONSTANT(PORTABLE) CONSTANT(AVX2) CONSTANT(AVX512) CONSTANT(AVX512_BF16) CONSTANT(AMX)
     CONSTANT(NEON) CONSTANT(NEON_BF16)
     CONSTANT(FLOAT32) CONSTANT(BFLOAT16) CONSTANT(INT8) CONSTANT(BFLOAT16_WIDE_NORM)
-    CONSTANT(NO_GATE) CONSTANT(SILU) CONSTANT(GELU_TANH)
+    CONSTANT(NO_GATE) CONSTANT(SILU) CONSTANT(GELU_TANH) CONSTANT(SHARDS_MAX)
     VNX_STACK_LAYER(VNX_LAYER) VNX_PLACES(StackLayer)
     VNX_STEP_MODEL(VNX_MODEL) VNX_PLACES(StepModel)
     VNX_STEP_ARRAYS(VNX_STEP) VNX_PLACES(StepArrays)

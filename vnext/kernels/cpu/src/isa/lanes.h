@@ -308,6 +308,17 @@ inline Lanes activate(Lanes x, int gate) {
     return all(0.5f) * x * (all(1.0f) + tanh_lanes(inner));
 }
 
+/* The sum of so many shards, `stride` apart: by halves while their number is even, then in order. The ranks' sums are added
+   by the same tree (rank_sum.h), so those of a rank's shards may be its lower part. */
+inline Lanes joined(const Lanes *sums, int64_t stride, int64_t count) {
+    Lanes total = *sums;
+    if (count == 1) return total;
+    if (count % 2 == 0) return joined(sums, stride, count / 2) + joined(sums + count / 2 * stride, stride, count / 2);
+    for (int64_t i = 1; i < count; ++i)
+        total = total + sums[i * stride];
+    return total;
+}
+
 }  // namespace
 }  // namespace VNX_LEVEL
 }  // namespace vnx

@@ -15,29 +15,28 @@ namespace {
 
 int64_t round_up(int64_t value, int64_t step) { return (value + step - 1) / step * step; }
 
-int64_t steps_of(int64_t in) { return (in + STEP - 1) / STEP; }
-
 int64_t panels_of(int64_t out) { return (out + PANEL - 1) / PANEL; }
 
-int64_t panel_bytes_of(int64_t in, int kind) {
-    if (kind == FLOAT32) return in * PANEL * 4;
-    return steps_of(in) * STEP * PANEL * (kind == BFLOAT16 ? 2 : 1);
+int64_t panel_bytes_of(const Packed &p) {
+    if (p.kind == FLOAT32) return p.in * PANEL * 4;
+    return p.steps() * STEP * PANEL * (p.kind == BFLOAT16 ? 2 : 1);
 }
 
 /* Offsets and sizes; a gated weight is padded to whole halves so that gate and up end in the same panel. */
-Packed layout(int64_t out, int64_t in, int kind, int gate) {
+Packed layout(int64_t out, int64_t in, int kind, int gate, int shards) {
     Packed p{};
     p.magic = PACKED_MAGIC;
     p.kind = kind;
     p.gate = gate;
+    p.shards = shards;
     p.out = out;
     p.in = in;
     p.panel_count = gate == NO_GATE ? panels_of(out) : (out / 2 + 15) / 16;
-    p.panel_bytes = panel_bytes_of(in, kind);
+    p.panel_bytes = panel_bytes_of(p);
     const int64_t column_bytes = p.panel_count * PANEL * 4;
     p.bias_at = round_up(sizeof(Packed), ALIGNMENT);
     p.scales_at = p.bias_at + column_bytes;
-    p.panels_at = round_up(p.scales_at + column_bytes, 4096);
+    p.panels_at = round_up(p.scales_at + shards * column_bytes, 4096);
     p.total_bytes = p.panels_at + p.panel_count * p.panel_bytes;
     return p;
 }
@@ -106,11 +105,11 @@ void pack_pairs(const uint16_t *from, int64_t pair_count, int64_t place, char *p
         std::memcpy(panel + 2 * place_in_panel(2 * pair, place), from + 2 * pair, 4);
 }
 
-/* One output's weights, of the kind `given`, into its place of a panel. */
+/* One output's weights in a shard, of the kind `given`, into its place of the shard's part of a panel. */
 void pack_row(const Packed &p, const void *row, int given, int64_t place, float scale, char *panel) {
-    const int64_t paired = p.kind == BFLOAT16 && given == BFLOAT16 ? p.in / 2 : 0;
+    const int64_t in = p.shard_in(), paired = p.kind == BFLOAT16 && given == BFLOAT16 ? in / 2 : 0;
     pack_pairs(static_cast<const uint16_t *>(row), paired, place, panel);
-    for (int64_t k = 2 * paired; k < p.in; ++k) {
+    for (int64_t k = 2 * paired; k < in; ++k) {
         if (p.kind == FLOAT32) {
             reinterpret_cast<float *>(panel)[k * PANEL + place] = number_at(row, given, k);
             continue;
@@ -126,30 +125,35 @@ void pack_row(const Packed &p, const void *row, int given, int64_t place, float 
 void pack_panel(const Packed &p, const Source &source, const void *bias, int64_t panel, char *base) {
     char *to = base + p.panels_at + panel * p.panel_bytes;
     float *bias_to = reinterpret_cast<float *>(base + p.bias_at) + panel * PANEL;
-    float *scales_to = reinterpret_cast<float *>(base + p.scales_at) + panel * PANEL;
+    float *scales_to = reinterpret_cast<float *>(base + p.scales_at) + panel * p.shards * PANEL;
+    const int64_t row_bytes = p.shard_in() * (source.kind == FLOAT32 ? 4 : 2);
     std::memset(to, 0, size_t(p.panel_bytes));
+    std::fill(scales_to, scales_to + p.shards * PANEL, 1.0f);
     for (int64_t place = 0; place < PANEL; ++place) {
         const int64_t index = row_at(p, panel, place);
         bias_to[place] = index < 0 || bias == nullptr ? 0.0f : number_at(bias, source.kind, index);
-        scales_to[place] = 1;
         if (index < 0) continue;
-        const void *row = source.row(index);
-        if (p.kind == INT8) scales_to[place] = scale_of_row(row, source.kind, p.in);
-        pack_row(p, row, source.kind, place, scales_to[place], to);
+        const char *row = static_cast<const char *>(source.row(index));
+        for (int64_t shard = 0; shard < p.shards; ++shard, row += row_bytes) {
+            float &scale = scales_to[shard * PANEL + place];
+            if (p.kind == INT8) scale = scale_of_row(row, source.kind, p.shard_in());
+            pack_row(p, row, source.kind, place, scale, to + shard * (p.panel_bytes / p.shards));
+        }
     }
 }
 
-/* x with its rows padded to whole steps in the caller's scratch: tiles read whole steps, and what lies behind a row's
-   end may be another row, whose infinity times a zero weight would be NaN. */
+/* x with the shards of its rows padded to whole steps in the caller's scratch: kernels read whole steps, and what lies
+   behind a shard's end may be another row, whose infinity times a zero weight would be NaN. */
 void pad_rows(LinearCall &call) {
-    const int64_t in = call.weight->in, width = steps_of(in) * STEP;
-    uint16_t *copy = static_cast<uint16_t *>(scratch(SLOT_STATE, size_t(call.rows * width) * 2));
-    for (int64_t row = 0; row < call.rows; ++row) {
-        std::memcpy(copy + row * width, static_cast<const uint16_t *>(call.x) + row * call.x_stride, size_t(in) * 2);
-        std::memset(copy + row * width + in, 0, size_t(width - in) * 2);
+    const int64_t shards = call.weight->shards, in = call.weight->shard_in(), width = call.weight->shard_steps() * STEP;
+    uint16_t *to = static_cast<uint16_t *>(scratch(SLOT_STATE, size_t(call.rows * shards * width) * 2));
+    const uint16_t *from = static_cast<const uint16_t *>(call.x);
+    call.x = to;
+    for (int64_t i = 0; i < call.rows * shards; ++i, to += width) {
+        std::memcpy(to, from + i / shards * call.x_stride + i % shards * in, size_t(in) * 2);
+        std::memset(to + in, 0, size_t(width - in) * 2);
     }
-    call.x = copy;
-    call.x_stride = width;
+    call.x_stride = shards * width;
 }
 
 constexpr int64_t CHUNK_LEAST = 256 * 1024, CHUNK_MOST = 1024 * 1024;
@@ -182,11 +186,13 @@ int64_t group_count(const Packed &w, int64_t rows, int64_t chunks) {
 
 }  // namespace
 
-int64_t packed_bytes(int64_t out, int64_t in, int kind, int gate) { return layout(out, in, kind, gate).total_bytes; }
+int64_t packed_bytes(int64_t out, int64_t in, int kind, int gate, int shards) {
+    return layout(out, in, kind, gate, shards).total_bytes;
+}
 
 void pack_linear(const WeightPart *parts, int weight_kind, const void *bias, int64_t out, int64_t in, int kind,
-                 int gate, void *buffer) {
-    Packed p = layout(out, in, kind, gate);
+                 int gate, int shards, void *buffer) {
+    Packed p = layout(out, in, kind, gate, shards);
     const Source source{parts, weight_kind};
     char *base = static_cast<char *>(buffer);
     for_units(p.panel_count, false, [&](int64_t panel, int64_t) { pack_panel(p, source, bias, panel, base); });
@@ -200,7 +206,7 @@ void linear(const void *x, int64_t x_stride, int64_t rows, const Packed *weight,
     if (rows == 0) return;
     LinearCall call{weight, bias, x, x_stride, rows, result, result_stride, result_kind, apart, behind};
     const Packed &w = *weight;
-    if (w.kind != FLOAT32 && w.in % STEP != 0) pad_rows(call);
+    if (w.kind != FLOAT32 && w.shard_in() % STEP != 0) pad_rows(call);
     const int64_t height = chunk_rows(rows, w.in * (w.kind == FLOAT32 ? 4 : 2)), chunks = (rows + height - 1) / height;
     const int64_t groups = group_count(w, rows, chunks);
     const auto block = w.kind == FLOAT32 ? kernels().linear_f32 : kernels().linear_bf16;
@@ -211,7 +217,7 @@ void linear(const void *x, int64_t x_stride, int64_t rows, const Packed *weight,
     });
 }
 
-/* One row of a packed weight that is not gated. */
+/* One row of a packed weight that is neither gated nor in shards. */
 void unpack_row(const Packed &w, int64_t row, float *to) {
     const char *panel = reinterpret_cast<const char *>(&w) + w.panels_at + row / PANEL * w.panel_bytes;
     const float *from = reinterpret_cast<const float *>(panel) + row % PANEL;

@@ -28,15 +28,19 @@ inline void step_of_row(const bf16 *x, const bf16 *weights, Floats *sums) {
 }
 
 void one_row(const LinearCall &call, const bf16 *x, int64_t, int64_t row, int64_t panel, const void *weights, Ahead &ahead) {
-    const int64_t steps = (call.weight->in + STEP - 1) / STEP;
-    Lanes first = all(0.0f), second = all(0.0f);
-    for (int64_t step = 0; step < steps; ++step) {
-        const bf16 *at = static_cast<const bf16 *>(weights) + step * 1024;
-        ahead.fetch();
-        step_of_row(x + step * STEP, at, first.v);
-        step_of_row(x + step * STEP, at + 512, second.v);
+    const int64_t steps = call.weight->shard_steps();
+    const bf16 *at = static_cast<const bf16 *>(weights);
+    ShardSums<1> shards;
+    for (int64_t shard = 0; shard < call.weight->shards; ++shard) {
+        Lanes first = all(0.0f), second = all(0.0f);
+        for (int64_t step = 0; step < steps; ++step, x += STEP, at += 1024) {
+            ahead.fetch();
+            step_of_row(x, at, first.v);
+            step_of_row(x, at + 512, second.v);
+        }
+        shards.at[shard][0][0] = first, shards.at[shard][1][0] = second;
     }
-    finish_row(call, row, panel, first, second);
+    shards.finish(call, row, panel);
 }
 
 /* Four inputs of two rows. */
@@ -81,19 +85,25 @@ inline Lanes row_of_sums(const Floats *sums, bool is_second) {
 template <int R>
 inline void rows_dots(const LinearCall &call, const bf16 *x, int64_t stride, int64_t row, int64_t panel, const void *weights,
                       Ahead &ahead, int count) {
-    const int64_t steps = (call.weight->in + STEP - 1) / STEP;
-    const bf16 *rows[R];
+    const int64_t steps = call.weight->shard_steps();
+    const bf16 *rows[R], *at = static_cast<const bf16 *>(weights);
     for (int r = 0; r < R; ++r)
         rows[r] = x + (r < count ? r : count - 1) * stride;
-    Floats sums[2][R / 2][8] = {};
-    for (int64_t step = 0; step < steps; ++step) {
-        const bf16 *at = static_cast<const bf16 *>(weights) + step * 1024;
-        ahead.fetch();
-        half_step<R>(rows, step * STEP, at, sums[0]);
-        half_step<R>(rows, step * STEP, at + 512, sums[1]);
+    ShardSums<R> shards;
+    int64_t k = 0;
+    for (int64_t shard = 0; shard < call.weight->shards; ++shard) {
+        Floats sums[2][R / 2][8] = {};
+        for (int64_t step = 0; step < steps; ++step, k += STEP, at += 1024) {
+            ahead.fetch();
+            half_step<R>(rows, k, at, sums[0]);
+            half_step<R>(rows, k, at + 512, sums[1]);
+        }
+        for (int r = 0; r < R; ++r)
+            for (int half = 0; half < 2; ++half)
+                shards.at[shard][half][r] = row_of_sums(sums[half][r / 2], r % 2);
     }
     for (int r = 0; r < count; ++r)
-        finish_row(call, row + r, panel, row_of_sums(sums[0][r / 2], r % 2), row_of_sums(sums[1][r / 2], r % 2));
+        finish_row(call, row + r, panel, &shards.at[0][0][r], &shards.at[0][1][r], 2 * R);
 }
 
 template <int N>

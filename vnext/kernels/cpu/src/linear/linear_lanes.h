@@ -3,7 +3,8 @@
    Each output is accumulated over K in one order whatever the rows and columns beside it:
      FLOAT32   acc = fma(x[k], w[k], acc), k rising
      BFLOAT16  per step of 32 inputs two chains, even and odd k, from zero; acc += even + odd: what tdpbf16ps does, bit
-   for bit. A product of two bfloat16 is exact in float32, so a fused and a separate multiply-add agree. */
+   for bit. A product of two bfloat16 is exact in float32, so a fused and a separate multiply-add agree.
+   So is each shard of a weight, alone; the shards' sums are then added by one tree. */
 #pragma once
 
 #include "isa/lanes.h"
@@ -63,16 +64,11 @@ inline const float *floats_at(const Packed &w, int64_t offset) {
     return offset == 0 ? nullptr : reinterpret_cast<const float *>(reinterpret_cast<const char *>(&w) + offset);
 }
 
-/* Scale, bias, gate and rounding of one row's 32 sums; gate and up are rounded before they meet, as unfused ones are.
- */
+/* Bias, gate and rounding of one row's 32 sums; gate and up are rounded before they meet, as unfused ones are. */
 template <typename T>
 inline void finish_row(const LinearCall &call, int64_t row, int64_t panel, Lanes first, Lanes second) {
     const Packed &w = *call.weight;
-    const float *scales = floats_at(w, w.scales_at), *bias = floats_at(w, w.bias_at);
-    if (scales != nullptr) {
-        first = first * load(scales + panel * PANEL);
-        second = second * load(scales + panel * PANEL + 16);
-    }
+    const float *bias = floats_at(w, w.bias_at);
     if (bias != nullptr) {
         first = first + load(bias + panel * PANEL);
         second = second + load(bias + panel * PANEL + 16);
@@ -98,10 +94,30 @@ inline void finish_row(const LinearCall &call, int64_t row, int64_t panel, Lanes
     if (left > 16) store_part(result + panel * PANEL + 16, second, left - 16);
 }
 
-inline void finish_row(const LinearCall &call, int64_t row, int64_t panel, Lanes first, Lanes second) {
-    if (call.result_kind == FLOAT32) return finish_row<float>(call, row, panel, first, second);
-    return finish_row<bf16>(call, row, panel, first, second);
+/* The same from the sums of the shards, `stride` apart, which are scaled first. */
+inline void finish_row(const LinearCall &call, int64_t row, int64_t panel, Lanes *first, Lanes *second, int64_t stride) {
+    const Packed &w = *call.weight;
+    const float *scales = floats_at(w, w.scales_at);
+    for (int64_t i = 0; scales != nullptr && i < w.shards; ++i) {
+        const float *own = scales + (panel * w.shards + i) * PANEL;
+        first[i * stride] = first[i * stride] * load(own);
+        second[i * stride] = second[i * stride] * load(own + 16);
+    }
+    const Lanes one = joined(first, stride, w.shards), other = joined(second, stride, w.shards);
+    if (call.result_kind == FLOAT32) return finish_row<float>(call, row, panel, one, other);
+    return finish_row<bf16>(call, row, panel, one, other);
 }
+
+/* The sums of R rows in each shard, both halves. */
+template <int R>
+struct ShardSums {
+    Lanes at[SHARDS_MAX][2][R];
+
+    void finish(const LinearCall &call, int64_t row, int64_t panel) {
+        for (int r = 0; r < R; ++r)
+            finish_row(call, row + r, panel, &at[0][0][r], &at[0][1][r], 2 * R);
+    }
+};
 
 /* What the next panel's bytes, and the matrices behind the product, are fetched by while a panel is multiplied: so many lines
    at each step of each block of rows. A panel that few rows read once, one weight after the other, is left to the processor,
@@ -126,7 +142,7 @@ class Ahead {
     const char *at_ = nullptr;
     int lines_ = 0;
 
-    int64_t steps() const { return (weight_.in + STEP - 1) / STEP; }
+    int64_t steps() const { return weight_.steps(); }
 };
 
 /* int8 weights in sign and magnitude -> bf16, exact; `count` a multiple of 64. Of each 64 bytes, 16-byte lane i holds
@@ -229,19 +245,22 @@ using Rows = void (*)(const LinearCall &, const X *x, int64_t stride, int64_t ro
 
 template <int R>
 void rows_f32(const LinearCall &call, const float *x, int64_t stride, int64_t row, int64_t panel, const void *weights, Ahead &ahead) {
-    const int64_t in = call.weight->in;
+    const int64_t in = call.weight->shard_in();
     constexpr int H = R <= 2 ? 2 : HALVES_F32;
-    Lanes sums[2][R];
-    for (int r = 0; r < R; ++r)
-        sums[0][r] = all(0.0f), sums[1][r] = all(0.0f);
-    for (int64_t k = 0; k < in; k += STEP) {
-        const float *at = static_cast<const float *>(weights) + k * PANEL;
-        ahead.fetch();
-        for (int h = 0; h < 2; h += H)
-            step_f32<R, H>(x + k, stride, k + STEP < in ? STEP : in - k, at + 16 * h, sums + h);
+    ShardSums<R> shards;
+    const float *from = static_cast<const float *>(weights);
+    for (int64_t shard = 0; shard < call.weight->shards; ++shard, x += in, from += in * PANEL) {
+        auto &sums = shards.at[shard];
+        for (int r = 0; r < R; ++r)
+            sums[0][r] = all(0.0f), sums[1][r] = all(0.0f);
+        for (int64_t k = 0; k < in; k += STEP) {
+            const float *at = from + k * PANEL;
+            ahead.fetch();
+            for (int h = 0; h < 2; h += H)
+                step_f32<R, H>(x + k, stride, k + STEP < in ? STEP : in - k, at + 16 * h, sums + h);
+        }
     }
-    for (int r = 0; r < R; ++r)
-        finish_row(call, row + r, panel, sums[0][r], sums[1][r]);
+    shards.finish(call, row, panel);
 }
 
 /* One step of half a panel; x as float32. */
@@ -263,21 +282,25 @@ inline void half_step(const float *x, int64_t stride, const bf16 *weights, Lanes
         sums[r] = sums[r] + (even[r] + odd[r]);
 }
 
-/* x as float32 that ends in zeros up to whole steps. */
+/* x as float32 in whole steps. */
 template <int R>
 void rows_bf16(const LinearCall &call, const float *x, int64_t stride, int64_t row, int64_t panel, const void *weights, Ahead &ahead) {
-    const int64_t steps = (call.weight->in + STEP - 1) / STEP;
-    Lanes first[R], second[R];
-    UNROLLED for (int r = 0; r < R; ++r)
-        first[r] = all(0.0f), second[r] = all(0.0f);
-    for (int64_t step = 0; step < steps; ++step, x += STEP) {
-        const bf16 *at = static_cast<const bf16 *>(weights) + step * 1024;
-        ahead.fetch();
-        half_step<R>(x, stride, at, first);
-        half_step<R>(x, stride, at + 512, second);
+    const int64_t steps = call.weight->shard_steps();
+    const bf16 *at = static_cast<const bf16 *>(weights);
+    ShardSums<R> shards;
+    for (int64_t shard = 0; shard < call.weight->shards; ++shard) {
+        Lanes first[R], second[R];
+        UNROLLED for (int r = 0; r < R; ++r)
+            first[r] = all(0.0f), second[r] = all(0.0f);
+        for (int64_t step = 0; step < steps; ++step, x += STEP, at += 1024) {
+            ahead.fetch();
+            half_step<R>(x, stride, at, first);
+            half_step<R>(x, stride, at + 512, second);
+        }
+        UNROLLED for (int r = 0; r < R; ++r)
+            shards.at[shard][0][r] = first[r], shards.at[shard][1][r] = second[r];
     }
-    for (int r = 0; r < R; ++r)
-        finish_row(call, row + r, panel, first[r], second[r]);
+    shards.finish(call, row, panel);
 }
 
 template <int... R>
@@ -312,21 +335,21 @@ void linear_f32(const LinearCall &call, int64_t row0, int64_t row1, int64_t pane
     in_blocks(FormsUpTo<ROWS_F32>::F32, ROWS_F32, call, x, call.x_stride, row0, row1, panel0, panel1);
 }
 
-/* Rows [row, row + count) as float32 in scratch, padded with zeros to whole steps. */
+/* Rows [row, row + count), which are whole steps, as float32 in scratch. */
 inline const float *widened(const LinearCall &call, int64_t row, int64_t count) {
-    const int64_t in = call.weight->in, width = (in + STEP - 1) / STEP * STEP;
+    const int64_t width = call.weight->steps() * STEP;
     float *wide = static_cast<float *>(scratch(SLOT_ROWS, size_t(count) * width * 4));
     for (int64_t r = 0; r < count; ++r) {
         const bf16 *x = static_cast<const bf16 *>(call.x) + (row + r) * call.x_stride;
         for (int64_t k = 0; k < width; k += 16)
-            store(wide + r * width + k, k < in ? load_part(x + k, in - k) : all(0.0f));
+            store(wide + r * width + k, load(x + k));
     }
     return wide;
 }
 
 inline void linear_bf16(const LinearCall &call, int64_t row0, int64_t row1, int64_t panel0, int64_t panel1) {
     const DenormalsAreZero guard;
-    const int64_t stride = (call.weight->in + STEP - 1) / STEP * STEP;
+    const int64_t stride = call.weight->steps() * STEP;
     const float *x = widened(call, row0, row1 - row0);
     in_blocks(FormsUpTo<ROWS_BF16>::BF16, ROWS_BF16, call, x, stride, row0, row1, panel0, panel1);
 }

@@ -27,18 +27,22 @@ inline void half_step(const bf16 *x, int64_t stride, const bf16 *weights, __m512
 
 template <int R>
 void rows_pairs(const LinearCall &call, const bf16 *x, int64_t stride, int64_t row, int64_t panel, const void *weights, Ahead &ahead) {
-    const int64_t steps = (call.weight->in + STEP - 1) / STEP;
-    __m512 first[R], second[R];
-    for (int r = 0; r < R; ++r)
-        first[r] = second[r] = _mm512_setzero_ps();
-    for (int64_t step = 0; step < steps; ++step) {
-        const bf16 *at = static_cast<const bf16 *>(weights) + step * 1024;
-        ahead.fetch();
-        half_step<R>(x + step * STEP, stride, at, first);
-        half_step<R>(x + step * STEP, stride, at + 512, second);
+    const int64_t steps = call.weight->shard_steps();
+    const bf16 *at = static_cast<const bf16 *>(weights);
+    ShardSums<R> shards;
+    for (int64_t shard = 0; shard < call.weight->shards; ++shard) {
+        __m512 first[R], second[R];
+        for (int r = 0; r < R; ++r)
+            first[r] = second[r] = _mm512_setzero_ps();
+        for (int64_t step = 0; step < steps; ++step, x += STEP, at += 1024) {
+            ahead.fetch();
+            half_step<R>(x, stride, at, first);
+            half_step<R>(x, stride, at + 512, second);
+        }
+        for (int r = 0; r < R; ++r)
+            shards.at[shard][0][r] = {first[r]}, shards.at[shard][1][r] = {second[r]};
     }
-    for (int r = 0; r < R; ++r)
-        finish_row(call, row + r, panel, {first[r]}, {second[r]});
+    shards.finish(call, row, panel);
 }
 
 constexpr Rows<bf16> PAIR_FORMS[PAIR_ROWS] = {rows_pairs<1>, rows_pairs<2>,  rows_pairs<3>,  rows_pairs<4>,

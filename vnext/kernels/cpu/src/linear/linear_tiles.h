@@ -41,8 +41,10 @@ struct RowBlock {
 };
 
 typedef float TileSums[16][16];
+constexpr int TILES = 4; /* of sums: of the first 16 rows both halves, then of the last 16 */
 
-/* Sums of a block that wait for scale, bias, gate, rounding: done row by row while tiles work on the next block. */
+/* Sums of a block, TILES for each shard, that wait for scale, bias, gate, rounding: done row by row while tiles work on
+   the next block. */
 struct Unfinished {
     const TileSums *sums;
     RowBlock block;
@@ -53,8 +55,12 @@ struct Unfinished {
 inline void finish_some(const LinearCall &call, Unfinished &last, int count) {
     const int end = last.done + count < last.block.count ? last.done + count : last.block.count;
     for (int r = last.done; r < end; ++r) {
-        const TileSums *half = last.sums + (r < 16 ? 0 : 2);
-        finish_row(call, last.block.row + r, last.panel, load(half[0][r % 16]), load(half[1][r % 16]));
+        Lanes first[SHARDS_MAX], second[SHARDS_MAX];
+        for (int64_t shard = 0; shard < call.weight->shards; ++shard) {
+            const TileSums *half = last.sums + shard * TILES + (r < 16 ? 0 : 2);
+            first[shard] = load(half[0][r % 16]), second[shard] = load(half[1][r % 16]);
+        }
+        finish_row(call, last.block.row + r, last.panel, first, second, 1);
     }
     last.done = end;
 }
@@ -72,45 +78,51 @@ inline void narrow_steps(const char *x, int64_t stride, const char *w, int64_t s
     }
 }
 
-/* Up to 16 rows. The weight is read at the speed of memory; int8 is expanded a few steps at a time, within the nearest
-   cache. */
-inline void narrow_block(const LinearCall &call, const RowBlock &block, int64_t panel, int64_t steps) {
+/* Some steps of one shard and up to 16 rows, added to tiles 0 and 1. The weight is read at the speed of memory; int8 is
+   expanded a few steps at a time, within the nearest cache. */
+inline void narrow_shard(const Packed &w, const char *x, int64_t stride, const char *weights, int64_t steps) {
     constexpr int64_t STEPS_AT_ONCE = 4;
-    const Packed &w = *call.weight;
-    const char *weights = panel_of(w, panel);
-    alignas(64) TileSums sums[2];
     alignas(64) bf16 expanded[2][STEPS_AT_ONCE * 1024];
-    _tile_zero(0);
-    _tile_zero(1);
-    if (w.kind == BFLOAT16) {
-        narrow_steps(block.first, block.stride, weights, steps, weights + PREFETCH_BYTES, 32);
-    } else {
-        for (int64_t step = 0; step < steps; step += STEPS_AT_ONCE) {
-            const int64_t count = steps - step < STEPS_AT_ONCE ? steps - step : STEPS_AT_ONCE;
-            const char *from = weights + step * 1024;
-            bf16 *to = expanded[step / STEPS_AT_ONCE % 2];
-            expand(reinterpret_cast<const uint8_t *>(from), to, count * 1024);
-            narrow_steps(block.first + step * 64, block.stride, reinterpret_cast<const char *>(to), count,
-                         from + PREFETCH_BYTES, 16);
-        }
+    if (w.kind == BFLOAT16) return narrow_steps(x, stride, weights, steps, weights + PREFETCH_BYTES, 32);
+    for (int64_t step = 0; step < steps; step += STEPS_AT_ONCE) {
+        const int64_t count = steps - step < STEPS_AT_ONCE ? steps - step : STEPS_AT_ONCE;
+        const char *from = weights + step * 1024;
+        bf16 *to = expanded[step / STEPS_AT_ONCE % 2];
+        expand(reinterpret_cast<const uint8_t *>(from), to, count * 1024);
+        narrow_steps(x + step * 64, stride, reinterpret_cast<const char *>(to), count, from + PREFETCH_BYTES, 16);
     }
-    _tile_stored(0, sums[0], 64);
-    _tile_stored(1, sums[1], 64);
+}
+
+/* Up to 16 rows. */
+inline void narrow_block(const LinearCall &call, const RowBlock &block, int64_t panel) {
+    const Packed &w = *call.weight;
+    const int64_t steps = w.shard_steps(), bytes = w.panel_bytes / w.shards;
+    const char *weights = panel_of(w, panel), *x = block.first;
+    alignas(64) TileSums sums[SHARDS_MAX * TILES];
+    for (int64_t shard = 0; shard < w.shards; ++shard, x += steps * 64, weights += bytes) {
+        _tile_zero(0);
+        _tile_zero(1);
+        narrow_shard(w, x, block.stride, weights, steps);
+        _tile_stored(0, sums[shard * TILES], 64);
+        _tile_stored(1, sums[shard * TILES + 1], 64);
+    }
     Unfinished own{sums, block, panel, 0};
     finish_some(call, own, block.count);
 }
 
-/* 17 to 32 rows: results in tiles 0 to 3, then in `sums`. Meanwhile finishes the last block, and fetches `lines` lines
-   of the next panel at each step. */
-inline void wide_block(const LinearCall &call, const RowBlock &block, const bf16 *weights, int64_t steps,
+/* One shard of 17 to 32 rows, the steps from `begin` on: results in tiles 0 to 3, then in `sums`. Meanwhile finishes the
+   last block, and fetches `lines` lines of the next panel at each step. */
+inline void wide_shard(const LinearCall &call, const RowBlock &block, const bf16 *weights, int64_t begin,
                        Unfinished &last, const char *ahead, int lines, TileSums *sums) {
-    const char *w = reinterpret_cast<const char *>(weights);
+    const char *w = reinterpret_cast<const char *>(weights) + begin * 2048;
+    const int64_t end = begin + call.weight->shard_steps(), steps = call.weight->steps();
     const int rows_a_step = int((31 + steps) / steps);
+    ahead += begin * lines * 64;
     _tile_zero(0);
     _tile_zero(1);
     _tile_zero(2);
     _tile_zero(3);
-    for (int64_t step = 0; step < steps; ++step, w += 2048) {
+    for (int64_t step = begin; step < end; ++step, w += 2048) {
         _tile_loadd(6, w, 64);
         _tile_loadd(4, block.first + step * 64, block.stride);
         _tile_loadd(7, w + 1024, 64);
@@ -166,7 +178,7 @@ void wide_panels(const LinearCall &call, int64_t row0, int64_t row1, int64_t pan
     if (left > 0) tail = whole > row0 ? copied_block(call, whole, left, 32, steps) : block_in_place(call, whole, left);
     const int64_t block_count = (whole - row0) / 32 + (left > 0);
     const int lines = int((step_lines(w) + block_count - 1) / block_count);
-    alignas(64) TileSums sums[2][4];
+    alignas(64) TileSums sums[2][SHARDS_MAX * TILES];
     Unfinished last{};
     int turn = 0;
     for (int64_t panel = panel0; panel < panel1; ++panel) {
@@ -174,7 +186,8 @@ void wide_panels(const LinearCall &call, int64_t row0, int64_t row1, int64_t pan
         const char *ahead = panel_of(w, panel + 1);
         for (int64_t i = 0; i < block_count; ++i, ahead += steps * lines * 64, turn ^= 1) {
             const RowBlock block = row0 + i * 32 < whole ? block_in_place(call, row0 + i * 32, 32) : tail;
-            wide_block(call, block, weights, steps, last, ahead, lines, sums[turn]);
+            for (int64_t shard = 0; shard < w.shards; ++shard)
+                wide_shard(call, block, weights, shard * w.shard_steps(), last, ahead, lines, sums[turn] + shard * TILES);
             finish_some(call, last, 32);
             last = {sums[turn], block, panel, 0};
         }
@@ -185,13 +198,13 @@ void wide_panels(const LinearCall &call, int64_t row0, int64_t row1, int64_t pan
 /* Rows [row0, row1) of x, whose rows are readable up to whole steps, times panels [panel0, panel1). */
 void linear_tiles(const LinearCall &call, int64_t row0, int64_t row1, int64_t panel0, int64_t panel1) {
     const Packed &w = *call.weight;
-    const int64_t steps = (w.in + STEP - 1) / STEP, rows = row1 - row0;
+    const int64_t rows = row1 - row0;
     const TilesInUse guard;
     shape_tiles(rows > 32 ? 32 : int(rows));
-    if (rows > 16) return wide_panels(call, row0, row1, panel0, panel1, steps);
+    if (rows > 16) return wide_panels(call, row0, row1, panel0, panel1, w.steps());
     const RowBlock block = block_in_place(call, row0, int(rows));
     for (int64_t panel = panel0; panel < panel1; ++panel)
-        narrow_block(call, block, panel, steps);
+        narrow_block(call, block, panel);
 }
 
 }  // namespace

@@ -18,6 +18,7 @@ struct Space {
     void *joined_or_wide, *query_or_mixed, *seen_or_normed;
     void *picked_seen, *picked_residual;
     void *apart; /* gate and up, which adapters change before they meet */
+    float *sums; /* of this rank's inputs of a product whose inputs the ranks share */
 };
 
 struct Sizes {
@@ -38,10 +39,25 @@ Space take_space(const StackCall &call, const Sizes &sizes) {
     const int64_t outer = bytes(call.tokens, std::max(sizes.joined_width, sizes.wide_width)),
                   inner = bytes(call.tokens, std::max(sizes.query_width, call.hidden)),
                   seen = bytes(call.samples, sizes.query_width), kept = bytes(call.samples, call.hidden),
-                  apart = call.part_starts == nullptr ? 0 : bytes(call.tokens, 2 * sizes.wide_width);
-    char *memory = static_cast<char *>(scratch(SLOT_STACK, size_t(outer + 2 * inner + seen + kept + apart)));
-    char *query = memory + outer, *normed = query + inner, *picked = normed + inner;
-    return {memory, query, normed, picked, picked + seen, picked + seen + kept};
+                  apart = call.part_starts == nullptr ? 0 : bytes(call.tokens, 2 * sizes.wide_width),
+                  sums = call.sum == nullptr ? 0 : padded(call.tokens * call.hidden * 4);
+    char *memory = static_cast<char *>(scratch(SLOT_STACK, size_t(outer + 2 * inner + seen + kept + apart + sums)));
+    char *query = memory + outer, *normed = query + inner, *picked = normed + inner, *changed = picked + seen + kept;
+    return {memory, query, normed, picked, picked + seen, changed, reinterpret_cast<float *>(changed + apart)};
+}
+
+void round_all(const float *from, int64_t count, int kind, void *to) {
+    if (kind == FLOAT32) {
+        std::memcpy(to, from, size_t(count) * 4);
+        return;
+    }
+    uint16_t *rounded = static_cast<uint16_t *>(to);
+    for (int64_t i = 0; i < count; ++i) {
+        uint32_t bits;
+        std::memcpy(&bits, from + i, 4);
+        const uint16_t upper = uint16_t((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+        rounded[i] = from[i] != from[i] ? 0x7fc0 : upper;
+    }
 }
 
 struct Layer {
@@ -59,16 +75,19 @@ struct Layer {
         const int64_t width = is_gated ? weight->out / 2 : weight->out;
         if (!is_changed) return linear(x, weight->in, rows, weight, bias, result, width, call.kind);
         void *changed = is_gated ? space.apart : result;
-        const ThinCall thin{x, weight->in, weight->in, changed, weight->out, call.parts + part_starts[product],
+        const ThinCall thin{x, weight->in, weight->in, weight->shards, changed, weight->out, call.parts + part_starts[product],
                             part_starts[product + 1] - part_starts[product]};
         linear(x, weight->in, rows, weight, bias, changed, weight->out, call.kind, is_gated, &thin);
         add_thin(call.kind, thin);
         if (is_gated) gate_and_mul(call.kind, rows, {changed, result, width, weight->out, weight->gate});
     }
 
-    /* Make the ranks' parts of what attention or MLP gave one whole. */
-    void sum_mixed(int64_t rows) const {
-        if (call.sum != nullptr) (*call.sum)(space.query_or_mixed, rows * call.hidden * sizes.element);
+    /* What attention or MLP gives, by a weight whose inputs the ranks share. */
+    void mix(Product product, const void *x, int64_t rows, const Packed *weight, const void *bias) const {
+        if (call.sum == nullptr) return multiply(product, x, rows, weight, bias, space.query_or_mixed);
+        linear(x, weight->in, rows, weight, nullptr, space.sums, call.hidden, FLOAT32);
+        (*call.sum)(space.sums, rows * call.hidden * 4, FLOAT32);
+        round_all(space.sums, rows * call.hidden, call.kind, space.query_or_mixed);
     }
 
     /* normed = norm(residual += mixed). */
@@ -111,13 +130,11 @@ struct Layer {
 
     /* From what was seen to the next layer's normed input. */
     void finish(int64_t rows, const void *seen, void *residual, const void *next_norm, void *next) const {
-        multiply(OUTPUT, seen, rows, weights.output, weights.output_bias, space.query_or_mixed);
-        sum_mixed(rows);
+        mix(OUTPUT, seen, rows, weights.output, weights.output_bias);
         norm_mixed(rows, weights.after_attention_norm);
         add_and_norm(rows, space.query_or_mixed, residual, weights.mlp_norm, space.seen_or_normed);
         multiply(GATE_UP, space.seen_or_normed, rows, weights.gate_up, nullptr, space.joined_or_wide);
-        multiply(DOWN, space.joined_or_wide, rows, weights.down, weights.down_bias, space.query_or_mixed);
-        sum_mixed(rows);
+        mix(DOWN, space.joined_or_wide, rows, weights.down, weights.down_bias);
         norm_mixed(rows, weights.after_mlp_norm);
         add_and_norm(rows, space.query_or_mixed, residual, next_norm, next);
     }

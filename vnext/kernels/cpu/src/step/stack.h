@@ -47,8 +47,8 @@ struct StackPlaces {
     const int64_t *slots;
 };
 
-/* Sums `bytes` of values of the call's kind over the ranks of a group, in their place. What it throws ends the call. */
-using SumRanks = std::function<void(void *values, int64_t bytes)>;
+/* Sums `bytes` of values of this kind over the ranks of a group, in their place. What it throws ends the call. */
+using SumRanks = std::function<void(void *values, int64_t bytes, int kind)>;
 
 /* As in RotaryCall. */
 struct Angles {
@@ -59,7 +59,7 @@ struct Angles {
    entry for each group of layers, and all plans have the same heads. All arrays are of one `kind`, norms of `norm_kind`: the same,
    or BFLOAT16_WIDE_NORM. What adapters add to product p of layer i are the parts from
    part_starts[PRODUCT_COUNT * i + p] to the next; `part_starts` is null where no token has an adapter. `sum` joins what the ranks
-   have of a layer's outputs, which then have no biases; null for one rank alone. */
+   have of a layer's outputs, in float32, before they are rounded; these have no biases then. Null for one rank alone. */
 struct StackCall {
     int kind, norm_kind, cache_kind;
     const StackLayer *layers;

@@ -48,7 +48,7 @@ void embed(const StepModel &model, const StepArrays &step, const Ranks *ranks, v
         packed_rows(step.token_ids, step.tokens, model.embedding_first, model.embedding, residual);
     else
         gather_rows(model.embedding, row_bytes, model.embedding_rows, step.token_ids, step.tokens, model.embedding_first, residual);
-    if (ranks != nullptr) ranks->sum(residual, step.tokens * row_bytes);
+    if (ranks != nullptr) ranks->sum(residual, step.tokens * row_bytes, int(model.kind));
     if (model.embedding_scale != 1) scale_rows(int(model.kind), step.tokens, model.hidden, float(model.embedding_scale), residual);
 }
 

@@ -27,9 +27,12 @@ void add_thin(int kind, const ThinCall &call) {
         units += units_of(*part);
     for_units(units, thin_work(call) < ALONE_WORK, [&](int64_t unit, int64_t) {
         const ThinPart *part = call.parts;
-        for (; unit >= units_of(*part); ++part)
+        float *narrow = call.narrow;
+        for (; unit >= units_of(*part); ++part) {
             unit -= units_of(*part);
-        kernels().thin(kind, call, *part, unit * UNIT_TOKENS, std::min(part->count, (unit + 1) * UNIT_TOKENS));
+            if (narrow != nullptr) narrow += part->count * part->padded_rank;
+        }
+        kernels().thin(kind, call, *part, unit * UNIT_TOKENS, std::min(part->count, (unit + 1) * UNIT_TOKENS), narrow);
     });
 }
 
