@@ -157,7 +157,7 @@ class ThreadGroup:
         if not size_bytes:
             return
         mine = bytes_at(at, size_bytes).view(getattr(torch, dtype))
-        mine.copy_(torch.stack(self._exchange(rank, mine.clone())).sum(0))
+        mine.copy_(added(self._exchange(rank, mine.clone())))
 
     def join_at(self, rank: int, part: int, joined: int, size_bytes: int, row_bytes: int) -> None:
         """See sharding.HostRanks."""
