@@ -110,6 +110,18 @@ def test_the_next_log_names_the_one_before(server: Server) -> None:
         assert replay(["verify", str(each)]) == 0
 
 
+def test_streams_go_on_with_another_number_of_ranks(server: Server) -> None:
+    """In bfloat16, where another order of sums is soon another text."""
+    assert restart("--dtype", "bfloat16").returncode == 0
+    alone = asyncio.run(answers(server.url))
+    for ranks in ("2", "1"):
+        said: list[subprocess.CompletedProcess[str]] = []
+        found = asyncio.run(answers(server.url, lambda ranks=ranks, said=said: said.append(restart("--tensor-parallel-size", ranks))))
+        assert said[0].returncode == 0, said[0].stderr
+        assert found == alone, f"{ranks} ranks"
+    assert restart("--dtype", "float32").returncode == 0
+
+
 def test_an_engine_that_cannot_start_changes_nothing(server: Server) -> None:
     alone = asyncio.run(answers(server.url))
     said: list[subprocess.CompletedProcess[str]] = []
@@ -194,14 +206,3 @@ def test_servers_that_have_ended_are_not_listed(state: Path, tmp_path: Path) -> 
         time.sleep(0.1)
         said = restart("--port", second.url.rpartition(":")[2])
         assert said.returncode == 2 and second.url not in said.stderr
-
-
-def test_streams_go_on_with_another_number_of_ranks(server: Server) -> None:
-    """In bfloat16, where another order of sums is soon another text."""
-    assert restart("--dtype", "bfloat16").returncode == 0
-    alone = asyncio.run(answers(server.url))
-    for ranks in ("2", "1"):
-        said: list[subprocess.CompletedProcess[str]] = []
-        found = asyncio.run(answers(server.url, lambda ranks=ranks, said=said: said.append(restart("--tensor-parallel-size", ranks))))
-        assert said[0].returncode == 0, said[0].stderr
-        assert found == alone, f"{ranks} ranks"
