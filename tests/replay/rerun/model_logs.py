@@ -13,6 +13,8 @@ from vnext.log.codec import SegmentHeader
 from vnext.log.reading import read
 from vnext.runtime.core.engine_core import EngineCore
 from vnext.runtime.core.executor import InprocExecutor
+from vnext.runtime.messages import Operate, Operated
+from vnext.runtime.operations import Mode, UpdateWeights
 from vnext.runtime.processes.run_dir import CoreNotes
 from vnext.runtime.record.recorder import Recorder
 from vnext.runtime.record.segments import Bounds
@@ -38,7 +40,7 @@ class Story:
 
     def __init__(self, seed: int, requests: int, tokens: int, vocabulary: int) -> None:
         self.left = requests
-        self.notes, self.operations = CoreNotes(""), []
+        self.notes, self.operations, self.asked = CoreNotes(""), [], 0
         self._rng = random.Random(seed)
         self._tokens, self._vocabulary = tokens, vocabulary
         self._shared = [self._rng.randrange(vocabulary) for _ in range(24)]
@@ -73,6 +75,15 @@ class Story:
     def tell_stats(self, stats) -> None:
         """Nobody asks."""
 
+    def answer(self, peer: bytes, message: Operated) -> None:
+        """An operation is done."""
+        assert not message.error, message.error
+        self.asked -= 1
+
+    def update(self, path: Path, mode: Mode) -> None:
+        self.asked += 1
+        self.operations.append((b"", Operate(name=str(path), operation=UpdateWeights(path=str(path), mode=mode))))
+
 
 def settings_of(path: Path, config: SchedulerConfig, **changes: object) -> RankSettings:
     plain = dict(
@@ -85,9 +96,10 @@ def settings_of(path: Path, config: SchedulerConfig, **changes: object) -> RankS
 def record(
     path: Path, log_dir: Path, *, seed: int = 1, requests: int = 12, tokens: int = 14, privacy: str = "full",
     segment_bytes: int = 10**7, after: Callable[[State], None] = lambda state: None,
-    settings: dict[str, object] | None = None, **config: object,
+    settings: dict[str, object] | None = None, updates: dict[int, tuple[Path, Mode]] | None = None, **config: object,
 ) -> Path:  # fmt: skip
-    """The log of an engine that served a story with the checkpoint in `path`; blocks are scarce, so that requests give way."""
+    """The log of an engine that served a story with the checkpoint in `path`; blocks are scarce, so that requests give way. `updates`: by
+    the turn, the files of other weights, and what becomes of requests that have begun."""
     fields = dict(
         block_size=4, page_count=40, max_num_batched_tokens=24, max_num_seqs=6, max_model_len=96, eos_token_ids=(0,),
         digest_interval=3,
@@ -102,10 +114,15 @@ def record(
     )
     story = Story(seed, requests, tokens, made.vocab_size)
     core = EngineCore(started, executor, Recorder.open(log_dir, started, privacy, Bounds(segment_bytes=segment_bytes)), story)
-    for _ in range(TURNS_MAX):
+    turns, updates = 0, dict(updates or {})
+    while turns < TURNS_MAX:
+        if not story.asked:
+            turns += 1
+        if turns in updates:
+            story.update(*updates.pop(turns))
         core.step()
         after(core.state)
-        if not (story.left or core.state.requests or core.state.in_flight):
+        if not (story.left or story.asked or core.state.requests or core.state.in_flight):
             break
     core.shut_down()
     return log_dir

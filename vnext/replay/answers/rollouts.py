@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 
 from vnext.log.codec import Frame
+from vnext.replay.reading.drawn import Answered
 from vnext.replay.reading.folding import Broken, Folded, first_state, fold
 from vnext.replay.reading.source import Log, UnusableLog, open_log
 from vnext.state.events import AnyEvent, RequestArrived, RequestResumed, generated_by, unpack_tokens
@@ -22,13 +23,14 @@ from vnext.state.params import Sampling
 from vnext.state.state import Request, State
 
 DIGEST_BYTES = 32
-Score = Callable[[Request, list[int]], list[float]]
-"""Gives the log-probabilities of a request's answer, from the request and its tokens, the prompt's first."""
+Score = Callable[[Sequence[Answered]], tuple[list[list[float] | None], list[str]]]
+"""Gives the log-probabilities of each answer, None where weights that drew it are not here, and a sentence for each of these."""
 
 
 class Rollout(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One line. `sampling` has the fields that differ from their defaults; `weights` and `adapter` are digests; `logprobs` are
-    float32 values, one for each token of the answer, where they were asked for."""
+    """One line. `sampling` has the fields that differ from their defaults. `weights` is the digest of the weights that drew the
+    answer, `version` their number. Where they changed meanwhile these are the last ones, and `before` has those before, each with
+    the number of tokens at its end. `logprobs` are float32 values, one for each token of the answer, where they were asked for."""
 
     name: str
     prompt_token_ids: list[int]
@@ -37,16 +39,21 @@ class Rollout(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     seed: int
     sampling: dict[str, object]
     weights: str
+    version: int = 0
+    before: list[tuple[int, str]] = []
     logprobs: list[float] | None = None
 
     def word(self) -> int:
-        """The digest of what was asked and answered, as a number. Names and log-probabilities do not count."""
+        """The digest of what was asked and answered, and with which weights, as a number. Names, versions and log-probabilities do
+        not count."""
         what = (self.prompt_token_ids, self.token_ids, self.finish_reason, self.seed, self.sampling, self.weights)
+        what += (self.before,) if self.before else ()
         return int.from_bytes(hashlib.blake2b(msgspec.msgpack.encode(what), digest_size=DIGEST_BYTES).digest(), "little")
 
 
 class Rollouts(msgspec.Struct, frozen=True, kw_only=True):
-    """What was written. `aborted` and `unfinished` requests were left out: how far they came depends on time."""
+    """What was written. `aborted` and `unfinished` requests were left out: how far they came depends on time. `not_scored` have no
+    log-probabilities, because weights that drew them are not here; `lacking` names these."""
 
     out: str
     digest: str
@@ -55,6 +62,8 @@ class Rollouts(msgspec.Struct, frozen=True, kw_only=True):
     aborted: int
     unfinished: int
     weights: list[str]
+    not_scored: int = 0
+    lacking: list[str] = []
     ended: str = ""
 
 
@@ -70,10 +79,14 @@ def write_rollouts(paths: Sequence[Path], out: Path, score: Score | None = None)
     for log in logs:
         if log.header.privacy != "full":
             raise UnusableLog(f"{log.paths[0].parent} keeps no texts: a rollout has token ids, so record with --log full")
-    found, walks = [], [_Walk(log, score) for log in logs]
-    for place, walk in enumerate(walks):
+    answers, walks = [], list[_Walk]()
+    for place, log in enumerate(logs):
+        walks.append(_Walk(log, walks[-1].live if walks else ()))
         later = {name for log in logs[place + 1 :] for name in _resumed(log)}
-        found += [rollout for rollout in walk.rollouts() if walk.last[rollout.name] is not rollout or rollout.name not in later]
+        last = {each.request.name: each for each in walks[-1].answers()}
+        answers += [each for each in walks[-1].found if last[each.request.name] is not each or each.request.name not in later]
+    scores, lacking = score(answers) if score else ([None] * len(answers), [])
+    found = [_rollout(each, logprobs) for each, logprobs in zip(answers, scores)]
     _write(found, out)
     return Rollouts(
         out=str(out),
@@ -83,6 +96,8 @@ def write_rollouts(paths: Sequence[Path], out: Path, score: Score | None = None)
         aborted=sum(walk.aborted for walk in walks),
         unfinished=walks[-1].unfinished,
         weights=sorted({rollout.weights for rollout in found}),
+        not_scored=sum(rollout.logprobs is None for rollout in found) if score else 0,
+        lacking=lacking,
         ended=next((walk.broken for walk in walks if walk.broken), ""),
     )
 
@@ -105,60 +120,88 @@ def _write(rollouts: Iterable[Rollout], out: Path) -> None:
         raise UnusableLog(f"{out} cannot be written: {error}") from error
 
 
-class _Walk:
-    """The rollouts of one log. `last` has the last one of each name; the counts are known when `rollouts` is done."""
+class Answer(Answered, kw_only=True):
+    """A finished answer. `model`: the digest of the weights that its engine started with."""
 
-    def __init__(self, log: Log, score: Score | None) -> None:
-        self._log, self._score = log, score
-        self._weights = log.header.started.model_digest
-        self._live: dict[int, tuple[Request, list[int]]] = {}
-        self.last: dict[str, Rollout] = {}
+    finish: str
+    model: str
+
+
+class _Walk:
+    """The answers of one log. The counts are known when `answers` is done."""
+
+    def __init__(self, log: Log, before: Iterable[Answered]) -> None:
+        """`before` lived when the log before this one ended."""
+        self._log, self._before = log, {each.request.name: each for each in before}
+        self._live: dict[int, Answered] = {}
+        self.found: list[Answer] = []
         self.aborted, self.broken = 0, ""
 
     @property
     def unfinished(self) -> int:
         return len(self._live)
 
-    def rollouts(self) -> list[Rollout]:
+    @property
+    def live(self) -> Iterable[Answered]:
+        return self._live.values()
+
+    def answers(self) -> list[Answer]:
         """In the order in which they ended."""
         first = first_state(self._log)
         for row, id_ in enumerate(first.rows.id.tolist()):
-            self._live[id_] = first.requests[id_], row_tokens(first, row).tolist()
+            self._begin(first.requests[id_], row_tokens(first, row).tolist(), first)
         for waiting in first.waiting:
-            self._live[waiting.id] = first.requests[waiting.id], unpack_tokens(waiting.tokens).tolist()
-        found = []
+            self._begin(first.requests[waiting.id], unpack_tokens(waiting.tokens).tolist(), first)
         for item in fold(self._log):
             if isinstance(item, Broken):
                 self.broken = f"event {item.number}: {item.message}"
             elif isinstance(item, Folded):
-                found += self._folded(item.before, item.event, item.after)
-        return found
+                self._fold(item.before, item.event, item.after)
+        return self.found
 
-    def _folded(self, before: State, event: AnyEvent, after: State) -> Iterator[Rollout]:
+    def _begin(self, request: Request, tokens: list[int], state: State) -> None:
+        """A request with tokens, of which those of its answer were drawn before."""
+        known = self._before.get(request.name)
+        drawn = known.drawn if known and known.drawn else [(request.prompt_length, state.weights)]
+        drawn = [(place, weights) for place, weights in drawn if place < len(tokens)]
+        self._live[request.id] = Answered(request=request, tokens=tokens, drawn=drawn)
+
+    def _fold(self, before: State, event: AnyEvent, after: State) -> None:
         if isinstance(event, RequestArrived):
-            self._live[event.id] = after.requests[event.id], unpack_tokens(event.prompt + generated_by(event)).tolist()
+            self._begin(after.requests[event.id], unpack_tokens(event.prompt + generated_by(event)).tolist(), after)
         for output in outputs(before, event, after):
-            request, tokens = self._live[output.id]
+            answered = self._live[output.id]
             if output.token >= 0:
-                tokens.append(output.token)
+                answered.take(output.token, before.weights)
             if output.finish:
                 del self._live[output.id]
                 self.aborted += output.finish == "abort"
                 if output.finish != "abort":
-                    yield self._rollout(request, tokens, output.finish)
+                    self._end(answered, output.finish)
 
-    def _rollout(self, request: Request, tokens: list[int], finish: str) -> Rollout:
-        found = self.last[request.name] = Rollout(
-            name=request.name,
-            prompt_token_ids=tokens[: request.prompt_length],
-            token_ids=tokens[request.prompt_length :],
-            finish_reason=finish,
-            seed=request.sampling.seed,
-            sampling=_changed(request.sampling),
-            weights=self._weights,
-            logprobs=None if self._score is None else self._score(request, tokens),
-        )
-        return found
+    def _end(self, answered: Answered, finish: str) -> None:
+        request, tokens, model = answered.request, answered.tokens, self._log.header.started.model_digest
+        self.found.append(Answer(request=request, tokens=tokens, drawn=answered.drawn, finish=finish, model=model))
+
+
+def _rollout(answer: Answer, logprobs: list[float] | None) -> Rollout:
+    request, begin = answer.request, answer.request.prompt_length
+    spans = [
+        (span.end - begin, span.weights.digest if span.weights else answer.model, span.weights) for span in answer.spans(begin)
+    ]
+    _, digest, weights = spans[-1] if spans else (0, answer.model, None)
+    return Rollout(
+        name=request.name,
+        prompt_token_ids=answer.tokens[:begin],
+        token_ids=answer.tokens[begin:],
+        finish_reason=answer.finish,
+        seed=request.sampling.seed,
+        sampling=_changed(request.sampling),
+        weights=digest,
+        version=weights.version if weights else 0,
+        before=[(end, digest) for end, digest, _ in spans[:-1]],
+        logprobs=logprobs,
+    )
 
 
 def _changed(sampling: Sampling) -> dict[str, object]:

@@ -56,19 +56,25 @@ def print_rollouts(console: Console, answer: Rollouts) -> None:
         ("rollouts", f"{answer.rollouts:,}, {counted(answer.tokens, 'token')} of answers"),
         ("left out", f"{answer.aborted:,} aborted, {answer.unfinished:,} unfinished"),
         ("weights", ", ".join(answer.weights) or "-"),
+        *([("not scored", f"{answer.not_scored:,}, drawn with weights that are not here")] if answer.not_scored else []),
         ("digest", answer.digest),
     ])  # fmt: skip
+    for sentence in answer.lacking:
+        console.print(f"not scored: {sentence}", style="yellow", soft_wrap=True)
 
 
 def print_audited(console: Console, answer: Audited) -> None:
     facts(console, "audited", [
         ("model", answer.model or "did not run"),
         ("steps", f"{answer.steps:,} of {answer.steps_total:,} ran again, chosen by --seed {answer.seed}"),
+        *([("not audited", f"{answer.not_audited:,} more, computed with weights that are not here")] if answer.not_audited else []),
         ("tokens", f"{answer.tokens:,} of {counted(answer.requests, 'request')}, {answer.differ:,} differ"),
         ("weights", "every byte was compared" if answer.every_byte else "the log has no digest of every byte"),
         ("missed", f"one changed token that no later one depends on: with probability {answer.missed:.3f}"),
         *[(f"other {ground.name}", f"{ground.here} here, {ground.there} in the log") for ground in answer.elsewhere],
     ])  # fmt: skip
+    for sentence in answer.lacking:
+        console.print(f"not audited: {sentence}", style="yellow", soft_wrap=True)
     for finding in answer.findings:
         console.print(finding.message, style="bold red", soft_wrap=True)
     records(console, "findings", FIELDS, [{name: getattr(each, name) for name in FIELDS} for each in answer.findings])

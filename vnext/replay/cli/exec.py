@@ -6,6 +6,7 @@ import argparse
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from rich.console import Console
 from rich.progress import Progress
@@ -52,6 +53,10 @@ def add(commands) -> None:
 def add_model(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", metavar="PATH", help="the model's folder (default: where the log says it was)")
     parser.add_argument("--any-model", action="store_true", help="allow a model whose weights are not those of the log")
+    parser.add_argument(
+        "--weights", metavar="VERSION=PATH", action="append", default=[],
+        help="folder or file of a later version of the weights, for each version (default: where the log says it was)",
+    )  # fmt: skip
     parser.add_argument("--dtype", choices=DTYPES, help="data type of weights and cache")
     parser.add_argument("--quantization", choices=QUANTIZATIONS, help="quantization of the weights")
     parser.add_argument("--kv-cache-dtype", choices=CACHES, help="data type of keys and values")
@@ -91,8 +96,17 @@ def chosen_of(arguments: argparse.Namespace) -> ModelChoice:
     names = ("dtype", "quantization", "kv_cache_dtype", "kernels", "deterministic", "ranks", "threads")
     prepare(arguments.threads or 0, arguments.deterministic is not False)
     return ModelChoice(
-        model=arguments.model, any_model=arguments.any_model, changes={name: getattr(arguments, name) for name in names}
-    )
+        model=arguments.model, any_model=arguments.any_model, changes={name: getattr(arguments, name) for name in names},
+        weights=dict(map(_version_of, arguments.weights)),
+    )  # fmt: skip
+
+
+def _version_of(text: str) -> tuple[int, Path]:
+    """A version of the weights and where it is. Raises UnusableLog."""
+    version, equals, path = text.partition("=")
+    if not (version.isdecimal() and int(version) and equals and path):
+        raise UnusableLog(f"--weights {text}: give a version, counted from 1, and its folder or file, as 2=/checkpoints/step-200")
+    return int(version), Path(path).expanduser()
 
 
 @contextmanager

@@ -25,6 +25,8 @@ from vnext.replay.rerun.numerics import Ground, grounds
 
 if TYPE_CHECKING:
     from vnext.replay.execution.execution import TokenDifference
+    from vnext.replay.rerun.versions import Versions
+    from vnext.state.state import Weights
 
 FINDINGS_SHOWN = 16
 SEED_BITS = 32
@@ -45,6 +47,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 
 class Audited(msgspec.Struct, frozen=True, kw_only=True):
     """`steps` of `steps_total` ran again, chosen by `seed`; `tokens` of `requests` were compared and `differ` are others.
+    `not_audited` more were chosen and computed with weights that are not here, which `lacking` names.
 
     `missed` is the probability that this sample misses a step, and so a changed token that no later token depends on. `every_byte`:
     the log has a digest of the whole weight files. `elsewhere`: entries of the log's environment that differ here.
@@ -55,6 +58,8 @@ class Audited(msgspec.Struct, frozen=True, kw_only=True):
     seed: int
     steps: int
     steps_total: int
+    not_audited: int
+    lacking: list[str]
     requests: int
     tokens: int
     differ: int
@@ -89,10 +94,13 @@ def audit(path: Path, share: float, seed: int | None, chosen: ModelChoice, progr
         with sentences():
             run.compare(chosen, progress)
     findings += run.findings()
+    if run.lacking and not (run.steps or findings):
+        raise UnusableLog(f"nothing was audited: {run.lacking[0]}")
     environment = walk.log.header.started.environment
     return Audited(
         same=not findings, model=run.model, seed=seed, steps=run.steps, steps_total=total, requests=len(run.requests),
-        tokens=run.tokens, differ=len(run.differences), missed=1 - len(steps) / max(total, 1),
+        not_audited=run.not_audited, lacking=run.lacking,
+        tokens=run.tokens, differ=len(run.differences), missed=1 - (len(steps) - run.not_audited) / max(total, 1),
         every_byte="weights_digest" in environment, findings=findings[:FINDINGS_SHOWN], elsewhere=run.elsewhere,
     )  # fmt: skip
 
@@ -133,7 +141,9 @@ class _Run:
 
     def __init__(self, walk: Walk, steps: list[int]) -> None:
         self._walk, self._wanted = walk, set(steps)
-        self.model, self.steps, self.tokens = "", 0, 0
+        self.model, self.steps, self.not_audited, self.tokens = "", 0, 0, 0
+        self.lacking: list[str] = []
+        self._wrong: dict[int, Finding] = {}
         self.requests: set[int] = set()
         self.differences: list[TokenDifference] = []
         self.causes: list[Cause] = []
@@ -149,6 +159,8 @@ class _Run:
         for step in self._walk.steps():
             if step.step not in self._wanted:
                 continue
+            if not self._is_ready(machine.versions, step.state.weights):
+                continue
             batched.mistrust()
             again, logits = batched.run(batched.inputs(step.state, step.placeholders, step.drafts))
             found = token_differences(step, again, logits)
@@ -157,7 +169,20 @@ class _Run:
             self.steps, self.tokens = self.steps + 1, self.tokens + len(again)
             if progress is not None:
                 progress(self.steps, self.tokens)
-        self.causes = causes_of(self.differences, self._walk, machine, chosen, len(self.requests))
+        self.causes, versions = causes_of(self.differences, self._walk, machine, chosen, len(self.requests)), machine.versions
+        self.lacking = [sentence for version, sentence in versions.lacking.items() if version not in versions.wrong]
+
+    def _is_ready(self, versions: Versions, weights: Weights | None) -> bool:
+        """Have the machine compute with these weights if they are here. Other ones that the user gives for them are a finding."""
+        if versions.is_here(weights):
+            versions.take(weights)
+            return True
+        assert weights is not None, "the log's model is here"
+        self.not_audited += 1
+        if (found := versions.wrong.get(weights.version)) is not None:
+            message = versions.lacking[weights.version]
+            self._wrong[weights.version] = Finding(field="weights", recorded=weights.digest, found=found, message=message)
+        return False
 
     def findings(self) -> list[Finding]:
-        return [Finding(**msgspec.structs.asdict(cause)) for cause in self.causes]
+        return [*self._wrong.values(), *(Finding(**msgspec.structs.asdict(cause)) for cause in self.causes)]

@@ -125,9 +125,13 @@ def _values(recorded: Sampling) -> Iterator[tuple[str, object]]:
 def _wrong(reported: Reported, tokens: np.ndarray, sampling: Sampling, alone: Alone) -> Iterator[tuple[int, int]]:
     """(position, the model's token) of each token of the answer that differs."""
     request = replace(reported.request, sampling=sampling)
-    for position, again, _ in alone.answers(request, tokens, request.prompt_length):
-        if again != tokens[position]:
-            yield position, again
+    for begin, end, weights in reported.spans(request.prompt_length):
+        if not alone.versions.is_here(weights):
+            continue
+        alone.versions.take(weights)
+        for position, again, _ in alone.answers(request, tokens[:end], begin):
+            if again != tokens[position]:
+                yield position, again
 
 
 def _numerics(unknown: list[TokenDifference], walk: Walk, machine: Machine, chosen: ModelChoice) -> Cause | None:
@@ -141,7 +145,7 @@ def _numerics(unknown: list[TokenDifference], walk: Walk, machine: Machine, chos
             continue
         try:
             numerics = numerics_of(walk, chosen.changes | change)
-            other = open_machine(started, chosen.model, numerics, chosen.any_model, walk.adapter_folders())
+            other = open_machine(started, chosen.model, numerics, chosen.any_model, walk.adapter_folders(), chosen.weights)
         except CannotRun:
             continue
         alone, (field, value) = Alone(other, walk.first.config), next(iter(change.items()))

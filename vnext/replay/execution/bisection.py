@@ -17,6 +17,7 @@ from vnext.replay.execution.execution import (
     Progress,
     TokenDifference,
     described,
+    is_ready,
     machine_of,
     numerics_of,
     sentences,
@@ -74,7 +75,8 @@ class OperationSeen(msgspec.Struct, frozen=True, kw_only=True):
 class Bisected(msgspec.Struct, frozen=True, kw_only=True):
     """`numerics` are those of the watched run, `against` those of the other; None for each request alone.
 
-    `token` is the first token that differs from the record, in the steps up to the find, if the log had one rank too.
+    `token` is the first token that differs from the record, in the steps up to the find, if the log had one rank too. `lacking` has
+    a sentence for weights that are not here, whose steps are left out.
     """
 
     same: bool
@@ -88,6 +90,7 @@ class Bisected(msgspec.Struct, frozen=True, kw_only=True):
     found: OperationDifference | None
     token: TokenDifference | None
     rebuilt_tokens: int
+    lacking: list[str]
     end: str
 
 
@@ -124,6 +127,8 @@ def _search(
     as_recorded = walk.log.header.started.world_size == 1
     steps, token, found = 0, None, None
     for step in walk.steps():
+        if not all(is_ready(each, step.state.weights) for each in (machine, other) if each):
+            continue
         inputs = batched.inputs(step.state, step.placeholders, step.drafts)
         tokens, logits = batched.run(inputs)
         if as_recorded:
@@ -135,7 +140,9 @@ def _search(
         if progress is not None:
             progress(steps, sum(seen.calls for seen in search.seen.values()))
     if not steps:
-        raise UnusableLog(f"{walk.log.paths[0].parent} has no committed step in what was asked for: nothing was compared")
+        lacking = next(iter(machine.versions.lacking.values()), "")
+        why = lacking or f"{walk.log.paths[0].parent} has no committed step in what was asked for"
+        raise UnusableLog(f"nothing was compared: {why}")
     return _answer(walk, machine, other, search, steps, found, token, batched.rebuilt_tokens)
 
 
@@ -171,5 +178,6 @@ def _answer(
         found=found,
         token=token,
         rebuilt_tokens=rebuilt_tokens,
+        lacking=list(machine.versions.lacking.values()),
         end=walk.end if found is None else f"the first difference, in step {found.step}",
     )

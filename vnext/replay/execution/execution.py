@@ -16,12 +16,14 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 import numpy as np
 
-from vnext.replay.execution.recorded import Asked, RecordedStep, Walk
+from vnext.replay.execution.recorded import Asked, RecordedStep, Reported, Walk
 from vnext.replay.reading.source import UnusableLog
 from vnext.replay.rerun.numerics import CannotRun, Ground, Numerics, changed, grounds, recorded_numerics
 from vnext.state.samples import sample_points
+from vnext.state.state import Weights
 
 if TYPE_CHECKING:
+    from vnext.replay.rerun.alone import Alone
     from vnext.replay.rerun.machine import Machine
     from vnext.replay.rerun.tokens import Choice
 
@@ -31,11 +33,13 @@ Progress = Callable[[int, int], None]
 
 
 class ModelChoice(msgspec.Struct, frozen=True, kw_only=True):
-    """The model (None: the one that the log names), and what to change from the log's settings."""
+    """The model (None: the one that the log names), what to change from the log's settings, and where versions of the weights are
+    that the log names elsewhere, or nowhere any more."""
 
     model: str | None = None
     any_model: bool = False
     changes: dict[str, object] = {}
+    weights: dict[int, Path] = {}
 
 
 class TokenDifference(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,8 +64,8 @@ class Executed(msgspec.Struct, frozen=True, kw_only=True):
     """What was run, what it was compared with, and the outcome.
 
     `numerics` are those of the run, `elsewhere` are the log's entries that differ here. `steps` were run, or belong to
-    what was compared; `unseen` were planned before the run begins, `uncommitted` never ended. `rebuilt_tokens` were
-    computed for keys and values older than the run.
+    what was compared; `unseen` were planned before the run begins, `uncommitted` never ended, `skipped` were computed with weights
+    that are not here, which `lacking` names. `rebuilt_tokens` were computed for keys and values older than the run.
     """
 
     same: bool
@@ -78,6 +82,8 @@ class Executed(msgspec.Struct, frozen=True, kw_only=True):
     differences: list[TokenDifference]
     unseen: int
     uncommitted: int
+    skipped: int
+    lacking: list[str]
     rebuilt_tokens: int
     end: str
 
@@ -102,7 +108,8 @@ def execute(path: Path, asked: Asked, chosen: ModelChoice, alone: bool = False, 
         else:
             rebuilt = _run_batches(walk, machine, comparing)
     if not comparing.tokens and walk.is_sound:
-        raise UnusableLog(f"{path} has no sampled token in what was asked for: nothing was compared")
+        lacking = next(iter(machine.versions.lacking.values()), "")
+        raise UnusableLog(f"nothing was compared: {lacking or f'{path} has no sampled token in what was asked for'}")
     return _answer(walk, machine, comparing, alone, rebuilt)
 
 
@@ -111,8 +118,9 @@ def machine_of(walk: Walk, chosen: ModelChoice, changes: dict[str, object] | Non
     numerics = numerics_of(walk, chosen.changes if changes is None else changes)
     from vnext.replay.rerun.machine import open_machine
 
-    walk.any_weights = chosen.any_model
-    machine = open_machine(walk.log.header.started, chosen.model, numerics, chosen.any_model, walk.adapter_folders())
+    machine = open_machine(
+        walk.log.header.started, chosen.model, numerics, chosen.any_model, walk.adapter_folders(), chosen.weights
+    )
     walk.begin(machine.config.vocab_size)
     return machine
 
@@ -133,20 +141,36 @@ def _run_batches(walk: Walk, machine: Machine, comparing: _Comparing) -> int:
         if walk.recoveries > recoveries:
             recoveries = walk.recoveries
             batched.forget()
+        if not is_ready(machine, step.state.weights):
+            comparing.skipped += 1
+            continue
         inputs = batched.inputs(step.state, step.placeholders, step.drafts)
         comparing.step(step, *batched.run(inputs))
     return batched.rebuilt_tokens
 
 
+def is_ready(machine: Machine, weights: Weights | None) -> bool:
+    """Have the machine compute with these weights if they are here. Raises CannotRun where the user gives others for them."""
+    if not machine.versions.is_here(weights):
+        assert weights is not None, "the log's model is here"
+        if weights.version in machine.versions.wrong:
+            raise CannotRun(machine.versions.lacking[weights.version])
+        return False
+    machine.versions.take(weights)
+    return True
+
+
 def _run_alone(walk: Walk, machine: Machine, comparing: _Comparing) -> int:
     from vnext.replay.rerun.alone import Alone
 
-    for _ in walk.steps():
-        comparing.steps += 1
+    for step in walk.steps():
+        is_here = machine.versions.is_here(step.state.weights)
+        comparing.steps += is_here
+        comparing.skipped += not is_here
     alone = Alone(machine, walk.first.config)
     for reported in walk.reported.values():
         if reported.steps and comparing.asked.wants(reported.request.id):
-            comparing.request(reported, alone)
+            comparing.request(reported, alone, machine)
     return 0
 
 
@@ -155,7 +179,7 @@ class _Comparing:
 
     def __init__(self, asked: Asked, progress: Progress | None) -> None:
         self.asked = asked
-        self.steps = self.tokens = 0
+        self.steps = self.tokens = self.skipped = 0
         self.requests: set[int] = set()
         self.differences: list[TokenDifference] = []
         self.differ = 0
@@ -174,18 +198,21 @@ class _Comparing:
                 self._differs(found)
         self._tell(self.steps)
 
-    def request(self, reported, alone) -> None:
+    def request(self, reported: Reported, alone: Alone, machine: Machine) -> None:
         """Compare one request's tokens, each computed alone from those before it."""
         from vnext.replay.rerun.tokens import choice
 
         tokens = np.array(reported.tokens, dtype=np.int32)
         self.requests.add(reported.request.id)
-        for position, again, logits in alone.answers(reported.request, tokens, reported.first):
-            self.tokens += 1
-            recorded = reported.tokens[position]
-            if again != recorded:
-                step = reported.steps[position - reported.first]
-                self._differs(_difference(step, 0, reported.request.id, position, choice(0, recorded, again, logits)))
+        for begin, end, weights in reported.spans(reported.first):
+            if not is_ready(machine, weights):
+                continue
+            for position, again, logits in alone.answers(reported.request, tokens[:end], begin):
+                self.tokens += 1
+                recorded = reported.tokens[position]
+                if again != recorded:
+                    step = reported.steps[position - reported.first]
+                    self._differs(_difference(step, 0, reported.request.id, position, choice(0, recorded, again, logits)))
         self._tell(len(self.requests))
 
     def _differs(self, found: TokenDifference) -> None:
@@ -241,6 +268,8 @@ def _answer(walk: Walk, machine: Machine, comparing: _Comparing, alone: bool, re
         differences=shown,
         unseen=walk.unseen,
         uncommitted=walk.uncommitted,
+        skipped=comparing.skipped,
+        lacking=list(machine.versions.lacking.values()),
         rebuilt_tokens=rebuilt,
         end=walk.end,
     )

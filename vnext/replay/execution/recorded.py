@@ -15,6 +15,7 @@ import numpy as np
 
 from vnext.log.codec import Frame, LogEnd
 from vnext.replay.console.commands import index_of
+from vnext.replay.reading.drawn import Answered
 from vnext.replay.reading.folding import Broken, Fold, Folded, first_state, fold_items
 from vnext.replay.reading.source import Log, UnusableLog, open_log
 from vnext.state.events import (
@@ -23,14 +24,13 @@ from vnext.state.events import (
     RequestArrived,
     StepCommitted,
     StepPlanned,
-    WeightsChanged,
     generated_by,
     unpack_tokens,
 )
 from vnext.state.fold_plan import row_tokens
 from vnext.state.outputs import outputs
 from vnext.state.samples import runs_in, with_kept_drafts
-from vnext.state.state import Request, State, Weights
+from vnext.state.state import Request, State
 
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,18 +62,11 @@ class RecordedStep(msgspec.Struct, frozen=True, kw_only=True):
     drafts: dict[int, list[int]]
 
 
-class Reported(msgspec.Struct):
+class Reported(Answered, kw_only=True):
     """A request of a log: its reported tokens, and the steps in which those from `first` on were sampled."""
 
-    request: Request
-    tokens: list[int]
     first: int
-    steps: list[int]
-
-
-def _needs(weights: Weights | WeightsChanged) -> str:
-    which = f"version {weights.version} of the weights ({weights.digest})"
-    return f"with {which}: give a checkpoint of these with --model and --any-model"
+    steps: list[int] = []
 
 
 def require_texts(log: Log) -> None:
@@ -107,7 +100,6 @@ class Walk:
         self.end = "the end of the steps that were asked for"
         self.is_sound = True
         self.uncommitted = self.unseen = self.recoveries = 0
-        self.any_weights = False  # whether the model is said to have them
         self._vocab_size: int | None = None
 
     def adapter_folders(self) -> dict[str, str]:
@@ -123,10 +115,7 @@ class Walk:
             self._meet(request, tokens)
 
     def steps(self) -> Iterator[RecordedStep]:
-        """Committed steps in order, from the first requested one to the last. Raises UnusableLog where they begin behind a change
-        of the weights."""
-        if self.first.weights:
-            self._stops_at(self.first.weights, 0)
+        """Committed steps in order, from the first requested one to the last."""
         states: dict[int, State] = {}
         placeholders: dict[tuple[int, int, int], list[int]] = {}
         for item in fold_items(self.first, self._items):
@@ -136,8 +125,6 @@ class Walk:
                 self._meet(item.after.requests[item.event.id], unpack_tokens(item.event.prompt + generated_by(item.event)))
             elif isinstance(item.event, StepPlanned) and self._asked.holds(item.event.step):
                 states[item.event.step] = item.after
-            elif isinstance(item.event, WeightsChanged) and self._stops_at(item.event, item.after.planned):
-                break
             elif isinstance(item.event, EngineRecovered):
                 self.uncommitted += len(states)
                 states.clear()
@@ -149,14 +136,6 @@ class Walk:
                 if found := self._committed(item, states.pop(step, None), placeholders):
                     yield found
         self.uncommitted += len(states)
-
-    def _stops_at(self, change: Weights | WeightsChanged, step: int) -> bool:
-        """Whether the walk ends at this change, which `step` follows: the model that was loaded has other weights."""
-        if not self.any_weights and step <= self._asked.first:
-            raise UnusableLog(f"the steps asked for were computed {_needs(change)}")
-        if not self.any_weights:
-            self.end = f"the weights change: later steps were computed {_needs(change)}"
-        return not self.any_weights
 
     def _committed(
         self, item: Folded, state: State | None, placeholders: dict[tuple[int, int, int], list[int]]
@@ -192,12 +171,12 @@ class Walk:
         named = [token for token, _ in sampling.logit_bias] + list(sampling.stop_token_ids)
         self._require_tokens(np.array(named, dtype=np.int64), f"request {request.id} names")
         if self._telling:
-            self.reported[request.id] = Reported(request, tokens.tolist(), len(tokens), [])
+            self.reported[request.id] = Reported(request=request, tokens=tokens.tolist(), first=len(tokens))
 
     def _tell(self, item: Folded) -> None:
         for output in outputs(item.before, item.event, item.after):
             reported = self.reported[output.id]
-            reported.tokens.append(output.token)
+            reported.take(output.token, item.before.weights)
             if self._asked.holds(item.event.step):
                 reported.steps.append(item.event.step)
             else:

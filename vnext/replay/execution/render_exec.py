@@ -29,7 +29,14 @@ def print_executed(console: Console, answer: Executed) -> None:
     ])  # fmt: skip
     if answer.differences:
         print_tokens(console, answer.first, answer.differences)
+    print_lacking(console, answer.lacking)
     console.print(_conclusion(answer), style="bold green" if answer.same else "bold red", soft_wrap=True)
+
+
+def print_lacking(console: Console, lacking: list[str]) -> None:
+    """Print which weights are not here."""
+    for sentence in lacking:
+        console.print(f"not compared: {sentence}", style="yellow", soft_wrap=True)
 
 
 def numbers(numerics: dict[str, object]) -> str:
@@ -59,6 +66,7 @@ def _not_compared(answer: Executed) -> str:
     parts = [
         *([f"{answer.unseen:,} more planned before them"] if answer.unseen else []),
         *([f"{answer.uncommitted:,} more never committed"] if answer.uncommitted else []),
+        *([f"{answer.skipped:,} more with weights that are not here"] if answer.skipped else []),
     ]
     return f" ({', '.join(parts)})" if parts else ""
 
@@ -91,6 +99,7 @@ def print_bisected(console: Console, answer: Bisected) -> None:
         print_tokens(console, answer.token, [])
     if answer.found is not None:
         _print_found(console, answer.found)
+    print_lacking(console, answer.lacking)
     console.print(_bisected(answer), style="bold green" if answer.same else "bold red", soft_wrap=True)
 
 

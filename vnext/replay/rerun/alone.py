@@ -55,7 +55,7 @@ class Alone:
     """Runs requests one after the other on a private cache."""
 
     def __init__(self, machine: Machine, config: SchedulerConfig) -> None:
-        self._machine, self._config = machine, config
+        self._machine, self._config, self.versions = machine, config, machine.versions
         self._caches: Caches | None = None
 
     def computed(self, request: Request, tokens: np.ndarray, end: int) -> Caches:

@@ -26,6 +26,7 @@ from vnext.replay.rerun.model_of_log import folder_of
 from vnext.replay.rerun.numerics import CannotRun, Numerics
 from vnext.replay.rerun.shard import Kernels, Shard
 from vnext.replay.rerun.turns import Turns
+from vnext.replay.rerun.versions import Versions
 from vnext.runtime.processes.determinism import describe_process
 from vnext.runtime.processes.thread_plan import TEAM_SPIN_US, default_threads
 from vnext.runtime.settings import SettingsError
@@ -45,8 +46,11 @@ class Caches(NamedTuple):
 class Machine:
     """A loaded model. `logits` runs one step on all ranks."""
 
-    def __init__(self, path: Path, numerics: Numerics, folders: Mapping[str, str]) -> None:
-        """`folders` has those of LoRA adapters by digest. Raises CannotRun if the model or the numerics are unavailable here."""
+    def __init__(
+        self, path: Path, numerics: Numerics, folders: Mapping[str, str], weights: Mapping[int, Path], checks: bool = True
+    ) -> None:
+        """`folders` has those of LoRA adapters by digest, `weights` and `checks` are as in Versions. Raises CannotRun if the model
+        or the numerics are unavailable here."""
         self.path, self.numerics = path, numerics
         self.kernels = Kernels(numerics.kernels)
         if native.is_built():
@@ -60,6 +64,7 @@ class Machine:
         except (ModelError, SettingsError) as error:
             raise CannotRun(str(error)) from error
         self.config, self.adapters = self.shards[0].config, Adapters(self.shards, folders)
+        self.versions = Versions(path, self.shards, self.kernels, weights, checks)
         self.vocabulary = Vocabulary(path, self.config.vocab_size, self.config.eos_token_ids)
 
     def environment(self) -> dict[str, str]:
@@ -100,9 +105,11 @@ def tensors_of(cache: KvCache) -> list[torch.Tensor]:
 
 
 def open_machine(
-    started: EngineStarted, model: str | None, numerics: Numerics, any_model: bool, folders: Mapping[str, str]
-) -> Machine:
-    """The log's model, from `model` or from where the log says. Raises CannotRun if it is another model, or missing."""
+    started: EngineStarted, model: str | None, numerics: Numerics, any_model: bool, folders: Mapping[str, str],
+    weights: Mapping[int, Path],
+) -> Machine:  # fmt: skip
+    """The log's model, from `model` or from where the log says, and its later `weights` by version. Raises CannotRun if it is
+    another model, or missing."""
     path = folder_of(started, model)
     try:
         found = fingerprint(path)
@@ -114,7 +121,7 @@ def open_machine(
             f"{started.model} had {started.model_digest}; give that one with --model, or --any-model for this one"
         )
     threads = numerics.threads or default_threads(1)
-    machine = Machine(path, msgspec.structs.replace(numerics, threads=threads), folders)
+    machine = Machine(path, msgspec.structs.replace(numerics, threads=threads), folders, weights, checks=not any_model)
     require_fit(machine, started.config)
     return machine
 

@@ -22,8 +22,10 @@ from vnext.models.layers.batch import ForwardBatch
 from vnext.models.layers.kv_cache import KvCache, cache_dtype, make_kv_cache
 from vnext.models.layers.sharding import Parallel
 from vnext.models.loading.adapter import Base
+from vnext.models.loading.checkpoint import Checkpoint
+from vnext.models.loading.kept import Kept
 from vnext.models.loading.targets import Target
-from vnext.models.loading.weights import choose_dtype, load_params
+from vnext.models.loading.weights import choose_dtype, load_params, refill_params
 from vnext.models.registry import family
 from vnext.replay.rerun.numerics import PLAIN, TORCH, CannotRun, Numerics
 from vnext.runtime.batch.tensors import tensors_of_batch
@@ -51,10 +53,15 @@ class Shard:
             strict_mkl=torch.backends.mkl.is_available() and has_strict_path(cpu_flags()),
         )
         targets: list[Target] = []
+        self.kept, self._forms = Kept(), (numerics.quantization, self.invariance.form)
         self.params = load_params(
-            path, self.config, parallel, self.dtype, "cpu", None, numerics.quantization, self.invariance.form, targets
+            path, self.config, parallel, self.dtype, "cpu", None, *self._forms, targets, kept=self.kept
         )
         self.base, self.adapters = Base(self.config, parallel, targets), list[Adapter]()
+
+    def refill(self, tensors: Checkpoint) -> None:
+        """Compute with these tensors, which update.py has checked, from now on. Raises ModelError."""
+        refill_params(self.params, self.kept, tensors, self.config, self.parallel, self.dtype, "cpu", *self._forms)
 
     def cache(self, pages: int, block_size: int) -> KvCache:
         """An empty cache. Raises MemoryError or OSError if there is not enough memory."""
