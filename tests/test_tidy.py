@@ -62,7 +62,7 @@ ARROWS = {
     },
     "runtime/core": {
         "runtime/*", "runtime/processes", "runtime/ring", "runtime/record", "runtime/batch", "runtime/rank", "runtime/hosts",
-        "state/*", "sched/*", "log", "models/errors", "exits", "version",
+        "state/*", "sched/*", "log", "models/errors", "models/weight_index", "exits", "version",
     },
     "router": {"state/*", "log"},
     "runtime/client": {"runtime/*", "state/*", "router/*", "version"},
@@ -139,7 +139,7 @@ LATE_IMPORTS = {
     # an extra
     "vnext/server/context/traces.py": (6, "OpenTelemetry, where traces are asked for"),
     # an order of starting
-    "vnext/engine_operations.py": (3, "the engine starts while texts and client are imported"),
+    "vnext/engine_operations.py": (2, "the engine starts while texts and client are imported"),
     "vnext/generated.py": (2, "the engine starts while texts and client are imported"),
     "vnext/llm.py": (12, "the engine starts while texts and client are imported"),
     "vnext/api_servers.py": (1, "the engine starts meanwhile"),

@@ -6,9 +6,7 @@ with one sentence, and nothing has changed. docs/weights.md says what happens to
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from vnext.runtime.operations import (
@@ -21,15 +19,12 @@ from vnext.runtime.operations import (
     Residence,
     ResumeEngine,
     Tag,
-    UpdateWeights,
     WakeUp,
 )
 
 if TYPE_CHECKING:  # the client imports slowly: the engine starts meanwhile
     from vnext.runtime.client.client_sync import SyncEngineClient
-    from vnext.runtime.client.tensor_file import SharedTensor
-
-    Tensors = Mapping[str, Any] | Iterable[tuple[str, Any]] | Sequence[SharedTensor] | str | Path
+    from vnext.runtime.client.weight_update import Tensors, WeightUpdates
 
 
 class EngineOperations:
@@ -37,28 +32,35 @@ class EngineOperations:
 
     _client: SyncEngineClient
     _address: str
+    _updates: WeightUpdates | None = None
 
-    def update_weights(self, weights: Tensors, *, version: int = 0, mode: Mode = "wait") -> dict[str, Any]:
+    def update_weights(
+        self, weights: Tensors, *, version: int = 0, mode: Mode = "wait", partial: bool = False
+    ) -> dict[str, Any]:
         """Compute with other weights from the next step on; returns {"version", "digest"}.
 
-        `weights`: every tensor of the model by its name in the checkpoint (numpy or torch, float32, bfloat16 or float16), or
-        SharedTensors, or the folder or safetensors file that has them. `version` 0 is the next one. `mode`: what becomes of
-        requests that have begun. Raises NotDone, BadTensors, EngineDead.
+        `weights`: tensors of the model by their names in the checkpoint (numpy or torch, float32, bfloat16 or float16), or
+        SharedTensors, or the folder or safetensors file that has them: every one, or with `partial` some, and the others stay.
+        `version` 0 is the next one. `mode`: what becomes of requests that have begun. Behind `start_weight_update` only `weights`
+        are given, the engine checks them and goes on as before; returns {}. Raises NotDone, BadTensors, EngineDead.
         """
-        from vnext.runtime.client.connection import weights_folder
-        from vnext.runtime.client.tensor_file import SharedTensor, write_shared, write_tensors
-        if isinstance(weights, str | Path):
-            path = Path(weights).expanduser().resolve()
-            return self._client.operate(UpdateWeights(path=str(path), version=version, mode=mode))
-        given = weights if isinstance(weights, Mapping) else list(weights)
-        shared = not isinstance(given, Mapping) and bool(given) and isinstance(given[0], SharedTensor)
-        path = (write_shared if shared else write_tensors)(given, weights_folder(self._address))
-        try:
-            return self._client.operate(UpdateWeights(path=str(path), version=version, mode=mode, owned=True))
-        except BaseException:
-            with suppress(OSError):
-                path.unlink()
-            raise
+        return self._weight_updates().update(weights, version, mode, partial)
+
+    def start_weight_update(self, *, partial: bool = False) -> None:
+        """The calls of `update_weights` that follow are one change of the weights, which `finish_weight_update` makes. What was
+        sent before and not finished is forgotten. `partial`: tensors that are not sent stay as they are."""
+        self._weight_updates().start(partial)
+
+    def finish_weight_update(self, *, version: int = 0, mode: Mode = "wait") -> dict[str, Any]:
+        """Compute with what was sent since `start_weight_update`, as `update_weights` does. Where it raises NotDone the update is
+        over too, and nothing has changed."""
+        return self._weight_updates().finish(version, mode)
+
+    def _weight_updates(self) -> WeightUpdates:
+        if self._updates is None:
+            from vnext.runtime.client.weight_update import WeightUpdates
+            self._updates = WeightUpdates(self._client.operate, self._address)
+        return self._updates
 
     def pause(self, mode: Mode = "wait") -> None:
         """Let nothing begin until `resume`. "wait": those that have begun finish first; "keep": they stay where they are; "abort":

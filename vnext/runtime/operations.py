@@ -22,13 +22,13 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
 
 class UpdateWeights(Operation, tag=0):
-    """Compute with the tensors in the folder or file `path`. `version` 0 is the next one. `owned`: the file is the engine's, which
-    removes it behind the next change."""
+    """Compute with the tensors in the folders or files `paths`; `partial`: what they lack stays as it is. `version` 0 is the next
+    one. Files in the run directory are the engine's, which removes them when it has no more use for them."""
 
-    path: str
+    paths: tuple[str, ...]
     mode: Mode = "wait"
     version: int = 0
-    owned: bool = False
+    partial: bool = False
 
 
 class PauseEngine(Operation, tag=1):
@@ -57,7 +57,13 @@ class CallRanks(Operation, tag=5):
     arguments: dict[str, Plain] = {}
 
 
-AnyOperation = UpdateWeights | PauseEngine | ResumeEngine | PutToSleep | WakeUp | CallRanks
+class CheckPiece(Operation, tag=6):
+    """Say whether the tensors in the file `path` may be a part of an update. One that may not is removed as after UpdateWeights."""
+
+    path: str
+
+
+AnyOperation = UpdateWeights | PauseEngine | ResumeEngine | PutToSleep | WakeUp | CallRanks | CheckPiece
 
 
 class Residence(msgspec.Struct, frozen=True, kw_only=True):

@@ -32,14 +32,18 @@ from vnext.server.views.responses import count_input_tokens, create_response, de
 from vnext.server.views.tokens import DetokenizeBody, TokenizeBody, detokenize, tokenize
 from vnext.server.views.weights import (
     CallBody,
+    FinishBody,
+    StartBody,
     UpdateBody,
     collective_rpc,
+    finish_weight_update,
     is_paused,
     is_sleeping,
     pause,
     reset_prefix_cache,
     resume,
     sleep,
+    start_weight_update,
     update_weights,
     wake_up,
 )
@@ -91,6 +95,8 @@ ROUTES = (
     Route("GET", "/version", get_version, "the version"),
     Route("GET", "/server_info", get_server_info, "version, settings of the engine and its environment"),
     Route("POST", "/update_weights", update_weights, "computes with other weights (with --enable-rl-routes)", UpdateBody),
+    Route("POST", "/start_weight_update", start_weight_update, "begins an update that is sent in pieces", StartBody),
+    Route("POST", "/finish_weight_update", finish_weight_update, "computes with the pieces that were sent", FinishBody),
     Route("POST", "/pause", pause, "lets nothing begin (with --enable-rl-routes)"),
     Route("POST", "/resume", resume, "goes on"),
     Route("GET", "/is_paused", is_paused, "whether it is paused, and the version of the weights"),

@@ -65,6 +65,7 @@ class Story:
         return RequestArrived(id=id_, name=f"r{id_}", prompt=pack_tokens(prompt), sampling=sampling, priority=0, arrival_ns=0)
 
     is_behind = False
+    subscribed: tuple[()] = ()
 
     def begun(self, ids: list[int]) -> None:
         """Nobody waits."""
@@ -82,7 +83,7 @@ class Story:
 
     def update(self, path: Path, mode: Mode) -> None:
         self.asked += 1
-        self.operations.append((b"", Operate(name=str(path), operation=UpdateWeights(path=str(path), mode=mode))))
+        self.operations.append((b"", Operate(name=str(path), operation=UpdateWeights(paths=(str(path),), mode=mode))))
 
 
 def settings_of(path: Path, config: SchedulerConfig, **changes: object) -> RankSettings:

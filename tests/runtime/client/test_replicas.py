@@ -281,12 +281,12 @@ def test_no_engine_is_asked_while_one_is_started_again() -> None:
 def test_a_file_of_weights_is_each_engine_s_own(tmp_path: Path) -> None:
     (first := tmp_path / "0").mkdir(), (second := tmp_path / "1").mkdir()
     (first / "weights.a.safetensors").write_bytes(b"numbers")
-    operation = UpdateWeights(path=str(first / "weights.a.safetensors"), owned=True)
-    other = _own(operation, f"ipc://{second}/engine")
-    assert isinstance(other, UpdateWeights) and Path(other.path).parent == second and Path(other.path).read_bytes() == b"numbers"
+    operation = UpdateWeights(paths=(str(first / "weights.a.safetensors"), "/checkpoints/step-1"))
+    other = _own(operation, first, second)
+    assert isinstance(other, UpdateWeights) and other.paths == (str(second / "weights.a.safetensors"), "/checkpoints/step-1")
     (first / "weights.a.safetensors").unlink()
-    assert Path(other.path).read_bytes() == b"numbers"
-    assert _own(PauseEngine(), "ipc://x/engine") == PauseEngine()
+    assert Path(other.paths[0]).read_bytes() == b"numbers"
+    assert _own(PauseEngine(), first, second) == PauseEngine()
 
 
 def test_decisions_are_recorded_beside_the_first_engines_log(tmp_path: Path) -> None:

@@ -6,7 +6,10 @@ import pytest
 from edge_server import EdgeServer
 
 GETS = "/is_paused", "/is_sleeping"
-POSTS = "/update_weights", "/pause", "/resume", "/sleep", "/wake_up", "/reset_prefix_cache", "/collective_rpc"
+POSTS = (
+    "/update_weights", "/start_weight_update", "/finish_weight_update", "/pause", "/resume", "/sleep", "/wake_up",
+    "/reset_prefix_cache", "/collective_rpc",
+)  # fmt: skip
 
 
 def test_every_route_is_refused_by_name() -> None:

@@ -56,6 +56,10 @@ class Checkpoint:
     def names(self) -> list[str]:
         return sorted(self._tensors)
 
+    def file(self, name: str) -> Path:
+        """The file that a tensor is in."""
+        return self._tensors[name].file
+
     def stored_dtype(self, name: str) -> str:
         """A tensor's dtype by its file's own name for it."""
         return self._tensors[name].dtype
@@ -106,6 +110,12 @@ class Checkpoint:
         found = self._tensors[name]
         first = found.start // mmap.PAGESIZE * mmap.PAGESIZE
         found.mapping.madvise(mmap.MADV_DONTNEED, first, found.stop - first)
+
+
+def overlaid(*checkpoints: Checkpoint) -> Checkpoint:
+    """The tensors of all, each of the last one that has it. The last one's path names them."""
+    tensors = {name: each for one in checkpoints for name, each in one._tensors.items()}
+    return Checkpoint(checkpoints[-1].path, tensors, 0)
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""An update: new values for all tensors of a model that runs, as a folder of safetensors files or one such file.
+"""An update: new values for tensors of a model that runs, as folders of safetensors files or single files.
 
 Owns the check that comes before anything changes, and the digest of weights: over names, dtypes, shapes and every byte of the
 tensors that the model reads, so that a checkpoint and an update with the same tensors have the same one, however their files are
@@ -7,7 +7,7 @@ cut. `Checkpoint` reads the files.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from hashlib import blake2b
 from pathlib import Path
 
@@ -15,36 +15,52 @@ import numpy as np
 
 from vnext.models.config.folder import weight_files
 from vnext.models.errors import ModelError
-from vnext.models.loading.checkpoint import DTYPES, Checkpoint, stored_tensors
+from vnext.models.loading.checkpoint import DTYPES, Checkpoint, Stored, overlaid, stored_tensors
 from vnext.models.loading.host_place import HostPlace
+from vnext.models.weight_index import index_of
 
 NAMES_SHOWN = 3
 NOTHING_CHANGED = "nothing has changed"
 
 
 def open_update(path: Path) -> Checkpoint:
-    """The tensors in a folder, or in one file. Raises ModelError."""
+    """The tensors in a folder, in one file, or in the files of an index. Raises ModelError."""
     if not path.exists():
         raise ModelError(f"there are no weights at {path}: give a folder or a file that the ranks can read; {NOTHING_CHANGED}")
-    tensors = {}
-    for file in weight_files(path) if path.is_dir() else [path]:
+    tensors: dict[str, Stored] = {}
+    index = index_of(path)
+    for file in dict.fromkeys(index.values()) if index else weight_files(path) if path.is_dir() else [path]:
         try:
-            tensors |= stored_tensors(file)
+            found = stored_tensors(file)
         except OSError as error:
             raise ModelError(f"{file} cannot be read ({error}); {NOTHING_CHANGED}") from error
+        tensors |= {name: each for name, each in found.items() if index.get(name) == file} if index else found
     return Checkpoint(path, tensors, 0)
 
 
-def check_update(update: Checkpoint, shapes: Mapping[str, tuple[int, ...]], ignored: Collection[str] = ()) -> None:
-    """Raise ModelError, in one sentence, unless the update has exactly the tensors of `shapes`, with these shapes and dtypes that
-    can be read. Names in `ignored` may be there too."""
-    missing = [name for name in shapes if name not in update]
+def open_pieces(paths: Sequence[Path]) -> Checkpoint:
+    """The tensors of an update that was sent in pieces. Raises ModelError."""
+    pieces, seen = [open_update(path) for path in paths], set[str]()
+    for piece in pieces:
+        if twice := sorted(seen.intersection(piece.names())):
+            raise ModelError(f"the update has {_named(twice)} twice; {NOTHING_CHANGED}")
+        seen.update(piece.names())
+    return overlaid(*pieces)
+
+
+def check_update(
+    update: Checkpoint, shapes: Mapping[str, tuple[int, ...]], ignored: Collection[str] = (), partial: bool = False
+) -> None:
+    """Raise ModelError, in one sentence, unless the update has exactly the tensors of `shapes`, or if `partial` some of them, with
+    these shapes and dtypes that can be read. Names in `ignored` may be there too."""
+    missing = [name for name in shapes if name not in update and not partial]
     unknown = [name for name in update.names() if name not in shapes and name not in ignored]
     if missing:
-        raise ModelError(f"the update in {update.path} lacks {_named(missing)}: send every tensor of the model; {NOTHING_CHANGED}")
+        remedy = f"send every tensor of the model, or say that the update is partial; {NOTHING_CHANGED}"
+        raise ModelError(f"the update in {update.path} lacks {_named(missing)}: {remedy}")
     if unknown:
         raise ModelError(f"the update in {update.path} has {_named(unknown)}, which this model does not; {NOTHING_CHANGED}")
-    for name, shape in shapes.items():
+    for name, shape in ((name, shape) for name, shape in shapes.items() if name in update):
         if (found := update.shape(name)) != shape:
             has = f"has the shape {list(found or ())} where the model has {list(shape)}"
             raise ModelError(f"tensor {name!r} of the update {has}; {NOTHING_CHANGED}")

@@ -350,6 +350,7 @@ class EngineClient:
             self._forget(ready.blamed)
         for live in self._live.values():
             self._send(live.request)
+        self._operations.ask_again(self._send)
         self._changed()
 
     def _lose(self) -> None:
@@ -366,7 +367,6 @@ class EngineClient:
         self._connection.close()
         if self._ready is not None and not self._loss:
             self._loss, self._lost_s = f"{sentence.rstrip('.')}, and is started again: requests wait.", time.monotonic()
-            self._operations.fail_followed()
             self.followers.lose()
             self._lose_all(self._ready)
             self._recoveries, self._recovery_seconds, self._stats = self.recoveries, self.recovery_seconds, None

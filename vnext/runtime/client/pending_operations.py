@@ -1,8 +1,13 @@
-"""Operations that a client has asked for and that are not answered yet."""
+"""Operations that a client has asked for and that are not answered yet.
+
+Where the engine core dies, the one that follows it is asked again, by the same name: it knows which change of the weights its
+predecessor has made, and makes none twice.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import Callable
 from itertools import count
 from typing import Any
@@ -13,7 +18,7 @@ from vnext.runtime.client.output_stream import EngineDead
 from vnext.runtime.messages import ClientMessage, Operate, Operated
 from vnext.runtime.operations import AnyOperation
 
-FOLLOWED = "the engine core has ended and is started again, with the weights of its last change: ask again"
+Send = Callable[[ClientMessage], None]
 
 
 class NotDone(Exception):
@@ -28,21 +33,27 @@ class PendingOperations:
     """Belongs to one event loop."""
 
     def __init__(self) -> None:
-        self._names = count()
-        self._pending: dict[str, asyncio.Future[Any]] = {}
+        self._who, self._count = secrets.token_hex(8), count()
+        self._pending: dict[str, tuple[Operate, asyncio.Future[Any]]] = {}
 
-    async def ask(self, send: Callable[[ClientMessage], None], operation: AnyOperation) -> Any:
+    async def ask(self, send: Send, operation: AnyOperation) -> Any:
         """The operation's value. Raises NotDone, EngineDead."""
-        name, answer = str(next(self._names)), asyncio.get_running_loop().create_future()
-        self._pending[name] = answer
-        send(Operate(name=name, operation=operation))
+        name, answer = f"{self._who}-{next(self._count)}", asyncio.get_running_loop().create_future()
+        message = Operate(name=name, operation=operation)
+        self._pending[name] = message, answer
+        send(message)
         try:
             return await answer
         finally:
             self._pending.pop(name, None)
 
+    def ask_again(self, send: Send) -> None:
+        """Another engine core has begun, which knows of no question."""
+        for message, _ in self._pending.values():
+            send(message)
+
     def answered(self, message: Operated) -> None:
-        answer = self._pending.get(message.name)
+        _, answer = self._pending.get(message.name, (None, None))
         if answer is None or answer.done():
             return
         if message.error:
@@ -52,13 +63,6 @@ class PendingOperations:
 
     def fail(self, sentence: str) -> None:
         """The engine core has ended: nobody answers."""
-        self._fail(EngineDead(sentence))
-
-    def fail_followed(self) -> None:
-        """The engine core has ended and another one follows, which knows of no operation."""
-        self._fail(NotDone(FOLLOWED))
-
-    def _fail(self, error: Exception) -> None:
-        for answer in self._pending.values():
+        for _, answer in self._pending.values():
             if not answer.done():
-                answer.set_exception(error)
+                answer.set_exception(EngineDead(sentence))

@@ -13,7 +13,6 @@ import logging
 import os
 import time
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -182,12 +181,12 @@ class Replicas:
             raise EngineDead(self.death or "")
         if missing := [number for number, client in living if not client.is_up]:
             raise NotDone(f"engine {missing[0]} is being started again, so no engine was asked: ask again")
-        own = [operation, *(_own(operation, client.address) for _, client in living[1:])]
+        home = weights_folder(self._clients[0].address)
+        own = [operation, *(_own(operation, home, weights_folder(client.address)) for _, client in living[1:])]
         asked = (client.operate(each) for (_, client), each in zip(living, own))
         answers = await asyncio.gather(*asked, return_exceptions=True)
         errors = {number: each for (number, _), each in zip(living, answers) if isinstance(each, BaseException)}
         if errors:
-            _remove(own[1:], answers[1:])
             raise _failure(errors, [number for number, _ in living])
         return [value for values in answers for value in values] if isinstance(operation, CallRanks) else answers[0]
 
@@ -277,21 +276,16 @@ def _sentence(sentences: Sequence[str | None]) -> str | None:
     return " ".join(f"Engine {number}: {sentence}" for number, sentence in enumerate(sentences))
 
 
-def _own(operation: AnyOperation, address: str) -> AnyOperation:
-    """The operation for another engine than the first: a file that is the engine's has a name in that engine's folder too."""
-    if not isinstance(operation, UpdateWeights) or not operation.owned:
+def _own(operation: AnyOperation, home: Path, folder: Path) -> AnyOperation:
+    """The operation for another engine than the first, whose folder is `home`: a file there has a name in the other's folder too,
+    so that each engine removes its own."""
+    if not isinstance(operation, UpdateWeights):
         return operation
-    path = weights_folder(address) / Path(operation.path).name
-    os.link(operation.path, path)
-    return replace(operation, path=str(path))
-
-
-def _remove(operations: Sequence[AnyOperation], answers: Sequence[Any]) -> None:
-    """Remove the files of operations that were not carried out."""
-    for operation, answer in zip(operations, answers):
-        if isinstance(answer, BaseException) and isinstance(operation, UpdateWeights) and operation.owned:
-            with suppress(OSError):
-                os.unlink(operation.path)
+    paths = [Path(path) for path in operation.paths]
+    for path in paths:
+        if path.parent == home:
+            os.link(path, folder / path.name)
+    return replace(operation, paths=tuple(str(folder / path.name if path.parent == home else path) for path in paths))
 
 
 def _failure(errors: dict[int, BaseException], asked: Sequence[int]) -> BaseException:

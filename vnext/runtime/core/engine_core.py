@@ -65,7 +65,7 @@ from vnext.state.laws import check, check_cheap
 from vnext.state.outputs import Output, outputs, outputs_apart
 from vnext.state.reduce import fold, start
 from vnext.state.samples import still_owed
-from vnext.state.state import State, Weights
+from vnext.state.state import State
 from vnext.version import __version__
 
 STATS_INTERVAL_S = 0.25
@@ -111,13 +111,15 @@ class EngineCore:
         executor.while_full = self._send_stats
         executor.send(encode_events([started]))
 
-    def begin_after(self, recovered: EngineRecovered, weights: Weights | None = None) -> None:
-        """Another engine core had the requests that clients submit from now on, and computed with these weights. Call first."""
+    def begin_after(self, recovered: EngineRecovered) -> None:
+        """Another engine core had the requests that clients submit from now on, with its weights and its pause. Call first."""
         self._fold(recovered)
-        if weights is not None:
+        handover = self._operations.handover
+        if (weights := handover.weights) is not None:
             self._fold(EnginePaused(mode="keep"))
             self._fold(WeightsChanged(version=weights.version, digest=weights.digest, path=weights.path))
-            self._fold(EnginePaused(mode=""))
+        if self.state.paused != handover.paused:
+            self._fold(EnginePaused(mode=handover.paused))
         self._carry_out()
 
     # ---- one turn --------------------------------------------------------------------------------------------------

@@ -28,7 +28,6 @@ from vnext.models.errors import ModelError
 from vnext.runtime.core.clients import MESSAGES_AHEAD_MAX, Clients, read_messages
 from vnext.runtime.core.engine_core import EngineCore
 from vnext.runtime.core.executor import STOP_GRACE_S, Executor, InprocExecutor, MpExecutor, RankStartFailed
-from vnext.runtime.core.operations import weights_of
 from vnext.runtime.core.progress import RanksStalled
 from vnext.runtime.core.recovery import NoMoreRanks, Recovery
 from vnext.runtime.core.sizing import require_policy, scheduler_config
@@ -274,8 +273,7 @@ def start_core(
     recovery = Recovery(again, engine.max_restarts, ranks, "" if engine.log == "off" else settings.log_dir)
     core = EngineCore(started, executor, recorder, clients, engine.check_laws, engine.step_timeout_s, recovery)
     if before is not None:
-        weights = weights_of(notes, started.model_digest)
-        core.begin_after(EngineRecovered(cause=before.cause, log=before.log, frames=frames), weights)
+        core.begin_after(EngineRecovered(cause=before.cause, log=before.log, frames=frames))
     notes.write(READY)
     return core, clients
 

@@ -94,6 +94,21 @@ class CoreNotes:
             with suppress(OSError):  # a full disk: the note is missing, and nothing else
                 (self._folder / name).write_text(text)
 
+    def replace(self, name: str, text: str) -> None:
+        """As `write`, but the note before is there until this one is there as a whole. Raises OSError."""
+        if self._folder is not None:
+            part = self._folder / f"{name}.part"
+            part.write_text(text)
+            part.replace(self._folder / name)
+
+    def path(self, name: str) -> str:
+        """Where a file of this name lies in the run directory."""
+        return str((self._folder or Path()) / name)
+
+    def is_beside(self, path: str) -> bool:
+        """Whether a file lies in the run directory."""
+        return self._folder is not None and Path(path).parent == self._folder
+
     def erase(self, name: str) -> None:
         if self._folder is not None:
             (self._folder / name).unlink(missing_ok=True)
@@ -101,7 +116,7 @@ class CoreNotes:
     def text(self, name: str) -> str | None:
         """A note's text; None if there is none."""
         try:
-            return (self._folder / name).read_text()
+            return (self._folder / name).read_text() if self._folder is not None else None
         except OSError:
             return None
 

@@ -16,7 +16,15 @@ import msgspec
 from vnext.kernels.arrays import address, strides_of
 from vnext.kernels.cpu.memory import give_back
 from vnext.models.errors import ModelError
-from vnext.models.loading.update import check_finite, check_update, open_update, tensors_digest
+from vnext.models.loading.checkpoint import overlaid
+from vnext.models.loading.update import (
+    check_finite,
+    check_update,
+    open_pieces,
+    open_update,
+    tensors_digest,
+)
+from vnext.models.weight_index import write_index
 from vnext.runtime.messages import RankAnswer
 from vnext.runtime.rank.functions import FUNCTIONS
 from vnext.runtime.rank.runner import ModelRunner
@@ -55,7 +63,7 @@ class RankWeights:
         match command:
             case CheckWeights():
                 self._reader = self._reader or ThreadPoolExecutor(1, "weights")
-                self._checking = command.serial, self._reader.submit(self._check, Path(command.path))
+                self._checking = command.serial, self._reader.submit(self._check, command)
             case Release():
                 self._answer(command.serial, lambda: self._release(command.tags))
             case Restore():
@@ -84,17 +92,21 @@ class RankWeights:
             value, error = b"null", str(raised) or type(raised).__name__
         self._answers.append(RankAnswer(rank=self._rank, serial=serial, error=error, value=value))
 
-    def _check(self, path: Path) -> str:
+    def _check(self, command: CheckWeights) -> str:
         """The digest on the first rank. Every rank looks at its share of the tensors; all refuse what does not fit."""
         runner = self._runner
         require_refillable(runner)
-        update, names = open_update(path), runner.kept.names
-        check_update(update, names, self._own_names())
-        check_finite(update, sorted(names)[self._rank :: self._world_size])
-        if self._rank:
+        update, names = open_pieces([Path(path) for path in command.paths]), runner.kept.names
+        check_update(update, names, self._own_names(), command.partial)
+        check_finite(update, [name for name in sorted(names) if name in update][self._rank :: self._world_size])
+        if self._rank or command.is_piece:
             return ""
+        if command.partial:
+            update = overlaid(open_update(Path(command.base or runner.path)), update)
+        if command.index:
+            write_index(Path(command.index), {name: update.file(name) for name in sorted(names)})
         digest = tensors_digest(update, names)
-        self._checked = str(path), digest
+        self._checked = command.index or command.paths[0], digest
         return digest
 
     def _own_names(self) -> Sequence[str]:

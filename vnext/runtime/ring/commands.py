@@ -12,9 +12,15 @@ class Command(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
 
 class CheckWeights(Command, tag=111):
-    """Check an update beside running steps; the value is its digest."""
+    """Check the files of an update beside running steps; the value is the digest of the weights with it. A `partial` one stays over
+    those in `base`, "" for the checkpoint's own. The first rank writes the index of the weights to the file `index`, if any. With
+    `is_piece` the update is not complete, and has no digest."""
 
-    path: str
+    paths: tuple[str, ...]
+    partial: bool = False
+    base: str = ""
+    index: str = ""
+    is_piece: bool = False
 
 
 class Release(Command, tag=112):

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import Any
 
-from vnext.runtime.client.connection import weights_folder
 from vnext.runtime.client.replicas import AnyEngineClient
-from vnext.runtime.client.tensor_file import SharedTensor, write_shared
+from vnext.runtime.client.tensor_file import SharedTensor
+from vnext.runtime.client.weight_update import WeightUpdate, file_of, finished
 from vnext.runtime.operations import (
     TAGS,
     AnyOperation,
     CallRanks,
+    CheckPiece,
     Mode,
     PauseEngine,
     Plain,
@@ -34,6 +34,7 @@ class Trainer:
 
     def __init__(self, client: AnyEngineClient, settings: ServerSettings) -> None:
         self._client, self._settings = client, settings
+        self._weight_update: WeightUpdate | None = None
 
     def require_opened(self, path: str) -> None:
         """Raises RoutesClosed."""
@@ -44,19 +45,27 @@ class Trainer:
     def residence(self) -> Residence:
         return self._client.stats.residence if self._client.stats is not None else Residence()
 
-    async def update(self, path: str, mode: Mode, version: int) -> Any:
-        """Weights in a folder or file."""
-        return await self._client.operate(UpdateWeights(path=path, mode=mode, version=version))
+    async def update(self, weights: str | Sequence[SharedTensor], mode: Mode, version: int, partial: bool) -> Any:
+        """Weights in a folder or file, or in shared memory: all at once, or a piece of an update that was started."""
+        update = self._weight_update
+        if update is not None:
+            update.require_piece(version, mode, partial)
+        path = await asyncio.to_thread(file_of, weights, self._settings.engine_address)
+        if update is None:
+            return await self._do(UpdateWeights(paths=(path,), mode=mode, version=version, partial=partial))
+        await self._do(CheckPiece(path=path))
+        update.paths.append(path)
+        return {}
 
-    async def update_shared(self, tensors: Sequence[SharedTensor], mode: Mode, version: int) -> Any:
-        """Weights in shared memory."""
-        path = await asyncio.to_thread(write_shared, tensors, weights_folder(self._settings.engine_address))
-        try:
-            return await self._client.operate(UpdateWeights(path=str(path), mode=mode, version=version, owned=True))
-        except BaseException:
-            with suppress(OSError):
-                path.unlink()
-            raise
+    def start_update(self, partial: bool) -> None:
+        """Begin an update that is sent in pieces; forget one that was not finished."""
+        if self._weight_update is not None:
+            self._weight_update.forget(self._settings.engine_address)
+        self._weight_update = WeightUpdate(partial)
+
+    async def finish_update(self, mode: Mode, version: int) -> Any:
+        update, self._weight_update = self._weight_update, None
+        return await self._do(finished(update, version, mode))
 
     async def pause(self, mode: Mode) -> Any:
         return await self._do(PauseEngine(mode=mode))

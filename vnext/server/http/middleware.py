@@ -28,8 +28,9 @@ from vnext.server.settings import ServerSettings
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 GUARDED = (
-    "/v1", "/tokenize", "/detokenize", "/log", "/events", "/server_info", "/update_weights", "/pause", "/resume", "/is_paused",
-    "/sleep", "/wake_up", "/is_sleeping", "/reset_prefix_cache", "/collective_rpc",
+    "/v1", "/tokenize", "/detokenize", "/log", "/events", "/server_info", "/update_weights", "/start_weight_update",
+    "/finish_weight_update", "/pause", "/resume", "/is_paused", "/sleep", "/wake_up", "/is_sleeping", "/reset_prefix_cache",
+    "/collective_rpc",
 )  # fmt: skip
 
 log = logging.getLogger("vnext.server")

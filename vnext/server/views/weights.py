@@ -16,10 +16,25 @@ MODES: tuple[Mode, ...] = ("wait", "keep", "abort")
 
 
 class UpdateBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Either the `path` of a folder or safetensors file that the ranks can read, or `tensors` in POSIX shared memory."""
+    """Either the `path` of a folder or safetensors file that the ranks can read, or `tensors` in POSIX shared memory. With
+    `partial` tensors that are not there stay as they are."""
 
     path: str | None = None
     tensors: list[SharedTensor] | None = None
+    mode: Mode = "wait"
+    version: int = 0
+    partial: bool = False
+
+
+class StartBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The fields of UpdateBody that belong to the start of an update in pieces."""
+
+    partial: bool = False
+
+
+class FinishBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The fields of UpdateBody that belong to its end."""
+
     mode: Mode = "wait"
     version: int = 0
 
@@ -32,20 +47,35 @@ class CallBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 _update = msgspec.json.Decoder(UpdateBody)
+_start, _finish = msgspec.json.Decoder(StartBody), msgspec.json.Decoder(FinishBody)
 _call = msgspec.json.Decoder(CallBody)
 
 
 async def update_weights(request: web.Request) -> web.Response:
-    """POST /update_weights: {"version", "digest"} once every rank computes with the new weights."""
+    """POST /update_weights: {"version", "digest"} once every rank computes with the new weights; {} for a piece of an update."""
     trainer = _opened(request)
     body = await read_body(request, _update, UpdateBody)
     if body.tensors is not None and body.path is None:
-        return web.json_response(await trainer.update_shared(body.tensors, body.mode, body.version))
+        return web.json_response(await trainer.update(body.tensors, body.mode, body.version, body.partial))
     if body.path is None or body.tensors is not None:
         raise InvalidRequest("Give either path or tensors: the new weights come from one of them.", "path")
     if not Path(body.path).is_absolute():
         raise InvalidRequest(f"path is {body.path!r}: give an absolute one, as the server sees it.", "path")
-    return web.json_response(await trainer.update(body.path, body.mode, body.version))
+    return web.json_response(await trainer.update(body.path, body.mode, body.version, body.partial))
+
+
+async def start_weight_update(request: web.Request) -> web.Response:
+    """POST /start_weight_update: the calls of /update_weights that follow are one change of the weights."""
+    trainer = _opened(request)
+    trainer.start_update((await read_body(request, _start, StartBody)).partial if request.can_read_body else False)
+    return web.json_response({})
+
+
+async def finish_weight_update(request: web.Request) -> web.Response:
+    """POST /finish_weight_update: answered as /update_weights."""
+    trainer = _opened(request)
+    body = await read_body(request, _finish, FinishBody) if request.can_read_body else FinishBody()
+    return web.json_response(await trainer.finish_update(body.mode, body.version))
 
 
 async def pause(request: web.Request) -> web.Response:
