@@ -31,8 +31,8 @@ PROMPT = 128
 HEAD_BYTES = 4 + MAC_BYTES
 SEED_TABLE = {"full broadcast": 12_800_000, "incremental": 4_200}
 """What the seed article's engine sends at batch 256."""
-HIDDEN, LAYERS, VOCABULARY, DTYPE_BYTES, LOGIT_BYTES = 576, 30, 49152, 2, 4
-"""Of the 135 M shape in bfloat16; logits are float32."""
+HIDDEN, LAYERS, VOCABULARY, DTYPE_BYTES, SUM_BYTES = 576, 30, 49152, 2, 4
+"""Of the 135 M shape in bfloat16; what products add up to is float32 until it is whole, and logits are."""
 
 
 def main() -> None:
@@ -68,8 +68,8 @@ def counted(count: int) -> dict[str, int]:
         "a step that admits all": admitted, "of which prompts": 4 * PROMPT * count, "a steady step": _frame(steady_events),
         "a step that admits one": _frame([late, *arrival_events]),
         "a rank's result": len(encode(FromRank(generation=0, data=encoder.encode(result)))) + HEAD_BYTES,
-        "sums of a decode step, each way": count * HIDDEN * DTYPE_BYTES * (2 * LAYERS + 1),
-        "logits of a decode step, each way": count * VOCABULARY // 2 * LOGIT_BYTES,
+        "sums of a decode step, each way": count * HIDDEN * (2 * LAYERS * SUM_BYTES + DTYPE_BYTES),
+        "logits of a decode step, each way": count * VOCABULARY // 2 * SUM_BYTES,
     }  # fmt: skip
 
 
