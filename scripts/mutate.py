@@ -63,7 +63,7 @@ KILLERS: tuple[tuple[str, bool, list[str]], ...] = (
     ("vnext/log/open_blocks", False, SHAPE),
     ("vnext/log", False, [*LOG, "tests/log/test_shape.py"]),
     ("vnext/state/digest", True, ["tests/state/test_digest_view.py", "tests/replay/test_old_logs.py"]),
-    ("vnext/state/view", False, ["tests/state/test_digest_view.py"]),
+    ("vnext/replay/reading/state_view", False, ["tests/state/test_digest_view.py"]),
     ("vnext/sched/explain", False, ["tests/sched/test_explain.py"]),
     ("vnext/sched/sim", True, [*LAWS, "tests/sim/planted/test_planted.py"]),
     ("vnext/state/laws", True, LAWS),

@@ -58,7 +58,7 @@ ARROWS = {
     },
     "runtime/rank": {
         "runtime/*", "runtime/processes", "runtime/ring", "runtime/collectives", "runtime/batch", "runtime/gpu",
-        "state/*", "log/snapshot", "sampling", "models", "kernels",
+        "state/*", "log/snapshot", "sampling", "models", "kernels", "version",
     },
     "runtime/core": {
         "runtime/*", "runtime/processes", "runtime/ring", "runtime/record", "runtime/batch", "runtime/rank", "runtime/hosts",

@@ -4,9 +4,9 @@
     arrive a prompt=1*5,7 ...    a request named a; prompts are tokens, `1*5` is five ones; fields of Sampling, priority, salt
     plan | commit 9 b=0          decide and fold a step; give its samples: everybody 9, b 0
     step 9 b=0 | step x3         plan, then commit the oldest step (9 where nothing is said); three times
-    pause keep | unpause         an engine pauses in a mode, and goes on
-    weights 1 d                  version 1 of the weights, with digest d
+    pause keep | unpause         an engine pauses in a mode, and goes on; `weights 1 d`: version 1 of them, with digest d
     abort a b | reset | blocks   abort; forget cached contents; show every block table and the free blocks
+    disk open 8 | read | end 2   (`store a`: its blocks) a tier of 8 blocks; decide on transfers; the oldest ends with 2 blocks
     recover cautious=2           other ranks begin; requests numbered below 2 join one at a time
     resume a prompt=1*5 has=9,9  `arrive`, of a request that has these tokens from another engine
 A trace: `+a` is admitted, `-a` gives way, `a[0,5)` computes these positions, `*` and samples; `a:9` takes a token.
@@ -17,7 +17,16 @@ from __future__ import annotations
 from core_drive import Engine, arrival_of, check_decision, resumed_of
 
 from vnext.sched.schedule import schedule
-from vnext.state.events import EnginePaused, PrefixCacheReset, StepPlanned, WeightsChanged
+from vnext.sched.tiering import evictions, next_cancellation, next_promotion
+from vnext.state.events import (
+    EnginePaused,
+    PrefixCacheReset,
+    PromotionEnded,
+    StepPlanned,
+    TierChanged,
+    TierOpened,
+    WeightsChanged,
+)
 from vnext.state.feasibility import refusal
 from vnext.state.pool import free_blocks
 from vnext.state.state import State
@@ -79,9 +88,32 @@ class Player:
             case "weights":
                 self.engine.fold(WeightsChanged(version=int(arguments[0]), digest=arguments[1]))
                 return [self._line("")]
+            case "disk":
+                return self._disk(*arguments)
             case "blocks":
                 return [self._blocks()]
         raise ValueError(f"there is no command {command!r}")
+
+    def _disk(self, *arguments: str) -> list[str]:
+        """open CAPACITY; store NAME: the full blocks of a waiting request; read: what is decided; end COUNT: of the oldest."""
+        match arguments:
+            case ("open", capacity):
+                self.engine.fold(TierOpened(capacity=int(capacity)))
+            case ("store", name):
+                entry = next(entry for entry in self.engine.state.waiting if self.names[entry.id] == name)
+                gone, kept = evictions(self.engine.state, len(entry.block_hashes))
+                stored = b"".join(entry.block_hashes)
+                self.engine.fold(TierChanged(stored=stored, gone=b"".join(gone), kept=b"".join(kept)))
+            case ("read",):
+                event = next_cancellation(self.engine.state) or next_promotion(self.engine.state)
+                if event is None:
+                    return [self._line("nothing to read")]
+                self.engine.fold(event)
+            case ("end", count):
+                self.engine.fold(PromotionEnded(transfer=self.engine.state.tier.transfers[0].number, count=int(count)))
+        tier = self.engine.state.tier
+        moving = " ".join(f"{self.names[each.request]}:{len(each.pages) - each.hits}" for each in tier.transfers)
+        return [self._line(f"disk {len(tier.disk)} of {tier.capacity}  reads {moving or '-'}")]
 
     def _id(self, name: str) -> int:
         return next(id_ for id_, known in self.names.items() if known == name)

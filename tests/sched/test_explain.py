@@ -114,7 +114,7 @@ def test_a_cautious_state_says_so_of_those_that_it_holds_back() -> None:
     assert explain(play.state) == Explanation(None, ()) and play.state.cautious == 3
 
 
-@pytest.mark.parametrize("seed", [3, 8, 13, 18, 23, 28])
+@pytest.mark.parametrize("seed", [3, 8, 13, 18, 23, 38])
 def test_so_it_is_behind_recoveries(seed) -> None:
     outcome = simulate(with_caution(seed))
     state, met = start(outcome.events[0]), Counter()

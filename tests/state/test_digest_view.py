@@ -9,13 +9,13 @@ import pytest
 from core_drive import Engine
 from msgspec.structs import replace
 
+from vnext.replay.reading.state_view import view
 from vnext.state.digest import digest, hexadecimal, histories, parts, requests_otherwise
 from vnext.state.state import State
 from vnext.state.store import extents
 from vnext.state.store.fields import FIELD_NAMES, TABLE_HASH
 from vnext.state.store.rows import Rows
 from vnext.state.store.versions import VersionedArray
-from vnext.state.view import view
 from vnext.state.waiting_queue import dequeue, enqueue
 
 

@@ -13,11 +13,12 @@ from vnext.state import laws
 from vnext.state.config import Speculation
 from vnext.state.errors import LawBroken
 from vnext.state.laws import ALL, CHEAP, check, check_cheap
-from vnext.state.state import Slot, State
+from vnext.state.state import Slot, State, Tier, Transfer
 from vnext.state.store import columns, columns_numpy, extents, fields
+from vnext.state.store.disk_index import disk_index_of
 from vnext.state.store.prefix_index import PrefixIndex
 from vnext.state.store.rows import Rows
-from vnext.state.store.versions import VersionedArray
+from vnext.state.store.versions import VersionedArray, VersionedMap
 
 
 def busy() -> State:
@@ -55,6 +56,12 @@ def with_adapter(state: State, root: bytes = b"another root, 16") -> State:
     requests, slots = state.requests.with_items([(request.id, adapted)]), (Slot("tenant", "a", 0), None)
     config = replace(state.config, max_loras=2)
     return replace(state, config=config, slots=slots, requests=requests)
+
+
+def with_tier(state: State, **changes: object) -> State:
+    """A disk with two blocks."""
+    tier = Tier(capacity=2, disk=disk_index_of((b"x" * 16, b"y" * 16)))
+    return replace(state, tier=replace(tier, **changes))
 
 
 def changed(values: np.ndarray, place: int, value: int) -> np.ndarray:
@@ -219,6 +226,12 @@ BREAKS: list[tuple[str, Callable[[State], None], Break]] = [
     ("Y3", laws.arrivals_are_accounted, lambda s: replace(s, counters=replace(s.counters, finished=0))),
     ("R1", laws.adapters_are_resident, lambda state: replace(with_adapter(state), slots=(None, None))),
     ("R2", laws.roots_are_of_one_adapter, lambda state: with_adapter(state, state.requests[int(state.rows.id[1])].root)),
+    ("K3", laws.tier_is_bounded, lambda s: with_tier(s, capacity=1)),
+    ("K3", laws.tier_is_bounded, lambda s: with_tier(s, disk=replace(with_tier(s).tier.disk, name_at=VersionedMap({0: b"y" * 16})))),
+    ("K2", laws.tier_is_bounded, lambda s: with_tier(s, transfers=(Transfer(0, 4, 0, (), (11,)), Transfer(1, 4, 0, (), (10,))))),
+    ("K2", laws.tier_is_bounded, lambda s: with_tier(s, transfers=(Transfer(0, 4, 0, (), (int(s.tables.arena.data[0]),)),))),
+    ("K2", laws.tier_is_bounded, lambda s: with_tier(s, transfers=(Transfer(0, 4, 0, (), (11,)),))),
+    ("M2", laws.holders_are_counted, lambda s: with_tier(s, transfers=(Transfer(0, 4, 0, (), (11,)),))),
     ("W1", laws.weights_root_the_names, lambda s: replace(s, waiting=(replace(s.waiting[0], block_hashes=(bytes(16),)),))),
 ]
 

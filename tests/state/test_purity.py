@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from core_drive import arrival_of
 
+from vnext.replay.reading.state_view import view
 from vnext.sched.schedule import schedule
 from vnext.sched.sim.scenario_draw import scenario
 from vnext.sched.sim.simulator import simulate
@@ -23,7 +24,6 @@ from vnext.state.fold_plan import row_blocks, row_tokens
 from vnext.state.pool import free_blocks
 from vnext.state.reduce import reduce, start
 from vnext.state.state import State
-from vnext.state.view import view
 
 SEEDS = (3, 8, 21)
 

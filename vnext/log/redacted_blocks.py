@@ -74,6 +74,12 @@ class RedactedBlocks:
         if self._left_tokens > LEFT_TOKENS_MAX:
             self._name_left(state, indexed_blocks(state.pool.prefix_index.keys()))
 
+    def promoted(self, pages: Iterable[int], keys: tuple[bytes, ...]) -> None:
+        """These pages have been read from disk: their hashes in the log."""
+        blocks = np.array(tuple(pages), dtype=np.int32)
+        self._owner[blocks] = NOBODY
+        _write(self._keys, blocks, keys)
+
     def resume(self, state: State, histories: Iterable[tuple[bytes, Roots, bytes]], key: bytes) -> None:
         """Label the blocks of a state that earlier events led to, from histories (real root hash, roots, int32 bytes).
 

@@ -18,21 +18,25 @@ import numpy as np
 from vnext.log import open_blocks, pseudonyms
 from vnext.log.codec import pseudonym_base
 from vnext.log.redacted_blocks import RedactedBlocks, Roots, hash_after
-from vnext.log.snapshot import LiveRequest, Snapshot, snapshot, with_block_hashes
+from vnext.log.snapshot import LiveRequest, Snapshot, StoredTier, snapshot, with_block_hashes
 from vnext.state.block_hash import root_hash, versioned_root
 from vnext.state.events import (
     AdapterEvicted,
     AdapterLoaded,
     AnyEvent,
+    BlocksPromoted,
     EnginePaused,
     EngineRecovered,
     EngineStarted,
     PrefixCacheReset,
+    PromotionEnded,
     RequestAborted,
     RequestArrived,
     RequestResumed,
     StepCommitted,
     StepPlanned,
+    TierChanged,
+    TierOpened,
     WeightsChanged,
     generated_by,
     pack_tokens,
@@ -43,8 +47,10 @@ from vnext.state.fold_drafts import rounds
 from vnext.state.fold_plan import row_tokens
 from vnext.state.params import Sampling
 from vnext.state.state import State, label_of
+from vnext.state.tier import names_in
 
 SWEEP_MIN = 32
+TierEvent = TierOpened | TierChanged | BlocksPromoted | PromotionEnded
 
 
 class Redactor:
@@ -61,6 +67,7 @@ class Redactor:
         self._block_size = config.block_size
         self._no_salt, self._no_salt_root = self._roots("", ""), root_hash("", config.block_size)
         self._salted: dict[int, Roots] = {}
+        self._promoted: dict[int, tuple[bytes, ...]] = {}
 
     def redact(self, before: State, event: AnyEvent, matched: MatchedSamples | None = None) -> AnyEvent:
         """The redacted event. `before` is the state in which it is folded; `matched` comes from `fold`, if it was kept."""
@@ -80,6 +87,7 @@ class Redactor:
                 return event
             case EngineRecovered():
                 self._leave(before, range(len(before.rows)))
+                self._promoted.clear()
                 return msgspec.structs.replace(event, log=event.log.rpartition("/")[2])
             case EnginePaused():
                 self._leave(before, range(len(before.rows) if event.mode == "sleep" else 0))
@@ -89,10 +97,55 @@ class Redactor:
                 return msgspec.structs.replace(event, path="")
             case AdapterLoaded():
                 return msgspec.structs.replace(event, name="", path="")
+            case TierOpened() | TierChanged() | BlocksPromoted() | PromotionEnded():
+                return self._of_tier(before, event)
             case PrefixCacheReset() | EngineStarted() | AdapterEvicted():
                 return event
             case _:
                 assert_never(event)
+
+    def _of_tier(self, before: State, event: TierEvent) -> TierEvent:
+        match event:
+            case TierOpened():
+                return msgspec.structs.replace(event, blocks=self._labels(event.blocks))
+            case TierChanged():
+                stored, gone, kept = map(self._labels, (event.stored, event.gone, event.kept))
+                return TierChanged(stored=stored, gone=gone, kept=kept)
+            case BlocksPromoted():
+                self._begin_promotion(before, event)
+            case PromotionEnded():
+                self._end_promotion(before, event)
+        return event
+
+    def _labels(self, names: bytes) -> bytes:
+        """What is on disk, under names that tell nothing and match no request."""
+        return b"".join(pseudonyms.block_label(self._key, name) for name in names_in(names))
+
+    def _begin_promotion(self, before: State, event: BlocksPromoted) -> None:
+        """Remember the names that the blocks of a transfer have in the log."""
+        entry = next(entry for entry in before.waiting if entry.id == event.id)
+        _, keys = self._redacted_blocks.chain(self._roots_of(event.id), entry.tokens, label_of(before.weights))
+        self._promoted[event.transfer] = keys
+
+    def _end_promotion(self, before: State, event: PromotionEnded) -> None:
+        keys = self._promoted.pop(event.transfer, ())
+        for transfer in before.tier.transfers if before.tier else ():
+            if transfer.number == event.transfer and transfer.keys:
+                keys = keys or tuple(pseudonyms.block_label(self._key, key) for key in transfer.keys)
+                self._redacted_blocks.promoted(transfer.pages, keys[: len(transfer.keys)])
+
+    def _tier(self, tier: StoredTier) -> StoredTier:
+        """A snapshot's disk tier as the log has it."""
+        transfers = [
+            msgspec.structs.replace(
+                each,
+                keys=self._promoted.get(each.number, tuple(pseudonyms.block_label(self._key, key) for key in each.keys))[
+                    : len(each.keys)
+                ],
+            )
+            for each in tier.transfers
+        ]
+        return msgspec.structs.replace(tier, blocks=self._labels(tier.blocks), transfers=tuple(transfers))
 
     def put_steady(
         self,
@@ -143,6 +196,7 @@ class Redactor:
             token_digest=0,
             weights=real.weights and msgspec.structs.replace(real.weights, path=""),
             lives=lives,
+            tier=real.tier and self._tier(real.tier),
             slots=tuple(slot and msgspec.structs.replace(slot, name="") for slot in real.slots),
             cells=with_block_hashes(
                 real.cells, [hash_after(*each) for each in zip(hash_chains, state.rows.hashed_blocks.tolist())]

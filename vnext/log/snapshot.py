@@ -21,13 +21,15 @@ from vnext.state.events import Pause, RequestId
 from vnext.state.laws import check
 from vnext.state.params import Sampling, reads_cache
 from vnext.state.pool import Pool, free_blocks
-from vnext.state.state import Counters, Request, Slot, State, StepInFlight, Waiting, Weights, label_of
+from vnext.state.state import Counters, Request, Slot, State, StepInFlight, Tier, Transfer, Waiting, Weights, label_of
 from vnext.state.store import extents, fields
 from vnext.state.store.columns_numpy import BLOCK_HASH_SIZE
+from vnext.state.store.disk_index import disk_index_of
 from vnext.state.store.extents import Extents
 from vnext.state.store.prefix_index import prefix_index_of
 from vnext.state.store.rows import Rows
 from vnext.state.store.versions import VersionedArray, VersionedMap
+from vnext.state.tier import names_in
 from vnext.state.waiting_queue import queue_hash
 from vnext.state.windows import NULL, held_entries
 
@@ -52,6 +54,16 @@ class LiveRequest(msgspec.Struct, frozen=True, array_like=True):
     tokens: bytes
 
 
+class StoredTier(msgspec.Struct, frozen=True, array_like=True):
+    """The disk tier: `counts` are capacity, begun, stored, gone and promoted, `blocks` the names on disk, oldest first, `asked` the
+    waiting requests that have had a transfer, each with its number."""
+
+    counts: tuple[int, int, int, int, int]
+    blocks: bytes
+    transfers: tuple[Transfer, ...]
+    asked: tuple[tuple[int, int], ...]
+
+
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """A state's content. Columns are little-endian bytes.
 
@@ -60,7 +72,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     `in_flight` are (step, entries int64[4, n], samples bool[n]). `queue` int32 are the places from `head` on, NOBODY
     where one is stale; `named` int32 are the blocks with a name, in rising order, `keys` their names. With speculation,
     `drafting` is the rows' second matrix and `drafts` int64[n] those of each step in flight. `slots` are the adapters',
-    `cautious`, `paused` and `weights` are the state's.
+    `cautious`, `paused`, `weights` and `tier` are the state's.
     """
 
     sequence: int
@@ -87,6 +99,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     cautious: int = 0
     paused: Pause = ""
     weights: Weights | None = None
+    tier: StoredTier | None = None
 
 
 class BadSnapshot(Exception):
@@ -131,7 +144,14 @@ def snapshot(state: State) -> Snapshot:
         cautious=state.cautious,
         paused=state.paused,
         weights=state.weights,
+        tier=None if state.tier is None else _stored_tier(state.tier, state.waiting),
     )
+
+
+def _stored_tier(tier: Tier, waiting: tuple[Waiting, ...]) -> StoredTier:
+    counts = tier.capacity, tier.begun, tier.stored, tier.gone, tier.promoted
+    asked = tuple((entry.id, entry.transfer) for entry in waiting if entry.transfer >= 0)
+    return StoredTier(counts, b"".join(tier.disk.oldest_first()), tier.transfers, asked)
 
 
 def indexed_blocks(names: list[bytes | None]) -> np.ndarray:
@@ -221,7 +241,7 @@ def _state(frame: Snapshot, config: SchedulerConfig) -> State:
     cells = np.zeros((fields.FIELD_COUNT, count), dtype=np.int64)
     cells[list(KEPT_FIELDS)] = kept
     rows = Rows(cells, _drafting(frame, config, count))
-    waiting = tuple(_waiting(config, life, label_of(frame.weights), *wait) for life, wait in zip(queued, frame.waits, strict=True))
+    waiting = _queue_of(frame, config, queued)
     return State(
         config=config,
         sequence=frame.sequence,
@@ -242,6 +262,22 @@ def _state(frame: Snapshot, config: SchedulerConfig) -> State:
         cautious=frame.cautious,
         paused=frame.paused,
         weights=frame.weights,
+        tier=_tier(frame.tier) if frame.tier else None,
+    )
+
+
+def _queue_of(frame: Snapshot, config: SchedulerConfig, lives: tuple[LiveRequest, ...]) -> tuple[Waiting, ...]:
+    asked, weights = dict(frame.tier.asked) if frame.tier else {}, label_of(frame.weights)
+    waits = zip(lives, frame.waits, strict=True)
+    return tuple(_waiting(config, life, weights, *wait, asked.get(life.id, -1)) for life, wait in waits)
+
+
+def _tier(frame: StoredTier) -> Tier:
+    capacity, begun, stored, gone, promoted = frame.counts
+    disk = disk_index_of(names_in(frame.blocks))
+    _require(len(disk) * BLOCK_HASH_SIZE == len(frame.blocks), "a block is on its disk twice")
+    return Tier(
+        capacity=capacity, disk=disk, transfers=frame.transfers, begun=begun, stored=stored, gone=gone, promoted=promoted
     )
 
 
@@ -263,7 +299,7 @@ def _request(life: LiveRequest) -> Request:
     )
 
 
-def _waiting(config: SchedulerConfig, life: LiveRequest, weights: str, preemptions: int, cached: int) -> Waiting:
+def _waiting(config: SchedulerConfig, life: LiveRequest, weights: str, preemptions: int, cached: int, transfer: int) -> Waiting:
     keys = block_hashes(versioned_root(life.root, weights), life.tokens, config.block_size) if config.prefix_caching else ()
     return Waiting(
         id=life.id,
@@ -273,6 +309,7 @@ def _waiting(config: SchedulerConfig, life: LiveRequest, weights: str, preemptio
         preemption_count=preemptions,
         cached=cached,
         reads_cache=reads_cache(life.sampling),
+        transfer=transfer,
     )
 
 
@@ -304,7 +341,8 @@ def _reserved(cells: np.ndarray, field: int, sizes: np.ndarray) -> Extents:
     return reserved
 
 
-def _pool(frame: Snapshot, page_count: int, held: np.ndarray) -> Pool:
+def _pool(frame: Snapshot, page_count: int, tables: np.ndarray) -> Pool:
+    held = np.concatenate((tables, *(np.array(each.pages, np.int32) for each in (frame.tier.transfers if frame.tier else ()))))
     places = np.frombuffer(frame.queue, dtype=np.int32)
     valid = (places != NOBODY).nonzero()[0]
     blocks = np.frombuffer(frame.named, dtype=np.int32).tolist()

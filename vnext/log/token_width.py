@@ -17,15 +17,19 @@ from vnext.state.events import (
     AdapterEvicted,
     AdapterLoaded,
     AnyEvent,
+    BlocksPromoted,
     EnginePaused,
     EngineRecovered,
     EngineStarted,
     PrefixCacheReset,
+    PromotionEnded,
     RequestAborted,
     RequestArrived,
     RequestResumed,
     StepCommitted,
     StepPlanned,
+    TierChanged,
+    TierOpened,
     WeightsChanged,
     generated_by,
 )
@@ -47,7 +51,8 @@ def tokens_of(event: AnyEvent) -> bytes:
             return event.prompt + generated_by(event)
         case (
             EngineStarted() | RequestAborted() | StepPlanned() | PrefixCacheReset() | AdapterLoaded() | AdapterEvicted()
-            | EngineRecovered() | EnginePaused() | WeightsChanged()
+            | EngineRecovered() | EnginePaused() | WeightsChanged() | TierOpened() | TierChanged() | BlocksPromoted()
+            | PromotionEnded()
         ):  # fmt: skip
             return b""
         case _:
@@ -66,7 +71,8 @@ def with_tokens(event: AnyEvent, tokens: bytes) -> AnyEvent:
             return msgspec.structs.replace(event, prompt=tokens)
         case (
             EngineStarted() | RequestAborted() | StepPlanned() | PrefixCacheReset() | AdapterLoaded() | AdapterEvicted()
-            | EngineRecovered() | EnginePaused() | WeightsChanged()
+            | EngineRecovered() | EnginePaused() | WeightsChanged() | TierOpened() | TierChanged() | BlocksPromoted()
+            | PromotionEnded()
         ):  # fmt: skip
             return event
         case _:

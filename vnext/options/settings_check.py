@@ -36,6 +36,8 @@ BOUNDS = {
     "num_blocks_override": (1, COUNT_MAX),
     "kv_cache_memory": (1, 2**50),
     "log_max_bytes": (0, 2**50),
+    "kv_disk_bytes": (0, 2**60),
+    "kv_disk_max_age_s": (0, 10**9),
     "ipc_bytes_max": (0, 2**40),
     "log_keep": (0, 2**20),
     "log_keep_bytes": (0, 2**60),
@@ -189,6 +191,10 @@ def _check_together(settings: EngineSettings) -> None:
     for name in ("log_durable", "log_compress", "log_required", "log_keep", "log_keep_bytes"):
         if getattr(settings, name) and settings.log == "off":
             raise SettingsError(f"{name} is on and the log is off: leave one of the two out.")
+    if settings.kv_disk_dir and not settings.enable_prefix_caching:
+        raise SettingsError(f"kv_disk_dir is {settings.kv_disk_dir} and prefix caching is off: leave one of the two out.")
+    if settings.kv_disk_dir and settings.pipeline_parallel_size > 1:
+        raise SettingsError("kv_disk_dir serves no stages so far: leave it or pipeline_parallel_size out.")
     if settings.quantization == "int8" and settings.dtype not in ("auto", "bfloat16"):
         raise SettingsError(
             f"quantization is int8, which computes in bfloat16, and dtype is {settings.dtype}: leave one of the two out."

@@ -188,12 +188,29 @@ class AdapterStats(Message):
     waiting: tuple[str, ...] = ()
 
 
+class TierStats(Message):
+    """The disk tier: its `blocks` of `capacity`, and counts since the start: blocks written (`stored`), read back (`promoted`),
+    that left (`gone`), that were `damaged`, that left memory before they were written (`missed`) and that could not be written
+    (`errors`), and transfers that were `given_up`."""
+
+    blocks: int
+    capacity: int
+    stored: int
+    promoted: int
+    gone: int
+    damaged: int
+    missed: int
+    errors: int
+    given_up: int
+
+
 class EngineStats(Message, tag=13):
     """Current gauges, and counters since start. Seconds are floats.
 
     `stalled` is a sentence while a step takes far longer than it should, else "". `step_silent_seconds` is the time for which
-    the oldest step in flight has had no result. `adapters`: None in an engine without slots. `recovering` is a sentence while the
-    ranks are started again, else "". `recoveries` counts those, and `recovery_seconds` is the sum of their times.
+    the oldest step in flight has had no result. `adapters`: None in an engine without slots; `tier`: without a disk tier.
+    `recovering` is a sentence while the ranks are started again, else "". `recoveries` counts those, and `recovery_seconds` is the
+    sum of their times.
     """
 
     running: int
@@ -226,6 +243,7 @@ class EngineStats(Message, tag=13):
     recovering: str = ""
     recoveries: int = 0
     recovery_seconds: float = 0.0
+    tier: TierStats | None = None
 
 
 class EngineDied(Message, tag=14):
@@ -271,11 +289,18 @@ class ModelFacts(Message):
     windows: tuple[int, ...] = (0,)
 
 
+class DiskFound(Message):
+    """What a rank has on disk: the names of its blocks, oldest first, and the bytes of a file."""
+
+    blocks: bytes
+    file_bytes: int
+
+
 class RankReady(Message, tag=20):
     """The weights are loaded; `page_count_max` blocks of `block_bytes` fit into this rank's memory budget.
     `draft_costs` are the row_cost, step_cost and row_cost_many of Speculation, 0 where they are not asked for. `linear_layers`:
     (inputs, outputs) of those that adapters may change, by their modules' names in the checkpoint; none where the rank takes no
-    adapters."""
+    adapters. `disk`: None without a disk tier."""
 
     model: ModelFacts
     rank: int
@@ -285,6 +310,7 @@ class RankReady(Message, tag=20):
     environment: dict[str, str]
     draft_costs: tuple[int, int, int] = (0, 0, 0)
     linear_layers: dict[str, tuple[int, int]] = {}
+    disk: DiskFound | None = None
 
 
 class StepResult(Message, tag=21):
@@ -342,7 +368,24 @@ class RankAnswer(Message, tag=24):
     value: bytes = b"null"
 
 
-RankMessage = RankAnswer | RankReady | StepResult | RankFailed | AdapterRead
+class BlocksWritten(Message, tag=25):
+    """A rank has written those of the `blocks` that it was asked for which are `stored`; the others could not be."""
+
+    rank: int
+    blocks: bytes
+    stored: bytes
+
+
+class BlocksRead(Message, tag=26):
+    """A rank has read the first `count` blocks of a transfer; `bad`: the name of one that is not as it was written, b"" if none."""
+
+    rank: int
+    transfer: int
+    count: int
+    bad: bytes = b""
+
+
+RankMessage = BlocksWritten | BlocksRead | RankAnswer | RankReady | StepResult | RankFailed | AdapterRead
 
 encoder = msgspec.msgpack.Encoder()
 client_decoder = msgspec.msgpack.Decoder(ClientMessage)

@@ -59,6 +59,8 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     `enable_return_routed_experts`: requests get the expert ids of their tokens.
     The ranks are on `nnodes` hosts, and this is number `node_rank`; number 0 runs the engine and listens at `master_addr` and
     `master_port`. `cluster_secret_file` holds what all of them know.
+    `kv_disk_dir` is the folder of the disk tier ("" for none), which holds at most `kv_disk_bytes` of all ranks, and no block
+    that was last used longer than `kv_disk_max_age_s` ago when an engine starts (0: whatever its age).
     """
 
     model: str = ""
@@ -81,6 +83,9 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     block_size: int = 16
     num_blocks_override: int | None = None
     kv_cache_memory: int | None = None
+    kv_disk_dir: str = ""
+    kv_disk_bytes: int = 8 * 2**30
+    kv_disk_max_age_s: float = 0.0
     enable_prefix_caching: bool = True
     enable_chunked_prefill: bool = True
     async_scheduling: bool = True
@@ -209,6 +214,7 @@ class RankSettings(msgspec.Struct, frozen=True, kw_only=True):
     the rank writes its stacks when it is asked for them. `pipeline_parallel_size`: in how many stages the `world_size` ranks are.
     `replica` of `replica_count`: which engine of its server has the rank.
     `nnodes`: on how many hosts; `store`: where ranks of several meet, as address:port; `host_address`: where this one is reached.
+    `kv_disk_dir`: the folder of the disk tier, "" for none.
     """
 
     rank: int
@@ -240,6 +246,8 @@ class RankSettings(msgspec.Struct, frozen=True, kw_only=True):
     numa: str = "auto"
     digests_weights: bool = False
     stack_file: str = ""
+    kv_disk_dir: str = ""
+    kv_disk_max_age_s: float = 0.0
     pipeline_parallel_size: int = 1
     replica: int = 0
     replica_count: int = 1

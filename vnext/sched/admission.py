@@ -18,6 +18,7 @@ from vnext.state.allocate import allocate, fits, hit_tokens_of, prefix_hits
 from vnext.state.config import SchedulerConfig
 from vnext.state.state import State, Waiting, blocks_for
 from vnext.state.store.rows import wants
+from vnext.state.tier import transferring
 
 
 def admissions(state: State, running_tokens: int, running_pages: int) -> tuple[tuple[int, int], ...]:
@@ -27,13 +28,21 @@ def admissions(state: State, running_tokens: int, running_pages: int) -> tuple[t
     room = admitted_max(state)
     if budget <= 0 or room <= 0 or not state.waiting:
         return ()
-    places, pool = places_best_first(state, room), state.pool
+    places, pool = _admissible(state, room), state.pool
     if not places:
         return ()
     blocks, status = pool.prefix_index.blocks(), pool.status.values()
     if kept_out(config, blocks, status, state.waiting[places[0]], budget, pool.free - running_pages):
         return ()
     return _tried(state, places, budget, running_pages)
+
+
+def _admissible(state: State, room: int) -> Sequence[int]:
+    """Up to `room` places in the queue, best first, without those whose blocks are being read from disk: others overtake them."""
+    if state.tier is None or not (moving := transferring(state)):
+        return places_best_first(state, room)
+    places = places_best_first(state, room + len(moving))
+    return [place for place in places if state.waiting[place].id not in moving][:room]
 
 
 def in_flight_max(state: State) -> int:

@@ -26,9 +26,10 @@ from vnext.state.fold_plan import planned_work, without_rows
 from vnext.state.pool import Pool
 from vnext.state.state import State, Waiting
 from vnext.state.store.rows import Rows, wants
+from vnext.state.tier import transferring
 from vnext.state.weights import has_begun
 
-Why = Literal["budget", "blocks", "sequences", "adapter", "order", "preempted", "room", "caution", "pause"]
+Why = Literal["budget", "blocks", "sequences", "adapter", "order", "preempted", "room", "caution", "pause", "disk"]
 """budget: requests before it use up the step's tokens, or leave too few for a prompt that may not be split
 blocks: it is the best waiting request, and the cache has too few free pages for it
 sequences: the batch has its maximum number of requests
@@ -38,6 +39,7 @@ preempted: it is preempted in this step, as the worst running request when pages
 room: other requests are preempted in this step, which therefore admits none
 caution: behind fatal steps, requests are admitted one at a time
 pause: the engine is paused
+disk: its blocks are being read from disk; others overtake it
 """
 NOBODY = -1
 
@@ -74,6 +76,9 @@ def explain(state: State) -> Explanation:
         return _explain_room(state, work)
     held_up = _held_up(state.rows, work.tokens, state.config.max_num_batched_tokens - work.tokens_sum)
     admitted, waits = _explain_admissions(state, work)
+    if moving := transferring(state):
+        waits = [wait for wait in waits if wait.id not in moving]
+        waits += [Wait(id=entry.id, why="disk", need=0, have=0) for entry in state.waiting if entry.id in moving]
     if state.paused:
         fresh = {entry.id for entry in state.waiting if not has_begun(state, entry)}
         waits = [*(wait for wait in waits if wait.id not in fresh), *map(_paused, sorted(fresh))]
@@ -137,7 +142,8 @@ def _explain_admissions(state: State, work: Work) -> tuple[list[tuple[int, int]]
             return [], [_too_many(entry, config.max_num_seqs) for entry in queue]
     pool, _ = pools.take(state.pool, work.pages_sum)
     admitted: list[tuple[int, int]] = []
-    ranked = list(places_best_first(state, len(queue)))
+    moving = transferring(state)
+    ranked = [place for place in places_best_first(state, len(queue)) if queue[place].id not in moving]
     for number, place in enumerate(ranked):
         entry, rest = queue[place], [queue[other] for other in ranked[number:]]
         if number == room:

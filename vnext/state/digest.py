@@ -53,6 +53,8 @@ def digest(state: State) -> int:
         words.append(state.cautious)
     if state.paused or state.weights:
         words.append(hashed(_weights(state)))
+    if state.tier is not None:
+        words.append(hashed(_tier(state)))
     return hashed(struct.pack(f"<{len(words)}Q", *words))
 
 
@@ -67,7 +69,7 @@ def parts(state: State) -> list[tuple[str, bytes]]:
         ("holders and free order", pool.status.values().tobytes()),
         ("waiting", _queue(state)),
         ("flights", b"".join(_step_in_flight(scheduled) for scheduled in state.in_flight) + _drafting(state)),
-        ("adapters", _slots(state) + _weights(state)),
+        ("adapters", _slots(state) + _weights(state) + _tier(state)),
     ]
 
 
@@ -137,6 +139,16 @@ def _slots(state: State) -> bytes:
 def _weights(state: State) -> bytes:
     """The pause and the version of the weights; empty in an engine that has met neither."""
     return f"{state.paused} {label_of(state.weights)}".encode() if state.paused or state.weights else b""
+
+
+def _tier(state: State) -> bytes:
+    """The sizes of the disk tier, its transfers and who has had one; no names. Empty in an engine without."""
+    if (tier := state.tier) is None:
+        return b""
+    moving = [(each.number, each.request, each.hits, *each.pages) for each in tier.transfers]
+    asked = [(entry.id, entry.transfer) for entry in state.waiting if entry.transfer >= 0]
+    counts = tier.capacity, len(tier.disk), tier.begun, tier.stored, tier.gone, tier.promoted
+    return repr((counts, moving, asked)).encode()
 
 
 def _step_in_flight(scheduled: StepInFlight) -> bytes:

@@ -1,6 +1,6 @@
-"""Events: the facts of a run, in the order in which the engine core numbered them.
+"""Events: the facts of a run, in the order in which the engine core numbered them. Each with who emits it and who reacts.
 
-Each with who emits it and who reacts. Token ids are little-endian int32 bytes.
+Token ids are little-endian int32 bytes.
     EngineStarted      engine core; everyone       first record of every log
     RequestArrived     engine core; scheduler      a client's request, already checked and numbered
     RequestAborted     engine core; scheduler      client gone, stop string found, shutdown
@@ -9,7 +9,7 @@ Each with who emits it and who reacts. Token ids are little-endian int32 bytes.
     PrefixCacheReset   engine core; everyone       cached contents are forgotten
     AdapterLoaded, AdapterEvicted                  a slot holds an adapter, which every rank has read; it is empty again
     EngineRecovered, RequestResumed                the ranks' memory is gone; a request that another engine had begun
-    EnginePaused, WeightsChanged                   who goes on; other weights
+    EnginePaused, WeightsChanged, TierOpened, TierChanged, BlocksPromoted, PromotionEnded    who goes on; weights; blocks on disk
 """
 
 from __future__ import annotations
@@ -152,9 +152,41 @@ class WeightsChanged(Event, frozen=True, tag=11):
     path: str = ""
 
 
+class TierOpened(Event, frozen=True, tag=12):
+    """The disk tier holds these `blocks` (their hashes, 16 bytes each, oldest first), `capacity` at most."""
+
+    capacity: int
+    blocks: bytes = b""
+
+
+class TierChanged(Event, frozen=True, tag=13):
+    """Every rank has written the blocks `stored`; `gone` are on disk no longer, evicted or damaged; `kept` count as new again.
+    Hashes of 16 bytes each."""
+
+    stored: bytes = b""
+    gone: bytes = b""
+    kept: bytes = b""
+
+
+class BlocksPromoted(Event, frozen=True, tag=14):
+    """Transfer number `transfer` reads the next `count` blocks of a waiting request, behind those that memory has, from disk."""
+
+    transfer: int
+    id: RequestId
+    count: int
+
+
+class PromotionEnded(Event, frozen=True, tag=15):
+    """Every rank has read the first `count` blocks of a transfer as they were written; 0 also where it was given up."""
+
+    transfer: int
+    count: int = 0
+
+
 AnyEvent = (
     EngineStarted | RequestArrived | RequestAborted | StepPlanned | StepCommitted | PrefixCacheReset | AdapterLoaded
     | AdapterEvicted | EngineRecovered | RequestResumed | EnginePaused | WeightsChanged
+    | TierOpened | TierChanged | BlocksPromoted | PromotionEnded
 )  # fmt: skip
 
 

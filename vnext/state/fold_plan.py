@@ -33,6 +33,7 @@ from vnext.state.params import reads_cache
 from vnext.state.state import Counters, State, StepInFlight, Waiting, root_of
 from vnext.state.store import columns, extents, fields
 from vnext.state.store.rows import Rows, kept_rows, more_rows, wants
+from vnext.state.tier import is_transferring
 from vnext.state.waiting_queue import dequeue, enqueue
 from vnext.state.windows import give_back, row_blocks, window_bytes
 
@@ -212,6 +213,8 @@ def _admit_all(state: State, admitted: tuple[tuple[int, int], ...]) -> tuple[Sta
     room = state.config.max_num_seqs - len(state.rows)
     require(len(admitted) <= room, f"{len(admitted)} requests admitted where the batch has room for {room}")
     entries = [state.waiting[place] for place in places]
+    if state.tier is not None:
+        require(not any(is_transferring(state, entry) for entry in entries), "a request joins whose blocks are being read")
     if state.slots:
         state = _with_adapters(state, entries)
     state = _with_room(state, *_places_for(state, entries))

@@ -103,8 +103,11 @@ def free_and_held_are_all(state: State) -> None:
 
 
 def holders_are_counted(state: State) -> None:
-    """M2: a page's holders are its occurrences in the block tables. Pool.status makes it free if and only if it has none."""
+    """M2: a page's holders are its occurrences in the block tables and in transfers. Pool.status makes it free if and only if it
+    has none."""
     pool, blocks = state.pool, _tables(state)
+    if state.tier is not None and state.tier.transfers:
+        blocks = np.concatenate((blocks, *(np.array(each.pages, dtype=np.int32) for each in state.tier.transfers)))
     there = len(blocks) == 0 or (int(blocks.min()) >= 0 and int(blocks.max()) < pool.page_count)
     _hold(there, "M2", f"a table has a block that is none of the {pool.page_count}")
     wrong = (np.bincount(blocks, minlength=pool.page_count) != pool.ref).nonzero()[0]
@@ -364,6 +367,22 @@ def weights_root_the_names(state: State) -> None:
         _hold(rows.block_hash(row) == root, "W1", f"request {id_} names its blocks as other weights do")
 
 
+def tier_is_bounded(state: State) -> None:
+    """K3: the disk tier holds at most its capacity, each block once. K2: a request has one transfer at a time, which fills pages
+    that no index knows and nobody else holds."""
+    if state.tier is None:
+        return
+    disk, prefix_index = state.tier.disk, state.pool.prefix_index
+    _hold(len(disk) <= state.tier.capacity, "K3", f"{len(disk)} blocks on a disk tier of {state.tier.capacity}")
+    mirrored = all(disk.name_at.get(stamp) == name for name, stamp in disk.stamp_of.items())
+    _hold(mirrored and len(disk.name_at) == len(disk), "K3", "the two sides of the disk index disagree")
+    owners = [each.request for each in state.tier.transfers]
+    _hold(len(set(owners)) == len(owners), "K2", "a request has two transfers at once")
+    filled = [page for each in state.tier.transfers for page in each.pages[each.hits :]]
+    _hold(all(prefix_index.hash_of(page) is None for page in filled), "K2", "a page that is being read has a name")
+    _hold(all(state.pool.ref[page] == 1 for page in filled), "K2", "a page that is being read is shared")
+
+
 def arrivals_are_accounted(state: State) -> None:
     """Y3: arrived = finished + aborted + live."""
     ended = state.counters.finished + state.counters.aborted
@@ -375,7 +394,7 @@ ALL = (
     holders_are_counted, hashes_are_kept, writers_are_exclusive, queue_hash_is_kept, queue_is_sorted_and_distinct,
     full_blocks_are_hashed, placeholders_match, drafts_are_bounded,
     steps_continue, prefix_index_is_mutual, histories_begin_with_prompts,
-    adapters_are_resident, roots_are_of_one_adapter, weights_root_the_names,
+    adapters_are_resident, roots_are_of_one_adapter, weights_root_the_names, tier_is_bounded,
 )  # fmt: skip
 CHEAP = (
     bounds_hold, progress_is_ordered, capacity_covers, steps_are_in_order, arrivals_are_accounted, adapters_are_resident,

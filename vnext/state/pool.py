@@ -136,6 +136,11 @@ def insert_hashes(pool: Pool, pairs: list[tuple[bytes, int]]) -> Pool:
     return _replace(pool, prefix_index=pool.prefix_index.insert(pairs))
 
 
+def indexed_since(pool: Pool, older: Pool) -> list[tuple[bytes, int]]:
+    """The full blocks, as (hash, page), that the prefix index has and had not in an earlier pool of the same engine."""
+    return pool.prefix_index.since(older.prefix_index)
+
+
 def _forget(pool: Pool, blocks: np.ndarray) -> Pool:
     """Remove these pages, which have just been taken, from the prefix index."""
     prefix_index = pool.prefix_index.remove(blocks)

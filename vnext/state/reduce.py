@@ -19,14 +19,18 @@ from vnext.state.events import (
     AdapterEvicted,
     AdapterLoaded,
     AnyEvent,
+    BlocksPromoted,
     EnginePaused,
     EngineRecovered,
     EngineStarted,
     PrefixCacheReset,
+    PromotionEnded,
     RequestAborted,
     RequestArrived,
     StepCommitted,
     StepPlanned,
+    TierChanged,
+    TierOpened,
     WeightsChanged,
     generated_by,
 )
@@ -38,6 +42,14 @@ from vnext.state.state import Counters, Request, State, Status, Waiting, root_of
 from vnext.state.store import extents
 from vnext.state.store.rows import no_rows
 from vnext.state.store.versions import VersionedMap
+from vnext.state.tier import (
+    emptied,
+    fold_promoted,
+    fold_promotion_ended,
+    fold_tier_changed,
+    fold_tier_opened,
+    without_transfers,
+)
 from vnext.state.waiting_queue import dequeue, enqueue
 from vnext.state.weights import fold_paused, fold_weights_changed
 
@@ -100,7 +112,7 @@ def fold(state: State, event: AnyEvent) -> tuple[State, Effects]:
         case RequestAborted():
             folded = _fold_request_aborted(state, event)
         case PrefixCacheReset():
-            folded = replace(state, pool=pools.clear_prefix_index(state.pool))
+            folded = replace(state, pool=pools.clear_prefix_index(state.pool), tier=emptied(state.tier))
         case AdapterLoaded():
             folded = fold_adapter_loaded(state, event)
         case AdapterEvicted():
@@ -111,6 +123,14 @@ def fold(state: State, event: AnyEvent) -> tuple[State, Effects]:
             folded = fold_paused(state, event)
         case WeightsChanged():
             folded = fold_weights_changed(state, event)
+        case TierOpened():
+            folded = fold_tier_opened(state, event)
+        case TierChanged():
+            folded = fold_tier_changed(state, event)
+        case BlocksPromoted():
+            folded = fold_promoted(state, event)
+        case PromotionEnded():
+            folded = fold_promotion_ended(state, event)
         case EngineStarted():
             raise IllegalEvent("an engine starts once")
         case _:
@@ -160,7 +180,7 @@ def _fold_engine_recovered(state: State, event: EngineRecovered) -> State:
     require(not event.log or state.sequence == 1, "an engine that goes on behind another's log says so in its second event")
     require(min(event.frames, event.cautious) >= 0, f"{event.frames} frames, cautious below {event.cautious}: less than none")
     state = replace(state, in_flight=(), committed=state.planned)
-    state = preempt(state, tuple(range(len(state.rows))))
+    state = without_transfers(preempt(state, tuple(range(len(state.rows)))))
     return replace(
         state,
         tokens=extents.empty(ARENA_PLACES_MIN),

@@ -17,6 +17,7 @@ from vnext.state.config import SchedulerConfig
 from vnext.state.events import Pause, RequestId
 from vnext.state.params import Sampling
 from vnext.state.pool import Pool
+from vnext.state.store.disk_index import DiskIndex
 from vnext.state.store.extents import Extents
 from vnext.state.store.rows import Rows
 from vnext.state.store.versions import VersionedMap
@@ -44,7 +45,7 @@ class Waiting(msgspec.Struct, frozen=True, kw_only=True):
 
     `block_hashes` are those of its full blocks, empty if the prefix cache is off. `cached` is the hit of its first
     admission (-1 before it), kept so that the client learns the real cost of its prompt. `reads_cache` is that of
-    vnext.state.params.
+    vnext.state.params. `transfer` is the number of the transfer that it had from disk in this wait, -1 for none.
     """
 
     id: RequestId
@@ -54,6 +55,7 @@ class Waiting(msgspec.Struct, frozen=True, kw_only=True):
     preemption_count: int
     cached: int = -1
     reads_cache: bool = True
+    transfer: int = -1
 
     @property
     def known(self) -> int:
@@ -113,6 +115,30 @@ class Weights(msgspec.Struct, frozen=True, array_like=True):
         return f"{self.version} {self.digest}"
 
 
+class Transfer(msgspec.Struct, frozen=True, array_like=True):
+    """Blocks of a request that are read from disk: the first `hits` of `pages` are in memory and held, the others are being filled.
+    `keys` are the block hashes of all, () where they may not be indexed any more."""
+
+    number: int
+    request: int
+    hits: int
+    keys: tuple[bytes, ...]
+    pages: tuple[int, ...]
+
+
+class Tier(msgspec.Struct, frozen=True, kw_only=True):
+    """The disk tier (tier.py): at most `capacity` blocks. `begun` counts transfers, of which `transfers` are in flight; `stored`,
+    `gone` and `promoted` count blocks."""
+
+    capacity: int
+    disk: DiskIndex
+    transfers: tuple[Transfer, ...] = ()
+    begun: int = 0
+    stored: int = 0
+    gone: int = 0
+    promoted: int = 0
+
+
 class Counters(msgspec.Struct, frozen=True, kw_only=True):
     """Totals since the engine started."""
 
@@ -133,7 +159,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     `waiting` is in order of arrival, and digests read `waiting_hash` in its place. `token_digest` chains all committed
     tokens. `slots` are those of adapters, None where one is empty. While requests with ids below `cautious` wait or have
     not come, steps follow one another and each admits one request at most. `paused` is the mode of EnginePaused; `weights` are None
-    before the first change.
+    before the first change. `tier` is None in an engine without a disk tier.
     """
 
     config: SchedulerConfig
@@ -155,6 +181,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     cautious: int = 0
     paused: Pause = ""
     weights: Weights | None = None
+    tier: Tier | None = None
 
 
 def root_of(state: State, request: Request) -> bytes:

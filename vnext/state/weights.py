@@ -25,8 +25,9 @@ def has_begun(state: State, entry: Waiting) -> bool:
 
 
 def is_drained(state: State) -> bool:
-    """Whether the weights may change as the pause has it: no step is in flight, and with "wait" no request has begun."""
-    if state.in_flight:
+    """Whether the weights may change as the pause has it: no step and no transfer is in flight, and with "wait" no request has
+    begun."""
+    if state.in_flight or (state.tier is not None and state.tier.transfers):
         return False
     return state.paused != "wait" or (len(state.rows) == 0 and not any(has_begun(state, entry) for entry in state.waiting))
 
@@ -36,6 +37,7 @@ def fold_paused(state: State, event: EnginePaused) -> State:
     require(event.mode != "abort" or not state.requests, 'requests live where mode "abort" ends them first')
     if event.mode == "sleep":
         require(not state.in_flight, "an engine sleeps with no step in flight")
+        require(state.tier is None or not state.tier.transfers, "an engine sleeps with no transfer in flight")
         state = preempt(state, tuple(range(len(state.rows))))
         state = replace(state, pool=pools.clear_prefix_index(state.pool))
     return replace(state, paused=event.mode)

@@ -8,13 +8,24 @@ before slots so that one head's tokens of a page are one run of memory: attentio
 
 from __future__ import annotations
 
+import ctypes
 import math
 from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from vnext.kernels.arrays import Array, address, as_tensor, dtype_name, have_dense_blocks, host_dtype, is_int8, torch_dtype
+from vnext.kernels.arrays import (
+    Array,
+    address,
+    as_tensor,
+    dtype_name,
+    have_dense_blocks,
+    host_dtype,
+    is_int8,
+    strides_of,
+    torch_dtype,
+)
 from vnext.kernels.cpu.memory import huge, spread
 from vnext.kernels.mxint8 import packed_width
 from vnext.models.config.model_config import ModelConfig
@@ -115,6 +126,14 @@ def make_kv_cache(
         pairs = tuple((zeros(page_count, *shape), zeros(page_count, *shape)) for _ in range(groups.page_layers))
     layers = tuple(pairs[place] for place in groups.place_of)
     return KvPairs(layers) if is_host else layers  # compilers want a plain tuple
+
+
+def page_rows(cache: KvCache) -> np.ndarray:
+    """The memory of a cache on the host that was made `together`, page by page: uint8 [page_count, bytes]."""
+    first = cache[0][0]
+    count, page_bytes = first.shape[0], strides_of(first)[0] * first.itemsize
+    memory = (ctypes.c_uint8 * (count * page_bytes)).from_address(address(first))
+    return np.frombuffer(memory, np.uint8).reshape(count, page_bytes)
 
 
 def cache_dtype(name: str, dtype: Any) -> Any:

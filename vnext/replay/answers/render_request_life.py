@@ -101,6 +101,8 @@ def reason(wait: Waited) -> str:
         case "room":
             need = counted(wait.need, "block")
             return f"no admission in a step that preempts: running requests need {need} and {wait.have:,} are free"
+        case "disk":
+            return "disk: its blocks are being read"
         case "pause":
             return "pause: the engine was paused"
         case "caution":

@@ -17,8 +17,10 @@ from vnext.replay.reading.verify import why_not_decided
 from vnext.sched.explain import Why, explain
 from vnext.state.adapters import slot_of
 from vnext.state.events import (
+    BlocksPromoted,
     EnginePaused,
     EngineRecovered,
+    PromotionEnded,
     RequestAborted,
     RequestArrived,
     RequestResumed,
@@ -31,7 +33,7 @@ from vnext.state.outputs import outputs
 from vnext.state.state import Request, Slot, State
 from vnext.state.store.rows import wants
 
-Kind = Literal["arrived", "admitted", "preempted", "recovered", "computed", "sampled", "ended"]
+Kind = Literal["arrived", "reads", "admitted", "preempted", "recovered", "computed", "sampled", "ended"]
 
 
 class Moment(msgspec.Struct, frozen=True, kw_only=True):
@@ -108,7 +110,7 @@ class _Story:
         self.arrival: RequestArrived | None = None
         self.moments: list[Moment] = []
         self.queued_steps = self.waited_steps = 0
-        self.cached_tokens = -1
+        self.cached_tokens = self.transfer = -1
         self.finish = ""
         self.slots: dict[int, Slot] = {}  # of its adapter, by step in flight
         self.adapter_name = ""
@@ -128,6 +130,12 @@ class _Story:
                 self._committed(item, item.event)
             case RequestAborted():
                 self._aborted(item, item.event)
+            case BlocksPromoted() if item.event.id == self.id:
+                self.transfer = item.event.transfer
+                count, step = item.event.count, item.after.planned
+                self.tell(item, "reads", step, 0, f"{count} of its blocks are read from disk; others may overtake it")
+            case PromotionEnded() if item.event.transfer == self.transfer:
+                self.tell(item, "reads", item.after.planned, 0, f"{item.event.count} blocks are back from disk")
             case EngineRecovered():
                 self._recovered(item, item.event)
             case WeightsChanged():

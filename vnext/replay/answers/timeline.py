@@ -21,6 +21,7 @@ from vnext.sched.explain import bound_behind, explain, first_bound
 from vnext.state.events import (
     AdapterEvicted,
     AdapterLoaded,
+    BlocksPromoted,
     EnginePaused,
     EngineRecovered,
     PrefixCacheReset,
@@ -28,6 +29,7 @@ from vnext.state.events import (
     RequestArrived,
     StepCommitted,
     StepPlanned,
+    TierOpened,
     WeightsChanged,
 )
 from vnext.state.state import State, StepInFlight
@@ -148,6 +150,11 @@ class Timeline:
                 self._instant(ENGINE, STEPS_LANE, now_us, f"paused ({event.mode})" if event.mode else "resumed", "p")
             case WeightsChanged():
                 self._instant(ENGINE, STEPS_LANE, now_us, f"weights, version {event.version} ({event.digest})", "p")
+            case TierOpened():
+                self._instant(ENGINE, STEPS_LANE, now_us, f"disk tier: {len(event.blocks) // 16} blocks", "p")
+            case BlocksPromoted() if event.id in self._living:
+                lane, words = self._living[event.id].lane, f"{event.count} blocks are read from disk"
+                self._instant(REQUESTS, lane, now_us, words, "t")
             case AdapterLoaded():
                 self._instant(ENGINE, STEPS_LANE, now_us, f"adapter {event.name or event.digest} in slot {event.slot}", "p")
             case AdapterEvicted():

@@ -233,6 +233,7 @@ def print_shown(console: Console, answer: Shown) -> None:
         ("requests", _totals(state["counters"], ("finished", "aborted", "preempted"))),
         ("tokens", _totals(state["counters"], ("prompt_tokens", "generated_tokens"))),
         ("prefix cache", _totals(state["counters"], ("prefix_queried_tokens", "prefix_hit_tokens"))),
+        *([("disk tier", _disk(state["disk"]))] if state.get("disk") else []),
         *([("caution", f"requests below {state['cautious']} join one at a time")] if state.get("cautious") else []),
     ])  # fmt: skip
     steps, rows = _with_steps_in_flight(state)
@@ -241,6 +242,11 @@ def print_shown(console: Console, answer: Shown) -> None:
     if slots := state.get("slots"):
         held = [{**slot, "slot": place} for place, slot in enumerate(slots) if slot]
         records(console, "adapters", ("slot", "name", "digest", "requests"), held)
+
+
+def _disk(disk: dict) -> str:
+    moving = "".join(f"; {each['blocks']} are read for request {each['request']}" for each in disk["transfers"])
+    return f"{disk['blocks']:,} blocks of {disk['capacity']:,}, {disk['promoted']:,} read back{moving}"
 
 
 def _totals(counters: dict[str, int], names: tuple[str, ...]) -> str:

@@ -129,6 +129,8 @@ def _search(
     for step in walk.steps():
         if not all(is_ready(each, step.state.weights) for each in (machine, other) if each):
             continue
+        if pages := walk.promoted(step.step):
+            batched.distrust(pages)
         inputs = batched.inputs(step.state, step.placeholders, step.drafts)
         tokens, logits = batched.run(inputs)
         if as_recorded:

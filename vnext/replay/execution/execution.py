@@ -144,6 +144,8 @@ def _run_batches(walk: Walk, machine: Machine, comparing: _Comparing) -> int:
         if not is_ready(machine, step.state.weights):
             comparing.skipped += 1
             continue
+        if pages := walk.promoted(step.step):
+            batched.distrust(pages)
         inputs = batched.inputs(step.state, step.placeholders, step.drafts)
         comparing.step(step, *batched.run(inputs))
     return batched.rebuilt_tokens

@@ -21,6 +21,7 @@ from vnext.replay.reading.source import Log, UnusableLog, open_log
 from vnext.state.events import (
     AdapterLoaded,
     EngineRecovered,
+    PromotionEnded,
     RequestArrived,
     StepCommitted,
     StepPlanned,
@@ -69,6 +70,12 @@ class Reported(Answered, kw_only=True):
     steps: list[int] = []
 
 
+def promoted_pages(before: State, event: PromotionEnded) -> tuple[int, ...]:
+    """The pages that this event's transfer has filled."""
+    transfers = before.tier.transfers if before.tier else ()
+    return next((each.pages[each.hits : each.hits + event.count] for each in transfers if each.number == event.transfer), ())
+
+
 def require_texts(log: Log) -> None:
     """Raises UnusableLog for a log without token ids to compare with."""
     if log.header.privacy != "full":
@@ -100,6 +107,7 @@ class Walk:
         self.end = "the end of the steps that were asked for"
         self.is_sound = True
         self.uncommitted = self.unseen = self.recoveries = 0
+        self._promoted: list[tuple[int, tuple[int, ...]]] = []
         self._vocab_size: int | None = None
 
     def adapter_folders(self) -> dict[str, str]:
@@ -125,6 +133,8 @@ class Walk:
                 self._meet(item.after.requests[item.event.id], unpack_tokens(item.event.prompt + generated_by(item.event)))
             elif isinstance(item.event, StepPlanned) and self._asked.holds(item.event.step):
                 states[item.event.step] = item.after
+            elif isinstance(item.event, PromotionEnded):
+                self._promoted += [(item.after.planned, promoted_pages(item.before, item.event))]
             elif isinstance(item.event, EngineRecovered):
                 self.uncommitted += len(states)
                 states.clear()
@@ -136,6 +146,12 @@ class Walk:
                 if found := self._committed(item, states.pop(step, None), placeholders):
                     yield found
         self.uncommitted += len(states)
+
+    def promoted(self, step: int) -> tuple[int, ...]:
+        """The pages that were read from a disk tier before this step was planned, and not returned for an earlier one."""
+        pages = tuple(page for planned, found in self._promoted if planned <= step for page in found)
+        self._promoted = [each for each in self._promoted if each[0] > step]
+        return pages
 
     def _committed(
         self, item: Folded, state: State | None, placeholders: dict[tuple[int, int, int], list[int]]

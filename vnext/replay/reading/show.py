@@ -10,10 +10,10 @@ import msgspec
 from vnext.replay.reading.folding import Broken, Folded, fold_items
 from vnext.replay.reading.index import Index
 from vnext.replay.reading.source import UnusableLog
+from vnext.replay.reading.state_view import view
 from vnext.state.digest import digest, hexadecimal
 from vnext.state.events import StepPlanned
 from vnext.state.state import State
-from vnext.state.view import view
 
 
 class Shown(msgspec.Struct, frozen=True, kw_only=True):

@@ -8,6 +8,8 @@ difference.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 
@@ -36,6 +38,12 @@ class Batched:
         """The ranks were replaced: keys and values are gone, and from here on every page that is read was written here."""
         self.caches = self.machine.caches(self.caches.pages, self.caches.block_size)
         self._fresh = None
+
+    def distrust(self, pages: Sequence[int]) -> None:
+        """These pages were read from a disk tier: what a step reads there is computed first."""
+        if self._fresh is None:
+            self._fresh = np.ones(self.caches.pages, dtype=bool)
+        self._fresh[list(pages)] = False
 
     def mistrust(self) -> None:
         """From here on a step reads only what is computed for it alone. Not of a `whole` run."""

@@ -17,13 +17,17 @@ from vnext.sched.policies import BUILT_IN
 from vnext.state.digest import digest, hexadecimal
 from vnext.state.events import (
     AnyEvent,
+    BlocksPromoted,
     EnginePaused,
     EngineRecovered,
     PrefixCacheReset,
+    PromotionEnded,
     RequestAborted,
     RequestArrived,
     RequestResumed,
     StepCommitted,
+    TierChanged,
+    TierOpened,
     WeightsChanged,
 )
 from vnext.state.state import State
@@ -140,5 +144,14 @@ def reported(event: AnyEvent) -> dict[str, Any]:
             return {"kind": "paused", "mode": event.mode}
         case WeightsChanged():
             return {"kind": "weights", "version": event.version, "digest": event.digest}
+        case TierOpened():
+            return {"kind": "disk tier", "blocks": len(event.blocks) // 16, "capacity": event.capacity}
+        case TierChanged():
+            counts = {name: len(getattr(event, name)) // 16 for name in ("stored", "gone", "kept")}
+            return {"kind": "blocks on disk", **counts}
+        case BlocksPromoted():
+            return {"kind": "blocks read", "id": event.id, "blocks": event.count}
+        case PromotionEnded():
+            return {"kind": "blocks are back", "transfer": event.transfer, "blocks": event.count}
         case _:
             return {"kind": type(event).__name__}

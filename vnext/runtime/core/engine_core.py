@@ -31,6 +31,7 @@ from vnext.runtime.core.owners import News
 from vnext.runtime.core.progress import Progress, RanksStalled
 from vnext.runtime.core.recovery import LOSSES, RankGaveUp, Recovery
 from vnext.runtime.core.request_outputs import prompt_outputs, to_client
+from vnext.runtime.core.tiers import Moved, TierTransfers
 from vnext.runtime.messages import (
     AdapterRead,
     EngineDied,
@@ -58,6 +59,7 @@ from vnext.state.events import (
     RequestId,
     StepCommitted,
     StepPlanned,
+    TierOpened,
     WeightsChanged,
 )
 from vnext.state.fold_commit import MatchedSamples
@@ -85,9 +87,9 @@ class EngineCore:
         clients: Clients,
         all_laws: bool = False,
         step_timeout_s: float = 0.0,
-        recovery: Recovery | None = None,
+        recovery: Recovery | None = None, tier: TierOpened | None = None,
     ) -> None:
-        """`recovery`: what replaces ranks that are lost; None: the engine ends with them."""
+        """`recovery`: what replaces ranks that are lost; None: the engine ends with them. `tier`: what they have on disk."""
         self.state: State = start(started)
         self._started = started
         self._executor = executor
@@ -100,12 +102,11 @@ class EngineCore:
         self._untold: list[News] = []
         self._checks = RankChecks(started.world_size)
         self._drafts = DraftCounts()
-        self._step_seconds = 0.0
-        self._plan_seconds = 0.0
-        self._stats_due_s = 0.0
+        self._step_seconds = self._plan_seconds = self._stats_due_s = 0.0
         self._progress = Progress(step_timeout_s)
         self._stalled = ""
         self._adapters = AdapterLoading(started.world_size, executor.send)
+        self._tiers = TierTransfers(started.world_size, executor.send, tier)
         self._operations = Operations(started, executor.send, self._answer, clients.notes)
         self._streams = EventStreams(started, __version__)
         executor.while_full = self._send_stats
@@ -150,6 +151,8 @@ class EngineCore:
         while True:
             self._operate()
             self._load_adapters()
+            while self._tiers.are_on and (event := self._tiers.next_event(self.state)) is not None:
+                self._fold(event)
             began = time.perf_counter()
             if (plan := schedule(self.state)) is not None:
                 self._fold(plan)
@@ -158,6 +161,8 @@ class EngineCore:
             self._plan_seconds += time.perf_counter() - began
             if self._unwritten:
                 self._carry_out()
+            if self._tiers.are_on:
+                self._tiers.ask(self.state)
             if plan is None:
                 return
 
@@ -256,8 +261,8 @@ class EngineCore:
         if isinstance(message, AdapterRead):
             self._abort_with(self._adapters.answered(message, self.state))
             return
-        if isinstance(message, RankAnswer):
-            self._operations.answered(message)
+        if isinstance(message, RankAnswer | Moved):
+            self._operations.answered(message) if isinstance(message, RankAnswer) else self._tiers.answered(message)
             return
         assert isinstance(message, StepResult), "a rank says that it is ready once, before the engine starts"
         if message.step % self.state.config.digest_interval == 0:
@@ -327,6 +332,7 @@ class EngineCore:
         executor.while_full = self._send_stats
         self._adapters.begin_again(executor.send)
         self._operations.begin_again(executor.send)
+        self._tiers.begin_again(executor.send)
         if self._poller is not None:
             executor.watch(self._poller)
         executor.send(encode_begin(self._started, snapshots.encode(snapshots.snapshot(self.state), WIDTH_MAX)))
@@ -346,7 +352,7 @@ class EngineCore:
             return RECOVERY_PATIENCE_MS
         if self._clients.is_behind:
             return BEHIND_PATIENCE_MS
-        return PATIENCE_MS if self.state.in_flight else None
+        return PATIENCE_MS if self.state.in_flight or self._tiers.is_reading else None
 
     def watch(self, poller: zmq.Poller) -> None:
         """As Executor.watch, for the ranks that there are and those that take their place."""
@@ -436,6 +442,7 @@ class EngineCore:
             draft_tokens=counters.draft_tokens,
             accepted_tokens=counters.accepted_tokens,
             adapters=self._adapters.stats(state),
+            tier=self._tiers.stats(state),
             recovering=recovery.sentence,
             recoveries=recovery.count,
             recovery_seconds=recovery.seconds,

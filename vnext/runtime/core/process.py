@@ -31,6 +31,7 @@ from vnext.runtime.core.executor import STOP_GRACE_S, Executor, InprocExecutor, 
 from vnext.runtime.core.progress import RanksStalled
 from vnext.runtime.core.recovery import NoMoreRanks, Recovery
 from vnext.runtime.core.sizing import require_policy, scheduler_config
+from vnext.runtime.core.tiers import opening
 from vnext.runtime.hosts.master import HostedExecutor, Hosts, MeetingPlace
 from vnext.runtime.log_lines import begin
 from vnext.runtime.messages import EngineDied, EngineReady, RankReady, derived_seed, encoder
@@ -159,7 +160,7 @@ def leave_on_sigterm(wake: socket.socket) -> Iterator[None]:
 
 SAME_FOR_RANKS = (
     "ipc_bytes_max", "dtype", "quantization", "kv_cache_dtype", "max_model_len", "deterministic", "device", "numa", "block_size",
-    "isa", "pipeline_parallel_size", "nnodes",
+    "isa", "pipeline_parallel_size", "nnodes", "kv_disk_dir", "kv_disk_max_age_s",
 )  # fmt: skip
 """Fields that an engine's settings and a rank's have alike."""
 
@@ -245,8 +246,7 @@ def start_core(
     before = settings.predecessor
     frames = frames_held(before.log) if before is not None else 0  # now: the ranks still import
     ranks = executor.start()
-    started = started_event(settings, ranks)
-    engine = settings.engine
+    started, engine = started_event(settings, ranks), settings.engine
     bounds = Bounds(
         max_bytes=engine.log_max_bytes, max_age_s=engine.log_max_age_s, timestamped=True, durable=engine.log_durable,
         compressed=engine.log_compress, required=engine.log_required, indexed=engine.log_index,
@@ -271,7 +271,8 @@ def start_core(
     clients = Clients(front, ready, ready.root_seed, notes, follows=before is not None)
     again = partial(other_ranks, settings, hosts) if engine.executor == "mp" else None
     recovery = Recovery(again, engine.max_restarts, ranks, "" if engine.log == "off" else settings.log_dir)
-    core = EngineCore(started, executor, recorder, clients, engine.check_laws, engine.step_timeout_s, recovery)
+    on_disk = opening(ranks, engine.kv_disk_bytes)
+    core = EngineCore(started, executor, recorder, clients, engine.check_laws, engine.step_timeout_s, recovery, on_disk)
     if before is not None:
         core.begin_after(EngineRecovered(cause=before.cause, log=before.log, frames=frames))
     notes.write(READY)

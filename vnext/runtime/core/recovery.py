@@ -28,7 +28,7 @@ from vnext.state.state import State
 FIRST_DELAY_S, DELAY_MAX_S = 0.1, 10.0
 HELD_MAX_S = 10.0
 """A killed process gives its memory back within a moment, unless it waits inside the system, which SIGKILL does not end."""
-MAY_DIFFER = ("page_count_max", "draft_costs")
+MAY_DIFFER = ("page_count_max", "draft_costs", "disk")
 """Facts that a start measures; a cache keeps its size."""
 log = logging.getLogger(__name__)
 

@@ -26,13 +26,16 @@ from vnext.runtime.processes.topology import here
 from vnext.runtime.rank.binding import bind, bind_members, place_of
 from vnext.runtime.rank.draft_costs import draft_costs
 from vnext.runtime.rank.draft_model import load_draft_model
+from vnext.runtime.rank.page_files import PageFiles
 from vnext.runtime.rank.replica import Rank
 from vnext.runtime.rank.runner import ModelRunner
 from vnext.runtime.rank.stage import EarlierSteps, StageModel
 from vnext.runtime.rank.stage_links import StageLinks, stage_place
 from vnext.runtime.rank.steps import HostSteps
+from vnext.runtime.rank.tier import RankTier
 from vnext.runtime.rank.weights import RankWeights
 from vnext.runtime.settings import Isa, RankSettings, SettingsError
+from vnext.version import __version__
 
 if TYPE_CHECKING:
     import torch
@@ -52,6 +55,8 @@ def load_rank(settings: RankSettings, rendezvous: Path) -> tuple[Rank, ModelRunn
     for name in ("pipeline_parallel_size", "nnodes"):
         if getattr(settings, name) > 1:
             raise SettingsError(f"--{name.replace('_', '-')} works on a CPU so far: leave it out, or add --device cpu")
+    if settings.kv_disk_dir:
+        raise SettingsError("--kv-disk-dir works on a CPU so far: leave it out, or add --device cpu")
     if settings.returns_routed_experts:
         raise SettingsError("--enable-return-routed-experts works on a CPU so far: leave it out, or add --device cpu")
     from vnext.runtime.rank.gpu_loading import device_rank, enough_memory, open_device
@@ -80,7 +85,27 @@ def _load_cpu_rank(settings: RankSettings, rendezvous: Path) -> tuple[Rank, Mode
 
         runner.routed = RoutedExperts(runner.config, settings.prefix_caching)
     load_drafter(settings, runner)
-    return Rank(settings.rank, HostSteps(runner), RankWeights(settings.rank, settings.world_size, runner)), runner
+    weights = RankWeights(settings.rank, settings.world_size, runner)
+    return Rank(settings.rank, HostSteps(runner), weights, open_tier(settings, runner)), runner
+
+
+def open_tier(settings: RankSettings, runner: ModelRunner) -> RankTier | None:
+    """This rank's part of the disk tier; None without. Raises SettingsError where it cannot be had."""
+    if not settings.kv_disk_dir:
+        return None
+    if runner.head is not None or runner.routed is not None:
+        raise SettingsError("--kv-disk-dir keeps no state of a draft head and no expert ids: leave one of the two out")
+    if any(kv_groups(runner.config).windows):
+        raise SettingsError("--kv-disk-dir serves models with full attention so far, and this one has windows: leave it out")
+    drafted = "" if runner.draft is None else fingerprint(settings.draft_path)
+    identity = {
+        "model": fingerprint(settings.model_path), "draft_model": drafted, "version": __version__,
+        "rank": f"{settings.place} of {settings.place_count}", "block_size": settings.block_size,
+        "page_bytes": runner.block_bytes(settings.block_size), "kv_cache_dtype": settings.kv_cache_dtype, "dtype": runner.dtype,
+        "quantization": settings.quantization, "kernels": kernels_of(runner.device_type), "numbers": str(runner.invariance),
+    }  # fmt: skip
+    folder, page_bytes = Path(settings.kv_disk_dir).expanduser(), runner.block_bytes(settings.block_size)
+    return RankTier(settings.rank, PageFiles(folder, identity, page_bytes, settings.kv_disk_max_age_s), runner.page_rows)
 
 
 def _load_stage(settings: RankSettings) -> tuple[Rank, ModelRunner]:
@@ -158,8 +183,8 @@ def start_threads(threads: int, place: Place = NOWHERE) -> None:
     limit_torch(threads)
 
 
-def ready_message(settings: RankSettings, runner: ModelRunner) -> RankReady:
-    """The facts that the engine core needs to size the cache."""
+def ready_message(settings: RankSettings, runner: ModelRunner, tier: RankTier | None = None) -> RankReady:
+    """The facts that the engine core needs to size the cache, and what is on disk."""
     budget = settings.kv_cache_bytes or default_cache_bytes(settings, runner)
     return RankReady(
         model=ModelFacts(
@@ -175,6 +200,7 @@ def ready_message(settings: RankSettings, runner: ModelRunner) -> RankReady:
         environment=describe_process(runner.device) | describe_numbers(settings, runner),
         draft_costs=_draft_costs(settings, runner) if settings.measures_draft_costs else (0, 0, 0),
         linear_layers=runner.adapters.layers if runner.adapters else {},
+        disk=None if tier is None else tier.found(),
     )
 
 

@@ -17,7 +17,7 @@ from vnext.kernels.arrays import Array, as_array, host_dtype, torch_dtype
 from vnext.kernels.cpu.packed import serves, serves_all
 from vnext.models.config.model_config import ModelConfig, load_config
 from vnext.models.layers.batch import ForwardBatch
-from vnext.models.layers.kv_cache import cache_dtype, kv_bytes_per_page, make_kv_cache
+from vnext.models.layers.kv_cache import cache_dtype, kv_bytes_per_page, make_kv_cache, page_rows
 from vnext.models.layers.sharding import Parallel
 from vnext.models.layers.tensors import host_tensors_of, tensors_of
 from vnext.models.layers.traffic import token_bytes
@@ -150,6 +150,10 @@ class ModelRunner:
     def cache_memory(self) -> list[Array]:
         """The arrays of the cache, on the host."""
         return [each for pair in self._kv or () for each in pair]
+
+    def page_rows(self) -> list[np.ndarray]:
+        """The memory of the pages on the host, the draft model's too: uint8 [page_count, bytes] each."""
+        return [page_rows(self._kv), *(self.draft.page_rows() if self.draft else ())]
 
     def block_bytes(self, block_size: int) -> int:
         """Bytes of one page of the cache on this rank, the draft model's and the head's too."""

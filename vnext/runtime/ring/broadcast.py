@@ -50,9 +50,16 @@ class BeginFrom(_Wire, tag=101):
     snapshot: bytes
 
 
+class StoreBlocks(_Wire, tag=102):
+    """No event: asks a rank to write these `pages` to disk under the names `blocks` (16 bytes each). Answered by BlocksWritten."""
+
+    blocks: bytes
+    pages: tuple[int, ...]
+
+
 _as_they_are = [event for event in get_args(AnyEvent) if event not in (RequestArrived, StepCommitted)]
 _encoder = msgspec.msgpack.Encoder()
-_wires = (_Arrived, _Committed, ReadAdapter, BeginFrom, *get_args(AnyCommand), *_as_they_are)
+_wires = (_Arrived, _Committed, ReadAdapter, BeginFrom, StoreBlocks, *get_args(AnyCommand), *_as_they_are)
 _decoder = msgspec.msgpack.Decoder(tuple[Union[_wires], ...])  # noqa: UP007
 
 
@@ -62,6 +69,11 @@ def encode_events(events: Sequence[AnyEvent]) -> bytes:
 
 
 def encode_read(wish: ReadAdapter) -> bytes:
+    """One ring message without events."""
+    return _encoder.encode([wish])
+
+
+def encode_store(wish: StoreBlocks) -> bytes:
     """One ring message without events."""
     return _encoder.encode([wish])
 
@@ -76,7 +88,7 @@ def encode_command(command: AnyCommand) -> bytes:
     return _encoder.encode([command])
 
 
-def decode_events(message: bytes, next_id: int = 0) -> tuple[AnyEvent | ReadAdapter | BeginFrom | AnyCommand, ...]:
+def decode_events(message: bytes, next_id: int = 0) -> tuple[AnyEvent | ReadAdapter | BeginFrom | StoreBlocks | AnyCommand, ...]:
     """The events of a ring message, in order, or what a rank is asked to do; `next_id` is the id that the replica gives to the
     next arrival.
 

@@ -12,7 +12,9 @@ from vnext.sched.sim.checks.contents import contents, differences
 from vnext.sched.sim.checks.errors import Divergence
 from vnext.sched.sim.checks.history import History
 from vnext.sched.sim.checks.plain_state import PlainState
-from vnext.sched.sim.laws import decision_laws, event_laws
+from vnext.sched.sim.checks.tier_laws import resets_forget, tiers_block_nobody
+from vnext.sched.sim.laws import decision_laws, event_laws, going
+from vnext.sched.sim.order import policy_keys
 from vnext.sched.sim.turning import require_same, turn_of
 from vnext.state.errors import IllegalEvent
 from vnext.state.events import AnyEvent, EngineStarted, StepPlanned
@@ -50,6 +52,7 @@ class Core:
         self.seen = after = PlainState(state, before)
         check(state)
         event_laws(before, event, after)
+        resets_forget(event, after)
         news = outputs(before.state, event, state, effects)
         self.accounting.write(before, event, after, news)
         if state.sequence % self._whole_check_events == 0:
@@ -68,6 +71,10 @@ class Core:
         if plan is not None:
             self.fold(plan)
         decision_laws(before, plan, self.seen)
+        key_of = policy_keys(before) if before.state.tier else {}
+        queue = going(self.seen) if before.state.tier else ()
+        best = min(queue, key=lambda entry: key_of[entry.id], default=None)
+        tiers_block_nobody(before, plan, self.seen, best)
         return plan
 
     def require_refused(self, event: AnyEvent) -> None:

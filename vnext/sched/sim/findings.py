@@ -93,7 +93,7 @@ def failing_like(kind: str, toy: bool = True) -> Failure:
 def fewer_clients(simulation: Simulation, same: Callable[[Exception], bool]) -> tuple[AnyEvent, ...]:
     """The events of the smallest scenario that fails in the same way: faults switched off, clients left out."""
     best = simulation
-    for changes in ({"faults": Faults()}, {"reset_us": ()}, {"weights": ()}):
+    for changes in ({"faults": Faults()}, {"reset_us": ()}, {"weights": ()}, {"disk": None}):
         best = failed(replace(best.scenario, **changes), same) or best
     scenario = best.scenario
     for clients in reduced(scenario.clients, lambda kept: failed(replace(scenario, clients=kept), same) is not None):

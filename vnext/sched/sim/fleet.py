@@ -12,7 +12,7 @@ from vnext.sched.sim.checks.plain_state import PlainState
 from vnext.sched.sim.checks.redacted_tape import RedactedTape
 from vnext.sched.sim.core import WHOLE_CHECK_EVENTS, Core
 from vnext.sched.sim.log import Tape, events_of
-from vnext.sched.sim.rank import Rank, StepResult, rebuilt
+from vnext.sched.sim.rank import Contents, Rank, StepResult, rebuilt
 from vnext.sched.sim.rng import Rng
 from vnext.sched.sim.scenario import Faults
 from vnext.state.digest import digest
@@ -31,8 +31,12 @@ CRASHES_PERCENT = 10
 class Fleet:
     """Ranks 0 and up; rank 0 runs in the engine core's process. Mutable; `folded` counts each rank's events."""
 
-    def __init__(self, core: Core, started: EngineStarted, faults: Faults, rng: Rng) -> None:
-        self.ranks = [Rank(started) for _ in range(started.world_size)]
+    def __init__(
+        self, core: Core, started: EngineStarted, faults: Faults, rng: Rng, contents: Contents | None = None
+    ) -> None:
+        """`contents`: those of the disk tier, which outlive ranks."""
+        self._contents = contents or Contents()
+        self.ranks = [Rank(started, self._contents) for _ in range(started.world_size)]
         self.folded = [1] * started.world_size
         self.core, self._faults, self._rng = core, faults, rng
         self._started = started
@@ -91,7 +95,7 @@ class Fleet:
         state = self.core.state
         sent = encode(snapshot(state), TOKEN_BYTES)
         arrivals = [self.core.accounting.entries[id_].arrival for id_ in state.requests.mapping()]
-        self.ranks = [Rank(self._started) for _ in self.ranks]
+        self.ranks = [Rank(self._started, self._contents) for _ in self.ranks]
         for rank in self.ranks:
             rank.go_on_from(load(decode(sent), state.config), arrivals)
         self.folded = [len(self.core.events)] * len(self.ranks)
@@ -102,12 +106,12 @@ class Fleet:
         """Crash and restart a rank: rank 0 where it was, another with the events found in the log."""
         events = self.core.events
         if self._tapes is None:
-            self.ranks[rank] = rebuilt(events[: self.folded[rank]])
+            self.ranks[rank] = rebuilt(events[: self.folded[rank]], self._contents)
             return
         found = self._torn_log(self._tapes[0])
         if rank == 0:
             found += events[len(found) : self.folded[0]]
-        self.ranks[rank], self.folded[rank] = rebuilt(found), len(found)
+        self.ranks[rank], self.folded[rank] = rebuilt(found, self._contents), len(found)
 
     def _torn_log(self, tape: Tape) -> list[AnyEvent]:
         """The events left in a log that was cut somewhere in its last bytes: those of every whole frame, and no others."""

@@ -16,19 +16,26 @@ from vnext.sched.sim.checks.plain_state import PlainState
 from vnext.sched.sim.drafts import draft_room
 from vnext.sched.sim.laws import wanted
 from vnext.sched.sim.rng import Rng
+from vnext.state.adapters import held
 from vnext.state.events import (
+    AdapterEvicted,
+    AdapterLoaded,
     AnyEvent,
+    BlocksPromoted,
     EngineRecovered,
     EngineStarted,
+    PromotionEnded,
     RequestAborted,
     RequestArrived,
     RequestId,
     RequestResumed,
     StepCommitted,
     StepPlanned,
+    TierChanged,
     pack_tokens,
 )
 from vnext.state.params import Sampling
+from vnext.state.state import State
 
 
 class Changes(TypedDict, total=False):
@@ -44,6 +51,33 @@ def illegal_event(rng: Rng, seen: PlainState) -> AnyEvent:
     if seen.in_flight and sum(seen.in_flight[0].drafts) and rng.happens(60):
         return _committed_with_other_drafts(rng, seen)
     return rng.choose(ILLEGAL)(rng, seen)
+
+
+def illegal_slot_events(state: State) -> Iterator[AnyEvent]:
+    """Nobody loads an adapter into a slot that is taken, nor twice, nor evicts one that running requests use."""
+    users = held(state)
+    for place, slot in enumerate(state.slots):
+        if slot is None:
+            yield AdapterEvicted(slot=place)
+            continue
+        yield AdapterLoaded(name="", digest="another", slot=place)
+        yield AdapterLoaded(name="", digest=slot.digest, slot=(place + 1) % len(state.slots))
+        if slot.digest in users:
+            yield AdapterEvicted(slot=place)
+
+
+def illegal_tier_events(state: State) -> Iterator[AnyEvent]:
+    """No transfer begins out of turn, for a stranger or twice, none ends that is not in flight, and no block leaves a disk that is
+    not there."""
+    begun = 0 if state.tier is None else state.tier.begun
+    yield BlocksPromoted(transfer=begun, id=RequestId(state.next_id), count=1)
+    yield PromotionEnded(transfer=begun)
+    yield TierChanged(gone=bytes(16))
+    yield TierChanged(stored=b"short")
+    for entry in state.waiting[:1]:
+        yield BlocksPromoted(transfer=begun + 1, id=entry.id, count=1)
+        yield BlocksPromoted(transfer=begun, id=entry.id, count=0 if entry.transfer < 0 else 1)
+        yield BlocksPromoted(transfer=begun, id=entry.id, count=(entry.known - 1) // state.config.block_size + 1)
 
 
 def strange_plan(rng: Rng, seen: PlainState) -> StepPlanned | None:

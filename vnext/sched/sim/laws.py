@@ -34,6 +34,7 @@ from vnext.state.events import (
 from vnext.state.outputs import Output
 from vnext.state.state import Waiting, blocks_for
 from vnext.state.store.columns_numpy import group_hash
+from vnext.state.tier import transferring
 
 
 def decision_laws(before: PlainState, plan: StepPlanned | None, after: PlainState) -> None:
@@ -155,7 +156,7 @@ def work_is_conserved(seen: PlainState, share: Share) -> None:
         return
     key_of = policy_keys(seen) if state.waiting else {}
     best = min(queue := going(seen), key=lambda entry: key_of[entry.id], default=None)
-    if state.paused and not queue and not seen.id:
+    if (state.paused or transferring(state)) and not queue and not seen.id:
         return
     if not state.in_flight and (seen.id or best is None or not needs_slot(seen, best)):
         raise LawBroken("S6", f"{len(state.requests)} requests live and the decision is to do nothing")
@@ -166,11 +167,12 @@ def work_is_conserved(seen: PlainState, share: Share) -> None:
 
 
 def going(seen: PlainState) -> list[Waiting]:
-    """The waiting requests that may be admitted: in a pause, those that were preempted or have tokens of their answer."""
-    state = seen.state
+    """The waiting requests that may be admitted: none whose blocks are being read, and in a pause those that were preempted or have
+    tokens of their answer."""
+    state, moving = seen.state, transferring(seen.state)
     prompts = {id_: len(request.prompt) for id_, request in state.requests.items()} if state.paused else {}
     return [
-        entry for entry in state.waiting
+        entry for entry in state.waiting if entry.id not in moving
         if not state.paused or (state.paused == "wait" and (entry.preemption_count or len(entry.tokens) > prompts[entry.id]))
     ]  # fmt: skip
 
@@ -362,11 +364,12 @@ def preempted_by(before: PlainState, event: AnyEvent) -> Sequence[int]:
 
 
 def arrivals_come_in_order(seen: PlainState) -> None:
-    """L2: first come, first served: running requests came before all waiting ones, and rows are in order of arrival."""
+    """L2: first come, first served: running requests came before all waiting ones, and rows are in order of arrival. Only a request
+    whose blocks were read from disk is overtaken."""
     if seen.state.config.policy != "fcfs" or not seen.id:
         return
-    ids, queue = seen.id, seen.state.waiting
-    if ids != sorted(ids) or (queue and ids[-1] > queue[0].id):
+    ids, queue = seen.id, [entry for entry in seen.state.waiting if entry.transfer < 0]
+    if (ids != sorted(ids) and seen.state.tier is None) or (queue and max(ids) > queue[0].id):
         raise LawBroken("L2", f"requests {ids} run while {[entry.id for entry in queue[:4]]} wait")
 
 

@@ -28,12 +28,14 @@ from vnext.state.events import (
     EnginePaused,
     EngineRecovered,
     EngineStarted,
+    PromotionEnded,
     RequestArrived,
     StepCommitted,
     StepPlanned,
     WeightsChanged,
     first_of,
 )
+from vnext.state.pool import indexed_since
 from vnext.state.reduce import reduce, start
 from vnext.state.state import State
 
@@ -41,6 +43,7 @@ CHAIN_FACTOR = 0x9E3779B97F4A7C15
 CHAIN_MASK = 2**64 - 1
 GROUP_STEP = CHAIN_MASK + 1
 STORIES_SPARE = 32
+GARBAGE = -7
 token_word = Struct("<i")
 
 
@@ -132,11 +135,21 @@ class Work(msgspec.Struct, frozen=True):
         return self.end + len(self.drafts)
 
 
+class Contents:
+    """What a disk tier has of each block, and those that it has not as they were written. Mutable; all ranks of a run share it."""
+
+    def __init__(self) -> None:
+        self.blocks: dict[bytes, list[int]] = {}
+        self.damaged: set[bytes] = set()
+
+
 class Rank:
     """One replica of the engine. Mutable: give it every event once, in order. `cache` holds a chain for each slot."""
 
-    def __init__(self, started: EngineStarted) -> None:
+    def __init__(self, started: EngineStarted, contents: Contents | None = None) -> None:
+        """`contents`: those of the disk tier."""
         config = started.config
+        self._contents = contents or Contents()
         self.state: State = start(started)
         self._groups = config.group_count
         self._nothing = [-1] * config.block_size  # what stands in a page that is none
@@ -161,6 +174,8 @@ class Rank:
     def go_on_from(self, state: State, arrivals: Iterable[RequestArrived]) -> None:
         """Begin in a state that others have led to; `arrivals` are those of the requests that live in it."""
         self.state = state
+        if (weights := state.weights) is not None:
+            self._weights = weights.label
         for event in arrivals:
             self._arrived(event)
 
@@ -173,15 +188,19 @@ class Rank:
         if isinstance(event, StepCommitted):
             if b"".join(self._in_flight.popleft().values()) != event.tokens or self._runs.popleft() != _runs(event):
                 raise Divergence(f"step {event.step} was committed with tokens that this rank did not sample")
-        self.state = reduce(self.state, event) if shared is None else shared.state
+        before, self.state = self.state, reduce(self.state, event) if shared is None else shared.state
         if isinstance(event, RequestArrived):
             self._arrived(event)
         if isinstance(event, EngineRecovered):
             self._begin()
         self._forget(event)
+        if isinstance(event, PromotionEnded):
+            self._fill(before, event)
         if not isinstance(event, StepPlanned):
+            self._copy_out(before)
             return None
         commit = self._run(event.step, shared or PlainState(self.state))
+        self._copy_out(before)
         return StepResult(commit, digest(self.state) if digests and shared is None else 0, self._masks, tuple(self._failed))
 
     def _arrived(self, event: RequestArrived) -> None:
@@ -193,6 +212,32 @@ class Rank:
             self._weights, self._stories = f"{event.version} {event.digest}", {}
         if isinstance(event, EnginePaused) and event.mode == "sleep":
             self.cache = [[0] * len(page) for page in self.cache]
+
+    def _copy_out(self, before: State) -> None:
+        """K1: what the disk tier has of each block that has become complete is what it had of it before."""
+        pool = self.state.pool
+        if self.state.tier is None or pool.prefix_index is before.pool.prefix_index:
+            return
+        for key, block in indexed_since(pool, before.pool):
+            content = self.cache[block]
+            if self._contents.blocks.setdefault(key, content.copy()) != content:
+                raise Divergence(f"K1: block {block} has a name that stands for another content on disk")
+
+    def _fill(self, before: State, event: PromotionEnded) -> None:
+        """The blocks of a transfer come back."""
+        assert before.tier is not None, "it has just ended"
+        for transfer in before.tier.transfers:
+            end = transfer.hits + event.count if transfer.number == event.transfer else 0
+            for place in range(transfer.hits, end if transfer.keys else 0):
+                key = transfer.keys[place]
+                content = self._contents.blocks.get(key) or self._as_before(before, transfer.request, place)
+                self.cache[transfer.pages[place]] = [GARBAGE] * len(content) if key in self._contents.damaged else content.copy()
+
+    def _as_before(self, before: State, id_: int, block: int) -> list[int]:
+        """What a run before this list of events has written of a request's block."""
+        story, size = Story(self._salts[id_] + self._weights), len(self.cache[0])
+        story.agree(next(entry.tokens for entry in before.waiting if entry.id == id_))
+        return story.chains[block * size : block * size + size]
 
     def _run(self, step: int, seen: PlainState) -> StepCommitted:
         works, self._masks, self._failed = self._works(seen), 0, []
@@ -372,9 +417,9 @@ def _runs(event: StepCommitted) -> tuple[bytes, bytes]:
     return event.counts, event.drafted
 
 
-def rebuilt(events: list[AnyEvent]) -> Rank:
+def rebuilt(events: list[AnyEvent], contents: Contents | None = None) -> Rank:
     """A rank rebuilt from the log after a crash: it computes every step again, in order."""
-    rank = Rank(first_of(events))
+    rank = Rank(first_of(events), contents)
     for event in events[1:]:
         rank.fold(event, digests=False)
     return rank

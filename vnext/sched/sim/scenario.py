@@ -39,6 +39,17 @@ class Faults(msgspec.Struct, frozen=True, kw_only=True):
     deaths: int = 0
 
 
+class Disk(msgspec.Struct, frozen=True, kw_only=True):
+    """A disk tier of `capacity` blocks. Percent of blocks that it loses (`fails`) or damages (`lies`), and of transfers that never
+    answer (`hangs`); others take up to `slow_us`."""
+
+    capacity: int
+    fails: int = 0
+    lies: int = 0
+    hangs: int = 0
+    slow_us: int = 100
+
+
 class Client(msgspec.Struct, frozen=True, kw_only=True):
     """One client's request: it comes at `arrival_us` of virtual time and leaves at `abort_us` (NEVER if it stays), or soon after
     its answer has had the tokens of `stop`, as a server does that finds a stop string."""
@@ -55,7 +66,7 @@ class Client(msgspec.Struct, frozen=True, kw_only=True):
 class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that a simulation needs; `reset_us` are the times of prefix cache resets, at `shutdown_us` (NEVER if
     nobody does) everything that lives is aborted at once. `weights` are the times at which other weights come, each with the pause
-    in which they change."""
+    in which they change. `disk`: None without a disk tier."""
 
     seed: int
     config: SchedulerConfig
@@ -65,6 +76,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     faults: Faults
     shutdown_us: int = NEVER
     weights: tuple[tuple[int, Pause], ...] = ()
+    disk: Disk | None = None
 
 
 def capacity(config: SchedulerConfig) -> int:

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from vnext.sched.sim.rng import Rng
 from vnext.sched.sim.sample_policies import POLICIES
-from vnext.sched.sim.scenario import NEVER, Client, Faults, Scenario, capacity
+from vnext.sched.sim.scenario import NEVER, Client, Disk, Faults, Scenario, capacity
 from vnext.sched.sim.toy_grammar import BREAKS
 from vnext.state.config import SchedulerConfig, Speculation
 from vnext.state.events import Pause
@@ -39,6 +39,8 @@ CONSTRAINED_SEEDS = 3
 """In one of so many scenarios, if answers can end, two of three requests have constraints, drawn from a seed of their own."""
 DYING_SEEDS = 5
 """In one of so many scenarios ranks and engine core die, drawn from a seed of their own."""
+DISK_SEEDS = 11
+"""One in so many scenarios, if its engine can have one, has a disk tier, drawn from a seed of its own."""
 PRIORITIES = ((0,), (0, 1, 2), (0, 1, 2), (-(2**31), -1, 0, 2**31 - 1))
 
 
@@ -54,9 +56,12 @@ def scenario(seed: int, client_count: int = 60) -> Scenario:
     if speculates(seed):
         config = replace(config, speculation=speculation_of(seed // DRAFTING_SEEDS))
         config = at_little_cost(config, drafts_by_grammar(seed)) if constrains(seed) else config
+    config = as_kept(Rng(seed + 2**60), config) if has_disk(seed) else config
     clients = draw_clients(rng.fork(), config, client_count * (CROWD if config.max_num_seqs > LARGE_MAX_NUM_SEQS else 1))
     if speculates(seed):
         clients = with_own_bounds(clients)
+    if has_disk(seed):
+        clients = returning(Rng(seed + 2**58), clients)
     if seed % SCORED_SEEDS == SCORED_SEEDS - 1:
         clients = scored(clients)
     if seed % ADAPTED_SEEDS == ADAPTED_SEEDS - 4:
@@ -76,6 +81,7 @@ def scenario(seed: int, client_count: int = 60) -> Scenario:
         faults=with_deaths(Rng(seed + 2**61), draw_faults(rng.fork(), config), seed),
         shutdown_us=rng.below(end_us + 1) if rng.happens(5) else NEVER,
         weights=draw_weights(Rng(seed + 2**61), end_us) if changes_weights(seed) else (),
+        disk=draw_disk(Rng(seed + 2**60)) if has_disk(seed) else None,
     )
 
 
@@ -83,6 +89,41 @@ def draw_weights(rng: Rng, end_us: int) -> tuple[tuple[int, Pause], ...]:
     """One to six changes of the weights; "sleep" stands for a sleep in mode "keep" before the change."""
     modes: tuple[Pause, ...] = ("wait", "keep", "abort", "sleep")
     return tuple((rng.below(end_us + 1), rng.choose(modes)) for _ in range(rng.between(1, 6)))
+
+
+def has_disk(seed: int) -> bool:
+    """Whether the engine of this seed's scenario has a disk tier, if it can have one."""
+    return seed % DISK_SEEDS == 6
+
+
+def as_kept(rng: Rng, config: SchedulerConfig) -> SchedulerConfig:
+    """Memory that has room for some requests and not for all prefixes."""
+    return replace(
+        config, prefix_caching=True, windows=(), block_size=rng.choose((1, 2, 2, 4)), page_count=rng.between(24, 48),
+        max_model_len=24, max_num_seqs=rng.between(2, 6),
+    )  # fmt: skip
+
+
+def returning(rng: Rng, clients: tuple[Client, ...]) -> tuple[Client, ...]:
+    """The same requests further apart, the later half of which often begins as one of the earlier half did."""
+    half, found = len(clients) // 2, list[Client]()
+    for place, client in enumerate(clients):
+        if place >= half and rng.happens(60):
+            client = replace(client, prompt=clients[place - half].prompt, cache_salt=clients[place - half].cache_salt)
+        found.append(replace(client, arrival_us=9 * client.arrival_us))
+    return tuple(found)
+
+
+def draw_disk(rng: Rng) -> Disk:
+    """Small and large ones, each with some of the faults."""
+
+    def class_of(percent: int) -> int:
+        return rng.between(1, percent) if rng.happens(50) else 0
+
+    return Disk(
+        capacity=rng.choose((0, 1, 4, 16, 100, 1000, 1000)), fails=class_of(15), lies=class_of(60), hangs=class_of(15),
+        slow_us=rng.choose((1, 20, 20, 100, 1000)),
+    )  # fmt: skip
 
 
 def changes_weights(seed: int) -> bool:

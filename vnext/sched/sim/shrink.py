@@ -23,15 +23,19 @@ from vnext.state.events import (
     AdapterEvicted,
     AdapterLoaded,
     AnyEvent,
+    BlocksPromoted,
     EnginePaused,
     EngineRecovered,
     EngineStarted,
     PrefixCacheReset,
+    PromotionEnded,
     RequestAborted,
     RequestArrived,
     RequestResumed,
     StepCommitted,
     StepPlanned,
+    TierChanged,
+    TierOpened,
     WeightsChanged,
     first_of,
     pack_tokens,
@@ -281,7 +285,18 @@ class Author:
                 return move
             case AdapterLoaded() | AdapterEvicted() | EngineRecovered() | EnginePaused() | WeightsChanged():
                 return self._if_legal(move)
+            case TierOpened() | TierChanged() | BlocksPromoted() | PromotionEnded():
+                return self._of_tier(move)
         return None
+
+    def _of_tier(self, move: TierOpened | TierChanged | BlocksPromoted | PromotionEnded) -> AnyEvent | None:
+        """A transfer of the same request, and the end of the oldest one."""
+        tier = self.state.tier
+        if isinstance(move, BlocksPromoted) and tier is not None and move.id in self._ids:
+            move = replace(move, transfer=tier.begun, id=self._ids[move.id])
+        if isinstance(move, PromotionEnded) and tier is not None and tier.transfers:
+            move = replace(move, transfer=tier.transfers[0].number)
+        return self._if_legal(move)
 
     def _strange(self, plan: StepPlanned) -> StepPlanned | None:
         plan = replace(plan, step=self.state.planned)

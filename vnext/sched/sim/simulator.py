@@ -9,6 +9,7 @@ after every event (core.py, fleet.py), and every stream is compared with the mod
 from __future__ import annotations
 
 import heapq
+from collections.abc import Iterable
 from typing import Any, Literal
 
 import msgspec
@@ -17,19 +18,17 @@ from vnext.sched.residency import next_load
 from vnext.sched.sim.checks.errors import Divergence
 from vnext.sched.sim.core import Core
 from vnext.sched.sim.fleet import Fleet
-from vnext.sched.sim.illegal_events import illegal_event, strange_plan
+from vnext.sched.sim.illegal_events import illegal_event, illegal_slot_events, illegal_tier_events, strange_plan
 from vnext.sched.sim.laws import constraint_laws
-from vnext.sched.sim.rank import StepResult
+from vnext.sched.sim.rank import Contents, StepResult
 from vnext.sched.sim.rng import Rng
 from vnext.sched.sim.scenario import NEVER, Scenario, servable
 from vnext.sched.sim.streams import Streams
+from vnext.sched.sim.tier import ReadBack, SimTier, Stored
 from vnext.sched.sim.toy import Answer
 from vnext.sched.sim.weight_changes import WeightChanges
-from vnext.state.adapters import held
 from vnext.state.events import (
     AbortReason,
-    AdapterEvicted,
-    AdapterLoaded,
     AnyEvent,
     EnginePaused,
     EngineRecovered,
@@ -40,26 +39,20 @@ from vnext.state.events import (
     RequestArrived,
     RequestId,
     RequestResumed,
+    StepPlanned,
     pack_tokens,
 )
 from vnext.state.feasibility import refusal
 from vnext.state.samples import still_owed
 from vnext.state.state import State
 
-STEP_US = 50
-TOKEN_US = 10
-RETRY_US = 2_000
-STEPS_PER_TOKEN_MAX = 20
-STEPS_PER_TOKEN_MAX_ON_A_WHIM = 200
-
-LOAD_US = 300
-
+STEP_US, TOKEN_US, RETRY_US, LOAD_US, RESUME_US = 50, 10, 2_000, 300, 200
+STEPS_PER_TOKEN_MAX, STEPS_PER_TOKEN_MAX_ON_A_WHIM = 20, 200
 STALE_PERCENT = 50
 """Of recoveries behind which results of ranks that have died are still to come."""
 CAUTIOUS_PERCENT = 40
-RESUME_US = 200
 
-Kind = Literal["arrival", "abort", "stop", "reset", "shutdown", "result", "adapter", "weights", "wake", "resume"]
+Kind = Literal["arrival", "abort", "stop", "reset", "shutdown", "result", "adapter", "weights", "wake", "resume", "tier"]
 
 
 class CoreDied(Exception):
@@ -91,19 +84,20 @@ class Simulation:
         self.scenario = scenario
         self.rng = Rng(scenario.seed).fork()
         self.streams = Streams(scenario)
+        self.contents = Contents()
+        self.tier = SimTier(scenario.disk, Rng(scenario.seed + 2**59), self.contents.damaged) if scenario.disk else None
         self.now_us = self.refused = self.deaths = self._events_before = 0
         self._due: list[tuple[int, int, Kind, object]] = []
         self._order = 0
         self._start_engine()
+        self._open_tier()
         self._expect_clients()
 
     def _start_engine(self) -> None:
-        started = EngineStarted(
-            config=self.scenario.config, model="toy", model_digest="", world_size=self.scenario.rank_count, environment={},
-            started_ns=0,
-        )  # fmt: skip
+        settings, ranks = self.scenario.config, self.scenario.rank_count
+        started = EngineStarted(config=settings, model="toy", model_digest="", world_size=ranks, environment={}, started_ns=0)
         self.core = Core(started)
-        self.fleet = Fleet(self.core, started, self.scenario.faults, self.rng)
+        self.fleet = Fleet(self.core, started, self.scenario.faults, self.rng, self.contents)
         self.busy_until_us = self.now_us
         self._results: dict[int, StepResult] = {}
         self._leaving: list[RequestId] = []
@@ -169,7 +163,8 @@ class Simulation:
         self._abort()
         if self.rng.happens(self.scenario.faults.illegal):
             self.core.require_refused(illegal_event(self.rng, self.core.seen))
-            self._require_slots_refused()
+            for event in (*illegal_slot_events(self.state), *illegal_tier_events(self.state)):
+                self.core.require_refused(event)
         self._begin_load()
         self._plan()
         self._change_weights()
@@ -201,8 +196,9 @@ class Simulation:
             case "adapter":
                 assert isinstance(what, str)
                 self._load(what)
-            case "wake":
-                pass
+            case "tier":
+                assert isinstance(what, Stored | ReadBack) and self.tier is not None
+                self._fold_all(self.tier.events(self.core, what))
 
     def _leave(self, number: int, kind: Literal["abort", "stop"]) -> None:
         self.streams.leave(number)
@@ -289,6 +285,13 @@ class Simulation:
                 self._at(self.now_us + self.rng.below(STEP_US), "stop", number)
         self._tell_ranks()
 
+    def _fold_all(self, events: Iterable[AnyEvent]) -> None:
+        """Fold what ranks have done together, unless they die meanwhile."""
+        deaths = self.deaths
+        for event in events:
+            if self.deaths == deaths:
+                self._fold(event)
+
     def _tell_ranks(self) -> None:
         result = self.fleet.tell()
         if result is not None:
@@ -310,7 +313,7 @@ class Simulation:
     def _replace_ranks(self) -> None:
         """All ranks have died: others begin from the state, in which nothing is in flight."""
         self.deaths += 1
-        gone = {"adapter"} if self.rng.happens(STALE_PERCENT) else {"adapter", "result"}
+        gone = {"adapter", "tier"} if self.rng.happens(STALE_PERCENT) else {"adapter", "result", "tier"}
         self._forget_due(gone)
         self._results, self._is_loading, self.busy_until_us = {}, False, self.now_us
         cautious = self.state.next_id if self.rng.happens(CAUTIOUS_PERCENT) else 0
@@ -325,12 +328,13 @@ class Simulation:
         self.fleet.require_same_log()
         frames, self._events_before = self.fleet.frames, self.event_count
         self.streams.lose_engine(self.core.accounting.entries, self.rng)
-        self._forget_due({"adapter", "result", "resume", "wake"})
+        self._forget_due({"adapter", "result", "resume", "wake", "tier"})
         self._start_engine()
         waiting = self.streams.waiting
         cautious = len(waiting) if self.rng.happens(CAUTIOUS_PERCENT) else 0
         self.core.fold(EngineRecovered(cause="the engine core was killed", log="before", frames=frames, cautious=cautious))
         self.fleet.tell()
+        self._open_tier()
         for group in range(2):
             time_us = self.now_us + self.rng.below(RESUME_US)
             for number in waiting:
@@ -352,27 +356,20 @@ class Simulation:
                 return
             if rng.happens(faults.whim):
                 self._plan_on_a_whim()
-            elif self.core.decide() is None:
+            elif self._decide() is None:
                 return
             else:
                 self._tell_ranks()
+
+    def _decide(self) -> StepPlanned | None:
+        if self.tier is not None:
+            self.tier.move(self.core, self._fold, lambda after_us, answer: self._at(self.now_us + after_us, "tier", answer))
+        return self.core.decide()
 
     def _plan_on_a_whim(self) -> None:
         plan = strange_plan(self.rng, self.core.seen)
         if plan is not None and self.core.try_to_fold(plan):
             self._tell_ranks()
-
-    def _require_slots_refused(self) -> None:
-        """Nobody loads an adapter into a slot that is taken, nor twice, nor evicts one that running requests use."""
-        users = held(self.state)
-        for place, slot in enumerate(self.state.slots):
-            if slot is None:
-                self.core.require_refused(AdapterEvicted(slot=place))
-                continue
-            self.core.require_refused(AdapterLoaded(name="", digest="another", slot=place))
-            self.core.require_refused(AdapterLoaded(name="", digest=slot.digest, slot=(place + 1) % len(self.state.slots)))
-            if slot.digest in users:
-                self.core.require_refused(AdapterEvicted(slot=place))
 
     def _begin_load(self) -> None:
         """Begin to read the adapter that is needed next, unless one is being read."""
@@ -385,10 +382,13 @@ class Simulation:
         """An adapter has been read: it gets a slot if it is still the one that is needed next."""
         self._is_loading = False
         wish = next_load(self.state)
-        deaths = self.deaths
-        for event in wish.events(f"adapter {digest}") if wish is not None and wish.digest == digest else ():
-            if self.deaths == deaths:  # else the ranks that have read it are gone
-                self._fold(event)
+        self._fold_all(wish.events(f"adapter {digest}") if wish is not None and wish.digest == digest else ())
+
+    def _open_tier(self) -> None:
+        """An engine that starts finds what is on disk."""
+        if self.tier is not None:
+            self.core.fold(self.tier.opened())
+            self.fleet.tell()
 
     def _send(self, result: StepResult) -> None:
         """Schedule a step's result: ranks run one step after another, and the transport adds its faults."""

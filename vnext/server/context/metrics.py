@@ -62,6 +62,19 @@ _ADAPTER_COUNTERS: Names = {
     "loads": ("vnext_lora_loads", "LoRA adapters that were loaded."),
     "evictions": ("vnext_lora_evictions", "LoRA adapters that made room for others."),
 }
+_TIER_GAUGES: Names = {
+    "blocks": ("vnext_kv_disk_blocks", "Blocks of the disk tier."),
+    "capacity": ("vnext_kv_disk_blocks_max", "Blocks that the disk tier may have."),
+}
+_TIER_COUNTERS: Names = {
+    "stored": ("vnext_kv_disk_stored", "Blocks that were written to the disk tier."),
+    "promoted": ("vnext_kv_disk_promoted", "Blocks that were read back from the disk tier."),
+    "gone": ("vnext_kv_disk_gone", "Blocks that left the disk tier."),
+    "damaged": ("vnext_kv_disk_damaged", "Blocks that were not on disk as they were written."),
+    "missed": ("vnext_kv_disk_missed", "Blocks that left memory before they were written."),
+    "errors": ("vnext_kv_disk_errors", "Blocks that could not be written; behind the first, no more are."),
+    "given_up": ("vnext_kv_disk_given_up", "Transfers from disk that were given up."),
+}
 
 
 class EngineFigures(Protocol):
@@ -101,6 +114,8 @@ def _of_engine(engine: EngineFigures) -> Iterator[Metric]:
     if stats.adapters is not None:
         yield from _families(stats.adapters, _ADAPTER_GAUGES, _ADAPTER_COUNTERS)
         yield _lora_requests_info(stats.adapters)
+    if stats.tier is not None:
+        yield from _families(stats.tier, _TIER_GAUGES, _TIER_COUNTERS)
 
 
 def _families(stats: object, gauges: Names, counters: Names) -> Iterator[Metric]:

@@ -64,6 +64,15 @@ class PrefixIndex(Version[Sides, Undo]):
         """A list of the hash of every page, None for a page without one. A copy."""
         return self._own()[1].copy()
 
+    def since(self, older: PrefixIndex) -> list[Pair]:
+        """The pairs that this version has and that older one, from which it was made, had not; all of its own where it was not."""
+        own, came = self._own()[0], dict[bytes, int]()
+        node: PrefixIndex | None = older
+        while node is not None and node is not self:
+            came |= dict(node._undo[0]) if node._undo is not None else {}
+            node = node._next
+        return [(key, block) for key, block in (own if node is None else came).items() if own.get(key) == block]
+
     def insert(self, pairs: list[Pair]) -> PrefixIndex:
         """This table with these pairs, except for hashes that already have a page. Takes ownership of the list."""
         store = self._own()

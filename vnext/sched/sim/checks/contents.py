@@ -7,6 +7,7 @@ field which the digest overlooks is still compared, and it notices when folding 
 from __future__ import annotations
 
 from vnext.sched.sim.checks.plain_state import PlainState
+from vnext.state.state import Tier
 from vnext.state.store import fields
 
 STORAGE = range(fields.TOKENS_AT, fields.TABLE_SIZE + 1)
@@ -18,6 +19,7 @@ def contents(seen: PlainState) -> dict[str, object]:
     return {
         "scalars": (state.sequence, state.next_id, state.planned, state.committed, state.token_digest, pool.free, state.cautious),
         "slots": state.slots,
+        "tier": _tier(state.tier),
         "counters": state.counters,
         "rows": [column for field, column in enumerate(seen.cells) if field not in STORAGE],
         "histories": seen.histories,
@@ -30,6 +32,13 @@ def contents(seen: PlainState) -> dict[str, object]:
         "flights": seen.in_flight,
         "drafting": (seen.tentative, seen.rates),
     }
+
+
+def _tier(tier: Tier | None) -> object:
+    if tier is None:
+        return None
+    counts = tier.capacity, tier.begun, tier.stored, tier.gone, tier.promoted
+    return counts, list(tier.disk.oldest_first()), tier.transfers
 
 
 def differences(left: dict[str, object], right: dict[str, object]) -> list[str]:

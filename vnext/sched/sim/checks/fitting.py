@@ -12,8 +12,9 @@ from vnext.state.state import Waiting, blocks_for
 from vnext.state.store.columns_numpy import group_hash
 
 
-def first_chunk(before: PlainState, after: PlainState, waiting: Waiting, budget: int) -> int:
-    """Tokens with which the request would have fitted behind all that the plan takes and admits; 0 if it would not."""
+def first_chunk(before: PlainState, after: PlainState, waiting: Waiting, budget: int, transfers: bool = False) -> int:
+    """Tokens with which the request would have fitted behind all that the plan takes and admits; 0 if it would not. `transfers`:
+    with the pages into which blocks are read from disk."""
     config, late = after.state.config, given_back(after)
     hits = longest_hit(after, waiting, _offered(before, after, waiting))
     start = len(hits) // config.group_count * config.block_size
@@ -23,7 +24,10 @@ def first_chunk(before: PlainState, after: PlainState, waiting: Waiting, budget:
         return 0
     need = blocks_for(start + tokens, config.block_size) * config.group_count - len(hits)
     need += sum(page is not None and after.holders[page] == 0 and page not in late for page in hits)
-    return tokens if need <= after.state.pool.free - len(late) else 0
+    tier, more = after.state.tier, 0
+    if transfers and tier is not None:
+        more = sum(len(each.pages) for each in tier.transfers)
+    return tokens if need <= after.state.pool.free - len(late) + more else 0
 
 
 def surely_hit(before: PlainState, after: PlainState, waiting: Waiting) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from vnext.state.pool import free_blocks
-from vnext.state.state import State, StepInFlight
+from vnext.state.state import State, StepInFlight, Tier
 from vnext.state.store.fields import STORED_FIELD_NAMES, STRUCTURE_FIELD_COUNT
 from vnext.state.windows import row_blocks
 
@@ -28,8 +28,16 @@ def view(state: State) -> dict[str, object]:
         },
         "counters": {name: getattr(state.counters, name) for name in state.counters.__struct_fields__},
         **({"cautious": state.cautious} if state.cautious else {}),
+        **({"disk": _disk(state.tier)} if state.tier else {}),
         **({"slots": [_slot(state, place) for place in range(len(state.slots))]} if state.slots else {}),
     }
+
+
+def _disk(tier: Tier) -> dict[str, object]:
+    """The disk tier: its size, its counts, and the transfers that are in flight."""
+    counts = {name: getattr(tier, name) for name in ("capacity", "stored", "promoted", "gone")}
+    moving = [{"transfer": each.number, "request": each.request, "blocks": len(each.pages) - each.hits} for each in tier.transfers]
+    return {"blocks": len(tier.disk), **counts, "transfers": moving}
 
 
 def _slot(state: State, place: int) -> dict[str, object] | None:

@@ -1,0 +1,36 @@
+"""Faults around the disk tier: pages that nobody or somebody else holds, blocks that are not what their names say, and requests that
+wait for a disk which is not theirs."""
+
+from __future__ import annotations
+
+from planting import Bug, Edit
+
+
+def bug(name: str, module: str, old: str, new: str, *found_by: str) -> Bug:
+    return Bug(name=name, edits=(Edit(module, old, new),), found_by=found_by)
+
+
+HITS = ("reads other content", "P1", "K1")
+TIER_BUGS = [
+    bug(
+        "a damaged block is a hit", "sched.sim.tier", "key in self.damaged or key not in self.blocks", "key not in self.blocks",
+        *HITS,
+    ),
+    bug("a block counts that was not read", "state.tier", "end = hits + event.count", "end = len(pages)", *HITS),
+    bug("a transfer holds no hits", "state.tier", "pools.take(pools.hold(state.pool, hits), event.count)", "pools.take(state.pool, event.count)", "M2"),
+    bug("a transfer keeps its pages", "state.tier", "pool = pools.release(pool, np.array(pages[::-1], dtype=np.int32))", "", "M2"),
+    bug("a transfer never ends", "state.tier", "each.number != event.transfer)", "True)", "M2"),
+    bug(
+        "blocks come back under the names before them", "state.tier",
+        "zip(transfer.keys[hits:end]", "zip(transfer.keys[:end]", *HITS,
+    ),
+    bug("a request joins while its blocks are read", "sched.admission", "if state.tier is None or not (moving", "if True or not (moving", "IllegalEvent"),
+    bug("a request has transfers without end", "state.tier", "waits = replace(entry, transfer=event.transfer)", "waits = entry", "K2", "should have been refused", "L2"),
+    bug("rows give way to a disk", "sched.tiering", "work.pages_sum > state.pool.free or", "", "K2"),
+    bug("the best waits for another's disk", "sched.tiering", "return tokens > 0 and not fits(", "return False and not fits(", "K2", "S6"),
+    bug("a disk holds more than it can", "state.tier", "len(disk) <= tier.capacity", "True", "K3", "should have been refused"),
+    bug("nothing is evicted from a disk", "sched.tiering", "if tier is None or excess <= 0:", "if True:", "IllegalEvent"),
+    bug("a reset leaves what is read", "state.tier", "replace(each, keys=())", "each", "K4"),
+    bug("a reset leaves the disk", "state.reduce", "tier=emptied(state.tier)", "tier=state.tier", "K4"),
+    bug("a snapshot forgets the disk", "log.snapshot", "tier=_tier(frame.tier) if frame.tier else None", "tier=None", "X2", "BadSnapshot", "IllegalEvent"),
+]  # fmt: skip

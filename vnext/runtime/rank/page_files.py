@@ -1,0 +1,142 @@
+"""Page files: the pages of one rank on disk, one file each, named by the hash of the block.
+
+Owns the folder, its lock and the format of a file: a header (magic, format version, bytes of the page, identity, name, checksum),
+then the page. The identity is a digest of all that the bits of a page depend on beside its tokens. A file is written under another
+name and renamed, so that it is whole or not there for every process that ends; after a power cut the checksum tells. Without
+fsync: what a power cut takes is computed again. A file that is damaged, cut or of another identity is a miss.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import struct
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from hashlib import blake2b
+from pathlib import Path
+
+import xxhash
+
+from vnext.runtime.settings import SettingsError
+
+FORMAT_VERSION = 1
+MAGIC = b"vnextKV\n"
+NAME_BYTES = 16
+_HEAD = struct.Struct("<8sIQ16s16s16s")
+HEADER_BYTES = _HEAD.size
+TEMPORARY = ".part"
+ABOUT = "about.json"
+
+
+class PageFiles:
+    """The folder of one rank. Any thread may read; one thread writes and removes."""
+
+    def __init__(self, parent: Path, identity: Mapping[str, object], page_bytes: int, max_age_s: float = 0.0) -> None:
+        """`page_bytes`: those of a page over all its memory. `max_age_s`: files that are older are removed; 0 for never. Raises
+        SettingsError for a folder that another engine uses, or that cannot be written."""
+        text = json.dumps(dict(identity), sort_keys=True, indent=1)
+        self._identity = blake2b(text.encode(), digest_size=NAME_BYTES).digest()
+        self._folder = parent / self._identity.hex()
+        self._page_bytes, self._max_age_s = page_bytes, max_age_s
+        self.file_bytes = HEADER_BYTES + page_bytes
+        try:
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._lock = os.open(self._folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+            (self._folder / ABOUT).write_text(text)
+        except OSError as error:
+            reason = error.strerror or error
+            raise SettingsError(f"--kv-disk-dir is {parent}: {reason}: name a folder that you can write") from error
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(self._lock)
+            raise SettingsError(
+                f"--kv-disk-dir is {parent}, which another engine with this model uses: give each its own folder, or end that one"
+            ) from error
+
+    def close(self) -> None:
+        """Let another engine use the folder."""
+        os.close(self._lock)
+
+    def list(self) -> list[tuple[float, bytes]]:
+        """(time, name) of the files that look whole, oldest first; removes what is too old, torn or of another size."""
+        found, oldest = [], time.time() - self._max_age_s if self._max_age_s else 0.0
+        for folder in self._folder.iterdir():
+            for entry in os.scandir(folder) if folder.is_dir() else ():
+                name, status = _name_of(entry.name), entry.stat()
+                if name is None or status.st_size != self.file_bytes or status.st_mtime < oldest:
+                    with suppress(OSError):
+                        os.unlink(entry.path)
+                else:
+                    found.append((status.st_mtime, name))
+        return sorted(found)
+
+    def write(self, name: bytes, parts: Sequence[bytes | memoryview]) -> None:
+        """Write a page, the parts of which are `page_bytes` together. Raises OSError, with nothing left behind."""
+        path = self._path(name)
+        head = _HEAD.pack(MAGIC, FORMAT_VERSION, self._page_bytes, self._identity, name, self._checksum(name, parts))
+        temporary = path.with_name(path.name + TEMPORARY)
+        try:
+            path.parent.mkdir(mode=0o700, exist_ok=True)
+            with open(temporary, "wb", buffering=0) as file:
+                for part in (head, *parts):
+                    _write_all(file.fileno(), memoryview(part).cast("B"))
+            temporary.replace(path)
+        except OSError:
+            with suppress(OSError):
+                temporary.unlink()
+            raise
+
+    def read(self, name: bytes, buffer: bytearray) -> bool:
+        """Read a page into a buffer of `file_bytes`, behind HEADER_BYTES. False for one that is not there as it was written."""
+        try:
+            with open(self._path(name), "rb", buffering=0) as file:
+                size = file.readinto(buffer)
+        except OSError:
+            return False
+        if size != self.file_bytes:
+            return False
+        *head, checksum = _HEAD.unpack_from(buffer)
+        page = memoryview(buffer)[HEADER_BYTES:]
+        right = [MAGIC, FORMAT_VERSION, self._page_bytes, self._identity, name]
+        return head == right and checksum == self._checksum(name, (page,))
+
+    def remove(self, names: Iterable[bytes]) -> None:
+        """Remove these files, as far as they are there."""
+        for name in names:
+            with suppress(OSError):
+                self._path(name).unlink()
+
+    def keep(self, is_kept: Callable[[bytes], bool]) -> None:
+        """Remove all other files."""
+        self.remove([name for _, name in self.list() if not is_kept(name)])
+
+    def touch(self, names: Iterable[bytes]) -> None:
+        """Make these files the newest, in this order."""
+        for name in names:
+            with suppress(OSError):
+                os.utime(self._path(name))
+
+    def _path(self, name: bytes) -> Path:
+        return self._folder / name[:1].hex() / name.hex()
+
+    def _checksum(self, name: bytes, parts: Iterable[bytes | memoryview]) -> bytes:
+        checksum = xxhash.xxh3_128(self._identity + name)
+        for part in parts:
+            checksum.update(part)
+        return checksum.digest()
+
+
+def _name_of(text: str) -> bytes | None:
+    with suppress(ValueError):
+        if len(name := bytes.fromhex(text)) == NAME_BYTES:
+            return name
+    return None
+
+
+def _write_all(handle: int, data: memoryview) -> None:
+    while len(data):
+        data = data[os.write(handle, data) :]

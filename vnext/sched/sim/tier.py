@@ -1,0 +1,117 @@
+"""The disk tier of a simulation: slow, failing, full, lying and hanging disks, from the scenario's seed.
+
+Owns what is on disk, which outlives ranks and engines, and when it answers. The shadow cache has the contents (rank.py): a block
+that a lying disk has damaged is found by its checksum, as on a real rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from vnext.sched.sim.core import Core
+from vnext.sched.sim.rng import Rng
+from vnext.sched.sim.scenario import Disk
+from vnext.sched.tiering import evictions, next_cancellation, next_promotion
+from vnext.state.events import AnyEvent, BlocksPromoted, PromotionEnded, TierChanged, TierOpened
+from vnext.state.pool import Pool, indexed_since
+from vnext.state.state import Tier, Transfer
+
+HANG_US = 20_000
+"""After so long the engine core gives a transfer up."""
+
+
+class Stored(NamedTuple):
+    """Blocks of which the disk says that they are written."""
+
+    names: tuple[bytes, ...]
+
+
+class ReadBack(NamedTuple):
+    """The disk's answer to a transfer: how many blocks are right, and the name of one that is not, b"" for none."""
+
+    transfer: int
+    blocks: int
+    bad: bytes
+
+
+Answer = Stored | ReadBack
+
+
+class SimTier:
+    """One disk under all engines of a run. Mutable. `damaged` are the blocks that it has, and has not as they were written."""
+
+    def __init__(self, disk: Disk, rng: Rng, damaged: set[bytes]) -> None:
+        self._disk, self._rng, self.damaged = disk, rng, damaged
+        self.blocks: dict[bytes, None] = {}
+        self._seen: Pool | None = None
+
+    def opened(self) -> TierOpened:
+        """What an engine finds that starts; the first of it where that is too much, and sometimes less."""
+        self._seen = None
+        names = [name for name in self.blocks if not self._rng.happens(self._disk.fails)]
+        return TierOpened(capacity=self._disk.capacity, blocks=b"".join(names[-self._disk.capacity :]))
+
+    def move(self, core: Core, fold: Callable[[AnyEvent], None], later: Callable[[int, Answer], None]) -> None:
+        """Begin and give up transfers, and have complete blocks written; `later` brings an answer after so many us."""
+        while core.state.tier is not None and (event := next_cancellation(core.state) or next_promotion(core.state)) is not None:
+            fold(event)
+            if isinstance(event, BlocksPromoted) and core.state.tier.transfers:
+                later(*self.began(core, event))
+        if (written := self.written(core)) is not None:
+            later(*written)
+
+    def began(self, core: Core, event: BlocksPromoted) -> tuple[int, ReadBack]:
+        """How long a transfer takes, and how it ends."""
+        assert core.state.tier is not None, "it has just begun"
+        transfer, rng = core.state.tier.transfers[-1], self._rng
+        if rng.happens(self._disk.hangs):
+            return HANG_US, ReadBack(event.transfer, 0, b"")
+        return 1 + rng.below(self._disk.slow_us), self._read(transfer)
+
+    def _read(self, transfer: Transfer) -> ReadBack:
+        for count, key in enumerate(transfer.keys[transfer.hits :]):
+            if key in self.damaged or key not in self.blocks or self._rng.happens(self._disk.fails):
+                return ReadBack(transfer.number, count, key)
+        return ReadBack(transfer.number, len(transfer.keys) - transfer.hits, b"")
+
+    def written(self, core: Core) -> tuple[int, Stored] | None:
+        """Which blocks that have become complete the disk takes, and after how long; None for none."""
+        state, rng, seen = core.state, self._rng, self._seen
+        self._seen = state.pool
+        if state.tier is None or state.weights is not None or seen is state.pool:
+            return None
+        came = state.pool.prefix_index.blocks() if seen is None else dict(indexed_since(state.pool, seen))
+        names = tuple(key for key in came if key not in state.tier.disk and not rng.happens(self._disk.fails))
+        for name in names:
+            if name not in self.blocks:
+                self.damaged.discard(name)
+                if rng.happens(self._disk.lies):
+                    self.damaged.add(name)
+        return (1 + rng.below(self._disk.slow_us), Stored(names)) if names else None
+
+    def events(self, core: Core, answer: Answer) -> tuple[AnyEvent, ...]:
+        """The events of an answer; none of one that is too late."""
+        tier = core.state.tier
+        if tier is None:
+            return ()
+        if isinstance(answer, ReadBack):
+            ended = PromotionEnded(transfer=answer.transfer, count=answer.blocks)
+            if all(each.number != answer.transfer for each in tier.transfers):
+                core.require_refused(ended)
+                return ()
+            return (ended, TierChanged(gone=answer.bad)) if answer.bad in tier.disk else (ended,)
+        return self._stored(core, tier, answer)
+
+    def _stored(self, core: Core, tier: Tier, answer: Stored) -> tuple[AnyEvent, ...]:
+        state = core.state
+        names = [name for name in answer.names if name not in tier.disk][: tier.capacity]
+        if not names or state.weights is not None:
+            return ()
+        gone, kept = evictions(state, len(names))
+        if len(tier.disk) == tier.capacity:
+            core.require_refused(TierChanged(stored=b"".join(names)))
+        self.blocks.update(dict.fromkeys(names))
+        for name in gone:
+            self.blocks.pop(name, None)
+        return (TierChanged(stored=b"".join(names), gone=b"".join(gone), kept=b"".join(kept)),)

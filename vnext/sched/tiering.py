@@ -1,0 +1,99 @@
+"""Tiering: which blocks are read from disk, which transfers are given up, and which blocks leave the disk. Pure.
+
+A waiting request whose next blocks are on disk has them read before it joins the batch, if memory has room for it and for all
+better ones. Nobody else waits for a disk: while a transfer holds pages that a running request or the best waiting one needs, the
+newest transfer is given up, and its request computes what it would have read.
+"""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from vnext.sched.admission import admitted_max, chunk
+from vnext.sched.ranking import places_best_first
+from vnext.state.allocate import fits, hit_tokens_of, prefix_hits
+from vnext.state.events import BlocksPromoted, PromotionEnded, RequestId
+from vnext.state.expected import expected_work
+from vnext.state.state import State, Tier, Waiting, blocks_for
+from vnext.state.tier import transferring
+
+LOOKAHEAD = 16
+"""The number of waiting requests, best first, for which blocks may be read."""
+SPARED_MAX = 256
+"""The number of old blocks that an eviction passes over because memory has them too."""
+
+
+def next_promotion(state: State) -> BlocksPromoted | None:
+    """The transfer that begins now; None if there is none to begin."""
+    tier = state.tier
+    if tier is None or not state.waiting or not len(tier.disk) or state.paused or state.weights or state.cautious:
+        return None
+    size, moving = state.config.block_size, transferring(state)
+    free = state.pool.free - expected_work(state.config, state.rows, state.pool.free).pages_sum
+    for place in places_best_first(state, min(admitted_max(state), LOOKAHEAD)):
+        entry = state.waiting[place]
+        if entry.id in moving:
+            continue
+        hits = prefix_hits(state.config, state.pool, entry)
+        held = int((state.pool.status.at(hits) < 0).sum()) if len(hits) else 0
+        free -= blocks_for(entry.known, size) - held
+        if free < 0:
+            return None
+        if count := _on_disk(tier, entry, len(hits), size):
+            return BlocksPromoted(transfer=tier.begun, id=RequestId(entry.id), count=count)
+    return None
+
+
+def _on_disk(tier: Tier, entry: Waiting, hits: int, block_size: int) -> int:
+    """How many blocks behind its hits a request can have from disk; 0 if it has had a transfer in this wait."""
+    if entry.transfer >= 0 or not entry.reads_cache:
+        return 0
+    end = hits
+    for key in entry.block_hashes[hits : (entry.known - 1) // block_size]:
+        if key not in tier.disk:
+            break
+        end += 1
+    return end - hits
+
+
+def next_cancellation(state: State) -> PromotionEnded | None:
+    """The end of the newest transfer if somebody else needs its pages; None if nobody does."""
+    if state.tier is None or not state.tier.transfers:
+        return None
+    work = expected_work(state.config, state.rows, state.pool.free)
+    if work.pages_sum > state.pool.free or _is_in_the_way(state, work.tokens_sum, work.pages_sum):
+        return PromotionEnded(transfer=state.tier.transfers[-1].number)
+    return None
+
+
+def _is_in_the_way(state: State, running_tokens: int, running_pages: int) -> bool:
+    """Whether the best waiting request that has no transfer finds too few pages."""
+    config, moving = state.config, transferring(state)
+    budget = config.max_num_batched_tokens - running_tokens
+    places = places_best_first(state, len(moving) + 1) if budget > 0 and admitted_max(state) > 0 else ()
+    entry = next((state.waiting[place] for place in places if state.waiting[place].id not in moving), None)
+    if entry is None:
+        return False
+    hits = prefix_hits(config, state.pool, entry)
+    tokens = chunk(config, entry.known - hit_tokens_of(config, hits), budget)
+    behind_rows = replace(state.pool, free=state.pool.free - running_pages)
+    return tokens > 0 and not fits(config, behind_rows, hits, tokens)
+
+
+def evictions(state: State, coming: int) -> tuple[tuple[bytes, ...], tuple[bytes, ...]]:
+    """The blocks that leave the disk so that `coming` more fit, and those that count as new again: blocks that memory has too leave
+    last, because a beginning that many requests share is old on disk and read from memory."""
+    tier = state.tier
+    excess = 0 if tier is None else len(tier.disk) + coming - tier.capacity
+    if tier is None or excess <= 0:
+        return (), ()
+    gone, spared = list[bytes](), list[bytes]()
+    for name in tier.disk.oldest_first():
+        if len(spared) < SPARED_MAX and state.pool.prefix_index.block_of(name) is not None:
+            spared.append(name)
+            continue
+        gone.append(name)
+        if len(gone) == excess:
+            return tuple(gone), tuple(spared)
+    missing = excess - len(gone)
+    return (*gone, *spared[:missing]), tuple(spared[missing:])
