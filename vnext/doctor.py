@@ -173,7 +173,7 @@ def lines(report: dict[str, Any]) -> list[tuple[str, str]]:
         *report["cores"].items(),
         *((f"batch-invariant {dtype}", text) for dtype, text in report["batch_invariant"].items()),
         ("GPU", ", ".join(gpu_names) or "none that torch can use"),
-        *((f"CUDA: {name}", text) for name, text in report["cuda"].items()),
+        *((f"CUDA: {name}", text) for name, text in report["cuda"].items() if gpu_names or name == "device"),
         ("memory", _of(here["memory_available_bytes"], here["memory_bytes"])),
         ("shared memory", _of(here["shm_available_bytes"], here["shm_bytes"])),
         ("load", " ".join(map(str, here["load"]))),

@@ -6,11 +6,15 @@ import json
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
 import pytest
 import torch
 from model_logs import record
 from safetensors.torch import load_file, save_file
+from test_audit import Answers, forged, other_token, tokens_changed
 
+from vnext.replay.execution.recorded import Asked, Walk
+from vnext.replay.reading.drawn import Span
 from vnext.replay.reading.folding import Folded, fold
 from vnext.replay.reading.source import open_log
 from vnext.state.events import StepCommitted, WeightsChanged
@@ -136,3 +140,33 @@ def test_rollouts_without_the_files_lack_log_probabilities(moved, answer, tmp_pa
     lines = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     assert code == 0 and found["not_scored"] == sum(line.get("version") == 2 for line in lines) > 0
     assert all(("logprobs" in line) == (line.get("version") != 2) for line in lines) and "--weights 2=PATH" in found["lacking"][0]
+
+
+def test_falsifications_behind_a_change_are_caught(changed, answer, tmp_path):
+    """By a careful forger, who recomputes every digest of the states."""
+    named = [word for version, path in changed.files.items() for word in ("--weights", f"{version}={path}")]
+    answers = Answers(changed.log)
+    drawn = {span.weights.version: id_ for id_, span in drawn_by(changed.log).items() if span.weights and id_ in answers.ended}
+    for version in (1, 2):
+        place = answers.places[drawn[version]][-1]
+        fake = forged(changed.log, tmp_path / f"token {version}", tokens_changed({place: other_token}))
+        code, found = answer("audit", fake, "--sample", "all", *named)
+        assert (code, found["findings"][0]["field"], found["findings"][0]["request"]) == (1, "token", drawn[version])
+        fake = forged(changed.log, tmp_path / f"digest {version}", digest_changed(version))
+        code, found = answer("audit", fake, "--sample", "all", *named)
+        assert (code, found["findings"][0]["field"], found["findings"][0]["recorded"]) == (1, "weights", "0" * 32)
+
+
+def digest_changed(version: int):
+    def change(event):
+        return msgspec.structs.replace(event, digest="0" * 32) if isinstance(event, WeightsChanged) and event.version == version else event
+
+    return change
+
+
+def drawn_by(log: Path) -> dict[int, Span]:
+    """What drew each answer's last token."""
+    walk = Walk(log, Asked(), telling=True)
+    walk.begin(10**6)
+    list(walk.steps())
+    return {id_: spans[-1] for id_, each in walk.reported.items() if (spans := list(each.spans(each.request.prompt_length)))}

@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -75,7 +76,8 @@ def page(request, browser, logs) -> Iterator[Page]:
 @contextmanager
 def shown(browser, *logs: Path, code: int = 0) -> Iterator[Page]:
     command = [sys.executable, "-m", "vnext.replay", "ui", *map(str, logs), "--json"]
-    served = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT)
+    heeds = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # a shell's background jobs inherit that it is ignored
+    served = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT, preexec_fn=heeds)
     try:
         yield Page(browser, json.loads(served.stdout.readline())["address"], len(logs))
     finally:

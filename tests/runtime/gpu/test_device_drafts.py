@@ -198,7 +198,7 @@ def draft_by_old_tables(self: ModelDrafts, runs: Any, everywhere: Any) -> HostSt
 
 
 def forget_nothing(self: ModelDrafts, places: np.ndarray, starts: np.ndarray, counts: np.ndarray) -> None:
-    """A bug: the draft model keeps what it has computed of drafts that were wrong, and of pages that have a new holder."""
+    """A bug: the draft model reuses its keys and values of rejected drafts, and of pages that belong to another request by now."""
 
 
 host_step, take_changes = ModelDrafts._host_step, DeviceBatch.take_changes
