@@ -122,7 +122,7 @@ def test_a_log_with_drafts_is_executed_again(undrafted: list[tuple[object, ...]]
 
 def test_drafts_save_steps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with LLM(threads=1, log="full", log_dir=str(tmp_path), speculative_config=SPECULATION) as llm:
-        llm.generate(["one two three four " * 8], SamplingParams(temperature=0, max_tokens=60, ignore_eos=True), use_tqdm=False)
+        llm.generate(["one two three one two "], SamplingParams(temperature=0, max_tokens=60, ignore_eos=True), use_tqdm=False)
     (log,) = tmp_path.iterdir()
     assert main(["show", str(log), "--json"]) == 0
     counters = json.loads(capsys.readouterr().out)["state"]["counters"]
@@ -149,10 +149,10 @@ def test_a_speculation_that_cannot_be_is_refused(config: object, sentence: str) 
         LLM(speculative_config=config)
 
 
-@pytest.mark.parametrize("given", [None, 7])
-def test_the_row_cost_is_measured_unless_it_is_given(given: int | None, tmp_path: Path) -> None:
+@pytest.mark.parametrize("given, ranks", [(None, 1), (None, 2), (7, 1)])
+def test_the_row_cost_is_measured_unless_it_is_given(given: int | None, ranks: int, tmp_path: Path) -> None:
     config = {"method": "ngram"} | ({} if given is None else {"row_cost": given})
-    with LLM(threads=1, log="full", log_dir=str(tmp_path), speculative_config=config):
+    with LLM(threads=1, log="full", log_dir=str(tmp_path), speculative_config=config, tensor_parallel_size=ranks):
         pass
     (log,) = tmp_path.iterdir()
     cost = open_log(log).header.started.config.speculation.row_cost

@@ -20,7 +20,7 @@ from vnext.state.reduce import reduce, start
 from vnext.state.state import State
 
 ROWS, MANY_ROWS = 8, 32
-STEPS_MIN, STEPS_MAX, SECONDS = 4, 40, 0.3
+STEPS_MIN, STEPS_MAX, SECONDS = 6, 40, 0.3
 BLOCK_SIZE, LENGTH, PROMPT = 16, 96, 4
 COST_MAX = 1000
 MARGIN = 9 / 8
@@ -30,16 +30,20 @@ CERTAIN = 1000.0
 """Added to a token's logit: the model repeats it, so `ngram` has a draft in every step."""
 
 
-def draft_costs(runner: ModelRunner, make_steps: Callable[[ModelRunner], Steps], pipeline_depth: int = 1) -> tuple[int, int, int]:
+def draft_costs(
+    runner: ModelRunner, make_steps: Callable[[ModelRunner], Steps], pipeline_depth: int = 1, seconds: float = SECONDS
+) -> tuple[int, int, int]:
     """The row_cost, step_cost and row_cost_many of Speculation (0 to 1000 each), in thousandths of the time of a step of one row.
 
     One more draft adds one more row and, with a draft model or a head, its step. The first adds the step_cost beyond that. One in a
     step of more than FEW_ROWS rows, which may be compute-bound, adds row_cost_many; it contains the MARGIN. With a `pipeline_depth`
-    of 2 steps are launched ahead, and a step that drafts waits for the one before: that is part of its cost."""
-    timed = partial(_step_seconds, runner, make_steps, pipeline_depth=pipeline_depth)
+    of 2 steps are launched ahead, and a step that drafts waits for the one before: that is part of its cost. A measurement takes
+    STEPS_MIN steps or more, until `seconds` are over: 0 for ranks that compute together and must take equally many.
+    """
+    timed = partial(_step_seconds, runner, make_steps, pipeline_depth=pipeline_depth, seconds=seconds)
     _, alone_s, together_s = (timed(rows) for rows in (ROWS, 1, ROWS))  # the first warms up
     draft = runner.draft  # each of its steps in a new block is made anew
-    draft_s = _step_seconds(draft, make_steps, 1, block_size=1) if draft else 0.0
+    draft_s = _step_seconds(draft, make_steps, 1, block_size=1, seconds=seconds) if draft else 0.0
     draft_s = runner.head.step_seconds() if runner.head else draft_s
     row_s = (together_s - alone_s) / (ROWS - 1) + draft_s
     many_s = (timed(MANY_ROWS) - together_s) / (MANY_ROWS - ROWS) + draft_s
@@ -55,7 +59,7 @@ def _thousandths(share: float) -> int:
 
 def _step_seconds(
     runner: ModelRunner, make_steps: Callable[[ModelRunner], Steps], rows: int, block_size: int = BLOCK_SIZE,
-    speculation: Speculation | None = None, bias: float = 0.0, pipeline_depth: int = 1,
+    speculation: Speculation | None = None, bias: float = 0.0, pipeline_depth: int = 1, seconds: float = SECONDS,
 ) -> float:  # fmt: skip
     """The shortest time of a decode step of this many rows with its two events: what disturbs a step is not its cost."""
     windows = kv_groups(runner.config).windows
@@ -76,11 +80,12 @@ def _step_seconds(
         state = reduce(
             state, RequestArrived(id=RequestId(row), name="", prompt=prompt, sampling=sampling, priority=0, arrival_ns=0)
         )
-    return _shortest(steps, state, bool(speculation))
+    return _shortest(steps, state, bool(speculation), seconds)
 
 
-def _shortest(steps: Steps, state: State, drafts: bool) -> float:
-    """The seconds of the shortest step, all requests admitted in the first; `drafts`: of those with drafts, or without."""
+def _shortest(steps: Steps, state: State, drafts: bool, seconds_min: float) -> float:
+    """The seconds of the shortest step, all requests admitted in the first; `drafts`: of those with drafts, or without.
+    `seconds_min`: as in `draft_costs`."""
     seconds, depth = [], state.config.pipeline_depth
     admitted = tuple((row, PROMPT) for row in range(len(state.waiting)))
     for step in range(STEPS_MAX):
@@ -94,7 +99,7 @@ def _shortest(steps: Steps, state: State, drafts: bool) -> float:
         state = reduce(state, commit)
         if step >= depth and bool(done.counts) == drafts:
             seconds.append(time.perf_counter() - began_s)
-        if step >= STEPS_MIN and sum(seconds) > SECONDS:
+        if step >= STEPS_MIN and sum(seconds) > seconds_min:
             break
     for _ in state.in_flight:
         steps.wait()

@@ -34,7 +34,7 @@ from vnext.runtime.gpu.model_drafts import ModelDrafts
 from vnext.runtime.gpu.steps import DeviceForms, DeviceSteps
 from vnext.runtime.rank.adapters import AdapterSlots
 from vnext.runtime.rank.device_steps import LaterSteps
-from vnext.runtime.rank.draft_costs import BLOCK_SIZE, MANY_ROWS, draft_costs
+from vnext.runtime.rank.draft_costs import BLOCK_SIZE, MANY_ROWS, SECONDS, draft_costs
 from vnext.runtime.rank.gpu_memory import cache_bytes, reserved_bytes, try_largest_step
 from vnext.runtime.rank.replica import Rank
 from vnext.runtime.rank.runner import ModelRunner
@@ -175,7 +175,7 @@ def device_draft_costs(settings: RankSettings, runner: ModelRunner, device: Devi
     def make_steps(of: ModelRunner) -> LaterSteps:
         return LaterSteps(step_maker(of, device, device_forms(of, gpu), draft_forms(of, gpu)))
 
-    return draft_costs(runner, make_steps, pipeline_depth=2)
+    return draft_costs(runner, make_steps, pipeline_depth=2, seconds=SECONDS if settings.world_size == 1 else 0.0)
 
 
 def fitting_cache_bytes(settings: RankSettings, runner: ModelRunner, device: Device) -> int:

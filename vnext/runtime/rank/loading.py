@@ -24,7 +24,7 @@ from vnext.runtime.processes.placement import NOWHERE, Place
 from vnext.runtime.processes.thread_plan import TEAM_SPIN_US
 from vnext.runtime.processes.topology import here
 from vnext.runtime.rank.binding import bind, bind_members, place_of
-from vnext.runtime.rank.draft_costs import draft_costs
+from vnext.runtime.rank.draft_costs import SECONDS, draft_costs
 from vnext.runtime.rank.draft_model import load_draft_model
 from vnext.runtime.rank.page_files import PageFiles
 from vnext.runtime.rank.replica import Rank
@@ -208,7 +208,7 @@ def _draft_costs(settings: RankSettings, runner: ModelRunner) -> tuple[int, int,
     if runner.stage is not None:
         return 0, 0, 0  # a stage's own time says little: the engine drafts as much as it may
     if runner.steps_device is None:
-        return draft_costs(runner, HostSteps)
+        return draft_costs(runner, HostSteps, seconds=SECONDS if settings.world_size == 1 else 0.0)
     from vnext.runtime.rank.gpu_loading import device_draft_costs
 
     return device_draft_costs(settings, runner, runner.steps_device)
