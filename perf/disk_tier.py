@@ -1,0 +1,76 @@
+"""The first turn after a restart, from the disk tier and computed: `python -m perf.disk_tier --model FOLDER --json RECORD`.
+
+An engine answers a prompt for each round, writes its blocks and ends. The next engine answers these prompts, whose blocks are on disk,
+and as many new ones of the same length, by turns. Times are from the call to the answer's one token. The prompts are random tokens.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from vnext import LLM, SamplingParams
+from vnext.machine import machine
+from vnext.version import __version__
+
+ONE = SamplingParams(max_tokens=1, temperature=0.0)
+
+
+def prompts(seed: int, count: int, length: int) -> list[list[int]]:
+    return np.random.default_rng(seed).integers(10, 1000, (count, length)).tolist()
+
+
+def first_token(llm: LLM, prompt: list[int]) -> dict[str, Any]:
+    """Seconds to it, how many of the prompt's tokens were hit, and the token."""
+    began_s = time.perf_counter()
+    (found,) = llm.generate([prompt], ONE, use_tqdm=False)
+    return {
+        "seconds": round(time.perf_counter() - began_s, 4), "hit": found.num_cached_tokens, "token": found.outputs[0].token_ids[0],
+    }  # fmt: skip
+
+
+def wait_until_written(folder: Path, blocks: int) -> None:
+    while sum(len(path.name) == 32 for path in folder.rglob("*")) < blocks:
+        time.sleep(0.1)
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    options.add_argument("--model", default="", help="a folder or hub id (default: the bundled model)")
+    options.add_argument("--tokens", type=int, default=4096)
+    options.add_argument("--rounds", type=int, default=3)
+    options.add_argument("--json", type=Path, help="file for the record")
+    chosen = options.parse_args()
+    before, known, new = machine(), *(prompts(seed, chosen.rounds, chosen.tokens) for seed in (1, 2))
+    with tempfile.TemporaryDirectory() as folder:
+        length = chosen.tokens + 16
+        settings = {
+            "max_model_len": length, "hf_overrides": {"max_position_embeddings": length}, "kv_disk_dir": folder, "threads": 1,
+            "log": "off", "num_gpu_blocks_override": (2 * chosen.rounds + 1) * length // 16,
+        }  # fmt: skip
+        with LLM(chosen.model, **settings) as llm:
+            answers = [first_token(llm, prompt) for prompt in known]
+            wait_until_written(Path(folder), chosen.rounds * (chosen.tokens // 16))
+        with LLM(chosen.model, **settings) as llm:
+            rounds = [{"disk": first_token(llm, old), "computed": first_token(llm, fresh)} for old, fresh in zip(known, new)]
+    assert [each["disk"]["token"] for each in rounds] == [each["token"] for each in answers], "a block has changed an answer"
+    record = {
+        "command": "python -m perf.disk_tier", "vnext": __version__, "model": Path(chosen.model).name or "demo",
+        "tokens": chosen.tokens, "machine": msgspec.to_builtins(before), "load_after": machine().load, "rounds": rounds,
+        "disk_over_computed": round(statistics.median(each["disk"]["seconds"] / each["computed"]["seconds"] for each in rounds), 4),
+    }  # fmt: skip
+    print({name: record[name] for name in ("rounds", "disk_over_computed")})
+    if chosen.json:
+        chosen.json.write_text(json.dumps(record, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
