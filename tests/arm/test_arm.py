@@ -122,7 +122,9 @@ def test_bf16_has_an_order_of_its_own_for_products_alone(on_arm: tuple[list[str]
     assert said == ["NEON_BF16", "PORTABLE", "NEON", "NEON_BF16"]
     own = differing(of_level(found, "NEON_BF16"), of_level(found, "NEON"))
     assert own and all(name.startswith(("product bfloat16", "product int8")) for name in own)
-    for outputs, inputs in PRODUCTS:
+    for outputs, inputs, shards in PRODUCTS:
+        if shards > 1:
+            continue
         name = f"NEON_BF16/product bfloat16 {outputs}x{inputs} plain float32"
         assert np.array_equal(found[name], product_by_pairs(*product_inputs(outputs, inputs, "bfloat16")))
 

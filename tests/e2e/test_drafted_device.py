@@ -38,7 +38,7 @@ class Roomy(TwinDevice):
 @pytest.fixture
 def expected(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Answer]]:
     """The answers of an engine on the CPU. From then on, engines with device "cuda" compute on the twin, by the CPU's kernels."""
-    found = undrafted(1)
+    found = undrafted()
     compute_on_twins(monkeypatch)
     with engines_here():
         yield found

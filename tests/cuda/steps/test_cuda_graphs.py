@@ -49,7 +49,9 @@ from vnext.runtime.gpu.decode_graphs import DecodeGraphs
 from vnext.runtime.gpu.device_batch import DeviceBatch, HostStep
 from vnext.runtime.gpu.row_parameters import RowParameters
 from vnext.runtime.gpu.steps import DeviceForms
+from vnext.runtime.processes.determinism import gpu_invariance
 from vnext.runtime.rank.gpu_loading import compiler
+from vnext.runtime.rank.runner import ModelRunner
 from vnext.sampling.sampling import adjust_by_kernel, choose_by_kernel
 from vnext.state.events import RequestArrived, pack_tokens
 from vnext.state.params import Sampling
@@ -163,8 +165,11 @@ def plain(monkeypatch: pytest.MonkeyPatch) -> Operations:
     return chosen
 
 
-def test_experts_are_captured_and_are_those_of_the_reference(shim: HostBackend, plain: Operations, tmp_path: Path) -> None:
+def test_experts_are_captured_and_are_those_of_the_reference(
+    shim: HostBackend, plain: Operations, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """In bfloat16, which torch's grouped product serves: the twin refuses whatever would wait for the host."""
+    monkeypatch.setattr(ModelRunner, "_invariance", lambda runner, *asked: gpu_invariance(*asked))  # no shards without --deterministic
     folder = tiny_checkpoint(tmp_path / "tiny", **EXPERTS)
     expected, ran = answers(plain, folder, Shapes((), ()), 3, "bfloat16")
     assert ran["eager"] > 5
