@@ -95,7 +95,11 @@ def test_no_operation_differs(log, answer, extra):
 def faulty(change):
     """The table, but that the part of an adapter is another where `change(result, x, parts)` is."""
     served = chosen_operations("cpu")
-    return substituted(served._replace(add_thin=lambda product, x, parts: change(served.add_thin(product, x, parts), x, parts)))
+
+    def add_thin(product, x, parts, *shards):
+        return change(served.add_thin(product, x, parts, *shards), x, parts)
+
+    return substituted(served._replace(add_thin=add_thin))
 
 
 def nudged_of_many(result, x, parts):
