@@ -106,9 +106,9 @@ def test_a_core_that_is_idle_for_a_while_may_be_killed_for_ever(tmp_path: Path, 
 
 
 def test_an_engine_core_that_refuses_its_start_is_not_started_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """The folder of the logs is gone, and a file has its name."""
+    """The log is required, its folder is gone, and a file has its name."""
     logs = tmp_path / "logs"
-    engine = start_engine(EngineSettings(log_dir=str(logs), threads=1, dtype="float32"), DEMO_MODEL).wait()
+    engine = start_engine(EngineSettings(log_dir=str(logs), log_required=True, threads=1, dtype="float32"), DEMO_MODEL).wait()
     try:
         with SyncEngineClient.connect(engine.address) as client:
             outputs = client.run([request("a", 4, 900)])
