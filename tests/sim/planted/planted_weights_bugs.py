@@ -22,7 +22,7 @@ WEIGHTS_BUGS = [
         "weights without a digest\")\n    state = preempt(state, tuple(range(len(state.rows))))", "weights without a digest\")",
         "W1", "Y3", *HITS,
     ),
-    bug("weights change under a step", "state.weights", "    if state.in_flight:\n        return False", "", "should have been refused"),
+    bug("weights change under a step", "state.weights", "    if state.in_flight or (", "    if (", "should have been refused"),
     bug(
         "weights change under a request that has begun", "state.weights",
         "(len(state.rows) == 0 and", "(True and", "should have been refused",

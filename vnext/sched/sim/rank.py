@@ -37,7 +37,7 @@ from vnext.state.events import (
 )
 from vnext.state.pool import indexed_since
 from vnext.state.reduce import reduce, start
-from vnext.state.state import State
+from vnext.state.state import State, Transfer
 
 CHAIN_FACTOR = 0x9E3779B97F4A7C15
 CHAIN_MASK = 2**64 - 1
@@ -136,11 +136,13 @@ class Work(msgspec.Struct, frozen=True):
 
 
 class Contents:
-    """What a disk tier has of each block, and those that it has not as they were written. Mutable; all ranks of a run share it."""
+    """What a disk tier has of each block, and those that it has not as they were written. Mutable; all ranks of a run share it.
+    `found` are those of a transfer that were damaged when it ended: a rank that folds its events later finds the disk as it was."""
 
     def __init__(self) -> None:
         self.blocks: dict[bytes, list[int]] = {}
         self.damaged: set[bytes] = set()
+        self.found: dict[Transfer, frozenset[bytes]] = {}
 
 
 class Rank:
@@ -228,10 +230,11 @@ class Rank:
         assert before.tier is not None, "it has just ended"
         for transfer in before.tier.transfers:
             end = transfer.hits + event.count if transfer.number == event.transfer else 0
+            damaged = self._contents.found.setdefault(transfer, frozenset(self._contents.damaged)) if end else frozenset()
             for place in range(transfer.hits, end if transfer.keys else 0):
                 key = transfer.keys[place]
                 content = self._contents.blocks.get(key) or self._as_before(before, transfer.request, place)
-                self.cache[transfer.pages[place]] = [GARBAGE] * len(content) if key in self._contents.damaged else content.copy()
+                self.cache[transfer.pages[place]] = [GARBAGE] * len(content) if key in damaged else content.copy()
 
     def _as_before(self, before: State, id_: int, block: int) -> list[int]:
         """What a run before this list of events has written of a request's block."""
