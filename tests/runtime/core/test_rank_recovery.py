@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 from test_core import Bench, expected_tokens, make_bench, outputs_of, tokens_of, wish  # noqa: F401  a fixture
@@ -12,7 +13,7 @@ from toy_ranks import ToyExecutor
 from vnext.log.codec import Frame
 from vnext.replay.cli.main import main as replay
 from vnext.replay.reading.source import open_log
-from vnext.runtime.core import recovery as recoveries
+from vnext.runtime.core import poison, recovery as recoveries
 from vnext.runtime.core.executor import RankStartFailed
 from vnext.runtime.core.progress import RanksStalled
 from vnext.runtime.core.recovery import NoMoreRanks, Recovery
@@ -21,7 +22,7 @@ from vnext.runtime.processes.subprocesses import ChildDied
 from vnext.runtime.ring.broadcast import decode_events
 from vnext.runtime.ring.common import RingAbandoned
 from vnext.state.errors import LawBroken
-from vnext.state.events import EngineRecovered, StepPlanned
+from vnext.state.events import EngineRecovered, RequestId, StepPlanned
 
 LENGTHS = {"a": 20, "b": 14, "c": 9}
 
@@ -334,6 +335,14 @@ def test_one_alone_is_to_blame_at_its_second_death(make_bench, monkeypatch: pyte
     bench.say(socket, wish("first", [1], 3))
     bench.say(socket, wish("poison", [1] * 9, 14))
     assert len(made) == 2 and outputs_of(bench.heard(socket), "poison")[-1].error
+
+
+def test_one_that_a_second_death_meets_alone_is_blamed_at_the_third(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may have been the first to come back: an operator who kills ranks twice has no quarrel with it."""
+    guard, met = poison.PoisonGuard(), iter(({RequestId(1): 5, RequestId(2): 5}, {RequestId(1): 5}, {RequestId(1): 5}))
+    monkeypatch.setattr(poison, "in_flight", lambda state: next(met))
+    state = SimpleNamespace(in_flight=(0,), config=SimpleNamespace(speculation=None), next_id=3, cautious=0)
+    assert [guard.judge(state).blamed for _ in range(3)] == [None, None, 1]
 
 
 def test_laws_that_break_are_no_loss(make_bench, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811

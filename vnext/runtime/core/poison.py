@@ -1,8 +1,9 @@
 """Poison: which requests may have killed the ranks, from the steps that were in flight when they died. Pure but for its memory.
 
 A request that kills its ranks does so again where it has come to the same token. So after the second death in a row a request
-that was in flight at both and has got no token between is suspected. If there was no other in flight, it is to blame. Else the
-engine goes on cautiously: requests join the batch one at a time, so that the next death has one suspect, which is to blame.
+that was in flight at both and has got no token between is suspected. If there was no other in flight at either, it is to blame.
+Else the engine goes on cautiously: requests join the batch one at a time, so that the next death has one suspect, which is to
+blame.
 A request that has got no more tokens than may have been sampled and lost with their steps at the death before (`_lost_max`) is not
 blamed, but does not leave another as the only suspect either. One case is left in doubt: a prompt whose last token is computed in
 the step in which the next request joins. Of these two, should they come again, the one that joined is blamed, and the other one if
@@ -42,7 +43,8 @@ class PoisonGuard:
         got = {id_: known - self._before[id_] for id_, known in flown.items() if id_ in self._before}
         suspects = {id_ for id_, count in got.items() if count <= self._lost_max}
         same = {id_ for id_ in suspects if not got[id_]}
-        is_clear = len(suspects) == 1 and (len(flown) == 1 or self._is_cautious)
+        is_alone = len(flown) == 1 == len(self._before)
+        is_clear = len(suspects) == 1 and (is_alone or self._is_cautious)
         is_again = self._is_cautious and suspects == self._suspects
         per_step = 1 + (state.config.speculation.num_speculative_tokens if state.config.speculation else 0)
         self._before, self._lost_max, self._suspects = flown, (len(state.in_flight) - 1) * per_step, suspects
