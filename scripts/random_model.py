@@ -66,9 +66,9 @@ SHAPES = {
         hidden_size=64, layer_count=2, head_count=4, kv_head_count=2, head_dim=32, intermediate_size=160,
         vocab_size=3200, position_count_max=2048, tied=False,
     ),
-    "llama-135m": llama(  # SmolLM-135M
+    "llama-135m": llama(  # SmolLM2-135M, but for its rope_theta
         hidden_size=576, layer_count=30, head_count=9, kv_head_count=3, head_dim=64, intermediate_size=1536,
-        vocab_size=49152, position_count_max=2048, tied=True,
+        vocab_size=49152, position_count_max=8192, tied=True,
     ),
     "qwen3-0.6b": qwen3(  # Qwen3-0.6B
         hidden_size=1024, layer_count=28, head_count=16, kv_head_count=8, head_dim=128, intermediate_size=3072,

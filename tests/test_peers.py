@@ -35,6 +35,7 @@ def test_rows_ask_for_what_they_say() -> None:
     jobs = {name: row_jobs(ROWS[name], VOCAB_SIZE, 1.0, 0) for name in MEASURED}
     assert [(len(job.prompts[0]), job.lengths) for job in jobs["decode"]] == [(64, [128]), (64, [1])]
     assert [(len(job.prompts[0]), job.lengths) for job in jobs["prefill"]] == [(1024, [1])]
+    assert [(len(job.prompts[0]), job.lengths) for job in jobs["long"]] == [(6000, [1])]
     [concurrent], [shared] = jobs["concurrent"], jobs["shared"]
     assert len(concurrent.prompts) == 32 and all(64 <= len(prompt) <= 256 for prompt in concurrent.prompts)
     assert all(64 <= length <= 128 for length in concurrent.lengths)

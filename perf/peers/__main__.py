@@ -24,7 +24,7 @@ from perf.peers.workloads import ROWS, first_job, row_jobs, warm_up_job
 from vnext.machine import machine
 from vnext.version import __version__
 
-REPEATS = {"decode": 3, "prefill": 5, "concurrent": 1, "shared": 1}
+REPEATS = {"decode": 3, "prefill": 5, "long": 3, "concurrent": 1, "shared": 1}
 SMOKE_SCALE = 1 / 16
 REFERENCE = "transformers"
 BUSY_WINDOW_S = 1.0

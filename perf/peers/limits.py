@@ -1,7 +1,8 @@
-"""The limits of the machine: reading memory, multiplying bfloat16 matrices, allocating memory. `python -m perf.peers.limits SHAPE`
+"""The limits of the machine: reading memory, multiplying matrices, allocating memory. `python -m perf.peers.limits SHAPE`
 
 These bound the figures: a decoded token reads every weight once, a prompt's token multiplies with every weight once. Both are
-measured in torch with the engines' number of threads; the best of several runs counts, because it is a bound. A third limit is
+measured in torch with the engines' number of threads; the best of several runs counts, because it is a bound. Of products in
+bfloat16 and in float32 the faster one is the bound: without instructions for bfloat16, engines widen weights. A third limit is
 the rate at which a process gets memory, once new and once returned and taken again. The host of a virtual machine may take
 fifty times longer for new memory, and a prompt whose keys go to new pages waits for it.
 """
@@ -23,7 +24,8 @@ from perf.peers.shapes import Shape, shape_of, tensor_shapes
 
 READ_BYTES = 768 * 2**20  # more than any cache holds
 GEMM_ROWS = 512
-READ_REPEATS, GEMM_REPEATS = 7, 50
+READ_REPEATS, GEMM_REPEATS = 7, 20
+GEMM_DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 NEW_BYTES = 2**30
 BFLOAT16_BYTES = 2
 
@@ -68,12 +70,12 @@ def matrices(shape: Shape) -> dict[str, tuple[int, int]]:
     }
 
 
-def gemm_tflops(shape: Shape) -> dict[str, float]:
+def gemm_tflops(shape: Shape, dtype: torch.dtype) -> dict[str, float]:
     """10^12 operations a second of [512, in] by [out, in] transposed, for each product of a layer and "layer": all."""
     operations, spent_s = {}, {}
     for name, (rows_out, columns_in) in matrices(shape).items():
-        weight = torch.randn(rows_out, columns_in).to(torch.bfloat16)
-        states = torch.randn(GEMM_ROWS, columns_in).to(torch.bfloat16)
+        weight = torch.randn(rows_out, columns_in).to(dtype)
+        states = torch.randn(GEMM_ROWS, columns_in).to(dtype)
         operations[name] = 2 * GEMM_ROWS * rows_out * columns_in
         spent_s[name] = best_s(partial(torch.nn.functional.linear, states, weight), GEMM_REPEATS)
     figures = {name: operations[name] / spent_s[name] / 1e12 for name in operations}
@@ -103,13 +105,17 @@ def measured(shape: Shape, threads: int) -> dict[str, object]:
     """All limits and the counts that turn them into bounds of tokens a second."""
     torch.set_num_threads(threads)
     new, again = given_gb_per_s()  # first, before this process returns any memory
-    read, gemm, counts = read_gb_per_s(), gemm_tflops(shape), weight_counts(shape)
-    multiplying_s = 2 * counts["multiplied_per_prompt_token"] / (gemm["layer"] * 1e12)
+    read, counts = read_gb_per_s(), weight_counts(shape)
+    gemms = {name: gemm_tflops(shape, dtype) for name, dtype in GEMM_DTYPES.items()}
+    fastest = max(gemms, key=lambda name: gemms[name]["layer"])
+    multiplying_s = 2 * counts["multiplied_per_prompt_token"] / (gemms[fastest]["layer"] * 1e12)
     paging_s = cache_bytes_per_token(shape) / (new * 1e9)
     return {
         "threads": threads,
         "read_gb_per_s": round(read, 2),
-        "gemm_tflops": {name: round(value, 3) for name, value in gemm.items()},
+        "gemm_dtype": fastest,
+        "gemm_tflops": {name: round(value, 3) for name, value in gemms[fastest].items()},
+        "layer_tflops": {name: round(figures["layer"], 3) for name, figures in gemms.items()},
         "new_memory_gb_per_s": round(new, 2),
         "memory_again_gb_per_s": round(again, 2),
         "weights": counts,

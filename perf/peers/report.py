@@ -69,7 +69,7 @@ def bounds(rows: Mapping[str, Runs], engines: Sequence[str], limits: Mapping[str
             lines.append(first + "".join(share.rjust(COLUMN) for share in shares))
     if limits:
         gemm = limits["gemm_tflops"]["layer"]
-        lines.append(f"machine: reads {limits['read_gb_per_s']} GB/s, multiplies {gemm} TFLOP/s (bfloat16, 512 rows)")
+        lines.append(f"machine: reads {limits['read_gb_per_s']} GB/s, multiplies {gemm} TFLOP/s ({limits['gemm_dtype']}, 512 rows)")
         given = f"{limits['new_memory_gb_per_s']} GB/s, taken again at {limits['memory_again_gb_per_s']}"
         bound = limits["prefill_to_new_memory_bound_tokens_per_s"]
         lines.append(f"new memory is given at {given}; with a bfloat16 cache in it prefill is bound by {bound:,.0f} tokens/s")

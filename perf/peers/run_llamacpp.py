@@ -15,7 +15,7 @@ import protocol
 
 BATCH_TOKENS_MAX = 2048
 # Sequences of a context and cells of each: one for a prompt alone, one for a batch; only the one in use exists.
-ALONE, TOGETHER = (1, 2048), (32, 640)
+ALONE, TOGETHER = (1, 8192), (32, 640)
 SHARED_MIN = 32  # shorter common beginnings are not worth a batch of their own
 
 # One token of a batch: (token, position, sequence, whether logits are wanted).

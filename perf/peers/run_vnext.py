@@ -11,14 +11,18 @@ import protocol
 
 
 class Vnext:
-    """The defaults of `LLM(...)`, but for the device, the threads and the place of the log."""
+    """The defaults of `LLM(...)`, but for the device, the threads, the place of the log and what the environment names.
+
+    `LLM` reads no environment; here VNEXT_ISA and VNEXT_KV_CACHE_DTYPE mean what they mean to `vnext serve`.
+    """
 
     def __init__(self, model: Path, threads: int) -> None:
         from vnext import LLM, SamplingParams
 
         self._params = SamplingParams
         self._logs = tempfile.TemporaryDirectory()
-        self._llm = LLM(model, device="cpu", threads=threads, log_dir=self._logs.name)
+        self._chosen = {name: os.environ.get(f"VNEXT_{name.upper()}", "auto") for name in ("isa", "kv_cache_dtype")}
+        self._llm = LLM(model, device="cpu", threads=threads, log_dir=self._logs.name, **self._chosen)
 
     def generate(self, prompts: list[list[int]], lengths: list[int]) -> list[list[int]]:
         params = [self._params(temperature=0.0, max_tokens=length, ignore_eos=True) for length in lengths]
@@ -28,7 +32,7 @@ class Vnext:
         from vnext.machine import library_version
         from vnext.version import __version__
 
-        return {"vnext": __version__, "torch": library_version("torch")}
+        return {"vnext": __version__, "torch": library_version("torch"), **self._chosen}
 
     def roots(self) -> list[int]:
         return [os.getpid()]

@@ -63,6 +63,11 @@ def prefill_jobs(rng: random.Random, vocab_size: int, scale: float) -> list[Job]
     return [Job(prompts=[tokens(rng, vocab_size, 1024 * scale)], lengths=[1])]
 
 
+def long_jobs(rng: random.Random, vocab_size: int, scale: float) -> list[Job]:
+    """A prompt of 6,000 tokens; the answer is its first token."""
+    return [Job(prompts=[tokens(rng, vocab_size, 6000 * scale)], lengths=[1])]
+
+
 def prefill_figure(jobs: Sequence[Job], seconds: Sequence[float]) -> float:
     return len(jobs[0].prompts[0]) / seconds[0]
 
@@ -89,6 +94,7 @@ ROWS = {
     for row in (
         Row(name="decode", unit="tokens/s", words="decode, 1 request", jobs=decode_jobs, figure=decode_figure),
         Row(name="prefill", unit="tokens/s", words="prefill, 1,024 tokens", jobs=prefill_jobs, figure=prefill_figure),
+        Row(name="long", unit="tokens/s", words="prefill, 6,000 tokens", jobs=long_jobs, figure=prefill_figure),
         Row(name="concurrent", unit="tokens/s", words="32 requests", jobs=concurrent_jobs, figure=output_rate),
         Row(name="shared", unit="tokens/s", words="32 requests, shared prefix", jobs=shared_jobs, figure=output_rate),
         Row(name="start", unit="s", words="start to first token", larger_is_better=False),
