@@ -141,8 +141,7 @@ LATE_IMPORTS = {
     # an order of starting
     "vnext/engine_operations.py": (2, "the engine starts while texts and client are imported"),
     "vnext/generated.py": (2, "the engine starts while texts and client are imported"),
-    "vnext/llm.py": (12, "the engine starts while texts and client are imported"),
-    "vnext/api_servers.py": (1, "the engine starts meanwhile"),
+    "vnext/llm.py": (14, "the engine starts while texts and client are imported"),
     "vnext/server/__main__.py": (1, "imported with the garbage collector off"),
     "vnext/runtime/core/main.py": (1, "the ranks, whose imports take longest, are started first"),
     "vnext/runtime/rank/main.py": (1, "imported with the garbage collector off"),
@@ -151,6 +150,13 @@ LATE_IMPORTS = {
     "vnext/replay/reading/keep_index.py": (5, "its priority is lowered before anything is imported"),
     # a light profile: who does not compute needs neither torch nor numpy
     "vnext/state/events.py": (2, "numpy, which passing events on does not take"),
+    "vnext/runtime/client/engines.py": (1, "a router, for several engines, with numpy"),
+    "vnext/runtime/client/weight_update.py": (1, "numpy"),
+    "vnext/server/answers/embeddings.py": (1, "numpy"),
+    "vnext/server/answers/experts.py": (1, "numpy"),
+    "vnext/server/context/structure.py": (1, "llguidance takes 70 ms, and many servers never need it"),
+    "vnext/server/views/log_view.py": (2, "the log's format, with numpy"),
+    "vnext/server/tls.py": (3, "ssl, which the launcher needs for a certificate only"),
     "vnext/runtime/core/executor.py": (1, "a rank in the core's process brings torch"),
     # torch: a rank whose steps single calls compute never imports it
     "vnext/kernels/arrays.py": (2, "its tensors and dtypes, for who has loaded it"),

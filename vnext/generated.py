@@ -96,8 +96,6 @@ class Slot:
         self._deltas.append(delta)
 
     def completion(self, tokenizer: Tokenizer, params: SamplingParams, prompt_length: int) -> Completion:
-        from vnext.text.prompt_results import routed_experts
-
         tokens = [token for delta in self._deltas for token in delta.tokens]
         logprobs = [entry for delta in self._deltas for entry in delta.logprobs]
         asked = params.logprobs is not None
@@ -109,8 +107,15 @@ class Slot:
             stop_reason=self._deltas[-1].stop_reason,
             logprobs=[named_logprobs(tokenizer, *pair) for pair in zip(tokens, logprobs)] if asked else None,
             cumulative_logprob=self.answer.cumulative_logprob if asked else None,
-            routed_experts=routed_experts(self.answer.prompt, prompt_length + self.answer.token_count - 1),
+            routed_experts=self._routed_experts(prompt_length),
         )
+
+    def _routed_experts(self, prompt_length: int) -> np.ndarray | None:
+        if not any(part.experts for part in self.answer.prompt):
+            return None
+        from vnext.text.prompt_arrays import routed_experts
+
+        return routed_experts(self.answer.prompt, prompt_length + self.answer.token_count - 1)
 
 
 class Task:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import weakref
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, nullcontext
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
@@ -39,6 +39,8 @@ from vnext.sampling_params import (
 from vnext.state.config import request_length_max
 
 if TYPE_CHECKING:  # the engine's client and the text code import slowly: the engine starts meanwhile
+    from tqdm import tqdm
+
     from vnext.runtime.client.client_sync import SyncEngineClient
     from vnext.runtime.messages import AdapterFiles, PromptResult, RequestOutput, SubmitRequest
     from vnext.state.params import Constraint
@@ -102,14 +104,12 @@ class LLM(EngineOperations):
         shortened to fit the model's length. `lora_request` is the adapter of all prompts or a list with one, or None, for each.
         Raises InvalidRequest, before it sends anything unless the adapter's weights do not fit, Refused, EngineDead.
         """
-        from tqdm import tqdm
-
         tasks = self._tasks(_as_prompts(prompts), sampling_params, lora_request)
         total = sum(len(task.slots) for task in tasks)
-        with tqdm(total=total, desc="answers", unit="answer", disable=not use_tqdm, dynamic_ncols=True) as bar:
+        with _bar(total) if use_tqdm else nullcontext() as bar:
             for slot, delta in self._deltas(tasks, whole=not any(task.params.stop for task in tasks)):
                 slot.push(delta)
-                if delta.finish:
+                if delta.finish and bar is not None:
                     bar.update()
         return [task.generated(self.tokenizer) for task in tasks]
 
@@ -175,7 +175,8 @@ class LLM(EngineOperations):
     ) -> list[Embedded]:
         """One embedding for each prompt: the last hidden state of its last token, their mean ("mean") or that of its first
         token ("cls"), cut to `dimensions` and scaled to length 1. Raises InvalidRequest, Refused, EngineDead."""
-        from vnext.text.prompt_results import embedding, embedding_request
+        from vnext.text.prompt_arrays import embedding
+        from vnext.text.prompt_results import embedding_request
 
         tokens = [self._tokens(_plain(prompt)) for prompt in _as_prompts(prompts)]
         requests = [embedding_request(str(next(self._names)), each, pooling, self.max_model_len) for each in tokens]
@@ -260,7 +261,8 @@ class LLM(EngineOperations):
         """What answers by `params` must look like. Raises InvalidRequest."""
         if params is None or params.structured_outputs is None:
             return None
-        from vnext.text.structured.grammar import asked_of, constraint_of
+        from vnext.text.structured.asked import asked_of
+        from vnext.text.structured.grammar import constraint_of
 
         return constraint_of(asked_of(params.structured_outputs), self.tokenizer)
 
@@ -337,6 +339,12 @@ def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:
     """The prompts as a list; a single prompt becomes a list of one."""
     one = isinstance(prompts, str | Mapping) or (len(prompts) > 0 and isinstance(prompts[0], int))
     return [prompts] if one else prompts
+
+
+def _bar(total: int) -> tqdm:
+    from tqdm import tqdm
+
+    return tqdm(total=total, desc="answers", unit="answer", dynamic_ncols=True)
 
 
 def _plain(prompt: Prompt) -> str | Sequence[int]:

@@ -96,7 +96,6 @@ def start(command: ServeCommand) -> tuple[RunningEngines, ApiServers]:
             connect_timeout_s=None,
         )
         edges.configure(settings)
-        importlib.import_module("http.client")  # for the calls that follow, while the processes do their own imports
         return starting.wait(beside=edges.children), edges
     except BaseException:
         if starting is not None:

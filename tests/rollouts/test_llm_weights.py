@@ -18,8 +18,8 @@ from vnext.llm import LLM
 from vnext.lora_request import LoRARequest
 from vnext.replay.cli.main import main as replay
 from vnext.runtime.client.connection import weights_folder
-from vnext.runtime.client.pending_operations import NotDone
-from vnext.runtime.client.tensor_file import BadTensors, SharedTensor
+from vnext.runtime.client.pending_operations import BadTensors, NotDone
+from vnext.runtime.client.shared_tensor import SharedTensor
 from vnext.sampling_params import SamplingParams
 
 PROMPTS = ["The module", "What is", "Return the", "A list of numbers that", "def main"]

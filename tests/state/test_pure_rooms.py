@@ -15,7 +15,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 PURE_ROOMS = ("state", "log", "sched")
 PURE_IMPORTS = {
-    "__future__", "bisect", "collections", "dataclasses", "enum", "functools", "hashlib", "heapq", "itertools", "math",
+    "__future__", "array", "bisect", "collections", "dataclasses", "enum", "functools", "hashlib", "heapq", "itertools", "math",
     "operator", "struct", "types", "typing", "zlib", "msgspec", "numpy", "xxhash",
 }  # fmt: skip
 # What single files may import beside these, with the reason.

@@ -10,7 +10,7 @@ import logging
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
-from vnext.runtime.client.replicas import AnyEngineClient
+from vnext.runtime.client.engines import AnyEngineClient
 from vnext.server.batches.service import BATCHES, Batches
 from vnext.server.context.identity import add_request_id
 from vnext.server.context.server_context import SERVER_CONTEXT, ServerContext

@@ -18,8 +18,8 @@ from aiohttp import web
 
 from vnext.exits import DONE, FAILED, REFUSED
 from vnext.runtime import log_lines
+from vnext.runtime.client.engines import AnyEngineClient, connect_engines
 from vnext.runtime.client.output_stream import EngineDead, EngineNotStarted
-from vnext.runtime.client.replicas import AnyEngineClient, connect_engines
 from vnext.sampling_params import InvalidRequest
 from vnext.server import load_line
 from vnext.server.address import AddressUnusable, bind, unusable
@@ -28,6 +28,7 @@ from vnext.server.console import write_error, write_line
 from vnext.server.context.api_keys import ApiKeys, KeysUnusable
 from vnext.server.context.errors import StoreUnusable
 from vnext.server.context.server_context import SERVER_CONTEXT, template_of
+from vnext.server.context.text_work import trim
 from vnext.server.context.traces import TracesUnusable, require_traces
 from vnext.server.http.connections import room_for
 from vnext.server.settings import ServerSettings
@@ -76,8 +77,9 @@ def set_log_levels(settings: ServerSettings) -> None:
 
 def settle() -> None:
     """Have the collector search for garbage rarely, and never among what lives by now. A request's objects die without it; only
-    asyncio's connections are cycles."""
+    asyncio's connections are cycles. What reading the tokenizer has freed goes back to the system."""
     gc.collect()
+    trim()
     gc.freeze()
     gc.set_threshold(_NEW_OBJECTS_MAX)
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-import ssl
+from typing import TYPE_CHECKING
 
 from vnext.server.settings import ServerSettings
+
+if TYPE_CHECKING:
+    import ssl
 
 
 class TlsUnusable(Exception):
@@ -17,6 +20,8 @@ def tls_context(settings: ServerSettings) -> ssl.SSLContext | None:
         if settings.ssl_keyfile or settings.ssl_ca_certs or settings.ssl_cert_reqs:
             raise TlsUnusable("the server has no certificate for HTTPS: give it one with --ssl-certfile")
         return None
+    import ssl
+
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
         context.load_cert_chain(settings.ssl_certfile, settings.ssl_keyfile or None, password=_no_password)
@@ -31,9 +36,18 @@ def tls_context(settings: ServerSettings) -> ssl.SSLContext | None:
 
 def unverified_context() -> ssl.SSLContext:
     """The context of a client that takes any certificate."""
+    import ssl
+
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     return context
+
+
+def is_tls_error(error: OSError) -> bool:
+    """Whether TLS has failed, not the connection."""
+    import ssl
+
+    return isinstance(error, ssl.SSLError)
 
 
 def _no_password() -> str:

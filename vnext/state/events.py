@@ -14,6 +14,7 @@ Token ids are little-endian int32 bytes.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal, NewType
 
@@ -203,7 +204,9 @@ def generated_by(event: RequestArrived) -> bytes:
 
 
 def pack_tokens(tokens: np.ndarray | list[int] | tuple[int, ...]) -> bytes:
-    """Token ids as little-endian int32 bytes."""
+    """Token ids as little-endian int32 bytes. Raises OverflowError for a number that has no place in them."""
+    if isinstance(tokens, list | tuple):
+        return array("i", tokens).tobytes()
     import numpy as np
 
     return np.asarray(tokens, dtype="<i4").tobytes()

@@ -8,7 +8,7 @@ of any length; for those the bound is GENEROUS, far more than any language needs
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from vnext.text.decoders import BYTE_LEVEL_ALPHABET
@@ -19,7 +19,7 @@ _KEEPING = ("ByteLevel", "Metaspace", "Digits", "UnicodeScripts", "FixedLength")
 _BYTE_TOKENS = frozenset(f"<0x{byte:02X}>" for byte in range(256))
 
 
-def characters_per_token(spec: dict[str, Any]) -> int:
+def characters_per_token(spec: Mapping[str, Any]) -> int:
     """The bound for the contents of a tokenizer.json. At least 1."""
     tokens = [*_vocabulary(spec["model"]), *(added["content"] for added in spec["added_tokens"])]
     longest = max(map(len, tokens), default=1)
@@ -36,7 +36,7 @@ def _vocabulary(model: dict[str, Any]) -> Iterator[str]:
     yield from vocab if isinstance(vocab, dict) else (piece for piece, _ in vocab)
 
 
-def _reads_everything(spec: dict[str, Any]) -> bool:
+def _reads_everything(spec: Mapping[str, Any]) -> bool:
     """Whether no character is unknown: characters fall back to bytes, and every byte has a token."""
     model, vocab = spec["model"], frozenset(_vocabulary(spec["model"]))
     if model.get("byte_fallback") and _BYTE_TOKENS <= vocab:

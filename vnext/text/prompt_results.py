@@ -1,14 +1,12 @@
 """Prompt results: what the engine computed of a prompt, put together from the parts that its steps sent.
 
-Owns the arithmetic of embeddings, and the requests whose results are an embedding or the score of a given answer. A part may
-come twice, after a preemption, with the same bits.
+Owns the requests whose results are an embedding or the score of a given answer. A part may come twice, after a preemption, with
+the same bits. What becomes an array is prompt_arrays.py's: most programs need no numpy.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-
-import numpy as np
 
 from vnext.runtime.messages import AdapterFiles, PromptResult, RequestOutput, SubmitRequest, TokenLogprobs
 from vnext.sampling_params import InvalidRequest, context_exceeded
@@ -23,38 +21,13 @@ def prompt_logprobs(parts: Iterable[PromptResult], prompt_length: int) -> list[T
     """One entry per token of the prompt, None for the first, which follows nothing."""
     entries: list[TokenLogprobs | None] = [None] * prompt_length
     for part in parts:
-        logprobs, ranks = np.frombuffer(part.logprobs, np.float32), np.frombuffer(part.ranks, np.int32)
-        shape = (len(ranks), len(part.top_tokens) // 4 // max(len(ranks), 1))
-        tokens = np.frombuffer(part.top_tokens, np.int32).reshape(shape).tolist()
-        tops = np.frombuffer(part.top_logprobs, np.float32).reshape(shape).tolist()
-        for at, (logprob, rank, others, values) in enumerate(zip(logprobs.tolist(), ranks.tolist(), tokens, tops), part.first):
-            entries[at] = TokenLogprobs(logprob=logprob, rank=rank, top=tuple(zip(others, values)))
+        logprobs, ranks = memoryview(part.logprobs).cast("f"), memoryview(part.ranks).cast("i")
+        tokens, tops = memoryview(part.top_tokens).cast("i").tolist(), memoryview(part.top_logprobs).cast("f").tolist()
+        width = len(tokens) // max(len(ranks), 1)
+        for place, (logprob, rank) in enumerate(zip(logprobs, ranks)):
+            own = slice(place * width, (place + 1) * width)
+            entries[part.first + place] = TokenLogprobs(logprob=logprob, rank=rank, top=tuple(zip(tokens[own], tops[own])))
     return entries
-
-
-def routed_experts(parts: Iterable[PromptResult], count: int) -> np.ndarray | None:
-    """int16 [count, layers, experts of a token]: the experts of the request's first `count` tokens, prompt and answer; None where
-    the engine reports none."""
-    found: np.ndarray | None = None
-    for part in parts:
-        if part.experts:
-            ids = np.frombuffer(part.experts, np.int16).reshape(-1, *part.experts_shape)[: max(0, count - part.first)]
-            found = np.full((count, *part.experts_shape), -1, np.int16) if found is None else found
-            found[part.first : part.first + len(ids)] = ids
-    return found
-
-
-def embedding(parts: Iterable[PromptResult], dimensions: int | None, normalize: bool) -> np.ndarray:
-    """float32 [dimensions] of the part that holds it: the first `dimensions` of the hidden state (None: all of them), scaled
-    to length 1 if `normalize`. Raises InvalidRequest for more dimensions than there are."""
-    hidden = next(np.frombuffer(part.hidden, np.float32) for part in parts if part.hidden)
-    if dimensions is not None and not 1 <= dimensions <= len(hidden):
-        raise InvalidRequest(
-            f"dimensions is {dimensions}: it must lie between 1 and the model's hidden size of {len(hidden)}.", "dimensions"
-        )
-    cut = hidden[:dimensions].astype(np.float64)
-    length = np.sqrt(np.dot(cut, cut)) if normalize else 1.0
-    return (cut / (length or 1.0)).astype(np.float32)
 
 
 def embedding_request(name: str, prompt: list[int], pooling: str, model_length: int) -> SubmitRequest:

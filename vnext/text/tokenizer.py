@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import msgspec
 import tokenizers
@@ -26,6 +26,24 @@ from vnext.text.files import CheckpointUnreadable, chat_template, tokenizer_conf
 from vnext.text.length_bound import characters_per_token
 
 PROBE_CHARACTERS_PER_TOKEN = 12  # prose has 3 to 5
+
+
+class _Model(TypedDict, total=False):
+    """What is read of the `model` of a tokenizer.json; its merges are half of the file, and a list each."""
+
+    type: Any
+    vocab: Any
+    byte_fallback: Any
+
+
+class _Spec(TypedDict):
+    """What is read of a tokenizer.json here."""
+
+    model: _Model
+    added_tokens: list[dict[str, Any]]
+    normalizer: Any
+    pre_tokenizer: Any
+    decoder: Any
 
 
 class TokenText(msgspec.Struct, frozen=True):
@@ -52,7 +70,7 @@ class Tokenizer:
         backend.no_truncation()  # a tokenizer.json may contain the truncation of its training; a server must not truncate
         backend.no_padding()
         self._backend = backend
-        spec = msgspec.json.decode(backend.to_str())
+        spec = msgspec.json.decode(backend.to_str(), type=_Spec)
         self._decoder: Decoder = read_decoder(spec["decoder"])
         self.characters_per_token = characters_per_token(spec)
         self._special = {id_ for id_, token in backend.get_added_tokens_decoder().items() if token.special}

@@ -25,7 +25,8 @@ from vnext.sampling.sampling import sampler_for
 from vnext.state.events import RequestArrived, unpack_tokens
 from vnext.state.params import POOLINGS
 from vnext.state.state import Request
-from vnext.text.prompt_results import embedding, prompt_logprobs
+from vnext.text.prompt_arrays import embedding
+from vnext.text.prompt_results import prompt_logprobs
 
 SCORED = {"prompt_logprobs": 2}
 WISHES = [SCORED, {"pooling": 1}, {}, {"pooling": 2}, {"prompt_logprobs": 0}, {"pooling": 3}, {"pooling": 2, **SCORED}]

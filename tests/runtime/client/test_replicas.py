@@ -13,9 +13,10 @@ import pytest
 from fake_engine import FakeEngine
 
 from vnext.replay.answers.routing import routing
+from vnext.runtime.client.engines import connect_engines
 from vnext.runtime.client.output_stream import EngineDead
 from vnext.runtime.client.pending_operations import NotDone
-from vnext.runtime.client.replicas import Replicas, _own, connect_engines
+from vnext.runtime.client.replicas import Replicas, _own
 from vnext.runtime.messages import AbortRequests, EngineDied, Operate, Operated, ResetPrefixCache, SubmitRequest, derived_seed
 from vnext.runtime.operations import CallRanks, PauseEngine, UpdateWeights
 from vnext.runtime.record.retention import PART

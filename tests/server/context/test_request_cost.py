@@ -15,7 +15,7 @@ from vnext.server.context.openai_types import ChatBody
 from vnext.server.context.structure import Grammars
 from vnext.server.context.text_work import TextWork
 from vnext.server.context.tool_choice import TOOLS_BYTES_MAX, tool_choice_of
-from vnext.text.structured.grammar import Asked
+from vnext.text.structured.asked import Asked
 
 LONG = "x" * 100_000
 

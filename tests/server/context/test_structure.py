@@ -15,7 +15,8 @@ from vnext.runtime.messages import SubmitRequest
 from vnext.sampling_params import StructuredOutputsParams
 from vnext.server.context.structure import RECENT_BYTES_MAX, RECENT_MAX, Grammars
 from vnext.server.context.text_work import TextWork
-from vnext.text.structured.grammar import LIMITS, Asked, vocabulary
+from vnext.text.structured.asked import Asked
+from vnext.text.structured.grammar import LIMITS, vocabulary
 
 PATHS = ("/v1/completions", "/v1/chat/completions")
 POINT = {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]}

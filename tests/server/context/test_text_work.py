@@ -150,7 +150,7 @@ def test_templates_render_one_after_another_and_give_way_to_the_loop(monkeypatch
 
 def test_memory_goes_back_after_a_long_text(monkeypatch: pytest.MonkeyPatch) -> None:
     trimmed = threading.Event()
-    monkeypatch.setattr(text_work, "_trim", trimmed.set)
+    monkeypatch.setattr(text_work, "trim", trimmed.set)
     with EdgeServer() as server:
         server.post("/v1/completions", {"prompt": "a" * 3000})
         assert not trimmed.is_set()

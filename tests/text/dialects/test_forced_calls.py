@@ -16,7 +16,8 @@ from tokenizers import Tokenizer
 import vnext
 from vnext.sampling_params import InvalidRequest, StructuredOutputsParams
 from vnext.text.dialects.table import NAMES
-from vnext.text.structured.grammar import Asked, grammar_of
+from vnext.text.structured.asked import Asked
+from vnext.text.structured.grammar import grammar_of
 from vnext.text.tokenizer import Tokenizer as ModelTokenizer
 
 FILE = Path(vnext.__file__).parent / "demo_model" / "tokenizer.json"

@@ -15,7 +15,8 @@ from random_answers import RandomWriter
 
 import vnext
 from vnext.sampling_params import InvalidRequest, StructuredOutputsParams
-from vnext.text.structured.grammar import asked_of, grammar_of
+from vnext.text.structured.asked import asked_of
+from vnext.text.structured.grammar import grammar_of
 from vnext.text.tokenizer import Tokenizer
 
 COUNT = 400

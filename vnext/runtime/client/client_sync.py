@@ -13,8 +13,8 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from vnext.router.policies import DEFAULT_POLICY
+from vnext.runtime.client.engines import AnyEngineClient, connect_engines
 from vnext.runtime.client.output_stream import OutputStream
-from vnext.runtime.client.replicas import AnyEngineClient, connect_engines
 from vnext.runtime.messages import EngineReady, EngineStats, RequestOutput, SubmitRequest
 from vnext.runtime.operations import AnyOperation
 from vnext.state.events import AbortReason

@@ -22,7 +22,6 @@ from msgspec.structs import asdict, replace
 
 from vnext.router.decision_file import DecisionFile
 from vnext.router.decisions import FORMAT_VERSION, Header
-from vnext.router.policies import DEFAULT_POLICY
 from vnext.router.prompts import Prompt
 from vnext.router.router import Router
 from vnext.runtime.client.client import EngineClient
@@ -254,19 +253,6 @@ class Replicas:
                 self._place(client.release(ALL_DEATHS))
             elif not client.is_up and any_up:
                 self._place(client.release(DEATHS_MAX))
-
-
-AnyEngineClient = EngineClient | Replicas
-
-
-async def connect_engines(
-    addresses: Sequence[str], timeout_s: float | None = 60.0, policy: str = DEFAULT_POLICY, number: int = 0
-) -> AnyEngineClient:
-    """A client of one engine, or of several among which `policy` chooses, in the process of this number among those that use them.
-    Raises what EngineClient.connect does."""
-    if len(addresses) == 1:
-        return await EngineClient.connect(addresses[0], timeout_s)
-    return await Replicas.connect(addresses, timeout_s, policy, number)
 
 
 def _sentence(sentences: Sequence[str | None]) -> str | None:

@@ -15,24 +15,14 @@ from pathlib import Path
 from typing import Any
 
 import ml_dtypes
-import msgspec
 import numpy as np
 
 from vnext.runtime.client.pending_operations import BadTensors
+from vnext.runtime.client.shared_tensor import SharedTensor
 
 NAMES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "float64": "F64", "int64": "I64", "int32": "I32"}
 """The format's names of dtypes; ranks say which of them they can read."""
 SHARED_MEMORY = Path("/dev/shm")
-
-
-class SharedTensor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where a tensor lies: `offset` bytes into the POSIX shared memory named `segment`, dense. `dtype` is torch's name for it."""
-
-    name: str
-    dtype: str
-    shape: list[int]
-    segment: str
-    offset: int = 0
 
 
 def write_tensors(tensors: Mapping[str, Any] | Iterable[tuple[str, Any]], folder: Path) -> Path:

@@ -12,7 +12,7 @@ from typing import Any
 
 from vnext.runtime.client.connection import weights_folder
 from vnext.runtime.client.pending_operations import NotDone
-from vnext.runtime.client.tensor_file import SharedTensor, write_shared, write_tensors
+from vnext.runtime.client.shared_tensor import SharedTensor
 from vnext.runtime.operations import AnyOperation, CheckPiece, Mode, UpdateWeights
 
 Tensors = Mapping[str, Any] | Iterable[tuple[str, Any]] | Sequence[SharedTensor] | str | Path
@@ -71,6 +71,8 @@ def file_of(weights: Tensors, address: str) -> str:
     """The file or folder of these tensors: as it is given, or written for the engine at `address`. Raises BadTensors, OSError."""
     if isinstance(weights, str | Path):
         return str(Path(weights).expanduser().resolve())
+    from vnext.runtime.client.tensor_file import write_shared, write_tensors
+
     given = weights if isinstance(weights, Mapping) else list(weights)
     shared = not isinstance(given, Mapping) and bool(given) and isinstance(given[0], SharedTensor)
     return str((write_shared if shared else write_tensors)(given, weights_folder(address)))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
 
 CACHE_SHARE = 0.25  # of the memory that is available once the weights are loaded
 CACHE_BYTES_MAX = 4 * 2**30
-PROGRESS_FROM_BYTES = 64 * 2**20  # smaller checkpoints load too fast for a progress bar
+PROGRESS_AFTER_S = 1.0  # most checkpoints load too fast for a progress bar
 
 
 def load_rank(settings: RankSettings, rendezvous: Path) -> tuple[Rank, ModelRunner]:
@@ -275,11 +276,12 @@ class _Bar:
 
     def __init__(self) -> None:
         self._bar: tqdm | None = None
+        self._began_s = time.monotonic()
 
     def __call__(self, done_bytes: int, total_bytes: int) -> None:
-        if total_bytes < PROGRESS_FROM_BYTES:
-            return
         if self._bar is None:
+            if time.monotonic() - self._began_s < PROGRESS_AFTER_S:
+                return
             from tqdm import tqdm  # most checkpoints load without
 
             self._bar = tqdm(total=total_bytes, unit="B", unit_scale=True, desc="loading weights", file=sys.stderr)

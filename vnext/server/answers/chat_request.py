@@ -27,7 +27,7 @@ from vnext.server.context.tool_choice import ToolChoice, tool_choice_of
 from vnext.state.params import Constraint
 from vnext.text.dialects.grammar import behind, speller
 from vnext.text.reasoning import Parser, ReasoningParser, with_reasoning
-from vnext.text.structured.grammar import Asked
+from vnext.text.structured.asked import Asked
 
 BUDGET_MAX = 2**31 - 1
 CALL_OPTIONS = StructuredOutputsParams(whitespace_pattern=" ?")  # as models are trained on it, or none: free space may never end

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
+from typing import TYPE_CHECKING
 
-import numpy as np
 from msgspec.structs import replace
 
 from vnext.runtime.messages import PromptResult, RequestOutput
@@ -14,7 +14,10 @@ from vnext.server.context.errors import Aborted
 from vnext.server.context.server_context import ServerContext
 from vnext.server.context.stopwatch import Stopwatch
 from vnext.server.context.traces import call_trace
-from vnext.text.prompt_results import embedding, embedding_request
+from vnext.text.prompt_results import embedding_request
+
+if TYPE_CHECKING:
+    import numpy as np
 
 DEFAULT_POOLING = "last"
 
@@ -53,6 +56,8 @@ async def embeddings_of(
         finally:
             for watch in watches.values():
                 watch.end("abort")
+    from vnext.text.prompt_arrays import embedding
+
     return [embedding(parts, dimensions, normalize) for parts in found.values()]
 
 

@@ -9,7 +9,6 @@ from vnext.sampling_params import InvalidRequest
 from vnext.server.context.openai_types import GenerationBody
 from vnext.server.context.server_context import ServerContext
 from vnext.text.answer import Answer
-from vnext.text.prompt_results import routed_experts
 
 FIELD = "return_routed_experts"
 
@@ -29,5 +28,7 @@ def experts_member(answer: Answer, prompt_length: int, body: GenerationBody) -> 
     sends them; {} where it was not asked for."""
     if not body.return_routed_experts:
         return {}
+    from vnext.text.prompt_arrays import routed_experts
+
     found = routed_experts(answer.prompt, prompt_length + answer.token_count - 1)
     return {"routed_experts": None if found is None else base64.b64encode(found.astype("<i4").tobytes()).decode()}

@@ -14,8 +14,8 @@ from typing import Any
 
 from aiohttp import web
 
+from vnext.runtime.client.engines import AnyEngineClient
 from vnext.runtime.client.output_stream import EngineDead, EngineStalled
-from vnext.runtime.client.replicas import AnyEngineClient
 from vnext.sampling_params import InvalidRequest, SamplingParams, context_exceeded
 from vnext.server.context.adapters import ServedAdapters
 from vnext.server.context.admission import Quota, RequestLimiter

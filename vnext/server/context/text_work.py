@@ -71,7 +71,7 @@ class TextWork:
             return await asyncio.wrap_future(future)  # a cancelled future does not begin
         finally:
             if characters >= TRIM_CHARACTERS_MIN and not future.cancelled():
-                self._quick.submit(_trim)
+                self._quick.submit(trim)
 
     def close(self) -> None:
         """Start no more work."""
@@ -89,7 +89,7 @@ def _stand_back() -> None:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
 
 
-def _trim() -> None:
+def trim() -> None:
     """Return free memory to the system: glibc would keep it. Other C libraries return it themselves."""
-    if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):
-        trim(0)
+    if give_back := getattr(ctypes.CDLL(None), "malloc_trim", None):
+        give_back(0)

@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
-from vnext.runtime.client.replicas import AnyEngineClient
-from vnext.runtime.client.tensor_file import SharedTensor
+from vnext.runtime.client.engines import AnyEngineClient
+from vnext.runtime.client.shared_tensor import SharedTensor
 from vnext.runtime.client.weight_update import WeightUpdate, file_of, finished
 from vnext.runtime.operations import (
     TAGS,

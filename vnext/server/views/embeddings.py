@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import base64
 import time
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
-import numpy as np
 from aiohttp import web
 
 from vnext.sampling_params import InvalidRequest
@@ -20,6 +19,9 @@ from vnext.server.context.identity import answer_id, client_of, identify
 from vnext.server.context.prompts import prompts_of, tokens_of
 from vnext.server.context.server_context import SERVER_CONTEXT
 from vnext.server.http.bodies import read_body
+
+if TYPE_CHECKING:
+    import numpy as np
 
 
 class _Body(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -69,8 +71,8 @@ async def create_embeddings(request: web.Request) -> web.Response:
     vectors, count, call_id = await _vectors(
         request, body, {"input": body.input}, dimensions=body.dimensions, normalize=body.normalize is not False
     )
-    shown = (lambda vector: base64.b64encode(vector.tobytes()).decode()) if body.encoding_format == "base64" else np.ndarray.tolist
-    data = [{"object": "embedding", "index": index, "embedding": shown(vector)} for index, vector in enumerate(vectors)]
+    shown = [base64.b64encode(each.tobytes()).decode() if body.encoding_format == "base64" else each.tolist() for each in vectors]
+    data = [{"object": "embedding", "index": index, "embedding": each} for index, each in enumerate(shown)]
     return _answer(request, body, call_id, count, {"object": "list", "data": data})
 
 
@@ -130,4 +132,4 @@ def _answer(request: web.Request, body: _Body, call_id: str, count: int, content
 
 def _cosine(one: np.ndarray, other: np.ndarray) -> float:
     """Of vectors of length 1."""
-    return float(np.dot(one.astype(np.float64), other.astype(np.float64)))
+    return float(one.astype("float64").dot(other.astype("float64")))

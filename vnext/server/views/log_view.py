@@ -13,7 +13,6 @@ from pathlib import Path
 
 from aiohttp import web
 
-from vnext.log.codec import SEGMENT_SUFFIX, segment_name
 from vnext.log.compression import Content
 from vnext.server.context.errors import LogGone, LogHidden, Overloaded
 from vnext.server.context.server_context import SERVER_CONTEXT
@@ -58,6 +57,8 @@ async def read_segment(request: web.Request) -> web.StreamResponse:
     folder, number, offset = _folder(request), int(request.match_info["segment"]), request.query.get("offset", "0")
     if not offset.isascii() or not offset.isdigit() or len(offset) > 15:
         raise web.HTTPBadRequest(reason="offset must be a whole number of bytes")
+    from vnext.log.codec import segment_name
+
     with request.app[READERS]:
         try:
             part = await asyncio.to_thread(_part, folder / segment_name(number), int(offset))
@@ -102,6 +103,8 @@ def require_trusted(request: web.Request, settings: ServerSettings, what: str) -
 
 def _segments(folder: Path) -> list[list[int]]:
     """[number, bytes] of each segment. It lists names before it reads sizes, so that all segments but the last are complete."""
+    from vnext.log.codec import SEGMENT_SUFFIX
+
     found = []
     for path in sorted(folder.glob(f"*{SEGMENT_SUFFIX}")):
         try:

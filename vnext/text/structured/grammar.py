@@ -1,6 +1,6 @@
 """Grammar: from StructuredOutputsParams to the text of a grammar that llguidance has accepted.
 
-Owns the kinds, the way JSON is written, and the bounds on size and work: lengths, nesting and llguidance's fuel, no clock.
+Owns the way JSON is written, and the bounds on size and work: lengths, nesting and llguidance's fuel, no clock.
 Compiling lets other threads run. Raises InvalidRequest with one sentence that names the field, the place and the cause.
 """
 
@@ -19,10 +19,10 @@ from llguidance.gbnf_to_lark import any_to_lark
 
 from vnext.sampling_params import InvalidRequest, StructuredOutputsParams
 from vnext.state.params import GRAMMAR_ROW_MAX, Constraint
+from vnext.text.structured.asked import Asked
 from vnext.text.structured.json_schema import Schema, SchemaReader, dumps
 from vnext.text.tokenizer import Tokenizer
 
-KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 BYTES_MAX, CALLS_BYTES_MAX = 2**18, 2**22
 """Of a text that a client writes, and of a dialect's grammar, which holds the descriptions of all tools."""
 LARK_LEVELS_MAX = 1_000
@@ -52,25 +52,6 @@ _LARK_TERMINAL = re.compile(r"^[ \t]*[A-Z][A-Z0-9_]*(?:\.-?\d+)?[ \t]*:(?:.|\n[ 
 _LARK_HEAD = re.compile(r"^[^:|\n]*:", re.MULTILINE)
 _LARK_NAME = re.compile(r"(?<![A-Z0-9_])[a-z_]")
 _JSON_IN_LARK = re.compile(r"%json\s*")
-
-
-class Asked(msgspec.Struct, frozen=True, kw_only=True):
-    """What a request asks for: one of KINDS, or "calls" (a dialect's grammar), and its value, how JSON is written, and the path
-    of the field, for errors."""
-
-    kind: str
-    value: Any
-    path: str
-    options: StructuredOutputsParams = StructuredOutputsParams()
-
-
-def asked_of(params: StructuredOutputsParams, path: str = "structured_outputs") -> Asked:
-    """What `params` ask for. Raises InvalidRequest unless they name exactly one kind."""
-    kinds = [kind for kind in KINDS if getattr(params, kind) not in (None, False)]
-    if len(kinds) != 1:
-        given = f"has {' and '.join(kinds)}" if kinds else "has none of its kinds"
-        raise InvalidRequest(f"{path} {given}: set exactly one of {', '.join(KINDS)}.", path)
-    return Asked(kind=kinds[0], value=getattr(params, kinds[0]), path=f"{path}.{kinds[0]}", options=params)
 
 
 def grammar_of(asked: Asked, tokenizer: Tokenizer) -> str:
