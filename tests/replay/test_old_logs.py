@@ -20,6 +20,7 @@ from vnext.replay.answers.stat import stat
 from vnext.replay.cli.main import main
 from vnext.replay.futures.redecided import recorded_events
 from vnext.replay.reading import verify as verifying
+from vnext.replay.reading.folding import Folded, fold
 from vnext.replay.reading.index import Index
 from vnext.replay.reading.info import info
 from vnext.replay.reading.source import open_log
@@ -29,12 +30,20 @@ from vnext.runtime.processes.launch import DEMO_MODEL
 from vnext.runtime.record.recorder import Recorder
 from vnext.state import digest as digests
 from vnext.state.digest import DETAIL_NAMES, DIGEST_VERSION, details, digest
-from vnext.state.events import AdapterEvicted, AdapterLoaded, RequestArrived, RequestResumed, StepPlanned
+from vnext.state.events import (
+    AdapterEvicted,
+    AdapterLoaded,
+    EnginePaused,
+    RequestArrived,
+    RequestResumed,
+    StepPlanned,
+    WeightsChanged,
+)
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "logs"
 WHAT_THEY_HOLD = {"digest-1-start": (128, 50), "digest-1-ring": (201, 80), "digest-2": (260, 100), "digest-2-clocks": (142, 56),
                   "digest-2-agents": (178, 83), "digest-2-adapters": (412, 180), "digest-2-recoveries": (141, 55),
-                  "digest-2-recoveries-shape": (142, 56)}  # fmt: skip
+                  "digest-2-recoveries-shape": (142, 56), "digest-2-weights": (131, 46), "digest-2-weights-shape": (131, 46)}  # fmt: skip
 
 
 def answer(capsys, *arguments: object) -> tuple[int, dict]:
@@ -134,6 +143,25 @@ def test_an_old_log_tells_of_its_recoveries(capsys, name):
     assert found["continues"]["tokens"] == sum(len(event.generated) // 4 for event in resumed) > 10
 
 
+@pytest.mark.parametrize("name", ["digest-2-weights", "digest-2-weights-shape"])
+def test_an_old_log_tells_of_its_weights(capsys, name):
+    """In every mode, with requests that live on and compute their tokens again."""
+    path = GOLDEN / name
+    items = [item for item in fold(open_log(path)) if isinstance(item, Folded)]
+    changes = [item for item in items if isinstance(item.event, WeightsChanged)]
+    last = len(changes)
+    assert [item.event.version for item in changes] == list(range(1, last + 1)) and last > 3
+    assert {item.event.path for item in changes} == {"/secret/path" if name == "digest-2-weights" else ""}
+    assert {item.event.mode for item in items if isinstance(item.event, EnginePaused)} == {"wait", "keep", "sleep", ""}
+    assert answer(capsys, "info", path)[1]["weights"] == f"version {last} (digest {last})"
+    lived_on = [(item, int(id_)) for item in changes for id_ in item.before.rows.id]
+    assert lived_on
+    for item, id_ in lived_on:
+        moments = answer(capsys, "req", path, id_)[1]["moments"]
+        notes = [moment["note"] for moment in moments if moment["event"] == item.number]
+        assert notes == [f"version {item.event.version} of the weights computes its tokens anew"]
+
+
 def test_the_newest_golden_log_is_of_our_version() -> None:
     """Whoever changes a digest without counting it up fails above; whoever counts it up adds a log here."""
     assert max(open_log(GOLDEN / name).header.digest_version for name in WHAT_THEY_HOLD) == DIGEST_VERSION
@@ -213,6 +241,7 @@ def test_a_header_without_a_digest_version_is_of_the_first_and_closes_nothing(tm
     path = next(record(tmp_path / "log").iterdir())
     header = next(iter(read([path.read_bytes()]))).header
     plain = msgspec.msgpack.decode(msgspec.msgpack.encode(header))
-    old = msgspec.msgpack.encode(plain[:-2])
+    old = msgspec.msgpack.encode(plain[:-3])
     assert header.closes and not codec.header_decoder.decode(old).closes
-    assert codec.header_decoder.decode(old).digest_version == 1 and plain[-2] == header.digest_version == DIGEST_VERSION
+    assert codec.header_decoder.decode(old).digest_version == 1 and plain[-3] == header.digest_version == DIGEST_VERSION
+    assert header.frames_before == 0 and codec.header_decoder.decode(old).frames_before == -1

@@ -71,7 +71,7 @@ class SegmentHeader(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     first event in this segment's frames. `token_width` is the number of bytes of a stored token. `snapshot` is the
     state in which the segment begins (snapshot.py), empty in the first. `digest_version` is that of the states' digests
     (digest.py). `closes`: the engine ends its log with a frame without events (is_closing), so a log without that frame
-    was cut short.
+    was cut short. `frames_before` counts the frames of all segments before, -1 in later segments of older logs.
     """
 
     format_version: int
@@ -86,6 +86,7 @@ class SegmentHeader(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     snapshot: bytes = b""
     digest_version: int = 1
     closes: bool = False
+    frames_before: int = -1
 
 
 class SegmentStart(msgspec.Struct, frozen=True, kw_only=True):
@@ -162,6 +163,7 @@ def first_header(started: EngineStarted, privacy: Privacy, code_version: str) ->
         previous=0,
         first_event=FIRST_FRAME_EVENT,
         digest_version=DIGEST_VERSION,
+        frames_before=0,
     )
 
 
@@ -170,10 +172,17 @@ def segment_name(index: int) -> str:
     return f"segment-{index:06d}{SEGMENT_SUFFIX}"
 
 
-def next_header(header: SegmentHeader, chain: int, first_event: int, snapshot: bytes = b"") -> SegmentHeader:
+def next_header(
+    header: SegmentHeader, chain: int, first_event: int, snapshot: bytes = b"", frames_before: int = -1
+) -> SegmentHeader:
     """The header of the segment that follows one that ended with this chained digest."""
     return msgspec.structs.replace(
-        header, index=header.index + 1, previous=chain, first_event=first_event, snapshot=snapshot
+        header,
+        index=header.index + 1,
+        previous=chain,
+        first_event=first_event,
+        snapshot=snapshot,
+        frames_before=frames_before,
     )
 
 

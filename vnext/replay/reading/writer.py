@@ -54,7 +54,9 @@ class Writer:
         made_of: Sequence[Log] = (),
     ) -> None:
         self._folder, self._kept, self._segment_bytes = new_folder(folder), kept, segment_bytes
-        self._header = msgspec.structs.replace(header, digest_version=DIGEST_VERSION, schema=schema_digest())
+        self._header = msgspec.structs.replace(
+            header, digest_version=DIGEST_VERSION, schema=schema_digest(), frames_before=0
+        )
         self._data, self._times = bytearray(), Carried(made_of)
         self._before: State | None = None
         self.chain = self.frames = self.decisions = self.bytes_written = 0
@@ -66,7 +68,7 @@ class Writer:
         if len(self._data) >= self._full_at:
             self._flush()
             kept = snapshots.encode(self._kept(before), self._header.token_width)
-            self._open(codec.next_header(self._header, self.chain, before.sequence, kept))
+            self._open(codec.next_header(self._header, self.chain, before.sequence, kept, self.frames))
 
     def write(self, body: bytes, after: State) -> None:
         """Write one frame: its body, and the state after it."""

@@ -161,7 +161,7 @@ class Segments:
         self._patience = _Patience()
         self.written_event = header.first_event
         self._before_last: tuple[int, int, int] | None = None
-        self._bytes_before = self._size = 0
+        self._bytes_before = self._size = self._frames = 0
         self.bytes_deleted = 0
         self.failure = ""
         try:
@@ -184,7 +184,8 @@ class Segments:
         try:
             if self._torn:
                 self._cut()
-            self._start(codec.next_header(self._header, self._chain, self.written_event, snapshot), NEXT_FLAGS)
+            header = codec.next_header(self._header, self._chain, self.written_event, snapshot, self._frames)
+            self._start(header, NEXT_FLAGS)
         except OSError as error:
             self.failure = str(error)
             self._full_at = self._size + self._bounds.segment_bytes_max // RETRY_SHARE
@@ -225,6 +226,7 @@ class Segments:
         self._before_last = self._size, self._chain, self.written_event
         self._chain, self.written_event = digest, next_event
         self._size = reached = self._size + size
+        self._frames += 1
         if self.timestamps is not None:
             self.timestamps.add(next_event, now_ns)
         if reached >= self._full_at or (self._old_at and time.monotonic() > self._old_at):
@@ -239,6 +241,7 @@ class Segments:
             return False
         self._size, self._chain, self.written_event = self._before_last
         self._before_last, self._torn = None, True
+        self._frames -= 1
         return True
 
     def mark_gap(self, is_open: bool) -> None:
