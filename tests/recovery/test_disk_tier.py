@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import threading
@@ -12,8 +13,11 @@ import pytest
 
 from vnext.llm import LLM
 from vnext.replay.cli.main import main as replay
+from vnext.replay.reading.folding import Folded, fold
+from vnext.replay.reading.source import open_log
 from vnext.runtime.processes.launch import StartFailed
 from vnext.sampling_params import SamplingParams
+from vnext.state.events import TierOpened
 
 TEXT = "The quick brown fox jumps over the lazy dog. " * 24
 OTHER = "A hundred years of solitude, and one more line of it. " * 10
@@ -103,3 +107,22 @@ def test_a_killed_rank_and_a_killed_engine_core_leave_the_tier(tmp_path: Path) -
         timer.join()
         again, hits, _ = answered(llm)
         assert again == tokens and hits >= 0.95 * length
+
+
+def test_a_lost_rank_that_keeps_the_folder_s_lock_costs_the_tier_and_no_token(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """As one that the system does not let end. This process waits for the lock, and has it as soon as the rank lets go."""
+    with engine(tmp_path) as llm, open(next((tmp_path / "tier").rglob("lock")), "rb") as lock:
+        tokens, _, length = answered(llm)
+        eventually_written(tmp_path, length // 16)
+        waiting = threading.Thread(target=fcntl.flock, args=(lock, fcntl.LOCK_EX))
+        waiting.start()
+        os.kill(llm.collective_rpc("process_id")[0], signal.SIGKILL)
+        waiting.join()
+        assert [answered(llm)[0] for _ in range(2)] == [tokens] * 2
+        log_dir = llm.log_dir
+    assert "The engine goes on without its disk tier until it is started again: a rank that was lost" in capfd.readouterr().err
+    assert replay(["verify", "--laws", log_dir]) == 0
+    events = [item.event for item in fold(open_log(Path(log_dir))) if isinstance(item, Folded)]
+    assert [event.capacity > 0 for event in events if isinstance(event, TierOpened)] == [True, False]
+    with engine(tmp_path) as llm:
+        assert answered(llm)[:2] == (tokens, length // 16 * 16), "the next start has it again"

@@ -214,7 +214,7 @@ class RankSettings(msgspec.Struct, frozen=True, kw_only=True):
     the rank writes its stacks when it is asked for them. `pipeline_parallel_size`: in how many stages the `world_size` ranks are.
     `replica` of `replica_count`: which engine of its server has the rank.
     `nnodes`: on how many hosts; `store`: where ranks of several meet, as address:port; `host_address`: where this one is reached.
-    `kv_disk_dir`: the folder of the disk tier, "" for none.
+    `kv_disk_dir`: the folder of the disk tier, "" for none. `follows`: it takes the place of a rank that was lost.
     """
 
     rank: int
@@ -248,6 +248,7 @@ class RankSettings(msgspec.Struct, frozen=True, kw_only=True):
     stack_file: str = ""
     kv_disk_dir: str = ""
     kv_disk_max_age_s: float = 0.0
+    follows: bool = False
     pipeline_parallel_size: int = 1
     replica: int = 0
     replica_count: int = 1

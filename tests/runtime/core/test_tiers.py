@@ -144,9 +144,23 @@ def test_other_ranks_are_asked_anew():
     assert served(engine, transfers) == []
 
 
-def ready(rank: int, names: bytes) -> RankReady:
+def test_a_tier_ends_where_a_new_rank_has_no_disk():
+    engine, transfers, asked = opened(world_size=2)
+    read_back(engine, transfers)
+    engine.recover()
+    transfers.begin_again(asked, [ready(0, b""), ready(1, None)])
+    assert served(engine, transfers) == [TierOpened(capacity=0)]
+    assert not asked and engine.plan() == {0: 13}
+    engine.commit(7)
+    assert served(engine, transfers) == [] == asked and transfers.stats(engine.state).capacity == 0
+    transfers.begin_again(asked, [ready(0, b""), ready(1, b"")])
+    assert served(engine, transfers) == []
+    assert opening([ready(0, b"a" * 16), ready(1, None)], 10_000) is None
+
+
+def ready(rank: int, names: bytes | None) -> RankReady:
     facts = ModelFacts(vocab_size=9, position_count_max=9, eos_token_ids=())
-    disk = DiskFound(blocks=names, file_bytes=100)
+    disk = None if names is None else DiskFound(blocks=names, file_bytes=100)
     return RankReady(model=facts, rank=rank, page_count_max=1, block_bytes=1, model_digest="", environment={}, disk=disk)
 
 

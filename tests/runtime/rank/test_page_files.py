@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import errno
 import os
+import threading
 from pathlib import Path
 
 import pytest
 
 from vnext.runtime.rank import page_files
-from vnext.runtime.rank.page_files import HEADER_BYTES, PageFiles
+from vnext.runtime.rank.page_files import HEADER_BYTES, FolderInUse, PageFiles
 from vnext.runtime.settings import SettingsError
 
 NAME, OTHER = bytes(range(16)), bytes(range(1, 17))
@@ -90,6 +91,16 @@ def test_two_engines_on_one_folder_are_refused(tmp_path):
         opened(tmp_path)
     files.close()
     opened(tmp_path).close()
+
+
+def test_a_folder_is_waited_for_as_long_as_is_asked(tmp_path):
+    files = opened(tmp_path)
+    with pytest.raises(FolderInUse):
+        PageFiles(tmp_path, {"model": "a"}, len(PAGE), lock_wait_s=0.1)
+    ending = threading.Timer(0.05, files.close)
+    ending.start()
+    PageFiles(tmp_path, {"model": "a"}, len(PAGE), lock_wait_s=60).close()
+    ending.join()
 
 
 def test_a_folder_that_cannot_be_written_is_refused(tmp_path):

@@ -332,7 +332,7 @@ class EngineCore:
         executor.while_full = self._send_stats
         self._adapters.begin_again(executor.send)
         self._operations.begin_again(executor.send)
-        self._tiers.begin_again(executor.send)
+        self._tiers.begin_again(executor.send, self._recovery.ready)
         if self._poller is not None:
             executor.watch(self._poller)
         executor.send(encode_begin(self._started, snapshots.encode(snapshots.snapshot(self.state), WIDTH_MAX)))

@@ -178,6 +178,7 @@ def make_executor(settings: CoreSettings, ranks: Sequence[Child], hosts: Hosts |
             world_size=engine.world_size,
             replica=settings.replica,
             replica_count=engine.data_parallel_size,
+            follows=generation > 0 or settings.predecessor is not None,
             **alike,
             ring=ring,
             results_address=results_address,

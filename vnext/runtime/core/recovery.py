@@ -50,7 +50,8 @@ class Recovery:
     """The ranks of one engine that were lost, and those that start. Mutable.
 
     `sentence` is "" unless there are no ranks now. `count` and `seconds` are of the recoveries that are complete; `stall_count` and
-    `stall_seconds` of executors that were lost. `again(generation)` makes an executor of new processes; None: there can be none.
+    `stall_seconds` of executors that were lost. `ready`: what the newest ranks reported when they were ready. `again(generation)`
+    makes an executor of new processes; None: there can be none.
     """
 
     def __init__(
@@ -62,7 +63,7 @@ class Recovery:
     ) -> None:
         """`facts`: what the first ranks reported when they were ready. `log_dir`: the folder for stacks, "" for none."""
         self._again, self._restarts_max, self._log_dir = again, restarts_max, log_dir
-        self._facts = [_lasting(each) for each in facts]
+        self._facts, self.ready = [_lasting(each) for each in facts], facts
         self._poison = PoisonGuard()
         self._lost: list[Executor] = []
         self._next: Executor | None = None
@@ -120,7 +121,7 @@ class Recovery:
         if (facts := self._next.started()) is None:
             return None
         self._require_same(facts)
-        ranks, self._next, self.sentence = self._next, None, ""
+        ranks, self._next, self.sentence, self.ready = self._next, None, "", facts
         self.count += 1
         self.seconds += (seconds := time.monotonic() - self._began_s)
         log.warning("The engine goes on with new ranks after %.1f s.", seconds)

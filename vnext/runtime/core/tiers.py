@@ -25,9 +25,9 @@ Moved = BlocksRead | BlocksWritten
 
 
 def opening(ranks: Sequence[RankReady], disk_bytes: int) -> TierOpened | None:
-    """What all ranks have on disk, as far as it fits; None without a disk tier."""
+    """What all ranks have on disk, as far as it fits; None without a disk tier, or where a rank has none."""
     found = [ready.disk for ready in ranks if ready.disk is not None]
-    if not found:
+    if not found or len(found) < len(ranks):
         return None
     capacity = disk_bytes // sum(each.file_bytes for each in found)
     shared = set.intersection(*(set(names_in(each.blocks)) for each in found))
@@ -48,8 +48,11 @@ class TierTransfers:
         self._errors = self._given_up = self._missed = self._damaged = 0
         self.begin_again(send)
 
-    def begin_again(self, send: Callable[[bytes], None]) -> None:
-        """Other ranks are in the place of those before, with empty pages: nobody answers what was asked."""
+    def begin_again(self, send: Callable[[bytes], None], ranks: Sequence[RankReady] = ()) -> None:
+        """Other ranks are in the place of those before, with empty pages: nobody answers what was asked. Where one of them has no
+        disk, the tier has room for no block from now on."""
+        if self.are_on and any(ready.disk is None for ready in ranks):
+            self._opened = TierOpened(capacity=0)
         self._send, self._asked = send, b""
         self._written: dict[int, BlocksWritten] = {}
         self._read: dict[int, dict[int, BlocksRead]] = {}
@@ -87,11 +90,14 @@ class TierTransfers:
         """Have blocks written that have become complete, unless the ranks are at it."""
         assert state.tier is not None, "asked of an engine with a disk tier"
         pool, index = state.pool, state.pool.prefix_index
+        if state.weights is not None or self._errors or not state.tier.capacity:
+            self._pending.clear()
+            return
         if pool is not self._seen:
             came = index.blocks() if self._seen is None else dict(indexed_since(pool, self._seen))
             self._pending.update((key, None) for key in came if key not in state.tier.disk)
             self._seen = pool
-        if self._asked or not self._pending or state.weights is not None or self._errors or not state.tier.capacity:
+        if self._asked or not self._pending:
             return
         names, pages = list[bytes](), list[int]()
         while self._pending and len(names) < WINDOW:

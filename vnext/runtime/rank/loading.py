@@ -6,6 +6,7 @@ Modules for a GPU are imported only for a GPU, and torch only where something ne
 from __future__ import annotations
 
 import ctypes
+import logging
 import sys
 import time
 from pathlib import Path
@@ -27,7 +28,7 @@ from vnext.runtime.processes.topology import here
 from vnext.runtime.rank.binding import bind, bind_members, place_of
 from vnext.runtime.rank.draft_costs import SECONDS, draft_costs
 from vnext.runtime.rank.draft_model import load_draft_model
-from vnext.runtime.rank.page_files import PageFiles
+from vnext.runtime.rank.page_files import FolderInUse, PageFiles
 from vnext.runtime.rank.replica import Rank
 from vnext.runtime.rank.runner import ModelRunner
 from vnext.runtime.rank.stage import EarlierSteps, StageModel
@@ -45,6 +46,8 @@ if TYPE_CHECKING:
 CACHE_SHARE = 0.25  # of the memory that is available once the weights are loaded
 CACHE_BYTES_MAX = 4 * 2**30
 PROGRESS_AFTER_S = 1.0  # most checkpoints load too fast for a progress bar
+LOCK_WAIT_S = 2.0  # for the folder of the disk tier, where a rank was lost: one that can end does so within a moment
+log = logging.getLogger(__name__)
 
 
 def load_rank(settings: RankSettings, rendezvous: Path) -> tuple[Rank, ModelRunner]:
@@ -91,7 +94,8 @@ def _load_cpu_rank(settings: RankSettings, rendezvous: Path) -> tuple[Rank, Mode
 
 
 def open_tier(settings: RankSettings, runner: ModelRunner) -> RankTier | None:
-    """This rank's part of the disk tier; None without. Raises SettingsError where it cannot be had."""
+    """This rank's part of the disk tier; None without. Raises SettingsError where it cannot be had. A rank that follows a lost one
+    does without where the lost one still has the folder's lock."""
     if not settings.kv_disk_dir:
         return None
     if runner.head is not None or runner.routed is not None:
@@ -106,7 +110,18 @@ def open_tier(settings: RankSettings, runner: ModelRunner) -> RankTier | None:
         "quantization": settings.quantization, "kernels": kernels_of(runner.device_type), "numbers": str(runner.invariance),
     }  # fmt: skip
     folder, page_bytes = Path(settings.kv_disk_dir).expanduser(), runner.block_bytes(settings.block_size)
-    return RankTier(settings.rank, PageFiles(folder, identity, page_bytes, settings.kv_disk_max_age_s), runner.page_rows)
+    lock_wait_s = LOCK_WAIT_S if settings.follows else 0.0
+    try:
+        files = PageFiles(folder, identity, page_bytes, settings.kv_disk_max_age_s, lock_wait_s)
+    except FolderInUse:
+        if not settings.follows:
+            raise
+        log.warning(
+            "The engine goes on without its disk tier until it is started again: a rank that was lost has not ended and still has "
+            "the lock of a folder in %s.", folder,
+        )  # fmt: skip
+        return None
+    return RankTier(settings.rank, files, runner.page_rows)
 
 
 def _load_stage(settings: RankSettings) -> tuple[Rank, ModelRunner]:

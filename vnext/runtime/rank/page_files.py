@@ -4,6 +4,7 @@ Owns the folder, its lock and the format of a file: a header (magic, format vers
 then the page. The identity is a digest of all that the bits of a page depend on beside its tokens. A file is written under another
 name and renamed, so that it is whole or not there for every process that ends; after a power cut the checksum tells. Without
 fsync: what a power cut takes is computed again. A file that is damaged, cut or of another identity is a miss.
+The kernel drops the lock when its process ends. One that was killed and is held inside the system keeps it, without an end.
 """
 
 from __future__ import annotations
@@ -25,18 +26,26 @@ from vnext.runtime.settings import SettingsError
 FORMAT_VERSION = 1
 MAGIC = b"vnextKV\n"
 NAME_BYTES = 16
+LOCK_POLL_S = 0.05
 _HEAD = struct.Struct("<8sIQ16s16s16s")
 HEADER_BYTES = _HEAD.size
 TEMPORARY = ".part"
 ABOUT = "about.json"
 
 
+class FolderInUse(SettingsError):
+    """Another process has the lock of the folder."""
+
+
 class PageFiles:
     """The folder of one rank. Any thread may read; one thread writes and removes."""
 
-    def __init__(self, parent: Path, identity: Mapping[str, object], page_bytes: int, max_age_s: float = 0.0) -> None:
+    def __init__(
+        self, parent: Path, identity: Mapping[str, object], page_bytes: int, max_age_s: float = 0.0, lock_wait_s: float = 0.0
+    ) -> None:
         """`page_bytes`: those of a page over all its memory. `max_age_s`: files that are older are removed; 0 for never. Raises
-        SettingsError for a folder that another engine uses, or that cannot be written."""
+        FolderInUse for a folder that another process still uses after `lock_wait_s`, SettingsError for one that cannot be
+        written."""
         text = json.dumps(dict(identity), sort_keys=True, indent=1)
         self._identity = blake2b(text.encode(), digest_size=NAME_BYTES).digest()
         self._folder = parent / self._identity.hex()
@@ -49,13 +58,11 @@ class PageFiles:
         except OSError as error:
             reason = error.strerror or error
             raise SettingsError(f"--kv-disk-dir is {parent}: {reason}: name a folder that you can write") from error
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
+        if not _locked(self._lock, lock_wait_s):
             os.close(self._lock)
-            raise SettingsError(
+            raise FolderInUse(
                 f"--kv-disk-dir is {parent}, which another engine with this model uses: give each its own folder, or end that one"
-            ) from error
+            )
 
     def close(self) -> None:
         """Let another engine use the folder."""
@@ -128,6 +135,18 @@ class PageFiles:
         for part in parts:
             checksum.update(part)
         return checksum.digest()
+
+
+def _locked(handle: int, wait_s: float) -> bool:
+    """Whether this process got the lock within `wait_s`."""
+    end_s = time.monotonic() + wait_s
+    while True:
+        with suppress(OSError):
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        if time.monotonic() >= end_s:
+            return False
+        time.sleep(LOCK_POLL_S)
 
 
 def _name_of(text: str) -> bytes | None:
