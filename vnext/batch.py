@@ -50,7 +50,7 @@ def batch(command: BatchCommand) -> int:
             time.sleep(POLL_S)
         in_batches = len(engines.engines) * engines.ready.config.max_num_seqs
         width = max(1, min(edges.settings.live_requests_max // 2, 2 * in_batches))
-        bad = asyncio.run(_answer(source, target, edges.settings, (engines, edges), width))
+        bad, lost = asyncio.run(_answer(source, target, edges.settings, (engines, edges), width))
     except ChildDied as error:
         return fail(error, engines.log_dir)
     except ClientError:
@@ -66,8 +66,9 @@ def batch(command: BatchCommand) -> int:
         edges.end()
         engines.stop()
     new_errors = f"; {bad} of the new ones are errors" if bad else ""
-    print(f"vnext batch: {target} has {len(answered(target))} answers{new_errors}", file=sys.stderr)
-    return DONE
+    no_answers = f"; the server failed on {lost} others, and the same command asks them again" if lost else ""
+    print(f"vnext batch: {target} has {len(answered(target))} answers{new_errors}{no_answers}", file=sys.stderr)
+    return FAILED if lost else DONE
 
 
 def _unusable(source: Path, target: Path) -> str | None:
@@ -87,15 +88,19 @@ def _unusable(source: Path, target: Path) -> str | None:
 
 async def _answer(
     source: Path, target: Path, settings: ServerSettings, watched: tuple[RunningEngines, ApiServers], width: int
-) -> int:
-    """Answer what `target` does not answer yet; returns the number of errors among the new answers. Raises ChildDied."""
-    done, bad = answered(target), 0
+) -> tuple[int, int]:
+    """Answer what `target` does not answer yet; returns the number of errors among the new answers, and of requests on which the
+    server failed, which are left out. Raises ChildDied."""
+    done, bad, lost = answered(target), 0, 0
     left = [each for each in requests_of(source) if isinstance(each, Request) and each.custom_id not in done]
     client = session(settings.api_keys[0])
     with target.open("ab") as file, closing(tqdm(total=len(left), desc="answers", unit="answer", disable=None)) as bar:
 
         def keep(request: Request, answer: Answer) -> None:
-            nonlocal bad
+            nonlocal bad, lost
+            if answer.is_fault:
+                lost += 1
+                return
             bad += not answer.is_good
             file.write(result_line(request.custom_id, answer))
             file.flush()
@@ -110,4 +115,4 @@ async def _answer(
             ask = asker(client, f"http://{settings.host}:{settings.port}")
             await run_requests(left, ask, keep, width, is_free)
         os.fsync(file.fileno())
-    return bad
+    return bad, lost

@@ -49,6 +49,11 @@ class Answer(NamedTuple):
     def is_good(self) -> bool:
         return 200 <= self.status < 300
 
+    @property
+    def is_fault(self) -> bool:
+        """Whether the server failed before the request had its answer: another try may get one."""
+        return self.status >= 500
+
 
 class _Result(msgspec.Struct, frozen=True, kw_only=True):
     custom_id: str

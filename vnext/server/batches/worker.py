@@ -21,6 +21,8 @@ PAUSE_S = 0.05
 RETRY_S, WRITE_PAUSE_S = 1.0, 10.0
 RETRIED = (408, 429, 503)
 """Statuses that say to try again later."""
+TRIES_MAX = 3
+"""Of a request on which the server fails for another reason."""
 
 Ask = Callable[[str, bytes], Awaitable[Answer]]
 """Sends a body to a path of the server."""
@@ -29,13 +31,13 @@ log = logging.getLogger("vnext.server")
 
 
 async def run_requests(requests: Iterable[Request], ask: Ask, keep: Keep, width: int, is_free: Callable[[], bool]) -> None:
-    """Ask for the answers to `requests`, `width` at once, while `is_free`; `keep` gets each. Cancelling it ends them, and
-    so does an error of `is_free`."""
+    """Ask for the answers to `requests`, `width` at once, while `is_free`; `keep` gets each, a fault of the server only after
+    TRIES_MAX of them. Cancelling it ends them, and so does an error of `is_free`."""
     running: set[asyncio.Task[None]] = set()
 
     async def one(request: Request) -> None:
-        body = body_of(request)
-        while (answer := await ask(request.url, body)).status in RETRIED:
+        body, tries = body_of(request), 0
+        while (answer := await ask(request.url, body)).status in RETRIED or (answer.is_fault and (tries := tries + 1) < TRIES_MAX):
             await asyncio.sleep(RETRY_S)
         keep(request, answer)
 
