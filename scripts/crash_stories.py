@@ -4,17 +4,22 @@
     python scripts/crash_stories.py --first-seed 4711 --stories 1           one story again
 
 The ranks die, or the engine core and they; once, or again while they recover (vnext/sched/sim/crashes.py). Every answer must be
-the model's and that of the undisturbed engine. Exits with status 1 if a story failed. Ctrl-C is a normal end.
+the model's and that of the undisturbed engine. A fork of the process crashes in its place, so that the events before a crash are
+simulated once. The record is written after every RECORD_STORIES stories too, so a run that is cut off has one. Exits with status 1
+if a story failed. Ctrl-C is a normal end.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import json
+import os
 import sys
 import time
 import traceback
 from pathlib import Path
+from typing import NoReturn
 
 import msgspec
 
@@ -22,10 +27,11 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from vnext.machine import machine  # noqa: E402
-from vnext.sched.sim.crashes import KINDS, CrashFailed, crash_everywhere  # noqa: E402
+from vnext.sched.sim.crashes import KINDS, CrashFailed, Ran, crash_everywhere  # noqa: E402
 from vnext.version import __version__  # noqa: E402
 
 REPORT_S = 30.0
+RECORD_STORIES = 250
 
 
 def main() -> int:
@@ -35,26 +41,54 @@ def main() -> int:
     parser.add_argument("--first-seed", type=int, default=0, help="where to begin (default 0)")
     parser.add_argument("--clients", type=int, default=2, help="requests of one story (default 2; the work grows with its square)")
     parser.add_argument("--failures-max", type=int, default=1, help="failures after which it stops (default 1)")
+    parser.add_argument("--from-the-beginning", action="store_true", help="no forks: each crash from its story's beginning")
     parser.add_argument("--record", type=Path, help="write what was checked, and on which machine, into this file")
     options = parser.parse_args()
-    before, run = machine(), Run(options)
+    run = Run(options)
     try:
         run.stories()
     except KeyboardInterrupt:
         print("stopped", flush=True)
     run.report()
-    if options.record:
-        write_record(options.record, run.figures(), msgspec.to_builtins(before))
+    run.record()
     return int(bool(run.failed))
+
+
+class Forks:
+    """Copies of this process that run one at a time."""
+
+    def __init__(self) -> None:
+        self._report = -1
+        gc.freeze()  # what is searched for garbage is written to, and so copied
+
+    def copied(self) -> Ran | None:
+        """See vnext.sched.sim.crashes.Copier."""
+        read, report = os.pipe()
+        if (pid := os.fork()) == 0:
+            os.close(read)
+            self._report = report
+            gc.disable()
+            return None
+        os.close(report)
+        with os.fdopen(read, "rb") as reported:
+            data = reported.read()
+        status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        return msgspec.msgpack.decode(data, type=Ran) if data else Ran(failure=f"the copy ended with status {status}")
+
+    def end(self, ran: Ran) -> NoReturn:
+        """See vnext.sched.sim.crashes.Copier."""
+        os.write(self._report, msgspec.msgpack.encode(ran))
+        os._exit(0)
 
 
 class Run:
     """One run and what it has done so far. Mutable."""
 
     def __init__(self, options: argparse.Namespace) -> None:
-        self._options = options
-        self._started_s, self._started_cpu_s = time.monotonic(), time.process_time()
-        self.done = self.events = 0
+        self._options, self._before = options, machine()
+        self._copier = None if options.from_the_beginning else Forks()
+        self._started_s = time.monotonic()
+        self.done = self.events = self.folded = 0
         self.crashes = [0] * len(KINDS)
         self.failed: list[int] = []
 
@@ -68,16 +102,18 @@ class Run:
             if time.monotonic() - reported_s > REPORT_S:
                 reported_s = time.monotonic()
                 self.report()
+            if self.done % RECORD_STORIES == 0:
+                self.record()
 
     def _story(self, seed: int) -> None:
         try:
-            found = crash_everywhere(seed, self._options.clients)
+            found = crash_everywhere(seed, self._options.clients, self._copier)
         except CrashFailed as failure:
             traceback.print_exception(failure.error)
             print(failure, flush=True)
             self.failed.append(seed)
             return
-        self.done, self.events = self.done + 1, self.events + found.events
+        self.done, self.events, self.folded = self.done + 1, self.events + found.events, self.folded + found.folded
         self.crashes = [count + more for count, more in zip(self.crashes, found.crashes)]
 
     def report(self) -> None:
@@ -89,29 +125,33 @@ class Run:
         """What was done, for a record."""
         return {
             "seconds": round(time.monotonic() - self._started_s, 1),
-            "processor_seconds": round(time.process_time() - self._started_cpu_s, 1),
+            "processor_seconds": round(sum(os.times()[:4]), 1),
             "stories": self.done,
             "first_seed": self._options.first_seed,
             "clients": self._options.clients,
             "crashes": dict(zip((kind.name for kind in KINDS), self.crashes)),
             "events": self.events,
+            "events_folded": self.folded,
             "failures": len(self.failed),
             "failed_seeds": self.failed,
         }
 
-
-def write_record(path: Path, figures: dict[str, object], before: dict[str, object]) -> None:
-    """A record: the machine before, its load behind, and the figures."""
-    head = {
-        "command": " ".join(["python", "scripts/crash_stories.py", *sys.argv[1:]]),
-        "measured_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "vnext": __version__,
-        "machine": before,
-        "load_after": machine().load,
-    }
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(head | figures, indent=2) + "\n")
-    print(f"written: {path}", flush=True)
+    def record(self) -> None:
+        """Write what was done so far, and on which machine, in one step, where that is wanted."""
+        if (path := self._options.record) is None:
+            return
+        head = {
+            "command": " ".join(["python", "scripts/crash_stories.py", *sys.argv[1:]]),
+            "measured_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            "vnext": __version__,
+            "machine": msgspec.to_builtins(self._before),
+            "load_after": machine().load,
+        }
+        path.parent.mkdir(parents=True, exist_ok=True)
+        draft = path.with_suffix(".draft")
+        draft.write_text(json.dumps(head | self.figures(), indent=2) + "\n")
+        draft.replace(path)
+        print(f"written: {path}", flush=True)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,8 +11,9 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from scripts.crash_stories import Forks
 from vnext.sched.sim.checks.errors import Divergence
-from vnext.sched.sim.crashes import KINDS, CrashFailed, Crashing, crash_everywhere, require_alike
+from vnext.sched.sim.crashes import KINDS, Branching, CrashFailed, Crashing, Ran, Story, crash_everywhere, require_alike
 from vnext.sched.sim.scenario_draw import scenario
 from vnext.sched.sim.simulator import Simulation
 from vnext.sched.sim.streams import Streams
@@ -25,6 +27,30 @@ ROOT = Path(__file__).resolve().parents[2]
 def test_a_crash_after_every_event_changes_no_answer(seed: int) -> None:
     found = crash_everywhere(seed, clients=2)
     assert sum(found.crashes) <= found.events
+
+
+@pytest.mark.parametrize(("seed", "few"), [(20_014, 0), (20_018, 4)])
+def test_copies_crash_as_stories_do_from_their_beginning(seed: int, few: int) -> None:
+    again, copied = crash_everywhere(seed, 2), crash_everywhere(seed, 2, Forks(), few)
+    assert (copied.events, copied.crashes) == (again.events, again.crashes) and sum(again.crashes) > 4
+    assert copied.folded < again.folded
+
+
+def test_a_failure_of_a_copy_is_found_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Simulation, "_resume", lambda simulation, number: None)
+    with pytest.raises(CrashFailed, match="are forgotten") as failure:
+        for seed in range(20_000, 20_048):
+            crash_everywhere(seed, 2, Forks(), few=0)
+    assert failure.value.simulation.deaths
+    monkeypatch.setattr(Story, "crashed", lambda story, after: Ran())
+    with pytest.raises(Divergence, match="in a copy after event .*, and not from its beginning: Divergence: .*are forgotten"):
+        crash_everywhere(seed, 2, Forks(), few=0)
+
+
+def test_a_copy_that_ends_in_another_way_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Branching, "_die", lambda simulation: os._exit(7))
+    with pytest.raises(Divergence, match="the copy ended with status 7"):
+        crash_everywhere(20_018, 2, Forks(), few=0)
 
 
 def test_each_kind_of_crash_happens_after_each_event() -> None:
