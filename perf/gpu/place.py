@@ -19,7 +19,7 @@ from perf.gpu.timing import Clock, DryClock, GpuClock
 from vnext.kernels.cuda import compiled
 from vnext.kernels.table import Operations, operations, plain_operations
 
-CASES = (ROOT / "tests" / "cuda", ROOT / "tests" / "kernels", ROOT / "tests")
+CASES = (*(ROOT / "tests" / room for room in ("cuda", "kernels", "runtime")), ROOT / "tests")
 """Folders of the tests' case files, which the check shares."""
 
 

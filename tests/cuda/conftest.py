@@ -6,6 +6,7 @@ With VNEXT_KERNELS_ON=gpu the same tests run on a GPU: their tensors are carried
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from vnext.kernels import contracts
 from vnext.kernels.cuda import backends, compiled, operations
 from vnext.kernels.table import Operations, checked, plain_operations
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "runtime"))  # for rank_sums.py
 ON_GPU = os.environ.get("VNEXT_KERNELS_ON") == "gpu"
 
 

@@ -19,8 +19,9 @@ from typing import Any
 import msgspec
 import torch
 import torch.distributed as dist
-from device_ranks import LIMITS, FileMemory, RankBackend, join, same_bits, tree_sum, values, wrong_joins, wrong_sums
+from device_ranks import LIMITS, FileMemory, RankBackend, join, wrong_joins, wrong_sums
 from host_shim import ORDERS, STRAGGLING
+from rank_sums import same_bits, tree_sum, values
 
 from vnext.kernels.cuda import backends
 from vnext.kernels.cuda.exchange import SUMMED

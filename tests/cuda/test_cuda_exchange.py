@@ -21,19 +21,9 @@ import msgspec
 import pytest
 import torch
 import torch.distributed as dist
-from device_ranks import (
-    LIMITS,
-    HeapMemory,
-    RankBackend,
-    join,
-    run_threads,
-    same_bits,
-    tree_sum,
-    values,
-    wrong_joins,
-    wrong_sums,
-)
+from device_ranks import LIMITS, HeapMemory, RankBackend, join, run_threads, wrong_joins, wrong_sums
 from host_shim import ORDERS, SEED_SHIFT, STRAGGLING
+from rank_sums import same_bits, tree_sum, values
 
 from vnext.kernels.cuda import backends
 from vnext.kernels.cuda.exchange import SUMMED, memory_bytes
@@ -60,7 +50,7 @@ def ranks(libraries: Path, shim: Any) -> Iterator[RankBackend]:
 @pytest.fixture(scope="module")
 def forks(libraries: Path, root: Path) -> dict[str, Any]:
     """What ranks that are processes told."""
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join((str(root), str(HERE)))}
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join((str(root), str(HERE), str(HERE.parent / "runtime")))}
     command = [sys.executable, str(HERE / "exchange_forks.py"), str(libraries)]
     ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
     assert (ran.returncode, ran.stderr) == (0, "")

@@ -28,7 +28,7 @@ needs_sanitizer = pytest.mark.skipif(sanitizer() is None, reason="the C++ compil
 
 def run(root: Path, folder: Path, *wish: str) -> subprocess.CompletedProcess[str]:
     options = "detect_leaks=0:detect_stack_use_after_return=0"
-    paths = os.pathsep.join((str(root), str(HERE), str(HERE.parent)))
+    paths = os.pathsep.join((str(root), str(HERE), str(HERE.parent), str(HERE.parent / "runtime")))
     return subprocess.run(
         [sys.executable, str(HERE / "sanitized.py"), str(folder), *wish],
         env={**os.environ, "LD_PRELOAD": str(sanitizer()), "ASAN_OPTIONS": options, "PYTHONPATH": paths},

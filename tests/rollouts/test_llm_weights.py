@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 import torch
+from changing_engine import Tensors, made
 from engine_here import engines_here
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from saved_adapters import DEMO, save_adapter
 
 from vnext.llm import LLM
@@ -28,20 +29,6 @@ NUMBERS = {
     "float32": {"dtype": "float32"}, "bfloat16": {"dtype": "bfloat16"}, "int8": {"dtype": "bfloat16", "quantization": "int8"},
     "int8 cache": {"dtype": "bfloat16", "kv_cache_dtype": "int8"},
 }  # fmt: skip
-Tensors = dict[str, torch.Tensor]
-
-
-@pytest.fixture(scope="module")
-def old() -> Tensors:
-    return load_file(DEMO / "model.safetensors")
-
-
-@pytest.fixture(scope="module")
-def new(old: Tensors) -> Tensors:
-    generator = torch.Generator().manual_seed(5)
-    return {
-        name: (each.float() + 0.02 * torch.randn(each.shape, generator=generator)).to(each.dtype) for name, each in old.items()
-    }
 
 
 @pytest.fixture(scope="module")
@@ -51,11 +38,6 @@ def checkpoint(new: Tensors, tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copytree(DEMO, folder)
     save_file(new, folder / "model.safetensors")
     return folder
-
-
-def made(log_dir: Path | str = "", model: str = "", **settings: Any) -> LLM:
-    log = {"log": "full", "log_dir": str(log_dir)} if log_dir else {"log": "off"}
-    return LLM(model, **{"executor": "inproc", "threads": 1, "num_blocks_override": 200, "check_laws": True, **log, **settings})
 
 
 def tokens_of(llm: LLM, prompts: list[str] = PROMPTS, params: SamplingParams = GREEDY) -> list[list[int]]:

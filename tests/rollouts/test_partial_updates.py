@@ -10,8 +10,9 @@ from typing import Any
 import psutil
 import pytest
 import torch
+from changing_engine import Tensors, made
 from engine_here import engines_here
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from saved_adapters import DEMO
 
 from vnext.llm import LLM
@@ -24,25 +25,6 @@ CORE = "vnext.runtime.core.main"
 PROMPTS = ["The module", "What is", "Return the", "def main"]
 GREEDY = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
 NUMBERS = {"float32": {"dtype": "float32"}, "int8": {"dtype": "bfloat16", "quantization": "int8"}}
-Tensors = dict[str, torch.Tensor]
-
-
-@pytest.fixture(scope="module")
-def old() -> Tensors:
-    return load_file(DEMO / "model.safetensors")
-
-
-@pytest.fixture(scope="module")
-def new(old: Tensors) -> Tensors:
-    generator = torch.Generator().manual_seed(6)
-    return {
-        name: (each.float() + 0.03 * torch.randn(each.shape, generator=generator)).to(each.dtype) for name, each in old.items()
-    }
-
-
-def made(log_dir: Path | str = "", model: str = "", **settings: Any) -> LLM:
-    log = {"log": "full", "log_dir": str(log_dir)} if log_dir else {"log": "off"}
-    return LLM(model, **{"executor": "inproc", "threads": 1, "num_blocks_override": 200, "check_laws": True, **log, **settings})
 
 
 def tokens_of(llm: LLM) -> list[list[int]]:

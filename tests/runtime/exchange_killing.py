@@ -18,17 +18,9 @@ from functools import partial
 from typing import Any
 
 import torch
-from exchange_ranks import (
-    CAPACITY_BYTES,
-    SHOTS,
-    Join,
-    Start,
-    same_bits,
-    tree_sum,
-    values,
-    waits_of,
-)
+from exchange_ranks import CAPACITY_BYTES, SHOTS, Join, Start, waits_of
 from forking_program import serve
+from rank_sums import same_bits, tree_sum, values
 from ring_killing import Stepper, die_at, finished, fork
 
 from vnext.runtime.collectives import shared_group
