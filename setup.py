@@ -62,6 +62,8 @@ DEV = [
 ]
 # Traces of requests: --otlp-traces-endpoint.
 OTEL = ["opentelemetry-sdk>=1.40", "opentelemetry-exporter-otlp-proto-http>=1.40"]
+# An engine's hosts in a Ray cluster, vnext in Ray Serve and in Ray Data: vnext/ray.
+RAY = ["ray[data,serve]>=2.60"]
 # Packages that talk to a server, whose sessions are tests. instructor and litellm contradict the versions of "dev":
 # scripts/check_clients.sh talks to a server with them.
 CLIENTS = ["langchain-openai>=1.7", "pydantic-ai-slim[openai]>=2.60"]
@@ -251,7 +253,7 @@ setup(
     ext_modules=[*COMPILED, cpu_kernels(), *launches()],
     cmdclass={"build_ext": Build},
     install_requires=CORE + RUNTIME + EDGE,
-    extras_require={"clients": CLIENTS, "cuda": CUDA, "cuda-test": CUDA_TEST, "dev": DEV, "otel": OTEL},
+    extras_require={"clients": CLIENTS, "cuda": CUDA, "cuda-test": CUDA_TEST, "dev": DEV, "otel": OTEL, "ray": RAY},
     entry_points={"console_scripts": COMMANDS},
     zip_safe=False,
 )

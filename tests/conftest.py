@@ -50,7 +50,7 @@ SPREAD = ("tests/sim/test_walk.py", "tests/sim/planted/test_planted_stories.py")
 """Files whose tests share nothing and are long: any process takes any of them. Other files stay in one process."""
 FIRST = (
     "tests/sim/test_walk.py", "tests/arm/test_arm.py", "tests/e2e/test_parity.py", "tests/cuda/test_planted_kernel_bugs.py",
-    "tests/runtime/processes/test_launch.py", "tests/sim/planted/test_shrink.py", "tests/replay/test_hostile.py",
+    "tests/runtime/processes/test_launch.py", "tests/hosts/test_on_ray.py", "tests/sim/planted/test_shrink.py", "tests/replay/test_hostile.py",
     "tests/cuda/test_compile_gate.py", "tests/cuda/test_cuda_attention.py", "tests/cuda/test_sanitized.py",
     "tests/cuda/test_gpu_check.py", "tests/runtime/collectives/test_exchange_killing.py", "tests/e2e/test_determinism.py",
 )  # fmt: skip

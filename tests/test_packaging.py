@@ -108,14 +108,15 @@ def test_every_module_is_known_where_it_is_loaded(reported: dict[str, Any]) -> N
 
 def test_every_requirement_has_its_pin(reported: dict[str, Any], root: Path) -> None:
     found = pins(root)
-    for line in [*reported["install_requires"], *reported["extras_require"]["dev"], *reported["extras_require"]["otel"]]:
+    extras = (line for extra in ("dev", "otel", "ray") for line in reported["extras_require"][extra])
+    for line in [*reported["install_requires"], *extras]:
         requirement = Requirement(line)
         assert requirement.specifier.contains(found[canonicalize_name(requirement.name)]), line
 
 
 def test_everything_imported_is_required(reported: dict[str, Any], root: Path) -> None:
-    """Third-party modules that the product imports come from install_requires; for a GPU, from the extra "cuda", and for traces,
-    from "otel"."""
+    """Third-party modules that the product imports come from install_requires; for a GPU, from the extra "cuda", for traces, from
+    "otel", and for Ray, from "ray"."""
     distributions = {
         "zmq": "pyzmq",
         "jinja2": "jinja2",
@@ -124,8 +125,10 @@ def test_everything_imported_is_required(reported: dict[str, Any], root: Path) -
         "yaml": "pyyaml",
         "opentelemetry": "opentelemetry-sdk",
     }
+    distributions["starlette"] = "ray"  # brought by Ray Serve
     distributions |= {"cupy": "cupy-cuda13x", "cuda": "cupy-cuda13x"}  # CuPy brings cuda.pathfinder
-    lines = [*reported["install_requires"], *reported["extras_require"]["cuda"], *reported["extras_require"]["otel"]]
+    extras = (line for extra in ("cuda", "otel", "ray") for line in reported["extras_require"][extra])
+    lines = [*reported["install_requires"], *extras]
     required = {canonicalize_name(Requirement(line).name) for line in lines}
     words = (line.split() for path in (root / "vnext").rglob("*.py") for line in path.read_text().splitlines())
     imported = {word[1].split(".")[0].rstrip(",") for word in words if word[:1] in (["import"], ["from"]) and len(word) > 1}

@@ -66,7 +66,7 @@ ARROWS = {
     },
     "router": {"state/*", "log"},
     "runtime/client": {"runtime/*", "state/*", "router/*", "version"},
-    "runtime/hosts": {"runtime/*", "runtime/processes", "runtime/ring", "version"},
+    "runtime/hosts": {"runtime/*", "runtime/processes", "runtime/ring", "exits", "version"},
     # sampling_params is what a client may ask for, shared with `LLM`; answers name the version, and processes end
     "server": {
         "server/batches", "server/messages", "server/responses", "server/views", "server/http", "server/context", "runtime/*",
@@ -86,6 +86,11 @@ ARROWS = {
     "server/views": {
         "server/*", "server/batches", "server/messages", "server/responses", "server/answers", "server/http", "server/context",
         "text", "log", "sampling_params", "version",
+    },
+    # Ray starts hosts, servers and programs of vnext
+    "ray": {
+        "serve", "ready_lines", "llm", "sampling_params", "options/*", "router/*", "router/proxy", "runtime/settings", "runtime/core/executor",
+        "runtime/hosts", "runtime/processes", "server/*", "exits", "version",
     },
     # `vnext router` is a server's outside once more
     "router/proxy": {

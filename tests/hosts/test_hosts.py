@@ -81,7 +81,7 @@ def next_of(wire: Wire, kind: type) -> Any:
 
 
 def executor(hosts: Hosts, generation: int) -> tuple[HostedExecutor, LocalTwin]:
-    local, meeting = LocalTwin(), MeetingPlace(hosts.address)
+    local, meeting = LocalTwin(), MeetingPlace()
     return HostedExecutor(local, hosts, generation, meeting, EngineSettings(), settings_of), local
 
 

@@ -235,6 +235,11 @@ def _check_ranks(settings: EngineSettings) -> None:
 def _check_hosts(settings: EngineSettings) -> None:
     """Raise SettingsError for ranks that cannot be on so many hosts."""
     count = settings.nnodes
+    if settings.executor == "ray" and (count == 1 or settings.node_rank):
+        raise SettingsError(
+            f"executor is ray, nnodes {count} and node_rank {settings.node_rank}: Ray starts all hosts but this one, so give "
+            "nnodes from 2 on and no node_rank."
+        )
     if settings.node_rank >= count:
         raise SettingsError(f"node_rank is {settings.node_rank}, and nnodes {count}: hosts are numbered from 0.")
     if count == 1:
@@ -251,7 +256,7 @@ def _check_hosts(settings: EngineSettings) -> None:
     speculation = speculation_of(settings.speculative_config)
     if speculation is not None and speculation.model:
         raise SettingsError(f"nnodes is {count}, and the other hosts do not know the draft model: take a method without one.")
-    if not settings.cluster_secret_file:
+    if not settings.cluster_secret_file and settings.executor != "ray":
         raise SettingsError(f"nnodes is {count}, and cluster_secret_file is missing: give all hosts the same file.")
 
 

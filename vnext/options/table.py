@@ -65,7 +65,7 @@ ENGINE_HELP = {
     "graph_sizes": "on a GPU: batch sizes, drafts included, for which decode steps are captured (default: up to --max-num-seqs)",
     "compile": "on a GPU: use torch's compiler for captured steps; the start then takes minutes",
     "attention": "on a GPU: vnext's own attention kernels, or FlashInfer's if installed",
-    "executor": "mp runs each rank as a process; inproc runs one rank inside the engine core",
+    "executor": "mp runs each rank as a process; inproc one inside the engine core; ray places --nnodes hosts in a Ray cluster",
     "log_dir": "folder in which each start creates its log folder (default: ~/.local/state/vnext/logs)",
     "log": "what the log keeps: decisions without texts, everything, or nothing",
     "log_max_bytes": "maximum size of a log; its oldest parts are deleted; 512M is binary, 0 for no limit",

@@ -19,7 +19,7 @@ Quantization = Literal["none", "int8"]
 KvCacheDtype = Literal["auto", "int8"]
 Isa = Literal["auto", "portable", "avx2", "avx512", "avx512_bf16", "amx", "neon", "neon_bf16"]
 """Instruction sets of the CPU kernels, each with all before it; auto is the best one of the machine."""
-ExecutorName = Literal["mp", "inproc"]
+ExecutorName = Literal["mp", "inproc", "ray"]
 LogPrivacy = Literal["shape", "full", "off"]
 LogFormat = Literal["text", "json"]
 GenerationConfig = Literal["auto", "none"]
@@ -58,7 +58,8 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     With `enable_lora` up to `max_loras` LoRA adapters of at most `max_lora_rank` are in memory at once; others wait.
     `enable_return_routed_experts`: requests get the expert ids of their tokens.
     The ranks are on `nnodes` hosts, and this is number `node_rank`; number 0 runs the engine and listens at `master_addr` and
-    `master_port`. `cluster_secret_file` holds what all of them know.
+    `master_port`. `cluster_secret_file` holds what all of them know. With the executor "ray" the other hosts are nodes of a Ray
+    cluster, where Ray places them; port and secret are then new at each start.
     `kv_disk_dir` is the folder of the disk tier ("" for none), which holds at most `kv_disk_bytes` of all ranks, and no block
     that was last used longer than `kv_disk_max_age_s` ago when an engine starts (0: whatever its age).
     """

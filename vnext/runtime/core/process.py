@@ -33,6 +33,7 @@ from vnext.runtime.core.recovery import NoMoreRanks, Recovery
 from vnext.runtime.core.sizing import require_policy, scheduler_config
 from vnext.runtime.core.tiers import opening
 from vnext.runtime.hosts.master import HostedExecutor, Hosts, MeetingPlace
+from vnext.runtime.hosts.placer import Placer
 from vnext.runtime.log_lines import begin
 from vnext.runtime.messages import EngineDied, EngineReady, RankReady, derived_seed, encoder
 from vnext.runtime.processes.determinism import prepare_process
@@ -78,7 +79,7 @@ def run_until(
     interruptible: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> int:
     """Run an engine core from its start, which is `interruptible`, until `wake` becomes readable; returns the exit status."""
-    with zmq.Context() as context, context.socket(zmq.ROUTER) as front, hosts_of(settings.engine) as hosts:
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as front, hosts_of(settings) as hosts:
         front.set(zmq.SNDHWM, MESSAGES_AHEAD_MAX)
         front.set(zmq.LINGER, FAREWELL_MS)
         front.bind(settings.address)
@@ -168,7 +169,7 @@ SAME_FOR_RANKS = (
 def make_executor(settings: CoreSettings, ranks: Sequence[Child], hosts: Hosts | None = None, generation: int = 0) -> Executor:
     """The executor of ranks' processes, which have received nothing yet; without them, one rank in this process. Other ranks are on
     `hosts`. Raises OSError."""
-    engine, meeting = settings.engine, MeetingPlace(settings.engine.master_addr)
+    engine, meeting = settings.engine, MeetingPlace()
     threads, speculation = threads_of(engine), speculation_of(engine.speculative_config)
     alike = {name: getattr(engine, name) for name in SAME_FOR_RANKS}
 
@@ -207,11 +208,16 @@ def make_executor(settings: CoreSettings, ranks: Sequence[Child], hosts: Hosts |
     return local if hosts is None else HostedExecutor(local, hosts, generation, meeting, engine, settings_of)
 
 
-def hosts_of(engine: EngineSettings) -> AbstractContextManager[Hosts | None]:
+def hosts_of(settings: CoreSettings) -> AbstractContextManager[Hosts | None]:
     """The hosts of an engine beside this one, until the context ends; None without any."""
+    engine = settings.engine
     if engine.nnodes == 1:
         return nullcontext()
-    return closing(Hosts(engine.master_addr, engine.master_port, engine.nnodes - 1, engine.cluster_secret_file))
+    others, secret_file = engine.nnodes - 1, engine.cluster_secret_file
+    if engine.executor == "ray":
+        placer = Placer(engine, Path(settings.run_dir))
+        return closing(Hosts(placer.listens_at, 0, others, secret_file, placer))
+    return closing(Hosts(engine.master_addr, engine.master_port, others, secret_file))
 
 
 def other_ranks(settings: CoreSettings, hosts: Hosts | None, generation: int) -> Executor:
@@ -270,7 +276,7 @@ def start_core(
         replaces=before is not None and before.replaced,
     )
     clients = Clients(front, ready, ready.root_seed, notes, follows=before is not None)
-    again = partial(other_ranks, settings, hosts) if engine.executor == "mp" else None
+    again = partial(other_ranks, settings, hosts) if engine.executor != "inproc" else None
     recovery = Recovery(again, engine.max_restarts, ranks, "" if engine.log == "off" else settings.log_dir)
     on_disk = opening(ranks, engine.kv_disk_bytes)
     core = EngineCore(started, executor, recorder, clients, engine.check_laws, engine.step_timeout_s, recovery, on_disk)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import secrets
 import select
 import socket
 import threading
@@ -35,6 +36,7 @@ from vnext.runtime.hosts.frames import (
     decoder,
     encode,
 )
+from vnext.runtime.hosts.placer import Placer
 from vnext.runtime.hosts.secret import secret_of
 from vnext.runtime.hosts.wire import Wire, WireBroken, WireRefused, connected
 from vnext.runtime.messages import RankFailed, RankMessage, RankReady, StepResult, rank_decoder
@@ -44,6 +46,7 @@ if TYPE_CHECKING:
     from vnext.runtime.hosts.local import LocalRanks
 
 STOP_GRACE_S = 5.0
+NEW_SECRET_BYTES = 32
 log = logging.getLogger(__name__)
 BEAT = encode(Beat())
 
@@ -63,26 +66,28 @@ class Host:
 class MeetingPlace:
     """Where the ranks of one set meet. Mutable: known once all hosts are there. `store`: this host's address and a free port."""
 
-    def __init__(self, address: str) -> None:
-        self._addresses, self.store = [address], ""
+    def __init__(self) -> None:
+        self._addresses: Sequence[str] = ()
+        self.store = ""
 
-    def choose(self, others: Sequence[str]) -> None:
-        """These are the addresses of the other hosts. Raises OSError."""
-        self._addresses = [self._addresses[0], *others]
-        with _listening(self._addresses[0], 0) as free:
-            self.store = f"{self._addresses[0]}:{free.getsockname()[1]}"
+    def choose(self, addresses: Sequence[str]) -> None:
+        """These are the addresses of all hosts, this one's first. Raises OSError."""
+        self._addresses = addresses
+        with _listening(addresses[0], 0) as free:
+            self.store = f"{addresses[0]}:{free.getsockname()[1]}"
 
     def address_of(self, node: int) -> str:
         """The address of a host, "" while it is not known."""
-        return self._addresses[node] if node < len(self._addresses) and self.store else ""
+        return self._addresses[node] if self.store else ""
 
 
 class Hosts:
     """The agents of the hosts 1 to `count`. One thread of its own; all methods are for the engine core's."""
 
-    def __init__(self, address: str, port: int, count: int, secret_path: str) -> None:
-        """`open` follows."""
+    def __init__(self, address: str, port: int, count: int, secret_path: str, placer: Placer | None = None) -> None:
+        """`open` follows. Port 0 is any free one; a secret of no file is a new one. `placer` starts the agents, None: others do."""
         self.address, self.port, self.count, self._secret_path = address, port, count, secret_path
+        self._placer = placer
         self._listener: socket.socket | None = None
         self._present: dict[int, Host] = {}
         self._came: deque[tuple[Host, AnyFrame]] = deque()
@@ -92,12 +97,17 @@ class Hosts:
         self._thread = threading.Thread(target=self._run, name="hosts", daemon=True)
 
     def open(self) -> None:
-        """Listen from now on. Idempotent. Raises SettingsError."""
-        if self._listener is not None:
-            return
-        self._secret = secret_of(self._secret_path)
+        """Listen from now on, and have the agents started. Idempotent. Raises SettingsError, ChildDied, OSError."""
+        if self._listener is None:
+            self._listen()
+        if self._placer is not None:
+            self._placer.begin(self.port, self._secret)
+
+    def _listen(self) -> None:
+        self._secret = secret_of(self._secret_path) if self._secret_path else secrets.token_bytes(NEW_SECRET_BYTES)
         try:
             self._listener = _listening(self.address, self.port)
+            self.port = int(self._listener.getsockname()[1])
         except OSError as error:
             raise SettingsError(
                 f"master_addr is {self.address} and master_port {self.port}, where this host cannot listen ({error.strerror}): "
@@ -106,9 +116,13 @@ class Hosts:
         self._thread.start()
 
     def present(self) -> list[Host] | None:
-        """All hosts in order; None while some are missing."""
+        """All hosts in order; None while some are missing. Raises RankStartFailed or ChildDied if these cannot come."""
         found = [host for _, host in sorted(self._present.items()) if host.wire.is_open]
-        return found if len(found) == self.count else None
+        if len(found) == self.count:
+            return found
+        if self._placer is not None:
+            self._placer.check()
+        return None
 
     def came(self) -> list[tuple[Host, AnyFrame]]:
         """What has come since the last call."""
@@ -126,6 +140,8 @@ class Hosts:
             each.close()
         os.close(self.news_fd)
         os.close(self._news)
+        if self._placer is not None:
+            self._placer.close()
 
     def _run(self) -> None:
         due_s = 0.0
@@ -261,7 +277,7 @@ class HostedExecutor:
                 log.warning("The engine waits for %d other host(s) at %s:%d.", hosts.count, hosts.address, hosts.port)
             self._is_waiting_told = True
             return False
-        self._meeting.choose([host.address for host in present])
+        self._meeting.choose([present[0].wire.own_address, *(host.address for host in present)])
         self._mine = present
         for host in present:
             self._send(host, encode(self._start_of(host.node)))

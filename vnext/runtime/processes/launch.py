@@ -12,6 +12,7 @@ import json
 import os
 import time
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -147,6 +148,8 @@ def start_engine(settings: EngineSettings, model_path: Path, replica: int = 0) -
         raise StartRefused(f"node_rank is {settings.node_rank}: an engine runs on host 0; on the others run `vnext serve`")
     if reason := why_not(settings.threads, settings.data_parallel_size * settings.local_world_size, settings.numa):
         raise StartRefused(reason)
+    if settings.executor == "ray" and find_spec("ray") is None:
+        raise StartRefused("executor is ray, and the package ray is not installed: run pip install 'vnext[ray]'")
     draft_path = find_draft_model(settings)
     log_dir = log_directory(settings, replica)
     run_dir = RunDir()
