@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from vnext.kernels.arrays import as_tensor, host_dtype, torch_dtype
-from vnext.kernels.derivatives import TrainedWeight, trainable
+from vnext.kernels.derivatives import TrainedWeight, exact, trainable
 from vnext.kernels.table import Operations, operations, substituted
 from vnext.models.config.model_config import ModelConfig, load_config
 from vnext.models.layers.batch import ForwardBatch, GroupPlaces, HostBatch
@@ -25,6 +25,7 @@ from vnext.models.layers.sharding import alone, layout_of, shards_of_layout
 from vnext.models.registry import family
 from vnext.runtime.rank.loading import use_isa
 from vnext.runtime.settings import Isa
+from vnext.sampling.sampling import report
 
 BLOCK_SIZE = 16
 INDEX = "model.safetensors.index.json"
@@ -60,7 +61,8 @@ class Trainer:
             hidden, _ = self._family.forward(params, kv, batch, self.config, group)
             logits = self._family.logits(params, hidden, self.config, group)
         tokens = torch.tensor([token for answer in answers for token in answer])
-        found = logits.log_softmax(-1).gather(1, tokens[:, None])[:, 0]
+        kernel, plain = lambda own: report(own, tokens, 0).logprob, lambda own: own.log_softmax(-1).gather(1, tokens[:, None])[:, 0]
+        found = exact(kernel, plain, logits)
         return list(found.split([len(answer) for answer in answers]))
 
     def save(self, folder: Path | str) -> Path:

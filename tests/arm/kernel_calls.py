@@ -256,10 +256,29 @@ def sampled() -> Named:
     places, tokens = np.array([at(array) for array in arrays], np.int64), np.empty(rows, np.int64)
     native.sample_rows(at(logits), vocabulary, rows, vocabulary, at(places), at(tokens))
     yield "sampled tokens", tokens
+    yield from reported(logits, tokens)
     words = np.random.default_rng(3).integers(0, 2**32, (rows, -(-vocabulary // 32)), np.uint32)
     masks = np.array([at(row) if index % 3 else 0 for index, row in enumerate(words)], np.int64)
     native.mask_rows(at(logits), vocabulary, rows, vocabulary, at(masks))
     yield "masked logits", logits
+
+
+def reported(logits: np.ndarray, tokens: np.ndarray) -> Named:
+    """Log-probabilities with five alternatives, and logits after penalties."""
+    (rows, vocabulary), count = logits.shape, 5
+    logprobs, top_logprobs = np.empty(rows, np.float32), np.empty((rows, count), np.float32)
+    ranks, top_tokens = np.empty(rows, np.int64), np.empty((rows, count), np.int64)
+    outputs = (at(each) for each in (logprobs, ranks, top_tokens, top_logprobs))
+    native.report_rows(at(logits), vocabulary, rows, vocabulary, at(tokens), count, *outputs)
+    for name, found in (("logprobs", logprobs), ("ranks", ranks), ("top tokens", top_tokens), ("top logprobs", top_logprobs)):
+        yield f"reported {name}", found
+    rng, penalised, places = np.random.default_rng(8), logits.copy(), np.arange(0, rows, 2)
+    prompts, counts = rng.random((len(places), vocabulary)) < 0.1, rng.poisson(0.1, (len(places), vocabulary)).astype(np.int32)
+    rates = [rng.uniform(low, 2, len(places)).astype(np.float32) for low in (0.5, -2, -2)]
+    addresses = [np.array([at(row) for row in table], np.int64) for table in (prompts, counts)]
+    given = at(places), *map(at, addresses), *map(at, rates)
+    native.penalise_rows(at(penalised), vocabulary, vocabulary, len(places), *given)
+    yield "penalised logits", penalised
 
 
 OPERATIONS: tuple[Callable[[], Named], ...] = (products, norms, gates, thin, rotations, attentions, sampled)

@@ -8,11 +8,12 @@ from cpu_levels import LEVELS, needs_native, using
 from sampling_values import values_of
 
 from vnext.kernels.cpu.native import Level
-from vnext.kernels.cpu.sampling import sample_rows
+from vnext.kernels.cpu.sampling import penalise_rows, sample_rows
 from vnext.sampling.draw import draw_by_inversion
 from vnext.sampling.inputs import Allowed, SamplingInputs
-from vnext.sampling.logits import keep_allowed
-from vnext.sampling.sampling import choose, choose_compiled, keep_allowed_compiled
+from vnext.sampling.logits import keep_allowed, penalise_seen
+from vnext.sampling.logprobs import token_logprobs
+from vnext.sampling.sampling import choose, choose_compiled, keep_allowed_compiled, report, report_plain
 from vnext.sampling.weights import LEAST_EXPONENT, WEIGHT_BITS, WEIGHT_ONE, fixed_point
 from vnext.state.params import CHOOSING
 
@@ -130,6 +131,65 @@ def test_rows_apart_in_memory() -> None:
     for logits in (wide[::2, 100:], wide[:10].T.contiguous().T, wide[:1].expand(10, -1)):
         assert_same_tokens(logits, inputs)
     assert sample_rows(wide[:0], [column[:0] for column in inputs.columns()]).tolist() == []
+
+
+@needs_native
+@levels
+def test_reports_are_those_of_the_torch_form(level: Level) -> None:
+    """To the bit: holes, equals, both zeros, NaN and infinity; more alternatives than blocks of tokens, and than tokens."""
+    draws, seen = Draws(level + 40), 0
+    sizes = [(64, 1), (64, 7), (33, 129), (64, 1000), (17, 5003)] * 4 + [(9, 32_000), (3, 49_152), (2, 151_936)]
+    for turn, (rows, vocabulary) in enumerate(sizes):
+        logits, count = draws.logits(rows, vocabulary), (20, 0, 1, 300)[turn % 4]
+        tokens = draws.integers(0, vocabulary, rows)
+        with using(level, threads=1 + turn % 3):
+            found = report(logits, tokens, count)
+        expected = report_plain(logits, tokens, count)
+        assert found.top_tokens.shape == (rows, min(count, vocabulary))
+        for name, ours, theirs in zip(expected._fields, found, expected):
+            bits = (ours.view(torch.int32), theirs.view(torch.int32)) if ours.is_floating_point() else (ours, theirs)
+            both_nan = torch.isnan(ours) & torch.isnan(theirs)
+            assert bool(((bits[0] == bits[1]) | both_nan).all()), (name, rows, vocabulary)
+        seen += int(expected.logprob.isfinite().sum())
+    assert seen > 400
+
+
+@needs_native
+def test_a_row_shared_among_threads_is_reported_alike() -> None:
+    draws = Draws(77)
+    for vocabulary in (1, 5003, 151_936):
+        logits, tokens = draws.logits(1, vocabulary), draws.integers(0, vocabulary, 1)
+        expected = [each.nan_to_num(7.5).tolist() for each in report_plain(logits, tokens, 5)]
+        for threads in (1, 2, 3):
+            with using(max(LEVELS), threads):
+                assert [each.nan_to_num(7.5).tolist() for each in report(logits, tokens, 5)] == expected
+
+
+def test_a_log_probability_is_that_of_float64_rounded_once() -> None:
+    """Flat rows and peaked ones; the sum over a vocabulary loses less than 4e-7 to whole numbers."""
+    draws = Draws(3)
+    for spread, vocabulary in ((0.0, 1), (0.0, 151_936), (0.01, 5003), (2.0, 49_152), (10.0, 32_000), (100.0, 1000)):
+        logits = torch.randn(8, vocabulary, generator=torch.Generator().manual_seed(vocabulary)) * spread
+        tokens = draws.integers(0, vocabulary, 8)[:, None]
+        exact = logits.double().log_softmax(-1).gather(1, tokens)
+        error = (token_logprobs(logits, tokens).double() - exact).abs()
+        assert float((error - exact.abs() * 2**-24).max()) < 4e-7, (spread, vocabulary)
+
+
+@needs_native
+@pytest.mark.parametrize("vocabulary", [1, 15, 16, 33, 5003])
+def test_penalties_give_the_same_logits(vocabulary: int) -> None:
+    """In rows apart in memory, with tokens in the prompt, sampled, both or neither."""
+    draws, rows = Draws(vocabulary + 9), 5
+    logits = draws.logits(2 * rows, vocabulary)[::2]
+    counts = draws.integers(0, 4, 3 * vocabulary).view(3, -1).to(torch.int32) * (draws.integers(0, 9, 3 * vocabulary) == 0).view(3, -1)
+    in_prompt = (draws.integers(0, 9, 3 * vocabulary) == 0).view(3, -1)
+    rates = draws.pick((1.0, 1.3, 0.7), 3), draws.pick((0.0, 0.5, -2.0), 3), draws.pick((0.0, 0.25, -1.5), 3)
+    at = torch.tensor([4, 1, 3])
+    expected = logits.clone()
+    expected[at] = penalise_seen(expected[at], in_prompt | (counts > 0), counts, *rates)
+    penalise_rows(logits, at, in_prompt, counts.int(), rates)
+    assert torch.equal(logits.nan_to_num(7.5), expected.nan_to_num(7.5))
 
 
 def test_the_power_is_right_and_none_is_above_the_likeliest() -> None:

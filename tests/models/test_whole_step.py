@@ -8,12 +8,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from family_cases import CASES, VOCAB_SIZE, save_case
 from model_helpers import Chunk, ThreadGroup, make_batch, with_aux
 from test_fused_decoder import FUSED, LLAMA, TOKENS
 
+from vnext.kernels.arrays import as_tensor
 from vnext.models.config.model_config import load_config
 from vnext.models.layers import whole_step as module
 from vnext.models.layers.kv_cache import kv_groups, make_kv_cache
@@ -172,6 +174,44 @@ def test_the_inputs_of_layers_are_those_of_layer_by_layer(tmp_path: Path, name: 
             assert torch.equal(states[0], states[1]) and torch.equal(states[1], states[2])
             plain.token_ids.copy_((plain.token_ids + 11) % VOCAB_SIZE)
             sampling.position.add_(1)
+
+
+@pytest.mark.parametrize(("name", "dtype", "quantization"), [*FORMS[:4], ("gemma2", torch.bfloat16, "none")])
+def test_states_and_their_logits_are_those_of_the_long_way(tmp_path: Path, name: str, dtype: torch.dtype, quantization: str) -> None:
+    """A step that goes as far as the normed states, in turns with one that samples; logits of some of them, in any number."""
+    chosen, params, kv, plain_kv, config = loaded(tmp_path, name, dtype, quantization)
+    whole = whole_step(params, kv, config, alone())
+    assert whole is not None
+    for chunks in STEPS:
+        batch = make_batch(chunks, 16, len(kv_groups(config).windows))
+        batch = batch._replace(sample_at=batch.sample_at[1::2].clone())
+        for _ in range(2):
+            hidden, _ = chosen.forward(params, plain_kv, batch, config, alone())
+            logits = chosen.logits(params, hidden, config, alone())
+            states = whole.hidden(batch)
+            assert torch.equal(as_tensor(states), hidden) and all(
+                torch.equal(*pair) for ours, theirs in zip(kv, plain_kv) for pair in zip(ours, theirs)
+            )
+            for some in (slice(None), slice(1, 2), slice(0, 0)):
+                assert torch.equal(as_tensor(np.ascontiguousarray(whole.logits(states[some]))), logits[some])
+            sampling = sampling_of(batch.positions[batch.sample_at])
+            assert whole.run(batch, sampling).tolist() == sample(logits, sampling).tokens.tolist()
+            batch.token_ids.copy_((batch.token_ids + 11) % VOCAB_SIZE)
+
+
+def test_states_and_logits_of_two_ranks(tmp_path: Path) -> None:
+    save(tmp_path, "llama")
+
+    def work(parallel: Parallel) -> None:
+        chosen, params, kv, plain_kv, config = load(tmp_path, torch.bfloat16, "none", parallel)
+        whole, batch = whole_step(params, kv, config, parallel), make_batch(STEPS[0], 16)
+        assert whole is not None
+        hidden, _ = chosen.forward(params, plain_kv, batch, config, parallel)
+        expected, states = chosen.logits(params, hidden, config, parallel), whole.hidden(batch)
+        assert torch.equal(as_tensor(states), hidden)
+        assert torch.equal(as_tensor(np.ascontiguousarray(whole.logits(states[3:90]))), expected[3:90])
+
+    ThreadGroup(2).run(work)
 
 
 def test_masks_are_waited_for_after_the_forward(tmp_path: Path) -> None:

@@ -19,11 +19,18 @@ if TYPE_CHECKING:
     import torch
 
 
+VOCABULARY_MAX = 2**22
+"""The most tokens of which the weights of a row have a sum below 2**62, see `draw.scale`."""
+REPORTED_TOGETHER = 32
+"""The number of rows whose log-probabilities are computed at once. On a device each needs about forty bytes a token."""
+
+
 class Penalties(NamedTuple):
     """The penalties of P of the S rows over a vocabulary of V; the values 1, 0, 0 change nothing.
 
     `rows` int64[P] without repeats; `repetition`, `presence`, `frequency` float32[P]; `prompt_mask` bool[P, V]: whether
-    the token is in the prompt; `output_counts` int32[P, V]: how often the token was sampled so far.
+    the token is in the prompt; `output_counts` int32[P, V]: how often the token was sampled so far. On the host the last two may be
+    P dense arrays [V], which are not joined.
     """
 
     rows: Array
@@ -180,17 +187,23 @@ class Sampled(NamedTuple):
     int64[S, K], likeliest first, lower id first among equals, with `top_logprobs` float32[S, K].
     """
 
-    tokens: torch.Tensor
-    logprob: torch.Tensor | None = None
-    rank: torch.Tensor | None = None
-    top_tokens: torch.Tensor | None = None
-    top_logprobs: torch.Tensor | None = None
+    tokens: Array
+    logprob: Array | None = None
+    rank: Array | None = None
+    top_tokens: Array | None = None
+    top_logprobs: Array | None = None
 
 
 def is_plain(inputs: SamplingInputs) -> bool:
     """Whether only tokens are requested, drawn from logits that at most a mask adjusts."""
     adjusted = (inputs.bias, inputs.banned, inputs.penalties)
     return inputs.logprobs < 0 and all(each is None for each in adjusted)
+
+
+def check_vocabulary(size: int) -> None:
+    """Raise ValueError if the sum of the weights of `size` tokens might overflow."""
+    if size > VOCABULARY_MAX:
+        raise ValueError(f"a vocabulary of {size} is over {VOCABULARY_MAX}: weights would overflow")
 
 
 def check_inputs(logits: torch.Tensor, inputs: SamplingInputs) -> None:
@@ -221,8 +234,12 @@ def check_penalties(logits: torch.Tensor, penalties: Penalties) -> None:
     """Raise ValueError unless the tables of `penalties` span the vocabulary of `logits`."""
     expected = (penalties.rows.shape[0], logits.shape[1])
     for name in ("prompt_mask", "output_counts"):
-        if tuple(getattr(penalties, name).shape) != expected:
+        if (found := _shape(getattr(penalties, name))) != expected:
             raise ValueError(
-                f"penalties.{name} must have shape {expected}, got {tuple(getattr(penalties, name).shape)}; "
-                "give one row a penalised row, as wide as the logits"
+                f"penalties.{name} must have shape {expected}, got {found}; give one row a penalised row, as wide as the logits"
             )
+
+
+def _shape(table: Array | tuple[Array, ...]) -> tuple[int, ...]:
+    """That of a table, or of the rows of one."""
+    return (len(table), *table[0].shape) if isinstance(table, tuple) else tuple(table.shape)

@@ -14,14 +14,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import torch
 
-from vnext.kernels.backends import BACKENDS, backend_for
-from vnext.kernels.cpu.sampling import mask_rows, require_columns, sample_rows
+from vnext.kernels.arrays import as_array, as_tensor
+from vnext.kernels.backends import backend_for
+from vnext.kernels.cpu.sampling import mask_rows
 from vnext.kernels.cuda import operations as cuda_operations
+from vnext.sampling import host
 from vnext.sampling.draw import draw_by_inversion
 from vnext.sampling.inputs import (
     NO_DRAFTS,
+    REPORTED_TOGETHER,
     Allowed,
     Banned,
     BehindDrafts,
@@ -31,20 +35,17 @@ from vnext.sampling.inputs import (
     Sampled,
     SamplingInputs,
     check_inputs,
+    check_vocabulary,
 )
 from vnext.sampling.logits import Keep, adjust, adjust_rows, keep_allowed
-from vnext.sampling.weights import check_vocabulary, fixed_point_weights
-from vnext.state.params import ROW_DTYPES
+from vnext.sampling.logprobs import token_logprobs
+from vnext.sampling.weights import fixed_point_weights
 
 __all__ = ["Banned", "LogitBias", "Penalties", "Sampled", "SamplingInputs", "sample"]
 
 Draw = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 Choose = Callable[[torch.Tensor, SamplingInputs], torch.Tensor]
 Adjust = Callable[[torch.Tensor, RowTables, torch.Tensor, torch.Tensor, BehindDrafts], None]
-if not BACKENDS["compiled"].why_not():
-    require_columns(ROW_DTYPES)
-REPORTED_TOGETHER = 32
-"""The number of rows whose log-probabilities are computed at once on a device. Each needs about forty bytes a token."""
 
 
 def sample(logits: torch.Tensor, inputs: SamplingInputs, draw: Draw | None = None) -> Sampled:
@@ -90,8 +91,8 @@ def choose(logits: torch.Tensor, inputs: SamplingInputs, draw: Draw = draw_by_in
 
 def choose_compiled(logits: torch.Tensor, inputs: SamplingInputs) -> torch.Tensor:
     """int64[S] tokens, the same as `choose` with `draw_by_inversion`."""
-    check_vocabulary(logits.shape[1])
-    return sample_rows(logits, inputs.columns())
+    found: torch.Tensor = as_tensor(host.choose(_dense(logits), inputs))
+    return found
 
 
 def keep_allowed_compiled(logits: torch.Tensor, allowed: Allowed) -> None:
@@ -128,16 +129,24 @@ def report(logits: torch.Tensor, tokens: torch.Tensor, count: int) -> Sampled:
     """`tokens` with their log-probabilities and the `count` likeliest tokens of the raw logits; -1 requests neither."""
     if count < 0:
         return Sampled(tokens)
-    logprobs = logits.log_softmax(dim=-1)
+    if backend_for(logits.device.type).name == "compiled":
+        found = host.report(_dense(logits), as_array(tokens.contiguous()), count)
+        return Sampled(tokens, *map(as_tensor, found[1:]))
+    return report_plain(logits, tokens, count)
+
+
+def report_plain(logits: torch.Tensor, tokens: torch.Tensor, count: int) -> Sampled:
+    """The same as `report`, for a count of at least 0: the plain form, on any device."""
     chosen = tokens[:, None]
     top = likeliest(logits, min(count, logits.shape[1]))
-    return Sampled(
-        tokens=tokens,
-        logprob=logprobs.gather(1, chosen)[:, 0],
-        rank=(logits > logits.gather(1, chosen)).sum(dim=-1),
-        top_tokens=top,
-        top_logprobs=logprobs.gather(1, top),
-    )
+    logprobs = token_logprobs(logits, torch.cat((chosen, top), dim=1))
+    rank = (logits > logits.gather(1, chosen)).sum(dim=-1)
+    return Sampled(tokens, logprob=logprobs[:, 0], rank=rank, top_tokens=top, top_logprobs=logprobs[:, 1:])
+
+
+def _dense(logits: torch.Tensor) -> np.ndarray:
+    """The array of logits on the host, copied where the elements of a row do not lie side by side."""
+    return as_array((logits if logits.stride(1) == 1 else logits.contiguous()).detach())
 
 
 def likeliest(logits: torch.Tensor, count: int) -> torch.Tensor:

@@ -14,11 +14,10 @@ from __future__ import annotations
 
 import torch
 
-from vnext.sampling.inputs import SamplingInputs
+from vnext.sampling.inputs import SamplingInputs, check_vocabulary
 
 WEIGHT_BITS = 40
 WEIGHT_ONE = 2**WEIGHT_BITS
-VOCABULARY_MAX = 2**22  # so that a row's sum stays below 2**62, see `draw.scale`
 STEP_BITS = 20  # so that the squares of VOCABULARY_MAX steps have a sum below 2**63
 HEAD_WIDTH = 128
 HEAD_GROWTH = 16
@@ -50,12 +49,6 @@ def fixed_point_weights(logits: torch.Tensor, inputs: SamplingInputs) -> torch.T
     weights.masked_fill_(weights < least[:, None], 0)
     width = first_width(weights)
     return weights.masked_fill_(weights < weight_thresholds(weights, inputs.top_k, inputs.top_p, width)[:, None], 0)
-
-
-def check_vocabulary(size: int) -> None:
-    """Raise ValueError if the sum of the weights of `size` tokens might overflow."""
-    if size > VOCABULARY_MAX:
-        raise ValueError(f"a vocabulary of {size} is over {VOCABULARY_MAX}: weights would overflow")
 
 
 def exponents(logits: torch.Tensor, temperature: torch.Tensor) -> torch.Tensor:

@@ -189,11 +189,12 @@ def test_steady_steps_are_moved_on_and_equal_the_rebuilt_batch(depth: int) -> No
         None,
         [],
     )
-    arrivals = {0: [(20, ()), (3, ()), (9, ())], 50: [(2, ())], 100: [(5, ((2, 1.5),))]}
+    late = {"logit_bias": ((2, 1.5),), "frequency_penalty": 0.5, "logprobs": 2, "min_tokens": 15, "stop_token_ids": (9,)}
+    arrivals = {0: [(20, {}), (3, {}), (9, {})], 50: [(2, {})], 100: [(5, late)]}
     for turn in range(130):
-        for length, bias in arrivals.get(turn, ()):
+        for length, given in arrivals.get(turn, ()):
             prompt = pack_tokens([rng.randrange(1, 4) for _ in range(length)])
-            sampling = Sampling(seed=turn, max_tokens=40, temperature=0.5, logit_bias=bias)
+            sampling = Sampling(seed=turn, max_tokens=40, temperature=0.5, **given)
             state = reduce(state, RequestArrived(
                 id=state.next_id, name="", prompt=prompt, sampling=sampling, priority=0, arrival_ns=0
             ))  # fmt: skip
@@ -210,7 +211,8 @@ def test_steady_steps_are_moved_on_and_equal_the_rebuilt_batch(depth: int) -> No
             step, tokens = pending_step.pop(0)
             state = reduce(state, StepCommitted(step=step, tokens=pack_tokens(tokens)))
     assert len([turn for turn in again if turn < 40]) > 15 and any(50 < turn < 100 for turn in again)
-    assert not any(turn > 102 for turn in again), "a bias is no steady sampling"
+    assert not any(102 < turn < 114 for turn in again), "a row below its minimum length changes"
+    assert len([turn for turn in again if turn > 114]) > 5, "neither a bias nor penalties, whose counts grow, nor log-probabilities do"
 
 
 def test_tokens_of_a_step_that_is_not_the_newest_are_refused() -> None:

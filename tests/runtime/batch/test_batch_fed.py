@@ -52,7 +52,7 @@ def inputs_on(parameters: RowParameters, samples: Samples, step: HostStep) -> Sa
     rates, (until, bias_count), history = tables.rates[:, rows], tables.marks[:, rows], tables.history[rows]
     penalised = torch.tensor([each != [1.0, 0.0, 0.0] for each in rates.T.tolist()]).nonzero()[:, 0]
     penalties = Penalties(
-        penalised, *rates[:, penalised], history[penalised] >= IN_PROMPT, history[penalised] % IN_PROMPT
+        penalised, *rates[:, penalised], tuple(history[penalised] >= IN_PROMPT), tuple(history[penalised] % IN_PROMPT)
     )
     biased = [(at, entry) for at, count in enumerate(bias_count.tolist()) for entry in range(count)]
     at, entries = torch.tensor(biased, dtype=torch.int64).view(-1, 2).T

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ from rank_drive import device_rank, drive, host_rank, runner_of, some_arrivals, 
 from transformers import AutoModelForCausalLM
 
 from vnext.kernels.table import operations, plain_operations
-from vnext.runtime.batch import prompt_results, prompts
+from vnext.runtime.batch import prompt_results, prompt_tensors, prompts
 from vnext.runtime.gpu.buckets import Shapes
 from vnext.runtime.gpu.steps import DeviceForms
 from vnext.runtime.messages import PromptResult, TokenLogprobs
@@ -171,10 +172,9 @@ def test_planted_faults_are_seen(
 def test_steps_without_such_rows_compute_nothing_for_them(runner: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> None:
     """The decodes of a scored request run whole, as those of others do."""
     computed: list[int] = []
-    compute = prompt_results.compute
-    monkeypatch.setattr(
-        "vnext.runtime.rank.by_parts.compute", lambda each, *rest: computed.append(len(each.at)) or compute(each, *rest)
-    )
+    for user, compute in (("batch.on_arrays", prompt_results.compute), ("rank.by_parts", prompt_tensors.compute)):
+        counting = partial(lambda compute, each, *rest: computed.append(len(each.at)) or compute(each, *rest), compute)
+        monkeypatch.setattr(f"vnext.runtime.{user}.compute", counting)
     given = arrivals()
     results(host_rank(runner), monkeypatch, given, runner)
     wanted = sum(part.count for each in given for part in ranges(as_request(each), 0, len(each.prompt) // 4))

@@ -15,6 +15,7 @@ import psutil
 import pytest
 import torch
 from fake_engine import wait_until
+from llguidance import LLMatcher
 from msgspec.structs import replace
 
 from vnext.kernels.cpu import native
@@ -27,7 +28,7 @@ from vnext.runtime.messages import RequestOutput, SubmitRequest
 from vnext.runtime.processes.launch import DEMO_MODEL, RunningEngine, StartFailed, find_model, start_engine
 from vnext.runtime.settings import EngineSettings
 from vnext.state.events import pack_tokens
-from vnext.state.params import Sampling
+from vnext.state.params import Constraint, Sampling
 
 GONE_TIMEOUT_S = 15
 
@@ -67,6 +68,15 @@ def has_torch(pid: int) -> bool:
     return any("libtorch" in mapped.path for mapped in psutil.Process(pid).memory_maps())
 
 
+SAMPLING = Sampling(seed=3, max_tokens=2, ignore_eos=True)
+SPECIAL: dict[str, dict[str, object]] = {
+    "scores": {"logprobs": 1, "prompt_logprobs": 1},
+    "penalties": {"repetition_penalty": 1.2, "frequency_penalty": 0.5, "logit_bias": ((7, 2.0),)},
+    "a grammar": {"constraint": Constraint(grammar=LLMatcher.grammar_from_regex("[a-z ]{30,40}")), "ignore_eos": False},
+    "a minimum": {"min_tokens": 2, "ignore_eos": False, "pooling": 1},
+}
+
+
 @pytest.mark.parametrize("executor", ["mp", "inproc"])
 def test_an_engine_serves_and_ends_in_order(tmp_path: Path, executor: str) -> None:
     with running(tmp_path, executor=executor, log="full", check_laws=True) as (engine, client):
@@ -74,11 +84,11 @@ def test_an_engine_serves_and_ends_in_order(tmp_path: Path, executor: str) -> No
         assert len(processes) == (1 if executor == "mp" else 0)
         assert lengths(list(client.run(requests(5, 20)))) == {f"r{index}": 20 for index in range(5)}
         ranks = [process.pid for process in processes] or [engine.child.pid]
+        asked = [replace(requests(1, 2)[0], name=name, sampling=replace(SAMPLING, **given)) for name, given in SPECIAL.items()]
+        assert lengths(list(client.run(asked))) == dict.fromkeys(SPECIAL, 2)
         if native.is_built():
             assert not any(map(has_torch, (engine.child.pid, *ranks))), "single calls compute the demo model's steps"
-        asked = replace(requests(1, 2)[0], sampling=Sampling(seed=3, max_tokens=2, logprobs=1))
-        assert lengths(list(client.run([asked]))) == {"r0": 2}
-        assert all(map(has_torch, ranks)), "log-probabilities are torch's"
+        assert has_torch(os.getpid()), "it would be seen"
     assert engine.stop() == 0
     _, alive = psutil.wait_procs(processes, timeout=GONE_TIMEOUT_S)
     assert not alive

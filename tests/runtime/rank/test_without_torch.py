@@ -1,4 +1,4 @@
-"""A rank whose steps are single calls of the CPU kernels never imports torch, from loading to the last token."""
+"""A rank whose steps are single calls of the CPU kernels never imports torch, from loading to the last token of any kind of request."""
 
 from __future__ import annotations
 
@@ -8,59 +8,91 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
+from llguidance import LLMatcher
 
 sys.path += [str(Path(__file__).resolve().parents[2] / "models"), str(Path(__file__).resolve().parents[2] / "kernels")]
 from cpu_levels import needs_native
 from family_cases import VOCAB_SIZE, save_case
 
 from vnext.runtime.processes.launch import DEMO_MODEL
+from vnext.state.params import POOLINGS, Constraint, Sampling
 
 FAMILIES = ("mistral", "qwen2", "qwen3", "phi3", "smollm3", "gemma2", "gemma3")
+PIECES = 4
+KINDS = {
+    "plain": (1, {}),
+    "a prompt in pieces": (PIECES, {}),
+    "log-probabilities": (1, {"logprobs": 3}),
+    "penalties": (1, {"repetition_penalty": 1.3, "presence_penalty": 0.5, "frequency_penalty": 0.4}),
+    "a bias": (1, {"logit_bias": ((7, 4.0), (9, -3.0))}),
+    "a minimum length": (1, {"min_tokens": 6, "stop_token_ids": tuple(range(20)), "ignore_eos": False}),
+    "lists of tokens": (1, {"constraint": Constraint(allowed=tuple(range(5, 40)), banned=((6,), (7, 8)))}),
+    "a thinking budget": (1, {"constraint": Constraint(reasoning_end=(7, 8), reasoning_max=3)}),
+    "scores of a prompt": (PIECES, {"prompt_logprobs": 2}),
+    "an embedding": (PIECES, {"pooling": POOLINGS.index("mean")}),
+    "everything": (
+        PIECES,
+        {"logprobs": 0, "prompt_logprobs": 1, "pooling": 1, "repetition_penalty": 1.2, "logit_bias": ((7, 4.0),)}
+        | {"constraint": Constraint(allowed=tuple(range(5, 90)))},
+    ),
+}  # fmt: skip
+"""How often a prompt of five tokens is repeated, in steps of at most eight tokens, and what its request asks for."""
+GRAMMAR = {"a grammar": (1, {"constraint": Constraint(grammar=LLMatcher.grammar_from_regex("[a-z ]{30,40}")), "ignore_eos": False})}
+Kinds = dict[str, tuple[int, dict[str, Any]]]
 SCRIPT = """
 import hashlib, json, sys
 from pathlib import Path
+import msgspec
 from vnext.models.layers.kv_cache import kv_groups
 from vnext.runtime.collectives.group import join_group, leave_group
 from vnext.runtime.rank.runner import ModelRunner
 from vnext.runtime.rank import serving
 from vnext.runtime.rank.steps import HostSteps
 from vnext.sched.schedule import schedule
-from vnext.state.config import SchedulerConfig
+from vnext.state.config import SchedulerConfig, Speculation
 from vnext.state.events import EngineStarted, RequestArrived, StepCommitted, pack_tokens, unpack_tokens
 from vnext.state.params import Sampling
 from vnext.state.reduce import reduce, start
 
-path, dtype, fault, rank, world_size, meeting = sys.argv[1:]
+path, dtype, asked, by_torch, rank, world_size, meeting = sys.argv[1:]
 runner = ModelRunner(Path(path), dtype, "cpu", join_group(int(rank), int(world_size), Path(meeting)))
+if by_torch:
+    runner.run = runner.run_by_parts
 windows = kv_groups(runner.config).windows
 config = SchedulerConfig(
-    block_size=4, page_count=40 * len(windows), max_num_batched_tokens=24, max_num_seqs=4, max_model_len=64, vocab_size=runner.config.vocab_size,
-    pipeline_depth=1, windows=windows if any(windows) else (),
+    block_size=4, page_count=40 * len(windows), max_num_batched_tokens=8, max_num_seqs=4, max_model_len=64, vocab_size=runner.config.vocab_size,
+    pipeline_depth=1, windows=windows if any(windows) else (), eos_token_ids=(0,), speculation=Speculation(method="suffix", num_speculative_tokens=3),
 )
 state = start(EngineStarted(config=config, model="", model_digest="", world_size=1, environment={}, started_ns=0))
-steps = HostSteps(runner)
+steps, found = HostSteps(runner), {}
 steps.start(state)
-asked = Sampling(seed=3, max_tokens=9, temperature=0.7, ignore_eos=True, logprobs=0 if fault else -1)
-arrived = RequestArrived(id=0, name="", prompt=pack_tokens([5, 6, 7, 8, 9]), sampling=asked, priority=0, arrival_ns=0)
-state, tokens = reduce(state, arrived), []
-while state.requests:
-    state = reduce(state, schedule(state))
-    steps.launch(state)
-    computed = steps.wait().tokens
-    tokens += unpack_tokens(computed).tolist()
-    state = reduce(state, StepCommitted(step=state.committed, tokens=computed))
+for id_, (kind, times, sampling) in enumerate(msgspec.msgpack.decode(bytes.fromhex(asked), type=list[tuple[str, int, Sampling]])):
+    prompt = pack_tokens([5, 6, 7, 8, 9] * times)
+    state = reduce(state, RequestArrived(id=id_, name="", prompt=prompt, sampling=sampling, priority=0, arrival_ns=0))
+    results = []
+    while state.requests:
+        state = reduce(state, schedule(state))
+        steps.launch(state)
+        done = steps.wait()
+        results.append((unpack_tokens(done.tokens).tolist(), *map(repr, (done.logprobs, done.prompts, done.failed))))
+        state = reduce(state, StepCommitted(step=state.committed, tokens=done.tokens, counts=done.counts, drafted=done.drafted))
+    found[kind] = {"results": results, "torch": "torch" in sys.modules}
 leave_group()
 cache = hashlib.sha256(b"".join(each.tobytes() for each in runner.cache_memory())).hexdigest()
-print(json.dumps({"tokens": tokens, "cache": cache, "torch": "torch" in sys.modules}))
+print(json.dumps({"kinds": found, "cache": cache}))
 """
 
 
-def run(path: Path, dtype: str, fault: str = "", world_size: int = 1) -> list[dict[str, object]]:
-    """What each rank says."""
+def run(path: Path, dtype: str, by_torch: bool = False, world_size: int = 1, kinds: Kinds = KINDS) -> list[dict[str, Any]]:
+    """What each rank says: of every kind of request its tokens and reports, and whether torch was imported by then."""
     meeting = tempfile.mkdtemp()
-    words = [sys.executable, "-c", SCRIPT, str(path), dtype, fault]
+    common = {"seed": 3, "max_tokens": 9, "temperature": 0.7, "ignore_eos": True}
+    asked = [(kind, times, Sampling(**(common | given))) for kind, (times, given) in kinds.items()]
+    words = [sys.executable, "-c", SCRIPT, str(path), dtype, msgspec.msgpack.encode(asked).hex(), "torch" * by_torch]
     ranks = [
         subprocess.Popen([*words, str(rank), str(world_size), meeting], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         for rank in range(world_size)
@@ -71,27 +103,39 @@ def run(path: Path, dtype: str, fault: str = "", world_size: int = 1) -> list[di
     return [json.loads(said) for said, _ in ends]
 
 
+def with_torch(said: dict[str, Any]) -> list[str]:
+    """The kinds of requests after which torch was there."""
+    return [kind for kind, found in said["kinds"].items() if found["torch"]]
+
+
+def results(said: dict[str, Any]) -> Any:
+    return said["cache"], {kind: found["results"] for kind, found in said["kinds"].items()}
+
+
 @needs_native
 @pytest.mark.parametrize("name", FAMILIES)
 def test_steps_need_no_torch(name: str, tmp_path: Path) -> None:
-    """The same tokens come out where a request asks for more, which torch computes."""
+    """Whatever requests ask for. In torch the same tokens, log-probabilities, embeddings and caches come out."""
     save_case(tmp_path, name)
-    for dtype in ("float32", "bfloat16"):
-        (plain,) = run(tmp_path, dtype)
-        assert len(plain["tokens"]) == 9 and max(plain["tokens"]) < VOCAB_SIZE
-        assert not plain["torch"], "torch was imported"
-    assert run(tmp_path, "bfloat16", "log-probabilities") == [plain | {"torch": True}]
+    said = {dtype: run(tmp_path, dtype)[0] for dtype in ("float32", "bfloat16")}
+    for each in said.values():
+        assert not with_torch(each), "torch was imported"
+        tokens = [token for step in each["kinds"]["plain"]["results"] for token in step[0]]
+        assert len(tokens) == 9 and max(tokens) < VOCAB_SIZE
+        assert len({str(found["results"]) for found in each["kinds"].values()}) == len(KINDS)
+    dtype = ("float32", "bfloat16")[FAMILIES.index(name) % 2]
+    (torchs,) = run(tmp_path, dtype, by_torch=True)
+    assert len(with_torch(torchs)) == len(KINDS) and results(torchs) == results(said[dtype])
 
 
 @needs_native
 @pytest.mark.parametrize("name", ["demo", "gemma3"])
 def test_several_ranks_need_no_torch(name: str, tmp_path: Path) -> None:
     """They meet, load, compute, sum and sample; in torch they leave the same bits in their caches."""
-    path = DEMO_MODEL if name == "demo" else tmp_path
+    path, kinds = (DEMO_MODEL, KINDS | GRAMMAR) if name == "demo" else (tmp_path, KINDS)
     if path is tmp_path:
         save_case(tmp_path, name)
-    ranks = run(path, "bfloat16", "", 2)
-    assert [rank["torch"] for rank in ranks] == [False, False], "torch was imported"
-    assert ranks[0]["tokens"] == ranks[1]["tokens"] and len(ranks[0]["tokens"]) == 9
-    assert ranks[0]["cache"] != ranks[1]["cache"]
-    assert run(path, "bfloat16", "log-probabilities", 2) == [rank | {"torch": True} for rank in ranks]
+    ranks = run(path, "bfloat16", False, 2, kinds)
+    assert [with_torch(rank) for rank in ranks] == [[], []], "torch was imported"
+    assert ranks[0]["kinds"] == ranks[1]["kinds"] and ranks[0]["cache"] != ranks[1]["cache"]
+    assert [results(rank) for rank in run(path, "bfloat16", True, 2, kinds)] == [results(rank) for rank in ranks]

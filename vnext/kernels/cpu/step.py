@@ -62,7 +62,8 @@ class StepArrays(NamedTuple):
 
     `masks`: as mask_rows has them; None where no row has one. `parts` are what adapters add to the stack's products, four a layer;
     None where no token has an adapter. `aux` takes the inputs of some layers. `groups` int64 [n, 3]: of
-    each group of layers behind the first, the addresses of its slots and block table, and the table's stride."""
+    each group of layers behind the first, the addresses of its slots and block table, and the table's stride. `hidden` [S, hidden],
+    of the stack's dtype, takes the normed states of the samples in a step that goes no further, None in others."""
 
     token_ids: Array
     positions: Array
@@ -76,9 +77,10 @@ class StepArrays(NamedTuple):
     parts: StackParts | None = None
     aux: AuxStates | None = None
     groups: np.ndarray | None = None
+    hidden: np.ndarray | None = None
 
 
-FIELDS = (*StepArrays._fields[:-2], "part_starts", "aux_layers", "aux_count", "aux", "groups", "sampled")
+FIELDS = (*StepArrays._fields[:-3], "part_starts", "aux_layers", "aux_count", "aux", "groups", "hidden", "sampled")
 agree_on_struct("StepArrays", ("rows", "tokens", "samples", "table_stride", *FIELDS))
 
 
@@ -148,21 +150,29 @@ def describe_step(arrays: StepArrays) -> DescribedStep:
     """A step, for as long as its arrays are where they are; what they hold may change."""
     tokens = np.empty(arrays.sample_at.shape[0], dtype=np.int64)
     sizes = (len(arrays.context_lengths), len(arrays.token_ids), len(tokens), strides_of(arrays.block_table)[0])
-    *dense, _, masks, parts, aux, groups = arrays
+    *dense, _, masks, parts, aux, groups, hidden = arrays
     columns, masks_at = pointers(arrays.columns), 0 if masks is None else masks.ctypes.data
     parts_at = (0, 0) if parts is None else (parts.lines.ctypes.data, parts.starts.ctypes.data)
     arrays_at = map(address, dense)
-    addresses = (*arrays_at, columns.ctypes.data, masks_at, *parts_at, *aux_numbers(aux), address_or_0(groups), tokens.ctypes.data)
+    behind = (*aux_numbers(aux), address_or_0(groups), address_or_0(hidden), tokens.ctypes.data)
+    addresses = (*arrays_at, columns.ctypes.data, masks_at, *parts_at, *behind)
     table = np.array([*sizes, *addresses], dtype=np.int64)
     return DescribedStep(table, table.ctypes.data, (arrays, columns), tokens)
 
 
 def run(model: DescribedModel, step: DescribedStep) -> bool:
     """Compute the step: the caches take its keys and values, `step.tokens` what is sampled; a step with masks is sampled by
-    `sample`. False, with nothing done, where a position is beyond the angles. Raises what the functions of `ranks` raise."""
+    `sample`, one with `hidden` not at all. False, with nothing done, where a position is beyond the angles. Raises what the
+    functions of `ranks` raise."""
     return module().run_step(model.address, step.address)
 
 
 def sample(model: DescribedModel, step: DescribedStep) -> None:
     """Apply the masks of the step that ran last; `step.tokens` takes what is sampled."""
     module().sample_step(model.address, step.address)
+
+
+def logits(model: DescribedModel, hidden: np.ndarray, found: np.ndarray) -> None:
+    """Those of normed states [S, hidden], dense and of the stack's dtype, into `found`: dense, float32 [S, all ranks' head rows].
+    Raises as `run`."""
+    module().step_logits(model.address, hidden.ctypes.data, len(hidden), found.ctypes.data)

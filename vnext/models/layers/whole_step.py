@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from vnext.kernels.arrays import Array, address, is_dense, strides_of
+from vnext.kernels.arrays import Array, address, host_dtype, is_dense, strides_of
 from vnext.kernels.cpu import step as kernel
 from vnext.kernels.cpu.native import KINDS, Kind
 from vnext.kernels.cpu.packed import Packed
@@ -62,6 +62,7 @@ class WholeStep:
         self._sampling: Sampled | None = None
         self._parts: StackParts | None = None
         self._step: kernel.DescribedStep | None = None
+        self._room = np.empty(0, np.float32)
 
     def takes(self, sample_count: int) -> bool:
         """Whether a step may sample `sample_count` tokens."""
@@ -72,19 +73,48 @@ class WholeStep:
 
         `sampling.columns()` are those of `cpu.sampling.sample_rows`. Masks are needed only after the forward.
         """
+        step = self._run(batch, sampling)
+        if sampling.allowed:
+            sampling.allowed.wait()
+            kernel.sample(self._described, step)
+        return step.tokens
+
+    def hidden(self, batch: ForwardBatch) -> np.ndarray:
+        """The normed states [S, hidden] at batch.sample_at, of the layers' dtype, to be read before the next call."""
+        states = self._run(batch, None).kept[0].hidden
+        assert states is not None
+        return states
+
+    def logits(self, hidden: np.ndarray) -> np.ndarray:
+        """Those of normed states [S, hidden]: float32 [S, V], the caller's until the next call. Every rank asks for the same."""
+        width = self._model.head.outputs * (self._model.ranks.count if self._model.ranks else 1)
+        size = len(hidden) * width
+        room = self._room if size <= len(self._room) else np.empty(size, np.float32)
+        if size <= LOGITS_MAX:
+            self._room = room
+        found = room[:size].reshape(-1, width)
+        kernel.logits(self._described, np.ascontiguousarray(hidden), found)
+        return found[:, : self._model.vocab_size]
+
+    def _run(self, batch: ForwardBatch, sampling: Sampled | None) -> kernel.DescribedStep:
+        """Computes a step as far as it goes without masks."""
         parts = self._adapted.parts(batch) if self._adapted else None
-        if batch is not self._batch or sampling is not self._sampling or parts is not self._parts:
+        if self._step is None or batch is not self._batch or sampling is not self._sampling or parts is not self._parts:
             given = {name: getattr(batch, name) for name in kernel.StepArrays._fields if hasattr(batch, name)}
-            masks = sampling.allowed and sampling.allowed.addresses(len(batch.sample_at))
             given["groups"] = self._groups_of(batch)
-            self._step = kernel.describe_step(kernel.StepArrays(**given, columns=sampling.columns(), masks=masks, parts=parts))
+            given |= self._ends(len(batch.sample_at), sampling)
+            self._step = kernel.describe_step(kernel.StepArrays(**given, parts=parts))
             self._batch, self._sampling, self._parts = batch, sampling, parts
         while not kernel.run(self._described, self._step):
             self._described = self._with_angles(2 * (int(batch.positions.max()) + 1))
-        if sampling.allowed:
-            sampling.allowed.wait()
-            kernel.sample(self._described, self._step)
-        return self._step.tokens
+        return self._step
+
+    def _ends(self, count: int, sampling: Sampled | None) -> dict[str, Any]:
+        """The fields of StepArrays by which `count` samples are drawn, or that take their states."""
+        if sampling is not None:
+            return {"columns": sampling.columns(), "masks": sampling.allowed and sampling.allowed.addresses(count)}
+        stack = self._model.stack
+        return {"columns": (), "hidden": np.empty((count, stack.hidden), dtype=host_dtype(Kind(stack.kind).name.lower()))}
 
     def _groups_of(self, batch: ForwardBatch) -> np.ndarray | None:
         """As StepArrays has them. The batch keeps the arrays."""

@@ -16,7 +16,7 @@ from vnext.replay.rerun.machine import Caches, Machine, refusing
 from vnext.runtime.batch.rebuild import rebuild
 from vnext.runtime.batch.step_inputs import StepInputs
 from vnext.runtime.batch.tensors import tensors_of_sampling
-from vnext.sampling.sampling import sample
+from vnext.sampling.sampling import report, sample
 from vnext.sched.schedule import schedule
 from vnext.state.config import SchedulerConfig
 from vnext.state.events import AdapterLoaded, EngineStarted, RequestArrived, StepCommitted, pack_tokens
@@ -82,7 +82,7 @@ class Alone:
             if len(at):
                 logits = self._machine.logits(inputs.forward._replace(sample_at=at - start), caches)
                 following = torch.from_numpy(tokens[at + 1].astype(np.int64))
-                found += logits.log_softmax(-1).gather(1, following[:, None])[:, 0].tolist()
+                found += report(logits, following, 0).logprob.tolist()
             else:
                 self._machine.logits(inputs.forward._replace(sample_at=at), caches)
             if end < len(tokens) - 1:

@@ -6,6 +6,7 @@ import msgspec
 import numpy as np
 import torch
 
+from vnext.sampling.sampling import report
 from vnext.state.samples import sample_points
 from vnext.state.state import State
 
@@ -30,11 +31,8 @@ class Sample(msgspec.Struct, frozen=True):
 
 def choice(place: int, recorded: int, again: int, logits: torch.Tensor) -> Choice:
     """A difference with its log-probabilities, from logits float32 [V]."""
-    logprobs = logits.log_softmax(-1)
-    return Choice(
-        place=place, recorded=recorded, again=again, recorded_logprob=float(logprobs[recorded]),
-        again_logprob=float(logprobs[again]),
-    )  # fmt: skip
+    logprobs = report(logits.expand(2, -1), torch.tensor([recorded, again]), 0).logprob.tolist()
+    return Choice(place=place, recorded=recorded, again=again, recorded_logprob=logprobs[0], again_logprob=logprobs[1])
 
 
 def differing(recorded: np.ndarray, again: np.ndarray, logits: torch.Tensor | None) -> list[Choice]:

@@ -23,7 +23,6 @@ from vnext.runtime.batch.sampling_rows import SamplingColumns
 from vnext.runtime.batch.step_inputs import StepInputs
 from vnext.sampling.constraint import Vocabulary
 from vnext.sampling.drafters.drafter import drafter_of
-from vnext.sampling.inputs import is_plain
 from vnext.state.config import SchedulerConfig
 from vnext.state.fold_plan import row_tokens
 from vnext.state.samples import SamplePoints, sample_points
@@ -97,8 +96,8 @@ class PersistentBatch:
         return inputs
 
     def _may_stay(self, inputs: StepInputs) -> bool:
-        """Whether the next decode can advance these tensors: they are of one group of layers, sampled plainly."""
-        return self._groups == 1 and is_plain(inputs.sampling)
+        """Whether the next decode can advance these arrays: of one group of layers, and no row is below its minimum length."""
+        return self._groups == 1 and inputs.sampling is not None and inputs.sampling.banned is None
 
     def take_sampled(self, scheduled: StepInFlight, tokens: np.ndarray) -> Kept | None:
         """Keep a step's samples (int64[S]): the next step may need them before they are committed. Steps come in their order.

@@ -1,7 +1,7 @@
 """What becomes of the hidden states that prompts need: log-probabilities and embeddings.
 
 Logits are computed for REPORTED_TOGETHER positions at a time, whatever the step's size. A result depends on its own prompt only: a
-mean is summed position by position, in float64, however the prompt is cut.
+mean is summed position by position, in float64, however the prompt is cut. `prompt_tensors.py` does the same with tensors.
 """
 
 from __future__ import annotations
@@ -10,45 +10,39 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
-import torch
 
 from vnext.runtime.batch.prompts import PromptInputs, PromptRange
 from vnext.runtime.messages import PromptResult
-from vnext.sampling.sampling import REPORTED_TOGETHER, report
+from vnext.sampling import host
+from vnext.sampling.inputs import REPORTED_TOGETHER
 from vnext.state.params import MEAN, NO_POOLING
-
-Send = Callable[[torch.Tensor], torch.Tensor]
-
-
-def keep(tensor: torch.Tensor) -> torch.Tensor:
-    """The Send of the CPU."""
-    return tensor
 
 
 class Places(NamedTuple):
     """Which hidden states a forward returns: int64 `at`, rising indices among the step's tokens, as kernels take them; and
     which of them are the samples' [S] and the prompts' [P]."""
 
-    at: torch.Tensor
-    samples: torch.Tensor
-    prompts: torch.Tensor
+    at: np.ndarray
+    samples: np.ndarray
+    prompts: np.ndarray
 
 
-def places_of(sample_at: np.ndarray, prompts: PromptInputs, send: Send = keep) -> Places:
-    """For samples at `sample_at` int64 [S]. `send` brings host tensors to the device."""
+def places_of(sample_at: np.ndarray, prompts: PromptInputs) -> Places:
+    """For samples at `sample_at` int64 [S]."""
     at = np.union1d(sample_at, prompts.at)
-    return Places(*(send(torch.from_numpy(each)) for each in (at, at.searchsorted(sample_at), at.searchsorted(prompts.at))))
+    return Places(at, at.searchsorted(sample_at), at.searchsorted(prompts.at))
 
 
 def compute(
-    prompts: PromptInputs, hidden: torch.Tensor, logits_of: Callable[[torch.Tensor], torch.Tensor], send: Send = keep
-) -> list[torch.Tensor]:
+    prompts: PromptInputs, hidden: np.ndarray, logits_of: Callable[[np.ndarray], np.ndarray]
+) -> list[np.ndarray]:
     """From hidden states [P, hidden]: `logprob`, `rank`, `top_tokens` and `top_logprobs` of Sampled for the scored positions,
-    if there are any, and at the end the other hidden states in float32. Waits for no device."""
-    targets = send(torch.from_numpy(prompts.targets))
-    parts = zip(hidden[: len(targets)].split(REPORTED_TOGETHER), targets.split(REPORTED_TOGETHER), strict=True)
-    scored = [report(logits_of(rows), tokens, prompts.alternatives) for rows, tokens in parts if len(tokens)]
-    return [*map(torch.cat, list(zip(*scored))[1:]), hidden[len(targets) :].float()]
+    if there are any, and at the end the other hidden states in float32. Of arrays, by the compiled kernels."""
+    targets, scored = prompts.targets, []
+    for first in range(0, len(targets), REPORTED_TOGETHER):
+        tokens = targets[first : first + REPORTED_TOGETHER]
+        scored.append(host.report(logits_of(hidden[first : first + len(tokens)]), tokens, prompts.alternatives))
+    return [*map(np.concatenate, list(zip(*scored))[1:]), hidden[len(targets) :].astype(np.float32)]
 
 
 class PromptSums:
@@ -57,10 +51,10 @@ class PromptSums:
     def __init__(self) -> None:
         self._sums: dict[int, np.ndarray] = {}
 
-    def results(self, prompts: PromptInputs, computed: Sequence[torch.Tensor]) -> tuple[PromptResult, ...]:
-        """The results of one step from the tensors of `compute`, on the host."""
+    def results(self, prompts: PromptInputs, computed: Sequence[np.ndarray]) -> tuple[PromptResult, ...]:
+        """The results of one step from the arrays of `compute`."""
         self._sums = {id_: total for id_, total in self._sums.items() if id_ in prompts.live}
-        *scored, hidden = (tensor.numpy() for tensor in computed)
+        *scored, hidden = computed
         results, at, pooled_at = [], 0, 0
         for each in prompts.ranges:
             if each.pooling == NO_POOLING:

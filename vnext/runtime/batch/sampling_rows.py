@@ -157,16 +157,16 @@ class SamplingColumns:
 
 
 def penalties(rows: list[tuple[int, Sampling]], counts: list[TokenCounts]) -> Penalties | None:
-    """Penalties of the rows (index among the samples, parameters) with their counts; None if there are none."""
+    """Penalties of the rows (index among the samples, parameters) with their counts, which grow with the rows; None if there are
+    none."""
     if not rows:
         return None
-
     rates = [[getattr(sampling, name) for _, sampling in rows] for name in PENALTIES]
     return Penalties(
         np.array([at for at, _ in rows], dtype=np.int64),
         *np.array(rates, dtype=np.float32),
-        prompt_mask=np.stack([count.prompt for count in counts]),
-        output_counts=np.stack([count.output for count in counts]),
+        prompt_mask=tuple(count.prompt for count in counts),
+        output_counts=tuple(count.output for count in counts),
     )
 
 

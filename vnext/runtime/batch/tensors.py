@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from vnext.kernels.arrays import as_array, as_tensor
 from vnext.models.layers.batch import ForwardBatch
 from vnext.runtime.batch.step_inputs import StepInputs
@@ -27,7 +29,7 @@ def tensors_of_batch(batch: ForwardBatch) -> ForwardBatch:
 
 def tensors_of_sampling(inputs: SamplingInputs) -> SamplingInputs:
     """The parameters as tensors."""
-    return _sampling(inputs, as_tensor)
+    return _sampling(inputs, _joined)
 
 
 def arrays_of_step(inputs: StepInputs) -> StepInputs:
@@ -50,5 +52,12 @@ def _fields(part: Any, change: Callable[[Any], Any]) -> Any:
     return type(part)(*map(change, part))
 
 
+def _joined(field: Any) -> Any:
+    """A tensor of an array, or of the rows of a table."""
+    return as_tensor(np.stack(field) if type(field) is tuple else field)
+
+
 def _as_array(field: Any) -> Any:
+    if type(field) is tuple:
+        return tuple(map(_as_array, field))
     return as_array(field) if hasattr(field, "data_ptr") else field

@@ -22,7 +22,8 @@ from vnext.models.layers.batch import ForwardBatch, PreparedAttention
 from vnext.models.layers.layers import describe_attention
 from vnext.runtime.batch.draft_batch import DraftBatch
 from vnext.runtime.batch.masks import failed_requests
-from vnext.runtime.batch.prompt_results import PromptSums, compute, places_of
+from vnext.runtime.batch.prompt_results import PromptSums
+from vnext.runtime.batch.prompt_tensors import compute, places_of
 from vnext.runtime.batch.step_outputs import NOTHING_SAMPLED, StepOutputs, reported
 from vnext.runtime.gpu.adapter_regions import Regions
 from vnext.runtime.gpu.buckets import Choice, Shapes, choose_form
@@ -166,7 +167,8 @@ class DeviceSteps:
             self._batch.launched(step, samples)
         if masked.rows:
             self._masking.expect(masked.rows, samples)
-        results = partial(self._sums.results, step.prompts, fetched[len(of_samples) :]) if prompts else tuple
+        of_prompts = [tensor.numpy() for tensor in fetched[len(of_samples) :]] if prompts else []
+        results = partial(self._sums.results, step.prompts, of_prompts) if prompts else tuple
         failed = failed_requests(step.samples.ids, masked.failed)
         found = fetched[: len(of_samples)] or None
         return PendingStep(step.step, began_s, found, mark, step.asked, fed, results, failed, samples)

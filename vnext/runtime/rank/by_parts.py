@@ -20,7 +20,8 @@ from vnext.models.layers.kv_cache import KvCache
 from vnext.models.layers.layers import embed
 from vnext.models.layers.sharding import Parallel
 from vnext.models.registry import Family
-from vnext.runtime.batch.prompt_results import PromptSums, compute, places_of
+from vnext.runtime.batch.prompt_results import PromptSums
+from vnext.runtime.batch.prompt_tensors import compute, places_of
 from vnext.runtime.batch.step_inputs import StepInputs
 from vnext.runtime.batch.step_outputs import NOTHING_SAMPLED, StepOutputs, reported
 from vnext.runtime.batch.tensors import tensors_of_batch, tensors_of_step
@@ -55,7 +56,7 @@ class ByParts:
         hidden = self._hidden(forward._replace(sample_at=places.at), kv)
         outputs = self._sampled(hidden[places.samples], inputs)
         computed = compute(prompts, hidden[places.prompts], self.logits)
-        return replace(outputs, prompts=self._sums.results(prompts, computed))
+        return replace(outputs, prompts=self._sums.results(prompts, [tensor.numpy() for tensor in computed]))
 
     @torch.inference_mode()
     def states(self, batch: ForwardBatch, kv: KvCache, dtype: torch.dtype) -> torch.Tensor:

@@ -27,6 +27,7 @@ from vnext.models.loading.kept import Kept
 from vnext.models.loading.targets import Target
 from vnext.models.loading.weights import Progress, choose_dtype, load_params, refill_params
 from vnext.models.registry import family
+from vnext.runtime.batch.on_arrays import OnArrays
 from vnext.runtime.batch.step_inputs import StepInputs
 from vnext.runtime.batch.step_outputs import StepOutputs
 from vnext.runtime.processes.determinism import Invariance, cpu_flags, gpu_invariance, has_strict_path, invariance
@@ -122,6 +123,7 @@ class ModelRunner:
         self.regions: AdapterRegions | None = None  # of a device: where the adapters are
         self._kv: Any = None
         self._whole: WholeStep | None = None
+        self._on_arrays: OnArrays | None = None
         self.draft: ModelRunner | None = None  # computes drafts, under the same page numbers
         self.head: Head | None = None  # does, and reads hidden states of this model
         self.routed: RoutedExperts | None = None  # keeps the expert ids of tokens, where requests get them
@@ -181,6 +183,7 @@ class ModelRunner:
         self._whole = (
             whole_step(self._params, self._kv, self.config, self.parallel, self.adapters) if together else None
         )
+        self._on_arrays = self._whole and OnArrays(self._whole)
         for drafter in (self.draft, self.head):
             if drafter is not None:
                 drafter.make_cache(page_count, block_size)
@@ -222,11 +225,12 @@ class ModelRunner:
 
     def _run(self, inputs: StepInputs) -> StepOutputs:
         whole, sampling = self._whole, inputs.sampling
-        if whole is None or inputs.prompts is not None:
+        if whole is None or self._on_arrays is None:
             return self.run_by_parts(inputs)
-        if sampling is None or not is_plain(sampling) or not whole.takes(len(inputs.logprobs)):
-            return self.run_by_parts(inputs)
-        return StepOutputs(whole.run(inputs.forward, sampling), ())
+        is_plain_step = inputs.prompts is None and sampling is not None and is_plain(sampling)
+        if is_plain_step and whole.takes(len(inputs.logprobs)):
+            return StepOutputs(whole.run(inputs.forward, sampling), ())
+        return self._on_arrays.run(inputs)
 
     def run_by_parts(self, inputs: StepInputs) -> StepOutputs:
         """As `run`, with the same bits, for every model and kind of sampling; not fused."""

@@ -147,6 +147,19 @@ void do_mask(float *logits, int64_t stride, int64_t rows, int64_t vocabulary, co
     mask_rows({logits, stride, rows, vocabulary, static_cast<const uint32_t *const *>(words)});
 }
 
+void do_report(const float *logits, int64_t stride, int64_t rows, int64_t vocabulary, const int64_t *tokens, int64_t count,
+               float *logprobs, int64_t *ranks, int64_t *top_tokens, float *top_logprobs) {
+    const WithoutLock apart(rows * vocabulary > LONG_SAMPLING);
+    report_rows({logits, stride, rows, vocabulary, tokens, count, logprobs, ranks, top_tokens, top_logprobs});
+}
+
+void do_penalise(float *logits, int64_t stride, int64_t vocabulary, int64_t count, const int64_t *rows, const void *prompts,
+                 const void *counts, const float *repetition, const float *presence, const float *frequency) {
+    const WithoutLock apart(count * vocabulary > LONG_SAMPLING);
+    penalise_rows({logits, stride, vocabulary, count, rows, static_cast<const uint8_t *const *>(prompts),
+                   static_cast<const int32_t *const *>(counts), repetition, presence, frequency});
+}
+
 PyObject *do_plan(const int64_t *query_starts, const int64_t *context_lengths, const int32_t *table, int64_t stride,
                   int64_t rows, int64_t heads, int64_t kv_heads, int64_t block_size) {
     auto plan = plan_attention(query_starts, context_lengths, table, stride, rows, heads, kv_heads, block_size);
@@ -201,15 +214,26 @@ void call_python(void *function, Numbers... numbers) {
     if (found == nullptr) throw PythonRaised();
 }
 
+/* How the ranks of a model's group meet. */
+Ranks ranks_of(const StepModel *model) {
+    return {[=](void *values, int64_t bytes, int kind) { call_python(model->sum, kind, intptr_t(values), bytes); },
+            [=](const void *part, void *joined, int64_t bytes, int64_t row_bytes) {
+                call_python(model->join, intptr_t(part), intptr_t(joined), bytes, row_bytes);
+            }};
+}
+
 bool do_step(const StepModel *model, const StepArrays *step) {
     const WithoutLock apart(true);
     if (model->rank_count == 1) return run_step(*model, *step, nullptr);
-    const Ranks ranks{
-        [&](void *values, int64_t bytes, int kind) { call_python(model->sum, kind, intptr_t(values), bytes); },
-        [&](const void *part, void *joined, int64_t bytes, int64_t row_bytes) {
-            call_python(model->join, intptr_t(part), intptr_t(joined), bytes, row_bytes);
-        }};
+    const Ranks ranks = ranks_of(model);
     return run_step(*model, *step, &ranks);
+}
+
+void do_logits(const StepModel *model, const void *hidden, int64_t rows, float *logits) {
+    const WithoutLock apart(true);
+    if (model->rank_count == 1) return step_logits(*model, nullptr, hidden, rows, logits);
+    const Ranks ranks = ranks_of(model);
+    step_logits(*model, &ranks, hidden, rows, logits);
 }
 
 void do_sample_step(const StepModel *model, const StepArrays *step) {
@@ -249,6 +273,10 @@ PyMethodDef methods[] = {
     VNX_ENTRY("sample_rows", do_sample,
              "sample_rows(logits, stride, rows, vocabulary, columns, tokens)"),
     VNX_ENTRY("mask_rows", do_mask, "mask_rows(logits, stride, rows, vocabulary, words)"),
+    VNX_ENTRY("report_rows", do_report,
+             "report_rows(logits, stride, rows, vocabulary, tokens, count, logprobs, ranks, top_tokens, top_logprobs)"),
+    VNX_ENTRY("penalise_rows", do_penalise,
+             "penalise_rows(logits, stride, vocabulary, count, rows, prompts, counts, repetition, presence, frequency)"),
     VNX_ENTRY("plan_attention", do_plan,
              "plan_attention(query_starts, context_lengths, table, table_stride, rows, heads, kv_heads, block_size) -> "
              "plan"),
@@ -259,6 +287,7 @@ PyMethodDef methods[] = {
              "rotated_dim, eps, scale, cap, cosine, sine, slots, sample_at, samples, residual, result, aux_layers, aux_count, aux)"),
     VNX_ENTRY("run_step", do_step, "run_step(model, step) -> whether all positions have angles, and all is done"),
     VNX_ENTRY("sample_step", do_sample_step, "sample_step(model, step): the sampling of a step with masks that ran"),
+    VNX_ENTRY("step_logits", do_logits, "step_logits(model, hidden, rows, logits): those of normed states"),
     {nullptr, nullptr, 0, nullptr},
 };
 

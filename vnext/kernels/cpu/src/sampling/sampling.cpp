@@ -4,8 +4,7 @@
 #include <cmath>
 #include <cstring>
 
-#include "kernels.h"
-#include "team.h"
+#include "sampling/row.h"
 
 namespace vnx {
 
@@ -28,10 +27,6 @@ const char *const SAMPLE_COLUMNS = VNX_SAMPLE_COLUMNS(VNX_NAME) + 1;
 
 namespace {
 
-constexpr int64_t UNIT_ELEMENTS = 16 * 1024;  // less is done sooner than it is handed out
-constexpr int64_t UNITS_A_MEMBER = 4;
-constexpr double LOG2_E = 1.4426950408889634;
-constexpr double FLOAT_MAX = 3.4028234663852886e38;
 constexpr int STEP_BITS = 20;
 
 /* ---- random words: as in vnext/kernels/random_numpy.py ---- */
@@ -67,62 +62,12 @@ int64_t draw_target(int64_t seed, int64_t position, int64_t total) {
 
 /* ---- one row ---- */
 
-struct Row {
-    const float *logits;
-    int64_t vocabulary, blocks;
-    bool shared;  // its blocks are handed to the team
-};
-
-/* `body(first, last)` for ranges of blocks. */
-template <typename Body>
-void for_blocks(const Row &row, const Body &body) {
-    const int64_t wanted = std::min(UNITS_A_MEMBER * team_size(), row.vocabulary / UNIT_ELEMENTS);
-    const int64_t units = row.shared ? std::max<int64_t>(1, wanted) : 1;
-    for_units(units, !row.shared,
-              [&](int64_t unit, int64_t) { body(row.blocks * unit / units, row.blocks * (unit + 1) / units); });
-}
-
-int64_t elements(const Row &row, int64_t first, int64_t last) {
-    return std::min(row.vocabulary, last * WEIGHT_BLOCK) - first * WEIGHT_BLOCK;
-}
-
-struct Likeliest {
-    int64_t token;
-    float logit;
-};
-
-/* The lowest id among equals; a NaN is above everything, as in torch. */
-Likeliest find_likeliest(const Row &row, float *peaks) {
-    std::atomic<bool> any_nan{false};
-    for_blocks(row, [&](int64_t first, int64_t last) {
-        const float *logits = row.logits + first * WEIGHT_BLOCK;
-        if (kernels().find_peaks(logits, elements(row, first, last), peaks + first)) any_nan.store(true);
-    });
-    if (any_nan.load()) {
-        const float *found = std::find_if(row.logits, row.logits + row.vocabulary, [](float x) { return x != x; });
-        return {found - row.logits, *found};
-    }
-    const float *block = std::max_element(peaks, peaks + row.blocks);
-    const float *start = row.logits + (block - peaks) * WEIGHT_BLOCK;
-    return {std::find(start, row.logits + row.vocabulary, *block) - row.logits, *block};
-}
-
-/* log2(e) / temperature, rounded once. */
-float exponent_scale(float temperature) { return float(std::min(LOG2_E / double(temperature), FLOAT_MAX)); }
-
 /* The first place at which the running sum passes `target`, which is below the sum of all. */
 int64_t walk(const float *weights, int64_t target) {
     int64_t place = 0;
     for (int64_t sum = int64_t(weights[0]); sum <= target; sum += int64_t(weights[place]))
         ++place;
     return place;
-}
-
-int64_t sum_of(const Row &row, const Weights &w) {
-    int64_t sum = 0;
-    for (int64_t i = 0; i < row.blocks; ++i)
-        sum += w.sums[i];
-    return sum;
 }
 
 /* A token from all weights of a row; -1 where they are zero. */
@@ -316,20 +261,13 @@ int64_t draw_from(const Kept &kept, int64_t seed, int64_t position) {
 }
 
 void sample_row(const SampleCall &call, int64_t at, bool shared) {
-    const int64_t blocks = (call.vocabulary + WEIGHT_BLOCK - 1) / WEIGHT_BLOCK;
-    const Row row{call.logits + at * call.stride, call.vocabulary, blocks, shared};
-    Weights w;
-    w.sums = static_cast<int64_t *>(scratch(SLOT_STATE, size_t(blocks) * (sizeof(int64_t) + sizeof(float))));
-    w.peaks = reinterpret_cast<float *>(w.sums + blocks);
+    const Row row = row_of(call.logits + at * call.stride, call.vocabulary, shared);
+    Weights w = room_for_weights(row);
     const Likeliest best = find_likeliest(row, w.peaks);
     call.tokens[at] = best.token;
     if (!(call.columns->temperature[at] > 0)) return;
-    w.weights = static_cast<float *>(scratch(SLOT_ROWS, size_t(blocks * WEIGHT_BLOCK) * sizeof(float)));
     const float scale = exponent_scale(call.columns->temperature[at]);
-    for_blocks(row, [&](int64_t first, int64_t last) {
-        kernels().weigh(row.logits + first * WEIGHT_BLOCK, elements(row, first, last), best.logit, scale,
-                        {w.weights + first * WEIGHT_BLOCK, w.peaks + first, w.sums + first});
-    });
+    weigh_row(row, best.logit, scale, w);
     const Filter filter = filter_of(call, at, sigma_weight(row, best.logit, scale, call.columns->top_n_sigma[at]));
     const int64_t seed = call.columns->seed[at], position = call.columns->position[at];
     const int64_t drawn = is_on(filter) ? draw_from(filtered(row, w, filter), seed, position)
@@ -347,10 +285,7 @@ void mask_rows(const MaskCall &call) {
 }
 
 void sample_rows(const SampleCall &call) {
-    if (call.rows >= team_size())
-        return for_units(call.rows, false, [&](int64_t at, int64_t) { sample_row(call, at, false); });
-    for (int64_t at = 0; at < call.rows; ++at)
-        sample_row(call, at, true);
+    for_rows(call.rows, [&](int64_t at, bool shared) { sample_row(call, at, shared); });
 }
 
 }  // namespace vnx

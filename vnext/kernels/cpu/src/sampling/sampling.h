@@ -1,4 +1,4 @@
-/* Sampling: the entry point. vnext/sampling/weights.py defines the result and explains why it is exact. */
+/* Sampling: the entry points. vnext/sampling/weights.py defines the result and explains why it is exact. */
 #pragma once
 
 #include <cstdint>
@@ -28,5 +28,31 @@ struct MaskCall {
 };
 
 void mask_rows(const MaskCall &call);
+
+/* What `tokens` [rows] are among the raw logits: their log-probabilities (vnext/sampling/logprobs.py), the numbers of likelier tokens, and
+   the `count` likeliest tokens with theirs, [rows, count], the lowest id first among equals. */
+struct ReportCall {
+    const float *logits;
+    int64_t stride, rows, vocabulary;
+    const int64_t *tokens;
+    int64_t count;
+    float *logprobs;
+    int64_t *ranks, *top_tokens;
+    float *top_logprobs;
+};
+
+void report_rows(const ReportCall &call);
+
+/* The penalties of `count` rows, without repeats, in place: whether each token is in the prompt, and how often it was sampled. */
+struct PenaliseCall {
+    float *logits;
+    int64_t stride, vocabulary, count;
+    const int64_t *rows;
+    const uint8_t *const *prompts;
+    const int32_t *const *counts;
+    const float *repetition, *presence, *frequency;
+};
+
+void penalise_rows(const PenaliseCall &call);
 
 }  // namespace vnx

@@ -27,9 +27,10 @@ int64_t logits_width(const StepModel &model) { return model.head_rows * model.ra
 Space take_space(const StepModel &model, const StepArrays &step) {
     const int64_t element = model.kind == FLOAT32 ? 4 : 2;
     const int64_t angles = step.tokens * model.rotated_dim * 2, local = model.local_cosine == nullptr ? 0 : angles;
-    const int64_t sizes[] = {step.tokens * model.hidden * element, step.samples * model.hidden * element,
-                             step.samples * logits_width(model) * 4, angles, angles, local, local, (step.rows + 1) * 8,
-                             step.rows * 8, model.rank_count > 1 ? step.samples * model.head_rows * 4 : 0};
+    const int64_t samples = step.hidden == nullptr ? step.samples : 0;
+    const int64_t sizes[] = {step.tokens * model.hidden * element, samples * model.hidden * element,
+                             samples * logits_width(model) * 4, angles, angles, local, local, (step.rows + 1) * 8,
+                             step.rows * 8, model.rank_count > 1 ? samples * model.head_rows * 4 : 0};
     int64_t total = 0;
     for (const int64_t size : sizes)
         total += padded(size);
@@ -75,13 +76,13 @@ std::vector<StackPlaces> plan(const StepModel &model, const StepArrays &step, co
     return places;
 }
 
-/* Those of the whole vocabulary, on every rank. */
-void find_logits(const StepModel &model, const StepArrays &step, const Ranks *ranks, const Space &space) {
-    float *own = ranks == nullptr ? space.logits : space.part;
-    linear(space.hidden, model.hidden, step.samples, model.head, nullptr, own, model.head_rows, FLOAT32);
-    if (model.logits_cap > 0) soft_cap(step.samples, model.head_rows, float(model.logits_cap), own);
+/* As step_logits; `part` has room for this rank's. */
+void find_logits(const StepModel &model, const Ranks *ranks, const void *hidden, int64_t rows, float *part, float *logits) {
+    float *own = ranks == nullptr ? logits : part;
+    linear(hidden, model.hidden, rows, model.head, nullptr, own, model.head_rows, FLOAT32);
+    if (model.logits_cap > 0) soft_cap(rows, model.head_rows, float(model.logits_cap), own);
     const int64_t row_bytes = model.head_rows * 4;
-    if (ranks != nullptr) ranks->join(own, space.logits, step.samples * row_bytes, row_bytes);
+    if (ranks != nullptr) ranks->join(own, logits, rows * row_bytes, row_bytes);
 }
 
 void sample(const StepModel &model, const StepArrays &step, const Space &space) {
@@ -103,9 +104,10 @@ bool run_step(const StepModel &model, const StepArrays &step, const Ranks *ranks
     run_stack({int(model.kind), int(model.norm_kind), int(model.cache_kind), model.layers, model.caches, model.layer_count,
                model.block_stride, model.last_norm, places.data(), step.tokens, model.hidden, model.head_dim, model.rotated_dim,
                float(model.eps), float(model.scale), float(model.cap), angles, step.sample_at, step.samples, step.parts,
-               step.part_starts, space.residual, space.hidden, {step.aux_layers, step.aux_count, step.aux},
+               step.part_starts, space.residual, step.hidden == nullptr ? space.hidden : step.hidden, {step.aux_layers, step.aux_count, step.aux},
                ranks == nullptr ? nullptr : &ranks->sum});
-    find_logits(model, step, ranks, space);
+    if (step.hidden != nullptr) return true;
+    find_logits(model, ranks, space.hidden, step.samples, space.part, space.logits);
     if (step.masks == nullptr) sample(model, step, space);
     return true;
 }
@@ -114,6 +116,11 @@ void sample_step(const StepModel &model, const StepArrays &step) {
     const Space space = take_space(model, step);
     mask_rows({space.logits, logits_width(model), step.samples, model.vocabulary, step.masks});
     sample(model, step, space);
+}
+
+void step_logits(const StepModel &model, const Ranks *ranks, const void *hidden, int64_t rows, float *logits) {
+    float *part = ranks == nullptr ? nullptr : static_cast<float *>(scratch(SLOT_STEP, size_t(rows * model.head_rows) * 4));
+    find_logits(model, ranks, hidden, rows, part, logits);
 }
 
 }  // namespace vnx

@@ -38,14 +38,15 @@ struct GroupPlaces {
 /* One step of R rows, T tokens and S samples. As ForwardBatch
    (vnext/models/layers/batch.py), SampleCall for what stands behind
    `sample_at`, MaskCall for `masks` (null where no row has one), and StackCall for the parts of adapters and for
-   the states that are kept (`aux_count` 0: none). `groups` [group_count - 1] are those behind the first. */
+   the states that are kept (`aux_count` 0: none). `groups` [group_count - 1] are those behind the first. Where `hidden` is not null,
+   the normed states [samples, hidden] go there, and the step has neither logits nor tokens. */
 #define VNX_STEP_ARRAYS(X)                                                                                           \
     X(int64_t, rows) X(int64_t, tokens) X(int64_t, samples) X(int64_t, table_stride)                                 \
     X(const int64_t *, token_ids) X(const int64_t *, positions) X(const int64_t *, slots)                            \
     X(const int32_t *, query_starts) X(const int32_t *, context_lengths) X(const int32_t *, block_table)             \
     X(const int64_t *, sample_at) X(const SampleColumns *, columns) X(const uint32_t *const *, masks)                   \
     X(const ThinPart *, parts) X(const int64_t *, part_starts) X(const int64_t *, aux_layers) X(int64_t, aux_count) \
-    X(void *, aux) X(const GroupPlaces *, groups) X(int64_t *, sampled)
+    X(void *, aux) X(const GroupPlaces *, groups) X(void *, hidden) X(int64_t *, sampled)
 struct StepArrays {
     VNX_STEP_ARRAYS(VNX_FIELD)
 };
@@ -62,5 +63,7 @@ struct Ranks {
 bool run_step(const StepModel &model, const StepArrays &step, const Ranks *ranks);
 /* Applies the masks of the step that ran last, and samples it. */
 void sample_step(const StepModel &model, const StepArrays &step);
+/* Of normed states [rows, hidden]: logits [rows, head_rows * rank_count] of the whole vocabulary, on every rank. */
+void step_logits(const StepModel &model, const Ranks *ranks, const void *hidden, int64_t rows, float *logits);
 
 }  // namespace vnx
