@@ -24,6 +24,8 @@ from vnext.sched import residency
 from vnext.state.events import AdapterEvicted, AdapterLoaded
 
 LATER = ("--steps", "40:90")
+TORCH = ("--kernels", "torch", "--steps", ":20")
+"""Plain torch takes seconds for as many steps."""
 DOWN_INPUTS = json.loads((DEMO / "config.json").read_text())["intermediate_size"]
 PROMPTS = ["The module", "What is", "Return the", "def main"]
 
@@ -50,7 +52,7 @@ def log(folders: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     return Path(llm.log_dir)
 
 
-@pytest.mark.parametrize("extra", [(), ("--solo",), ("--tp", "2"), LATER, ("--kernels", "torch", "--steps", ":20")], ids=" ".join)
+@pytest.mark.parametrize("extra", [(), ("--solo",), ("--tp", "2"), LATER, TORCH], ids=" ".join)
 def test_every_token_comes_out_again(log, answer, extra):
     code, found = answer("exec", log, *extra)
     assert (code, found["same"], found["differ"]) == (0, True, 0)
@@ -81,7 +83,7 @@ def test_futures_load_adapters(log, answer):
         assert sum(isinstance(event, kind) for event in reported) > 5
 
 
-ELSEWHERE = [(), ("--solo", *LATER), ("--kernels", "torch"), ("--kernels", "portable", *LATER), ("--dtype", "bfloat16", "--steps", ":30")]
+ELSEWHERE = [(), ("--solo", *LATER), (*TORCH[:3], ":9"), ("--kernels", "portable", *LATER), ("--dtype", "bfloat16", "--steps", ":30")]
 
 
 @pytest.mark.parametrize("extra", ELSEWHERE, ids=" ".join)
@@ -124,7 +126,7 @@ def test_a_part_that_depends_on_the_batch_is_named(log, answer):
 def test_a_wrong_part_is_named_beside_plain_torch(log, answer):
     """Of the gated product: what is added to it is repeated before it is activated."""
     with faulty(lambda result, x, parts: result.mul_(1.01) if result.shape[1] == 2 * DOWN_INPUTS else result):
-        code, found = answer("bisect", log, "--kernels", "torch")
+        code, found = answer("bisect", log, *TORCH)
     named = found["found"]
     assert (code, named["operation"], named["weight"]) == (1, "add_thin", "layers.0.mlp.gate_up.weight")
 
