@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -94,6 +95,26 @@ def test_streams_outlive_a_rank_and_a_node(cluster: Any, tmp_path: Path) -> None
     finally:
         assert running.stop() == 0
     assert replay(["verify", "--laws", running.log_dir]) == 0
+    assert children_of("NodeAgent") == []
+
+
+@needs_ray
+def test_streams_outlive_the_placer_and_the_engine_core(cluster: Any, tmp_path: Path) -> None:
+    """With either, all that was placed ends, and is placed again."""
+    settings = engine(tmp_path)
+    running = start_engine(settings, find_model(settings)).wait()
+
+    def lose_placer() -> None:
+        (placer,) = (each for each in psutil.Process(running.child.pid).children() if "vnext.ray.placer" in each.cmdline())
+        placer.kill()
+
+    try:
+        with SyncEngineClient.connect(running.address) as client:
+            expected, core = tokens_of(client), running.child.pid
+            assert tokens_of(client, {50: lose_placer, 250: lambda: os.kill(core, signal.SIGKILL)}) == expected
+            assert running.child.pid != core
+    finally:
+        assert running.stop() == 0
     assert children_of("NodeAgent") == []
 
 
@@ -193,6 +214,23 @@ def driver(cluster: Any) -> Any:
 
     ray.init(address=cluster.address, log_to_driver=False, logging_level="error")
     return ray
+
+
+@needs_ray
+def test_a_cluster_without_room_is_refused(driver: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from ray.util.placement_group import placement_group, remove_placement_group
+
+    from vnext.ray import placer
+    from vnext.runtime.hosts.placer import PlacerSettings
+
+    monkeypatch.setattr(placer, "ROOM_TIMEOUT_S", 0.5)
+    other = placement_group([{"CPU": 2}] * 2, strategy="STRICT_SPREAD")
+    assert other.wait(30)
+    settings = PlacerSettings(engine=engine(tmp_path), address="", port=1, secret=b"", refusal="")
+    with pytest.raises(placer.Refused, match="^the Ray cluster has had no room for 0.5 s: --nnodes 2 needs as many nodes with 1 CPU"):
+        with placer.placed(settings):
+            pass
+    remove_placement_group(other)
 
 
 def post(url: str, body: dict[str, Any]) -> bytes:
