@@ -7,8 +7,8 @@
     pause keep | unpause         an engine pauses in a mode, and goes on; `weights 1 d`: version 1 of them, with digest d
     abort a b | reset | blocks   abort; forget cached contents; show every block table and the free blocks
     disk open 8 | read | end 2   (`store a`: its blocks) a tier of 8 blocks; decide on transfers; the oldest ends with 2 blocks
-    recover cautious=2           other ranks begin; requests numbered below 2 join one at a time
-    resume a prompt=1*5 has=9,9  `arrive`, of a request that has these tokens from another engine
+    arrive a keep=8:300 | tick 60 | yield   its first 8 tokens stay for 300 s; the clock stands at 60 s; decide which pins yield
+    recover cautious=2           other ranks begin; below 2 they join one at a time; `resume a has=9,9`: `arrive` with these tokens
 A trace: `+a` is admitted, `-a` gives way, `a[0,5)` computes these positions, `*` and samples; `a:9` takes a token.
 """
 
@@ -16,9 +16,11 @@ from __future__ import annotations
 
 from core_drive import Engine, arrival_of, check_decision, resumed_of
 
+from vnext.sched.pinning import next_yield
 from vnext.sched.schedule import schedule
 from vnext.sched.tiering import evictions, next_cancellation, next_promotion
 from vnext.state.events import (
+    ClockTicked,
     EnginePaused,
     PrefixCacheReset,
     PromotionEnded,
@@ -28,7 +30,7 @@ from vnext.state.events import (
     WeightsChanged,
 )
 from vnext.state.feasibility import refusal
-from vnext.state.pool import free_blocks
+from vnext.state.pool import free_blocks, pinned_pages
 from vnext.state.state import State
 
 INDENT = "    "
@@ -90,9 +92,18 @@ class Player:
                 return [self._line("")]
             case "disk":
                 return self._disk(*arguments)
+            case "tick" | "yield":
+                return [self._pinned(*arguments)]
             case "blocks":
                 return [self._blocks()]
         raise ValueError(f"there is no command {command!r}")
+
+    def _pinned(self, *seconds: str) -> str:
+        """Behind a tick, or behind the pins that yield."""
+        event = ClockTicked(seconds=int(seconds[0])) if seconds else next_yield(self.engine.state)
+        if event is not None:
+            self.engine.fold(event)
+        return self._line(f"clock {self.engine.state.clock}  pinned {pinned_pages(self.engine.state.pool).tolist()}")
 
     def _disk(self, *arguments: str) -> list[str]:
         """open CAPACITY; store NAME: the full blocks of a waiting request; read: what is decided; end COUNT: of the oldest."""
@@ -127,6 +138,8 @@ class Player:
             fields["cache_salt"] = fields.pop("salt")
         if "stop" in fields:
             fields["stop_token_ids"] = tuple(int(token) for token in str(fields.pop("stop")).split(","))
+        if "keep" in fields:
+            fields["retention"] = tuple(tuple(map(int, each.split(":"))) for each in str(fields.pop("keep")).split(","))
         arrival = arrival_of(self.engine.state.next_id, prompt, **fields)
         if has is not None:
             arrival = resumed_of(self.engine.state.next_id, prompt, has, **fields)
@@ -207,6 +220,8 @@ def _pairs(words: list[str]) -> dict[str, str]:
 def _value(text: str) -> object:
     if text in ("true", "false"):
         return text == "true"
+    if text.startswith("0."):
+        return float(text)
     return int(text) if text.lstrip("-").isdigit() else text
 
 

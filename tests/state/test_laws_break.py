@@ -16,6 +16,7 @@ from vnext.state.laws import ALL, CHEAP, check, check_cheap
 from vnext.state.state import Slot, State, Tier, Transfer
 from vnext.state.store import columns, columns_numpy, extents, fields
 from vnext.state.store.disk_index import disk_index_of
+from vnext.state.store.pins import no_pins
 from vnext.state.store.prefix_index import PrefixIndex
 from vnext.state.store.rows import Rows
 from vnext.state.store.versions import VersionedArray, VersionedMap
@@ -62,6 +63,20 @@ def with_tier(state: State, **changes: object) -> State:
     """A disk with two blocks."""
     tier = Tier(capacity=2, disk=disk_index_of((b"x" * 16, b"y" * 16)))
     return replace(state, tier=replace(tier, **changes))
+
+
+def with_pins(state: State, ends: int = 2**30, page: int = -1, **changes: object) -> State:
+    """One pin, of an indexed page that row 0 holds; its hold is not counted."""
+    page = int(state.tables.arena.data[int(state.rows.table_at[0])]) if page < 0 else page
+    pins = no_pins(state.pool.page_count).with_ends(np.array([page], np.int32), np.array([ends]))
+    config = replace(state.config, pinned_kv_fraction=0.5)
+    return replace(with_pool(state, pins=replace(pins, **changes)), config=config, clock=1)
+
+
+def with_wrong_sum(state: State) -> State:
+    pinned = with_pins(state)
+    ends = VersionedArray(pinned.pool.pins.ends.values().copy(), 5)
+    return with_pool(pinned, pins=replace(pinned.pool.pins, ends=ends))
 
 
 def changed(values: np.ndarray, place: int, value: int) -> np.ndarray:
@@ -231,6 +246,13 @@ BREAKS: list[tuple[str, Callable[[State], None], Break]] = [
     ("K2", laws.tier_is_bounded, lambda s: with_tier(s, transfers=(Transfer(0, 4, 0, (), (11,)), Transfer(1, 4, 0, (), (10,))))),
     ("K2", laws.tier_is_bounded, lambda s: with_tier(s, transfers=(Transfer(0, 4, 0, (), (int(s.tables.arena.data[0]),)),))),
     ("K2", laws.tier_is_bounded, lambda s: with_tier(s, transfers=(Transfer(0, 4, 0, (), (11,)),))),
+    ("M2", laws.holders_are_counted, with_pins),
+    ("K5", laws.pins_are_bounded, lambda s: with_pins(s, count=2)),
+    ("K5", laws.pins_are_bounded, lambda s: replace(with_pins(s), config=s.config)),
+    ("K5", laws.pins_are_bounded, lambda s: with_pins(s, page=11)),
+    ("K5", laws.pins_are_bounded, lambda s: with_pins(s, ends=2**20)),
+    ("K5", laws.pins_are_bounded, lambda s: with_pins(s, displaced=1)),
+    ("Y1", laws.pins_are_bounded, lambda s: with_wrong_sum(s)),
     ("M2", laws.holders_are_counted, lambda s: with_tier(s, transfers=(Transfer(0, 4, 0, (), (11,)),))),
     ("W1", laws.weights_root_the_names, lambda s: replace(s, waiting=(replace(s.waiting[0], block_hashes=(bytes(16),)),))),
 ]

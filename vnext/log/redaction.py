@@ -25,9 +25,11 @@ from vnext.state.events import (
     AdapterLoaded,
     AnyEvent,
     BlocksPromoted,
+    ClockTicked,
     EnginePaused,
     EngineRecovered,
     EngineStarted,
+    PinsYielded,
     PrefixCacheReset,
     PromotionEnded,
     RequestAborted,
@@ -99,7 +101,7 @@ class Redactor:
                 return msgspec.structs.replace(event, name="", path="")
             case TierOpened() | TierChanged() | BlocksPromoted() | PromotionEnded():
                 return self._of_tier(before, event)
-            case PrefixCacheReset() | EngineStarted() | AdapterEvicted():
+            case PrefixCacheReset() | EngineStarted() | AdapterEvicted() | ClockTicked() | PinsYielded():
                 return event
             case _:
                 assert_never(event)

@@ -179,6 +179,8 @@ def _is_sampling(value: object) -> bool:
 
 
 def _is_of(kind: type, value: object) -> bool:
+    if kind is tuple:
+        return _are_numbers(value, 2)
     if kind is str:
         return _is_ascii(value)
     return _is_float(value) if kind is float else type(value) is kind

@@ -26,6 +26,7 @@ from vnext.state.store import extents, fields
 from vnext.state.store.columns_numpy import BLOCK_HASH_SIZE
 from vnext.state.store.disk_index import disk_index_of
 from vnext.state.store.extents import Extents
+from vnext.state.store.pins import Pins
 from vnext.state.store.prefix_index import prefix_index_of
 from vnext.state.store.rows import Rows
 from vnext.state.store.versions import VersionedArray, VersionedMap
@@ -39,6 +40,7 @@ DRAFTLESS_COUNTERS = 7
 """The leading counters, which every engine has; the others count drafts."""
 QUEUE_RATIO_MAX = 64
 NOBODY = -1
+PIN_COUNTS = ("pinned", "expired", "displaced", "yielded", "dropped")
 
 
 class LiveRequest(msgspec.Struct, frozen=True, array_like=True):
@@ -64,6 +66,15 @@ class StoredTier(msgspec.Struct, frozen=True, array_like=True):
     asked: tuple[tuple[int, int], ...]
 
 
+class StoredPins(msgspec.Struct, frozen=True, array_like=True):
+    """The pins: `counts` are how many pages were pinned and how many pins have ended in each way, `pages` (int32 bytes) the pinned
+    pages and `ends` (int64 bytes) when their pins end."""
+
+    counts: tuple[int, ...]
+    pages: bytes
+    ends: bytes
+
+
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """A state's content. Columns are little-endian bytes.
 
@@ -72,7 +83,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     `in_flight` are (step, entries int64[4, n], samples bool[n]). `queue` int32 are the places from `head` on, NOBODY
     where one is stale; `named` int32 are the blocks with a name, in rising order, `keys` their names. With speculation,
     `drafting` is the rows' second matrix and `drafts` int64[n] those of each step in flight. `slots` are the adapters',
-    `cautious`, `paused`, `weights` and `tier` are the state's.
+    `cautious`, `paused`, `weights`, `tier`, `clock` and `pins` are the state's.
     """
 
     sequence: int
@@ -100,6 +111,8 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     paused: Pause = ""
     weights: Weights | None = None
     tier: StoredTier | None = None
+    clock: int = 0
+    pins: StoredPins | None = None
 
 
 class BadSnapshot(Exception):
@@ -145,6 +158,8 @@ def snapshot(state: State) -> Snapshot:
         paused=state.paused,
         weights=state.weights,
         tier=None if state.tier is None else _stored_tier(state.tier, state.waiting),
+        clock=state.clock,
+        pins=None if pool.pins is None else _stored_pins(pool.pins),
     )
 
 
@@ -152,6 +167,12 @@ def _stored_tier(tier: Tier, waiting: tuple[Waiting, ...]) -> StoredTier:
     counts = tier.capacity, tier.begun, tier.stored, tier.gone, tier.promoted
     asked = tuple((entry.id, entry.transfer) for entry in waiting if entry.transfer >= 0)
     return StoredTier(counts, b"".join(tier.disk.oldest_first()), tier.transfers, asked)
+
+
+def _stored_pins(pins: Pins) -> StoredPins:
+    pages = pins.first_to_leave()
+    counts = tuple(getattr(pins, name) for name in PIN_COUNTS)
+    return StoredPins(counts, pages.tobytes(), pins.ends.at(pages).tobytes())
 
 
 def indexed_blocks(names: list[bytes | None]) -> np.ndarray:
@@ -263,6 +284,7 @@ def _state(frame: Snapshot, config: SchedulerConfig) -> State:
         paused=frame.paused,
         weights=frame.weights,
         tier=_tier(frame.tier) if frame.tier else None,
+        clock=frame.clock,
     )
 
 
@@ -279,6 +301,16 @@ def _tier(frame: StoredTier) -> Tier:
     return Tier(
         capacity=capacity, disk=disk, transfers=frame.transfers, begun=begun, stored=stored, gone=gone, promoted=promoted
     )
+
+
+def _pins(frame: StoredPins | None, page_count: int) -> Pins | None:
+    if frame is None:
+        return None
+    pages, ends = np.frombuffer(frame.pages, dtype=np.int32), np.zeros(page_count, dtype=np.int64)
+    _require(not len(pages) or 0 <= pages.min() <= pages.max() < page_count, "a page is pinned that does not exist")
+    ends[pages] = np.frombuffer(frame.ends, dtype=np.int64)
+    counts = dict(zip(PIN_COUNTS, frame.counts, strict=True))
+    return Pins(ends=VersionedArray(ends), count=len(pages), **counts)
 
 
 def _require(condition: bool, message: str) -> None:
@@ -342,7 +374,9 @@ def _reserved(cells: np.ndarray, field: int, sizes: np.ndarray) -> Extents:
 
 
 def _pool(frame: Snapshot, page_count: int, tables: np.ndarray) -> Pool:
-    held = np.concatenate((tables, *(np.array(each.pages, np.int32) for each in (frame.tier.transfers if frame.tier else ()))))
+    pins = _pins(frame.pins, page_count)
+    moving = (np.array(each.pages, np.int32) for each in (frame.tier.transfers if frame.tier else ()))
+    held = np.concatenate((tables, *moving, *(() if pins is None else (pins.first_to_leave(),))))
     places = np.frombuffer(frame.queue, dtype=np.int32)
     valid = (places != NOBODY).nonzero()[0]
     blocks = np.frombuffer(frame.named, dtype=np.int32).tolist()
@@ -361,6 +395,7 @@ def _pool(frame: Snapshot, page_count: int, tables: np.ndarray) -> Pool:
         free=len(valid),
         kept=int(np.count_nonzero(status[blocks] >= 0)),
         prefix_index=prefix_index_of(dict(zip(keys, blocks, strict=True)), page_count),
+        pins=pins,
     )
 
 

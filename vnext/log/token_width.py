@@ -18,9 +18,11 @@ from vnext.state.events import (
     AdapterLoaded,
     AnyEvent,
     BlocksPromoted,
+    ClockTicked,
     EnginePaused,
     EngineRecovered,
     EngineStarted,
+    PinsYielded,
     PrefixCacheReset,
     PromotionEnded,
     RequestAborted,
@@ -52,7 +54,7 @@ def tokens_of(event: AnyEvent) -> bytes:
         case (
             EngineStarted() | RequestAborted() | StepPlanned() | PrefixCacheReset() | AdapterLoaded() | AdapterEvicted()
             | EngineRecovered() | EnginePaused() | WeightsChanged() | TierOpened() | TierChanged() | BlocksPromoted()
-            | PromotionEnded()
+            | PromotionEnded() | ClockTicked() | PinsYielded()
         ):  # fmt: skip
             return b""
         case _:
@@ -72,7 +74,7 @@ def with_tokens(event: AnyEvent, tokens: bytes) -> AnyEvent:
         case (
             EngineStarted() | RequestAborted() | StepPlanned() | PrefixCacheReset() | AdapterLoaded() | AdapterEvicted()
             | EngineRecovered() | EnginePaused() | WeightsChanged() | TierOpened() | TierChanged() | BlocksPromoted()
-            | PromotionEnded()
+            | PromotionEnded() | ClockTicked() | PinsYielded()
         ):  # fmt: skip
             return event
         case _:

@@ -38,6 +38,7 @@ BOUNDS = {
     "log_max_bytes": (0, 2**50),
     "kv_disk_bytes": (0, 2**60),
     "kv_disk_max_age_s": (0, 10**9),
+    "pinned_kv_fraction": (0.0, 0.9),
     "ipc_bytes_max": (0, 2**40),
     "log_keep": (0, 2**20),
     "log_keep_bytes": (0, 2**60),

@@ -204,11 +204,25 @@ class TierStats(Message):
     given_up: int
 
 
+class PinStats(Message):
+    """Pins: `blocks` of at most `capacity`, and counts since the start: blocks that were `pinned`, and pins that have `expired`,
+    were `displaced` by others, have `yielded` to a request, and were `dropped` with the cache."""
+
+    blocks: int
+    capacity: int
+    pinned: int
+    expired: int
+    displaced: int
+    yielded: int
+    dropped: int
+
+
 class EngineStats(Message, tag=13):
     """Current gauges, and counters since start. Seconds are floats.
 
     `stalled` is a sentence while a step takes far longer than it should, else "". `step_silent_seconds` is the time for which
-    the oldest step in flight has had no result. `adapters`: None in an engine without slots; `tier`: without a disk tier.
+    the oldest step in flight has had no result. `adapters`: None in an engine without slots; `tier`: without a disk tier;
+    `pins`: without any.
     `recovering` is a sentence while the ranks are started again, else "". `recoveries` counts those, and `recovery_seconds` is the
     sum of their times.
     """
@@ -244,6 +258,7 @@ class EngineStats(Message, tag=13):
     recoveries: int = 0
     recovery_seconds: float = 0.0
     tier: TierStats | None = None
+    pins: PinStats | None = None
 
 
 class EngineDied(Message, tag=14):

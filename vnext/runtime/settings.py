@@ -62,6 +62,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     cluster, where Ray places them; port and secret are then new at each start.
     `kv_disk_dir` is the folder of the disk tier ("" for none), which holds at most `kv_disk_bytes` of all ranks, and no block
     that was last used longer than `kv_disk_max_age_s` ago when an engine starts (0: whatever its age).
+    `pinned_kv_fraction` is the share of the cache's blocks that requests may keep for a time (cache_control and the like).
     """
 
     model: str = ""
@@ -87,6 +88,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     kv_disk_dir: str = ""
     kv_disk_bytes: int = 8 * 2**30
     kv_disk_max_age_s: float = 0.0
+    pinned_kv_fraction: float = 0.25
     enable_prefix_caching: bool = True
     enable_chunked_prefill: bool = True
     async_scheduling: bool = True

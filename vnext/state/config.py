@@ -63,7 +63,7 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, rename=STORED_N
     it. `digest_interval`: steps between two digests that every rank reports. `windows`: the attention window of each
     group of layers in tokens, 0 for full attention; a block takes one page of the cache in each group (windows.py). ()
     means one group with full attention. `speculation`: None means no drafts. `max_loras`: slots for LoRA adapters; 0 means that
-    no request has one.
+    no request has one. `pinned_kv_fraction`: the share of the pages that pins may hold.
     """
 
     block_size: int
@@ -82,10 +82,16 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, rename=STORED_N
     windows: tuple[int, ...] = ()
     speculation: Speculation | None = None
     max_loras: int = 0
+    pinned_kv_fraction: float = 0.0
 
     @property
     def group_count(self) -> int:
         return len(self.windows) or 1
+
+    @property
+    def pinned_pages_max(self) -> int:
+        """Pages that pins may hold."""
+        return int(self.page_count * self.pinned_kv_fraction) if self.prefix_caching else 0
 
 
 def request_length_max(config: SchedulerConfig) -> int:

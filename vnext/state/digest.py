@@ -10,6 +10,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Sequence
 
+import msgspec
 import numpy as np
 import xxhash
 
@@ -55,6 +56,8 @@ def digest(state: State) -> int:
         words.append(hashed(_weights(state)))
     if state.tier is not None:
         words.append(hashed(_tier(state)))
+    if state.clock or state.pool.pins is not None:
+        words.append(hashed(_pins(state)))
     return hashed(struct.pack(f"<{len(words)}Q", *words))
 
 
@@ -69,7 +72,7 @@ def parts(state: State) -> list[tuple[str, bytes]]:
         ("holders and free order", pool.status.values().tobytes()),
         ("waiting", _queue(state)),
         ("flights", b"".join(_step_in_flight(scheduled) for scheduled in state.in_flight) + _drafting(state)),
-        ("adapters", _slots(state) + _weights(state) + _tier(state)),
+        ("adapters", _slots(state) + _weights(state) + _tier(state) + _pins(state)),
     ]
 
 
@@ -149,6 +152,14 @@ def _tier(state: State) -> bytes:
     asked = [(entry.id, entry.transfer) for entry in state.waiting if entry.transfer >= 0]
     counts = tier.capacity, len(tier.disk), tier.begun, tier.stored, tier.gone, tier.promoted
     return repr((counts, moving, asked)).encode()
+
+
+def _pins(state: State) -> bytes:
+    """The clock, the pins and how many have ended in each way; empty in an engine that has met neither."""
+    pins = state.pool.pins
+    if pins is None:
+        return f"{state.clock}".encode() if state.clock else b""
+    return repr((state.clock, pins.ends.hash, *msgspec.structs.astuple(pins)[1:])).encode()
 
 
 def _step_in_flight(scheduled: StepInFlight) -> bytes:

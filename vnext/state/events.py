@@ -7,9 +7,9 @@ Token ids are little-endian int32 bytes.
     StepPlanned        engine core; ranks          the decision, as its difference from the expected one
     StepCommitted      engine core; every rank     sampled tokens become part of the state (each rank knows its own)
     PrefixCacheReset   engine core; everyone       cached contents are forgotten
-    AdapterLoaded, AdapterEvicted                  a slot holds an adapter, which every rank has read; it is empty again
-    EngineRecovered, RequestResumed                the ranks' memory is gone; a request that another engine had begun
+    AdapterLoaded, AdapterEvicted, EngineRecovered, RequestResumed    slots; the ranks' memory is gone; another engine had begun it
     EnginePaused, WeightsChanged, TierOpened, TierChanged, BlocksPromoted, PromotionEnded    who goes on; weights; blocks on disk
+    ClockTicked, PinsYielded                       the time that has passed; pins end so that a request can go on
 """
 
 from __future__ import annotations
@@ -184,10 +184,23 @@ class PromotionEnded(Event, frozen=True, tag=15):
     count: int = 0
 
 
+class ClockTicked(Event, frozen=True, tag=16):
+    """`seconds` have passed since the engine started: the only clock of a state. It ticks while something depends on it (pins), and
+    never goes back. Pins that have ended by then are over."""
+
+    seconds: int
+
+
+class PinsYielded(Event, frozen=True, tag=17):
+    """The `count` pins that are nearest to their ends are over, because a request that has the engine to itself lacks pages."""
+
+    count: int
+
+
 AnyEvent = (
     EngineStarted | RequestArrived | RequestAborted | StepPlanned | StepCommitted | PrefixCacheReset | AdapterLoaded
     | AdapterEvicted | EngineRecovered | RequestResumed | EnginePaused | WeightsChanged
-    | TierOpened | TierChanged | BlocksPromoted | PromotionEnded
+    | TierOpened | TierChanged | BlocksPromoted | PromotionEnded | ClockTicked | PinsYielded
 )  # fmt: skip
 
 

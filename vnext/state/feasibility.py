@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from vnext.state.config import SchedulerConfig
 from vnext.state.events import RequestArrived, generated_by
+from vnext.state.params import RETENTION_MAX_S
 from vnext.state.windows import pages_needed
 
 
@@ -23,6 +24,8 @@ def refusal(config: SchedulerConfig, arrival: RequestArrived) -> str | None:
             f"{config.max_model_len}: shorten the prompt or ask for at most {max(config.max_model_len - prompt, 0)} tokens"
         )
     if why_not := _has_ended(config, arrival):
+        return why_not
+    if why_not := _retention_refusal(arrival.sampling.retention):
         return why_not
     if arrival.sampling.adapter and not config.max_loras:
         return "the request names an adapter and this engine serves none: start it with --enable-lora"
@@ -46,6 +49,14 @@ def _has_ended(config: SchedulerConfig, arrival: RequestArrived) -> str | None:
         return f"the request has {count} tokens already and max_tokens is {sampling.max_tokens}: it has ended"
     ends = last in sampling.stop_token_ids or (last in config.eos_token_ids and not sampling.ignore_eos)
     return f"the request has ended with token {last}" if ends and count > sampling.min_tokens else None
+
+
+def _retention_refusal(retention: tuple[tuple[int, int], ...]) -> str | None:
+    for tokens, seconds in retention:
+        if tokens < 0 or not 0 < seconds <= RETENTION_MAX_S:
+            wanted = f"{tokens} tokens are to stay in the cache for {seconds} s"
+            return f"{wanted}: ask for 0 or more tokens and 1 to {RETENTION_MAX_S} s"
+    return None
 
 
 def _too_large(config: SchedulerConfig, prompt: int, wanted: int) -> str:

@@ -12,15 +12,18 @@ import msgspec
 import numpy as np
 import xxhash
 
+from vnext.state import pool as pools
+from vnext.state.block_hash import block_hashes
 from vnext.state.errors import IllegalEvent, require
 from vnext.state.events import StepCommitted, unpack_tokens
 from vnext.state.fold_drafts import Runs, runs_in_place, runs_of, settle
-from vnext.state.fold_plan import NO_ROWS, hash_full_blocks, move_tokens, release_row, without_rows
-from vnext.state.state import Counters, State
+from vnext.state.fold_plan import NO_ROWS, hash_full_blocks, move_tokens, release_row, row_tokens, without_rows
+from vnext.state.state import Counters, State, root_of
 from vnext.state.store import columns, extents, fields
 from vnext.state.store.drafts_numpy import places_in_runs, up_to_first
+from vnext.state.store.pins import ends_of
 from vnext.state.store.rows import Rows, find_rows
-from vnext.state.windows import give_back
+from vnext.state.windows import NULL, give_back, longest_hit
 
 Ending = Literal["finished", "aborted"]
 """How a request ends; the name of its counter."""
@@ -198,15 +201,29 @@ def _with_places(state: State, matched: MatchedSamples) -> State:
 
 
 def finish(state: State, gone: list[int], ending: Ending) -> State:
-    """Remove these rows and forget their requests; their blocks are released last first."""
-    pool = state.pool
+    """Remove these rows and forget their requests; their blocks are released last first, but for those that are pinned."""
+    pool, ids = state.pool, state.rows.id[gone].tolist()
+    for row in gone if state.config.pinned_pages_max else ():
+        pool = _pinned(state, pool, row)
     for row in gone:
         pool = release_row(state, pool, row)
-    ids = state.rows.id[gone].tolist()
     return replace(
         state, pool=pool, rows=without_rows(state.rows, gone), requests=state.requests.without(ids),
         counters=count_ended(state, len(gone), ending),
     )
+
+
+def _pinned(state: State, pool: pools.Pool, row: int) -> pools.Pool:
+    """The pool with pins for what the request of a row that leaves wants to stay, as far as the prefix index has it."""
+    config, request = state.config, state.requests[int(state.rows.id[row])]
+    for tokens, seconds in request.sampling.retention:
+        keys = block_hashes(root_of(state, request), row_tokens(state, row)[:tokens].tobytes(), config.block_size)
+        hits = longest_hit(config, pool, keys) if config.windows else pools.longest_prefix(pool, keys, len(keys))
+        if len(hits) == 0:
+            continue
+        ends = ends_of(len(hits) // config.group_count, state.clock + seconds).repeat(config.group_count)
+        pool = pools.pin(pool, hits[hits != NULL], ends[hits != NULL], config.pinned_pages_max)
+    return pool
 
 
 def count_ended(state: State, count: int, ending: Ending) -> Counters:

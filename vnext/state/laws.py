@@ -103,9 +103,11 @@ def free_and_held_are_all(state: State) -> None:
 
 
 def holders_are_counted(state: State) -> None:
-    """M2: a page's holders are its occurrences in the block tables and in transfers. Pool.status makes it free if and only if it
-    has none."""
+    """M2: a page's holders are its occurrences in the block tables, in transfers and in pins. Pool.status makes it free if and
+    only if it has none."""
     pool, blocks = state.pool, _tables(state)
+    if state.pool.pins is not None:
+        blocks = np.concatenate((blocks, state.pool.pins.first_to_leave()))
     if state.tier is not None and state.tier.transfers:
         blocks = np.concatenate((blocks, *(np.array(each.pages, dtype=np.int32) for each in state.tier.transfers)))
     there = len(blocks) == 0 or (int(blocks.min()) >= 0 and int(blocks.max()) < pool.page_count)
@@ -383,6 +385,23 @@ def tier_is_bounded(state: State) -> None:
     _hold(all(state.pool.ref[page] == 1 for page in filled), "K2", "a page that is being read is shared")
 
 
+def pins_are_bounded(state: State) -> None:
+    """K5: pins hold at most their share of the pages. Each is of a page that may be a hit, and ends later than the clock."""
+    if (pins := state.pool.pins) is None:
+        return
+    ends, most = pins.ends.values(), state.config.pinned_pages_max
+    pages = np.flatnonzero(ends)
+    _hold(len(pages) == pins.count, "K5", f"{len(pages)} pages are pinned, {pins.count} are counted")
+    _hold(pins.count <= most, "K5", f"{pins.count} pages are pinned of {most} at most")
+    named = state.pool.prefix_index.count(pages.tolist())
+    _hold(named == pins.count, "K5", f"{pins.count - named} pinned pages have no name")
+    late = pins.count and pins.next_end() <= state.clock
+    _hold(not late, "K5", f"a pin lasts beyond its end, and the clock has ticked {state.clock}")
+    over = pins.expired + pins.displaced + pins.yielded + pins.dropped
+    _hold(pins.pinned == pins.count + over, "K5", f"{pins.pinned} pages were pinned, {over} pins are over and {pins.count} are not")
+    _hold(pins.ends.hash == columns.impl.array_hash(ends), "Y1", "the sum of the pins' ends is another")
+
+
 def arrivals_are_accounted(state: State) -> None:
     """Y3: arrived = finished + aborted + live."""
     ended = state.counters.finished + state.counters.aborted
@@ -394,7 +413,7 @@ ALL = (
     holders_are_counted, hashes_are_kept, writers_are_exclusive, queue_hash_is_kept, queue_is_sorted_and_distinct,
     full_blocks_are_hashed, placeholders_match, drafts_are_bounded,
     steps_continue, prefix_index_is_mutual, histories_begin_with_prompts,
-    adapters_are_resident, roots_are_of_one_adapter, weights_root_the_names, tier_is_bounded,
+    adapters_are_resident, roots_are_of_one_adapter, weights_root_the_names, tier_is_bounded, pins_are_bounded,
 )  # fmt: skip
 CHEAP = (
     bounds_hold, progress_is_ordered, capacity_covers, steps_are_in_order, arrivals_are_accounted, adapters_are_resident,

@@ -17,6 +17,9 @@ import msgspec
 TOKEN_ID_MAX = 2**31 - 1
 SEED_MAX = 2**64 - 1
 LOGPROBS_MAX = 20
+RETENTION_MAX_S = 2**31 - 1
+ALL_TOKENS = 2**31 - 1
+"""The tokens of a retention that keeps a whole request."""
 NO_LOGPROBS = -1
 ENGINE_DRAFTS = -1
 SPECULATIVE_TOKENS_MAX = 64
@@ -94,7 +97,8 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     sampled token, `prompt_logprobs` that beside each prompt token, `NO_LOGPROBS` for none. `logit_bias` is sorted by
     token. `pooling` is an index of `POOLINGS`: which hidden states of the prompt become its embedding. `adapter` is the digest
     of the files of the LoRA adapter that the request is computed with, "" for none. `num_speculative_tokens` bounds the drafts of
-    a step, -1 leaves that to the engine.
+    a step, -1 leaves that to the engine. `retention`: for each (tokens, seconds), the blocks of so many of the request's first
+    tokens, its answer's included, stay in the prefix cache for so long after it, as far as pins have room.
     """
 
     seed: int
@@ -117,6 +121,7 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     pooling: int = NO_POOLING
     adapter: str = ""
     num_speculative_tokens: int = ENGINE_DRAFTS
+    retention: tuple[tuple[int, int], ...] = ()
 
 
 FIRST_LOGGED_COUNT = 14

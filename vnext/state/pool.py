@@ -14,6 +14,7 @@ import numpy as np
 
 from vnext.state.store import columns, extents
 from vnext.state.store.extents import Extents
+from vnext.state.store.pins import Ending, Pins, no_pins
 from vnext.state.store.prefix_index import PrefixIndex, empty_prefix_index
 from vnext.state.store.versions import VersionedArray
 
@@ -24,7 +25,8 @@ class Pool(msgspec.Struct, frozen=True, kw_only=True):
     """`status` int64[N] of each page: its place in the queue, or minus the number of its holders.
 
     The queue is the range [head, queue.used) of an arena; `free` counts its valid places and `kept` those whose content
-    is still in `prefix_index`. The cost of a change depends on the change, not on the size of the pool.
+    is still in `prefix_index`. The cost of a change depends on the change, not on the size of the pool. A pin is one more holder of
+    its page; `pins` are None before the first.
     """
 
     status: VersionedArray
@@ -33,6 +35,7 @@ class Pool(msgspec.Struct, frozen=True, kw_only=True):
     free: int
     kept: int
     prefix_index: PrefixIndex
+    pins: Pins | None = None
 
     @property
     def page_count(self) -> int:
@@ -51,13 +54,13 @@ class Pool(msgspec.Struct, frozen=True, kw_only=True):
         return places
 
 
-def new_pool(page_count: int) -> Pool:
-    """A pool with all pages free, in numerical order."""
+def new_pool(page_count: int, before: Pins | None = None) -> Pool:
+    """A pool with all pages free, in numerical order. `before`: the pins of the pool in whose place it is."""
     queue = extents.write(extents.empty(4 * page_count), slice(0, page_count), np.arange(page_count, dtype=np.int32))
     queue, _ = extents.reserve(queue, page_count)
     return Pool(
         status=VersionedArray(np.arange(page_count)), queue=queue, head=0, free=page_count, kept=0,
-        prefix_index=empty_prefix_index(page_count),
+        prefix_index=empty_prefix_index(page_count), pins=before and before.emptied(),
     )  # fmt: skip
 
 
@@ -147,7 +150,42 @@ def _forget(pool: Pool, blocks: np.ndarray) -> Pool:
     return _replace(pool, prefix_index=prefix_index, kept=pool.kept - (len(pool.prefix_index) - len(prefix_index)))
 
 
+def pin(pool: Pool, pages: np.ndarray, ends: np.ndarray, page_count_max: int) -> Pool:
+    """Pin indexed pages (int32[n], each once) until `ends` (int64[n], see pins.py). Where more than `page_count_max` are pinned
+    then, those that end first are not any more."""
+    pins = pool.pins or no_pins(pool.page_count)
+    new = pages[pins.ends.at(pages) == 0]
+    pins = pins.with_ends(pages, ends)
+    pool = _replace(hold(pool, new), pins=pins)
+    excess = pins.count - page_count_max
+    return unpin(pool, pins.first_to_leave()[:excess], "displaced") if excess > 0 else pool
+
+
+def unpin(pool: Pool, pages: np.ndarray, ending: Ending) -> Pool:
+    """End the pins of these pages (int32[n], each pinned). Those that nobody else holds join the queue in the given order."""
+    if pool.pins is None or len(pages) == 0:
+        return pool
+    return _replace(release(pool, pages), pins=pool.pins.without(pages, ending))
+
+
+def pinned_count(pool: Pool) -> int:
+    """The number of pinned pages."""
+    return 0 if pool.pins is None else pool.pins.count
+
+
+def pinned_pages(pool: Pool) -> np.ndarray:
+    """The pinned pages in the order in which their pins end (int32[n])."""
+    return np.empty(0, dtype=np.int32) if pool.pins is None else pool.pins.first_to_leave()
+
+
+def without_pins(pool: Pool) -> Pool:
+    """The pool in which every pin is over, because what it keeps is never a hit again."""
+    return unpin(pool, pinned_pages(pool), "dropped")
+
+
 def clear_prefix_index(pool: Pool) -> Pool:
+    """The pool without any content for reuse, and so without pins."""
+    pool = without_pins(pool)
     return _replace(pool, prefix_index=empty_prefix_index(pool.page_count), kept=0)
 
 

@@ -20,9 +20,11 @@ from vnext.state.events import (
     AdapterLoaded,
     AnyEvent,
     BlocksPromoted,
+    ClockTicked,
     EnginePaused,
     EngineRecovered,
     EngineStarted,
+    PinsYielded,
     PrefixCacheReset,
     PromotionEnded,
     RequestAborted,
@@ -56,6 +58,7 @@ from vnext.state.weights import fold_paused, fold_weights_changed
 replace = msgspec.structs.replace
 ARENA_PLACES_MIN = 1 << 12
 SLOT_COUNT_MAX = 1024
+CLOCK_MAX_S = 2**40
 GROUP_COUNT_MAX = 256  # one byte of a page's hash distinguishes the groups
 
 
@@ -92,6 +95,8 @@ def _require_sane(config: SchedulerConfig) -> None:
     )
     require(0 <= config.max_loras <= SLOT_COUNT_MAX, f"max_loras is {config.max_loras}: it must be 0 to {SLOT_COUNT_MAX}")
     require(len(config.windows) <= GROUP_COUNT_MAX, f"{len(config.windows)} groups of layers: at most {GROUP_COUNT_MAX}")
+    pinned = config.pinned_kv_fraction
+    require(0 <= pinned < 1, f"pinned_kv_fraction is {pinned}: it must be at least 0 and below 1")
     require(min(config.windows, default=0) >= 0, f"windows is {config.windows}: each must be 0 or more")
     require(
         config.chunked_prefill or config.long_prefill_token_threshold == 0,
@@ -131,6 +136,8 @@ def fold(state: State, event: AnyEvent) -> tuple[State, Effects]:
             folded = fold_promoted(state, event)
         case PromotionEnded():
             folded = fold_promotion_ended(state, event)
+        case ClockTicked() | PinsYielded():
+            folded = _fold_clock_ticked(state, event) if isinstance(event, ClockTicked) else _fold_pins_yielded(state, event)
         case EngineStarted():
             raise IllegalEvent("an engine starts once")
         case _:
@@ -185,10 +192,25 @@ def _fold_engine_recovered(state: State, event: EngineRecovered) -> State:
         state,
         tokens=extents.empty(ARENA_PLACES_MIN),
         tables=extents.empty(ARENA_PLACES_MIN),
-        pool=pools.new_pool(state.config.page_count),
+        pool=pools.new_pool(state.config.page_count, state.pool.pins),
         slots=(None,) * state.config.max_loras,
         cautious=event.cautious,
     )
+
+
+def _fold_clock_ticked(state: State, event: ClockTicked) -> State:
+    require(event.seconds > state.clock, f"the clock ticks {event.seconds} where it has ticked {state.clock}: it never goes back")
+    require(event.seconds <= CLOCK_MAX_S, f"the clock ticks {event.seconds}, more than {CLOCK_MAX_S} seconds after the start")
+    pool = state.pool
+    if pool.pins is not None:
+        pool = pools.unpin(pool, pool.pins.over(event.seconds), "expired")
+    return replace(state, pool=pool, clock=event.seconds)
+
+
+def _fold_pins_yielded(state: State, event: PinsYielded) -> State:
+    pinned = pools.pinned_pages(state.pool)
+    require(0 < event.count <= len(pinned), f"{event.count} pins of {len(pinned)} end")
+    return replace(state, pool=pools.unpin(state.pool, pinned[: event.count], "yielded"))
 
 
 def _fold_request_aborted(state: State, event: RequestAborted) -> State:

@@ -159,7 +159,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     `waiting` is in order of arrival, and digests read `waiting_hash` in its place. `token_digest` chains all committed
     tokens. `slots` are those of adapters, None where one is empty. While requests with ids below `cautious` wait or have
     not come, steps follow one another and each admits one request at most. `paused` is the mode of EnginePaused; `weights` are None
-    before the first change. `tier` is None in an engine without a disk tier.
+    before the first change. `tier` is None in an engine without a disk tier. `clock` is the second of the last tick.
     """
 
     config: SchedulerConfig
@@ -182,6 +182,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     paused: Pause = ""
     weights: Weights | None = None
     tier: Tier | None = None
+    clock: int = 0
 
 
 def root_of(state: State, request: Request) -> bytes:

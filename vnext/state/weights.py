@@ -50,6 +50,7 @@ def fold_weights_changed(state: State, event: WeightsChanged) -> State:
     require(event.version > version, f"version {event.version} of the weights follows version {version}")
     require(bool(event.digest), "weights without a digest")
     state = preempt(state, tuple(range(len(state.rows))))
+    state = replace(state, pool=pools.without_pins(state.pool))
     state = replace(state, weights=Weights(event.version, event.digest, event.path))
     return replace(state, waiting=tuple(_named(state, entry) for entry in state.waiting)) if state.config.prefix_caching else state
 

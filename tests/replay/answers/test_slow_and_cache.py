@@ -7,17 +7,23 @@ from collections import defaultdict
 from pathlib import Path
 
 import pytest
-from log_drive import record, small_config
+from log_drive import record, small_config, started
 
 from vnext.replay.answers.cache import cache_use
+from vnext.replay.answers.cache_ttl import ttls_of
 from vnext.replay.answers.slow import slow
 from vnext.replay.answers.stat import stat
 from vnext.replay.cli.main import main
 from vnext.replay.reading.folding import Folded, first_state, fold
 from vnext.replay.reading.index import Index
 from vnext.replay.reading.source import open_log
-from vnext.state.events import RequestArrived, StepCommitted, StepPlanned, unpack_tokens
+from vnext.runtime.record.recorder import Recorder
+from vnext.sched.schedule import schedule
+from vnext.state.digest import digest
+from vnext.state.events import RequestArrived, StepCommitted, StepPlanned, pack_tokens, unpack_tokens
 from vnext.state.outputs import outputs
+from vnext.state.params import Sampling
+from vnext.state.reduce import reduce, start
 
 MANY = 10**6
 
@@ -153,3 +159,38 @@ def test_both_as_json_and_bad_numbers(crowded, capsys):
         assert json.loads(capsys.readouterr().out)["ended"] == "complete"
         assert main([command, str(crowded), "--top", "0"]) == 2
         assert "must lie between 1 and" in capsys.readouterr().err
+
+
+def played(tmp_path: Path, *steps: tuple[int, list[int]]) -> Path:
+    """A log of requests that come at these seconds and end at once, in a cache of eight blocks of four tokens."""
+    config = small_config(page_count=8, max_num_batched_tokens=40, vocab_size=100)
+    state, log_dir = start(started(config)), tmp_path / "log"
+    recorder = Recorder.open(log_dir, started(config), "full")
+    for seconds, prompt in steps:
+        arrival = RequestArrived(
+            id=state.next_id, name="r", prompt=pack_tokens(prompt), sampling=Sampling(seed=1, max_tokens=1), priority=0,
+            arrival_ns=seconds * 10**9,
+        )  # fmt: skip
+        commit = StepCommitted(step=state.planned, tokens=pack_tokens([9]))
+        for given in (arrival, None, commit):
+            before, event = state, given or schedule(state)
+            state = reduce(before, event)
+            recorder.append([event], [before], digest(state), [])
+    recorder.close()
+    return log_dir
+
+
+def test_a_retention_pays_where_a_prompt_comes_back_in_time(tmp_path):
+    prompt, other = list(range(1, 14)), [50] * 29
+    log_dir = played(tmp_path, (0, prompt), (10, other), (100, prompt), (110, other), (1110, prompt))
+    answer = cache_use(open_log(log_dir), MANY, ttls_of("5m,1h,30s"))
+    saved = {each.ttl_s: each.saved for each in answer.retentions}
+    assert saved == {30: 0, 300: 12 + 12, 3600: 24 + 12}
+    held = {each.ttl_s: (each.block_seconds, each.blocks_max) for each in answer.retentions}
+    assert held == {30: (600.0, 10), 300: (4000.0, 10), 3600: (3 * 1110 + 7 * 1100, 10)}
+
+
+@pytest.mark.parametrize("text", ["", "5", "m", "-5m", "0s", "5m;1h", "1h,,5m", ",".join(["1s"] * 17)])
+def test_times_that_are_none_are_refused(crowded, capsys, text):
+    assert main(["cache", str(crowded), f"--ttl={text}"]) == (0 if text == "" else 2)
+    assert text == "" or "write up to 16 times such as" in capsys.readouterr().err

@@ -108,7 +108,7 @@ def wish(name: str) -> bytes:
 
 
 def stats(steps: int) -> EngineStats:
-    numbers = {name: 0 for name in EngineStats.__struct_fields__ if name not in ("stalled", "adapters", "tier", "recovering", "residence")}
+    numbers = {name: 0 for name in EngineStats.__struct_fields__ if name not in ("stalled", "adapters", "tier", "pins", "recovering", "residence")}
     return EngineStats(**numbers | {"steps": steps})
 
 

@@ -156,7 +156,7 @@ def test_lengths_are_told_up_to_the_longest_request() -> None:
 
 
 def stats(**figures: object) -> EngineStats:
-    numbers = dict.fromkeys(EngineStats.__struct_fields__, 0) | {"stalled": "", "recovering": "", "adapters": None, "tier": None, "blocks_total": 200}
+    numbers = dict.fromkeys(EngineStats.__struct_fields__, 0) | {"stalled": "", "recovering": "", "adapters": None, "tier": None, "pins": None, "blocks_total": 200}
     return EngineStats(**numbers | {"residence": Residence()} | figures)
 
 

@@ -15,6 +15,7 @@ from toy_tokenizers import byte_level
 
 from vnext.runtime.messages import SubmitRequest
 from vnext.state.events import unpack_tokens
+from vnext.state.params import ALL_TOKENS
 
 TEMPLATE = (
     "{% if tools %}{{ tools | tojson }}<tool_call>{% endif %}{% if enable_thinking %}<think></think>{% endif %}"
@@ -266,3 +267,51 @@ def test_other_errors_have_their_types(server: EdgeServer) -> None:
 def ask_with(server: EdgeServer, **options: Any) -> str:
     body = {"model": "toy", "max_tokens": 5, "messages": [{"role": "user", "content": "say:a"}]}
     return client(server, **options).messages.create(**body).content[0].text
+
+
+MARK = {"cache_control": {"type": "ephemeral"}}
+HOUR = {"cache_control": {"type": "ephemeral", "ttl": "1h"}}
+
+
+def kept(server: EdgeServer, **options: Any) -> list[tuple[str, int]]:
+    """The texts that a request asks to keep, and for how long."""
+    ask(server, "one", **options)
+    tokens = unpack_tokens(last_request(server).prompt).tolist()
+    retention = last_request(server).sampling.retention
+    return [("all" if count == ALL_TOKENS else TOKENIZER.decode(tokens[:count]), seconds) for count, seconds in retention]
+
+
+def test_a_breakpoint_keeps_what_stands_before_it(server):
+    system = [{"type": "text", "text": "You are an agent.", **HOUR}]
+    first = {"role": "user", "content": [{"type": "text", "text": "xylophone"}]}
+    last = {"role": "user", "content": [{"type": "text", "text": "say:one", **MARK}]}
+    answer = {"role": "assistant", "content": [{"type": "text", "text": "yes", **MARK}]}
+    assert kept(server) == [] and kept(server, cache_control=MARK["cache_control"]) == [("all", 300)]
+    assert kept(server, messages=[first, answer, last]) == [("all", 300)], "the last one covers the first"
+    found = kept(server, system=system, messages=[first, last])
+    assert found == [("all", 300), ("[system]You are an agent.[user]", 3600)]
+    assert kept(server, system=system, messages=[first]) == [("[system]You are an agent.[user]", 3600)]
+    tools = [WEATHER | HOUR]
+    (text, seconds), = kept(server, tools=tools, messages=[first])
+    assert seconds == 3600 and "weather" in text and text.endswith("[user]")
+    result = {"type": "tool_result", "tool_use_id": "t", "content": [{"type": "text", "text": "fine", **MARK}]}
+    assert kept(server, messages=[first, {"role": "user", "content": [result]}]) == [("all", 300)]
+
+
+def test_usage_says_what_is_kept(server):
+    usage = ask(server, "one", cache_control=MARK["cache_control"]).usage
+    length = len(unpack_tokens(last_request(server).prompt))
+    assert (usage.input_tokens, usage.cache_creation_input_tokens + usage.cache_read_input_tokens) == (0, length)
+    usage = ask(server, "one").usage
+    assert usage.cache_creation_input_tokens == 0 and usage.input_tokens + usage.cache_read_input_tokens == length
+
+
+@pytest.mark.parametrize(("control", "why"), [
+    ({"type": "eternal"}, "cache_control.type is 'eternal': it must be 'ephemeral'"),
+    ({"type": "ephemeral", "ttl": "2h"}, "cache_control.ttl is '2h': it must be '5m' or '1h'"),
+    ({"type": "ephemeral", "ttl": "-5m"}, "cache_control.ttl is '-5m'"),
+])  # fmt: skip
+def test_unknown_times_are_refused(server, control, why):
+    content = [{"type": "text", "text": "say:one", "cache_control": control}]
+    with pytest.raises(anthropic.BadRequestError, match=why):
+        ask(server, "one", messages=[{"role": "user", "content": content}])

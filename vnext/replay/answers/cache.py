@@ -10,19 +10,28 @@ from __future__ import annotations
 
 import argparse
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import msgspec
 import numpy as np
 from rich.console import Console
 
+from vnext.replay.answers.cache_ttl import Retention, Retentions, ttls_of
 from vnext.replay.console import render
 from vnext.replay.console.commands import SAME, print_answer, top_of
 from vnext.replay.reading.folding import Broken, Folded, fold
 from vnext.replay.reading.source import Log, open_log
 from vnext.state.block_hash import block_hashes, root_hash
 from vnext.state.config import SchedulerConfig
-from vnext.state.events import RequestArrived, StepCommitted, StepPlanned, generated_by, pack_tokens, unpack_tokens
+from vnext.state.events import (
+    RequestAborted,
+    RequestArrived,
+    StepCommitted,
+    StepPlanned,
+    generated_by,
+    pack_tokens,
+    unpack_tokens,
+)
 from vnext.state.outputs import outputs
 from vnext.state.state import State
 
@@ -49,7 +58,8 @@ class CacheUse(msgspec.Struct, frozen=True, kw_only=True):
     absent at that moment (`absent`: evicted, forgotten, or not computed yet), and `new` ones. `partings` are sorted
     by missed tokens.
 
-    `caching` is whether the engine had the cache switched on. `requests` were admitted at least once.
+    `caching` is whether the engine had the cache switched on. `requests` were admitted at least once. `retentions` are those that
+    were asked for.
     """
 
     requests: int
@@ -61,6 +71,7 @@ class CacheUse(msgspec.Struct, frozen=True, kw_only=True):
     caching: bool
     partings: list[Parting]
     ended: str
+    retentions: list[Retention] = []
 
 
 class _Asked(msgspec.Struct, frozen=True):
@@ -115,8 +126,8 @@ def _common(one: np.ndarray, other: np.ndarray) -> int:
 class _Counting:
     """The comparison while the log is folded. Mutable."""
 
-    def __init__(self, config: SchedulerConfig) -> None:
-        self._size = config.block_size
+    def __init__(self, config: SchedulerConfig, retentions: Retentions) -> None:
+        self._size, self._retentions = config.block_size, retentions
         self._salted, self._plain = _Texts(config.block_size), _Texts(config.block_size)
         self._asked: dict[int, _Asked] = {}
         self._living: dict[int, tuple[RequestArrived, list[int]]] = {}
@@ -124,6 +135,7 @@ class _Counting:
         self._partings: dict[int, list[int]] = {}
 
     def hear(self, item: Folded) -> None:
+        self._retentions.hear(item)
         match item.event:
             case RequestArrived():
                 self._arrived(item.event)
@@ -136,6 +148,9 @@ class _Counting:
                         self._living[reported.id][1].append(reported.token)
                     if reported.finish:
                         self._ended(reported.id)
+            case RequestAborted():
+                for id_ in item.event.ids:
+                    self._retentions.end(id_, ())
 
     def _arrived(self, event: RequestArrived) -> None:
         common, known, like = self._salted.longest(event.cache_salt, event.sampling.adapter, event.prompt)
@@ -152,6 +167,7 @@ class _Counting:
         """Add a finished request's text: its answer can begin the next turn's prompt."""
         if (found := self._living.pop(id_, None)) is not None:
             event, answer = found
+            self._retentions.end(id_, self._keys(event, event.prompt + pack_tokens(answer[:-1])))
             self._add(event, event.prompt + pack_tokens(answer))
 
     def _admitted(self, before: State, event: StepPlanned, after: State) -> None:
@@ -163,6 +179,8 @@ class _Counting:
 
     def _count(self, id_: int, asked: _Asked, found: int) -> None:
         most = (len(self._living[id_][0].prompt) // 4 - 1) // self._size * self._size
+        event = self._living[id_][0]
+        self._retentions.begin(id_, self._keys(event, event.prompt)[: most // self._size], min(found, most) // self._size)
         found = min(found, most)  # a request that came back with tokens may find some of them too
         known, salted = max(min(asked.known, most), found), min(asked.salted, most)
         new = most - max(known, salted)
@@ -174,6 +192,10 @@ class _Counting:
             parted[0] += 1
             parted[1] += most - known
 
+    def _keys(self, event: RequestArrived, tokens: bytes) -> tuple[bytes, ...]:
+        """The names of the full blocks of these tokens of a request."""
+        return block_hashes(root_hash(event.cache_salt, self._size, event.sampling.adapter), tokens, self._size)
+
     def partings(self, top: int) -> list[Parting]:
         found = sorted(self._partings.items(), key=lambda pair: (-pair[1][1], pair[0]))[:top]
         return [
@@ -182,17 +204,19 @@ class _Counting:
         ]  # fmt: skip
 
 
-def cache_use(log: Log, top: int) -> CacheUse:
-    """Compare every prompt of a log, and name the `top` places at which most is missed."""
+def cache_use(log: Log, top: int, ttls_s: Sequence[int] = ()) -> CacheUse:
+    """Compare every prompt of a log, and name the `top` places at which most is missed, and what retentions would have saved."""
     config, ended = log.header.started.config, "complete"
-    counting = _Counting(config)
+    retentions = Retentions(log, ttls_s)
+    counting = _Counting(config, retentions)
     for item in fold(log):
         if isinstance(item, Folded):
             counting.hear(item)
         elif isinstance(item, Broken):
             ended = item.message
     sums = {name: counting.sums[name] for name in ("requests", "asked", "found", "salted", "absent", "new")}
-    return CacheUse(**sums, caching=config.prefix_caching, partings=counting.partings(top), ended=ended)
+    answers = {"partings": counting.partings(top), "retentions": retentions.answer()}
+    return CacheUse(**sums, caching=config.prefix_caching, ended=ended, **answers)
 
 
 # ---- the command -------------------------------------------------------------------------------------------------
@@ -205,11 +229,13 @@ def add_command(command: Callable[..., argparse.ArgumentParser]) -> None:
         "Compares each prompt with all earlier texts.",
     )  # fmt: skip
     counting.add_argument("--top", type=int, default=5, help="number of the costliest places where prompts diverge (default 5)")
+    counting.add_argument("--ttl", default="", help="times such as 5m,1h: what it would have saved to keep each prompt for so long")
 
 
 def run(arguments: argparse.Namespace, console: Console) -> int:
     """Returns 0."""
-    answer = cache_use(open_log(arguments.log), top_of(arguments, TOP_MAX))
+    ttls_s = ttls_of(arguments.ttl) if arguments.ttl else ()
+    answer = cache_use(open_log(arguments.log), top_of(arguments, TOP_MAX), ttls_s)
     print_answer(arguments, console, answer, print_cache_use)
     return SAME
 
@@ -233,3 +259,9 @@ def print_cache_use(console: Console, answer: CacheUse) -> None:
         } for each in answer.partings
     ]  # fmt: skip
     render.records(console, "where prompts diverge", ("at token", "requests", "tokens missed", "for example"), rows)
+    kept = [
+        {"kept for": f"{each.ttl_s:,} s", "tokens saved": share(each.saved), "blocks at once": f"{each.blocks_max:,}",
+         "block-seconds": f"{each.block_seconds:,.0f}"} for each in answer.retentions
+    ]  # fmt: skip
+    if kept:
+        render.records(console, "if each prompt's blocks stayed after their last use", tuple(kept[0]), kept)

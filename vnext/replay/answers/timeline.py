@@ -24,6 +24,7 @@ from vnext.state.events import (
     BlocksPromoted,
     EnginePaused,
     EngineRecovered,
+    PinsYielded,
     PrefixCacheReset,
     RequestAborted,
     RequestArrived,
@@ -155,6 +156,8 @@ class Timeline:
             case BlocksPromoted() if event.id in self._living:
                 lane, words = self._living[event.id].lane, f"{event.count} blocks are read from disk"
                 self._instant(REQUESTS, lane, now_us, words, "t")
+            case PinsYielded():
+                self._instant(ENGINE, STEPS_LANE, now_us, f"{event.count} pins yield", "p")
             case AdapterLoaded():
                 self._instant(ENGINE, STEPS_LANE, now_us, f"adapter {event.name or event.digest} in slot {event.slot}", "p")
             case AdapterEvicted():

@@ -234,6 +234,7 @@ def print_shown(console: Console, answer: Shown) -> None:
         ("tokens", _totals(state["counters"], ("prompt_tokens", "generated_tokens"))),
         ("prefix cache", _totals(state["counters"], ("prefix_queried_tokens", "prefix_hit_tokens"))),
         *([("disk tier", _disk(state["disk"]))] if state.get("disk") else []),
+        *([("pins", _pins(state["pins"], state.get("clock", 0)))] if state.get("pins") else []),
         *([("caution", f"requests below {state['cautious']} join one at a time")] if state.get("cautious") else []),
     ])  # fmt: skip
     steps, rows = _with_steps_in_flight(state)
@@ -242,6 +243,12 @@ def print_shown(console: Console, answer: Shown) -> None:
     if slots := state.get("slots"):
         held = [{**slot, "slot": place} for place, slot in enumerate(slots) if slot]
         records(console, "adapters", ("slot", "name", "digest", "requests"), held)
+
+
+def _pins(pins: dict, clock: int) -> str:
+    ends = f", the next one ends in {pins['next_end'] - clock:,} s" if pins["count"] else ""
+    over = ", ".join(f"{pins[name]:,} {name}" for name in ("expired", "displaced", "yielded", "dropped") if pins[name])
+    return f"{pins['count']:,} blocks{ends}; of {pins['pinned']:,}: {over or 'none is over'}"
 
 
 def _disk(disk: dict) -> str:

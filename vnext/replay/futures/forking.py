@@ -20,6 +20,7 @@ from vnext.log.codec import Frame
 from vnext.replay.futures.redecided import Predicate
 from vnext.replay.reading.source import Log
 from vnext.replay.reading.strides import private_copy
+from vnext.sched.pinning import next_yield
 from vnext.sched.residency import next_load
 from vnext.sched.schedule import schedule
 from vnext.sched.sim.findings import kind_of
@@ -135,10 +136,12 @@ class _Course:
         check(self.state)
 
     def _planned(self) -> StepPlanned | None:
-        """The next plan. Adapters that it waits for are loaded at once."""
+        """The next plan. Adapters that it waits for are loaded at once, and pins yield."""
         while (wish := next_load(self.state)) is not None:
             for event in wish.events(""):
                 self._fold(event)
+        while (event := next_yield(self.state)) is not None:
+            self._fold(event)
         return schedule(self.state)
 
     def _meet(self) -> None:

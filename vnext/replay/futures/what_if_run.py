@@ -18,6 +18,7 @@ from msgspec.structs import replace
 from vnext.replay.futures.loads import LoadClock
 from vnext.replay.futures.revived import salted, warmed
 from vnext.replay.futures.step_times import Recorded
+from vnext.sched.pinning import next_yield
 from vnext.sched.schedule import schedule
 from vnext.state.config import SchedulerConfig
 from vnext.state.events import (
@@ -26,6 +27,7 @@ from vnext.state.events import (
     AnyEvent,
     EngineRecovered,
     EngineStarted,
+    PinsYielded,
     RequestAborted,
     RequestArrived,
     StepCommitted,
@@ -210,6 +212,8 @@ class Engine:
                     recorded = event if isinstance(event, AdapterLoaded) else None
                     for decided in self._loading.decided(self.state, recorded)[:1]:
                         self._fold(decided)
+                case PinsYielded():
+                    self._fold(event)
                 case _:
                     self._come(event)
             if self._events[-1:] != [event]:
@@ -236,14 +240,18 @@ class Engine:
                 self._fold(event)
                 self._ends.clear()
                 self._device_us = self._now_us
+            case PinsYielded():
+                pass  # decided anew
             case _:
                 self._fold(event)
 
     def _decided(self) -> StepPlanned | None:
-        """The next plan, behind the loads that are done."""
+        """The next plan, behind the loads that are done and pins that yield."""
         while loaded := self._loading.due(self.state, self._now_us):
             for event in loaded:
                 self._fold(event)
+        while (event := next_yield(self.state)) is not None:
+            self._fold(event)
         return schedule(self.state)
 
     def _plan(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from vnext.state.pool import free_blocks
 from vnext.state.state import State, StepInFlight, Tier
 from vnext.state.store.fields import STORED_FIELD_NAMES, STRUCTURE_FIELD_COUNT
+from vnext.state.store.pins import Pins
 from vnext.state.windows import row_blocks
 
 
@@ -28,6 +29,8 @@ def view(state: State) -> dict[str, object]:
         },
         "counters": {name: getattr(state.counters, name) for name in state.counters.__struct_fields__},
         **({"cautious": state.cautious} if state.cautious else {}),
+        **({"clock": state.clock} if state.clock else {}),
+        **({"pins": _pins(state.pool.pins)} if state.pool.pins else {}),
         **({"disk": _disk(state.tier)} if state.tier else {}),
         **({"slots": [_slot(state, place) for place in range(len(state.slots))]} if state.slots else {}),
     }
@@ -38,6 +41,12 @@ def _disk(tier: Tier) -> dict[str, object]:
     counts = {name: getattr(tier, name) for name in ("capacity", "stored", "promoted", "gone")}
     moving = [{"transfer": each.number, "request": each.request, "blocks": len(each.pages) - each.hits} for each in tier.transfers]
     return {"blocks": len(tier.disk), **counts, "transfers": moving}
+
+
+def _pins(pins: Pins) -> dict[str, object]:
+    """How many pages are pinned, how pins have ended, and when the next one does."""
+    counts = {name: getattr(pins, name) for name in ("count", "pinned", "expired", "displaced", "yielded", "dropped")}
+    return counts | ({"next_end": pins.next_end()} if pins.count else {})
 
 
 def _slot(state: State, place: int) -> dict[str, object] | None:

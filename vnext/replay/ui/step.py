@@ -18,8 +18,10 @@ from vnext.state.digest import digest, hexadecimal
 from vnext.state.events import (
     AnyEvent,
     BlocksPromoted,
+    ClockTicked,
     EnginePaused,
     EngineRecovered,
+    PinsYielded,
     PrefixCacheReset,
     PromotionEnded,
     RequestAborted,
@@ -153,5 +155,9 @@ def reported(event: AnyEvent) -> dict[str, Any]:
             return {"kind": "blocks read", "id": event.id, "blocks": event.count}
         case PromotionEnded():
             return {"kind": "blocks are back", "transfer": event.transfer, "blocks": event.count}
+        case ClockTicked():
+            return {"kind": "clock", "seconds": event.seconds}
+        case PinsYielded():
+            return {"kind": "pins yield", "blocks": event.count}
         case _:
             return {"kind": type(event).__name__}

@@ -23,6 +23,7 @@ from vnext.log.log_plain import WIDTH_MAX
 from vnext.log.stream import EventStreams
 from vnext.runtime.core.adapters import AdapterLoading
 from vnext.runtime.core.clients import Clients
+from vnext.runtime.core.clock import EventClock
 from vnext.runtime.core.draft_counts import NO_DRAFTS, DraftCounts
 from vnext.runtime.core.due_reports import NOTHING_REPORTED, RankChecks
 from vnext.runtime.core.executor import Executor, NoRanks
@@ -82,11 +83,8 @@ class EngineCore:
     def __init__(
         self,
         started: EngineStarted,
-        executor: Executor,
-        recorder: Recorder,
-        clients: Clients,
-        all_laws: bool = False,
-        step_timeout_s: float = 0.0,
+        executor: Executor, recorder: Recorder, clients: Clients,
+        all_laws: bool = False, step_timeout_s: float = 0.0,
         recovery: Recovery | None = None, tier: TierOpened | None = None,
     ) -> None:
         """`recovery`: what replaces ranks that are lost; None: the engine ends with them. `tier`: what they have on disk."""
@@ -107,6 +105,7 @@ class EngineCore:
         self._stalled = ""
         self._adapters = AdapterLoading(started.world_size, executor.send)
         self._tiers = TierTransfers(started.world_size, executor.send, tier)
+        self._clock = EventClock()
         self._operations = Operations(started, executor.send, self._answer, clients.notes)
         self._streams = EventStreams(started, __version__)
         executor.while_full = self._send_stats
@@ -132,8 +131,9 @@ class EngineCore:
         """
         try:
             self._executor.check(ready)
-            for event in self._clients.arrived(self.state, ready):
-                self._fold(event)
+            for arrived in self._clients.arrived(self.state, ready):
+                for event in self._clock.with_tick(self.state, arrived):
+                    self._fold(event)
             messages = self._executor.receive()
             for message in messages:
                 self._take_result(message, message is messages[-1])
@@ -152,6 +152,8 @@ class EngineCore:
             self._operate()
             self._load_adapters()
             while self._tiers.are_on and (event := self._tiers.next_event(self.state)) is not None:
+                self._fold(event)
+            while (event := self._clock.next_event(self.state)) is not None:
                 self._fold(event)
             began = time.perf_counter()
             if (plan := schedule(self.state)) is not None:
@@ -300,10 +302,7 @@ class EngineCore:
         if (turn := steady_turn(self.state, event)) is None:
             return False
         before, self.state = self.state, turn.state
-        self._unwritten = [
-            (event, before, turn.matched),
-            (turn.plan, before, None),
-        ]  # nothing reads the state before such a plan
+        self._unwritten = [(event, before, turn.matched), (turn.plan, before, None)]  # nothing reads the state before such a plan
         self._untold.append((turn.going, ()))
         self._plan_seconds += time.perf_counter() - began
         return True
@@ -352,7 +351,7 @@ class EngineCore:
             return RECOVERY_PATIENCE_MS
         if self._clients.is_behind:
             return BEHIND_PATIENCE_MS
-        return PATIENCE_MS if self.state.in_flight or self._tiers.is_reading else None
+        return PATIENCE_MS if self.state.in_flight or self._tiers.is_reading else self._clock.wait_ms(self.state)
 
     def watch(self, poller: zmq.Poller) -> None:
         """As Executor.watch, for the ranks that there are and those that take their place."""
@@ -443,6 +442,7 @@ class EngineCore:
             accepted_tokens=counters.accepted_tokens,
             adapters=self._adapters.stats(state),
             tier=self._tiers.stats(state),
+            pins=self._clock.stats(state),
             recovering=recovery.sentence,
             recoveries=recovery.count,
             recovery_seconds=recovery.seconds,

@@ -56,6 +56,7 @@ def _bounds(settings: EngineSettings, model: ModelFacts) -> SchedulerConfig:
         windows=model.windows if any(model.windows) else (),
         speculation=speculation_of(settings.speculative_config),
         max_loras=settings.max_loras if settings.enable_lora else 0,
+        pinned_kv_fraction=settings.pinned_kv_fraction if settings.enable_prefix_caching else 0.0,
     )
 
 

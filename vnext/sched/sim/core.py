@@ -11,6 +11,7 @@ from vnext.sched.sim.checks.accounting import Accounting
 from vnext.sched.sim.checks.contents import contents, differences
 from vnext.sched.sim.checks.errors import Divergence
 from vnext.sched.sim.checks.history import History
+from vnext.sched.sim.checks.pin_laws import PinBook
 from vnext.sched.sim.checks.plain_state import PlainState
 from vnext.sched.sim.checks.tier_laws import resets_forget, tiers_block_nobody
 from vnext.sched.sim.laws import decision_laws, event_laws, going
@@ -34,6 +35,7 @@ class Core:
         self.events: list[AnyEvent] = [started]
         self.seen = PlainState(start(started))
         self.accounting = Accounting()
+        self.pins = PinBook()
         self.history: History | None = None
         self._whole_check_events = whole_check_events
 
@@ -54,6 +56,7 @@ class Core:
         event_laws(before, event, after)
         resets_forget(event, after)
         news = outputs(before.state, event, state, effects)
+        self.pins.write(before, event, after, news)
         self.accounting.write(before, event, after, news)
         if state.sequence % self._whole_check_events == 0:
             self.look_back()

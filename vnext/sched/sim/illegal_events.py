@@ -22,8 +22,10 @@ from vnext.state.events import (
     AdapterLoaded,
     AnyEvent,
     BlocksPromoted,
+    ClockTicked,
     EngineRecovered,
     EngineStarted,
+    PinsYielded,
     PromotionEnded,
     RequestAborted,
     RequestArrived,
@@ -35,6 +37,7 @@ from vnext.state.events import (
     pack_tokens,
 )
 from vnext.state.params import Sampling
+from vnext.state.pool import pinned_count
 from vnext.state.state import State
 
 
@@ -68,12 +71,15 @@ def illegal_slot_events(state: State) -> Iterator[AnyEvent]:
 
 def illegal_tier_events(state: State) -> Iterator[AnyEvent]:
     """No transfer begins out of turn, for a stranger or twice, none ends that is not in flight, and no block leaves a disk that is
-    not there."""
+    not there. No clock stands still or goes back, and no pins yield that are not there."""
     begun = 0 if state.tier is None else state.tier.begun
     yield BlocksPromoted(transfer=begun, id=RequestId(state.next_id), count=1)
     yield PromotionEnded(transfer=begun)
     yield TierChanged(gone=bytes(16))
     yield TierChanged(stored=b"short")
+    yield ClockTicked(seconds=state.clock)
+    yield PinsYielded(count=0)
+    yield PinsYielded(count=pinned_count(state.pool) + 1)
     for entry in state.waiting[:1]:
         yield BlocksPromoted(transfer=begun + 1, id=entry.id, count=1)
         yield BlocksPromoted(transfer=begun, id=entry.id, count=0 if entry.transfer < 0 else 1)

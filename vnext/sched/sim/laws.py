@@ -32,6 +32,7 @@ from vnext.state.events import (
     generated_by,
 )
 from vnext.state.outputs import Output
+from vnext.state.pool import pinned_pages
 from vnext.state.state import Waiting, blocks_for
 from vnext.state.store.columns_numpy import group_hash
 from vnext.state.tier import transferring
@@ -292,11 +293,11 @@ def ranges_continue(before: PlainState, after: PlainState) -> None:
 
 
 def windows_hold_what_they_see(seen: PlainState) -> None:
-    """M2: a page's holders are the rows that may still see it, counted token by token; laws.py relies on windows.py instead."""
+    """M2: a page's holders are the rows that may still see it, counted token by token, and pins; laws.py relies on windows.py."""
     if not seen.state.config.windows:
         return
     counts = [0] * len(seen.holders)
-    for block in chain.from_iterable(seen.held):
+    for block in chain(chain.from_iterable(seen.held), pinned_pages(seen.state.pool).tolist()):
         counts[block] += 1
     if counts != seen.holders:
         wrong = [block for block, count in enumerate(counts) if count != seen.holders[block]]

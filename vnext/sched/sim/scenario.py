@@ -66,7 +66,8 @@ class Client(msgspec.Struct, frozen=True, kw_only=True):
 class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that a simulation needs; `reset_us` are the times of prefix cache resets, at `shutdown_us` (NEVER if
     nobody does) everything that lives is aborted at once. `weights` are the times at which other weights come, each with the pause
-    in which they change. `disk`: None without a disk tier."""
+    in which they change. `disk`: None without a disk tier. `second_us` of virtual time are a second of the event clock, 0
+    where nothing needs one."""
 
     seed: int
     config: SchedulerConfig
@@ -77,6 +78,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     shutdown_us: int = NEVER
     weights: tuple[tuple[int, Pause], ...] = ()
     disk: Disk | None = None
+    second_us: int = 0
 
 
 def capacity(config: SchedulerConfig) -> int:

@@ -41,6 +41,9 @@ DYING_SEEDS = 5
 """In one of so many scenarios ranks and engine core die, drawn from a seed of their own."""
 DISK_SEEDS = 11
 """One in so many scenarios, if its engine can have one, has a disk tier, drawn from a seed of its own."""
+RETAINING_SEEDS = 7
+"""In one of so many scenarios requests want their beginnings kept, drawn from a seed of its own."""
+SECONDS_US = (1, 3, 20, 100)
 PRIORITIES = ((0,), (0, 1, 2), (0, 1, 2), (-(2**31), -1, 0, 2**31 - 1))
 
 
@@ -57,11 +60,12 @@ def scenario(seed: int, client_count: int = 60) -> Scenario:
         config = replace(config, speculation=speculation_of(seed // DRAFTING_SEEDS))
         config = at_little_cost(config, drafts_by_grammar(seed)) if constrains(seed) else config
     config = as_kept(Rng(seed + 2**60), config) if has_disk(seed) else config
+    config = as_pinned(Rng(seed + 2**57), config) if retains(seed) else config
     clients = draw_clients(rng.fork(), config, client_count * (CROWD if config.max_num_seqs > LARGE_MAX_NUM_SEQS else 1))
     if speculates(seed):
         clients = with_own_bounds(clients)
-    if has_disk(seed):
-        clients = returning(Rng(seed + 2**58), clients)
+    clients = returning(Rng(seed + 2**58), clients) if has_disk(seed) else clients
+    clients = retaining(Rng(seed + 2**56), clients) if retains(seed) else clients
     if seed % SCORED_SEEDS == SCORED_SEEDS - 1:
         clients = scored(clients)
     if seed % ADAPTED_SEEDS == ADAPTED_SEEDS - 4:
@@ -82,6 +86,7 @@ def scenario(seed: int, client_count: int = 60) -> Scenario:
         shutdown_us=rng.below(end_us + 1) if rng.happens(5) else NEVER,
         weights=draw_weights(Rng(seed + 2**61), end_us) if changes_weights(seed) else (),
         disk=draw_disk(Rng(seed + 2**60)) if has_disk(seed) else None,
+        second_us=SECONDS_US[seed // RETAINING_SEEDS % len(SECONDS_US)] if retains(seed) else 0,
     )
 
 
@@ -124,6 +129,26 @@ def draw_disk(rng: Rng) -> Disk:
         capacity=rng.choose((0, 1, 4, 16, 100, 1000, 1000)), fails=class_of(15), lies=class_of(60), hangs=class_of(15),
         slow_us=rng.choose((1, 20, 20, 100, 1000)),
     )  # fmt: skip
+
+
+def retains(seed: int) -> bool:
+    """Whether requests of this seed's scenario want their beginnings kept."""
+    return seed % RETAINING_SEEDS == 3
+
+
+def as_pinned(rng: Rng, config: SchedulerConfig) -> SchedulerConfig:
+    """With pins for few pages, for most of them, and now and then for none."""
+    return replace(config, prefix_caching=True, pinned_kv_fraction=rng.choose((0.0, 0.1, 0.3, 0.3, 0.5, 0.9, 0.9)))
+
+
+def retaining(rng: Rng, clients: tuple[Client, ...]) -> tuple[Client, ...]:
+    """The same requests, most of which want one or two beginnings kept, for times of all lengths."""
+    found = []
+    for client in clients:
+        count = rng.choose((0, 1, 1, 1, 2))
+        kept = [(rng.choose((rng.below(len(client.prompt) + 4), 10**6)), rng.choose((1, 5, 60, 300, 3600))) for _ in range(count)]
+        found.append(replace(client, sampling=replace(client.sampling, retention=tuple(kept))))
+    return tuple(found)
 
 
 def changes_weights(seed: int) -> bool:

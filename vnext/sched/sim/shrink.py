@@ -24,9 +24,11 @@ from vnext.state.events import (
     AdapterLoaded,
     AnyEvent,
     BlocksPromoted,
+    ClockTicked,
     EnginePaused,
     EngineRecovered,
     EngineStarted,
+    PinsYielded,
     PrefixCacheReset,
     PromotionEnded,
     RequestAborted,
@@ -283,7 +285,10 @@ class Author:
                 return self._committed()
             case PrefixCacheReset():
                 return move
-            case AdapterLoaded() | AdapterEvicted() | EngineRecovered() | EnginePaused() | WeightsChanged():
+            case (
+                AdapterLoaded() | AdapterEvicted() | EngineRecovered() | EnginePaused() | WeightsChanged() | ClockTicked()
+                | PinsYielded()
+            ):  # fmt: skip
                 return self._if_legal(move)
             case TierOpened() | TierChanged() | BlocksPromoted() | PromotionEnded():
                 return self._of_tier(move)

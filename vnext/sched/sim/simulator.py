@@ -24,7 +24,7 @@ from vnext.sched.sim.rank import Contents, StepResult
 from vnext.sched.sim.rng import Rng
 from vnext.sched.sim.scenario import NEVER, Scenario, servable
 from vnext.sched.sim.streams import Streams
-from vnext.sched.sim.tier import ReadBack, SimTier, Stored
+from vnext.sched.sim.tier import ReadBack, SimClock, SimTier, Stored
 from vnext.sched.sim.toy import Answer
 from vnext.sched.sim.weight_changes import WeightChanges
 from vnext.state.events import (
@@ -86,9 +86,9 @@ class Simulation:
         self.streams = Streams(scenario)
         self.contents = Contents()
         self.tier = SimTier(scenario.disk, Rng(scenario.seed + 2**59), self.contents.damaged) if scenario.disk else None
-        self.now_us = self.refused = self.deaths = self._events_before = 0
+        self.clock = SimClock(scenario.second_us, scenario.faults.clock_jump_us, Rng(scenario.seed + 2**55))
+        self.now_us = self.refused = self.deaths = self._events_before = self._order = 0
         self._due: list[tuple[int, int, Kind, object]] = []
-        self._order = 0
         self._start_engine()
         self._open_tier()
         self._expect_clients()
@@ -168,6 +168,7 @@ class Simulation:
         self._begin_load()
         self._plan()
         self._change_weights()
+        self.clock.wake(self.state, self.now_us, self._at)
         self.fleet.end_of_iteration()
         self.streams.sent()
 
@@ -364,6 +365,8 @@ class Simulation:
     def _decide(self) -> StepPlanned | None:
         if self.tier is not None:
             self.tier.move(self.core, self._fold, lambda after_us, answer: self._at(self.now_us + after_us, "tier", answer))
+        while (event := self.clock.next_event(self.state, self.now_us)) is not None:
+            self._fold(event)
         return self.core.decide()
 
     def _plan_on_a_whim(self) -> None:
@@ -442,9 +445,6 @@ class Simulation:
 
     def outcome(self) -> Outcome:
         return Outcome(
-            events=tuple(self.events),
-            state=self.state,
-            answers=self.streams.all_answers(self.core.accounting.entries),
-            refused=self.refused,
-            duration_us=self.now_us,
-        )
+            events=tuple(self.events), state=self.state, answers=self.streams.all_answers(self.core.accounting.entries),
+            refused=self.refused, duration_us=self.now_us,
+        )  # fmt: skip

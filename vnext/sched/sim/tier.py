@@ -1,4 +1,4 @@
-"""The disk tier of a simulation: slow, failing, full, lying and hanging disks, from the scenario's seed.
+"""The disk tier of a simulation: slow, failing, full, lying and hanging disks, from the scenario's seed; and the event clock.
 
 Owns what is on disk, which outlives ranks and engines, and when it answers. The shadow cache has the contents (rank.py): a block
 that a lying disk has damaged is found by its checksum, as on a real rank.
@@ -7,15 +7,16 @@ that a lying disk has damaged is found by its checksum, as on a real rank.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
+from vnext.sched.pinning import next_tick, next_yield, tick_due_s
 from vnext.sched.sim.core import Core
 from vnext.sched.sim.rng import Rng
 from vnext.sched.sim.scenario import Disk
 from vnext.sched.tiering import evictions, next_cancellation, next_promotion
 from vnext.state.events import AnyEvent, BlocksPromoted, PromotionEnded, TierChanged, TierOpened
 from vnext.state.pool import Pool, indexed_since
-from vnext.state.state import Tier, Transfer
+from vnext.state.state import State, Tier, Transfer
 
 HANG_US = 20_000
 """After so long the engine core gives a transfer up."""
@@ -115,3 +116,28 @@ class SimTier:
         for name in gone:
             self.blocks.pop(name, None)
         return (TierChanged(stored=b"".join(names), gone=b"".join(gone), kept=b"".join(kept)),)
+
+
+class SimClock:
+    """The event clock of a simulation: `second_us` of virtual time are a second, 0 for no clock. Its readings may be wrong by
+    `error_us`, a minute at most, and then go back."""
+
+    def __init__(self, second_us: int, error_us: int, rng: Rng) -> None:
+        self._second_us, self._error_us, self._rng = second_us, min(error_us, 60 * second_us), rng
+
+    def next_event(self, state: State, now_us: int) -> AnyEvent | None:
+        """The tick or the yield that is due; None for none."""
+        if not self._second_us:
+            return None
+        seconds = (now_us + self._rng.between(-self._error_us, self._error_us)) // self._second_us
+        return next_tick(state, seconds, _is_retaining(state)) or next_yield(state)
+
+    def wake(self, state: State, now_us: int, at: Callable[[int, Literal["wake"], None], None]) -> None:
+        """Have the engine core wake `at` the end of the next pin."""
+        due_s = tick_due_s(state, False) if self._second_us else None
+        if due_s is not None:
+            at(max(now_us + 1, due_s * self._second_us), "wake", None)
+
+
+def _is_retaining(state: State) -> bool:
+    return any(request.sampling.retention for _, request in state.requests.items())

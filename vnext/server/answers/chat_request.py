@@ -11,6 +11,7 @@ Owns the checks of a chat's fields, the prompt's tokens and the choice of a pars
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -19,8 +20,10 @@ from vnext.sampling_params import InvalidRequest, SamplingParams, StructuredOutp
 from vnext.server.answers.beams import generation_of
 from vnext.server.answers.generation import Generation
 from vnext.server.answers.parts import AnswerParts
+from vnext.server.answers.retained import retention_of
 from vnext.server.context.conversation import begins_answer
 from vnext.server.context.openai_types import ChatBody, sampling_params
+from vnext.server.context.retention import Breakpoint
 from vnext.server.context.server_context import ServerContext
 from vnext.server.context.structure import asked_structure
 from vnext.server.context.tool_choice import ToolChoice, tool_choice_of
@@ -68,9 +71,12 @@ class ChatRequest:
         found = [end for end in ends if end is not None and end not in context.end_tokens(params)]
         return msgspec.structs.replace(params, stop_token_ids=[*params.stop_token_ids, *found]) if found else params
 
-    async def start(self, call_id: str, client: str, started_s: float, shrinks: bool = False) -> Generation:
+    async def start(
+        self, call_id: str, client: str, started_s: float, shrinks: bool = False, breakpoints: Sequence[Breakpoint] = ()
+    ) -> Generation:
         """The generation, not yet sent: `answer` sends it. `shrinks`: where the answer's `max_tokens` do not fit beside the
-        prompt, it may have as many as do, instead of being refused. Raises InvalidRequest, ModelUnknown, Overloaded, EngineDead."""
+        prompt, it may have as many as do, instead of being refused. `breakpoints`: what of the conversation stays in the
+        cache. Raises InvalidRequest, ModelUnknown, Overloaded, EngineDead."""
         prompt = self._opened(await prompt_of(self._context, self._body, self.tools, client))
         marks = self._context.marks
         self._begun = marks is not None and marks.are_open(prompt.text)
@@ -85,6 +91,7 @@ class ChatRequest:
                 started_s=started_s,
                 client=client,
                 constraint=constraint,
+                retention=await retention_of(self._context, self._body, self.tools, prompt, breakpoints, client),
             )
         except InvalidRequest as error:
             raise _in_words_of_chat(error, self._body) from error

@@ -11,16 +11,19 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Protocol
 
+import msgspec
+
 from vnext.runtime.messages import RequestOutput, SubmitRequest
 from vnext.sampling_params import InvalidRequest, SamplingParams, answer_seed, restricted, to_sampling, validate_ranges
 from vnext.server.answers.admitted import admitted
 from vnext.server.context.errors import Aborted
 from vnext.server.context.openai_types import ChatBody, GenerationBody, continuous_usage, include_usage
+from vnext.server.context.retention import retention_s
 from vnext.server.context.server_context import ServerContext
 from vnext.server.context.stopwatch import Stopwatch
 from vnext.server.context.traces import call_trace, usage_attributes
 from vnext.state.events import pack_tokens
-from vnext.state.params import Constraint
+from vnext.state.params import ALL_TOKENS, Constraint
 from vnext.text.answer import Answer, Delta
 from vnext.text.bad_words import banned_sequences
 
@@ -93,7 +96,9 @@ class Generation:
         started_s: float,
         client: str,
         constraint: Constraint | None = None,
+        retention: tuple[tuple[int, int], ...] = (),
     ) -> None:
+        """`retention`: (tokens, seconds) of the prompts' beginnings that stay in the cache, beside what the body wants."""
         context.check_engine()
         validate_ranges(params, context.vocab_size)
         _check_extensions(body)
@@ -111,6 +116,7 @@ class Generation:
         self._priority = body.priority or 0
         self._cache_salt = body.cache_salt or ""
         self._constraint = constraint
+        self._retention, self._retention_s = retention, retention_s(body.prompt_cache_retention)
         self.choices = [self._choice(index, index // params.n, started_s) for index in range(len(prompts) * params.n)]
         self.of_name = {self._name(choice): choice for choice in self.choices}
         self._requests = tuple(self._request(choice) for choice in self.choices)
@@ -239,6 +245,7 @@ class Generation:
         seed = 0 if self._params.seed is None else answer_seed(self._params.seed, choice.index)
         usual = self._context.settings.sampling_defaults
         sampling = to_sampling(self._params, seed, len(prompt), self._context.model_length, usual.max_tokens, self._constraint)
+        sampling = msgspec.structs.replace(sampling, retention=self._kept())
         return SubmitRequest(
             name=self._name(choice),
             prompt=pack_tokens(prompt),
@@ -248,6 +255,17 @@ class Generation:
             has_seed=self._params.seed is not None,
             adapter=self._adapter,
         )
+
+
+    def _kept(self) -> tuple[tuple[int, int], ...]:
+        """How many tokens of each request stay in the cache, and for how long."""
+        whole = ((ALL_TOKENS, self._retention_s),) if self._retention_s else ()
+        return (*((tokens, seconds) for tokens, seconds in self._retention if tokens), *whole)
+
+    @property
+    def kept_tokens(self) -> int:
+        """The tokens of the first prompt that the client wants to stay in the cache."""
+        return max((min(tokens, len(self.prompts[0])) for tokens, _ in self._kept()), default=0)
 
 
 def truncated(prompt: list[int], asked: int | None, params: SamplingParams, model_length: int) -> list[int]:

@@ -76,6 +76,18 @@ _TIER_COUNTERS: Names = {
     "given_up": ("vnext_kv_disk_given_up", "Transfers from disk that were given up."),
 }
 
+_PIN_GAUGES: Names = {
+    "blocks": ("vnext_kv_pinned_blocks", "Blocks that are pinned."),
+    "capacity": ("vnext_kv_pinned_blocks_max", "Blocks that may be pinned."),
+}
+_PIN_COUNTERS: Names = {
+    "pinned": ("vnext_kv_pins", "Blocks that were pinned."),
+    "expired": ("vnext_kv_pins_expired", "Pins whose time was over."),
+    "displaced": ("vnext_kv_pins_displaced", "Pins that gave way to others that last longer."),
+    "yielded": ("vnext_kv_pins_yielded", "Pins that gave way to a request that nothing else served."),
+    "dropped": ("vnext_kv_pins_dropped", "Pins that ended with everything in the cache."),
+}
+
 
 class EngineFigures(Protocol):
     """What the metrics read of an engine: that of EngineClient."""
@@ -116,6 +128,8 @@ def _of_engine(engine: EngineFigures) -> Iterator[Metric]:
         yield _lora_requests_info(stats.adapters)
     if stats.tier is not None:
         yield from _families(stats.tier, _TIER_GAUGES, _TIER_COUNTERS)
+    if stats.pins is not None:
+        yield from _families(stats.pins, _PIN_GAUGES, _PIN_COUNTERS)
 
 
 def _families(stats: object, gauges: Names, counters: Names) -> Iterator[Metric]:

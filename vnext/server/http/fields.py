@@ -62,7 +62,7 @@ REFUSED: Mapping[str, str] = MappingProxyType(
 """Field that would change an answer, here or on the server it is meant for -> the remedy. A name in one API's struct applies
 to the other APIs only: `echo` is refused in a chat."""
 IGNORED = frozenset(
-    "user metadata store service_tier safety_identifier prompt_cache_key prompt_cache_options prompt_cache_retention "
+    "user metadata store service_tier safety_identifier prompt_cache_key prompt_cache_options "
     "prediction verbosity spaces_between_special_tokens media_io_kwargs mm_processor_kwargs kv_transfer_params".split()
 )
 """Documented fields of OpenAI's and vLLM's APIs that change no answer here. The prefix cache finds shared beginnings itself, so

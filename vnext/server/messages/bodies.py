@@ -7,6 +7,13 @@ from typing import Any
 import msgspec
 
 
+class CacheControl(msgspec.Struct, frozen=True, kw_only=True):
+    """`ttl` is "5m" or "1h"."""
+
+    type: str
+    ttl: str | None = None
+
+
 class Block(msgspec.Struct, frozen=True, kw_only=True):
     """A content block of any type; `translation` checks the members of each type. Other members change nothing here."""
 
@@ -19,6 +26,7 @@ class Block(msgspec.Struct, frozen=True, kw_only=True):
     content: str | list[Block] | None = None
     is_error: bool | None = None
     thinking: str | None = None
+    cache_control: CacheControl | None = None
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,6 +42,7 @@ class Tool(msgspec.Struct, frozen=True, kw_only=True):
     description: str | None = None
     type: str | None = None
     strict: bool | None = None
+    cache_control: CacheControl | None = None
 
 
 class ToolChoice(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,6 +79,7 @@ class CountTokensBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     output_config: OutputConfig | None = None
     output_format: OutputFormat | None = None
     thread: dict[str, Any] | None = None
+    cache_control: CacheControl | None = None
 
 
 class MessagesBody(CountTokensBody, frozen=True, kw_only=True, forbid_unknown_fields=True):

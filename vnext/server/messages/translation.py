@@ -15,7 +15,8 @@ import msgspec
 from vnext.sampling_params import InvalidRequest
 from vnext.server.context.errors import NO_THREADS
 from vnext.server.context.openai_types import ChatBody
-from vnext.server.messages.bodies import Block, CountTokensBody, Message, MessagesBody, Tool
+from vnext.server.context.retention import TTLS_S, Breakpoint, needed
+from vnext.server.messages.bodies import Block, CacheControl, CountTokensBody, Message, MessagesBody, Tool
 
 BILLING_HEADER = "x-anthropic-billing-header:"
 """A system block of Claude Code that differs from request to request: as a part of the prompt, it would defeat the prefix
@@ -35,6 +36,42 @@ def chat_body(body: CountTokensBody, reasons: bool) -> ChatBody:
     if last.get("role") == "assistant" and last.get("content") and not last.get("tool_calls"):
         fields["continue_final_message"] = True
     return msgspec.convert(fields, ChatBody)
+
+
+def breakpoints_of(body: MessagesBody) -> list[Breakpoint]:
+    """What of the conversation stays in the cache: that up to each message with a `cache_control`, tools and system being its
+    beginning. Only those that no later one covers. Raises InvalidRequest."""
+    system = 1 if _system(body.system) else 0
+    found = [_breakpoint(system, tool.cache_control, f"tools[{place}]") for place, tool in enumerate(body.tools or ())]
+    blocks = [] if isinstance(body.system, str) else body.system or []
+    found += [_breakpoint(system, block.cache_control, f"system[{place}]") for place, block in enumerate(blocks)]
+    for place, message in enumerate(body.messages):
+        marked = [] if isinstance(message.content, str) else _marked(message.content, f"messages[{place}]")
+        if marked:
+            count = len(_messages(msgspec.structs.replace(body, messages=body.messages[: place + 1])))
+            found += [_breakpoint(count, control, where) for control, where in marked]
+    found.append(_breakpoint(len(_messages(body)), body.cache_control, ""))
+    return needed([each for each in found if each is not None])
+
+
+def _marked(content: Sequence[Block], path: str) -> list[tuple[CacheControl, str]]:
+    """Every `cache_control` of a message's blocks, those in a tool's result too, with the place of its block."""
+    found = []
+    for block, where in _blocks(content, path):
+        found += [(block.cache_control, where)] if block.cache_control else []
+        found += [] if block.content is None or isinstance(block.content, str) else _marked(block.content, where)
+    return found
+
+
+def _breakpoint(messages: int, control: CacheControl | None, path: str) -> Breakpoint | None:
+    if control is None:
+        return None
+    name = f"{path}.cache_control" if path else "cache_control"
+    if control.type != "ephemeral":
+        raise InvalidRequest(f"{name}.type is {control.type!r}: it must be 'ephemeral'.", f"{name}.type")
+    if control.ttl is not None and control.ttl not in TTLS_S:
+        raise InvalidRequest(f"{name}.ttl is {control.ttl!r}: it must be '5m' or '1h'.", f"{name}.ttl")
+    return Breakpoint(messages, TTLS_S[control.ttl or "5m"])
 
 
 def _sampling(body: MessagesBody) -> dict[str, Any]:

@@ -74,6 +74,7 @@ class ResponsesBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     model: str | None = None
     instructions: str | None = None
     previous_response_id: str | None = None
+    prompt_cache_retention: str | None = None
     store: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None

@@ -25,7 +25,7 @@ LEFT_OUT = ("web_search", "web_search_preview")
 SAME = (
     "model", "stream", "parallel_tool_calls", "temperature", "top_p", "top_k", "min_p", "seed", "stop", "presence_penalty",
     "frequency_penalty", "repetition_penalty", "logit_bias", "ignore_eos", "priority", "cache_salt", "request_id",
-    "enable_thinking", "thinking_token_budget", "chat_template_kwargs",
+    "prompt_cache_retention", "enable_thinking", "thinking_token_budget", "chat_template_kwargs",
 )  # fmt: skip
 _TEXTS = ("input_text", "output_text", "text")
 _REFUSALS = ("refusal",)

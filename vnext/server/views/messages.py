@@ -21,7 +21,7 @@ from vnext.server.http.bodies import read_body
 from vnext.server.http.streaming import Events, event_frame, respond
 from vnext.server.messages.blocks import Event, MessageBuilder
 from vnext.server.messages.bodies import CountTokensBody, MessagesBody
-from vnext.server.messages.translation import chat_body
+from vnext.server.messages.translation import breakpoints_of, chat_body
 from vnext.text.parts import Part
 
 _MESSAGES = msgspec.json.Decoder(MessagesBody)
@@ -34,9 +34,10 @@ async def create_message(request: web.Request) -> web.StreamResponse:
     body = await read_body(request, _MESSAGES, MessagesBody)
     started_s = time.monotonic()
     chat = ChatRequest(context, chat_body(body, context.marks is not None))
+    breakpoints = breakpoints_of(body)
     client = client_of(request)
     with context.limiter.enter(chat.answer_count, client):
-        generation = await chat.start(answer_id(request, "msg"), client, started_s, shrinks=True)
+        generation = await chat.start(answer_id(request, "msg"), client, started_s, shrinks=True, breakpoints=breakpoints)
         answer = _MessageAnswer(chat, generation, body.max_tokens)
 
         async def send(events: Events | None) -> None:
@@ -87,12 +88,14 @@ class _MessageAnswer:
         return events
 
     def _usage(self) -> dict[str, Any]:
-        """At Anthropic, input tokens that the cache held do not count as input tokens."""
+        """At Anthropic, input tokens that the cache held do not count as input tokens, nor do those up to the last breakpoint,
+        which are in the cache from now on."""
         usage = self._generation.usage()
         cached = usage["prompt_tokens_details"]["cached_tokens"]
+        created = max(0, self._generation.kept_tokens - cached)
         return {
-            "input_tokens": usage["prompt_tokens"] - cached,
-            "cache_creation_input_tokens": 0,
+            "input_tokens": usage["prompt_tokens"] - cached - created,
+            "cache_creation_input_tokens": created,
             "cache_read_input_tokens": cached,
             "output_tokens": usage["completion_tokens"],
         }

@@ -6,9 +6,12 @@ field which the digest overlooks is still compared, and it notices when folding 
 
 from __future__ import annotations
 
+import msgspec
+
 from vnext.sched.sim.checks.plain_state import PlainState
 from vnext.state.state import Tier
 from vnext.state.store import fields
+from vnext.state.store.pins import Pins
 
 STORAGE = range(fields.TOKENS_AT, fields.TABLE_SIZE + 1)
 
@@ -20,6 +23,7 @@ def contents(seen: PlainState) -> dict[str, object]:
         "scalars": (state.sequence, state.next_id, state.planned, state.committed, state.token_digest, pool.free, state.cautious),
         "slots": state.slots,
         "tier": _tier(state.tier),
+        "pins": (state.clock, _pins(pool.pins)),
         "counters": state.counters,
         "rows": [column for field, column in enumerate(seen.cells) if field not in STORAGE],
         "histories": seen.histories,
@@ -39,6 +43,10 @@ def _tier(tier: Tier | None) -> object:
         return None
     counts = tier.capacity, tier.begun, tier.stored, tier.gone, tier.promoted
     return counts, list(tier.disk.oldest_first()), tier.transfers
+
+
+def _pins(pins: Pins | None) -> object:
+    return pins and (pins.ends.values().tolist(), msgspec.structs.astuple(pins)[1:])
 
 
 def differences(left: dict[str, object], right: dict[str, object]) -> list[str]:

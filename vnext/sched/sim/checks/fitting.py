@@ -16,7 +16,7 @@ def first_chunk(before: PlainState, after: PlainState, waiting: Waiting, budget:
     """Tokens with which the request would have fitted behind all that the plan takes and admits; 0 if it would not. `transfers`:
     with the pages into which blocks are read from disk."""
     config, late = after.state.config, given_back(after)
-    hits = longest_hit(after, waiting, _offered(before, after, waiting))
+    hits = longest_hit(after, _offered(before, after, waiting))
     start = len(hits) // config.group_count * config.block_size
     rest = waiting.known - start
     tokens = min(rest, config.long_prefill_token_threshold or rest, budget)
@@ -35,7 +35,7 @@ def surely_hit(before: PlainState, after: PlainState, waiting: Waiting) -> int:
     config, taken = before.state.config, set().union(*taken_pages(before, after))
     pairs = zip(named_pages(before, waiting), named_pages(after, waiting))
     stayed = [page if page == then and page not in taken else None for then, page in pairs]
-    return len(longest_hit(before, waiting, stayed)) // config.group_count * config.block_size
+    return len(longest_hit(before, stayed)) // config.group_count * config.block_size
 
 
 def given_back(seen: PlainState) -> set[int]:
@@ -84,7 +84,7 @@ def needs_slot(seen: PlainState, waiting: Waiting) -> bool:
     return bool(adapter) and adapter not in [slot.digest for slot in seen.state.slots if slot is not None]
 
 
-def longest_hit(seen: PlainState, waiting: Waiting, named: list[int | None]) -> list[int | None]:
+def longest_hit(seen: PlainState, named: list[int | None]) -> list[int | None]:
     """The longest beginning of these pages of which the next query sees none that is missing; None where it sees none."""
     config = seen.state.config
     size, groups = config.block_size, config.group_count

@@ -1,0 +1,31 @@
+"""prompt_cache_retention: "24h" keeps a request for a day in each of OpenAI's APIs, and unknown words are refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from edge_server import EdgeServer
+
+from vnext.runtime.messages import SubmitRequest
+from vnext.state.params import ALL_TOKENS
+
+APIS = [
+    ("/v1/completions", {"prompt": "say:hi"}),
+    ("/v1/chat/completions", {"messages": [{"role": "user", "content": "say:hi"}], "max_tokens": 3}),
+    ("/v1/responses", {"input": "say:hi", "max_output_tokens": 3}),
+]
+
+
+@pytest.mark.parametrize(("path", "body"), APIS)
+def test_a_day_is_a_day(server: EdgeServer, path: str, body: dict[str, Any]) -> None:
+    for asked, kept in (("24h", ((ALL_TOKENS, 86_400),)), ("in_memory", ()), ("in-memory", ()), (None, ()), ("", ())):
+        assert server.post(path, body | {"prompt_cache_retention": asked})[0] == 200
+        assert server.engine.of_kind(SubmitRequest)[-1].sampling.retention == kept
+
+
+@pytest.mark.parametrize(("path", "body"), APIS)
+def test_other_words_are_refused(server: EdgeServer, path: str, body: dict[str, Any]) -> None:
+    for asked in ("5m", "-24h", "forever"):
+        status, text, _ = server.post(path, body | {"prompt_cache_retention": asked})
+        assert status == 400 and text["error"]["message"] == f"prompt_cache_retention is '{asked}': it must be 'in_memory' or '24h'."
