@@ -16,7 +16,7 @@ from planted_compiled_bugs import COMPILED_BUGS
 from planted_constraint_bugs import CONSTRAINT_BUGS, FAILING_BUGS, FORCING_BUGS
 from planted_draft_bugs import DRAFT_BUGS
 from planted_edge_bugs import EDGE_BUGS
-from planted_pin_bugs import PIN_BUGS
+from planted_pin_bugs import PIN_BUGS, PIN_LOSS_BUGS
 from planted_recovery_bugs import RECOVERY_BUGS
 from planted_sched_bugs import SCHED_BUGS
 from planted_state_bugs import STATE_BUGS
@@ -36,9 +36,16 @@ CLIENTS = 30
 """Requests of a scenario: fewer than in the walk, so that as many events meet more scenarios."""
 NEITHER = 2**30
 """What stands where an arena was never written: neither a token nor a block."""
+
+
+def loses_pins(seed: int) -> bool:
+    """Whether ranks die or weights change in a scenario with pins."""
+    return retains(seed) and (dies(seed) or changes_weights(seed))
+
+
 SHOWN = {
     speculates: DRAFT_BUGS, constrains: CONSTRAINT_BUGS, is_interrupted: FAILING_BUGS, drafts_by_grammar: FORCING_BUGS,
-    dies: RECOVERY_BUGS, changes_weights: WEIGHTS_BUGS, has_disk: TIER_BUGS, retains: PIN_BUGS,
+    dies: RECOVERY_BUGS, changes_weights: WEIGHTS_BUGS, has_disk: TIER_BUGS, retains: PIN_BUGS, loses_pins: PIN_LOSS_BUGS,
 }  # fmt: skip
 """Which seeds show some faults."""
 BUGS = [*STATE_BUGS, *SCHED_BUGS, *EDGE_BUGS, *WINDOW_BUGS, *ADAPTER_BUGS, *(bug for bugs in SHOWN.values() for bug in bugs)]

@@ -62,8 +62,7 @@ def scenario(seed: int, client_count: int = 60) -> Scenario:
     config = as_kept(Rng(seed + 2**60), config) if has_disk(seed) else config
     config = as_pinned(Rng(seed + 2**57), config) if retains(seed) else config
     clients = draw_clients(rng.fork(), config, client_count * (CROWD if config.max_num_seqs > LARGE_MAX_NUM_SEQS else 1))
-    if speculates(seed):
-        clients = with_own_bounds(clients)
+    clients = with_own_bounds(clients) if speculates(seed) else clients
     clients = returning(Rng(seed + 2**58), clients) if has_disk(seed) else clients
     clients = retaining(Rng(seed + 2**56), clients) if retains(seed) else clients
     if seed % SCORED_SEEDS == SCORED_SEEDS - 1:
