@@ -171,7 +171,8 @@ def test_damage_ends_a_skim_where_it_ends_a_reading(tmp_path):
 
 
 SAMPLING = Sampling(
-    seed=2**64 - 1, max_tokens=70_000, top_k=-1, logit_bias=((5, 1.5), (300, -2.0)), stop_token_ids=(1, -1)
+    seed=2**64 - 1, max_tokens=70_000, top_k=-1, logit_bias=((5, 1.5), (300, -2.0)), stop_token_ids=(1, -1),
+    retention=((70_000, 300), (5, 86_400)),
 )
 EVENTS = (
     RequestArrived(
