@@ -8,7 +8,6 @@ each of STREAMS streams a token every PACE_S and takes the time from the engine'
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import multiprocessing
@@ -18,14 +17,13 @@ import tempfile
 import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
 
-import msgspec
 import zmq
 from aiohttp import web
 
 from perf.bench_server_cost import thread_seconds
+from perf.record import parser_of, record_of, write_record
 from perf.recording import spread
 from perf.steady_edge import CONFIG, HEAD, PROMPT
 from vnext.machine import machine
@@ -33,11 +31,10 @@ from vnext.runtime.client.client import EngineClient
 from vnext.runtime.messages import EngineReady, Hello, Outputs, RequestOutput, SubmitRequest, client_decoder, encoder
 from vnext.runtime.processes.launch import DEMO_MODEL
 from vnext.server.app import make_app, make_runner
-from vnext.server.run import settle
+from vnext.server.garbage import settle
 from vnext.server.settings import ServerSettings
 from vnext.state.events import pack_tokens
 from vnext.text.tokenizer import Tokenizer
-from vnext.version import __version__
 
 STREAMS, TOKENS, ROUNDS, SHORT_LOADS = 32, 256, 5, 4
 PACE_S = 0.02
@@ -220,20 +217,14 @@ def measure(rounds: int) -> dict[str, Any]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = parser_of(__doc__)
     parser.add_argument("--rounds", type=int, default=ROUNDS)
-    parser.add_argument("--json", type=Path, help="record to write")
     options = parser.parse_args()
     before = machine()
-    record = {
-        "command": "python -m perf.bench_api_overhead --json RECORD",
-        "measured_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "vnext": __version__, "machine": msgspec.to_builtins(before),
-        "streams": STREAMS, "tokens": TOKENS, "pace_s": PACE_S, "rounds": options.rounds,
-    } | measure(options.rounds) | {"load_after": machine().load}  # fmt: skip
+    load = {"streams": STREAMS, "tokens": TOKENS, "pace_s": PACE_S, "rounds": options.rounds}
+    record = record_of("python -m perf.bench_api_overhead --json RECORD", before, load | measure(options.rounds))
     print(json.dumps({key: record[key] for key in ("figures", "share_of_echo", "event_later_than_usual_ms", "load_after")}, indent=1))
-    if options.json:
-        options.json.write_text(json.dumps(record, indent=1) + "\n")
+    write_record(options.json, record)
     return 0
 
 

@@ -4,36 +4,40 @@ Owns two servers that look like vnext's, the router over them, and one client th
 ask a server itself and the router in turn. The kernel counts the router's processor time, which other programs on the machine
 disturb less than the rates: one core passes 1e6 / cpu_us_a_request requests a second. A last part paces the streams, whose events
 carry the time of their sending, and asks one request at a time: what the router adds to an event and to a request.
+The same requests then go to servers that show their events and convert prompts to tokens (followed.py), so that the router knows
+them exactly: of four of these, how long a router takes that was killed, from its start until it knows all.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import multiprocessing
 import statistics
+import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Callable
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
 
 import msgspec
 from aiohttp import web
 
 from perf.bench_server_cost import thread_seconds
+from perf.followed import COMPLETION, IDENTITY, answered, followed
+from perf.record import parser_of, record_of, write_record
 from perf.recording import spread
 from vnext.machine import machine
 from vnext.router.proxy.app import make_app, make_runner
 from vnext.router.proxy.context import RouterContext
 from vnext.router.proxy.settings import RouterSettings
-from vnext.version import __version__
+from vnext.server.garbage import settle
 
 CLIENTS, REQUESTS, STREAMS, EVENTS, ROUNDS = 16, 1000, 16, 250, 5
 PACED, PACE_S, PROMPT_BYTES = 200, 0.005, 2000
-CHUNK = {"id": "cmpl-1", "object": "text_completion", "created": 1, "model": "demo", "system_fingerprint": "fp_1"}
+EXACT_SERVERS, KEY, POLL_S, START_S = 4, "key", 0.005, 30.0
 HEAD = "POST /v1/completions HTTP/1.1\r\nHost: here\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n"
 
 
@@ -43,27 +47,22 @@ def server(ready: Connection) -> None:
     async def complete(request: web.Request) -> web.StreamResponse:
         body = msgspec.json.decode(await request.read())
         if not body.get("stream"):
-            return web.json_response(CHUNK | {"choices": [{"index": 0, "text": " sea", "finish_reason": "length"}]})
+            return web.json_response(COMPLETION | {"choices": [{"index": 0, "text": " sea", "finish_reason": "length"}]})
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
         for _ in range(body["max_tokens"]):
             choice = {"index": 0, "text": f"{time.monotonic():.6f} ", "logprobs": None, "finish_reason": None, "stop_reason": None}
-            await response.write(b"data: " + msgspec.json.encode(CHUNK | {"choices": [choice]}) + b"\n\n")
+            await response.write(b"data: " + msgspec.json.encode(COMPLETION | {"choices": [choice]}) + b"\n\n")
             if body.get("user"):
                 await asyncio.sleep(PACE_S)
         await response.write(b"data: [DONE]\n\n")
         return response
 
-    info = {"version": __version__, "system_fingerprint": "fp_1", "environment": {"batch_invariant": "yes"}}
     app = web.Application()
     app.router.add_post("/v1/completions", complete)
-    for path, answer in (("/health", {}), ("/v1/models", {"data": [{"id": "demo"}]}), ("/server_info", info)):
-        app.router.add_get(path, lambda _, answer=answer: _answered(answer))
+    for path, answer in (("/health", {}), ("/v1/models", {"data": [{"id": "demo"}]}), ("/server_info", IDENTITY)):
+        app.router.add_get(path, lambda _, answer=answer: answered(answer))
     asyncio.run(_serve(web.AppRunner(app, access_log=None), ready))
-
-
-async def _answered(answer: dict[str, Any]) -> web.Response:
-    return web.json_response(answer)
 
 
 def router(ready: Connection, *urls: str) -> None:
@@ -74,6 +73,7 @@ def router(ready: Connection, *urls: str) -> None:
         for backend in context.fleet:
             await context.health.look(backend)
             context.health.watch(backend)
+        settle()
         await _serve(make_runner(make_app(context)), ready)
 
     asyncio.run(run())
@@ -187,6 +187,52 @@ def delays(port: int, pid: int) -> dict[str, float]:
     }  # fmt: skip
 
 
+# ---- servers that are followed -------------------------------------------------------------------------------------
+
+
+def exact(rounds: int) -> dict[str, Any]:
+    """The requests' rate and processor time through a router with exact views, and its milliseconds from a start until it has them."""
+    servers = [Process(followed) for _ in range(EXACT_SERVERS)]
+    urls = [f"http://127.0.0.1:{each.port}" for each in servers]
+    between = Process(router, *urls)
+    try:
+        asyncio.run(all_requests(between.port))
+        found = [requests_of(between) for _ in range(rounds)]
+        between.close()
+        return {"rounds": found, "exact_again_ms": [1e3 * started_again(urls) for _ in range(rounds)]}
+    finally:
+        for each in (between, *servers):
+            each.close()
+
+
+def requests_of(between: Process) -> dict[str, float]:
+    before_s, began_s = thread_seconds(between.pid), time.perf_counter()
+    asyncio.run(all_requests(between.port))
+    count = REQUESTS // CLIENTS * CLIENTS
+    took_s, spent_s = time.perf_counter() - began_s, thread_seconds(between.pid) - before_s
+    return {"requests_per_s": count / took_s, "cpu_us_a_request": 1e6 * spent_s / count}
+
+
+def started_again(urls: list[str]) -> float:
+    """Seconds from the start of `vnext router` until it says that it knows every server exactly. It is killed then."""
+    command = [sys.executable, "-m", "vnext.cli", "router", "--port", "0", "--admin-key", KEY]
+    command += [word for url in urls for word in ("--backend", url)]
+    began_s = time.perf_counter()
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            said = next(line for line in process.stdout if "routing by" in line)
+            address = next(word for word in said.split() if word.startswith("http")).rstrip(";")
+            asked = urllib.request.Request(f"{address}/router/backends", headers={"Authorization": f"Bearer {KEY}"})
+            while time.perf_counter() - began_s < START_S:
+                with urllib.request.urlopen(asked, timeout=START_S) as answer:
+                    if {each["view"] for each in json.loads(answer.read())} == {"exact"}:
+                        return time.perf_counter() - began_s
+                time.sleep(POLL_S)
+        finally:
+            process.kill()
+    raise AssertionError("it never knew all of them")
+
+
 def measure(rounds: int) -> dict[str, Any]:
     servers = [Process(server), Process(server)]
     between = Process(router, *(f"http://127.0.0.1:{each.port}" for each in servers))
@@ -205,23 +251,15 @@ def measure(rounds: int) -> dict[str, Any]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = parser_of(__doc__)
     parser.add_argument("--rounds", type=int, default=ROUNDS)
-    parser.add_argument("--json", type=Path, help="record to write")
     options = parser.parse_args()
     before = machine()
-    measured = measure(options.rounds)
-    record = {
-        "command": "python -m perf.bench_router --json RECORD",
-        "measured_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "vnext": __version__,
-        "machine": msgspec.to_builtins(before),
-        "load_after": machine().load,
-        "clients": CLIENTS, "requests": REQUESTS, "streams": STREAMS, "events": EVENTS, "prompt_bytes": PROMPT_BYTES,
-    } | measured  # fmt: skip
-    print(json.dumps({"summary": record["summary"], "added": record["added"]}, indent=1))
-    if options.json:
-        options.json.write_text(json.dumps(record, indent=1) + "\n")
+    load = {"clients": CLIENTS, "requests": REQUESTS, "streams": STREAMS, "events": EVENTS, "prompt_bytes": PROMPT_BYTES}
+    found = measure(options.rounds) | {"exact": exact(options.rounds)}
+    record = record_of("python -m perf.bench_router --json RECORD", before, load | found)
+    print(json.dumps({"summary": record["summary"], "added": record["added"], "exact": record["exact"]}, indent=1))
+    write_record(options.json, record)
     return 0
 
 

@@ -6,20 +6,17 @@ and as many new ones of the same length, by turns. Times are from the call to th
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 
+from perf.record import parser_of, record_of, write_record
 from vnext import LLM, SamplingParams
 from vnext.machine import machine
-from vnext.version import __version__
 
 ONE = SamplingParams(max_tokens=1, temperature=0.0)
 
@@ -43,11 +40,10 @@ def wait_until_written(folder: Path, blocks: int) -> None:
 
 
 def main() -> None:
-    options = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    options = parser_of(__doc__)
     options.add_argument("--model", default="", help="a folder or hub id (default: the bundled model)")
     options.add_argument("--tokens", type=int, default=4096)
     options.add_argument("--rounds", type=int, default=3)
-    options.add_argument("--json", type=Path, help="file for the record")
     chosen = options.parse_args()
     before, known, new = machine(), *(prompts(seed, chosen.rounds, chosen.tokens) for seed in (1, 2))
     with tempfile.TemporaryDirectory() as folder:
@@ -62,14 +58,11 @@ def main() -> None:
         with LLM(chosen.model, **settings) as llm:
             rounds = [{"disk": first_token(llm, old), "computed": first_token(llm, fresh)} for old, fresh in zip(known, new)]
     assert [each["disk"]["token"] for each in rounds] == [each["token"] for each in answers], "a block has changed an answer"
-    record = {
-        "command": "python -m perf.disk_tier", "vnext": __version__, "model": Path(chosen.model).name or "demo",
-        "tokens": chosen.tokens, "machine": msgspec.to_builtins(before), "load_after": machine().load, "rounds": rounds,
-        "disk_over_computed": round(statistics.median(each["disk"]["seconds"] / each["computed"]["seconds"] for each in rounds), 4),
-    }  # fmt: skip
-    print({name: record[name] for name in ("rounds", "disk_over_computed")})
-    if chosen.json:
-        chosen.json.write_text(json.dumps(record, indent=1) + "\n")
+    share = round(statistics.median(each["disk"]["seconds"] / each["computed"]["seconds"] for each in rounds), 4)
+    found = {"rounds": rounds, "disk_over_computed": share}
+    print(found)
+    model = {"model": Path(chosen.model).name or "demo", "tokens": chosen.tokens}
+    write_record(chosen.json, record_of("python -m perf.disk_tier", before, model | found))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """Run a suite and write its record: `python -m perf.record bench_state [name]` writes perf/records/<date>-<name>.json.
 
 Owns the format of a record: the state of the machine before the run (its load shows whether other programs were active), the
-command, and the statistics of each benchmark in microseconds. Records are added, never edited.
+command, and what was measured; of a suite, the statistics of each benchmark in microseconds. Records are added, never edited.
+Programs of this folder that are no suites take their heads from here too.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any
 
 import msgspec
 
-from vnext.machine import machine
+from vnext.machine import Machine, machine
 from vnext.version import __version__
 
 PERF = Path(__file__).resolve().parent
@@ -35,19 +36,35 @@ def main() -> int:
         measured = run_suite(options.suite, Path(folder) / "measured.json", options.only)
     if measured is None:
         return 1
-    record = {
-        "command": f"python -m pytest perf/{options.suite}.py" + (f" -k '{options.only}'" if options.only else ""),
-        "measured_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "vnext": __version__,
-        "machine": msgspec.to_builtins(before),
-        "load_after": machine().load,
-        "benchmarks": {each["name"]: figures(each) for each in measured["benchmarks"]},
-    }
+    command = f"python -m pytest perf/{options.suite}.py" + (f" -k '{options.only}'" if options.only else "")
+    record = record_of(command, before, {"benchmarks": {each["name"]: figures(each) for each in measured["benchmarks"]}})
     path = PERF / "records" / f"{time.strftime('%Y-%m-%d')}-{options.name or options.suite}.json"
     path.parent.mkdir(exist_ok=True)
-    path.write_text(json.dumps(record, indent=2) + "\n")
+    write_record(path, record)
     print(f"written: {path}")
     return 0
+
+
+def parser_of(doc: str) -> argparse.ArgumentParser:
+    """A parser for the program with this docstring, which writes a record where `--json` says."""
+    parser = argparse.ArgumentParser(description=doc.splitlines()[0])
+    parser.add_argument("--json", type=Path, help="record to write")
+    return parser
+
+
+def record_of(command: str, before: Machine, measured: dict[str, Any]) -> dict[str, Any]:
+    """The record of what was measured since `before`."""
+    head = {
+        "command": command, "measured_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "vnext": __version__,
+        "machine": msgspec.to_builtins(before), "load_after": machine().load,
+    }  # fmt: skip
+    return head | measured
+
+
+def write_record(path: Path | None, record: dict[str, Any]) -> None:
+    """Write a record, where a path was given."""
+    if path is not None:
+        path.write_text(json.dumps(record, indent=1) + "\n")
 
 
 def run_suite(suite: str, output: Path, only: str) -> dict[str, Any] | None:

@@ -2,27 +2,26 @@
 
 Owns the trace (from a seed), the engines (the product's reducer and scheduler; a round is one step of each) and the routers that are
 compared: vnext's on views whose streams are some rounds late; the same policy with every engine's state at hand, which is the oracle;
-round robin; least loaded; a tree of texts as SGLang's gateway has it; four routers beside each other; and one that is started again. Hits and waits are counts, the same on any machine. Times
-are those of this process.
+round robin; least loaded; a tree of texts as SGLang's gateway has it; four routers beside each other; and one that is started again.
+Then the policy with other weights of hits, and the tree with other bounds of its balance: what either pays in waits for its hits. Hits
+and waits are counts, the same on any machine. router_load.py has the times.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import random
-import time
 from collections import deque
-from collections.abc import Callable, Hashable
-from pathlib import Path
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
 import msgspec
 import numpy as np
 
+from perf.record import parser_of, record_of, write_record
 from vnext.log.stream import EventStreams
 from vnext.machine import machine
 from vnext.router.approximate import PrefixTree, piece_hashes
+from vnext.router.policies import HIT_WEIGHT
 from vnext.router.prompts import Prompt
 from vnext.router.router import Router
 from vnext.sched.schedule import schedule
@@ -73,8 +72,8 @@ class Conversation:
         self.due = rng.randint(0, shape.think_rounds[1])
 
     def ask(self) -> list[int]:
-        self.tokens += _text(self._rng, self._rng.randint(*self._shape.turn_tokens))
-        self.answer = _text(self._rng, self._rng.randint(*self._shape.answer_tokens))
+        self.tokens += words(self._rng, self._rng.randint(*self._shape.turn_tokens))
+        self.answer = words(self._rng, self._rng.randint(*self._shape.answer_tokens))
         return self.tokens
 
     def answered(self, now: int) -> None:
@@ -83,7 +82,7 @@ class Conversation:
         self.due = now + self._rng.randint(*self._shape.think_rounds)
 
 
-def _text(rng: random.Random, count: int) -> list[int]:
+def words(rng: random.Random, count: int) -> list[int]:
     return [rng.randrange(1, VOCABULARY) for _ in range(count)]
 
 
@@ -111,13 +110,24 @@ class Engine:
         """One round: (name, has ended) of every request that got a token, and each reader's frame."""
         news = []
         if len(self.state.in_flight) == CONFIG.pipeline_depth or (self.state.in_flight and schedule(self.state) is None):
-            news = self._commit()
-        while (plan := schedule(self.state)) is not None:
-            self._fold(plan)
-        events, self._frame = self._frame, []
-        return news, dict(self.streams.frames(events, self.state, digest(self.state)))
+            news = self.commit()
+        while self.plan():
+            pass
+        return news, self.frames()
 
-    def _commit(self) -> list[tuple[str, bool]]:
+    def frames(self) -> Frames:
+        """What was folded since the last call."""
+        events, self._frame = self._frame, []
+        return dict(self.streams.frames(events, self.state, digest(self.state)))
+
+    def plan(self) -> bool:
+        """Plan another step, where there is one."""
+        if (plan := schedule(self.state)) is not None:
+            self._fold(plan)
+        return plan is not None
+
+    def commit(self) -> list[tuple[str, bool]]:
+        """Commit the oldest step: (name, has ended) of every request that got a token."""
         scheduled, before = self.state.in_flight[0], self.state
         ends = (scheduled.starts + scheduled.counts)[scheduled.samples].tolist()
         ids = scheduled.ids[scheduled.samples].tolist()
@@ -136,8 +146,9 @@ class TextTree:
     """SGLang's gateway: the server whose tree has most of the text, if that is enough of it, else the one with the smallest tree;
     the least loaded one if loads differ too much. It sees neither caches nor queues, only what it has sent and what has ended."""
 
-    def __init__(self, pieces: int) -> None:
+    def __init__(self, pieces: int, load_abs: int = TREE_LOAD_ABS) -> None:
         """`pieces`: as many as a cache has blocks, which is more than a gateway knows."""
+        self._load_abs = load_abs
         self._trees = [PrefixTree(pieces) for _ in range(ENGINES)]
         self._loads = [0] * ENGINES
         self._places: dict[str, int] = {}
@@ -147,7 +158,7 @@ class TextTree:
         matched = [tree.matched(hashes) for tree in self._trees]
         best = max(range(ENGINES), key=matched.__getitem__)
         least, most = min(self._loads), max(self._loads)
-        if most - least > TREE_LOAD_ABS and most > TREE_LOAD_REL * least:
+        if most - least > self._load_abs and most > TREE_LOAD_REL * least:
             best = self._loads.index(least)
         elif matched[best] <= TREE_THRESHOLD * max(len(hashes), 1):
             best = min(range(ENGINES), key=lambda place: len(self._trees[place]))
@@ -163,8 +174,8 @@ class TextTree:
 class Views:
     """vnext's router, whose streams arrive `late` rounds after they were sent."""
 
-    def __init__(self, engines: list[Engine], policy: str, late: int) -> None:
-        self.router, self._late = Router(ENGINES, policy), late
+    def __init__(self, engines: list[Engine], policy: str, late: int, hit_weight: float = HIT_WEIGHT) -> None:
+        self.router, self._late = Router(ENGINES, policy, hit_weight=hit_weight), late
         self._transit: deque[list[Frames]] = deque()
         for view, engine in zip(self.router.views, engines):
             view.feed(engine.streams.begin(self, engine.state))
@@ -227,7 +238,7 @@ class Run(msgspec.Struct, frozen=True):
 def run(shape: Shape, make: Callable[[list[Engine]], Any]) -> tuple[Run, list[Engine], Any]:
     """Ask every turn when it is due, wherever the router says, until enough requests have ended."""
     rng = random.Random(shape.seed)
-    systems = [_text(rng, shape.system_tokens) for _ in range(shape.systems)]
+    systems = [words(rng, shape.system_tokens) for _ in range(shape.systems)]
     engines = [Engine(shape.page_count) for _ in range(ENGINES)]
     router = make(engines)
     seeds = iter(range(10**9))
@@ -265,7 +276,9 @@ def _run(engines: list[Engine], waits: list[int], now: int, router: Any) -> Run:
     )  # fmt: skip
 
 
-ROUTERS: dict[str, Callable[[list[Engine]], Any]] = {
+Make = Callable[[list[Engine]], Any]
+RESTARTS = 450
+ROUTERS: dict[str, Make] = {
     "oracle": lambda engines: Views(engines, "prefix", 0),
     "prefix, 1 round late": lambda engines: Views(engines, "prefix", 1),
     "prefix, 4 rounds late": lambda engines: Views(engines, "prefix", 4),
@@ -278,59 +291,16 @@ ROUTERS: dict[str, Callable[[list[Engine]], Any]] = {
     "restarted, prefix": lambda engines: Several(lambda: Views(engines, "prefix", 1), 1, RESTARTS),
     "restarted, text tree": lambda engines: Several(lambda: TextTree(engines[0].state.config.page_count), 1, RESTARTS),
 }
-RESTARTS = 450
+WEIGHTS = (0.5, 1.0, 1.5, 2.0, 3.0, 8.0)
+TREE_BOUNDS = (8, 16)
+FRONTIER: dict[str, Make] = {
+    f"prefix, weight {weight:g}": lambda engines, weight=weight: Views(engines, "prefix", 1, weight) for weight in WEIGHTS
+} | {
+    f"text tree, balanced by {bound}": lambda engines, bound=bound: TextTree(engines[0].state.config.page_count, bound)
+    for bound in TREE_BOUNDS
+}  # fmt: skip
+"""What each pays for its hits: the weight of `prefix`, and the loads that the tree lets differ."""
 
-
-def times(engines: list[Engine], count: int = 400) -> dict[str, float]:
-    """Routed requests a second of processor time, by prompt length; microseconds for a frame to be folded; milliseconds until a router
-    that has just started is exact again (its four snapshots made, read and folded)."""
-    found: dict[str, float] = {}
-    began, spent = time.perf_counter(), time.process_time()
-    router = Router(ENGINES)
-    for view, engine in zip(router.views, engines):
-        view.feed(engine.streams.begin("again", engine.state))
-    found["exact_again_ms"] = (time.perf_counter() - began) * 1e3
-    found["exact_again_cpu_ms"] = (time.process_time() - spent) * 1e3
-    assert all(view.is_exact for view in router.views)
-    rng = random.Random(1)
-    for length in (256, 1_024, 4_096):
-        prompts = [pack_tokens(_text(rng, length)) for _ in range(count)]
-        spent = time.process_time()
-        for number, prompt in enumerate(prompts):
-            router.choose(f"r{number}", Prompt(prompt), [True] * ENGINES)
-            router.done(f"r{number}")
-        found[f"routed_per_cpu_s_{length}"] = count / (time.process_time() - spent)
-    return found
-
-
-def folding(shape: Shape) -> dict[str, float]:
-    """Processor time of folding the frames of a run, beside all bytes."""
-    frames: list[list[bytes]] = []
-    heads: list[bytes] = []
-
-    class Recording(Views):
-        def feed(self, parts: list[Frames]) -> None:
-            frames.append([own.get("recorded", b"") for own in parts])
-            super().feed(parts)
-
-    def make(engines: list[Engine]) -> Recording:
-        heads.extend(engine.streams.begin("recorded", engine.state) for engine in engines)
-        return Recording(engines, "prefix", 0)
-
-    run(msgspec.structs.replace(shape, requests=shape.requests // 3), make)
-    router = Router(ENGINES)
-    for view, head in zip(router.views, heads):
-        view.feed(head)
-    count = sum(bool(frame) for parts in frames for frame in parts)
-    spent = time.process_time()
-    for parts in frames:
-        for view, frame in zip(router.views, parts):
-            if frame:
-                view.feed(frame)
-    spent = time.process_time() - spent
-    assert not any(view.mismatches for view in router.views)
-    size = sum(len(frame) for parts in frames for frame in parts)
-    return {"fold_us_per_frame": spent / count * 1e6, "bytes_per_frame": size / count, "frames": count}
 
 
 def mean_of(runs: list[Run]) -> Run:
@@ -339,42 +309,33 @@ def mean_of(runs: list[Run]) -> Run:
     return Run(**means, **{name: sum(getattr(each, name) for each in runs) for name in ("rounds", "requests", "mismatches")})
 
 
-def compared(shape: Shape, seeds: int) -> tuple[dict[str, Run], list[Engine]]:
-    """Every router on the traces of these seeds, and the engines that the last of them had."""
+def compared(shape: Shape, seeds: int, routers: Mapping[str, Make]) -> dict[str, Run]:
+    """Every router on the traces of these seeds."""
     found: dict[str, Run] = {}
-    for name, make in ROUTERS.items():
-        runs, engines = [], []
-        for seed in range(1, seeds + 1):
-            each, engines, _ = run(msgspec.structs.replace(shape, seed=seed), make)
-            runs.append(each)
-        mean = found[name] = mean_of(runs)
-        print(f"{name:22} hit rate {mean.hit_rate:.4f}   wait {mean.wait_mean:5.1f} rounds, p99 {mean.wait_p99:5.1f}", flush=True)
-    return found, engines
+    for name, make in routers.items():
+        mean = found[name] = mean_of([run(msgspec.structs.replace(shape, seed=seed), make)[0] for seed in range(1, seeds + 1)])
+        print(f"{name:26} hit rate {mean.hit_rate:.4f}   wait {mean.wait_mean:5.2f} rounds, p99 {mean.wait_p99:5.1f}", flush=True)
+    return found
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--json", type=Path, help="write a record to this file")
+    parser = parser_of(__doc__)
     parser.add_argument("--requests", type=int, default=Shape().requests)
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--frontier", action="store_true", help="other weights and bounds instead of other routers")
     options = parser.parse_args()
-    before, runs, shares = machine(), {}, {}
-    for words, page_count in PAGES.items():
-        print(f"{words} ({page_count:,} pages)")
+    before, runs = machine(), {}
+    for name, page_count in PAGES.items():
+        print(f"{name} ({page_count:,} pages)")
         shape = Shape(requests=options.requests, page_count=page_count)
-        runs[words], engines = compared(shape, options.seeds)
-        shares[words] = {name: each.hit_rate / runs[words]["oracle"].hit_rate for name, each in runs[words].items()}
-    measured = times(engines) | folding(shape)
-    for name, value in measured.items():
-        print(f"{name:26} {value:,.1f}")
-    if options.json:
-        record = {
-            "command": f"python -m perf.router --requests {options.requests} --seeds {options.seeds}",
-            "measured_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "vnext": __version__,
-            "machine": msgspec.to_builtins(before), "load_after": machine().load, "shape": msgspec.to_builtins(shape),
-            "runs": msgspec.to_builtins(runs), "shares_of_oracle": shares, "times": measured,
-        }  # fmt: skip
-        options.json.write_text(json.dumps(record, indent=2) + "\n")
+        runs[name] = compared(shape, options.seeds, FRONTIER if options.frontier else ROUTERS)
+    measured = {"shape": msgspec.to_builtins(shape), "hit_weight": HIT_WEIGHT, "runs": msgspec.to_builtins(runs)}
+    if not options.frontier:
+        measured["shares_of_oracle"] = {
+            name: {router: each.hit_rate / found["oracle"].hit_rate for router, each in found.items()} for name, found in runs.items()
+        }
+    command = f"python -m perf.router --requests {options.requests} --seeds {options.seeds}{' --frontier' * options.frontier}"
+    write_record(options.json, record_of(command, before, measured))
     return 0
 
 

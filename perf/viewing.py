@@ -8,7 +8,6 @@ which it starts are not counted.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import random
@@ -19,14 +18,11 @@ import tempfile
 import time
 import urllib.request
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
-import msgspec
-
+from perf.record import parser_of, record_of, write_record
 from perf.recording import BATCH, Server, fresh_prompts
 from vnext.machine import machine
-from vnext.version import __version__
 
 STRETCH_S = 10.0
 ANSWER_LENGTH = 64
@@ -35,25 +31,16 @@ END_S = 20
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = parser_of(__doc__)
     parser.add_argument("--seconds", type=float, default=150.0)
-    parser.add_argument("--json", type=Path, help="record to write")
     options = parser.parse_args()
     before = machine()
     stretches = measured(options.seconds)
-    record = {
-        "command": "python -m perf.viewing --seconds N --json RECORD",
-        "measured_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "vnext": __version__,
-        "machine": msgspec.to_builtins(before),
-        "load_after": machine().load,
-        "summary": {name: summary([each for each in stretches if each["viewer"] == viewer])
-                    for name, viewer in (("alone", False), ("viewed", True))},
-        "stretches": stretches,
-    }  # fmt: skip
-    print(json.dumps(record["summary"]))
-    if options.json:
-        options.json.write_text(json.dumps(record, indent=1) + "\n")
+    modes = (("alone", False), ("viewed", True))
+    found = {name: summary([each for each in stretches if each["viewer"] == viewer]) for name, viewer in modes}
+    print(json.dumps(found))
+    command = "python -m perf.viewing --seconds N --json RECORD"
+    write_record(options.json, record_of(command, before, {"summary": found, "stretches": stretches}))
     return 0
 
 

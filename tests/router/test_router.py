@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 from core_drive import Engine, started_with
+from msgspec.structs import replace
 
+from vnext.log.codec import seal
 from vnext.log.stream import EventStreams
 from vnext.router.decision_file import DecisionFile, files_of
 from vnext.router.decisions import (
@@ -77,6 +80,18 @@ def test_every_decision_can_be_made_again_from_its_record() -> None:
     assert again.header == HEADER and again.decisions == record and not again.ended
     assert [decide_again("prefix", each) for each in again.decisions] == [each.chosen for each in record]
     assert NOBODY in [each.chosen for each in record] and b"user 7" not in record[0].arriving.key
+
+
+def test_decisions_of_format_1_weigh_a_hit_as_a_token_of_wait() -> None:
+    """They have no weight."""
+    header = encode_header(replace(HEADER, format_version=1))
+    known = [[0, 0, 0, 0, 9, 9, True], [100, 150, 0, 0, 9, 9, True]]
+    old = seal(msgspec.msgpack.encode([[200, b"", 0], known, 0, 7, [1, 1]]))
+    [one] = read(header + old).decisions
+    assert one.arriving.hit_weight == 1 and decide_again("prefix", one) == 0
+    assert decide_again("prefix", replace(one, arriving=replace(one.arriving, hit_weight=2.0))) == 1
+    with pytest.raises(NoDecisions, match="format 3 of decisions is newer than 2"):
+        read(encode_header(replace(HEADER, format_version=FORMAT_VERSION + 1)))
 
 
 def test_damaged_decisions_end_where_they_are() -> None:

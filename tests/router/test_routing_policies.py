@@ -46,6 +46,12 @@ def test_equal_replicas_take_turns(policy: str) -> None:
     assert [route(policy, candidates, prompt(sequence)) for sequence in range(6)] == [0, 2, 3, 0, 2, 3]
 
 
+def test_a_weight_says_what_a_hit_is_worth() -> None:
+    candidates = [replica(hit_tokens=800, waiting_tokens=1_000), IDLE]
+    chosen = [route("prefix", candidates, Arriving(tokens=1000, key=b"", sequence=0, hit_weight=weight)) for weight in (0, 1, 1.25, 1.5, 9)]
+    assert chosen == [1, 1, 0, 0, 0], "equal sums: the hit"
+
+
 def test_only_equally_good_replicas_take_turns() -> None:
     candidates = [replica(hit_tokens=16), IDLE, replica(hit_tokens=16)]
     assert [route("prefix", candidates, prompt(sequence)) for sequence in range(4)] == [0, 2, 0, 2]

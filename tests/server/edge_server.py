@@ -6,17 +6,13 @@ max_tokens.
 
 from __future__ import annotations
 
-import asyncio
-import json
-import threading
-import urllib.error
-import urllib.request
 from typing import Any
 
 import msgspec
 import openai
 from aiohttp import web
 from fake_engine import FakeEngine
+from in_thread import InThread
 from toy_tokenizers import byte_level
 
 from vnext.runtime.client.client import EngineClient
@@ -44,26 +40,17 @@ def refuse_marked(request: SubmitRequest) -> str | None:
     return "the engine has no room for 5 tokens: ask for 4" if "refuse me" in prompt else None
 
 
-class EdgeServer:
+class EdgeServer(InThread):
     """Runs the app in a thread; `settings` are fields of ServerSettings."""
 
     def __init__(self, tokenizer: Tokenizer = TOKENIZER, engine: Any = None, **settings: Any) -> None:
         """`engine` has an address and `close`; None for a fake."""
+        super().__init__()
         self.engine = engine or FakeEngine(echo_answer, refuse_marked)
         self._tokenizer = tokenizer
         self.settings = msgspec.structs.replace(ServerSettings(served_model_names=("toy", "other-name")), **settings)
-        self.port = 0
         self.app: web.Application | None = None
-        self.site: web.TCPSite | None = None
-        self.runner: web.AppRunner | None = None
-        self._loop = asyncio.new_event_loop()
-        self._stop = asyncio.Event()
-        self._started = threading.Event()
-        self._thread = threading.Thread(target=self._loop.run_until_complete, args=(self._serve(),), daemon=True)
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        self._client: EngineClient | None = None
 
     @property
     def context(self) -> ServerContext:
@@ -75,51 +62,19 @@ class EdgeServer:
 
     def post(self, path: str, body: bytes | dict[str, Any], **headers: str) -> tuple[int, dict[str, Any], Any]:
         """Status, decoded answer, headers."""
-        headers = {"Content-Type": "application/json"} | headers
-        data = body if isinstance(body, bytes) else json.dumps(body).encode()
-        return self._open(urllib.request.Request(self.url + path, data=data, headers=headers, method="POST"))
+        return self.call("POST", path, body, **headers)
 
     def get(self, path: str, **headers: str) -> tuple[int, Any, Any]:
-        return self._open(urllib.request.Request(self.url + path, headers=headers))
+        return self.call("GET", path, **headers)
 
-    def in_loop(self, work: Any) -> Any:
-        """Run a coroutine in the server's event loop."""
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(10)
+    async def begin(self) -> web.AppRunner:
+        self._client = await EngineClient.connect(self.engine.address, 5.0)
+        self.app = make_app(self._client, self._tokenizer, template_of(self._tokenizer, self.settings), self.settings)
+        return make_runner(self.app)
 
-    def __enter__(self) -> EdgeServer:
-        self._thread.start()
-        assert self._started.wait(10)
-        return self
+    async def end(self) -> None:
+        await self._client.close()
 
-    def __exit__(self, *_: object) -> None:
-        self._loop.call_soon_threadsafe(self._stop.set)
-        self._thread.join(10)
+    def __exit__(self, *exception: object) -> None:
+        super().__exit__(*exception)
         self.engine.close()
-        self._loop.close()
-
-    async def _serve(self) -> None:
-        client = await EngineClient.connect(self.engine.address, 5.0)
-        self.app = make_app(client, self._tokenizer, template_of(self._tokenizer, self.settings), self.settings)
-        self.runner = runner = make_runner(self.app)
-        await runner.setup()
-        self.site = web.TCPSite(runner, "127.0.0.1", 0)
-        await self.site.start()
-        self.port = self.site.port
-        self._started.set()
-        await self._stop.wait()
-        await runner.cleanup()
-        await client.close()
-
-    def _open(self, request: urllib.request.Request) -> tuple[int, Any, Any]:
-        try:
-            with urllib.request.urlopen(request, timeout=20) as response:
-                return response.status, _decode(response.read()), response.headers
-        except urllib.error.HTTPError as error:
-            return error.code, _decode(error.read()), error.headers
-
-
-def _decode(data: bytes) -> Any:
-    try:
-        return json.loads(data)
-    except ValueError:
-        return data.decode()

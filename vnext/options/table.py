@@ -212,6 +212,7 @@ ROUTER = (
     Option("routing_policy", ("--policy",), PolicyName, DEFAULT_POLICY, "which server a request goes to; see docs/routing.md"),
     Option("backend_api_key", ("--backend-api-key",), str, "", "key that the router sends to servers (default: the client's)"),
     Option("admin_key", ("--admin-key",), str, "", "key of the routes below /router, which are closed without one"),
+    Option("decisions_dir", ("--decisions-dir",), str, "", "folder that gets a record of every decision (default: none)"),
 )
 ROUTER_HTTP = (
     "host", "port", "api_keys", "api_key_file", "key_requests_per_minute", "key_answers_max", "allowed_origins", "allowed_methods",

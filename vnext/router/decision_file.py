@@ -1,12 +1,14 @@
 """The files of a router's decisions: appended with one write each, and bounded.
 
 Owns the files of one router in a folder: `decisions-NAME-000000.vnextroutes` and so on. A file that is full is followed by the
-next, and the oldest are deleted. A failing disk never stops a router: the decision is not recorded, and `lost` counts it.
+next, and the oldest are deleted; a router that starts again goes on behind the files that are there. A failing disk never stops a
+router: the decision is not recorded, and `lost` counts it.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -25,11 +27,12 @@ class DecisionFile:
     def __init__(
         self, folder: Path, header: Header, name: str = "0", file_bytes_max: int = FILE_BYTES_MAX, files_max: int = FILES_MAX
     ) -> None:
-        """Begins the first file. Raises OSError."""
-        self._folder, self._header, self._name = folder, header, name
+        """Begins a file behind those of this name. Raises OSError."""
+        self._folder, self._name = folder, name
+        self._header = replace(header, index=_next_index(folder, name))
         self._file_bytes_max, self._files_max = file_bytes_max, files_max
         self.lost, self.failure = 0, ""
-        self._fd, self._size = -1, 0
+        self._fd, self._size, self._is_stale = -1, 0, False
         folder.mkdir(parents=True, exist_ok=True)
         self._begin()
 
@@ -37,7 +40,7 @@ class DecisionFile:
         """Append a decision."""
         data = encode_decision(decision)
         try:
-            if self._size + len(data) > self._file_bytes_max:
+            if self._is_stale or self._size + len(data) > self._file_bytes_max:
                 self._follow()
             if (written := os.write(self._fd, data)) != len(data):
                 raise OSError(f"only {written} of {len(data)} bytes were written")
@@ -45,6 +48,10 @@ class DecisionFile:
         except OSError as error:
             self.lost, self.failure = self.lost + 1, str(error)
             self._cut()
+
+    def renew(self, replicas: Sequence[str]) -> None:
+        """Other replicas stand at the places from now on: the next decision begins another file."""
+        self._header, self._is_stale = replace(self._header, replicas=tuple(replicas)), True
 
     def close(self) -> None:
         """Idempotent."""
@@ -62,6 +69,7 @@ class DecisionFile:
             raise OSError("the header was not written whole")
         self.close()
         self._fd, self._size = fd, len(head)
+        file_path(self._folder, self._name, self._header.index - self._files_max).unlink(missing_ok=True)
 
     def _follow(self) -> None:
         before, self._header = self._header, replace(self._header, index=self._header.index + 1)
@@ -70,7 +78,7 @@ class DecisionFile:
         except OSError:
             self._header = before
             raise
-        file_path(self._folder, self._name, self._header.index - self._files_max).unlink(missing_ok=True)
+        self._is_stale = False
 
     def _cut(self) -> None:
         """Take back a decision that was half written."""
@@ -83,6 +91,12 @@ class DecisionFile:
 def file_path(folder: Path, name: str, index: int) -> Path:
     """Where a router's decisions of this index are."""
     return folder / f"decisions-{name}-{index:06d}{SUFFIX}"
+
+
+def _next_index(folder: Path, name: str) -> int:
+    """Behind the last file of this router."""
+    numbers = [path.stem.rpartition("-")[2] for path in folder.glob(f"decisions-{name}-*{SUFFIX}")]
+    return 1 + max((int(each) for each in numbers if each.isdecimal()), default=-1)
 
 
 def files_of(path: Path) -> list[Path]:

@@ -22,7 +22,8 @@ from vnext.router.policies import Arriving, Candidate, route
 
 MAGIC = b"vnextRTE"
 SUFFIX = ".vnextroutes"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+"""2: a decision has the weight of hits (Arriving.hit_weight)."""
 NOBODY = -1
 KEY_BYTES = 16
 

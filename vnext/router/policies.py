@@ -34,11 +34,13 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
 class Arriving(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """The request to be routed. `tokens`: the length of its prompt. `key`: the bytes that `consistent_hash` keeps together.
-    `sequence` counts the router's decisions from 0."""
+    `sequence` counts the router's decisions from 0. `hit_weight`: the tokens of wait that `prefix` takes for one token of a hit; 1
+    in decisions that were recorded without it."""
 
     tokens: int
     key: bytes
     sequence: int
+    hit_weight: float = 1.0
 
 
 Policy = Callable[[Sequence[Candidate], Sequence[int], Arriving], int]
@@ -56,16 +58,17 @@ def work(candidate: Candidate) -> int:
 
 
 def prefix(candidates: Sequence[Candidate], ready: Sequence[int], arriving: Arriving) -> int:
-    """The replica that computes the fewest tokens until the first one of the answer: work(replica) + tokens - hit_tokens.
+    """The replica with the least work(replica) + hit_weight * (tokens - hit_tokens).
 
-    A hit and a wait are thus paid in one currency: a hit of 1,000 tokens is worth a queue that is 1,000 tokens longer, because
-    both cost a replica about the time of computing them. No threshold decides between cache and balance. Equal sums: the longer
-    hit, which occupies fewer new pages, then more free pages.
+    A hit and a wait are paid in one currency, so no threshold decides between cache and balance. With a weight of 1 this is the
+    replica that computes the fewest tokens until the first one of the answer: best for this request. A greater weight also counts
+    what a miss costs those behind it: tokens that they wait for, and pages whose content they might have hit. Equal sums: the
+    longer hit, then more free pages.
     """
 
-    def cost(place: int) -> tuple[int, int, int]:
+    def cost(place: int) -> tuple[float, int, int]:
         each = candidates[place]
-        return work(each) + arriving.tokens - each.hit_tokens, -each.hit_tokens, -each.free_pages
+        return work(each) + arriving.hit_weight * (arriving.tokens - each.hit_tokens), -each.hit_tokens, -each.free_pages
 
     return _best(cost, ready, arriving)
 
@@ -93,6 +96,8 @@ POLICIES: dict[str, Policy] = {
     "consistent_hash": consistent_hash,
 }
 DEFAULT_POLICY = "prefix"
+HIT_WEIGHT = 1.0
+"""Chosen by `python -m perf.router`, which shows hits and waits for each (docs/routing.md)."""
 
 
 def require_policy(name: str) -> None:
@@ -108,7 +113,7 @@ def route(policy: str, candidates: Sequence[Candidate], arriving: Arriving) -> i
     return POLICIES[policy](candidates, ready, arriving) if ready else None
 
 
-def _best(cost: Callable[[int], tuple[int, ...]], ready: Sequence[int], arriving: Arriving) -> int:
+def _best(cost: Callable[[int], tuple[float, ...]], ready: Sequence[int], arriving: Arriving) -> int:
     """The ready place of the least cost, ties by the rule of this module."""
     costs = [cost(place) for place in ready]
     least = min(costs)

@@ -6,6 +6,7 @@ Block hashes are made once for each root, so engines that share weights and bloc
 from __future__ import annotations
 
 import msgspec
+import numpy as np
 
 from vnext.state.allocate import hit_tokens_of, prefix_hits
 from vnext.state.block_hash import block_hashes, root_hash, versioned_root
@@ -20,7 +21,7 @@ class Prompt:
 
     def __init__(self, tokens: bytes, cache_salt: str = "", adapter: str = "", reads_cache: bool = True) -> None:
         self.tokens, self.cache_salt, self.adapter, self.reads_cache = tokens, cache_salt, adapter, reads_cache
-        self._hashes: dict[tuple[str, int], tuple[bytes, ...]] = {}
+        self._entries: dict[tuple[str, int], Waiting] = {}
 
     @classmethod
     def of(cls, tokens: bytes, sampling: Sampling, cache_salt: str = "") -> Prompt:
@@ -33,21 +34,26 @@ class Prompt:
 
     def hashes(self, state: State) -> tuple[bytes, ...]:
         """The names of its full blocks in this engine, none without a prefix cache."""
-        if not state.config.prefix_caching:
-            return ()
-        size, weights = state.config.block_size, label_of(state.weights)
-        if (found := self._hashes.get((weights, size))) is None:
-            root = versioned_root(root_hash(self.cache_salt, size, self.adapter), weights)
-            found = self._hashes[weights, size] = block_hashes(root, self.tokens, size)
-        return found
+        return self._entry(state).block_hashes
 
     def hit_tokens(self, state: State) -> int:
         """Its leading tokens that the engine's cache holds, as an admission would find them in this state."""
-        waiting = Waiting(
-            id=RequestId(-1), priority=0, tokens=self.tokens, block_hashes=self.hashes(state), preemption_count=0,
-            reads_cache=self.reads_cache,
-        )  # fmt: skip
-        return hit_tokens_of(state.config, prefix_hits(state.config, state.pool, waiting))
+        return hit_tokens_of(state.config, self.hit_pages(state))
+
+    def hit_pages(self, state: State) -> np.ndarray:
+        """The pages of these tokens, as prefix_hits has them (int32[n])."""
+        return prefix_hits(state.config, state.pool, self._entry(state))
+
+    def _entry(self, state: State) -> Waiting:
+        """It as the engine's queue would have it; made once for all engines that name blocks alike."""
+        size, weights = state.config.block_size if state.config.prefix_caching else 0, label_of(state.weights)
+        if (found := self._entries.get((weights, size))) is None:
+            root = versioned_root(root_hash(self.cache_salt, size, self.adapter), weights)
+            found = self._entries[weights, size] = Waiting(
+                id=RequestId(-1), priority=0, tokens=self.tokens, preemption_count=0, reads_cache=self.reads_cache,
+                block_hashes=block_hashes(root, self.tokens, size) if size else (),
+            )  # fmt: skip
+        return found
 
 
 def waiting_hits(state: State, entry: Waiting) -> int:
@@ -56,7 +62,9 @@ def waiting_hits(state: State, entry: Waiting) -> int:
 
 
 class Routed(msgspec.Struct, frozen=True):
-    """A request on its way: the tokens that it leaves to compute, and the names of its blocks."""
+    """A request on its way: the tokens that it leaves to compute, the names of its blocks, and how many steps the engine had
+    planned, as far as was known, when it was routed."""
 
     tokens: int
     hashes: tuple[bytes, ...]
+    step: int = 0

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from vnext.router.decisions import NOBODY, Decision, key_digest
-from vnext.router.policies import DEFAULT_POLICY, Arriving, Candidate, require_policy, route
+from vnext.router.policies import DEFAULT_POLICY, HIT_WEIGHT, Arriving, Candidate, require_policy, route
 from vnext.router.prompts import Prompt
 from vnext.router.view import View
 
@@ -21,16 +21,17 @@ Record = Callable[[Decision], None]
 
 class Router:
     """Mutable. `views` has one for each replica, at its place. `record` takes every decision before it has an effect, None for no
-    record; `clock_us` gives a decision's time."""
+    record; `clock_us` gives a decision's time. `hit_weight` as in Arriving."""
 
     def __init__(
-        self, replica_count: int, policy: str = DEFAULT_POLICY, record: Record | None = None, clock_us: Callable[[], int] = int
-    ) -> None:
+        self, replica_count: int, policy: str = DEFAULT_POLICY, record: Record | None = None, clock_us: Callable[[], int] = int,
+        hit_weight: float = HIT_WEIGHT,
+    ) -> None:  # fmt: skip
         """Raises RoutingPolicyError."""
         require_policy(policy)
         self.policy = policy
         self.views = [View() for _ in range(replica_count)]
-        self.record, self.clock_us = record, clock_us
+        self.record, self.clock_us, self.hit_weight = record, clock_us, hit_weight
         self._places: dict[str, int] = {}
         self._sequence = 0
 
@@ -43,7 +44,7 @@ class Router:
         """
         self.done(name)
         candidates = self._candidates(prompt, ready)
-        arriving = Arriving(tokens=len(prompt), key=key_digest(key), sequence=self._sequence)
+        arriving = Arriving(tokens=len(prompt), key=key_digest(key), sequence=self._sequence, hit_weight=self.hit_weight)
         chosen = route(self.policy, candidates, arriving)
         if self.record is not None:
             place, time_us = NOBODY if chosen is None else chosen, self.clock_us()

@@ -8,6 +8,7 @@ socket: its caller feeds it bytes, cut anywhere.
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 
 from vnext.log import codec, log_bytes
 from vnext.log.codec import MAGIC, Frame, SegmentHeader
@@ -18,6 +19,7 @@ from vnext.router.promised import Promised
 from vnext.router.prompts import Prompt
 from vnext.state.digest import DIGEST_VERSION, digest
 from vnext.state.errors import IllegalEvent
+from vnext.state.events import RequestArrived
 from vnext.state.reduce import reduce
 from vnext.state.state import State
 
@@ -36,7 +38,7 @@ class View:
     """Mutable. `state` is the engine's state at the last whole frame, None before the first snapshot and while the view
     `is_exact` is False. `snapshots`, `events` and `mismatches` count what was taken in, and how often the view was lost;
     `failure` says why it was last. `is_hopeless`: another snapshot would not help, because the engine is of another
-    version.
+    version. `heard` takes the name of every request that arrives, None for nobody.
     """
 
     def __init__(self) -> None:
@@ -44,6 +46,7 @@ class View:
         self.snapshots = self.events = self.mismatches = 0
         self.failure = ""
         self.is_hopeless = False
+        self.heard: Callable[[str], None] | None = None
         self._rest = b""
         self._reading: Reading | None = None
         self._chain = 0
@@ -82,16 +85,16 @@ class View:
     def candidate(self, prompt: Prompt, is_ready: bool = True) -> Candidate:
         """What a policy may know of this replica. It is not ready without a state.
 
-        Its `hit_tokens` go on behind the cache's with the blocks of prompts that come before this one: by its turn they are
-        there.
+        All is as this prompt will find it (promised.py): the blocks of prompts that come before it are there, those that they
+        displace are not, and the steps until it arrives have been computed.
         """
         if (state := self.state) is None:
             return UNKNOWN
         promised = self._promised
         promised.follow(state)
         return Candidate(
-            hit_tokens=promised.hit_tokens(state, prompt, prompt.hit_tokens(state)),
-            waiting_tokens=promised.tokens,
+            hit_tokens=promised.hit_tokens(state, prompt),
+            waiting_tokens=promised.tokens(state),
             running=len(state.rows),
             waiting=len(state.waiting) + promised.routed,
             free_pages=state.pool.free,
@@ -108,6 +111,10 @@ class View:
         """The request was refused, withdrawn or has ended: if its arrival was never seen it does not count any more.
         Idempotent."""
         self._promised.remove(name)
+
+    def arrived_elsewhere(self, name: str) -> None:
+        """Another engine has a request that was on its way to this one, under the name that it has there."""
+        self._promised.arrived(name)
 
     # ---- the stream ------------------------------------------------------------------------------------------------
 
@@ -171,7 +178,11 @@ class View:
             raise _Lost(f"behind event {state.sequence - 1} the view's state is not the engine's")
         self.state = state
         self.events += len(frame.events)
-        self._promised.seen(frame.events)
+        self._promised.seen(state, frame.events)
+        if self.heard is not None:
+            for event in frame.events:
+                if isinstance(event, RequestArrived):
+                    self.heard(event.name)
 
     def _lose(self, sentence: str) -> None:
         """Look for the beginning of another stream behind this place."""

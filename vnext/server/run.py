@@ -7,7 +7,6 @@ ones finish within `drain_s`; on the second it aborts them at once. Both end wit
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import signal
 import socket
@@ -28,8 +27,8 @@ from vnext.server.console import write_error, write_line
 from vnext.server.context.api_keys import ApiKeys, KeysUnusable
 from vnext.server.context.errors import StoreUnusable
 from vnext.server.context.server_context import SERVER_CONTEXT, template_of
-from vnext.server.context.text_work import trim
 from vnext.server.context.traces import TracesUnusable, require_traces
+from vnext.server.garbage import settle
 from vnext.server.http.connections import room_for
 from vnext.server.settings import ServerSettings
 from vnext.server.tls import TlsUnusable, tls_context
@@ -43,7 +42,6 @@ UNUSABLE = (
     EngineDead, InvalidRequest,
 )  # fmt: skip
 _BACKLOG = 1024
-_NEW_OBJECTS_MAX = 5_000  # before the collector looks at them, for a millisecond
 _ACCEPTED_AT_ONCE = 64  # in one turn of the event loop, a twentieth of a millisecond each
 
 
@@ -73,15 +71,6 @@ def set_log_levels(settings: ServerSettings) -> None:
     """Set the log level of the settings. The load line has a separate option."""
     log_lines.begin("API server", settings.log_format, settings.log_level, "%(asctime)s %(levelname)s %(name)s: %(message)s")
     load_line.log.setLevel(logging.INFO if settings.log_level != "error" else logging.ERROR)
-
-
-def settle() -> None:
-    """Have the collector search for garbage rarely, and never among what lives by now. A request's objects die without it; only
-    asyncio's connections are cycles. What reading the tokenizer has freed goes back to the system."""
-    gc.collect()
-    trim()
-    gc.freeze()
-    gc.set_threshold(_NEW_OBJECTS_MAX)
 
 
 async def _serve(settings: ServerSettings) -> None:

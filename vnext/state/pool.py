@@ -93,6 +93,11 @@ def _oldest(pool: Pool, count: int) -> tuple[np.ndarray, int]:
     return blocks, head
 
 
+def head_after(pool: Pool, count: int) -> int:
+    """The queue's head when its `count` oldest pages have been taken: kept pages at places before it lose their content."""
+    return _oldest(pool, count)[1]
+
+
 def hold(pool: Pool, blocks: np.ndarray) -> Pool:
     """Add one holder to each page (each given once). A kept page is revived and leaves the queue."""
     if len(blocks) == 0:

@@ -22,9 +22,9 @@ STARTED = EngineStarted(config=CONFIG, model="toy", model_digest="", world_size=
 
 
 @contextmanager
-def following(server: EdgeServer, **headers: str) -> Iterator[http.client.HTTPResponse]:
+def following(server: EdgeServer, query: str = "", **headers: str) -> Iterator[http.client.HTTPResponse]:
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)
-    connection.request("GET", "/events", headers=headers)
+    connection.request("GET", f"/events{query}", headers=headers)
     try:
         yield connection.getresponse()
     finally:
@@ -102,8 +102,19 @@ def test_a_stream_ends_with_its_engine() -> None:
         assert server.get("/events")[0] == 503
 
 
-def test_a_server_of_several_engines_streams_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_of_several_engines_has_a_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     with EdgeServer(show_events=True) as server:
         monkeypatch.setattr(type(server.context.client), "engines", property(lambda client: (client, client)))
-        status, answer, _ = server.get("/events")
-        assert status == 403 and "several engines" in answer["error"]["message"]
+        for path, given in (("/events", "''"), ("/events?engine=2", "'2'"), ("/events?engine=x", "'x'")):
+            status, answer, _ = server.get(path)
+            assert status == 400 and answer["error"]["message"] == f"engine is {given}: this server has 2, so name one from 0 to 1."
+        with following(server, "?engine=1") as answer:
+            assert answer.status == 200 and answer.getheader("X-Vnext-Engines") == "2"
+            server.engine.wait_for(lambda: asked(server) == [True])
+
+
+def test_routers_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(events, "FOLLOWERS_MAX", 1)
+    with EdgeServer(show_events=True) as server, following(server):
+        server.engine.wait_for(lambda: asked(server) == [True])
+        assert server.get("/events")[0] == 429

@@ -76,8 +76,8 @@ ROUTER_BUGS = [
     bug(
         "a routed request counts when it has arrived, too",
         "router.promised",
-        "                if isinstance(event, RequestArrived):\n                    self._arrive(event.name)\n",
-        "                pass\n\n",
+        "            if isinstance(event, RequestArrived):\n                self.arrived(event.name, state.planned - sum(isinstance(each, StepPlanned) for each in events[place:]))\n",
+        "            pass\n\n",
         "R3",
     ),
     bug(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 from rich.box import SIMPLE_HEAD
@@ -20,7 +21,7 @@ from vnext.replay.console.render import printable
 from vnext.replay.reading.source import UnusableLog
 from vnext.router.decision_file import files_of
 from vnext.router.decisions import NOBODY, Decision, Header, NoDecisions, decide_again, read
-from vnext.router.policies import RoutingPolicyError, require_policy
+from vnext.router.policies import Candidate, RoutingPolicyError, require_policy
 
 ROWS = 20
 """Decisions that the table shows, the last ones, unless more are asked for."""
@@ -51,7 +52,8 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
 class Routing(msgspec.Struct, frozen=True, kw_only=True):
     """All decisions of one router. `differing` of them fall otherwise today, `first` is the first of those; of `policy` "" that
-    is a fault, of another one the answer to a question. `best_hit_tokens` are those of the longest hit each time."""
+    is a fault, of another one the answer to a question. `best_hit_tokens` are those of the longest hit each time.
+    `places` names the replicas by their places, those of the last file."""
 
     recorded_policy: str
     policy: str
@@ -64,58 +66,81 @@ class Routing(msgspec.Struct, frozen=True, kw_only=True):
     differing: int
     first: int | None
     replicas: list[ReplicaShare]
+    places: list[str]
     last: list[Row]
+
+
+class Known(NamedTuple):
+    """A decision, and the header of its file."""
+
+    header: Header
+    decision: Decision
+
+    @property
+    def name(self) -> str:
+        """Of the replica that was chosen."""
+        return self.header.replicas[self.decision.chosen]
+
+    @property
+    def time_us(self) -> float:
+        return self.header.started_ns / 1e3 + self.decision.time_us
 
 
 def routing(path: Path, policy: str = "", rows: int = ROWS) -> tuple[Routing, Ended]:
     """Make the decisions in a file, or in a folder's files, again: by the recorded policy, or by another. Raises UnusableLog."""
-    header, decisions, ended = _read_all(path)
+    headers, known, ended = _read_all(path)
+    policies = sorted({each.policy for each in headers})
     try:
-        require_policy(policy or header.policy)
+        for name in [policy] if policy else policies:
+            require_policy(name)
     except RoutingPolicyError as error:
         raise UnusableLog(str(error)) from error
-    again = [decide_again(policy or header.policy, each) for each in decisions]
-    differing = [each.arriving.sequence for each, now in zip(decisions, again) if each.chosen != now]
-    routed = [each for each in decisions if each.chosen != NOBODY]
+    again = [decide_again(policy or each.header.policy, each.decision) for each in known]
+    differing = [each.decision.arriving.sequence for each, now in zip(known, again) if each.decision.chosen != now]
+    routed = [each for each in known if each.decision.chosen != NOBODY]
+    times_us, names = [each.time_us for each in known], dict.fromkeys(name for each in headers for name in each.replicas)
     answer = Routing(
-        recorded_policy=header.policy, policy=policy, decisions=len(decisions), unrouted=len(decisions) - len(routed),
-        seconds=(decisions[-1].time_us - decisions[0].time_us) / 1e6 if decisions else 0.0,
-        tokens=sum(each.arriving.tokens for each in routed),
-        hit_tokens=sum(each.candidates[each.chosen].hit_tokens for each in routed),
-        best_hit_tokens=sum(max(one.hit_tokens for one in each.candidates if one.is_ready) for each in routed),
+        recorded_policy=", ".join(policies), policy=policy, decisions=len(known), unrouted=len(known) - len(routed),
+        seconds=(max(times_us) - min(times_us)) / 1e6 if known else 0.0,
+        tokens=sum(each.decision.arriving.tokens for each in routed),
+        hit_tokens=sum(_chosen(each).hit_tokens for each in routed),
+        best_hit_tokens=sum(max(one.hit_tokens for one in each.decision.candidates if one.is_ready) for each in routed),
         differing=len(differing), first=next(iter(differing), None),
-        replicas=[_share(name, place, routed) for place, name in enumerate(header.replicas)],
-        last=[_row(each, now) for each, now in list(zip(decisions, again))[len(decisions) - min(rows, len(decisions)) :]],
+        replicas=[_share(name, [each for each in routed if each.name == name]) for name in names if name],
+        places=[*headers[-1].replicas],
+        last=[_row(each.decision, now) for each, now in list(zip(known, again))[len(known) - min(rows, len(known)) :]],
     )  # fmt: skip
     return answer, ended
 
 
-def _read_all(path: Path) -> tuple[Header, list[Decision], Ended]:
+def _read_all(path: Path) -> tuple[list[Header], list[Known], Ended]:
     paths = files_of(path)
     if not paths:
         raise UnusableLog(f"{path} holds no decisions of a router (*.vnextroutes)")
-    decisions: list[Decision] = []
-    ends, header = [], None
+    headers, known, ends = [], [], []
     for each in paths:
         try:
             found = read(each.read_bytes())
         except (NoDecisions, OSError) as error:
             raise UnusableLog(f"{each}: {error}") from error
-        header = found.header if header is None else header
-        if any(not -1 <= one.chosen < len(one.candidates) for one in found.decisions):
+        places = len(found.header.replicas)
+        if any(not -1 <= one.chosen < min(len(one.candidates), places) for one in found.decisions):
             raise UnusableLog(f"{each}: a decision chose a replica that it did not know")
-        decisions += found.decisions
+        headers.append(found.header)
+        known += [Known(found.header, one) for one in found.decisions]
         ends += [f"{each.name}: {found.ended}"] if found.ended else []
-    assert header is not None
-    return header, decisions, Ended(kind="damaged", line=f"damaged: {'; '.join(ends)}") if ends else COMPLETE
+    return headers, known, Ended(kind="damaged", line=f"damaged: {'; '.join(ends)}") if ends else COMPLETE
 
 
-def _share(name: str, place: int, routed: list[Decision]) -> ReplicaShare:
-    own = [each for each in routed if each.chosen == place]
-    owed = [each.candidates[place].waiting_tokens for each in own]
+def _chosen(known: Known) -> Candidate:
+    return known.decision.candidates[known.decision.chosen]
+
+
+def _share(name: str, own: list[Known]) -> ReplicaShare:
     return ReplicaShare(
-        name=name, requests=len(own), tokens=sum(each.arriving.tokens for each in own),
-        hit_tokens=sum(each.candidates[place].hit_tokens for each in own), waiting_tokens_mean=sum(owed) / max(len(owed), 1),
+        name=name, requests=len(own), tokens=sum(each.decision.arriving.tokens for each in own),
+        hit_tokens=sum(_chosen(each).hit_tokens for each in own),
+        waiting_tokens_mean=sum(_chosen(each).waiting_tokens for each in own) / max(len(own), 1),
     )  # fmt: skip
 
 
@@ -183,7 +208,7 @@ def _verdict(answer: Routing) -> Iterator[str]:
 
 def _table(answer: Routing) -> Table:
     """The last decisions: of each replica hits/owed tokens/running+waiting, the chosen one with a *."""
-    table = Table("decision", "tokens", *(printable(each.name) for each in answer.replicas), box=SIMPLE_HEAD)
+    table = Table("decision", "tokens", *map(printable, answer.places), box=SIMPLE_HEAD)
     for row in answer.last:
         cells = []
         for place, known in enumerate(row.replicas):

@@ -16,8 +16,8 @@ import msgspec
 from vnext.router.approximate import BYTES_PER_TOKEN, PIECE_BYTES, PrefixTree
 from vnext.router.policies import Candidate
 from vnext.router.proxy.asked import Asked
+from vnext.router.proxy.engines import EngineViews
 from vnext.router.proxy.tokens import Known
-from vnext.router.view import View
 
 INVARIANT = "yes"
 """How a vnext server's `batch_invariant` begins where its tokens do not depend on the batch."""
@@ -62,8 +62,8 @@ class Live:
 
 
 class Backend:
-    """See the module. `trouble`: why it gets no requests, "" if it does; `asked`: it has been looked at once; `exact`: its view, if
-    it shows its events. Mutable."""
+    """See the module. `trouble`: why it gets no requests, "" if it does; `asked`: it has been looked at once; `exact`: the views of
+    its engines, if it shows their events. Mutable."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -75,7 +75,7 @@ class Backend:
         self.idle.set()
         self.running = self.waiting = self.waiting_tokens = 0
         self.tree = PrefixTree()
-        self.exact: View | None = None
+        self.exact: EngineViews | None = None
 
     @property
     def live(self) -> int:

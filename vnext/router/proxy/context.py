@@ -28,12 +28,14 @@ OF_ONE_SERVER = ("/v1/files", "/v1/batches")
 class RouterContext:
     """See the module. Make it in the event loop; `close` ends its connections and its looks at the servers."""
 
-    def __init__(self, settings: RouterSettings) -> None:
-        """Raises BackendRefused, KeysUnusable."""
+    def __init__(self, settings: RouterSettings, name: str = "0") -> None:
+        """`name` tells this router's record of decisions from others'. Raises BackendRefused, KeysUnusable, DecisionsUnusable."""
         http = settings.http
         self.settings = settings
         self.keys = ApiKeys(http)
         self.fleet = Fleet(settings.backends, settings.routing_policy)
+        if settings.decisions_dir:
+            self.fleet.record_in(settings.decisions_dir, name)
         self.homes = Homes()
         self.metrics = RouterMetrics(self.fleet)
         self.limiter = RequestLimiter(http.live_requests_max, 1, http.client_answers_max, limits_of=self.keys.limits)
@@ -72,6 +74,7 @@ class RouterContext:
 
     async def close(self) -> None:
         self.health.close()
+        self.fleet.close()
         await self.session.close()
 
 

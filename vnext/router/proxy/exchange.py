@@ -63,11 +63,13 @@ class Exchange:
         self._tries = 0
         self._started_s = time.monotonic()
         self._known = NOTHING
+        self._headers: Pairs = []
         self._out: Outgoing | None = None
 
     async def run(self) -> web.StreamResponse:
         """Pass the request on and its answer back. Raises NoBackend, ModelUnknown, ClientGone."""
-        self._known = await self._context.known(self._asked, self._request.path, self._headers())
+        self._headers = self._to_server()
+        self._known = await self._context.known(self._asked, self._request.path, self._headers)
         name = f"{KINDS.get(self._request.path, '')}-{self._request[REQUEST_ID]}"
         while True:
             backend = self._next() if self._out is None else await self._successor(self._out)
@@ -150,7 +152,7 @@ class Exchange:
         path, body = self._context.homes.renamed(backend, str(self._request.rel_url), self._body(backend), self._asked.previous)
         try:
             upstream = await self._context.session.request(
-                self._request.method, URL(backend.url + path, encoded=True), data=body or None, headers=self._headers(),
+                self._request.method, URL(backend.url + path, encoded=True), data=body or None, headers=self._headers,
                 allow_redirects=False,
             )  # fmt: skip
         except _UPSTREAM_ERRORS as error:
@@ -215,7 +217,7 @@ class Exchange:
     def _body(self, backend: Backend) -> bytes:
         return self._asked.with_seed(self._seed) if self._seed is not None and backend.identity.is_vnext else self._asked.body
 
-    def _headers(self) -> Pairs:
+    def _to_server(self) -> Pairs:
         own, settings = {REQUEST_ID_HEADER: self._request[REQUEST_ID]}, self._context.settings
         client = self._request.remote or ""
         return to_server(self._request.headers, client, own, settings.backend_api_key, settings.http.needs_key)

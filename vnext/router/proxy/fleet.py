@@ -12,9 +12,11 @@ from collections.abc import Callable, Collection, Iterator
 from typing import Any
 from urllib.parse import urlsplit
 
-from vnext.router.policies import Arriving, Candidate, route
+from vnext.router.decisions import key_digest
+from vnext.router.policies import HIT_WEIGHT, Arriving, Candidate, route
 from vnext.router.proxy.asked import Asked
 from vnext.router.proxy.backend import Backend
+from vnext.router.proxy.decision_log import DecisionLog
 from vnext.router.proxy.tokens import Known
 from vnext.server.context.errors import ModelUnknown
 
@@ -40,6 +42,7 @@ class Fleet:
         self._places: list[Backend | None] = []
         self._sequence = 0
         self._warned: set[tuple[str, ...]] = set()
+        self._decisions: DecisionLog | None = None
         self.changed = asyncio.Event()
         for url in urls:
             self.add(url)
@@ -55,10 +58,21 @@ class Fleet:
         backend = Backend(url)
         place = next((at for at, each in enumerate(self._places) if each is None), len(self._places))
         self._places[place : place + 1] = [backend]
+        self._renew()
         return backend
 
     def remove(self, backend: Backend) -> None:
         self._places[self._places.index(backend)] = None
+        self._renew()
+
+    def record_in(self, folder: str, name: str) -> None:
+        """Record every decision from now on. `name`: of this router in the folder. Raises DecisionsUnusable."""
+        self._decisions = DecisionLog(folder, name, self.policy, self._urls())
+
+    def close(self) -> None:
+        """No decision follows."""
+        if self._decisions is not None:
+            self._decisions.file.close()
 
     def named(self, url: str) -> Backend:
         """The server of a URL. Raises BackendRefused."""
@@ -77,11 +91,14 @@ class Fleet:
             for each in self._places
         ]
         tokens = len(known.prompt) if known.by_tokens else asked.tokens
-        place = route(self.policy, candidates, Arriving(tokens=tokens, key=asked.key, sequence=self._sequence))
+        arriving = Arriving(tokens=tokens, key=key_digest(asked.key), sequence=self._sequence, hit_weight=HIT_WEIGHT)
+        place = route(self.policy, candidates, arriving)
+        if self._decisions is not None:
+            self._decisions.add(arriving, candidates, place)
+        self._sequence += 1
         found = None if place is None else self._places[place]
         if found is None:
             raise self._why_none(asked.model)
-        self._sequence += 1
         return found
 
     def models(self) -> dict[str, dict[str, Any]]:
@@ -105,6 +122,14 @@ class Fleet:
                 servers = " and ".join(f"{url} ({fingerprint})" for fingerprint, url in pairs)
                 words = "%s serve %s with other weights or kernels: no stream of one goes on at the other"
                 log.warning(words, servers, ", ".join(names))
+
+    def _urls(self) -> list[str]:
+        """By place, "" where no server is."""
+        return ["" if each is None else each.url for each in self._places]
+
+    def _renew(self) -> None:
+        if self._decisions is not None:
+            self._decisions.file.renew(self._urls())
 
     def _why_none(self, model: str) -> NoBackend | ModelUnknown:
         known = {name for each in self for name in each.identity.models}

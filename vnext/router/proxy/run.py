@@ -16,12 +16,14 @@ from aiohttp import web
 from vnext.exits import DONE, REFUSED
 from vnext.router.proxy.app import make_app, make_runner
 from vnext.router.proxy.context import RouterContext
+from vnext.router.proxy.decision_log import DecisionsUnusable
 from vnext.router.proxy.fleet import BackendRefused
 from vnext.router.proxy.settings import RouterSettings
 from vnext.runtime import log_lines
 from vnext.server.address import AddressUnusable, bind, unusable
 from vnext.server.console import write_error, write_line
 from vnext.server.context.api_keys import KeysUnusable
+from vnext.server.garbage import settle
 from vnext.server.http.connections import room_for
 from vnext.server.tls import TlsUnusable, tls_context
 from vnext.version import __version__
@@ -37,7 +39,7 @@ def run_router(settings: RouterSettings) -> int:
     log_lines.begin("router", http.log_format, http.log_level, "%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
         asyncio.run(_serve(msgspec.structs.replace(settings, http=http)))
-    except (AddressUnusable, TlsUnusable, KeysUnusable, BackendRefused) as error:
+    except (AddressUnusable, TlsUnusable, KeysUnusable, BackendRefused, DecisionsUnusable) as error:
         write_error(f"vnext router: {str(error).rstrip('.')}.")
         return REFUSED
     except (KeyboardInterrupt, asyncio.CancelledError):
@@ -49,13 +51,14 @@ def run_router(settings: RouterSettings) -> int:
 async def _serve(settings: RouterSettings) -> None:
     http = settings.http
     with bind(http.host, http.port) as listener:
-        context = RouterContext(settings)
+        context = RouterContext(settings, str(listener.getsockname()[1]))
         try:
             runner = make_runner(make_app(context))
             await runner.setup()
             site = web.SockSite(runner, listener, backlog=ACCEPTED_AT_ONCE, ssl_context=tls_context(http))
             signals = _signals()
             await _look(context)
+            settle()
             try:
                 await site.start()
                 listener.listen(BACKLOG)

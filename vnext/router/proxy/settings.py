@@ -15,10 +15,12 @@ PolicyName = Literal[tuple(POLICIES)]  # type: ignore[valid-type]  # derived fro
 class RouterSettings(msgspec.Struct, frozen=True, kw_only=True):
     """`backends`: the servers' URLs, in normal form and all different. `backend_api_key`: the key that the router sends them, ""
     for none; clients' own keys then pass where the router has none. `admin_key` opens the routes below /router, "" keeps them
-    closed. `http`: address, keys and bounds of the router itself, as those of a server."""
+    closed. `decisions_dir`: the folder in which each decision is recorded, "" for none. `http`: address, keys and bounds of the
+    router itself, as those of a server."""
 
     backends: tuple[str, ...]
     routing_policy: PolicyName = DEFAULT_POLICY  # type: ignore[valid-type]
     backend_api_key: str = ""
     admin_key: str = ""
+    decisions_dir: str = ""
     http: ServerSettings = ServerSettings()

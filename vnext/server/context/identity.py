@@ -18,6 +18,8 @@ from vnext.runtime.messages import EngineReady
 from vnext.version import __version__
 
 REQUEST_ID_HEADER = "X-Request-Id"
+ENGINES_HEADER = "X-Vnext-Engines"
+"""How many engines a server has, each with a stream of events."""
 REQUEST_ID = web.RequestKey("request_id", str)
 KEY_CLIENT = web.RequestKey("key_client", str)
 IRRELEVANT = ("python", "threads", "cores", "token_bytes")

@@ -12,10 +12,14 @@ import logging
 
 from aiohttp import web
 
-from vnext.server.context.errors import LogHidden
+from vnext.sampling_params import InvalidRequest
+from vnext.server.context.errors import LogHidden, Overloaded
+from vnext.server.context.identity import ENGINES_HEADER
 from vnext.server.context.server_context import SERVER_CONTEXT
-from vnext.server.views.log_view import READERS, WRITE_TIMEOUT_S, require_trusted
+from vnext.server.views.log_view import WRITE_TIMEOUT_S, require_trusted
 
+FOLLOWERS_MAX = 4
+"""Routers that follow the engines of this process at once."""
 FOLLOWERS = web.AppKey("followers", set)
 """The tasks that stream events now, which a server that stops does not wait for."""
 
@@ -42,33 +46,43 @@ class _Parts:
 
 
 async def stream_events(request: web.Request) -> web.StreamResponse:
-    """GET /events: a snapshot of the engine's state and then every event, until the client leaves or the engine is dead."""
+    """GET /events?engine=N: a snapshot of an engine's state and then every event, until the client leaves or the engine is dead. Of
+    several engines one has to be named; a header says how many there are. Raises LogHidden, InvalidRequest, Overloaded."""
     context = request.app[SERVER_CONTEXT]
     if not context.settings.show_events:
         raise LogHidden("This server does not stream its events: start it with --show-events.")
     require_trusted(request, context.settings, "Events are streamed")
-    if len(context.client.engines) > 1:
-        raise LogHidden("This server has several engines, and the events of one would say little: it routes among them itself.")
+    engines, followers = context.client.engines, request.app[FOLLOWERS]
+    client = engines[_number(request, len(engines))]
     context.check_engine()
-    with request.app[READERS]:
-        response = web.StreamResponse(headers={"Content-Type": "application/octet-stream", "Cache-Control": "no-store"})
+    if len(followers) >= FOLLOWERS_MAX * len(engines):
+        raise Overloaded(f"{FOLLOWERS_MAX} routers follow this server at this moment: try again.")
+    headers = {"Content-Type": "application/octet-stream", "Cache-Control": "no-store", ENGINES_HEADER: str(len(engines))}
+    response, parts, task = web.StreamResponse(headers=headers), _Parts(), asyncio.current_task()
+    followers.add(task)
+    try:
         await response.prepare(request)
-        parts, task = _Parts(), asyncio.current_task()
-        context.client.followers.add(parts.put)
-        request.app[FOLLOWERS].add(task)
-        try:
-            while context.client.death is None:
-                await asyncio.wait_for(response.write(await parts.take()), WRITE_TIMEOUT_S)
-        except TimeoutError:
-            log.warning("a router was cut off from the events: it took nothing for %g s", WRITE_TIMEOUT_S)
-            if request.transport is not None:
-                request.transport.abort()
-        except ConnectionError:
-            pass  # the client disconnected first
-        finally:
-            request.app[FOLLOWERS].discard(task)
-            context.client.followers.remove(parts.put)
-        return response
+        client.followers.add(parts.put)
+        while client.death is None:
+            await asyncio.wait_for(response.write(await parts.take()), WRITE_TIMEOUT_S)
+    except TimeoutError:
+        log.warning("a router was cut off from the events: it took nothing for %g s", WRITE_TIMEOUT_S)
+        if request.transport is not None:
+            request.transport.abort()
+    except ConnectionError:
+        pass  # the client disconnected first
+    finally:
+        followers.discard(task)
+        client.followers.remove(parts.put)
+    return response
+
+
+def _number(request: web.Request, count: int) -> int:
+    """The engine that a request names. Raises InvalidRequest."""
+    given = request.query.get("engine", "0" if count == 1 else "")
+    if not (given.isdecimal() and len(given) < 5 and int(given) < count):
+        raise InvalidRequest(f"engine is {given[:20]!r}: this server has {count}, so name one from 0 to {count - 1}.", "engine")
+    return int(given)
 
 
 async def end_streams(app: web.Application) -> None:
