@@ -28,6 +28,7 @@ ASKING = {
     "vnext/kernels/cuda/compiled.py",  # how the CUDA kernels are launched
     "vnext/kernels/cuda/flashinfer.py",  # an attention backend
     "vnext/runtime/rank/loading.py",  # starts their threads
+    "vnext/sampling/host.py",  # holds their columns to its own
     "vnext/doctor.py",  # says what there is
     "vnext/runtime/collectives/choose_collectives.py",  # sums over ranks, which have a table of their own
     "vnext/replay/rerun/machine.py",  # computes by another machine's kernels

@@ -120,9 +120,9 @@ def adjust_by_kernel(
 
 
 def report_in_parts(logits: torch.Tensor, tokens: torch.Tensor, count: int) -> Sampled:
-    """The same as `report`, for at least one row and a count of at least 0, in parts to limit temporary memory."""
+    """The same as `report_plain`, for at least one row, in parts to limit a device's temporary memory."""
     parts = zip(torch.split(logits, REPORTED_TOGETHER), torch.split(tokens, REPORTED_TOGETHER), strict=True)
-    return Sampled(*map(torch.cat, zip(*(report(*part, count) for part in parts), strict=True)))
+    return Sampled(*map(torch.cat, zip(*(report_plain(*part, count) for part in parts), strict=True)))
 
 
 def report(logits: torch.Tensor, tokens: torch.Tensor, count: int) -> Sampled:
