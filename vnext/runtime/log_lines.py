@@ -29,10 +29,10 @@ _process = ""
 
 
 class JsonFormatter(logging.Formatter):
-    """A record as one JSON object."""
+    """A record as one JSON object, with what the caller added; what a library keeps there as `_name` is left out."""
 
     def format(self, record: logging.LogRecord) -> str:
-        extra = {name: value for name, value in vars(record).items() if name not in _STANDARD}
+        extra = {name: value for name, value in vars(record).items() if name not in _STANDARD and not name.startswith("_")}
         if record.exc_info:
             extra["exception"] = self.formatException(record.exc_info)
         return _object(record.created, record.levelname, record.name, _process, os.getpid(), record.getMessage(), extra)

@@ -214,10 +214,15 @@ def finish(state: State, gone: list[int], ending: Ending) -> State:
 
 
 def _pinned(state: State, pool: pools.Pool, row: int) -> pools.Pool:
-    """The pool with pins for what the request of a row that leaves wants to stay, as far as the prefix index has it."""
+    """The pool with pins for what the request of a row that leaves wants to stay, as far as the prefix index has it.
+
+    The last token is left out: nothing has computed it for this request, and where it ends an answer a log without texts shows
+    it as it is, so that a block of another request with the same tokens has another name there.
+    """
     config, request = state.config, state.requests[int(state.rows.id[row])]
+    history = row_tokens(state, row)[:-1]
     for tokens, seconds in request.sampling.retention:
-        keys = block_hashes(root_of(state, request), row_tokens(state, row)[:tokens].tobytes(), config.block_size)
+        keys = block_hashes(root_of(state, request), history[:tokens].tobytes(), config.block_size)
         hits = longest_hit(config, pool, keys) if config.windows else pools.longest_prefix(pool, keys, len(keys))
         if len(hits) == 0:
             continue

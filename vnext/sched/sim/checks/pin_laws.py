@@ -59,10 +59,10 @@ class PinBook:
         self._compare(after)
 
     def _pin(self, request: Request, history: bytes, after: PlainState) -> None:
-        """The blocks that a request which leaves wants to stay, and that are a hit."""
+        """The blocks that a request which leaves wants to stay, and that are a hit. Its last token was never computed for it."""
         state, config = after.state, after.state.config
         for tokens, seconds in request.sampling.retention if config.pinned_pages_max else ():
-            names = block_hashes(root_of(state, request), history[: 4 * tokens], config.block_size)
+            names = block_hashes(root_of(state, request), history[:-4][: 4 * tokens], config.block_size)
             groups = range(config.group_count)
             found = state.pool.prefix_index.blocks_of(group_hash(name, group) for name in names for group in groups)
             for place, page in enumerate(longest_hit(after, found)):
