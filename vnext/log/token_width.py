@@ -17,7 +17,6 @@ from vnext.state.events import (
     AdapterEvicted,
     AdapterLoaded,
     AnyEvent,
-    BlocksHandedOver,
     BlocksPromoted,
     ClockTicked,
     EnginePaused,
@@ -55,7 +54,7 @@ def tokens_of(event: AnyEvent) -> bytes:
         case (
             EngineStarted() | RequestAborted() | StepPlanned() | PrefixCacheReset() | AdapterLoaded() | AdapterEvicted()
             | EngineRecovered() | EnginePaused() | WeightsChanged() | TierOpened() | TierChanged() | BlocksPromoted()
-            | PromotionEnded() | ClockTicked() | PinsYielded() | BlocksHandedOver()
+            | PromotionEnded() | ClockTicked() | PinsYielded()
         ):  # fmt: skip
             return b""
         case _:
@@ -75,7 +74,7 @@ def with_tokens(event: AnyEvent, tokens: bytes) -> AnyEvent:
         case (
             EngineStarted() | RequestAborted() | StepPlanned() | PrefixCacheReset() | AdapterLoaded() | AdapterEvicted()
             | EngineRecovered() | EnginePaused() | WeightsChanged() | TierOpened() | TierChanged() | BlocksPromoted()
-            | PromotionEnded() | ClockTicked() | PinsYielded() | BlocksHandedOver()
+            | PromotionEnded() | ClockTicked() | PinsYielded()
         ):  # fmt: skip
             return event
         case _:

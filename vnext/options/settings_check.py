@@ -39,8 +39,6 @@ BOUNDS = {
     "kv_disk_bytes": (0, 2**60),
     "kv_disk_max_age_s": (0, 10**9),
     "pinned_kv_fraction": (0.0, 0.9),
-    "prefill_engines": (0, 2**10),
-    "handover_bytes": (0, 2**60),
     "ipc_bytes_max": (0, 2**40),
     "log_keep": (0, 2**20),
     "log_keep_bytes": (0, 2**60),
@@ -211,7 +209,6 @@ def _check_together(settings: EngineSettings) -> None:
         raise SettingsError(f"{given[0]} is for a GPU, and device is cpu: use --device cuda, or leave it out.")
     speculation_of(settings.speculative_config)
     _check_ranks(settings)
-    _check_apart(settings)
 
 
 def _check_ranks(settings: EngineSettings) -> None:
@@ -234,32 +231,6 @@ def _check_ranks(settings: EngineSettings) -> None:
             f"pipeline_parallel_size is {stages}, and drafts by {speculation.method} need ranks that have all layers: take "
             "another method, or leave one of the two out."
         )
-
-
-def _check_apart(settings: EngineSettings) -> None:
-    """Raise SettingsError for engines that cannot hand prompts over."""
-    count, size, address = settings.prefill_engines, settings.data_parallel_size, settings.handover_address
-    if count and settings.role != "both":
-        raise SettingsError(f"role is {settings.role}, and prefill_engines gives each engine its own: leave one of the two out.")
-    if count >= size and count:
-        raise SettingsError(f"prefill_engines is {count} of data_parallel_size {size}: leave at least one to decode.")
-    if settings.handover_transport == "nixl":
-        why = "which moves blocks between GPUs, and vnext hands blocks over on CPUs so far"
-        raise SettingsError(f"handover_transport is nixl, {why}: use auto.")
-    if not count and settings.role == "both":
-        if address:
-            raise SettingsError(f"handover_address is {address}, and no engine hands over: add --role prefill, or leave it out.")
-        return
-    if not settings.enable_prefix_caching:
-        raise SettingsError("role and prefill_engines need a prefix cache, and it is off: leave one of the two out.")
-    for name in ("pipeline_parallel_size", "nnodes"):
-        if getattr(settings, name) > 1:
-            why = "and a hand-over needs ranks on one host that have all layers"
-            raise SettingsError(f"{name} is {getattr(settings, name)}, {why}: leave one of the two out.")
-    if settings.handover_transport == "tcp" and not address and settings.role != "decode":
-        raise SettingsError("handover_transport is tcp, and handover_address is missing: name an address to serve blocks at.")
-    if address and not settings.cluster_secret_file:
-        raise SettingsError(f"handover_address is {address}, and cluster_secret_file is missing: give both hosts the same file.")
 
 
 def _check_hosts(settings: EngineSettings) -> None:

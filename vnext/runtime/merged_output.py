@@ -10,7 +10,7 @@ class MergedOutput:
 
     __slots__ = (
         "accepted_drafts", "cached_tokens", "error", "finish", "logprobs", "prompt", "queue_seconds", "rejected_drafts",
-        "stop_token", "ticket", "tokens",
+        "stop_token", "tokens",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -19,7 +19,6 @@ class MergedOutput:
         self.prompt: list[PromptResult] = []
         self.finish, self.error, self.stop_token, self.cached_tokens, self.queue_seconds = "", "", -1, 0, 0.0
         self.accepted_drafts = self.rejected_drafts = 0
-        self.ticket = ""
 
     def add(self, output: RequestOutput) -> None:
         self.tokens += output.tokens
@@ -27,7 +26,6 @@ class MergedOutput:
         self.prompt += output.prompt
         self.finish, self.error, self.stop_token = output.finish, output.error, output.stop_token
         self.accepted_drafts, self.rejected_drafts = output.accepted_drafts, output.rejected_drafts
-        self.ticket = output.ticket
         self.cached_tokens = max(self.cached_tokens, output.cached_tokens)
         self.queue_seconds = max(self.queue_seconds, output.queue_seconds)
 
@@ -45,5 +43,4 @@ class MergedOutput:
             prompt=tuple(self.prompt),
             accepted_drafts=self.accepted_drafts,
             rejected_drafts=self.rejected_drafts,
-            ticket=self.ticket,
         )
