@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import urllib.request
 from typing import Any
 
 import pytest
@@ -13,8 +12,7 @@ PROMPT = {"prompt": "say:hi"}
 
 
 def preflight(server: EdgeServer, path: str = "/v1/completions", **headers: str) -> tuple[int, Any, Any]:
-    asked = {"Origin": PAGE, "Access-Control-Request-Method": "POST"} | {name.replace("_", "-"): word for name, word in headers.items()}
-    return server._open(urllib.request.Request(server.url + path, headers=asked, method="OPTIONS"))
+    return server.call("OPTIONS", path, **({"Origin": PAGE, "Access_Control_Request_Method": "POST"} | headers))
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/models", "/health", "/nowhere"])
@@ -54,7 +52,7 @@ def test_without_allowed_origins_nothing_changes(server: EdgeServer) -> None:
     assert preflight(server)[0] == 403
     _, _, headers = server.get("/health", Origin=PAGE)
     assert headers["Access-Control-Allow-Origin"] is None and headers["Vary"] is None
-    assert server._open(urllib.request.Request(server.url + "/v1/completions", method="OPTIONS"))[0] == 405, "no preflight"
+    assert server.call("OPTIONS", "/v1/completions")[0] == 405, "no preflight"
 
 
 def test_any_page() -> None:
