@@ -41,7 +41,7 @@ class Request(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Arrivals(msgspec.Struct, frozen=True):
-    """All requests in order, over so many seconds. Every system prompt has `system_tokens`."""
+    """All requests of `seconds`, in order. Every system prompt has `system_tokens` tokens."""
 
     seconds: float
     system_tokens: int

@@ -1,8 +1,8 @@
 """An agent's turns with and without a pin, while others flood the cache: `python -m perf.retention --model FOLDER --json RECORD`.
 
 An agent has instructions and tools, and ten turns: each prompt is the last one, its answer, and the result of a tool. In each round three
-agents take the same turn, one after the other: one with a pin and one without, between whose turns other prompts pass through
-all pages, and one that nobody has disturbed since its last turn. Times are from the call to a stream's first token; processor times are
+agents take the same turn, one after the other. Two of them, one with a pin and one without, are disturbed: between their turns other
+prompts pass through all pages. Nobody disturbs the third. Times run from the call to the stream's first token; processor times are
 those of all processes of the server until then.
 """
 

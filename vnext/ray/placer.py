@@ -28,7 +28,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from vnext.exits import DONE, REFUSED
 from vnext.ray.agents import NodeAgent
 from vnext.runtime.hosts.placer import PlacerSettings
-from vnext.runtime.processes.rank_processes import threads_of
+from vnext.runtime.processes.rank_processes import cpus_of
 from vnext.runtime.processes.subprocesses import enter_child
 from vnext.runtime.settings import EngineSettings
 from vnext.version import __version__
@@ -93,7 +93,7 @@ def give_up(refusal: Path) -> None:
 def placed(settings: PlacerSettings) -> Iterator[None]:
     """All hosts have their places until the context ends. Raises Refused."""
     engine, here = settings.engine, ray.get_runtime_context().get_node_id()
-    room = {"CPU": engine.local_world_size * threads_of(engine)}
+    room = {"CPU": cpus_of(engine)}
     require_nodes(engine, room)
     where = [{NODE_ID: here}, *[{NODE_ID: f"!{here}"}] * (engine.nnodes - 1)]
     group = placement_group([room] * engine.nnodes, strategy="STRICT_SPREAD", bundle_label_selector=where)

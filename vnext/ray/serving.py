@@ -27,8 +27,7 @@ from vnext.ray.routing import REQUEST_ID
 from vnext.ready_lines import url_of
 from vnext.router.policies import DEFAULT_POLICY, require_policy
 from vnext.router.proxy.headers import Pairs, to_client, to_server
-from vnext.runtime.processes.rank_processes import threads_of
-from vnext.runtime.settings import EngineSettings
+from vnext.runtime.processes.rank_processes import cpus_of
 from vnext.serve import start
 from vnext.server.settings import ServerSettings
 
@@ -135,8 +134,3 @@ def app(
         max_ongoing_requests=replicas * max_ongoing_requests, ray_actor_options={"num_cpus": 0}
     )
     return ingress.bind(servers.bind(model, **options))
-
-
-def cpus_of(engine: EngineSettings) -> int:
-    """The processors that an engine's ranks use."""
-    return engine.local_world_size * threads_of(engine)

@@ -8,16 +8,24 @@ router: the decision is not recorded, and `lost` counts it.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from msgspec.structs import replace
 
-from vnext.router.decisions import SUFFIX, Decision, Header, encode_decision, encode_header
+from vnext.router.decisions import FORMAT_VERSION, SUFFIX, Decision, Header, encode_decision, encode_header
 
 FILE_BYTES_MAX = 16 << 20
 FILES_MAX = 4
 FILE_MODE = 0o600
+
+
+def header_of(code_version: str, policy: str, replicas: Sequence[str]) -> Header:
+    """That of a router which begins now."""
+    return Header(
+        format_version=FORMAT_VERSION, code_version=code_version, policy=policy, replicas=tuple(replicas), started_ns=time.time_ns()
+    )
 
 
 class DecisionFile:
@@ -28,6 +36,7 @@ class DecisionFile:
         self, folder: Path, header: Header, name: str = "0", file_bytes_max: int = FILE_BYTES_MAX, files_max: int = FILES_MAX
     ) -> None:
         """Begins a file behind those of this name. Raises OSError."""
+        self._began_ns = time.monotonic_ns()
         self._folder, self._name = folder, name
         self._header = replace(header, index=_next_index(folder, name))
         self._file_bytes_max, self._files_max = file_bytes_max, files_max
@@ -35,6 +44,10 @@ class DecisionFile:
         self._fd, self._size, self._is_stale = -1, 0, False
         folder.mkdir(parents=True, exist_ok=True)
         self._begin()
+
+    def clock_us(self) -> int:
+        """The time of a decision that is made now, since these files began."""
+        return (time.monotonic_ns() - self._began_ns) // 1000
 
     def write(self, decision: Decision) -> None:
         """Append a decision."""

@@ -1,7 +1,7 @@
 """Pinning: when the clock ticks for pins, and which of them yield. Pure.
 
-Pins keep their pages while others wait for memory: that is what they are for. Only where nobody could go on otherwise do the pins
-that end first yield, as many as it takes. The clock ticks for nobody else, so a log in which nothing happens does not grow.
+Pins keep their pages while others wait for memory. If nobody could go on otherwise, the pins that end first yield, as many as it
+takes. The clock ticks only for pins, so a log in which nothing happens does not grow.
 """
 
 from __future__ import annotations

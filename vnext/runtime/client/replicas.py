@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import time
 from collections.abc import Iterable, Sequence
 from functools import partial
 from itertools import count
@@ -20,8 +19,7 @@ from typing import Any, TypeVar
 
 from msgspec.structs import asdict, replace
 
-from vnext.router.decision_file import DecisionFile
-from vnext.router.decisions import FORMAT_VERSION, Header
+from vnext.router.decision_file import DecisionFile, header_of
 from vnext.router.prompts import Prompt
 from vnext.router.router import Router
 from vnext.runtime.client.client import EngineClient
@@ -78,20 +76,15 @@ class Replicas:
 
     def _record_decisions(self, number: int) -> None:
         """Keep a log of the router's decisions in the folder of the first engine's log, if it has one on this host."""
-        folder, names = Path(self.ready.log_dir), tuple(f"engine {place}" for place in range(len(self._clients)))
+        folder, names = Path(self.ready.log_dir), [f"engine {place}" for place in range(len(self._clients))]
         if not self.ready.log_dir or not folder.is_dir():
             return
-        header = Header(
-            format_version=FORMAT_VERSION, code_version=__version__, policy=self._router.policy, replicas=names,
-            started_ns=time.time_ns(),
-        )  # fmt: skip
         try:
-            self._decisions = DecisionFile(folder, header, str(number))
+            self._decisions = DecisionFile(folder, header_of(__version__, self._router.policy, names), str(number))
         except OSError as error:
             log.warning("the router's decisions are not recorded: %s", error)
             return
-        began_ns = time.monotonic_ns()
-        self._router.record, self._router.clock_us = self._decisions.write, lambda: (time.monotonic_ns() - began_ns) // 1000
+        self._router.record, self._router.clock_us = self._decisions.write, self._decisions.clock_us
 
     @property
     def engines(self) -> tuple[EngineClient, ...]:

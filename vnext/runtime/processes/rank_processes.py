@@ -27,3 +27,8 @@ def start_ranks(engine: EngineSettings, ranks: Sequence[int] = ()) -> list[Child
 def threads_of(engine: EngineSettings) -> int:
     """The number of threads of each rank."""
     return engine.threads or default_threads(engine.data_parallel_size * engine.local_world_size, engine.numa)
+
+
+def cpus_of(engine: EngineSettings) -> int:
+    """The number of processors that the ranks of one host use."""
+    return engine.local_world_size * threads_of(engine)
