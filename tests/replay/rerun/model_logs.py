@@ -34,6 +34,9 @@ from vnext.state.state import State
 
 TURNS_MAX = 2000
 
+KEPT = 8
+"""So many requests come after an operation that is under way, however long it takes."""
+
 
 class Story:
     """Clients as the core sees them: requests come a few a turn, prefixes are shared, some requests are aborted."""
@@ -46,8 +49,8 @@ class Story:
         self._shared = [self._rng.randrange(vocabulary) for _ in range(24)]
 
     def arrived(self, state: State, ready: object = None) -> Iterator[AnyEvent]:
-        next_id = state.next_id
-        for id_ in range(next_id, next_id + min(self.left, self._rng.randint(0, 2))):
+        next_id, kept = state.next_id, KEPT if self.asked else 0
+        for id_ in range(next_id, next_id + min(max(self.left - kept, 0), self._rng.randint(0, 2))):
             self.left -= 1
             yield self._arrival(id_)
         if state.requests and self._rng.random() < 0.02:

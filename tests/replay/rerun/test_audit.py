@@ -116,7 +116,7 @@ def arrival_changed(id_: int | None, prompt: Callable[[np.ndarray], np.ndarray] 
 
 
 def other_token(token: int) -> int:
-    return 1 + (token + 4) % 90
+    return 1 + (token + 4) % 60
 
 
 def replaced(tokens: np.ndarray, place: int) -> np.ndarray:

@@ -35,7 +35,7 @@ def changed(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Chang
         files[version] = folder / f"{version}.safetensors"
         new = {name: each + 0.05 * torch.randn(each.shape, generator=generator) for name, each in old.items()}
         save_file(new, files[version])
-    updates = {6: (files[1], "wait"), 28: (files[2], "keep")}
+    updates = {6: (files[1], "wait"), 18: (files[2], "keep")}
     log = record(checkpoint, folder / "log", requests=30, tokens=20, updates=updates, settings={"digests_weights": True})
     return Changed(log, files)
 

@@ -210,7 +210,8 @@ def test_a_stopped_rank_is_replaced_and_said_to_be_stopped(tmp_path: Path, capfd
         (rank,) = ranks_of(engine.child.pid)
         found = told(heard_of(client.run(mixed(count=QUICK)), {50: lambda: os.kill(rank.pid, signal.SIGSTOP)}))
         assert found == first and not rank.is_running()
-        assert client.stats.recoveries == 1 and client.trouble is None
+        wait_until(lambda: client.stats.recoveries == 1)
+        assert client.trouble is None
     said = capfd.readouterr().err
     assert f"rank 0 (process {rank.pid}) is stopped by a signal" in said and "Rank 0 could not write its stack" in said
 
@@ -276,7 +277,7 @@ def test_the_stack_of_a_rank_that_hangs_lies_in_the_log(
     with engine_of_spoilt_ranks(tmp_path, monkeypatch, step_timeout_s=2.0) as client:
         first = told(heard_of(client.run(mixed(count=QUICK))))
         found = told(heard_of(client.run([*mixed(count=QUICK), hang])))
-        assert client.stats.recoveries == 1
+        wait_until(lambda: client.stats.recoveries == 1)
     assert len(found.pop("h")[0]) == 4 * LENGTH and found == first and once.exists()
     (stack,) = (tmp_path / "log").glob("stacks-of-rank-0-at-step-*.txt")
     assert re.search(r"most recent call first\):\n[\s\S]*in hang\b[\s\S]*in launch", stack.read_text())

@@ -8,7 +8,7 @@ PREEMPTED = "state = without_transfers(preempt(state, tuple(range(len(state.rows
 ENDED = "p for p, e in enumerate(state.waiting) if e.known > state.requests[e.id].prompt_length"
 SHORTER = f"gone = {{{ENDED}}}; less = [replace(state.waiting[p], tokens=state.waiting[p].tokens[:-4]) for p in gone]"
 LOST = "replace(state, in_flight=(), committed=state.planned)"
-POOL, SLOTS = "pools.new_pool(state.config.page_count)", "slots=(None,) * state.config.max_loras"
+POOL, SLOTS = "pools.new_pool(state.config.page_count, state.pool.pins)", "slots=(None,) * state.config.max_loras"
 
 RECOVERY_BUGS = [
     Bug(
