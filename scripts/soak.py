@@ -4,7 +4,9 @@
 
 Owns the load, the kills (engine core, rank, API server, by turns) and what must hold: every finished stream has the tokens of the
 same request alone, no client sees an error but those of a killed API server, and blocks, memory, descriptors, shared memory and
-processes do not grow. The exit status is 1 if something did not hold. Takes --minutes and half a minute more.
+processes do not grow: each process in the last minutes, which have no kill (--calm-minutes), and all of them from one kill to
+another. Shared memory is the machine's: beside other servers, run it in a namespace with a /dev/shm of its own. The exit status
+is 1 if something did not hold. Takes --minutes and half a minute more.
 """
 
 from __future__ import annotations
@@ -65,7 +67,8 @@ def main() -> int:
     print(json.dumps(found | {"wrong": wrong}, indent=1))
     if options.json:
         record = {
-            "command": f"python scripts/soak.py --minutes {options.minutes:g} --streams {options.streams}",
+            "command": f"python scripts/soak.py --minutes {options.minutes:g} --streams {options.streams}"
+            f" --kill-every {options.kill_every:g} --calm-minutes {options.calm_minutes:g}",
             "vnext": __version__, "machine": msgspec.to_builtins(before), "seconds": round(time.monotonic() - began_s),
             **found, "wrong": wrong,
         }  # fmt: skip
@@ -77,7 +80,8 @@ def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--minutes", type=float, default=30)
     parser.add_argument("--streams", type=int, default=256)
-    parser.add_argument("--kill-every", type=float, default=120, help="seconds between two kills; 0: none")
+    parser.add_argument("--kill-every", type=float, default=40, help="seconds between two kills; 0: none")
+    parser.add_argument("--calm-minutes", type=float, default=10, help="the last of --minutes, without a kill")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path)
     return parser.parse_args()
@@ -85,6 +89,12 @@ def parsed() -> argparse.Namespace:
 
 def shared_memory() -> set[str]:
     return set(os.listdir("/dev/shm"))
+
+
+def shared_memory_mb() -> float:
+    """What all files there take, those without a name too."""
+    status = os.statvfs("/dev/shm")
+    return (status.f_blocks - status.f_bfree) * status.f_frsize / 1e6
 
 
 def catalogue(seed: int) -> list[dict[str, Any]]:
@@ -119,6 +129,7 @@ class Soak:
         self.kills: list[dict[str, Any]] = []
         self.unequal: list[str] = []
         self.samples: list[dict[tuple[str, int], dict[str, float]]] = []
+        self.shared_memory_mb: list[float] = []
 
     async def run(self) -> None:
         timeout, connector = aiohttp.ClientTimeout(total=600), aiohttp.TCPConnector(limit=0)
@@ -187,7 +198,8 @@ class Soak:
 
     async def _kill_by_turns(self, session: aiohttp.ClientSession) -> None:
         kinds = list(KINDS)
-        while self._options.kill_every and time.monotonic() + self._options.kill_every + BACK_S < self._until_s:
+        end_s = self._until_s - 60 * self._options.calm_minutes - BACK_S
+        while self._options.kill_every and time.monotonic() + self._options.kill_every < end_s:
             await asyncio.sleep(self._options.kill_every * self._rng.uniform(0.8, 1.2))
             kind = kinds[len(self.kills) % len(kinds)]
             self._edge_dies = kind == "API server"
@@ -214,6 +226,7 @@ class Soak:
         while time.monotonic() < self._until_s:
             await asyncio.sleep(SAMPLE_S)
             self.samples.append(self._processes())
+            self.shared_memory_mb.append(shared_memory_mb())
 
     def _processes(self) -> dict[tuple[str, int], dict[str, float]]:
         found = {}
@@ -234,7 +247,16 @@ class Soak:
         return {
             "streams": self._options.streams, "counts": dict(self.counts), "kills": self.kills, "unequal": len(self.unequal),
             "first_unequal": self.unequal[:5], "processes_most": max(map(len, self.samples), default=0), "growth": self._growth(),
+            "growth_of_all": self._growth_of_all(),
         }  # fmt: skip
+
+    def _growth_of_all(self) -> dict[str, list[float]]:
+        """The medians over the second and the last quarter of the samples: of the sum of all processes, whichever live, of their
+        number, and of what the machine has in shared memory."""
+        sums = {name: [sum(each[name] for each in sample.values()) for sample in self.samples] for name in GROWN_MAX}
+        sums |= {"processes": list(map(len, self.samples)), "shared_memory_mb": self.shared_memory_mb}
+        quarter = len(self.samples) // 4
+        return {name: _medians(values, quarter) for name, values in sums.items() if quarter}
 
     def _growth(self) -> dict[str, dict[str, list[float]]]:
         """The largest first and last median of each kind's processes, over the second and the last quarter of their lives."""
@@ -248,8 +270,7 @@ class Soak:
             if len(life) < LIFE_MIN:
                 continue
             for name in GROWN_MAX:
-                parts = life[quarter : 2 * quarter], life[-quarter:]
-                pair = [round(statistics.median(each[name] for each in part), 1) for part in parts]
+                pair = _medians([each[name] for each in life], quarter)
                 known = grown.setdefault(kind, {}).setdefault(name, pair)
                 if pair[1] / pair[0] > known[1] / known[0]:
                     grown[kind][name] = pair
@@ -261,10 +282,18 @@ class Soak:
         for kind, values in found["growth"].items():
             grown = [(name, *pair) for name, pair in values.items() if pair[1] > GROWN_MAX[name] * pair[0] + 5]
             said += [f"{name} of the {kind} grew from {first} to {last}" for name, first, last in grown]
+        for name, (first, last) in found["growth_of_all"].items():
+            if last > GROWN_MAX.get(name, 1) * first + 5 * (name != "processes"):
+                said.append(f"{name} of all processes grew from {first} to {last}")
         said += ["blocks are held at the end"] if found["blocks_held_at_end"] else []
         said += [f"{found['shared_memory_left']} lie in shared memory"] if found["shared_memory_left"] else []
         said += [f"exit status {found['exit_status']}"] if found["exit_status"] else []
         return said
+
+
+def _medians(values: list[float], quarter: int) -> list[float]:
+    """The medians of the second and the last quarter."""
+    return [round(statistics.median(part), 1) for part in (values[quarter : 2 * quarter], values[-quarter:])]
 
 
 if __name__ == "__main__":

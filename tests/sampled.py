@@ -19,6 +19,7 @@ SHARES: dict[str, int] = {
     "tests/sim/test_crashes.py::test_a_crash_after_every_event_changes_no_answer": 16,
     "tests/sim/planted/test_planted.py::test_a_planted_bug_is_found": 2,
     "tests/sim/planted/test_planted_compiled.py::test_a_bug_in_c_is_found": 2,
+    "tests/sim/planted/test_planted_crashes.py": 4,
     "tests/sim/planted/test_planted_stories.py": 8,
     "tests/sim/planted/test_shrink.py": 5,
     "tests/sched/test_policies.py::test_any_pure_policy_is_lawful_and_ends": 3,

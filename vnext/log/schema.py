@@ -7,6 +7,7 @@ A log of another schema is not refused for it: records only grow at the end.
 from __future__ import annotations
 
 import typing
+from functools import cache
 
 import msgspec
 import xxhash
@@ -14,8 +15,9 @@ import xxhash
 from vnext.state.events import AnyEvent
 
 
+@cache
 def schema_digest() -> int:
-    """xxh3_64 of `describe()` (uint64)."""
+    """xxh3_64 of `describe()` (uint64); types do not change in a process."""
     return xxhash.xxh3_64_intdigest(describe().encode())
 
 

@@ -8,8 +8,18 @@ PREEMPTED = "state = without_transfers(preempt(state, tuple(range(len(state.rows
 ENDED = "p for p, e in enumerate(state.waiting) if e.known > state.requests[e.id].prompt_length"
 SHORTER = f"gone = {{{ENDED}}}; less = [replace(state.waiting[p], tokens=state.waiting[p].tokens[:-4]) for p in gone]"
 LOST = "replace(state, in_flight=(), committed=state.planned)"
+AGAIN = "[state := enqueue(state, replace(entry, preemption_count=max(entry.preemption_count - 1, 0))) for entry in old]"
+SAME_EPOCH = f"old = [*state.waiting]; state = dequeue(state, set(range(len(old)))); {AGAIN}"
 POOL, SLOTS = "pools.new_pool(state.config.page_count, state.pool.pins)", "slots=(None,) * state.config.max_loras"
 
+CRASH_BUGS = [
+    Bug(
+        name="the request of a client that has left goes on in another engine",
+        edits=(Edit("sched.sim.streams", "if is_over or number in self.left:", "if is_over:"),),
+        found_by=("C5",),
+    ),
+    # the client has left, and the engine died before it had said so: crash stories alone come upon it soon
+]
 RECOVERY_BUGS = [
     Bug(
         name="a recovered request loses its last token",
@@ -30,6 +40,16 @@ RECOVERY_BUGS = [
     Bug(
         name="the youngest request is lost with the ranks",
         edits=(Edit("state.reduce", f"state = {LOST}", f"state = finish({LOST}, [len(state.rows) - 1][: len(state.rows)], 'aborted')"),),
+        found_by=("C2",),
+    ),
+    Bug(
+        name="a request waits twice behind a recovery",
+        edits=(Edit("state.reduce", PREEMPTED, f"{PREEMPTED}; [state := enqueue(state, entry) for entry in state.waiting[-1:]]"),),
+        found_by=("M5",),
+    ),
+    Bug(
+        name="a recovered request has the epoch of steps that are lost",
+        edits=(Edit("state.reduce", PREEMPTED, f"{PREEMPTED}; {SAME_EPOCH}"),),
         found_by=("C2",),
     ),
     Bug(

@@ -13,7 +13,7 @@ from itertools import count
 from pathlib import Path
 
 PATH = Path(__file__).with_name("seen_before.json")
-KINDS = ("found", "story", "compiled")
+KINDS = ("found", "story", "compiled", "crash")
 
 
 class SeenBefore:

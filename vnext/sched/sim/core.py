@@ -14,9 +14,9 @@ from vnext.sched.sim.checks.history import History
 from vnext.sched.sim.checks.pin_laws import PinBook
 from vnext.sched.sim.checks.plain_state import PlainState
 from vnext.sched.sim.checks.tier_laws import resets_forget, tiers_block_nobody
+from vnext.sched.sim.checks.turning import require_same, turn_of
 from vnext.sched.sim.laws import decision_laws, event_laws, going
 from vnext.sched.sim.order import policy_keys
-from vnext.sched.sim.turning import require_same, turn_of
 from vnext.state.errors import IllegalEvent
 from vnext.state.events import AnyEvent, EngineStarted, StepPlanned
 from vnext.state.laws import check

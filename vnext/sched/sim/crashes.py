@@ -1,24 +1,27 @@
 """Crashes: a story again and again, each time with a crash after another one of its events.
 
-Owns the place of a crash. The story's own deaths are off; its other faults are as drawn. Each time all laws are checked
-and every client's answer is compared with the model's and with that of the engine that nothing disturbed. Copies of the process
-may crash in its place, so that what comes before a crash is simulated once for all crashes.
+Owns the stories and the place of a crash. The story's own deaths are off; its other faults are as drawn. Each time all laws are
+checked and every client's answer is compared with the model's and with that of the engine that nothing disturbed. A copy of the
+simulation crashes in its place (copying.py), so that what comes before a crash is simulated, and its laws are checked, once for all
+crashes; the plain form, `crashed`, begins each time at the story's beginning.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple, NoReturn, Protocol
+from typing import NamedTuple
 
 import msgspec
 from msgspec.structs import replace
 
 from vnext.sched.sim.checks.errors import Divergence
-from vnext.sched.sim.scenario import Scenario
+from vnext.sched.sim.copying import copy_of
+from vnext.sched.sim.scenario import Client, Scenario
 from vnext.sched.sim.scenario_draw import scenario
 from vnext.sched.sim.seeds import Form
 from vnext.sched.sim.simulator import CoreDied, Simulation
 from vnext.sched.sim.toy import Answer
+from vnext.state.digest import digest
 
 
 class Kind(msgspec.Struct, frozen=True):
@@ -33,8 +36,9 @@ KINDS = (
     Kind("the ranks", False, 1), Kind("the engine core", True, 1),
     Kind("the ranks, and their successors", False, 2), Kind("the engine core, and its successor", True, 2),
 )  # fmt: skip
-FEW = 24
-"""A copy of a process costs about as much as so many events."""
+LONG_SEEDS = 16
+"""One in so many stories is as long as it was drawn; the work grows with the square of a story's length."""
+SHORT_CLIENTS, SHORT_PROMPT, SHORT_TOKENS, SHORT_RESETS = 2, 8, 4, 2
 
 
 class Crashes(msgspec.Struct, frozen=True):
@@ -47,24 +51,15 @@ class Crashes(msgspec.Struct, frozen=True):
 
 
 class Ran(msgspec.Struct, frozen=True):
-    """The end of a run that crashed: its events, those of them that were folded for it alone, and its crashes; or how it failed."""
+    """The end of a run that crashed: its events, those of them that were folded for it alone, its crashes, the digest of its last
+    state and its answers; or how it failed."""
 
     events: int = 0
     folded: int = 0
     crashes: int = 0
-    failure: str = ""
-
-
-class Copier(Protocol):
-    """Copies this process, with everything in it."""
-
-    def copied(self) -> Ran | None:
-        """None in the copy, which goes on from here; here, which waits for it, what the copy has ended with."""
-        ...
-
-    def end(self, ran: Ran) -> NoReturn:
-        """End the copy."""
-        ...
+    digest: int = 0
+    answers: dict[int, Answer] = {}
+    failure: Exception | None = None
 
 
 class CrashFailed(Exception):
@@ -81,8 +76,12 @@ class Crashing(Simulation):
     which it might: all but those of a disk that opens."""
 
     def __init__(self, drawn: Scenario, after: int = 0, kind: Kind = KINDS[0]) -> None:
-        self.places, self._next, self._times, self._kind = 0, after, kind.times, kind
+        self.places = 0
+        self.crash_after(after, kind)
         super().__init__(drawn)
+
+    def crash_after(self, after: int, kind: Kind) -> None:
+        self._next, self._times, self._kind = after, kind.times, kind
 
     def _perhaps_die(self) -> None:
         self.places += 1
@@ -98,24 +97,28 @@ class Crashing(Simulation):
 
 
 class Branching(Crashing):
-    """A simulation of which a copy crashes after each event behind the first `few`, while it goes on. `ended`: the ends of the
-    copies, in order. `shared`: in a copy, the events before it; -1 where it is none."""
+    """A simulation of which copies crash, one after each event until one fails. `ended`: their ends, in order.
 
-    def __init__(self, drawn: Scenario, seed: int, copier: Copier, few: int) -> None:
-        self._seed, self._copier, self._few = seed, copier, few
-        self.ended, self.shared = list[Ran](), -1
+    A copy is of the moment before the one in which it crashes, since the engine core is in the middle of something when it does:
+    the events of that moment are folded once more."""
+
+    def __init__(self, drawn: Scenario, seed: int) -> None:
+        self._seed, self.ended = seed, list[Ran]()
+        self._is_copy = False
         super().__init__(drawn)
 
-    def _perhaps_die(self) -> None:
-        super()._perhaps_die()
-        if self.shared >= 0 or self.places <= self._few:
-            return
-        if (ran := self._copier.copied()) is not None:
-            self.ended.append(ran)
-            return
-        self.shared, self._kind = self.event_count, kind_after(self._seed, self.places)
-        self._times = self._kind.times
-        self._die()
+    def _iterate(self) -> None:
+        if self._is_copy:
+            return super()._iterate()
+        before = copy_of(self)
+        before._is_copy = True
+        super()._iterate()
+        for after in range(before.places + 1, self.places + 1):
+            if self.ended and self.ended[-1].failure is not None:
+                return
+            branch = copy_of(before) if after < self.places else before
+            branch.crash_after(after, kind_after(self._seed, after))
+            self.ended.append(ran(branch, branch.event_count))
 
 
 class Story(NamedTuple):
@@ -130,29 +133,29 @@ class Story(NamedTuple):
         """Crash after this event, from the story's beginning. Raises CrashFailed."""
         kind = kind_after(self.seed, after)
         simulation = Crashing(self.drawn, after, kind)
-        try:
-            return self.checked(simulation)
-        except Exception as error:  # any failure of any kind is a finding
-            raise CrashFailed(self.seed, self.clients, after, kind, simulation, error) from error
+        end = self.judged(ran(simulation, 0))
+        if end.failure is not None:
+            raise CrashFailed(self.seed, self.clients, after, kind, simulation, end.failure) from end.failure
+        return end
 
-    def branched(self, copier: Copier, few: int) -> list[Ran]:
-        """The ends of copies that crash, one after each event behind the first `few`."""
-        simulation = Branching(self.drawn, self.seed, copier, few)
+    def judged(self, end: Ran) -> Ran:
+        """The same end; a failure where its answers are not right."""
         try:
-            ran = self.checked(simulation)
-        except BaseException as error:  # no error of a copy may go on as if it were here
-            if simulation.shared < 0:
-                raise
-            ran = Ran(failure=f"{type(error).__name__}: {error}")
-        if simulation.shared >= 0:
-            copier.end(msgspec.structs.replace(ran, folded=ran.events - simulation.shared))
-        return simulation.ended
+            if end.failure is None:
+                require_alike(self.right, end.answers)
+        except Divergence as error:
+            return replace(end, failure=error)
+        return end
 
-    def checked(self, simulation: Simulation) -> Ran:
-        """Run it to its end, under all laws; require the right answers."""
+
+def ran(simulation: Simulation, shared: int) -> Ran:
+    """Run it to its end, under all laws. `shared`: its events so far."""
+    try:
         simulation.run_and_require_all()
-        require_alike(self.right, simulation.outcome().answers)
-        return Ran(simulation.event_count, simulation.event_count, simulation.deaths)
+    except Exception as error:  # any failure of any kind is a finding
+        return Ran(failure=error)
+    events, answers = simulation.event_count, simulation.outcome().answers
+    return Ran(events, events - shared, simulation.deaths, digest(simulation.state), answers)
 
 
 def kind_after(seed: int, after: int) -> Kind:
@@ -160,28 +163,46 @@ def kind_after(seed: int, after: int) -> Kind:
     return KINDS[(seed + after) % len(KINDS)]
 
 
-def crash_everywhere(seed: int, clients: int, copier: Copier | None = None, few: int = FEW) -> Crashes:
-    """A crash after every event of a seed's story: in copies that a `copier` makes there, or from the story's beginning, as after
-    its first `few` events. Raises CrashFailed."""
+def story_of(seed: int, clients: int) -> Scenario:
+    """What a seed's crashes happen to: its scenario without deaths, most of them with a few short requests of it."""
     drawn = scenario(seed, clients)
     drawn = replace(drawn, faults=replace(drawn.faults, deaths=0))
+    if seed % LONG_SEEDS == 0:
+        return drawn
+    few = tuple(map(shortened, drawn.clients[:SHORT_CLIENTS]))
+    return replace(drawn, clients=few, reset_us=drawn.reset_us[:SHORT_RESETS], weights=drawn.weights[:SHORT_RESETS])
+
+
+def shortened(client: Client) -> Client:
+    """The beginning of its prompt, and of its answer."""
+    sampling = client.sampling
+    most = min(sampling.max_tokens, SHORT_TOKENS)
+    fewer = replace(sampling, max_tokens=most, min_tokens=min(sampling.min_tokens, most))
+    return replace(client, prompt=client.prompt[:SHORT_PROMPT], sampling=fewer)
+
+
+def crash_everywhere(seed: int, clients: int, from_the_beginning: bool = False) -> Crashes:
+    """A crash after every event of a seed's story: in copies, or from the story's beginning, as of those that write a log. Raises
+    CrashFailed."""
+    drawn = story_of(seed, clients)
     with Form(seed):
-        calm = Crashing(drawn)
+        is_branched = not (from_the_beginning or drawn.faults.logged)
+        calm = Branching(drawn, seed) if is_branched else Crashing(drawn)
         calm.run_and_require_all()
         story, places = Story(seed, clients, drawn, calm.outcome().answers), range(1, calm.places + 1)
-        copied = copier is not None and calm.places > few
-        ends = list(map(story.crashed, places[:few] if copied else places))
-        if copier is not None and copied:
-            ends += story.branched(copier, few)
-        for after, ran in enumerate(ends, 1):
-            if ran.failure:  # of a copy: once more, for the error itself
+        if isinstance(calm, Branching):
+            ends = list(map(story.judged, calm.ended))
+        else:
+            ends = list(map(story.crashed, places))
+        for after, end in enumerate(ends, 1):
+            if end.failure is not None:  # of a copy: once more, for the simulation itself
                 story.crashed(after)
-                raise Divergence(f"seed {seed} fails in a copy after event {after}, and not from its beginning: {ran.failure}")
+                raise Divergence(f"seed {seed} fails in a copy after event {after}, and not from its beginning") from end.failure
     counts = dict.fromkeys(KINDS, 0)
-    for after, ran in zip(places, ends, strict=True):
-        counts[kind_after(seed, after)] += ran.crashes
-    events, folded = (calm.event_count + sum(getattr(ran, name) for ran in ends) for name in ("events", "folded"))
-    return Crashes(events, folded + (calm.event_count if copied else 0), tuple(counts.values()))
+    for after, end in zip(places, ends, strict=True):
+        counts[kind_after(seed, after)] += end.crashes
+    events, folded = (calm.event_count + sum(getattr(end, name) for end in ends) for name in ("events", "folded"))
+    return Crashes(events, folded, tuple(counts.values()))
 
 
 def require_alike(right: Mapping[int, Answer], got: Mapping[int, Answer]) -> None:

@@ -38,7 +38,10 @@ class Streams:
         self._unsent: dict[int, int] = {}
 
     def begin(self, number: int, id_: int) -> None:
-        """The present engine has taken this client's request."""
+        """The present engine has taken this client's request. Raises Divergence for one that an engine before had of a client that
+        has left since."""
+        if number in self.left and number in self.waiting:
+            raise Divergence(f"C5: client {number} has left, and its request goes on in another engine")
         self.ids[number], self._numbers[id_] = id_, number
         self.waiting.pop(number, None)
 
