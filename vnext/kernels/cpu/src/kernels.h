@@ -58,6 +58,7 @@ struct LinearCall {
     int result_kind;
     bool apart = false; /* gate and up of a gated weight side by side, [rows, out], without its activation */
     const ThinCall *behind = nullptr; /* what is computed next, which a level may fetch meanwhile, or null */
+    uint64_t number = 0;              /* no two calls have the same: what a thread made of x serves its next unit */
 };
 
 /* Norms, gates and rotations; each over rows [first, last). Kinds: FLOAT32 or BFLOAT16 for all arrays of a call, or

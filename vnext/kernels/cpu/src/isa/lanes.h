@@ -20,6 +20,13 @@ namespace vnx {
 namespace VNX_LEVEL {
 namespace {
 
+/* Lanes of several registers travel through memory when a function that takes them is called. */
+#if defined(__GNUC__)
+#define ALWAYS_INLINE inline __attribute__((always_inline))
+#else
+#define ALWAYS_INLINE inline
+#endif
+
 typedef uint16_t bf16;
 
 inline float to_float(bf16 x) {
@@ -98,7 +105,7 @@ inline __m256 widen(const bf16 *p) {
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)p)), 16));
 }
 inline Lanes load(const bf16 *p) { return {widen(p), widen(p + 8)}; }
-inline __m128i narrow(__m256 x) {
+ALWAYS_INLINE __m128i narrow(__m256 x) {
     const __m256i bits = _mm256_castps_si256(x);
     const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
     const __m256i rounded =
@@ -107,7 +114,7 @@ inline __m128i narrow(__m256 x) {
     const __m256i clean = _mm256_blendv_epi8(rounded, _mm256_set1_epi32(0x7fc0), nan);
     return _mm_packus_epi32(_mm256_castsi256_si128(clean), _mm256_extracti128_si256(clean, 1));
 }
-inline void store(bf16 *p, Lanes x) {
+ALWAYS_INLINE void store(bf16 *p, Lanes x) {
     _mm_storeu_si128((__m128i *)p, narrow(x.a));
     _mm_storeu_si128((__m128i *)(p + 8), narrow(x.b));
 }
@@ -232,14 +239,14 @@ inline Lanes load_odd(const bf16 *p) {
 
 /* The first n of sixteen, zeros behind them. */
 template <typename T>
-inline Lanes load_part(const T *p, int64_t n) {
+ALWAYS_INLINE Lanes load_part(const T *p, int64_t n) {
     if (n >= 16) return load(p);
     T part[16] = {};
     memcpy(part, p, size_t(n) * sizeof(T));
     return load(part);
 }
 template <typename T>
-inline void store_part(T *p, Lanes x, int64_t n) {
+ALWAYS_INLINE void store_part(T *p, Lanes x, int64_t n) {
     if (n >= 16) return store(p, x);
     T part[16];
     store(part, x);
@@ -247,15 +254,15 @@ inline void store_part(T *p, Lanes x, int64_t n) {
 }
 
 /* Rounded to T and back. */
-inline Lanes rounded(Lanes x, const float *) { return x; }
-inline Lanes rounded(Lanes x, const bf16 *) {
+ALWAYS_INLINE Lanes rounded(Lanes x, const float *) { return x; }
+ALWAYS_INLINE Lanes rounded(Lanes x, const bf16 *) {
     bf16 part[16];
     store(part, x);
     return load(part);
 }
 
 /* Sum of all sixteen by halves: 8 + 8, 4 + 4, 2 + 2, 1 + 1. The same on every level. */
-inline float sum(Lanes x) {
+ALWAYS_INLINE float sum(Lanes x) {
     float v[16];
     store(v, x);
     for (int half = 8; half > 0; half /= 2)
@@ -265,7 +272,7 @@ inline float sum(Lanes x) {
 }
 
 /* 2^x for x below 127, exactly 0 below -126; relative error about 1e-7. Taylor's series of degree 6 on [-1/2, 1/2]. */
-inline Lanes exp2_lanes(Lanes x) {
+ALWAYS_INLINE Lanes exp2_lanes(Lanes x) {
     const Lanes low = all(-126.0f), inside = larger(x, low);
     const Lanes whole = nearest(inside), part = inside - whole;
     Lanes p = all(1.5403530e-4f);
@@ -279,7 +286,7 @@ inline Lanes exp2_lanes(Lanes x) {
 }
 
 /* e^x, 0 below -87 and infinity above 88; relative error about 1e-7. The reduction by ln 2 in two parts keeps it so. */
-inline Lanes exp_lanes(Lanes x) {
+ALWAYS_INLINE Lanes exp_lanes(Lanes x) {
     const Lanes low = all(-87.0f), high = all(88.0f), inside = larger(smaller(x, high), low);
     const Lanes whole = nearest(inside * all(1.44269504f));
     Lanes part = fused(whole, all(-0.693359375f), inside);
@@ -295,14 +302,14 @@ inline Lanes exp_lanes(Lanes x) {
     return where_less(x, low, all(0.0f), bounded);
 }
 
-inline Lanes tanh_lanes(Lanes x) {
+ALWAYS_INLINE Lanes tanh_lanes(Lanes x) {
     const Lanes inside = larger(smaller(x, all(20.0f)), all(-20.0f));
     const Lanes e = exp_lanes(inside + inside);
     return (e - all(1.0f)) / (e + all(1.0f));
 }
 
 /* x * sigmoid(x), or the tanh form of gelu. */
-inline Lanes activate(Lanes x, int gate) {
+ALWAYS_INLINE Lanes activate(Lanes x, int gate) {
     if (gate == SILU) return x / (all(1.0f) + exp_lanes(all(0.0f) - x));
     const Lanes inner = all(0.7978845608f) * fused(all(0.044715f) * x * x, x, x);
     return all(0.5f) * x * (all(1.0f) + tanh_lanes(inner));

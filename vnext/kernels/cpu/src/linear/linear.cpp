@@ -1,6 +1,7 @@
 #include "linear/linear.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstring>
 
@@ -204,7 +205,8 @@ void pack_linear(const WeightPart *parts, int weight_kind, const void *bias, int
 void linear(const void *x, int64_t x_stride, int64_t rows, const Packed *weight, const void *bias, void *result,
             int64_t result_stride, int result_kind, bool apart, const ThinCall *behind) {
     if (rows == 0) return;
-    LinearCall call{weight, bias, x, x_stride, rows, result, result_stride, result_kind, apart, behind};
+    static std::atomic<uint64_t> calls{0};
+    LinearCall call{weight, bias, x, x_stride, rows, result, result_stride, result_kind, apart, behind, ++calls};
     const Packed &w = *weight;
     if (w.kind != FLOAT32 && w.shard_in() % STEP != 0) pad_rows(call);
     const int64_t height = chunk_rows(rows, w.in * (w.kind == FLOAT32 ? 4 : 2)), chunks = (rows + height - 1) / height;

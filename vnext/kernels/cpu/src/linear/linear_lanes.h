@@ -66,7 +66,7 @@ inline const float *floats_at(const Packed &w, int64_t offset) {
 
 /* Bias, gate and rounding of one row's 32 sums; gate and up are rounded before they meet, as unfused ones are. */
 template <typename T>
-inline void finish_row(const LinearCall &call, int64_t row, int64_t panel, Lanes first, Lanes second) {
+ALWAYS_INLINE void finish_row(const LinearCall &call, int64_t row, int64_t panel, Lanes first, Lanes second) {
     const Packed &w = *call.weight;
     const float *bias = floats_at(w, w.bias_at);
     if (bias != nullptr) {
@@ -120,15 +120,12 @@ struct ShardSums {
 };
 
 /* What the next panel's bytes, and the matrices behind the product, are fetched by while a panel is multiplied: so many lines
-   at each step of each block of rows. A panel that few rows read once, one weight after the other, is left to the processor,
-   which fetches further ahead than instructions do (26 GB/s against 20 on Zen 4). */
+   at each of its `turns`. */
 class Ahead {
   public:
-    Ahead(const LinearCall &call, int64_t panel0, int64_t panel1, int64_t rows, int64_t blocks)
-        : weight_(*call.weight), behind_(call, panel0, panel1, (panel1 - panel0) * blocks * steps()) {
-        if (rows <= 4 && blocks == 1 && weight_.kind != INT8) return;
-        lines_ = int((weight_.panel_bytes / 64 + blocks * steps() - 1) / (blocks * steps()));
-    }
+    Ahead(const LinearCall &call, int64_t panel0, int64_t panel1, int64_t turns, bool only_behind = false)
+        : weight_(*call.weight), behind_(call, panel0, panel1, (panel1 - panel0) * turns),
+          lines_(only_behind ? 0 : int((weight_.panel_bytes / 64 + turns - 1) / turns)) {}
     void begin(int64_t panel) { at_ = panel_of(weight_, panel); }
     void fetch() {
         behind_.fetch();
@@ -139,10 +136,8 @@ class Ahead {
   private:
     const Packed &weight_;
     Behind behind_;
+    const int lines_;
     const char *at_ = nullptr;
-    int lines_ = 0;
-
-    int64_t steps() const { return weight_.steps(); }
 };
 
 /* int8 weights in sign and magnitude -> bf16, exact; `count` a multiple of 64. Of each 64 bytes, 16-byte lane i holds
@@ -313,13 +308,15 @@ template <int... R>
 struct FormsUpTo<0, R...> : RowForms<R...> {};
 
 /* x [row1 - row0][stride]. A panel stays in the first cache while the rows pass, in blocks of nearly the same size, at most
-   `most`: a small last one would wait for its own sums instead of for the units that multiply. */
+   `most`: a small last one would wait for its own sums instead of for the units that multiply. A panel that few rows read once,
+   one weight after the other, is left to the processor, which fetches further ahead than instructions do (26 GB/s against 20 on
+   Zen 4). */
 template <typename X>
 inline void in_blocks(const Rows<X> *forms, int most, const LinearCall &call, const X *x, int64_t stride, int64_t row0,
                       int64_t row1, int64_t panel0, int64_t panel1) {
     const Packed &w = *call.weight;
     const int64_t rows = row1 - row0, blocks = (rows + most - 1) / most;
-    Ahead ahead(call, panel0, panel1, rows, blocks);
+    Ahead ahead(call, panel0, panel1, blocks * w.steps(), rows <= 4 && blocks == 1 && w.kind != INT8);
     for (int64_t panel = panel0; panel < panel1; ++panel) {
         const void *weights = w.kind == FLOAT32 ? panel_of(w, panel) : static_cast<const void *>(bf16_panel(w, panel));
         ahead.begin(panel + 1);
