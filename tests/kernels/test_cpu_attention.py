@@ -96,7 +96,9 @@ def test_prompts_decodes_and_chunks_agree(shape: tuple[int, int, int, int], dtyp
 
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("options", [Options(window=40), Options(window=1), Options(window=300, softcap=2.0)])
+@pytest.mark.parametrize(
+    "options", [Options(window=40), Options(window=1), Options(window=300, softcap=2.0), Options(softcap=2.0)]
+)
 def test_windows_and_caps(options: Options, dtype: torch.dtype, level: Level) -> None:
     lengths = [700, 30, 290]
     sequences = typed(make_sequences(lengths, 6, 2, 32, 16), dtype)

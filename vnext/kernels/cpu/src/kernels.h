@@ -119,6 +119,7 @@ struct AttentionCall {
     int64_t heads, kv_heads, head_dim, block_size, block_stride, padded_dim, window;
     float scale, cap;
     int cache_kind;
+    uint64_t number; /* no two calls have the same, but for 0: what a thread widened of a split serves its next lanes */
 };
 
 constexpr int SPLIT_KEYS = 256;  // a context is cut at multiples of this: partial results are joined in order

@@ -7,7 +7,7 @@
 #include "attention/attention.h"
 
 #include <algorithm>
-#include <utility>
+#include <atomic>
 
 #include "team.h"
 
@@ -128,6 +128,7 @@ AttentionCall widened(const Run &run, const LaneSet &lanes, const Split &split, 
         key += count;
     }
     blocks[split.first_key / SPLIT_KEYS] = 0;
+    call.number = 0;
     call.key_cache = memory;
     call.value_cache = memory + SPLIT_KEYS * row_bytes;
     call.block_size = SPLIT_KEYS;
@@ -152,10 +153,13 @@ void clear(const SplitState &state, int64_t count, int64_t width) {
 
 SplitState state_at(float *memory, int64_t lanes) { return {memory, memory + lanes, memory + 2 * lanes}; }
 
-/* The calling thread's two states: of one split, and of the joined ones. */
-std::pair<SplitState, SplitState> states(int64_t width) {
-    float *memory = static_cast<float *>(scratch(SLOT_STATE, size_t(LANES_MAX) * (width + 2) * 8));
-    return {state_at(memory, LANES_MAX), state_at(memory + LANES_MAX * (width + 2), LANES_MAX)};
+constexpr int TOGETHER_MAX = 4;  // parts of a long row that one thread computes together
+constexpr int64_t UNITS_LEAST = 8;  // a member, so that none waits long for another
+
+/* The calling thread's states: [0] of one split, the others of joined ones. */
+SplitState own_state(int64_t width, int index) {
+    const int64_t size = LANES_MAX * (width + 2);
+    return state_at(static_cast<float *>(scratch(SLOT_STATE, size_t((1 + TOGETHER_MAX) * size) * 4)) + index * size, LANES_MAX);
 }
 
 void finish(const Run &run, const SplitState &state, int lane, int64_t query) {
@@ -164,28 +168,47 @@ void finish(const Run &run, const SplitState &state, int lane, int64_t query) {
                      static_cast<char *>(run.call.result) + query * bytes);
 }
 
-void run_long(Run &run, const AttentionItem &item, int64_t kv_head) {
-    const int64_t width = run.call.padded_dim;
-    const auto [part, sum] = states(width);
+/* A part of a long row: its queries, and the splits that they see. */
+struct LongPart {
     LaneSet lanes;
-    fill_lane_set(run.plan, item, kv_head, run.call.window, lanes);
-    clear(sum, lanes.count, width);
-    const int64_t low = *std::min_element(lanes.low, lanes.low + lanes.count);
-    const int64_t high = *std::max_element(lanes.high, lanes.high + lanes.count), last = splits_of(high);
-    for (int64_t split = low / SPLIT_KEYS; split < last; ++split) {
-        const Split here = split_of(run, item, kv_head, split), next = split_of(run, item, kv_head, split + 1);
-        attend(run, lanes, here, split + 1 < last ? &next : nullptr, part);
-        kernels().join(sum, 0, part, 0, lanes.count, width);
+    int64_t first, last;
+
+    void fill(const Run &run, const AttentionItem &item, int64_t kv_head) {
+        fill_lane_set(run.plan, item, kv_head, run.call.window, lanes);
+        first = *std::min_element(lanes.low, lanes.low + lanes.count) / SPLIT_KEYS;
+        last = splits_of(*std::max_element(lanes.high, lanes.high + lanes.count));
     }
-    for (int lane = 0; lane < lanes.count; ++lane)
-        finish(run, sum, lane, lanes.query[lane]);
+};
+
+/* Neighbouring parts of a long row, split by split: what a level widens of a split serves all of them. */
+void run_long(Run &run, const AttentionItem *items, int count, int64_t kv_head) {
+    const int64_t width = run.call.padded_dim;
+    LongPart parts[TOGETHER_MAX];
+    int64_t first = INT64_MAX, last = 0;
+    for (int i = 0; i < count; ++i) {
+        parts[i].fill(run, items[i], kv_head);
+        clear(own_state(width, 1 + i), parts[i].lanes.count, width);
+        first = std::min(first, parts[i].first), last = std::max(last, parts[i].last);
+    }
+    for (int64_t split = first; split < last; ++split) {
+        const Split here = split_of(run, items[0], kv_head, split), next = split_of(run, items[0], kv_head, split + 1);
+        for (int i = 0; i < count; ++i) {
+            const LongPart &part = parts[i];
+            if (split < part.first || split >= part.last) continue;
+            attend(run, part.lanes, here, split + 1 < part.last ? &next : nullptr, own_state(width, 0));
+            kernels().join(own_state(width, 1 + i), 0, own_state(width, 0), 0, part.lanes.count, width);
+        }
+    }
+    for (int i = 0; i < count; ++i)
+        for (int lane = 0; lane < parts[i].lanes.count; ++lane)
+            finish(run, own_state(width, 1 + i), lane, parts[i].lanes.query[lane]);
 }
 
 /* Join the parts of a short row, in order, and write its results. */
 void join_row(const Run &run, const AttentionRow &row, int64_t kv_head) {
     const int64_t width = run.call.padded_dim, base = kv_head * run.plan.part_count + row.part_at,
                   group = run.plan.heads / run.plan.kv_heads;
-    const SplitState sum = states(width).second;
+    const SplitState sum = own_state(width, 1);
     clear(sum, row.lane_count, width);
     for (int64_t split = 0; split < row.split_count; ++split) {
         const int64_t at = base + split * row.lane_count;
@@ -198,7 +221,7 @@ void join_row(const Run &run, const AttentionRow &row, int64_t kv_head) {
 
 void run_short(Run &run, const AttentionItem &item, int64_t kv_head, const Split *next) {
     const int64_t width = run.call.padded_dim;
-    const SplitState part = states(width).first;
+    const SplitState part = own_state(width, 0);
     LaneSet lanes;
     fill_lane_set(run.plan, item, kv_head, run.call.window, lanes);
     attend(run, lanes, split_of(run, item, kv_head, item.split), next, part);
@@ -216,13 +239,31 @@ void run_short(Run &run, const AttentionItem &item, int64_t kv_head, const Split
     }
 }
 
-/* One item for one key-value head; neighbouring units are neighbouring heads of the same blocks. */
-void run_unit(Run &run, int64_t unit, int64_t next) {
-    const AttentionItem &item = run.plan.items[unit / run.plan.kv_heads];
-    const int64_t kv_head = unit % run.plan.kv_heads;
-    if (item.split < 0) return run_long(run, item, kv_head);
+/* Whether this level widens a split before it multiplies. */
+bool is_widening() { return current_level() != AVX512_BF16 && current_level() != AMX; }
+
+/* The first items of the units, and the end: some parts of a long row together where enough units are left, else single items. */
+std::vector<int32_t> units_of(const AttentionPlan &plan) {
+    const std::vector<AttentionItem> &items = plan.items;
+    const int64_t fair = int64_t(items.size()) * plan.kv_heads / (UNITS_LEAST * team_size());
+    const int64_t together = is_widening() ? std::clamp<int64_t>(fair, 1, TOGETHER_MAX) : 1;
+    std::vector<int32_t> starts;
+    for (int32_t i = 0; i < int32_t(items.size()); ++i) {
+        const bool fits = !starts.empty() && i - starts.back() < together && items[i].split < 0 &&
+                          items[i].first_member == items[starts.back()].first_member;
+        if (!fits) starts.push_back(i);
+    }
+    starts.push_back(int32_t(items.size()));
+    return starts;
+}
+
+/* One unit for one key-value head; neighbouring units are neighbouring heads of the same blocks. */
+void run_unit(Run &run, const std::vector<int32_t> &starts, int64_t unit, int64_t next) {
+    const int64_t at = unit / run.plan.kv_heads, kv_head = unit % run.plan.kv_heads;
+    const AttentionItem &item = run.plan.items[starts[at]];
+    if (item.split < 0) return run_long(run, &item, starts[at + 1] - starts[at], kv_head);
     if (next < 0 || run.call.window > 0) return run_short(run, item, kv_head, nullptr);
-    const AttentionItem &later = run.plan.items[next / run.plan.kv_heads];
+    const AttentionItem &later = run.plan.items[starts[next / run.plan.kv_heads]];
     const Split ahead = split_of(run, later, next % run.plan.kv_heads, std::max(0, later.split));
     run_short(run, item, kv_head, &ahead);
 }
@@ -276,6 +317,8 @@ std::unique_ptr<AttentionPlan> plan_attention(const int64_t *query_starts, const
 }
 
 void run_attention(int kind, const AttentionPlan &plan, AttentionCall call) {
+    static std::atomic<uint64_t> calls{0};
+    call.number = ++calls;
     call.heads = plan.heads;
     call.kv_heads = plan.kv_heads;
     call.block_size = plan.block_size;
@@ -289,8 +332,9 @@ void run_attention(int kind, const AttentionPlan &plan, AttentionCall call) {
     for (int64_t kv_head = 0; kv_head < plan.kv_heads; ++kv_head)
         for (int64_t row = 0; row < rows; ++row)
             new (run.open_splits + kv_head * rows + row) std::atomic<int32_t>(plan.rows[row].split_count);
-    const int64_t units = int64_t(plan.items.size()) * plan.kv_heads;
-    for_units(units, is_small(plan), [&](int64_t unit, int64_t next) { run_unit(run, unit, next); });
+    const std::vector<int32_t> starts = units_of(plan);
+    const int64_t units = int64_t(starts.size() - 1) * plan.kv_heads;
+    for_units(units, is_small(plan), [&](int64_t unit, int64_t next) { run_unit(run, starts, unit, next); });
 }
 
 }  // namespace vnx

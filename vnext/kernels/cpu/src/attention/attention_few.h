@@ -199,16 +199,20 @@ template <typename T>
 void attend_by_vectors(const AttentionCall &call, const LaneSet &lanes, const Split &split, const Split *next,
                        const SplitState &state) {
     const bool few = lanes.count <= FEW_PASSES * FEW_LANES && call.head_dim % 16 == 0;
-    if (!few) return attend_wide<T>(call, lanes, split, next, state);
+    if (!few) return attend_wide<T, T>(call, lanes, split, next, state);
     by_few(call, lanes, next, state, [&](const LaneSet &some, const Split *then, const SplitState &left) {
         attend_few<T, T>(call, some, split, then, left);
     });
 }
 
-/* Few queries from codes as they lie in the cache; false where the rows are to be widened first. No bit tells which it was. */
+/* From codes as they lie in the cache; false where a row of them is no whole blocks. No bit tells which form it was. */
 bool attend_codes(int kind, const AttentionCall &call, const LaneSet &lanes, const Split &split, const Split *next,
                   const SplitState &state) {
-    if (lanes.count > FEW_PASSES * FEW_LANES || call.head_dim % CODES_A_SCALE != 0) return false;
+    if (call.head_dim % CODES_A_SCALE != 0) return false;
+    if (lanes.count > FEW_PASSES * FEW_LANES) {
+        (kind == FLOAT32 ? attend_wide<float, int8_t> : attend_wide<bf16, int8_t>)(call, lanes, split, next, state);
+        return true;
+    }
     by_few(call, lanes, next, state, [&](const LaneSet &some, const Split *then, const SplitState &left) {
         (kind == FLOAT32 ? attend_few<float, int8_t> : attend_few<bf16, int8_t>)(call, some, split, then, left);
     });

@@ -68,11 +68,12 @@ inline void piece_rows(const AttentionCall &call, const Split &split, int64_t fi
 }
 
 /* Scaled and capped scores in powers of two. */
-inline Lanes final_score(const AttentionCall &call, Lanes dot) {
+inline Lanes final_score(float scale, float cap, Lanes dot) {
     constexpr float LOG2_E = 1.44269504f;
-    if (call.cap == 0) return dot * all(call.scale * LOG2_E);
-    return all(call.cap * LOG2_E) * tanh_lanes(dot * all(call.scale / call.cap));
+    if (cap == 0) return dot * all(scale * LOG2_E);
+    return all(cap * LOG2_E) * tanh_lanes(dot * all(scale / cap));
 }
+inline Lanes final_score(const AttentionCall &call, Lanes dot) { return final_score(call.scale, call.cap, dot); }
 
 /* Sixteen queries and their running softmax: query and total [head_dim][16]. */
 struct LaneTile {

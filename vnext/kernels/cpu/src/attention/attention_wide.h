@@ -3,12 +3,14 @@
    The arithmetic of attention_lanes.h, which stays as its plain form, lane for lane and in the same order:
      scores [key][lane] = sum over d, rising, of key[d] * query[d]     V vectors of queries, WIDE_KEYS keys at once
      totals [lane][d] = totals * keep + sum over keys, rising, of weight * value     WIDE_LANES lanes, vectors along d
-   so that which form served, and which lanes shared a tile, shows in no bit. Used for float32, and for bfloat16 (widened
-   once a piece) by levels without an instruction that multiplies it. */
+   so that which form served, and which lanes shared a tile, shows in no bit. Used for float32, and for bfloat16 by levels
+   without an instruction that multiplies it. Rows of bfloat16 and of codes are widened once for all lanes that a thread
+   computes together. */
 #pragma once
 
 #include "attention/attention_lanes.h"
 #include "isa/lanes_transpose.h"
+#include "rows/codes_lanes.h"
 
 namespace vnx {
 namespace VNX_LEVEL {
@@ -23,7 +25,11 @@ constexpr int TILE_VECTORS = 1;
 constexpr int WIDE_KEYS = 4;
 constexpr int WIDE_DEPTH = 1;
 #endif
+#if defined(VNX_AVX2)
+constexpr int WIDE_LANES = 6;
+#else
 constexpr int WIDE_LANES = 4;
+#endif
 constexpr int TILE_LANES = TILE_VECTORS * 16;
 
 struct WideTile {
@@ -44,22 +50,32 @@ inline void widen_row(const T *row, int64_t head_dim, float *to) {
 inline const float *in_place(const float *row) { return row; }
 inline const float *in_place(const bf16 *) { return nullptr; }
 
-/* Keys [first, last) of one cache as float32 rows of whole vectors: in place where they lie so there, else in `space`. */
+/* `count` neighbouring rows as float32 rows of whole vectors: in place where they lie so there, else in `space`. */
+template <typename T>
+inline void wide_run(const T *row, const AttentionCall &call, int64_t count, float *space, const float **rows) {
+    const bool copied = call.head_dim % 16 != 0;
+    for (int64_t i = 0; i < count; ++i, row += call.head_dim, space += call.padded_dim) {
+        rows[i] = copied ? nullptr : in_place(row);
+        if (rows[i] != nullptr) continue;
+        widen_row(row, call.head_dim, space);
+        rows[i] = space;
+    }
+}
+/* Of codes, whose rows are whole steps of 32. */
+inline void wide_run(const int8_t *row, const AttentionCall &call, int64_t count, float *space, const float **rows) {
+    widen_rows_of_codes(row, call.head_dim, count, space);
+    for (int64_t i = 0; i < count; ++i)
+        rows[i] = space + i * call.padded_dim;
+}
+
+/* Keys [first, last) of one cache. */
 template <typename T>
 inline void wide_rows(const void *cache, const AttentionCall &call, const Split &split, int64_t first, int64_t last,
                       float *space, const float **rows) {
-    const bool copied = call.head_dim % 16 != 0;
     for (int64_t key = first; key < last;) {
-        const int64_t left = call.block_size - key % call.block_size, end = key + left < last ? key + left : last;
-        const T *row = cache_row<T>(cache, call, split, key);
-        for (; key < end; ++key, row += call.head_dim, space += call.padded_dim) {
-            *rows = copied ? nullptr : in_place(row);
-            if (*rows == nullptr) {
-                widen_row(row, call.head_dim, space);
-                *rows = space;
-            }
-            ++rows;
-        }
+        const int64_t left = call.block_size - key % call.block_size, count = left < last - key ? left : last - key;
+        wide_run(cache_row<T>(cache, call, split, key), call, count, space, rows);
+        key += count, rows += count, space += count * call.padded_dim;
     }
 }
 
@@ -109,11 +125,12 @@ inline void score_wide(const AttentionCall &call, const WideTile &tile, const fl
     const Lanes never = all(-__builtin_inff());
     for (int v = 0; v < V; ++v)
         peak[v] = tile.peak[v];
+    const float scale = call.scale, cap = call.cap;
     for (int key = 0; key < count; ++key) {
         const Lanes place = all(float(first + key));
         for (int v = 0; v < V; ++v) {
             float *at = scores + (key * V + v) * 16;
-            Lanes score = final_score(call, load(at));
+            Lanes score = final_score(scale, cap, load(at));
             if (hidden)
                 score = where_less(place, tile.high[v], where_less(place, tile.low[v], never, score), never);
             store(at, score);
@@ -145,10 +162,10 @@ inline void weigh_wide(WideTile &tile, int count, const Lanes *peak, float *scor
 
 /* L lanes and D vectors of their totals [L][stride]; weights [count][weight_stride]. */
 template <int L, int D>
-inline void add_block(float *total, int64_t stride, const float *keep, const float *weights, int weight_stride,
+__attribute__((noinline)) void add_block(float *total, int64_t stride, const float *keep, const float *weights, int weight_stride,
                       const float *const *values, int64_t at, int count) {
     Lanes sum[L][D];
-#pragma GCC unroll 4
+#pragma GCC unroll 6
     for (int lane = 0; lane < L; ++lane)
 #pragma GCC unroll 4
         for (int d = 0; d < D; ++d)
@@ -158,7 +175,7 @@ inline void add_block(float *total, int64_t stride, const float *keep, const flo
 #pragma GCC unroll 4
         for (int d = 0; d < D; ++d)
             value[d] = load(values[key] + at + d * 16);
-#pragma GCC unroll 4
+#pragma GCC unroll 6
         for (int lane = 0; lane < L; ++lane) {
             const Lanes weight = all(weights[lane]);
 #pragma GCC unroll 4
@@ -166,34 +183,30 @@ inline void add_block(float *total, int64_t stride, const float *keep, const flo
                 sum[lane][d] = fused(value[d], weight, sum[lane][d]);
         }
     }
-#pragma GCC unroll 4
+#pragma GCC unroll 6
     for (int lane = 0; lane < L; ++lane)
 #pragma GCC unroll 4
         for (int d = 0; d < D; ++d)
             store(total + lane * stride + at + d * 16, sum[lane][d]);
 }
 
-/* All lanes of a tile, D vectors of their totals: the values' part stays in the nearest cache while the lanes pass. */
+template <int L, int D, typename... Args>
+inline void add_lanes(int count, Args... args) {
+    if (count == L) return add_block<L, D>(args...);
+    if constexpr (L > 1) add_lanes<L - 1, D>(count, args...);
+}
+
+/* All lanes of a tile, D vectors of their totals, in blocks of nearly the same size: the values' part stays in the nearest cache
+   while the lanes pass. */
 template <int D>
 inline void add_part(const AttentionCall &call, const WideTile &tile, const float *keep, const float *weights,
                      const float *const *values, int64_t at, int count) {
-    const int stride = tile.vectors * 16;
     const int64_t width = call.padded_dim;
-    for (int lane = 0; lane < tile.count; lane += WIDE_LANES) {
-        float *total = tile.total + lane * width;
-        switch (tile.count - lane) {
-            case 1:
-                add_block<1, D>(total, width, keep + lane, weights + lane, stride, values, at, count);
-                break;
-            case 2:
-                add_block<2, D>(total, width, keep + lane, weights + lane, stride, values, at, count);
-                break;
-            case 3:
-                add_block<3, D>(total, width, keep + lane, weights + lane, stride, values, at, count);
-                break;
-            default:
-                add_block<WIDE_LANES, D>(total, width, keep + lane, weights + lane, stride, values, at, count);
-        }
+    const int blocks = (tile.count + WIDE_LANES - 1) / WIDE_LANES;
+    for (int block = 0; block < blocks; ++block) {
+        const int lane = tile.count * block / blocks, end = tile.count * (block + 1) / blocks;
+        add_lanes<WIDE_LANES, D>(end - lane, tile.total + lane * width, width, keep + lane, weights + lane, tile.vectors * 16,
+                                 values, at, count);
     }
 }
 
@@ -260,32 +273,62 @@ inline void fill_wide(const AttentionCall &call, const LaneSet &lanes, int first
     tile.high_max = highest(lanes.high + first, tile.count);
 }
 
+/* Rows of a split, by key - split.first_key. */
+struct WideRows {
+    const float *keys[SPLIT_KEYS], *values[SPLIT_KEYS];
+};
+
+/* Keys [first, last) of a split in the calling thread's scratch. Without a window all lanes have the same: then they are those of
+   the whole split, which stay for the lanes that this thread computes next. */
 template <typename T>
+inline const WideRows &rows_of_split(const AttentionCall &call, const Split &split, int64_t first, int64_t last) {
+    struct Place {
+        uint64_t call;
+        const int32_t *blocks;
+        int64_t kv_head, first_key;
+    };
+    thread_local Place kept{};
+    const bool is_whole = call.window == 0 && call.number != 0;
+    const size_t floats = size_t(SPLIT_KEYS) * size_t(call.padded_dim);
+    WideRows *rows = static_cast<WideRows *>(scratch(SLOT_SPLIT, sizeof(WideRows) + 2 * floats * 4));
+    const bool is_kept = is_whole && kept.call == call.number && kept.blocks == split.blocks && kept.kv_head == split.kv_head &&
+                         kept.first_key == split.first_key;
+    if (is_kept) return *rows;
+    kept = is_whole ? Place{call.number, split.blocks, split.kv_head, split.first_key} : Place{};
+    if (is_whole) first = split.first_key, last = split.last_key;
+    const int64_t skipped = first - split.first_key;
+    float *keys = reinterpret_cast<float *>(rows + 1), *values = keys + floats;
+    wide_rows<T>(call.key_cache, call, split, first, last, keys + skipped * call.padded_dim, rows->keys + skipped);
+    wide_rows<T>(call.value_cache, call, split, first, last, values + skipped * call.padded_dim, rows->values + skipped);
+    return *rows;
+}
+
+/* Queries of Q, caches of T. */
+template <typename Q, typename T>
 void attend_wide(const AttentionCall &call, const LaneSet &lanes, const Split &split, const Split *,
                  const SplitState &state) {
     const int tile_count = (lanes.count + TILE_LANES - 1) / TILE_LANES;
-    const size_t width = size_t(call.padded_dim), rows = PIECE_KEYS * width, query = TILE_LANES * width;
-    const size_t floats = 2 * rows + LANES_MAX / TILE_LANES * query + PIECE_KEYS * TILE_LANES;
-    float *key_space = static_cast<float *>(scratch(SLOT_TILES, floats * 4)), *value_space = key_space + rows;
-    float *scores = value_space + rows, *queries = scores + PIECE_KEYS * TILE_LANES;
+    const size_t width = size_t(call.padded_dim), query = TILE_LANES * width;
+    const size_t floats = LANES_MAX / TILE_LANES * query + PIECE_KEYS * TILE_LANES;
+    float *scores = static_cast<float *>(scratch(SLOT_TILES, floats * 4)), *queries = scores + PIECE_KEYS * TILE_LANES;
     memset(state.total, 0, size_t(lanes.count) * width * 4);
     WideTile tiles[LANES_MAX / TILE_LANES];
     for (int i = 0; i < tile_count; ++i) {
         tiles[i].query = queries + i * query;
         tiles[i].total = state.total + i * TILE_LANES * width;
-        fill_wide<T>(call, lanes, i * TILE_LANES, tiles[i]);
+        fill_wide<Q>(call, lanes, i * TILE_LANES, tiles[i]);
     }
     const int64_t low = lowest(lanes.low, lanes.count), high = highest(lanes.high, lanes.count);
-    const int64_t end = high < split.last_key ? high : split.last_key;
-    for (int64_t piece = split.first_key; piece < end; piece += PIECE_KEYS) {
-        const int64_t first = piece < low ? low : piece, last = piece + PIECE_KEYS < end ? piece + PIECE_KEYS : end;
-        if (first >= last) continue;
-        const float *keys[PIECE_KEYS], *values[PIECE_KEYS];
-        wide_rows<T>(call.key_cache, call, split, first, last, key_space, keys);
-        wide_rows<T>(call.value_cache, call, split, first, last, value_space, values);
-        for (int i = 0; i < tile_count; ++i) {
-            const auto walk = tiles[i].vectors == 1 ? walk_wide<1> : walk_wide<TILE_VECTORS>;
-            walk(call, tiles[i], keys, values, first, last, scores);
+    const int64_t begin = low < split.first_key ? split.first_key : low, end = high < split.last_key ? high : split.last_key;
+    if (begin < end) {
+        const WideRows &rows = rows_of_split<T>(call, split, begin, end);
+        for (int64_t piece = begin / PIECE_KEYS * PIECE_KEYS; piece < end; piece += PIECE_KEYS) {
+            const int64_t first = piece < begin ? begin : piece, last = piece + PIECE_KEYS < end ? piece + PIECE_KEYS : end;
+            const int64_t at = first - split.first_key;
+            for (int i = 0; i < tile_count; ++i) {
+                const auto walk = tiles[i].vectors == 1 ? walk_wide<1> : walk_wide<TILE_VECTORS>;
+                walk(call, tiles[i], rows.keys + at, rows.values + at, first, last, scores);
+            }
         }
     }
     for (int i = 0; i < tile_count; ++i)

@@ -34,6 +34,11 @@ inline __m256 eight_codes(const int8_t *p) {
     return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p)));
 }
 inline Lanes load_codes(const int8_t *p) { return {eight_codes(p), eight_codes(p + 8)}; }
+inline void store_codes(int8_t *p, Lanes x) {
+    const __m256i words = _mm256_packs_epi32(_mm256_cvtps_epi32(x.a), _mm256_cvtps_epi32(x.b));
+    const __m256i risen = _mm256_permute4x64_epi64(words, 0xd8);
+    _mm_storeu_si128((__m128i *)p, _mm_packs_epi16(_mm256_castsi256_si128(risen), _mm256_extracti128_si256(risen, 1)));
+}
 #elif defined(VNX_NEON)
 inline Lanes load_codes(const int8_t *p) {
     const int8x16_t codes = vld1q_s8(p);
@@ -49,11 +54,32 @@ inline Lanes load_codes(const int8_t *p) {
     return load(numbers);
 }
 #endif
+#if !defined(VNX_AVX2)
 inline void store_codes(int8_t *p, Lanes x) {
     float numbers[16];
     store(numbers, x);
     for (int i = 0; i < 16; ++i)
         p[i] = int8_t(numbers[i]);
+}
+#endif
+#endif
+
+/* The largest of sixteen numbers, of which none is NaN. */
+#if defined(VNX_AVX2)
+inline float largest_of(Lanes x) {
+    const __m256 eight = _mm256_max_ps(x.a, x.b);
+    const __m128 four = _mm_max_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+    const __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)));
+}
+#else
+inline float largest_of(Lanes x) {
+    float numbers[16];
+    store(numbers, x);
+    float top = numbers[0];
+    for (int i = 1; i < 16; ++i)
+        top = numbers[i] > top ? numbers[i] : top;
+    return top;
 }
 #endif
 
@@ -107,10 +133,7 @@ inline int shared_exponent(const T *from, int64_t count) {
         const Lanes x = load_part(from + i, count - i);
         largest = larger(larger(x, all(0.0f) - x), largest);
     }
-    float numbers[16], top = 0.0f;
-    store(numbers, largest);
-    for (int i = 0; i < 16; ++i)
-        top = numbers[i] > top ? numbers[i] : top;
+    const float top = largest_of(largest);
     uint32_t bits;
     memcpy(&bits, &top, 4);
     const int exponent = int(bits >> 23) - 127;
