@@ -54,6 +54,24 @@ def test_params_for_each_prompt(llm: LLM) -> None:
     assert {answer.outputs[0].finish_reason for answer in answers} == {"length"}
 
 
+def test_a_pin_outlives_a_flood_and_says_what_gave_way() -> None:
+    """The whole of a prompt stays in the cache within the pins' share of the blocks, and nothing of one that asks for nothing."""
+    kept, prompts = SamplingParams(max_tokens=1, prompt_cache_retention="5m"), [[at] * 64 for at in (5, 6, 7, 8, 9, 10)]
+    with engines_here(), LLM(executor="inproc", threads=1, log="off", num_blocks_override=16, max_model_len=128) as llm:
+
+        def asked(prompt: list[int], params: SamplingParams) -> tuple[int | None, ...]:
+            (found,) = llm.generate([prompt], params, use_tqdm=False)
+            return found.num_retained_tokens, found.num_unretained_tokens, found.num_cached_tokens
+
+        assert asked(prompts[0], kept) == (64, 0, 0)
+        assert [asked(each, GREEDY) for each in prompts[1:]] == [(None, None, 0)] * 5
+        assert asked(prompts[0], GREEDY) == (None, None, 48), "a block less than the prompt has"
+        assert asked(prompts[1], msgspec.structs.replace(kept, prompt_cache_retention="24h"))[:2] == (64, 0)
+        assert asked(prompts[2], kept)[:2] == (0, 64), "the share is full of one that lasts longer"
+        with pytest.raises(InvalidRequest, match="it must be 'in_memory', '5m', '1h' or '24h'"):
+            asked(prompts[0], SamplingParams(prompt_cache_retention="for ever"))
+
+
 @pytest.mark.parametrize("value", [-0.0, 1e-300, 1e-46, 1e-40, 1 - 1e-12])
 def test_a_value_at_the_edge_of_its_type_leaves_every_digest_equal(value: float, tmp_path: Path) -> None:
     """A rank that differed from the engine core would end the engine: at each step both hash what the batch holds."""

@@ -52,7 +52,9 @@ class Generated(msgspec.Struct, frozen=True, kw_only=True):
     """One prompt with its answers. `prompt` is None where the caller passed token ids.
 
     `prompt_logprobs` has one dict per prompt token as in Completion.logprobs, None for the first; None unless
-    `SamplingParams.prompt_logprobs` was set.
+    `SamplingParams.prompt_logprobs` was set. Of what `SamplingParams.prompt_cache_retention` asks for,
+    `num_retained_tokens` are pinned as the first answer ends, and `num_unretained_tokens` gave way, in whole blocks; both are None
+    without it, and where a stop string ended the answer.
     """
 
     prompt: str | None
@@ -60,6 +62,8 @@ class Generated(msgspec.Struct, frozen=True, kw_only=True):
     outputs: list[Completion]
     num_cached_tokens: int
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+    num_retained_tokens: int | None = None
+    num_unretained_tokens: int | None = None
 
 
 class Embedding(msgspec.Struct, frozen=True, kw_only=True):
@@ -136,12 +140,15 @@ class Task:
         self.requests = requests
 
     def generated(self, tokenizer: Tokenizer) -> Generated:
+        pinned, gave_way = self.slots[0].answer.retained or (None, None)
         return Generated(
             prompt=self.text,
             prompt_token_ids=self.tokens,
             outputs=[slot.completion(tokenizer, self.params, len(self.tokens)) for slot in self.slots],
             num_cached_tokens=self.slots[0].answer.cached_token_count,
             prompt_logprobs=None if self.params.prompt_logprobs is None else self._prompt_logprobs(tokenizer),
+            num_retained_tokens=pinned,
+            num_unretained_tokens=gave_way,
         )
 
     def _prompt_logprobs(self, tokenizer: Tokenizer) -> list[dict[int, Logprob] | None]:

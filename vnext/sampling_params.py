@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from vnext.state.params import (
+    ALL_TOKENS,
     ENGINE_DRAFTS,
     LOGPROBS_MAX,
     NO_LOGPROBS,
@@ -35,6 +36,9 @@ BAD_WORD_COUNT_MAX, BAD_WORD_CHARACTERS_MAX = 128, 256
 SEED_MIN = -(2**63)
 BEAM_WIDTH_MAX = LOGPROBS_MAX // 2  # a beam needs twice as many candidates, see vnext/text/beams.py
 LENGTH_PENALTY_MAX = 10.0
+
+RETENTIONS_S = {"in_memory": 0, "in-memory": 0, "5m": 300, "1h": 3_600, "24h": 86_400}
+"""The words of `prompt_cache_retention`, OpenAI's and those of Anthropic's `ttl`; 0 is the cache as it is."""
 
 _WORD = 2**64
 
@@ -84,7 +88,8 @@ class SamplingParams(Drawn, frozen=True, kw_only=True):
     the full length). `bad_words` are texts that an answer never completes, as the tokenizer writes them at its beginning and
     after a space (vnext/text/bad_words.py). `structured_outputs` holds the answer to a schema or
     grammar. `num_speculative_tokens` bounds the request's drafts in a step and 0 forbids them; None is the engine's own number.
-    Drafts change no answer (docs/drafts.md).
+    Drafts change no answer (docs/drafts.md). `prompt_cache_retention` pins prompt and answer in the cache for "5m", "1h" or "24h"
+    (docs/retention.md); "in_memory", "" and None pin nothing.
     """
 
     n: int = 1
@@ -103,6 +108,7 @@ class SamplingParams(Drawn, frozen=True, kw_only=True):
     bad_words: list[str] = []
     structured_outputs: StructuredOutputsParams | None = None
     num_speculative_tokens: int | None = None
+    prompt_cache_retention: str | None = None
 
     def stop_strings(self) -> tuple[str, ...]:
         """`stop` as a tuple."""
@@ -162,6 +168,11 @@ def validate_ranges(params: SamplingParams, vocab_size: int) -> None:
         _check_range("seed", params.seed, SEED_MIN, SEED_MAX)
     if params.num_speculative_tokens is not None:
         _check_range("num_speculative_tokens", params.num_speculative_tokens, 0, SPECULATIVE_TOKENS_MAX)
+    if params.prompt_cache_retention and params.prompt_cache_retention not in RETENTIONS_S:
+        raise InvalidRequest(
+            f"prompt_cache_retention is {params.prompt_cache_retention!r}: it must be 'in_memory', '5m', '1h' or '24h'.",
+            "prompt_cache_retention",
+        )
     _check_lengths(params)
     _check_tokens(params, vocab_size)
     _check_stops(params)
@@ -204,6 +215,7 @@ def to_sampling(
         constraint=constraint,
         prompt_logprobs=NO_LOGPROBS if params.prompt_logprobs is None else params.prompt_logprobs,
         num_speculative_tokens=ENGINE_DRAFTS if params.num_speculative_tokens is None else params.num_speculative_tokens,
+        retention=((ALL_TOKENS, seconds),) if (seconds := RETENTIONS_S.get(params.prompt_cache_retention or "", 0)) else (),
     )
 
 

@@ -35,6 +35,8 @@ from vnext.state.config import SchedulerConfig
 from vnext.state.events import pack_tokens
 
 WAIT_S = 10.0
+RETAINED = (16, 8)
+"""Tokens that stay and tokens that gave way, of every request that asks for pins."""
 
 CONFIG = SchedulerConfig(
     block_size=16,
@@ -182,10 +184,12 @@ class FakeEngine:
         sampling = request.sampling
         ends = (() if sampling.ignore_eos else self._config.eos_token_ids) + sampling.stop_token_ids
         at_limit = not tokens or len(tokens) <= len(self._answer(request)) - sampling.max_tokens
+        finish = "stop" if token in ends else "length" if at_limit else ""
         return RequestOutput(
             name=name,
             tokens=pack_tokens([token]),
-            finish="stop" if token in ends else "length" if at_limit else "",
+            finish=finish,
+            retained=RETAINED if finish and sampling.retention else None,
             stop_token=token if token in ends else -1,
             cached_tokens=min(3, len(request.prompt) // 4 - 1),
             logprobs=(self._logprobs(token, sampling.logprobs),) if sampling.logprobs >= 0 else (),

@@ -73,7 +73,7 @@ def compared(before: State, event: StepCommitted) -> tuple[State, bool]:
     check(turn.state)
     for name in ("rows", "tokens", "samples", "stopped", "at_limit"):
         assert np.array_equal(getattr(turn.matched, name), getattr(matched, name)), name
-    going, ended = outputs_apart(before, matched)
+    going, ended = outputs_apart(before, after, matched)
     assert not ended and turn.matched.ended == 0
     for name in ("ids", "tokens", "cached"):
         assert getattr(turn.going, name).tobytes() == getattr(going, name).tobytes(), name

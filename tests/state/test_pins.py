@@ -11,6 +11,7 @@ from vnext.sched.pinning import TICK_S, next_tick, next_yield, tick_due_s
 from vnext.state.digest import digest
 from vnext.state.errors import IllegalEvent
 from vnext.state.events import ClockTicked, EnginePaused, PinsYielded, WeightsChanged
+from vnext.state.outputs import Retained
 from vnext.state.pool import pinned_count, pinned_pages
 
 PROMPT = list(range(1, 14))
@@ -95,6 +96,25 @@ def test_pins_never_hold_more_than_their_share_and_those_that_end_first_give_way
     assert served(engine, other) == 12 and served(engine, PROMPT) == 4, "the end of a prefix goes before its beginning"
     served(engine, [9] * 13, (12, 60))
     assert pinned_count(engine.state.pool) == 4 and engine.state.pool.pins.displaced == 5, "and at once where it ends first"
+
+
+def last_news(engine: Engine, prompt: list[int], *retention: tuple[int, int], **fields: object) -> Retained | None:
+    """What a request's last output says of its pins."""
+    engine.arrive(prompt, retention=retention, **{"max_tokens": 1} | fields)
+    engine.run_out()
+    return engine.news[-1].retained
+
+
+@pytest.mark.parametrize("windows", [(), (0, 4)])
+def test_the_last_output_says_how_much_stays_and_how_much_gave_way(windows: tuple[int, ...]):
+    engine = with_pins(windows=windows, page_count=16 * max(1, len(windows)), pinned_kv_fraction=0.25)
+    assert last_news(engine, PROMPT) is None
+    assert last_news(engine, PROMPT, (9, 300)) == (8, 0), "whole blocks"
+    assert last_news(engine, [50 + token for token in PROMPT], (6, 3600), (5, 60), max_tokens=5) == (4, 0)
+    engine = with_pins(windows=windows, page_count=16 * max(1, len(windows)), pinned_kv_fraction=0.125)
+    assert last_news(engine, PROMPT, (100, 300), max_tokens=5)[0] < 16 == sum(engine.news[-1].retained)
+    assert last_news(engine, [9] * 13, (12, 60)) == (0, 12), "others last longer"
+    assert last_news(with_pins(pinned_kv_fraction=0.0), PROMPT, (13, 300)) == (0, 12)
 
 
 def test_an_engine_without_a_share_pins_nothing():

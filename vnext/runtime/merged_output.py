@@ -9,7 +9,7 @@ class MergedOutput:
     """The outputs of one request, merged in order. Mutable."""
 
     __slots__ = (
-        "accepted_drafts", "cached_tokens", "error", "finish", "logprobs", "prompt", "queue_seconds", "rejected_drafts",
+        "accepted_drafts", "cached_tokens", "error", "finish", "logprobs", "prompt", "queue_seconds", "rejected_drafts", "retained",
         "stop_token", "tokens",
     )  # fmt: skip
 
@@ -19,6 +19,7 @@ class MergedOutput:
         self.prompt: list[PromptResult] = []
         self.finish, self.error, self.stop_token, self.cached_tokens, self.queue_seconds = "", "", -1, 0, 0.0
         self.accepted_drafts = self.rejected_drafts = 0
+        self.retained: tuple[int, int] | None = None
 
     def add(self, output: RequestOutput) -> None:
         self.tokens += output.tokens
@@ -26,6 +27,7 @@ class MergedOutput:
         self.prompt += output.prompt
         self.finish, self.error, self.stop_token = output.finish, output.error, output.stop_token
         self.accepted_drafts, self.rejected_drafts = output.accepted_drafts, output.rejected_drafts
+        self.retained = output.retained
         self.cached_tokens = max(self.cached_tokens, output.cached_tokens)
         self.queue_seconds = max(self.queue_seconds, output.queue_seconds)
 
@@ -43,4 +45,5 @@ class MergedOutput:
             prompt=tuple(self.prompt),
             accepted_drafts=self.accepted_drafts,
             rejected_drafts=self.rejected_drafts,
+            retained=self.retained,
         )

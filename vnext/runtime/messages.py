@@ -148,7 +148,8 @@ class RequestOutput(Message):
     `queue_seconds` is set in a request's first output: the time it waited for its first step. It is 0 in later outputs.
     `error` says why the engine aborted the request, where it did.
     `prompt` comes before the first token; parts come again, with the same bits, where a preempted request repeats them.
-    `accepted_drafts` and `rejected_drafts` of the whole request come with its last output.
+    `accepted_drafts` and `rejected_drafts` of the whole request come with its last output, and so does `retained`: how many of its
+    tokens are pinned in the cache, and how many gave way; None for a request that wanted nothing to stay, or was aborted.
     """
 
     name: str
@@ -163,6 +164,7 @@ class RequestOutput(Message):
     prompt: tuple[PromptResult, ...] = ()
     accepted_drafts: int = 0
     rejected_drafts: int = 0
+    retained: tuple[int, int] | None = None
 
 
 class Outputs(Message, tag=12):

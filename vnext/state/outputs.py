@@ -2,23 +2,35 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 import numpy as np
 
+from vnext.state.block_hash import block_hashes
 from vnext.state.events import AnyEvent, RequestAborted, RequestId, StepCommitted
 from vnext.state.fold_commit import Effects, MatchedSamples, match_samples
-from vnext.state.state import State
+from vnext.state.fold_plan import row_tokens
+from vnext.state.pool import longest_prefix
+from vnext.state.state import State, root_of
 from vnext.state.store import fields
+from vnext.state.windows import NULL, longest_hit
 
 Finish = Literal["", "stop", "length", "abort"]
+
+
+class Retained(NamedTuple):
+    """Of the tokens that a request wanted to stay in the cache, in whole blocks: those that are pinned as it ends, and the rest."""
+
+    pinned: int
+    gave_way: int
 
 
 class Output(msgspec.Struct, frozen=True):
     """One request's news. `token` is -1 if there is none; `sample` is its index among the step's samples.
 
     `stop_token` is the token that ended the request, -1 if none did. `cached_tokens` is its prompt's prefix hit.
+    `retained`: of a request that has finished, what stays in the cache of what it wanted to; None where it wanted nothing.
     """
 
     id: RequestId
@@ -28,6 +40,7 @@ class Output(msgspec.Struct, frozen=True):
     finish: Finish
     stop_token: int
     cached_tokens: int
+    retained: Retained | None = None
 
 
 class Going(msgspec.Struct, frozen=True):
@@ -41,7 +54,7 @@ class Going(msgspec.Struct, frozen=True):
 def outputs(before: State, event: AnyEvent, after: State, effects: Effects = None) -> tuple[Output, ...]:
     """The news of a commit, in the step's order, or of an abort. `effects` comes from `fold` and is recomputed if missing."""
     if isinstance(event, StepCommitted):
-        return _of_commit(before, effects or match_samples(before, event))
+        return _of_commit(before, after, effects or match_samples(before, event))
     if isinstance(event, RequestAborted):
         named_once = dict.fromkeys(event.ids)
         gone = [before.requests[id_] for id_ in named_once if id_ in before.requests and id_ not in after.requests]
@@ -49,7 +62,7 @@ def outputs(before: State, event: AnyEvent, after: State, effects: Effects = Non
     return ()
 
 
-def outputs_apart(before: State, matched: MatchedSamples) -> tuple[Going, tuple[Output, ...]]:
+def outputs_apart(before: State, after: State, matched: MatchedSamples) -> tuple[Going, tuple[Output, ...]]:
     """The news of a commit: requests that continue (the majority) as columns, and requests that end as in `outputs`."""
     if not matched.ended and matched.runs is None:
         return going_of(before.rows.cells, matched.rows, matched.tokens), ()
@@ -58,7 +71,7 @@ def outputs_apart(before: State, matched: MatchedSamples) -> tuple[Going, tuple[
         ends = np.isin(matched.rows, matched.rows[ends])
     goes_on = ~ends
     going = going_of(before.rows.cells, matched.rows[goes_on], matched.tokens[goes_on])
-    return going, _of_commit(before, matched, ends.nonzero()[0])
+    return going, _of_commit(before, after, matched, ends.nonzero()[0])
 
 
 def going_of(cells: np.ndarray, rows: np.ndarray, tokens: np.ndarray) -> Going:
@@ -68,15 +81,34 @@ def going_of(cells: np.ndarray, rows: np.ndarray, tokens: np.ndarray) -> Going:
     return Going(cells[fields.ID].take(rows), tokens, cells[fields.CACHED].take(rows))
 
 
-def _of_commit(before: State, matched: MatchedSamples, places: np.ndarray | None = None) -> tuple[Output, ...]:
+def _of_commit(before: State, after: State, matched: MatchedSamples, places: np.ndarray | None = None) -> tuple[Output, ...]:
     """The outputs of all matched rows, or only of those at `places`."""
     reported: tuple[np.ndarray, ...] = matched.rows, matched.tokens, matched.samples, matched.stopped, matched.at_limit
     rows, *rest = reported if places is None else (column[places] for column in reported)
     cells, requests = before.rows.cells, before.requests.mapping()
     made = []
-    for id_, hit, token, sample, stopped, at_limit in zip(
-        cells[fields.ID, rows].tolist(), cells[fields.CACHED, rows].tolist(), *(column.tolist() for column in rest)
+    for row, id_, hit, token, sample, stopped, at_limit in zip(
+        rows.tolist(), cells[fields.ID, rows].tolist(), cells[fields.CACHED, rows].tolist(), *(column.tolist() for column in rest)
     ):
         finish: Finish = "stop" if stopped else "length" if at_limit else ""
-        made.append(Output(id_, requests[id_].name, token, sample, finish, token if stopped else -1, hit))
+        stays = _retained(before, after, row, matched.tokens[matched.rows == row]) if finish else None
+        made.append(Output(id_, requests[id_].name, token, sample, finish, token if stopped else -1, hit, stays))
     return tuple(made)
+
+
+def _retained(before: State, after: State, row: int, new: np.ndarray) -> Retained | None:
+    """Of the request in a row of `before`, which the commit of its last tokens, `new` (int32[n]), has ended; None if it wanted
+    nothing to stay."""
+    config, request = before.config, before.requests[int(before.rows.id[row])]
+    if not request.sampling.retention:
+        return None
+    history = np.concatenate((row_tokens(before, row), new))[:-1]
+    most = max(tokens for tokens, _ in request.sampling.retention)
+    keys = block_hashes(root_of(before, request), history[:most].tobytes(), config.block_size)
+    pool, pins, groups = after.pool, after.pool.pins, config.group_count
+    if pins is None:
+        return Retained(0, len(keys) * config.block_size)
+    hits = longest_hit(config, pool, keys) if config.windows else longest_prefix(pool, keys, len(keys))
+    stays = ((hits == NULL) | (pins.ends.at(hits) > 0)).reshape(-1, groups).all(axis=1)
+    pinned = int(np.argmin(np.append(stays, False)))
+    return Retained(pinned * config.block_size, (len(keys) - pinned) * config.block_size)

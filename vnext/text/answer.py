@@ -53,6 +53,7 @@ class Answer:
         self.cumulative_logprob = 0.0
         self.cached_token_count = 0
         self.accepted_drafts = self.rejected_drafts = 0
+        self.retained: tuple[int, int] | None = None
 
     @property
     def is_scanned(self) -> bool:
@@ -75,6 +76,7 @@ class Answer:
         """Take in an output. If the delta finishes and the output does not, a stop string was found: abort the request."""
         self.cached_token_count = max(self.cached_token_count, output.cached_tokens)
         self.accepted_drafts, self.rejected_drafts = output.accepted_drafts, output.rejected_drafts
+        self.retained = output.retained
         self.prompt += output.prompt
         if self._is_empty:
             finish = "length" if output.finish == "stop" else output.finish

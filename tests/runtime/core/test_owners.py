@@ -59,7 +59,7 @@ class Office:
         event = StepCommitted(step=before.committed, tokens=pack_tokens(tokens))
         matched = match_samples(before, event)
         self.engine.fold(event)
-        going, ended = outputs_apart(before, matched)
+        going, ended = outputs_apart(before, self.engine.state, matched)
         self._tell(going, [to_client(output, None) for output in ended], before, event)
 
     def abort(self, ids: tuple[int, ...]) -> None:
@@ -126,6 +126,6 @@ def test_a_steady_step_is_one_letter_of_columns() -> None:
     before = office.engine.state
     office.engine.plan()
     matched = match_samples(office.engine.state, StepCommitted(step=before.committed, tokens=pack_tokens([1, 2, 3])))
-    ((peer, letter),) = office.owners.letters((outputs_apart(office.engine.state, matched)[0], ()))
+    ((peer, letter),) = office.owners.letters((outputs_apart(office.engine.state, office.engine.state, matched)[0], ()))
     assert (peer, letter.outputs, letter.tokens) == (PEERS[0], (), pack_tokens([1, 2, 3]))
     assert list(memoryview(letter.numbers).cast("q")) == [0, 1, 2]

@@ -209,7 +209,7 @@ class EngineCore:
         if matched is not None:
             self._drafts.take(before, matched)
         if matched is not None and not any(logprobs):
-            going, ended = outputs_apart(before, matched)
+            going, ended = outputs_apart(before, self.state, matched)
             self._untold.append((going, self._news(ended)))
         elif news := outputs(before, event, self.state, matched):
             self._untold.append((None, self._news(news, logprobs, errors)))

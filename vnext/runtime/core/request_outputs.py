@@ -36,4 +36,5 @@ def to_client(
         error=error,
         accepted_drafts=drafts[0],
         rejected_drafts=drafts[1],
+        retained=output.retained,
     )

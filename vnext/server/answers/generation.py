@@ -18,17 +18,19 @@ from vnext.sampling_params import InvalidRequest, SamplingParams, answer_seed, r
 from vnext.server.answers.admitted import admitted
 from vnext.server.context.errors import Aborted
 from vnext.server.context.openai_types import ChatBody, GenerationBody, continuous_usage, include_usage
-from vnext.server.context.retention import retention_s
 from vnext.server.context.server_context import ServerContext
 from vnext.server.context.stopwatch import Stopwatch
 from vnext.server.context.traces import call_trace, usage_attributes
 from vnext.state.events import pack_tokens
-from vnext.state.params import ALL_TOKENS, Constraint
+from vnext.state.params import Constraint
 from vnext.text.answer import Answer, Delta
 from vnext.text.bad_words import banned_sequences
 
 PRIORITY_MAX = 2**31 - 1
 CACHE_SALT_CHARACTERS_MAX = 256
+
+RETAINED = ("retained_tokens", "unretained_tokens")
+"""The members of a usage that say what stays in the cache and what has found no room there."""
 
 Usage = Callable[[], dict[str, Any]]
 
@@ -116,7 +118,7 @@ class Generation:
         self._priority = body.priority or 0
         self._cache_salt = body.cache_salt or ""
         self._constraint = constraint
-        self._retention, self._retention_s = retention, retention_s(body.prompt_cache_retention)
+        self._retention = tuple((tokens, seconds) for tokens, seconds in retention if tokens)
         self.choices = [self._choice(index, index // params.n, started_s) for index in range(len(prompts) * params.n)]
         self.of_name = {self._name(choice): choice for choice in self.choices}
         self._requests = tuple(self._request(choice) for choice in self.choices)
@@ -185,12 +187,13 @@ class Generation:
         accepted = sum(choice.answer.accepted_drafts for choice in self.choices)
         rejected = sum(choice.answer.rejected_drafts for choice in self.choices)
         drafts = {"accepted_prediction_tokens": accepted, "rejected_prediction_tokens": rejected}
+        retained = retained_usage([choice.answer for choice in first])
         return {
             "prompt_tokens": prompt,
             "completion_tokens": completion,
             "total_tokens": prompt + completion,
             "prompt_tokens_details": {"cached_tokens": cached},
-        } | ({"completion_tokens_details": drafts} if accepted or rejected else {})
+        } | ({"completion_tokens_details": drafts} if accepted or rejected else {}) | retained
 
     def chunk_usage(self, body: GenerationBody, usage: Usage | None = None) -> Usage:
         """A function that returns the usage member of each chunk of a stream: absent, null before the last, or the count so far.
@@ -245,7 +248,7 @@ class Generation:
         seed = 0 if self._params.seed is None else answer_seed(self._params.seed, choice.index)
         usual = self._context.settings.sampling_defaults
         sampling = to_sampling(self._params, seed, len(prompt), self._context.model_length, usual.max_tokens, self._constraint)
-        sampling = msgspec.structs.replace(sampling, retention=self._kept())
+        sampling = msgspec.structs.replace(sampling, retention=(*self._retention, *sampling.retention))
         return SubmitRequest(
             name=self._name(choice),
             prompt=pack_tokens(prompt),
@@ -256,16 +259,18 @@ class Generation:
             adapter=self._adapter,
         )
 
-
-    def _kept(self) -> tuple[tuple[int, int], ...]:
-        """How many tokens of each request stay in the cache, and for how long."""
-        whole = ((ALL_TOKENS, self._retention_s),) if self._retention_s else ()
-        return (*((tokens, seconds) for tokens, seconds in self._retention if tokens), *whole)
-
     @property
     def kept_tokens(self) -> int:
         """The tokens of the first prompt that the client wants to stay in the cache."""
-        return max((min(tokens, len(self.prompts[0])) for tokens, _ in self._kept()), default=0)
+        return max((min(tokens, len(self.prompts[0])) for tokens, _ in self._requests[0].sampling.retention), default=0)
+
+
+def retained_usage(answers: Sequence[Answer]) -> dict[str, int]:
+    """RETAINED in whole blocks; nothing unless the engine has said it of all answers: one that a stop string ends is aborted."""
+    found = [answer.retained for answer in answers if answer.retained is not None]
+    if not found or len(found) < len(answers):
+        return {}
+    return dict(zip(RETAINED, map(sum, zip(*found))))
 
 
 def truncated(prompt: list[int], asked: int | None, params: SamplingParams, model_length: int) -> list[int]:

@@ -54,7 +54,6 @@ class GenerationBody(SamplingFields, frozen=True, kw_only=True, forbid_unknown_f
     stream_options: StreamOptions | None = None
     priority: int | None = None
     cache_salt: str | None = None
-    prompt_cache_retention: str | None = None
     request_id: str | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None

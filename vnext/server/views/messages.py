@@ -10,7 +10,7 @@ import msgspec
 from aiohttp import web
 
 from vnext.server.answers.chat_request import ChatRequest, prompt_of
-from vnext.server.answers.generation import Generation
+from vnext.server.answers.generation import RETAINED, Generation
 from vnext.server.answers.parts import AnswerParts
 from vnext.server.answers.single import SingleReader
 from vnext.server.context.errors import Failure
@@ -98,7 +98,7 @@ class _MessageAnswer:
             "cache_creation_input_tokens": created,
             "cache_read_input_tokens": cached,
             "output_tokens": usage["completion_tokens"],
-        }
+        } | {name: usage[name] for name in RETAINED if name in usage}
 
 
 def _fault_frame(failure: Failure) -> bytes:

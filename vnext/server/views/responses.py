@@ -12,7 +12,7 @@ from aiohttp import web
 
 from vnext.sampling_params import InvalidRequest
 from vnext.server.answers.chat_request import ChatRequest, prompt_of
-from vnext.server.answers.generation import Generation
+from vnext.server.answers.generation import RETAINED, Generation
 from vnext.server.answers.logprobs import chat_logprobs, speller
 from vnext.server.answers.single import SingleReader
 from vnext.server.context.errors import Failure, FileUnknown
@@ -165,7 +165,7 @@ class _ResponseAnswer:
             "output_tokens": usage["completion_tokens"],
             "output_tokens_details": {"reasoning_tokens": thought},
             "total_tokens": usage["total_tokens"],
-        }
+        } | {name: usage[name] for name in RETAINED if name in usage}
 
 
 def _head(id_: str, generation: Generation, chat: ChatRequest, body: ResponsesBody) -> dict[str, Any]:
