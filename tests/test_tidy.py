@@ -57,7 +57,7 @@ ARROWS = {
         "runtime/*", "runtime/batch", "state", "sampling", "models/registry", "models/config", "models/layers", "kernels",
     },
     "runtime/rank": {
-        "runtime/*", "runtime/processes", "runtime/ring", "runtime/collectives", "runtime/batch", "runtime/gpu",
+        "runtime/*", "runtime/processes", "runtime/ring", "runtime/collectives", "runtime/hosts", "runtime/batch", "runtime/gpu",
         "state/*", "log/snapshot", "sampling", "models", "kernels", "version",
     },
     "runtime/core": {
@@ -66,7 +66,7 @@ ARROWS = {
     },
     "router": {"state/*", "log"},
     "runtime/client": {"runtime/*", "state/*", "router/*", "version"},
-    "runtime/hosts": {"runtime/*", "runtime/processes", "runtime/ring", "exits", "version"},
+    "runtime/hosts": {"runtime/*", "runtime/processes", "runtime/ring", "runtime/collectives", "exits", "version"},
     # sampling_params is what a client may ask for, shared with `LLM`; answers name the version, and processes end
     "server": {
         "server/batches", "server/messages", "server/responses", "server/views", "server/http", "server/context", "runtime/*",
@@ -181,6 +181,7 @@ LATE_IMPORTS = {
     "vnext/runtime/collectives/group.py": (6, "a rank on a CPU starts sooner"),
     "vnext/runtime/collectives/meeting.py": (1, "gloo and GPUs"),
     "vnext/runtime/rank/gpu_loading.py": (2, "Numba, and a second of torch's compiler"),
+    "vnext/runtime/hosts/host_links.py": (1, "torch's store, for stages of several hosts"),
     "vnext/runtime/rank/loading.py": (9, "a rank on a CPU starts sooner"),
     # seldom needed
     "vnext/models/loading/hub.py": (1, "a model in a folder needs no hub"),

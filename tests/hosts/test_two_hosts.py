@@ -24,6 +24,7 @@ from vnext.state.events import pack_tokens
 from vnext.state.params import Sampling
 
 SECRET = "a secret of both hosts"
+PIPELINE = {"tensor_parallel_size": 1, "pipeline_parallel_size": 2}
 PLAIN = {"dtype": "bfloat16", "tensor_parallel_size": 2, "threads": 1, "digest_interval": 4}
 
 
@@ -73,24 +74,26 @@ def tokens_of(client: SyncEngineClient, at: dict[int, object] | None = None) -> 
     return dict(found)
 
 
-def test_streams_outlive_a_lost_host(tmp_path: Path, secret: Path) -> None:
-    """The second host is killed while both compute, and another one comes in its place."""
-    one = start_engine(settings := EngineSettings(log="off", **PLAIN), find_model(settings)).wait()
+@pytest.mark.parametrize(("alone", "shape"), [({}, {}), ({"tensor_parallel_size": 1}, PIPELINE)], ids=["tensors", "stages"])
+def test_streams_outlive_a_lost_host(tmp_path: Path, secret: Path, alone: dict[str, int], shape: dict[str, int]) -> None:
+    """The second host is killed while both compute, and another one comes in its place. Two stages have the bits of one process."""
+    one = start_engine(settings := EngineSettings(log="off", **PLAIN | alone), find_model(settings)).wait()
     with SyncEngineClient.connect(one.address) as client:
         expected = tokens_of(client)
     one.stop()
     port, files = free_port("127.0.0.2"), len(os.listdir("/dev/shm"))
     settings = EngineSettings(
-        log_dir=str(tmp_path), nnodes=2, master_addr="127.0.0.2", master_port=port, cluster_secret_file=str(secret), **PLAIN
+        log_dir=str(tmp_path), nnodes=2, master_addr="127.0.0.2", master_port=port, cluster_secret_file=str(secret), **PLAIN | shape
     )
+    sizes = [word for name, size in shape.items() for word in (f"--{name.replace('_', '-')}", str(size))]
     starting = start_engine(settings, find_model(settings))
-    with agent(secret, port) as first:
+    with agent(secret, port, *sizes) as first:
         engine = starting.wait()
         again: list[object] = []
 
         def lose() -> None:
             first.kill()
-            threading.Thread(target=lambda: again.append(agent(secret, port)) or again[0].__enter__()).start()
+            threading.Thread(target=lambda: again.append(agent(secret, port, *sizes)) or again[0].__enter__()).start()
 
         try:
             with SyncEngineClient.connect(engine.address) as client:

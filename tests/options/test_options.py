@@ -130,7 +130,7 @@ def test_chat_and_doctor() -> None:
         ("--executor inproc -pp 2", "--pipeline-parallel-size is 2 and the executor inproc has one rank: use mp"),
         ("--nnodes 2 -tp 2", "--nnodes is 2, and --cluster-secret-file is missing: give all hosts the same file"),
         ("--nnodes 2 -tp 3", "--nnodes is 2, and --tensor-parallel-size 3: each host has as many ranks, so take a multiple of 2"),
-        ("--nnodes 2 -pp 2", "--nnodes is 2, and --pipeline-parallel-size has its stages on one host: leave one of the two out"),
+        ("--nnodes 2 -pp 3", "--nnodes is 2, and --pipeline-parallel-size 3: each host has as many whole stages, so take a multiple of 2"),
         ("--node-rank 1", "--node-rank is 1, and nnodes 1: hosts are numbered from 0"),
         ("--executor ray -tp 2", "--executor is ray, nnodes 1 and --node-rank 0: Ray starts all hosts but this one, so give nnodes from"),
         ("--executor ray --nnodes 2 --node-rank 1", "--executor is ray, nnodes 2 and --node-rank 1: Ray starts all hosts but this"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from vnext.runtime.collectives.errors import RankLost
 from vnext.runtime.rank.stage_links import StageLinks, StagePlace, stage_place
@@ -24,18 +26,19 @@ def settings(rank: int, world_size: int, stages: int, meeting: Path | str = "") 
 
 
 def linked(folder: Path, world_size: int, stages: int) -> list[StageLinks]:
-    """All ranks' links, which meet as threads."""
+    """All ranks' links."""
+    return joined([settings(rank, world_size, stages, folder / "meeting") for rank in range(world_size)])
+
+
+def joined(ranks: list[RankSettings]) -> list[StageLinks]:
+    """The links of ranks that meet as threads."""
     made: dict[int, StageLinks] = {}
-
-    def join(rank: int) -> None:
-        made[rank] = StageLinks(settings(rank, world_size, stages, folder / "meeting"))
-
-    threads = [threading.Thread(target=join, args=(rank,)) for rank in range(world_size)]
+    threads = [threading.Thread(target=lambda each: made.update({each.rank: StageLinks(each)}), args=(each,)) for each in ranks]
     for each in threads:
         each.start()
     for each in threads:
         each.join(60)
-    return [made[rank] for rank in range(world_size)]
+    return [made[each.rank] for each in ranks]
 
 
 def test_rank_0_is_of_the_last_stage() -> None:
@@ -61,6 +64,54 @@ def test_states_go_to_the_stage_behind_and_tokens_to_all_before(tmp_path: Path) 
     for each in links:
         each.close()
         each.close()
+
+
+def on_hosts(folder: Path, world_size: int, stages: int, keys: dict[int, bytes] = {}) -> list[RankSettings]:  # noqa: B006
+    """Of two hosts, each with a folder and an address of its own."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        store, here = f"127.0.0.1:{free.getsockname()[1]}", world_size // 2
+    found = []
+    for rank in range(world_size):
+        host = rank // here
+        (folder / str(host)).mkdir(exist_ok=True)
+        plain = settings(rank, world_size, stages, folder / str(host) / "meeting")
+        more = {"store": store, "host_address": f"127.0.0.{1 + host}", "link_key": keys.get(rank, b"key")}
+        found.append(replace(plain, nnodes=2, **more))
+    return found
+
+
+@pytest.mark.parametrize(("world_size", "stages"), [(2, 2), (4, 2), (4, 4)])
+def test_stages_of_two_hosts_are_linked_as_those_of_one(tmp_path: Path, world_size: int, stages: int) -> None:
+    """States of many megabytes pass, several steps ahead; whoever connects without the key changes nothing."""
+    links, size = joined(on_hosts(tmp_path, world_size, stages)), world_size // stages
+    steps = [np.arange(count, dtype=np.float32) for count in (3, 1, 4_000_000)]
+    for rank in range(size, world_size):
+        thread = threading.Thread(target=lambda at: [links[at].send_states(each + at) for each in steps], args=(rank,))
+        thread.start()
+        for each in steps:
+            assert np.array_equal(np.frombuffer(links[rank - size].states(), np.float32), each + rank)
+        thread.join(60)
+    for tokens in ([5, 2**31 - 1], [], [7]):
+        links[0].send_tokens(np.array(tokens, dtype=np.int64))
+    for rank in range(size, world_size):
+        assert [links[rank].tokens().tolist() for _ in range(3)] == [[5, 2**31 - 1], [], [7]]
+    links[-1].close()
+    with pytest.raises(RankLost, match="has ended or left the pipeline"):
+        links[-1 - size].states()
+    for each in links:
+        each.close()
+        each.close()
+
+
+def test_a_rank_without_the_key_is_turned_away(tmp_path: Path) -> None:
+    first, last = on_hosts(tmp_path, 2, 2, {1: b"another key"})
+    made = {}
+    thread = threading.Thread(target=lambda: made.update(last=pytest.raises(RankLost, StageLinks, last)))
+    thread.start()
+    with pytest.raises(RankLost, match="the two hosts have different secrets"):
+        StageLinks(first)
+    thread.join(60)
+    assert "the two hosts have different secrets" in str(made["last"].value)
 
 
 def test_a_rank_that_waits_for_one_that_has_left_is_told(tmp_path: Path) -> None:

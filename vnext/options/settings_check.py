@@ -245,11 +245,18 @@ def _check_hosts(settings: EngineSettings) -> None:
         raise SettingsError(f"node_rank is {settings.node_rank}, and nnodes {count}: hosts are numbered from 0.")
     if count == 1:
         return
-    if settings.pipeline_parallel_size > 1:
-        raise SettingsError(f"nnodes is {count}, and pipeline_parallel_size has its stages on one host: leave one of the two out.")
+    stages = settings.pipeline_parallel_size
+    if stages > 1 and stages % count:
+        raise SettingsError(
+            f"nnodes is {count}, and pipeline_parallel_size {stages}: each host has as many whole stages, so take a multiple of "
+            f"{count}."
+        )
     if settings.data_parallel_size > 1:
-        raise SettingsError(f"nnodes is {count}, and all engines of data_parallel_size are on one host: leave one of the two out.")
-    if settings.tensor_parallel_size % count:
+        raise SettingsError(
+            f"nnodes is {count}, and all engines of data_parallel_size are on one host: leave one of the two out, or start `vnext "
+            "serve` on each host and `vnext router` in front of them."
+        )
+    if stages == 1 and settings.tensor_parallel_size % count:
         raise SettingsError(
             f"nnodes is {count}, and tensor_parallel_size {settings.tensor_parallel_size}: each host has as many ranks, so take a "
             f"multiple of {count}."

@@ -216,7 +216,8 @@ class RankSettings(msgspec.Struct, frozen=True, kw_only=True):
     `prefix_caching`: of hits too. `digests_weights`: the environment has a digest of every byte of the weights. `stack_file`: where
     the rank writes its stacks when it is asked for them. `pipeline_parallel_size`: in how many stages the `world_size` ranks are.
     `replica` of `replica_count`: which engine of its server has the rank.
-    `nnodes`: on how many hosts; `store`: where ranks of several meet, as address:port; `host_address`: where this one is reached.
+    `nnodes`: on how many hosts; `store`: where ranks of several meet, as address:port; `host_address`: where this one is reached;
+    `link_key`: what stages on two hosts prove to each other.
     `kv_disk_dir`: the folder of the disk tier, "" for none. `follows`: it takes the place of a rank that was lost.
     """
 
@@ -258,6 +259,7 @@ class RankSettings(msgspec.Struct, frozen=True, kw_only=True):
     nnodes: int = 1
     store: str = ""
     host_address: str = ""
+    link_key: bytes = b""
 
     @property
     def place(self) -> int:

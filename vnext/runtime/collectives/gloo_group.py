@@ -48,11 +48,19 @@ class GlooGroup:
         return parts
 
 
-def group_of_hosts(store: str, address: str, rank: int, world_size: int) -> GlooGroup:
-    """The ranks of several hosts; they meet at rank 0's `store`, as address:port. Raises RankLost."""
+def store_of_hosts(store: str, rank: int, world_size: int) -> dist.Store:
+    """Where the ranks of several hosts meet: rank 0 serves it at `store`, as address:port. Raises RankLost."""
     host, _, port = store.rpartition(":")
     try:
-        met = dist.TCPStore(host, int(port), world_size, rank == 0, timeout=TIMEOUT, wait_for_workers=False)
-        return GlooGroup(dist.PrefixStore("gloo", met), rank, world_size, address)
+        return dist.TCPStore(host, int(port), world_size, rank == 0, timeout=TIMEOUT, wait_for_workers=False)
     except RuntimeError as error:  # torch's DistNetworkError is one
+        raise RankLost(f"the ranks did not meet at {store} ({str(error).partition('. ')[0]})") from error
+
+
+def group_of_hosts(store: str, address: str, rank: int, world_size: int) -> GlooGroup:
+    """The ranks of several hosts; they meet at rank 0's `store`, as address:port. Raises RankLost."""
+    met = store_of_hosts(store, rank, world_size)
+    try:
+        return GlooGroup(dist.PrefixStore("gloo", met), rank, world_size, address)
+    except RuntimeError as error:
         raise RankLost(f"the ranks did not meet at {store} ({str(error).partition('. ')[0]})") from error

@@ -197,7 +197,7 @@ def make_executor(settings: CoreSettings, ranks: Sequence[Child], hosts: Hosts |
             returns_routed_experts=engine.enable_return_routed_experts,
             prefix_caching=engine.enable_prefix_caching,
             digests_weights=engine.log_weights_digest,
-            store=meeting.store,
+            store=meeting.store, link_key=meeting.link_key,
             host_address=meeting.address_of(rank // engine.local_world_size),
         )
 

@@ -32,7 +32,7 @@ from vnext.runtime.hosts.frames import (
     encode,
 )
 from vnext.runtime.hosts.local import LocalRanks
-from vnext.runtime.hosts.wire import Wire, WireBroken, connected
+from vnext.runtime.hosts.wire import Wire, WireBroken, connected, link_key
 from vnext.runtime.messages import encoder
 from vnext.runtime.processes.rank_processes import start_ranks
 from vnext.runtime.processes.subprocesses import Child, ChildDied
@@ -51,6 +51,7 @@ class Agent:
 
     def __init__(self, node: int, model_path: str, run_dir: Path, make_ranks: MakeRanks) -> None:
         self._node, self._model_path, self._run_dir, self._make_ranks = node, model_path, run_dir, make_ranks
+        self._secret = b""
         self._ranks: LocalRanks | None = None
         self._generation = -1
         self._set_count = 0
@@ -59,7 +60,7 @@ class Agent:
 
     def run(self, address: tuple[str, int], secret: bytes, should_go_on: Callable[[], bool]) -> None:
         """Serve one master after another while `should_go_on`. Raises WireRefused."""
-        is_told = False
+        is_told, self._secret = False, secret
         while should_go_on():
             try:
                 wire = connected(socket.create_connection(address, timeout=SILENCE_S), secret, "host")
@@ -116,7 +117,8 @@ class Agent:
 
         def settings_of(place: int, ring: str, results: str, rendezvous: str) -> RankSettings:
             here = {"ring": ring, "results_address": results, "rendezvous": rendezvous, "model_path": self._model_path}
-            return replace(frame.ranks[place], **here)
+            key = link_key(self._secret, frame.ranks[place].store)
+            return replace(frame.ranks[place], link_key=key, **here)
 
         children = start_ranks(frame.engine, [settings.rank for settings in frame.ranks])
         self._ranks = self._make_ranks(children, self._run_dir, settings_of, self._set_count)

@@ -38,7 +38,7 @@ from vnext.runtime.hosts.frames import (
 )
 from vnext.runtime.hosts.placer import Placer
 from vnext.runtime.hosts.secret import secret_of
-from vnext.runtime.hosts.wire import Wire, WireBroken, WireRefused, connected
+from vnext.runtime.hosts.wire import Wire, WireBroken, WireRefused, connected, link_key
 from vnext.runtime.messages import RankFailed, RankMessage, RankReady, StepResult, rank_decoder
 from vnext.runtime.settings import EngineSettings, RankSettings, SettingsError
 
@@ -64,17 +64,19 @@ class Host:
 
 
 class MeetingPlace:
-    """Where the ranks of one set meet. Mutable: known once all hosts are there. `store`: this host's address and a free port."""
+    """Where the ranks of one set meet. Mutable: known once all hosts are there. `store`: this host's address and a free port;
+    `link_key`: what ranks prove to each other."""
 
     def __init__(self) -> None:
         self._addresses: Sequence[str] = ()
-        self.store = ""
+        self.store, self.link_key = "", b""
 
-    def choose(self, addresses: Sequence[str]) -> None:
-        """These are the addresses of all hosts, this one's first. Raises OSError."""
+    def choose(self, addresses: Sequence[str], secret: bytes) -> None:
+        """These are the addresses of all hosts, this one's first, and what they all know. Raises OSError."""
         self._addresses = addresses
         with _listening(addresses[0], 0) as free:
             self.store = f"{addresses[0]}:{free.getsockname()[1]}"
+        self.link_key = link_key(secret, self.store)
 
     def address_of(self, node: int) -> str:
         """The address of a host, "" while it is not known."""
@@ -101,10 +103,10 @@ class Hosts:
         if self._listener is None:
             self._listen()
         if self._placer is not None:
-            self._placer.begin(self.port, self._secret)
+            self._placer.begin(self.port, self.secret)
 
     def _listen(self) -> None:
-        self._secret = secret_of(self._secret_path) if self._secret_path else secrets.token_bytes(NEW_SECRET_BYTES)
+        self.secret = secret_of(self._secret_path) if self._secret_path else secrets.token_bytes(NEW_SECRET_BYTES)
         try:
             self._listener = _listening(self.address, self.port)
             self.port = int(self._listener.getsockname()[1])
@@ -164,7 +166,7 @@ class Hosts:
     def _take_in(self, connection: socket.socket, peer: tuple[str, int]) -> None:
         """Take a host that comes, in the place of a connection that it had before."""
         try:
-            wire = connected(connection, self._secret, "master")
+            wire = connected(connection, self.secret, "master")
             here = self._first(wire)
         except (WireBroken, WireRefused, msgspec.MsgspecError) as error:
             log.warning("A host at %s was turned away: %s.", peer[0], error)
@@ -277,7 +279,7 @@ class HostedExecutor:
                 log.warning("The engine waits for %d other host(s) at %s:%d.", hosts.count, hosts.address, hosts.port)
             self._is_waiting_told = True
             return False
-        self._meeting.choose([present[0].wire.own_address, *(host.address for host in present)])
+        self._meeting.choose([present[0].wire.own_address, *(host.address for host in present)], self._hosts.secret)
         self._mine = present
         for host in present:
             self._send(host, encode(self._start_of(host.node)))
@@ -286,7 +288,8 @@ class HostedExecutor:
 
     def _start_of(self, node: int) -> StartRanks:
         size = self._engine.local_world_size
-        ranks = tuple(self._settings_of(rank, "", "", "") for rank in range(node * size, (node + 1) * size))
+        given = (self._settings_of(rank, "", "", "") for rank in range(node * size, (node + 1) * size))
+        ranks = tuple(msgspec.structs.replace(each, link_key=b"") for each in given)  # agents make it themselves
         return StartRanks(generation=self._generation, engine=self._engine, ranks=ranks)
 
     def send(self, message: bytes) -> None:

@@ -143,15 +143,17 @@ class Wire:
         self._socket.close()
 
 
-def connected(connection: socket.socket, secret: bytes, role: Role, timeout_s: float = SEND_TIMEOUT_S) -> Wire:
-    """The wire over a new connection, once both sides have proved the secret. Raises WireBroken or WireRefused, and closes the
-    connection then."""
+def connected(
+    connection: socket.socket, secret: bytes, role: Role, timeout_s: float = SEND_TIMEOUT_S, send_timeout_s: float = SEND_TIMEOUT_S
+) -> Wire:
+    """The wire over a new connection, once both sides have proved the secret within `timeout_s`. A peer that takes nothing for
+    `send_timeout_s` is lost; 0 waits. Raises WireBroken or WireRefused, and closes the connection then."""
     connection.settimeout(timeout_s)
     try:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         key = _agreed_key(connection, secret, role)
         connection.settimeout(None)
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("@ll", int(SEND_TIMEOUT_S), 0))
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("@ll", int(send_timeout_s), 0))
         return Wire(connection, key, role)
     except OSError as error:
         connection.close()
@@ -159,6 +161,11 @@ def connected(connection: socket.socket, secret: bytes, role: Role, timeout_s: f
     except (WireBroken, WireRefused):
         connection.close()
         raise
+
+
+def link_key(secret: bytes, store: str) -> bytes:
+    """What the ranks that meet at `store` have to prove to each other: it never travels between hosts."""
+    return hmac.digest(secret, b"links of " + store.encode(), sha256)
 
 
 def _agreed_key(connection: socket.socket, secret: bytes, role: Role) -> bytes:

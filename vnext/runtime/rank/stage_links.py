@@ -1,7 +1,8 @@
 """The links of a pipeline's stages: hidden states to the stage behind, and sampled tokens from rank 0 to all stages before.
 
-Owns which rank has which stage, and the rings between ranks. A message arrives whole or not at all, a full ring blocks its writer,
-and a rank that waits for another notices its end. Ranks meet by files beside their rendezvous. Knows bytes, no tensors.
+Owns which rank has which stage, and the rings between ranks of one host; hosts/host_links.py has the links between hosts, each of
+which has whole stages. A message arrives whole or not at all, a full ring blocks its writer, and a rank that waits for another
+notices its end. Ranks of one host meet by files beside their rendezvous. Knows bytes, no tensors.
 
     ranks      0 .. t-1    t .. 2t-1   ...    each stage has t ranks that share its layers
     stage      last        before      ...    rank 0 samples and reports, so it is of the last one
@@ -17,6 +18,8 @@ from typing import NamedTuple
 import numpy as np
 
 from vnext.runtime.collectives.errors import RankLost
+from vnext.runtime.hosts.host_links import HostLinks, HostReader, HostWriter
+from vnext.runtime.hosts.wire import WireBroken
 from vnext.runtime.ring.common import RingClosed
 from vnext.runtime.ring.reader import RingReader
 from vnext.runtime.ring.writer import RingWriter
@@ -24,6 +27,8 @@ from vnext.runtime.settings import RankSettings
 
 MEETING_S = 300.0
 LOOK_S = 2e-3
+Writer = RingWriter | HostWriter
+Reader = RingReader | HostReader
 LOST = "a stage before or behind this one has ended or left the pipeline"
 
 
@@ -46,16 +51,21 @@ class StageLinks:
 
     def __init__(self, settings: RankSettings) -> None:
         """Meets the other ranks. Raises RankLost for one that does not come, OSError without room for a ring."""
-        place, meeting = stage_place(settings), settings.rendezvous
-        self._to_next = self._tokens_out = self._from_previous = self._tokens_in = None
-        if settings.rank == 0:
-            self._tokens_out = _publish(f"{meeting}-tokens", settings.world_size - place.size)
-        elif settings.rank >= place.size:
-            self._to_next = _publish(f"{meeting}-states-{settings.rank}", 1)
-        if place.stage > 0:
-            self._from_previous = RingReader.attach(_found(f"{meeting}-states-{settings.rank + place.size}"), 0)
-        if settings.rank >= place.size:
-            self._tokens_in = RingReader.attach(_found(f"{meeting}-tokens"), settings.rank - place.size)
+        rank, size, here = settings.rank, stage_place(settings).size, settings.local_world_size
+        self._settings, self._hosts = settings, HostLinks(settings) if settings.nnodes > 1 else None
+        self._tokens_out: list[Writer] = []
+        self._to_next: Writer | None = None
+        self._from_previous: Reader | None = None
+        self._tokens_in: Reader | None = None
+        if rank == 0:
+            counts = (here - size, True), (settings.world_size - here, False)
+            self._tokens_out = [self._writer("tokens", count, is_here) for count, is_here in counts if count]
+        elif rank >= size:
+            self._to_next = self._writer(f"states-{rank}", 1, self._is_here(rank - size))
+        if rank + size < settings.world_size:
+            self._from_previous = self._reader(f"states-{rank + size}", 0, rank + size)
+        if rank >= size:
+            self._tokens_in = self._reader("tokens", rank - size, 0)
 
     def send_states(self, states: np.ndarray) -> None:
         """Give the stage behind a step's hidden states, as bytes; blocks while that stage is several steps behind."""
@@ -69,8 +79,8 @@ class StageLinks:
 
     def send_tokens(self, tokens: np.ndarray) -> None:
         """Tell the stages before what a step has sampled (any int [S]). Does nothing on the last stage's other ranks."""
-        if self._tokens_out is not None:
-            _write(self._tokens_out, tokens.astype(np.int32).tobytes())
+        for each in self._tokens_out:
+            _write(each, tokens.astype(np.int32).tobytes())
 
     def tokens(self) -> np.ndarray:
         """What the oldest step that was not asked for has sampled, int64 [S]; waits for it. Raises RankLost."""
@@ -79,9 +89,23 @@ class StageLinks:
 
     def close(self) -> None:
         """Leave: ranks that wait for this one get RankLost. Idempotent."""
-        for each in (self._to_next, self._tokens_out, self._from_previous, self._tokens_in):
+        for each in (self._to_next, *self._tokens_out, self._from_previous, self._tokens_in):
             if each is not None:
                 each.close()
+
+    def _is_here(self, rank: int) -> bool:
+        return rank // self._settings.local_world_size == self._settings.rank // self._settings.local_world_size
+
+    def _writer(self, topic: str, reader_count: int, is_here: bool) -> Writer:
+        if is_here or self._hosts is None:
+            return _publish(f"{self._settings.rendezvous}-{topic}", reader_count)
+        return self._hosts.writer(topic, reader_count)
+
+    def _reader(self, topic: str, number: int, writer: int) -> Reader:
+        """Of what the rank `writer` makes; `number` among the readers of this host."""
+        if self._is_here(writer) or self._hosts is None:
+            return RingReader.attach(_found(f"{self._settings.rendezvous}-{topic}"), number)
+        return self._hosts.reader(topic)
 
 
 def _publish(path: str, reader_count: int) -> RingWriter:
@@ -102,17 +126,17 @@ def _found(path: str) -> str:
     raise RankLost(f"a stage did not come to {path} within {MEETING_S:.0f} s; is it stuck?")
 
 
-def _write(ring: RingWriter, message: bytes) -> None:
+def _write(link: Writer, message: bytes) -> None:
     try:
-        ring.write(message)
-    except RingClosed as error:
+        link.write(message)
+    except (RingClosed, WireBroken) as error:
         raise RankLost(LOST) from error
 
 
-def _read(ring: RingReader) -> bytes:
+def _read(link: Reader) -> bytes:
     try:
-        message = ring.read()
-    except RingClosed as error:
+        message = link.read()
+    except (RingClosed, WireBroken) as error:
         raise RankLost(LOST) from error
     assert message is not None, "without a limit of time there is a message"
     return message

@@ -1,0 +1,108 @@
+"""Links between stages on different hosts: a writer and its readers, as a ring has them, over connections that both sides prove.
+
+A writer listens at its host's address and says where, at the store where the ranks of all hosts meet; readers connect. Messages
+are frames of hosts/wire.py, which are authenticated and not encrypted. A writer blocks while a reader is behind, however long. The
+end of either is noticed by the other, and a host that vanishes by the engine core, which ends all ranks.
+"""
+
+from __future__ import annotations
+
+import logging
+import select
+import socket
+import threading
+from collections import deque
+from contextlib import suppress
+
+from vnext.runtime.collectives.errors import RankLost
+from vnext.runtime.collectives.meeting import Words
+from vnext.runtime.hosts.wire import Wire, WireBroken, WireRefused, connected
+from vnext.runtime.settings import RankSettings
+
+MEETING_S = 300.0
+log = logging.getLogger(__name__)
+
+
+class HostLinks:
+    """Makes one rank's ends. Holds the store, whose server is rank 0."""
+
+    def __init__(self, settings: RankSettings) -> None:
+        """Raises RankLost if the ranks do not meet."""
+        from vnext.runtime.collectives.gloo_group import store_of_hosts  # torch, which ranks of one host do without
+
+        self._address, self._key = settings.host_address, settings.link_key
+        self._words: Words = store_of_hosts(settings.store, settings.rank, settings.world_size)
+
+    def writer(self, topic: str, reader_count: int) -> HostWriter:
+        """A new link's writer, for so many readers. Raises OSError."""
+        family = socket.AF_INET6 if ":" in self._address else socket.AF_INET
+        listener = socket.create_server((self._address, 0), family=family, backlog=reader_count)
+        self._words.set(topic, f"{self._address} {listener.getsockname()[1]}")
+        return HostWriter(listener, self._key, reader_count)
+
+    def reader(self, topic: str) -> HostReader:
+        """A reader of the link of this name, once there is one. Raises RankLost."""
+        try:
+            host, port = self._words.get(topic).decode().split(" ")
+            connection = socket.create_connection((host, int(port)), timeout=MEETING_S)
+            return HostReader(connected(connection, self._key, "host", MEETING_S, send_timeout_s=0.0))
+        except (RuntimeError, OSError, WireBroken, WireRefused) as error:  # torch's DistNetworkError is a RuntimeError
+            raise RankLost(f"the stage that makes {topic} cannot be reached ({str(error).partition('. ')[0]})") from error
+
+
+class HostWriter:
+    """Takes over a socket that listens. One thread writes; another takes readers in meanwhile."""
+
+    def __init__(self, listener: socket.socket, key: bytes, reader_count: int) -> None:
+        self._listener, self._key, self._count = listener, key, reader_count
+        listener.settimeout(MEETING_S)
+        self._readers: list[Wire] = []
+        self._thread = threading.Thread(target=self._take_in, name="readers that come", daemon=True)
+        self._thread.start()
+
+    def write(self, message: bytes) -> None:
+        """Send a message to all readers, once they have come. Raises WireBroken."""
+        self._thread.join()
+        if len(self._readers) < self._count:
+            raise WireBroken(f"not all of {self._count} ranks have come within {MEETING_S:.0f} s")
+        for reader in self._readers:
+            reader.send(message)
+
+    def close(self) -> None:
+        """Readers get what was sent, and WireBroken behind it. Idempotent."""
+        with suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)  # whoever waits for readers
+        self._listener.close()
+        for reader in self._readers:
+            reader.close()
+
+    def _take_in(self) -> None:
+        while len(self._readers) < self._count:
+            try:
+                connection, peer = self._listener.accept()
+            except OSError:  # MEETING_S are over, or the rank has left
+                break
+            try:
+                self._readers.append(connected(connection, self._key, "master", send_timeout_s=0.0))
+            except (WireBroken, WireRefused) as error:
+                log.warning("A connection from %s to a stage was turned away: %s.", peer[0], error)
+        self._listener.close()
+
+
+class HostReader:
+    """The other end of a writer's connection."""
+
+    def __init__(self, wire: Wire) -> None:
+        self._wire = wire
+        self._came: deque[bytes] = deque()
+
+    def read(self) -> bytes:
+        """The next message; waits for it. Raises WireBroken."""
+        while not self._came:
+            select.select((self._wire,), (), ())
+            self._came.extend(self._wire.receive())
+        return self._came.popleft()
+
+    def close(self) -> None:
+        """The writer gets WireBroken. Idempotent."""
+        self._wire.close()
