@@ -22,7 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter, defaultdict
+from collections import defaultdict
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,8 @@ import psutil
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
 
-from kills_survived import KINDS, OPTIONS, logs_verified, percentile, survive  # noqa: E402
+from kills_record import Recording  # noqa: E402
+from kills_survived import KINDS, OPTIONS, logs_verified, survive  # noqa: E402
 
 from vnext.machine import machine  # noqa: E402
 from vnext.replay.reading.folding import Folded, fold  # noqa: E402
@@ -127,35 +128,26 @@ def parsed() -> argparse.Namespace:
 def survive_kills(options: argparse.Namespace) -> int:
     """Run --survive; returns the exit status."""
     kinds = tuple(kind for kind in KINDS if options.kind in kind)
-    before, began_s = machine(), time.monotonic()
     folder = Path(tempfile.mkdtemp(prefix="vnext-kill-"))
+    recording = Recording(options.json, options.seed, options.streams)
     process = started(folder, (*OPTIONS, "--tensor-parallel-size", "2", "--served-model-name", "demo"))
     try:
         url = re.search(r"http://[\d.:]+", said_until_ready(process))[0]
-        load, kills = asyncio.run(survive(url, process.pid, options.kills, options.streams, options.seed, kinds))
+        load = asyncio.run(survive(url, process.pid, options.kills, options.streams, options.seed, kinds, recording.note))[0]
         process.terminate()
         status = process.wait(START_TIMEOUT_S)
     finally:
         process.kill()
         process.stdout.close()
     logs, wrong = logs_verified(folder)
-    wrong = [*load.wrong, *wrong, *([f"the server ended with status {status}"] if status else [])]
-    gaps = [gap for each in kills for gap in each.gaps_s]
-    summary = {
-        "kills": len(kills), "moments": Counter(each.moment for each in kills), "kinds": Counter(each.kind for each in kills),
-        "streams": options.streams, "answers_compared": load.compared, "tokens": load.tokens, "logs": logs, "wrong": wrong,
-        "gap_p50_s": percentile(gaps, 0.5), "gap_p95_s": percentile(gaps, 0.95), "gap_max_s": max(gaps, default=0.0),
-    }  # fmt: skip
-    print(json.dumps(summary, indent=1))
-    if options.json:
-        record = {
-            "command": " ".join(["python", *sys.argv]), "measured_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-            "vnext": __version__, "machine": msgspec.to_builtins(before), "seconds": round(time.monotonic() - began_s, 1),
-            "summary": summary, "survived": msgspec.to_builtins(kills),
-        }  # fmt: skip
-        options.json.write_text(json.dumps(record, indent=1) + "\n")
-    shutil.rmtree(folder, ignore_errors=not wrong)
-    return int(bool(wrong))
+    wrong += [f"the server ended with status {status}"] if status else []
+    recording.end(logs, wrong)
+    print(json.dumps(recording.summary, indent=1))
+    if is_wrong := bool(wrong or load.wrong):
+        print(f"the logs are kept in {folder}")
+    else:
+        shutil.rmtree(folder)
+    return int(is_wrong)
 
 
 def started(folder: Path, arguments: tuple[str, ...]) -> subprocess.Popen[str]:

@@ -112,12 +112,15 @@ class Load:
         self.heard_s = [0.0] * count  # each stream's latest chunk
         self.begun: asyncio.Queue[int] = asyncio.Queue()  # streams that have just sent a long prompt
         self.has_tokens = [False] * count
+        self._waits_s = [0.0] * count  # until the first token of each stream's latest request
+        self.waits_s: list[float] = []  # of the undisturbed run
         self.on_chunk: Callable[[int, float, float], None] = lambda number, before_s, now_s: None
         self.stops = False
 
     async def expect(self) -> None:
         """The undisturbed run."""
         self._expected = list(await asyncio.gather(*map(self._ask, range(len(self._bodies)))))
+        self.waits_s = list(self._waits_s)
 
     async def recoveries(self) -> float:
         """vnext_recoveries_total of /metrics."""
@@ -143,18 +146,20 @@ class Load:
         calls = self._client.completions if api == "completions" else self._client.chat.completions
         answer = Answer(tokens={}, text={}, logprobs=[])
         self.has_tokens[number] = False
-        self.heard_s[number] = time.monotonic()
+        self.heard_s[number] = began_s = time.monotonic()
         if len(arguments.get("prompt", ())) > 500:
             self.begun.put_nowait(number)
         async for chunk in await calls.create(**arguments):
-            for choice in chunk.choices:
-                self._take(answer, choice)
+            taken = sum(self._take(answer, choice) for choice in chunk.choices)
             now_s, before_s = time.monotonic(), self.heard_s[number]
-            self.heard_s[number], self.has_tokens[number] = now_s, True
+            self.heard_s[number] = now_s
+            if taken and not self.has_tokens[number]:
+                self.has_tokens[number], self._waits_s[number] = True, now_s - began_s
             self.on_chunk(number, before_s, now_s)
         return answer
 
-    def _take(self, answer: Answer, choice: Any) -> None:
+    def _take(self, answer: Answer, choice: Any) -> int:
+        """Take in a choice of a chunk; returns how many tokens it has."""
         ids = getattr(choice, "token_ids", None) or []
         answer.tokens.setdefault(choice.index, []).extend(ids)
         self.tokens += len(ids)
@@ -166,6 +171,7 @@ class Load:
         answer.text[choice.index] = answer.text.get(choice.index, "") + text
         if (logprobs := choice.logprobs) is not None:
             answer.logprobs += getattr(logprobs, "token_logprobs", None) or [each.logprob for each in logprobs.content or ()]
+        return len(ids)
 
 
 class Killer:
@@ -256,8 +262,11 @@ class Killer:
         return "random"
 
 
-async def survive(url: str, pid: int, kills: int, streams: int, seed: int, kinds: tuple[str, ...]) -> tuple[Load, list[Survived]]:
-    """Kill that many times, each kind and moment in turn."""
+async def survive(
+    url: str, pid: int, kills: int, streams: int, seed: int, kinds: tuple[str, ...],
+    note: Callable[[Load, list[Survived]], None] = lambda load, kills: None,
+) -> tuple[Load, list[Survived]]:
+    """Kill that many times, each kind and moment in turn; `note` gets what was found so far, after each kill."""
     load, rng = Load(url, streams, seed), random.Random(seed)
     await load.expect()
     killer, survived = Killer(load, pid, rng), []
@@ -268,10 +277,12 @@ async def survive(url: str, pid: int, kills: int, streams: int, seed: int, kinds
         kind = kinds[number % len(kinds)]
         survived.append(each := await killer.kill(kind, moment))
         print(f"{number:4} {each.kind:24} {each.moment:10} flows after {each.flowing_after_s:6.2f} s", *load.wrong[:1], flush=True)
+        note(load, survived)
         if load.wrong:
             break
     load.stops = True
     await running
+    note(load, survived)
     return load, survived
 
 
