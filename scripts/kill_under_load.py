@@ -118,6 +118,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0, help="of the first kill")
     parser.add_argument("--jobs", type=int, default=1, help="servers at once")
     parser.add_argument("--survive", action="store_true", help="kill parts of one server, whose streams must go on")
+    parser.add_argument("--rested", action="store_true", help="with --survive, kill only when processes stand by again")
     parser.add_argument("--streams", type=int, default=64, help="with --survive")
     parser.add_argument("--kind", default="", help=f"with --survive, only kinds with this in their name: {'; '.join(KINDS)}")
     parser.add_argument("--form", default="", help=f"only forms with this in their name: {'; '.join(FORMS)}")
@@ -129,11 +130,13 @@ def survive_kills(options: argparse.Namespace) -> int:
     """Run --survive; returns the exit status."""
     kinds = tuple(kind for kind in KINDS if options.kind in kind)
     folder = Path(tempfile.mkdtemp(prefix="vnext-kill-"))
-    recording = Recording(options.json, options.seed, options.streams)
+    recording = Recording(options.json, options.seed, options.streams, options.rested)
     process = started(folder, (*OPTIONS, "--tensor-parallel-size", "2", "--served-model-name", "demo"))
     try:
         url = re.search(r"http://[\d.:]+", said_until_ready(process))[0]
-        load = asyncio.run(survive(url, process.pid, options.kills, options.streams, options.seed, kinds, recording.note))[0]
+        load, _ = asyncio.run(
+            survive(url, process.pid, options.kills, options.streams, options.seed, kinds, recording.note, options.rested)
+        )
         process.terminate()
         status = process.wait(START_TIMEOUT_S)
     finally:

@@ -23,11 +23,13 @@ COMMAND = "python scripts/kill_under_load.py --survive --kills N --seed N --json
 
 
 class Part(msgspec.Struct, kw_only=True):
-    """One server. `load`: the machine's load averages before. `logs`: how many verify, None for a run that was cut short.
-    `first_token_p95_s`: of all streams, when they come to the idle server at once, to compare with what a recovery computes."""
+    """One server. `rested`: processes stood by at each kill. `load`: the machine's load averages before. `logs`: how many verify,
+    None for a run that was cut short. `first_token_p50_s` and `first_token_p95_s`: of all streams, when they come to the idle
+    server at once, to compare with what a recovery computes."""
 
     seed: int
     streams: int
+    rested: bool
     measured_at: str
     load: tuple[float, float, float]
     seconds: float = 0.0
@@ -51,10 +53,10 @@ class Record(msgspec.Struct, kw_only=True):
 
 
 class Recording:
-    """The part that is measured now, at the end of the record in `path`, which is begun or added to; None: nothing is written. Raises
-    msgspec.ValidationError for a file that is no such record."""
+    """The part that is measured now, at the end of the record in `path`, which is begun or added to; None: nothing is written.
+    Raises msgspec.ValidationError for a file that is no such record."""
 
-    def __init__(self, path: Path | None, seed: int, streams: int) -> None:
+    def __init__(self, path: Path | None, seed: int, streams: int, rested: bool) -> None:
         self._path, self._began_s = path, time.monotonic()
         if path is not None and path.is_file():
             self._record = msgspec.json.decode(path.read_bytes(), type=Record)
@@ -62,7 +64,7 @@ class Recording:
             now = msgspec.to_builtins(machine())
             self._record = Record(command=COMMAND, vnext=__version__, machine=now, summary={}, parts=[])
         measured_at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        self.part = Part(seed=seed, streams=streams, measured_at=measured_at, load=os.getloadavg())
+        self.part = Part(seed=seed, streams=streams, rested=rested, measured_at=measured_at, load=os.getloadavg())
         self._record.parts.append(self.part)
 
     def note(self, load: Load, kills: Sequence[Survived]) -> None:
@@ -94,15 +96,16 @@ class Recording:
 
 
 def summary_of(parts: Sequence[Part]) -> dict[str, Any]:
-    """Counts, what is wrong, and the streams' pauses, also those of single kills alone."""
+    """Counts, what is wrong, and the streams' pauses, also those of single kills alone, and there the pause of the first stream."""
     kills = [each for part in parts for each in part.survived]
     single = [gap for each in kills if each.moment != "recovery" for gap in each.gaps_s]
     gaps = [gap for each in kills for gap in each.gaps_s]
+    first = [min(each.gaps_s) for each in kills if each.moment != "recovery" and each.gaps_s]
     return {
         "kills": len(kills), "moments": Counter(each.moment for each in kills), "kinds": Counter(each.kind for each in kills),
         "answers_compared": sum(part.answers_compared for part in parts), "tokens": sum(part.tokens for part in parts),
         "logs": sum(part.logs or 0 for part in parts), "parts_cut_short": sum(part.logs is None for part in parts),
         "wrong": [sentence for part in parts for sentence in part.wrong], "gap_p50_s": percentile(gaps, 0.5),
         "gap_p95_s": percentile(gaps, 0.95), "gap_max_s": max(gaps, default=0.0), "gap_p50_of_one_kill_s": percentile(single, 0.5),
-        "gap_p95_of_one_kill_s": percentile(single, 0.95),
+        "gap_p95_of_one_kill_s": percentile(single, 0.95), "first_stream_p50_of_one_kill_s": percentile(first, 0.5),
     }  # fmt: skip

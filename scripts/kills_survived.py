@@ -12,6 +12,7 @@ import random
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +25,13 @@ from vnext.replay.reading.verify import verify
 
 OPTIONS = (
     "--dtype", "float32", "--threads", "1", "--digest-interval", "4", "--max-num-batched-tokens", "256", "--log", "full",
-    "--durable", "--max-restarts", "30",
+    "--durable", "--max-restarts", "30", "--standby",
 )  # fmt: skip
 CORE, RANK, SERVER = "vnext.runtime.core.main", "vnext.runtime.rank.main", "vnext.server"
 KINDS = {"core": (CORE,), "rank": (RANK,), "ranks": (RANK, RANK), "all but the API server": (CORE, RANK, RANK)}
 MOMENTS = ("random", "prefill", "log write", "recovery")
 FLOW_TIMEOUT_S = 120.0
+REST_S, STANDBY_COUNT = 40.0, 5  # an engine core with two ranks, and the two beside those that compute
 WRITES = {"1", "20", "74", "75"}  # write, writev, fsync, fdatasync of x86-64, as /proc/PID/syscall has them
 TOOL = {
     "type": "function",
@@ -186,6 +188,18 @@ class Killer:
         if now_s >= self._killed_s:
             self._gaps[number] = max(self._gaps.get(number, 0.0), now_s - before_s)
 
+    async def rest(self) -> None:
+        """Wait until everything that can stand by does, at most REST_S."""
+        until_s = time.monotonic() + REST_S
+        while time.monotonic() < until_s and not self._load.wrong:
+            waiting = 0
+            for process in psutil.Process(self._pid).children(recursive=True):
+                with suppress(psutil.Error):  # it has ended meanwhile
+                    waiting += process.name() == "vnext-standby"
+            if waiting == STANDBY_COUNT:
+                return
+            await asyncio.sleep(0.1)
+
     async def kill(self, kind: str, moment: str) -> Survived:
         """Kill once, or twice for the moment "recovery", and wait until each stream has got something again."""
         await asyncio.sleep(self._rng.uniform(0.0, 1.0))
@@ -215,7 +229,7 @@ class Killer:
         found = []
         for process in psutil.Process(self._pid).children(recursive=True):
             try:
-                found += [process] if module in process.cmdline() else []
+                found += [process] if module in process.cmdline() and not stands_by(process) else []
             except psutil.Error:
                 continue
         return found
@@ -264,9 +278,10 @@ class Killer:
 
 async def survive(
     url: str, pid: int, kills: int, streams: int, seed: int, kinds: tuple[str, ...],
-    note: Callable[[Load, list[Survived]], None] = lambda load, kills: None,
+    note: Callable[[Load, list[Survived]], None] = lambda load, kills: None, rests: bool = False,
 ) -> tuple[Load, list[Survived]]:
-    """Kill that many times, each kind and moment in turn; `note` gets what was found so far, after each kill."""
+    """Kill that many times, each kind and moment in turn; `note` gets what was found so far, after each kill.
+    `rests`: before each, processes stand by again."""
     load, rng = Load(url, streams, seed), random.Random(seed)
     await load.expect()
     killer, survived = Killer(load, pid, rng), []
@@ -275,6 +290,8 @@ async def survive(
     for number in range(kills):
         moment = MOMENTS[(number + number // len(kinds)) % len(MOMENTS)]
         kind = kinds[number % len(kinds)]
+        if rests:
+            await killer.rest()
         survived.append(each := await killer.kill(kind, moment))
         print(f"{number:4} {each.kind:24} {each.moment:10} flows after {each.flowing_after_s:6.2f} s", *load.wrong[:1], flush=True)
         note(load, survived)
@@ -286,10 +303,16 @@ async def survive(
     return load, survived
 
 
+def stands_by(process: psutil.Process) -> bool:
+    """Whether a process has been started ahead and waits for its settings. Raises psutil.Error."""
+    return process.cmdline()[-1] == "standby" and process.name() not in ("vnext-core", "vnext-rank")
+
+
 def logs_verified(folder: Path) -> tuple[int, list[str]]:
-    """How many logs there are below `folder`, and what is wrong with those that do not verify."""
+    """How many logs there are below `folder`, and what is wrong with those that do not verify. An engine core that was killed
+    before its first segment has left an empty folder."""
     wrong = []
-    logs = sorted(path for path in folder.iterdir() if path.is_dir())
+    logs = sorted(path for path in folder.iterdir() if path.is_dir() and any(path.iterdir()))
     for path in logs:
         verdict = verify(open_log(path), all_laws=False)
         if verdict.difference is not None:

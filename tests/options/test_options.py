@@ -33,7 +33,7 @@ def test_every_option_reaches_its_field() -> None:
         "--max-model-len 512 --max-num-seqs 8 --max-num-batched-tokens 64 --long-prefill-token-threshold 32 --block-size 8 "
         "--num-blocks-override 99 --kv-cache-memory 512M --no-enable-prefix-caching --enable-chunked-prefill "
         "--no-async-scheduling --scheduling-policy priority -tp 2 --threads 3 --executor mp --log-dir logs --log full "
-        "--log-max-bytes 512M --log-max-age 3600 --durable --log-compress --no-log-index --log-required --step-timeout 60 --max-restarts 3 "
+        "--log-max-bytes 512M --log-max-age 3600 --durable --log-compress --no-log-index --log-required --step-timeout 60 --max-restarts 3 --standby "
         "--device auto --gpu-memory-utilization 0.5 --enforce-eager --cuda-graph-sizes 1 8 --compile --attention-backend flashinfer --ipc-bytes-max 1M "
         "--digest-interval 1 --check-laws --drain-timeout 2.5 --chat-template t.jinja --show-log --show-events --log-level info "
         "--allowed-origins http://a http://b --allowed-methods POST --allowed-headers x-a x-b --allow-credentials --disable-log-stats --log-stats-interval 5 --batch-dir b --root-path llm --ssl-certfile c --ssl-keyfile k "
@@ -47,7 +47,7 @@ def test_every_option_reaches_its_field() -> None:
         enable_prefix_caching=False, async_scheduling=False, scheduling_policy="priority", tensor_parallel_size=2,
         threads=3, device="auto", gpu_memory_utilization=0.5, enforce_eager=True, graph_sizes=(1, 8), compile=True,
         attention="flashinfer", log_dir="logs", log="full", log_max_bytes=512 * 2**20, log_max_age_s=3600.0, log_durable=True,
-        log_compress=True, log_index=False, log_required=True, step_timeout_s=60.0, max_restarts=3, digest_interval=1, check_laws=True, ipc_bytes_max=2**20,
+        log_compress=True, log_index=False, log_required=True, step_timeout_s=60.0, max_restarts=3, standby=True, digest_interval=1, check_laws=True, ipc_bytes_max=2**20,
     )  # fmt: skip
     assert command.server == ServerSettings(
         host="0.0.0.0", port=9000, api_keys=("k",), served_model_names=("a", "b"), drain_s=2.5,

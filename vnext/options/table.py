@@ -82,6 +82,7 @@ ENGINE_HELP = {
     "digest_interval": "steps between two comparisons of the ranks' states",
     "step_timeout_s": "seconds without a step's result after which the engine stops; 0 for never; see docs/server.md",
     "max_restarts": "how often in a row, without progress between, processes that end are started again; 0 for never",
+    "standby": "hold an engine core and ranks ready for when others end: 25 MB each, and streams wait only for the model",
     "check_laws": "check every law of the state after every event (slow, for debugging)",
     "enable_lora": "serve LoRA adapters beside the model",
     "max_loras": "LoRA adapters in memory at once; requests for others wait until one is not in use",

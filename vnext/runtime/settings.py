@@ -52,7 +52,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     `compile` compiles the captured forwards with torch.compile; `attention` selects our kernels or FlashInfer's.
     `step_timeout_s`: ranks are treated as dead when a step has no result for this long, and for far longer than steps of its size
     take; 0 disables this. `max_restarts`: processes that end are started again, until this many have ended in a row without
-    progress; 0 starts none again.
+    progress; 0 starts none again. With `standby` others that have imported everything wait to take their place.
     `ipc_bytes_max`: up to this size, ranks on GPUs exchange tensors through memory that they map of each other; above it, over
     NCCL. The default has not been measured yet.
     With `enable_lora` up to `max_loras` LoRA adapters of at most `max_lora_rank` are in memory at once; others wait.
@@ -122,6 +122,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     check_laws: bool = False
     step_timeout_s: float = 300.0
     max_restarts: int = 10
+    standby: bool = False
     ipc_bytes_max: int = 2 * 2**20
     enable_lora: bool = False
     max_loras: int = 4
@@ -132,6 +133,11 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     master_addr: str = "127.0.0.1"
     master_port: int = 29500
     cluster_secret_file: str = ""
+
+    @property
+    def is_held_ready(self) -> bool:
+        """Whether processes stand by for those that end."""
+        return self.standby and self.max_restarts > 0
 
     @property
     def local_world_size(self) -> int:

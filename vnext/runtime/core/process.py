@@ -39,6 +39,7 @@ from vnext.runtime.messages import EngineDied, EngineReady, RankReady, derived_s
 from vnext.runtime.processes.determinism import prepare_process
 from vnext.runtime.processes.rank_processes import start_ranks, threads_of
 from vnext.runtime.processes.run_dir import LEAVE, READY, REFUSAL, CoreNotes
+from vnext.runtime.processes.standby import STANDBY, Standby
 from vnext.runtime.processes.subprocesses import Child, ChildDied, terminate_all
 from vnext.runtime.record.held import frames_held
 from vnext.runtime.record.recorder import LogLost, Recorder
@@ -79,26 +80,27 @@ def run_until(
     interruptible: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> int:
     """Run an engine core from its start, which is `interruptible`, until `wake` becomes readable; returns the exit status."""
-    with zmq.Context() as context, context.socket(zmq.ROUTER) as front, hosts_of(settings) as hosts:
+    with (
+        zmq.Context() as context, context.socket(zmq.ROUTER) as front, hosts_of(settings) as hosts,
+        closing(standby_ranks(settings.engine)) as standby,
+    ):  # fmt: skip
         front.set(zmq.SNDHWM, MESSAGES_AHEAD_MAX)
         front.set(zmq.LINGER, FAREWELL_MS)
         front.bind(settings.address)
         executor = make_executor(settings, ranks, hosts)
         try:
             with interruptible():
-                core, clients = start_core(settings, executor, front, hosts)
+                again = partial(other_ranks, settings, hosts, standby) if settings.engine.executor != "inproc" else None
+                core, clients = start_core(settings, executor, front, again)
+            if settings.engine.is_held_ready:
+                standby.prepare()
         except SystemExit:
             executor.stop()
             raise
         except START_ERRORS as error:
-            refused = isinstance(error, REFUSALS)
-            before, notes = settings.predecessor, CoreNotes(settings.run_dir)
-            is_followed = before is not None and (before.replaced or not refused)
-            notes.write(REFUSAL, sentence_of(error))
-            if not is_followed:
-                report_death(front, wake.fileno(), EngineDied(message=sentence_of(error), refused=refused))
+            status = report_failed_start(error, settings, front, wake.fileno())
             executor.stop()
-            return REFUSED if refused else FOLLOWED if is_followed else FAILED
+            return status
         grace_s = STOP_GRACE_S
         try:
             return serve(core, front, wake.fileno())
@@ -110,6 +112,17 @@ def run_until(
             return FOLLOWED if is_followed else FAILED
         finally:
             core.stop_ranks(grace_s)
+
+
+def report_failed_start(error: Exception, settings: CoreSettings, front: zmq.Socket, wake: int) -> int:
+    """Note the error, and tell it to clients unless another engine core follows; returns the exit status."""
+    refused = isinstance(error, REFUSALS)
+    before, notes = settings.predecessor, CoreNotes(settings.run_dir)
+    is_followed = before is not None and (before.replaced or not refused)
+    notes.write(REFUSAL, sentence_of(error))
+    if not is_followed:
+        report_death(front, wake, EngineDied(message=sentence_of(error), refused=refused))
+    return REFUSED if refused else FOLLOWED if is_followed else FAILED
 
 
 def report_end(error: Exception, clients: Clients, settings: CoreSettings, is_followed: bool) -> None:
@@ -220,9 +233,16 @@ def hosts_of(settings: CoreSettings) -> AbstractContextManager[Hosts | None]:
     return closing(Hosts(engine.master_addr, engine.master_port, others, secret_file))
 
 
-def other_ranks(settings: CoreSettings, hosts: Hosts | None, generation: int) -> Executor:
+def standby_ranks(engine: EngineSettings) -> Standby:
+    """Processes of ranks on this host that stand by, once they are prepared."""
+    return Standby(partial(start_ranks, engine, (), (STANDBY,)))
+
+
+def other_ranks(settings: CoreSettings, hosts: Hosts | None, standby: Standby, generation: int) -> Executor:
     """An executor of new processes in the place of ranks that were lost. Raises OSError, with nothing started."""
-    ranks = start_ranks(settings.engine)
+    ranks = standby.take() or start_ranks(settings.engine)
+    if settings.engine.is_held_ready:
+        standby.prepare()
     try:
         return make_executor(settings, ranks, hosts, generation)
     except OSError:
@@ -246,9 +266,9 @@ def gpu_settings(engine: EngineSettings, drafts_max: int) -> GpuSettings:
 
 
 def start_core(
-    settings: CoreSettings, executor: Executor, front: zmq.Socket, hosts: Hosts | None = None
+    settings: CoreSettings, executor: Executor, front: zmq.Socket, again: Callable[[int], Executor] | None
 ) -> tuple[EngineCore, Clients]:
-    """Load the ranks, size the cache, open the log. Raises one of START_ERRORS."""
+    """Load the ranks, size the cache, open the log. `again`: as that of Recovery. Raises one of START_ERRORS."""
     require_policy(settings.engine)
     before = settings.predecessor
     frames = frames_held(before.log) if before is not None else 0  # now: the ranks still import
@@ -276,7 +296,6 @@ def start_core(
         replaces=before is not None and before.replaced,
     )
     clients = Clients(front, ready, ready.root_seed, notes, follows=before is not None)
-    again = partial(other_ranks, settings, hosts) if engine.executor != "inproc" else None
     recovery = Recovery(again, engine.max_restarts, ranks, "" if engine.log == "off" else settings.log_dir)
     on_disk = opening(ranks, engine.kv_disk_bytes)
     core = EngineCore(started, executor, recorder, clients, engine.check_laws, engine.step_timeout_s, recovery, on_disk)

@@ -14,14 +14,14 @@ from vnext.runtime.processes.thread_plan import default_threads
 from vnext.runtime.settings import EngineSettings
 
 
-def start_ranks(engine: EngineSettings, ranks: Sequence[int] = ()) -> list[Child]:
+def start_ranks(engine: EngineSettings, ranks: Sequence[int] = (), arguments: Sequence[str] = ()) -> list[Child]:
     """The processes of an engine's `ranks` on this host, in order, () for the first ones; none if its one rank lives in the engine
-    core's process."""
+    core's process. Raises OSError where the system starts no more."""
     if engine.executor == "inproc":
         return []
     environment = process_environment(threads_of(engine), engine.deterministic is not False)
     names = [f"rank {rank}" for rank in ranks or range(engine.local_world_size)]
-    return [start_child(name, "vnext.runtime.rank.main", environment=environment) for name in names]
+    return [start_child(name, "vnext.runtime.rank.main", arguments, environment) for name in names]
 
 
 def threads_of(engine: EngineSettings) -> int:

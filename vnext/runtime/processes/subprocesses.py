@@ -18,7 +18,8 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 
 from vnext.runtime.log_lines import ChildLines
 
@@ -94,7 +95,7 @@ class Child:
         return f"{self.name} {_describe_end(self.process.returncode)}"
 
     def send_config(self, config: bytes) -> None:
-        """Hand over the configuration, once, before anything else. Raises ChildDied when the child is gone."""
+        """Hand over what the child's `receive_config` returns, before anything else. Raises ChildDied when the child is gone."""
         if len(config) > CONFIG_BYTES_MAX:
             raise ValueError(f"a configuration of {len(config)} bytes is over the bound of {CONFIG_BYTES_MAX}")
         try:
@@ -210,6 +211,12 @@ def enter_child(last_act: Callable[[bytes], None] = lambda config: None) -> byte
     config = receive_config()
     exit_when_parent_dies(last_act=lambda: last_act(config))
     return config
+
+
+def name_process(name: str) -> None:
+    """Name this process, in 15 bytes, for tools such as top, where the system has such names."""
+    with suppress(OSError):
+        Path("/proc/self/comm").write_text(name)
 
 
 def ignore_interrupts() -> None:

@@ -2,7 +2,7 @@
 
 Owns a thread, the count of ends in a row without progress, and the wait before the next start. Clients keep the requests, and give
 them to the next engine core themselves. An engine core that ends by its own decision is not started again, nor one that has ended
-too often: then clients that ask for it are told why.
+too often: then clients that ask for it are told why. Where the settings want it, another one stands by (standby.py).
 """
 
 from __future__ import annotations
@@ -18,11 +18,13 @@ import msgspec
 
 from vnext.exits import DONE, FAILED, REFUSED
 from vnext.runtime.processes.run_dir import LEAVE, PROGRESS, READY, REFUSAL, SUSPECT, CoreNotes
-from vnext.runtime.processes.subprocesses import Child, ChildDied, start_child
+from vnext.runtime.processes.standby import STANDBY, Standby
+from vnext.runtime.processes.subprocesses import Child, ChildDied, start_child, terminate_all
 from vnext.runtime.settings import CoreSettings, Predecessor
 
 WELL_S = 5.0
 """A process that has been ready for this long has made progress, even if nobody has asked it for anything."""
+CORE = "vnext.runtime.core.main"
 BACK_OFF_S, BACK_OFF_MAX_S = 0.1, 10.0
 POLL_S, LEAVE_S = 0.5, 10.0
 LAST_STATUSES = (DONE, FAILED, REFUSED)
@@ -56,6 +58,8 @@ class Supervisor:
         self.refusal = ""
         self._notes = CoreNotes(core.run_dir)
         self._restarts = Restarts(core.engine.max_restarts)
+        self._standby = Standby(self._started_ahead)
+        self._prepare()
         self.end_fd, self._end_writer = os.pipe()
         self._wake, self._waker = os.pipe()
         self._thread: threading.Thread | None = threading.Thread(target=self._run, name="supervisor", daemon=True)
@@ -69,6 +73,7 @@ class Supervisor:
             self._thread = None
             for fd in (self.end_fd, self._end_writer, self._wake, self._waker):
                 os.close(fd)
+        self._standby.close()
         return self.child.terminate(grace_s)
 
     def replace(self, core: CoreSettings) -> None:
@@ -147,14 +152,33 @@ class Supervisor:
         log.warning("The %s and is started again; its log is in %s", cause, log_dir or "no folder: it was off")
         Path(self.core.ranks_dir).mkdir(exist_ok=True)
         self.child.terminate(0.0)
-        self.child = start_child(self.core.name, "vnext.runtime.core.main")
+        ahead = self._standby.take()
+        if wanted is not None:  # settings that it does not have, and perhaps newer code
+            terminate_all(ahead, grace_s=0.0)
+            ahead = []
+        self.child = ahead[0] if ahead else start_child(self.core.name, CORE)
+        self._prepare()
         try:
             self.child.send_config(msgspec.msgpack.encode(self.core))
         except ChildDied:
             pass  # killed already: the next look finds it
 
+    def _prepare(self) -> None:
+        if self.core.engine.is_held_ready:
+            self._standby.prepare()
+
+    def _started_ahead(self) -> list[Child]:
+        """An engine core that imports, has its ranks import, and waits for the settings that it is to have."""
+        child = start_child(self.core.name, CORE, (STANDBY,))
+        try:
+            child.send_config(msgspec.msgpack.encode(self.core))
+        except ChildDied:
+            return []
+        return [child]
+
     def _give_up(self) -> None:
         """Tell why to the one who started the engine and, until `stop` is called, to clients that ask."""
+        self._standby.close()
         try:
             self.child.check_alive()
         except ChildDied as error:

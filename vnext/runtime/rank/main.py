@@ -16,7 +16,7 @@ from vnext.models.errors import ModelError
 from vnext.runtime.collectives.errors import RankLost
 from vnext.runtime.messages import RankFailed, encoder
 from vnext.runtime.processes.stacks import write_stacks_on_signal
-from vnext.runtime.processes.subprocesses import enter_child
+from vnext.runtime.processes.subprocesses import PARENT_DIED_EXIT_CODE, enter_child, name_process
 from vnext.runtime.ring.results import ResultsSender
 from vnext.runtime.settings import RankSettings, SettingsError
 
@@ -28,7 +28,13 @@ def main() -> int:
     gc.disable()  # imported and loaded objects stay: searching them for garbage takes a quarter of the time of imports
     from vnext.runtime.rank.serving import serve  # while the engine core gets ready
 
-    settings = msgspec.msgpack.decode(enter_child(), type=RankSettings)
+    if sys.argv[1:]:
+        name_process("vnext-standby")
+    try:
+        settings = msgspec.msgpack.decode(enter_child(), type=RankSettings)
+    except EOFError:  # the engine core has ended before it needed this process
+        return PARENT_DIED_EXIT_CODE
+    name_process("vnext-rank")
     if settings.stack_file:
         write_stacks_on_signal(settings.stack_file)
     try:
