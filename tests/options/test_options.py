@@ -135,6 +135,7 @@ def test_chat_and_doctor() -> None:
         ("--executor ray -tp 2", "--executor is ray, nnodes 1 and --node-rank 0: Ray starts all hosts but this one, so give nnodes from"),
         ("--executor ray --nnodes 2 --node-rank 1", "--executor is ray, nnodes 2 and --node-rank 1: Ray starts all hosts but this"),
         ("--executor ray --nnodes 2 -tp 3", "--nnodes is 2, and --tensor-parallel-size 3: each host has as many ranks"),
+        ("--pipeline-microbatches 2", "--pipeline-microbatches is 2, and --pipeline-parallel-size 1: one stage computes one step at a time"),
         ("-pp 2 --enable-lora", "--pipeline-parallel-size is 2, and --enable-lora needs ranks that have all layers: leave one"),
         ("-pp 2 --enable-return-routed-experts", "and --enable-return-routed-experts needs ranks that have all layers"),
         ("-pp 2 --speculative-config {\"method\":\"mtp\"}", "and drafts by mtp need ranks that have all layers: take another"),

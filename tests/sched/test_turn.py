@@ -94,6 +94,8 @@ def turns_of(seed: int) -> list[bool]:
     rng = Rng(seed)
     speculation = Speculation(row_cost=rng.choose([0, 300, 3000]), step_cost=rng.choose([0, 700]), row_cost_many=rng.choose([0, 40, 900])) if seed % 3 == 2 else None
     config = replace(draw_config(rng), page_count=rng.choose([12, 40, 200]), windows=(), speculation=speculation)
+    if seed % 4 == 1:
+        config = replace(config, microbatches=2 + seed % 3, pipeline_depth=2 + seed % 3, max_num_seqs=12, page_count=200)
     coming, seen = arrivals(rng, config), []
     state = start(EngineStarted(config=config, model="", model_digest="", world_size=1, environment={}, started_ns=0))
     for _ in range(COMMITS):
@@ -155,7 +157,7 @@ def test_the_compiled_form_measures_what_it_is_given() -> None:
     step = [cells, np.empty((0, 0), np.int64), step_entries.entries, step_entries.samples, np.array([7, 8], "<i4"), np.empty(0, np.int64)]
     stores = [state.tokens.arena.data, state.tables.arena.data, pool.queue.arena.data, pool.status.values()]
     out = [np.empty_like(cells), np.empty((4, 2), np.int64), np.empty(2, bool), np.empty((6, 2), np.int64), np.empty(2, np.int32)]
-    numbers = (64, 0, 4, 40, pool.head, pool.queue.used, True, False, 0, 0, 0, 0, 0)
+    numbers = (64, 0, 4, 40, pool.head, pool.queue.used, True, False, 0, 0, 0, 0, 0, 1, 2)
     assert turn(tuple(step), tuple(stores), tuple(out), numbers) is not None
     for given, place in ((step, 0), (step, 2), (step, 3), (step, 4), (stores, 0), *((out, place) for place in range(5))):
         whole = given[place]

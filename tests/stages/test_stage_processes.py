@@ -74,6 +74,19 @@ def test_stages_of_two_ranks_give_the_tokens_of_two_ranks(tmp_path: Path, dtype:
     assert staged(tmp_path / "two", dtype=dtype, tensor_parallel_size=2) == one
 
 
+def test_no_step_waits_where_requests_decode_in_microbatches() -> None:
+    """Counted on the first stage. In one microbatch every step goes on from the tokens of the step before."""
+    waited = {}
+    for microbatches, steps in ((2, 65), (1, 33)):
+        with LLM(log="off", pipeline_parallel_size=2, threads=1, dtype="float32", pipeline_microbatches=microbatches) as llm:
+            prompts = [[5 + at, 6, 7] for at in range(8)]
+            llm.generate(prompts, SamplingParams(max_tokens=33, ignore_eos=True), use_tqdm=False)
+            first = llm.collective_rpc("stage_counts")[1]
+            assert first["steps"] >= steps
+            waited[microbatches] = first["waited"]
+    assert waited[2] <= 2 < waited[1]
+
+
 def test_prompts_overlap_and_tokens_follow_each_other(tmp_path: Path) -> None:
     """Counted on the first stage: chunks of one prompt wait for no token, while further tokens wait for the one before, unless its
     commit has come. What a pipeline cannot do is refused when it is asked for."""

@@ -189,6 +189,8 @@ def test_an_id_named_twice_is_aborted_once() -> None:
         dict(max_num_seqs=0),
         dict(max_model_len=0),
         dict(pipeline_depth=0),
+        dict(microbatches=0),
+        dict(microbatches=3, pipeline_depth=2),
         dict(long_prefill_token_threshold=-1),
         dict(long_prefill_token_threshold=2, chunked_prefill=False),
     ],

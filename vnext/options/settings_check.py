@@ -47,6 +47,7 @@ BOUNDS = {
     "max_restarts": (0, COUNT_MAX),
     "tensor_parallel_size": (1, 2**10),
     "pipeline_parallel_size": (1, 2**10),
+    "pipeline_microbatches": (0, 2**10),
     "data_parallel_size": (1, 2**10),
     "nnodes": (1, 2**10),
     "node_rank": (0, 2**10),
@@ -218,6 +219,11 @@ def _check_ranks(settings: EngineSettings) -> None:
     if settings.executor == "inproc" and (several := [name for name, size in sizes.items() if size > 1]):
         raise SettingsError(f"{several[0]} is {sizes[several[0]]} and the executor inproc has one rank: use mp.")
     _check_hosts(settings)
+    if stages == 1 and settings.pipeline_microbatches > 1:
+        raise SettingsError(
+            f"pipeline_microbatches is {settings.pipeline_microbatches}, and pipeline_parallel_size 1: one stage computes one step "
+            "at a time, so raise pipeline_parallel_size or leave the microbatches out."
+        )
     if stages == 1:
         return
     for name in ("enable_lora", "enable_return_routed_experts"):

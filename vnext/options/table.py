@@ -52,6 +52,7 @@ ENGINE_HELP = {
     "scheduling_policy": "which request goes first: fcfs, priority (lowest number first) or your own package.module:function",
     "tensor_parallel_size": "number of ranks that share each layer",
     "pipeline_parallel_size": "number of stages that the layers are cut into, each with --tensor-parallel-size ranks",
+    "pipeline_microbatches": "parts of the requests that decode, so that stages compute at once; 0 for one a stage, 1 for none",
     "data_parallel_size": "number of engines that share the requests, each with its own ranks, cache and log",
     "data_parallel_policy": "which engine a request goes to: prefix, least_loaded, round_robin or consistent_hash",
     "nnodes": "number of hosts, each with an equal part of the ranks; all but the first are agents of the first",

@@ -39,7 +39,8 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     `quantization` "int8" rounds the weights while loading and computes in bfloat16; `kv_cache_dtype`
     "int8" keeps keys and values as MXINT8 (kernels/mxint8.py). `deterministic`: tokens do not depend on
     the batch; None turns it on where it costs little. `seed` roots the keys of unseeded requests. `threads` is the number per
-    rank. `numa` "auto" binds ranks to cores and nodes where that helps, "off" never; a list of nodes such as "0,2-3" keeps the
+    rank. `pipeline_microbatches`: parts of the requests that decode, for stages that compute at once; 0 means one for each stage.
+    `numa` "auto" binds ranks to cores and nodes where that helps, "off" never; a list of nodes such as "0,2-3" keeps the
     engine there. `data_parallel_size` engines of these settings run beside one another and share the machine's cores, or have
     GPUs of their own; `data_parallel_policy` (router/policies.py) chooses one for each request. `generation_config` "none" ignores
     the checkpoint's generation_config.json.
@@ -96,6 +97,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     scheduling_policy: str = "fcfs"
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
+    pipeline_microbatches: int = 0
     data_parallel_size: int = 1
     data_parallel_policy: str = DEFAULT_POLICY
     threads: int | None = None

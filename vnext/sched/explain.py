@@ -21,7 +21,7 @@ from vnext.state.adapters import may_run
 from vnext.state.allocate import allocate, fits, hit_tokens_of, new_page_count, prefix_hits, shared
 from vnext.state.config import SchedulerConfig
 from vnext.state.events import StepPlanned
-from vnext.state.expected import Work, expected_work
+from vnext.state.expected import Work, expected_work, in_turn
 from vnext.state.fold_plan import planned_work, without_rows
 from vnext.state.pool import Pool
 from vnext.state.state import State, Waiting
@@ -29,7 +29,7 @@ from vnext.state.store.rows import Rows, wants
 from vnext.state.tier import transferring
 from vnext.state.weights import has_begun
 
-Why = Literal["budget", "blocks", "sequences", "adapter", "order", "preempted", "room", "caution", "pause", "disk"]
+Why = Literal["budget", "blocks", "sequences", "adapter", "order", "preempted", "room", "caution", "pause", "disk", "microbatch"]
 """budget: requests before it use up the step's tokens, or leave too few for a prompt that may not be split
 blocks: it is the best waiting request, and the cache has too few free pages for it
 sequences: the batch has its maximum number of requests
@@ -40,6 +40,7 @@ room: other requests are preempted in this step, which therefore admits none
 caution: behind fatal steps, requests are admitted one at a time
 pause: the engine is paused
 disk: its blocks are being read from disk; others overtake it
+microbatch: its token is in flight, or it is the turn of others that decode
 """
 NOBODY = -1
 
@@ -71,10 +72,10 @@ def explain(state: State) -> Explanation:
     if state.paused not in ("", "wait"):
         going = state.rows.id[wants(state.rows) > 0].tolist()
         return Explanation(None, tuple(map(_paused, (*going, *(entry.id for entry in state.waiting)))))
-    work = expected_work(state.config, state.rows, state.pool.free)
+    work = expected_work(state)
     if work.pages_sum > state.pool.free:
         return _explain_room(state, work)
-    held_up = _held_up(state.rows, work.tokens, state.config.max_num_batched_tokens - work.tokens_sum)
+    held_up = _held_up(state.rows, work, in_turn(state), state.config.max_num_batched_tokens)
     admitted, waits = _explain_admissions(state, work)
     if moving := transferring(state):
         waits = [wait for wait in waits if wait.id not in moving]
@@ -110,11 +111,14 @@ def bound_behind(config: SchedulerConfig, plan: StepPlanned, tokens: int, runnin
     return first_bound(config, tokens, running)
 
 
-def _held_up(rows: Rows, tokens: np.ndarray, left: int) -> list[Wait]:
-    """Running requests that get nothing (tokens int64[R]), because the rows before them use up the budget."""
-    wanted = wants(rows)
-    places = np.flatnonzero((tokens == 0) & (wanted > 0)).tolist()
-    return [Wait(id=int(rows.id[row]), why="budget", need=int(wanted[row]), have=left) for row in places]
+def _held_up(rows: Rows, work: Work, turn: np.ndarray, budget: int) -> list[Wait]:
+    """Running requests that get nothing, because it is not their turn (bool[R]) or the rows before them use up the budget."""
+    wanted, left = wants(rows), budget - work.tokens_sum
+    places = np.flatnonzero((work.tokens == 0) & (wanted > 0)).tolist()
+    return [
+        Wait(id=int(rows.id[row]), why="budget", need=int(wanted[row]), have=left)
+        if turn[row] else Wait(id=int(rows.id[row]), why="microbatch", need=1, have=0) for row in places
+    ]  # fmt: skip
 
 
 def _explain_room(state: State, work: Work) -> Explanation:
@@ -126,8 +130,8 @@ def _explain_room(state: State, work: Work) -> Explanation:
     waits += [Wait(id=int(state.rows.id[row]), why="preempted", need=need, have=have) for row in gone]
     if plan is not None:
         rest = msgspec.structs.replace(state, rows=without_rows(state.rows, gone))
-        tokens = planned_work(rest, plan.changed)
-        waits += _held_up(rest.rows, tokens.tokens, state.config.max_num_batched_tokens - tokens.tokens_sum)
+        turn = np.delete(in_turn(state), gone)
+        waits += _held_up(rest.rows, planned_work(rest, plan.changed), turn, state.config.max_num_batched_tokens)
     return Explanation(plan, tuple(waits))
 
 

@@ -57,7 +57,7 @@ def next_yield(state: State) -> PinsYielded | None:
 def _lacking(state: State) -> tuple[int, np.ndarray]:
     """How many pages the request lacks that would go on first, and which pages it hits (int32[n]); 0 where somebody can go on."""
     config, pool = state.config, state.pool
-    work = expected_work(config, state.rows, pool.free)
+    work = expected_work(state)
     if len(state.rows):
         stuck = work.pages_sum > pool.free and make_room(state) is None
         return (work.pages_sum - pool.free if stuck else 0), NOTHING

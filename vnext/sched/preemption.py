@@ -8,10 +8,11 @@ could not fit alone was refused at arrival.
 from __future__ import annotations
 
 import numpy as np
+from msgspec.structs import replace
 
 from vnext.sched.ranking import rows_best_first
 from vnext.state.events import StepPlanned
-from vnext.state.expected import expected_work
+from vnext.state.expected import expected_work, in_turn
 from vnext.state.state import State, blocks_for
 from vnext.state.store.rows import kept_rows, wants
 from vnext.state.windows import row_blocks
@@ -54,15 +55,24 @@ class _Room:
 
 
 def make_room(state: State) -> StepPlanned | None:
-    """The plan of a step that preempts some rows."""
-    room = _Room(state)
-    for row, want in enumerate(wants(state.rows).tolist()):
-        if room.runs[row]:
-            room.serve(row, want)
+    """The plan of a step that preempts some rows. If no row of its microbatch is left then, all rows are served."""
+    turn = in_turn(state)
+    room = _served(state, turn)
+    if not room.tokens.any() and not turn.all():
+        room = _served(state, np.ones_like(turn))
     if not room.tokens.any():
         return None
-    rest = kept_rows(state.rows, room.runs)
+    rest = replace(state, rows=kept_rows(state.rows, room.runs))
     tokens = room.tokens[room.runs]
-    differs = np.flatnonzero(tokens != expected_work(state.config, rest).tokens).tolist()
+    differs = np.flatnonzero(tokens != expected_work(rest, drafts=False).tokens).tolist()
     changed = tuple((row, int(tokens[row])) for row in differs)
     return StepPlanned(step=state.planned, preempted=tuple(room.victims), changed=changed)
+
+
+def _served(state: State, turn: np.ndarray) -> _Room:
+    """The room in which the rows of `turn` (bool[R]) are served."""
+    room = _Room(state)
+    for row, want in enumerate((wants(state.rows) * turn).tolist()):
+        if room.runs[row]:
+            room.serve(row, want)
+    return room

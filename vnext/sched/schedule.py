@@ -21,7 +21,7 @@ def schedule(state: State) -> StepPlanned | None:
     """The next step's plan, or None if the engine is paused, the pipeline is full or there is nothing to compute."""
     if state.paused not in ("", "wait") or len(state.in_flight) >= in_flight_max(state):
         return None
-    work = expected_work(state.config, state.rows, state.pool.free)
+    work = expected_work(state)
     if work.pages_sum > state.pool.free:
         return make_room(state)
     admitted = admissions(state, work.tokens_sum, work.pages_sum)

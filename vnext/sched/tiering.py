@@ -29,7 +29,7 @@ def next_promotion(state: State) -> BlocksPromoted | None:
     if tier is None or not state.waiting or not len(tier.disk) or state.paused or state.weights or state.cautious:
         return None
     size, moving = state.config.block_size, transferring(state)
-    free = state.pool.free - expected_work(state.config, state.rows, state.pool.free).pages_sum
+    free = state.pool.free - expected_work(state).pages_sum
     for place in places_best_first(state, min(admitted_max(state), LOOKAHEAD)):
         entry = state.waiting[place]
         if entry.id in moving:
@@ -60,7 +60,7 @@ def next_cancellation(state: State) -> PromotionEnded | None:
     """The end of the newest transfer if somebody else needs its pages; None if nobody does."""
     if state.tier is None or not state.tier.transfers:
         return None
-    work = expected_work(state.config, state.rows, state.pool.free)
+    work = expected_work(state)
     if work.pages_sum > state.pool.free or _is_in_the_way(state, work.tokens_sum, work.pages_sum):
         return PromotionEnded(transfer=state.tier.transfers[-1].number)
     return None

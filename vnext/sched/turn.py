@@ -1,6 +1,6 @@
 """A steady turn in one call: the fast form of `reduce`, `schedule` and `reduce` for a commit followed by the expected plan.
 
-A turn is steady when the step's requests are still the first rows, no request ends, none can be admitted, there are no
+A turn is steady when the step's requests are all still there, no request ends, none can be admitted, there are no
 drafts, and the plan is the expected one. Its arithmetic is one call over the rows (columns.impl.turn), including the cheap
 laws of both events. Any other turn, and one that breaks a law, is left to `match_samples`, `reduce` and `schedule`, with
 which tests compare the plan, the state and the news (tests/sched/test_turn.py). Pure, as they are: older states stay unchanged.
@@ -58,6 +58,7 @@ def steady_turn(state: State, event: StepCommitted, recorded: bool = False) -> T
         (
             config.max_num_batched_tokens, config.long_prefill_token_threshold, config.block_size, pool.free, pool.head,
             pool.queue.used, config.prefix_caching, not config.chunked_prefill, *_drafting(config),
+            config.microbatches, state.planned,
         ),
     )  # fmt: skip
     if found is None:

@@ -63,7 +63,9 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, rename=STORED_N
     it. `digest_interval`: steps between two digests that every rank reports. `windows`: the attention window of each
     group of layers in tokens, 0 for full attention; a block takes one page of the cache in each group (windows.py). ()
     means one group with full attention. `speculation`: None means no drafts. `max_loras`: slots for LoRA adapters; 0 means that
-    no request has one. `pinned_kv_fraction`: the share of the pages that pins may hold.
+    no request has one. `pinned_kv_fraction`: the share of the pages that pins may hold. `microbatches`: the parts into which
+    requests that decode are spread, so that the stages of a pipeline compute at once (expected.py); 1 means that each step takes
+    all of them.
     """
 
     block_size: int
@@ -83,6 +85,7 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, rename=STORED_N
     speculation: Speculation | None = None
     max_loras: int = 0
     pinned_kv_fraction: float = 0.0
+    microbatches: int = 1
 
     @property
     def group_count(self) -> int:

@@ -1,6 +1,9 @@
 """The expected plan: every running request advances by what it needs, in order, under the step's token budget.
 
 Plans are recorded and sent as differences from this one, so a steady step costs a few bytes whatever the batch size.
+
+With microbatches, a step takes its part of the requests that decode, and none whose token is in flight. The stages of a pipeline
+then compute several steps at once: the next step needs no token of the one before. Prompts are computed in every step.
 """
 
 from __future__ import annotations
@@ -8,10 +11,9 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
-from vnext.state.config import SchedulerConfig
 from vnext.state.drafting import expected_drafts
-from vnext.state.store import columns
-from vnext.state.store.rows import Rows
+from vnext.state.state import State
+from vnext.state.store import columns, columns_numpy
 
 
 class Work(msgspec.Struct, frozen=True):
@@ -28,36 +30,49 @@ class Work(msgspec.Struct, frozen=True):
     drafts: np.ndarray | None = None
 
 
-def expected_work(config: SchedulerConfig, rows: Rows, free_pages: int | None = None) -> Work:
-    """The work of the expected plan: 0 tokens for a row that has nothing to compute or that the budget does not reach.
+def expected_work(state: State, drafts: bool = True) -> Work:
+    """The work of the expected plan: 0 tokens for a row that has nothing to compute, whose turn it is not, or that the budget does
+    not reach.
 
-    Drafts are part of it while `free_pages` suffice for all of them; None means no drafts.
+    Drafts are part of it while the free pages suffice for all of them, unless `drafts` is false.
     """
-    work = _without_drafts(config, rows)
-    if config.speculation is None:
+    work = _without_drafts(state)
+    if state.config.speculation is None:
         return work
-    if free_pages is not None and len(rows):
-        drafts, total = expected_drafts(config, rows, work.tokens)
+    if drafts and len(state.rows):
+        drafted, total = expected_drafts(state.config, state.rows, work.tokens)
         if not total:
-            return msgspec.structs.replace(work, drafts=drafts)
-        drafting = work_of(config, rows, work.tokens + drafts, drafts)
-        if drafting.pages_sum <= free_pages:
+            return msgspec.structs.replace(work, drafts=drafted)
+        drafting = work_of(state, work.tokens + drafted, drafted)
+        if drafting.pages_sum <= state.pool.free:
             return drafting
     return msgspec.structs.replace(work, drafts=np.zeros_like(work.tokens))
 
 
-def _without_drafts(config: SchedulerConfig, rows: Rows) -> Work:
-    both = np.empty((2, len(rows)), dtype=np.int64)
+def in_turn(state: State) -> np.ndarray:
+    """Which rows the next step takes (bool[R]): all, or those of its microbatch."""
+    return columns_numpy.in_turn(state.rows.cells, microbatches(state), state.planned)
+
+
+def microbatches(state: State) -> int:
+    """The parts into which the next steps divide the requests that decode. Cautious steps follow one another and take all."""
+    return 1 if state.cautious else state.config.microbatches
+
+
+def _without_drafts(state: State) -> Work:
+    config, both = state.config, np.empty((2, len(state.rows)), dtype=np.int64)
     tokens_sum, blocks_sum = columns.impl.expected(
-        rows.cells, both, config.max_num_batched_tokens, config.long_prefill_token_threshold, config.block_size
-    )
+        state.rows.cells, both, config.max_num_batched_tokens, config.long_prefill_token_threshold, config.block_size,
+        microbatches(state), state.planned,
+    )  # fmt: skip
     if config.windows:
         blocks_sum *= len(config.windows)
     return Work(both[0], both[1], tokens_sum, blocks_sum)
 
 
-def work_of(config: SchedulerConfig, rows: Rows, tokens: np.ndarray, drafts: np.ndarray | None = None) -> Work:
+def work_of(state: State, tokens: np.ndarray, drafts: np.ndarray | None = None) -> Work:
     """The work of computing the given number of tokens in each row, of which `drafts` are drafts (int64[R] each)."""
+    config, rows = state.config, state.rows
     need = np.empty(len(rows), dtype=np.int64)
     blocks = columns.impl.needed(rows.cells, tokens, need, config.block_size)
     return Work(tokens, need, int(tokens.sum()), blocks * config.group_count, drafts)

@@ -152,7 +152,7 @@ def without_rows(rows: Rows, gone: tuple[int, ...] | list[int]) -> Rows:
 def planned_work(state: State, changed: tuple[tuple[int, int], ...], drafts: bool = True) -> Work:
     """The work of each row: the expected work, with or without drafts, with the plan's changes."""
     config, rows = state.config, state.rows
-    work = expected_work(config, rows, state.pool.free if drafts else None)
+    work = expected_work(state, drafts)
     if not changed:
         return work
     wanted, tokens = wants(rows), work.tokens.copy()
@@ -161,7 +161,7 @@ def planned_work(state: State, changed: tuple[tuple[int, int], ...], drafts: boo
         require(0 <= row < len(tokens), f"no such row: {row}")
         require(0 <= count <= most[row], f"row {row} cannot take {count} tokens: it wants {most[row]}")
         tokens[row] = count
-    return work_of(config, rows, tokens, np.maximum(tokens - wanted, 0) if config.speculation else None)
+    return work_of(state, tokens, np.maximum(tokens - wanted, 0) if config.speculation else None)
 
 
 def advance(state: State, work: Work) -> State:

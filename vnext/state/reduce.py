@@ -95,6 +95,10 @@ def _require_sane(config: SchedulerConfig) -> None:
     )
     require(0 <= config.max_loras <= SLOT_COUNT_MAX, f"max_loras is {config.max_loras}: it must be 0 to {SLOT_COUNT_MAX}")
     require(len(config.windows) <= GROUP_COUNT_MAX, f"{len(config.windows)} groups of layers: at most {GROUP_COUNT_MAX}")
+    require(
+        1 <= config.microbatches <= config.pipeline_depth,
+        f"microbatches is {config.microbatches}: it must be 1 to {config.pipeline_depth}, the steps that may be in flight",
+    )
     pinned = config.pinned_kv_fraction
     require(0 <= pinned < 1, f"pinned_kv_fraction is {pinned}: it must be at least 0 and below 1")
     require(min(config.windows, default=0) >= 0, f"windows is {config.windows}: each must be 0 or more")

@@ -43,6 +43,18 @@ def test_synchronous_scheduling_is_a_pipeline_of_one() -> None:
 
 
 @pytest.mark.parametrize(
+    ("changes", "depth", "microbatches"),
+    [
+        ({}, 2, 2), ({"pipeline_parallel_size": 4}, 4, 4), ({"pipeline_microbatches": 1}, 2, 1), ({"pipeline_microbatches": 3}, 3, 3),
+        ({"async_scheduling": False}, 1, 1), ({"speculative_config": '{"method": "ngram"}'}, 2, 1),
+    ],
+)  # fmt: skip
+def test_stages_have_a_microbatch_each(changes: dict[str, object], depth: int, microbatches: int) -> None:
+    config = scheduler_config(EngineSettings(**{"pipeline_parallel_size": 2, **changes}), MODEL, ranks(99, 99))
+    assert (config.pipeline_depth, config.microbatches) == (depth, microbatches)
+
+
+@pytest.mark.parametrize(
     ("settings", "words"),
     [
         (EngineSettings(max_model_len=513), "513, more than the 512 positions"),

@@ -17,7 +17,7 @@ STEPS = [
     bug(
         "columns.h", "the budget is one token too large", "int64_t left = budget;", "int64_t left = budget + BAD;", "S1"
     ),
-    bug("columns.h", "the token at the limit is computed", "limit[r] - 1", "limit[r]", "S6"),
+    bug("columns.h", "the token at the limit is computed", "FIELD(c, LIMIT, rows)[r] - 1", "FIELD(c, LIMIT, rows)[r]", "S6"),
     bug("columns.h", "a threshold that is ignored", "if (threshold) want", "if (threshold > 99 * BAD) want", "S3"),
     line("columns.h", "a budget that is never spent", "left -= tokens[r];", "", "S1"),
     bug(
@@ -71,8 +71,8 @@ COMMITS = [
     bug(
         "columns.h",
         "a result of a preempted epoch is applied",
-        "memcmp(step->preemption_counts, FIELD(c, PREEMPTION_COUNT, rows), bytes)",
-        "0",
+        "FIELD(c, PREEMPTION_COUNT, rows)[from] == step->preemption_counts[entry]",
+        "1",
         "A2",
     ),
     bug(
@@ -382,4 +382,12 @@ DRAFTS = [
     bug("turn.h", "a steady turn forgets drafts", "if (t->drafting.len && rows_drafts", "if (!BAD && t->drafting.len && rows_drafts", OTHERWISE),
 ]  # fmt: skip
 
-COMPILED_BUGS = [*STEPS, *COMMITS, *NAMES, *BLOCKS, *TURNS, *LOG, *TAILS, *DRAFTS]
+MICROBATCHES = [
+    bug("columns.h", "a token in flight is computed twice at once in C", "is_in_flight || !*left", "!*left", "S7"),
+    bug("columns.h", "a microbatch takes no request from before its part", "share - m.behind", "0", "S6", "S8"),
+    bug("columns.h", "as many requests as microbatches are not divided", "count < microbatches", "count <= microbatches", "S7", "S6"),
+    bug("columns.h", "requests are counted behind every part", "number++ >= m.first", "1", "S6", "S8"),
+    bug("turn.h", "a turn takes the microbatch before", "t->microbatches, t->step", "t->microbatches, t->step + BAD", OTHERWISE),
+]  # fmt: skip
+
+COMPILED_BUGS = [*STEPS, *COMMITS, *NAMES, *BLOCKS, *TURNS, *LOG, *TAILS, *DRAFTS, *MICROBATCHES]

@@ -37,7 +37,7 @@ DRAFT_BUGS = [
     bug("a request's own bound of drafts is forgotten", COLUMNS, "where=own > 0", "where=own < 0", "S6"),
     bug("drafts over the budget", COLUMNS, "np.clip(left - (np.cumsum(wanted) - wanted), 0, wanted)", "wanted", "S1", "S6",
         "IllegalEvent"),
-    bug("drafts take pages that are not there", "state.expected", "if drafting.pages_sum <= free_pages:", "if True:", "S4", "S6",
+    bug("drafts take pages that are not there", "state.expected", "if drafting.pages_sum <= state.pool.free:", "if True:", "S4", "S6",
         "IllegalEvent"),
     bug("drafts in a plan that preempts", PLAN, "drafts=not event.preempted)", "drafts=True)", "S6", "IllegalEvent"),
     bug("drafts that do not pay", COLUMNS, "pays = (odds > least)", "pays = (odds >= 0)", "S6"),

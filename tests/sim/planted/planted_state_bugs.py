@@ -345,8 +345,8 @@ STEPS = [
     bug(
         "the token at the limit is computed",
         "state.store.columns_numpy",
-        "cells[fields.LIMIT] - 1) - cells",
-        "cells[fields.LIMIT]) - cells",
+        "cells[fields.LIMIT] - 1)\n    wants",
+        "cells[fields.LIMIT])\n    wants",
         "S6",
         "S2",
         "A2",
@@ -395,7 +395,7 @@ STEPS = [
 
 COMMITS = [
     Bug(name="a result of a preempted epoch is applied", found_by=("A2", "history changed", "did not sample", "where alone"), edits=(
-        Edit("state.store.columns_numpy", " and (cells[fields.PREEMPTION_COUNT, :asked] == entries[1]).all()", ""),
+        Edit("state.store.columns_numpy", "[[fields.ID, fields.PREEMPTION_COUNT]][:, rows], entries[:2]", "[[fields.ID]][:, rows], entries[:1]"),
         Edit("state.store.rows", " and np.array_equal(rows.preemption_count[:count], preemptions)", ""),
     )),
     bug("a limit off by one", "state.store.columns_numpy", "MIN_KNOWN, rows]), known >= ", "MIN_KNOWN, rows]), known > ", "S2"),

@@ -16,6 +16,7 @@ from planted_compiled_bugs import COMPILED_BUGS
 from planted_constraint_bugs import CONSTRAINT_BUGS, FAILING_BUGS, FORCING_BUGS
 from planted_draft_bugs import DRAFT_BUGS
 from planted_edge_bugs import EDGE_BUGS
+from planted_microbatch_bugs import MICROBATCH_BUGS
 from planted_pin_bugs import PIN_BUGS, PIN_LOSS_BUGS
 from planted_recovery_bugs import RECOVERY_BUGS
 from planted_sched_bugs import SCHED_BUGS
@@ -26,7 +27,7 @@ from planted_window_bugs import WINDOW_BUGS
 from planting import blank_arenas, Bug, is_found_by, plain_columns, planted, small_arenas, swapped, swaps, without_twins
 from seen_before import SeenBefore
 from vnext.sched.sim.scenario_draw import (
-    changes_weights, constrains, dies, drafts_by_grammar, has_disk, is_interrupted, retains, scenario,
+    changes_weights, constrains, dies, drafts_by_grammar, has_disk, has_microbatches, is_interrupted, retains, scenario,
     speculates,
 )  # fmt: skip
 from vnext.sched.sim.simulator import Simulation
@@ -46,6 +47,7 @@ def loses_pins(seed: int) -> bool:
 SHOWN = {
     speculates: DRAFT_BUGS, constrains: CONSTRAINT_BUGS, is_interrupted: FAILING_BUGS, drafts_by_grammar: FORCING_BUGS,
     dies: RECOVERY_BUGS, changes_weights: WEIGHTS_BUGS, has_disk: TIER_BUGS, retains: PIN_BUGS, loses_pins: PIN_LOSS_BUGS,
+    has_microbatches: MICROBATCH_BUGS,
 }  # fmt: skip
 """Which seeds show some faults."""
 BUGS = [*STATE_BUGS, *SCHED_BUGS, *EDGE_BUGS, *WINDOW_BUGS, *ADAPTER_BUGS, *(bug for bugs in SHOWN.values() for bug in bugs)]

@@ -10,12 +10,12 @@ from itertools import count
 
 import pytest
 from compiling import CompiledBug, Variants
-from planted_compiled_bugs import COMPILED_BUGS, DRAFTS
+from planted_compiled_bugs import COMPILED_BUGS, DRAFTS, MICROBATCHES
 from planting import blank_arenas, is_found_by, small_arenas, without_twins
 from seen_before import SeenBefore
 from test_planted import CLIENTS, EVENTS_MAX, NEITHER, Find, first_failure
 
-from vnext.sched.sim.scenario_draw import speculates
+from vnext.sched.sim.scenario_draw import has_microbatches, speculates
 from vnext.state.store import columns, columns_numpy
 
 NUMBER_OF = {bug.name: number for number, bug in enumerate(COMPILED_BUGS, start=1)}
@@ -41,7 +41,8 @@ def hunt(variants: Variants, number: int, seeds, events_max: int = EVENTS_MAX) -
 @pytest.mark.parametrize("bug", COMPILED_BUGS, ids=lambda bug: bug.name)
 def test_a_bug_in_c_is_found(bug: CompiledBug, variants: Variants, seen: SeenBefore) -> None:
     seeds = seen.seeds("compiled", bug.name)
-    found = hunt(variants, NUMBER_OF[bug.name], filter(speculates, seeds) if bug in DRAFTS else seeds)
+    shows = speculates if bug in DRAFTS else has_microbatches if bug in MICROBATCHES else None
+    found = hunt(variants, NUMBER_OF[bug.name], filter(shows, seeds) if shows else seeds)
     if found is not None:
         seen.keep("compiled", bug.name, found.seed, found.events)
     assert found is not None, f"{EVENTS_MAX} events of {CLIENTS} clients and nobody noticed: a law or a fault is missing"

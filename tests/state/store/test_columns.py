@@ -41,6 +41,7 @@ FOLLOWED_BY = {
         ("needed", (given[0], np.arange(given[0].shape[1]) % 5, np.empty(given[0].shape[1], dtype=np.int64), given[4])),
         ("lawful", (given[0], given[4], 8)),
         ("lawful", (given[0] + 1, given[4], 0)),
+        *(("expected", (given[0], np.empty_like(given[1]), *given[2:5], count, given[6])) for count in (2, 3, 5) if given[5] == 1),
     ],
     "step_entries": lambda given, count: [("bounds", (given[3][:, :count].copy(), given[4][:count].copy()))],
 }
@@ -119,7 +120,7 @@ def test_the_installed_form_is_the_compiled_one() -> None:
 @pytest.mark.parametrize(
     "wrong",
     [
-        lambda cells, short: compiled.expected(cells, short, 9, 0, 4),
+        lambda cells, short: compiled.expected(cells, short, 9, 0, 4, 1, 0),
         lambda cells, short: compiled.needed(cells, short, short, 4),
         lambda cells, short: compiled.advance(cells, short, short, short),
         lambda cells, short: compiled.step_entries(cells, short, short, short, short),

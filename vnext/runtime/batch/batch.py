@@ -28,7 +28,7 @@ from vnext.state.fold_plan import row_tokens
 from vnext.state.samples import SamplePoints, sample_points
 from vnext.state.state import State, StepInFlight, blocks_for
 from vnext.state.store import extents
-from vnext.state.store.rows import find_rows
+from vnext.state.store.rows import Rows, find_rows
 
 ALL_ROWS = slice(None)
 
@@ -129,9 +129,18 @@ class PersistentBatch:
     def needs_samples(self, state: State) -> bool:
         """Whether the inputs of the newest step in flight depend on samples that were not taken, or cost them their rows."""
         rows, scheduled = state.rows, state.in_flight[-1]
-        if self._drafts is not None or (rows.id.tobytes(), rows.preemption_count.tobytes()) != self._owners:
+        if self._drafts is not None or self._lose_samples(rows):
             return True
-        return bool((scheduled.starts >= rows.known[self._rows_of(state, scheduled)]).any())
+        at = find_rows(rows, scheduled.ids, scheduled.preemption_counts)
+        return bool((scheduled.starts >= rows.known[at]).any())
+
+    def _lose_samples(self, rows: Rows) -> bool:
+        """Whether a request has left whose sample was not taken: its row may be another's from now on."""
+        if (rows.id.tobytes(), rows.preemption_count.tobytes()) == self._owners:
+            return False
+        there = set(zip(rows.id.tolist(), rows.preemption_count.tolist()))
+        left = [place for pair, place in self._row_of.items() if pair not in there]
+        return any(np.isin(left, places).any() for places in self._sampled.values())
 
     def _rows_of(self, state: State, scheduled: StepInFlight) -> np.ndarray | slice:
         if (scheduled.ids.tobytes(), scheduled.preemption_counts.tobytes()) == self._owners:

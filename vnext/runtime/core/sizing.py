@@ -39,6 +39,7 @@ def scheduler_config(settings: EngineSettings, model: ModelFacts, ranks: Sequenc
 
 def _bounds(settings: EngineSettings, model: ModelFacts) -> SchedulerConfig:
     """The bounds before the memory is known: the longest model length allowed, and no cache."""
+    parts = microbatches(settings)
     return SchedulerConfig(
         block_size=settings.block_size,
         page_count=0,
@@ -48,7 +49,7 @@ def _bounds(settings: EngineSettings, model: ModelFacts) -> SchedulerConfig:
         long_prefill_token_threshold=settings.long_prefill_token_threshold if settings.enable_chunked_prefill else 0,
         prefix_caching=settings.enable_prefix_caching,
         chunked_prefill=settings.enable_chunked_prefill,
-        pipeline_depth=max(ASYNC_DEPTH, settings.pipeline_parallel_size) if settings.async_scheduling else 1,
+        pipeline_depth=max(ASYNC_DEPTH, settings.pipeline_parallel_size, parts) if settings.async_scheduling else 1,
         policy=settings.scheduling_policy,
         eos_token_ids=model.eos_token_ids,
         vocab_size=model.vocab_size,
@@ -57,7 +58,15 @@ def _bounds(settings: EngineSettings, model: ModelFacts) -> SchedulerConfig:
         speculation=speculation_of(settings.speculative_config),
         max_loras=settings.max_loras if settings.enable_lora else 0,
         pinned_kv_fraction=settings.pinned_kv_fraction if settings.enable_prefix_caching else 0.0,
+        microbatches=parts,
     )
+
+
+def microbatches(settings: EngineSettings) -> int:
+    """The parts of the requests that decode. With drafts, which follow from the tokens before, every step waits for those: one."""
+    if not settings.async_scheduling or settings.speculative_config:
+        return 1
+    return settings.pipeline_microbatches or settings.pipeline_parallel_size
 
 
 def require_policy(settings: EngineSettings) -> None:

@@ -11,6 +11,7 @@ from vnext.sched.sim.checks.accounting import Accounting
 from vnext.sched.sim.checks.contents import contents, differences
 from vnext.sched.sim.checks.errors import Divergence
 from vnext.sched.sim.checks.history import History
+from vnext.sched.sim.checks.microbatch_laws import TurnBook
 from vnext.sched.sim.checks.pin_laws import PinBook
 from vnext.sched.sim.checks.plain_state import PlainState
 from vnext.sched.sim.checks.tier_laws import resets_forget, tiers_block_nobody
@@ -36,6 +37,7 @@ class Core:
         self.seen = PlainState(start(started))
         self.accounting = Accounting()
         self.pins = PinBook()
+        self.turns = TurnBook()
         self.history: History | None = None
         self._whole_check_events = whole_check_events
 
@@ -73,6 +75,7 @@ class Core:
         plan, before = schedule(self.state), self.seen
         if plan is not None:
             self.fold(plan)
+        self.turns.write(before, plan, self.seen)
         decision_laws(before, plan, self.seen)
         key_of = policy_keys(before) if before.state.tier else {}
         queue = going(self.seen) if before.state.tier else ()

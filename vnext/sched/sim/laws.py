@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from vnext.sched.sim.checks.accounting import Entry
 from vnext.sched.sim.checks.fitting import first_chunk, given_back, needs_slot, needs_whole_prompt, surely_hit
+from vnext.sched.sim.checks.microbatch_laws import left_out, wants
 from vnext.sched.sim.checks.plain_state import PlainState, in_sight
 from vnext.sched.sim.drafts import with_drafts
 from vnext.sched.sim.order import policy_keys
@@ -97,15 +98,9 @@ def event_laws(before: PlainState, event: AnyEvent, after: PlainState) -> None:
 
 
 def wanted(seen: PlainState) -> list[int]:
-    """The number of tokens that each row could take alone. The token at its limit is never computed, because nothing is
-    sampled after it.
-    """
-    config = seen.state.config
-    most = config.long_prefill_token_threshold or config.max_model_len
-    return [
-        min(min(known + placeholders, limit - 1) - computed, most)
-        for known, placeholders, limit, computed in zip(seen.known, seen.placeholders, seen.limit, seen.computed)
-    ]
+    """The number of tokens that each row could take alone in a step."""
+    most = seen.state.config.long_prefill_token_threshold or seen.state.config.max_model_len
+    return [min(want, most) for want in wants(seen)]
 
 
 class Share(NamedTuple):
@@ -119,9 +114,17 @@ def fair_share(seen: PlainState) -> Share:
     """The decision of preemption.py and the compiled columns, implemented a second time.
 
     Rows are served in order, each with all that it may take of the remaining budget. While a row lacks pages, the worst
-    row by policy is preempted, and its pages and tokens become available to the rows behind.
+    row by policy is preempted, and its pages and tokens become available to the rows behind. Where that leaves nothing of a
+    microbatch, all rows are served.
     """
-    size, groups, want = seen.state.config.block_size, seen.state.config.group_count, wanted(seen)
+    share = _served(seen, others := left_out(seen))
+    return _served(seen, set()) if others and share.victims and not any(share.tokens) else share
+
+
+def _served(seen: PlainState, others: set[int]) -> Share:
+    """The share of all rows but `others`."""
+    size, groups = seen.state.config.block_size, seen.state.config.group_count
+    want = [0 if row in others else most for row, most in enumerate(wanted(seen))]
     budget, free = seen.state.config.max_num_batched_tokens, seen.state.pool.free
     tokens, pages = [0] * len(want), [0] * len(want)
     victims: list[int] = []

@@ -2,7 +2,7 @@
 
 Small pools, tiny vocabularies and shared beginnings make sharing, eviction and preemption happen every few steps. Each
 class of faults is switched on or off for a whole scenario, so that every mixture is met. How likely anything is, is
-decided here and nowhere else.
+decided here, and of disks in tier.py.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from msgspec.structs import replace
 
 from vnext.sched.sim.rng import Rng
 from vnext.sched.sim.sample_policies import POLICIES
-from vnext.sched.sim.scenario import NEVER, Client, Disk, Faults, Scenario, capacity
+from vnext.sched.sim.scenario import NEVER, Client, Faults, Scenario, capacity
+from vnext.sched.sim.tier import as_kept, draw_disk, returning
 from vnext.sched.sim.toy_grammar import BREAKS
 from vnext.state.config import SchedulerConfig, Speculation
 from vnext.state.events import Pause
@@ -43,6 +44,8 @@ DISK_SEEDS = 11
 """One in so many scenarios, if its engine can have one, has a disk tier, drawn from a seed of its own."""
 RETAINING_SEEDS = 7
 """In one of so many scenarios requests want their beginnings kept, drawn from a seed of its own."""
+STAGED_SEEDS = 13
+"""In one of so many scenarios requests decode in microbatches, drawn from a seed of its own."""
 SECONDS_US = (1, 3, 20, 100)
 PRIORITIES = ((0,), (0, 1, 2), (0, 1, 2), (-(2**31), -1, 0, 2**31 - 1))
 
@@ -61,12 +64,12 @@ def scenario(seed: int, client_count: int = 60) -> Scenario:
         config = at_little_cost(config, drafts_by_grammar(seed)) if constrains(seed) else config
     config = as_kept(Rng(seed + 2**60), config) if has_disk(seed) else config
     config = as_pinned(Rng(seed + 2**57), config) if retains(seed) else config
+    config = as_staged(Rng(seed + 2**54), config) if has_microbatches(seed) else config
     clients = draw_clients(rng.fork(), config, client_count * (CROWD if config.max_num_seqs > LARGE_MAX_NUM_SEQS else 1))
     clients = with_own_bounds(clients) if speculates(seed) else clients
     clients = returning(Rng(seed + 2**58), clients) if has_disk(seed) else clients
     clients = retaining(Rng(seed + 2**56), clients) if retains(seed) else clients
-    if seed % SCORED_SEEDS == SCORED_SEEDS - 1:
-        clients = scored(clients)
+    clients = scored(clients) if seed % SCORED_SEEDS == SCORED_SEEDS - 1 else clients
     if seed % ADAPTED_SEEDS == ADAPTED_SEEDS - 4:
         config, clients = replace(config, max_loras=1 + seed // ADAPTED_SEEDS % 3), adapted(clients)
     if constrains(seed) and config.eos_token_ids:
@@ -100,36 +103,6 @@ def has_disk(seed: int) -> bool:
     return seed % DISK_SEEDS == 6
 
 
-def as_kept(rng: Rng, config: SchedulerConfig) -> SchedulerConfig:
-    """Memory that has room for some requests and not for all prefixes."""
-    return replace(
-        config, prefix_caching=True, windows=(), block_size=rng.choose((1, 2, 2, 4)), page_count=rng.between(24, 48),
-        max_model_len=24, max_num_seqs=rng.between(2, 6),
-    )  # fmt: skip
-
-
-def returning(rng: Rng, clients: tuple[Client, ...]) -> tuple[Client, ...]:
-    """The same requests further apart, the later half of which often begins as one of the earlier half did."""
-    half, found = len(clients) // 2, list[Client]()
-    for place, client in enumerate(clients):
-        if place >= half and rng.happens(60):
-            client = replace(client, prompt=clients[place - half].prompt, cache_salt=clients[place - half].cache_salt)
-        found.append(replace(client, arrival_us=9 * client.arrival_us))
-    return tuple(found)
-
-
-def draw_disk(rng: Rng) -> Disk:
-    """Small and large ones, each with some of the faults."""
-
-    def class_of(percent: int) -> int:
-        return rng.between(1, percent) if rng.happens(50) else 0
-
-    return Disk(
-        capacity=rng.choose((0, 1, 4, 16, 100, 1000, 1000)), fails=class_of(15), lies=class_of(60), hangs=class_of(15),
-        slow_us=rng.choose((1, 20, 20, 100, 1000)),
-    )  # fmt: skip
-
-
 def retains(seed: int) -> bool:
     """Whether requests of this seed's scenario want their beginnings kept."""
     return seed % RETAINING_SEEDS == 3
@@ -148,6 +121,19 @@ def retaining(rng: Rng, clients: tuple[Client, ...]) -> tuple[Client, ...]:
         kept = [(rng.choose((rng.below(len(client.prompt) + 4), 10**6)), rng.choose((1, 5, 60, 300, 3600))) for _ in range(count)]
         found.append(replace(client, sampling=replace(client.sampling, retention=tuple(kept))))
     return tuple(found)
+
+
+def has_microbatches(seed: int) -> bool:
+    """Whether requests of this seed's scenario decode in microbatches."""
+    return seed % STAGED_SEEDS == 11
+
+
+def as_staged(rng: Rng, config: SchedulerConfig) -> SchedulerConfig:
+    """With two to four microbatches, as many steps in flight or more, and mostly with room for several requests."""
+    count, pages = rng.choose((2, 2, 2, 3, 4)), max(config.page_count, rng.choose((0, 24, 64)))
+    rows = max(config.max_num_seqs, count + rng.below(8))
+    depth = count + rng.choose((0, 0, 0, 1, 3))
+    return replace(config, microbatches=count, pipeline_depth=depth, max_num_seqs=rows, page_count=pages)
 
 
 def changes_weights(seed: int) -> bool:

@@ -65,9 +65,9 @@ Voice = Callable[[RequestArrived, Sequence[int]], int]
 END_EVENTS_MIN = 32
 RUN_OUT_STEPS = 48
 SIMPLER_CONFIG = {
-    "pipeline_depth": (1, 2), "prefix_caching": (False,), "policy": ("fcfs",), "long_prefill_token_threshold": (0,),
-    "max_num_seqs": (1, 2, 3), "eos_token_ids": ((),), "windows": ((), (2,)), "block_size": (1, 2, 4),
-    "page_count": (2, 3, 4, 6, 8),
+    "microbatches": (1, 2), "pipeline_depth": (1, 2), "prefix_caching": (False,), "policy": ("fcfs",),
+    "long_prefill_token_threshold": (0,), "max_num_seqs": (1, 2, 3), "eos_token_ids": ((),), "windows": ((), (2,)),
+    "block_size": (1, 2, 4), "page_count": (2, 3, 4, 6, 8),
 }  # fmt: skip
 """Settings that are easier to think about, the simplest first."""
 SEEDS = range(8)

@@ -9,11 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Literal, NamedTuple
 
+from msgspec.structs import replace
+
 from vnext.sched.pinning import next_tick, next_yield, tick_due_s
 from vnext.sched.sim.core import Core
 from vnext.sched.sim.rng import Rng
-from vnext.sched.sim.scenario import Disk
+from vnext.sched.sim.scenario import Client, Disk
 from vnext.sched.tiering import evictions, next_cancellation, next_promotion
+from vnext.state.config import SchedulerConfig
 from vnext.state.events import AnyEvent, BlocksPromoted, PromotionEnded, TierChanged, TierOpened
 from vnext.state.pool import Pool, indexed_since
 from vnext.state.state import State, Tier, Transfer
@@ -141,3 +144,36 @@ class SimClock:
 
 def _is_retaining(state: State) -> bool:
     return any(request.sampling.retention for _, request in state.requests.items())
+
+
+# ---- what a seed draws -------------------------------------------------------------------------------------------
+
+
+def as_kept(rng: Rng, config: SchedulerConfig) -> SchedulerConfig:
+    """Memory that has room for some requests and not for all prefixes."""
+    return replace(
+        config, prefix_caching=True, windows=(), block_size=rng.choose((1, 2, 2, 4)), page_count=rng.between(24, 48),
+        max_model_len=24, max_num_seqs=rng.between(2, 6),
+    )  # fmt: skip
+
+
+def returning(rng: Rng, clients: tuple[Client, ...]) -> tuple[Client, ...]:
+    """The same requests further apart, the later half of which often begins as one of the earlier half did."""
+    half, found = len(clients) // 2, list[Client]()
+    for place, client in enumerate(clients):
+        if place >= half and rng.happens(60):
+            client = replace(client, prompt=clients[place - half].prompt, cache_salt=clients[place - half].cache_salt)
+        found.append(replace(client, arrival_us=9 * client.arrival_us))
+    return tuple(found)
+
+
+def draw_disk(rng: Rng) -> Disk:
+    """Small and large ones, each with some of the faults."""
+
+    def class_of(percent: int) -> int:
+        return rng.between(1, percent) if rng.happens(50) else 0
+
+    return Disk(
+        capacity=rng.choose((0, 1, 4, 16, 100, 1000, 1000)), fails=class_of(15), lies=class_of(60), hangs=class_of(15),
+        slow_us=rng.choose((1, 20, 20, 100, 1000)),
+    )  # fmt: skip

@@ -16,14 +16,15 @@ static int too_small(const Py_buffer *buffer, Py_ssize_t bytes) {
     return 1;
 }
 
-/* expected(cells, out int64[2][R]: tokens, blocks lacking; budget, threshold, size) -> (sum of tokens, sum of blocks) */
+/* expected(cells, out int64[2][R]: tokens, blocks lacking; budget, threshold, size, microbatches, step) -> (sum of tokens, sum of blocks) */
 static PyObject *expected(PyObject *self, PyObject *args) {
     OWNED Py_buffer cells = {0}, both = {0};
-    long long budget, threshold, size;
-    if (!PyArg_ParseTuple(args, "y*w*LLL", &cells, &both, &budget, &threshold, &size)) return NULL;
+    long long budget, threshold, size, microbatches, step;
+    if (!PyArg_ParseTuple(args, "y*w*LLLLL", &cells, &both, &budget, &threshold, &size, &microbatches, &step)) return NULL;
     Py_ssize_t rows = rows_of(&cells);
     if (too_small(&both, 2 * rows * 8)) return NULL;
-    int64_t *tokens = both.buf, lacks, taken = rows_expected(cells.buf, rows, tokens, tokens + rows, budget, threshold, size, &lacks);
+    int64_t *tokens = both.buf, lacks;
+    int64_t taken = rows_expected(cells.buf, rows, tokens, tokens + rows, budget, threshold, size, microbatches, step, &lacks);
     return Py_BuildValue("LL", (long long)taken, (long long)lacks);
 }
 
@@ -272,8 +273,8 @@ static PyObject *bounds(PyObject *self, PyObject *args) {
 }
 
 /* match_samples(cells, entries int64[4][E], samples bool[E], sampled int32 bytes, eos int64, out int64[2][n]: rows, places;
-          out bool[2][n]: stopped, at limit) -> (a row has stop tokens of its own, how many end), or None where the step's
-   requests are not the first rows any more, or the tokens are not what was asked for */
+          out bool[2][n]: stopped, at limit) -> (a row has stop tokens of its own, how many end), or None where some of
+   the step's requests have left, or the tokens are not what was asked for */
 static PyObject *match_samples(PyObject *self, PyObject *args) {
     OWNED Py_buffer cells = {0}, entries = {0}, samples = {0}, sampled = {0}, eos = {0}, places = {0}, ends = {0};
     if (!PyArg_ParseTuple(args, "y*y*y*y*y*w*w*", &cells, &entries, &samples, &sampled, &eos, &places, &ends)) return NULL;

@@ -35,15 +35,50 @@ static inline uint64_t place_hash(uint64_t place, uint64_t value) {
     return x ^ (x >> 31);
 }
 
+/* The tokens that row r could compute. */
+static inline int64_t row_wants(const int64_t *c, ptrdiff_t rows, ptrdiff_t r) {
+    int64_t reached = FIELD(c, KNOWN, rows)[r] + FIELD(c, PLACEHOLDERS, rows)[r];
+    return least(reached, FIELD(c, LIMIT, rows)[r] - 1) - FIELD(c, COMPUTED, rows)[r];
+}
+
+/* A step's microbatch (columns_numpy.in_turn): of the rows that want a single token, as many as `behind` says from number `first` on,
+   and the rest from number 0 on. `next`: the number of the next row. */
+typedef struct {
+    int64_t first, behind, before, next;
+    int is_all;
+} Microbatch;
+
+static inline Microbatch rows_microbatch(const int64_t *c, ptrdiff_t rows, int64_t microbatches, int64_t step) {
+    int64_t count = 0, part = microbatches > 1 ? step % microbatches : 0, ready = 0;
+    for (ptrdiff_t r = 0; microbatches > 1 && r < rows; ++r) count += row_wants(c, rows, r) == 1;
+    Microbatch m = {.first = part * count / (microbatches > 1 ? microbatches : 1), .is_all = microbatches <= 1 || count < microbatches};
+    if (m.is_all) return m;
+    int64_t share = (part + 1) * count / microbatches - m.first, number = 0;
+    for (ptrdiff_t r = 0; r < rows; ++r)
+        if (row_wants(c, rows, r) == 1) ready += number++ >= m.first && !FIELD(c, PLACEHOLDERS, rows)[r];
+    m.behind = least(share, ready);
+    m.before = share - m.behind;
+    return m;
+}
+
+/* Whether it is the turn of the microbatch's next row, whose token may be in flight. */
+static inline int is_in_turn(Microbatch *m, int is_in_flight) {
+    int64_t *left = m->next++ < m->first ? &m->before : &m->behind;
+    if (is_in_flight || !*left) return 0;
+    --*left;
+    return 1;
+}
+
 /* New tokens of each row and the blocks it lacks for them; the sum of tokens, of blocks in *lacks. */
 static inline int64_t rows_expected(const int64_t *c, ptrdiff_t rows, int64_t *tokens, int64_t *need, int64_t budget,
-                                    int64_t threshold, int64_t size, int64_t *lacks) {
-    const int64_t *known = FIELD(c, KNOWN, rows), *placeholders = FIELD(c, PLACEHOLDERS, rows), *limit = FIELD(c, LIMIT, rows);
-    const int64_t *computed = FIELD(c, COMPUTED, rows), *held = FIELD(c, BLOCKS, rows);
+                                    int64_t threshold, int64_t size, int64_t microbatches, int64_t step, int64_t *lacks) {
+    const int64_t *computed = FIELD(c, COMPUTED, rows), *held = FIELD(c, BLOCKS, rows), *placeholders = FIELD(c, PLACEHOLDERS, rows);
+    Microbatch microbatch = rows_microbatch(c, rows, microbatches, step);
     int64_t left = budget;
     *lacks = 0;
     for (ptrdiff_t r = 0; r < rows; ++r) {
-        int64_t want = least(known[r] + placeholders[r], limit[r] - 1) - computed[r];
+        int64_t want = row_wants(c, rows, r);
+        if (want == 1 && !microbatch.is_all) want = is_in_turn(&microbatch, placeholders[r] > 0);
         if (threshold) want = least(want, threshold);
         tokens[r] = least(want, left);
         left -= tokens[r];
@@ -129,6 +164,12 @@ typedef struct {
     char *stopped, *at_limit;
 } Taken;
 
+/* The row of a step's entry, which is `from` or behind it; `rows` where it has left. */
+static inline ptrdiff_t entry_row(const int64_t *c, ptrdiff_t rows, const Step *step, ptrdiff_t entry, ptrdiff_t from) {
+    while (from < rows && FIELD(c, ID, rows)[from] != step->ids[entry]) ++from;
+    return from < rows && FIELD(c, PREEMPTION_COUNT, rows)[from] == step->preemption_counts[entry] ? from : rows;
+}
+
 static inline int is_first_rows(const int64_t *c, ptrdiff_t rows, const Step *step) {
     size_t bytes = step->count * sizeof(int64_t);
     return step->count <= rows && !memcmp(step->ids, FIELD(c, ID, rows), bytes) &&
@@ -141,16 +182,15 @@ static inline int is_among(int64_t token, const int64_t *tokens, ptrdiff_t n) {
     return found;
 }
 
-/* A step's samples matched with the first rows: 0 where those are not the step's any more, or the tokens are not what was
-   asked for. *own: a row has stop tokens of its own; *ended: how many are done. */
+/* A step's samples matched with its rows: 0 where some of them have left, or the tokens are not what was asked for. *own: a row has stop tokens of its own; *ended: how many are done. */
 static inline int rows_match_samples(const int64_t *c, ptrdiff_t rows, const Step *step, const int32_t *sampled, ptrdiff_t given,
                               const int64_t *eos, ptrdiff_t eos_count, const Taken *taken, int *own, int *ended) {
     const int64_t *known = FIELD(c, KNOWN, rows), *flags = FIELD(c, FLAGS, rows);
     ptrdiff_t n = 0;
     *own = *ended = 0;
-    if (!is_first_rows(c, rows, step)) return 0;
-    for (ptrdiff_t r = 0; r < step->count; ++r) {
-        if (!step->samples[r]) continue;
+    for (ptrdiff_t e = 0, r = 0; e < step->count; ++e, ++r) {
+        if ((r = entry_row(c, rows, step, e, r)) == rows) return 0;
+        if (!step->samples[e]) continue;
         if (n >= given || sampled[n] < 0) return 0;
         int stops = !(flags[r] & IGNORE_EOS) && is_among(sampled[n], eos, eos_count);
         *own |= (flags[r] & OWN_STOPS) != 0;

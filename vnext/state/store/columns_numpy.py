@@ -27,17 +27,44 @@ def group_hash(key: bytes, group: int) -> bytes:
     return key[:-1] + bytes((key[-1] ^ group,)) if group else key
 
 
-def expected(cells: np.ndarray, out: np.ndarray, budget: int, threshold: int, size: int) -> tuple[int, int]:
+def expected(
+    cells: np.ndarray, out: np.ndarray, budget: int, threshold: int, size: int, microbatches: int, step: int
+) -> tuple[int, int]:
     """Fill `out` int64[2, R] with the new tokens of each row and the blocks it lacks for them; returns both sums.
 
-    A row gets what it wants, limited by the threshold (0: none) and by the remaining budget.
+    A row whose turn it is gets what it wants, limited by the threshold (0: none) and by the remaining budget.
     """
-    wants = np.minimum(cells[fields.KNOWN] + cells[fields.PLACEHOLDERS], cells[fields.LIMIT] - 1) - cells[fields.COMPUTED]
+    wants = _wants(cells) * in_turn(cells, microbatches, step)
     if threshold:
         wants = np.minimum(wants, threshold)
     ends = np.cumsum(wants)
     out[0] = np.minimum(np.maximum(budget - (ends - wants), 0), wants)
     return int(np.add.reduce(out[0])), needed(cells, out[0], out[1], size)
+
+
+def _wants(cells: np.ndarray) -> np.ndarray:
+    """The tokens that each row could compute (int64[R])."""
+    reached = np.minimum(cells[fields.KNOWN] + cells[fields.PLACEHOLDERS], cells[fields.LIMIT] - 1)
+    wants: np.ndarray = reached - cells[fields.COMPUTED]
+    return wants
+
+
+def in_turn(cells: np.ndarray, microbatches: int, step: int) -> np.ndarray:
+    """Which rows a step takes (bool[R]): every row that is in its prompt, and of those that want a single token a microbatch.
+
+    A microbatch is one of `microbatches` equal parts of these rows, in turn by the step's number. Rows whose token is in flight are
+    left out, and the next ones behind the part, from the first on again, take their places. Fewer rows than microbatches are
+    all taken, also those in flight.
+    """
+    taken = np.ones(cells.shape[1], dtype=bool)
+    decoding = (_wants(cells) == 1).nonzero()[0]
+    count, part = len(decoding), step % microbatches
+    if microbatches > 1 and count >= microbatches:
+        first, end = part * count // microbatches, (part + 1) * count // microbatches
+        decoding = np.roll(decoding, -first)
+        taken[decoding] = False
+        taken[decoding[cells[fields.PLACEHOLDERS, decoding] == 0][: end - first]] = True
+    return taken
 
 
 def needed(cells: np.ndarray, tokens: np.ndarray, out_need: np.ndarray, size: int) -> int:
@@ -210,17 +237,15 @@ def match_samples(
     out_places: np.ndarray,
     out_ends: np.ndarray,
 ) -> tuple[bool, int] | None:
-    """Match a step's samples with its rows, if its requests are still the first rows.
+    """Match a step's samples with its rows, if its requests are all still there, in order.
 
     Fills `out_places` int64[2, n] with rows and places, and `out_ends` bool[2, n] with whether a row stopped or is at
     its limit. Returns whether a row has stop tokens of its own (not checked here) and the number of rows that end.
     Returns None if requests have left or the tokens do not fit the step; the caller then matches them one by one.
     """
-    asked = len(samples)
-    if asked > cells.shape[1]:
-        return None
-    same = (cells[fields.ID, :asked] == entries[0]).all() and (cells[fields.PREEMPTION_COUNT, :asked] == entries[1]).all()
-    rows = samples.nonzero()[0]
+    rows = np.isin(cells[fields.ID], entries[0]).nonzero()[0]
+    same = np.array_equal(cells[[fields.ID, fields.PREEMPTION_COUNT]][:, rows], entries[:2])
+    rows = rows[samples] if same else rows
     if not same or len(sampled) != len(rows) or (sampled < 0).any():
         return None
     known, flags = cells[fields.KNOWN, rows] + 1, cells[fields.FLAGS, rows]
@@ -257,13 +282,13 @@ def turn(
     `stores`: histories, tables, the pool's queue and status. `out`: cells, entries (int64[4, R]) and samples (bool[R]) of
     the plan, rows that take a token (the first of TURN_WORK_LINES lines of int64[R]), pages taken (int32[R]). `numbers`:
     budget, threshold, size, free pages, the queue's head and places used, whether blocks are hashed, whether prompts are
-    computed whole, what `drafts` decides by, the tokens for which a row may hold spare blocks. Returns
-    the plan's entries, tokens and pages, the queue's head, and the (hash, page) pairs of both events. Returns None if the
+    computed whole, what `drafts` decides by, the tokens for which a row may hold spare blocks, microbatches, the plan's step.
+    Returns the plan's entries, tokens and pages, the queue's head, and the (hash, page) pairs of both events. Returns None if the
     turn is not steady; anything written by then is at places that no state may read.
     """
     (cells, drafting, entries, samples, sampled, eos), (histories, tables, queue, status) = step, stores
     out_cells, out_entries, out_asks, out_work, out_blocks = out
-    budget, threshold, size, free, head, used, caches, whole_prompts, most, row_cost, step_cost, many_cost, spare = numbers
+    budget, threshold, size, free, head, used, caches, whole_prompts, most, row_cost, step_cost, many_cost, spare, *turn = numbers
     count, given = cells.shape[1], len(sampled)
     places, ends, middle = np.empty((2, given), np.int64), np.empty((2, given), bool), np.empty_like(cells)
     if match_samples(cells, entries, samples, sampled, eos, places, ends) != (False, 0):
@@ -272,7 +297,7 @@ def turn(
         return None
     out_work[0, :given] = places[0]
     committed = _names(middle, histories, tables, size, caches)
-    total, lacks = expected(middle, out_work[1:3], budget, threshold, size)
+    total, lacks = expected(middle, out_work[1:3], budget, threshold, size, *turn)
     tokens, need = out_work[1:3]
     if not lawful(middle, size, spare) or not total or lacks > min(free, count):
         return None

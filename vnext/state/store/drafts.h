@@ -50,6 +50,7 @@ static int64_t rows_drafts(const int64_t *c, const int64_t *drafting, ptrdiff_t 
         int is_due = (known[r] + placeholders[r]) % (TRIAL_INTERVAL << (4 * share / RATE_ONE)) == 0;
         int64_t wanted = pays ? row_paying(rate[r], out[r], share, &gain) : 0;
         if (is_due && wanted < trial) wanted = trial;
+        if (!tokens[r]) wanted = 0;
         out[r] = least(least(wanted, out[r]), budget > sum ? budget - sum : 0);
         sum += out[r];
     }

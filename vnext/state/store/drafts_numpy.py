@@ -54,9 +54,10 @@ def drafts(
     cells: np.ndarray, drafting: np.ndarray, tokens: np.ndarray, out: np.ndarray, by: tuple[int, int, int, int], budget: int
 ) -> int:
     """Fill `out` (int64[R]) with the drafts of the expected plan beside the `tokens` (int64[R]) that rows compute without
-    them; returns their sum. `by`: as in `paying`. Rows take drafts in order while the step's budget lasts.
+    them; returns their sum. `by`: as in `paying`. Rows that compute any take drafts in order while the step's budget lasts.
     """
     wanted = paying(cells, drafting[RATE], draft_room(cells, by[0]), by)
+    wanted[tokens == 0] = 0
     left = budget - int(tokens.sum())
     out[:] = np.clip(left - (np.cumsum(wanted) - wanted), 0, wanted)
     return int(out.sum())

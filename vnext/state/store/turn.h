@@ -7,7 +7,7 @@
 
 typedef struct {
     Py_buffer before, drafting, entries, samples, sampled, eos, histories, tables, queue, status, cells, entries_out, asks, work, blocks;
-    long long budget, threshold, size, spare;
+    long long budget, threshold, size, spare, microbatches, step;
     Drafting by;
     Py_ssize_t free, head, used, rows, count;
     int caches, whole_prompts;
@@ -26,7 +26,7 @@ static int turn_has_room(const Turn *t) {
            t->asks.len >= t->rows && t->work.len >= WORK_LINES * t->rows * 8 && t->blocks.len >= t->rows * 4;
 }
 
-/* The commit: 0 unless the step's requests are the first rows, nobody ends, and the histories have places. */
+/* The commit: 0 unless the step's requests are all there, nobody ends, and the histories have places. */
 static int turn_commit(Turn *t) {
     Py_ssize_t asked = t->samples.len, given = t->sampled.len / 4;
     const int64_t *ids = t->entries.buf;
@@ -44,7 +44,7 @@ static int turn_commit(Turn *t) {
 /* The expected plan: its tokens, 0 unless there are some, without drafts, and blocks for all of them are free. *lacks: blocks taken. */
 static int64_t turn_plan(Turn *t, int64_t *lacks) {
     int64_t *c = t->cells.buf, *tokens = line_of(t, TOKENS), *need = line_of(t, NEED), *starts = line_of(t, STARTS);
-    int64_t total = rows_expected(c, t->rows, tokens, need, t->budget, t->threshold, t->size, lacks);
+    int64_t total = rows_expected(c, t->rows, tokens, need, t->budget, t->threshold, t->size, t->microbatches, t->step, lacks);
     if (*lacks > t->free || *lacks > t->rows) return 0;
     if (t->drafting.len && rows_drafts(c, t->drafting.buf, t->rows, tokens, starts, t->by, t->budget)) return 0;
     if (find_oldest(&t->queue, &t->status, &t->head, t->used, t->blocks.buf, *lacks) < *lacks) return 0;
@@ -88,7 +88,7 @@ static PyObject *turn_taken(Turn *t) {
         (histories int32 writable, tables int32 writable, queue int32, status int64[N]),
         (out cells, out entries int64[4][R], out asks bool[R], out work int64[WORK_LINES][R], out blocks int32[R]),
         (budget, threshold, size, free, head, used, caches, whole prompts, most drafts, row cost, step cost, row cost of many,
-         spare tokens))
+         spare tokens, microbatches, the plan's step))
    -> (entries, tokens, blocks taken, the queue's head, names of the commit, names of the plan), or None */
 static PyObject *turn(PyObject *self, PyObject *args) {
     Turn t = {0};
@@ -97,8 +97,9 @@ static PyObject *turn(PyObject *self, PyObject *args) {
         PyArg_ParseTuple(step, "y*y*y*y*y*y*", &t.before, &t.drafting, &t.entries, &t.samples, &t.sampled, &t.eos) &&
         PyArg_ParseTuple(stores, "w*w*y*y*", &t.histories, &t.tables, &t.queue, &t.status) &&
         PyArg_ParseTuple(out, "w*w*w*w*w*", &t.cells, &t.entries_out, &t.asks, &t.work, &t.blocks) &&
-        PyArg_ParseTuple(numbers, "LLLnnnppLLLLL", &t.budget, &t.threshold, &t.size, &t.free, &t.head, &t.used, &t.caches,
-                         &t.whole_prompts, &t.by.most, &t.by.row_cost, &t.by.step_cost, &t.by.row_cost_many, &t.spare)) {
+        PyArg_ParseTuple(numbers, "LLLnnnppLLLLLLL", &t.budget, &t.threshold, &t.size, &t.free, &t.head, &t.used, &t.caches,
+                         &t.whole_prompts, &t.by.most, &t.by.row_cost, &t.by.step_cost, &t.by.row_cost_many, &t.spare,
+                         &t.microbatches, &t.step)) {
         t.rows = rows_of(&t.before);
         result = turn_taken(&t);
     }

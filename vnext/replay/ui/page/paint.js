@@ -49,6 +49,7 @@ const REASONS = {
   sequences: (why) => `the batch is full: ${why.have} requests run`,
   adapter: () => "no slot holds its adapter yet",
   caution: () => "behind fatal steps, requests are admitted one at a time",
+  microbatch: () => "its token is in flight, or it is the turn of others",
   order: (why) => `request ${why.behind} comes first and is waiting too`,
   preempted: (why) => `preempted: ${why.need} blocks are needed, ${why.have} free`,
   room: (why) => `others are preempted in this step: ${why.need} blocks are needed, ${why.have} free`,
