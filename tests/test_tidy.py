@@ -58,15 +58,17 @@ ARROWS = {
     },
     "runtime/rank": {
         "runtime/*", "runtime/processes", "runtime/ring", "runtime/collectives", "runtime/hosts", "runtime/batch", "runtime/gpu",
-        "state/*", "log/snapshot", "sampling", "models", "kernels", "version",
+        "runtime/handover", "state/*", "log/snapshot", "sampling", "models", "kernels", "version",
     },
     "runtime/core": {
         "runtime/*", "runtime/processes", "runtime/ring", "runtime/record", "runtime/batch", "runtime/rank", "runtime/hosts",
+        "runtime/handover",
         "state/*", "sched/*", "log", "models/errors", "models/weight_index", "exits", "version",
     },
     "router": {"state/*", "log"},
     "runtime/client": {"runtime/*", "state/*", "router/*", "version"},
     "runtime/hosts": {"runtime/*", "runtime/processes", "runtime/ring", "runtime/collectives", "exits", "version"},
+    "runtime/handover": {"runtime/*", "runtime/hosts", "state/*"},
     # sampling_params is what a client may ask for, shared with `LLM`; answers name the version, and processes end
     "server": {
         "server/batches", "server/messages", "server/responses", "server/views", "server/http", "server/context", "runtime/*",
@@ -98,7 +100,7 @@ ARROWS = {
     },
     "options": {
         "kernels/attention_backends", "router/policies", "router/proxy/settings", "runtime/settings", "runtime/speculation",
-        "runtime/log_lines", "server/*", "sched/policies", "version",
+        "runtime/handover/addresses", "runtime/log_lines", "server/*", "sched/policies", "version",
     },
     "replay": {"replay/cli"},
     "replay/reading": {"log", "state/*", "state/store", "sched/*", "version"},
@@ -129,7 +131,7 @@ LATE_IMPORTS = {
     "vnext/cli.py": (7, "one for each command"),
     "vnext/bench/cli.py": (3, "an engine or a server is measured, never both"),
     "vnext/chat/terminal.py": (1, "a chat with a server needs no engine"),
-    "vnext/replay/cli/log.py": (10, "one for each command"),
+    "vnext/replay/cli/log.py": (11, "one for each command"),
     "vnext/replay/cli/ui.py": (3, "aiohttp and the page, for one command"),
     "vnext/replay/console/commands.py": (1, "a bar, for those who wait for an index"),
     "vnext/replay/reading/index.py": (1, "reading an index that is there needs no scheduler"),

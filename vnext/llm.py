@@ -71,7 +71,8 @@ class LLM(EngineOperations):
         self._engine = starting.wait()
         self._finalizer = weakref.finalize(self, _stop, self._engine, None)
         self._address = self._engine.addresses[0]
-        client = SyncEngineClient.connect(self._engine.addresses, policy=self._settings.data_parallel_policy)
+        policy, prefill_engines = self._settings.data_parallel_policy, self._settings.prefill_engines
+        client = SyncEngineClient.connect(self._engine.addresses, policy=policy, prefill_engines=prefill_engines)
         self._finalizer.detach()
         self._finalizer = weakref.finalize(self, _stop, self._engine, client)
         self._client, self.ready = client, client.ready

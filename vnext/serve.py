@@ -16,6 +16,7 @@ import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -30,7 +31,7 @@ from vnext.runtime.log_lines import begin
 from vnext.runtime.processes.launch import StartFailed, StartRefused, find_model
 from vnext.runtime.processes.replicas import RunningEngines, start_engines
 from vnext.runtime.processes.subprocesses import ChildDied
-from vnext.runtime.settings import reads_generation_config
+from vnext.runtime.settings import EngineSettings, reads_generation_config
 from vnext.sampling_params import InvalidRequest
 from vnext.server.address import AddressUnusable, bind
 from vnext.server.console import write_error, write_line
@@ -87,6 +88,7 @@ def start(command: ServeCommand) -> tuple[RunningEngines, ApiServers]:
             engine_address=starting.addresses[0],
             other_engines=starting.addresses[1:],
             data_parallel_policy=command.engine.data_parallel_policy,
+            **_handover_settings(command.engine),
             model_path=str(model_path),
             max_lora_rank=command.engine.max_lora_rank,
             log_format=command.engine.log_format,
@@ -102,6 +104,12 @@ def start(command: ServeCommand) -> tuple[RunningEngines, ApiServers]:
             starting.abandon()
         edges.end()
         raise
+
+
+def _handover_settings(engine: EngineSettings) -> dict[str, Any]:
+    """What API servers need to know of hand-overs."""
+    takes_tickets = engine.role == "decode" and bool(engine.cluster_secret_file)
+    return {"prefill_engines": engine.prefill_engines, "role": engine.role, "takes_tickets": takes_tickets}
 
 
 def usual_names(model: str, folder: Path) -> tuple[str, ...]:

@@ -6,7 +6,7 @@
     step 9 b=0 | step x3         plan, then commit the oldest step (9 where nothing is said); three times
     pause keep | unpause         an engine pauses in a mode, and goes on; `weights 1 d`: version 1 of them, with digest d
     abort a b | reset | blocks   abort; forget cached contents; show every block table and the free blocks
-    disk open 8 | read | end 2   (`store a`: its blocks) a tier of 8 blocks; decide on transfers; the oldest ends with 2 blocks
+    disk open 8 | read | end 2   (`store a`, `offer a`: its blocks; `came 2`; `leave a`) a tier; transfers; the oldest ends with 2
     arrive a keep=8:300 | tick 60 | yield   its first 8 tokens stay for 300 s; the clock stands at 60 s; decide which pins yield
     recover cautious=2           other ranks begin; below 2 they join one at a time; `resume a has=9,9`: `arrive` with these tokens
 A trace: `+a` is admitted, `-a` gives way, `a[0,5)` computes these positions, `*` and samples; `a:9` takes a token.
@@ -16,10 +16,12 @@ from __future__ import annotations
 
 from core_drive import Engine, arrival_of, check_decision, resumed_of
 
+from vnext.sched.handover import next_hand_over
 from vnext.sched.pinning import next_yield
 from vnext.sched.schedule import schedule
 from vnext.sched.tiering import evictions, next_cancellation, next_promotion
 from vnext.state.events import (
+    BlocksReceived,
     ClockTicked,
     EnginePaused,
     PrefixCacheReset,
@@ -58,6 +60,7 @@ class Player:
     def _begin(self, changes: dict) -> None:
         self.engine = Engine(**changes)
         self.names: dict[int, str] = {}
+        self.offered: set[int] = set()
 
     def play(self, words: list[str]) -> list[str]:
         command, arguments = words[0], words[1:]
@@ -116,10 +119,22 @@ class Player:
                 stored = b"".join(entry.block_hashes)
                 self.engine.fold(TierChanged(stored=stored, gone=b"".join(gone), kept=b"".join(kept)))
             case ("read",):
-                event = next_cancellation(self.engine.state) or next_promotion(self.engine.state)
+                event = next_cancellation(self.engine.state) or next_promotion(self.engine.state, self.offered)
                 if event is None:
                     return [self._line("nothing to read")]
                 self.engine.fold(event)
+            case ("offer", name):
+                self.offered.add(self._id(name))
+            case ("leave", name):
+                event = next_hand_over(self.engine.state, {self._id(name)})
+                if event is None:
+                    return [self._line("nothing leaves")]
+                self.engine.fold(event)
+                return [self._line(f"{event.count} blocks of {name} leave")]
+            case ("came", count):
+                moved = self.engine.state.tier.transfers[0]
+                names = b"".join(moved.keys[moved.hits : moved.hits + int(count)])
+                self.engine.fold(BlocksReceived(transfer=moved.number, count=int(count), names=names, checksums=names))
             case ("end", count):
                 self.engine.fold(PromotionEnded(transfer=self.engine.state.tier.transfers[0].number, count=int(count)))
         tier = self.engine.state.tier

@@ -108,6 +108,9 @@ def test_chat_and_doctor() -> None:
     assert parse(["doctor", "--json"], {}) == DoctorCommand(json=True)
 
 
+HANDS_OVER = "--role prefill --cluster-secret-file s --handover-address "
+
+
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
@@ -139,6 +142,24 @@ def test_chat_and_doctor() -> None:
         ("-pp 2 --enable-lora", "--pipeline-parallel-size is 2, and --enable-lora needs ranks that have all layers: leave one"),
         ("-pp 2 --enable-return-routed-experts", "and --enable-return-routed-experts needs ranks that have all layers"),
         ("-pp 2 --speculative-config {\"method\":\"mtp\"}", "and drafts by mtp need ranks that have all layers: take another"),
+        ("-dp 2 --prefill-engines 2", "--prefill-engines is 2 of --data-parallel-size 2: leave at least one to decode"),
+        ("--prefill-engines 1", "--prefill-engines is 1 of --data-parallel-size 1: leave at least one to decode"),
+        ("-dp 2 --prefill-engines 1 --role decode", "--role is decode, and --prefill-engines gives each engine its own: leave one"),
+        ("--role half", "--role is 'half': it must be one of 'both', 'prefill', 'decode'"),
+        ("--disaggregation-mode decode", "--role is decode, and --cluster-secret-file is missing: give the servers of all roles"),
+        ("--role prefill --no-enable-prefix-caching", "--role is prefill, and blocks come by the prefix cache, which is off: leave"),
+        ("--role prefill -pp 2", "--pipeline-parallel-size is 2, and a hand-over needs ranks on one host that have all layers: leave role"),
+        ("-dp 2 --prefill-engines 1 --handover-transport nixl", "--handover-transport is nixl, which moves blocks between GPUs, and"),
+        ("-dp 2 --prefill-engines 1 --handover-transport tcp", "--handover-address is missing: name an address to serve blocks at"),
+        ("--handover-transport shm", "--handover-transport is shm, and no engine here hands blocks over: add --role prefill or"),
+        ("--handover-bytes 2G", "--handover-bytes is 2147483648, and no engine here hands blocks over: add --role prefill or"),
+        ("--role decode --cluster-secret-file s --handover-address h:1", "--handover-address is h:1, and no engine here hands blocks"),
+        ("-dp 2 --prefill-engines 1 --handover-address h:1", "--handover-address is h:1, and --cluster-secret-file is missing: give both"),
+        (HANDS_OVER + "h:1 --handover-transport shm", "--handover-address is h:1, and --handover-transport is shm: leave one of the two"),
+        (HANDS_OVER + "h", "--handover-address: 'h' is no address: write it as host:port"),
+        (HANDS_OVER + "h:65535 -tp 2", "--handover-address is h:65535, and 2 ranks have a port each: take a smaller one"),
+        ("--kv-transfer-config {}", "prefill and decode are apart by role; see --role and --prefill-engines"),
+        ("--disaggregation-transfer-backend nixl", "blocks go through shared memory or TCP, not between GPUs; see --handover-transport"),
         ("--no-enable-chunked-prefill --max-model-len 9000", "--max-num-batched-tokens, which is 2048"),
         ("--no-enable-chunked-prefill --long-prefill-token-threshold 5", "leave one of the two out"),
         ("--scheduling-policy fifo", "--scheduling-policy: there is no policy 'fifo': choose fcfs, priority, or name your own"),

@@ -24,7 +24,9 @@ from vnext.state.events import (
     AdapterEvicted,
     AdapterLoaded,
     AnyEvent,
+    BlocksHandedOver,
     BlocksPromoted,
+    BlocksReceived,
     ClockTicked,
     EnginePaused,
     EngineRecovered,
@@ -101,7 +103,7 @@ class Redactor:
                 return msgspec.structs.replace(event, name="", path="")
             case TierOpened() | TierChanged() | BlocksPromoted() | PromotionEnded():
                 return self._of_tier(before, event)
-            case PrefixCacheReset() | EngineStarted() | AdapterEvicted() | ClockTicked() | PinsYielded():
+            case PrefixCacheReset() | EngineStarted() | AdapterEvicted() | ClockTicked() | PinsYielded() | BlocksHandedOver():
                 return event
             case _:
                 assert_never(event)
@@ -116,7 +118,7 @@ class Redactor:
             case BlocksPromoted():
                 self._begin_promotion(before, event)
             case PromotionEnded():
-                self._end_promotion(before, event)
+                return self._end_promotion(before, event)
         return event
 
     def _labels(self, names: bytes) -> bytes:
@@ -129,12 +131,16 @@ class Redactor:
         _, keys = self._redacted_blocks.chain(self._roots_of(event.id), entry.tokens, label_of(before.weights))
         self._promoted[event.transfer] = keys
 
-    def _end_promotion(self, before: State, event: PromotionEnded) -> None:
+    def _end_promotion(self, before: State, event: PromotionEnded) -> PromotionEnded:
         keys = self._promoted.pop(event.transfer, ())
         for transfer in before.tier.transfers if before.tier else ():
             if transfer.number == event.transfer and transfer.keys:
                 keys = keys or tuple(pseudonyms.block_label(self._key, key) for key in transfer.keys)
                 self._redacted_blocks.promoted(transfer.pages, keys[: len(transfer.keys)])
+                if isinstance(event, BlocksReceived):
+                    names = b"".join(keys[transfer.hits : transfer.hits + event.count])
+                    return msgspec.structs.replace(event, names=names, checksums=self._labels(event.checksums))
+        return event
 
     def _tier(self, tier: StoredTier) -> StoredTier:
         """A snapshot's disk tier as the log has it."""

@@ -17,6 +17,7 @@ from vnext.state.events import (
     AdapterEvicted,
     AdapterLoaded,
     AnyEvent,
+    BlocksHandedOver,
     BlocksPromoted,
     ClockTicked,
     EnginePaused,
@@ -54,7 +55,7 @@ def tokens_of(event: AnyEvent) -> bytes:
         case (
             EngineStarted() | RequestAborted() | StepPlanned() | PrefixCacheReset() | AdapterLoaded() | AdapterEvicted()
             | EngineRecovered() | EnginePaused() | WeightsChanged() | TierOpened() | TierChanged() | BlocksPromoted()
-            | PromotionEnded() | ClockTicked() | PinsYielded()
+            | PromotionEnded() | ClockTicked() | PinsYielded() | BlocksHandedOver()
         ):  # fmt: skip
             return b""
         case _:
@@ -74,7 +75,7 @@ def with_tokens(event: AnyEvent, tokens: bytes) -> AnyEvent:
         case (
             EngineStarted() | RequestAborted() | StepPlanned() | PrefixCacheReset() | AdapterLoaded() | AdapterEvicted()
             | EngineRecovered() | EnginePaused() | WeightsChanged() | TierOpened() | TierChanged() | BlocksPromoted()
-            | PromotionEnded() | ClockTicked() | PinsYielded()
+            | PromotionEnded() | ClockTicked() | PinsYielded() | BlocksHandedOver()
         ):  # fmt: skip
             return event
         case _:

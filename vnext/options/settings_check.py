@@ -19,6 +19,7 @@ from vnext.options.hints import unknown_setting
 from vnext.options.spellings import plain_value, size_text
 from vnext.options.table import ENGINE_HELP, flags_of
 from vnext.router.policies import RoutingPolicyError, require_policy
+from vnext.runtime.handover.addresses import PORTS, split_address
 from vnext.runtime.settings import EngineSettings, SettingsError
 from vnext.runtime.speculation import WITH_LAYERS, speculation_of
 from vnext.sched.policies import PolicyError, require_name
@@ -39,6 +40,8 @@ BOUNDS = {
     "kv_disk_bytes": (0, 2**60),
     "kv_disk_max_age_s": (0, 10**9),
     "pinned_kv_fraction": (0.0, 0.9),
+    "prefill_engines": (0, 2**10),
+    "handover_bytes": (0, 2**60),
     "ipc_bytes_max": (0, 2**40),
     "log_keep": (0, 2**20),
     "log_keep_bytes": (0, 2**60),
@@ -210,6 +213,8 @@ def _check_together(settings: EngineSettings) -> None:
         raise SettingsError(f"{given[0]} is for a GPU, and device is cpu: use --device cuda, or leave it out.")
     speculation_of(settings.speculative_config)
     _check_ranks(settings)
+    _check_roles(settings)
+    _check_handover(settings)
 
 
 def _check_ranks(settings: EngineSettings) -> None:
@@ -237,6 +242,58 @@ def _check_ranks(settings: EngineSettings) -> None:
             f"pipeline_parallel_size is {stages}, and drafts by {speculation.method} need ranks that have all layers: take "
             "another method, or leave one of the two out."
         )
+
+
+def _check_roles(settings: EngineSettings) -> None:
+    """Raise SettingsError for engines that cannot share the work on a request."""
+    count, size, role = settings.prefill_engines, settings.data_parallel_size, settings.role
+    if count and role != "both":
+        raise SettingsError(f"role is {role}, and prefill_engines gives each engine its own: leave one of the two out.")
+    if count >= size:
+        raise SettingsError(f"prefill_engines is {count} of data_parallel_size {size}: leave at least one to decode.")
+    if not count and role == "both":
+        return
+    given = f"prefill_engines is {count}" if count else f"role is {role}"
+    if not settings.enable_prefix_caching:
+        raise SettingsError(f"{given}, and blocks come by the prefix cache, which is off: leave one of the two out.")
+    for name in ("pipeline_parallel_size", "nnodes"):
+        if getattr(settings, name) > 1:
+            why = "needs ranks on one host that have all layers"
+            raise SettingsError(f"{name} is {getattr(settings, name)}, and a hand-over {why}: leave {given.split()[0]} out.")
+    if role != "both" and not settings.cluster_secret_file:
+        raise SettingsError(f"{given}, and cluster_secret_file is missing: give the servers of all roles the same file.")
+
+
+def _check_handover(settings: EngineSettings) -> None:
+    """Raise SettingsError for a hand-over that goes no way, or not that way."""
+    address, transport, usual = settings.handover_address, settings.handover_transport, EngineSettings()
+    if transport == "nixl":
+        why = "which moves blocks between GPUs, and vnext hands blocks over on CPUs so far"
+        raise SettingsError(f"handover_transport is nixl, {why}: use auto.")
+    if not settings.prefill_engines and settings.role != "prefill":
+        for name in ("handover_address", "handover_bytes", "handover_transport"):
+            if (value := getattr(settings, name)) != getattr(usual, name):
+                remedy = "add --role prefill or --prefill-engines, or leave it out"
+                raise SettingsError(f"{name} is {value}, and no engine here hands blocks over: {remedy}.")
+    if transport == "tcp" and not address:
+        raise SettingsError("handover_transport is tcp, and handover_address is missing: name an address to serve blocks at.")
+    if not address:
+        return
+    if transport == "shm":
+        raise SettingsError(f"handover_address is {address}, and handover_transport is shm: leave one of the two out.")
+    if not settings.cluster_secret_file:
+        raise SettingsError(f"handover_address is {address}, and cluster_secret_file is missing: give both hosts the same file.")
+    _check_ports(address, settings.world_size * settings.data_parallel_size)
+
+
+def _check_ports(address: str, ranks: int) -> None:
+    """Raise SettingsError for an address from which not every rank has one."""
+    try:
+        _, port = split_address(address)
+    except ValueError as error:
+        raise SettingsError(f"handover_address: {error}.") from error
+    if port + ranks > PORTS:
+        raise SettingsError(f"handover_address is {address}, and {ranks} ranks have a port each: take a smaller one.")
 
 
 def _check_hosts(settings: EngineSettings) -> None:

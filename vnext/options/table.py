@@ -55,6 +55,11 @@ ENGINE_HELP = {
     "pipeline_microbatches": "parts of the requests that decode, so that stages compute at once; 0 for one a stage, 1 for none",
     "data_parallel_size": "number of engines that share the requests, each with its own ranks, cache and log",
     "data_parallel_policy": "which engine a request goes to: prefix, least_loaded, round_robin or consistent_hash",
+    "role": "prefill computes prompts for other servers, decode answers behind those; see docs/disaggregation.md",
+    "prefill_engines": "number of the engines of --data-parallel-size that compute prompts for the others; 0 for none",
+    "handover_address": "host:port at which prefill engines serve blocks to other hosts, one port for each rank (default: none)",
+    "handover_bytes": "maximum size of the blocks that an engine offers to others, in shared memory; 1G is binary",
+    "handover_transport": "how blocks get to another engine: auto is shared memory on one host and TCP between hosts",
     "nnodes": "number of hosts, each with an equal part of the ranks; all but the first are agents of the first",
     "node_rank": "number of this host, from 0; the first one serves",
     "master_addr": "address at which the first host listens for the others",
@@ -171,6 +176,7 @@ FLAGS = {
     "num_blocks_override": ("--num-blocks-override", "--num-gpu-blocks-override"),
     "threads": ("--threads", "-t"),
     "kv_cache_memory": ("--kv-cache-memory", "--kv-cache-memory-bytes"),
+    "role": ("--role", "--disaggregation-mode"),
 }
 
 

@@ -10,7 +10,7 @@ class MergedOutput:
 
     __slots__ = (
         "accepted_drafts", "cached_tokens", "error", "finish", "logprobs", "prompt", "queue_seconds", "rejected_drafts", "retained",
-        "stop_token", "tokens",
+        "stop_token", "ticket", "tokens",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -20,6 +20,7 @@ class MergedOutput:
         self.finish, self.error, self.stop_token, self.cached_tokens, self.queue_seconds = "", "", -1, 0, 0.0
         self.accepted_drafts = self.rejected_drafts = 0
         self.retained: tuple[int, int] | None = None
+        self.ticket = ""
 
     def add(self, output: RequestOutput) -> None:
         self.tokens += output.tokens
@@ -28,6 +29,7 @@ class MergedOutput:
         self.finish, self.error, self.stop_token = output.finish, output.error, output.stop_token
         self.accepted_drafts, self.rejected_drafts = output.accepted_drafts, output.rejected_drafts
         self.retained = output.retained
+        self.ticket = output.ticket
         self.cached_tokens = max(self.cached_tokens, output.cached_tokens)
         self.queue_seconds = max(self.queue_seconds, output.queue_seconds)
 
@@ -46,4 +48,5 @@ class MergedOutput:
             accepted_drafts=self.accepted_drafts,
             rejected_drafts=self.rejected_drafts,
             retained=self.retained,
+            ticket=self.ticket,
         )

@@ -42,6 +42,8 @@ class SubmitRequest(Message, tag=1):
 
     `deaths` is 0 for a new request. Else it counts the engine cores in a row that ended with this request and gave it no token
     since the one before, and `generated` are the tokens that its client has (int32 bytes).
+    `hands_over`: put the prompt's full blocks where another engine's ranks find them; the last output then has the ticket that
+    says where. `ticket`: that of an engine which has done so (handover/tickets.py), "" for none.
     """
 
     name: str
@@ -53,6 +55,8 @@ class SubmitRequest(Message, tag=1):
     adapter: AdapterFiles | None = None
     generated: bytes = b""
     deaths: int = 0
+    hands_over: bool = False
+    ticket: str = ""
 
 
 class AbortRequests(Message, tag=2):
@@ -150,6 +154,7 @@ class RequestOutput(Message):
     `prompt` comes before the first token; parts come again, with the same bits, where a preempted request repeats them.
     `accepted_drafts` and `rejected_drafts` of the whole request come with its last output, and so does `retained`: how many of its
     tokens are pinned in the cache, and how many gave way; None for a request that wanted nothing to stay, or was aborted.
+    The last output of a prompt that was handed over has the `ticket`, "" where that has failed.
     """
 
     name: str
@@ -165,6 +170,7 @@ class RequestOutput(Message):
     accepted_drafts: int = 0
     rejected_drafts: int = 0
     retained: tuple[int, int] | None = None
+    ticket: str = ""
 
 
 class Outputs(Message, tag=12):
@@ -193,7 +199,8 @@ class AdapterStats(Message):
 class TierStats(Message):
     """The disk tier: its `blocks` of `capacity`, and counts since the start: blocks written (`stored`), read back (`promoted`),
     that left (`gone`), that were `damaged`, that left memory before they were written (`missed`) and that could not be written
-    (`errors`), and transfers that were `given_up`."""
+    (`errors`), and transfers that were `given_up`. `received` blocks came from other engines, and `absent` ones that were to come
+    could not be had."""
 
     blocks: int
     capacity: int
@@ -204,6 +211,8 @@ class TierStats(Message):
     missed: int
     errors: int
     given_up: int
+    received: int = 0
+    absent: int = 0
 
 
 class PinStats(Message):
@@ -313,11 +322,19 @@ class DiskFound(Message):
     file_bytes: int
 
 
+class HandoverPlace(Message):
+    """Where a rank puts blocks for other engines: the folder in shared memory, and the address at which it serves them, "" for
+    none."""
+
+    folder: str
+    address: str = ""
+
+
 class RankReady(Message, tag=20):
     """The weights are loaded; `page_count_max` blocks of `block_bytes` fit into this rank's memory budget.
     `draft_costs` are the row_cost, step_cost and row_cost_many of Speculation, 0 where they are not asked for. `linear_layers`:
     (inputs, outputs) of those that adapters may change, by their modules' names in the checkpoint; none where the rank takes no
-    adapters. `disk`: None without a disk tier."""
+    adapters. `disk`: None without a disk tier. `handover`: None where the engine hands no blocks over."""
 
     model: ModelFacts
     rank: int
@@ -328,6 +345,7 @@ class RankReady(Message, tag=20):
     draft_costs: tuple[int, int, int] = (0, 0, 0)
     linear_layers: dict[str, tuple[int, int]] = {}
     disk: DiskFound | None = None
+    handover: HandoverPlace | None = None
 
 
 class StepResult(Message, tag=21):
@@ -394,15 +412,25 @@ class BlocksWritten(Message, tag=25):
 
 
 class BlocksRead(Message, tag=26):
-    """A rank has read the first `count` blocks of a transfer; `bad`: the name of one that is not as it was written, b"" if none."""
+    """A rank has read the first `count` blocks of a transfer; `bad`: the name of one that is not as it was written, b"" if none.
+    `checksums` (16 bytes each) of those from another engine."""
 
     rank: int
     transfer: int
     count: int
     bad: bytes = b""
+    checksums: bytes = b""
 
 
-RankMessage = BlocksWritten | BlocksRead | RankAnswer | RankReady | StepResult | RankFailed | AdapterRead
+class BlocksPublished(Message, tag=27):
+    """A rank has put the first `count` blocks of a request where other engines find them."""
+
+    rank: int
+    id: int
+    count: int
+
+
+RankMessage = BlocksWritten | BlocksRead | BlocksPublished | RankAnswer | RankReady | StepResult | RankFailed | AdapterRead
 
 encoder = msgspec.msgpack.Encoder()
 client_decoder = msgspec.msgpack.Decoder(ClientMessage)

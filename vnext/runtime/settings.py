@@ -20,6 +20,9 @@ KvCacheDtype = Literal["auto", "int8"]
 Isa = Literal["auto", "portable", "avx2", "avx512", "avx512_bf16", "amx", "neon", "neon_bf16"]
 """Instruction sets of the CPU kernels, each with all before it; auto is the best one of the machine."""
 ExecutorName = Literal["mp", "inproc", "ray"]
+Role = Literal["both", "prefill", "decode"]
+"""What an engine does of a request: all, its prompt, which another engine then has, or its answer."""
+HandoverTransport = Literal["auto", "shm", "tcp", "nixl"]
 LogPrivacy = Literal["shape", "full", "off"]
 LogFormat = Literal["text", "json"]
 GenerationConfig = Literal["auto", "none"]
@@ -64,6 +67,10 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     `kv_disk_dir` is the folder of the disk tier ("" for none), which holds at most `kv_disk_bytes` of all ranks, and no block
     that was last used longer than `kv_disk_max_age_s` ago when an engine starts (0: whatever its age).
     `pinned_kv_fraction` is the share of the cache's blocks that requests may keep for a time (cache_control and the like).
+    `role` is that of a server's engines; of those of `data_parallel_size` the first `prefill_engines` have the role prefill and the
+    others decode, 0 for engines that do both. Blocks that are handed over take at most `handover_bytes` of shared memory, of all
+    ranks; at `handover_address` ("host:port", the port of the first rank) they are served to other hosts, over
+    `handover_transport`.
     """
 
     model: str = ""
@@ -100,6 +107,11 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     pipeline_microbatches: int = 0
     data_parallel_size: int = 1
     data_parallel_policy: str = DEFAULT_POLICY
+    role: Role = "both"
+    prefill_engines: int = 0
+    handover_address: str = ""
+    handover_bytes: int = 2**30
+    handover_transport: HandoverTransport = "auto"
     threads: int | None = None
     numa: str = "auto"
     gpu_memory_utilization: float = 0.9
@@ -190,6 +202,13 @@ class CoreSettings(msgspec.Struct, frozen=True, kw_only=True):
         return "engine core" if self.engine.data_parallel_size == 1 else f"engine core {self.replica}"
 
     @property
+    def role(self) -> Role:
+        """This engine's."""
+        if not self.engine.prefill_engines:
+            return self.engine.role
+        return "prefill" if self.replica < self.engine.prefill_engines else "decode"
+
+    @property
     def ranks_dir(self) -> str:
         """The folder of the ranks' sockets: ranks of an engine core that has ended must not find its successor."""
         return self.run_dir if self.predecessor is None else f"{self.run_dir}/{self.predecessor.number + 1}"
@@ -226,7 +245,8 @@ class RankSettings(msgspec.Struct, frozen=True, kw_only=True):
     `replica` of `replica_count`: which engine of its server has the rank.
     `nnodes`: on how many hosts; `store`: where ranks of several meet, as address:port; `host_address`: where this one is reached;
     `link_key`: what stages on two hosts prove to each other.
-    `kv_disk_dir`: the folder of the disk tier, "" for none. `follows`: it takes the place of a rank that was lost.
+    `kv_disk_dir`: the folder of the disk tier, "" for none. `follows`: it takes the place of a rank that was lost. `handover_dir`:
+    that of blocks for other engines, in shared memory; the rank has at most `handover_bytes` there.
     """
 
     rank: int
@@ -268,6 +288,11 @@ class RankSettings(msgspec.Struct, frozen=True, kw_only=True):
     store: str = ""
     host_address: str = ""
     link_key: bytes = b""
+    role: Role = "both"
+    handover_dir: str = ""
+    handover_address: str = ""
+    handover_bytes: int = 2**30
+    cluster_secret_file: str = ""
 
     @property
     def place(self) -> int:

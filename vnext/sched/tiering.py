@@ -1,11 +1,14 @@
 """Tiering: which blocks are read from disk, which transfers are given up, and which blocks leave the disk. Pure.
 
 A waiting request whose next blocks are on disk has them read before it joins the batch, if memory has room for it and for all
-better ones. Nobody else waits for a disk: while a transfer holds pages that a running request or the best waiting one needs, the
-newest transfer is given up, and its request computes what it would have read.
+better ones. One whose prompt another engine has computed has its blocks read from there. Nobody else waits for a disk: while a
+transfer holds pages that a running request or the best waiting one needs, the newest transfer is given up, and its request computes
+what it would have read.
 """
 
 from __future__ import annotations
+
+from collections.abc import Collection
 
 from msgspec.structs import replace
 
@@ -23,10 +26,13 @@ SPARED_MAX = 256
 """The number of old blocks that an eviction passes over because memory has them too."""
 
 
-def next_promotion(state: State) -> BlocksPromoted | None:
-    """The transfer that begins now; None if there is none to begin."""
+def next_promotion(state: State, of_peers: Collection[int] = ()) -> BlocksPromoted | None:
+    """The transfer that begins now; None if there is none to begin. `of_peers`: those requests
+    of which another engine has all blocks."""
     tier = state.tier
-    if tier is None or not state.waiting or not len(tier.disk) or state.paused or state.weights or state.cautious:
+    if tier is None or not state.waiting or state.paused or state.weights or state.cautious:
+        return None
+    if not len(tier.disk) and not of_peers:
         return None
     size, moving = state.config.block_size, transferring(state)
     free = state.pool.free - expected_work(state).pages_sum
@@ -39,18 +45,19 @@ def next_promotion(state: State) -> BlocksPromoted | None:
         free -= blocks_for(entry.known, size) - held
         if free < 0:
             return None
-        if count := _on_disk(tier, entry, len(hits), size):
+        if count := _elsewhere(tier, entry, len(hits), size, entry.id in of_peers):
             return BlocksPromoted(transfer=tier.begun, id=RequestId(entry.id), count=count)
     return None
 
 
-def _on_disk(tier: Tier, entry: Waiting, hits: int, block_size: int) -> int:
-    """How many blocks behind its hits a request can have from disk; 0 if it has had a transfer in this wait."""
+def _elsewhere(tier: Tier, entry: Waiting, hits: int, block_size: int, is_peers: bool) -> int:
+    """How many blocks behind its hits a request can have from disk, or from another engine; 0 if it has had a transfer in this
+    wait."""
     if entry.transfer >= 0 or not entry.reads_cache:
         return 0
     end = hits
     for key in entry.block_hashes[hits : (entry.known - 1) // block_size]:
-        if key not in tier.disk:
+        if not is_peers and key not in tier.disk:
             break
         end += 1
     return end - hits

@@ -15,6 +15,7 @@ from vnext.server.views.completions import create_completion
 from vnext.server.views.embeddings import EmbeddingBody, RerankBody, ScoreBody, create_embeddings, rerank, score
 from vnext.server.views.events import stream_events
 from vnext.server.views.files import create_file, delete_file, get_file, get_file_content, list_files
+from vnext.server.views.handover import HandoverBody, hand_over
 from vnext.server.views.log_view import list_segments, read_segment
 from vnext.server.views.messages import count_tokens, create_message
 from vnext.server.views.openapi import get_openapi
@@ -86,6 +87,7 @@ ROUTES = (
     Route("POST", "/v1/batches/{batch_id}/cancel", cancel_batch),
     Route("POST", "/tokenize", tokenize, "the tokens of a text or a conversation", TokenizeBody),
     Route("POST", "/detokenize", detokenize, "the text of tokens", DetokenizeBody),
+    Route("POST", "/handover", hand_over, "computes a prompt for another server (with --role prefill)", HandoverBody),
     Route("GET", "/health", get_health, "200 while requests are served, else 503; also /ping"),
     Route("GET", "/ping", get_health),
     Route("POST", "/ping", get_health),

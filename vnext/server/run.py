@@ -82,7 +82,7 @@ async def _serve(settings: ServerSettings) -> None:
         _leave_waiting()
         addresses = settings.engine_address, *settings.other_engines
         client = await connect_engines(
-            addresses, settings.connect_timeout_s, settings.data_parallel_policy, settings.number
+            addresses, settings.connect_timeout_s, settings.data_parallel_policy, settings.number, settings.prefill_engines
         )
         try:
             app = make_app(client, tokenizer, template, settings)

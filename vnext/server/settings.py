@@ -10,7 +10,7 @@ from typing import Literal
 import msgspec
 
 from vnext.router.policies import DEFAULT_POLICY
-from vnext.runtime.settings import LogFormat
+from vnext.runtime.settings import LogFormat, Role
 from vnext.sampling_params import SamplingDefaults
 
 LogLevel = Literal["debug", "info", "warning", "error"]
@@ -37,7 +37,9 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     answer for `write_timeout_s`.
 
     `engine_address` is the first engine's, `other_engines` are those of the others, among
-    which `data_parallel_policy` chooses.
+    which `data_parallel_policy` chooses; the first `prefill_engines` compute prompts for the others. With `role` "prefill" routers
+    may have prompts computed for other servers; with `takes_tickets` they may send requests whose prompts another server has
+    computed.
 
     `listener` is the descriptor of the socket to accept from, -1 for one of this process. `number` is that of this API server
     among all that its server has had: those of one place have the same remainder by `api_server_count`. `tally_dir` is the folder
@@ -77,6 +79,9 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     engine_address: str = ""
     other_engines: tuple[str, ...] = ()
     data_parallel_policy: str = DEFAULT_POLICY
+    prefill_engines: int = 0
+    role: Role = "both"
+    takes_tickets: bool = False
     api_server_count: int = 1
     listener: int = -1
     number: int = 0

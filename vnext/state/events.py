@@ -9,7 +9,7 @@ Token ids are little-endian int32 bytes.
     PrefixCacheReset   engine core; everyone       cached contents are forgotten
     AdapterLoaded, AdapterEvicted, EngineRecovered, RequestResumed    slots; the ranks' memory is gone; another engine had begun it
     EnginePaused, WeightsChanged, TierOpened, TierChanged, BlocksPromoted, PromotionEnded    who goes on; weights; blocks on disk
-    ClockTicked, PinsYielded                       the time that has passed; pins end so that a request can go on
+    ClockTicked, PinsYielded, BlocksHandedOver, BlocksReceived    time passes; pins end early; blocks go to other engines; they come
 """
 
 from __future__ import annotations
@@ -197,10 +197,26 @@ class PinsYielded(Event, frozen=True, tag=17):
     count: int
 
 
+class BlocksHandedOver(Event, frozen=True, tag=20):
+    """A running request's first `count` blocks, full ones of its prompt, are put where another engine's ranks find them under
+    their names."""
+
+    id: RequestId
+    count: int
+
+
+class BlocksReceived(PromotionEnded, frozen=True, tag=21):
+    """The `count` blocks of this transfer came from another engine, not from disk: their `names` (16 bytes each), and for each
+    block the checksum (16 bytes) of every rank's part of it, as the other engine made it and each rank found it."""
+
+    names: bytes = b""
+    checksums: bytes = b""
+
+
 AnyEvent = (
     EngineStarted | RequestArrived | RequestAborted | StepPlanned | StepCommitted | PrefixCacheReset | AdapterLoaded
-    | AdapterEvicted | EngineRecovered | RequestResumed | EnginePaused | WeightsChanged
-    | TierOpened | TierChanged | BlocksPromoted | PromotionEnded | ClockTicked | PinsYielded
+    | AdapterEvicted | EngineRecovered | RequestResumed | EnginePaused | WeightsChanged | TierOpened | TierChanged
+    | BlocksPromoted | PromotionEnded | ClockTicked | PinsYielded | BlocksHandedOver | BlocksReceived
 )  # fmt: skip
 
 

@@ -19,6 +19,7 @@ from vnext.state.events import (
     AdapterEvicted,
     AdapterLoaded,
     AnyEvent,
+    BlocksHandedOver,
     BlocksPromoted,
     ClockTicked,
     EnginePaused,
@@ -46,6 +47,7 @@ from vnext.state.store.rows import no_rows
 from vnext.state.store.versions import VersionedMap
 from vnext.state.tier import (
     emptied,
+    fold_handed_over,
     fold_promoted,
     fold_promotion_ended,
     fold_tier_changed,
@@ -136,8 +138,8 @@ def fold(state: State, event: AnyEvent) -> tuple[State, Effects]:
             folded = fold_tier_opened(state, event)
         case TierChanged():
             folded = fold_tier_changed(state, event)
-        case BlocksPromoted():
-            folded = fold_promoted(state, event)
+        case BlocksPromoted() | BlocksHandedOver():
+            folded = fold_promoted(state, event) if isinstance(event, BlocksPromoted) else fold_handed_over(state, event)
         case PromotionEnded():
             folded = fold_promotion_ended(state, event)
         case ClockTicked() | PinsYielded():

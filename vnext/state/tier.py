@@ -1,9 +1,10 @@
-"""The disk tier: which blocks are also on disk, and the transfers that read some of them back.
+"""The disk tier: which blocks are also on disk, and the transfers that read some of them back, from there or from another engine.
 
 A block is written beside the running steps and counts as stored once every rank has it (TierChanged). It comes back by a transfer:
 pages are taken from the pool when it begins, and enter the prefix index when it ends. Until then its request waits alone; no step
 reads these pages, and a transfer that somebody waits for can be given up at any time, because the pages are still nobody's.
-What is on disk is known by name only, so an event of a transfer counts blocks of a request: a redacted log folds as well.
+What is on disk is known by name only, so an event of a transfer counts blocks of a request: a redacted log folds as well. A block
+that another engine has computed comes back as one from disk does, and the event that ends its transfer names it.
 """
 
 from __future__ import annotations
@@ -13,11 +14,21 @@ import numpy as np
 
 from vnext.state import pool as pools
 from vnext.state.allocate import prefix_hits
+from vnext.state.block_hash import block_hashes
 from vnext.state.errors import require
-from vnext.state.events import BlocksPromoted, PromotionEnded, TierChanged, TierOpened
-from vnext.state.state import State, Tier, Transfer, Waiting
+from vnext.state.events import (
+    BlocksHandedOver,
+    BlocksPromoted,
+    BlocksReceived,
+    PromotionEnded,
+    RequestId,
+    TierChanged,
+    TierOpened,
+)
+from vnext.state.state import State, Tier, Transfer, Waiting, root_of
 from vnext.state.store.columns_numpy import BLOCK_HASH_SIZE
 from vnext.state.store.disk_index import disk_index_of
+from vnext.state.windows import row_blocks
 
 replace = msgspec.structs.replace
 
@@ -74,11 +85,47 @@ def fold_promotion_ended(state: State, event: PromotionEnded) -> State:
     hits, pages = transfer.hits, transfer.pages
     require(0 <= event.count <= len(pages) - hits, f"transfer {event.transfer} ends with {event.count} blocks")
     end = hits + event.count
+    if isinstance(event, BlocksReceived):
+        _require_names(event, b"".join(transfer.keys[hits:end]))
     pool = pools.insert_hashes(state.pool, list(zip(transfer.keys[hits:end], pages[hits:end])))
     pool = pools.release(pool, np.array(pages[::-1], dtype=np.int32))
     rest = tuple(each for each in tier.transfers if each.number != event.transfer)
     tier = replace(tier, transfers=rest, promoted=tier.promoted + event.count)
     return replace(state, pool=pool, tier=tier)
+
+
+def _require_names(event: BlocksReceived, names: bytes) -> None:
+    """A block that another engine has computed of other tokens, with another salt, adapter or weights, has another name."""
+    require(event.count > 0 and event.names == names, f"transfer {event.transfer} brings blocks that its request does not have")
+    fitting = len(event.checksums) > 0 and len(event.checksums) % len(event.names) == 0
+    require(fitting, f"transfer {event.transfer} has {len(event.checksums)} bytes of checksums for {event.count} blocks")
+
+
+def fold_handed_over(state: State, event: BlocksHandedOver) -> State:
+    """The same state: pages are read between two steps, and nobody waits for them. H1: they are complete and of the prompt."""
+    require(state.config.prefix_caching and not state.config.windows, "a hand-over needs a prefix cache with full attention")
+    row = row_of(state, event.id)
+    require(row is not None, f"request {event.id} does not run, and blocks of it are handed over")
+    rows, size = state.rows, state.config.block_size
+    most = (int(rows.prompt[row or 0]) - 1) // size
+    require(0 < event.count <= most, f"{event.count} blocks of request {event.id}, whose prompt has {most} to hand over")
+    require(event.count <= int(rows.hashed_blocks[row or 0]), f"request {event.id} hands over blocks that are not complete")
+    return state
+
+
+def row_of(state: State, id_: RequestId) -> int | None:
+    """The row of a running request, None for one that does not run."""
+    found = np.flatnonzero(state.rows.id == id_)
+    return int(found[0]) if len(found) else None
+
+
+def handed_over(state: State, event: BlocksHandedOver) -> tuple[tuple[bytes, ...], np.ndarray]:
+    """The names of the blocks that are handed over in this state, and their pages (int32[count])."""
+    request = state.requests[event.id]
+    row = row_of(state, event.id)
+    assert row is not None, "the fold requires it"
+    names = block_hashes(root_of(state, request), request.prompt, state.config.block_size)
+    return names[: event.count], row_blocks(state, row)[: event.count]
 
 
 def emptied(tier: Tier | None) -> Tier | None:

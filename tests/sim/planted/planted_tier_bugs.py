@@ -1,5 +1,5 @@
 """Faults around the disk tier: pages that nobody or somebody else holds, blocks that are not what their names say, and requests that
-wait for a disk which is not theirs."""
+wait for a disk which is not theirs; and blocks that go to other engines and come from them."""
 
 from __future__ import annotations
 
@@ -33,4 +33,11 @@ TIER_BUGS = [
     bug("a reset leaves what is read", "state.tier", "replace(each, keys=())", "each", "K4"),
     bug("a reset leaves the disk", "state.reduce", "tier=emptied(state.tier)", "tier=state.tier", "K4"),
     bug("a snapshot forgets the disk", "log.snapshot", "tier=_tier(frame.tier) if frame.tier else None", "tier=None", "X2", "BadSnapshot", "IllegalEvent"),
+]  # fmt: skip
+PEER_BUGS = [
+    bug("a stale block comes", "state.tier", "event.count > 0 and event.names == names", "event.count > 0", "should have been refused"),
+    bug("blocks come without a checksum", "state.tier", "fitting = len(event.checksums) > 0 and", "fitting =", "should have been refused"),
+    bug("a block leaves before it is complete", "state.tier", "require(event.count <= int(rows.hashed_blocks[row or 0])", "require(True", "should have been refused"),
+    bug("blocks leave too early", "sched.handover", "0 < count <= int(rows.hashed_blocks[row])", "0 < count", "IllegalEvent"),
+    bug("other pages leave", "state.tier", "row_blocks(state, row)[: event.count]", "row_blocks(state, row)[: event.count][::-1]", "H1"),
 ]  # fmt: skip

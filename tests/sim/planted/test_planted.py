@@ -21,14 +21,14 @@ from planted_pin_bugs import PIN_BUGS, PIN_LOSS_BUGS
 from planted_recovery_bugs import RECOVERY_BUGS
 from planted_sched_bugs import SCHED_BUGS
 from planted_state_bugs import STATE_BUGS
-from planted_tier_bugs import TIER_BUGS
+from planted_tier_bugs import PEER_BUGS, TIER_BUGS
 from planted_weights_bugs import WEIGHTS_BUGS
 from planted_window_bugs import WINDOW_BUGS
 from planting import blank_arenas, Bug, is_found_by, plain_columns, planted, small_arenas, swapped, swaps, without_twins
 from seen_before import SeenBefore
 from vnext.sched.sim.scenario_draw import (
-    changes_weights, constrains, dies, drafts_by_grammar, has_disk, has_microbatches, is_interrupted, retains, scenario,
-    speculates,
+    changes_weights, constrains, dies, drafts_by_grammar, has_disk, has_microbatches, has_peers, is_interrupted,
+    retains, scenario, speculates,
 )  # fmt: skip
 from vnext.sched.sim.simulator import Simulation
 
@@ -46,8 +46,8 @@ def loses_pins(seed: int) -> bool:
 
 SHOWN = {
     speculates: DRAFT_BUGS, constrains: CONSTRAINT_BUGS, is_interrupted: FAILING_BUGS, drafts_by_grammar: FORCING_BUGS,
-    dies: RECOVERY_BUGS, changes_weights: WEIGHTS_BUGS, has_disk: TIER_BUGS, retains: PIN_BUGS, loses_pins: PIN_LOSS_BUGS,
-    has_microbatches: MICROBATCH_BUGS,
+    dies: RECOVERY_BUGS, changes_weights: WEIGHTS_BUGS, has_disk: TIER_BUGS, has_peers: PEER_BUGS, retains: PIN_BUGS,
+    loses_pins: PIN_LOSS_BUGS, has_microbatches: MICROBATCH_BUGS,
 }  # fmt: skip
 """Which seeds show some faults."""
 BUGS = [*STATE_BUGS, *SCHED_BUGS, *EDGE_BUGS, *WINDOW_BUGS, *ADAPTER_BUGS, *(bug for bugs in SHOWN.values() for bug in bugs)]

@@ -17,7 +17,9 @@ from vnext.replay.reading.verify import why_not_decided
 from vnext.sched.explain import Why, explain
 from vnext.state.adapters import slot_of
 from vnext.state.events import (
+    BlocksHandedOver,
     BlocksPromoted,
+    BlocksReceived,
     EnginePaused,
     EngineRecovered,
     PromotionEnded,
@@ -133,7 +135,11 @@ class _Story:
             case BlocksPromoted() if item.event.id == self.id:
                 self.transfer = item.event.transfer
                 count, step = item.event.count, item.after.planned
-                self.tell(item, "reads", step, 0, f"{count} of its blocks are read from disk; others may overtake it")
+                self.tell(item, "reads", step, 0, f"{count} of its blocks are read; others may overtake it")
+            case BlocksReceived() if item.event.transfer == self.transfer:
+                self.tell(item, "reads", item.after.planned, 0, f"{item.event.count} blocks came from another engine")
+            case BlocksHandedOver() if item.event.id == self.id:
+                self.tell(item, "reads", item.after.planned, 0, f"{item.event.count} blocks go to another engine")
             case PromotionEnded() if item.event.transfer == self.transfer:
                 self.tell(item, "reads", item.after.planned, 0, f"{item.event.count} blocks are back from disk")
             case EngineRecovered():

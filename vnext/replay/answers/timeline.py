@@ -154,7 +154,7 @@ class Timeline:
             case TierOpened():
                 self._instant(ENGINE, STEPS_LANE, now_us, f"disk tier: {len(event.blocks) // 16} blocks", "p")
             case BlocksPromoted() if event.id in self._living:
-                lane, words = self._living[event.id].lane, f"{event.count} blocks are read from disk"
+                lane, words = self._living[event.id].lane, f"{event.count} blocks are read"
                 self._instant(REQUESTS, lane, now_us, words, "t")
             case PinsYielded():
                 self._instant(ENGINE, STEPS_LANE, now_us, f"{event.count} pins yield", "p")

@@ -30,6 +30,9 @@ def add(commands) -> None:
     verifying.add_argument("--laws", action="store_true", help="check all laws after every event (slower)")
     verifying.add_argument("--grammar", action="store_true", help="check that each token was one its grammar allowed")
     verifying.add_argument("--before", action="store_true", help="hold requests that came back to the log that LOG continues")
+    verifying.add_argument(
+        "--prefill", type=Path, metavar="PREFILL", action="append", help="hold blocks that came to the log of the other engine"
+    )
     verifying.add_argument("--model", help="with --grammar: a folder or hub id of the model (default: the one in the log)")
     verifying.add_argument("--own-policy", action="store_true", help="import the policy that the log names, which runs its code")
     showing = command(
@@ -66,6 +69,11 @@ def _verify(arguments: argparse.Namespace, console: Console) -> int:
 
         found = continued(log)
         answer = replace(answer, continued=found, same=answer.same and not found.difference)
+    if arguments.prefill is not None:
+        from vnext.replay.reading.handed_over import handed_over_by
+
+        came = handed_over_by([open_log(path) for path in arguments.prefill], log)
+        answer = replace(answer, handed_over=came, same=answer.same and not came.difference)
     print_answer(arguments, console, answer, render.print_verdict)
     return SAME if answer.same else DIFFERENT
 

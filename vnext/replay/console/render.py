@@ -160,6 +160,7 @@ def print_verdict(console: Console, answer: Verdict) -> None:
         ("laws", "all, after every event" if answer.laws == "all" else "the cheap ones, after every frame"),
         *_reported_grammars(answer),
         *_reported_before(answer),
+        *_reported_prefill(answer),
         ("end", answer.end or "stopped at the first difference"),
     ])  # fmt: skip
     if answer.decisions:
@@ -197,6 +198,13 @@ def _reported_before(answer: Verdict) -> list[tuple[str, str]]:
     return [("continues", f"{printable(found.log)}: {printable(found.difference) or f'{back}, all of which it gave them{late}'}")]
 
 
+def _reported_prefill(answer: Verdict) -> list[tuple[str, str]]:
+    if (found := answer.handed_over) is None:
+        return []
+    came = f"{counted(found.blocks, 'block')} of {counted(found.requests, 'request')} came from there, all of which it handed over"
+    return [("prefill", f"{printable(found.log)}: {printable(found.difference) or came}")]
+
+
 def _reported_plans(answer: Verdict) -> str:
     if answer.plans_unchecked:
         return f"{answer.steps:,}, not decided again: {answer.plans_unchecked}"
@@ -209,6 +217,8 @@ def conclusion(answer: Verdict) -> str:
         return f"the log folds, but {counted(answer.decisions_differ, 'decision')} of {answer.steps:,} would differ"
     if answer.difference is not None:
         return "the log does not replay"
+    if answer.handed_over is not None and answer.handed_over.difference:
+        return "the log replays, and has blocks that the other engine did not hand over"
     if answer.continued is not None and answer.continued.difference:
         return "the log replays, and does not go on where the older one ended"
     if answer.end is not None and answer.end.kind == "torn":

@@ -17,6 +17,7 @@ from vnext.log.codec import LogEnd, RankDetail, RankDigest
 from vnext.log.snapshot import BadSnapshot, decode, snapshot
 from vnext.replay.reading.continued import Continued
 from vnext.replay.reading.folding import Broken, Folded, FrameFolded, Planning, SegmentFolded, first_state, fold
+from vnext.replay.reading.handed_over import HandedOver
 from vnext.replay.reading.source import Log
 from vnext.sched.policies import BUILT_IN, PolicyError, policy_of
 from vnext.sched.residency import next_load
@@ -74,6 +75,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True, rename={"snapshots": "k
     constrained_requests: int = 0
     constrained_tokens: int = -1
     continued: Continued | None = None
+    handed_over: HandedOver | None = None
 
 
 class EventCheck(Protocol):

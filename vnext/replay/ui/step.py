@@ -17,7 +17,9 @@ from vnext.sched.policies import BUILT_IN
 from vnext.state.digest import digest, hexadecimal
 from vnext.state.events import (
     AnyEvent,
+    BlocksHandedOver,
     BlocksPromoted,
+    BlocksReceived,
     ClockTicked,
     EnginePaused,
     EngineRecovered,
@@ -153,6 +155,10 @@ def reported(event: AnyEvent) -> dict[str, Any]:
             return {"kind": "blocks on disk", **counts}
         case BlocksPromoted():
             return {"kind": "blocks read", "id": event.id, "blocks": event.count}
+        case BlocksHandedOver():
+            return {"kind": "blocks leave", "id": event.id, "blocks": event.count}
+        case BlocksReceived():
+            return {"kind": "blocks came", "transfer": event.transfer, "blocks": event.count}
         case PromotionEnded():
             return {"kind": "blocks are back", "transfer": event.transfer, "blocks": event.count}
         case ClockTicked():

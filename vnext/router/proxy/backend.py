@@ -25,11 +25,13 @@ INVARIANT = "yes"
 
 class Identity(msgspec.Struct, frozen=True, kw_only=True):
     """What a server says of itself. `models`: those it serves, as /v1/models lists them, by name. `version` is that of vnext, ""
-    for another server. `fingerprint`: equal for servers that compute the same tokens, "" where tokens depend on the batch."""
+    for another server. `fingerprint`: equal for servers that compute the same tokens, "" where tokens depend on the batch.
+    `role`: a server that is "prefill" computes prompts for one that is "decode"."""
 
     models: dict[str, dict[str, Any]]
     version: str = ""
     fingerprint: str = ""
+    role: str = "both"
 
     @property
     def is_vnext(self) -> bool:

@@ -16,9 +16,10 @@ from vnext.router.proxy.health import Health
 from vnext.router.proxy.homes import Homes
 from vnext.router.proxy.metrics import RouterMetrics
 from vnext.router.proxy.settings import RouterSettings
-from vnext.router.proxy.tokens import FIELDS, NOTHING, TEXT_BYTES_MIN, Known, text_prompt, token_prompt
+from vnext.router.proxy.tokens import FIELDS, NOTHING, TEXT_BYTES_MIN, Known, text_prompt, ticket_from, token_prompt
 from vnext.server.context.admission import Quota, RequestLimiter
 from vnext.server.context.api_keys import ApiKeys
+from vnext.server.context.errors import ModelUnknown
 
 CONNECT_TIMEOUT_S = 3.0
 OF_ONE_SERVER = ("/v1/files", "/v1/batches")
@@ -52,8 +53,7 @@ class RouterContext:
     async def known(self, asked: Asked, path: str, headers: Pairs) -> Known:
         """A request's prompt: by its tokens, where these decide among exact views and a server says them, or else by its text."""
         exact = [each for each in self.fleet if each.is_exact and each.is_ready and each.knows_tokens(asked.model)]
-        is_long = asked.tokens * BYTES_PER_TOKEN >= TEXT_BYTES_MIN
-        if len(exact) > 1 and is_long and path in FIELDS and self.settings.routing_policy == "prefix":
+        if len(exact) > 1 and _is_long(asked) and path in FIELDS and self.settings.routing_policy == "prefix":
             least = min(exact, key=lambda each: each.live)
             prompt = await token_prompt(self.session, least.url, path, asked, headers)
             if prompt is not None:
@@ -70,12 +70,39 @@ class RouterContext:
         home = self.homes.of(path, asked)
         if home is not None and home.is_ready and home not in tried:
             return home
-        return self.fleet.choose(asked, known, lambda each: each not in tried)
+        return self.fleet.choose(asked, known, lambda each: each not in tried and self._answers(each, tried))
+
+    def _answers(self, backend: Backend, tried: Collection[Backend]) -> bool:
+        """Whether a server answers requests: one that computes prompts for others does while there is none of these."""
+        if backend.identity.role != "prefill":
+            return True
+        return not any(each.is_ready and each.identity.role != "prefill" and each not in tried for each in self.fleet)
+
+    async def ticket(self, asked: Asked, known: Known, path: str, headers: Pairs) -> str:
+        """The ticket of a prompt that a server has computed for the one that answers; "" where no two servers share the work, the
+        prompt is short, or its tokens are not known."""
+        kinds = {each.identity.role for each in self.fleet if each.is_ready and each.knows_tokens(asked.model)}
+        if path not in FIELDS or not _is_long(asked) or not {"prefill", "decode"} <= kinds:
+            return ""
+        try:
+            first = self.fleet.choose(asked, known, lambda each: each.identity.role == "prefill" and each.knows_tokens(asked.model))
+        except (NoBackend, ModelUnknown):
+            return ""
+        prompt = known.prompt if known.by_tokens else await token_prompt(self.session, first.url, path, asked, headers)
+        if prompt is None:
+            return ""
+        with first.serving(asked, Known(prompt, True), "handover-"):
+            return await ticket_from(self.session, first.url, asked, prompt, headers)
 
     async def close(self) -> None:
         self.health.close()
         self.fleet.close()
         await self.session.close()
+
+
+def _is_long(asked: Asked) -> bool:
+    """Whether its prompt has a prefix worth knowing."""
+    return asked.tokens * BYTES_PER_TOKEN >= TEXT_BYTES_MIN
 
 
 ROUTER = web.AppKey("router", RouterContext)

@@ -28,6 +28,7 @@ from vnext.router.proxy.health import reason_of
 from vnext.router.proxy.outgoing import Failed, Outgoing
 from vnext.router.proxy.tokens import NOTHING
 from vnext.server.context.errors import ClientGone, ModelUnknown
+from vnext.server.context.handover import TICKET_HEADER
 from vnext.server.context.identity import REQUEST_ID, REQUEST_ID_HEADER
 
 SEED_HEADER = "X-Vnext-Seed"
@@ -62,7 +63,7 @@ class Exchange:
         self._answers: list[web.Response] = []
         self._tries = 0
         self._started_s = time.monotonic()
-        self._known = NOTHING
+        self._known, self._ticket = NOTHING, ""
         self._headers: Pairs = []
         self._out: Outgoing | None = None
 
@@ -70,6 +71,8 @@ class Exchange:
         """Pass the request on and its answer back. Raises NoBackend, ModelUnknown, ClientGone."""
         self._headers = self._to_server()
         self._known = await self._context.known(self._asked, self._request.path, self._headers)
+        self._ticket = await self._context.ticket(self._asked, self._known, self._request.path, self._headers)
+        self._headers = self._to_server()  # with the ticket, too
         name = f"{KINDS.get(self._request.path, '')}-{self._request[REQUEST_ID]}"
         while True:
             backend = self._next() if self._out is None else await self._successor(self._out)
@@ -219,6 +222,7 @@ class Exchange:
 
     def _to_server(self) -> Pairs:
         own, settings = {REQUEST_ID_HEADER: self._request[REQUEST_ID]}, self._context.settings
+        own |= {TICKET_HEADER: self._ticket} if self._ticket else {}
         client = self._request.remote or ""
         return to_server(self._request.headers, client, own, settings.backend_api_key, settings.http.needs_key)
 

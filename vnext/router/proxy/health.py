@@ -102,7 +102,8 @@ class Health:
             environment = info.get("environment") or {}
             is_same = str(environment.get("batch_invariant", "")).startswith(INVARIANT)
             fingerprint = info["system_fingerprint"] if is_same else ""
-            return Identity(models=models, version=str(info.get("version", "unknown")), fingerprint=fingerprint)
+            version, role = str(info.get("version", "unknown")), str(info.get("role", "both"))
+            return Identity(models=models, version=version, fingerprint=fingerprint, role=role)
         return Identity(models=models)
 
     async def _ask(self, url: str) -> tuple[int, Any]:

@@ -15,7 +15,7 @@ import msgspec
 
 from vnext.router.prompts import Prompt
 from vnext.router.proxy.asked import Asked
-from vnext.state.events import pack_tokens
+from vnext.state.events import pack_tokens, unpack_tokens
 
 TIMEOUT_S = 0.5
 TEXT_BYTES_MIN = 256
@@ -63,5 +63,22 @@ async def token_prompt(
         return None
 
 
+async def ticket_from(
+    session: aiohttp.ClientSession, url: str, asked: Asked, prompt: Prompt, headers: Iterable[tuple[str, str]]
+) -> str:
+    """What the server at `url` says when it has computed a prompt for another one; "" where it has not."""
+    body = {"tokens": unpack_tokens(prompt.tokens).tolist(), "cache_salt": asked.salt}
+    data = msgspec.json.encode(body | ({"model": asked.model} if asked.model else {}))
+    try:
+        async with session.post(f"{url}/handover", data=data, headers=headers) as response:
+            return msgspec.json.decode(await response.read(), type=_Ticket).ticket if response.status == 200 else ""
+    except (aiohttp.ClientError, OSError, TimeoutError, msgspec.DecodeError):
+        return ""
+
+
 class _Answer(msgspec.Struct):
     tokens: list[int]
+
+
+class _Ticket(msgspec.Struct):
+    ticket: str

@@ -12,14 +12,16 @@ from vnext.runtime.messages import RequestOutput, SubmitRequest, derived_seed
 
 class LiveRequest:
     """A request whose last output has not arrived. `tokens` (int32) are those that have; `number` is its number in the engine core
-    that has it, -1 before its first output."""
+    that has it, -1 before its first output. `prefilled`: the output of the engine that has computed its prompt for that one, None
+    without one."""
 
-    __slots__ = ("_is_repeated", "_known", "_was_heard", "number", "request", "stream", "tokens")
+    __slots__ = ("_is_repeated", "_known", "_was_heard", "number", "prefilled", "request", "stream", "tokens")
 
     def __init__(self, request: SubmitRequest, stream: OutputStream) -> None:
         self.request, self.stream = request, stream
         self.tokens = array("i")
         self.number = -1
+        self.prefilled: RequestOutput | None = None
         self._known = 0  # tokens when it was submitted
         self._was_heard = self._is_repeated = False
 
@@ -38,6 +40,9 @@ class LiveRequest:
         core: the wait, the tokens found in the cache and, if there are tokens behind it, the prompt's results. Experts, which come
         with every token, may repeat."""
         self.tokens.frombytes(output.tokens)
+        if self.prefilled is not None and not self._was_heard:
+            waited_s = output.queue_seconds + self.prefilled.queue_seconds
+            output = replace(output, cached_tokens=self.prefilled.cached_tokens, queue_seconds=waited_s)
         self._was_heard = True
         if not self._is_repeated:
             return output

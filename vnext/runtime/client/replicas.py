@@ -3,7 +3,8 @@
 Owns what is known of each engine, folded from its events (router/), the seeds of requests that bring none, and what becomes of
 requests whose engine has ended: another one that is ready computes them again from their tokens, so their texts stay. They wait
 only while no engine is ready. Requests that two engine cores in a row have lost stay with the last one, whose successor tries them
-alone (core/trials.py).
+alone (core/trials.py). Where prefill and decode are apart, a prompt goes to an engine of the one kind and then, with a ticket for
+its blocks, to one of the other; where a kind is missing, the engines that there are do both.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from vnext.runtime.client.followers import Followers
 from vnext.runtime.client.live_request import LiveRequest
 from vnext.runtime.client.output_stream import EngineDead, OutputStream
 from vnext.runtime.client.pending_operations import NotDone
+from vnext.runtime.client.prefill import Prefill, is_worth
 from vnext.runtime.messages import EngineReady, EngineStats, SubmitRequest, derived_seed
 from vnext.runtime.operations import AnyOperation, CallRanks, UpdateWeights
 from vnext.state.events import AbortReason
@@ -49,8 +51,9 @@ log = logging.getLogger(__name__)
 class Replicas:
     """See the module. It has the interface of EngineClient, and belongs to the event loop that connected it."""
 
-    def __init__(self, addresses: Sequence[str], policy: str) -> None:
-        """`policy`: a name of router/policies.py."""
+    def __init__(self, addresses: Sequence[str], policy: str, prefill_engines: int = 0) -> None:
+        """`policy`: a name of router/policies.py. The first `prefill_engines` compute prompts for the others."""
+        self._prefill_engines = prefill_engines
         self._router = Router(len(addresses), policy)
         self._clients = tuple(EngineClient(address, self._share_out, self._router.done) for address in addresses)
         self._sequence = count()
@@ -59,10 +62,12 @@ class Replicas:
         self._decisions: DecisionFile | None = None
 
     @classmethod
-    async def connect(cls, addresses: Sequence[str], timeout_s: float | None, policy: str, number: int) -> Replicas:
+    async def connect(
+        cls, addresses: Sequence[str], timeout_s: float | None, policy: str, number: int, prefill_engines: int = 0
+    ) -> Replicas:
         """Wait until each engine core is ready, or has ended. `number`: of this process among those that use the engines; the seeds
         of number 0 are those of one engine that has all requests. Raises what EngineClient.connect does, if none is ready."""
-        replicas = cls(addresses, policy)
+        replicas = cls(addresses, policy, prefill_engines)
         begun = [asyncio.ensure_future(client.begin(timeout_s)) for client in replicas._clients]
         failed = [each for each in await asyncio.gather(*begun, return_exceptions=True) if each is not None]
         if len(failed) == len(addresses):
@@ -214,19 +219,36 @@ class Replicas:
 
     def _place(self, requests: Iterable[LiveRequest]) -> None:
         """Send requests to engines, those of one prompt to one."""
-        chosen: dict[bytes, int] = {}
+        chosen: dict[tuple[bytes, bool], int] = {}
         for live in requests:
-            prompt, request = live.request.prompt, live.request
-            chosen[prompt] = self._choose(request, chosen.get(prompt))
-            self._clients[chosen[prompt]].take(live)
+            if isinstance(live.stream, Prefill):
+                live = live.stream.given_back(live.request.deaths)
+            if self._is_split and is_worth(live.request, self.ready.config.block_size):
+                live = Prefill(live, self._decode).request()
+            key = live.request.prompt, live.request.hands_over
+            chosen[key] = self._choose(live.request, chosen.get(key))
+            self._clients[chosen[key]].take(live)
+
+    @property
+    def _is_split(self) -> bool:
+        """Whether there is an engine of each kind."""
+        kinds = self._clients[: self._prefill_engines], self._clients[self._prefill_engines :]
+        return all(any(client.is_up and client.trouble is None for client in kind) for kind in kinds)
+
+    def _decode(self, live: LiveRequest) -> None:
+        """The prompt of a request has been computed."""
+        self._clients[self._choose(live.request, None)].take(live)
 
     def _choose(self, request: SubmitRequest, sibling: int | None) -> int:
         """The number of the engine that the policy names, of those that answer; else of those that are ready, else of those that
-        live. `sibling`: that of an earlier request of the same prompt, which this one follows."""
+        live; of these those that do such work, if there are any. `sibling`: that of an earlier request of the same prompt, which
+        this one follows."""
         answering = {client for client in self._clients if client.is_up and client.trouble is None}
         ready = {client for client in self._clients if client.is_up}
         living = {client for client in self._clients if client.death is None}
-        able = [client in (answering or ready or living) for client in self._clients]
+        found = answering or ready or living
+        of_kind = self._clients[: self._prefill_engines] if request.hands_over else self._clients[self._prefill_engines :]
+        able = [client in (found.intersection(of_kind) or found) for client in self._clients]
         if sibling is not None:
             able = [number == sibling for number in range(len(able))]
         sampling = replace(request.sampling, adapter=request.adapter.digest if request.adapter else "")

@@ -88,6 +88,9 @@ class Clients:
         self._has_sent_tokens = False
         self.adapter_files: list[AdapterFiles] = []  # of the requests that arrived
         self.operations: list[tuple[bytes, Operate]] = []  # that were asked for
+        self.to_hand_over: set[int] = set()  # whose blocks are to leave
+        self.tickets: dict[int, str] = {}  # of those whose prompts another engine has computed
+        self.takes_tickets = False
         self.subscribed: list[tuple[bytes, bool]] = []  # who wants an event stream, or none any more
         socket.set(zmq.ROUTER_MANDATORY, 1)  # a message to a peer that is gone raises an error, which tells us that it left
 
@@ -241,6 +244,10 @@ class Clients:
         self._owners.add(peer, wish.name, next_id)
         if wish.adapter is not None:
             self.adapter_files.append(wish.adapter)
+        if wish.hands_over:
+            self.to_hand_over.add(next_id)
+        if wish.ticket and self.takes_tickets:
+            self.tickets[next_id] = wish.ticket
         return event
 
     def _refusal(self, state: State, peer: bytes, event: RequestArrived) -> str | None:

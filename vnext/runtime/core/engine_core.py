@@ -13,8 +13,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Callable, Collection, Mapping
 
 import zmq
 
@@ -24,24 +23,25 @@ from vnext.log.stream import EventStreams
 from vnext.runtime.core.adapters import AdapterLoading
 from vnext.runtime.core.clients import Clients
 from vnext.runtime.core.clock import EventClock
-from vnext.runtime.core.draft_counts import NO_DRAFTS, DraftCounts
+from vnext.runtime.core.draft_counts import DraftCounts
 from vnext.runtime.core.due_reports import NOTHING_REPORTED, RankChecks
 from vnext.runtime.core.executor import Executor, NoRanks
+from vnext.runtime.core.handovers import HandOvers
 from vnext.runtime.core.operations import Operations
 from vnext.runtime.core.owners import News
 from vnext.runtime.core.progress import Progress, RanksStalled
 from vnext.runtime.core.recovery import LOSSES, RankGaveUp, Recovery
-from vnext.runtime.core.request_outputs import prompt_outputs, to_client
+from vnext.runtime.core.request_outputs import NO_ERRORS, prompt_outputs, to_clients
 from vnext.runtime.core.tiers import Moved, TierTransfers
 from vnext.runtime.messages import (
     AdapterRead,
+    BlocksPublished,
     EngineDied,
     EngineStats,
     Operated,
     RankAnswer,
     RankFailed,
     RankMessage,
-    RequestOutput,
     StepResult,
     TokenLogprobs,
 )
@@ -65,7 +65,7 @@ from vnext.state.events import (
 )
 from vnext.state.fold_commit import MatchedSamples
 from vnext.state.laws import check, check_cheap
-from vnext.state.outputs import Output, outputs, outputs_apart
+from vnext.state.outputs import outputs, outputs_apart
 from vnext.state.reduce import fold, start
 from vnext.state.samples import still_owed
 from vnext.state.state import State
@@ -73,7 +73,6 @@ from vnext.version import __version__
 
 STATS_INTERVAL_S = 0.25
 PATIENCE_MS, BEHIND_PATIENCE_MS, RECOVERY_PATIENCE_MS = 1000, 50, 20
-NO_ERRORS: Mapping[int, str] = MappingProxyType({})
 log = logging.getLogger(__name__)
 
 
@@ -85,9 +84,10 @@ class EngineCore:
         started: EngineStarted,
         executor: Executor, recorder: Recorder, clients: Clients,
         all_laws: bool = False, step_timeout_s: float = 0.0,
-        recovery: Recovery | None = None, tier: TierOpened | None = None,
+        recovery: Recovery | None = None, tier: TierOpened | None = None, ticket: str = "",
     ) -> None:
-        """`recovery`: what replaces ranks that are lost; None: the engine ends with them. `tier`: what they have on disk."""
+        """`recovery`: what replaces ranks that are lost; None: the engine ends with them. `tier`: what they have on disk. `ticket`:
+        what clients take to the engine that blocks are handed over to."""
         self.state: State = start(started)
         self._started = started
         self._executor = executor
@@ -104,7 +104,9 @@ class EngineCore:
         self._progress = Progress(step_timeout_s)
         self._stalled = ""
         self._adapters = AdapterLoading(started.world_size, executor.send)
-        self._tiers = TierTransfers(started.world_size, executor.send, tier)
+        self._tiers = TierTransfers(started.world_size, executor.send, tier, clients.tickets)
+        clients.takes_tickets = tier is not None
+        self._handovers = HandOvers(started.world_size, ticket, clients.tell, clients.to_hand_over)
         self._clock = EventClock()
         self._operations = Operations(started, executor.send, self._answer, clients.notes)
         self._streams = EventStreams(started, __version__)
@@ -153,8 +155,10 @@ class EngineCore:
             self._load_adapters()
             while self._tiers.are_on and (event := self._tiers.next_event(self.state)) is not None:
                 self._fold(event)
-            while (event := self._clock.next_event(self.state)) is not None:
-                self._fold(event)
+            while (tick := self._clock.next_event(self.state)) is not None:
+                self._fold(tick)
+            while (leaves := self._handovers.next_event(self.state)) is not None:
+                self._fold(leaves)
             began = time.perf_counter()
             if (plan := schedule(self.state)) is not None:
                 self._fold(plan)
@@ -210,19 +214,9 @@ class EngineCore:
             self._drafts.take(before, matched)
         if matched is not None and not any(logprobs):
             going, ended = outputs_apart(before, self.state, matched)
-            self._untold.append((going, self._news(ended)))
+            self._untold.append((going, to_clients(ended, self._drafts)))
         elif news := outputs(before, event, self.state, matched):
-            self._untold.append((None, self._news(news, logprobs, errors)))
-
-    def _news(
-        self, news: Sequence[Output], logprobs: Sequence[TokenLogprobs | None] | None = None, errors: Mapping[int, str] = NO_ERRORS
-    ) -> list[RequestOutput]:
-        """What clients read of these outputs; arguments as in `_fold`."""
-        made = []
-        for output in news:
-            drafts = self._drafts.pop(output.id) if output.finish else NO_DRAFTS
-            made.append(to_client(output, logprobs, errors.get(output.id, ""), drafts))
-        return made
+            self._untold.append((None, to_clients(news, self._drafts, logprobs, errors)))
 
     def _carry_out(self) -> None:
         """Write the frame, broadcast its events, then send the clients their outputs."""
@@ -233,7 +227,7 @@ class EngineCore:
                 if not self._clients.stream(peer, frame):
                     self._streams.end(peer)
         reported, self._untold = self._untold, []
-        self._clients.tell(reported)
+        self._clients.tell(self._handovers.without_kept(reported))
 
     def _begin_streams(self) -> None:
         """Begin and end event streams, as clients have asked. Every folded event is written by now."""
@@ -262,6 +256,9 @@ class EngineCore:
             raise RankGaveUp(f"rank {message.rank} failed: {message.message}")
         if isinstance(message, AdapterRead):
             self._abort_with(self._adapters.answered(message, self.state))
+            return
+        if isinstance(message, BlocksPublished):
+            self._handovers.answered(message)
             return
         if isinstance(message, RankAnswer | Moved):
             self._operations.answered(message) if isinstance(message, RankAnswer) else self._tiers.answered(message)
@@ -318,6 +315,7 @@ class EngineCore:
         self._abort_with(errors)
         self._fold(recovered)
         self._carry_out()
+        self._handovers.begin_again()
         self._clients.tell_stats(self._stats())
 
     def _await_ranks(self) -> None:

@@ -267,7 +267,7 @@ class InprocExecutor:
             self._rank, runner = load_rank(self._settings, Path(self._settings.rendezvous))
         except (ModelError, SettingsError) as error:
             raise RankStartFailed(str(error)) from error
-        self._ready = (ready_message(self._settings, runner, self._rank.tier),)
+        self._ready = (ready_message(self._settings, runner, self._rank),)
         return self._ready
 
     def begin(self) -> None:

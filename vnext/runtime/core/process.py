@@ -19,7 +19,7 @@ from contextlib import AbstractContextManager, closing, contextmanager, nullcont
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import zmq
 
@@ -28,17 +28,19 @@ from vnext.models.errors import ModelError
 from vnext.runtime.core.clients import MESSAGES_AHEAD_MAX, Clients, read_messages
 from vnext.runtime.core.engine_core import EngineCore
 from vnext.runtime.core.executor import STOP_GRACE_S, Executor, InprocExecutor, MpExecutor, RankStartFailed
+from vnext.runtime.core.handovers import ticket_of
 from vnext.runtime.core.progress import RanksStalled
 from vnext.runtime.core.recovery import NoMoreRanks, Recovery
 from vnext.runtime.core.sizing import require_policy, scheduler_config
 from vnext.runtime.core.tiers import opening
 from vnext.runtime.hosts.master import HostedExecutor, Hosts, MeetingPlace
 from vnext.runtime.hosts.placer import Placer
+from vnext.runtime.hosts.secret import secret_of
 from vnext.runtime.log_lines import begin
 from vnext.runtime.messages import EngineDied, EngineReady, RankReady, derived_seed, encoder
 from vnext.runtime.processes.determinism import prepare_process
 from vnext.runtime.processes.rank_processes import start_ranks, threads_of
-from vnext.runtime.processes.run_dir import LEAVE, READY, REFUSAL, CoreNotes
+from vnext.runtime.processes.run_dir import LEAVE, READY, REFUSAL, CoreNotes, shared_twin
 from vnext.runtime.processes.standby import STANDBY, Standby
 from vnext.runtime.processes.subprocesses import Child, ChildDied, terminate_all
 from vnext.runtime.record.held import frames_held
@@ -174,7 +176,7 @@ def leave_on_sigterm(wake: socket.socket) -> Iterator[None]:
 
 SAME_FOR_RANKS = (
     "ipc_bytes_max", "dtype", "quantization", "kv_cache_dtype", "max_model_len", "deterministic", "device", "numa", "block_size",
-    "isa", "pipeline_parallel_size", "nnodes", "kv_disk_dir", "kv_disk_max_age_s",
+    "isa", "pipeline_parallel_size", "nnodes", "kv_disk_dir", "kv_disk_max_age_s", "handover_address", "cluster_secret_file",
 )  # fmt: skip
 """Fields that an engine's settings and a rank's have alike."""
 
@@ -184,7 +186,7 @@ def make_executor(settings: CoreSettings, ranks: Sequence[Child], hosts: Hosts |
     `hosts`. Raises OSError."""
     engine, meeting = settings.engine, MeetingPlace()
     threads, speculation = threads_of(engine), speculation_of(engine.speculative_config)
-    alike = {name: getattr(engine, name) for name in SAME_FOR_RANKS}
+    alike = {name: getattr(engine, name) for name in SAME_FOR_RANKS} | handover_settings(settings)
 
     def settings_of(rank: int, ring: str, results_address: str, rendezvous: str) -> RankSettings:
         return RankSettings(
@@ -219,6 +221,12 @@ def make_executor(settings: CoreSettings, ranks: Sequence[Child], hosts: Hosts |
         return InprocExecutor(settings_of(0, "", "", ""))
     local = MpExecutor(ranks, Path(settings.ranks_dir), settings_of, generation)
     return local if hosts is None else HostedExecutor(local, hosts, generation, meeting, engine, settings_of)
+
+
+def handover_settings(settings: CoreSettings) -> dict[str, Any]:
+    """What ranks need to know of hand-overs."""
+    room = settings.engine.handover_bytes // settings.engine.world_size
+    return {"role": settings.role, "handover_dir": str(shared_twin(settings.run_dir)), "handover_bytes": room}
 
 
 def hosts_of(settings: CoreSettings) -> AbstractContextManager[Hosts | None]:
@@ -297,8 +305,9 @@ def start_core(
     )
     clients = Clients(front, ready, ready.root_seed, notes, follows=before is not None)
     recovery = Recovery(again, engine.max_restarts, ranks, "" if engine.log == "off" else settings.log_dir)
-    on_disk = opening(ranks, engine.kv_disk_bytes)
-    core = EngineCore(started, executor, recorder, clients, engine.check_laws, engine.step_timeout_s, recovery, on_disk)
+    secret = secret_of(engine.cluster_secret_file) if engine.cluster_secret_file else b""
+    on_disk, ticket = opening(ranks, engine.kv_disk_bytes), ticket_of(ranks, engine.handover_transport, secret)
+    core = EngineCore(started, executor, recorder, clients, engine.check_laws, engine.step_timeout_s, recovery, on_disk, ticket)
     if before is not None:
         core.begin_after(EngineRecovered(cause=before.cause, log=before.log, frames=frames))
     notes.write(READY)

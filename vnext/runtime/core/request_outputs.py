@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
-from vnext.runtime.core.draft_counts import NO_DRAFTS
+from vnext.runtime.core.draft_counts import NO_DRAFTS, DraftCounts
 from vnext.runtime.messages import PromptResult, RequestOutput, TokenLogprobs
 from vnext.state.outputs import Output
 from vnext.state.state import State
+
+NO_ERRORS: Mapping[int, str] = MappingProxyType({})
 
 
 def prompt_outputs(state: State, results: Sequence[PromptResult]) -> list[RequestOutput]:
@@ -17,6 +20,21 @@ def prompt_outputs(state: State, results: Sequence[PromptResult]) -> list[Reques
         for each in results
         if each.id in state.requests
     ]
+
+
+def to_clients(
+    news: Sequence[Output],
+    drafts: DraftCounts,
+    logprobs: Sequence[TokenLogprobs | None] | None = None,
+    errors: Mapping[int, str] = NO_ERRORS,
+) -> list[RequestOutput]:
+    """What clients read of these outputs. `drafts` forgets the requests that end; `logprobs` has one entry per sample of the step,
+    and `errors` says why requests are aborted."""
+    made = []
+    for output in news:
+        counts = drafts.pop(output.id) if output.finish else NO_DRAFTS
+        made.append(to_client(output, logprobs, errors.get(output.id, ""), counts))
+    return made
 
 
 def to_client(

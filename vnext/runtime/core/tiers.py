@@ -1,7 +1,8 @@
 """The disk tier, as the engine core runs it: asks the ranks to write blocks, and makes events of what they have done.
 
 Decisions are those of vnext/sched/tiering.py. A block is written soon after it is complete, so that a process which is killed loses
-few; memory is its buffer: one that leaves memory before its turn is not written. Ranks write WINDOW blocks at a time.
+few; memory is its buffer: one that leaves memory before its turn is not written. Ranks write WINDOW blocks at a time. Blocks that
+another engine has handed over come by a transfer too, which only differs in where ranks read.
 """
 
 from __future__ import annotations
@@ -10,11 +11,11 @@ import time
 from collections.abc import Callable, Sequence
 
 from vnext.runtime.messages import BlocksRead, BlocksWritten, RankReady, TierStats
-from vnext.runtime.ring.broadcast import StoreBlocks, encode_store
+from vnext.runtime.ring.broadcast import FetchBlocks, StoreBlocks, encode_fetch, encode_store
 from vnext.sched.tiering import evictions, next_cancellation, next_promotion
-from vnext.state.events import BlocksPromoted, PromotionEnded, TierChanged, TierOpened
+from vnext.state.events import BlocksPromoted, BlocksReceived, PromotionEnded, TierChanged, TierOpened
 from vnext.state.pool import Pool, indexed_since
-from vnext.state.state import State, Tier
+from vnext.state.state import State, Tier, Transfer
 from vnext.state.tier import names_in
 
 WINDOW = 8
@@ -25,11 +26,13 @@ Moved = BlocksRead | BlocksWritten
 
 
 def opening(ranks: Sequence[RankReady], disk_bytes: int) -> TierOpened | None:
-    """What all ranks have on disk, as far as it fits; None without a disk tier, or where a rank has none."""
+    """What all ranks have on disk, as far as it fits; None without a disk tier, or where a rank has none. An engine that only has
+    blocks of others has one without room."""
     found = [ready.disk for ready in ranks if ready.disk is not None]
     if not found or len(found) < len(ranks):
         return None
-    capacity = disk_bytes // sum(each.file_bytes for each in found)
+    bytes_each = sum(each.file_bytes for each in found)
+    capacity = disk_bytes // bytes_each if bytes_each else 0
     shared = set.intersection(*(set(names_in(each.blocks)) for each in found))
     names = [name for name in names_in(found[0].blocks) if name in shared]
     return TierOpened(capacity=capacity, blocks=b"".join(names[max(0, len(names) - capacity) :]))
@@ -38,8 +41,15 @@ def opening(ranks: Sequence[RankReady], disk_bytes: int) -> TierOpened | None:
 class TierTransfers:
     """What is being written and read. Mutable; `send` broadcasts a ring message."""
 
-    def __init__(self, world_size: int, send: Callable[[bytes], None], opened: TierOpened | None = None) -> None:
-        """`opened`: what the ranks have on disk, None without a disk tier."""
+    def __init__(
+        self, world_size: int, send: Callable[[bytes], None], opened: TierOpened | None = None,
+        tickets: dict[int, str] | None = None,
+    ) -> None:
+        """`opened`: what the ranks have on disk, None without a disk tier. `tickets`: those of requests whose prompts another
+        engine has computed; each is taken from it once."""
+        self._tickets = {} if tickets is None else tickets
+        self._fetched: set[int] = set()
+        self._received = self._absent = 0
         self.are_on, self._opened = opened is not None, opened
         self._world_size = world_size
         self._seen: Pool | None = None
@@ -58,6 +68,7 @@ class TierTransfers:
         self._read: dict[int, dict[int, BlocksRead]] = {}
         self._began_s: dict[int, float] = {}
         self._pending.clear()
+        self._fetched.clear()
         self._seen = None
 
     @property
@@ -119,6 +130,7 @@ class TierTransfers:
         return TierStats(
             blocks=len(tier.disk), capacity=tier.capacity, stored=tier.stored, promoted=tier.promoted, gone=tier.gone,
             damaged=self._damaged, missed=self._missed, errors=self._errors, given_up=self._given_up,
+            received=self._received, absent=self._absent,
         )  # fmt: skip
 
     def _take_bad(self) -> list[bytes]:
@@ -144,11 +156,26 @@ class TierTransfers:
             answers = self._read.get(transfer.number, {})
             if len(answers) == self._world_size:
                 self._bad += [answer.bad for answer in answers.values() if answer.bad]
-                return self._over(transfer.number, min(answer.count for answer in answers.values()))
+                count = min(answer.count for answer in answers.values())
+                if transfer.number in self._fetched:
+                    return self._received_from_peer(transfer, count, [answers[rank] for rank in range(self._world_size)])
+                return self._over(transfer.number, count)
             if time.monotonic() - self._began_s[transfer.number] > PATIENCE_S:
                 self._given_up += 1
                 return self._over(transfer.number, 0)
         return None
+
+    def _received_from_peer(self, transfer: Transfer, count: int, answers: Sequence[BlocksRead]) -> PromotionEnded:
+        """The end of a transfer from another engine: what all ranks have, by name and checksum."""
+        self._absent += len(transfer.pages) - transfer.hits - count
+        ended = self._over(transfer.number, count if transfer.keys else 0)
+        if not ended.count:
+            return ended
+        self._received += count
+        by_block = list(zip(*(names_in(answer.checksums) for answer in answers)))[:count]
+        checksums = b"".join(checksum for block in by_block for checksum in block)
+        names = b"".join(transfer.keys[transfer.hits : transfer.hits + count])
+        return BlocksReceived(transfer=transfer.number, count=count, names=names, checksums=checksums)
 
     def _cancelled(self, state: State) -> PromotionEnded | None:
         event = next_cancellation(state)
@@ -160,10 +187,16 @@ class TierTransfers:
     def _over(self, number: int, count: int) -> PromotionEnded:
         self._began_s.pop(number, None)
         self._read.pop(number, None)
+        self._fetched.discard(number)
         return PromotionEnded(transfer=number, count=count)
 
     def _promoted(self, state: State) -> BlocksPromoted | None:
-        event = next_promotion(state)
+        for id_ in [id_ for id_ in self._tickets if id_ not in state.requests]:
+            del self._tickets[id_]
+        event = next_promotion(state, self._tickets)
         if event is not None:
             self._began_s[event.transfer] = time.monotonic()
+            if ticket := self._tickets.pop(event.id, ""):
+                self._fetched.add(event.transfer)
+                self._send(encode_fetch(FetchBlocks(transfer=event.transfer, ticket=ticket)))
         return event

@@ -1,4 +1,5 @@
-"""The run directory: one start's folder for sockets, below the folder for temporary files, removed when the start ends.
+"""The run directory: one start's folder for sockets, below the folder for temporary files, removed when the start ends. It may have
+a twin in shared memory, with blocks for other engines.
 
 Owns its creation, its removal, and the removal of directories that killed starts have left. A start holds a lock on a file in
 its folder for as long as it lives, however it ends; a folder of this user whose lock is free belongs to a dead start. Also holds
@@ -16,6 +17,8 @@ import tempfile
 import time
 from contextlib import suppress
 from pathlib import Path
+
+from vnext.runtime.processes import shared_file
 
 PREFIX = "vnext-"
 LOCK_NAME = "vnext.lock"
@@ -42,8 +45,14 @@ class RunDir:
 
 
 def remove(path: Path | str) -> None:
-    """Remove a run directory and its contents; does nothing if it is gone."""
+    """Remove a run directory and its twin, with their contents; does nothing if they are gone."""
+    shutil.rmtree(shared_twin(path), ignore_errors=True)
     shutil.rmtree(path, ignore_errors=True)
+
+
+def shared_twin(path: Path | str) -> Path:
+    """The folder in shared memory that belongs to a run directory, which those make who need it."""
+    return Path(shared_file.folder()) / f"{Path(path).name}-blocks"
 
 
 def _make() -> tuple[Path, int]:

@@ -9,6 +9,7 @@ import ctypes
 import logging
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,11 @@ from vnext.models.layers.kv_cache import kv_groups
 from vnext.models.layers.sharding import Parallel, sums_alike
 from vnext.models.loading.checkpoint import fingerprint, weights_digest
 from vnext.runtime.collectives.group import StoreAddress, join_group
+from vnext.runtime.handover.addresses import split_address
+from vnext.runtime.handover.publishing import Publisher
+from vnext.runtime.handover.receiving import Receiver
+from vnext.runtime.handover.tcp import BlockServer
+from vnext.runtime.hosts.secret import secret_of
 from vnext.runtime.messages import ModelFacts, RankReady
 from vnext.runtime.processes.determinism import describe_process, limit_torch
 from vnext.runtime.processes.placement import NOWHERE, Place
@@ -28,7 +34,7 @@ from vnext.runtime.processes.topology import here
 from vnext.runtime.rank.binding import bind, bind_members, place_of
 from vnext.runtime.rank.draft_costs import SECONDS, draft_costs
 from vnext.runtime.rank.draft_model import load_draft_model
-from vnext.runtime.rank.page_files import FolderInUse, PageFiles
+from vnext.runtime.rank.page_files import FolderInUse, PageFiles, PageFolder
 from vnext.runtime.rank.replica import Rank
 from vnext.runtime.rank.runner import ModelRunner
 from vnext.runtime.rank.stage import EarlierSteps, StageModel
@@ -61,6 +67,8 @@ def load_rank(settings: RankSettings, rendezvous: Path) -> tuple[Rank, ModelRunn
             raise SettingsError(f"--{name.replace('_', '-')} works on a CPU so far: leave it out, or add --device cpu")
     if settings.kv_disk_dir:
         raise SettingsError("--kv-disk-dir works on a CPU so far: leave it out, or add --device cpu")
+    if settings.role != "both":
+        raise SettingsError("--role and --prefill-engines work on a CPU so far: leave them out, or add --device cpu")
     if settings.returns_routed_experts:
         raise SettingsError("--enable-return-routed-experts works on a CPU so far: leave it out, or add --device cpu")
     from vnext.runtime.rank.gpu_loading import device_rank, enough_memory, open_device
@@ -90,29 +98,34 @@ def _load_cpu_rank(settings: RankSettings, rendezvous: Path) -> tuple[Rank, Mode
         runner.routed = RoutedExperts(runner.config, settings.prefix_caching)
     load_drafter(settings, runner)
     weights = RankWeights(settings.rank, settings.world_size, runner)
-    return Rank(settings.rank, HostSteps(runner), weights, open_tier(settings, runner)), runner
+    tier, publisher = open_tier(settings, runner), open_publisher(settings, runner)
+    return Rank(settings.rank, HostSteps(runner), weights, tier, publisher), runner
 
 
 def open_tier(settings: RankSettings, runner: ModelRunner) -> RankTier | None:
-    """This rank's part of the disk tier; None without. Raises SettingsError where it cannot be had. A rank that follows a lost one
-    does without where the lost one still has the folder's lock."""
-    if not settings.kv_disk_dir:
+    """This rank's part of the disk tier, and of what other engines hand over; None with neither. Raises SettingsError where it
+    cannot be had."""
+    files, receiver, page_bytes = None, None, runner.block_bytes(settings.block_size)
+    if settings.kv_disk_dir:
+        require_plain_pages("--kv-disk-dir", runner)
+        identity = page_identity(settings, runner, f"{settings.place} of {settings.place_count}")
+        files = open_files(settings, Path(settings.kv_disk_dir).expanduser(), identity, page_bytes, settings.kv_disk_max_age_s)
+    if settings.role == "decode":
+        require_plain_pages("a hand-over", runner)
+        pages = handover_identity(settings, runner)
+        receiver = Receiver(settings.rank, secret_for(settings), lambda folder: PageFolder(Path(folder), pages, page_bytes))
+    if files is None and receiver is None:
         return None
-    if runner.head is not None or runner.routed is not None:
-        raise SettingsError("--kv-disk-dir keeps no state of a draft head and no expert ids: leave one of the two out")
-    if any(kv_groups(runner.config).windows):
-        raise SettingsError("--kv-disk-dir serves models with full attention so far, and this one has windows: leave it out")
-    drafted = "" if runner.draft is None else fingerprint(settings.draft_path)
-    identity = {
-        "model": fingerprint(settings.model_path), "draft_model": drafted, "version": __version__,
-        "rank": f"{settings.place} of {settings.place_count}", "block_size": settings.block_size,
-        "page_bytes": runner.block_bytes(settings.block_size), "kv_cache_dtype": settings.kv_cache_dtype, "dtype": runner.dtype,
-        "quantization": settings.quantization, "kernels": kernels_of(runner.device_type), "numbers": str(runner.invariance),
-    }  # fmt: skip
-    folder, page_bytes = Path(settings.kv_disk_dir).expanduser(), runner.block_bytes(settings.block_size)
-    lock_wait_s = LOCK_WAIT_S if settings.follows else 0.0
+    return RankTier(settings.rank, files, runner.page_rows, receiver, PageFolder(Path(), {}, page_bytes).file_bytes)
+
+
+def open_files(
+    settings: RankSettings, folder: Path, identity: Mapping[str, object], page_bytes: int, max_age_s: float = 0.0
+) -> PageFiles | None:
+    """The files of this rank; a rank that follows a lost one does without where the lost one still has the folder's lock. Raises
+    SettingsError."""
     try:
-        files = PageFiles(folder, identity, page_bytes, settings.kv_disk_max_age_s, lock_wait_s)
+        return PageFiles(folder, identity, page_bytes, max_age_s, LOCK_WAIT_S if settings.follows else 0.0)
     except FolderInUse:
         if not settings.follows:
             raise
@@ -121,7 +134,59 @@ def open_tier(settings: RankSettings, runner: ModelRunner) -> RankTier | None:
             "the lock of a folder in %s.", folder,
         )  # fmt: skip
         return None
-    return RankTier(settings.rank, files, runner.page_rows)
+
+
+def open_publisher(settings: RankSettings, runner: ModelRunner) -> Publisher | None:
+    """What hands this rank's blocks over; None in an engine that keeps them. Raises SettingsError where it cannot be had."""
+    if settings.role != "prefill":
+        return None
+    require_plain_pages("a hand-over", runner)
+    page_bytes, server = runner.block_bytes(settings.block_size), None
+    try:
+        files = open_files(settings, Path(settings.handover_dir), handover_identity(settings, runner), page_bytes)
+    except SettingsError as error:
+        why = f"blocks for other engines belong into {settings.handover_dir}, which cannot be written"
+        raise SettingsError(f"{why}: make room in shared memory, or leave --role out") from error
+    if files is None:
+        return None
+    if settings.handover_address:
+        host, port = split_address(settings.handover_address)
+        try:
+            own = host, port + settings.place if port else 0
+            server = BlockServer(own, secret_for(settings), files.identity, files.raw)
+        except OSError as error:
+            why = f"--handover-address is {settings.handover_address}, where rank {settings.rank} cannot listen"
+            raise SettingsError(f"{why} ({error.strerror}): give another one") from error
+    return Publisher(settings.rank, settings.handover_dir, files, runner.page_rows, settings.handover_bytes, server)
+
+
+def require_plain_pages(who: str, runner: ModelRunner) -> None:
+    """Raise SettingsError unless a page holds all that belongs to a block."""
+    if runner.head is not None or runner.routed is not None:
+        raise SettingsError(f"{who} keeps no state of a draft head and no expert ids: leave one of the two out")
+    if any(kv_groups(runner.config).windows):
+        raise SettingsError(f"{who} serves models with full attention so far, and this one has windows: leave it out")
+
+
+def secret_for(settings: RankSettings) -> bytes:
+    """The secret that the hosts of two engines share, b"" where all is on one. Raises SettingsError."""
+    return secret_of(settings.cluster_secret_file) if settings.cluster_secret_file else b""
+
+
+def handover_identity(settings: RankSettings, runner: ModelRunner) -> dict[str, object]:
+    """That of ranks of one number in two engines."""
+    return page_identity(settings, runner, f"{settings.rank} of {settings.world_size}")
+
+
+def page_identity(settings: RankSettings, runner: ModelRunner, rank: str) -> dict[str, object]:
+    """All that the bits of a page depend on beside its tokens. `rank`: what part of a block it is."""
+    drafted = "" if runner.draft is None else fingerprint(settings.draft_path)
+    return {
+        "model": fingerprint(settings.model_path), "draft_model": drafted, "version": __version__, "rank": rank,
+        "block_size": settings.block_size, "page_bytes": runner.block_bytes(settings.block_size),
+        "kv_cache_dtype": settings.kv_cache_dtype, "dtype": runner.dtype, "quantization": settings.quantization,
+        "kernels": kernels_of(runner.device_type), "numbers": str(runner.invariance),
+    }  # fmt: skip
 
 
 def _load_stage(settings: RankSettings) -> tuple[Rank, ModelRunner]:
@@ -199,8 +264,8 @@ def start_threads(threads: int, place: Place = NOWHERE) -> None:
     limit_torch(threads)
 
 
-def ready_message(settings: RankSettings, runner: ModelRunner, tier: RankTier | None = None) -> RankReady:
-    """The facts that the engine core needs to size the cache, and what is on disk."""
+def ready_message(settings: RankSettings, runner: ModelRunner, rank: Rank | None = None) -> RankReady:
+    """The facts that the engine core needs to size the cache, what is on disk, and where the rank hands blocks over."""
     budget = settings.kv_cache_bytes or default_cache_bytes(settings, runner)
     return RankReady(
         model=ModelFacts(
@@ -216,7 +281,8 @@ def ready_message(settings: RankSettings, runner: ModelRunner, tier: RankTier | 
         environment=describe_process(runner.device) | describe_numbers(settings, runner),
         draft_costs=_draft_costs(settings, runner) if settings.measures_draft_costs else (0, 0, 0),
         linear_layers=runner.adapters.layers if runner.adapters else {},
-        disk=None if tier is None else tier.found(),
+        disk=None if rank is None or rank.tier is None else rank.tier.found(),
+        handover=None if rank is None or rank.publisher is None else rank.publisher.place,
     )
 
 

@@ -21,6 +21,7 @@ from pathlib import Path
 
 import xxhash
 
+from vnext.runtime.handover.source import OTHER_PAGES, HandoverFailed
 from vnext.runtime.settings import SettingsError
 
 FORMAT_VERSION = 1
@@ -37,24 +38,75 @@ class FolderInUse(SettingsError):
     """Another process has the lock of the folder."""
 
 
-class PageFiles:
-    """The folder of one rank. Any thread may read; one thread writes and removes."""
+class PageFolder:
+    """The folder of one rank, to read. Any thread may."""
+
+    def __init__(self, parent: Path, identity: Mapping[str, object], page_bytes: int) -> None:
+        """`page_bytes`: those of a page over all its memory."""
+        self._about = json.dumps(dict(identity), sort_keys=True, indent=1)
+        self.identity = blake2b(self._about.encode(), digest_size=NAME_BYTES).digest()
+        self._folder = parent / self.identity.hex()
+        self._page_bytes = page_bytes
+        self.file_bytes = HEADER_BYTES + page_bytes
+
+    def ask(self, names: Sequence[bytes]) -> None:
+        """As vnext/runtime/handover/source.py, of which this is the transport in shared memory."""
+        if not self._folder.is_dir():
+            raise HandoverFailed(f"no blocks come from {self._folder.parent}: {OTHER_PAGES}")
+
+    def fetch(self, name: bytes, buffer: bytearray) -> bool:
+        """Put a file into a buffer of `file_bytes`. False for one that is not there, or of another size."""
+        try:
+            with open(self._path(name), "rb", buffering=0) as file:
+                return file.readinto(buffer) == self.file_bytes
+        except OSError:
+            return False
+
+    def raw(self, name: bytes) -> bytes:
+        """The bytes of a file, b"" if it is not there."""
+        try:
+            return self._path(name).read_bytes()
+        except OSError:
+            return b""
+
+    def is_right(self, name: bytes, buffer: bytes | bytearray) -> bool:
+        """Whether this is the file of a block as it was written."""
+        *head, checksum = _HEAD.unpack_from(buffer)
+        page = memoryview(buffer)[HEADER_BYTES:]
+        right = [MAGIC, FORMAT_VERSION, self._page_bytes, self.identity, name]
+        return head == right and checksum == self._checksum(name, (page,))
+
+    def read(self, name: bytes, buffer: bytearray) -> bool:
+        """Read a page into a buffer of `file_bytes`, behind HEADER_BYTES. False for one that is not there as it was written."""
+        return self.fetch(name, buffer) and self.is_right(name, buffer)
+
+    def close(self) -> None:
+        """Nothing more is read."""
+
+    def _path(self, name: bytes) -> Path:
+        return self._folder / name[:1].hex() / name.hex()
+
+    def _checksum(self, name: bytes, parts: Iterable[bytes | memoryview]) -> bytes:
+        checksum = xxhash.xxh3_128(self.identity + name)
+        for part in parts:
+            checksum.update(part)
+        return checksum.digest()
+
+
+class PageFiles(PageFolder):
+    """The folder of one rank, to write. Any thread may read; one thread writes and removes."""
 
     def __init__(
         self, parent: Path, identity: Mapping[str, object], page_bytes: int, max_age_s: float = 0.0, lock_wait_s: float = 0.0
     ) -> None:
-        """`page_bytes`: those of a page over all its memory. `max_age_s`: files that are older are removed; 0 for never. Raises
-        FolderInUse for a folder that another process still uses after `lock_wait_s`, SettingsError for one that cannot be
-        written."""
-        text = json.dumps(dict(identity), sort_keys=True, indent=1)
-        self._identity = blake2b(text.encode(), digest_size=NAME_BYTES).digest()
-        self._folder = parent / self._identity.hex()
-        self._page_bytes, self._max_age_s = page_bytes, max_age_s
-        self.file_bytes = HEADER_BYTES + page_bytes
+        """`max_age_s`: files that are older are removed; 0 for never. Raises FolderInUse for a folder that another process still
+        uses after `lock_wait_s`, SettingsError for one that cannot be written."""
+        super().__init__(parent, identity, page_bytes)
+        self._max_age_s = max_age_s
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._lock = os.open(self._folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
-            (self._folder / ABOUT).write_text(text)
+            (self._folder / ABOUT).write_text(self._about)
         except OSError as error:
             reason = error.strerror or error
             raise SettingsError(f"--kv-disk-dir is {parent}: {reason}: name a folder that you can write") from error
@@ -84,7 +136,7 @@ class PageFiles:
     def write(self, name: bytes, parts: Sequence[bytes | memoryview]) -> None:
         """Write a page, the parts of which are `page_bytes` together. Raises OSError, with nothing left behind."""
         path = self._path(name)
-        head = _HEAD.pack(MAGIC, FORMAT_VERSION, self._page_bytes, self._identity, name, self._checksum(name, parts))
+        head = _HEAD.pack(MAGIC, FORMAT_VERSION, self._page_bytes, self.identity, name, self._checksum(name, parts))
         temporary = path.with_name(path.name + TEMPORARY)
         try:
             path.parent.mkdir(mode=0o700, exist_ok=True)
@@ -96,20 +148,6 @@ class PageFiles:
             with suppress(OSError):
                 temporary.unlink()
             raise
-
-    def read(self, name: bytes, buffer: bytearray) -> bool:
-        """Read a page into a buffer of `file_bytes`, behind HEADER_BYTES. False for one that is not there as it was written."""
-        try:
-            with open(self._path(name), "rb", buffering=0) as file:
-                size = file.readinto(buffer)
-        except OSError:
-            return False
-        if size != self.file_bytes:
-            return False
-        *head, checksum = _HEAD.unpack_from(buffer)
-        page = memoryview(buffer)[HEADER_BYTES:]
-        right = [MAGIC, FORMAT_VERSION, self._page_bytes, self._identity, name]
-        return head == right and checksum == self._checksum(name, (page,))
 
     def remove(self, names: Iterable[bytes]) -> None:
         """Remove these files, as far as they are there."""
@@ -127,14 +165,10 @@ class PageFiles:
             with suppress(OSError):
                 os.utime(self._path(name))
 
-    def _path(self, name: bytes) -> Path:
-        return self._folder / name[:1].hex() / name.hex()
 
-    def _checksum(self, name: bytes, parts: Iterable[bytes | memoryview]) -> bytes:
-        checksum = xxhash.xxh3_128(self._identity + name)
-        for part in parts:
-            checksum.update(part)
-        return checksum.digest()
+def checksum_in(buffer: bytes | bytearray) -> bytes:
+    """The checksum (16 bytes) in a file's header."""
+    return bytes(_HEAD.unpack_from(buffer)[-1])
 
 
 def _locked(handle: int, wait_s: float) -> bool:

@@ -13,11 +13,12 @@ from collections import deque
 import msgspec
 
 from vnext.log import snapshot
-from vnext.runtime.messages import AdapterRead, BlocksRead, BlocksWritten, RankAnswer, StepResult
+from vnext.runtime.handover.publishing import Publisher
+from vnext.runtime.messages import AdapterRead, BlocksPublished, BlocksRead, BlocksWritten, RankAnswer, StepResult
 from vnext.runtime.rank.steps import Steps, is_due
 from vnext.runtime.rank.tier import RankTier
 from vnext.runtime.rank.weights import RankWeights
-from vnext.runtime.ring.broadcast import BeginFrom, ReadAdapter, StoreBlocks, decode_events
+from vnext.runtime.ring.broadcast import BeginFrom, FetchBlocks, ReadAdapter, StoreBlocks, Wish, decode_events
 from vnext.runtime.ring.commands import AnyCommand
 from vnext.state.digest import details, digest, histories
 from vnext.state.events import (
@@ -41,11 +42,13 @@ class Rank:
     """One rank. `handle` takes one message of the ring; `collect` returns the results in the order of the steps."""
 
     def __init__(
-        self, rank: int, steps: Steps, weights: RankWeights | None = None, tier: RankTier | None = None
+        self, rank: int, steps: Steps, weights: RankWeights | None = None, tier: RankTier | None = None,
+        publisher: Publisher | None = None,
     ) -> None:
-        """`weights`: None for a rank that is asked for no operations; `tier`: for one without a disk tier."""
+        """`weights`: None for a rank that is asked for no operations; `tier`: for one without a disk tier that gets no blocks of
+        other engines; `publisher`: for one that hands none over."""
         self._rank = rank
-        self.steps, self._weights, self.tier = steps, weights, tier
+        self.steps, self._weights, self.tier, self.publisher = steps, weights, tier, publisher
         self._state: State | None = None
         self._asked: deque[StepResult] = deque()  # without the fields that only a computed step can fill
         self._completed: list[StepResult] = []
@@ -57,7 +60,7 @@ class Rank:
         if self._completed or (self._asked and self.steps.look_s is not None):
             return self.steps.look_s
         is_reading = self.steps.adapters and self.steps.adapters.is_reading
-        is_moving = self.tier is not None and self.tier.is_busy
+        is_moving = any(each is not None and each.is_busy for each in (self.tier, self.publisher))
         return READING_LOOK_S if is_reading or is_moving or (self._weights and self._weights.is_busy) else None
 
     def handle(self, message: bytes) -> None:
@@ -65,16 +68,16 @@ class Rank:
         for event in decode_events(message, 0 if self._state is None else self._state.next_id):
             self._apply(event)
 
-    def collect(self) -> list[StepResult | AdapterRead | RankAnswer | BlocksRead | BlocksWritten]:
+    def collect(self) -> list[StepResult | AdapterRead | RankAnswer | BlocksRead | BlocksWritten | BlocksPublished]:
         """Results that are complete by now, reports of what has been read and written, and answers, without waiting."""
         while self._asked and self.steps.is_there():
             self._wait_for_step()
         completed, self._completed = self._completed, []
         read = self.steps.adapters.done() if self.steps.adapters else ()
-        moved = self.tier.reports() if self.tier else ()
+        moved = [report for each in (self.tier, self.publisher) if each for report in each.reports()]
         return [*completed, *read, *moved, *(self._weights.answers() if self._weights else ())]
 
-    def _apply(self, event: AnyEvent | ReadAdapter | BeginFrom | StoreBlocks | AnyCommand) -> None:
+    def _apply(self, event: AnyEvent | Wish | AnyCommand) -> None:
         if not isinstance(event, Event):
             self._do(event)
             return
@@ -89,18 +92,21 @@ class Rank:
             self.steps.adapters.fold(event)
         if isinstance(event, WeightsChanged):
             self._weights.fold(event)
-        if self.tier is not None:
-            self.tier.fold(event, self._state)
+        for each in (self.tier, self.publisher):
+            if each is not None:
+                each.fold(event, self._state)
         if isinstance(event, StepPlanned):
             self.steps.launch(self._state)
             self._asked.append(self._report(event.step))
 
-    def _do(self, wish: ReadAdapter | BeginFrom | StoreBlocks | AnyCommand) -> None:
+    def _do(self, wish: Wish | AnyCommand) -> None:
         """What the engine core asks for beside the events."""
         if isinstance(wish, ReadAdapter):
             self.steps.adapters.read(wish)
         elif isinstance(wish, StoreBlocks):
             self.tier.store(wish)
+        elif isinstance(wish, FetchBlocks):
+            self.tier.expect(wish)
         elif isinstance(wish, BeginFrom):
             self._state = snapshot.load(snapshot.decode(wish.snapshot), self._state.config)
             if weights := self._state.weights:

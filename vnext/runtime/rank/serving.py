@@ -24,7 +24,7 @@ def serve(settings: RankSettings, results: ResultsSender) -> None:
     rank, runner = load_rank(settings, Path(settings.rendezvous))
     gc.freeze()
     gc.enable()
-    results.send(encoder.encode(ready_message(settings, runner, rank.tier)))
+    results.send(encoder.encode(ready_message(settings, runner, rank)))
     while True:
         try:
             message = ring.read(rank.poll_timeout_s)

@@ -1,4 +1,4 @@
-"""The disk tier of one rank: pages are written and read beside the running steps.
+"""The disk tier of one rank: pages are written and read beside the running steps, and read from other engines' ranks.
 
 A page to be written is copied between two steps, and its file is written by a thread of its own; the engine core asks for few at a
 time, which bounds the copies. A page that comes back is read and checked by another thread, which fills it while no step knows it.
@@ -12,18 +12,20 @@ import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import closing, suppress
 
 import numpy as np
 
+from vnext.runtime.handover.receiving import Pages, Receiver
+from vnext.runtime.handover.source import BlockSource, HandoverFailed
 from vnext.runtime.messages import BlocksRead, BlocksWritten, DiskFound
-from vnext.runtime.rank.page_files import HEADER_BYTES, PageFiles
-from vnext.runtime.ring.broadcast import StoreBlocks
+from vnext.runtime.rank.page_files import HEADER_BYTES, PageFiles, checksum_in
+from vnext.runtime.ring.broadcast import FetchBlocks, StoreBlocks
 from vnext.state.events import AnyEvent, BlocksPromoted, PrefixCacheReset, PromotionEnded, TierChanged, TierOpened
 from vnext.state.state import State, Transfer
 from vnext.state.tier import names_in
 
-WRITER_NICENESS = 10
+WRITER_NICENESS, SAID_MAX = 10, 32
 Rows = Callable[[], list[np.ndarray]]
 """The memory of all pages: uint8 [page_count, bytes] each."""
 log = logging.getLogger(__name__)
@@ -53,20 +55,27 @@ class Reading:
 
 
 class RankTier:
-    """The pages of one rank on disk. All methods belong to one thread."""
+    """The pages of one rank elsewhere. All methods belong to one thread."""
 
-    def __init__(self, rank: int, files: PageFiles, rows: Rows) -> None:
-        self._rank, self.files, self._rows = rank, files, rows
+    def __init__(
+        self, rank: int, files: PageFiles | None, rows: Rows, receiver: Receiver | None = None, file_bytes: int = 0
+    ) -> None:
+        """`files`: None without a disk tier. `receiver`: None in an engine that gets no blocks of others, whose files have
+        `file_bytes`."""
+        self._rank, self._files, self._rows, self._receiver = rank, files, rows, receiver
         self._writer = ThreadPoolExecutor(1, "tier-write", _yield_to_others)
         self._reader = ThreadPoolExecutor(1, "tier-read")
         self._readings: dict[int, Reading] = {}
         self._futures: list[Future[BlocksWritten | BlocksRead]] = []
-        self._buffer = bytearray(files.file_bytes)
-        self._has_warned = False
+        self._buffer = bytearray(files.file_bytes if files else file_bytes)
+        self._tickets: dict[int, str] = {}
+        self._has_warned, self._said = False, set[str]()
 
     def found(self) -> DiskFound:
         """What is on disk."""
-        return DiskFound(blocks=b"".join(name for _, name in self.files.list()), file_bytes=self.files.file_bytes)
+        if self._files is None:
+            return DiskFound(blocks=b"", file_bytes=0)
+        return DiskFound(blocks=b"".join(name for _, name in self._files.list()), file_bytes=self._files.file_bytes)
 
     @property
     def is_busy(self) -> bool:
@@ -85,22 +94,33 @@ class RankTier:
         copies = [[memory[page].tobytes() for memory in rows] for page in wish.pages]
         self._futures.append(self._writer.submit(self._write, wish.blocks, names, copies))
 
+    def expect(self, wish: FetchBlocks) -> None:
+        """The blocks of the transfer that begins next are another engine's."""
+        self._tickets[wish.transfer] = wish.ticket
+
     def fold(self, event: AnyEvent, state: State) -> None:
         """Do what an event asks for, which has led to `state`."""
         match event:
-            case TierOpened():
-                known = frozenset(names_in(event.blocks))
-                self._writer.submit(self.files.keep, known.__contains__)
-            case TierChanged():
-                self._writer.submit(self.files.remove, names_in(event.gone))
-                self._writer.submit(self.files.touch, names_in(event.kept))
-            case PrefixCacheReset():
-                self._writer.submit(self.files.keep, lambda name: False)
             case BlocksPromoted() if state.tier is not None:
                 self._readings[event.transfer] = reading = Reading()
-                self._futures.append(self._reader.submit(self._read, state.tier.transfers[-1], reading, self._rows()))
+                ticket, moving = self._tickets.pop(event.transfer, ""), state.tier.transfers[-1]
+                self._futures.append(self._reader.submit(self._read, moving, reading, self._rows(), ticket))
             case PromotionEnded():
                 self._readings.pop(event.transfer).stop()
+        if self._files is not None:
+            self._change(event, self._files)
+
+    def _change(self, event: AnyEvent, files: PageFiles) -> None:
+        """Have files kept and removed as an event says."""
+        match event:
+            case TierOpened():
+                known = frozenset(names_in(event.blocks))
+                self._writer.submit(files.keep, known.__contains__)
+            case TierChanged():
+                self._writer.submit(files.remove, names_in(event.gone))
+                self._writer.submit(files.touch, names_in(event.kept))
+            case PrefixCacheReset():
+                self._writer.submit(files.keep, lambda name: False)
 
     def close(self) -> None:
         """End both threads, with what they have begun, and let another engine use the folder."""
@@ -108,13 +128,14 @@ class RankTier:
             reading.stop()
         self._reader.shutdown(cancel_futures=True)
         self._writer.shutdown()
-        self.files.close()
+        if self._files is not None:
+            self._files.close()
 
     def _write(self, asked: bytes, names: tuple[bytes, ...], copies: list[list[bytes]]) -> BlocksWritten:
-        stored = []
+        stored, files = [], self._files
         try:
-            for name, parts in zip(names, copies):
-                self.files.write(name, parts)
+            for name, parts in zip(names, copies) if files is not None else ():
+                files.write(name, parts)
                 stored.append(name)
         except OSError as error:
             if not self._has_warned:
@@ -122,18 +143,48 @@ class RankTier:
                 log.warning("The disk tier writes no more blocks, and serving goes on: %s", error)
         return BlocksWritten(rank=self._rank, blocks=asked, stored=b"".join(stored))
 
-    def _read(self, transfer: Transfer, reading: Reading, rows: list[np.ndarray]) -> BlocksRead:
-        count, bad, data = 0, b"", np.frombuffer(self._buffer, np.uint8)[HEADER_BYTES:]
-        keys = transfer.keys[transfer.hits :]
-        for key, page in zip(keys, transfer.pages[transfer.hits :]):
-            if not self.files.read(key, self._buffer):
-                bad = key
-                break
+    def _read(self, transfer: Transfer, reading: Reading, rows: list[np.ndarray], ticket: str) -> BlocksRead:
+        if ticket:
+            return self._receive(transfer, reading, rows, ticket)
+        files, found = self._files, list[bytes]()
+        if files is None:
+            return BlocksRead(rank=self._rank, transfer=transfer.number, count=0)
+        bad = self._fill(files, files, transfer, reading, rows, found)
+        files.touch(transfer.keys[transfer.hits :][: len(found)][::-1])
+        return BlocksRead(rank=self._rank, transfer=transfer.number, count=len(found), bad=bad)
+
+    def _receive(self, transfer: Transfer, reading: Reading, rows: list[np.ndarray], ticket: str) -> BlocksRead:
+        found = list[bytes]()
+        try:
+            if self._receiver is None:
+                raise HandoverFailed("this engine gets no blocks of others")
+            source, pages = self._receiver.source(ticket)
+            with closing(source):
+                source.ask(transfer.keys[transfer.hits :])
+                self._fill(source, pages, transfer, reading, rows, found)
+        except HandoverFailed as error:
+            self._say(f"A prompt is computed here too: {error}")
+        return BlocksRead(rank=self._rank, transfer=transfer.number, count=len(found), checksums=b"".join(found))
+
+    def _fill(
+        self, source: BlockSource, pages: Pages, transfer: Transfer, reading: Reading, rows: list[np.ndarray], found: list[bytes]
+    ) -> bytes:
+        """Fill the pages of a transfer, in order, as far as there are right blocks, whose checksums `found` gets. Returns the name
+        of one that is not right, b"" if none."""
+        data = np.frombuffer(self._buffer, np.uint8)[HEADER_BYTES:]
+        for key, page in zip(transfer.keys[transfer.hits :], transfer.pages[transfer.hits :]):
+            if not (source.fetch(key, self._buffer) and pages.is_right(key, self._buffer)):
+                return key
             if not reading.put(rows, page, data):
                 break
-            count += 1
-        self.files.touch(keys[:count][::-1])
-        return BlocksRead(rank=self._rank, transfer=transfer.number, count=count, bad=bad)
+            found.append(checksum_in(self._buffer))
+        return b""
+
+    def _say(self, sentence: str) -> None:
+        """Warn of something once."""
+        if sentence not in self._said:
+            self._said = {*list(self._said)[-SAID_MAX:], sentence}
+            log.warning("%s", sentence)
 
 
 def _yield_to_others() -> None:

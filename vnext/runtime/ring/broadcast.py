@@ -57,9 +57,17 @@ class StoreBlocks(_Wire, tag=102):
     pages: tuple[int, ...]
 
 
+class FetchBlocks(_Wire, tag=103):
+    """No event: the blocks of a transfer that begins are those of another engine, whose `ticket` says where they are."""
+
+    transfer: int
+    ticket: str
+
+
+Wish = ReadAdapter | BeginFrom | StoreBlocks | FetchBlocks
 _as_they_are = [event for event in get_args(AnyEvent) if event not in (RequestArrived, StepCommitted)]
 _encoder = msgspec.msgpack.Encoder()
-_wires = (_Arrived, _Committed, ReadAdapter, BeginFrom, StoreBlocks, *get_args(AnyCommand), *_as_they_are)
+_wires = (_Arrived, _Committed, *get_args(Wish), *get_args(AnyCommand), *_as_they_are)
 _decoder = msgspec.msgpack.Decoder(tuple[Union[_wires], ...])  # noqa: UP007
 
 
@@ -78,6 +86,11 @@ def encode_store(wish: StoreBlocks) -> bytes:
     return _encoder.encode([wish])
 
 
+def encode_fetch(wish: FetchBlocks) -> bytes:
+    """One ring message without events."""
+    return _encoder.encode([wish])
+
+
 def encode_begin(started: EngineStarted, snapshot: bytes) -> bytes:
     """The first ring message to ranks that are to go on from a state."""
     return _encoder.encode([started, BeginFrom(snapshot=snapshot)])
@@ -88,7 +101,7 @@ def encode_command(command: AnyCommand) -> bytes:
     return _encoder.encode([command])
 
 
-def decode_events(message: bytes, next_id: int = 0) -> tuple[AnyEvent | ReadAdapter | BeginFrom | StoreBlocks | AnyCommand, ...]:
+def decode_events(message: bytes, next_id: int = 0) -> tuple[AnyEvent | Wish | AnyCommand, ...]:
     """The events of a ring message, in order, or what a rank is asked to do; `next_id` is the id that the replica gives to the
     next arrival.
 

@@ -21,6 +21,7 @@ from vnext.state.events import (
     AdapterEvicted,
     AdapterLoaded,
     AnyEvent,
+    BlocksHandedOver,
     BlocksPromoted,
     ClockTicked,
     EngineRecovered,
@@ -72,7 +73,7 @@ def illegal_slot_events(state: State) -> Iterator[AnyEvent]:
 def illegal_tier_events(state: State) -> Iterator[AnyEvent]:
     """No transfer begins out of turn, for a stranger or twice, none ends that is not in flight, and no block leaves a disk that is
     not there. No clock stands still or goes back, and no pins yield that are not there."""
-    begun = 0 if state.tier is None else state.tier.begun
+    begun, rows = 0 if state.tier is None else state.tier.begun, state.rows
     yield BlocksPromoted(transfer=begun, id=RequestId(state.next_id), count=1)
     yield PromotionEnded(transfer=begun)
     yield TierChanged(gone=bytes(16))
@@ -84,6 +85,10 @@ def illegal_tier_events(state: State) -> Iterator[AnyEvent]:
         yield BlocksPromoted(transfer=begun + 1, id=entry.id, count=1)
         yield BlocksPromoted(transfer=begun, id=entry.id, count=0 if entry.transfer < 0 else 1)
         yield BlocksPromoted(transfer=begun, id=entry.id, count=(entry.known - 1) // state.config.block_size + 1)
+        yield BlocksHandedOver(id=entry.id, count=1)
+    for id_, hashed, prompt in zip(*(column[-1:].tolist() for column in (rows.id, rows.hashed_blocks, rows.prompt))):
+        yield BlocksHandedOver(id=id_, count=0)
+        yield BlocksHandedOver(id=id_, count=1 + min(hashed, (prompt - 1) // state.config.block_size))
 
 
 def strange_plan(rng: Rng, seen: PlainState) -> StepPlanned | None:

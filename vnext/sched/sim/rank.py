@@ -25,6 +25,9 @@ from vnext.sched.sim.toy_grammar import ToyVocabulary, nearest
 from vnext.state.digest import digest
 from vnext.state.events import (
     AnyEvent,
+    BlocksHandedOver,
+    BlocksPromoted,
+    BlocksReceived,
     EnginePaused,
     EngineRecovered,
     EngineStarted,
@@ -38,6 +41,7 @@ from vnext.state.events import (
 from vnext.state.pool import indexed_since
 from vnext.state.reduce import reduce, start
 from vnext.state.state import State, Transfer
+from vnext.state.tier import handed_over
 
 CHAIN_FACTOR = 0x9E3779B97F4A7C15
 CHAIN_MASK = 2**64 - 1
@@ -196,8 +200,12 @@ class Rank:
         if isinstance(event, EngineRecovered):
             self._begin()
         self._forget(event)
+        if isinstance(event, BlocksPromoted):
+            self._expect(before)
         if isinstance(event, PromotionEnded):
             self._fill(before, event)
+        if isinstance(event, BlocksHandedOver):
+            self._hand_over(event)
         if not isinstance(event, StepPlanned):
             self._copy_out(before)
             return None
@@ -225,16 +233,30 @@ class Rank:
             if self._contents.blocks.setdefault(key, content.copy()) != content:
                 raise Divergence(f"K1: block {block} has a name that stands for another content on disk")
 
+    def _expect(self, before: State) -> None:
+        """Know what blocks contain that nobody here has computed: a run before this list of events, or another engine."""
+        assert self.state.tier is not None, "a transfer has begun"
+        transfer, blocks = self.state.tier.transfers[-1], self._contents.blocks
+        for place, key in enumerate(transfer.keys[transfer.hits :], transfer.hits):
+            blocks[key] = blocks.get(key) or self._as_before(before, transfer.request, place)
+
     def _fill(self, before: State, event: PromotionEnded) -> None:
         """The blocks of a transfer come back."""
         assert before.tier is not None, "it has just ended"
         for transfer in before.tier.transfers:
             end = transfer.hits + event.count if transfer.number == event.transfer else 0
-            damaged = self._contents.found.setdefault(transfer, frozenset(self._contents.damaged)) if end else frozenset()
+            is_read = end and not isinstance(event, BlocksReceived)  # else it is not the disk's
+            damaged = self._contents.found.setdefault(transfer, frozenset(self._contents.damaged)) if is_read else frozenset()
             for place in range(transfer.hits, end if transfer.keys else 0):
                 key = transfer.keys[place]
-                content = self._contents.blocks.get(key) or self._as_before(before, transfer.request, place)
+                content = self._contents.blocks[key]
                 self.cache[transfer.pages[place]] = [GARBAGE] * len(content) if key in damaged else content.copy()
+
+    def _hand_over(self, event: BlocksHandedOver) -> None:
+        """H1: what leaves under a name is what the disk tier has under it, which was copied when the block became complete."""
+        for name, page in zip(*handed_over(self.state, event), strict=True):
+            if self._contents.blocks.get(name) != self.cache[page]:
+                raise Divergence(f"H1: request {event.id} hands over page {page} under a name that stands for another content")
 
     def _as_before(self, before: State, id_: int, block: int) -> list[int]:
         """What a run before this list of events has written of a request's block."""

@@ -41,13 +41,15 @@ class Faults(msgspec.Struct, frozen=True, kw_only=True):
 
 class Disk(msgspec.Struct, frozen=True, kw_only=True):
     """A disk tier of `capacity` blocks. Percent of blocks that it loses (`fails`) or damages (`lies`), and of transfers that never
-    answer (`hangs`); others take up to `slow_us`."""
+    answer (`hangs`); others take up to `slow_us`. Of `peers` percent of the requests another engine has computed the prompt, and
+    the prompts of as many are computed for another one."""
 
     capacity: int
     fails: int = 0
     lies: int = 0
     hangs: int = 0
     slow_us: int = 100
+    peers: int = 0
 
 
 class Client(msgspec.Struct, frozen=True, kw_only=True):

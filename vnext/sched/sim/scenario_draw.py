@@ -47,6 +47,9 @@ RETAINING_SEEDS = 7
 STAGED_SEEDS = 13
 """In one of so many scenarios requests decode in microbatches, drawn from a seed of its own."""
 SECONDS_US = (1, 3, 20, 100)
+PEER_SEEDS = 31
+"""One in so many scenarios has such a disk, and blocks come from other engines and go to them; nothing is drawn for it."""
+PEER_PERCENT = 60
 PRIORITIES = ((0,), (0, 1, 2), (0, 1, 2), (-(2**31), -1, 0, 2**31 - 1))
 
 
@@ -87,7 +90,7 @@ def scenario(seed: int, client_count: int = 60) -> Scenario:
         faults=with_deaths(Rng(seed + 2**61), draw_faults(rng.fork(), config), seed),
         shutdown_us=rng.below(end_us + 1) if rng.happens(5) else NEVER,
         weights=draw_weights(Rng(seed + 2**61), end_us) if changes_weights(seed) else (),
-        disk=draw_disk(Rng(seed + 2**60)) if has_disk(seed) else None,
+        disk=replace(draw_disk(Rng(seed + 2**60)), peers=PEER_PERCENT * has_peers(seed)) if has_disk(seed) else None,
         second_us=SECONDS_US[seed // RETAINING_SEEDS % len(SECONDS_US)] if retains(seed) else 0,
     )
 
@@ -100,7 +103,12 @@ def draw_weights(rng: Rng, end_us: int) -> tuple[tuple[int, Pause], ...]:
 
 def has_disk(seed: int) -> bool:
     """Whether the engine of this seed's scenario has a disk tier, if it can have one."""
-    return seed % DISK_SEEDS == 6
+    return seed % DISK_SEEDS == 6 or has_peers(seed)
+
+
+def has_peers(seed: int) -> bool:
+    """Whether this seed's engine also has blocks of other engines."""
+    return seed % PEER_SEEDS == 20
 
 
 def retains(seed: int) -> bool:
@@ -214,17 +222,10 @@ def with_windows(rng: Rng, config: SchedulerConfig) -> SchedulerConfig:
 def as_duel(rng: Rng, config: SchedulerConfig) -> SchedulerConfig:
     """Few requests that each need the whole cache grow side by side and throw each other out, token by token."""
     return replace(
-        config,
-        policy=rng.choose(DUELLING),
-        chunked_prefill=True,
-        long_prefill_token_threshold=1,
-        max_num_seqs=rng.between(2, 4),
-        block_size=rng.choose((1, 2)),
-        page_count=rng.between(3, 8),
-        max_model_len=60,
+        config, policy=rng.choose(DUELLING), chunked_prefill=True, windows=(), long_prefill_token_threshold=1,
+        max_num_seqs=rng.between(2, 4), block_size=rng.choose((1, 2)), page_count=rng.between(3, 8), max_model_len=60,
         max_num_batched_tokens=max(config.max_num_batched_tokens, 4),
-        windows=(),
-    )
+    )  # fmt: skip
 
 
 def as_squeeze(rng: Rng, config: SchedulerConfig) -> SchedulerConfig:

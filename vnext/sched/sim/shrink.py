@@ -23,7 +23,9 @@ from vnext.state.events import (
     AdapterEvicted,
     AdapterLoaded,
     AnyEvent,
+    BlocksHandedOver,
     BlocksPromoted,
+    BlocksReceived,
     ClockTicked,
     EnginePaused,
     EngineRecovered,
@@ -290,17 +292,25 @@ class Author:
                 | PinsYielded()
             ):  # fmt: skip
                 return self._if_legal(move)
-            case TierOpened() | TierChanged() | BlocksPromoted() | PromotionEnded():
+            case TierOpened() | TierChanged() | BlocksPromoted() | PromotionEnded() | BlocksHandedOver():
                 return self._of_tier(move)
         return None
 
-    def _of_tier(self, move: TierOpened | TierChanged | BlocksPromoted | PromotionEnded) -> AnyEvent | None:
+    def _of_tier(
+        self, move: TierOpened | TierChanged | BlocksPromoted | PromotionEnded | BlocksHandedOver
+    ) -> AnyEvent | None:
         """A transfer of the same request, and the end of the oldest one."""
         tier = self.state.tier
         if isinstance(move, BlocksPromoted) and tier is not None and move.id in self._ids:
             move = replace(move, transfer=tier.begun, id=self._ids[move.id])
         if isinstance(move, PromotionEnded) and tier is not None and tier.transfers:
-            move = replace(move, transfer=tier.transfers[0].number)
+            oldest = tier.transfers[0]
+            move = replace(move, transfer=oldest.number)
+            if isinstance(move, BlocksReceived):
+                names = oldest.keys[oldest.hits : oldest.hits + move.count]
+                move = replace(move, count=len(names), names=b"".join(names), checksums=b"".join(names))
+        if isinstance(move, BlocksHandedOver):
+            move = replace(move, id=self._ids.get(move.id, move.id))
         return self._if_legal(move)
 
     def _strange(self, plan: StepPlanned) -> StepPlanned | None:

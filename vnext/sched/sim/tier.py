@@ -1,4 +1,5 @@
-"""The disk tier of a simulation: slow, failing, full, lying and hanging disks, from the scenario's seed; and the event clock.
+"""The disk tier of a simulation: slow, failing, full, lying and hanging disks, from the scenario's seed; other engines, which
+have the blocks of some requests or of half of one, and get those of others; and the event clock.
 
 Owns what is on disk, which outlives ranks and engines, and when it answers. The shadow cache has the contents (rank.py): a block
 that a lying disk has damaged is found by its checksum, as on a real rank.
@@ -6,23 +7,26 @@ that a lying disk has damaged is found by its checksum, as on a real rank.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Literal, NamedTuple
 
 from msgspec.structs import replace
 
+from vnext.sched.handover import next_hand_over
 from vnext.sched.pinning import next_tick, next_yield, tick_due_s
 from vnext.sched.sim.core import Core
 from vnext.sched.sim.rng import Rng
 from vnext.sched.sim.scenario import Client, Disk
 from vnext.sched.tiering import evictions, next_cancellation, next_promotion
 from vnext.state.config import SchedulerConfig
-from vnext.state.events import AnyEvent, BlocksPromoted, PromotionEnded, TierChanged, TierOpened
+from vnext.state.events import AnyEvent, BlocksPromoted, BlocksReceived, PromotionEnded, TierChanged, TierOpened
 from vnext.state.pool import Pool, indexed_since
 from vnext.state.state import State, Tier, Transfer
 
 HANG_US = 20_000
 """After so long the engine core gives a transfer up."""
+SPREAD = 37
+"""Spreads neighbouring requests over all percents."""
 
 
 class Stored(NamedTuple):
@@ -48,22 +52,41 @@ class SimTier:
     def __init__(self, disk: Disk, rng: Rng, damaged: set[bytes]) -> None:
         self._disk, self._rng, self.damaged = disk, rng, damaged
         self.blocks: dict[bytes, None] = {}
+        self._received: set[int] = set()
+        self._left: set[int] = set()
         self._seen: Pool | None = None
 
     def opened(self) -> TierOpened:
         """What an engine finds that starts; the first of it where that is too much, and sometimes less."""
         self._seen = None
+        self._received.clear()
+        self._left.clear()
         names = [name for name in self.blocks if not self._rng.happens(self._disk.fails)]
         return TierOpened(capacity=self._disk.capacity, blocks=b"".join(names[-self._disk.capacity :]))
 
     def move(self, core: Core, fold: Callable[[AnyEvent], None], later: Callable[[int, Answer], None]) -> None:
         """Begin and give up transfers, and have complete blocks written; `later` brings an answer after so many us."""
-        while core.state.tier is not None and (event := next_cancellation(core.state) or next_promotion(core.state)) is not None:
+        self._hand_over(core, fold)
+        while core.state.tier is not None and (event := self._next(core.state)) is not None:
             fold(event)
             if isinstance(event, BlocksPromoted) and core.state.tier.transfers:
                 later(*self.began(core, event))
         if (written := self.written(core)) is not None:
             later(*written)
+
+    def _next(self, state: State) -> BlocksPromoted | PromotionEnded | None:
+        return next_cancellation(state) or next_promotion(state, self._of_peers(entry.id for entry in state.waiting))
+
+    def _of_peers(self, ids: Iterable[int]) -> set[int]:
+        """Those of these requests that another engine has something to do with."""
+        return {id_ for id_ in ids if id_ * SPREAD % 100 < self._disk.peers}
+
+    def _hand_over(self, core: Core, fold: Callable[[AnyEvent], None]) -> None:
+        """Hand over the prompts that are computed for others, each once."""
+        ids = core.state.rows.id.tolist() if self._disk.peers else ()
+        while (event := next_hand_over(core.state, self._of_peers(ids) - self._left)) is not None:
+            self._left.add(event.id)
+            fold(event)
 
     def began(self, core: Core, event: BlocksPromoted) -> tuple[int, ReadBack]:
         """How long a transfer takes, and how it ends."""
@@ -71,6 +94,9 @@ class SimTier:
         transfer, rng = core.state.tier.transfers[-1], self._rng
         if rng.happens(self._disk.hangs):
             return HANG_US, ReadBack(event.transfer, 0, b"")
+        if self._of_peers((event.id,)):
+            self._received.add(event.transfer)
+            return 1 + rng.below(self._disk.slow_us), self._receive(transfer)
         return 1 + rng.below(self._disk.slow_us), self._read(transfer)
 
     def _read(self, transfer: Transfer) -> ReadBack:
@@ -78,6 +104,11 @@ class SimTier:
             if key in self.damaged or key not in self.blocks or self._rng.happens(self._disk.fails):
                 return ReadBack(transfer.number, count, key)
         return ReadBack(transfer.number, len(transfer.keys) - transfer.hits, b"")
+
+    def _receive(self, transfer: Transfer) -> ReadBack:
+        """All that another engine has, or a part of it."""
+        count = len(transfer.keys) - transfer.hits
+        return ReadBack(transfer.number, self._rng.below(count + 1) if self._rng.happens(30) else count, b"")
 
     def written(self, core: Core) -> tuple[int, Stored] | None:
         """Which blocks that have become complete the disk takes, and after how long; None for none."""
@@ -104,8 +135,24 @@ class SimTier:
             if all(each.number != answer.transfer for each in tier.transfers):
                 core.require_refused(ended)
                 return ()
+            if answer.transfer in self._received:
+                return (self._come(core, tier, answer),)
             return (ended, TierChanged(gone=answer.bad)) if answer.bad in tier.disk else (ended,)
         return self._stored(core, tier, answer)
+
+    def _come(self, core: Core, tier: Tier, answer: ReadBack) -> PromotionEnded:
+        """The end of a transfer from another engine. H1: no block comes under a name that its request does not have there."""
+        transfer = next(each for each in tier.transfers if each.number == answer.transfer)
+        names = transfer.keys[transfer.hits : transfer.hits + answer.blocks]
+        if not names:
+            return PromotionEnded(transfer=answer.transfer)
+        came = BlocksReceived(
+            transfer=answer.transfer, count=len(names), names=b"".join(names), checksums=b"".join(names[::-1])
+        )
+        stale = bytes(byte ^ 1 for byte in names[-1])
+        core.require_refused(replace(came, names=b"".join((*names[:-1], stale))))
+        core.require_refused(replace(came, checksums=b""))
+        return came
 
     def _stored(self, core: Core, tier: Tier, answer: Stored) -> tuple[AnyEvent, ...]:
         state = core.state

@@ -17,6 +17,7 @@ from vnext.runtime.messages import RequestOutput, SubmitRequest
 from vnext.sampling_params import InvalidRequest, SamplingParams, answer_seed, restricted, to_sampling, validate_ranges
 from vnext.server.answers.admitted import admitted
 from vnext.server.context.errors import Aborted
+from vnext.server.context.handover import ticket
 from vnext.server.context.openai_types import ChatBody, GenerationBody, continuous_usage, include_usage
 from vnext.server.context.server_context import ServerContext
 from vnext.server.context.stopwatch import Stopwatch
@@ -257,6 +258,7 @@ class Generation:
             cache_salt=self._cache_salt,
             has_seed=self._params.seed is not None,
             adapter=self._adapter,
+            ticket=ticket(),
         )
 
     @property

@@ -74,6 +74,8 @@ _TIER_COUNTERS: Names = {
     "missed": ("vnext_kv_disk_missed", "Blocks that left memory before they were written."),
     "errors": ("vnext_kv_disk_errors", "Blocks that could not be written; behind the first, no more are."),
     "given_up": ("vnext_kv_disk_given_up", "Transfers from disk that were given up."),
+    "received": ("vnext_kv_handover_received", "Blocks that came from other engines."),
+    "absent": ("vnext_kv_handover_absent", "Blocks that other engines had computed and that could not be had."),
 }
 
 _PIN_GAUGES: Names = {

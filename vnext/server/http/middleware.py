@@ -18,6 +18,7 @@ from aiohttp import web
 
 from vnext.server.context.api_keys import ApiKeys, shown
 from vnext.server.context.errors import DOMAIN_ERRORS, STATUS_GONE, ClientGone, KeyRejected, absent, failure_of
+from vnext.server.context.handover import accept_ticket
 from vnext.server.context.identity import KEY_CLIENT, REQUEST_ID, identify
 from vnext.server.context.server_context import SERVER_CONTEXT
 from vnext.server.http.connections import CONNECTIONS
@@ -30,7 +31,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 GUARDED = (
     "/v1", "/tokenize", "/detokenize", "/log", "/events", "/server_info", "/update_weights", "/start_weight_update",
     "/finish_weight_update", "/pause", "/resume", "/is_paused", "/sleep", "/wake_up", "/is_sleeping", "/reset_prefix_cache",
-    "/collective_rpc",
+    "/collective_rpc", "/handover",
 )  # fmt: skip
 
 log = logging.getLogger("vnext.server")
@@ -41,6 +42,7 @@ async def observe(request: web.Request, handler: Handler) -> web.StreamResponse:
     """See `connections`; name the request, count its answer by the route's path and write the access line."""
     started_s = time.monotonic()
     identify(request)
+    accept_ticket(request.headers, request.app[SERVER_CONTEXT].settings)
     if (traces := request.app[SERVER_CONTEXT].traces) is not None:
         traces.accept(request.headers)
     with request.app[CONNECTIONS].busy(request.protocol, request[REQUEST_ID]):

@@ -57,6 +57,7 @@ async def get_server_info(request: web.Request) -> web.Response:
         "models": context.model_names,
         "max_model_len": context.model_length,
         "world_size": ready.world_size,
+        "role": context.settings.role,
         "scheduler": msgspec.structs.asdict(ready.config),
         "environment": ready.environment,
     }

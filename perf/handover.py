@@ -1,0 +1,105 @@
+"""What a hand-over takes: `python -m perf.handover --model FOLDER --json RECORD`.
+
+Two engines on one host: one computes prompts, the other answers. Each round sends new prompts of random tokens: one over shared memory,
+one over TCP to a second loopback address, one computed by one engine of the same settings. From the logs' timestamps comes the time from
+the step that has the last full block until the blocks are in the other engine's prefix index, and from the cache's shape their bytes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from perf.record import parser_of, record_of, write_record
+from vnext import LLM, SamplingParams
+from vnext.log.codec import Frame
+from vnext.machine import machine
+from vnext.replay.reading.source import open_log
+from vnext.replay.reading.times import Clock, timestamps_of
+from vnext.runtime.processes.run_dir import shared_twin
+from vnext.state.events import BlocksHandedOver, BlocksReceived
+
+APART = ("shared memory", "tcp")
+ONE = SamplingParams(max_tokens=1, temperature=0.0)
+
+
+def prompts(seed: int, count: int, length: int) -> list[list[int]]:
+    return np.random.default_rng(seed).integers(10, 1000, (count, length)).tolist()
+
+
+def first_token(llm: LLM, prompt: list[int]) -> tuple[float, int]:
+    """Seconds to it, and the token."""
+    began_s = time.perf_counter()
+    (found,) = llm.generate([prompt], ONE, use_tqdm=False)
+    return round(time.perf_counter() - began_s, 4), found.outputs[0].token_ids[0]
+
+
+def times(log_dir: str, kind: type[BlocksHandedOver | BlocksReceived]) -> list[tuple[float, int]]:
+    """When events of a kind were logged, in microseconds of the machine's clock, and their blocks."""
+    log, found = open_log(Path(log_dir)), []
+    clock = Clock(timestamps_of(log), absolute=True)
+    for item in log.items():
+        for event in item.events if isinstance(item, Frame) else ():
+            if isinstance(event, kind):
+                found.append((clock.frame_us(item.first_event + len(item.events)), event.count))
+    return found
+
+
+def main() -> None:
+    options = parser_of(__doc__)
+    options.add_argument("--model", default="", help="a folder or hub id (default: the bundled model)")
+    options.add_argument("--tokens", type=int, default=4096)
+    options.add_argument("--rounds", type=int, default=3)
+    chosen = options.parse_args()
+    before = machine()
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        engines = {kind: stack.enter_context(LLM(chosen.model, **settings)) for kind, settings in _kinds(chosen, Path(folder))}
+        rounds = [_round(engines, prompt) for prompt in prompts(1, chosen.rounds, chosen.tokens)]
+        [file_bytes] = {path.stat().st_size for path in shared_twin(engines["tcp"]._engine.run_dir).glob("*/??/*")}
+        stack.close()
+        for kind in APART:
+            prefill, decode = engines[kind].log_dirs
+            left, came = times(prefill, BlocksHandedOver), times(decode, BlocksReceived)
+            for found, (left_us, _), (came_us, blocks) in zip(rounds, left, came, strict=True):
+                found[kind] |= {"bytes": blocks * file_bytes, "hand_over_seconds": round((came_us - left_us) / 1e6, 4)}
+    record = record_of("python -m perf.handover", before, {
+        "model": Path(chosen.model).name or "demo", "tokens": chosen.tokens, "rounds": rounds,
+        "hand_over_seconds": {kind: statistics.median(each[kind]["hand_over_seconds"] for each in rounds) for kind in APART},
+    })  # fmt: skip
+    print({name: record[name] for name in ("rounds", "hand_over_seconds")})
+    write_record(chosen.json, record)
+
+
+def _round(engines: dict[str, LLM], prompt: list[int]) -> dict[str, Any]:
+    """A prompt that no engine has seen, at each of them."""
+    answers = {kind: first_token(llm, prompt) for kind, llm in engines.items()}
+    assert len({token for _, token in answers.values()}) == 1, "a block has changed an answer"
+    return {kind: {"seconds": seconds} for kind, (seconds, _) in answers.items()}
+
+
+def _kinds(chosen: argparse.Namespace, folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    length = chosen.tokens + 16
+    secret = folder / "secret"
+    secret.write_text("a secret of both engines")
+    usual = {
+        "max_model_len": length, "hf_overrides": {"max_position_embeddings": length}, "threads": 1, "log": "full",
+        "num_gpu_blocks_override": (chosen.rounds + 2) * length // 16,
+    }  # fmt: skip
+    apart = usual | {"data_parallel_size": 2, "prefill_engines": 1}
+    yield "one engine", usual | {"log_dir": str(folder / "one")}
+    yield "shared memory", apart | {"log_dir": str(folder / "shm")}
+    yield "tcp", apart | {
+        "log_dir": str(folder / "tcp"), "handover_transport": "tcp", "handover_address": "127.0.0.2:0", "cluster_secret_file": str(secret),
+    }  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
