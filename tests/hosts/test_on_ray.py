@@ -45,6 +45,8 @@ def cluster() -> Iterator[Any]:
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory(prefix="ray-") as folder:  # sockets want a short path
         for name, value in ENVIRONMENT.items():
             patch.setenv(name, value)
+        patch.setenv("RAY_TMPDIR", folder)  # else it says in /tmp/ray, which may be somebody's or missing, that this is the cluster
+        os.mkdir(os.path.join(folder, "ray"))
         import ray
         from ray.cluster_utils import Cluster
 

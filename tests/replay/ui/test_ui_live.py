@@ -29,7 +29,7 @@ WAIT_S = 120
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory) -> Path:
     return record(
-        tmp_path_factory.mktemp("live") / "log", config=small_config(page_count=20), seed=3, arrivals=80, size=1500
+        tmp_path_factory.mktemp("live") / "log", config=small_config(page_count=20), seed=3, arrivals=100, size=1500
     )
 
 

@@ -19,6 +19,7 @@ import numpy as np
 from vnext.sampling.constraint import Matcher
 from vnext.sched.sim.checks.accounting import Accounting, Entry
 from vnext.sched.sim.checks.history import History
+from vnext.sched.sim.checks.microbatch_laws import TurnBook
 from vnext.sched.sim.checks.pin_laws import PinBook
 from vnext.sched.sim.checks.plain_state import PlainState
 from vnext.sched.sim.core import Core
@@ -35,7 +36,7 @@ Copied = TypeVar("Copied")
 VALUES = {int, str, bytes, bool, float, NoneType, type, PlainState, History, ToyVocabulary, Path}
 ENTITIES = {
     Accounting, Contents, Core, Entry, Fleet, Matcher, PinBook, Rank, Rng, SimClock, SimTier, Story, Streams, ToyMatcher,
-    WeightChanges,
+    TurnBook, WeightChanges,
 }  # fmt: skip
 
 

@@ -249,9 +249,18 @@ class RoutingStory:
             replica.stream()
             for _ in range(3):  # a stream that was damaged before is begun again
                 self._deliver(place, len(replica.transit))
-            state = self.router.views[place].state
-            if state is None or state.sequence != replica.core.state.sequence:
+            view = self.router.views[place]
+            if replica.damages and view.state is not None and self._is_behind(place):
+                view.feed(b"")  # a damaged length waits for bytes until the connection ends
+                replica.subscribe()
+                self._deliver(place, len(replica.transit))
+            if self._is_behind(place):
                 raise Divergence(f"R1: the view of replica {place} does not reach its engine's last event")
+
+    def _is_behind(self, place: int) -> bool:
+        """Whether a view is not yet where its engine is."""
+        state = self.router.views[place].state
+        return state is None or state.sequence != self.replicas[place].core.state.sequence
 
 
 def _arrival(core: Core, request: RoutedRequest) -> RequestArrived:
