@@ -33,7 +33,7 @@ from vnext.sched.sim.toy_grammar import ToyMatcher, ToyVocabulary
 from vnext.sched.sim.weight_changes import WeightChanges
 
 Copied = TypeVar("Copied")
-VALUES = {int, str, bytes, bool, float, NoneType, type, PlainState, History, ToyVocabulary, Path}
+VALUES = {int, str, bytes, bool, float, frozenset, NoneType, type, PlainState, History, ToyVocabulary, Path}
 ENTITIES = {
     Accounting, Contents, Core, Entry, Fleet, Matcher, PinBook, Rank, Rng, SimClock, SimTier, Story, Streams, ToyMatcher,
     TurnBook, WeightChanges,
