@@ -10,16 +10,14 @@ from __future__ import annotations
 import argparse
 import statistics
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
+from perf.disk_tier import first_token, prompts
 from perf.record import parser_of, record_of, write_record
-from vnext import LLM, SamplingParams
+from vnext import LLM
 from vnext.log.codec import Frame
 from vnext.machine import machine
 from vnext.replay.reading.source import open_log
@@ -28,18 +26,6 @@ from vnext.runtime.processes.run_dir import shared_twin
 from vnext.state.events import BlocksHandedOver, BlocksReceived
 
 APART = ("shared memory", "tcp")
-ONE = SamplingParams(max_tokens=1, temperature=0.0)
-
-
-def prompts(seed: int, count: int, length: int) -> list[list[int]]:
-    return np.random.default_rng(seed).integers(10, 1000, (count, length)).tolist()
-
-
-def first_token(llm: LLM, prompt: list[int]) -> tuple[float, int]:
-    """Seconds to it, and the token."""
-    began_s = time.perf_counter()
-    (found,) = llm.generate([prompt], ONE, use_tqdm=False)
-    return round(time.perf_counter() - began_s, 4), found.outputs[0].token_ids[0]
 
 
 def times(log_dir: str, kind: type[BlocksHandedOver | BlocksReceived]) -> list[tuple[float, int]]:
@@ -81,8 +67,8 @@ def main() -> None:
 def _round(engines: dict[str, LLM], prompt: list[int]) -> dict[str, Any]:
     """A prompt that no engine has seen, at each of them."""
     answers = {kind: first_token(llm, prompt) for kind, llm in engines.items()}
-    assert len({token for _, token in answers.values()}) == 1, "a block has changed an answer"
-    return {kind: {"seconds": seconds} for kind, (seconds, _) in answers.items()}
+    assert len({found["token"] for found in answers.values()}) == 1, "a block has changed an answer"
+    return {kind: {"seconds": found["seconds"]} for kind, found in answers.items()}
 
 
 def _kinds(chosen: argparse.Namespace, folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
