@@ -203,7 +203,7 @@ def rank_main(rank: int, world_size: int, folder: str, shim: str) -> int:
     place = Place(rank, world_size, shim)
     store = dist.FileStore(f"{folder}/rendezvous", world_size)
     store.set_timeout(timedelta(seconds=60))
-    limits: Limits = msgspec.structs.replace(default_limits(world_size), poll_timeout_ms=PATIENCE_MS)
+    limits: Limits = msgspec.structs.replace(default_limits(world_size), timeout_ms=PATIENCE_MS)
     host = choose_group(store, rank, world_size, lambda: store)
     group = choose_device_group(store, rank, world_size, place.device, host, limits, place.make_memory)
     is_right = True

@@ -8,9 +8,9 @@ set -euo pipefail
 ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 FOLDER="${1:-$ROOT/.wheels}"
 VERSION="${2:-3.12}"
-NAMES="ml_dtypes|msgspec|pyzmq|xxhash|pytest|pytest-xdist|pytest-timeout|execnet|iniconfig|pluggy"
+NAMES="llguidance|ml_dtypes|msgspec|pyzmq|xxhash|pytest|pytest-xdist|pytest-timeout|execnet|iniconfig|pluggy"
 platforms=()
-for number in 2_28 2_27 2_26 2_17 2_12 2_5; do platforms+=(--platform "manylinux_${number}_x86_64"); done
+for number in 2_31 2_28 2_27 2_26 2_17 2_12 2_5; do platforms+=(--platform "manylinux_${number}_x86_64"); done
 platforms+=(--platform manylinux2014_x86_64 --platform manylinux2010_x86_64)
 mkdir -p "$FOLDER"
 grep -E "^($NAMES)==" "$ROOT/constraints.txt" | xargs "${PYTHON:-python3}" -m pip download -q --disable-pip-version-check --no-deps \

@@ -105,13 +105,15 @@ static void begin_next(OpenBlocks *self, const int32_t *numbers, Py_ssize_t coun
     uint64_t secrets[8][2];
     const uint8_t *messages[8];
     for (Py_ssize_t at = 0, lanes; at < count; at += lanes) {
-        lanes = WIDE && self->wide && count - at > 2 ? (count - at < 8 ? count - at : 8) : 1;
+        lanes = count - at < 8 ? count - at : 8;
         for (Py_ssize_t lane = 0; lane < 8; ++lane) /* those that are too many do the first again */
             messages[lane] = tail_at(self, numbers[lane < lanes ? at + lane : at])->message;
-        if (lanes == 1) keyed_digests_1(self->keyed, messages, self->message_size, secrets);
 #if WIDE
-        else keyed_digests_8(self->keyed, messages, self->message_size, secrets);
+        if (self->wide && lanes > 2) keyed_digests_8(self->keyed, messages, self->message_size, secrets);
+        else
 #endif
+            for (Py_ssize_t lane = 0; lane < lanes; ++lane)
+                keyed_digests_1(self->keyed, messages + lane, self->message_size, secrets + lane);
         for (Py_ssize_t lane = 0; lane < lanes; ++lane) begin(tail_at(self, numbers[at + lane]), secrets[lane]);
     }
 }
