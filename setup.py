@@ -32,6 +32,7 @@ EDGE = [
 CUDA = [
     "cupy-cuda13x>=14",
     "numba-cuda>=0.30",
+    "numpy<2.5",  # numba-cuda 0.30 reads a name that NumPy 2.5 no longer has
     "nvidia-cuda-crt==13.0.*",
     "nvidia-cuda-nvrtc==13.0.*",
     "nvidia-cuda-runtime==13.0.*",

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The check on a machine with a GPU: builds, tests every kernel, the engine and the ranks' exchange, then measures.
 #   scripts/gpu_check.sh                        everything, within nine minutes
-#   scripts/gpu_check.sh --only kernels bench   some parts: build kernels bench step numba ipc engine sanitize
+#   scripts/gpu_check.sh --only kernels bench   some parts: build kernels bench step numba ipc engine serving sanitize
 #   scripts/gpu_check.sh --dry-run              the same calls on the CPU at toy sizes; no GPU, no times
 # Installs and downloads nothing. PYTHON names a Python that has torch and CuPy (default: the first python3 or python that has
 # torch). WHEELS names a folder of wheels for packages that Python lacks (default: .wheels, where scripts/gpu_wheels.sh puts

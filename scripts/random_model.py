@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from math import prod
 from pathlib import Path
 from typing import BinaryIO
@@ -23,6 +23,8 @@ WEIGHT_STD = 0.02
 PIECE_ELEMENTS = 2**21
 BF16_BYTES = 2
 BF16_ONE = 0x3F80
+Pieces = Callable[[tuple[int, ...], np.random.Generator], Iterator[np.ndarray]]
+"""A tensor's sizes -> its bfloat16 bits (uint16) in order, contiguous."""
 FILLER = "\u0120word{}"  # byte-level spelling of " word..."; no merge leads there, so texts never encode to it
 
 
@@ -70,6 +72,10 @@ SHAPES = {
         hidden_size=576, layer_count=30, head_count=9, kv_head_count=3, head_dim=64, intermediate_size=1536,
         vocab_size=49152, position_count_max=8192, tied=True,
     ),
+    "llama-8b": llama(  # Llama 3.1 8B, but for its rope_theta
+        hidden_size=4096, layer_count=32, head_count=32, kv_head_count=8, head_dim=128, intermediate_size=14336,
+        vocab_size=128256, position_count_max=131072, tied=False,
+    ),
     "qwen3-0.6b": qwen3(  # Qwen3-0.6B
         hidden_size=1024, layer_count=28, head_count=16, kv_head_count=8, head_dim=128, intermediate_size=3072,
         vocab_size=151936, position_count_max=40960, tied=True,
@@ -77,8 +83,11 @@ SHAPES = {
 }  # fmt: skip
 
 
-def write_checkpoint(shape: Shape, folder: Path, seed: int = 0) -> int:
-    """Write all files into `folder`, the weights last and by rename. Returns the number of parameters."""
+def write_checkpoint(shape: Shape, folder: Path, seed: int = 0, pieces: Pieces | None = None) -> int:
+    """Write all files into `folder`, the weights last and by rename. Returns the number of parameters.
+
+    `pieces`: what draws a tensor, in place of `tensor_pieces`; then the bytes are its own.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     files = {
         "config.json": model_config(shape),
@@ -90,7 +99,7 @@ def write_checkpoint(shape: Shape, folder: Path, seed: int = 0) -> int:
         (folder / name).write_text(json.dumps(content, ensure_ascii=False) + "\n", encoding="utf-8")
     part = folder / "model.safetensors.part"
     with part.open("wb") as stream:
-        write_tensors(stream, tensor_shapes(shape), seed)
+        write_tensors(stream, tensor_shapes(shape), seed, pieces or tensor_pieces)
     part.replace(folder / "model.safetensors")
     return sum(prod(sizes) for sizes in tensor_shapes(shape).values())
 
@@ -118,7 +127,7 @@ def tensor_shapes(shape: Shape) -> dict[str, tuple[int, ...]]:
     return tensors if shape.tied else tensors | {"lm_head.weight": (shape.vocab_size, hidden)}
 
 
-def write_tensors(stream: BinaryIO, tensors: dict[str, tuple[int, ...]], seed: int) -> None:
+def write_tensors(stream: BinaryIO, tensors: dict[str, tuple[int, ...]], seed: int, pieces: Pieces) -> None:
     """Write a safetensors file: the header's length (8 bytes, little-endian), the header as JSON, then the tensors' bytes."""
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     offset = 0
@@ -130,7 +139,8 @@ def write_tensors(stream: BinaryIO, tensors: dict[str, tuple[int, ...]], seed: i
     encoded += b" " * (-len(encoded) % 8)
     stream.write(len(encoded).to_bytes(8, "little") + encoded)
     for index, sizes in enumerate(tensors.values()):
-        stream.writelines(piece.tobytes() for piece in tensor_pieces(sizes, np.random.default_rng([seed, index])))
+        for piece in pieces(sizes, np.random.default_rng([seed, index])):
+            stream.write(piece.data)
 
 
 def tensor_pieces(sizes: tuple[int, ...], rng: np.random.Generator) -> Iterator[np.ndarray]:

@@ -33,7 +33,7 @@ class Share(NamedTuple):
 
 SHARES = {
     "build": Share(40, 30), "kernels": Share(60, 40), "bench": Share(70, 40), "step": Share(70, 40), "numba": Share(20, 10),
-    "ipc": Share(20, 10), "engine": Share(140, 60), "sanitize": Share(50, 0),
+    "ipc": Share(20, 10), "engine": Share(140, 60), "serving": Share(120, 60), "sanitize": Share(50, 0),
 }  # fmt: skip
 TOTAL_S = 530
 """For all parts, so that the check ends within nine minutes."""

@@ -16,12 +16,12 @@ from pathlib import Path
 from perf.gpu.findings import Findings
 from perf.gpu.report import FAILED, Verdict
 
-NAMES = ("build", "kernels", "bench", "step", "numba", "ipc", "engine", "sanitize")
+NAMES = ("build", "kernels", "bench", "step", "numba", "ipc", "engine", "serving", "sanitize")
 
 
 def part(name: str) -> Callable[[bool, Path, Findings], Verdict]:
     """A part's function, imported when it is asked for."""
-    home = {"build": "build", "bench": "bench", "step": "bench"}.get(name, "checks")
+    home = {"build": "build", "bench": "bench", "step": "bench", "serving": "serving"}.get(name, "checks")
     return getattr(import_module(f"perf.gpu.{home}"), name)
 
 

@@ -8,11 +8,11 @@ from pathlib import Path
 SCRIPTS = str(Path(__file__).resolve().parents[2] / "scripts")
 sys.path.insert(0, SCRIPTS)
 try:
-    from random_model import SHAPES, Shape, tensor_shapes
+    from random_model import SHAPES, Shape, tensor_shapes, write_checkpoint
 finally:
     sys.path.remove(SCRIPTS)
 
-__all__ = ["SHAPES", "Shape", "shape_of", "tensor_shapes"]
+__all__ = ["SHAPES", "Shape", "shape_of", "tensor_shapes", "write_checkpoint"]
 
 
 def shape_of(name: str) -> Shape:

@@ -9,12 +9,15 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from vnext.kernels import batch_index
 from vnext.kernels.batch_index import BatchOperations, batch_operations, plain_batch_operations
 from vnext.kernels.contracts import ContractError
 
@@ -87,3 +90,27 @@ def test_a_move_copies_and_leaves_the_rest() -> None:
     table = torch.arange(12, dtype=torch.int64).view(3, 4).clone()
     plain_batch_operations().move_rows(table, longs(0), longs(2), longs(2))
     assert table.tolist() == [[0, 1, 2, 3], [4, 5, 6, 7], [0, 1, 10, 11]]
+
+
+@pytest.fixture
+def forms_anew() -> Iterator[None]:
+    """The choice is made once a process: here before and after the test."""
+    for choice in (batch_operations, batch_index.why_not_numba):
+        choice.cache_clear()
+    yield
+    for choice in (batch_operations, batch_index.why_not_numba):
+        choice.cache_clear()
+
+
+@pytest.mark.usefixtures("forms_anew")
+def test_where_numba_does_not_compile_plain_torch_does_the_work_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As numba-cuda 0.30 with NumPy 2.5, of which it reads a name that is gone."""
+
+    def compile_all() -> None:
+        raise AttributeError("module 'numpy' has no attribute 'row_stack'")
+
+    monkeypatch.setitem(sys.modules, "vnext.kernels.batch_numba", SimpleNamespace(compile_all=compile_all))
+    monkeypatch.setattr("vnext.kernels.batch_numba", sys.modules["vnext.kernels.batch_numba"], raising=False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert batch_operations("cuda") == plain_batch_operations()
+    assert batch_index.why_not_numba().endswith("(AttributeError: module 'numpy' has no attribute 'row_stack')")

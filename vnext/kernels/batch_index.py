@@ -32,12 +32,27 @@ class BatchOperations(NamedTuple):
 
 @cache
 def batch_operations(device_type: str) -> BatchOperations:
-    """Numba's kernels for "cuda" where Numba is installed, else plain torch, which runs on every device."""
-    if device_type == "cuda" and find_spec("numba") is not None:
+    """Numba's kernels for "cuda" where Numba compiles them, else plain torch, which runs on every device."""
+    if device_type != "cuda" or why_not_numba():
+        return plain_batch_operations()
+    from vnext.kernels import batch_numba
+
+    return BatchOperations(*(getattr(batch_numba, name) for name in BatchOperations._fields))
+
+
+@cache
+def why_not_numba() -> str:
+    """Why Numba's kernels cannot be used here, "" where they can. On a GPU they are compiled to find out, which takes seconds."""
+    if find_spec("numba") is None:
+        return "Numba is missing"
+    try:
         from vnext.kernels import batch_numba
 
-        return BatchOperations(*(getattr(batch_numba, name) for name in BatchOperations._fields))
-    return plain_batch_operations()
+        if torch.cuda.is_available():
+            batch_numba.compile_all()
+    except Exception as error:  # of another library, which may fit neither this NumPy nor this driver
+        return f"Numba does not compile its kernels ({type(error).__name__}: {error})"
+    return ""
 
 
 def plain_batch_operations() -> BatchOperations:

@@ -6,6 +6,7 @@ current stream at each launch, and the default stream cannot be captured. Decide
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Sequence
 
 import torch
@@ -29,17 +30,27 @@ class CudaMark:
 
 
 class CudaGraph:
-    """A CUDA graph. All graphs of a device share one memory pool: none reads another's leftovers there."""
+    """A CUDA graph. All graphs of a device share one memory pool: none reads another's leftovers there.
+
+    Python collects no garbage during a capture: what a cycle frees then, an event or a graph, would break it.
+    """
 
     def __init__(self, pool: object) -> None:
         self._pool = pool
         self._graph = torch.cuda.CUDAGraph()
+        self._collects = False
 
     def begin(self) -> None:
+        self._collects = gc.isenabled()
+        gc.disable()
         self._graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
 
     def end(self) -> None:
-        self._graph.capture_end()
+        try:
+            self._graph.capture_end()
+        finally:
+            if self._collects:
+                gc.enable()
 
     def replay(self) -> None:
         self._graph.replay()
@@ -55,6 +66,7 @@ class CudaDevice:
         self._work, self._copies = torch.cuda.Stream(), torch.cuda.Stream()
         torch.cuda.set_stream(self._work)
         self._pool = torch.cuda.graph_pool_handle()
+        self._first_graph: CudaGraph | None = None  # torch refuses a pool whose graphs have all gone
 
     def host_buffer(self, size_bytes: int) -> torch.Tensor:
         return torch.empty(size_bytes, dtype=torch.uint8, pin_memory=True)
@@ -85,6 +97,11 @@ class CudaDevice:
 
     def graph(self) -> CudaGraph:
         torch.cuda.synchronize()
+        if self._first_graph is None:
+            self._first_graph = CudaGraph(self._pool)
+            self._first_graph.begin()
+            torch.zeros(1, device=self.torch_device)
+            self._first_graph.end()
         return CudaGraph(self._pool)
 
     def begin_peak(self) -> None:

@@ -5,6 +5,7 @@ Owns the choices that `vnext doctor` prints: which steps are captured, and why o
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -42,6 +43,8 @@ from vnext.runtime.rank.weights import RankWeights
 from vnext.runtime.settings import GpuSettings, RankSettings, SettingsError
 from vnext.sampling.sampling import logits_processor_for, masking_for, sampler_for
 from vnext.state.state import State
+
+log = logging.getLogger(__name__)
 
 PIECE_TOKENS_MAX = 512
 """Above this size the device takes longer to compute a step than the host takes to launch it."""
@@ -121,11 +124,9 @@ def compiler() -> Callable[..., Callable]:
 
 
 def compile_batch_kernels() -> None:
-    """Compile Numba's kernels, before anything is captured or measured."""
-    if batch_index.batch_operations("cuda") != batch_index.plain_batch_operations():
-        from vnext.kernels import batch_numba
-
-        batch_numba.compile_all()
+    """Compile Numba's kernels, before anything is captured or measured; where that fails, plain torch does their work."""
+    if reason := batch_index.why_not_numba():
+        log.warning("Plain torch does the index work of steps, which takes longer: %s", reason)
 
 
 def device_rank(settings: RankSettings, runner: ModelRunner, device: Device) -> Rank:
@@ -192,7 +193,6 @@ def describe() -> dict[str, str]:
     """The parts of a rank on this machine's GPU, for people."""
     rows, tokens = captured_shapes(GpuSettings(), "")
     usable = not (reason := why_not_cuda())
-    numba = batch_index.batch_operations("cuda") != batch_index.plain_batch_operations()
     graphs = "none"
     if usable:
         graphs = f"decodes of {sizes(rows)} rows whole, other steps of {sizes(tokens)} tokens in pieces"
@@ -201,7 +201,7 @@ def describe() -> dict[str, str]:
         "kernels": "cuda/*.cu by NVRTC and CuPy" if usable else f"plain torch: {reason}",
         "launches": compiled.describe(),
         "attention": "our kernels" + (", or FlashInfer (--attention flashinfer)" if flashinfer.is_installed() else ""),
-        "index kernels": "Numba" if numba else "plain torch: Numba is missing",
+        "index kernels": f"plain torch: {numba_lacks}" if (numba_lacks := batch_index.why_not_numba()) else "Numba",
         "sampling": "cuda/sampling.cu" if usable else "plain torch",
         "graphs": graphs,
         "cascade": "where it pays (runtime/gpu/cascade.py)" if usable else "none",
