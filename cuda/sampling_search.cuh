@@ -38,6 +38,14 @@ struct Search {
 __device__ __forceinline__ int place_of(int bin) { return bin + bin / 32; }
 constexpr int PLACES = BINS + BINS / 32;
 
+/* In two halves: shared memory adds 32 bits by one instruction, and 64 by a loop of compare-and-swap. */
+__device__ __forceinline__ void add_to(Mass *bin, Mass mass) {
+    unsigned *halves = reinterpret_cast<unsigned *>(bin);
+    const unsigned low = unsigned(mass), carry = atomicAdd(halves, low) > ~low;
+    const unsigned high = unsigned(mass >> 32) + carry;
+    if (high) atomicAdd(halves + 1, high);
+}
+
 /* By one warp: the bin at which those above and it reach the need. There is one. */
 __device__ __forceinline__ void find_digit(const Mass *bins, Search *search) {
     constexpr int OWN = BINS / 32;
@@ -67,7 +75,7 @@ __device__ __forceinline__ unsigned find_key(int digits, Mass need, Mass *bins, 
         __syncthreads();
         const unsigned prefix = search->prefix;
         offer([&](unsigned key, Mass mass) {
-            if (Mass(key) >> (digit + 1) * DIGIT_BITS == prefix) atomicAdd(bins + place_of((key >> digit * DIGIT_BITS) % BINS), mass);
+            if (Mass(key) >> (digit + 1) * DIGIT_BITS == prefix) add_to(bins + place_of((key >> digit * DIGIT_BITS) % BINS), mass);
         });
         __syncthreads();
         if (threadIdx.x < 32) find_digit(bins, search);

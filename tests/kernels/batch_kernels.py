@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import sys
 from typing import Any
 
@@ -119,6 +120,13 @@ def step(
     seen["chunks"] += total > len(rows)
 
 
+def sample(signature: str) -> list[torch.Tensor | int]:
+    """Arguments of these types."""
+    sizes = {"int64": 0, "int64[::1]": 1, "int32[::1]": 1, "int64[:, ::1]": 2, "int32[:, ::1]": 2}
+    types = re.findall(r"int\d\d(?:\[[^]]*\])?", signature)
+    return [torch.zeros([3] * sizes[each], dtype=torch.int64) if sizes[each] else 3 for each in types]
+
+
 def ptx(major: int, minor: int) -> dict[str, list[str]]:
     """Every kernel compiled for a compute capability, for each of its signatures: the entry lines of what came of it."""
     from numba import cuda
@@ -129,6 +137,9 @@ def ptx(major: int, minor: int) -> dict[str, list[str]]:
     for kernel, signatures in batch_numba.SIGNATURES.items():
         for signature in signatures:
             text, _ = cuda.compile_ptx(kernel, signature, cc=(major, minor))
+            entry = text[text.index(".visible .entry") :].partition(")")[0]
+            parameters = re.findall(r"\.param \.(\w+)", entry)
+            assert parameters == ["u64"] * len(batch_numba.words(sample(signature))), f"{kernel.__name__} takes {parameters}"
             lines = [line for line in text.splitlines() if line.startswith((".target", ".visible .entry"))]
             entries.setdefault(kernel.__name__, []).append(" ".join(lines))
     return entries

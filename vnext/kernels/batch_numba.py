@@ -1,19 +1,23 @@
 """Index work of a step's batch as Numba CUDA kernels: the fast implementations of the operations in batch_index.py.
 
-Owns four kernels and their launch on torch's current stream, on the tensors' own memory (no copy). Imported only on use,
-because `numba.cuda` takes most of a second to load. One block of threads handles a span or entry, and its threads stride over
-the tokens. Needs no shared memory, barrier or order among blocks: at most one thread writes each element.
+Owns four kernels and the arguments of their launch. Imported only on use, because `numba.cuda` takes most of a second to load.
+Numba compiles them to PTX; they are loaded and launched as the other kernels are, because its own launch wraps each tensor and
+took 0.5 ms of the host on an H200's machine. One block of threads handles a span or entry, and its threads stride over the
+tokens. Needs no shared memory, barrier or order among blocks: at most one thread writes each element.
 In Numba's simulator (NUMBA_ENABLE_CUDASIM=1 before Numba is first imported) the same kernels run over CPU tensors.
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from numba import cuda
 
 from vnext.kernels import batch_contracts
+from vnext.kernels.cuda.arguments import Words
 
 THREADS_OF_A_TOKEN, THREADS_OF_A_CHUNK = 32, 128
 CHUNK_TOKENS = 64  # spans of this average length are worth more than a warp
@@ -71,13 +75,38 @@ SIGNATURES = {
 }
 """The argument types that contracts let through: compiled before a graph is captured, see `compile_all`."""
 
-_compiled: dict[Any, Any] = {}
+_ENTRY = re.compile(r"\.visible \.entry (\w+)\(")
+_ready: dict[Any, Any] = {}
 
 
 def compile_all() -> None:
-    """Compile every kernel for the current device. Loading one while a CUDA graph is captured would fail."""
-    for kernel in SIGNATURES:
-        _dispatcher(kernel)
+    """Compile and load every kernel for the current device: that is refused while a CUDA graph is captured."""
+    for kernel, signatures in SIGNATURES.items():
+        for signature in signatures:
+            _loaded(kernel, signature)
+
+
+def _loaded(kernel: Any, signature: str) -> Any:
+    """The kernel for the current device, compiled when it is first asked for."""
+    if (kernel, signature) not in _ready:
+        from vnext.kernels.cuda.driver import load_text
+
+        text, _ = cuda.compile_ptx(kernel, signature, cc=torch.cuda.get_device_capability())
+        _ready[kernel, signature] = load_text(text, _ENTRY.search(text)[1])
+    return _ready[kernel, signature]
+
+
+def words(arguments: Sequence[torch.Tensor | int]) -> list[int]:
+    """What Numba's kernels take, 64 bits each: an array is two null pointers, its count, the size of an item, its address, its
+    sizes and its strides in bytes."""
+    found: list[int] = []
+    for each in arguments:
+        if isinstance(each, int):
+            found.append(each)
+        else:
+            size = each.element_size()
+            found += (0, 0, each.numel(), size, each.data_ptr(), *each.shape, *(size * stride for stride in each.stride()))
+    return found
 
 
 # ---- launches ----------------------------------------------------------------------------------------------------
@@ -127,22 +156,14 @@ def _threads(span_count: int, token_count: int) -> int:
 
 
 def _launch(kernel: Any, blocks: int, threads: int, *arguments: torch.Tensor | int) -> None:
-    """On torch's current stream of the tensors' device; nothing for no blocks, which CUDA refuses."""
+    """On torch's current stream, or in the simulator; nothing for no blocks, which CUDA refuses."""
     if blocks == 0:
         return
     first = arguments[0]
-    stream = cuda.external_stream(torch.cuda.current_stream(first.device).cuda_stream) if first.is_cuda else 0
-    _dispatcher(kernel)[blocks, threads, stream](*map(_array, arguments))
-
-
-def _dispatcher(kernel: Any) -> Any:
-    if kernel not in _compiled:
-        _compiled[kernel] = cuda.jit(list(SIGNATURES[kernel]))(kernel)
-    return _compiled[kernel]
-
-
-def _array(argument: torch.Tensor | int) -> Any:
-    """The tensor's own memory as Numba sees it: on a device by its address, in the simulator by numpy."""
-    if isinstance(argument, int):
-        return argument
-    return cuda.as_cuda_array(argument, sync=False) if argument.is_cuda else argument.numpy()
+    if first.is_cuda:
+        signature = SIGNATURES[kernel][len(SIGNATURES[kernel]) > 1 and first.dtype == torch.int64]
+        _loaded(kernel, signature).launch((blocks,), (threads,), Words(words(arguments)))
+        return
+    if kernel not in _ready:
+        _ready[kernel] = cuda.jit(kernel)
+    _ready[kernel][blocks, threads](*(each if isinstance(each, int) else each.numpy() for each in arguments))

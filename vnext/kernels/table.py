@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from contextvars import ContextVar
 from functools import cache, wraps
+from threading import get_ident
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -189,12 +189,14 @@ def choose(operation: str, device_type: str) -> Callable[..., Any]:
     return entry.function
 
 
-_substitute: ContextVar[Operations | None] = ContextVar("substitute", default=None)
+_substitutes: dict[int, Operations] = {}  # by thread; torch 2.11 compiles no forward that reads a ContextVar
 
 
 def operations(device_type: str) -> Operations:
     """Every operation for one kind of device, or what `substituted` put in their place."""
-    return _substitute.get() or chosen_operations(device_type)
+    if not _substitutes:
+        return chosen_operations(device_type)
+    return _substitutes.get(get_ident()) or chosen_operations(device_type)
 
 
 @cache
@@ -207,11 +209,15 @@ def chosen_operations(device_type: str) -> Operations:
 def substituted(others: Operations) -> Iterator[None]:
     """Make `operations` return `others` in this thread during the block, to observe a model's calls or to run it on other
     implementations. Packed weights work only with the implementation that packed them: load and run under the same one."""
-    token = _substitute.set(others)
+    thread = get_ident()
+    before = _substitutes.get(thread)
+    _substitutes[thread] = others
     try:
         yield
     finally:
-        _substitute.reset(token)
+        del _substitutes[thread]
+        if before is not None:
+            _substitutes[thread] = before
 
 
 def plain_operations() -> Operations:

@@ -34,6 +34,21 @@ class Arguments:
         return ctypes.addressof(self._pointers)
 
 
+class Words:
+    """Values of 64 bits each, in the form of Arguments."""
+
+    __slots__ = ("_values", "_pointers")
+
+    def __init__(self, values: Sequence[int]) -> None:
+        self._values = (ctypes.c_int64 * len(values))(*values)
+        first = ctypes.addressof(self._values)
+        self._pointers = (ctypes.c_void_p * len(values))(*range(first, first + 8 * len(values), 8))
+
+    @property
+    def address(self) -> int:
+        return ctypes.addressof(self._pointers)
+
+
 def value_of(argument: Argument) -> Any:
     """A tensor is the address of its first element, None a null pointer, a numpy scalar itself.
 

@@ -14,7 +14,7 @@ import torch
 from cupy.cuda import driver, runtime
 from cupy.cuda.function import Module
 
-from vnext.kernels.cuda.arguments import Argument, Arguments, three
+from vnext.kernels.cuda.arguments import Argument, Arguments, Words, three
 from vnext.kernels.cuda.compiling import cached_cubin
 from vnext.kernels.cuda.interface import Defines
 
@@ -42,8 +42,11 @@ class CudaKernel:
     def __call__(
         self, grid: Sequence[int], block: Sequence[int], arguments: Sequence[Argument], *, shared_mem: int = 0
     ) -> None:
+        self.launch(grid, block, Arguments(arguments), shared_mem)
+
+    def launch(self, grid: Sequence[int], block: Sequence[int], values: Arguments | Words, shared_mem: int = 0) -> None:
+        """Launch with arguments that are in their form already."""
         function, _ = self.prepare(shared_mem)
-        values = Arguments(arguments)
         stream = torch.cuda.current_stream(self._device).cuda_stream
         driver.launchKernel(function, *three(grid), *three(block), shared_mem, stream, values.address, 0)
 
@@ -78,6 +81,14 @@ def bind(device: int) -> None:
         raise RuntimeError(f"this kernel was loaded for cuda:{device} but the current device is cuda:{current}")
     runtime.setDevice(device)
     _bound.device = device
+
+
+def load_text(text: str, name: str) -> CudaKernel:
+    """A kernel of a PTX text, which the driver compiles for the current device; the caller keeps it."""
+    device, module = torch.cuda.current_device(), Module()
+    bind(device)
+    module.load(text.encode() + b"\0")
+    return CudaKernel(module, name, device)
 
 
 class CudaBackend:
