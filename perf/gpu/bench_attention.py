@@ -7,8 +7,9 @@ blocks.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -18,6 +19,8 @@ from perf.gpu.peers import Asked, compared
 from perf.gpu.place import Place
 from perf.gpu.report import Figure, figure
 from vnext.kernels import mxint8
+from vnext.kernels.cuda import operations as cuda_operations
+from vnext.kernels.table import Operations
 
 ERROR_MAX = 2.0**-7
 """For bfloat16 operands: the norm of the difference over the norm of the expected result."""
@@ -52,6 +55,8 @@ DECODES = {
     "decode 32 x 8k, int8": (Shape(32, 8192, is_coded=True), Shape(2, 260, **TOY, is_coded=True), 0.60),
 }
 """The shape, the shape of a dry run, and the target share of copy bandwidth."""
+CHUNK, TOY_CHUNK = (Shape(1, 32_768), 64), (Shape(1, 600, **TOY), 20)
+"""A context and how many of its last tokens are new: the next turn of a chat."""
 PREFILL = (Shape(1, 4096), Shape(1, 70, **TOY), 0.60)
 
 
@@ -59,6 +64,7 @@ def run(place: Place, copy_rate: float | None) -> Iterator[tuple[tuple[Figure, .
     """Figures and details of each measurement."""
     for name, (real, toy, target) in DECODES.items():
         yield decode(place, name, toy if place.is_dry else real, target, copy_rate)
+    yield chunk(place, *(TOY_CHUNK if place.is_dry else CHUNK))
     yield prefill(place, PREFILL[1] if place.is_dry else PREFILL[0], PREFILL[2])
 
 
@@ -131,6 +137,28 @@ def decode(
         "peers": peers,
     }  # fmt: skip
     return figures + others, {name: details}
+
+
+def chunk(place: Place, shape: Shape, new: int) -> tuple[tuple[Figure, ...], dict[str, Any]]:
+    """A few new tokens behind a long prefix, with units that are cut to fill the device and with whole ones."""
+    layer = make_layer(place, shape)
+    query = torch.randn(new, shape.heads, shape.head_dim, dtype=BF16, device=place.device)
+    starts, contexts, scale = np.array([0, new]), np.array([shape.context]), shape.head_dim**-0.5
+
+    def attending(operations: Operations) -> Callable[[], torch.Tensor]:
+        metadata = operations.attention_metadata(starts, contexts, layer.table, shape.block_size, shape.kv_heads)
+        return lambda: operations.paged_attention(query, layer.key_cache, layer.value_cache, metadata, scale)
+
+    cut = attending(place.operations)
+    error = error_of(cut(), attending(place.plain)())
+    with patch.object(cuda_operations, "multiprocessors", lambda device: 0):
+        whole = attending(place.operations)
+        expected = whole()  # planned now
+    assert torch.equal(cut(), expected), "whole units give other bits"
+    ours, uncut = place.clock.times(cut), place.clock.times(whole)
+    name = "64 tokens behind 32k"
+    figures = (figure(name, ours.best_us, "us"), figure(f"{name}, in whole units", uncut.best_us, "us"))
+    return figures, {name: {"shape": shape._asdict(), "new": new, "error": error, "ours": ours._asdict(), "whole": uncut._asdict()}}
 
 
 def prefill(place: Place, shape: Shape, target: float) -> tuple[tuple[Figure, ...], dict[str, Any]]:

@@ -85,8 +85,9 @@ def make_sequences(lengths: list[int], shape: Shape, dtype: torch.dtype, shared:
 
 
 def attend(
-    sequences: Sequences, ranges: list[Range], options: Options = Options(), shared: int = 0, scales: tuple[float, float] = (1, 1)
-) -> list[torch.Tensor]:
+    sequences: Sequences, ranges: list[Range], options: Options = Options(), shared: int = 0, scales: tuple[float, float] = (1, 1),
+    units_wanted: int = 0,
+) -> list[torch.Tensor]:  # fmt: skip
     """One step through the kernel: the result of each range. Blocks that no query sees are -1 in the table."""
     shape = sequences.shape
     table = np.full((len(ranges), max(map(len, sequences.blocks))), -1, dtype=np.int32)
@@ -98,7 +99,7 @@ def attend(
     contexts = np.array([stop for _, _, stop in ranges])
     query = torch.cat([sequences.query[index][start:stop] for index, start, stop in ranges])
     group, warps = shape.heads // shape.kv_heads, attention.warps_of(shape.head_dim)
-    plan = make_plan(starts, contexts, group, options.window, shared, warps, query.device)
+    plan = make_plan(starts, contexts, group, options.window, shared, warps, query.device, units_wanted)
     found = attention.paged_attention(
         query, *sequences.caches, torch.from_numpy(table), plan, shape.head_dim**-0.5, *options, *scales
     )

@@ -50,6 +50,33 @@ def test_prompts_decodes_and_chunks_agree(shim: HostBackend, shape: Shape, dtype
     assert torch.equal(torch.cat(pieces), together[3])
 
 
+@pytest.mark.parametrize("options", [Options(), Options(700, 2.0)], ids=ids)
+@pytest.mark.parametrize(("shape", "dtype"), [FORMS[0], FORMS[4], FORMS[5]], ids=ids)
+def test_chunks_behind_a_long_prefix_are_cut_and_it_shows_in_no_bit(
+    shim: HostBackend, shape: Shape, dtype: torch.dtype, options: Options
+) -> None:
+    """Into pieces of one split, of two, and not at all; beside decodes; one chunk begins within a split and ends in another."""
+    sequences = make_sequences([1100, 800, 300], shape, dtype)
+    given = [Range(2, 299, 300), Range(0, 1010, 1050), Range(1, 500, 540), Range(1, 799, 800)]
+    whole = attend(sequences, given, options)
+    for found, one in zip(whole, given, strict=True):
+        check(found, sequences, one, options)
+    for units_wanted, shim.order in zip((100, 6, 4), ORDERS[1:]):
+        for found, expected in zip(attend(sequences, given, options, units_wanted=units_wanted), whole, strict=True):
+            assert torch.equal(found, expected)
+
+
+def test_units_are_cut_between_splits_where_they_are_too_few() -> None:
+    starts, contexts, device = np.array([0, 64]), np.array([32_768]), torch.device("cpu")
+    plain = make_plan(starts, contexts, 4, 0, 0, 4, device)
+    cut = make_plan(starts, contexts, 4, 0, 0, 4, device, 16)
+    assert len(plain.wide) == 4 and not plain.merges.numel()
+    assert len(cut.wide) == 32 and (cut.wide[:, 4] - cut.wide[:, 3]).max() == 16 * 256 and cut.slot_count == 64 * 128
+    assert cut.merges[:, 2].unique().tolist() == [128]
+    assert len(make_plan(starts, contexts, 4, 0, 0, 4, device, 4).wide) == 4, "there are enough"
+    assert len(make_plan(np.array([0, 65]), contexts, 4, 0, 0, 4, device, 16).wide) == 5, "too many sums would be left"
+
+
 @pytest.mark.parametrize("options", [Options(40), Options(1), Options(300, 2.0), Options(0, 5.0)], ids=ids)
 @pytest.mark.parametrize(("shape", "dtype"), [FORMS[0], FORMS[5]], ids=ids)
 def test_windows_and_caps(shim: HostBackend, shape: Shape, dtype: torch.dtype, options: Options) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import cache, wraps
+from functools import wraps
 from threading import get_ident
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -199,10 +199,14 @@ def operations(device_type: str) -> Operations:
     return _substitutes.get(get_ident()) or chosen_operations(device_type)
 
 
-@cache
+_chosen: dict[str, Operations] = {}  # by kind of device
+
+
 def chosen_operations(device_type: str) -> Operations:
     """The table's own choice, whatever was substituted."""
-    return Operations(*(choose(name, device_type) for name in Operations._fields))
+    if device_type not in _chosen:
+        _chosen[device_type] = Operations(*(choose(name, device_type) for name in Operations._fields))
+    return _chosen[device_type]
 
 
 @contextmanager

@@ -8,6 +8,7 @@ cases that a kernel does not support (mixed types, odd head sizes).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ import torch
 from vnext.kernels import contracts, paged_attention as plain_attention, products, references
 from vnext.kernels.cuda import attention, compiled, exchange, experts as grouped, rows, sampling, thin
 from vnext.kernels.cuda.interface import SCALARS
-from vnext.kernels.cuda.plan import StepPlan, make_plan
+from vnext.kernels.cuda.plan import TILE_ROWS, StepPlan, make_plan
 from vnext.kernels.forms import FixedWeight
 from vnext.kernels.mxint8 import head_dim_of
 from vnext.kernels.thin_tiles import ThinLines
@@ -246,6 +247,12 @@ def join_over_ranks(x: torch.Tensor, dim: int, memories: torch.Tensor, *group: i
     return _join_over_ranks(x, dim, memories, *group)
 
 
+@cache
+def multiprocessors(device: torch.device) -> int:
+    """How many blocks a device computes side by side, at least; the tests' host shim has a few."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 8
+
+
 class StepAttention:
     """One step for all layers: described once, planned when a layer shows its heads and its window."""
 
@@ -266,8 +273,10 @@ class StepAttention:
         key = (head_count // self.kv_head_count, attention.warps_of(head_dim), window)
         if key not in self._plans:
             step, shared = self._described, self._shared_blocks * self.block_size
+            device = step.block_table.device
+            blocks = self.kv_head_count * -(-key[0] // TILE_ROWS)  # of a unit
             self._plans[key] = make_plan(
-                step.query_starts, step.context_lengths, key[0], window, shared, key[1], step.block_table.device
+                step.query_starts, step.context_lengths, key[0], window, shared, key[1], device, multiprocessors(device) // blocks
             )
         return self._plans[key]
 

@@ -7,7 +7,8 @@ Owns the division of rows into tiles, units and splits. Host arithmetic on host 
     split  256 keys, at multiples of 256: what is summed up before it is joined
 
 A row whose queries fit into one tile (a decode, a few drafts) becomes one narrow unit a split, merged afterwards; longer
-ones become wide units that walk all their keys. Where all rows begin with the same blocks, the queries of many rows share
+ones become wide units that walk all their keys, or, where these are too few for the device, some splits of them: a short chunk
+behind a long prefix. Where all rows begin with the same blocks, the queries of many rows share
 tiles over that prefix. None of it shows in a bit of a result: see the kernel.
 """
 
@@ -21,6 +22,8 @@ import torch
 TILE_ROWS = 16
 SPLIT_KEYS = 256
 WARPS = 4
+CUT_SLOTS_MAX = 8192
+"""Partial sums of cut units: 128 MiB with 32 heads of 128, read and written in a tenth of what cutting saves an H200."""
 UNIT_FIELDS, TILE_FIELDS, MERGE_FIELDS = 6, 2, 3
 
 
@@ -78,11 +81,13 @@ def make_plan(
     shared_tokens: int,
     warps: int,
     device: torch.device,
+    units_wanted: int = 0,
 ) -> StepPlan:
     """Plan R rows whose queries are query_starts[r]:query_starts[r + 1] and end their contexts.
 
     query_starts [R + 1], context_lengths [R]; `group` query heads share a key-value head; `window` 0: none; every row with a
-    query begins with the same `shared_tokens` tokens in the same blocks; `warps`: tiles of a wide unit.
+    query begins with the same `shared_tokens` tokens in the same blocks; `warps`: tiles of a wide unit; `units_wanted`: wide units
+are cut where they are fewer.
     """
     starts, contexts = query_starts.astype(np.int64), context_lengths.astype(np.int64)
     limits = last_keys(starts, contexts)
@@ -95,6 +100,8 @@ def make_plan(
     common, entries = common_units(narrow, prefix, per_tile, warps, natural, len(limits))
     splits, slots = narrow_units(narrow, limits, window, prefix)
     long = wide_units(wide, limits, window, warps, len(narrow.row))
+    if 0 < len(long.table_row) < units_wanted:
+        long, slots = cut_units(long, wide, len(narrow.row), units_wanted, slots)
     tiles = np.concatenate((np.stack((narrow.first, narrow.count), 1), np.stack((wide.first, wide.count), 1), entries[1]))
     parts = (
         tiles, np.stack(splits, 1), np.concatenate((np.stack(common, 1), np.stack(long, 1))),
@@ -128,8 +135,8 @@ def cut_tiles(rows: np.ndarray, starts: np.ndarray, per_tile: int) -> Tiles:
     """The tiles of some rows, in order."""
     first, stop = starts[rows], starts[rows + 1]
     counts = -(-(stop - first) // per_tile)
-    place = np.repeat(np.arange(len(rows)), counts)
-    begin = first[place] + (np.arange(len(place)) - (np.cumsum(counts) - counts)[place]) * per_tile
+    place, turn = numbered(counts)
+    begin = first[place] + turn * per_tile
     return Tiles(rows[place], begin, np.minimum(stop[place] - begin, per_tile))
 
 
@@ -152,8 +159,8 @@ def common_units(
     if not prefix:
         nothing = np.zeros(0, dtype=np.int64)
         return Units(*[nothing] * UNIT_FIELDS), (nothing, np.zeros((0, TILE_FIELDS), dtype=np.int64))
-    place = np.repeat(np.arange(len(narrow.row)), narrow.count)
-    tokens = narrow.first[place] + (np.arange(len(place)) - (np.cumsum(narrow.count) - narrow.count)[place])
+    place, turn = numbered(narrow.count)
+    tokens = narrow.first[place] + turn
     begin = np.arange(0, len(tokens), per_tile)
     tiles = np.stack((entry_first + begin, np.minimum(len(tokens) - begin, per_tile)), 1)
     first = np.arange(0, len(begin), warps)
@@ -182,8 +189,8 @@ def narrow_units(
     is_partial = (split_stop - split_first > 1) | (prefix > 0) | all_partial
     begin = np.maximum(split_first, prefix // SPLIT_KEYS)
     counts = split_stop - begin
-    place = np.repeat(np.arange(len(narrow.row)), counts)
-    split = begin[place] + np.arange(len(place)) - (np.cumsum(counts) - counts)[place]
+    place, turn = numbered(counts)
+    split = begin[place] + turn
     units = Units(
         place, np.ones_like(place), narrow.row[place], np.maximum(split * SPLIT_KEYS, key_first[place]),
         np.minimum((split + 1) * SPLIT_KEYS, key_stop[place]), is_partial[place].astype(np.int64),
@@ -218,3 +225,35 @@ def wide_units(wide: Tiles, limits: np.ndarray, window: int, warps: int, tile_fi
     units = Units(tile_first + first, count, wide.row[first], key_first, key_stop, np.zeros_like(first))
     longest_first = np.argsort(key_first - key_stop, kind="stable")  # else the last ones to start would be waited for
     return Units(*(column[longest_first] for column in units))
+
+
+def cut_units(units: Units, wide: Tiles, tile_first: int, units_wanted: int, slots: Slots) -> tuple[Units, Slots]:
+    """Wide units cut between splits into about twice as many as are wanted, with slots for the sums that they leave; as they are
+    where that takes more than CUT_SLOTS_MAX. `slots`: those of the narrow units."""
+    first, stop = units.key_first // SPLIT_KEYS, -(-units.key_stop // SPLIT_KEYS)
+    last = units.tile_first + units.tile_count - 1 - tile_first
+    begin = wide.first[units.tile_first - tile_first]
+    token_counts, split_counts = wide.first[last] + wide.count[last] - begin, stop - first
+    if split_counts.max() < 2 or (token_counts * split_counts).sum() > CUT_SLOTS_MAX:
+        return units, slots
+    splits = -(-int(split_counts.sum()) // (2 * units_wanted))
+    place, turn = numbered(-(-split_counts // splits))
+    split = first[place] + turn * splits
+    cut = Units(
+        units.tile_first[place], units.tile_count[place], units.table_row[place],
+        np.maximum(split * SPLIT_KEYS, units.key_first[place]), np.minimum((split + splits) * SPLIT_KEYS, units.key_stop[place]),
+        np.ones_like(place),
+    )  # fmt: skip
+    unit, turn = numbered(token_counts)
+    tokens, counts = begin[unit] + turn, split_counts[unit]
+    slot = slots.count + np.cumsum(counts) - counts
+    base = slots.base.copy()
+    base[tokens] = slot - first[unit]
+    merges = np.concatenate((slots.merges, np.stack((tokens, slot, counts), 1)))
+    return cut, Slots(base, merges, slots.count + int(counts.sum()))
+
+
+def numbered(counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Of counts[n] things of each n, in order: n, and the number among those of n."""
+    place = np.repeat(np.arange(len(counts)), counts)
+    return place, np.arange(len(place)) - (np.cumsum(counts) - counts)[place]
