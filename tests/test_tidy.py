@@ -176,6 +176,7 @@ LATE_IMPORTS = {
     "vnext/runtime/rank/runner.py": (5, "adapters, a GPU, and steps that no single call computes"),
     # a GPU's packages, which a CPU does not have
     "vnext/kernels/batch_index.py": (1, "Numba"),
+    "vnext/kernels/batch_numba.py": (1, "CuPy"),
     "vnext/kernels/cuda/backends.py": (1, "CuPy"),
     "vnext/kernels/cuda/compiling.py": (3, "CuPy and NVIDIA's headers"),
     "vnext/runtime/collectives/device_memory.py": (1, "CuPy"),
