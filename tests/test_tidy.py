@@ -183,7 +183,7 @@ LATE_IMPORTS = {
     "vnext/runtime/collectives/cpu_collectives.py": (1, "gloo, where ranks share no memory"),
     "vnext/runtime/collectives/group.py": (6, "a rank on a CPU starts sooner"),
     "vnext/runtime/collectives/meeting.py": (1, "gloo and GPUs"),
-    "vnext/runtime/rank/gpu_loading.py": (1, "Numba, and a second of torch's compiler"),
+    "vnext/runtime/rank/gpu_loading.py": (1, "a second of torch's compiler"),
     "vnext/runtime/hosts/host_links.py": (1, "torch's store, for stages of several hosts"),
     "vnext/runtime/rank/loading.py": (9, "a rank on a CPU starts sooner"),
     # seldom needed

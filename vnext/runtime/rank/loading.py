@@ -216,20 +216,20 @@ def load_drafter(settings: RankSettings, runner: ModelRunner) -> None:
 
 def device_of(settings: RankSettings) -> str:
     """The kind of device that the settings mean. Raises SettingsError."""
-    if settings.device == "cpu" or (settings.device == "auto" and not has_driver()):
+    if settings.device == "cpu" or (settings.device == "auto" and not driver_finds_gpu()):
         return "cpu"
     from vnext.runtime.gpu.auto import resolved_device  # asks torch for GPUs
 
     return resolved_device(settings.device, settings.place_count)
 
 
-def has_driver() -> bool:
-    """Whether this machine has NVIDIA's driver; without it torch finds no GPU."""
+def driver_finds_gpu() -> bool:
+    """Whether NVIDIA's driver is here and finds a GPU that this process may see. To ask torch takes three seconds where it was built
+    for CUDA."""
     try:
-        ctypes.CDLL("libcuda.so.1")
+        return ctypes.CDLL("libcuda.so.1").cuInit(0) == 0
     except OSError:
         return False
-    return True
 
 
 def load_runner(settings: RankSettings, device: torch.device | str, parallel: Parallel) -> ModelRunner:
