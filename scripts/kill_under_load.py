@@ -119,6 +119,8 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--jobs", type=int, default=1, help="servers at once")
     parser.add_argument("--survive", action="store_true", help="kill parts of one server, whose streams must go on")
     parser.add_argument("--rested", action="store_true", help="with --survive, kill only when processes stand by again")
+    parser.add_argument("--tier", action="store_true", help="with --survive, the prefix cache has a disk tier in shared memory")
+    parser.add_argument("--model", default="", help="with --survive, a folder in place of the demo model")
     parser.add_argument("--streams", type=int, default=64, help="with --survive")
     parser.add_argument("--kind", default="", help=f"with --survive, only kinds with this in their name: {'; '.join(KINDS)}")
     parser.add_argument("--form", default="", help=f"only forms with this in their name: {'; '.join(FORMS)}")
@@ -130,8 +132,12 @@ def survive_kills(options: argparse.Namespace) -> int:
     """Run --survive; returns the exit status."""
     kinds = tuple(kind for kind in KINDS if options.kind in kind)
     folder = Path(tempfile.mkdtemp(prefix="vnext-kill-"))
-    recording = Recording(options.json, options.seed, options.streams, options.rested)
-    process = started(folder, (*OPTIONS, "--tensor-parallel-size", "2", "--served-model-name", "demo"))
+    told = {"seed": options.seed, "streams": options.streams, "rested": options.rested, "tier": options.tier}
+    recording = Recording(options.json, **told, model=Path(options.model or "demo").name)
+    tier = tempfile.TemporaryDirectory(prefix="vnext-tier-", dir="/dev/shm")
+    more = ("--kv-disk-dir", tier.name, "--kv-disk-bytes", "2G") if options.tier else ()
+    more = (*filter(None, [options.model]), *OPTIONS, *more)
+    process = started(folder, (*more, "--tensor-parallel-size", "2", "--served-model-name", "demo"))
     try:
         url = re.search(r"http://[\d.:]+", said_until_ready(process))[0]
         load, _ = asyncio.run(
@@ -142,6 +148,7 @@ def survive_kills(options: argparse.Namespace) -> int:
     finally:
         process.kill()
         process.stdout.close()
+        tier.cleanup()
     logs, wrong = logs_verified(folder)
     wrong += [f"the server ended with status {status}"] if status else []
     recording.end(logs, wrong)

@@ -23,15 +23,17 @@ COMMAND = "python scripts/kill_under_load.py --survive --kills N --seed N --json
 
 
 class Part(msgspec.Struct, kw_only=True):
-    """One server. `rested`: processes stood by at each kill. `load`: the machine's load averages before. `logs`: how many verify,
-    None for a run that was cut short. `first_token_p50_s` and `first_token_p95_s`: of all streams, when they come to the idle
-    server at once, to compare with what a recovery computes."""
+    """One server of `model`, a folder's name. `rested`: processes stood by at each kill. `tier`: with a disk tier in shared memory.
+    `load`: the machine's load averages before. `logs`: how many verify, None for a run that was cut short. `first_token_p50_s` and
+    `first_token_p95_s`: of all streams, when they come to the idle server at once, to compare with what a recovery computes."""
 
     seed: int
     streams: int
     rested: bool
     measured_at: str
-    load: tuple[float, float, float]
+    tier: bool = False
+    model: str = "demo"
+    load: tuple[float, float, float] = (0.0, 0.0, 0.0)
     seconds: float = 0.0
     first_token_p50_s: float = 0.0
     first_token_p95_s: float = 0.0
@@ -56,7 +58,8 @@ class Recording:
     """The part that is measured now, at the end of the record in `path`, which is begun or added to; None: nothing is written.
     Raises msgspec.ValidationError for a file that is no such record."""
 
-    def __init__(self, path: Path | None, seed: int, streams: int, rested: bool) -> None:
+    def __init__(self, path: Path | None, **told: Any) -> None:
+        """`told`: the fields of the part that the call says."""
         self._path, self._began_s = path, time.monotonic()
         if path is not None and path.is_file():
             self._record = msgspec.json.decode(path.read_bytes(), type=Record)
@@ -64,7 +67,7 @@ class Recording:
             now = msgspec.to_builtins(machine())
             self._record = Record(command=COMMAND, vnext=__version__, machine=now, summary={}, parts=[])
         measured_at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        self.part = Part(seed=seed, streams=streams, rested=rested, measured_at=measured_at, load=os.getloadavg())
+        self.part = Part(**told, measured_at=measured_at, load=os.getloadavg())
         self._record.parts.append(self.part)
 
     def note(self, load: Load, kills: Sequence[Survived]) -> None:

@@ -224,8 +224,8 @@ def device_of(settings: RankSettings) -> str:
 
 
 def driver_finds_gpu() -> bool:
-    """Whether NVIDIA's driver is here and finds a GPU that this process may see. To ask torch takes three seconds where it was built
-    for CUDA."""
+    """Whether NVIDIA's driver is here and finds a GPU that this process may see. Where torch was built for CUDA, it takes three
+    seconds to ask torch."""
     try:
         return ctypes.CDLL("libcuda.so.1").cuInit(0) == 0
     except OSError:
