@@ -124,7 +124,7 @@ __device__ __forceinline__ void store_numbers(T *row, int first, int head_dim, f
 
 /* qkv [tokens, (heads + 2 * kv_heads) * head_dim] -> query [tokens, heads, head_dim]; keys and values to slots of caches
    [blocks, kv_heads, block_size, head_dim], there divided by a scale (1 unless the cache is fp8), or as rows of codes.
-   shared: head_dim floats for each warp. */
+   Grid (tokens, blocks of its heads), a warp for each head; shared: head_dim floats for each warp. */
 extern "C" __global__ void __launch_bounds__(128)
 rotary_kv_write(SCALAR *query, CACHE *key_cache, CACHE *value_cache, const SCALAR *qkv, const void *q_norm,
                 const void *k_norm, const float *cosine, const float *sine, const long long *slots, float eps,
@@ -132,30 +132,28 @@ rotary_kv_write(SCALAR *query, CACHE *key_cache, CACHE *value_cache, const SCALA
                 int block_size, int half, int q_norm_is_wide, int k_norm_is_wide) {
     DYNAMIC_SHARED(float, heads_of_warps);
     const long long token = blockIdx.x, slot = slots[token];
-    const int lane = threadIdx.x % 32;
-    float *head = heads_of_warps + threadIdx.x / 32 * head_dim;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, at = int(blockIdx.y * blockDim.x) / 32 + warp;
+    if (at >= heads + 2 * kv_heads) return;
+    float *head = heads_of_warps + warp * head_dim;
     qkv += token * qkv_stride;
     cosine += token * half;
     sine += token * half;
-    for (int at = threadIdx.x / 32; at < heads + 2 * kv_heads; at += blockDim.x / 32) {
-        const bool is_query = at < heads, is_value = at >= heads + kv_heads;
-        for (int i = lane; i < head_dim; i += 32)
-            head[i] = to_float(qkv[at * head_dim + i]);  // each lane its own, which it norms itself
-        const void *norm = is_query ? q_norm : is_value ? nullptr : k_norm;
-        if (norm) norm_head(head, norm, is_query ? q_norm_is_wide : k_norm_is_wide, eps, head_dim);
-        __syncwarp();
-        const int kv_head = is_value ? at - heads - kv_heads : at - heads;
-        const long long row = (slot / block_size * kv_heads + kv_head) * block_size + slot % block_size;
-        CACHE *cache = (is_value ? value_cache : key_cache) + row * row_width<CACHE>(head_dim);
-        for (int first = 0; first < head_dim; first += 32) {
-            const int i = first + lane;
-            const float x = i >= head_dim ? 0.0f : is_value ? head[i] : turned(head, cosine, sine, half, i);
-            if (!is_query)
-                store_numbers(cache, first, head_dim, x, is_value ? value_scale : key_scale);
-            else if (i < head_dim)
-                query[(token * heads + at) * head_dim + i] = narrow(x, SCALAR{});
-        }
-        __syncwarp();
+    const bool is_query = at < heads, is_value = at >= heads + kv_heads;
+    for (int i = lane; i < head_dim; i += 32)
+        head[i] = to_float(qkv[at * head_dim + i]);  // each lane its own, which it norms itself
+    const void *norm = is_query ? q_norm : is_value ? nullptr : k_norm;
+    if (norm) norm_head(head, norm, is_query ? q_norm_is_wide : k_norm_is_wide, eps, head_dim);
+    __syncwarp();
+    const int kv_head = is_value ? at - heads - kv_heads : at - heads;
+    const long long row = (slot / block_size * kv_heads + kv_head) * block_size + slot % block_size;
+    CACHE *cache = (is_value ? value_cache : key_cache) + row * row_width<CACHE>(head_dim);
+    for (int first = 0; first < head_dim; first += 32) {
+        const int i = first + lane;
+        const float x = i >= head_dim ? 0.0f : is_value ? head[i] : turned(head, cosine, sine, half, i);
+        if (!is_query)
+            store_numbers(cache, first, head_dim, x, is_value ? value_scale : key_scale);
+        else if (i < head_dim)
+            query[(token * heads + at) * head_dim + i] = narrow(x, SCALAR{});
     }
 }
 

@@ -89,8 +89,8 @@ ROW_BUGS = [
     Bug(
         "no barrier between a head and its turn",
         "rows.cu",
-        "        __syncwarp();\n        const int kv_head",
-        "        const int kv_head",
+        "    __syncwarp();\n    const int kv_head",
+        "    const int kv_head",
     ),
     Bug(
         "neighbours, not halves, form a pair",

@@ -15,7 +15,7 @@ namespace {
 
 /* ---- rows: see rows.py ---- */
 
-constexpr unsigned ROW_THREADS = 256, TOKEN_THREADS = 128, WARP = 32;
+constexpr unsigned ROW_THREADS = 256, TOKEN_THREADS = 128, WARP = 32, TOKEN_WARPS = TOKEN_THREADS / WARP;
 constexpr int CHUNK_BYTES = 16;
 
 /* Whether every row of all of them is made of aligned chunks. */
@@ -108,14 +108,15 @@ Tensor rotary_kv_write(const Tensor &qkv, const Maybe &q_norm, const Maybe &k_no
     const int64_t kv_heads = key_cache.size(1), block_size = key_cache.size(2), head_dim = head_dim_of(key_cache);
     for (const Maybe *norm : {&q_norm, &k_norm})
         if (*norm) expect_norm(**norm, head_dim, scalar_of(qkv), eps), require(together(qkv, {&**norm}));
-    const int64_t tokens = qkv.size(0), heads = qkv.size(1) / head_dim - 2 * kv_heads;
+    const int64_t tokens = qkv.size(0), heads_of_all = qkv.size(1) / head_dim, heads = heads_of_all - 2 * kv_heads;
     const Tensor query = empty({tokens, heads, head_dim}, type_of(qkv), qkv);
     if (tokens == 0) return query;
     const Maybe cosines = cosine ? Maybe(dense(*cosine)) : Maybe(), sines = sine ? Maybe(dense(*sine)) : Maybe();
     const Scalar scalar = scalar_of(qkv);
     launch(device_of(qkv), {Kernel::ROTARY_KV_WRITE, scalar, scalar, scalar_of(key_cache), 0},
-           {{unsigned(tokens), 1, 1}, TOKEN_THREADS, unsigned(TOKEN_THREADS / WARP * head_dim * 4)}, address(query),
-           address(key_cache), address(value_cache), address(qkv), address(q_norm), address(k_norm), address(cosines),
+           {{unsigned(tokens), unsigned(heads_of_all + TOKEN_WARPS - 1) / TOKEN_WARPS, 1}, TOKEN_THREADS,
+            unsigned(TOKEN_WARPS * head_dim * 4)},
+           address(query), address(key_cache), address(value_cache), address(qkv), address(q_norm), address(k_norm), address(cosines),
            address(sines), address(slots), float(eps), float(key_scale), float(value_scale), int64_t(qkv.stride(0)),
            int32_t(heads), int32_t(kv_heads), int32_t(head_dim), int32_t(block_size), int32_t(cosines ? cosines->size(1) : 0),
            int32_t(is_wide(q_norm)), int32_t(is_wide(k_norm)));

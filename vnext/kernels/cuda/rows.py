@@ -92,7 +92,7 @@ def rotary_kv_write(
     wide = (weight is not None and weight.dtype is torch.float32 for weight in (q_norm, k_norm))
     kernel = kernel_for(qkv.device, SOURCE, "rotary_kv_write", macros(qkv, cache=key_cache))
     kernel(
-        (tokens,),
+        (tokens, -(-(heads + 2 * kv_heads) // (TOKEN_THREADS // WARP))),
         (TOKEN_THREADS,),
         (
             query, key_cache, value_cache, qkv, q_norm, k_norm, cosine, sine, slots, np.float32(eps),
