@@ -15,11 +15,16 @@ from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import Any
 
+import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from vnext.kernels.table import operations
 from vnext.runtime.gpu.device import Mark, Memory
+from vnext.runtime.rank import gpu_loading
+from vnext.sampling.logits import adjust_rows, keep_allowed
+from vnext.sampling.sampling import sampler_for
 
 POISON = 0x5A
 SHAPED_BY_VALUES = (
@@ -106,6 +111,13 @@ class TwinDevice:
         return TwinMark(self, lambda: target.copy_(source))
 
     @at_work
+    def beside(self, copy: Callable[[], object], after: Mark | None) -> TwinMark:
+        if after is None:
+            raise OrderError("copies beside the work may come before work that still uses their targets")
+        after.wait()
+        return TwinMark(self, copy)
+
+    @at_work
     def join(self, mark: Mark) -> None:
         mark.wait()
 
@@ -184,3 +196,19 @@ class TwinGraph(TorchDispatchMode):
 def tensors_of(tree: Any) -> list[torch.Tensor]:
     """The tensors among an operation's arguments or results."""
     return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+
+
+class Roomy(TwinDevice):
+    """4 GiB, of which others hold one and this process half of one."""
+
+    def memory(self) -> Memory:
+        return Memory(total=2**32, free=2**31 + 2**29, cached=2**29, peak=2**28)
+
+
+def compute_on_twins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From here on engines of this process with device "cuda" compute on the device's twin, by the CPU's kernels."""
+    monkeypatch.setattr(gpu_loading, "open_device", lambda rank: Roomy())
+    monkeypatch.setattr(gpu_loading, "operations", lambda device_type: operations("cpu"))
+    monkeypatch.setattr(gpu_loading, "sampler_for", lambda device_type: sampler_for("cpu"))
+    monkeypatch.setattr(gpu_loading, "logits_processor_for", lambda device_type: adjust_rows)
+    monkeypatch.setattr(gpu_loading, "masking_for", lambda device_type: keep_allowed)

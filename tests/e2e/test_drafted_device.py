@@ -9,30 +9,18 @@ from typing import Any
 import draft_heads
 import msgspec
 import pytest
-from device_twin import TwinDevice
+from device_twin import compute_on_twins
 from engine_here import engines_here
 from heads.saved import right_head, save_mimo, save_target
 from test_drafted_tokens import METHODS, Answer, answers, undrafted
 
-from vnext.kernels.table import operations
 from vnext.replay.cli.main import main as replay
-from vnext.runtime.gpu.device import Memory
-from vnext.runtime.rank import gpu_loading
-from vnext.sampling.logits import adjust_rows, keep_allowed
-from vnext.sampling.sampling import sampler_for
 
 ON_DEVICE = {"device": "cuda", "executor": "inproc", "enforce_eager": True, "num_blocks_override": 600, "digest_interval": 16}
 WAYS: dict[str, dict[str, Any]] = {
     "scheduled ahead": {}, "in step": {"async_scheduling": False}, "preempted": {"num_blocks_override": 60, "max_model_len": 512},
     "in chunks": {"max_num_batched_tokens": 64, "max_num_seqs": 40},
 }  # fmt: skip
-
-
-class Roomy(TwinDevice):
-    """With memory for a small cache."""
-
-    def memory(self) -> Memory:
-        return Memory(total=2**32, free=2**31 + 2**29, cached=2**29, peak=2**28)
 
 
 @pytest.fixture
@@ -42,15 +30,6 @@ def expected(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Answer]]:
     compute_on_twins(monkeypatch)
     with engines_here():
         yield found
-
-
-def compute_on_twins(monkeypatch: pytest.MonkeyPatch) -> None:
-    """From here on engines of this process with device "cuda" do."""
-    monkeypatch.setattr(gpu_loading, "open_device", lambda rank: Roomy())
-    monkeypatch.setattr(gpu_loading, "operations", lambda device_type: operations("cpu"))
-    monkeypatch.setattr(gpu_loading, "sampler_for", lambda device_type: sampler_for("cpu"))
-    monkeypatch.setattr(gpu_loading, "logits_processor_for", lambda device_type: adjust_rows)
-    monkeypatch.setattr(gpu_loading, "masking_for", lambda device_type: keep_allowed)
 
 
 @pytest.mark.parametrize(("method", "way"), [*zip(("ngram", "suffix", "grammar", "draft model"), WAYS, strict=True)])

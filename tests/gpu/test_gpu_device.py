@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
@@ -10,6 +13,7 @@ from vnext.kernels import products
 from vnext.kernels.cuda import experts
 from vnext.kernels.table import operations
 from vnext.runtime.gpu.cuda import CudaDevice
+from vnext.runtime.gpu.pages import DeviceFilling, DevicePages
 from vnext.runtime.gpu.staging import Staging
 
 
@@ -28,6 +32,37 @@ def test_blocks_arrive_in_order_while_the_device_is_busy(device: CudaDevice) -> 
     (found,), mark = device.fetch([total])
     mark.wait()
     assert mark.is_reached() and (found == 49 * 50 // 2).all()
+
+
+def read(filling: DeviceFilling, parts: Callable[[], list[list[memoryview]]]) -> None:
+    """Have pages filled, the last one first."""
+    for number, (page,) in enumerate(parts()):
+        room = filling.room()
+        room[68:] = page
+        assert filling.put(39 - number)
+
+
+def test_pages_leave_and_come_back_beside_a_busy_device(device: CudaDevice) -> None:
+    """Bit for bit, with work before, between and behind the copies; in words of 64 bits and of 8."""
+    for width in (64, 9):
+        drawn = torch.randint(-128, 128, (2, 40, 2, 4, width), dtype=torch.int8)
+        left, right = (each.to(device.torch_device) for each in (drawn.clone(), torch.zeros_like(drawn)))
+        pages = [DevicePages(device, 68, 2 * 8 * width) for _ in range(2)]
+        for each, cache in zip(pages, (left, right), strict=True):
+            each.use([((cache[0], cache[1]),)])
+        matrix = torch.randn(4096, 4096, device=device.torch_device)
+        for _ in range(20):
+            matrix = (matrix @ matrix).clamp(-1, 1)
+        parts = pages[0].copy(range(40))
+        left.zero_()
+        right.copy_(matrix.view(-1)[: right.numel()].view_as(right).to(torch.int8))
+        filling = pages[1].fill()
+        reader = threading.Thread(target=read, args=(filling, parts))
+        reader.start()
+        while reader.is_alive() or not filling.look():
+            filling.look()
+        filling.stop()
+        assert torch.equal(right.clone().cpu(), drawn.flip(1))
 
 
 def test_a_graph_reads_what_lies_in_its_memory(device: CudaDevice) -> None:

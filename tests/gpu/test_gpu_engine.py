@@ -6,6 +6,7 @@ bits. In float32 with the demo model that is rare, so few streams may differ; no
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -67,6 +68,23 @@ def test_drafts_change_no_deterministic_answer() -> None:
     for method, changes in (("ngram", {}), ("suffix", {"enforce_eager": True})):
         drafted = {"speculative_config": {"method": method, **config}, **changes}
         assert answers(dtype="bfloat16", deterministic=True, **drafted) == expected
+
+
+def first_turn(folder: Path | None) -> tuple[list[int], int]:
+    """The answer to a prompt of 20 blocks, which are in the folder behind it, and how many of its tokens are hits."""
+    prompt, tier = [5 + 7 * place * place % 500 for place in range(323)], {} if folder is None else {"kv_disk_dir": str(folder)}
+    greedy, end_s = SamplingParams(temperature=0, max_tokens=TOKENS, ignore_eos=True), time.monotonic() + 20
+    with LLM(device="cuda", dtype="bfloat16", deterministic=True, log="off", gpu_memory_utilization=0.3, **tier) as llm:
+        (found,) = llm.generate([prompt], [greedy], use_tqdm=False)
+        while folder and sum(len(path.name) == 32 and path.is_file() for path in folder.rglob("*")) < 20:
+            assert time.monotonic() < end_s, "blocks are written soon"
+            time.sleep(0.02)
+    return found.outputs[0].token_ids, found.num_cached_tokens
+
+
+def test_a_restart_hits_its_prefix_from_the_folder_with_the_same_tokens(tmp_path: Path) -> None:
+    tokens, _ = first_turn(None)
+    assert [first_turn(tmp_path) for _ in range(2)] == [(tokens, 0), (tokens, 320)]
 
 
 def test_graphs_give_the_tokens_of_steps_as_they_are(eager: list[list[int]]) -> None:

@@ -41,7 +41,7 @@ ENGINE_HELP = {
     "block_size": "tokens in a cache block",
     "num_blocks_override": "number of cache blocks, regardless of memory",
     "kv_cache_memory": "memory for one rank's cache; 512M is binary, 512MB decimal (default: chosen for the machine)",
-    "kv_disk_dir": "folder of a disk tier: the prefix cache then outgrows memory and survives a restart (CPU; default: none)",
+    "kv_disk_dir": "folder of a disk tier: the prefix cache then outgrows memory and survives a restart (default: none)",
     "kv_disk_bytes": "maximum size of the disk tier, of all ranks together; 8G is binary; the oldest blocks are deleted",
     "kv_disk_max_age_s": "seconds after which a block that was not used is deleted when an engine starts; 0 for never",
     "pinned_kv_fraction": "share of the cache blocks that requests may keep for a time, by cache_control or prompt_cache_retention",

@@ -22,7 +22,7 @@ from vnext.runtime.handover.tickets import Ticket, decode_ticket, encode_ticket
 from vnext.runtime.hosts import wire
 from vnext.runtime.messages import BlocksPublished, BlocksRead
 from vnext.runtime.rank.page_files import PageFiles, PageFolder
-from vnext.runtime.rank.tier import RankTier
+from vnext.runtime.rank.tier import HostPages, RankTier
 from vnext.runtime.ring.broadcast import FetchBlocks
 from vnext.sched.handover import next_hand_over
 from vnext.sched.tiering import next_promotion
@@ -60,7 +60,8 @@ class Two:
     def receive(self, identity: Identity = MODEL, secret: bytes = SECRET, ticket: Ticket | None = None, sealed: bytes = b"") -> BlocksRead:
         """An engine whose request has the ticket gets what there is; pages that came are equal to those that left."""
         receiver = Receiver(0, secret, lambda folder: PageFolder(Path(folder), identity, PAGE_BYTES))
-        tier = RankTier(0, None, lambda: [self.came], receiver, PageFolder(Path(), identity, PAGE_BYTES).file_bytes)
+        memory = HostPages(lambda: [self.came], PageFolder(Path(), identity, PAGE_BYTES).file_bytes)
+        tier = RankTier(0, None, memory, receiver)
         engine = Engine()
         engine.fold(TierOpened(capacity=0))
         id_ = engine.arrive(PROMPT, max_tokens=2)

@@ -8,28 +8,25 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from device_twin import TwinDevice
+from device_twin import Roomy, TwinDevice, compute_on_twins
 from heads.saved import random_head, save_mimo, save_target
 from msgspec.structs import replace
 from rank_drive import drive, host_rank, repetitive_arrivals, runner_of, some_arrivals, started_with
 
 from vnext.kernels.arrays import is_int8
 from vnext.kernels.mxint8 import packed_width
-from vnext.kernels.table import operations
 from vnext.kernels.thin_tiles import header_bytes
 from vnext.models.config.model_config import Experts
 from vnext.models.layers.sharding import alone
 from vnext.runtime.batch.step_inputs import StepInputs
 from vnext.runtime.batch.step_outputs import StepOutputs
 from vnext.runtime.gpu.buckets import Shapes
-from vnext.runtime.gpu.device import Memory
 from vnext.runtime.gpu.steps import DeviceSteps, PendingStep
 from vnext.runtime.processes.launch import DEMO_MODEL
 from vnext.runtime.rank import gpu_loading, loading
 from vnext.runtime.rank.device_steps import LaterSteps
 from vnext.runtime.rank.gpu_memory import GRAPH_BYTES, trial_batch, try_largest_step
 from vnext.runtime.settings import GpuSettings, RankSettings, SettingsError
-from vnext.sampling.logits import adjust_rows
 from vnext.sampling.sampling import sampler_for
 from vnext.state.config import Speculation
 from vnext.state.state import State
@@ -45,20 +42,10 @@ def settings_of(**changes: object) -> RankSettings:
     return RankSettings(**(fields | changes))
 
 
-class Roomy(TwinDevice):
-    """4 GiB, of which others hold one and this process half of one."""
-
-    def memory(self) -> Memory:
-        return Memory(total=2**32, free=2**31 + 2**29, cached=2**29, peak=2**28)
-
-
 @pytest.fixture
 def roomy(monkeypatch: pytest.MonkeyPatch) -> None:
     """A device on which ranks are loaded. The CPU's kernels stand in for the GPU's row of the table."""
-    monkeypatch.setattr(gpu_loading, "open_device", lambda rank: Roomy())
-    monkeypatch.setattr(gpu_loading, "operations", lambda device_type: operations("cpu"))
-    monkeypatch.setattr(gpu_loading, "sampler_for", lambda device_type: sampler_for("cpu"))
-    monkeypatch.setattr(gpu_loading, "logits_processor_for", lambda device_type: adjust_rows)
+    compute_on_twins(monkeypatch)
 
 
 def test_a_rank_that_drafts_is_loaded_sized_and_answers_as_the_plain_one(roomy: None) -> None:
@@ -136,9 +123,8 @@ def test_a_rank_of_a_device_is_loaded_sized_and_answers_as_the_plain_one(roomy: 
 def test_a_rank_of_a_device_with_adapters_reserves_their_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """All slots and one region more, before the cache is sized; a GPU that is too small for them is one sentence."""
     device = Roomy()
+    compute_on_twins(monkeypatch)
     monkeypatch.setattr(gpu_loading, "open_device", lambda rank: device)
-    monkeypatch.setattr(gpu_loading, "operations", lambda device_type: operations("cpu"))
-    monkeypatch.setattr(gpu_loading, "sampler_for", lambda device_type: sampler_for("cpu"))
     settings = settings_of(max_lora_rank=20, gpu=replace(GPU, adapters_max=3))
     rank, runner = loading.load_rank(settings, Path())
     ready = loading.ready_message(settings, runner)
@@ -153,6 +139,19 @@ def test_a_rank_of_a_device_with_adapters_reserves_their_memory(monkeypatch: pyt
     monkeypatch.setattr(device, "host_buffer", fail)
     with pytest.raises(SettingsError, match="^the adapters do not fit into the GPU's memory: lower --max-loras or --max-lora-rank$"):
         loading.load_rank(settings, Path())
+
+
+def test_a_disk_tier_is_left_its_memory_and_knows_all_of_a_page(roomy: None, tmp_path: Path) -> None:
+    counts = []
+    for folder in ("", str(tmp_path)):
+        rank, runner = loading.load_rank(settings_of(kv_disk_dir=folder), Path())
+        counts.append(loading.ready_message(settings_of(kv_disk_dir=folder), runner, rank).page_count_max)
+        rank.close()
+    assert counts[0] - counts[1] == gpu_loading.COPIED_PAGES
+    model = save_mimo(tmp_path / "model")
+    drafts = {"model_path": str(model), "speculates": True, "draft_method": "mtp", "max_model_len": 96}
+    with pytest.raises(SettingsError, match="^--kv-disk-dir keeps no state of a draft head"):
+        loading.load_rank(settings_of(kv_disk_dir=str(tmp_path), **drafts), Path())
 
 
 def test_the_largest_step_fits_its_own_pages() -> None:

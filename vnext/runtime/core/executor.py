@@ -312,7 +312,9 @@ class InprocExecutor:
         return 0.0
 
     def stop(self, grace_s: float = STOP_GRACE_S) -> None:
-        """Nothing to end."""
+        """Let others use the folders of its rank."""
+        if self._rank is not None:
+            self._rank.close()
 
 
 class NoRanks(Executor):

@@ -7,7 +7,7 @@ current stream at each launch, and the default stream cannot be captured. Decide
 from __future__ import annotations
 
 import gc
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -72,10 +72,13 @@ class CudaDevice:
         return torch.empty(size_bytes, dtype=torch.uint8, pin_memory=True)
 
     def copy_in(self, target: torch.Tensor, source: torch.Tensor, after: Mark | None) -> Mark:
+        return self.beside(lambda: target.copy_(source, non_blocking=True), after)
+
+    def beside(self, copy: Callable[[], object], after: Mark | None) -> Mark:
         if after is not None:
             self._copies.wait_event(after.event)
         with torch.cuda.stream(self._copies):
-            target.copy_(source, non_blocking=True)
+            copy()
         return CudaMark(self._copies)
 
     def join(self, mark: Mark) -> None:

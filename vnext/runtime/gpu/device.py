@@ -7,7 +7,7 @@ purpose, so that everything above this interface runs and is tested without a GP
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 import torch
@@ -59,6 +59,10 @@ class Device(Protocol):
     def copy_in(self, target: torch.Tensor, source: torch.Tensor, after: Mark | None) -> Mark:
         """Copy a host buffer to the device beside the work, once `after` is reached. The source must not be written before
         the mark is reached, and the target must not be read before the work has joined it."""
+
+    def beside(self, copy: Callable[[], object], after: Mark | None) -> Mark:
+        """Have the copies that `copy` requests, on the device or to it, made beside the work once `after` is reached, in the order
+        of all such copies. For their sources and targets the rules of `copy_in` hold."""
 
     def join(self, mark: Mark) -> None:
         """Order all later work after the mark."""

@@ -23,7 +23,7 @@ class Pages(BlockSource, Protocol):
 
     identity: bytes
 
-    def is_right(self, name: bytes, buffer: bytes | bytearray) -> bool: ...
+    def is_right(self, name: bytes, buffer: bytes | bytearray | memoryview) -> bool: ...
 
 
 class Receiver:

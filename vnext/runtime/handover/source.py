@@ -1,8 +1,8 @@
 """The contract of a transport: where a rank reads the blocks of another engine's rank of the same number.
 
 A source gives bytes and promises nothing: its reader checks that they are the block's, by the header and the checksum of a page
-file (vnext/runtime/rank/page_files.py). A transport between GPUs, such as NIXL, would be one more implementation. There is none,
-since pages of GPUs are in no tier so far.
+file (vnext/runtime/rank/page_files.py). A transport between GPUs, such as NIXL, would be one more implementation. There is none
+so far: `--role` is refused on a GPU.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class BlockSource(Protocol):
     def ask(self, names: Sequence[bytes]) -> None:
         """These blocks will be fetched. Raises HandoverFailed."""
 
-    def fetch(self, name: bytes, buffer: bytearray) -> bool:
+    def fetch(self, name: bytes, buffer: bytearray | memoryview) -> bool:
         """Put a block's file into a buffer of its size. False for one that is not there or of another size. Raises
         HandoverFailed."""
 

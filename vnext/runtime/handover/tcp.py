@@ -105,7 +105,7 @@ class TcpSource:
         if why_not:
             raise HandoverFailed(f"no blocks come from {self._address}: {why_not}")
 
-    def fetch(self, name: bytes, buffer: bytearray) -> bool:
+    def fetch(self, name: bytes, buffer: bytearray | memoryview) -> bool:
         assert self._wire is not None, "asked before"
         try:
             data = _next_frame(self._wire, self._frames)

@@ -32,6 +32,7 @@ from vnext.runtime.gpu.device import Device
 from vnext.runtime.gpu.head_drafts import DeviceHeadDrafts
 from vnext.runtime.gpu.model import why_not_captured
 from vnext.runtime.gpu.model_drafts import ModelDrafts
+from vnext.runtime.gpu.pages import DevicePages
 from vnext.runtime.gpu.steps import DeviceForms, DeviceSteps
 from vnext.runtime.rank.adapters import AdapterSlots
 from vnext.runtime.rank.device_steps import LaterSteps
@@ -39,6 +40,7 @@ from vnext.runtime.rank.draft_costs import BLOCK_SIZE, MANY_ROWS, SECONDS, draft
 from vnext.runtime.rank.gpu_memory import cache_bytes, reserved_bytes, try_largest_step
 from vnext.runtime.rank.replica import Rank
 from vnext.runtime.rank.runner import ModelRunner
+from vnext.runtime.rank.tier import RankTier
 from vnext.runtime.rank.weights import RankWeights
 from vnext.runtime.settings import GpuSettings, RankSettings, SettingsError
 from vnext.sampling.sampling import logits_processor_for, masking_for, sampler_for
@@ -51,6 +53,9 @@ PIECE_TOKENS_MAX = 512
 
 QUERY_ROWS_MAX = 512
 """The most query rows of a graph where drafts make them more than the engine's rows."""
+
+COPIED_PAGES = 16
+"""The memory that a disk tier's copies to the host take: eight blocks (runtime/core/tiers.py), gathered and joined."""
 
 PROGRAMS_MAX = 1024
 """The most sizes for which one engine may compile its forward."""
@@ -129,14 +134,22 @@ def compile_batch_kernels() -> None:
         log.warning("Plain torch does the index work of steps, which takes longer: %s", reason)
 
 
-def device_rank(settings: RankSettings, runner: ModelRunner, device: Device) -> Rank:
-    """The rank. Its steps are made when the engine reports the size of its cache."""
+def device_pages(settings: RankSettings, runner: ModelRunner, device: Device, header_bytes: int) -> DevicePages:
+    """The pages of a rank for its disk tier, whose files have a header of `header_bytes`."""
+    with enough_memory("the buffers of --kv-disk-dir do", "leave it out, or lower --block-size"):
+        return DevicePages(device, header_bytes, runner.block_bytes(settings.block_size))
+
+
+def device_rank(
+    settings: RankSettings, runner: ModelRunner, device: Device, tier: RankTier | None = None, pages: DevicePages | None = None
+) -> Rank:
+    """The rank. Its steps are made when the engine reports the size of its cache, which `pages` then learns of."""
     if settings.max_lora_rank:
         with enough_memory("the adapters do", "lower --max-loras or --max-lora-rank"):
             keep_adapters(runner, device, settings.gpu.adapters_max, settings.max_lora_rank)
-    make = step_maker(runner, device, device_forms(runner, settings.gpu), draft_forms(runner, settings.gpu))
+    make = step_maker(runner, device, device_forms(runner, settings.gpu), draft_forms(runner, settings.gpu), pages)
     weights = RankWeights(settings.rank, settings.world_size, runner)
-    return Rank(settings.rank, LaterSteps(make, runner.adapters), weights)
+    return Rank(settings.rank, LaterSteps(make, runner.adapters), weights, tier)
 
 
 def keep_adapters(runner: ModelRunner, device: Device, adapters_max: int, rank_max: int) -> None:
@@ -148,19 +161,23 @@ def keep_adapters(runner: ModelRunner, device: Device, adapters_max: int, rank_m
 
 
 def step_maker(
-    runner: ModelRunner, device: Device, forms: DeviceForms, draft_forms: DeviceForms | None = None
-) -> Callable[[State], DeviceSteps]:
+    runner: ModelRunner, device: Device, forms: DeviceForms, draft_forms: DeviceForms | None = None,
+    pages: DevicePages | None = None,
+) -> Callable[[State], DeviceSteps]:  # fmt: skip
     """A function that makes the cache and the steps, and captures the graphs that most steps need. `draft_forms`: those of what
-    drafts; without them it does not draft."""
+    drafts; without them it does not draft. `pages`: learns of the caches."""
 
     def make(state: State) -> DeviceSteps:
         sizes = (state.config.page_count, state.config.block_size)
-        model, drafts_of = runner.device_model(*sizes), None
+        model, draft, drafts_of = runner.device_model(*sizes), None, None
         if draft_forms is not None and state.config.speculation is not None:
             if runner.head is not None:
                 drafts_of = partial(DeviceHeadDrafts, device, runner.head, draft_forms)
             elif runner.draft is not None:
-                drafts_of = partial(ModelDrafts, device, runner.draft.device_model(*sizes), draft_forms)
+                draft = runner.draft.device_model(*sizes)
+                drafts_of = partial(ModelDrafts, device, draft, draft_forms)
+        if pages is not None:
+            pages.use([each.kv for each in (model, draft) if each is not None])
         vocabulary = runner.vocabulary(state.config.eos_token_ids)
         steps = DeviceSteps(device, model, state, forms, vocabulary, drafts_of, runner.adapters)
         steps.prepare()
@@ -186,6 +203,8 @@ def fitting_cache_bytes(settings: RankSettings, runner: ModelRunner, device: Dev
         memory, trial = try_largest_step(runner, device, choose, gpu.tokens_max, gpu.samples_max, settings.block_size)
     graph_rows = max(captured_shapes(gpu, "").rows, default=0)
     reserve = reserved_bytes(gpu.rows_max, runner.config.vocab_size, graph_rows)
+    if settings.kv_disk_dir:
+        reserve += COPIED_PAGES * runner.block_bytes(settings.block_size)
     return cache_bytes(memory, gpu.memory_utilization, trial, reserve)
 
 

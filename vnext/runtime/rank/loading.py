@@ -34,13 +34,13 @@ from vnext.runtime.processes.topology import here
 from vnext.runtime.rank.binding import bind, bind_members, place_of
 from vnext.runtime.rank.draft_costs import SECONDS, draft_costs
 from vnext.runtime.rank.draft_model import load_draft_model
-from vnext.runtime.rank.page_files import FolderInUse, PageFiles, PageFolder
+from vnext.runtime.rank.page_files import HEADER_BYTES, FolderInUse, PageFiles, PageFolder
 from vnext.runtime.rank.replica import Rank
 from vnext.runtime.rank.runner import ModelRunner
 from vnext.runtime.rank.stage import EarlierSteps, StageModel
 from vnext.runtime.rank.stage_links import StageLinks, stage_place
 from vnext.runtime.rank.steps import HostSteps
-from vnext.runtime.rank.tier import RankTier
+from vnext.runtime.rank.tier import HostPages, PageMemory, RankTier
 from vnext.runtime.rank.weights import RankWeights
 from vnext.runtime.settings import Isa, RankSettings, SettingsError
 from vnext.version import __version__
@@ -65,13 +65,11 @@ def load_rank(settings: RankSettings, rendezvous: Path) -> tuple[Rank, ModelRunn
     for name in ("pipeline_parallel_size", "nnodes"):
         if getattr(settings, name) > 1:
             raise SettingsError(f"--{name.replace('_', '-')} works on a CPU so far: leave it out, or add --device cpu")
-    if settings.kv_disk_dir:
-        raise SettingsError("--kv-disk-dir works on a CPU so far: leave it out, or add --device cpu")
     if settings.role != "both":
         raise SettingsError("--role and --prefill-engines work on a CPU so far: leave them out, or add --device cpu")
     if settings.returns_routed_experts:
         raise SettingsError("--enable-return-routed-experts works on a CPU so far: leave it out, or add --device cpu")
-    from vnext.runtime.rank.gpu_loading import device_rank, enough_memory, open_device
+    from vnext.runtime.rank.gpu_loading import device_pages, device_rank, enough_memory, open_device
 
     device = open_device(settings.place)
     parallel = join_group(
@@ -82,7 +80,8 @@ def load_rank(settings: RankSettings, rendezvous: Path) -> tuple[Rank, ModelRunn
     with enough_memory("the draft model or head does"):
         load_drafter(settings, runner)
     runner.steps_device = device
-    return device_rank(settings, runner, device), runner
+    pages = device_pages(settings, runner, device, HEADER_BYTES) if settings.kv_disk_dir else None
+    return device_rank(settings, runner, device, open_tier(settings, runner, pages), pages), runner
 
 
 def _load_cpu_rank(settings: RankSettings, rendezvous: Path) -> tuple[Rank, ModelRunner]:
@@ -102,9 +101,9 @@ def _load_cpu_rank(settings: RankSettings, rendezvous: Path) -> tuple[Rank, Mode
     return Rank(settings.rank, HostSteps(runner), weights, tier, publisher), runner
 
 
-def open_tier(settings: RankSettings, runner: ModelRunner) -> RankTier | None:
-    """This rank's part of the disk tier, and of what other engines hand over; None with neither. Raises SettingsError where it
-    cannot be had."""
+def open_tier(settings: RankSettings, runner: ModelRunner, memory: PageMemory | None = None) -> RankTier | None:
+    """This rank's part of the disk tier, and of what other engines hand over; None with neither. `memory`: of the pages, None for
+    the runner's on the host. Raises SettingsError where it cannot be had."""
     files, receiver, page_bytes = None, None, runner.block_bytes(settings.block_size)
     if settings.kv_disk_dir:
         require_plain_pages("--kv-disk-dir", runner)
@@ -116,7 +115,7 @@ def open_tier(settings: RankSettings, runner: ModelRunner) -> RankTier | None:
         receiver = Receiver(settings.rank, secret_for(settings), lambda folder: PageFolder(Path(folder), pages, page_bytes))
     if files is None and receiver is None:
         return None
-    return RankTier(settings.rank, files, runner.page_rows, receiver, PageFolder(Path(), {}, page_bytes).file_bytes)
+    return RankTier(settings.rank, files, memory or HostPages(runner.page_rows, HEADER_BYTES + page_bytes), receiver)
 
 
 def open_files(
@@ -181,12 +180,20 @@ def handover_identity(settings: RankSettings, runner: ModelRunner) -> dict[str, 
 def page_identity(settings: RankSettings, runner: ModelRunner, rank: str) -> dict[str, object]:
     """All that the bits of a page depend on beside its tokens. `rank`: what part of a block it is."""
     drafted = "" if runner.draft is None else fingerprint(settings.draft_path)
-    return {
+    return gpu_identity(settings, runner) | {
         "model": fingerprint(settings.model_path), "draft_model": drafted, "version": __version__, "rank": rank,
         "block_size": settings.block_size, "page_bytes": runner.block_bytes(settings.block_size),
         "kv_cache_dtype": settings.kv_cache_dtype, "dtype": runner.dtype, "quantization": settings.quantization,
         "kernels": kernels_of(runner.device_type), "numbers": str(runner.invariance),
     }  # fmt: skip
+
+
+def gpu_identity(settings: RankSettings, runner: ModelRunner) -> dict[str, object]:
+    """What the bits of a GPU's page depend on beside: the GPU, its libraries, which come with torch, and how steps are made."""
+    if runner.device_type == "cpu":
+        return {}
+    here, gpu = describe_process(runner.device), settings.gpu
+    return {"gpu": here["device"], "torch": here["torch"], "attention": gpu.attention, "compile": gpu.compile}
 
 
 def _load_stage(settings: RankSettings) -> tuple[Rank, ModelRunner]:

@@ -54,7 +54,7 @@ class PageFolder:
         if not self._folder.is_dir():
             raise HandoverFailed(f"no blocks come from {self._folder.parent}: {OTHER_PAGES}")
 
-    def fetch(self, name: bytes, buffer: bytearray) -> bool:
+    def fetch(self, name: bytes, buffer: bytearray | memoryview) -> bool:
         """Put a file into a buffer of `file_bytes`. False for one that is not there, or of another size."""
         try:
             with open(self._path(name), "rb", buffering=0) as file:
@@ -69,7 +69,7 @@ class PageFolder:
         except OSError:
             return b""
 
-    def is_right(self, name: bytes, buffer: bytes | bytearray) -> bool:
+    def is_right(self, name: bytes, buffer: bytes | bytearray | memoryview) -> bool:
         """Whether this is the file of a block as it was written."""
         *head, checksum = _HEAD.unpack_from(buffer)
         page = memoryview(buffer)[HEADER_BYTES:]
@@ -166,7 +166,7 @@ class PageFiles(PageFolder):
                 os.utime(self._path(name))
 
 
-def checksum_in(buffer: bytes | bytearray) -> bytes:
+def checksum_in(buffer: bytes | bytearray | memoryview) -> bytes:
     """The checksum (16 bytes) in a file's header."""
     return bytes(_HEAD.unpack_from(buffer)[-1])
 

@@ -77,6 +77,12 @@ class Rank:
         moved = [report for each in (self.tier, self.publisher) if each for report in each.reports()]
         return [*completed, *read, *moved, *(self._weights.answers() if self._weights else ())]
 
+    def close(self) -> None:
+        """Write, read and hand over no block any more: others may use the folders."""
+        for each in (self.tier, self.publisher):
+            if each is not None:
+                each.close()
+
     def _apply(self, event: AnyEvent | Wish | AnyCommand) -> None:
         if not isinstance(event, Event):
             self._do(event)

@@ -35,6 +35,7 @@ def serve(settings: RankSettings, results: ResultsSender) -> None:
         for result in rank.collect():
             results.send(encoder.encode(result))
     ring.close()
+    rank.close()
     if runner.stage is not None:
         runner.stage.close()
     leave_group()

@@ -1,7 +1,8 @@
 """The disk tier of one rank: pages are written and read beside the running steps, and read from other engines' ranks.
 
 A page to be written is copied between two steps, and its file is written by a thread of its own; the engine core asks for few at a
-time, which bounds the copies. A page that comes back is read and checked by another thread, which fills it while no step knows it.
+time, which bounds the copies. A page that comes back is read and checked by another thread, and filled while no step knows it: by
+that thread on the host, by the rank's on a GPU (vnext/runtime/gpu/pages.py).
 Decides nothing: what is written, read and removed stands in messages and events.
 """
 
@@ -10,9 +11,10 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, suppress
+from typing import Protocol
 
 import numpy as np
 
@@ -27,47 +29,94 @@ from vnext.state.tier import names_in
 
 WRITER_NICENESS, SAID_MAX = 10, 32
 Rows = Callable[[], list[np.ndarray]]
-"""The memory of all pages: uint8 [page_count, bytes] each."""
+"""The memory of all pages on the host: uint8 [page_count, bytes] each."""
+Buffer = bytearray | memoryview
+"""A file: its header, and behind HEADER_BYTES a page."""
 log = logging.getLogger(__name__)
 
 
-class Reading:
-    """A transfer while its thread fills pages. `stop` returns when it fills none any more."""
+class Filling(Protocol):
+    """The pages of one transfer. `room` and `put` belong to the thread that reads, the rest to the rank's."""
 
-    def __init__(self) -> None:
+    def room(self) -> Buffer | None:
+        """Memory for the next file. Waits; None if the transfer is over."""
+
+    def put(self, page: int) -> bool:
+        """Have a page filled from the file in the last `room`; False if the transfer is over."""
+
+    def look(self) -> bool:
+        """Go on; whether steps behind `stop` read all that was put."""
+
+    def stop(self) -> None:
+        """Fill no page from here on. Steps that are launched later come after what is being filled."""
+
+
+class PageMemory(Protocol):
+    """The memory of a rank's pages: HostPages, or DevicePages of vnext/runtime/gpu/pages.py."""
+
+    def copy(self, pages: Sequence[int]) -> Callable[[], Sequence[Sequence[bytes | memoryview]]]:
+        """Begin to copy these pages as they are now. What is returned waits for the copies, in any thread: the parts of each."""
+
+    def fill(self) -> Filling:
+        """Begin a transfer, whose pages no step uses that is launched from here on."""
+
+
+class HostPages:
+    """Pages on the host."""
+
+    def __init__(self, rows: Rows, file_bytes: int) -> None:
+        self._rows, self._buffer = rows, bytearray(file_bytes)
+
+    def copy(self, pages: Sequence[int]) -> Callable[[], list[list[bytes]]]:
+        rows = self._rows()
+        copies = [[memory[page].tobytes() for memory in rows] for page in pages]
+        return lambda: copies
+
+    def fill(self) -> HostFilling:
+        return HostFilling(self._rows(), self._buffer)
+
+
+class HostFilling:
+    """The thread that reads fills pages itself."""
+
+    def __init__(self, rows: list[np.ndarray], buffer: bytearray) -> None:
+        self._rows, self._buffer = rows, buffer
         self._lock = threading.Lock()
         self._is_over = False
+
+    def room(self) -> bytearray:
+        return self._buffer
+
+    def put(self, page: int) -> bool:
+        with self._lock:
+            if self._is_over:
+                return False
+            at, data = 0, np.frombuffer(self._buffer, np.uint8)[HEADER_BYTES:]
+            for memory in self._rows:
+                memory[page] = data[at : at + memory.shape[1]]
+                at += memory.shape[1]
+            return True
+
+    def look(self) -> bool:
+        return True
 
     def stop(self) -> None:
         with self._lock:
             self._is_over = True
-
-    def put(self, rows: list[np.ndarray], page: int, data: np.ndarray) -> bool:
-        """Fill a page; False if the transfer is over."""
-        with self._lock:
-            if self._is_over:
-                return False
-            at = 0
-            for memory in rows:
-                memory[page] = data[at : at + memory.shape[1]]
-                at += memory.shape[1]
-            return True
 
 
 class RankTier:
     """The pages of one rank elsewhere. All methods belong to one thread."""
 
     def __init__(
-        self, rank: int, files: PageFiles | None, rows: Rows, receiver: Receiver | None = None, file_bytes: int = 0
+        self, rank: int, files: PageFiles | None, memory: PageMemory, receiver: Receiver | None = None
     ) -> None:
-        """`files`: None without a disk tier. `receiver`: None in an engine that gets no blocks of others, whose files have
-        `file_bytes`."""
-        self._rank, self._files, self._rows, self._receiver = rank, files, rows, receiver
+        """`files`: None without a disk tier. `receiver`: None in an engine that gets no blocks of others."""
+        self._rank, self._files, self._memory, self._receiver = rank, files, memory, receiver
         self._writer = ThreadPoolExecutor(1, "tier-write", _yield_to_others)
         self._reader = ThreadPoolExecutor(1, "tier-read")
-        self._readings: dict[int, Reading] = {}
+        self._fillings: dict[int, Filling] = {}
         self._futures: list[Future[BlocksWritten | BlocksRead]] = []
-        self._buffer = bytearray(files.file_bytes if files else file_bytes)
         self._tickets: dict[int, str] = {}
         self._has_warned, self._said = False, set[str]()
 
@@ -84,15 +133,21 @@ class RankTier:
 
     def reports(self) -> list[BlocksWritten | BlocksRead]:
         """What has been written and read since the last call."""
-        done = [future for future in self._futures if future.done()]
+        for filling in self._fillings.values():
+            filling.look()
+        done = [future for future in self._futures if future.done() and self._is_there(future.result())]
         self._futures = [future for future in self._futures if future not in done]
         return [future.result() for future in done]
 
+    def _is_there(self, report: BlocksWritten | BlocksRead) -> bool:
+        """Whether steps find what a report says."""
+        filling = self._fillings.get(report.transfer) if isinstance(report, BlocksRead) else None
+        return filling is None or filling.look()
+
     def store(self, wish: StoreBlocks) -> None:
         """Copy these pages, and write them."""
-        rows, names = self._rows(), names_in(wish.blocks)
-        copies = [[memory[page].tobytes() for memory in rows] for page in wish.pages]
-        self._futures.append(self._writer.submit(self._write, wish.blocks, names, copies))
+        copies = self._memory.copy(wish.pages)
+        self._futures.append(self._writer.submit(self._write, wish.blocks, copies))
 
     def expect(self, wish: FetchBlocks) -> None:
         """The blocks of the transfer that begins next are another engine's."""
@@ -102,11 +157,11 @@ class RankTier:
         """Do what an event asks for, which has led to `state`."""
         match event:
             case BlocksPromoted() if state.tier is not None:
-                self._readings[event.transfer] = reading = Reading()
+                self._fillings[event.transfer] = filling = self._memory.fill()
                 ticket, moving = self._tickets.pop(event.transfer, ""), state.tier.transfers[-1]
-                self._futures.append(self._reader.submit(self._read, moving, reading, self._rows(), ticket))
+                self._futures.append(self._reader.submit(self._read, moving, filling, ticket))
             case PromotionEnded():
-                self._readings.pop(event.transfer).stop()
+                self._fillings.pop(event.transfer).stop()
         if self._files is not None:
             self._change(event, self._files)
 
@@ -124,17 +179,17 @@ class RankTier:
 
     def close(self) -> None:
         """End both threads, with what they have begun, and let another engine use the folder."""
-        for reading in self._readings.values():
-            reading.stop()
+        for filling in self._fillings.values():
+            filling.stop()
         self._reader.shutdown(cancel_futures=True)
         self._writer.shutdown()
         if self._files is not None:
             self._files.close()
 
-    def _write(self, asked: bytes, names: tuple[bytes, ...], copies: list[list[bytes]]) -> BlocksWritten:
+    def _write(self, asked: bytes, copies: Callable[[], Sequence[Sequence[bytes | memoryview]]]) -> BlocksWritten:
         stored, files = [], self._files
         try:
-            for name, parts in zip(names, copies) if files is not None else ():
+            for name, parts in zip(names_in(asked), copies()) if files is not None else ():
                 files.write(name, parts)
                 stored.append(name)
         except OSError as error:
@@ -143,17 +198,17 @@ class RankTier:
                 log.warning("The disk tier writes no more blocks, and serving goes on: %s", error)
         return BlocksWritten(rank=self._rank, blocks=asked, stored=b"".join(stored))
 
-    def _read(self, transfer: Transfer, reading: Reading, rows: list[np.ndarray], ticket: str) -> BlocksRead:
+    def _read(self, transfer: Transfer, filling: Filling, ticket: str) -> BlocksRead:
         if ticket:
-            return self._receive(transfer, reading, rows, ticket)
+            return self._receive(transfer, filling, ticket)
         files, found = self._files, list[bytes]()
         if files is None:
             return BlocksRead(rank=self._rank, transfer=transfer.number, count=0)
-        bad = self._fill(files, files, transfer, reading, rows, found)
+        bad = self._fill(files, files, transfer, filling, found)
         files.touch(transfer.keys[transfer.hits :][: len(found)][::-1])
         return BlocksRead(rank=self._rank, transfer=transfer.number, count=len(found), bad=bad)
 
-    def _receive(self, transfer: Transfer, reading: Reading, rows: list[np.ndarray], ticket: str) -> BlocksRead:
+    def _receive(self, transfer: Transfer, filling: Filling, ticket: str) -> BlocksRead:
         found = list[bytes]()
         try:
             if self._receiver is None:
@@ -161,23 +216,25 @@ class RankTier:
             source, pages = self._receiver.source(ticket)
             with closing(source):
                 source.ask(transfer.keys[transfer.hits :])
-                self._fill(source, pages, transfer, reading, rows, found)
+                self._fill(source, pages, transfer, filling, found)
         except HandoverFailed as error:
             self._say(f"A prompt is computed here too: {error}")
         return BlocksRead(rank=self._rank, transfer=transfer.number, count=len(found), checksums=b"".join(found))
 
     def _fill(
-        self, source: BlockSource, pages: Pages, transfer: Transfer, reading: Reading, rows: list[np.ndarray], found: list[bytes]
+        self, source: BlockSource, pages: Pages, transfer: Transfer, filling: Filling, found: list[bytes]
     ) -> bytes:
         """Fill the pages of a transfer, in order, as far as there are right blocks, whose checksums `found` gets. Returns the name
         of one that is not right, b"" if none."""
-        data = np.frombuffer(self._buffer, np.uint8)[HEADER_BYTES:]
         for key, page in zip(transfer.keys[transfer.hits :], transfer.pages[transfer.hits :]):
-            if not (source.fetch(key, self._buffer) and pages.is_right(key, self._buffer)):
-                return key
-            if not reading.put(rows, page, data):
+            if (buffer := filling.room()) is None:
                 break
-            found.append(checksum_in(self._buffer))
+            if not (source.fetch(key, buffer) and pages.is_right(key, buffer)):
+                return key
+            checksum = checksum_in(buffer)
+            if not filling.put(page):
+                break
+            found.append(checksum)
         return b""
 
     def _say(self, sentence: str) -> None:
