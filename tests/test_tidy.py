@@ -173,7 +173,7 @@ LATE_IMPORTS = {
     "vnext/models/layers/layers.py": (2, "the table of operations, and sums over ranks"),
     "vnext/models/layers/whole_step.py": (1, "adapters"),
     "vnext/models/loading/weights.py": (1, "tensors on a device"),
-    "vnext/runtime/rank/runner.py": (5, "adapters, a GPU, and steps that no single call computes"),
+    "vnext/runtime/rank/runner.py": (6, "adapters, a GPU, several hosts, and steps that no single call computes"),
     # a GPU's packages, which a CPU does not have
     "vnext/kernels/batch_index.py": (2, "Numba"),
     "vnext/kernels/batch_numba.py": (1, "CuPy"),

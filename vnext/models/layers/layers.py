@@ -189,8 +189,8 @@ def row(x: torch.Tensor, linear: Linear, step: Step) -> torch.Tensor:
     if parallel.world_size == 1:
         return chosen.linear(x, linear.weight, linear.bias)
     part = -(-x.shape[0] // (2 * PART_ROWS)) * PART_ROWS
-    begin, size_bytes = parallel.begin_all_reduce, part * linear.weight.shape[0] * x.itemsize
-    if begin is not None and size_bytes >= parallel.beside_bytes_min and part < x.shape[0]:
+    out, inputs = linear.weight.shape
+    if part < x.shape[0] and parallel.goes_beside((out, inputs), x.shape[0], part * out * x.itemsize):
         product = summed_beside(x.split(part), linear.weight, step)
     elif parallel.is_exact:
         return chosen.row_linear(x, linear.weight, linear.bias, parallel.all_reduce)
@@ -209,7 +209,7 @@ def summed_beside(parts: Sequence[torch.Tensor], weight: Any, step: Step) -> tor
         ends = [begin(chosen.sums(rows, weight)) for rows in parts]
     else:
         ends = [begin(chosen.linear(rows, weight, None)) for rows in parts]
-    return torch.cat([end() for end in ends]).to(parts[0].dtype)
+    return torch.cat([end().to(parts[0].dtype) for end in ends])
 
 
 def embed(embedding: Any, token_ids: torch.Tensor, parallel: Parallel) -> torch.Tensor:

@@ -112,8 +112,9 @@ class Parallel(msgspec.Struct, frozen=True, kw_only=True):
     `all_reduce(tensor)` gives the sum over ranks, the same bits on each. `all_gather(tensor, dim)` gives the ranks'
     tensors joined along dim in rank order. Either may return its argument changed in place. `can_capture`: both may be part of
     a device's graph. `begin_all_reduce(tensor)` begins the same sum beside the work that follows and returns what ends it, with
-    its result; None where nothing goes beside, as for tensors of less than `beside_bytes_min`. `host`: the same
-    without tensors; None where ranks share no memory. `is_exact`: ranks send a product's sums in float32, before they are rounded.
+    its result; None where nothing goes beside. `beside_rows_min`: from how many rows on products with weights [out, in] are split
+    for it, as measured; those with other weights, where a part has `beside_bytes_min`. `host`: the same without tensors; None
+    where ranks share no memory. `is_exact`: ranks send a product's sums in float32, before they are rounded.
     """
 
     rank: int
@@ -123,8 +124,16 @@ class Parallel(msgspec.Struct, frozen=True, kw_only=True):
     can_capture: bool = False
     begin_all_reduce: Callable[[torch.Tensor], Callable[[], torch.Tensor]] | None = None
     beside_bytes_min: int = 0
+    beside_rows_min: Mapping[tuple[int, int], int] = MappingProxyType({})
     host: HostRanks | None = None
     is_exact: bool = True
+
+    def goes_beside(self, weight_shape: tuple[int, int], row_count: int, part_bytes: int) -> bool:
+        """Whether the sum of one part of a product, of so many bytes, travels while the other is computed. It changes no bit."""
+        if self.begin_all_reduce is None:
+            return False
+        rows_min = self.beside_rows_min.get(weight_shape)
+        return part_bytes >= self.beside_bytes_min if rows_min is None else row_count >= rows_min
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True):

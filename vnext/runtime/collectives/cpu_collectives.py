@@ -77,7 +77,8 @@ def describe() -> str:
     """The collectives that serve several ranks on this machine's CPU, for people; choose_collectives.describe covers GPUs."""
     form = exchange_memory.implementation()
     sizes = f"one-shot to {default_one_shot_bytes_max(2) // 1024} KiB, two-shot above"
-    return f"shared memory, {form}: {sizes}; sums by one tree in float32; gloo without shared memory"
+    split = "products split beside their sums where a start measures that it pays"
+    return f"shared memory, {form}: {sizes}; sums by one tree in float32; gloo without shared memory, {split}"
 
 
 def _make_file(world_size: int) -> tuple[ExchangeFile | None, str]:

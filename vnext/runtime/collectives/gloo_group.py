@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
 import torch
 import torch.distributed as dist
 
@@ -14,6 +18,7 @@ class GlooGroup:
     """Gathers everything over sockets and sums here; see cpu_collectives.Group."""
 
     can_capture = False
+    beside_bytes_min = sys.maxsize  # only what was measured (split_products.py) goes beside the work
 
     def __init__(self, store: dist.Store, rank: int, world_size: int, address: str = "127.0.0.1") -> None:
         """`address`: where the other ranks reach this one."""
@@ -25,11 +30,16 @@ class GlooGroup:
 
     def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
         """See Group. Raises RankLost."""
-        return joined([part.float() for part in self._gathered(tensor)]).to(tensor.dtype)
+        return self.begin_all_reduce(tensor)()
+
+    def begin_all_reduce(self, tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
+        """See sharding.Parallel: gloo's own threads send and receive until the end, which adds the parts. Raises RankLost."""
+        received = self._begin(tensor)
+        return lambda: joined([part.float() for part in received()]).to(tensor.dtype)
 
     def all_gather(self, tensor: torch.Tensor, dim: int) -> torch.Tensor:
         """See Group. Raises RankLost."""
-        return torch.cat(self._gathered(tensor), dim=dim)
+        return torch.cat(self._begin(tensor)(), dim=dim)
 
     def require_whole(self) -> None:
         """See Group."""
@@ -38,14 +48,27 @@ class GlooGroup:
         """See Group."""
         self._group = None
 
-    def _gathered(self, tensor: torch.Tensor) -> list[torch.Tensor]:
-        """Copies of every rank's tensor, contiguous, in rank order."""
+    def _begin(self, tensor: torch.Tensor) -> Callable[[], list[torch.Tensor]]:
+        """Begin to gather every rank's tensor. The end gives copies of them, contiguous, in rank order."""
         parts = [torch.empty_like(tensor, memory_format=torch.contiguous_format) for _ in range(self._world_size)]
-        try:
-            self._group.allgather([parts], [tensor.contiguous()]).wait()
-        except RuntimeError as error:
-            raise RankLost(f"another rank has ended or cannot be reached ({str(error).partition('. ')[0]})") from error
-        return parts
+        with _naming_the_lost():
+            work = self._group.allgather([parts], [tensor.contiguous()])
+
+        def end() -> list[torch.Tensor]:
+            with _naming_the_lost():
+                work.wait()
+            return parts
+
+        return end
+
+
+@contextmanager
+def _naming_the_lost() -> Iterator[None]:
+    """gloo's errors as RankLost."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise RankLost(f"another rank has ended or cannot be reached ({str(error).partition('. ')[0]})") from error
 
 
 def store_of_hosts(store: str, rank: int, world_size: int) -> dist.Store:

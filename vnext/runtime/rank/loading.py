@@ -91,6 +91,7 @@ def _load_cpu_rank(settings: RankSettings, rendezvous: Path) -> tuple[Rank, Mode
     meeting = StoreAddress(settings.store, settings.host_address) if settings.store else rendezvous
     parallel = join_group(settings.rank, settings.world_size, meeting, "cpu", settings.ipc_bytes_max)
     runner = load_runner(settings, "cpu", parallel)
+    runner.measure_splits()
     if settings.returns_routed_experts:
         from vnext.runtime.rank.routed_experts import RoutedExperts  # of steps in torch
 
