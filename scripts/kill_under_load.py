@@ -120,7 +120,8 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--survive", action="store_true", help="kill parts of one server, whose streams must go on")
     parser.add_argument("--rested", action="store_true", help="with --survive, kill only when processes stand by again")
     parser.add_argument("--tier", action="store_true", help="with --survive, the prefix cache has a disk tier in shared memory")
-    parser.add_argument("--model", default="", help="with --survive, a folder in place of the demo model")
+    parser.add_argument("--model", default="", help="with --survive, in place of the demo model; five streams need no chats")
+    parser.add_argument("--ranks", type=int, default=2, help="with --survive")
     parser.add_argument("--streams", type=int, default=64, help="with --survive")
     parser.add_argument("--kind", default="", help=f"with --survive, only kinds with this in their name: {'; '.join(KINDS)}")
     parser.add_argument("--form", default="", help=f"only forms with this in their name: {'; '.join(FORMS)}")
@@ -132,16 +133,17 @@ def survive_kills(options: argparse.Namespace) -> int:
     """Run --survive; returns the exit status."""
     kinds = tuple(kind for kind in KINDS if options.kind in kind)
     folder = Path(tempfile.mkdtemp(prefix="vnext-kill-"))
-    told = {"seed": options.seed, "streams": options.streams, "rested": options.rested, "tier": options.tier}
+    told = {name: getattr(options, name) for name in ("seed", "streams", "ranks", "rested", "tier")}
     recording = Recording(options.json, **told, model=Path(options.model or "demo").name)
     tier = tempfile.TemporaryDirectory(prefix="vnext-tier-", dir="/dev/shm")
     more = ("--kv-disk-dir", tier.name, "--kv-disk-bytes", "2G") if options.tier else ()
     more = (*filter(None, [options.model]), *OPTIONS, *more)
-    process = started(folder, (*more, "--tensor-parallel-size", "2", "--served-model-name", "demo"))
+    process = started(folder, (*more, "--tensor-parallel-size", str(options.ranks), "--served-model-name", "demo"))
+    stand_by = 1 + 2 * options.ranks if options.rested else 0  # an engine core with its ranks, and those beside the present ones
     try:
         url = re.search(r"http://[\d.:]+", said_until_ready(process))[0]
         load, _ = asyncio.run(
-            survive(url, process.pid, options.kills, options.streams, options.seed, kinds, recording.note, options.rested)
+            survive(url, process.pid, options.kills, options.streams, options.seed, kinds, recording.note, stand_by)
         )
         process.terminate()
         status = process.wait(START_TIMEOUT_S)

@@ -32,6 +32,7 @@ class Part(msgspec.Struct, kw_only=True):
     rested: bool
     measured_at: str
     tier: bool = False
+    ranks: int = 2
     model: str = "demo"
     load: tuple[float, float, float] = (0.0, 0.0, 0.0)
     seconds: float = 0.0

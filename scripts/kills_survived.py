@@ -31,7 +31,7 @@ CORE, RANK, SERVER = "vnext.runtime.core.main", "vnext.runtime.rank.main", "vnex
 KINDS = {"core": (CORE,), "rank": (RANK,), "ranks": (RANK, RANK), "all but the API server": (CORE, RANK, RANK)}
 MOMENTS = ("random", "prefill", "log write", "recovery")
 FLOW_TIMEOUT_S = 120.0
-REST_S, STANDBY_COUNT = 40.0, 5  # an engine core with two ranks, and the two beside those that compute
+REST_S = 40.0
 WRITES = {"1", "20", "74", "75"}  # write, writev, fsync, fdatasync of x86-64, as /proc/PID/syscall has them
 TOOL = {
     "type": "function",
@@ -188,15 +188,15 @@ class Killer:
         if now_s >= self._killed_s:
             self._gaps[number] = max(self._gaps.get(number, 0.0), now_s - before_s)
 
-    async def rest(self) -> None:
-        """Wait until everything that can stand by does, at most REST_S."""
+    async def rest(self, count: int) -> None:
+        """Wait until `count` processes stand by, at most REST_S."""
         until_s = time.monotonic() + REST_S
         while time.monotonic() < until_s and not self._load.wrong:
             waiting = 0
             for process in psutil.Process(self._pid).children(recursive=True):
                 with suppress(psutil.Error):  # it has ended meanwhile
                     waiting += process.name() == "vnext-standby"
-            if waiting == STANDBY_COUNT:
+            if waiting == count:
                 return
             await asyncio.sleep(0.1)
 
@@ -278,10 +278,10 @@ class Killer:
 
 async def survive(
     url: str, pid: int, kills: int, streams: int, seed: int, kinds: tuple[str, ...],
-    note: Callable[[Load, list[Survived]], None] = lambda load, kills: None, rests: bool = False,
+    note: Callable[[Load, list[Survived]], None] = lambda load, kills: None, stand_by: int = 0,
 ) -> tuple[Load, list[Survived]]:
     """Kill that many times, each kind and moment in turn; `note` gets what was found so far, after each kill.
-    `rests`: before each, processes stand by again."""
+    `stand_by`: before each, so many processes stand by again."""
     load, rng = Load(url, streams, seed), random.Random(seed)
     await load.expect()
     killer, survived = Killer(load, pid, rng), []
@@ -290,8 +290,8 @@ async def survive(
     for number in range(kills):
         moment = MOMENTS[(number + number // len(kinds)) % len(MOMENTS)]
         kind = kinds[number % len(kinds)]
-        if rests:
-            await killer.rest()
+        if stand_by:
+            await killer.rest(stand_by)
         survived.append(each := await killer.kill(kind, moment))
         print(f"{number:4} {each.kind:24} {each.moment:10} flows after {each.flowing_after_s:6.2f} s", *load.wrong[:1], flush=True)
         note(load, survived)
