@@ -133,8 +133,8 @@ def survive_kills(options: argparse.Namespace) -> int:
     """Run --survive; returns the exit status."""
     kinds = tuple(kind for kind in KINDS if options.kind in kind)
     folder = Path(tempfile.mkdtemp(prefix="vnext-kill-"))
-    told = {name: getattr(options, name) for name in ("seed", "streams", "ranks", "rested", "tier")}
-    recording = Recording(options.json, **told, model=Path(options.model or "demo").name)
+    fields = {name: getattr(options, name) for name in ("seed", "streams", "ranks", "rested", "tier")}
+    recording = Recording(options.json, **fields, model=Path(options.model or "demo").name)
     tier = tempfile.TemporaryDirectory(prefix="vnext-tier-", dir="/dev/shm")
     more = ("--kv-disk-dir", tier.name, "--kv-disk-bytes", "2G") if options.tier else ()
     more = (*filter(None, [options.model]), *OPTIONS, *more)

@@ -59,8 +59,8 @@ class Recording:
     """The part that is measured now, at the end of the record in `path`, which is begun or added to; None: nothing is written.
     Raises msgspec.ValidationError for a file that is no such record."""
 
-    def __init__(self, path: Path | None, **told: Any) -> None:
-        """`told`: the fields of the part that the call says."""
+    def __init__(self, path: Path | None, **fields: Any) -> None:
+        """`fields`: those of the part that are known before the run."""
         self._path, self._began_s = path, time.monotonic()
         if path is not None and path.is_file():
             self._record = msgspec.json.decode(path.read_bytes(), type=Record)
@@ -68,7 +68,7 @@ class Recording:
             now = msgspec.to_builtins(machine())
             self._record = Record(command=COMMAND, vnext=__version__, machine=now, summary={}, parts=[])
         measured_at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        self.part = Part(**told, measured_at=measured_at, load=os.getloadavg())
+        self.part = Part(**fields, measured_at=measured_at, load=os.getloadavg())
         self._record.parts.append(self.part)
 
     def note(self, load: Load, kills: Sequence[Survived]) -> None:

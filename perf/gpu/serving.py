@@ -24,7 +24,7 @@ from perf.peers.shapes import SHAPES, write_checkpoint
 ROWS, PEER_ROWS, TOY_ROWS = (1, 32, 256), (1, 32), (1, 3)
 PROMPT, ANSWER, LONG = 128, 128, 8000
 TOY = 8
-"""A dry run's share of these lengths is one in so many."""
+"""A dry run divides these lengths by this."""
 WEIGHT_STD = 0.02
 
 Generate = Callable[[list[list[int]], int], list[list[int]]]

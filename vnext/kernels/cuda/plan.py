@@ -87,7 +87,7 @@ def make_plan(
 
     query_starts [R + 1], context_lengths [R]; `group` query heads share a key-value head; `window` 0: none; every row with a
     query begins with the same `shared_tokens` tokens in the same blocks; `warps`: tiles of a wide unit; `units_wanted`: wide units
-are cut where they are fewer.
+    are cut where they are fewer.
     """
     starts, contexts = query_starts.astype(np.int64), context_lengths.astype(np.int64)
     limits = last_keys(starts, contexts)
