@@ -32,8 +32,8 @@ class Share(NamedTuple):
 
 
 SHARES = {
-    "build": Share(40, 30), "kernels": Share(60, 40), "bench": Share(70, 40), "step": Share(70, 40), "numba": Share(20, 10),
-    "ipc": Share(20, 10), "engine": Share(140, 60), "serving": Share(120, 60), "sanitize": Share(50, 0),
+    "build": Share(40, 30), "kernels": Share(50, 40), "bench": Share(60, 40), "step": Share(50, 40), "numba": Share(20, 10),
+    "ipc": Share(20, 10), "engine": Share(140, 60), "serving": Share(105, 60), "sanitize": Share(40, 0),
 }  # fmt: skip
 TOTAL_S = 530
 """For all parts, so that the check ends within nine minutes."""
