@@ -40,6 +40,8 @@ KINDS = {"engine core": "vnext.runtime.core.main", "rank": "vnext.runtime.rank.m
 SERVE = ("--dtype", "float32", "--threads", "1", "--max-num-seqs", "256", "--log-max-bytes", "64M", "--kv-cache-memory", "64M")
 CATALOGUE = 120
 SAMPLE_S, BACK_S = 5.0, 30.0
+CALM_MIN_S = 5.0
+"""From a server that answers again to the next kill, however long it took to come back."""
 LIFE_MIN = 60
 WORDS = "def return list file import class value of the a if else name key self print open read".split()
 MALFORMED: tuple[Any, ...] = ({"prompt": 5}, {"prompt": "a", "max_tokens": -1}, {"prompt": "a", "n": "two"}, {"promt": "a"}, [])
@@ -80,7 +82,7 @@ def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--minutes", type=float, default=30)
     parser.add_argument("--streams", type=int, default=256)
-    parser.add_argument("--kill-every", type=float, default=40, help="seconds between two kills; 0: none")
+    parser.add_argument("--kill-every", type=float, default=40, help="seconds from one kill to the next; 0: none")
     parser.add_argument("--calm-minutes", type=float, default=10, help="the last of --minutes, without a kill")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path)
@@ -200,7 +202,8 @@ class Soak:
         kinds = list(KINDS)
         end_s = self._until_s - 60 * self._options.calm_minutes - BACK_S
         while self._options.kill_every and time.monotonic() + self._options.kill_every < end_s:
-            await asyncio.sleep(self._options.kill_every * self._rng.uniform(0.8, 1.2))
+            took_s = self.kills[-1]["seconds"] if self.kills else 0.0
+            await asyncio.sleep(max(self._options.kill_every * self._rng.uniform(0.8, 1.2) - took_s, CALM_MIN_S))
             kind = kinds[len(self.kills) % len(kinds)]
             self._edge_dies = kind == "API server"
             began_s = time.monotonic()

@@ -95,10 +95,10 @@ def test_a_move_copies_and_leaves_the_rest() -> None:
 @pytest.fixture
 def forms_anew() -> Iterator[None]:
     """The choice is made once a process: here before and after the test."""
-    for choice in (batch_operations, batch_index.why_not_numba):
+    for choice in (batch_operations, batch_index.why_not_compiled):
         choice.cache_clear()
     yield
-    for choice in (batch_operations, batch_index.why_not_numba):
+    for choice in (batch_operations, batch_index.why_not_compiled):
         choice.cache_clear()
 
 
@@ -113,4 +113,4 @@ def test_where_numba_does_not_compile_plain_torch_does_the_work_and_says_why(mon
     monkeypatch.setattr("vnext.kernels.batch_numba", sys.modules["vnext.kernels.batch_numba"], raising=False)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert batch_operations("cuda") == plain_batch_operations()
-    assert batch_index.why_not_numba().endswith("(AttributeError: module 'numpy' has no attribute 'row_stack')")
+    assert batch_index.why_not_compiled().endswith("(AttributeError: module 'numpy' has no attribute 'row_stack')")

@@ -33,7 +33,7 @@ class BatchOperations(NamedTuple):
 @cache
 def batch_operations(device_type: str) -> BatchOperations:
     """Numba's kernels for "cuda" where Numba compiles them, else plain torch, which runs on every device."""
-    if device_type != "cuda" or why_not_numba():
+    if device_type != "cuda" or why_not_compiled():
         return plain_batch_operations()
     from vnext.kernels import batch_numba
 
@@ -41,7 +41,7 @@ def batch_operations(device_type: str) -> BatchOperations:
 
 
 @cache
-def why_not_numba() -> str:
+def why_not_compiled() -> str:
     """Why Numba's kernels cannot be used here, "" where they can. On a GPU they are compiled to find out, which takes seconds."""
     if find_spec("numba") is None:
         return "Numba is missing"

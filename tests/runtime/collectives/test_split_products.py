@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -76,8 +77,9 @@ def tree_of(inputs: tuple[int, ...]) -> tuple[Any, ...]:
     return ((Attention(output, output), GatedMlp(output, down)), torch.ones(2))
 
 
-def test_every_rank_takes_the_choice_of_rank_0(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rank 1 measures the opposite of what rank 0 does: each alone would choose otherwise, and one would wait for ever."""
+def test_every_rank_takes_the_choice_of_rank_0_and_those_that_follow_it_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Rank 1 measures the opposite of what rank 0 does: each alone would choose otherwise, and one would wait for ever. Only a
+    shape of which nothing is known is measured later."""
     asked: list[tuple[int, int, int]] = []
 
     def ratio(linear: Linear, rows: int, dtype: torch.dtype, parallel: Parallel) -> float:
@@ -88,15 +90,21 @@ def test_every_rank_takes_the_choice_of_rank_0(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(split_products, "ratio", ratio)
     expected = {16: NEVER, 32: 512, 64: 128}
     params = (tree_of((16, 32)), tree_of((32, 64)))
-    for parallel in on_ranks(lambda each, _: measured(params, torch.float32, each)):
+    for parallel in on_ranks(lambda each, _: measured(params, torch.float32, each, tmp_path / f"of {each.rank}")):
         assert parallel.beside_rows_min == {(OUT, each): rows_min for each, rows_min in expected.items()}
     assert {rows for _, inputs, rows in asked if inputs == 16} == {512}, "nothing is measured below what does not pay"
+    asked.clear()
+    (tmp_path / "of 1").write_text("is not read")
+    for parallel in on_ranks(lambda each, _: measured((params, tree_of((48, 64))), torch.float32, each, tmp_path / f"of {each.rank}")):
+        assert parallel.beside_rows_min == {(OUT, each): rows_min for each, rows_min in (expected | {48: 128}).items()}
+    assert {inputs for _, inputs, _ in asked} == {48}
 
 
-def test_a_measured_choice_serves_and_inexact_ranks_have_none() -> None:
+def test_a_measured_choice_serves_and_inexact_ranks_have_none(tmp_path: Path) -> None:
     def work(parallel: Parallel, _: GlooGroup) -> tuple[Parallel, torch.Tensor]:
-        found = measured(tree_of((INPUTS // RANKS, 16)), torch.float32, parallel)
-        assert measured(tree_of((16, 32)), torch.float32, replace(parallel, is_exact=False)).beside_rows_min == {}
+        found = measured(tree_of((INPUTS // RANKS, 16)), torch.float32, parallel, tmp_path / "splits")
+        inexact = replace(parallel, is_exact=False)
+        assert measured(tree_of((16, 32)), torch.float32, inexact, tmp_path / "none").beside_rows_min == {}
         return found, product(found, 200, torch.float32)
 
     (first, one), (second, other) = on_ranks(work)

@@ -2,6 +2,7 @@
 
 Owns the measurement at a rank's start, on the model's own weights. Every rank takes part, and rank 0's choice holds for all: ranks
 that split differently would wait for each other's sums for ever. The choice changes no bit, so a busy machine costs time only.
+Ranks that follow lost ones take the choice of those, which rank 0 has left in its engine's folder.
 """
 
 from __future__ import annotations
@@ -9,8 +10,10 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 from msgspec.structs import replace
 
@@ -22,17 +25,22 @@ ROWS = (512, 128)
 ROUNDS = 6
 RATIO_MAX = 0.95
 """Of the time in two parts to that of the whole. A gain of less is within what a start on a busy machine can measure."""
-NEVER = sys.maxsize
+NEVER, UNKNOWN = sys.maxsize, -1
+_choices = msgspec.json.Decoder(list[tuple[tuple[int, int], int]])
 
 
-def measured(params: Any, dtype: torch.dtype, parallel: Parallel) -> Parallel:
+def measured(params: Any, dtype: torch.dtype, parallel: Parallel, known: Path) -> Parallel:
     """The group with `beside_rows_min` of every shape among the row-parallel weights of these tensors; every rank calls it. As it
-    is where a part's bits are not those of the whole. Raises RankLost."""
+    is where a part's bits are not those of the whole. `known`: rank 0's file of what was chosen before. Raises RankLost."""
     if not parallel.is_exact:
         return parallel
+    before = dict(_choices.decode(known.read_bytes())) if parallel.rank == 0 and known.exists() else {}
     found = {tuple(linear.weight.shape): linear for linear in row_parallel(params)}
-    chosen = {shape: _rows_min(linear, dtype, parallel) for shape, linear in found.items()}
+    chosen = {shape: _rows_min(linear, dtype, parallel, before.get(shape, UNKNOWN)) for shape, linear in found.items()}
     if parallel.rank == 0:
+        draft = known.with_suffix(".new")
+        draft.write_bytes(msgspec.json.encode(list(chosen.items())))
+        draft.replace(known)
         print(f"vnext: sums     products in two parts, one's sum beside the other: {describe(chosen)}", file=sys.stderr)
     return replace(parallel, beside_rows_min=chosen)
 
@@ -52,7 +60,9 @@ def describe(chosen: dict[tuple[int, int], int]) -> str:
     return ", ".join(words) or "none, since none was faster so"
 
 
-def _rows_min(linear: Linear, dtype: torch.dtype, parallel: Parallel) -> int:
+def _rows_min(linear: Linear, dtype: torch.dtype, parallel: Parallel, before: int) -> int:
+    if (rows_min := _of_rank_0(parallel, before)) != UNKNOWN:
+        return rows_min
     rows_min = NEVER
     for rows in ROWS:
         if not _of_rank_0(parallel, ratio(linear, rows, dtype, parallel) <= RATIO_MAX):
@@ -61,8 +71,8 @@ def _rows_min(linear: Linear, dtype: torch.dtype, parallel: Parallel) -> int:
     return rows_min
 
 
-def _of_rank_0(parallel: Parallel, answer: bool) -> bool:
-    return bool(parallel.all_gather(torch.tensor([answer], dtype=torch.int32), 0)[0])
+def _of_rank_0(parallel: Parallel, number: int) -> int:
+    return int(parallel.all_gather(torch.tensor([number]), 0)[0])
 
 
 def ratio(linear: Linear, rows: int, dtype: torch.dtype, parallel: Parallel) -> float:

@@ -130,7 +130,7 @@ def compiler() -> Callable[..., Callable]:
 
 def compile_batch_kernels() -> None:
     """Compile Numba's kernels, before anything is captured or measured; where that fails, plain torch does their work."""
-    if reason := batch_index.why_not_numba():
+    if reason := batch_index.why_not_compiled():
         log.warning("Plain torch does the index work of steps, which takes longer: %s", reason)
 
 
@@ -220,7 +220,7 @@ def describe() -> dict[str, str]:
         "kernels": "cuda/*.cu by NVRTC and CuPy" if usable else f"plain torch: {reason}",
         "launches": compiled.describe(),
         "attention": "our kernels" + (", or FlashInfer (--attention flashinfer)" if flashinfer.is_installed() else ""),
-        "index kernels": f"plain torch: {numba_lacks}" if (numba_lacks := batch_index.why_not_numba()) else "Numba",
+        "index kernels": f"plain torch: {numba_lacks}" if (numba_lacks := batch_index.why_not_compiled()) else "Numba",
         "sampling": "cuda/sampling.cu" if usable else "plain torch",
         "graphs": graphs,
         "cascade": "where it pays (runtime/gpu/cascade.py)" if usable else "none",

@@ -52,6 +52,7 @@ if TYPE_CHECKING:
 CACHE_SHARE = 0.25  # of the memory that is available once the weights are loaded
 CACHE_BYTES_MAX = 4 * 2**30
 PROGRESS_AFTER_S = 1.0  # most checkpoints load too fast for a progress bar
+SPLITS = "splits.json"  # in the engine's folder, for ranks that follow lost ones
 LOCK_WAIT_S = 2.0  # for the folder of the disk tier, where a rank was lost: one that can end does so within a moment
 log = logging.getLogger(__name__)
 
@@ -91,7 +92,7 @@ def _load_cpu_rank(settings: RankSettings, rendezvous: Path) -> tuple[Rank, Mode
     meeting = StoreAddress(settings.store, settings.host_address) if settings.store else rendezvous
     parallel = join_group(settings.rank, settings.world_size, meeting, "cpu", settings.ipc_bytes_max)
     runner = load_runner(settings, "cpu", parallel)
-    runner.measure_splits()
+    runner.measure_splits(rendezvous.parent / SPLITS)
     if settings.returns_routed_experts:
         from vnext.runtime.rank.routed_experts import RoutedExperts  # of steps in torch
 

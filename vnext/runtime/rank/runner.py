@@ -137,12 +137,13 @@ class ModelRunner:
         strict_mkl = not (compiled and self._is_host) and has_strict_mkl()
         return invariance(asked, self.dtype, compiled=compiled, strict_mkl=strict_mkl)
 
-    def measure_splits(self) -> None:
-        """Choose which products' sums travel beside the work, where the group can. Every rank calls this. Raises RankLost."""
+    def measure_splits(self, known: Path) -> None:
+        """Choose which products' sums travel beside the work, where the group can. `known`: the file of what was chosen before.
+        Every rank calls this. Raises RankLost."""
         if self.parallel.begin_all_reduce is not None:
             from vnext.runtime.collectives.split_products import measured  # such ranks have torch
 
-            self.parallel = measured(host_tensors_of(self._params), torch_dtype(self.dtype), self.parallel)
+            self.parallel = measured(host_tensors_of(self._params), torch_dtype(self.dtype), self.parallel, known)
 
     def adapter_slots(self, rank_max: int) -> AdapterSlots:
         """Slots for adapters of at most this rank, on the host."""

@@ -50,15 +50,6 @@ __attribute__((noinline)) void multiply_few(const float *query, int64_t width, i
             store(dots + lane * PIECE_KEYS + begin + group * 16, dot[group][lane]);
 }
 
-inline float highest_of(Lanes x) {
-    float v[16];
-    store(v, x);
-    float highest = v[0];
-    for (int i = 1; i < 16; ++i)
-        highest = v[i] > highest ? v[i] : highest;
-    return highest;
-}
-
 /* Products to scores, in place; what a lane may not see and what lies behind `count` is never. Each lane's highest, or its
    peak before, into `peak`. */
 inline void score_few(const AttentionCall &call, const FewLanes &few, int64_t first, int count, float *scores, float *peak) {
@@ -78,7 +69,7 @@ inline void score_few(const AttentionCall &call, const FewLanes &few, int64_t fi
             store(at, score);
             highest = larger(highest, score);
         }
-        peak[lane] = highest_of(highest);
+        peak[lane] = largest_of(highest);
     }
 }
 

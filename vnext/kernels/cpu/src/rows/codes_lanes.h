@@ -64,25 +64,6 @@ inline void store_codes(int8_t *p, Lanes x) {
 #endif
 #endif
 
-/* The largest of sixteen numbers, of which none is NaN. */
-#if defined(VNX_AVX2)
-inline float largest_of(Lanes x) {
-    const __m256 eight = _mm256_max_ps(x.a, x.b);
-    const __m128 four = _mm_max_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
-    const __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
-    return _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)));
-}
-#else
-inline float largest_of(Lanes x) {
-    float numbers[16];
-    store(numbers, x);
-    float top = numbers[0];
-    for (int i = 1; i < 16; ++i)
-        top = numbers[i] > top ? numbers[i] : top;
-    return top;
-}
-#endif
-
 /* Numbers that are exact in bfloat16: nothing is rounded. */
 inline void store_exact(float *p, Lanes x) { store(p, x); }
 #if defined(VNX_AVX2)
