@@ -138,3 +138,11 @@ def test_rows_of_a_packed_weight_are_its_rows(dtype: torch.dtype) -> None:
     expected = torch.where(((ids >= 0) & (ids < 75))[:, None], weight[ids.clamp(0, 74)], torch.zeros(1, dtype=dtype))
     assert torch.equal(products.rows_of(packed, ids), expected)
     assert torch.equal(products.rows_of(packed, ids + 1000, 1000), expected)
+
+
+@pytest.mark.parametrize("inputs", [64, 71])
+def test_packing_keeps_all_bits_of_bfloat16(inputs: int) -> None:
+    """In whole blocks of panels and in what is left of them."""
+    bits = torch.arange(2**16, dtype=torch.int32)[: 2**16 // inputs * inputs].to(torch.int16).reshape(-1, inputs)
+    packed = products.pack(bits.view(torch.bfloat16))
+    assert torch.equal(products.rows_of(packed, torch.arange(len(bits))).view(torch.int16), bits)

@@ -9,6 +9,7 @@
 #include <unistd.h>
 #endif
 
+#include "linear/linear_turned.h"
 #include "team.h"
 
 namespace vnx {
@@ -100,26 +101,29 @@ int64_t place_in_panel(int64_t k, int64_t place) {
 /* Where an int8 panel holds what a bfloat16 panel has at `at`: see `expand` in linear_lanes.h. */
 int64_t byte_of(int64_t at) { return at / 64 * 64 + at % 32 / 8 * 16 + at % 64 / 32 * 8 + at % 8; }
 
-/* bfloat16 as it is, two inputs at a time: they lie side by side in a panel as well. */
-void pack_pairs(const uint16_t *from, int64_t pair_count, int64_t place, char *panel) {
-    for (int64_t pair = 0; pair < pair_count; ++pair)
-        std::memcpy(panel + 2 * place_in_panel(2 * pair, place), from + 2 * pair, 4);
+/* The rows of a whole panel in a shard, as they are: sixteen words of each at a time, which are as many inputs of float32 or twice as
+   many of bfloat16. Returns the inputs that are done. */
+int64_t pack_words(const Packed &p, const char *const *rows, char *panel) {
+    const int64_t word_bytes = p.kind == FLOAT32 ? PANEL * 4 : 64, half_bytes = p.kind == FLOAT32 ? 64 : 1024;
+    const int64_t count = p.shard_in() * (p.kind == FLOAT32 ? 4 : 2) / 64;
+    for (int64_t i = 0; i < count; ++i)
+        for (int64_t half = 0; half < 2; ++half)
+            turn_sixteen(rows + 16 * half, i * 64, panel + i * 2048 + half * half_bytes, word_bytes);
+    return count * (p.kind == FLOAT32 ? 16 : 32);
 }
 
-/* One output's weights in a shard, of the kind `given`, into its place of the shard's part of a panel. */
-void pack_row(const Packed &p, const void *row, int given, int64_t place, float scale, char *panel) {
-    const int64_t in = p.shard_in(), paired = p.kind == BFLOAT16 && given == BFLOAT16 ? in / 2 : 0;
-    pack_pairs(static_cast<const uint16_t *>(row), paired, place, panel);
-    for (int64_t k = 2 * paired; k < in; ++k) {
-        if (p.kind == FLOAT32) {
-            reinterpret_cast<float *>(panel)[k * PANEL + place] = number_at(row, given, k);
-            continue;
-        }
+/* One output's weights in a shard from input `first` on, of the kind `given`, into its place of the shard's part of a panel. */
+void pack_row(const Packed &p, const void *row, int given, int64_t place, int64_t first, float scale, char *panel) {
+    for (int64_t k = first; k < p.shard_in(); ++k) {
         const int64_t at = place_in_panel(k, place);
-        if (p.kind == BFLOAT16)
-            reinterpret_cast<uint16_t *>(panel)[at] = to_bf16(number_at(row, given, k));
-        else
+        if (p.kind == FLOAT32)
+            reinterpret_cast<float *>(panel)[k * PANEL + place] = number_at(row, given, k);
+        else if (p.kind == INT8)
             reinterpret_cast<uint8_t *>(panel)[byte_of(at)] = quantised(number_at(row, given, k), scale);
+        else if (given == BFLOAT16)
+            reinterpret_cast<uint16_t *>(panel)[at] = static_cast<const uint16_t *>(row)[k];
+        else
+            reinterpret_cast<uint16_t *>(panel)[at] = to_bf16(number_at(row, given, k));
     }
 }
 
@@ -128,17 +132,25 @@ void pack_panel(const Packed &p, const Source &source, const void *bias, int64_t
     float *bias_to = reinterpret_cast<float *>(base + p.bias_at) + panel * PANEL;
     float *scales_to = reinterpret_cast<float *>(base + p.scales_at) + panel * p.shards * PANEL;
     const int64_t row_bytes = p.shard_in() * (source.kind == FLOAT32 ? 4 : 2);
-    std::memset(to, 0, size_t(p.panel_bytes));
-    std::fill(scales_to, scales_to + p.shards * PANEL, 1.0f);
+    const char *rows[PANEL];
+    int64_t row_count = 0;
     for (int64_t place = 0; place < PANEL; ++place) {
         const int64_t index = row_at(p, panel, place);
         bias_to[place] = index < 0 || bias == nullptr ? 0.0f : number_at(bias, source.kind, index);
-        if (index < 0) continue;
-        const char *row = static_cast<const char *>(source.row(index));
-        for (int64_t shard = 0; shard < p.shards; ++shard, row += row_bytes) {
+        rows[place] = index < 0 ? nullptr : static_cast<const char *>(source.row(index));
+        row_count += index >= 0;
+    }
+    const bool is_whole = row_count == PANEL && p.shard_in() % STEP == 0, is_same = source.kind == p.kind;
+    if (!is_whole) std::memset(to, 0, size_t(p.panel_bytes));
+    std::fill(scales_to, scales_to + p.shards * PANEL, 1.0f);
+    for (int64_t shard = 0; shard < p.shards; ++shard, to += p.panel_bytes / p.shards) {
+        const int64_t first = row_count == PANEL && is_same ? pack_words(p, rows, to) : 0;
+        for (int64_t place = 0; place < PANEL; ++place) {
+            if (rows[place] == nullptr) continue;
             float &scale = scales_to[shard * PANEL + place];
-            if (p.kind == INT8) scale = scale_of_row(row, source.kind, p.shard_in());
-            pack_row(p, row, source.kind, place, scale, to + shard * (p.panel_bytes / p.shards));
+            if (p.kind == INT8) scale = scale_of_row(rows[place], source.kind, p.shard_in());
+            pack_row(p, rows[place], source.kind, place, first, scale, to);
+            rows[place] += row_bytes;
         }
     }
 }
