@@ -87,9 +87,10 @@ def converted(peer: Peer, folder: Path) -> Path:
 
 
 def environment(threads: int) -> dict[str, str]:
-    """Of a runner: no hub, so many threads, and vnext from this tree."""
+    """Of a runner: no hub, so many threads, and vnext from this tree, with its bytecode kept as an installation keeps it."""
     forced = {"OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
-    return {**os.environ, **forced}
+    ours = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    return ours | forced
 
 
 class Session:
