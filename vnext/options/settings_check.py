@@ -299,6 +299,12 @@ def _check_ports(address: str, ranks: int) -> None:
 def _check_hosts(settings: EngineSettings) -> None:
     """Raise SettingsError for ranks that cannot be on so many hosts."""
     count = settings.nnodes
+    if settings.data_parallel_size > 1 and (count > 1 or settings.executor == "ray"):
+        where = "executor is ray" if settings.executor == "ray" else f"nnodes is {count}"
+        raise SettingsError(
+            f"{where}, and all engines of data_parallel_size are on one host: for engines on several, use vnext.ray.app(replicas="
+            f"{settings.data_parallel_size}) in Ray Serve, or start `vnext serve` on each host and `vnext router` in front of them."
+        )
     if settings.executor == "ray" and (count == 1 or settings.node_rank):
         raise SettingsError(
             f"executor is ray, nnodes {count} and node_rank {settings.node_rank}: Ray starts all hosts but this one, so give "
@@ -313,11 +319,6 @@ def _check_hosts(settings: EngineSettings) -> None:
         raise SettingsError(
             f"nnodes is {count}, and pipeline_parallel_size {stages}: each host has as many whole stages, so take a multiple of "
             f"{count}."
-        )
-    if settings.data_parallel_size > 1:
-        raise SettingsError(
-            f"nnodes is {count}, and all engines of data_parallel_size are on one host: leave one of the two out, or start `vnext "
-            "serve` on each host and `vnext router` in front of them."
         )
     if stages == 1 and settings.tensor_parallel_size % count:
         raise SettingsError(
