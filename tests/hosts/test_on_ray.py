@@ -11,9 +11,12 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
+import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -35,8 +38,10 @@ needs_ray = pytest.mark.skipif(not HAS_RAY, reason="the extra vnext[ray] is not 
 NODE = {"num_cpus": 2, "num_gpus": 0, "object_store_memory": 80 * 2**20, "include_dashboard": False}
 ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0", "RAY_memory_monitor_refresh_ms": "0", "RAY_DISABLE_IMPORT_WARNING": "1",
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "RAY_SERVE_ENABLE_HA_PROXY": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "RAY_SERVE_ENABLE_HA_PROXY": "0", "RAY_worker_niceness": "0",
+    "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "120", "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": "120",
 }  # fmt: skip
+"""On a busy machine Serve's proxy needs more than five seconds to begin; Serve would end it and begin again."""
 
 
 @pytest.fixture(scope="module")
@@ -235,10 +240,20 @@ def test_a_cluster_without_room_is_refused(driver: Any, tmp_path: Path, monkeypa
     remove_placement_group(other)
 
 
+def completion(url: str, body: dict[str, Any]) -> urllib.request.Request:
+    return urllib.request.Request(f"{url}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"})
+
+
 def post(url: str, body: dict[str, Any]) -> bytes:
-    request = urllib.request.Request(f"{url}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"})
-    with urllib.request.urlopen(request, timeout=60) as response:
+    with urllib.request.urlopen(completion(url, body), timeout=300) as response:
         return response.read()
+
+
+def text_of(stream: bytes) -> str:
+    """The text of a stream of several events."""
+    events = [each.removeprefix("data: ") for each in stream.decode().split("\n\n") if each.startswith("data: {")]
+    assert len(events) > 5
+    return "".join(json.loads(each)["choices"][0]["text"] for each in events)
 
 
 def turns_that_hit(url: str, salt: int) -> list[bool]:
@@ -250,27 +265,112 @@ def turns_that_hit(url: str, salt: int) -> list[bool]:
     return [each["usage"]["prompt_tokens_details"]["cached_tokens"] >= each["usage"]["prompt_tokens"] // 2 for each in second]
 
 
-@needs_ray
-def test_ray_serve_streams_the_same_texts_and_routes_by_caches(driver: Any, expected: list[str]) -> None:
+@pytest.fixture(scope="module")
+def served(driver: Any) -> Iterator[str]:
+    """The address of two replicas behind Ray Serve."""
     from ray import serve
+    from ray.serve._private import api
 
     from vnext.ray import app
 
     port = free_port("127.0.0.1")
-    url = f"http://127.0.0.1:{port}"
-    serve.start(http_options={"host": "127.0.0.1", "port": port})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(api, "HTTP_PROXY_TIMEOUT", 300)
+        serve.start(http_options={"host": "127.0.0.1", "port": port})
     try:
         serve.run(app(replicas=2, threads=1, log="off"), route_prefix="/")
-        texts = [json.loads(post(url, {"prompt": each, **params_of(at)}))["choices"][0]["text"] for at, each in enumerate(PROMPTS)]
-        assert texts == expected
-        events = post(url, {"prompt": PROMPTS[1], "stream": True, **params_of(1)}).decode().split("\n\n")
-        pieces = [json.loads(each.removeprefix("data: "))["choices"][0]["text"] for each in events if each.startswith("data: {")]
-        assert len(pieces) > 5 and "".join(pieces) == expected[1]
-        with pytest.raises(urllib.error.HTTPError, match="400"):
-            post(url, {"prompt": "a", "max_tokens": -1})
-        assert any(all(turns_that_hit(url, salt)) for salt in range(20)), "no router has views of both replicas"
+        yield f"http://127.0.0.1:{port}"
     finally:
         serve.shutdown()
+
+
+@needs_ray
+def test_ray_serve_streams_the_same_texts_and_routes_by_caches(served: str, expected: list[str]) -> None:
+    texts = [json.loads(post(served, {"prompt": each, **params_of(at)}))["choices"][0]["text"] for at, each in enumerate(PROMPTS)]
+    assert texts == expected
+    assert text_of(post(served, {"prompt": PROMPTS[1], "stream": True, **params_of(1)})) == expected[1]
+    drawn = {"prompt": PROMPTS[1], "stream": True, "temperature": 0.9, "max_tokens": 24}
+    with urllib.request.urlopen(completion(served, drawn), timeout=300) as response:
+        text, seed = text_of(response.read()), int(response.headers["X-Vnext-Seed"])
+    assert text_of(post(served, drawn | {"seed": seed})) == text
+    with pytest.raises(urllib.error.HTTPError, match="400"):
+        post(served, {"prompt": "a", "max_tokens": -1})
+    assert any(all(turns_that_hit(served, salt)) for salt in range(20)), "no router has views of both replicas"
+
+
+STREAMS = [{"prompt": f"{text} {at}", **params_of(at), "max_tokens": 200, "stream": True} for at, text in enumerate((PROMPTS * 2)[:8])]
+"""Answers that take long enough for a kill."""
+BEGUN = 5
+"""Events of a stream that is under way."""
+
+
+def replicas() -> list[psutil.Process]:
+    """The processes of the replicas of LLMServer."""
+    words = "ray::ServeReplica:default:LLMServer"
+    return [each for each in psutil.process_iter(["cmdline"]) if words in " ".join(each.info["cmdline"] or ())]
+
+
+def running_replicas() -> int:
+    """How many of them are ready, in Serve's words."""
+    from ray import serve
+
+    return serve.status().applications["default"].deployments["LLMServer"].replica_states.get("RUNNING", 0)
+
+
+def streamed(url: str, body: dict[str, Any], begun: threading.Semaphore) -> str:
+    """The text of a stream, which releases `begun` once it is under way. It ends as it should, under one id."""
+    pieces, ids, last = [], set(), ""
+    with urllib.request.urlopen(completion(url, body), timeout=300) as response:
+        for line in response:
+            if not (last := line.decode().strip() or last).startswith("data: {"):
+                continue
+            event = json.loads(last.removeprefix("data: "))
+            assert "error" not in event, event
+            ids.add(event["id"])
+            pieces.append(event["choices"][0]["text"])
+            if len(pieces) == BEGUN:
+                begun.release()
+    assert last == "data: [DONE]" and len(ids) == 1
+    return "".join(pieces)
+
+
+def all_streamed(url: str, disturb: Callable[[], None] = lambda: None) -> list[str]:
+    """The texts of all streams at once; `disturb` is called when all are under way."""
+    begun = threading.Semaphore(0)
+    with ThreadPoolExecutor(len(STREAMS)) as pool:
+        streams = [pool.submit(streamed, url, each, begun) for each in STREAMS]
+        assert all(begun.acquire(timeout=120) for _ in STREAMS)
+        disturb()
+        return [each.result() for each in streams]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(served: str) -> list[str]:
+    return all_streamed(served)
+
+
+def wait_for(fulfilled: Callable[[], Any], what: str) -> None:
+    deadline_s = time.monotonic() + 120
+    while not fulfilled():
+        assert time.monotonic() < deadline_s, what
+        time.sleep(0.1)
+
+
+@needs_ray
+@pytest.mark.parametrize("also_its_children", [False, True], ids=["its process", "all its processes"])
+def test_streams_outlive_a_replica(served: str, undisturbed: list[str], also_its_children: bool) -> None:
+    """A replica is killed under eight streams; their texts are the undisturbed ones, and Serve starts another replica."""
+    lost = min(replicas(), key=psutil.Process.create_time)  # in the second round its streams go on at the first one's replacement
+    family = [lost, *lost.children(recursive=True)]
+    assert len(family) == 4, "the replica, its engine core, rank and API server"
+
+    def kill() -> None:
+        for each in family if also_its_children else family[:1]:
+            each.kill()
+
+    assert all_streamed(served, kill) == undisturbed
+    wait_for(lambda: not any(each.is_running() and each.status() != psutil.STATUS_ZOMBIE for each in family), "processes are left")
+    wait_for(lambda: len(replicas()) == 2 and running_replicas() == 2, "Serve has not started another replica")
 
 
 @needs_ray

@@ -84,11 +84,15 @@ class ViewRouter(RequestRouter):
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
     ) -> list[list[RunningReplica]]:
-        """The replica that the policy chooses, and behind it the others, for a case in which that one takes no more."""
+        """The replica that the policy chooses among those that may answer, and behind it the others, for a case in which that one
+        takes no more."""
         if pending_request is None or len(pending_request.args) < 4 or not candidate_replicas:
             return [candidate_replicas]
-        replicas = sorted(candidate_replicas, key=lambda each: each.replica_id.unique_id)
-        _, path, headers, body = pending_request.args[:4]
+        _, path, headers, body, *wanted = pending_request.args
+        may_answer = (each for each in candidate_replicas if not any(wanted) or each.routing_stats.get("fingerprint") in wanted)
+        replicas = sorted(may_answer, key=lambda each: each.replica_id.unique_id)
+        if not replicas:
+            return []  # Serve asks again, a little later
         asked = read_asked(path, body, is_json=True)
         prompt = await self._prompt(path, asked)
         views = [None if (found := self._followed.get(each.replica_id)) is None else found.view for each in replicas]

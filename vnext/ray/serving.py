@@ -1,32 +1,30 @@
-"""vnext in Ray Serve: a deployment whose replicas are whole vnext servers, and the deployment in front that speaks HTTP.
+"""vnext in Ray Serve: a deployment whose replicas are whole vnext servers.
 
 Owns a replica's server: started with the replica, watched by Serve's health checks, ended with it. Requests and answers pass as
-bytes, so that Serve has every route of `vnext serve`. routing.py chooses the replica.
+bytes, so that Serve has every route of `vnext serve`. ingress.py speaks HTTP, routing.py chooses the replica.
 """
 
 from __future__ import annotations
 
 import secrets
 import time
-import uuid
 from collections.abc import AsyncIterator, Mapping
 from typing import Any, get_type_hints
 
 import aiohttp
+import msgspec
 from msgspec.structs import replace
 from ray import serve
 from ray.serve.config import RequestRouterConfig
-from ray.serve.handle import DeploymentHandle
 from ray.util import get_node_ip_address
-from starlette.requests import Request
-from starlette.responses import StreamingResponse
 
 from vnext.options.reader import ServeCommand
 from vnext.options.settings_check import checked, engine_settings
-from vnext.ray.routing import REQUEST_ID
+from vnext.ray.ingress import Head, Ingress
 from vnext.ready_lines import url_of
 from vnext.router.policies import DEFAULT_POLICY, require_policy
-from vnext.router.proxy.headers import Pairs, to_client, to_server
+from vnext.router.proxy.backend import fingerprint_of
+from vnext.router.proxy.headers import to_client, to_server
 from vnext.runtime.processes.rank_processes import cpus_of
 from vnext.serve import start
 from vnext.server.settings import ServerSettings
@@ -34,8 +32,9 @@ from vnext.server.settings import ServerSettings
 STARTING_POLL_S = 0.05
 STATS_PERIOD_S = 1.0
 """How soon the router learns where a new replica's server is."""
+HEALTH_PERIOD_S = 1.0
+"""How soon Serve learns that a replica is lost; by itself it looks every ten seconds."""
 _SERVER_HINTS = get_type_hints(ServerSettings)
-Head = tuple[int, Pairs]
 
 
 def command_of(model: str, options: Mapping[str, Any]) -> ServeCommand:
@@ -59,22 +58,38 @@ class LLMServer:
             self._engines.check_alive()
             time.sleep(STARTING_POLL_S)
         self._url = url_of(self._edges.settings)
-        self._session: aiohttp.ClientSession | None = None
+        self._opened: aiohttp.ClientSession | None = None
+        self._fingerprint: str | None = None
 
-    async def ask(self, method: str, path: str, headers: Mapping[str, str], body: bytes) -> AsyncIterator[Head | bytes]:
-        """Pass a request on. Yields the answer's status and headers, and then its body as it comes. A caller that closes
-        the iterator ends the request."""
-        if self._session is None:
-            self._session = aiohttp.ClientSession(auto_decompress=False, timeout=aiohttp.ClientTimeout(total=None))
+    async def ask(
+        self, method: str, path: str, headers: Mapping[str, str], body: bytes, fingerprint: str = ""
+    ) -> AsyncIterator[Head | bytes]:
+        """Pass a request on. Yields the answer's head, and then its body as it comes. A caller that closes the iterator ends the
+        request. `fingerprint` is for the router: that of the replicas which may answer, "" for all."""
+        if self._fingerprint is None:
+            await self._look()
         passed = to_server(headers, "", {}, self._key, True)
         async with self._session.request(method, self._url + path, headers=passed, data=body) as response:
-            yield response.status, to_client(response.headers)
+            yield Head(response.status, to_client(response.headers), response.content_length, self._fingerprint or "")
             async for piece in response.content.iter_any():
                 yield piece
 
-    def record_routing_stats(self) -> dict[str, Any]:
-        """Of Ray Serve: what the router gets to know of a replica."""
-        return {"url": self._url, "key": self._key}
+    async def record_routing_stats(self) -> dict[str, Any]:
+        """Of Ray Serve: what the router gets to know of a replica. The fingerprint changes with the weights."""
+        await self._look()
+        return {"url": self._url, "key": self._key, "fingerprint": self._fingerprint}
+
+    async def _look(self) -> None:
+        async with self._session.get(f"{self._url}/server_info", headers={"Authorization": f"Bearer {self._key}"}) as response:
+            response.raise_for_status()
+            self._fingerprint = fingerprint_of(msgspec.json.decode(await response.read()))
+
+    @property
+    def _session(self) -> aiohttp.ClientSession:
+        """Made in the event loop, which runs only after `__init__`."""
+        if self._opened is None:
+            self._opened = aiohttp.ClientSession(auto_decompress=False, timeout=aiohttp.ClientTimeout(total=None))
+        return self._opened
 
     def check_health(self) -> None:
         """Of Ray Serve: raises ChildDied where no engine or API server follows one that has ended; another replica does then."""
@@ -85,23 +100,6 @@ class LLMServer:
         if hasattr(self, "_edges"):  # not where the start has failed
             self._edges.end()
             self._engines.stop()
-
-
-class Ingress:
-    """The deployment that HTTP requests reach. It reads a request's body, which the router needs."""
-
-    def __init__(self, servers: DeploymentHandle) -> None:
-        self._servers = servers.options(stream=True, method_name="ask")
-
-    async def __call__(self, request: Request) -> StreamingResponse:
-        headers = {REQUEST_ID: uuid.uuid4().hex, **request.headers}
-        path = request.url.path.removeprefix(request.scope.get("root_path", "")) or "/"
-        path += f"?{request.url.query}" if request.url.query else ""
-        answer = self._servers.remote(request.method, path, headers, await request.body())
-        status, answered = await anext(answer)
-        response = StreamingResponse(answer, status)
-        response.raw_headers = [(name.lower().encode(), value.encode("latin-1")) for name, value in answered]
-        return response
 
 
 def app(
@@ -123,6 +121,7 @@ def app(
     servers = serve.deployment(LLMServer).options(
         num_replicas=replicas,
         max_ongoing_requests=max_ongoing_requests,
+        health_check_period_s=HEALTH_PERIOD_S,
         ray_actor_options={"num_cpus": cpus_of(command_of(model, options).engine)} | dict(ray_actor_options or {}),
         request_router_config=RequestRouterConfig(
             request_router_class="vnext.ray.routing:ViewRouter",

@@ -5,6 +5,7 @@ A body is not encoded again: a seed is put behind its members, and an id is repl
 
 from __future__ import annotations
 
+import secrets
 from typing import Any
 
 import msgspec
@@ -12,6 +13,8 @@ import msgspec
 from vnext.router.approximate import BYTES_PER_TOKEN, piece_hashes
 from vnext.router.proxy.continuing import SHOWN
 
+SEED_HEADER = "X-Vnext-Seed"
+SEED_MAX = 2**31
 KEY_BYTES = 256
 """Of a prompt, if nothing else says which requests `consistent_hash` keeps together: the beginning of a conversation."""
 
@@ -55,9 +58,13 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     previous: str = ""
     salt: str = ""
 
-    def with_seed(self, seed: int) -> bytes:
+    def draw_seed(self) -> int | None:
+        """A seed for a stream that has none, with which another server can go on with it; None for what takes none."""
+        return secrets.randbelow(SEED_MAX) if self.takes_seed else None
+
+    def with_seed(self, seed: int | None) -> bytes:
         """The body with a seed; a decoder takes the last of two members of one name, and one may be null."""
-        return b'%b,"seed":%d}' % (self.body.rstrip()[:-1], seed)
+        return self.body if seed is None else b'%b,"seed":%d}' % (self.body.rstrip()[:-1], seed)
 
 
 def read_asked(path: str, body: bytes, is_json: bool) -> Asked:

@@ -7,7 +7,7 @@ approximate one and, of a server that can be followed, the exact one.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -36,6 +36,12 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def is_vnext(self) -> bool:
         return bool(self.version)
+
+
+def fingerprint_of(info: Mapping[str, Any]) -> str:
+    """What a vnext server's /server_info says: that of `Identity`."""
+    is_same = str((info.get("environment") or {}).get("batch_invariant", "")).startswith(INVARIANT)
+    return info["system_fingerprint"] if is_same else ""
 
 
 class Live:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
 import time
 from collections.abc import AsyncIterator
 from typing import NoReturn
@@ -18,36 +17,26 @@ import aiohttp
 from aiohttp import web
 from yarl import URL
 
-from vnext.router.proxy.asked import Asked
+from vnext.router.proxy.asked import SEED_HEADER, Asked
 from vnext.router.proxy.backend import Backend, Live
 from vnext.router.proxy.context import RouterContext
 from vnext.router.proxy.continuing import SHOWN
 from vnext.router.proxy.fleet import NoBackend
 from vnext.router.proxy.headers import Pairs, to_client, to_server
 from vnext.router.proxy.health import reason_of
-from vnext.router.proxy.outgoing import Failed, Outgoing
+from vnext.router.proxy.outgoing import EVENTS, PAUSE_S, WHOLE_BYTES_MAX, Failed, Outgoing
 from vnext.router.proxy.tokens import NOTHING
 from vnext.server.context.errors import ClientGone, ModelUnknown
 from vnext.server.context.handover import TICKET_HEADER
 from vnext.server.context.identity import REQUEST_ID, REQUEST_ID_HEADER
 
-SEED_HEADER = "X-Vnext-Seed"
-SEED_MAX = 2**31
 TRIES_MAX = 4
 """Servers that get one request, one after the other."""
-CONTINUED_MAX = 3
-"""Times that one stream goes on elsewhere: a request that ends each server which computes it must not end all."""
 WAIT_S = 10.0
 """For a server that can go on with a stream."""
-PAUSE_S = 0.5
-"""Before a server that refuses to go on with a stream is asked again."""
 BUSY = frozenset({429, 502, 503})
-WHOLE_BYTES_MAX = 2**20
-"""A longer answer passes in pieces, and a server that fails within it cannot be replaced."""
-EVENTS = "text/event-stream"
 KINDS = {"/v1/chat/completions": "chatcmpl", "/v1/completions": "cmpl", "/v1/messages": "msg", "/v1/responses": "resp"}
 """Path -> how an engine's names of its requests begin, before the request's id."""
-LOST = "The server ended within this answer, and no other can go on with it: send the request again."
 _UPSTREAM_ERRORS = (aiohttp.ClientError, OSError, TimeoutError)
 
 log = logging.getLogger("vnext.router")
@@ -58,7 +47,7 @@ class Exchange:
 
     def __init__(self, context: RouterContext, request: web.Request, asked: Asked) -> None:
         self._context, self._request, self._asked = context, request, asked
-        self._seed = secrets.randbelow(SEED_MAX) if asked.takes_seed else None
+        self._seed = asked.draw_seed()
         self._tried: set[Backend] = set()
         self._answers: list[web.Response] = []
         self._tries = 0
@@ -66,6 +55,7 @@ class Exchange:
         self._known, self._ticket = NOTHING, ""
         self._headers: Pairs = []
         self._out: Outgoing | None = None
+        self._response = web.StreamResponse()
 
     async def run(self) -> web.StreamResponse:
         """Pass the request on and its answer back. Raises NoBackend, ModelUnknown, ClientGone."""
@@ -99,7 +89,7 @@ class Exchange:
 
     async def _successor(self, out: Outgoing) -> Backend | None:
         """A server that can go on with the stream; waits for one."""
-        if not out.fingerprint or out.continued > CONTINUED_MAX:
+        if not out.can_go_on:
             return None
         fleet = self._context.fleet
         try:
@@ -127,11 +117,9 @@ class Exchange:
             return
         if self._out.shown is None:
             self._abort(failure)
-        if failure.reason == "diverged":
-            self._out.fingerprint = ""
-        elif failure.reason == "refused":
+        if failure.reason == "refused":
             await asyncio.sleep(PAUSE_S)
-        self._out.move()
+        self._out.move(failure)
 
     def _abort(self, failure: Failed) -> NoReturn:
         """The client must not take half an answer for a whole one."""
@@ -143,7 +131,7 @@ class Exchange:
         """The answer when no server is left: the busiest one's words, or an error, as an event where a stream has begun."""
         if self._out is not None:
             self._context.metrics.lost.add()
-            return await self._out.fail(LOST, "backend_lost")
+            return await self._end(self._out.lost())
         if self._answers:
             return min(self._answers, key=_retry_after)
         raise NoBackend("No server behind this router has answered: try again later.")
@@ -180,12 +168,30 @@ class Exchange:
             self._out = await self._begin(backend, upstream, is_events)
             self._context.homes.learn(backend, first)
         out = self._out
-        await out.take(first)
+        await self._pass(out, first)
         async for part in parts:
-            await out.take(part)
+            await self._pass(out, part)
         if out.continued and out.shown is not None:
             self._context.homes.rename(backend, out.shown)
-        return await out.end()
+        return await self._end(out.end())
+
+    async def _pass(self, out: Outgoing, part: bytes) -> None:
+        """Pass on what the client lacks. Raises Failed, ClientGone."""
+        for data in out.take(part):
+            await self._write(data)
+
+    async def _end(self, data: bytes) -> web.StreamResponse:
+        """End the client's response, with these bytes. Raises ClientGone."""
+        await self._write(data)
+        await self._response.write_eof()
+        return self._response
+
+    async def _write(self, data: bytes) -> None:
+        try:
+            if data:
+                await self._response.write(data)
+        except (OSError, aiohttp.ClientError) as error:
+            raise ClientGone from error
 
     async def _whole(self, backend: Backend, upstream: aiohttp.ClientResponse, live: Live) -> web.Response:
         """An answer that is not sent before all of it is here. Raises Failed."""
@@ -207,8 +213,8 @@ class Exchange:
         if self._seed is not None and backend.identity.is_vnext:
             response.headers[SEED_HEADER] = str(self._seed)
         await response.prepare(self._request)
-        shown = SHOWN[self._request.path]() if is_events and self._asked.is_stream else None
-        return Outgoing(response, shown, backend.identity.fingerprint)
+        self._response = response
+        return Outgoing(SHOWN[self._request.path]() if is_events and self._asked.is_stream else None, backend.identity.fingerprint)
 
     def _begun(self, live: Live) -> None:
         live.begun()
@@ -218,7 +224,7 @@ class Exchange:
             self._context.metrics.continued.add()
 
     def _body(self, backend: Backend) -> bytes:
-        return self._asked.with_seed(self._seed) if self._seed is not None and backend.identity.is_vnext else self._asked.body
+        return self._asked.with_seed(self._seed if backend.identity.is_vnext else None)
 
     def _to_server(self) -> Pairs:
         own, settings = {REQUEST_ID_HEADER: self._request[REQUEST_ID]}, self._context.settings

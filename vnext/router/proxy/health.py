@@ -14,7 +14,7 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from vnext.router.proxy.backend import INVARIANT, Backend, Identity
+from vnext.router.proxy.backend import Backend, Identity, fingerprint_of
 from vnext.router.proxy.fleet import Fleet
 from vnext.router.proxy.following import Follower
 from vnext.server.console import write_line
@@ -99,11 +99,8 @@ class Health:
             raise NoServer("it does not answer /v1/models as an OpenAI server does: is the URL right?")
         status, info = await self._ask(f"{url}/server_info")
         if status == 200 and isinstance(info, dict) and isinstance(info.get("system_fingerprint"), str):
-            environment = info.get("environment") or {}
-            is_same = str(environment.get("batch_invariant", "")).startswith(INVARIANT)
-            fingerprint = info["system_fingerprint"] if is_same else ""
             version, role = str(info.get("version", "unknown")), str(info.get("role", "both"))
-            return Identity(models=models, version=version, fingerprint=fingerprint, role=role)
+            return Identity(models=models, version=version, fingerprint=fingerprint_of(info), role=role)
         return Identity(models=models)
 
     async def _ask(self, url: str) -> tuple[int, Any]:
