@@ -289,7 +289,7 @@ def test_ray_serve_streams_the_same_texts_and_routes_by_caches(served: str, expe
     texts = [json.loads(post(served, {"prompt": each, **params_of(at)}))["choices"][0]["text"] for at, each in enumerate(PROMPTS)]
     assert texts == expected
     assert text_of(post(served, {"prompt": PROMPTS[1], "stream": True, **params_of(1)})) == expected[1]
-    drawn = {"prompt": PROMPTS[1], "stream": True, "temperature": 0.9, "max_tokens": 24}
+    drawn = {"prompt": PROMPTS[1], "stream": True, "temperature": 0.9, "max_tokens": 24, "ignore_eos": True}
     with urllib.request.urlopen(completion(served, drawn), timeout=300) as response:
         text, seed = text_of(response.read()), int(response.headers["X-Vnext-Seed"])
     assert text_of(post(served, drawn | {"seed": seed})) == text
