@@ -163,7 +163,7 @@ LATE_IMPORTS = {
     "vnext/server/answers/experts.py": (1, "numpy"),
     "vnext/server/context/structure.py": (1, "llguidance takes 70 ms, and many servers never need it"),
     "vnext/server/views/log_view.py": (2, "the log's format, with numpy"),
-    "vnext/server/tls.py": (3, "ssl, which the launcher needs for a certificate only"),
+    "vnext/server/tls.py": (5, "ssl, which the launcher needs for a certificate only"),
     "vnext/runtime/core/executor.py": (1, "a rank in the core's process brings torch"),
     # torch: a rank whose steps single calls compute never imports it
     "vnext/kernels/arrays.py": (2, "its tensors and dtypes, for who has loaded it"),

@@ -24,6 +24,7 @@ from vnext.options.reader import (
     command_line,
     parse,
 )
+from vnext.server.tls import without_certificates
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -55,7 +56,8 @@ def run(command: Command) -> int:
             return restart(command)
         case RouterCommand():
             gc.disable()  # imported objects stay alive: collecting garbage among them takes a sixth of the import time
-            from vnext.router.proxy.run import run_router
+            with without_certificates():
+                from vnext.router.proxy.run import run_router
 
             gc.freeze()
             gc.enable()

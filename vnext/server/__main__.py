@@ -9,12 +9,14 @@ import msgspec
 
 from vnext.runtime.processes.subprocesses import enter_child
 from vnext.server.settings import ServerSettings
+from vnext.server.tls import without_certificates
 
 
 def main() -> int:
     """Returns the exit code."""
     gc.disable()  # imported objects stay alive: collecting garbage among them takes a sixth of the import time
-    from vnext.server.run import run_server
+    with without_certificates():
+        from vnext.server.run import run_server
 
     gc.freeze()
     gc.enable()

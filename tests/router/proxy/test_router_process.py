@@ -17,11 +17,16 @@ from typing import Any
 
 import openai
 import pytest
+from aiohttp import web
 
 TESTS = Path(__file__).resolve().parents[2]
 sys.path.append(str(TESTS / "e2e"))
 
-from serving import ROOT, Server, eventually, serving  # noqa: E402  (needs the path above)
+from router_here import Toy  # noqa: E402  (needs the path above)
+from serving import ROOT, Server, eventually, serving  # noqa: E402
+
+from vnext.server.settings import ServerSettings  # noqa: E402
+from vnext.server.tls import tls_context  # noqa: E402
 
 SMALL = ("--show-events", "--threads", "1", "--num-blocks-override", "128", "--max-num-seqs", "8", "--log", "off")
 CHAT: dict[str, Any] = {
@@ -29,6 +34,7 @@ CHAT: dict[str, Any] = {
     "seed": 11, "extra_body": {"ignore_eos": True},
 }  # fmt: skip
 KEY = "an admin's key"
+PEM = str(TESTS / "server" / "localhost.pem")
 
 
 class RouterProcess:
@@ -100,6 +106,29 @@ def eventually_more(server: Server, before: dict[str, float]) -> bool:
     """Whether it has had a prompt since. Its figures follow by a moment."""
     time.sleep(0.3)
     return server.metric("vnext_prompt_tokens_total") > before[server.url]
+
+
+@pytest.mark.parametrize("is_trusted", [True, False])
+def test_a_server_behind_https_is_one_whose_certificate_the_machine_trusts(is_trusted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The router reads the machine's certificates for such a server only: at its start, or when one is added."""
+    monkeypatch.setenv("SSL_CERT_FILE", PEM if is_trusted else os.devnull)
+    with Toy() as plain, Toy() as toy:
+        site = web.TCPSite(toy.runner, "127.0.0.1", 0, ssl_context=tls_context(ServerSettings(ssl_certfile=PEM)))
+        toy.in_loop(site.start())
+        secure = f"https://localhost:{site.port}"
+        with routing("--port", "0", "--backend", secure) as first, routing("--port", "0", "--backend", plain.url) as other:
+            headers = {"Authorization": f"Bearer {KEY}"}
+            added = urllib.request.Request(f"{other.url}/router/backends?backend={secure}", headers=headers, method="POST")
+            urllib.request.urlopen(added, timeout=10).close()
+            for router in (first, other):
+                assert eventually(lambda router=router: "not answered" not in trouble_of(router))
+                assert trouble_of(router).startswith("" if is_trusted else "it cannot be reached (its certificate is not trusted: ")
+                assert bool(trouble_of(router)) != is_trusted
+
+
+def trouble_of(router: RouterProcess) -> str:
+    """Why its last server gets no requests, "" if it does."""
+    return router.backends()[-1]["trouble"] or ""
 
 
 def test_a_killed_server_a_killed_router_and_a_drain(pair: list[Server]) -> None:

@@ -20,6 +20,7 @@ from vnext.router.proxy.tokens import FIELDS, NOTHING, TEXT_BYTES_MIN, Known, te
 from vnext.server.context.admission import Quota, RequestLimiter
 from vnext.server.context.api_keys import ApiKeys
 from vnext.server.context.errors import ModelUnknown
+from vnext.server.tls import verifying_context
 
 CONNECT_TIMEOUT_S = 3.0
 OF_ONE_SERVER = ("/v1/files", "/v1/batches")
@@ -41,14 +42,15 @@ class RouterContext:
         self.metrics = RouterMetrics(self.fleet)
         self.limiter = RequestLimiter(http.live_requests_max, 1, http.client_answers_max, limits_of=self.keys.limits)
         self.body_bytes = Quota(8 * http.body_bytes_max, 4 * http.body_bytes_max, "{} bytes of bodies are held")
+        tls = verifying_context()
         self.session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, ttl_dns_cache=30),
+            connector=aiohttp.TCPConnector(limit=0, ttl_dns_cache=30, ssl=tls),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S),
             auto_decompress=False,
             cookie_jar=aiohttp.DummyCookieJar(),
             skip_auto_headers=("User-Agent", "Accept", "Content-Type"),
         )
-        self.health = Health(self.fleet, self.session, settings.backend_api_key)
+        self.health = Health(self.fleet, self.session, settings.backend_api_key, tls)
 
     async def known(self, asked: Asked, path: str, headers: Pairs) -> Known:
         """A request's prompt: by its tokens, where these decide among exact views and a server says them, or else by its text."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import ssl
 from typing import Any
 
 import aiohttp
@@ -31,10 +32,11 @@ class NoServer(Exception):
 
 
 class Health:
-    """Watches over a fleet. A backend that is added needs `watch`, one that is removed `forget`."""
+    """Watches over a fleet. A backend that is added needs `watch`, one that is removed `forget`. `tls`: how the session checks
+    certificates, the machine's once there is a server with one."""
 
-    def __init__(self, fleet: Fleet, session: aiohttp.ClientSession, key: str) -> None:
-        self._fleet, self._session = fleet, session
+    def __init__(self, fleet: Fleet, session: aiohttp.ClientSession, key: str, tls: ssl.SSLContext) -> None:
+        self._fleet, self._session, self._tls = fleet, session, tls
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
         self._tasks: dict[Backend, tuple[asyncio.Task[None], ...]] = {}
         self._reported: dict[Backend, bool] = {}
@@ -54,6 +56,8 @@ class Health:
 
     async def look(self, backend: Backend) -> None:
         """Ask a server once; afterwards its trouble and its identity are those of this moment."""
+        if backend.url.startswith("https:") and not self._tls.cert_store_stats()["x509"]:
+            self._tls.load_default_certs()
         before, was_out = backend.identity, bool(backend.trouble)
         backend.look_now.clear()
         try:
@@ -129,6 +133,8 @@ def description(backend: Backend) -> str:
 
 def reason_of(error: BaseException) -> str:
     """An error of a connection in words, without addresses that a client need not know."""
+    if isinstance(error, aiohttp.ClientConnectorCertificateError):
+        return f"its certificate is not trusted: {getattr(error.certificate_error, 'verify_message', error.certificate_error)}"
     if isinstance(error, aiohttp.ClientConnectorError):
         return os.strerror(error.os_error.errno) if error.os_error.errno else str(error.os_error)
     return getattr(error, "strerror", None) or str(error) or type(error).__name__
