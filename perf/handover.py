@@ -1,8 +1,9 @@
-"""What a hand-over takes: `python -m perf.handover --model FOLDER --json RECORD`.
+"""What a hand-over takes: `python -m perf.handover [--model FOLDER | --shape llama-135m] --json RECORD`.
 
 Two engines on one host: one computes prompts, the other answers. Each round sends new prompts of random tokens: one over shared memory,
-one over TCP to a second loopback address, one computed by one engine of the same settings. From the logs' timestamps comes the time from
-the step that has the last full block until the blocks are in the other engine's prefix index, and from the cache's shape their bytes.
+one over TCP to a second loopback address, one computed by one engine of the same settings. From the logs' timestamps come the times from
+the plan of the step that computes the last full block, and from its end, until the blocks are in the other engine's prefix index; from
+the cache's shape their bytes.
 """
 
 from __future__ import annotations
@@ -13,9 +14,10 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from perf.disk_tier import first_token, prompts
+from perf.peers.shapes import shape_of, write_checkpoint
 from perf.record import parser_of, record_of, write_record
 from vnext import LLM
 from vnext.log.codec import Frame
@@ -23,44 +25,64 @@ from vnext.machine import machine
 from vnext.replay.reading.source import open_log
 from vnext.replay.reading.times import Clock, timestamps_of
 from vnext.runtime.processes.run_dir import shared_twin
-from vnext.state.events import BlocksHandedOver, BlocksReceived
+from vnext.state.events import BlocksHandedOver, BlocksReceived, StepCommitted
 
 APART = ("shared memory", "tcp")
+FIGURES = ("hand_over_seconds", "after_computing_seconds")
 
 
-def times(log_dir: str, kind: type[BlocksHandedOver | BlocksReceived]) -> list[tuple[float, int]]:
-    """When events of a kind were logged, in microseconds of the machine's clock, and their blocks."""
+class Moment(NamedTuple):
+    """An event of a hand-over: when it was logged, when the next step was complete, in microseconds of the machine's clock, its blocks."""
+
+    logged_us: float
+    computed_us: float
+    blocks: int
+
+
+def moments(log_dir: str, kind: type[BlocksHandedOver | BlocksReceived]) -> list[Moment]:
+    """The events of a kind in a log."""
     log, found = open_log(Path(log_dir)), []
-    clock = Clock(timestamps_of(log), absolute=True)
+    clock, begun = Clock(timestamps_of(log), absolute=True), None
     for item in log.items():
         for event in item.events if isinstance(item, Frame) else ():
+            now_us = clock.frame_us(item.first_event + len(item.events))
             if isinstance(event, kind):
-                found.append((clock.frame_us(item.first_event + len(item.events)), event.count))
+                begun = Moment(now_us, now_us, event.count)
+            elif isinstance(event, StepCommitted) and begun is not None:
+                found.append(begun._replace(computed_us=now_us))
+                begun = None
     return found
 
 
 def main() -> None:
     options = parser_of(__doc__)
     options.add_argument("--model", default="", help="a folder or hub id (default: the bundled model)")
+    options.add_argument("--shape", default="", help="random weights in a shape of scripts/random_model.py, in place of a model")
     options.add_argument("--tokens", type=int, default=4096)
     options.add_argument("--rounds", type=int, default=3)
     chosen = options.parse_args()
     before = machine()
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        if chosen.shape:
+            chosen.model = str(Path(folder) / chosen.shape)
+            write_checkpoint(shape_of(chosen.shape), Path(chosen.model))
         engines = {kind: stack.enter_context(LLM(chosen.model, **settings)) for kind, settings in _kinds(chosen, Path(folder))}
         rounds = [_round(engines, prompt) for prompt in prompts(1, chosen.rounds, chosen.tokens)]
         [file_bytes] = {path.stat().st_size for path in shared_twin(engines["tcp"]._engine.run_dir).glob("*/??/*")}
         stack.close()
         for kind in APART:
             prefill, decode = engines[kind].log_dirs
-            left, came = times(prefill, BlocksHandedOver), times(decode, BlocksReceived)
-            for found, (left_us, _), (came_us, blocks) in zip(rounds, left, came, strict=True):
-                found[kind] |= {"bytes": blocks * file_bytes, "hand_over_seconds": round((came_us - left_us) / 1e6, 4)}
-    record = record_of("python -m perf.handover", before, {
+            left, came = moments(prefill, BlocksHandedOver), moments(decode, BlocksReceived)
+            for found, sent, got in zip(rounds, left, came, strict=True):
+                found[kind] |= {"bytes": got.blocks * file_bytes}
+                found[kind] |= {"hand_over_seconds": round((got.logged_us - sent.logged_us) / 1e6, 4)}
+                found[kind] |= {"after_computing_seconds": round((got.logged_us - sent.computed_us) / 1e6, 4)}
+    command = f"python -m perf.handover{f' --shape {chosen.shape}' if chosen.shape else ''}"
+    record = record_of(command, before, {
         "model": Path(chosen.model).name or "demo", "tokens": chosen.tokens, "rounds": rounds,
-        "hand_over_seconds": {kind: statistics.median(each[kind]["hand_over_seconds"] for each in rounds) for kind in APART},
+        **{name: {kind: round(statistics.median(each[kind][name] for each in rounds), 4) for kind in APART} for name in FIGURES},
     })  # fmt: skip
-    print({name: record[name] for name in ("rounds", "hand_over_seconds")})
+    print({name: record[name] for name in ("rounds", *FIGURES)})
     write_record(chosen.json, record)
 
 
