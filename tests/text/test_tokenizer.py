@@ -30,6 +30,12 @@ def test_texts_are_neither_cut_nor_padded(tmp_path: Path) -> None:
     assert tokenizer.chat_template is None and tokenizer.special_tokens == {}
 
 
+def test_loading_leaves_the_length_bound_to_those_who_need_it(tmp_path: Path) -> None:
+    tokenizer = Tokenizer.load(folder_with(tmp_path))
+    assert "characters_per_token" not in vars(tokenizer)
+    assert tokenizer.characters_per_token == max(map(len, byte_level_backend().get_vocab()))
+
+
 def test_special_tokens_in_both_spellings(tmp_path: Path) -> None:
     config = {"bos_token": "<|bos|>", "eos_token": {"content": "<|eos|>", "lstrip": False}, "pad_token": None}
     tokenizer = Tokenizer.load(folder_with(tmp_path, config | {"add_bos_token": True}))

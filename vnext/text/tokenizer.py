@@ -7,6 +7,7 @@ the chat template (files.py). Renders no template and keeps no text.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -37,13 +38,12 @@ class _Model(TypedDict, total=False):
 
 
 class _Spec(TypedDict):
-    """What is read of a tokenizer.json here."""
+    """What the length bound reads of a tokenizer.json."""
 
     model: _Model
     added_tokens: list[dict[str, Any]]
     normalizer: Any
     pre_tokenizer: Any
-    decoder: Any
 
 
 class TokenText(msgspec.Struct, frozen=True):
@@ -70,9 +70,8 @@ class Tokenizer:
         backend.no_truncation()  # a tokenizer.json may contain the truncation of its training; a server must not truncate
         backend.no_padding()
         self._backend = backend
-        spec = msgspec.json.decode(backend.to_str(), type=_Spec)
-        self._decoder: Decoder = read_decoder(spec["decoder"])
-        self.characters_per_token = characters_per_token(spec)
+        decoder = backend.decoder  # its state is the part of a tokenizer.json; to write all of that takes as long as to read it
+        self._decoder: Decoder = read_decoder(None if decoder is None else msgspec.json.decode(decoder.__getstate__()))
         self._special = {id_ for id_, token in backend.get_added_tokens_decoder().items() if token.special}
         self.added_tokens = {token.content: id_ for id_, token in backend.get_added_tokens_decoder().items()}
         self.special_ids = {text: id_ for text, id_ in self.added_tokens.items() if id_ in self._special}
@@ -96,6 +95,11 @@ class Tokenizer:
             raise CheckpointUnreadable(f"{path} cannot be read as a tokenizer: {error}.") from error
         config = tokenizer_config(folder)
         return cls(backend, config, chat_template(folder, config))
+
+    @cached_property
+    def characters_per_token(self) -> int:
+        """The most characters that a token stands for (length_bound.py). The first call reads the whole vocabulary."""
+        return characters_per_token(msgspec.json.decode(self._backend.to_str(), type=_Spec))
 
     def encode(self, text: str, add_special_tokens: bool = True, count_max: int | None = None) -> list[int]:
         """Token ids; `add_special_tokens` adds a beginning-of-text token where the model needs one. Lets other threads run.
