@@ -357,20 +357,22 @@ def wait_for(fulfilled: Callable[[], Any], what: str) -> None:
 
 
 @needs_ray
-@pytest.mark.parametrize("also_its_children", [False, True], ids=["its process", "all its processes"])
-def test_streams_outlive_a_replica(served: str, undisturbed: list[str], also_its_children: bool) -> None:
-    """A replica is killed under eight streams; their texts are the undisturbed ones, and Serve starts another replica."""
-    lost = min(replicas(), key=psutil.Process.create_time)  # in the second round its streams go on at the first one's replacement
-    family = [lost, *lost.children(recursive=True)]
-    assert len(family) == 4, "the replica, its engine core, rank and API server"
+@pytest.mark.parametrize("count", [1, 2], ids=["the process of one", "all processes of both"])
+def test_streams_outlive_replicas(served: str, undisturbed: list[str], count: int) -> None:
+    """They are killed under eight streams, whose texts are the undisturbed ones, and Serve starts others: where none is left, streams
+    wait for these."""
+    lost = replicas()[:count]
+    families = [[each, *each.children(recursive=True)] for each in lost]
+    assert [len(each) for each in families] == [4] * count, "each replica, its engine core, rank and API server"
+    members = [member for family in families for member in family]
 
     def kill() -> None:
-        for each in family if also_its_children else family[:1]:
+        for each in lost if count == 1 else members:
             each.kill()
 
     assert all_streamed(served, kill) == undisturbed
-    wait_for(lambda: not any(each.is_running() and each.status() != psutil.STATUS_ZOMBIE for each in family), "processes are left")
-    wait_for(lambda: len(replicas()) == 2 and running_replicas() == 2, "Serve has not started another replica")
+    wait_for(lambda: not any(each.is_running() and each.status() != psutil.STATUS_ZOMBIE for each in members), "processes are left")
+    wait_for(lambda: len(replicas()) == 2 and running_replicas() == 2, "Serve has not started others")
 
 
 @needs_ray

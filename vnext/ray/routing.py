@@ -25,7 +25,7 @@ from vnext.router.view import View
 
 REQUEST_ID = "x-request-id"
 AGAIN_S = 0.25
-"""Before an event stream that has ended is asked for again."""
+"""Before an event stream that has ended is asked for again, or a replica sought that may answer."""
 UNSEEN_S = 10.0
 """A request that has not arrived by then was refused: its place is not counted any more."""
 
@@ -92,7 +92,8 @@ class ViewRouter(RequestRouter):
         may_answer = (each for each in candidate_replicas if not any(wanted) or each.routing_stats.get("fingerprint") in wanted)
         replicas = sorted(may_answer, key=lambda each: each.replica_id.unique_id)
         if not replicas:
-            return []  # Serve asks again, a little later
+            await asyncio.sleep(AGAIN_S)  # Serve asks again at once, and would let nothing else run
+            return []
         asked = read_asked(path, body, is_json=True)
         prompt = await self._prompt(path, asked)
         views = [None if (found := self._followed.get(each.replica_id)) is None else found.view for each in replicas]
