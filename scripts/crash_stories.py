@@ -1,6 +1,6 @@
 """Crash stories of the simulator everywhere: a crash after every event of each, recovered, under all laws.
 
-    python scripts/crash_stories.py --stories 10000 --record perf/records/2026-11-25-crash-stories.json
+    python scripts/crash_stories.py --stories 10000 --record perf/records/2026-11-26-crash-stories.json
     python scripts/crash_stories.py --stories 10000 --record THE SAME --continue     from where that record ends
     python scripts/crash_stories.py --first-seed 4711 --stories 1                    one story again
 
