@@ -80,7 +80,7 @@ def test_products_of_all_layers(benchmark, name: str, int8: bool, rows: int) -> 
     benchmark.pedantic(step, rounds=ROUNDS if rows <= 128 else 5, warmup_rounds=1)
     seconds = benchmark.stats.stats.min
     operations = 2 * rows * sum(packed.inputs * packed.outputs for packed in weights)
-    benchmark.extra_info["gb_per_s_best"] = round(sum(packed.buffer.numel() for packed in weights) / seconds / 1e9, 1)
+    benchmark.extra_info["gb_per_s_best"] = round(sum(packed.buffer.nbytes for packed in weights) / seconds / 1e9, 1)
     benchmark.extra_info["tflop_per_s_best"] = round(operations / seconds / 1e12, 3)
 
 
@@ -131,14 +131,14 @@ def test_layers_of_a_step(benchmark, name: str, rows: int, queries: int, context
     weights, norm = layer_weights(shape, int8=False), torch.ones(shape.hidden).bfloat16()
     layers = stack.describe(
         tuple(
-            stack.StackLayer(*weights[4 * i : 4 * i + 4], None, None, None, norm, norm, None, None, 0)
+            stack.StackLayer(*weights[4 * i : 4 * i + 4], None, None, None, norm, norm, None, None, None, None, 0, 1, 0)
             for i in range(shape.layers)
         )
     )
     page_count = rows * context // BLOCK_SIZE
     pages = torch.randn(page_count, shape.layers, 2, shape.kv_heads, BLOCK_SIZE, shape.head_dim).bfloat16()
     pairs = KvPairs((pages[:, layer, 0], pages[:, layer, 1]) for layer in range(shape.layers))
-    caches = stack.Caches(pairs.places, pages.stride(0), shape.head_dim)
+    caches = stack.Caches(pairs.places, pages.stride(0), shape.head_dim, native.Kind.BFLOAT16)
     table = torch.arange(page_count, dtype=torch.int32).view(rows, -1)
     starts, lengths = np.arange(rows + 1) * queries, np.full(rows, context)
     plan = attention.plan(starts, lengths, table, BLOCK_SIZE, shape.kv_heads, shape.heads)

@@ -25,14 +25,15 @@ from vnext.machine import machine
 from vnext.replay.reading.source import open_log
 from vnext.replay.reading.times import Clock, timestamps_of
 from vnext.runtime.processes.run_dir import shared_twin
-from vnext.state.events import BlocksHandedOver, BlocksReceived, StepCommitted
+from vnext.state.events import BlocksHandedOver, BlocksReceived, StepCommitted, StepPlanned
 
 APART = ("shared memory", "tcp")
 FIGURES = ("hand_over_seconds", "after_computing_seconds")
 
 
 class Moment(NamedTuple):
-    """An event of a hand-over: when it was logged, when the next step was complete, in microseconds of the machine's clock, its blocks."""
+    """An event of a hand-over: when it was logged, when all steps planned by then were complete, in microseconds of the machine's
+    clock, its blocks."""
 
     logged_us: float
     computed_us: float
@@ -42,13 +43,14 @@ class Moment(NamedTuple):
 def moments(log_dir: str, kind: type[BlocksHandedOver | BlocksReceived]) -> list[Moment]:
     """The events of a kind in a log."""
     log, found = open_log(Path(log_dir)), []
-    clock, begun = Clock(timestamps_of(log), absolute=True), None
+    clock, planned, begun, last = Clock(timestamps_of(log), absolute=True), -1, None, -1
     for item in log.items():
         for event in item.events if isinstance(item, Frame) else ():
             now_us = clock.frame_us(item.first_event + len(item.events))
+            planned = event.step if isinstance(event, StepPlanned) else planned
             if isinstance(event, kind):
-                begun = Moment(now_us, now_us, event.count)
-            elif isinstance(event, StepCommitted) and begun is not None:
+                begun, last = Moment(now_us, now_us, event.count), planned
+            elif isinstance(event, StepCommitted) and begun is not None and event.step >= last:
                 found.append(begun._replace(computed_us=now_us))
                 begun = None
     return found
