@@ -36,7 +36,8 @@ def test_an_engine_passes_the_stops_in_their_order(tmp_path: Path) -> None:
 
 
 def calls_of(functions: set[tuple[str, str]], log_dir: Path) -> list[tuple[str, str]]:
-    """The calls of these functions, file and name, while an engine answers one request."""
+    """The calls of these functions, file and name, while an engine answers two requests: the first may come within a turn of the
+    loop, whose call was before."""
     calls: list[tuple[str, str]] = []
     armed: list[bool] = []
 
@@ -51,7 +52,8 @@ def calls_of(functions: set[tuple[str, str]], log_dir: Path) -> list[tuple[str, 
         with engines_here(), LLM(executor="inproc", log_dir=str(log_dir), async_scheduling=False) as llm:
             sys.setprofile(note)
             armed.append(True)
-            llm.generate(["The"], SamplingParams(max_tokens=2, temperature=0.0))
+            for prompt in ("The", "def"):
+                llm.generate([prompt], SamplingParams(max_tokens=2, temperature=0.0))
     finally:
         sys.setprofile(None)
         threading.setprofile(None)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from vnext import LLM
+from vnext.runtime.processes import launch
 from vnext.runtime.record import retention
 from vnext.runtime.record.retention import forget, lock_folder
 
@@ -33,6 +34,16 @@ def start(parent: Path, day: int, size: int = 4096) -> Path:
     (folder / "rank-0.stacks").write_text("")
     (parent / f"{folder.name}.key").write_text("00")
     return folder
+
+
+def test_names_of_starts_sort_by_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also within a second, where an engine core that was killed has been replaced."""
+    times_ns = [1_790_000_000_122_293_999, 1_790_000_000_500_000_722, 1_790_000_000_999_999_999, 1_790_000_001_000_000_000]
+    given = iter(times_ns)
+    monkeypatch.setattr(launch.time, "time_ns", lambda: next(given))
+    names = [Path(launch._own_folder(tmp_path)).name for _ in times_ns]
+    assert names == sorted(names) and len(set(names)) == len(names)
+    assert all(retention.START.fullmatch(name) for name in (*names, "20260101-120000-77-000001"))
 
 
 def left(parent: Path) -> list[int]:

@@ -243,9 +243,12 @@ def _log_parent(settings: EngineSettings, replica: int) -> Path | None:
 
 
 def _own_folder(parent: Path | None) -> str:
-    """A start's own folder, "" when the log is off. Whether it can be made is for the engine core to see."""
-    name = f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}-{time.time_ns() % 10**6:06d}"
-    return "" if parent is None else str((parent / name).absolute())
+    """A start's own folder, "" when the log is off; names sort by time. Whether it can be made is for the engine core to see."""
+    if parent is None:
+        return ""
+    seconds, ns = divmod(time.time_ns(), 10**9)
+    name = f"{time.strftime('%Y%m%d-%H%M%S', time.localtime(seconds))}-{ns // 1000:06d}-{os.getpid()}"
+    return str((parent / name).absolute())
 
 
 def await_ready(children: Sequence[Child], address: str) -> EngineReady:
