@@ -99,6 +99,20 @@ def ready_source(path: str) -> str:
     return ENTER + f"import time\nopen({path!r}, 'wb', 0).write(config)\ntime.sleep(60)\n"
 
 
+def test_a_child_has_ended_while_another_thread_asks_for_its_return_code(start: Starter) -> None:
+    """Popen lets one thread at a time ask the system, and says of an ended process that it runs to all others meanwhile."""
+    child = start(ENTER + "sys.exit(3)\n")
+    with child.process._waitpid_lock:
+        child.send_config(b"")
+        assert select.select([child.exit_fd], [], [], GRACE_S)[0]
+        asked = threading.Timer(0.05, lambda: found.append(child.wait(GRACE_S)))
+        found: list[int | None] = []
+        asked.start()
+        asked.join(0.3)
+    asked.join(GRACE_S)
+    assert found == [3]
+
+
 @pytest.mark.parametrize("config", [b"", b"\x81\xa1a\x01", bytes(range(256)) * 2000], ids=["empty", "small", "large"])
 def test_config_arrives_as_sent(start: Starter, config: bytes) -> None:
     child = start(ENTER + "import hashlib\nsys.stderr.write(f'{len(config)} {hashlib.sha256(config).hexdigest()}')\n")

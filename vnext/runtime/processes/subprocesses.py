@@ -25,6 +25,7 @@ from vnext.runtime.log_lines import ChildLines
 
 CONFIG_BYTES_MAX = 64 * 2**20
 KILLED_TIMEOUT_S = 10.0
+REAPED_TIMEOUT_S = 1.0  # of a process that has ended, which another thread may be asking for its return code just now
 LAST_LINE_COUNT = 20
 PARENT_DIED_EXIT_CODE = 86
 
@@ -112,8 +113,7 @@ class Child:
     def wait(self, timeout_s: float | None = None) -> int | None:
         """The return code once the process ends, None when `timeout_s` is over (None: no limit)."""
         if self.exit_fd is not None and self.process.poll() is None:
-            _poll_readable(self.exit_fd, timeout_s)
-            timeout_s = 0.0  # it has ended, or the time is over
+            timeout_s = REAPED_TIMEOUT_S if _is_readable(self.exit_fd, timeout_s) else 0.0
         try:
             return self.process.wait(timeout_s)
         except subprocess.TimeoutExpired:
@@ -273,10 +273,10 @@ def _open_exit_fd(pid: int) -> int | None:
         return None
 
 
-def _poll_readable(fd: int, timeout_s: float | None) -> None:
+def _is_readable(fd: int, timeout_s: float | None) -> bool:
     poll = select.poll()
     poll.register(fd, select.POLLIN)
-    poll.poll(None if timeout_s is None else timeout_s * 1000)
+    return bool(poll.poll(None if timeout_s is None else timeout_s * 1000))
 
 
 def _pass_on(chunk: bytes) -> None:
