@@ -87,7 +87,8 @@ def converted(peer: Peer, folder: Path) -> Path:
 
 
 def environment(threads: int) -> dict[str, str]:
-    """Of a runner: no hub, so many threads, and vnext from this tree, with its bytecode kept as an installation keeps it."""
+    """The environment of a runner. It reaches no hub, has `threads` OpenMP threads, and imports vnext from this tree. Python keeps
+    the bytecode, as it does of an installed engine."""
     forced = {"OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
     ours = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     return ours | forced
