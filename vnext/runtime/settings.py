@@ -40,7 +40,8 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     segments. With `log_required` an engine that cannot write its log ends. `log_weights_digest`: it has a digest of every
     byte of the weights. `log_format` is that of the lines on stderr (log_lines.py).
     `quantization` "int8" rounds the weights while loading and computes in bfloat16; `kv_cache_dtype`
-    "int8" keeps keys and values as MXINT8 (kernels/mxint8.py). `deterministic`: tokens do not depend on
+    "int8" keeps keys and values as MXINT8 (kernels/mxint8.py). `packed_weights_dir` is the folder in which ranks on a CPU keep
+    their weights as they are packed ("" for none). `deterministic`: tokens do not depend on
     the batch; None turns it on where it costs little. `seed` roots the keys of unseeded requests. `threads` is the number per
     rank. `pipeline_microbatches`: parts of the requests that decode, for stages that compute at once; 0 means one for each stage.
     `numa` "auto" binds ranks to cores and nodes where that helps, "off" never; a list of nodes such as "0,2-3" keeps the
@@ -83,6 +84,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     dtype: Dtype = "auto"
     quantization: Quantization = "none"
     kv_cache_dtype: KvCacheDtype = "auto"
+    packed_weights_dir: str = ""
     isa: Isa = "auto"
     deterministic: bool | None = None
     seed: int | None = None
@@ -245,8 +247,9 @@ class RankSettings(msgspec.Struct, frozen=True, kw_only=True):
     `replica` of `replica_count`: which engine of its server has the rank.
     `nnodes`: on how many hosts; `store`: where ranks of several meet, as address:port; `host_address`: where this one is reached;
     `link_key`: what stages on two hosts prove to each other.
-    `kv_disk_dir`: the folder of the disk tier, "" for none. `follows`: it takes the place of a rank that was lost. `handover_dir`:
-    that of blocks for other engines, in shared memory; the rank has at most `handover_bytes` there.
+    `kv_disk_dir`: the folder of the disk tier, `packed_weights_dir` that of packed weights, "" for none. `follows`: it takes the
+    place of a rank that was lost. `handover_dir`: that of blocks for other engines, in shared memory; the rank has at most
+    `handover_bytes` there.
     """
 
     rank: int
@@ -280,6 +283,7 @@ class RankSettings(msgspec.Struct, frozen=True, kw_only=True):
     stack_file: str = ""
     kv_disk_dir: str = ""
     kv_disk_max_age_s: float = 0.0
+    packed_weights_dir: str = ""
     follows: bool = False
     pipeline_parallel_size: int = 1
     replica: int = 0

@@ -7,7 +7,7 @@ Inputs in shards are summed shard by shard and the sums added by one tree (kerne
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -53,14 +53,26 @@ def pack(
     places = np.array([(address(part), part.shape[0], strides_of(part)[0]) for part in parts], dtype=np.int64)
     outputs, inputs, given = int(places[:, 1].sum()), parts[0].shape[1], parts[0].dtype
     kind = Kind.INT8 if int8 else KINDS[given]
-    native = module()
-    buffer = (arena or Arena()).take(native.packed_bytes(outputs, inputs, kind, GATES[gate], shards))
-    native.pack_linear(
+    buffer = (arena or Arena()).take(packed_bytes((outputs, inputs), given, gate=gate, int8=int8, shards=shards))
+    module().pack_linear(
         places.ctypes.data, KINDS[given], None if bias is None else address(bias), outputs, inputs, kind, GATES[gate],
         shards, buffer.ctypes.data,
     )  # fmt: skip
-    dtype, width = host_dtype((Kind.BFLOAT16 if int8 else KINDS[given]).name.lower()), outputs // 2 if gate else outputs
-    return PackedLinear(buffer, address(buffer), inputs, outputs, width, dtype, gate, int8, shards)
+    return packed_in(buffer, (outputs, inputs), given, gate=gate, int8=int8, shards=shards)
+
+
+def packed_bytes(shape: tuple[int, int], dtype: Any, *, gate: str = "", int8: bool = False, shards: int = 1) -> int:
+    """The size of the buffer of a weight of this shape [out, in], given in this dtype."""
+    return int(module().packed_bytes(*shape, Kind.INT8 if int8 else KINDS[dtype], GATES[gate], shards))
+
+
+def packed_in(
+    buffer: np.ndarray, shape: tuple[int, int], dtype: Any, *, gate: str = "", int8: bool = False, shards: int = 1
+) -> PackedLinear:
+    """The weight of this shape [out, in] and dtype that `pack` has put into this buffer, uint8, with these arguments."""
+    outputs, inputs = shape
+    packed_dtype, width = host_dtype((Kind.BFLOAT16 if int8 else KINDS[dtype]).name.lower()), outputs // 2 if gate else outputs
+    return PackedLinear(buffer, address(buffer), inputs, outputs, width, packed_dtype, gate, int8, shards)
 
 
 def linear(

@@ -14,7 +14,8 @@ import numpy as np
 HUGE_PAGE_BYTES = 2 << 20
 CHUNK_BYTES = 64 << 20
 ALIGNMENT = 4096
-DONTNEED = 4  # Linux's number for the advice
+DONTNEED, HUGEPAGE = 4, 14  # Linux's numbers for the advice
+MAP_FIXED = 16
 
 
 MBIND = {"x86_64": 237, "aarch64": 235}
@@ -74,6 +75,18 @@ def give_back(first: int, size_bytes: int) -> None:
     begin, end = -(-first // ALIGNMENT) * ALIGNMENT, (first + size_bytes) // ALIGNMENT * ALIGNMENT
     if end > begin and ctypes.CDLL(None, use_errno=True).madvise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), DONTNEED):
         raise OSError(ctypes.get_errno(), "memory cannot be given back")
+
+
+def in_place_of(mapped: np.ndarray) -> None:
+    """Put new memory that reads as zeros, in huge pages where available, in the place of a whole mapping of a file, uint8. The file
+    stays as it is, and so do the addresses."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    place, size = ctypes.c_void_p(mapped.ctypes.data), ctypes.c_size_t(-(-len(mapped) // mmap.PAGESIZE) * mmap.PAGESIZE)
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_FIXED
+    if libc.mmap(place, size, mmap.PROT_READ | mmap.PROT_WRITE, flags, -1, ctypes.c_long(0)) != place.value:
+        raise OSError(ctypes.get_errno(), "memory cannot be had")
+    libc.madvise(place, size, HUGEPAGE)
 
 
 def huge(size_bytes: int) -> np.ndarray:

@@ -5,7 +5,9 @@ Owns the memory of all packed weights of this process. Knows the kernels' limits
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
 
 from vnext.kernels.arrays import Array, torch_dtype
 from vnext.kernels.cpu import linear, native
@@ -58,6 +60,16 @@ def packed(
     kernels/forms.py. `arena`: None for that of weights that stay."""
     found = linear.pack(weight, gate=gate, int8=form == "int8", shards=shards, arena=arena or _arena)
     return Packed(found, (found.outputs, found.inputs))
+
+
+def packed_bytes(shape: tuple[int, int], dtype: Any, gate: str, form: str, shards: int) -> int:
+    """The size of the buffer of a weight [out, in] that `packed` makes."""
+    return linear.packed_bytes(shape, dtype, gate=gate, int8=form == "int8", shards=shards)
+
+
+def packed_in(buffer: np.ndarray, shape: tuple[int, int], dtype: Any, gate: str, form: str, shards: int) -> Packed:
+    """The weight [out, in] that `packed` has put into this buffer, uint8, with these arguments."""
+    return Packed(linear.packed_in(buffer, shape, dtype, gate=gate, int8=form == "int8", shards=shards), shape)
 
 
 def packed_experts(weights: Array, gate: str, form: str, shards: int = 1, arena: Arena | None = None) -> PackedExperts:

@@ -2,7 +2,8 @@
 
 Owns slicing by the sharding table, fusing, packing, conversion of dtypes and the report of progress. Makes each target tensor
 once, with its final size, dtype and device, and fills it part by part from memory-mapped files. Packs weights that need no
-conversion directly from the files. Never holds the whole model twice, and a rank reads only its own part.
+conversion directly from the files, or takes them from a packed file (packed_file.py). Never holds the whole model twice, and a rank
+reads only its own part.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from vnext.kernels.arrays import Array, dtype_name, host_dtype
+from vnext.kernels.cpu.packed import Packed, PackedExperts, packed_bytes, packed_in
 from vnext.models.config.model_config import DTYPES, ModelConfig
 from vnext.models.errors import ModelError
 from vnext.models.layers.sharding import (
@@ -31,6 +33,7 @@ from vnext.models.layers.sharding import (
 from vnext.models.loading.checkpoint import Checkpoint, fingerprint, open_checkpoint
 from vnext.models.loading.host_place import HostPlace, Place
 from vnext.models.loading.kept import Kept, copy_into
+from vnext.models.loading.packed_file import PackedFile
 from vnext.models.loading.targets import Target, may_be_target
 from vnext.models.registry import family
 
@@ -55,6 +58,7 @@ def load_params(
     targets: list[Target] | None = None,
     assemble: Callable[..., Any] | None = None,
     kept: Kept | None = None,
+    packed_file: PackedFile | None = None,
 ) -> Any:
     """This rank's parameters of the checkpoint in folder `path`, as its family's tree. Raises ModelError.
 
@@ -63,10 +67,12 @@ def load_params(
     `quantization` "int8" rounds the weights that are multiplied by, and wants the dtype bfloat16. `form`: of the others, as
     kernels/forms.py has them, where plain torch makes the products. `targets` gets the weights that adapters may change.
     `assemble` takes the place of the family's, for other tensors of its checkpoints. `kept` gets what `refill_params` needs.
+    `packed_file`, for a dtype of numpy: weights that it has are not made again, and it gets those that it lacks.
     """
     check_world_size(config, parallel.world_size)
     with open_checkpoint(Path(path)) as checkpoint:
-        loader = Loader(checkpoint, config, parallel, dtype, place_of(dtype, device), progress, quantization, form, kept)
+        place = place_of(dtype, device)
+        loader = Loader(checkpoint, config, parallel, dtype, place, progress, quantization, form, kept, packed_file)
         params = (assemble or family(config.architecture).assemble)(loader, config)
         loader.finish()
     if targets is not None:
@@ -129,7 +135,9 @@ class Loader:
         quantization: str = "none",
         form: str = "plain",
         kept: Kept | None = None,
+        packed_file: PackedFile | None = None,
     ) -> None:
+        self._file = packed_file
         self._kept = Kept() if kept is None else kept
         self._checkpoint = checkpoint
         self._config = config
@@ -151,11 +159,11 @@ class Loader:
 
         A padded axis is filled with zeros.
         """
-        return self._kept.take(self._fused(names, self.dtype))
+        return self._kept.take(self._array(names, self.dtype))
 
     def wide(self, name: str) -> Array:
         """This rank's part of one tensor in float32, whatever the model's dtype: for weights applied before rounding."""
-        return self._kept.take(self._fused((name,), np.dtype(np.float32)))
+        return self._kept.take(self._array((name,), np.dtype(np.float32)))
 
     def packed(self, names: tuple[str, ...], *, exact: bool = False) -> Any:
         """`fused`, packed for the operations that multiply by it; `exact`: never quantised."""
@@ -169,12 +177,17 @@ class Loader:
     def stacked(self, groups: tuple[tuple[str, ...], ...], gated: bool) -> Any:
         """The fused weights of each expert [E, out, in], packed; `gated`: gate and up. Groups are of one shape."""
         names = tuple(name for group in groups for name in group)
-        shape = (len(groups), *[self._local_shape(group) for group in groups][0])
-        target = self._place.zeros(shape, self._packing_dtype(names, self._form))
+        shape, gate = [self._local_shape(group) for group in groups][0], self._config.activation if gated else ""
+        found = [self._found_packed(group, shape, self._form, gate) for group in groups]
+        if all(found):
+            return self._kept.take(PackedExperts(tuple(found), (len(groups), *shape)))
+        target = self._place.zeros((len(groups), *shape), self._packing_dtype(names, self._form))
         for place, group in zip(target, groups):
             self._fill(place, group)
         self._check_finite((target,), names, self._form)
-        packed = self._place.pack_experts(target, self._config.activation if gated else "", self._form, self._shards(names[0]))
+        packed = self._place.pack_experts(target, gate, self._form, self._shards(names[0]))
+        for group, weight in zip(groups, packed.weights if self._file else ()):
+            self._keep(self._key(group, self._form, gate), weight.linear.buffer)
         return self._kept.take(packed)
 
     def integers(self, name: str, count: int) -> Array:
@@ -190,12 +203,53 @@ class Loader:
         """Report the end, which also covers tensors that no layer uses."""
         self._report(self._checkpoint.size_bytes)
 
+    def _array(self, names: tuple[str, ...], dtype: np.dtype) -> Array:
+        """`_fused`, from the packed file if it is there."""
+        shape, key = self._local_shape(names), self._key(names, str(dtype), "")
+        if self._file and (buffer := self._file.find(key, prod(shape) * dtype.itemsize)) is not None:
+            return buffer.view(dtype).reshape(shape)
+        fused = self._fused(names, dtype)
+        self._keep(key, fused)
+        return fused
+
+    def _found_packed(self, names: tuple[str, ...], shape: tuple[int, int], form: str, gate: str) -> Packed | None:
+        """A packed weight from the packed file; None where it is not there."""
+        if self._file is None:
+            return None
+        shards = self._shards(names[0])
+        buffer = self._file.find(self._key(names, form, gate), packed_bytes(shape, self.dtype, gate, form, shards))
+        return None if buffer is None else packed_in(buffer, shape, self.dtype, gate, form, shards)
+
+    def _keep(self, key: str, array: Array) -> None:
+        if self._file is not None:
+            self._file.keep(key, array.reshape(-1).view(np.uint8))
+
+    def _key(self, names: tuple[str, ...], form: str, gate: str) -> str:
+        """What names in the packed file all that this loader's checkpoint, config and dtype do not say of a buffer."""
+        if self._file is None:
+            return ""
+        layouts = [layout_of(name, self._layouts) for name in names]
+        parts = [[self._part(axis) for axis in (*layout.out, *filter(None, (layout.inner,)))] for layout in layouts]
+        cuts = [(layout.flipped, *[(part.start, part.stop, part.size) for part in cut]) for layout, cut in zip(layouts, parts)]
+        return f"{' '.join(names)} {form} {gate} {self._shards(names[0])} {cuts}"
+
     def _fused(self, names: tuple[str, ...], dtype: np.dtype) -> Array:
         target = self._place.zeros(self._local_shape(names), dtype)
         self._fill(target, names)
         return target
 
     def _pack(self, names: tuple[str, ...], form: str, gate: str) -> Any:
+        """Take the weight from the packed file, or pack it."""
+        packed = self._found_packed(names, self._local_shape(names), form, gate)
+        if packed is None:
+            packed = self._packed_anew(names, form, gate)
+            if self._file is not None:
+                self._keep(self._key(names, form, gate), packed.linear.buffer)
+        if may_be_target(names, self._layouts):
+            self.targets.append(Target(names, packed))
+        return packed
+
+    def _packed_anew(self, names: tuple[str, ...], form: str, gate: str) -> Any:
         """Pack the weight directly from the files where they hold it as packing needs it, else from an equally exact copy."""
         dtype = self._packing_dtype(names, form)
         in_files = self._place.is_host and all(self._is_in_file(name, dtype) for name in names)
@@ -204,8 +258,6 @@ class Loader:
         packed = self._place.pack(parts, gate, form, self._shards(names[0]))
         for name in names if in_files else ():
             self._checkpoint.release(name)
-        if may_be_target(names, self._layouts):
-            self.targets.append(Target(names, packed))
         return packed
 
     def _shards(self, name: str) -> int:
@@ -238,6 +290,7 @@ class Loader:
         layouts = [layout_of(name, self._layouts) for name in names]
         for name, layout in zip(names, layouts):
             self._checkpoint.require(name, self._shape(layout))
+            self._kept.names[name] = self._shape(layout)
         height = sum(self._part(axis).size for layout in layouts for axis in layout.out)
         return (height,) if layouts[0].inner is None else (height, self._part(layouts[0].inner).size)
 
@@ -256,7 +309,6 @@ class Loader:
     def _pieces(self, name: str) -> Iterator[tuple[int, np.ndarray]]:
         """This rank's parts of a tensor in its file, each with its size, which padding makes larger."""
         layout, above = layout_of(name, self._layouts), 0
-        self._kept.names[name] = self._shape(layout)
         for axis in layout.out:
             part = self._part(axis)
             yield part.size, self._read(name, layout, slice(above + part.start, above + part.stop))

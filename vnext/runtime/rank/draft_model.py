@@ -24,7 +24,10 @@ def load_draft_model(settings: RankSettings, target: ModelRunner) -> ModelRunner
     config = load_config(path)
     if reason := why_not(path, config, target.path, target.config, settings.max_model_len):
         raise SettingsError(f"speculative_config names the draft model {path}, {reason}")
-    runner = ModelRunner(path, settings.dtype, target.device, alone(), None, settings.quantization, settings.deterministic, config)
+    runner = ModelRunner(
+        path, settings.dtype, target.device, alone(), None, settings.quantization, settings.deterministic, config,
+        packed_weights_dir=settings.packed_weights_dir,
+    )  # fmt: skip
     require_same_drafts(settings, runner)
     return runner
 

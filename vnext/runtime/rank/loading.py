@@ -70,6 +70,8 @@ def load_rank(settings: RankSettings, rendezvous: Path) -> tuple[Rank, ModelRunn
         raise SettingsError("--role and --prefill-engines work on a CPU so far: leave them out, or add --device cpu")
     if settings.returns_routed_experts:
         raise SettingsError("--enable-return-routed-experts works on a CPU so far: leave it out, or add --device cpu")
+    if settings.packed_weights_dir:
+        raise SettingsError("--packed-weights-dir works on a CPU so far: leave it out, or add --device cpu")
     from vnext.runtime.rank.gpu_loading import device_pages, device_rank, enough_memory, open_device
 
     device = open_device(settings.place)
@@ -248,7 +250,7 @@ def load_runner(settings: RankSettings, device: torch.device | str, parallel: Pa
     config = of_stage(config, stage_place(settings).stage, settings.pipeline_parallel_size)
     return ModelRunner(
         path, settings.dtype, device, parallel, progress, settings.quantization, settings.deterministic, config,
-        settings.max_lora_rank, settings.kv_cache_dtype,
+        settings.max_lora_rank, settings.kv_cache_dtype, settings.packed_weights_dir,
     )  # fmt: skip
 
 

@@ -79,7 +79,7 @@ class Rank:
 
     def close(self) -> None:
         """Write, read and hand over no block any more: others may use the folders."""
-        for each in (self.tier, self.publisher):
+        for each in (self.tier, self.publisher, self._weights):
             if each is not None:
                 each.close()
 

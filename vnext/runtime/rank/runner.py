@@ -5,6 +5,7 @@ Owns the tensors of a rank. Knows arrays, not requests; decides nothing.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
@@ -24,6 +25,7 @@ from vnext.models.layers.traffic import token_bytes
 from vnext.models.layers.whole_step import WholeStep, whole_step
 from vnext.models.loading.checkpoint import Checkpoint
 from vnext.models.loading.kept import Kept
+from vnext.models.loading.packed_file import PackedFile
 from vnext.models.loading.targets import Target
 from vnext.models.loading.weights import Progress, choose_dtype, load_params, refill_params
 from vnext.models.registry import family
@@ -44,6 +46,8 @@ if TYPE_CHECKING:
     from vnext.runtime.rank.adapters import AdapterSlots
     from vnext.runtime.rank.by_parts import ByParts
     from vnext.runtime.rank.routed_experts import RoutedExperts
+
+log = logging.getLogger(__name__)
 
 
 class Head(Protocol):
@@ -101,9 +105,10 @@ class ModelRunner:
         config: ModelConfig | None = None,
         max_lora_rank: int = 0,
         kv_cache_dtype: str = "auto",
+        packed_weights_dir: str = "",
     ) -> None:
-        """`config` defaults to the folder's own; `max_lora_rank` 0 means no adapters. Raises ModelError, and SettingsError where
-        `deterministic` is impossible."""
+        """`config` defaults to the folder's own; `max_lora_rank` 0 means no adapters; `packed_weights_dir` "" means no packed file.
+        Raises ModelError, and SettingsError where `deterministic` is impossible."""
         self.path, self.weights_path = path, str(path)
         self.config = config or load_config(path)
         self.device = str(device)
@@ -115,10 +120,9 @@ class ModelRunner:
         self._family = family(self.config.architecture)
         self.invariance = self._invariance(deterministic, quantization)
         self.parallel = parallel = replace(parallel, is_exact=self.invariance.holds)
-        self.targets: list[Target] = []
-        self.kept = Kept()
+        self.targets, self.kept = list[Target](), Kept()
         self._place, self._forms = (self._dtype, self.device), (quantization, self.invariance.form)
-        self._params = load_params(path, self.config, parallel, *self._place, progress, *self._forms, self.targets, kept=self.kept)
+        self._params = self._load(progress, packed_weights_dir)
         self.adapters = self.adapter_slots(max_lora_rank) if max_lora_rank else None
         self.regions: AdapterRegions | None = None  # of a device: where the adapters are
         self._kv: Any = None
@@ -136,6 +140,39 @@ class ModelRunner:
         compiled = serves_all(self.config.head_dim)
         strict_mkl = not (compiled and self._is_host) and has_strict_mkl()
         return invariance(asked, self.dtype, compiled=compiled, strict_mkl=strict_mkl)
+
+    def _load(self, progress: Progress | None, folder: str) -> Any:
+        self.packed_file = self._packed_file(folder)
+        params = load_params(
+            self.path, self.config, self.parallel, *self._place, progress, *self._forms, self.targets, kept=self.kept,
+            packed_file=self.packed_file,
+        )  # fmt: skip
+        if self.packed_file is not None:
+            self.packed_file.write_soon()
+        return params
+
+    def _packed_file(self, folder: str) -> PackedFile | None:
+        """This rank's file of packed weights; None without a folder, or where the CPU kernels do not compute. Raises ModelError."""
+        if not folder:
+            return None
+        if not self._is_host:
+            log.warning("--packed-weights-dir is ignored: the CPU kernels do not compute in %s here.", self.dtype)
+            return None
+        rank, stage = f"{self.parallel.rank} of {self.parallel.world_size}", str(self.config.stage)
+        quantization, form = self._forms
+        numbers = {"dtype": self.dtype, "quantization": quantization, "form": form, "is_exact": str(self.parallel.is_exact)}
+        return PackedFile(Path(folder).expanduser(), self.path, {"rank": rank, "stage": stage} | numbers)
+
+    def let_go(self) -> None:
+        """The memory of the weights is about to change."""
+        if self.packed_file is not None:
+            self.packed_file.let_go()
+
+    def close(self) -> None:
+        """Finish what is written in the background, if it takes no longer than a moment."""
+        for each in (self, self.draft):
+            if each is not None and each.packed_file is not None:
+                each.packed_file.close()
 
     def measure_splits(self, known: Path) -> None:
         """Choose which products' sums travel beside the work, where the group can. `known`: the file of what was chosen before.
@@ -155,6 +192,7 @@ class ModelRunner:
     def refill(self, tensors: Checkpoint) -> None:
         """Compute with the values of these tensors from now on, which `update.py` has checked. They go into the memory of the old
         ones, which all that refers to it keeps."""
+        self.let_go()
         refill_params(self._params, self.kept, tensors, self.config, self.parallel, *self._place, *self._forms)
 
     def cache_memory(self) -> list[Array]:

@@ -71,6 +71,10 @@ class RankWeights:
             case CallFunction():
                 self._answer(command.serial, lambda: self._call(command))
 
+    def close(self) -> None:
+        """Finish what is written in the background."""
+        self._runner.close()
+
     def fold(self, event: WeightsChanged) -> None:
         """Compute with other weights. Raises ModelError where their files are not what they were."""
         self.load(event.path, event.digest)
@@ -116,6 +120,8 @@ class RankWeights:
     def _release(self, tags: Sequence[str]) -> int:
         runner = self._runner
         require_host(runner)
+        if "weights" in tags:
+            runner.let_go()
         arrays = [*(runner.kept.memory() if "weights" in tags else ()), *(runner.cache_memory() if "kv_cache" in tags else ())]
         for array in arrays:
             first, size_bytes = span(array)
