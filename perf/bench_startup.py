@@ -38,13 +38,19 @@ def model() -> Path:
     return folder
 
 
+@pytest.fixture(params=["packed at each start", "mapped"])
+def weights(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """The folder of packed weights, which the first round fills, "" for none."""
+    return str(tmp_path / "packed") if request.param == "mapped" else ""
+
+
 @contextmanager
-def serving(model: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
+def serving(model: Path, weights: str = "") -> Iterator[tuple[subprocess.Popen[str], str]]:
     """Start `vnext serve` and yield it with its host:port once it is ready."""
     with tempfile.TemporaryDirectory() as logs:
         command = [sys.executable, "-m", "vnext.cli", "serve", str(model), "--port", "0", "--threads", str(THREADS)]
         server = subprocess.Popen(
-            [*command, "--log-dir", logs, "--served-model-name", "m"],
+            [*command, "--log-dir", logs, "--served-model-name", "m", "--packed-weights-dir", weights],
             stdout=subprocess.PIPE, text=True, env=environment(THREADS),
         )  # fmt: skip
         try:
@@ -81,11 +87,11 @@ def test_help(benchmark) -> None:
     )  # fmt: skip
 
 
-def test_first_answer_of_a_server(benchmark, model: Path) -> None:
+def test_first_answer_of_a_server(benchmark, model: Path, weights: str) -> None:
     ends = []
 
     def start() -> None:
-        server = serving(model)
+        server = serving(model, weights)
         ends.append(server)
         _, address = server.__enter__()
         complete(address, [PROMPT], 1)
@@ -99,16 +105,16 @@ def test_first_answer_of_a_server(benchmark, model: Path) -> None:
     end()
 
 
-def test_first_answer_of_a_program(benchmark, model: Path) -> None:
+def test_first_answer_of_a_program(benchmark, model: Path, weights: str) -> None:
     """`LLM(...)` in a fresh interpreter, as `perf.peers` measures it, plus the engine's shutdown."""
     program = (
         "import sys; from vnext import LLM, SamplingParams\n"
-        "with LLM(sys.argv[1], threads=int(sys.argv[2]), log='off') as llm:\n"
+        "with LLM(sys.argv[1], threads=int(sys.argv[2]), log='off', packed_weights_dir=sys.argv[3]) as llm:\n"
         f"    llm.generate([{PROMPT}], SamplingParams(temperature=0, max_tokens=1, ignore_eos=True), use_tqdm=False)\n"
         "    print('first', flush=True)\n"
         "    sys.stdin.read()\n"
     )
-    command = [sys.executable, "-c", program, str(model), str(THREADS)]
+    command = [sys.executable, "-c", program, str(model), str(THREADS), weights]
     ended = []
 
     def start() -> None:

@@ -9,11 +9,15 @@ from typing import Any
 
 import protocol
 
+CHOSEN = {"isa": "auto", "kv_cache_dtype": "auto", "packed_weights_dir": ""}
+"""Settings that the environment may name, with their defaults."""
+
 
 class Vnext:
     """The defaults of `LLM(...)`, but for the device, the threads, the place of the log and what the environment names.
 
-    `LLM` reads no environment; here VNEXT_ISA and VNEXT_KV_CACHE_DTYPE mean what they mean to `vnext serve`.
+    `LLM` reads no environment; here VNEXT_ISA, VNEXT_KV_CACHE_DTYPE and VNEXT_PACKED_WEIGHTS_DIR mean what they mean to
+    `vnext serve`.
     """
 
     def __init__(self, model: Path, threads: int) -> None:
@@ -21,7 +25,7 @@ class Vnext:
 
         self._params = SamplingParams
         self._logs = tempfile.TemporaryDirectory()
-        self._chosen = {name: os.environ.get(f"VNEXT_{name.upper()}", "auto") for name in ("isa", "kv_cache_dtype")}
+        self._chosen = {name: os.environ.get(f"VNEXT_{name.upper()}", usual) for name, usual in CHOSEN.items()}
         self._llm = LLM(model, device="cpu", threads=threads, log_dir=self._logs.name, **self._chosen)
 
     def generate(self, prompts: list[list[int]], lengths: list[int]) -> list[list[int]]:
@@ -32,7 +36,9 @@ class Vnext:
         from vnext.machine import library_version
         from vnext.version import __version__
 
-        return {"vnext": __version__, "torch": library_version("torch"), **self._chosen}
+        return {"vnext": __version__, "torch": library_version("torch"), **self._chosen} | {
+            "packed_weights_dir": "given" if self._chosen["packed_weights_dir"] else ""
+        }
 
     def roots(self) -> list[int]:
         return [os.getpid()]

@@ -154,6 +154,11 @@ def test_a_disk_tier_is_left_its_memory_and_knows_all_of_a_page(roomy: None, tmp
         loading.load_rank(settings_of(kv_disk_dir=str(tmp_path), **drafts), Path())
 
 
+def test_packed_weights_are_for_a_cpu(roomy: None, tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="^--packed-weights-dir works on a CPU so far: leave it out, or add --device cpu$"):
+        loading.load_rank(settings_of(packed_weights_dir=str(tmp_path)), Path())
+
+
 def test_the_largest_step_fits_its_own_pages() -> None:
     batch, pages = trial_batch(50, 8, 4, 2, torch.device("cpu"))
     assert pages == 8 * 2 * 2 and batch.query_starts.tolist() == [0, 7, 14, 20, 26, 32, 38, 44, 50]
