@@ -26,10 +26,10 @@ struct TileLanes {
 
 /* Where the pieces of one call keep their numbers. */
 struct PieceSpace {
-    bf16 *values;             // [2][padded_dim / 16][16 pairs of keys][16][2]
-    bf16 *rows;               // keys [64][padded_dim], then values: only where blocks are no multiple of 16
-    float (*scores)[16];      // [64][16]
-    bf16 (*weights)[16][32];  // [2][16 lanes][32 keys]
+    bf16 *values;                // [2][padded_dim / 16][16 pairs of keys][16][2]
+    bf16 *rows;                  // keys [64][padded_dim], then values: only where blocks are no multiple of 16
+    float (*scores[2])[16];      // [64][16], of a tile and of the next one
+    bf16 (*weights[2])[16][32];  // [2][16 lanes][32 keys], of a tile and of the one before
 };
 
 /* Tiles 0-3 sums; 4 and 6 whole steps (keys or weights, query or values); 5 and 7 the rest of a head that is no
@@ -168,8 +168,8 @@ inline void score_keys(const AttentionCall &call, const TileLanes &tile, const G
 inline __m512 settle_scores(const AttentionCall &call, const TileLanes &tile, int64_t piece, float (*scores)[16]) {
     const bool hidden = piece < tile.low_max || piece + PIECE_KEYS > tile.high_min;
     const __m512 never = _mm512_set1_ps(-__builtin_inff());
-    __m512 peaks[4] = {never, never, never, never};
-    for (int key = 0; key < PIECE_KEYS; ++key) {
+    __m512 peak0 = never, peak1 = never, peak2 = never, peak3 = never;
+    const auto settle = [&](int key, __m512 &peak) {
         __m512 score = _mm512_load_ps(scores[key]);
         if (call.cap != 0) score = final_score(call, {score}).v;
         if (hidden) {
@@ -178,30 +178,36 @@ inline __m512 settle_scores(const AttentionCall &call, const TileLanes &tile, in
             score = _mm512_mask_blend_ps(seen, never, score);
         }
         if (hidden || call.cap != 0) _mm512_store_ps(scores[key], score);
-        peaks[key % 4] = _mm512_max_ps(peaks[key % 4], score);
-    }
-    return _mm512_max_ps(_mm512_max_ps(peaks[0], peaks[1]), _mm512_max_ps(peaks[2], peaks[3]));
+        peak = _mm512_max_ps(peak, score);
+    };
+    for (int key = 0; key < PIECE_KEYS; key += 4)
+        settle(key, peak0), settle(key + 1, peak1), settle(key + 2, peak2), settle(key + 3, peak3);
+    return _mm512_max_ps(_mm512_max_ps(peak0, peak1), _mm512_max_ps(peak2, peak3));
 }
 
 /* Weights of a piece as the left operand of the second product; returns their sums. */
 inline __m512 weigh_scores(__m512 factor, __m512 peak, const float (*scores)[16], bf16 (*weights)[16][32]) {
     const __m512i interleave = interleave_halves();
-    __m512 sums[4] = {_mm512_setzero_ps(), _mm512_setzero_ps(), _mm512_setzero_ps(), _mm512_setzero_ps()};
+    __m512 sum0 = _mm512_setzero_ps(), sum1 = sum0, sum2 = sum0, sum3 = sum0;
+    const auto weigh = [&](int key, __m512 &even, __m512 &odd) {
+        const __m512 a = exp2_tile(_mm512_fmsub_ps(_mm512_load_ps(scores[key]), factor, peak));
+        const __m512 b = exp2_tile(_mm512_fmsub_ps(_mm512_load_ps(scores[key + 1]), factor, peak));
+        even = _mm512_add_ps(even, a);
+        odd = _mm512_add_ps(odd, b);
+        return _mm512_permutexvar_epi16(interleave, (__m512i)_mm512_cvtne2ps_pbh(b, a));
+    };
     for (int half = 0; half < 2; ++half) {
         __m512i pairs[16];
-        for (int pair = 0; pair < 16; ++pair) {
+        for (int pair = 0; pair < 16; pair += 2) {
             const int key = half * 32 + 2 * pair;
-            const __m512 a = exp2_tile(_mm512_fmsub_ps(_mm512_load_ps(scores[key]), factor, peak));
-            const __m512 b = exp2_tile(_mm512_fmsub_ps(_mm512_load_ps(scores[key + 1]), factor, peak));
-            sums[key % 4] = _mm512_add_ps(sums[key % 4], a);
-            sums[key % 4 + 1] = _mm512_add_ps(sums[key % 4 + 1], b);
-            pairs[pair] = _mm512_permutexvar_epi16(interleave, (__m512i)_mm512_cvtne2ps_pbh(b, a));
+            pairs[pair] = weigh(key, sum0, sum1);
+            pairs[pair + 1] = weigh(key + 2, sum2, sum3);
         }
         transpose(pairs);
         for (int lane = 0; lane < 16; ++lane)
             _mm512_store_si512(weights[half][lane], pairs[lane]);
     }
-    return _mm512_add_ps(_mm512_add_ps(sums[0], sums[1]), _mm512_add_ps(sums[2], sums[3]));
+    return _mm512_add_ps(_mm512_add_ps(sum0, sum1), _mm512_add_ps(sum2, sum3));
 }
 
 /* Bring the totals to a higher peak; a factor of 1 changes no bit. */
@@ -220,15 +226,15 @@ inline void rescale(const AttentionCall &call, TileLanes &tile, __m512 peak) {
     tile.peak = peak;
 }
 
-inline void add_weighted(const AttentionCall &call, TileLanes &tile, const PieceSpace &space) {
+inline void add_weighted(const AttentionCall &call, TileLanes &tile, const bf16 (*weights)[16][32], const bf16 *all_values) {
     const int64_t stride = call.padded_dim * 4, half = call.padded_dim * 32;
     for (int64_t d = 0; d < call.padded_dim; d += 32) {
         float *total = tile.total + d;
-        const bf16 *values = space.values + d * 32;
+        const bf16 *values = all_values + d * 32;
         _tile_loadd(0, total, stride);
         _tile_loadd(1, total + 16, stride);
         for (int part = 0; part < 2; ++part) {
-            _tile_loadd(4, space.weights[part], 64);
+            _tile_loadd(4, weights[part], 64);
             _tile_loadd(6, values + part * half, 64);
             _tile_dpbf16ps(0, 4, 6);
             _tile_loadd(6, values + part * half + 512, 64);
@@ -258,29 +264,49 @@ inline void leave_lanes(const AttentionCall &call, const TileLanes &tile, int fi
     }
 }
 
-inline void walk_tiles(const AttentionCall &call, TileLanes &tile, const Groups &keys, int64_t piece,
-                       const PieceSpace &space) {
+inline void weigh_tile(const AttentionCall &call, TileLanes &tile, int64_t piece, float (*scores)[16],
+                       bf16 (*weights)[16][32]) {
     const __m512 factor = _mm512_set1_ps(score_factor(call));
-    score_keys(call, tile, keys, space.scores);
-    const __m512 highest = settle_scores(call, tile, piece, space.scores);
+    const __m512 highest = settle_scores(call, tile, piece, scores);
     rescale(call, tile, _mm512_max_ps(tile.peak, _mm512_mul_ps(highest, factor)));
-    const __m512 sums = weigh_scores(factor, tile.peak, space.scores, space.weights);
+    const __m512 sums = weigh_scores(factor, tile.peak, scores, weights);
     tile.weight_sum = _mm512_add_ps(tile.weight_sum, sums);
-    add_weighted(call, tile, space);
+}
+
+/* All tiles meet a piece. The next tile's scores are multiplied before a tile is weighed: matrix and vector units work at
+   once. */
+inline void walk_tiles(const AttentionCall &call, TileLanes *tiles, int count, const Groups &keys, int64_t piece,
+                       const PieceSpace &space) {
+    const auto next = [&](int i) {
+        while (i < count && piece >= tiles[i].high_max)
+            ++i;
+        return i;
+    };
+    int turn = 0, i = next(0);
+    if (i < count) score_keys(call, tiles[i], keys, space.scores[turn]);
+    while (i < count) {
+        const int behind = next(i + 1);
+        if (behind < count) score_keys(call, tiles[behind], keys, space.scores[turn ^ 1]);
+        weigh_tile(call, tiles[i], piece, space.scores[turn], space.weights[turn]);
+        add_weighted(call, tiles[i], space.weights[turn], space.values);
+        i = behind, turn ^= 1;
+    }
 }
 
 void attend_tiles(const AttentionCall &call, const LaneSet &lanes, const Split &split, const Split *next,
                   const SplitState &state) {
     const int tile_count = (lanes.count + 15) / 16;
     const int64_t width = call.padded_dim;
-    char *memory = static_cast<char *>(scratch(SLOT_TILES, size_t(width) * (LANES_MAX * 6 + PIECE_KEYS * 6) + 8192));
+    char *memory = static_cast<char *>(scratch(SLOT_TILES, size_t(width) * (LANES_MAX * 6 + PIECE_KEYS * 6) + 12288));
     TileLanes tiles[LANES_MAX / 16];
     PieceSpace space;
-    space.scores = reinterpret_cast<float (*)[16]>(memory);
-    space.weights = reinterpret_cast<bf16(*)[16][32]>(memory + 4096);
-    space.values = reinterpret_cast<bf16 *>(memory + 8192);
+    for (int i = 0; i < 2; ++i) {
+        space.scores[i] = reinterpret_cast<float (*)[16]>(memory + i * 4096);
+        space.weights[i] = reinterpret_cast<bf16(*)[16][32]>(memory + 8192 + i * 2048);
+    }
+    space.values = reinterpret_cast<bf16 *>(memory + 12288);
     space.rows = space.values + PIECE_KEYS * width;
-    char *rest = memory + 8192 + PIECE_KEYS * width * 6;
+    char *rest = memory + 12288 + PIECE_KEYS * width * 6;
     for (int i = 0; i < tile_count; ++i, rest += width * 96) {
         tiles[i].query = reinterpret_cast<uint32_t *>(rest);
         tiles[i].total = reinterpret_cast<float *>(rest + width * 32);
@@ -301,8 +327,7 @@ void attend_tiles(const AttentionCall &call, const LaneSet &lanes, const Split &
         const Groups values =
             group_rows(call.value_cache, call, split, piece, first, last, space.rows + PIECE_KEYS * width);
         pair_values(call, values, piece, first, last, space.values);
-        for (int i = 0; i < tile_count; ++i)
-            if (piece < tiles[i].high_max) walk_tiles(call, tiles[i], keys, piece, space);
+        walk_tiles(call, tiles, tile_count, keys, piece, space);
     }
     for (int i = 0; i < tile_count; ++i)
         leave_lanes(call, tiles[i], i * 16, lanes.count, state);

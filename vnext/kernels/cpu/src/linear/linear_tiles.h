@@ -2,7 +2,8 @@
 
    The arithmetic is the same for any number of rows: a tile of results takes the steps over K in order, one tdpbf16ps each.
    Few rows use tiles of that many rows. Many rows run in blocks of 32 x 32 results (two by two tiles), one panel at a time,
-   so that the panel stays in the caches. Remaining rows are copied to zero-padded scratch.
+   so that the panel stays in the nearest cache, which rows of x pass by (tileloaddt1). Remaining rows are copied to zero-padded
+   scratch.
  */
 #pragma once
 
@@ -124,13 +125,13 @@ inline void wide_shard(const LinearCall &call, const RowBlock &block, const bf16
     _tile_zero(3);
     for (int64_t step = begin; step < end; ++step, w += 2048) {
         _tile_loadd(6, w, 64);
-        _tile_loadd(4, block.first + step * 64, block.stride);
+        _tile_stream_loadd(4, block.first + step * 64, block.stride);
         _tile_loadd(7, w + 1024, 64);
         _tile_dpbf16ps(0, 4, 6);
         for (int i = 0; i < lines; ++i, ahead += 64)
             _mm_prefetch(ahead, _MM_HINT_T1);
         if (last.done < last.block.count) finish_some(call, last, rows_a_step);
-        _tile_loadd(5, block.second + step * 64, block.stride);
+        _tile_stream_loadd(5, block.second + step * 64, block.stride);
         _tile_dpbf16ps(1, 4, 7);
         _tile_dpbf16ps(2, 5, 6);
         _tile_dpbf16ps(3, 5, 7);
