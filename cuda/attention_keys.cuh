@@ -76,13 +76,17 @@ __device__ __forceinline__ int row_of_key(const Unit &unit, const Step &step, co
     return (block * heads.kv_heads + int(blockIdx.y)) * heads.block_size + position % heads.block_size;
 }
 
-/* How many bytes of a stage stand before a row. */
+/* How many bytes of a stage stand before a row; it is written down behind what is copied of a key. */
 __device__ __forceinline__ int offset_of(int row) { return IS_CODED ? unsigned(row) * ROW_WIDTH % 16 : 0; }
+__device__ __forceinline__ unsigned *offset_at(CACHE *stage, int key) {
+    return reinterpret_cast<unsigned *>(stage + key * STAGE_PITCH + STAGE_CHUNKS * Chunk<CACHE>::SIZE);
+}
 
 /* A step's keys and values; each lane brings the row of one key. */
 __device__ __forceinline__ void load_keys(CACHE *stage, const CACHE *key_cache, const CACHE *value_cache, int row_here) {
     constexpr int CHUNK = Chunk<CACHE>::SIZE, CHUNKS = STAGE_CHUNKS;
     static_assert(KEYS == 32, "a lane a key");
+    if (IS_CODED && threadIdx.x < KEYS) *offset_at(stage, threadIdx.x) = offset_of(max(row_here, 0));
 #pragma unroll 1
     for (int first = threadIdx.x; first < KEYS * CHUNKS; first += AT_ONCE * blockDim.x) {
         int rows[AT_ONCE];  // beforehand: a shuffle takes longer than a copy's beginning
@@ -103,42 +107,85 @@ __device__ __forceinline__ void load_keys(CACHE *stage, const CACHE *key_cache, 
     }
 }
 
+/* ---- codes and fp8 as the products take them ---- */
+
+constexpr int EIGHT = 8, WIDENED_AT_ONCE = 2;  // numbers of a row that a lane takes at a time, and of how many keys
+
 template <typename T>
-struct alignas(4 * sizeof(T)) Four {
-    T at[4];
+struct alignas(16) Eight {
+    T at[EIGHT];
 };
 
-/* Four numbers of a stage's row from `place` on. */
-__device__ __forceinline__ void take_four(float (&to)[4], const CACHE *row, int offset, int place) {
-    if constexpr (IS_CODED) {
-        const unsigned *words = reinterpret_cast<const unsigned *>(row) + (offset + place) / 4;
-        const unsigned long long both = (unsigned long long)words[1] << 32 | words[0];
-        const unsigned codes = unsigned(both >> offset % 4 * 8);
-        const float scale = scale_of(reinterpret_cast<const unsigned char *>(row)[offset + HEAD_DIM + place / CODES_A_SCALE]);
-#pragma unroll
-        for (int i = 0; i < 4; ++i)
-            to[i] = float(int(codes << (24 - 8 * i)) >> 24) * scale;
-    } else {
-        const Four<CACHE> from = *reinterpret_cast<const Four<CACHE> *>(row + place);
-#pragma unroll
-        for (int i = 0; i < 4; ++i)
-            to[i] = to_float(from.at[i]);
+/* Eight numbers of a stage's row as they lie there, and what codes are multiplied by. */
+struct alignas(8) Narrow {
+    unsigned words[2];
+};
+struct Taken {
+    Narrow numbers;
+    float scale;
+};
+
+/* Those from `place` on; `offset`: where the row begins. */
+__device__ __forceinline__ Taken take_eight(const CACHE *row, unsigned offset, unsigned place) {
+    if constexpr (!IS_CODED) return {*reinterpret_cast<const Narrow *>(row + place), 1.0f};
+    const unsigned *words = reinterpret_cast<const unsigned *>(row) + (offset + place) / 4;
+    Taken taken{{words[0], words[1]}, scale_of(reinterpret_cast<const unsigned char *>(row)[offset + HEAD_DIM + place / CODES_A_SCALE])};
+    if constexpr (ROW_WIDTH % 4 != 0) {  // rows begin within words
+        const unsigned shift = offset % 4 * 8;
+        taken.numbers.words[0] = __funnelshift_r(words[0], words[1], shift);
+        taken.numbers.words[1] = __funnelshift_r(words[1], words[2], shift);
     }
+    return taken;
 }
 
-/* fp8 or coded keys and values as the products take them; each lane brings the row of one key. */
-__device__ __forceinline__ void widen(SCALAR *to, const CACHE *stage, int row_here) {
-    constexpr int FOURS = HEAD_DIM / 4;
-#pragma unroll 1
-    for (int at = forgotten(threadIdx.x); at < 2 * KEYS * FOURS; at += blockDim.x) {
-        const int key = at / FOURS, place = at % FOURS * 4;
-        const int offset = IS_CODED ? offset_of(__shfl_sync(ALL_LANES, max(row_here, 0), key % KEYS)) : 0;
-        float from[4];
-        take_four(from, stage + key * STAGE_PITCH, offset, place);
-        Four<SCALAR> wide;
+/* A code with its sign turned, as the last byte of a float of 2^23, is the code and 2^23 + 128; all of it is exact. */
+__device__ __forceinline__ float number_of(const Taken &taken, int i) {
+    constexpr unsigned SIGNS = 0x80808080u, TWO_TO_23 = 0x4b000000u;
+    const float shifted = __uint_as_float(__byte_perm(taken.numbers.words[i / 4] ^ SIGNS, TWO_TO_23, 0x7440u | i % 4));
+    return (shifted - (8388608.0f + 128.0f)) * taken.scale;
+}
+
+__device__ __forceinline__ void store_eight(SCALAR *to, const Taken &taken) {
+    float numbers[EIGHT];
 #pragma unroll
-        for (int i = 0; i < 4; ++i)
-            wide.at[i] = narrow(from[i], SCALAR{});
-        *reinterpret_cast<Four<SCALAR> *>(to + key * WIDE_PITCH + place) = wide;
+    for (int i = 0; i < EIGHT; i += 2) {
+        if constexpr (IS_CODED) {
+            numbers[i] = number_of(taken, i), numbers[i + 1] = number_of(taken, i + 1);
+        } else {
+            __nv_fp8x2_e4m3 pair;
+            pair.__x = (unsigned short)(taken.numbers.words[i / 4] >> i % 4 * 8);
+            const float2 both(pair);
+            numbers[i] = both.x, numbers[i + 1] = both.y;
+        }
+    }
+    Eight<SCALAR> wide;
+#pragma unroll
+    for (int i = 0; i < EIGHT; ++i)
+        wide.at[i] = narrow(numbers[i], SCALAR{});
+    *reinterpret_cast<Eight<SCALAR> *>(to) = wide;
+}
+
+/* Keys and values of a stage to `to`. A lane has one place of several rows, and takes all before it converts the first. */
+__device__ __forceinline__ void widen(SCALAR *to, CACHE *stage) {
+    constexpr int LANES = HEAD_DIM / EIGHT, KEYS_A_WARP = 32 / LANES;
+    const int lane = threadIdx.x % 32, place = lane % LANES * EIGHT, stride = blockDim.x / 32 * KEYS_A_WARP;
+    if (lane >= KEYS_A_WARP * LANES) return;
+#pragma unroll 1
+    for (int first = threadIdx.x / 32 * KEYS_A_WARP + lane / LANES; first < KEYS; first += WIDENED_AT_ONCE * stride) {
+        Taken taken[WIDENED_AT_ONCE][2];
+#pragma unroll
+        for (int i = 0; i < WIDENED_AT_ONCE; ++i) {
+            const int key = min(first + i * stride, KEYS - 1);
+            const unsigned offset = IS_CODED ? *offset_at(stage, key) : 0;
+            taken[i][0] = take_eight(stage + key * STAGE_PITCH, offset, place);
+            taken[i][1] = take_eight(stage + (KEYS + key) * STAGE_PITCH, offset, place);
+        }
+#pragma unroll
+        for (int i = 0; i < WIDENED_AT_ONCE; ++i) {
+            const int key = first + i * stride;
+            if (key >= KEYS) break;
+            store_eight(to + key * WIDE_PITCH + place, taken[i][0]);
+            store_eight(to + (KEYS + key) * WIDE_PITCH + place, taken[i][1]);
+        }
     }
 }

@@ -191,7 +191,8 @@ __device__ __forceinline__ void store_joined(SCALAR *output, const float *own, c
 
 /* ---- the kernels ---- */
 
-/* Grid (units, kv_heads, parts of a group of more than 16 heads), a warp for each tile of the largest unit.
+/* Grid (units, kv_heads, parts of a group of more than 16 heads), a warp for each tile of the largest unit. Where keys are
+   widened there may be others, which help to load and to widen and have no memory of their own.
    query, output [tokens, heads, HEAD_DIM]; caches [blocks, kv_heads, block_size, ROW_WIDTH], aligned to 16. */
 extern "C" __global__ void __launch_bounds__(128, BLOCKS_MIN)
 paged_attention(SCALAR *output, float *partial_values, float2 *partial_marks, const SCALAR *query, const CACHE *key_cache,
@@ -212,7 +213,7 @@ paged_attention(SCALAR *output, float *partial_values, float2 *partial_marks, co
     if (unit.tile_count == 0) return;  // room in a graph that this step does not need
     const int begin = unit.key_first / KEYS, stop = (unit.key_stop + KEYS - 1) / KEYS;
     const auto stage_of = [&](int at) { return stages + at % STAGES * 2 * KEYS * STAGE_PITCH; };
-    int row = row_of_key(unit, step, heads, begin * KEYS);  // of this lane's key
+    const int row = row_of_key(unit, step, heads, begin * KEYS);  // of this lane's key
     load_keys(stage_of(begin), key_cache, value_cache, row);
     int next_row = row_of_key(unit, step, heads, (begin + 1) * KEYS);
 
@@ -220,7 +221,7 @@ paged_attention(SCALAR *output, float *partial_values, float2 *partial_marks, co
     const bool has_tile = warp < unit.tile_count;
     const int2 entries = has_tile ? tiles[unit.tile_first + warp] : make_int2(0, 0);
     const Tile tile{entries.x, entries.y, min(group, ROWS), int(blockIdx.y) * group + part, int(blockIdx.y + 1) * group};
-    load_queries(queries, query, tile, step, heads);
+    if (!IS_NARROW || has_tile) load_queries(queries, query, tile, step, heads);
     copy_async_commit();
     int own_limits[2];
 #pragma unroll
@@ -234,21 +235,19 @@ paged_attention(SCALAR *output, float *partial_values, float2 *partial_marks, co
     Sums sums;
     clear(sums);
     for (int step_at = begin; step_at < stop; ++step_at) {
-        const CACHE *stage = stage_of(step_at);
-        const int row_here = row;
+        CACHE *stage = stage_of(step_at);
         if (step_at + 1 < stop) {
             load_keys(stage_of(step_at + 1), key_cache, value_cache, next_row);
-            row = next_row;
             next_row = row_of_key(unit, step, heads, (step_at + 2) * KEYS);
         }
         copy_async_commit();
         copy_async_wait<1>();
         __syncthreads();
         if (IS_NARROW) {
-            widen(wide, stage, row_here);
+            widen(wide, stage);
             __syncthreads();
         }
-        if (step_at == begin) {
+        if (step_at == begin && (!IS_NARROW || has_tile)) {
             Multiply::hold(held, queries);
             if (!unit.is_partial) clear_private(own);
         }
@@ -264,7 +263,7 @@ paged_attention(SCALAR *output, float *partial_values, float2 *partial_marks, co
                 join_split(own, sums);
             clear(sums);
         }
-        __syncthreads();
+        if (!IS_NARROW) __syncthreads();  // a stage that was widened is free already, and `wide` behind the next barrier
     }
     if (has_tile && !unit.is_partial) store_joined(output, own, tile, step, heads, value_scale);
 }

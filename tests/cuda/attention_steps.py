@@ -54,6 +54,12 @@ def in_codes(sequences: Sequences) -> tuple[Sequences, Sequences]:
     return sequences._replace(caches=coded), sequences._replace(caches=exact)
 
 
+def in_fp8(sequences: Sequences) -> tuple[Sequences, Sequences]:
+    """The sequences with caches of float8_e4m3fn, and with what those stand for in the caches' type."""
+    small = sequences.caches.float().to(torch.float8_e4m3fn)
+    return sequences._replace(caches=small), sequences._replace(caches=small.float().to(sequences.caches.dtype))
+
+
 class Range(NamedTuple):
     """A row of a step: queries [start, stop) of a sequence after stop tokens."""
 

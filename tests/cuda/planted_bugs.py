@@ -29,8 +29,8 @@ ATTENTION_BUGS = [
     Bug(
         "no barrier before a stage is filled again",
         ATTENTION,
-        "clear(sums);\n        }\n        __syncthreads();",
-        "clear(sums);\n        }",
+        "if (!IS_NARROW) __syncthreads();",
+        "",
     ),
     Bug("no wait for the keys", ATTENTION, "copy_async_wait<1>();", ""),
     Bug("one group too few waited for", ATTENTION, "copy_async_wait<1>();", "copy_async_wait<2>();"),
@@ -80,9 +80,20 @@ CODE_BUGS = [
     Bug("numbers out of range", CODES, "fminf(fmaxf(x * exact_power(CODE_BITS - exponent), -127.0f), 127.0f)", "x * exact_power(CODE_BITS - exponent)"),
     Bug("a copy that begins with its row", KEYS, "return IS_CODED ? unsigned(row) * ROW_WIDTH % 16 : 0;", "return 0;"),
     Bug("a row copied without its end", KEYS, "max(ROW_WIDTH + offset - place, 0)", "max(ROW_WIDTH - place, 0)"),
-    Bug("codes of one word alone", KEYS, "unsigned(both >> offset % 4 * 8)", "words[0] >> offset % 4 * 8"),
+    Bug("codes of one word alone", KEYS, "__funnelshift_r(words[0], words[1], shift)", "words[0] >> shift"),
+    Bug("codes of the second word alone", KEYS, "__funnelshift_r(words[1], words[2], shift)", "words[1] >> shift"),
     Bug("the first exponent for all blocks", KEYS, "[offset + HEAD_DIM + place / CODES_A_SCALE]", "[offset + HEAD_DIM]"),
-    Bug("the next step's rows", ATTENTION, "widen(wide, stage, row_here);", "widen(wide, stage, row);"),
+    Bug("the first row's place for all", KEYS, "*offset_at(stage, key) : 0", "*offset_at(stage, 0) : 0"),
+    Bug("codes without their sign", KEYS, "taken.numbers.words[i / 4] ^ SIGNS", "taken.numbers.words[i / 4]"),
+    Bug("helpers that widen what others do", KEYS, "int first = threadIdx.x / 32 * KEYS_A_WARP + lane", "int first = lane"),
+    Bug("keys of one turn alone", KEYS, "const int key = first + i * stride;", "const int key = first + i * 2 * stride;"),
+    Bug("no barrier before widened keys are read", ATTENTION, "widen(wide, stage);\n            __syncthreads();", "widen(wide, stage);"),
+    Bug("no barrier before keys are widened again", ATTENTION, "__syncthreads();\n        if (IS_NARROW) {", "if (IS_NARROW) {"),
+]
+FP8_BUGS = [
+    Bug("a pair in the place of another", KEYS, ">> i % 4 * 8);", ">> (2 - i % 4) * 8);"),
+    Bug("both numbers of a pair the same", KEYS, "numbers[i + 1] = both.y;", "numbers[i + 1] = both.x;"),
+    Bug("the first eight of a row for all", KEYS, "<const Narrow *>(row + place)", "<const Narrow *>(row)"),
 ]
 ROW_BUGS = [
     Bug("no barrier in the sum of a block", "platform.cuh", "x;\n    __syncthreads();", "x;"),

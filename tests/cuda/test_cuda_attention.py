@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
-from attention_steps import Options, Range, Sequences, Shape, attend, check, in_codes, make_sequences
+from attention_steps import Options, Range, Sequences, Shape, attend, check, in_codes, in_fp8, make_sequences
 from host_shim import ORDERS, HostBackend
 
 from vnext.kernels.cuda import attention
@@ -122,15 +124,13 @@ def test_more_heads_a_group_than_a_tile_has_rows(shim: HostBackend) -> None:
 def test_fp8_caches_and_their_scales(shim: HostBackend) -> None:
     """As if the cache held what it stands for, in the query's type: all of it is exact there."""
     sequences = make_sequences([300, 20], Shape(4, 2, 64, 16), BF16)
-    small = sequences.caches.float().to(torch.float8_e4m3fn)
+    small, exact = in_fp8(sequences)
     given = [Range(0, 299, 300), Range(1, 0, 20)]
-    exact = sequences._replace(caches=small.float().to(BF16))
     for shim.order in ORDERS:
-        plain = attend(sequences._replace(caches=small), given)
-        for found, expected in zip(plain, attend(exact, given), strict=True):
+        for found, expected in zip(attend(small, given), attend(exact, given), strict=True):
             assert torch.equal(found, expected)
     doubled = exact._replace(caches=exact.caches * 2)
-    for found, expected in zip(attend(sequences._replace(caches=small), given, scales=(2, 2)), attend(doubled, given), strict=True):
+    for found, expected in zip(attend(small, given, scales=(2, 2)), attend(doubled, given), strict=True):
         assert torch.equal(found, expected)
 
 
@@ -146,6 +146,25 @@ def test_codes_and_what_they_stand_for(shim: HostBackend, shape: Shape, dtype: t
     for shim.order in ORDERS:
         for found, expected in zip(attend(coded, given), attend(exact, given), strict=True):
             assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("narrowed", [in_codes, in_fp8])
+@pytest.mark.parametrize(("shape", "dtype"), [*FORMS[:5], (Shape(4, 2, 64, 7), BF16)], ids=ids)
+def test_helping_warps_show_in_no_bit(
+    shim: HostBackend,
+    monkeypatch: pytest.MonkeyPatch,
+    shape: Shape,
+    dtype: torch.dtype,
+    narrowed: Callable[[Sequences], tuple[Sequences, Sequences]],
+) -> None:
+    """Decodes of one step and of two splits, and drafts: the bits of one warp alone, which are those of the exact numbers."""
+    kept, exact = narrowed(make_sequences([290, 20], shape, dtype))
+    given = [Range(0, 289, 290), Range(1, 18, 20)]
+    expected = attend(exact, given)
+    for warps, shim.order in zip(range(1, 5), ORDERS, strict=True):
+        monkeypatch.setattr(attention, "WIDENING_WARPS", warps)
+        for found, one in zip(attend(kept, given), expected, strict=True):
+            assert torch.equal(found, one), warps
 
 
 def test_tokens_of_no_row_and_idle_rows(shim: HostBackend) -> None:

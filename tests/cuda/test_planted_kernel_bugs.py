@@ -8,10 +8,10 @@ from pathlib import Path
 import msgspec
 import pytest
 import torch
-from attention_steps import Options, Range, Shape, attend, check, in_codes, make_sequences
+from attention_steps import Options, Range, Sequences, Shape, attend, check, in_codes, in_fp8, make_sequences
 from device_ranks import LIMITS, RankBackend, run_threads, wrong_sums
 from host_shim import ORDERS, STRAGGLING, HostBackend, KernelError
-from planted_bugs import ATTENTION_BUGS, CODE_BUGS, EXCHANGE_BUGS, ROW_BUGS, SAMPLING_BUGS, THIN_BUGS, Bug, plant
+from planted_bugs import ATTENTION_BUGS, CODE_BUGS, EXCHANGE_BUGS, FP8_BUGS, ROW_BUGS, SAMPLING_BUGS, THIN_BUGS, Bug, plant
 from rows_cases import adapters, draw, tiles_of
 from sampling_cases import Draws, asked, masked, sampled
 
@@ -79,13 +79,28 @@ def codes_are_right(backend: HostBackend) -> bool:
         rows.rotary_kv_write(numbers, None, None, 1e-6, None, None, *caches, slots)
         if not torch.equal(caches, expected_caches):
             return False
-        try:
-            for given in ([Range(0, 270, 330), Range(1, 69, 70)], [Range(0, 329, 330)]):
-                found = zip(attend(coded, given), attend(exact, given), strict=True)
-                if not all(torch.equal(*pair) for pair in found):
-                    return False
-        except KernelError:
+        if not stand_for(coded, exact):
             return False
+    return True
+
+
+def fp8_is_right(backend: HostBackend) -> bool:
+    """A prompt of four warps and a decode from fp8, in every order."""
+    given = in_fp8(SEQUENCES)
+    for backend.order in ORDERS:
+        if not stand_for(*given):
+            return False
+    return True
+
+
+def stand_for(narrow: Sequences, exact: Sequences) -> bool:
+    """Whether both caches give the same bits."""
+    try:
+        for given in ([Range(0, 270, 330), Range(1, 69, 70)], [Range(0, 329, 330)]):
+            if not all(map(torch.equal, attend(narrow, given), attend(exact, given))):
+                return False
+    except KernelError:
+        return False
     return True
 
 
@@ -169,6 +184,11 @@ def test_attention(backend: HostBackend, request: pytest.FixtureRequest) -> None
 @pytest.mark.parametrize("backend", [None, *CODE_BUGS], ids=name_of, indirect=True)
 def test_codes(backend: HostBackend, request: pytest.FixtureRequest) -> None:
     assert codes_are_right(backend) == (request.node.callspec.params["backend"] is None)
+
+
+@pytest.mark.parametrize("backend", [None, *FP8_BUGS], ids=name_of, indirect=True)
+def test_fp8(backend: HostBackend, request: pytest.FixtureRequest) -> None:
+    assert fp8_is_right(backend) == (request.node.callspec.params["backend"] is None)
 
 
 @pytest.mark.parametrize("backend", [None, *ROW_BUGS], ids=name_of, indirect=True)

@@ -91,6 +91,21 @@ inline void __syncwarp(unsigned mask = 0xffffffffu) {
     shim::together(mask, "__syncwarp", nullptr, [](void **) {});
 }
 
+/* ---- words ---- */
+
+/* Bytes of two words, 0 to 3 of the first; a digit of the selector names one. */
+inline unsigned __byte_perm(unsigned first, unsigned second, unsigned selector) {
+    const unsigned long long both = (unsigned long long)second << 32 | first;
+    unsigned result = 0;
+    for (unsigned i = 0; i < 4; ++i)
+        result |= unsigned(both >> (selector >> 4 * i & 7) * 8 & 255) << 8 * i;
+    return result;
+}
+/* 32 bits of high and low, `shift` % 32 of low left out. */
+inline unsigned __funnelshift_r(unsigned low, unsigned high, unsigned shift) {
+    return unsigned(((unsigned long long)high << 32 | low) >> shift % 32);
+}
+
 /* ---- memory ---- */
 
 template <typename T>

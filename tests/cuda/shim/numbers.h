@@ -98,6 +98,10 @@ struct __nv_fp8_e4m3 {
     explicit __nv_fp8_e4m3(float x) : __x(shim::e4m3_bits(x)) {}
     explicit operator float() const { return shim::e4m3_value(__x); }
 };
+struct __nv_fp8x2_e4m3 {
+    uint16_t __x;
+    explicit operator float2() const { return {shim::e4m3_value(__x & 255), shim::e4m3_value(__x >> 8)}; }
+};
 
 inline float __bfloat162float(__nv_bfloat16 x) { return __uint_as_float(unsigned(x.bits) << 16); }
 inline __nv_bfloat16 __float2bfloat16_rn(float x) { return {shim::bfloat16_bits(x)}; }

@@ -19,6 +19,9 @@ from vnext.kernels.cuda.plan import TILE_ROWS, WARPS, StepPlan
 SOURCE = "paged_attention.cu"
 WARP = 32
 KEYS, STAGES = 32, 2
+WIDENING_WARPS = 2
+"""Warps of a block with one tile where keys are widened. The second only loads and widens; with a third, fewer blocks would run
+side by side."""
 TILE_COLUMNS = 8
 PAD_BYTES = 16
 CHUNK_BYTES = 16
@@ -74,9 +77,10 @@ def paged_attention(
         plan.tiles, plan.tokens, plan.limits, plan.partials, block_table, np.int64(block_table.stride(0)), *sizes, *factors,
     )  # fmt: skip
     parts = -(-(heads // kv_heads) // TILE_ROWS)
-    for units, warps, is_partial in ((plan.wide, warps_of(head_dim), False), (plan.narrow, 1, plan.narrow_is_partial)):
+    wide, narrow = warps_of(head_dim), WIDENING_WARPS if key_cache.dtype is not query.dtype else 1
+    for units, tiles, warps, is_partial in ((plan.wide, wide, wide, False), (plan.narrow, 1, narrow, plan.narrow_is_partial)):
         if units.shape[0]:
-            shared = shared_bytes(query, key_cache, warps, is_partial)
+            shared = shared_bytes(query, key_cache, tiles, is_partial)
             kernel((units.shape[0], kv_heads, parts), (warps * WARP,), (*before, units, *after), shared_mem=shared)
     merge(output, values, marks, plan, macros, value_scale)
     return output
@@ -103,8 +107,8 @@ def defines(query: torch.dtype, cache: torch.dtype, head_dim: int) -> Defines:
     return (("SCALAR", SCALARS[query]), ("CACHE", SCALARS[cache]), ("HEAD_DIM", str(head_dim)))
 
 
-def shared_bytes(query: torch.Tensor, key_cache: torch.Tensor, warps: int, is_partial: bool) -> int:
-    """What a block of `warps` tiles needs, as the kernel lays it out; with partial sums only, it keeps none itself."""
+def shared_bytes(query: torch.Tensor, key_cache: torch.Tensor, tiles: int, is_partial: bool) -> int:
+    """What a block of so many tiles needs, as the kernel lays it out; with partial sums only, it keeps none itself."""
     head_dim, scalar, cache = query.shape[2], query.element_size(), key_cache.element_size()
     row = head_dim * scalar + PAD_BYTES
     stages = STAGES * 2 * KEYS * (stage_bytes(key_cache) + PAD_BYTES)
@@ -112,8 +116,8 @@ def shared_bytes(query: torch.Tensor, key_cache: torch.Tensor, warps: int, is_pa
     spare = TILE_ROWS * KEYS * 4 if query.dtype is torch.float32 else 0
     kept = 0 if is_partial else (head_dim // TILE_COLUMNS * 4 + 4) * WARP * 4
     if query.dtype is torch.float32 or head_dim > LARGE_HEAD:
-        return stages + widened + warps * (TILE_ROWS * row + spare + kept)
-    return stages + widened + warps * max(TILE_ROWS * row, kept)  # queries go to registers before there is anything to keep
+        return stages + widened + tiles * (TILE_ROWS * row + spare + kept)
+    return stages + widened + tiles * max(TILE_ROWS * row, kept)  # queries go to registers before there is anything to keep
 
 
 def stage_bytes(cache: torch.Tensor) -> int:

@@ -126,6 +126,7 @@ Tensor rotary_kv_write(const Tensor &qkv, const Maybe &q_norm, const Maybe &k_no
 /* ---- attention: see attention.py ---- */
 
 constexpr int TILE_ROWS = 16, TILE_COLUMNS = 8, WARPS = 4, LARGE_HEAD = 128, KEYS = 32, STAGES = 2, PAD_BYTES = 16;
+constexpr int WIDENING_WARPS = 2;
 constexpr double LOG2_E = 1.4426950408889634;
 
 enum Planned { NARROW, WIDE, TILES, TOKENS, LIMITS, PARTIALS, MERGES, PLANNED_COUNT };  // as plan.StepPlan
@@ -137,8 +138,8 @@ int stage_bytes(const Tensor &cache) {
     return (width * int(cache.element_size()) + before + CHUNK_BYTES - 1) / CHUNK_BYTES * CHUNK_BYTES;
 }
 
-/* What a block of `warps` tiles needs: see attention.shared_bytes. */
-unsigned shared_bytes(const Tensor &query, const Tensor &key_cache, int warps, bool is_partial) {
+/* What a block of so many tiles needs: see attention.shared_bytes. */
+unsigned shared_bytes(const Tensor &query, const Tensor &key_cache, int tiles, bool is_partial) {
     const int head_dim = int(query.size(2)), scalar = int(query.element_size()), cache = int(key_cache.element_size());
     const bool is_float = scalar == 4;
     const int row = head_dim * scalar + PAD_BYTES;
@@ -146,7 +147,7 @@ unsigned shared_bytes(const Tensor &query, const Tensor &key_cache, int warps, b
     const int spare = is_float ? TILE_ROWS * KEYS * 4 : 0;
     const int kept = is_partial ? 0 : (head_dim / TILE_COLUMNS * 4 + 4) * int(WARP) * 4;
     const int own = is_float || head_dim > LARGE_HEAD ? TILE_ROWS * row + spare + kept : std::max(TILE_ROWS * row, kept);
-    return unsigned(stages + widened + warps * own);
+    return unsigned(stages + widened + tiles * own);
 }
 
 Tensor paged_attention(const Tensor &given, const Tensor &key_cache, const Tensor &value_cache, const Tensor &block_table,
@@ -168,17 +169,18 @@ Tensor paged_attention(const Tensor &given, const Tensor &key_cache, const Tenso
     const Scalar scalar = scalar_of(query), cache = scalar_of(key_cache);
     const Form form{Kernel::PAGED_ATTENTION, scalar, scalar, cache, int(head_dim)};
     const unsigned parts = unsigned((heads / kv_heads + TILE_ROWS - 1) / TILE_ROWS);
-    const auto attend = [&](const Tensor &units, int warps, bool is_partial) {
+    const auto attend = [&](const Tensor &units, int tiles, int warps, bool is_partial) {
         if (units.size(0) == 0) return;
-        const unsigned shared = shared_bytes(query, key_cache, warps, is_partial);
+        const unsigned shared = shared_bytes(query, key_cache, tiles, is_partial);
         launch(device, form, {{unsigned(units.size(0)), unsigned(kv_heads), parts}, warps * WARP, shared}, address(output),
                values, marks, address(query), address(key_cache), address(value_cache), address(units),
                address(plan[TILES]), address(plan[TOKENS]), address(plan[LIMITS]), address(plan[PARTIALS]),
                address(block_table), int64_t(block_table.stride(0)), int32_t(heads), int32_t(kv_heads), int32_t(block_size),
                int32_t(window), float(scale * key_scale * LOG2_E), float(softcap * LOG2_E), float(value_scale));
     };
-    attend(plan[WIDE], head_dim <= LARGE_HEAD ? WARPS : WARPS / 2, false);
-    attend(plan[NARROW], 1, narrow_is_partial);
+    const int wide = head_dim <= LARGE_HEAD ? WARPS : WARPS / 2;
+    attend(plan[WIDE], wide, wide, false);
+    attend(plan[NARROW], 1, cache != scalar ? WIDENING_WARPS : 1, narrow_is_partial);
     if (const int64_t merges = plan[MERGES].size(0))
         launch(device, {Kernel::MERGE_SPLITS, scalar, scalar, cache, int(head_dim)},
                {{unsigned(merges), unsigned(heads), 1}, unsigned(head_dim), 0}, address(output), values, marks,
