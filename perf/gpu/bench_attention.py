@@ -29,7 +29,7 @@ BF16 = torch.bfloat16
 
 
 class Shape(NamedTuple):
-    """Sizes of a layer and of a step in which every row has the same context. `is_coded`: the cache is of int8."""
+    """Sizes of a layer and of a step in which every row has the same context. `cache`: of bfloat16, int8 or fp8."""
 
     rows: int
     context: int
@@ -37,7 +37,7 @@ class Shape(NamedTuple):
     kv_heads: int = 8
     head_dim: int = 128
     block_size: int = 16
-    is_coded: bool = False
+    cache: str = "bfloat16"
 
 
 class Layer(NamedTuple):
@@ -52,7 +52,8 @@ TOY = {"heads": 4, "kv_heads": 2, "head_dim": 16}
 DECODES = {
     "decode 32 x 8k": (Shape(32, 8192), Shape(2, 260, **TOY), 0.85),
     "decode 32 x 1k": (Shape(32, 1024), Shape(3, 33, **TOY), 0.70),
-    "decode 32 x 8k, int8": (Shape(32, 8192, is_coded=True), Shape(2, 260, **TOY, is_coded=True), 0.60),
+    "decode 32 x 8k, int8": (Shape(32, 8192, cache="int8"), Shape(2, 260, **TOY, cache="int8"), 0.60),
+    "decode 32 x 8k, fp8": (Shape(32, 8192, cache="fp8"), Shape(2, 260, **TOY, cache="fp8"), 0.60),
 }
 """The shape, the shape of a dry run, and the target share of copy bandwidth."""
 CHUNK, TOY_CHUNK = (Shape(1, 32_768), 64), (Shape(1, 600, **TOY), 20)
@@ -78,11 +79,17 @@ def make_layer(place: Place, shape: Shape) -> Layer:
     return Layer(keys, values, order.view(shape.rows, width).int().to(place.device))
 
 
-def in_codes(layer: Layer) -> tuple[Layer, tuple[torch.Tensor, ...]]:
-    """The layer with the numbers that codes stand for, and the caches of codes."""
-    coded = tuple(mxint8.pack(cache) for cache in layer[:2])
-    exact = [mxint8.unpack(cache, layer.key_cache.shape[-1]).to(BF16) for cache in coded]
-    return Layer(*exact, layer.table), coded
+def narrowed(layer: Layer, kind: str) -> tuple[Layer, tuple[torch.Tensor, ...]]:
+    """Caches of this kind, and before them the layer with the numbers that they stand for."""
+    if kind == "bfloat16":
+        return layer, layer[:2]
+    if kind == "fp8":
+        kept = tuple(cache.to(torch.float8_e4m3fn) for cache in layer[:2])
+        exact = [cache.to(BF16) for cache in kept]
+    else:
+        kept = tuple(mxint8.pack(cache) for cache in layer[:2])
+        exact = [mxint8.unpack(cache, layer.key_cache.shape[-1]).to(BF16) for cache in kept]
+    return Layer(*exact, layer.table), kept
 
 
 def gathered(cache: torch.Tensor, table: torch.Tensor, context: int) -> torch.Tensor:
@@ -102,8 +109,7 @@ def decode(
     place: Place, name: str, shape: Shape, target: float, copy_rate: float | None
 ) -> tuple[tuple[Figure, ...], dict[str, Any]]:
     """One query per row."""
-    layer = make_layer(place, shape)
-    layer, caches = in_codes(layer) if shape.is_coded else (layer, layer[:2])
+    layer, caches = narrowed(make_layer(place, shape), shape.cache)
     query = torch.randn(shape.rows, shape.heads, shape.head_dim, dtype=BF16, device=place.device)
     starts, contexts = np.arange(shape.rows + 1), np.full(shape.rows, shape.context)
     metadata = place.operations.attention_metadata(starts, contexts, layer.table, shape.block_size, shape.kv_heads)
