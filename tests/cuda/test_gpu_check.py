@@ -69,11 +69,11 @@ def test_a_dry_run_makes_every_call_and_claims_no_time(root: Path, libraries: Pa
     assert record["dry_run"] and "dry-run" in path.name
     assert {name: part["verdict"] for name, part in record["parts"].items()} == {"bench": "passed", "step": "passed"}
     figures = [figure for part in record["parts"].values() for figure in part["figures"]]
-    assert len([figure for figure in figures if figure["target"]]) == 16
+    assert len([figure for figure in figures if figure["target"]]) == 18
     assert all(figure["value"] is None and figure["met"] is None for figure in figures)
     details = [reported for part in record["parts"].values() for reported in part["details"].values()]
     errors = [reported["error"] for reported in details if "error" in reported]
-    assert len(errors) == 6 and all(0 < error < 0.02 for error in errors)
+    assert len(errors) == 7 and all(0 < error < 0.02 for error in errors)
     peers = [reported["peers"] for reported in details if "peers" in reported]
     assert [set(each) >= {"varlen", "flex"} for each in peers] == [True] * 4
     assert all("not_compared" not in each["flex"] for each in peers), "flex attention agrees with ours, also on a CPU"

@@ -175,9 +175,9 @@ class Hosts:
             log.warning("A host at %s says that it is node %d, and there are nodes 1 to %d.", peer[0], here.node, self.count)
             wire.close()
             return
-        if here.node in self._present:
-            self._present[here.node].wire.close()
-        self._present[here.node] = Host(here.node, here.address, wire)
+        before, self._present[here.node] = self._present.get(here.node), Host(here.node, here.address, wire)
+        if before is not None:
+            before.wire.close()  # last: who sees it lost finds the new one
         self._tell()
 
     def _first(self, wire: Wire) -> HostHere:
