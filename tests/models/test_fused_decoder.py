@@ -78,7 +78,7 @@ def one_by_one(model: Model) -> Model:
 
 
 EVERY = [torch.arange(sum(len(chunk.tokens) for chunk in chunks)) for chunks in STEPS]
-SOME = [torch.tensor([149, 3, 166]), torch.tensor([4]), torch.tensor([0])]
+SOME = [torch.tensor([*range(60, 130), 149, 3, 149, 150, 166]), torch.tensor([4]), torch.tensor([0])]
 NONE = [torch.empty(0, dtype=torch.int64)] * len(STEPS)
 
 

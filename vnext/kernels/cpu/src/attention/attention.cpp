@@ -277,31 +277,24 @@ bool is_small(const AttentionPlan &plan) {
     return keys * plan.kv_heads < ALONE_KEYS;
 }
 
-}  // namespace
-
-std::unique_ptr<AttentionPlan> plan_attention(const int64_t *query_starts, const int64_t *context_lengths,
-                                              const int32_t *block_table, int64_t table_stride, int64_t rows,
-                                              int64_t heads, int64_t kv_heads, int64_t block_size) {
-    auto plan = std::make_unique<AttentionPlan>();
-    plan->heads = heads;
-    plan->kv_heads = kv_heads;
-    plan->block_size = block_size;
+/* A plan in the making: rows are added in the order of their queries. */
+struct Planner {
+    std::unique_ptr<AttentionPlan> plan = std::make_unique<AttentionPlan>();
     std::vector<int32_t> short_rows;
     int64_t split_max = 0;
-    for (int64_t r = 0; r < rows; ++r) {
-        const int64_t queries = query_starts[r + 1] - query_starts[r], context = context_lengths[r];
-        if (queries == 0) continue;
-        const int64_t lanes = queries * (heads / kv_heads), splits = splits_of(context),
-                      block_count = (context + block_size - 1) / block_size;
-        AttentionRow row{query_starts[r],
-                         int32_t(queries),
-                         int32_t(context),
-                         int32_t(splits),
-                         int32_t(lanes),
-                         int64_t(plan->blocks.size()),
-                         0};
-        plan->blocks.insert(plan->blocks.end(), block_table + r * table_stride,
-                            block_table + r * table_stride + block_count);
+
+    Planner(int64_t heads, int64_t kv_heads, int64_t block_size) {
+        plan->heads = heads;
+        plan->kv_heads = kv_heads;
+        plan->block_size = block_size;
+    }
+
+    /* `queries` of them, the last one at the end of the context. */
+    void add(int64_t query0, int64_t queries, int64_t context, const int32_t *blocks) {
+        const int64_t lanes = queries * (plan->heads / plan->kv_heads), splits = splits_of(context),
+                      block_count = (context + plan->block_size - 1) / plan->block_size;
+        AttentionRow row{query0, int32_t(queries), int32_t(context), int32_t(splits), int32_t(lanes), int64_t(plan->blocks.size()), 0};
+        plan->blocks.insert(plan->blocks.end(), blocks, blocks + block_count);
         if (lanes <= LANES_MAX) {
             row.part_at = plan->part_count;
             plan->part_count += splits * lanes;
@@ -311,9 +304,38 @@ std::unique_ptr<AttentionPlan> plan_attention(const int64_t *query_starts, const
         plan->rows.push_back(row);
         if (lanes > LANES_MAX) plan_long_row(*plan, int32_t(plan->rows.size()) - 1);
     }
-    for (int64_t split = 0; split < split_max; ++split)
-        plan_split(*plan, short_rows, int32_t(split));
-    return plan;
+
+    std::unique_ptr<AttentionPlan> planned() {
+        for (int64_t split = 0; split < split_max; ++split)
+            plan_split(*plan, short_rows, int32_t(split));
+        return std::move(plan);
+    }
+};
+
+}  // namespace
+
+std::unique_ptr<AttentionPlan> plan_attention(const int64_t *query_starts, const int64_t *context_lengths,
+                                              const int32_t *block_table, int64_t table_stride, int64_t rows,
+                                              int64_t heads, int64_t kv_heads, int64_t block_size) {
+    Planner planner(heads, kv_heads, block_size);
+    for (int64_t r = 0; r < rows; ++r)
+        if (query_starts[r] < query_starts[r + 1])
+            planner.add(query_starts[r], query_starts[r + 1] - query_starts[r], context_lengths[r], block_table + r * table_stride);
+    return planner.planned();
+}
+
+std::unique_ptr<AttentionPlan> plan_of_some(const AttentionPlan &plan, const int64_t *queries, int64_t count) {
+    Planner planner(plan.heads, plan.kv_heads, plan.block_size);
+    for (int64_t at = 0, next = 0; at < count; at = next) {
+        const auto behind = std::upper_bound(plan.rows.begin(), plan.rows.end(), queries[at],
+                                             [](int64_t query, const AttentionRow &row) { return query < row.query0; });
+        const AttentionRow &row = behind[-1];
+        const int64_t end = row.query0 + row.query_count;
+        for (next = at + 1; next < count && queries[next] == queries[next - 1] + 1 && queries[next] < end;)
+            ++next;
+        planner.add(at, next - at, row.context - (end - 1 - queries[next - 1]), plan.blocks.data() + row.blocks_at);
+    }
+    return planner.planned();
 }
 
 void run_attention(int kind, const AttentionPlan &plan, AttentionCall call) {

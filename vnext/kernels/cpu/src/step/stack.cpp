@@ -16,7 +16,7 @@ int64_t padded(int64_t bytes) { return (bytes + 4095) / 4096 * 4096; }
 /* What lies between the operations of a layer; no two of one name are needed at once. Rows are dense. */
 struct Space {
     void *joined_or_wide, *query_or_mixed, *seen_or_normed;
-    void *picked_seen, *picked_residual;
+    void *picked_query, *picked_residual;
     void *apart; /* gate and up, which adapters change before they meet */
     float *sums; /* of this rank's inputs of a product whose inputs the ranks share */
 };
@@ -38,12 +38,13 @@ Space take_space(const StackCall &call, const Sizes &sizes) {
     const auto bytes = [&](int64_t rows, int64_t width) { return padded(rows * width * sizes.element); };
     const int64_t outer = bytes(call.tokens, std::max(sizes.joined_width, sizes.wide_width)),
                   inner = bytes(call.tokens, std::max(sizes.query_width, call.hidden)),
-                  seen = bytes(call.samples, sizes.query_width), kept = bytes(call.samples, call.hidden),
+                  picked_query = bytes(call.samples, sizes.query_width), kept = bytes(call.samples, call.hidden),
                   apart = call.part_starts == nullptr ? 0 : bytes(call.tokens, 2 * sizes.wide_width),
                   sums = call.sum == nullptr ? 0 : padded(call.tokens * call.hidden * 4);
-    char *memory = static_cast<char *>(scratch(SLOT_STACK, size_t(outer + 2 * inner + seen + kept + apart + sums)));
-    char *query = memory + outer, *normed = query + inner, *picked = normed + inner, *changed = picked + seen + kept;
-    return {memory, query, normed, picked, picked + seen, changed, reinterpret_cast<float *>(changed + apart)};
+    char *memory = static_cast<char *>(scratch(SLOT_STACK, size_t(outer + 2 * inner + picked_query + kept + apart + sums)));
+    char *query = memory + outer, *normed = query + inner, *picked = normed + inner, *residual = picked + picked_query,
+         *changed = residual + kept;
+    return {memory, query, normed, picked, residual, changed, reinterpret_cast<float *>(changed + apart)};
 }
 
 void round_all(const float *from, int64_t count, int kind, void *to) {
@@ -103,8 +104,8 @@ struct Layer {
                  {space.query_or_mixed, nullptr, weight, space.query_or_mixed, nullptr, call.hidden, call.hidden, 0, call.eps, 0});
     }
 
-    /* Reads and uses up the normed input; leaves what was seen in its place. */
-    void attend() const {
+    /* Reads the normed input: queries, and the step's keys and values in the cache. */
+    void write_cache() const {
         const StackPlaces &places = call.places[weights.group];
         const AttentionPlan &plan = *places.plan;
         const Angles angles = weights.turns ? call.angles[weights.turns - 1] : Angles{};
@@ -114,8 +115,12 @@ struct Layer {
                          cache.keys, cache.values, space.query_or_mixed, sizes.joined_width, plan.heads, plan.kv_heads,
                          call.head_dim, weights.turns ? call.rotated_dim : 0, plan.block_size, call.block_stride, call.eps, 0,
                          call.cache_kind});
+    }
+
+    /* Leaves what these queries see in the place of the normed input. */
+    void attend(const AttentionPlan &plan, const void *query) const {
         AttentionCall attention{};
-        attention.query = space.query_or_mixed;
+        attention.query = query;
         attention.key_cache = cache.keys;
         attention.value_cache = cache.values;
         attention.result = space.seen_or_normed;
@@ -129,14 +134,28 @@ struct Layer {
     }
 
     /* From what was seen to the next layer's normed input. */
-    void finish(int64_t rows, const void *seen, void *residual, const void *next_norm, void *next) const {
-        mix(OUTPUT, seen, rows, weights.output, weights.output_bias);
+    void finish(int64_t rows, void *residual, const void *next_norm, void *next) const {
+        mix(OUTPUT, space.seen_or_normed, rows, weights.output, weights.output_bias);
         norm_mixed(rows, weights.after_attention_norm);
         add_and_norm(rows, space.query_or_mixed, residual, weights.mlp_norm, space.seen_or_normed);
         multiply(GATE_UP, space.seen_or_normed, rows, weights.gate_up, nullptr, space.joined_or_wide);
         mix(DOWN, space.joined_or_wide, rows, weights.down, weights.down_bias);
         norm_mixed(rows, weights.after_mlp_norm);
         add_and_norm(rows, space.query_or_mixed, residual, next_norm, next);
+    }
+
+    /* The sampled rows alone, from the step's queries to the result. */
+    void finish_sampled() const {
+        if (call.samples == 0) return;
+        const AttentionPlan &plan = *call.places[weights.group].plan;
+        pick(space.query_or_mixed, sizes.query_width, space.picked_query);
+        pick(call.residual, call.hidden, space.picked_residual);
+        attend(*plan_of_some(plan, call.sample_at, call.samples), space.picked_query);
+        finish(call.samples, space.picked_residual, call.last_norm, call.result);
+    }
+
+    void pick(const void *rows, int64_t width, void *picked) const {
+        gather_rows(rows, width * sizes.element, call.tokens, call.sample_at, call.samples, 0, picked);
     }
 };
 
@@ -159,7 +178,7 @@ void run_stack(const StackCall &call) {
     if (call.tokens == 0) return;
     const Sizes sizes = sizes_of(call);
     const Space space = take_space(call, sizes);
-    const bool is_whole = call.part_starts != nullptr || keeps_output(call);
+    const bool is_whole = call.part_starts != nullptr || keeps_output(call) || call.samples >= call.tokens;
     rms_norm(call.norm_kind, call.tokens,
              {call.residual, nullptr, call.layers[0].attention_norm, space.seen_or_normed, nullptr, call.hidden,
               call.hidden, 0, call.eps, 0});
@@ -168,17 +187,14 @@ void run_stack(const StackCall &call) {
         const Layer layer{call, sizes, space, call.layers[i], call.caches[i], starts};
         const bool is_last = i + 1 == call.layer_count;
         keep_input(call, i, sizes.element);
-        layer.attend();
-        if (!is_last || is_whole) {
-            const void *next_norm = is_last ? call.last_norm : call.layers[i + 1].attention_norm;
-            layer.finish(call.tokens, space.seen_or_normed, call.residual, next_norm, space.seen_or_normed);
+        layer.write_cache();
+        if (is_last && !is_whole) {
+            layer.finish_sampled();
             continue;
         }
-        gather_rows(space.seen_or_normed, sizes.query_width * sizes.element, call.tokens, call.sample_at, call.samples,
-                    0, space.picked_seen);
-        gather_rows(call.residual, call.hidden * sizes.element, call.tokens, call.sample_at, call.samples, 0,
-                    space.picked_residual);
-        layer.finish(call.samples, space.picked_seen, space.picked_residual, call.last_norm, call.result);
+        layer.attend(*call.places[call.layers[i].group].plan, space.query_or_mixed);
+        const void *next_norm = is_last ? call.last_norm : call.layers[i + 1].attention_norm;
+        layer.finish(call.tokens, call.residual, next_norm, space.seen_or_normed);
     }
     keep_input(call, call.layer_count, sizes.element);
     if (is_whole)

@@ -79,7 +79,7 @@ struct StackCall {
     const SumRanks *sum;
 };
 
-/* In the last layer only the sampled rows go on after the attention, unless there are adapters or its output is kept. */
+/* In the last layer only the sampled rows go on once keys and values are written, unless there are adapters or its output is kept. */
 void run_stack(const StackCall &call);
 
 }  // namespace vnx
