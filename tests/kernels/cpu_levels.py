@@ -23,13 +23,14 @@ ROUNDING = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8}
 @contextmanager
 def using(level: native.Level, threads: int = 1) -> Iterator[None]:
     """An instruction set and a number of threads, for a while."""
+    before = native.level()
     native.set_level(level)
     native.start(threads, spin_us=20)
     try:
         yield
     finally:
         native.start(1, 0)
-        native.set_level(native.best_level())
+        native.set_level(before)
 
 
 def draw(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.Tensor:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -47,7 +50,7 @@ def test_several_callers_at_once(case: tuple) -> None:
             if not torch.equal(products.linear(big, packed), expected):
                 wrong.append(threading.get_ident())
 
-    with using(native.best_level(), threads=2):
+    with using(native.level(), threads=2):
         callers = [threading.Thread(target=call) for _ in range(3)]
         for caller in callers:
             caller.start()
@@ -60,7 +63,7 @@ def test_several_callers_at_once(case: tuple) -> None:
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
 def test_a_child_process_works_alone_and_with_a_team_of_its_own(case: tuple) -> None:
     x, packed, expected = case
-    with using(native.best_level(), threads=2):
+    with using(native.level(), threads=2):
         products.linear(x, packed)
         child = os.fork()
         if child == 0:
@@ -75,6 +78,26 @@ def test_a_missing_level_is_named() -> None:
     with pytest.raises(ValueError, match=r"the best it has is"):
         missing = len(native.Level)
         native.module().set_level(missing) or native.set_level(type("", (int,), {"name": "NEXT"})(missing))
+
+
+WITHOUT_TILES = """
+import ctypes
+class Stack(ctypes.Structure):
+    _fields_ = [("at", ctypes.c_void_p), ("flags", ctypes.c_int), ("size", ctypes.c_size_t)]
+room = ctypes.create_string_buffer(4096)
+ctypes.CDLL(None, use_errno=True).sigaltstack(ctypes.byref(Stack(ctypes.addressof(room), 0, len(room))), None)
+from vnext.kernels.cpu import native
+print(native.best_level().name, native.level().name)
+"""
+
+
+def test_an_intel_without_tiles_does_without_the_dot_product_of_pairs() -> None:
+    """Linux refuses tiles to a process whose signal stack could not hold them."""
+    machine = Path("/proc/cpuinfo").read_text() if sys.platform == "linux" else ""
+    ran = subprocess.run([sys.executable, "-c", WITHOUT_TILES], capture_output=True, text=True, check=True, timeout=60)
+    best, fastest = ran.stdout.split()
+    assert best == ("AVX512_BF16" if native.best_level() is native.Level.AMX else native.best_level().name)
+    assert fastest == ("AVX512" if best == "AVX512_BF16" and "GenuineIntel" in machine else best)
 
 
 def test_a_wrong_number_of_arguments_is_an_error() -> None:

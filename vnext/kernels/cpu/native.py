@@ -108,7 +108,7 @@ def bind_member(member: int, cpus: Sequence[int]) -> bool:
 
 
 def best_level() -> Level:
-    """The best instruction set of this machine."""
+    """The highest instruction set of this machine; not its fastest on an Intel without tiles."""
     return Level(module().best_level())
 
 
@@ -118,7 +118,7 @@ def levels() -> tuple[Level, ...]:
 
 
 def level() -> Level:
-    """The instruction set in use: the best one, unless `set_level` changed it."""
+    """The instruction set in use: the machine's fastest one, unless `set_level` changed it."""
     return Level(module().level())
 
 

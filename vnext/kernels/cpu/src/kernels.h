@@ -202,7 +202,7 @@ extern const Kernels avx2_kernels, avx512_kernels, avx512_bf16_kernels, amx_kern
 extern const Kernels neon_kernels, neon_bf16_kernels;
 #endif
 
-/* The best level that this machine and its system allow. */
+/* The highest level that this machine and its system allow. Its fastest one is current at first. */
 Level best_level();
 bool has_level(int level);
 /* Use a level for all later calls; false where this machine lacks it. */

@@ -1,6 +1,6 @@
-/* Products of many rows in bfloat16 with registers for few sums. Some steps of half a panel are widened to float32 once and stay
-   in the first cache, where four rows at a time meet them: first the even inputs of a step, then the odd ones, so that eight sums
-   are enough for a chain. Sums over steps wait in memory. The chains, and so the bits, are those of linear_lanes.h. */
+/* Products of many rows in bfloat16 without an instruction for it. Some steps of a panel, or of half a panel, are widened to float32
+   once and stay in the first cache, where some rows at a time meet them: first the even inputs of a step, then the odd ones, so that
+   a chain has all registers to itself. Sums over steps wait in memory. The chains, and so the bits, are those of linear_lanes.h. */
 #pragma once
 
 #include "linear/linear_lanes.h"
@@ -9,9 +9,16 @@ namespace vnx {
 namespace VNX_LEVEL {
 namespace {
 
-constexpr int ROWS_BLOCKED = 4;
+/* Rows and halves of a panel that meet: as many sums as hide a multiply-add's latency. Steps in a block: 16 to 18 KB of float32. */
+#if defined(VNX_AVX512)
+constexpr int ROWS_BLOCKED = 8, HALVES_BLOCKED = 2;
+constexpr int64_t BLOCK_STEPS = 4;
+#else
+constexpr int ROWS_BLOCKED = 4, HALVES_BLOCKED = 1;
+constexpr int64_t BLOCK_STEPS = 9;
+#endif
 constexpr int64_t ROWS_TO_BLOCK = 16;  // fewer do not repay the widening
-constexpr int64_t BLOCK_STEPS = 9;     // 18 KB of float32 for half a panel
+constexpr int WIDE = 16 * HALVES_BLOCKED;
 
 inline int64_t blocks_of(const Packed &w) { return (w.shard_steps() + BLOCK_STEPS - 1) / BLOCK_STEPS; }
 
@@ -44,56 +51,74 @@ inline const float *rows_in_blocks(const LinearCall &call, int64_t row0, int64_t
     return x;
 }
 
-/* Steps of half a panel as float32: [step][even, odd][16 pairs][16 outputs]. */
-inline void widen_half(const bf16 *from, int64_t steps, float *to) {
-    for (int64_t step = 0; step < steps; ++step, from += 1024, to += 512)
-        for (int pair = 0; pair < 16; ++pair) {
-            const Lanes even = load_even(from + pair * 32), odd = load_odd(from + pair * 32);
-            store(to + pair * 16, even);
-            store(to + 256 + pair * 16, odd);
-        }
+/* Steps of these halves as float32: [step][even, odd][16 pairs][WIDE]. */
+inline void widen_halves(const bf16 *from, int64_t steps, float *to) {
+    for (int64_t step = 0; step < steps; ++step, from += 1024, to += 32 * WIDE)
+        for (int half = 0; half < HALVES_BLOCKED; ++half)
+            for (int pair = 0; pair < 16; ++pair) {
+                const bf16 *weights = from + half * 512 + pair * 32;
+                const Lanes even = load_even(weights), odd = load_odd(weights);
+                store(to + pair * WIDE + half * 16, even);
+                store(to + (16 + pair) * WIDE + half * 16, odd);
+            }
 }
 
-/* sums [R]: one chain of a step, from zero. */
+/* sums [HALVES_BLOCKED][R]: one chain of a step, from zero. */
 template <int R>
-inline void chain(const float *x, int64_t stride, const float *weights, Lanes *sums) {
-    UNROLLED for (int r = 0; r < R; ++r)
-        sums[r] = all(0.0f);
-    for (int pair = 0; pair < 16; ++pair) {
-        const Lanes w = load(weights + pair * 16);
+inline void chain(const float *x, int64_t stride, const float *weights, Lanes (*sums)[R]) {
+    UNROLLED for (int h = 0; h < HALVES_BLOCKED; ++h)
         UNROLLED for (int r = 0; r < R; ++r)
-            sums[r] = fused(all(x[2 * pair + r * stride]), w, sums[r]);
+            sums[h][r] = all(0.0f);
+    for (int pair = 0; pair < 16; ++pair) {
+        Lanes w[HALVES_BLOCKED];
+        UNROLLED for (int h = 0; h < HALVES_BLOCKED; ++h)
+            w[h] = load(weights + pair * WIDE + h * 16);
+        UNROLLED for (int r = 0; r < R; ++r) {
+            const Lanes value = all(x[2 * pair + r * stride]);
+            UNROLLED for (int h = 0; h < HALVES_BLOCKED; ++h)
+                sums[h][r] = fused(value, w[h], sums[h][r]);
+        }
     }
 }
 
-/* sums [R][PANEL] += steps of half a panel. */
+/* sums [R][PANEL] += steps of these halves. */
 template <int R>
 __attribute__((noinline)) void add_steps(const float *x, int64_t steps, const float *weights, float *sums) {
     const int64_t stride = steps * STEP;
-    alignas(64) float held[R * 16];
-    for (int64_t step = 0; step < steps; ++step, x += STEP, weights += 512) {
-        Lanes even[R], odd[R];
+    alignas(64) float held[R * WIDE];
+    for (int64_t step = 0; step < steps; ++step, x += STEP, weights += 32 * WIDE) {
+        Lanes even[HALVES_BLOCKED][R], odd[HALVES_BLOCKED][R];
         chain<R>(x, stride, weights, even);
         UNROLLED for (int r = 0; r < R; ++r)
-            store(held + r * 16, even[r]);
+            UNROLLED for (int h = 0; h < HALVES_BLOCKED; ++h)
+                store(held + r * WIDE + h * 16, even[h][r]);
         keep_order();
-        chain<R>(x + 1, stride, weights + 256, odd);
+        chain<R>(x + 1, stride, weights + 16 * WIDE, odd);
         UNROLLED for (int r = 0; r < R; ++r)
-            store(sums + r * PANEL, load(sums + r * PANEL) + (load(held + r * 16) + odd[r]));
+            UNROLLED for (int h = 0; h < HALVES_BLOCKED; ++h) {
+                float *at = sums + r * PANEL + h * 16;
+                store(at, load(at) + (load(held + r * WIDE + h * 16) + odd[h][r]));
+            }
         keep_order();
     }
 }
 
+template <int... R>
+struct BlockForms {
+    static constexpr decltype(&add_steps<1>) UP_TO[] = {add_steps<R + 1>...};
+};
+template <int N, int... R>
+struct BlockFormsUpTo : BlockFormsUpTo<N - 1, N - 1, R...> {};
+template <int... R>
+struct BlockFormsUpTo<0, R...> : BlockForms<R...> {};
+
 /* x [rows][steps * STEP], sums [rows][PANEL]. */
 inline void add_rows(const float *x, int64_t rows, int64_t steps, const float *weights, float *sums, Ahead &ahead) {
-    static_assert(ROWS_BLOCKED == 4);
-    for (; rows >= 4; rows -= 4, x += 4 * steps * STEP, sums += 4 * PANEL) {
-        add_steps<4>(x, steps, weights, sums);
+    for (int64_t row = 0; row < rows; row += ROWS_BLOCKED) {
+        const int64_t count = std::min<int64_t>(ROWS_BLOCKED, rows - row);
+        BlockFormsUpTo<ROWS_BLOCKED>::UP_TO[count - 1](x + row * steps * STEP, steps, weights, sums + row * PANEL);
         ahead.fetch();
     }
-    if (rows == 3) add_steps<3>(x, steps, weights, sums);
-    if (rows == 2) add_steps<2>(x, steps, weights, sums);
-    if (rows == 1) add_steps<1>(x, steps, weights, sums);
 }
 
 /* sums [shards][rows][PANEL]. */
@@ -121,16 +146,16 @@ void linear_bf16_blocked(const LinearCall &call, int64_t row0, int64_t row1, int
     const Packed &w = *call.weight;
     const int64_t sums_size = rows * PANEL;
     const float *x = rows_in_blocks(call, row0, rows);
-    float *weights = static_cast<float *>(scratch(SLOT_PARTIALS, size_t(BLOCK_STEPS * 512 + w.shards * sums_size) * 4));
-    float *sums = weights + BLOCK_STEPS * 512;
-    Ahead ahead(call, panel0, panel1, 2 * w.shards * blocks_of(w) * (rows / ROWS_BLOCKED));
+    float *weights = static_cast<float *>(scratch(SLOT_PARTIALS, size_t(BLOCK_STEPS * 32 * WIDE + w.shards * sums_size) * 4));
+    float *sums = weights + BLOCK_STEPS * 32 * WIDE;
+    Ahead ahead(call, panel0, panel1, 2 / HALVES_BLOCKED * w.shards * blocks_of(w) * (rows / ROWS_BLOCKED));
     for (int64_t panel = panel0; panel < panel1; ++panel) {
         const bf16 *from = bf16_panel(w, panel);
         ahead.begin(panel + 1);
         memset(sums, 0, size_t(w.shards * sums_size) * 4);
         each_block(w, [&](int64_t shard, int64_t step, int64_t count) {
-            for (int half = 0; half < 2; ++half) {
-                widen_half(from + step * 1024 + half * 512, count, weights);
+            for (int half = 0; half < 2; half += HALVES_BLOCKED) {
+                widen_halves(from + step * 1024 + half * 512, count, weights);
                 add_rows(x + step * STEP * rows, rows, count, weights, sums + shard * sums_size + half * 16, ahead);
             }
         });
