@@ -28,6 +28,8 @@ REPEATS = {"decode": 3, "prefill": 5, "long": 3, "concurrent": 1, "shared": 1}
 SMOKE_SCALE = 1 / 16
 REFERENCE = "transformers"
 BUSY_WINDOW_S = 1.0
+ENVIRONMENT = ("VNEXT_ISA", "VNEXT_KV_CACHE_DTYPE", "ONEDNN_", "MKL_", "PEERS_OPENVINO_")
+"""How the names of variables begin that choose what engines compute with."""
 
 
 class Results:
@@ -149,7 +151,7 @@ def record(
     tokens = results.first_tokens
     same = report.agreement(tokens, REFERENCE) if REFERENCE in tokens else {}
     return {
-        "command": "python -m perf.peers " + " ".join(sys.argv[1:]),
+        "command": command_line(options),
         "measured_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "vnext": __version__,
         "machine": msgspec.to_builtins(before),
@@ -163,6 +165,12 @@ def record(
         "rows": figures,
         f"same_first_token_as_{REFERENCE}": same,
     }
+
+
+def command_line(options: argparse.Namespace) -> str:
+    """The command with what it was given by the environment, without this machine's paths."""
+    given = [f"{name}={value}" for name, value in sorted(os.environ.items()) if name.startswith(ENVIRONMENT)]
+    return " ".join([*given, "python -m perf.peers", *sys.argv[1:]]).replace(str(options.json), "RECORD")
 
 
 def read_into_page_cache(model: Path) -> None:
