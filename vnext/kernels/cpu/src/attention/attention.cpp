@@ -327,11 +327,14 @@ std::unique_ptr<AttentionPlan> plan_attention(const int64_t *query_starts, const
 std::unique_ptr<AttentionPlan> plan_of_some(const AttentionPlan &plan, const int64_t *queries, int64_t count) {
     Planner planner(plan.heads, plan.kv_heads, plan.block_size);
     for (int64_t at = 0, next = 0; at < count; at = next) {
+        next = at + 1;
         const auto behind = std::upper_bound(plan.rows.begin(), plan.rows.end(), queries[at],
                                              [](int64_t query, const AttentionRow &row) { return query < row.query0; });
+        if (behind == plan.rows.begin()) continue;
         const AttentionRow &row = behind[-1];
         const int64_t end = row.query0 + row.query_count;
-        for (next = at + 1; next < count && queries[next] == queries[next - 1] + 1 && queries[next] < end;)
+        if (queries[at] >= end) continue;
+        while (next < count && queries[next] == queries[next - 1] + 1 && queries[next] < end)
             ++next;
         planner.add(at, next - at, row.context - (end - 1 - queries[next - 1]), plan.blocks.data() + row.blocks_at);
     }

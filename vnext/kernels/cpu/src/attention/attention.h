@@ -35,8 +35,8 @@ std::unique_ptr<AttentionPlan> plan_attention(const int64_t *query_starts, const
                                               const int32_t *block_table, int64_t table_stride, int64_t rows,
                                               int64_t heads, int64_t kv_heads, int64_t block_size);
 
-/* The plan of `count` of a plan's queries, which come in this order, close together: each sees what it sees there. Every one is of
-   a row. */
+/* The plan of `count` of a plan's queries, which come in this order, close together: each sees what it sees there. What is no query
+   of a row is left out. */
 std::unique_ptr<AttentionPlan> plan_of_some(const AttentionPlan &plan, const int64_t *queries, int64_t count);
 
 /* Causal attention into call.result, whose tokens of no row are left as they are. */
