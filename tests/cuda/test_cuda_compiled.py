@@ -203,7 +203,7 @@ def test_attention_is_launched_as_by_the_plain_form(both_attend: list[int], shap
 
 @pytest.fixture
 def memory_is_filled() -> Iterator[None]:
-    """New memory holds NaN, so that what nobody writes is seen."""
+    """New memory holds NaN: a test sees what nobody has written."""
     torch.use_deterministic_algorithms(True)
     yield
     torch.use_deterministic_algorithms(False)

@@ -105,18 +105,14 @@ __attribute__((noinline)) void add_steps(const float *x, int64_t steps, const fl
 
 template <int... R>
 struct BlockForms {
-    static constexpr decltype(&add_steps<1>) UP_TO[] = {add_steps<R + 1>...};
+    static constexpr decltype(&add_steps<1>) ADD[] = {add_steps<R + 1>...};
 };
-template <int N, int... R>
-struct BlockFormsUpTo : BlockFormsUpTo<N - 1, N - 1, R...> {};
-template <int... R>
-struct BlockFormsUpTo<0, R...> : BlockForms<R...> {};
 
 /* x [rows][steps * STEP], sums [rows][PANEL]. */
 inline void add_rows(const float *x, int64_t rows, int64_t steps, const float *weights, float *sums, Ahead &ahead) {
     for (int64_t row = 0; row < rows; row += ROWS_BLOCKED) {
         const int64_t count = std::min<int64_t>(ROWS_BLOCKED, rows - row);
-        BlockFormsUpTo<ROWS_BLOCKED>::UP_TO[count - 1](x + row * steps * STEP, steps, weights, sums + row * PANEL);
+        FormsUpTo<BlockForms, ROWS_BLOCKED>::ADD[count - 1](x + row * steps * STEP, steps, weights, sums + row * PANEL);
         ahead.fetch();
     }
 }
@@ -148,7 +144,7 @@ void linear_bf16_blocked(const LinearCall &call, int64_t row0, int64_t row1, int
     const float *x = rows_in_blocks(call, row0, rows);
     float *weights = static_cast<float *>(scratch(SLOT_PARTIALS, size_t(BLOCK_STEPS * 32 * WIDE + w.shards * sums_size) * 4));
     float *sums = weights + BLOCK_STEPS * 32 * WIDE;
-    Ahead ahead(call, panel0, panel1, 2 / HALVES_BLOCKED * w.shards * blocks_of(w) * (rows / ROWS_BLOCKED));
+    Ahead ahead(call, panel0, panel1, 2 / HALVES_BLOCKED * w.shards * blocks_of(w) * ((rows + ROWS_BLOCKED - 1) / ROWS_BLOCKED));
     for (int64_t panel = panel0; panel < panel1; ++panel) {
         const bf16 *from = bf16_panel(w, panel);
         ahead.begin(panel + 1);

@@ -302,10 +302,11 @@ template <int... R>
 struct RowForms {
     static constexpr Rows<float> F32[] = {rows_f32<R + 1>...}, BF16[] = {rows_bf16<R + 1>...};
 };
-template <int N, int... R>
-struct FormsUpTo : FormsUpTo<N - 1, N - 1, R...> {};
-template <int... R>
-struct FormsUpTo<0, R...> : RowForms<R...> {};
+/* Forms<0, ..., N - 1>. */
+template <template <int...> class Forms, int N, int... R>
+struct FormsUpTo : FormsUpTo<Forms, N - 1, N - 1, R...> {};
+template <template <int...> class Forms, int... R>
+struct FormsUpTo<Forms, 0, R...> : Forms<R...> {};
 
 /* x [row1 - row0][stride]. A panel stays in the first cache while the rows pass, in blocks of nearly the same size, at most
    `most`: a small last one would wait for its own sums instead of for the units that multiply. A panel that few rows read once,
@@ -329,7 +330,7 @@ inline void in_blocks(const Rows<X> *forms, int most, const LinearCall &call, co
 
 void linear_f32(const LinearCall &call, int64_t row0, int64_t row1, int64_t panel0, int64_t panel1) {
     const float *x = static_cast<const float *>(call.x) + row0 * call.x_stride;
-    in_blocks(FormsUpTo<ROWS_F32>::F32, ROWS_F32, call, x, call.x_stride, row0, row1, panel0, panel1);
+    in_blocks(FormsUpTo<RowForms, ROWS_F32>::F32, ROWS_F32, call, x, call.x_stride, row0, row1, panel0, panel1);
 }
 
 /* Rows [row, row + count), which are whole steps, as float32 in scratch. */
@@ -348,7 +349,7 @@ inline void linear_bf16(const LinearCall &call, int64_t row0, int64_t row1, int6
     const DenormalsAreZero guard;
     const int64_t stride = call.weight->steps() * STEP;
     const float *x = widened(call, row0, row1 - row0);
-    in_blocks(FormsUpTo<ROWS_BF16>::BF16, ROWS_BF16, call, x, stride, row0, row1, panel0, panel1);
+    in_blocks(FormsUpTo<RowForms, ROWS_BF16>::BF16, ROWS_BF16, call, x, stride, row0, row1, panel0, panel1);
 }
 
 }  // namespace
