@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hmac
 import logging
+import re
 from pathlib import Path
 
+import httpx
 import openai
 import pytest
 from edge_server import EdgeServer
@@ -13,6 +15,8 @@ from edge_server import EdgeServer
 from vnext.server.context import api_keys
 from vnext.server.context.api_keys import ApiKeys, Budget, KeyLimits, KeysUnusable, shown
 from vnext.server.context.errors import RateLimited
+from vnext.server.http.middleware import OPEN
+from vnext.server.routes import ROUTES
 from vnext.server.settings import ServerSettings
 
 FILE = """
@@ -147,3 +151,32 @@ def test_a_name_is_shown_by_its_beginning() -> None:
     assert [shown(client) for client in ("key 12 team-alpha", "key 3", "", "127.0.0.1", api_keys.OWN)] == [
         "12 team...", "3", "", "", ""
     ]  # fmt: skip
+
+
+def status_of(server: EdgeServer, method: str, path: str, **headers: str) -> int:
+    return httpx.request(method, f"{str(server.openai().base_url).removesuffix('/v1/')}{path}", headers=headers, timeout=30).status_code
+
+
+PATHS = sorted({(route.method, re.sub(r"\{\w+\}", "1", route.plain_path)) for route in ROUTES})
+GUARDED = [(method, path) for method, path in PATHS if path not in OPEN]
+
+
+def test_every_route_but_the_open_ones_needs_the_key() -> None:
+    with EdgeServer(api_keys=("secret",)) as server:
+        asked = [*GUARDED, ("POST", "/rerank/"), ("POST", "//rerank"), ("POST", "/v3/rerank"), ("GET", "/health/x"), ("GET", "/metrics/")]
+        assert {each: status for each in asked if (status := status_of(server, *each)) != 401} == {}
+        opened = [(method, path) for method, path in PATHS if path in OPEN]
+        assert len(opened) > 8 and not [each for each in opened if status_of(server, *each) in (401, 403)]
+        assert status_of(server, "POST", "/rerank", Authorization="Bearer secret") not in (401, 403)
+
+
+def test_no_route_but_the_open_ones_answers_a_page_of_another_site() -> None:
+    with EdgeServer() as server:
+        found = {each: status_of(server, *each, Origin="https://elsewhere.example") for each in GUARDED}
+        assert {each: status for each, status in found.items() if status != 403} == {}
+
+
+def test_paths_below_a_root_path_are_guarded_alike() -> None:
+    with EdgeServer(api_keys=("secret",), root_path="/api") as server:
+        assert [status_of(server, "POST", path) for path in ("/api/rerank", "/rerank", "/api/v1/rerank")] == [401] * 3
+        assert status_of(server, "GET", "/api/version") == 200

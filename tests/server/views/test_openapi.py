@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import httpx
 import jsonschema
 import pytest
 from edge_server import EdgeServer
@@ -9,6 +10,7 @@ from edge_server import EdgeServer
 from vnext.server.context.errors import FAILURES, failure_of
 from vnext.server.context.openai_types import ChatBody
 from vnext.server.routes import ROUTES
+from vnext.server.views import openapi
 from vnext.server.views.openapi import ERRORS, document
 
 
@@ -73,3 +75,9 @@ def test_what_the_server_is_made_of_needs_the_key() -> None:
         assert guarded.get("/server_info")[0] == 401
         assert guarded.get("/server_info", Authorization="Bearer secret")[0] == 200
         assert guarded.get("/openapi.json")[0] == guarded.get("/load")[0] == 200
+
+
+def test_the_document_is_made_once(server: EdgeServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = httpx.get(f"{server.openai().base_url}../openapi.json").content
+    monkeypatch.setattr(openapi, "document", lambda routes: pytest.fail("it is made again"))
+    assert httpx.get(f"{server.openai().base_url}../openapi.json").content == first and first.startswith(b"{")

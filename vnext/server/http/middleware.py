@@ -3,7 +3,7 @@
     observe    marks the connection as busy, names the request, counts the answer and writes the access line; outside `translate`,
                to see error responses
     translate  turns errors into error objects, of the checks too that it makes before the view: it answers a preflight, which
-               carries no key, and refuses /v1, tokens and the log without the key, or, where there is no key, to web pages of
+               carries no key, and refuses all but a few open paths without the key, or, where there is no key, to web pages of
                other sites
 """
 
@@ -28,11 +28,8 @@ from vnext.server.settings import ServerSettings
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
-GUARDED = (
-    "/v1", "/tokenize", "/detokenize", "/log", "/events", "/server_info", "/update_weights", "/start_weight_update",
-    "/finish_weight_update", "/pause", "/resume", "/is_paused", "/sleep", "/wake_up", "/is_sleeping", "/reset_prefix_cache",
-    "/collective_rpc", "/handover",
-)  # fmt: skip
+OPEN = frozenset({"/", "/docs", "/openapi.json", "/health", "/ping", "/live", "/metrics", "/load", "/version"})
+"""The paths that need no key and that any page may read; every other one is guarded, a new one too."""
 
 log = logging.getLogger("vnext.server")
 
@@ -104,7 +101,7 @@ def _path(request: web.Request) -> str:
 def authorise(request: web.Request, settings: ServerSettings, keys: ApiKeys) -> None:
     """Check the API key, in constant time so that it cannot be guessed byte by byte, and note the client that it stands for.
     Raises KeyRejected, OriginRejected."""
-    if not request.path.removeprefix(settings.root_path).startswith(GUARDED) and not request.path.startswith(GUARDED):
+    if _path(request) in OPEN:
         return
     if not keys:
         check_origin(request, settings.allowed_origins)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from functools import cache
 from typing import Any
 
 import msgspec
@@ -54,7 +55,13 @@ ERROR_SCHEMA = {
 
 async def get_openapi(request: web.Request) -> web.Response:
     """The view."""
-    return web.json_response(body=msgspec.json.encode(document(request.app[ROUTES])))
+    return web.json_response(body=_encoded(tuple(request.app[ROUTES])))
+
+
+@cache
+def _encoded(routes: tuple[Route, ...]) -> bytes:
+    """Made once: it takes 45 ms of the event loop, and anyone may ask for it."""
+    return msgspec.json.encode(document(routes))
 
 
 def document(routes: Iterable[Route]) -> dict[str, Any]:
