@@ -87,7 +87,8 @@ __device__ __forceinline__ void take_turn(const Group &group, Turn *turn) {
     __syncthreads();
 }
 
-__device__ __forceinline__ bool is_before(unsigned reported, unsigned operation) { return int(reported - operation) < 0; }
+// A rank is at most one operation ahead, so anything else is a turn that slept, by 2^31 operations and more too.
+__device__ __forceinline__ bool is_before(unsigned reported, unsigned operation) { return reported - operation > 1u; }
 
 enum Coming { CAME, MISSING, BROKEN };
 

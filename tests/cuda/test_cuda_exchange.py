@@ -108,6 +108,18 @@ def test_counters_go_over_their_end(ranks: RankBackend) -> None:
     assert first == second == [] and 0 < operations < 100
 
 
+@pytest.mark.parametrize("slept", [2**31, 2**31 + 7, 3 * 2**30])
+def test_a_rank_that_slept_for_half_the_counter_is_waited_for(ranks: RankBackend, slept: int) -> None:
+    """A turn that only large sums use last reported so many operations ago; what it reported is not taken for the next one."""
+
+    def work(rank: int, group: DeviceGroup) -> Any:
+        group._memory._bytes[:8].view(torch.int64)[0] = ctypes.c_int32(slept).value << 32
+        group._part()
+        return wrong_sums(group, rank, 2, (torch.bfloat16,))
+
+    assert run_threads(ranks, (0, STRAGGLING), work) == [[], []]
+
+
 def test_crooked_tensors_are_left_alone(ranks: RankBackend) -> None:
     """Strided ones and ones that begin inside of 16 bytes."""
 
