@@ -29,12 +29,12 @@ def pair() -> Iterator[tuple[Toy, Toy, RouterHere]]:
 def test_a_request_passes_with_its_body_and_its_path(pair: tuple[Toy, Toy, RouterHere]) -> None:
     first, second, router = pair
     body = json.dumps(CHAT, indent=3).encode()
-    status, answer, headers = router.call("POST", "/v1/chat/completions?a=%2Fb", body, X_Request_Id="mine", TE="x", Cookie="c=1")
+    status, answer, headers = router.call("POST", "/v1/chat/completions?a=%2Fb", body, X_Request_Id="mine", TE="x", Cookie="c=1", X_Vnext_Handover="{}")
     assert status == 200 and answer["path"] == "/v1/chat/completions?a=%2Fb" and headers["X-Request-Id"] == "mine"
     [toy] = [each for each in (first, second) if each.bodies and each.bodies[-1] == body]
     seen = toy.seen[-1].headers
     assert seen["X-Request-Id"] == "mine" and seen["X-Forwarded-For"] == "127.0.0.1" and seen["Host"] == f"127.0.0.1:{toy.port}"
-    assert not {"TE", "Cookie"} & set(seen)
+    assert not {"TE", "Cookie", "X-Vnext-Handover"} & set(seen)
     assert router.call("POST", "/v1/audio/speech", b"\0bytes", Content_Type="application/octet-stream")[0] == 200
     assert router.call("POST", "/v1/embeddings", gzip.compress(body), Content_Encoding="gzip")[0] == 200
     assert (first.bodies + second.bodies).count(body) == 2, "what was compressed arrives plain"

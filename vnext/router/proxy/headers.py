@@ -16,8 +16,9 @@ HOP_BY_HOP = frozenset(
 _OF_REQUESTS = frozenset(
     "host content-length content-encoding accept-encoding expect cookie origin referer forwarded x-forwarded-for "
     "sec-fetch-site sec-fetch-mode sec-fetch-dest sec-fetch-user access-control-request-method "
-    "access-control-request-headers".split()
+    "access-control-request-headers x-vnext-handover".split()
 )
+"""Tickets too: this router gives them out, and a client's would make ranks connect where it says."""
 _KEYS = frozenset({"authorization", "x-api-key"})
 _OF_ANSWERS = frozenset(
     "content-length date set-cookie access-control-allow-origin access-control-allow-credentials access-control-expose-headers "

@@ -35,9 +35,9 @@ def decode_ticket(text: str, secret: bytes) -> Ticket:
     """The inverse. Raises HandoverFailed."""
     try:
         ticket = msgspec.json.decode(text[:TICKET_BYTES_MAX], type=Ticket)
-    except (msgspec.MsgspecError, UnicodeError) as error:
+    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
         raise HandoverFailed(f"a hand-over's ticket cannot be read ({error})") from error
-    if not hmac.compare_digest(ticket.seal, _seal(ticket, secret)):
+    if not hmac.compare_digest(ticket.seal.encode(), _seal(ticket, secret).encode()):
         remedy = "give --cluster-secret-file the same contents on all hosts"
         raise HandoverFailed(f"a hand-over's ticket is of an engine with another secret: {remedy}")
     return ticket

@@ -16,8 +16,8 @@ _TICKET: ContextVar[str] = ContextVar("ticket", default="")
 
 
 def accept_ticket(headers: Mapping[str, str], settings: ServerSettings) -> None:
-    """A request with these headers begins in this task."""
-    if settings.takes_tickets and (ticket := headers.get(TICKET_HEADER, "")):
+    """A request with these headers begins in this task. A ticket is ASCII; other bytes cannot be sent to the engine."""
+    if settings.takes_tickets and (ticket := headers.get(TICKET_HEADER, "")).isascii() and ticket:
         _TICKET.set(ticket)
 
 
