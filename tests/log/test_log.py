@@ -96,7 +96,7 @@ def test_truncation_at_every_byte_gives_a_shorter_log():
 
 def test_a_flip_of_every_byte_never_gives_a_wrong_event():
     data, _ = segment(FRAMES)
-    whole, header_size = events_of([data]), len(segment([])[0])
+    whole, header_size, last = events_of([data]), len(segment([])[0]), len(segment(FRAMES[:-1])[0])
     for place in range(len(data)):
         for mask in (0x01, 0x80, 0xFF):
             damaged = bytearray(data)
@@ -104,6 +104,7 @@ def test_a_flip_of_every_byte_never_gives_a_wrong_event():
             found, end = events_of([bytes(damaged)]), end_of([bytes(damaged)])
             assert found == whole[: len(found)] and len(found) < len(whole)
             assert end.message and (place >= header_size or end.kind == "unusable")
+            assert place >= last or end.kind != "torn", "whole records follow"
 
 
 @settings(max_examples=200, deadline=None)
@@ -156,6 +157,9 @@ def test_segments_follow_each_other_only_if_they_chain():
     header_size = len(codec.open_segment(codec.next_header(header, chain, 5))[0])
     for size in range(len(second)):
         assert end_of([first, second[:size]]).kind == ("torn" if size != header_size else "complete")
+    for place in range(header_size):
+        flipped = second[:place] + bytes([second[place] ^ 0x40]) + second[place + 1 :]
+        assert end_of([first, flipped]).kind == "damaged", place
 
 
 def test_a_cut_segment_with_another_behind_it_is_damage():

@@ -8,6 +8,7 @@ LogEnd that says where and why.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 
 import msgspec
 import numpy as np
@@ -20,6 +21,7 @@ from vnext.log.skimming import Skimmed
 SKIM_MAX = 1 << 16  # commits, and arrivals, of one run
 STEADY_MIN, STEADY_MAX = 4, 1 << 16  # least frames of a run, most tokens
 ZEROS_STEP = 1 << 12
+SCAN_BYTES_MAX = 1 << 28  # that are checked to tell damage from a kill
 BAD_FORM = (msgspec.MsgspecError, ValueError, RecursionError)  # text that is not UTF-8 is a ValueError of its own
 
 
@@ -147,13 +149,20 @@ class _Reading:
             end = _record_end(self.data, len(log.MAGIC))
             return self.data[len(log.MAGIC) + RECORD_HEAD : end], end
         except _Bad as bad:
+            if bad.kind == "torn" and (behind := _whole_frame_behind(self.data, len(log.MAGIC), 0)):
+                raise _Bad(kind, f"the header's length is wrong, and a whole record follows at byte {behind:,}") from bad
             if bad.kind == "torn":
                 raise _Bad(kind_if_cut, "the engine was stopped before it had written this segment's header") from bad
             raise _Bad(kind, f"the header is damaged ({bad})") from bad
 
     def frame(self) -> Frame:
         """Read the next frame and step behind it."""
-        end = _record_end(self.data, self.offset)
+        try:
+            end = _record_end(self.data, self.offset)
+        except _Bad as bad:
+            if bad.kind == "torn" and (behind := _whole_frame_behind(self.data, self.offset, self.next_event + 1)):
+                raise _Bad("damaged", f"a record's length is wrong, and a whole record follows at byte {behind:,}") from bad
+            raise
         frame = _decode_frame(memoryview(self.data)[self.offset + RECORD_HEAD : end])
         gap = frame.first_event - self.next_event
         if gap < 0 or (gap and not frame.lost):
@@ -218,6 +227,27 @@ def _record_end(data: bytes | memoryview, offset: int) -> int:
     if end == 0 or _is_zero(memoryview(data)[offset:]):
         raise _Bad("torn", "the segment ends inside a record")
     raise _Bad("damaged", "a record's checksum is wrong")
+
+
+def _whole_frame_behind(data: bytes | memoryview, offset: int, event_min: int) -> int:
+    """Where a later frame is whole behind a record that seems to go beyond the data, 0 for none. A kill cuts the last record and
+    leaves nothing behind it, so such a frame proves that the record's length was changed."""
+    if len(data) - offset <= RECORD_HEAD:
+        return 0
+    rest = np.frombuffer(data, np.uint8, offset=offset).astype(np.uint32)
+    sizes = rest[:-3] | rest[1:-2] << 8 | rest[2:-1] << 16 | rest[3:] << 24
+    fits = (sizes >= log.FRAME_LENGTH_MIN) & (sizes + np.arange(len(sizes)) + RECORD_HEAD <= len(rest))
+    left = SCAN_BYTES_MAX
+    for place in np.flatnonzero(fits[1:]).tolist():
+        start = offset + place + 1
+        if (left := left - int(sizes[place + 1])) < 0:
+            break
+        if (end := log_bytes.impl.record_end(data, start)) <= 0:
+            continue
+        with suppress(_Bad):
+            if _decode_frame(memoryview(data)[start + RECORD_HEAD : end]).first_event >= event_min:
+                return start
+    return 0
 
 
 def _is_zero(data: memoryview) -> bool:
