@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 import threading
 import time
@@ -139,6 +140,45 @@ def test_a_silent_host_is_lost(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(masters, "SILENCE_S", 0.3)
     wire = come(hosts)
     until(lambda: hosts.present() is None)
+    wire.close()
+
+
+def test_strangers_in_numbers_are_closed_and_a_host_comes_after_them(hosts: Hosts) -> None:
+    strangers = [socket.create_connection((hosts.address, hosts.port), 20) for _ in range(masters.COMERS_MAX + 20)]
+    assert strangers[-1].recv(1) == b"", "more than may be unproved at once"
+    for stranger in strangers:
+        stranger.close()
+    until(lambda: hosts._room._value == masters.COMERS_MAX)
+    come(hosts).close()
+    assert not hosts.is_blind
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.ECONNABORTED])
+def test_a_failing_accept_loses_no_host(hosts: Hosts, number: int) -> None:
+    real, failures = hosts._listener, [OSError(number, "no")] * 2
+
+    class Full:
+        fileno, close = real.fileno, real.close
+
+        def accept(self) -> tuple[socket.socket, Any]:
+            if failures:
+                raise failures.pop()
+            return real.accept()
+
+    hosts._listener = Full()
+    come(hosts)
+    assert not failures and not hosts.is_blind
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_master_whose_thread_has_ended_says_so(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
+    wire, (ranks, _) = come(hosts), executor(hosts, 1)
+    monkeypatch.setattr(hosts, "_beat", lambda host: 1 / 0)
+    until(lambda: hosts.is_blind)
+    with pytest.raises(RankStartFailed, match="the thread that watches the other hosts has ended"):
+        hosts.present()
+    with pytest.raises(HostLost, match="the thread that watches the other hosts has ended"):
+        ranks.check()
     wire.close()
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -71,7 +73,7 @@ def test_another_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     versions = iter(("1.0", "2.0"))
     plain = wires.Greeting
     monkeypatch.setattr(wires, "Greeting", lambda version, nonce: plain(next(versions), nonce))
-    monkeypatch.setattr(wires, "_take", lambda connection, wanted, take=wires._take: take(connection, plain))
+    monkeypatch.setattr(wires, "_take", lambda connection, wanted, end_s, take=wires._take: take(connection, plain, end_s))
     errors = sorted(map(str, met()))
     assert errors == [
         "the other host has vnext 1.0 and this one 2.0: install one version on all hosts",
@@ -94,6 +96,41 @@ def test_a_stranger_gets_no_wire(words: bytes, sentence: str) -> None:
     with pytest.raises(WireBroken, match=sentence):
         connected(other, SECRET, "master", 20.0)
     stranger.close()
+
+
+def test_a_stranger_who_trickles_is_turned_away() -> None:
+    stranger, other = pair()
+
+    def trickle() -> None:
+        with suppress(OSError):
+            stranger.sendall(b"\x00\x08\x00\x00")
+            for _ in range(100):
+                stranger.sendall(b"x")
+                time.sleep(0.05)
+        stranger.close()
+
+    thread = threading.Thread(target=trickle)
+    thread.start()
+    with pytest.raises(WireBroken, match="too slow in the handshake|timed out"):
+        connected(other, SECRET, "master", 0.5)
+    thread.join(30)
+
+
+def test_a_proof_that_is_sent_back_proves_nothing() -> None:
+    """Who does not know the secret answers the other's nonce with the same one, and its proof with the same proof."""
+    stranger, other = pair()
+
+    def mirror() -> None:
+        with suppress(OSError):
+            while data := stranger.recv(4096):
+                stranger.sendall(data)
+
+    thread = threading.Thread(target=mirror)
+    thread.start()
+    with pytest.raises((WireBroken, WireRefused), match="different secrets"):
+        connected(other, SECRET, "host", 20.0)
+    other.close()
+    thread.join(30)
 
 
 def changed(frame: bytes) -> bytes:

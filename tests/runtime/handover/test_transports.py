@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import logging
+import random
 import socket
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from tests.core_drive import Engine
-from vnext.runtime.handover import receiving
+from vnext.runtime.handover import receiving, tcp
 from vnext.runtime.handover.addresses import split_address
 from vnext.runtime.handover.publishing import Publisher
 from vnext.runtime.handover.receiving import Receiver
@@ -199,16 +202,65 @@ def test_a_stranger_gets_nothing_and_disturbs_nobody(over_tcp: Two, caplog: pyte
         assert over_tcp.receive().count == 3
 
 
+def test_strangers_in_numbers_are_closed_and_disturb_nobody_later(over_tcp: Two):
+    address = split_address(over_tcp.server.address)
+    strangers = [socket.create_connection(address, 20) for _ in range(tcp.CONNECTIONS_MAX + 20)]
+    assert strangers[-1].recv(1) == b"", "more than may be unproved at once"
+    for stranger in strangers:
+        stranger.close()
+    for _ in range(100):
+        if over_tcp.server._room._value == tcp.CONNECTIONS_MAX:
+            break
+        time.sleep(0.1)
+    assert over_tcp.receive().count == 3
+
+
+def test_a_server_without_a_free_descriptor_goes_on_later(over_tcp: Two):
+    server, real = over_tcp.server, over_tcp.server._listener
+
+    class Full:
+        failures = [OSError(errno.EMFILE, "Too many open files"), OSError(errno.ECONNABORTED, "Software caused connection abort")]
+
+        def accept(self) -> tuple[socket.socket, object]:
+            if self.failures:
+                raise self.failures.pop()
+            return real.accept()
+
+    server._listener = Full()
+    socket.create_connection(split_address(server.address)).close()  # ends the accept that waits
+    assert over_tcp.receive().count == 3 and not Full.failures
+    server._listener = real
+
+
 def test_a_rank_that_the_other_engine_has_not_is_named(over_tcp: Two):
     receiver = Receiver(1, SECRET, lambda folder: PageFolder(Path(folder), MODEL, PAGE_BYTES))
     with pytest.raises(HandoverFailed, match="block size or ranks"):
         receiver.source(encode_ticket(over_tcp.ticket, SECRET))
 
 
-@pytest.mark.parametrize("text", ["", "{}x", '{"folder":1}', '{"folder":"/tmp"}', "{" * 5000, '{"addresses":["h:1"],"seal":"00"}'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", "{}x", '{"folder":1}', '{"folder":"/tmp"}', "{" * 5000, '{"addresses":["h:1"],"seal":"00"}',
+        '{"folder":"/x","addresses":["127.0.0.1:9"],"seal":"\\u00e9"}', '{"seal":"\u00e9"}', '{"seal":"\\ud800"}', '{"seal":"\udcff"}',
+        '{"other":' + "[" * 4000, "\x00", '{"folder":"\\u0000","seal":"0"}',
+    ],
+)  # fmt: skip
 def test_a_ticket_that_is_none_is_refused(text: str):
     with pytest.raises(HandoverFailed, match="ticket"):
         decode_ticket(text, SECRET)
+
+
+def test_no_bytes_of_a_ticket_do_more_than_fail():
+    """A rank reads them, and ends by any other exception."""
+    rng, whole = random.Random(7), encode_ticket(Ticket(folder="/x", addresses=("127.0.0.1:9",)), SECRET)
+    for _ in range(3000):
+        text = bytearray(whole.encode())
+        for _ in range(rng.randint(1, 4)):
+            text[rng.randrange(len(text))] = rng.randrange(256)
+        changed = text.decode(errors="surrogateescape")
+        with suppress(HandoverFailed):
+            assert decode_ticket(changed, SECRET) == decode_ticket(whole, SECRET), changed
 
 
 def test_memory_of_another_host_cannot_be_read():

@@ -8,9 +8,9 @@ that it has not. Owns connections and threads; knows nothing of pages.
 from __future__ import annotations
 
 import logging
-import select
 import socket
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -23,6 +23,8 @@ from vnext.runtime.hosts.wire import Wire, WireBroken, WireRefused, connected
 
 CONNECT_S, ANSWER_S = 3.0, 5.0
 """How long a connection and a frame may take."""
+CONNECTIONS_MAX = 64
+RETRY_S = 0.25
 log = logging.getLogger(__name__)
 
 
@@ -47,11 +49,13 @@ class BlockServer:
         self._secret, self._identity, self._read = secret, identity, read
         host, port = self._listener.getsockname()[:2]
         self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        self._has_warned = False
+        self._has_warned = self._is_closed = False
+        self._room = threading.BoundedSemaphore(CONNECTIONS_MAX)
         threading.Thread(target=self._accept, name="handover-accept", daemon=True).start()
 
     def close(self) -> None:
         """Accept nobody any more."""
+        self._is_closed = True
         with suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
@@ -60,11 +64,23 @@ class BlockServer:
         while True:
             try:
                 connection, _ = self._listener.accept()
-            except OSError:
-                return
-            threading.Thread(target=self._serve, args=(connection,), name="handover-serve", daemon=True).start()
+            except OSError:  # closed; or the comer has left, or no descriptor is free: others come later
+                if self._is_closed:
+                    return
+                time.sleep(RETRY_S)
+                continue
+            if self._room.acquire(blocking=False):
+                threading.Thread(target=self._serve, args=(connection,), name="handover-serve", daemon=True).start()
+            else:
+                connection.close()
 
     def _serve(self, connection: socket.socket) -> None:
+        try:
+            self._answer(connection)
+        finally:
+            self._room.release()
+
+    def _answer(self, connection: socket.socket) -> None:
         try:
             wire = connected(connection, self._secret, "master", CONNECT_S)
         except (WireBroken, WireRefused) as error:
@@ -124,7 +140,7 @@ class TcpSource:
 def _next_frame(wire: Wire, frames: deque[bytes]) -> bytes:
     """The next of the frames that have come, waiting for it. Raises WireBroken."""
     while not frames:
-        if not select.select((wire,), (), (), ANSWER_S)[0]:
+        if not wire.wait(ANSWER_S):
             raise WireBroken(f"there was no answer for {ANSWER_S:.0f} s")
         frames.extend(wire.receive())
     return frames.popleft()

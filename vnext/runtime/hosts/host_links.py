@@ -7,10 +7,11 @@ end of either is noticed by the other, and a host that vanishes by the engine co
 
 from __future__ import annotations
 
+import errno
 import logging
-import select
 import socket
 import threading
+import time
 from collections import deque
 from contextlib import suppress
 
@@ -20,6 +21,8 @@ from vnext.runtime.hosts.wire import Wire, WireBroken, WireRefused, connected
 from vnext.runtime.settings import RankSettings
 
 MEETING_S = 300.0
+RETRY_S = 0.25
+NOBODY_CAME = (errno.EMFILE, errno.ENFILE, errno.ECONNABORTED)  # no descriptor is free, or the comer has left
 log = logging.getLogger(__name__)
 
 
@@ -80,8 +83,11 @@ class HostWriter:
         while len(self._readers) < self._count:
             try:
                 connection, peer = self._listener.accept()
-            except OSError:  # MEETING_S are over, or the rank has left
-                break
+            except OSError as error:
+                if error.errno in NOBODY_CAME:
+                    time.sleep(RETRY_S)
+                    continue
+                break  # MEETING_S are over, or the rank has left
             try:
                 self._readers.append(connected(connection, self._key, "master", send_timeout_s=0.0))
             except (WireBroken, WireRefused) as error:
@@ -99,7 +105,7 @@ class HostReader:
     def read(self) -> bytes:
         """The next message; waits for it. Raises WireBroken."""
         while not self._came:
-            select.select((self._wire,), (), ())
+            self._wire.wait(MEETING_S)
             self._came.extend(self._wire.receive())
         return self._came.popleft()
 

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 
 STOP_GRACE_S = 5.0
 NEW_SECRET_BYTES = 32
+COMERS_MAX = 64  # connections that have not proved the secret; further ones are closed
 log = logging.getLogger(__name__)
 BEAT = encode(Beat())
 
@@ -96,6 +97,7 @@ class Hosts:
         self.news_fd, self._news = os.pipe()  # readable when a frame has come or a host is lost
         os.set_blocking(self.news_fd, False)
         self._is_closed = False
+        self._room = threading.BoundedSemaphore(COMERS_MAX)
         self._thread = threading.Thread(target=self._run, name="hosts", daemon=True)
 
     def open(self) -> None:
@@ -119,12 +121,19 @@ class Hosts:
 
     def present(self) -> list[Host] | None:
         """All hosts in order; None while some are missing. Raises RankStartFailed or ChildDied if these cannot come."""
+        if self.is_blind:
+            raise RankStartFailed("the thread that watches the other hosts has ended, see the log: start the engine again")
         found = [host for _, host in sorted(self._present.items()) if host.wire.is_open]
         if len(found) == self.count:
             return found
         if self._placer is not None:
             self._placer.check()
         return None
+
+    @property
+    def is_blind(self) -> bool:
+        """Whether the thread that watches the hosts has ended by a fault."""
+        return self._listener is not None and not self._is_closed and not self._thread.is_alive()
 
     def came(self) -> list[tuple[Host, AnyFrame]]:
         """What has come since the last call."""
@@ -149,19 +158,39 @@ class Hosts:
         due_s = 0.0
         while not self._is_closed:
             hosts = [each for each in list(self._present.values()) if each.wire.is_open]
+            poll = select.poll()  # select takes no descriptor above 1,023
             try:
-                ready = select.select((self._listener, *(each.wire for each in hosts)), (), (), BEAT_S / 4)[0]
+                for each in (self._listener, *(host.wire for host in hosts)):
+                    poll.register(each, select.POLLIN)
+                ready = {descriptor for descriptor, _ in poll.poll(BEAT_S / 4 * 1000)}
             except (ValueError, OSError):
                 continue  # the engine core has closed one meanwhile
-            if self._listener in ready:
-                comer = self._listener.accept()
-                threading.Thread(target=self._take_in, args=comer, name="a host that comes", daemon=True).start()
+            if self._listener.fileno() in ready:
+                self._accept()
             for host in hosts:
-                self._look(host, host.wire in ready)
+                self._look(host, host.wire.fileno() in ready)
             if time.monotonic() >= due_s:
                 due_s = time.monotonic() + BEAT_S
                 for host in hosts:
                     self._beat(host)
+
+    def _accept(self) -> None:
+        try:
+            connection, peer = self._listener.accept()
+        except OSError as error:  # it has left, or no descriptor is free: the hosts that are here stay
+            log.warning("A host that comes cannot be taken in: %s.", error.strerror)
+            time.sleep(BEAT_S / 4)
+            return
+        if self._room.acquire(blocking=False):
+            threading.Thread(target=self._meet, args=(connection, peer), name="a host that comes", daemon=True).start()
+        else:
+            connection.close()
+
+    def _meet(self, connection: socket.socket, peer: tuple[str, int]) -> None:
+        try:
+            self._take_in(connection, peer)
+        finally:
+            self._room.release()
 
     def _take_in(self, connection: socket.socket, peer: tuple[str, int]) -> None:
         """Take a host that comes, in the place of a connection that it had before."""
@@ -183,7 +212,7 @@ class Hosts:
     def _first(self, wire: Wire) -> HostHere:
         end_s = time.monotonic() + BEAT_S
         while time.monotonic() < end_s:
-            select.select((wire,), (), (), BEAT_S / 4)
+            wire.wait(BEAT_S / 4)
             for payload in wire.receive():
                 if isinstance(found := decoder.decode(payload), HostHere):
                     return found
@@ -346,6 +375,8 @@ class HostedExecutor:
         self._require_hosts()
 
     def _require_hosts(self) -> None:
+        if self._hosts.is_blind:
+            raise HostLost("the thread that watches the other hosts has ended, see the log")
         for host in self._mine:
             if not host.wire.is_open:
                 raise HostLost(f"host {host.node} at {host.address} is lost: it has ended, or cannot be reached")

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import hmac
 import secrets
+import select
 import socket
 import struct
 import threading
+import time
 from contextlib import suppress
 from hashlib import blake2b, sha256
 from typing import Literal
@@ -97,6 +99,14 @@ class Wire:
         finally:
             self._sending.release()
 
+    def wait(self, timeout_s: float) -> bool:
+        """Whether something arrives within this time, or the connection has ended. Knows any descriptor, as select does not."""
+        with suppress(ValueError):  # closed by another thread
+            poll = select.poll()
+            poll.register(self._socket, select.POLLIN)
+            return bool(poll.poll(timeout_s * 1000))
+        return True
+
     def receive(self) -> list[bytes]:
         """The frames that have arrived, without waiting. Raises WireBroken."""
         has_ended = False
@@ -149,9 +159,10 @@ def connected(
     """The wire over a new connection, once both sides have proved the secret within `timeout_s`. A peer that takes nothing for
     `send_timeout_s` is lost; 0 waits. Raises WireBroken or WireRefused, and closes the connection then."""
     connection.settimeout(timeout_s)
+    end_s = time.monotonic() + timeout_s
     try:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        key = _agreed_key(connection, secret, role)
+        key = _agreed_key(connection, secret, role, end_s)
         connection.settimeout(None)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("@ll", int(send_timeout_s), 0))
         return Wire(connection, key, role)
@@ -168,17 +179,17 @@ def link_key(secret: bytes, store: str) -> bytes:
     return hmac.digest(secret, b"links of " + store.encode(), sha256)
 
 
-def _agreed_key(connection: socket.socket, secret: bytes, role: Role) -> bytes:
+def _agreed_key(connection: socket.socket, secret: bytes, role: Role, end_s: float) -> bytes:
     own = Greeting(__version__, secrets.token_bytes(32))
     _put(connection, own)
-    other = _take(connection, Greeting)
+    other = _take(connection, Greeting, end_s)
     if other.version != own.version:
         raise WireRefused(f"the other host has vnext {other.version} and this one {own.version}: install one version on all hosts")
     nonces = own.nonce + other.nonce if role == "master" else other.nonce + own.nonce
     proofs = {each: hmac.digest(secret, each.encode() + nonces, sha256) for each in ("master", "host")}
     if role == "host":
         _put(connection, Proof(proofs[role]))
-    found = _take(connection, Proof)
+    found = _take(connection, Proof, end_s)
     if not hmac.compare_digest(found.digest, proofs["host" if role == "master" else "master"]):
         refusal = "the two hosts have different secrets: give --cluster-secret-file the same contents on all hosts"
         _put(connection, Refusal(refusal))
@@ -193,13 +204,13 @@ def _put(connection: socket.socket, message: Greeting | Proof | Refusal) -> None
     connection.sendall(_length.pack(len(data)) + data)
 
 
-def _take(connection: socket.socket, wanted: type) -> Greeting | Proof:
-    """The other side's next message of the handshake."""
-    size = _length.unpack(_exactly(connection, _length.size))[0]
+def _take(connection: socket.socket, wanted: type, end_s: float) -> Greeting | Proof:
+    """The other side's next message of the handshake, which ends at `end_s` of the monotonic clock."""
+    size = _length.unpack(_exactly(connection, _length.size, end_s))[0]
     if size > HANDSHAKE_BYTES_MAX:
         raise WireBroken(f"a handshake of {size} bytes is none of vnext's")
     try:
-        message = _handshake.decode(_exactly(connection, size))
+        message = _handshake.decode(_exactly(connection, size, end_s))
     except msgspec.MsgspecError as error:
         raise WireBroken(f"the other side does not speak vnext's protocol ({error})") from error
     if isinstance(message, Refusal):
@@ -209,9 +220,12 @@ def _take(connection: socket.socket, wanted: type) -> Greeting | Proof:
     return message
 
 
-def _exactly(connection: socket.socket, size: int) -> bytes:
+def _exactly(connection: socket.socket, size: int, end_s: float) -> bytes:
     found = bytearray()
     while len(found) < size:
+        if (left_s := end_s - time.monotonic()) <= 0:
+            raise WireBroken("the other side was too slow in the handshake")
+        connection.settimeout(left_s)
         data = connection.recv(size - len(found))
         if not data:
             raise WireBroken("the other side has ended the connection in the handshake")
