@@ -116,11 +116,21 @@ def test_what_cannot_be_done_is_said(tools_server: EdgeServer) -> None:
     for words, options in refused:
         with pytest.raises(openai.BadRequestError, match=words):
             ask(tools_server, "a", **options)
-    call = {"id": "a", "type": "function", "function": {"name": "weather", "arguments": "{"}}
-    messages = [{"role": "assistant", "content": None, "tool_calls": [call]}]
-    with pytest.raises(openai.BadRequestError, match="not the text of a JSON object") as caught:
-        tools_server.openai().chat.completions.create(model="toy", messages=messages, tools=[WEATHER])
-    assert caught.value.param == "messages[0].tool_calls[0].function.arguments"
+
+
+@pytest.mark.parametrize("text", ["{", '{"city": "Kö', "[1]", "null", "7", '"x"', "{'city': 'Köln'}", "", "\x00", "[" * 5000])
+def test_arguments_of_a_history_are_read_not_judged(tools_server: EdgeServer, text: str) -> None:
+    """A call that was cut off, as vnext's own may be, does not end the conversation."""
+    client, function = tools_server.openai(), {"name": "weather", "arguments": text}
+    call = {"role": "assistant", "content": None, "tool_calls": [{"id": "a", "type": "function", "function": function}]}
+    result = {"role": "tool", "tool_call_id": "a", "content": "broken"}
+    answer = client.chat.completions.create(model="toy", messages=[call, result], tools=[WEATHER], max_tokens=1)
+    assert "<a:weather:" in prompt_of(tools_server, answer.id)
+    items = [
+        {"type": "function_call", "call_id": "a", **function},
+        {"type": "function_call_output", "call_id": "a", "output": "broken"},
+    ]
+    assert client.responses.create(model="toy", input=items, max_output_tokens=1).status in ("completed", "incomplete")
 
 
 def is_allowed(constraint: Constraint, text: str) -> bool:

@@ -41,7 +41,7 @@ def admits(text: str, **fields: Any) -> bool:
         ({"json": POINT, "whitespace_pattern": "[ ]?"}, '{ "x" : 1 }', '{"x":  1}'),
         ({"json": POINT, "whitespace_pattern": r"\s"}, '{"x":\n1}', '{"x":\n\n1}'),
         ({"json": POINT, "disable_additional_properties": True}, '{"x": 1}', '{"x": 1, "y": 2}'),
-        ({"json": POINT}, '{"x": 1' + " " * 32 + "}", '{"x": 1' + " " * 33 + "}"),
+        ({"json": POINT}, '{\n    "x": 1\n}', '{"x":  1}'),
         ({"json_object": True}, '{"a": [1, null]}', "[1]"),
         ({"regex": r"\d{3}-[a-z]+"}, "123-abc", "123-"),
         ({"regex": "^a|b$"}, "a", "ab"),

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import random
+from decimal import Decimal
 from typing import Any
 
 import pytest
-from test_grammar import admits, grammar
+from judging import Judge
+from llguidance import LLMatcher
+from test_grammar import LIMITS, admits, grammar, vocabulary
 
 from vnext.sampling_params import InvalidRequest
 from vnext.text.structured.json_schema import SchemaReader, _levels
@@ -141,3 +145,60 @@ def test_levels_count_along_references() -> None:
     chain = {"a": {"items": {"$ref": "#/$defs/b"}}, "b": {"items": {"$ref": "#/$defs/c"}}, "c": {"type": "null"}}
     apart = {"a": {"items": {"$ref": "#/$defs/c"}}, "b": {"items": {"$ref": "#/$defs/c"}}, "c": {"type": "null"}}
     assert (_levels({}, chain), _levels({}, apart)) == (9, 6)
+
+
+BOUNDS = (0, 1, -1, 2, 0.5, -0.5, 1.5, 0.25, 0.001, -0.001, 10, 9.99, 1e-9, 0.1, -0.3, 1000, 12.75, 10**7, 2**53 + 1, -(2**53) - 3, 2**60 + 1)
+NEAR = ("0", "0.1", "-0.1", "0.001", "-0.001", "0.0000000001", "-0.0000000001", "1", "-1", "2", "-2", "1025", "-1025")
+
+
+def spellings(bound: float | None) -> set[str]:
+    """Numbers at and near a bound, each written in several ways, with a negative zero."""
+    plain = {"0", "-0", "0.0", "-0.0"} | {format(Decimal(str(bound)) + Decimal(each), "f") for each in NEAR if bound is not None}
+    return plain | {f"{each}{'0' if '.' in each else '.0'}" for each in plain} | {each.rstrip("0").rstrip(".") for each in plain if "." in each}
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_no_number_beyond_its_bounds_passes(seed: int) -> None:
+    """`Judge` compares exact decimals; the bounds stand in one schema, in two that are joined, or beside a reference."""
+    rng = random.Random(seed)
+    for _ in range(25):
+        low, high = sorted(rng.sample(BOUNDS, 2))
+        lower = {rng.choice(("minimum", "exclusiveMinimum")): low}
+        upper = {rng.choice(("maximum", "exclusiveMaximum")): high}
+        kind = {"type": rng.choice(("number", "integer"))}
+        form = rng.randrange(4)
+        schema = {0: kind | lower | upper, 1: {"allOf": [kind | lower, upper]}, 2: {"$ref": "#/$defs/a"} | upper, 3: kind | lower}[form]
+        schema |= {"$defs": {"a": kind | lower}} if form == 2 else {}
+        try:
+            text = grammar(json=schema)
+        except InvalidRequest:
+            continue  # nothing satisfies it
+        judge, matcher = Judge(schema), LLMatcher(vocabulary(), text, limits=LIMITS, log_level=0)
+        for number in spellings(low) | spellings(high):
+            matcher.reset()
+            is_taken = matcher.try_consume_tokens(list(number.encode())) == len(number) and matcher.is_accepting()
+            assert not is_taken or not judge.error(number), (schema, number)
+
+
+@pytest.mark.parametrize(
+    ("schema", "good", "bad"),
+    [
+        ({"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 0.5}, "0.25", "0"),
+        ({"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1e-9}, "0.0000000005", "0"),
+        ({"type": "number", "exclusiveMinimum": -0.5, "exclusiveMaximum": 0}, "-0.25", "-0"),
+        ({"type": "number", "exclusiveMinimum": 0, "minimum": 0.25}, "0.25", "0.2"),
+        ({"exclusiveMinimum": 0}, "7", "0.0"),
+        ({"type": "integer", "exclusiveMinimum": 0}, "1", "0"),
+        ({"type": "integer", "minimum": 1, "maximum": 2**63 - 1}, "1234567890123456789", "9223372036854775808"),
+        ({"const": 2**60}, str(2**60), str(2**60 + 1)),
+    ],
+)
+def test_bounds_are_kept(schema: Any, good: str, bad: str) -> None:
+    assert admits(good, json=schema) and not admits(bad, json=schema)
+
+
+@pytest.mark.parametrize("value", [1234567890123456789, -(2**53) - 1, 2**63, 10**400])
+@pytest.mark.parametrize("wrap", [lambda value: {"const": value}, lambda value: {"enum": [1, [value]]}, lambda value: {"items": {"const": {"id": value}}}])
+def test_an_integer_that_would_be_rounded_is_refused(value: int, wrap: Any) -> None:
+    with pytest.raises(InvalidRequest, match=r"cannot be kept exactly, since it is beyond 2\*\*53: make it a string"):
+        read(wrap(value))

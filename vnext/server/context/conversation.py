@@ -112,17 +112,17 @@ def _message(message: ChatMessage, path: str, template: ChatTemplate) -> dict[st
     if message.tool_calls:
         if message.role != "assistant":
             raise InvalidRequest(f"{path}.tool_calls belongs to an assistant's message: leave it out.", f"{path}.tool_calls")
-        shown["tool_calls"] = [_call(call, f"{path}.tool_calls[{place}]") for place, call in enumerate(message.tool_calls)]
+        shown["tool_calls"] = [_call(call) for call in message.tool_calls]
     return shown
 
 
-def _call(call: ToolCall, path: str) -> dict[str, Any]:
+def _call(call: ToolCall) -> dict[str, Any]:
+    """A call of the history: what was written is read, never judged."""
     text = call.function.arguments or "{}"
     try:
         arguments = JsonObject(msgspec.json.decode(text, type=dict[str, Any]), text)
-    except (msgspec.DecodeError, RecursionError) as error:
-        where = f"{path}.function.arguments"
-        raise InvalidRequest(f"{where} is not the text of a JSON object: {error}.", where) from error
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):  # of an answer that was cut off, perhaps: it is shown as it is
+        arguments = JsonObject({"arguments": text}, text)
     shown = {"type": "function", "function": {"name": call.function.name, "arguments": arguments}}
     return shown if call.id is None else {"id": call.id, **shown}
 

@@ -45,7 +45,7 @@ CROWDED = (
     "ways), simplify it"
 )
 
-_WHITESPACE = r"[\x20\x0A\x0D\x09]{1,32}"  # bounded: a model that has begun to indent must come to an end
+_WHITESPACE = r"\x20|\x0D?\x0A[\x20\x09]{0,32}"  # a blank, or a line end and its indentation; free space makes small models ramble
 _WHITESPACE_ONLY = re.compile(r"(?:[ \t\n\r\[\]()|*+?]|\\[ntrs]|\{\d*,?\d*\})*")
 _LARK_TEXTS = re.compile(r'"(?:\\.|[^"\\\n])*"|//[^\n]*|#[^\n]*|/(?:\\.|[^/\\\n])+/')
 _LARK_TERMINAL = re.compile(r"^[ \t]*[A-Z][A-Z0-9_]*(?:\.-?\d+)?[ \t]*:(?:.|\n[ \t]*\|)*", re.MULTILINE)

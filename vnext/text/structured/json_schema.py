@@ -8,6 +8,7 @@ Source of the keywords: JSON Schema, draft 2020-12, "Core" and "Validation".
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from decimal import Decimal, InvalidOperation
@@ -27,6 +28,9 @@ VALUE_CHARACTERS_MAX = 8_192
 MULTIPLE_MAX = 10_000
 INTEGER_MIN = -(2**62)
 """llguidance crashes on integers that are at most about -2**63."""
+BOUND_MAX = 2**62
+"""llguidance reads larger lower bounds as about 2**63."""
+STEP = Decimal("1e-9")
 
 _ONE = ("additionalProperties", "additionalItems", "items")
 _SEVERAL = ("allOf", "anyOf", "oneOf", "prefixItems")
@@ -88,6 +92,7 @@ class SchemaReader:
         kept = schema if isinstance(schema, bool) else dict(self._keywords(schema, path, depth))
         if isinstance(kept, dict):
             self._check(kept, path)
+            kept = _with_sound_bounds(kept)
         self.parts.append((path, kept))
         return kept
 
@@ -116,6 +121,8 @@ class SchemaReader:
             self._value(value, place, 0)
         elif name in ("maximum", "exclusiveMaximum") and isinstance(value, int | float):
             self._number(value, place)
+        elif name in ("minimum", "exclusiveMinimum") and _is_number(value) and value > BOUND_MAX:
+            raise self._refuse(place, f"only lower bounds of at most {BOUND_MAX} are supported, name a smaller one")
         elif name == "format" and str(value) in _UNKEPT_FORMATS:
             raise self._refuse(place, f"the format {value!r} is not supported, use a pattern")
         elif name == "format" and str(value) not in _FORMATS:
@@ -169,6 +176,8 @@ class SchemaReader:
                 self._value(each, place, depth + 1)
         elif isinstance(value, int):
             self._number(value, place)
+            if value > BOUND_MAX or int(float(value)) != value:
+                raise self._refuse(place, f"the number {value} cannot be kept exactly, since it is beyond 2**53: make it a string")
 
     def _number(self, value: float, place: str) -> None:
         if value < INTEGER_MIN:
@@ -203,6 +212,56 @@ class SchemaReader:
             else:
                 raise self._refuse(_dotted(pointer), f"the reference {pointer[:100]!r} leads nowhere")
         return target
+
+
+def _with_sound_bounds(kept: dict[str, Any]) -> dict[str, Any]:
+    """The bounds of numbers, so that llguidance lets no number through that breaks them. It reads them as float64, so integers
+    beyond 2**53 are rounded inwards; and it takes a whole exclusive bound for an inclusive one where the other bound, here or in a
+    schema that is joined with this one, has the same whole part, so these become inclusive ones STEP away or, beside a nearer
+    bound, less."""
+    found = dict(kept)
+    for names, others, sign in ((_LOWER, _UPPER, 1), (_UPPER, _LOWER, -1)):
+        for name in names:
+            if isinstance(bound := found.get(name), int) and not isinstance(bound, bool):
+                found[name] = _rounded(bound, sign)
+        inclusive, exclusive = names
+        bound = found.get(exclusive)
+        if kept.get("type") == "integer" or not _is_number(bound) or bound != int(bound):
+            continue
+        inner = _beside(bound, [found[name] for name in others if _is_number(found.get(name))], sign)
+        del found[exclusive]
+        known = found.get(inclusive)
+        found[inclusive] = sign * max(sign * inner, sign * known) if _is_number(known) else inner
+    return found
+
+
+_LOWER, _UPPER = ("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")
+
+
+def _is_number(value: Any) -> bool:
+    return not isinstance(value, bool) and (isinstance(value, int) or (isinstance(value, float) and math.isfinite(value)))
+
+
+def _rounded(bound: int, sign: int) -> int:
+    """An integer that float64 holds, at or inside of the bound, as its shortest decimal is; one beyond float64's range as it is."""
+    try:
+        near = float(bound)
+    except OverflowError:
+        return bound
+    while sign * near < sign * bound or sign * Decimal(repr(near)) < sign * bound:
+        near = math.nextafter(near, sign * math.inf)
+    return int(near)
+
+
+def _beside(bound: float, others: list[float], sign: int) -> float:
+    """A number just inside of a bound, and of the others."""
+    step, whole = STEP, Decimal(str(bound))
+    for other in others:
+        room = sign * (Decimal(str(other)) - whole)
+        if room > 0:
+            step = min(step, room.scaleb(-3))
+    inner = float(whole + sign * step)
+    return inner if inner != bound else math.nextafter(bound, sign * math.inf)
 
 
 def dumps(schema: Schema) -> str:
