@@ -165,6 +165,28 @@ def test_an_engine_that_could_not_start(
     assert "It is so." in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("arguments", "is_said"),
+    [
+        (["--host", "0.0.0.0"], True),
+        (["--host", "::"], True),
+        (["--host", "0.0.0.0", "--api-key", "secret"], False),
+        (["--host", "127.0.0.2"], False),
+        (["--host", "localhost"], False),
+        ([], False),
+    ],
+)
+def test_a_server_that_others_reach_without_a_key_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str], is_said: bool
+) -> None:
+    def fail(*_: object) -> None:
+        raise StartFailed("It is so.")
+
+    monkeypatch.setattr(serving, "start", fail)
+    assert cli.main(["serve", *arguments]) == FAILED
+    assert ("may use this server, since it has no key: give it --api-key" in capsys.readouterr().out) == is_said
+
+
 class _Broken(BaseHTTPRequestHandler):
     """Names a model and answers no request."""
 

@@ -33,7 +33,7 @@ from vnext.runtime.processes.replicas import RunningEngines, start_engines
 from vnext.runtime.processes.subprocesses import ChildDied
 from vnext.runtime.settings import EngineSettings, reads_generation_config
 from vnext.sampling_params import InvalidRequest
-from vnext.server.address import AddressUnusable, bind
+from vnext.server.address import AddressUnusable, bind, is_loopback
 from vnext.server.console import write_error, write_line
 from vnext.server.settings import ServerSettings
 from vnext.server.tls import TlsUnusable, tls_context
@@ -49,6 +49,8 @@ def serve(command: ServeCommand) -> int:
     if command.engine.node_rank > 0:
         return int(importlib.import_module("vnext.node").serve_node(command.engine))
     write_line(f"vnext {__version__}: starting {command.engine.model or 'the demo model'} ...")
+    if not command.server.needs_key and not is_loopback(command.server.host):
+        write_line(f"vnext: whoever reaches {command.server.host} may use this server, since it has no key: give it --api-key")
     try:
         with _terminate_as_interrupt():
             engines, edges = start(command)

@@ -262,6 +262,17 @@ def test_an_unknown_variable_is_a_warning(capsys: pytest.CaptureFixture[str]) ->
     ]
 
 
+def test_vllms_key_is_a_key_and_its_other_variables_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    """A server whose operator gave it a key is never open."""
+    assert parse(["serve"], {"VLLM_API_KEY": "secret"}).server.api_keys == ("secret",)
+    assert parse(["serve"], {"VLLM_API_KEY": "secret", "VNEXT_API_KEY": "own"}).server.api_keys == ("own",)
+    assert parse(["serve", "--api-key", "given"], {"VLLM_API_KEY": "secret"}).server.api_keys == ("given",)
+    assert parse(["serve"], {"VLLM_API_KEY": ""}).server.api_keys == () and capsys.readouterr().err == ""
+    parse(["serve"], {"VLLM_USE_V1": "1", "VLLM_API_KEY": "secret", "VLLM_ATTENTION_BACKEND": "FLASHINFER"})
+    line = "vnext serve: VLLM_ATTENTION_BACKEND, VLLM_USE_V1: vLLM's variables are not read, see vnext serve --help.\n"
+    assert capsys.readouterr().err == line
+
+
 def test_a_name_may_be_auto() -> None:
     assert parse(["serve"], {"VNEXT_SERVED_MODEL_NAME": "auto"}).server.served_model_names == ("auto",)
 

@@ -21,7 +21,7 @@ from vnext.log.skimming import Skimmed
 SKIM_MAX = 1 << 16  # commits, and arrivals, of one run
 STEADY_MIN, STEADY_MAX = 4, 1 << 16  # least frames of a run, most tokens
 ZEROS_STEP = 1 << 12
-SCAN_BYTES_MAX = 1 << 28  # that are checked to tell damage from a kill
+SCAN_BYTES_MAX, SCAN_STEP = 1 << 28, 1 << 12  # that are checked to tell damage from a kill, and at once
 BAD_FORM = (msgspec.MsgspecError, ValueError, RecursionError)  # text that is not UTF-8 is a ValueError of its own
 
 
@@ -232,15 +232,9 @@ def _record_end(data: bytes | memoryview, offset: int) -> int:
 def _whole_frame_behind(data: bytes | memoryview, offset: int, event_min: int) -> int:
     """Where a later frame is whole behind a record that seems to go beyond the data, 0 for none. A kill cuts the last record and
     leaves nothing behind it, so such a frame proves that the record's length was changed."""
-    if len(data) - offset <= RECORD_HEAD:
-        return 0
-    rest = np.frombuffer(data, np.uint8, offset=offset).astype(np.uint32)
-    sizes = rest[:-3] | rest[1:-2] << 8 | rest[2:-1] << 16 | rest[3:] << 24
-    fits = (sizes >= log.FRAME_LENGTH_MIN) & (sizes + np.arange(len(sizes)) + RECORD_HEAD <= len(rest))
     left = SCAN_BYTES_MAX
-    for place in np.flatnonzero(fits[1:]).tolist():
-        start = offset + place + 1
-        if (left := left - int(sizes[place + 1])) < 0:
+    for start, size in _lengths(data, offset + 1):
+        if (left := left - size) < 0:
             break
         if (end := log_bytes.impl.record_end(data, start)) <= 0:
             continue
@@ -248,6 +242,16 @@ def _whole_frame_behind(data: bytes | memoryview, offset: int, event_min: int) -
             if _decode_frame(memoryview(data)[start + RECORD_HEAD : end]).first_event >= event_min:
                 return start
     return 0
+
+
+def _lengths(data: bytes | memoryview, offset: int) -> Iterator[tuple[int, int]]:
+    """(place, length) of what may be a record, from `offset` on."""
+    for start in range(offset, len(data) - RECORD_HEAD, SCAN_STEP):
+        piece = np.frombuffer(data, np.uint8, min(SCAN_STEP + 3, len(data) - start), start).astype(np.uint32)
+        sizes = piece[:-3] | piece[1:-2] << 8 | piece[2:-1] << 16 | piece[3:] << 24
+        ends = np.arange(start + RECORD_HEAD, start + RECORD_HEAD + len(sizes)) + sizes
+        for place in np.flatnonzero((sizes >= log.FRAME_LENGTH_MIN) & (ends <= len(data))).tolist():
+            yield start + place, int(sizes[place])
 
 
 def _is_zero(data: memoryview) -> bool:

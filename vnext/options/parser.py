@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple, NoReturn, get_args, get_origin
 from vnext.options.foreign import FOREIGN, ON, Foreign
 from vnext.options.hints import unknown_option
 from vnext.options.settings_check import checked
-from vnext.options.sources import SourcedValue, from_environment, from_file, takes_several, unknown_variables, without_service
+from vnext.options.sources import SourcedValue, from_environment, from_file, known_environment, takes_several, unknown_variables
 from vnext.options.spellings import SIZES, size_text
 from vnext.options.table import CONFIG, MODEL, Option, as_flags, every_option
 from vnext.runtime.log_lines import line
@@ -99,7 +99,7 @@ class Parser(argparse.ArgumentParser):
 
     def values_of(self, command: str, argv: Sequence[str], environment: Mapping[str, str]) -> Given:
         """Parse the arguments of one command into its values."""
-        environment = without_service(environment)
+        environment = known_environment(environment)
         labels = {name: option.flags[0] for name, option in self._options.items()}
         try:
             raw = self._typed(argv)

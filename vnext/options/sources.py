@@ -12,8 +12,10 @@ from typing import Any, NamedTuple, get_args
 
 from vnext.options.foreign import FOREIGN
 from vnext.options.hints import close_to
-from vnext.options.table import PREFIX, Option
+from vnext.options.table import API_KEY_VARIABLE, PREFIX, Option
 from vnext.runtime.settings import SettingsError
+
+VLLM_API_KEY = "VLLM_API_KEY"
 
 
 class SourcedValue(NamedTuple):
@@ -30,7 +32,14 @@ class FileSays(NamedTuple):
     foreign: list[tuple[str, str]]
 
 
-def without_service(environment: Mapping[str, str]) -> Mapping[str, str]:
+def known_environment(environment: Mapping[str, str]) -> Mapping[str, str]:
+    """The environment as options are read from it: vLLM's variable for the key counts where vnext's has none, since a server that
+    seems to have a key must not be open."""
+    found, key = _without_service(environment), environment.get(VLLM_API_KEY)
+    return {**found, API_KEY_VARIABLE: key} if key and not found.get(API_KEY_VARIABLE) else found
+
+
+def _without_service(environment: Mapping[str, str]) -> Mapping[str, str]:
     """The environment without the variables that Kubernetes adds for a service named vnext: VNEXT_PORT=tcp://..., and more."""
     if not environment.get("VNEXT_PORT", "").startswith("tcp://"):
         return environment
@@ -51,7 +60,10 @@ def unknown_variables(environment: Mapping[str, str], options: Iterable[Option])
     """One sentence for each variable that looks like an option but is none of `options`."""
     known = {variable for option in options for variable in option.variables}
     unknown = sorted(name for name in environment if name.startswith(PREFIX) and name not in known)
-    return [f"{name} is no option's variable{_meant(close_to(name, known))}" for name in unknown]
+    sentences = [f"{name} is no option's variable{_meant(close_to(name, known))}" for name in unknown]
+    if of_vllm := sorted(name for name in environment if name.startswith("VLLM_") and name != VLLM_API_KEY):
+        sentences.append(f"{', '.join(of_vllm)}: vLLM's variables are not read, see vnext serve --help.")
+    return sentences
 
 
 def _meant(close: str) -> str:

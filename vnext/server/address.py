@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import ipaddress
 import socket
 
 
@@ -25,6 +26,14 @@ def bind(host: str, port: int) -> socket.socket:
         listener.close()
         raise unusable(error, host, port) from error
     return listener
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches a server that listens there. A name but localhost may be any address."""
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"
 
 
 def unusable(error: OSError, host: str, port: int) -> AddressUnusable:

@@ -130,8 +130,7 @@ def test_a_line_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pyte
         def __getattr__(self, name: str):
             return getattr(self._file, name)
 
-    plain = Path.open
-    monkeypatch.setattr(Path, "open", lambda self, *arguments, **options: Short(plain(self, *arguments, **options)))
+    monkeypatch.setattr(store_module, "open", lambda *arguments, **options: Short(open(*arguments, **options)), raising=False)
     with pytest.raises(StoreUnusable, match="No space left"):
         store_module.append(path, b"two\n")
     monkeypatch.undo()
@@ -142,3 +141,13 @@ def test_a_folder_that_cannot_be_used_at_the_start(tmp_path: Path) -> None:
     (tmp_path / "files").write_text("no folder")
     with pytest.raises(StoreUnusable, match="choose another with --batch-dir"):
         store_module.Store(tmp_path)
+
+
+def test_only_this_user_reads_prompts_and_answers(server: EdgeServer, tmp_path: Path) -> None:
+    before = os.umask(0o022)
+    try:
+        ended(server, start(server, line("a", "say:secret")).id)
+    finally:
+        os.umask(before)
+    kept = [path for name in ("files", "batches") for path in (tmp_path / "kept" / name).rglob("*")]
+    assert len(kept) >= 5 and not [path for path in (*kept, *{path.parent for path in kept}) if path.stat().st_mode & 0o077]

@@ -97,6 +97,8 @@ class Store:
         try:
             for path in (self._files_at, self._batches_at):
                 path.mkdir(parents=True, exist_ok=True)
+                with suppress(PermissionError):  # of a folder that another user has made
+                    path.chmod(0o700)
             self._lock = (folder / "lock").open("ab")
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self.files = {each.id: each for each in _read(self._files_at, File)}
@@ -193,9 +195,14 @@ def writing() -> Iterator[None]:
         ) from error
 
 
+def private(path: str, flags: int) -> int:
+    """An opener for `open`: only this user reads the file, which holds prompts and answers."""
+    return os.open(path, flags, 0o600)
+
+
 def append(path: Path, line: bytes) -> None:
     """Add a whole line to a file, or nothing. Raises StoreUnusable."""
-    with writing(), path.open("ab", buffering=0) as file:
+    with writing(), open(path, "ab", buffering=0, opener=private) as file:
         size = file.seek(0, os.SEEK_END)
         try:
             if file.write(line) < len(line):
@@ -221,7 +228,8 @@ def _write(folder: Path, entry: File | Batch) -> None:
     """Replace an entry in one step. Raises StoreUnusable."""
     draft = folder / f"{entry.id}.draft"
     with writing():
-        draft.write_bytes(msgspec.json.encode(entry))
+        with open(draft, "wb", opener=private) as file:
+            file.write(msgspec.json.encode(entry))
         os.replace(draft, folder / f"{entry.id}.json")
 
 

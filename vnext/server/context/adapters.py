@@ -17,6 +17,8 @@ from vnext.sampling_params import InvalidRequest
 from vnext.server.context.errors import ModelUnknown
 from vnext.server.settings import ServerSettings
 
+NAMES_MAX, NAME_CHARACTERS_MAX = 1_000, 256  # each stands in /v1/models
+
 
 class ServedAdapters:
     """The adapters by name. `taken`: the names of the model itself; `layers`: those of the model that an adapter may change."""
@@ -59,6 +61,8 @@ class ServedAdapters:
             raise InvalidRequest("lora_path is outside of the folder that --lora-root allows: put the adapter there.", "lora_path")
         async with self._changing:
             self._check_name(name)
+            if len(self._files) >= NAMES_MAX:
+                raise InvalidRequest(f"{NAMES_MAX} adapters are served, and no more at once: unload one first.", "lora_name")
             request = LoRARequest(name, 1, str(folder))
             self._files[name] = await asyncio.to_thread(adapter_files, request, self._rank_max, self._layers)
 
@@ -77,6 +81,8 @@ class ServedAdapters:
             del self._files[name], self._live[name]
 
     def _check_name(self, name: str) -> None:
+        if len(name) > NAME_CHARACTERS_MAX:
+            raise InvalidRequest(f"A name of {len(name)} characters is too long: give at most {NAME_CHARACTERS_MAX}.", "lora_name")
         if not name or name in self._taken or name in self._files:
             raise InvalidRequest(f"The name {name!r} is taken or empty: choose another, or unload it first.", "lora_name")
 

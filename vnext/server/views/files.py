@@ -15,7 +15,7 @@ from aiohttp.http_exceptions import BadHttpMessage
 
 from vnext.sampling_params import InvalidRequest
 from vnext.server.batches.service import batches_of
-from vnext.server.batches.store import FILE_BYTES_MAX, writing
+from vnext.server.batches.store import FILE_BYTES_MAX, private, writing
 from vnext.server.context.errors import BodyTooSlow, ContentRefused
 from vnext.server.http.upload import PAUSE_S
 
@@ -99,7 +99,7 @@ async def _parts(request: web.Request, draft: Path) -> tuple[str, str]:
 
 async def _save(part: BodyPartReader, draft: Path) -> None:
     size = 0
-    with draft.open("wb") as file:
+    with open(draft, "wb", opener=private) as file:
         while data := await part.read_chunk(2**16):
             size += len(data)
             if size > FILE_BYTES_MAX:

@@ -1,0 +1,25 @@
+"""Served adapters: how many names there may be, and how long one."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from vnext.sampling_params import InvalidRequest
+from vnext.server.context import adapters
+from vnext.server.context.adapters import ServedAdapters
+from vnext.server.settings import ServerSettings
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [("a" * 257, "A name of 257 characters is too long"), ("toy", "is taken or empty"), ("", "is taken or empty"), ("a", "unload one first")],
+)
+def test_names_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, sentence: str) -> None:
+    monkeypatch.setattr(adapters, "NAMES_MAX", 0)
+    served = ServedAdapters(ServerSettings(lora_root=str(tmp_path)), ("toy",), True, {})
+    with pytest.raises(InvalidRequest, match=sentence) as refused:
+        asyncio.run(served.load(name, str(tmp_path)))
+    assert refused.value.param == "lora_name" and served.names == ()
