@@ -130,11 +130,20 @@ def test_a_line_for_vllm_starts_and_says_what_is_ignored(capsys: pytest.CaptureF
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize("option", ["--enable-sleep-mode", "--enable-log-requests"])
+def test_an_option_for_what_the_server_has_is_ignored_with_the_way_to_it(capsys: pytest.CaptureFixture[str], option: str) -> None:
+    assert parse(["serve", option], {}).engine == EngineSettings()
+    (said,) = capsys.readouterr().err.splitlines()
+    ways = {"--enable-sleep-mode": "see LLM.sleep and --enable-rl-routes", "--enable-log-requests": "--log-level info"}
+    assert said.startswith(f"vnext serve: ignored: {option} (") and ways[option] in said
+
+
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
         ("--load-format gguf", "--load-format is 'gguf': weights are read from safetensors; convert the checkpoint."),
         ("--kv-cache-dtype fp8", "--kv-cache-dtype is 'fp8': it must be one of 'auto', 'int8'"),
+        ("--distributed-executor-backend ray", "is 'ray': ranks are processes; see --executor, and docs/ray.md for Ray."),
         ("--stream-interval 4", "--stream-interval is '4': each token is streamed as soon as it is sampled"),
         ("--enable-lora-bias", "there is no option --enable-lora-bias: adapters with biases are not supported; merge this one into"),
         ("--reasoning-parser-plugin p.py", "the server runs no third-party code; leave it out"),
