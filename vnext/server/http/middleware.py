@@ -101,7 +101,7 @@ def _path(request: web.Request) -> str:
 def authorise(request: web.Request, settings: ServerSettings, keys: ApiKeys) -> None:
     """Check the API key, in constant time so that it cannot be guessed byte by byte, and note the client that it stands for.
     Raises KeyRejected, OriginRejected."""
-    if _path(request) in OPEN:
+    if _path(request) in OPEN or isinstance(request.match_info.http_exception, web.HTTPNotFound):
         return
     if not keys:
         check_origin(request, settings.allowed_origins)
