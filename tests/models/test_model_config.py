@@ -11,6 +11,7 @@ import pytest
 from checkpoints import PLAIN
 
 from vnext.models import families
+from vnext.models.config.adapter_config import read_adapter_settings
 from vnext.models.config.model_config import Experts, ModelConfig, load_config, parse_config
 from vnext.models.config.rope_config import Rope
 from vnext.models.errors import ModelError
@@ -195,3 +196,22 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
 def test_what_a_family_cannot_do_is_refused(architecture: str, changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ModelError, match=message):
         parse_as(architecture, **changes)
+
+
+def test_a_file_without_architectures_is_known_by_its_model_type() -> None:
+    bare = {key: value for key, value in PLAIN.items() if key != "architectures"}
+    assert parse_config(bare | {"model_type": "llama"}, {}).architecture == "LlamaForCausalLM"
+    with pytest.raises(ModelError, match="names no architecture"):
+        parse_config(bare | {"model_type": "unheard_of"}, {})
+
+
+@pytest.mark.parametrize("way", ["pissa", "pissa_niter_4", "olora", "corda", "loftq"])
+def test_an_adapter_that_changed_its_base_is_refused(tmp_path: Path, way: str) -> None:
+    (tmp_path / "adapter_model.safetensors").touch()
+    plain = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": ["q_proj"]}
+    for begun in (True, False, "gaussian", "eva"):
+        (tmp_path / "adapter_config.json").write_text(json.dumps(plain | {"init_lora_weights": begun}))
+        assert read_adapter_settings(tmp_path).rank == 4
+    (tmp_path / "adapter_config.json").write_text(json.dumps(plain | {"init_lora_weights": way}))
+    with pytest.raises(ModelError, match="changed the base's weights too"):
+        read_adapter_settings(tmp_path)

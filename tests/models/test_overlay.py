@@ -12,7 +12,7 @@ from vnext import LLM, SamplingParams
 from vnext.generation_config import sampling_defaults
 from vnext.models.config.model_config import load_config
 from vnext.models.errors import ModelError
-from vnext.models.loading.overlay import Overrides, merged, overlay
+from vnext.models.loading.overlay import Overrides, merged, overlay, overridden
 from vnext.options.settings_check import engine_settings
 from vnext.runtime.processes import launch
 from vnext.runtime.processes.launch import DEMO_MODEL, StartRefused, find_model
@@ -105,3 +105,15 @@ def test_an_engine_computes_with_what_is_replaced(tmp_path: Path) -> None:
         [answer] = llm.generate("The", params, use_tqdm=False)
         assert (answer.outputs[0].finish_reason, answer.outputs[0].text) == ("stop", "")
         assert isinstance(params, SamplingParams)
+
+
+def test_an_override_is_newer_than_the_file_in_whatever_spelling() -> None:
+    newer = {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}}
+    assert overridden(newer, {"rope_theta": 1e6})["rope_parameters"] == newer["rope_parameters"] | {"rope_theta": 1e6}
+    scaling = {"rope_type": "yarn", "factor": 4.0}
+    assert overridden(newer, {"rope_scaling": scaling})["rope_parameters"] == scaling | {"rope_theta": 1e4}
+    assert overridden(newer, {"rope_scaling": None})["rope_parameters"] == {"rope_theta": 1e4}
+    two = {"rope_parameters": {"full_attention": {"rope_theta": 1e6}, "sliding_attention": {"rope_theta": 1e4}}}
+    found = overridden({"text_config": two}, {"rope_theta": 2e6, "rope_local_base_freq": 5e3})["text_config"]["rope_parameters"]
+    assert found == {"full_attention": {"rope_theta": 2e6}, "sliding_attention": {"rope_theta": 5e3}}
+    assert overridden({"text_config": {"hidden_size": 8}}, {"hidden_size": 4})["text_config"] == {"hidden_size": 4}

@@ -287,3 +287,29 @@ def test_a_copied_tensor_can_be_released_and_read_again(tmp_path: Path) -> None:
             assert torch.equal(as_tensor(checkpoint.part(name, tuple(tensor.shape), whole)), tensor)
             checkpoint.release(name)
             assert torch.equal(as_tensor(checkpoint.part(name, tuple(tensor.shape), whole)), tensor)
+
+
+def gate_of(path: Path) -> torch.Tensor:
+    """One of a checkpoint's tensors, as it is read."""
+    name = "model.layers.1.mlp.gate_proj.weight"
+    shape = tuple(random_tensors(PLAIN)[name].shape)
+    with open_checkpoint(path) as checkpoint:
+        return as_tensor(checkpoint.part(name, shape, tuple(slice(0, size) for size in shape))).clone()
+
+
+def test_the_index_says_which_copy_of_a_tensor_counts(tmp_path: Path) -> None:
+    """A stale copy in a later file is left out; a whole file that the index does not know counts before the index."""
+    tensors, stale = random_tensors(PLAIN), random_tensors(PLAIN, seed=1)
+    path = save_checkpoint(tmp_path, tensors)
+    whole = (path / "model.safetensors").read_bytes()
+    (path / "model.safetensors").unlink()
+    (path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": dict.fromkeys(tensors, "a.safetensors")}))
+    save_file(tensors, path / "a.safetensors")
+    expected = gate_of(path)
+    others = {"model.norm.weight": "b.safetensors"}
+    (path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": dict.fromkeys(tensors, "a.safetensors") | others}))
+    save_file(stale | {"model.norm.weight": tensors["model.norm.weight"]}, path / "b.safetensors")
+    assert torch.equal(gate_of(path), expected)
+    save_file(stale, path / "a.safetensors")
+    (path / "model.safetensors").write_bytes(whole)
+    assert torch.equal(gate_of(path), expected)

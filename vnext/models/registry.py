@@ -51,6 +51,27 @@ FAMILIES = MappingProxyType(
 )
 
 
+MODEL_TYPES = MappingProxyType(
+    {
+        "llama": "LlamaForCausalLM",
+        "smollm3": "SmolLM3ForCausalLM",
+        "mistral": "MistralForCausalLM",
+        "mixtral": "MixtralForCausalLM",
+        "qwen2": "Qwen2ForCausalLM",
+        "mimo": "MiMoForCausalLM",
+        "qwen3": "Qwen3ForCausalLM",
+        "qwen3_moe": "Qwen3MoeForCausalLM",
+        "gemma2": "Gemma2ForCausalLM",
+        "gemma3_text": "Gemma3ForCausalLM",
+        "gemma3": "Gemma3ForConditionalGeneration",
+        "phi3": "Phi3ForCausalLM",
+        "gpt2": "GPT2LMHeadModel",
+        "olmo2": "Olmo2ForCausalLM",
+    }
+)
+"""config.json's model_type -> the architecture, for files that name none."""
+
+
 HEADS = MappingProxyType({"LlamaForCausalLMEagle3": "llama_eagle3"})
 """Heads that draft for a model and are none themselves."""
 

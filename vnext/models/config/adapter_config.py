@@ -33,6 +33,8 @@ REFUSED = MappingProxyType(
     }
 )
 """Member of adapter_config.json -> what it asks for."""
+CHANGES_THE_BASE = ("pissa", "olora", "corda", "loftq")
+"""Ways of beginning an adapter (init_lora_weights) that take something out of the base's weights."""
 
 
 class AdapterSettings(NamedTuple):
@@ -56,6 +58,11 @@ def read_adapter_settings(folder: Path, rank_max: int = RANK_MAX) -> AdapterSett
             raise ModelError(f"{where} has {member}: {what}; this is not supported, so merge the adapter into the weights")
     if (bias := raw.get("bias", "none")) != "none":
         raise ModelError(f"{where} has bias {bias!r}: biases are not supported, so merge the adapter into the weights")
+    if str(way := raw.get("init_lora_weights")).lower().startswith(CHANGES_THE_BASE):
+        raise ModelError(
+            f"{where} was begun as {way!r}, which changed the base's weights too, and this base is unchanged: convert it with "
+            "PEFT's save_pretrained(..., path_initial_model_for_weight_conversion=...), or merge it into the weights"
+        )
     rank, alpha = positive(raw, "r"), raw.get("lora_alpha", 8)
     if rank > min(rank_max, RANK_MAX):
         raise ModelError(f"{where} has the rank {rank}, more than --max-lora-rank {rank_max}: raise it (at most {RANK_MAX})")

@@ -12,7 +12,7 @@ from typing import Any
 
 from vnext.models.config.json_keys import read_json
 from vnext.models.errors import ModelError
-from vnext.models.registry import require_family
+from vnext.models.registry import MODEL_TYPES, require_family
 
 CONFIG_NAME = "config.json"
 INDEX_NAME = "model.safetensors.index.json"
@@ -47,8 +47,10 @@ def read_config(path: Path) -> dict[str, Any]:
 
 
 def architecture(raw: dict[str, Any]) -> str:
-    """The name of a configuration's family. Raises ModelError for one that names none."""
+    """The name of a configuration's family, by its model_type where it has no architectures. Raises ModelError."""
     names = raw.get("architectures")
+    if not names and raw.get("model_type") in MODEL_TYPES:
+        return MODEL_TYPES[raw["model_type"]]
     if not isinstance(names, list) or not names or not isinstance(names[0], str):
         raise ModelError("config.json names no architecture; add 'architectures' as the model's authors have it")
     return names[0]
@@ -66,18 +68,27 @@ def refuse_quantised(raw: dict[str, Any]) -> None:
 
 
 def weight_files(path: Path) -> list[Path]:
-    """The checkpoint's safetensors files, sorted: those that an index names, else the single one. Raises ModelError."""
-    if (path / INDEX_NAME).is_file():
-        names = read_json(path / INDEX_NAME).get("weight_map")
-        if not isinstance(names, dict) or not names or any(Path(str(name)).name != name for name in names.values()):
-            raise ModelError(f"{path / INDEX_NAME} does not map tensors to files; download the model again")
-        files = [path / name for name in sorted(set(names.values()))]
-    else:
-        files = [path / SINGLE_NAME]
+    """The checkpoint's safetensors files, sorted: the single one, else those that the index names. Raises ModelError."""
+    files = [path / name for name in sorted(set(assigned_files(path).values()))] or [path / SINGLE_NAME]
     for file in files:
         if not file.is_file():
             raise ModelError(f"{file} is missing; {_instead(path)}")
     return files
+
+
+def assigned_files(path: Path) -> dict[str, str]:
+    """The index: the name of each tensor's file; {} without one. Raises ModelError.
+
+    A whole model.safetensors that the index does not name is newer than the index, which is then left unread.
+    """
+    if not (path / INDEX_NAME).is_file():
+        return {}
+    names = read_json(path / INDEX_NAME).get("weight_map")
+    if not isinstance(names, dict) or not names or any(Path(str(name)).name != name for name in names.values()):
+        raise ModelError(f"{path / INDEX_NAME} does not map tensors to files; download the model again")
+    if SINGLE_NAME not in names.values() and (path / SINGLE_NAME).is_file():
+        return {}
+    return names
 
 
 def found_forms(path: Path) -> list[str]:

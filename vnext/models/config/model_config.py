@@ -144,7 +144,8 @@ def load_head_config(path: Path) -> ModelConfig:
 def parse_config(raw: dict[str, Any], generation: dict[str, Any]) -> ModelConfig:
     """config.json and generation_config.json (may be empty) as one configuration. Raises ModelError."""
     try:
-        config = family(architecture(raw)).parse(raw, generation)
+        raw = raw | {"architectures": [architecture(raw)]}
+        config = family(raw["architectures"][0]).parse(raw, generation)
         check_heads(config)
     except (TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as error:  # no reader foresees every form
         raise ModelError(f"config.json has a value of the wrong type ({error}); correct config.json") from error

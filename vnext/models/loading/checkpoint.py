@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from vnext.kernels.arrays import host_dtype
-from vnext.models.config.folder import CONFIG_NAME, read_header, weight_files
+from vnext.models.config.folder import CONFIG_NAME, assigned_files, read_header, weight_files
 from vnext.models.errors import ModelError
 
 DTYPES = MappingProxyType({"F32": host_dtype("float32"), "F16": host_dtype("float16"), "BF16": host_dtype("bfloat16")})
@@ -122,9 +122,11 @@ def overlaid(*checkpoints: Checkpoint) -> Checkpoint:
 def open_checkpoint(path: Path) -> Iterator[Checkpoint]:
     """The checkpoint in folder `path`, its files mapped until the block ends. Raises ModelError."""
     files = weight_files(path)
+    homes = assigned_files(path)
     tensors: dict[str, Stored] = {}
-    for file in files:
-        tensors |= stored_tensors(file)
+    for file in files:  # other files may hold stale copies: the index says which counts
+        found = stored_tensors(file)
+        tensors |= {name: each for name, each in found.items() if name not in tensors or homes.get(name) == file.name}
     yield Checkpoint(path, tensors, sum(file.stat().st_size for file in files))
 
 

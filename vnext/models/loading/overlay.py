@@ -24,6 +24,7 @@ TOKENIZER_NAMES = (
     "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json", "added_tokens.json",
     "chat_template.jinja", "vocab.json", "merges.txt",
 )  # fmt: skip
+ROPE_KEYS = ("rope_theta", "rope_scaling", "rope_local_base_freq", "rope_parameters")
 
 
 class Overrides(NamedTuple):
@@ -63,11 +64,38 @@ def merged(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
     return base | over | {key: merged(base[key], over[key]) for key in both}
 
 
+def overridden(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+    """config.json with the members of `over`, which count wherever `base` says the same: in its language part, and under the newer
+    name of a rope's settings."""
+    found = merged(base, over)
+    if isinstance(text := base.get("text_config"), dict):
+        within = {key: value for key, value in over.items() if key != "text_config" and (key in text or key in ROPE_KEYS)}
+        inner = merged(overridden(text, within), over.get("text_config") or {})
+        return found | {"text_config": inner}
+    parameters = base.get("rope_parameters")
+    if not isinstance(parameters, dict) or not parameters:
+        return found
+    if "full_attention" in parameters or "sliding_attention" in parameters:
+        kinds = (("full_attention", "rope_theta", "rope_scaling"), ("sliding_attention", "rope_local_base_freq", ""))
+        ropes = {kind: _rope(parameters.get(kind) or {}, over, theta, scaling) for kind, theta, scaling in kinds}
+    else:
+        ropes = _rope(parameters, over, "rope_theta", "rope_scaling")
+    return found | {"rope_parameters": merged(ropes, over.get("rope_parameters") or {})}
+
+
+def _rope(rope: dict[str, Any], over: dict[str, Any], theta: str, scaling: str) -> dict[str, Any]:
+    """One rope's settings with what `over` says of it under the older names. A scaling replaces another wholly."""
+    if scaling in over:
+        kept = {key: rope[key] for key in ("rope_theta", "partial_rotary_factor") if key in rope}
+        rope = kept | (over[scaling] or {})
+    return rope | ({"rope_theta": over[theta]} if theta in over else {})
+
+
 def _texts(folder: Path, overrides: Overrides) -> dict[str, str]:
     """The files that are written anew."""
     found = {}
     if overrides.config:
-        found[CONFIG_NAME] = merged(read_json(folder / CONFIG_NAME), overrides.config)
+        found[CONFIG_NAME] = overridden(read_json(folder / CONFIG_NAME), overrides.config)
     if overrides.generation:
         base = read_optional_json(folder / GENERATION_NAME) if overrides.keeps_generation else {}
         found[GENERATION_NAME] = merged(base, overrides.generation)
