@@ -78,7 +78,7 @@ def test_the_key() -> None:
             status, answer, headers = server.post("/v1/completions", {"prompt": "a"}, Authorization=f"Bearer {key}")
             assert status == 401 and answer["error"]["code"] == "invalid_api_key"
             assert headers["WWW-Authenticate"] == "Bearer"
-        assert server.get("/v1/models")[0] == 401 and server.get("/v1/nothing")[0] == 401
+        assert server.get("/v1/models")[0] == 401 and server.get("/v1/nothing")[0] == 404
         assert server.get("/health")[0] == 200 and server.get("/metrics")[0] == 200
     with EdgeServer(api_keys=("secret",)) as server:
         for given in ("bearer secret", "BEARER  secret", "Bearer secret "):

@@ -8,7 +8,6 @@ LogEnd that says where and why.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
 
 import msgspec
 import numpy as np
@@ -238,9 +237,12 @@ def _whole_frame_behind(data: bytes | memoryview, offset: int, event_min: int) -
             break
         if (end := log_bytes.impl.record_end(data, start)) <= 0:
             continue
-        with suppress(_Bad):
-            if _decode_frame(memoryview(data)[start + RECORD_HEAD : end]).first_event >= event_min:
-                return start
+        try:
+            frame = _decode_frame(memoryview(data)[start + RECORD_HEAD : end])
+        except _Bad:
+            continue
+        if frame.first_event >= event_min:
+            return start
     return 0
 
 

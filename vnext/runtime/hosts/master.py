@@ -194,11 +194,14 @@ class Hosts:
 
     def _take_in(self, connection: socket.socket, peer: tuple[str, int]) -> None:
         """Take a host that comes, in the place of a connection that it had before."""
+        wire = None
         try:
             wire = connected(connection, self.secret, "master")
             here = self._first(wire)
         except (WireBroken, WireRefused, msgspec.MsgspecError) as error:
             log.warning("A host at %s was turned away: %s.", peer[0], error)
+            if wire is not None:
+                wire.close()
             return
         if not 1 <= here.node <= self.count:
             log.warning("A host at %s says that it is node %d, and there are nodes 1 to %d.", peer[0], here.node, self.count)
