@@ -84,7 +84,7 @@ def eventually(condition: Callable[[], bool]) -> bool:
 @contextmanager
 def serving(log_dir: Path, *arguments: str) -> Iterator[Server]:
     """`vnext serve --port 0 ...` until the block ends."""
-    command = [sys.executable, "-m", "vnext.cli", "serve", "--port", "0", "--log-dir", str(log_dir), *arguments]
+    command = [sys.executable, "-P", "-m", "vnext.cli", "serve", "--port", "0", "--log-dir", str(log_dir), *arguments]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
     family: list[psutil.Process] = []

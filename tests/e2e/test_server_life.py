@@ -63,6 +63,19 @@ def test_a_server_killed_under_load_leaves_a_log_that_verifies_and_holds_what_wa
     assert killed.processes == (3 if form == "full, one process" else 4)
 
 
+def test_no_process_runs_a_file_of_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("queue", "msgspec", "torch", "numpy", "vnext", "zmq", "sitecustomize"):
+        (tmp_path / f"{name}.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'a').write('{name}')\nraise SystemExit(3)\n")
+    own = "from vnext.sched.policies import Candidate\ndef last(candidate: Candidate): return (-candidate.id,)\n"
+    (tmp_path / "own.py").write_text(own)
+    monkeypatch.chdir(tmp_path)
+    with serving(tmp_path / "logs", *COMMON, "--scheduling-policy", "own:last") as server:
+        asked = {"model": "demo_model", "prompt": "one", "max_tokens": 2}
+        assert complete_all(server.url, [asked], 1)[0]["choices"]
+        assert server.stop() == 0
+    assert not (tmp_path / "ran").exists()
+
+
 @pytest.mark.parametrize("module", ["vnext.runtime.rank.main", "vnext.runtime.core.main", "vnext.server"])
 def test_without_restarts_any_dead_process_ends_the_server_with_a_sentence_and_nothing_left_running(
     tmp_path: Path, module: str

@@ -55,6 +55,19 @@ def wild(tmp_path_factory: pytest.TempPathFactory):
     sys.path.remove(str(folder))
 
 
+def test_a_policy_is_found_in_the_working_directory_and_other_modules_are_not(tmp_path, monkeypatch) -> None:
+    (tmp_path / "policies_here.py").write_text(f"import beside\n{WILD}")
+    (tmp_path / "beside.py").write_text("")
+    (tmp_path / "bisect.py").write_text("raise ValueError('not the library')")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [folder for folder in sys.path if folder not in ("", str(tmp_path))])
+    before = list(sys.path)
+    assert policy_of("policies_here:last_come")(SAMPLES[0]) == (-3,)
+    assert sys.path == before
+    with pytest.raises(PolicyError, match="no function last_come"):
+        policy_of("bisect:last_come")
+
+
 @pytest.mark.parametrize(
     ("name", "words"),
     [

@@ -21,7 +21,7 @@ PURE_IMPORTS = {
 # What single files may import beside these, with the reason.
 EXTRA_IMPORTS = {
     "sched/sim/copying.py": {"vnext.sampling.constraint", "pathlib"},  # knows what a story holds
-    "sched/policies.py": {"importlib", "inspect", "re"},  # finds the policy that a configuration names
+    "sched/policies.py": {"contextlib", "importlib", "inspect", "re", "sys"},  # finds the policy that a configuration names
     "sched/sim/routing.py": {"vnext.router.policies", "vnext.router.prompts", "vnext.router.router"},  # what it simulates
     "sched/sim/rank.py": {"vnext.sampling.constraint"},  # folds the grammars that ranks fold
     "sched/sim/toy_grammar.py": {"vnext.sampling.constraint", "ctypes", "pathlib"},  # stands in for a tokenizer and for llguidance

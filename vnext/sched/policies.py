@@ -10,6 +10,9 @@ from __future__ import annotations
 import importlib
 import inspect
 import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import Protocol, cast
 
@@ -110,13 +113,27 @@ def key_of(name: str, policy: Policy, candidate: Candidate) -> Key:
 def _imported(name: str) -> Policy:
     module, _, function = name.partition(":")
     try:
-        found = getattr(importlib.import_module(module), function, None)
+        with _working_directory_on_path():
+            found = getattr(importlib.import_module(module), function, None)
     except Exception as error:  # user code runs when its module is imported
         what = f"the policy {name} cannot be imported ({type(error).__name__}: {error})"
         raise PolicyError(f"{what}: start where Python finds the module, or put its folder on PYTHONPATH") from error
     if not callable(found):
         raise PolicyError(f"the policy {name} cannot be used: the module {module} has no function {function}")
     return cast(Policy, found)  # key_of checks every key that it returns
+
+
+@contextmanager
+def _working_directory_on_path() -> Iterator[None]:
+    """Python also finds modules of the working directory, after all others, until the block ends: a file that happens to lie there
+    never takes the place of an installed module."""
+    sys.path.append("")
+    try:
+        yield
+    finally:
+        sys.path.reverse()
+        sys.path.remove("")  # the last one
+        sys.path.reverse()
 
 
 def _require_signature(name: str, policy: Policy) -> None:

@@ -134,6 +134,19 @@ def test_death_names_the_child_its_status_and_its_last_lines(start: Starter, cap
     assert capfd.readouterr().err == "".join(f"line {number}\n" for number in range(100))  # passed through, too
 
 
+def test_a_child_imports_no_module_of_the_working_directory(
+    start: Starter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "working"
+    folder.mkdir()
+    for name in ("queue", "vnext", "msgspec"):
+        (folder / f"{name}.py").write_text("raise SystemExit('a file of the working directory')\n")
+    monkeypatch.chdir(folder)
+    child = start("import queue, msgspec\n" + ENTER)
+    child.send_config(b"")
+    assert child.wait(GRACE_S) == 0
+
+
 def test_living_children_pass_the_check_and_exit_fd_tells_the_end(start: Starter, signpost: Signpost) -> None:
     child = start(ready_source(signpost.path))
     child.send_config(b"ready")

@@ -54,6 +54,15 @@ def sources(log_dir: Path) -> list[str]:
     return [segment.source for segment in index.segments]
 
 
+def test_an_index_is_made_whatever_lies_in_the_working_directory(tmp_path, monkeypatch):
+    (tmp_path / "maker_of_nothing.py").write_text("open('ran', 'w')")
+    monkeypatch.chdir(tmp_path)
+    indexer = Indexer("maker_of_nothing")
+    indexer.add(tmp_path / "segment")
+    indexer.finish()
+    assert not (tmp_path / "ran").exists()
+
+
 def test_an_engine_s_own_log_has_its_index(tmp_path):
     """As the engine core is started: the option reaches the recorder."""
     with engines_here(), LLM(executor="inproc", log="full", log_dir=str(tmp_path)) as llm:

@@ -1,9 +1,9 @@
 """Subprocesses: starting, watching and ending child processes. Plain programs, no multiprocessing.
 
-A child is `python -m module`. Its stdin carries first the configuration (8 bytes of length, then the bytes) and then nothing:
-the pipe stays open as a lifeline, whose end tells the child that the parent has died, however it died. The child's stderr
-passes through to ours, and its last lines are kept for the error. A child never sees Ctrl-C: the parent decides when children
-end. Does not interpret the bytes.
+A child is `python -P -m module`: it imports no module of the working directory. Its stdin carries first the configuration (8
+bytes of length, then the bytes) and then nothing: the pipe stays open as a lifeline, whose end tells the child that the parent
+has died, however it died. The child's stderr passes through to ours, and its last lines are kept for the error. A child never
+sees Ctrl-C: the parent decides when children end. Does not interpret the bytes.
 Parent side: start_child, Child, check_alive, terminate_all. Child side: enter_child, or its three parts in this order.
 """
 
@@ -153,12 +153,12 @@ def start_child(
     environment: Mapping[str, str] | None = None,
     descriptors: Sequence[int] = (),
 ) -> Child:
-    """Run `python -m module arguments...`; returns at once. `environment` replaces ours (None: inherited). The child gets our
+    """Run `python -P -m module arguments...`; returns at once. `environment` replaces ours (None: inherited). The child gets our
     `descriptors`, under the same numbers.
 
     Ctrl-C is blocked while the child starts and stays blocked in the child: there is no moment at which it could hit the child.
     """
-    command = [sys.executable, "-m", module, *arguments]
+    command = [sys.executable, "-P", "-m", module, *arguments]
     held = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, env=environment, pass_fds=descriptors)

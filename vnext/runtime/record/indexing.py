@@ -31,7 +31,7 @@ class Indexer:
     """Indexes segments one after the other. A segment requested again while it is being indexed is indexed once more."""
 
     def __init__(self, maker: str = MAKER) -> None:
-        self._command = [sys.executable, "-m", maker]
+        self._command = [sys.executable, "-P", "-m", maker]
         self._wanted: queue.Queue[Path | None] = queue.Queue()
         self._changing = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
