@@ -18,6 +18,7 @@ from safetensors.torch import load_file, save_file
 from vnext.kernels.arrays import as_tensor, host_dtype, torch_dtype
 from vnext.kernels.derivatives import TrainedWeight, exact, trainable
 from vnext.kernels.table import Operations, operations, substituted
+from vnext.models.config.folder import assigned_files, weight_files
 from vnext.models.config.model_config import ModelConfig, load_config
 from vnext.models.layers.batch import ForwardBatch, GroupPlaces, HostBatch
 from vnext.models.layers.kv_cache import kv_groups, make_kv_cache
@@ -29,6 +30,7 @@ from vnext.sampling.sampling import report
 
 BLOCK_SIZE = 16
 INDEX = "model.safetensors.index.json"
+EMBEDDINGS, HEAD = ("embed_tokens.weight", "wte.weight"), "lm_head.weight"
 
 
 class Trainer:
@@ -41,8 +43,7 @@ class Trainer:
         self.path = Path(path)
         self.dtype, self.config = torch_dtype(dtype), load_config(self.path, asked_length=max_model_len)
         self._family = family(self.config.architecture)
-        files = sorted(self.path.glob("*.safetensors"))
-        found = {name: tensor for file in files for name, tensor in load_file(file).items()}
+        found = _tensors(self.path, self.config)
         self._integers = {name: tensor for name, tensor in found.items() if not tensor.is_floating_point()}
         self.weights = {name: each.float().requires_grad_() for name, each in found.items() if each.is_floating_point()}
 
@@ -79,6 +80,18 @@ class Trainer:
         return into
 
 
+def _tensors(path: Path, config: ModelConfig) -> dict[str, torch.Tensor]:
+    """The checkpoint's tensors but for a head that is a copy of the embedding to which config.json ties it. Raises ModelError."""
+    homes = assigned_files(path)
+    pairs = ((file.name, pair) for file in weight_files(path) for pair in load_file(file).items())
+    found = {name: tensor for file, (name, tensor) in pairs if homes.get(name, file) == file}
+    embedding = next((found[name] for name in found if name.endswith(EMBEDDINGS)), None)
+    head = next((name for name in found if name.endswith(HEAD)), None)
+    if config.tie_embeddings and head and embedding is not None and torch.equal(found[head], embedding):
+        del found[head]
+    return found
+
+
 class _Source:
     """A family's source of weights that autograd follows, by the contract of models/layers/assembly.py."""
 
@@ -92,6 +105,9 @@ class _Source:
 
     def __contains__(self, name: str) -> bool:
         return name in self._weights
+
+    def is_tied(self, embedding: str, head: str) -> bool:
+        return embedding not in self._weights or head not in self._weights
 
     def fused(self, names: tuple[str, ...]) -> torch.Tensor:
         return torch.cat([self._plain(name) for name in names]).to(self._dtype)

@@ -87,3 +87,52 @@ def test_experts_that_do_not_split_are_refused() -> None:
     check_world_size(tiny_config(experts=experts), 2)
     with pytest.raises(ModelError, match=r"of 52 \(experts: 6\) do not split over 4 ranks; choose .* 1, 2$"):
         check_world_size(tiny_config(experts=experts), 4)
+
+
+def set_tied(path: Path, tied: bool) -> None:
+    config = json.loads((path / "config.json").read_text()) | {"tie_word_embeddings": tied}
+    (path / "config.json").write_text(json.dumps(config))
+
+
+FAMILIES = ("smollm3", "mistral", "mixtral", "qwen2_tied_yarn", "qwen3", "gemma2", "gemma3", "phi3", "gpt2", "olmo2")
+
+
+@pytest.mark.parametrize("case", FAMILIES)
+def test_a_head_that_differs_from_the_embedding_it_is_tied_to_counts(tmp_path: Path, case: str, caplog: pytest.LogCaptureFixture) -> None:
+    save_case(tmp_path, case)
+    caplog.clear()
+    set_tied(tmp_path, True)
+    file = tmp_path / "model.safetensors"
+    tensors = {name: each for name, each in load_file(file).items() if name != "lm_head.weight"}
+    embedding = next(each for name, each in tensors.items() if name.endswith(("embed_tokens.weight", "wte.weight")))
+    save_file(tensors, file)
+    tied = load_model(tmp_path).logits(CHUNK)
+    save_file(tensors | {"lm_head.weight": embedding.clone()}, file)
+    assert torch.equal(load_model(tmp_path).logits(CHUNK), tied) and not caplog.messages
+    save_file(tensors | {"lm_head.weight": embedding.flip(0)}, file)
+    found = load_model(tmp_path).logits(CHUNK)
+    (message,) = caplog.messages
+    assert message.startswith("config.json ties lm_head.weight to ") and "has another one: the file's is used" in message
+    set_tied(tmp_path, False)
+    assert torch.equal(load_model(tmp_path).logits(CHUNK), found) and not torch.equal(found, tied)
+
+
+@pytest.mark.parametrize("case", ["qwen2_tied_yarn", "gemma3", "gpt2"])
+def test_only_the_head_of_a_tied_pair(tmp_path: Path, case: str) -> None:
+    save_case(tmp_path, case)
+    expected = load_model(tmp_path).logits(CHUNK)
+    file = tmp_path / "model.safetensors"
+    renamed = {"model.embed_tokens.weight": "lm_head.weight", "transformer.wte.weight": "lm_head.weight"}
+    save_file({renamed.get(name, name): each for name, each in load_file(file).items()}, file)
+    assert torch.equal(load_model(tmp_path).logits(CHUNK), expected)
+
+
+def test_the_head_of_an_older_wrapper(tmp_path: Path) -> None:
+    save_case(tmp_path, "gemma3")
+    rename(tmp_path, "model.", "language_model.model.")
+    file = tmp_path / "model.safetensors"
+    tensors = load_file(file)
+    head = tensors["language_model.model.embed_tokens.weight"].flip(0)
+    tied = load_model(tmp_path).logits(CHUNK)
+    save_file(tensors | {"language_model.lm_head.weight": head}, file)
+    assert not torch.equal(load_model(tmp_path).logits(CHUNK), tied)

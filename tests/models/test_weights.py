@@ -24,6 +24,7 @@ from vnext.models.errors import ModelError
 from vnext.models.layers.sharding import Parallel, alone
 from vnext.models.loading.checkpoint import open_checkpoint
 from vnext.models.loading.host_place import HostPlace
+from vnext.models.loading.update import open_update
 from vnext.models.loading.weights import choose_dtype, fingerprint, load_params
 
 HALF = Parallel(rank=1, world_size=2, all_reduce=lambda tensor: tensor, all_gather=lambda tensor, dim: tensor)
@@ -293,7 +294,9 @@ def gate_of(path: Path) -> torch.Tensor:
     """One of a checkpoint's tensors, as it is read."""
     name = "model.layers.1.mlp.gate_proj.weight"
     shape = tuple(random_tensors(PLAIN)[name].shape)
+    updated = open_update(path).part(name, shape, ())
     with open_checkpoint(path) as checkpoint:
+        assert (updated == checkpoint.part(name, shape, ())).all(), "an engine that slept reads the folder as an update"
         return as_tensor(checkpoint.part(name, shape, tuple(slice(0, size) for size in shape))).clone()
 
 

@@ -59,6 +59,19 @@ def test_the_tokens_are_those_of_a_fresh_engine(numbers, old, new, checkpoint, t
     assert replay(["verify", "--laws", llm.log_dir]) == 0
 
 
+def test_a_head_that_is_the_embedding_may_come_too(new, checkpoint):
+    """State dicts name both."""
+    head = {"lm_head.weight": new["model.embed_tokens.weight"].clone()}
+    with engines_here(), made(dtype="float32") as llm:
+        digest = llm.update_weights(new)["digest"]
+        assert llm.update_weights(new | head)["digest"] == digest
+        other = {"lm_head.weight": head["lm_head.weight"].flip(0)}
+        for update, is_partial in ((new | other, False), (other, True)):
+            with pytest.raises(NotDone, match="'lm_head.weight' unlike 'model.embed_tokens.weight', and this model's head is"):
+                llm.update_weights(update, partial=is_partial)
+        assert llm.residence.digest == digest
+
+
 def test_two_ranks_in_processes_of_their_own(new, checkpoint, tmp_path):
     with made(tmp_path, executor="mp", tensor_parallel_size=2, dtype="float32", digest_interval=1) as llm:
         before, changed = tokens_of(llm), llm.update_weights(new.items())

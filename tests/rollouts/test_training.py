@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
@@ -14,6 +15,7 @@ import pytest
 import torch
 import transformers
 from engine_here import engines_here
+from safetensors.torch import load_file, save_file
 
 from vnext import LLM, SamplingParams
 from vnext.kernels import derivatives
@@ -114,6 +116,31 @@ def test_a_saved_step_is_what_the_engine_loads(tmp_path: Path) -> None:
     assert unequal(trainer.logprobs(PROMPTS, answers), after) == 0
     assert (before != after).any()
     assert unequal(Trainer(saved, "bfloat16").logprobs(PROMPTS, answers), after) == 0
+
+
+def test_a_copy_of_the_embedding_is_no_weight_of_its_own(tmp_path: Path) -> None:
+    """It would stay behind when the embedding is trained; a head that differs is one."""
+    save_case(tmp_path, "qwen2_tied_yarn")
+    file = tmp_path / "model.safetensors"
+    tensors = load_file(file)
+    embedding = tensors["model.embed_tokens.weight"]
+    save_file(tensors | {"lm_head.weight": embedding.clone()}, file)
+    assert Trainer(tmp_path).weights.keys() == tensors.keys()
+    save_file(tensors | {"lm_head.weight": embedding.flip(0)}, file)
+    shutil.copy(DEMO_MODEL / "tokenizer.json", tmp_path)
+    answers, theirs = rollouts(tmp_path, "float32")
+    assert unequal(Trainer(tmp_path, "float32", 256).logprobs(PROMPTS, answers), theirs) == 0
+
+
+def test_the_index_says_which_copy_is_trained(tmp_path: Path) -> None:
+    tensors = load_file(DEMO_MODEL / "model.safetensors")
+    norm = tensors["model.norm.weight"]
+    shutil.copy(DEMO_MODEL / "config.json", tmp_path)
+    save_file(tensors, tmp_path / "model-1.safetensors")
+    save_file({"model.norm.weight": norm + 1}, tmp_path / "model-2.safetensors")
+    homes = dict.fromkeys(tensors, "model-1.safetensors") | {"no.such": "model-2.safetensors"}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": homes}))
+    assert torch.equal(Trainer(tmp_path).weights["model.norm.weight"], norm.float())
 
 
 def test_the_derivative_is_of_what_was_computed() -> None:

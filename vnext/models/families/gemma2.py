@@ -43,6 +43,7 @@ WEIGHT_AXES = MappingProxyType(
         "post_feedforward_layernorm": Layout((Axis.HIDDEN,)),
     }
 )
+HEADS = ("lm_head.weight", "language_model.lm_head.weight")
 DEFAULTS = MappingProxyType(
     {
         "num_attention_heads": 8,
@@ -132,7 +133,8 @@ def assemble_gemma(source: Source, config: ModelConfig, root: str, *, head_norms
             after_mlp_norm=norm(prefix + "post_feedforward_layernorm"),
         )
 
-    embedding, head = embeddings(source, config, root + "embed_tokens.weight")
+    lm_head = next((name for name in HEADS if name in source), HEADS[0])
+    embedding, head = embeddings(source, config, root + "embed_tokens.weight", lm_head)
     layers = tuple(layer(f"{root}layers.{index}.") for index in config.layer_numbers)
     local = config.local_rope
     return Params(

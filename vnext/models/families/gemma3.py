@@ -65,5 +65,5 @@ def ropes(raw: dict[str, Any]) -> tuple[Rope, Rope]:
 
 def assemble(source: Source, config: ModelConfig) -> Params:
     """The parameters, wherever this checkpoint keeps its language part."""
-    root = next((root for root in ROOTS if root + "embed_tokens.weight" in source), ROOTS[0])
+    root = next((root for root in ROOTS if root + "norm.weight" in source), ROOTS[0])
     return assemble_gemma(source, config, root, head_norms=True)

@@ -108,7 +108,7 @@ def parse(raw: dict[str, Any], generation: dict[str, Any]) -> ModelConfig:
 
 def assemble(source: Source, config: ModelConfig) -> Params:
     """The parameters; the first checkpoints leave the prefix "transformer." out."""
-    root = "transformer." if "transformer.wte.weight" in source else ""
+    root = "transformer." if "transformer.wpe.weight" in source else ""
 
     def norm(name: str) -> Norm:
         return Norm(source.wide(name + ".weight"), source.wide(name + ".bias"))

@@ -20,6 +20,9 @@ class Source(Protocol):
     def __contains__(self, name: str) -> bool:
         """Whether there is such a tensor."""
 
+    def is_tied(self, embedding: str, head: str) -> bool:
+        """Whether a head that config.json ties is the embedding: there is one of the two only, or they hold the same numbers."""
+
     def fused(self, names: tuple[str, ...]) -> Array:
         """The parts of these tensors, one below the other."""
 
@@ -59,10 +62,14 @@ def embeddings(source: Source, config: ModelConfig, name: str, head: str = "lm_h
     """The embedding and the head; tied, they are one packed weight, which is quantised with the others.
 
     An embedding apart is looked up and not multiplied: quantising it would round more and read no less. A stage that does not
-    begin, or end, with it has None in its place.
+    begin, or end, with it has None in its place. Where config.json ties the two and the file has a head that differs, the file
+    counts, as in transformers; where it has one of the two only, that is both.
     """
-    if config.tie_embeddings:
-        packed = source.packed((name,)) if config.is_first or config.is_last else None
+    if not (config.is_first or config.is_last):
+        return None, None
+    if config.tie_embeddings and source.is_tied(name, head):
+        name = name if name in source or head not in source else head
+        packed = source.packed((name,))
         return packed if config.is_first else None, packed if config.is_last else None
     if head not in source:
         raise ModelError(

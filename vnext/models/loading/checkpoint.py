@@ -29,6 +29,7 @@ INTEGERS = MappingProxyType({"I32": np.dtype("int32"), "I64": np.dtype("int64")}
 SAMPLE_COUNT = 16
 SAMPLE_SIZE_BYTES = 4096
 DIGESTED_TOGETHER = 2**22
+COMPARED_ROWS = 4096
 
 
 class Stored(NamedTuple):
@@ -71,6 +72,20 @@ class Checkpoint:
     def shape(self, name: str) -> tuple[int, ...] | None:
         """A tensor's whole shape, None where there is no such tensor."""
         return self._tensors[name].shape if name in self._tensors else None
+
+    def are_equal(self, first: str, second: str) -> bool:
+        """Whether two tensors have one shape and the same numbers, whatever their dtypes. Raises ModelError."""
+        shape = self.shape(first) or ()
+        if shape != self.shape(second):
+            return False
+        parts = [self.part(name, shape, ()) for name in (first, second)]
+        bits = f"uint{8 * parts[0].itemsize}" if parts[0].dtype == parts[1].dtype else ""
+        rows = (slice(row, row + COMPARED_ROWS) for row in range(0, len(parts[0]), COMPARED_ROWS))
+        pairs = ((part[each].view(bits) if bits else part[each].astype(np.float32) for part in parts) for each in rows)
+        are_equal = all(np.array_equal(*pair) for pair in pairs)
+        for name in (first, second):
+            self.release(name)
+        return are_equal
 
     def part(self, name: str, shape: tuple[int, ...], ranges: tuple[slice, ...]) -> np.ndarray:
         """A part of a tensor that must have this whole shape, in the checkpoint's dtype. Raises ModelError.
@@ -121,13 +136,17 @@ def overlaid(*checkpoints: Checkpoint) -> Checkpoint:
 @contextmanager
 def open_checkpoint(path: Path) -> Iterator[Checkpoint]:
     """The checkpoint in folder `path`, its files mapped until the block ends. Raises ModelError."""
-    files = weight_files(path)
+    yield Checkpoint(path, folder_tensors(path), sum(file.stat().st_size for file in weight_files(path)))
+
+
+def folder_tensors(path: Path) -> dict[str, Stored]:
+    """The tensors of the checkpoint in folder `path`. Raises ModelError."""
     homes = assigned_files(path)
     tensors: dict[str, Stored] = {}
-    for file in files:  # other files may hold stale copies: the index says which counts
+    for file in weight_files(path):  # other files may hold stale copies: the index says which counts
         found = stored_tensors(file)
         tensors |= {name: each for name, each in found.items() if name not in tensors or homes.get(name) == file.name}
-    yield Checkpoint(path, tensors, sum(file.stat().st_size for file in files))
+    return tensors
 
 
 def stored_tensors(file: Path) -> dict[str, Stored]:

@@ -7,7 +7,7 @@ tensor at a time exists twice. Knows no files.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -18,13 +18,27 @@ from vnext.kernels.cpu.stack import Stack
 PLAIN = (int, float, str, type(None), np.dtype)
 
 
+class Tie(NamedTuple):
+    """The embedding that config.json takes for a head, and whether the head is it: the file has no other one."""
+
+    embedding: str
+    is_equal: bool
+
+
 class Kept:
-    """The products of a load: weights as operations take them. `names` are the checkpoint's tensors, with their whole shapes."""
+    """The products of a load: weights as operations take them. `names` are the checkpoint's tensors, with their whole shapes;
+    `ties` the heads that config.json ties."""
 
     def __init__(self) -> None:
         self.names: dict[str, tuple[int, ...]] = {}
+        self.ties: dict[str, Tie] = {}
         self._products: list[Any] = []
         self._next = -1
+
+    @property
+    def is_refilled(self) -> bool:
+        """Whether products are copied into those of a first load."""
+        return self._next >= 0
 
     def begin_refill(self) -> None:
         """The products that come from now on are copied into the ones that there are."""

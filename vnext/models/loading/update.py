@@ -13,10 +13,10 @@ from pathlib import Path
 
 import numpy as np
 
-from vnext.models.config.folder import weight_files
 from vnext.models.errors import ModelError
-from vnext.models.loading.checkpoint import DTYPES, Checkpoint, Stored, overlaid, stored_tensors
+from vnext.models.loading.checkpoint import DTYPES, Checkpoint, Stored, folder_tensors, overlaid, stored_tensors
 from vnext.models.loading.host_place import HostPlace
+from vnext.models.loading.kept import Tie
 from vnext.models.weight_index import index_of
 
 NAMES_SHOWN = 3
@@ -27,15 +27,19 @@ def open_update(path: Path) -> Checkpoint:
     """The tensors in a folder, in one file, or in the files of an index. Raises ModelError."""
     if not path.exists():
         raise ModelError(f"there are no weights at {path}: give a folder or a file that the ranks can read; {NOTHING_CHANGED}")
-    tensors: dict[str, Stored] = {}
+    try:
+        return Checkpoint(path, folder_tensors(path) if path.is_dir() else _file_tensors(path), 0)
+    except OSError as error:
+        raise ModelError(f"{path} cannot be read ({error}); {NOTHING_CHANGED}") from error
+
+
+def _file_tensors(path: Path) -> dict[str, Stored]:
+    """The tensors of one file, or of those that an index names."""
     index = index_of(path)
-    for file in dict.fromkeys(index.values()) if index else weight_files(path) if path.is_dir() else [path]:
-        try:
-            found = stored_tensors(file)
-        except OSError as error:
-            raise ModelError(f"{file} cannot be read ({error}); {NOTHING_CHANGED}") from error
-        tensors |= {name: each for name, each in found.items() if index.get(name) == file} if index else found
-    return Checkpoint(path, tensors, 0)
+    if not index:
+        return stored_tensors(path)
+    found = {file: stored_tensors(file) for file in dict.fromkeys(index.values())}
+    return {name: found[file][name] for name, file in index.items() if name in found[file]}
 
 
 def open_pieces(paths: Sequence[Path]) -> Checkpoint:
@@ -68,6 +72,17 @@ def check_update(
             raise ModelError(
                 f"tensor {name!r} of the update has the dtype {update.stored_dtype(name)}; supported are {', '.join(DTYPES)}; "
                 f"{NOTHING_CHANGED}"
+            )
+
+
+def check_ties(update: Checkpoint, whole: Checkpoint, ties: Mapping[str, Tie]) -> None:
+    """Raise ModelError for a head that is the embedding's in this model, and another one in the update. `whole`: with the tensors
+    that the update leaves as they are."""
+    for head, (embedding, is_equal) in ties.items():
+        if is_equal and head in update and embedding in whole and not whole.are_equal(embedding, head):
+            raise ModelError(
+                f"the update in {update.path} has {head!r} unlike {embedding!r}, and this model's head is its embedding: leave it "
+                f"out, or start with a checkpoint that has both; {NOTHING_CHANGED}"
             )
 
 

@@ -8,6 +8,7 @@ reads only its own part.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from math import prod
 from pathlib import Path
@@ -32,7 +33,7 @@ from vnext.models.layers.sharding import (
 )
 from vnext.models.loading.checkpoint import Checkpoint, fingerprint, open_checkpoint
 from vnext.models.loading.host_place import HostPlace, Place
-from vnext.models.loading.kept import Kept, copy_into
+from vnext.models.loading.kept import Kept, Tie, copy_into
 from vnext.models.loading.packed_file import PackedFile
 from vnext.models.loading.targets import Target, may_be_target
 from vnext.models.registry import family
@@ -40,6 +41,7 @@ from vnext.models.registry import family
 if TYPE_CHECKING:
     import torch
 
+log = logging.getLogger(__name__)
 __all__ = ["Progress", "choose_dtype", "fingerprint", "load_params"]
 
 Progress = Callable[[int, int], None]
@@ -153,6 +155,18 @@ class Loader:
 
     def __contains__(self, name: str) -> bool:
         return name in self._checkpoint
+
+    def is_tied(self, embedding: str, head: str) -> bool:
+        """Whether the head is the embedding: the file has no other one. A refill goes by what the first load found."""
+        found = self._kept.ties.get(head)
+        if found is None:
+            both = embedding in self._checkpoint and head in self._checkpoint
+            is_equal = not both or self._kept.is_refilled or self._checkpoint.are_equal(embedding, head)
+            found = self._kept.ties[head] = Tie(embedding, is_equal)
+            if not is_equal and self._parallel.rank == 0:
+                where = self._checkpoint.path
+                log.warning("config.json ties %s to %s, but %s has another one: the file's is used.", head, embedding, where)
+        return found.is_equal
 
     def fused(self, names: tuple[str, ...]) -> Array:
         """This rank's parts of the tensors, one below the other: all queries, say, then all keys.

@@ -19,6 +19,7 @@ from vnext.models.errors import ModelError
 from vnext.models.loading.checkpoint import overlaid
 from vnext.models.loading.update import (
     check_finite,
+    check_ties,
     check_update,
     open_pieces,
     open_update,
@@ -101,12 +102,13 @@ class RankWeights:
         runner = self._runner
         require_refillable(runner)
         update, names = open_pieces([Path(path) for path in command.paths]), runner.kept.names
-        check_update(update, names, self._own_names(), command.partial)
+        check_update(update, names, {*self._own_names(), *runner.kept.ties}, command.partial)
         check_finite(update, [name for name in sorted(names) if name in update][self._rank :: self._world_size])
         if self._rank or command.is_piece:
             return ""
-        if command.partial:
-            update = overlaid(open_update(Path(command.base or runner.path)), update)
+        whole = overlaid(open_update(Path(command.base or runner.path)), update) if command.partial else update
+        check_ties(update, whole, runner.kept.ties)
+        update = whole
         if command.index:
             write_index(Path(command.index), {name: update.file(name) for name in sorted(names)})
         digest = tensors_digest(update, names)
