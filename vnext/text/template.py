@@ -26,8 +26,10 @@ from vnext.text.dialects import generic
 from vnext.text.dialects.table import dialect_of, shows_tools
 from vnext.text.reasoning import Marks, marks_of
 from vnext.text.template_bounds import BoundedEnvironment, bound_concatenations, within
+from vnext.text.turns import Turns, arranged, turns_of
 
 RENDER_LIMIT_S = 0.3
+PROBE_LIMIT_S = 0.05
 REASONING_NAMES = ("reasoning_content", "thinking", "reasoning")
 # The errors that an expression can raise.
 _DATA_ERRORS = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
@@ -78,6 +80,7 @@ class ChatTemplate:
         self.marks = self._tried(marks_of(source, reasoning_parser))
         self.developer_role = "developer" if "developer" in source else "system"
         self.reasoning_name = next((name for name in REASONING_NAMES if re.search(rf"\b{name}\b", source)), None)
+        self._turns = self._tried_turns()
 
     def _tried(self, marks: Marks | None) -> Marks | None:
         """The marks with what the template does when reasoning is switched off."""
@@ -88,6 +91,23 @@ class ChatTemplate:
         except (InvalidRequest, TemplateSlow):
             return marks
         return msgspec.structs.replace(marks, is_closed_off=prompt.rstrip().endswith(marks.close))
+
+    def _tried_turns(self) -> Turns:
+        """The orders of roles that the template takes."""
+        try:
+            return turns_of(self._probed)
+        except TemplateSlow:
+            return Turns()
+
+    def _probed(self, messages: list[dict[str, Any]]) -> str | None:
+        try:
+            return self.render(messages, {}, limit_s=PROBE_LIMIT_S)
+        except InvalidRequest:
+            return None
+
+    def arranged(self, messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+        """The messages in an order of roles that the template takes."""
+        return arranged(messages, self._turns)
 
     def render(
         self,

@@ -315,3 +315,31 @@ def test_unknown_times_are_refused(server, control, why):
     content = [{"type": "text", "text": "say:one", "cache_control": control}]
     with pytest.raises(anthropic.BadRequestError, match=why):
         ask(server, "one", messages=[{"role": "user", "content": content}])
+
+
+TURNS = (
+    "{% for m in messages %}{% if m.role not in ('user', 'assistant') or (m.role == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{ raise_exception('users and assistants take turns') }}{% endif %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+)
+
+
+def test_a_template_that_wants_turns_gets_them() -> None:
+    """Two results and words behind them, a system's message in the middle, and two turns of one role."""
+    results = [{"type": "tool_result", "tool_use_id": name, "content": f"of {name}"} for name in ("a", "b")]
+    calls = [{"type": "tool_use", "id": name, "name": "weather", "input": {}} for name in ("a", "b")]
+    turns = [
+        {"role": "user", "content": "one"},
+        {"role": "user", "content": "two"},
+        {"role": "assistant", "content": calls},
+        {"role": "user", "content": [*results, {"type": "text", "text": "say:three"}]},
+        {"role": "system", "content": "later"},
+    ]
+    with EdgeServer(byte_level(TURNS)) as server:
+        ask(server, "", system="first", messages=turns)
+        shown = prompt(server)
+        start, rest = shown.split("[assistant]")
+        assert start == "[user]first\n\nlater\n\none\n\ntwo"
+        answers = [f"<tool_response>\nof {name}\n</tool_response>" for name in ("a", "b")]
+        assert rest.split("[user]")[1] == "\n\n".join([*answers, "say:three"])
+        counted = client(server).messages.count_tokens(model="toy", system="first", messages=turns)
+        assert counted.input_tokens == len(unpack_tokens(last_request(server).prompt))

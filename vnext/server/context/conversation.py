@@ -24,6 +24,7 @@ def prompt_text(template: ChatTemplate, body: ChatBody, tools: list[dict[str, An
     messages = shown_messages(body, template)
     if not template.shows_tools:
         messages = with_tools(messages, tools, template.knows_system)
+    messages = template.arranged(messages)
     variables = {"tools": tools} | _thinking(body) | (body.chat_template_kwargs or {})
     text = template.render(messages, variables, begins_answer(body), limit_s)
     return up_to_the_last_words(text, messages) if body.continue_final_message else text
