@@ -269,13 +269,79 @@ def test_the_store_is_bounded(server: EdgeServer) -> None:
     assert 0 < store.size_bytes <= MEMORY and store.size_bytes == sum(each.size for each in store._kept.values())
 
 
+def test_tools_that_no_one_here_runs_are_left_out(server: EdgeServer) -> None:
+    hosted = [{"type": kind} for kind in ("image_generation", "tool_search", "local_shell", "shell", "apply_patch", "web_search")]
+    only = {"type": "allowed_tools", "mode": "auto"}
+    for tools, choice in (
+        (hosted, "auto"),
+        ([*hosted, WEATHER], "auto"),
+        ([*hosted, WEATHER], only | {"tools": [{"type": "shell"}, {"type": "function", "name": "weather"}]}),
+        ([*hosted, WEATHER], only | {"tools": [{"type": "shell"}]}),
+    ):
+        answer = ask(server, "Hi", tools=tools, tool_choice=choice)
+        assert answer.output_text == "Hi" and [tool.type for tool in answer.tools] == [tool["type"] for tool in tools]
+        assert not any(tool["type"] in prompt(server) for tool in hosted)
+    assert ask(server, CALL, tools=[*hosted, WEATHER], tool_choice="required").output[0].name == "weather"
+
+
+def test_an_item_may_be_named_in_place_of_itself(server: EdgeServer) -> None:
+    first = ask(server, f"{THOUGHT}{CALL}", tools=[WEATHER])
+    names = [{"type": "item_reference", "id": item.id} for item in first.output]
+    [asked] = server.openai().responses.input_items.list(first.id).data
+    call = next(item for item in first.output if item.type == "function_call")
+    rest = [{"type": "function_call_output", "call_id": call.call_id, "output": "rain"}]
+    second = ask(server, "", input=[{"id": asked.id}, *names, *rest], max_output_tokens=1)
+    named = prompt(server)
+    ask(server, "", previous_response_id=first.id, input=rest, max_output_tokens=1)
+    assert named == prompt(server) and "(Hm.)" in named and "<tool_call>" not in named.split("[tool")[1]
+    ask(server, "", previous_response_id=second.id, input="more", max_output_tokens=1)
+    assert prompt(server).startswith(named)
+    size, _, _ = server.post("/v1/responses/input_tokens", {"input": [*names, *rest]})
+    assert size == 200
+    server.openai().responses.delete(first.id)
+    status, answer, _ = server.post("/v1/responses", {"input": names})
+    assert status == 400 and answer["error"]["param"] == "input[0].id"
+
+
+def test_a_history_that_another_server_began_is_read(server: EdgeServer) -> None:
+    foreign = [
+        {"type": "web_search_call", "id": "ws_1", "status": "completed", "action": {"type": "search", "query": "a"}},
+        {"type": "local_shell_call", "call_id": "c", "action": {"type": "exec", "command": ["ls"]}, "status": "completed"},
+        {"type": "local_shell_call_output", "call_id": "c", "output": "{}"},
+        {"type": "shell_call_output", "call_id": "c", "output": [{"stdout": "a", "stderr": "", "outcome": {"type": "exit"}}]},
+        {"type": "computer_call_output", "call_id": "c", "output": {"type": "computer_screenshot", "image_url": "x"}},
+        {"type": "tool_search_call", "call_id": "c", "arguments": {"goal": "x"}},
+        {"type": "compaction", "id": "cmp_1", "encrypted_content": "gAAA-_"},
+        {"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": "gAAA-_=="},
+    ]
+    said = [{"role": "assistant", "content": "b"}, {"role": "user", "content": "say:c"}]
+    ask(server, "", input=[{"role": "user", "content": "a"}, *foreign, *said])
+    assert prompt(server) == "[user]a[assistant]b[user]say:c"
+    summed = {"type": "reasoning", "summary": [{"type": "summary_text", "text": "Hm."}], "encrypted_content": "gAAA-_=="}
+    ask(server, "", input=[{"role": "user", "content": "a"}, summed, *said])
+    assert prompt(server) == "[user]a[assistant](Hm.)b[user]say:c"
+
+
+def test_probes_pass(server: EdgeServer) -> None:
+    ask(server, "", input="", max_output_tokens=1)
+    assert prompt(server) == "[user]"
+    assert ask(server, "a", truncation="auto").truncation == "auto"
+    with pytest.raises(openai.BadRequestError, match="maximum context length"):
+        ask(server, "Hello" * 400, truncation="auto")
+
+
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input[0].content[0].type is 'input_image'"),
-    ({"input": [{"type": "computer_call"}]}, "input[0].type is 'computer_call'"),
+    ({"input": [{"type": "function_cal"}]}, "input[0].type is 'function_cal'"),
+    ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input[0].id: there is no item 'msg_1' here"),
+    ({"input": [{"id": "msg_1"}]}, "input[0].id: there is no item 'msg_1' here"),
+    ({"input": [{"type": "item_reference"}]}, "input[0].id: there is no item"),
+    ({"input": [{"type": "function_call_output", "call_id": "a", "output": {}}]}, "input[0].output is an object"),
     ({"input": [{"role": "user"}]}, "input[0].content is missing"),
     ({"input": [{"type": "function_call", "name": "f"}]}, "no call_id or no name"),
-    ({"input": [{"type": "reasoning", "encrypted_content": "gAAA!"}]}, "does not come from this server"),
-    ({"input": ""}, "empty list"),
+    ({"input": [{"type": "web_search_call", "id": "ws_1", "status": "completed"}]}, "input is missing"),
+    ({"input": []}, "input is missing"),
+    ({"input": None}, "input is missing"),
     ({"input": 5}, "input is wrong"),
     ({"tools": [{"type": "file_search"}]}, "runs at OpenAI"),
     ({"tools": [{"type": "function"}]}, "tools[0].name is missing"),
@@ -283,7 +349,13 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"tools": [WEATHER], "tool_choice": {"type": "function", "name": "nope"}}, "not among tools"),
     ({"text": {"format": {"type": "xml"}}}, "text.format.type is 'xml'"),
     ({"text": {"format": {"type": "json_schema", "name": "a"}}}, "text.format.schema is missing"),
-    ({"truncation": "auto"}, "truncation is 'auto'"),
+    ({"tools": [{"type": "shell"}], "tool_choice": {"type": "shell"}}, "tool_choice asks for a call of 'shell'"),
+    ({"tools": [{"type": "shell"}], "tool_choice": "required"}, "tool_choice asks for a call of 'shell'"),
+    (
+        {"tools": [WEATHER], "tool_choice": {"type": "allowed_tools", "mode": "required", "tools": [{"type": "web_search"}]}},
+        "tool_choice asks for a call of 'web_search'",
+    ),
+    ({"truncation": "middle"}, "truncation is 'middle'"),
     ({"background": True}, "background is not supported"),
     ({"conversation": "conv_1"}, "conversation is not supported"),
     ({"prompt": {"id": "p"}}, "prompt is not supported"),

@@ -10,13 +10,14 @@ import msgspec
 class Content(msgspec.Struct, frozen=True, kw_only=True):
     """A part of an item's content, of any type. Other members change nothing here."""
 
-    type: str
+    type: str = ""
     text: str | None = None
     refusal: str | None = None
 
 
 class Item(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """An item of any type; without a type it is a message. `translation` checks the members of each type."""
+    """An item of any type; without a type it is a message, or a reference if it has an id alone. `translation` checks the
+    members of each type."""
 
     type: str | None = None
     id: str | None = None
@@ -28,9 +29,15 @@ class Item(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     call_id: str | None = None
     name: str | None = None
     namespace: str | None = None
-    arguments: str | None = None
+    arguments: str | dict[str, Any] | None = None
     input: str | None = None
-    output: str | list[Content] | None = None
+    output: str | list[Content] | dict[str, Any] | None = None
+
+    @property
+    def kind(self) -> str:
+        """Its type."""
+        is_reference = self.id is not None and self.role is None and self.content is None
+        return self.type or ("item_reference" if is_reference else "message")
 
 
 class Tool(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,7 +77,7 @@ class StreamOptions(msgspec.Struct, frozen=True, kw_only=True):
 class ResponsesBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """POST /v1/responses. The fields from `top_k` on are vLLM's."""
 
-    input: str | list[Item] = ""
+    input: str | list[Item] | None = None
     model: str | None = None
     instructions: str | None = None
     previous_response_id: str | None = None

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -20,8 +21,19 @@ from vnext.server.responses.bodies import Content, Item, ResponsesBody, Tool
 
 ARGUMENT = "input"
 """The one argument of a custom tool."""
-LEFT_OUT = ("web_search", "web_search_preview")
-"""Tools that run at OpenAI and that Codex offers with every request: the model is not told of them."""
+LEFT_OUT = frozenset(
+    "web_search web_search_2025_08_26 web_search_preview web_search_preview_2025_03_11 image_generation tool_search "
+    "local_shell shell apply_patch".split()
+)
+"""Tools that run at OpenAI, or that its models know without a schema. Codex and other clients offer them with every request: the
+model is not told of them."""
+PASSED_OVER = frozenset(
+    "web_search_call file_search_call code_interpreter_call image_generation_call computer_call computer_call_output "
+    "local_shell_call local_shell_call_output shell_call shell_call_output apply_patch_call apply_patch_call_output "
+    "mcp_call mcp_list_tools mcp_approval_request mcp_approval_response tool_search_call tool_search_output "
+    "compaction compaction_summary compaction_trigger".split()
+)
+"""Items of such tools in a history that another server began: what they say is in the answers that followed."""
 SAME = (
     "model", "stream", "parallel_tool_calls", "temperature", "top_p", "top_k", "min_p", "seed", "stop", "presence_penalty",
     "frequency_penalty", "repetition_penalty", "logit_bias", "ignore_eos", "priority", "cache_salt", "request_id",
@@ -37,6 +49,8 @@ def chat_body(body: ResponsesBody, earlier: Sequence[Item]) -> ChatBody:
     items += [(item, f"input[{place}]") for place, item in enumerate(input_items(body))]
     instructions = [{"role": "system", "content": body.instructions}] if body.instructions else []
     messages = _with_one_beginning(instructions + _messages(items))
+    if not messages:
+        raise InvalidRequest("input is missing: send a text or a list of items.", "input")
     fields: dict[str, Any] = {name: value for name in SAME if (value := getattr(body, name)) is not None}
     fields |= {"messages": messages, "max_tokens": body.max_output_tokens}
     fields |= _tools(body) | _format(body) | _reasoning(body) | _logprobs(body)
@@ -47,8 +61,29 @@ def chat_body(body: ResponsesBody, earlier: Sequence[Item]) -> ChatBody:
 def input_items(body: ResponsesBody) -> list[Item]:
     """The input; a text is a user's message."""
     if isinstance(body.input, str):
-        return [Item(type="message", role="user", content=body.input)] if body.input else []
-    return body.input
+        return [Item(type="message", role="user", content=body.input)]
+    return body.input or []
+
+
+def with_items(body: ResponsesBody, find: Callable[[str], Item | None]) -> ResponsesBody:
+    """The body with the stored items that its references name. Raises InvalidRequest for one that `find` does not find."""
+    if not isinstance(body.input, list) or all(item.kind != "item_reference" for item in body.input):
+        return body
+    items = [_referred(item, f"input[{place}].id", find) for place, item in enumerate(body.input)]
+    return msgspec.structs.replace(body, input=items)
+
+
+def _referred(item: Item, path: str, find: Callable[[str], Item | None]) -> Item:
+    if item.kind != "item_reference":
+        return item
+    found = find(item.id or "")
+    if found is None:
+        raise InvalidRequest(
+            f"{path}: there is no item {(item.id or '')[:60]!r} here, it was not stored or was dropped for later ones: send the "
+            "item itself.",
+            path,
+        )
+    return found
 
 
 class Named(msgspec.Struct, frozen=True):
@@ -74,10 +109,9 @@ def opaque(text: str) -> str:
 
 
 def _check(body: ResponsesBody) -> None:
-    if body.truncation not in (None, "disabled"):
-        raise InvalidRequest(
-            f"truncation is {body.truncation!r}: this server leaves nothing of the input out; leave truncation out.", "truncation"
-        )
+    """A `truncation` of "auto" is for an input that does not fit, which is refused."""
+    if body.truncation not in (None, "disabled", "auto"):
+        raise InvalidRequest(f"truncation is {body.truncation!r}: it must be 'disabled' or 'auto'.", "truncation")
 
 
 def _logprobs(body: ResponsesBody) -> dict[str, Any]:
@@ -114,6 +148,8 @@ def _format(body: ResponsesBody) -> dict[str, Any]:
 
 def _tools(body: ResponsesBody) -> dict[str, Any]:
     found = [_tool(*each) for each in _flat(body.tools)]
+    if not found and body.tools and body.tool_choice == "required":
+        raise _unforced(body.tools[0].type)
     return {"tools": found or None, "tool_choice": _choice(body.tool_choice)}
 
 
@@ -166,7 +202,12 @@ def _choice(choice: str | dict[str, Any] | None) -> str | dict[str, Any] | None:
         case {"type": "function" | "custom", "name": str(name)}:
             return {"type": "function", "function": {"name": _full_name(name, choice.get("namespace"))}}
         case {"type": "allowed_tools", "mode": mode, "tools": [*tools]}:
-            return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": [_choice(tool) for tool in tools]}}
+            known = [_choice(tool) for tool in tools if not (isinstance(tool, dict) and tool.get("type") in LEFT_OUT)]
+            if tools and not known and mode == "required":
+                raise _unforced(tools[0]["type"])
+            return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": known}} if known or not tools else "none"
+        case {"type": str(kind)} if kind in LEFT_OUT:
+            raise _unforced(kind)
         case None | "none" | "auto" | "required":
             return choice
     raise InvalidRequest(
@@ -176,25 +217,34 @@ def _choice(choice: str | dict[str, Any] | None) -> str | dict[str, Any] | None:
     )
 
 
+def _unforced(kind: str) -> InvalidRequest:
+    sentence = f"tool_choice asks for a call of {kind!r}: the model is not told of such a tool here; send 'auto'."
+    return InvalidRequest(sentence, "tool_choice")
+
+
 # ---- items ----------------------------------------------------------------------------------------------------------------
 
 
 def _messages(items: Sequence[tuple[Item, str]]) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     for item, path in items:
-        match item.type or "message":
+        match item.kind:
             case "message":
                 _add_message(found, item, path)
             case "reasoning":
-                _turn(found, "reasoning_content", "content", "tool_calls")["reasoning_content"] = _thought(item, path)
+                if thought := _thought(item):
+                    _turn(found, "reasoning_content", "content", "tool_calls")["reasoning_content"] = thought
             case "function_call":
-                _turn(found).setdefault("tool_calls", []).append(_call(item, item.arguments or "{}", path))
+                given = item.arguments or "{}"
+                arguments = given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
+                _turn(found).setdefault("tool_calls", []).append(_call(item, arguments, path))
             case "custom_tool_call":
                 arguments = json.dumps({ARGUMENT: item.input or ""}, ensure_ascii=False)
                 _turn(found).setdefault("tool_calls", []).append(_call(item, arguments, path))
             case "function_call_output" | "custom_tool_call_output":
-                output = item.output if isinstance(item.output, str) else _text(item.output or [], f"{path}.output")
-                found.append({"role": "tool", "tool_call_id": item.call_id, "content": output})
+                found.append({"role": "tool", "tool_call_id": item.call_id, "content": _output(item, f"{path}.output")})
+            case kind if kind in PASSED_OVER:
+                pass
             case kind:
                 raise InvalidRequest(
                     f"{path}.type is {kind!r}: this server reads messages, reasoning, calls and their outputs; leave it out.",
@@ -229,16 +279,19 @@ def _add_message(found: list[dict[str, Any]], item: Item, path: str) -> None:
         found.append({"role": item.role, "content": text})
 
 
-def _thought(item: Item, path: str) -> str:
-    """The reasoning's text, else what `opaque` made of it, else its summary."""
+def _output(item: Item, path: str) -> str:
+    if isinstance(item.output, dict):
+        raise InvalidRequest(f"{path} is an object: send a text or a list of text parts.", path)
+    return item.output if isinstance(item.output, str) else _text(item.output or [], path)
+
+
+def _thought(item: Item) -> str:
+    """The reasoning's text, else what `opaque` made of it, else its summary. Another server's opaque text says nothing here."""
     if isinstance(item.content, str) or item.content:
         return item.content if isinstance(item.content, str) else "".join(part.text or "" for part in item.content)
     if item.encrypted_content:
-        try:
+        with suppress(ValueError):
             return base64.b64decode(item.encrypted_content, validate=True).decode()
-        except ValueError as error:
-            where = f"{path}.encrypted_content"
-            raise InvalidRequest(f"{where} does not come from this server: leave the item out.", where) from error
     return "\n".join(part.text or "" for part in item.summary or ())
 
 

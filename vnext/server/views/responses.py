@@ -24,7 +24,7 @@ from vnext.server.http.streaming import Events, event_frame, respond
 from vnext.server.responses.bodies import Item, ResponsesBody
 from vnext.server.responses.items import Event, ItemBuilder
 from vnext.server.responses.store import ResponseStore
-from vnext.server.responses.translation import chat_body, input_items, named_tools
+from vnext.server.responses.translation import chat_body, input_items, named_tools, with_items
 from vnext.text.answer import Delta
 from vnext.text.parts import Part, Words
 
@@ -36,7 +36,7 @@ _DECODER = msgspec.json.Decoder(ResponsesBody)
 async def create_response(request: web.Request) -> web.StreamResponse:
     """POST /v1/responses."""
     context, store = request.app[SERVER_CONTEXT], request.app[RESPONSES]
-    body = await read_body(request, _DECODER, ResponsesBody)
+    body = with_items(await read_body(request, _DECODER, ResponsesBody), store.item)
     started_s = time.monotonic()
     identify(request, body.request_id)
     earlier = _earlier(store, body.previous_response_id)
@@ -60,8 +60,9 @@ async def create_response(request: web.Request) -> web.StreamResponse:
 async def count_input_tokens(request: web.Request) -> web.Response:
     """POST /v1/responses/input_tokens: the size of the prompt that such a body would become."""
     context = request.app[SERVER_CONTEXT]
-    body = await read_body(request, _DECODER, ResponsesBody)
-    chat = chat_body(body, _earlier(request.app[RESPONSES], body.previous_response_id))
+    store = request.app[RESPONSES]
+    body = with_items(await read_body(request, _DECODER, ResponsesBody), store.item)
+    chat = chat_body(body, _earlier(store, body.previous_response_id))
     tools = tool_choice_of(chat, context.dialect is not None).shown
     prompt = await prompt_of(context, chat, tools, client_of(request))
     counted = {"object": "response.input_tokens", "input_tokens": len(prompt.tokens)}
@@ -190,7 +191,7 @@ def _head(id_: str, generation: Generation, chat: ChatRequest, body: ResponsesBo
         "temperature": params.temperature,
         "top_p": params.top_p,
         "top_logprobs": body.top_logprobs or 0,
-        "truncation": "disabled",
+        "truncation": body.truncation or "disabled",
         "service_tier": "default",
         "metadata": body.metadata or {},
         "output": [],
