@@ -73,7 +73,7 @@ class Host(NamedTuple):
 
 def production(command: DoctorCommand) -> int:
     """Print the findings; returns the exit status."""
-    parent = Path(command.log_dir or "~/.local/state/vnext/logs").expanduser()
+    parent = Path(os.path.expanduser(command.log_dir or "~/.local/state/vnext/logs"))  # as it is, for a user without a home
     found = examine(Host(Path("/"), parent, command.host, command.port))
     if command.json:
         print(json.dumps([each._asdict() for each in found], indent=2))

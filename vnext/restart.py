@@ -22,6 +22,7 @@ from vnext.options.reader import RestartCommand, ServeCommand, command_line, par
 from vnext.options.settings_check import engine_settings
 from vnext.runtime.processes.launch import StartRefused, find_model
 from vnext.runtime.processes.replicas import RunningEngines
+from vnext.runtime.processes.state_dir import state_dir
 from vnext.runtime.settings import EngineSettings, SettingsError
 from vnext.server.console import write_line
 from vnext.text.files import CheckpointUnreadable, chat_template
@@ -70,8 +71,10 @@ def restart(command: RestartCommand) -> int:
 
 def servers() -> list[Running]:
     """The running servers of this user."""
-    found = []
-    for file in sorted(_folder().glob("*.json")):
+    found, files = [], []
+    with suppress(OSError):
+        files = sorted(_folder().glob("*.json"))
+    for file in files:
         with suppress(OSError, msgspec.MsgspecError):
             server = msgspec.json.decode(file.read_bytes(), type=Running)
             if _is_alive(server):
@@ -87,15 +90,15 @@ def servers() -> list[Running]:
 @contextmanager
 def listed(url: str, folder: Path) -> Iterator[None]:
     """The server is found by `servers` until the block ends. A folder that cannot be written is no reason to fail."""
-    file = _folder() / f"{os.getpid()}.json"
     with suppress(OSError):
+        file = _folder() / f"{os.getpid()}.json"
         file.parent.mkdir(parents=True, exist_ok=True)
         _write(file, msgspec.json.encode(Running(os.getpid(), url, str(folder))))
     try:
         yield
     finally:
         with suppress(OSError):
-            file.unlink(missing_ok=True)
+            (_folder() / f"{os.getpid()}.json").unlink(missing_ok=True)
 
 
 class Replacements:
@@ -209,7 +212,8 @@ def _tokenizer(folder: Path) -> bytes:
 
 
 def _folder() -> Path:
-    return Path(state_folder()) / "servers"
+    """Raises OSError where this user has none."""
+    return state_dir(f"{state_folder()}/servers").path
 
 
 def _write(path: Path, data: bytes) -> None:

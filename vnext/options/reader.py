@@ -284,12 +284,13 @@ def _check_keys(keys: Sequence[str]) -> None:
 
 
 def state_folder(environment: Mapping[str, str] = os.environ) -> str:
-    """The folder for what outlives a program."""
+    """The folder for what outlives a program; it begins with "~" for a user without a home."""
     return os.path.join(os.path.expanduser(environment.get(STATE_VARIABLE) or "~/.local/state"), "vnext")
 
 
 def _history_path(environment: Mapping[str, str]) -> str:
-    return os.path.join(state_folder(environment), "chat_history")
+    folder = state_folder(environment)
+    return os.path.join(folder, "chat_history") if os.path.isabs(folder) else ""
 
 
 def _doctor_command(given: Given, _: Mapping[str, str]) -> DoctorCommand:

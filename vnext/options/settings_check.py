@@ -7,6 +7,7 @@ nothing: code that knows the model or the machine checks what depends on them.
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterable, Mapping
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -97,6 +98,8 @@ REMEDIES = {
     "attention": "; our kernels serve every model, so leave it at auto",
 }
 """Field -> the remedy for a value that is none of its choices."""
+PLACES = ("_dir", "_file", "_root", "_path", "certfile", "keyfile", "ca_certs", "history", "file", "output")
+"""Ends of the names of fields that are paths."""
 POLICY_CHECKS = {"scheduling_policy": require_name, "data_parallel_policy": require_policy}
 
 
@@ -145,6 +148,8 @@ def checked(name: str, given: Any, hint: Any, default: Any = None) -> Any:
     except msgspec.ValidationError as error:
         raise SettingsError(f"{name} is {given!r}: it must be {_expected(hint)}{REMEDIES.get(name, '')}.") from error
     _check_bounds(name, value)
+    if isinstance(value, str) and value[:1] == "~" and name.endswith(PLACES) and not os.path.isabs(os.path.expanduser(value)):
+        raise SettingsError(f"{name} is {value!r}, and there is no such user or home: write the whole path.")
     if name in POLICY_CHECKS:
         _check_policy(name, value)
     return value

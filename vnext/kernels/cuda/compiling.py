@@ -83,7 +83,7 @@ def cached_cubin(source: str, defines: Defines, arch: str, cache: Path = CACHE) 
 
 def cubin_path(source: str, defines: Defines, arch: str, cache: Path = CACHE) -> Path:
     """Where it is kept."""
-    return cache.expanduser() / f"{Path(source).stem}-{arch}-{digest(source, defines, arch)}.cubin"
+    return Path(os.path.expanduser(cache)) / f"{Path(source).stem}-{arch}-{digest(source, defines, arch)}.cubin"
 
 
 def keep(path: Path, cubin: bytes) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import json
+import logging
 import os
 import time
 from collections.abc import Sequence
@@ -24,6 +25,7 @@ from vnext.models.errors import ModelError
 from vnext.models.loading.hub import resolve
 from vnext.models.loading.overlay import Overrides, overlay
 from vnext.runtime.processes.run_dir import RunDir
+from vnext.runtime.processes.state_dir import state_dir
 from vnext.runtime.processes.subprocesses import Child, check_alive, signals_held, start_child
 from vnext.runtime.processes.supervisor import Supervisor
 from vnext.runtime.processes.thread_plan import why_not
@@ -33,7 +35,8 @@ from vnext.runtime.speculation import speculation_of
 if TYPE_CHECKING:
     from vnext.runtime.messages import EngineReady
 
-OVERLAYS = Path("~/.local/state/vnext/checkpoints")
+log = logging.getLogger(__name__)
+OVERLAYS = "~/.local/state/vnext/checkpoints"
 DEMO_MODEL = Path(__file__).resolve().parents[2] / "demo_model"
 LOGS = "~/.local/state/vnext/logs"
 POLL_MS = 100
@@ -178,11 +181,19 @@ def find_model(settings: EngineSettings) -> Path:
     Raises StartRefused for a folder without a model, before any process is started for it.
     """
     try:
-        folder = overlay(model_folder(settings.model, settings.revision), overrides_of(settings), OVERLAYS.expanduser())
+        folder = overlay(model_folder(settings.model, settings.revision), overrides_of(settings), _overlays())
         require_checkpoint(folder)
     except ModelError as error:
         raise StartRefused(str(error)) from error
     return folder
+
+
+def _overlays() -> Path:
+    """Where checkpoints with overrides stand. Raises ModelError where no such folder can be had."""
+    try:
+        return state_dir(OVERLAYS).path
+    except OSError as error:
+        raise ModelError(f"the folder {error.filename} for overrides cannot be used ({error.strerror}); remove it") from error
 
 
 def find_draft_model(settings: EngineSettings) -> str:
@@ -218,9 +229,9 @@ def log_directory(settings: EngineSettings, replica: int = 0) -> str:
     loaded in vain."""
     if settings.log == "off":
         return ""
-    parent = Path(settings.log_dir or LOGS)
+    parent, elsewhere = Path(settings.log_dir or LOGS), ""
     try:
-        parent = _log_parent(settings, replica)
+        parent, elsewhere = _log_place(settings, replica)
         parent.mkdir(parents=True, exist_ok=True)
         if not os.access(parent, os.W_OK | os.X_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
@@ -230,16 +241,24 @@ def log_directory(settings: EngineSettings, replica: int = 0) -> str:
             f"the log directory {parent} cannot be written ({reason}): choose another one with --log-dir, or switch the log "
             "off with --log off"
         ) from error
+    if elsewhere and replica == 0:
+        log.warning("The log is kept in %s: %s. Name a folder for it with --log-dir.", parent, elsewhere)
     return _own_folder(parent)
 
 
 def _log_parent(settings: EngineSettings, replica: int) -> Path | None:
-    """The folder in which starts have folders of their own; None when the log is off. Raises RuntimeError for a user without a
-    home."""
-    if settings.log == "off":
-        return None
-    parent = Path(settings.log_dir or LOGS).expanduser()
-    return parent / f"engine-{replica}" if settings.data_parallel_size > 1 else parent
+    """The folder in which starts have folders of their own; None when the log is off."""
+    return None if settings.log == "off" else _log_place(settings, replica)[0]
+
+
+def _log_place(settings: EngineSettings, replica: int) -> tuple[Path, str]:
+    """The folder in which starts have folders of their own, and why it is not the usual one. Where the log is required it stays
+    where it is looked for. Raises RuntimeError for a user without a home, OSError where there is no other place."""
+    if settings.log_dir or settings.log_required:
+        parent, elsewhere = Path(settings.log_dir or LOGS).expanduser(), ""
+    else:
+        parent, elsewhere = state_dir(LOGS)
+    return parent / f"engine-{replica}" if settings.data_parallel_size > 1 else parent, elsewhere
 
 
 def _own_folder(parent: Path | None) -> str:
