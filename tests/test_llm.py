@@ -148,7 +148,7 @@ def test_chat_is_generate_on_the_template(llm: LLM) -> None:
 
 def test_a_template_sees_tools_and_variables(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     template = ChatTemplate("{{ messages[0].content }} {{ tools[0].name }} {{ style }}", {})
-    monkeypatch.setitem(vars(llm), "_template", template)
+    monkeypatch.setitem(vars(llm._maker), "template", template)
     conversation, given = [{"role": "user", "content": "say"}], {"style": "plainly"}
     (answer,) = llm.chat(conversation, GREEDY, use_tqdm=False, tools=[{"name": "it"}], chat_template_kwargs=given)
     assert llm.tokenizer.decode(answer.prompt_token_ids) == "say it plainly"

@@ -11,18 +11,24 @@ from typing import TYPE_CHECKING, Any
 from vnext.version import __version__
 
 if TYPE_CHECKING:
+    from vnext.async_llm import AsyncLLM
     from vnext.generated import Completion, Generated, Logprob, Scored
     from vnext.llm import LLM
     from vnext.lora_request import LoRARequest
-    from vnext.sampling_params import BeamSearchParams, SamplingParams, StructuredOutputsParams
+    from vnext.runtime.client.output_stream import EngineDead, Refused
+    from vnext.sampling_params import BeamSearchParams, InvalidRequest, SamplingParams, StructuredOutputsParams
 
 __all__ = [
     "LLM",
+    "AsyncLLM",
     "BeamSearchParams",
     "Completion",
+    "EngineDead",
     "Generated",
+    "InvalidRequest",
     "LoRARequest",
     "Logprob",
+    "Refused",
     "SamplingParams",
     "Scored",
     "StructuredOutputsParams",
@@ -31,11 +37,15 @@ __all__ = [
 
 _HOMES = {
     "LLM": "vnext.llm",
+    "AsyncLLM": "vnext.async_llm",
     "BeamSearchParams": "vnext.sampling_params",
     "Completion": "vnext.generated",
+    "EngineDead": "vnext.runtime.client.output_stream",
     "Generated": "vnext.generated",
+    "InvalidRequest": "vnext.sampling_params",
     "LoRARequest": "vnext.lora_request",
     "Logprob": "vnext.generated",
+    "Refused": "vnext.runtime.client.output_stream",
     "SamplingParams": "vnext.sampling_params",
     "Scored": "vnext.generated",
     "StructuredOutputsParams": "vnext.sampling_params",

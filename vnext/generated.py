@@ -28,8 +28,8 @@ class Logprob(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Completion(msgspec.Struct, frozen=True, kw_only=True):
-    """One answer. `finish_reason` is "stop", "length" or "abort" (the engine ended it). `stop_reason` is the stop
-    string or the token of `stop_token_ids` that ended it, None where the model ended it.
+    """One answer. `finish_reason` is "stop", "length" or "abort" (the engine or `AsyncLLM.abort` ended it), None while it goes on.
+    `stop_reason` is the stop string or the token of `stop_token_ids` that ended it, None where the model ended it.
 
     `logprobs` has one dict per token, from token id to Logprob: the sampled token and the requested alternatives.
     `cumulative_logprob` is the sum over the sampled tokens, the one that ended the answer included. Both are None unless
@@ -41,7 +41,7 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     index: int
     text: str
     token_ids: list[int]
-    finish_reason: str
+    finish_reason: str | None
     stop_reason: str | int | None
     logprobs: list[dict[int, Logprob]] | None
     cumulative_logprob: float | None
@@ -49,7 +49,8 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Generated(msgspec.Struct, frozen=True, kw_only=True):
-    """One prompt with its answers. `prompt` is None where the caller passed token ids.
+    """One prompt with its answers. `prompt` is None where the caller passed token ids. `request_id` is the caller's name for it in
+    `AsyncLLM.generate`, else a number of its own. `finished`: whether every answer has ended.
 
     `prompt_logprobs` has one dict per prompt token as in Completion.logprobs, None for the first; None unless
     `SamplingParams.prompt_logprobs` was set. Of what `SamplingParams.prompt_cache_retention` asks for,
@@ -64,6 +65,8 @@ class Generated(msgspec.Struct, frozen=True, kw_only=True):
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
     num_retained_tokens: int | None = None
     num_unretained_tokens: int | None = None
+    request_id: str = ""
+    finished: bool = True
 
 
 class Embedding(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,24 +97,33 @@ class Slot:
         self.index = index
         self.answer = answer
         self.finished = False
-        self._deltas: list[Delta] = []
+        self._text, self._finish, self._stop_reason = "", "", None
+        self._tokens: list[int] = []
+        self._logprobs: list[TokenLogprobs] = []
+        self._named: list[dict[int, Logprob]] = []  # those of the first log-probabilities that were asked for
 
     def push(self, delta: Delta) -> None:
-        self._deltas.append(delta)
+        self._text += delta.text
+        self._tokens += delta.tokens
+        self._logprobs += delta.logprobs
+        self._finish, self._stop_reason = delta.finish, delta.stop_reason
+        self.finished = delta.finish != ""
 
     def completion(self, tokenizer: Tokenizer, params: SamplingParams, prompt_length: int) -> Completion:
-        tokens = [token for delta in self._deltas for token in delta.tokens]
-        logprobs = [entry for delta in self._deltas for entry in delta.logprobs]
+        """The answer so far."""
         asked = params.logprobs is not None
+        done = len(self._named)
+        if asked:
+            self._named += [named_logprobs(tokenizer, *pair) for pair in zip(self._tokens[done:], self._logprobs[done:])]
         return Completion(
             index=self.index,
-            text="".join(delta.text for delta in self._deltas),
-            token_ids=tokens,
-            finish_reason=self._deltas[-1].finish,
-            stop_reason=self._deltas[-1].stop_reason,
-            logprobs=[named_logprobs(tokenizer, *pair) for pair in zip(tokens, logprobs)] if asked else None,
+            text=self._text,
+            token_ids=self._tokens.copy(),
+            finish_reason=self._finish or None,
+            stop_reason=self._stop_reason,
+            logprobs=self._named.copy() if asked else None,
             cumulative_logprob=self.answer.cumulative_logprob if asked else None,
-            routed_experts=self._routed_experts(prompt_length),
+            routed_experts=self._routed_experts(prompt_length) if self._finish else None,
         )
 
     def _routed_experts(self, prompt_length: int) -> np.ndarray | None:
@@ -123,7 +135,7 @@ class Slot:
 
 
 class Task:
-    """One prompt with its answers in progress."""
+    """One prompt with its answers in progress. `request_id` is its name in what `generated` returns."""
 
     def __init__(
         self,
@@ -138,8 +150,16 @@ class Task:
         self.params = params
         self.slots = slots
         self.requests = requests
+        self.slot_of = {request.name: slot for request, slot in zip(requests, slots)}
+        self.request_id = requests[0].name
+        self._scores: list[dict[int, Logprob] | None] | None = None
+
+    @property
+    def finished(self) -> bool:
+        return all(slot.finished for slot in self.slots)
 
     def generated(self, tokenizer: Tokenizer) -> Generated:
+        """The answers so far."""
         pinned, gave_way = self.slots[0].answer.retained or (None, None)
         return Generated(
             prompt=self.text,
@@ -149,13 +169,19 @@ class Task:
             prompt_logprobs=None if self.params.prompt_logprobs is None else self._prompt_logprobs(tokenizer),
             num_retained_tokens=pinned,
             num_unretained_tokens=gave_way,
+            request_id=self.request_id,
+            finished=self.finished,
         )
 
-    def _prompt_logprobs(self, tokenizer: Tokenizer) -> list[dict[int, Logprob] | None]:
-        from vnext.text.prompt_results import prompt_logprobs
+    def _prompt_logprobs(self, tokenizer: Tokenizer) -> list[dict[int, Logprob] | None] | None:
+        """None before all have come, which is with the first answer's first token."""
+        first = self.slots[0]
+        if self._scores is None and (first.answer.token_count or first.finished):
+            from vnext.text.prompt_results import prompt_logprobs
 
-        entries = prompt_logprobs(self.slots[0].answer.prompt, len(self.tokens))
-        return [entry and named_logprobs(tokenizer, token, entry) for token, entry in zip(self.tokens, entries)]
+            entries = prompt_logprobs(first.answer.prompt, len(self.tokens))
+            self._scores = [entry and named_logprobs(tokenizer, token, entry) for token, entry in zip(self.tokens, entries)]
+        return self._scores
 
 
 def named_logprobs(tokenizer: Tokenizer, token: int, entry: TokenLogprobs) -> dict[int, Logprob]:

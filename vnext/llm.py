@@ -2,26 +2,22 @@
 
 Turns prompts into requests and outputs into answers, in the order of the prompts. The engine core runs in its own process
 with the same settings as under `vnext serve`; tokens become text in this process, by the same code as in the API server.
-Only one thread may use an LLM at a time.
+Several threads may use one LLM; async_llm.py serves programs with event loops.
 """
 
 from __future__ import annotations
 
-import itertools
 import weakref
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing, nullcontext
-from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from vnext.engine_operations import EngineOperations
 from vnext.generated import Embedded, Embedding, Generated, Scored, Slot, Task
 from vnext.generation_config import sampling_defaults
-from vnext.lora_request import AdapterChoice, KnownAdapters
+from vnext.lora_request import AdapterChoice
 from vnext.options.settings_check import engine_settings
 from vnext.runtime.processes.launch import find_model
 from vnext.runtime.processes.replicas import RunningEngines, StartingEngines, start_engines
@@ -30,27 +26,17 @@ from vnext.sampling_params import (
     BeamSearchParams,
     InvalidRequest,
     SamplingParams,
-    answer_seed,
-    restricted,
-    to_sampling,
-    validate,
     validate_beams,
 )
-from vnext.state.config import request_length_max
+from vnext.task_maker import Message, ParamsChoice, Prompt, TaskMaker, as_prompts
 
 if TYPE_CHECKING:  # the engine's client and the text code import slowly: the engine starts meanwhile
     from tqdm import tqdm
 
     from vnext.runtime.client.client_sync import SyncEngineClient
-    from vnext.runtime.messages import AdapterFiles, PromptResult, RequestOutput, SubmitRequest
-    from vnext.state.params import Constraint
+    from vnext.runtime.messages import PromptResult, RequestOutput
     from vnext.text.answer import Delta
-    from vnext.text.template import ChatTemplate
     from vnext.text.tokenizer import Tokenizer
-
-Prompt = str | Sequence[int] | Mapping[str, Any]
-"""A text, token ids, or {"prompt": a text} or {"prompt_token_ids": token ids}."""
-Message = Mapping[str, Any]
 
 
 class LLM(EngineOperations):
@@ -63,7 +49,7 @@ class LLM(EngineOperations):
     def __init__(self, model: str = "", **settings: Any) -> None:
         self._settings = engine_settings(model=model, **settings)
         model_path = find_model(self._settings)
-        self._defaults = sampling_defaults(model_path, reads_generation_config(self._settings))
+        defaults = sampling_defaults(model_path, reads_generation_config(self._settings))
         starting = start_engines(self._settings, model_path)
         from vnext.runtime.client.client_sync import SyncEngineClient
 
@@ -76,10 +62,8 @@ class LLM(EngineOperations):
         self._finalizer.detach()
         self._finalizer = weakref.finalize(self, _stop, self._engine, client)
         self._client, self.ready = client, client.ready
-        self._names = itertools.count()
-        self._adapters = KnownAdapters(self._settings, client.ready.linear_layers)
-        self.vocab_size = client.ready.config.vocab_size or self.tokenizer.vocab_size
-        self.max_model_len = request_length_max(client.ready.config)
+        self._maker = TaskMaker(self._settings, self.tokenizer, client.ready, defaults)
+        self.vocab_size, self.max_model_len = self._maker.vocab_size, self._maker.max_model_len
 
     @property
     def log_dir(self) -> str:
@@ -95,7 +79,7 @@ class LLM(EngineOperations):
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
-        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        sampling_params: ParamsChoice = None,
         use_tqdm: bool = True,
         lora_request: AdapterChoice = None,
     ) -> list[Generated]:
@@ -105,7 +89,7 @@ class LLM(EngineOperations):
         shortened to fit the model's length. `lora_request` is the adapter of all prompts or a list with one, or None, for each.
         Raises InvalidRequest, before it sends anything unless the adapter's weights do not fit, Refused, EngineDead.
         """
-        tasks = self._tasks(_as_prompts(prompts), sampling_params, lora_request)
+        tasks = self._maker.tasks(as_prompts(prompts), sampling_params, lora_request)
         total = sum(len(task.slots) for task in tasks)
         with _bar(total) if use_tqdm else nullcontext() as bar:
             for slot, delta in self._deltas(tasks, whole=not any(task.params.stop for task in tasks)):
@@ -117,7 +101,7 @@ class LLM(EngineOperations):
     def chat(
         self,
         messages: Sequence[Message] | Sequence[Sequence[Message]],
-        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        sampling_params: ParamsChoice = None,
         use_tqdm: bool = True,
         *,
         lora_request: AdapterChoice = None,
@@ -130,14 +114,15 @@ class LLM(EngineOperations):
         """
         conversations = [messages] if messages and isinstance(messages[0], Mapping) else messages
         variables = {"tools": tools, **(chat_template_kwargs or {})}
-        return self.generate([self._render(each, variables) for each in conversations], sampling_params, use_tqdm, lora_request)
+        prompts = [self._maker.render(each, variables) for each in conversations]
+        return self.generate(prompts, sampling_params, use_tqdm, lora_request)
 
     def stream_chat(
         self, messages: Sequence[Message], sampling_params: SamplingParams | None = None
     ) -> Generator[str, None, int]:
         """Yield one answer to a conversation piece by piece; the generator returns the number of the answer's tokens.
         Closing the generator aborts the answer."""
-        tasks = self._tasks([self._render(messages, {})], sampling_params)
+        tasks = self._maker.tasks([self._maker.render(messages, {})], sampling_params)
         token_count = 0
         with closing(self._deltas(tasks)) as deltas:
             for _, delta in deltas:
@@ -155,7 +140,7 @@ class LLM(EngineOperations):
             n=params.beam_width, max_tokens=params.max_tokens, logprobs=0, ignore_eos=params.ignore_eos,
             include_stop_str_in_output=params.include_stop_str_in_output,
         )  # fmt: skip
-        tasks = self._tasks(_as_prompts(prompts), sampling)
+        tasks = self._maker.tasks(as_prompts(prompts), sampling)
         ends = () if params.ignore_eos else self._client.ready.config.eos_token_ids
         searches = [BeamSearch(task.requests[0].name, task.tokens, params, ends) for task in tasks]
         while requests := {each.name: (each, search) for search in searches for each in search.requests()}:
@@ -179,8 +164,8 @@ class LLM(EngineOperations):
         from vnext.text.prompt_arrays import embedding
         from vnext.text.prompt_results import embedding_request
 
-        tokens = [self._tokens(_plain(prompt)) for prompt in _as_prompts(prompts)]
-        requests = [embedding_request(str(next(self._names)), each, pooling, self.max_model_len) for each in tokens]
+        tokens = [self._maker.tokens(prompt) for prompt in as_prompts(prompts)]
+        requests = [embedding_request(next(self._maker.names), each, pooling, self.max_model_len) for each in tokens]
         found: dict[str, list[PromptResult]] = {request.name: [] for request in requests}
         for output in self._client.run(requests, whole=True) if requests else ():
             found[output.name] += output.prompt
@@ -197,14 +182,14 @@ class LLM(EngineOperations):
         `max_model_len` tokens. Raises InvalidRequest, Refused, EngineDead."""
         from vnext.text.prompt_results import Scoring
 
-        prompts, answers = _as_prompts(prompts), _as_prompts(answers)
+        prompts, answers = as_prompts(prompts), as_prompts(answers)
         if len(prompts) != len(answers):
             raise InvalidRequest(f"There are {len(prompts)} prompts and {len(answers)} answers: give one for each.", "answers")
-        adapters = self._adapters.of(len(prompts), lora_request)
-        pairs = [(self._tokens(_plain(prompt)), self._tokens(_plain(answer), False)) for prompt, answer in zip(prompts, answers)]
+        adapters = self._maker.adapters.of(len(prompts), lora_request)
+        pairs = [(self._maker.tokens(prompt), self._maker.tokens(answer, False)) for prompt, answer in zip(prompts, answers)]
         scorings = {
             name: Scoring(name, *pair, self.max_model_len, adapter)
-            for pair, adapter, name in zip(pairs, adapters, map(str, self._names))
+            for pair, adapter, name in zip(pairs, adapters, self._maker.names)
         }
         for output in self._client.run([each.request for each in scorings.values()], whole=True) if scorings else ():
             if output.error:
@@ -218,8 +203,7 @@ class LLM(EngineOperations):
 
     def get_default_sampling_params(self) -> SamplingParams:
         """The parameters of `generate` without `sampling_params`: SamplingParams() with the defaults of the model's file."""
-        length = {} if self._defaults.max_tokens is None else {"max_tokens": self._defaults.max_tokens}
-        return SamplingParams(**self._defaults.sampling(), **length)
+        return self._maker.default_params()
 
     def close(self) -> None:
         """End the engine. Idempotent."""
@@ -233,91 +217,12 @@ class LLM(EngineOperations):
     ) -> None:
         self.close()
 
-    @cached_property
-    def _template(self) -> ChatTemplate:
-        source = self.tokenizer.chat_template
-        if source is None:
-            raise InvalidRequest("This model has no chat template: use generate() with a text of your own.", "messages")
-        from vnext.text.template import ChatTemplate
-
-        return ChatTemplate(source, self.tokenizer.special_tokens)
-
-    def _render(self, messages: Sequence[Message], variables: Mapping[str, Any]) -> list[int]:
-        return self.tokenizer.encode(self._template.render(messages, variables), add_special_tokens=False)
-
-    def _tasks(
-        self, prompts: Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None, lora: AdapterChoice = None
-    ) -> list[Task]:
-        adapters = self._adapters.of(len(prompts), lora)
-        if params is None or isinstance(params, SamplingParams):
-            params = [params] * len(prompts)
-        if len(params) != len(prompts):
-            counts = f"There are {len(prompts)} prompts and {len(params)} sampling_params"
-            raise InvalidRequest(f"{counts}: give one, or one for each.", "sampling_params")
-        constraints = {key: self._constraint(one) for key, one in {id(one): one for one in params}.items()}
-        each = zip(prompts, params, adapters)
-        return [self._task(prompt, one, constraints[id(one)], adapter) for prompt, one, adapter in each]
-
-    def _constraint(self, params: SamplingParams | None) -> Constraint | None:
-        """What answers by `params` must look like. Raises InvalidRequest."""
-        if params is None or params.structured_outputs is None:
-            return None
-        from vnext.text.structured.asked import asked_of
-        from vnext.text.structured.grammar import constraint_of
-
-        return constraint_of(asked_of(params.structured_outputs), self.tokenizer)
-
-    def _task(self, prompt: Prompt, params: SamplingParams | None, limits: Constraint | None, lora: AdapterFiles | None) -> Task:
-        prompt = _plain(prompt)
-        text = prompt if isinstance(prompt, str) else None
-        tokens = self._tokens(prompt)
-        params = self._fitting_params(len(tokens)) if params is None else params
-        validate(params, self.vocab_size)
-        from vnext.text.answer import Answer
-
-        slots = [Slot(index, Answer(self.tokenizer, tokens, params)) for index in range(params.n)]
-        requests = [msgspec.structs.replace(self._request(tokens, params, slot.index, limits), adapter=lora) for slot in slots]
-        return Task(text, tokens, params, slots, requests)
-
-    def _fitting_params(self, prompt_length: int) -> SamplingParams:
-        """The default parameters, with `max_tokens` cut to fit the model's length."""
-        params = self.get_default_sampling_params()
-        room = max(1, self.max_model_len - prompt_length)
-        return msgspec.structs.replace(params, max_tokens=min(params.max_tokens, room))
-
-    def _tokens(self, prompt: str | Sequence[int], is_prompt: bool = True) -> list[int]:
-        tokens = self.tokenizer.encode(prompt, add_special_tokens=is_prompt) if isinstance(prompt, str) else list(prompt)
-        what, highest = "prompt" if is_prompt else "answer", self.vocab_size - 1
-        if not tokens:
-            raise InvalidRequest(f"The {what} has no tokens: a request needs at least one.", what)
-        for token in tokens:
-            if not 0 <= token <= highest:
-                raise InvalidRequest(f"The {what} holds {token}: token ids lie between 0 and {highest}.", what)
-        return tokens
-
-    def _request(
-        self, tokens: Sequence[int], params: SamplingParams, index: int, constraint: Constraint | None
-    ) -> SubmitRequest:
-        """One answer's request. Without a seed, the engine core derives its key from the LLM's seed."""
-        from vnext.runtime.messages import SubmitRequest
-        from vnext.state.events import pack_tokens
-        from vnext.text.bad_words import banned_sequences
-
-        seed = 0 if params.seed is None else answer_seed(params.seed, index)
-        sampling = to_sampling(params, seed, len(tokens), self.max_model_len, constraint=constraint)
-        return SubmitRequest(
-            name=str(next(self._names)),
-            prompt=pack_tokens(tokens),
-            sampling=restricted(sampling, params, banned_sequences(params.bad_words, self.tokenizer)),
-            has_seed=params.seed is not None,
-        )
-
     def _deltas(self, tasks: Sequence[Task], whole: bool = False) -> Iterator[tuple[Slot, Delta]]:
         """Yield the answers' deltas as they come or, with `whole`, once an answer has ended, so that a stop string is found late.
 
         Closing the generator aborts the live answers.
         """
-        slots = {request.name: slot for task in tasks for slot, request in zip(task.slots, task.requests)}
+        slots = {name: slot for task in tasks for name, slot in task.slot_of.items()}
         if not slots:
             return
         with closing(self._client.run([request for task in tasks for request in task.requests], whole)) as outputs:
@@ -336,29 +241,10 @@ class LLM(EngineOperations):
         return delta
 
 
-def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:
-    """The prompts as a list; a single prompt becomes a list of one."""
-    one = isinstance(prompts, str | Mapping) or (len(prompts) > 0 and isinstance(prompts[0], int))
-    return [prompts] if one else prompts
-
-
 def _bar(total: int) -> tqdm:
     from tqdm import tqdm
 
     return tqdm(total=total, desc="answers", unit="answer", dynamic_ncols=True)
-
-
-def _plain(prompt: Prompt) -> str | Sequence[int]:
-    """The text or the token ids of a prompt. Raises InvalidRequest for a dictionary with other content."""
-    if not isinstance(prompt, Mapping):
-        return prompt
-    if len(prompt) != 1 or not prompt.keys() <= {"prompt", "prompt_token_ids"}:
-        raise InvalidRequest(
-            f"A prompt has the keys {', '.join(map(repr, prompt))}: give a text, token ids, or one of prompt and "
-            "prompt_token_ids.",
-            "prompt",
-        )
-    return next(iter(prompt.values()))
 
 
 def _tokenizer(model_path: Path, starting: StartingEngines) -> Tokenizer:

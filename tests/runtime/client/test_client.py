@@ -333,5 +333,5 @@ def test_sync_client_of_a_lost_engine() -> None:
         with pytest.raises(EngineDead, match="lost"):
             list(outputs)
         client.close()
-        with pytest.raises(ValueError, match="closed"):
+        with pytest.raises(EngineDead, match="This program has closed the engine: start another one"):
             list(client.run([request("b")]))

@@ -1,24 +1,27 @@
 """The engine core's client for programs without an event loop: the library, scripts, a prompt in a terminal.
 
 Owns one background thread whose event loop runs an EngineClient, so that outputs are read and merged while the program
-does something else. Knows nothing of texts. One program thread uses it at a time.
+does something else. Knows nothing of texts. Any thread may call it, and `begin` serves other event loops.
 """
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, TypeVar
 
 from vnext.router.policies import DEFAULT_POLICY
+from vnext.runtime.client.bridged_stream import BridgedStream
 from vnext.runtime.client.engines import AnyEngineClient, connect_engines
-from vnext.runtime.client.output_stream import OutputStream
+from vnext.runtime.client.output_stream import EngineDead, OutputStream
 from vnext.runtime.messages import EngineReady, EngineStats, RequestOutput, SubmitRequest
 from vnext.runtime.operations import AnyOperation
 from vnext.state.events import AbortReason
 
+CLOSED = "This program has closed the engine: start another one."
 Result = TypeVar("Result")
 
 
@@ -29,6 +32,7 @@ class SyncEngineClient:
         self._loop = loop
         self._thread = thread
         self._client: AnyEngineClient | None = None
+        self._lock, self._is_closed = threading.Lock(), False
 
     @classmethod
     def connect(
@@ -66,6 +70,11 @@ class SyncEngineClient:
         """Why there are no answers at present, None while all is well; calls that wait go on waiting."""
         return self._connected.trouble
 
+    def require_alive(self) -> None:
+        """Raise EngineDead once the engine has ended and none follows, or the client is closed."""
+        if (death := self.death) is not None:
+            raise EngineDead(death)
+
     def run(self, requests: Sequence[SubmitRequest], whole: bool = False) -> Iterator[RequestOutput]:
         """Submit all, then yield outputs as they come, until each request has had its last. `whole`: yield as requests end.
 
@@ -77,25 +86,34 @@ class SyncEngineClient:
             while outputs := self._wait(stream.take(whole)):
                 yield from outputs
         finally:
-            if self._client is client:  # a closed client has no live requests and no loop
+            with suppress(EngineDead):  # a closed client has no live requests and no loop
                 self._wait(stream.aclose())
 
+    def begin(self, requests: Sequence[SubmitRequest]) -> BridgedStream:
+        """Submit all; their outputs come to the event loop that runs in this thread. Whoever leaves the stream closes it."""
+        stream = BridgedStream(self._loop)
+        self._call(stream.submit, self._connected, requests)
+        return stream
+
     def abort(self, names: Iterable[str], reason: AbortReason) -> None:
-        """End live requests; `run` yields the finish "abort" for each."""
-        self._loop.call_soon_threadsafe(self._connected.abort, tuple(names), reason)
+        """End live requests; `run` and `begin` yield the finish "abort" for each."""
+        self._call(self._connected.abort, tuple(names), reason)
 
     def operate(self, operation: AnyOperation) -> Any:
         """Carry out an operation and wait for its value. Raises NotDone, EngineDead."""
         return self._wait(self._connected.operate(operation))
 
     def reset_prefix_cache(self) -> None:
-        self._loop.call_soon_threadsafe(self._connected.reset_prefix_cache)
+        self._call(self._connected.reset_prefix_cache)
 
     def close(self) -> None:
         """Leave the engine core and end the thread. Idempotent."""
-        if self._client is not None:
-            self._wait(self._client.close())
-            self._client = None
+        with self._lock:
+            client, self._client = self._client, None
+            self._is_closed = True
+            leaving = None if client is None else asyncio.run_coroutine_threadsafe(client.close(), self._loop)
+        if leaving is not None:
+            leaving.result()
             self._stop_loop()
 
     def __enter__(self) -> SyncEngineClient:
@@ -109,11 +127,22 @@ class SyncEngineClient:
     @property
     def _connected(self) -> AnyEngineClient:
         if self._client is None:
-            raise ValueError("this client is closed: connect a new one")
+            raise EngineDead(CLOSED)
         return self._client
 
+    def _call(self, function: Callable[..., None], *arguments: Any) -> None:
+        """Call it in the loop, behind what was called before. What would come behind the end of the loop would never be called."""
+        with self._lock:
+            if self._is_closed:
+                raise EngineDead(CLOSED)
+            self._loop.call_soon_threadsafe(function, *arguments)
+
     def _wait(self, work: Coroutine[Any, Any, Result]) -> Result:
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        with self._lock:
+            if self._is_closed:
+                work.close()
+                raise EngineDead(CLOSED)
+            future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result()
         finally:

@@ -1,0 +1,158 @@
+"""Prompts and sampling parameters as the requests of an engine: what LLM and AsyncLLM have in common before anything is sent.
+
+Owns the checks of what a program passes, the names of its requests and the chat template. Sends nothing, and any thread may call
+it.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from vnext.generated import Slot, Task
+from vnext.lora_request import AdapterChoice, KnownAdapters
+from vnext.runtime.settings import EngineSettings
+from vnext.sampling_params import (
+    InvalidRequest,
+    SamplingDefaults,
+    SamplingParams,
+    answer_seed,
+    restricted,
+    to_sampling,
+    validate,
+)
+from vnext.state.config import request_length_max
+
+if TYPE_CHECKING:  # the engine's client and the text code import slowly: the engine starts meanwhile
+    from vnext.runtime.messages import AdapterFiles, EngineReady, SubmitRequest
+    from vnext.state.params import Constraint
+    from vnext.text.template import ChatTemplate
+    from vnext.text.tokenizer import Tokenizer
+
+Prompt = str | Sequence[int] | Mapping[str, Any]
+"""A text, token ids, or {"prompt": a text} or {"prompt_token_ids": token ids}."""
+Message = Mapping[str, Any]
+ParamsChoice = SamplingParams | Sequence[SamplingParams] | None
+"""One for all prompts, a list with one for each, or None for the defaults."""
+
+
+class TaskMaker:
+    """Makes the tasks of one program with one engine, which is `ready`. `defaults` are those of the model's file."""
+
+    def __init__(
+        self, settings: EngineSettings, tokenizer: Tokenizer, ready: EngineReady, defaults: SamplingDefaults
+    ) -> None:
+        self.tokenizer, self._defaults = tokenizer, defaults
+        self.names = map(str, itertools.count())
+        self.adapters = KnownAdapters(settings, ready.linear_layers)
+        self.vocab_size = ready.config.vocab_size or tokenizer.vocab_size
+        self.max_model_len = request_length_max(ready.config)
+
+    def default_params(self) -> SamplingParams:
+        """SamplingParams() with the defaults of the model's file."""
+        length = {} if self._defaults.max_tokens is None else {"max_tokens": self._defaults.max_tokens}
+        return SamplingParams(**self._defaults.sampling(), **length)
+
+    @cached_property
+    def template(self) -> ChatTemplate:
+        source = self.tokenizer.chat_template
+        if source is None:
+            raise InvalidRequest("This model has no chat template: use generate() with a text of your own.", "messages")
+        from vnext.text.template import ChatTemplate
+
+        return ChatTemplate(source, self.tokenizer.special_tokens)
+
+    def render(self, messages: Sequence[Message], variables: Mapping[str, Any]) -> list[int]:
+        """The tokens of a conversation. The template sees the `variables`."""
+        return self.tokenizer.encode(self.template.render(messages, variables), add_special_tokens=False)
+
+    def tasks(self, prompts: Sequence[Prompt], params: ParamsChoice, lora: AdapterChoice = None) -> list[Task]:
+        """One for each prompt. Raises InvalidRequest."""
+        adapters = self.adapters.of(len(prompts), lora)
+        if params is None or isinstance(params, SamplingParams):
+            params = [params] * len(prompts)
+        if len(params) != len(prompts):
+            counts = f"There are {len(prompts)} prompts and {len(params)} sampling_params"
+            raise InvalidRequest(f"{counts}: give one, or one for each.", "sampling_params")
+        constraints = {key: self._constraint(one) for key, one in {id(one): one for one in params}.items()}
+        each = zip(prompts, params, adapters)
+        return [self._task(prompt, one, constraints[id(one)], adapter) for prompt, one, adapter in each]
+
+    def tokens(self, prompt: Prompt, is_prompt: bool = True) -> list[int]:
+        """The tokens of a prompt, or of an answer, which gets no special ones. Raises InvalidRequest."""
+        prompt = _plain(prompt)
+        tokens = self.tokenizer.encode(prompt, add_special_tokens=is_prompt) if isinstance(prompt, str) else list(prompt)
+        what, highest = "prompt" if is_prompt else "answer", self.vocab_size - 1
+        if not tokens:
+            raise InvalidRequest(f"The {what} has no tokens: a request needs at least one.", what)
+        for token in tokens:
+            if not 0 <= token <= highest:
+                raise InvalidRequest(f"The {what} holds {token}: token ids lie between 0 and {highest}.", what)
+        return tokens
+
+    def _constraint(self, params: SamplingParams | None) -> Constraint | None:
+        """What answers by `params` must look like. Raises InvalidRequest."""
+        if params is None or params.structured_outputs is None:
+            return None
+        from vnext.text.structured.asked import asked_of
+        from vnext.text.structured.grammar import constraint_of
+
+        return constraint_of(asked_of(params.structured_outputs), self.tokenizer)
+
+    def _task(self, prompt: Prompt, params: SamplingParams | None, limits: Constraint | None, lora: AdapterFiles | None) -> Task:
+        prompt = _plain(prompt)
+        text = prompt if isinstance(prompt, str) else None
+        tokens = self.tokens(prompt)
+        params = self._fitting_params(len(tokens)) if params is None else params
+        validate(params, self.vocab_size)
+        from vnext.text.answer import Answer
+
+        slots = [Slot(index, Answer(self.tokenizer, tokens, params)) for index in range(params.n)]
+        requests = [msgspec.structs.replace(self._request(tokens, params, slot.index, limits), adapter=lora) for slot in slots]
+        return Task(text, tokens, params, slots, requests)
+
+    def _fitting_params(self, prompt_length: int) -> SamplingParams:
+        """The default parameters, with `max_tokens` cut to fit the model's length."""
+        params = self.default_params()
+        room = max(1, self.max_model_len - prompt_length)
+        return msgspec.structs.replace(params, max_tokens=min(params.max_tokens, room))
+
+    def _request(
+        self, tokens: Sequence[int], params: SamplingParams, index: int, constraint: Constraint | None
+    ) -> SubmitRequest:
+        """One answer's request. Without a seed, the engine core derives its key from the LLM's seed."""
+        from vnext.runtime.messages import SubmitRequest
+        from vnext.state.events import pack_tokens
+        from vnext.text.bad_words import banned_sequences
+
+        seed = 0 if params.seed is None else answer_seed(params.seed, index)
+        sampling = to_sampling(params, seed, len(tokens), self.max_model_len, constraint=constraint)
+        return SubmitRequest(
+            name=next(self.names),
+            prompt=pack_tokens(tokens),
+            sampling=restricted(sampling, params, banned_sequences(params.bad_words, self.tokenizer)),
+            has_seed=params.seed is not None,
+        )
+
+
+def as_prompts(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:
+    """The prompts as a list; a single prompt becomes a list of one."""
+    one = isinstance(prompts, str | Mapping) or (len(prompts) > 0 and isinstance(prompts[0], int))
+    return [prompts] if one else prompts
+
+
+def _plain(prompt: Prompt) -> str | Sequence[int]:
+    """The text or the token ids of a prompt. Raises InvalidRequest for a dictionary with other content."""
+    if not isinstance(prompt, Mapping):
+        return prompt
+    if len(prompt) != 1 or not prompt.keys() <= {"prompt", "prompt_token_ids"}:
+        raise InvalidRequest(
+            f"A prompt has the keys {', '.join(map(repr, prompt))}: give a text, token ids, or one of prompt and "
+            "prompt_token_ids.",
+            "prompt",
+        )
+    return next(iter(prompt.values()))
