@@ -68,7 +68,7 @@ def test_llm_takes_them_where_it_is_given_none_and_logs_what_came_of_it(tmp_path
         assert llm.get_default_sampling_params() == SamplingParams(
             temperature=0.5, top_k=7, top_p=0.9, repetition_penalty=1.25, max_tokens=5
         )
-        assert llm._client.ready.config.eos_token_ids == (1, 2, 3)
+        assert llm._client.ready.config.eos_token_ids == (1, 2, 3, 0), "config.json has the last"
         llm.generate("The module", use_tqdm=False)
         llm.generate("The module", SamplingParams(max_tokens=2), use_tqdm=False)
         longest = [5] * (llm.max_model_len - 2)

@@ -38,15 +38,15 @@ ARROWS = {
     "kernels/cpu": {"kernels/*", "compiled"},
     "kernels/cuda": {"kernels/*", "compiled"},
     "models": set(),
-    "models/config": {"models/*"},
+    "models/config": {"models/*", "tokenizer_files"},
     "models/layers": {"models/*", "models/config", "kernels"},
     "models/loading": {"models/*", "models/config", "models/layers", "kernels"},
     "models/families": {"models/*", "models/config", "models/layers", "kernels"},  # a draft head is no decoder
-    "sampling": {"kernels", "state/params"},  # the table of sampling parameters
+    "sampling": {"kernels", "state/params", "tokenizer_files"},  # the table of sampling parameters
     "sampling/drafters": {"state/config", "compiled"},
     "text/structured": {"text/*", "state/params", "sampling_params"},
     "text/dialects": {"text/parts"},
-    "text": {"text/dialects", "state/events", "state/params", "runtime/messages", "sampling_params"},
+    "text": {"text/dialects", "state/events", "state/params", "runtime/messages", "sampling_params", "tokenizer_files"},
     "runtime": {"state/*", "kernels/attention_backends", "router/policies"},  # the values of --attention
     "runtime/processes": {"runtime/*", "models/*", "models/config", "models/loading", "compiled", "exits"},
     "runtime/ring": {"runtime/processes", "state/*", "compiled"},
@@ -58,7 +58,7 @@ ARROWS = {
     },
     "runtime/rank": {
         "runtime/*", "runtime/processes", "runtime/ring", "runtime/collectives", "runtime/hosts", "runtime/batch", "runtime/gpu",
-        "runtime/handover", "state/*", "log/snapshot", "sampling", "models", "kernels", "version",
+        "runtime/handover", "state/*", "log/snapshot", "sampling", "models", "kernels", "tokenizer_files", "version",
     },
     "runtime/core": {
         "runtime/*", "runtime/processes", "runtime/ring", "runtime/record", "runtime/batch", "runtime/rank", "runtime/hosts",

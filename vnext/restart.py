@@ -26,6 +26,7 @@ from vnext.runtime.processes.state_dir import state_dir
 from vnext.runtime.settings import EngineSettings, SettingsError
 from vnext.server.console import write_line
 from vnext.text.files import CheckpointUnreadable, chat_template
+from vnext.tokenizer_files import tokenizer_json
 
 WISH, ANSWER = "restart.wish", "restart.answer"
 SIGNAL = signal.SIGUSR1
@@ -200,15 +201,11 @@ def refusal(before: EngineSettings, after: EngineSettings, old: Path, new: Path)
     try:
         if chat_template(old) != chat_template(new):
             return f"the model in {new} has another chat template: stop the server and start it again"
-    except CheckpointUnreadable as error:
+        if tokenizer_json(old) != tokenizer_json(new):
+            return f"the model in {new} has another tokenizer: stop the server and start it again"
+    except (CheckpointUnreadable, OSError, ValueError) as error:
         return str(error)
-    if _tokenizer(old) != _tokenizer(new):
-        return f"the model in {new} has another tokenizer: stop the server and start it again"
     return ""
-
-
-def _tokenizer(folder: Path) -> bytes:
-    return (folder / "tokenizer.json").read_bytes()
 
 
 def _folder() -> Path:

@@ -29,7 +29,9 @@ def test_generation_config_names_the_end_tokens_first() -> None:
     raw = {**PLAIN, "eos_token_id": 2, "bos_token_id": 1}
     assert parse_config(raw, {}).eos_token_ids == (2,)
     config = parse_config(raw, {"eos_token_id": [7, 8], "bos_token_id": 5})
-    assert (config.eos_token_ids, config.bos_token_id) == ((7, 8), 5)
+    assert (config.eos_token_ids, config.bos_token_id) == ((7, 8, 2), 5), "either file may name an end that the other lacks"
+    assert parse_config({**raw, "eos_token_id": "2"}, {"eos_token_id": -1}).eos_token_ids == (2,)
+    assert parse_config({**raw, "eos_token_id": [-1]}, {}).eos_token_ids == ()
 
 
 def test_both_spellings_of_rope() -> None:
@@ -70,6 +72,7 @@ BROKEN: list[tuple[dict[str, Any], str]] = [
     ({"rope_theta": float("nan")}, "rope_theta must be a number above 0 but is nan"),
     ({"hidden_act": ["silu"] * 1000}, "config.json has a value of the wrong type"),
     ({"eos_token_id": 2**62}, "eos_token_id must be a token id or a list of them"),
+    ({"eos_token_id": -2}, "eos_token_id must be a token id or a list of them but is -2"),
     ({"eos_token_id": "</s>"}, "eos_token_id must be a token id or a list of them but is '</s>'"),
 ]
 

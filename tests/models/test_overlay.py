@@ -36,6 +36,12 @@ def test_nothing_replaced_is_the_folder_itself(overlays: Path) -> None:
     assert overlay(DEMO_MODEL, NOTHING, overlays) == DEMO_MODEL and not overlays.exists()
 
 
+def test_ends_that_are_replaced_are_the_only_ones(overlays: Path) -> None:
+    """The files name one, and the tokenizer."""
+    assert load_config(overlay(DEMO_MODEL, Overrides({}, {"temperature": 0.5}), overlays)).eos_token_ids == (0, 4)
+    assert load_config(overlay(DEMO_MODEL, Overrides({}, {"eos_token_id": 7}), overlays)).eos_token_ids == (7,)
+
+
 def test_members_are_replaced_and_everything_else_stays(overlays: Path) -> None:
     before = files(DEMO_MODEL)
     found = overlay(DEMO_MODEL, Overrides({"rms_norm_eps": 0.25}, {"temperature": 0.125}), overlays)

@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from vnext.state.params import GRAMMAR_ROW_MAX, Constraint
+from vnext.tokenizer_files import tokenizer_json
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
-TOKENIZER_FILE = "tokenizer.json"
 COMPILED_MAX = 32
 """Grammars that a rank keeps compiled, as much work as hundreds of masks each."""
 
@@ -34,7 +34,7 @@ class Vocabulary:
 
     def __init__(self, folder: Path, size: int, end_tokens: Sequence[int]) -> None:
         self.size, self.end_tokens = size, tuple(end_tokens)
-        self._path = folder / TOKENIZER_FILE
+        self._folder = folder
         self._compiled: dict[str, LLMatcher] = {}  # the last ones used come last
 
     @cached_property
@@ -42,7 +42,7 @@ class Vocabulary:
         """Raises OSError without a tokenizer.json, ValueError for one that llguidance cannot read."""
         from llguidance import LLTokenizer  # takes 70 ms, and most ranks never need it
 
-        return LLTokenizer(self._path.read_text(encoding="utf-8"), n_vocab=self.size, eos_token=list(self.end_tokens))
+        return LLTokenizer(tokenizer_json(self._folder).decode(), n_vocab=self.size, eos_token=list(self.end_tokens))
 
     def compiled(self, grammar: str) -> LLMatcher:
         """A matcher at the grammar's beginning, kept for the requests that come with the same one: copy it, never advance it.

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import msgspec
+from vnext.tokenizer_files import tokenizer_settings
 
 
 class CheckpointUnreadable(Exception):
@@ -17,14 +17,11 @@ class CheckpointUnreadable(Exception):
 
 
 def tokenizer_config(folder: Path) -> dict[str, Any]:
-    """The contents of tokenizer_config.json, {} where there is none. Raises CheckpointUnreadable."""
-    path = folder / "tokenizer_config.json"
-    if not path.is_file():
-        return {}
+    """The contents of tokenizer_config.json with the names of special_tokens_map.json. Raises CheckpointUnreadable."""
     try:
-        return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise CheckpointUnreadable(f"{path} is no JSON object: {error}.") from error
+        return tokenizer_settings(folder)
+    except (OSError, ValueError) as error:
+        raise CheckpointUnreadable(str(error)) from error
 
 
 def chat_template(folder: Path, config: dict[str, Any] | None = None) -> str | None:

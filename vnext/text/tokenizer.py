@@ -1,7 +1,7 @@
 """Tokenizer: turns text into token ids and back, by the files of a checkpoint folder.
 
-Owns tokenizer.json (read by the `tokenizers` library) and the special tokens of tokenizer_config.json; holds the source of
-the chat template (files.py). Renders no template and keeps no text.
+Owns tokenizer.json as the `tokenizers` library reads it, with the special tokens that other files name (tokenizer_files.py); holds
+the source of the chat template (files.py). Renders no template and keeps no text.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from vnext.text.detokenizer import (
 )
 from vnext.text.files import CheckpointUnreadable, chat_template, tokenizer_config
 from vnext.text.length_bound import characters_per_token
+from vnext.tokenizer_files import named_tokens, tokenizer_json
 
 PROBE_CHARACTERS_PER_TOKEN = 12  # prose has 3 to 5
 
@@ -77,7 +78,7 @@ class Tokenizer:
         self.special_ids = {text: id_ for text, id_ in self.added_tokens.items() if id_ in self._special}
         self._tokens = {skip: self._token_table(skip) for skip in (False, True)}
         self.vocab_size = backend.get_vocab_size(with_added_tokens=True)
-        self.special_tokens = _special_tokens(config or {})
+        self.special_tokens = named_tokens(config or {})
         self.chat_template = chat_template
 
     @classmethod
@@ -89,12 +90,12 @@ class Tokenizer:
             raise CheckpointUnreadable(
                 f"{folder} has no tokenizer.json: convert the model's tokenizer with transformers' save_pretrained."
             )
+        settings = tokenizer_config(folder)
         try:
-            backend = tokenizers.Tokenizer.from_file(str(path))
+            backend = tokenizers.Tokenizer.from_buffer(tokenizer_json(folder))
         except Exception as error:  # the library raises bare Exceptions for broken files
             raise CheckpointUnreadable(f"{path} cannot be read as a tokenizer: {error}.") from error
-        config = tokenizer_config(folder)
-        return cls(backend, config, chat_template(folder, config))
+        return cls(backend, settings, chat_template(folder, settings))
 
     @cached_property
     def characters_per_token(self) -> int:
@@ -172,13 +173,3 @@ class Tokenizer:
 
     def _spell_text(self, token: int) -> str | None:
         return None if token in self._special else self._backend.id_to_token(token)
-
-
-def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
-    """bos_token, eos_token and their like, as text; each is written as a string or as an object with `content`."""
-    found: dict[str, str] = {}
-    for name, value in config.items():
-        content = value.get("content") if isinstance(value, dict) else value
-        if name.endswith("_token") and isinstance(content, str):
-            found[name] = content
-    return found

@@ -17,6 +17,8 @@ from vnext.models.registry import MODEL_TYPES, require_family
 CONFIG_NAME = "config.json"
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
+OVERRIDDEN = "vnext_overridden"
+"""Member of a generation_config.json: the names of its members that the user gave, which no other file adds to."""
 HEADER_SIZE_MAX = 100_000_000
 OTHER_FORMS = ("*.bin", "*.pt", "*.pth", "*.gguf", "*.h5", "*.msgpack", "*.onnx")
 

@@ -88,12 +88,13 @@ def flag(raw: dict[str, Any], key: str, default: bool = False) -> bool:
 
 
 def token_ids(raw: dict[str, Any], key: str) -> tuple[int, ...]:
-    """One id or a list of ids as a tuple, () when absent."""
+    """One id or a list of ids as a tuple, () when absent. Some files write an id as text, and -1 for none."""
     value = raw.get(key)
-    ids = value if isinstance(value, list) else [] if value is None else [value]
-    if any(isinstance(item, bool) or not isinstance(item, int) or not 0 <= item <= COUNT_MAX for item in ids):
+    items = value if isinstance(value, list) else [] if value is None else [value]
+    ids = [int(item) if isinstance(item, str) and item.isdecimal() and item.isascii() else item for item in items]
+    if any(isinstance(item, bool) or not isinstance(item, int) or not -1 <= item <= COUNT_MAX for item in ids):
         raise ModelError(f"{key} must be a token id or a list of them but is {shown(value)}; correct config.json")
-    return tuple(ids)
+    return tuple(item for item in ids if item >= 0)
 
 
 def refuse(raw: dict[str, Any], key: str, *, unless: tuple[Any, ...]) -> None:

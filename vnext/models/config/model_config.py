@@ -13,14 +13,18 @@ from typing import Any
 
 import msgspec
 
-from vnext.models.config.folder import architecture, read_config, refuse_quantised
+from vnext.models.config.folder import OVERRIDDEN, architecture, read_config, refuse_quantised
 from vnext.models.config.json_keys import flag, number, positive, read_optional_json, shown, token_ids
 from vnext.models.config.rope_config import ASKED_LENGTH, Rope, parse_rope, reach, scaling_of
 from vnext.models.errors import ModelError
 from vnext.models.registry import family
+from vnext.tokenizer_files import end_token
 
 ACTIVATIONS = MappingProxyType({"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh"})
 """Hugging Face's names and the kernels'."""
+ENDS = "eos_token_id"
+TOKENIZER_END = "tokenizer_eos_token_id"
+"""Key beside those of config.json: the number of the tokenizer's own end token."""
 DTYPES = ("float32", "bfloat16", "float16")
 
 
@@ -129,7 +133,7 @@ def load_config(path: Path, with_generation: bool = True, asked_length: int | No
     `asked_length`: tokens of one request that the user asks for; some models turn otherwise for longer ones.
     """
     generation = read_optional_json(path / "generation_config.json") if with_generation else {}
-    return parse_config(read_config(path) | {ASKED_LENGTH: asked_length or 0}, generation)
+    return parse_config(read_config(path) | {ASKED_LENGTH: asked_length or 0, TOKENIZER_END: end_token(path)}, generation)
 
 
 def load_head_config(path: Path) -> ModelConfig:
@@ -176,13 +180,22 @@ def common_config(raw: dict[str, Any], generation: dict[str, Any], **own: Any) -
         mlp_bias=flag(raw, "mlp_bias"),
         dtype=checkpoint_dtype(raw),
         bos_token_id=(token_ids(generation, "bos_token_id") or token_ids(raw, "bos_token_id") or (None,))[0],
-        eos_token_ids=token_ids(generation, "eos_token_id") or token_ids(raw, "eos_token_id"),
+        eos_token_ids=end_tokens(raw, generation),
         activation=activation(raw, "hidden_act"),
     )
     windows = own.pop("windows", ())
     if own.get("local_rope") is None and all(window == 0 or window >= longest for window in windows):
         windows = ()
     return ModelConfig(**{**fields, **own, "windows": windows})
+
+
+def end_tokens(raw: dict[str, Any], generation: dict[str, Any]) -> tuple[int, ...]:
+    """The tokens that end an answer by either file or by the tokenizer; by an override alone, where there is one."""
+    own = token_ids(generation, ENDS)
+    if ENDS in generation.get(OVERRIDDEN, ()):
+        return own
+    tokenizer = (end for end in token_ids(raw, TOKENIZER_END) if end < positive(raw, "vocab_size"))
+    return tuple(dict.fromkeys((*own, *token_ids(raw, ENDS), *tokenizer)))
 
 
 def layer_windows(raw: dict[str, Any], usual: Sequence[str]) -> tuple[int, ...]:

@@ -15,7 +15,7 @@ import shutil
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from vnext.models.config.folder import CONFIG_NAME
+from vnext.models.config.folder import CONFIG_NAME, OVERRIDDEN
 from vnext.models.config.json_keys import read_json, read_optional_json
 from vnext.models.errors import ModelError
 
@@ -98,7 +98,7 @@ def _texts(folder: Path, overrides: Overrides) -> dict[str, str]:
         found[CONFIG_NAME] = overridden(read_json(folder / CONFIG_NAME), overrides.config)
     if overrides.generation:
         base = read_optional_json(folder / GENERATION_NAME) if overrides.keeps_generation else {}
-        found[GENERATION_NAME] = merged(base, overrides.generation)
+        found[GENERATION_NAME] = merged(base, overrides.generation) | {OVERRIDDEN: sorted(overrides.generation)}
     return {name: json.dumps(value, indent=2) for name, value in found.items()}
 
 

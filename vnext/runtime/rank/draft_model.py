@@ -14,8 +14,7 @@ from vnext.models.layers.kv_cache import kv_groups
 from vnext.models.layers.sharding import alone
 from vnext.runtime.rank.runner import ModelRunner
 from vnext.runtime.settings import RankSettings, SettingsError
-
-TOKENIZER = "tokenizer.json"
+from vnext.tokenizer_files import VOCABULARY, tokenizer_json
 
 
 def load_draft_model(settings: RankSettings, target: ModelRunner) -> ModelRunner:
@@ -60,9 +59,8 @@ def why_not(path: Path, draft: ModelConfig, target_path: Path, target: ModelConf
 
 def vocabulary_of(path: Path) -> Any:
     """The numbers of a checkpoint's tokens; None without a tokenizer.json."""
-    file = path / TOKENIZER
-    if not file.is_file():
+    if not (path / VOCABULARY).is_file():
         return None
-    read = json.loads(file.read_bytes())
+    read = json.loads(tokenizer_json(path))
     added = {each["content"]: each["id"] for each in read.get("added_tokens", ())}
     return read.get("model", {}).get("vocab"), added

@@ -1,0 +1,174 @@
+"""The files of a checkpoint's tokenizer, read together: the special tokens that only some name, and the one that ends an answer.
+
+tokenizer.json has the vocabulary. added_tokens.json, special_tokens_map.json and tokenizer_config.json may name special tokens that
+it lacks, by transformers' rules. Reads JSON only: no tokenizer library is needed, and ranks read no more than they use.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+VOCABULARY, SETTINGS, NAMES, ADDED = "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"
+BY_ID = "added_tokens_decoder"
+LISTS = ("additional_special_tokens", "extra_special_tokens")
+FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
+FILLER = "<|reserved_token_{}|>"
+"""Transformers' name for a number that no token has."""
+
+
+class Token(NamedTuple):
+    """A special token as files name it, with the flags of tokenizer.json; `number` is None where no file gives one."""
+
+    text: str
+    number: int | None
+    flags: Mapping[str, bool]
+
+
+class _Model(msgspec.Struct):
+    vocab: Any = None
+
+
+class _Vocabulary(msgspec.Struct):
+    """What is read of tokenizer.json where tokens are missing there."""
+
+    model: _Model
+    added_tokens: list[dict[str, Any]] = []
+
+
+class _AddedTokens(msgspec.Struct):
+    added_tokens: list[dict[str, Any]] = []
+
+
+def tokenizer_settings(folder: Path) -> dict[str, Any]:
+    """tokenizer_config.json with what special_tokens_map.json adds; an older file of the first kind gives way to it. Raises OSError
+    and ValueError, one sentence."""
+    settings, names = _object(folder / SETTINGS), _object(folder / NAMES)
+    return names | settings if BY_ID in settings else settings | names
+
+
+def named_tokens(settings: Mapping[str, Any]) -> dict[str, str]:
+    """bos_token, eos_token and their like, as text; each is written as a string or as an object with `content`."""
+    found = {name: _text(value) for name, value in settings.items() if name.endswith("_token")}
+    extra = settings.get(LISTS[1])
+    found |= {name: _text(value) for name, value in extra.items()} if isinstance(extra, dict) else {}
+    return {name: text for name, text in found.items() if text is not None}
+
+
+def tokenizer_json(folder: Path) -> bytes:
+    """tokenizer.json with the special tokens that only other files name. Raises OSError and ValueError, one sentence."""
+    data = (folder / VOCABULARY).read_bytes()
+    known = {each.get("content") for each in msgspec.json.decode(data, type=_AddedTokens).added_tokens}
+    missing = [token for token in _tokens(folder) if token.text not in known]
+    if not missing:
+        return data
+    entries = list(_entries(msgspec.json.decode(data, type=_Vocabulary), missing, _width(folder)))
+    whole = json.loads(data)
+    whole["added_tokens"] = [*whole.get("added_tokens", ()), *entries]
+    return json.dumps(whole, ensure_ascii=False).encode()
+
+
+def end_token(folder: Path) -> int | None:
+    """The number of the tokenizer's eos_token; None where its files name none that it has, or cannot be read."""
+    try:
+        text = named_tokens(tokenizer_settings(folder)).get("eos_token")
+        if text is None:
+            return None
+        data = tokenizer_json(folder)
+        added = msgspec.json.decode(data, type=_AddedTokens).added_tokens
+        found = next((each.get("id") for each in added if each.get("content") == text), None)
+        found = _numbers(msgspec.json.decode(data, type=_Vocabulary).model.vocab).get(text) if found is None else found
+        return found if isinstance(found, int) else None
+    except (OSError, ValueError):  # who needs a tokenizer says what is wrong with it
+        return None
+
+
+def _tokens(folder: Path) -> Iterator[Token]:
+    """All tokens that files beside tokenizer.json name, each once: those with numbers first, rising."""
+    settings = tokenizer_settings(folder)
+    texts = [*named_tokens(settings).values(), *_listed(settings)]
+    seen = set()
+    for token in (*_numbered(folder, settings, texts), *(Token(text, None, _flags(special=True)) for text in texts)):
+        if token.text and token.text not in seen:
+            seen.add(token.text)
+            yield token
+
+
+def _numbered(folder: Path, settings: Mapping[str, Any], special: list[str]) -> list[Token]:
+    """The tokens of added_tokens_decoder, else of added_tokens.json, whose special ones others name."""
+    try:
+        if BY_ID in settings:
+            found = [Token(each["content"], int(number), _flags(**each)) for number, each in settings[BY_ID].items()]
+        else:
+            added = _object(folder / ADDED).items()
+            found = [Token(text, number, _flags(special=text in special)) for text, number in added if isinstance(number, int)]
+    except (LookupError, TypeError, AttributeError) as error:
+        raise ValueError(f"{folder / SETTINGS} has {BY_ID} that is no object of tokens") from error
+    return sorted(found, key=lambda token: token.number or 0)
+
+
+def _entries(vocabulary: _Vocabulary, missing: list[Token], width: int | None) -> Iterator[dict[str, Any]]:
+    """The missing tokens as tokenizer.json has them, with the numbers that readers give them, and fillers where there are gaps.
+
+    `width`: tokens that the model knows, None for any number.
+    """
+    numbers = _numbers(vocabulary.model.vocab)
+    free = max([len(numbers) - 1, *(each["id"] for each in vocabulary.added_tokens)]) + 1
+    for token in missing:
+        number = numbers.get(token.text, free if token.number is None else token.number)
+        if token.text not in numbers and number < free:
+            raise ValueError(f"another file gives {token.text!r} the number {number}, which is taken here: correct one of the two")
+        if token.number is None and width is not None and number >= width:
+            continue  # the model has no such token
+        if number >= free:
+            yield from (_entry(Token(FILLER.format(gap), gap, _flags(special=True))) for gap in range(free, number))
+            free = number + 1
+        yield _entry(token._replace(number=number))
+
+
+def _entry(token: Token) -> dict[str, Any]:
+    return {"id": token.number, "content": token.text, **token.flags}
+
+
+def _flags(**given: Any) -> dict[str, bool]:
+    """The flags of a token; one that is not special is normalized where nothing else is said."""
+    usual = {"normalized": not given.get("special", False)}
+    return {name: bool((usual | given).get(name, False)) for name in FLAGS}
+
+
+def _listed(settings: Mapping[str, Any]) -> list[str]:
+    values = [value for name in LISTS if isinstance(listed := settings.get(name), list) for value in listed]
+    return [text for value in values if (text := _text(value)) is not None]
+
+
+def _text(value: Any) -> str | None:
+    content = value.get("content") if isinstance(value, dict) else value
+    return content if isinstance(content, str) else None
+
+
+def _numbers(vocab: Any) -> dict[str, int]:
+    """The vocabulary of a tokenizer's model: an object, or pairs with a score in the order of their numbers."""
+    if isinstance(vocab, dict):
+        return vocab
+    return {pair[0]: number for number, pair in enumerate(vocab)} if isinstance(vocab, list) else {}
+
+
+def _width(folder: Path) -> int | None:
+    config = _object(folder / "config.json")
+    text = config.get("text_config")
+    found = config.get("vocab_size") or (text.get("vocab_size") if isinstance(text, dict) else None)
+    return found if isinstance(found, int) else None
+
+
+def _object(path: Path) -> dict[str, Any]:
+    """A file's JSON object, {} where there is no file."""
+    if not path.is_file():
+        return {}
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is no JSON object: {error}.") from error
