@@ -54,6 +54,12 @@ class InvalidRequest(Exception):
         self.code = code
 
 
+class ContextExceeded(InvalidRequest):
+    """Too many tokens: `count` of them, or at least as many, where `most` are possible."""
+
+    count, most = 0, 0
+
+
 class StructuredOutputsParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """What an answer must look like; exactly one of the first six is set. The names are vLLM's.
 
@@ -228,14 +234,16 @@ def restricted(sampling: Sampling, params: SamplingParams, banned: tuple[tuple[i
     return msgspec.structs.replace(sampling, constraint=constraint)
 
 
-def context_exceeded(model_length: int, asked: str, what: str, param: str) -> InvalidRequest:
+def context_exceeded(model_length: int, asked: str, what: str, param: str, count: int = 0) -> ContextExceeded:
     """The error for a request with too many tokens, in OpenAI's words and with its code: clients look for both and then
-    shorten `what`."""
-    return InvalidRequest(
+    shorten `what`. `count`: the prompt's tokens, or at least as many; 0 where they are not what is too many."""
+    error = ContextExceeded(
         f"This model's maximum context length is {model_length} tokens. However, {asked}. Please reduce the length of the {what}.",
         param,
         "context_length_exceeded",
     )
+    error.count, error.most = count, model_length - 1  # an answer has a token
+    return error
 
 
 def answer_seed(seed: int, index: int) -> int:
@@ -260,7 +268,8 @@ def _tokens_allowed(params: SamplingParams, prompt_length: int, model_length: in
     wanted = max(params.max_tokens or 1, 1)
     if wanted > room:
         asked = f"you requested {prompt_length + wanted} tokens ({prompt_length} in the prompt, {wanted} in the completion)"
-        raise context_exceeded(model_length, asked, "prompt or completion", "prompt" if room < 1 else "max_tokens")
+        param, count = ("prompt", prompt_length) if room < 1 else ("max_tokens", 0)
+        raise context_exceeded(model_length, asked, "prompt or completion", param, count)
     if params.max_tokens is None:
         return room if usual is None else min(room, usual)
     return params.max_tokens

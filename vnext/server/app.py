@@ -12,11 +12,11 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 from vnext.runtime.client.engines import AnyEngineClient
 from vnext.server.batches.service import BATCHES, Batches
-from vnext.server.context.identity import add_request_id
+from vnext.server.context.identity import ANTHROPIC_ID_HEADER, REQUEST_ID, add_request_id
 from vnext.server.context.server_context import SERVER_CONTEXT, ServerContext
 from vnext.server.http.connections import CONNECTIONS, Connections, Runner
 from vnext.server.http.cross_origin import permit
-from vnext.server.http.middleware import observe, translate
+from vnext.server.http.middleware import is_anthropic, observe, translate
 from vnext.server.http.streaming import TURN, Turn
 from vnext.server.load_line import report_load
 from vnext.server.responses.store import ResponseStore
@@ -85,6 +85,8 @@ class _Runner(Runner):
 
 async def _add_headers(request: web.Request, response: web.StreamResponse) -> None:
     add_request_id(request, response)
+    if is_anthropic(request):
+        response.headers[ANTHROPIC_ID_HEADER] = request[REQUEST_ID]
     permit(request, response, request.app[SERVER_CONTEXT].settings)
 
 

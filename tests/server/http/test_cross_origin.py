@@ -34,7 +34,7 @@ def test_an_allowed_page_may_read_its_answer_and_any_error(stream: bool) -> None
         assert (good[0], bad[0], refused[0]) == (200, 400, 401)
         for _, _, headers in (good, bad, refused, server.get("/nowhere", Origin=PAGE)):
             assert headers["Access-Control-Allow-Origin"] == PAGE and headers["Vary"] == "Origin"
-            assert headers["Access-Control-Expose-Headers"] == "X-Request-Id"
+            assert headers["Access-Control-Expose-Headers"] == "X-Request-Id, Request-Id"
             assert headers["Access-Control-Allow-Credentials"] is None
 
 

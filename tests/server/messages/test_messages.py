@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
 import anthropic
+import msgspec
 import pytest
 from anthropic.types import RawMessageStreamEvent
 from edge_server import TOKENIZER, EdgeServer
@@ -14,6 +16,8 @@ from pydantic import TypeAdapter
 from toy_tokenizers import byte_level
 
 from vnext.runtime.messages import SubmitRequest
+from vnext.server.messages.bodies import CountTokensBody
+from vnext.server.messages.translation import chat_body
 from vnext.state.events import unpack_tokens
 from vnext.state.params import ALL_TOKENS
 
@@ -104,8 +108,13 @@ def test_a_whole_answer(server: EdgeServer) -> None:
     assert ask(server, "Hello", max_tokens=20_000).stop_reason == "end_turn"
     full = ask(server, "Hello", max_tokens=20_000, messages=[{"role": "user", "content": "a"}])
     assert full.stop_reason == "model_context_window_exceeded", "more than the model has means all that fit"
-    with pytest.raises(anthropic.BadRequestError, match="maximum context length"):
-        ask(server, "Hello" * 400)
+    for words in ("Hello" * 400, "Hello" * 4000, "x" * 10**6):
+        with pytest.raises(anthropic.BadRequestError, match=r"prompt is too long: (\d+) tokens > (\d+) maximum") as caught:
+            ask(server, words)
+        count, most = map(int, re.findall(r"\d+", caught.value.body["error"]["message"]))
+        assert count > most == server.context.model_length - 1
+    with pytest.raises(anthropic.BadRequestError, match="prompt is too long"):
+        ask(server, "", messages=[{"role": "user", "content": ""}] * 2000)
 
 
 def test_a_call_and_its_result(server: EdgeServer) -> None:
@@ -120,8 +129,10 @@ def test_a_call_and_its_result(server: EdgeServer) -> None:
         {"role": "user", "content": [result, {"type": "text", "text": "so", "cache_control": {"type": "ephemeral"}}]},
     ]
     ask(server, "", messages=turns, tools=[WEATHER], max_tokens=1)
-    call = f'<{use.id}:weather:{{"city": "Köln"}}>'
-    assert prompt(server).endswith(f"[user]Rain?[assistant]I look.{call}[tool {use.id}]Error: rain[user]so")
+    id_ = use.id.removeprefix("toolu_")
+    assert re.fullmatch("[0-9a-z]{9}", id_), "the only ids that Mistral's templates take"
+    call = f'<{id_}:weather:{{"city": "Köln"}}>'
+    assert prompt(server).endswith(f"[user]Rain?[assistant]I look.{call}[tool {id_}]Error: rain[user]so")
     one = ask(server, CALL + CALL, tools=[WEATHER], tool_choice={"type": "auto", "disable_parallel_tool_use": True})
     assert [block.type for block in one.content] == ["tool_use"]
     cut = ask(server, CALL, tools=[WEATHER], tool_choice={"type": "none"})
@@ -223,8 +234,97 @@ def test_a_schema_is_kept_by_the_engine(server: EdgeServer) -> None:
     assert last_request(server).sampling.constraint is None
 
 
+def test_the_small_print(server: EdgeServer) -> None:
+    """Ids have Anthropic's prefixes, and every answer, stream and error its header."""
+    whole = client(server).messages.with_raw_response.create(
+        model="toy", max_tokens=400, messages=[{"role": "user", "content": f"say:{CALL}"}], tools=[WEATHER]
+    )
+    answer = whole.parse()
+    assert answer.id.startswith("msg_") and answer.content[0].id.startswith("toolu_")
+    assert whole.headers["request-id"] == whole.headers["x-request-id"] == answer._request_id
+    _, _, streamed = server.post("/v1/messages", {"max_tokens": 1, "messages": [{"role": "user", "content": "a"}], "stream": True})
+    assert streamed["request-id"] == streamed["x-request-id"]
+    with pytest.raises(anthropic.NotFoundError) as caught:
+        ask(server, "a", model="claude-of-tomorrow")
+    assert caught.value.request_id == caught.value.body["request_id"]
+    _, _, chat = server.post("/v1/completions", {"prompt": "a", "max_tokens": 1})
+    assert chat["request-id"] is None
+
+
+def test_models_have_anthropic_s_shape_for_its_clients(server: EdgeServer) -> None:
+    listed = client(server).models.list()
+    assert [model.id for model in listed.data] == ["toy", "other-name"] and listed.data[0].type == "model"
+    assert listed.data[0].display_name == "toy" and listed.data[0].created_at.year > 2020
+    assert (listed.first_id, listed.last_id, listed.has_more) == ("toy", "other-name", False)
+    assert client(server).models.retrieve("other-name").id == "other-name"
+    first = client(server).models.list(limit=1)
+    assert [model.id for model in first.data] == ["toy"] and first.has_more
+    assert [model.id for model in client(server).models.list(limit=1)] == ["toy", "other-name"], "its package asks for each page"
+    assert [model.id for model in client(server).models.list(before_id="other-name").data] == ["toy"]
+    with pytest.raises(anthropic.NotFoundError, match="not_found_error"):
+        client(server).models.retrieve("nope")
+    with pytest.raises(anthropic.BadRequestError, match="limit is '0'"):
+        client(server).models.list(limit=0)
+    assert "object" in server.get("/v1/models")[1], "all others get OpenAI's"
+
+
+def test_tools_that_the_client_runs_are_functions(server: EdgeServer) -> None:
+    tools = [
+        {"type": "bash_20250124", "name": "bash"},
+        {"type": "text_editor_20250728", "name": "str_replace_based_edit_tool", "max_characters": 9},
+        {"type": "text_editor_20250124", "name": "str_replace_editor"},
+        {"type": "memory_20250818", "name": "memory"},
+    ]
+    call = '<tool_call>\n{"name": "bash", "arguments": {"command": "ls"}}\n</tool_call>'
+    answer = ask(server, call, tools=tools[:1])
+    assert (answer.content[0].name, answer.content[0].input) == ("bash", {"command": "ls"})
+    body = msgspec.convert({"messages": [], "tools": tools}, CountTokensBody)
+    shown = {tool.function.name: msgspec.to_builtins(tool.function) for tool in chat_body(body, False).tools}
+    assert list(shown) == [tool["name"] for tool in tools] and all(tool["description"] for tool in shown.values())
+    commands = {name: tool["parameters"]["properties"]["command"].get("enum") for name, tool in shown.items()}
+    assert commands["bash"] is None and "undo_edit" in commands["str_replace_editor"]
+    assert commands["str_replace_based_edit_tool"] == ["view", "create", "str_replace", "insert"] and "rename" in commands["memory"]
+
+
+def test_blocks_that_are_no_text_of_the_client(server: EdgeServer) -> None:
+    """Documents are read, an image and a PDF leave a word, and what ran at Anthropic is passed over."""
+    image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AAAA"}}
+    documents = [
+        {"type": "document", "title": "T", "source": {"type": "text", "media_type": "text/plain", "data": "one"}},
+        {"type": "document", "source": {"type": "content", "content": [{"type": "text", "text": "two"}, image]}},
+        {"type": "document", "source": {"type": "base64", "media_type": "application/pdf", "data": "AAAA"}},
+        {"type": "search_result", "source": "http://a.example", "title": "S", "content": [{"type": "text", "text": "three"}]},
+    ]
+    ran = [
+        {"type": "server_tool_use", "id": "srvtoolu_1", "name": "web_search", "input": {"query": "x"}},
+        {"type": "web_search_tool_result", "tool_use_id": "srvtoolu_1", "content": [{"type": "web_search_result", "url": "u"}]},
+        {"type": "web_fetch_tool_result", "tool_use_id": "srvtoolu_2", "content": {"type": "web_fetch_tool_result_error"}},
+    ]
+    use = {"type": "tool_use", "id": "toolu_1", "name": "weather", "input": {}}
+    turns = [
+        {"role": "user", "content": [*documents, image]},
+        {"role": "assistant", "content": ran},
+        {"role": "assistant", "content": [*ran, {"type": "text", "text": "found"}, use]},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "toolu_1", "content": [image]}]},
+        {"role": "user", "content": "say:a"},
+    ]
+    assert ask(server, "", messages=turns).content[0].text == "a"
+    an_image = "[An image was here. This model reads text only.]"
+    a_file = "[A file was here. This model reads text only.]"
+    assert prompt(server) == (
+        f"[user]T\none\ntwo\n{an_image}\n{a_file}\nS\nhttp://a.example\nthree\n{an_image}"
+        f"[assistant]found<1:weather:{{}}>[tool 1]{an_image}[user]say:a"
+    )
+
+
 WRONG: list[tuple[dict[str, Any], str]] = [
-    ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "messages[0].content[0].type is 'image'"),
+    ({"messages": [{"role": "user", "content": [{"type": "video", "source": {}}]}]}, "messages[0].content[0].type is 'video'"),
+    ({"messages": [{"role": "user", "content": [{"type": "document"}]}]}, "messages[0].content[0].source is no document"),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "a", "content": {}}]}]},
+        "messages[0].content[0].content is an object",
+    ),
+    ({"tools": [{"type": "computer_20250124", "name": "computer"}]}, "answers with images"),
     ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text is missing"),
     ({"messages": [{"role": "tool", "content": "a"}]}, "messages[0].role is 'tool'"),
     ({"messages": [{"role": "assistant", "content": [{"type": "tool_use", "name": "f"}]}]}, "no id or no name"),

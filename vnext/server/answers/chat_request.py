@@ -12,6 +12,7 @@ Owns the checks of a chat's fields, the prompt's tokens and the choice of a pars
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from typing import Any, NamedTuple
 
 import msgspec
@@ -206,8 +207,10 @@ def _in_words_of_chat(error: InvalidRequest, body: ChatBody) -> InvalidRequest:
     if body.max_completion_tokens is not None:
         names["max_tokens"] = "max_completion_tokens"
     name = names.get(error.param or "", error.param)
-    message = error.message.replace("the prompt", "the messages").replace(f"{error.param} is ", f"{name} is ")
-    return InvalidRequest(message, name, error.code)
+    changed = copy(error)
+    changed.message = error.message.replace("the prompt", "the messages").replace(f"{error.param} is ", f"{name} is ")
+    changed.param = name
+    return changed
 
 
 def _params(body: ChatBody, context: ServerContext, marked_calls: bool) -> SamplingParams:

@@ -18,6 +18,9 @@ from vnext.runtime.messages import EngineReady
 from vnext.version import __version__
 
 REQUEST_ID_HEADER = "X-Request-Id"
+ANTHROPIC_ID_HEADER = "Request-Id"
+"""The same id under the name that clients of Anthropic's API look for."""
+VERSION_HEADER = "anthropic-version"
 ENGINES_HEADER = "X-Vnext-Engines"
 """How many engines a server has, each with a stream of events."""
 REQUEST_ID = web.RequestKey("request_id", str)

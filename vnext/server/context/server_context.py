@@ -138,7 +138,7 @@ class ServerContext:
         """The conversation as the template renders it. Raises InvalidRequest, Overloaded."""
         if len(body.messages) > self.model_length:
             asked = f"there are {len(body.messages)} messages, each of at least one token"
-            raise context_exceeded(self.model_length, asked, "messages", "messages")
+            raise context_exceeded(self.model_length, asked, "messages", "messages", len(body.messages))
         size = text_size(body)
         if size <= RENDER_INLINE_CHARACTERS_MAX:
             try:
@@ -166,7 +166,7 @@ class ServerContext:
         """Raise InvalidRequest for more than `count_max` ids, or for one outside the vocabulary."""
         if len(tokens) > count_max:
             asked = f"there are {len(tokens)} tokens in {param}"
-            raise context_exceeded(self.model_length, asked, param, param)
+            raise context_exceeded(self.model_length, asked, param, param, len(tokens))
         if tokens and (min(tokens) < 0 or max(tokens) >= self.vocab_size):
             place = next(place for place, token in enumerate(tokens) if not 0 <= token < self.vocab_size)
             name = f"{param}[{place}]"
@@ -176,14 +176,14 @@ class ServerContext:
         longest = self.tokenizer.characters_per_token
         if len(text) > longest * count_max:
             asked = f"there are {len(text)} characters in the {what}, and a token stands for at most {longest}"
-            raise context_exceeded(self.model_length, asked, what, param)
+            raise context_exceeded(self.model_length, asked, what, param, len(text) // longest)
 
     def _encode(self, text: str, param: str, add_special_tokens: bool, what: str, count_max: int) -> list[int]:
         try:
             return self.tokenizer.encode(text, add_special_tokens, count_max)
         except TooManyTokens as error:
             asked = f"there are {error.count} tokens or more in the {what}"
-            raise context_exceeded(self.model_length, asked, what, param) from error
+            raise context_exceeded(self.model_length, asked, what, param, error.count) from error
 
 
 SERVER_CONTEXT = web.AppKey("edge", ServerContext)

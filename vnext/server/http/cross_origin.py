@@ -8,7 +8,7 @@ from __future__ import annotations
 from aiohttp import web
 
 from vnext.server.context.errors import OriginRejected
-from vnext.server.context.identity import REQUEST_ID_HEADER
+from vnext.server.context.identity import ANTHROPIC_ID_HEADER, REQUEST_ID_HEADER
 from vnext.server.http.origins import ANY, allows
 from vnext.server.settings import ServerSettings
 
@@ -49,6 +49,6 @@ def permit(request: web.Request, response: web.StreamResponse, settings: ServerS
     if origin is None or not allows(origin, settings.allowed_origins):
         return
     response.headers["Access-Control-Allow-Origin"] = ANY if anyone else origin
-    response.headers["Access-Control-Expose-Headers"] = REQUEST_ID_HEADER
+    response.headers["Access-Control-Expose-Headers"] = f"{REQUEST_ID_HEADER}, {ANTHROPIC_ID_HEADER}"
     if settings.allow_credentials:
         response.headers["Access-Control-Allow-Credentials"] = "true"

@@ -19,7 +19,7 @@ from aiohttp import web
 from vnext.server.context.api_keys import ApiKeys, shown
 from vnext.server.context.errors import DOMAIN_ERRORS, STATUS_GONE, ClientGone, KeyRejected, absent, failure_of
 from vnext.server.context.handover import accept_ticket
-from vnext.server.context.identity import KEY_CLIENT, REQUEST_ID, identify
+from vnext.server.context.identity import KEY_CLIENT, REQUEST_ID, VERSION_HEADER, identify
 from vnext.server.context.server_context import SERVER_CONTEXT
 from vnext.server.http.connections import CONNECTIONS
 from vnext.server.http.cross_origin import is_preflight, preflight_answer
@@ -66,14 +66,14 @@ async def translate(request: web.Request, handler: Handler) -> web.StreamRespons
         return await handler(request)
     except DOMAIN_ERRORS as error:
         failure = absent(_path(request)) if isinstance(error, web.HTTPNotFound) else failure_of(error)
-        return failure.response(_is_anthropic(request))
+        return failure.response(is_anthropic(request), request[REQUEST_ID])
     except (ClientGone, ConnectionError) as error:  # a view's only connection is its client's
         log.debug("a client left within its %s %s: %s", request.method, request.path, error.__cause__ or error)
         return web.Response(status=STATUS_GONE)
     except Exception as error:  # the effect boundary: a server fault in one request must not end the process silently
         request_id = request[REQUEST_ID]
         log.exception("a fault in %s %s (%s)", request.method, request.path, request_id, extra={"request_id": request_id})
-        return failure_of(error).response(_is_anthropic(request))
+        return failure_of(error).response(is_anthropic(request), request_id)
 
 
 def _fields(request: web.Request, response: web.StreamResponse, elapsed_ms: float, key: str) -> dict[str, Any]:
@@ -89,9 +89,11 @@ def _fields(request: web.Request, response: web.StreamResponse, elapsed_ms: floa
     } | ({"api_key": key} if key else {})
 
 
-def _is_anthropic(request: web.Request) -> bool:
-    """Whether the path belongs to Anthropic's API, whose clients look for its error object."""
-    return _path(request).startswith("/v1/messages")
+def is_anthropic(request: web.Request) -> bool:
+    """Whether the request is one of Anthropic's API, whose clients look for its objects: by the path, or by the version for a path
+    that both APIs have."""
+    path = _path(request)
+    return path.startswith("/v1/messages") or (path.startswith("/v1/models") and VERSION_HEADER in request.headers)
 
 
 def _path(request: web.Request) -> str:

@@ -15,6 +15,7 @@ import msgspec
 from vnext.text.parts import CallArguments, CallBegun, CallEnded, Part, Reasoning, Words
 
 Event = dict[str, Any]
+_TOOL_USE = "toolu_"
 
 
 class MessageBuilder:
@@ -40,7 +41,7 @@ class MessageBuilder:
                 block = {"thinking": "", "signature": ""}
                 return self._of("thinking", block) + [self._delta("thinking_delta", "thinking", part.text)]
             case CallBegun():
-                return self._open("tool_use", {"id": part.id, "name": part.name, "input": {}})
+                return self._open("tool_use", {"id": _TOOL_USE + part.id, "name": part.name, "input": {}})
             case CallArguments():
                 return [self._delta("input_json_delta", "partial_json", part.text)]
             case CallEnded():
@@ -91,6 +92,11 @@ class MessageBuilder:
 
     def _event(self, kind: str, **members: Any) -> Event:
         return {"type": kind, "index": len(self.content) - 1, **members}
+
+
+def own_id(tool_use_id: str) -> str:
+    """The id of a call as the chat template knows it: some templates take ids of one form only."""
+    return tool_use_id.removeprefix(_TOOL_USE)
 
 
 def _object(text: str) -> dict[str, Any]:

@@ -23,7 +23,10 @@ class Block(msgspec.Struct, frozen=True, kw_only=True):
     name: str | None = None
     input: dict[str, Any] | None = None
     tool_use_id: str | None = None
-    content: str | list[Block] | None = None
+    content: str | list[Block] | dict[str, Any] | None = None
+    source: str | dict[str, Any] | None = None
+    title: str | None = None
+    context: str | None = None
     is_error: bool | None = None
     thinking: str | None = None
     cache_control: CacheControl | None = None
@@ -35,7 +38,8 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Tool(msgspec.Struct, frozen=True, kw_only=True):
-    """`type` is "custom" or absent for a client's own tool; every other type runs at Anthropic."""
+    """`type` is "custom" or absent for a client's own tool; `client_tools` knows others that a client runs, the rest run at
+    Anthropic."""
 
     name: str
     input_schema: dict[str, Any] | None = None

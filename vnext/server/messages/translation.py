@@ -16,7 +16,10 @@ from vnext.sampling_params import InvalidRequest
 from vnext.server.context.errors import NO_THREADS
 from vnext.server.context.openai_types import ChatBody
 from vnext.server.context.retention import TTLS_S, Breakpoint, needed
+from vnext.server.messages.blocks import own_id
 from vnext.server.messages.bodies import Block, CacheControl, CountTokensBody, Message, MessagesBody, Tool
+from vnext.server.messages.client_tools import function_of
+from vnext.server.messages.reading import blocks_of, result_of, text_of
 
 BILLING_HEADER = "x-anthropic-billing-header:"
 """A system block of Claude Code that differs from request to request: as a part of the prompt, it would defeat the prefix
@@ -57,9 +60,9 @@ def breakpoints_of(body: MessagesBody) -> list[Breakpoint]:
 def _marked(content: Sequence[Block], path: str) -> list[tuple[CacheControl, str]]:
     """Every `cache_control` of a message's blocks, those in a tool's result too, with the place of its block."""
     found = []
-    for block, where in _blocks(content, path):
+    for block, where in blocks_of(content, path):
         found += [(block.cache_control, where)] if block.cache_control else []
-        found += [] if block.content is None or isinstance(block.content, str) else _marked(block.content, where)
+        found += _marked(block.content, where) if isinstance(block.content, list) else []
     return found
 
 
@@ -127,13 +130,16 @@ def _tools(body: CountTokensBody) -> dict[str, Any]:
 
 
 def _tool(tool: Tool, path: str) -> dict[str, Any]:
-    if tool.type not in (None, "custom"):
-        raise InvalidRequest(
-            f"{path}.type is {tool.type!r}: such a tool runs at Anthropic, and this server runs none; leave it out (in Claude "
-            "Code: deny the tool in permissions).",
-            f"{path}.type",
-        )
     function = {"name": tool.name, "description": tool.description, "parameters": tool.input_schema, "strict": tool.strict}
+    if tool.type not in (None, "custom"):
+        if (known := function_of(tool.type)) is None:
+            reason = "answers with images" if tool.type.startswith("computer") else "runs at Anthropic"
+            raise InvalidRequest(
+                f"{path}.type is {tool.type!r}: such a tool {reason}, and this server reads text and runs none; leave it out (in "
+                "Claude Code: deny the tool in permissions).",
+                f"{path}.type",
+            )
+        function |= known
     return {"type": "function", "function": {name: value for name, value in function.items() if value is not None}}
 
 
@@ -153,14 +159,17 @@ def _messages(body: CountTokensBody) -> list[dict[str, Any]]:
 
 
 def _system(system: str | list[Block] | None) -> str:
-    texts = [system] if isinstance(system, str) else [_text(each, f"system[{i}]") for i, each in enumerate(system or ())]
+    texts = [system] if isinstance(system, str) else [text_of(each, f"system[{i}]") for i, each in enumerate(system or ())]
     return "\n".join(text for text in texts if not text.startswith(BILLING_HEADER))
 
 
 def _assistant(message: Message, path: str) -> list[dict[str, Any]]:
-    """One message, however many blocks it has. Redacted thinking cannot be read: it is left out."""
+    """One message, however many blocks it has, none where all are passed over. Redacted thinking cannot be read: it is left
+    out."""
+    if message.content and not any(blocks_of(message.content, path)):
+        return []
     texts, thoughts, calls = [], [], []
-    for block, where in _blocks(message.content, path):
+    for block, where in blocks_of(message.content, path):
         match block.type:
             case "thinking":
                 thoughts.append(block.thinking or "")
@@ -169,7 +178,7 @@ def _assistant(message: Message, path: str) -> list[dict[str, Any]]:
             case "tool_use":
                 calls.append(_call(block, where))
             case _:
-                texts.append(_text(block, where))
+                texts.append(text_of(block, where))
     shown: dict[str, Any] = {"role": "assistant", "content": "".join(texts)}
     if thoughts:
         shown["reasoning_content"] = "".join(thoughts)
@@ -180,37 +189,17 @@ def _call(block: Block, path: str) -> dict[str, Any]:
     if block.name is None or block.id is None:
         raise InvalidRequest(f"{path} has no id or no name: a tool_use block needs both.", path)
     arguments = json.dumps(block.input or {}, ensure_ascii=False)
-    return {"id": block.id, "type": "function", "function": {"name": block.name, "arguments": arguments}}
+    return {"id": own_id(block.id), "type": "function", "function": {"name": block.name, "arguments": arguments}}
 
 
 def _user(message: Message, path: str) -> list[dict[str, Any]]:
     """A message for each tool's result and for each run of texts between them."""
     found: list[dict[str, Any]] = []
-    for block, where in _blocks(message.content, path):
+    for block, where in blocks_of(message.content, path):
         if block.type == "tool_result":
-            found.append({"role": "tool", "tool_call_id": block.tool_use_id, "content": _result(block, where)})
+            found.append({"role": "tool", "tool_call_id": own_id(block.tool_use_id or ""), "content": result_of(block, where)})
         elif found and found[-1]["role"] == message.role:
-            found[-1]["content"] += "\n" + _text(block, where)
+            found[-1]["content"] += "\n" + text_of(block, where)
         else:
-            found.append({"role": message.role, "content": _text(block, where)})
+            found.append({"role": message.role, "content": text_of(block, where)})
     return found or [{"role": message.role, "content": ""}]
-
-
-def _result(block: Block, path: str) -> str:
-    """A tool's result. Chat templates know no failed results: the text says so."""
-    content = block.content or ""
-    text = content if isinstance(content, str) else "\n".join(_text(each, where) for each, where in _blocks(content, path))
-    return f"Error: {text}" if block.is_error else text
-
-
-def _blocks(content: str | Sequence[Block] | None, path: str) -> list[tuple[Block, str]]:
-    assert content is not None and not isinstance(content, str)
-    return [(block, f"{path}.content[{place}]") for place, block in enumerate(content)]
-
-
-def _text(block: Block, path: str) -> str:
-    if block.type != "text":
-        raise InvalidRequest(f"{path}.type is {block.type!r}: this server reads text only here, leave it out.", f"{path}.type")
-    if block.text is None:
-        raise InvalidRequest(f"{path}.text is missing: it is required.", f"{path}.text")
-    return block.text

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import msgspec
 from aiohttp import web
 
+from vnext.sampling_params import ContextExceeded, InvalidRequest
 from vnext.server.answers.chat_request import ChatRequest, prompt_of
 from vnext.server.answers.generation import RETAINED, Generation
 from vnext.server.answers.parts import AnswerParts
@@ -36,7 +38,7 @@ async def create_message(request: web.Request) -> web.StreamResponse:
     chat = ChatRequest(context, chat_body(body, context.marks is not None))
     breakpoints = breakpoints_of(body)
     client = client_of(request)
-    with context.limiter.enter(chat.answer_count, client):
+    with in_words_of_messages(), context.limiter.enter(chat.answer_count, client):
         generation = await chat.start(answer_id(request, "msg"), client, started_s, shrinks=True, breakpoints=breakpoints)
         answer = _MessageAnswer(chat, generation, body.max_tokens)
 
@@ -55,8 +57,21 @@ async def count_tokens(request: web.Request) -> web.Response:
     body = await read_body(request, _COUNT, CountTokensBody)
     chat = chat_body(body, context.marks is not None)
     tools = tool_choice_of(chat, context.dialect is not None).shown
-    prompt = await prompt_of(context, chat, tools, client_of(request))
+    with in_words_of_messages():
+        prompt = await prompt_of(context, chat, tools, client_of(request))
     return web.json_response(body=msgspec.json.encode({"input_tokens": len(prompt.tokens)}))
+
+
+@contextmanager
+def in_words_of_messages() -> Iterator[None]:
+    """A prompt that is too long is an error in Anthropic's words: clients look for them and shorten the conversation."""
+    try:
+        yield
+    except ContextExceeded as error:
+        if not error.count:
+            raise
+        sentence = f"prompt is too long: {max(error.count, error.most + 1)} tokens > {error.most} maximum"
+        raise InvalidRequest(sentence, "messages", error.code) from error
 
 
 class _MessageAnswer:
@@ -65,7 +80,7 @@ class _MessageAnswer:
     def __init__(self, chat: ChatRequest, generation: Generation, max_tokens: int) -> None:
         self.parts: AnswerParts = chat.parts()
         self._generation, self._max_tokens = generation, max_tokens
-        self._builder = MessageBuilder({"id": generation.id, "model": generation.model})
+        self._builder = MessageBuilder({"id": generation.id.replace("-", "_", 1), "model": generation.model})
         self.message: dict[str, Any] = {}
 
     def begin(self) -> list[Event]:

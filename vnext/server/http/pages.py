@@ -1,0 +1,55 @@
+"""Pages: the part of a list that a query asks for, by the ids of the entries around it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple, TypeVar
+
+from vnext.sampling_params import InvalidRequest
+
+Entry = TypeVar("Entry")
+ORDERS = ("asc", "desc")
+
+
+class Pages(NamedTuple):
+    """The names of a list's query fields, and how many entries a page has: `usual` where no `limit` is sent, at most `most`."""
+
+    usual: int
+    most: int
+    after: str = "after"
+    before: str = ""
+
+
+def page_of(
+    entries: Sequence[Entry], id_of: Callable[[Entry], str], query: Mapping[str, str], pages: Pages
+) -> tuple[list[Entry], bool]:
+    """The entries that the query asks for, and whether there are more in its direction. Raises InvalidRequest."""
+    limit = _limit(query, pages)
+    after, before = (query.get(name, "") if name else "" for name in (pages.after, pages.before))
+    ids = [id_of(entry) for entry in entries] if after or before else []
+    first = _place(ids, after, pages.after) + 1 if after else 0
+    last = _place(ids, before, pages.before) if before else len(entries)
+    if before and not after:
+        return list(entries[max(0, last - limit) : last]), last > limit
+    return list(entries[first:last][:limit]), last - first > limit
+
+
+def ordered(newest_first: Sequence[Entry], query: Mapping[str, str]) -> list[Entry]:
+    """The entries in the `order` that the query asks for, the newest first without one. Raises InvalidRequest."""
+    order = query.get("order") or "desc"
+    if order not in ORDERS:
+        raise InvalidRequest(f"order is {order[:60]!r}: it must be 'asc' or 'desc'.", "order")
+    return list(newest_first) if order == "desc" else list(newest_first)[::-1]
+
+
+def _limit(query: Mapping[str, str], pages: Pages) -> int:
+    given = query.get("limit") or str(pages.usual)
+    if not (given.isascii() and given.isdecimal()) or not 1 <= int(given[:9]) <= pages.most:
+        raise InvalidRequest(f"limit is {given[:60]!r}: it must lie between 1 and {pages.most}.", "limit")
+    return int(given[:9])
+
+
+def _place(ids: Sequence[str], id_: str, name: str) -> int:
+    if id_ not in ids:
+        raise InvalidRequest(f"{name} is {id_[:60]!r}: the list has no such entry.", name)
+    return ids.index(id_)
