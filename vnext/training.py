@@ -20,9 +20,11 @@ from vnext.kernels.derivatives import TrainedWeight, exact, trainable
 from vnext.kernels.table import Operations, operations, substituted
 from vnext.models.config.folder import assigned_files, weight_files
 from vnext.models.config.model_config import ModelConfig, load_config
+from vnext.models.errors import ModelError
 from vnext.models.layers.batch import ForwardBatch, GroupPlaces, HostBatch
 from vnext.models.layers.kv_cache import kv_groups, make_kv_cache
 from vnext.models.layers.sharding import alone, layout_of, shards_of_layout
+from vnext.models.loading.checkpoint import BARE, ROOT
 from vnext.models.registry import family
 from vnext.runtime.rank.loading import use_isa
 from vnext.runtime.settings import Isa
@@ -85,6 +87,7 @@ def _tensors(path: Path, config: ModelConfig) -> dict[str, torch.Tensor]:
     homes = assigned_files(path)
     pairs = ((file.name, pair) for file in weight_files(path) for pair in load_file(file).items())
     found = {name: tensor for file, (name, tensor) in pairs if homes.get(name, file) == file}
+    found = {ROOT + name if name.startswith(BARE) else name: tensor for name, tensor in found.items()}
     embedding = next((found[name] for name in found if name.endswith(EMBEDDINGS)), None)
     head = next((name for name in found if name.endswith(HEAD)), None)
     if config.tie_embeddings and head and embedding is not None and torch.equal(found[head], embedding):
@@ -108,6 +111,9 @@ class _Source:
 
     def is_tied(self, embedding: str, head: str) -> bool:
         return embedding not in self._weights or head not in self._weights
+
+    def go_without(self, head: str) -> None:
+        raise ModelError(f"the checkpoint has no {head}, and its log-probabilities need one")
 
     def fused(self, names: tuple[str, ...]) -> torch.Tensor:
         return torch.cat([self._plain(name) for name in names]).to(self._dtype)

@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from family_cases import save_case
-from model_helpers import Chunk, load_model, tiny_config
+from family_cases import CASES, save_case
+from model_helpers import Chunk, Model, load_model, make_batch, tiny_config
 from safetensors.torch import load_file, save_file
 
 from vnext.models.config.model_config import Experts, load_config
 from vnext.models.errors import ModelError
+from vnext.models.layers.kv_cache import kv_groups
 from vnext.models.layers.sharding import Parallel, check_world_size
 from vnext.models.loading.weights import load_params
 
@@ -136,3 +137,28 @@ def test_the_head_of_an_older_wrapper(tmp_path: Path) -> None:
     tied = load_model(tmp_path).logits(CHUNK)
     save_file(tensors | {"language_model.lm_head.weight": head}, file)
     assert not torch.equal(load_model(tmp_path).logits(CHUNK), tied)
+
+
+BODIES = {case: f"{CASES[case].architecture.removesuffix('ForCausalLM')}Model" for case in FAMILIES if case not in ("gemma3", "gpt2")}
+
+
+@pytest.mark.parametrize("case", [*BODIES, "gemma3", "gpt2"])
+def test_a_model_that_was_saved_without_its_head(tmp_path: Path, case: str) -> None:
+    """As AutoModel saves it, and as Qwen3-Embedding is published: the hidden states are those of the whole model."""
+    whole = save_case(tmp_path / "whole", case)
+    body = getattr(whole, whole.base_model_prefix)
+    body.save_pretrained(tmp_path / "body")
+    raw = json.loads((tmp_path / "body/config.json").read_text())
+    assert raw["architectures"] == [BODIES.get(case) or type(body).__name__]
+    assert "model.norm.weight" not in load_file(tmp_path / "body/model.safetensors")
+    ours, theirs = load_model(tmp_path / "body"), load_model(tmp_path / "whole")
+    for one, other in zip(states_of(ours), states_of(theirs), strict=True):
+        assert torch.equal(one, other)
+    raw["architectures"] = [CASES[case].architecture]
+    (tmp_path / "body/config.json").write_text(json.dumps(raw))
+    assert torch.equal(states_of(load_model(tmp_path / "body"))[0], states_of(ours)[0])
+
+
+def states_of(model: Model) -> list[torch.Tensor]:
+    batch = make_batch([CHUNK], 16, len(kv_groups(model.config).windows))
+    return [model.family.forward(model.params, model.kv, batch, model.config, model.parallel)[0]]

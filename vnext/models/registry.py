@@ -72,6 +72,25 @@ MODEL_TYPES = MappingProxyType(
 """config.json's model_type -> the architecture, for files that name none."""
 
 
+BODIES = MappingProxyType(
+    {
+        "LlamaModel": "LlamaForCausalLM",
+        "SmolLM3Model": "SmolLM3ForCausalLM",
+        "MistralModel": "MistralForCausalLM",
+        "MixtralModel": "MixtralForCausalLM",
+        "Qwen2Model": "Qwen2ForCausalLM",
+        "Qwen3Model": "Qwen3ForCausalLM",
+        "Qwen3MoeModel": "Qwen3MoeForCausalLM",
+        "Gemma2Model": "Gemma2ForCausalLM",
+        "Gemma3TextModel": "Gemma3ForCausalLM",
+        "Phi3Model": "Phi3ForCausalLM",
+        "GPT2Model": "GPT2LMHeadModel",
+        "Olmo2Model": "Olmo2ForCausalLM",
+    }
+)
+"""Models saved without what makes them write -> the architecture that they belong to."""
+
+
 HEADS = MappingProxyType({"LlamaForCausalLMEagle3": "llama_eagle3"})
 """Heads that draft for a model and are none themselves."""
 

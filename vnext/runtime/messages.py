@@ -305,6 +305,10 @@ EngineMessage = Operated | EngineReady | RequestRefused | Outputs | EngineStats 
 # ---- rank -> engine core -----------------------------------------------------------------------------------------
 
 
+NO_HEAD = "none"
+"""Of the environment's member "head": the checkpoint has none, and the model makes embeddings only."""
+
+
 class ModelFacts(Message):
     """What decisions need to know of a model: its vocabulary size, its longest context in tokens, the tokens that end an
     answer, and the attention window of each group of layers (0: unlimited)."""

@@ -5,6 +5,8 @@ The requests are those that lm_eval's `local-completions` sends, and its way of 
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,9 +17,11 @@ import pytest
 import torch
 from edge_server import EdgeServer
 from engine_here import engines_here
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from vnext import LLM
+from vnext.runtime.client.output_stream import Refused
 from vnext.runtime.processes.launch import DEMO_MODEL
 from vnext.text.tokenizer import Tokenizer
 
@@ -181,3 +185,20 @@ def test_documents_are_ranked_and_pairs_scored(running: Running) -> None:
 def test_bad_input_is_named(running: Running, path: str, body: dict[str, Any], param: str) -> None:
     status, answer, _ = running.server.post(path, body)
     assert status == 400 and answer["error"]["param"] in (param, f"{param}[0]"), answer
+
+
+def test_a_model_without_a_head_makes_embeddings_only(tmp_path: Path) -> None:
+    model = tmp_path / "body"
+    shutil.copytree(DEMO_MODEL, model)
+    raw = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(raw | {"architectures": ["LlamaModel"], "tie_word_embeddings": False}))
+    tensors = load_file(model / "model.safetensors")
+    save_file({name.removeprefix("model."): each for name, each in tensors.items()}, model / "model.safetensors")
+    options = dict(executor="inproc", threads=1, dtype="float32", log="off")
+    with engines_here(), LLM(DEMO_MODEL, **options) as whole, LLM(model, **options) as llm:
+        assert llm.embed("The module")[0].outputs.embedding == whole.embed("The module")[0].outputs.embedding
+        with pytest.raises(Refused, match="this model's checkpoint has no output head"):
+            llm.generate("The module", use_tqdm=False)
+        with EdgeServer(Tokenizer.load(model), _Engine(llm._engine.addresses[0])) as server:
+            status, answer, _ = server.post("/v1/completions", {"prompt": "a", "max_tokens": 1})
+            assert status == 400 and "has no output head: it makes embeddings" in answer["error"]["message"]

@@ -12,7 +12,7 @@ from typing import Any
 
 from vnext.models.config.json_keys import read_json
 from vnext.models.errors import ModelError
-from vnext.models.registry import MODEL_TYPES, require_family
+from vnext.models.registry import BODIES, MODEL_TYPES, require_family
 
 CONFIG_NAME = "config.json"
 INDEX_NAME = "model.safetensors.index.json"
@@ -55,7 +55,7 @@ def architecture(raw: dict[str, Any]) -> str:
         return MODEL_TYPES[raw["model_type"]]
     if not isinstance(names, list) or not names or not isinstance(names[0], str):
         raise ModelError("config.json names no architecture; add 'architectures' as the model's authors have it")
-    return names[0]
+    return BODIES.get(names[0], names[0])
 
 
 def refuse_quantised(raw: dict[str, Any]) -> None:

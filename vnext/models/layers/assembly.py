@@ -8,7 +8,6 @@ import numpy as np
 
 from vnext.kernels.arrays import Array
 from vnext.models.config.model_config import ModelConfig
-from vnext.models.errors import ModelError
 from vnext.models.layers.layers import Attention, GatedMlp, Linear, SparseMlp
 
 
@@ -22,6 +21,9 @@ class Source(Protocol):
 
     def is_tied(self, embedding: str, head: str) -> bool:
         """Whether a head that config.json ties is the embedding: there is one of the two only, or they hold the same numbers."""
+
+    def go_without(self, head: str) -> None:
+        """There is no such head, and the embedding stands in for it. Raises ModelError where that cannot be."""
 
     def fused(self, names: tuple[str, ...]) -> Array:
         """The parts of these tensors, one below the other."""
@@ -67,15 +69,15 @@ def embeddings(source: Source, config: ModelConfig, name: str, head: str = "lm_h
     """
     if not (config.is_first or config.is_last):
         return None, None
-    if config.tie_embeddings and source.is_tied(name, head):
-        name = name if name in source or head not in source else head
-        packed = source.packed((name,))
+    if config.tie_embeddings:
+        is_tied = source.is_tied(name, head)
+    else:
+        is_tied = head not in source
+        if is_tied:
+            source.go_without(head)
+    if is_tied:
+        packed = source.packed((name if name in source or head not in source else head,))
         return packed if config.is_first else None, packed if config.is_last else None
-    if head not in source:
-        raise ModelError(
-            f"the checkpoint has no {head} and config.json does not tie it to the embedding; if this model's authors "
-            'did, add "tie_word_embeddings": true to config.json, else download the model again'
-        )
     return source.fused((name,)) if config.is_first else None, source.packed((head,)) if config.is_last else None
 
 

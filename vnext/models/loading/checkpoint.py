@@ -30,6 +30,8 @@ SAMPLE_COUNT = 16
 SAMPLE_SIZE_BYTES = 4096
 DIGESTED_TOGETHER = 2**22
 COMPARED_ROWS = 4096
+ROOT, BARE = "model.", ("embed_tokens.", "layers.", "norm.")
+"""What precedes the names of a model in the one that gives it a head, and how its names begin."""
 
 
 class Stored(NamedTuple):
@@ -44,15 +46,24 @@ class Stored(NamedTuple):
 
 
 class Checkpoint:
-    """Mapped tensors by name. Made by `open_checkpoint`."""
+    """Mapped tensors by name. Made by `open_checkpoint`. `is_bare`: of a model that was saved without what holds its head."""
 
-    def __init__(self, path: Path, tensors: dict[str, Stored], size_bytes: int) -> None:
+    def __init__(self, path: Path, tensors: dict[str, Stored], size_bytes: int, is_bare: bool = False) -> None:
         self.path = path
         self.size_bytes = size_bytes
+        self.is_bare = is_bare
         self._tensors = tensors
 
     def __contains__(self, name: str) -> bool:
         return name in self._tensors
+
+    def rooted(self) -> Checkpoint:
+        """The same, with the tensors of a bare model under the names that they have in a whole one."""
+        names = {name: ROOT + name for name in self._tensors if name.startswith(BARE) and ROOT + name not in self._tensors}
+        if not names:
+            return self
+        tensors = {names.get(name, name): each for name, each in self._tensors.items()}
+        return Checkpoint(self.path, tensors, self.size_bytes, is_bare=True)
 
     def names(self) -> list[str]:
         return sorted(self._tensors)

@@ -27,11 +27,12 @@ class Tie(NamedTuple):
 
 class Kept:
     """The products of a load: weights as operations take them. `names` are the checkpoint's tensors, with their whole shapes;
-    `ties` the heads that config.json ties."""
+    `ties` the heads that config.json ties. Without `has_head` the embedding stands in for one."""
 
     def __init__(self) -> None:
         self.names: dict[str, tuple[int, ...]] = {}
         self.ties: dict[str, Tie] = {}
+        self.has_head = True
         self._products: list[Any] = []
         self._next = -1
 

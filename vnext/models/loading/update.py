@@ -28,7 +28,7 @@ def open_update(path: Path) -> Checkpoint:
     if not path.exists():
         raise ModelError(f"there are no weights at {path}: give a folder or a file that the ranks can read; {NOTHING_CHANGED}")
     try:
-        return Checkpoint(path, folder_tensors(path) if path.is_dir() else _file_tensors(path), 0)
+        return Checkpoint(path, folder_tensors(path) if path.is_dir() else _file_tensors(path), 0).rooted()
     except OSError as error:
         raise ModelError(f"{path} cannot be read ({error}); {NOTHING_CHANGED}") from error
 

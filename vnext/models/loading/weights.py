@@ -74,7 +74,8 @@ def load_params(
     check_world_size(config, parallel.world_size)
     with open_checkpoint(Path(path)) as checkpoint:
         place = place_of(dtype, device)
-        loader = Loader(checkpoint, config, parallel, dtype, place, progress, quantization, form, kept, packed_file)
+        tensors = checkpoint if config.head else checkpoint.rooted()
+        loader = Loader(tensors, config, parallel, dtype, place, progress, quantization, form, kept, packed_file)
         params = (assemble or family(config.architecture).assemble)(loader, config)
         loader.finish()
     if targets is not None:
@@ -167,6 +168,15 @@ class Loader:
                 where = self._checkpoint.path
                 log.warning("config.json ties %s to %s, but %s has another one: the file's is used.", head, embedding, where)
         return found.is_equal
+
+    def go_without(self, head: str) -> None:
+        """There is no such head, and the embedding stands in for it. Raises ModelError for a checkpoint that should have one."""
+        if not self._checkpoint.is_bare and not self._kept.is_refilled:
+            raise ModelError(
+                f"the checkpoint has no {head} and config.json does not tie it to the embedding; if this model's authors "
+                'did, add "tie_word_embeddings": true to config.json, else download the model again'
+            )
+        self._kept.has_head = False
 
     def fused(self, names: tuple[str, ...]) -> Array:
         """This rank's parts of the tensors, one below the other: all queries, say, then all keys.

@@ -20,6 +20,7 @@ from vnext.runtime.core.backlog import Backlog
 from vnext.runtime.core.owners import News, Owners
 from vnext.runtime.core.trials import Trials
 from vnext.runtime.messages import (
+    NO_HEAD,
     AbortRequests,
     AdapterFiles,
     ClientMessage,
@@ -55,7 +56,7 @@ from vnext.state.events import (
     unpack_tokens,
 )
 from vnext.state.feasibility import refusal
-from vnext.state.params import Constraint, Sampling
+from vnext.state.params import NO_POOLING, Constraint, Sampling
 from vnext.state.state import State
 
 READABLE = int(zmq.POLLIN)
@@ -255,6 +256,8 @@ class Clients:
             return f"a request named {event.name!r} is live already: give each request a name of its own"
         if (why_not := refusal(state.config, event)) is not None:
             return why_not
+        if event.sampling.pooling == NO_POOLING and self._ready.environment.get("head") == NO_HEAD:
+            return "this model's checkpoint has no output head: it makes embeddings and scores of them, and writes nothing"
         tokens, vocabulary = unpack_tokens(event.prompt + generated_by(event)), state.config.vocab_size
         if int(tokens.min()) < 0 or int(tokens.max()) >= vocabulary:
             wrong = int(tokens.min()) if int(tokens.min()) < 0 else int(tokens.max())

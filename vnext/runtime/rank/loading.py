@@ -26,7 +26,7 @@ from vnext.runtime.handover.publishing import Publisher
 from vnext.runtime.handover.receiving import Receiver
 from vnext.runtime.handover.tcp import BlockServer
 from vnext.runtime.hosts.secret import secret_of
-from vnext.runtime.messages import ModelFacts, RankReady
+from vnext.runtime.messages import NO_HEAD, ModelFacts, RankReady
 from vnext.runtime.processes.determinism import describe_process, limit_torch
 from vnext.runtime.processes.placement import NOWHERE, Place
 from vnext.runtime.processes.thread_plan import TEAM_SPIN_US
@@ -316,6 +316,8 @@ def describe_numbers(settings: RankSettings, runner: ModelRunner) -> dict[str, s
         numbers["kv_cache_dtype"] = settings.kv_cache_dtype
     if settings.digests_weights and settings.rank == 0:
         numbers["weights_digest"] = weights_digest(settings.model_path)
+    if not runner.kept.has_head:
+        numbers["head"] = NO_HEAD
     numbers["sums"] = describe_sums(runner)
     if runner.routed:
         numbers["routed_experts"] = "{} layers, {} of each token".format(*runner.routed.shape)
