@@ -126,6 +126,30 @@ def test_too_many_at_once() -> None:
         assert server.openai().completions.create(model="toy", prompt="say:a", n=3).choices[2].text == "a"
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_many_prompts_are_answered_in_waves(stream: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """OpenAI's bound of inputs, while no more than one request's share is in progress."""
+    waves: list[int] = []
+    submit_all = EngineClient.submit_all
+    monkeypatch.setattr(EngineClient, "submit_all", lambda self, asked: (waves.append(len(asked)), submit_all(self, asked))[1])
+    with EdgeServer() as server:
+        words = [f"{place:04}" for place in range(600)]
+        found = server.openai().completions.create(model="toy", prompt=[f"say:{word}" for word in words], n=2, stream=stream)
+        texts = [""] * 1200
+        for chunk in found if stream else [found]:
+            for choice in chunk.choices:
+                texts[choice.index] += choice.text
+        assert texts == [word for word in words for _ in range(2)]
+        assert waves == [256] * 4 + [176] and server.context.limiter.live_count == 0
+        status, answer, _ = server.post("/v1/completions", {"prompt": ["a"] * 2049, "stream": stream})
+        assert (status, answer["error"]["param"]) == (400, "prompt") and "2049 entries: at most 2048" in answer["error"]["message"]
+        status, answer, _ = server.post("/v1/completions", {"prompt": ["a"] * 1025, "n": 2})
+        assert (status, answer["error"]["param"]) == (400, "n")
+    with EdgeServer(request_answers_max=2) as server:
+        status, answer, _ = server.post("/v1/completions", {"prompt": ["a"] * 3})
+        assert (status, answer["error"]["param"]) == (400, "prompt") and "at most 2" in answer["error"]["message"]
+
+
 @pytest.mark.parametrize("silently", [False, True])
 def test_a_dead_engine(silently: bool) -> None:
     with EdgeServer() as server:

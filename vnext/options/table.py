@@ -119,7 +119,7 @@ SERVER_HELP = {
     "allow_credentials": "let such a page send cookies and other credentials",
     "body_bytes_max": "largest body of a request, such as 32M",
     "live_requests_max": "maximum answers in progress, waiting or running, of all clients",
-    "request_answers_max": "maximum answers of one request (its prompts times n); 0 means a sixteenth of --max-answers",
+    "request_answers_max": "maximum answers of one request (prompts times n); 0: 2048, a sixteenth of --max-answers at a time",
     "client_answers_max": "maximum answers in progress of one client; 0 means three quarters of --max-answers",
     "waiting_tokens_max": "maximum prompt tokens, such as 200k, of answers that have not begun; 0 for no bound",
     "request_timeout_s": "seconds after which a request ends with an error, waiting included; 0 for never",

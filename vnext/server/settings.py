@@ -29,8 +29,8 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     `body_bytes_max` bounds a request's body, and eight times that all bodies that are read at once. `characters_max` bounds
     the texts in tokenization or in its queue, `template_limit_s` the computing time of a chat template. `live_requests_max`
     bounds the answers that wait or run in this process, `request_answers_max` those of one request and `client_answers_max`
-    those of one client (0: a sixteenth and three quarters of all). `waiting_tokens_max` bounds the prompt tokens of answers that
-    have not begun (0: no bound). A request ends with an error `request_timeout_s` after its body came (0: never).
+    those of one client (0: a sixteenth at a time, and three quarters of all). `waiting_tokens_max` bounds the prompt tokens of
+    answers that have not begun (0: no bound). A request ends with an error `request_timeout_s` after its body came (0: never).
 
     At most `connections_max` are open, three quarters of them from one address. A connection closes if its request's head does
     not arrive within `head_timeout_s`, if no new request comes for `keepalive_timeout_s`, or if the client hardly reads its

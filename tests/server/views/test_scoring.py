@@ -158,6 +158,18 @@ def test_openais_client_reads_them(running: Running) -> None:
         client.embeddings.create(model="toy", input="a", dimensions=100000)
 
 
+def test_many_inputs_are_computed_in_waves(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(running.server.context.limiter, "request_max", 3)
+    texts = [f"The {place}" for place in range(10)]
+    whole = ask(running, "/v1/embeddings", {"input": texts})["data"]
+    alone = [ask(running, "/v1/embeddings", {"input": each})["data"][0] for each in texts]
+    assert [each["embedding"] for each in whole] == [each["embedding"] for each in alone]
+    pairs = ask(running, "/score", {"text_1": texts, "text_2": texts[::-1]})["data"]
+    assert [each["score"] for each in pairs] == [each["score"] for each in pairs[::-1]]
+    ranked = ask(running, "/rerank", {"query": texts[7], "documents": texts})["results"]
+    assert ranked[0]["index"] == 7 and len(ranked) == 10
+
+
 def test_documents_are_ranked_and_pairs_scored(running: Running) -> None:
     texts = ["The module", "a list of files", "import os"]
     body = {"model": "toy", "query": "import os", "documents": [{"text": texts[0]}, *texts[1:]]}
@@ -177,6 +189,9 @@ def test_documents_are_ranked_and_pairs_scored(running: Running) -> None:
         ("/v1/embeddings", {"input": [[2**30]]}, "input[0]"),
         ("/v1/embeddings", {"input": "a", "pooling": "max"}, "pooling"),
         ("/v1/embeddings", {"input": [5] * 5000}, "input"),
+        ("/v1/embeddings", {"input": ["a"] * 2049}, "input"),
+        ("/rerank", {"query": "a", "documents": ["a"] * 2049}, "documents"),
+        ("/score", {"text_1": "a", "text_2": ["a"] * 2049}, "text_2"),
         ("/rerank", {"query": "a", "documents": []}, "documents"),
         ("/rerank", {"query": "a", "documents": ["b"], "top_n": 0}, "top_n"),
         ("/score", {"text_1": ["a", "b"], "text_2": ["c"]}, "text_1"),

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
+from collections.abc import AsyncIterator, Sequence
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from vnext.runtime.messages import PromptResult, RequestOutput
+from vnext.runtime.messages import PromptResult, RequestOutput, SubmitRequest
 from vnext.sampling_params import InvalidRequest
 from vnext.server.answers.admitted import admitted
 from vnext.server.context.errors import Aborted
@@ -47,9 +48,8 @@ async def embeddings_of(
     asked = {"gen_ai.response.id": call_id, "gen_ai.usage.input_tokens": sum(map(len, prompts))}
     with call_trace(context.traces, "embeddings", model, started_s, asked):
         try:
-            async with admitted(context, client, prompts, started_s), context.client.submit_all(requests) as stream:
-                async for output in stream:
-                    _check(output)
+            async with admitted(context, client, prompts, started_s):
+                async for output in _outputs(context, requests):
                     found[output.name] += output.prompt
                     if output.finish:
                         watches.pop(output.name).end("length")
@@ -59,6 +59,15 @@ async def embeddings_of(
     from vnext.text.prompt_arrays import embedding
 
     return [embedding(parts, dimensions, normalize) for parts in found.values()]
+
+
+async def _outputs(context: ServerContext, requests: Sequence[SubmitRequest]) -> AsyncIterator[RequestOutput]:
+    """Raises as `_check` and the client do."""
+    for wave in context.limiter.waves(requests):
+        async with context.client.submit_all(wave) as stream:
+            async for output in stream:
+                _check(output)
+                yield output
 
 
 def _check(output: RequestOutput) -> None:

@@ -129,10 +129,12 @@ class Generation:
         Raises Refused, EngineDead, Aborted, Overloaded, RequestTimedOut, and the errors of `reader`."""
         self._context.adapters.take(self.model)
         try:
-            async with self._admitted(), self._context.client.submit_all(self._requests) as stream:
+            async with self._admitted():
                 taker = _Taker(self, reader)
-                while await stream.feed(taker):
-                    await reader.room()
+                for requests in self._context.limiter.waves(self._requests):
+                    async with self._context.client.submit_all(requests) as stream:
+                        while await stream.feed(taker):
+                            await reader.room()
         finally:
             self._context.adapters.give(self.model)
 

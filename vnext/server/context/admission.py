@@ -9,17 +9,22 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import TypeVar
 
 from vnext.sampling_params import InvalidRequest
 from vnext.server.context.api_keys import KeyLimits
 from vnext.server.context.errors import Draining, Overloaded
 from vnext.server.context.throughput import Throughput, retry_after_s
 
+Entry = TypeVar("Entry")
+
 CLIENT_SHARE = 3 / 4
 REQUEST_SHARE = 1 / 16  # beginning 256 answers takes 20 ms of the event loop
 SHARE_MIN = 128  # a smaller share would refuse reasonable single requests
+INPUTS_MAX = 2048
+"""Inputs of one request, as at OpenAI."""
 
 
 def share_of(count_max: int, part: float) -> int:
@@ -105,8 +110,9 @@ class RequestLimiter:
         waiting_tokens_max: int = 0,
         limits_of: Callable[[str], KeyLimits | None] = lambda client: None,
     ) -> None:
-        """Shares of 0 follow `count_max`: a sixteenth for a request, three quarters for a client."""
+        """Shares of 0 follow `count_max`: a sixteenth at a time for a request, three quarters for a client."""
         self.request_max = min(count_max, request_max or share_of(count_max, REQUEST_SHARE))
+        self.inputs_max = self.request_max if request_max else INPUTS_MAX
         client_max = min(count_max, client_max or share_of(count_max, CLIENT_SHARE))
         self._quota = Quota(count_max, client_max, "{} answers are in progress")
         share = int(waiting_tokens_max * CLIENT_SHARE)
@@ -131,14 +137,28 @@ class RequestLimiter:
         """Prompt tokens of answers that have not begun; 0 where they have no bound."""
         return self._tokens.amount if self._tokens else 0
 
+    def waves(self, entries: Sequence[Entry]) -> Iterator[Sequence[Entry]]:
+        """As many of a request's entries as may be in progress at a time, one wave after the other."""
+        for start in range(0, len(entries), self.request_max):
+            yield entries[start : start + self.request_max]
+
+    def check_inputs(self, count: int, param: str) -> None:
+        """Raise InvalidRequest for more entries of the field `param` than one request may have."""
+        if count > self.inputs_max:
+            sentence = f"{param} has {count} entries: at most {self.inputs_max} are allowed, send several requests."
+            raise InvalidRequest(sentence, param)
+
     @contextmanager
-    def enter(self, count: int, client: str = "") -> Iterator[None]:
-        """Reserve `count` answers. Raises Draining, Overloaded, RateLimited, InvalidRequest (over the bound of one request)."""
+    def enter(self, count: int, client: str = "", in_waves: bool = False) -> Iterator[None]:
+        """Reserve `count` answers; `in_waves`: those that are in progress at a time. Raises Draining, Overloaded, RateLimited,
+        InvalidRequest (over the bound of one request)."""
         self.check_open()
-        if count > self.request_max:
+        count_max = self.inputs_max if in_waves else self.request_max
+        if count > count_max:
             raise InvalidRequest(
-                f"The request asks for {count} answers: at most {self.request_max} are allowed, send several requests.", "n"
+                f"The request asks for {count} answers: at most {count_max} are allowed, send several requests.", "n"
             )
+        count = min(count, self.request_max)
         self._quota.take(count, client)
         self._empty.clear()
         try:

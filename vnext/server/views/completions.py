@@ -51,7 +51,9 @@ async def create_completion(request: web.Request) -> web.StreamResponse:
     client = client_of(request)
     _check_suffix(body)
     sampled = _sampled(body, params)
-    with context.limiter.enter(len(prompts) * max(sampled.n, 1), client):
+    context.limiter.check_inputs(len(prompts), "prompt")
+    in_waves = len(prompts) > 1 and not body.use_beam_search
+    with context.limiter.enter(len(prompts) * max(sampled.n, 1), client, in_waves):
         constraint = await context.constraint(body, client)
         count_max = context.prompt_tokens_max if body.truncate_prompt_tokens is None else context.listed_tokens_max
         if body.suffix:

@@ -116,8 +116,11 @@ async def _vectors(
     identify(request, body.request_id)
     model = context.model_name(body.model)
     prompts = {name: prompts_of(given, name) for name, given in inputs.items()}
+    for name, given in prompts.items():
+        context.limiter.check_inputs(len(given), name)
     call_id, special = answer_id(request, "embd"), body.add_special_tokens is not False
-    with context.limiter.enter(sum(map(len, prompts.values())), client):
+    count = min(context.limiter.inputs_max, sum(map(len, prompts.values())))
+    with context.limiter.enter(count, client, in_waves=True):
         tokens = [each for name, given in prompts.items() for each in await tokens_of(context, given, special, client, name)]
         vectors = await embeddings_of(context, call_id, client, tokens, body.pooling, model=model, **wanted)
     return vectors, sum(map(len, tokens)), call_id
