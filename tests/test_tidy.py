@@ -114,12 +114,12 @@ ARROWS = {
     "replay/ui": {"replay/answers", "replay/console", "replay/reading", "log", "state/*", "sched/*"},
     "replay/cli": {
         "replay/ui", "replay/execution", "replay/rerun", "replay/answers", "replay/console", "replay/reading", "log", "version",
-        "options/misuse",
+        "options/misuse", "runtime/processes/inherited",
     },
     # a bench and a talk drive vnext as its users do
     "bench": {
         "llm", "machine", "options", "text", "runtime/settings", "runtime/client", "runtime/processes", "sampling_params",
-        "exits", "version",
+        "server/console", "exits", "version",
     },
     "chat": {"llm", "options", "text", "runtime/client", "runtime/processes", "sampling_params", "exits"},
 }  # fmt: skip

@@ -24,11 +24,14 @@ from vnext.options.reader import (
     command_line,
     parse,
 )
+from vnext.runtime.processes.inherited import begin_process
+from vnext.server.console import reporting
 from vnext.server.tls import without_certificates
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status. `argv` is without the program's name, None for the process's own."""
+    begin_process()
     try:
         return run(parse(command_line() if argv is None else argv))
     except KeyboardInterrupt:  # before a program that handles it was loaded
@@ -45,7 +48,7 @@ def run(command: Command) -> int:
         case ChatCommand():
             from vnext.chat.terminal import chat
 
-            return chat(command)
+            return reporting("vnext chat")(chat)(command)
         case BatchCommand():
             from vnext.batch import batch
 
@@ -69,7 +72,7 @@ def run(command: Command) -> int:
         case DoctorCommand():
             from vnext.doctor import doctor
 
-            return doctor(command)
+            return reporting("vnext doctor")(doctor)(command)
         case ProgramCommand():
             return import_module(command.module).main(list(command.argv))
         case _:

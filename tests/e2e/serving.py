@@ -71,9 +71,9 @@ def in_background(work: Callable[[], object]) -> tuple[threading.Thread, list[An
     return thread, found
 
 
-def eventually(condition: Callable[[], bool]) -> bool:
+def eventually(condition: Callable[[], bool], timeout_s: float = SOON_S) -> bool:
     """Whether it becomes true: figures in /metrics follow what they tell of by a moment."""
-    deadline_s = time.monotonic() + SOON_S
+    deadline_s = time.monotonic() + timeout_s
     while not condition():
         if time.monotonic() > deadline_s:
             return False
@@ -82,9 +82,9 @@ def eventually(condition: Callable[[], bool]) -> bool:
 
 
 @contextmanager
-def serving(log_dir: Path, *arguments: str) -> Iterator[Server]:
-    """`vnext serve --port 0 ...` until the block ends."""
-    command = [sys.executable, "-P", "-m", "vnext.cli", "serve", "--port", "0", "--log-dir", str(log_dir), *arguments]
+def serving(log_dir: Path, *arguments: str, by: Sequence[str] = ()) -> Iterator[Server]:
+    """`vnext serve --port 0 ...` until the block ends; `by`: words before it, of a program that turns into it."""
+    command = [*by, sys.executable, "-P", "-m", "vnext.cli", "serve", "--port", "0", "--log-dir", str(log_dir), *arguments]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
     family: list[psutil.Process] = []

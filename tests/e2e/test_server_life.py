@@ -12,7 +12,7 @@ from typing import Any
 
 import psutil
 import pytest
-from serving import ROOT, complete_all, in_background, serving
+from serving import ROOT, complete_all, eventually, in_background, serving
 
 from vnext.replay.cli.main import main as replay
 
@@ -163,3 +163,77 @@ def test_the_processes_of_a_server_load_what_they_need(tmp_path: Path) -> None:
 def test_a_program_needs_no_numpy() -> None:
     ran = subprocess.run([sys.executable, "-c", PROGRAM], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert (ran.returncode, ran.stdout) == (0, "\n"), ran.stderr
+
+
+# ---- what a starter leaves it: closed or full streams, signals blocked or ignored -----------------------------------
+
+BLOCKED = """
+import os, signal, sys
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT, signal.SIGCHLD})
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+os.execv(sys.argv[1], sys.argv[1:])
+"""
+
+
+@pytest.mark.parametrize(
+    "by", [("bash", "-c", 'exec "$@" <&-', "bash"), ("bash", "-c", 'exec "$@" 0</dev/full', "bash"), (sys.executable, "-c", BLOCKED)],
+    ids=["stdin closed", "stdin odd", "signals blocked and ignored"],
+)  # fmt: skip
+def test_a_server_serves_and_ends_whatever_its_starter_left_it(tmp_path: Path, by: tuple[str, ...]) -> None:
+    with serving(tmp_path, *COMMON, by=by) as server:
+        assert complete_all(server.url, [{"model": "demo_model", "prompt": "one", "max_tokens": 2}], 1)[0]["choices"]
+        family = server.processes
+        assert server.stop() == 0
+        assert psutil.wait_procs(family, timeout=END_TIMEOUT_S)[1] == []
+
+
+@pytest.mark.parametrize("streams", [">&-", "<&- >&- 2>&-", ">/dev/full", ">/dev/full 2>/dev/full"])
+def test_a_server_serves_where_it_cannot_say_so(tmp_path: Path, streams: str) -> None:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port = found.getsockname()[1]
+    command = [sys.executable, "-P", "-m", "vnext.cli", "serve", "--port", str(port), "--log", "off", *COMMON]
+    by, environment = ["bash", "-c", f'exec "$@" {streams}', "bash"], {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen([*by, *command], env=environment) as process:
+        try:
+            assert eventually(lambda: process.poll() is not None or answers(port), END_TIMEOUT_S)
+            asked = {"model": "demo_model", "prompt": "one", "max_tokens": 2}
+            assert complete_all(f"http://127.0.0.1:{port}", [asked], 1)[0]["choices"]
+        finally:
+            process.terminate()
+        assert process.wait(END_TIMEOUT_S) == 0
+
+
+def answers(port: int) -> bool:
+    with socket.socket() as connection:
+        return connection.connect_ex(("127.0.0.1", port)) == 0
+
+
+@pytest.mark.parametrize(
+    ("program", "words"),
+    [
+        ("from vnext.cli import main; sys.exit(main(['doctor', '--json']))", "vnext doctor: the output cannot be written (No space left on"),
+        ("from vnext.cli import main; sys.exit(main(['doctor']))", "vnext doctor: the output cannot be written"),
+        ("from vnext.replay.cli.main import process; sys.exit(process())", "vnext-replay: the output cannot be written"),
+        ("from vnext.server.console import reporting\nwith reporting('vnext-bench'): print('1 token')", "vnext-bench: the output cannot"),
+    ],
+    ids=["json", "tables", "replay", "bench"],
+)  # fmt: skip
+def test_a_report_that_cannot_be_written_is_one_sentence(program: str, words: str, root: Path) -> None:
+    log = str(root / "tests/golden/logs")
+    command = [sys.executable, "-c", f"import sys; {program}" if "\n" not in program else program]
+    if "replay" in program:
+        command += ["info", f"{log}/digest-2"]
+    with open("/dev/full", "w") as full:
+        ran = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    assert ran.returncode in (1, 2) and ran.stderr.startswith(words) and len(ran.stderr.splitlines()) == 1
+
+
+def test_a_reader_who_has_seen_enough_gets_no_sentence() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    code = "from vnext.server.console import reporting\nwith reporting('x'): print('a report')"
+    ran = subprocess.run([sys.executable, "-c", code], stdout=writer, stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    os.close(writer)
+    assert (ran.returncode, ran.stderr) == (1, "")

@@ -228,3 +228,15 @@ def test_commands_are_values() -> None:
     assert msgspec.json.decode(msgspec.json.encode(command), type=ServeCommand) == command
 
 
+def test_bytes_that_are_no_text_are_refused_by_the_option_s_name(capsys: pytest.CaptureFixture[str]) -> None:
+    for argv, words in [
+        (["serve", "m\udcff"], "--model is 'm\\udcff', which is no UTF-8"),
+        (["serve", "--log-dir", "/tmp/\udcc3"], "--log-dir is '/tmp/\\udcc3', which is no UTF-8"),
+        (["serve", "--served-model-name", "a", "\udcc3"], "--served-model-name is '\\udcc3', which is no UTF-8"),
+        (["chat", "--system", "\udcc3"], "--system is '\\udcc3', which is no UTF-8"),
+    ]:
+        with pytest.raises(SystemExit):
+            parse(argv, {})
+        assert words in capsys.readouterr().err
+    with pytest.raises(SettingsError, match="tokenizer is '.udce9', which is no UTF-8: rename it, or start with a locale of UTF-8"):
+        engine_settings(tokenizer="\udce9")

@@ -22,10 +22,12 @@ from vnext.options.parser import Given, Parser
 from vnext.options.reader import add_engine_options, command_line, engine_of, environment, require_no_engine, server_url
 from vnext.options.table import API_KEY_VARIABLE, Option, as_flags
 from vnext.runtime.client.output_stream import EngineDead, Refused
+from vnext.runtime.processes.inherited import begin_process
 from vnext.runtime.processes.launch import StartFailed, StartRefused
 from vnext.runtime.processes.subprocesses import ChildDied
 from vnext.runtime.settings import SettingsError
 from vnext.sampling_params import InvalidRequest
+from vnext.server.console import reporting
 from vnext.text.files import CheckpointUnreadable
 from vnext.text.tokenizer import Tokenizer
 from vnext.version import __version__
@@ -37,6 +39,7 @@ FAILURES = (StartFailed, MeasurementFailed, EngineDead, ChildDied)
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure once; returns the exit status (exits.py). `argv` is without the program's name, None for the process's own."""
+    begin_process()
     argv = command_line() if argv is None else list(argv)
     given = make_parser().given(argv, environment())
     try:
@@ -61,9 +64,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         load=measured.load,
         notes=(*busy_notes(busy), *measured.notes),
     )
-    print(text(report))
     if given.values["json"]:
         write_report(report, Path(given.values["json"]))
+    with reporting("vnext-bench"):
+        print(text(report))
     return DONE
 
 

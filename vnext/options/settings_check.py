@@ -142,6 +142,7 @@ def ignored_setting(name: str, value: Any, known: Iterable[str]) -> str:
 def checked(name: str, given: Any, hint: Any, default: Any = None) -> Any:
     """`given`, in any spelling that spellings.py knows, as a value of the field `name` of type `hint`. Raises SettingsError for
     a wrong type or size."""
+    _check_text(name, given)
     value = plain_value(name, given, hint, default)
     try:
         value = msgspec.convert(value, hint)
@@ -153,6 +154,16 @@ def checked(name: str, given: Any, hint: Any, default: Any = None) -> Any:
     if name in POLICY_CHECKS:
         _check_policy(name, value)
     return value
+
+
+def _check_text(name: str, given: Any) -> None:
+    """Raise SettingsError for bytes of the command line that are no UTF-8, which Python hands on as half characters."""
+    for text in given if isinstance(given, (list, tuple)) else (given,):
+        if isinstance(text, str) and any(0xD800 <= ord(each) < 0xE000 for each in text):
+            shown = text.encode("utf-8", "backslashreplace").decode()
+            raise SettingsError(
+                f"{name} is '{shown}', which is no UTF-8: rename it, or start with a locale of UTF-8, as LC_ALL=C.UTF-8."
+            )
 
 
 def _check_policy(field: str, name: str) -> None:

@@ -196,13 +196,27 @@ def test_config_over_the_bound_is_refused(start: Starter) -> None:
 def test_terminate_is_gentle_then_forced_and_idempotent(start: Starter, signpost: Signpost) -> None:
     gentle = start(ready_source(signpost.path), name="gentle")
     gentle.send_config(b"g")
-    deaf_source = "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + ready_source(signpost.path)
+    ignoring = "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+    deaf_source = ENTER + ignoring + ready_source(signpost.path).removeprefix(ENTER)
     deaf = start(deaf_source, name="deaf")
     deaf.send_config(b"d")
     assert set(signpost.read(2)) == set(b"gd")
     assert gentle.terminate(GRACE_S) == -signal.SIGTERM
     assert deaf.terminate(0.05) == -signal.SIGKILL
     assert terminate_all([gentle, deaf], grace_s=0) == {"gentle": -signal.SIGTERM, "deaf": -signal.SIGKILL}
+
+
+def test_a_child_ends_by_sigterm_whatever_its_parent_does_with_that_signal(start: Starter, signpost: Signpost) -> None:
+    held = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        child = start(ready_source(signpost.path))
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, held)
+    child.send_config(b"ready")
+    assert signpost.read(5) == b"ready"
+    assert child.terminate(grace_s=GRACE_S) == -signal.SIGTERM
 
 
 def test_interrupt_does_not_reach_a_child_at_any_moment(start: Starter, signpost: Signpost) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import resource
 import shutil
 import signal
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,15 +20,20 @@ from fake_engine import wait_until
 from llguidance import LLMatcher
 from msgspec.structs import replace
 
+from vnext.exits import FAILED
 from vnext.kernels.cpu import native
 from vnext.replay.cli.main import main as replay
 from vnext.replay.reading.info import info
 from vnext.replay.reading.source import open_log
 from vnext.runtime.client.client_sync import SyncEngineClient
 from vnext.runtime.client.output_stream import EngineDead
+from vnext.runtime.core.process import run_until
 from vnext.runtime.messages import RequestOutput, SubmitRequest
 from vnext.runtime.processes.launch import DEMO_MODEL, RunningEngine, StartFailed, find_model, start_engine
-from vnext.runtime.settings import EngineSettings
+from vnext.runtime.processes.run_dir import REFUSAL
+from vnext.runtime.processes.subprocesses import start_child
+from vnext.runtime.ring.writer import RingWriter
+from vnext.runtime.settings import CoreSettings, EngineSettings
 from vnext.state.events import pack_tokens
 from vnext.state.params import Constraint, Sampling
 
@@ -205,3 +212,24 @@ def test_a_truncated_checkpoint_is_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(StartFailed, match="model.safetensors") as failure:
         launch_engine(EngineSettings(model=str(broken), log_dir=str(tmp_path / "logs"), threads=1))
     assert "Traceback" not in str(failure.value)
+
+
+def test_a_machine_without_room_for_the_ring_is_told_in_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def no_room(*arguments: object, **keywords: object) -> None:
+        raise OSError(errno.ENOSPC, "no room for a ring of 4194304 bytes: No space left on device; enlarge /dev/shm")
+
+    monkeypatch.setattr(RingWriter, "create", no_room)
+    settings = EngineSettings(threads=1, log="off")
+    rank = start_child("rank 0", "vnext.runtime.rank.main", ["0"])
+    reader, writer = socket.socketpair()
+    core = CoreSettings(
+        engine=settings, model_path=str(DEMO_MODEL), address=f"ipc://{tmp_path}/engine", run_dir=str(tmp_path), log_dir=""
+    )
+    with reader, writer:
+        writer.send(b"!")  # nobody is there to hear of it
+        assert run_until(reader, core, [rank]) == FAILED
+    assert rank.process.poll() is not None
+    assert (tmp_path / REFUSAL).read_text() == "no room for a ring of 4194304 bytes: No space left on device; enlarge /dev/shm"
+    assert "Traceback" not in capfd.readouterr().err

@@ -9,6 +9,7 @@ audit run, so a log can be opened on any machine.
 from __future__ import annotations
 
 import argparse
+import errno
 import gc
 import sys
 from collections.abc import Sequence
@@ -19,6 +20,7 @@ from typing import NoReturn
 from vnext.options.misuse import in_our_words
 from vnext.replay.console.commands import DIFFERENT, INTERRUPTED, SAME, UNUSABLE, command, how_ended, print_ended, terminal
 from vnext.replay.reading.source import UnusableLog
+from vnext.runtime.processes.inherited import open_standard_streams
 from vnext.version import __version__
 
 MODULES = {
@@ -38,10 +40,13 @@ MODULES = {
 }
 """The module that declares each command, in the order of --help."""
 
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
 
 def process() -> int:
     """Run `main` in a dedicated process: imported objects live until exit, so the garbage collector skips them and
     nothing is torn down at the end."""
+    open_standard_streams()
     gc.freeze()
     code = main()
     gc.freeze()
@@ -61,6 +66,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         terminal(stderr=True).print("vnext-replay: interrupted")
         return INTERRUPTED
+    except OSError as error:
+        if error.errno not in NO_ROOM or error.filename is not None:
+            raise
+        print(f"vnext-replay: the output cannot be written ({error.strerror})", file=sys.stderr)
+        return UNUSABLE
     except MemoryError:
         terminal(stderr=True).print("vnext-replay: there is not enough memory for this log", soft_wrap=True)
         return UNUSABLE

@@ -89,7 +89,8 @@ def run_until(
         front.set(zmq.SNDHWM, MESSAGES_AHEAD_MAX)
         front.set(zmq.LINGER, FAREWELL_MS)
         front.bind(settings.address)
-        executor = make_executor(settings, ranks, hosts)
+        if isinstance(executor := executor_or_status(settings, ranks, hosts, front, wake), int):
+            return executor
         try:
             with interruptible():
                 again = partial(other_ranks, settings, hosts, standby) if settings.engine.executor != "inproc" else None
@@ -180,6 +181,17 @@ SAME_FOR_RANKS = (
     "packed_weights_dir",
 )  # fmt: skip
 """Fields that an engine's settings and a rank's have alike."""
+
+
+def executor_or_status(
+    settings: CoreSettings, ranks: Sequence[Child], hosts: Hosts | None, front: zmq.Socket, wake: socket.socket
+) -> Executor | int:
+    """The executor; the exit status where there is no room for its ring. Then the ranks have ended, and clients know why."""
+    try:
+        return make_executor(settings, ranks, hosts)
+    except OSError as error:
+        terminate_all(ranks, grace_s=0.0)
+        return report_failed_start(error, settings, front, wake.fileno())
 
 
 def make_executor(settings: CoreSettings, ranks: Sequence[Child], hosts: Hosts | None = None, generation: int = 0) -> Executor:
@@ -368,4 +380,6 @@ def report_death(front: zmq.Socket, wake: int, farewell: EngineDied) -> None:
 
 
 def sentence_of(error: BaseException) -> str:
+    if isinstance(error, OSError) and error.strerror and error.filename is None:
+        return error.strerror  # without its number
     return str(error) or type(error).__name__

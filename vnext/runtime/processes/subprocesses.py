@@ -22,6 +22,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from vnext.runtime.log_lines import ChildLines
+from vnext.runtime.processes.inherited import begin_process, open_standard_streams
 
 CONFIG_BYTES_MAX = 64 * 2**20
 KILLED_TIMEOUT_S = 10.0
@@ -158,6 +159,7 @@ def start_child(
 
     Ctrl-C is blocked while the child starts and stays blocked in the child: there is no moment at which it could hit the child.
     """
+    open_standard_streams()  # of a program that we are a part of: its child's pipes would become descriptors that others write to
     command = [sys.executable, "-P", "-m", module, *arguments]
     held = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
@@ -220,9 +222,10 @@ def name_process(name: str) -> None:
 
 
 def ignore_interrupts() -> None:
-    """Ignore SIGINT in this process and what it starts: the parent decides. Main thread only."""
+    """Ignore SIGINT in this process and what it starts: the parent decides, by SIGTERM, whose effect this process has whatever
+    its parent does with that signal. Main thread only."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    begin_process()
 
 
 def receive_config() -> bytes:

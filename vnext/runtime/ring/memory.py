@@ -74,7 +74,7 @@ class Segment:
             os.close(handle)
             shared_file.unlink(name, door)
             message = f"no room for a ring of {capacity_bytes} bytes: {error.strerror}"
-            remedy = f"enlarge {shared_file.folder()} (docker: --shm-size) or make the ring smaller"
+            remedy = f"enlarge {shared_file.folder()} (docker: --shm-size)"
             raise OSError(error.errno, f"{message}; {remedy}") from error
         segment = cls(name, handle, door, waits)
         segment.liveness.claim(WRITER)
