@@ -72,6 +72,10 @@ def test_a_batch_answers_each_request_of_its_file(server: EdgeServer, url: str) 
     assert (batch.status, counts.total, counts.completed, counts.failed) == ("completed", 21, 20, 1)
     assert batch.in_progress_at and batch.completed_at and batch.metadata is None
     good = results(server, batch.output_file_id)
+    usages = [answer["body"]["usage"] for answer in good.values()]
+    spent = [sum(usage[name] for usage in usages) for name in ("prompt_tokens", "completion_tokens", "total_tokens")]
+    assert [batch.usage.input_tokens, batch.usage.output_tokens, batch.usage.total_tokens] == spent and min(spent) > 0
+    assert batch.model == "toy"
     for number in range(20):
         body = good[f"r{number}"]["body"]
         text = body["choices"][0]["text"] if url == TEXT else body["choices"][0]["message"]["content"]
@@ -81,6 +85,45 @@ def test_a_batch_answers_each_request_of_its_file(server: EdgeServer, url: str) 
     assert bad["status_code"] == 400 and "temperature is -1" in bad["body"]["error"]["message"]
     sent = [each for each in server.engine.of_kind(SubmitRequest)]
     assert {each.priority for each in sent} == {PRIORITY}
+
+
+@pytest.mark.parametrize(("url", "body"), [
+    ("/v1/messages", {"messages": [{"role": "user", "content": "say:a"}], "max_tokens": 2}),
+    ("/v1/responses", {"input": "say:a", "max_output_tokens": 2}),
+])  # fmt: skip
+def test_usage_of_other_apis(server: EdgeServer, url: str, body: dict[str, Any]) -> None:
+    batch = start(server, json.dumps({"custom_id": "a", "method": "POST", "url": url, "body": body}), endpoint=url)
+    usage = ended(server, batch.id).usage
+    [prompt] = [each.prompt for each in server.engine.of_kind(SubmitRequest)]
+    assert (usage.input_tokens, usage.total_tokens - usage.output_tokens) == (len(prompt) // 4,) * 2 and usage.output_tokens == 2
+
+
+def test_a_mark_of_the_byte_order_is_no_fault(server: EdgeServer) -> None:
+    batch = ended(server, start(server, "\ufeff" + line("a", "say:1"), line("b", "say:2")).id)
+    assert (batch.status, batch.request_counts.completed) == ("completed", 2)
+
+
+def test_lists_have_pages_and_purposes(server: EdgeServer) -> None:
+    client = server.openai()
+    batches = [ended(server, start(server, line("a", f"say:{number}")).id) for number in range(3)]
+    inputs = [batch.input_file_id for batch in batches][::-1]
+    assert [file.id for file in client.files.list(purpose="batch")] == inputs
+    assert [file.id for file in client.files.list(purpose="batch_output")] == [batch.output_file_id for batch in batches][::-1]
+    assert client.files.list(purpose="assistants").data == []
+    first = client.files.list(purpose="batch", limit=2)
+    assert [file.id for file in first.data] == inputs[:2] and first.has_more
+    assert [file.id for file in client.files.list(purpose="batch", limit=2, after=inputs[1]).data] == inputs[2:]
+    assert [file.id for file in client.files.list(purpose="batch", limit=1)] == inputs, "its package asks for each page"
+    assert [file.id for file in client.files.list(purpose="batch", order="asc")] == inputs[::-1]
+    page = client.batches.list(limit=1)
+    assert [batch.id for batch in page.data] == [batches[2].id] and page.has_more
+    assert [batch.id for batch in client.batches.list(limit=1)] == [batch.id for batch in batches[::-1]]
+    for path, param in (
+        ("/v1/files?limit=0", "limit"), ("/v1/files?limit=x", "limit"), ("/v1/files?order=up", "order"), ("/v1/files?after=x", "after"),
+        ("/v1/batches?limit=101", "limit"), ("/v1/batches?after=x", "after"),
+    ):  # fmt: skip
+        status, answer, _ = server.get(path)
+        assert (status, answer["error"]["param"]) == (400, param), path
 
 
 def test_files_are_listed_read_and_deleted(server: EdgeServer) -> None:
@@ -183,7 +226,9 @@ def test_a_batch_goes_on_where_a_server_ended(tmp_path: Path, monkeypatch: pytes
     with EdgeServer(batch_dir=folder) as second:
         found = ended(second, batch.id)
         assert (found.status, found.request_counts.completed) == ("completed", 12)
-        assert {*results(second, found.output_file_id)} == {f"r{number}" for number in range(12)}
+        answers = results(second, found.output_file_id)
+        assert {*answers} == {f"r{number}" for number in range(12)}
+        assert found.usage.total_tokens == sum(each["body"]["usage"]["total_tokens"] for each in answers.values())
         assert len(second.engine.of_kind(SubmitRequest)) == 12 - len(before), "nothing is computed twice"
 
 

@@ -5,6 +5,7 @@ Owns the format and its checks. Reads a file line by line, so that a large one c
 
 from __future__ import annotations
 
+import codecs
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -69,6 +70,7 @@ def requests_of(path: Path, endpoint: str = "") -> Iterator[Request | Fault]:
     seen: set[str] = set()
     with path.open("rb") as file:
         for number, data in enumerate(file, 1):
+            data = data.removeprefix(codecs.BOM_UTF8) if number == 1 else data
             if not data.strip():
                 continue
             if len(seen) >= LINES_MAX:

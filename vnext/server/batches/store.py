@@ -22,6 +22,7 @@ import msgspec
 
 from vnext.sampling_params import InvalidRequest
 from vnext.server.batches.lines import Fault
+from vnext.server.batches.usage import Usage
 from vnext.server.context.errors import FileUnknown, StoreUnusable
 
 FILE_BYTES_MAX = 200 * 2**20
@@ -85,6 +86,8 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
     request_counts: Counts = Counts()
     metadata: dict[str, str] | None = None
     object: str = "batch"
+    model: str | None = None
+    usage: Usage | None = None
 
 
 class Store:

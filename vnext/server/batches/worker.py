@@ -15,6 +15,7 @@ import msgspec
 
 from vnext.server.batches.lines import Answer, Request, answered, body_of, faults_of, requests_of, result_line
 from vnext.server.batches.store import LIVE, Batch, Counts, Faults, Store, append, new_id, writing
+from vnext.server.batches.usage import Spent, Usage, spent_by, spent_in
 from vnext.server.context.errors import StoreUnusable
 
 PAUSE_S = 0.05
@@ -131,13 +132,14 @@ class Worker:
         good, bad = self._store.results(batch.id)
         with writing():  # a torn line is cut off
             done_good, done_bad = await asyncio.to_thread(lambda: (answered(good), answered(bad)))
+            spent = await asyncio.to_thread(spent_in, good)
         counts = Counts(total=count, completed=len(done_good), failed=len(done_bad))
-        self._store.turn(batch.id, "in_progress", request_counts=counts)
+        self._store.turn(batch.id, "in_progress", request_counts=counts, usage=spent.usage, model=spent.model)
         left = (each for each in requests_of(path) if isinstance(each, Request) and each.custom_id not in done_good | done_bad)
 
         def keep(request: Request, answer: Answer) -> None:
             append(good if answer.is_good else bad, result_line(request.custom_id, answer))
-            self._count(batch.id, answer.is_good)
+            self._count(batch.id, answer)
 
         await run_requests(_until(left, batch.expires_at), self._ask, keep, self._width, self._is_free)
         counts = self._store.batches[batch.id].request_counts
@@ -145,12 +147,17 @@ class Worker:
         self._store.turn(batch.id, "finalizing")
         self._finish(batch.id, "completed" if is_whole else "expired")
 
-    def _count(self, id_: str, is_good: bool) -> None:
+    def _count(self, id_: str, answer: Answer) -> None:
         """In memory only: a restart counts the results' lines."""
         batch = self._store.batches[id_]
-        counts = batch.request_counts
-        more = {"completed": counts.completed + 1} if is_good else {"failed": counts.failed + 1}
-        self._store.batches[id_] = msgspec.structs.replace(batch, request_counts=msgspec.structs.replace(counts, **more))
+        counts, spent = batch.request_counts, spent_by(answer.body) if answer.is_good else Spent()
+        more = {"completed": counts.completed + 1} if answer.is_good else {"failed": counts.failed + 1}
+        self._store.batches[id_] = msgspec.structs.replace(
+            batch,
+            request_counts=msgspec.structs.replace(counts, **more),
+            usage=(batch.usage or Usage()) + spent.usage,
+            model=batch.model or spent.model,
+        )
 
     def _finish(self, id_: str, status: str) -> None:
         """The results become files, and the batch has ended. Their ids are kept first: a restart in between finds them."""

@@ -10,6 +10,7 @@ from aiohttp import web
 from vnext.sampling_params import InvalidRequest
 from vnext.server.batches.service import batches_of
 from vnext.server.http.bodies import read_body
+from vnext.server.http.pages import Pages
 from vnext.server.views.files import listed
 
 ENDPOINTS = (
@@ -18,6 +19,7 @@ ENDPOINTS = (
 )  # fmt: skip
 """Those of them that this server has."""
 WINDOW = "24h"
+PAGES = Pages(usual=20, most=100)
 METADATA_COUNT_MAX, METADATA_CHARACTERS_MAX = 16, 512
 
 
@@ -55,8 +57,8 @@ async def create_batch(request: web.Request) -> web.Response:
 
 
 async def list_batches(request: web.Request) -> web.Response:
-    """GET /v1/batches."""
-    return _json(listed([*batches_of(request).store.batches.values()][::-1]))
+    """GET /v1/batches, the newest first: the page that `limit`, `after` and `order` ask for."""
+    return _json(listed([*batches_of(request).store.batches.values()][::-1], request.query, PAGES))
 
 
 async def get_batch(request: web.Request) -> web.Response:

@@ -6,6 +6,7 @@ Owns the upload: multipart, bounded in size and pace, written to disk as it come
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,11 @@ from vnext.sampling_params import InvalidRequest
 from vnext.server.batches.service import batches_of
 from vnext.server.batches.store import FILE_BYTES_MAX, private, writing
 from vnext.server.context.errors import BodyTooSlow, ContentRefused
+from vnext.server.http.pages import Pages, ordered, page_of
 from vnext.server.http.upload import PAUSE_S
 
 PURPOSES = ("batch",)
+PAGES = Pages(usual=10_000, most=10_000)
 NAME_CHARACTERS_MAX = 256
 PURPOSE_BYTES_MAX = 64
 PARTS_MAX = 16
@@ -52,8 +55,11 @@ async def create_file(request: web.Request) -> web.Response:
 
 
 async def list_files(request: web.Request) -> web.Response:
-    """GET /v1/files."""
-    return _json(listed([*batches_of(request).store.files.values()][::-1]))
+    """GET /v1/files, the newest first: of one `purpose`, the page that `limit`, `after` and `order` ask for."""
+    files = [*batches_of(request).store.files.values()][::-1]
+    if purpose := request.query.get("purpose"):
+        files = [file for file in files if file.purpose == purpose]
+    return _json(listed(files, request.query, PAGES))
 
 
 async def get_file(request: web.Request) -> web.Response:
@@ -74,10 +80,11 @@ async def delete_file(request: web.Request) -> web.Response:
     return _json({"id": id_, "object": "file", "deleted": True})
 
 
-def listed(entries: list[Any]) -> dict[str, Any]:
-    """Entries with ids as a list of OpenAI's API, all on one page."""
-    ends = {"first_id": entries[0].id, "last_id": entries[-1].id} if entries else {"first_id": None, "last_id": None}
-    return {"object": "list", "data": entries, "has_more": False} | ends
+def listed(newest_first: list[Any], query: Mapping[str, str], pages: Pages) -> dict[str, Any]:
+    """The page of entries with ids that a query asks for, as a list of OpenAI's API. Raises InvalidRequest."""
+    page, has_more = page_of(ordered(newest_first, query), lambda entry: entry.id, query, pages)
+    ends = {"first_id": page[0].id, "last_id": page[-1].id} if page else {"first_id": None, "last_id": None}
+    return {"object": "list", "data": page, "has_more": has_more} | ends
 
 
 async def _parts(request: web.Request, draft: Path) -> tuple[str, str]:

@@ -20,6 +20,7 @@ from vnext.server.context.identity import answer_id, client_of, identify
 from vnext.server.context.server_context import SERVER_CONTEXT, ServerContext
 from vnext.server.context.tool_choice import tool_choice_of
 from vnext.server.http.bodies import read_body
+from vnext.server.http.pages import Pages, ordered, page_of
 from vnext.server.http.streaming import Events, event_frame, respond
 from vnext.server.responses.bodies import Item, ResponsesBody
 from vnext.server.responses.items import Event, ItemBuilder
@@ -29,7 +30,7 @@ from vnext.text.answer import Delta
 from vnext.text.parts import Part, Words
 
 RESPONSES = web.AppKey("responses", ResponseStore)
-LISTED_MAX = 100
+PAGES = Pages(usual=20, most=100)
 _DECODER = msgspec.json.Decoder(ResponsesBody)
 
 
@@ -93,14 +94,9 @@ async def list_input_items(request: web.Request) -> web.Response:
     if (found := request.app[RESPONSES].get(id_)) is None:
         raise FileUnknown(_unknown(id_))
     items = [_shown(item, f"{id_}_{place}") for place, item in enumerate(found.input)]
-    items = items if request.query.get("order") == "asc" else items[::-1]
-    after, limit = request.query.get("after"), request.query.get("limit", "20")
-    if not limit.isdecimal() or not 1 <= int(limit[:9]) <= LISTED_MAX:
-        raise InvalidRequest(f"limit is {limit[:60]!r}: it must lie between 1 and {LISTED_MAX}.", "limit")
-    place = next((at + 1 for at, item in enumerate(items) if item["id"] == after), 0)
-    page = items[place : place + int(limit)]
+    page, has_more = page_of(ordered(items[::-1], request.query), lambda item: item["id"], request.query, PAGES)
     ids = [item["id"] for item in page] or [None]
-    shown = {"object": "list", "data": page, "first_id": ids[0], "last_id": ids[-1], "has_more": place + len(page) < len(items)}
+    shown = {"object": "list", "data": page, "first_id": ids[0], "last_id": ids[-1], "has_more": has_more}
     return web.json_response(body=msgspec.json.encode(shown))
 
 
