@@ -25,7 +25,7 @@ from vnext.runtime.processes.replicas import RunningEngines
 from vnext.runtime.processes.state_dir import state_dir
 from vnext.runtime.settings import EngineSettings, SettingsError
 from vnext.server.console import write_line
-from vnext.text.files import CheckpointUnreadable, chat_template
+from vnext.text.files import CheckpointUnreadable, chat_templates
 from vnext.tokenizer_files import tokenizer_json
 
 WISH, ANSWER = "restart.wish", "restart.answer"
@@ -199,7 +199,7 @@ def refusal(before: EngineSettings, after: EngineSettings, old: Path, new: Path)
         if getattr(before, name) != getattr(after, name):
             return f"{name} cannot change while clients are served: stop the server and start it again"
     try:
-        if chat_template(old) != chat_template(new):
+        if chat_templates(old) != chat_templates(new):
             return f"the model in {new} has another chat template: stop the server and start it again"
         if tokenizer_json(old) != tokenizer_json(new):
             return f"the model in {new} has another tokenizer: stop the server and start it again"

@@ -64,11 +64,14 @@ class TaskMaker:
             raise InvalidRequest("This model has no chat template: use generate() with a text of your own.", "messages")
         from vnext.text.template import ChatTemplate
 
-        return ChatTemplate(source, self.tokenizer.special_tokens)
+        return ChatTemplate(source, self.tokenizer.special_tokens, tool_source=self.tokenizer.tool_template)
 
     def render(self, messages: Sequence[Message], variables: Mapping[str, Any]) -> list[int]:
         """The tokens of a conversation. The template sees the `variables`."""
-        return self.tokenizer.encode(self.template.render(messages, variables), add_special_tokens=False)
+        tools = variables.get("tools")
+        template = self.template.for_tools(tools)
+        messages = template.with_words(messages, tools)
+        return self.tokenizer.encode(template.render(messages, variables), add_special_tokens=False)
 
     def tasks(self, prompts: Sequence[Prompt], params: ParamsChoice, lora: AdapterChoice = None) -> list[Task]:
         """One for each prompt. Raises InvalidRequest."""

@@ -14,6 +14,7 @@ from huggingface_hub.errors import (
     LocalEntryNotFoundError,
     RepositoryNotFoundError,
 )
+from huggingface_hub.utils import filter_repo_objects
 
 from vnext.models.errors import ModelError
 from vnext.models.loading import hub
@@ -48,6 +49,15 @@ def test_a_hub_id_is_downloaded_with_what_is_needed(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot)
     assert hub.resolve("owner/name") == tmp_path
     assert asked[0][0] == "owner/name" and "*.safetensors" in asked[0][1]
+
+
+def test_of_all_folders_only_that_of_the_templates_is_wanted() -> None:
+    inside = "additional_chat_templates"
+    here = ["config.json", "model.safetensors", "chat_template.jinja", f"{inside}/tool_use.jinja"]
+    others = ["onnx/model.safetensors", "1_Pooling/config.json", "additional/x.json", f"{inside}2/x.json", f"{inside}/a/x.json"]
+    names = [*here, *others, "consolidated.safetensors"]
+    found = filter_repo_objects(names, allow_patterns=list(hub.WANTED_FILES), ignore_patterns=list(hub.UNWANTED_FILES))
+    assert list(found) == here
 
 
 @pytest.mark.parametrize(

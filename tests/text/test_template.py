@@ -109,3 +109,26 @@ def test_the_look_at_the_clock_changes_no_text() -> None:
         "{% call f(1) %}2{% endcall %}{% for a in [1, [2, [3]]] recursive %}{{ loop(a) if a is iterable else a }}{% endfor %}"
     )
     assert render(source) == "1/1Trueempty<1>2123"
+
+
+TOOLS = [{"type": "function", "function": {"name": "find", "parameters": {}}}]
+PLAIN = "{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}"
+WITH_TOOLS = "{% for t in tools %}[{{ t.function.name }}]{% endfor %}{{ messages[0].content }}<tool_call>"
+
+
+def test_requests_with_tools_have_a_template_of_their_own() -> None:
+    template = ChatTemplate(PLAIN, {}, ["<tool_call>"], tool_source=WITH_TOOLS)
+    assert template.for_tools(None) is template.for_tools([]) is template
+    shown = template.for_tools(TOOLS)
+    assert shown.shows_tools and shown.render(shown.with_words(MESSAGES, TOOLS), {"tools": TOOLS}).startswith("[find]")
+    assert template.dialect is shown.dialect, "what reads the answers of all"
+
+
+def test_a_template_without_tools_has_them_in_words() -> None:
+    """Calls of a history are objects, as programs have them, or texts, as the API does."""
+    template = ChatTemplate(PLAIN, {})
+    calls = [{"function": {"name": "find", "arguments": given}} for given in ({"a": 1}, '{"a": 1}')]
+    messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "tool_calls": calls}, {"role": "tool", "content": "x"}]
+    text = template.render(template.for_tools(TOOLS).with_words(messages, TOOLS), {"tools": TOOLS})
+    assert '{"name": "find", "parameters": {}}' in text and text.count('{"name": "find", "arguments": {"a": 1}}') == 2
+    assert "<tool_response>\nx\n</tool_response>" in text

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from toy_tokenizers import byte_level_backend, stories
 
-from vnext.text.files import CheckpointUnreadable
+from vnext.text.files import CheckpointUnreadable, chat_templates
 from vnext.text.tokenizer import Tokenizer
 
 
@@ -47,6 +47,28 @@ def test_where_the_template_comes_from(tmp_path: Path) -> None:
     assert Tokenizer.load(folder_with(tmp_path, {"chat_template": "c"})).chat_template == "c"
     assert Tokenizer.load(folder_with(tmp_path, {"chat_template": named})).chat_template == "d"
     assert Tokenizer.load(folder_with(tmp_path, {"chat_template": "c"}, "file")).chat_template == "file"
+
+
+def test_templates_beside_each_other(tmp_path: Path) -> None:
+    named = [{"name": "tool_use", "template": "t"}, {"name": "default", "template": "d"}]
+    folder = folder_with(tmp_path, {"chat_template": named})
+    assert Tokenizer.load(folder).tool_template == "t" and chat_templates(folder) == {"tool_use": "t", "default": "d"}
+    (folder / "additional_chat_templates").mkdir()
+    (folder / "additional_chat_templates" / "tool_use.jinja").write_text("file")
+    (folder / "additional_chat_templates" / "rag.jinja").write_text("r")
+    assert chat_templates(folder) == {"tool_use": "file", "default": "d", "rag": "r"}
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": {"tool_use": "o"}}))
+    assert chat_templates(folder) == {"tool_use": "file", "rag": "r"} and Tokenizer.load(folder).chat_template is None
+    (folder / "additional_chat_templates" / "rag.jinja").write_bytes("é".encode("latin-1"))
+    with pytest.raises(CheckpointUnreadable, match="rag.jinja cannot be read as UTF-8"):
+        Tokenizer.load(folder)
+
+
+def test_a_processor_s_template_is_the_last(tmp_path: Path) -> None:
+    folder = folder_with(tmp_path, {})
+    (folder / "chat_template.json").write_text(json.dumps({"chat_template": "p"}))
+    assert Tokenizer.load(folder).chat_template == "p"
+    assert Tokenizer.load(folder_with(tmp_path, {"chat_template": "c"})).chat_template == "c"
 
 
 def test_broken_folders(tmp_path: Path) -> None:

@@ -5,12 +5,16 @@ Owns their reading and the one error for all text files of a folder. Imports no 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from vnext.tokenizer_files import tokenizer_settings
 
+TEMPLATE_FILE, TEMPLATES_FOLDER, PROCESSOR_FILE = "chat_template.jinja", "additional_chat_templates", "chat_template.json"
+DEFAULT, WITH_TOOLS = "default", "tool_use"
+"""Names of templates that mean something to all: the usual one, and the one for requests with tools."""
 
 class CheckpointUnreadable(Exception):
     """A file of the checkpoint folder is missing or broken: one sentence with its name and the remedy."""
@@ -24,17 +28,46 @@ def tokenizer_config(folder: Path) -> dict[str, Any]:
         raise CheckpointUnreadable(str(error)) from error
 
 
-def chat_template(folder: Path, config: dict[str, Any] | None = None) -> str | None:
-    """The template's source. A separate file takes precedence; of several named templates, it takes "default".
+def chat_template(folder: Path) -> str | None:
+    """The source of the template that is used without tools. Raises CheckpointUnreadable."""
+    return chat_templates(folder).get(DEFAULT)
+
+
+def chat_templates(folder: Path, config: dict[str, Any] | None = None) -> dict[str, str]:
+    """The sources of a folder's templates by their names. Files of their own take precedence over tokenizer_config.json, and a
+    processor's chat_template.json is the last.
 
     `config` is the folder's tokenizer_config, if already read. Raises CheckpointUnreadable.
     """
-    path = folder / "chat_template.jinja"
-    if path.is_file():
+    source = (tokenizer_config(folder) if config is None else config).get("chat_template") or _of_processor(folder)
+    files = sorted((folder / TEMPLATES_FOLDER).glob("*.jinja")) if (folder / TEMPLATES_FOLDER).is_dir() else []
+    found = _named(source) | {file.stem: _text(file) for file in files}
+    return found | ({DEFAULT: _text(folder / TEMPLATE_FILE)} if (folder / TEMPLATE_FILE).is_file() else {})
+
+
+def _named(source: Any) -> dict[str, str]:
+    """Templates as tokenizer_config.json has them: one, a list with names, or an object."""
+    if isinstance(source, str):
+        return {DEFAULT: source}
+    if isinstance(source, list):
+        pairs = ((each.get("name"), each.get("template")) for each in source if isinstance(each, dict))
+    else:
+        pairs = source.items() if isinstance(source, dict) else ()
+    return {name: template for name, template in pairs if isinstance(name, str) and isinstance(template, str)}
+
+
+def _of_processor(folder: Path) -> Any:
+    path = folder / PROCESSOR_FILE
+    if not path.is_file():
+        return None
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=dict[str, Any]).get("chat_template")
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise CheckpointUnreadable(f"{path} is no JSON object: {error}.") from error
+
+
+def _text(path: Path) -> str:
+    try:
         return path.read_text(encoding="utf-8")
-    source = (tokenizer_config(folder) if config is None else config).get("chat_template")
-    return _default_of(source) if isinstance(source, list) else source
-
-
-def _default_of(named: Iterable[dict[str, str]]) -> str | None:
-    return next((entry["template"] for entry in named if entry.get("name") == "default"), None)
+    except (OSError, UnicodeDecodeError) as error:
+        raise CheckpointUnreadable(f"{path} cannot be read as UTF-8: {error}.") from error

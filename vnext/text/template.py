@@ -62,11 +62,12 @@ class ChatTemplate:
     reasoning, None where it knows none; `developer_role`: its role for the messages of OpenAI's role of that name;
     `reasoning_name`: the member of a message from which it takes an earlier answer's reasoning, None where it takes none.
 
-    `tool_parser` and `reasoning_parser`, vLLM's names, replace what is found of dialect and marks."""
+    `tool_parser` and `reasoning_parser`, vLLM's names, replace what is found of dialect and marks. `tool_source`: another template
+    for requests with tools, whose dialect is that of all; "" for none."""
 
     def __init__(
         self, source: str, special_tokens: Mapping[str, str], added_tokens: Collection[str] = (), tool_parser: str = "",
-        reasoning_parser: str = "",
+        reasoning_parser: str = "", tool_source: str = "",
     ) -> None:  # fmt: skip
         """Raises TemplateUnreadable, ValueError for a parser that is not known."""
         try:
@@ -81,6 +82,18 @@ class ChatTemplate:
         self.developer_role = "developer" if "developer" in source else "system"
         self.reasoning_name = next((name for name in REASONING_NAMES if re.search(rf"\b{name}\b", source)), None)
         self._turns = self._tried_turns()
+        self._with_tools = self
+        if tool_source:
+            self._with_tools = ChatTemplate(tool_source, special_tokens, added_tokens, tool_parser, reasoning_parser)
+            self.dialect = self._with_tools.dialect
+
+    def with_words(self, messages: Sequence[Mapping[str, Any]], tools: Any) -> list[dict[str, Any]]:
+        """The messages, in which tools and calls are words where the template knows none."""
+        return list(messages) if self.shows_tools else generic.with_tools(messages, tools, self.knows_system)
+
+    def for_tools(self, tools: Any) -> ChatTemplate:
+        """The template of a request with these tools, or with none."""
+        return self._with_tools if tools else self
 
     def _tried(self, marks: Marks | None) -> Marks | None:
         """The marks with what the template does when reasoning is switched off."""

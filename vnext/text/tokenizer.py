@@ -23,7 +23,7 @@ from vnext.text.detokenizer import (
     PieceTokens,
     WholeDetokenizer,
 )
-from vnext.text.files import CheckpointUnreadable, chat_template, tokenizer_config
+from vnext.text.files import DEFAULT, WITH_TOOLS, CheckpointUnreadable, chat_templates, tokenizer_config
 from vnext.text.length_bound import characters_per_token
 from vnext.tokenizer_files import named_tokens, tokenizer_json
 
@@ -66,8 +66,9 @@ class Tokenizer:
     """Text <-> token ids. Immutable after loading and safe to use from several threads: all fill the tables with equal values."""
 
     def __init__(
-        self, backend: tokenizers.Tokenizer, config: dict[str, Any] | None = None, chat_template: str | None = None
-    ) -> None:
+        self, backend: tokenizers.Tokenizer, config: dict[str, Any] | None = None, chat_template: str | None = None,
+        tool_template: str = "",
+    ) -> None:  # fmt: skip
         backend.no_truncation()  # a tokenizer.json may contain the truncation of its training; a server must not truncate
         backend.no_padding()
         self._backend = backend
@@ -79,7 +80,7 @@ class Tokenizer:
         self._tokens = {skip: self._token_table(skip) for skip in (False, True)}
         self.vocab_size = backend.get_vocab_size(with_added_tokens=True)
         self.special_tokens = named_tokens(config or {})
-        self.chat_template = chat_template
+        self.chat_template, self.tool_template = chat_template, tool_template
 
     @classmethod
     def load(cls, model_path: str | Path) -> Tokenizer:
@@ -95,7 +96,8 @@ class Tokenizer:
             backend = tokenizers.Tokenizer.from_buffer(tokenizer_json(folder))
         except Exception as error:  # the library raises bare Exceptions for broken files
             raise CheckpointUnreadable(f"{path} cannot be read as a tokenizer: {error}.") from error
-        return cls(backend, settings, chat_template(folder, settings))
+        templates = chat_templates(folder, settings)
+        return cls(backend, settings, templates.get(DEFAULT), templates.get(WITH_TOOLS, ""))
 
     @cached_property
     def characters_per_token(self) -> int:

@@ -10,7 +10,15 @@ from pathlib import Path
 from vnext.models.errors import ModelError
 
 WANTED_FILES = ("*.safetensors", "*.json", "tokenizer*", "*.model", "*.jinja")
-UNWANTED_FILES = ("*/*", "consolidated*")
+TEMPLATES_FOLDER = "additional_chat_templates"
+UNWANTED_FILES = (
+    "consolidated*",
+    *(f"{TEMPLATES_FOLDER[:place]}[!{letter}]*/*" for place, letter in enumerate(TEMPLATES_FOLDER)),
+    *(f"{TEMPLATES_FOLDER[:place]}/*" for place in range(1, len(TEMPLATES_FOLDER))),
+    f"{TEMPLATES_FOLDER}?*/*",
+    f"{TEMPLATES_FOLDER}/*/*",
+)
+"""All other folders: what is unwanted cannot be said with an exception, so it is said letter by letter."""
 
 
 def resolve(model: str, revision: str = "") -> Path:

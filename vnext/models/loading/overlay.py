@@ -20,9 +20,10 @@ from vnext.models.config.json_keys import read_json, read_optional_json
 from vnext.models.errors import ModelError
 
 GENERATION_NAME = "generation_config.json"
+TEMPLATES_FOLDER = "additional_chat_templates"
 TOKENIZER_NAMES = (
     "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json", "added_tokens.json",
-    "chat_template.jinja", "vocab.json", "merges.txt",
+    "chat_template.jinja", "chat_template.json", TEMPLATES_FOLDER, "vocab.json", "merges.txt",
 )  # fmt: skip
 ROPE_KEYS = ("rope_theta", "rope_scaling", "rope_local_base_freq", "rope_parameters")
 
@@ -44,7 +45,8 @@ def overlay(folder: Path, overrides: Overrides, parent: Path) -> Path:
         return folder
     folder = folder.resolve()
     texts = _texts(folder, overrides)
-    links = {path.name: path.resolve() for path in folder.iterdir() if path.is_file() and path.name not in texts}
+    shown = (path for path in folder.iterdir() if (path.is_file() or path.name == TEMPLATES_FOLDER) and path.name not in texts)
+    links = {path.name: path.resolve() for path in shown}
     if overrides.tokenizer is not None:
         theirs = {path.name: path.resolve() for path in overrides.tokenizer.iterdir() if path.name in TOKENIZER_NAMES}
         links = {name: path for name, path in links.items() if name not in TOKENIZER_NAMES} | theirs

@@ -13,7 +13,6 @@ import msgspec
 
 from vnext.sampling_params import InvalidRequest
 from vnext.server.context.openai_types import ChatBody, ChatMessage, ToolCall
-from vnext.text.dialects.generic import with_tools
 from vnext.text.template import ChatTemplate, JsonObject
 
 _ROLES = ("system", "developer", "user", "assistant", "tool")
@@ -21,10 +20,8 @@ _ROLES = ("system", "developer", "user", "assistant", "tool")
 
 def prompt_text(template: ChatTemplate, body: ChatBody, tools: list[dict[str, Any]] | None, limit_s: float) -> str:
     """The conversation as the template renders it. Raises InvalidRequest, TemplateSlow."""
-    messages = shown_messages(body, template)
-    if not template.shows_tools:
-        messages = with_tools(messages, tools, template.knows_system)
-    messages = template.arranged(messages)
+    template = template.for_tools(tools)
+    messages = template.arranged(template.with_words(shown_messages(body, template), tools))
     variables = {"tools": tools} | _thinking(body) | (body.chat_template_kwargs or {})
     text = template.render(messages, variables, begins_answer(body), limit_s)
     return up_to_the_last_words(text, messages) if body.continue_final_message else text

@@ -191,11 +191,12 @@ SERVER_CONTEXT = web.AppKey("edge", ServerContext)
 
 def template_of(tokenizer: Tokenizer, settings: ServerSettings) -> ChatTemplate | None:
     """The user's chat template, else the checkpoint's, if it has one. Raises TemplateUnreadable, also for an unknown parser."""
-    source = read_template(settings.chat_template_path) if settings.chat_template_path else tokenizer.chat_template
+    own, theirs = settings.chat_template_path, (tokenizer.chat_template, tokenizer.tool_template)
+    source, tool_source = (read_template(own), "") if own else theirs
     if source is None:
         return None
     parsers = settings.tool_call_parser, settings.reasoning_parser
     try:
-        return ChatTemplate(source, tokenizer.special_tokens, tokenizer.added_tokens, *parsers)
+        return ChatTemplate(source, tokenizer.special_tokens, tokenizer.added_tokens, *parsers, tool_source)
     except ValueError as error:
         raise TemplateUnreadable(str(error)) from error

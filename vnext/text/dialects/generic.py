@@ -29,7 +29,7 @@ def with_tools(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] |
     found = [_in_words(message) for message in messages]
     if not tools:
         return found
-    shown = _SHOWN.format(tools="\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in tools))
+    shown = _SHOWN.format(tools="\n".join(json.dumps(tool.get("function", tool), ensure_ascii=False) for tool in tools))
     first = found[0] if found else {}
     if first.get("role") == ("system" if knows_system else "user"):
         words = (first["content"], shown) if knows_system else (shown, first["content"])
@@ -38,15 +38,17 @@ def with_tools(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] |
 
 
 def _in_words(message: Message) -> Message:
-    if message["role"] == "tool":
-        return {"role": "user", "content": f"<tool_response>\n{message['content']}\n</tool_response>"}
+    if message.get("role") == "tool":
+        return {"role": "user", "content": f"<tool_response>\n{message.get('content') or ''}\n</tool_response>"}
     if not message.get("tool_calls"):
         return message
     calls = [f"<tool_call>\n{_call(call['function'])}\n</tool_call>" for call in message["tool_calls"]]
-    words = [message["content"]] if message["content"] else []
+    words = [message["content"]] if message.get("content") else []
     return {name: value for name, value in message.items() if name != "tool_calls"} | {"content": "\n".join(words + calls)}
 
 
 def _call(function: Mapping[str, Any]) -> str:
-    """As the model wrote it: with the arguments' own text."""
-    return f'{{"name": {json.dumps(function["name"])}, "arguments": {function["arguments"].text}}}'
+    """As the model wrote it: with the arguments' own text, where it is known."""
+    given = function["arguments"]
+    text = given if isinstance(given, str) else getattr(given, "text", "") or json.dumps(given, ensure_ascii=False)
+    return f'{{"name": {json.dumps(function["name"])}, "arguments": {text}}}'
