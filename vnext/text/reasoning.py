@@ -28,8 +28,8 @@ class Parser(Protocol):
     def push(self, text: str) -> list[Part]:
         """Take in a text; returns the parts that are certain by now."""
 
-    def finish(self) -> list[Part]:
-        """The rest: the text has ended."""
+    def finish(self, cut: bool = False) -> list[Part]:
+        """The rest: the text has ended. `cut`: before the model ended it."""
 
 
 class Marks(msgspec.Struct, frozen=True):
@@ -107,9 +107,9 @@ class ReasoningParser:
         self._held, self._waiting = self._held + self._waiting, ""
         return self._step(False)
 
-    def finish(self) -> list[Part]:
+    def finish(self, cut: bool = False) -> list[Part]:
         self._held += self._waiting
-        return self._step(True) + (self._rest.finish() if self._rest else [])
+        return self._step(True) + (self._rest.finish(cut) if self._rest else [])
 
     def _begin(self, ended: bool) -> list[Part]:
         """At the answer's first characters, which may be the opening mark."""

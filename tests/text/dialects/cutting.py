@@ -10,12 +10,12 @@ from vnext.text.dialects.dialect import Dialect, Tools
 from vnext.text.parts import CallArguments, CallBegun, CallEnded, Part, Reasoning, Words
 
 
-def parts_of(dialect: Dialect, pieces: Sequence[str], tools: Tools) -> list[Part]:
+def parts_of(dialect: Dialect, pieces: Sequence[str], tools: Tools, *, holds: bool = False, cut: bool = False) -> list[Part]:
     """The parts of a text in these pieces."""
-    parser, found = dialect.parser(tools), []
+    parser, found = dialect.parser(tools, holds), []
     for piece in pieces:
         found += parser.push(piece)
-    return joined(found + parser.finish())
+    return joined(found + parser.finish(cut))
 
 
 def cuttings(text: str, count: int = 200) -> Iterator[list[str]]:

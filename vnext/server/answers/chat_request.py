@@ -114,7 +114,7 @@ class ChatRequest:
         """For one answer, once `start` has made the prompt."""
         context, dialect = self._context, self._context.dialect
         is_read = dialect is not None and (dialect.is_whole or self.tools is not None)
-        parser: Parser | None = dialect.parser(self.tools or []) if is_read else None
+        parser: Parser | None = dialect.parser(self.tools or [], holds=not self._body.stream) if is_read else None
         if context.marks:
             parser = ReasoningParser(context.marks, self._begun, parser)
         shows_reasoning = self._body.include_reasoning is not False
@@ -131,8 +131,8 @@ class ChatRequest:
         return usage | {"completion_tokens_details": usage.get("completion_tokens_details", {}) | {"reasoning_tokens": count}}
 
     def finish_reason(self, parts: AnswerParts, finish: str) -> str:
-        """OpenAI's reason for the end of an answer: "tool_calls" where a complete answer has calls that it chose itself."""
-        return "tool_calls" if finish == "stop" and parts.call_count and self._choice.force != "named" else finish
+        """OpenAI's reason for the end of an answer: "tool_calls" where it is complete, as are its calls, which it chose itself."""
+        return "tool_calls" if finish == "stop" and parts.has_called and self._choice.force != "named" else finish
 
     def _asked_calls(self) -> Asked:
         """The calls of a forced answer, as the model's dialect writes them."""

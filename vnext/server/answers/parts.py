@@ -12,16 +12,17 @@ from collections.abc import Sequence
 import msgspec
 
 from vnext.text.answer import Delta
-from vnext.text.parts import CallArguments, CallBegun, Part, Reasoning, Words
+from vnext.text.parts import CallArguments, CallBegun, CallEnded, Part, Reasoning, Words
 from vnext.text.reasoning import Parser, ReasoningParser
 
 ID_CHARACTERS = 9  # Mistral's templates require nine; others accept any number
 
 
 class AnswerParts:
-    """One answer. `one_call` passes on the first call only; without `shows_reasoning` reasoning is left out.
+    """One answer. `one_call` passes on the first call only; without `shows_reasoning` reasoning is left out. `only_calls`: the
+    answer is forced to be calls, so that words at its end are the beginning of one that was cut, and are left out.
 
-    `call_count` counts the calls so far, `reasoning_tokens` the tokens between the marks around reasoning.
+    `reasoning_tokens` are the tokens between the marks around reasoning.
     """
 
     def __init__(
@@ -29,15 +30,21 @@ class AnswerParts:
         parser: Parser | None,
         *,
         one_call: bool = False,
+        only_calls: bool = False,
         shows_reasoning: bool = True,
         marks: tuple[Sequence[int], Sequence[int]] | None = None,
     ) -> None:
         """`marks` are the tokens of the marks around reasoning, where the model reasons."""
         self._parser = parser
         self._thought = None if marks is None else ThoughtCount(*map(list, marks))
-        self._one_call = one_call
+        self._one_call, self._only_calls = one_call, only_calls
         self._shows_reasoning = shows_reasoning
-        self.call_count = 0
+        self._begun_count = self._ended_count = 0
+
+    @property
+    def has_called(self) -> bool:
+        """Whether the answer has calls so far, and none that broke off."""
+        return 0 < self._begun_count == self._ended_count
 
     @property
     def is_plain(self) -> bool:
@@ -55,7 +62,8 @@ class AnswerParts:
             return [Words(delta.text)] if delta.text else []
         parts = self._parser.push(delta.text) if delta.text else []
         if delta.finish:
-            parts = parts + self._parser.finish()
+            rest = self._parser.finish(delta.finish == "length")
+            parts = parts + [part for part in rest if not (self._only_calls and isinstance(part, Words))]
         if self._thought:
             is_over = isinstance(self._parser, ReasoningParser) and self._parser.is_over
             self._thought.push(delta.token_ids, any(isinstance(part, Reasoning) for part in parts), is_over)
@@ -68,9 +76,10 @@ class AnswerParts:
             return part if self._shows_reasoning else None
         if self._one_call and part.index > 0:
             return None
+        self._ended_count += isinstance(part, CallEnded)
         if not isinstance(part, CallBegun):
             return part
-        self.call_count += 1
+        self._begun_count += 1
         return part if part.id else msgspec.structs.replace(part, id=uuid.uuid4().hex[:ID_CHARACTERS])
 
 

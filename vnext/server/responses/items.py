@@ -70,10 +70,14 @@ class ItemBuilder:
 
     def complete(self, status: str) -> list[Event]:
         """The events after the last part. An answer without parts is an empty message."""
-        return (self._begin("message") if not self.items else []) + self.close(status)
+        return (self._begin("message") if not self.items else []) + self._break_off(status)
+
+    def _break_off(self, status: str) -> list[Event]:
+        """As `close`; a call that is still open has broken off."""
+        return self.close(status if self._is_open and self.items[-1]["type"] in _PARTS else "incomplete")
 
     def _text(self, kind: str, text: str) -> list[Event]:
-        events = [] if self._is_open and self.items[-1]["type"] == kind else self.close("completed") + self._begin(kind)
+        events = [] if self._is_open and self.items[-1]["type"] == kind else self._break_off("completed") + self._begin(kind)
         self._pieces.append(text)
         logprobs, self.logprobs = self.logprobs, []
         self._of_message += logprobs
@@ -88,7 +92,7 @@ class ItemBuilder:
         ]
 
     def _begin_call(self, part: CallBegun) -> list[Event]:
-        events, tool = self.close("completed"), self._tools.get(part.name) or Named(part.name, None, False)
+        events, tool = self._break_off("completed"), self._tools.get(part.name) or Named(part.name, None, False)
         kind, given = ("custom_tool_call", "input") if tool.is_custom else ("function_call", "arguments")
         within = {"namespace": tool.namespace} if tool.namespace else {}
         return [*events, self._add(kind, {"call_id": part.id, "name": tool.name, given: ""} | within)]

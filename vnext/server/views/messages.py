@@ -94,7 +94,7 @@ class _MessageAnswer:
         if finish == "length":  # `start` may have shrunk what was asked for
             is_all = usage["output_tokens"] >= self._max_tokens
             reason = "max_tokens" if is_all else "model_context_window_exceeded"
-        elif self.parts.call_count:
+        elif self.parts.has_called:
             reason = "tool_use"
         else:
             reason = "end_turn" if sequence is None else "stop_sequence"

@@ -5,8 +5,9 @@
     parts = parser.push(text) + parser.finish()
     dialect.call_grammar(tools, parallel, special)                             Lark, for forced calls
 
-Space between words and a call is not part of the words. A call's arguments stream as the model writes them. A call that breaks
-off has no CallEnded, and what follows the break is words; otherwise no text is lost.
+Space between words and a call is not part of the words. A call's arguments stream as the model writes them, and those of a call
+that has a CallEnded are valid JSON. A call that breaks off has none, and what follows the break is words; where the parser `holds`
+calls back, the call itself is. A text that ends within a call loses the rest of it, as an answer that was cut does.
 """
 
 from __future__ import annotations
@@ -43,9 +44,9 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
         """Whether special tokens must stay in the text, because they may be marks."""
         return self.is_whole or (tools is not None and bool(self.opens))
 
-    def parser(self, tools: Tools) -> DialectParser:
-        """A parser of one answer by a model that is offered `tools`."""
-        return DialectParser(self, tools)
+    def parser(self, tools: Tools, holds: bool = False) -> DialectParser:
+        """A parser of one answer by a model that is offered `tools`. `holds`: calls come when they are complete."""
+        return DialectParser(self, tools, holds)
 
     def call_grammar(self, tools: Tools, parallel: bool, special: Mapping[str, int] | None = None) -> str:
         """Lark, as llguidance reads it, for an answer that calls one of the tools; `parallel`: or several.
@@ -65,8 +66,8 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
 class DialectParser:
     """A parser of one answer."""
 
-    def __init__(self, dialect: Dialect, tools: Tools) -> None:
-        self._reader = Reader()
+    def __init__(self, dialect: Dialect, tools: Tools, holds: bool = False) -> None:
+        self._reader = Reader(holds)
         read = _whole if dialect.is_whole else _marked if dialect.opens else _bare
         self._reading = read(self._reader, dialect, tools)
         self._is_done = False
@@ -75,8 +76,9 @@ class DialectParser:
         """Take in a text; returns the parts that are certain by now."""
         return self._look(text, False)
 
-    def finish(self) -> list[Part]:
-        """The rest: the text has ended."""
+    def finish(self, cut: bool = False) -> list[Part]:
+        """The rest: the text has ended. `cut`: before the model ended it."""
+        self._reader.is_cut = cut
         return self._look("", True)
 
     def _look(self, text: str, ended: bool) -> list[Part]:
@@ -95,11 +97,12 @@ def _marked(reader: Reader, dialect: Dialect, tools: Tools) -> Reading[None]:
         try:
             yield from dialect.read(reader, opened, tools)
         except NoCall:
-            reader.words()
+            reader.break_off()
             continue
         reader.drop()
         yield from reader.skip()
         reader.drop()
+        yield from reader.skip_cut(dialect.opens)
 
 
 def _bare(reader: Reader, dialect: Dialect, tools: Tools) -> Reading[None]:
@@ -109,7 +112,7 @@ def _bare(reader: Reader, dialect: Dialect, tools: Tools) -> Reading[None]:
         yield from reader.skip()
         reader.drop()
     except NoCall:
-        reader.words()
+        reader.break_off()
     yield from reader.words_until(())
 
 

@@ -32,7 +32,7 @@ def _read(reader: Reader, opened: str, tools: Tools) -> Reading[None]:
         try:
             mark = yield from _message(reader, mark)
         except NoCall:
-            reader.words()
+            reader.break_off()
             mark = None
         if mark is None:
             mark = yield from reader.words_until(_STARTS)
@@ -47,7 +47,7 @@ def _message(reader: Reader, mark: str) -> Reading[str | None]:
     if recipient := found["by_role"] or found["by_channel"]:
         yield from named_call(reader, recipient.removeprefix("functions."))
         yield from reader.skip()
-        yield from reader.take(*_ENDS)
+        yield from reader.close(*_ENDS)
         reader.drop()
         return None
     reader.drop()

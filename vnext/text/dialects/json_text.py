@@ -1,30 +1,28 @@
 """JSON as a model writes it: one value read piece by piece, and calls that are JSON objects.
 
-A value's text is passed on while it is read, so a call's arguments stream. Line breaks and other control characters inside a
-string, which JSON forbids and models write, are passed on escaped. Depth costs no stack.
+A value's text is passed on while it is read, so a call's arguments stream. What models write and JSON forbids is passed on as
+JSON where its meaning is clear: control characters and other escapes inside a string, Python's strings, constants and numbers, a
+comma after the last element. Depth costs no stack.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
 
 import msgspec
 
-from vnext.text.dialects.reader import NoCall, Reader, Reading
+from vnext.text.dialects.literals import scalar, text_until
+from vnext.text.dialects.reader import NoCall, Reader, Reading, Take, whole
 
 _SPACE = re.compile(r"[ \t\r\n]*")
 _STRING = re.compile(r'[^"\\]*')
-_SCALAR = re.compile(r"[-+.0-9A-Za-z]*")
-_WHOLE_SCALAR = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?|true|false|null")
-_SCALAR_SIZE_MAX = 4_096
 _ESCAPE = re.compile(r'\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})')
+_BEGUN_ESCAPE = re.compile(r"\\(?:u[0-9a-fA-F]{0,3})?")
 _CONTROLS = {place: json.dumps(chr(place))[1:-1] for place in range(32)}
 _SEPARATORS = re.compile(r"[\s;]*")
+_STRAY = re.compile(r"[\s}\]]*")
 _CLOSES = {"{": "}", "[": "]"}
-
-Take = Callable[[str], None]
 
 
 def value(reader: Reader, take: Take) -> Reading[None]:
@@ -34,15 +32,26 @@ def value(reader: Reader, take: Take) -> Reading[None]:
         done = yield from _begin_value(reader, take, open_)
         while done and open_:
             yield from _space(reader, take)
-            mark = yield from _one_of(reader, take, "," + _CLOSES[open_[-1]])
-            if mark == ",":
-                yield from _space(reader, take)
+            if (yield from _comma(reader, take, _CLOSES[open_[-1]])):
                 if open_[-1] == "{":
                     yield from _key(reader, take)
                 break
+            yield from _one_of(reader, take, _CLOSES[open_[-1]])
             open_.pop()
         if not open_:
             return
+
+
+def _comma(reader: Reader, take: Take, close: str) -> Reading[bool]:
+    """A comma, with the space after it. Returns whether an element follows it; the comma is dropped where none does."""
+    if not (yield from reader.next_is(",")):
+        return False
+    offset = reader.place - reader.begin
+    reader.place += 1
+    yield from reader.skip(_SPACE)
+    is_last = yield from reader.next_is(close)
+    take(reader.text[reader.begin + offset + is_last : reader.place])
+    return not is_last
 
 
 def _begin_value(reader: Reader, take: Take, open_: list[str]) -> Reading[bool]:
@@ -50,7 +59,7 @@ def _begin_value(reader: Reader, take: Take, open_: list[str]) -> Reading[bool]:
     if not (yield from reader.more()):
         raise NoCall
     match reader.text[reader.place]:
-        case '"':
+        case '"' | "'":
             yield from _string(reader, take)
             return True
         case "{" | "[" as mark:
@@ -65,7 +74,7 @@ def _begin_value(reader: Reader, take: Take, open_: list[str]) -> Reading[bool]:
                 yield from _key(reader, take)
             return False
         case _:
-            yield from _scalar(reader, take)
+            yield from scalar(reader, take)
             return True
 
 
@@ -77,6 +86,11 @@ def _key(reader: Reader, take: Take) -> Reading[None]:
 
 
 def _string(reader: Reader, take: Take) -> Reading[None]:
+    if (yield from reader.take("'")):
+        take('"')
+        yield from text_until(reader, take, "'")
+        take('"')
+        return
     yield from _one_of(reader, take, '"')
     while True:
         if not (yield from reader.more()):
@@ -86,12 +100,7 @@ def _string(reader: Reader, take: Take) -> Reading[None]:
                 _pass(reader, take, 1)
                 return
             case "\\":
-                while not (found := _ESCAPE.match(reader.text, reader.place)):
-                    rest = reader.text[reader.place : reader.place + 6]
-                    if reader.ended or len(rest) == 6 or (len(rest) > 1 and rest[1] != "u"):
-                        raise NoCall
-                    yield
-                _pass(reader, take, len(found[0]))
+                yield from _escape(reader, take)
             case _:
                 found = _STRING.match(reader.text, reader.place)
                 assert found is not None
@@ -99,15 +108,18 @@ def _string(reader: Reader, take: Take) -> Reading[None]:
                 take(found[0].translate(_CONTROLS))
 
 
-def _scalar(reader: Reader, take: Take) -> Reading[None]:
-    while True:
-        found = _SCALAR.match(reader.text, reader.place)
-        assert found is not None
-        if found.end() < len(reader.text) or reader.ended or len(found[0]) > _SCALAR_SIZE_MAX:
-            break
+def _escape(reader: Reader, take: Take) -> Reading[None]:
+    """What follows a backslash. One that begins no escape of JSON's is meant as it stands, except before a quote."""
+    while not (found := _ESCAPE.match(reader.text, reader.place)):
+        rest = reader.text[reader.place : reader.place + 6]
+        if reader.ended and _BEGUN_ESCAPE.fullmatch(rest):
+            reader.starve()
+            raise NoCall
+        if not _BEGUN_ESCAPE.fullmatch(rest):
+            reader.place += 1
+            take("" if rest[1] == "'" else r"\\")
+            return
         yield
-    if len(found[0]) > _SCALAR_SIZE_MAX or not _WHOLE_SCALAR.fullmatch(found[0]):
-        raise NoCall
     _pass(reader, take, len(found[0]))
 
 
@@ -133,11 +145,12 @@ def _pass(reader: Reader, take: Take, size: int) -> None:
     take(reader.text[reader.place - size : reader.place])
 
 
-def arguments(reader: Reader, take: Take | None = None) -> Reading[None]:
-    """A JSON object, passed on as the last call's arguments. Raises NoCall."""
-    if not (yield from reader.next_is("{")):
-        raise NoCall
-    yield from value(reader, take or reader.arguments)
+def stray(reader: Reader, close: str) -> Reading[None]:
+    """Read over brackets that close nothing, where the mark `close` follows them."""
+    offset = reader.place - reader.begin
+    yield from reader.skip(_STRAY)
+    if not (yield from reader.next_is(close)):
+        reader.place = reader.begin + offset
 
 
 def calls(reader: Reader, names: frozenset[str] | None) -> Reading[None]:
@@ -152,9 +165,10 @@ def calls(reader: Reader, names: frozenset[str] | None) -> Reading[None]:
             while True:
                 yield from call(reader, names)
                 yield from reader.skip()
-                if (yield from reader.expect(",", "]")) == "]":
-                    break
+                has_comma = (yield from reader.expect(",", "]")) == ","
                 yield from reader.skip()
+                if not has_comma or (yield from reader.take("]")):
+                    break
             reader.drop()
         else:
             yield from call(reader, names)
@@ -164,15 +178,26 @@ def calls(reader: Reader, names: frozenset[str] | None) -> Reading[None]:
 
 
 def call(reader: Reader, names: frozenset[str] | None) -> Reading[None]:
-    """{"name": ..., "arguments": {...}}, in any order; Llama says "parameters". Once the name is known, arguments stream.
+    """{"name": ..., "arguments": {...}}, in any order; Llama says "parameters". Once the name is known, arguments stream, and once
+    they are complete, the call is.
 
     Some models encode the arguments once more as text. Raises NoCall.
     """
     found = _Call()
     yield from reader.expect("{")
+    yield from _members(reader, names, found)
+    if not found.name:
+        raise NoCall
+    if not found.has_begun:
+        reader.begin_call(found.name, found.id)
+        reader.arguments(found.arguments or "{}")
+    reader.end_call()
+
+
+def _members(reader: Reader, names: frozenset[str] | None, found: _Call) -> Reading[None]:
+    """The members of a call, up to and over its bracket, which may be missing behind the arguments. Raises NoCall."""
     yield from reader.skip()
-    closed = yield from reader.take("}")
-    while not closed:
+    while not (yield from reader.take("}")):
         key: list[str] = []
         yield from _string(reader, key.append)
         yield from reader.skip()
@@ -180,14 +205,11 @@ def call(reader: Reader, names: frozenset[str] | None) -> Reading[None]:
         yield from reader.skip()
         yield from _member(reader, names, found, json.loads("".join(key)))
         yield from reader.skip()
-        closed = (yield from reader.expect(",", "}")) == "}"
+        if not (yield from reader.take(",")):
+            if not (yield from reader.take("}")) and not (found.name and (found.has_begun or found.arguments)):
+                raise NoCall
+            return
         yield from reader.skip()
-    if not found.name:
-        raise NoCall
-    if not found.has_begun:
-        reader.begin_call(found.name, found.id)
-        reader.arguments(found.arguments or "{}")
-    reader.end_call()
 
 
 class _Call(msgspec.Struct):
@@ -226,12 +248,7 @@ def _member(reader: Reader, names: frozenset[str] | None, found: _Call, key: str
 def _object(text: str) -> str:
     """The text of an object, which may be encoded as a string. Raises NoCall."""
     if text.startswith('"'):
-        text = json.loads(text).strip() or "{}"
-        try:
-            if not isinstance(json.loads(text), dict):
-                raise NoCall
-        except (ValueError, RecursionError) as error:
-            raise NoCall from error
+        text = whole(json.loads(text).strip() or "{}", value) or ""
     if text == "null":
         return "{}"
     if not text.startswith("{"):

@@ -110,7 +110,7 @@ def _python(name: str, opened: str, close: str) -> Dialect:
             yield from reader.take("<|python_start|>", "<|python_tag|>")
         yield from _python_calls(reader, names_of(tools) if tools and not opened else None)
         yield from reader.skip()
-        yield from reader.take(close)
+        yield from reader.close(close)
 
     def grammar(functions: Functions, parallel: bool, spell: Spell) -> str:
         frame = Frame(head=str, before=f"{opened}[", between=", ", after=f"]{close if opened else ''}")
@@ -139,7 +139,7 @@ def _gemma(name: str, opened: str, close: str, quote: str) -> Dialect:
         yield from _members(reader, spelling, ":", "}")
         reader.end_call()
         yield from reader.skip()
-        yield from reader.take(close)
+        yield from reader.close(close)
 
     def value(schema: Mapping[str, Any], rule: str, spell: Spell) -> str:
         if schema.get("type") != "string" or set(schema) - _TEXT_KEYWORDS:

@@ -7,13 +7,11 @@ between marks that nothing escapes. Both may contain plain JSON. Depth costs no 
 from __future__ import annotations
 
 import json
-import math
 import re
 
 import msgspec
 
-from vnext.text.dialects.json_text import Take
-from vnext.text.dialects.reader import NoCall, Reader, Reading
+from vnext.text.dialects.reader import NoCall, Reader, Reading, Take
 
 KEY_SIZE_MAX = 256
 _SCALAR = re.compile(r"[-+.\w]*")
@@ -34,44 +32,93 @@ _AS_JSON = {"[": "[", "(": "[", "{": "{", "]": "]", ")": "]", "}": "}"}
 
 
 class Spelling(msgspec.Struct, frozen=True):
-    """`quotes` begin and end texts; those of more than one character know no escapes. `bare_keys`: keys need no quotes."""
+    """`quotes` begin and end texts; those that are marks know no escapes. `bare_keys`: keys need no quotes."""
 
     quotes: tuple[str, ...]
     bare_keys: bool = False
 
 
-PYTHON = Spelling(('"', "'"))
+PYTHON = Spelling(('"""', "'''", '"', "'"))
 
 
 def literal(reader: Reader, take: Take, spelling: Spelling) -> Reading[None]:
     """One value; `take` gets its JSON. Raises NoCall where it is none."""
     open_: list[str] = []
+    made = _Brackets(take)
     while True:
         yield from reader.skip()
         mark = yield from reader.take(*_BRACKETS)
         if mark is None:
-            yield from _plain(reader, take, spelling)
+            yield from _plain(reader, made.take, spelling)
         else:
             open_.append(mark)
-            take(_AS_JSON[mark])
-        yield from _close(reader, take, open_, is_new=mark is not None)
+            made.open(mark)
+        yield from _close(reader, made, open_, is_new=mark is not None)
         if not open_:
             return
         if open_[-1] == "{":
-            yield from _key(reader, take, spelling)
+            yield from _key(reader, made.take, spelling)
 
 
-def _close(reader: Reader, take: Take, open_: list[str], *, is_new: bool) -> Reading[None]:
+class _Brackets:
+    """The JSON of brackets. A parenthesis is a list if it is empty or a comma follows its first element, and else only holds a
+    value together, so that element waits."""
+
+    def __init__(self, take: Take) -> None:
+        self._take = take
+        self._waiting: list[str] = []
+        self._places: list[int] = []  # of each open bracket: its place in `waiting`, -1 where it is decided
+        self._undecided_count = 0
+
+    def take(self, text: str) -> None:
+        """JSON within the brackets."""
+        if self._undecided_count:
+            self._waiting.append(text)
+        else:
+            self._take(text)
+
+    def open(self, mark: str) -> None:
+        if mark != "(":
+            self._places.append(-1)
+            self.take(_AS_JSON[mark])
+            return
+        self._places.append(len(self._waiting))
+        self._undecided_count += 1
+        self.take("")
+
+    def list(self) -> None:
+        """The innermost bracket is none that only holds a value together."""
+        if (place := self._places[-1]) >= 0:
+            self._waiting[place], self._places[-1] = "[", -1
+            self._decide()
+
+    def close(self, mark: str) -> None:
+        if self._places.pop() < 0:
+            self.take(_AS_JSON[mark])
+        else:
+            self._decide()
+
+    def _decide(self) -> None:
+        self._undecided_count -= 1
+        if not self._undecided_count:
+            self._take("".join(self._waiting))
+            self._waiting = []
+
+
+def _close(reader: Reader, made: _Brackets, open_: list[str], *, is_new: bool) -> Reading[None]:
     """Read the brackets that close here, up to the next element."""
     while open_:
         yield from reader.skip()
         has_comma = False if is_new else (yield from reader.take(",")) is not None
         yield from reader.skip()
         if (yield from reader.take(_BRACKETS[open_[-1]])):
-            take(_AS_JSON[_BRACKETS[open_.pop()]])
+            if is_new or has_comma:
+                made.list()
+            made.close(_BRACKETS[open_.pop()])
             is_new = False
         elif has_comma:
-            take(", ")
+            made.list()
+            made.take(", ")
             return
         elif is_new:
             return
@@ -82,7 +129,7 @@ def _close(reader: Reader, take: Take, open_: list[str], *, is_new: bool) -> Rea
 def _key(reader: Reader, take: Take, spelling: Spelling) -> Reading[None]:
     yield from reader.skip()
     if (quote := (yield from reader.take(*spelling.quotes))) is not None:
-        yield from _text(reader, take, quote)
+        yield from _texts(reader, take, spelling, quote)
         yield from reader.skip()
         yield from reader.expect(":")
     elif spelling.bare_keys:
@@ -103,16 +150,16 @@ def bare_key(reader: Reader, mark: str) -> Reading[str]:
 def _plain(reader: Reader, take: Take, spelling: Spelling) -> Reading[None]:
     """A text, a number or a constant."""
     if (quote := (yield from reader.take(*spelling.quotes))) is not None:
-        yield from _text(reader, take, quote)
+        yield from _texts(reader, take, spelling, quote)
         return
-    while True:
-        found = _SCALAR.match(reader.text, reader.place)
-        assert found is not None
-        if found.end() < len(reader.text) or reader.ended or len(found[0]) > _SCALAR_SIZE_MAX:
-            break
-        yield
-    text = _scalar(found[0])
-    reader.place = found.end()
+    yield from scalar(reader, take)
+
+
+def scalar(reader: Reader, take: Take) -> Reading[None]:
+    """A number or a constant, in Python's spelling or in JSON's; `take` gets its JSON. Raises NoCall."""
+    written = yield from reader.run(_SCALAR, _SCALAR_SIZE_MAX)
+    text = _scalar(written)
+    reader.place += len(written)
     take(text)
 
 
@@ -126,17 +173,29 @@ def _scalar(text: str) -> str:
         return text
     try:
         number: int | float = int(text, 0) if _INTEGER.fullmatch(text) else float(text)
-    except ValueError as error:
+        return json.dumps(number, allow_nan=False)
+    except (ValueError, OverflowError) as error:
         raise NoCall from error
-    if not math.isfinite(number):
-        raise NoCall
-    return json.dumps(number)
 
 
-def _text(reader: Reader, take: Take, quote: str) -> Reading[None]:
-    """A text up to and over its quote."""
+def _texts(reader: Reader, take: Take, spelling: Spelling, quote: str) -> Reading[None]:
+    """A text, or in Python several that stand side by side and are one; the first quote has been read."""
+    found: str | None = quote
     take('"')
-    plain = re.compile("[^<\\\\]+" if len(quote) > 1 else f"[^{quote}\\\\]+")
+    while found is not None:
+        yield from text_until(reader, take, found)
+        if spelling is not PYTHON:
+            break
+        offset = reader.place - reader.begin
+        yield from reader.skip()
+        if (found := (yield from reader.take(*spelling.quotes))) is None:
+            reader.place = reader.begin + offset
+    take('"')
+
+
+def text_until(reader: Reader, take: Take, quote: str) -> Reading[None]:
+    """A text up to and over its quote, in Python's spelling; `take` gets its JSON, without quotes. Raises NoCall."""
+    plain = re.compile(rf"[^{quote[0]}\\\\]+")
     while True:
         if not (yield from reader.more()):
             raise NoCall
@@ -144,9 +203,8 @@ def _text(reader: Reader, take: Take, quote: str) -> Reading[None]:
             reader.place = found.end()
             take(_inner(found[0]))
         elif (yield from reader.take(quote)):
-            take('"')
             return
-        elif len(quote) == 1:
+        elif reader.text[reader.place] == "\\" and quote[0] in "'\"":
             yield from _escape(reader, take)
         else:
             reader.place += 1

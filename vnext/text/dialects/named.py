@@ -29,7 +29,7 @@ def named_call(reader: Reader, name: str, id_: str = "") -> Reading[None]:
     if not (yield from reader.next_is("{")):
         raise NoCall
     reader.begin_call(name, id_)
-    yield from json_text.arguments(reader)
+    yield from json_text.value(reader, reader.arguments)
     reader.end_call()
 
 
@@ -80,14 +80,14 @@ def _read_deepseek(reader: Reader, opened: str, tools: Tools) -> Reading[None]:
             yield from reader.take("```json")
         yield from named_call(reader, name)
         yield from reader.skip()
-        if (yield from reader.take("```")):
+        if (yield from reader.close("```")):
             yield from reader.skip()
-        yield from reader.take(_D_END)
+        yield from reader.close(_D_END)
         reader.drop()
         yield from reader.skip()
     if first:
         raise NoCall
-    yield from reader.take(_D_CLOSE)
+    yield from reader.close(_D_CLOSE, _D_CALL)
 
 
 def _deepseek(name: str, head: str, tail: str, between: str) -> Dialect:
@@ -115,12 +115,12 @@ def _read_kimi(reader: Reader, opened: str, tools: Tools) -> Reading[None]:
             raise NoCall
         yield from named_call(reader, found[1], id_)
         yield from reader.skip()
-        yield from reader.take(_K_END)
+        yield from reader.close(_K_END)
         reader.drop()
         yield from reader.skip()
     if reader.call_count == count:
         raise NoCall
-    yield from reader.take(_K_CLOSE)
+    yield from reader.close(_K_CLOSE, _K_CALL)
 
 
 # The model counts its calls in their ids; a grammar cannot, so it allows any number.

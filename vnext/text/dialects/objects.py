@@ -30,7 +30,8 @@ def json_calls(name: str, opens: tuple[str, ...], close: str, frame: Frame, *, o
         names = names_of(tools) if only_known and tools else None
         yield from json_text.calls(reader, names)
         if close:
-            yield from reader.take(close)
+            yield from json_text.stray(reader, close)
+            yield from reader.close(close)
 
     def grammar(functions: Functions, parallel: bool, spell: Spell) -> str:
         return framed(functions, parallel, spell, frame)

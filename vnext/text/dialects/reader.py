@@ -3,18 +3,22 @@
 A parser is a generator over a Reader: it yields where it needs more text, so that it reads as if the whole text were there and
 its parts do not depend on how the text is cut. `text[begin:place]` has been read and is not yet part of anything: a call
 that proves to be none raises NoCall, and this text becomes words. Reading never goes back, so its time is linear.
+
+A stream gives out a call's arguments as they come. A reader that `holds` gives out a call once it is complete, so that one
+that proves to be none after its beginning becomes words as a whole.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Generator, Iterable
+from collections.abc import Callable, Generator, Iterable
 from typing import TypeVar
 
 from vnext.text.parts import SHARE_LOOKED_AT, CallArguments, CallBegun, CallEnded, Part, Reasoning, Words
 
 T = TypeVar("T")
 Reading = Generator[None, None, T]
+Take = Callable[[str], None]
 SPACE = re.compile(r"\s*")
 
 
@@ -25,11 +29,14 @@ class NoCall(Exception):
 class Reader:
     """See the module."""
 
-    def __init__(self) -> None:
+    def __init__(self, holds: bool = False) -> None:
         self.text = ""
         self.begin = self.place = 0
-        self.ended = False
+        self.ended = self.is_cut = False
         self.call_count = 0
+        self._holds = holds
+        self._held: list[Part] = []  # the parts of a call that is held back
+        self._is_calling = self._is_starved = False
         self._parts: list[Part] = []
         self._waiting: list[str] = []
         self._waiting_size = 0
@@ -47,6 +54,10 @@ class Reader:
         self._waiting = []
         return True
 
+    def starve(self) -> None:
+        """Note that the text has ended where more of it could still have been read."""
+        self._is_starved = True
+
     def take_parts(self) -> list[Part]:
         """The parts since the last time."""
         parts, self._parts = self._parts, []
@@ -58,6 +69,7 @@ class Reader:
         """Wait for text beyond `place`; False where there is none."""
         while self.place >= len(self.text) and not self.ended:
             yield
+        self._is_starved |= self.place >= len(self.text)
         return self.place < len(self.text)
 
     def skip(self, pattern: re.Pattern[str] = SPACE) -> Reading[None]:
@@ -74,7 +86,10 @@ class Reader:
         while True:
             if self.text.startswith(mark, self.place):
                 return True
-            if self.ended or not mark.startswith(self.text[self.place : self.place + len(mark)]):
+            if not mark.startswith(self.text[self.place : self.place + len(mark)]):
+                return False
+            if self.ended:
+                self.starve()
                 return False
             yield
 
@@ -93,9 +108,54 @@ class Reader:
             raise NoCall
         return found
 
+    def close(self, *marks: str, besides: str = "") -> Reading[bool]:
+        """Read one of the marks that end a call, if it follows. What an answer was cut within counts, unless it may also begin
+        the mark `besides`."""
+        if (yield from self.take(*marks)):
+            return True
+        rest = self.text[self.place :]
+        if not self.ended or not rest or besides.startswith(rest) or not any(mark.startswith(rest) for mark in marks):
+            return False
+        self.place = len(self.text)
+        return True
+
+    def skip_cut(self, marks: tuple[str, ...]) -> Reading[None]:
+        """Drop what follows where it is the beginning of a mark within which the answer was cut."""
+        for mark in marks:
+            if (yield from self.next_is(mark)):
+                return
+        rest = self.text[self.place :]
+        if self.is_cut and rest and any(mark.startswith(rest) for mark in marks):
+            self.place = len(self.text)
+            self.drop()
+
+    def run(self, pattern: re.Pattern[str], size_max: int) -> Reading[str]:
+        """The run of characters that follows; reads nothing. It may be longer than `size_max`, where it goes on."""
+        while True:
+            found = pattern.match(self.text, self.place)
+            size = 0 if found is None else len(found[0])
+            if self.place + size < len(self.text) or size > size_max or self.ended:
+                self._is_starved |= self.place + size == len(self.text)
+                return self.text[self.place : self.place + size]
+            yield
+
+    def ends_with(self, *marks: str) -> Reading[bool]:
+        """Whether one of the marks follows, or its beginning where the text ends, after space; reads nothing."""
+        offset = self.place - self.begin
+        yield from self.skip()
+        found = False
+        for mark in marks:
+            found = found or (yield from self.next_is(mark)) or (self.ended and mark.startswith(self.text[self.place :]))
+        self.place = self.begin + offset
+        return found
+
     def until(self, *marks: str, size_max: int = 0) -> Reading[str]:
-        """Read up to the first of the marks and over it; returns the text before it. Raises NoCall at the text's end, and where
-        that text is longer than `size_max`, if given."""
+        """As `until_one`, without the mark."""
+        return (yield from self.until_one(*marks, size_max=size_max))[0]
+
+    def until_one(self, *marks: str, size_max: int = 0) -> Reading[tuple[str, str]]:
+        """Read up to the first of the marks and over it; returns the text before it, and the mark. Raises NoCall at the text's
+        end, and where that text is longer than `size_max`, if given."""
         size, looked = max(map(len, marks)), 0  # counted from `begin`, because `add` moves both
         start = self.place - self.begin
         while True:
@@ -106,9 +166,10 @@ class Reader:
                 raise NoCall
             if found is not None:
                 self.place = found[0] + len(found[1])
-                return read
+                return read, found[1]
             self.place = len(self.text)
             if self.ended:
+                self.starve()
                 raise NoCall
             looked = self.place - self.begin - size + 1
             yield
@@ -116,8 +177,9 @@ class Reader:
     # ---- parts -----------------------------------------------------------------------------------------------
 
     def drop(self) -> None:
-        """What has been read is no part of the answer."""
-        self.begin = self.place
+        """What has been read is no part of the answer. Of a call that is held back, nothing is dropped yet."""
+        if not (self._holds and self._is_calling):
+            self.begin = self.place
 
     def words(self) -> None:
         """What has been read is words."""
@@ -125,20 +187,44 @@ class Reader:
         self.drop()
 
     def begin_call(self, name: str, id_: str = "") -> None:
-        self._parts.append(CallBegun(self.call_count, name, id_))
+        self._is_calling = True
+        self._give_of_call(CallBegun(self.call_count, name, id_))
         self.call_count += 1
         self.drop()
 
     def arguments(self, text: str) -> None:
         """A piece of the last call's arguments, made of what has been read."""
-        self._give(CallArguments(self.call_count - 1, text))
+        if text:
+            self._give_of_call(CallArguments(self.call_count - 1, text))
         self.drop()
 
     def end_call(self) -> None:
-        self._parts.append(CallEnded(self.call_count - 1))
+        self._give_of_call(CallEnded(self.call_count - 1))
+        self._end_call()
         self.drop()
 
-    def _give(self, part: Words | Reasoning | CallArguments) -> None:
+    def break_off(self) -> None:
+        """What has been read since `begin` is no call, or no longer one: it is words, with the whole of a call that is held back.
+        The rest of a call that the text's end cuts off is no words."""
+        if self._is_starved and (self.is_cut and self.call_count if not self._is_calling else self.is_cut or not self._holds):
+            self._end_call()
+            self.place = len(self.text)
+            self.drop()
+            return
+        if self._held:
+            self.call_count -= 1
+            self._held = []
+        self._end_call()
+        self.words()
+
+    def _end_call(self) -> None:
+        self._parts += self._held
+        self._held, self._is_calling = [], False
+
+    def _give_of_call(self, part: Part) -> None:
+        (self._held if self._holds else self._parts).append(part)
+
+    def _give(self, part: Words | Reasoning) -> None:
         if part.text:
             self._parts.append(part)
 
@@ -178,3 +264,15 @@ def _certain(text: str, marks: tuple[str, ...], start: int) -> int:
     """Where the part of the text ends that begins no mark."""
     start = max(start, len(text) - max(map(len, marks), default=1))
     return next((place for place in range(start, len(text)) if any(mark.startswith(text[place:]) for mark in marks)), len(text))
+
+
+def whole(text: str, read: Callable[[Reader, Take], Reading[None]]) -> str | None:
+    """What `read` makes of a text that is all there; None unless it reads the whole of it."""
+    reader, made = Reader(), list[str]()
+    reader.add(text, True)
+    try:
+        for _ in read(reader, made.append):
+            pass
+    except NoCall:
+        return None
+    return "".join(made) if not text[reader.place :].strip() else None

@@ -3,25 +3,41 @@
     qwen3_coder  <tool_call>\\n<function=name>\\n<parameter=key>\\nvalue\\n</parameter>\\n</function>\\n</tool_call>
     glm45        <tool_call>name\\n<arg_key>key</arg_key>\\n<arg_value>value</arg_value>\\n</tool_call>
 
-A value is text where the function's schema says string, else JSON, and text where it is no JSON. Each passes on as a member of
-a JSON object once it is complete. Both read Hermes' objects too, which forced calls use where the arguments of a function
-cannot be told apart (grammar.py), or where a text has a bound that no grammar of free text keeps.
+A value is JSON or text, as the function's schema wants it (wanted.py), and passes on as a member of a JSON object once it is
+complete: at a closing tag with which the call goes on or ends, so that a value may hold such a tag; where a model forgot it, at
+the tag of another known argument or at the call's end. Both read Hermes' objects too, which forced calls use where the arguments
+of a function cannot be told apart (grammar.py), or where a text has a bound that no grammar of free text keeps.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from vnext.text.dialects.dialect import Dialect, Tools
 from vnext.text.dialects.grammar import Frame, Functions, Spell, json_rule, properties_of, quoted, schema_of, start
 from vnext.text.dialects.named import NAME_SIZE_MAX
 from vnext.text.dialects.objects import HERMES, json_head
 from vnext.text.dialects.reader import NoCall, Reader, Reading
+from vnext.text.dialects.wanted import json_of
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
+_ENDS = (_CLOSE, _OPEN, "<function=")
 _TEXT_KEYWORDS = {"type", "title", "description", "default", "examples", "enum", "const", "$defs", "definitions"}
+
+
+class _Tags(NamedTuple):
+    """The tags of an argument: before its key, between this and the value, after the value; and after the arguments of a call."""
+
+    key: str
+    value: str
+    close: str
+    end: str
+
+
+_QWEN = _Tags("<parameter=", ">", "</parameter>", "</function>")
+_GLM = _Tags("<arg_key>", "</arg_key>", "</arg_value>", _CLOSE)
 
 
 def _read_qwen(reader: Reader, opened: str, tools: Tools) -> Reading[None]:
@@ -33,15 +49,9 @@ def _read_qwen(reader: Reader, opened: str, tools: Tools) -> Reading[None]:
         yield from reader.expect("<function=")
     name = (yield from reader.until(">", size_max=NAME_SIZE_MAX)).strip()
     arguments = _Arguments(reader, name, tools)
-    while True:
-        yield from reader.skip()
-        if not (yield from reader.take("<parameter=")):
-            break
-        key = (yield from reader.until(">", size_max=NAME_SIZE_MAX)).strip()
-        value = yield from reader.until("</parameter>")
-        arguments.add(key, value.removeprefix("\n").removesuffix("\n"))
-    yield from reader.take("</function>")
-    yield from _end(reader, arguments)
+    yield from _members_of(reader, arguments, _QWEN)
+    is_closed = yield from reader.close(_QWEN.end, besides=_QWEN.key)
+    yield from _end(reader, arguments, is_closed)
 
 
 def _read_glm(reader: Reader, opened: str, tools: Tools) -> Reading[None]:
@@ -51,71 +61,108 @@ def _read_glm(reader: Reader, opened: str, tools: Tools) -> Reading[None]:
         return
     name = (yield from reader.until("<", size_max=NAME_SIZE_MAX)).strip()
     reader.place -= 1
-    if not ((yield from reader.next_is("<arg_key>")) or (yield from reader.next_is(_CLOSE))):
-        raise NoCall
     arguments = _Arguments(reader, name, tools)
+    yield from _members_of(reader, arguments, _GLM)
+    yield from _end(reader, arguments, False)
+
+
+def _members_of(reader: Reader, arguments: _Arguments, tags: _Tags) -> Reading[None]:
     while True:
         yield from reader.skip()
-        if not (yield from reader.take("<arg_key>")):
-            break
-        key = (yield from reader.until("</arg_key>", size_max=NAME_SIZE_MAX)).strip()
-        yield from reader.skip()
-        yield from reader.expect("<arg_value>")
-        arguments.add(key, (yield from reader.until("</arg_value>")))
-    yield from _end(reader, arguments)
+        if not (yield from reader.take(tags.key)):
+            return
+        key = (yield from reader.until(tags.value, size_max=NAME_SIZE_MAX)).strip()
+        if tags is _GLM:
+            yield from reader.skip()
+            yield from reader.expect("<arg_value>")
+        arguments.begin()
+        value = yield from _value(reader, arguments, tags, key)
+        arguments.add(key, value.removeprefix("\n").removesuffix("\n") if tags is _QWEN else value)
 
 
-def _end(reader: Reader, arguments: _Arguments) -> Reading[None]:
-    """A model may forget the closing marks only where its answer ends, or another call begins."""
-    reader.drop()
+def _value(reader: Reader, arguments: _Arguments, tags: _Tags, key: str) -> Reading[str]:
+    """The text of the value of `key`, up to its end and over its closing tag. Raises NoCall."""
+    found: list[str] = []
+    while True:
+        text, mark = yield from reader.until_one(tags.close, tags.key, tags.end, _CLOSE)
+        found.append(text)
+        if mark == tags.close:
+            is_end = yield from reader.ends_with(tags.key, tags.end, *_ENDS)
+        elif mark == tags.key:
+            following = yield from _key(reader, tags)
+            is_end = text.endswith("\n") and following != key and arguments.wants(following)
+        elif mark == _CLOSE:
+            is_end = yield from reader.ends_with(_OPEN)
+        else:
+            is_end = yield from reader.ends_with(*_ENDS)
+        if is_end:
+            reader.place -= len(mark) if mark != tags.close else 0
+            return "".join(found)
+        found.append(mark)
+
+
+def _key(reader: Reader, tags: _Tags) -> Reading[str]:
+    """The key that follows, "" where none does; reads nothing."""
+    offset = reader.place - reader.begin
+    try:
+        key = yield from reader.until(tags.value, size_max=NAME_SIZE_MAX)
+    except NoCall:
+        key = ""
+    reader.place = reader.begin + offset
+    return key.strip()
+
+
+def _end(reader: Reader, arguments: _Arguments, is_closed: bool) -> Reading[None]:
+    """The end of a call. A model may forget the closing marks only where its answer ends, or another call begins, and the call has
+    arguments; `is_closed`: one has been read."""
     yield from reader.skip()
-    if (yield from reader.take(_CLOSE)) or not (yield from reader.more()) or (yield from reader.next_is(_OPEN)):
-        arguments.end()
-        return
-    raise NoCall
+    is_end = (yield from reader.close(_CLOSE, besides=_QWEN.key)) or is_closed
+    if not is_end and arguments.keys:
+        is_end = (
+            not (yield from reader.more()) or (yield from reader.next_is(_OPEN)) or (yield from reader.next_is("<function="))
+        )
+    if not is_end:
+        raise NoCall
+    arguments.end()
 
 
 class _Arguments:
-    """The arguments of one call, as the members of a JSON object."""
+    """The arguments of one call, as the members of a JSON object; `keys` are those so far."""
 
     def __init__(self, reader: Reader, name: str, tools: Tools) -> None:
         if not name or any(character in name for character in "<>{}\n"):
             raise NoCall
         functions = (tool["function"] for tool in tools)
-        schema = next((schema_of(function) for function in functions if function["name"] == name), {})
-        self._properties = schema.get("properties") or {}
+        self._schema = next((schema_of(function) for function in functions if function["name"] == name), {})
+        self._properties = self._schema.get("properties") or {}
         self._reader = reader
-        self._keys: set[str] = set()
-        reader.begin_call(name)
+        self._name = name
+        self._has_begun = False
+        self.keys: set[str] = set()
+
+    def begin(self) -> None:
+        if not self._has_begun:
+            self._reader.begin_call(self._name)
+            self._has_begun = True
+
+    def wants(self, key: str) -> bool:
+        """Whether the function has an argument of this name that the call does not have yet."""
+        return key in self._properties and key not in self.keys
 
     def add(self, key: str, text: str) -> None:
         """Another argument; of two with one name the first counts."""
-        if key in self._keys:
+        if key in self.keys:
             self._reader.drop()
             return
-        begin = ", " if self._keys else "{"
-        self._keys.add(key)
-        self._reader.arguments(f"{begin}{json.dumps(key, ensure_ascii=False)}: {_value(text, self._properties.get(key))}")
+        begin = ", " if self.keys else "{"
+        self.keys.add(key)
+        value = json_of(text, self._properties.get(key), self._schema)
+        self._reader.arguments(f"{begin}{json.dumps(key, ensure_ascii=False)}: {value}")
 
     def end(self) -> None:
-        self._reader.arguments("}" if self._keys else "{}")
+        self.begin()
+        self._reader.arguments("}" if self.keys else "{}")
         self._reader.end_call()
-
-
-def _value(text: str, schema: Any) -> str:
-    """The JSON of an argument that a model wrote as `text`."""
-    if not (isinstance(schema, Mapping) and schema.get("type") == "string"):
-        for candidate in (text.strip(), text.strip().lower()):  # some models write True and None
-            try:
-                json.loads(candidate, parse_constant=_refuse)
-            except (ValueError, RecursionError):
-                continue
-            return candidate
-    return json.dumps(text, ensure_ascii=False)
-
-
-def _refuse(name: str) -> None:
-    raise ValueError(name)
 
 
 # ---- forced calls ------------------------------------------------------------------------------------------------
