@@ -106,6 +106,7 @@ SERVER_HELP = {
     "key_requests_per_minute": "requests that each key may begin a minute; 0 for no limit",
     "key_tokens_per_minute": "tokens, of prompts and answers, that each key may use a minute; 0 for no limit",
     "key_answers_max": "maximum answers in progress of each key; 0 for no limit",
+    "shared_prefix_cache": "share the prefix cache among several API keys, whose requests then tell what others have asked",
     "served_model_names": "names that requests may use for the model (default: the folder's name and MODEL as given)",
     "chat_template_path": "a Jinja file that replaces the checkpoint's chat template",
     "tool_call_parser": "how the model writes tool calls, by vLLM's name (default: found in its chat template)",

@@ -27,6 +27,10 @@ class Hello(Message, tag=0):
     """A client's first message; the engine core answers with EngineReady."""
 
 
+SALT_END = "\x1f"
+"""Ends the part of a cache salt by which a server tells its tenants apart; what the client gave follows."""
+
+
 class AdapterFiles(Message):
     """A LoRA adapter: the name under which clients know it, the digest of its files (models/config/adapter_config.py) and
     the folder that holds them."""

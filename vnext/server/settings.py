@@ -19,7 +19,8 @@ LogLevel = Literal["debug", "info", "warning", "error"]
 class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     """`port` 0 lets the system choose. Without `api_keys` and `api_key_file` no key is required; requests with a key may
     be limited to `key_requests_per_minute`, `key_tokens_per_minute` and `key_answers_max` at once (0: no limit), which the file
-    can set for each key. A request's `model` may be any of `served_model_names`,
+    can set for each key. Several keys share no blocks of the prefix cache unless `shared_prefix_cache`.
+    A request's `model` may be any of `served_model_names`,
     and the first is the default; where they are empty, the name is the model folder's. `chat_template_path` replaces the
     checkpoint's template. `tool_call_parser` and `reasoning_parser` are vLLM's names; "" finds both in the template.
 
@@ -74,6 +75,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     key_requests_per_minute: int = 0
     key_tokens_per_minute: int = 0
     key_answers_max: int = 0
+    shared_prefix_cache: bool = False
     served_model_names: tuple[str, ...] = ()
     model_path: str = ""
     engine_address: str = ""

@@ -17,7 +17,16 @@ from vnext.runtime.client.engines import connect_engines
 from vnext.runtime.client.output_stream import EngineDead
 from vnext.runtime.client.pending_operations import NotDone
 from vnext.runtime.client.replicas import Replicas, _own
-from vnext.runtime.messages import AbortRequests, EngineDied, Operate, Operated, ResetPrefixCache, SubmitRequest, derived_seed
+from vnext.runtime.messages import (
+    SALT_END,
+    AbortRequests,
+    EngineDied,
+    Operate,
+    Operated,
+    ResetPrefixCache,
+    SubmitRequest,
+    derived_seed,
+)
 from vnext.runtime.operations import CallRanks, PauseEngine, UpdateWeights
 from vnext.runtime.record.retention import PART
 from vnext.state.events import pack_tokens, unpack_tokens
@@ -302,3 +311,19 @@ def test_decisions_are_recorded_beside_the_first_engines_log(tmp_path: Path) -> 
     assert all(PART.fullmatch(path.name) for path in tmp_path.iterdir()), "retention may delete them with the log"
     with_two(use, log_dir=str(tmp_path / "nothing"))
     assert not (tmp_path / "nothing").exists()
+
+
+def test_what_keeps_requests_together_is_what_a_client_gave_not_its_tenant() -> None:
+    async def run(first: FakeEngine, second: FakeEngine) -> None:
+        client = await connect_engines((first.address, second.address), 5.0, "consistent_hash")
+        try:
+            for number in range(24):
+                await tokens_of(client.submit_all([request(f"p{number}", number, cache_salt=f"tenant{SALT_END}")]))
+                await tokens_of(client.submit_all([request(f"s{number}", number, cache_salt=f"tenant{SALT_END}session")]))
+        finally:
+            await client.close()
+        found = [{name[0] for name in submitted(engine)} for engine in (first, second)]
+        assert sorted(map(sorted, found)) == [["p"], ["p", "s"]]
+
+    with an_engine() as first, an_engine() as second:
+        asyncio.run(run(first, second))

@@ -10,6 +10,7 @@ import pytest
 from vnext.sampling_params import InvalidRequest
 from vnext.server.context import adapters
 from vnext.server.context.adapters import ServedAdapters
+from vnext.server.context.api_keys import EVERYONE
 from vnext.server.settings import ServerSettings
 
 
@@ -22,4 +23,4 @@ def test_names_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name
     served = ServedAdapters(ServerSettings(lora_root=str(tmp_path)), ("toy",), True, {})
     with pytest.raises(InvalidRequest, match=sentence) as refused:
         asyncio.run(served.load(name, str(tmp_path)))
-    assert refused.value.param == "lora_name" and served.names == ()
+    assert refused.value.param == "lora_name" and served.names(EVERYONE) == ()

@@ -266,7 +266,7 @@ def test_the_store_is_bounded(server: EdgeServer) -> None:
     with pytest.raises(openai.NotFoundError):
         client.responses.retrieve(dropped.id)
     store = server.app[RESPONSES]
-    assert 0 < store.size_bytes <= MEMORY and store.size_bytes == sum(each.size for each in store._kept.values())
+    assert 0 < store.size_bytes <= MEMORY and store.size_bytes == sum(each.size_bytes for each in store._kept.values())
 
 
 def test_tools_that_no_one_here_runs_are_left_out(server: EdgeServer) -> None:

@@ -30,7 +30,7 @@ from vnext.runtime.client.live_request import LiveRequest
 from vnext.runtime.client.output_stream import EngineDead, OutputStream
 from vnext.runtime.client.pending_operations import NotDone
 from vnext.runtime.client.prefill import Prefill, is_worth
-from vnext.runtime.messages import EngineReady, EngineStats, SubmitRequest, derived_seed
+from vnext.runtime.messages import SALT_END, EngineReady, EngineStats, SubmitRequest, derived_seed
 from vnext.runtime.operations import AnyOperation, CallRanks, UpdateWeights
 from vnext.state.events import AbortReason
 from vnext.version import __version__
@@ -253,7 +253,7 @@ class Replicas:
             able = [number == sibling for number in range(len(able))]
         sampling = replace(request.sampling, adapter=request.adapter.digest if request.adapter else "")
         prompt = Prompt.of(request.prompt + request.generated, sampling, request.cache_salt)
-        key = request.cache_salt.encode() or request.prompt[: KEY_TOKENS * TOKEN_BYTES]
+        key = request.cache_salt.rpartition(SALT_END)[2].encode() or request.prompt[: KEY_TOKENS * TOKEN_BYTES]
         number = self._router.choose(request.name, prompt, able, key)
         assert number is not None, "an engine lives"
         return number

@@ -168,7 +168,7 @@ class ChatRequest:
 
 async def prompt_of(context: ServerContext, body: ChatBody, tools: list[dict[str, Any]] | None, client: str) -> Prompt:
     """The conversation as a prompt. The template writes special tokens itself. Raises InvalidRequest, Overloaded."""
-    context.model_name(body.model)
+    context.model_name(body.model, client)
     if context.template is None:
         raise InvalidRequest(
             "This model has no chat template: use /v1/completions, or start the server with --chat-template.",

@@ -38,8 +38,9 @@ async def embeddings_of(
     Aborted, Overloaded, RequestTimedOut."""
     context.check_engine()
     adapter, pooling = context.adapters.files(model), pooling or DEFAULT_POOLING
+    given = {"adapter": adapter, "cache_salt": context.keys.salt(client, "")}
     requests = [
-        replace(embedding_request(f"{call_id}-{place}", prompt, pooling, context.model_length), adapter=adapter)
+        replace(embedding_request(f"{call_id}-{place}", prompt, pooling, context.model_length), **given)
         for place, prompt in enumerate(prompts)
     ]
     started_s = time.monotonic()

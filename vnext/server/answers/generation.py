@@ -107,7 +107,7 @@ class Generation:
         _check_extensions(body)
         self.id = call_id
         self.created_s = int(time.time())
-        self.model = context.model_name(body.model)
+        self.model = context.model_name(body.model, client)
         self._adapter = context.adapters.files(self.model)
         self.prompts = [truncated(prompt, body.truncate_prompt_tokens, params, context.model_length) for prompt in prompts]
         self._context = context
@@ -117,7 +117,7 @@ class Generation:
         self._params = params
         self._banned = banned_sequences(params.bad_words, context.tokenizer)
         self._priority = body.priority or 0
-        self._cache_salt = body.cache_salt or ""
+        self._cache_salt = context.keys.salt(client, body.cache_salt or "")
         self._constraint = constraint
         self._retention = tuple((tokens, seconds) for tokens, seconds in retention if tokens)
         self.choices = [self._choice(index, index // params.n, started_s) for index in range(len(prompts) * params.n)]

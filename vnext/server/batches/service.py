@@ -1,7 +1,7 @@
 """Service: the batches of one server: their store, their worker, and the socket on which the worker asks the server itself.
 
 Owns their start and end. A batch's requests go over a Unix socket of this process, through every check that a client's
-requests pass; together they count as one client.
+requests pass, and count for the API key that made the batch; without keys, together as one client.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ class Batches:
     async def start(self, runner: web.AppRunner) -> None:
         path = str(Path(self._folder.name) / "self")
         await web.UnixSite(runner, path).start()
-        self._session = session(self._context.keys.own, UnixConnector(path, limit=0))
+        self._session = session("", UnixConnector(path, limit=0))
         width = max(1, min(WIDTH_MAX, self._context.client.ready.config.max_num_seqs // 2))
-        self.worker = Worker(self.store, asker(self._session, "http://self"), width, self._is_free)
+        self.worker = Worker(self.store, self._asker, width, self._is_free)
         self._task = asyncio.create_task(self.worker.run())
 
     async def stop(self) -> None:
@@ -50,6 +50,9 @@ class Batches:
             await self._session.close()
         self._folder.cleanup()
         self.store.close()
+
+    def _asker(self, owner: str) -> Ask:
+        return asker(self._session, "http://self", self._context.keys.own(owner))
 
     def _is_free(self) -> bool:
         stats = self._context.client.stats
@@ -68,19 +71,24 @@ def batches_of(request: web.Request) -> Batches:
 
 def session(api_key: str, connector: UnixConnector | None = None) -> ClientSession:
     """A client of a server that has all the time that an answer takes."""
-    headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {api_key}"} if api_key else {})
+    headers = {"Content-Type": "application/json"} | _bearer(api_key)
     return ClientSession(connector=connector, headers=headers, timeout=ClientTimeout(total=None))
 
 
-def asker(client: ClientSession, url: str) -> Ask:
-    """Sends bodies to the server at `url`."""
+def asker(client: ClientSession, url: str, api_key: str = "") -> Ask:
+    """Sends bodies to the server at `url`, with the session's key or this one."""
+    headers = _bearer(api_key)
 
     async def ask(path: str, body: bytes) -> Answer:
-        async with client.post(url + path, data=body) as response:
+        async with client.post(url + path, data=body, headers=headers) as response:
             data = await response.read()
             return Answer(response.status, response.headers.get(REQUEST_ID_HEADER, ""), _json(data))
 
     return ask
+
+
+def _bearer(api_key: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {api_key}"} if api_key else {}
 
 
 def _json(data: bytes) -> object:

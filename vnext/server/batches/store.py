@@ -19,10 +19,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from vnext.sampling_params import InvalidRequest
 from vnext.server.batches.lines import Fault
 from vnext.server.batches.usage import Usage
+from vnext.server.context.api_keys import EVERYONE, Tenant
 from vnext.server.context.errors import FileUnknown, StoreUnusable
 
 FILE_BYTES_MAX = 200 * 2**20
@@ -37,7 +39,7 @@ LIVE: tuple[Status, ...] = ("validating", "in_progress", "finalizing", "cancelli
 
 
 class File(msgspec.Struct, frozen=True, kw_only=True):
-    """A file as OpenAI's API shows it."""
+    """A file as OpenAI's API shows it. `owner`: the mark of the tenant that made it, unset where all share everything."""
 
     id: str
     bytes: int
@@ -46,6 +48,7 @@ class File(msgspec.Struct, frozen=True, kw_only=True):
     purpose: str
     object: str = "file"
     status: str = "processed"
+    owner: str | UnsetType = UNSET
 
 
 class Counts(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,7 +67,7 @@ class Faults(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Batch(msgspec.Struct, frozen=True, kw_only=True):
-    """A batch as OpenAI's API shows it."""
+    """A batch as OpenAI's API shows it. `owner` as in File."""
 
     id: str
     endpoint: str
@@ -88,6 +91,7 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
     object: str = "batch"
     model: str | None = None
     usage: Usage | None = None
+    owner: str | UnsetType = UNSET
 
 
 class Store:
@@ -121,11 +125,11 @@ class Store:
         self.file(id_)
         return self._files_at / id_
 
-    def file(self, id_: str) -> File:
-        return _found(self.files, id_, "file")
+    def file(self, id_: str, tenant: Tenant = EVERYONE) -> File:
+        return _found(self.files, id_, "file", tenant)
 
-    def batch(self, id_: str) -> Batch:
-        return _found(self.batches, id_, "batch")
+    def batch(self, id_: str, tenant: Tenant = EVERYONE) -> Batch:
+        return _found(self.batches, id_, "batch", tenant)
 
     def draft(self) -> Path:
         """Where the bytes of a file to come are written. Raises InvalidRequest where the folder is full."""
@@ -134,14 +138,14 @@ class Store:
             raise InvalidRequest("The server's folder for files is full: delete some with DELETE /v1/files/ID.", "file")
         return self._files_at / f"{secrets.token_hex(12)}.draft"
 
-    def add_file(self, draft: Path, name: str, purpose: str, id_: str = "") -> File:
+    def add_file(self, draft: Path, name: str, purpose: str, id_: str = "", owner: str | UnsetType = UNSET) -> File:
         """A draft's bytes become a file, of the given id or of a new one. Repeating it with an id does no harm."""
         id_ = id_ or new_id("file")
         path = self._files_at / id_
         with writing():
             if draft.is_file():
                 os.rename(draft, path)
-        found = File(id=id_, bytes=path.stat().st_size, created_at=int(time.time()), filename=name, purpose=purpose)
+        found = File(id=id_, bytes=path.stat().st_size, created_at=int(time.time()), filename=name, purpose=purpose, owner=owner)
         _write(self._files_at, found)
         self.files[found.id] = found
         return found
@@ -156,15 +160,15 @@ class Store:
             (self._files_at / id_).unlink(missing_ok=True)
         del self.files[id_]
 
-    def add_batch(self, endpoint: str, input_file_id: str, window: str, metadata: dict[str, str] | None) -> Batch:
-        """A new batch. Raises InvalidRequest where there are too many."""
+    def add_batch(self, endpoint: str, input_: File, window: str, metadata: dict[str, str] | None, tenant: Tenant) -> Batch:
+        """A new batch of a tenant. Raises InvalidRequest where there are too many."""
         if len(self.batches) >= ENTRIES_MAX:
             raise InvalidRequest(f"The server keeps {ENTRIES_MAX} batches already: clear its folder for batches.")
         now_s = int(time.time())
         return self.put(
             Batch(
-                id=new_id("batch"), endpoint=endpoint, input_file_id=self.file(input_file_id).id, completion_window=window,
-                created_at=now_s, expires_at=now_s + WINDOW_S, metadata=metadata,
+                id=new_id("batch"), endpoint=endpoint, input_file_id=input_.id, completion_window=window, created_at=now_s,
+                expires_at=now_s + WINDOW_S, metadata=metadata, owner=tenant.owner or UNSET,
             )
         )  # fmt: skip
 
@@ -221,8 +225,13 @@ def new_id(kind: str) -> str:
     return f"{kind}-{secrets.token_hex(12)}"
 
 
-def _found(entries: dict[str, Any], id_: str, kind: str) -> Any:
-    if id_ not in entries:
+def seen(entries: dict[str, Any], tenant: Tenant) -> list[Any]:
+    """A tenant's entries, the newest first."""
+    return [entry for entry in reversed(entries.values()) if tenant.sees(entry.owner or "")]
+
+
+def _found(entries: dict[str, Any], id_: str, kind: str, tenant: Tenant) -> Any:
+    if id_ not in entries or not tenant.sees(entries[id_].owner or ""):
         raise FileUnknown(f"There is no {kind} {id_[:60]!r}.")
     return entries[id_]
 

@@ -1,7 +1,8 @@
-"""Worker: runs the batches of a store, one after the other, each with several requests at once.
+"""Worker: runs the batches of a store, those of one owner one after the other, each with several requests at once.
 
-Owns their course: check, run, finish, expire, cancel. Results are appended as they come, so that a batch goes on where it
-stood when a server ended. Live requests go first: a batch starts a request only while the engine keeps nobody waiting.
+Owns their course: check, run, finish, expire, cancel. An owner whose limits make a batch wait delays nobody else's. Results are
+appended as they come, so that a batch goes on where it stood when a server ended. Live requests go first: a batch starts a
+request only while the engine keeps nobody waiting.
 """
 
 from __future__ import annotations
@@ -68,42 +69,51 @@ async def _unfinished(tasks: set[asyncio.Task[None]], timeout_s: float) -> set[a
 
 
 class Worker:
-    """Runs until cancelled. `news` is set when a batch was added or cancelled."""
+    """Runs until cancelled. `news` is set when a batch was added or cancelled; `asker` gives what asks for an owner."""
 
-    def __init__(self, store: Store, ask: Ask, width: int, is_free: Callable[[], bool]) -> None:
-        self._store, self._ask, self._width, self._is_free = store, ask, width, is_free
+    def __init__(self, store: Store, asker: Callable[[str], Ask], width: int, is_free: Callable[[], bool]) -> None:
+        self._store, self._asker, self._width, self._is_free = store, asker, width, is_free
         self.news = asyncio.Event()
-        self._current: tuple[str, asyncio.Task[None]] | None = None
+        self._current: dict[str, tuple[str, asyncio.Task[None]] | None] = {}
 
     async def run(self) -> None:
-        """Take the oldest live batch, again and again."""
-        while True:
-            batch = next((each for each in self._store.batches.values() if each.status in LIVE), None)
-            if batch is None:
+        """Take the oldest live batch of each owner, again and again."""
+        async with asyncio.TaskGroup() as owners:
+            while True:
                 self.news.clear()
+                for owner in {each.owner or "" for each in self._store.batches.values() if each.status in LIVE}:
+                    if owner not in self._current:
+                        self._current[owner] = None
+                        owners.create_task(self._run_owner(owner))
                 await self.news.wait()
-                continue
+
+    async def _run_owner(self, owner: str) -> None:
+        """Run the live batches of an owner, the oldest first, until none is left."""
+        while batch := next(
+            (each for each in self._store.batches.values() if each.status in LIVE and (each.owner or "") == owner), None
+        ):
             task = asyncio.create_task(self._run(batch))
-            self._current = batch.id, task
+            self._current[owner] = batch.id, task
             try:
                 await asyncio.wait({task})
             finally:
                 task.cancel()
-                self._current = None
+                self._current[owner] = None
             try:
                 self._after(batch.id, task)
             except StoreUnusable as error:
                 log.warning("the batch %s waits until its folder can be written (%s)", batch.id, error.__cause__)
                 await asyncio.sleep(WRITE_PAUSE_S)
+        del self._current[owner]
 
-    def cancel(self, id_: str) -> Batch:
+    def cancel(self, batch: Batch) -> Batch:
         """Begin to cancel a batch; one that has ended stays as it is."""
-        batch = self._store.batch(id_)
         if batch.status not in LIVE:
             return batch
-        batch = self._store.turn(id_, "cancelling")
-        if self._current is not None and self._current[0] == id_:
-            self._current[1].cancel()
+        batch = self._store.turn(batch.id, "cancelling")
+        for id_, task in filter(None, self._current.values()):
+            if id_ == batch.id:
+                task.cancel()
         self.news.set()
         return batch
 
@@ -141,7 +151,7 @@ class Worker:
             append(good if answer.is_good else bad, result_line(request.custom_id, answer))
             self._count(batch.id, answer)
 
-        await run_requests(_until(left, batch.expires_at), self._ask, keep, self._width, self._is_free)
+        await run_requests(_until(left, batch.expires_at), self._asker(batch.owner or ""), keep, self._width, self._is_free)
         counts = self._store.batches[batch.id].request_counts
         is_whole = counts.completed + counts.failed == counts.total
         self._store.turn(batch.id, "finalizing")
@@ -170,7 +180,7 @@ class Worker:
             if file_id is None:
                 path.unlink(missing_ok=True)
             else:
-                self._store.add_file(path, f"{id_}_{name}.jsonl", "batch_output", file_id)
+                self._store.add_file(path, f"{id_}_{name}.jsonl", "batch_output", file_id, batch.owner)
         self._store.turn(id_, status)
 
 

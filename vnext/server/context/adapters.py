@@ -14,6 +14,7 @@ from pathlib import Path
 from vnext.lora_request import FILE_NAMES, LinearLayers, LoRARequest, adapter_files, module_of
 from vnext.runtime.messages import AdapterFiles
 from vnext.sampling_params import InvalidRequest
+from vnext.server.context.api_keys import EVERYONE, Tenant
 from vnext.server.context.errors import ModelUnknown
 from vnext.server.settings import ServerSettings
 
@@ -30,15 +31,20 @@ class ServedAdapters:
         modules = [module_of(module) for module in settings.lora_modules]
         self._allowed = {folder_of(module.lora_path) for module in modules}
         self._files: dict[str, AdapterFiles] = {}
+        self._owners: dict[str, str] = {}
         self._live: Counter[str] = Counter()
         self._changing = asyncio.Lock()
         for module in modules:
             self._check_name(module.lora_name)
             self._files[module.lora_name] = adapter_files(module, self._rank_max, layers)
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        return tuple(self._files)
+    def names(self, tenant: Tenant) -> tuple[str, ...]:
+        """Those that a tenant sees: its own, and those of the settings."""
+        return tuple(name for name in self._files if self.is_seen(name, tenant))
+
+    def is_seen(self, name: str, tenant: Tenant) -> bool:
+        """Whether a tenant may ask for this adapter."""
+        return name in self._files and (name not in self._owners or tenant.sees(self._owners[name]))
 
     def files(self, name: str) -> AdapterFiles | None:
         """The adapter of this name; None for the model itself."""
@@ -52,8 +58,8 @@ class ServedAdapters:
         """Such a call has ended."""
         self._live[name] -= 1
 
-    async def load(self, name: str, path: str) -> None:
-        """Serve the adapter in the folder `path` under `name`. Raises InvalidRequest."""
+    async def load(self, name: str, path: str, tenant: Tenant = EVERYONE) -> None:
+        """Serve the adapter in the folder `path` under `name`, to those who see what is the tenant's. Raises InvalidRequest."""
         if not self._is_enabled:
             raise InvalidRequest("This server serves no adapters: start it with --enable-lora.", "lora_name")
         folder = folder_of(path)
@@ -65,20 +71,22 @@ class ServedAdapters:
                 raise InvalidRequest(f"{NAMES_MAX} adapters are served, and no more at once: unload one first.", "lora_name")
             request = LoRARequest(name, 1, str(folder))
             self._files[name] = await asyncio.to_thread(adapter_files, request, self._rank_max, self._layers)
+            self._owners[name] = tenant.owner
 
     def _is_under_root(self, folder: Path) -> bool:
         """Whether a folder and the files of its adapter are, whatever links they are."""
         paths = (folder, *(folder_of(str(folder / name)) for name in FILE_NAMES))
         return self._root is not None and all(path.is_relative_to(self._root) for path in paths)
 
-    async def unload(self, name: str) -> None:
-        """Forget a name. Raises ModelUnknown, and InvalidRequest while calls use it."""
+    async def unload(self, name: str, tenant: Tenant = EVERYONE) -> None:
+        """Forget a name that is the tenant's. Raises ModelUnknown, and InvalidRequest while calls use it."""
         async with self._changing:
-            if name not in self._files:
+            if name not in self._files or not tenant.sees(self._owners.get(name, "")):
                 raise ModelUnknown(f"The adapter {name!r} is not served here: ask /v1/models for the names.")
             if count := self._live[name]:
                 raise InvalidRequest(f"The adapter {name!r} is in use by {count} calls: wait for their end.", "lora_name")
             del self._files[name], self._live[name]
+            self._owners.pop(name, None)
 
     def _check_name(self, name: str) -> None:
         if len(name) > NAME_CHARACTERS_MAX:

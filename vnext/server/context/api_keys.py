@@ -1,13 +1,14 @@
-"""API keys: who may ask, and how much: requests and tokens a minute, answers at once.
+"""API keys: who may ask, how much (requests and tokens a minute, answers at once), and whose the things are that requests make.
 
-Owns the keys of one API process, from the settings and from a file, and their budgets. A key is known by its digest only, and
-compared with all of them in the same time whichever fits. Logs show `shown`, never a key or a whole name.
+Owns the keys of one API process, from the settings and from a file, and their budgets. Where there are several keys, each is a
+tenant: what it makes is its own, and so is what the prefix cache keeps of its prompts. Keys of one name are one tenant. A key is
+known by its digest only, which a secret of the process enters, so that the time of a look-up tells nothing of it. Logs show
+`shown`, never a key or a whole name.
 """
 
 from __future__ import annotations
 
 import hashlib
-import hmac
 import secrets
 import time
 from collections.abc import Callable
@@ -15,13 +16,14 @@ from pathlib import Path
 
 import msgspec
 
+from vnext.runtime.messages import SALT_END
 from vnext.server.context.errors import RateLimited
 from vnext.server.context.throughput import RETRY_MAX_S, RETRY_MIN_S
 from vnext.server.settings import ServerSettings
 
-KEYS_MAX = 1_000  # comparing takes a third of a microsecond each
+KEYS_MAX = 100_000
 SHOWN_CHARACTERS = 4
-OWN = "vnext's own"  # the name of the key with which this process asks itself
+OWN = "vnext's own"  # the client that this process is where it asks itself for no key
 
 
 class KeysUnusable(Exception):
@@ -29,13 +31,29 @@ class KeysUnusable(Exception):
 
 
 class ApiKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """An entry of the file. A limit of 0 is none; one that is left out is the option's."""
+    """An entry of the file. A limit of 0 is none; one that is left out is the option's. `admin`: what other keys made belongs to
+    this one too, and it may use the operator's routes."""
 
     key: str
     name: str = ""
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
     max_answers: int | None = None
+    admin: bool = False
+
+
+class Tenant(msgspec.Struct, frozen=True):
+    """Whom a request is for. `owner`: the mark on what it makes, "" where all share everything."""
+
+    owner: str = ""
+    is_admin: bool = True
+
+    def sees(self, owner: str) -> bool:
+        """Whether a thing with this mark is the tenant's."""
+        return self.is_admin or owner == self.owner
+
+
+EVERYONE = Tenant()
 
 
 class Budget:
@@ -89,21 +107,28 @@ class KeyLimits:
 
 
 class ApiKeys:
-    """See the module. `own` is the key with which this process may ask itself, "" where no key is needed."""
+    """See the module. Mutable only in its budgets."""
 
     def __init__(self, settings: ServerSettings) -> None:
         """Raises KeysUnusable."""
         found = [*(ApiKey(key) for key in settings.api_keys), *_of_file(settings.api_key_file)]
-        self.own = secrets.token_hex() if found else ""
-        self._clients: list[tuple[bytes, str]] = [(_digest(self.own), OWN)] if found else []
+        self._secret, self._shares_cache = secrets.token_bytes(32), settings.shared_prefix_cache
+        self._clients: dict[bytes, str] = {}
         self._limits: dict[str, KeyLimits] = {}
+        self._tenants: dict[str, Tenant] = {}
+        self._own: dict[str, str] = {}
         for place, each in enumerate(found, start=1):
             client = f"key {place} {each.name}".rstrip()
             limits = _limits_of(each, settings)
-            is_counted = len(found) > 1 or any(limits)
-            self._clients.append((_digest(each.key), client if is_counted else ""))
             if any(limits):
                 self._limits[client] = KeyLimits(*limits)
+            if len(found) > 1:
+                self._tenants[client] = Tenant(each.name or _nameless(each.key), each.admin)
+            known = client if len(found) > 1 or any(limits) else ""
+            self._clients[self._digest(each.key)] = known
+            self._add_own(self.tenant(client).owner, known or OWN)
+        if found:
+            self._add_own("", OWN)
 
     def __bool__(self) -> bool:
         return bool(self._clients)
@@ -111,16 +136,33 @@ class ApiKeys:
     def client_of(self, *given: str) -> str | None:
         """The client that one of the given keys stands for, "" where its address does; None if no key fits. A single key
         without limits stands for nobody."""
-        found = None
-        for digest in map(_digest, filter(None, given)):
-            for known, client in self._clients:
-                if hmac.compare_digest(digest, known):
-                    found = client
-        return found
+        return next((self._clients[each] for each in map(self._digest, filter(None, given)) if each in self._clients), None)
+
+    def own(self, owner: str) -> str:
+        """The key with which this process asks itself for the maker of a thing with this mark, "" where no key is needed. Of a
+        maker whose key is gone it opens nothing."""
+        return self._own.get(owner, "none") if self._own else ""
 
     def limits(self, client: str) -> KeyLimits | None:
         """The limits of a client that a key stands for."""
         return self._limits.get(client)
+
+    def tenant(self, client: str) -> Tenant:
+        """The tenant that a client is: everyone, where there are no several keys."""
+        return self._tenants.get(client, EVERYONE)
+
+    def salt(self, client: str, given: str) -> str:
+        """The salt of a client's prompts in the prefix cache, whose request gave `given`."""
+        owner = "" if self._shares_cache else self.tenant(client).owner
+        return f"{hashlib.blake2b(owner.encode(), digest_size=8).hexdigest()}{SALT_END}{given}" if owner else given
+
+    def _add_own(self, owner: str, client: str) -> None:
+        if owner not in self._own:
+            self._own[owner] = secrets.token_hex()
+            self._clients[self._digest(self._own[owner])] = client
+
+    def _digest(self, key: str) -> bytes:
+        return hashlib.blake2b(key.encode(errors="surrogateescape"), key=self._secret).digest()
 
 
 def shown(client: str) -> str:
@@ -135,8 +177,9 @@ def _limits_of(key: ApiKey, settings: ServerSettings) -> tuple[int, int, int]:
     return tuple(default if value is None else value for value, default in zip(own, usual))
 
 
-def _digest(key: str) -> bytes:
-    return hashlib.blake2b(key.encode(errors="surrogateescape")).digest()
+def _nameless(key: str) -> str:
+    """The mark of a key without a name: the same after a restart, and no way back to the key."""
+    return "key-" + hashlib.blake2b(key.encode(errors="surrogateescape"), digest_size=12, person=b"vnext owner").hexdigest()
 
 
 def _of_file(path: str) -> list[ApiKey]:

@@ -19,10 +19,10 @@ from vnext.runtime.client.output_stream import EngineDead, EngineStalled
 from vnext.sampling_params import InvalidRequest, SamplingParams, context_exceeded
 from vnext.server.context.adapters import ServedAdapters
 from vnext.server.context.admission import Quota, RequestLimiter
-from vnext.server.context.api_keys import ApiKeys
+from vnext.server.context.api_keys import ApiKeys, Tenant
 from vnext.server.context.conversation import prompt_text, text_size
 from vnext.server.context.errors import ModelUnknown
-from vnext.server.context.identity import system_fingerprint
+from vnext.server.context.identity import KEY_CLIENT, system_fingerprint
 from vnext.server.context.metrics import ServerMetrics
 from vnext.server.context.openai_types import ChatBody, GenerationBody
 from vnext.server.context.structure import Grammars, asked_structure
@@ -91,10 +91,11 @@ class ServerContext:
             self._fingerprinted = ready, system_fingerprint(ready)
         return self._fingerprinted[1]
 
-    def model_name(self, asked: str | None) -> str:
-        """The name to answer with. Raises ModelUnknown."""
-        if asked is not None and asked not in self.model_names and self.adapters.files(asked) is None:
-            served = ", ".join((*self.model_names, *self.adapters.names))
+    def model_name(self, asked: str | None, client: str) -> str:
+        """The name to answer a client with. Raises ModelUnknown."""
+        tenant = self.keys.tenant(client)
+        if asked is not None and asked not in self.model_names and not self.adapters.is_seen(asked, tenant):
+            served = ", ".join((*self.model_names, *self.adapters.names(tenant)))
             raise ModelUnknown(f"The model {asked!r} is not served here: ask for {served}.")
         return asked or self.model_names[0]
 
@@ -187,6 +188,11 @@ class ServerContext:
 
 
 SERVER_CONTEXT = web.AppKey("edge", ServerContext)
+
+
+def tenant_of(request: web.Request) -> Tenant:
+    """Whose the things are that a request makes, and which of those that are there it sees."""
+    return request.app[SERVER_CONTEXT].keys.tenant(request.get(KEY_CLIENT, ""))
 
 
 def template_of(tokenizer: Tokenizer, settings: ServerSettings) -> ChatTemplate | None:

@@ -17,7 +17,7 @@ from typing import Any
 from aiohttp import web
 
 from vnext.server.context.api_keys import ApiKeys, shown
-from vnext.server.context.errors import DOMAIN_ERRORS, STATUS_GONE, ClientGone, KeyRejected, absent, failure_of
+from vnext.server.context.errors import DOMAIN_ERRORS, STATUS_GONE, ClientGone, KeyRejected, RoutesClosed, absent, failure_of
 from vnext.server.context.handover import accept_ticket
 from vnext.server.context.identity import KEY_CLIENT, REQUEST_ID, VERSION_HEADER, identify
 from vnext.server.context.server_context import SERVER_CONTEXT
@@ -30,6 +30,14 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 OPEN = frozenset({"/", "/docs", "/openapi.json", "/health", "/ping", "/live", "/metrics", "/load", "/version"})
 """The paths that need no key and that any page may read; every other one is guarded, a new one too."""
+
+OPERATORS = frozenset(
+    {
+        "/update_weights", "/start_weight_update", "/finish_weight_update", "/pause", "/resume", "/is_paused", "/sleep", "/wake_up",
+        "/is_sleeping", "/reset_prefix_cache", "/collective_rpc", "/log", "/events", "/server_info",
+    }
+)  # fmt: skip
+"""The routes, by the first part of their paths, that show or change what all tenants have: among several keys, for admin keys."""
 
 log = logging.getLogger("vnext.server")
 
@@ -102,7 +110,7 @@ def _path(request: web.Request) -> str:
 
 def authorise(request: web.Request, settings: ServerSettings, keys: ApiKeys) -> None:
     """Check the API key, in constant time so that it cannot be guessed byte by byte, and note the client that it stands for.
-    Raises KeyRejected, OriginRejected."""
+    Raises KeyRejected, OriginRejected, RoutesClosed."""
     if _path(request) in OPEN or isinstance(request.match_info.http_exception, web.HTTPNotFound):
         return
     if not keys:
@@ -113,4 +121,6 @@ def authorise(request: web.Request, settings: ServerSettings, keys: ApiKeys) -> 
     client = keys.client_of(given, request.headers.get("X-Api-Key", ""))
     if client is None:
         raise KeyRejected("The API key is missing or wrong: send the header 'Authorization: Bearer <key>'.")
+    if "/" + _path(request).split("/")[1] in OPERATORS and not keys.tenant(client).is_admin:
+        raise RoutesClosed("This route is the operator's: send a key that has `admin: true` in the file of keys.")
     request[KEY_CLIENT] = client

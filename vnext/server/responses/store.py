@@ -1,28 +1,50 @@
 """Store: complete responses by id, with the items of the conversation that each belongs to, in this process's memory.
 
-Owns the bound. The responses asked for least recently are dropped first; what a response holds of earlier ones counts again, so
-the bound holds whatever is dropped in between.
+Owns the bound. It keeps bytes, whose number is known; the same as objects would be ten times as much. The responses asked for
+least recently are dropped first; what a response holds of earlier ones counts again, so the bound holds whatever is dropped in
+between.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
 
+from vnext.server.context.api_keys import EVERYONE, Tenant
 from vnext.server.responses.bodies import Item
 
 COUNT_MAX = 10_000
 
 
 class Stored(msgspec.Struct, frozen=True):
-    """A response as its client saw it, its own input, and the whole conversation, its output included."""
+    """A response as its client saw it (JSON), and the conversation that it ends (MessagePack): the `earlier` one, and its own
+    items, of which the first `input_count` are its input. `owner`: the mark of the tenant that made it."""
 
-    response: dict[str, Any]
-    input: tuple[Item, ...]
-    conversation: tuple[Item, ...]
-    size: int
+    response: bytes
+    earlier: bytes
+    own: bytes
+    input_count: int
+    owner: str
+
+    @property
+    def size_bytes(self) -> int:
+        return len(self.response) + len(self.earlier) + len(self.own)
+
+    def own_items(self) -> tuple[Item, ...]:
+        return _items.decode(self.own)
+
+    def input(self) -> tuple[Item, ...]:
+        """What the request itself sent."""
+        return self.own_items()[: self.input_count]
+
+    def conversation(self) -> tuple[Item, ...]:
+        return _items.decode(self.earlier) + self.own_items()
+
+
+_items = msgspec.msgpack.Decoder(tuple[Item, ...])
+_encode = msgspec.msgpack.Encoder().encode
 
 
 class ResponseStore:
@@ -35,39 +57,56 @@ class ResponseStore:
         self._of_item: dict[str, str] = {}  # a response's id by that of an item of its output
         self.size_bytes = 0
 
-    def get(self, id_: str) -> Stored | None:
-        """The response; it becomes the one that is dropped last."""
-        if (found := self._kept.pop(id_, None)) is not None:
-            self._kept[id_] = found
+    def get(self, id_: str, tenant: Tenant = EVERYONE) -> Stored | None:
+        """The response, if the tenant sees it; it becomes the one that is dropped last."""
+        found = self._kept.get(id_)
+        if found is None or not tenant.sees(found.owner):
+            return None
+        self._kept[id_] = self._kept.pop(id_)
         return found
 
-    def item(self, id_: str) -> Item | None:
-        """An item of a stored response's output by its id, or of its input by the id RESPONSE_PLACE that its list shows."""
-        response_id, _, place = id_.rpartition("_")
-        if (owner := self._of_item.get(id_)) is not None and (found := self.get(owner)) is not None:
-            return next((each for each in found.conversation if each.id == id_), None)
-        found = self.get(response_id)
-        return found.input[int(place)] if found and place.isdecimal() and int(place[:9]) < len(found.input) else None
+    def finder(self, tenant: Tenant = EVERYONE) -> Callable[[str], Item | None]:
+        """A function that finds an item of a stored response which the tenant sees: of its output by its id, of its input by the
+        id RESPONSE_PLACE that its list shows. Each response is decoded once for all items."""
+        read: dict[str, tuple[Item, ...]] = {}
 
-    def put(self, response: dict[str, Any], given: Sequence[Item], earlier: Sequence[Item]) -> None:
+        def items_of(id_: str) -> tuple[Item, ...]:
+            if id_ not in read:
+                found = self.get(id_, tenant)
+                read[id_] = found.own_items() if found else ()
+            return read[id_]
+
+        def find(id_: str) -> Item | None:
+            if (owner := self._of_item.get(id_)) is not None:
+                return next((each for each in items_of(owner) if each.id == id_), None)
+            response_id, _, place = id_.rpartition("_")
+            found = self.get(response_id, tenant) if place.isdecimal() else None
+            return items_of(response_id)[int(place)] if found and int(place[:9]) < found.input_count else None
+
+        return find
+
+    def put(self, response: dict[str, Any], given: Sequence[Item], earlier: Sequence[Item], owner: str = "") -> None:
         """Keep a complete response to the input `given`, which followed the conversation `earlier`."""
         output = msgspec.convert(response["output"], list[Item])
-        conversation = (*earlier, *given, *output)
-        size = len(msgspec.json.encode(response)) + len(msgspec.json.encode(conversation))
-        if size > self._bytes_max:
+        own = _encode((*given, *output))
+        found = Stored(msgspec.json.encode(response), _encode(tuple(earlier)), own, len(given), owner)
+        if found.size_bytes > self._bytes_max:
             return
-        self._kept[response["id"]] = Stored(response, tuple(given), conversation, size)
+        self._kept[response["id"]] = found
         self._of_item |= {item.id: response["id"] for item in output if item.id}
-        self.size_bytes += size
+        self.size_bytes += found.size_bytes
         while self.size_bytes > self._bytes_max or len(self._kept) > COUNT_MAX:
-            self.delete(next(iter(self._kept)))
+            self._drop(next(iter(self._kept)))
 
-    def delete(self, id_: str) -> bool:
-        """Whether the response was there."""
-        found = self._kept.pop(id_, None)
-        if found is None:
+    def delete(self, id_: str, tenant: Tenant = EVERYONE) -> bool:
+        """Whether the response was there for the tenant."""
+        if self.get(id_, tenant) is None:
             return False
-        self.size_bytes -= found.size
-        for item in found.response["output"]:
-            self._of_item.pop(item["id"], None)
+        self._drop(id_)
         return True
+
+    def _drop(self, id_: str) -> None:
+        found = self._kept.pop(id_)
+        self.size_bytes -= found.size_bytes
+        for item in found.own_items()[found.input_count :]:
+            self._of_item.pop(item.id or "", None)

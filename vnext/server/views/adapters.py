@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 from aiohttp import web
 
-from vnext.server.context.server_context import SERVER_CONTEXT
+from vnext.server.context.server_context import SERVER_CONTEXT, tenant_of
 from vnext.server.http.bodies import read_body
 from vnext.server.views.operations import model_object
 
@@ -32,7 +32,7 @@ async def load_adapter(request: web.Request) -> web.Response:
     """POST /v1/load_lora_adapter: the new model object."""
     context = request.app[SERVER_CONTEXT]
     body = await read_body(request, _load, LoadAdapterBody)
-    await context.adapters.load(body.lora_name, body.lora_path)
+    await context.adapters.load(body.lora_name, body.lora_path, tenant_of(request))
     return web.json_response(model_object(context, body.lora_name))
 
 
@@ -40,5 +40,5 @@ async def unload_adapter(request: web.Request) -> web.Response:
     """POST /v1/unload_lora_adapter: {"id", "object", "deleted"}."""
     context = request.app[SERVER_CONTEXT]
     body = await read_body(request, _unload, UnloadAdapterBody)
-    await context.adapters.unload(body.lora_name)
+    await context.adapters.unload(body.lora_name, tenant_of(request))
     return web.json_response({"id": body.lora_name, "object": "model", "deleted": True})

@@ -9,6 +9,8 @@ from aiohttp import web
 
 from vnext.sampling_params import InvalidRequest
 from vnext.server.batches.service import batches_of
+from vnext.server.batches.store import seen
+from vnext.server.context.server_context import tenant_of
 from vnext.server.http.bodies import read_body
 from vnext.server.http.pages import Pages
 from vnext.server.views.files import listed
@@ -51,24 +53,27 @@ async def create_batch(request: web.Request) -> web.Response:
         raise InvalidRequest(
             f"metadata may have {METADATA_COUNT_MAX} members of {METADATA_CHARACTERS_MAX} characters: shorten it.", "metadata"
         )
-    batch = batches.store.add_batch(body.endpoint, body.input_file_id, body.completion_window, body.metadata)
+    tenant = tenant_of(request)
+    input_ = batches.store.file(body.input_file_id, tenant)
+    batch = batches.store.add_batch(body.endpoint, input_, body.completion_window, body.metadata, tenant)
     batches.worker.news.set()
     return _json(batch)
 
 
 async def list_batches(request: web.Request) -> web.Response:
     """GET /v1/batches, the newest first: the page that `limit`, `after` and `order` ask for."""
-    return _json(listed([*batches_of(request).store.batches.values()][::-1], request.query, PAGES))
+    return _json(listed(seen(batches_of(request).store.batches, tenant_of(request)), request.query, PAGES))
 
 
 async def get_batch(request: web.Request) -> web.Response:
     """GET /v1/batches/{batch_id}."""
-    return _json(batches_of(request).store.batch(request.match_info["batch_id"]))
+    return _json(batches_of(request).store.batch(request.match_info["batch_id"], tenant_of(request)))
 
 
 async def cancel_batch(request: web.Request) -> web.Response:
     """POST /v1/batches/{batch_id}/cancel."""
-    return _json(batches_of(request).worker.cancel(request.match_info["batch_id"]))
+    batches = batches_of(request)
+    return _json(batches.worker.cancel(batches.store.batch(request.match_info["batch_id"], tenant_of(request))))
 
 
 def _json(value: Any) -> web.Response:

@@ -114,7 +114,7 @@ async def _vectors(
     """The vectors of all inputs (by field) in order, the number of their tokens, and the call's id."""
     context, client = request.app[SERVER_CONTEXT], client_of(request)
     identify(request, body.request_id)
-    model = context.model_name(body.model)
+    model = context.model_name(body.model, client)
     prompts = {name: prompts_of(given, name) for name, given in inputs.items()}
     for name, given in prompts.items():
         context.limiter.check_inputs(len(given), name)
@@ -127,7 +127,7 @@ async def _vectors(
 
 
 def _answer(request: web.Request, body: _Body, call_id: str, count: int, content: dict[str, Any]) -> web.Response:
-    model = request.app[SERVER_CONTEXT].model_name(body.model)
+    model = request.app[SERVER_CONTEXT].model_name(body.model, client_of(request))
     usage = {"prompt_tokens": count, "total_tokens": count}
     shown = {"id": call_id, "created": int(time.time()), "model": model} | content | {"usage": usage}
     return web.json_response(body=msgspec.json.encode(shown))

@@ -13,11 +13,13 @@ from typing import Any
 import msgspec
 from aiohttp import BodyPartReader, web
 from aiohttp.http_exceptions import BadHttpMessage
+from msgspec import UNSET
 
 from vnext.sampling_params import InvalidRequest
 from vnext.server.batches.service import batches_of
-from vnext.server.batches.store import FILE_BYTES_MAX, private, writing
+from vnext.server.batches.store import FILE_BYTES_MAX, private, seen, writing
 from vnext.server.context.errors import BodyTooSlow, ContentRefused
+from vnext.server.context.server_context import tenant_of
 from vnext.server.http.pages import Pages, ordered, page_of
 from vnext.server.http.upload import PAUSE_S
 
@@ -42,7 +44,7 @@ async def create_file(request: web.Request) -> web.Response:
             raise InvalidRequest(f"purpose is {purpose!r}: it must be 'batch'.", "purpose")
         if not draft.is_file():
             raise InvalidRequest("file is missing: it is required.", "file")
-        return _json(store.add_file(draft, name, purpose))
+        return _json(store.add_file(draft, name, purpose, owner=tenant_of(request).owner or UNSET))
     except TimeoutError:
         raise BodyTooSlow("The file came too slowly: send it again.") from None
     except BadHttpMessage:
@@ -56,7 +58,7 @@ async def create_file(request: web.Request) -> web.Response:
 
 async def list_files(request: web.Request) -> web.Response:
     """GET /v1/files, the newest first: of one `purpose`, the page that `limit`, `after` and `order` ask for."""
-    files = [*batches_of(request).store.files.values()][::-1]
+    files = seen(batches_of(request).store.files, tenant_of(request))
     if purpose := request.query.get("purpose"):
         files = [file for file in files if file.purpose == purpose]
     return _json(listed(files, request.query, PAGES))
@@ -64,19 +66,21 @@ async def list_files(request: web.Request) -> web.Response:
 
 async def get_file(request: web.Request) -> web.Response:
     """GET /v1/files/{file_id}."""
-    return _json(batches_of(request).store.file(request.match_info["file_id"]))
+    return _json(batches_of(request).store.file(request.match_info["file_id"], tenant_of(request)))
 
 
 async def get_file_content(request: web.Request) -> web.StreamResponse:
     """GET /v1/files/{file_id}/content."""
-    path = batches_of(request).store.content(request.match_info["file_id"])
+    store = batches_of(request).store
+    path = store.content(store.file(request.match_info["file_id"], tenant_of(request)).id)
     return web.FileResponse(path, headers={"Content-Type": "application/octet-stream", "X-Content-Type-Options": "nosniff"})
 
 
 async def delete_file(request: web.Request) -> web.Response:
     """DELETE /v1/files/{file_id}."""
     id_ = request.match_info["file_id"]
-    batches_of(request).store.delete_file(id_)
+    store = batches_of(request).store
+    store.delete_file(store.file(id_, tenant_of(request)).id)
     return _json({"id": id_, "object": "file", "deleted": True})
 
 

@@ -32,9 +32,9 @@ async def hand_over(request: web.Request) -> web.Response:
     if context.settings.role != "prefill":
         raise RoutesClosed("This server computes no prompts for others: start it with --role prefill.")
     body = await read_body(request, _handover, HandoverBody)
-    model = context.model_name(body.model)
+    model = context.model_name(body.model, client)
     context.check_tokens(body.tokens, "tokens", context.listed_tokens_max)
     with context.limiter.enter(1, client):
-        name, salt = answer_id(request, "handover"), body.cache_salt or ""
+        name, salt = answer_id(request, "handover"), context.keys.salt(client, body.cache_salt or "")
         ticket, cached = await handed_over(context, name, client, body.tokens, salt, model)
     return web.json_response({"ticket": ticket, "cached_tokens": cached})

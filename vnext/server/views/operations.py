@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from vnext.server.context.identity import VERSION_HEADER
-from vnext.server.context.server_context import SERVER_CONTEXT, ServerContext
+from vnext.server.context.identity import VERSION_HEADER, client_of
+from vnext.server.context.server_context import SERVER_CONTEXT, ServerContext, tenant_of
 from vnext.server.http.pages import Pages, page_of
 from vnext.version import __version__
 
@@ -20,7 +20,7 @@ ANTHROPIC_PAGES = Pages(usual=20, most=1000, after="after_id", before="before_id
 async def list_models(request: web.Request) -> web.Response:
     """GET /v1/models, in Anthropic's shape for a request that names a version of its API."""
     context = request.app[SERVER_CONTEXT]
-    names = (*context.model_names, *context.adapters.names)
+    names = (*context.model_names, *context.adapters.names(tenant_of(request)))
     if VERSION_HEADER in request.headers:
         return web.json_response(_anthropic_page(context, names, request.query))
     return web.json_response({"object": "list", "data": [model_object(context, name) for name in names]})
@@ -30,7 +30,8 @@ async def get_model(request: web.Request) -> web.Response:
     """GET /v1/models/{model}."""
     context = request.app[SERVER_CONTEXT]
     describe = _anthropic_model if VERSION_HEADER in request.headers else model_object
-    return web.json_response(describe(context, context.model_name(request.match_info["model"])))
+    name = context.model_name(request.match_info["model"], client_of(request))
+    return web.json_response(describe(context, name))
 
 
 async def get_health(request: web.Request) -> web.Response:

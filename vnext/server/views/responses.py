@@ -15,16 +15,17 @@ from vnext.server.answers.chat_request import ChatRequest, prompt_of
 from vnext.server.answers.generation import RETAINED, Generation
 from vnext.server.answers.logprobs import chat_logprobs, speller
 from vnext.server.answers.single import SingleReader
+from vnext.server.context.api_keys import Tenant
 from vnext.server.context.errors import Failure, FileUnknown
 from vnext.server.context.identity import answer_id, client_of, identify
-from vnext.server.context.server_context import SERVER_CONTEXT, ServerContext
+from vnext.server.context.server_context import SERVER_CONTEXT, ServerContext, tenant_of
 from vnext.server.context.tool_choice import tool_choice_of
 from vnext.server.http.bodies import read_body
 from vnext.server.http.pages import Pages, ordered, page_of
 from vnext.server.http.streaming import Events, event_frame, respond
 from vnext.server.responses.bodies import Item, ResponsesBody
 from vnext.server.responses.items import Event, ItemBuilder
-from vnext.server.responses.store import ResponseStore
+from vnext.server.responses.store import ResponseStore, Stored
 from vnext.server.responses.translation import chat_body, input_items, named_tools, with_items
 from vnext.text.answer import Delta
 from vnext.text.parts import Part, Words
@@ -37,10 +38,11 @@ _DECODER = msgspec.json.Decoder(ResponsesBody)
 async def create_response(request: web.Request) -> web.StreamResponse:
     """POST /v1/responses."""
     context, store = request.app[SERVER_CONTEXT], request.app[RESPONSES]
-    body = with_items(await read_body(request, _DECODER, ResponsesBody), store.item)
+    tenant = tenant_of(request)
+    body = with_items(await read_body(request, _DECODER, ResponsesBody), store.finder(tenant))
     started_s = time.monotonic()
     identify(request, body.request_id)
-    earlier = _earlier(store, body.previous_response_id)
+    earlier = _earlier(store, body.previous_response_id, tenant)
     chat = ChatRequest(context, chat_body(body, earlier))
     client = client_of(request)
     with context.limiter.enter(chat.answer_count, client):
@@ -50,7 +52,7 @@ async def create_response(request: web.Request) -> web.StreamResponse:
         async def send(events: Events | None) -> None:
             await generation.answer(SingleReader(answer, answer, events))
             if body.store is not False:
-                store.put(answer.response, input_items(body), earlier)
+                store.put(answer.response, input_items(body), earlier, tenant.owner)
 
         if body.stream:
             return await respond(request, send, b"", answer.fault_frame)
@@ -61,9 +63,9 @@ async def create_response(request: web.Request) -> web.StreamResponse:
 async def count_input_tokens(request: web.Request) -> web.Response:
     """POST /v1/responses/input_tokens: the size of the prompt that such a body would become."""
     context = request.app[SERVER_CONTEXT]
-    store = request.app[RESPONSES]
-    body = with_items(await read_body(request, _DECODER, ResponsesBody), store.item)
-    chat = chat_body(body, _earlier(store, body.previous_response_id))
+    store, tenant = request.app[RESPONSES], tenant_of(request)
+    body = with_items(await read_body(request, _DECODER, ResponsesBody), store.finder(tenant))
+    chat = chat_body(body, _earlier(store, body.previous_response_id, tenant))
     tools = tool_choice_of(chat, context.dialect is not None).shown
     prompt = await prompt_of(context, chat, tools, client_of(request))
     counted = {"object": "response.input_tokens", "input_tokens": len(prompt.tokens)}
@@ -72,28 +74,24 @@ async def count_input_tokens(request: web.Request) -> web.Response:
 
 async def get_response(request: web.Request) -> web.Response:
     """GET /v1/responses/{response_id}."""
-    id_ = request.match_info["response_id"]
-    if (found := request.app[RESPONSES].get(id_)) is None:
-        raise FileUnknown(_unknown(id_))
+    found = _stored(request)
     if request.query.get("stream") == "true":
         raise InvalidRequest("stream is true: a stored response is sent whole, leave stream out.", "stream")
-    return web.json_response(body=msgspec.json.encode(found.response))
+    return web.json_response(body=found.response)
 
 
 async def delete_response(request: web.Request) -> web.Response:
     """DELETE /v1/responses/{response_id}."""
     id_ = request.match_info["response_id"]
-    if not request.app[RESPONSES].delete(id_):
+    if not request.app[RESPONSES].delete(id_, tenant_of(request)):
         raise FileUnknown(_unknown(id_))
     return web.json_response(body=msgspec.json.encode({"id": id_, "object": "response", "deleted": True}))
 
 
 async def list_input_items(request: web.Request) -> web.Response:
     """GET /v1/responses/{response_id}/input_items, newest first unless `order` is asc."""
-    id_ = request.match_info["response_id"]
-    if (found := request.app[RESPONSES].get(id_)) is None:
-        raise FileUnknown(_unknown(id_))
-    items = [_shown(item, f"{id_}_{place}") for place, item in enumerate(found.input)]
+    found = _stored(request)
+    items = [_shown(item, f"{request.match_info['response_id']}_{place}") for place, item in enumerate(found.input())]
     page, has_more = page_of(ordered(items[::-1], request.query), lambda item: item["id"], request.query, PAGES)
     ids = [item["id"] for item in page] or [None]
     shown = {"object": "list", "data": page, "first_id": ids[0], "last_id": ids[-1], "has_more": has_more}
@@ -210,13 +208,21 @@ def _shown(item: Item, id_: str) -> dict[str, Any]:
     return shown
 
 
-def _earlier(store: ResponseStore, id_: str | None) -> tuple[Item, ...]:
+def _stored(request: web.Request) -> Stored:
+    """The response that the path names. Raises FileUnknown."""
+    id_ = request.match_info["response_id"]
+    if (found := request.app[RESPONSES].get(id_, tenant_of(request))) is None:
+        raise FileUnknown(_unknown(id_))
+    return found
+
+
+def _earlier(store: ResponseStore, id_: str | None, tenant: Tenant) -> tuple[Item, ...]:
     """The conversation that ended with a response. Raises InvalidRequest."""
     if not id_:
         return ()
-    if (found := store.get(id_)) is None:
+    if (found := store.get(id_, tenant)) is None:
         raise InvalidRequest(f"previous_response_id: {_unknown(id_)} Send its items as input.", "previous_response_id")
-    return found.conversation
+    return found.conversation()
 
 
 def _unknown(id_: str) -> str:
