@@ -1,4 +1,4 @@
-"""Calls that break off: an answer that ends with tool_calls has arguments that are valid JSON, at every door."""
+"""Calls that break off: an answer that ends with tool_calls has arguments that are valid JSON, and a cut shows no mark, at every door."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from edge_server import EdgeServer
+from edge_server import TOKENIZER, EdgeServer
 from test_tools import TEMPLATE, WEATHER
 from toy_tokenizers import byte_level
 
@@ -102,3 +102,31 @@ def test_a_stop_string_within_a_call_does_not_make_it_one(server: EdgeServer) ->
     for stream in (False, True):
         assert chat(server, call, stop=["tool_call>"], stream=stream)[1:] == ([], "stop")
         assert chat(server, call, stop=["/tool_call>"], stream=stream) == ("", ['{"city": "Köln"}'], "tool_calls")
+
+
+CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Köln"}}\n</tool_call>'
+SIZE = len(TOKENIZER.encode(CALL))
+GIVEN = '{"city": "Köln"}'
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("missing", [1, 5, 11, 12, 13])
+def test_an_answer_that_is_cut_within_its_closing_mark_shows_none_of_it(server: EdgeServer, missing: int, stream: bool) -> None:
+    size = SIZE - missing
+    assert chat(server, CALL, stream=stream, max_tokens=size) == ("", [GIVEN], "length")
+    [(kind, given)], end = message(server, CALL, stream=stream, max_tokens=size)
+    assert (kind, json.loads(given) if stream else given, end) == ("tool_use", json.loads(GIVEN), "max_tokens")
+    assert response(server, CALL, stream=stream, max_output_tokens=size) == [("function_call", GIVEN, "completed")]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("size", [1, 8, 11, 20, 30])
+def test_a_forced_call_that_is_cut_shows_none_of_its_opening(server: EdgeServer, size: int, stream: bool) -> None:
+    forced = {"type": "function", "function": {"name": "weather"}}
+    for choice in ("required", forced):
+        assert chat(server, CALL, stream=stream, max_tokens=size, tool_choice=choice) == ("", [], "length")
+    assert message(server, CALL, stream=stream, max_tokens=size, tool_choice={"type": "any"}) == ([], "max_tokens")
+    [(kind, text, status)] = response(server, CALL, stream=stream, max_output_tokens=size, tool_choice="required")
+    assert (kind, text, status) == ("message", "", "incomplete")
+    second = chat(server, CALL + CALL, stream=stream, max_tokens=SIZE + size, tool_choice="required")
+    assert second == ("", [GIVEN], "length")

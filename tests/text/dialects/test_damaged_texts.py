@@ -210,3 +210,18 @@ def test_any_damage_leaves_valid_calls_and_the_same_in_every_cutting(
         assert not broken or not holds or (cut and broken == whole[-1:])
         found.append(complete(whole))
     assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("holds", [False, True])
+@pytest.mark.parametrize("name", sorted(SAMPLES))
+def test_a_text_that_is_cut_behind_its_calls_shows_no_mark(name: str, holds: bool) -> None:
+    """From where all arguments are complete on."""
+    text = SAMPLES[name]
+    whole = shown(parts_of(NAMES[name], [text], TOOLS))
+    for size in range(len(text) - 1, 0, -1):
+        found = shown(parts_of(NAMES[name], list(text[:size]), TOOLS, holds=holds, cut=True))
+        if len(complete(found)) < len(complete(whole)):
+            break
+        assert found == whole, text[:size]
+    else:
+        pytest.fail("no call was cut")

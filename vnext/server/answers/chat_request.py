@@ -118,7 +118,13 @@ class ChatRequest:
         if context.marks:
             parser = ReasoningParser(context.marks, self._begun, parser)
         shows_reasoning = self._body.include_reasoning is not False
-        answer = AnswerParts(parser, one_call=self._choice.one, shows_reasoning=shows_reasoning, marks=context.mark_tokens)
+        answer = AnswerParts(
+            parser,
+            one_call=self._choice.one,
+            only_calls=self._choice.is_forced,
+            shows_reasoning=shows_reasoning,
+            marks=context.mark_tokens,
+        )
         self._answers.append(answer)
         return answer
 
