@@ -60,6 +60,11 @@ CASES: dict[str, Case] = {
         {"no_rope_layer_interval": 2, "use_sliding_window": True, "sliding_window": 40, "attention_bias": True},
     ),
     "mistral": Case("MistralForCausalLM", "MistralConfig", {"sliding_window": 40}),
+    "ministral": Case(
+        "MinistralForCausalLM",
+        "MinistralConfig",
+        {"head_dim": 16, "sliding_window": 40, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},
+    ),
     "mixtral": Case("MixtralForCausalLM", "MixtralConfig", {"num_local_experts": 5, "num_experts_per_tok": 2}),
     "mixtral_window": Case("MixtralForCausalLM", "MixtralConfig", {"num_local_experts": 4, "sliding_window": 40}),
     "qwen2": Case("Qwen2ForCausalLM", "Qwen2Config", {}),

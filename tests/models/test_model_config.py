@@ -218,3 +218,15 @@ def test_an_adapter_that_changed_its_base_is_refused(tmp_path: Path, way: str) -
     (tmp_path / "adapter_config.json").write_text(json.dumps(plain | {"init_lora_weights": way}))
     with pytest.raises(ModelError, match="changed the base's weights too"):
         read_adapter_settings(tmp_path)
+
+
+def test_mistral_s_layers_have_the_windows_that_they_name() -> None:
+    """Transformers takes such a file for Ministral's."""
+    raw = PLAIN | {"architectures": ["MistralForCausalLM"], "sliding_window": 40}
+    kinds = ["full_attention", "sliding_attention"]
+    assert parse_config(raw, {}).windows == (40, 40) and parse_config(raw | {"layer_types": kinds}, {}).windows == (0, 40)
+    assert parse_config(raw | {"layer_types": kinds, "architectures": ["MinistralForCausalLM"]}, {}).windows == (0, 40)
+    assert parse_config(raw | {"layer_types": ["full_attention"] * 2}, {}).windows == ()
+    assert parse_config(raw | {"sliding_window": None}, {}).windows == ()
+    with pytest.raises(ModelError, match="config.json has no 'sliding_window'"):
+        parse_config(raw | {"sliding_window": None, "layer_types": kinds}, {})

@@ -1,11 +1,12 @@
-"""Mistral: Llama's architecture; in the first version, each layer has a sliding window."""
+"""Mistral and Ministral: Llama's architecture; each layer has a sliding window, or those that layer_types names."""
 
 from __future__ import annotations
 
 from types import MappingProxyType
 from typing import Any
 
-from vnext.models.config.model_config import ModelConfig, common_config, same_window
+from vnext.models.config.json_keys import positive
+from vnext.models.config.model_config import ModelConfig, common_config, layer_windows
 from vnext.models.layers.assembly import Source, attention, gated_mlp
 from vnext.models.layers.decoder import Params, assemble_decoder, forward, logits
 from vnext.models.layers.sharding import WEIGHT_AXES
@@ -18,7 +19,8 @@ DEFAULTS = MappingProxyType({"sliding_window": 4096, "max_position_embeddings": 
 def parse(raw: dict[str, Any], generation: dict[str, Any]) -> ModelConfig:
     """The configuration. Raises ModelError."""
     raw = {**DEFAULTS, **raw}
-    return common_config(raw, generation, windows=same_window(raw))
+    usual = "full_attention" if raw["sliding_window"] is None else "sliding_attention"
+    return common_config(raw, generation, windows=layer_windows(raw, [usual] * positive(raw, "num_hidden_layers")))
 
 
 def assemble(source: Source, config: ModelConfig) -> Params:
