@@ -16,10 +16,10 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from vnext.generated import Generated, Task
+from vnext.library.program_input import Message, Params, Prompt, as_conversation, as_prompt, as_variables
 from vnext.llm import LLM
 from vnext.lora_request import LoRARequest
-from vnext.sampling_params import InvalidRequest, SamplingParams
-from vnext.task_maker import Message, Prompt
+from vnext.sampling_params import InvalidRequest
 
 if TYPE_CHECKING:  # the client imports slowly: the engine starts meanwhile
     from vnext.runtime.client.bridged_stream import BridgedStream
@@ -58,7 +58,7 @@ class AsyncLLM:
     def generate(
         self,
         prompt: Prompt,
-        sampling_params: SamplingParams | None = None,
+        sampling_params: Params = None,
         request_id: str | None = None,
         *,
         lora_request: LoRARequest | None = None,
@@ -71,12 +71,12 @@ class AsyncLLM:
         at a time; None makes one up. Raises InvalidRequest, before it sends anything unless the adapter's weights do not fit,
         Refused, EngineDead.
         """
-        return self._stream(lambda: self.llm._maker.tasks([prompt], sampling_params, lora_request), request_id)
+        return self._stream(lambda: self.llm._maker.tasks([as_prompt(prompt)], sampling_params, lora_request), request_id)
 
     def chat(
         self,
         messages: Sequence[Message],
-        sampling_params: SamplingParams | None = None,
+        sampling_params: Params = None,
         request_id: str | None = None,
         *,
         lora_request: LoRARequest | None = None,
@@ -84,9 +84,13 @@ class AsyncLLM:
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> AsyncGenerator[Generated, None]:
         """`generate` for one conversation, a list of {"role": ..., "content": ...}; `tools` and the variables as in LLM.chat."""
-        variables = {"tools": tools, **(chat_template_kwargs or {})}
         maker = self.llm._maker
-        return self._stream(lambda: maker.tasks([maker.render(messages, variables)], sampling_params, lora_request), request_id)
+
+        def make() -> list[Task]:
+            prompt = maker.render(as_conversation(messages), as_variables(tools, chat_template_kwargs))
+            return maker.tasks([prompt], sampling_params, lora_request)
+
+        return self._stream(make, request_id)
 
     async def abort(self, request_id: str | Sequence[str]) -> None:
         """End requests by their names: the loop over each gets one last output, with the finish_reason "abort". Names of requests

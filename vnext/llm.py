@@ -17,6 +17,19 @@ from typing import TYPE_CHECKING, Any
 from vnext.engine_operations import EngineOperations
 from vnext.generated import Embedded, Embedding, Generated, Scored, Slot, Task
 from vnext.generation_config import sampling_defaults
+from vnext.library.program_input import (
+    Message,
+    ParamsChoice,
+    Prompt,
+    as_adapters,
+    as_conversation,
+    as_conversations,
+    as_count,
+    as_prompts,
+    as_struct,
+    as_variables,
+)
+from vnext.library.task_maker import TaskMaker
 from vnext.lora_request import AdapterChoice
 from vnext.options.settings_check import engine_settings
 from vnext.runtime.processes.launch import find_model
@@ -28,7 +41,6 @@ from vnext.sampling_params import (
     SamplingParams,
     validate_beams,
 )
-from vnext.task_maker import Message, ParamsChoice, Prompt, TaskMaker, as_prompts
 
 if TYPE_CHECKING:  # the engine's client and the text code import slowly: the engine starts meanwhile
     from tqdm import tqdm
@@ -112,9 +124,8 @@ class LLM(EngineOperations):
 
         The chat template sees `tools` and the variables in `chat_template_kwargs`; calls stay in the answer's text.
         """
-        conversations = [messages] if messages and isinstance(messages[0], Mapping) else messages
-        variables = {"tools": tools, **(chat_template_kwargs or {})}
-        prompts = [self._maker.render(each, variables) for each in conversations]
+        variables = as_variables(tools, chat_template_kwargs)
+        prompts = [self._maker.render(each, variables) for each in as_conversations(messages)]
         return self.generate(prompts, sampling_params, use_tqdm, lora_request)
 
     def stream_chat(
@@ -122,7 +133,7 @@ class LLM(EngineOperations):
     ) -> Generator[str, None, int]:
         """Yield one answer to a conversation piece by piece; the generator returns the number of the answer's tokens.
         Closing the generator aborts the answer."""
-        tasks = self._maker.tasks([self._maker.render(messages, {})], sampling_params)
+        tasks = self._maker.tasks([self._maker.render(as_conversation(messages), {})], sampling_params)
         token_count = 0
         with closing(self._deltas(tasks)) as deltas:
             for _, delta in deltas:
@@ -130,11 +141,12 @@ class LLM(EngineOperations):
                 yield delta.text
         return token_count
 
-    def beam_search(self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams) -> list[Generated]:
+    def beam_search(self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams | Mapping[str, Any]) -> list[Generated]:
         """The `params.beam_width` likeliest answers to each prompt, the likeliest first, by the rule of vnext/text/beams.py.
         Raises InvalidRequest, Refused, EngineDead."""
         from vnext.text.beams import BeamSearch
 
+        params = as_struct(BeamSearchParams, params, "params")
         validate_beams(params)
         sampling = SamplingParams(
             n=params.beam_width, max_tokens=params.max_tokens, logprobs=0, ignore_eos=params.ignore_eos,
@@ -164,6 +176,7 @@ class LLM(EngineOperations):
         from vnext.text.prompt_arrays import embedding
         from vnext.text.prompt_results import embedding_request
 
+        dimensions = as_count(dimensions, "dimensions")
         tokens = [self._maker.tokens(prompt) for prompt in as_prompts(prompts)]
         requests = [embedding_request(next(self._maker.names), each, pooling, self.max_model_len) for each in tokens]
         found: dict[str, list[PromptResult]] = {request.name: [] for request in requests}
@@ -182,10 +195,10 @@ class LLM(EngineOperations):
         `max_model_len` tokens. Raises InvalidRequest, Refused, EngineDead."""
         from vnext.text.prompt_results import Scoring
 
-        prompts, answers = as_prompts(prompts), as_prompts(answers)
+        prompts, answers = as_prompts(prompts), as_prompts(answers, "answers")
         if len(prompts) != len(answers):
             raise InvalidRequest(f"There are {len(prompts)} prompts and {len(answers)} answers: give one for each.", "answers")
-        adapters = self._maker.adapters.of(len(prompts), lora_request)
+        adapters = self._maker.adapters.of(len(prompts), as_adapters(lora_request))
         pairs = [(self._maker.tokens(prompt), self._maker.tokens(answer, False)) for prompt, answer in zip(prompts, answers)]
         scorings = {
             name: Scoring(name, *pair, self.max_model_len, adapter)

@@ -43,7 +43,7 @@ RETENTIONS_S = {"in_memory": 0, "in-memory": 0, "5m": 300, "1h": 3_600, "24h": 8
 _WORD = 2**64
 
 
-class InvalidRequest(Exception):
+class InvalidRequest(ValueError):
     """A client's mistake. `message` is one sentence with the value and the allowed range, `param` is the field's path, and
     `code` is the word that OpenAI's API gives programs, where it has one."""
 
@@ -186,7 +186,8 @@ def validate_ranges(params: SamplingParams, vocab_size: int) -> None:
 
 
 def validate_beams(params: BeamSearchParams) -> None:
-    """Raise InvalidRequest for the first field out of range."""
+    """Raise InvalidRequest for the first field of a wrong type or out of range."""
+    _check_types(params)
     _check_range("beam_width", params.beam_width, 1, BEAM_WIDTH_MAX)
     _check_range("max_tokens", params.max_tokens, 1, math.inf, "be at least 1")
     _check_range("length_penalty", params.length_penalty, -LENGTH_PENALTY_MAX, LENGTH_PENALTY_MAX)

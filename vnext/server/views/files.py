@@ -49,6 +49,8 @@ async def create_file(request: web.Request) -> web.Response:
         raise BodyTooSlow("The file came too slowly: send it again.") from None
     except BadHttpMessage:
         raise InvalidRequest("The body is no valid multipart/form-data: a part has a header that is none.") from None
+    except InvalidRequest:
+        raise
     except ValueError as error:  # aiohttp's own word on a body that is no multipart
         raise InvalidRequest(f"The body is no valid multipart/form-data: {error}.") from error
     finally:

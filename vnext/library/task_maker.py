@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from vnext.generated import Slot, Task
+from vnext.library.program_input import Message, ParamsChoice, as_adapters, as_params
 from vnext.lora_request import AdapterChoice, KnownAdapters
 from vnext.runtime.settings import EngineSettings
 from vnext.sampling_params import (
@@ -32,12 +33,6 @@ if TYPE_CHECKING:  # the engine's client and the text code import slowly: the en
     from vnext.state.params import Constraint
     from vnext.text.template import ChatTemplate
     from vnext.text.tokenizer import Tokenizer
-
-Prompt = str | Sequence[int] | Mapping[str, Any]
-"""A text, token ids, or {"prompt": a text} or {"prompt_token_ids": token ids}."""
-Message = Mapping[str, Any]
-ParamsChoice = SamplingParams | Sequence[SamplingParams] | None
-"""One for all prompts, a list with one for each, or None for the defaults."""
 
 
 class TaskMaker:
@@ -73,22 +68,16 @@ class TaskMaker:
         messages = template.with_words(messages, tools)
         return self.tokenizer.encode(template.render(messages, variables), add_special_tokens=False)
 
-    def tasks(self, prompts: Sequence[Prompt], params: ParamsChoice, lora: AdapterChoice = None) -> list[Task]:
-        """One for each prompt. Raises InvalidRequest."""
-        adapters = self.adapters.of(len(prompts), lora)
-        if params is None or isinstance(params, SamplingParams):
-            params = [params] * len(prompts)
-        if len(params) != len(prompts):
-            counts = f"There are {len(prompts)} prompts and {len(params)} sampling_params"
-            raise InvalidRequest(f"{counts}: give one, or one for each.", "sampling_params")
+    def tasks(self, prompts: Sequence[str | list[int]], params: ParamsChoice, lora: AdapterChoice = None) -> list[Task]:
+        """One for each prompt, which as_prompts has made. Raises InvalidRequest."""
+        adapters, params = self.adapters.of(len(prompts), as_adapters(lora)), as_params(params, len(prompts))
         constraints = {key: self._constraint(one) for key, one in {id(one): one for one in params}.items()}
         each = zip(prompts, params, adapters)
         return [self._task(prompt, one, constraints[id(one)], adapter) for prompt, one, adapter in each]
 
-    def tokens(self, prompt: Prompt, is_prompt: bool = True) -> list[int]:
+    def tokens(self, prompt: str | list[int], is_prompt: bool = True) -> list[int]:
         """The tokens of a prompt, or of an answer, which gets no special ones. Raises InvalidRequest."""
-        prompt = _plain(prompt)
-        tokens = self.tokenizer.encode(prompt, add_special_tokens=is_prompt) if isinstance(prompt, str) else list(prompt)
+        tokens = self.tokenizer.encode(prompt, add_special_tokens=is_prompt) if isinstance(prompt, str) else prompt
         what, highest = "prompt" if is_prompt else "answer", self.vocab_size - 1
         if not tokens:
             raise InvalidRequest(f"The {what} has no tokens: a request needs at least one.", what)
@@ -106,8 +95,9 @@ class TaskMaker:
 
         return constraint_of(asked_of(params.structured_outputs), self.tokenizer)
 
-    def _task(self, prompt: Prompt, params: SamplingParams | None, limits: Constraint | None, lora: AdapterFiles | None) -> Task:
-        prompt = _plain(prompt)
+    def _task(
+        self, prompt: str | list[int], params: SamplingParams | None, limits: Constraint | None, lora: AdapterFiles | None
+    ) -> Task:
         text = prompt if isinstance(prompt, str) else None
         tokens = self.tokens(prompt)
         params = self._fitting_params(len(tokens)) if params is None else params
@@ -140,22 +130,3 @@ class TaskMaker:
             sampling=restricted(sampling, params, banned_sequences(params.bad_words, self.tokenizer)),
             has_seed=params.seed is not None,
         )
-
-
-def as_prompts(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:
-    """The prompts as a list; a single prompt becomes a list of one."""
-    one = isinstance(prompts, str | Mapping) or (len(prompts) > 0 and isinstance(prompts[0], int))
-    return [prompts] if one else prompts
-
-
-def _plain(prompt: Prompt) -> str | Sequence[int]:
-    """The text or the token ids of a prompt. Raises InvalidRequest for a dictionary with other content."""
-    if not isinstance(prompt, Mapping):
-        return prompt
-    if len(prompt) != 1 or not prompt.keys() <= {"prompt", "prompt_token_ids"}:
-        raise InvalidRequest(
-            f"A prompt has the keys {', '.join(map(repr, prompt))}: give a text, token ids, or one of prompt and "
-            "prompt_token_ids.",
-            "prompt",
-        )
-    return next(iter(prompt.values()))
