@@ -42,7 +42,9 @@ class InThread:
 
     def __enter__(self) -> Any:
         self._thread.start()
-        assert self._started.wait(WAIT_S)
+        if not self._started.wait(WAIT_S) or self.site is None:
+            self.__exit__()
+            raise AssertionError("the server did not start")
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -51,15 +53,19 @@ class InThread:
         self._loop.close()
 
     async def _serve(self) -> None:
-        self.runner = await self.begin()
-        await self.runner.setup()
-        self.site = web.TCPSite(self.runner, "127.0.0.1", self.port)
-        await self.site.start()
-        self.port = self.site.port
-        self._started.set()
-        await self._stop.wait()
-        await self.runner.cleanup()
-        await self.end()
+        try:
+            self.runner = await self.begin()
+            await self.runner.setup()
+            site = web.TCPSite(self.runner, "127.0.0.1", self.port)
+            await site.start()
+            self.site, self.port = site, site.port
+            self._started.set()
+            await self._stop.wait()
+        finally:
+            self._started.set()
+            if self.runner is not None:
+                await self.runner.cleanup()
+            await self.end()
 
     def call(self, method: str, path: str, body: Any = None, **headers: str) -> tuple[int, Any, Any]:
         """Status, decoded answer, headers."""

@@ -73,7 +73,8 @@ class EdgeServer(InThread):
         return make_runner(self.app)
 
     async def end(self) -> None:
-        await self._client.close()
+        if self._client is not None:
+            await self._client.close()
 
     def __exit__(self, *exception: object) -> None:
         super().__exit__(*exception)

@@ -77,7 +77,7 @@ def test_one_request_gets_a_share_of_the_gate_and_one_client_too(monkeypatch: py
     forbid(monkeypatch, "encode")
     with EdgeServer() as server:
         status, answer, _ = server.post("/v1/completions", {"prompt": ["a"] * 4096})
-        assert status == 400 and "asks for 4096 answers: at most 256 are allowed" in answer["error"]["message"]
+        assert status == 400 and "prompt has 4096 entries: at most 2048 are allowed" in answer["error"]["message"]
         assert server.get("/health")[0] == 200
     limiter = RequestLimiter(4096, request_max=1024)
     with limiter.enter(1024, "a"), limiter.enter(1024, "a"), limiter.enter(1024, "a"):
@@ -166,7 +166,7 @@ def test_a_slow_template_is_ended_and_keeps_no_one_waiting(monkeypatch: pytest.M
     limits_s: dict[str, float] = {}
     render = ChatTemplate.render
 
-    def watched(self: ChatTemplate, messages: Any, variables: Any, begins: bool, limit_s: float) -> str:
+    def watched(self: ChatTemplate, messages: Any, variables: Any, begins: bool = True, limit_s: float = 1.0) -> str:
         limits_s[threading.current_thread().name] = limit_s
         return render(self, messages, variables, begins, limit_s)
 
