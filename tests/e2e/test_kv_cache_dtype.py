@@ -46,6 +46,13 @@ def test_a_request_s_tokens_do_not_depend_on_the_way(way: str, together: list[tu
     assert found == together
 
 
+@pytest.mark.parametrize("name", ["fp8", "fp8_e4m3", "fp8_e5m2"])
+def test_what_vllm_asks_a_gpu_for_is_int8_on_a_cpu_and_a_line_says_so(name: str, capfd: pytest.CaptureFixture[str]) -> None:
+    with LLM(threads=1, kv_cache_dtype=name, kv_cache_memory=2**22, log="off") as llm:
+        assert llm.ready.environment["kv_cache_dtype"] == "int8"
+    assert capfd.readouterr().err.count("on this CPU they are kept in int8, which takes as much room") == 1
+
+
 def test_the_same_memory_holds_nearly_twice_the_blocks() -> None:
     counts = []
     for dtype in ("auto", "int8"):
@@ -66,7 +73,8 @@ def test_a_log_runs_again_with_its_cache(tmp_path: Path, capsys: pytest.CaptureF
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        ({"kv_cache_dtype": "fp8"}, "must be one of 'auto', 'int8'"),
+        ({"kv_cache_dtype": "fp4"}, "must be one of 'auto', 'int8', 'fp8'"),
+        ({"kv_cache_dtype": "fp8_e4m3", "attention": "flashinfer"}, "does not read keys and values in 8 bits, and kv_cache_dtype is fp8"),
         ({"kv_cache_dtype": "int8", "attention": "flashinfer"}, "does not read keys and values in 8 bits, and kv_cache_dtype is int8"),
     ],
 )

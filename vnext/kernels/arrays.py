@@ -80,6 +80,8 @@ def as_tensor(array: Any) -> Any:
 
     if array.dtype == host_dtype("bfloat16"):
         return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    if array.dtype.itemsize == 1 and array.dtype.name.startswith("float8"):
+        return torch.from_numpy(array.view(np.uint8)).view(torch_dtype(array.dtype))
     return torch.from_numpy(array)
 
 

@@ -92,7 +92,7 @@ BOUNDS = {
 REMEDIES = {
     "generation_config": "; another file's values go into the model folder's generation_config.json",
     "quantization": "; a checkpoint that is quantised already is not read, so take the one in bfloat16",
-    "kv_cache_dtype": "; auto keeps keys and values in the dtype of the activations, int8 in half of it",
+    "kv_cache_dtype": "; auto keeps keys and values in the dtype of the activations, int8 and fp8 in half of it",
     "dtype": "; for weights of 8 bits see --quantization",
     "device": "; CUDA_VISIBLE_DEVICES chooses among several GPUs",
     "attention": "; our kernels serve every model, so leave it at auto",
@@ -220,10 +220,10 @@ def _check_together(settings: EngineSettings) -> None:
         raise SettingsError(
             f"quantization is int8, which computes in bfloat16, and dtype is {settings.dtype}: leave one of the two out."
         )
-    if settings.kv_cache_dtype == "int8" and not ATTENTION_BACKENDS[settings.attention].reads_int8:
+    if settings.kv_cache_dtype != "auto" and not ATTENTION_BACKENDS[settings.attention].reads_int8:
         raise SettingsError(
-            f"attention is {settings.attention}, which does not read keys and values in 8 bits, and kv_cache_dtype is int8: "
-            "leave one of the two out."
+            f"attention is {settings.attention}, which does not read keys and values in 8 bits, and kv_cache_dtype is "
+            f"{settings.kv_cache_dtype}: leave one of the two out."
         )
     if settings.device == "cpu" and (given := gpu_settings_given(settings)):
         raise SettingsError(f"{given[0]} is for a GPU, and device is cpu: use --device cuda, or leave it out.")

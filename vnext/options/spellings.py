@@ -30,6 +30,7 @@ SYNONYMS: Mapping[str, Mapping[str, str]] = MappingProxyType(
         "dtype": {"half": "float16", "float": "float32", "fp16": "float16", "bf16": "bfloat16", "fp32": "float32"},
         "generation_config": {"vllm": "none"},
         "device": {"gpu": "cuda"},
+        "kv_cache_dtype": {"fp8_e4m3": "fp8", "fp8_e5m2": "fp8", "fp8_inc": "fp8", "fp8_e4m3fn": "fp8"},
         "log_level": {"warn": "warning", "critical": "error", "trace": "debug"},
     }
 )

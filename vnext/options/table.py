@@ -30,7 +30,7 @@ ENGINE_HELP = {
     "device": "where the model runs; auto is a GPU if one works, else the CPU",
     "dtype": "data type of weights and cache; auto uses the checkpoint's, but on a CPU bfloat16 for float16",
     "quantization": "int8 rounds weights as they are loaded, with one scale per output: half the memory to hold and to read",
-    "kv_cache_dtype": "int8 keeps keys and values in 8 bits: about twice the tokens in the same memory",
+    "kv_cache_dtype": "int8 and, on a GPU, fp8 keep keys and values in 8 bits: about twice the tokens in the same memory",
     "packed_weights_dir": "folder in which a CPU's ranks keep weights as packed, for later starts to map (default: none)",
     "isa": "the instruction set of the CPU kernels (default: the best one of the machine)",
     "deterministic": "make a request's tokens independent of its batch (default: where that is free, and in float32)",

@@ -16,7 +16,7 @@ from vnext.router.policies import DEFAULT_POLICY
 DeviceName = Literal["cpu", "cuda", "auto"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 Quantization = Literal["none", "int8"]
-KvCacheDtype = Literal["auto", "int8"]
+KvCacheDtype = Literal["auto", "int8", "fp8"]
 Isa = Literal["auto", "portable", "avx2", "avx512", "avx512_bf16", "amx", "neon", "neon_bf16"]
 """Instruction sets of the CPU kernels, each with all before it; auto is the best one of the machine."""
 ExecutorName = Literal["mp", "inproc", "ray"]

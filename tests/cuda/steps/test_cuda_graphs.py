@@ -118,15 +118,16 @@ def test_graphs_of_padded_decodes_give_the_tokens_of_steps_as_they_are(
     assert watches is None or len(watches) > 25 and all(watch.looks > 20 for watch in watches)
 
 
+@pytest.mark.parametrize("kind", ["int8", "fp8"])
 @pytest.mark.parametrize("launches", ["from Python", "from C++"])
 def test_caches_of_codes_give_the_same_tokens_in_graphs_chunks_and_after_preemption(
-    kernels: Operations, shim: HostBackend, tmp_path: Path, launches: str
+    kernels: Operations, shim: HostBackend, tmp_path: Path, launches: str, kind: str
 ) -> None:
     """And with hits, or without; not those of a cache of floats, of which the same rows are not rounded."""
     if launches == "from C++" and not compiled.is_built():
         pytest.skip("the extension was not built")
     folder = tiny_checkpoint(tmp_path / "tiny", **WINDOWS)
-    given = {"arrive": some_arrivals, "kv_cache_dtype": "int8", "count": 9}
+    given = {"arrive": some_arrivals, "kv_cache_dtype": kind, "count": 9, "dtype": "bfloat16" if kind == "fp8" else "float32"}
     expected, ran = answers(kernels, folder, Shapes((), ()), prefix_caching=False, **given)
     assert ran["eager"] > 10
     launcher = HostLauncher(shim)

@@ -137,9 +137,12 @@ def page_rows(cache: KvCache) -> np.ndarray:
 
 
 def cache_dtype(name: str, dtype: Any) -> Any:
-    """The dtype of an option's value, "auto" or "int8", beside activations of `dtype`, of the same library."""
+    """The dtype of an option's value, "auto", "int8" or "fp8", beside activations of `dtype`, of the same library; "fp8" is for
+    tensors alone."""
     if name == "auto":
         return dtype
+    if name == "fp8":
+        return torch_dtype("float8_e4m3fn")
     return host_dtype("int8") if isinstance(dtype, np.dtype) else torch_dtype("int8")
 
 

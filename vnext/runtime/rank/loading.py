@@ -13,6 +13,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from vnext.kernels.cpu import native
 from vnext.kernels.shards import SHARDS_MAX
 from vnext.models.config.model_config import load_config
@@ -70,6 +72,8 @@ def load_rank(settings: RankSettings, rendezvous: Path) -> tuple[Rank, ModelRunn
         raise SettingsError("--role and --prefill-engines work on a CPU so far: leave them out, or add --device cpu")
     if settings.returns_routed_experts:
         raise SettingsError("--enable-return-routed-experts works on a CPU so far: leave it out, or add --device cpu")
+    if settings.quantization == "int8":
+        raise SettingsError("--quantization int8 works on a CPU so far: leave it out (bfloat16 is faster), or add --device cpu")
     if settings.packed_weights_dir:
         raise SettingsError("--packed-weights-dir works on a CPU so far: leave it out, or add --device cpu")
     from vnext.runtime.rank.gpu_loading import device_pages, device_rank, enough_memory, open_device
@@ -80,6 +84,8 @@ def load_rank(settings: RankSettings, rendezvous: Path) -> tuple[Rank, ModelRunn
     )
     with enough_memory("the model's weights do"):
         runner = load_runner(settings, device.torch_device, parallel)
+    if settings.kv_cache_dtype == "fp8" and runner.dtype == "float32":
+        raise SettingsError("--kv-cache-dtype is fp8, which is read beside 16 bits, and the dtype is float32: add --dtype bfloat16")
     with enough_memory("the draft model or head does"):
         load_drafter(settings, runner)
     runner.steps_device = device
@@ -89,6 +95,10 @@ def load_rank(settings: RankSettings, rendezvous: Path) -> tuple[Rank, ModelRunn
 
 def _load_cpu_rank(settings: RankSettings, rendezvous: Path) -> tuple[Rank, ModelRunner]:
     start_threads(settings.threads, place_of(settings))
+    if settings.kv_cache_dtype == "fp8":
+        if settings.rank == 0:
+            log.warning("--kv-cache-dtype fp8 is for a GPU: on this CPU they are kept in int8, which takes as much room")
+        settings = replace(settings, kv_cache_dtype="int8")
     if settings.pipeline_parallel_size > 1:
         return _load_stage(settings)
     meeting = StoreAddress(settings.store, settings.host_address) if settings.store else rendezvous
@@ -187,7 +197,7 @@ def page_identity(settings: RankSettings, runner: ModelRunner, rank: str) -> dic
     return gpu_identity(settings, runner) | {
         "model": fingerprint(settings.model_path), "draft_model": drafted, "version": __version__, "rank": rank,
         "block_size": settings.block_size, "page_bytes": runner.block_bytes(settings.block_size),
-        "kv_cache_dtype": settings.kv_cache_dtype, "dtype": runner.dtype, "quantization": settings.quantization,
+        "kv_cache_dtype": runner.kv_cache_dtype, "dtype": runner.dtype, "quantization": settings.quantization,
         "kernels": kernels_of(runner.device_type), "numbers": str(runner.invariance),
     }  # fmt: skip
 
@@ -312,8 +322,8 @@ def describe_numbers(settings: RankSettings, runner: ModelRunner) -> dict[str, s
     numbers = {"dtype": runner.dtype, "quantization": settings.quantization, "kernels": kernels_of(runner.device_type)}
     if settings.pipeline_parallel_size > 1:
         numbers["stages"] = str(settings.pipeline_parallel_size)
-    if settings.kv_cache_dtype != "auto":
-        numbers["kv_cache_dtype"] = settings.kv_cache_dtype
+    if runner.kv_cache_dtype != "auto":
+        numbers["kv_cache_dtype"] = runner.kv_cache_dtype
     if settings.digests_weights and settings.rank == 0:
         numbers["weights_digest"] = weights_digest(settings.model_path)
     if not runner.kept.has_head:

@@ -116,7 +116,7 @@ class ModelRunner:
         self.dtype = choose_dtype(dtype, self.config, quantization, self.device_type)
         self._is_host = self.device_type == "cpu" and serves(self.dtype)
         self._dtype = host_dtype(self.dtype) if self._is_host else torch_dtype(self.dtype)
-        self._kv_dtype = cache_dtype(kv_cache_dtype, self._dtype)
+        self.kv_cache_dtype, self._kv_dtype = kv_cache_dtype, cache_dtype(kv_cache_dtype, self._dtype)
         self._family = family(self.config.architecture)
         self.invariance = self._invariance(deterministic, quantization)
         self.parallel = parallel = replace(parallel, is_exact=self.invariance.holds)
