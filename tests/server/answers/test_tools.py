@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from typing import Any
 
 import openai
 import pytest
@@ -193,3 +194,43 @@ def test_strict_tools_that_the_model_may_call(tools_server: EdgeServer) -> None:
     wrong["function"]["strict"] = True
     with pytest.raises(openai.BadRequestError, match="tools cannot be kept.*'not' is not supported"):
         ask(tools_server, "a", tools=[wrong])
+
+
+def asked_for(*ids: str, arguments: str = "{}") -> dict[str, Any]:
+    calls = [{"id": id_, "type": "function", "function": {"name": "weather", "arguments": arguments}} for id_ in ids]
+    return {"role": "assistant", "tool_calls": calls}
+
+
+USER = {"role": "user", "content": "say:x"}
+
+
+@pytest.mark.parametrize(
+    ("messages", "param", "words"),
+    [
+        ([USER, {"role": "tool", "content": "r"}], "messages[1].tool_call_id", "is missing"),
+        ([USER, {"role": "tool", "tool_call_id": "a", "content": "r"}], "messages[1].tool_call_id", "'a': no call before it"),
+        ([asked_for("a"), {"role": "tool", "tool_call_id": "b", "content": "r"}], "messages[1].tool_call_id", "'b': no call before it"),
+        ([asked_for("a"), USER], "messages[0].tool_calls[0].id", "the call 'a' has no result behind it"),
+        (
+            [asked_for("a", "b"), {"role": "tool", "tool_call_id": "a", "content": "r"}, USER],
+            "messages[0].tool_calls[1].id",
+            "the call 'b' has no result behind it",
+        ),
+    ],
+)
+def test_calls_and_results_are_pairs(tools_server: EdgeServer, messages: list[dict[str, Any]], param: str, words: str) -> None:
+    status, answer, _ = tools_server.post("/v1/chat/completions", {"messages": messages})
+    assert (status, answer["error"]["param"]) == (400, param) and words in answer["error"]["message"]
+
+
+def test_results_come_in_any_order_and_a_call_that_was_cut_needs_none(tools_server: EdgeServer) -> None:
+    results = [{"role": "tool", "tool_call_id": id_, "content": "r"} for id_ in ("b", "a")]
+    for messages in ([asked_for("a", "b"), *results, USER], [asked_for("a", arguments='{"ci'), USER], [asked_for("a"), *results[1:]] * 2):
+        status, answer, _ = tools_server.post("/v1/chat/completions", {"messages": messages, "max_tokens": 1})
+        assert status == 200, answer
+
+
+def test_two_tools_of_one_name_are_refused(tools_server: EdgeServer) -> None:
+    tool = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
+    status, answer, _ = tools_server.post("/v1/chat/completions", {"messages": [USER], "tools": [tool, tool]})
+    assert (status, answer["error"]["param"]) == (400, "tools[1].function.name") and "'weather'" in answer["error"]["message"]

@@ -317,7 +317,16 @@ def test_blocks_that_are_no_text_of_the_client(server: EdgeServer) -> None:
     )
 
 
+CALLED = {"role": "assistant", "content": [{"type": "tool_use", "id": "a", "name": "weather", "input": {}}]}
+RESULT = {"type": "tool_result", "tool_use_id": "a", "content": "rain"}
 WRONG: list[tuple[dict[str, Any], str]] = [
+    (
+        {"messages": [CALLED, {"role": "user", "content": [RESULT | {"tool_use_id": "b"}]}]},
+        "messages[1].content[0].tool_use_id is 'b': no call before it has this id",
+    ),
+    ({"messages": [{"role": "user", "content": [{"type": "tool_result"}]}]}, "messages[0].content[0].tool_use_id is missing"),
+    ({"messages": [CALLED, {"role": "user", "content": "b"}]}, "messages[0].content[0].id: the call 'a' has no result behind it"),
+    ({"tools": [WEATHER, WEATHER]}, "tools[1]"),
     ({"messages": [{"role": "user", "content": [{"type": "video", "source": {}}]}]}, "messages[0].content[0].type is 'video'"),
     ({"messages": [{"role": "user", "content": [{"type": "document"}]}]}, "messages[0].content[0].source is no document"),
     (
@@ -395,7 +404,8 @@ def test_a_breakpoint_keeps_what_stands_before_it(server):
     (text, seconds), = kept(server, tools=tools, messages=[first])
     assert seconds == 3600 and "weather" in text and text.endswith("[user]")
     result = {"type": "tool_result", "tool_use_id": "t", "content": [{"type": "text", "text": "fine", **MARK}]}
-    assert kept(server, messages=[first, {"role": "user", "content": [result]}]) == [("all", 300)]
+    call = {"role": "assistant", "content": [{"type": "tool_use", "id": "t", "name": "weather", "input": {}}]}
+    assert kept(server, messages=[first, call, {"role": "user", "content": [result]}]) == [("all", 300)]
 
 
 def test_usage_says_what_is_kept(server):

@@ -200,8 +200,10 @@ def test_tools_in_a_namespace(server: EdgeServer) -> None:
         ("custom_tool_call", "patch", "crm"),
     ]
     items = [item.model_dump(exclude_none=True) for item in answer.output[:1]]
-    ask(server, "", input=items, tools=[WEATHER], max_output_tokens=1)
-    assert prompt(server).endswith(f'<{answer.output[0].call_id}:crm__weather:{{"city": "Köln"}}>')
+    rain = {"type": "function_call_output", "call_id": answer.output[0].call_id, "output": "rain"}
+    ask(server, "", input=[*items, rain], tools=[WEATHER], max_output_tokens=1)
+    id_ = answer.output[0].call_id
+    assert prompt(server).endswith(f'<{id_}:crm__weather:{{"city": "Köln"}}>[tool {id_}]rain')
     ask(server, CALL, tools=tools, tool_choice={"type": "function", "name": "patch", "namespace": "crm"})
     assert server.engine.of_kind(SubmitRequest)[-1].sampling.constraint.grammar
 
@@ -322,6 +324,15 @@ def test_a_history_that_another_server_began_is_read(server: EdgeServer) -> None
     assert prompt(server) == "[user]a[assistant](Hm.)b[user]say:c"
 
 
+def test_a_stored_call_needs_its_result_unless_it_was_cut(server: EdgeServer) -> None:
+    whole, cut = (ask(server, CALL, tools=[WEATHER], max_output_tokens=count) for count in (400, 50))
+    assert cut.status == "incomplete" and cut.output[-1].type == "function_call"
+    with pytest.raises(openai.BadRequestError, match="previous_response_id: the call '.*' has no result behind it"):
+        ask(server, "", previous_response_id=whole.id, input="and?")
+    ask(server, "", previous_response_id=cut.id, input="and?", max_output_tokens=1)
+    assert prompt(server).endswith("[user]and?")
+
+
 def test_probes_pass(server: EdgeServer) -> None:
     ask(server, "", input="", max_output_tokens=1)
     assert prompt(server) == "[user]"
@@ -345,6 +356,14 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"input": 5}, "input is wrong"),
     ({"tools": [{"type": "file_search"}]}, "runs at OpenAI"),
     ({"tools": [{"type": "function"}]}, "tools[0].name is missing"),
+    ({"tools": [{"type": "shell"}, WEATHER, PATCH, WEATHER]}, "tools[3].name is 'weather': an earlier tool has this name too"),
+    ({"tools": [{"type": "namespace", "name": "a", "tools": [PATCH, PATCH]}]}, "tools[0].tools[1].name is 'a__patch'"),
+    ({"input": [{"type": "function_call_output", "output": "a"}]}, "input[0].call_id is missing"),
+    ({"input": [{"type": "custom_tool_call_output", "call_id": "x", "output": "a"}]}, "input[0].call_id is 'x': no call before it"),
+    (
+        {"input": [{"type": "function_call", "call_id": "x", "name": "f", "arguments": "{}"}, {"role": "user", "content": "b"}]},
+        "input[0].call_id: the call 'x' has no result behind it",
+    ),
     ({"tools": [WEATHER], "tool_choice": {"type": "file_search"}}, "tool_choice must be"),
     ({"tools": [WEATHER], "tool_choice": {"type": "function", "name": "nope"}}, "not among tools"),
     ({"text": {"format": {"type": "xml"}}}, "text.format.type is 'xml'"),

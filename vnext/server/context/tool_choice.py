@@ -6,6 +6,7 @@ at least one. The dialect of the model's template turns the force into a grammar
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -81,10 +82,20 @@ def _tools(body: ChatBody) -> list[dict[str, Any]]:
     for place, tool in enumerate(body.tools):
         if tool.type != "function":
             raise InvalidRequest(f"tools[{place}].type is {tool.type!r}: only 'function' is supported.", f"tools[{place}].type")
+    check_names([(tool.function.name, f"tools[{place}].function.name") for place, tool in enumerate(body.tools)])
     shown: list[dict[str, Any]] = msgspec.to_builtins(body.tools)
     for tool in shown:
         tool["function"].pop("strict", None)
     return shown
+
+
+def check_names(names: Sequence[tuple[str, str]]) -> None:
+    """Raise InvalidRequest for two tools of one name: nobody could say which of them a call means. `names` have their places."""
+    seen: set[str] = set()
+    for name, path in names:
+        if name in seen:
+            raise InvalidRequest(f"{path} is {name[:80]!r}: an earlier tool has this name too, make each unique.", path)
+        seen.add(name)
 
 
 def _asked(body: ChatBody) -> tuple[Force, list[str] | None]:

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from vnext.sampling_params import InvalidRequest
+from vnext.server.context.call_pairs import CallPairs
 from vnext.server.context.errors import NO_THREADS
 from vnext.server.context.openai_types import ChatBody
 from vnext.server.context.retention import TTLS_S, Breakpoint, needed
@@ -39,6 +40,19 @@ def chat_body(body: CountTokensBody, reasons: bool) -> ChatBody:
     if last.get("role") == "assistant" and last.get("content") and not last.get("tool_calls"):
         fields["continue_final_message"] = True
     return msgspec.convert(fields, ChatBody)
+
+
+def check_calls(body: MessagesBody) -> None:
+    """Raise InvalidRequest for a conversation whose calls and results are no pairs."""
+    pairs = CallPairs()
+    for place, message in enumerate(body.messages):
+        blocks = [] if isinstance(message.content, str) else message.content
+        for block, where in blocks_of(blocks, f"messages[{place}]"):
+            if block.type == "tool_use" and block.id is not None:
+                pairs.call(block.id, f"{where}.id")
+            elif block.type == "tool_result":
+                pairs.result(block.tool_use_id, f"{where}.tool_use_id")
+    pairs.end()
 
 
 def breakpoints_of(body: MessagesBody) -> list[Breakpoint]:

@@ -16,7 +16,9 @@ from typing import Any
 import msgspec
 
 from vnext.sampling_params import InvalidRequest
+from vnext.server.context.call_pairs import CallPairs, is_object
 from vnext.server.context.openai_types import ChatBody
+from vnext.server.context.tool_choice import check_names
 from vnext.server.responses.bodies import Content, Item, ResponsesBody, Tool
 
 ARGUMENT = "input"
@@ -56,6 +58,19 @@ def chat_body(body: ResponsesBody, earlier: Sequence[Item]) -> ChatBody:
     fields |= _tools(body) | _format(body) | _reasoning(body) | _logprobs(body)
     _check(body)
     return msgspec.convert(fields, ChatBody)
+
+
+def check_calls(body: ResponsesBody, earlier: Sequence[Item]) -> None:
+    """Raise InvalidRequest for a conversation whose calls and results are no pairs."""
+    pairs = CallPairs()
+    items = [(item, "previous_response_id") for item in earlier]
+    for item, path in [*items, *((item, f"input[{place}].call_id") for place, item in enumerate(input_items(body)))]:
+        if item.kind in ("function_call", "custom_tool_call") and item.call_id is not None:
+            is_cut = item.status == "incomplete" or (item.kind == "function_call" and not is_object(_arguments(item)))
+            pairs.call(item.call_id, path, is_cut)
+        elif item.kind in ("function_call_output", "custom_tool_call_output"):
+            pairs.result(item.call_id, path)
+    pairs.end()
 
 
 def input_items(body: ResponsesBody) -> list[Item]:
@@ -147,7 +162,9 @@ def _format(body: ResponsesBody) -> dict[str, Any]:
 
 
 def _tools(body: ResponsesBody) -> dict[str, Any]:
-    found = [_tool(*each) for each in _flat(body.tools)]
+    flat = _flat(body.tools)
+    check_names([(_full_name(tool.name, namespace), f"{path}.name") for tool, namespace, path in flat if tool.name])
+    found = [_tool(*each) for each in flat]
     if not found and body.tools and body.tool_choice == "required":
         raise _unforced(body.tools[0].type)
     return {"tools": found or None, "tool_choice": _choice(body.tool_choice)}
@@ -235,9 +252,7 @@ def _messages(items: Sequence[tuple[Item, str]]) -> list[dict[str, Any]]:
                 if thought := _thought(item):
                     _turn(found, "reasoning_content", "content", "tool_calls")["reasoning_content"] = thought
             case "function_call":
-                given = item.arguments or "{}"
-                arguments = given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
-                _turn(found).setdefault("tool_calls", []).append(_call(item, arguments, path))
+                _turn(found).setdefault("tool_calls", []).append(_call(item, _arguments(item), path))
             case "custom_tool_call":
                 arguments = json.dumps({ARGUMENT: item.input or ""}, ensure_ascii=False)
                 _turn(found).setdefault("tool_calls", []).append(_call(item, arguments, path))
@@ -277,6 +292,11 @@ def _add_message(found: list[dict[str, Any]], item: Item, path: str) -> None:
         _turn(found, "content", "tool_calls")["content"] = text
     else:
         found.append({"role": item.role, "content": text})
+
+
+def _arguments(item: Item) -> str:
+    given = item.arguments or "{}"
+    return given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
 
 
 def _output(item: Item, path: str) -> str:

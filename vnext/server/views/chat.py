@@ -19,6 +19,7 @@ from vnext.server.answers.generation import Choice, Generation
 from vnext.server.answers.logprobs import chat_logprobs, prompt_member, speller
 from vnext.server.answers.parts import joined
 from vnext.server.answers.readers import Streamed, Whole
+from vnext.server.context.call_pairs import check_calls
 from vnext.server.context.identity import answer_id, client_of, identify
 from vnext.server.context.openai_types import ChatBody, continuous_usage, include_usage, refuse_scored_stream
 from vnext.server.context.server_context import SERVER_CONTEXT, ServerContext
@@ -36,6 +37,7 @@ async def create_chat_completion(request: web.Request) -> web.StreamResponse:
     body = await read_body(request, _DECODER, ChatBody)
     started_s = time.monotonic()
     identify(request, body.request_id)
+    check_calls(body.messages)
     chat = ChatRequest(context, body)
     include_usage(body)
     refuse_scored_stream(body)

@@ -23,7 +23,7 @@ from vnext.server.http.bodies import read_body
 from vnext.server.http.streaming import Events, event_frame, respond
 from vnext.server.messages.blocks import Event, MessageBuilder
 from vnext.server.messages.bodies import CountTokensBody, MessagesBody
-from vnext.server.messages.translation import breakpoints_of, chat_body
+from vnext.server.messages.translation import breakpoints_of, chat_body, check_calls
 from vnext.text.parts import Part
 
 _MESSAGES = msgspec.json.Decoder(MessagesBody)
@@ -36,6 +36,7 @@ async def create_message(request: web.Request) -> web.StreamResponse:
     body = await read_body(request, _MESSAGES, MessagesBody)
     started_s = time.monotonic()
     chat = ChatRequest(context, chat_body(body, context.marks is not None))
+    check_calls(body)
     breakpoints = breakpoints_of(body)
     client = client_of(request)
     with in_words_of_messages(), context.limiter.enter(chat.answer_count, client):

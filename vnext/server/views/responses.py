@@ -26,7 +26,7 @@ from vnext.server.http.streaming import Events, event_frame, respond
 from vnext.server.responses.bodies import Item, ResponsesBody
 from vnext.server.responses.items import Event, ItemBuilder
 from vnext.server.responses.store import ResponseStore, Stored
-from vnext.server.responses.translation import chat_body, input_items, named_tools, with_items
+from vnext.server.responses.translation import chat_body, check_calls, input_items, named_tools, with_items
 from vnext.text.answer import Delta
 from vnext.text.parts import Part, Words
 
@@ -44,6 +44,7 @@ async def create_response(request: web.Request) -> web.StreamResponse:
     identify(request, body.request_id)
     earlier = _earlier(store, body.previous_response_id, tenant)
     chat = ChatRequest(context, chat_body(body, earlier))
+    check_calls(body, earlier)
     client = client_of(request)
     with context.limiter.enter(chat.answer_count, client):
         generation = await chat.start(answer_id(request, "resp"), client, started_s, shrinks=True)
