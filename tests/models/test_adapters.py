@@ -14,6 +14,7 @@ import torch
 from device_twin import TwinDevice
 from family_cases import CASES, VOCAB_SIZE, Case, save_case
 from model_helpers import Chunk, Model, ThreadGroup, make_batch
+from safetensors.torch import load_file, save_file
 from saved_adapters import LINEAR, save_adapter, save_spoilt
 
 from vnext.kernels.thin_tiles import ThinTiles, make_tiles
@@ -54,7 +55,7 @@ def load(path: Path, folders: Sequence[Path], parallel: Parallel | None = None, 
     params = load_params(path, config, parallel, dtype, "cpu", targets=targets)
     pages = 64 * len(kv_groups(config).windows)
     model = Model(family(config.architecture), params, make_kv_cache(config, pages, 16, dtype, "cpu", parallel), config, parallel)
-    base = Base(config, parallel, targets)
+    base = Base(config, parallel, targets, path)
     return model, [load_adapter(folder, adapter_digest(folder), base, RANK_MAX) for folder in folders]
 
 
@@ -113,12 +114,66 @@ def test_as_peft_computes_them(name: str, tmp_path: Path) -> None:
         close(found, expected)
 
 
+PATTERNS = {
+    "rank_pattern": {r"layers\.1\.self_attn\.q_proj": 3, "v_proj": 9, "^model.layers.0.mlp.up_proj": 2},
+    "alpha_pattern": {r"layers\.[01]\.mlp\.\w+": 3, "o_proj": 21.5},
+}
+
+
+@pytest.mark.parametrize("use_rslora", [False, True])
+def test_ranks_and_scales_of_single_modules(use_rslora: bool, tmp_path: Path) -> None:
+    merged = peft_adapter(save_case(tmp_path / "base", "llama"), tmp_path / "adapter", **PATTERNS, use_rslora=use_rslora).eval()
+    ranks = {each.shape[0] for name, each in load_file(tmp_path / "adapter/adapter_model.safetensors").items() if "lora_A" in name}
+    assert ranks == {2, 3, 6, 9}
+    with torch.inference_mode():
+        expected = merged(torch.tensor([TOKENS])).logits[0]
+    model, slots = load(tmp_path / "base", [tmp_path / "adapter"])
+    close(logits(model, slots, [Chunk(TOKENS, 0, range(4))], [0]), expected)
+    close(on_device(tmp_path, alone()), expected)
+
+
+@pytest.mark.parametrize("saved", ["base_model.model.model.language_model.", "base_model.model.model.", "model.", "base_model.model."])
+@pytest.mark.parametrize("root", ["language_model.model.", "model.language_model.", "model.", ""])
+def test_a_layer_s_name_may_begin_otherwise_in_the_adapter(root: str, saved: str, tmp_path: Path) -> None:
+    """Gemma 3's wrapper, its language part alone, in the names of older files and of today; and names without PEFT's prefix."""
+    save_case(tmp_path, "gemma3")
+    folder = save_adapter(tmp_path, tmp_path / "adapter")
+    chunk = Chunk(TOKENS, 0, range(4))
+    expected = logits(*load(tmp_path, [folder]), [chunk], [0])
+    rename(tmp_path / "model.safetensors", "model.", root)
+    rename(folder / "adapter_model.safetensors", "base_model.model.model.", saved)
+    assert torch.equal(logits(*load(tmp_path, [folder]), [chunk], [0]), expected)
+
+
+def rename(file: Path, old: str, new: str) -> None:
+    save_file({name.replace(old, new, 1): tensor.clone() for name, tensor in load_file(file).items()}, file)
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3", "gpt2"])
+def test_copies_of_the_embedding_and_the_head_may_lie_beside_an_adapter(name: str, tmp_path: Path) -> None:
+    """PEFT saves them where it cannot tell that nothing changed."""
+    peft_adapter(save_case(tmp_path, name), tmp_path / "adapter")
+    file, chunk = tmp_path / "adapter" / "adapter_model.safetensors", Chunk(TOKENS, 0, range(4))
+    expected = logits(*load(tmp_path, [file.parent]), [chunk], [0])
+    tensors, whole = load_file(file), load_file(tmp_path / "model.safetensors")
+    kind, embedding = next((key, each) for key, each in whole.items() if key.endswith(("embed_tokens.weight", "wte.weight")))
+    head = whole.get("lm_head.weight", embedding)
+    copies = {f"base_model.model.{kind}": embedding.bfloat16(), "base_model.model.lm_head.weight": head.clone()}
+    save_file(tensors | copies, file)
+    assert torch.equal(logits(*load(tmp_path, [file.parent]), [chunk], [0]), expected)
+    for changed in copies:
+        for other in (copies[changed] + 1, torch.cat((copies[changed], copies[changed][:1]))):
+            save_file(tensors | copies | {changed: other}, file)
+            with pytest.raises(ModelError, match="is not the base's: new embeddings and heads are not supported"):
+                load(tmp_path, [file.parent])
+
+
 def on_device(folder: Path, parallel: Parallel) -> torch.Tensor:
     """Logits of TOKENS with the adapter, in the form of a device's steps."""
     config, targets = load_config(folder / "base"), list[Target]()
     params = load_params(folder / "base", config, parallel, torch.float32, "cpu", targets=targets)
     kv = make_kv_cache(config, 64 * len(kv_groups(config).windows), 16, torch.float32, "cpu", parallel)
-    base = Base(config, parallel, targets)
+    base = Base(config, parallel, targets, folder / "base")
     regions = AdapterRegions(TwinDevice(), [AdaptedProduct(*each) for each in adapted_products(base)], 1, RANK_MAX)
     digest = adapter_digest(folder / "adapter")
     region = regions.begin(digest, load_adapter(folder / "adapter", digest, base, RANK_MAX, regions.room()))
@@ -193,7 +248,13 @@ REFUSED = (
     ({"use_dora": True}, "has use_dora"),
     ({"modules_to_save": ["lm_head"]}, "has modules_to_save"),
     ({"bias": "all"}, "has bias 'all'"),
-    ({"rank_pattern": {"q_proj": 2}}, "has rank_pattern"),
+    ({"rank_pattern": {"q_proj": 65}}, "has the rank 65, more than --max-lora-rank 64"),
+    ({"rank_pattern": {"q_proj": 0}}, "rank_pattern of 'q_proj' must be a whole number of at least 1"),
+    ({"rank_pattern": [2]}, "rank_pattern .2. *: it must be an object"),
+    ({"alpha_pattern": {"q_proj": "x"}}, "alpha_pattern of 'q_proj' 'x': it must be a number"),
+    ({"alpha_pattern": {"(q": 1}}, "the pattern '.q' in alpha_pattern, which is none"),
+    ({"alpha_pattern": {"(a|b)+x": 1}}, "takes too long to match"),
+    ({"init_lora_weights": "lora_ga"}, "was begun as 'lora_ga', which changed the base's weights"),
     ({"r": 65}, "has the rank 65, more than --max-lora-rank 64"),
     ({"r": "4"}, "r must be a whole number"),
     ({"lora_alpha": "x"}, "lora_alpha 'x'"),
@@ -242,5 +303,5 @@ def test_other_files_than_were_named(base: Path, tmp_path: Path) -> None:
     digest = adapter_digest(folder)
     save_adapter(base, tmp_path, seed=1)
     with pytest.raises(ModelError, match="has changed since it was named"):
-        load_adapter(folder, digest, Base(load_config(base), parallel, targets), RANK_MAX)
+        load_adapter(folder, digest, Base(load_config(base), parallel, targets, base), RANK_MAX)
     assert adapter_digest(folder) != digest

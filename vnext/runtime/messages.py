@@ -28,6 +28,7 @@ class Hello(Message, tag=0):
 
 
 SALT_END = "\x1f"
+NO_HEAD = "none"  # of the environment's member "head": the checkpoint has none, and the model makes embeddings only
 """Ends the part of a cache salt by which a server tells its tenants apart; what the client gave follows."""
 
 
@@ -307,10 +308,6 @@ class Events(Message, tag=17):
 EngineMessage = Operated | EngineReady | RequestRefused | Outputs | EngineStats | EngineDied | Pong | Events
 
 # ---- rank -> engine core -----------------------------------------------------------------------------------------
-
-
-NO_HEAD = "none"
-"""Of the environment's member "head": the checkpoint has none, and the model makes embeddings only."""
 
 
 class ModelFacts(Message):

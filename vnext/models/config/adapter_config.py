@@ -5,23 +5,27 @@ Owns what vnext reads of the configuration, what it refuses, and the digest by w
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
 from hashlib import blake2b
 from pathlib import Path
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from vnext.models.config.json_keys import positive, read_json
+from vnext.models.config.json_keys import positive, read_json, shown
 from vnext.models.errors import ModelError
 
 SETTINGS_NAME, WEIGHTS_NAME = "adapter_config.json", "adapter_model.safetensors"
 RANK_MAX = 256
 CHUNK_BYTES = 1 << 20
+PATTERN_MAX = 400
+REPEATS_MAX = 2
+_REPEAT, _COSTLY = re.compile(r"[*+{]"), re.compile(r"\)[*+{]|\(\?")
+"""Of patterns: what repeats, and what may take long to match, because it repeats a group or looks ahead."""
 REFUSED = MappingProxyType(
     {
         "use_dora": "weights that are decomposed (DoRA)",
         "modules_to_save": "whole modules beside the adapter",
-        "rank_pattern": "ranks of single modules",
-        "alpha_pattern": "scales of single modules",
         "lora_bias": "biases",
         "layer_replication": "layers used twice",
         "trainable_token_indices": "new embeddings of tokens",
@@ -30,18 +34,32 @@ REFUSED = MappingProxyType(
         "alora_invocation_tokens": "tokens that switch the adapter on",
         "arrow_config": "routing between adapters",
         "corda_config": "a base that was changed for it",
+        "use_bdlora": "blocks on the diagonal (BD-LoRA)",
     }
 )
 """Member of adapter_config.json -> what it asks for."""
-CHANGES_THE_BASE = ("pissa", "olora", "corda", "loftq")
+CHANGES_THE_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
 """Ways of beginning an adapter (init_lora_weights) that take something out of the base's weights."""
 
 
 class AdapterSettings(NamedTuple):
-    """What an adapter's product is: `scale` times up times down, both of this `rank`."""
+    """What an adapter's product is: `scale_of` a module times up times down, both of `rank_of` it. `ranks`, `alphas`: those of the
+    modules whose names match a pattern, where the first one counts. `is_rooted`: the scale goes by the rank's root (rsLoRA)."""
 
     rank: int
-    scale: float
+    alpha: float
+    is_rooted: bool
+    ranks: tuple[tuple[re.Pattern[str], int], ...] = ()
+    alphas: tuple[tuple[re.Pattern[str], float], ...] = ()
+
+    def rank_of(self, module: str) -> int:
+        """By the module's name in the adapter."""
+        return next((rank for pattern, rank in self.ranks if pattern.match(module)), self.rank)
+
+    def scale_of(self, module: str) -> float:
+        """By the module's name in the adapter."""
+        alpha, rank = next((alpha for pattern, alpha in self.alphas if pattern.match(module)), self.alpha), self.rank_of(module)
+        return alpha / rank**0.5 if self.is_rooted else alpha / rank
 
 
 def read_adapter_settings(folder: Path, rank_max: int = RANK_MAX) -> AdapterSettings:
@@ -63,12 +81,36 @@ def read_adapter_settings(folder: Path, rank_max: int = RANK_MAX) -> AdapterSett
             f"{where} was begun as {way!r}, which changed the base's weights too, and this base is unchanged: convert it with "
             "PEFT's save_pretrained(..., path_initial_model_for_weight_conversion=...), or merge it into the weights"
         )
-    rank, alpha = positive(raw, "r"), raw.get("lora_alpha", 8)
-    if rank > min(rank_max, RANK_MAX):
+    settings = AdapterSettings(
+        rank=positive(raw, "r"),
+        alpha=_scale(where, "lora_alpha", raw.get("lora_alpha", 8)),
+        is_rooted=bool(raw.get("use_rslora")),
+        ranks=tuple((key, positive({name: rank}, name)) for key, name, rank in _patterns(where, raw, "rank_pattern")),
+        alphas=tuple((key, _scale(where, name, alpha)) for key, name, alpha in _patterns(where, raw, "alpha_pattern")),
+    )
+    if (rank := max([settings.rank, *(each for _, each in settings.ranks)])) > min(rank_max, RANK_MAX):
         raise ModelError(f"{where} has the rank {rank}, more than --max-lora-rank {rank_max}: raise it (at most {RANK_MAX})")
+    return settings
+
+
+def _scale(where: str, name: str, alpha: Any) -> float:
     if isinstance(alpha, bool) or not isinstance(alpha, int | float):
-        raise ModelError(f"{where} has lora_alpha {alpha!r}: it must be a number")
-    return AdapterSettings(rank, alpha / rank**0.5 if raw.get("use_rslora") else alpha / rank)
+        raise ModelError(f"{where} has {name} {alpha!r}: it must be a number")
+    return alpha
+
+
+def _patterns(where: str, raw: dict[str, Any], member: str) -> Iterator[tuple[re.Pattern[str], str, Any]]:
+    """The patterns of a member, each with a name for errors and its value. As in PEFT: a module's name ends with what matches."""
+    found = raw.get(member) or {}
+    if not isinstance(found, dict):
+        raise ModelError(f"{where} has {member} {shown(found)}: it must be an object")
+    for key, value in found.items():
+        if len(key) > PATTERN_MAX or _COSTLY.search(key) or len(_REPEAT.findall(key)) > REPEATS_MAX:
+            raise ModelError(f"{where} has the pattern {shown(key)} in {member}, which takes too long to match: write it simpler")
+        try:
+            yield re.compile(rf"(.*\.)?({key})$"), f"{member} of {key!r}", value
+        except re.error as error:
+            raise ModelError(f"{where} has the pattern {shown(key)} in {member}, which is none ({error})") from error
 
 
 def adapter_digest(folder: Path) -> str:

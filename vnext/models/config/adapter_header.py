@@ -6,9 +6,9 @@ Reads names, shapes and dtypes, no numbers: cheap enough for the moment at which
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from vnext.models.config.adapter_config import WEIGHTS_NAME, AdapterSettings
 from vnext.models.config.folder import read_header
@@ -17,34 +17,67 @@ from vnext.models.errors import ModelError
 PREFIX = "base_model.model."
 DOWN, UP = ".lora_A.weight", ".lora_B.weight"
 READ_DTYPES = ("F32", "F16", "BF16")
+ROOTS = ("model.language_model.", "language_model.model.", "model.", "transformer.", "")
+"""What precedes the name of a layer in one class or file of a model and not in another; longer ones come first."""
+COPIES = ("embed_tokens.weight", "lm_head.weight", "wte.weight")
+"""Ends of the names of whole embeddings and heads, which PEFT puts beside an adapter."""
 
 LinearLayers = Mapping[str, tuple[int, int]]
 """(inputs, outputs) of each layer that an adapter may change, by its module's name in the checkpoint."""
 
 
-def check_adapter_header(folder: Path, settings: AdapterSettings, layers: LinearLayers) -> None:
-    """Raise ModelError unless each tensor of the adapter in `folder` belongs to one of the layers and has the shape that the
+class AdaptedModule(NamedTuple):
+    """A module by its name in the adapter, and the adapter's tensors of it."""
+
+    name: str
+    down: str
+    up: str
+
+
+class AdapterTensors(NamedTuple):
+    """`modules` by the layers' names in the model's checkpoint; `copies`: tensors that must be those of the model."""
+
+    modules: dict[str, AdaptedModule]
+    copies: tuple[str, ...]
+
+
+def check_adapter_header(folder: Path, settings: AdapterSettings, layers: LinearLayers) -> AdapterTensors:
+    """The tensors of the adapter in `folder`. Raise ModelError unless each belongs to one of the layers and has the shape that the
     layer and the rank ask for."""
     file = folder / WEIGHTS_NAME
     tensors = {name: entry for name, entry in json.loads(read_header(file)).items() if name != "__metadata__"}
-    modules = {_module(file, name, layers) for name in sorted(tensors)}
+    copies = tuple(sorted(name for name in tensors if name.endswith(COPIES)))
+    modules = _modules(file, sorted(tensors.keys() - set(copies)), layers)
     if not modules:
-        raise ModelError(f"{file} has no tensors: save the adapter again")
-    for module in sorted(modules):
-        inputs, outputs = layers[module]
-        for kind, shape in ((DOWN, [settings.rank, inputs]), (UP, [outputs, settings.rank])):
-            _check_tensor(file, PREFIX + module + kind, tensors, shape)
+        raise ModelError(f"{file} has no tensors of linear layers: save the adapter again")
+    for layer, module in sorted(modules.items()):
+        (inputs, outputs), rank = layers[layer], settings.rank_of(module.name)
+        for name, shape in ((module.down, [rank, inputs]), (module.up, [outputs, rank])):
+            _check_tensor(file, name, tensors, shape)
+    return AdapterTensors(modules, copies)
 
 
-def _module(file: Path, tensor: str, layers: LinearLayers) -> str:
-    """The layer that a tensor changes."""
-    kind = next((kind for kind in (DOWN, UP) if tensor.endswith(kind)), None)
-    if kind is None:
-        raise ModelError(f"{file} has the tensor {tensor!r}, which is neither lora_A nor lora_B of a linear layer")
-    module = tensor.removeprefix(PREFIX).removesuffix(kind)
-    if module not in layers:
-        raise ModelError(f"{file} adapts {module!r}, which is no linear layer of this model that an adapter may change")
-    return module
+def _modules(file: Path, names: Sequence[str], layers: LinearLayers) -> dict[str, AdaptedModule]:
+    """The layers that tensors of these names change."""
+    by_end = {_end(layer): layer for layer in layers}
+    found: dict[str, AdaptedModule] = {}
+    for name in names:
+        kind = next((kind for kind in (DOWN, UP) if name.endswith(kind)), None)
+        if kind is None:
+            raise ModelError(f"{file} has the tensor {name!r}, which is neither lora_A nor lora_B of a linear layer")
+        stem = name.removesuffix(kind)
+        module = stem.removeprefix(PREFIX)
+        layer = module if module in layers else by_end.get(_end(module))
+        if layer is None:
+            raise ModelError(f"{file} adapts {module!r}, which is no linear layer of this model that an adapter may change")
+        if found.setdefault(layer, AdaptedModule(module, stem + DOWN, stem + UP)).name != module:
+            raise ModelError(f"{file} adapts {module!r} twice, under two names: save the adapter again")
+    return found
+
+
+def _end(module: str) -> str:
+    """A module's name without what precedes its layer."""
+    return module.removeprefix(next(root for root in ROOTS if module.startswith(root)))
 
 
 def _check_tensor(file: Path, name: str, tensors: Mapping[str, Any], shape: list[int]) -> None:

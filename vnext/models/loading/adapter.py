@@ -11,18 +11,19 @@ from math import isfinite
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from vnext.kernels.arrays import as_tensor
 from vnext.kernels.cpu.memory import huge
 from vnext.kernels.thin import ThinBlocks, thin_block, thin_bytes
 from vnext.models.config.adapter_config import WEIGHTS_NAME, AdapterSettings, adapter_digest, read_adapter_settings
-from vnext.models.config.adapter_header import DOWN, PREFIX, UP, check_adapter_header
+from vnext.models.config.adapter_header import COPIES, AdaptedModule, check_adapter_header
 from vnext.models.config.model_config import ModelConfig
 from vnext.models.errors import ModelError
 from vnext.models.layers.adapted import Adapter
 from vnext.models.layers.sharding import Axis, LayoutTable, Parallel, axis_part, axis_size, layout_of
-from vnext.models.loading.checkpoint import Checkpoint, stored_tensors
+from vnext.models.loading.checkpoint import COMPARED_ROWS, Checkpoint, open_checkpoint, stored_tensors
 from vnext.models.loading.targets import Target
 from vnext.models.registry import family
 
@@ -31,11 +32,12 @@ Pair = tuple[torch.Tensor, torch.Tensor]
 
 
 class Base(NamedTuple):
-    """What an adapter is fitted to: the model on this rank, with its targets."""
+    """What an adapter is fitted to: the model on this rank, with its targets, and the folder of its checkpoint."""
 
     config: ModelConfig
     parallel: Parallel
     targets: Sequence[Target]
+    path: Path
 
     @property
     def layouts(self) -> LayoutTable:
@@ -65,11 +67,12 @@ def load_adapter(
     Its matrices lie side by side in what `make_memory` gives for their size in bytes, uint8 zeros.
     """
     settings, file = read_adapter_settings(folder, rank_max), folder / WEIGHTS_NAME
-    check_adapter_header(folder, settings, base.linear_layers)
+    modules, copies = check_adapter_header(folder, settings, base.linear_layers)
     files = Checkpoint(folder, stored_tensors(file), 0)
-    changed = {name for target in base.targets for name in target.names if _names(name)[0] in files}
-    pairs = {name: _pair(files, name, settings, base) for name in changed}
-    targets = [target for target in base.targets if changed & set(target.names)]
+    if copies:
+        require_copies(files, copies, base.path)
+    pairs = {f"{layer}.weight": _pair(files, f"{layer}.weight", module, settings, base) for layer, module in modules.items()}
+    targets = [target for target in base.targets if pairs.keys() & set(target.names)]
     sizes = [thin_bytes(*pairs[name], target.weight.dtype) for target in targets for name in target.names if name in pairs]
     memory = iter(make_memory(sum(sizes)).split(sizes))
     adapter = Adapter({id(target.weight): _blocks(target, pairs, base, memory) for target in targets})
@@ -78,17 +81,37 @@ def load_adapter(
     return adapter
 
 
-def _names(weight: str) -> tuple[str, str]:
-    """The adapter's tensors (down, up) for a weight of the checkpoint."""
-    module = PREFIX + weight.removesuffix(".weight")
-    return module + DOWN, module + UP
+def require_copies(files: Checkpoint, names: Sequence[str], base: Path) -> None:
+    """Raise ModelError unless these tensors of an adapter are copies of the embedding and the head in folder `base`."""
+    with open_checkpoint(base) as model:
+        ends = {end: name for end in COPIES for name in model.names() if name.endswith(end)}
+        embedding = ends.get(COPIES[0]) or ends.get(COPIES[2])
+        for name in names:
+            theirs = ends.get(next(end for end in COPIES if name.endswith(end))) or embedding  # which is a tied head too
+            if theirs is None or not _is_copy(files, name, model, theirs):
+                raise ModelError(
+                    f"{name!r} of the adapter in {files.path} is not the base's: new embeddings and heads are not supported, so "
+                    "merge the adapter into the weights"
+                )
 
 
-def _pair(files: Checkpoint, name: str, settings: AdapterSettings, base: Base) -> Pair:
+def _is_copy(files: Checkpoint, name: str, model: Checkpoint, theirs: str) -> bool:
+    """Whether a tensor of the adapter is the model's, rounded to the adapter's dtype."""
+    if (shape := model.shape(theirs)) != files.shape(name) or shape is None or files.dtype(name) is None:
+        return False
+    copy, whole = files.part(name, shape, ()), model.part(theirs, shape, ())
+    rows = (slice(row, row + COMPARED_ROWS) for row in range(0, len(copy), COMPARED_ROWS))
+    is_copy = all(np.array_equal(whole[each].astype(copy.dtype), copy[each]) for each in rows)
+    files.release(name)
+    model.release(theirs)
+    return is_copy
+
+
+def _pair(files: Checkpoint, name: str, module: AdaptedModule, settings: AdapterSettings, base: Base) -> Pair:
     """This rank's down and up of one module; up is scaled, in float32."""
-    layout, (down, up) = layout_of(name, base.layouts), (_finite(files, each) for each in _names(name))
+    layout, (down, up) = layout_of(name, base.layouts), (_finite(files, each) for each in (module.down, module.up))
     assert layout.inner is not None
-    return _cut(down.t(), (layout.inner,), base).t(), _cut(up.float() * settings.scale, layout.out, base)
+    return _cut(down.t(), (layout.inner,), base).t(), _cut(up.float() * settings.scale_of(module.name), layout.out, base)
 
 
 def _finite(files: Checkpoint, name: str) -> torch.Tensor:

@@ -57,7 +57,7 @@ class Shard:
         self.params = load_params(
             path, self.config, parallel, self.dtype, "cpu", None, *self._forms, targets, kept=self.kept
         )
-        self.base, self.adapters = Base(self.config, parallel, targets), list[Adapter]()
+        self.base, self.adapters = Base(self.config, parallel, targets, path), list[Adapter]()
 
     def refill(self, tensors: Checkpoint) -> None:
         """Compute with these tensors, which update.py has checked, from now on. Raises ModelError."""

@@ -187,7 +187,7 @@ class ModelRunner:
         from vnext.models.loading.adapter import Base  # adapters need torch
         from vnext.runtime.rank.adapters import AdapterSlots
 
-        return AdapterSlots(self.parallel.rank, Base(self.config, self.parallel, self.targets), rank_max)
+        return AdapterSlots(self.parallel.rank, Base(self.config, self.parallel, self.targets, self.path), rank_max)
 
     def refill(self, tensors: Checkpoint) -> None:
         """Compute with the values of these tensors from now on, which `update.py` has checked. They go into the memory of the old
