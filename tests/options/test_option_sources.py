@@ -382,3 +382,41 @@ def test_torchruns_variables_name_the_hosts_and_our_own_come_first() -> None:
     variables = {"NNODES": "2", "NODE_RANK": "1", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "4000", "VNEXT_MASTER_PORT": "5000"}
     engine = parse(["serve", "-tp", "2", "--cluster-secret-file", "secret"], variables).engine
     assert (engine.nnodes, engine.node_rank, engine.master_addr, engine.master_port) == (2, 1, "10.0.0.1", 5000)
+
+
+VLLM_LINES = [
+    "-O3", "-O 2", "--compilation-config 3", '--structured-outputs-config {"backend":"xgrammar","disable_fallback":true}',
+    "--structured-outputs-config.backend guidance", "--enable-expert-parallel", "--all2all-backend pplx", "--task embed", "--runner pooling",
+    "--convert embed", "--kv-offloading-backend native", "--enable-sleep-mode", "--enable-log-requests",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("line", VLLM_LINES)
+def test_lines_of_vllm_that_change_no_answer_start_with_a_reason(capsys: pytest.CaptureFixture[str], line: str) -> None:
+    assert parse(["serve", *line.split()], {}).engine == EngineSettings()
+    name = re.match(r"-O|[-.a-z0-9]+", line)[0]
+    (said,) = capsys.readouterr().err.splitlines()
+    assert said.startswith(f"vnext serve: ignored: {name}") and said.endswith(")")
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ('--structured-outputs-config {"disable_any_whitespace":true}', "each request says how its JSON is written, in structured_outputs."),
+        ("--structured-outputs-config xgrammar", "is 'xgrammar': llguidance keeps every schema"),
+        ("--kv-offloading-size 4", "blocks that leave the cache go to a disk; see --kv-disk-dir and --kv-disk-bytes."),
+        ("--task classify", "--task is 'classify': the server generates text and answers /v1/embeddings"),
+    ],
+)
+def test_lines_of_vllm_that_would_change_answers_are_refused(capsys: pytest.CaptureFixture[str], line: str, words: str) -> None:
+    assert words in refusal(capsys, "serve", *line.split())
+
+
+def test_all_that_is_wrong_with_a_line_is_said_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+    line = "--uds x --middleware y --max-num-seqs many --nonsense 3 --api-kye z --port 99999 --kv-offloading-size 4"
+    assert [re.search(r"--[-a-z]+", said)[0] for said in refusal(capsys, "serve", *line.split()).splitlines()] == [
+        "--nonsense", "--api-kye", "--max-num-seqs", "--port", "--uds", "--middleware", "--kv-offloading-size", "--help",
+    ]  # fmt: skip
+    with pytest.raises(SettingsError) as wrong:
+        engine_settings(max_num_seqs="many", uds="x", block_size=0)
+    assert [name in str(wrong.value) for name in ("max_num_seqs is 'many'", "no setting uds", "block_size is 0")] == [True] * 3

@@ -7,17 +7,19 @@ vnext option are alternative names of it, in table.py.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
-ON = "on"
+ON, OBJECT = "on", "{}"
 ANY = ("*",)
 """Marks options of which every value requests what vnext does anyway."""
 
 
 class Foreign(NamedTuple):
-    """`takes` is argparse's nargs, 0 for a switch. `fine`: the values to ignore ("on" for a switch); ANY for all."""
+    """`takes` is argparse's nargs, 0 for a switch. `fine`: the values to ignore ("on" for a switch); ANY for all; behind OBJECT the
+    members of a JSON object that may be ignored together."""
 
     takes: int | str
     fine: tuple[str, ...]
@@ -26,6 +28,8 @@ class Foreign(NamedTuple):
 
     def is_fine(self, value: str) -> bool:
         """Whether `value` requests what vnext does anyway."""
+        if self.fine[:1] == (OBJECT,):
+            return _members(value) <= set(self.fine[1:])
         return self.fine == ANY or value.lower() in self.fine
 
     def sentence(self, name: str, value: str = "") -> str:
@@ -33,6 +37,15 @@ class Foreign(NamedTuple):
         if self.fine and value:
             return f"{name} is {value!r}: {self.reason}; {self.remedy}."
         return f"there is no option {name}: {'; '.join(filter(None, (self.reason, self.remedy)))}."
+
+
+def _members(text: str) -> set[str]:
+    """The names of a JSON object's members that say something; the text itself where it is no object."""
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return {text}
+    return {name for name, value in found.items() if value not in (None, False, "", "auto")} if isinstance(found, dict) else {text}
 
 
 def _switches(reason: str, *names: str) -> Iterator[tuple[str, Foreign]]:
@@ -89,8 +102,8 @@ FOREIGN: Mapping[str, Foreign] = MappingProxyType(
             *_values("auto safetensors", "weights are read from safetensors", "convert the checkpoint", "--load-format"),
             *_values("auto hf", "config.json describes the model", "convert the checkpoint", "--config-format"),
             *_values("auto vllm", "vnext has its own code for each family", "see docs/models.md", "--model-impl"),
-            *_values("auto generate", "the server generates text", "leave it out", "--task", "--runner"),
-            *_values("auto none", "the server generates text", "leave it out", "--convert"),
+            *_values("auto generate embed embedding pooling none", "the server generates text and answers /v1/embeddings and "
+                     "/score", "leave it out", "--task", "--runner", "--convert"),
             *_values("auto slow", "the tokenizer is the model folder's tokenizer.json", "make one there", "--tokenizer-mode"),
             *_values("*", "a preempted request is computed again and never swapped", "", "--swap-space"),
             *_values("0", "weights stay on the device that computes with them", "see --quantization", "--cpu-offload-gb"),
@@ -145,7 +158,10 @@ FOREIGN: Mapping[str, Foreign] = MappingProxyType(
                       takes=0),
             *_refused(BY_REQUEST, "send disable_additional_properties in structured_outputs",
                       "--guided-decoding-disable-additional-properties", takes=0),
-            *_refused(BY_REQUEST, "send structured_outputs", "--structured-outputs-config"),
+            *_values("{} backend disable_fallback reasoning_parser enable_in_reasoning", GRAMMARS,
+                     f"{BY_REQUEST}, in structured_outputs", "--structured-outputs-config"),
+            *_values("*", GRAMMARS, "", "--structured-outputs-config.backend", "--structured-outputs-config.disable-fallback",
+                     "--structured-outputs-config.reasoning-parser", "--structured-outputs-config.enable-in-reasoning"),
             *_refused("adapters with biases are not supported", "merge this one into the weights", "--enable-lora-bias", takes=0),
             *_refused("adapters are cut as the weights are", "leave it out", "--fully-sharded-loras", takes=0),
             *_refused("adapters are computed in float32", "leave it out", "--lora-dtype"),
@@ -164,23 +180,25 @@ FOREIGN: Mapping[str, Foreign] = MappingProxyType(
                       "--disaggregation-bootstrap-port"),
             *_refused("blocks go through shared memory or TCP, not between GPUs", "see --handover-transport",
                       "--disaggregation-transfer-backend"),
-            *_refused("caches stay in one engine", SEVERAL, "--kv-events-config",
-                      "--kv-offloading-size", "--kv-offloading-backend", "--ec-transfer-config"),
+            *_refused("caches stay in one engine", SEVERAL, "--kv-events-config", "--ec-transfer-config"),
+            *_refused("blocks that leave the cache go to a disk", "see --kv-disk-dir and --kv-disk-bytes", "--kv-offloading-size"),
+            *_values("native", "blocks that leave the cache go to a disk", "see --kv-disk-dir", "--kv-offloading-backend"),
             *_refused(LOCAL, REPLICAS, "--data-parallel-rank", "--data-parallel-address",
                       "--data-parallel-size-local", "--data-parallel-start-rank", "--data-parallel-rpc-port",
                       "--data-parallel-backend"),
             *_refused(LOCAL, REPLICAS, "--data-parallel-hybrid-lb", "--data-parallel-external-lb",
                       "--headless", takes=0),
             *_switches("an engine can always sleep, see LLM.sleep and --enable-rl-routes", "--enable-sleep-mode"),
-            *_refused(EXPERTS, "leave it out", "--enable-expert-parallel", "--enable-eplb", "--enable-dbo", takes=0),
-            *_refused(EXPERTS, "leave it out", "--all2all-backend", "--eplb-config", "--expert-placement-strategy",
-                      "--dbo-decode-token-threshold"),
+            *_switches(EXPERTS, "--enable-expert-parallel"),
+            *_values("*", EXPERTS, "", "--all2all-backend", "--expert-placement-strategy"),
+            *_refused(EXPERTS, "leave it out", "--enable-eplb", "--enable-dbo", takes=0),
+            *_refused(EXPERTS, "leave it out", "--eplb-config", "--dbo-decode-token-threshold"),
             *_refused("GPUs exchange tensors over mapped memory", "see --ipc-bytes-max", "--disable-custom-all-reduce", takes=0),
             *_refused("the cache has the model's dtype", "see --dtype", "--calculate-kv-scales", takes=0),
             *_refused("--log-level says how much is written", "redirect standard error", "--log-config-file"),
             *_refused("traces of steps are made of the log", "see vnext-replay trace", "--collect-detailed-traces"),
-            *_refused("graphs and --compile are chosen one by one", "see --compile, --graph-sizes and --enforce-eager",
-                      "--compilation-config", "-O", "--optimization-level", "--compile-sizes"),
+            *_values("*", "graphs and compiled code change no answer, see --compile, --graph-sizes and --enforce-eager", "",
+                     "--compilation-config", "-O", "--optimization-level", "--compile-sizes"),
             *_refused("attention reads what the model's windows say", "leave it out", "--disable-sliding-window", takes=0),
             # SGLang and llama.cpp
             *_refused("", "see --max-model-len", "-c", "--ctx-size", "--context-length"),

@@ -102,7 +102,7 @@ class Parser(argparse.ArgumentParser):
         environment = known_environment(environment)
         labels = {name: option.flags[0] for name, option in self._options.items()}
         try:
-            raw = self._typed(argv)
+            raw, unknown = self._typed(argv)
             foreign = raw.pop("foreign", [])
             sourced = from_environment(environment, [option for option in every_option() if option.name in self._options])
             if path := raw.pop("config", None) or sourced.pop("config", SourcedValue("", "")).value:
@@ -111,18 +111,20 @@ class Parser(argparse.ArgumentParser):
                 foreign = in_file.foreign + foreign
             sourced |= {name: SourcedValue(value, "") for name, value in raw.items()}
             labels |= {name: each.label for name, each in sourced.items() if each.label}
-            values = {name: self._checked(name, each.value) for name, each in sourced.items()}
-            ignored = _ignored(foreign)
         except SettingsError as error:
             self.fail(str(error), labels)
+        values, wrong = self._checked(sourced)
+        ignored, refused = _ignored(foreign)
+        if wrong := [*unknown, *wrong, *refused]:
+            self.fail("\n".join(wrong), labels, f"See {self.prog} --help.\n" if unknown else "")
         for sentence in (*ignored, *unknown_variables(environment, every_option())):
             print(line(f"{self.prog}: {sentence}", "WARNING", values.get("log_format")), file=sys.stderr)
         usual = {name: self._options[name].default for name in self._is_started}
         return Given(command, usual | values, labels, frozenset(raw))
 
-    def fail(self, message: str, labels: Mapping[str, str] | None = None) -> NoReturn:
-        """End the program with one sentence."""
-        self.exit(2, f"{self.prog}: {as_flags(message, labels)}\n")
+    def fail(self, message: str, labels: Mapping[str, str] | None = None, more: str = "") -> NoReturn:
+        """End the program with a sentence, or one on each line where several things are wrong, and with `more`."""
+        self.exit(2, "".join(f"{self.prog}: {as_flags(sentence, labels)}\n" for sentence in message.split("\n")) + more)
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {message}\nSee {self.prog} --help.\n")
@@ -136,24 +138,29 @@ class Parser(argparse.ArgumentParser):
     def _known(self) -> Iterable[Option]:
         return self._options.values()
 
-    def _typed(self, argv: Sequence[str]) -> dict[str, Any]:
-        """The values on the command line, unchecked. Raises SettingsError."""
+    def _typed(self, argv: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
+        """The values on the command line, unchecked, and a sentence about each option that there is not. Raises SettingsError."""
         argv = [_dashed(word) for word in argv]
         self._add_foreign(argv)
         try:
             found, unknown = self.parse_known_args(argv)
         except argparse.ArgumentError as error:
             raise SettingsError(self._misused(error)) from error
-        if unknown:
-            known = [name for name in (*self._option_string_actions, *self._foreign) if name.startswith("--")]
-            before = {after: self._option_string_actions.get(word) for word, after in zip(argv, argv[1:])}.get(unknown[0])
-            if not unknown[0].startswith("-") and before is not None and before.nargs == 0:
-                raise SettingsError(_takes_no_value(before))
-            self.error(unknown_option(unknown[0], known, self.prog))
+        sentences = self._unknown(unknown, argv) if unknown else []
         raw = vars(found)
         if (named := raw.pop("named_model", None)) is not None and raw.setdefault("model", named) != named:
             raise SettingsError(f"the model is named twice, as {raw['model']} and as {named}: name it once.")
-        return raw
+        return raw, sentences
+
+    def _unknown(self, words: Sequence[str], argv: Sequence[str]) -> list[str]:
+        """A sentence about each option among `words`, which nothing takes; about the first word where none is an option. Raises
+        SettingsError for a value behind an option that takes none."""
+        known = [name for name in (*self._option_string_actions, *self._foreign) if name.startswith("--")]
+        before = {after: self._option_string_actions.get(word) for word, after in zip(argv, argv[1:])}.get(words[0])
+        if not words[0].startswith("-") and before is not None and before.nargs == 0:
+            raise SettingsError(_takes_no_value(before))
+        options = [word for word in words if word.startswith("-") and word.strip("-")] or words[:1]
+        return list(dict.fromkeys(unknown_option(word, known, self.prog) for word in options))
 
     def _misused(self, error: argparse.ArgumentError) -> str:
         """The sentence about a known argument that argparse cannot take."""
@@ -163,9 +170,16 @@ class Parser(argparse.ArgumentParser):
         flag = named.option_strings[0]
         return f"{flag} needs a value after it; one that begins with a dash is written {flag}=VALUE."
 
-    def _checked(self, name: str, value: Any) -> Any:
-        option = self._options.get(name)
-        return value if option is None else checked(name, value, option.hint, option.default)
+    def _checked(self, sourced: Mapping[str, SourcedValue]) -> tuple[dict[str, Any], list[str]]:
+        """The values that can be used, and a sentence about each other."""
+        values, wrong = {}, []
+        for name, each in sourced.items():
+            option = self._options.get(name)
+            try:
+                values[name] = each.value if option is None else checked(name, each.value, option.hint, option.default)
+            except SettingsError as error:
+                wrong.append(str(error))
+        return values, wrong
 
 
 class _Collect(argparse.Action):
@@ -177,16 +191,17 @@ class _Collect(argparse.Action):
         namespace.foreign = [*getattr(namespace, "foreign", ()), (option_string, value)]
 
 
-def _ignored(foreign: Iterable[tuple[str, str]]) -> list[str]:
-    """A line for each ignored option. Raises SettingsError for an option that must be refused."""
-    lines = []
+def _ignored(foreign: Iterable[tuple[str, str]]) -> tuple[list[str], list[str]]:
+    """A line for each ignored option, and a sentence for each that must be refused."""
+    lines, refused = [], []
     for name, value in foreign:
         is_off = name not in FOREIGN
         known: Foreign = FOREIGN["--" + name.removeprefix("--no-")] if is_off else FOREIGN[name]
-        if not is_off and not known.is_fine(value or ON):
-            raise SettingsError(known.sentence(name, value))
-        lines.append(f"ignored: {f'{name} {value}'.strip()} ({known.reason})")
-    return lines
+        if is_off or known.is_fine(value or ON):
+            lines.append(f"ignored: {f'{name} {value}'.strip()} ({known.reason})")
+        else:
+            refused.append(known.sentence(name, value))
+    return lines, refused
 
 
 def _takes_no_value(action: argparse.Action) -> str:

@@ -104,15 +104,21 @@ POLICY_CHECKS = {"scheduling_policy": require_name, "data_parallel_policy": requ
 
 
 def engine_settings(**values: Any) -> EngineSettings:
-    """Checked settings from keywords. Raises SettingsError for the first that is unknown or cannot work; warns about a vLLM
-    keyword that requests what vnext does anyway, and ignores it."""
+    """Checked settings from keywords. Raises SettingsError, with a sentence for each that is unknown or cannot work; warns about
+    vLLM's keywords that request what vnext does anyway, and ignores them."""
     hints, usual = get_type_hints(EngineSettings), EngineSettings()
-    values = _by_field(values)
-    for name in [name for name in values if name not in hints]:
-        log.warning("ignored: %s (%s)", name, ignored_setting(name, values.pop(name), hints))
-    settings = EngineSettings(
-        **{name: checked(name, value, hints[name], getattr(usual, name)) for name, value in values.items()}
-    )
+    good, wrong = {}, []
+    for name, value in _by_field(values).items():
+        try:
+            if name in hints:
+                good[name] = checked(name, value, hints[name], getattr(usual, name))
+            else:
+                log.warning("ignored: %s (%s)", name, ignored_setting(name, value, hints))
+        except SettingsError as error:
+            wrong.append(str(error))
+    if wrong:
+        raise SettingsError(" ".join(wrong))
+    settings = EngineSettings(**good)
     _check_together(settings)
     return settings
 

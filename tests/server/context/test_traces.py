@@ -16,7 +16,7 @@ from fake_engine import wait_until
 from msgspec.structs import replace
 
 from vnext.server.context import traces
-from vnext.server.context.traces import Traces, TracesUnusable, require_traces, traces_to
+from vnext.server.context.traces import Traces, TracesUnusable, over_http, require_traces, traces_to
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 needs_otel = pytest.mark.skipif(
@@ -163,7 +163,16 @@ def test_a_collector_that_fails_disturbs_no_stream_and_no_end(fault: str) -> Non
         assert not server._thread.is_alive()  # it has ended, without waiting for the collector
 
 
-@pytest.mark.parametrize("url", ["127.0.0.1:4318", "grpc://a:4317", "http://", "a"])
+def test_a_collector_named_for_grpc_gets_spans_over_http() -> None:
+    for given, url in [
+        ("grpc://c:4317", "http://c:4318"), ("c:4317", "http://c:4318"), ("c:4318", "http://c:4318"), ("grpc://c", "http://c:4318"), ("grpcs://c:9", "https://c:9"),
+        ("https://c:4317/x", "https://c:4317/x"), ("http://c", "http://c"), ("[::1]:4317", "http://[::1]:4318"),
+    ]:  # fmt: skip
+        assert over_http(given) == url
+        require_traces(given)
+
+
+@pytest.mark.parametrize("url", ["http://", "a", "ftp://a:1", ":4317", "grpc://", "grpc://a:b"])
 def test_an_endpoint_that_is_no_url_is_refused(url: str) -> None:
     with pytest.raises(TracesUnusable, match="give an http URL"):
         require_traces(url)

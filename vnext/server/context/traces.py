@@ -9,6 +9,7 @@ this is imported.
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,9 +25,11 @@ if TYPE_CHECKING:
     from opentelemetry.context import Context
     from opentelemetry.sdk.trace import TracerProvider
 
+log = logging.getLogger(__name__)
 SHUTDOWN_S = 2.0
 PATH = "/v1/traces"
 PROVIDER = "vnext"
+GRPC_PORT, HTTP_PORT = "4317", "4318"
 PACKAGES = ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http")
 _PARENT: ContextVar[Context | None] = ContextVar("parent", default=None)
 """Whose child the span of this task's request is: what its traceparent says."""
@@ -135,11 +138,24 @@ def require_traces(endpoint: str) -> None:
     """Raise TracesUnusable for a URL that is none, and where the packages are missing; "" is fine."""
     if not endpoint:
         return
-    if urlsplit(endpoint).scheme not in ("http", "https") or not urlsplit(endpoint).netloc:
+    if urlsplit(over_http(endpoint)).scheme not in ("http", "https") or not urlsplit(over_http(endpoint)).netloc:
         raise TracesUnusable(f"--otlp-traces-endpoint is {endpoint!r}: give an http URL, such as http://127.0.0.1:4318/v1/traces")
     missing = [name for name in PACKAGES if not _is_there(name)]
     if missing:
         raise TracesUnusable(f"--otlp-traces-endpoint needs {missing[0]}, which is missing: pip install 'vnext[otel]'")
+
+
+def over_http(endpoint: str) -> str:
+    """The URL at which a collector takes spans over HTTP: of grpc://HOST:4317, and of HOST:4317 alone, as vLLM has it, the usual
+    port beside it."""
+    scheme, is_url, place = endpoint.rpartition("://")
+    host, _, port = place.rstrip("/").rpartition(":")
+    if is_url and not host:
+        host, port = port, GRPC_PORT
+    if (is_url and scheme not in ("grpc", "grpcs")) or not host or not port.isdigit():
+        return endpoint
+    place = f"{host}:{HTTP_PORT if port == GRPC_PORT else port}"
+    return f"http{'s' if scheme == 'grpcs' else ''}://{place}"
 
 
 def _is_there(package: str) -> bool:
@@ -162,6 +178,9 @@ def traces_to(endpoint: str, model_names: Sequence[str]) -> Traces | None:
 
     about = {"service.name": "vnext", "service.version": __version__, "vnext.models": tuple(model_names)}
     provider = TracerProvider(resource=Resource.create(about).merge(OTELResourceDetector().detect()), shutdown_on_exit=False)
+    if (url := over_http(endpoint)) != endpoint:
+        log.warning("Traces go over HTTP to %s: --otlp-traces-endpoint is %s, and vnext speaks no gRPC.", url, endpoint)
+        endpoint = url
     path = "" if urlsplit(endpoint).path.strip("/") else PATH
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=endpoint.rstrip("/") + path)))
     return Traces(provider)
