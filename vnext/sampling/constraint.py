@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 COMPILED_MAX = 32
 """Grammars that a rank keeps compiled, as much work as hundreds of masks each."""
+_WORK = "a position of its grammar has too many items, or takes too much work, simplify it"
+"""llguidance's own message quotes its limits, which no client knows."""
 
 
 class Vocabulary:
@@ -104,7 +106,7 @@ class Matcher:
         if self.is_reasoning:
             self._reason(token)
         elif self._grammar is not None and not self.error and not self._grammar.consume_token(token):
-            self._fail(self._grammar.get_error())
+            self._fail(_WORK)
 
     def copy(self) -> Matcher:
         """A matcher at the same place. What it takes uses up nothing of this one's limits."""
@@ -141,7 +143,7 @@ class Matcher:
         if (grammar := self.grammar) is None:
             mask[:] = self._while_reasoning() if self.is_reasoning else self._vocabulary.everything
         elif grammar.is_error():
-            self._fail(grammar.get_error())
+            self._fail(_WORK)
         if self._has_lists and not self.error:
             self._apply_lists(mask)
         if self.error:
@@ -172,7 +174,7 @@ class Matcher:
             self._fail(f"the model's tokenizer cannot be read: {error}")
             return
         if self._grammar.is_error():
-            self._fail(self._grammar.get_error())
+            self._fail("its grammar cannot be read here")
 
     def _fail(self, why: str) -> None:
         self.error = f"The answer cannot keep to its constraint: {why.partition(chr(10))[0]}."

@@ -52,6 +52,10 @@ def tool_with(parameters: dict, name: str = "rain") -> dict:
     return {"type": "function", "function": {"name": name, "parameters": parameters}}
 
 
+STRICT = tool_with({"type": "object", "properties": {"a": {"type": "rain"}}})
+STRICT["function"]["strict"] = True
+
+
 def test_an_answer_that_calls(tools_server: EdgeServer) -> None:
     answer = ask(tools_server, f"I look. {ASKED}{ASKED}")
     (choice,) = answer.choices
@@ -111,7 +115,7 @@ def test_what_cannot_be_done_is_said(tools_server: EdgeServer) -> None:
         ("there are no tools", {"tool_choice": "required", "tools": []}),
         ("makes the answer a call", {"tool_choice": named, "response_format": {"type": "json_object"}}),
         ("cannot be combined with tool_choice", {"tool_choice": "required", "extra_body": {"use_beam_search": True}}),
-        ("tools cannot be kept", {"tool_choice": "required", "tools": [tool_with({"type": "rain"})]}),
+        ("the strict tool 'rain' cannot be kept at properties.a: Invalid type: rain", {"tool_choice": "required", "tools": [STRICT]}),
         ("marks no reasoning", {"extra_body": {"thinking_token_budget": 3}}),
     ]
     for words, options in refused:
@@ -190,9 +194,9 @@ def test_strict_tools_that_the_model_may_call(tools_server: EdgeServer) -> None:
     for more in ({"tool_choice": "none"}, {"tools": [tool_with(city, "rain")]}):
         answer = ask(tools_server, "a", **({"tools": [strict]} | more))
         assert request_of(tools_server, answer.id).sampling.constraint is None
-    wrong = tool_with({"type": "object", "properties": {"a": {"not": {}}}})
+    wrong = tool_with({"type": "object", "properties": {"a": {"not": {"type": "null"}}}})
     wrong["function"]["strict"] = True
-    with pytest.raises(openai.BadRequestError, match="tools cannot be kept.*'not' is not supported"):
+    with pytest.raises(openai.BadRequestError, match="strict tool 'rain' cannot be kept at properties.a: the keyword 'not' is not"):
         ask(tools_server, "a", tools=[wrong])
 
 
@@ -234,3 +238,25 @@ def test_two_tools_of_one_name_are_refused(tools_server: EdgeServer) -> None:
     tool = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
     status, answer, _ = tools_server.post("/v1/chat/completions", {"messages": [USER], "tools": [tool, tool]})
     assert (status, answer["error"]["param"]) == (400, "tools[1].function.name") and "'weather'" in answer["error"]["message"]
+
+
+def test_a_forced_tool_that_is_not_strict_is_held_to_what_can_be_kept(tools_server: EdgeServer, caplog: Any) -> None:
+    """At every door, with a line for those who look."""
+    tags = {"type": "array", "items": {"type": "string"}, "uniqueItems": True}
+    schema = {"type": "object", "properties": {"tags": tags}, "required": ["tags"], "propertyNames": {"type": "string"}}
+    call = calling("rain", '{"tags": ["a"]}')
+    with caplog.at_level("DEBUG", "vnext.server"):
+        answer = ask(tools_server, call, tools=[tool_with(schema)], tool_choice="required")
+    assert "tool 'rain'" in caplog.text and "properties.tags: the keyword 'uniqueItems' is not supported" in caplog.text
+    constraint = request_of(tools_server, answer.id).sampling.constraint
+    assert is_allowed(constraint, call) and is_allowed(constraint, calling("rain", '{"tags": ["a", "a"]}'))
+    assert not is_allowed(constraint, calling("rain", "{}")) and not is_allowed(constraint, calling("rain", '{"tags": [1]}'))
+    body = {"model": "toy", "max_tokens": 90, "messages": [{"role": "user", "content": f"say:{call}"}], "tool_choice": {"type": "any"}}
+    status, made, _ = tools_server.post("/v1/messages", body | {"tools": [{"name": "rain", "input_schema": schema}]})
+    assert (status, made["content"][0]["input"]) == (200, {"tags": ["a"]})
+    function = {"type": "function", "name": "rain", "parameters": schema}
+    body = {"model": "toy", "input": f"say:{call}", "tool_choice": "required"}
+    for strict, expected in ((False, 200), (True, 400)):
+        status, made, _ = tools_server.post("/v1/responses", body | {"tools": [function | {"strict": strict}]})
+        assert status == expected, made
+    assert "strict tool 'rain' cannot be kept at properties.tags" in made["error"]["message"]

@@ -97,10 +97,10 @@ def test_free_text_has_no_constraint(server: EdgeServer, path: str) -> None:
         ),
         ({"structured_outputs": {}}, "structured_outputs", "structured_outputs has none of its kinds: set exactly one of"),
         ({"structured_outputs": {"jsn": {}}}, "structured_outputs", "contains unknown field `jsn`"),
-        ({"structured_outputs": {"json": {"not": {}}}}, "structured_outputs.json", "the keyword 'not' is not supported, leave it out."),
-        ({"guided_json": {"not": {}}}, "guided_json", "guided_json cannot be kept: the keyword 'not' is not supported, leave it out."),
+        ({"structured_outputs": {"json": {"not": {"type": "null"}}}}, "structured_outputs.json", "the keyword 'not' is not supported, leave it out."),
+        ({"guided_json": {"not": {"type": "null"}}}, "guided_json", "guided_json cannot be kept: the keyword 'not' is not supported, leave it out."),
         (
-            {"response_format": {"type": "json_schema", "json_schema": {"schema": {"items": {"not": {}}}}}},
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": {"items": {"not": {"type": "null"}}}}}},
             "response_format.json_schema.schema", "response_format.json_schema.schema cannot be kept at items: the keyword 'not' is",
         ),
         ({"response_format": {"type": "json_schema"}}, "response_format", "response_format.json_schema.schema is missing"),

@@ -26,7 +26,7 @@ from vnext.server.context.conversation import begins_answer
 from vnext.server.context.openai_types import ChatBody, sampling_params
 from vnext.server.context.retention import Breakpoint
 from vnext.server.context.server_context import ServerContext
-from vnext.server.context.structure import asked_structure
+from vnext.server.context.structure import asked_structure, kept_tools
 from vnext.server.context.tool_choice import ToolChoice, tool_choice_of
 from vnext.state.params import Constraint
 from vnext.text.dialects.grammar import behind, speller
@@ -144,7 +144,8 @@ class ChatRequest:
         """The calls of a forced answer, as the model's dialect writes them."""
         context, choice = self._context, self._choice
         assert context.dialect is not None
-        lark = context.dialect.call_grammar(choice.allowed, not choice.one, context.tokenizer.special_ids)
+        tools = kept_tools(choice.allowed, choice.strict_names, CALL_OPTIONS)
+        lark = context.dialect.call_grammar(tools, not choice.one, context.tokenizer.special_ids)
         return Asked(kind="calls", value=lark, path="tools", options=CALL_OPTIONS)
 
     async def _chosen_calls(self, client: str) -> Constraint | None:
@@ -154,13 +155,19 @@ class ChatRequest:
         if lark is None or self._body.use_beam_search:
             return None
         asked = Asked(kind="calls", value=lark, path="tools", options=CALL_OPTIONS)
-        return Constraint(grammar=await context.grammars.made((tools, "chosen"), client, lambda: asked))
+
+        def checked() -> Asked:
+            kept_tools(tools, self._choice.strict_names, CALL_OPTIONS)
+            return asked
+
+        return Constraint(grammar=await context.grammars.made((tools, "chosen"), client, checked))
 
     async def _constraint(self, prompt: str, client: str) -> Constraint | None:
         """What the answers must look like, after their reasoning if the prompt makes them begin with it."""
         context, choice = self._context, self._choice
         if choice.is_forced:
-            grammar = await context.grammars.made((choice.allowed, choice.one), client, self._asked_calls)
+            of = choice.allowed, choice.one, sorted(choice.strict_names)
+            grammar = await context.grammars.made(of, client, self._asked_calls)
             constraint: Constraint | None = Constraint(grammar=grammar)
         else:
             constraint = await context.constraint(self._body, client) or await self._chosen_calls(client)

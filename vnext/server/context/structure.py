@@ -6,7 +6,7 @@ schema with every request, and reading one takes 0.4 ms and more. `vnext/text/st
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from operator import attrgetter
 from typing import Any
 
@@ -60,10 +60,21 @@ class Grammars:
 
 
 def grammar_of(asked: Asked, tokenizer: Tokenizer) -> str:
-    """As that of text/structured/grammar.py, imported by the first request that has one: llguidance takes 70 ms."""
-    from vnext.text.structured.grammar import grammar_of
+    """As that of text/structured/grammar.py."""
+    return _structured()[0].grammar_of(asked, tokenizer)
 
-    return grammar_of(asked, tokenizer)
+
+def kept_tools(tools: list[dict[str, Any]], strict: Collection[str], options: StructuredOutputsParams) -> list[dict[str, Any]]:
+    """As that of text/structured/tools.py. Takes time: not for the event loop. Raises InvalidRequest."""
+    found: list[dict[str, Any]] = _structured()[1].kept_tools(tools, strict, options)
+    return found
+
+
+def _structured() -> tuple[Any, Any]:
+    """Imported by the first request that asks for a structure: llguidance takes 70 ms."""
+    from vnext.text.structured import grammar, tools
+
+    return grammar, tools
 
 
 def asked_structure(body: GenerationBody) -> Asked | None:

@@ -24,13 +24,15 @@ Force = Literal["none", "auto", "required", "named"]
 class ToolChoice(msgspec.Struct, frozen=True):
     """`shown` are the tools for the template, None where the model may call none. `force` is "required" if the answer must
     call one of `allowed`, "named" if it must call the one tool in it. `one`: it calls at most one. `strict`: the tools of which
-    calls that the model chooses keep to a grammar, [] where none asks for that; one that does not ask takes any object."""
+    calls that the model chooses keep to a grammar, [] where none asks for that; one that does not ask takes any object.
+    `strict_names`: those that ask."""
 
     force: Force
     shown: list[dict[str, Any]] | None
     allowed: list[dict[str, Any]]
     one: bool
     strict: list[dict[str, Any]] = []
+    strict_names: frozenset[str] = frozenset()
 
     @property
     def is_forced(self) -> bool:
@@ -57,9 +59,10 @@ def tool_choice_of(body: ChatBody, knows_tools: bool) -> ToolChoice:
         raise InvalidRequest(f"{_FIELD} names {unknown[0]!r}, which is not among tools: send one that is.", _FIELD)
     allowed = tools if names is None else [tool for tool in tools if tool["function"]["name"] in names]
     one = force == "named" or body.parallel_tool_calls is False
+    strict = frozenset(tool.function.name for tool in body.tools if tool.function.strict)
     if force != "auto":
-        return ToolChoice(force, tools, allowed, one)
-    return ToolChoice(force, allowed, allowed, one, _strict(body, {tool["function"]["name"] for tool in allowed}))
+        return ToolChoice(force, tools, allowed, one, [], strict)
+    return ToolChoice(force, allowed, allowed, one, _strict(body, {tool["function"]["name"] for tool in allowed}), strict)
 
 
 def _strict(body: ChatBody, names: set[str]) -> list[dict[str, Any]]:

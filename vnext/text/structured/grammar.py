@@ -21,6 +21,7 @@ from vnext.sampling_params import InvalidRequest, StructuredOutputsParams
 from vnext.state.params import GRAMMAR_ROW_MAX, Constraint
 from vnext.text.structured.asked import Asked
 from vnext.text.structured.json_schema import Schema, SchemaReader, dumps
+from vnext.text.structured.reasons import EMPTY, in_words
 from vnext.text.tokenizer import Tokenizer
 
 BYTES_MAX, CALLS_BYTES_MAX = 2**18, 2**22
@@ -40,11 +41,6 @@ REASON_CHARACTERS_MAX = 300
 COMPILING_S_MAX, STEP_S_MAX = 0.5, 0.1
 SLOW = f"it takes more than {COMPILING_S_MAX:g} s of computing, or {STEP_S_MAX:g} s for one token, simplify it"
 
-CROWDED = (
-    f"a position of it has more than {GRAMMAR_ROW_MAX} items (some 270 optional properties, or rules that can be read in many "
-    "ways), simplify it"
-)
-
 _WHITESPACE = r"\x20|\x0D?\x0A[\x20\x09]{0,32}"  # a blank, or a line end and its indentation; free space makes small models ramble
 _WHITESPACE_ONLY = re.compile(r"(?:[ \t\n\r\[\]()|*+?]|\\[ntrs]|\{\d*,?\d*\})*")
 _LARK_TEXTS = re.compile(r'"(?:\\.|[^"\\\n])*"|//[^\n]*|#[^\n]*|/(?:\\.|[^/\\\n])+/')
@@ -56,7 +52,7 @@ _JSON_IN_LARK = re.compile(r"%json\s*")
 
 def grammar_of(asked: Asked, tokenizer: Tokenizer) -> str:
     """The grammar's text, as LLMatcher takes it. Raises InvalidRequest."""
-    refuse = partial(_refused, asked.path)
+    refuse = partial(refused, asked.path)
     _check_value(asked.value, refuse, CALLS_BYTES_MAX if asked.kind == "calls" else BYTES_MAX)
     _check_whitespace(asked.options)
     return _MAKERS[asked.kind](asked.value, asked.options, refuse, tokenizer)
@@ -81,7 +77,7 @@ def _check_value(value: Any, refuse: Refuse, size_max: int) -> None:
         raise refuse("", f"it has {size} bytes and at most {size_max} are supported, shorten it")
 
 
-def _refused(path: str, place: str, reason: str) -> InvalidRequest:
+def refused(path: str, place: str, reason: str) -> InvalidRequest:
     """One sentence; a long or broken reason is cut."""
     reason = reason[:REASON_CHARACTERS_MAX].encode(errors="replace").decode().rstrip(" .")
     at = f" at {place[:200].encode(errors='replace').decode()}" if place else ""
@@ -98,9 +94,9 @@ def _check_whitespace(options: StructuredOutputsParams) -> None:
 
 def _of_json(value: Any, params: StructuredOutputsParams, refuse: Refuse, tokenizer: Tokenizer) -> str:
     reader, schema = _read_schema(value, params, refuse)
-    error = _compile(grammar := _json_grammar(schema, params))
+    error = refusal_of(grammar := json_grammar(schema, params))
     if error:
-        raise refuse("" if error == SLOW else _place(reader, params, error), error)
+        raise refuse("" if error == SLOW else place_of(reader, params, error), error)
     return grammar
 
 
@@ -216,7 +212,7 @@ def _with_options(schema: Schema, params: StructuredOutputsParams) -> Schema:
     )
 
 
-def _json_grammar(schema: Schema, params: StructuredOutputsParams) -> str:
+def json_grammar(schema: Schema, params: StructuredOutputsParams) -> str:
     return LLMatcher.grammar_from_json_schema(dumps(_with_options(schema, params)))
 
 
@@ -239,12 +235,12 @@ def _checked(grammar: str, refuse: Refuse, tokenizer: Tokenizer | None = None) -
         tokens = vocabulary(tokenizer)
     except ValueError as error:
         raise refuse("", "grammars cannot be used with this model's tokenizer") from error
-    if error := _compile(grammar, tokens):
+    if error := refusal_of(grammar, tokens):
         raise refuse("", error)
     return grammar
 
 
-def _compile(grammar: str, tokens: LLTokenizer | None = None) -> str:
+def refusal_of(grammar: str, tokens: LLTokenizer | None = None) -> str:
     """Why a grammar is refused, "" where it is not. Tries its first steps, where a limit may be exceeded. Every rank compiles it
     again while the streams beside it wait, so it must be soon done."""
     began_s = time.thread_time()
@@ -252,10 +248,10 @@ def _compile(grammar: str, tokens: LLTokenizer | None = None) -> str:
     if not matcher.is_error():
         matcher.compute_bitmask()
     if error := matcher.get_error() or _walked(matcher.deep_copy(), tokens or vocabulary()):
-        return error if error == SLOW else _reason(error)
+        return error if error == SLOW else in_words(error)
     if time.thread_time() - began_s > COMPILING_S_MAX:
         return SLOW
-    return "; ".join(matcher.get_grammar_warnings()) or ("" if matcher.is_accepting() or not matcher.is_stopped() else _EMPTY)
+    return "; ".join(matcher.get_grammar_warnings()) or ("" if matcher.is_accepting() or not matcher.is_stopped() else EMPTY)
 
 
 def _walked(matcher: LLMatcher, tokens: LLTokenizer) -> str:
@@ -275,25 +271,11 @@ def _walked(matcher: LLMatcher, tokens: LLTokenizer) -> str:
     return error
 
 
-_EMPTY = "no answer satisfies it"
-
-
-def _reason(error: str) -> str:
-    """The cause within llguidance's message, which quotes the grammar over several lines."""
-    if "NoExtension" in error:
-        return _EMPTY
-    if "Current row has" in error:
-        return CROWDED
-    cause = re.search(r"error: (.*)", error)
-    line = cause[1] if cause else re.sub(r"^(at )?\d+\(\d+\): ", "", error.partition("\n")[0])
-    return line or "it is not valid"
-
-
-def _place(reader: SchemaReader, params: StructuredOutputsParams, error: str) -> str:
+def place_of(reader: SchemaReader, params: StructuredOutputsParams, error: str) -> str:
     """The innermost part of the schema that llguidance refuses for the same reason."""
     tries = min(PLACES_TRIED_MAX, PLACES_CHARACTERS_MAX // len(dumps(reader.whole(reader.parts[-1][1]))))
     for place, part in reader.parts[:tries]:
-        if _compile(_json_grammar(reader.whole(part), params)) == error:
+        if refusal_of(json_grammar(reader.whole(part), params)) == error:
             return place
     return ""
 

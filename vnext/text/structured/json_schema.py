@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from decimal import Decimal, InvalidOperation
 from graphlib import CycleError, TopologicalSorter
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import unquote
 
 from vnext.sampling_params import InvalidRequest
@@ -47,9 +47,11 @@ _FORMATS = frozenset("date-time time date duration email hostname ipv4 ipv6 uri 
 _UNKEPT_FORMATS = frozenset(
     "idn-email idn-hostname uri-reference iri iri-reference uri-template json-pointer relative-json-pointer regex".split()
 )
+_IDLE_OF_NAMES = frozenset("type title description $comment".split())
 _CONTROL = re.compile("[\x00-\x07\x0b\x0e-\x1f]")  # what JSON writes as \u only
 
 Schema = dict[str, Any] | bool
+Kept = TypeVar("Kept")
 Refuse = Callable[[str, str], InvalidRequest]
 """From a place in the schema, and a reason, to the error."""
 
@@ -58,11 +60,13 @@ class SchemaReader:
     """One client's schema. `refuse` words the errors. `parts` are the schemas read so far, inner ones first and those
     of the root last, each with its place in the client's schema."""
 
-    def __init__(self, root: Any, refuse: Refuse, *, closed: bool = False) -> None:
-        """`closed`: objects with `properties` admit no others, unless the schema says so itself."""
+    def __init__(self, root: Any, refuse: Refuse, *, closed: bool = False, drops: bool = False) -> None:
+        """`closed`: objects with `properties` admit no others, unless the schema says so itself. `drops`: what cannot be kept is
+        left out instead of being refused, and `dropped` says why."""
         self._root = root
         self._refuse = refuse
-        self._closed = closed
+        self._closed, self._drops = closed, drops
+        self.dropped: list[str] = []
         self._numbers: dict[str, int] = {}
         self._names_count = 0
         self.parts: list[tuple[str, Schema]] = []
@@ -85,36 +89,66 @@ class SchemaReader:
         return {**part, "$defs": self.definitions} if self.definitions and isinstance(part, dict) else part
 
     def _schema(self, schema: Any, path: str, depth: int) -> Schema:
+        try:
+            kept = self._read_schema(schema, path, depth)
+        except InvalidRequest as error:
+            if depth > DEPTH_MAX:
+                raise  # drop the keyword that leads here
+            kept = self._without({"type": schema["type"]} if isinstance(schema, Mapping) and "type" in schema else {}, error)
+        self.parts.append((path, kept))
+        return kept
+
+    def _read_schema(self, schema: Any, path: str, depth: int) -> Schema:
         if depth > DEPTH_MAX:
             raise self._refuse("", f"it is nested more than {DEPTH_MAX} deep, make it flatter")
         if not isinstance(schema, Mapping | bool):
             raise self._refuse(path, "a schema is an object or a boolean")
-        kept = schema if isinstance(schema, bool) else dict(self._keywords(schema, path, depth))
-        if isinstance(kept, dict):
-            self._check(kept, path)
-            kept = _with_sound_bounds(kept)
-        self.parts.append((path, kept))
+        if isinstance(schema, bool):
+            return schema
+        if _admits_nothing(schema):
+            return False
+        kept = dict(self._keywords(schema, path, depth))
+        for name, check in (("required", self._check_required), ("minProperties", self._check_least)):
+            try:
+                check(kept, path)
+            except InvalidRequest as error:
+                kept = self._without({key: value for key, value in kept.items() if key != name}, error)
+        self._check_names(kept, path)
+        return _with_sound_bounds(kept)
+
+    def _without(self, kept: Kept, error: InvalidRequest) -> Kept:
+        """What is kept where an error's cause is dropped. Raises the error where nothing is."""
+        if not self._drops:
+            raise error
+        self.dropped.append(error.message)
         return kept
 
     def _keywords(self, schema: Mapping[str, Any], path: str, depth: int) -> Iterator[tuple[str, Any]]:
         for name, value in schema.items():
-            place = _join(path, name)
-            if name in _NAMED:
-                yield name, {key: self._schema(each, _join(place, key), depth + 1) for key, each in self._object(value, place)}
-            elif name in _SEVERAL or (name == "items" and isinstance(value, list)):
-                yield name, [self._schema(each, f"{place}[{at}]", depth + 1) for at, each in self._list(value, place)]
-            elif name in _ONE:
-                yield name, self._schema(value, place, depth + 1)
-            elif name == "$ref":
-                yield name, f"#/$defs/{self._reference(value, place)}"
-            elif name in _PLAIN:
-                yield from self._plain(name, value, place)
-            elif name in _UNKEPT and not (name == "uniqueItems" and value is False):
-                raise self._refuse(path, f"the keyword {name!r} is not supported, leave it out")
-            elif name == "$id" and path:
-                raise self._refuse(path, "'$id' is only supported at the top, leave it out")
+            try:
+                kept = [] if _is_idle(name, value, schema) else [*self._keyword(name, value, path, depth)]
+            except InvalidRequest as error:
+                kept = self._without([], error)
+            yield from kept
         if self._closed and "properties" in schema and "additionalProperties" not in schema:
             yield "additionalProperties", False
+
+    def _keyword(self, name: str, value: Any, path: str, depth: int) -> Iterator[tuple[str, Any]]:
+        place = _join(path, name)
+        if name in _NAMED:
+            yield name, {key: self._schema(each, _join(place, key), depth + 1) for key, each in self._object(value, place)}
+        elif name in _SEVERAL or (name == "items" and isinstance(value, list)):
+            yield name, [self._schema(each, f"{place}[{at}]", depth + 1) for at, each in self._list(value, place)]
+        elif name in _ONE:
+            yield name, self._schema(value, place, depth + 1)
+        elif name == "$ref":
+            yield name, f"#/$defs/{self._reference(value, place)}"
+        elif name in _PLAIN:
+            yield from self._plain(name, value, place)
+        elif name in _UNKEPT:
+            raise self._refuse(path, f"the keyword {name!r} is not supported, leave it out")
+        elif name == "$id" and path:
+            raise self._refuse(path, "'$id' is only supported at the top, leave it out")
 
     def _plain(self, name: str, value: Any, place: str) -> Iterator[tuple[str, Any]]:
         if name in ("const", "enum"):
@@ -133,11 +167,24 @@ class SchemaReader:
             raise self._refuse(place, f"its text has more than {VALUE_CHARACTERS_MAX} characters, shorten it")
         yield name, value
 
-    def _check(self, kept: dict[str, Any], path: str) -> None:
-        """Bounds on names, which cost more than linear time, and a number of properties that repeated names could reach."""
+    def _check_required(self, kept: dict[str, Any], path: str) -> None:
         required = kept.get("required", [])
         if not (isinstance(required, list) and all(isinstance(name, str) for name in required)):
             raise self._refuse(_join(path, "required"), "it is a list of names")
+
+    def _check_least(self, kept: dict[str, Any], path: str) -> None:
+        """Bound a number of properties that repeated names could reach."""
+        open_ended = kept.get("additionalProperties", True) is not False or "patternProperties" in kept
+        least = kept.get("minProperties", 0)
+        if open_ended and isinstance(least, int | float) and least > len({*kept.get("required", ())}) + 1:
+            raise self._refuse(
+                path,
+                "'minProperties' is only supported up to one more than 'required' where names are open, name the properties",
+            )
+
+    def _check_names(self, kept: dict[str, Any], path: str) -> None:
+        """Bounds on names, which cost more than linear time."""
+        required = {*kept.get("required", ())}
         names = {*required, *kept.get("properties", {}), *kept.get("patternProperties", {})}
         for name in names:
             self._value(name, path, 0)
@@ -146,16 +193,9 @@ class SchemaReader:
             raise self._refuse(
                 path, f"at most {NAMES_IN_OBJECT_MAX} properties in an object and {NAMES_MAX} in all are supported, name fewer"
             )
-        if len(names) - len(set(required)) > OPTIONAL_MAX:
+        if len(names) - len(required) > OPTIONAL_MAX:
             raise self._refuse(
                 path, f"at most {OPTIONAL_MAX} optional properties in an object are supported, require some or name fewer"
-            )
-        open_ended = kept.get("additionalProperties", True) is not False or "patternProperties" in kept
-        least = kept.get("minProperties", 0)
-        if open_ended and isinstance(least, int | float) and least > len(set(required)) + 1:
-            raise self._refuse(
-                path,
-                "'minProperties' is only supported up to one more than 'required' where names are open, name the properties",
             )
 
     def _value(self, value: Any, place: str, depth: int) -> None:
@@ -212,6 +252,40 @@ class SchemaReader:
             else:
                 raise self._refuse(_dotted(pointer), f"the reference {pointer[:100]!r} leads nowhere")
         return target
+
+
+def _admits_nothing(schema: Mapping[str, Any]) -> bool:
+    """Whether it forbids every value, as zod's `never` does."""
+    return "not" in schema and schema["not"] in (True, {})
+
+
+def _is_idle(name: str, value: Any, schema: Mapping[str, Any]) -> bool:
+    """Whether a keyword that is not supported constrains nothing as it stands."""
+    match name:
+        case "uniqueItems":
+            return value is False or schema.get("maxItems") in (0, 1)
+        case "not":
+            return value is False or (isinstance(value, Mapping) and _admits_nothing(value))
+        case "propertyNames":
+            return value in (True, {}) or (isinstance(value, Mapping) and {*value} <= _IDLE_OF_NAMES and _wants_text(value))
+        case "dependentRequired" | "dependentSchemas" | "dependencies":
+            return value == {} or (isinstance(value, Mapping) and all(each in ([], {}, True) for each in value.values()))
+        case "unevaluatedItems" | "unevaluatedProperties":
+            return value in (True, {})
+        case "contains":
+            return schema.get("minContains") == 0 and "maxContains" not in schema
+        case "minContains" | "maxContains":
+            return "contains" not in schema or (name == "minContains" and value == 0 and "maxContains" not in schema)
+        case "if":
+            return all(schema.get(each, True) in (True, {}) for each in ("then", "else"))
+        case "then" | "else":
+            return "if" not in schema or value in (True, {})
+    return False
+
+
+def _wants_text(schema: Mapping[str, Any]) -> bool:
+    kinds = schema.get("type", "string")
+    return kinds == "string" or (isinstance(kinds, list) and "string" in kinds)
 
 
 def _with_sound_bounds(kept: dict[str, Any]) -> dict[str, Any]:
