@@ -177,7 +177,7 @@ def test_no_prompts_no_answers(llm: LLM) -> None:
         ([[]], GREEDY, "no tokens"),
         ([[10**6]], GREEDY, "token ids lie between 0 and"),
         (["a", "b"], [GREEDY], "2 prompts and 1 sampling_params"),
-        (["a"], SamplingParams(temperature=-1.0), "temperature is -1"),
+        (["a"], SamplingParams(stop_token_ids=[10**6]), "stop_token_ids names token 1000000"),
         ([{"prompt": "a", "multi_modal_data": 1}], GREEDY, "A prompt has the keys 'prompt', 'multi_modal_data': give a text"),
         ([[5] * 4000], GREEDY, "4000 in the prompt"),
     ],

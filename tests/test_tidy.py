@@ -117,7 +117,7 @@ ARROWS = {
         "options/misuse", "runtime/processes/inherited",
     },
     "library": {
-        "generated", "lora_request", "options/hints", "runtime/messages", "runtime/settings", "sampling_params", "state/config",
+        "generated", "lora_request", "runtime/messages", "runtime/settings", "sampling_params", "state/config",
         "state/events", "state/params", "text",
     },
     # a bench and a talk drive vnext as its users do

@@ -12,7 +12,7 @@ from pathlib import Path
 from vnext.models.config.json_keys import read_optional_json
 from vnext.models.errors import ModelError
 from vnext.runtime.processes.launch import StartRefused
-from vnext.sampling_params import IN_CHECKPOINT, InvalidRequest, SamplingDefaults, SamplingParams, validate
+from vnext.sampling_params import IN_CHECKPOINT, InvalidRequest, SamplingDefaults, SamplingParams
 
 FILE_NAME = "generation_config.json"
 FIELDS = {name: name for name in IN_CHECKPOINT} | {"max_new_tokens": "max_tokens"}
@@ -26,7 +26,7 @@ def sampling_defaults(folder: Path, is_read: bool = True) -> SamplingDefaults:
     try:
         found = read_optional_json(folder / FILE_NAME)
         given = {name: found[theirs] for theirs, name in FIELDS.items() if found.get(theirs) is not None}
-        validate(SamplingParams(**given), vocab_size=0)
+        SamplingParams(**given)
     except ModelError as error:
         raise StartRefused(f"{error}, or leave it alone with --generation-config none") from error
     except InvalidRequest as error:

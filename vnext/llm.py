@@ -26,7 +26,6 @@ from vnext.library.program_input import (
     as_conversations,
     as_count,
     as_prompts,
-    as_struct,
     as_variables,
 )
 from vnext.library.task_maker import TaskMaker
@@ -35,12 +34,7 @@ from vnext.options.settings_check import engine_settings
 from vnext.runtime.processes.launch import find_model
 from vnext.runtime.processes.replicas import RunningEngines, StartingEngines, start_engines
 from vnext.runtime.settings import reads_generation_config
-from vnext.sampling_params import (
-    BeamSearchParams,
-    InvalidRequest,
-    SamplingParams,
-    validate_beams,
-)
+from vnext.sampling_params import BeamSearchParams, InvalidRequest, SamplingParams, as_struct
 
 if TYPE_CHECKING:  # the engine's client and the text code import slowly: the engine starts meanwhile
     from tqdm import tqdm
@@ -147,7 +141,6 @@ class LLM(EngineOperations):
         from vnext.text.beams import BeamSearch
 
         params = as_struct(BeamSearchParams, params, "params")
-        validate_beams(params)
         sampling = SamplingParams(
             n=params.beam_width, max_tokens=params.max_tokens, logprobs=0, ignore_eos=params.ignore_eos,
             include_stop_str_in_output=params.include_stop_str_in_output,

@@ -8,11 +8,14 @@ tokens) never reach an event.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from functools import cache
 from operator import attrgetter
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
+from vnext.options.hints import close_to
 from vnext.state.params import (
     ALL_TOKENS,
     ENGINE_DRAFTS,
@@ -41,6 +44,7 @@ RETENTIONS_S = {"in_memory": 0, "in-memory": 0, "5m": 300, "1h": 3_600, "24h": 8
 """The words of `prompt_cache_retention`, OpenAI's and those of Anthropic's `ttl`; 0 is the cache as it is."""
 
 _WORD = 2**64
+Struct = TypeVar("Struct", bound=msgspec.Struct)
 
 
 class InvalidRequest(ValueError):
@@ -58,6 +62,30 @@ class ContextExceeded(InvalidRequest):
     """Too many tokens: `count` of them, or at least as many, where `most` are possible."""
 
     count, most = 0, 0
+
+
+def kind_of(value: Any) -> str:
+    """What a value is, for a sentence."""
+    name = type(value).__name__
+    return "None" if value is None else f"{'an' if name[:1].lower() in 'aeiou' else 'a'} {name}"
+
+
+def as_struct(kind: type[Struct], value: Struct | Mapping[str, Any], name: str) -> Struct:
+    """The struct, also from a dictionary of its fields. Raises InvalidRequest."""
+    if isinstance(value, kind):
+        return value
+    if not isinstance(value, Mapping):
+        raise InvalidRequest(f"{name} is {kind_of(value)}: give {kind.__name__}(...) or a dictionary of its fields.", name)
+    fields = kind.__struct_fields__
+    for key in value:
+        if key not in fields:
+            close = close_to(str(key), fields)
+            remedy = f"did you mean {close}?" if close else f"its fields are {', '.join(fields)}."
+            raise InvalidRequest(f"{name} has {key!r}, which {kind.__name__} does not know: {remedy}", name)
+    try:
+        return kind(**value)
+    except TypeError as error:  # a required field is missing
+        raise InvalidRequest(f"{name} cannot be {kind.__name__}: {str(error)[:1].lower()}{str(error)[1:]}.", name) from error
 
 
 class StructuredOutputsParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -82,21 +110,8 @@ class StructuredOutputsParams(msgspec.Struct, frozen=True, kw_only=True, forbid_
     """Accepted and without effect: there is one backend."""
 
 
-class SamplingParams(Drawn, frozen=True, kw_only=True):
-    """How the answers to one prompt are sampled and when they end.
-
-    The table in `vnext.state.params.Drawn` explains the sampling numbers; `temperature` 0 is greedy, and the defaults of the
-    others switch them off. `n` is the number of answers to a prompt; `seed` None draws a fresh seed; `logprobs` is the number
-    of alternatives beside each token (None reports nothing), `prompt_logprobs` that beside each token of the prompt;
-    `max_tokens` None allows the model's length, 0 only scores the prompt; `stop` is one string or several, and the first
-    that is completed ends the answer; the first `min_tokens` tokens are not searched for stop strings.
-    `allowed_token_ids` are the only tokens of an answer (None for all; without an end token among them it has
-    the full length). `bad_words` are texts that an answer never completes, as the tokenizer writes them at its beginning and
-    after a space (vnext/text/bad_words.py). `structured_outputs` holds the answer to a schema or
-    grammar. `num_speculative_tokens` bounds the request's drafts in a step and 0 forbids them; None is the engine's own number.
-    Drafts change no answer (docs/drafts.md). `prompt_cache_retention` pins prompt and answer in the cache for "5m", "1h" or "24h"
-    (docs/retention.md); "in_memory", "" and None pin nothing.
-    """
+class UncheckedParams(Drawn, frozen=True, kw_only=True):
+    """The fields of SamplingParams as a decoder has read them, for `validate_ranges`."""
 
     n: int = 1
     seed: int | None = None
@@ -121,9 +136,36 @@ class SamplingParams(Drawn, frozen=True, kw_only=True):
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
 
 
+class SamplingParams(UncheckedParams, frozen=True, kw_only=True):
+    """How the answers to one prompt are sampled and when they end.
+
+    The table in `vnext.state.params.Drawn` explains the sampling numbers; `temperature` 0 is greedy, and the defaults of the
+    others switch them off. `n` is the number of answers to a prompt; `seed` None draws a fresh seed; `logprobs` is the number
+    of alternatives beside each token (None reports nothing), `prompt_logprobs` that beside each token of the prompt;
+    `max_tokens` None allows the model's length, 0 only scores the prompt; `stop` is one string or several, and the first
+    that is completed ends the answer; the first `min_tokens` tokens are not searched for stop strings.
+    `allowed_token_ids` are the only tokens of an answer (None for all; without an end token among them it has
+    the full length). `bad_words` are texts that an answer never completes, as the tokenizer writes them at its beginning and
+    after a space (vnext/text/bad_words.py). `structured_outputs` holds the answer to a schema or
+    grammar. `num_speculative_tokens` bounds the request's drafts in a step and 0 forbids them; None is the engine's own number.
+    Drafts change no answer (docs/drafts.md). `prompt_cache_retention` pins prompt and answer in the cache for "5m", "1h" or "24h"
+    (docs/retention.md); "in_memory", "" and None pin nothing.
+
+    They are checked as they are made, but for what depends on the model: its vocabulary and length. A dictionary serves as
+    `structured_outputs`. Raises InvalidRequest, a ValueError, for the first field of a wrong type or out of range.
+    """
+
+    def __post_init__(self) -> None:
+        if isinstance(shape := self.structured_outputs, Mapping):
+            made = as_struct(StructuredOutputsParams, shape, "structured_outputs")
+            msgspec.structs.force_setattr(self, "structured_outputs", made)
+        validate(self, TOKEN_ID_MAX + 1)
+
+
 class BeamSearchParams(msgspec.Struct, frozen=True, kw_only=True):
     """How the likeliest answers to one prompt are searched (vnext/text/beams.py). `beam_width` answers are kept at each step;
-    a `length_penalty` above 1 favours long ones. `temperature` is vLLM's and changes nothing: nothing is drawn."""
+    a `length_penalty` above 1 favours long ones. `temperature` is vLLM's and changes nothing: nothing is drawn. Raises
+    InvalidRequest for the first field of a wrong type or out of range."""
 
     beam_width: int
     max_tokens: int = 16
@@ -131,6 +173,10 @@ class BeamSearchParams(msgspec.Struct, frozen=True, kw_only=True):
     temperature: float = 0.0
     length_penalty: float = 1.0
     include_stop_str_in_output: bool = False
+
+    def __post_init__(self) -> None:
+        _check_types(self)
+        validate_beams(self)
 
 
 _drawn = attrgetter(*PARAMETERS)
@@ -154,17 +200,15 @@ class SamplingDefaults(_FromCheckpoint, frozen=True, kw_only=True):
         return {name: value for name in IN_CHECKPOINT if (value := getattr(self, name)) is not None}
 
 
-def validate(params: SamplingParams, vocab_size: int) -> None:
+def validate(params: UncheckedParams, vocab_size: int) -> None:
     """Raise InvalidRequest for the first field of a wrong type or out of range. Token ids are below `vocab_size`."""
     _check_types(params)
     if isinstance(params.structured_outputs, StructuredOutputsParams):
         _check_types(params.structured_outputs)
-    elif params.structured_outputs is not None:
-        raise InvalidRequest("structured_outputs has a wrong type: expected StructuredOutputsParams.", "structured_outputs")
     validate_ranges(params, vocab_size)
 
 
-def validate_ranges(params: SamplingParams, vocab_size: int) -> None:
+def validate_ranges(params: UncheckedParams, vocab_size: int) -> None:
     """`validate` for params whose types a decoder has checked."""
     _check_range("n", params.n, 1, CHOICES_MAX)
     for (name, each), value in zip(PARAMETERS.items(), _drawn(params)):
@@ -186,15 +230,14 @@ def validate_ranges(params: SamplingParams, vocab_size: int) -> None:
 
 
 def validate_beams(params: BeamSearchParams) -> None:
-    """Raise InvalidRequest for the first field of a wrong type or out of range."""
-    _check_types(params)
+    """Raise InvalidRequest for the first field out of range."""
     _check_range("beam_width", params.beam_width, 1, BEAM_WIDTH_MAX)
     _check_range("max_tokens", params.max_tokens, 1, math.inf, "be at least 1")
     _check_range("length_penalty", params.length_penalty, -LENGTH_PENALTY_MAX, LENGTH_PENALTY_MAX)
 
 
 def to_sampling(
-    params: SamplingParams,
+    params: UncheckedParams,
     seed: int,
     prompt_length: int,
     model_length: int,
@@ -226,7 +269,7 @@ def to_sampling(
     )
 
 
-def restricted(sampling: Sampling, params: SamplingParams, banned: tuple[tuple[int, ...], ...]) -> Sampling:
+def restricted(sampling: Sampling, params: UncheckedParams, banned: tuple[tuple[int, ...], ...]) -> Sampling:
     """`sampling` with the lists of `params` in its constraint; `banned` are the tokens of its bad words."""
     if params.allowed_token_ids is None and not banned:
         return sampling
@@ -264,7 +307,7 @@ def _mix(word: int) -> int:
     return word ^ (word >> 31)
 
 
-def _tokens_allowed(params: SamplingParams, prompt_length: int, model_length: int, usual: int | None) -> int:
+def _tokens_allowed(params: UncheckedParams, prompt_length: int, model_length: int, usual: int | None) -> int:
     room = model_length - prompt_length
     wanted = max(params.max_tokens or 1, 1)
     if wanted > room:
@@ -276,9 +319,15 @@ def _tokens_allowed(params: SamplingParams, prompt_length: int, model_length: in
     return params.max_tokens
 
 
+@cache
+def _plain_twin(kind: type[msgspec.Struct]) -> type[msgspec.Struct]:
+    """A struct of the same fields that checks only their types."""
+    return msgspec.defstruct(kind.__name__, [(field.name, field.type) for field in msgspec.structs.fields(kind)])
+
+
 def _check_types(params: msgspec.Struct) -> None:
     try:
-        msgspec.convert(msgspec.structs.asdict(params), type(params))
+        msgspec.convert(msgspec.structs.asdict(params), _plain_twin(type(params)))
     except msgspec.ValidationError as error:
         message, _, path = str(error).partition(" - at ")
         name = path.rpartition("`$.")[2].rstrip("`")
@@ -290,7 +339,7 @@ def _check_range(name: str, value: float, lowest: float, highest: float, rule: s
         raise InvalidRequest(f"{name} is {value}: it must {rule or f'lie between {lowest} and {highest}'}.", name)
 
 
-def _check_lengths(params: SamplingParams) -> None:
+def _check_lengths(params: UncheckedParams) -> None:
     for name in ("logprobs", "prompt_logprobs"):
         if (count := getattr(params, name)) is not None:
             _check_range(name, count, 0, LOGPROBS_MAX)
@@ -304,7 +353,7 @@ def _check_lengths(params: SamplingParams) -> None:
         raise InvalidRequest(f"min_tokens is {params.min_tokens}: it must be at least 0{bound}.", "min_tokens")
 
 
-def _check_tokens(params: SamplingParams, vocab_size: int) -> None:
+def _check_tokens(params: UncheckedParams, vocab_size: int) -> None:
     _check_count("logit_bias", len(params.logit_bias), LOGIT_BIAS_COUNT_MAX)
     for token, bias in params.logit_bias.items():
         _check_token("logit_bias", token, vocab_size)
@@ -324,7 +373,7 @@ def _check_tokens(params: SamplingParams, vocab_size: int) -> None:
             _check_token("allowed_token_ids", token, vocab_size)
 
 
-def _check_stops(params: SamplingParams) -> None:
+def _check_stops(params: UncheckedParams) -> None:
     stops = params.stop_strings()
     _check_count("stop", len(stops), STOP_COUNT_MAX)
     for stop in stops:
@@ -335,7 +384,7 @@ def _check_stops(params: SamplingParams) -> None:
             )
 
 
-def _check_bad_words(params: SamplingParams) -> None:
+def _check_bad_words(params: UncheckedParams) -> None:
     _check_count("bad_words", len(params.bad_words), BAD_WORD_COUNT_MAX)
     for word in params.bad_words:
         if not word.strip() or len(word) > BAD_WORD_CHARACTERS_MAX:

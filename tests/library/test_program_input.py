@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from engine_here import engines_here
@@ -57,7 +59,7 @@ def one(call: str, *arguments: Any, **more: Any) -> Callable[[LLM], Any]:
         (ask("a", {"temprature": 0}), "sampling_params has 'temprature', which .* did you mean temperature?"),
         (ask("a", {"temperature": "hot"}), "temperature has a wrong type"),
         (ask(["a", "b"], [{}]), "2 prompts and 1 sampling_params"),
-        (ask("a", {"structured_outputs": "yes"}), "structured_outputs is a str: give StructuredOutputsParams"),
+        (ask("a", {"structured_outputs": "yes"}), "structured_outputs has a wrong type"),
         (ask("a", {"structured_outputs": {"type": "object"}}), "structured_outputs has 'type', .* its fields are json, regex"),
         (ask("a", {"structured_outputs": {"choice": "yes"}}), "choice has a wrong type"),
         (ask("a", lora_request="sql"), "lora_request is a str: give LoRARequest"),
@@ -143,3 +145,49 @@ def test_async_calls_take_one_prompt(tmp_path: Path) -> None:
 
     with engines_here():
         asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"temperature": -1}, "temperature is -1: it must lie between 0 and"),
+        ({"temperature": "hot"}, "temperature has a wrong type: expected `float`, got `str`"),
+        ({"temperature": float("nan")}, "temperature is nan"),
+        ({"top_p": 2}, "top_p is 2"),
+        ({"n": 0}, "n is 0"),
+        ({"n": 2.0}, "n has a wrong type"),
+        ({"max_tokens": 0}, "max_tokens is 0"),
+        ({"min_tokens": 20}, "min_tokens is 20: .* which is 16"),
+        ({"stop": [""]}, "stop holds a string of 0 characters"),
+        ({"stop_token_ids": [-1]}, "stop_token_ids names token -1"),
+        ({"logit_bias": {5: 101}}, "logit_bias of token 5 is 101"),
+        ({"bad_words": " "}, "bad_words has a wrong type"),
+        ({"prompt_cache_retention": "for ever"}, "prompt_cache_retention is 'for ever'"),
+        ({"structured_outputs": {"choices": ["a"]}}, "structured_outputs has 'choices', .* did you mean choice?"),
+        ({"structured_outputs": {"json": 5}}, "json has a wrong type"),
+        ({"structured_outputs": StructuredOutputsParams(json=5)}, "json has a wrong type"),
+        ({"structured_outputs": "yes"}, "structured_outputs has a wrong type"),
+    ],
+)  # fmt: skip
+def test_parameters_are_checked_as_they_are_made(fields: dict[str, Any], words: str) -> None:
+    with pytest.raises(InvalidRequest, match=words):
+        SamplingParams(**fields)
+    with pytest.raises(InvalidRequest, match=words):
+        msgspec.structs.replace(SamplingParams(), **fields)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [({"beam_width": 0}, "beam_width is 0"), ({"beam_width": "x"}, "beam_width has a wrong type"),
+     ({"beam_width": 2, "length_penalty": 99}, "length_penalty is 99")],
+)  # fmt: skip
+def test_beams_are_checked_as_they_are_made(fields: dict[str, Any], words: str) -> None:
+    with pytest.raises(InvalidRequest, match=words):
+        BeamSearchParams(**fields)
+
+
+def test_parameters_survive_a_copy() -> None:
+    params = SamplingParams(temperature=0.5, structured_outputs=CHOICE, stop="x")
+    assert params.structured_outputs == StructuredOutputsParams(**CHOICE)
+    assert copy.deepcopy(params) == copy.copy(params) == params
+    assert SamplingParams(**msgspec.structs.asdict(params)) == params

@@ -52,7 +52,9 @@ def score(found: tuple[int, ...], penalty: float) -> float:
 
 @pytest.mark.parametrize("penalty", [-1.0, 0.0, 0.5, 1.0, 3.0])
 @pytest.mark.parametrize("length", [1, 2, 5])
-def test_a_wide_search_finds_the_best_answers_of_all(penalty: float, length: int) -> None:
+def test_a_wide_search_finds_the_best_answers_of_all(penalty: float, length: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also one that is wider than clients may ask for."""
+    monkeypatch.setattr("vnext.sampling_params.BEAM_WIDTH_MAX", 2**length)
     params = BeamSearchParams(beam_width=2**length, max_tokens=length, length_penalty=penalty)
     best = sorted(all_answers(length), key=lambda found: score(found, penalty), reverse=True)[: 2**length]
     found = [tuple(unpack_tokens(output.tokens).tolist()) for output in run(params)[0]]

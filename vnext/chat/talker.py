@@ -6,7 +6,7 @@ from collections.abc import Generator, Mapping
 from typing import Any, Protocol
 
 from vnext.options.reader import ChatCommand
-from vnext.sampling_params import InvalidRequest, SamplingParams, validate
+from vnext.sampling_params import InvalidRequest, SamplingParams
 
 Messages = list[dict[str, str]]
 Sampling = Mapping[str, Any]
@@ -33,7 +33,7 @@ class Talker(Protocol):
 def require_sampling(sampling: Sampling) -> None:
     """Raise TalkRefused for sampling that every answer would refuse."""
     try:
-        validate(SamplingParams(**sampling), vocab_size=0)
+        SamplingParams(**sampling)
     except InvalidRequest as error:
         raise TalkRefused(error.message) from error
 

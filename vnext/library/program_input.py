@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from operator import index
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
 from vnext.lora_request import AdapterChoice, LoRARequest
-from vnext.options.hints import close_to
-from vnext.sampling_params import InvalidRequest, SamplingParams, StructuredOutputsParams
+from vnext.sampling_params import InvalidRequest, SamplingParams, as_struct, kind_of
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
 """A text, token ids, or {"prompt": a text} or {"prompt_token_ids": token ids}."""
@@ -24,15 +23,8 @@ Params = SamplingParams | Mapping[str, Any] | None
 ParamsChoice = Params | Sequence[Params]
 """One for all prompts, or a list with one for each."""
 
-Struct = TypeVar("Struct", bound=msgspec.Struct)
 A_PROMPT = 'a text, token ids, {"prompt": ...} or {"prompt_token_ids": ...}'
 A_MESSAGE = '{"role": ..., "content": ...}'
-
-
-def kind_of(value: Any) -> str:
-    """What a value is, for a sentence."""
-    name = type(value).__name__
-    return "None" if value is None else f"{'an' if name[:1].lower() in 'aeiou' else 'a'} {name}"
 
 
 def as_prompts(prompts: Prompt | Iterable[Prompt], name: str = "prompts") -> list[str | list[int]]:
@@ -71,24 +63,6 @@ def as_params(params: ParamsChoice, count: int) -> list[SamplingParams | None]:
         raise InvalidRequest(f"There are {count} prompts and {len(items)} {name}: give one, or one for each.", name)
     made = {key: _params(each, f"{name}[{at}]") for at, (key, each) in enumerate({id(each): each for each in items}.items())}
     return [made[id(each)] for each in items]  # what is one stays one, and so does its grammar
-
-
-def as_struct(kind: type[Struct], value: Struct | Mapping[str, Any], name: str) -> Struct:
-    """The struct, also from a dictionary of its fields. Raises InvalidRequest."""
-    if isinstance(value, kind):
-        return value
-    if not isinstance(value, Mapping):
-        raise InvalidRequest(f"{name} is {kind_of(value)}: give {kind.__name__}(...) or a dictionary of its fields.", name)
-    fields = kind.__struct_fields__
-    for key in value:
-        if key not in fields:
-            close = close_to(str(key), fields)
-            remedy = f"did you mean {close}?" if close else f"its fields are {', '.join(fields)}."
-            raise InvalidRequest(f"{name} has {key!r}, which {kind.__name__} does not know: {remedy}", name)
-    try:
-        return kind(**value)
-    except TypeError as error:  # a required field is missing
-        raise InvalidRequest(f"{name} cannot be {kind.__name__}: {str(error)[:1].lower()}{str(error)[1:]}.", name) from error
 
 
 def as_conversations(messages: Message | Sequence[Message] | Sequence[Sequence[Message]]) -> list[list[Message]]:
@@ -148,11 +122,7 @@ def _params(params: Any, name: str) -> SamplingParams | None:
         return None
     if not isinstance(params, SamplingParams | Mapping):
         raise InvalidRequest(f"{name} is {kind_of(params)}: give {_SAMPLING}.", "sampling_params")
-    params = as_struct(SamplingParams, params, name)
-    if params.structured_outputs is None:
-        return params
-    shape = as_struct(StructuredOutputsParams, params.structured_outputs, "structured_outputs")
-    return params if shape is params.structured_outputs else msgspec.structs.replace(params, structured_outputs=shape)
+    return as_struct(SamplingParams, params, name)
 
 
 def _conversation(messages: Any, name: str) -> list[Message]:

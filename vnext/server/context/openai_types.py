@@ -10,7 +10,7 @@ from typing import Any, get_type_hints
 
 import msgspec
 
-from vnext.sampling_params import InvalidRequest, SamplingParams
+from vnext.sampling_params import InvalidRequest, SamplingParams, UncheckedParams
 
 
 class StreamOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -147,10 +147,10 @@ class ChatBody(GenerationBody, frozen=True, kw_only=True, forbid_unknown_fields=
     modalities: list[str] | None = None
 
 
-def sampling_params(body: GenerationBody, **defaults: Any) -> SamplingParams:
+def sampling_params(body: GenerationBody, **defaults: Any) -> UncheckedParams:
     """The shared sampling fields that are set, over `defaults`, over those of SamplingParams."""
     given = {name: value for name, value in zip(SHARED_FIELDS, _shared(body)) if value is not None}
-    return SamplingParams(**(defaults | given))
+    return UncheckedParams(**(defaults | given))
 
 
 def refuse_scored_stream(body: GenerationBody) -> None:
