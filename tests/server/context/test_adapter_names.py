@@ -24,3 +24,12 @@ def test_names_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name
     with pytest.raises(InvalidRequest, match=sentence) as refused:
         asyncio.run(served.load(name, str(tmp_path)))
     assert refused.value.param == "lora_name" and served.names(EVERYONE) == ()
+
+
+def test_an_error_names_the_path_that_the_client_sent(tmp_path: Path) -> None:
+    (tmp_path / "kept").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "kept")
+    served = ServedAdapters(ServerSettings(lora_root=str(tmp_path)), ("toy",), True, {})
+    with pytest.raises(InvalidRequest, match="link has no adapter_config.json") as refused:
+        asyncio.run(served.load("a", str(tmp_path / "link")))
+    assert refused.value.param == "lora_path" and "kept" not in refused.value.message

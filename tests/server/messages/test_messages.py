@@ -326,7 +326,13 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ),
     ({"messages": [{"role": "user", "content": [{"type": "tool_result"}]}]}, "messages[0].content[0].tool_use_id is missing"),
     ({"messages": [CALLED, {"role": "user", "content": "b"}]}, "messages[0].content[0].id: the call 'a' has no result behind it"),
-    ({"tools": [WEATHER, WEATHER]}, "tools[1]"),
+    ({"tools": [WEATHER, WEATHER]}, "tools[1].name is 'weather'"),
+    ({"stop_sequences": [""]}, "stop_sequences holds a string of 0 characters"),
+    ({"stop_sequences": ["a"] * 200}, "stop_sequences has 200 entries"),
+    ({"output_config": {"format": {"type": "json_schema", "schema": {"type": "x"}}}}, "output_config.format.schema cannot be kept"),
+    ({"output_format": {"type": "json_schema", "schema": {"type": "x"}}}, "output_format.schema cannot be kept"),
+    ({"output_format": {"type": "xml"}}, "output_format must be"),
+    ({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": " "}]}, "The last message's text is not in"),
     ({"messages": [{"role": "user", "content": [{"type": "video", "source": {}}]}]}, "messages[0].content[0].type is 'video'"),
     ({"messages": [{"role": "user", "content": [{"type": "document"}]}]}, "messages[0].content[0].source is no document"),
     (
@@ -345,7 +351,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"output_config": {"format": {"type": "xml"}}}, "json_schema"),
     ({"mcp_servers": [{"url": "x"}]}, "mcp_servers is not supported"),
     ({"max_tokens": "many"}, "max_tokens is wrong"),
-    ({"max_tokens": 0}, "max_tokens"),
+    ({"max_tokens": 0}, "max_tokens is 0: it must be at least 1."),
     ({"system": 5}, "system is wrong"),
 ]
 

@@ -380,7 +380,10 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"prompt": {"id": "p"}}, "prompt is not supported"),
     ({"messages": [{"role": "user", "content": "a"}]}, "messages is not supported"),
     ({"top_logprobs": 30}, "top_logprobs"),
-    ({"max_output_tokens": -1}, "max_tokens"),
+    ({"max_output_tokens": -1}, "max_output_tokens is -1"),
+    ({"max_output_tokens": 0}, "max_output_tokens is 0: it must be at least 1."),
+    ({"text": {"format": {"type": "json_schema", "name": "a", "schema": {"type": "wrong"}}}}, "text.format.schema cannot be kept"),
+    ({"input": "a" * 3000}, "Please reduce the length of the input or completion."),
     ({"logit_bias": {"one": 1}}, "logit_bias"),
     ({"logit_bias": {"-1": 1}}, "logit_bias"),
 ]

@@ -190,6 +190,8 @@ def test_documents_are_ranked_and_pairs_scored(running: Running) -> None:
         ("/v1/embeddings", {"input": "a", "pooling": "max"}, "pooling"),
         ("/v1/embeddings", {"input": [5] * 5000}, "input"),
         ("/v1/embeddings", {"input": ["a"] * 2049}, "input"),
+        ("/rerank", {"query": "a", "documents": ["a", "a " * 3000]}, "documents[1]"),
+        ("/score", {"text_1": "a", "text_2": "a " * 3000}, "text_2"),
         ("/rerank", {"query": "a", "documents": ["a"] * 2049}, "documents"),
         ("/score", {"text_1": "a", "text_2": ["a"] * 2049}, "text_2"),
         ("/rerank", {"query": "a", "documents": []}, "documents"),

@@ -16,6 +16,7 @@ import msgspec
 from vnext.runtime.messages import RequestOutput, SubmitRequest
 from vnext.sampling_params import InvalidRequest, SamplingParams, answer_seed, restricted, to_sampling, validate_ranges
 from vnext.server.answers.admitted import admitted
+from vnext.server.context.adapters import failed
 from vnext.server.context.errors import Aborted
 from vnext.server.context.handover import ticket
 from vnext.server.context.openai_types import ChatBody, GenerationBody, continuous_usage, include_usage
@@ -230,7 +231,7 @@ class Generation:
         if choice.finished:
             choice.stopwatch.end(delta.finish)
         if output.error:  # the request's own doing: another try meets it again
-            raise InvalidRequest(output.error, code="adapter_failed" if self._adapter else "constraint_failed")
+            raise failed(output.error, self._adapter)
         if delta.finish == "abort":
             raise Aborted("The engine ended the request before its answer was complete: send it again.")
         if choice.finished and not output.finish:

@@ -70,7 +70,10 @@ class ServedAdapters:
             if len(self._files) >= NAMES_MAX:
                 raise InvalidRequest(f"{NAMES_MAX} adapters are served, and no more at once: unload one first.", "lora_name")
             request = LoRARequest(name, 1, str(folder))
-            self._files[name] = await asyncio.to_thread(adapter_files, request, self._rank_max, self._layers)
+            try:
+                self._files[name] = await asyncio.to_thread(adapter_files, request, self._rank_max, self._layers)
+            except InvalidRequest as error:  # in the client's own words, which may be a link
+                raise InvalidRequest(error.message.replace(str(folder), path), "lora_path", error.code) from error
             self._owners[name] = tenant.owner
 
     def _is_under_root(self, folder: Path) -> bool:
@@ -93,6 +96,14 @@ class ServedAdapters:
             raise InvalidRequest(f"A name of {len(name)} characters is too long: give at most {NAME_CHARACTERS_MAX}.", "lora_name")
         if not name or name in self._taken or name in self._files:
             raise InvalidRequest(f"The name {name!r} is taken or empty: choose another, or unload it first.", "lora_name")
+
+
+def failed(reason: str, adapter: AdapterFiles | None) -> InvalidRequest:
+    """The error of a request that an adapter or a grammar has ended. Its client knows the adapter by its name, and has no business
+    with the server's folders."""
+    if adapter is None:
+        return InvalidRequest(reason, code="constraint_failed")
+    return InvalidRequest(reason.replace(adapter.path, adapter.name), "model", "adapter_failed")
 
 
 def folder_of(path: str) -> Path:

@@ -22,6 +22,11 @@ def prompts_of(given: str | list[str | int | list[int]], name: str = "prompt") -
     return [given] if kinds == {int} else given
 
 
+def params_of(name: str, count: int) -> list[str]:
+    """The names of a field's entries; a single one has the field's."""
+    return [name] if count == 1 else [f"{name}[{place}]" for place in range(count)]
+
+
 async def with_suffix(
     context: ServerContext, prompts: list[Prompt], suffix: str, add_special_tokens: bool, client: str
 ) -> list[list[int]]:
@@ -45,7 +50,7 @@ async def tokens_of(
     count_max: int = 0,
 ) -> list[list[int]]:
     """Token ids of each prompt of the field `name`, none of which may be empty. Raises InvalidRequest, Overloaded."""
-    params = [name] if len(prompts) == 1 else [f"{name}[{place}]" for place in range(len(prompts))]
+    params = params_of(name, len(prompts))
     if isinstance(prompts[0], str):
         tokens = await context.encode(prompts, add_special_tokens, client, params, name, count_max)
     else:

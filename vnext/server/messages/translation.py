@@ -16,6 +16,7 @@ from vnext.sampling_params import InvalidRequest
 from vnext.server.context.call_pairs import CallPairs
 from vnext.server.context.errors import NO_THREADS
 from vnext.server.context.openai_types import ChatBody
+from vnext.server.context.renaming import SCORING, Names
 from vnext.server.context.retention import TTLS_S, Breakpoint, needed
 from vnext.server.messages.blocks import own_id
 from vnext.server.messages.bodies import Block, CacheControl, CountTokensBody, Message, MessagesBody, Tool
@@ -25,7 +26,24 @@ from vnext.server.messages.reading import blocks_of, result_of, text_of
 BILLING_HEADER = "x-anthropic-billing-header:"
 """A system block of Claude Code that differs from request to request: as a part of the prompt, it would defeat the prefix
 cache."""
+_NAMES = (
+    SCORING,
+    (r"tools(\[\d+\])\.function\.parameters", r"tools\1.input_schema"),
+    (r"tools(\[\d+\])\.function(?=\.)", r"tools\1"),
+    (r"continue_final_message is true, and the last message's", "The last message's"),
+    (r"thinking_token_budget", "thinking.budget_tokens"),
+    (r"reasoning_effort", "output_config.effort"),
+    (r"parallel_tool_calls", "tool_choice.disable_parallel_tool_use"),
+    (r"continue_final_message", "messages"),
+    (r"stop(?= (?:has|holds|is)\b|$)", "stop_sequences"),
+)
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
+
+
+def names_of(body: CountTokensBody) -> Names:
+    """A chat's fields -> this API's."""
+    format_ = _format_name(body)
+    return [*_NAMES, (r"response_format\.json_schema\.schema", f"{format_}.schema"), (r"response_format", format_)]
 
 
 def chat_body(body: CountTokensBody, reasons: bool) -> ChatBody:
@@ -122,8 +140,13 @@ def _format(body: CountTokensBody) -> dict[str, Any]:
     if asked is None:
         return {}
     if asked.type != "json_schema" or asked.schema is None:
-        raise InvalidRequest("The output's format must be {'type': 'json_schema', 'schema': {...}}.", "output_config.format")
+        name = _format_name(body)
+        raise InvalidRequest(f"{name} must be {{'type': 'json_schema', 'schema': {{...}}}}.", name)
     return {"response_format": {"type": "json_schema", "json_schema": {"name": "output", "schema": asked.schema}}}
+
+
+def _format_name(body: CountTokensBody) -> str:
+    return "output_config.format" if body.output_config and body.output_config.format else "output_format"
 
 
 def _tools(body: CountTokensBody) -> dict[str, Any]:

@@ -18,6 +18,7 @@ import msgspec
 from vnext.sampling_params import InvalidRequest
 from vnext.server.context.call_pairs import CallPairs, is_object
 from vnext.server.context.openai_types import ChatBody
+from vnext.server.context.renaming import SCORING, Names
 from vnext.server.context.tool_choice import check_names
 from vnext.server.responses.bodies import Content, Item, ResponsesBody, Tool
 
@@ -78,6 +79,21 @@ def input_items(body: ResponsesBody) -> list[Item]:
     if isinstance(body.input, str):
         return [Item(type="message", role="user", content=body.input)]
     return body.input or []
+
+
+def names_of(body: ResponsesBody) -> Names:
+    """A chat's fields -> this API's. The chat's list of tools has no entries for those that are left out."""
+    tools = [(rf"tools\[{at}\]\.function", path) for at, (_, _, path) in enumerate(_flat(body.tools))]
+    return [
+        SCORING,
+        *tools,
+        (r"response_format\.json_schema\.schema", "text.format.schema"),
+        (r"response_format", "text.format"),
+        (r"max_tokens", "max_output_tokens"),
+        (r"reasoning_effort", "reasoning.effort"),
+        (r"the messages", "the input"),
+        (r"messages$", "input"),
+    ]
 
 
 def with_items(body: ResponsesBody, find: Callable[[str], Item | None]) -> ResponsesBody:

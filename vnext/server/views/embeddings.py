@@ -16,7 +16,7 @@ from aiohttp import web
 from vnext.sampling_params import InvalidRequest
 from vnext.server.answers.embeddings import embeddings_of
 from vnext.server.context.identity import answer_id, client_of, identify
-from vnext.server.context.prompts import prompts_of, tokens_of
+from vnext.server.context.prompts import params_of, prompts_of, tokens_of
 from vnext.server.context.server_context import SERVER_CONTEXT
 from vnext.server.http.bodies import read_body
 
@@ -122,7 +122,8 @@ async def _vectors(
     count = min(context.limiter.inputs_max, sum(map(len, prompts.values())))
     with context.limiter.enter(count, client, in_waves=True):
         tokens = [each for name, given in prompts.items() for each in await tokens_of(context, given, special, client, name)]
-        vectors = await embeddings_of(context, call_id, client, tokens, body.pooling, model=model, **wanted)
+        params = [param for name, given in prompts.items() for param in params_of(name, len(given))]
+        vectors = await embeddings_of(context, call_id, client, tokens, body.pooling, model=model, params=params, **wanted)
     return vectors, sum(map(len, tokens)), call_id
 
 

@@ -17,13 +17,14 @@ from vnext.server.answers.parts import AnswerParts
 from vnext.server.answers.single import SingleReader
 from vnext.server.context.errors import Failure
 from vnext.server.context.identity import answer_id, client_of
+from vnext.server.context.renaming import in_names
 from vnext.server.context.server_context import SERVER_CONTEXT
 from vnext.server.context.tool_choice import tool_choice_of
 from vnext.server.http.bodies import read_body
 from vnext.server.http.streaming import Events, event_frame, respond
 from vnext.server.messages.blocks import Event, MessageBuilder
 from vnext.server.messages.bodies import CountTokensBody, MessagesBody
-from vnext.server.messages.translation import breakpoints_of, chat_body, check_calls
+from vnext.server.messages.translation import breakpoints_of, chat_body, check_calls, names_of
 from vnext.text.parts import Part
 
 _MESSAGES = msgspec.json.Decoder(MessagesBody)
@@ -35,11 +36,12 @@ async def create_message(request: web.Request) -> web.StreamResponse:
     context = request.app[SERVER_CONTEXT]
     body = await read_body(request, _MESSAGES, MessagesBody)
     started_s = time.monotonic()
-    chat = ChatRequest(context, chat_body(body, context.marks is not None))
-    check_calls(body)
+    with in_words_of(body):
+        chat = ChatRequest(context, chat_body(body, context.marks is not None))
+        check_calls(body)
     breakpoints = breakpoints_of(body)
     client = client_of(request)
-    with in_words_of_messages(), context.limiter.enter(chat.answer_count, client):
+    with in_words_of(body), context.limiter.enter(chat.answer_count, client):
         generation = await chat.start(answer_id(request, "msg"), client, started_s, shrinks=True, breakpoints=breakpoints)
         answer = _MessageAnswer(chat, generation, body.max_tokens)
 
@@ -56,18 +58,20 @@ async def count_tokens(request: web.Request) -> web.Response:
     """POST /v1/messages/count_tokens."""
     context = request.app[SERVER_CONTEXT]
     body = await read_body(request, _COUNT, CountTokensBody)
-    chat = chat_body(body, context.marks is not None)
-    tools = tool_choice_of(chat, context.dialect is not None).shown
-    with in_words_of_messages():
+    with in_words_of(body):
+        chat = chat_body(body, context.marks is not None)
+        tools = tool_choice_of(chat, context.dialect is not None).shown
         prompt = await prompt_of(context, chat, tools, client_of(request))
     return web.json_response(body=msgspec.json.encode({"input_tokens": len(prompt.tokens)}))
 
 
 @contextmanager
-def in_words_of_messages() -> Iterator[None]:
-    """A prompt that is too long is an error in Anthropic's words: clients look for them and shorten the conversation."""
+def in_words_of(body: CountTokensBody) -> Iterator[None]:
+    """Errors name this API's fields. A prompt that is too long is an error in Anthropic's words: clients look for them and shorten
+    the conversation."""
     try:
-        yield
+        with in_names(names_of(body)):
+            yield
     except ContextExceeded as error:
         if not error.count:
             raise

@@ -18,6 +18,7 @@ from vnext.server.answers.single import SingleReader
 from vnext.server.context.api_keys import Tenant
 from vnext.server.context.errors import Failure, FileUnknown
 from vnext.server.context.identity import answer_id, client_of, identify
+from vnext.server.context.renaming import in_names
 from vnext.server.context.server_context import SERVER_CONTEXT, ServerContext, tenant_of
 from vnext.server.context.tool_choice import tool_choice_of
 from vnext.server.http.bodies import read_body
@@ -26,7 +27,7 @@ from vnext.server.http.streaming import Events, event_frame, respond
 from vnext.server.responses.bodies import Item, ResponsesBody
 from vnext.server.responses.items import Event, ItemBuilder
 from vnext.server.responses.store import ResponseStore, Stored
-from vnext.server.responses.translation import chat_body, check_calls, input_items, named_tools, with_items
+from vnext.server.responses.translation import chat_body, check_calls, input_items, named_tools, names_of, with_items
 from vnext.text.answer import Delta
 from vnext.text.parts import Part, Words
 
@@ -43,10 +44,11 @@ async def create_response(request: web.Request) -> web.StreamResponse:
     started_s = time.monotonic()
     identify(request, body.request_id)
     earlier = _earlier(store, body.previous_response_id, tenant)
-    chat = ChatRequest(context, chat_body(body, earlier))
-    check_calls(body, earlier)
+    with in_names(names_of(body)):
+        chat = ChatRequest(context, chat_body(body, earlier))
+        check_calls(body, earlier)
     client = client_of(request)
-    with context.limiter.enter(chat.answer_count, client):
+    with in_names(names_of(body)), context.limiter.enter(chat.answer_count, client):
         generation = await chat.start(answer_id(request, "resp"), client, started_s, shrinks=True)
         answer = _ResponseAnswer(context, chat, generation, body)
 
@@ -66,9 +68,10 @@ async def count_input_tokens(request: web.Request) -> web.Response:
     context = request.app[SERVER_CONTEXT]
     store, tenant = request.app[RESPONSES], tenant_of(request)
     body = with_items(await read_body(request, _DECODER, ResponsesBody), store.finder(tenant))
-    chat = chat_body(body, _earlier(store, body.previous_response_id, tenant))
-    tools = tool_choice_of(chat, context.dialect is not None).shown
-    prompt = await prompt_of(context, chat, tools, client_of(request))
+    with in_names(names_of(body)):
+        chat = chat_body(body, _earlier(store, body.previous_response_id, tenant))
+        tools = tool_choice_of(chat, context.dialect is not None).shown
+        prompt = await prompt_of(context, chat, tools, client_of(request))
     counted = {"object": "response.input_tokens", "input_tokens": len(prompt.tokens)}
     return web.json_response(body=msgspec.json.encode(counted))
 
