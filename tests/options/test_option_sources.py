@@ -10,12 +10,14 @@ from pathlib import Path
 
 import pytest
 
+from vnext.bench import cli as bench
 from vnext.bench.cli import make_parser
 from vnext.options.foreign import FOREIGN
+from vnext.options.help import FIRST, groups
 from vnext.options.hints import close_to
 from vnext.options.reader import ProgramCommand, ServeCommand, parse
 from vnext.options.settings_check import engine_settings
-from vnext.options.table import as_flags, every_option
+from vnext.options.table import as_flags, every_option, options_of
 from vnext.runtime.settings import EngineSettings, SettingsError
 from vnext.server.settings import ServerSettings
 
@@ -355,7 +357,13 @@ def test_bench_and_replay_are_words_of_vnext() -> None:
     ("argv", "words"),
     [
         ("sevre", "there is no command sevre: did you mean `vnext serve`?"),
-        ("run model", "there is no command run: did you mean `vnext serve`?"),
+        ("run model", "there is no command run: `vnext chat MODEL` talks with a model in the terminal, and `vnext serve MODEL`"),
+        ("pull owner/name", "there is no command pull: `vnext serve MODEL` downloads a model of the hub at its first start, and `hf d"),
+        ("list", "there is no command list: models lie in the hub's cache, which `hf cache ls` lists; a server names its own at"),
+        ("ps", "there is no command ps: models lie in the hub's cache"),
+        ("rm x", "from which `hf cache rm` removes them"),
+        ("stop", "Ctrl-C or SIGTERM stops a server"),
+        ("serve --help nonsense", "vnext serve: no option is about 'nonsense'; `vnext serve --help` lists all options."),
         ("owner/name", "did you mean `vnext serve owner/name`?"),
         ("--port 80 serve", "name a command before --port: serve, chat, batch, restart, router, doctor, bench, replay"),
         ("dance", "there is no command dance: choose from serve, chat, batch, restart, router, doctor, bench, replay, help, version."),
@@ -420,3 +428,35 @@ def test_all_that_is_wrong_with_a_line_is_said_at_once(capsys: pytest.CaptureFix
     with pytest.raises(SettingsError) as wrong:
         engine_settings(max_num_seqs="many", uds="x", block_size=0)
     assert [name in str(wrong.value) for name in ("max_num_seqs is 'many'", "no setting uds", "block_size is 0")] == [True] * 3
+
+
+@pytest.mark.parametrize(
+    ("argv", "shown", "hidden"),
+    [
+        ("serve --help", ["usage: vnext serve [MODEL] [options]\n", "--max-model-len", "server, keys, chat", "--port", "\nlog:"], []),
+        ("serve --help log", ["usage: vnext serve [MODEL] [options]\n\nlog:", "--log-keep "], ["--port", "--log-level"]),
+        ("serve model -h adapters", ["--max-loras", "--lora-root"], ["--port", "--log "]),
+        ("serve --help=prefix", ["--enable-prefix-caching", "--shared-prefix-cache"], ["--port"]),
+        ("serve --help max_num_seqs", ["--max-num-seqs"], ["--max-model-len"]),
+        ("help serve gpu", ["--gpu-memory-utilization"], ["--port"]),
+        ("router --help tls", ["usage: vnext router [options]\n", "--ssl-certfile"], ["--policy"]),
+        ("batch --help", ["usage: vnext batch [FILE] [options]\n", "--output-file"], []),
+        ("bench throughput --help prompts", ["--num-prompts"], ["--log-keep"]),
+        ("doctor --help", ["--production"], []),
+    ],
+)  # fmt: skip
+def test_help_is_one_line_of_usage_and_finds_a_group_or_a_word(
+    capsys: pytest.CaptureFixture[str], argv: str, shown: list[str], hidden: list[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        words = argv.split()
+        bench.main(words[1:]) if words[0] == "bench" else parse(words, {})
+    said = capsys.readouterr().out
+    assert ended.value.code == 0 and [each for each in shown if each not in said] == []
+    assert [each for each in hidden if each in said] == []
+
+
+def test_every_option_has_a_group_of_its_kind() -> None:
+    found = groups()
+    assert found.keys() == {option.name for struct in (ServerSettings, EngineSettings) for option in options_of(struct)} >= FIRST.keys()
+    assert [found[name] for name in ("ssl_keyfile", "log_required", "drain_s", "max_loras")] == ["tls", "log", "limits", "adapters"]

@@ -182,11 +182,11 @@ def make_parser() -> Parser:
     add_workload(fast, Option("num_prompts", ("--num-prompts",), int, 64, "number of prompts"))
     for option in URL:
         fast.add_option(fast, option, stays_out=False)
-    add_engine_options(fast, fast.add_argument_group("engine, without --url"))
+    add_engine_options(fast)
     quick = commands.add_parser("latency", help="measure the time of one batch")
     add_workload(quick, Option("num_prompts", ("--batch-size",), int, 1, "number of prompts"))
     quick.add_option(quick, REPEATS, stays_out=False)
-    add_engine_options(quick, quick.add_argument_group("engine"))
+    add_engine_options(quick)
     return parser
 
 

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, NoReturn, get_args, get_origin
 
 from vnext.options.foreign import FOREIGN, ON, Foreign
+from vnext.options.help import about, groups
 from vnext.options.hints import unknown_option
 from vnext.options.settings_check import checked
 from vnext.options.sources import SourcedValue, from_environment, from_file, known_environment, takes_several, unknown_variables
@@ -62,6 +63,27 @@ class Parser(argparse.ArgumentParser):
         """One of the commands."""
         return self._commands.choices[name]
 
+    def add_groups(self, options: Iterable[Option]) -> None:
+        """Add options in their groups."""
+        for option in options:
+            title = groups()[option.name]
+            group = next((each for each in self._action_groups if each.title == title), None)
+            self.add_option(group or self.add_argument_group(title), option)
+        words = (f"[{action.dest.upper()}]" for action in self._get_positional_actions())
+        self.usage = " ".join((self.prog, *words, "[options]"))
+        names = ", ".join(each.title for each in self._action_groups[2:])
+        self.description = f"`{self.prog} --help WORD` shows the options about a word, or one of these groups: {names}."
+
+    def show_help(self, word: str) -> NoReturn:
+        """Print the help about a word, "" for all of it, and end the program."""
+        if not word:
+            self.print_help()
+        elif shown := about(self, word):
+            print(shown, end="")
+        else:
+            self.exit(2, f"{self.prog}: no option is about {word!r}; `{self.prog} --help` lists all options.\n")
+        self.exit()
+
     def add_option(self, group: argparse._ArgumentGroup, option: Option, *, stays_out: bool = True) -> None:
         """Add an option. `stays_out`: without a value, the field is omitted, because its struct has the default."""
         self._options[option.name] = option
@@ -99,6 +121,8 @@ class Parser(argparse.ArgumentParser):
 
     def values_of(self, command: str, argv: Sequence[str], environment: Mapping[str, str]) -> Given:
         """Parse the arguments of one command into its values."""
+        if (word := help_word(argv)) is not None:
+            self.show_help(word)
         environment = known_environment(environment)
         labels = {name: option.flags[0] for name, option in self._options.items()}
         try:
@@ -202,6 +226,16 @@ def _ignored(foreign: Iterable[tuple[str, str]]) -> tuple[list[str], list[str]]:
         else:
             refused.append(known.sentence(name, value))
     return lines, refused
+
+
+def help_word(argv: Sequence[str]) -> str | None:
+    """The word behind --help in a command's arguments, "" for none; None where nothing asks for help."""
+    for at, given in enumerate(argv):
+        name, _, word = given.partition("=")
+        if name in ("-h", "--help"):
+            behind = argv[at + 1] if at + 1 < len(argv) and not argv[at + 1].startswith("-") else ""
+            return word or behind
+    return None
 
 
 def _takes_no_value(action: argparse.Action) -> str:

@@ -138,10 +138,8 @@ def server_url(given: str) -> str:
 def _help(parser: Parser, words: Sequence[str]) -> NoReturn:
     """`vnext help`, `vnext help serve`."""
     if words and words[0] in _COMMANDS:
-        parser.command(words[0]).print_help()
-    else:
-        parser.print_help()
-    parser.exit()
+        parser.command(words[0]).show_help(" ".join(words[1:]))
+    parser.show_help("")
 
 
 def _parser() -> Parser:
@@ -166,17 +164,15 @@ def _parser() -> Parser:
 
 def _add_serve(parser: Parser) -> None:
     parser.add_model()
-    http, engine = parser.add_argument_group("HTTP"), parser.add_argument_group("engine")
-    for option in options_of(ServerSettings):
-        parser.add_option(http, option)
-    add_engine_options(parser, engine)
+    parser.add_groups((*options_of(ServerSettings), *options_of(EngineSettings)))
+    parser.add_file_and_foreign()
 
 
 def _add_chat(parser: Parser) -> None:
     parser.add_model()
     for option in CHAT:
         parser.add_option(parser, option, stays_out=False)
-    add_engine_options(parser, parser.add_argument_group("engine, without --url"))
+    add_engine_options(parser)
 
 
 def _add_batch(parser: Parser) -> None:
@@ -184,29 +180,26 @@ def _add_batch(parser: Parser) -> None:
         parser.add_option(parser, option, stays_out=False)
     parser.add_argument("file", nargs="?", default=argparse.SUPPRESS, help="the requests, as --input-file")
     parser.add_option(parser, MODEL)
-    add_engine_options(parser, parser.add_argument_group("engine"))
+    add_engine_options(parser)
 
 
 def _add_restart(parser: Parser) -> None:
     parser.add_model()
     parser.add_option(parser, RESTART_PORT, stays_out=False)
-    add_engine_options(parser, parser.add_argument_group("engine: what changes"))
+    add_engine_options(parser)
 
 
 def _add_router(parser: Parser) -> None:
     for option in ROUTER:
         parser.add_option(parser, option, stays_out=False)
-    http = parser.add_argument_group("HTTP")
-    for option in (*options_of(ServerSettings), *options_of(EngineSettings)):
-        if option.name in (*ROUTER_HTTP, "log_format"):
-            parser.add_option(http, option)
+    every = (*options_of(ServerSettings), *options_of(EngineSettings))
+    parser.add_groups(option for option in every if option.name in (*ROUTER_HTTP, "log_format"))
     parser.add_option(parser, CONFIG)
 
 
-def add_engine_options(parser: Parser, group: argparse._ArgumentGroup) -> None:
+def add_engine_options(parser: Parser) -> None:
     """Add every engine option, then --config and other engines' options. A command adds these last."""
-    for option in options_of(EngineSettings):
-        parser.add_option(group, option)
+    parser.add_groups(options_of(EngineSettings))
     parser.add_file_and_foreign()
 
 
