@@ -59,6 +59,25 @@ def metaspace() -> Tokenizer:
     return Tokenizer(backend)
 
 
+def byte_metaspace() -> Tokenizer:
+    """Byte tokens and Metaspace, as converters of sentencepiece models wrote for a time."""
+    words = SPECIAL + ["<unk>"] + [f"<0x{byte:02X}>" for byte in range(256)] + list("▁abcdefgh") + ["▁a"]
+    vocab = {word: place for place, word in enumerate(words)}
+    backend = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=[("▁", "a")], unk_token="<unk>", byte_fallback=True))
+    backend.pre_tokenizer = pre_tokenizers.Metaspace()
+    backend.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Metaspace()])
+    backend.add_special_tokens(SPECIAL)
+    return Tokenizer(backend)
+
+
+def byte_regex() -> Tokenizer:
+    """Byte tokens with a decoder that the edge does not know."""
+    tokenizer = byte_metaspace()
+    backend = tokenizers.Tokenizer.from_str(tokenizer.to_json())
+    backend.decoder = decoders.Sequence([decoders.Replace(tokenizers.Regex("▁"), " "), decoders.ByteFallback(), decoders.Fuse()])
+    return Tokenizer(backend)
+
+
 def word_piece() -> Tokenizer:
     """A decoder that the edge does not know, so that every text goes through the tokenizer as a whole."""
     words = SPECIAL + ["[UNK]", "hel", "##lo", "world", "##s", "wide"]
@@ -78,6 +97,7 @@ FAMILIES = {
     "byte_level": byte_level,
     "byte_fallback": byte_fallback,
     "metaspace": metaspace,
+    "byte_metaspace": byte_metaspace,
     "word_piece": word_piece,
     "stories": stories,
 }

@@ -21,6 +21,20 @@ FILLER = "<|reserved_token_{}|>"
 """Transformers' name for a number that no token has."""
 
 
+POINTER = b"version https://git-lfs.github.com/spec/"
+POINTER_BYTES = len(POINTER)
+
+
+def is_pointer(data: bytes) -> bool:
+    """Whether a file that begins so is a pointer of Git LFS in the place of another."""
+    return data.startswith(POINTER)
+
+
+def pointer_sentence(path: Path) -> str:
+    """What is wrong with such a file."""
+    return f"{path} is only a pointer of Git LFS to the file: run 'git lfs pull' in its folder, or download the model again"
+
+
 class Token(NamedTuple):
     """A special token as files name it, with the flags of tokenizer.json; `number` is None where no file gives one."""
 
@@ -61,7 +75,8 @@ def named_tokens(settings: Mapping[str, Any]) -> dict[str, str]:
 
 def tokenizer_json(folder: Path) -> bytes:
     """tokenizer.json with the special tokens that only other files name. Raises OSError and ValueError, one sentence."""
-    data = (folder / VOCABULARY).read_bytes()
+    if is_pointer(data := (folder / VOCABULARY).read_bytes()):
+        raise ValueError(pointer_sentence(folder / VOCABULARY))
     known = {each.get("content") for each in msgspec.json.decode(data, type=_AddedTokens).added_tokens}
     missing = [token for token in _tokens(folder) if token.text not in known]
     if not missing:
@@ -168,7 +183,9 @@ def _object(path: Path) -> dict[str, Any]:
     """A file's JSON object, {} where there is no file."""
     if not path.is_file():
         return {}
+    if is_pointer(data := path.read_bytes()):
+        raise ValueError(f"{pointer_sentence(path)}.")
     try:
-        return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+        return msgspec.json.decode(data, type=dict[str, Any])
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} is no JSON object: {error}.") from error

@@ -120,6 +120,16 @@ def escaping_index(path: Path) -> None:
     (path / "model.safetensors.index.json").write_text(json.dumps(index))
 
 
+def pointer_of_lfs(path: Path) -> None:
+    text = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 988097824\n"
+    (save_checkpoint(path) / "model.safetensors").write_text(text)
+
+
+def pointer_in_the_index(path: Path) -> None:
+    pointer_of_lfs(path)
+    (path / "model.safetensors").rename(path / "model.safetensors.index.json")
+
+
 def other_form(path: Path) -> None:
     missing_file(path)
     (path / "pytorch_model.bin").write_bytes(b"")
@@ -139,6 +149,8 @@ BROKEN: list[tuple[Callable[[Path], None], str]] = [
     (garbled, "model.safetensors is truncated or corrupt"),
     (empty, "model.safetensors is truncated or corrupt"),
     (missing_file, "model.safetensors is missing"),
+    (pointer_of_lfs, "model.safetensors is only a pointer of Git LFS to the file: run 'git lfs pull'"),
+    (pointer_in_the_index, "index.json is only a pointer of Git LFS"),
     (other_form, "model.safetensors is missing; .* here is pytorch_model.bin: take a revision"),
     (untied_without_a_head, "has no lm_head.weight and config.json does not tie it"),
     (missing_shard, "part-2.safetensors is missing"),
@@ -316,3 +328,16 @@ def test_the_index_says_which_copy_of_a_tensor_counts(tmp_path: Path) -> None:
     save_file(stale, path / "a.safetensors")
     (path / "model.safetensors").write_bytes(whole)
     assert torch.equal(gate_of(path), expected)
+
+
+def test_the_dtype_is_that_of_the_tensors_where_the_configuration_names_none(tmp_path: Path) -> None:
+    """That of most numbers: norms may be kept wider."""
+    tensors = {name: each.bfloat16() if "norm" not in name else each for name, each in random_tensors(PLAIN).items()}
+    path = save_checkpoint(tmp_path, tensors)
+    assert load_config(path).dtype == "float32", "as config.json says"
+    raw = {name: value for name, value in PLAIN.items() if name != "torch_dtype"}
+    for named in ({}, {"torch_dtype": None}, {"dtype": None}):
+        (path / "config.json").write_text(json.dumps(raw | named))
+        assert load_config(path).dtype == "bfloat16"
+    (path / "config.json").write_text(json.dumps(raw | {"dtype": "float16"}))
+    assert load_config(path).dtype == "float16"

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given, settings, strategies as st
-from toy_tokenizers import FAMILIES, byte_fallback, byte_level
+from toy_tokenizers import FAMILIES, byte_fallback, byte_level, byte_metaspace, byte_regex
 
 from vnext.text.detokenizer import BYTE_RUN_MAX
 from vnext.text.tokenizer import Tokenizer
@@ -57,7 +58,7 @@ def test_any_tokens_are_decoded_as_the_whole(name: str, data: st.DataObject) -> 
     assert "".join(pieces) == tokenizer.decode(tokens, skip)
 
 
-@pytest.mark.parametrize("name", ["byte_level", "byte_fallback", "metaspace", "stories"])
+@pytest.mark.parametrize("name", ["byte_level", "byte_fallback", "metaspace", "byte_metaspace", "stories"])
 @settings(max_examples=200, deadline=None)
 @given(data=st.data())
 def test_a_context_is_continued(name: str, data: st.DataObject) -> None:
@@ -131,3 +132,13 @@ def test_the_byte_zero_is_a_byte_like_the_others() -> None:
     for context in ([zero], [space, zero], [zero, a]):
         whole, before = tokenizer.decode([*context, space, a]), tokenizer.decode(context)
         assert "".join(pieces_of(tokenizer, [space, a], context)) == whole[len(before) :]
+
+
+@pytest.mark.parametrize("make", [byte_metaspace, byte_regex])
+def test_nothing_is_lost_behind_bytes_that_are_no_text(make: Callable[[], Tokenizer]) -> None:
+    tokenizer = make()
+    ids = [tokenizer.encode("abc", False)[-1], *(3 + byte for byte in b"A\xff\xfe"), *tokenizer.encode("bcd", False)[-3:]]
+    found = "".join(pieces_of(tokenizer, ids, []))
+    assert found.startswith("c") and found.endswith("bcd"), found
+    if make is byte_metaspace:
+        assert found == tokenizer.decode(ids)

@@ -93,6 +93,14 @@ def test_broken_files(tmp_path: Path, broken: dict[str, Any]) -> None:
     assert end_token(folder) is None
 
 
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json", "added_tokens.json"])
+def test_pointers_of_git_lfs_are_named(tmp_path: Path, name: str) -> None:
+    folder = folder_with(tmp_path, {})
+    (folder / name).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 7031645\n")
+    with pytest.raises(CheckpointUnreadable, match=f"{name} is only a pointer of Git LFS"):
+        Tokenizer.load(folder)
+
+
 def test_the_tokenizer_s_end_ends_answers(tmp_path: Path) -> None:
     """Fine-tunes of base models: only the tokenizer knows the end of a turn."""
     for file in DEMO_MODEL.iterdir():

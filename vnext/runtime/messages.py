@@ -28,8 +28,8 @@ class Hello(Message, tag=0):
 
 
 SALT_END = "\x1f"
-NO_HEAD = "none"  # of the environment's member "head": the checkpoint has none, and the model makes embeddings only
 """Ends the part of a cache salt by which a server tells its tenants apart; what the client gave follows."""
+NO_HEAD = "none"  # of the environment's member "head": the checkpoint has none, and the model makes embeddings only
 
 
 class AdapterFiles(Message):

@@ -70,15 +70,15 @@ def read_decoder(spec: dict[str, Any] | None) -> Decoder:
     kinds = [part["type"] for part in parts]
     if kinds == ["ByteLevel"]:
         return ByteLevel()
-    if kinds == ["Metaspace"]:
-        return _read_metaspace(parts[0])
+    if kinds in (["Metaspace"], ["ByteFallback", "Metaspace"]):
+        return _read_metaspace(parts[-1], byte_fallback=len(kinds) > 1)
     return _read_pieces(parts, kinds)
 
 
-def _read_metaspace(part: dict[str, Any]) -> Pieces:
+def _read_metaspace(part: dict[str, Any], byte_fallback: bool) -> Pieces:
     mark = part.get("replacement", "▁")
     at_start = part.get("prepend_scheme", "always") != "never"
-    return Pieces(replacements=((mark, " "),), first_token_drops=" " if at_start else "")
+    return Pieces(replacements=((mark, " "),), byte_fallback=byte_fallback, first_token_drops=" " if at_start else "")
 
 
 def _read_pieces(parts: list[dict[str, Any]], kinds: list[str]) -> Pieces | None:

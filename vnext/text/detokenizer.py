@@ -137,6 +137,8 @@ class PieceDetokenizer:
         if not self._run:
             return ""
         run, self._run = self._run, bytearray()
+        if self._pieces.first_token_drops:
+            self._at_start = False  # which spells a space otherwise than a byte
         try:
             return self._from_start(run.decode())
         except UnicodeDecodeError:
@@ -164,7 +166,8 @@ class WholeDetokenizer:
         return self._give(self._decode(self._tokens))
 
     def _give(self, text: str) -> str:
-        if not text.startswith(self._given):
+        """What follows the text that has been given, which stays even where more tokens have made another one of it."""
+        if len(text) <= len(self._given):
             return ""
         given, self._given = self._given, text
         return text[len(given) :]

@@ -7,18 +7,24 @@ weight files but no weights, and imports no torch, because programs call it befo
 from __future__ import annotations
 
 import json
+from collections import Counter
+from math import prod
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from vnext.models.config.json_keys import read_json
 from vnext.models.errors import ModelError
 from vnext.models.registry import BODIES, MODEL_TYPES, require_family
+from vnext.tokenizer_files import POINTER_BYTES, is_pointer, pointer_sentence
 
 CONFIG_NAME = "config.json"
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
 OVERRIDDEN = "vnext_overridden"
 """Member of a generation_config.json: the names of its members that the user gave, which no other file adds to."""
+DTYPES = MappingProxyType({"F32": "float32", "F16": "float16", "BF16": "bfloat16"})
+"""The names of what can be read in a safetensors file, and in config.json."""
 HEADER_SIZE_MAX = 100_000_000
 OTHER_FORMS = ("*.bin", "*.pt", "*.pth", "*.gguf", "*.h5", "*.msgpack", "*.onnx")
 
@@ -93,6 +99,16 @@ def assigned_files(path: Path) -> dict[str, str]:
     return names
 
 
+def stored_dtype(path: Path) -> str | None:
+    """The name of the dtype that most numbers of a checkpoint have, None without any. Raises ModelError."""
+    counts: Counter[str] = Counter()
+    for file in weight_files(path):
+        entries = (entry for name, entry in json.loads(read_header(file)).items() if name != "__metadata__")
+        for entry in entries:
+            counts[entry["dtype"]] += prod(entry["shape"])
+    return next((DTYPES[name] for name, _ in counts.most_common() if name in DTYPES), None)
+
+
 def found_forms(path: Path) -> list[str]:
     """Names of files in a folder that hold weights in a form which is not read."""
     return sorted(file.name for pattern in OTHER_FORMS for file in path.glob(pattern))
@@ -114,6 +130,9 @@ def read_header(file: Path) -> bytes:
     broken = ModelError(f"{file} is truncated or corrupt; download the model again")
     try:
         with file.open("rb") as stream:
+            if is_pointer(stream.read(POINTER_BYTES)):
+                raise ModelError(pointer_sentence(file))
+            stream.seek(0)
             size = int.from_bytes(stream.read(8), "little")
             if not 2 <= size <= min(HEADER_SIZE_MAX, file.stat().st_size - 8):
                 raise broken

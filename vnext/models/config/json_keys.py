@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 from vnext.models.errors import ModelError
+from vnext.tokenizer_files import is_pointer, pointer_sentence
 
 COUNT_MAX = 2**31 - 1
 COUNTS_MAX = MappingProxyType(
@@ -26,7 +27,10 @@ SHOWN_MAX = 120
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object from a file. Raises ModelError when it is unreadable or something else."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        data = path.read_bytes()
+        if is_pointer(data):
+            raise ModelError(pointer_sentence(path))
+        value = json.loads(data.decode())
     except (OSError, ValueError, RecursionError) as error:
         raise ModelError(f"{path} cannot be read as JSON ({error}); download the model again") from error
     if not isinstance(value, dict):

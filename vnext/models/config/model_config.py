@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from vnext.models.config.folder import OVERRIDDEN, architecture, read_config, refuse_quantised
+from vnext.models.config.folder import OVERRIDDEN, architecture, read_config, refuse_quantised, stored_dtype
 from vnext.models.config.json_keys import flag, number, positive, read_optional_json, shown, token_ids
 from vnext.models.config.rope_config import ASKED_LENGTH, Rope, parse_rope, reach, scaling_of
 from vnext.models.errors import ModelError
@@ -133,12 +133,22 @@ def load_config(path: Path, with_generation: bool = True, asked_length: int | No
     `asked_length`: tokens of one request that the user asks for; some models turn otherwise for longer ones.
     """
     generation = read_optional_json(path / "generation_config.json") if with_generation else {}
-    return parse_config(read_config(path) | {ASKED_LENGTH: asked_length or 0, TOKENIZER_END: end_token(path)}, generation)
+    raw = with_dtype(path, read_config(path))
+    return parse_config(raw | {ASKED_LENGTH: asked_length or 0, TOKENIZER_END: end_token(path)}, generation)
+
+
+def with_dtype(path: Path, raw: dict[str, Any]) -> dict[str, Any]:
+    """The contents of config.json in folder `path`, with the tensors' dtype where it names none. Raises ModelError."""
+    text = raw.get("text_config")
+    parts = (raw, text if isinstance(text, dict) else {})
+    if any(part.get("dtype") or part.get("torch_dtype") for part in parts):
+        return raw
+    return raw | {"dtype": stored_dtype(path)}
 
 
 def load_head_config(path: Path) -> ModelConfig:
     """The configuration of the EAGLE-3 head in folder `path`, whatever its authors call the architecture. Raises ModelError."""
-    raw = read_config(path)
+    raw = with_dtype(path, read_config(path))
     named = architecture(raw)
     if "eagle3" not in named.lower() and "draft_vocab_size" not in raw:
         raise ModelError(f"{path} holds no EAGLE-3 head, its config.json names {named}: name a head, or take method draft_model")
