@@ -28,7 +28,7 @@ Names = Mapping[str, tuple[str, str]]
 _GAUGES: Names = {
     "running": ("vnext_num_requests_running", "Requests in the batch."),
     "waiting": ("vnext_num_requests_waiting", "Requests waiting to be admitted."),
-    "blocks_total": ("vnext_blocks_total", "Blocks of the key-value cache."),
+    "blocks_total": ("vnext_blocks", "Blocks of the key-value cache."),
     "blocks_held": ("vnext_blocks_held", "Blocks that a running request holds."),
     "blocks_kept": ("vnext_blocks_kept", "Blocks that nobody holds and whose content may be used again."),
     "log_bytes": ("vnext_log_bytes", "Size of the engine's log."),
