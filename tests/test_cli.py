@@ -72,7 +72,12 @@ def test_doctor_names_machine_and_kernels(capsys: pytest.CaptureFixture[str]) ->
     assert {"device", "kernels", "graphs"} <= set(report["cuda"])
     assert set(report["batch_invariant"]) == {"float32", "bfloat16", "float16"}
     assert main(["doctor"]) == 0
-    assert report["machine"]["cpu_model"].split()[0] in capsys.readouterr().out
+    short = capsys.readouterr().out
+    assert report["machine"]["cpu_model"].split()[0] in short and "`vnext doctor --verbose` lists them" in " ".join(short.split())
+    assert "paged_attention" not in short and "CUDA: device" not in short and len(short.splitlines()) < 60
+    assert main(["doctor", "--verbose"]) == 0
+    long = capsys.readouterr().out
+    assert long.count("paged_attention") > 1 and "CUDA: device" in long and "(cuda)" not in short
 
 
 def test_doctor_says_which_modules_are_compiled(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -36,6 +37,8 @@ from vnext.version import __version__
 SHM_FREE_BYTES_MIN = 256 * 2**20
 MEMORY_FREE_BYTES_MIN = 2 * 2**30
 GIB = 2**30
+OF_GPUS = ("CUDA: device", "several GPUs")
+"""Lines that say nothing where there is no GPU."""
 
 
 def doctor(command: DoctorCommand) -> int:
@@ -44,7 +47,7 @@ def doctor(command: DoctorCommand) -> int:
     if command.json:
         print(json.dumps(report, indent=2))
     else:
-        show(report, Console())
+        show(report, Console(), command.verbose)
     return DONE
 
 
@@ -138,18 +141,29 @@ def warnings(here: Machine, gpu_count: int) -> list[str]:
     return found
 
 
-def show(report: dict[str, Any], console: Console) -> None:
-    """Print the report as text."""
+def show(report: dict[str, Any], console: Console, verbose: bool = False) -> None:
+    """Print the report as text. `verbose`: with what concerns other machines, and the kernels one by one."""
     facts = Table(show_header=False, box=None)
     for name, value in lines(report):
-        facts.add_row(f"[bold]{name}[/bold]", value)
+        if verbose or report["gpus"] or name not in OF_GPUS:
+            facts.add_row(f"[bold]{name}[/bold]", value)
+    if not verbose:
+        facts.add_row("[bold]kernels[/bold]", kernels_line(report))
     console.print(facts)
-    kernels = Table("operation", "device", "implementation", "source", title="kernels", title_justify="left")
-    for row in report["kernels"]:
-        kernels.add_row(*(str(cell) for cell in row.values()))
-    console.print(kernels)
+    if verbose:
+        kernels = Table("operation", "device", "implementation", "source", title="kernels", title_justify="left")
+        for row in report["kernels"]:
+            kernels.add_row(*(str(cell) for cell in row.values()))
+        console.print(kernels)
     for sentence in report["warnings"]:
         console.print(f"[yellow]warning[/yellow] {sentence}", highlight=False)
+
+
+def kernels_line(report: dict[str, Any]) -> str:
+    """How many operations each implementation serves on the devices of this machine."""
+    here = {"cpu"} | ({"cuda"} if report["gpus"] else set())
+    counts = Counter(f"{row['implementation']} ({row['device_type']})" for row in report["kernels"] if row["device_type"] in here)
+    return f"{', '.join(f'{count} by {name}' for name, count in counts.items())}; `vnext doctor --verbose` lists them"
 
 
 def lines(report: dict[str, Any]) -> list[tuple[str, str]]:
