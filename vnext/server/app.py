@@ -16,7 +16,7 @@ from vnext.server.context.identity import ANTHROPIC_ID_HEADER, REQUEST_ID, add_r
 from vnext.server.context.server_context import SERVER_CONTEXT, ServerContext
 from vnext.server.http.connections import CONNECTIONS, Connections, Runner
 from vnext.server.http.cross_origin import permit
-from vnext.server.http.middleware import is_anthropic, observe, translate
+from vnext.server.http.middleware import is_anthropic, needs_key, observe, translate
 from vnext.server.http.streaming import TURN, Turn
 from vnext.server.load_line import report_load
 from vnext.server.responses.store import ResponseStore
@@ -87,7 +87,7 @@ async def _add_headers(request: web.Request, response: web.StreamResponse) -> No
     add_request_id(request, response)
     if is_anthropic(request):
         response.headers[ANTHROPIC_ID_HEADER] = request[REQUEST_ID]
-    permit(request, response, request.app[SERVER_CONTEXT].settings)
+    permit(request, response, request.app[SERVER_CONTEXT].settings, needs_key(request))
 
 
 async def _close_work(app: web.Application) -> None:

@@ -38,6 +38,21 @@ def test_an_allowed_page_may_read_its_answer_and_any_error(stream: bool) -> None
             assert headers["Access-Control-Allow-Credentials"] is None
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_server_with_a_key_refuses_no_page(stream: bool) -> None:
+    """A foreign page does not know the key."""
+    with EdgeServer(api_keys=("secret",)) as server:
+        status, _, headers = preflight(server, Access_Control_Request_Headers="authorization,content-type")
+        assert (status, headers["Access-Control-Allow-Origin"]) == (204, "*")
+        assert headers["Access-Control-Allow-Headers"] == "authorization,content-type"
+        for key, expected in (("secret", 200), ("wrong", 401)):
+            status, _, headers = server.post("/v1/completions", PROMPT | {"stream": stream}, Origin=PAGE, Authorization=f"Bearer {key}")
+            assert (status, headers["Access-Control-Allow-Origin"]) == (expected, "*")
+            assert headers["Access-Control-Allow-Credentials"] is None
+        for path in ("/metrics", "/health", "/"):
+            assert server.get(path, Origin=PAGE)[2]["Access-Control-Allow-Origin"] is None, "they need no key"
+
+
 def test_another_page_is_told_nothing() -> None:
     with EdgeServer(api_keys=("secret",), allowed_origins=(PAGE,)) as server:
         status, answer, headers = preflight(server, Origin=PAGE + ".evil.example")

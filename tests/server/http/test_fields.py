@@ -24,7 +24,9 @@ ELSEWHERE = {
     "spaces_between_special_tokens": True, "include_reasoning": True, "provider": {"order": ["x"]}, "chat_id": "5", "plugins": [1],
     "session_id": "s", "mm_processor_kwargs": {"fps": 1}, "kv_transfer_params": {"a": 1}, "cache_prompt": True, "id_slot": 3,
     "keep_alive": "5m", "usage": {"include": True}, "transforms": ["middle-out"], "best_of": 1, "response_format": {"type": "text"},
-    "trace": {"deep": [{"deeper": [None]}]},
+    "trace": {"deep": [{"deeper": [None]}]}, "speed": "fast", "models": ["a", "b"], "repetition_penalty_range": 1024,
+    "temperature_last": True, "thread_id": "t", "message_id": "m", "presence_penalty_range": 5, "model_id": "m", "max_input_tokens": 5,
+    "encoder_repetition_penalty": 1.0, "temperature_range": [0, 1], "prompt_id": "p", "logit_bias_exp": [1], "reasoning_format": "x",
 }  # fmt: skip
 """What other programs send beside what they ask for."""
 
@@ -69,7 +71,8 @@ KINDS: dict[str, type[msgspec.Struct]] = {"/v1/completions": CompletionBody, "/v
     ("name", "meant"),
     [
         ("temprature", "temperature"), ("Temperature", "temperature"), ("topP", "top_p"), ("top-p", "top_p"), ("stops", "stop"),
-        ("maxTokens", "max_tokens"), ("max_token", "max_tokens"), ("promt_", "prompt"),
+        ("maxTokens", "max_tokens"), ("max_token", "max_tokens"), ("promt_", "prompt"), ("maxtoken", "max_tokens"),
+        ("MAX_TOKENS", "max_tokens"), ("streaming", "stream"), ("frequency-penality", "frequency_penalty"),
     ],
 )  # fmt: skip
 def test_a_misspelt_field_gets_a_guess(server: EdgeServer, name: str, meant: str) -> None:

@@ -99,7 +99,7 @@ async def translate(request: web.Request, handler: Handler) -> web.StreamRespons
     settings = request.app[ROUTER].settings.http
     try:
         if is_preflight(request):
-            return preflight_answer(request, settings)
+            return preflight_answer(request, settings, bool(request.app[ROUTER].keys))
         authorise(request)
         return await handler(request)
     except NoBackend as error:
@@ -141,4 +141,5 @@ def authorise(request: web.Request) -> None:
 
 async def _add_headers(request: web.Request, response: web.StreamResponse) -> None:
     add_request_id(request, response)
-    permit(request, response, request.app[ROUTER].settings.http)
+    context = request.app[ROUTER]
+    permit(request, response, context.settings.http, bool(context.keys) and request.path not in OPEN)

@@ -1,6 +1,7 @@
 """Cross-origin requests: the headers that let a page of an allowed origin read the server's answers (CORS, Fetch standard).
 
-`origins` decides which origins are allowed. All others get no headers, and their browser withholds the answer.
+`origins` decides which origins are allowed. All others get no headers, and their browser withholds the answer. Where a key is
+needed and no origins are named, any page is allowed: a foreign one does not know the key, and no browser adds it.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ def is_preflight(request: web.Request) -> bool:
     return request.method == "OPTIONS" and bool(headers.get("Origin")) and "Access-Control-Request-Method" in headers
 
 
-def preflight_answer(request: web.Request, settings: ServerSettings) -> web.Response:
+def preflight_answer(request: web.Request, settings: ServerSettings, has_keys: bool) -> web.Response:
     """The answer to a preflight. Raises OriginRejected."""
     origin = request.headers["Origin"]
-    if not allows(origin, settings.allowed_origins):
+    if not allows(origin, _allowed(settings, has_keys)):
         raise OriginRejected(f"A web page of {origin[:200]} asks: start the server with --allowed-origins and that page's address.")
     return web.Response(status=204, headers=_permissions(request, settings))
 
@@ -38,17 +39,22 @@ def _permissions(request: web.Request, settings: ServerSettings) -> dict[str, st
     return granted | ({"Access-Control-Allow-Headers": headers} if headers else {})
 
 
-def permit(request: web.Request, response: web.StreamResponse, settings: ServerSettings) -> None:
-    """Let the page that asks read the response, if the settings allow it."""
-    if not settings.allowed_origins:
+def _allowed(settings: ServerSettings, has_keys: bool) -> tuple[str, ...]:
+    return settings.allowed_origins or ((ANY,) if has_keys else ())
+
+
+def permit(request: web.Request, response: web.StreamResponse, settings: ServerSettings, has_keys: bool) -> None:
+    """Let the page that asks read the response, if the settings allow it; `has_keys`: the path needs a key."""
+    allowed = _allowed(settings, has_keys)
+    if not allowed:
         return
     origin = request.headers.get("Origin")
-    anyone = ANY in settings.allowed_origins and not settings.allow_credentials
+    anyone = ANY in allowed and not (settings.allow_credentials and settings.allowed_origins)
     if not anyone:
         response.headers.add("Vary", "Origin")  # a cache must not give one page's permission to another
-    if origin is None or not allows(origin, settings.allowed_origins):
+    if origin is None or not allows(origin, allowed):
         return
     response.headers["Access-Control-Allow-Origin"] = ANY if anyone else origin
     response.headers["Access-Control-Expose-Headers"] = f"{REQUEST_ID_HEADER}, {ANTHROPIC_ID_HEADER}"
-    if settings.allow_credentials:
+    if settings.allow_credentials and settings.allowed_origins:
         response.headers["Access-Control-Allow-Credentials"] = "true"

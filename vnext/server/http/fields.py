@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 import logging
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from types import MappingProxyType
 from typing import Any
@@ -46,6 +46,8 @@ REFUSED: Mapping[str, str] = MappingProxyType(
     | {
         "conversation": "send previous_response_id, or its items as input",
         "thinking": "send it in chat_template_kwargs",
+        "thinking_budget": "send it as thinking_token_budget",
+        "min_new_tokens": "send it as min_tokens",
         "functions": "send them as tools",
         "function_call": "send it as tool_choice",
         "messages[].function_call": "send it as tool_calls",
@@ -63,10 +65,11 @@ REFUSED: Mapping[str, str] = MappingProxyType(
 to the other APIs only: `echo` is refused in a chat."""
 IGNORED = frozenset(
     "user metadata store service_tier safety_identifier prompt_cache_key prompt_cache_options "
-    "prediction verbosity spaces_between_special_tokens media_io_kwargs mm_processor_kwargs kv_transfer_params".split()
+    "prediction verbosity spaces_between_special_tokens media_io_kwargs mm_processor_kwargs kv_transfer_params "
+    "speed models normalized".split()
 )
-"""Documented fields of OpenAI's and vLLM's APIs that change no answer here. The prefix cache finds shared beginnings itself, so
-`prompt_cache_key` says nothing that it needs."""
+"""Documented fields of OpenAI's, vLLM's and other servers' APIs that change no answer here. The prefix cache finds
+shared beginnings itself, so `prompt_cache_key` says nothing that it needs."""
 HARMLESS: Mapping[str, Any] = MappingProxyType(
     {
         "best_of": 1, "num_beams": 1, "typical_p": 1, "repeat_penalty": 1, "mirostat": 0, "dry_multiplier": 0, "xtc_probability": 0,
@@ -76,7 +79,8 @@ HARMLESS: Mapping[str, Any] = MappingProxyType(
 """Values of refused fields that change nothing, besides those of NOTHING."""
 NOTHING = (None, False, "", "none", "auto", [], {})
 NESTED = ("stream_options", "messages")
-LIKENESS_MIN = 0.8
+LIKENESS_MIN, WORD_LIKENESS_MIN, JOINED_LIKENESS_MIN = 0.8, 0.7, 0.9
+CANDIDATES_MAX = 5
 UNKNOWN_MAX = 64  # names in one body: each takes some ten microseconds
 VALUE_BYTES_MAX = 64  # every value that changes nothing is shorter
 
@@ -146,10 +150,27 @@ def _same(value: Any, other: Any) -> bool:
 
 
 def _meant(name: str, fields: Iterable[str]) -> str | None:
-    """The field that `name` is a misspelling of, such as topP, max-tokens or temprature; None for none."""
+    """The field that `name` is a misspelling of, such as topP, max-tokens or temprature; None for none. A name with a word more,
+    or another one, is another program's field: temperature_last, thread_id."""
+    words = _words(name[:64])
     plain = {field.replace("_", ""): field for field in fields}
-    close = difflib.get_close_matches(name[:64].lower().replace("_", "").replace("-", ""), plain, n=1, cutoff=LIKENESS_MIN)
-    return plain[close[0]] if close else None
+    close = difflib.get_close_matches("".join(words), plain, n=CANDIDATES_MAX, cutoff=LIKENESS_MIN)
+    return next((plain[each] for each in close if _is_like(words, plain[each].split("_"))), None)
+
+
+def _words(name: str) -> list[str]:
+    """Its words in lower case, however they are told apart."""
+    return re.sub(r"(?<=[a-z])(?=[A-Z])|-", "_", name).lower().strip("_").split("_")
+
+
+def _is_like(words: Sequence[str], others: Sequence[str]) -> bool:
+    """Whether both have the same words but for letters, or one has them without gaps."""
+    one, other = "".join(words), "".join(others)
+    if one == other:
+        return True
+    if len(words) != len(others):
+        return len(words) == 1 and difflib.SequenceMatcher(None, one, other).ratio() >= JOINED_LIKENESS_MIN
+    return all(difflib.SequenceMatcher(None, *pair).ratio() >= WORD_LIKENESS_MIN for pair in zip(words, others))
 
 
 @cache

@@ -69,7 +69,7 @@ async def translate(request: web.Request, handler: Handler) -> web.StreamRespons
     settings = request.app[SERVER_CONTEXT].settings
     try:
         if is_preflight(request):
-            return preflight_answer(request, settings)
+            return preflight_answer(request, settings, bool(request.app[SERVER_CONTEXT].keys))
         authorise(request, settings, request.app[SERVER_CONTEXT].keys)
         return await handler(request)
     except DOMAIN_ERRORS as error:
@@ -102,6 +102,11 @@ def is_anthropic(request: web.Request) -> bool:
     that both APIs have."""
     path = _path(request)
     return path.startswith("/v1/messages") or (path.startswith("/v1/models") and VERSION_HEADER in request.headers)
+
+
+def needs_key(request: web.Request) -> bool:
+    """Whether the server has keys and the path is none of those that anyone may ask for."""
+    return bool(request.app[SERVER_CONTEXT].keys) and _path(request) not in OPEN
 
 
 def _path(request: web.Request) -> str:
