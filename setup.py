@@ -192,6 +192,12 @@ class Build(build_ext):
         super().finalize_options()
         self.parallel = self.parallel or os.cpu_count()
 
+    def run(self) -> None:
+        super().run()
+        if missing := [ext.name for ext in self.extensions if not Path(self.get_ext_fullpath(ext.name)).is_file()]:
+            words = "they need a compiler of C and C++ (gcc, g++); without them plain code serves, many times slower"
+            sys.stderr.write(f"warning: vnext is built without its compiled modules {', '.join(missing)}: {words}\n")
+
     def build_extension(self, ext: Extension) -> None:
         made, sources, path = copy(ext), [*ext.sources, *ext.depends], Path(self.get_ext_fullpath(ext.name))
         said = FINGERPRINT(ROOT, sources)

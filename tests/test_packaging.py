@@ -18,7 +18,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import vnext
-from vnext import compiled
+from vnext import LLM, compiled
 
 SETUP_TIMEOUT_S = 60
 
@@ -99,6 +99,23 @@ def test_each_processor_has_its_own_kernels(root: Path, monkeypatch: pytest.Monk
     found = [Path(source).name for source in built.sources if "/level_" in source]
     assert len(found) == levels and "level_portable.cpp" in found
     assert not any(flag.startswith("-m") for flag in built.extra_compile_args)
+
+
+def test_a_build_without_a_compiler_says_what_it_lacks(root: Path, tmp_path: Path) -> None:
+    ran = subprocess.run(
+        [sys.executable, "setup.py", "-q", "build_ext", "--build-lib", tmp_path / "lib", "--build-temp", tmp_path / "temp"],
+        cwd=root, env={**os.environ, "CC": "/bin/false", "CXX": "/bin/false"}, capture_output=True, text=True, timeout=SETUP_TIMEOUT_S,
+    )  # fmt: skip
+    (said,) = [line for line in ran.stderr.splitlines() if line.startswith("warning: vnext is built without its compiled modules")]
+    assert ran.returncode == 0 and all(name in said for name in ("vnext.log._log", "vnext.kernels.cpu._native")) and "gcc" in said
+
+
+def test_an_engine_says_what_it_lacks(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(compiled, "absent", {"vnext.log._log": compiled.NOT_BUILT})
+    with LLM(threads=1, log="off"):
+        pass
+    (said,) = [each for each in caplog.messages if "compiled modules" in each]
+    assert said.startswith("vnext runs without 1 of its 8 compiled modules (log._log), many times slower: install it where ")
 
 
 def test_every_module_is_known_where_it_is_loaded(reported: dict[str, Any]) -> None:

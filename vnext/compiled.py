@@ -75,6 +75,15 @@ def check() -> None:
         load(name)
 
 
+def lacking() -> str:
+    """One sentence about the modules that `absent` holds."""
+    names = ", ".join(name.removeprefix("vnext.") for name in absent)
+    return (
+        f"vnext runs without {len(absent)} of its {len(MODULES)} compiled modules ({names}), many times slower: install it where "
+        "there is a compiler (gcc and g++), or from a wheel that has them; `vnext doctor` says why each is missing."
+    )
+
+
 def fingerprint(root: Path, sources: list[str]) -> str:
     """One hash of the contents of these sources; "" where one is missing."""
     try:

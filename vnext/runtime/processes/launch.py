@@ -168,6 +168,8 @@ def start_engine(settings: EngineSettings, model_path: Path, replica: int = 0) -
     starting = StartingEngine(start_child(core.name, "vnext.runtime.core.main"), core, run_dir)
     try:
         compiled.check()
+        if compiled.absent and replica == 0:
+            log.warning("%s", compiled.lacking())
         starting.send_config()
     except BaseException:
         starting.abandon()
