@@ -44,7 +44,10 @@ def test_both_spellings_of_rope() -> None:
 
 
 BROKEN: list[tuple[dict[str, Any], str]] = [
-    ({"architectures": ["BertModel"]}, "architecture 'BertModel' is not supported; supported are LlamaForCausalLM, "),
+    ({"architectures": ["BertModel"]}, "'BertModel' is not supported: it is known and missing here, it needs an encoder; supported are L"),
+    ({"architectures": ["DeepseekV3ForCausalLM"]}, "it needs attention over a latent cache .MLA.; supported are"),
+    ({"architectures": ["LlamaForSequenceClassification"]}, "it needs a head that labels text or fills gaps"),
+    ({"architectures": ["LamaForCausalLM"]}, "'LamaForCausalLM' is not supported: no such name is known here, check it in config.json; supported"),
     ({"architectures": None}, "names no architecture"),
     ({"hidden_size": None}, "config.json has no 'hidden_size'"),
     ({"vocab_size": "many"}, "vocab_size must be a whole number of at least 1 but is 'many'"),

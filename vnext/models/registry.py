@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from vnext.models.errors import ModelError
+from vnext.models.missing import what_it_needs
 
 
 class Family(NamedTuple):
@@ -103,7 +104,9 @@ def require_family(architecture: str) -> None:
     if architecture in HEADS:
         raise ModelError(f"{architecture!r} is a head that drafts for a model: name it in --speculative-config, method eagle3")
     if architecture not in FAMILIES:
-        raise ModelError(f"architecture {architecture!r} is not supported; supported are {', '.join(FAMILIES)}")
+        need = what_it_needs(architecture)
+        why = f"it is known and missing here, it needs {need}" if need else "no such name is known here, check it in config.json"
+        raise ModelError(f"architecture {architecture!r} is not supported: {why}; supported are {', '.join(FAMILIES)}")
 
 
 @cache

@@ -1,0 +1,39 @@
+"""Which architectures are supported, which are known and missing, and which are unknown."""
+
+from __future__ import annotations
+
+import pytest
+from transformers.models.auto import modeling_auto
+
+from vnext.models import missing
+from vnext.models.registry import BODIES, FAMILIES, HEADS, MODEL_TYPES
+
+TABLES = (modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES)
+
+
+def theirs() -> set[str]:
+    values = [value for table in TABLES for value in table.values()]
+    return {name for value in values for name in ([value] if isinstance(value, str) else value)}
+
+
+def test_what_transformers_has_is_supported_or_known_to_be_missing() -> None:
+    assert [name for name in sorted(theirs() - set(FAMILIES)) if not missing.what_it_needs(name)] == []
+    assert set(FAMILIES) - theirs() <= {"MiMoForCausalLM"}
+
+
+def test_nothing_is_in_two_lists() -> None:
+    names = [name for listed in missing.NEEDS.values() for name in listed.split()]
+    assert len(names) == len(set(names))
+    assert [name for name in FAMILIES if missing.what_it_needs(name) and not name.endswith("ForConditionalGeneration")] == []
+    assert set(MODEL_TYPES.values()) == set(FAMILIES) and set(BODIES.values()) <= set(FAMILIES) and not set(HEADS) & set(FAMILIES)
+
+
+NEEDS = {
+    "FalconForCausalLM": "a decoder", "Qwen2_5_VLForConditionalGeneration": "images", "MambaForCausalLM": "a state",
+    "GptOssForCausalLM": "experts", "T5ForConditionalGeneration": "an encoder", "QwertyForCausalLM": "",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "need"), NEEDS.items())
+def test_what_they_need(name: str, need: str) -> None:
+    assert need in missing.what_it_needs(name) and bool(missing.what_it_needs(name)) == bool(need)

@@ -1,0 +1,52 @@
+"""Architectures that are known and that no family here computes: what each would need. Those in neither list are unknown.
+
+Names are those of `architectures` in config.json, without the ending that says what the model is used for.
+"""
+
+from __future__ import annotations
+
+import re
+from types import MappingProxyType
+
+NEEDS = MappingProxyType(
+    {
+        "a decoder with parts of its own": """
+            Apertus Arcee Baichuan BioGpt BitNet Bloom Blt ChatGLM CodeGen Cohere Cohere2 CpmAnt CTRL Cwm DiffLlama Doge Ernie4_5
+            Exaone Exaone4 Falcon Gemma Glm Glm4 GPTBigCode GPTJ GPTNeo GPTNeoX GPTNeoXJapanese Granite GraniteSWA Helium HrmText
+            HunYuanDenseV1 HyperCLOVAX InternLM InternLM2 InternLM3 Jais Jais2 MiniCPM Ministral3 ModernBertDecoder Mpt MPT
+            NanoChat Nemotron Olmo Olmo3 OpenAIGPT OPT Orion Persimmon Phi QWen SeedOss StableLm Starcoder2 VaultGemma XGLM XLM
+            XLNet Yi""",
+        "experts, or a choice of experts, that no family here has": """
+            Afmoe AriaText Beam Cohere2Moe Dbrx DeepseekV4 Dots1 Ernie4_5_Moe ExaoneMoe FlexOlmo Flint Glm4Moe GptOss GraniteMoe
+            GraniteMoeShared GraniteMoeSWA Grok1 HunYuanMoEV1 HYV3 JetMoe Kolibri1 Laguna Mellum MiMoV2Flash MiniMaxM2 Olmoe
+            Phimoe PhiMoE Qwen2Moe SolarOpen""",
+        "attention over a latent cache (MLA)": """
+            AXK1 AXK2 DeepseekV2 DeepseekV3 DeepseekV32 Glm4MoeLite GlmMoeDsa HYV4 LongcatFlash MiniCPM3 Mistral4 Youtu""",
+        "layers with a state (Mamba, linear attention, recurrence)": """
+            BailingHybrid Bamba FalconH1 FalconMamba GraniteMoeHybrid Jamba KimiLinear Lfm2 Lfm2Moe Lfm3 Mamba Mamba2 MiniMax
+            NemotronH OlmoHybrid Qwen3_5 Qwen3_5Moe Qwen3Next Qwen4Exp RecurrentGemma Rwkv RWKV xLSTM Zamba Zamba2 Zaya""",
+        "images or sound": """
+            CohereCompass Dots3Note Emu3 Fuyu Gemma3n Gemma4 Gemma4Assistant Gemma4Unified Gemma4UnifiedAssistant Git Inkling
+            Inkling2 Llama4 MiniMaxM3VL Mllama Moshi Musicgen MusicgenMelody Phi4MM Phi4Multimodal TrOCR Whisper""",
+        "an encoder": """
+            Albert Bart Bert BertGeneration BertGenerationDecoder BigBird BigBirdPegasus Blenderbot BlenderbotSmall Camembert
+            Data2VecText DebertaV2 DistilBert Electra Ernie Longformer Marian MBart MegatronBert ModernBert MPNet MT5 Mvp
+            NomicBert Pegasus PLBart ProphetNet Reformer RemBert Roberta RobertaPreLayerNorm RoCBert RoFormer T5 UMT5 XLMRoberta
+            XLMRobertaXL Xmod""",
+    }
+)
+"""What is needed -> the architectures."""
+_KNOWN = MappingProxyType({name: need for need, names in NEEDS.items() for name in names.split()})
+_USE = re.compile(r"(For[A-Z]\w*|LMHeadModel|ModelWithLMHead|WithLMHeadModel|Model|LMHead)$")
+_LABELS = re.compile(r"For(\w+Classification|QuestionAnswering|MultipleChoice|MaskedLM)$|RewardModel$")
+_MEDIA = re.compile(r"ForConditionalGeneration$|ForBlockDiffusion$|ForVision|Vision|VL|Omni|Ocr|OCR|Text2Text$|VideoLl|PI0")
+
+
+def what_it_needs(architecture: str) -> str:
+    """What vnext lacks for an architecture that is known, "" for one that is not."""
+    if _LABELS.search(architecture):
+        return "a head that labels text or fills gaps, where vnext writes text and makes embeddings"
+    base = _USE.sub("", architecture)
+    if found := _KNOWN.get(base):
+        return found
+    return "images or sound" if _MEDIA.search(architecture) else ""
