@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import msgspec
 import pytest
 
 from vnext.text.parts import Part, Reasoning, Words
@@ -12,9 +13,9 @@ from vnext.text.template import ChatTemplate
 
 THINK = Marks("<think>", "</think>")
 TEXTS: list[tuple[bool, str, list[Part]]] = [
-    (False, "<think>\nfour < five\n</think>\n\nNine. ", [Reasoning("four < five"), Words("Nine. ")]),
-    (True, "four\n\n five</think>Nine", [Reasoning("four\n\n five"), Words("Nine")]),
-    (True, "<think>repeated</think> Nine", [Reasoning("repeated"), Words("Nine")]),
+    (False, "<think>\nfour < five\n</think>\n\nNine. ", [Reasoning("four < five"), Words("Nine. ", 30)]),
+    (True, "four\n\n five</think>Nine", [Reasoning("four\n\n five"), Words("Nine", 19)]),
+    (True, "<think>repeated</think> Nine", [Reasoning("repeated"), Words("Nine", 24)]),
     (True, "cut off </thi", [Reasoning("cut off </thi")]),
     (True, "cut off  ", [Reasoning("cut off  ")]),
     (False, "<think>cut", [Reasoning("cut")]),
@@ -22,7 +23,7 @@ TEXTS: list[tuple[bool, str, list[Part]]] = [
     (False, "<thinking>", [Words("<thinking>")]),
     (False, " \n<thi", [Words(" \n<thi")]),
     (False, "No <think>mark</think> here ", [Words("No <think>mark</think> here ")]),
-    (False, "<think>a</think>b<think>c</think>", [Reasoning("a"), Words("b<think>c</think>")]),
+    (False, "<think>a</think>b<think>c</think>", [Reasoning("a"), Words("b<think>c</think>", 16)]),
     (False, "", []),
 ]
 
@@ -56,7 +57,7 @@ def joined_of(parts: list[Part]) -> list[Part]:
     found: list[Part] = []
     for part in parts:
         if found and type(found[-1]) is type(part):
-            part = type(part)(found.pop().text + part.text)
+            part = msgspec.structs.replace(last := found.pop(), text=last.text + part.text)
         found.append(part)
     return found
 
@@ -64,7 +65,7 @@ def joined_of(parts: list[Part]) -> list[Part]:
 def test_an_answer_is_plain_once_its_words_have_begun() -> None:
     parser = ReasoningParser(THINK, True, None)
     assert parser.push("a</think>\n") == [Reasoning("a")] and parser.is_over and not parser.is_plain
-    assert parser.push("b") == [Words("b")] and parser.is_plain
+    assert parser.push("b") == [Words("b", 10)] and parser.is_plain
 
 
 def test_the_template_tells_the_marks_and_the_prompt_what_is_expected() -> None:

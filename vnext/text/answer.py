@@ -21,7 +21,8 @@ class Delta(msgspec.Struct, frozen=True, kw_only=True):
     """The change that one output made. `finish` is "" while the answer goes on, else "stop", "length" or "abort".
 
     `tokens` are those whose text is part of the answer, `offsets` the number of characters before each of them (a character
-    of several tokens counts from the last token on). `token_ids` are all tokens of the output, a stop token included, `logprobs`
+    of several tokens counts from the last token on), `length` that of all characters so far, also of those that may yet prove to
+    begin a stop string. `token_ids` are all tokens of the output, a stop token included, `logprobs`
     one entry for each of these, if requested; `token_count` counts the whole answer so far. `stop_reason` is the stop string or the
     token of `stop_token_ids` that ended the answer; the model's own end tokens set none.
     """
@@ -34,6 +35,7 @@ class Delta(msgspec.Struct, frozen=True, kw_only=True):
     token_count: int
     finish: str
     stop_reason: str | int | None = None
+    length: int = 0
 
 
 class Answer:
@@ -104,6 +106,7 @@ class Answer:
             token_count=self.token_count,
             finish=output.finish if found is None else "stop",
             stop_reason=self._stop_token(output) if found is None else found,
+            length=self._length,
         )
 
     def _take(self, token: int) -> str:
@@ -115,7 +118,9 @@ class Answer:
         return self._stops.push(text)
 
     def _end(self) -> str:
-        return self._stops.push(self._detokenizer.finish()) + self._stops.finish()
+        rest = self._detokenizer.finish()
+        self._length += len(rest)
+        return self._stops.push(rest) + self._stops.finish()
 
     def _stop_token(self, output: RequestOutput) -> int | None:
         return output.stop_token if output.stop_token in self._stop_token_ids else None

@@ -13,9 +13,10 @@ SHARE_LOOKED_AT = 64
 
 
 class Words(msgspec.Struct, frozen=True):
-    """A piece of the answer itself."""
+    """A piece of the answer itself. `start`: the characters of the whole text before it, marks and reasoning included."""
 
     text: str
+    start: int = 0
 
 
 class Reasoning(msgspec.Struct, frozen=True):

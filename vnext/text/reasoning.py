@@ -94,9 +94,10 @@ class ReasoningParser:
         self._marks = marks
         self._rest = rest
         self._held = self._waiting = ""
+        self._received = self._rest_start = 0  # characters, up to the end of `held`, and up to what `rest` gets
         self._step = self._begin
         self._begun = begun
-        self._shown = False
+        self._shown = self._has_words = False
         self.is_over = False
         self.is_plain = False
 
@@ -104,12 +105,16 @@ class ReasoningParser:
         self._waiting += text
         if len(self._waiting) * SHARE_LOOKED_AT < len(self._held):
             return []
-        self._held, self._waiting = self._held + self._waiting, ""
+        self._take_waiting()
         return self._step(False)
 
     def finish(self, cut: bool = False) -> list[Part]:
-        self._held += self._waiting
-        return self._step(True) + (self._rest.finish(cut) if self._rest else [])
+        self._take_waiting()
+        return self._step(True) + (self._placed(self._rest.finish(cut)) if self._rest else [])
+
+    def _take_waiting(self) -> None:
+        self._received += len(self._waiting)
+        self._held, self._waiting = self._held + self._waiting, ""
 
     def _begin(self, ended: bool) -> list[Part]:
         """At the answer's first characters, which may be the opening mark."""
@@ -149,10 +154,17 @@ class ReasoningParser:
 
     def _words(self, _: bool) -> list[Part]:
         text, self._held = self._held, ""
-        self.is_plain = self._rest is None
-        if self._rest is not None:
-            return self._rest.push(text) if text else []
-        return [Words(text)] if text else []
+        start = self._received - len(text)
+        if self._rest is None:
+            self.is_plain = True
+            return [Words(text, start)] if text else []
+        if not self._has_words:
+            self._rest_start, self._has_words = start, True
+        return self._placed(self._rest.push(text)) if text else []
+
+    def _placed(self, parts: list[Part]) -> list[Part]:
+        """The parts of what follows the reasoning, at their places in the whole text."""
+        return [Words(part.text, part.start + self._rest_start) if isinstance(part, Words) else part for part in parts]
 
     def _reasoning(self, text: str) -> list[Part]:
         self._shown = self._shown or text != ""

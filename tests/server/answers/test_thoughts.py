@@ -10,8 +10,14 @@ from edge_server import TOKENIZER, EdgeServer
 from test_tools import ASKED, WEATHER, prompt_of, request_of
 from toy_tokenizers import byte_level, byte_level_backend
 
+from vnext.runtime.messages import TokenLogprobs
 from vnext.server.answers.chat_request import ChatRequest
+from vnext.server.answers.logprobs import ChatLogprobs, speller
 from vnext.server.context.openai_types import ChatBody, ChatMessage
+from vnext.text.answer import Delta
+from vnext.text.dialects.table import NAMES
+from vnext.text.parts import Words
+from vnext.text.reasoning import Marks, ReasoningParser
 from vnext.text.tokenizer import Tokenizer
 
 TEMPLATE = (
@@ -133,3 +139,58 @@ def test_marks_that_are_special_tokens_stay_in_the_text() -> None:
         with EdgeServer(Tokenizer(backend, {}, template)) as server:
             chat = ChatRequest(server.context, ChatBody(messages=[ChatMessage(role="user", content="x")]))
             assert chat.params.skip_special_tokens == skip, template
+
+
+LOGGED = [  # what the model writes, and its words
+    (f"{THOUGHT}Nine <think>.", "Nine <think>."),
+    ("Nine.", "Nine."),
+    (f"{THOUGHT}Nine zähl \U0001f600 <b>{ASKED}", "Nine zähl \U0001f600 <b>"),
+    (f"{THOUGHT}{ASKED}", ""),
+    (f"{ASKED} so. {ASKED}on <tool", "so.on <tool"),
+]
+
+
+@pytest.mark.parametrize("hides", [False, True])
+@pytest.mark.parametrize(("written", "words"), LOGGED)
+def test_log_probabilities_are_those_of_the_words(thinker: EdgeServer, written: str, words: str, hides: bool) -> None:
+    """At both doors that have them, whole and streamed: no token of a thought, of a call or of a mark."""
+    options = {"tools": [WEATHER], "logprobs": True, "top_logprobs": 1, "extra_body": {"include_reasoning": not hides}}
+    [choice] = ask(thinker, written, **options).choices
+    whole = [bytes(entry.bytes) for entry in choice.logprobs.content]
+    assert b"".join(whole).decode() == words == (choice.message.content or "")
+    streamed_bytes, content = b"", ""
+    for chunk in ask(thinker, written, stream=True, **options):
+        for each in chunk.choices:
+            pieces = b"".join(bytes(entry.bytes) for entry in (each.logprobs.content if each.logprobs else []))
+            assert not pieces or each.delta.content
+            streamed_bytes, content = streamed_bytes + pieces, content + (each.delta.content or "")
+    assert streamed_bytes == b"".join(whole) and content == words
+    tool = {"type": "function", **WEATHER["function"]}
+    asked = {"input": f"say:{written}", "tools": [tool], "include": ["message.output_text.logprobs"], "top_logprobs": 1}
+    answer = thinker.openai().responses.create(model="toy", **asked)
+    texts = [part for item in answer.output if item.type == "message" for part in item.content]
+    assert "".join(part.text for part in texts) == words
+    for part in texts:
+        assert b"".join(bytes(entry.bytes) for entry in part.logprobs).decode() == part.text
+
+
+def test_a_token_that_words_share_with_a_mark_shows_their_part() -> None:
+    backend, texts = byte_level_backend(), ["<think>", "a</", "think>\nNi", "ne <", "tool_c", "all> "]
+    backend.add_tokens(texts)
+    tokenizer = Tokenizer(backend, {}, None)
+    entries = ChatLogprobs(tokenizer, speller(tokenizer, False), 0, is_parsed=True)
+    parser, found, shown, length = ReasoningParser(Marks("<think>", "</think>"), False, NAMES["hermes"].parser([])), [], "", 0
+    for text in texts:
+        length += len(text)
+        entries.push(
+            Delta(
+                text=text, tokens=(backend.token_to_id(text),), offsets=(length - len(text),), logprobs=(TokenLogprobs(-1.0, 0, ()),),
+                token_ids=(), token_count=0, finish="", length=length,
+            )
+        )  # fmt: skip
+        for part in parser.push(text) + (parser.finish() if text == texts[-1] else []):
+            found += entries.of(part) if isinstance(part, Words) else []
+            shown += part.text if isinstance(part, Words) else ""
+    found += entries.rest()
+    assert [entry["token"] for entry in found] == ["Ni", "ne <", "tool_c", "all> "] and shown == "Nine <tool_call> "
+    assert all(bytes(entry["bytes"]).decode() == entry["token"] for entry in found)

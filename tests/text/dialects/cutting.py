@@ -15,7 +15,10 @@ def parts_of(dialect: Dialect, pieces: Sequence[str], tools: Tools, *, holds: bo
     parser, found = dialect.parser(tools, holds), []
     for piece in pieces:
         found += parser.push(piece)
-    return joined(found + parser.finish(cut))
+    found += parser.finish(cut)
+    text = "".join(pieces)
+    assert all(text.startswith(part.text, part.start) for part in found if isinstance(part, Words))
+    return joined(found)
 
 
 def cuttings(text: str, count: int = 200) -> Iterator[list[str]]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from vnext.runtime.messages import PromptResult, TokenLogprobs
 from vnext.text.answer import Delta
+from vnext.text.parts import Words
 from vnext.text.prompt_results import prompt_logprobs
 from vnext.text.tokenizer import Tokenizer
 
@@ -73,13 +75,53 @@ def _ranked(tokenizer: Tokenizer, token: int, entry: TokenLogprobs, count: int) 
     }
 
 
-def chat_logprobs(tokenizer: Tokenizer, spell: Spell, delta: Delta, count: int) -> list[dict[str, Any]]:
-    """For /v1/chat/completions: one object per token, with `count` alternatives in each."""
-    return [
-        _entry(tokenizer, spell, token, logprobs.logprob)
-        | {"top_logprobs": [_entry(tokenizer, spell, other, logprob) for other, logprob in logprobs.top[:count]]}
-        for token, logprobs in zip(delta.tokens, delta.logprobs)
-    ]
+class ChatLogprobs:
+    """For chats: one object per token, with `count` alternatives in each. Those of an answer that is parsed are its words' tokens
+    alone, and of a token that words share with a mark or a thought, the words' part."""
+
+    def __init__(self, tokenizer: Tokenizer, spell: Spell, count: int, is_parsed: bool) -> None:
+        self._tokenizer, self._spell, self._count = tokenizer, spell, count
+        self._is_parsed = is_parsed
+        self._tokens: deque[tuple[int, int, TokenLogprobs]] = deque()  # the characters before each token, and the token
+        self._length = 0
+        self._part = ""  # of the first token, in words so far
+
+    def push(self, delta: Delta) -> list[dict[str, Any]]:
+        """Take in a delta; returns the entries of an answer that is not parsed."""
+        if not self._is_parsed:
+            return [self._object(token, logprobs) for token, logprobs in zip(delta.tokens, delta.logprobs)]
+        self._tokens += zip(delta.offsets, delta.tokens, delta.logprobs)
+        self._length = delta.length
+        return []
+
+    def of(self, words: Words) -> list[dict[str, Any]]:
+        """The entries of the tokens that end within the words of an answer that is parsed. Words come in order."""
+        found, stop = [], words.start + len(words.text)
+        while self._tokens and (start := self._tokens[0][0]) < min(self._length, stop):
+            end = next((offset for offset, _, _ in self._tokens if offset > start), self._length)
+            self._part += words.text[max(0, start - words.start) : max(0, end - words.start)]
+            if end > stop:
+                break
+            found += self._first(start, end)
+        return found
+
+    def rest(self) -> list[dict[str, Any]]:
+        """The entry of a token of which words took a part at last."""
+        return self._first(self._tokens[0][0], self._length) if self._part else []
+
+    def _first(self, start: int, end: int) -> list[dict[str, Any]]:
+        """The entries of the first character's tokens, if they are in words."""
+        part, self._part, found = self._part, "", []
+        while self._tokens and self._tokens[0][0] == start:
+            _, token, logprobs = self._tokens.popleft()
+            found.append(self._object(token, logprobs))
+        if part and len(part) < end - start:
+            found[-1] |= {"token": part, "bytes": list(part.encode())}
+        return found if part else []
+
+    def _object(self, token: int, logprobs: TokenLogprobs) -> dict[str, Any]:
+        top = [_entry(self._tokenizer, self._spell, other, logprob) for other, logprob in logprobs.top[: self._count]]
+        return _entry(self._tokenizer, self._spell, token, logprobs.logprob) | {"top_logprobs": top}
 
 
 def _alternatives(spell: Spell, text: str, logprobs: TokenLogprobs, count: int) -> dict[str, float]:

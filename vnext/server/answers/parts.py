@@ -39,7 +39,7 @@ class AnswerParts:
         self._thought = None if marks is None else ThoughtCount(*map(list, marks))
         self._one_call, self._only_calls = one_call, only_calls
         self._shows_reasoning = shows_reasoning
-        self._begun_count = self._ended_count = 0
+        self._begun_count = self._ended_count = self._shown_length = 0
 
     @property
     def has_called(self) -> bool:
@@ -53,13 +53,19 @@ class AnswerParts:
         return self._parser is None or (isinstance(self._parser, ReasoningParser) and self._parser.is_plain)
 
     @property
+    def is_parsed(self) -> bool:
+        """Whether its words may be less than its text."""
+        return self._parser is not None
+
+    @property
     def reasoning_tokens(self) -> int:
         return self._thought.count if self._thought else 0
 
     def push(self, delta: Delta) -> list[Part]:
         """The parts that a delta completes. Neighbours of one kind are joined."""
         if self._parser is None:
-            return [Words(delta.text)] if delta.text else []
+            start, self._shown_length = self._shown_length, self._shown_length + len(delta.text)
+            return [Words(delta.text, start)] if delta.text else []
         parts = self._parser.push(delta.text) if delta.text else []
         if delta.finish:
             rest = self._parser.finish(delta.finish == "length")
@@ -111,6 +117,13 @@ class ThoughtCount:
         self._is_over = is_over
 
 
+def _joins(last: Part | None, part: Part) -> bool:
+    """Whether a text goes on with the next part. Words with something left out between them stay apart."""
+    if isinstance(part, Words):
+        return isinstance(last, Words) and last.start + len(last.text) == part.start
+    return type(last) is type(part) and getattr(last, "index", None) == getattr(part, "index", None)
+
+
 def joined(parts: Sequence[Part]) -> list[Part]:
     """The parts with neighbouring texts of one kind joined, and without empty ones."""
     found: list[Part] = []
@@ -119,8 +132,8 @@ def joined(parts: Sequence[Part]) -> list[Part]:
             last = found[-1] if found else None
             if not part.text:
                 continue
-            if type(last) is type(part) and getattr(last, "index", None) == getattr(part, "index", None):
-                found[-1] = msgspec.structs.replace(part, text=last.text + part.text)
+            if _joins(last, part):
+                found[-1] = msgspec.structs.replace(last, text=last.text + part.text)
                 continue
         found.append(part)
     return found

@@ -79,7 +79,9 @@ class ItemBuilder:
     def _text(self, kind: str, text: str) -> list[Event]:
         events = [] if self._is_open and self.items[-1]["type"] == kind else self._break_off("completed") + self._begin(kind)
         self._pieces.append(text)
-        logprobs, self.logprobs = self.logprobs, []
+        logprobs: list[dict[str, Any]] = []
+        if kind == "message":
+            logprobs, self.logprobs = self.logprobs, []
         self._of_message += logprobs
         return [*events, self._of_text("delta", logprobs, delta=text)]
 

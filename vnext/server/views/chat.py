@@ -16,7 +16,7 @@ from aiohttp import web
 from vnext.server.answers.chat_request import ChatRequest
 from vnext.server.answers.experts import check_experts, experts_member
 from vnext.server.answers.generation import Choice, Generation
-from vnext.server.answers.logprobs import chat_logprobs, prompt_member, speller
+from vnext.server.answers.logprobs import ChatLogprobs, prompt_member, speller
 from vnext.server.answers.parts import joined
 from vnext.server.answers.readers import Streamed, Whole
 from vnext.server.context.call_pairs import check_calls
@@ -55,15 +55,14 @@ class _ChoiceRenderer:
     """Renders one choice in this API's shape."""
 
     def __init__(self, context: ServerContext, choice: Choice, chat: ChatRequest, body: ChatBody) -> None:
-        self._tokenizer = context.tokenizer
-        self._count = chat.params.logprobs
-        self._spell = speller(context.tokenizer, body.return_tokens_as_token_ids)
         self._chat = chat
         self._answer = chat.parts()
+        spell, count = speller(context.tokenizer, body.return_tokens_as_token_ids), chat.params.logprobs
+        self._entries = None if count is None else ChatLogprobs(context.tokenizer, spell, count, self._answer.is_parsed)
         self.index = choice.index
         self._with_ids = bool(body.return_token_ids)
         self._ids: list[int] = []
-        self._is_plain = self._count is None and not self._with_ids and not continuous_usage(body)
+        self._is_plain = self._entries is None and not self._with_ids and not continuous_usage(body)
         self.started = False
         self._parts: list[Part] = []
         self.logprobs: list[dict[str, Any]] = []
@@ -78,9 +77,13 @@ class _ChoiceRenderer:
     def push(self, delta: Delta) -> None:
         """Take in a delta."""
         self._ids += delta.token_ids
-        if self._count is not None:
-            self.logprobs += chat_logprobs(self._tokenizer, self._spell, delta, self._count)
-        self._parts += self._answer.push(delta)
+        parts = self._answer.push(delta)
+        if self._entries is not None:
+            self.logprobs += self._entries.push(delta)
+            for part in parts:
+                self.logprobs += self._entries.of(part) if isinstance(part, Words) else []
+            self.logprobs += self._entries.rest() if delta.finish else []
+        self._parts += parts
         self.finish = self._chat.finish_reason(self._answer, delta.finish) or None
         self.stop_reason = delta.stop_reason
 
@@ -98,8 +101,12 @@ class _ChoiceRenderer:
         self.started = True
         parts, self._parts = self._parts, []
         deltas = [_delta_of(part) for part in joined(parts) if not isinstance(part, CallEnded)]
-        shown += [self._passing(delta) for delta in deltas[:-1]]
         logprobs = self._take_logprobs()
+        with_words = [place for place, delta in enumerate(deltas[:-1]) if "content" in delta and "content" not in deltas[-1]]
+        for place, delta in enumerate(deltas[:-1]):
+            shown.append(self._passing(delta))
+            if with_words[-1:] == [place]:
+                shown[-1]["logprobs"], logprobs = logprobs, self._take_logprobs()
         if deltas or self.finish or (logprobs and logprobs["content"]):
             shown.append(self._choice("delta", deltas[-1] if deltas else {}, logprobs))
         return shown
@@ -114,7 +121,7 @@ class _ChoiceRenderer:
 
     def _take_logprobs(self) -> dict[str, Any] | None:
         taken, self.logprobs = self.logprobs, []
-        return None if self._count is None else {"content": taken, "refusal": None}
+        return None if self._entries is None else {"content": taken, "refusal": None}
 
     def _choice(self, name: str, content: dict[str, Any], logprobs: dict[str, Any] | None) -> dict[str, Any]:
         ids, self._ids = {"token_ids": self._ids} if self._with_ids else {}, []

@@ -13,7 +13,7 @@ from aiohttp import web
 from vnext.sampling_params import InvalidRequest
 from vnext.server.answers.chat_request import ChatRequest, prompt_of
 from vnext.server.answers.generation import RETAINED, Generation
-from vnext.server.answers.logprobs import chat_logprobs, speller
+from vnext.server.answers.logprobs import ChatLogprobs, speller
 from vnext.server.answers.single import SingleReader
 from vnext.server.context.api_keys import Tenant
 from vnext.server.context.errors import Failure, FileUnknown
@@ -107,8 +107,10 @@ class _ResponseAnswer:
     is complete."""
 
     def __init__(self, context: ServerContext, chat: ChatRequest, generation: Generation, body: ResponsesBody) -> None:
-        self._parts, self._count = chat.parts(), chat.params.logprobs
-        self._tokenizer, self._spell = context.tokenizer, speller(context.tokenizer, False)
+        self._parts, count = chat.parts(), chat.params.logprobs
+        spell = speller(context.tokenizer, False)
+        self._entries = None if count is None else ChatLogprobs(context.tokenizer, spell, count, self._parts.is_parsed)
+        self._of_words: list[list[dict[str, Any]]] = []  # of the parts that are to come
         self._chat, self._generation = chat, generation
         self._builder = ItemBuilder(named_tools(body), "reasoning.encrypted_content" in (body.include or ()))
         self._head = _head(f"resp_{uuid.uuid4().hex}", generation, chat, body)  # an id that nobody can guess: it opens the store
@@ -118,13 +120,16 @@ class _ResponseAnswer:
     @property
     def is_plain(self) -> bool:
         """As AnswerParts; a token with log-probabilities comes as a delta."""
-        return self._count is None and self._parts.is_plain
+        return self._entries is None and self._parts.is_plain
 
     def push(self, delta: Delta) -> list[Part]:
         """As AnswerParts. The log-probabilities of reasoning and of calls are dropped."""
         found = self._parts.push(delta)
-        if self._count is not None and any(isinstance(part, Words) for part in found):
-            self._builder.logprobs += chat_logprobs(self._tokenizer, self._spell, delta, self._count)
+        if self._entries is not None:
+            self._builder.logprobs += self._entries.push(delta)
+            self._of_words += [self._entries.of(part) for part in found if isinstance(part, Words)]
+            if delta.finish and self._of_words:
+                self._of_words[-1] += self._entries.rest()
         return found
 
     def begin(self) -> list[Event]:
@@ -132,6 +137,8 @@ class _ResponseAnswer:
         return self._numbered([{"type": f"response.{name}", "response": response} for name in ("created", "in_progress")])
 
     def part(self, part: Part) -> Iterable[Event]:
+        if isinstance(part, Words) and self._of_words:
+            self._builder.logprobs += self._of_words.pop(0)
         return self._numbered(self._builder.part(part))
 
     def end(self, finish: str, stop_reason: str | int | None) -> list[Event]:

@@ -40,6 +40,7 @@ class Reader:
         self._parts: list[Part] = []
         self._waiting: list[str] = []
         self._waiting_size = 0
+        self._received = 0  # characters, up to the end of `text`
 
     def add(self, text: str, ended: bool) -> bool:
         """Take in text; returns whether a parser should look at it now."""
@@ -49,6 +50,7 @@ class Reader:
         if not ended and self._waiting_size * SHARE_LOOKED_AT < len(self.text) - self.begin:
             return False
         self.text = self.text[self.begin :] + "".join(self._waiting)
+        self._received += self._waiting_size
         self.place -= self.begin
         self.begin = self._waiting_size = 0
         self._waiting = []
@@ -183,7 +185,7 @@ class Reader:
 
     def words(self) -> None:
         """What has been read is words."""
-        self._give(Words(self.text[self.begin : self.place]))
+        self._give_words(self.text[self.begin : self.place])
         self.drop()
 
     def begin_call(self, name: str, id_: str = "") -> None:
@@ -224,27 +226,33 @@ class Reader:
     def _give_of_call(self, part: Part) -> None:
         (self._held if self._holds else self._parts).append(part)
 
-    def _give(self, part: Words | Reasoning) -> None:
-        if part.text:
-            self._parts.append(part)
+    def _give_words(self, text: str) -> None:
+        """What begins at `begin`."""
+        if text:
+            self._parts.append(Words(text, self._received - len(self.text) + self.begin))
+
+    def _give_reasoning(self, text: str) -> None:
+        if text:
+            self._parts.append(Reasoning(text))
 
     def reasoning_until(self, marks: Iterable[str]) -> Reading[str | None]:
         """What follows is reasoning, up to and without the first of the marks, which is read and returned."""
-        return (yield from self._flow(Reasoning, tuple(marks), "\n"))
+        return (yield from self._flow(self._give_reasoning, tuple(marks), "\n"))
 
     def words_until(self, marks: Iterable[str]) -> Reading[str | None]:
         """What follows is words, up to the first of the marks, which is read and not yet part of anything, as is the space
         before it. None at the text's end."""
-        return (yield from self._flow(Words, tuple(marks), None))
+        return (yield from self._flow(self._give_words, tuple(marks), None))
 
-    def _flow(self, kind: type[Words] | type[Reasoning], marks: tuple[str, ...], space: str | None) -> Reading[str | None]:
+    def _flow(self, give: Take, marks: tuple[str, ...], space: str | None) -> Reading[str | None]:
+        """`space`: what is stripped before a mark, and of reasoning also at the text's end."""
         while True:
             found = _first(self.text, marks, self.begin)
             certain = found[0] if found else len(self.text) if self.ended else _certain(self.text, marks, self.begin)
             shown = self.text[self.begin : certain]
             is_last = found is None and self.ended
-            shown = shown if is_last and kind is Words else shown.rstrip(space)
-            self._give(kind(shown))
+            shown = shown if is_last and space is None else shown.rstrip(space)
+            give(shown)
             self.begin += len(shown)
             self.place = certain if found is None else certain + len(found[1])
             if found is not None:
