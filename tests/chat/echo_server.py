@@ -24,6 +24,9 @@ class Handler(BaseHTTPRequestHandler):
         if words == ["refuse"]:
             self._answer(400, b'{"error": {"message": "No such [/thing]."}}')
             return
+        if words == ["long"]:
+            self._answer(400, b'{"error": {"message": "This is long.", "code": "context_length_exceeded"}}')
+            return
         chunks = [{"choices": [{"delta": {"content": f"{word} "}}]} for word in words]
         if words == ["break"]:
             chunks.append({"error": {"message": "The engine stopped."}})

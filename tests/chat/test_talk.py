@@ -17,10 +17,11 @@ from rich.console import Console
 from vnext.chat.conversation import Conversation, is_command, obey
 from vnext.chat.engine import EngineTalker
 from vnext.chat.lines import Lines
-from vnext.chat.talker import TalkFailed
+from vnext.chat.server import ServerTalker
+from vnext.chat.talker import TalkFailed, TalkTooLong
 from vnext.chat.terminal import Shown, chat, show, speed, talk, talker
 from vnext.options.reader import ChatCommand, parse
-from vnext.sampling_params import SamplingParams
+from vnext.sampling_params import SamplingParams, context_exceeded
 
 
 @pytest.fixture
@@ -215,3 +216,53 @@ def test_end_of_input_ends_a_talk_with_an_own_engine(root: Path, tmp_path: Path)
     )  # fmt: skip
     assert ran.returncode == 0, ran.stderr
     assert "the demo model" in ran.stdout and "4 tokens in" in ran.stdout
+
+
+class Small:
+    """A talker whose context has ten words; each answer has as many as it may."""
+
+    title, context = "small", 10
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[list[str], object]] = []
+
+    def answer(self, messages: list[dict[str, str]], sampling: dict[str, object]) -> Generator[str, None, int]:
+        words, most = sum(len(message["content"].split()) for message in messages), sampling.get("max_tokens")
+        self.asked.append(([message["content"] for message in messages], most))
+        if words + (most or 1) > self.context:
+            raise TalkTooLong("too long")
+        yield "word " * (most or self.context - words)
+        return most or self.context - words
+
+
+def test_an_answer_leaves_room_and_a_chat_goes_on_when_its_beginning_no_longer_fits() -> None:
+    model, file = Small(), io.StringIO()
+    talk(model, Conversation("small", "be brief"), Console(file=file), Typed("one two three", "four five", "six"))
+    assert model.asked[0] == (["be brief", "one two three"], 2)
+    assert model.asked[1:3] == [(["be brief", "one two three", "word word ", "four five"], most) for most in (2, None)]
+    assert model.asked[-1][0][0] == "be brief" and model.asked[-1][0][-1] == "six" and len(model.asked[-1][0]) < 6
+    assert "messages no longer fit and were left out: /new begins anew" in file.getvalue() and "error" not in file.getvalue()
+
+
+def test_a_question_that_is_too_long_alone_is_an_error_and_not_an_answer() -> None:
+    model, file = Small(), io.StringIO()
+    talk(model, Conversation("small"), Console(file=file), Typed("word " * 11, "one"))
+    assert "\nerror: too long\nit   word word" in "\n" + file.getvalue().partition("\n")[2]
+    assert model.asked[-1] == (["one"], 2)
+
+
+def test_an_engine_and_a_server_say_what_is_too_long(server: ThreadingHTTPServer) -> None:
+    class Model:
+        def get_default_sampling_params(self) -> SamplingParams:
+            return SamplingParams()
+
+        def stream_chat(self, messages: object, params: SamplingParams) -> Generator[str, None, int]:
+            raise context_exceeded(10, "you asked for 11", "prompt", "messages")
+            yield ""
+
+    with pytest.raises(TalkTooLong, match="maximum context length is 10"):
+        list(EngineTalker(Model(), "m").answer([], {}))
+    other = ServerTalker(chat_command(server))
+    assert other.context == 0
+    with pytest.raises(TalkTooLong, match="This is long"):
+        list(other.answer([{"role": "user", "content": "long"}], {}))

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from msgspec.structs import asdict, replace
 
-from vnext.chat.talker import Messages, Sampling, TalkFailed, TalkRefused
+from vnext.chat.talker import TOO_LONG, Messages, Sampling, TalkFailed, TalkRefused, TalkTooLong
 from vnext.llm import LLM
 from vnext.options.reader import ChatCommand
 from vnext.runtime.client.output_stream import EngineDead, Refused
@@ -20,16 +20,16 @@ from vnext.text.files import CheckpointUnreadable
 class EngineTalker:
     """An LLM as a talker."""
 
-    def __init__(self, llm: LLM, title: str) -> None:
+    def __init__(self, llm: LLM, title: str, context: int = 0) -> None:
         self._llm = llm
-        self.title = title
+        self.title, self.context = title, context
 
     def answer(self, messages: Messages, sampling: Sampling) -> Generator[str, None, int]:
         try:
             params = replace(self._llm.get_default_sampling_params(), **({"max_tokens": None} | sampling))
             return (yield from self._llm.stream_chat(messages, params))
         except (InvalidRequest, Refused, EngineDead) as error:
-            raise TalkFailed(str(error)) from error
+            raise (TalkTooLong if getattr(error, "code", None) == TOO_LONG else TalkFailed)(str(error)) from error
 
 
 @contextmanager
@@ -42,4 +42,4 @@ def start_engine_talker(command: ChatCommand) -> Iterator[EngineTalker]:
     except (StartFailed, ChildDied, EngineDead) as error:
         raise TalkFailed(str(error)) from error
     with llm:
-        yield EngineTalker(llm, command.engine.model or "the demo model")
+        yield EngineTalker(llm, command.engine.model or "the demo model", llm.ready.config.max_model_len)

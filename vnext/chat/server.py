@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from vnext.chat.talker import Messages, Sampling, TalkFailed, TalkRefused
+from vnext.chat.talker import TOO_LONG, Messages, Sampling, TalkFailed, TalkRefused, TalkTooLong
 from vnext.options.reader import ChatCommand
 
 ANSWER_TIMEOUT_S = 600.0
@@ -26,7 +26,7 @@ class ServerTalker:
         self._headers = {"Content-Type": "application/json"}
         if command.api_key:
             self._headers["Authorization"] = f"Bearer {command.api_key}"
-        self.title = self._first_model()
+        self.title, self.context = self._first_model()
 
     def answer(self, messages: Messages, sampling: Sampling) -> Generator[str, None, int]:
         body = {"model": self.title, "messages": messages, "stream": True, "stream_options": {"include_usage": True}} | sampling
@@ -39,14 +39,17 @@ class ServerTalker:
                     yield piece_of(chunk)
         return tokens
 
-    def _first_model(self) -> str:
-        """The name of the model to use. Raises TalkRefused, because no chat has begun yet."""
+    def _first_model(self) -> tuple[str, int]:
+        """The name of the model to use and its context, 0 where the server does not say. Raises TalkRefused, because no chat has
+        begun yet."""
         try:
             with self._open("/v1/models") as response:
-                return msgspec.json.decode(response.read())["data"][0]["id"]
+                model = msgspec.json.decode(response.read())["data"][0]
+                length = model.get("max_model_len")
+                return model["id"], length if isinstance(length, int) else 0
         except TalkFailed as error:
             raise TalkRefused(str(error)) from error
-        except (msgspec.DecodeError, LookupError, TypeError) as error:
+        except (msgspec.DecodeError, LookupError, TypeError, AttributeError) as error:
             raise TalkRefused(f"{self._url} does not answer as an OpenAI server: is the URL right?") from error
 
     def _open(self, path: str, body: bytes | None = None) -> http.client.HTTPResponse:
@@ -54,7 +57,8 @@ class ServerTalker:
             request = urllib.request.Request(self._url + path, body, self._headers)
             return urllib.request.urlopen(request, timeout=ANSWER_TIMEOUT_S)
         except urllib.error.HTTPError as error:
-            raise TalkFailed(refusal_of(error)) from error
+            sentence, code = refusal_of(error)
+            raise (TalkTooLong if code == TOO_LONG else TalkFailed)(sentence) from error
         except (OSError, ValueError, http.client.HTTPException) as error:
             raise TalkFailed(f"{self._url} cannot be reached ({error}): is a server running there?") from error
 
@@ -66,9 +70,10 @@ def piece_of(chunk: Mapping[str, Any]) -> str:
     return "".join(choice["delta"].get("content") or "" for choice in chunk.get("choices", ()))
 
 
-def refusal_of(error: urllib.error.HTTPError) -> str:
-    """The server's own sentence where it sent one."""
+def refusal_of(error: urllib.error.HTTPError) -> tuple[str, str]:
+    """The server's own sentence and its code, where it sent them."""
     try:
-        return msgspec.json.decode(error.read())["error"]["message"]
-    except (msgspec.DecodeError, LookupError, TypeError):
-        return f"The server answered with HTTP status {error.code} ({error.reason})."
+        found = msgspec.json.decode(error.read())["error"]
+        return found["message"], found.get("code") or ""
+    except (msgspec.DecodeError, LookupError, TypeError, AttributeError):
+        return f"The server answered with HTTP status {error.code} ({error.reason}).", ""

@@ -21,10 +21,19 @@ class TalkRefused(TalkFailed):
     """No chat can begin with the given model, setting, URL or key."""
 
 
+class TalkTooLong(TalkFailed):
+    """The messages and the answer are more than the model's context holds."""
+
+
+TOO_LONG = "context_length_exceeded"
+"""The code of such an error, of a server and of an engine."""
+
+
 class Talker(Protocol):
-    """The model side of a chat: a server or an engine."""
+    """The model side of a chat: a server or an engine. `context`: the tokens of the longest chat with its answer, 0 for unknown."""
 
     title: str
+    context: int
 
     def answer(self, messages: Messages, sampling: Sampling) -> Generator[str, None, int]:
         """Yield pieces of the answer as they come; the generator returns the number of its tokens. Raises TalkFailed."""

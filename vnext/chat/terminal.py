@@ -14,6 +14,7 @@ from typing import NamedTuple, Protocol
 from rich.console import Console
 
 from vnext.chat.conversation import BY_NAME, Conversation, is_command, obey
+from vnext.chat.fitting import Fitting
 from vnext.chat.lines import Lines
 from vnext.chat.server import ServerTalker
 from vnext.chat.talker import Talker, TalkFailed, TalkRefused, require_sampling, sampling_options
@@ -21,7 +22,7 @@ from vnext.exits import DONE, FAILED, REFUSED
 from vnext.options.reader import ChatCommand
 
 GREETING = "/help lists the commands, Ctrl-C ends an answer, Ctrl-D the chat"
-PROMPT, MORE = "you  ", "...  "
+PROMPT, MORE, FAULT = "you  ", "...  ", "error: "
 CONTROLS = {code: "\N{REPLACEMENT CHARACTER}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
 CONTROLS[ord("\r")] = ""
 GREEN, PLAIN = "\001\033[1;32m\002", "\001\033[0m\002"  # marked for readline, which counts visible characters
@@ -92,12 +93,14 @@ def turn(other: Talker, conversation: Conversation, console: Console, words: str
             return True
         words = reply.ask
     if words:
-        answer = ""
+        answer, fitting = "", Fitting(other, conversation.ask(words), conversation.sampling)
         try:
-            shown = show(other.answer(conversation.ask(words), conversation.sampling), console)
+            shown = show(fitting.pieces(), console)
             answer = shown.text
         finally:
             conversation.answered(answer)
+        if fitting.left_out:
+            console.print(f"the first {fitting.left_out} messages no longer fit and were left out: /new begins anew", style="dim")
         if conversation.shows_speed:
             console.print(speed(shown), style="dim", markup=False)
     return False
@@ -115,12 +118,13 @@ class Shown(NamedTuple):
 def show(pieces: Generator[str, None, int], console: Console) -> Shown:
     """Print an answer while it comes."""
     printed, begin_s, first_s, tokens = [], time.perf_counter(), 0.0, 0
-    console.print("[bold blue]it[/bold blue]   ", end="")
     try:
         with closing(pieces):
             while True:
                 piece = next(pieces)
-                if piece and not printed:
+                if not printed:
+                    console.print("[bold blue]it[/bold blue]   ", end="")
+                if piece and not first_s:
                     first_s = time.perf_counter() - begin_s
                 printed.append(piece)
                 console.print(seen(piece), end="", markup=False, soft_wrap=True)
@@ -128,7 +132,9 @@ def show(pieces: Generator[str, None, int], console: Console) -> Shown:
     except StopIteration as end:
         tokens = end.value
     except TalkFailed as error:
-        console.print(seen(str(error)), style="red", end="", markup=False)
+        if printed:
+            console.print()
+        console.print(f"{FAULT}{seen(str(error))}", style="red", end="", markup=False)
         printed.clear()
     except KeyboardInterrupt:
         console.print(" [dim](cut short)[/dim]", end="")
