@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from vnext.generated import Generated, Task
+from vnext.library.chat_tokenizer import ChatTokenizer
 from vnext.library.program_input import Message, Params, Prompt, as_conversation, as_prompt, as_variables
 from vnext.llm import LLM
 from vnext.lora_request import LoRARequest
@@ -23,8 +24,7 @@ from vnext.sampling_params import InvalidRequest
 
 if TYPE_CHECKING:  # the client imports slowly: the engine starts meanwhile
     from vnext.runtime.client.bridged_stream import BridgedStream
-    from vnext.runtime.messages import RequestOutput
-    from vnext.text.tokenizer import Tokenizer
+    from vnext.runtime.merged_output import TakenOutput
 
 
 class _Request:
@@ -42,6 +42,8 @@ class AsyncLLM:
     SettingsError for a setting that cannot work, StartFailed for an engine that cannot start. Use it in an `async with`, or close
     it. `llm` is the LLM beneath, whose calls block.
     """
+
+    __signature__ = LLM.__dict__["__signature__"]
 
     def __init__(self, model: str = "", **settings: Any) -> None:
         self.llm = LLM(model, **settings)
@@ -101,9 +103,9 @@ class AsyncLLM:
                     request.is_aborted = True
                     self.llm._client.abort(request.names, "client")  # none where it is not sent yet
 
-    @property
-    def tokenizer(self) -> Tokenizer:
-        return self.llm.tokenizer
+    async def get_tokenizer(self) -> ChatTokenizer:
+        """LLM.get_tokenizer()."""
+        return self.llm.get_tokenizer()
 
     async def check_health(self) -> None:
         """Raise EngineDead once the engine has ended and none follows."""
@@ -160,7 +162,7 @@ class AsyncLLM:
                 self.llm._client.abort(request.names, "client")
         return stream
 
-    def _has_news(self, task: Task, outputs: Sequence[RequestOutput]) -> bool:
+    def _has_news(self, task: Task, outputs: Sequence[TakenOutput]) -> bool:
         """Take outputs in; returns whether an answer has more tokens, or has ended."""
         changes = []
         for output in outputs:

@@ -57,6 +57,7 @@ class EngineOperations:
         return self._weight_updates().finish(version, mode)
 
     def _weight_updates(self) -> WeightUpdates:
+        self._client.require_alive()
         if self._updates is None:
             from vnext.runtime.client.weight_update import WeightUpdates
             self._updates = WeightUpdates(self._client.operate, self._address)

@@ -5,7 +5,8 @@ Owns the words for results, which are vLLM's. Sends nothing; imported with the c
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import time
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -14,12 +15,41 @@ from vnext.sampling_params import SamplingParams
 if TYPE_CHECKING:
     import numpy as np
 
+    from vnext.runtime.merged_output import TakenOutput
     from vnext.runtime.messages import SubmitRequest, TokenLogprobs
     from vnext.text.answer import Answer, Delta
     from vnext.text.tokenizer import Tokenizer
 
 
-class Logprob(msgspec.Struct, frozen=True, kw_only=True):
+class Result(msgspec.Struct, frozen=True, kw_only=True):
+    """What all results can do."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields, and those of what is in them, as plain dictionaries, lists and numbers, which json.dumps takes."""
+        return msgspec.to_builtins(self, enc_hook=lambda array: array.tolist())
+
+
+class Metrics(Result, frozen=True, kw_only=True):
+    """When a request came and went, as this process saw it: times in seconds since the epoch, None before they are known.
+
+    `arrival_time`: it was read; `first_token_time`: the first answer's first token came (None in a beam search);
+    `finished_time`: the last answer ended. `time_in_queue`: the longest that an answer waited in the engine for its first step, in
+    seconds. `num_generation_tokens` are those of all answers.
+    """
+
+    arrival_time: float
+    first_token_time: float | None
+    finished_time: float | None
+    time_in_queue: float
+    num_generation_tokens: int
+
+    @property
+    def first_token_latency(self) -> float | None:
+        """From arrival to the first token, in seconds."""
+        return None if self.first_token_time is None else self.first_token_time - self.arrival_time
+
+
+class Logprob(Result, frozen=True, kw_only=True):
     """One token's log-probability. `rank` 1 is the likeliest; alternatives are listed likeliest first."""
 
     logprob: float
@@ -27,7 +57,7 @@ class Logprob(msgspec.Struct, frozen=True, kw_only=True):
     decoded_token: str
 
 
-class Completion(msgspec.Struct, frozen=True, kw_only=True):
+class Completion(Result, frozen=True, kw_only=True):
     """One answer. `finish_reason` is "stop", "length" or "abort" (the engine or `AsyncLLM.abort` ended it), None while it goes on.
     `stop_reason` is the stop string or the token of `stop_token_ids` that ended it, None where the model ended it.
 
@@ -48,9 +78,10 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     routed_experts: np.ndarray | None = None
 
 
-class Generated(msgspec.Struct, frozen=True, kw_only=True):
+class Generated(Result, frozen=True, kw_only=True):
     """One prompt with its answers. `prompt` is None where the caller passed token ids. `request_id` is the caller's name for it in
-    `AsyncLLM.generate`, else a number of its own. `finished`: whether every answer has ended.
+    `AsyncLLM.generate`, else a number of its own. `finished`: whether every answer has ended;
+    `metrics`: when.
 
     `prompt_logprobs` has one dict per prompt token as in Completion.logprobs, None for the first; None unless
     `SamplingParams.prompt_logprobs` was set. Of what `SamplingParams.prompt_cache_retention` asks for,
@@ -67,20 +98,21 @@ class Generated(msgspec.Struct, frozen=True, kw_only=True):
     num_unretained_tokens: int | None = None
     request_id: str = ""
     finished: bool = True
+    metrics: Metrics | None = None
 
 
-class Embedding(msgspec.Struct, frozen=True, kw_only=True):
+class Embedding(Result, frozen=True, kw_only=True):
     embedding: list[float]
 
 
-class Embedded(msgspec.Struct, frozen=True, kw_only=True):
+class Embedded(Result, frozen=True, kw_only=True):
     """One prompt with its embedding, in vLLM's words: `outputs.embedding`."""
 
     prompt_token_ids: list[int]
     outputs: Embedding
 
 
-class Scored(msgspec.Struct, frozen=True, kw_only=True):
+class Scored(Result, frozen=True, kw_only=True):
     """A prompt with an answer that the caller gave. `logprobs` has one float32 value per token of the answer, bit for bit what
     `generate` reports for it with `SamplingParams(logprobs=0)`, whatever the temperature; `cumulative_logprob` is their sum."""
 
@@ -97,10 +129,16 @@ class Slot:
         self.index = index
         self.answer = answer
         self.finished = False
+        self.first_s = self.finish_s = self.queue_s = 0.0
         self._text, self._finish, self._stop_reason = "", "", None
         self._tokens: list[int] = []
         self._logprobs: list[TokenLogprobs] = []
         self._named: list[dict[int, Logprob]] = []  # those of the first log-probabilities that were asked for
+
+    def note_times(self, output: TakenOutput) -> None:
+        """Keep when its first token and its end came, and how long it had waited."""
+        self.first_s, self.finish_s = self.first_s or output.first_s, output.finish_s
+        self.queue_s = max(self.queue_s, output.queue_seconds)
 
     def push(self, delta: Delta) -> None:
         self._text += delta.text
@@ -108,6 +146,8 @@ class Slot:
         self._logprobs += delta.logprobs
         self._finish, self._stop_reason = delta.finish, delta.stop_reason
         self.finished = delta.finish != ""
+        if self.finished:
+            self.finish_s = self.finish_s or time.time()  # a stop string, or a beam
 
     def completion(self, tokenizer: Tokenizer, params: SamplingParams, prompt_length: int) -> Completion:
         """The answer so far."""
@@ -150,6 +190,7 @@ class Task:
         self.params = params
         self.slots = slots
         self.requests = requests
+        self._arrival_s = time.time()
         self.slot_of = {request.name: slot for request, slot in zip(requests, slots)}
         self.request_id = requests[0].name
         self._scores: list[dict[int, Logprob] | None] | None = None
@@ -171,6 +212,17 @@ class Task:
             num_unretained_tokens=gave_way,
             request_id=self.request_id,
             finished=self.finished,
+            metrics=self._metrics(),
+        )
+
+    def _metrics(self) -> Metrics:
+        began = [slot.first_s for slot in self.slots if slot.first_s]
+        return Metrics(
+            arrival_time=self._arrival_s,
+            first_token_time=min(began, default=None),
+            finished_time=max(slot.finish_s for slot in self.slots) if self.finished else None,
+            time_in_queue=max(slot.queue_s for slot in self.slots),
+            num_generation_tokens=sum(slot.answer.token_count for slot in self.slots),
         )
 
     def _prompt_logprobs(self, tokenizer: Tokenizer) -> list[dict[int, Logprob] | None] | None:

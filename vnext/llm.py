@@ -10,13 +10,17 @@ from __future__ import annotations
 import weakref
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing, nullcontext
+from inspect import Parameter, Signature
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_type_hints
+
+import msgspec
 
 from vnext.engine_operations import EngineOperations
 from vnext.generated import Embedded, Embedding, Generated, Scored, Slot, Task
 from vnext.generation_config import sampling_defaults
+from vnext.library.chat_tokenizer import ChatTokenizer
 from vnext.library.program_input import (
     Message,
     ParamsChoice,
@@ -33,16 +37,30 @@ from vnext.lora_request import AdapterChoice
 from vnext.options.settings_check import engine_settings
 from vnext.runtime.processes.launch import find_model
 from vnext.runtime.processes.replicas import RunningEngines, StartingEngines, start_engines
-from vnext.runtime.settings import reads_generation_config
+from vnext.runtime.settings import EngineSettings, reads_generation_config
 from vnext.sampling_params import BeamSearchParams, InvalidRequest, SamplingParams, as_struct
 
 if TYPE_CHECKING:  # the engine's client and the text code import slowly: the engine starts meanwhile
     from tqdm import tqdm
 
     from vnext.runtime.client.client_sync import SyncEngineClient
-    from vnext.runtime.messages import PromptResult, RequestOutput
+    from vnext.runtime.merged_output import TakenOutput
+    from vnext.runtime.messages import PromptResult
     from vnext.text.answer import Delta
     from vnext.text.tokenizer import Tokenizer
+
+
+class _Options:
+    """The signature of LLM and AsyncLLM: every option with its type and default."""
+
+    def __get__(self, instance: object, owner: type) -> Signature:
+        kinds = get_type_hints(EngineSettings)
+        options = [
+            Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=kinds[name])
+            for name, default in msgspec.structs.asdict(EngineSettings()).items()
+            if name != "model"
+        ]
+        return Signature([Parameter("model", Parameter.POSITIONAL_OR_KEYWORD, default="", annotation=str), *options])
 
 
 class LLM(EngineOperations):
@@ -51,6 +69,8 @@ class LLM(EngineOperations):
     Raises SettingsError for a setting that cannot work, StartFailed for an engine that cannot start. Close it, or use
     it in a `with`; an LLM that is never closed closes when it is garbage-collected, at the latest when the program ends.
     """
+
+    __signature__ = _Options()
 
     def __init__(self, model: str = "", **settings: Any) -> None:
         self._settings = engine_settings(model=model, **settings)
@@ -95,6 +115,7 @@ class LLM(EngineOperations):
         shortened to fit the model's length. `lora_request` is the adapter of all prompts or a list with one, or None, for each.
         Raises InvalidRequest, before it sends anything unless the adapter's weights do not fit, Refused, EngineDead.
         """
+        self._client.require_alive()
         tasks = self._maker.tasks(as_prompts(prompts), sampling_params, lora_request)
         total = sum(len(task.slots) for task in tasks)
         with _bar(total) if use_tqdm else nullcontext() as bar:
@@ -185,12 +206,14 @@ class LLM(EngineOperations):
     ) -> list[Scored]:
         """The log-probabilities of given answers, one for each prompt, by the kernels that generate and in their order
         (docs/rollouts.md). An answer is given as a prompt is; a text gets no special tokens. Prompt and answer together may have
-        `max_model_len` tokens. Raises InvalidRequest, Refused, EngineDead."""
+        `max_model_len` tokens. The likeness of two texts, which vLLM's LLM.score and the server's /score state, is the cosine of
+        their vectors from `embed`. Raises InvalidRequest, Refused, EngineDead."""
         from vnext.text.prompt_results import Scoring
 
         prompts, answers = as_prompts(prompts), as_prompts(answers, "answers")
         if len(prompts) != len(answers):
-            raise InvalidRequest(f"There are {len(prompts)} prompts and {len(answers)} answers: give one for each.", "answers")
+            counts = f"There are {len(prompts)} prompts and {len(answers)} answers"
+            raise InvalidRequest(f"{counts}: give one for each; to compare texts, see embed.", "answers")
         adapters = self._maker.adapters.of(len(prompts), as_adapters(lora_request))
         pairs = [(self._maker.tokens(prompt), self._maker.tokens(answer, False)) for prompt, answer in zip(prompts, answers)]
         scorings = {
@@ -211,8 +234,16 @@ class LLM(EngineOperations):
         """The parameters of `generate` without `sampling_params`: SamplingParams() with the defaults of the model's file."""
         return self._maker.default_params()
 
+    def get_tokenizer(self) -> ChatTokenizer:
+        """The model's tokenizer, under the names that programs know from transformers."""
+
+        def written(conversation: Sequence[Message], tools: Any, variables: Mapping[str, Any], add_generation_prompt: bool) -> str:
+            return self._maker.written(as_conversation(conversation), as_variables(tools, variables), add_generation_prompt)
+
+        return ChatTokenizer(self.tokenizer, written)
+
     def close(self) -> None:
-        """End the engine. Idempotent."""
+        """End the engine. Idempotent. Later calls raise EngineDead."""
         self._finalizer()
 
     def __enter__(self) -> LLM:
@@ -237,9 +268,10 @@ class LLM(EngineOperations):
                 if not slot.finished:
                     yield slot, self._push(slot, output)
 
-    def _push(self, slot: Slot, output: RequestOutput) -> Delta:
+    def _push(self, slot: Slot, output: TakenOutput) -> Delta:
         if output.error:  # an adapter that cannot be read, a grammar that cannot be followed
             raise InvalidRequest(f"{output.error}.")
+        slot.note_times(output)
         delta = slot.answer.push(output)
         slot.finished = delta.finish != ""
         if slot.finished and not output.finish:

@@ -63,10 +63,13 @@ class TaskMaker:
 
     def render(self, messages: Sequence[Message], variables: Mapping[str, Any]) -> list[int]:
         """The tokens of a conversation. The template sees the `variables`."""
+        return self.tokenizer.encode(self.written(messages, variables), add_special_tokens=False)
+
+    def written(self, messages: Sequence[Message], variables: Mapping[str, Any], add_generation_prompt: bool = True) -> str:
+        """The text of a conversation, with the beginning of the model's turn or without."""
         tools = variables.get("tools")
         template = self.template.for_tools(tools)
-        messages = template.with_words(messages, tools)
-        return self.tokenizer.encode(template.render(messages, variables), add_special_tokens=False)
+        return template.render(template.with_words(messages, tools), variables, add_generation_prompt)
 
     def tasks(self, prompts: Sequence[str | list[int]], params: ParamsChoice, lora: AdapterChoice = None) -> list[Task]:
         """One for each prompt, which as_prompts has made. Raises InvalidRequest."""

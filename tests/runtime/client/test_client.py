@@ -97,6 +97,7 @@ def test_a_merged_output_has_what_its_parts_have() -> None:
     merged.add(RequestOutput(name="a", tokens=pack_tokens([5, 6]), cached_tokens=3, queue_seconds=0.5))
     merged.add(RequestOutput(name="a", tokens=pack_tokens([7]), **last))
     assert merged.merged("a") == RequestOutput(name="a", tokens=pack_tokens([5, 6, 7]), cached_tokens=3, queue_seconds=0.5, **last)
+    assert 0 < merged.taken("a").first_s <= merged.taken("a").finish_s and merged.taken("a").tokens == pack_tokens([5, 6, 7])
 
 
 def test_refusal_raises_and_aborts_the_rest() -> None:

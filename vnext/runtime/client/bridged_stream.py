@@ -15,7 +15,7 @@ from contextlib import suppress
 
 from vnext.runtime.client.engines import AnyEngineClient
 from vnext.runtime.client.output_stream import OutputStream
-from vnext.runtime.merged_output import MergedOutput
+from vnext.runtime.merged_output import MergedOutput, TakenOutput
 from vnext.runtime.messages import RequestOutput, SubmitRequest
 
 
@@ -31,7 +31,7 @@ class BridgedStream:
         self._stream: OutputStream | None = None
         self._feeding: asyncio.Task[None] | None = None
 
-    async def take(self) -> tuple[RequestOutput, ...]:
+    async def take(self) -> tuple[TakenOutput, ...]:
         """All that has arrived, one output a request; waits for some, empty at the end. Raises EngineDead, Refused."""
         while True:
             await self._news.wait()
@@ -41,7 +41,7 @@ class BridgedStream:
                 if not self._has_ended:
                     self._news.clear()
             if taken:
-                return tuple(merged.merged(name) for name, merged in taken.items())
+                return tuple(merged.taken(name) for name, merged in taken.items())
             if self._error is not None:
                 raise self._error
             if self._has_ended:

@@ -17,7 +17,8 @@ from vnext.router.policies import DEFAULT_POLICY
 from vnext.runtime.client.bridged_stream import BridgedStream
 from vnext.runtime.client.engines import AnyEngineClient, connect_engines
 from vnext.runtime.client.output_stream import EngineDead, OutputStream
-from vnext.runtime.messages import EngineReady, EngineStats, RequestOutput, SubmitRequest
+from vnext.runtime.merged_output import TakenOutput
+from vnext.runtime.messages import EngineReady, EngineStats, SubmitRequest
 from vnext.runtime.operations import AnyOperation
 from vnext.state.events import AbortReason
 
@@ -75,7 +76,7 @@ class SyncEngineClient:
         if (death := self.death) is not None:
             raise EngineDead(death)
 
-    def run(self, requests: Sequence[SubmitRequest], whole: bool = False) -> Iterator[RequestOutput]:
+    def run(self, requests: Sequence[SubmitRequest], whole: bool = False) -> Iterator[TakenOutput]:
         """Submit all, then yield outputs as they come, until each request has had its last. `whole`: yield as requests end.
 
         Closing the iterator, or an exception in its consumer, aborts the requests that are still live.

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from types import TracebackType
 from typing import Protocol
 
-from vnext.runtime.merged_output import MergedOutput
+from vnext.runtime.merged_output import MergedOutput, TakenOutput
 from vnext.runtime.messages import RequestOutput
 from vnext.state.events import AbortReason
 
@@ -78,7 +78,7 @@ class OutputStream:
         name = next(iter(self._pending))
         return self._pending.pop(name).merged(name)
 
-    async def take(self, ended: bool = False) -> tuple[RequestOutput, ...]:
+    async def take(self, ended: bool = False) -> tuple[TakenOutput, ...]:
         """All that has arrived, one output a request; waits for some, empty at the end. Raises as iteration does.
 
         `ended`: waits until a request has had its last output, so that a consumer of whole answers does not wake at each token.
@@ -86,7 +86,7 @@ class OutputStream:
         self._waits_for_end = ended
         await self._wait()
         taken, self._pending, self._has_ended = self._pending, {}, False
-        return tuple(pending.merged(name) for name, pending in taken.items())
+        return tuple(pending.taken(name) for name, pending in taken.items())
 
     async def feed(self, taker: Taker) -> bool:
         """Give outputs to `taker` as they arrive, without waking a task for them, until it cannot take more. Then returns True,
