@@ -32,7 +32,7 @@ from vnext.state.params import (
 
 CHOICES_MAX = 128
 LOGIT_BIAS_MAX, LOGIT_BIAS_COUNT_MAX = 100.0, 1024
-STOP_COUNT_MAX, STOP_CHARACTERS_MAX = 16, 1024
+STOP_COUNT_MAX, STOP_CHARACTERS_MAX, STOPS_CHARACTERS_MAX = 256, 1024, 2**14  # each token's text is compared with all of them
 STOP_TOKEN_COUNT_MAX = 128
 ALLOWED_COUNT_MAX = 4_096
 BAD_WORD_COUNT_MAX, BAD_WORD_CHARACTERS_MAX = 128, 256
@@ -382,6 +382,8 @@ def _check_stops(params: UncheckedParams) -> None:
                 f"stop holds a string of {len(stop)} characters: each must have between 1 and {STOP_CHARACTERS_MAX}.",
                 "stop",
             )
+    if (total := sum(map(len, stops))) > STOPS_CHARACTERS_MAX:
+        raise InvalidRequest(f"stop has {total} characters: at most {STOPS_CHARACTERS_MAX} are allowed together.", "stop")
 
 
 def _check_bad_words(params: UncheckedParams) -> None:

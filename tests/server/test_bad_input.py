@@ -61,7 +61,8 @@ COMMON: list[tuple[dict[str, Any], str]] = [
     ({"stop": 5}, "stop"),
     ({"stop": ["a", 5]}, "stop[1]"),
     ({"stop": ""}, "stop"),
-    ({"stop": ["x"] * 100}, "stop"),
+    ({"stop": ["x"] * 300}, "stop"),
+    ({"stop": ["x" * 1000] * 17}, "stop"),
     ({"stop_token_ids": [-1]}, "stop_token_ids"),
     ({"stop_token_ids": [2**70]}, "stop_token_ids"),
     ({"stream": "yes"}, "stream"),
@@ -88,7 +89,7 @@ COMPLETIONS: list[tuple[dict[str, Any], str]] = [
     ({"prompt": [-1]}, "prompt[0]"),
     ({"prompt": [[5], [5, 2**40]]}, "prompt[1][1]"),
     ({"prompt": "x" * 600}, "prompt"),
-    ({"prompt": ["a"] * 5000}, "n"),
+    ({"prompt": ["a"] * 5000}, "prompt"),
     ({"logprobs": 21}, "logprobs"),
     ({"logprobs": True}, "logprobs"),
     ({"echo": True, "logprobs": 1, "use_beam_search": True}, "use_beam_search"),
@@ -167,7 +168,7 @@ CONTEXT = (
     "the completion). Please reduce the length of the {what} or completion."
 )
 LONG = [
-    ({"prompt": [5] * 600}, dict(what="prompt", prompt=600, answer=16, all=616)),
+    ({"prompt": [5] * 600}, dict(what="prompt", prompt=600, answer=1, all=601)),
     ({"prompt": [5] * 512, "max_tokens": 1}, dict(what="prompt", prompt=512, answer=1, all=513)),
     ({"prompt": [5] * 12, "max_tokens": 501}, dict(what="prompt", prompt=12, answer=501, all=513)),
     ({"messages": [{"role": "user", "content": "x" * 600}]}, dict(what="messages", prompt=600, answer=1, all=601)),

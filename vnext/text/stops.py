@@ -15,6 +15,7 @@ class StopScanner:
 
     def __init__(self, stops: Sequence[str], include: bool = False) -> None:
         self._stops = tuple(stops)
+        self._firsts = frozenset(stop[:1] for stop in stops)
         self._include = include
         self._held = ""
         self.found: str | None = None
@@ -28,6 +29,9 @@ class StopScanner:
         if not self._stops:
             return text
         held = self._held + text
+        if self._firsts.isdisjoint(held):
+            self._held = ""
+            return held
         match = min((found for stop in self._stops if (found := _find(held, stop))), default=None)
         if match is not None:
             end, start = match

@@ -328,7 +328,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"messages": [CALLED, {"role": "user", "content": "b"}]}, "messages[0].content[0].id: the call 'a' has no result behind it"),
     ({"tools": [WEATHER, WEATHER]}, "tools[1].name is 'weather'"),
     ({"stop_sequences": [""]}, "stop_sequences holds a string of 0 characters"),
-    ({"stop_sequences": ["a"] * 200}, "stop_sequences has 200 entries"),
+    ({"stop_sequences": ["a"] * 300}, "stop_sequences has 300 entries"),
     ({"output_config": {"format": {"type": "json_schema", "schema": {"type": "x"}}}}, "output_config.format.schema cannot be kept"),
     ({"output_format": {"type": "json_schema", "schema": {"type": "x"}}}, "output_format.schema cannot be kept"),
     ({"output_format": {"type": "xml"}}, "output_format must be"),

@@ -254,8 +254,9 @@ def test_stored_responses(server: EdgeServer) -> None:
     for gone in (first.id, ask(server, "x", store=False).id, "resp_nothing"):
         with pytest.raises(openai.NotFoundError, match="There is no response"):
             client.responses.retrieve(gone)
-        with pytest.raises(openai.BadRequestError, match="Send its items as input"):
+        with pytest.raises(openai.BadRequestError, match="Send its items as input") as caught:
             ask(server, "x", previous_response_id=gone)
+        assert caught.value.code == "previous_response_not_found"
 
 
 def test_the_store_is_bounded(server: EdgeServer) -> None:

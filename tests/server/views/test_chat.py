@@ -153,3 +153,32 @@ def test_the_model_s_own_defaults_serve_who_does_not_say_otherwise() -> None:
         assert (sampling.temperature, sampling.top_k, sampling.repetition_penalty) == (0.25, 9, 1.5)
         assert (sampling.top_p, sampling.max_tokens) == expected
     assert 1 <= found[long.id].max_tokens < 30, "a usual length gives way to the model's"
+
+
+def test_what_openai_takes_of_a_history() -> None:
+    source = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+    with EdgeServer(byte_level(source)) as server:
+        parts = [{"type": "text", "text": "a"}, {"type": "refusal", "refusal": "b"}]
+        call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+        messages = [
+            {"role": "user", "content": "u"},
+            {"role": "assistant", "content": None},
+            {"role": "assistant", "content": parts},
+            {"role": "assistant", "content": None, "refusal": "no"},
+            {"role": "assistant", "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": "c", "content": None},
+            {"role": "user", "content": "say:x"},
+        ]
+        status, answer, _ = server.post("/v1/chat/completions", {"messages": messages, "logprobs": False, "top_logprobs": 0})
+        assert status == 200 and answer["choices"][0]["logprobs"] is None, answer
+        prompt = TOKENIZER.decode(unpack_tokens(server.engine.of_kind(SubmitRequest)[-1].prompt).tolist())
+        called = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
+        result = "[user]<tool_response>\n\n</tool_response>"
+        assert prompt == f"[user]u[assistant][assistant]a\nb[assistant]no[assistant]{called}{result}[user]say:x"
+        for wrong, param in (
+            ({"messages": [{"role": "user", "content": None}]}, "messages[0].content"),
+            ({"messages": [{"role": "assistant", "content": [{"type": "refusal"}]}]}, "messages[0].content[0].refusal"),
+            ({"messages": messages, "top_logprobs": 1}, "top_logprobs"),
+        ):
+            status, answer, _ = server.post("/v1/chat/completions", wrong)
+            assert (status, answer["error"]["param"]) == (400, param), answer

@@ -162,3 +162,28 @@ def test_an_unknown_model(server: EdgeServer) -> None:
     with pytest.raises(openai.NotFoundError, match="ask for toy, other-name") as caught:
         server.openai().completions.create(model="gpt-9", prompt="a")
     assert caught.value.code == "model_not_found" and caught.value.param == "model"
+
+
+def test_an_answer_without_a_length_ends_where_the_context_does(server: EdgeServer) -> None:
+    """16 tokens are usual; nobody asked for them."""
+    length = server.context.model_length
+    for prompt, count in ([5] * (length - 1), 1), ([5] * (length - 20), 16), ([5] * (length - 4), 4):
+        status, answer, _ = server.post("/v1/completions", {"prompt": prompt, "ignore_eos": True})
+        assert (status, answer["usage"]["completion_tokens"]) == (200, count), answer
+    status, answer, _ = server.post("/v1/completions", {"prompt": [5] * (length - 4), "max_tokens": 16})
+    assert (status, answer["error"]["param"]) == (400, "max_tokens"), "what is asked for is given or refused"
+    assert server.post("/v1/completions", {"prompt": [5] * length})[1]["error"]["param"] == "prompt"
+    cut = {"prompt": [5] * (2 * length), "truncate_prompt_tokens": -1}
+    assert server.post("/v1/completions", cut)[1]["usage"] == {
+        "prompt_tokens": length - 16, "completion_tokens": 16, "total_tokens": length, "prompt_tokens_details": {"cached_tokens": 3}
+    }  # fmt: skip
+
+
+def test_a_stop_for_each_character_of_a_story(server: EdgeServer) -> None:
+    names = [f"\nPerson {place}:" for place in range(200)]
+    body = {"prompt": "say:Hello\nPerson 199: no", "max_tokens": 40, "stop": names}
+    choice = server.post("/v1/completions", body)[1]["choices"][0]
+    assert (choice["text"], choice["stop_reason"]) == ("Hello", "\nPerson 199:")
+    for stops, words in (["x"] * 257, "stop has 257 entries"), (["x" * 1024] * 17, "stop has 17408 characters: at most 16384"):
+        status, answer, _ = server.post("/v1/completions", {"prompt": "a", "stop": stops})
+        assert (status, answer["error"]["param"]) == (400, "stop") and words in answer["error"]["message"]

@@ -230,7 +230,7 @@ def _params(body: ChatBody, context: ServerContext, marked_calls: bool) -> Sampl
     """The body's parameters. `marked_calls`: special tokens stay in the text, because some models mark calls with them."""
     if body.modalities is not None and body.modalities != ["text"]:
         raise InvalidRequest(f"modalities is {body.modalities}: only ['text'] is supported.", "modalities")
-    if body.top_logprobs is not None and not body.logprobs:
+    if body.top_logprobs and not body.logprobs:
         raise InvalidRequest("top_logprobs is only allowed when logprobs is true.", "top_logprobs")
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     params = sampling_params(body, max_tokens=None, **context.settings.sampling_defaults.sampling())

@@ -101,8 +101,10 @@ class Generation:
         client: str,
         constraint: Constraint | None = None,
         retention: tuple[tuple[int, int], ...] = (),
+        usual_max_tokens: int | None = None,
     ) -> None:
-        """`retention`: (tokens, seconds) of the prompts' beginnings that stay in the cache, beside what the body wants."""
+        """`retention`: (tokens, seconds) of the prompts' beginnings that stay in the cache, beside what the body wants.
+        `usual_max_tokens`: of an answer without `max_tokens`, where they fit; None for the server's own."""
         context.check_engine()
         validate_ranges(params, context.vocab_size)
         _check_extensions(body)
@@ -110,12 +112,13 @@ class Generation:
         self.created_s = int(time.time())
         self.model = context.model_name(body.model, client)
         self._adapter = context.adapters.files(self.model)
-        self.prompts = [truncated(prompt, body.truncate_prompt_tokens, params, context.model_length) for prompt in prompts]
+        most, length = params.max_tokens or usual_max_tokens, context.model_length
+        self.prompts = [truncated(prompt, body.truncate_prompt_tokens, most, length) for prompt in prompts]
         self._context = context
         self._client = client
         self._operation = "chat" if isinstance(body, ChatBody) else "text_completion"
         self._started_s = started_s
-        self._params = params
+        self._params, self._usual_max_tokens = params, usual_max_tokens
         self._banned = banned_sequences(params.bad_words, context.tokenizer)
         self._priority = body.priority or 0
         self._cache_salt = context.keys.salt(client, body.cache_salt or "")
@@ -250,8 +253,8 @@ class Generation:
         """The request of one answer. Without a seed, the engine core puts a key into the request's event."""
         prompt = self.prompts[choice.prompt_index]
         seed = 0 if self._params.seed is None else answer_seed(self._params.seed, choice.index)
-        usual = self._context.settings.sampling_defaults
-        sampling = to_sampling(self._params, seed, len(prompt), self._context.model_length, usual.max_tokens, self._constraint)
+        usual = self._usual_max_tokens or self._context.settings.sampling_defaults.max_tokens
+        sampling = to_sampling(self._params, seed, len(prompt), self._context.model_length, usual, self._constraint)
         sampling = msgspec.structs.replace(sampling, retention=(*self._retention, *sampling.retention))
         return SubmitRequest(
             name=self._name(choice),
@@ -278,8 +281,9 @@ def retained_usage(answers: Sequence[Answer]) -> dict[str, int]:
     return dict(zip(RETAINED, map(sum, zip(*found))))
 
 
-def truncated(prompt: list[int], asked: int | None, params: SamplingParams, model_length: int) -> list[int]:
-    """The last `asked` tokens of a prompt; -1 asks for as many as leave room for the answer. Raises InvalidRequest."""
+def truncated(prompt: list[int], asked: int | None, max_tokens: int | None, model_length: int) -> list[int]:
+    """The last `asked` tokens of a prompt; -1 asks for as many as leave room for the answer's `max_tokens`. Raises
+    InvalidRequest."""
     if asked is None:
         return prompt
     if asked != -1 and not 1 <= asked <= model_length:
@@ -287,7 +291,7 @@ def truncated(prompt: list[int], asked: int | None, params: SamplingParams, mode
             f"truncate_prompt_tokens is {asked}: it must lie between 1 and the model's length of {model_length}, or be -1.",
             "truncate_prompt_tokens",
         )
-    return prompt[-(asked if asked > 0 else max(1, model_length - (params.max_tokens or 1))) :]
+    return prompt[-(asked if asked > 0 else max(1, model_length - (max_tokens or 1))) :]
 
 
 def _check_extensions(body: GenerationBody) -> None:

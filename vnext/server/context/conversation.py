@@ -16,6 +16,9 @@ from vnext.server.context.openai_types import ChatBody, ChatMessage, ToolCall
 from vnext.text.template import ChatTemplate, JsonObject
 
 _ROLES = ("system", "developer", "user", "assistant", "tool")
+ANSWERS = ("assistant", "tool")
+TEXTS = ("text", "refusal")
+"""Types of parts, each with its text under the type's own name."""
 
 
 def prompt_text(template: ChatTemplate, body: ChatBody, tools: list[dict[str, Any]] | None, limit_s: float) -> str:
@@ -36,7 +39,7 @@ def text_size(body: ChatBody) -> int:
 
 def _message_size(message: ChatMessage) -> int:
     content = message.content or ""
-    words = len(content) if isinstance(content, str) else sum(len(part.text or "") for part in content)
+    words = len(content) if isinstance(content, str) else sum(len(part.text or part.refusal or "") for part in content)
     calls = sum(len(call.function.arguments or "") + 1_000 for call in message.tool_calls or ())
     return words + len(message.reasoning or message.reasoning_content or "") + calls + 1_000
 
@@ -126,16 +129,16 @@ def _call(call: ToolCall) -> dict[str, Any]:
 
 
 def _content(message: ChatMessage, path: str) -> str:
-    if message.content is None and (message.tool_calls or message.reasoning or message.reasoning_content):
-        return ""
+    if message.content is None and message.role in ANSWERS:  # an answer may be all calls, reasoning or a refusal, a result nothing
+        return message.refusal or ""
     if message.content is None:
         raise InvalidRequest(f"{path}.content is missing: send a text or a list of text parts.", f"{path}.content")
     if isinstance(message.content, str):
         return message.content
     for place, part in enumerate(message.content):
         where = f"{path}.content[{place}]"
-        if part.type != "text":
+        if part.type not in TEXTS:
             raise InvalidRequest(f"{where}.type is {part.type!r}: only 'text' is supported.", f"{where}.type")
-        if part.text is None:
-            raise InvalidRequest(f"{where}.text is missing: it is required.", f"{where}.text")
-    return "\n".join(part.text or "" for part in message.content)
+        if getattr(part, part.type) is None:
+            raise InvalidRequest(f"{where}.{part.type} is missing: it is required.", f"{where}.{part.type}")
+    return "\n".join(getattr(part, part.type) for part in message.content)

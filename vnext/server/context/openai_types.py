@@ -87,6 +87,7 @@ class CompletionBody(GenerationBody, frozen=True, kw_only=True, forbid_unknown_f
 class ContentPart(msgspec.Struct, frozen=True, kw_only=True):
     type: str
     text: str | None = None
+    refusal: str | None = None
 
 
 class FunctionCall(msgspec.Struct, frozen=True, kw_only=True):
@@ -124,6 +125,7 @@ class ChatMessage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     reasoning: str | None = None
     reasoning_content: str | None = None
     tool_calls: list[ToolCall] | None = None
+    refusal: str | None = None
     tool_call_id: str | None = None
 
 

@@ -33,6 +33,8 @@ from vnext.server.http.streaming import Events, frame_of, respond
 from vnext.text.answer import Delta
 
 KIND = "text_completion"
+USUAL_MAX_TOKENS = SamplingParams().max_tokens
+"""Of an answer for which none are asked for: fewer where the context ends."""
 
 _DECODER = msgspec.json.Decoder(CompletionBody)
 
@@ -62,7 +64,7 @@ async def create_completion(request: web.Request) -> web.StreamResponse:
             tokens = await tokens_of(context, prompts, body.add_special_tokens is not False, client, count_max=count_max)
         generation = generation_of(
             context, call_id=call_id, body=body, prompts=tokens, params=sampled, started_s=started_s, client=client,
-            constraint=constraint,
+            constraint=constraint, usual_max_tokens=USUAL_MAX_TOKENS,
         )
         echoed = prompts if body.truncate_prompt_tokens is None else generation.prompts
         texts = await _echoed(context, echoed, client) if body.echo else None
@@ -176,6 +178,8 @@ def _params(body: CompletionBody, context: ServerContext) -> SamplingParams:
     refuse_scored_stream(body)
     given = {} if body.logprobs is None else {"logprobs": body.logprobs}
     params = sampling_params(body, **context.settings.sampling_defaults.sampling(), **given)
+    if body.max_tokens is None:
+        params = msgspec.structs.replace(params, max_tokens=None)
     if not body.echo or (body.logprobs is None and params.max_tokens != 0):
         return params
     if body.use_beam_search:

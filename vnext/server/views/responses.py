@@ -232,7 +232,8 @@ def _earlier(store: ResponseStore, id_: str | None, tenant: Tenant) -> tuple[Ite
     if not id_:
         return ()
     if (found := store.get(id_, tenant)) is None:
-        raise InvalidRequest(f"previous_response_id: {_unknown(id_)} Send its items as input.", "previous_response_id")
+        sentence = f"previous_response_id: {_unknown(id_)} Send its items as input."
+        raise InvalidRequest(sentence, "previous_response_id", "previous_response_not_found")
     return found.conversation()
 
 
