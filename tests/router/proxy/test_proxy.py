@@ -57,6 +57,12 @@ def test_models_health_and_paths_that_do_not_pass(pair: tuple[Toy, Toy, RouterHe
     _, _, router = pair
     assert [model["id"] for model in router.call("GET", "/v1/models")[1]["data"]] == ["toy"]
     assert router.call("GET", "/v1/models/toy")[0] == 200 and router.call("GET", "/v1/models/no/such")[0] == 404
+    version = {"anthropic-version": "2023-06-01"}
+    listed = router.call("GET", "/v1/models", **version)[1]
+    assert [model["type"] for model in listed["data"]] == ["model"] and (listed["first_id"], listed["has_more"]) == ("toy", False)
+    assert router.call("GET", "/v1/models/toy", **version)[1]["display_name"] == "toy"
+    status, answer, headers = router.call("GET", "/v1/models/nope", **version)
+    assert (status, answer["type"], answer["request_id"]) == (404, "error", headers["request-id"])
     assert router.call("GET", "/health")[1] == {"status": "ok", "ready": 2}
     status, answer, _ = router.call("POST", "/v1/completions", {"model": "other", "prompt": "a"})
     assert status == 404 and answer["error"]["code"] == "model_not_found"

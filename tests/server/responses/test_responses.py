@@ -311,6 +311,7 @@ def test_a_history_that_another_server_began_is_read(server: EdgeServer) -> None
         {"type": "web_search_call", "id": "ws_1", "status": "completed", "action": {"type": "search", "query": "a"}},
         {"type": "local_shell_call", "call_id": "c", "action": {"type": "exec", "command": ["ls"]}, "status": "completed"},
         {"type": "local_shell_call_output", "call_id": "c", "output": "{}"},
+        {"type": "function_call_output", "call_id": "c", "output": "files"},
         {"type": "shell_call_output", "call_id": "c", "output": [{"stdout": "a", "stderr": "", "outcome": {"type": "exit"}}]},
         {"type": "computer_call_output", "call_id": "c", "output": {"type": "computer_screenshot", "image_url": "x"}},
         {"type": "tool_search_call", "call_id": "c", "arguments": {"goal": "x"}},

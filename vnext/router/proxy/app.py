@@ -23,7 +23,7 @@ from vnext.server.context.errors import (
     absent,
     failure_of,
 )
-from vnext.server.context.identity import KEY_CLIENT, REQUEST_ID, add_request_id, identify
+from vnext.server.context.identity import ANTHROPIC_ID_HEADER, KEY_CLIENT, REQUEST_ID, add_request_id, identify, is_anthropic
 from vnext.server.http.connections import CONNECTIONS, Connections, Runner
 from vnext.server.http.cross_origin import is_preflight, permit, preflight_answer
 from vnext.server.http.origins import check_origin
@@ -95,7 +95,7 @@ async def observe(request: web.Request, handler: Handler) -> web.StreamResponse:
 @web.middleware
 async def translate(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Turn the errors of the checks and of all views into error responses."""
-    is_anthropic = request.path.startswith("/v1/messages")
+    of_anthropic, request_id = is_anthropic(request.path, request.headers), request[REQUEST_ID]
     settings = request.app[ROUTER].settings.http
     try:
         if is_preflight(request):
@@ -103,18 +103,18 @@ async def translate(request: web.Request, handler: Handler) -> web.StreamRespons
         authorise(request)
         return await handler(request)
     except NoBackend as error:
-        return Failure(503, str(error), "server_error", code="no_backend").response(is_anthropic)
+        return Failure(503, str(error), "server_error", code="no_backend").response(of_anthropic, request_id)
     except BackendRefused as error:
         return Failure(400, f"{error}.", param="backend").response()
     except DOMAIN_ERRORS as error:
         failure = absent(request.path) if isinstance(error, web.HTTPNotFound) else failure_of(error)
-        return failure.response(is_anthropic)
+        return failure.response(of_anthropic, request_id)
     except (ClientGone, ConnectionError) as error:
         log.debug("a client left within its %s %s: %s", request.method, request.path, error.__cause__ or error)
         return web.Response(status=STATUS_GONE)
     except Exception as error:  # the effect boundary: a fault in one request must not end the process silently
         log.exception("a fault in %s %s (%s)", request.method, request.path, request[REQUEST_ID])
-        return failure_of(error).response(is_anthropic)
+        return failure_of(error).response(of_anthropic, request_id)
 
 
 def authorise(request: web.Request) -> None:
@@ -141,5 +141,7 @@ def authorise(request: web.Request) -> None:
 
 async def _add_headers(request: web.Request, response: web.StreamResponse) -> None:
     add_request_id(request, response)
+    if is_anthropic(request.path, request.headers):
+        response.headers[ANTHROPIC_ID_HEADER] = request[REQUEST_ID]
     context = request.app[ROUTER]
     permit(request, response, context.settings.http, bool(context.keys) and request.path not in OPEN)

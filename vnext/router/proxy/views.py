@@ -16,7 +16,8 @@ from vnext.router.proxy.context import ROUTER, RouterContext
 from vnext.router.proxy.exchange import Exchange
 from vnext.router.proxy.fleet import BackendRefused, NoBackend
 from vnext.server.context.errors import ModelUnknown, RoutesClosed
-from vnext.server.context.identity import client_of
+from vnext.server.context.identity import VERSION_HEADER, client_of
+from vnext.server.http.anthropic_models import anthropic_model, anthropic_page
 from vnext.server.http.unpacking import Unpacker
 from vnext.server.http.upload import Upload
 from vnext.version import __version__
@@ -89,6 +90,8 @@ async def get_metrics(request: web.Request) -> web.Response:
 async def list_models(request: web.Request) -> web.Response:
     """GET /v1/models: those of all ready servers."""
     models = [*request.app[ROUTER].fleet.models().values()]
+    if VERSION_HEADER in request.headers:
+        return web.json_response(anthropic_page(models, request.query))
     return web.json_response(body=msgspec.json.encode({"object": "list", "data": models}))
 
 
@@ -97,7 +100,7 @@ async def get_model(request: web.Request) -> web.Response:
     name = request.match_info["model"]
     if (model := request.app[ROUTER].fleet.models().get(name)) is None:
         raise ModelUnknown(f"There is no model {name[:200]!r} here: GET /v1/models lists the models.")
-    return web.json_response(body=msgspec.json.encode(model))
+    return web.json_response(body=msgspec.json.encode(anthropic_model(model) if VERSION_HEADER in request.headers else model))
 
 
 # ---- the operator's routes ---------------------------------------------------------------------------------------

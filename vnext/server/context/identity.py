@@ -10,6 +10,7 @@ import hashlib
 import os
 import re
 import secrets
+from collections.abc import Mapping
 
 import msgspec
 from aiohttp import web
@@ -53,6 +54,12 @@ def add_request_id(request: web.Request, response: web.StreamResponse) -> None:
     if REQUEST_ID not in request:
         identify(request)
     response.headers[REQUEST_ID_HEADER] = request[REQUEST_ID]
+
+
+def is_anthropic(path: str, headers: Mapping[str, str]) -> bool:
+    """Whether a request is one of Anthropic's API, whose clients look for its objects: by the path, or by the version for a path
+    that both APIs have."""
+    return path.startswith("/v1/messages") or (path.startswith("/v1/models") and VERSION_HEADER in headers)
 
 
 def client_of(request: web.Request) -> str:

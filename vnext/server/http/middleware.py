@@ -16,10 +16,11 @@ from typing import Any
 
 from aiohttp import web
 
+from vnext.server.context import identity
 from vnext.server.context.api_keys import ApiKeys, shown
 from vnext.server.context.errors import DOMAIN_ERRORS, STATUS_GONE, ClientGone, KeyRejected, RoutesClosed, absent, failure_of
 from vnext.server.context.handover import accept_ticket
-from vnext.server.context.identity import KEY_CLIENT, REQUEST_ID, VERSION_HEADER, identify
+from vnext.server.context.identity import KEY_CLIENT, REQUEST_ID, identify
 from vnext.server.context.server_context import SERVER_CONTEXT
 from vnext.server.http.connections import CONNECTIONS
 from vnext.server.http.cross_origin import is_preflight, preflight_answer
@@ -98,10 +99,8 @@ def _fields(request: web.Request, response: web.StreamResponse, elapsed_ms: floa
 
 
 def is_anthropic(request: web.Request) -> bool:
-    """Whether the request is one of Anthropic's API, whose clients look for its objects: by the path, or by the version for a path
-    that both APIs have."""
-    path = _path(request)
-    return path.startswith("/v1/messages") or (path.startswith("/v1/models") and VERSION_HEADER in request.headers)
+    """Whether the request is one of Anthropic's API."""
+    return identity.is_anthropic(_path(request), request.headers)
 
 
 def needs_key(request: web.Request) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -65,7 +65,8 @@ def check_calls(body: ResponsesBody, earlier: Sequence[Item]) -> None:
     """Raise InvalidRequest for a conversation whose calls and results are no pairs."""
     pairs = CallPairs()
     items = [(item, "previous_response_id") for item in earlier]
-    for item, path in [*items, *((item, f"input[{place}].call_id") for place, item in enumerate(input_items(body)))]:
+    items += [(item, f"input[{place}].call_id") for place, item in enumerate(input_items(body))]
+    for item, path in _read(items):
         if item.kind in ("function_call", "custom_tool_call") and item.call_id is not None:
             is_cut = item.status == "incomplete" or (item.kind == "function_call" and not is_object(_arguments(item)))
             pairs.call(item.call_id, path, is_cut)
@@ -260,7 +261,7 @@ def _unforced(kind: str) -> InvalidRequest:
 
 def _messages(items: Sequence[tuple[Item, str]]) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
-    for item, path in items:
+    for item, path in _read(items):
         match item.kind:
             case "message":
                 _add_message(found, item, path)
@@ -274,14 +275,20 @@ def _messages(items: Sequence[tuple[Item, str]]) -> list[dict[str, Any]]:
                 _turn(found).setdefault("tool_calls", []).append(_call(item, arguments, path))
             case "function_call_output" | "custom_tool_call_output":
                 found.append({"role": "tool", "tool_call_id": item.call_id, "content": _output(item, f"{path}.output")})
-            case kind if kind in PASSED_OVER:
-                pass
             case kind:
                 raise InvalidRequest(
                     f"{path}.type is {kind!r}: this server reads messages, reasoning, calls and their outputs; leave it out.",
                     f"{path}.type",
                 )
     return found
+
+
+def _read(items: Sequence[tuple[Item, str]]) -> Iterator[tuple[Item, str]]:
+    """All but those that are passed over. Codex sends the output of a local shell's call as that of a function: it goes too."""
+    gone = {item.call_id for item, _ in items if item.kind in PASSED_OVER and item.call_id}
+    for item, path in items:
+        if item.kind not in PASSED_OVER and not (item.kind == "function_call_output" and item.call_id in gone):
+            yield item, path
 
 
 def _with_one_beginning(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:

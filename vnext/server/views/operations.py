@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
@@ -11,27 +9,25 @@ from aiohttp import web
 
 from vnext.server.context.identity import VERSION_HEADER, client_of
 from vnext.server.context.server_context import SERVER_CONTEXT, ServerContext, tenant_of
-from vnext.server.http.pages import Pages, page_of
+from vnext.server.http.anthropic_models import anthropic_model, anthropic_page
 from vnext.version import __version__
-
-ANTHROPIC_PAGES = Pages(usual=20, most=1000, after="after_id", before="before_id")
 
 
 async def list_models(request: web.Request) -> web.Response:
     """GET /v1/models, in Anthropic's shape for a request that names a version of its API."""
     context = request.app[SERVER_CONTEXT]
     names = (*context.model_names, *context.adapters.names(tenant_of(request)))
+    models = [model_object(context, name) for name in names]
     if VERSION_HEADER in request.headers:
-        return web.json_response(_anthropic_page(context, names, request.query))
-    return web.json_response({"object": "list", "data": [model_object(context, name) for name in names]})
+        return web.json_response(anthropic_page(models, request.query))
+    return web.json_response({"object": "list", "data": models})
 
 
 async def get_model(request: web.Request) -> web.Response:
     """GET /v1/models/{model}."""
     context = request.app[SERVER_CONTEXT]
-    describe = _anthropic_model if VERSION_HEADER in request.headers else model_object
-    name = context.model_name(request.match_info["model"], client_of(request))
-    return web.json_response(describe(context, name))
+    model = model_object(context, context.model_name(request.match_info["model"], client_of(request)))
+    return web.json_response(anthropic_model(model) if VERSION_HEADER in request.headers else model)
 
 
 async def get_health(request: web.Request) -> web.Response:
@@ -91,16 +87,3 @@ def model_object(context: ServerContext, name: str) -> dict[str, Any]:
         "parent": context.model_names[0] if context.adapters.files(name) else None,
         "max_model_len": context.model_length,
     }
-
-
-def _anthropic_model(context: ServerContext, name: str) -> dict[str, Any]:
-    created = datetime.fromtimestamp(context.started_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    described = {"type": "model", "id": name, "display_name": name, "created_at": created}
-    return described | {"max_input_tokens": context.model_length, "max_tokens": context.model_length}
-
-
-def _anthropic_page(context: ServerContext, names: Sequence[str], query: Mapping[str, str]) -> dict[str, Any]:
-    """The page that `limit`, `after_id` and `before_id` ask for. Raises InvalidRequest."""
-    page, has_more = page_of(list(names), lambda name: name, query, ANTHROPIC_PAGES)
-    ends = {"first_id": page[0], "last_id": page[-1]} if page else {"first_id": None, "last_id": None}
-    return {"data": [_anthropic_model(context, name) for name in page], "has_more": has_more} | ends
