@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -20,6 +21,7 @@ from vnext.machine import machine
 from vnext.options.foreign import FOREIGN
 from vnext.options.parser import Parser
 from vnext.options.reader import parse
+from vnext.runtime.processes.launch import DEMO_MODEL
 from vnext.runtime.settings import EngineSettings
 from vnext.serve import say_unused, usual_names
 from vnext.server.example import curl_line
@@ -78,6 +80,21 @@ def test_doctor_names_machine_and_kernels(capsys: pytest.CaptureFixture[str]) ->
     assert main(["doctor", "--verbose"]) == 0
     long = capsys.readouterr().out
     assert long.count("paged_attention") > 1 and "CUDA: device" in long and "(cuda)" not in short
+
+
+def test_doctor_looks_at_a_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def said(folder: Path) -> str:
+        assert main(["doctor", "--json", "--model", str(folder)]) == 0
+        return str(json.loads(capsys.readouterr().out)["checkpoint"])
+
+    assert said(DEMO_MODEL) == f"all of {DEMO_MODEL} that bears on answers is read"
+    assert said(tmp_path).startswith(f"{tmp_path} has no config.json;")
+    shutil.copytree(DEMO_MODEL, tmp_path / "model")
+    config = json.loads((DEMO_MODEL / "config.json").read_text()) | {"logit_scale": 0.5}
+    (tmp_path / "model" / "config.json").write_text(json.dumps(config))
+    assert said(tmp_path / "model").endswith("members of config.json logit_scale.")
+    show(examine() | {"checkpoint": "all of it is read"}, Console(width=300))
+    assert "all of it is read" in capsys.readouterr().out
 
 
 def test_doctor_says_which_modules_are_compiled(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

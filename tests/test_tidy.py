@@ -40,7 +40,7 @@ ARROWS = {
     "models": set(),
     "models/config": {"models/*", "tokenizer_files"},
     "models/layers": {"models/*", "models/config", "kernels"},
-    "models/loading": {"models/*", "models/config", "models/layers", "kernels"},
+    "models/loading": {"models/*", "models/config", "models/layers", "kernels", "tokenizer_files"},
     "models/families": {"models/*", "models/config", "models/layers", "kernels"},  # a draft head is no decoder
     "sampling": {"kernels", "state/params", "tokenizer_files"},  # the table of sampling parameters
     "sampling/drafters": {"state/config", "compiled"},

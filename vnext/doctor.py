@@ -9,6 +9,7 @@ import json
 import shlex
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -22,7 +23,10 @@ from vnext.kernels.cpu import native
 from vnext.kernels.cuda.operations import SUMMARY as CUDA_KERNELS
 from vnext.kernels.table import DEVICE_TYPES, rows
 from vnext.machine import Machine, compilers, machine
+from vnext.models.config.folder import require_checkpoint
 from vnext.models.config.model_config import DTYPES
+from vnext.models.errors import ModelError
+from vnext.models.loading.unread import unread
 from vnext.options.reader import DoctorCommand
 from vnext.runtime.collectives.choose_collectives import describe as describe_device_collectives
 from vnext.runtime.collectives.cpu_collectives import describe as describe_collectives
@@ -44,6 +48,8 @@ OF_GPUS = ("CUDA: device", "several GPUs")
 def doctor(command: DoctorCommand) -> int:
     """Print the report; returns the exit status."""
     report = examine()
+    if command.model:
+        report |= checkpoint(Path(command.model).expanduser())
     if command.json:
         print(json.dumps(report, indent=2))
     else:
@@ -72,6 +78,15 @@ def examine() -> dict[str, Any]:
         "kernels": [row._asdict() for row in rows()],
         "warnings": warnings(here, len(found)),
     }
+
+
+def checkpoint(folder: Path) -> dict[str, Any]:
+    """What vnext makes of the checkpoint in a folder."""
+    try:
+        require_checkpoint(folder)
+        return {"checkpoint": unread(folder) or f"all of {folder} that bears on answers is read"}
+    except ModelError as error:
+        return {"checkpoint": f"{error}."}
 
 
 def torch_facts() -> dict[str, Any]:
@@ -176,6 +191,7 @@ def lines(report: dict[str, Any]) -> list[tuple[str, str]]:
     ]
     return [
         ("vnext", report["vnext"]),
+        *([("checkpoint", report["checkpoint"])] if "checkpoint" in report else []),
         ("python", f"{here['python']} on {here['system']}"),
         ("libraries", libraries),
         ("processor", f"{here['cpu_model']}, {here['cores_usable']} of {here['cores']} cores usable"),

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 VOCABULARY, SETTINGS, NAMES, ADDED = "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"
+TEMPLATES_FOLDER = "additional_chat_templates"
 BY_ID = "added_tokens_decoder"
 LISTS = ("additional_special_tokens", "extra_special_tokens")
 FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
@@ -71,6 +72,17 @@ def named_tokens(settings: Mapping[str, Any]) -> dict[str, str]:
     extra = settings.get(LISTS[1])
     found |= {name: _text(value) for name, value in extra.items()} if isinstance(extra, dict) else {}
     return {name: text for name, text in found.items() if text is not None}
+
+
+def template_names(folder: Path) -> set[str]:
+    """The names of the chat templates of tokenizer_config.json, and of those with files of their own."""
+    try:
+        found = tokenizer_settings(folder).get("chat_template")
+    except (OSError, ValueError):  # who needs a tokenizer says what is wrong with it
+        return set()
+    listed = [each.get("name") for each in found if isinstance(each, dict)] if isinstance(found, list) else []
+    named = found if isinstance(found, dict) else listed
+    return {str(name) for name in named} | {file.stem for file in (folder / TEMPLATES_FOLDER).glob("*.jinja")}
 
 
 def tokenizer_json(folder: Path) -> bytes:

@@ -81,10 +81,12 @@ class RouterCommand(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DoctorCommand(msgspec.Struct, frozen=True, kw_only=True):
-    """`vnext doctor`. `verbose`: with every kernel. `production`: instead the checks for serving others, of such a server."""
+    """`vnext doctor`. `verbose`: with every kernel. `model`: a look at the checkpoint in this folder too. `production`: the
+    checks for serving others instead, of such a server."""
 
     json: bool
     verbose: bool = False
+    model: str = ""
     production: bool = False
     log_dir: str = ""
     host: str = ServerSettings().host
@@ -155,6 +157,7 @@ def _parser() -> Parser:
     doctor = commands.add_parser("doctor", help="show this machine's capabilities and how vnext uses them")
     doctor.add_argument("--json", action="store_true", help="print JSON")
     doctor.add_argument("--verbose", action="store_true", help="also list the kernel of each operation and device")
+    doctor.add_argument("--model", default="", metavar="FOLDER", help="also say what of this checkpoint vnext does not read")
     doctor.add_argument("--production", action="store_true", help="check what a server for others needs; status 1 for a problem")
     for option in (*options_of(EngineSettings), *options_of(ServerSettings)):
         if option.name in PRODUCTION:
@@ -292,7 +295,7 @@ def _doctor_command(given: Given, _: Mapping[str, str]) -> DoctorCommand:
     useless = [name for name in PRODUCTION if name in given.typed and not given.values["production"]]
     if useless:
         raise SettingsError(f"{useless[0]} is for --production, which is off: add it, or leave the other out.")
-    values = {name: given.values[name] for name in ("json", "verbose", "production", *PRODUCTION) if name in given.values}
+    values = {name: given.values[name] for name in ("json", "verbose", "model", "production", *PRODUCTION) if name in given.values}
     return DoctorCommand(**values)
 
 

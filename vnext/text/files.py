@@ -10,9 +10,9 @@ from typing import Any
 
 import msgspec
 
-from vnext.tokenizer_files import tokenizer_settings
+from vnext.tokenizer_files import TEMPLATES_FOLDER, tokenizer_settings
 
-TEMPLATE_FILE, TEMPLATES_FOLDER, PROCESSOR_FILE = "chat_template.jinja", "additional_chat_templates", "chat_template.json"
+TEMPLATE_FILE, PROCESSOR_FILE = "chat_template.jinja", "chat_template.json"
 DEFAULT, WITH_TOOLS = "default", "tool_use"
 """Names of templates that mean something to all: the usual one, and the one for requests with tools."""
 

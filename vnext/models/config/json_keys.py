@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -22,6 +23,32 @@ COUNTS_MAX = MappingProxyType(
 """Bounds of what is counted out or made before a weight is read: far above any model, far below any memory."""
 SHOWN_MAX = 120
 """Characters of a value in a sentence."""
+
+
+class Watched(dict[str, Any]):
+    """A JSON object that knows which of its members were asked for; what it is joined with knows the same."""
+
+    def __init__(self, members: Mapping[str, Any], asked: set[str] | None = None) -> None:
+        super().__init__(members)
+        self.asked: set[str] = set() if asked is None else asked
+
+    def get(self, key: str, default: Any = None) -> Any:
+        self.asked.add(key)
+        return super().get(key, default)
+
+    def __getitem__(self, key: str) -> Any:
+        self.asked.add(key)
+        return super().__getitem__(key)
+
+    def __contains__(self, key: object) -> bool:
+        self.asked.add(str(key))
+        return super().__contains__(key)
+
+    def __or__(self, other: Mapping[str, Any]) -> Watched:  # type: ignore[override]
+        return Watched({**self, **other}, self.asked)
+
+    def __ror__(self, other: Mapping[str, Any]) -> Watched:  # type: ignore[override]
+        return Watched({**other, **self}, self.asked)
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -54,7 +54,7 @@ def parse_rope(raw: dict[str, Any], scaling: dict[str, Any], head_dim: int, *, p
     kind = scaling.get("rope_type", scaling.get("type", "default"))
     if kind not in ROPE_KINDS:
         raise ModelError(f"rope type {shown(kind)} is not supported; supported are {', '.join(ROPE_KINDS)}")
-    beside = {**raw, **{key: value for key, value in scaling.items() if value is not None}}
+    beside = raw | {key: value for key, value in scaling.items() if value is not None}
     theta, share = number(beside, "rope_theta", 10000.0), number(beside, "partial_rotary_factor", 1.0)
     if share > 1.0 or (share != 1.0 and not partial):
         raise ModelError(f"partial_rotary_factor {share} is not supported; supported is {'at most ' * partial}1.0")

@@ -86,7 +86,7 @@ class Params(NamedTuple):
 
 def parse(raw: dict[str, Any], generation: dict[str, Any]) -> ModelConfig:
     """The configuration. Raises ModelError."""
-    raw = {**DEFAULTS, **raw}
+    raw = DEFAULTS | raw
     count = positive(raw, "num_hidden_layers")
     kinds = ["full_attention" if index % 2 else "sliding_attention" for index in range(count)]
     return gemma_config(raw, generation, windows=layer_windows(raw, kinds))
@@ -97,7 +97,7 @@ def gemma_config(raw: dict[str, Any], generation: dict[str, Any], **own: Any) ->
     refuse(raw, "use_bidirectional_attention", unless=(False,))
     named = {"hidden_act": raw.get("hidden_activation") or DEFAULTS["hidden_activation"]}
     return common_config(
-        {**raw, **named},
+        raw | named,
         generation,
         query_scale=number(raw, "query_pre_attn_scalar") ** -0.5,
         attention_softcap=number(raw, "attn_logit_softcapping") if raw.get("attn_logit_softcapping") else 0.0,

@@ -41,8 +41,8 @@ def parse(raw: dict[str, Any], generation: dict[str, Any]) -> ModelConfig:
     """The configuration; a multimodal model has that of its language part in text_config."""
     if "text_config" in raw:
         text = {key: value for key, value in required(raw, "text_config", None).items() if value is not None}
-        raw = {**raw, **text, "architectures": raw["architectures"]}
-    raw = {**DEFAULTS, **raw}
+        raw = raw | text | {"architectures": raw["architectures"]}
+    raw = DEFAULTS | raw
     count, pattern = positive(raw, "num_hidden_layers"), positive(raw, "sliding_window_pattern")
     kinds = ["sliding_attention" if (index + 1) % pattern else "full_attention" for index in range(count)]
     rope, local_rope = ropes(raw)
@@ -58,8 +58,8 @@ def ropes(raw: dict[str, Any]) -> tuple[Rope, Rope]:
         full, local = scaling, {}
     theta, local_theta = raw.get("rope_theta") or 1e6, raw.get("rope_local_base_freq") or 1e4
     return (
-        parse_rope({**raw, "rope_theta": theta}, full, head_dim),
-        parse_rope({**raw, "rope_theta": local_theta}, local, head_dim),
+        parse_rope(raw | {"rope_theta": theta}, full, head_dim),
+        parse_rope(raw | {"rope_theta": local_theta}, local, head_dim),
     )
 
 

@@ -87,7 +87,7 @@ class Params(NamedTuple):
 
 def parse(raw: dict[str, Any], generation: dict[str, Any]) -> ModelConfig:
     """The configuration, from GPT-2's own names. Raises ModelError."""
-    raw = {**DEFAULTS, **raw}
+    raw = DEFAULTS | raw
     refuse(raw, "scale_attn_weights", unless=(True,))
     refuse(raw, "scale_attn_by_inverse_layer_idx", unless=(False,))
     refuse(raw, "add_cross_attention", unless=(False,))
@@ -103,7 +103,7 @@ def parse(raw: dict[str, Any], generation: dict[str, Any]) -> ModelConfig:
         "rms_norm_eps": raw["layer_norm_epsilon"],
         "hidden_act": raw["activation_function"],
     }
-    return common_config({**raw, **named}, generation)
+    return common_config(raw | named, generation)
 
 
 def assemble(source: Source, config: ModelConfig) -> Params:

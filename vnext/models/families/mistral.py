@@ -18,7 +18,7 @@ DEFAULTS = MappingProxyType({"sliding_window": 4096, "max_position_embeddings": 
 
 def parse(raw: dict[str, Any], generation: dict[str, Any]) -> ModelConfig:
     """The configuration. Raises ModelError."""
-    raw = {**DEFAULTS, **raw}
+    raw = DEFAULTS | raw
     usual = "full_attention" if raw["sliding_window"] is None else "sliding_attention"
     return common_config(raw, generation, windows=layer_windows(raw, [usual] * positive(raw, "num_hidden_layers")))
 

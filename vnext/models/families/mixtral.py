@@ -36,7 +36,7 @@ DEFAULTS = MappingProxyType(
 
 def parse(raw: dict[str, Any], generation: dict[str, Any]) -> ModelConfig:
     """The configuration. Raises ModelError."""
-    raw = {**DEFAULTS, **raw}
+    raw = DEFAULTS | raw
     experts = Experts(
         count=positive(raw, "num_local_experts"),
         per_token=positive(raw, "num_experts_per_tok"),

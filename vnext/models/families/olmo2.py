@@ -67,7 +67,7 @@ class Params(NamedTuple):
 
 def parse(raw: dict[str, Any], generation: dict[str, Any]) -> ModelConfig:
     """The configuration. Raises ModelError."""
-    return common_config({**DEFAULTS, **raw}, generation)
+    return common_config(DEFAULTS | raw, generation)
 
 
 def assemble(source: Source, config: ModelConfig) -> Params:

@@ -25,7 +25,7 @@ DEFAULTS = MappingProxyType(
 
 def parse(raw: dict[str, Any], generation: dict[str, Any]) -> ModelConfig:
     """The configuration. Raises ModelError."""
-    raw = {**DEFAULTS, **raw}
+    raw = DEFAULTS | raw
     return common_config(raw, generation, windows=upper_windows(raw))
 
 

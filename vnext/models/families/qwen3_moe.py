@@ -37,7 +37,7 @@ DEFAULTS = MappingProxyType(
 
 def parse(raw: dict[str, Any], generation: dict[str, Any]) -> ModelConfig:
     """The configuration; newer files say num_local_experts for num_experts. Raises ModelError."""
-    raw = {**DEFAULTS, **raw}
+    raw = DEFAULTS | raw
     windows = same_window(raw) if flag(raw, "use_sliding_window") else ()
     count = positive(raw, "num_experts", raw.get("num_local_experts", 128))
     experts = Experts(

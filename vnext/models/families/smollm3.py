@@ -26,7 +26,7 @@ DEFAULTS = MappingProxyType(
 
 def parse(raw: dict[str, Any], generation: dict[str, Any]) -> ModelConfig:
     """The configuration. Raises ModelError."""
-    raw = {**DEFAULTS, **raw}
+    raw = DEFAULTS | raw
     turned = turned_layers(raw)
     windows = ()
     if flag(raw, "use_sliding_window") and raw.get("sliding_window") is not None:

@@ -8,9 +8,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from vnext.models.errors import ModelError
+from vnext.tokenizer_files import TEMPLATES_FOLDER
 
 WANTED_FILES = ("*.safetensors", "*.json", "tokenizer*", "*.model", "*.jinja")
-TEMPLATES_FOLDER = "additional_chat_templates"
 UNWANTED_FILES = (
     "consolidated*",
     *(f"{TEMPLATES_FOLDER[:place]}[!{letter}]*/*" for place, letter in enumerate(TEMPLATES_FOLDER)),

@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 from vnext.models.config.folder import CONFIG_NAME, OVERRIDDEN
 from vnext.models.config.json_keys import read_json, read_optional_json
 from vnext.models.errors import ModelError
+from vnext.tokenizer_files import TEMPLATES_FOLDER
 
 GENERATION_NAME = "generation_config.json"
-TEMPLATES_FOLDER = "additional_chat_templates"
 TOKENIZER_NAMES = (
     "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json", "added_tokens.json",
     "chat_template.jinja", "chat_template.json", TEMPLATES_FOLDER, "vocab.json", "merges.txt",

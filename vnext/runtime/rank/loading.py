@@ -22,6 +22,7 @@ from vnext.models.config.stages import of_stage
 from vnext.models.layers.kv_cache import kv_groups
 from vnext.models.layers.sharding import Parallel, sums_alike
 from vnext.models.loading.checkpoint import fingerprint, weights_digest
+from vnext.models.loading.unread import unread
 from vnext.runtime.collectives.group import StoreAddress, join_group
 from vnext.runtime.handover.addresses import split_address
 from vnext.runtime.handover.publishing import Publisher
@@ -258,6 +259,8 @@ def load_runner(settings: RankSettings, device: torch.device | str, parallel: Pa
     progress, path = _Bar() if settings.rank == 0 else None, Path(settings.model_path)
     config = load_config(path, settings.generation_config == "auto", settings.max_model_len)
     config = of_stage(config, stage_place(settings).stage, settings.pipeline_parallel_size)
+    if settings.rank == 0 and (sentence := unread(path)):
+        log.warning("%s", sentence)
     return ModelRunner(
         path, settings.dtype, device, parallel, progress, settings.quantization, settings.deterministic, config,
         settings.max_lora_rank, settings.kv_cache_dtype, settings.packed_weights_dir,

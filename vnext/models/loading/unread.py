@@ -1,0 +1,144 @@
+"""What of a checkpoint bears on answers, perhaps, and is not read: tensors, members of its configurations, templates.
+
+Asks the family itself: its configuration is parsed, and its parameters are put together from names alone, without numbers.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vnext.models.config.folder import read_config, read_header, weight_files
+from vnext.models.config.json_keys import Watched, read_optional_json
+from vnext.models.config.model_config import ModelConfig, load_config, parse_config
+from vnext.models.loading.checkpoint import BARE, ROOT
+from vnext.models.registry import family
+from vnext.tokenizer_files import template_names
+
+SHOWN = 4
+HARMLESS_TENSORS = re.compile(
+    r"rotary_emb\.inv_freq$|\battn\.(masked_)?bias$|\bvision_tower\.|\bmulti_modal_projector\.|\bmtp_layers\."
+)
+"""Computed anew, or of what is not served: images, and layers that draft."""
+HARMLESS = frozenset(
+    """
+    _attn_implementation _attn_implementation_autoset _name_or_path _sliding_window_pattern activation_dropout
+    add_cross_attention architectures attention_dropout attn_implementation attn_pdrop auto_map begin_suppress_tokens
+    boi_token_index bos_token_id cache_implementation chunk_size_feed_forward classifier_dropout cross_attention_hidden_size
+    decoder_start_token_id do_sample dtype embd_pdrop eoi_token_index eos_token_id finetuning_task forced_bos_token_id
+    forced_eos_token_id hidden_dropout id2label image_token_id image_token_index initializer_factor initializer_range
+    is_decoder is_encoder_decoder is_llama_config label2id mm_tokens_per_image model_type n_ctx num_labels
+    original_max_position_embeddings output_attentions output_hidden_states output_router_logits output_scores pad_token_id
+    prefix pretraining_tp problem_type remove_invalid_values reorder_and_upcast_attn resid_pdrop return_dict
+    return_dict_in_generate router_aux_loss_coef router_jitter_noise sep_token_id summary_activation summary_first_dropout
+    summary_proj_to_labels summary_type summary_use_proj task_specific_params text_config tokenizer_class torch_dtype
+    torchscript transformers.js_config transformers_version unk_token_id unsloth_fixed unsloth_version use_cache vision_config
+    """.split()
+)
+"""Members of config.json that change no answer, or that are read elsewhere."""
+OF_WINDOWS = frozenset({"sliding_window", "max_window_layers", "layer_types"})
+GENERATION_ONLY = frozenset(
+    """
+    bad_words_ids constraints encoder_no_repeat_ngram_size epsilon_cutoff eta_cutoff exponential_decay_length_penalty
+    force_words_ids guidance_scale length_penalty min_length min_new_tokens no_repeat_ngram_size num_beams penalty_alpha
+    sequence_bias stop_strings suppress_tokens typical_p
+    """.split()
+)
+"""Members of generation_config.json that change answers elsewhere and are not read here."""
+NEUTRAL: tuple[Any, ...] = (None, False, 0, 1, "", [], {})
+USED_TEMPLATES = frozenset({"default", "tool_use"})
+
+
+class _Nothing:
+    """A weight without numbers."""
+
+    def __add__(self, other: object) -> _Nothing:
+        return self
+
+
+class _Names:
+    """A family's source of weights that notes their names, by the contract of models/layers/assembly.py."""
+
+    dtype = np.dtype(np.float32)
+
+    def __init__(self, names: set[str]) -> None:
+        self._names, self.read = names, set[str]()
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._names
+
+    def is_tied(self, embedding: str, head: str) -> bool:
+        self.read |= {embedding, head}
+        return True
+
+    def go_without(self, head: str) -> None:
+        pass
+
+    def fused(self, names: tuple[str, ...], **_: Any) -> Any:
+        self.read.update(names)
+        return _Nothing()
+
+    packed = packed_gated = fused
+
+    def wide(self, name: str) -> Any:
+        return self.fused((name,))
+
+    def stacked(self, groups: tuple[tuple[str, ...], ...], gated: bool) -> Any:
+        return self.fused(tuple(name for group in groups for name in group))
+
+    def integers(self, name: str, count: int) -> Any:
+        return self.fused((name,))
+
+    def place(self, array: np.ndarray) -> np.ndarray:
+        return array
+
+
+def unread(path: Path) -> str:
+    """One sentence on what is left unread of the checkpoint in folder `path`, "" where there is nothing. Raises ModelError."""
+    parts = {
+        "tensors": unread_tensors(path, load_config(path)),
+        "members of config.json": unread_members(read_config(path)),
+        "members of generation_config.json": _set(read_optional_json(path / "generation_config.json"), GENERATION_ONLY),
+        "chat templates": sorted(template_names(path) - USED_TEMPLATES),
+    }
+    found = [f"{what} {_shown(names)}" for what, names in parts.items() if names]
+    if not found:
+        return ""
+    return f"Of the checkpoint in {path} some is not read, though elsewhere answers may depend on it: {'; '.join(found)}."
+
+
+def unread_tensors(path: Path, config: ModelConfig) -> list[str]:
+    """Tensors that the model does not take, by their names in the files."""
+    stored = {name for file in weight_files(path) for name in json.loads(read_header(file)) if name != "__metadata__"}
+    rooted = {ROOT + name if name.startswith(BARE) and ROOT + name not in stored else name: name for name in stored}
+    source = _Names(set(rooted))
+    family(config.architecture).assemble(source, config)
+    return sorted(own for name, own in rooted.items() if name not in source.read and not HARMLESS_TENSORS.search(name))
+
+
+def unread_members(raw: dict[str, Any]) -> list[str]:
+    """Members of a config.json, its language part's too, that the family does not ask for and that are not known to be harmless."""
+    watched = Watched(raw)
+    parse_config(watched, {})
+    text = raw.get("text_config")
+    members = raw | (text if isinstance(text, dict) else {})
+    harmless = HARMLESS | watched.asked
+    if members.get("use_sliding_window") is False:
+        harmless |= OF_WINDOWS
+    elif "sliding_attention" not in (members.get("layer_types") or ()):
+        harmless |= {"layer_types"}
+    return _set(members, members.keys() - harmless)
+
+
+def _set(members: dict[str, Any], names: Any) -> list[str]:
+    """Those of the names whose members say something."""
+    return sorted(name for name in names if (value := members.get(name)) is True or value not in NEUTRAL)
+
+
+def _shown(names: list[str]) -> str:
+    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return f"{', '.join(names[:SHOWN])}{more}"
