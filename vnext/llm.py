@@ -7,6 +7,7 @@ Several threads may use one LLM; async_llm.py serves programs with event loops.
 
 from __future__ import annotations
 
+import os
 import weakref
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing, nullcontext
@@ -81,12 +82,12 @@ class LLM(EngineOperations):
 
         self.tokenizer = _tokenizer(model_path, starting)
         self._engine = starting.wait()
-        self._finalizer = weakref.finalize(self, _stop, self._engine, None)
+        self._finalizer = weakref.finalize(self, _stop, os.getpid(), self._engine, None)
         self._address = self._engine.addresses[0]
         policy, prefill_engines = self._settings.data_parallel_policy, self._settings.prefill_engines
         client = SyncEngineClient.connect(self._engine.addresses, policy=policy, prefill_engines=prefill_engines)
         self._finalizer.detach()
-        self._finalizer = weakref.finalize(self, _stop, self._engine, client)
+        self._finalizer = weakref.finalize(self, _stop, os.getpid(), self._engine, client)
         self._client, self.ready = client, client.ready
         self._maker = TaskMaker(self._settings, self.tokenizer, client.ready, defaults)
         self.vocab_size, self.max_model_len = self._maker.vocab_size, self._maker.max_model_len
@@ -296,7 +297,9 @@ def _tokenizer(model_path: Path, starting: StartingEngines) -> Tokenizer:
         raise
 
 
-def _stop(engine: RunningEngines, client: SyncEngineClient | None) -> None:
+def _stop(owner: int, engine: RunningEngines, client: SyncEngineClient | None) -> None:
+    if os.getpid() != owner:
+        return  # a fork has neither the client's thread nor the engine, which goes on for its owner
     if client is not None:
         client.close()
     engine.stop()

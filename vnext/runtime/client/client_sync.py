@@ -7,6 +7,7 @@ does something else. Knows nothing of texts. Any thread may call it, and `begin`
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -23,6 +24,7 @@ from vnext.runtime.operations import AnyOperation
 from vnext.state.events import AbortReason
 
 CLOSED = "This program has closed the engine: start another one."
+FORKED = "start one in each process that needs one, after the fork."
 Result = TypeVar("Result")
 
 
@@ -33,7 +35,7 @@ class SyncEngineClient:
         self._loop = loop
         self._thread = thread
         self._client: AnyEngineClient | None = None
-        self._lock, self._is_closed = threading.Lock(), False
+        self._lock, self._is_closed, self._pid = threading.Lock(), False, os.getpid()
 
     @classmethod
     def connect(
@@ -109,6 +111,7 @@ class SyncEngineClient:
 
     def close(self) -> None:
         """Leave the engine core and end the thread. Idempotent."""
+        self._require_own_process()
         with self._lock:
             client, self._client = self._client, None
             self._is_closed = True
@@ -127,9 +130,15 @@ class SyncEngineClient:
 
     @property
     def _connected(self) -> AnyEngineClient:
+        self._require_own_process()
         if self._client is None:
             raise EngineDead(CLOSED)
         return self._client
+
+    def _require_own_process(self) -> None:
+        """Raise EngineDead in a fork, which has no thread of the client's: calls would wait for ever."""
+        if os.getpid() != self._pid:
+            raise EngineDead(f"Process {self._pid} has started this engine, and process {os.getpid()} is a fork of it: {FORKED}")
 
     def _call(self, function: Callable[..., None], *arguments: Any) -> None:
         """Call it in the loop, behind what was called before. What would come behind the end of the loop would never be called."""
@@ -139,11 +148,15 @@ class SyncEngineClient:
             self._loop.call_soon_threadsafe(function, *arguments)
 
     def _wait(self, work: Coroutine[Any, Any, Result]) -> Result:
-        with self._lock:
-            if self._is_closed:
-                work.close()
-                raise EngineDead(CLOSED)
-            future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            self._require_own_process()
+            with self._lock:
+                if self._is_closed:
+                    raise EngineDead(CLOSED)
+                future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        except EngineDead:
+            work.close()
+            raise
         try:
             return future.result()
         finally:

@@ -19,6 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from vnext.runtime.processes import shared_file
+from vnext.runtime.processes.forks import keep_from_forks
 
 PREFIX = "vnext-"
 LOCK_NAME = "vnext.lock"
@@ -35,13 +36,19 @@ class RunDir:
         for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
             _sweep(folder)
         self.path, self._lock = _make()
+        keep_from_forks(self)
+
+    @property
+    def own_descriptors(self) -> tuple[int | None]:
+        """The lock, which belongs to this process alone (forks.py)."""
+        return (self._lock if self._lock >= 0 else None,)
 
     def remove(self) -> None:
         """Remove it. Idempotent."""
         remove(self.path)
-        if self._lock >= 0:
-            os.close(self._lock)
-            self._lock = -1
+        lock, self._lock = self._lock, -1
+        if lock >= 0:
+            os.close(lock)
 
 
 def remove(path: Path | str) -> None:

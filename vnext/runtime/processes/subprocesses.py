@@ -22,6 +22,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from vnext.runtime.log_lines import ChildLines
+from vnext.runtime.processes.forks import keep_from_forks
 from vnext.runtime.processes.inherited import begin_process, open_standard_streams
 
 CONFIG_BYTES_MAX = 64 * 2**20
@@ -51,10 +52,10 @@ class ChildDied(Exception):
 
 
 class _StderrTee:
-    """Passes a child's stderr on to ours as it arrives and keeps its last lines. Owns its thread and the pipe."""
+    """Passes a child's stderr on to ours as it arrives and keeps its last lines. Owns its thread and the pipe, None once closed."""
 
     def __init__(self, pipe: int, name: str, pid: int) -> None:
-        self._pipe = pipe
+        self.pipe: int | None = pipe
         self._lines = ChildLines(name, pid)
         self._tail = b""
         self._thread = threading.Thread(target=self._run, name=f"stderr of {name}", daemon=True)
@@ -66,11 +67,13 @@ class _StderrTee:
         return tuple(self._tail.decode(errors="replace").splitlines()[-LAST_LINE_COUNT:])
 
     def _run(self) -> None:
-        while chunk := os.read(self._pipe, 65536):
+        pipe = self.pipe
+        while chunk := os.read(pipe, 65536):
             self._tail = (self._tail + chunk)[-_TAIL_BYTES_MAX:]
             _pass_on(self._lines.push(chunk))
         _pass_on(self._lines.push(b""))
-        os.close(self._pipe)
+        self.pipe = None
+        os.close(pipe)
 
 
 class Child:
@@ -86,6 +89,13 @@ class Child:
         self.exit_fd = _open_exit_fd(process.pid)
         self._stderr = _StderrTee(os.dup(process.stderr.fileno()), name, process.pid)
         process.stderr.close()
+        keep_from_forks(self)
+
+    @property
+    def own_descriptors(self) -> tuple[int | None, ...]:
+        """Of this process alone (forks.py): the lifeline, the child's stderr and `exit_fd`."""
+        lifeline = self.process.stdin
+        return (None if lifeline is None or lifeline.closed else lifeline.fileno()), self._stderr.pipe, self.exit_fd
 
     @property
     def pid(self) -> int:
@@ -139,9 +149,9 @@ class Child:
             self.process.stdin.close()
         except BrokenPipeError:
             pass  # configuration bytes that a dead child has not read
-        if self.exit_fd is not None:
-            os.close(self.exit_fd)
-            self.exit_fd = None
+        exit_fd, self.exit_fd = self.exit_fd, None
+        if exit_fd is not None:
+            os.close(exit_fd)
 
     def _died(self, returncode: int) -> ChildDied:
         return ChildDied(self.name, returncode, self._stderr.last_lines())
