@@ -11,7 +11,7 @@ from core_drive import Engine
 from vnext.runtime.rank import draft_costs
 from vnext.state.config import Speculation
 from vnext.state.errors import IllegalEvent
-from vnext.state.events import StepCommitted, pack_tokens
+from vnext.state.events import StepCommitted, StepPlanned, pack_tokens
 from vnext.state.outputs import Output
 from vnext.state.store import fields
 from vnext.state.store.drafts_numpy import paying
@@ -124,6 +124,23 @@ def test_the_next_step_in_flight_starts_where_the_kept_drafts_end() -> None:
     assert engine.state.in_flight[1].starts.tolist() == [7]
     engine.fold(StepCommitted(step=1, tokens=pack_tokens([8, 9]), counts=bytes([2]), drafted=bytes([3])))
     assert engine.state.in_flight[0].starts.tolist() == [5]
+
+
+def test_a_step_in_flight_moves_for_the_requests_that_took_drafts_back_alone() -> None:
+    """Not for one that kept its drafts, has left, or has given way since the step was planned."""
+    engine = Engine(speculation=THREE, pipeline_depth=3, page_count=40)
+    ids = kept, left, given_way, back = tuple(engine.arrive([number, 2, 3], max_tokens=20) for number in range(4))
+    engine.plan()
+    engine.commit(7, 7, 7, 7)
+    engine.plan()
+    engine.plan()
+    assert engine.state.in_flight[1].ids.tolist() == [*ids] and engine.state.in_flight[1].starts.tolist() == [7, 7, 7, 7]
+    engine.abort(left)
+    engine.fold(StepPlanned(step=3, preempted=(engine.running.index(given_way),)))
+    tokens = [place for place in range(11, 25)]
+    engine.fold(StepCommitted(step=1, tokens=pack_tokens(tokens), counts=bytes([4, 4, 4, 2]), drafted=bytes([3, 3, 3, 3])))
+    assert engine.running == [kept, back]
+    assert engine.state.in_flight[0].starts.tolist() == [7, 7, 7, 5]
 
 
 def test_drafts_end_where_the_answer_must() -> None:

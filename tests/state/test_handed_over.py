@@ -54,6 +54,19 @@ def test_both_engines_fold_to_the_same_request(count: int):
     assert decode.plan() == {0: 13 - 4 * count}, "the rest is computed here"
 
 
+def test_of_a_prompt_of_full_blocks_the_last_one_stays():
+    """The engine that it goes to computes the prompt's last token, whose logits are the first token's."""
+    prompt = PROMPT[:12]
+    prefill, left = handed_over(prompt)
+    assert left.count == 2
+    with pytest.raises(IllegalEvent, match="3 blocks of request 0, whose prompt has 2 to hand over"):
+        prefill.fold(replace(left, count=3))
+    decode = expecting(prompt)
+    assert len(decode.state.tier.transfers[0].pages) == 2
+    decode.fold(received(decode, 2))
+    assert decode.plan() == {0: 4}
+
+
 def test_another_tenants_prompt_is_another_request():
     prefill, left = handed_over(cache_salt="a")
     decode = expecting(cache_salt="b")

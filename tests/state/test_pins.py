@@ -73,6 +73,17 @@ def test_an_answer_stays_with_its_prompt():
     assert served(engine, [*PROMPT, 9, 9, 9, 9, 9]) == 16, "all but the last token, which nobody has computed"
 
 
+def test_an_answers_last_token_pins_nothing():
+    """Nothing has computed it for this request. A block that ends with it is another request's, in whose log it has another name."""
+    engine = with_pins()
+    asked = engine.arrive(PROMPT[:6], max_tokens=2, retention=((8, 300),))
+    engine.step(PROMPT[6])
+    engine.arrive(PROMPT[:9])
+    engine.plan()
+    engine.commit(PROMPT[7], 9)
+    assert asked not in engine.running and pinned_count(engine.state.pool) == 1, "of its eight tokens seven are computed"
+
+
 def test_of_two_beginnings_each_has_its_time_and_a_later_use_prolongs_it():
     engine = with_pins()
     served(engine, PROMPT, (12, 300), (4, 3600))

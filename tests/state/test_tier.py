@@ -58,6 +58,25 @@ def test_a_request_starts_behind_what_was_read_from_disk():
     assert engine.plan() == {0: 1}, "all but the last token"
 
 
+def test_the_last_token_of_a_prompt_is_computed_where_the_whole_prompt_is_on_disk():
+    """Its logits are the first token's. With the blocks that are read, or those in memory, the last block is computed."""
+    for in_memory in (0, 1):
+        engine = Engine()
+        engine.fold(TierOpened(capacity=8))
+        for _ in range(in_memory):
+            engine.arrive(PROMPT[:4], max_tokens=1)
+            engine.step()
+        engine.arrive(PROMPT[:12], max_tokens=2)
+        engine.fold(TierChanged(stored=b"".join(names(engine))))
+        event, hits = next_promotion(engine.state), in_memory
+        assert event is not None and event.count == 2 - hits and len(names(engine)) == 3
+        with pytest.raises(IllegalEvent, match=f"{3 - hits} blocks behind {hits} hits"):
+            engine.fold(BlocksPromoted(transfer=event.transfer, id=event.id, count=3 - hits))
+        engine.fold(event)
+        engine.fold(PromotionEnded(transfer=event.transfer, count=event.count))
+        assert engine.plan() == {event.id: 4}
+
+
 @pytest.mark.parametrize("count", [0, 1, 2])
 def test_what_could_not_be_read_is_computed(count: int):
     engine = with_disk()

@@ -137,6 +137,29 @@ def test_each_draft_has_the_mask_behind_it_and_is_waited_for(monkeypatch: pytest
         masks.wait()
 
 
+@pytest.mark.parametrize("drafts_max", [0, 2])
+def test_a_rows_next_owner_has_nothing_of_the_last_one(drafts_max: int) -> None:
+    """Neither a sample of a step that was computed for the last one, nor the tokens that its grammar forces."""
+    vocabulary = Vocabulary(DEMO_MODEL, TOKENIZER.get_vocab_size(), (0,))
+    last, following = (Constraint(grammar=LLMatcher.grammar_from_regex(each)) for each in ("yes indeed and so on", "no, never"))
+    masks, matcher = RowMasks(2, vocabulary, drafts_max), Matcher(following, vocabulary)
+    masks.join(1, last, ())
+    sampled = np.array([Matcher(last, vocabulary).forced()[0]])
+    masks.take(masks.of(np.array([1])), sampled)
+    assert bool(masks.forced(1, 9)) == bool(drafts_max)
+    late = masks.of(np.array([1]))
+    masks.leave(1)
+    masks.join(1, following, ())
+    assert masks.forced(1, 9) == []
+    masks.take(late, sampled)
+    assert masks.forced(1, 9) == []
+    rows = masks.of(np.array([1]))
+    allowed = masks.allowed(rows)
+    allowed.wait()
+    mask = np.unpackbits(allowed.masks[int(allowed.places[0])].view(np.uint8), bitorder="little")[: vocabulary.size]
+    assert (mask == matcher.allowed()).all() and masks.failed(rows) == []
+
+
 @pytest.mark.parametrize("count", [1, 5])
 def test_a_budget_is_kept_in_steady_steps(runner: ModelRunner, count: int) -> None:
     """Until the budget is used up nothing is forbidden, and the tensors of a step may serve the next one."""

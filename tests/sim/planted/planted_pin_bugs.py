@@ -23,6 +23,7 @@ PIN_BUGS = [
     bug("a later pin does not prolong an earlier one", "state.store.pins", "ends > before", "before == 0", "K6"),
     bug("pins are counted once for each request", "state.store.pins", "np.count_nonzero(before == 0)", "len(pages)", "K5"),
     bug("the whole request stays where a beginning was asked for", "state.fold_commit", "history[:tokens]", "history", "K6"),
+    bug("an answer's last token is pinned too", "state.fold_commit", "history = row_tokens(state, row)[:-1]", "history = row_tokens(state, row)", "K6"),
     bug("a pin is of the time when the engine started", "state.fold_commit", "state.clock + seconds", "seconds", "K5", "K6"),
     bug("an aborted request pins nothing", "state.fold_commit", "for row in gone if state.config.pinned_pages_max else ():", "for row in gone if ending == \"finished\" and state.config.pinned_pages_max else ():", "K6"),
     bug("a reset leaves pins", "state.pool", "    pool = without_pins(pool)\n", "", "K5", "K6"),

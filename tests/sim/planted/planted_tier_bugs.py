@@ -17,6 +17,10 @@ TIER_BUGS = [
         *HITS,
     ),
     bug("a block counts that was not read", "state.tier", "end = hits + event.count", "end = len(pages)", *HITS),
+    Bug(name="a transfer brings the whole prompt", found_by=("should have been refused",), edits=(
+        Edit("state.tier", "most = (entry.known - 1) // state.config.block_size", "most = entry.known // state.config.block_size"),
+        Edit("sched.tiering", "(entry.known - 1) // block_size]", "entry.known // block_size]"),
+    )),
     bug("a transfer holds no hits", "state.tier", "pools.take(pools.hold(state.pool, hits), event.count)", "pools.take(state.pool, event.count)", "M2"),
     bug("a transfer keeps its pages", "state.tier", "pool = pools.release(pool, np.array(pages[::-1], dtype=np.int32))", "", "M2"),
     bug("a transfer never ends", "state.tier", "each.number != event.transfer)", "True)", "M2"),
@@ -38,6 +42,10 @@ PEER_BUGS = [
     bug("a stale block comes", "state.tier", "event.count > 0 and event.names == names", "event.count > 0", "should have been refused"),
     bug("blocks come without a checksum", "state.tier", "fitting = len(event.checksums) > 0 and", "fitting =", "should have been refused"),
     bug("a block leaves before it is complete", "state.tier", "require(event.count <= int(rows.hashed_blocks[row or 0])", "require(True", "should have been refused"),
+    Bug(name="the whole prompt leaves", found_by=("should have been refused",), edits=(
+        Edit("state.tier", "most = (int(rows.prompt[row or 0]) - 1) // size", "most = int(rows.prompt[row or 0]) // size"),
+        Edit("sched.handover", "count = (int(rows.prompt[row]) - 1) // size", "count = int(rows.prompt[row]) // size"),
+    )),
     bug("blocks leave too early", "sched.handover", "0 < count <= int(rows.hashed_blocks[row])", "0 < count", "IllegalEvent"),
     bug("other pages leave", "state.tier", "row_blocks(state, row)[: event.count]", "row_blocks(state, row)[: event.count][::-1]", "H1"),
 ]  # fmt: skip
