@@ -1,4 +1,5 @@
-"""An agent over HTTP: ten turns of forced calls end in the right file, and no turn computes again what an earlier prompt had."""
+"""An agent over HTTP: ten turns of forced calls end in the right file, and no turn computes again what an earlier prompt had. Under
+a template that expects reasoning, what is asked of answers holds from their first token where the model opens none."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import openai
 import pytest
 from serving import Server, serving
@@ -151,3 +153,73 @@ def test_a_response_with_log_probabilities(agent_server: Server) -> None:
     assert [entry.token for event in deltas for entry in event.logprobs] == [entry.token for entry in whole.logprobs]
     assert [entry.model_dump() for entry in whole.logprobs] == [entry.model_dump() for entry in chat.logprobs.content]
     assert all(len(entry.top_logprobs) == 2 for entry in whole.logprobs)
+
+
+# ---- reasoning that may be left out -----------------------------------------------------------------------------------
+
+CLOSING = (
+    "{% if tools %}<|system|>{% for tool in tools %}{{ tool.function.name }} {% endfor %}<tool_call><|end|>{% endif %}"
+    "{% for message in messages %}<|{{ message.role }}|>{{ message.content }}<|end|>{% endfor %}<|assistant|>"
+    "{% if enable_thinking is defined and not enable_thinking %}<think>\n\n</think>\n\n{% endif %}"
+)
+"""As Qwen 3's: it shows no mark unless reasoning is switched off."""
+SCHEMA = {
+    "type": "object",
+    "properties": {"rain": {"type": "boolean"}, "place": {"type": "string", "maxLength": 8}},
+    "required": ["rain", "place"],
+    "additionalProperties": False,
+}
+PARAMETERS = {"type": "object", "properties": {"city": {"enum": ["Rome", "Oslo"]}}, "required": ["city"], "additionalProperties": False}
+TOOL = {"type": "function", "function": {"name": "weather", "parameters": PARAMETERS}}
+ANY = {"type": "any", "disable_parallel_tool_use": True}
+FORMAT = {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA}}
+
+
+@pytest.fixture(scope="module")
+def thinker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    template = tmp_path_factory.mktemp("template") / "think.jinja"
+    template.write_text(CLOSING)
+    options = ("--chat-template", str(template), "--served-model-name", "demo", "--threads", "1")
+    with serving(tmp_path_factory.mktemp("log"), *options) as running:
+        yield running
+
+
+def chat(thinker: Server, seed: int, **fields: Any) -> dict[str, Any]:
+    body = {"model": "demo", "messages": [{"role": "user", "content": "Is it wet?"}], "max_tokens": 120, "seed": seed} | fields
+    answer = httpx.post(f"{thinker.url}/v1/chat/completions", json=body, timeout=120).json()
+    return answer["choices"][0]
+
+
+@pytest.mark.parametrize("budget", [None, 8])
+def test_an_answer_is_held_to_what_was_asked(thinker: Server, budget: int | None) -> None:
+    more = {} if budget is None else {"thinking_token_budget": budget}
+    for seed in range(6):
+        told = chat(thinker, seed, response_format=FORMAT, **more)
+        assert told["finish_reason"] == "stop" and set(json.loads(told["message"]["content"])) == {"rain", "place"}
+        chosen = chat(thinker, seed, structured_outputs={"choice": ["yes", "no"]}, **more)
+        assert chosen["message"]["content"] in ("yes", "no") and chosen["finish_reason"] == "stop"
+        matched = chat(thinker, seed, structured_outputs={"regex": "[0-9]{3}"}, **more)
+        assert matched["message"]["content"].isdecimal() and len(matched["message"]["content"]) == 3
+        called = chat(thinker, seed, tools=[TOOL], tool_choice="required", parallel_tool_calls=False, **more)
+        assert json.loads(called["message"]["tool_calls"][0]["function"]["arguments"])["city"] in ("Rome", "Oslo")
+        either = chat(thinker, seed, tools=[TOOL], response_format=FORMAT, parallel_tool_calls=False, **more)
+        arguments = [json.loads(call["function"]["arguments"]) for call in either["message"].get("tool_calls") or ()]
+        assert arguments or set(json.loads(either["message"]["content"])) == {"rain", "place"}
+
+
+def test_without_a_shape_it_says_what_it_would_without_a_budget(thinker: Server) -> None:
+    texts = [chat(thinker, 3, temperature=0, **more)["message"]["content"] for more in ({}, {"thinking_token_budget": 4})]
+    assert texts[0] == texts[1] and "</think>" not in texts[1]
+
+
+def test_the_other_doors_hold_it_too(thinker: Server) -> None:
+    format_ = {"type": "json_schema", "name": "a", "schema": SCHEMA}
+    body = {"model": "demo", "input": "Is it wet?", "max_output_tokens": 120, "text": {"format": format_}}
+    answer = httpx.post(f"{thinker.url}/v1/responses", json=body, timeout=120).json()
+    assert set(json.loads(answer["output"][-1]["content"][0]["text"])) == {"rain", "place"}
+    message = {"model": "demo", "max_tokens": 120, "messages": [{"role": "user", "content": "Is it wet?"}]}
+    tool = {"name": "weather", "input_schema": PARAMETERS}
+    answer = httpx.post(
+        f"{thinker.url}/v1/messages", json=message | {"tools": [tool], "tool_choice": ANY}, timeout=120
+    ).json()
+    assert answer["content"][0]["input"]["city"] in ("Rome", "Oslo") and answer["stop_reason"] == "tool_use"

@@ -17,6 +17,10 @@ from vnext.sampling.constraint import COMPILED_MAX, Matcher, Vocabulary
 from vnext.sampling.draw import draw_by_inversion
 from vnext.sampling.inputs import Allowed, SamplingInputs
 from vnext.sampling.sampling import sample
+from vnext.sched.sim import toy_grammar
+from vnext.sched.sim.rng import Rng
+from vnext.sched.sim.scenario_draw import draw_constraint
+from vnext.sched.sim.toy_grammar import ToyVocabulary
 from vnext.state.params import Constraint
 
 TOKENIZER = Tokenizer.from_file(str(DEMO_MODEL / "tokenizer.json"))
@@ -174,3 +178,51 @@ def test_a_grammar_fails_at_the_same_token_whatever_came_before() -> None:
         for count in range(most):
             vocabulary.compiled(LLMatcher.grammar_from_regex(f"a{{{count + 1}}}"))
         assert (vocabulary.compiled(GRAMMAR) is fresh) is (most < COMPILED_MAX)
+
+
+BEGUN = Constraint(grammar=GRAMMAR, reasoning_begin=(7, 8), reasoning_end=THINK_END)
+
+
+def test_the_first_tokens_decide_whether_an_answer_reasons() -> None:
+    plain = Matcher(Constraint(grammar=GRAMMAR), VOCABULARY)
+    undecided = Matcher(BEGUN, VOCABULARY)
+    assert allowed(undecided) == allowed(plain) | {7} and not undecided.is_reasoning and undecided.forced() == []
+    for token in drawn(Matcher(Constraint(grammar=GRAMMAR), VOCABULARY), random.Random(5)):
+        undecided.take(token), plain.take(token)
+        assert allowed(undecided) == allowed(plain) and not undecided.is_reasoning
+    thinking = Matcher(BEGUN, VOCABULARY, (7,))
+    assert allowed(thinking) == {8}, "the grammar knows no such token, and only the mark goes on"
+    thinking.take(8)
+    assert thinking.is_reasoning and allowed(thinking) == set(range(SIZE)) - set(ENDS)
+    for token in THINK_END:
+        thinking.take(token)
+    assert allowed(thinking) == allowed(Matcher(Constraint(grammar=GRAMMAR), VOCABULARY))
+
+
+def test_an_answer_that_opens_no_reasoning_has_no_budget() -> None:
+    bounded = Constraint(reasoning_begin=(7, 8), reasoning_end=THINK_END, reasoning_max=3)
+    assert Matcher(bounded, VOCABULARY, (7, 20, 20, 20)).allowed().all() and Matcher(bounded, VOCABULARY, (20, 7, 8, 20)).allowed().all()
+    assert allowed(Matcher(bounded, VOCABULARY, (7, 8, 20))) == {THINK_END[0]}
+
+
+def test_a_fold_allows_what_its_description_does_of_the_whole_answer() -> None:
+    """Random constraints over toy tokens, at every place of random answers, which leave what is allowed now and then at last."""
+    opened = 0
+    for seed in range(3_000):
+        rng, tokens, ends = Rng(seed), [*range(2, 10)], (1,)
+        vocabulary = ToyVocabulary(12, ends)
+        constraint = draw_constraint(rng, tokens)
+        answer: list[int] = []
+        matcher = Matcher(constraint, vocabulary)
+        for _ in range(9):
+            now = toy_grammar.allowed(constraint, answer, 12, ends)
+            assert allowed(matcher) == now, (seed, answer)
+            assert matcher.forced() == [] or matcher.forced() == toy_grammar.forced(constraint, answer, ends)
+            if matcher.error or 1 in answer:
+                break
+            begin = [*constraint.reasoning_begin]
+            goes_on = set(begin[len(answer) : len(answer) + 1]) & now if answer == begin[: len(answer)] and rng.happens(60) else set()
+            answer.append(rng.choose(sorted(goes_on or now)))
+            matcher.take(answer[-1])
+            opened += bool(begin) and answer == begin
+    assert opened > 100

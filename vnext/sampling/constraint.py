@@ -1,9 +1,10 @@
 """Constraint: which tokens a request's answer may go on with, as a fold over the tokens that it has so far.
 
-Owns a matcher's phases. While the model reasons, everything is allowed but the end of the answer; a budget forces the tokens that
-end the reasoning. After them, llguidance matches the grammar, and a finished grammar admits only an end token. Lists of
-allowed tokens and banned sequences hold throughout. The fold
-knows no clock: a grammar that exceeds llguidance's limits fails at the same token on every rank and in every replay.
+Owns a matcher's phases. Where the answer may begin with reasoning, its first tokens decide: as long as they are those of
+the opening mark, the mark may go on, and so may the grammar. While the model reasons, everything is allowed but the end of
+the answer; a budget forces the tokens that end the reasoning. After them, or at once where there is none, llguidance matches
+the grammar, and a finished grammar admits only an end token. Lists of allowed tokens and banned sequences hold throughout.
+The fold knows no clock: a grammar that exceeds llguidance's limits fails at the same token on every rank and in every replay.
 """
 
 from __future__ import annotations
@@ -93,7 +94,8 @@ class Matcher:
         self._reasoned = 0
         self._grammar: LLMatcher | None = None
         self.error = ""
-        self.is_reasoning = bool(constraint.reasoning_end)
+        self.is_reasoning = bool(constraint.reasoning_end) and not constraint.reasoning_begin
+        self._opened = 0 if constraint.reasoning_begin else -1  # tokens of the opening mark so far, -1 once it is decided
         if not self.is_reasoning:
             self._begin_grammar()
         for token in tokens:
@@ -103,9 +105,15 @@ class Matcher:
         """The answer goes on with `token`."""
         if self._recent_max:
             self._recent = (*self._recent, token)[-self._recent_max :]
-        if self.is_reasoning:
+        if self._opened >= 0:
+            self._open(token)
+        elif self.is_reasoning:
             self._reason(token)
-        elif self._grammar is not None and not self.error and not self._grammar.consume_token(token):
+        else:
+            self._follow(token)
+
+    def _follow(self, token: int) -> None:
+        if self._grammar is not None and not self.error and not self._grammar.consume_token(token):
             self._fail(_WORK)
 
     def copy(self) -> Matcher:
@@ -116,7 +124,7 @@ class Matcher:
 
     def forced(self) -> list[int]:
         """The tokens that spell what the grammar forces next, as the tokenizer would cut it; another cut may be allowed too."""
-        if (grammar := self.grammar) is None:
+        if (grammar := self.grammar) is None or self._opened >= 0:
             return []
         forced: list[int] = grammar.deep_copy().compute_ff_tokens()
         return forced
@@ -141,9 +149,11 @@ class Matcher:
     def complete(self, mask: np.ndarray) -> None:
         """Turn the mask that `grammar` wrote into that of the next token, in place."""
         if (grammar := self.grammar) is None:
-            mask[:] = self._while_reasoning() if self.is_reasoning else self._vocabulary.everything
+            mask[:] = self._without_grammar()
         elif grammar.is_error():
             self._fail(_WORK)
+        if self._opened >= 0:
+            mask |= self._vocabulary.mask_of(self._constraint.reasoning_begin[self._opened :][:1])
         if self._has_lists and not self.error:
             self._apply_lists(mask)
         if self.error:
@@ -156,6 +166,21 @@ class Matcher:
                 mask[sequence[-1] // 32] &= ~np.uint32(1 << sequence[-1] % 32)
         if not mask.any():
             self._fail("no token is left that may come next")
+
+    def _open(self, token: int) -> None:
+        """Take a token while it is not decided whether the answer reasons."""
+        begin = self._constraint.reasoning_begin
+        if token != begin[self._opened]:
+            self._opened = -1
+            self._follow(token)
+            return
+        self._opened += 1
+        if self._opened == len(begin):
+            self._opened, self._reasoned, self.is_reasoning, self._grammar = -1, len(begin), True, None
+        elif self._grammar is not None and not self._grammar.validate_tokens([token]):
+            self._grammar = None  # only the mark can go on
+        else:
+            self._follow(token)
 
     def _reason(self, token: int) -> None:
         end = self._constraint.reasoning_end
@@ -182,6 +207,12 @@ class Matcher:
     def _ends_with(self, tokens: tuple[int, ...]) -> bool:
         """Whether the answer so far does."""
         return not tokens or self._recent[-len(tokens) :] == tokens
+
+    def _without_grammar(self) -> np.ndarray:
+        if self.is_reasoning:
+            return self._while_reasoning()
+        is_left = self._opened >= 0 and self._constraint.grammar  # by the tokens of the opening mark
+        return self._vocabulary.mask_of(()) if is_left else self._vocabulary.everything
 
     def _while_reasoning(self) -> np.ndarray:
         end, limit, vocabulary = self._constraint.reasoning_end, self._constraint.reasoning_max, self._vocabulary

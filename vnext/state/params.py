@@ -77,9 +77,11 @@ class Constraint(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """What an answer may consist of. Every rank folds it over the request's tokens; the scheduler never reads it.
 
     `grammar` is the text of a serialised llguidance grammar, "" for none. `reasoning_end` are the tokens that end the
-    model's reasoning; the grammar begins after them, or at once where there are none. After `reasoning_max` tokens of
-    reasoning, `reasoning_end` is the only continuation; -1 sets no limit. `allowed` are the only tokens of an answer, () for
-    all. `banned` are sequences that an answer never completes: the last token of one may not follow the others.
+    model's reasoning; the grammar begins after them, or at once where there are none. `reasoning_begin` are the tokens that
+    begin it: an answer that begins otherwise has none, and keeps to the grammar from its first token; () where the prompt has
+    begun it. After `reasoning_max` tokens of reasoning, its beginning included, `reasoning_end` is the only continuation; -1
+    sets no limit. `allowed` are the only tokens of an answer, () for all. `banned` are sequences that an answer never
+    completes: the last token of one may not follow the others.
     """
 
     grammar: str = ""
@@ -87,6 +89,7 @@ class Constraint(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     reasoning_max: int = -1
     allowed: tuple[int, ...] = ()
     banned: tuple[tuple[int, ...], ...] = ()
+    reasoning_begin: tuple[int, ...] = ()
 
 
 class Sampling(msgspec.Struct, frozen=True, kw_only=True, array_like=True):

@@ -65,14 +65,16 @@ NAMES = dict.fromkeys(("deepseek_r1", "deepseek_v3", "deepseek_v31", "qwen3", "g
 def with_reasoning(
     constraint: Constraint | None, marks: tuple[Sequence[int], Sequence[int]], is_begun: bool, budget: int | None
 ) -> Constraint | None:
-    """The constraint of an answer that begins with reasoning: it holds from the tokens of the closing mark on. `budget`
-    bounds the tokens between the marks; the answer writes the opening mark itself unless the prompt has begun it."""
+    """The constraint of an answer that may begin with reasoning: it holds from the tokens of the closing mark on. `budget`
+    bounds the tokens between the marks; the answer writes the opening mark itself unless the prompt has begun it, and one that does
+    not has no reasoning."""
     if constraint is None and budget is None:
         return None
     reasoning_max = -1 if budget is None else budget + (0 if is_begun else len(marks[0]))
     return Constraint(
-        grammar=constraint.grammar if constraint else "", reasoning_end=tuple(marks[1]), reasoning_max=reasoning_max
-    )
+        grammar=constraint.grammar if constraint else "", reasoning_end=tuple(marks[1]), reasoning_max=reasoning_max,
+        reasoning_begin=() if is_begun else tuple(marks[0]),
+    )  # fmt: skip
 
 
 def marks_of(template: str, reasoning_parser: str = "") -> Marks | None:

@@ -132,6 +132,31 @@ def test_what_bounds_the_answer_begins_after_the_reasoning(thinker: EdgeServer) 
     assert request_of(thinker, ask(thinker, "a", extra_body={"thinking_token_budget": 5}).id).sampling.constraint is None
 
 
+def test_an_answer_decides_by_its_first_tokens_whether_it_reasons() -> None:
+    """Under a template that shows no mark unless reasoning is off, as Qwen 3's."""
+    closing = "{{ messages }}{% if enable_thinking is false %}<think></think>{% endif %}"
+    object_, budget = {"response_format": {"type": "json_object"}}, {"thinking_token_budget": 5}
+    special = byte_level_backend()
+    special.add_special_tokens(["<think>", "</think>"])
+    for backend, size in ((special, 1), (byte_level_backend(), 7)):
+        tokenizer = Tokenizer(backend, {}, closing)
+        begin, end = (tuple(tokenizer.encode(mark, False)) for mark in ("<think>", "</think>"))
+        assert len(begin) == size
+        with EdgeServer(tokenizer) as server:
+            for body, expected in (
+                (object_, (True, begin, end, -1) if size == 1 else (True, (), (), -1)),
+                (object_ | budget, (True, begin, end, 5 + size)),
+                (object_ | {"enable_thinking": True}, (True, begin, end, -1)),
+                (object_ | {"reasoning_effort": "low"}, (True, begin, end, -1)),
+                (object_ | {"enable_thinking": False}, (True, (), (), -1)),
+                (budget, (False, begin, end, 5 + size)),
+            ):
+                answer = ask(server, "a", extra_body=body)
+                found = request_of(server, answer.id).sampling.constraint
+                assert (bool(found.grammar), found.reasoning_begin, found.reasoning_end, found.reasoning_max) == expected, body
+            assert request_of(server, ask(server, "a").id).sampling.constraint is None
+
+
 def test_marks_that_are_special_tokens_stay_in_the_text() -> None:
     backend = byte_level_backend()
     backend.add_special_tokens(["[THINK]", "[/THINK]"])

@@ -113,7 +113,7 @@ def test_what_cannot_be_done_is_said(tools_server: EdgeServer) -> None:
         ("names 'rain', which is not among tools", {"tool_choice": {"type": "function", "function": {"name": "rain"}}}),
         ("must be 'none', 'auto', 'required'", {"tool_choice": {"type": "custom"}}),
         ("there are no tools", {"tool_choice": "required", "tools": []}),
-        ("makes the answer a call", {"tool_choice": named, "response_format": {"type": "json_object"}}),
+        ("makes the answer a call", {"tool_choice": named, "extra_body": {"structured_outputs": {"json_object": True}}}),
         ("cannot be combined with tool_choice", {"tool_choice": "required", "extra_body": {"use_beam_search": True}}),
         ("the strict tool 'rain' cannot be kept at properties.a: Invalid type: rain", {"tool_choice": "required", "tools": [STRICT]}),
         ("marks no reasoning", {"extra_body": {"thinking_token_budget": 3}}),
@@ -169,6 +169,38 @@ def test_forced_calls(tools_server: EdgeServer) -> None:
         assert is_allowed(constraint, both) == two and is_allowed(constraint, calling("weather")) == other
         assert '"weather"' in prompt_of(tools_server, answer.id), "the prompt's tools do not depend on the choice"
     assert request_of(tools_server, ask(tools_server, "a", tools=tools).id).sampling.constraint is None
+
+
+@pytest.mark.parametrize("door", ["chat", "responses", "messages"])
+def test_an_answer_beside_tools_is_a_call_or_keeps_the_schema(tools_server: EdgeServer, door: str) -> None:
+    schema = {"type": "object", "properties": {"rain": {"type": "boolean"}}, "required": ["rain"], "additionalProperties": False}
+    city = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+    function = {"name": "weather", "parameters": city}
+    chat = {"messages": [{"role": "user", "content": f"say:{calling('weather')}"}], "max_tokens": 90}
+    path, body, forced = {
+        "chat": ("chat/completions", chat | {
+            "tools": [{"type": "function", "function": function}],
+            "response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}},
+        }, {"type": "function", "function": {"name": "weather"}}),
+        "responses": ("responses", {
+            "input": f"say:{calling('weather')}", "tools": [{"type": "function", **function}],
+            "text": {"format": {"type": "json_schema", "name": "a", "schema": schema}},
+        }, {"type": "function", "name": "weather"}),
+        "messages": ("messages", chat | {
+            "tools": [{"name": "weather", "input_schema": city}],
+            "output_format": {"type": "json_schema", "schema": schema},
+        }, {"type": "tool", "name": "weather"}),
+    }[door]  # fmt: skip
+
+    def constraint(**more: Any) -> Constraint:
+        status, answer, _ = tools_server.post(f"/v1/{path}", body | {"model": "toy"} | more)
+        assert status == 200, answer
+        return tools_server.engine.of_kind(SubmitRequest)[-1].sampling.constraint
+
+    either, call = constraint(), constraint(tool_choice=forced)
+    assert is_allowed(either, '{"rain": true}') and is_allowed(either, calling("weather"))
+    assert not any(is_allowed(either, text) for text in ("It rains.", '{"rain": 1}', calling("snow"), calling("weather", "{}"), ""))
+    assert is_allowed(call, calling("weather")) and not is_allowed(call, '{"rain": true}'), "the schema waits for a later turn"
 
 
 def test_allowed_tools_are_those_that_the_model_reads(tools_server: EdgeServer) -> None:

@@ -14,7 +14,7 @@ BUDGET = "if 0 <= limit <= self._reasoned:"
 
 CONSTRAINT_BUGS = [
     bug("a matcher forgets the answer before a preemption", FOLD, "for token in tokens:", "for token in ():", "G1", "G2", "history changed"),
-    bug("a grammar takes no token", FOLD, "elif self._grammar is not None and", "elif False and", "G1", "was answered"),
+    bug("a grammar takes no token", FOLD, "if self._grammar is not None and not self.error", "if False", "G1", "was answered"),
     bug(
         "a finished grammar goes on",
         FOLD,
@@ -22,7 +22,10 @@ CONSTRAINT_BUGS = [
         "        self.complete(mask)\n        if not self.error and (mask == self._vocabulary.mask_of(self._vocabulary.end_tokens)).all():\n            mask[:] = self._vocabulary.everything\n",
         "G2",
     ),
-    bug("a grammar begins within the reasoning", FOLD, "self.is_reasoning = bool(constraint.reasoning_end)", "self.is_reasoning = False", "G1"),
+    bug("a grammar begins within the reasoning", FOLD, "self.is_reasoning = bool(constraint.reasoning_end) and not constraint.reasoning_begin", "self.is_reasoning = False", "G1"),
+    bug("a mark that is begun is forgotten", FOLD, "self._opened += 1", "self._opened += 0", "G1", "was answered"),
+    bug("a grammar that a mark has left goes on", FOLD, "is_left = self._opened >= 0 and self._constraint.grammar", "is_left = False", "G1"),
+    bug("a mark counts for nothing in the budget", FOLD, "-1, len(begin), True, None", "-1, 0, True, None", "G1"),
     bug("a grammar never begins", FOLD, "if self._tail == end:", "if False:", "G1", "G2", "was answered"),
     bug("reasoning goes on a token too long", FOLD, BUDGET, "if 0 <= limit < self._reasoned:", "G1"),
     bug("reasoning has no budget", FOLD, BUDGET, "if False:", "G1"),

@@ -15,7 +15,10 @@ from tokenizers import Tokenizer
 
 import vnext
 from vnext.sampling_params import InvalidRequest, StructuredOutputsParams
+from vnext.server.answers.chat_request import CALL_OPTIONS
+from vnext.text.dialects.grammar import either
 from vnext.text.dialects.table import NAMES
+from vnext.text.parts import CallBegun
 from vnext.text.structured.asked import Asked
 from vnext.text.structured.grammar import grammar_of
 from vnext.text.tokenizer import Tokenizer as ModelTokenizer
@@ -166,3 +169,24 @@ def test_a_chosen_call_keeps_to_its_schema(name: str, special: bool) -> None:
         name_ = next(each for each in SCHEMAS if each in call)
         wrong = tokenizer.encode(call.replace(name_, "nothing", 1), add_special_tokens=False).ids
         assert llguidance.LLMatcher(vocabulary, grammar).validate_tokens(wrong) < len(wrong)
+
+
+@pytest.mark.parametrize("name", sorted({dialect.name for dialect in NAMES.values()}))
+def test_an_answer_may_be_calls_or_keep_a_schema(name: str) -> None:
+    """Both can be written to their ends in each dialect, also where both begin with a brace."""
+    dialect = next(each for each in NAMES.values() if each.name == name)
+    lark = dialect.call_grammar(TOOLS, True, MODEL.special_ids)
+    calls = grammar_of(Asked(kind="calls", value=lark, path="tools", options=CALL_OPTIONS), MODEL)
+    schema = {"type": "object", "properties": {"name": {"type": "integer"}, "say": {"enum": ["yes", "no"]}}, "required": ["name", "say"]}
+    words = grammar_of(Asked(kind="json", value=schema, path="response_format"), MODEL)
+    union = either(calls, words)
+    _, vocabulary = tokenizers()
+    called, rng = 0, random.Random(3)
+    for _ in range(12):
+        text = sample(union, rng)
+        is_word = text is not None and '"say"' in text and jsonschema.validate(json.loads(text), schema) is None
+        assert text is None or is_word or any(isinstance(part, CallBegun) for part in parts_of(dialect, [text], TOOLS)), text
+        called += not is_word
+    answer = vocabulary.tokenize_str('{"name": 3, "say": "yes"}')
+    matcher = llguidance.LLMatcher(vocabulary, union)
+    assert matcher.try_consume_tokens(answer) == len(answer) and matcher.is_accepting() and called

@@ -384,13 +384,15 @@ def draw_constraint(rng: Rng, tokens: list[int]) -> Constraint:
         return tuple(rng.choose(tokens[:kinds]) for _ in range(rng.between(1, most)))
 
     sets = [",".join(map(str, some(3))) + ("*" if rng.happens(30) else "") for _ in range(rng.between(1, 12))]
-    return Constraint(
+    found = Constraint(
         grammar=" ".join(sets) if rng.happens(75) else "",
         reasoning_end=some(3) if rng.happens(40) else (),
         reasoning_max=rng.choose((-1, 0, 1, 2, 5)),
         allowed=some(6) if rng.happens(15) else (),
         banned=tuple(some(3, 2) for _ in range(rng.between(1, 2))) if rng.happens(25) else (),
     )
+    end, mixed = found.reasoning_end, sum(found.reasoning_end)
+    return replace(found, reasoning_begin=(end[-1], *end[: mixed % 3])) if mixed % 2 else found
 
 
 def draw_prompt(rng: Rng, config: SchedulerConfig, histories: list[tuple[int, ...]]) -> tuple[int, ...]:

@@ -45,6 +45,11 @@ class ToyMatcher:
         self._answer = (*self._answer, token)
         return True
 
+    def validate_tokens(self, tokens: Sequence[int]) -> int:
+        """How many of the tokens may come next, one behind the other."""
+        copy = self.deep_copy()
+        return next((place for place, token in enumerate(tokens) if not copy.consume_token(token)), len(tokens))
+
     def compute_ff_tokens(self) -> list[int]:
         """The tokens that are forced: each is the only one that may come next."""
         found: list[int] = []
@@ -97,7 +102,7 @@ def fails(constraint: Constraint, answer: Sequence[int], size: int, end_tokens: 
 def forced(constraint: Constraint, answer: Sequence[int], end_tokens: Sequence[int]) -> list[int]:
     """The tokens that the grammar alone forces behind `answer`."""
     begin, found = _reasoned(constraint, answer), list[int]()
-    while constraint.grammar and begin >= 0:
+    while constraint.grammar and begin >= 0 and not _opening(constraint, answer):
         only = next_tokens(constraint.grammar, (*answer[begin:], *found), end_tokens)
         if len(only) != 1 or only & {*end_tokens, BREAKS}:
             break
@@ -110,10 +115,14 @@ def _listed(constraint: Constraint, answer: Sequence[int], size: int, end_tokens
     begin, everything = _reasoned(constraint, answer), set(range(size))
     if begin < 0:
         found = _while_reasoning(constraint, answer, everything, end_tokens)
+    elif not constraint.grammar:
+        found = everything
     else:
-        found = next_tokens(constraint.grammar, answer[begin:], end_tokens) if constraint.grammar else everything
+        behind = answer[begin:]
+        found = next_tokens(constraint.grammar, behind, end_tokens) if _fits(constraint, behind, end_tokens) else set()
     if BREAKS in found:
         return set()
+    found = found | _opening(constraint, answer)
     found = found & set(constraint.allowed) if constraint.allowed else found
     return found - {last for *first, last in constraint.banned if not first or [*answer[-len(first) :]] == first}
 
@@ -121,21 +130,37 @@ def _listed(constraint: Constraint, answer: Sequence[int], size: int, end_tokens
 def is_finished(constraint: Constraint, answer: Sequence[int], end_tokens: Sequence[int]) -> bool:
     """Whether the grammar of the answer is complete and cannot go on."""
     begin = _reasoned(constraint, answer)
+    if _opening(constraint, answer):
+        return False
     return bool(constraint.grammar and begin >= 0) and next_tokens(constraint.grammar, answer[begin:], ()) == set()
 
 
 def _reasoned(constraint: Constraint, answer: Sequence[int]) -> int:
-    """The place behind the model's reasoning, -1 while it reasons."""
-    end = [*constraint.reasoning_end]
-    ends = range(len(end), len(answer) + 1)
+    """The place behind the model's reasoning, 0 where it has not begun, -1 while it reasons."""
+    end, begin = [*constraint.reasoning_end], [*constraint.reasoning_begin]
+    if [*answer[: len(begin)]] != begin:
+        return 0
+    ends = range(len(begin) + len(end), len(answer) + 1)
     return next((place for place in ends if [*answer[place - len(end) : place]] == end), -1) if end else 0
 
 
 def _while_reasoning(constraint: Constraint, answer: Sequence[int], everything: set[int], end_tokens: Sequence[int]) -> set[int]:
-    end = [*constraint.reasoning_end]
+    end, thought = [*constraint.reasoning_end], [*answer[len(constraint.reasoning_begin) :]]
     if 0 <= constraint.reasoning_max <= len(answer):
-        return {end[max(size for size in range(len(end)) if not size or [*answer[-size:]] == end[:size])]}
+        return {end[max(size for size in range(len(end)) if not size or thought[-size:] == end[:size])]}
     return everything - set(end_tokens) | set(end) if constraint.grammar else everything
+
+
+def _opening(constraint: Constraint, answer: Sequence[int]) -> set[int]:
+    """The token with which the mark that begins reasoning goes on, none where it is decided whether the answer reasons."""
+    begin, size = [*constraint.reasoning_begin], len(answer)
+    return set(begin[size : size + 1]) if [*answer] == begin[:size] else set()
+
+
+def _fits(constraint: Constraint, answer: Sequence[int], end_tokens: Sequence[int]) -> bool:
+    """Whether the grammar allows the answer so far; only the tokens of an opening mark may have left it."""
+    places = range(len(answer) if len(answer) < len(constraint.reasoning_begin) else 0)
+    return all(answer[place] in next_tokens(constraint.grammar, answer[:place], end_tokens) for place in places)
 
 
 def nearest(wanted: int, tokens: np.ndarray) -> int:

@@ -22,14 +22,14 @@ from vnext.server.answers.beams import generation_of
 from vnext.server.answers.generation import Generation
 from vnext.server.answers.parts import AnswerParts
 from vnext.server.answers.retained import retention_of
-from vnext.server.context.conversation import begins_answer
+from vnext.server.context.conversation import asks_to_think, begins_answer
 from vnext.server.context.openai_types import ChatBody, sampling_params
 from vnext.server.context.retention import Breakpoint
 from vnext.server.context.server_context import ServerContext
 from vnext.server.context.structure import asked_structure, kept_tools
 from vnext.server.context.tool_choice import ToolChoice, tool_choice_of
 from vnext.state.params import Constraint
-from vnext.text.dialects.grammar import behind, speller
+from vnext.text.dialects.grammar import behind, either, speller
 from vnext.text.reasoning import Parser, ReasoningParser, with_reasoning
 from vnext.text.structured.asked import Asked
 
@@ -140,6 +140,25 @@ class ChatRequest:
         """OpenAI's reason for the end of an answer: "tool_calls" where it is complete, as are its calls, which it chose itself."""
         return "tool_calls" if finish == "stop" and parts.has_called and self._choice.force != "named" else finish
 
+    def _is_held_at_once(self, constraint: Constraint | None) -> bool:
+        """Whether an answer that could open reasoning may not: of a mark that is no token of its own the constraint would leave the
+        first piece, which such a model may take for anything, so the request must ask for the reasoning."""
+        body, marks = self._body, self._context.mark_tokens
+        if constraint is None or self._begun or marks is None or len(marks[0]) == 1:
+            return False
+        return body.thinking_token_budget is None and not asks_to_think(body)
+
+    @property
+    def _may_call(self) -> bool:
+        """Whether an answer of the format that `response_format` asks for may be calls instead."""
+        asked = self._body.response_format
+        return asked is not None and asked.type != "text" and self._choice.force == "auto" and bool(self._choice.allowed)
+
+    async def _calls(self, client: str) -> str:
+        """The grammar of an answer that calls the tools."""
+        of = self._choice.allowed, self._choice.one, sorted(self._choice.strict_names)
+        return await self._context.grammars.made(of, client, self._asked_calls)
+
     def _asked_calls(self) -> Asked:
         """The calls of a forced answer, as the model's dialect writes them."""
         context, choice = self._context, self._choice
@@ -166,15 +185,15 @@ class ChatRequest:
         """What the answers must look like, after their reasoning if the prompt makes them begin with it."""
         context, choice = self._context, self._choice
         if choice.is_forced:
-            of = choice.allowed, choice.one, sorted(choice.strict_names)
-            grammar = await context.grammars.made(of, client, self._asked_calls)
-            constraint: Constraint | None = Constraint(grammar=grammar)
+            constraint: Constraint | None = Constraint(grammar=await self._calls(client))
         else:
             constraint = await context.constraint(self._body, client) or await self._chosen_calls(client)
             if constraint and context.marks and context.marks.answer and not self._body.continue_final_message:
                 head = speller(context.tokenizer.special_ids)(context.marks.answer)
                 constraint = Constraint(grammar=behind(head, constraint.grammar))
-        if context.mark_tokens is None or not context.marks.are_expected(prompt):
+            if constraint and self._may_call:
+                constraint = Constraint(grammar=either(await self._calls(client), constraint.grammar))
+        if context.mark_tokens is None or not context.marks.are_expected(prompt) or self._is_held_at_once(constraint):
             return constraint
         return with_reasoning(constraint, context.mark_tokens, self._begun, self._body.thinking_token_budget)
 
@@ -195,11 +214,9 @@ async def prompt_of(context: ServerContext, body: ChatBody, tools: list[dict[str
 
 
 def _check_combinations(body: ChatBody, choice: ToolChoice) -> None:
-    other = next((name for name in ("response_format", "structured_outputs") if getattr(body, name) is not None), None)
-    if body.response_format is not None and body.response_format.type == "text":
-        other = None
-    if choice.is_forced and other:
-        raise InvalidRequest(f"tool_choice makes the answer a call, and {other} makes it something else: leave one out.", other)
+    if choice.is_forced and body.structured_outputs is not None:  # a response_format waits for the answer to the calls' results
+        name = "structured_outputs"
+        raise InvalidRequest(f"tool_choice makes the answer a call, and {name} makes it something else: leave one out.", name)
     if body.use_beam_search and (choice.is_forced or body.thinking_token_budget is not None):
         name = "tool_choice" if choice.is_forced else "thinking_token_budget"
         raise InvalidRequest(f"use_beam_search cannot be combined with {name}: leave one out.", name)

@@ -66,6 +66,13 @@ def _thinking(body: ChatBody) -> dict[str, Any]:
     return {name: value for name, value in (("reasoning_effort", effort), ("enable_thinking", thinks)) if value is not None}
 
 
+def asks_to_think(body: ChatBody) -> bool:
+    """Whether the request switches reasoning on."""
+    given = _thinking(body) | (body.chat_template_kwargs or {})
+    effort = given.get("reasoning_effort")
+    return bool(given.get("enable_thinking") or given.get("thinking") or (effort and effort != "none"))
+
+
 def begins_answer(body: ChatBody) -> bool:
     """Whether the prompt ends with the beginning of an assistant's message. Raises InvalidRequest."""
     if not body.continue_final_message:

@@ -17,18 +17,20 @@ import msgspec
 Functions = Sequence[Mapping[str, Any]]
 Spell = Callable[[str], str]
 
+WHOLE_MAX = 64  # calls as whole JSON objects: more of them are more ways at one position than a grammar may have
 _WHOLE = {"allOf", "anyOf", "oneOf", "not", "if", "$ref", "patternProperties", "dependentRequired", "dependentSchemas"}
 
 
 class Frame(msgspec.Struct, frozen=True, kw_only=True):
     """The text around calls: `before` the first, `between` two, `after` the last; `head` before the arguments of a name, `tail`
-    after them."""
+    after them. `key`: the member of the arguments where a call is one JSON object and no mark stands before it."""
 
     head: Callable[[str], str]
     tail: str = ""
     before: str = ""
     between: str = ""
     after: str = ""
+    key: str = ""
 
 
 def speller(special: Mapping[str, int]) -> Spell:
@@ -49,6 +51,14 @@ def behind(head: str, grammar: str) -> str:
     """The grammar, as llguidance reads it, of an answer that begins with `head` (Lark) and then follows `grammar`."""
     inner = json.loads(grammar)["grammars"][0] if grammar.startswith("{") else {"lark_grammar": grammar}
     return json.dumps({"grammars": [{"lark_grammar": f"start: {head} @answer"}, {**inner, "name": "answer"}]}, ensure_ascii=False)
+
+
+def either(calls: str, answer: str) -> str:
+    """The grammar, as llguidance reads it, of an answer that is `calls` (Lark) or follows `answer`."""
+    first, *rest = json.loads(answer)["grammars"] if answer.startswith("{") else [{"lark_grammar": answer}]
+    choice = {"lark_grammar": "start: @calls | @words"}
+    named = [{"lark_grammar": calls, "name": "calls"}, {**first, "name": "words"}]
+    return json.dumps({"grammars": [choice, *named, *rest]}, ensure_ascii=False)
 
 
 def quoted(text: str) -> str:
@@ -97,10 +107,24 @@ def framed(functions: Functions, parallel: bool, spell: Spell, frame: Frame, bod
     """Calls of functions whose arguments are one JSON object each. `body` gives the rules of another: `arguments_N: ...`."""
     rules = []
     for place, function in enumerate(functions):
+        if frame.key and len(functions) <= WHOLE_MAX and (whole := whole_call(function, frame.key)):
+            rules += [f"call_{place}: {json_rule(whole)}"]
+            continue
         head, tail = spell(frame.head(function["name"])), spell(frame.tail)
         rules += [f"call_{place}: {head} arguments_{place} {tail}"]
         rules += [body(place) if body else f"arguments_{place}: {json_rule(schema_of(function))}"]
     return "\n".join([start(len(functions), parallel, spell, frame), *rules]) + "\n"
+
+
+def whole_call(function: Mapping[str, Any], key: str) -> dict[str, Any] | None:
+    """The schema of a call as one JSON object, so that a grammar may hold other JSON beside it; None where the arguments' schema
+    refers to its own places by other ways than definitions."""
+    schema = dict(schema_of(function))
+    definitions = {name: schema.pop(name) for name in ("$defs", "definitions") if name in schema}
+    if re.search(r'"\$ref": "(?!#/(\$defs|definitions)/)', json.dumps(schema) + json.dumps(definitions)):
+        return None
+    members = {"name": {"const": function["name"]}, key: schema}
+    return {"type": "object", "properties": members, "required": [*members], "additionalProperties": False, **definitions}
 
 
 def start(count: int, parallel: bool, spell: Spell, frame: Frame) -> str:

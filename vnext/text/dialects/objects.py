@@ -51,7 +51,7 @@ LLAMA3 = json_calls(
     "llama3_json",
     (),
     "",
-    Frame(head=lambda name: json_head(name, "parameters"), tail="}", between="; "),
+    Frame(head=lambda name: json_head(name, "parameters"), tail="}", between="; ", key="parameters"),
     only_known=True,
 )
 GRANITE = json_calls(
@@ -70,4 +70,4 @@ GEMMA = json_calls(
     Frame(before="```json\n[", after="]\n```", **_LIST),
     only_known=True,
 )
-JSON = json_calls("json", (), "", Frame(before="[", after="]", **_LIST), only_known=True)
+JSON = json_calls("json", (), "", Frame(before="[", after="]", key="arguments", **_LIST), only_known=True)
