@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -65,3 +66,35 @@ def test_a_joined_turn_keeps_calls_and_reasoning() -> None:
     ]
     joined = {"role": "assistant", "content": "b", "thinking": "one\n\ntwo", "tool_calls": [call, other]}
     assert ChatTemplate(IN_TURNS, {}).arranged(turns) == [turns[0], joined]
+
+
+CALLS = "{% for c in m.tool_calls %}({{ c.id }}:{{ c.function.name }}){% endfor %}"
+ONE_CALL = (
+    "{% for m in messages %}{% if m.tool_calls and m.tool_calls | length > 1 %}{{ raise_exception('single calls only') }}{% endif %}"
+    "<{{ m.role }}{% if m.tool_call_id %} {{ m.tool_call_id }}{% endif %}>{{ m.content }}" + CALLS + "{% endfor %}"
+)
+NINE = (
+    "{% for m in messages %}{% for c in m.tool_calls %}{% if c.id | length != 9 %}{{ raise_exception('nine') }}{% endif %}{% endfor %}"
+    "<{{ m.role }}{% if m.tool_call_id %} {{ m.tool_call_id }}{% endif %}>{{ m.content }}" + CALLS + "{% endfor %}"
+)
+PARALLEL = [
+    {"role": "user", "content": "u"},
+    {"role": "assistant", "content": "w", "tool_calls": [{"id": id_, "function": {"name": "f"}} for id_ in ("call_a", "b12345678")]},
+    {"role": "tool", "content": "rb", "tool_call_id": "b12345678"},
+    {"role": "tool", "content": "ra", "tool_call_id": "call_a"},
+]
+
+
+def test_a_template_of_single_calls_gets_them_with_their_results() -> None:
+    template = ChatTemplate(ONE_CALL, {})
+    text = template.render(template.arranged(PARALLEL), {})
+    assert text == "<user>u<assistant>w(call_a:f)<tool call_a>ra<assistant>(b12345678:f)<tool b12345678>rb"
+    assert ChatTemplate(ANY_ORDER, {}).arranged(PARALLEL) == PARALLEL
+
+
+def test_ids_of_other_servers_become_those_that_the_template_takes() -> None:
+    template = ChatTemplate(NINE, {})
+    text = template.render(template.arranged(PARALLEL), {})
+    ids = re.findall(r"\((\w+):f\)", text)
+    assert ids[1] == "b12345678" and re.fullmatch("[0-9a-f]{9}", ids[0])
+    assert text == f"<user>u<assistant>w({ids[0]}:f)({ids[1]}:f)<tool {ids[1]}>rb<tool {ids[0]}>ra"
