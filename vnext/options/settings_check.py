@@ -199,7 +199,7 @@ def _expected(hint: Any) -> str:
 
 def _check_together(settings: EngineSettings) -> None:
     """Raise SettingsError for values that are valid alone but cannot work together."""
-    tokens, length = settings.max_num_batched_tokens, settings.max_model_len
+    tokens, length = settings.step_tokens(settings.device != "cpu"), settings.max_model_len
     if not settings.enable_chunked_prefill and settings.long_prefill_token_threshold:
         raise SettingsError(
             f"long_prefill_token_threshold is {settings.long_prefill_token_threshold} and chunked prefill is off: "

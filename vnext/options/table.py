@@ -37,7 +37,7 @@ ENGINE_HELP = {
     "seed": "derives a seed for each request that has none (default: a new one at each start)",
     "max_model_len": "maximum tokens of a request, answer included (default: the model's)",
     "max_num_seqs": "maximum requests in the batch",
-    "max_num_batched_tokens": "maximum tokens of a step",
+    "max_num_batched_tokens": "maximum tokens of a step (default: 2,048 on a CPU, 8,192 on a GPU)",
     "long_prefill_token_threshold": "maximum tokens of one prompt in one step; 0 for no limit",
     "block_size": "tokens in a cache block",
     "num_blocks_override": "number of cache blocks, regardless of memory",

@@ -22,6 +22,8 @@ Isa = Literal["auto", "portable", "avx2", "avx512", "avx512_bf16", "amx", "neon"
 ExecutorName = Literal["mp", "inproc", "ray"]
 Role = Literal["both", "prefill", "decode"]
 """What an engine does of a request: all, its prompt, which another engine then has, or its answer."""
+CPU_STEP_TOKENS, GPU_STEP_TOKENS = 2048, 8192
+"""The most tokens of a step where the settings do not say: a GPU computes more of a prompt at once."""
 HandoverTransport = Literal["auto", "shm", "tcp", "nixl"]
 LogPrivacy = Literal["shape", "full", "off"]
 LogFormat = Literal["text", "json"]
@@ -90,7 +92,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     seed: int | None = None
     max_model_len: int | None = None
     max_num_seqs: int = 256
-    max_num_batched_tokens: int = 2048
+    max_num_batched_tokens: int | None = None
     long_prefill_token_threshold: int = 0
     block_size: int = 16
     num_blocks_override: int | None = None
@@ -164,6 +166,10 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     def world_size(self) -> int:
         """The number of ranks."""
         return self.tensor_parallel_size * self.pipeline_parallel_size
+
+    def step_tokens(self, on_gpu: bool) -> int:
+        """The most tokens of a step."""
+        return self.max_num_batched_tokens or (GPU_STEP_TOKENS if on_gpu else CPU_STEP_TOKENS)
 
 
 def reads_generation_config(settings: EngineSettings) -> bool:

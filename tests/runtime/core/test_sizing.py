@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
+from vnext.runtime.core.process import gpu_settings
 from vnext.runtime.core.sizing import scheduler_config
 from vnext.runtime.messages import ModelFacts, RankReady
 from vnext.runtime.settings import EngineSettings, SettingsError
@@ -24,6 +26,17 @@ def test_defaults_come_from_the_model() -> None:
     config = scheduler_config(EngineSettings(), MODEL, ranks(10**6))
     assert (config.max_model_len, config.eos_token_ids, config.vocab_size) == (512, (2,), 100)
     assert config.pipeline_depth == 2 and config.prefix_caching and config.chunked_prefill
+
+
+def test_a_step_has_more_tokens_on_a_gpu_unless_the_user_says_how_many() -> None:
+    def tokens(device: str, **settings: int) -> int:
+        found = (replace(ranks(10**6)[0], environment={"device": device}),)
+        return scheduler_config(EngineSettings(**settings), MODEL, found).max_num_batched_tokens
+
+    assert (tokens("cpu"), tokens("NVIDIA H200")) == (2048, 8192)
+    assert {tokens(device, max_num_batched_tokens=512) for device in ("cpu", "NVIDIA H200")} == {512}
+    assert gpu_settings(EngineSettings(), 0).tokens_max == 8192
+    assert gpu_settings(EngineSettings(max_num_batched_tokens=64), 0).tokens_max == 64
 
 
 def test_the_cache_is_the_smallest_rank_s_and_no_more_than_a_full_batch_needs() -> None:

@@ -279,7 +279,7 @@ def gpu_settings(engine: EngineSettings, drafts_max: int) -> GpuSettings:
         graph_sizes=engine.graph_sizes,
         compile=engine.compile,
         attention=engine.attention,
-        tokens_max=engine.max_num_batched_tokens,
+        tokens_max=engine.step_tokens(on_gpu=True),
         rows_max=engine.max_num_seqs,
         drafts_max=drafts_max,
         adapters_max=engine.max_loras if engine.enable_lora else 0,

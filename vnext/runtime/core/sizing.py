@@ -22,28 +22,28 @@ ASYNC_DEPTH = 2
 
 def scheduler_config(settings: EngineSettings, model: ModelFacts, ranks: Sequence[RankReady]) -> SchedulerConfig:
     """The engine's bounds. Raises SettingsError."""
-    bounds = _bounds(settings, model)
+    bounds = _bounds(settings, model, ranks[0].environment.get("device", "cpu") != "cpu")
     if bounds.speculation is not None and bounds.speculation.row_cost == MEASURED:
         row_cost, step_cost, many = ranks[0].draft_costs
         costs = replace(bounds.speculation, row_cost=row_cost, step_cost=step_cost, row_cost_many=many)
         bounds = replace(bounds, speculation=costs)
     bounds = replace(bounds, page_count=cache_blocks(settings, bounds, ranks))
     length = fitting_length(settings, bounds)
-    if not settings.enable_chunked_prefill and settings.max_num_batched_tokens < length:
+    if not settings.enable_chunked_prefill and bounds.max_num_batched_tokens < length:
         raise SettingsError(
-            f"--max-num-batched-tokens is {settings.max_num_batched_tokens}, less than the model length {length}, and "
+            f"--max-num-batched-tokens is {bounds.max_num_batched_tokens}, less than the model length {length}, and "
             "chunked prefill is off: raise it or lower --max-model-len"
         )
     return replace(bounds, max_model_len=length)
 
 
-def _bounds(settings: EngineSettings, model: ModelFacts) -> SchedulerConfig:
+def _bounds(settings: EngineSettings, model: ModelFacts, on_gpu: bool) -> SchedulerConfig:
     """The bounds before the memory is known: the longest model length allowed, and no cache."""
     parts = microbatches(settings)
     return SchedulerConfig(
         block_size=settings.block_size,
         page_count=0,
-        max_num_batched_tokens=settings.max_num_batched_tokens,
+        max_num_batched_tokens=settings.step_tokens(on_gpu),
         max_num_seqs=settings.max_num_seqs,
         max_model_len=model_length(settings, model),
         long_prefill_token_threshold=settings.long_prefill_token_threshold if settings.enable_chunked_prefill else 0,
