@@ -7,6 +7,7 @@ launch, so decodes, prompts, chunks and shared prefixes give the same bits.
 from __future__ import annotations
 
 import math
+from functools import cache
 
 import numpy as np
 import torch
@@ -25,6 +26,7 @@ side by side."""
 TILE_COLUMNS = 8
 PAD_BYTES = 16
 CHUNK_BYTES = 16
+SHARED_BYTES_MAX = 227 * 1024
 LOG2_E = math.log2(math.e)
 HEAD_DIM_MULTIPLE, HEAD_DIM_MAX = 16, 256
 LARGE_HEAD = 128
@@ -37,11 +39,21 @@ def warps_of(head_dim: int) -> int:
 
 
 def serves(query: torch.Tensor, key_cache: torch.Tensor) -> bool:
-    """Whether the kernel knows these types and this size of heads."""
+    """Whether the kernel knows these types and this size of heads, and the device has the shared memory for a block of them."""
     head_dim = query.shape[-1]
     sized = head_dim % HEAD_DIM_MULTIPLE == 0 and head_dim <= HEAD_DIM_MAX
     narrow = key_cache.dtype is torch.float8_e4m3fn and query.dtype is not torch.float32
-    return sized and query.dtype in FLOATS and (key_cache.dtype in (query.dtype, torch.int8) or narrow)
+    known = sized and query.dtype in FLOATS and (key_cache.dtype in (query.dtype, torch.int8) or narrow)
+    return known and shared_bytes(query, key_cache, warps_of(head_dim), is_partial=False) <= shared_memory(query.device)
+
+
+@cache
+def shared_memory(device: torch.device) -> int:
+    """Bytes that a block may have: 227 KiB of an sm_90, 99 of an sm_86, sm_89 and sm_120. The tests' host shim gives as much as
+    the largest."""
+    if device.type != "cuda":
+        return SHARED_BYTES_MAX
+    return int(torch.cuda.get_device_properties(device).shared_memory_per_block_optin)
 
 
 def paged_attention(

@@ -67,8 +67,8 @@ class CudaKernel:
         most = runtime.deviceGetAttribute(runtime.cudaDevAttrMaxSharedMemoryPerBlockOptin, self._device)
         if shared_mem > most:
             raise RuntimeError(
-                f"{self._name} needs {shared_mem} bytes of shared memory a block but this GPU gives {most}: "
-                "such heads are served in bfloat16 or float16"
+                f"{self._name} needs {shared_mem} bytes of shared memory a block but this GPU gives {most}: use --device cpu, or a "
+                "GPU that has more"
             )
         driver.funcSetAttribute(self._function, driver.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, shared_mem)
         self._shared_bytes = shared_mem

@@ -17,14 +17,14 @@ from vnext.kernels import products
 SERVED = torch.bfloat16
 ALIGNED_COUNT = 8
 """Elements of 16 bytes, of which rows are made."""
-CAPABILITY_MIN = (9, 0)
-"""Below it torch cuts the product on the host."""
+MAJORS = (9, 10)
+"""Of the compute capability. On all others torch cuts the product on the host, which a capture cannot hold."""
 
 
 def serves(dtype: torch.dtype, hidden: int, wide: int) -> bool:
     """Whether experts of these sizes (their inputs and inner outputs on this rank) are multiplied without the host."""
     aligned = hidden % ALIGNED_COUNT == 0 and wide % ALIGNED_COUNT == 0 and hasattr(functional, "grouped_mm")
-    return aligned and dtype is SERVED and (not torch.cuda.is_available() or torch.cuda.get_device_capability() >= CAPABILITY_MIN)
+    return aligned and dtype is SERVED and (not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] in MAJORS)
 
 
 def experts(

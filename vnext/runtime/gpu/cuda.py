@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from vnext.runtime.gpu.device import Mark, Memory
+from vnext.runtime.gpu.device import Mark, Memory, recording
 from vnext.runtime.settings import SettingsError
 
 
@@ -43,14 +43,21 @@ class CudaGraph:
     def begin(self) -> None:
         self._collects = gc.isenabled()
         gc.disable()
-        self._graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+        try:
+            self._graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+        except BaseException:
+            self._collect()
+            raise
 
     def end(self) -> None:
         try:
             self._graph.capture_end()
         finally:
-            if self._collects:
-                gc.enable()
+            self._collect()
+
+    def _collect(self) -> None:
+        if self._collects:
+            gc.enable()
 
     def replay(self) -> None:
         self._graph.replay()
@@ -101,10 +108,10 @@ class CudaDevice:
     def graph(self) -> CudaGraph:
         torch.cuda.synchronize()
         if self._first_graph is None:
-            self._first_graph = CudaGraph(self._pool)
-            self._first_graph.begin()
-            torch.zeros(1, device=self.torch_device)
-            self._first_graph.end()
+            first = CudaGraph(self._pool)
+            with recording(first):
+                torch.zeros(1, device=self.torch_device)
+            self._first_graph = first
         return CudaGraph(self._pool)
 
     def begin_peak(self) -> None:

@@ -23,7 +23,7 @@ from vnext.kernels.cuda.plan import Tiles
 from vnext.kernels.thin_tiles import ThinTiles
 from vnext.models.layers.batch import ForwardBatch, GroupPlaces, PreparedAttention
 from vnext.runtime.gpu.buckets import unit_room
-from vnext.runtime.gpu.device import Device, Graph
+from vnext.runtime.gpu.device import Device, Graph, recording
 from vnext.runtime.gpu.device_batch import DeviceBatch, HostStep, Samples, decode_slots
 from vnext.runtime.gpu.model import DeviceModel
 from vnext.runtime.gpu.sampling_updates import PLAIN, Wants
@@ -150,9 +150,8 @@ class DecodeGraphs:
         fields = layout.tensors(block)
         self.body(fields, rows, units, wants)
         graph = self._device.graph()
-        graph.begin()
-        _, tokens = self.body(fields, rows, units, wants)
-        graph.end()
+        with recording(graph):
+            _, tokens = self.body(fields, rows, units, wants)
         return Captured(graph, block, tokens, version)
 
     def body(

@@ -7,7 +7,8 @@ purpose, so that everything above this interface runs and is tested without a GP
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import NamedTuple, Protocol
 
 import torch
@@ -34,6 +35,21 @@ class Graph(Protocol):
 
     def replay(self) -> None:
         """Do the recorded work on the current contents of its addresses."""
+
+
+@contextmanager
+def recording(graph: Graph, latest: Callable[[], Graph] | None = None) -> Iterator[None]:
+    """Work until the block ends is recorded, in `graph` and those that the block begins, of which `latest` gives the last. An error
+    ends the recording too, so that the device computes again."""
+    latest = latest or (lambda: graph)
+    graph.begin()
+    try:
+        yield
+    except BaseException:
+        with suppress(RuntimeError):  # of a recording that the error has spoilt, or that has ended
+            latest().end()
+        raise
+    latest().end()
 
 
 class Memory(NamedTuple):

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 
 from vnext.kernels.cpu.stack import AuxStates
-from vnext.kernels.cuda import experts
+from vnext.kernels.cuda import attention, experts
 from vnext.kernels.thin_tiles import tile_room
 from vnext.models.config.model_config import ModelConfig
 from vnext.models.layers.batch import ForwardBatch
@@ -98,6 +98,13 @@ def why_not_captured(config: ModelConfig, parallel: Parallel, dtype: torch.dtype
         wide = config.experts.intermediate_size // parallel.world_size
         if is_fixed or not experts.serves(dtype, config.hidden_size, wide):
             return "the experts' products are cut by the host, which waits for their sizes"
+    if torch.cuda.is_available() and not attention.serves(*heads_like(dtype, config.head_dim)):
+        return "the GPU's kernel does not serve heads of this size and type, and the reference's attention waits for the device"
     if parallel.world_size > 1 and not parallel.can_capture:
         return "the ranks' sums go through the host"
     return ""
+
+
+def heads_like(dtype: torch.dtype, head_dim: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """A query and a cache of no tokens on the GPU."""
+    return tuple(torch.empty(shape, dtype=dtype, device="cuda") for shape in ((0, 1, head_dim), (0, 1, 1, head_dim)))

@@ -14,7 +14,7 @@ import torch
 
 from vnext.kernels.thin_tiles import ThinTiles
 from vnext.models.layers.batch import ForwardBatch, GroupPlaces, PreparedAttention
-from vnext.runtime.gpu.device import Device, Graph
+from vnext.runtime.gpu.device import Device, Graph, recording
 from vnext.runtime.gpu.model import DeviceModel
 
 
@@ -50,10 +50,9 @@ class Recorder:
 
     def record(self, body: Callable[[Callable[..., torch.Tensor]], torch.Tensor]) -> torch.Tensor:
         """The result of `body`, which receives `attend`; the last graph leaves its result there."""
-        self._begin()
-        result = body(self.attend)
-        self.graphs[-1].end()
-        return result
+        self.graphs.append(self._device.graph())
+        with recording(self.graphs[0], lambda: self.graphs[-1]):
+            return body(self.attend)
 
     def attend(
         self, query: torch.Tensor, key_cache: torch.Tensor, value_cache: torch.Tensor, metadata: Any, scale: float,
@@ -63,12 +62,9 @@ class Recorder:
         self.graphs[-1].end()
         seen = torch.zeros(query.shape, dtype=query.dtype, device=query.device)
         self.cuts.append(Cut(query, (key_cache, value_cache), metadata, scale, window, softcap, seen))
-        self._begin()
-        return seen
-
-    def _begin(self) -> None:
         self.graphs.append(self._device.graph())
         self.graphs[-1].begin()
+        return seen
 
 
 class Pieces(NamedTuple):
