@@ -62,6 +62,7 @@ struct Step {
 struct Heads {
     int heads, kv_heads, block_size;
     float scale, softcap;  // both times log2(e)
+    float turn;            // twice log2(e) times scale / softcap, where there is a cap
 };
 
 /* ---- keys and values to shared memory ---- */

@@ -64,6 +64,11 @@ __device__ __forceinline__ void hide(float (&scores)[KEYS / COLUMNS][4], int fir
         }
 }
 
+constexpr float TWICE_LOG2_E = 2.885390082f;
+
+/* tanh of x, given 2 log2(e) x: by one power of two and one quotient, to 2e-7 of 1. */
+__device__ __forceinline__ float tanh_of(float doubled) { return 1.0f - __fdividef(2.0f, 1.0f + power_of_two(doubled)); }
+
 /* One step of 32 keys from `first` on; `limits`: the last keys that this lane's two rows see. */
 __device__ __forceinline__ void attend(Sums &sums, const Multiply::Queries &queries, const SCALAR *keys, float *spare, int first,
                                        const int (&limits)[2], int window, const Heads &heads) {
@@ -74,7 +79,7 @@ __device__ __forceinline__ void attend(Sums &sums, const Multiply::Queries &quer
         for (int j = 0; j < KEYS / COLUMNS; ++j)
 #pragma unroll
             for (int i = 0; i < 4; ++i)
-                scores[j][i] = heads.softcap * tanhf(scores[j][i] * scale / heads.softcap);
+                scores[j][i] = heads.softcap * tanh_of(scores[j][i] * heads.turn);
         scale = 1.0f;
     }
     hide(scores, first, limits, window);
@@ -208,7 +213,7 @@ paged_attention(SCALAR *output, float *partial_values, float2 *partial_marks, co
     float *own = reinterpret_cast<float *>(own_bytes + (Multiply::HOLDS ? 0 : QUERY_BYTES)) + Multiply::SPARE + threadIdx.x % 32;
 
     const Step step{units, tiles, tokens, limits, partials, table, table_stride, window};
-    const Heads heads{heads_of_all, kv_heads, block_size, scale, softcap};
+    const Heads heads{heads_of_all, kv_heads, block_size, scale, softcap, softcap > 0.0f ? TWICE_LOG2_E * scale / softcap : 0.0f};
     const Unit unit = units[blockIdx.x];
     if (unit.tile_count == 0) return;  // room in a graph that this step does not need
     const int begin = unit.key_first / KEYS, stop = (unit.key_stop + KEYS - 1) / KEYS;
