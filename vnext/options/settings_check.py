@@ -80,6 +80,7 @@ BOUNDS = {
     "template_limit_s": (0.01, 3_600),
     "connections_max": (1, 2**20),
     "write_timeout_s": (1, 86_400),
+    "sse_ping_interval_s": (0, 3_600),
     "keepalive_timeout_s": (1, 86_400),
     "num_prompts": (1, COUNT_MAX),
     "input_len": (1, COUNT_MAX),

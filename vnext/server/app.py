@@ -47,7 +47,7 @@ def make_app(
     app.on_cleanup.append(_close_work)
     app[READERS], app[FOLLOWERS] = Readers(), set()
     app.on_shutdown.append(end_streams)
-    app[TURN] = Turn()
+    app[TURN] = Turn(settings.sse_ping_interval_s)
     app.cleanup_ctx.append(report_load)
     app[welcome.ROUTES] = ROUTES
     for prefix in dict.fromkeys(("", settings.root_path)):

@@ -35,7 +35,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     At most `connections_max` are open, three quarters of them from one address. A connection closes if its request's head does
     not arrive within `head_timeout_s`, if no new request comes for `keepalive_timeout_s`, or if the client hardly reads its
-    answer for `write_timeout_s`.
+    answer for `write_timeout_s`. A stream shows a sign of life after `sse_ping_interval_s` of silence (0: never).
 
     `engine_address` is the first engine's, `other_engines` are those of the others, among
     which `data_parallel_policy` chooses; the first `prefill_engines` compute prompts for the others. With `role` "prefill" routers
@@ -112,6 +112,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     head_timeout_s: float = 10.0
     keepalive_timeout_s: float = 75.0
     write_timeout_s: float = 60.0
+    sse_ping_interval_s: float = 10.0
     drain_s: float = 30.0
     connect_timeout_s: float | None = 600.0
     batch_dir: str = ""

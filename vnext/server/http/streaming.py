@@ -1,7 +1,8 @@
 """Streaming: chunks of an answer as server-sent events.
 
-Owns the response's head, the frames and how a stream that has begun reports an error. Knows no chunk's content. Sends
-nothing before the first chunk exists, so that a refusal still gets its proper HTTP status.
+Owns the response's head, the frames, the signs of life in a long silence and how a stream that has begun reports an error. Knows
+no chunk's content. Sends nothing before the first chunk exists or the first sign of life is due, so that a refusal still gets
+its proper HTTP status.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ _HEADERS = (
 )
 FRAMES_MAX = 32  # unsent; a server that is behind reads many steps in one turn
 _DONE = b"data: [DONE]\n\n"
+_COMMENT = b": keep-alive\n\n"
 _TRANSPORT_ERRORS = (OSError, ClientError)
 _MARK = secrets.token_hex(16)  # no client can guess it
 
@@ -51,14 +53,18 @@ async def respond(
     done: bytes = _DONE,
     fault_frame: Callable[[Failure], bytes] = _fault_frame,
 ) -> web.StreamResponse:
-    """Send the chunks of `answering`, then `done`. An error after the first chunk becomes the last frame instead."""
+    """Send the chunks of `answering`, then `done`. An error after the first chunk becomes the last frame instead. Comments
+    are sent where nothing else has been for the interval of the settings, so that no proxy takes the stream for dead."""
     events = Events(request)
     await request.app.on_response_prepare.send(request, events.response)
+    pings = Pings(events, request.app[TURN].ping_interval_s)
     try:
         failure = await _failure(events, answering)
         await events.end(done if failure is None else fault_frame(failure))
     except ClientGone as error:  # leaving `answering` has aborted its requests
         log.debug("a client left %s before its stream had ended: %s", request.path, error.__cause__)
+    finally:
+        pings.end()
     return events.response
 
 
@@ -78,9 +84,11 @@ async def _failure(events: Events, answering: Answering) -> Failure | None:
 
 
 class Turn:
-    """The responses that have something to write at the end of this turn of the event loop."""
+    """The responses that have something to write at the end of this turn of the event loop. `ping_interval_s`: of silence, after
+    which each shows that it lives."""
 
-    def __init__(self) -> None:
+    def __init__(self, ping_interval_s: float = 0) -> None:
+        self.ping_interval_s = ping_interval_s
         self._due: list[Events] = []
 
     def add(self, events: Events) -> None:
@@ -148,6 +156,13 @@ class Events:
         self._unsent: list[bytes] = []
         self._is_ending = False
         self._turn = request.app[TURN]
+        self.written_s = time.monotonic()
+        """When bytes went out last, or the stream began."""
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether nothing waits to be sent or to be read by the client."""
+        return not (self._unsent or self._is_ending or self._transport.is_closing() or self._transport.get_write_buffer_size())
 
     def send(self, *frames: bytes) -> bool:
         """Send frames at the end of this turn; returns whether more can be sent at once."""
@@ -178,6 +193,7 @@ class Events:
             return
         if data and is_chunked:
             data = b"%x\r\n%b\r\n" % (len(data), data)
+        self.written_s = time.monotonic()
         self._transport.write(self.response.head() + data + (b"0\r\n\r\n" if is_last and is_chunked else b""))
 
     async def room(self, is_last: bool = False) -> None:
@@ -194,6 +210,27 @@ class Events:
         """Send the last frame. Raises ClientGone."""
         self._unsent.append(last)
         await self.room(is_last=True)
+
+
+class Pings:
+    """Signs of life of one stream, every `interval_s` of silence; 0 for none. `end` it with the stream."""
+
+    def __init__(self, events: Events, interval_s: float) -> None:
+        self._events, self._interval_s = events, interval_s
+        self._timer = self._after(interval_s) if interval_s else None
+
+    def end(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _after(self, wait_s: float) -> asyncio.TimerHandle:
+        return asyncio.get_running_loop().call_later(wait_s, self._look)
+
+    def _look(self) -> None:
+        left_s = self._events.written_s + self._interval_s - time.monotonic()
+        if left_s <= 0 and self._events.is_quiet:
+            self._events.send(_COMMENT)
+        self._timer = self._after(left_s if left_s > 0 else self._interval_s)
 
 
 @lru_cache(maxsize=1)

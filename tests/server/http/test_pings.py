@@ -1,0 +1,107 @@
+"""Signs of life: a stream that waits for its first token, or pauses, shows that it lives, and changes in nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import anthropic
+import httpx
+import pytest
+from edge_server import EdgeServer
+from toy_tokenizers import byte_level
+
+from vnext.router.proxy.continuing import SHOWN
+from vnext.server.http.streaming import Pings
+
+INTERVAL_S = 0.1
+BODIES: dict[str, dict[str, Any]] = {
+    "/v1/completions": {"prompt": "say:abc"},
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "say:abc"}]},
+    "/v1/responses": {"input": "say:abc"},
+    "/v1/messages": {"messages": [{"role": "user", "content": "say:abc"}], "max_tokens": 9},
+}
+
+
+@pytest.fixture
+def server() -> Iterator[EdgeServer]:
+    with EdgeServer(byte_level("{% for message in messages %}{{ message.content }}{% endfor %}"), sse_ping_interval_s=INTERVAL_S) as running:
+        yield running
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_a_stream_that_waits_for_its_first_token_shows_its_head_and_lives(server: EdgeServer, path: str) -> None:
+    server.engine.running.clear()
+    ping = b": keep-alive\n\n"
+    with httpx.stream("POST", f"{server.url}{path}", json=BODIES[path] | {"model": "toy", "stream": True}, timeout=20) as answer:
+        assert answer.status_code == 200 and answer.headers["Content-Type"].startswith("text/event-stream")
+        pieces = answer.iter_raw()
+        waited = b"".join(next(pieces) for _ in range(3))
+        assert waited == 3 * ping
+        server.engine.running.set()
+        rest = b"".join(pieces)
+    undisturbed = httpx.post(f"{server.url}{path}", json=BODIES[path] | {"model": "toy", "stream": True}, timeout=20)
+    assert rest.replace(ping, b"").count(b"\n\n") == undisturbed.content.count(b"\n\n")
+
+
+def test_a_refusal_that_comes_soon_keeps_its_status_and_a_late_one_is_an_event(server: EdgeServer) -> None:
+    body = {"prompt": "refuse me", "stream": True}
+    assert server.post("/v1/completions", body)[0] == 400
+    server.engine.running.clear()
+    with httpx.stream("POST", f"{server.url}/v1/completions", json={"prompt": "say:a", "stream": True}, timeout=20) as answer:
+        pieces = answer.iter_raw()
+        assert next(pieces).startswith(b": keep-alive")
+        server.engine.close()
+        last = b"".join(pieces).rpartition(b"data: ")[2]
+    assert "error" in json.loads(last)
+
+
+def test_anthropics_package_reads_over_them(server: EdgeServer) -> None:
+    client = anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0)
+    server.engine.running.clear()
+    with client.messages.stream(model="toy", **BODIES["/v1/messages"]) as stream:
+        time.sleep(3 * INTERVAL_S)
+        server.engine.running.set()
+        assert stream.get_final_text() == "abc"
+
+
+class Events:
+    written_s, is_quiet = 0.0, True
+
+    def __init__(self) -> None:
+        self.sent: list[float] = []
+
+    def send(self, ping: bytes) -> None:
+        self.written_s = time.monotonic()
+        self.sent.append(self.written_s)
+
+
+def test_silence_alone_is_broken() -> None:
+    """What is written puts the next sign off, what waits to be read makes it needless, and 0 and the end leave none."""
+
+    async def run() -> None:
+        busy, slow, off, over = Events(), Events(), Events(), Events()
+        slow.is_quiet = False
+        watched = [Pings(each, interval) for each, interval in ((busy, 0.1), (slow, 0.1), (off, 0), (over, 0.1))]
+        watched[3].end()
+        for _ in range(20):
+            busy.written_s = time.monotonic()
+            await asyncio.sleep(0.02)
+        assert not busy.sent
+        await asyncio.sleep(0.25)
+        assert busy.sent and not (slow.sent or off.sent or over.sent)
+        for each in watched:
+            each.end()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("path", SHOWN)
+def test_a_router_passes_them_on_behind_a_change_of_servers(path: str) -> None:
+    shown, ping = SHOWN[path](), b": keep-alive\n\n"
+    assert [shown.take(ping) for _ in range(3)] == [ping] * 3
+    shown.begin_again()
+    assert shown.take(ping) == ping
