@@ -143,7 +143,7 @@ def test_an_option_for_what_the_server_has_is_ignored_with_the_way_to_it(capsys:
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
-        ("--load-format gguf", "--load-format is 'gguf': weights are read from safetensors; convert the checkpoint."),
+        ("--load-format gguf", "--load-format is 'gguf': weights are read from safetensors; convert the checkpoint; for random"),
         ("--kv-cache-dtype fp4", "--kv-cache-dtype is 'fp4': it must be one of 'auto', 'int8', 'fp8'"),
         ("--distributed-executor-backend ray", "is 'ray': ranks are processes; see --executor, and docs/ray.md for Ray."),
         ("--stream-interval 4", "--stream-interval is '4': each token is streamed as soon as it is sampled"),
