@@ -196,6 +196,8 @@ class LLM(EngineOperations):
         requests = [embedding_request(next(self._maker.names), each, pooling, self.max_model_len) for each in tokens]
         found: dict[str, list[PromptResult]] = {request.name: [] for request in requests}
         for output in self._client.run(requests, whole=True) if requests else ():
+            if output.error:
+                raise InvalidRequest(f"{output.error}.")
             found[output.name] += output.prompt
         embeddings = [embedding(parts, dimensions, normalize).tolist() for parts in found.values()]
         return [

@@ -275,6 +275,7 @@ class EngineStats(Message, tag=13):
     recovery_seconds: float = 0.0
     tier: TierStats | None = None
     pins: PinStats | None = None
+    spoilt: int = 0
 
 
 class EngineDied(Message, tag=14):

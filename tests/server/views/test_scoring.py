@@ -6,7 +6,9 @@ The requests are those that lm_eval's `local-completions` sends, and its way of 
 from __future__ import annotations
 
 import json
+import re
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -219,3 +221,26 @@ def test_a_model_without_a_head_makes_embeddings_only(tmp_path: Path) -> None:
         with EdgeServer(Tokenizer.load(model), _Engine(llm._engine.addresses[0])) as server:
             status, answer, _ = server.post("/v1/completions", {"prompt": "a", "max_tokens": 1})
             assert status == 400 and "has no output head: it makes embeddings" in answer["error"]["message"]
+
+
+def test_what_is_no_number_is_an_error_and_counted(tmp_path: Path) -> None:
+    """Not 200 with the token 0 for ever, and no embedding of nulls."""
+    model = tmp_path / "model"
+    shutil.copytree(DEMO_MODEL, model)
+    tensors = load_file(model / "model.safetensors")
+    tensors["model.norm.weight"][3] = float("nan")
+    save_file(tensors, model / "model.safetensors")
+    with engines_here(), LLM(model, executor="inproc", threads=1, log="off") as llm:
+        with EdgeServer(Tokenizer.load(model), _Engine(llm._engine.addresses[0])) as server:
+            bodies = {
+                "/v1/completions": {"prompt": "a", "max_tokens": 9}, "/v1/embeddings": {"input": "a"},
+                "/v1/chat/completions": {"messages": [{"role": "user", "content": "x"}]},
+            }  # fmt: skip
+            for path, body in bodies.items():
+                status, answer, _ = server.post(path, body)
+                assert status == 500 and answer["error"]["code"] == "not_a_number", (path, status, answer)
+                assert "model computes what is no number (NaN): its weights" in answer["error"]["message"]
+            deadline, spoilt = time.monotonic() + 20, r"vnext_requests_spoilt_total\{[^}]*\} 3\.0"
+            while not re.search(spoilt, server.get("/metrics")[1]):
+                assert time.monotonic() < deadline
+                time.sleep(0.1)

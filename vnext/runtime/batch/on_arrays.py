@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from vnext.models.layers.whole_step import WholeStep
 from vnext.runtime.batch.prompt_results import PromptSums, compute, places_of
 from vnext.runtime.batch.step_inputs import StepInputs
-from vnext.runtime.batch.step_outputs import NOTHING_SAMPLED, StepOutputs, reported
+from vnext.runtime.batch.step_outputs import NOTHING_SAMPLED, StepOutputs, reported, spoilt_rows
 from vnext.sampling.host import sample
 
 
@@ -36,5 +36,6 @@ class OnArrays:
     def _sampled(self, hidden: np.ndarray, inputs: StepInputs) -> StepOutputs:
         if inputs.sampling is None:
             return NOTHING_SAMPLED
-        sampled = sample(self._whole.logits(hidden), inputs.sampling)
-        return StepOutputs(sampled.tokens, reported(sampled, inputs.logprobs))
+        logits = self._whole.logits(hidden)
+        sampled = sample(logits, inputs.sampling)
+        return StepOutputs(sampled.tokens, reported(sampled, inputs.logprobs), spoilt=spoilt_rows(logits, sampled.tokens))

@@ -26,6 +26,7 @@ from vnext.runtime.core.clock import EventClock
 from vnext.runtime.core.draft_counts import DraftCounts
 from vnext.runtime.core.due_reports import NOTHING_REPORTED, RankChecks
 from vnext.runtime.core.executor import Executor, NoRanks
+from vnext.runtime.core.failures import Failures
 from vnext.runtime.core.handovers import HandOvers
 from vnext.runtime.core.operations import Operations
 from vnext.runtime.core.owners import News
@@ -67,7 +68,6 @@ from vnext.state.fold_commit import MatchedSamples
 from vnext.state.laws import check, check_cheap
 from vnext.state.outputs import outputs, outputs_apart
 from vnext.state.reduce import fold, start
-from vnext.state.samples import still_owed
 from vnext.state.state import State
 from vnext.version import __version__
 
@@ -99,7 +99,7 @@ class EngineCore:
         self._unwritten: list[tuple[AnyEvent, State, MatchedSamples | None]] = []
         self._untold: list[News] = []
         self._checks = RankChecks(started.world_size)
-        self._drafts = DraftCounts()
+        self._drafts, self._failures = DraftCounts(), Failures()
         self._step_seconds = self._plan_seconds = self._stats_due_s = 0.0
         self._progress = Progress(step_timeout_s)
         self._stalled = ""
@@ -273,18 +273,11 @@ class EngineCore:
             self._step_seconds += message.seconds
             self._recorder.took(message.step, message.seconds)
             self._progress.took(self.state.in_flight[0].tokens, message.seconds)
-            self._abort_failed(message.failed)
+            self._abort_with(self._failures.errors(self.state, message.failed))
             if message.prompts:
                 self._untold.append((None, prompt_outputs(self.state, message.prompts)))
             if not is_last or not self._is_steady_turn(event, message.logprobs):
                 self._fold(event, message.logprobs)
-
-    def _abort_failed(self, failed: tuple[tuple[int, str], ...]) -> None:
-        """Abort the requests whose constraint a rank could not follow, before the tokens that it chose nevertheless. One that has
-        given way since the step was planned fails again when it is back: it is still owed tokens."""
-        if failed:
-            owed = still_owed(self.state)
-            self._abort_with({id_: why for id_, why in failed if id_ in owed})
 
     def _abort_with(self, errors: Mapping[int, str]) -> None:
         """Abort these requests and tell their clients why."""
@@ -441,6 +434,7 @@ class EngineCore:
             adapters=self._adapters.stats(state),
             tier=self._tiers.stats(state),
             pins=self._clock.stats(state),
+            spoilt=self._failures.spoilt,
             recovering=recovery.sentence,
             recoveries=recovery.count,
             recovery_seconds=recovery.seconds,

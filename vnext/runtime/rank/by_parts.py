@@ -23,7 +23,7 @@ from vnext.models.registry import Family
 from vnext.runtime.batch.prompt_results import PromptSums
 from vnext.runtime.batch.prompt_tensors import compute, places_of
 from vnext.runtime.batch.step_inputs import StepInputs
-from vnext.runtime.batch.step_outputs import NOTHING_SAMPLED, StepOutputs, reported
+from vnext.runtime.batch.step_outputs import NOTHING_SAMPLED, StepOutputs, reported, spoilt_rows
 from vnext.runtime.batch.tensors import tensors_of_batch, tensors_of_step
 from vnext.runtime.rank.routed_experts import RoutedExperts
 from vnext.sampling.sampling import sample
@@ -84,5 +84,7 @@ class ByParts:
     def _sampled(self, hidden: torch.Tensor, inputs: StepInputs) -> StepOutputs:
         if inputs.sampling is None:
             return NOTHING_SAMPLED
-        sampled = sample(self.logits(hidden), inputs.sampling)
-        return StepOutputs(sampled.tokens.numpy(), reported(sampled, inputs.logprobs))
+        logits = self.logits(hidden)
+        sampled = sample(logits, inputs.sampling)
+        tokens = sampled.tokens.numpy()
+        return StepOutputs(tokens, reported(sampled, inputs.logprobs), spoilt=spoilt_rows(logits.numpy(), tokens))

@@ -48,6 +48,8 @@ if TYPE_CHECKING:
     from vnext.runtime.rank.routed_experts import RoutedExperts
 
 log = logging.getLogger(__name__)
+ZERO = bytes(8)
+"""A token 0, as steps have it."""
 
 
 class Head(Protocol):
@@ -224,6 +226,7 @@ class ModelRunner:
     def make_cache(self, page_count: int, block_size: int) -> None:
         """Allocate the cache and that of what drafts. Raises MemoryError (RuntimeError on CUDA) if memory does not suffice."""
         together = self.device_type == "cpu"
+        self._known: ForwardBatch | None = None  # that of the last step, which steps of the same rows change in place
         self._kv = make_kv_cache(self.config, page_count, block_size, self._kv_dtype, self.device, self.parallel, together)
         self._kv_tensors: Any = None
         self._whole = (
@@ -274,9 +277,15 @@ class ModelRunner:
         if whole is None or self._on_arrays is None:
             return self.run_by_parts(inputs)
         is_plain_step = inputs.prompts is None and sampling is not None and is_plain(sampling)
-        if is_plain_step and whole.takes(len(inputs.logprobs)):
+        if is_plain_step and whole.takes(len(inputs.logprobs)) and not self._may_be_spoilt(inputs.forward):
             return StepOutputs(whole.run(inputs.forward, sampling), ())
         return self._on_arrays.run(inputs)
+
+    def _may_be_spoilt(self, forward: ForwardBatch) -> bool:
+        """Whether logits that are no numbers are to be looked for, which a single call does not do: in steps of other rows than
+        the last one's, and behind the token 0, which all others become where nothing is a number."""
+        known, self._known = self._known, forward
+        return forward is not known or ZERO in np.asarray(forward.token_ids).tobytes()
 
     def run_by_parts(self, inputs: StepInputs) -> StepOutputs:
         """As `run`, with the same bits, for every model and kind of sampling; not fused."""

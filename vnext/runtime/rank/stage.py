@@ -16,11 +16,14 @@ import numpy as np
 
 from vnext.kernels.arrays import host_dtype
 from vnext.runtime.batch.step_inputs import StepInputs
-from vnext.runtime.batch.step_outputs import NOTHING_SAMPLED, StepOutputs
+from vnext.runtime.batch.step_outputs import NOTHING_SAMPLED, StepOutputs, spoilt_requests
 from vnext.runtime.rank.runner import ModelRunner
 from vnext.runtime.rank.stage_links import StageLinks
 from vnext.runtime.rank.steps import Computed, fed_words_of, finished, is_due, make_batch
 from vnext.state.state import State, StepInFlight
+
+SPOILT = -1
+"""Minus a token: how the last stage tells of one of a row whose logits are no numbers."""
 
 
 class StageModel:
@@ -41,7 +44,9 @@ class StageModel:
         if config.is_last:
             outputs = self._runner.run_by_parts(inputs)
             if inputs.sampling is not None:
-                self._links.send_tokens(outputs.tokens)
+                tokens = outputs.tokens.copy()
+                tokens[list(outputs.spoilt)] = SPOILT - tokens[list(outputs.spoilt)]
+                self._links.send_tokens(tokens)
             return outputs
         self._links.send_states(self._runner.states(inputs.forward))
         return NOTHING_SAMPLED
@@ -98,5 +103,13 @@ class EarlierSteps:
     def _take(self) -> None:
         """Take the tokens of the oldest step that has none yet; waits for them. Raises RankLost."""
         step = self._awaited.popleft()
-        outputs = StepOutputs(self._links.tokens(), ()) if step.is_sampled else NOTHING_SAMPLED
-        self._done.append(finished(self._batch, step.scheduled, outputs, step.words, step.began_s))
+        outputs = _received(self._links.tokens()) if step.is_sampled else NOTHING_SAMPLED
+        done = finished(self._batch, step.scheduled, outputs, step.words, step.began_s)
+        self._done.append(done._replace(failed=spoilt_requests(step.scheduled, outputs)))
+
+
+def _received(tokens: np.ndarray) -> StepOutputs:
+    """What the last stage has sampled: tokens of rows whose logits were no numbers are negative."""
+    spoilt = (tokens < 0).nonzero()[0]
+    tokens[spoilt] = SPOILT - tokens[spoilt]
+    return StepOutputs(tokens, (), spoilt=tuple(spoilt.tolist()))

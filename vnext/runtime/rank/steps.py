@@ -16,7 +16,7 @@ from vnext.runtime.batch.draft_batch import DraftBatch
 from vnext.runtime.batch.draft_rows import Kept
 from vnext.runtime.batch.head_batch import HeadDrafts
 from vnext.runtime.batch.step_inputs import StepInputs
-from vnext.runtime.batch.step_outputs import StepOutputs
+from vnext.runtime.batch.step_outputs import StepOutputs, spoilt_requests
 from vnext.runtime.batch.words import fed_words
 from vnext.runtime.collectives.group import require_whole_group
 from vnext.runtime.messages import PromptResult, TokenLogprobs
@@ -129,6 +129,7 @@ class HostSteps:
         words = fed_words_of(inputs, state.config, self.adapters) if is_due(state, scheduled.step) else ()
         require_whole_group()
         failed = self._batch.failed_constraints(scheduled)
+        failed += spoilt_requests(scheduled, outputs) if outputs.spoilt or outputs.prompts else ()
         done = finished(self._batch, scheduled, outputs, words, began_s)._replace(failed=failed)
         if routed := self._runner.routed:
             done = done._replace(prompts=done.prompts + routed.results(scheduled, inputs.forward, state.requests))

@@ -13,9 +13,10 @@ from pathlib import Path
 
 from vnext.lora_request import FILE_NAMES, LinearLayers, LoRARequest, adapter_files, module_of
 from vnext.runtime.messages import AdapterFiles
+from vnext.runtime.reasons import NOT_A_NUMBER
 from vnext.sampling_params import InvalidRequest
 from vnext.server.context.api_keys import EVERYONE, Tenant
-from vnext.server.context.errors import ModelUnknown
+from vnext.server.context.errors import ModelUnknown, NotANumber
 from vnext.server.settings import ServerSettings
 
 NAMES_MAX, NAME_CHARACTERS_MAX = 1_000, 256  # each stands in /v1/models
@@ -98,9 +99,11 @@ class ServedAdapters:
             raise InvalidRequest(f"The name {name!r} is taken or empty: choose another, or unload it first.", "lora_name")
 
 
-def failed(reason: str, adapter: AdapterFiles | None) -> InvalidRequest:
-    """The error of a request that an adapter or a grammar has ended. Its client knows the adapter by its name, and has no business
-    with the server's folders."""
+def failed(reason: str, adapter: AdapterFiles | None) -> Exception:
+    """The error of a request that an adapter, a grammar or the model has ended. Its client knows the adapter by its name, and has
+    no business with the server's folders."""
+    if reason == NOT_A_NUMBER:
+        return NotANumber(f"{reason[:1].upper()}{reason[1:]}.")
     if adapter is None:
         return InvalidRequest(reason, code="constraint_failed")
     return InvalidRequest(reason.replace(adapter.path, adapter.name), "model", "adapter_failed")

@@ -96,6 +96,10 @@ class Draining(Exception):
     """The server is about to end and takes no new requests."""
 
 
+class NotANumber(Exception):
+    """The model computes what is no number."""
+
+
 class Aborted(Exception):
     """The engine core ended a request before its answer was complete."""
 
@@ -168,6 +172,7 @@ FAILURES: Mapping[type[BaseException], Callable[[Any], Failure]] = {
     Draining: lambda error: Failure(503, str(error), "server_error", code="shutting_down"),
     EngineDead: lambda error: Failure(503, str(error), "server_error", code="engine_dead"),
     EngineStalled: lambda error: Failure(503, str(error), "server_error", code="engine_stalled"),
+    NotANumber: lambda error: Failure(500, str(error), "server_error", code="not_a_number"),
     Aborted: lambda error: Failure(503, str(error), "server_error", code="aborted"),
     web.HTTPException: lambda error: _of_http(error),
 }

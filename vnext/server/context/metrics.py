@@ -51,6 +51,7 @@ _COUNTERS: Names = {
     "step_seconds_sum": ("vnext_step_seconds", "Time spent in steps."),
     "plan_seconds_sum": ("vnext_plan_seconds", "Time spent in planning."),
     "digest_checks": ("vnext_digest_checks", "Digests of ranks that were compared."),
+    "spoilt": ("vnext_requests_spoilt", "Requests that ended because the model computed what is no number (NaN)."),
     "log_frames_lost": ("vnext_log_frames_lost", "Frames of the log that a failing disk dropped."),
 }
 _ADAPTER_GAUGES: Names = {
