@@ -9,7 +9,7 @@ import pytest
 
 from vnext.server.context.openai_types import ChatBody
 from vnext.server.routes import ROUTES
-from vnext.server.views.welcome import HOST_UNKNOWN
+from vnext.server.views.welcome import HOST_UNKNOWN, Route
 
 SHOWN = [each for each in ROUTES if each.what]
 
@@ -62,3 +62,13 @@ def test_a_host_header_is_neither_markup_nor_a_shell_s_word(server) -> None:
 def test_bytes_that_are_no_text_do_not_come_back(server, path: str) -> None:
     response, text = get(server, path, b"caf\xdd:8000")
     assert response.status == 200 and f"curl -s http://{HOST_UNKNOWN}/v1/" in text
+
+
+@pytest.mark.parametrize("path", ["/", "/docs"])
+def test_a_page_is_made_once(server, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
+    page = get(server, path)[1]
+    looked: list[str] = []
+    monkeypatch.setattr(Route, "plain_path", property(lambda self: looked.append(self.path) or self.path))
+    monkeypatch.setattr(Route, "fields", property(lambda self: looked.append(self.path) or ()))
+    assert get(server, path)[1] == page and not looked
+    assert f"curl -s http://localhost:{server.port}/v1/" in get(server, path, f"localhost:{server.port}")[1], "each host has its line"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Awaitable, Callable
+from functools import cache
 from html import escape
 from typing import NamedTuple
 
@@ -51,30 +52,38 @@ STYLE = "body{font:16px/1.5 sans-serif;max-width:60em;margin:2em auto;padding:0 
 
 async def get_welcome(request: web.Request) -> web.Response:
     """GET /."""
-    shown = _shown(request)
-    width = max(len(each.plain_path) for each in shown)
-    paths = "\n".join(f"{each.method:<4} {each.plain_path:<{width}}  {each.what}" for each in shown)
-    text = f"vnext {__version__}: an LLM server that speaks OpenAI's API\n\n{paths}\n\n{_example(request)}\n"
-    return web.Response(text=text, headers=HEADERS)
+    return web.Response(text=f"{_text(tuple(request.app[ROUTES]))}\n\n{_example(request)}\n", headers=HEADERS)
 
 
 async def get_docs(request: web.Request) -> web.Response:
     """GET /docs."""
+    before, after = _page(tuple(request.app[ROUTES]))
+    return web.Response(text=before + escape(_example(request)) + after, content_type="text/html", headers=HEADERS)
+
+
+@cache
+def _text(routes: tuple[Route, ...]) -> str:
+    """GET / up to its example. Made once, as `_page`: anyone may ask for them, as often as he likes."""
+    shown = [each for each in routes if each.what]
+    width = max(len(each.plain_path) for each in shown)
+    paths = "\n".join(f"{each.method:<4} {each.plain_path:<{width}}  {each.what}" for each in shown)
+    return f"vnext {__version__}: an LLM server that speaks OpenAI's API\n\n{paths}"
+
+
+@cache
+def _page(routes: tuple[Route, ...]) -> tuple[str, str]:
+    """GET /docs before and after its example."""
     rows = "".join(
         f"<tr><td>{each.method}<td><code>{each.plain_path}</code><td>{escape(each.what)}<td>{', '.join(each.fields)}"
-        for each in _shown(request)
+        for each in routes
+        if each.what
     )
-    text = (
+    before = (
         f"<!doctype html><html lang=en><meta charset=utf-8><title>vnext</title><style>{STYLE}</style><h1>vnext {__version__}</h1>"
         "<p>An LLM server that speaks OpenAI's API: point any of its clients at this address with <code>/v1</code>."
-        f"<table><tr><th><th>path<th>what it does<th>fields{rows}</table><p>Try<pre>{escape(_example(request))}</pre>"
-        "<p>A field that is misspelt or asks for what this server has not gets status 400 and one sentence."
+        f"<table><tr><th><th>path<th>what it does<th>fields{rows}</table><p>Try<pre>"
     )
-    return web.Response(text=text, content_type="text/html", headers=HEADERS)
-
-
-def _shown(request: web.Request) -> list[Route]:
-    return [each for each in request.app[ROUTES] if each.what]
+    return before, "</pre><p>A field that is misspelt or asks for what this server has not gets status 400 and one sentence."
 
 
 def _example(request: web.Request) -> str:
