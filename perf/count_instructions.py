@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +64,7 @@ def main() -> int:
     except (Uncounted, subprocess.TimeoutExpired) as error:
         print(f"instructions: not counted, because {error}")
         return 0
-    known = newest_record(before.cpu_model)
+    known = newest_record(before.cpu_model, before.instruction_sets)
     for line in compared(counted, known["instructions"] if known else None, before.cpu_model):
         print(f"instructions: {line}")
     if options.record:
@@ -146,11 +147,13 @@ def total_of(dump: Path) -> int:
 # ---- records -----------------------------------------------------------------------------------------------------
 
 
-def newest_record(cpu_model: str, folder: Path = RECORDS) -> dict[str, Any] | None:
-    """Return the newest record of this processor model; file names begin with the date."""
+def newest_record(cpu_model: str, instruction_sets: Sequence[str], folder: Path = RECORDS) -> dict[str, Any] | None:
+    """Return the newest record of this processor model with these instruction sets, since virtual machines call several generations
+    by one name; file names begin with the date."""
     for path in sorted(folder.glob(f"*-{SUITE}-*.json"), reverse=True):
         record = json.loads(path.read_text())
-        if record["machine"]["cpu_model"] == cpu_model:
+        known = record["machine"]
+        if known["cpu_model"] == cpu_model and list(known["instruction_sets"]) == [*instruction_sets]:
             return record
     return None
 
@@ -167,7 +170,8 @@ def compared(counted: dict[str, int], known: dict[str, int] | None, cpu_model: s
 
 
 def write_record(counted: dict[str, int], before: dict[str, Any]) -> None:
-    model = re.sub(r"[^a-z0-9]+", "-", before["cpu_model"].lower()).strip("-")
+    words = f"{before['cpu_model']} {''.join(before['instruction_sets'][-1:])}"
+    model = re.sub(r"[^a-z0-9]+", "-", words.lower()).strip("-")
     path = RECORDS / f"{time.strftime('%Y-%m-%d')}-{SUITE}-{model}.json"
     record = {
         "command": "python -m perf.count_instructions --record",

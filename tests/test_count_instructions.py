@@ -14,14 +14,14 @@ from perf.steady_edge import SteadyEdge
 
 
 def test_a_change_is_told_against_the_newest_record_of_this_processor(tmp_path: Path) -> None:
-    for day, model, step in (("20", "one", 50), ("21", "one", 100), ("22", "other", 7)):
-        record = {"machine": {"cpu_model": model}, "instructions": {"step": step}}
+    for day, model, sets, step in (("20", "one", ["avx2"], 50), ("21", "one", ["avx2"], 100), ("22", "other", [], 7), ("23", "one", [], 9)):
+        record = {"machine": {"cpu_model": model, "instruction_sets": sets}, "instructions": {"step": step}}
         (tmp_path / f"2026-11-{day}-instructions-{model}.json").write_text(json.dumps(record))
-    known = count_instructions.newest_record("one", tmp_path)
+    known = count_instructions.newest_record("one", ("avx2",), tmp_path)
     assert known["instructions"] == {"step": 100}
     lines = count_instructions.compared({"step": 90, "token": 5}, known["instructions"], "one")
     assert lines == ["step 90 (-10.0 % against the record of this processor)", "token 5 (not in the record of this processor)"]
-    assert count_instructions.newest_record("third", tmp_path) is None
+    assert count_instructions.newest_record("third", (), tmp_path) is None
     assert count_instructions.compared({"step": 90}, None, "third")[-1] == "no record of third to compare with"
 
 
