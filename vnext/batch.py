@@ -25,12 +25,14 @@ from vnext.runtime.processes.launch import StartFailed
 from vnext.runtime.processes.replicas import RunningEngines
 from vnext.runtime.processes.subprocesses import ChildDied
 from vnext.serve import fail, start
-from vnext.server.batches.lines import Answer, Request, answered, faults_of, requests_of, result_line
+from vnext.server.batches.lines import Answer, LineBounds, Request, answered, faults_of, requests_of, result_line
 from vnext.server.batches.service import asker, session
 from vnext.server.batches.worker import run_requests
 from vnext.server.settings import ServerSettings
 
 POLL_S = 0.05
+BOUNDS = LineBounds(ServerSettings().body_bytes_max, ServerSettings().body_bytes_max)
+"""Of a line: as many values as there is room for; the server judges them."""
 
 
 def batch(command: BatchCommand) -> int:
@@ -74,7 +76,7 @@ def batch(command: BatchCommand) -> int:
 def _unusable(source: Path, target: Path) -> str | None:
     """Why the files cannot be used, before a model is loaded for them."""
     try:
-        count, faults = faults_of(source, "")
+        count, faults = faults_of(source, BOUNDS, "")
         if faults:
             return f"{source}: {faults[0].message}"
         answered(target)
@@ -92,7 +94,7 @@ async def _answer(
     """Answer what `target` does not answer yet; returns the number of errors among the new answers, and of requests on which the
     server failed, which are left out. Raises ChildDied."""
     done, bad, lost = answered(target), 0, 0
-    left = [each for each in requests_of(source) if isinstance(each, Request) and each.custom_id not in done]
+    left = [each for each in requests_of(source, BOUNDS) if isinstance(each, Request) and each.custom_id not in done]
     client = session(settings.api_keys[0])
     with target.open("ab") as file, closing(tqdm(total=len(left), desc="answers", unit="answer", disable=None)) as bar:
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,12 +15,14 @@ from edge_server import EdgeServer
 from fake_engine import FakeEngine, wait_until
 
 from vnext.runtime.messages import SubmitRequest
-from vnext.server.batches import store as store_module
-from vnext.server.batches.lines import LINES_MAX, PRIORITY, answered, requests_of
+from vnext.server.batches import lines as lines_module, store as store_module, worker as worker_module
+from vnext.server.batches.lines import LINES_MAX, PRIORITY, LineBounds, answered, requests_of
 from vnext.server.batches.service import Batches
 from vnext.server.batches.store import Store
 from vnext.server.context.errors import StoreUnusable
+from vnext.server.context.values import GROUPS_MAX
 
+BOUNDS = LineBounds(2**20, 2**20)
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 
 
@@ -262,13 +265,57 @@ def test_a_folder_serves_one_server_and_survives_foreign_files(tmp_path: Path, c
 def test_bounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "many"
     path.write_text("\n".join(line(str(number), "x") for number in range(LINES_MAX + 1)))
-    *_, last = requests_of(path)
+    *_, last = requests_of(path, BOUNDS)
     assert last.code == "too_many_lines"
     monkeypatch.setattr(store_module, "ENTRIES_MAX", 1)
     with EdgeServer(batch_dir=str(tmp_path / "kept")) as server:
         upload(server, line("a", "x"))
         with pytest.raises(openai.BadRequestError, match="is full: delete some"):
             upload(server, line("a", "x"))
+
+
+@pytest.mark.parametrize(
+    ("large", "words"),
+    [
+        (line("b", "x" * 2**20), "Line 2 has more than 1048576 bytes"),
+        (line("b", "x", stop=[[]] * (GROUPS_MAX + 1)), f"Line 2: The body has more than {GROUPS_MAX} lists"),
+        (line("b", "x", metadata={"k": [0] * (2**17 + 1)}), "Line 2: The body has more than 131072 values"),
+    ],
+    ids=["bytes", "lists", "values"],
+)
+def test_a_line_is_bounded_as_a_body_is_before_it_is_decoded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, large: str, words: str
+) -> None:
+    path, decoded = tmp_path / "large", []
+    path.write_text("\n".join((line("a", "x"), large, line("c", "x"))))
+    plain = lines_module._request
+    monkeypatch.setattr(lines_module, "_request", lambda data, *rest: decoded.append(len(data)) or plain(data, *rest))
+    first, fault, third = requests_of(path, LineBounds(2**20, 2**17))
+    assert (first.custom_id, third.custom_id) == ("a", "c")
+    assert (fault.code, fault.line) == ("line_too_long", 2) and words in fault.message
+    assert len(decoded) == 2
+
+
+def test_a_line_as_long_as_a_body_may_be_is_read(tmp_path: Path) -> None:
+    path, text = tmp_path / "exact", line("a", "x")
+    path.write_text(f"{text}\r\n{text}")
+    first, fault = requests_of(path, LineBounds(len(text), 2**20))
+    assert first.custom_id == "a" and fault.param == "custom_id"
+
+
+def test_lines_are_read_beside_the_loop(server: EdgeServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads, plain_request, plain_body = set(), lines_module._request, worker_module.body_of
+    note = lambda: threads.add(threading.current_thread().name)  # noqa: E731
+    monkeypatch.setattr(lines_module, "_request", lambda *given: note() or plain_request(*given))
+    monkeypatch.setattr(worker_module, "body_of", lambda request: note() or plain_body(request))
+    assert ended(server, start(server, line("a", "say:x"), line("b", "say:x")).id).status == "completed"
+    assert threads and all(name.startswith("asyncio_") for name in threads), "the pool of to_thread"
+
+
+def test_the_bounds_of_a_line_are_those_of_a_body(tmp_path: Path) -> None:
+    with EdgeServer(batch_dir=str(tmp_path / "kept"), body_bytes_max=2**12) as server:
+        batch = ended(server, start(server, line("a", "x" * 2**12)).id)
+        assert batch.status == "failed" and batch.errors.data[0].code == "line_too_long"
 
 
 def test_an_expired_batch_ends_with_what_it_has(server: EdgeServer, monkeypatch: pytest.MonkeyPatch) -> None:

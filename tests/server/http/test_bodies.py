@@ -11,9 +11,10 @@ import msgspec
 import pytest
 from edge_server import EdgeServer
 
+from vnext.server.context import values as value_bounds
 from vnext.server.context.admission import Quota
+from vnext.server.context.values import Values
 from vnext.server.http import bodies, upload
-from vnext.server.http.bodies import Values
 
 PROMPT = {"prompt": "say:hi"}
 
@@ -77,10 +78,10 @@ def test_values_are_counted_as_a_parser_counts_them(body: Any, size: int) -> Non
 @pytest.mark.parametrize(
     ("body", "words"),
     [
-        (b"[" + b"1," * bodies.NUMBERS_MAX + b"1,1]", "values"),
-        (b"[" * (bodies.GROUPS_MAX + 1), "lists"),
-        (b'{"a":' * (bodies.GROUPS_MAX + 1), "objects"),
-        (b'""' * (bodies.STRINGS_MAX + 1), "texts"),
+        (b"[" + b"1," * value_bounds.NUMBERS_MAX + b"1,1]", "values"),
+        (b"[" * (value_bounds.GROUPS_MAX + 1), "lists"),
+        (b'{"a":' * (value_bounds.GROUPS_MAX + 1), "objects"),
+        (b'""' * (value_bounds.STRINGS_MAX + 1), "texts"),
     ],
 )
 def test_too_many_values_are_refused_before_they_are_decoded(
@@ -93,7 +94,7 @@ def test_too_many_values_are_refused_before_they_are_decoded(
 
 
 def test_a_text_full_of_commas_is_one_value(server: EdgeServer) -> None:
-    status, answer, _ = server.post("/v1/completions", {"prompt": ",[{" * bodies.NUMBERS_MAX})
+    status, answer, _ = server.post("/v1/completions", {"prompt": ",[{" * value_bounds.NUMBERS_MAX})
     assert "values" not in answer["error"]["message"]
 
 

@@ -1,6 +1,6 @@
 """Lines of a batch: OpenAI's JSONL for the requests, their answers and their errors.
 
-Owns the format and its checks. Reads a file line by line, so that a large one costs an index of offsets only.
+Owns the format and its checks. Reads a file line by line, and of each line no more than a request's body may have.
 """
 
 from __future__ import annotations
@@ -9,16 +9,27 @@ import codecs
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import msgspec
+
+from vnext.sampling_params import InvalidRequest
+from vnext.server.context.values import Values
 
 LINES_MAX = 50_000
 ERRORS_MAX = 10
 """Faults that are reported of one file."""
+PIECE_BYTES = 2**16
 PRIORITY = 1_000
 """The priority of a request that has none: behind every live request, where the scheduling policy reads it."""
 WITH_PRIORITY = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
+
+
+class LineBounds(NamedTuple):
+    """What a line may have, as a request's body: bytes, and numbers or other values."""
+
+    bytes: int
+    numbers: int
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,28 +75,28 @@ RESULT_BEGINS = b'{"id":"batch_req_'
 _decoder = msgspec.json.Decoder(Request)
 
 
-def requests_of(path: Path, endpoint: str = "") -> Iterator[Request | Fault]:
+def requests_of(path: Path, bounds: LineBounds, endpoint: str = "") -> Iterator[Request | Fault]:
     """The requests of a file in order, and a Fault in place of a line that is none. Blank lines count for nothing. `endpoint`:
-    the one path that every request must name, "" for any."""
+    the one path that every request must name, "" for any. A line takes long enough to keep an event loop from its work."""
     seen: set[str] = set()
     with path.open("rb") as file:
-        for number, data in enumerate(file, 1):
+        for number, data in enumerate(_lines(file, bounds.bytes), 1):
             data = data.removeprefix(codecs.BOM_UTF8) if number == 1 else data
             if not data.strip():
                 continue
             if len(seen) >= LINES_MAX:
                 yield Fault(code="too_many_lines", message=f"The file has more than {LINES_MAX} requests: split it.", line=number)
                 return
-            found = _request(data, number, endpoint, seen)
+            found = _too_much(data, number, bounds) or _request(data, number, endpoint, seen)
             if isinstance(found, Request):
                 seen.add(found.custom_id)
             yield found
 
 
-def faults_of(path: Path, endpoint: str) -> tuple[int, list[Fault]]:
+def faults_of(path: Path, bounds: LineBounds, endpoint: str) -> tuple[int, list[Fault]]:
     """The number of requests in a file, and its first faults; an empty file is one."""
     count, faults = 0, []
-    for found in requests_of(path, endpoint):
+    for found in requests_of(path, bounds, endpoint):
         if isinstance(found, Fault):
             faults.append(found)
             if len(faults) == ERRORS_MAX:
@@ -124,6 +135,29 @@ def answered(path: Path) -> set[str]:
         with path.open("r+b") as file:
             file.truncate(len(whole))
     return found
+
+
+def _lines(file: BinaryIO, bytes_max: int) -> Iterator[bytes]:
+    """The lines of a file; of one with more than `bytes_max` bytes only its first ones, one more than it may have."""
+    while data := file.readline(bytes_max + 1):
+        rest = data
+        while rest and not rest.endswith(b"\n") and len(data) > bytes_max:
+            rest = file.readline(PIECE_BYTES)
+        yield data
+
+
+def _too_much(data: bytes, number: int, bounds: LineBounds) -> Fault | None:
+    """Why a line is not decoded: a decoder that is at work lets no other thread run."""
+    if len(data.rstrip(b"\r\n")) > bounds.bytes:
+        sentence = f"Line {number} has more than {bounds.bytes} bytes: write shorter requests, one JSON object per line."
+        return Fault(code="line_too_long", message=sentence, line=number)
+    values = Values(bounds.numbers)
+    try:
+        for start in range(0, len(data), PIECE_BYTES):
+            values.count(data[start : start + PIECE_BYTES])
+    except InvalidRequest as error:
+        return Fault(code="line_too_long", message=f"Line {number}: {error}", line=number, param="body")
+    return None
 
 
 def _request(data: bytes, number: int, endpoint: str, seen: set[str]) -> Request | Fault:

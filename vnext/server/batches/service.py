@@ -13,12 +13,13 @@ from pathlib import Path
 import msgspec
 from aiohttp import ClientSession, ClientTimeout, UnixConnector, web
 
-from vnext.server.batches.lines import Answer
+from vnext.server.batches.lines import Answer, LineBounds
 from vnext.server.batches.store import Store
 from vnext.server.batches.worker import Ask, Worker
 from vnext.server.context.errors import BatchesOff
 from vnext.server.context.identity import REQUEST_ID_HEADER
 from vnext.server.context.server_context import ServerContext
+from vnext.server.context.values import numbers_max
 
 WIDTH_MAX = 64
 
@@ -40,7 +41,7 @@ class Batches:
         await web.UnixSite(runner, path).start()
         self._session = session("", UnixConnector(path, limit=0))
         width = max(1, min(WIDTH_MAX, self._context.client.ready.config.max_num_seqs // 2))
-        self.worker = Worker(self.store, self._asker, width, self._is_free)
+        self.worker = Worker(self.store, self._asker, width, self._is_free, self._bounds())
         self._task = asyncio.create_task(self.worker.run())
 
     async def stop(self) -> None:
@@ -53,6 +54,9 @@ class Batches:
 
     def _asker(self, owner: str) -> Ask:
         return asker(self._session, "http://self", self._context.keys.own(owner))
+
+    def _bounds(self) -> LineBounds:
+        return LineBounds(self._context.settings.body_bytes_max, numbers_max(self._context.model_length))
 
     def _is_free(self) -> bool:
         stats = self._context.client.stats

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator
 
 import msgspec
 
-from vnext.server.batches.lines import Answer, Request, answered, body_of, faults_of, requests_of, result_line
+from vnext.server.batches.lines import Answer, LineBounds, Request, answered, body_of, faults_of, requests_of, result_line
 from vnext.server.batches.store import LIVE, Batch, Counts, Faults, Store, append, new_id, writing
 from vnext.server.batches.usage import Spent, Usage, spent_by, spent_in
 from vnext.server.context.errors import StoreUnusable
@@ -34,20 +34,21 @@ log = logging.getLogger("vnext.server")
 
 async def run_requests(requests: Iterable[Request], ask: Ask, keep: Keep, width: int, is_free: Callable[[], bool]) -> None:
     """Ask for the answers to `requests`, `width` at once, while `is_free`; `keep` gets each, a fault of the server only after
-    TRIES_MAX of them. Cancelling it ends them, and so does an error of `is_free`."""
+    TRIES_MAX of them. Cancelling it ends them, and so does an error of `is_free`. `requests` are read in a thread."""
     running: set[asyncio.Task[None]] = set()
 
-    async def one(request: Request) -> None:
-        body, tries = body_of(request), 0
+    async def one(request: Request, body: bytes) -> None:
+        tries = 0
         while (answer := await ask(request.url, body)).status in RETRIED or (answer.is_fault and (tries := tries + 1) < TRIES_MAX):
             await asyncio.sleep(RETRY_S)
         keep(request, answer)
 
     try:
-        for request in requests:
+        reader = ((request, body_of(request)) for request in requests)
+        while (read := await asyncio.to_thread(next, reader, None)) is not None:
             while len(running) >= width or not is_free():
                 running = await _unfinished(running, PAUSE_S)
-            running |= {asyncio.create_task(one(request))}
+            running |= {asyncio.create_task(one(*read))}
         while running:
             is_free()  # where nobody answers any more it raises, and those that try again would do so for ever
             running = await _unfinished(running, RETRY_S)
@@ -69,10 +70,13 @@ async def _unfinished(tasks: set[asyncio.Task[None]], timeout_s: float) -> set[a
 
 
 class Worker:
-    """Runs until cancelled. `news` is set when a batch was added or cancelled; `asker` gives what asks for an owner."""
+    """Runs until cancelled. `news` is set when a batch was added or cancelled; `asker` gives what asks for an owner; `bounds` are
+    those of a line."""
 
-    def __init__(self, store: Store, asker: Callable[[str], Ask], width: int, is_free: Callable[[], bool]) -> None:
-        self._store, self._asker, self._width, self._is_free = store, asker, width, is_free
+    def __init__(
+        self, store: Store, asker: Callable[[str], Ask], width: int, is_free: Callable[[], bool], bounds: LineBounds
+    ) -> None:
+        self._store, self._asker, self._width, self._is_free, self._bounds = store, asker, width, is_free, bounds
         self.news = asyncio.Event()
         self._current: dict[str, tuple[str, asyncio.Task[None]] | None] = {}
 
@@ -135,7 +139,7 @@ class Worker:
             self._finish(batch.id, "completed")
             return
         path = self._store.content(batch.input_file_id)
-        count, faults = await asyncio.to_thread(faults_of, path, batch.endpoint)
+        count, faults = await asyncio.to_thread(faults_of, path, self._bounds, batch.endpoint)
         if faults:
             self._store.turn(batch.id, "failed", errors=Faults(data=faults))
             return
@@ -145,7 +149,8 @@ class Worker:
             spent = await asyncio.to_thread(spent_in, good)
         counts = Counts(total=count, completed=len(done_good), failed=len(done_bad))
         self._store.turn(batch.id, "in_progress", request_counts=counts, usage=spent.usage, model=spent.model)
-        left = (each for each in requests_of(path) if isinstance(each, Request) and each.custom_id not in done_good | done_bad)
+        done, found = done_good | done_bad, requests_of(path, self._bounds)
+        left = (each for each in found if isinstance(each, Request) and each.custom_id not in done)
 
         def keep(request: Request, answer: Answer) -> None:
             append(good if answer.is_good else bad, result_line(request.custom_id, answer))

@@ -13,19 +13,16 @@ from typing import TypeVar
 import msgspec
 from aiohttp import web
 
-from vnext.sampling_params import InvalidRequest
 from vnext.server.context.errors import ContentRefused, invalid_body
 from vnext.server.context.identity import client_of
 from vnext.server.context.server_context import SERVER_CONTEXT
+from vnext.server.context.values import GROUPS_MAX, Values, numbers_max
 from vnext.server.http.fields import without_unknown
 from vnext.server.http.unpacking import Unpacker
 from vnext.server.http.upload import Upload
 
 Body = TypeVar("Body", bound=msgspec.Struct)
 
-NUMBERS_MAX = 2**18 + 2**16  # 10 to 20 ns each in the decoder; OpenAI's embeddings take 300,000 tokens; a model's length if more
-STRINGS_MAX = 2**18  # 30 ns
-GROUPS_MAX = 2**15  # lists and objects, 300 ns
 _PIECE_BYTES = 2**16
 _UNKNOWN_FIELD = "Object contains unknown field"  # how the decoder's message begins
 
@@ -48,41 +45,13 @@ async def read_body(request: web.Request, decoder: msgspec.json.Decoder[Body], k
                     raise web.HTTPRequestEntityTooLarge(size_max, size)
                 data += piece
                 if size > GROUPS_MAX:  # fewer bytes hold no more values
-                    values = values or Values(max(NUMBERS_MAX, context.model_length + 2**16))
+                    values = values or Values(numbers_max(context.model_length))
                     await _count(values, data[counted:])
                     counted = size
         unpacker.end()
         return await _decode(decoder, data, kind)
     finally:
         context.body_bytes.give(size, client)
-
-
-class Values:
-    """Counts the values of a JSON text part by part, skipping the contents of strings. Mutable."""
-
-    def __init__(self, numbers_max: int) -> None:
-        self._bounds = ((b",", numbers_max, "values"), (b"[", GROUPS_MAX, "lists"), (b"{", GROUPS_MAX, "objects"))
-        self._counts = [0] * len(self._bounds)
-        self._quotes = 0
-        self._escape = b""
-
-    def count(self, part: bytes) -> None:
-        """Take in the next part. Raises InvalidRequest."""
-        text = self._escape + part
-        odd = (len(text) - len(text.rstrip(b"\\"))) % 2
-        text, self._escape = text[: len(text) - odd], text[len(text) - odd :]
-        pieces = text.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')
-        outside = b"".join(pieces[self._quotes % 2 :: 2])
-        self._quotes += len(pieces) - 1
-        self._check(self._quotes // 2, STRINGS_MAX, "texts")
-        for place, (byte, bound, words) in enumerate(self._bounds):
-            self._counts[place] += outside.count(byte)
-            self._check(self._counts[place], bound, words)
-
-    @staticmethod
-    def _check(count: int, bound: int, words: str) -> None:
-        if count > bound:
-            raise InvalidRequest(f"The body has more than {bound} {words}: send several requests.")
 
 
 async def _count(values: Values, part: bytes) -> None:
