@@ -71,7 +71,7 @@ def test_a_policy_is_found_in_the_working_directory_and_other_modules_are_not(tm
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("fifo", "there is no policy 'fifo': choose fcfs, priority, or name your own as package.module:function"),
+        ("fifo", "there is no policy 'fifo': choose fcfs, priority, fair, or name your own as package.module:function"),
         ("a b:c", "there is no policy"),
         ("no_such_module:f", "cannot be imported (ModuleNotFoundError"),
         ("broken_policies:f", "cannot be imported (ValueError: half written)"),
@@ -244,3 +244,29 @@ def test_policies_are_tried_on_requests_that_could_be():
     waits, runs = SAMPLES
     assert not waits.running and waits.computed == 0 and waits.known == waits.prompt_length
     assert runs.running and runs.computed == runs.known - 1 and runs.known > runs.prompt_length
+
+
+def test_one_tenants_queue_delays_no_other() -> None:
+    """A request behind the queue of another tenant is admitted as soon as a row is free, and by priority before that."""
+    engine = Engine(policy="fair", max_num_seqs=2)
+    crowd = [engine.arrive([1] * 3, max_tokens=3, cache_salt="crowd") for _ in range(60)]
+    engine.step()
+    alone = engine.arrive([1] * 3, max_tokens=3, cache_salt="alone")
+    urgent = engine.arrive([1] * 3, max_tokens=3, cache_salt="crowd", priority=-1)
+    admitted: list[int] = []
+    while engine.state.requests:
+        admitted += [id_ for id_ in engine.step() if id_ not in admitted]
+    assert admitted[:4] == [crowd[0], crowd[1], urgent, alone]
+    assert [id_ for id_ in admitted if id_ in crowd] == crowd
+
+
+def test_nobody_starves_under_fair() -> None:
+    """However many tenants of one request come, a queue is overtaken by no more later arrivals than four times its length, twice."""
+    engine = Engine(policy="fair", max_num_seqs=1)
+    crowd = [engine.arrive([1] * 2, max_tokens=1, cache_salt="crowd") for _ in range(5)]
+    finished: list[int] = []
+    for number in range(90):
+        engine.arrive([1] * 2, max_tokens=1, cache_salt=f"newcomer {number}")
+        finished += engine.step()
+    places = [finished.index(id_) for id_ in crowd]
+    assert places == sorted(places) and places[-1] <= 5 + 2 * 4 * 5

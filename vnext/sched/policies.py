@@ -19,6 +19,7 @@ from typing import Protocol, cast
 import msgspec
 
 Key = tuple[int | float, ...]
+TURN = 4
 OWN_NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 
 
@@ -73,7 +74,16 @@ def lowest_priority(candidate: Candidate) -> Key:
     return (candidate.priority, candidate.id)
 
 
-BUILT_IN: dict[str, Policy] = {"fcfs": first_come, "priority": lowest_priority}
+def fair_share(candidate: Candidate) -> Key:
+    """Lowest priority number first; among equals each request of its own tenant that came before it, and each that its tenant has
+    now, puts a request off by TURN arrivals. A tenant's queue delays the others little, and at most TURN times as many later
+    arrivals as those two counts overtake a request, so none starves."""
+    return (candidate.priority, candidate.id + TURN * (candidate.tenant_before + candidate.tenant_live))
+
+
+BUILT_IN: dict[str, Policy] = {"fcfs": first_come, "priority": lowest_priority, "fair": fair_share}
+STEADY = ("fcfs", "priority")
+"""Those that never change the order of two requests."""
 
 
 def require_name(name: str) -> None:

@@ -12,13 +12,13 @@ from collections.abc import Sequence
 import numpy as np
 from msgspec.structs import replace
 
-from vnext.sched.policies import BUILT_IN, Candidate, Key, key_of, policy_of
+from vnext.sched.policies import STEADY, Candidate, Key, key_of, policy_of
 from vnext.state.state import State
 from vnext.state.store import fields
 from vnext.state.weights import has_begun
 
 PATIENCE = 8
-"""The number of preemptions after which a request comes before all others, so that no user policy can starve it."""
+"""The number of preemptions after which a request comes before all others, so that no policy whose order changes can starve it."""
 
 
 def places_best_first(state: State, count: int) -> Sequence[int]:
@@ -62,7 +62,7 @@ def keys(state: State) -> dict[int, Key]:
     ranked = {}
     for candidate in candidates(state):
         key = (*key_of(name, policy, candidate), candidate.id)
-        ranked[candidate.id] = key if name in BUILT_IN else _with_patience(candidate, key)
+        ranked[candidate.id] = key if name in STEADY else _with_patience(candidate, key)
     return ranked
 
 

@@ -19,7 +19,7 @@ Order = Callable[["Request", "Tenants", int, int, int], Key]
 and its preemption count.
 """
 PATIENCE = 8
-"""The number of preemptions after which a request comes before all others, under every policy that is not built in."""
+"""The number of preemptions after which a request comes before all others, under every policy but fcfs and priority."""
 
 
 class Tenants:
@@ -80,6 +80,7 @@ def scattered(request: Request, tenants: Tenants, known: int, computed: int, pre
 
 
 SAMPLE_ORDERS: dict[str, Order] = {
+    "fair": lambda request, tenants, *_: (request.priority, *fair_share(request, tenants)),
     f"{sample_policies.__name__}:fair_share": fair_share,
     f"{sample_policies.__name__}:crowd_last": crowd_last,
     f"{sample_policies.__name__}:least_computed": least_computed,

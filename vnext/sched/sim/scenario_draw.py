@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
+from vnext.sched.policies import STEADY
 from vnext.sched.sim.rng import Rng
 from vnext.sched.sim.sample_policies import POLICIES
 from vnext.sched.sim.scenario import NEVER, Client, Faults, Scenario, capacity
@@ -207,6 +208,8 @@ def draw_config(rng: Rng) -> SchedulerConfig:
         eos_token_ids=rng.choose(((), (END_TOKEN,), (END_TOKEN,), (END_TOKEN, 4))),
         vocab_size=VOCAB_SIZE if rng.happens(80) else rng.choose((300, 70_000, 70_000)),
     )
+    if config.policy.endswith(":fair_share") and config.page_count % 2:
+        config = replace(config, policy="fair")
     return with_windows(rng, config) if rng.happens(30) else config
 
 
@@ -283,7 +286,7 @@ def draw_clients(rng: Rng, config: SchedulerConfig, count: int) -> tuple[Client,
     """Bursts and gaps; conversations that continue; requests at the very size of the pool."""
     gap_us = rng.choose((0, 30, 300))
     aborts_percent = rng.choose((0, 0, 10, 50))
-    salts, priorities = rng.choose(SALTS[2:] if config.policy in POLICIES else SALTS), rng.choose(PRIORITIES)
+    salts, priorities = rng.choose(SALTS[2:] if config.policy not in STEADY else SALTS), rng.choose(PRIORITIES)
     clock_us = rng.choose((1, 500))  # many clients leave at once where the clock is coarse
     own_salts = rng.happens(5)
     now_us, clients = 0, []
