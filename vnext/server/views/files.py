@@ -1,6 +1,7 @@
 """/v1/files: the files that batches read and write, as in OpenAI's API.
 
-Owns the upload: multipart, bounded in size and pace, written to disk as it comes. `server/batches` keeps the files.
+Owns the upload: multipart, bounded in size and pace, written to disk as it comes, beside the event loop and with a turn for others
+after each piece. `server/batches` keeps the files.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ PAGES = Pages(usual=10_000, most=10_000)
 NAME_CHARACTERS_MAX = 256
 PURPOSE_BYTES_MAX = 64
 PARTS_MAX = 16
+PIECE_BYTES = 2**16
 
 
 async def create_file(request: web.Request) -> web.Response:
@@ -106,18 +108,28 @@ async def _parts(request: web.Request, draft: Path) -> tuple[str, str]:
             await _save(part, draft)
         elif part.name == "purpose":
             purpose = (await part.read_chunk(PURPOSE_BYTES_MAX)).decode(errors="replace")
-        await part.release()
+        await _skip(part)
     return name, purpose
 
 
 async def _save(part: BodyPartReader, draft: Path) -> None:
     size = 0
     with open(draft, "wb", opener=private) as file:
-        while data := await part.read_chunk(2**16):
+        while data := await part.read_chunk(PIECE_BYTES):
             size += len(data)
             if size > FILE_BYTES_MAX:
                 raise web.HTTPRequestEntityTooLarge(FILE_BYTES_MAX, size)
-            file.write(data)
+            await asyncio.to_thread(file.write, data)
+
+
+async def _skip(part: BodyPartReader) -> None:
+    """Read the rest of a part that nobody wants."""
+    size = 0
+    while not part.at_eof():
+        size += len(await part.read_chunk(PIECE_BYTES))
+        if size > FILE_BYTES_MAX:
+            raise web.HTTPRequestEntityTooLarge(FILE_BYTES_MAX, size)
+        await asyncio.sleep(0)
 
 
 def _json(value: Any) -> web.Response:
