@@ -109,7 +109,7 @@ def test_free_text_has_no_constraint(server: EdgeServer, path: str) -> None:
         ({"response_format": {"type": "structural_tag"}}, "response_format", "it is an object with 'structures'"),
         ({"guided_regex": "a", "use_beam_search": True}, "use_beam_search", "use_beam_search cannot be combined with guided_regex"),
         ({"guided_choice": [1]}, "guided_choice[0]", "guided_choice[0] is wrong"),
-        ({"regex": "a"}, "regex", "regex is not supported by this server: send it in structured_outputs."),
+        ({"regex": "a"}, "regex", "regex is not supported here: send structured_outputs.regex."),
     ],
 )  # fmt: skip
 def test_it_is_refused_in_one_sentence(

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
 from typing import Any
 
-import msgspec
 import pytest
 from edge_server import EdgeServer
-from openai.types import completion_create_params
-from openai.types.chat import completion_create_params as chat_create_params
 
 from vnext.server.context.openai_types import ChatBody, CompletionBody
 from vnext.server.http import fields
-from vnext.server.http.fields import REFUSED, UNKNOWN_MAX, without_unknown
+from vnext.server.http.field_table import REFUSED, USUAL
+from vnext.server.http.fields import UNKNOWN_MAX, without_unknown
 
 USER = {"role": "user", "content": "say:hi"}
 BOTH = [("/v1/completions", {"prompt": "say:hi"}), ("/v1/chat/completions", {"messages": [USER], "max_tokens": 3})]
@@ -41,8 +38,18 @@ def test_what_means_nothing_here_passes(server: EdgeServer, path: str, body: dic
 @pytest.mark.parametrize("name", [*REFUSED, "temprature", "anything"])
 def test_what_asks_for_nothing_passes(name: str, nothing: Any) -> None:
     kind, known = (CompletionBody, {"prompt": "a"}) if name not in CompletionBody.__struct_fields__ else (ChatBody, {"messages": []})
-    if name not in kind.__struct_fields__ and "messages[]" not in name:
+    asks = nothing is False and USUAL.get(name) is True
+    if name not in kind.__struct_fields__ and "messages[]" not in name and not asks:
         assert json.loads(without_unknown(json.dumps(known | {name: nothing}).encode(), kind)) == known
+
+
+def test_a_usual_value_asks_for_nothing(server: EdgeServer) -> None:
+    """False asks for something where true is usual."""
+    messages = {"max_tokens": 3, "messages": [USER]}
+    usual = {"n": 1, "presence_penalty": 0, "logprobs": False, "parallel_tool_calls": True, "skip_special_tokens": True}
+    assert server.post("/v1/messages", messages | usual)[0] == 200
+    for name, value in {"n": 2, "parallel_tool_calls": False, "skip_special_tokens": False, "logprobs": 0}.items():
+        assert server.post("/v1/messages", messages | {name: value})[0] == 400
 
 
 def test_no_number_asks_for_nothing(server: EdgeServer) -> None:
@@ -51,20 +58,12 @@ def test_no_number_asks_for_nothing(server: EdgeServer) -> None:
     assert server.post("/v1/completions", {"prompt": "a", "mirostat": 2})[0] == 400
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_would_change_the_answer_is_refused_with_the_remedy(server: EdgeServer, name: str) -> None:
+@pytest.mark.parametrize("name", [name for name in REFUSED if "[]" in name])
+def test_what_would_change_a_message_is_refused_with_the_remedy(server: EdgeServer, name: str) -> None:
     last = name.removeprefix("messages[].")
-    if last == name:
-        path, body = next((path, body) for path, body in BOTH if name not in KINDS[path].__struct_fields__)
-        body, param = body | {name: "x y"}, name
-    else:
-        path, body, param = BOTH[1][0], {"messages": [USER, USER | {last: "x y"}]}, f"messages[1].{last}"
-    status, answer, _ = server.post(path, body)
-    assert (status, answer["error"]["param"]) == (400, param)
-    assert answer["error"]["message"] == f"{param} is not supported by this server: {REFUSED[name]}."
-
-
-KINDS: dict[str, type[msgspec.Struct]] = {"/v1/completions": CompletionBody, "/v1/chat/completions": ChatBody}
+    status, answer, _ = server.post("/v1/chat/completions", {"messages": [USER, USER | {last: "x y"}]})
+    assert (status, answer["error"]["param"]) == (400, f"messages[1].{last}")
+    assert answer["error"]["message"] == f"messages[1].{last} is not supported here: {REFUSED[name]}."
 
 
 @pytest.mark.parametrize(
@@ -126,39 +125,3 @@ def test_a_wrong_type_behind_an_unknown_field_is_said(server: EdgeServer) -> Non
     for wrong in ({"messages": "x"}, {"messages": {"role": 5}}):
         status, answer, _ = server.post("/v1/chat/completions", {"zzz": 1} | wrong)
         assert status == 400 and answer["error"]["param"] == "messages"
-
-
-VLLM = """
-use_beam_search top_k min_p repetition_penalty length_penalty stop_token_ids include_stop_str_in_output ignore_eos min_tokens
-skip_special_tokens spaces_between_special_tokens truncate_prompt_tokens allowed_token_ids prompt_logprobs bad_words
-add_special_tokens response_format structured_outputs priority request_id return_tokens_as_token_ids return_token_ids cache_salt
-kv_transfer_params vllm_xargs repetition_detection prompt_embeds logits_processors best_of guided_json guided_regex guided_choice
-guided_grammar
-""".split()
-VLLM_CHAT = """
-echo add_generation_prompt continue_final_message documents chat_template chat_template_kwargs mm_processor_kwargs media_io_kwargs
-thinking_token_budget reasoning_effort
-""".split()
-"""The extra parameters that vLLM documents, of both APIs and of chat alone."""
-
-
-@pytest.mark.parametrize(
-    ("kind", "documented"),
-    [
-        (CompletionBody, [*completion_create_params.CompletionCreateParamsStreaming.__annotations__, *VLLM]),
-        (CompletionBody, completion_create_params.CompletionCreateParamsBase.__annotations__),
-        (ChatBody, [*chat_create_params.CompletionCreateParamsStreaming.__annotations__, *VLLM, *VLLM_CHAT]),
-        (ChatBody, chat_create_params.CompletionCreateParamsBase.__annotations__),
-    ],
-)
-def test_every_documented_field_works_or_is_known(kind: type[msgspec.Struct], documented: Iterable[str]) -> None:
-    """It is a member of its struct, refused by name, or known to change nothing; no field is all of that by accident."""
-    unknown = {name for name in documented if name not in {*kind.__struct_fields__, *REFUSED, *fields.IGNORED}}
-    assert unknown == set()
-    assert not fields.IGNORED & {*REFUSED, *kind.__struct_fields__}
-
-
-def test_the_table_names_nothing_that_every_body_has() -> None:
-    """A field that is acted on is a line of its struct, and no more of the table."""
-    common = {*CompletionBody.__struct_fields__} & {*ChatBody.__struct_fields__}
-    assert not common & {*REFUSED} and {*fields.HARMLESS} <= {*REFUSED}
