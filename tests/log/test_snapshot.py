@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from itertools import pairwise
 
 import msgspec
 import numpy as np
@@ -80,6 +81,25 @@ def test_short_requests_that_left_are_forgotten_in_time(monkeypatch):
             redactor.redact(before, event)
             remembered.append(len(redactor._redacted_blocks._left))
     assert 5 <= max(remembered) <= 10
+
+
+@pytest.mark.parametrize("windows", [(), (8,)])
+def test_a_request_that_leaves_has_about_one_other_forgotten(monkeypatch, windows):
+    """No event has the work of the many that left before it."""
+    monkeypatch.setattr(redacted_blocks, "LEFT_TOKENS_MAX", 60 * redacted_blocks.LEFT_OVERHEAD_TOKENS)
+    config = small_config(windows=windows, page_count=4000)
+    redactor, named, works = Redactor(started(config), KEY), [], []
+    blocks = redactor._redacted_blocks
+    chain = blocks.chain
+    monkeypatch.setattr(blocks, "chain", lambda *history: named.append(history) or chain(*history))
+    for events, befores, _, _ in engine(config, 5, arrivals=250):
+        for before, event in zip(befores, events, strict=True):
+            redactor.redact(before, event)
+            works.append((blocks._left_count, blocks._left_count - len(blocks._left), len(named)))
+    assert works[-1][1] > 100 and works[-1][2] > 20, "many were forgotten, and some of them named"
+    for (left, forgotten, made), (left_then, forgotten_then, made_then) in pairwise(works):
+        most = 2 * (left_then - left)
+        assert forgotten_then - forgotten <= most and made_then - made <= most
 
 
 def busy_state(seed: int = 5):

@@ -1,8 +1,9 @@
 """The hashes of kept blocks in a redacted log: the replacements of the real block hashes.
 
 A page that outlives its request stays in the prefix index, and a snapshot must give its hash in the log. Owns the data
-that this needs: the history and pages of each request that leaves. Hashes are computed only for a snapshot, and only
-for pages that are still indexed. A step in which no request leaves costs nothing here.
+that this needs: the history and pages of each request that leaves. Hashes are computed for a snapshot, of pages that are still
+indexed, and when the data exceeds its bound: a request that leaves then has the oldest forgotten, about as much as it adds, so
+that no step has the work of many. A step in which no request leaves costs nothing here.
 
 Where windows give pages back while their request lives, the owner of a kept page is unknown; its real hash identifies it.
 """
@@ -16,7 +17,6 @@ import numpy as np
 
 from vnext.log import pseudonyms
 from vnext.log.open_blocks import OpenBlocks
-from vnext.log.snapshot import indexed_blocks
 from vnext.state.block_hash import block_hashes, versioned_root
 from vnext.state.config import SchedulerConfig
 from vnext.state.fold_plan import row_tokens
@@ -47,6 +47,11 @@ class _Left(NamedTuple):
     tokens: bytes
     blocks: np.ndarray
 
+    @property
+    def cost(self) -> int:
+        """Its memory, in tokens."""
+        return len(self.tokens) // 4 + LEFT_OVERHEAD_TOKENS
+
 
 class RedactedBlocks:
     """The redacted hashes of one engine's blocks. Mutable: call `leave` for each row before it leaves."""
@@ -59,7 +64,9 @@ class RedactedBlocks:
         self._keys = np.zeros((config.page_count, BLOCK_HASH_SIZE), dtype=np.uint8)
         self._owner = np.full(config.page_count, NOBODY, dtype=np.int64)
         self._left: dict[int, _Left] = {}
-        self._left_tokens = self._left_count = 0
+        self._left_tokens = self._left_count = self._oldest = 0
+        self._kept = config.max_num_seqs if config.windows else 0
+        """Of the newest in `_left`, how many stay: their last blocks are not hashed yet, and nothing else tells whose they are."""
 
     def leave(self, state: State, row: int, roots: Roots) -> None:
         """This row is about to end or to be preempted; its pages stay in the cache for a while."""
@@ -70,9 +77,9 @@ class RedactedBlocks:
         self._owner[left.blocks] = self._left_count
         self._left[self._left_count] = left
         self._left_count += 1
-        self._left_tokens += len(left.tokens) // 4 + LEFT_OVERHEAD_TOKENS
-        if self._left_tokens > LEFT_TOKENS_MAX:
-            self._name_left(state, indexed_blocks(state.pool.prefix_index.keys()))
+        self._left_tokens += left.cost
+        while self._left_tokens > LEFT_TOKENS_MAX and len(self._left) > self._kept:
+            self._forget_oldest(state)
 
     def promoted(self, pages: Iterable[int], keys: tuple[bytes, ...]) -> None:
         """These pages have been read from disk: their hashes in the log."""
@@ -120,27 +127,44 @@ class RedactedBlocks:
                 if page is not None:
                     keys[page] = np.frombuffer(group_hash(key, group), dtype=np.uint8)
 
-    def _name_left(self, state: State, named: np.ndarray) -> None:
-        """Write the hashes of indexed pages that belong to requests that have left; then forget these requests."""
+    def _forget_oldest(self, state: State) -> None:
+        """Write the hashes of the pages of the request that left first; then forget it."""
+        number, left = self._oldest, self._pop_oldest()
         if self._config.windows:
-            self._name_left_by_content(state)
+            self._name_by_content(state, left)
+        else:
+            self._name_owned(number, left)
+
+    def _pop_oldest(self) -> _Left:
+        left = self._left.pop(self._oldest)
+        self._oldest += 1
+        self._left_tokens -= left.cost
+        return left
+
+    def _name_left(self, state: State, named: np.ndarray) -> None:
+        """Write the hashes of indexed pages that belong to requests that have left. Without owners these are forgotten too, except
+        for the newest; with owners they have none any more, and are forgotten in time."""
+        if self._config.windows:
+            for left in self._left.values():
+                self._name_by_content(state, left)
+            while len(self._left) > self._kept:
+                self._pop_oldest()
             return
         for number in np.unique(self._owner[named]).tolist():
             if number != NOBODY:
-                left = self._left[number]
-                own = self._owner[left.blocks] == number
-                _, chain = self.chain(left.roots, left.tokens, left.weights)
-                _write(self._keys, np.where(own, left.blocks, NOBODY), chain)
+                self._name_owned(number, self._left[number])
         self._owner[:] = NOBODY
-        self._left, self._left_tokens = {}, 0
 
-    def _name_left_by_content(self, state: State) -> None:
-        """The same without owners. Keeps requests that leave just now, because their last blocks are not hashed yet."""
-        for left in self._left.values():
+    def _name_owned(self, number: int, left: _Left) -> None:
+        own = self._owner[left.blocks] == number
+        if own.any():
             _, chain = self.chain(left.roots, left.tokens, left.weights)
-            self._write_known(self._keys, state, left.root, left.tokens, chain)
-        self._left = dict(list(self._left.items())[-self._config.max_num_seqs :])
-        self._left_tokens = 0
+            _write(self._keys, np.where(own, left.blocks, NOBODY), chain)
+            self._owner[left.blocks[own]] = NOBODY
+
+    def _name_by_content(self, state: State, left: _Left) -> None:
+        _, chain = self.chain(left.roots, left.tokens, left.weights)
+        self._write_known(self._keys, state, left.root, left.tokens, chain)
 
 
 def hash_after(root_and_keys: tuple[bytes, tuple[bytes, ...]], hashed_blocks: int) -> bytes:
