@@ -6,7 +6,6 @@ listens from the moment at which the first of them is ready.
 
 from __future__ import annotations
 
-import select
 import socket
 import time
 from contextlib import suppress
@@ -15,6 +14,7 @@ import msgspec
 
 from vnext.exits import REFUSED
 from vnext.ready_lines import EVERYWHERE
+from vnext.runtime.processes.readable import readable
 from vnext.runtime.processes.subprocesses import Child, ChildDied, check_alive, start_child, terminate_all
 from vnext.runtime.processes.supervisor import WELL_S, Restarts
 from vnext.server.console import write_line
@@ -116,7 +116,7 @@ class ApiServers:
                 write_line("vnext: finishing running requests; once more stops at once")
                 is_said = True
             watched = [wake, *(child.exit_fd for child in running if child.exit_fd is not None)]
-            if wake in select.select(watched, (), (), SOON_S)[0]:
+            if wake in readable(watched, SOON_S):
                 break
         self.end()
 

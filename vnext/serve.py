@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import importlib
 import os
-import select
 import signal
 import socket
 from collections.abc import Iterator, Sequence
@@ -29,6 +28,7 @@ from vnext.ready_lines import print_ready, say_unused, url_of
 from vnext.restart import SIGNAL, Replacements, listed
 from vnext.runtime.log_lines import begin
 from vnext.runtime.processes.launch import StartFailed, StartRefused, find_model
+from vnext.runtime.processes.readable import readable
 from vnext.runtime.processes.replicas import RunningEngines, start_engines
 from vnext.runtime.processes.subprocesses import ChildDied
 from vnext.runtime.settings import EngineSettings, reads_generation_config
@@ -150,7 +150,7 @@ def _wait_until_healthy(engines: RunningEngines, edges: ApiServers, wake: int) -
 def _wait(engines: RunningEngines, edges: ApiServers, wake: int, timeout_s: float) -> bool:
     """Wait for a signal (True), or for the timeout or the end of an API server or an engine (False). Raises ChildDied when the
     last engine has ended."""
-    if wake in select.select((wake, *edges.exit_fds, *engines.end_fds), (), (), timeout_s)[0]:
+    if wake in readable((wake, *edges.exit_fds, *engines.end_fds), timeout_s):
         os.read(wake, 1)
         return True
     engines.check_alive()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -15,6 +16,7 @@ import pytest
 from serving import ROOT, complete_all, eventually, in_background, serving
 
 from vnext.replay.cli.main import main as replay
+from vnext.runtime.processes.inherited import FILES_MAX
 
 COMMON = ["--dtype", "float32", "--threads", "1", "--digest-interval", "1"]
 END_TIMEOUT_S = 30
@@ -186,6 +188,24 @@ def test_a_server_serves_and_ends_whatever_its_starter_left_it(tmp_path: Path, b
         family = server.processes
         assert server.stop() == 0
         assert psutil.wait_procs(family, timeout=END_TIMEOUT_S)[1] == []
+
+
+def test_a_server_with_more_descriptors_than_select_takes_recovers_and_ends(tmp_path: Path) -> None:
+    """It was left 1,100 of them, and a limit of a few more: each of its processes raises that."""
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    most = FILES_MAX if hard == resource.RLIM_INFINITY else min(hard, FILES_MAX)
+    left = (
+        "import os, resource, sys; resource.setrlimit(resource.RLIMIT_NOFILE, (1200, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))"
+        "; [os.set_inheritable(os.dup(0), True) for _ in range(1100)]; os.execv(sys.argv[1], sys.argv[1:])"
+    )
+    with serving(tmp_path, *COMMON, "--served-model-name", "demo", by=(sys.executable, "-c", left)) as server:
+        assert len(server.processes) >= 4
+        assert {process.rlimit(psutil.RLIMIT_NOFILE)[0] for process in server.processes} == {most}
+        before = server.process_of("vnext.runtime.core.main").pid
+        os.kill(before, signal.SIGKILL)
+        assert complete_all(server.url, [long_request(0)], 1)[0]["usage"]["completion_tokens"] == LENGTH
+        assert server.process_of("vnext.runtime.core.main").pid != before
+        assert server.stop() == 0
 
 
 @pytest.mark.parametrize("streams", [">&-", "<&- >&- 2>&-", ">/dev/full", ">/dev/full 2>/dev/full"])

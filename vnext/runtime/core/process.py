@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import os
 import secrets
-import select
 import signal
 import socket
 import time
@@ -40,6 +39,7 @@ from vnext.runtime.log_lines import begin
 from vnext.runtime.messages import EngineDied, EngineReady, RankReady, derived_seed, encoder
 from vnext.runtime.processes.determinism import prepare_process
 from vnext.runtime.processes.rank_processes import start_ranks, threads_of
+from vnext.runtime.processes.readable import readable
 from vnext.runtime.processes.run_dir import LEAVE, READY, REFUSAL, CoreNotes, shared_twin
 from vnext.runtime.processes.standby import STANDBY, Standby
 from vnext.runtime.processes.subprocesses import Child, ChildDied, terminate_all
@@ -168,7 +168,7 @@ def leave_on_sigterm(wake: socket.socket) -> Iterator[None]:
 
     before = signal.signal(signal.SIGTERM, leave)
     try:
-        if select.select((wake,), (), (), 0)[0]:
+        if readable((wake,), 0):
             raise SystemExit(DONE)
         yield
     finally:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import os
 import secrets
-import select
 import socket
 import threading
 import time
@@ -40,6 +39,7 @@ from vnext.runtime.hosts.placer import Placer
 from vnext.runtime.hosts.secret import secret_of
 from vnext.runtime.hosts.wire import Wire, WireBroken, WireRefused, connected, link_key
 from vnext.runtime.messages import RankFailed, RankMessage, RankReady, StepResult, rank_decoder
+from vnext.runtime.processes.readable import readable
 from vnext.runtime.settings import EngineSettings, RankSettings, SettingsError
 
 if TYPE_CHECKING:
@@ -158,11 +158,8 @@ class Hosts:
         due_s = 0.0
         while not self._is_closed:
             hosts = [each for each in list(self._present.values()) if each.wire.is_open]
-            poll = select.poll()  # select takes no descriptor above 1,023
             try:
-                for each in (self._listener, *(host.wire for host in hosts)):
-                    poll.register(each, select.POLLIN)
-                ready = {descriptor for descriptor, _ in poll.poll(BEAT_S / 4 * 1000)}
+                ready = readable((self._listener, *(host.wire for host in hosts)), BEAT_S / 4)
             except (ValueError, OSError):
                 continue  # the engine core has closed one meanwhile
             if self._listener.fileno() in ready:
@@ -276,7 +273,7 @@ class HostedExecutor:
     def start(self) -> tuple[RankReady, ...]:
         self.begin()
         while (ready := self.started()) is None:
-            select.select((self._hosts.news_fd,), (), (), BEAT_S / 4)
+            readable((self._hosts.news_fd,), BEAT_S / 4)
         return ready
 
     def begin(self) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hmac
 import secrets
-import select
 import socket
 import struct
 import threading
@@ -21,6 +20,7 @@ from typing import Literal
 
 import msgspec
 
+from vnext.runtime.processes.readable import readable
 from vnext.version import __version__
 
 Role = Literal["master", "host"]
@@ -100,11 +100,9 @@ class Wire:
             self._sending.release()
 
     def wait(self, timeout_s: float) -> bool:
-        """Whether something arrives within this time, or the connection has ended. Knows any descriptor, as select does not."""
+        """Whether something arrives within this time, or the connection has ended."""
         with suppress(ValueError):  # closed by another thread
-            poll = select.poll()
-            poll.register(self._socket, select.POLLIN)
-            return bool(poll.poll(timeout_s * 1000))
+            return bool(readable((self._socket,), timeout_s))
         return True
 
     def receive(self) -> list[bytes]:

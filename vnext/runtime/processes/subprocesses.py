@@ -10,7 +10,6 @@ Parent side: start_child, Child, check_alive, terminate_all. Child side: enter_c
 from __future__ import annotations
 
 import os
-import select
 import signal
 import struct
 import subprocess
@@ -24,6 +23,7 @@ from pathlib import Path
 from vnext.runtime.log_lines import ChildLines
 from vnext.runtime.processes.forks import keep_from_forks
 from vnext.runtime.processes.inherited import begin_process, open_standard_streams
+from vnext.runtime.processes.readable import readable
 
 CONFIG_BYTES_MAX = 64 * 2**20
 KILLED_TIMEOUT_S = 10.0
@@ -124,7 +124,7 @@ class Child:
     def wait(self, timeout_s: float | None = None) -> int | None:
         """The return code once the process ends, None when `timeout_s` is over (None: no limit)."""
         if self.exit_fd is not None and self.process.poll() is None:
-            timeout_s = REAPED_TIMEOUT_S if _is_readable(self.exit_fd, timeout_s) else 0.0
+            timeout_s = REAPED_TIMEOUT_S if readable((self.exit_fd,), timeout_s) else 0.0
         try:
             return self.process.wait(timeout_s)
         except subprocess.TimeoutExpired:
@@ -284,12 +284,6 @@ def _open_exit_fd(pid: int) -> int | None:
         return os.pidfd_open(pid)
     except (AttributeError, OSError):  # not Linux, or a sandbox without the call
         return None
-
-
-def _is_readable(fd: int, timeout_s: float | None) -> bool:
-    poll = select.poll()
-    poll.register(fd, select.POLLIN)
-    return bool(poll.poll(None if timeout_s is None else timeout_s * 1000))
 
 
 def _pass_on(chunk: bytes) -> None:

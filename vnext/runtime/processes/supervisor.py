@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import os
-import select
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +16,7 @@ from pathlib import Path
 import msgspec
 
 from vnext.exits import DONE, FAILED, REFUSED
+from vnext.runtime.processes.readable import readable
 from vnext.runtime.processes.run_dir import LEAVE, PROGRESS, READY, REFUSAL, SUSPECT, CoreNotes
 from vnext.runtime.processes.standby import STANDBY, Standby
 from vnext.runtime.processes.subprocesses import Child, ChildDied, start_child, terminate_all
@@ -110,7 +110,7 @@ class Supervisor:
         watched = [fd for fd in (self._wake, self.child.exit_fd) if fd is not None]
         timeout_s = POLL_S if self.child.exit_fd is None else None
         while True:
-            if self._wake in select.select(watched, (), (), timeout_s)[0]:
+            if self._wake in readable(watched, timeout_s):
                 return False
             if self.child.process.poll() is not None:
                 return True
@@ -132,7 +132,7 @@ class Supervisor:
         return self._restarts.wait_s(has_progressed)
 
     def _is_woken(self, wait_s: float) -> bool:
-        return bool(select.select((self._wake,), (), (), wait_s)[0])
+        return bool(readable((self._wake,), wait_s))
 
     def _start_next(self) -> None:
         before, cause, blamed = self.core, self.child.end_in_words, self._notes.text(SUSPECT) or ""

@@ -7,12 +7,13 @@ wakes the engine core's process once. The receiver takes what has arrived withou
 from __future__ import annotations
 
 import logging
-import select
 import socket
 import struct
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+
+from vnext.runtime.processes.readable import readable
 
 PIECE_BYTES = 1 << 16
 MESSAGE_BYTES_MAX = 1 << 30
@@ -65,9 +66,9 @@ class ResultsReceiver:
 
     def wait(self, timeout_s: float) -> bool:
         """Accept ranks that connect, while some are missing. Returns whether something may have arrived."""
-        ready, _, _ = select.select((self._listener, *self._pieces), (), (), timeout_s)
+        ready = readable((self._listener, *self._pieces), timeout_s)
         with suppress(BlockingIOError):
-            while self._listener in ready and len(self._pieces) < self._count:
+            while self._listener.fileno() in ready and len(self._pieces) < self._count:
                 connection, _ = self._listener.accept()
                 connection.setblocking(False)
                 self._pieces[connection] = bytearray()
