@@ -1,8 +1,9 @@
 """Attack a private server and measure the effect on its other clients: `python scripts/attack_server.py --json RECORD`.
 
-Owns the attacks. Each is something one client may send by mistake or on purpose, repeated for some seconds against a real
-`vnext serve` over the bundled model, on loopback. Meanwhile a separate process polls /health and reads short streams. The table
-shows the latencies of that process (ms: median, 99th percentile, longest), the API process's memory, and the attacker's answers.
+Owns the attacks of a client that may ask, and the measurement, which attack_guarded.py uses too. Each attack is something one
+client may send by mistake or on purpose, repeated for some seconds against a real `vnext serve` over the bundled model, on
+loopback. Meanwhile a separate process polls /health and reads short streams. The table shows the latencies of that process (ms:
+median, 99th percentile, longest), the API process's memory, and the attacker's answers.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -48,6 +49,8 @@ SLOW = (
 
 Outcome = Counter[str]
 Attack = Callable[[str, float], Awaitable[Outcome]]
+Serve = Callable[[Path, Path], AbstractContextManager[tuple[str, psutil.Process]]]
+"""Serves from a checkout, with a folder for what it writes: the address and the API process."""
 
 
 def completion(**body: Any) -> tuple[str, bytes]:
@@ -135,8 +138,9 @@ ATTACKS: dict[str, Attack] = {
 }
 
 
-async def probe(url: str, end: asyncio.Event) -> dict[str, list[float]]:
+async def probe(url: str, key: str, end: asyncio.Event) -> dict[str, list[float]]:
     """Measure latencies (ms) until `end`: of /health, of the first token of short streams, and between two chunks."""
+    headers = JSON | bearer(key)
     found: dict[str, list[float]] = {"health": [], "first": [], "gaps": []}
 
     async def ask(session: aiohttp.ClientSession) -> None:
@@ -148,7 +152,7 @@ async def probe(url: str, end: asyncio.Event) -> dict[str, list[float]]:
 
     async def stream(session: aiohttp.ClientSession) -> None:
         last_s, name = time.monotonic(), "first"
-        async with session.post(f"{url}/v1/completions", data=STREAM, headers=JSON) as answer:
+        async with session.post(f"{url}/v1/completions", data=STREAM, headers=headers) as answer:
             async for chunk in chunks(answer):
                 if chunk.startswith(b'data: {"error"'):
                     raise aiohttp.ClientError(chunk.decode())
@@ -166,6 +170,10 @@ async def probe(url: str, end: asyncio.Event) -> dict[str, list[float]]:
     return found
 
 
+def bearer(key: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {key}"} if key else {}
+
+
 async def chunks(answer: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
     answer.raise_for_status()
     async for line in answer.content:
@@ -173,19 +181,20 @@ async def chunks(answer: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
             yield line
 
 
-async def probe_until_told(url: str) -> None:
+async def probe_until_told(url: str, key: str) -> None:
     """Run the probe in its own process until SIGTERM, then print the latencies."""
     end = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, end.set)
     print("ready", flush=True)
-    print(json.dumps(await probe(url, end)), flush=True)
+    print(json.dumps(await probe(url, key, end)), flush=True)
 
 
 @contextmanager
-def serving(root: Path, folder: Path, template: str = SLOW) -> Iterator[tuple[str, psutil.Process]]:
-    """Yield the address of a server and its API process. `root`: the checkout it runs from; `template`: of its chats."""
+def serving(root: Path, folder: Path, template: str = SLOW, more: Sequence[str] = ()) -> Iterator[tuple[str, psutil.Process]]:
+    """Yield the address of a server and its API process. `root`: the checkout it runs from; `template`: of its chats; `more`
+    options."""
     (folder / "template.jinja").write_text(template)
-    options = ("--port", "0", "--threads", "1", "--log", "off", "--chat-template", str(folder / "template.jinja"))
+    options = ("--port", "0", "--threads", "1", "--log", "off", "--chat-template", str(folder / "template.jinja"), *more)
     command = [sys.executable, "-m", "vnext.cli", "serve", *options]
     environment = {**os.environ, "PYTHONPATH": str(root)}
     process = subprocess.Popen(command, cwd=folder, env=environment, stdout=subprocess.PIPE, text=True)
@@ -203,14 +212,15 @@ def serving(root: Path, folder: Path, template: str = SLOW) -> Iterator[tuple[st
         process.wait(60)
 
 
-def attacked(url: str, api: psutil.Process, name: str, seconds: float) -> dict[str, Any]:
-    """Run one attack and return its line of the record."""
+def attacked(running: tuple[str, psutil.Process], attack: Attack, seconds: float, key: str = "") -> dict[str, Any]:
+    """Run one attack on a server and return its line of the record. `key`: that of the others."""
+    url, api = running
     before, begun_s = api.memory_info().rss, time.monotonic()
-    command = [sys.executable, __file__, "--probe", url]
+    command = [sys.executable, __file__, "--probe", url, "--key", key]
     probing = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         assert probing.stdout.readline() == "ready\n"
-        outcome = asyncio.run(ATTACKS[name](url, seconds))
+        outcome = asyncio.run(attack(url, seconds))
     finally:
         probing.terminate()
         said = probing.communicate(timeout=2 * DRAIN_TIMEOUT_S)[0]
@@ -231,31 +241,29 @@ def line(name: str, found: dict[str, Any]) -> str:
     cells = "".join(f"{found[kind][at]:>9.0f}" for kind in ("health", "first", "gaps") for at in ("p50", "p99", "max"))
     memory = f"{found['rss_before'] / 2**20:>6.0f}{found['rss_after'] / 2**20:>6.0f}"
     got = ", ".join(f"{count} x {what}" for what, count in sorted(found["got"].items()))
-    return f"{name:38}{cells}{memory}  {got}"
+    return f"{name:48}{cells}{memory}  {got}"
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def run(command: str, attacks: Mapping[str, tuple[Serve, Attack]], key: str = "") -> int:
+    """The program `command`: run each attack on a server of its own, print the table, write the record."""
+    parser = argparse.ArgumentParser(description=f"python scripts/{command}")
     parser.add_argument("--seconds", type=float, default=6.0, help="of each attack")
     parser.add_argument("--only", default="", help="attacks whose names contain this")
     parser.add_argument("--root", type=Path, default=ROOT, help="the checkout whose server is attacked")
     parser.add_argument("--json", type=Path, help="where the record is written")
-    parser.add_argument("--probe", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.probe:
-        asyncio.run(probe_until_told(options.probe))
-        return 0
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
     before, found = machine(), {}
-    print(f"{'attack':38}{'/health p50, p99, max':>27}{'first token':>27}{'between tokens':>27}{'MiB before, after':>12}")
-    for name in (name for name in ATTACKS if options.only in name):
-        with tempfile.TemporaryDirectory() as folder, serving(options.root, Path(folder)) as (url, api):
-            found[name] = attacked(url, api, name, options.seconds)
+    print(f"{'attack':48}{'/health p50, p99, max':>27}{'first token':>27}{'between tokens':>27}{'MiB before, after':>12}")
+    for name in (name for name in attacks if options.only in name):
+        serve, attack = attacks[name]
+        with tempfile.TemporaryDirectory() as folder, serve(options.root, Path(folder)) as running:
+            found[name] = attacked(running, attack, options.seconds, key)
         print(line(name, found[name]), flush=True)
     if options.json:
         record = {
-            "command": "python scripts/attack_server.py --json RECORD",
+            "command": f"python scripts/{command} --json RECORD",
             "measured_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             "vnext": __version__,
             "machine": msgspec.to_builtins(before),
@@ -268,4 +276,7 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    if sys.argv[1:2] == ["--probe"]:
+        asyncio.run(probe_until_told(sys.argv[2], sys.argv[4]))
+    else:
+        sys.exit(run("attack_server.py", {name: (serving, attack) for name, attack in ATTACKS.items()}))

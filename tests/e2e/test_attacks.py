@@ -1,4 +1,6 @@
-"""What one client sends does not stop the others: the attacks of scripts/attack_server.py, each for a moment, and what is left."""
+"""What one client sends does not stop the others: the attacks of scripts/attack_server.py and
+attack_guarded.py, each for a moment, and what is left.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +15,7 @@ from serving import ROOT
 
 sys.path.append(str(ROOT / "scripts"))
 
+from attack_guarded import ATTACKS as GUARDED, KEY, REQUESTS_PER_MINUTE  # noqa: E402
 from attack_server import ATTACKS, attacked, serving  # noqa: E402  (needs the path above)
 
 FAR_TOO_LONG_MS = 4_000  # a stop of seconds; perf/records has what an idle machine takes
@@ -28,11 +31,24 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, psut
 
 @pytest.mark.parametrize("name", ATTACKS)
 def test_others_are_answered_and_memory_comes_back(server: tuple[str, psutil.Process], name: str) -> None:
-    url, api = server
-    found = attacked(url, api, name, 0.5)
+    found = attacked(server, ATTACKS[name], 0.5)
     assert found["health"]["p99"] < FAR_TOO_LONG_MS and found["gaps"]["p99"] < FAR_TOO_LONG_MS
     assert found["rss_after"] - found["rss_before"] < GROWTH_BYTES
     assert set(found["got"]) == expected(name), found["got"]
+
+
+@pytest.mark.parametrize("name", [name for name in GUARDED if name != "none"])
+def test_who_has_no_key_or_secret_or_a_key_with_limits_stops_nobody(tmp_path: Path, name: str) -> None:
+    serve, attack = GUARDED[name]
+    with serve(ROOT, tmp_path) as running:
+        processes = set(running[1].parent().children(recursive=True))
+        found = attacked(running, attack, 0.5, KEY)
+        assert set(running[1].parent().children(recursive=True)) == processes, "nothing has ended"
+    assert found["health"]["p99"] < FAR_TOO_LONG_MS and found["gaps"]["p99"] < FAR_TOO_LONG_MS
+    assert found["rss_after"] - found["rss_before"] < GROWTH_BYTES
+    got = found["got"]
+    assert got.pop("answered", 0) <= REQUESTS_PER_MINUTE
+    assert set(got) == {"closed" if "connections" in name else "in_progress" if "batch" in name else "200"}, got
 
 
 def expected(name: str) -> set[Any]:

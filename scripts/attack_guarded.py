@@ -1,0 +1,152 @@
+"""Attack a private server that has API keys, batches and hand-over: `python scripts/attack_guarded.py --json RECORD`.
+
+Owns the attacks of those who have no key, one with limits, or no secret. attack_server.py measures what the others notice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import socket
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import psutil
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from attack_server import JSON, SLOW, Attack, Outcome, Serve, bearer, nothing, run, serving  # noqa: E402  (needs the path above)
+
+KEY, GUEST, LIMITED = "key-of-the-others", "key-of-the-attacker", "key-with-limits"
+REQUESTS_PER_MINUTE = 3
+KEYS = f"""
+- {{key: {KEY}, name: others, admin: true}}
+- {{key: {GUEST}, name: guest}}
+- {{key: {LIMITED}, name: limited, requests_per_minute: {REQUESTS_PER_MINUTE}}}
+"""
+SENDERS = 16
+CONNECTIONS = 1_200
+BATCH_LINES = 500
+TICKET = {"folder": "/x", "addresses": ["127.0.0.1:9"], "seal": "\u00e9"}
+BODY = json.dumps({"prompt": "Once upon a time", "max_tokens": 4}).encode()
+
+
+async def pages(url: str, seconds: float) -> Outcome:
+    """Ask for the pages that need no key, without one."""
+    end_s, outcome = time.monotonic() + seconds, Counter()
+
+    async def send(session: aiohttp.ClientSession) -> None:
+        while time.monotonic() < end_s:
+            for path in ("/openapi.json", "/docs", "/"):
+                async with session.get(url + path) as answer:
+                    await answer.read()
+                    outcome[str(answer.status)] += 1
+
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
+        await asyncio.gather(*(send(session) for _ in range(SENDERS)))
+    return outcome
+
+
+async def tickets(url: str, seconds: float) -> Outcome:
+    """Send tickets whose seal is not ASCII: once its characters are, as JSON writes them, and once they are not."""
+    end_s, outcome = time.monotonic() + seconds, Counter()
+    async with aiohttp.ClientSession(headers=JSON | bearer(GUEST)) as session:
+        while time.monotonic() < end_s:
+            for is_ascii in (True, False):
+                ticket = {"X-Vnext-Handover": json.dumps(TICKET, ensure_ascii=is_ascii)}
+                async with session.post(f"{url}/v1/completions", data=BODY, headers=ticket) as answer:
+                    await answer.read()
+                    outcome[str(answer.status)] += 1
+    return outcome
+
+
+def connecting(port: int) -> Attack:
+    """Connects to the port where ranks serve blocks, and proves nothing: some send nothing, some a few bytes at intervals."""
+
+    async def attack(url: str, seconds: float) -> Outcome:
+        opened = []
+        for _ in range(CONNECTIONS):
+            with contextlib.suppress(OSError):
+                opened.append(await asyncio.open_connection("127.0.0.1", port))
+        end_s = time.monotonic() + max(seconds, 5)  # the server waits 3 s for a proof
+        while time.monotonic() < end_s:
+            await asyncio.sleep(0.2)
+            for reader, writer in opened[::2]:
+                if not (reader.at_eof() or writer.is_closing()):
+                    writer.write(b"x")
+        outcome = Counter(await asyncio.gather(*(_outcome(reader) for reader, _ in opened)))
+        for _, writer in opened:
+            writer.close()
+        return outcome
+
+    return attack
+
+
+async def _outcome(reader: asyncio.StreamReader) -> str:
+    try:
+        async with asyncio.timeout(0.5):
+            await reader.read()
+    except TimeoutError:
+        return "open"
+    except ConnectionError:
+        pass
+    return "closed"
+
+
+async def batch(url: str, seconds: float) -> Outcome:
+    """Have a batch answer more requests than its key may ask in a minute."""
+    request = {"method": "POST", "url": "/v1/completions", "body": json.loads(BODY)}
+    lines = "\n".join(json.dumps({"custom_id": str(number)} | request) for number in range(BATCH_LINES))
+    form = aiohttp.FormData({"purpose": "batch"})
+    form.add_field("file", lines.encode(), filename="in.jsonl")
+    async with aiohttp.ClientSession(headers=bearer(LIMITED)) as session:
+        file = await _json(session.post(f"{url}/v1/files", data=form))
+        asked = {"input_file_id": file["id"], "endpoint": "/v1/completions", "completion_window": "24h"}
+        begun = await _json(session.post(f"{url}/v1/batches", json=asked))
+        await asyncio.sleep(seconds)
+        found = await _json(session.get(f"{url}/v1/batches/{begun['id']}"))
+    return Counter({found["status"]: 1, "answered": found["request_counts"]["completed"]})
+
+
+async def _json(asking: Any) -> dict[str, Any]:
+    async with asking as answer:
+        answer.raise_for_status()
+        return await answer.json()
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return listener.getsockname()[1]
+
+
+@contextmanager
+def guarded(more: Sequence[str], root: Path, folder: Path) -> Iterator[tuple[str, psutil.Process]]:
+    """A server with keys, batches and these options, as attack_server's."""
+    (folder / "keys.yaml").write_text(KEYS)
+    (folder / "secret").write_text("a secret of all servers")
+    files = "--api-key-file", str(folder / "keys.yaml"), "--cluster-secret-file", str(folder / "secret")
+    with serving(root, folder, SLOW, (*files, "--batch-dir", str(folder / "kept"), *more)) as running:
+        yield running
+
+
+BLOCKS_AT = free_port()
+decoding = partial(guarded, ("--role", "decode"))
+prefilling = partial(guarded, ("--role", "prefill", "--handover-transport", "tcp", "--handover-address", f"127.0.0.1:{BLOCKS_AT}"))
+ATTACKS: dict[str, tuple[Serve, Attack]] = {
+    "none": (decoding, nothing),
+    f"pages without a key from {SENDERS} senders": (decoding, pages),
+    "tickets with a seal that is not ASCII": (decoding, tickets),
+    f"{CONNECTIONS:,} connections that prove no secret": (prefilling, connecting(BLOCKS_AT)),
+    f"a batch of {BATCH_LINES} for a key of {REQUESTS_PER_MINUTE} a minute": (decoding, batch),
+}
+
+if __name__ == "__main__":
+    sys.exit(run("attack_guarded.py", ATTACKS, KEY))
