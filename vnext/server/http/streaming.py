@@ -57,14 +57,15 @@ async def respond(
     are sent where nothing else has been for the interval of the settings, so that no proxy takes the stream for dead."""
     events = Events(request)
     await request.app.on_response_prepare.send(request, events.response)
-    pings = Pings(events, request.app[TURN].ping_interval_s)
+    pings = request.app[TURN].pings
+    pings.add(events)
     try:
         failure = await _failure(events, answering)
         await events.end(done if failure is None else fault_frame(failure))
     except ClientGone as error:  # leaving `answering` has aborted its requests
         log.debug("a client left %s before its stream had ended: %s", request.path, error.__cause__)
     finally:
-        pings.end()
+        pings.remove(events)
     return events.response
 
 
@@ -83,12 +84,42 @@ async def _failure(events: Events, answering: Answering) -> Failure | None:
     return None
 
 
+class Pings:
+    """Signs of life: a comment to each stream that has been silent for `interval_s`, or for half of it; 0 for none. One timer
+    serves all streams. Mutable."""
+
+    def __init__(self, interval_s: float) -> None:
+        self._interval_s = interval_s
+        self._streams: set[Events] = set()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def add(self, events: Events) -> None:
+        """Look after a stream, until `remove`."""
+        self._streams.add(events)
+        if self._timer is None and self._interval_s:
+            self._begin()
+
+    def remove(self, events: Events) -> None:
+        self._streams.discard(events)
+
+    def _begin(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(self._interval_s / 2, self._look)
+
+    def _look(self) -> None:
+        self._timer = None
+        for events in self._streams:
+            events.looks += 1
+            if events.looks > 1 and events.is_quiet:
+                events.send(_COMMENT)
+        if self._streams:
+            self._begin()
+
+
 class Turn:
-    """The responses that have something to write at the end of this turn of the event loop. `ping_interval_s`: of silence, after
-    which each shows that it lives."""
+    """The responses that have something to write at the end of this turn of the event loop."""
 
     def __init__(self, ping_interval_s: float = 0) -> None:
-        self.ping_interval_s = ping_interval_s
+        self.pings = Pings(ping_interval_s)
         self._due: list[Events] = []
 
     def add(self, events: Events) -> None:
@@ -156,8 +187,8 @@ class Events:
         self._unsent: list[bytes] = []
         self._is_ending = False
         self._turn = request.app[TURN]
-        self.written_s = time.monotonic()
-        """When bytes went out last, or the stream began."""
+        self.looks = 0
+        """Of Pings, since bytes went out."""
 
     @property
     def is_quiet(self) -> bool:
@@ -193,7 +224,7 @@ class Events:
             return
         if data and is_chunked:
             data = b"%x\r\n%b\r\n" % (len(data), data)
-        self.written_s = time.monotonic()
+        self.looks = 0
         self._transport.write(self.response.head() + data + (b"0\r\n\r\n" if is_last and is_chunked else b""))
 
     async def room(self, is_last: bool = False) -> None:
@@ -210,27 +241,6 @@ class Events:
         """Send the last frame. Raises ClientGone."""
         self._unsent.append(last)
         await self.room(is_last=True)
-
-
-class Pings:
-    """Signs of life of one stream, every `interval_s` of silence; 0 for none. `end` it with the stream."""
-
-    def __init__(self, events: Events, interval_s: float) -> None:
-        self._events, self._interval_s = events, interval_s
-        self._timer = self._after(interval_s) if interval_s else None
-
-    def end(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-
-    def _after(self, wait_s: float) -> asyncio.TimerHandle:
-        return asyncio.get_running_loop().call_later(wait_s, self._look)
-
-    def _look(self) -> None:
-        left_s = self._events.written_s + self._interval_s - time.monotonic()
-        if left_s <= 0 and self._events.is_quiet:
-            self._events.send(_COMMENT)
-        self._timer = self._after(left_s if left_s > 0 else self._interval_s)
 
 
 @lru_cache(maxsize=1)
