@@ -347,7 +347,7 @@ def test_a_ring_that_does_not_fit_says_so_and_leaves_nothing(
     monkeypatch.setattr(ring_memory.shared_file, "folder", lambda: str(tmp_path))
     monkeypatch.setattr(ring_memory.os, "posix_fallocate", full, raising=False)
     before = len(os.listdir("/dev/fd"))
-    with pytest.raises(OSError, match="no room for a ring of 4194304 bytes: No space.*make the ring smaller"):
+    with pytest.raises(OSError, match="no room for a ring of 4194304 bytes: No space.*enlarge .*shm-size"):
         RingWriter.create(reader_count=1)
     assert (list(tmp_path.iterdir()), len(os.listdir("/dev/fd"))) == ([], before)
 
