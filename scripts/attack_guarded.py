@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import io
 import json
 import socket
 import sys
@@ -35,6 +36,8 @@ KEYS = f"""
 SENDERS = 16
 CONNECTIONS = 1_200
 BATCH_LINES = 500
+UPLOADS, UPLOAD_BYTES, LINE_BYTES = 4, 100_000_000, 190_000_000
+READERS = 48
 TICKET = {"folder": "/x", "addresses": ["127.0.0.1:9"], "seal": "\u00e9"}
 BODY = json.dumps({"prompt": "Once upon a time", "max_tokens": 4}).encode()
 
@@ -105,15 +108,67 @@ async def batch(url: str, seconds: float) -> Outcome:
     """Have a batch answer more requests than its key may ask in a minute."""
     request = {"method": "POST", "url": "/v1/completions", "body": json.loads(BODY)}
     lines = "\n".join(json.dumps({"custom_id": str(number)} | request) for number in range(BATCH_LINES))
-    form = aiohttp.FormData({"purpose": "batch"})
-    form.add_field("file", lines.encode(), filename="in.jsonl")
     async with aiohttp.ClientSession(headers=bearer(LIMITED)) as session:
-        file = await _json(session.post(f"{url}/v1/files", data=form))
-        asked = {"input_file_id": file["id"], "endpoint": "/v1/completions", "completion_window": "24h"}
+        file = await _upload(session, url, lines.encode())
+        asked = {"input_file_id": file, "endpoint": "/v1/completions", "completion_window": "24h"}
         begun = await _json(session.post(f"{url}/v1/batches", json=asked))
         await asyncio.sleep(seconds)
         found = await _json(session.get(f"{url}/v1/batches/{begun['id']}"))
     return Counter({found["status"]: 1, "answered": found["request_counts"]["completed"]})
+
+
+async def uploads(url: str, seconds: float) -> Outcome:
+    """Upload large files again and again, and delete them."""
+    end_s, outcome = time.monotonic() + seconds, Counter()
+    data = b"x" * UPLOAD_BYTES
+
+    async def send(session: aiohttp.ClientSession) -> None:
+        while time.monotonic() < end_s:
+            file = await _upload(session, url, data)
+            async with session.delete(f"{url}/v1/files/{file}") as answer:
+                outcome[str(answer.status)] += 1
+
+    async with aiohttp.ClientSession(headers=bearer(GUEST)) as session:
+        await asyncio.gather(*(send(session) for _ in range(UPLOADS)))
+    return outcome
+
+
+async def long_line(url: str, seconds: float) -> Outcome:
+    """Have a batch read a file of one long line, again and again."""
+    outcome: Outcome = Counter()
+    async with aiohttp.ClientSession(headers=bearer(GUEST)) as session:
+        file = await _upload(session, url, b'{"custom_id":"' + b"x" * LINE_BYTES)
+        asked = {"input_file_id": file, "endpoint": "/v1/completions", "completion_window": "24h"}
+        end_s = time.monotonic() + seconds
+        while time.monotonic() < end_s:
+            found = await _json(session.post(f"{url}/v1/batches", json=asked))
+            while found["status"] in ("validating", "in_progress"):
+                await asyncio.sleep(0.05)
+                found = await _json(session.get(f"{url}/v1/batches/{found['id']}"))
+            outcome[found["status"]] += 1
+    return outcome
+
+
+async def unread(url: str, seconds: float) -> Outcome:
+    """Ask for long streams and read nothing of them."""
+    host, port = url.removeprefix("http://").split(":")
+    asked = {"prompt": "Once upon a time", "stream": True, "max_tokens": 1_000, "ignore_eos": True, "logprobs": 5}
+    body = json.dumps(asked).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {GUEST}\r\nContent-Type: application/json\r\n"
+    opened = [socket.create_connection((host, int(port))) for _ in range(READERS)]
+    for each in opened:
+        each.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+    await asyncio.sleep(seconds)
+    outcome = Counter(each.recv(12)[-3:].decode() for each in opened)
+    for each in opened:
+        each.close()
+    return outcome
+
+
+async def _upload(session: aiohttp.ClientSession, url: str, data: bytes) -> str:
+    form = aiohttp.FormData({"purpose": "batch"})
+    form.add_field("file", io.BytesIO(data), filename="in.jsonl")
+    return (await _json(session.post(f"{url}/v1/files", data=form)))["id"]
 
 
 async def _json(asking: Any) -> dict[str, Any]:
@@ -146,6 +201,9 @@ ATTACKS: dict[str, tuple[Serve, Attack]] = {
     "tickets with a seal that is not ASCII": (decoding, tickets),
     f"{CONNECTIONS:,} connections that prove no secret": (prefilling, connecting(BLOCKS_AT)),
     f"a batch of {BATCH_LINES} for a key of {REQUESTS_PER_MINUTE} a minute": (decoding, batch),
+    f"{UPLOADS} uploads of {UPLOAD_BYTES // 10**6} MB at once": (decoding, uploads),
+    f"a batch's line of {LINE_BYTES // 10**6} MB": (decoding, long_line),
+    f"{READERS} readers that read nothing": (decoding, unread),
 }
 
 if __name__ == "__main__":
