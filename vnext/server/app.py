@@ -19,6 +19,7 @@ from vnext.server.http.cross_origin import permit
 from vnext.server.http.middleware import is_anthropic, needs_key, observe, translate
 from vnext.server.http.streaming import TURN, Turn
 from vnext.server.load_line import report_load
+from vnext.server.responses.background import BACKGROUND, Background, close_background
 from vnext.server.responses.store import ResponseStore
 from vnext.server.routes import ROUTES
 from vnext.server.settings import ServerSettings
@@ -41,6 +42,8 @@ def make_app(
     app.on_response_prepare.append(_add_headers)
     app[SERVER_CONTEXT] = ServerContext(client, tokenizer, template, settings)
     app[RESPONSES] = ResponseStore(settings.responses_bytes_max)
+    app[BACKGROUND] = Background()
+    app.on_cleanup.append(close_background)
     app[CONNECTIONS] = Connections(settings, app[SERVER_CONTEXT].metrics.closed.add)
     if settings.batch_dir:
         app[BATCHES] = Batches(app[SERVER_CONTEXT])

@@ -29,7 +29,14 @@ from vnext.server.views.operations import (
     get_version,
     list_models,
 )
-from vnext.server.views.responses import count_input_tokens, create_response, delete_response, get_response, list_input_items
+from vnext.server.views.responses import (
+    cancel_response,
+    count_input_tokens,
+    create_response,
+    delete_response,
+    get_response,
+    list_input_items,
+)
 from vnext.server.views.tokens import DetokenizeBody, TokenizeBody, detokenize, tokenize
 from vnext.server.views.weights import (
     CallBody,
@@ -72,6 +79,7 @@ ROUTES = (
     Route("GET", "/v1/responses/{response_id:(?!input_tokens$)[^/]+}", get_response, "a stored response"),
     Route("DELETE", "/v1/responses/{response_id:(?!input_tokens$)[^/]+}", delete_response),
     Route("GET", "/v1/responses/{response_id:(?!input_tokens$)[^/]+}/input_items", list_input_items),
+    Route("POST", "/v1/responses/{response_id:(?!input_tokens$)[^/]+}/cancel", cancel_response),
     Route("GET", "/v1/models", list_models, "names what is served; /v1/models/NAME one of them"),
     Route("GET", "/v1/models/{model:.+}", get_model),
     Route("POST", "/v1/load_lora_adapter", load_adapter, "serves a LoRA adapter (with --enable-lora)", LoadAdapterBody),

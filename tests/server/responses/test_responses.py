@@ -377,7 +377,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
         "tool_choice asks for a call of 'web_search'",
     ),
     ({"truncation": "middle"}, "truncation is 'middle'"),
-    ({"background": True}, "background is not supported"),
+    ({"background": True, "store": False}, "background is true and store is false"),
     ({"conversation": "conv_1"}, "conversation is not supported"),
     ({"prompt": {"id": "p"}}, "prompt is not supported"),
     ({"messages": [{"role": "user", "content": "a"}]}, "messages is not supported"),

@@ -83,6 +83,7 @@ class ResponsesBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     previous_response_id: str | None = None
     prompt_cache_retention: str | None = None
     store: bool | None = None
+    background: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     tools: list[Tool] | None = None

@@ -20,17 +20,23 @@ COUNT_MAX = 10_000
 
 class Stored(msgspec.Struct, frozen=True):
     """A response as its client saw it (JSON), and the conversation that it ends (MessagePack): the `earlier` one, and its own
-    items, of which the first `input_count` are its input. `owner`: the mark of the tenant that made it."""
+    items, of which the first `input_count` are its input. `owner`: the mark of the tenant that made it. `events`: those of its
+    stream, where it may be picked up again (MessagePack), b"" for none."""
 
     response: bytes
     earlier: bytes
     own: bytes
     input_count: int
     owner: str
+    events: bytes = b""
 
     @property
     def size_bytes(self) -> int:
-        return len(self.response) + len(self.earlier) + len(self.own)
+        return len(self.response) + len(self.earlier) + len(self.own) + len(self.events)
+
+    def frames(self) -> list[bytes]:
+        """The events of its stream."""
+        return msgspec.msgpack.decode(self.events, type=list[bytes])
 
     def own_items(self) -> tuple[Item, ...]:
         return _items.decode(self.own)
@@ -85,11 +91,20 @@ class ResponseStore:
 
         return find
 
-    def put(self, response: dict[str, Any], given: Sequence[Item], earlier: Sequence[Item], owner: str = "") -> None:
+    @property
+    def keeps(self) -> bool:
+        """Whether it has room for any response."""
+        return self._bytes_max > 0
+
+    def put(
+        self, response: dict[str, Any], given: Sequence[Item], earlier: Sequence[Item], owner: str = "",
+        events: Sequence[bytes] = (),
+    ) -> None:  # fmt: skip
         """Keep a complete response to the input `given`, which followed the conversation `earlier`."""
         output = msgspec.convert(response["output"], list[Item])
         own = _encode((*given, *output))
-        found = Stored(msgspec.json.encode(response), _encode(tuple(earlier)), own, len(given), owner)
+        kept = _encode(events) if events else b""
+        found = Stored(msgspec.json.encode(response), _encode(tuple(earlier)), own, len(given), owner, kept)
         if found.size_bytes > self._bytes_max:
             return
         self._kept[response["id"]] = found

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import time
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -24,6 +27,7 @@ from vnext.server.context.tool_choice import tool_choice_of
 from vnext.server.http.bodies import read_body
 from vnext.server.http.pages import Pages, ordered, page_of
 from vnext.server.http.streaming import Events, event_frame, respond
+from vnext.server.responses.background import BACKGROUND, Running, send_all
 from vnext.server.responses.bodies import Item, ResponsesBody
 from vnext.server.responses.items import Event, ItemBuilder
 from vnext.server.responses.store import ResponseStore, Stored
@@ -48,15 +52,23 @@ async def create_response(request: web.Request) -> web.StreamResponse:
         chat = ChatRequest(context, chat_body(body, earlier))
         check_calls(body, earlier)
     client = client_of(request)
-    with in_names(names_of(body)), context.limiter.enter(chat.answer_count, client):
+    with in_names(names_of(body)), ExitStack() as held:
+        if body.background:
+            _check_background(body, store)
+        held.enter_context(context.limiter.enter(chat.answer_count, client))
         generation = await chat.start(answer_id(request, "resp"), client, started_s, shrinks=True)
         answer = _ResponseAnswer(context, chat, generation, body)
 
-        async def send(events: Events | None) -> None:
-            await generation.answer(SingleReader(answer, answer, events))
-            if body.store is not False:
-                store.put(answer.response, input_items(body), earlier, tenant.owner)
+        def keep(frames: Sequence[bytes] = ()) -> None:
+            store.put(answer.response, input_items(body), earlier, tenant.owner, frames)
 
+        async def send(events: Events | Running | None) -> None:
+            await generation.answer(SingleReader(answer, answer, events))
+            if body.store is not False and not body.background:
+                keep()
+
+        if body.background:
+            return await _begin(request, answer, send, keep, held.pop_all(), bool(body.stream))
         if body.stream:
             return await respond(request, send, b"", answer.fault_frame)
         await send(None)
@@ -76,17 +88,64 @@ async def count_input_tokens(request: web.Request) -> web.Response:
     return web.json_response(body=msgspec.json.encode(counted))
 
 
-async def get_response(request: web.Request) -> web.Response:
-    """GET /v1/responses/{response_id}."""
+async def _begin(
+    request: web.Request, answer: _ResponseAnswer, send: Callable[..., Awaitable[None]], keep: Callable[..., None],
+    held: ExitStack, streams: bool,
+) -> web.StreamResponse:  # fmt: skip
+    """Have a response made without its client, who gets what there is of it now, or its stream. `held` is held until its end."""
+    running = Running(tenant_of(request).owner, answer.head("in_progress"))
+
+    async def make(running: Running) -> None:
+        with held:
+            await send(running if streams else None)
+        keep(running.frames)
+
+    def failed(failure: Failure) -> None:
+        frame = answer.fault_frame(failure)
+        if streams:
+            running.send(frame)
+        keep(running.frames)
+
+    def cancelled() -> None:
+        answer.cancel()
+        keep(running.frames)
+
+    request.app[BACKGROUND].begin(running, make, failed, cancelled)
+    if streams:
+        return await respond(request, partial(running.follow, place=0), b"", answer.fault_frame)
+    return web.json_response(body=msgspec.json.encode(answer.head("queued")))
+
+
+async def get_response(request: web.Request) -> web.StreamResponse:
+    """GET /v1/responses/{response_id}; with `stream` the events behind the one that `starting_after` numbers, also of a response in
+    progress."""
+    running = request.app[BACKGROUND].get(request.match_info["response_id"], tenant_of(request))
+    found = None if running else _stored(request)
+    if request.query.get("stream") != "true":
+        return web.json_response(body=msgspec.json.encode(running.now) if running else found.response)
+    if not (running.frames if running else found.events):
+        raise InvalidRequest("stream is true: this response was not created with background and stream.", "stream")
+    place = _place(request)
+    following = partial(running.follow, place=place) if running else partial(send_all, frames=found.frames()[place:])
+    return await respond(request, following, b"")
+
+
+async def cancel_response(request: web.Request) -> web.Response:
+    """POST /v1/responses/{response_id}/cancel: the response as it is then; one that has ended stays as it is."""
+    id_, background = request.match_info["response_id"], request.app[BACKGROUND]
+    if running := background.get(id_, tenant_of(request)):
+        await background.end(running)
     found = _stored(request)
-    if request.query.get("stream") == "true":
-        raise InvalidRequest("stream is true: a stored response is sent whole, leave stream out.", "stream")
+    if not msgspec.json.decode(found.response)["background"]:
+        raise InvalidRequest(f"The response {id_[:60]!r} was not created with background: only such a one can be cancelled.")
     return web.json_response(body=found.response)
 
 
 async def delete_response(request: web.Request) -> web.Response:
     """DELETE /v1/responses/{response_id}."""
     id_ = request.match_info["response_id"]
+    if running := request.app[BACKGROUND].get(id_, tenant_of(request)):
+        await request.app[BACKGROUND].end(running)
     if not request.app[RESPONSES].delete(id_, tenant_of(request)):
         raise FileUnknown(_unknown(id_))
     return web.json_response(body=msgspec.json.encode({"id": id_, "object": "response", "deleted": True}))
@@ -133,7 +192,7 @@ class _ResponseAnswer:
         return found
 
     def begin(self) -> list[Event]:
-        response = self._response("in_progress")
+        response = self.head("in_progress")
         return self._numbered([{"type": f"response.{name}", "response": response} for name in ("created", "in_progress")])
 
     def part(self, part: Part) -> Iterable[Event]:
@@ -146,16 +205,22 @@ class _ResponseAnswer:
         events = self._builder.complete(status)
         reason = {"reason": "max_output_tokens"} if finish == "length" else None
         last = {"output": self._builder.items, "usage": self._usage(), "completed_at": int(time.time())}
-        self.response = self._response(status) | last | {"incomplete_details": reason}
+        self.response = self.head(status) | last | {"incomplete_details": reason}
         return self._numbered([*events, {"type": f"response.{status}", "response": self.response}])
 
     def fault_frame(self, failure: Failure) -> bytes:
         """What ends a stream in the middle of an answer."""
         fault = {"code": failure.code or failure.type, "message": failure.body()["error"]["message"]}
-        response = self._response("failed") | {"error": fault}
+        self.response = response = self.head("failed") | {"error": fault}
         return b"".join(map(event_frame, self._numbered([{"type": "response.failed", "response": response}])))
 
-    def _response(self, status: str) -> dict[str, Any]:
+    def cancel(self) -> None:
+        """The answer ends where it is."""
+        self._builder.complete("incomplete")
+        self.response = self.head("cancelled") | {"output": self._builder.items, "usage": self._usage()}
+
+    def head(self, status: str) -> dict[str, Any]:
+        """The response without what the answer brings."""
         return self._head | {"status": status}
 
     def _numbered(self, events: Sequence[Event]) -> list[Event]:
@@ -186,7 +251,7 @@ def _head(id_: str, generation: Generation, chat: ChatRequest, body: ResponsesBo
         "instructions": body.instructions,
         "previous_response_id": body.previous_response_id,
         "store": body.store is not False,
-        "background": False,
+        "background": body.background is True,
         "tools": [_given(tool) for tool in body.tools or ()],
         "tool_choice": body.tool_choice or "auto",
         "parallel_tool_calls": body.parallel_tool_calls is not False,
@@ -217,6 +282,20 @@ def _shown(item: Item, id_: str) -> dict[str, Any]:
     if isinstance(item.content, str):
         shown["content"] = [{"type": "output_text" if item.role == "assistant" else "input_text", "text": item.content}]
     return shown
+
+
+def _check_background(body: ResponsesBody, store: ResponseStore) -> None:
+    if body.store is False or not store.keeps:
+        why = "store is false" if body.store is False else "this server stores no responses (--max-stored-responses)"
+        raise InvalidRequest(f"background is true and {why}: nobody could read the response, leave background out.", "background")
+
+
+def _place(request: web.Request) -> int:
+    """The number of the first event that a client lacks."""
+    after = request.query.get("starting_after", "-1")
+    if not re.fullmatch(r"-1|[0-9]{1,9}", after):
+        raise InvalidRequest(f"starting_after is {after[:60]!r}: it must be the sequence_number of an event.", "starting_after")
+    return int(after) + 1
 
 
 def _stored(request: web.Request) -> Stored:
