@@ -121,7 +121,7 @@ def defines(query: torch.dtype, cache: torch.dtype, head_dim: int) -> Defines:
 
 def shared_bytes(query: torch.Tensor, key_cache: torch.Tensor, tiles: int, is_partial: bool) -> int:
     """What a block of so many tiles needs, as the kernel lays it out; with partial sums only, it keeps none itself."""
-    head_dim, scalar, cache = query.shape[2], query.element_size(), key_cache.element_size()
+    head_dim, scalar, cache = query.shape[-1], query.element_size(), key_cache.element_size()
     row = head_dim * scalar + PAD_BYTES
     stages = STAGES * 2 * KEYS * (stage_bytes(key_cache) + PAD_BYTES)
     widened = 2 * KEYS * row if cache < scalar else 0
