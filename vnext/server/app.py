@@ -14,12 +14,12 @@ from vnext.runtime.client.engines import AnyEngineClient
 from vnext.server.batches.service import BATCHES, Batches
 from vnext.server.context.identity import ANTHROPIC_ID_HEADER, REQUEST_ID, add_request_id
 from vnext.server.context.server_context import SERVER_CONTEXT, ServerContext
+from vnext.server.http.background import BACKGROUND, Background, close_background
 from vnext.server.http.connections import CONNECTIONS, Connections, Runner
 from vnext.server.http.cross_origin import permit
 from vnext.server.http.middleware import is_anthropic, needs_key, observe, translate
 from vnext.server.http.streaming import TURN, Turn
 from vnext.server.load_line import report_load
-from vnext.server.responses.background import BACKGROUND, Background, close_background
 from vnext.server.responses.store import ResponseStore
 from vnext.server.routes import ROUTES
 from vnext.server.settings import ServerSettings

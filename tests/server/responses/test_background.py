@@ -15,7 +15,7 @@ from fake_engine import wait_until
 from toy_tokenizers import byte_level
 
 from vnext.runtime.messages import AbortRequests
-from vnext.server.responses.background import BACKGROUND
+from vnext.server.http.background import BACKGROUND
 
 TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}"
 ENDED = ("completed", "failed", "cancelled", "incomplete")

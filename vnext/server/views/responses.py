@@ -24,10 +24,10 @@ from vnext.server.context.identity import answer_id, client_of, identify
 from vnext.server.context.renaming import in_names
 from vnext.server.context.server_context import SERVER_CONTEXT, ServerContext, tenant_of
 from vnext.server.context.tool_choice import tool_choice_of
+from vnext.server.http.background import BACKGROUND, Running, send_all
 from vnext.server.http.bodies import read_body
 from vnext.server.http.pages import Pages, ordered, page_of
 from vnext.server.http.streaming import Events, event_frame, respond
-from vnext.server.responses.background import BACKGROUND, Running, send_all
 from vnext.server.responses.bodies import Item, ResponsesBody
 from vnext.server.responses.items import Event, ItemBuilder
 from vnext.server.responses.store import ResponseStore, Stored
