@@ -73,7 +73,7 @@ COMMITS = [
         "a result of a preempted epoch is applied",
         "FIELD(c, PREEMPTION_COUNT, rows)[from] == step->preemption_counts[entry]",
         "1",
-        "A2",
+        "A2", "where alone",
     ),
     bug(
         "columns.h",
