@@ -15,6 +15,7 @@ import msgspec
 import pytest
 
 from vnext.exits import FAILED
+from vnext.kernels.cpu import native
 from vnext.runtime.core import process as core_process
 from vnext.runtime.processes import launch
 from vnext.runtime.settings import CoreSettings
@@ -74,8 +75,18 @@ class CoreThread:
 
 @contextmanager
 def engines_here() -> Iterator[None]:
-    """Engines that LLM(executor="inproc") starts inside the block are threads of this process."""
+    """Engines that LLM(executor="inproc") starts inside the block are threads of this process. They begin with the machine's best
+    instruction set, whatever an engine before them was asked to use, and leave it so."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(launch, "start_child", CoreThread)
         patch.setattr(core_process, "prepare_process", lambda threads, prescribe: None)
-        yield
+        _use_best_level()
+        try:
+            yield
+        finally:
+            _use_best_level()
+
+
+def _use_best_level() -> None:
+    if native.is_built():
+        native.set_level(native.best_level())
