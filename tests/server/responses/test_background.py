@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
 from collections.abc import Iterator
@@ -15,7 +16,8 @@ from fake_engine import wait_until
 from toy_tokenizers import byte_level
 
 from vnext.runtime.messages import AbortRequests
-from vnext.server.http.background import BACKGROUND
+from vnext.server.context.api_keys import EVERYONE
+from vnext.server.http.background import BACKGROUND, Background, Running
 
 TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}"
 ENDED = ("completed", "failed", "cancelled", "incomplete")
@@ -135,3 +137,43 @@ def test_a_deleted_one_ends_and_the_end_of_the_server_ends_all(server: EdgeServe
     begin(server, "endless", max_output_tokens=500)
     server.in_loop(server.app[BACKGROUND].close())
     assert server.context.limiter.live_count == 0
+
+
+class SlowEvents:
+    """A reader that is behind after each frame; another one comes while it catches up."""
+
+    def __init__(self, running: Running) -> None:
+        self.running, self.read = running, list[bytes]()
+
+    def send(self, frame: bytes) -> bool:
+        self.read.append(frame)
+        return False
+
+    async def room(self) -> None:
+        if len(self.running.frames) < 20:
+            self.running.send(b"%d" % len(self.running.frames))
+        else:
+            self.running.end()
+
+
+def test_a_slow_reader_misses_nothing_that_comes_meanwhile() -> None:
+    running = Running("", {"id": "resp_1"})
+    running.send(b"0", b"1")
+    reader = SlowEvents(running)
+    asyncio.run(running.follow(reader, 0))
+    assert reader.read == running.frames == [b"%d" % number for number in range(20)]
+
+
+def test_one_that_is_cancelled_before_it_has_begun_is_told_so() -> None:
+    async def run() -> list[str]:
+        background, told, running = Background(), list[str](), Running("", {"id": "resp_1"})
+
+        async def make(running: Running) -> None:
+            await asyncio.sleep(60)
+
+        background.begin(running, make, lambda failure: told.append("failed"), lambda: told.append("cancelled"))
+        await background.close()
+        assert running.is_over and background.get("resp_1", EVERYONE) is None
+        return told
+
+    assert asyncio.run(run()) == ["cancelled"]

@@ -45,8 +45,9 @@ class Running:
         """Send the frames from `place` on, also those to come. Raises ClientGone."""
         while True:
             news = self._news
-            await send_all(events, self.frames[place:])
-            place = max(place, len(self.frames))
+            frames = self.frames[place:]
+            await send_all(events, frames)  # more may come meanwhile
+            place += len(frames)
             if self.is_over:
                 return
             if news is self._news:
@@ -80,6 +81,7 @@ class Background:
     async def end(self, running: Running) -> None:
         """Cancel a response, and wait until it has ended."""
         assert running.task is not None
+        await asyncio.sleep(0)  # a task that has not begun would end without giving back what it holds
         running.task.cancel()
         await asyncio.wait({running.task})
 
