@@ -120,14 +120,14 @@ VLLM_LINE = (
 def test_a_line_for_vllm_starts_and_says_what_is_ignored(capsys: pytest.CaptureFixture[str]) -> None:
     command = parse(["serve", *VLLM_LINE.split()], {})
     assert command.engine == EngineSettings(
-        model="folder", enforce_eager=True, generation_config="none", dtype="float16", max_model_len=4000
+        model="folder", load_format="auto", enforce_eager=True, generation_config="none", dtype="float16", max_model_len=4000
     )
     assert command.server == ServerSettings(log_level="info", tool_call_parser="hermes", reasoning_parser="qwen3")
     said = capsys.readouterr().err.splitlines()
     assert "vnext serve: ignored: --swap-space 4 (a preempted request is computed again and never swapped)" in said
     assert all(line.startswith("vnext serve: ignored: --") and line.endswith(")") for line in said)
     assert [line.split()[3] for line in said] == [
-        "--trust-remote-code", "--load-format", "--disable-log-requests", "--enable-auto-tool-choice",
+        "--trust-remote-code", "--disable-log-requests", "--enable-auto-tool-choice",
         "--tokenizer-mode", "--swap-space", "--distributed-executor-backend",
     ]  # fmt: skip
 
@@ -143,7 +143,7 @@ def test_an_option_for_what_the_server_has_is_ignored_with_the_way_to_it(capsys:
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
-        ("--load-format gguf", "--load-format is 'gguf': weights are read from safetensors; convert the checkpoint; for random"),
+        ("--load-format gguf", "--load-format is 'gguf': it must be one of 'auto', 'safetensors', 'dummy'"),
         ("--kv-cache-dtype fp4", "--kv-cache-dtype is 'fp4': it must be one of 'auto', 'int8', 'fp8'"),
         ("--distributed-executor-backend ray", "is 'ray': ranks are processes; see --executor, and docs/ray.md for Ray."),
         ("--stream-interval 4", "--stream-interval is '4': each token is streamed as soon as it is sampled"),

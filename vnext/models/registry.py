@@ -114,5 +114,14 @@ def family(architecture: str) -> Family:
     """The family of an architecture. Raises ModelError for one that is unknown."""
     if architecture not in HEADS:
         require_family(architecture)
-    module = import_module(f"vnext.models.families.{(FAMILIES | HEADS)[architecture]}")
-    return Family(*(getattr(module, name) for name in Family._fields))
+    return Family(*(getattr(_module(architecture), name) for name in Family._fields))
+
+
+def assemble_mtp(architecture: str) -> Callable[..., Any] | None:
+    """What puts together the layer that drafts of an architecture's checkpoints; None where they have none."""
+    found: Callable[..., Any] | None = getattr(_module(architecture), "assemble_mtp", None)
+    return found
+
+
+def _module(architecture: str) -> Any:
+    return import_module(f"vnext.models.families.{(FAMILIES | HEADS)[architecture]}")

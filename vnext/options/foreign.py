@@ -99,8 +99,6 @@ FOREIGN: Mapping[str, Foreign] = MappingProxyType(
             *_switches(GRAMMARS, "--guided-decoding-disable-fallback"),
             *_switches(FIGURES, "--kv-cache-metrics", "--cudagraph-metrics", "--aggregate-engine-logging", "--log-error-stack"),
             # options of which some values request what vnext does anyway
-            *_values("auto safetensors", "weights are read from safetensors", "convert the checkpoint; for random weights, save "
-                     "what transformers makes of config.json and serve that folder", "--load-format"),
             *_values("auto hf", "config.json describes the model", "convert the checkpoint", "--config-format"),
             *_values("auto vllm", "vnext has its own code for each family", "see docs/models.md", "--model-impl"),
             *_values("auto generate embed embedding pooling none", "the server generates text and answers /v1/embeddings and "

@@ -27,6 +27,7 @@ ENGINE_HELP = {
     "hf_overrides": """JSON object whose members replace those of config.json, such as '{"rope_theta": 1e6}'""",
     "generation_config": "auto takes default sampling and end tokens from the model's generation_config.json; vllm means none",
     "override_generation_config": "JSON object whose members replace those of generation_config.json",
+    "load_format": "dummy draws random weights from config.json alone, for benchmarks; auto and safetensors read the files",
     "device": "where the model runs; auto is a GPU if one works, else the CPU",
     "dtype": "data type of weights and cache; auto uses the checkpoint's, but on a CPU bfloat16 for float16",
     "quantization": "int8 rounds weights as they are loaded, with one scale per output: half the memory to hold and to read",

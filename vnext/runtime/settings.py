@@ -16,6 +16,7 @@ from vnext.router.policies import DEFAULT_POLICY
 DeviceName = Literal["cpu", "cuda", "auto"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 Quantization = Literal["none", "int8"]
+LoadFormat = Literal["auto", "safetensors", "dummy"]
 KvCacheDtype = Literal["auto", "int8", "fp8"]
 Isa = Literal["auto", "portable", "avx2", "avx512", "avx512_bf16", "amx", "neon", "neon_bf16"]
 """Instruction sets of the CPU kernels, each with all before it; auto is the best one of the machine."""
@@ -52,7 +53,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     the checkpoint's generation_config.json.
     `revision` is a branch, tag or commit on the hub; `tokenizer` a folder or hub id whose tokenizer replaces the model's.
     `hf_overrides` and `override_generation_config` are JSON objects whose members replace those of config.json and of
-    generation_config.json ("" for none).
+    generation_config.json ("" for none). `load_format` "dummy" takes random numbers for the weights, which need no files.
     `speculative_config` is a JSON object (runtime/speculation.py), "" for no drafts.
     `device` "auto" selects a GPU where one works. On a GPU, `gpu_memory_utilization` is the share of its memory that the
     engine may take; `enforce_eager` captures no graphs; `graph_sizes` lists the row counts that are captured (() decides);
@@ -82,6 +83,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     hf_overrides: str = ""
     generation_config: GenerationConfig = "auto"
     override_generation_config: str = ""
+    load_format: LoadFormat = "auto"
     device: DeviceName = "auto"
     dtype: Dtype = "auto"
     quantization: Quantization = "none"

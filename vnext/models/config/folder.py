@@ -21,6 +21,8 @@ from vnext.tokenizer_files import POINTER_BYTES, is_pointer, pointer_sentence
 CONFIG_NAME = "config.json"
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
+DUMMY_NAME = "vnext_dummy_weights.json"
+"""A folder with this file has no weights: they are drawn at random (loading/dummy.py)."""
 OVERRIDDEN = "vnext_overridden"
 """Member of a generation_config.json: the names of its members that the user gave, which no other file adds to."""
 DTYPES = MappingProxyType({"F32": "float32", "F16": "float16", "BF16": "bfloat16"})
@@ -76,12 +78,20 @@ def refuse_quantised(raw: dict[str, Any]) -> None:
 
 
 def weight_files(path: Path) -> list[Path]:
-    """The checkpoint's safetensors files, sorted: the single one, else those that the index names. Raises ModelError."""
+    """The checkpoint's safetensors files, sorted: the single one, else those that the index names; none where weights are drawn at
+    random. Raises ModelError."""
+    if is_dummy(path):
+        return []
     files = [path / name for name in sorted(set(assigned_files(path).values()))] or [path / SINGLE_NAME]
     for file in files:
         if not file.is_file():
             raise ModelError(f"{file} is missing; {_instead(path)}")
     return files
+
+
+def is_dummy(path: Path) -> bool:
+    """Whether the weights of the checkpoint in folder `path` are drawn at random."""
+    return (path / DUMMY_NAME).is_file()
 
 
 def assigned_files(path: Path) -> dict[str, str]:

@@ -186,6 +186,14 @@ def axis_size(axis: Axis, config: ModelConfig) -> int:
     assert_never(axis)
 
 
+def whole_shape(layout: Layout, config: ModelConfig) -> tuple[int, ...]:
+    """A whole tensor's shape in its file."""
+    shape: tuple[int, ...] = (sum(axis_size(axis, config) for axis in layout.out),)
+    if layout.inner is not None:
+        shape += (axis_size(layout.inner, config),)
+    return shape[::-1] if layout.flipped else shape
+
+
 def axis_part(axis: Axis, config: ModelConfig, parallel: Parallel) -> Part:
     """This rank's part of an axis. Call `check_world_size` once before."""
     whole, rank, ranks = axis_size(axis, config), parallel.rank, parallel.world_size

@@ -20,8 +20,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from vnext.kernels.arrays import host_dtype
-from vnext.models.config.folder import CONFIG_NAME, assigned_files, read_header, weight_files
+from vnext.models.config.folder import CONFIG_NAME, DUMMY_NAME, assigned_files, is_dummy, read_header, weight_files
 from vnext.models.errors import ModelError
+from vnext.models.loading.dummy import Drawn, drawn_tensors
 
 DTYPES = MappingProxyType({"F32": host_dtype("float32"), "F16": host_dtype("float16"), "BF16": host_dtype("bfloat16")})
 """The files' names of what can be read."""
@@ -44,11 +45,24 @@ class Stored(NamedTuple):
     start: int
     stop: int
 
+    def part(self, ranges: tuple[slice, ...]) -> np.ndarray:
+        """A part of the tensor, in the file's mapping."""
+        whole = np.frombuffer(self.mapping, dtype=DTYPES[self.dtype], count=prod(self.shape), offset=self.start)
+        return whole.reshape(self.shape)[ranges]
+
+    def release(self) -> None:
+        """Release the memory of the tensor's pages."""
+        first = self.start // mmap.PAGESIZE * mmap.PAGESIZE
+        self.mapping.madvise(mmap.MADV_DONTNEED, first, self.stop - first)
+
+
+Tensors = dict[str, Stored | Drawn]
+
 
 class Checkpoint:
     """Mapped tensors by name. Made by `open_checkpoint`. `is_bare`: of a model that was saved without what holds its head."""
 
-    def __init__(self, path: Path, tensors: dict[str, Stored], size_bytes: int, is_bare: bool = False) -> None:
+    def __init__(self, path: Path, tensors: Tensors, size_bytes: int, is_bare: bool = False) -> None:
         self.path = path
         self.size_bytes = size_bytes
         self.is_bare = is_bare
@@ -104,9 +118,7 @@ class Checkpoint:
         It lies in the file's mapping, not to be written to nor kept: copy it, then `release` the tensor.
         """
         self.require(name, shape)
-        found = self._tensors[name]
-        whole = np.frombuffer(found.mapping, dtype=DTYPES[found.dtype], count=prod(shape), offset=found.start)
-        return whole.reshape(shape)[ranges]
+        return self._tensors[name].part(ranges)
 
     def require(self, name: str, shape: tuple[int, ...]) -> None:
         """Raise ModelError unless there is such a tensor, of this whole shape and a dtype that can be read."""
@@ -126,16 +138,14 @@ class Checkpoint:
     def integers(self, name: str, count: int) -> np.ndarray:
         """A tensor that must have `count` whole numbers, copied as int64. Raises ModelError."""
         found = self._tensors.get(name)
-        if found is None or found.shape != (count,) or found.dtype not in INTEGERS:
+        if not isinstance(found, Stored) or found.shape != (count,) or found.dtype not in INTEGERS:
             what = "no such tensor" if found is None else f"shape {list(found.shape)}, dtype {found.dtype}"
             raise ModelError(f"{self.path} must have {count} whole numbers as {name!r} ({what}); download the model again")
         return np.frombuffer(found.mapping, dtype=INTEGERS[found.dtype], count=count, offset=found.start).astype(np.int64)
 
     def release(self, name: str) -> None:
         """Release the memory of a tensor's pages; another read takes them from the file."""
-        found = self._tensors[name]
-        first = found.start // mmap.PAGESIZE * mmap.PAGESIZE
-        found.mapping.madvise(mmap.MADV_DONTNEED, first, found.stop - first)
+        self._tensors[name].release()
 
 
 def overlaid(*checkpoints: Checkpoint) -> Checkpoint:
@@ -147,17 +157,26 @@ def overlaid(*checkpoints: Checkpoint) -> Checkpoint:
 @contextmanager
 def open_checkpoint(path: Path) -> Iterator[Checkpoint]:
     """The checkpoint in folder `path`, its files mapped until the block ends. Raises ModelError."""
-    yield Checkpoint(path, folder_tensors(path), sum(file.stat().st_size for file in weight_files(path)))
+    tensors = folder_tensors(path)
+    sizes = [file.stat().st_size for file in weight_files(path)] or [each.stop - each.start for each in tensors.values()]
+    yield Checkpoint(path, tensors, sum(sizes))
 
 
-def folder_tensors(path: Path) -> dict[str, Stored]:
+def folder_tensors(path: Path) -> Tensors:
     """The tensors of the checkpoint in folder `path`. Raises ModelError."""
+    if is_dummy(path):
+        return dict(drawn_tensors(path))
     homes = assigned_files(path)
-    tensors: dict[str, Stored] = {}
+    tensors: Tensors = {}
     for file in weight_files(path):  # other files may hold stale copies: the index says which counts
         found = stored_tensors(file)
         tensors |= {name: each for name, each in found.items() if name not in tensors or homes.get(name) == file.name}
     return tensors
+
+
+def file_tensors(file: Path) -> Tensors:
+    """The tensors of a file of a checkpoint or an update. Raises ModelError."""
+    return folder_tensors(file.parent) if file.name == DUMMY_NAME else dict(stored_tensors(file))
 
 
 def stored_tensors(file: Path) -> dict[str, Stored]:
@@ -212,9 +231,10 @@ def fingerprint(path: Path | str) -> str:
 
 
 def weights_digest(path: Path | str) -> str:
-    """A digest of every byte of a checkpoint's weight files, 64 hexadecimal digits. Reads them all. Raises ModelError."""
+    """A digest of every byte of a checkpoint's weight files, or of what random weights are drawn from, 64 hexadecimal digits. Reads
+    them all. Raises ModelError."""
     digest = blake2b(digest_size=32)
-    for file in weight_files(Path(path)):
+    for file in weight_files(path := Path(path)) or (path / CONFIG_NAME, path / DUMMY_NAME):
         digest.update(f"{file.name}:{file.stat().st_size}:".encode())
         with file.open("rb") as stream:
             while piece := stream.read(DIGESTED_TOGETHER):

@@ -21,11 +21,11 @@ UNWANTED_FILES = (
 """All other folders: what is unwanted cannot be said with an exception, so it is said letter by letter."""
 
 
-def resolve(model: str, revision: str = "") -> Path:
+def resolve(model: str, revision: str = "", with_weights: bool = True) -> Path:
     """The folder of a model: `model` itself when it is a folder, else a hub id, downloaded with a progress bar.
 
     A hub id already in the cache is used when the hub cannot be reached. `revision`: a branch, tag or commit on the hub, "" for
-    its head. Raises ModelError.
+    its head. Without `with_weights` the files of weights are not downloaded. Raises ModelError.
     """
     try:
         local = Path(model).expanduser()
@@ -40,15 +40,16 @@ def resolve(model: str, revision: str = "") -> Path:
         raise ModelError(f"{model!r} is a file; give the folder that holds config.json and the safetensors files")
     if not model or model[0] in "./~" or model[-1] == "/" or model.count("/") > 1:
         raise ModelError(f"there is no folder {model!r}; give an existing folder or a hub id such as owner/name")
-    return download(model, revision)
+    return download(model, revision, with_weights)
 
 
-def download(model: str, revision: str = "") -> Path:
+def download(model: str, revision: str = "", with_weights: bool = True) -> Path:
     """The cached snapshot of a hub id; downloads the missing files. Raises ModelError."""
     from huggingface_hub import errors, snapshot_download  # a good part of a second, and no folder needs it
 
     try:
-        patterns = {"allow_patterns": list(WANTED_FILES), "ignore_patterns": list(UNWANTED_FILES)}
+        wanted = WANTED_FILES if with_weights else WANTED_FILES[1:]
+        patterns = {"allow_patterns": list(wanted), "ignore_patterns": list(UNWANTED_FILES)}
         return Path(snapshot_download(model, revision=revision or None, **patterns))
     except errors.RevisionNotFoundError as error:
         raise ModelError(f"model {model!r} has no revision {revision!r} on the hub; name a branch, a tag or a commit") from error

@@ -1,7 +1,7 @@
 """Overlay: a checkpoint's folder with some of its files replaced, as a folder of its own made of links.
 
-Owns what --hf-overrides, --override-generation-config and --tokenizer mean: everything that reads a checkpoint reads the
-overlay's folder, and nothing else knows of these options. A folder's name is the hash of what it holds, so that equal
+Owns what --hf-overrides, --override-generation-config, --tokenizer and --load-format dummy mean: everything that reads a checkpoint
+reads the overlay's folder, and nothing else knows of these options. A folder's name is the hash of what it holds, so that equal
 overrides share one, and a log that names it can be executed again.
 """
 
@@ -15,9 +15,10 @@ import shutil
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from vnext.models.config.folder import CONFIG_NAME, OVERRIDDEN
+from vnext.models.config.folder import CONFIG_NAME, DUMMY_NAME, INDEX_NAME, OVERRIDDEN
 from vnext.models.config.json_keys import read_json, read_optional_json
 from vnext.models.errors import ModelError
+from vnext.models.loading.dummy import GENERATOR, byte_tokenizer
 from vnext.tokenizer_files import TEMPLATES_FOLDER
 
 GENERATION_NAME = "generation_config.json"
@@ -30,18 +31,19 @@ ROPE_KEYS = ("rope_theta", "rope_scaling", "rope_local_base_freq", "rope_paramet
 
 class Overrides(NamedTuple):
     """What replaces a checkpoint's own: members of config.json and of generation_config.json, and the folder of a tokenizer.
-    Without `keeps_generation` the members of generation_config.json stand alone."""
+    Without `keeps_generation` the members of generation_config.json stand alone. `is_dummy`: random numbers replace the weights."""
 
     config: dict[str, Any]
     generation: dict[str, Any]
     keeps_generation: bool = True
     tokenizer: Path | None = None
+    is_dummy: bool = False
 
 
 def overlay(folder: Path, overrides: Overrides, parent: Path) -> Path:
     """The folder in `parent` that shows the checkpoint `folder` with `overrides`; `folder` itself where there are none.
     Raises ModelError."""
-    if not (overrides.config or overrides.generation or overrides.tokenizer):
+    if not (overrides.config or overrides.generation or overrides.tokenizer or overrides.is_dummy):
         return folder
     folder = folder.resolve()
     texts = _texts(folder, overrides)
@@ -50,6 +52,8 @@ def overlay(folder: Path, overrides: Overrides, parent: Path) -> Path:
     if overrides.tokenizer is not None:
         theirs = {path.name: path.resolve() for path in overrides.tokenizer.iterdir() if path.name in TOKENIZER_NAMES}
         links = {name: path for name, path in links.items() if name not in TOKENIZER_NAMES} | theirs
+    if overrides.is_dummy:
+        links = {name: path for name, path in links.items() if not name.endswith(".safetensors") and name != INDEX_NAME}
     contents = json.dumps([texts, sorted((name, str(path)) for name, path in links.items())], sort_keys=True)
     found = parent / hashlib.blake2b(contents.encode(), digest_size=8).hexdigest() / folder.name
     if not found.is_dir():
@@ -101,6 +105,10 @@ def _texts(folder: Path, overrides: Overrides) -> dict[str, str]:
     if overrides.generation:
         base = read_optional_json(folder / GENERATION_NAME) if overrides.keeps_generation else {}
         found[GENERATION_NAME] = merged(base, overrides.generation) | {OVERRIDDEN: sorted(overrides.generation)}
+    if overrides.is_dummy:
+        found[DUMMY_NAME] = {"generator": GENERATOR}
+        if overrides.tokenizer is None and not (folder / "tokenizer.json").is_file():
+            found["tokenizer.json"] = byte_tokenizer()
     return {name: json.dumps(value, indent=2) for name, value in found.items()}
 
 

@@ -1,6 +1,6 @@
 """What of a checkpoint bears on answers, perhaps, and is not read: tensors, members of its configurations, templates.
 
-Asks the family itself: its configuration is parsed, and its parameters are put together from names alone, without numbers.
+Asks the family itself: its configuration is parsed, and its parameters are put together from names alone (recording.py).
 """
 
 from __future__ import annotations
@@ -10,12 +10,11 @@ import re
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from vnext.models.config.folder import read_config, read_header, weight_files
 from vnext.models.config.json_keys import Watched, read_optional_json
 from vnext.models.config.model_config import ModelConfig, load_config, parse_config
 from vnext.models.loading.checkpoint import BARE, ROOT
+from vnext.models.loading.recording import Recording
 from vnext.models.registry import family
 from vnext.tokenizer_files import template_names
 
@@ -53,50 +52,6 @@ NEUTRAL: tuple[Any, ...] = (None, False, 0, 1, "", [], {})
 USED_TEMPLATES = frozenset({"default", "tool_use"})
 
 
-class _Nothing:
-    """A weight without numbers."""
-
-    def __add__(self, other: object) -> _Nothing:
-        return self
-
-
-class _Names:
-    """A family's source of weights that notes their names, by the contract of models/layers/assembly.py."""
-
-    dtype = np.dtype(np.float32)
-
-    def __init__(self, names: set[str]) -> None:
-        self._names, self.read = names, set[str]()
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._names
-
-    def is_tied(self, embedding: str, head: str) -> bool:
-        self.read |= {embedding, head}
-        return True
-
-    def go_without(self, head: str) -> None:
-        pass
-
-    def fused(self, names: tuple[str, ...], **_: Any) -> Any:
-        self.read.update(names)
-        return _Nothing()
-
-    packed = packed_gated = fused
-
-    def wide(self, name: str) -> Any:
-        return self.fused((name,))
-
-    def stacked(self, groups: tuple[tuple[str, ...], ...], gated: bool) -> Any:
-        return self.fused(tuple(name for group in groups for name in group))
-
-    def integers(self, name: str, count: int) -> Any:
-        return self.fused((name,))
-
-    def place(self, array: np.ndarray) -> np.ndarray:
-        return array
-
-
 def unread(path: Path) -> str:
     """One sentence on what is left unread of the checkpoint in folder `path`, "" where there is nothing. Raises ModelError."""
     parts = {
@@ -115,7 +70,7 @@ def unread_tensors(path: Path, config: ModelConfig) -> list[str]:
     """Tensors that the model does not take, by their names in the files."""
     stored = {name for file in weight_files(path) for name in json.loads(read_header(file)) if name != "__metadata__"}
     rooted = {ROOT + name if name.startswith(BARE) and ROOT + name not in stored else name: name for name in stored}
-    source = _Names(set(rooted))
+    source = Recording(rooted.__contains__)
     family(config.architecture).assemble(source, config)
     return sorted(own for name, own in rooted.items() if name not in source.read and not HARMLESS_TENSORS.search(name))
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from vnext.models.errors import ModelError
-from vnext.models.loading.checkpoint import DTYPES, Checkpoint, Stored, folder_tensors, overlaid, stored_tensors
+from vnext.models.loading.checkpoint import DTYPES, Checkpoint, Tensors, file_tensors, folder_tensors, overlaid
 from vnext.models.loading.host_place import HostPlace
 from vnext.models.loading.kept import Tie
 from vnext.models.weight_index import index_of
@@ -33,12 +33,12 @@ def open_update(path: Path) -> Checkpoint:
         raise ModelError(f"{path} cannot be read ({error}); {NOTHING_CHANGED}") from error
 
 
-def _file_tensors(path: Path) -> dict[str, Stored]:
+def _file_tensors(path: Path) -> Tensors:
     """The tensors of one file, or of those that an index names."""
     index = index_of(path)
     if not index:
-        return stored_tensors(path)
-    found = {file: stored_tensors(file) for file in dict.fromkeys(index.values())}
+        return file_tensors(path)
+    found = {file: file_tensors(file) for file in dict.fromkeys(index.values())}
     return {name: found[file][name] for name, file in index.items() if name in found[file]}
 
 

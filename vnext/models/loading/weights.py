@@ -30,6 +30,7 @@ from vnext.models.layers.sharding import (
     check_world_size,
     layout_of,
     shards_of_layout,
+    whole_shape,
 )
 from vnext.models.loading.checkpoint import Checkpoint, fingerprint, open_checkpoint
 from vnext.models.loading.host_place import HostPlace, Place
@@ -313,8 +314,8 @@ class Loader:
         """Of this rank's parts, one below the other. Raises ModelError before memory is taken for what is not there."""
         layouts = [layout_of(name, self._layouts) for name in names]
         for name, layout in zip(names, layouts):
-            self._checkpoint.require(name, self._shape(layout))
-            self._kept.names[name] = self._shape(layout)
+            self._kept.names[name] = shape = whole_shape(layout, self._config)
+            self._checkpoint.require(name, shape)
         height = sum(self._part(axis).size for layout in layouts for axis in layout.out)
         return (height,) if layouts[0].inner is None else (height, self._part(layouts[0].inner).size)
 
@@ -338,20 +339,13 @@ class Loader:
             yield part.size, self._read(name, layout, slice(above + part.start, above + part.stop))
             above += axis_size(axis, self._config)
 
-    def _shape(self, layout: Layout) -> tuple[int, ...]:
-        """A whole tensor's shape in its file."""
-        shape: tuple[int, ...] = (sum(axis_size(axis, self._config) for axis in layout.out),)
-        if layout.inner is not None:
-            shape += (axis_size(layout.inner, self._config),)
-        return shape[::-1] if layout.flipped else shape
-
     def _read(self, name: str, layout: Layout, rows: slice) -> np.ndarray:
         """Rows of a tensor and this rank's columns, [out, in] or [out], in the checkpoint's dtype."""
         ranges: tuple[slice, ...] = (rows,)
         if layout.inner is not None:
             columns = self._part(layout.inner)
             ranges += (slice(columns.start, columns.stop),)
-        shape = self._shape(layout)
+        shape = whole_shape(layout, self._config)
         piece = self._checkpoint.part(name, shape, ranges[::-1] if layout.flipped else ranges)
         share = prod(shape) // len(layout.out)
         self._report(self._done_bytes + piece.itemsize * share)

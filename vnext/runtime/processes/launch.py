@@ -183,7 +183,8 @@ def find_model(settings: EngineSettings) -> Path:
     Raises StartRefused for a folder without a model, before any process is started for it.
     """
     try:
-        folder = overlay(model_folder(settings.model, settings.revision), overrides_of(settings), _overlays())
+        own = model_folder(settings.model, settings.revision, with_weights=settings.load_format != "dummy")
+        folder = overlay(own, overrides_of(settings), _overlays())
         require_checkpoint(folder)
     except ModelError as error:
         raise StartRefused(str(error)) from error
@@ -211,9 +212,9 @@ def find_draft_model(settings: EngineSettings) -> str:
     return str(folder)
 
 
-def model_folder(model: str, revision: str = "") -> Path:
+def model_folder(model: str, revision: str = "", with_weights: bool = True) -> Path:
     """The folder of the model that a user names, "" for the demo model. Raises ModelError."""
-    return resolve(model, revision) if model else DEMO_MODEL
+    return resolve(model, revision, with_weights) if model else DEMO_MODEL
 
 
 def overrides_of(settings: EngineSettings) -> Overrides:
@@ -222,7 +223,7 @@ def overrides_of(settings: EngineSettings) -> Overrides:
     tokenizer = resolve(settings.tokenizer) if settings.tokenizer else None
     if tokenizer is not None and not (tokenizer / "tokenizer.json").is_file():
         raise ModelError(f"{tokenizer} has no tokenizer.json; give --tokenizer a folder or a hub id that has one")
-    return Overrides(config, generation, settings.generation_config == "auto", tokenizer)
+    return Overrides(config, generation, settings.generation_config == "auto", tokenizer, settings.load_format == "dummy")
 
 
 def log_directory(settings: EngineSettings, replica: int = 0) -> str:

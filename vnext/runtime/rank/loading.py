@@ -17,6 +17,7 @@ from msgspec.structs import replace
 
 from vnext.kernels.cpu import native
 from vnext.kernels.shards import SHARDS_MAX
+from vnext.models.config.folder import is_dummy
 from vnext.models.config.model_config import load_config
 from vnext.models.config.stages import of_stage
 from vnext.models.layers.kv_cache import kv_groups
@@ -259,6 +260,8 @@ def load_runner(settings: RankSettings, device: torch.device | str, parallel: Pa
     progress, path = _Bar() if settings.rank == 0 else None, Path(settings.model_path)
     config = load_config(path, settings.generation_config == "auto", settings.max_model_len)
     config = of_stage(config, stage_place(settings).stage, settings.pipeline_parallel_size)
+    if settings.rank == 0 and is_dummy(path):
+        log.warning("The weights are random, as --load-format dummy asks: answers mean nothing.")
     if settings.rank == 0 and (sentence := unread(path)):
         log.warning("%s", sentence)
     return ModelRunner(

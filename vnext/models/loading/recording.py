@@ -1,0 +1,57 @@
+"""Recording: which tensors a family takes, asked of the family itself: it puts its parameters together from names alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+
+class _Nothing:
+    """A weight without numbers."""
+
+    def __add__(self, other: object) -> _Nothing:
+        return self
+
+
+class Recording:
+    """A family's source of weights that notes their names, by the contract of models/layers/assembly.py.
+
+    `has` says which tensors there are. `read` are those that the family asks for; `heads` those of them that are the embedding too.
+    """
+
+    dtype = np.dtype(np.float32)
+
+    def __init__(self, has: Callable[[str], bool]) -> None:
+        self._has = has
+        self.read, self.heads = set[str](), set[str]()
+
+    def __contains__(self, name: str) -> bool:
+        return self._has(name)
+
+    def is_tied(self, embedding: str, head: str) -> bool:
+        self.read |= {embedding, head}
+        self.heads.add(head)
+        return True
+
+    def go_without(self, head: str) -> None:
+        pass
+
+    def fused(self, names: tuple[str, ...], **_: Any) -> Any:
+        self.read.update(names)
+        return _Nothing()
+
+    packed = packed_gated = fused
+
+    def wide(self, name: str) -> Any:
+        return self.fused((name,))
+
+    def stacked(self, groups: tuple[tuple[str, ...], ...], gated: bool) -> Any:
+        return self.fused(tuple(name for group in groups for name in group))
+
+    def integers(self, name: str, count: int) -> Any:
+        return self.fused((name,))
+
+    def place(self, array: np.ndarray) -> np.ndarray:
+        return array
