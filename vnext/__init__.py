@@ -16,7 +16,13 @@ if TYPE_CHECKING:
     from vnext.llm import LLM
     from vnext.lora_request import LoRARequest
     from vnext.runtime.client.output_stream import EngineDead, Refused
-    from vnext.sampling_params import BeamSearchParams, InvalidRequest, SamplingParams, StructuredOutputsParams
+    from vnext.sampling_params import (
+        BeamSearchParams,
+        InvalidRequest,
+        RequestOutputKind,
+        SamplingParams,
+        StructuredOutputsParams,
+    )
 
 __all__ = [
     "LLM",
@@ -29,6 +35,7 @@ __all__ = [
     "LoRARequest",
     "Logprob",
     "Refused",
+    "RequestOutputKind",
     "SamplingParams",
     "Scored",
     "StructuredOutputsParams",
@@ -46,6 +53,7 @@ _HOMES = {
     "LoRARequest": "vnext.lora_request",
     "Logprob": "vnext.generated",
     "Refused": "vnext.runtime.client.output_stream",
+    "RequestOutputKind": "vnext.sampling_params",
     "SamplingParams": "vnext.sampling_params",
     "Scored": "vnext.generated",
     "StructuredOutputsParams": "vnext.sampling_params",

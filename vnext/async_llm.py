@@ -67,8 +67,9 @@ class AsyncLLM:
     ) -> AsyncGenerator[Generated, None]:
         """Stream the answers to one prompt: `async for output in engine.generate("The module", params): ...`
 
-        Each output has all of every answer so far; the last one is `finished`. A consumer that is slower than the engine gets
-        fewer outputs, which have more. Leaving the loop aborts the request: by `break`, `aclose()` or a cancelled task.
+        Each output has all of every answer so far, or what `sampling_params.output_kind` says; the last one is `finished`. A
+        consumer that is slower than the engine gets fewer outputs, which have more. Leaving the loop aborts the request: by
+        `break`, `aclose()` or a cancelled task.
         `sampling_params` None takes the model's defaults, as LLM.generate does. `request_id` is a name for `abort`, of one request
         at a time; None makes one up. Raises InvalidRequest, before it sends anything unless the adapter's weights do not fit,
         Refused, EngineDead.
@@ -133,8 +134,8 @@ class AsyncLLM:
             stream = self._sent(request, task)
             try:
                 while not task.finished and (outputs := await stream.take()):
-                    if self._has_news(task, outputs):
-                        yield task.generated(self.llm.tokenizer)
+                    if self._has_news(task, outputs) and task.is_due:
+                        yield task.taken(self.llm.tokenizer)
             finally:
                 stream.close()
 

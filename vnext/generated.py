@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from vnext.sampling_params import SamplingParams
+from vnext.sampling_params import RequestOutputKind, SamplingParams
 
 if TYPE_CHECKING:
     import numpy as np
@@ -128,7 +128,7 @@ class Slot:
     def __init__(self, index: int, answer: Answer) -> None:
         self.index = index
         self.answer = answer
-        self.finished = False
+        self.finished = self.has_news = False
         self.first_s = self.finish_s = self.queue_s = 0.0
         self._text, self._finish, self._stop_reason = "", "", None
         self._tokens: list[int] = []
@@ -145,12 +145,13 @@ class Slot:
         self._tokens += delta.tokens
         self._logprobs += delta.logprobs
         self._finish, self._stop_reason = delta.finish, delta.stop_reason
+        self.has_news = True
         self.finished = delta.finish != ""
         if self.finished:
             self.finish_s = self.finish_s or time.time()  # a stop string, or a beam
 
     def completion(self, tokenizer: Tokenizer, params: SamplingParams, prompt_length: int) -> Completion:
-        """The answer so far."""
+        """The answer so far, or since `forget`."""
         asked = params.logprobs is not None
         done = len(self._named)
         if asked:
@@ -165,6 +166,10 @@ class Slot:
             cumulative_logprob=self.answer.cumulative_logprob if asked else None,
             routed_experts=self._routed_experts(prompt_length) if self._finish else None,
         )
+
+    def forget(self) -> None:
+        """What comes from now on is new: what came before is with the caller."""
+        self._text, self._tokens, self._logprobs, self._named, self.has_news = "", [], [], [], False
 
     def _routed_experts(self, prompt_length: int) -> np.ndarray | None:
         if not any(part.experts for part in self.answer.prompt):
@@ -194,10 +199,27 @@ class Task:
         self.slot_of = {request.name: slot for request, slot in zip(requests, slots)}
         self.request_id = requests[0].name
         self._scores: list[dict[int, Logprob] | None] | None = None
+        self._is_scored = False
 
     @property
     def finished(self) -> bool:
         return all(slot.finished for slot in self.slots)
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the caller wants an output now, where an answer has more."""
+        return self.finished or self.params.output_kind is not RequestOutputKind.FINAL_ONLY
+
+    def taken(self, tokenizer: Tokenizer) -> Generated:
+        """The next output for a caller that has had those before, as `params.output_kind` says."""
+        found = self.generated(tokenizer)
+        if self.params.output_kind is RequestOutputKind.DELTA:
+            outputs = [output for output, slot in zip(found.outputs, self.slots) if slot.has_news]
+            scores, self._is_scored = None if self._is_scored else found.prompt_logprobs, found.prompt_logprobs is not None
+            found = msgspec.structs.replace(found, outputs=outputs, prompt_logprobs=scores)
+            for slot in self.slots:
+                slot.forget()
+        return found
 
     def generated(self, tokenizer: Tokenizer) -> Generated:
         """The answers so far."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from enum import Enum
 from functools import cache
 from operator import attrgetter
 from typing import Any, TypeVar
@@ -136,6 +137,15 @@ class UncheckedParams(Drawn, frozen=True, kw_only=True):
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
 
 
+class RequestOutputKind(Enum):
+    """What each output of `AsyncLLM` has: all of the answers so far, what is new since the output before, or the whole answers at
+    the end, in one output. The names are vLLM's."""
+
+    CUMULATIVE = 0
+    DELTA = 1
+    FINAL_ONLY = 2
+
+
 class SamplingParams(UncheckedParams, frozen=True, kw_only=True):
     """How the answers to one prompt are sampled and when they end.
 
@@ -149,13 +159,18 @@ class SamplingParams(UncheckedParams, frozen=True, kw_only=True):
     after a space (vnext/text/bad_words.py). `structured_outputs` holds the answer to a schema or
     grammar. `num_speculative_tokens` bounds the request's drafts in a step and 0 forbids them; None is the engine's own number.
     Drafts change no answer (docs/drafts.md). `prompt_cache_retention` pins prompt and answer in the cache for "5m", "1h" or "24h"
-    (docs/retention.md); "in_memory", "" and None pin nothing.
+    (docs/retention.md); "in_memory", "" and None pin nothing. `output_kind` is for `AsyncLLM`; `LLM.generate` has whole answers.
 
     They are checked as they are made, but for what depends on the model: its vocabulary and length. A dictionary serves as
     `structured_outputs`. Raises InvalidRequest, a ValueError, for the first field of a wrong type or out of range.
     """
 
+    output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
+
     def __post_init__(self) -> None:
+        if not isinstance(self.output_kind, RequestOutputKind):
+            names = ", ".join(f"RequestOutputKind.{kind.name}" for kind in RequestOutputKind)
+            raise InvalidRequest(f"output_kind is {self.output_kind!r}: it must be one of {names}.", "output_kind")
         if isinstance(shape := self.structured_outputs, Mapping):
             made = as_struct(StructuredOutputsParams, shape, "structured_outputs")
             msgspec.structs.force_setattr(self, "structured_outputs", made)
@@ -327,7 +342,9 @@ def _plain_twin(kind: type[msgspec.Struct]) -> type[msgspec.Struct]:
 
 def _check_types(params: msgspec.Struct) -> None:
     try:
-        msgspec.convert(msgspec.structs.asdict(params), _plain_twin(type(params)))
+        fields = msgspec.structs.asdict(params).items()
+        plain = {name: value.value if isinstance(value, Enum) else value for name, value in fields}
+        msgspec.convert(plain, _plain_twin(type(params)))
     except msgspec.ValidationError as error:
         message, _, path = str(error).partition(" - at ")
         name = path.rpartition("`$.")[2].rstrip("`")

@@ -15,7 +15,7 @@ import msgspec
 import pytest
 from engine_here import engines_here
 
-from vnext import AsyncLLM, EngineDead, Generated, InvalidRequest, SamplingParams
+from vnext import AsyncLLM, EngineDead, Generated, InvalidRequest, RequestOutputKind, SamplingParams
 from vnext.runtime.core.engine_core import STATS_INTERVAL_S
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True, skip_special_tokens=False)
@@ -62,6 +62,52 @@ def test_outputs_grow_to_the_answer_of_llm(engine: AsyncLLM) -> None:
             assert part.logprobs == answer.logprobs[: len(part.token_ids)]
             assert part.finish_reason in (None, answer.finish_reason)
     assert [len(output.outputs[0].token_ids) for output in begun] == sorted(len(each.outputs[0].token_ids) for each in begun)
+
+
+def test_deltas_add_up_to_the_answer_of_llm(engine: AsyncLLM) -> None:
+    params = msgspec.structs.replace(GREEDY, n=3, temperature=1.0, seed=3, logprobs=1, prompt_logprobs=0)
+    (whole,) = engine.llm.generate("The module", params, use_tqdm=False)
+    deltas = asyncio.run(outputs_of(engine, "The module", msgspec.structs.replace(params, output_kind=RequestOutputKind.DELTA)))
+    assert len(deltas) > 4 and [output.finished for output in deltas] == [False] * (len(deltas) - 1) + [True]
+    scores = [output.prompt_logprobs for output in deltas if output.prompt_logprobs]
+    assert scores == [whole.prompt_logprobs] and all(output.outputs for output in deltas)
+    for answer in whole.outputs:
+        parts = [part for output in deltas for part in output.outputs if part.index == answer.index]
+        assert "".join(part.text for part in parts) == answer.text
+        assert [token for part in parts for token in part.token_ids] == answer.token_ids
+        assert [row for part in parts for row in part.logprobs] == answer.logprobs
+        assert parts[-1].cumulative_logprob == answer.cumulative_logprob
+        assert [part.finish_reason for part in parts] == [None] * (len(parts) - 1) + [answer.finish_reason]
+
+
+def test_a_slow_consumer_of_deltas_gets_all_of_the_answer(engine: AsyncLLM) -> None:
+    params = msgspec.structs.replace(GREEDY, output_kind=RequestOutputKind.DELTA, stop="zzzz")
+
+    async def slowly() -> list[Generated]:
+        found = []
+        async for output in engine.generate("The module", params):
+            found.append(output)
+            await asyncio.sleep(0.05)
+        return found
+
+    parts = [output.outputs[0] for output in asyncio.run(slowly())]
+    (whole,) = engine.llm.generate("The module", params, use_tqdm=False)
+    assert "".join(part.text for part in parts) == whole.outputs[0].text
+    assert [token for part in parts for token in part.token_ids] == whole.outputs[0].token_ids
+
+
+def test_an_output_at_the_end_only(engine: AsyncLLM) -> None:
+    params = msgspec.structs.replace(GREEDY, n=2, output_kind=RequestOutputKind.FINAL_ONLY)
+    (only,) = asyncio.run(outputs_of(engine, "import", params))
+    for kind in RequestOutputKind:  # LLM has whole answers whatever the kind
+        (whole,) = engine.llm.generate("import", msgspec.structs.replace(params, output_kind=kind), use_tqdm=False)
+        assert only.finished and only.outputs == whole.outputs
+
+
+@pytest.mark.parametrize("kind", ["delta", 1, None])
+def test_another_kind_of_output_is_refused(kind: object) -> None:
+    with pytest.raises(InvalidRequest, match="output_kind is .*: it must be one of RequestOutputKind.CUMULATIVE, "):
+        SamplingParams(output_kind=kind)
 
 
 def test_a_stop_string_ends_the_stream(engine: AsyncLLM) -> None:

@@ -10,7 +10,7 @@ from typing import Any, get_type_hints
 
 import msgspec
 
-from vnext.sampling_params import InvalidRequest, SamplingParams, UncheckedParams
+from vnext.sampling_params import InvalidRequest, UncheckedParams
 
 
 class StreamOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -18,11 +18,11 @@ class StreamOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     continuous_usage_stats: bool | None = None
 
 
-SHARED_FIELDS = tuple(name for name in SamplingParams.__struct_fields__ if name != "logprobs")  # each API has its own logprobs
+SHARED_FIELDS = tuple(name for name in UncheckedParams.__struct_fields__ if name != "logprobs")  # each API has its own logprobs
 _shared = attrgetter(*SHARED_FIELDS)
 SamplingFields = msgspec.defstruct(
     "SamplingFields",
-    [(name, get_type_hints(SamplingParams)[name] | None, None) for name in SHARED_FIELDS],
+    [(name, get_type_hints(UncheckedParams)[name] | None, None) for name in SHARED_FIELDS],
     frozen=True, kw_only=True, forbid_unknown_fields=True,
 )  # fmt: skip
 """The sampling fields of a body: those of SamplingParams. None stands for a field's default."""

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from vnext.sampling_params import SamplingParams
+from vnext.sampling_params import UncheckedParams
 from vnext.server.context.openai_types import ChatBody, CompletionBody, GenerationBody
 
 SPELLINGS = tuple(
@@ -88,7 +88,7 @@ REFUSED: Mapping[str, str] = MappingProxyType(
 """Field that would change an answer, here or on the server it is meant for -> the remedy, at a door that has neither it nor
 another name for it."""
 USUAL: Mapping[str, Any] = MappingProxyType(
-    {field.name: field.default for field in msgspec.structs.fields(SamplingParams) if field.name != "max_tokens"}
+    {field.name: field.default for field in msgspec.structs.fields(UncheckedParams) if field.name != "max_tokens"}
     | dict.fromkeys(("add_generation_prompt", "include_reasoning", "parallel_tool_calls"), True)
     | dict.fromkeys(("best_of", "num_beams", "beam_width", "length_penalty", "typical_p", "repeat_penalty", "guidance_scale"), 1)
     | dict.fromkeys(("mirostat", "dry_multiplier", "xtc_probability", "no_repeat_ngram_size"), 0)
