@@ -26,7 +26,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Engines of tests compute on the CPU, also where --device auto would find a GPU; tests/gpu is run by its own name."""
+    """Engines of tests compute on the CPU, also where --device auto would find a GPU; tests/gpu is run by its own name. A process
+    that crashes ends the run, and the report names its test: another one would begin the same file with the same test."""
+    if config.pluginmanager.hasplugin("xdist") and config.option.maxworkerrestart is None:
+        config.option.maxworkerrestart = "0"
     config.option.sample_seed = config.workerinput["sample_seed"] if hasattr(config, "workerinput") else seed_of(config)
     if not any("gpu" in Path(argument).parts for argument in config.args):
         os.environ["CUDA_VISIBLE_DEVICES"] = ""

@@ -1,0 +1,45 @@
+"""A run of several processes ends, and names the test, when one of them crashes or hangs where no signal is heard."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+QUIET = "def test_other():\n    pass\n"
+OPTIONS = ("-n", "2", "-q", "-p", "xdist", "-p", "pytest_timeout", "-p", "no:cacheprovider", "--color=no", "--sample-seed=1")
+BOUNDS = ("--timeout=1", "-o", "faulthandler_timeout=2", "-o", "faulthandler_exit_on_timeout=true")
+"""Of a test's time, as .ci/run gives them with other numbers."""
+
+
+@pytest.mark.parametrize(
+    ("files", "culprit"),
+    [
+        (("import os\ndef test_crash():\n    os._exit(0)\n", QUIET), "test_0.py::test_crash"),
+        ((QUIET, "import os, time\ndef test_one():\n    time.sleep(0.5)\ndef test_last():\n    os.abort()\n"), "test_1.py::test_last"),
+        (("import itertools\ndef test_hang():\n    sum(itertools.repeat(0))\n", QUIET), "test_0.py::test_hang"),
+    ],
+    ids=["at once", "when the others have ended", "hangs in C"],
+)
+def test_a_crash_ends_the_run(files: tuple[str, ...], culprit: str, tmp_path: Path, root: Path) -> None:
+    tests = tmp_path / "tests"
+    tests.mkdir()
+    for name in ("conftest.py", "sampled.py", "walking.py"):
+        shutil.copy(root / "tests" / name, tests)
+    for at, text in enumerate(files):
+        (tests / f"test_{at}.py").write_text(text)
+    environment = {**os.environ, "PYTHONPATH": str(root), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    environment = {name: value for name, value in environment.items() if not name.startswith("PYTEST_XDIST")}
+    command = [sys.executable, "-m", "pytest", *OPTIONS, *BOUNDS, "tests"]
+    ran = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
+    failed = [line for line in ran.stdout.splitlines() if line.startswith("FAILED")]
+    assert ran.returncode == 1 and len(failed) == 1 and f"tests/{culprit} - worker" in failed[0], ran.stdout
+
+
+def test_the_check_bounds_a_test_twice(root: Path) -> None:
+    command = (root / ".ci" / "run").read_text()
+    assert all(bound.partition("=")[0] + "=" in command for bound in BOUNDS if "=" in bound)
