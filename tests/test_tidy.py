@@ -545,7 +545,7 @@ def test_test_files_have_names_of_their_own() -> None:
 
 def test_test_folders_mirror_the_rooms() -> None:
     folders = {path.parent.relative_to(ROOT / "tests").as_posix() for path in (ROOT / "tests").rglob("test_*.py")}
-    assert folders <= set(ARROWS) | {".", "sim", "sim/planted", "golden", "e2e", "recovery", "rollouts", "cuda", "cuda/shim", "cuda/steps", "gpu", "arm", "stages", "hosts"}
+    assert folders <= set(ARROWS) | {".", "sim", "sim/planted", "golden", "e2e", "recovery", "rollouts", "cuda", "cuda/shim", "cuda/steps", "gpu", "arm", "stages", "hosts", "run"}
 
 
 # ---- pages -------------------------------------------------------------------------------------------------------
