@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import re
 import threading
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import zmq
@@ -53,6 +55,31 @@ from vnext.state.params import Sampling
 REPLIES_MS = 2000
 
 
+MARK = b"all was sent"
+
+
+class _Front:
+    """The core's socket, whose messages may be gathered before it reads: loopback delivers at its leisure."""
+
+    def __init__(self, socket: zmq.Socket) -> None:
+        self._socket, self._gathered = socket, deque[list[bytes]]()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._socket, name)
+
+    def gather(self, count: int) -> None:
+        """Take so many messages for the core's next step."""
+        for _ in range(count):
+            assert self._socket.poll(REPLIES_MS)
+            self._gathered.append(self._socket.recv_multipart())
+
+    def get(self, option: int) -> int:
+        return zmq.POLLIN if self._gathered and option == zmq.EVENTS else self._socket.get(option)
+
+    def recv_multipart(self) -> list[bytes]:
+        return self._gathered.popleft() if self._gathered else self._socket.recv_multipart()
+
+
 class Bench:
     """An engine core, its toy ranks and one or more clients, all in this process."""
 
@@ -71,7 +98,7 @@ class Bench:
             config=self.config, model="toy", model_digest="", world_size=executor.world_size, environment={}, started_ns=0
         )
         self._context = context
-        self._front = context.socket(zmq.ROUTER)
+        self._front = _Front(context.socket(zmq.ROUTER))
         port = self._front.bind_to_random_port("tcp://127.0.0.1")
         self._address = f"tcp://127.0.0.1:{port}"
         ready = EngineReady(config=self.config, model="toy", world_size=executor.world_size, log_dir="")
@@ -82,29 +109,28 @@ class Bench:
 
     def client(self) -> zmq.Socket:
         socket = self._context.socket(zmq.DEALER)
+        socket.identity = f"client {len(self._sockets)}".encode()
         socket.connect(self._address)
         self._sockets.append(socket)
         return socket
 
     def say(self, socket: zmq.Socket, *messages: ClientMessage) -> None:
+        """Have the core take these messages in one step, and go on."""
         for message in messages:
             socket.send(encoder.encode(message))
-        assert self._front.poll(REPLIES_MS)
-        seen = self.core.state.sequence
-        for _ in range(100):  # loopback delivers at its leisure
-            self.core.step()
-            if self.core.state.sequence > seen and not self._front.poll(5):
-                break
-        self.turn()
+        self._front.gather(len(messages))
+        self.turn(100)
 
     def turn(self, count: int = 60) -> None:
         for _ in range(count):
             self.core.step()
 
     def heard(self, socket: zmq.Socket) -> list[EngineMessage]:
+        """All that was sent to this client so far: it ends at a mark."""
         messages = []
-        while socket.poll(50):
-            messages.append(engine_decoder.decode(socket.recv()))
+        self._front.send_multipart((socket.identity, MARK))
+        while socket.poll(REPLIES_MS) and (data := socket.recv()) != MARK:
+            messages.append(engine_decoder.decode(data))
         return messages
 
     def verified(self) -> bool:
@@ -436,10 +462,8 @@ def test_a_first_output_says_how_long_its_request_waited_for_its_first_step(
     bench = make_bench(max_num_seqs=2, pipeline_depth=1)
     monkeypatch.setattr(owners, "time", SimpleNamespace(monotonic=lambda: float(bench.core.state.planned)))
     socket = bench.client()
-    for name, count in (("a", 9), ("b", 4), ("c", 4)):
-        sampling = Sampling(seed=1, max_tokens=count, logprobs=logprobs)
-        socket.send(encoder.encode(SubmitRequest(name=name, prompt=pack_tokens([5, 6]), sampling=sampling)))
-    bench.say(socket)
+    samplings = {name: Sampling(seed=1, max_tokens=count, logprobs=logprobs) for name, count in (("a", 9), ("b", 4), ("c", 4))}
+    bench.say(socket, *(SubmitRequest(name=name, prompt=pack_tokens([5, 6]), sampling=each) for name, each in samplings.items()))
     heard = bench.heard(socket)
     waited = {name: [output.queue_seconds for output in outputs_of(heard, name)] for name in "abc"}
     assert waited["a"][0] == waited["b"][0] == 1.0, "they came before the plan that began them"
