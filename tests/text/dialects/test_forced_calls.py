@@ -9,6 +9,7 @@ from pathlib import Path
 
 import jsonschema
 import llguidance
+import numpy as np
 import pytest
 from cutting import parts_of, shown
 from tokenizers import Tokenizer
@@ -61,6 +62,14 @@ def tokenizers() -> tuple[Tokenizer, llguidance.LLTokenizer]:
     return Tokenizer.from_file(str(FILE)), llguidance.LLTokenizer(FILE.read_text(), eos_token=0)
 
 
+@cache
+def endings() -> np.ndarray:
+    """bool[token]: whether its text begins with a mark that ends something."""
+    tokenizer, vocabulary = tokenizers()
+    texts = [tokenizer.decode([token], skip_special_tokens=False) for token in range(vocabulary.vocab_size)]
+    return np.array([text[:1] in '"]}<)\n' for text in texts])
+
+
 def sample(grammar: str, rng: random.Random) -> str | None:
     """A random answer under a grammar; None where it is long. After some tokens it ends as soon as it may, and prefers marks."""
     tokenizer, vocabulary = tokenizers()
@@ -71,13 +80,13 @@ def sample(grammar: str, rng: random.Random) -> str | None:
         if len(tokens) > 80 and matcher.validate_tokens(close) == len(close):  # a free text ends by its mark alone
             assert matcher.consume_tokens(close)
             tokens += close
-        allowed = [token for token, bias in enumerate(matcher.compute_logit_bias()) if bias]
-        assert allowed and not matcher.is_error(), matcher.get_error()
-        if matcher.is_accepting() and (0 in allowed) and rng.random() < 0.5:
+        allowed = np.flatnonzero(np.frombuffer(matcher.compute_logit_bias(), np.uint8))
+        assert len(allowed) and not matcher.is_error(), matcher.get_error()
+        if matcher.is_accepting() and allowed[0] == 0 and rng.random() < 0.5:
             break
-        allowed = [token for token in allowed if token != 0]
-        ending = [token for token in allowed if tokenizer.decode([token], skip_special_tokens=False)[:1] in '"]}<)\n']
-        token = rng.choice(ending if ending and rng.random() < min(len(tokens) / 60, 0.9) else allowed)
+        allowed = allowed[allowed != 0]
+        ending = allowed[endings()[allowed]]
+        token = int(rng.choice(ending if len(ending) and rng.random() < min(len(tokens) / 60, 0.9) else allowed))
         assert matcher.consume_token(token)
         tokens.append(token)
     return tokenizer.decode(tokens, skip_special_tokens=False) if len(tokens) < 1_000 else None
