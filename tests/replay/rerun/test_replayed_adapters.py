@@ -24,8 +24,8 @@ from vnext.sched import residency
 from vnext.state.events import AdapterEvicted, AdapterLoaded
 
 LATER = ("--steps", "40:90")
-TORCH = ("--kernels", "torch", "--steps", ":20")
-"""Plain torch takes seconds for as many steps."""
+TORCH = ("--kernels", "torch", "--steps", ":12")
+"""Plain torch takes seconds for a step: these have rows of several adapters and more than ten tokens."""
 DOWN_INPUTS = json.loads((DEMO / "config.json").read_text())["intermediate_size"]
 PROMPTS = ["The module", "What is", "Return the", "def main"]
 
@@ -83,7 +83,7 @@ def test_futures_load_adapters(log, answer):
         assert sum(isinstance(event, kind) for event in reported) > 5
 
 
-ELSEWHERE = [(), ("--solo", *LATER), (*TORCH[:3], ":9"), ("--kernels", "portable", *LATER), ("--dtype", "bfloat16", "--steps", ":30")]
+ELSEWHERE = [(), ("--solo", *LATER), (*TORCH[:3], ":6"), ("--kernels", "portable", *LATER), ("--dtype", "bfloat16", "--steps", ":30")]
 
 
 @pytest.mark.parametrize("extra", ELSEWHERE, ids=" ".join)
