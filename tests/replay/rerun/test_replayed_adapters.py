@@ -24,8 +24,8 @@ from vnext.sched import residency
 from vnext.state.events import AdapterEvicted, AdapterLoaded
 
 LATER = ("--steps", "40:90")
-TORCH = ("--kernels", "torch", "--steps", ":12")
-"""Plain torch takes seconds for a step: these have rows of several adapters and more than ten tokens."""
+TORCH = ("--kernels", "torch", "--steps", ":15")
+"""Plain torch takes seconds for a step: these end with the first that has rows of two adapters."""
 DOWN_INPUTS = json.loads((DEMO / "config.json").read_text())["intermediate_size"]
 PROMPTS = ["The module", "What is", "Return the", "def main"]
 
@@ -83,7 +83,7 @@ def test_futures_load_adapters(log, answer):
         assert sum(isinstance(event, kind) for event in reported) > 5
 
 
-ELSEWHERE = [(), ("--solo", *LATER), (*TORCH[:3], ":6"), ("--kernels", "portable", *LATER), ("--dtype", "bfloat16", "--steps", ":30")]
+ELSEWHERE = [(), ("--solo", *LATER), TORCH, ("--kernels", "portable", *LATER), ("--dtype", "bfloat16", "--steps", ":30")]
 
 
 @pytest.mark.parametrize("extra", ELSEWHERE, ids=" ".join)
@@ -114,6 +114,7 @@ def nudged_of_many(result, x, parts):
 
 def test_a_part_that_depends_on_the_batch_is_named(log, answer):
     first = next(step for step in Walk(log, Asked()).steps() if len(adapters_of(step.state)) > 1)
+    assert first.step + 1 == int(TORCH[-1][1:])
     with faulty(nudged_of_many):
         code, found = answer("bisect", log)
     named = found["found"]
