@@ -121,6 +121,7 @@ def fault_of(sent: Case, got: Response) -> str:
     if "text/event-stream" in got.headers.get("content-type", ""):
         last = got.body.rstrip(b"\n").rpartition(b"\n\n")[2]
         ends = (b'data: {"error"', b"event: error\n", b"event: message_stop\n", *RESPONSE_ENDS)
+        last = last.partition(b"\n")[2] if last.startswith(b"id: ") else last
         return "" if last == b"data: [DONE]" or last.startswith(ends) else f"a stream ends with {last[-100:]!r}"
     if got.body and "json" in got.headers.get("content-type", ""):
         with suppress(ValueError):

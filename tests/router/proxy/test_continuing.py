@@ -90,7 +90,7 @@ def message(rng: random.Random, server: int) -> list[bytes]:
 
 
 def response(rng: random.Random, server: int) -> list[bytes]:
-    builder, head = ItemBuilder({}, False), {"id": f"resp_{server:032x}", "created_at": server}
+    builder, head = ItemBuilder({}, False, f"{server}"), {"id": f"resp_{server:032x}", "created_at": server}
     events: list[dict[str, Any]] = [{"type": f"response.{name}", "response": dict(head)} for name in ("created", "in_progress")]
     for part in cut(rng, PARTS):
         events += builder.part(part)

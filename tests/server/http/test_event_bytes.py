@@ -19,6 +19,7 @@ WORDS = 'say:A "quoted" word\\, a tab\t, a line\n, é, 😀 and </script>; end'
 SAID = {"prompt": WORDS, "max_tokens": 90, "stream": True}
 CHAT = {"messages": [{"role": "user", "content": WORDS}], "max_tokens": 90, "stream": True}
 CHANGES = (
+    (rb"id: [^\n]+\n", b""),
     (rb'"created":\d+', b'"created":0'),
     (rb'"id":"(chatcmpl|cmpl)-\w+"', rb'"id":"\1-0"'),
     (rb'"system_fingerprint":"\w+"', b'"system_fingerprint":"fp"'),

@@ -11,7 +11,9 @@ from typing import Any
 import msgspec
 
 from vnext.sampling_params import BeamSearchParams, InvalidRequest, SamplingParams, validate_beams
-from vnext.server.answers.generation import Generation, Reader
+from vnext.server.answers.generation import Generation, Reader, Taker
+from vnext.server.answers.replay import Replay
+from vnext.server.answers.resuming import EventIds
 from vnext.server.context.openai_types import GenerationBody
 from vnext.text.beams import BeamSearch
 
@@ -53,7 +55,7 @@ class BeamGeneration(Generation):
             prompt = self.prompts[choice.prompt_index]
             self._searches.append(BeamSearch(request.name, prompt, search, ends, self._priority, self._cache_salt))
 
-    async def answer(self, reader: Reader) -> None:
+    async def answer(self, reader: Reader, ids: EventIds | None = None) -> None:
         """As Generation.answer; the reader gets each answer as one delta."""
         async with self._admitted():
             while requests := {each.name: (each, search) for search in self._searches for each in search.requests()}:
@@ -62,8 +64,10 @@ class BeamGeneration(Generation):
                     async for output in stream:
                         requests[output.name][1].push(output)
             found = [output for search in self._searches for output in search.best(self._params.n)]
+            taker = Taker(self, reader, ids is not None and ids.by_token)
+            replay = taker if ids is None else Replay(taker, ids)
             for choice, output in zip(self.choices, found, strict=True):
-                if not reader.delta(choice, self.push(choice, output)):
+                if not replay.take(choice, output):
                     await reader.room()
 
 

@@ -5,7 +5,7 @@ Owns the checks of a chat's fields, the prompt's tokens and the choice of a pars
 
     chat = ChatRequest(context, body)                                     checks; raises InvalidRequest
     with context.limiter.enter(chat.answer_count, client):
-        generation = await chat.start(call_id, client, started_s)         renders, tokenizes; raises InvalidRequest, Overloaded
+        generation = await chat.start(call, client, started_s)            renders, tokenizes; raises InvalidRequest, Overloaded
         parts = [chat.parts() for _ in generation.choices]                parts[choice.index].push(delta) -> list[Part]
 """
 
@@ -21,6 +21,7 @@ from vnext.sampling_params import InvalidRequest, SamplingParams, StructuredOutp
 from vnext.server.answers.beams import generation_of
 from vnext.server.answers.generation import Generation
 from vnext.server.answers.parts import AnswerParts
+from vnext.server.answers.resuming import Call
 from vnext.server.answers.retained import retention_of
 from vnext.server.context.conversation import asks_to_think, begins_answer
 from vnext.server.context.openai_types import ChatBody, sampling_params
@@ -50,7 +51,7 @@ class ChatRequest:
     def __init__(self, context: ServerContext, body: ChatBody) -> None:
         self._context = context
         self._body = body
-        self._begun = False
+        self._begun, self._call_id = False, ""
         self._answers: list[AnswerParts] = []
         self._choice = tool_choice_of(body, context.dialect is not None)
         self.tools = self._choice.shown
@@ -73,11 +74,12 @@ class ChatRequest:
         return msgspec.structs.replace(params, stop_token_ids=[*params.stop_token_ids, *found]) if found else params
 
     async def start(
-        self, call_id: str, client: str, started_s: float, shrinks: bool = False, breakpoints: Sequence[Breakpoint] = ()
+        self, call: Call, client: str, started_s: float, shrinks: bool = False, breakpoints: Sequence[Breakpoint] = ()
     ) -> Generation:
         """The generation, not yet sent: `answer` sends it. `shrinks`: where the answer's `max_tokens` do not fit beside the
         prompt, it may have as many as do, instead of being refused. `breakpoints`: what of the conversation stays in the
         cache. Raises InvalidRequest, ModelUnknown, Overloaded, EngineDead."""
+        self._call_id = call.id
         prompt = self._opened(await prompt_of(self._context, self._body, self.tools, client))
         marks = self._context.marks
         self._begun = marks is not None and marks.are_open(prompt.text)
@@ -85,7 +87,7 @@ class ChatRequest:
         try:
             return generation_of(
                 self._context,
-                call_id=call_id,
+                call=call,
                 body=self._body,
                 prompts=[prompt.tokens],
                 params=self._shrunk(len(prompt.tokens)) if shrinks else self.params,
@@ -110,6 +112,11 @@ class ChatRequest:
         room, wanted = self._context.model_length - prompt_length, self.params.max_tokens
         return msgspec.structs.replace(self.params, max_tokens=min(wanted, max(room, 1))) if wanted else self.params
 
+    @property
+    def is_parsed(self) -> bool:
+        """Whether what a part of an answer shows depends on how it is cut into pieces."""
+        return any(answer.is_parsed for answer in self._answers)
+
     def parts(self) -> AnswerParts:
         """For one answer, once `start` has made the prompt."""
         context, dialect = self._context, self._context.dialect
@@ -120,6 +127,7 @@ class ChatRequest:
         shows_reasoning = self._body.include_reasoning is not False
         answer = AnswerParts(
             parser,
+            name=f"{self._call_id}-{len(self._answers)}",
             one_call=self._choice.one,
             only_calls=self._choice.is_forced,
             shows_reasoning=shows_reasoning,

@@ -6,8 +6,7 @@ Owns the requests' names and seeds, stop strings (abort "stop"), the abort of ev
 
 from __future__ import annotations
 
-import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Protocol
 
@@ -16,6 +15,8 @@ import msgspec
 from vnext.runtime.messages import RequestOutput, SubmitRequest
 from vnext.sampling_params import InvalidRequest, SamplingParams, answer_seed, restricted, to_sampling, validate_ranges
 from vnext.server.answers.admitted import admitted
+from vnext.server.answers.replay import Replay, split
+from vnext.server.answers.resuming import Call, EventIds
 from vnext.server.context.adapters import failed
 from vnext.server.context.errors import Aborted
 from vnext.server.context.handover import ticket
@@ -29,6 +30,7 @@ from vnext.text.answer import Answer, Delta
 from vnext.text.bad_words import banned_sequences
 
 PRIORITY_MAX = 2**31 - 1
+TOKEN_BYTES = 4
 CACHE_SALT_CHARACTERS_MAX = 256
 
 RETAINED = ("retained_tokens", "unretained_tokens")
@@ -65,17 +67,28 @@ class Reader(Protocol):
         """Wait until the reader can take more. Raises ClientGone."""
 
 
-class _Taker:
+class Taker:
     """Passes an output stream on to a reader: a token of a plain choice as text, everything else as a delta."""
 
-    def __init__(self, generation: Generation, reader: Reader) -> None:
+    def __init__(self, generation: Generation, reader: Reader, by_token: bool) -> None:
+        """`by_token`: no delta has several tokens."""
         self._push, self._of_name, self._reader = generation.push, generation.of_name, reader
+        self._by_token = by_token
+
+    def choice_of(self, name: str) -> Choice:
+        return self._of_name[name]
 
     def output(self, output: RequestOutput) -> bool:
-        choice = self._of_name[output.name]
+        return self.take(self._of_name[output.name], output)
+
+    def take(self, choice: Choice, output: RequestOutput) -> bool:
+        """Take an output of a choice."""
         if output.prompt and not (output.tokens or output.finish):
             self._push(choice, output)  # no part of the answer yet
             return True
+        while self._by_token and len(output.tokens) > TOKEN_BYTES and not choice.finished:
+            head, output = split(output, 1)
+            self._reader.delta(choice, self._push(choice, head))
         return choice.finished or self._reader.delta(choice, self._push(choice, output))
 
     def token(self, name: str, token: int) -> bool:
@@ -87,13 +100,13 @@ class _Taker:
 
 
 class Generation:
-    """All answers of the call `call_id`: n answers to each prompt, in the order of the prompts."""
+    """All answers of a call: n answers to each prompt, in the order of the prompts."""
 
     def __init__(
         self,
         context: ServerContext,
         *,
-        call_id: str,
+        call: Call,
         body: GenerationBody,
         prompts: Sequence[list[int]],
         params: SamplingParams,
@@ -108,8 +121,8 @@ class Generation:
         context.check_engine()
         validate_ranges(params, context.vocab_size)
         _check_extensions(body)
-        self.id = call_id
-        self.created_s = int(time.time())
+        self._call = call
+        self.id, self.created_s = call.id, call.created_s
         self.model = context.model_name(body.model, client)
         self._adapter = context.adapters.files(self.model)
         most, length = params.max_tokens or usual_max_tokens, context.model_length
@@ -128,13 +141,15 @@ class Generation:
         self.of_name = {self._name(choice): choice for choice in self.choices}
         self._requests = tuple(self._request(choice) for choice in self.choices)
 
-    async def answer(self, reader: Reader) -> None:
-        """Pass each delta to `reader` as it comes, until all answers are complete. Aborts the live answers when cancelled.
-        Raises Refused, EngineDead, Aborted, Overloaded, RequestTimedOut, and the errors of `reader`."""
+    async def answer(self, reader: Reader, ids: EventIds | None = None) -> None:
+        """Pass each delta to `reader` as it comes, until all answers are complete. `ids`: of a stream's events. Aborts the live
+        answers when cancelled. Raises Refused, EngineDead, Aborted, Overloaded, RequestTimedOut, and the errors of `reader`."""
         self._context.adapters.take(self.model)
         try:
             async with self._admitted():
-                taker = _Taker(self, reader)
+                taker: Taker | Replay = Taker(self, reader, ids is not None and ids.by_token)
+                if ids is not None and ids.lacking:
+                    taker = Replay(taker, ids)
                 for requests in self._context.limiter.waves(self._requests):
                     async with self._context.client.submit_all(requests) as stream:
                         while await stream.feed(taker):
@@ -247,12 +262,22 @@ class Generation:
         return Choice(index, prompt_index, answer, Stopwatch(self._context.metrics, started_s, len(prompt)))
 
     def _name(self, choice: Choice) -> str:
-        return f"{self.id}-{choice.index}"
+        return f"{self._call.names}-{choice.index}"
+
+    def computed(self) -> Iterator[bytes]:
+        """What decides on the answers' tokens, but for their seeds."""
+        first = self._requests[0]
+        adapter = first.adapter.digest if first.adapter else ""
+        sampling = msgspec.structs.replace(first.sampling, seed=0)
+        yield msgspec.msgpack.encode((sampling, first.cache_salt, adapter, len(self.prompts)))
+        for request in self._requests[:: self._params.n]:
+            yield request.prompt
 
     def _request(self, choice: Choice) -> SubmitRequest:
         """The request of one answer. Without a seed, the engine core puts a key into the request's event."""
         prompt = self.prompts[choice.prompt_index]
-        seed = 0 if self._params.seed is None else answer_seed(self._params.seed, choice.index)
+        given = self._call.seed if self._params.seed is None else self._params.seed
+        seed = 0 if given is None else answer_seed(given, choice.index)
         usual = self._usual_max_tokens or self._context.settings.sampling_defaults.max_tokens
         sampling = to_sampling(self._params, seed, len(prompt), self._context.model_length, usual, self._constraint)
         sampling = msgspec.structs.replace(sampling, retention=(*self._retention, *sampling.retention))
@@ -262,7 +287,7 @@ class Generation:
             sampling=restricted(sampling, self._params, self._banned),
             priority=self._priority,
             cache_salt=self._cache_salt,
-            has_seed=self._params.seed is not None,
+            has_seed=given is not None,
             adapter=self._adapter,
             ticket=ticket(),
         )

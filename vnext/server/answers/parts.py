@@ -6,7 +6,7 @@ and the number of reasoning tokens. Knows no API: chat, responses and messages r
 
 from __future__ import annotations
 
-import uuid
+import hashlib
 from collections.abc import Sequence
 
 import msgspec
@@ -29,13 +29,15 @@ class AnswerParts:
         self,
         parser: Parser | None,
         *,
+        name: str = "",
         one_call: bool = False,
         only_calls: bool = False,
         shows_reasoning: bool = True,
         marks: tuple[Sequence[int], Sequence[int]] | None = None,
     ) -> None:
-        """`marks` are the tokens of the marks around reasoning, where the model reasons."""
-        self._parser = parser
+        """`marks` are the tokens of the marks around reasoning, where the model reasons. The ids of calls follow from `name`, so
+        that they are the same when the answer is computed again."""
+        self._parser, self._name = parser, name
         self._thought = None if marks is None else ThoughtCount(*map(list, marks))
         self._one_call, self._only_calls = one_call, only_calls
         self._shows_reasoning = shows_reasoning
@@ -86,7 +88,8 @@ class AnswerParts:
         if not isinstance(part, CallBegun):
             return part
         self._begun_count += 1
-        return part if part.id else msgspec.structs.replace(part, id=uuid.uuid4().hex[:ID_CHARACTERS])
+        id_ = hashlib.blake2b(f"{self._name}-{self._begun_count}".encode()).hexdigest()[:ID_CHARACTERS]
+        return part if part.id else msgspec.structs.replace(part, id=id_)
 
 
 class ThoughtCount:

@@ -8,8 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+from aiohttp import web
+
 from vnext.server.answers.generation import Choice
-from vnext.server.http.streaming import Events, TextFrame, frame_of
+from vnext.server.answers.resuming import EventIds
+from vnext.server.http.streaming import DONE, Answering, Events, TextFrame, frame_of, respond
 from vnext.text.answer import Delta
 
 
@@ -34,14 +37,16 @@ class ChoiceRenderer(Protocol):
 
 
 class Streamed:
-    """A generation.Reader that sends each delta as an event. `chunk_of` puts choices into a chunk."""
+    """A generation.Reader that sends each delta as an event. `chunk_of` puts choices into a chunk. `ids`: None for none."""
 
     def __init__(
         self,
         events: Events,
         renderers: Sequence[ChoiceRenderer],
         chunk_of: Callable[[list[dict[str, Any]]], dict[str, Any]],
+        ids: EventIds | None = None,
     ) -> None:
+        self._ids = ids
         self._events, self._renderers, self._chunk_of = events, renderers, chunk_of
         self._frames: dict[int, TextFrame] = {}
         self._open = len(renderers)
@@ -52,6 +57,9 @@ class Streamed:
         renderer.push(delta)
         shown = renderer.take()
         frames = [frame_of(self._chunk_of([each])) for each in shown]
+        if self._ids is not None:
+            begin = delta.token_count - len(delta.token_ids)
+            frames = self._ids.of_delta(choice.index, begin, delta.token_count, bool(delta.finish), frames)
         if delta.finish:
             self._open -= 1
             return self._events.send(*frames) if self._open else self._events.send_with_end(*frames)
@@ -61,12 +69,19 @@ class Streamed:
         return self._events.send(*frames)
 
     def text(self, choice: Choice, text: str) -> bool:
-        return self._events.send(self._frame(choice.index).of(text)) if text else True
+        if not text:
+            return True
+        frame, ids = self._frames.get(choice.index) or self._frame(choice.index), self._ids
+        if ids is None:
+            return self._events.send(frame.of(text))
+        count = choice.answer.token_count
+        if ids.is_single:
+            return self._events.send(frame.numbered(text, count))
+        return self._events.send(*ids.of_delta(choice.index, count - 1, count, False, [frame.of(text)]))
 
     def _frame(self, index: int) -> TextFrame:
-        if (frame := self._frames.get(index)) is None:
-            renderer = self._renderers[index]
-            frame = self._frames[index] = TextFrame(lambda text: self._chunk_of([renderer.text_choice(text)]))
+        renderer, request = self._renderers[index], b"" if self._ids is None else self._ids.request
+        frame = self._frames[index] = TextFrame(lambda text: self._chunk_of([renderer.text_choice(text)]), request)
         return frame
 
 
@@ -90,3 +105,24 @@ class Whole:
 
     async def room(self) -> None:
         """Return at once: there is always room."""
+
+
+def closing(ids: EventIds | None, event: bytes) -> list[bytes]:
+    """An event behind the ends of all choices, as far as the client lacks it."""
+    return [event] if ids is None else ids.closing(event)
+
+
+async def streamed(request: web.Request, answering: Answering, ids: EventIds | None, has_usage: bool) -> web.StreamResponse:
+    """`respond` with a stream that ends with [DONE]; `has_usage`: and an event before it. A client that has all of it already gets
+    the status 204, by which it knows that nothing follows."""
+    if ids is None:
+        return await respond(request, answering)
+    if ids.has_all(has_usage + 1):
+        return web.Response(status=204)
+    if ids.has_all(has_usage):
+        answering = _nothing
+    return await respond(request, answering, lambda: b"".join(ids.closing(DONE, has_usage)))
+
+
+async def _nothing(events: Events) -> None:
+    """Send nothing."""

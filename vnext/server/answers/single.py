@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from typing import Any, Protocol
 
 from vnext.server.answers.generation import Choice
+from vnext.server.answers.resuming import EventIds
 from vnext.server.http.streaming import Events, event_frame
 from vnext.text.answer import Delta
 from vnext.text.parts import Part, Words
@@ -39,10 +40,10 @@ class Parts(Protocol):
 
 
 class SingleReader:
-    """A generation.Reader of a call with one answer. Without `events` it sends nothing."""
+    """A generation.Reader of a call with one answer. Without `events` it sends nothing. `ids`: None for none."""
 
-    def __init__(self, answer: Parts, builder: Builder, events: Events | None) -> None:
-        self._answer, self._builder, self._events = answer, builder, events
+    def __init__(self, answer: Parts, builder: Builder, events: Events | None, ids: EventIds | None = None) -> None:
+        self._answer, self._builder, self._events, self._ids = answer, builder, events, ids
         self._has_begun = False
 
     def delta(self, choice: Choice, delta: Delta) -> bool:
@@ -55,19 +56,23 @@ class SingleReader:
         if delta.finish:
             made += self._builder.end(delta.finish, delta.stop_reason)
         choice.plain = self._answer.is_plain and not delta.finish and not choice.answer.is_scanned
-        return self._send(made, is_last=bool(delta.finish))
+        return self._send(made, delta.token_count - len(delta.token_ids), delta.token_count, is_last=bool(delta.finish))
 
     def text(self, choice: Choice, text: str) -> bool:
-        return self._send(self._builder.part(Words(text))) if text else True
+        count = choice.answer.token_count
+        return self._send(self._builder.part(Words(text)), count - 1, count) if text else True
 
     async def room(self) -> None:
         if self._events is not None:
             await self._events.room()
 
-    def _send(self, made: Iterable[TypedEvent], is_last: bool = False) -> bool:
+    def _send(self, made: Iterable[TypedEvent], begin: int, end: int, is_last: bool = False) -> bool:
+        """Send the events of the tokens from `begin` to `end`."""
         if self._events is None:
             return True
         frames = [event_frame(event) for event in made]
+        if self._ids is not None:
+            frames = self._ids.of_delta(0, begin, end, is_last, frames)
         if is_last:
             return self._events.send_with_end(*frames)
         return self._events.send(*frames) if frames else True

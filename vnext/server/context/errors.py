@@ -80,6 +80,10 @@ class BatchesOff(Exception):
     """This server keeps no files."""
 
 
+class OtherSystem(Exception):
+    """The request goes on with a stream that this server may compute otherwise."""
+
+
 class LogHidden(Exception):
     """This server does not show its log, or not to this client."""
 
@@ -167,6 +171,7 @@ FAILURES: Mapping[type[BaseException], Callable[[Any], Failure]] = {
     RoutesClosed: lambda error: Failure(403, str(error), code="routes_closed"),
     NotDone: lambda error: Failure(400, f"{str(error)[:1].upper()}{str(error)[1:]}.", code="not_done"),
     BadTensors: lambda error: Failure(400, f"{str(error)[:1].upper()}{str(error)[1:]}.", code="bad_tensors"),
+    OtherSystem: lambda error: Failure(409, str(error), param="Last-Event-ID", code="other_system"),
     LogHidden: lambda error: Failure(403, str(error), code="log_hidden"),
     LogGone: lambda error: Failure(410, str(error), code="log_gone"),
     Draining: lambda error: Failure(503, str(error), "server_error", code="shutting_down"),

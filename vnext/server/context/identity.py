@@ -45,7 +45,7 @@ def identify(request: web.Request, *given: str | None) -> None:
 def answer_id(request: web.Request, kind: str) -> str:
     """An answer's own id, such as cmpl-ID. An id that the client chose gets random digits appended, because clients repeat
     ids and the engine core needs unique names."""
-    unique = "" if request[_IS_OWN] else f"-{secrets.token_hex(4)}"
+    unique = "" if request[_IS_OWN] else f"-{secrets.token_hex(16)}"
     return f"{kind}-{request[REQUEST_ID]}{unique}"
 
 

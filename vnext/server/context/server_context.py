@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from aiohttp import web
 
 from vnext.runtime.client.engines import AnyEngineClient
 from vnext.runtime.client.output_stream import EngineDead, EngineStalled
+from vnext.runtime.messages import derived_seed
 from vnext.sampling_params import InvalidRequest, SamplingParams, context_exceeded
 from vnext.server.context.adapters import ServedAdapters
 from vnext.server.context.admission import Quota, RequestLimiter
@@ -41,6 +43,10 @@ RENDER_INLINE_S = 0.005
 RENDER_INLINE_CHARACTERS_MAX = 2**16
 TOKENS_READ_MIN = 4_096  # the error for a prompt that is a little too long states its exact number of tokens
 TOKENS_LISTED_MIN = 2**16
+STREAMS = 2**62
+"""Added to the numbers of streams that bring no seed, which are thereby no request's in an engine."""
+STREAMS_MAX = 2**40
+"""Of one process."""
 
 
 class ServerContext:
@@ -81,6 +87,7 @@ class ServerContext:
         self.listed_tokens_max = max(2 * self.model_length, TOKENS_LISTED_MIN)
         self.vocab_size = config.vocab_size or tokenizer.vocab_size
         self.started_s = int(time.time())
+        self._streams = count(STREAMS + settings.number * STREAMS_MAX)
         self._fingerprinted = client.ready, system_fingerprint(client.ready)
 
     @property
@@ -90,6 +97,10 @@ class ServerContext:
         if ready is not self._fingerprinted[0]:
             self._fingerprinted = ready, system_fingerprint(ready)
         return self._fingerprinted[1]
+
+    def draw_seed(self) -> int:
+        """That of a stream which brings none: known here, so that any server can go on with it."""
+        return derived_seed(self.client.ready.root_seed, next(self._streams))
 
     def model_name(self, asked: str | None, client: str) -> str:
         """The name to answer a client with. Raises ModelUnknown."""

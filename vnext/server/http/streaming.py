@@ -30,9 +30,10 @@ _HEADERS = (
     f"Server: {SERVER_SOFTWARE}\r\n"
 )
 FRAMES_MAX = 32  # unsent; a server that is behind reads many steps in one turn
-_DONE = b"data: [DONE]\n\n"
+DONE = b"data: [DONE]\n\n"
 _COMMENT = b": keep-alive\n\n"
 _TRANSPORT_ERRORS = (OSError, ClientError)
+_NUMBERS = [b"%d\n" % number for number in range(2**12)]  # writing one takes as long as the rest of a frame
 _MARK = secrets.token_hex(16)  # no client can guess it
 
 _encode = msgspec.json.Encoder().encode
@@ -50,18 +51,19 @@ def _fault_frame(failure: Failure) -> bytes:
 async def respond(
     request: web.Request,
     answering: Answering,
-    done: bytes = _DONE,
+    done: bytes | Callable[[], bytes] = DONE,
     fault_frame: Callable[[Failure], bytes] = _fault_frame,
 ) -> web.StreamResponse:
-    """Send the chunks of `answering`, then `done`. An error after the first chunk becomes the last frame instead. Comments
-    are sent where nothing else has been for the interval of the settings, so that no proxy takes the stream for dead."""
+    """Send the chunks of `answering`, then `done`, or what it returns. An error after the first chunk becomes the last frame
+    instead. Comments are sent where nothing else has been for the interval of the settings, so that no proxy takes the stream for
+    dead."""
     events = Events(request)
     await request.app.on_response_prepare.send(request, events.response)
     pings = request.app[TURN].pings
     pings.add(events)
     try:
         failure = await _failure(events, answering)
-        await events.end(done if failure is None else fault_frame(failure))
+        await events.end(fault_frame(failure) if failure is not None else done if isinstance(done, bytes) else done())
     except ClientGone as error:  # leaving `answering` has aborted its requests
         log.debug("a client left %s before its stream had ended: %s", request.path, error.__cause__)
     finally:
@@ -261,8 +263,15 @@ def event_frame(event: dict[str, Any]) -> bytes:
 class TextFrame:
     """Events that differ in one text only: the bytes around it are made once. `chunk_of` makes the chunk for a text."""
 
-    def __init__(self, chunk_of: Callable[[str], dict[str, Any]]) -> None:
+    def __init__(self, chunk_of: Callable[[str], dict[str, Any]], request: bytes = b"") -> None:
+        """`request`: how the events' ids begin."""
         self._head, self._tail = frame_of(chunk_of(_MARK)).split(_encode(_MARK))
+        self._id = b"id: " + request
 
     def of(self, text: str) -> bytes:
         return self._head + _encode(text) + self._tail
+
+    def numbered(self, text: str, number: int) -> bytes:
+        """With the id that ends with a number."""
+        line = _NUMBERS[number] if number < len(_NUMBERS) else b"%d\n" % number
+        return b"".join((self._id, line, self._head, _encode(text), self._tail))

@@ -7,7 +7,7 @@ because its text stands in the arguments as a JSON string.
 
 from __future__ import annotations
 
-import uuid
+import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -24,8 +24,10 @@ _PARTS = {"message": "output_text", "reasoning": "reasoning_text"}
 class ItemBuilder:
     """One answer. `items` are those so far; the last may be open. The next text of a message has the entries `logprobs`."""
 
-    def __init__(self, tools: Mapping[str, Named], encodes: bool) -> None:
-        """`tools`: the client's, by the names that the model knows. `encodes`: reasoning gets an encrypted_content."""
+    def __init__(self, tools: Mapping[str, Named], encodes: bool, name: str) -> None:
+        """`tools`: the client's, by the names that the model knows. `encodes`: reasoning gets an encrypted_content. The items' ids
+        follow from `name`."""
+        self._name = name
         self._tools, self._encodes = tools, encodes
         self.items: list[dict[str, Any]] = []
         self._is_open = False
@@ -100,7 +102,8 @@ class ItemBuilder:
         return [*events, self._add(kind, {"call_id": part.id, "name": tool.name, given: ""} | within)]
 
     def _add(self, kind: str, members: dict[str, Any]) -> Event:
-        head = {"id": f"{_PREFIXES[kind]}_{uuid.uuid4().hex}", "type": kind, "status": "in_progress"}
+        digest = hashlib.blake2b(f"{self._name} {len(self.items)}".encode(), digest_size=16)
+        head = {"id": f"{_PREFIXES[kind]}_{digest.hexdigest()}", "type": kind, "status": "in_progress"}
         self.items.append(head | members)
         self._is_open, self._pieces, self._of_message = True, [], []
         return self._of_item("response.output_item.added")

@@ -18,13 +18,15 @@ from vnext.server.answers.experts import check_experts, experts_member
 from vnext.server.answers.generation import Choice, Generation
 from vnext.server.answers.logprobs import ChatLogprobs, prompt_member, speller
 from vnext.server.answers.parts import joined
-from vnext.server.answers.readers import Streamed, Whole
+from vnext.server.answers.readers import Streamed, Whole, closing, streamed
+from vnext.server.answers.resuming import EventIds, call_of
+from vnext.server.answers.stream_ids import event_ids
 from vnext.server.context.call_pairs import check_calls
-from vnext.server.context.identity import answer_id, client_of, identify
+from vnext.server.context.identity import client_of, identify
 from vnext.server.context.openai_types import ChatBody, continuous_usage, include_usage, refuse_scored_stream
 from vnext.server.context.server_context import SERVER_CONTEXT, ServerContext
 from vnext.server.http.bodies import read_body
-from vnext.server.http.streaming import Events, frame_of, respond
+from vnext.server.http.streaming import Events, frame_of
 from vnext.text.answer import Delta
 from vnext.text.parts import CallArguments, CallBegun, CallEnded, Part, Reasoning, Words
 
@@ -44,10 +46,12 @@ async def create_chat_completion(request: web.Request) -> web.StreamResponse:
     check_experts(body, context)
     client = client_of(request)
     with context.limiter.enter(chat.answer_count, client):
-        generation = await chat.start(answer_id(request, "chatcmpl"), client, started_s)
+        call = call_of(request, "chatcmpl", body.stream)
+        generation = await chat.start(call, client, started_s)
         renderers = [_ChoiceRenderer(context, choice, chat, body) for choice in generation.choices]
         if body.stream:
-            return await respond(request, partial(_stream, chat, generation, renderers, body))
+            ids = event_ids(request, call, generation, body, chat.is_parsed)
+            return await streamed(request, partial(_stream, chat, generation, renderers, body, ids), ids, include_usage(body))
         return web.json_response(body=msgspec.json.encode(await _complete(context, chat, generation, renderers, body)))
 
 
@@ -150,17 +154,18 @@ async def _complete(
 
 
 async def _stream(
-    chat: ChatRequest, generation: Generation, renderers: list[_ChoiceRenderer], body: ChatBody, events: Events
-) -> None:
+    chat: ChatRequest, generation: Generation, renderers: list[_ChoiceRenderer], body: ChatBody, ids: EventIds | None,
+    events: Events,
+) -> None:  # fmt: skip
     usage = generation.chunk_usage(body, partial(chat.usage, generation))
 
     def chunk_of(choices: list[dict[str, Any]]) -> dict[str, Any]:
         begins = body.return_token_ids and "role" in choices[0]["delta"]
         return _chunk(generation, choices) | ({"prompt_token_ids": generation.prompts[0]} if begins else {}) | usage()
 
-    await generation.answer(Streamed(events, renderers, chunk_of))
+    await generation.answer(Streamed(events, renderers, chunk_of, ids), ids)
     if include_usage(body):
-        events.send(frame_of(_chunk(generation, []) | {"usage": chat.usage(generation)}))
+        events.send(*closing(ids, frame_of(_chunk(generation, []) | {"usage": chat.usage(generation)})))
 
 
 def _chunk(generation: Generation, choices: list[dict[str, Any]]) -> dict[str, Any]:

@@ -17,8 +17,10 @@ from vnext.server.answers.beams import generation_of
 from vnext.server.answers.experts import check_experts, experts_member
 from vnext.server.answers.generation import Choice, Generation
 from vnext.server.answers.logprobs import completion_logprobs, echoed_logprobs, prompt_member, speller
-from vnext.server.answers.readers import Streamed, Whole
-from vnext.server.context.identity import answer_id, client_of, identify
+from vnext.server.answers.readers import Streamed, Whole, closing, streamed
+from vnext.server.answers.resuming import EventIds, call_of
+from vnext.server.answers.stream_ids import event_ids
+from vnext.server.context.identity import client_of, identify
 from vnext.server.context.openai_types import (
     CompletionBody,
     continuous_usage,
@@ -29,7 +31,7 @@ from vnext.server.context.openai_types import (
 from vnext.server.context.prompts import Prompt, prompts_of, tokens_of, with_suffix
 from vnext.server.context.server_context import SERVER_CONTEXT, ServerContext
 from vnext.server.http.bodies import read_body
-from vnext.server.http.streaming import Events, frame_of, respond
+from vnext.server.http.streaming import Events, frame_of
 from vnext.text.answer import Delta
 
 KIND = "text_completion"
@@ -45,7 +47,7 @@ async def create_completion(request: web.Request) -> web.StreamResponse:
     body = await read_body(request, _DECODER, CompletionBody)
     started_s = time.monotonic()
     identify(request, body.request_id)
-    call_id = answer_id(request, "cmpl")
+    call = call_of(request, "cmpl", body.stream)
     params = _params(body, context)
     include_usage(body)
     check_experts(body, context)
@@ -63,7 +65,7 @@ async def create_completion(request: web.Request) -> web.StreamResponse:
         else:
             tokens = await tokens_of(context, prompts, body.add_special_tokens is not False, client, count_max=count_max)
         generation = generation_of(
-            context, call_id=call_id, body=body, prompts=tokens, params=sampled, started_s=started_s, client=client,
+            context, call=call, body=body, prompts=tokens, params=sampled, started_s=started_s, client=client,
             constraint=constraint, usual_max_tokens=USUAL_MAX_TOKENS,
         )
         echoed = prompts if body.truncate_prompt_tokens is None else generation.prompts
@@ -73,7 +75,8 @@ async def create_completion(request: web.Request) -> web.StreamResponse:
             for choice in generation.choices
         ]
         if body.stream:
-            return await respond(request, partial(_stream, generation, renderers, body))
+            ids = event_ids(request, call, generation, body)
+            return await streamed(request, partial(_stream, generation, renderers, body, ids), ids, include_usage(body))
         return web.json_response(body=msgspec.json.encode(await _complete(generation, renderers, params.n)))
 
 
@@ -167,11 +170,13 @@ async def _complete(generation: Generation, renderers: list[_ChoiceRenderer], co
     return generation.envelope(KIND, choices) | {"usage": generation.usage()}
 
 
-async def _stream(generation: Generation, renderers: list[_ChoiceRenderer], body: CompletionBody, events: Events) -> None:
+async def _stream(
+    generation: Generation, renderers: list[_ChoiceRenderer], body: CompletionBody, ids: EventIds | None, events: Events
+) -> None:
     usage = generation.chunk_usage(body)
-    await generation.answer(Streamed(events, renderers, lambda choices: generation.envelope(KIND, choices) | usage()))
+    await generation.answer(Streamed(events, renderers, lambda choices: generation.envelope(KIND, choices) | usage(), ids), ids)
     if include_usage(body):
-        events.send(frame_of(generation.envelope(KIND, []) | {"usage": generation.usage()}))
+        events.send(*closing(ids, frame_of(generation.envelope(KIND, []) | {"usage": generation.usage()})))
 
 
 def _params(body: CompletionBody, context: ServerContext) -> SamplingParams:

@@ -14,9 +14,11 @@ from vnext.sampling_params import ContextExceeded, InvalidRequest
 from vnext.server.answers.chat_request import ChatRequest, prompt_of
 from vnext.server.answers.generation import RETAINED, Generation
 from vnext.server.answers.parts import AnswerParts
+from vnext.server.answers.resuming import call_of
 from vnext.server.answers.single import SingleReader
+from vnext.server.answers.stream_ids import event_ids
 from vnext.server.context.errors import Failure
-from vnext.server.context.identity import answer_id, client_of
+from vnext.server.context.identity import client_of
 from vnext.server.context.renaming import in_names
 from vnext.server.context.server_context import SERVER_CONTEXT
 from vnext.server.context.tool_choice import tool_choice_of
@@ -42,12 +44,16 @@ async def create_message(request: web.Request) -> web.StreamResponse:
     breakpoints = breakpoints_of(body)
     client = client_of(request)
     with in_words_of(body), context.limiter.enter(chat.answer_count, client):
-        generation = await chat.start(answer_id(request, "msg"), client, started_s, shrinks=True, breakpoints=breakpoints)
+        call = call_of(request, "msg", body.stream)
+        generation = await chat.start(call, client, started_s, shrinks=True, breakpoints=breakpoints)
         answer = _MessageAnswer(chat, generation, body.max_tokens)
+        ids = event_ids(request, call, generation, body, chat.is_parsed) if body.stream else None
 
         async def send(events: Events | None) -> None:
-            await generation.answer(SingleReader(answer.parts, answer, events))
+            await generation.answer(SingleReader(answer.parts, answer, events, ids), ids)
 
+        if ids is not None and ids.has_all(0):
+            return web.Response(status=204)
         if body.stream:
             return await respond(request, send, b"", _fault_frame)
         await send(None)

@@ -25,6 +25,7 @@ ERRORS = {
     "404": "there is nothing of this name",
     "405": "this path does not take this method",
     "408": "the body came too slowly",
+    "409": "the stream to go on with is of another system",
     "410": "this part of the log is gone",
     "413": "the body is too large",
     "415": "the body's type or encoding is not supported",

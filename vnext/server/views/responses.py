@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 import time
-import uuid
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -17,15 +17,18 @@ from vnext.sampling_params import InvalidRequest
 from vnext.server.answers.chat_request import ChatRequest, prompt_of
 from vnext.server.answers.generation import RETAINED, Generation
 from vnext.server.answers.logprobs import ChatLogprobs, speller
+from vnext.server.answers.resuming import call_of
 from vnext.server.answers.single import SingleReader
+from vnext.server.answers.stream_ids import event_ids
 from vnext.server.context.api_keys import Tenant
 from vnext.server.context.errors import Failure, FileUnknown
-from vnext.server.context.identity import answer_id, client_of, identify
+from vnext.server.context.identity import client_of, identify
 from vnext.server.context.renaming import in_names
 from vnext.server.context.server_context import SERVER_CONTEXT, ServerContext, tenant_of
 from vnext.server.context.tool_choice import tool_choice_of
 from vnext.server.http.background import BACKGROUND, Running, send_all
 from vnext.server.http.bodies import read_body
+from vnext.server.http.event_ids import HEADER
 from vnext.server.http.pages import Pages, ordered, page_of
 from vnext.server.http.streaming import Events, event_frame, respond
 from vnext.server.responses.bodies import Item, ResponsesBody
@@ -56,17 +59,23 @@ async def create_response(request: web.Request) -> web.StreamResponse:
         if body.background:
             _check_background(body, store)
         held.enter_context(context.limiter.enter(chat.answer_count, client))
-        generation = await chat.start(answer_id(request, "resp"), client, started_s, shrinks=True)
+        call = call_of(request, "resp", body.stream)
+        generation = await chat.start(call, client, started_s, shrinks=True)
         answer = _ResponseAnswer(context, chat, generation, body)
+        ids = event_ids(request, call, generation, body, chat.is_parsed) if body.stream else None
 
         def keep(frames: Sequence[bytes] = ()) -> None:
             store.put(answer.response, input_items(body), earlier, tenant.owner, frames)
 
         async def send(events: Events | Running | None) -> None:
-            await generation.answer(SingleReader(answer, answer, events))
+            await generation.answer(SingleReader(answer, answer, events, ids), ids)
             if body.store is not False and not body.background:
                 keep()
 
+        if ids is not None and ids.has_all(0):
+            return web.Response(status=204)
+        if body.background and call.last is not None and _is_known(request, answer.head("queued")["id"]):
+            return await _follow(request, answer.head("queued")["id"])
         if body.background:
             return await _begin(request, answer, send, keep, held.pop_all(), bool(body.stream))
         if body.stream:
@@ -119,15 +128,30 @@ async def _begin(
 async def get_response(request: web.Request) -> web.StreamResponse:
     """GET /v1/responses/{response_id}; with `stream` the events behind the one that `starting_after` numbers, also of a response in
     progress."""
-    running = request.app[BACKGROUND].get(request.match_info["response_id"], tenant_of(request))
-    found = None if running else _stored(request)
-    if request.query.get("stream") != "true":
-        return web.json_response(body=msgspec.json.encode(running.now) if running else found.response)
+    id_ = request.match_info["response_id"]
+    if request.query.get("stream") == "true":
+        return await _follow(request, id_)
+    running = request.app[BACKGROUND].get(id_, tenant_of(request))
+    return web.json_response(body=msgspec.json.encode(running.now) if running else _stored(request, id_).response)
+
+
+async def _follow(request: web.Request, id_: str) -> web.StreamResponse:
+    """The events of a background response behind the one that the client names. Raises FileUnknown, InvalidRequest."""
+    running = request.app[BACKGROUND].get(id_, tenant_of(request))
+    found = None if running else _stored(request, id_)
     if not (running.frames if running else found.events):
         raise InvalidRequest("stream is true: this response was not created with background and stream.", "stream")
-    place = _place(request)
-    following = partial(running.follow, place=place) if running else partial(send_all, frames=found.frames()[place:])
+    frames = running.frames if running else found.frames()
+    place = _place(request, frames)
+    following = partial(running.follow, place=place) if running else partial(send_all, frames=frames[place:])
     return await respond(request, following, b"")
+
+
+def _is_known(request: web.Request, id_: str) -> bool:
+    """Whether this process makes a response in the background, or has stored one that it made so."""
+    tenant = tenant_of(request)
+    found = request.app[RESPONSES].get(id_, tenant)
+    return request.app[BACKGROUND].get(id_, tenant) is not None or (found is not None and bool(found.events))
 
 
 async def cancel_response(request: web.Request) -> web.Response:
@@ -135,7 +159,7 @@ async def cancel_response(request: web.Request) -> web.Response:
     id_, background = request.match_info["response_id"], request.app[BACKGROUND]
     if running := background.get(id_, tenant_of(request)):
         await background.end(running)
-    found = _stored(request)
+    found = _stored(request, id_)
     if not msgspec.json.decode(found.response)["background"]:
         raise InvalidRequest(f"The response {id_[:60]!r} was not created with background: only such a one can be cancelled.")
     return web.json_response(body=found.response)
@@ -153,7 +177,7 @@ async def delete_response(request: web.Request) -> web.Response:
 
 async def list_input_items(request: web.Request) -> web.Response:
     """GET /v1/responses/{response_id}/input_items, newest first unless `order` is asc."""
-    found = _stored(request)
+    found = _stored(request, request.match_info["response_id"])
     items = [_shown(item, f"{request.match_info['response_id']}_{place}") for place, item in enumerate(found.input())]
     page, has_more = page_of(ordered(items[::-1], request.query), lambda item: item["id"], request.query, PAGES)
     ids = [item["id"] for item in page] or [None]
@@ -171,8 +195,9 @@ class _ResponseAnswer:
         self._entries = None if count is None else ChatLogprobs(context.tokenizer, spell, count, self._parts.is_parsed)
         self._of_words: list[list[dict[str, Any]]] = []  # of the parts that are to come
         self._chat, self._generation = chat, generation
-        self._builder = ItemBuilder(named_tools(body), "reasoning.encrypted_content" in (body.include or ()))
-        self._head = _head(f"resp_{uuid.uuid4().hex}", generation, chat, body)  # an id that nobody can guess: it opens the store
+        name = hashlib.blake2b(generation.id.encode(), digest_size=16).hexdigest()
+        self._builder = ItemBuilder(named_tools(body), "reasoning.encrypted_content" in (body.include or ()), name)
+        self._head = _head(f"resp_{name}", generation, chat, body)  # an id that nobody can guess: it opens the store
         self._sequence_number = 0
         self.response: dict[str, Any] = {}
 
@@ -290,17 +315,22 @@ def _check_background(body: ResponsesBody, store: ResponseStore) -> None:
         raise InvalidRequest(f"background is true and {why}: nobody could read the response, leave background out.", "background")
 
 
-def _place(request: web.Request) -> int:
-    """The number of the first event that a client lacks."""
+def _place(request: web.Request, frames: Sequence[bytes]) -> int:
+    """The number of the first event that a client lacks: behind `starting_after`, or behind the one whose id it sends."""
+    if (given := request.headers.get(HEADER)) and "starting_after" not in request.query:
+        head = f"id: {given}\n".encode(errors="surrogateescape")
+        found = next((place for place, frame in enumerate(frames) if frame.startswith(head)), None)
+        if found is None:
+            raise InvalidRequest(f"{HEADER} is {given[:60]!r}, which is no id of this response's events.", HEADER)
+        return found + 1
     after = request.query.get("starting_after", "-1")
     if not re.fullmatch(r"-1|[0-9]{1,9}", after):
         raise InvalidRequest(f"starting_after is {after[:60]!r}: it must be the sequence_number of an event.", "starting_after")
     return int(after) + 1
 
 
-def _stored(request: web.Request) -> Stored:
-    """The response that the path names. Raises FileUnknown."""
-    id_ = request.match_info["response_id"]
+def _stored(request: web.Request, id_: str) -> Stored:
+    """The response of this id. Raises FileUnknown."""
     if (found := request.app[RESPONSES].get(id_, tenant_of(request))) is None:
         raise FileUnknown(_unknown(id_))
     return found
