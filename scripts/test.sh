@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Runs the tests. Sets up the environment on the first call.
 #   scripts/test.sh                         all tests, one process per core, at most eight
+#   scripts/test.sh --changed               tests that can notice what differs from main (--changed=COMMIT: from that), as all tests
 #   scripts/test.sh tests/state -k prefix   any arguments of pytest, in one process; paths are relative to the repository's root
 # One thread per process: on a busy machine torch's threads wait for each other much longer than they work.
 set -euo pipefail
@@ -14,6 +15,12 @@ processes="$(getconf _NPROCESSORS_ONLN)"
 for argument in "$@"; do
     case "$argument" in -s | --pdb | [!-]*) processes=1 ;; esac
 done
+case "${1:-}" in --changed | --changed=*)
+    since="${1#--changed}" && shift
+    chosen="$("$VENV/bin/python" tests/run/changed.py ${since:+"${since#=}"})"
+    mapfile -t chosen <<<"$chosen"
+    set -- --sample-seed "$(git rev-parse --short=12 HEAD)" "$@" "${chosen[@]}"
+esac
 [ "$processes" -eq 1 ] || set -- -n "$processes" "$@"
 if [ -n "${COUNT_INSTRUCTIONS:-}" ]; then  # reports how they changed; never fails
     timeout 60 "$VENV/bin/python" -m perf.count_instructions --program core || echo "instructions: not counted within a minute"
