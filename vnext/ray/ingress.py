@@ -22,7 +22,7 @@ from starlette.requests import Request
 from starlette.responses import StreamingResponse
 
 from vnext.ray.routing import REQUEST_ID
-from vnext.router.proxy.asked import SEED_HEADER, read_asked
+from vnext.router.proxy.asked import SEED_HEADER, goes_on, read_asked
 from vnext.router.proxy.continuing import SHOWN
 from vnext.router.proxy.headers import Pairs
 from vnext.router.proxy.outgoing import CONTINUED_MAX, EVENTS, PAUSE_S, WHOLE_BYTES_MAX, Failed, Outgoing
@@ -67,7 +67,7 @@ class Passing:
         self, servers: DeploymentHandle, method: str, path: str, query: str, headers: Mapping[str, str], body: bytes
     ) -> None:
         self._asked = read_asked(path, body, headers.get("content-type", "").partition(";")[0].strip().endswith("json"))
-        self._seed = self._asked.draw_seed()
+        self._seed = None if goes_on(headers) else self._asked.draw_seed()
         self._servers, self._path = servers, path
         self._call = method, f"{path}?{query}" if query else path, dict(headers), self._asked.with_seed(self._seed)
         self._out: Outgoing | None = None

@@ -5,6 +5,7 @@ The servers are vnext's own, over engines that answer with a text known beforeha
 
 from __future__ import annotations
 
+import re
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import anthropic
+import httpx
 import openai
 import pytest
 from aiohttp import web
@@ -127,6 +129,31 @@ def test_the_client_has_the_undisturbed_text(api: str) -> None:
         assert router.counted("vnext_router_streams_lost_total") == 0
         firsts = [each.engine.of_kind(SubmitRequest)[0] for each in edges]
         assert all(each.has_seed for each in firsts) and len({each.sampling.seed for each in firsts}) == 1, "one seed for both"
+
+
+@pytest.mark.parametrize("goes_on_at", [0, 1])
+def test_a_stream_keeps_its_ids_and_its_client_may_pick_it_up(goes_on_at: int) -> None:
+    """A server is killed within a stream; later its client loses the connection, and asks the same router or another one."""
+    body = {"model": "toy", "prompt": "go", "stream": True, "max_tokens": 400, "n": 2}
+    with servers(Held(), Held()) as edges, ExitStack() as stack:
+        routers = [stack.enter_context(RouterHere(*(each.url for each in edges))) for _ in range(2)]
+        killer, sent = Killer(edges), b""
+        with httpx.stream("POST", f"{routers[0].url}/v1/completions", json=body, timeout=20) as answer:
+            for part in answer.iter_bytes():
+                sent += part
+                killer(len(sent))
+        events = sent.split(b"\n\n")[:-1]
+        ids = [event.partition(b"\n")[0].removeprefix(b"id: ").decode() for event in events if event.startswith(b"id: ")]
+        assert len({each.rpartition(".")[0] for each in ids}) == 1 and killer.killed is not None
+        texts = [re.findall(rb'"index":%d,"text":"((?:[^"\\]|\\.)*)"' % index, sent) for index in (0, 1)]
+        assert all(b"".join(each).decode().replace("\\n", "\n") == TEXT for each in texts)
+        for place in (1, len(ids) // 2, len(ids) - 2):
+            status, rest, _ = routers[goes_on_at].call("POST", "/v1/completions", body, Last_Event_ID=ids[place])
+            assert status == 200 and "data: [DONE]" in rest and f"id: {ids[place]}\n" not in rest
+            begin = b"\n\n".join(events[: place + 1]).decode()
+            for index in (0, 1):
+                found = re.findall(r'"index":%d,"text":"((?:[^"\\]|\\.)*)"' % index, begin + rest)
+                assert "".join(found).replace("\\n", "\n") == TEXT
 
 
 def test_the_head_names_the_seed_and_a_clients_own_stays() -> None:

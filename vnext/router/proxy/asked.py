@@ -6,12 +6,14 @@ A body is not encoded again: a seed is put behind its members, and an id is repl
 from __future__ import annotations
 
 import secrets
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
 
 from vnext.router.approximate import BYTES_PER_TOKEN, piece_hashes
 from vnext.router.proxy.continuing import SHOWN
+from vnext.server.http.event_ids import HEADER
 
 SEED_HEADER = "X-Vnext-Seed"
 SEED_MAX = 2**31
@@ -65,6 +67,11 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     def with_seed(self, seed: int | None) -> bytes:
         """The body with a seed; a decoder takes the last of two members of one name, and one may be null."""
         return self.body if seed is None else b'%b,"seed":%d}' % (self.body.rstrip()[:-1], seed)
+
+
+def goes_on(names: Iterable[str]) -> bool:
+    """Whether the headers of these names say that a client goes on with a stream. Its seed is in the id that it sends."""
+    return any(name.lower() == HEADER.lower() for name in names)
 
 
 def read_asked(path: str, body: bytes, is_json: bool) -> Asked:

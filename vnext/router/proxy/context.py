@@ -62,8 +62,9 @@ class RouterContext:
                 return Known(prompt, True)
         return Known(text_prompt(asked), False) if exact else NOTHING
 
-    def choose(self, asked: Asked, known: Known, path: str, tried: Collection[Backend]) -> Backend:
-        """The server for a request, none of `tried`. Raises NoBackend, ModelUnknown."""
+    def choose(self, asked: Asked, known: Known, path: str, tried: Collection[Backend], begun_by: str = "") -> Backend:
+        """The server for a request, none of `tried`. `begun_by`: the fingerprint of the system that began its stream. Raises
+        NoBackend, ModelUnknown."""
         if path.startswith(OF_ONE_SERVER):
             first = next(iter(self.fleet))
             if first in tried or not first.is_ready:
@@ -72,7 +73,9 @@ class RouterContext:
         home = self.homes.of(path, asked)
         if home is not None and home.is_ready and home not in tried:
             return home
-        return self.fleet.choose(asked, known, lambda each: each not in tried and self._answers(each, tried))
+        fit = {each for each in self.fleet if each not in tried and self._answers(each, tried)}
+        of_kind = {each for each in fit if each.is_ready and each.identity.fingerprint == begun_by} if begun_by else fit
+        return self.fleet.choose(asked, known, lambda each: each in (of_kind or fit))
 
     def _answers(self, backend: Backend, tried: Collection[Backend]) -> bool:
         """Whether a server answers requests: one that computes prompts for others does while there is none of these."""

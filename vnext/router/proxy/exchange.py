@@ -1,14 +1,16 @@
 """Exchange: one client's request on its way through the router, and its answer on the way back.
 
 Until the client has a byte of an answer, a server that fails is replaced by another. From then on a stream can go on where the
-servers compute the same bits: the other one gets the same request with the same seed, and its events pass as far as the client
-lacks them (continuing.py). Where that is impossible the stream ends with its API's error event.
+servers compute the same bits: the other one gets the same request with the same seed, and begins the stream of the same ids again;
+its events pass as far as the client lacks them, and must be the same as far as it has them (continuing.py). Where that is
+impossible the stream ends with its API's error event.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import time
 from collections.abc import AsyncIterator
 from typing import NoReturn
@@ -17,7 +19,7 @@ import aiohttp
 from aiohttp import web
 from yarl import URL
 
-from vnext.router.proxy.asked import SEED_HEADER, Asked
+from vnext.router.proxy.asked import SEED_HEADER, Asked, goes_on
 from vnext.router.proxy.backend import Backend, Live
 from vnext.router.proxy.context import RouterContext
 from vnext.router.proxy.continuing import SHOWN
@@ -29,6 +31,7 @@ from vnext.router.proxy.tokens import NOTHING
 from vnext.server.context.errors import ClientGone, ModelUnknown
 from vnext.server.context.handover import TICKET_HEADER
 from vnext.server.context.identity import REQUEST_ID, REQUEST_ID_HEADER
+from vnext.server.http.event_ids import HEADER, origin_in
 
 TRIES_MAX = 4
 """Servers that get one request, one after the other."""
@@ -37,6 +40,7 @@ WAIT_S = 10.0
 BUSY = frozenset({429, 502, 503})
 KINDS = {"/v1/chat/completions": "chatcmpl", "/v1/completions": "cmpl", "/v1/messages": "msg", "/v1/responses": "resp"}
 """Path -> how an engine's names of its requests begin, before the request's id."""
+_FIRST_ID = re.compile(rb"^id: (.+)\.([^.\n]+)$", re.MULTILINE)
 _UPSTREAM_ERRORS = (aiohttp.ClientError, OSError, TimeoutError)
 
 log = logging.getLogger("vnext.router")
@@ -47,7 +51,9 @@ class Exchange:
 
     def __init__(self, context: RouterContext, request: web.Request, asked: Asked) -> None:
         self._context, self._request, self._asked = context, request, asked
-        self._seed = asked.draw_seed()
+        self._begun_by = origin_in(request.headers)
+        self._seed = None if goes_on(request.headers) else asked.draw_seed()
+        self._first = b""
         self._tried: set[Backend] = set()
         self._answers: list[web.Response] = []
         self._tries = 0
@@ -81,7 +87,7 @@ class Exchange:
         if self._tries >= TRIES_MAX:
             return None
         try:
-            return self._context.choose(self._asked, self._known, self._request.path, self._tried)
+            return self._context.choose(self._asked, self._known, self._request.path, self._tried, self._begun_by)
         except (NoBackend, ModelUnknown):
             if not self._tried:
                 raise
@@ -140,10 +146,11 @@ class Exchange:
 
     async def _through(self, backend: Backend, live: Live) -> web.StreamResponse:
         """Send the request to a server and pass its answer on. Raises Failed, ClientGone."""
+        headers = self._headers + ([(HEADER, begin)] if (begin := self._begin_of_stream()) else [])
         path, body = self._context.homes.renamed(backend, str(self._request.rel_url), self._body(backend), self._asked.previous)
         try:
             upstream = await self._context.session.request(
-                self._request.method, URL(backend.url + path, encoded=True), data=body or None, headers=self._headers,
+                self._request.method, URL(backend.url + path, encoded=True), data=body or None, headers=headers,
                 allow_redirects=False,
             )  # fmt: skip
         except _UPSTREAM_ERRORS as error:
@@ -167,11 +174,13 @@ class Exchange:
         if self._out is None:
             self._out = await self._begin(backend, upstream, is_events)
             self._context.homes.learn(backend, first)
+            self._first = first
         out = self._out
         await self._pass(out, first)
         async for part in parts:
             await self._pass(out, part)
         if out.continued and out.shown is not None:
+            self._context.homes.learn(backend, self._first)  # a server that keeps the stream's ids keeps its response's too
             self._context.homes.rename(backend, out.shown)
         return await self._end(out.end())
 
@@ -222,6 +231,13 @@ class Exchange:
             self._context.metrics.first_byte.observe(time.monotonic() - self._started_s)
         else:
             self._context.metrics.continued.add()
+
+    def _begin_of_stream(self) -> str:
+        """The id in front of the first event of the stream that has begun; "" where none has, or the client sends an id itself."""
+        if self._out is None or HEADER in self._request.headers:
+            return ""
+        found = _FIRST_ID.search(self._first)
+        return "" if found is None else f"{found[1].decode()}.{','.join('0' * (found[2].count(b',') + 1))}"
 
     def _body(self, backend: Backend) -> bytes:
         return self._asked.with_seed(self._seed if backend.identity.is_vnext else None)

@@ -94,6 +94,12 @@ def last_event(headers: Mapping[str, str]) -> LastEvent | None:
     return found
 
 
+def origin_in(headers: Mapping[str, str]) -> str:
+    """The fingerprint of the system that began the stream with which a client goes on, "" where that is not known."""
+    found = _parsed(headers.get(HEADER, ""))
+    return found.origin.system_fingerprint if found else ""
+
+
 def _parsed(given: str) -> LastEvent | None:
     answer, _, rest = given.rpartition(".")
     answer, _, packed = answer.rpartition(".")
