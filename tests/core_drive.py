@@ -51,7 +51,7 @@ def resumed_of(id_: int, prompt: list[int], generated: list[int], max_tokens: in
     """`arrival_of` a request that has these tokens from another engine."""
     arrival = arrival_of(id_, prompt, max_tokens, **changes)
     fields = {name: getattr(arrival, name) for name in arrival.__struct_fields__}
-    return RequestResumed(**fields, generated=pack_tokens(generated))
+    return RequestResumed(**fields | {"generated": pack_tokens(generated)})
 
 
 class Engine:

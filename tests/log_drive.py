@@ -102,10 +102,10 @@ def _taken_over(rng: random.Random, state: State, histories: list[list[int]], co
         fields = {name: getattr(arrival, name) for name in arrival.__struct_fields__}
         for _ in range(rng.randint(0, 6)):
             more = tokens + pack_tokens([xxhash.xxh3_64_intdigest(arrival.prompt + tokens) % 6])
-            if refusal(state.config, RequestResumed(**fields, generated=more)):
+            if refusal(state.config, RequestResumed(**fields | {"generated": more})):
                 break
             tokens = more
-        yield RequestResumed(**fields, generated=tokens)
+        yield RequestResumed(**fields | {"generated": tokens})
 
 
 def _chosen(
@@ -162,6 +162,7 @@ def _arrival(rng: random.Random, state: State, histories: list[list[int]]) -> Re
     return RequestArrived(
         id=state.next_id, name=f"secret name {state.next_id}", prompt=pack_tokens(prompt[-40:]), sampling=sampling,
         priority=rng.randint(0, 2), arrival_ns=state.sequence, cache_salt=rng.choice(("", "", "secret salt")),
+        client=state.next_id % 3,
     )  # fmt: skip
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import secrets
 import signal
 import socket
 from collections.abc import Iterator, Sequence
@@ -88,6 +89,7 @@ def start(command: ServeCommand) -> tuple[RunningEngines, ApiServers]:
             port=listener.getsockname()[1],
             served_model_names=names,
             engine_address=starting.addresses[0],
+            client_secret=secrets.token_hex(16),
             other_engines=starting.addresses[1:],
             data_parallel_policy=command.engine.data_parallel_policy,
             **_handover_settings(command.engine),

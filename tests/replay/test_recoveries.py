@@ -351,7 +351,7 @@ def two_lives(folder: Path, lost: int = 1, change=lambda events: events) -> tupl
     for id_ in live:
         told = tokens.get(id_, [])[: -lost or None]
         fields = {name: getattr(arrivals[id_], name) for name in RequestArrived.__struct_fields__} | {"id": len(more) - 1}
-        more.append(RequestResumed(**fields, generated=pack_tokens(told)))
+        more.append(RequestResumed(**fields | {"generated": pack_tokens(told)}))
     events = change(more)
     befores, state = [], start(started(config))
     for event in events:

@@ -17,6 +17,7 @@ from vnext.sched.schedule import schedule
 from vnext.sched.sim.scenario_draw import scenario
 from vnext.sched.sim.simulator import simulate
 from vnext.state.digest import digest
+from vnext.state.store.clients import services
 
 replace = msgspec.structs.replace
 
@@ -246,13 +247,13 @@ def test_policies_are_tried_on_requests_that_could_be():
     assert runs.running and runs.computed == runs.known - 1 and runs.known > runs.prompt_length
 
 
-def test_one_tenants_queue_delays_no_other() -> None:
-    """A request behind the queue of another tenant is admitted as soon as a row is free, and by priority before that."""
+def test_one_clients_queue_delays_no_other() -> None:
+    """A request behind the queue of another client is admitted as soon as a row is free, and by priority before that."""
     engine = Engine(policy="fair", max_num_seqs=2)
-    crowd = [engine.arrive([1] * 3, max_tokens=3, cache_salt="crowd") for _ in range(60)]
+    crowd = [engine.arrive([1] * 3, max_tokens=3, client=7) for _ in range(60)]
     engine.step()
-    alone = engine.arrive([1] * 3, max_tokens=3, cache_salt="alone")
-    urgent = engine.arrive([1] * 3, max_tokens=3, cache_salt="crowd", priority=-1)
+    alone = engine.arrive([1] * 3, max_tokens=3, client=8)
+    urgent = engine.arrive([1] * 3, max_tokens=3, client=7, priority=-1)
     admitted: list[int] = []
     while engine.state.requests:
         admitted += [id_ for id_ in engine.step() if id_ not in admitted]
@@ -260,13 +261,79 @@ def test_one_tenants_queue_delays_no_other() -> None:
     assert [id_ for id_ in admitted if id_ in crowd] == crowd
 
 
-def test_nobody_starves_under_fair() -> None:
-    """However many tenants of one request come, a queue is overtaken by no more later arrivals than four times its length, twice."""
+def test_no_crowd_of_new_clients_starves_one_that_waits() -> None:
+    """Each newcomer begins 16 tokens behind the one before it."""
     engine = Engine(policy="fair", max_num_seqs=1)
-    crowd = [engine.arrive([1] * 2, max_tokens=1, cache_salt="crowd") for _ in range(5)]
+    crowd = [engine.arrive([1] * 2, max_tokens=1, client=1) for _ in range(5)]
     finished: list[int] = []
     for number in range(90):
-        engine.arrive([1] * 2, max_tokens=1, cache_salt=f"newcomer {number}")
+        engine.arrive([1] * 2, max_tokens=1, client=2 + number)
         finished += engine.step()
     places = [finished.index(id_) for id_ in crowd]
-    assert places == sorted(places) and places[-1] <= 5 + 2 * 4 * 5
+    assert places == sorted(places) and places[-1] <= 15
+
+
+def test_turns_are_of_tokens_and_not_of_requests() -> None:
+    """Two clients that always wait: the one with long requests gets as many tokens as the one with short ones."""
+    engine = Engine(policy="fair", max_num_seqs=1, prefix_caching=False)
+    for _ in range(12):
+        engine.arrive([1] * 16, max_tokens=4, client=1)
+    for _ in range(60):
+        engine.arrive([2] * 3, max_tokens=2, client=2)
+    while min(len(each.queue) for each in engine.state.clients.live.mapping().values()) > 0:
+        served = services(engine.state, engine.state.clients)
+        assert max(served.values()) - min(served.values()) <= 19, served
+        engine.step()
+
+
+def test_time_without_requests_earns_nothing() -> None:
+    """A client that comes after another was served for long does not get everything until it has had as much."""
+    engine = Engine(policy="fair", max_num_seqs=1)
+    early = [engine.arrive([1] * 8, max_tokens=3, client=1) for _ in range(20)]
+    finished: list[int] = []
+    while len(finished) < 10:
+        finished += engine.step()
+    late = [engine.arrive([2] * 8, max_tokens=3, client=2) for _ in range(10)]
+    while engine.state.requests:
+        finished += engine.step()
+    order = [id_ in late for id_ in dict.fromkeys(finished)][10:]
+    assert len(early) == 20 and 3 <= sum(order[:8]) <= 5, order
+
+
+def test_what_a_client_is_ahead_stays_while_others_wait() -> None:
+    """A client that asks for one long answer at a time is served no more than one that waits all the time."""
+    engine = Engine(policy="fair", max_num_seqs=1, prefix_caching=False)
+    for _ in range(40):
+        engine.arrive([1] * 4, max_tokens=2, client=1)
+    engine.step()
+    got = 0
+    for _ in range(30):
+        if not any(request.client == 2 for request in engine.state.requests.mapping().values()):
+            engine.arrive([2] * 16, max_tokens=4, client=2)
+            got += 1
+        engine.step()
+    assert 1 < got <= 5
+
+
+def test_the_one_that_is_preempted_is_of_the_client_with_the_most_service() -> None:
+    engine = Engine(policy="fair", max_num_seqs=4, page_count=9, block_size=4, prefix_caching=False)
+    innocent = engine.arrive([1] * 4, max_tokens=12, client=1)
+    crowd = [engine.arrive([2] * 8, max_tokens=12, client=2) for _ in range(3)]
+    late = []
+    while not engine.state.counters.preempted:
+        engine.step()
+    late = [entry.id for entry in engine.state.waiting]
+    assert innocent not in late and set(late) <= set(crowd)
+
+
+@pytest.mark.parametrize("seed", range(40, 52))
+def test_one_client_is_served_first_come_first_served(seed: int) -> None:
+    """With one client and one priority, `fair` decides what `fcfs` decides, plan by plan."""
+    drawn = scenario(seed, client_count=20)
+    clients = tuple(replace(client, priority=0, cache_salt="") for client in drawn.clients)
+    faults = replace(drawn.faults, whim=0, illegal=0)
+    runs = []
+    for policy in ("fcfs", "fair"):
+        config = replace(drawn.config, policy=policy)
+        runs.append(simulate(replace(drawn, config=config, clients=clients, faults=faults)).events[1:])
+    assert runs[0] == runs[1]

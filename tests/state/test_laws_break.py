@@ -15,6 +15,7 @@ from vnext.state.errors import LawBroken
 from vnext.state.laws import ALL, CHEAP, check, check_cheap
 from vnext.state.state import Slot, State, Tier, Transfer
 from vnext.state.store import columns, columns_numpy, extents, fields
+from vnext.state.store.clients import Client, ClientClass, Clients
 from vnext.state.store.disk_index import disk_index_of
 from vnext.state.store.pins import no_pins
 from vnext.state.store.prefix_index import PrefixIndex
@@ -63,6 +64,14 @@ def with_tier(state: State, **changes: object) -> State:
     """A disk with two blocks."""
     tier = Tier(capacity=2, disk=disk_index_of((b"x" * 16, b"y" * 16)))
     return replace(state, tier=replace(tier, **changes))
+
+
+def with_clients(state: State, **changes: object) -> State:
+    """One client, whose three requests run and whose fourth waits."""
+    live = VersionedMap({(0, 0): Client(charged=0, rows=3, queue=(4,))})
+    clients = Clients(live=live, idle={}, classes={0: ClientClass(live=1)})
+    check(replace(state, clients=clients))
+    return replace(state, clients=replace(clients, **changes))
 
 
 def with_pins(state: State, ends: int = 2**30, page: int = -1, **changes: object) -> State:
@@ -253,6 +262,12 @@ BREAKS: list[tuple[str, Callable[[State], None], Break]] = [
     ("K5", laws.pins_are_bounded, lambda s: with_pins(s, ends=2**20)),
     ("K5", laws.pins_are_bounded, lambda s: with_pins(s, displaced=1)),
     ("Y1", laws.pins_are_bounded, lambda s: with_wrong_sum(s)),
+    ("F3", laws.clients_have_their_requests, lambda s: with_clients(s, live=VersionedMap())),
+    ("F3", laws.clients_have_their_requests, lambda s: with_clients(s, live=VersionedMap({(0, 0): Client(0, 3)}))),
+    ("F3", laws.clients_have_their_requests, lambda s: with_clients(s, classes={0: ClientClass(live=2)})),
+    ("F3", laws.clients_have_their_requests, lambda s: with_clients(s, idle={(1, 5): 3})),
+    ("F3", laws.clients_have_their_requests, lambda s: with_clients(s, idle={(0, 0): 3})),
+    ("F3", laws.clients_have_their_requests, lambda s: with_clients(s, idle={(0, number): 1 for number in range(1, 258)})),
     ("M2", laws.holders_are_counted, lambda s: with_tier(s, transfers=(Transfer(0, 4, 0, (), (11,)),))),
     ("W1", laws.weights_root_the_names, lambda s: replace(s, waiting=(replace(s.waiting[0], block_hashes=(bytes(16),)),))),
 ]

@@ -87,7 +87,7 @@ def test_a_request_from_another_engine_has_begun():
     pause(engine, "wait")
     arrival = arrival_of(0, PROMPT, max_tokens=2)
     fields = {name: getattr(arrival, name) for name in arrival.__struct_fields__}
-    engine.fold(RequestResumed(**fields, generated=pack_tokens([33])))
+    engine.fold(RequestResumed(**fields | {"generated": pack_tokens([33])}))
     with pytest.raises(IllegalEvent, match="old ones"):
         changed(engine)
     engine.step()

@@ -38,6 +38,12 @@ def salt_label(key: bytes, cache_salt: str) -> str:
     return hashlib.blake2b(b"salt" + cache_salt.encode(), key=key, digest_size=8).hexdigest() if cache_salt else ""
 
 
+def client_label(key: bytes, client: int) -> int:
+    """The number of a client under a log's key: equal exactly for equal clients (except with odds 2^-63 a pair); 0 stays 0."""
+    digest = hashlib.blake2b(b"client" + client.to_bytes(8, "little"), key=key, digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1 if client else 0
+
+
 def block_label(key: bytes, name: bytes) -> bytes:
     """The label (16 bytes) of a block whose content is in no known history."""
     return hashlib.blake2b(b"name of a block" + name, key=key, digest_size=SECRET_SIZE_BYTES).digest()

@@ -10,6 +10,7 @@ cost of a commit.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import assert_never
 
 import msgspec
@@ -19,6 +20,7 @@ from vnext.log import open_blocks, pseudonyms
 from vnext.log.codec import pseudonym_base
 from vnext.log.redacted_blocks import RedactedBlocks, Roots, hash_after
 from vnext.log.snapshot import LiveRequest, Snapshot, StoredTier, snapshot, with_block_hashes
+from vnext.log.stored_clients import renumbered
 from vnext.state.block_hash import root_hash, versioned_root
 from vnext.state.events import (
     AdapterEvicted,
@@ -205,6 +207,7 @@ class Redactor:
             weights=real.weights and msgspec.structs.replace(real.weights, path=""),
             lives=lives,
             tier=real.tier and self._tier(real.tier),
+            clients=real.clients and renumbered(real.clients, partial(pseudonyms.client_label, self._key)),
             slots=tuple(slot and msgspec.structs.replace(slot, name="") for slot in real.slots),
             cells=with_block_hashes(
                 real.cells, [hash_after(*each) for each in zip(hash_chains, state.rows.hashed_blocks.tolist())]
@@ -219,7 +222,8 @@ class Redactor:
         roots = self._roots_of(life.id)
         tokens, keys = self._redacted_blocks.chain(roots, life.tokens, weights)
         name, sampling = self._name(life.id, life.name), redact_sampling(life.sampling, self._base)
-        shaped = msgspec.structs.replace(life, name=name, sampling=sampling, root=roots.key, tokens=tokens)
+        client = pseudonyms.client_label(self._key, life.client)
+        shaped = msgspec.structs.replace(life, name=name, sampling=sampling, root=roots.key, tokens=tokens, client=client)
         return shaped, (versioned_root(roots.key, weights), keys)
 
     def _name(self, request_id: int, name: str) -> str:
@@ -265,6 +269,7 @@ class Redactor:
             prompt=tokens[:end],
             sampling=redact_sampling(event.sampling, self._base),
             cache_salt=pseudonyms.salt_label(self._key, salt),
+            client=pseudonyms.client_label(self._key, event.client),
         )
 
     def _committed(self, before: State, event: StepCommitted, matched: MatchedSamples) -> StepCommitted:

@@ -13,6 +13,7 @@ import numpy as np
 
 from vnext.log import log_bytes
 from vnext.log.log_plain import WIDTH_MAX
+from vnext.log.stored_clients import StoredClients, clients_of, stored_clients
 from vnext.state.allocate import TOKENS_SPARE
 from vnext.state.block_hash import block_hashes, versioned_root
 from vnext.state.config import SchedulerConfig
@@ -23,6 +24,7 @@ from vnext.state.params import Sampling, reads_cache
 from vnext.state.pool import Pool, free_blocks
 from vnext.state.state import Counters, Request, Slot, State, StepInFlight, Tier, Transfer, Waiting, Weights, label_of
 from vnext.state.store import extents, fields
+from vnext.state.store.clients import Clients
 from vnext.state.store.columns_numpy import BLOCK_HASH_SIZE
 from vnext.state.store.disk_index import disk_index_of
 from vnext.state.store.extents import Extents
@@ -54,6 +56,7 @@ class LiveRequest(msgspec.Struct, frozen=True, array_like=True):
     root: bytes
     prompt_length: int
     tokens: bytes
+    client: int = 0
 
 
 class StoredTier(msgspec.Struct, frozen=True, array_like=True):
@@ -83,7 +86,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     `in_flight` are (step, entries int64[4, n], samples bool[n]). `queue` int32 are the places from `head` on, NOBODY
     where one is stale; `named` int32 are the blocks with a name, in rising order, `keys` their names. With speculation,
     `drafting` is the rows' second matrix and `drafts` int64[n] those of each step in flight. `slots` are the adapters',
-    `cautious`, `paused`, `weights`, `tier`, `clock` and `pins` are the state's.
+    `cautious`, `paused`, `weights`, `tier`, `clock`, `pins` and `clients` are the state's.
     """
 
     sequence: int
@@ -113,6 +116,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     tier: StoredTier | None = None
     clock: int = 0
     pins: StoredPins | None = None
+    clients: StoredClients | None = None
 
 
 class BadSnapshot(Exception):
@@ -160,6 +164,7 @@ def snapshot(state: State) -> Snapshot:
         tier=None if state.tier is None else _stored_tier(state.tier, state.waiting),
         clock=state.clock,
         pins=None if pool.pins is None else _stored_pins(pool.pins),
+        clients=None if state.clients is None else stored_clients(state.clients),
     )
 
 
@@ -190,7 +195,7 @@ def _lives(state: State) -> list[LiveRequest]:
 def _life(request: Request, tokens: bytes) -> LiveRequest:
     return LiveRequest(
         request.id, request.name, request.sampling, request.priority, request.arrival_ns, request.root,
-        request.prompt_length, tokens,
+        request.prompt_length, tokens, request.client,
     )  # fmt: skip
 
 
@@ -285,7 +290,13 @@ def _state(frame: Snapshot, config: SchedulerConfig) -> State:
         weights=frame.weights,
         tier=_tier(frame.tier) if frame.tier else None,
         clock=frame.clock,
+        clients=_clients(frame, config, count),
     )
+
+
+def _clients(frame: Snapshot, config: SchedulerConfig, running: int) -> Clients | None:
+    keys = {life.id: (life.priority, life.client) for life in frame.lives}
+    return clients_of(frame.clients, config, keys, [life.id for life in frame.lives[:running]])
 
 
 def _queue_of(frame: Snapshot, config: SchedulerConfig, lives: tuple[LiveRequest, ...]) -> tuple[Waiting, ...]:
@@ -328,6 +339,7 @@ def _request(life: LiveRequest) -> Request:
         priority=life.priority,
         arrival_ns=life.arrival_ns,
         root=life.root,
+        client=life.client,
     )
 
 

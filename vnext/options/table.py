@@ -51,7 +51,7 @@ ENGINE_HELP = {
     "enable_chunked_prefill": "allow a long prompt to take several steps",
     "async_scheduling": "plan the next step while this one runs",
     "speculative_config": """JSON object that turns drafts on, such as '{"method": "ngram", "num_speculative_tokens": 4}'""",
-    "scheduling_policy": "which goes first: fcfs, priority (lowest first), fair (keys in turns) or your package.module:function",
+    "scheduling_policy": "which goes first: fcfs, priority (lowest first), fair (clients in turns) or your package.module:function",
     "tensor_parallel_size": "number of ranks that share each layer",
     "pipeline_parallel_size": "number of stages that the layers are cut into, each with --tensor-parallel-size ranks",
     "pipeline_microbatches": "parts of the requests that decode, so that stages compute at once; 0 for one a stage, 1 for none",

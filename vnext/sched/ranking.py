@@ -12,13 +12,11 @@ from collections.abc import Sequence
 import numpy as np
 from msgspec.structs import replace
 
-from vnext.sched.policies import STEADY, Candidate, Key, key_of, policy_of
+from vnext.sched.policies import PATIENCE, STEADY, Candidate, Key, key_of, policy_of
+from vnext.sched.turns import places_in_turn, rows_in_turn
 from vnext.state.state import State
 from vnext.state.store import fields
 from vnext.state.weights import has_begun
-
-PATIENCE = 8
-"""The number of preemptions after which a request comes before all others, so that no policy whose order changes can starve it."""
 
 
 def places_best_first(state: State, count: int) -> Sequence[int]:
@@ -33,6 +31,8 @@ def places_best_first(state: State, count: int) -> Sequence[int]:
         priorities = np.array([entry.priority for entry in waiting], dtype=np.int64)
         best: list[int] = np.argsort(priorities, kind="stable")[:count].tolist()
         return best
+    if state.config.policy == "fair":
+        return places_in_turn(state, count)
     ranked = keys(state)
     return sorted(range(len(waiting)), key=lambda place: ranked[waiting[place].id])[:count]
 
@@ -48,6 +48,8 @@ def rows_best_first(state: State) -> list[int]:
     if state.config.policy == "priority":
         best: list[int] = np.lexsort((rows.id, rows.cells[fields.PRIORITY])).tolist()
         return best
+    if state.config.policy == "fair":
+        return rows_in_turn(state)
     ranked, ids = keys(state), rows.id.tolist()
     return sorted(range(len(rows)), key=lambda row: ranked[ids[row]])
 
@@ -55,9 +57,14 @@ def rows_best_first(state: State) -> list[int]:
 def keys(state: State) -> dict[int, Key]:
     """The distinct key of every live request; the smallest is served first. Raises PolicyError.
 
-    This form works for every policy; tests compare the fast forms above with it.
+    This form works for every policy; tests compare the fast forms above with it. Under `fair` a key is a place in the order of the
+    queue, or in that of the rows.
     """
     name = state.config.policy
+    if name == "fair":
+        queue, ids = [entry.id for entry in state.waiting], state.rows.id.tolist()
+        best_first = [ids[row] for row in rows_in_turn(state)], [queue[place] for place in places_in_turn(state, len(queue))]
+        return {id_: (waits, place) for waits, part in enumerate(best_first) for place, id_ in enumerate(part)}
     policy = policy_of(name)
     ranked = {}
     for candidate in candidates(state):

@@ -16,6 +16,7 @@ import xxhash
 
 from vnext.state.state import State, StepInFlight, label_of
 from vnext.state.store import extents
+from vnext.state.store.clients import Clients
 from vnext.state.store.fields import FIELD_NAMES, STRUCTURE_FIELD_COUNT
 
 DIGEST_VERSION = 2
@@ -58,6 +59,8 @@ def digest(state: State) -> int:
         words.append(hashed(_tier(state)))
     if state.clock or state.pool.pins is not None:
         words.append(hashed(_pins(state)))
+    if state.clients is not None:
+        words.append(hashed(_clients(state.clients)))
     return hashed(struct.pack(f"<{len(words)}Q", *words))
 
 
@@ -72,7 +75,7 @@ def parts(state: State) -> list[tuple[str, bytes]]:
         ("holders and free order", pool.status.values().tobytes()),
         ("waiting", _queue(state)),
         ("flights", b"".join(_step_in_flight(scheduled) for scheduled in state.in_flight) + _drafting(state)),
-        ("adapters", _slots(state) + _weights(state) + _tier(state) + _pins(state)),
+        ("adapters", _slots(state) + _weights(state) + _tier(state) + _pins(state) + _clients(state.clients)),
     ]
 
 
@@ -160,6 +163,16 @@ def _pins(state: State) -> bytes:
     if pins is None:
         return f"{state.clock}".encode() if state.clock else b""
     return repr((state.clock, pins.ends.hash, *msgspec.structs.astuple(pins)[1:])).encode()
+
+
+def _clients(clients: Clients | None) -> bytes:
+    """What each client was charged and has in the batch and in the queue, without its number; empty where none take turns."""
+    if clients is None:
+        return b""
+    live = sorted((key[0], client.queue, client.rows, client.charged) for key, client in clients.live.items())
+    idle = [(priority, service) for (priority, _), service in clients.idle.items()]
+    classes = sorted((priority, group.live, group.next_start) for priority, group in clients.classes.items())
+    return repr((live, idle, classes)).encode()
 
 
 def _step_in_flight(scheduled: StepInFlight) -> bytes:

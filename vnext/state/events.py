@@ -47,7 +47,8 @@ class EngineStarted(Event, frozen=True, tag=0):
 
 
 class RequestArrived(Event, frozen=True, tag=1):
-    """`id` counts arrivals from 0 without gaps; `name` is the client's label. `prompt` is int32 bytes, not empty."""
+    """`id` counts arrivals from 0 without gaps; `name` is the client's label. `prompt` is int32 bytes, not empty.
+    `generated` stays empty (see RequestResumed). `client` tells clients apart, 0 where none is known."""
 
     id: RequestId
     name: str
@@ -56,6 +57,8 @@ class RequestArrived(Event, frozen=True, tag=1):
     priority: int
     arrival_ns: int
     cache_salt: str = ""
+    generated: bytes = b""
+    client: int = 0
 
 
 class RequestAborted(Event, frozen=True, tag=2):
@@ -130,8 +133,6 @@ class EngineRecovered(Event, frozen=True, tag=8):
 class RequestResumed(RequestArrived, frozen=True, tag=9):
     """A request that another engine core had begun. `generated` are the tokens that its client has (int32 bytes, maybe none): the
     next one is drawn as if this engine had drawn them."""
-
-    generated: bytes = b""
 
 
 class EnginePaused(Event, frozen=True, tag=10):

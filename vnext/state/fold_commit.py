@@ -20,6 +20,7 @@ from vnext.state.fold_drafts import Runs, runs_in_place, runs_of, settle
 from vnext.state.fold_plan import NO_ROWS, hash_full_blocks, move_tokens, release_row, row_tokens, without_rows
 from vnext.state.state import Counters, State, root_of
 from vnext.state.store import columns, extents, fields
+from vnext.state.store.clients import left_batch
 from vnext.state.store.drafts_numpy import places_in_runs, up_to_first
 from vnext.state.store.pins import ends_of
 from vnext.state.store.rows import Rows, find_rows
@@ -209,7 +210,7 @@ def finish(state: State, gone: list[int], ending: Ending) -> State:
         pool = release_row(state, pool, row)
     return replace(
         state, pool=pool, rows=without_rows(state.rows, gone), requests=state.requests.without(ids),
-        counters=count_ended(state, len(gone), ending),
+        counters=count_ended(state, len(gone), ending), clients=left_batch(state, gone),
     )
 
 

@@ -31,7 +31,7 @@ from vnext.state.events import StepPlanned
 from vnext.state.expected import Work, expected_work, work_of
 from vnext.state.params import reads_cache
 from vnext.state.state import Counters, State, StepInFlight, Waiting, root_of
-from vnext.state.store import columns, extents, fields
+from vnext.state.store import clients, columns, extents, fields
 from vnext.state.store.rows import Rows, kept_rows, more_rows, wants
 from vnext.state.tier import is_transferring
 from vnext.state.waiting_queue import dequeue, enqueue
@@ -106,12 +106,12 @@ def preempt(state: State, preempted: tuple[int, ...]) -> State:
     """Preempt the rows in the given order: release their blocks and return them to the queue."""
     require(len(set(preempted)) == len(preempted), "a row preempted twice in one plan")
     require(all(0 <= row < len(state.rows) for row in preempted), f"no such rows to preempt: {preempted}")
-    pool = state.pool
+    pool, after = state.pool, clients.preempted(state, preempted)
     for row in preempted:
         pool = release_row(state, pool, row)
         state = enqueue(state, _back_in_queue(state, row))
     counters = replace(state.counters, preempted=state.counters.preempted + len(preempted))
-    return replace(state, pool=pool, rows=without_rows(state.rows, preempted), counters=counters)
+    return replace(state, pool=pool, rows=without_rows(state.rows, preempted), counters=counters, clients=after)
 
 
 def _back_in_queue(state: State, row: int) -> Waiting:
@@ -224,7 +224,8 @@ def _admit_all(state: State, admitted: tuple[tuple[int, int], ...]) -> tuple[Sta
         rows.append(row)
         starts.append(start)
     counts = np.array([tokens for _, tokens in admitted], dtype=np.int64)
-    state = replace(dequeue(state, set(places)), rows=more_rows(state.rows, rows))
+    after = clients.admitted(state, [entry.id for entry in entries], starts)
+    state = replace(dequeue(state, set(places)), rows=more_rows(state.rows, rows), clients=after)
     return state, np.array(starts, dtype=np.int64), counts
 
 

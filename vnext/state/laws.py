@@ -6,6 +6,8 @@ simulator and in `vnext-replay verify --laws`. A broken law is a bug of the engi
 
 from __future__ import annotations
 
+from collections import Counter
+
 import numpy as np
 
 from vnext.state.adapters import held
@@ -16,6 +18,7 @@ from vnext.state.errors import LawBroken
 from vnext.state.pool import free_blocks
 from vnext.state.state import State, StepInFlight, root_of
 from vnext.state.store import columns, extents, fields
+from vnext.state.store.clients import IDLE_CLIENTS_MAX, ClientKey, key_of
 from vnext.state.store.extents import Extents
 from vnext.state.waiting_queue import queue_hash
 from vnext.state.windows import first_kept, held_entries, row_table
@@ -402,6 +405,24 @@ def pins_are_bounded(state: State) -> None:
     _hold(pins.ends.hash == columns.impl.array_hash(ends), "Y1", "the sum of the pins' ends is another")
 
 
+def clients_have_their_requests(state: State) -> None:
+    """F3: every live request is counted once, as a row or in the queue of its client."""
+    if state.clients is None:
+        return
+    rows: Counter[ClientKey] = Counter(key_of(state.requests[id_]) for id_ in state.rows.id.tolist())
+    queues: dict[ClientKey, tuple[int, ...]] = {}
+    for entry in state.waiting:
+        key = key_of(state.requests[entry.id])
+        queues[key] = (*queues.get(key, ()), entry.id)
+    found = {key: (client.rows, client.queue) for key, client in state.clients.live.items()}
+    right = {key: (rows[key], queues.get(key, ())) for key in {**rows, **queues}}
+    _hold(found == right, "F3", f"clients have {found} where {right} lives")
+    counts = {priority: group.live for priority, group in state.clients.classes.items()}
+    _hold(counts == Counter(priority for priority, _ in right), "F3", f"live clients by priority are {counts}")
+    few = len(state.clients.idle) <= IDLE_CLIENTS_MAX and {priority for priority, _ in state.clients.idle} <= counts.keys()
+    _hold(few and not state.clients.idle.keys() & right.keys(), "F3", f"idle clients are {state.clients.idle}")
+
+
 def arrivals_are_accounted(state: State) -> None:
     """Y3: arrived = finished + aborted + live."""
     ended = state.counters.finished + state.counters.aborted
@@ -414,6 +435,7 @@ ALL = (
     full_blocks_are_hashed, placeholders_match, drafts_are_bounded,
     steps_continue, prefix_index_is_mutual, histories_begin_with_prompts,
     adapters_are_resident, roots_are_of_one_adapter, weights_root_the_names, tier_is_bounded, pins_are_bounded,
+    clients_have_their_requests,
 )  # fmt: skip
 CHEAP = (
     bounds_hold, progress_is_ordered, capacity_covers, steps_are_in_order, arrivals_are_accounted, adapters_are_resident,

@@ -43,6 +43,7 @@ from vnext.state.fold_plan import fold_step_planned, preempt
 from vnext.state.params import reads_cache
 from vnext.state.state import Counters, Request, State, Status, Waiting, root_of, status_of
 from vnext.state.store import extents
+from vnext.state.store.clients import arrived, left_queue, no_clients
 from vnext.state.store.rows import no_rows
 from vnext.state.store.versions import VersionedMap
 from vnext.state.tier import (
@@ -61,6 +62,7 @@ replace = msgspec.structs.replace
 ARENA_PLACES_MIN = 1 << 12
 SLOT_COUNT_MAX = 1024
 CLOCK_MAX_S = 2**40
+CLIENT_MAX = 2**63 - 1
 GROUP_COUNT_MAX = 256  # one byte of a page's hash distinguishes the groups
 
 
@@ -85,6 +87,7 @@ def start(event: EngineStarted) -> State:
         counters=Counters(),
         token_digest=0,
         slots=(None,) * config.max_loras,
+        clients=no_clients(config.policy),
     )
 
 
@@ -158,6 +161,7 @@ def reduce(state: State, event: AnyEvent) -> State:
 
 def _fold_request_arrived(state: State, event: RequestArrived) -> State:
     require(event.id == state.next_id, f"request {event.id} arrived where {state.next_id} is due")
+    require(0 <= event.client <= CLIENT_MAX, f"request {event.id} has the client {event.client}: it must be 0 to {CLIENT_MAX}")
     why_not = refusal(state.config, event)
     require(why_not is None, f"request {event.id} should have been refused: {why_not}")
     request = Request(
@@ -168,10 +172,12 @@ def _fold_request_arrived(state: State, event: RequestArrived) -> State:
         priority=event.priority,
         arrival_ns=event.arrival_ns,
         root=root_hash(event.cache_salt, state.config.block_size, event.sampling.adapter),
+        client=event.client,
     )
+    clients = arrived(state, request)
     state = enqueue(state, _first_wait(state, request, generated_by(event)))
     return replace(
-        state, next_id=state.next_id + 1, requests=state.requests.with_items([(request.id, request)])
+        state, next_id=state.next_id + 1, requests=state.requests.with_items([(request.id, request)]), clients=clients
     )
 
 
@@ -226,7 +232,8 @@ def _fold_request_aborted(state: State, event: RequestAborted) -> State:
     if queued:
         state = dequeue(state, {place for place, entry in enumerate(state.waiting) if entry.id in queued})
         counters = count_ended(state, len(queued), "aborted")
-        state = replace(state, requests=state.requests.without(queued), counters=counters)
+        clients = left_queue(state, queued)
+        state = replace(state, requests=state.requests.without(queued), counters=counters, clients=clients)
     running = {request_id for request_id, status in statuses.items() if status is Status.RUNNING}
     rows = [row for row, request_id in enumerate(state.rows.id.tolist()) if request_id in running]
     return finish(state, rows, "aborted") if rows else state

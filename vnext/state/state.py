@@ -17,6 +17,7 @@ from vnext.state.config import SchedulerConfig
 from vnext.state.events import Pause, RequestId
 from vnext.state.params import Sampling
 from vnext.state.pool import Pool
+from vnext.state.store.clients import Clients
 from vnext.state.store.disk_index import DiskIndex
 from vnext.state.store.extents import Extents
 from vnext.state.store.rows import Rows
@@ -25,7 +26,7 @@ from vnext.state.store.versions import VersionedMap
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
     """The data that never changes while a request lives. `root` is the parent hash of its first block, computed
-    with the weights that the engine started with."""
+    with the weights that the engine started with, `client` the number of its client, 0 where none is known."""
 
     id: RequestId
     name: str
@@ -34,6 +35,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     priority: int
     arrival_ns: int
     root: bytes
+    client: int = 0
 
     @property
     def prompt_length(self) -> int:
@@ -160,6 +162,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     tokens. `slots` are those of adapters, None where one is empty. While requests with ids below `cautious` wait or have
     not come, steps follow one another and each admits one request at most. `paused` is the mode of EnginePaused; `weights` are None
     before the first change. `tier` is None in an engine without a disk tier. `clock` is the second of the last tick.
+    `clients` (store/clients.py) are None but under the policy `fair`.
     """
 
     config: SchedulerConfig
@@ -183,6 +186,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     weights: Weights | None = None
     tier: Tier | None = None
     clock: int = 0
+    clients: Clients | None = None
 
 
 def root_of(state: State, request: Request) -> bytes:

@@ -79,7 +79,7 @@ def disturbed(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
         prompt = len(event.prompt) // 4
         fields = {name: getattr(event, name) for name in event.__struct_fields__} | {"id": place}
         tokens = pack_tokens(told[place].tokens[prompt : prompt + brought])
-        engine.fold(RequestResumed(**fields, generated=tokens) if place < 8 else RequestArrived(**fields))
+        engine.fold(RequestResumed(**fields | {"generated": tokens}) if place < 8 else RequestArrived(**fields))
     while engine.state.requests:
         if (plan := schedule(engine.state)) is not None:
             engine.fold(plan)

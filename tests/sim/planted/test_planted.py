@@ -12,6 +12,7 @@ import msgspec
 import pytest
 
 from planted_adapter_bugs import ADAPTER_BUGS
+from planted_client_bugs import CLIENT_BUGS
 from planted_compiled_bugs import COMPILED_BUGS
 from planted_constraint_bugs import CONSTRAINT_BUGS, FAILING_BUGS, FORCING_BUGS
 from planted_draft_bugs import DRAFT_BUGS
@@ -39,6 +40,11 @@ NEITHER = 2**30
 """What stands where an arena was never written: neither a token nor a block."""
 
 
+def takes_turns(seed: int) -> bool:
+    """Whether clients take turns."""
+    return scenario(seed, client_count=CLIENTS).config.policy == "fair"
+
+
 def loses_pins(seed: int) -> bool:
     """Whether ranks die or weights change in a scenario with pins."""
     return retains(seed) and (dies(seed) or changes_weights(seed))
@@ -47,7 +53,7 @@ def loses_pins(seed: int) -> bool:
 SHOWN = {
     speculates: DRAFT_BUGS, constrains: CONSTRAINT_BUGS, is_interrupted: FAILING_BUGS, drafts_by_grammar: FORCING_BUGS,
     dies: RECOVERY_BUGS, changes_weights: WEIGHTS_BUGS, has_disk: TIER_BUGS, has_peers: PEER_BUGS, retains: PIN_BUGS,
-    loses_pins: PIN_LOSS_BUGS, has_microbatches: MICROBATCH_BUGS,
+    loses_pins: PIN_LOSS_BUGS, has_microbatches: MICROBATCH_BUGS, takes_turns: CLIENT_BUGS,
 }  # fmt: skip
 """Which seeds show some faults."""
 BUGS = [*STATE_BUGS, *SCHED_BUGS, *EDGE_BUGS, *WINDOW_BUGS, *ADAPTER_BUGS, *(bug for bugs in SHOWN.values() for bug in bugs)]

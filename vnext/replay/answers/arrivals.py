@@ -41,6 +41,7 @@ class Line(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     name: str = ""
     priority: int = 0
     cache_salt: str = ""
+    client: int = 0
     generated: list[int] | msgspec.UnsetType = msgspec.UNSET
 
 
@@ -69,7 +70,7 @@ def to_jsonl(arrivals: Iterable[RequestArrived]) -> Iterator[bytes]:
             Line(
                 arrival_ns=event.arrival_ns, prompt=unpack_tokens(event.prompt).tolist(), name=event.name,
                 sampling=_reported_sampling(event.sampling), priority=event.priority, cache_salt=event.cache_salt,
-                generated=brought,
+                client=event.client, generated=brought,
             )
         )  # fmt: skip
 
@@ -102,11 +103,11 @@ def from_jsonl(lines: Iterable[bytes]) -> Iterator[RequestArrived]:
 def _request(number: int, reported: Line, sampling: Sampling) -> RequestArrived:
     fields = dict(
         id=number, name=reported.name, prompt=pack_tokens(reported.prompt), sampling=sampling, priority=reported.priority,
-        arrival_ns=reported.arrival_ns, cache_salt=reported.cache_salt,
+        arrival_ns=reported.arrival_ns, cache_salt=reported.cache_salt, client=reported.client,
     )  # fmt: skip
     if reported.generated is msgspec.UNSET:
         return RequestArrived(**fields)
-    return RequestResumed(**fields, generated=pack_tokens(reported.generated))
+    return RequestResumed(**fields | {"generated": pack_tokens(reported.generated)})
 
 
 def _require_known(sampling: dict[str, object]) -> dict[str, object]:

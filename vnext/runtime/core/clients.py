@@ -238,6 +238,7 @@ class Clients:
             priority=wish.priority,
             arrival_ns=time.time_ns(),
             cache_salt=wish.cache_salt,
+            client=wish.client,
         )
         if (why_not := self._refusal(state, peer, event)) is not None:
             self._send(peer, RequestRefused(name=wish.name, message=why_not))

@@ -31,6 +31,7 @@ class _Arrived(_Wire, tag=1):
     sampling: Sampling
     priority: int
     cache_salt: str
+    client: int
 
 
 class _Committed(_Wire, tag=4):
@@ -121,7 +122,7 @@ def _to_wire(event: AnyEvent) -> AnyEvent | _Wire:
     if isinstance(event, StepCommitted):
         return _Committed(event.step)
     if type(event) is RequestArrived:
-        return _Arrived(event.id & _ID_MASK, event.prompt, event.sampling, event.priority, event.cache_salt)
+        return _Arrived(event.id & _ID_MASK, event.prompt, event.sampling, event.priority, event.cache_salt, event.client)
     return event
 
 
@@ -136,4 +137,5 @@ def _arrival(wire: _Arrived, due: int) -> RequestArrived:
         priority=wire.priority,
         arrival_ns=0,
         cache_salt=wire.cache_salt,
+        client=wire.client,
     )

@@ -18,6 +18,7 @@ import numpy as np
 
 from vnext.sampling.constraint import Matcher
 from vnext.sched.sim.checks.accounting import Accounting, Entry
+from vnext.sched.sim.checks.client_laws import ClientBook
 from vnext.sched.sim.checks.history import History
 from vnext.sched.sim.checks.microbatch_laws import TurnBook
 from vnext.sched.sim.checks.pin_laws import PinBook
@@ -35,8 +36,8 @@ from vnext.sched.sim.weight_changes import WeightChanges
 Copied = TypeVar("Copied")
 VALUES = {int, str, bytes, bool, float, frozenset, NoneType, type, PlainState, History, ToyVocabulary, Path}
 ENTITIES = {
-    Accounting, Contents, Core, Entry, Fleet, Matcher, PinBook, Rank, Rng, SimClock, SimTier, Story, Streams, ToyMatcher,
-    TurnBook, WeightChanges,
+    Accounting, ClientBook, Contents, Core, Entry, Fleet, Matcher, PinBook, Rank, Rng, SimClock, SimTier, Story, Streams,
+    ToyMatcher, TurnBook, WeightChanges,
 }  # fmt: skip
 
 

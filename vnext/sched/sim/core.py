@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from vnext.sched.schedule import schedule
 from vnext.sched.sim.checks.accounting import Accounting
+from vnext.sched.sim.checks.client_laws import ClientBook
 from vnext.sched.sim.checks.contents import contents, differences
 from vnext.sched.sim.checks.errors import Divergence
 from vnext.sched.sim.checks.history import History
@@ -38,6 +39,7 @@ class Core:
         self.accounting = Accounting()
         self.pins = PinBook()
         self.turns = TurnBook()
+        self.clients = ClientBook()
         self.history: History | None = None
         self._whole_check_events = whole_check_events
 
@@ -59,6 +61,7 @@ class Core:
         resets_forget(event, after)
         news = outputs(before.state, event, state, effects)
         self.pins.write(before, event, after, news)
+        self.clients.write(before, event, after)
         self.accounting.write(before, event, after, news)
         if state.sequence % self._whole_check_events == 0:
             self.look_back()
@@ -94,7 +97,9 @@ class Core:
         """
         if self._refuses(plan):
             return False
+        self.clients.restart()
         self.fold(plan)
+        self.clients.restart()
         return True
 
     def _refuses(self, event: AnyEvent) -> bool:

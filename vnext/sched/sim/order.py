@@ -41,10 +41,38 @@ def policy_keys(seen: PlainState) -> dict[int, Key]:
         return {id_: (id_,) for id_ in live}
     if policy == "priority":
         return {id_: (requests[id_].priority, id_) for id_ in live}
+    if policy == "fair":
+        return turn_keys(seen)
     order = SAMPLE_ORDERS.get(policy)
     if order is None:
         return keys(state)
     return _sample_keys(seen, [requests[id_] for id_ in sorted(live)], order)
+
+
+def turn_keys(seen: PlainState) -> dict[int, Key]:
+    """Under `fair`, the place of every row among the rows and of every waiting request in the queue. Law F2 has compared what the
+    clients were charged."""
+    state, requests = seen.state, seen.state.requests.mapping()
+    assert state.clients is not None
+    served = {key: client.charged for key, client in state.clients.live.items()}
+    of = {id_: (requests[id_].priority, requests[id_].client) for id_ in (*seen.id, *(entry.id for entry in state.waiting))}
+    oldest = {key: min(id_ for id_ in of if of[id_] == key) for key in of.values()}
+    for id_, computed in zip(seen.id, seen.computed):
+        served[of[id_]] += computed
+
+    def turn(id_: int, preemptions: int) -> Key:
+        hurries = preemptions >= PATIENCE and oldest[of[id_]] == id_
+        return (0, id_) if hurries else (1, of[id_][0], served[of[id_]], id_)
+
+    rows = sorted(zip(seen.id, seen.preemption_count), key=lambda row: turn(*row))
+    found: dict[int, Key] = {id_: (0, place) for place, (id_, _) in enumerate(rows)}
+    queue = list(state.waiting)
+    while queue:
+        best = min(queue, key=lambda entry: turn(entry.id, entry.preemption_count))
+        found[best.id] = (1, len(state.waiting) - len(queue))
+        served[of[best.id]] += best.known
+        queue.remove(best)
+    return found
 
 
 def _sample_keys(seen: PlainState, requests: list[Request], order: Order) -> dict[int, Key]:
@@ -80,7 +108,6 @@ def scattered(request: Request, tenants: Tenants, known: int, computed: int, pre
 
 
 SAMPLE_ORDERS: dict[str, Order] = {
-    "fair": lambda request, tenants, *_: (request.priority, *fair_share(request, tenants)),
     f"{sample_policies.__name__}:fair_share": fair_share,
     f"{sample_policies.__name__}:crowd_last": crowd_last,
     f"{sample_policies.__name__}:least_computed": least_computed,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from zlib import crc32
 
 import msgspec
 
@@ -63,6 +64,11 @@ class Client(msgspec.Struct, frozen=True, kw_only=True):
     cache_salt: str
     abort_us: int = NEVER
     stop: tuple[int, ...] = ()
+
+    @property
+    def number(self) -> int:
+        """The number of the one who sends it: as many send requests as there are salts."""
+        return crc32(self.cache_salt.encode())
 
 
 class Scenario(msgspec.Struct, frozen=True, kw_only=True):

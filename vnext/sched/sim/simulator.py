@@ -241,8 +241,7 @@ class Simulation:
     def _arrive(self, number: int) -> None:
         client = self.scenario.clients[number]
         arrival = RequestArrived(**self._arrival(number))
-        refused = refusal(self.scenario.config, arrival) is not None
-        if refused == servable(self.scenario.config, client):
+        if (refused := refusal(self.scenario.config, arrival) is not None) == servable(self.scenario.config, client):
             raise Divergence(f"L1: a request that {'fits is refused' if refused else 'can never fit is not refused'}")
         if refused:
             self.refused += 1
@@ -266,6 +265,7 @@ class Simulation:
         return dict(
             id=RequestId(self.state.next_id), name=str(number), prompt=pack_tokens(client.prompt), sampling=client.sampling,
             priority=client.priority, arrival_ns=1000 * (self.now_us + self._clock_error_us()), cache_salt=client.cache_salt,
+            client=client.number,
         )  # fmt: skip
 
     def _clock_error_us(self) -> int:

@@ -59,7 +59,8 @@ class BeamGeneration(Generation):
         """As Generation.answer; the reader gets each answer as one delta."""
         async with self._admitted():
             while requests := {each.name: (each, search) for search in self._searches for each in search.requests()}:
-                each = [msgspec.structs.replace(request, adapter=self._adapter) for request, _ in requests.values()]
+                whose = {"adapter": self._adapter, "client": self._client_number}
+                each = [msgspec.structs.replace(request, **whose) for request, _ in requests.values()]
                 async with self._context.client.submit_all(each) as stream:
                     async for output in stream:
                         requests[output.name][1].push(output)

@@ -40,7 +40,7 @@ async def embeddings_of(
     InvalidRequest, Refused, EngineDead, Aborted, Overloaded, RequestTimedOut."""
     context.check_engine()
     adapter, pooling = context.adapters.files(model), pooling or DEFAULT_POOLING
-    given = {"adapter": adapter, "cache_salt": context.keys.salt(client, "")}
+    given = {"adapter": adapter, "cache_salt": context.keys.salt(client, ""), "client": context.client_number(client)}
     requests = []
     for place, prompt in enumerate(prompts):
         name = params[place] if params else "input"

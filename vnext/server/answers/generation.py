@@ -135,6 +135,7 @@ class Generation:
         self._banned = banned_sequences(params.bad_words, context.tokenizer)
         self._priority = body.priority or 0
         self._cache_salt = context.keys.salt(client, body.cache_salt or "")
+        self._client_number = context.client_number(client)
         self._constraint = constraint
         self._retention = tuple((tokens, seconds) for tokens, seconds in retention if tokens)
         self.choices = [self._choice(index, index // params.n, started_s) for index in range(len(prompts) * params.n)]
@@ -290,6 +291,7 @@ class Generation:
             has_seed=given is not None,
             adapter=self._adapter,
             ticket=ticket(),
+            client=self._client_number,
         )
 
     @property

@@ -20,7 +20,7 @@ async def handed_over(
     context.check_engine()
     asked = SubmitRequest(
         name=name, prompt=pack_tokens(prompt), sampling=Sampling(seed=0, max_tokens=1, temperature=0.0), cache_salt=cache_salt,
-        adapter=context.adapters.files(model), hands_over=True,
+        adapter=context.adapters.files(model), hands_over=True, client=context.client_number(client),
     )  # fmt: skip
     ticket, cached = "", 0
     async with admitted(context, client, [prompt], time.monotonic()), context.client.submit_all([asked]) as stream:

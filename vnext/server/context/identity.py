@@ -71,6 +71,13 @@ def client_of(request: web.Request) -> str:
     return ":".join(address.split(":")[:4]) if address.count(":") > 1 and "." not in address else address
 
 
+def client_number(client: str, secret: bytes) -> int:
+    """A client's number for the engine, which takes turns between numbers: equal in all processes of one server, and nothing that a
+    log's reader could turn back into a key or an address."""
+    digest = hashlib.blake2b(client.encode(errors="surrogateescape"), key=secret, digest_size=8).digest()
+    return max(int.from_bytes(digest, "little") >> 1, 1)
+
+
 def system_fingerprint(ready: EngineReady) -> str:
     """Equal for engines that give the same tokens for the same request and seed: one version, one model's weights in one
     number type, the same kernels on the same kind of machine."""

@@ -6,6 +6,7 @@ that several views share. Knows no HTTP.
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Sequence
 from functools import partial
@@ -24,7 +25,7 @@ from vnext.server.context.admission import Quota, RequestLimiter
 from vnext.server.context.api_keys import ApiKeys, Tenant
 from vnext.server.context.conversation import prompt_text, text_size
 from vnext.server.context.errors import ModelUnknown
-from vnext.server.context.identity import KEY_CLIENT, system_fingerprint
+from vnext.server.context.identity import KEY_CLIENT, client_number, system_fingerprint
 from vnext.server.context.metrics import ServerMetrics
 from vnext.server.context.openai_types import ChatBody, GenerationBody
 from vnext.server.context.structure import Grammars, asked_structure
@@ -89,6 +90,11 @@ class ServerContext:
         self.started_s = int(time.time())
         self._streams = count(STREAMS + settings.number * STREAMS_MAX)
         self._fingerprinted = client.ready, system_fingerprint(client.ready)
+        self._client_secret = bytes.fromhex(settings.client_secret) or secrets.token_bytes(16)
+
+    def client_number(self, client: str) -> int:
+        """The number under which the engine knows a client (client_of of identity.py)."""
+        return client_number(client, self._client_secret)
 
     @property
     def fingerprint(self) -> str:

@@ -1,0 +1,30 @@
+"""Faults around clients: service that is not counted or not forgotten, turns that are not taken, and the wrong one preempted."""
+
+from __future__ import annotations
+
+from planting import Bug, Edit
+
+
+def bug(name: str, module: str, old: str, new: str, *found_by: str) -> Bug:
+    return Bug(name=name, edits=(Edit(module, old, new),), found_by=found_by)
+
+
+CLIENT_BUGS = [
+    bug("clients are served as they come", "sched.turns", "(0, 0, 0, id_) if hurries else (1, key[0], service, id_)", "(0, 0, 0, id_)", "S3", "S4", "F1"),
+    bug("the client that had most goes first", "sched.turns", "(1, key[0], service, id_)", "(1, key[0], -service, id_)", "S3", "S4", "F1"),
+    bug("turns come before priorities", "sched.turns", "(1, key[0], service, id_)", "(1, 0, service, id_)", "S3", "S4"),
+    bug("one plan gives a client several turns", "sched.turns", "served[key] += state.waiting[place].known", "served[key] += 0", "S3"),
+    bug("a client's later request overtakes its first", "sched.turns", "turns = [(_turn(state, key, queue[0], served[key], oldest), key, 0) for", "turns = [(_turn(state, key, queue[-1], served[key], oldest), key, len(queue) - 1) for", "S3"),
+    bug("turns starve who was preempted often", "sched.turns", "oldest[key] == id_ and state.waiting[_place(state, id_)].preemption_count >= PATIENCE", "False", "S3", "S4"),
+    bug("a newcomer begins with nothing", "state.store.clients", "if served[key] <= start:", "if False:", "F2"),
+    bug("a newcomer begins behind who had most", "state.store.clients", "return min((served[other]", "return max((served[other]", "F2"),
+    bug("newcomers do not put one another off", "state.store.clients", "next_start=start + NEXT_TOKENS", "next_start=start", "F2"),
+    bug("rows do not count", "state.store.clients", "found[key_of(requests[id_])] += computed", "pass", "S3", "S4", "F2"),
+    bug("hits count", "state.store.clients", "leaves=id_) for id_, at in pairs]", "leaves=id_) for id_, at in ((id_, 0) for id_, _ in pairs)]", "F2"),
+    bug("a preempted request is forgiven", "state.store.clients", "tokens=int(state.rows.computed[row]), rows=-1)", "rows=-1)", "F2"),
+    bug("who leaves is forgotten", "state.store.clients", "in {**clients.idle, **ended}.items() if key[0] in classes}", "in clients.idle.items() if key[0] in classes}", "F2"),
+    bug("the idle outlive their priority", "state.store.clients", "ended}.items() if key[0] in classes}", "ended}.items()}", "F2", "F3"),
+    bug("an aborted request still waits for its client", "state.store.clients", "[_Change(key_of(state.requests[id_]), leaves=id_) for id_ in ids]", "[]", "F3", "F2"),
+    bug("a preempted request joins the end of its client's queue", "state.store.clients", "tuple(sorted((*queue, change.joins)))", "(*queue, change.joins)", "F3"),
+    bug("a snapshot forgets what clients had", "log.stored_clients", "charged |= {(priority, number): tokens for priority, number, tokens in stored.live}", "", "X2", "Y1"),
+]  # fmt: skip

@@ -1,0 +1,212 @@
+"""Clients: the tokens that each has had computed, from which the policy `fair` takes turns between them.
+
+Owns `State.clients`, which only that policy has. A client is known by its number, and within each priority it is another one. Its
+service is what it was charged and what its rows have computed, so that a step which admits and ends nothing changes nothing here.
+Who begins to wait is lifted to the least service of those who wait already, or to the most of those who run where nobody does: time
+without requests earns nothing. Each one who is lifted puts the next one off by NEXT_TOKENS, so that no crowd of newcomers starves
+who waits. A client whose last request has ended is remembered while others of its priority live: what it is ahead stays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol
+
+import msgspec
+
+from vnext.state.store.rows import Rows
+from vnext.state.store.versions import VersionedMap
+
+FAIR = "fair"
+IDLE_CLIENTS_MAX = 256
+NEXT_TOKENS = 16
+
+replace = msgspec.structs.replace
+
+ClientKey = tuple[int, int]
+"""A priority and a client's number."""
+
+
+class Client(msgspec.Struct, frozen=True):
+    """A client with live requests of one priority. Its service is `charged` and what its `rows` rows have computed; `queue` are its
+    requests that wait, in order of arrival."""
+
+    charged: int
+    rows: int = 0
+    queue: tuple[int, ...] = ()
+
+
+class ClientClass(msgspec.Struct, frozen=True):
+    """A priority: its live clients, and the least service with which the next one that is lifted begins to wait."""
+
+    live: int = 0
+    next_start: int = 0
+
+
+class Clients(msgspec.Struct, frozen=True, kw_only=True):
+    """All clients with live requests, the service of those remembered without any, longest first, and their priorities."""
+
+    live: VersionedMap[ClientKey, Client]
+    idle: dict[ClientKey, int]
+    classes: dict[int, ClientClass]
+
+
+class Owned(Protocol):
+    """What of a request tells its client."""
+
+    @property
+    def id(self) -> int: ...
+    @property
+    def priority(self) -> int: ...
+    @property
+    def client(self) -> int: ...
+
+
+class Served(Protocol):
+    """What of a state tells the service of its clients; `requests` are `Owned`."""
+
+    @property
+    def clients(self) -> Clients | None: ...
+    @property
+    def rows(self) -> Rows: ...
+    @property
+    def requests(self) -> VersionedMap[Any, Any]: ...
+
+
+class _Change(msgspec.Struct, frozen=True):
+    """What one request changes of its client: the charged tokens, the number of rows, and who begins or ceases to wait."""
+
+    key: ClientKey
+    tokens: int = 0
+    rows: int = 0
+    joins: int = -1
+    leaves: int = -1
+
+
+def no_clients(policy: str) -> Clients | None:
+    """The clients before the first request; None where the policy takes no turns."""
+    return Clients(live=VersionedMap(), idle={}, classes={}) if policy == FAIR else None
+
+
+def key_of(request: Owned) -> ClientKey:
+    return request.priority, request.client
+
+
+def services(state: Served, clients: Clients) -> dict[ClientKey, int]:
+    """The service of every client with a live request, in tokens. Costs time proportional to the clients and the rows."""
+    found = {key: client.charged for key, client in clients.live.mapping().items()}
+    requests = state.requests.mapping()
+    for id_, computed in zip(state.rows.id.tolist(), state.rows.computed.tolist()):
+        found[key_of(requests[id_])] += computed
+    return found
+
+
+def arrived(state: Served, request: Owned) -> Clients | None:
+    """The clients after a request has joined the queue."""
+    clients, key = state.clients, key_of(request)
+    if clients is None:
+        return None
+    if key not in clients.live:
+        clients = _with_newcomer(clients, key)
+    return _changed(_lifted(state, clients, [key]), [_Change(key, joins=request.id)])
+
+
+def left_queue(state: Served, ids: Iterable[int]) -> Clients | None:
+    """The clients after these waiting requests have ended."""
+    return _changed(state.clients, [_Change(key_of(state.requests[id_]), leaves=id_) for id_ in ids])
+
+
+def admitted(state: Served, ids: Iterable[int], starts: Sequence[int]) -> Clients | None:
+    """The clients after these requests have become rows, which compute from `starts` on."""
+    pairs = zip(ids, starts)
+    return _changed(state.clients, [_Change(key_of(state.requests[id_]), -at, 1, leaves=id_) for id_, at in pairs])
+
+
+def left_batch(state: Served, rows: Iterable[int]) -> Clients | None:
+    """The clients after the requests of these rows have ended."""
+    return _changed(state.clients, [_gone(state, row) for row in rows]) if state.clients else None
+
+
+def preempted(state: Served, rows: Sequence[int]) -> Clients | None:
+    """The clients after the requests of these rows wait again."""
+    if (clients := state.clients) is None:
+        return None
+    changes = [replace(_gone(state, row), joins=int(state.rows.id[row])) for row in rows]
+    return _changed(_lifted(state, clients, dict.fromkeys(change.key for change in changes)), changes)
+
+
+def _gone(state: Served, row: int) -> _Change:
+    return _Change(key_of(state.requests[int(state.rows.id[row])]), tokens=int(state.rows.computed[row]), rows=-1)
+
+
+def _with_newcomer(clients: Clients, key: ClientKey) -> Clients:
+    group = clients.classes.get(key[0], ClientClass())
+    return Clients(
+        live=clients.live.with_items([(key, Client(charged=clients.idle.get(key, 0)))]),
+        idle={other: ahead for other, ahead in clients.idle.items() if other != key} if key in clients.idle else clients.idle,
+        classes={**clients.classes, key[0]: replace(group, live=group.live + 1)},
+    )
+
+
+def _lifted(state: Served, clients: Clients, keys: Iterable[ClientKey]) -> Clients:
+    """The clients of a state after those of `keys` that have nothing in the queue begin to wait."""
+    begin = [key for key in keys if not clients.live[key].queue and clients.classes[key[0]].live > 1]
+    served, found = (services(state, clients), clients) if begin else ({}, clients)
+    for key in begin:
+        group, client = clients.classes[key[0]], clients.live[key]
+        start = max(_least(found, key, served), group.next_start)
+        if served[key] <= start:
+            client = replace(client, charged=client.charged + start - served[key])
+            group = replace(group, next_start=start + NEXT_TOKENS)
+            clients = replace(
+                clients, live=clients.live.with_items([(key, client)]), classes={**clients.classes, key[0]: group}
+            )
+    return clients
+
+
+def _least(clients: Clients, key: ClientKey, served: Mapping[ClientKey, int]) -> int:
+    """The least service of the others of a client's priority that wait; where none does, the most of those that run."""
+    others = [(other, each) for other, each in clients.live.mapping().items() if other[0] == key[0] and other != key]
+    return min((served[other] for other, each in others if each.queue), default=max(served[other] for other, _ in others))
+
+
+def _changed(clients: Clients | None, changes: Iterable[_Change]) -> Clients | None:
+    """The clients after these changes, in order. Who has no request any more is remembered by what it is ahead."""
+    if clients is None:
+        return None
+    changed: dict[ClientKey, Client] = {}
+    for change in changes:
+        client = changed.get(change.key) or clients.live[change.key]
+        queue = _queue(client.queue, change)
+        changed[change.key] = Client(charged=client.charged + change.tokens, rows=client.rows + change.rows, queue=queue)
+    ended = {key: client.charged for key, client in changed.items() if not client.rows and not client.queue}
+    live = clients.live.with_items([(key, client) for key, client in changed.items() if key not in ended])
+    if not ended:
+        return replace(clients, live=live)
+    classes = _less(clients.classes, [priority for priority, _ in ended])
+    idle = {key: service for key, service in {**clients.idle, **ended}.items() if key[0] in classes}
+    return Clients(live=live.without(ended), idle=_furthest(idle), classes=classes)
+
+
+def _queue(queue: tuple[int, ...], change: _Change) -> tuple[int, ...]:
+    if change.leaves >= 0:
+        return tuple(id_ for id_ in queue if id_ != change.leaves) if queue[0] != change.leaves else queue[1:]
+    if change.joins >= 0:
+        return (*queue, change.joins) if not queue or queue[-1] < change.joins else tuple(sorted((*queue, change.joins)))
+    return queue
+
+
+def _less(classes: Mapping[int, ClientClass], ended: Iterable[int]) -> dict[int, ClientClass]:
+    """The classes without one live client for each of the priorities `ended`, and without those where none lives."""
+    rest = dict(classes)
+    for priority in ended:
+        rest[priority] = replace(rest[priority], live=rest[priority].live - 1)
+    return {priority: group for priority, group in rest.items() if group.live}
+
+
+def _furthest(idle: dict[ClientKey, int]) -> dict[ClientKey, int]:
+    """At most IDLE_CLIENTS_MAX of them, those with the most service; of equals those that are remembered longest."""
+    if len(idle) <= IDLE_CLIENTS_MAX:
+        return idle
+    kept = set(sorted(idle, key=lambda key: -idle[key])[:IDLE_CLIENTS_MAX])
+    return {key: service for key, service in idle.items() if key in kept}
