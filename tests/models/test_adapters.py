@@ -149,6 +149,56 @@ def rename(file: Path, old: str, new: str) -> None:
     save_file({name.replace(old, new, 1): tensor.clone() for name, tensor in load_file(file).items()}, file)
 
 
+def renamed(folder: Path, old: str, new: str) -> Path:
+    rename(folder / "adapter_model.safetensors", old, new)
+    return folder
+
+
+@pytest.mark.parametrize("own", ["default", "my-adapter"])
+def test_tensors_may_have_the_names_that_they_have_in_memory(own: str, base: Path, tmp_path: Path) -> None:
+    saved = save_adapter(base, tmp_path / "saved", rank_pattern={"q_proj": 4}, use_rslora=True)
+    raw = save_adapter(base, tmp_path / "raw", rank_pattern={"q_proj": 4}, use_rslora=True)
+    renamed(renamed(raw, "lora_A.", f"lora_A.{own}."), "lora_B.", f"lora_B.{own}.")
+    model, slots = load(base, [saved, raw])
+    one, other = (logits(model, slots, [Chunk(TOKENS, 0, range(4))], [slot]) for slot in (0, 1))
+    assert torch.equal(one, other)
+
+
+def test_tensors_of_two_adapters_are_refused(base: Path, tmp_path: Path) -> None:
+    folder = renamed(save_adapter(base, tmp_path), "layers.0.self_attn.q_proj.lora_A.", "layers.0.self_attn.q_proj.lora_A.other.")
+    with pytest.raises(ModelError, match="has tensors of 2 adapters, such as .*: save each in a folder of its own") as refused:
+        load(base, [folder])
+    assert "\n" not in str(refused.value)
+
+
+LEFT = {
+    "layers.0.mlp.up_proj.base_layer.weight": "which is the base's: save the adapter alone",
+    "lm_head.original_module.weight": "which is the base's: save the adapter alone",
+    "lm_head.modules_to_save.default.weight": "which is a whole module beside the adapter",
+    "layers.0.mlp.up_proj.lora_magnitude_vector.default.weight": "of weights that are decomposed",
+    "embed_tokens.lora_embedding_A.default": "of an adapted embedding",
+    "layers.0.mlp.up_proj.lora_A.default.bias": "which is neither lora_A nor lora_B of a linear layer",
+}
+
+
+@pytest.mark.parametrize("name", LEFT)
+def test_a_tensor_that_is_not_read_is_refused_by_its_name(name: str, base: Path, tmp_path: Path) -> None:
+    folder = save_adapter(base, tmp_path)
+    tensors = load_file(folder / "adapter_model.safetensors") | {f"base_model.model.model.{name}": torch.zeros(4, 4)}
+    save_file(tensors, folder / "adapter_model.safetensors")
+    with pytest.raises(ModelError, match=LEFT[name]) as refused:
+        load(base, [folder])
+    assert name in str(refused.value) and "\n" not in str(refused.value)
+
+
+def test_members_that_are_not_known_are_named(base: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    load(base, [save_adapter(base, tmp_path / "usual", lora_dropout=0.1, peft_version="0.21.0", new_one=None)])
+    assert not caplog.messages
+    load(base, [save_adapter(base, tmp_path / "newer", gate_config={"kind": 1}, use_more=True)])
+    (said,) = caplog.messages
+    assert said.endswith("some is not read, though elsewhere answers may depend on it: gate_config, use_more.")
+
+
 @pytest.mark.parametrize("name", ["llama", "gemma3", "gpt2"])
 def test_copies_of_the_embedding_and_the_head_may_lie_beside_an_adapter(name: str, tmp_path: Path) -> None:
     """PEFT saves them where it cannot tell that nothing changed."""
@@ -283,7 +333,7 @@ SPOILT = {
     "missing": "the other half of one that it has",
     "target": "adapts 'lm_head', which is no linear layer",
     "layer": "adapts 'model.layers.9.mlp.up_proj'",
-    "kind": "neither lora_A nor lora_B",
+    "kind": "lora_magnitude_vector', of weights that are decomposed",
     "dtype": "has the dtype",
     "infinite": "not finite",
 }

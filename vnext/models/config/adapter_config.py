@@ -38,19 +38,31 @@ REFUSED = MappingProxyType(
     }
 )
 """Member of adapter_config.json -> what it asks for."""
+READ = frozenset(
+    """
+    alora_invocation_tokens alpha_pattern arrow_config auto_mapping base_model_name_or_path bias corda_config ensure_weight_tying
+    eva_config exclude_modules fan_in_fan_out inference_mode init_lora_weights layer_replication layers_pattern layers_to_transform
+    loftq_config lora_alpha lora_bias lora_dropout megatron_config megatron_core modules_to_save peft_type peft_version
+    qalora_group_size r rank_pattern revision runtime_config target_modules target_parameters task_type trainable_token_indices
+    use_bdlora use_dora use_qalora use_rslora
+    """.split()
+)
+"""Members of adapter_config.json that are read, or whose work is done when an adapter is saved."""
 CHANGES_THE_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
 """Ways of beginning an adapter (init_lora_weights) that take something out of the base's weights."""
 
 
 class AdapterSettings(NamedTuple):
     """What an adapter's product is: `scale_of` a module times up times down, both of `rank_of` it. `ranks`, `alphas`: those of the
-    modules whose names match a pattern, where the first one counts. `is_rooted`: the scale goes by the rank's root (rsLoRA)."""
+    modules whose names match a pattern, where the first one counts. `is_rooted`: the scale goes by the rank's root (rsLoRA).
+    `unread`: members of the file that say something and are not known here."""
 
     rank: int
     alpha: float
     is_rooted: bool
     ranks: tuple[tuple[re.Pattern[str], int], ...] = ()
     alphas: tuple[tuple[re.Pattern[str], float], ...] = ()
+    unread: tuple[str, ...] = ()
 
     def rank_of(self, module: str) -> int:
         """By the module's name in the adapter."""
@@ -87,6 +99,7 @@ def read_adapter_settings(folder: Path, rank_max: int = RANK_MAX) -> AdapterSett
         is_rooted=bool(raw.get("use_rslora")),
         ranks=tuple((key, positive({name: rank}, name)) for key, name, rank in _patterns(where, raw, "rank_pattern")),
         alphas=tuple((key, _scale(where, name, alpha)) for key, name, alpha in _patterns(where, raw, "alpha_pattern")),
+        unread=tuple(sorted(name for name in raw.keys() - READ if raw[name] not in (None, False, "", [], {}))),
     )
     if (rank := max([settings.rank, *(each for _, each in settings.ranks)])) > min(rank_max, RANK_MAX):
         raise ModelError(f"{where} has the rank {rank}, more than --max-lora-rank {rank_max}: raise it (at most {RANK_MAX})")

@@ -6,8 +6,10 @@ Reads names, shapes and dtypes, no numbers: cheap enough for the moment at which
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from vnext.models.config.adapter_config import WEIGHTS_NAME, AdapterSettings
@@ -15,7 +17,18 @@ from vnext.models.config.folder import read_header
 from vnext.models.errors import ModelError
 
 PREFIX = "base_model.model."
-DOWN, UP = ".lora_A.weight", ".lora_B.weight"
+TENSOR = re.compile(r"(?P<module>.+)\.lora_(?P<half>[AB])(?:\.(?P<adapter>[^.]+))?\.weight")
+"""An adapter's own name is in the names that its tensors have in memory (`lora_A.default.weight`), not in those that PEFT saves."""
+OTHERS = MappingProxyType(
+    {
+        ".base_layer.": "which is the base's: save the adapter alone, with PEFT's save_pretrained",
+        ".original_module.": "which is the base's: save the adapter alone, with PEFT's save_pretrained",
+        ".modules_to_save.": "which is a whole module beside the adapter: not supported, so merge the adapter into the weights",
+        ".lora_magnitude_vector": "of weights that are decomposed (DoRA): not supported, so merge the adapter into the weights",
+        ".lora_embedding_": "of an adapted embedding: not supported, so merge the adapter into the weights",
+    }
+)
+"""Part of a tensor's name -> why the tensor cannot be read."""
 READ_DTYPES = ("F32", "F16", "BF16")
 ROOTS = ("model.language_model.", "language_model.model.", "model.", "transformer.", "")
 """What precedes the name of a layer in one class or file of a model and not in another; longer ones come first."""
@@ -61,18 +74,33 @@ def _modules(file: Path, names: Sequence[str], layers: LinearLayers) -> dict[str
     """The layers that tensors of these names change."""
     by_end = {_end(layer): layer for layer in layers}
     found: dict[str, AdaptedModule] = {}
+    own = _own_name(file, names)
     for name in names:
-        kind = next((kind for kind in (DOWN, UP) if name.endswith(kind)), None)
-        if kind is None:
-            raise ModelError(f"{file} has the tensor {name!r}, which is neither lora_A nor lora_B of a linear layer")
-        stem = name.removesuffix(kind)
+        stem = name[: name.rindex(".lora_")]
         module = stem.removeprefix(PREFIX)
         layer = module if module in layers else by_end.get(_end(module))
         if layer is None:
             raise ModelError(f"{file} adapts {module!r}, which is no linear layer of this model that an adapter may change")
-        if found.setdefault(layer, AdaptedModule(module, stem + DOWN, stem + UP)).name != module:
+        if found.setdefault(layer, AdaptedModule(module, *(f"{stem}.lora_{half}{own}.weight" for half in "AB"))).name != module:
             raise ModelError(f"{file} adapts {module!r} twice, under two names: save the adapter again")
     return found
+
+
+def _own_name(file: Path, names: Sequence[str]) -> str:
+    """What the names of the adapter's tensors have of its own, ".default" say, or "". Raises ModelError where a tensor is none of
+    an adapter, or there are several."""
+    own: dict[str, str] = {}
+    for name in names:
+        if (parts := TENSOR.fullmatch(name)) is None:
+            usual = "which is neither lora_A nor lora_B of a linear layer"
+            why = next((why for part, why in OTHERS.items() if part in name), usual)
+            raise ModelError(f"{file} has the tensor {name!r}, {why}")
+        own.setdefault(parts["adapter"] or "", name)
+    if len(own) > 1:
+        one, other = [*own.values()][:2]
+        several = f"tensors of {len(own)} adapters, such as {one!r} and {other!r}"
+        raise ModelError(f"{file} has {several}: save each in a folder of its own")
+    return "".join(f".{name}" for name in own if name)
 
 
 def _end(module: str) -> str:

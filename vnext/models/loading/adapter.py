@@ -6,6 +6,7 @@ cut as the weight's inputs are, `up` as its outputs. Modules that the model fuse
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import isfinite
 from pathlib import Path
@@ -27,6 +28,7 @@ from vnext.models.loading.checkpoint import COMPARED_ROWS, Checkpoint, open_chec
 from vnext.models.loading.targets import Target
 from vnext.models.registry import family
 
+log = logging.getLogger(__name__)
 Pair = tuple[torch.Tensor, torch.Tensor]
 """down [rank, in] and up [out, rank] of one module on one rank."""
 
@@ -67,6 +69,9 @@ def load_adapter(
     Its matrices lie side by side in what `make_memory` gives for their size in bytes, uint8 zeros.
     """
     settings, file = read_adapter_settings(folder, rank_max), folder / WEIGHTS_NAME
+    if settings.unread and base.parallel.rank == 0:
+        names = ", ".join(settings.unread)
+        log.warning("Of the adapter in %s some is not read, though elsewhere answers may depend on it: %s.", folder, names)
     modules, copies = check_adapter_header(folder, settings, base.linear_layers)
     files = Checkpoint(folder, stored_tensors(file), 0)
     if copies:
