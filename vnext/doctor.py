@@ -6,6 +6,7 @@ Owns the list of facts, the warnings that follow from them, and the two output f
 from __future__ import annotations
 
 import json
+import os
 import shlex
 from collections import Counter
 from collections.abc import Iterator
@@ -49,7 +50,7 @@ def doctor(command: DoctorCommand) -> int:
     """Print the report; returns the exit status."""
     report = examine()
     if command.model:
-        report |= checkpoint(Path(command.model).expanduser())
+        report |= checkpoint(Path(os.path.expanduser(command.model)))  # as it is, for a user without a home
     if command.json:
         print(json.dumps(report, indent=2))
     else:

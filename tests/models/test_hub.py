@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from types import SimpleNamespace
 
 import huggingface_hub
 import pytest
+from huggingface_hub import constants
 from huggingface_hub.errors import (
     GatedRepoError,
     HfHubHTTPError,
@@ -30,6 +32,28 @@ def test_a_folder_is_itself(tmp_path: Path) -> None:
 def test_a_path_that_is_not_there(name: str) -> None:
     with pytest.raises(ModelError, match=f"there is no folder '{name}'; give an existing folder or a hub id"):
         hub.resolve(name)
+
+
+@pytest.mark.parametrize("says_so", [True, False])
+def test_a_user_without_a_home_is_told_where_to_name_a_place(says_so: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def snapshot(model: str, **_: object) -> str:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(os.path, "expanduser", lambda path: str(path))  # as for a user that the system does not know
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path) if says_so else "~/.cache/huggingface/hub")
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot)
+    sentence = "this user has no home, so name a folder for downloaded models in HF_HOME, or give a model's folder"
+    with pytest.raises(ModelError, match=f"model 'owner/name' cannot be downloaded: {sentence}$"):
+        hub.resolve("owner/name")
+
+
+def test_a_home_that_may_not_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    def snapshot(model: str, **_: object) -> str:
+        raise PermissionError(13, "Permission denied", "/home/else/.cache")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot)
+    with pytest.raises(ModelError, match="/home/else/.cache may not be written; name a folder for downloaded models in HF_HOME"):
+        hub.resolve("owner/name")
 
 
 def test_a_file_is_not_a_model(tmp_path: Path) -> None:

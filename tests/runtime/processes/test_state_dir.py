@@ -7,16 +7,24 @@ import os
 import pwd
 import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from vnext import doctor
 from vnext.chat import lines
+from vnext.kernels.cuda import compiling
 from vnext.options.reader import parse
 from vnext.options.settings_check import engine_settings
+from vnext.replay.cli.exec import _version_of
+from vnext.replay.rerun.model_of_log import folder_of
+from vnext.replay.rerun.numerics import CannotRun
 from vnext.restart import listed, servers
+from vnext.runtime.client.weight_update import file_of
 from vnext.runtime.processes.launch import DEMO_MODEL, StartRefused, find_model, log_directory
 from vnext.runtime.processes.state_dir import state_dir
 from vnext.runtime.settings import EngineSettings, SettingsError
+from vnext.state.events import EngineStarted
 
 USUAL = "~/.local/state/vnext/logs"
 
@@ -106,3 +114,22 @@ def test_a_path_below_a_home_that_is_not_there_is_refused_by_its_name(homeless: 
         with pytest.raises(SystemExit):
             parse(["serve", flag, "~/x"], {})
         assert f"{flag} is '~/x', and there is no such user or home" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("path", ["~no-such-user/x", "~no-such-user"])
+def test_a_path_below_a_home_that_there_is_not_is_told_in_one_sentence(path: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert doctor.checkpoint(Path(os.path.expanduser(path)))["checkpoint"].startswith(f"{path} has no config.json")
+    assert file_of(path, "") == str(Path.cwd() / path)
+    assert _version_of(f"2={path}") == (2, Path(path))
+    with pytest.raises(CannotRun, match=f"the log names the model '{path}', which is no folder here"):
+        folder_of(EngineStarted(config=None, model=path, model_digest="", world_size=1, environment={}, started_ns=0), None)
+
+
+def test_no_code_for_a_gpu_is_taken_from_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(compiling, "compile_source", lambda *_: SimpleNamespace(cubin=b"own"))
+    path = Path(os.path.expanduser("~no-such-user/cache/x.cubin"))
+    monkeypatch.setattr(compiling, "cubin_path", lambda *_: path)
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"a stranger's")
+    assert compiling.cached_cubin("x.cu", (), "sm_90") == b"own" and path.read_bytes() == b"a stranger's"

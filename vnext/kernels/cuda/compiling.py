@@ -73,11 +73,13 @@ def packaged_headers() -> str | None:
 def cached_cubin(source: str, defines: Defines, arch: str, cache: Path = CACHE) -> bytes:
     """As compile_source, kept in a folder between processes; a folder that cannot be written keeps nothing."""
     path = cubin_path(source, defines, arch, cache)
-    if path.is_file():
+    has_place = path.is_absolute()  # a user without a home has none, and the working directory may be a stranger's
+    if has_place and path.is_file():
         return path.read_bytes()
     cubin = compile_source(source, defines, arch).cubin
     with suppress(OSError):
-        keep(path, cubin)
+        if has_place:
+            keep(path, cubin)
     return cubin
 
 

@@ -5,6 +5,7 @@ Owns the choice, the download and its errors, each one sentence with the name an
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from vnext.models.errors import ModelError
@@ -45,12 +46,19 @@ def resolve(model: str, revision: str = "", with_weights: bool = True) -> Path:
 
 def download(model: str, revision: str = "", with_weights: bool = True) -> Path:
     """The cached snapshot of a hub id; downloads the missing files. Raises ModelError."""
-    from huggingface_hub import errors, snapshot_download  # a good part of a second, and no folder needs it
-
+    place = "name a folder for downloaded models in HF_HOME, or give a model's folder"
     try:
+        from huggingface_hub import constants, errors, snapshot_download  # a good part of a second, and no folder needs it
+
+        if not os.path.isabs(constants.HF_HUB_CACHE):
+            raise RuntimeError(constants.HF_HUB_CACHE)  # as it does itself for such a user, mostly
         wanted = WANTED_FILES if with_weights else WANTED_FILES[1:]
         patterns = {"allow_patterns": list(wanted), "ignore_patterns": list(UNWANTED_FILES)}
         return Path(snapshot_download(model, revision=revision or None, **patterns))
+    except RuntimeError as error:
+        if os.path.isabs(os.path.expanduser("~")):
+            raise ModelError(f"model {model!r} could not be downloaded ({error}); try again or give a folder") from error
+        raise ModelError(f"model {model!r} cannot be downloaded: this user has no home, so {place}") from error
     except errors.RevisionNotFoundError as error:
         raise ModelError(f"model {model!r} has no revision {revision!r} on the hub; name a branch, a tag or a commit") from error
     except errors.HFValidationError as error:
@@ -64,5 +72,7 @@ def download(model: str, revision: str = "", with_weights: bool = True) -> Path:
             f"there is no folder {model!r}, no hub model of this name on this machine, and the hub cannot be reached; "
             "correct the name, or go online once"
         ) from error
+    except PermissionError as error:
+        raise ModelError(f"model {model!r} cannot be downloaded: {error.filename} may not be written; {place}") from error
     except Exception as error:  # the hub's client lets its transport's errors through, whose package varies
         raise ModelError(f"model {model!r} could not be downloaded ({error}); try again or give a folder") from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -106,7 +107,7 @@ def _version_of(text: str) -> tuple[int, Path]:
     version, equals, path = text.partition("=")
     if not (version.isdecimal() and int(version) and equals and path):
         raise UnusableLog(f"--weights {text}: give a version, counted from 1, and its folder or file, as 2=/checkpoints/step-200")
-    return int(version), Path(path).expanduser()
+    return int(version), Path(os.path.expanduser(path))  # as it is, where there is no such home
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from vnext.models.errors import ModelError
@@ -17,7 +18,7 @@ def folder_of(started: EngineStarted, model: str | None) -> Path:
     name = started.model if model is None else model
     if name in ("", "demo") and not Path(name or "demo").is_dir():
         return DEMO_MODEL
-    if model is None and not Path(name).expanduser().is_dir():
+    if model is None and not os.path.isdir(os.path.expanduser(name)):
         raise CannotRun(f"the log names the model {name!r}, which is no folder here: give the model with --model")
     try:
         return model_folder(name)

@@ -5,6 +5,7 @@ Owns what was sent between the start of an update and its end. The engine core k
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -70,7 +71,7 @@ class WeightUpdates:
 def file_of(weights: Tensors, address: str) -> str:
     """The file or folder of these tensors: as it is given, or written for the engine at `address`. Raises BadTensors, OSError."""
     if isinstance(weights, str | Path):
-        return str(Path(weights).expanduser().resolve())
+        return str(Path(os.path.expanduser(weights)).resolve())  # as it is, where there is no such home
     from vnext.runtime.client.tensor_file import write_shared, write_tensors
 
     given = weights if isinstance(weights, Mapping) else list(weights)
