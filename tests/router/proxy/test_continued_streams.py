@@ -152,7 +152,7 @@ def test_a_stream_keeps_its_ids_and_its_client_may_pick_it_up(goes_on_at: int) -
             assert status == 200 and "data: [DONE]" in rest and f"id: {ids[place]}\n" not in rest
             begin = b"\n\n".join(events[: place + 1]).decode()
             for index in (0, 1):
-                found = re.findall(r'"index":%d,"text":"((?:[^"\\]|\\.)*)"' % index, begin + rest)
+                found = re.findall(rf'"index":{index},"text":"((?:[^"\\]|\\.)*)"', begin + rest)
                 assert "".join(found).replace("\\n", "\n") == TEXT
 
 

@@ -62,7 +62,7 @@ async def create_response(request: web.Request) -> web.StreamResponse:
         call = call_of(request, "resp", body.stream)
         generation = await chat.start(call, client, started_s, shrinks=True)
         answer = _ResponseAnswer(context, chat, generation, body)
-        ids = event_ids(request, call, generation, body, chat.is_parsed) if body.stream else None
+        ids = event_ids(request, call, generation, body, by_token=True) if body.stream else None  # its events are numbered
 
         def keep(frames: Sequence[bytes] = ()) -> None:
             store.put(answer.response, input_items(body), earlier, tenant.owner, frames)
