@@ -10,6 +10,7 @@ from log_drive import engine, small_config, started
 from vnext.log import pseudonyms
 from vnext.log.codec import pseudonym_base, token_bound
 from vnext.log.redaction import Redactor, redact_sampling
+from vnext.log.snapshot import snapshot
 from vnext.sched.schedule import schedule
 from vnext.state.digest import digest
 from vnext.state.events import RequestArrived, StepCommitted, StepPlanned, pack_tokens, unpack_tokens
@@ -147,3 +148,22 @@ def test_the_tails_of_ended_requests_are_forgotten():
 def test_a_constraint_is_not_in_a_redacted_log() -> None:
     constrained = Sampling(seed=1, max_tokens=1, constraint=Constraint(grammar="the client's words"))
     assert redact_sampling(constrained, 256).constraint is None
+
+
+def test_a_log_without_texts_tells_clients_apart_and_names_none():
+    config = small_config(policy="fair")
+    redactor, state, shown = Redactor(started(config), KEY), start(started(config)), []
+    for id_, client in enumerate((5, 6, 5, 0)):
+        sampling = Sampling(seed=1, max_tokens=2, temperature=0.0)
+        event = RequestArrived(
+            id=id_, name="n", prompt=pack_tokens([1, 2]), sampling=sampling, priority=0, arrival_ns=1, client=client
+        )
+        shown.append(redactor.redact(state, event).client)
+        state = reduce(state, event)
+    assert shown[0] == shown[2] and shown[3] == 0 and len({*shown, 5, 6}) == 5
+    found = redactor.snapshot(state)
+    assert [life.client for life in found.lives] == shown
+    assert {number for _, number, _ in found.clients.live} == set(shown)
+    assert {label: charged for _, label, charged in found.clients.live} == {
+        dict(zip((5, 6, 0), (shown[0], shown[1], 0)))[number]: charged for _, number, charged in snapshot(state).clients.live
+    }

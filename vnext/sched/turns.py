@@ -51,7 +51,7 @@ def rows_in_turn(state: State) -> list[int]:
 
 
 def _turn(state: State, key: ClientKey, id_: int, service: int, oldest: dict[ClientKey, int]) -> Turn:
-    hurries = oldest[key] == id_ and state.waiting[_place(state, id_)].preemption_count >= PATIENCE
+    hurries = oldest.get(key) == id_ and state.waiting[_place(state, id_)].preemption_count >= PATIENCE
     return _sorted_by(key, id_, service, hurries)
 
 
@@ -60,8 +60,10 @@ def _sorted_by(key: ClientKey, id_: int, service: int, hurries: bool) -> Turn:
 
 
 def _oldest(state: State) -> dict[ClientKey, int]:
-    """The request of each client that came first."""
+    """The request of each client that came first; none while no request can have been preempted PATIENCE times."""
     assert state.clients is not None
+    if state.counters.preempted < PATIENCE:
+        return {}
     found = {key: client.queue[0] for key, client in state.clients.live.mapping().items() if client.queue}
     for id_ in state.rows.id.tolist():
         key = key_of(state.requests[id_])

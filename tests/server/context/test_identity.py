@@ -10,7 +10,7 @@ import pytest
 from edge_server import EdgeServer
 
 from vnext.runtime.messages import EngineReady, SubmitRequest
-from vnext.server.context.identity import system_fingerprint
+from vnext.server.context.identity import client_number, system_fingerprint
 from vnext.state.config import SchedulerConfig
 
 PROMPT = {"prompt": "say:hi"}
@@ -32,6 +32,21 @@ def test_a_client_s_id_comes_back_and_names_its_answer(
     assert submitted.startswith(f"{kind}-{given}-")
     reported = answer if stream else answer["id"]
     assert submitted.removesuffix("-0") in reported
+
+
+@BOTH
+def test_the_engine_knows_a_client_by_a_number(server: EdgeServer, path: str, body: dict[str, Any], kind: str) -> None:
+    for _ in range(2):
+        assert server.post(path, body)[0] == 200
+    numbers = {each.client for each in server.engine.of_kind(SubmitRequest)}
+    assert len(numbers) == 1 and min(numbers) > 0
+
+
+def test_a_number_is_a_client_s_alone_and_tells_nothing_without_the_secret() -> None:
+    clients = ("127.0.0.1", "10.0.0.1", "2001:db8:0:1", "key 1", "key 1 \udcff", "")
+    numbers = {client_number(client, secret) for client in clients for secret in (b"a" * 16, b"b" * 16)}
+    assert len(numbers) == 2 * len(clients) and 0 < min(numbers) and max(numbers) < 2**63
+    assert client_number("key 1", b"a" * 16) == client_number("key 1", b"a" * 16)
 
 
 @BOTH

@@ -97,7 +97,8 @@ def services(state: Served, clients: Clients) -> dict[ClientKey, int]:
     found = {key: client.charged for key, client in clients.live.mapping().items()}
     requests = state.requests.mapping()
     for id_, computed in zip(state.rows.id.tolist(), state.rows.computed.tolist()):
-        found[key_of(requests[id_])] += computed
+        request = requests[id_]
+        found[request.priority, request.client] += computed
     return found
 
 
