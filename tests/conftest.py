@@ -14,6 +14,7 @@ from walking import WALKED, Walked, summary
 
 ROOT = Path(__file__).resolve().parents[1]
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # each of a hundred processes that tests start would compile all of vnext
+sys.dont_write_bytecode = False  # else every run rewrites the asserts of all tests anew: half of what it takes to collect them
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
