@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 SHARES: dict[str, int] = {
-    "tests/sim/test_walk.py::test_walk": 32,
+    "tests/sim/test_walk.py::test_walk": 64,
     "tests/sim/test_simulator.py": 3,
     "tests/sim/test_crashes.py::test_a_crash_after_every_event_changes_no_answer": 16,
     "tests/sim/planted/test_planted.py::test_a_planted_bug_is_found": 4,
@@ -64,6 +64,22 @@ SHARES: dict[str, int] = {
     "tests/runtime/processes/test_launch.py::test_a_start_that_cannot_work_is_one_sentence": 2,
     "tests/sampling/test_sampling_fit.py::test_a_million_draws_fit": 2,
     "tests/runtime/collectives/test_shared_group.py::test_a_strided_tensor_is_left_alone": 2,
+    "tests/recovery/test_packed_weights.py::test_tokens_log_probabilities_and_records_are_the_same": 3,
+    "tests/recovery/test_apart.py::test_a_process_that_is_killed_in_a_hand_over_costs_no_text": 2,
+    "tests/hosts/test_two_hosts.py::test_streams_outlive_a_lost_host": 2,
+    "tests/e2e/test_draft_model.py::test_a_model_that_drafts_for_itself_is_right": 2,
+    "tests/e2e/test_eagle_head.py::test_a_head_changes_no_answer": 2,
+    "tests/e2e/test_eagle_head.py::test_drafts_are_those_of_plain_torch": 2,
+    "tests/e2e/test_mtp_layer.py::test_the_layer_changes_no_answer": 2,
+    "tests/e2e/test_mtp_layer.py::test_drafts_are_those_of_plain_torch": 2,
+    "tests/runtime/gpu/test_device_drafts.py::test_drafted_steps_give_the_tokens_of_the_host": 4,
+    "tests/runtime/gpu/test_device_heads.py::test_a_head_drafts_what_it_drafts_on_the_host": 3,
+    "tests/runtime/rank/test_without_torch.py::test_steps_need_no_torch": 2,
+    "tests/rollouts/test_routed_experts.py::test_ids_are_those_of_a_plain_forward": 2,
+    "tests/replay/rerun/test_replayed_drafts.py::test_it_comes_out_again": 2,
+    "tests/sched/test_policies.py::test_documented_policies_are_lawful": 2,
+    "tests/sim/test_faults.py::test_deaths_change_no_stream": 2,
+    "tests/cuda/test_verification_rows.py::test_rows_of_one_request_have_the_bits_of_single_rows": 2,
     "tests/test_peers.py::test_a_run_measures_every_row_of_vnext": 3,
 }
 """File, or file::function -> one case of so many is taken; of a function with fewer cases, one for some seeds."""
