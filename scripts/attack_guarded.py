@@ -38,6 +38,7 @@ CONNECTIONS = 1_200
 BATCH_LINES = 500
 UPLOADS, UPLOAD_BYTES, LINE_BYTES = 4, 100_000_000, 190_000_000
 READERS = 48
+FLOOD, FEW_ROWS = 1_000, ("--max-num-seqs", "16")
 TICKET = {"folder": "/x", "addresses": ["127.0.0.1:9"], "seal": "\u00e9"}
 BODY = json.dumps({"prompt": "Once upon a time", "max_tokens": 4}).encode()
 
@@ -165,6 +166,24 @@ async def unread(url: str, seconds: float) -> Outcome:
     return outcome
 
 
+async def flood(url: str, seconds: float) -> Outcome:
+    """Have one key wait for many answers at any time."""
+    outcome, asked = Counter(), {"prompt": "Once upon a time", "max_tokens": 64, "ignore_eos": True}
+
+    async def send(session: aiohttp.ClientSession) -> None:
+        while True:
+            async with session.post(f"{url}/v1/completions", json=asked) as answer:
+                await answer.read()
+                outcome[str(answer.status)] += 1
+
+    async with aiohttp.ClientSession(headers=bearer(GUEST), connector=aiohttp.TCPConnector(limit=0)) as session:
+        senders = [asyncio.create_task(send(session)) for _ in range(FLOOD)]
+        await asyncio.wait(senders, timeout=seconds)
+        for each in senders:
+            each.cancel()
+    return outcome
+
+
 async def _upload(session: aiohttp.ClientSession, url: str, data: bytes) -> str:
     form = aiohttp.FormData({"purpose": "batch"})
     form.add_field("file", io.BytesIO(data), filename="in.jsonl")
@@ -204,6 +223,8 @@ ATTACKS: dict[str, tuple[Serve, Attack]] = {
     f"{UPLOADS} uploads of {UPLOAD_BYTES // 10**6} MB at once": (decoding, uploads),
     f"a batch's line of {LINE_BYTES // 10**6} MB": (decoding, long_line),
     f"{READERS} readers that read nothing": (decoding, unread),
+    f"{FLOOD:,} answers of one key, fcfs": (partial(guarded, FEW_ROWS), flood),
+    f"{FLOOD:,} answers of one key, fair": (partial(guarded, (*FEW_ROWS, "--scheduling-policy", "fair")), flood),
 }
 
 if __name__ == "__main__":
