@@ -42,7 +42,7 @@ def make_app(
     app.on_response_prepare.append(_add_headers)
     app[SERVER_CONTEXT] = ServerContext(client, tokenizer, template, settings)
     app[RESPONSES] = ResponseStore(settings.responses_bytes_max)
-    app[BACKGROUND] = Background()
+    app[BACKGROUND] = Background(settings.responses_bytes_max)
     app.on_cleanup.append(close_background)
     app[CONNECTIONS] = Connections(settings, app[SERVER_CONTEXT].metrics.closed.add)
     if settings.batch_dir:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,8 +17,10 @@ from fake_engine import wait_until
 from toy_tokenizers import byte_level
 
 from vnext.runtime.messages import AbortRequests
+from vnext.sampling_params import InvalidRequest
 from vnext.server.context.api_keys import EVERYONE
 from vnext.server.http.background import BACKGROUND, Background, Running
+from vnext.server.views.responses import RESPONSES
 
 TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}"
 ENDED = ("completed", "failed", "cancelled", "incomplete")
@@ -166,7 +169,7 @@ def test_a_slow_reader_misses_nothing_that_comes_meanwhile() -> None:
 
 def test_one_that_is_cancelled_before_it_has_begun_is_told_so() -> None:
     async def run() -> list[str]:
-        background, told, running = Background(), list[str](), Running("", {"id": "resp_1"})
+        background, told, running = Background(1000), list[str](), Running("", {"id": "resp_1"})
 
         async def make(running: Running) -> None:
             await asyncio.sleep(60)
@@ -177,3 +180,55 @@ def test_one_that_is_cancelled_before_it_has_begun_is_told_so() -> None:
         return told
 
     assert asyncio.run(run()) == ["cancelled"]
+
+
+class Reader:
+    """Reads as fast as events come."""
+
+    def __init__(self) -> None:
+        self.read = list[bytes]()
+
+    def send(self, frame: bytes) -> bool:
+        self.read.append(frame)
+        return True
+
+
+def test_events_of_all_in_progress_take_a_bounded_room(caplog: pytest.LogCaptureFixture) -> None:
+    size, bytes_max = 1000, 50_000
+
+    async def run() -> None:
+        background, begun, reader = Background(bytes_max), list[Running](), Reader()
+
+        async def make(running: Running) -> None:
+            await asyncio.sleep(60)
+
+        for number in range(3):
+            begun.append(Running("", {"id": f"resp_{number}"}))
+            background.begin(begun[-1], make, lambda failure: None, lambda: None)
+        following = asyncio.create_task(begun[0].follow(reader, 0))
+        for number in range(200):
+            begun[0].send(b"%d" % number + b"x" * size)
+            begun[1].send(b"small")
+            assert sum(sys.getsizeof(frame) + 8 for each in begun for frame in each.frames) <= bytes_max
+            await asyncio.sleep(0)
+        assert begun[0].forgotten and not begun[0].whole and len(begun[1].whole) == 200, "the largest one forgets"
+        assert [frame.partition(b"x")[0] for frame in reader.read] == [b"%d" % number for number in range(200)]
+        with pytest.raises(InvalidRequest, match="The events up to number [0-9]+ of this response are not kept any more"):
+            await begun[0].follow(Reader(), begun[0].forgotten - 1)
+        begun[0].end()
+        await following
+        await background.close()
+        assert background.size_bytes == 0
+
+    asyncio.run(run())
+    assert len(caplog.messages) == 1 and "The events of the response resp_0 are forgotten" in caplog.text
+
+
+def test_a_response_outlives_its_events(server: EdgeServer) -> None:
+    """The events of one answer take more than the bound, and the answer itself does not."""
+    server.app[BACKGROUND]._bytes_max = server.app[RESPONSES]._bytes_max = 8000
+    asked = begin(server, "say:" + "abcdefgh" * 8, stream=True)
+    id_ = next(event.response.id for event in asked if event.type == "response.created")
+    assert ended(server, id_).status == "completed"
+    answer = httpx.get(f"{server.url}/v1/responses/{id_}?stream=true", timeout=20)
+    assert answer.status_code == 400 and "its events took too much room to be kept" in answer.text

@@ -100,11 +100,14 @@ class ResponseStore:
         self, response: dict[str, Any], given: Sequence[Item], earlier: Sequence[Item], owner: str = "",
         events: Sequence[bytes] = (),
     ) -> None:  # fmt: skip
-        """Keep a complete response to the input `given`, which followed the conversation `earlier`."""
+        """Keep a complete response to the input `given`, which followed the conversation `earlier`; without its events where these
+        are too large."""
         output = msgspec.convert(response["output"], list[Item])
         own = _encode((*given, *output))
         kept = _encode(events) if events else b""
         found = Stored(msgspec.json.encode(response), _encode(tuple(earlier)), own, len(given), owner, kept)
+        if found.size_bytes > self._bytes_max:
+            found = msgspec.structs.replace(found, events=b"")
         if found.size_bytes > self._bytes_max:
             return
         self._kept[response["id"]] = found

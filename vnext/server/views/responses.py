@@ -107,17 +107,17 @@ async def _begin(
     async def make(running: Running) -> None:
         with held:
             await send(running if streams else None)
-        keep(running.frames)
+        keep(running.whole)
 
     def failed(failure: Failure) -> None:
         frame = answer.fault_frame(failure)
         if streams:
             running.send(frame)
-        keep(running.frames)
+        keep(running.whole)
 
     def cancelled() -> None:
         answer.cancel()
-        keep(running.frames)
+        keep(running.whole)
 
     request.app[BACKGROUND].begin(running, make, failed, cancelled)
     if streams:
@@ -139,10 +139,11 @@ async def _follow(request: web.Request, id_: str) -> web.StreamResponse:
     """The events of a background response behind the one that the client names. Raises FileUnknown, InvalidRequest."""
     running = request.app[BACKGROUND].get(id_, tenant_of(request))
     found = None if running else _stored(request, id_)
-    if not (running.frames if running else found.events):
-        raise InvalidRequest("stream is true: this response was not created with background and stream.", "stream")
+    if not (running.frames or running.forgotten if running else found.events):
+        why = "this response was not created with background and stream, or its events took too much room to be kept"
+        raise InvalidRequest(f"stream is true: {why}.", "stream")
     frames = running.frames if running else found.frames()
-    place = _place(request, frames)
+    place = _place(request, frames, running.forgotten if running else 0)
     following = partial(running.follow, place=place) if running else partial(send_all, frames=frames[place:])
     return await respond(request, following, b"")
 
@@ -315,14 +316,15 @@ def _check_background(body: ResponsesBody, store: ResponseStore) -> None:
         raise InvalidRequest(f"background is true and {why}: nobody could read the response, leave background out.", "background")
 
 
-def _place(request: web.Request, frames: Sequence[bytes]) -> int:
-    """The number of the first event that a client lacks: behind `starting_after`, or behind the one whose id it sends."""
+def _place(request: web.Request, frames: Sequence[bytes], first: int = 0) -> int:
+    """The number of the first event that a client lacks: behind `starting_after`, or behind the one whose id it sends. `first` is
+    that of `frames`."""
     if (given := request.headers.get(HEADER)) and "starting_after" not in request.query:
         head = f"id: {given}\n".encode(errors="surrogateescape")
         found = next((place for place, frame in enumerate(frames) if frame.startswith(head)), None)
         if found is None:
             raise InvalidRequest(f"{HEADER} is {given[:60]!r}, which is no id of this response's events.", HEADER)
-        return found + 1
+        return first + found + 1
     after = request.query.get("starting_after", "-1")
     if not re.fullmatch(r"-1|[0-9]{1,9}", after):
         raise InvalidRequest(f"starting_after is {after[:60]!r}: it must be the sequence_number of an event.", "starting_after")
