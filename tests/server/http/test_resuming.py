@@ -35,6 +35,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "completion": ("/v1/completions", {"prompt": "a"}),
     "two prompts with three answers": ("/v1/completions", {"prompt": ["a", "b"], "n": 3, "stream_options": {"include_usage": True}}),
     "stopped": ("/v1/completions", {"prompt": "a", "stop": ["STOP"], "echo": True, "seed": -5}),
+    "three stopped answers": ("/v1/completions", {"prompt": "a", "n": 3, "stop": ["Ende"], "logprobs": 1}),
     "log-probabilities": ("/v1/completions", {"prompt": "a", "logprobs": 2, "return_token_ids": True}),
     "chat": ("/v1/chat/completions", {"messages": [USER], "stream_options": {"include_usage": True}}),
     "continuous usage": (

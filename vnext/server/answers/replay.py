@@ -49,6 +49,8 @@ class Replay:
 
     def take(self, choice: Choice, output: RequestOutput) -> bool:
         """As Taker. Raises OtherSystem for an answer that ends before its client's place."""
+        if choice.finished:  # by a stop string, whose abort comes back while the events of the end are made
+            return True
         if self._ids.cached_tokens is not None:  # what the client has been told
             output = replace(output, cached_tokens=self._ids.cached_tokens)
         reached = self._ids.lacking.get(choice.index)
