@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from vnext.router.proxy.continuing import SHOWN, Diverged, Shown, split
+from vnext.router.proxy.continuing import SHOWN, Diverged, Shown, ShownResponse, split
 from vnext.router.proxy.events import WholeEvents, each_of
 from vnext.server.http.streaming import event_frame, frame_of
 from vnext.server.messages.blocks import MessageBuilder
@@ -212,3 +212,14 @@ def test_events_come_whole_however_they_are_cut(end: bytes) -> None:
             assert piece == b"" or piece.endswith(end * 2)
             passed, rest = passed + piece, rest[size:]
         assert passed + whole_events.end() == stream
+
+
+def test_numbers_go_on_from_where_the_client_picked_the_stream_up() -> None:
+    def event(number: int) -> bytes:
+        members = {"type": "response.output_text.delta", "output_index": 0, "content_index": 0, "delta": "ab"[number - 7]}
+        return b"data: " + json.dumps(members | {"sequence_number": number}).encode() + b"\n\n"
+
+    shown = ShownResponse()
+    shown.take(event(7))
+    shown.begin_again()
+    assert shown.take(event(7)) == b"" and b'"sequence_number":8' in shown.take(event(8))
