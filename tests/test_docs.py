@@ -1,0 +1,70 @@
+"""The documentation is true to the tree: its generated parts, its links, and every page that code names. Owns no prose."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.append(str(ROOT / "scripts"))
+
+import write_docs  # noqa: E402  (needs the path above)
+
+PAGES = [*write_docs.pages(), ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md", ROOT / "perf" / "README.md"]
+LINK = re.compile(r"\]\(([^)#:\s]*)(?:#([^)\s]*))?\)")
+NAMED = re.compile(r"(?<![\w./-])docs/([\w-]+\.md)(?:#([\w-]+))?")
+FENCED = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.parametrize("page", write_docs.pages(), ids=lambda page: page.name)
+def test_generated_parts_are_as_the_script_writes_them(page: Path, request: pytest.FixtureRequest) -> None:
+    """With --rewrite they are written."""
+    text = write_docs.written(page.read_text())
+    if request.config.getoption("--rewrite"):
+        page.write_text(text)
+    assert page.read_text() == text, "python scripts/write_docs.py writes it"
+
+
+def test_every_generator_has_its_page() -> None:
+    named = [name for page in write_docs.pages() for name in re.findall(r"^<!-- generated: ([\w-]+) -->$", page.read_text(), re.M)]
+    assert sorted(named) == sorted(write_docs.PARTS)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_links_lead_somewhere(page: Path) -> None:
+    wrong = [f"{file}#{anchor}" for file, anchor in LINK.findall(FENCED.sub("", page.read_text())) if not leads(page, file, anchor)]
+    assert wrong == []
+
+
+def leads(page: Path, file: str, anchor: str) -> bool:
+    target = (page.parent / file).resolve() if file else page
+    return target.exists() and (not anchor or target.suffix != ".md" or anchor in anchors(target))
+
+
+def anchors(page: Path) -> set[str]:
+    """GitHub's anchors of a page's headings."""
+    headings = re.findall(r"^#+ (.*)$", FENCED.sub("", page.read_text()), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading).lower()).replace(" ", "-") for heading in headings}
+
+
+def test_pages_that_the_tree_names_exist() -> None:
+    """`docs/x.md` and `docs/x.md#anchor`, in code, help, errors and comments."""
+    assert [f"{name} names docs/{file}#{anchor}" for name, file, anchor in named_pages() if not leads(ROOT / "docs" / "x", file, anchor)] == []
+
+
+def named_pages() -> Iterator[tuple[str, str, str]]:
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\n")
+    for name in listed:
+        path = ROOT / name
+        if path.suffix in {".py", ".md", ".sh", ".c", ".cpp", ".h", ".cu", ".cuh", ".js", ".service", ".yml", ".txt"} and path.is_file():
+            yield from ((name, file, anchor) for file, anchor in NAMED.findall(path.read_text()))
+
+
+def test_every_page_is_in_the_list() -> None:
+    listed = set(re.findall(r"\(([\w-]+\.md)", (ROOT / "docs" / "README.md").read_text()))
+    assert {page.name for page in (ROOT / "docs").glob("*.md")} - {"README.md"} == listed
