@@ -3,7 +3,7 @@
 Measures what one row reads, the products of 512 rows, and what sharing an operation costs, with one thread and with two in turns.
 The first two by the processor time of all threads divided by their number, the median of the rounds: other programs distort it less
 than time on a clock, and on a quiet machine the two are the same, since threads that wait spin. `paper` computes the products of a step on more threads, by assumptions that no machine here can
-measure: `--memory` and `--line-ns`. `--parts FILE` takes the parts of a record. docs/cpu.md has the formulas.
+measure: `--memory` and `--line-ns`. `--parts FILE` takes the parts of a record. perf/records/notes/cpu.md has the formulas.
 """
 
 from __future__ import annotations
