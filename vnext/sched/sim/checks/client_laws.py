@@ -33,9 +33,9 @@ class ClientBook:
         self._service: dict[ClientKey, int] = {}
         self._idle: dict[ClientKey, int] = {}
         self._next_starts: dict[int, int] = {}
-        self._got: Counter[ClientKey] = Counter()
-        self._since: dict[ClientKey, Counter[ClientKey]] = {}
-        self._most: Counter[int] = Counter()
+        self._got: dict[ClientKey, int] = {}
+        self._since: dict[ClientKey, dict[ClientKey, int]] = {}
+        self._most: dict[int, int] = {}
 
     def write(self, before: PlainState, event: AnyEvent, after: PlainState) -> None:
         """F1, F2 of one event. Raises LawBroken."""
@@ -54,7 +54,7 @@ class ClientBook:
     def count(self, before: PlainState, after: PlainState) -> Counter[ClientKey]:
         """The tokens that an event computes for each client."""
         gained = self._gained(before, after)
-        self._got.update(gained)
+        self._got |= {key: self._got.get(key, 0) + tokens for key, tokens in gained.items()}
         return gained
 
     def restart(self) -> None:
@@ -76,17 +76,17 @@ class ClientBook:
         client may compute, and NEXT_TOKENS for each client."""
         state = after.state
         for priority, most in self._at_most(after).items():
-            self._most[priority] = max(self._most[priority], most)
+            self._most[priority] = max(self._most.get(priority, 0), most)
         if state.paused or transferring(before.state) or transferring(state) or _hurries(before, event):
             self.restart()
         waiting = dict.fromkeys(self._keys[entry.id] for entry in state.waiting)
         self._since = {key: since for key, since in self._since.items() if key in waiting}
         for key in waiting:
-            since = self._since.setdefault(key, Counter(self._got))
+            since = self._since.setdefault(key, dict(self._got))
             known = [other for other in self._got if other[0] == key[0]]
-            bound = 4 * self._most[key[0]] + NEXT_TOKENS * len(known)
+            bound = 4 * self._most.get(key[0], 0) + NEXT_TOKENS * len(known)
             for other in known:
-                lead = self._got[other] - since[other] - self._got[key] + since[key]
+                lead = self._got[other] - since.get(other, 0) - self._got.get(key, 0) + since.get(key, 0)
                 if lead > bound:
                     raise LawBroken("F1", f"client {other} got {lead} tokens more than {key}, which waits: {bound} at most")
 
