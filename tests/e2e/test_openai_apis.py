@@ -141,7 +141,7 @@ def test_a_response_s_events_are_of_the_package_s_types(client: openai.OpenAI, t
     with client.responses.with_streaming_response.create(**asked, stream=True) as answer:
         frames = [frame.split("\ndata: ") for frame in answer.read().decode().strip().split("\n\n")]
     sent = [EVENT.validate_json(frame[1], strict=False) for frame in frames]
-    assert [frame[0].split("\n")[1] for frame in frames] == [f"event: {event.type}" for event in sent]
+    assert [frame[0] for frame in frames] == [f"event: {event.type}" for event in sent]
     assert [event.sequence_number for event in sent] == [*range(len(sent))]
     assert (sent[0].type, sent[-1].type) == ("response.created", f"response.{whole.status}")
     final = sent[-1].response

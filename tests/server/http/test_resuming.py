@@ -75,7 +75,8 @@ def ask(server: EdgeServer, path: str, body: dict[str, Any], last: str = "", **h
     """Status and whole body of an answer."""
     data = json.dumps(body).encode()
     lines = [f"POST {path} HTTP/1.0", "Content-Type: application/json", f"Content-Length: {len(data)}"]
-    lines += [f"{name}: {value}" for name, value in ({"Last-Event-ID": last} if last else {} | headers).items()]
+    given = ({"Last-Event-ID": last} if last else {"Accept": "text/event-stream"}) | headers
+    lines += [f"{name}: {value}" for name, value in given.items()]
     with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
         connection.sendall("\r\n".join([*lines, "", ""]).encode() + data)
         head, _, rest = b"".join(iter(lambda: connection.recv(65536), b"")).partition(b"\r\n\r\n")
@@ -151,7 +152,8 @@ def test_outputs_that_were_merged_on_their_way_are_cut_where_the_client_is(serve
     engine.running.clear()
     with socket.create_connection(("127.0.0.1", servers[0].port), timeout=20) as connection:
         data = json.dumps(body).encode()
-        head = f"POST /v1/completions HTTP/1.0\r\nContent-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
+        head = f"POST /v1/completions HTTP/1.0\r\nContent-Type: application/json\r\n"
+        head += f"Accept: text/event-stream\r\nContent-Length: {len(data)}\r\n\r\n"
         connection.sendall(head.encode() + data)
         engine.running.set()
         events = whole_events(b"".join(iter(lambda: connection.recv(64), b"")).partition(b"\r\n\r\n")[2])
@@ -189,7 +191,7 @@ def test_another_system_says_that_it_cannot(servers: list[EdgeServer]) -> None:
 def test_another_key_s_stream_is_not_picked_up() -> None:
     with EdgeServer(engine=FakeEngine(answer), api_keys=("one", "two")) as server:
         path, body = body_of("completion")
-        events = server.call("POST", path, body, Authorization="Bearer one")[1]
+        events = server.call("POST", path, body, Authorization="Bearer one", Accept="text/event-stream")[1]
         last = id_of(events.encode() if isinstance(events, str) else events)
         status, data, _ = server.call("POST", path, body, **{"Authorization": "Bearer two", "Last-Event-ID": last})
         assert status == 400 and "another request" in data["error"]["message"]
@@ -203,6 +205,15 @@ def test_where_tokens_depend_on_the_batch_events_have_no_ids() -> None:
         assert data.startswith(b"data: ")
     with EdgeServer(engine=FakeEngine(answer)) as server:
         assert ask(server, path, body | {"prompt": ["a"] * 65})[1].startswith(b"data: ")
+
+
+def test_clients_that_do_not_say_that_they_read_events_get_none_but_data(servers: list[EdgeServer]) -> None:
+    path, body = body_of("completion")
+    for said in ("*/*", "application/json", ""):
+        events = ask(servers[0], path, body, Accept=said)[1].split(b"\n\n")
+        assert len(events) > 10 and all(re.fullmatch(rb"data: [^\n]+", event) for event in events[:-1])
+    last = id_of(whole_events(ask(servers[0], path, body)[1])[3])
+    assert all(event.startswith(b"id: ") for event in whole_events(ask(servers[0], path, body, last, Accept="*/*")[1]))
 
 
 def test_a_background_response_goes_on_where_it_is(servers: list[EdgeServer]) -> None:

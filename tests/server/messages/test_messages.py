@@ -63,7 +63,7 @@ def events(server: EdgeServer, body: dict[str, Any]) -> list[tuple[str, dict[str
     """The stream as it is on the wire."""
     status, text, _ = server.post("/v1/messages", {"model": "toy", "max_tokens": 400, "stream": True} | body)
     assert status == 200, text
-    frames = [frame.split("\n")[1:] for frame in text.strip("\n").split("\n\n")]
+    frames = [frame.split("\n") for frame in text.strip("\n").split("\n\n")]
     assert all(len(frame) == 2 and frame[0].startswith("event: ") for frame in frames), text
     return [(name[7:], json.loads(data.removeprefix("data: "))) for name, data in frames]
 

@@ -58,7 +58,7 @@ def events(server: EdgeServer, body: dict[str, Any]) -> list[dict[str, Any]]:
     """The stream as it is on the wire, each event parsed by OpenAI's types."""
     status, text, _ = server.post("/v1/responses", {"model": "toy", "stream": True} | body)
     assert status == 200, text
-    frames = [frame.split("\n")[1:] for frame in text.strip("\n").split("\n\n")]
+    frames = [frame.split("\n") for frame in text.strip("\n").split("\n\n")]
     found = [json.loads(data.removeprefix("data: ")) for _, data in frames]
     assert [name for name, _ in frames] == [f"event: {event['type']}" for event in found]
     assert [event["sequence_number"] for event in found] == [*range(len(found))]

@@ -24,8 +24,8 @@ def whole(server: EdgeServer, path: str, body: dict[str, Any]) -> dict[str, Any]
 
 def chunks(server: EdgeServer, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
     events = whole(server, path, body | {"stream": True}).split("\n\n")[:-1]
-    assert events.pop().endswith("\ndata: [DONE]")
-    return [json.loads(event.partition("data: ")[2]) for event in events]
+    assert events.pop() == "data: [DONE]"
+    return [json.loads(event.removeprefix("data: ")) for event in events]
 
 
 def test_completions_tell_the_tokens_of_prompt_and_answer(server: EdgeServer) -> None:

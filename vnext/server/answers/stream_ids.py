@@ -12,7 +12,7 @@ from vnext.server.answers.generation import Generation
 from vnext.server.answers.resuming import Call, EventIds
 from vnext.server.context.errors import OtherSystem
 from vnext.server.context.server_context import SERVER_CONTEXT, tenant_of
-from vnext.server.http.event_ids import CHOICES_MAX, HEADER, LastEvent, Origin
+from vnext.server.http.event_ids import CHOICES_MAX, HEADER, LastEvent, Origin, reads_ids
 
 SEEDS = 2**64
 _encode = msgspec.json.Encoder().encode
@@ -21,9 +21,11 @@ _encode = msgspec.json.Encoder().encode
 def event_ids(
     request: web.Request, call: Call, generation: Generation, body: msgspec.Struct, by_token: bool = False
 ) -> EventIds | None:
-    """Those of a stream; None for one that no server could go on with, as where tokens depend on the batch. Raises InvalidRequest
-    and OtherSystem where the client goes on with another one."""
+    """Those of a stream; None where the client reads none, and where no server could go on, as where tokens depend on the batch.
+    Raises InvalidRequest and OtherSystem where the client goes on with another stream."""
     context, last = request.app[SERVER_CONTEXT], call.last
+    if last is None and not reads_ids(request.headers):
+        return None
     is_invariant = context.client.ready.environment.get("batch_invariant", "yes").startswith("yes")
     if len(generation.choices) > CHOICES_MAX or not is_invariant:
         if last is not None:
