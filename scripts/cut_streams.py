@@ -87,7 +87,8 @@ class Stream:
         reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
         try:
             lines = [f"POST {self.path} HTTP/1.0", f"Host: {parts.netloc}", "Content-Type: application/json"]
-            lines += ["Accept: text/event-stream", f"Content-Length: {len(self.data)}"] + ([f"Last-Event-ID: {self.last_id}"] if self.last_id else [])
+            lines += ["Accept: text/event-stream", f"Content-Length: {len(self.data)}"]
+            lines += [f"Last-Event-ID: {self.last_id}"] if self.last_id else []
             writer.write("\r\n".join([*lines, "", ""]).encode() + self.data)
             head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), READ_TIMEOUT_S)
             status, rest = int(head.split()[1]), b""

@@ -152,7 +152,7 @@ def test_outputs_that_were_merged_on_their_way_are_cut_where_the_client_is(serve
     engine.running.clear()
     with socket.create_connection(("127.0.0.1", servers[0].port), timeout=20) as connection:
         data = json.dumps(body).encode()
-        head = f"POST /v1/completions HTTP/1.0\r\nContent-Type: application/json\r\n"
+        head = "POST /v1/completions HTTP/1.0\r\nContent-Type: application/json\r\n"
         head += f"Accept: text/event-stream\r\nContent-Length: {len(data)}\r\n\r\n"
         connection.sendall(head.encode() + data)
         engine.running.set()
