@@ -49,3 +49,9 @@ def test_a_crash_ends_the_run(files: tuple[str, ...], culprit: str, tmp_path: Pa
 def test_the_check_bounds_a_test_twice(root: Path) -> None:
     command = (root / ".ci" / "run").read_text()
     assert all(bound.partition("=")[0] + "=" in command for bound in BOUNDS if "=" in bound)
+
+
+def test_the_check_names_no_file(root: Path) -> None:
+    """scripts/test.sh would run what it names, all of it in one process."""
+    [line] = [line for line in (root / ".ci" / "run").read_text().splitlines() if "test.sh" in line and "exec" in line]
+    assert all(word.startswith("-") for word in line.partition('test.sh" ')[2].partition(" <")[0].split())
