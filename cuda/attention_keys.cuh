@@ -17,7 +17,7 @@
 #define HEAD_DIM 128
 #endif
 
-constexpr int SPLIT = 256;
+constexpr int SPLIT = 256, GROUP_SPLITS = 16, GROUP = GROUP_SPLITS * SPLIT;  // keys; as in vnext/kernels/cuda/plan.py
 constexpr int STAGES = 2;
 constexpr int TILES = HEAD_DIM / COLUMNS;
 constexpr int PRIVATE = TILES * 4 + 4;  // what a thread keeps of joined splits: its sums, two peaks, two totals
@@ -42,9 +42,12 @@ constexpr int BLOCKS_MIN = !Multiply::HOLDS ? 1 : HEAD_DIM <= 64 ? 4 : 3;
 #endif
 constexpr int NO_LIMIT = 0x7fffffff;  // of a row without a query, whose sums nobody takes
 
+/* What a unit leaves: results, or the sums of its splits or of its groups, which merge_splits joins. */
+enum Leaves { RESULTS, SPLIT_SUMS, GROUP_SUMS };
+
 /* Up to four tiles, one a warp, that read the same keys [key_first, key_stop) of one row of the block table. */
 struct Unit {
-    int tile_first, tile_count, table_row, key_first, key_stop, is_partial;
+    int tile_first, tile_count, table_row, key_first, key_stop, leaves;
 };
 
 /* All pointers to int are into the plan of the step. */
@@ -53,7 +56,7 @@ struct Step {
     const int2 *tiles;    // first entry and count
     const int *tokens;    // of entries
     const int *limits;    // of tokens: the last key that they see
-    const int *partials;  // of tokens: the slot of their split 0
+    const int *partials;  // of tokens: the slot of their split 0 or group 0, or the one in which joined groups wait
     const int *table;
     long long table_stride;
     int window;

@@ -2,8 +2,9 @@
 
    A warp processes a tile: 16 rows, each one head of one query. It walks the keys of its unit in steps of 32, aligned to
    multiples of 32 in every unit, with the online softmax (Milakov and Gimelshein, arXiv 1805.02867), and closes its sums
-   after each split of 256 keys. Closed sums are joined in order, in shared memory or by `merge_splits`, with the same
-   operations. So the bits of a query's result do not depend on its batch, on prompt chunking or on prefix sharing.
+   after each split of 256 keys. Closed sums are joined in order within groups of 16 splits, and then groups in order, in a
+   block or by `merge_splits`, with the same operations. Splits and groups lie at multiples of 256 and 4,096 of the context.
+   So the bits of a query's result do not depend on its batch, on prompt chunking or on prefix sharing.
 
    The macros are in attention_keys.cuh. The step is described in vnext/kernels/cuda/plan.py, shared memory in vnext/kernels/cuda/attention.py. */
 #include "attention_keys.cuh"
@@ -139,16 +140,16 @@ __device__ __forceinline__ void load_queries(SCALAR *to, const SCALAR *query, co
     }
 }
 
-/* A split's sums to their slot: values [slots, heads, HEAD_DIM], peaks and totals [slots, heads, 2]. */
+/* Sums to a slot of each token, counted from where `partials` points: values [slots, heads, HEAD_DIM], peaks and totals [slots, heads, 2]. */
 __device__ __forceinline__ void store_partial(const Sums &sums, float *values, float2 *marks, const Tile &tile,
-                                              const Step &step, const Heads &heads, int split) {
+                                              const Step &step, const Heads &heads, int slot) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
         int head;
         const int token = token_of(tile, step, own_row(half * 2), head);
         keep_order();  // with heads of 256 both halves at once spill on sm_100
         if (token < 0) continue;
-        const long long row = (long long)(step.partials[token] + split) * heads.heads + head;
+        const long long row = (long long)(step.partials[token] + slot) * heads.heads + head;
 #pragma unroll
         for (int n = 0; n < TILES; ++n)
             *reinterpret_cast<float2 *>(values + row * HEAD_DIM + n * COLUMNS + own_column(0)) =
@@ -175,6 +176,64 @@ __device__ __forceinline__ void join_split(float *own, const Sums &sums) {
             for (int i = half * 2; i < half * 2 + 2; ++i)
                 own[(n * 4 + i) * 32] = joined(own[(n * 4 + i) * 32], sums.values[n][i], by);
     }
+}
+
+/* Where sums of a tile's row lie, counted in slots from where `partials` points; NO_SLOT: there is no query. */
+constexpr long long NO_SLOT = -1;
+__device__ __forceinline__ long long slot_of(const Tile &tile, const Step &step, const Heads &heads, int half, int slot) {
+    int head;
+    const int token = token_of(tile, step, own_row(half * 2), head);
+    keep_order();  // with heads of 256 both halves at once spill on sm_100
+    return token < 0 ? NO_SLOT : (long long)(step.partials[token] + slot) * heads.heads + head;
+}
+
+/* The joined sums of a group to a slot of each token, as `store_partial` a split's. */
+__device__ __forceinline__ void store_group(const float *own, float *values, float2 *marks, const Tile &tile, const Step &step,
+                                            const Heads &heads, int slot) {
+#pragma unroll 1
+    for (int half = 0; half < 2; ++half) {
+        const long long row = slot_of(tile, step, heads, half, slot);
+        if (row == NO_SLOT) continue;
+#pragma unroll 4
+        for (int n = 0; n < TILES; ++n)
+            *reinterpret_cast<float2 *>(values + row * HEAD_DIM + n * COLUMNS + own_column(0)) =
+                make_float2(own[(n * 4 + half * 2) * 32], own[(n * 4 + half * 2 + 1) * 32]);
+        const float *kept = own + (TILES * 4 + half * 2) * 32;
+        if (threadIdx.x % 4 == 0) marks[row] = make_float2(kept[0], kept[32]);
+    }
+}
+
+/* Joins a group's sums to those of the groups before it, which wait in the tokens' slots. */
+__device__ __forceinline__ void join_waiting(float *own, const float *values, const float2 *marks, const Tile &tile,
+                                             const Step &step, const Heads &heads) {
+#pragma unroll 1
+    for (int half = 0; half < 2; ++half) {
+        const long long row = slot_of(tile, step, heads, half, 0);
+        if (row == NO_SLOT) continue;
+        float2 before = marks[row];
+        float *kept = own + (TILES * 4 + half * 2) * 32;
+        const Factors by = raise(before.x, kept[0]);
+        kept[0] = before.x;
+        kept[32] = joined(before.y, kept[32], by);
+#pragma unroll 4
+        for (int n = 0; n < TILES; ++n) {
+            const float2 waiting = *reinterpret_cast<const float2 *>(values + row * HEAD_DIM + n * COLUMNS + own_column(0));
+            float *pair = own + (n * 4 + half * 2) * 32;
+            pair[0] = joined(waiting.x, pair[0], by);
+            pair[32] = joined(waiting.y, pair[32], by);
+        }
+    }
+    __syncwarp();  // four lanes have read the marks that one of them writes next
+}
+
+/* A group is closed: its sums go to their slot, or they are joined to those of the groups before, and wait while others follow. */
+__device__ __forceinline__ void close_group(float *own, float *values, float2 *marks, const Tile &tile, const Step &step,
+                                            const Heads &heads, const Unit &unit, int group, bool is_last) {
+    const bool leaves_sums = unit.leaves == GROUP_SUMS;
+    if (!leaves_sums && group > unit.key_first / GROUP) join_waiting(own, values, marks, tile, step, heads);
+    if (!leaves_sums && is_last) return;
+    store_group(own, values, marks, tile, step, heads, leaves_sums ? group : 0);
+    clear_private(own);
 }
 
 __device__ __forceinline__ void store_joined(SCALAR *output, const float *own, const Tile &tile, const Step &step,
@@ -254,7 +313,7 @@ paged_attention(SCALAR *output, float *partial_values, float2 *partial_marks, co
         }
         if (step_at == begin && (!IS_NARROW || has_tile)) {
             Multiply::hold(held, queries);
-            if (!unit.is_partial) clear_private(own);
+            if (unit.leaves != SPLIT_SUMS) clear_private(own);
         }
         const SCALAR *keys = IS_NARROW ? wide : reinterpret_cast<const SCALAR *>(stage);
         if (has_tile) attend(sums, held, keys, spare, step_at * KEYS, own_limits, window, heads);
@@ -262,32 +321,52 @@ paged_attention(SCALAR *output, float *partial_values, float2 *partial_marks, co
         if (has_tile && is_closed) {
             sums.totals[0] = row_sum(sums.totals[0]);
             sums.totals[1] = row_sum(sums.totals[1]);
-            if (unit.is_partial)
+            if (unit.leaves == SPLIT_SUMS)
                 store_partial(sums, partial_values, partial_marks, tile, step, heads, step_at * KEYS / SPLIT);
             else
                 join_split(own, sums);
+            const bool is_last = step_at + 1 == stop;
+            if (unit.leaves != SPLIT_SUMS && (is_last || (step_at + 1) * KEYS % GROUP == 0))
+                close_group(own, partial_values, partial_marks, tile, step, heads, unit, step_at * KEYS / GROUP, is_last);
             clear(sums);
         }
         if (!IS_NARROW) __syncthreads();  // a stage that was widened is free already, and `wide` behind the next barrier
     }
-    if (has_tile && !unit.is_partial) store_joined(output, own, tile, step, heads, value_scale);
+    if (has_tile && unit.leaves == RESULTS) store_joined(output, own, tile, step, heads, value_scale);
 }
 
-/* merges [tokens, 3]: a token, the slot of the first split that it sees, how many there are.
-   Grid (merged tokens, heads), HEAD_DIM threads. */
+/* Joined sums of one number of a result. */
+struct Joined {
+    float peak, total, value;
+
+    __device__ __forceinline__ void clear() { peak = minus_infinity(), total = value = 0.0f; }
+    __device__ __forceinline__ void join(float coming_peak, float coming_total, float coming_value) {
+        const Factors by = raise(peak, coming_peak);
+        total = joined(total, coming_total, by);
+        value = joined(value, coming_value, by);
+    }
+};
+
+/* merges [tokens, 4]: a token, the slot of the first sums that it sees, how many there are, and how many of them the first group
+   has; those behind have GROUP_SPLITS each. Grid (merged tokens, heads), HEAD_DIM threads. */
 extern "C" __global__ void __launch_bounds__(256)
 merge_splits(SCALAR *output, const float *partial_values, const float2 *partial_marks, const int *merges, int heads,
              float value_scale) {
-    const int *merge = merges + blockIdx.x * 3;
+    const int *merge = merges + blockIdx.x * 4;
     const int head = blockIdx.y, d = threadIdx.x;
-    float peak = minus_infinity(), total = 0.0f, value = 0.0f;
+    Joined all, group;
+    all.clear(), group.clear();
+    int left = merge[3];
 #pragma unroll 4
-    for (int split = 0; split < merge[2]; ++split) {
-        const long long row = (long long)(merge[1] + split) * heads + head;
+    for (int at = 0; at < merge[2]; ++at) {
+        const long long row = (long long)(merge[1] + at) * heads + head;
         const float2 marks = partial_marks[row];
-        const Factors by = raise(peak, marks.x);
-        total = joined(total, marks.y, by);
-        value = joined(value, partial_values[row * HEAD_DIM + d], by);
+        group.join(marks.x, marks.y, partial_values[row * HEAD_DIM + d]);
+        if (--left == 0) {
+            all.join(group.peak, group.total, group.value);
+            group.clear(), left = GROUP_SPLITS;
+        }
     }
-    output[((long long)merge[0] * heads + head) * HEAD_DIM + d] = narrow(value / total * value_scale, SCALAR{});
+    all.join(group.peak, group.total, group.value);  // of nothing: it changes nothing
+    output[((long long)merge[0] * heads + head) * HEAD_DIM + d] = narrow(all.value / all.total * value_scale, SCALAR{});
 }

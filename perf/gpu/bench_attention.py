@@ -56,8 +56,9 @@ DECODES = {
     "decode 32 x 8k, fp8": (Shape(32, 8192, cache="fp8"), Shape(2, 260, **TOY, cache="fp8"), 0.60),
 }
 """The shape, the shape of a dry run, and the target share of copy bandwidth."""
-CHUNK, TOY_CHUNK = (Shape(1, 32_768), 64), (Shape(1, 600, **TOY), 20)
-"""A context and how many of its last tokens are new: the next turn of a chat."""
+CHUNKS = ((64, 32_704), (65, 32_768), (200, 33_000), (1024, 32_768), (64, 131_072))
+TOY_CHUNKS = ((20, 580),)
+"""New tokens and how many are before them: the next turn of a chat."""
 PREFILL = (Shape(1, 4096), Shape(1, 70, **TOY), 0.60)
 
 
@@ -65,7 +66,8 @@ def run(place: Place, copy_rate: float | None) -> Iterator[tuple[tuple[Figure, .
     """Figures and details of each measurement."""
     for name, (real, toy, target) in DECODES.items():
         yield decode(place, name, toy if place.is_dry else real, target, copy_rate)
-    yield chunk(place, *(TOY_CHUNK if place.is_dry else CHUNK))
+    for new, behind in TOY_CHUNKS if place.is_dry else CHUNKS:
+        yield chunk(place, Shape(1, new + behind, **(TOY if place.is_dry else {})), new)
     yield prefill(place, PREFILL[1] if place.is_dry else PREFILL[0], PREFILL[2])
 
 
@@ -162,7 +164,7 @@ def chunk(place: Place, shape: Shape, new: int) -> tuple[tuple[Figure, ...], dic
         expected = whole()  # planned now
     assert torch.equal(cut(), expected), "whole units give other bits"
     ours, uncut = place.clock.times(cut), place.clock.times(whole)
-    name = "64 tokens behind 32k"
+    name = f"{new} tokens behind {round((shape.context - new) / 1024)}k"
     figures = (figure(name, ours.best_us, "us"), figure(f"{name}, in whole units", uncut.best_us, "us"))
     return figures, {name: {"shape": shape._asdict(), "new": new, "error": error, "ours": ours._asdict(), "whole": uncut._asdict()}}
 

@@ -112,25 +112,27 @@ def attend(
     return list(found.split([stop - start for _, start, stop in ranges]))
 
 
-def dense(sequences: Sequences, index: int, options: Options = Options()) -> tuple[torch.Tensor, torch.Tensor]:
-    """Causal attention of one whole sequence in float64, and the same of the values' sizes, for bounds."""
-    query, key, value = (tensors[index].double() for tensors in (sequences.query, sequences.key, sequences.value))
+def dense(sequences: Sequences, given: Range, options: Options = Options()) -> tuple[torch.Tensor, torch.Tensor]:
+    """Causal attention of some rows of a sequence in float64, and the same of the values' sizes, for bounds."""
+    index, start, stop = given
+    key, value = (tensors[index][:stop].double() for tensors in (sequences.key, sequences.value))
+    query = sequences.query[index][start:stop].double()
     group = query.shape[1] // key.shape[1]
     key, value = key.repeat_interleave(group, 1), value.repeat_interleave(group, 1)
     scores = torch.einsum("qhd,khd->hqk", query, key) * query.shape[-1] ** -0.5
     if options.softcap:
         scores = options.softcap * torch.tanh(scores / options.softcap)
-    place = torch.arange(len(query))
-    hidden = place[None, :] > place[:, None]
+    seen_by, place = torch.arange(start, stop)[:, None], torch.arange(stop)[None]
+    hidden = place > seen_by
     if options.window:
-        hidden |= place[None, :] <= place[:, None] - options.window
+        hidden |= place <= seen_by - options.window
     weights = scores.masked_fill(hidden, float("-inf")).softmax(-1)
     return torch.einsum("hqk,khd->qhd", weights, value), torch.einsum("hqk,khd->qhd", weights, value.abs())
 
 
 def check(found: torch.Tensor, sequences: Sequences, given: Range, options: Options = Options()) -> None:
     """float32 by its scores' rounding; narrower types also by one of each weight and one of the result."""
-    expected, size = (part[given.start : given.stop] for part in dense(sequences, given.index, options))
+    expected, size = dense(sequences, given, options)
     bound = 256 * 2.0**-24 * size
     if found.dtype is not torch.float32:
         bound = bound + 1.01 * ROUNDING[found.dtype] * (size + expected.abs()) + 1e-6

@@ -44,15 +44,15 @@ ATTENTION_BUGS = [
     Bug(
         "splits added without their peaks",
         ATTENTION,
-        "value = joined(value, partial_values[row * HEAD_DIM + d], by);",
-        "value += partial_values[row * HEAD_DIM + d];",
+        "value = joined(value, coming_value, by);",
+        "value += coming_value;",
     ),
-    Bug("the last split left out", ATTENTION, "split < merge[2]; ++split", "split + 1 < merge[2]; ++split"),
+    Bug("the last split left out", ATTENTION, "at < merge[2]; ++at", "at + 1 < merge[2]; ++at"),
     Bug(
         "a split that starts with the sums of the last one",
         ATTENTION,
-        "                join_split(own, sums);\n            clear(sums);",
-        "                join_split(own, sums);",
+        "step_at * KEYS / GROUP, is_last);\n            clear(sums);",
+        "step_at * KEYS / GROUP, is_last);",
     ),
     Bug("a query that does not see itself", ATTENTION, "position > limit ||", "position >= limit ||"),
     Bug("a window one key too wide", ATTENTION, "position <= limit - window", "position < limit - window"),
@@ -72,6 +72,17 @@ ATTENTION_BUGS = [
         "mma_m16n8k16<T>(sums[n], a, {b[0], b[1]});",
         "mma_m16n8k16<T>(sums[n], a, {b[2], b[3]});",
     ),
+]
+GROUP_BUGS = [
+    Bug("groups joined split by split", ATTENTION, "if (--left == 0) {", "if (false) {"),
+    Bug("a group that goes on to the end", ATTENTION, "(step_at + 1) * KEYS % GROUP == 0", "false"),
+    Bug("groups of half the splits", ATTENTION, "(step_at + 1) * KEYS % GROUP == 0", "(step_at + 1) * KEYS % (GROUP / 2) == 0"),
+    Bug("a group that starts with the sums of the last one", ATTENTION, "leaves_sums ? group : 0);\n    clear_private(own);", "leaves_sums ? group : 0);"),
+    Bug("the last group alone", ATTENTION, "if (!leaves_sums && group > unit.key_first / GROUP) join", "if (false) join"),
+    Bug("waiting sums without the higher peak", ATTENTION, "        kept[0] = before.x;\n", ""),
+    Bug("one slot for all groups", ATTENTION, "leaves_sums ? group : 0);", "0);"),
+    Bug("marks read when they are written", ATTENTION, "    __syncwarp();  // four lanes", "    // four lanes"),
+    Bug("half of the totals", ATTENTION, "kept[32] = joined(before.y, kept[32], by);", ""),
 ]
 CODES = "codes.cuh"
 CODE_BUGS = [

@@ -50,7 +50,7 @@ def attention(scalar: str, head_dim: int, registers: int, cache: str = "") -> Fo
 
 
 ATTENTION = [
-    attention(BF16, 64, 128), attention(BF16, 64, 128, CODE), attention(HALF, 80, 168), attention(BF16, 96, 168), attention(BF16, 128, 216),
+    attention(BF16, 64, 128), attention(BF16, 64, 128, CODE), attention(HALF, 80, 168), attention(BF16, 96, 168), attention(BF16, 128, 224),
     attention(BF16, 128, 224, "__nv_fp8_e4m3"), attention(BF16, 256, 255), attention(BF16, 256, 255, "__nv_fp8_e4m3"),
     attention(FLOAT, 128, 255), attention(BF16, 128, 224, CODE), attention(BF16, 256, 255, CODE),
 ]  # fmt: skip

@@ -11,7 +11,7 @@ from attention_steps import Options, Range, Sequences, Shape, attend, check, in_
 from host_shim import ORDERS, HostBackend
 
 from vnext.kernels.cuda import attention
-from vnext.kernels.cuda.plan import make_plan
+from vnext.kernels.cuda.plan import GROUP_KEYS, StepPlan, make_plan
 
 BF16, HALF, FLOAT = torch.bfloat16, torch.float16, torch.float32
 FORMS = [
@@ -68,15 +68,59 @@ def test_chunks_behind_a_long_prefix_are_cut_and_it_shows_in_no_bit(
             assert torch.equal(found, expected)
 
 
-def test_units_are_cut_between_splits_where_they_are_too_few() -> None:
-    starts, contexts, device = np.array([0, 64]), np.array([32_768]), torch.device("cpu")
-    plain = make_plan(starts, contexts, 4, 0, 0, 4, device)
-    cut = make_plan(starts, contexts, 4, 0, 0, 4, device, 16)
-    assert len(plain.wide) == 4 and not plain.merges.numel()
-    assert len(cut.wide) == 32 and (cut.wide[:, 4] - cut.wide[:, 3]).max() == 16 * 256 and cut.slot_count == 64 * 128
-    assert cut.merges[:, 2].unique().tolist() == [128]
-    assert len(make_plan(starts, contexts, 4, 0, 0, 4, device, 4).wide) == 4, "there are enough"
-    assert len(make_plan(np.array([0, 65]), contexts, 4, 0, 0, 4, device, 16).wide) == 5, "too many sums would be left"
+@pytest.mark.parametrize("options", [Options(), Options(4500)], ids=ids)
+@pytest.mark.parametrize(("shape", "dtype"), [(Shape(2, 1, 16, 16), BF16), (Shape(2, 1, 16, 16), FLOAT)], ids=ids)
+def test_groups_are_joined_in_one_order(shim: HostBackend, shape: Shape, dtype: torch.dtype, options: Options) -> None:
+    """Chunks behind 4,096 keys and twice as many: walked by one unit, cut into groups and into splits; one begins before a group
+    and ends in it. And decodes beside them, of which one sees whole groups alone."""
+    sequences = make_sequences([8300, 4200, 8192], shape, dtype)
+    given = [Range(0, 8180, 8300), Range(1, 4080, 4200), Range(2, 8191, 8192), Range(0, 4095, 4096)]
+    whole = attend(sequences, given, options)
+    for found, one in zip(whole, given, strict=True):
+        check(found, sequences, one, options)
+    for units_wanted, shim.order in zip((4, 40), ORDERS[1:]):
+        for found, expected in zip(attend(sequences, given, options, units_wanted=units_wanted), whole, strict=True):
+            assert torch.equal(found, expected)
+    last = [Range(0, 8299, 8300), Range(1, 4199, 4200), Range(0, 8200, 8211), Range(1, 4095, 4104)]
+    parts = whole[0][-1:], whole[1][-1:], whole[0][20:31], whole[1][15:24]
+    for units_wanted in (0, 100):
+        for found, expected in zip(attend(sequences, last, options, units_wanted=units_wanted), parts, strict=True):
+            assert torch.equal(found, expected)
+
+
+def planned(new: int, behind: int, group: int = 4, units_wanted: int = 0) -> StepPlan:
+    return make_plan(np.array([0, new]), np.array([behind + new]), group, 0, 0, 4, torch.device("cpu"), units_wanted)
+
+
+def test_units_are_cut_where_they_are_too_few() -> None:
+    plain, cut = planned(64, 32_704), planned(64, 32_704, units_wanted=16)
+    assert len(plain.wide) == 4 and not plain.merges.numel() and plain.slot_count == 64
+    assert len(cut.wide) == 32 and longest(cut) == 16 * 256 and cut.slot_count == 64 * 8
+    assert cut.merges[:, 2:].unique(dim=0).tolist() == [[8, 8]]
+    short = planned(64, 4000, units_wanted=16)
+    assert len(short.wide) == 32 and longest(short) == 2 * 256 and short.slot_count == 64 * 16 and short.merges[0, 3] == 16
+    assert len(planned(64, 32_704, units_wanted=2).wide) == 4, "there are enough"
+    assert len(planned(200, 0, units_wanted=16).wide) == 13 and planned(200, 0, units_wanted=16).slot_count == 0
+
+
+@pytest.mark.parametrize("multiprocessors", [132, 108, 58])
+@pytest.mark.parametrize(("heads", "kv_heads"), [(32, 8), (32, 32), (8, 8), (64, 8), (8, 2)])
+def test_no_chunk_behind_a_long_context_leaves_a_device_idle(multiprocessors: int, heads: int, kv_heads: int) -> None:
+    """Twice as many blocks as there are multiprocessors, or none that walks more than a group. Partial sums are bounded."""
+    for new in (17, 31, 64, 65, 100, 129, 200, 240, 300, 513, 1000, 2048):
+        for behind in (1000, 4000, 8192, 16_000, 32_768, 60_001, 131_072):
+            plan = planned(new, behind, heads // kv_heads, multiprocessors // kv_heads)
+            blocks = (len(plan.wide) + len(plan.narrow)) * kv_heads
+            told = (new, behind, blocks, longest(plan))
+            assert blocks >= 2 * (multiprocessors - kv_heads) or longest(plan) <= GROUP_KEYS, told
+            assert plan.slot_count * heads * 520 <= 352e6 * max(multiprocessors / 132, new / 2000), told
+    over = planned(512, 170_000, units_wanted=16)
+    assert len(over.wide) == 32 and over.slot_count == 512, "too many sums would be left"
+
+
+def longest(plan: StepPlan) -> int:
+    units = torch.cat((plan.wide, plan.narrow))
+    return int((units[:, 4] - units[:, 3]).max())
 
 
 @pytest.mark.parametrize("options", [Options(40), Options(1), Options(300, 2.0), Options(0, 5.0)], ids=ids)

@@ -11,7 +11,18 @@ import torch
 from attention_steps import Options, Range, Sequences, Shape, attend, check, in_codes, in_fp8, make_sequences
 from device_ranks import LIMITS, RankBackend, run_threads, wrong_sums
 from host_shim import ORDERS, STRAGGLING, HostBackend, KernelError
-from planted_bugs import ATTENTION_BUGS, CODE_BUGS, EXCHANGE_BUGS, FP8_BUGS, ROW_BUGS, SAMPLING_BUGS, THIN_BUGS, Bug, plant
+from planted_bugs import (
+    ATTENTION_BUGS,
+    CODE_BUGS,
+    EXCHANGE_BUGS,
+    FP8_BUGS,
+    GROUP_BUGS,
+    ROW_BUGS,
+    SAMPLING_BUGS,
+    THIN_BUGS,
+    Bug,
+    plant,
+)
 from rows_cases import adapters, draw, tiles_of
 from sampling_cases import Draws, asked, masked, sampled
 
@@ -46,6 +57,23 @@ def attention_is_right(backend: HostBackend) -> bool:
                     check(found, SEQUENCES, one)
         window = Options(window=20)
         check(attend(SEQUENCES, [Range(1, 60, 70)], window)[0], SEQUENCES, Range(1, 60, 70), window)
+    except (AssertionError, KernelError):
+        return False
+    return True
+
+
+def groups_are_right(backend: HostBackend) -> bool:
+    """A chunk behind two groups of splits, walked by one unit, cut into groups and into splits, and a decode: the same bits, in two orders."""
+    sequences = make_sequences([8230], Shape(2, 1, 16, 16), torch.bfloat16)
+    one = Range(0, 8200, 8230)
+    try:
+        for backend.order in ORDERS[:2]:
+            (whole,) = attend(sequences, [one])
+            check(whole, sequences, one)
+            if not all(torch.equal(whole, attend(sequences, [one], units_wanted=wanted)[0]) for wanted in (1, 2)):
+                return False
+            if not torch.equal(whole[-1:], attend(sequences, [Range(0, 8229, 8230)])[0]):
+                return False
     except (AssertionError, KernelError):
         return False
     return True
@@ -179,6 +207,11 @@ def name_of(bug: Bug | None) -> str:
 @pytest.mark.parametrize("backend", [None, *ATTENTION_BUGS], ids=name_of, indirect=True)
 def test_attention(backend: HostBackend, request: pytest.FixtureRequest) -> None:
     assert attention_is_right(backend) == (request.node.callspec.params["backend"] is None)
+
+
+@pytest.mark.parametrize("backend", [None, *GROUP_BUGS], ids=name_of, indirect=True)
+def test_groups(backend: HostBackend, request: pytest.FixtureRequest) -> None:
+    assert groups_are_right(backend) == (request.node.callspec.params["backend"] is None)
 
 
 @pytest.mark.parametrize("backend", [None, *CODE_BUGS], ids=name_of, indirect=True)

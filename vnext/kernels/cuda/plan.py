@@ -5,11 +5,11 @@ Owns the division of rows into tiles, units and splits. Host arithmetic on host 
     tile   up to 16 query heads of one key-value head: neighbouring queries times the heads of a group
     unit   up to four tiles that read the same keys of one row of the block table; narrow ones have a single tile
     split  256 keys, at multiples of 256: what is summed up before it is joined
+    group  16 splits, at multiples of 4,096 keys: what is joined before groups are
 
-A row whose queries fit into one tile (a decode, a few drafts) becomes one narrow unit a split, merged afterwards; longer
-ones become wide units that walk all their keys, or, where these are too few for the device, some splits of them: a short chunk
-behind a long prefix. Where all rows begin with the same blocks, the queries of many rows share
-tiles over that prefix. None of it shows in a bit of a result: see the kernel.
+A row whose queries fit into one tile (a decode, a few drafts) becomes one narrow unit a split, merged afterwards. Longer ones
+become wide units that walk all their keys, or, where these are too few for the device, a group or some splits of them. Rows that
+begin with the same blocks share tiles there. None of it shows in a bit of a result: see the kernel.
 """
 
 from __future__ import annotations
@@ -21,18 +21,24 @@ import torch
 
 TILE_ROWS = 16
 SPLIT_KEYS = 256
+GROUP_SPLITS = 16
+GROUP_KEYS = GROUP_SPLITS * SPLIT_KEYS
 WARPS = 4
-CUT_SLOTS_MAX = 8192
-"""Partial sums of cut units: 128 MiB with 32 heads of 128, read and written in a tenth of what cutting saves an H200."""
-UNIT_FIELDS, TILE_FIELDS, MERGE_FIELDS = 6, 2, 3
+CUT_GROUPS_MAX = 40
+"""Groups into which a step's units may be cut, for each unit that would be enough: at most 335 MiB of partial sums of heads of
+128 on 132 multiprocessors. With 32 query heads and eight of keys 64 tokens reach it behind 1.3 million, 512 behind 160,000."""
+UNIT_FIELDS, TILE_FIELDS, MERGE_FIELDS = 6, 2, 4
+RESULTS, SPLIT_SUMS, GROUP_SUMS = range(3)
+"""What a unit leaves."""
 
 
 class StepPlan(NamedTuple):
     """One step for layers of one group size and window. All tensors int32, on the device, views of one.
 
-    `narrow`, `wide` [units, 6]: first tile, count, row of the table, first key, stop, whether partial. `tiles` [N, 2]:
+    `narrow`, `wide` [units, 6]: first tile, count, row of the table, first key, stop, what it leaves. `tiles` [N, 2]:
     first entry and count. `tokens`: of entries. `limits`, `partials` [T]: each token's last visible key and the slot of its
-    split 0. `merges` [M, 3]: token, first slot, count. `slot_count`: of partial sums.
+    split 0 or group 0, or the one in which joined groups wait. `merges` [M, 4]: token, first slot, count, and how many of these
+    are of the first group. `slot_count`: of partial sums.
     """
 
     narrow: torch.Tensor
@@ -62,11 +68,11 @@ class Units(NamedTuple):
     table_row: np.ndarray
     key_first: np.ndarray
     key_stop: np.ndarray
-    is_partial: np.ndarray
+    leaves: np.ndarray
 
 
 class Slots(NamedTuple):
-    """Where partial sums go: `base` [T] as `StepPlan.partials`, `merges` [M, 3], `count` of slots."""
+    """Where partial sums go: `base` [T] as `StepPlan.partials`, `merges` [M, 4], `count` of slots."""
 
     base: np.ndarray
     merges: np.ndarray
@@ -87,7 +93,7 @@ def make_plan(
 
     query_starts [R + 1], context_lengths [R]; `group` query heads share a key-value head; `window` 0: none; every row with a
     query begins with the same `shared_tokens` tokens in the same blocks; `warps`: tiles of a wide unit; `units_wanted`: wide units
-    are cut where they are fewer.
+    are cut where they are fewer than twice as many.
     """
     starts, contexts = query_starts.astype(np.int64), context_lengths.astype(np.int64)
     limits = last_keys(starts, contexts)
@@ -100,15 +106,14 @@ def make_plan(
     common, entries = common_units(narrow, prefix, per_tile, warps, natural, len(limits))
     splits, slots = narrow_units(narrow, limits, window, prefix)
     long = wide_units(wide, limits, window, warps, len(narrow.row))
-    if 0 < len(long.table_row) < units_wanted:
-        long, slots = cut_units(long, wide, len(narrow.row), units_wanted, slots)
+    long, slots = cut_units(long, tokens_of(long, wide, len(narrow.row)), units_wanted, slots)
     tiles = np.concatenate((np.stack((narrow.first, narrow.count), 1), np.stack((wide.first, wide.count), 1), entries[1]))
     parts = (
         tiles, np.stack(splits, 1), np.concatenate((np.stack(common, 1), np.stack(long, 1))),
         np.concatenate((np.arange(len(limits)), entries[0])), limits, slots.base, slots.merges,
     )  # fmt: skip
     on_it = dict(zip(("tiles", "narrow", "wide", "tokens", "limits", "partials", "merges"), on_device(parts, device)))
-    return StepPlan(**on_it, slot_count=slots.count, narrow_is_partial=bool(splits.is_partial.all()))
+    return StepPlan(**on_it, slot_count=slots.count, narrow_is_partial=bool(splits.leaves.all()))
 
 
 def on_device(parts: tuple[np.ndarray, ...], device: torch.device) -> list[torch.Tensor]:
@@ -210,7 +215,13 @@ def partial_slots(
     slot = np.cumsum(split_counts) - split_counts
     base = np.zeros(token_count, dtype=np.int64)
     base[tokens] = slot - split_first[place]
-    return Slots(base, np.stack((tokens, slot, split_counts), 1), int(split_counts.sum()))
+    merges = np.stack((tokens, slot, split_counts, splits_of_first_group(split_first[place])), 1)
+    return Slots(base, merges, int(split_counts.sum()))
+
+
+def splits_of_first_group(split_first: np.ndarray) -> np.ndarray:
+    """How many splits there are from each to the end of its group."""
+    return GROUP_SPLITS - split_first % GROUP_SPLITS
 
 
 def wide_units(wide: Tiles, limits: np.ndarray, window: int, warps: int, tile_first: int) -> Units:
@@ -227,30 +238,79 @@ def wide_units(wide: Tiles, limits: np.ndarray, window: int, warps: int, tile_fi
     return Units(*(column[longest_first] for column in units))
 
 
-def cut_units(units: Units, wide: Tiles, tile_first: int, units_wanted: int, slots: Slots) -> tuple[Units, Slots]:
-    """Wide units cut between splits into about twice as many as are wanted, with slots for the sums that they leave; as they are
-    where that takes more than CUT_SLOTS_MAX. `slots`: those of the narrow units."""
-    first, stop = units.key_first // SPLIT_KEYS, -(-units.key_stop // SPLIT_KEYS)
-    last = units.tile_first + units.tile_count - 1 - tile_first
-    begin = wide.first[units.tile_first - tile_first]
-    token_counts, split_counts = wide.first[last] + wide.count[last] - begin, stop - first
-    if split_counts.max() < 2 or (token_counts * split_counts).sum() > CUT_SLOTS_MAX:
-        return units, slots
-    splits = -(-int(split_counts.sum()) // (2 * units_wanted))
-    place, turn = numbered(-(-split_counts // splits))
-    split = first[place] + turn * splits
-    cut = Units(
+class Queries(NamedTuple):
+    """The tokens of units: the first of each, and how many [N]."""
+
+    first: np.ndarray
+    count: np.ndarray
+
+
+def tokens_of(units: Units, wide: Tiles, tile_first: int) -> Queries:
+    """Those of wide units."""
+    first, last = units.tile_first - tile_first, units.tile_first + units.tile_count - 1 - tile_first
+    return Queries(wide.first[first], wide.first[last] + wide.count[last] - wide.first[first])
+
+
+def cut_units(units: Units, queries: Queries, units_wanted: int, slots: Slots) -> tuple[Units, Slots]:
+    """Wide units, cut where they are too few, with slots for the sums that they leave or keep. `slots`: the narrow units'.
+
+    They are cut into groups, of which each leaves a sixteenth of what its splits would. Where these are too few as well, and the
+    units fewer than wanted, they are cut into pieces of several splits.
+    """
+    groups, splits, enough = parts_of(units, GROUP_KEYS), parts_of(units, SPLIT_KEYS), 2 * units_wanted
+    count, group_count = len(units.leaves), int(groups.count.sum())
+    if 0 < count < units_wanted and group_count < enough and splits.count.max() > 1:
+        pieces = min(-(-int(splits.count.sum()) // enough), GROUP_SPLITS)
+        of_first = splits_of_first_group(splits.first)
+        return cut_at(units, splits, pieces, SPLIT_SUMS), slots_of_cut(slots, queries, splits, of_first)
+    if count < enough and count < group_count <= CUT_GROUPS_MAX * enough:
+        return cut_at(units, groups, 1, GROUP_SUMS), slots_of_cut(slots, queries, groups, groups.count)
+    return units, slots_of_long(slots, queries, groups)
+
+
+class Parts(NamedTuple):
+    """Splits or groups of units: their `keys`, the first of each unit, and how many it has [N]."""
+
+    keys: int
+    first: np.ndarray
+    count: np.ndarray
+
+
+def parts_of(units: Units, keys: int) -> Parts:
+    first = units.key_first // keys
+    return Parts(keys, first, -(-units.key_stop // keys) - first)
+
+
+def cut_at(units: Units, parts: Parts, at_once: int, leaves: int) -> Units:
+    """Units of `at_once` parts each."""
+    place, turn = numbered(-(-parts.count // at_once))
+    part = parts.first[place] + turn * at_once
+    return Units(
         units.tile_first[place], units.tile_count[place], units.table_row[place],
-        np.maximum(split * SPLIT_KEYS, units.key_first[place]), np.minimum((split + splits) * SPLIT_KEYS, units.key_stop[place]),
-        np.ones_like(place),
+        np.maximum(part * parts.keys, units.key_first[place]), np.minimum((part + at_once) * parts.keys, units.key_stop[place]),
+        np.full_like(place, leaves),
     )  # fmt: skip
-    unit, turn = numbered(token_counts)
-    tokens, counts = begin[unit] + turn, split_counts[unit]
+
+
+def slots_of_cut(slots: Slots, queries: Queries, parts: Parts, of_first: np.ndarray) -> Slots:
+    """Behind `slots` one for each token and part; `of_first` [N]: how many of a unit's are joined first."""
+    unit, turn = numbered(queries.count)
+    tokens, counts = queries.first[unit] + turn, parts.count[unit]
     slot = slots.count + np.cumsum(counts) - counts
     base = slots.base.copy()
-    base[tokens] = slot - first[unit]
-    merges = np.concatenate((slots.merges, np.stack((tokens, slot, counts), 1)))
-    return cut, Slots(base, merges, slots.count + int(counts.sum()))
+    base[tokens] = slot - parts.first[unit]
+    merges = np.concatenate((slots.merges, np.stack((tokens, slot, counts, of_first[unit]), 1)))
+    return Slots(base, merges, slots.count + int(counts.sum()))
+
+
+def slots_of_long(slots: Slots, queries: Queries, groups: Parts) -> Slots:
+    """Behind `slots` one for each token of a unit that walks several groups: there those that it has joined wait."""
+    unit, turn = numbered(np.where(groups.count > 1, queries.count, 0))
+    if not len(unit):
+        return slots
+    base = slots.base.copy()
+    base[queries.first[unit] + turn] = slots.count + np.arange(len(unit))
+    return Slots(base, slots.merges, slots.count + len(unit))
 
 
 def numbered(counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
