@@ -114,8 +114,9 @@ def test_no_chunk_behind_a_long_context_leaves_a_device_idle(multiprocessors: in
             told = (new, behind, blocks, longest(plan))
             assert blocks >= 2 * (multiprocessors - kv_heads) or longest(plan) <= GROUP_KEYS, told
             assert plan.slot_count * heads * 520 <= 352e6 * max(multiprocessors / 132, new / 2000), told
-    over = planned(512, 170_000, units_wanted=16)
-    assert len(over.wide) == 32 and over.slot_count == 512, "too many sums would be left"
+    most, over = planned(496, 160_000, units_wanted=16), planned(496, 170_000, units_wanted=16)
+    assert longest(most) == GROUP_KEYS and most.slot_count == 496 * 40
+    assert len(over.wide) == 31 and over.slot_count == 496, "too many sums would be left"
 
 
 def longest(plan: StepPlan) -> int:

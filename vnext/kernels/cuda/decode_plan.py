@@ -18,6 +18,7 @@ import torch
 from vnext.kernels.contracts import ContractError
 from vnext.kernels.cuda.plan import (
     MERGE_FIELDS,
+    SPLIT_SUMS,
     TILE_FIELDS,
     TILE_ROWS,
     UNIT_FIELDS,
@@ -28,7 +29,7 @@ from vnext.kernels.cuda.plan import (
     splits_seen,
 )
 
-IS_PARTIAL = 5
+LEAVES = 5
 """Field of a unit."""
 
 
@@ -64,7 +65,7 @@ def write_plan(
         raise ContractError(f"{slots.count} splits do not fit a plan with room for {unit_count}")
     units, pairs, *of_rows, merges = _parts(target, rows, unit_count)
     units[:], pairs[:] = 0, 0
-    units[:, IS_PARTIAL] = 1
+    units[:, LEAVES] = SPLIT_SUMS
     of_table = splits._replace(table_row=table_rows[tiles.first][splits.tile_first])
     units[: len(splits.tile_first)] = np.stack(of_table, 1)
     pairs[: len(tiles.first)] = np.stack((tiles.first, tiles.count), 1)
@@ -79,7 +80,7 @@ def view_plan(flat: torch.Tensor, row_count: int, unit_count: int) -> StepPlan:
 
 
 def _parts(flat: Any, rows: int, units: int) -> list[Any]:
-    """Units [U, 6], tiles [R, 2], tokens, limits, partials [R], merges [R, 3] of an array or a tensor, as views."""
+    """Units [U, 6], tiles [R, 2], tokens, limits, partials [R], merges [R, 4] of an array or a tensor, as views."""
     shapes = ((units, UNIT_FIELDS), (rows, TILE_FIELDS), (rows,), (rows,), (rows,), (rows, MERGE_FIELDS))
     sizes = [math.prod(shape) for shape in shapes]
     ends = accumulate(sizes)

@@ -26,7 +26,7 @@ GROUP_KEYS = GROUP_SPLITS * SPLIT_KEYS
 WARPS = 4
 CUT_GROUPS_MAX = 40
 """Groups into which a step's units may be cut, for each unit that would be enough: at most 335 MiB of partial sums of heads of
-128 on 132 multiprocessors. With 32 query heads and eight of keys 64 tokens reach it behind 1.3 million, 512 behind 160,000."""
+128 on 132 multiprocessors. With 32 query heads and eight of keys 64 tokens reach it behind 1.3 million, 496 behind 160,000."""
 UNIT_FIELDS, TILE_FIELDS, MERGE_FIELDS = 6, 2, 4
 RESULTS, SPLIT_SUMS, GROUP_SUMS = range(3)
 """What a unit leaves."""
