@@ -139,11 +139,11 @@ __device__ __noinline__ float sigma_edge(const Row row, float top_n_sigma, Works
 /* ---- the kernels ---- */
 
 /* logits [rows, vocabulary] with a stride in elements, everything else [rows]; temperature 0: greedy, top_k 0, top_p 1,
-   min_p 0 and top_n_sigma 0: off. `aligned`: every row to 16 bytes. */
+   min_p 0 and top_n_sigma 0: off. `aligned`: every row to 16 bytes. `spoilt`, if not null: 1 for rows with a NaN, else 0. */
 extern "C" __global__ void __launch_bounds__(1024)
 sample_rows(long long *tokens, const float *logits, const float *temperature, const long long *top_k, const float *top_p,
             const float *min_p, const float *top_n_sigma, const long long *seed, const long long *position, long long stride,
-            int vocabulary, int aligned) {
+            int vocabulary, int aligned, unsigned char *spoilt) {
     DYNAMIC_SHARED(Workspace, memory);
     Workspace &space = *memory;
     const int at = blockIdx.x;
@@ -159,7 +159,11 @@ sample_rows(long long *tokens, const float *logits, const float *temperature, co
         const Filters filters{top_k[at] > 0 && top_k[at] < vocabulary ? Mass(top_k[at]) : 0, top_p[at]};
         token = choose(row, own.logit, floor, filters, seed[at], position[at], token, space);
     }
-    if (threadIdx.x == 0) tokens[at] = token;
+    if (threadIdx.x == 0) {
+        tokens[at] = token;
+        const float logit = row.logits[token];  // the first NaN, where there is one
+        if (spoilt) spoilt[at] = logit != logit;
+    }
 }
 
 /* In place, logits become minus infinity where the bit of their token is 0: for row `rows[i]` those of masks[i], `words` of 32

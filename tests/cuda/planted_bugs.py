@@ -137,6 +137,8 @@ SAMPLING_BUGS = [
     ),
     Bug("the token after the one drawn", SEARCH, "return last - int(", "return last + 1 - int("),
     Bug("a need that the higher digits do not lessen", SEARCH, "    search->need = need - above;\n", ""),
+    Bug("what is no number passes for one", "sampling.cu", "spoilt[at] = logit != logit;", "spoilt[at] = false;"),
+    Bug("the first token's number for the row's", "sampling.cu", "row.logits[token];  // the first NaN", "row.logits[0];  // the first NaN"),
     Bug("the higher id among equals", ROWS_READ, "a.token < b.token", "a.token > b.token"),
     Bug("few tokens for all that a mass needs", "sampling.cu", "if (wanted <= found.mass) {", "if (true) {"),
     Bug(

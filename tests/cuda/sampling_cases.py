@@ -57,8 +57,10 @@ class Draws:
         return logits
 
 
-def sampled(logits: torch.Tensor, inputs: SamplingInputs, threads: int = THREADS) -> torch.Tensor:
-    return sampling.sample_rows(logits, inputs.columns(), threads=threads)
+def sampled(
+    logits: torch.Tensor, inputs: SamplingInputs, threads: int = THREADS, spoilt: torch.Tensor | None = None
+) -> torch.Tensor:
+    return sampling.sample_rows(logits, inputs.columns(), threads, spoilt)
 
 
 def masked(draws: Draws, rows: int, vocabulary: int) -> Allowed:

@@ -9,20 +9,23 @@ import pytest
 import torch
 from host_shim import ORDERS, HostBackend
 from planted_bugs import ROWS_READ, Bug, plant
-from sampling_cases import THREADS, Draws, asked, masked, sampled
+from sampling_cases import NAN, THREADS, Draws, asked, masked, sampled
 
+from vnext.kernels.cpu import native
 from vnext.kernels.cuda import backends, sampling
 from vnext.sampling.draw import draw_by_inversion
 from vnext.sampling.inputs import SamplingInputs
 from vnext.sampling.logits import adjust, adjust_rows, keep_allowed
-from vnext.sampling.sampling import choose, keep_allowed_by_kernel
+from vnext.sampling.sampling import choose, choose_by_kernel, choose_compiled, keep_allowed_by_kernel
 from vnext.state.params import ROW_DTYPES
 
 INFINITY = float("inf")
 
 
 def assert_same_tokens(logits: torch.Tensor, inputs: SamplingInputs, threads: int = THREADS) -> int:
-    expected, found = choose(logits, inputs, draw_by_inversion), sampled(logits, inputs, threads)
+    expected, spoilt = choose(logits, inputs, draw_by_inversion), torch.ones(len(logits), dtype=torch.bool)
+    found = sampled(logits, inputs, threads, spoilt)
+    assert torch.equal(spoilt, logits.isnan().any(-1))
     for row in (found != expected).nonzero()[:, 0].tolist():
         raise AssertionError(f"row {row}: {found[row]} for {expected[row]} with {[part[row] for part in inputs.columns()]}")
     return int(((inputs.temperature > 0) & (found != logits.argmax(-1))).sum())
@@ -35,6 +38,21 @@ def test_the_token_is_that_of_the_torch_form(shim: HostBackend, vocabulary: int)
         rows = 48 if vocabulary <= 1000 else 16
         drawn += assert_same_tokens(draws.logits(rows, vocabulary), draws.inputs(rows), (32, 128, 256, 64)[turn])
     assert vocabulary < 100 or drawn > 8
+
+
+def test_every_form_says_which_rows_hold_what_is_no_number(shim: HostBackend) -> None:
+    """Wherever in the row it is, and whatever the row asks for; infinities are numbers."""
+    draws, rows, vocabulary = Draws(6), 40, 333
+    logits, inputs = torch.randn(rows, vocabulary, generator=draws.generator), draws.inputs(rows)
+    for row in range(0, rows, 3):
+        logits[row, row * 8 :: 70] = NAN
+    logits[1], logits[2, 5], logits[4] = -INFINITY, INFINITY, NAN
+    for form in (choose, choose_by_kernel, *([choose_compiled] if native.is_built() else [])):
+        spoilt = torch.ones(rows, dtype=torch.bool)
+        tokens = form(logits, inputs, spoilt=spoilt)
+        assert torch.equal(spoilt, logits.isnan().any(-1)) and spoilt.sum() == 15
+        assert torch.equal(tokens, form(logits, inputs))
+        assert torch.equal(tokens[spoilt], logits.isnan().int().argmax(-1)[spoilt])
 
 
 def test_a_whole_vocabulary_at_the_product_s_width(shim: HostBackend) -> None:

@@ -152,7 +152,10 @@ def tokens_are_right(backend: HostBackend) -> bool:
         most = most._replace(temperature=torch.ones(8), top_k=torch.zeros(8, dtype=torch.int64), top_p=torch.full((8,), 0.99))
         greedy = inputs._replace(temperature=inputs.temperature * 0)
         for given, chosen in ((logits, inputs), (logits, greedy), (logits, few), (flat, most)):
-            if not torch.equal(sampled(given, chosen, 64), choose(given, chosen, draw_by_inversion)):
+            spoilt = torch.zeros(len(given), dtype=torch.bool)
+            if not torch.equal(sampled(given, chosen, 64, spoilt), choose(given, chosen, draw_by_inversion)):
+                return False
+            if not torch.equal(spoilt, given.isnan().any(-1)):
                 return False
     return True
 

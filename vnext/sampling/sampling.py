@@ -13,6 +13,7 @@ torch if neither was built, with the same tokens.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -44,8 +45,14 @@ from vnext.sampling.weights import fixed_point_weights
 __all__ = ["Banned", "LogitBias", "Penalties", "Sampled", "SamplingInputs", "sample"]
 
 Draw = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
-Choose = Callable[[torch.Tensor, SamplingInputs], torch.Tensor]
 Adjust = Callable[[torch.Tensor, RowTables, torch.Tensor, torch.Tensor, BehindDrafts], None]
+
+
+class Choose(Protocol):
+    """From adjusted logits float32[S, V] and inputs to tokens int64[S]. Into `spoilt` bool[S], where it is given, goes which rows
+    hold a NaN: their tokens are the ids of the first one."""
+
+    def __call__(self, logits: torch.Tensor, inputs: SamplingInputs, *, spoilt: torch.Tensor | None = None) -> torch.Tensor: ...
 
 
 def sample(logits: torch.Tensor, inputs: SamplingInputs, draw: Draw | None = None) -> Sampled:
@@ -65,7 +72,7 @@ def sample(logits: torch.Tensor, inputs: SamplingInputs, draw: Draw | None = Non
 
 
 def sampler_for(device_type: str) -> Choose:
-    """The implementation for a kind of device: from adjusted logits and inputs to tokens int64[S]."""
+    """The implementation for a kind of device."""
     return {"compiled": choose_compiled, "cuda": choose_by_kernel}.get(backend_for(device_type).name, choose)
 
 
@@ -79,9 +86,11 @@ def masking_for(device_type: str) -> Keep:
     return {"compiled": keep_allowed_compiled, "cuda": keep_allowed_by_kernel}.get(backend_for(device_type).name, keep_allowed)
 
 
-def choose(logits: torch.Tensor, inputs: SamplingInputs, draw: Draw = draw_by_inversion) -> torch.Tensor:
-    """int64[S] tokens of adjusted logits: the plain form, on any device."""
-    tokens = logits.argmax(dim=-1)
+def choose(
+    logits: torch.Tensor, inputs: SamplingInputs, draw: Draw = draw_by_inversion, *, spoilt: torch.Tensor | None = None
+) -> torch.Tensor:
+    """The plain form of `Choose`, on any device."""
+    tokens = _note_spoilt(logits, logits.argmax(dim=-1), spoilt)
     if not inputs.any_random:
         return tokens
     drawn = draw(fixed_point_weights(logits, inputs), inputs.seed, inputs.position)
@@ -89,10 +98,17 @@ def choose(logits: torch.Tensor, inputs: SamplingInputs, draw: Draw = draw_by_in
     return torch.where(served, drawn, tokens)
 
 
-def choose_compiled(logits: torch.Tensor, inputs: SamplingInputs) -> torch.Tensor:
-    """int64[S] tokens, the same as `choose` with `draw_by_inversion`."""
+def _note_spoilt(logits: torch.Tensor, tokens: torch.Tensor, spoilt: torch.Tensor | None) -> torch.Tensor:
+    """`tokens` int64[S], which are those of the first NaN in rows that have one."""
+    if spoilt is not None:
+        spoilt.copy_(logits.gather(1, tokens[:, None])[:, 0].isnan())
+    return tokens
+
+
+def choose_compiled(logits: torch.Tensor, inputs: SamplingInputs, *, spoilt: torch.Tensor | None = None) -> torch.Tensor:
+    """The same as `choose` with `draw_by_inversion`."""
     found: torch.Tensor = as_tensor(host.choose(_dense(logits), inputs))
-    return found
+    return _note_spoilt(logits, found, spoilt)
 
 
 def keep_allowed_compiled(logits: torch.Tensor, allowed: Allowed) -> None:
@@ -101,10 +117,10 @@ def keep_allowed_compiled(logits: torch.Tensor, allowed: Allowed) -> None:
     mask_rows(logits, allowed.addresses(logits.shape[0]))
 
 
-def choose_by_kernel(logits: torch.Tensor, inputs: SamplingInputs) -> torch.Tensor:
-    """int64[S] tokens, the same as `choose`, in one launch whatever the parameters."""
+def choose_by_kernel(logits: torch.Tensor, inputs: SamplingInputs, *, spoilt: torch.Tensor | None = None) -> torch.Tensor:
+    """The same as `choose`, in one launch whatever the parameters."""
     check_vocabulary(logits.shape[1])
-    return cuda_operations.sample_rows(logits, inputs.columns())
+    return cuda_operations.sample_rows(logits, inputs.columns(), spoilt)
 
 
 def keep_allowed_by_kernel(logits: torch.Tensor, allowed: Allowed) -> None:

@@ -116,7 +116,7 @@ _paged_attention = register(
     _fake_attend,
 )
 _sample_rows = register(
-    "sample_rows(Tensor logits, Tensor[] columns, int threads=0) -> Tensor",
+    "sample_rows(Tensor logits, Tensor[] columns, int threads=0, Tensor(a!)? spoilt=None) -> Tensor",
     sampling.sample_rows,
     _fake_sample,
 )
@@ -222,9 +222,9 @@ def embedding_rows(table: Any, ids: torch.Tensor, first: int) -> torch.Tensor:
     return _embedding_rows(table, ids, first)
 
 
-def sample_rows(logits: torch.Tensor, columns: Sequence[torch.Tensor]) -> torch.Tensor:
+def sample_rows(logits: torch.Tensor, columns: Sequence[torch.Tensor], spoilt: torch.Tensor | None = None) -> torch.Tensor:
     """As sampling.sample_rows: what a runtime calls in the place of its torch form."""
-    return _sample_rows(logits, list(columns))
+    return _sample_rows(logits, list(columns), 0, spoilt)
 
 
 def mask_rows(logits: torch.Tensor, rows: torch.Tensor, masks: torch.Tensor) -> None:

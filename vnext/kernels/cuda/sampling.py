@@ -25,8 +25,11 @@ NULL = np.int64(0)
 """A pointer to nothing."""
 
 
-def sample_rows(logits: torch.Tensor, columns: Sequence[torch.Tensor], threads: int = 0) -> torch.Tensor:
-    """As kernels/cpu/sampling.sample_rows: int64[S] tokens of `logits` float32[S, V], V at most 2**22.
+def sample_rows(
+    logits: torch.Tensor, columns: Sequence[torch.Tensor], threads: int = 0, spoilt: torch.Tensor | None = None
+) -> torch.Tensor:
+    """As kernels/cpu/sampling.sample_rows: int64[S] tokens of `logits` float32[S, V], V at most 2**22. Into `spoilt` bool[S], where
+    it is given, goes which rows hold a NaN.
 
     `columns`: dense, [S] each, in the order of the source's arguments. `threads`, a multiple of 32 and at most 1024 (0: by
     the number of rows), changes no token.
@@ -38,7 +41,8 @@ def sample_rows(logits: torch.Tensor, columns: Sequence[torch.Tensor], threads: 
     if rows:
         kernel = kernel_for(logits.device, SOURCE, "sample_rows", ())
         aligned = logits.data_ptr() % ALIGNED_BYTES == 0 and logits.stride(0) % ALIGNED_COUNT == 0
-        arguments = (tokens, logits, *columns, np.int64(logits.stride(0)), np.int32(vocabulary), np.int32(aligned))
+        sizes = (np.int64(logits.stride(0)), np.int32(vocabulary), np.int32(aligned))
+        arguments = (tokens, logits, *columns, *sizes, NULL if spoilt is None else spoilt)
         threads = threads or (MANY_THREADS if rows <= FEW_ROWS else SAMPLE_THREADS)
         kernel((rows,), (threads,), arguments, shared_mem=SHARED_BYTES)
     return tokens

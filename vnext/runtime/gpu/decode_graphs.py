@@ -39,21 +39,24 @@ TAKE_LAST = -1
 
 
 class Captured(NamedTuple):
-    """A graph and its output, tokens int64 [B]. The graph reads `block` (uint8). `version` is that of the tables whose addresses
-    the graph holds."""
+    """A graph and its outputs, tokens int64 [B] and which rows hold a NaN, bool [B]. The graph reads `block` (uint8). `version` is
+    that of the tables whose addresses the graph holds."""
 
     graph: Graph
     block: torch.Tensor
     tokens: torch.Tensor
+    spoilt: torch.Tensor
     version: int
 
 
 class Decoded(NamedTuple):
-    """The outputs of a replay, valid until the next one: its samples and tokens int64 [R]; where some rows report or are masked,
-    the model's logits float32 [R, V]. Masked rows are not sampled yet: their `tokens` mean nothing."""
+    """The outputs of a replay, valid until the next one: its samples, tokens int64 [R], and which rows hold a NaN, bool [R]; where
+    some rows report or are masked, the model's logits float32 [R, V]. Masked rows are not sampled yet: their `tokens` and `spoilt`
+    mean nothing."""
 
     samples: Samples
     tokens: torch.Tensor
+    spoilt: torch.Tensor
     logits: torch.Tensor | None = None
 
 
@@ -96,7 +99,7 @@ class DecodeGraphs:
         captured.graph.replay()
         samples = self._samples(fields, count)._replace(reported=sent.get("reported"))
         logits = self._logits[:count] if wants.reported or wants.masked else None
-        return Decoded(samples, captured.tokens[:count], logits)
+        return Decoded(samples, captured.tokens[:count], captured.spoilt[:count], logits)
 
     def layout(self, rows: int, units: int, adapted: bool = False) -> Layout:
         """The layout of a block for these sizes; `adapted`: with room for the tiles of adapters."""
@@ -151,25 +154,26 @@ class DecodeGraphs:
         self.body(fields, rows, units, wants)
         graph = self._device.graph()
         with recording(graph):
-            _, tokens = self.body(fields, rows, units, wants)
-        return Captured(graph, block, tokens, version)
+            _, tokens, spoilt = self.body(fields, rows, units, wants)
+        return Captured(graph, block, tokens, spoilt, version)
 
     def body(
         self, fields: dict[str, torch.Tensor], rows: int, units: int, wants: Wants = PLAIN
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """The whole step over the fields of a block, as captured, but for the sampling of masked rows. Returns hidden states
-        [rows, hidden] and tokens [rows]."""
+        [rows, hidden], tokens [rows] and which rows hold a NaN [rows]."""
         batch, samples = self._batch, self._samples(fields, rows)
+        spoilt = torch.empty(rows, dtype=torch.bool, device=self._device.torch_device)
         hidden, logits = self._compute(self._inputs(self._token_ids(fields), fields, rows, units))
         if wants.reported or wants.masked:
             self._kept(logits).copy_(logits)
         if wants.masked:
-            return hidden, samples.rows
+            return hidden, samples.rows, spoilt
         if wants.adjusted:
             self._adjust(logits, batch.parameters.tables, samples.rows, samples.positions, samples.drafts)
-        tokens = self._choose(logits, batch.parameters.inputs(samples.rows, samples.positions))
+        tokens = self._choose(logits, batch.parameters.inputs(samples.rows, samples.positions), spoilt=spoilt)
         batch.remember(wants, samples.takers, tokens)
-        return hidden, tokens
+        return hidden, tokens, spoilt
 
     def _token_ids(self, fields: dict[str, torch.Tensor]) -> torch.Tensor:
         last = self._batch.last.index_select(0, fields["places"])

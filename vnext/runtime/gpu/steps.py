@@ -24,7 +24,7 @@ from vnext.runtime.batch.draft_batch import DraftBatch
 from vnext.runtime.batch.masks import failed_requests
 from vnext.runtime.batch.prompt_results import PromptSums
 from vnext.runtime.batch.prompt_tensors import compute, places_of
-from vnext.runtime.batch.step_outputs import NOTHING_SAMPLED, StepOutputs, reported
+from vnext.runtime.batch.step_outputs import NOTHING_SAMPLED, StepOutputs, reported, spoilt_requests
 from vnext.runtime.gpu.adapter_regions import Regions
 from vnext.runtime.gpu.buckets import Choice, Shapes, choose_form
 from vnext.runtime.gpu.cascade import Costs, common_blocks, pays
@@ -43,7 +43,7 @@ from vnext.sampling.inputs import Sampled
 from vnext.sampling.logits import Keep, adjust_rows, keep_allowed
 from vnext.sampling.sampling import Adjust, Choose, report_in_parts
 from vnext.state.drafting import most_drafts
-from vnext.state.state import State
+from vnext.state.state import State, StepInFlight
 
 WRITTEN_AHEAD = 1
 """Buffers beyond those of the steps in transit."""
@@ -62,12 +62,24 @@ class DeviceForms(msgspec.Struct, frozen=True, kw_only=True):
     wrap: Callable[..., Callable] | None = None
 
 
+class OnDevice(NamedTuple):
+    """A step's samples there: a Sampled in which log-probabilities cover only the rows that report them, and which rows hold a NaN,
+    bool [S]."""
+
+    sampled: Sampled
+    spoilt: torch.Tensor
+
+    def tensors(self) -> list[torch.Tensor]:
+        """The tokens, then log-probabilities where some are reported, then what is spoilt."""
+        return [part for part in (*self.sampled, self.spoilt) if part is not None]
+
+
 class PendingStep(NamedTuple):
-    """A step that was launched. Its samples are on their way to the host: `fetched` is a Sampled in which all fields but the
-    tokens cover only the rows that report log-probabilities; None where the step samples nothing. `asked` int64 [S]:
+    """A step that was launched. Its samples are on their way to the host: `fetched` has the tensors of an OnDevice; None where the
+    step samples nothing. `asked` int64 [S]:
     alternatives, -1 none. `fed`: the model's inputs, where they must be hashed. `prompts`: turns what was fetched of prompts
     into results, where a request wants some. `failed`: (request, why) of samples whose constraint cannot be followed. `samples`:
-    which samples are kept, None where there are none."""
+    which samples are kept, None where there are none. `scheduled`: the step."""
 
     step: int
     asked_s: float
@@ -78,6 +90,7 @@ class PendingStep(NamedTuple):
     prompts: Callable[[], tuple[PromptResult, ...]] = tuple
     failed: tuple[tuple[int, str], ...] = ()
     samples: StepSamples | None = None
+    scheduled: StepInFlight | None = None
 
     def is_there(self) -> bool:
         """Whether `outputs` would return at once."""
@@ -89,9 +102,17 @@ class PendingStep(NamedTuple):
         prompts = self.prompts()
         if self.fetched is None:
             return msgspec.structs.replace(NOTHING_SAMPLED, prompts=prompts) if prompts else NOTHING_SAMPLED
-        tokens, *others = self.fetched
+        tokens, *others, spoilt = self.fetched
         assert self.samples is not None
-        return StepOutputs(self.samples.tokens, logprobs_of(tokens, others, self.asked) if others else (), prompts)
+        logprobs = logprobs_of(tokens, others, self.asked) if others else ()
+        return StepOutputs(self.samples.tokens, logprobs, prompts, tuple(spoilt.numpy().nonzero()[0].tolist()))
+
+    def failures(self, outputs: StepOutputs) -> tuple[tuple[int, str], ...]:
+        """(request, why) of the requests that this step ends, by its outputs."""
+        if not outputs.spoilt and not outputs.prompts:
+            return self.failed
+        assert self.scheduled is not None
+        return self.failed + spoilt_requests(self.scheduled, outputs)
 
 
 def logprobs_of(
@@ -158,7 +179,7 @@ class DeviceSteps:
         fed = seen[0]._replace(allowed=masked.allowed) if is_due else None
         if sampled is None and not prompts:
             return PendingStep(step.step, began_s, None, self._device.mark(), step.asked, fed)
-        of_samples = [part for part in sampled or () if part is not None]
+        of_samples = sampled.tensors() if sampled else []
         made = [self._batch.made] if of_samples and self._batch.made is not None and step.has_drafts else []
         fetched, mark = self._device.fetch([*of_samples, *prompts, *made])
         fetched, made = fetched[: len(of_samples) + len(prompts)], fetched[len(of_samples) + len(prompts) :]
@@ -171,7 +192,7 @@ class DeviceSteps:
         results = partial(self._sums.results, step.prompts, of_prompts) if prompts else tuple
         failed = failed_requests(step.samples.ids, masked.failed)
         found = fetched[: len(of_samples)] or None
-        return PendingStep(step.step, began_s, found, mark, step.asked, fed, results, failed, samples)
+        return PendingStep(step.step, began_s, found, mark, step.asked, fed, results, failed, samples, state.in_flight[-1])
 
     def _choice(self, step: HostStep, shared: int) -> Choice:
         """The step's form. No graph holds the hidden states that prompts need."""
@@ -181,22 +202,22 @@ class DeviceSteps:
 
     def _run(
         self, step: HostStep, choice: Choice, shared: int, watch: Watch | None
-    ) -> tuple[Sampled | None, list[torch.Tensor]]:
+    ) -> tuple[OnDevice | None, list[torch.Tensor]]:
         """The samples, and the tensors of `prompts.compute`."""
         if choice.form == "graph":
             return self._decode(step, choice.size, watch), []
         return self._mixed(step, choice, shared, watch)
 
-    def _decode(self, step: HostStep, rows: int, watch: Watch | None) -> Sampled:
+    def _decode(self, step: HostStep, rows: int, watch: Watch | None) -> OnDevice:
         """Everything but log-probabilities, and the sampling of masked rows, by a graph."""
-        samples, tokens, logits = self._decodes.run(step, rows, self._staging, watch)
+        samples, tokens, spoilt, logits = self._decodes.run(step, rows, self._staging, watch)
         if step.wants.masked:
             return self._sample(step, logits, samples)
-        return self._reported(step, tokens, logits, samples.reported)
+        return self._reported(step, OnDevice(Sampled(tokens), spoilt), logits, samples.reported)
 
     def _mixed(
         self, step: HostStep, choice: Choice, shared: int, watch: Watch | None
-    ) -> tuple[Sampled | None, list[torch.Tensor]]:
+    ) -> tuple[OnDevice | None, list[torch.Tensor]]:
         """In pieces, or eagerly."""
         batch, samples = self._batch.forward(step, self._staging)
         if watch is not None:
@@ -214,14 +235,14 @@ class DeviceSteps:
 
     def _with_prompts(
         self, step: HostStep, batch: ForwardBatch, samples: Samples
-    ) -> tuple[Sampled | None, list[torch.Tensor]]:
+    ) -> tuple[OnDevice | None, list[torch.Tensor]]:
         upload, logits = self._device.upload, self._model.logits
         places = places_of(step.samples.at, step.prompts, upload)
         hidden = self._model.hidden(batch._replace(sample_at=places.at))
         sampled = self._sample(step, logits(hidden[places.samples]), samples) if len(step.samples.at) else None
         return sampled, compute(step.prompts, hidden[places.prompts], logits, upload)
 
-    def _sample(self, step: HostStep, logits: torch.Tensor, samples: Samples) -> Sampled:
+    def _sample(self, step: HostStep, logits: torch.Tensor, samples: Samples) -> OnDevice:
         """Sample from `logits` float32 [S, V], which belong to this step."""
         parameters, raw = self._batch.parameters, logits
         if step.wants.reported and (step.wants.adjusted or step.wants.masked):
@@ -230,18 +251,18 @@ class DeviceSteps:
             self._forms.adjust(logits, parameters.tables, samples.rows, samples.positions, samples.drafts)
         if step.wants.masked:
             self._masking.apply(logits, step.samples.rows)
-        tokens = self._forms.choose(logits, parameters.inputs(samples.rows, samples.positions))
+        spoilt = torch.empty(len(logits), dtype=torch.bool, device=logits.device)
+        tokens = self._forms.choose(logits, parameters.inputs(samples.rows, samples.positions), spoilt=spoilt)
         self._batch.remember(step.wants, samples.takers, tokens)
-        return self._reported(step, tokens, raw, samples.reported)
+        return self._reported(step, OnDevice(Sampled(tokens), spoilt), raw, samples.reported)
 
-    def _reported(
-        self, step: HostStep, tokens: torch.Tensor, logits: torch.Tensor | None, at: torch.Tensor | None
-    ) -> Sampled:
-        """Add to tokens int64 [S] the log-probabilities of the samples `at`, by the model's own logits [S, V]."""
+    def _reported(self, step: HostStep, found: OnDevice, logits: torch.Tensor | None, at: torch.Tensor | None) -> OnDevice:
+        """Add the log-probabilities of the samples `at`, by the model's own logits [S, V]."""
         if at is None:
-            return Sampled(tokens)
-        found = report_in_parts(logits.index_select(0, at), tokens.index_select(0, at), int(step.asked.max()))
-        return found._replace(tokens=tokens)
+            return found
+        tokens = found.sampled.tokens
+        reports = report_in_parts(logits.index_select(0, at), tokens.index_select(0, at), int(step.asked.max()))
+        return OnDevice(reports._replace(tokens=tokens), found.spoilt)
 
     def _metadata(self, batch: ForwardBatch, shared: int) -> list[Any]:
         extra = (shared,) if shared else ()

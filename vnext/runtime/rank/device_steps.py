@@ -43,5 +43,5 @@ class LaterSteps:
         seconds = time.perf_counter() - pending_step.asked_s
         found = pending_step.samples and pending_step.samples.kept
         tokens = pack_tokens(found.tokens if found else outputs.tokens)
-        done = Computed(tokens, outputs.logprobs, seconds, words, pending_step.failed, outputs.prompts)
+        done = Computed(tokens, outputs.logprobs, seconds, words, pending_step.failures(outputs), outputs.prompts)
         return with_drafts(done, found) if found else done
