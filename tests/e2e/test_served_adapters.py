@@ -179,7 +179,7 @@ MISFITS: dict[str, tuple[Callable[[Path], Path], str]] = {
     "missing": (lambda path: save_spoilt(DEMO, path, "missing"), "the other half of one that it has"),
     "no target": (lambda path: save_spoilt(DEMO, path, "target"), "adapts 'lm_head', which is no linear layer of this model"),
     "no layer": (lambda path: save_spoilt(DEMO, path, "layer"), "adapts 'model.layers.9.mlp.up_proj'"),
-    "kind": (lambda path: save_spoilt(DEMO, path, "kind"), "neither lora_A nor lora_B"),
+    "kind": (lambda path: save_spoilt(DEMO, path, "kind"), "decomposed (DoRA): not supported"),
     "dtype": (lambda path: save_spoilt(DEMO, path, "dtype"), "has the dtype I32; supported are F32, F16, BF16"),
     "empty": (lambda path: save_spoilt(DEMO, path, "empty"), "has no tensors"),
     "another rank": (lambda path: save_adapter(DEMO, path, r=5), "ask for ["),

@@ -11,7 +11,7 @@ from hashlib import blake2b
 from math import log2, prod
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import ml_dtypes
 import numpy as np
@@ -22,8 +22,6 @@ from vnext.models.layers.sharding import Layout, layout_of, whole_shape
 from vnext.models.loading.recording import Recording
 from vnext.models.registry import assemble_mtp, family
 
-GENERATOR = 1
-"""Of these numbers: it changes when they do."""
 FILE_NAMES = MappingProxyType({"float32": "F32", "float16": "F16", "bfloat16": "BF16"})
 NUMBERS_A_BLOCK = 16
 """Of the generator: each has 256 bits."""
@@ -81,16 +79,6 @@ def drawn_tensors(path: Path) -> dict[str, Drawn]:
         drafting(recording, config)
     names = recording.read - recording.heads
     return {name: _drawn(path / DUMMY_NAME, name, layout_of(name, layouts), config) for name in sorted(names)}
-
-
-def byte_tokenizer() -> dict[str, Any]:
-    """A tokenizer.json for a configuration that has none: a token is a byte, and tokens from number 256 on have no text."""
-    shown = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}  # the others have letters from 256 on, as in GPT-2
-    hidden = iter(range(256, 512))
-    vocabulary = {chr(byte if byte in shown else next(hidden)): byte for byte in range(256)}
-    level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
-    model = {"type": "BPE", "vocab": vocabulary, "merges": []}
-    return {"version": "1.0", "added_tokens": [], "pre_tokenizer": level, "decoder": level, "model": model}
 
 
 def _drawn(file: Path, name: str, layout: Layout, config: ModelConfig) -> Drawn:

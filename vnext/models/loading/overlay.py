@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 from vnext.models.config.folder import CONFIG_NAME, DUMMY_NAME, INDEX_NAME, OVERRIDDEN
 from vnext.models.config.json_keys import read_json, read_optional_json
 from vnext.models.errors import ModelError
-from vnext.models.loading.dummy import GENERATOR, byte_tokenizer
 from vnext.tokenizer_files import TEMPLATES_FOLDER
 
 GENERATION_NAME = "generation_config.json"
@@ -26,6 +25,8 @@ TOKENIZER_NAMES = (
     "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json", "added_tokens.json",
     "chat_template.jinja", "chat_template.json", TEMPLATES_FOLDER, "vocab.json", "merges.txt",
 )  # fmt: skip
+DUMMY_GENERATOR = 1
+"""Of the numbers of dummy weights (dummy.py): it changes when they do."""
 ROPE_KEYS = ("rope_theta", "rope_scaling", "rope_local_base_freq", "rope_parameters")
 
 
@@ -106,10 +107,20 @@ def _texts(folder: Path, overrides: Overrides) -> dict[str, str]:
         base = read_optional_json(folder / GENERATION_NAME) if overrides.keeps_generation else {}
         found[GENERATION_NAME] = merged(base, overrides.generation) | {OVERRIDDEN: sorted(overrides.generation)}
     if overrides.is_dummy:
-        found[DUMMY_NAME] = {"generator": GENERATOR}
+        found[DUMMY_NAME] = {"generator": DUMMY_GENERATOR}
         if overrides.tokenizer is None and not (folder / "tokenizer.json").is_file():
-            found["tokenizer.json"] = byte_tokenizer()
+            found["tokenizer.json"] = _byte_tokenizer()
     return {name: json.dumps(value, indent=2) for name, value in found.items()}
+
+
+def _byte_tokenizer() -> dict[str, Any]:
+    """A tokenizer.json for a configuration that has none: a token is a byte, and tokens from number 256 on have no text."""
+    shown = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}  # the others have letters from 256 on, as in GPT-2
+    hidden = iter(range(256, 512))
+    vocabulary = {chr(byte if byte in shown else next(hidden)): byte for byte in range(256)}
+    level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+    model = {"type": "BPE", "vocab": vocabulary, "merges": []}
+    return {"version": "1.0", "added_tokens": [], "pre_tokenizer": level, "decoder": level, "model": model}
 
 
 def _make(found: Path, texts: dict[str, str], links: dict[str, Path]) -> None:
