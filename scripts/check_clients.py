@@ -1,6 +1,7 @@
-"""A session of instructor and litellm with a server that serves the demo model: `python scripts/check_clients.py PYTHON`.
+"""Sessions of instructor, litellm and npm's clients with the demo model's server: `python scripts/check_clients.py PYTHON [NPM]`.
 
-PYTHON has vnext and starts the server; this program runs in an environment without it, which scripts/check_clients.sh makes.
+PYTHON has vnext and starts the server; this program runs in an environment without it, which scripts/check_clients.sh makes. NPM
+is the folder with the packages of check_clients.mjs; without it they are left out.
 Prints each part that passed, or raises.
 """
 
@@ -24,6 +25,9 @@ import litellm  # noqa: E402
 import openai  # noqa: E402
 from pydantic import BaseModel, ConfigDict, Field  # noqa: E402
 
+SCRIPT = Path(__file__).with_suffix(".mjs")
+NAMES = ("demo", "claude-sonnet-4-5")  # the AI SDK asks models of Anthropic's names in another way
+MODEL = Path(__file__).resolve().parents[1] / "vnext" / "demo_model"
 TEMPLATE = Path(__file__).resolve().parents[1] / "tests" / "e2e" / "agent_template.jinja"
 ASKED: dict[str, Any] = {"messages": [{"role": "user", "content": "Which city?"}], "temperature": 0.7, "seed": 3, "max_tokens": 400}
 LITELLM = {"model": "hosted_vllm/demo", "api_key": "none", "num_retries": 0}
@@ -142,9 +146,9 @@ SESSIONS: tuple[Callable[[str], None], ...] = (
 @contextmanager
 def serving(python: str) -> Iterator[str]:
     """The address of a server."""
-    options = ("--port", "0", "--threads", "1", "--served-model-name", "demo", "--chat-template", str(TEMPLATE))
+    options = ("--port", "0", "--threads", "1", "--served-model-name", *NAMES, "--chat-template", str(TEMPLATE))
     with tempfile.TemporaryDirectory() as log:
-        command = [python, "-m", "vnext.cli", "serve", "--log-dir", log, *options]
+        command = [python, "-m", "vnext.cli", "serve", str(MODEL), "--log-dir", log, *options]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         try:
             found = next((line for line in process.stdout or () if " on http://" in line), None)
@@ -155,12 +159,14 @@ def serving(python: str) -> Iterator[str]:
             process.wait(30)
 
 
-def main(python: str) -> None:
+def main(python: str, npm: str = "") -> None:
     with serving(python) as url:
         for session in SESSIONS:
             session(url)
             print(f"ok {session.__name__}", flush=True)
+        if npm:
+            subprocess.run(["node", str(SCRIPT), url, npm], check=True)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:3])
