@@ -16,7 +16,7 @@ import torch
 from perf.gpu.place import Place
 from perf.gpu.report import Figure, figure
 from perf.gpu.timing import Times
-from vnext.kernels.cuda import flashinfer
+from vnext.kernels.cuda import flashinfer, flex as flex_backend
 
 Work = Callable[[], torch.Tensor]
 
@@ -72,6 +72,13 @@ def flex(place: Place, asked: Asked) -> Work:
     return work
 
 
+def by_flex_backend(asked: Asked) -> Work:
+    """`--attention flex`: the same over the pages, whose copy counts. Rows that it does not take are our kernel's."""
+    _, kv_heads, block_size, head_dim = asked.key_cache.shape
+    metadata = flex_backend.attention_metadata(asked.starts, asked.contexts, asked.table, block_size, kv_heads)
+    return lambda: flex_backend.paged_attention(asked.query, asked.key_cache, asked.value_cache, metadata, head_dim**-0.5)
+
+
 def by_flashinfer(asked: Asked) -> Work:
     """FlashInfer over the pages, planned beforehand like our kernel."""
     _, kv_heads, block_size, head_dim = asked.key_cache.shape
@@ -84,6 +91,8 @@ def compared(
 ) -> tuple[tuple[Figure, ...], dict[str, Any]]:
     """Time each library beside our kernel, with the reason if it cannot run."""
     makers: dict[str, Callable[[], Work]] = {"varlen": lambda: varlen(asked), "flex": lambda: flex(place, asked)}
+    if asked.starts[1] >= flex_backend.QUERIES_MIN:
+        makers["flex over pages"] = lambda: by_flex_backend(asked)
     if flashinfer.is_installed():
         makers["FlashInfer"] = lambda: by_flashinfer(asked)
     figures, reported = [], {}

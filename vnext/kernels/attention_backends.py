@@ -2,7 +2,8 @@
 
 A backend is a row here and a module with `attention_metadata` and `paged_attention`, with the signatures of
 paged_attention.py, and `why_not(dtype, head_dim)`: why it cannot serve such a model here, "" where it can. Settings import this
-file, so it imports a backend's module only on use.
+file, so it imports a backend's module only on use. `auto` is our kernel, with another backend for long prompts where a record
+says so.
 """
 
 from __future__ import annotations
@@ -27,9 +28,16 @@ ATTENTION_BACKENDS = {
     each.name: each
     for each in (
         AttentionBackend("auto", "", can_capture=True, shares_prefix=True, invariant=True, reads_int8=True),
+        AttentionBackend("vnext", "", can_capture=True, shares_prefix=True, invariant=True, reads_int8=True),
+        AttentionBackend(
+            "flex", "vnext.kernels.cuda.flex", can_capture=True, shares_prefix=True, invariant=False, reads_int8=False
+        ),
         AttentionBackend(
             "flashinfer", "vnext.kernels.cuda.flashinfer", can_capture=False, shares_prefix=False, invariant=False, reads_int8=False
         ),
     )
 }
 """By name; the first is the default."""
+LONG_PROMPTS = {(9, 0): "flex"}
+"""Which backend `auto` takes for long prompts, by a device's compute capability: perf/records/2026-11-26-gpu-*.json have it 1.9
+times as fast as our kernel at 4,096 tokens on an H200 and an H100. Not with --deterministic: bits depend on how a prompt is cut."""

@@ -73,7 +73,8 @@ ENGINE_HELP = {
     "enforce_eager": "on a GPU: capture no graphs",
     "graph_sizes": "on a GPU: batch sizes, drafts included, for which decode steps are captured (default: up to --max-num-seqs)",
     "compile": "on a GPU: use torch's compiler for captured steps; the start then takes minutes",
-    "attention": "on a GPU: vnext's own attention kernels, or FlashInfer's if installed",
+    "attention": "on a GPU: vnext's kernel alone (vnext), with torch's flex attention for prompts of 1,024 tokens on (flex), or "
+    "FlashInfer if installed; auto is flex where it was measured to be faster, and vnext with --deterministic",
     "executor": "mp runs each rank as a process; inproc one inside the engine core; ray places --nnodes hosts in a Ray cluster",
     "log_dir": "folder in which each start creates its log folder (default: ~/.local/state/vnext/logs)",
     "log": "what the log keeps: decisions without texts, everything, or nothing",

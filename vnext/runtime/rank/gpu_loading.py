@@ -16,12 +16,12 @@ from msgspec.structs import replace
 
 from vnext.kernels import batch_index
 from vnext.kernels.arrays import torch_dtype
-from vnext.kernels.attention_backends import ATTENTION_BACKENDS, AttentionBackend
+from vnext.kernels.attention_backends import ATTENTION_BACKENDS, LONG_PROMPTS, AttentionBackend
 from vnext.kernels.backends import backend_for, why_not_cuda
-from vnext.kernels.cuda import attention, compiled, flashinfer
+from vnext.kernels.cuda import attention, compiled, flashinfer, flex
 from vnext.kernels.table import operations
 from vnext.models.config.model_config import ModelConfig
-from vnext.models.layers.sharding import Parallel
+from vnext.models.layers.sharding import Parallel, local_heads, local_kv_heads
 from vnext.models.loading.adapter import Base, adapted_products
 from vnext.runtime.gpu.adapter_regions import AdaptedProduct, AdapterRegions
 from vnext.runtime.gpu.auto import has_gpu, why_cpu
@@ -106,18 +106,60 @@ def draft_forms(runner: ModelRunner, gpu: GpuSettings) -> DeviceForms | None:
 
 def with_attention(forms: DeviceForms, runner: ModelRunner, backend: AttentionBackend) -> DeviceForms:
     """The device operations with a backend's attention where it can do the same. Raises SettingsError."""
+    if backend.name == "auto":
+        backend = for_long_prompts(runner) or backend
+    elif reason := why_not_attention(backend, runner):
+        raise SettingsError(f"--attention is {backend.name}, but {reason}: leave the option out")
     if not backend.module:
         return forms
-    module = import_module(backend.module)
-    reason = module.why_not(torch_dtype(runner.dtype), runner.config.head_dim)
-    if not reason and runner.invariance.holds and not backend.invariant:
-        reason = "its results depend on the batch, and --deterministic is asked for"
-    if reason:
-        raise SettingsError(f"--attention is {backend.name}, but {reason}: leave the option out")
-    attend = {name: getattr(module, name) for name in ("attention_metadata", "paged_attention")}
+    attend = {name: getattr(import_module(backend.module), name) for name in ("attention_metadata", "paged_attention")}
     shapes = forms.shapes if backend.can_capture else Shapes((), forms.shapes.tokens)
     cascade = forms.cascade if backend.shares_prefix else None
     return replace(forms, operations=forms.operations._replace(**attend), shapes=shapes, cascade=cascade)
+
+
+def why_not_attention(backend: AttentionBackend, runner: ModelRunner) -> str:
+    """Why a backend cannot serve a model here; "" where it can. Where torch compiles it, that is tried last."""
+    if not backend.module:
+        return ""
+    dtype, config, ranks = torch_dtype(runner.dtype), runner.config, runner.parallel.world_size
+    if reason := import_module(backend.module).why_not(dtype, config.head_dim):
+        return str(reason)
+    if runner.invariance.holds and not backend.invariant:
+        return "its results depend on the batch, and --deterministic is asked for"
+    if runner.kv_cache_dtype != "auto" and not backend.reads_int8:
+        return "it does not read keys and values in 8 bits"
+    if backend.name != "flex" or not torch.cuda.is_available():
+        return ""
+    heads = local_heads(config, ranks), local_kv_heads(config, ranks), config.head_dim
+    return flex.why_not_here(torch.device("cuda", torch.cuda.current_device()), dtype, heads)
+
+
+def for_long_prompts(runner: ModelRunner) -> AttentionBackend | None:
+    """What serves long prompts beside our kernel; None where that serves all. Says why where a record names another."""
+    name = LONG_PROMPTS.get(capability())
+    if name is None or runner.invariance.holds:
+        return None
+    backend = ATTENTION_BACKENDS[name]
+    if reason := why_not_attention(backend, runner):
+        log.info("vnext's own kernel serves the attention of long prompts, and not %s: %s", name, reason)
+        return None
+    return backend
+
+
+def capability() -> tuple[int, int]:
+    """Of the current device; (0, 0) without one."""
+    return torch.cuda.get_device_capability() if torch.cuda.is_available() else (0, 0)
+
+
+def copied_bytes(runner: ModelRunner, gpu: GpuSettings) -> int:
+    """Bytes of keys and values that attention copies in a step beside the cache."""
+    backend = for_long_prompts(runner) if gpu.attention == "auto" else ATTENTION_BACKENDS[gpu.attention]
+    if backend is None or backend.name != "flex":
+        return 0
+    config = runner.config
+    heads = local_kv_heads(config, runner.parallel.world_size)
+    return flex.copied_bytes(heads, config.head_dim, torch_dtype(runner.dtype), config.position_count_max, gpu.tokens_max)
 
 
 def compiler() -> Callable[..., Callable]:
@@ -203,6 +245,7 @@ def fitting_cache_bytes(settings: RankSettings, runner: ModelRunner, device: Dev
         memory, trial = try_largest_step(runner, device, choose, gpu.tokens_max, gpu.samples_max, settings.block_size)
     graph_rows = max(captured_shapes(gpu, "").rows, default=0)
     reserve = reserved_bytes(gpu.rows_max, runner.config.vocab_size, graph_rows)
+    reserve += copied_bytes(runner, gpu)
     if settings.kv_disk_dir:
         reserve += COPIED_PAGES * runner.block_bytes(settings.block_size)
     return cache_bytes(memory, gpu.memory_utilization, trial, reserve)
