@@ -104,7 +104,7 @@ def decode(place: Place, device: Any, config: Any, params: Any) -> list[float]:
             if len(pending_step) < AHEAD:
                 continue
         done = pending_step.popleft()
-        state = reduce(state, StepCommitted(step=done.step, tokens=pack_tokens(done.outputs().tokens)))
+        state = reduce(state, StepCommitted(step=done.scheduled.step, tokens=pack_tokens(done.outputs().tokens)))
     assert steps.forms_run["graph"] >= steps_max - AHEAD, steps.forms_run
     return launches_us[-steps_max:]
 

@@ -116,10 +116,10 @@ def make_plan(
     return StepPlan(**on_it, slot_count=slots.count, narrow_is_partial=bool(splits.leaves.all()))
 
 
-def on_device(parts: tuple[np.ndarray, ...], device: torch.device) -> list[torch.Tensor]:
-    """All arrays in one int32 tensor, by one copy, as views of their shapes."""
+def on_device(parts: tuple[np.ndarray, ...], device: torch.device, dtype: type[np.integer] = np.int32) -> list[torch.Tensor]:
+    """All arrays in one tensor of the type, by one copy, as views of their shapes."""
     ends = np.cumsum([part.size for part in parts])
-    flat = torch.from_numpy(np.concatenate([part.reshape(-1) for part in parts]).astype(np.int32))
+    flat = torch.from_numpy(np.concatenate([part.reshape(-1) for part in parts]).astype(dtype))
     if device.type == "cuda":
         flat = flat.pin_memory()  # else the copy would wait for all that the device has yet to do
     flat = flat.to(device, non_blocking=True)

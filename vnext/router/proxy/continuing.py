@@ -159,7 +159,7 @@ class ShownResponse(Shown):
         super().__init__()
         self._ids: dict[Path, str] = {}
         self._created_at: Any = None
-        self._number, self._has_begun = 0, False
+        self._number: int | None = None
         self.names: dict[str, str] = {}
 
     def begin_again(self) -> None:
@@ -167,7 +167,7 @@ class ShownResponse(Shown):
         self.names = {}
 
     def error(self, message: str, code: str) -> bytes:
-        body = {"type": "error", "code": code, "message": message, "param": None, "sequence_number": self._number}
+        body = {"type": "error", "code": code, "message": message, "param": None, "sequence_number": self._number or 0}
         return b"event: error\ndata: " + _encode(body) + b"\n\n"
 
     def _rest(self, event: dict[str, Any]) -> dict[str, Any] | None:
@@ -182,8 +182,8 @@ class ShownResponse(Shown):
             is_new = self._once(*place)
         if not is_new:
             return None
-        if not self._has_begun:  # a client that picked the stream up has the numbers before this one
-            self._has_begun, self._number = True, event.get("sequence_number", 0)
+        if self._number is None:  # a client that picked the stream up has the numbers before this one
+            self._number = event.get("sequence_number", 0)
         event["sequence_number"], self._number = self._number, self._number + 1
         return _renamed(event, self.names) if self.names else event
 

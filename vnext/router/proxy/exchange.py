@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 import time
 from collections.abc import AsyncIterator
 from typing import NoReturn
@@ -31,7 +30,7 @@ from vnext.router.proxy.tokens import NOTHING
 from vnext.server.context.errors import ClientGone, ModelUnknown
 from vnext.server.context.handover import TICKET_HEADER
 from vnext.server.context.identity import REQUEST_ID, REQUEST_ID_HEADER
-from vnext.server.http.event_ids import HEADER, origin_in
+from vnext.server.http.event_ids import HEADER, begin_of, origin_in
 
 TRIES_MAX = 4
 """Servers that get one request, one after the other."""
@@ -40,7 +39,6 @@ WAIT_S = 10.0
 BUSY = frozenset({429, 502, 503})
 KINDS = {"/v1/chat/completions": "chatcmpl", "/v1/completions": "cmpl", "/v1/messages": "msg", "/v1/responses": "resp"}
 """Path -> how an engine's names of its requests begin, before the request's id."""
-_FIRST_ID = re.compile(rb"^id: (.+)\.([^.\n]+)$", re.MULTILINE)
 _UPSTREAM_ERRORS = (aiohttp.ClientError, OSError, TimeoutError)
 
 log = logging.getLogger("vnext.router")
@@ -234,10 +232,7 @@ class Exchange:
 
     def _begin_of_stream(self) -> str:
         """The id in front of the first event of the stream that has begun; "" where none has, or the client sends an id itself."""
-        if self._out is None or HEADER in self._request.headers:
-            return ""
-        found = _FIRST_ID.search(self._first)
-        return "" if found is None else f"{found[1].decode()}.{','.join('0' * (found[2].count(b',') + 1))}"
+        return "" if self._out is None or HEADER in self._request.headers else begin_of(self._first)
 
     def _body(self, backend: Backend) -> bytes:
         return self._asked.with_seed(self._seed if backend.identity.is_vnext else None)

@@ -47,6 +47,8 @@ def spoilt_rows(logits: np.ndarray, tokens: np.ndarray) -> tuple[int, ...]:
 
 def spoilt_requests(scheduled: StepInFlight, outputs: StepOutputs) -> tuple[tuple[int, str], ...]:
     """(request, why) of a step's requests of which it computed what is no number, each once."""
+    if not outputs.spoilt and not outputs.prompts:
+        return ()
     found = [int(scheduled.ids[sample_points(scheduled).entries[at]]) for at in outputs.spoilt]
     found += [int(each.id) for each in outputs.prompts if _is_spoilt(each)]
     return tuple(dict.fromkeys((id_, NOT_A_NUMBER) for id_ in found))

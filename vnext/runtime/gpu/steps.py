@@ -76,12 +76,11 @@ class OnDevice(NamedTuple):
 
 class PendingStep(NamedTuple):
     """A step that was launched. Its samples are on their way to the host: `fetched` has the tensors of an OnDevice; None where the
-    step samples nothing. `asked` int64 [S]:
-    alternatives, -1 none. `fed`: the model's inputs, where they must be hashed. `prompts`: turns what was fetched of prompts
-    into results, where a request wants some. `failed`: (request, why) of samples whose constraint cannot be followed. `samples`:
-    which samples are kept, None where there are none. `scheduled`: the step."""
+    step samples nothing. `asked` int64 [S]: alternatives, -1 none. `fed`: the model's inputs, where they must be hashed. `prompts`:
+    turns what was fetched of prompts into results, where a request wants some. `failed`: (request, why) of samples whose constraint
+    cannot be followed. `samples`: which samples are kept, None where there are none."""
 
-    step: int
+    scheduled: StepInFlight
     asked_s: float
     fetched: list[torch.Tensor] | None
     mark: Mark
@@ -90,7 +89,6 @@ class PendingStep(NamedTuple):
     prompts: Callable[[], tuple[PromptResult, ...]] = tuple
     failed: tuple[tuple[int, str], ...] = ()
     samples: StepSamples | None = None
-    scheduled: StepInFlight | None = None
 
     def is_there(self) -> bool:
         """Whether `outputs` would return at once."""
@@ -109,9 +107,6 @@ class PendingStep(NamedTuple):
 
     def failures(self, outputs: StepOutputs) -> tuple[tuple[int, str], ...]:
         """(request, why) of the requests that this step ends, by its outputs."""
-        if not outputs.spoilt and not outputs.prompts:
-            return self.failed
-        assert self.scheduled is not None
         return self.failed + spoilt_requests(self.scheduled, outputs)
 
 
@@ -178,7 +173,7 @@ class DeviceSteps:
         masked = self._masking.take()
         fed = seen[0]._replace(allowed=masked.allowed) if is_due else None
         if sampled is None and not prompts:
-            return PendingStep(step.step, began_s, None, self._device.mark(), step.asked, fed)
+            return PendingStep(state.in_flight[-1], began_s, None, self._device.mark(), step.asked, fed)
         of_samples = sampled.tensors() if sampled else []
         made = [self._batch.made] if of_samples and self._batch.made is not None and step.has_drafts else []
         fetched, mark = self._device.fetch([*of_samples, *prompts, *made])
@@ -192,7 +187,7 @@ class DeviceSteps:
         results = partial(self._sums.results, step.prompts, of_prompts) if prompts else tuple
         failed = failed_requests(step.samples.ids, masked.failed)
         found = fetched[: len(of_samples)] or None
-        return PendingStep(step.step, began_s, found, mark, step.asked, fed, results, failed, samples, state.in_flight[-1])
+        return PendingStep(state.in_flight[-1], began_s, found, mark, step.asked, fed, results, failed, samples)
 
     def _choice(self, step: HostStep, shared: int) -> Choice:
         """The step's form. No graph holds the hidden states that prompts need."""

@@ -129,7 +129,7 @@ class HostSteps:
         words = fed_words_of(inputs, state.config, self.adapters) if is_due(state, scheduled.step) else ()
         require_whole_group()
         failed = self._batch.failed_constraints(scheduled)
-        failed += spoilt_requests(scheduled, outputs) if outputs.spoilt or outputs.prompts else ()
+        failed += spoilt_requests(scheduled, outputs)
         done = finished(self._batch, scheduled, outputs, words, began_s)._replace(failed=failed)
         if routed := self._runner.routed:
             done = done._replace(prompts=done.prompts + routed.results(scheduled, inputs.forward, state.requests))

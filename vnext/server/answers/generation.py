@@ -15,7 +15,7 @@ import msgspec
 from vnext.runtime.messages import RequestOutput, SubmitRequest
 from vnext.sampling_params import InvalidRequest, SamplingParams, answer_seed, restricted, to_sampling, validate_ranges
 from vnext.server.answers.admitted import admitted
-from vnext.server.answers.replay import Replay, split
+from vnext.server.answers.replay import TOKEN_BYTES, Replay, split
 from vnext.server.answers.resuming import Call, EventIds
 from vnext.server.context.adapters import failed
 from vnext.server.context.errors import Aborted
@@ -30,7 +30,6 @@ from vnext.text.answer import Answer, Delta
 from vnext.text.bad_words import banned_sequences
 
 PRIORITY_MAX = 2**31 - 1
-TOKEN_BYTES = 4
 CACHE_SALT_CHARACTERS_MAX = 256
 
 RETAINED = ("retained_tokens", "unretained_tokens")

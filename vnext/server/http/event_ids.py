@@ -32,6 +32,7 @@ _PACKED = sum(_WIDTHS.values())
 _ANSWER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._~:/+=@-]{0,160}")
 _CHOICE = re.compile(r"(\d{1,9})(?:(e)|\+(\d{1,9})(e?)\*(\d{1,6}))?")
 _POSITION = re.compile(r"([^/]*)(?:/([12]))?")
+_FIRST = re.compile(rb"^id: (.+)\.([^.\n]+)$", re.MULTILINE)
 
 
 class Origin(msgspec.Struct, frozen=True):
@@ -104,6 +105,12 @@ def origin_in(headers: Mapping[str, str]) -> str:
     """The fingerprint of the system that began the stream with which a client goes on, "" where that is not known."""
     found = _parsed(headers.get(HEADER, ""))
     return found.origin.system_fingerprint if found else ""
+
+
+def begin_of(events: bytes) -> str:
+    """The id in front of the first event of the stream that begins with `events`; "" where they have none."""
+    found = _FIRST.search(events)
+    return "" if found is None else f"{found[1].decode()}.{','.join('0' * (found[2].count(b',') + 1))}"
 
 
 def _parsed(given: str) -> LastEvent | None:
