@@ -26,6 +26,7 @@ import psutil
 import pytest
 from test_two_hosts import PLAIN, free_port, tokens_of
 
+from tests.runtime.killed import in_turn
 from vnext import LLM, SamplingParams
 from vnext.exits import REFUSED
 from vnext.replay.cli.main import main as replay
@@ -97,7 +98,7 @@ def test_streams_outlive_a_rank_and_a_node(cluster: Any, tmp_path: Path) -> None
     try:
         with SyncEngineClient.connect(running.address) as client:
             assert tokens_of(client) == expected
-            assert tokens_of(client, {100: lose_rank, 300: lose_node}) == expected
+            assert tokens_of(client, in_turn(client, {100: lose_rank, 300: lose_node})) == expected
             assert client.stats.recoveries >= 2
     finally:
         assert running.stop() == 0

@@ -8,13 +8,13 @@ import socket
 import subprocess
 import sys
 import threading
-from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from tests.runtime.killed import heard_of
 from vnext.replay.cli.main import main as replay
 from vnext.runtime.client.client_sync import SyncEngineClient
 from vnext.runtime.messages import SubmitRequest
@@ -63,15 +63,11 @@ def wishes() -> list[SubmitRequest]:
     ]  # fmt: skip
 
 
-def tokens_of(client: SyncEngineClient, at: dict[int, object] | None = None) -> dict[str, bytes]:
-    """Each request's tokens; `at[n]` is called after n outputs."""
-    found: defaultdict[str, bytes] = defaultdict(bytes)
-    for count, output in enumerate(client.run(wishes())):
-        assert not output.error
-        found[output.name] += output.tokens
-        if act := (at or {}).get(count):
-            act()
-    return dict(found)
+def tokens_of(client: SyncEngineClient, at: dict[int, Callable[[], None]] | None = None) -> dict[str, bytes]:
+    """Each request's tokens; `at[n]` is called after n of them."""
+    heard = heard_of(client.run(wishes()), at)
+    assert not any(output.error for outputs in heard.values() for output in outputs)
+    return {name: b"".join(output.tokens for output in outputs) for name, outputs in heard.items()}
 
 
 @pytest.mark.parametrize(("alone", "shape"), [({}, {}), ({"tensor_parallel_size": 1}, PIPELINE)], ids=["tensors", "stages"])

@@ -8,10 +8,8 @@ import signal
 import socket
 import threading
 import time
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 
 import psutil
@@ -21,13 +19,14 @@ from llguidance import LLMatcher
 from saved_adapters import DEMO, save_adapter
 from test_launch import has_torch, running
 
+from tests.runtime.killed import Heard, heard_of, in_turn
 from vnext.kernels.cpu import native
 from vnext.models.config.adapter_config import adapter_digest
 from vnext.replay.cli.main import main as replay
 from vnext.runtime.client.client_sync import SyncEngineClient
 from vnext.runtime.client.output_stream import EngineDead
 from vnext.runtime.core import process as core_process
-from vnext.runtime.messages import AdapterFiles, EngineStats, RequestOutput, SubmitRequest
+from vnext.runtime.messages import AdapterFiles, EngineStats, SubmitRequest
 from vnext.runtime.processes.determinism import process_environment
 from vnext.runtime.processes.run_dir import RunDir
 from vnext.runtime.processes.subprocesses import Child, start_child
@@ -50,7 +49,6 @@ KINDS = (
 )
 QUICK = 2
 """So many of them import nothing into a rank: a step that does takes a second, and a rank hangs after thirty times the longest."""
-Heard = dict[str, list[RequestOutput]]
 
 
 def mixed(adapters: Sequence[AdapterFiles] = (), count: int = 16) -> list[SubmitRequest]:
@@ -62,18 +60,6 @@ def mixed(adapters: Sequence[AdapterFiles] = (), count: int = 16) -> list[Submit
         adapter = adapters[number // 3] if number % 3 == 0 and number // 3 < len(adapters) else None
         made.append(SubmitRequest(name=f"r{number}", prompt=prompt, sampling=Sampling(**fields), adapter=adapter))
     return made
-
-
-def heard_of(outputs: Iterator[RequestOutput], at: dict[int, Callable[[], None]] | None = None) -> Heard:
-    """All outputs by name; `at[n]` is called after the first n tokens: outputs are fewer where this process is slow."""
-    found, count, due = defaultdict(list), 0, sorted((at or {}).items())
-    for output in outputs:
-        found[output.name].append(output)
-        count += len(output.tokens) // 4
-        while due and count >= due[0][0]:
-            due.pop(0)[1]()
-    assert not due, f"{count} tokens came"
-    return found
 
 
 def told(heard: Heard) -> dict[str, tuple[object, ...]]:
@@ -103,17 +89,6 @@ def kill_and_again_while_they_start(pid: int) -> None:
     kill_last(pid)
     wait_until(lambda: any(rank.pid not in before for rank in ranks_of(pid)))
     kill_last(pid)
-
-
-def in_turn(client: SyncEngineClient, kills: dict[int, Callable[[], None]]) -> dict[int, Callable[[], None]]:
-    """For `heard_of`: each of them kills ranks that serve. Outputs queue where this process is slow, and ranks that were killed twice
-    are lost once."""
-
-    def one(kill: Callable[[], None], count: int) -> None:
-        wait_until(lambda: not count or (client.stats.recoveries, client.stats.recovering) == (count, ""))
-        kill()
-
-    return {at: partial(one, kill, count) for count, (at, kill) in enumerate(sorted(kills.items()))}
 
 
 @pytest.fixture(scope="module")
