@@ -141,7 +141,7 @@ def writers_are_exclusive(state: State) -> None:
 
 
 def capacity_covers(state: State) -> None:
-    """M4: a row's blocks cover what it has computed, with no block to spare.
+    """M4: a row holds exactly the blocks that its computed tokens need.
 
     With drafts, a row keeps the blocks that it took for drafts which were not kept: its next drafts need them.
     """
@@ -373,8 +373,8 @@ def weights_root_the_names(state: State) -> None:
 
 
 def tier_is_bounded(state: State) -> None:
-    """K3: the disk tier holds at most its capacity, each block once. K2: a request has one transfer at a time, which fills pages
-    that no index knows and nobody else holds."""
+    """K3: the disk tier holds no more blocks than its capacity, and each block once. K2: a request has at most one transfer, and
+    the pages that it fills have no name and no other owner."""
     if state.tier is None:
         return
     disk, prefix_index = state.tier.disk, state.pool.prefix_index

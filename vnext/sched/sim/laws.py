@@ -249,8 +249,8 @@ def scored_prompts_are_computed(before: PlainState, plan: StepPlanned, after: Pl
 
 
 def caution_is_kept(before: PlainState, plan: StepPlanned) -> None:
-    """C3: while requests of before a recovery are suspects, steps follow one another, and none has two of them that the step
-    before had not: it admits one at most, and nobody while another is in its prompt."""
+    """C3: while requests from before a recovery are under suspicion, a step is planned only when none is in flight. It admits
+    at most one request, and none while another is still in its prompt."""
     state = before.state
     if not state.cautious:
         return

@@ -30,7 +30,7 @@ _GAUGES: Names = {
     "waiting": ("vnext_num_requests_waiting", "Requests waiting to be admitted."),
     "blocks_total": ("vnext_blocks", "Blocks of the key-value cache."),
     "blocks_held": ("vnext_blocks_held", "Blocks that a running request holds."),
-    "blocks_kept": ("vnext_blocks_kept", "Blocks that nobody holds and whose content may be used again."),
+    "blocks_kept": ("vnext_blocks_kept", "Free blocks whose content a later request can still reuse."),
     "log_bytes": ("vnext_log_bytes", "Size of the engine's log."),
     "step_silent_seconds": ("vnext_step_silent_seconds", "For how long the oldest step in flight has had no result."),
 }
