@@ -20,7 +20,7 @@ from setuptools import Extension, find_packages, setup
 from setuptools.command.build_ext import build_ext
 
 ROOT = Path(__file__).resolve().parent
-FINGERPRINT = runpy.run_path(str(ROOT / "vnext" / "compiled.py"))["fingerprint"]
+FINGERPRINT = runpy.run_path(str(ROOT / "vnext" / "base" / "compiled.py"))["fingerprint"]
 CUDA_SOURCES = "vnext.kernels.cuda.sources"
 
 CORE = ["ml_dtypes>=0.5", "msgspec>=0.20", "numpy>=2.0", "xxhash>=3.5"]
@@ -70,8 +70,8 @@ RAY = ["ray[data,serve]>=2.60"]
 CLIENTS = ["langchain-openai>=1.7", "pydantic-ai-slim[openai]>=2.60"]
 CUDA += ["nvidia-nvvm==13.0.*"]  # numba-cuda compiles with it
 COMMANDS = [
-    "vnext = vnext.cli:main",
-    "vnext-bench = vnext.bench.cli:main",
+    "vnext = vnext.commands.cli:main",
+    "vnext-bench = vnext.commands.bench.cli:main",
     "vnext-replay = vnext.replay.cli.main:process",
 ]
 
@@ -85,7 +85,7 @@ WARNINGS = ["-Wall", "-Wextra", "-Wno-unused-parameter"]  # CPython passes each 
 def compiled(name: str, source: str, *headers: str) -> Extension:
     """A C module with the state's store among its headers: the log hashes as it does."""
     return Extension(
-        name, [source], depends=["vnext/compiled.h", *headers], include_dirs=["vnext", STORE, "vnext/runtime"],
+        name, [source], depends=["vnext/base/compiled.h", *headers], include_dirs=["vnext/base", STORE, "vnext/runtime/transport"],
         extra_compile_args=["-O3", "-g0", WRAPS, UNFUSED, *WARNINGS], optional=True,
     )  # fmt: skip
 
@@ -104,10 +104,12 @@ COMPILED = [
         "vnext/log/steady_frame.h",
     ),
     compiled("vnext.sampling.drafters._automaton", "vnext/sampling/drafters/_automaton.c"),
-    compiled("vnext.runtime.ring._ring", "vnext/runtime/ring/_ring.c", "vnext/runtime/waiting.h"),  # Linux only
     compiled(
-        "vnext.runtime.collectives._exchange", "vnext/runtime/collectives/_exchange.c", "vnext/runtime/collectives/rank_sum.h",
-        "vnext/runtime/waiting.h",
+        "vnext.runtime.transport.ring._ring", "vnext/runtime/transport/ring/_ring.c", "vnext/runtime/transport/waiting.h",
+    ),  # Linux only
+    compiled(
+        "vnext.runtime.transport.collectives._exchange", "vnext/runtime/transport/collectives/_exchange.c",
+        "vnext/runtime/transport/collectives/rank_sum.h", "vnext/runtime/transport/waiting.h",
     ),  # Linux only
 ]
 
@@ -141,8 +143,8 @@ def cpu_kernels() -> Extension:
     return Extension(
         CPU_KERNELS,
         sources,
-        depends=["vnext/compiled.h", *headers],
-        include_dirs=["vnext", CPU_FOLDER.as_posix()],
+        depends=["vnext/base/compiled.h", *headers],
+        include_dirs=["vnext/base", CPU_FOLDER.as_posix()],
         extra_compile_args=CPU_FLAGS,
         extra_link_args=["-pthread"],
         language="c++",
@@ -168,8 +170,8 @@ def launches() -> list[Extension]:
         Extension(
             "vnext.kernels.cuda._native",
             [(LAUNCH_FOLDER / name).as_posix() for name in ("launch.cpp", "operations.cpp")],
-            depends=["vnext/compiled.h", *((LAUNCH_FOLDER / name).as_posix() for name in ("launch.h", "tensors.h"))],
-            include_dirs=["vnext", str(folder / "include")],
+            depends=["vnext/base/compiled.h", *((LAUNCH_FOLDER / name).as_posix() for name in ("launch.h", "tensors.h"))],
+            include_dirs=["vnext/base", str(folder / "include")],
             library_dirs=[str(folder / "lib")],
             libraries=["torch_cpu"],
             extra_compile_args=LAUNCH_FLAGS,
@@ -182,7 +184,7 @@ def launches() -> list[Extension]:
 class Build(build_ext):
     """Embeds in each module the hash of its sources; compiles files with special flags separately.
 
-    Skips unchanged files, comparing contents and not times, so that `vnext/compiled.py` never refuses a module that this build
+    Skips unchanged files, comparing contents and not times, so that `vnext/base/compiled.py` never refuses a module that this build
     skipped. Keeps objects in build/, even under `pip install -e .`, which deletes its own build folder.
     """
 
@@ -233,9 +235,9 @@ def made_from(listed: Path, *settings: list) -> str:
 
 
 def version() -> str:
-    """The version in vnext/version.py, without an import, because the dependencies may not be installed yet."""
+    """The version in vnext/base/version.py, without an import, because the dependencies may not be installed yet."""
     scope: dict[str, str] = {}
-    exec((ROOT / "vnext" / "version.py").read_text(), scope)
+    exec((ROOT / "vnext" / "base" / "version.py").read_text(), scope)
     return scope["__version__"]
 
 

@@ -15,8 +15,8 @@ import numpy as np
 import torch
 
 from vnext import LLM, SamplingParams
+from vnext.api.training import Trainer
 from vnext.runtime.processes.launch import DEMO_MODEL
-from vnext.training import Trainer
 
 PROMPTS = ("The module", "Return a list of", "def main(", "An exception is raised when")
 

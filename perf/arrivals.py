@@ -21,7 +21,7 @@ import numpy as np
 
 from perf.record import parser_of, record_of, write_record
 from perf.recording import Server
-from vnext.machine import machine
+from vnext.commands.machine import machine
 
 CLIENTS, SYSTEMS, SYSTEM_TOKENS = 24, 4, 160
 TURN_TOKENS, ANSWER_TOKENS, TURNS, THINK_S = (10, 80), (20, 120), (2, 8), (1.0, 6.0)

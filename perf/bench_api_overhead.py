@@ -26,10 +26,10 @@ from perf.bench_server_cost import thread_seconds
 from perf.record import parser_of, record_of, write_record
 from perf.recording import spread
 from perf.steady_edge import CONFIG, HEAD, PROMPT
-from vnext.machine import machine
+from vnext.commands.machine import machine
 from vnext.runtime.client.client import EngineClient
-from vnext.runtime.messages import EngineReady, Hello, Outputs, RequestOutput, SubmitRequest, client_decoder, encoder
 from vnext.runtime.processes.launch import DEMO_MODEL
+from vnext.runtime.protocol.messages import EngineReady, Hello, Outputs, RequestOutput, SubmitRequest, client_decoder, encoder
 from vnext.server.app import make_app, make_runner
 from vnext.server.garbage import settle
 from vnext.server.settings import ServerSettings

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from vnext.bench.engine_runs import prompts_of_repeats, warm_up
-from vnext.bench.workload import Workload, params
-from vnext.llm import LLM
+from vnext.api.llm import LLM
+from vnext.commands.bench.engine_runs import prompts_of_repeats, warm_up
+from vnext.commands.bench.workload import Workload, params
 
 ROUNDS = 5
 

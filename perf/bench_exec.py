@@ -13,13 +13,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from vnext.llm import LLM
+from vnext.api.llm import LLM
 from vnext.replay.answers.stat import stat
 from vnext.replay.console.commands import index_of
 from vnext.replay.execution.bisection import bisect
 from vnext.replay.execution.execution import Executed, ModelChoice, execute
 from vnext.replay.execution.recorded import Asked
-from vnext.sampling_params import SamplingParams
+from vnext.runtime.protocol.sampling_params import SamplingParams
 
 REQUESTS, TOKENS = 1040, 100
 SETTINGS = dict(executor="inproc", num_blocks_override=220, max_num_seqs=32, max_num_batched_tokens=96, log="full", seed=1)

@@ -16,6 +16,7 @@ import pytest
 from msgspec.structs import replace
 
 from scripts.make_log import make_log
+from tests.sim.scenario_draw import draw_clients, draw_config
 from vnext.log.codec import SEGMENT_SUFFIX, Frame
 from vnext.log.timestamps import MAGIC, TIMESTAMPS_SUFFIX, head, stamp
 from vnext.replay.answers.trace import trace
@@ -28,8 +29,7 @@ from vnext.replay.futures.what_if import DRAWN_MAX, DRAWS, Objective, candidates
 from vnext.replay.futures.what_if_run import rerun
 from vnext.replay.reading.index import Index
 from vnext.replay.reading.source import open_log
-from vnext.sched.sim.rng import Rng
-from vnext.sched.sim.scenario_draw import draw_clients, draw_config
+from vnext.sim.rng import Rng
 from vnext.state.config import SchedulerConfig
 from vnext.state.events import AnyEvent, EngineStarted, RequestArrived, StepCommitted, pack_tokens
 from vnext.state.params import Sampling

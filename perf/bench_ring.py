@@ -21,9 +21,9 @@ from pathlib import Path
 import pytest
 
 from perf.ring_echo import FORMS, STAMP, WARMUP_COUNT
-from vnext.runtime.ring.memory import implementation
-from vnext.runtime.ring.reader import RingReader
-from vnext.runtime.ring.writer import RingWriter
+from vnext.runtime.transport.ring.memory import implementation
+from vnext.runtime.transport.ring.reader import RingReader
+from vnext.runtime.transport.ring.writer import RingWriter
 
 ROOT = Path(__file__).resolve().parent.parent
 TIMEOUT_S = 10.0

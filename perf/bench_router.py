@@ -31,10 +31,10 @@ from perf.bench_server_cost import thread_seconds
 from perf.followed import COMPLETION, IDENTITY, answered, followed
 from perf.record import parser_of, record_of, write_record
 from perf.recording import spread
-from vnext.machine import machine
-from vnext.router.proxy.app import make_app, make_runner
-from vnext.router.proxy.context import RouterContext
-from vnext.router.proxy.settings import RouterSettings
+from vnext.commands.machine import machine
+from vnext.gateway.app import make_app, make_runner
+from vnext.gateway.context import RouterContext
+from vnext.gateway.settings import RouterSettings
 from vnext.server.garbage import settle
 
 CLIENTS, REQUESTS, STREAMS, EVENTS, ROUNDS = 16, 1000, 16, 250, 5
@@ -226,7 +226,7 @@ def starts_again(urls: list[str], rounds: int) -> list[float]:
 
 def started_again(urls: list[str], environment: dict[str, str]) -> float:
     """Seconds from the start of `vnext router` until it says that it knows every server exactly. It is killed then."""
-    command = [sys.executable, "-m", "vnext.cli", "router", "--port", "0", "--admin-key", KEY]
+    command = [sys.executable, "-m", "vnext.commands.cli", "router", "--port", "0", "--admin-key", KEY]
     command += [word for url in urls for word in ("--backend", url)]
     began_s = time.perf_counter()
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:

@@ -24,8 +24,8 @@ from typing import Any
 import msgspec
 
 from perf.recording import BATCH, PROMPT_LENGTH, Server, fresh_prompts, spread
-from vnext.machine import machine
-from vnext.version import __version__
+from vnext.base.version import __version__
+from vnext.commands.machine import machine
 
 SHORT, LONG = 64, 448
 """Answer lengths in tokens; between them the ranks' digests are due a whole number of times."""

@@ -48,7 +48,7 @@ def weights(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 def serving(model: Path, weights: str = "") -> Iterator[tuple[subprocess.Popen[str], str]]:
     """Start `vnext serve` and yield it with its host:port once it is ready."""
     with tempfile.TemporaryDirectory() as logs:
-        command = [sys.executable, "-m", "vnext.cli", "serve", str(model), "--port", "0", "--threads", str(THREADS)]
+        command = [sys.executable, "-m", "vnext.commands.cli", "serve", str(model), "--port", "0", "--threads", str(THREADS)]
         server = subprocess.Popen(
             [*command, "--log-dir", logs, "--served-model-name", "m", "--packed-weights-dir", weights],
             stdout=subprocess.PIPE, text=True, env=environment(THREADS),
@@ -80,7 +80,7 @@ def held_mb(server: subprocess.Popen[str]) -> dict[str, float]:
 
 
 def test_help(benchmark) -> None:
-    command = [sys.executable, "-m", "vnext.cli", "--help"]
+    command = [sys.executable, "-m", "vnext.commands.cli", "--help"]
     benchmark.pedantic(
         lambda: subprocess.run(command, stdout=subprocess.DEVNULL, env=environment(1), check=True),
         rounds=2 * ROUNDS, warmup_rounds=1,

@@ -23,12 +23,12 @@ import zmq
 
 from perf.bench_startup import THREADS
 from perf.peers.sessions import checkpoint
+from vnext.api.llm import LLM
 from vnext.kernels.cpu import native
-from vnext.llm import LLM
-from vnext.runtime.core.process import make_executor, start_core
-from vnext.runtime.messages import SubmitRequest, encoder
-from vnext.runtime.settings import CoreSettings, EngineSettings
-from vnext.sampling_params import SamplingParams, to_sampling
+from vnext.runtime.engine.process import make_executor, start_core
+from vnext.runtime.protocol.messages import SubmitRequest, encoder
+from vnext.runtime.protocol.sampling_params import SamplingParams, to_sampling
+from vnext.runtime.protocol.settings import CoreSettings, EngineSettings
 from vnext.state.events import pack_tokens
 
 PROMPT_LENGTH = 64

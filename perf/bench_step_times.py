@@ -14,7 +14,7 @@ import pytest
 
 from scripts.random_model import SHAPES, write_checkpoint
 from scripts.timed_log import BATCH_TOKENS_MAX, serve
-from vnext.llm import LLM
+from vnext.api.llm import LLM
 from vnext.replay.futures.step_noise import misfit, noise
 from vnext.replay.futures.step_times import fit, held_out, recorded
 from vnext.replay.reading.source import open_log

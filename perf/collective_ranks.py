@@ -9,12 +9,12 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from vnext.runtime.collectives import cpu_collectives
-from vnext.runtime.collectives.cpu_collectives import Group
-from vnext.runtime.collectives.exchange_memory import Exchange, ExchangeFile
-from vnext.runtime.collectives.gloo_group import GlooGroup
-from vnext.runtime.collectives.shared_group import CAPACITY_BYTES_DEFAULT, SharedGroup
 from vnext.runtime.processes import futex
+from vnext.runtime.transport.collectives import cpu_collectives
+from vnext.runtime.transport.collectives.cpu_collectives import Group
+from vnext.runtime.transport.collectives.exchange_memory import Exchange, ExchangeFile
+from vnext.runtime.transport.collectives.gloo_group import GlooGroup
+from vnext.runtime.transport.collectives.shared_group import CAPACITY_BYTES_DEFAULT, SharedGroup
 
 TIMEOUT = timedelta(seconds=60)
 ONE_SHOT_BYTES_MAX = {"one-shot": 2**60, "two-shot": 0, "plain": 2**14}

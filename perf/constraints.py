@@ -24,9 +24,9 @@ from llguidance import LLMatcher
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from vnext import LLM, SamplingParams
-from vnext.machine import machine
+from vnext.commands.machine import machine
+from vnext.runtime.protocol.sampling_params import StructuredOutputsParams
 from vnext.sampling.constraint import Matcher, Vocabulary
-from vnext.sampling_params import StructuredOutputsParams
 from vnext.state.params import Constraint
 
 VOCABULARY, ANSWERS, ANSWER_TOKENS_MAX = 128_000, 40, 200

@@ -24,8 +24,8 @@ from typing import Any
 
 import msgspec
 
-from vnext.machine import machine
-from vnext.version import __version__
+from vnext.base.version import __version__
+from vnext.commands.machine import machine
 
 ROWS = 64
 STEPS = 48

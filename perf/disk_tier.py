@@ -16,7 +16,7 @@ import numpy as np
 
 from perf.record import parser_of, record_of, write_record
 from vnext import LLM, SamplingParams
-from vnext.machine import machine
+from vnext.commands.machine import machine
 
 ONE = SamplingParams(max_tokens=1, temperature=0.0)
 

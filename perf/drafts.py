@@ -31,11 +31,11 @@ from transformers import AutoModelForCausalLM
 import vnext
 from perf.draft_pair import write_pair
 from vnext import LLM, SamplingParams
+from vnext.commands.machine import machine
 from vnext.log.codec import Frame
-from vnext.machine import machine
 from vnext.replay.reading.source import open_log
+from vnext.runtime.protocol.sampling_params import StructuredOutputsParams
 from vnext.sampling.drafters.drafter import drafter_of
-from vnext.sampling_params import StructuredOutputsParams
 from vnext.state.config import Speculation
 from vnext.state.events import StepCommitted
 

@@ -15,8 +15,8 @@ import numpy as np
 from aiohttp import web
 
 from perf.router import VOCABULARY, Engine, words
+from vnext.base.version import __version__
 from vnext.server.context.identity import ENGINES_HEADER
-from vnext.version import __version__
 
 PAGES, PROMPT = 3_500, 1_024
 IDENTITY = {"version": __version__, "system_fingerprint": "fp_1", "environment": {"batch_invariant": "yes"}}

@@ -27,11 +27,11 @@ import torch
 import torch.distributed as dist
 
 from vnext.kernels.cuda.exchange import SUMMED
-from vnext.runtime.collectives.choose_collectives import choose_device_group
-from vnext.runtime.collectives.cpu_collectives import Group, choose_group
-from vnext.runtime.collectives.device_group import DeviceGroup, Limits, default_limits
-from vnext.runtime.collectives.device_memory import IpcMemory
-from vnext.runtime.collectives.errors import RankLost
+from vnext.runtime.transport.collectives.choose_collectives import choose_device_group
+from vnext.runtime.transport.collectives.cpu_collectives import Group, choose_group
+from vnext.runtime.transport.collectives.device_group import DeviceGroup, Limits, default_limits
+from vnext.runtime.transport.collectives.device_memory import IpcMemory
+from vnext.runtime.transport.collectives.errors import RankLost
 
 ROOT = Path(__file__).resolve().parent.parent
 PATIENCE_MS, RANKS_TIMEOUT_S = 20_000, 240

@@ -20,8 +20,8 @@ from perf.disk_tier import first_token, prompts
 from perf.peers.shapes import shape_of, write_checkpoint
 from perf.record import parser_of, record_of, write_record
 from vnext import LLM
+from vnext.commands.machine import machine
 from vnext.log.codec import Frame
-from vnext.machine import machine
 from vnext.replay.reading.source import open_log
 from vnext.replay.reading.times import Clock, timestamps_of
 from vnext.runtime.processes.run_dir import shared_twin

@@ -14,11 +14,11 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from vnext.machine import machine
+from vnext.commands.machine import machine
 from vnext.runtime.hosts.frames import FromRank, RingMessage, encode
 from vnext.runtime.hosts.wire import MAC_BYTES
-from vnext.runtime.messages import StepResult, encoder
-from vnext.runtime.ring.broadcast import encode_events
+from vnext.runtime.protocol.messages import StepResult, encoder
+from vnext.runtime.transport.ring.broadcast import encode_events
 from vnext.sched.schedule import schedule
 from vnext.state.config import SchedulerConfig
 from vnext.state.events import AnyEvent, EngineStarted, RequestArrived, RequestId, StepCommitted, pack_tokens

@@ -17,9 +17,9 @@ import msgspec
 import numpy as np
 
 from vnext import LLM, SamplingParams
-from vnext.llm import Generated, Logprob
-from vnext.machine import machine
-from vnext.version import __version__
+from vnext.api.llm import Generated, Logprob
+from vnext.base.version import __version__
+from vnext.commands.machine import machine
 
 TEXTS = ("The first page of the book", "One of the rivers of the country", "A name is a word that", "The cache of an engine holds", "In the year")
 SCORED = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=1)

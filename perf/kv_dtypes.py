@@ -21,10 +21,10 @@ import msgspec
 import numpy as np
 import torch
 
+from vnext.commands.machine import machine
 from vnext.kernels import mxint8
 from vnext.kernels.cpu import attention, native
 from vnext.kernels.cpu.memory import huge
-from vnext.machine import machine
 
 BLOCK_SIZE = 16
 CONTEXT = 8192

@@ -31,7 +31,7 @@ from safetensors.torch import save_file
 
 import vnext
 from vnext import LLM, LoRARequest, SamplingParams
-from vnext.machine import machine
+from vnext.commands.machine import machine
 
 RANK, REQUESTS, TOKENS = 16, 32, 64
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -106,7 +106,7 @@ async def loading(model: Path, adapters: list[Path]) -> dict[str, Any]:
         found.bind(("127.0.0.1", 0))
         port = found.getsockname()[1]
     names = [f"{at}={folder}" for at, folder in enumerate(adapters)]
-    command = [sys.executable, "-m", "vnext.cli", "serve", str(model), "--port", str(port), "--threads", "1", "--log", "off"]
+    command = [sys.executable, "-m", "vnext.commands.cli", "serve", str(model), "--port", str(port), "--threads", "1", "--log", "off"]
     command += ["--enable-lora", "--max-loras", "1", "--max-lora-rank", str(RANK), "--max-model-len", "512", "--lora-modules", *names]
     server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env={**os.environ, "OMP_NUM_THREADS": "1"})
     gaps: dict[str, list[float]] = {"loading": [], "alone": []}

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from perf.record import parser_of, record_of, write_record
-from vnext.machine import machine
+from vnext.commands.machine import machine
 
 ROOT = Path(__file__).resolve().parent.parent
 LINKS = {"shared memory": 0, "TCP on loopback": 0, "TCP at 1 Gbit/s": 1000, "TCP at 0.25 Gbit/s": 250}

@@ -20,8 +20,8 @@ from msgspec.structs import replace
 
 from vnext.models.layers.layers import Linear, Step, operations, row, summed_beside
 from vnext.models.layers.sharding import Parallel
-from vnext.runtime.collectives.group import StoreAddress, join_group, leave_group
 from vnext.runtime.rank.loading import start_threads
+from vnext.runtime.transport.collectives.group import StoreAddress, join_group, leave_group
 
 SHAPES = {"135M": ((288, 576), (768, 576)), "0.6B": ((1024, 1024), (1536, 1024))}
 """(inputs on one of two ranks, outputs) of a layer's row-parallel products: behind attention, of the MLP."""

@@ -18,8 +18,8 @@ from typing import Any
 
 import msgspec
 
-from vnext.machine import Machine, machine
-from vnext.version import __version__
+from vnext.base.version import __version__
+from vnext.commands.machine import Machine, machine
 
 PERF = Path(__file__).resolve().parent
 STATISTICS_US = ("min", "median", "mean", "max", "iqr", "stddev")

@@ -29,8 +29,8 @@ from typing import Any
 import msgspec
 import psutil
 
-from vnext.machine import machine
-from vnext.version import __version__
+from vnext.base.version import __version__
+from vnext.commands.machine import machine
 
 MODES = ("off", "shape", "full")
 BATCH, PROMPT_LENGTH, ANSWER_LENGTH = 64, 16, 64
@@ -50,7 +50,7 @@ class Server:
         checkout: Path = HERE,
     ) -> None:  # fmt: skip
         self._checkout = checkout
-        command = [sys.executable, "-m", "vnext.cli", "serve", "--port", "0", "--log", mode, "--max-num-seqs", str(BATCH)]
+        command = [sys.executable, "-m", "vnext.commands.cli", "serve", "--port", "0", "--log", mode, "--max-num-seqs", str(BATCH)]
         command += ["--threads", str(threads), "--log-dir", folder, *options]
         self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | (env or {}), cwd=checkout)
 
@@ -62,7 +62,7 @@ class Server:
                 self.address = re.search(r"http://([\d.]+:\d+)", "".join(said))[1]
                 self._connection = http.client.HTTPConnection(self.address, timeout=REQUEST_TIMEOUT_S)
                 family = psutil.Process(self._process.pid).children(recursive=True)
-                self.core = self._child(family, "vnext.runtime.core.main").pid
+                self.core = self._child(family, "vnext.runtime.engine.main").pid
                 self.api = self._child(family, "vnext.server")
                 pin([psutil.Process(self._process.pid), *family])
                 return self

@@ -25,8 +25,8 @@ from typing import Any
 import msgspec
 
 from perf.recording import BATCH, CONFIDENCE, PROMPT_LENGTH, Server, fresh_prompts, spread
-from vnext.machine import machine
-from vnext.version import __version__
+from vnext.base.version import __version__
+from vnext.commands.machine import machine
 
 BLOCK_STEPS, LEAD_STEPS = 10, 2
 """Steps of a block, and how many of them are skipped: a switch still affects the next step or two."""

@@ -23,8 +23,8 @@ import psutil
 
 from perf.bench_server_cost import thread_seconds
 from perf.recording import Server
-from vnext.machine import machine
-from vnext.version import __version__
+from vnext.base.version import __version__
+from vnext.commands.machine import machine
 
 TURNS = 10
 TOOLS, RESULT, ANSWER = 800, 64, 16

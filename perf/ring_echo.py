@@ -11,9 +11,9 @@ import sys
 import time
 
 from vnext.runtime.processes import futex
-from vnext.runtime.ring.common import RingClosed
-from vnext.runtime.ring.reader import RingReader
-from vnext.runtime.ring.writer import RingWriter
+from vnext.runtime.transport.ring.common import RingClosed
+from vnext.runtime.transport.ring.reader import RingReader
+from vnext.runtime.transport.ring.writer import RingWriter
 
 FORMS = {"chosen": None, "plain": futex.choose_wait_method()}
 STAMP = struct.Struct("<q")

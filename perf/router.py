@@ -18,12 +18,13 @@ import msgspec
 import numpy as np
 
 from perf.record import parser_of, record_of, write_record
+from vnext.base.version import __version__
+from vnext.commands.machine import machine
 from vnext.log.stream import EventStreams
-from vnext.machine import machine
-from vnext.router.approximate import PrefixTree, piece_hashes
-from vnext.router.policies import HIT_WEIGHT
-from vnext.router.prompts import Prompt
-from vnext.router.router import Router
+from vnext.routing.approximate import PrefixTree, piece_hashes
+from vnext.routing.policies import HIT_WEIGHT
+from vnext.routing.prompts import Prompt
+from vnext.routing.router import Router
 from vnext.sched.schedule import schedule
 from vnext.state.config import SchedulerConfig
 from vnext.state.digest import digest
@@ -31,7 +32,6 @@ from vnext.state.events import AnyEvent, EngineStarted, RequestArrived, RequestI
 from vnext.state.outputs import outputs
 from vnext.state.params import Sampling
 from vnext.state.reduce import fold, start
-from vnext.version import __version__
 
 ENGINES = 4
 VOCABULARY = 30_000

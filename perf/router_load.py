@@ -20,13 +20,13 @@ import msgspec
 
 from perf.record import parser_of, record_of, write_record
 from perf.router import ENGINES, Engine, Frames, Shape, Views, run, words
-from vnext.machine import machine
-from vnext.router.decision_file import DecisionFile, files_of
-from vnext.router.decisions import FORMAT_VERSION, Header
-from vnext.router.prompts import Prompt
-from vnext.router.router import Router
+from vnext.base.version import __version__
+from vnext.commands.machine import machine
+from vnext.routing.decision_file import DecisionFile, files_of
+from vnext.routing.decisions import FORMAT_VERSION, Header
+from vnext.routing.prompts import Prompt
+from vnext.routing.router import Router
 from vnext.state.events import pack_tokens
-from vnext.version import __version__
 
 READER = "recorded"
 LENGTHS = (256, 1_024, 4_096)

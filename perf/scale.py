@@ -30,13 +30,13 @@ import numpy as np
 from perf.arrivals import Arrivals, load, text_of
 from perf.record import PERF, parser_of, record_of, write_record
 from perf.router import Engine
-from vnext.machine import machine
-from vnext.router.decision_file import DecisionFile, files_of
-from vnext.router.decisions import FORMAT_VERSION, Header
-from vnext.router.prompts import Prompt
-from vnext.router.router import Router
-from vnext.router.view import View
-from vnext.version import __version__
+from vnext.base.version import __version__
+from vnext.commands.machine import machine
+from vnext.routing.decision_file import DecisionFile, files_of
+from vnext.routing.decisions import FORMAT_VERSION, Header
+from vnext.routing.prompts import Prompt
+from vnext.routing.router import Router
+from vnext.routing.view import View
 
 LATE_US = 1_000
 PAGES = 1_500

@@ -20,11 +20,11 @@ from typing import Any, NamedTuple
 import msgspec
 import torch
 
+from vnext.base.version import __version__
+from vnext.commands.machine import machine
 from vnext.kernels.cpu import linear, native
 from vnext.kernels.cpu.memory import Arena
-from vnext.machine import machine
 from vnext.runtime.processes.thread_plan import TEAM_SPIN_US
-from vnext.version import __version__
 
 THREADS = (1, 2, 4, 8, 16, 32, 64)
 PROMPT_ROWS, BLOCK_ROWS, PANEL = 512, 32, 32

@@ -15,7 +15,7 @@ from typing import Any
 
 from perf.record import parser_of, record_of, write_record
 from vnext import LLM, SamplingParams
-from vnext.machine import machine
+from vnext.commands.machine import machine
 
 MICROBATCHES = (1, 2, 3)
 REQUESTS, TOKENS, STAGES = 32, 64, 2

@@ -14,17 +14,17 @@ import msgspec
 import numpy as np
 import zmq
 
-from vnext.runtime.core.clients import Clients
-from vnext.runtime.core.engine_core import EngineCore
-from vnext.runtime.core.executor import MpExecutor
-from vnext.runtime.core.sizing import scheduler_config
-from vnext.runtime.messages import EngineReady, Hello, ModelFacts, RankReady, StepResult, SubmitRequest, encoder
+from vnext.runtime.engine.clients import Clients
+from vnext.runtime.engine.engine_core import EngineCore
+from vnext.runtime.engine.executor import MpExecutor
+from vnext.runtime.engine.sizing import scheduler_config
+from vnext.runtime.protocol.messages import EngineReady, Hello, ModelFacts, RankReady, StepResult, SubmitRequest, encoder
+from vnext.runtime.protocol.settings import EngineSettings, RankSettings
 from vnext.runtime.record.recorder import Recorder
 from vnext.runtime.record.segments import Bounds
-from vnext.runtime.ring.broadcast import decode_events
-from vnext.runtime.ring.reader import RingReader
-from vnext.runtime.ring.results import ResultsSender
-from vnext.runtime.settings import EngineSettings, RankSettings
+from vnext.runtime.transport.ring.broadcast import decode_events
+from vnext.runtime.transport.ring.reader import RingReader
+from vnext.runtime.transport.ring.results import ResultsSender
 from vnext.state.digest import digest
 from vnext.state.events import AnyEvent, EngineStarted, StepPlanned, pack_tokens
 from vnext.state.params import Sampling

@@ -15,8 +15,8 @@ import zmq
 from aiohttp import web
 
 from vnext.runtime.client.client import EngineClient
-from vnext.runtime.messages import EngineReady, Message, Outputs, RequestOutput, SubmitRequest, client_decoder, encoder
 from vnext.runtime.processes.launch import DEMO_MODEL
+from vnext.runtime.protocol.messages import EngineReady, Message, Outputs, RequestOutput, SubmitRequest, client_decoder, encoder
 from vnext.server.app import make_app, make_runner
 from vnext.server.context.server_context import template_of
 from vnext.server.settings import ServerSettings

@@ -22,7 +22,7 @@ from typing import Any
 
 from perf.record import parser_of, record_of, write_record
 from perf.recording import BATCH, Server, fresh_prompts
-from vnext.machine import machine
+from vnext.commands.machine import machine
 
 STRETCH_S = 10.0
 ANSWER_LENGTH = 64

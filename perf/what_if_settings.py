@@ -19,10 +19,10 @@ from pathlib import Path
 
 import msgspec
 
-from vnext.machine import machine
+from vnext.base.version import __version__
+from vnext.commands.machine import machine
 from vnext.replay.futures.what_if import candidates, what_if
 from vnext.replay.futures.what_if_score import Objective, RunScore
-from vnext.version import __version__
 
 BASE = "base"
 SETTINGS = {
@@ -105,12 +105,12 @@ def recorded_log(folder: Path, settings: dict[str, int], load: tuple[str, ...]) 
     if not folder.exists():
         options = [word for name, value in settings.items() for word in (f"--{name.replace('_', '-')}", str(value))]
         process = subprocess.Popen(
-            [sys.executable, "-m", "vnext.cli", "serve", "--log-dir", str(folder), *COMMON, *options],
+            [sys.executable, "-m", "vnext.commands.cli", "serve", "--log-dir", str(folder), *COMMON, *options],
             stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=os.environ,
         )  # fmt: skip
         try:
             url = next(found[0] for line in process.stdout if (found := re.search(r"http://[\d.:]+", line)))
-            command = [sys.executable, "-m", "vnext.bench.cli", "throughput", "--url", url, *load]
+            command = [sys.executable, "-m", "vnext.commands.bench.cli", "throughput", "--url", url, *load]
             subprocess.run(command, stdout=subprocess.DEVNULL, check=True, timeout=TIMEOUT_S)
         finally:
             process.send_signal(signal.SIGINT)

@@ -14,7 +14,7 @@ ARM="$ROOT/build/arm" TREE="$ROOT/build/arm/tree" SYSTEM="$ROOT/build/arm/system
 QEMU=qemu-aarch64-static
 PACKAGES="python-minimal libpython-minimal libpython-stdlib libpython-dev libc6 libgcc-s1 libstdc++6 zlib1g libexpat1 libssl3 libffi8 libbz2-1.0 liblzma5 libuuid1"
 WHEELS="numpy ml-dtypes msgspec xxhash hypothesis pyzmq psutil safetensors tokenizers"
-TESTS="tests/state/store tests/log tests/golden tests/sampling/test_drafters.py tests/runtime/ring tests/runtime/processes/test_futex.py"
+TESTS="tests/state/store tests/log tests/golden tests/sampling/test_drafters.py tests/runtime/transport tests/runtime/processes/test_futex.py"
 BEYOND_QEMU="killed_at_any_change_of_the_memory" # they follow a process step by step
 LACKING=3 # the exit status of a machine that cannot do it
 

@@ -34,8 +34,8 @@ import psutil
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from vnext.machine import machine  # noqa: E402
-from vnext.version import __version__  # noqa: E402
+from vnext.base.version import __version__  # noqa: E402
+from vnext.commands.machine import machine  # noqa: E402
 
 JSON = {"Content-Type": "application/json"}
 SETTLE_S = 1.0
@@ -195,7 +195,7 @@ def serving(root: Path, folder: Path, template: str = SLOW, more: Sequence[str] 
     options."""
     (folder / "template.jinja").write_text(template)
     options = ("--port", "0", "--threads", "1", "--log", "off", "--chat-template", str(folder / "template.jinja"), *more)
-    command = [sys.executable, "-m", "vnext.cli", "serve", *options]
+    command = [sys.executable, "-m", "vnext.commands.cli", "serve", *options]
     environment = {**os.environ, "PYTHONPATH": str(root)}
     process = subprocess.Popen(command, cwd=folder, env=environment, stdout=subprocess.PIPE, text=True)
     try:

@@ -29,8 +29,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from attack_server import JSON, ROOT, SLOW, chunks, serving, spread
 
-from vnext.machine import machine
-from vnext.version import __version__
+from vnext.base.version import __version__
+from vnext.commands.machine import machine
 
 STREAMS, SENDERS = 8, 2
 TIMEOUT_S = 60.0

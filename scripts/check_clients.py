@@ -148,7 +148,7 @@ def serving(python: str) -> Iterator[str]:
     """The address of a server."""
     options = ("--port", "0", "--threads", "1", "--served-model-name", *NAMES, "--chat-template", str(TEMPLATE))
     with tempfile.TemporaryDirectory() as log:
-        command = [python, "-m", "vnext.cli", "serve", str(MODEL), "--log-dir", log, *options]
+        command = [python, "-m", "vnext.commands.cli", "serve", str(MODEL), "--log-dir", log, *options]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         try:
             found = next((line for line in process.stdout or () if " on http://" in line), None)

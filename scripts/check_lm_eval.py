@@ -29,8 +29,8 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "e2e")]
 from serving import serving  # noqa: E402
 
 from vnext import LLM, SamplingParams  # noqa: E402
-from vnext.machine import machine  # noqa: E402
-from vnext.version import __version__  # noqa: E402
+from vnext.base.version import __version__  # noqa: E402
+from vnext.commands.machine import machine  # noqa: E402
 
 WORDS = "the module returns a list of names if it is not empty and prints each line to file def class import len".split()
 LENGTH_MAX = 128

@@ -4,7 +4,7 @@
     python scripts/crash_stories.py --stories 10000 --record THE SAME --continue     from where that record ends
     python scripts/crash_stories.py --first-seed 4711 --stories 1                    one story again
 
-The ranks die, or the engine core and they; once, or again while they recover (vnext/sched/sim/crashes.py). Every answer must be
+The ranks die, or the engine core and they; once, or again while they recover (tests/sim/crashes.py). Every answer must be
 the model's and that of the undisturbed engine. A copy of the simulation crashes in its place, so that the events before a crash are
 simulated once. The record is written after every RECORD_STORIES stories too, so a run that is cut off has one. Exits with status 1
 if a story failed. Ctrl-C is a normal end.
@@ -25,9 +25,9 @@ import msgspec
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from vnext.machine import machine  # noqa: E402
-from vnext.sched.sim.crashes import KINDS, LONG_SEEDS, crash_everywhere  # noqa: E402
-from vnext.version import __version__  # noqa: E402
+from tests.sim.crashes import KINDS, LONG_SEEDS, crash_everywhere  # noqa: E402
+from vnext.base.version import __version__  # noqa: E402
+from vnext.commands.machine import machine  # noqa: E402
 
 REPORT_S = 30.0
 RECORD_STORIES = 100

@@ -34,10 +34,10 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "e2e")]
 
 from serving import Server, serving  # noqa: E402
 
-from vnext.machine import machine  # noqa: E402
+from vnext.commands.machine import machine  # noqa: E402
 
 OPTIONS = ("--dtype", "float32", "--threads", "1", "--served-model-name", "demo", "--max-restarts", "1000")
-CORE, API = "vnext.runtime.core.main", "vnext.server"
+CORE, API = "vnext.runtime.engine.main", "vnext.server"
 TEXT = rb'"(?:text|content|delta|partial_json|arguments)":"((?:[^"\\]|\\.)*)"'
 OWN = re.compile(
     rb'"(?:id|item_id|call_id)":"[^"]*",?|"(?:created|created_at|completed_at|sequence_number|completion_tokens|total_tokens|'
@@ -147,7 +147,7 @@ class Routers:
             self.urls.append(re.search(r"http://[\d.:]+\d", said)[0])
 
     def _begin(self, port: int) -> subprocess.Popen[str]:
-        command = [sys.executable, "-P", "-m", "vnext.cli", "router", "--port", str(port), *self._backends]
+        command = [sys.executable, "-P", "-m", "vnext.commands.cli", "router", "--port", str(port), *self._backends]
         out = subprocess.PIPE if port == 0 else subprocess.DEVNULL
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
         return subprocess.Popen(command, stdout=out, stderr=subprocess.DEVNULL, text=True, env=environment)

@@ -21,13 +21,13 @@ from typing import Any
 import msgspec
 from random_model import SHAPES, write_checkpoint
 
+from vnext.api.llm import LLM, Generated
+from vnext.base.version import __version__
+from vnext.commands.machine import machine
 from vnext.kernels.cpu import native
-from vnext.llm import LLM, Generated
-from vnext.machine import machine
 from vnext.replay.reading.info import info
 from vnext.replay.reading.source import open_log
-from vnext.sampling_params import SamplingParams
-from vnext.version import __version__
+from vnext.runtime.protocol.sampling_params import SamplingParams
 
 STRANGERS = 40
 PREEMPTED = {"num_blocks_override": 120, "max_num_seqs": 64}

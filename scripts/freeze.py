@@ -27,10 +27,10 @@ import psutil
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from vnext.machine import machine  # noqa: E402
-from vnext.version import __version__  # noqa: E402
+from vnext.base.version import __version__  # noqa: E402
+from vnext.commands.machine import machine  # noqa: E402
 
-PROCESSES = {"engine core": "vnext.runtime.core.main", "API server": "vnext.server", "rank": "vnext.runtime.rank.main"}
+PROCESSES = {"engine core": "vnext.runtime.engine.main", "API server": "vnext.server", "rank": "vnext.runtime.rank.main"}
 WHILE_FROZEN = {
     "engine core": r"The engine core has not answered for \d+ s: its process is stopped",
     "rank": r"The engine is stalled: step \d+ has had no result for \d+ s: rank 0 \(process \d+\) is stopped by a signal\.",
@@ -78,7 +78,7 @@ def freeze(process: str, seconds: float) -> Frozen:
     """Start a server, load it, freeze one of its processes for `seconds`, and check the outcome."""
     with tempfile.TemporaryDirectory(prefix="vnext-freeze-") as folder:
         server = subprocess.Popen(
-            [sys.executable, "-m", "vnext.cli", "serve", "--port", "0", "--log-dir", folder, *COMMON],
+            [sys.executable, "-m", "vnext.commands.cli", "serve", "--port", "0", "--log-dir", folder, *COMMON],
             stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)},
         )  # fmt: skip
         try:

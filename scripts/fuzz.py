@@ -3,7 +3,7 @@
     python scripts/fuzz.py --seconds 3600 --jobs 2 --record perf/records/2026-11-20-fuzz.json
     python scripts/fuzz.py --first-seed 4711 --seeds 1              that seed again
 
-Each seed is the whole life of an engine (see vnext/sched/sim). `run_seed(seed)` runs one in a debugger, and `vnext-replay`
+Each seed is the whole life of an engine (see vnext/sim). `run_seed(seed)` runs one in a debugger, and `vnext-replay`
 opens the written logs. Without --first-seed each run takes new seeds and prints them. Exits with status 1 if a scenario
 failed. Ctrl-C is a normal end.
 """
@@ -129,14 +129,14 @@ class Fuzzing:
     # ---- the record --------------------------------------------------------------------------------------------------
 
     def _machine(self):
-        from vnext.machine import machine
+        from vnext.commands.machine import machine
 
         return machine()
 
     def _write_record(self, before) -> None:
         import msgspec
 
-        from vnext.version import __version__
+        from vnext.base.version import __version__
 
         record = {
             "command": " ".join(["python", "scripts/fuzz.py", *sys.argv[1:]]),
@@ -165,7 +165,7 @@ def job(options: argparse.Namespace) -> int:
     """Run every `jobs`-th seed in order and print a JSON line after each. Ends when the parent closes the pipe."""
     end_s, count = time.monotonic() + options.seconds, 0
     try:
-        from vnext.sched.sim.seeds import SeedFailed, run_seed
+        from tests.sim.seeds import SeedFailed, run_seed
 
         while time.monotonic() < end_s and (not options.seeds or options.job + count * options.jobs <= options.seeds):
             seed = options.first_seed + options.job - 1 + count * options.jobs
@@ -188,7 +188,7 @@ def job(options: argparse.Namespace) -> int:
 
 def explain(failure, folder: Path) -> None:
     """Write the log of the failure, shrink it, print and write the rest. Standard output belongs to the parent."""
-    from vnext.sched.sim.seeds import explained
+    from tests.sim.seeds import explained
 
     traceback.print_exception(failure.error)
     print(failure, file=sys.stderr, flush=True)
@@ -202,9 +202,9 @@ def explain(failure, folder: Path) -> None:
 
 def write_log(events, folder: Path) -> None:
     """Write a log directory as the engine does."""
+    from vnext.base.version import __version__
     from vnext.log.codec import segment_name
-    from vnext.sched.sim.log import segment
-    from vnext.version import __version__
+    from vnext.sim.log import segment
 
     folder.mkdir(parents=True, exist_ok=True)
     (folder / segment_name(0)).write_bytes(segment(events, __version__))

@@ -29,8 +29,8 @@ from hostile_requests import Case, case
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from vnext.machine import machine  # noqa: E402
-from vnext.version import __version__  # noqa: E402
+from vnext.base.version import __version__  # noqa: E402
+from vnext.commands.machine import machine  # noqa: E402
 
 ANSWER_S = 60.0  # enough for a busy machine; a hang lasts longer
 BROKEN_S = 0.3  # a broken request need not be answered: the server may wait for more bytes
@@ -217,7 +217,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder, (Path(folder) / "stderr").open("w+") as said:
         pool = (*SMALL_POOL, "--tensor-parallel-size", "2") if options.two_ranks else BLOCKS
         places = ("--port", "0", "--log-dir", folder, "--batch-dir", f"{folder}/batches")
-        command = [sys.executable, "-m", "vnext.cli", "serve", *SERVER, *pool, *DIGESTS, *places]
+        command = [sys.executable, "-m", "vnext.commands.cli", "serve", *SERVER, *pool, *DIGESTS, *places]
         server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=said, text=True, cwd=ROOT)
         try:
             run = Run(_port_of(server), psutil.Process(server.pid))

@@ -37,7 +37,8 @@ sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
 from kills_record import Recording  # noqa: E402
 from kills_survived import KINDS, OPTIONS, logs_verified, survive  # noqa: E402
 
-from vnext.machine import machine  # noqa: E402
+from vnext.base.version import __version__  # noqa: E402
+from vnext.commands.machine import machine  # noqa: E402
 from vnext.replay.reading.folding import Folded, fold  # noqa: E402
 from vnext.replay.reading.info import info  # noqa: E402
 from vnext.replay.reading.source import Log, open_log  # noqa: E402
@@ -45,7 +46,6 @@ from vnext.replay.reading.times import timestamps_of  # noqa: E402
 from vnext.replay.reading.verify import verify  # noqa: E402
 from vnext.state.events import RequestArrived  # noqa: E402
 from vnext.state.outputs import outputs  # noqa: E402
-from vnext.version import __version__  # noqa: E402
 
 COMMON = ("--dtype", "float32", "--threads", "1", "--digest-interval", "4", "--max-num-batched-tokens", "256")
 RING = ("--log-max-age", "1")
@@ -165,7 +165,7 @@ def survive_kills(options: argparse.Namespace) -> int:
 def started(folder: Path, arguments: tuple[str, ...]) -> subprocess.Popen[str]:
     """A server that logs into `folder`."""
     return subprocess.Popen(
-        [sys.executable, "-m", "vnext.cli", "serve", "--port", "0", "--log-dir", str(folder), *arguments],
+        [sys.executable, "-m", "vnext.commands.cli", "serve", "--port", "0", "--log-dir", str(folder), *arguments],
         stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)},
     )  # fmt: skip
 

@@ -16,8 +16,8 @@ from typing import Any
 import msgspec
 from kills_survived import Load, Survived, percentile
 
-from vnext.machine import machine
-from vnext.version import __version__
+from vnext.base.version import __version__
+from vnext.commands.machine import machine
 
 COMMAND = "python scripts/kill_under_load.py --survive --kills N --seed N --json RECORD, once for each part"
 

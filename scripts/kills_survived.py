@@ -27,7 +27,7 @@ OPTIONS = (
     "--dtype", "float32", "--threads", "1", "--digest-interval", "4", "--max-num-batched-tokens", "256", "--log", "full",
     "--durable", "--max-restarts", "30", "--standby",
 )  # fmt: skip
-CORE, RANK, SERVER = "vnext.runtime.core.main", "vnext.runtime.rank.main", "vnext.server"
+CORE, RANK, SERVER = "vnext.runtime.engine.main", "vnext.runtime.rank.main", "vnext.server"
 KINDS = {"core": (CORE,), "rank": (RANK,), "ranks": (RANK, RANK), "all but the API server": (CORE, RANK, RANK)}
 MOMENTS = ("random", "prefill", "log write", "recovery")
 FLOW_TIMEOUT_S = 120.0

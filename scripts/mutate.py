@@ -27,7 +27,7 @@ import pytest
 from mutations import Mutation, mutated, mutations
 
 ROOT = Path(__file__).resolve().parents[1]
-PATHS = ("vnext/state", "vnext/state/store", "vnext/log", "vnext/sched", "vnext/runtime/ring/memory_plain.py")
+PATHS = ("vnext/state", "vnext/state/store", "vnext/log", "vnext/sched", "vnext/runtime/transport/ring/memory_plain.py")
 """Not mutated by default: the simulator below vnext/sched judges mutants, and tests/sim/planted tests it. --paths selects it."""
 SEEDS = (5, 13, 4, 45, 48, 12, 1, 2, 3, 21, 6, 7, 29, 50, 32)
 """Scenarios of the simulator: plain and compiled implementations, tight and roomy arenas, every policy."""
@@ -54,7 +54,7 @@ CONSTRAINTS = [
 ]
 STRUCTURED = [f"tests/text/structured/test_{name}.py" for name in ("grammar", "json_schema", "hostile_grammars")]
 KILLERS: tuple[tuple[str, bool, list[str]], ...] = (
-    ("vnext/runtime/ring", False, [f"tests/runtime/ring/test_ring{name}.py" for name in ("", "_framing", "_twins")]),
+    ("vnext/runtime/transport/ring", False, [f"tests/runtime/transport/test_ring{name}.py" for name in ("", "_framing", "_twins")]),
     ("vnext/log/timestamps", False, ["tests/runtime/record/test_stamps.py"]),
     ("vnext/log/compression", False, ["tests/runtime/record/test_packing.py"]),
     ("vnext/log/snapshot", True, ["tests/log/test_snapshot.py", "tests/log/test_shape.py"]),
@@ -65,7 +65,7 @@ KILLERS: tuple[tuple[str, bool, list[str]], ...] = (
     ("vnext/state/digest", True, ["tests/state/test_digest_view.py", "tests/replay/test_old_logs.py"]),
     ("vnext/replay/reading/state_view", False, ["tests/state/test_digest_view.py"]),
     ("vnext/sched/explain", False, ["tests/sched/test_explain.py"]),
-    ("vnext/sched/sim", True, [*LAWS, "tests/sim/planted/test_planted.py"]),
+    ("vnext/sim", True, [*LAWS, "tests/sim/planted/test_planted.py"]),
     ("vnext/state/laws", True, LAWS),
     ("vnext/state", True, [*STATE, *SCHED]),
     ("vnext/sched", True, [*SCHED, *STATE]),
@@ -149,7 +149,7 @@ def functions_of(module: ModuleType):
 
 
 def simulate() -> None:
-    from vnext.sched.sim.seeds import run_seed
+    from tests.sim.seeds import run_seed
 
     for seed in SEEDS:
         run_seed(seed, 30)

@@ -2,7 +2,7 @@
 
     python scripts/pinned_hours.py --hours 1000 --record perf/records/2026-11-24-pinned-hours.json
 
-Each story has requests that want their beginnings kept for a second up to an hour (vnext/sched/sim/scenario_draw.py). Exits with
+Each story has requests that want their beginnings kept for a second up to an hour (tests/sim/scenario_draw.py). Exits with
 status 1 if one failed.
 """
 
@@ -22,11 +22,11 @@ import msgspec
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from vnext.machine import machine  # noqa: E402
-from vnext.sched.sim.scenario_draw import retains, scenario  # noqa: E402
-from vnext.sched.sim.simulator import Simulation  # noqa: E402
+from tests.sim.scenario_draw import retains, scenario  # noqa: E402
+from vnext.base.version import __version__  # noqa: E402
+from vnext.commands.machine import machine  # noqa: E402
+from vnext.sim.simulator import Simulation  # noqa: E402
 from vnext.state.events import ClockTicked  # noqa: E402
-from vnext.version import __version__  # noqa: E402
 
 COUNTS = ("pinned", "expired", "displaced", "yielded", "dropped")
 

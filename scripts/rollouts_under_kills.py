@@ -36,14 +36,14 @@ from safetensors.torch import load_file
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from vnext import LLM, SamplingParams  # noqa: E402
-from vnext.machine import machine  # noqa: E402
+from vnext.base.version import __version__  # noqa: E402
+from vnext.commands.machine import machine  # noqa: E402
 from vnext.replay.answers.rollouts import write_rollouts  # noqa: E402
 from vnext.replay.reading.source import open_log  # noqa: E402
 from vnext.replay.reading.verify import verify  # noqa: E402
 from vnext.runtime.processes.launch import DEMO_MODEL  # noqa: E402
-from vnext.version import __version__  # noqa: E402
 
-CORE, RANK = "vnext.runtime.core.main", "vnext.runtime.rank.main"
+CORE, RANK = "vnext.runtime.engine.main", "vnext.runtime.rank.main"
 KINDS = {"core": (CORE,), "rank": (RANK,), "ranks": (RANK, RANK), "all": (CORE, RANK, RANK)}
 GROUP, TOKENS, STEP = 5, 48, 1e-3
 FLOW_S = 20.0

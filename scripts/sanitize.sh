@@ -9,7 +9,7 @@ ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 PYTHON="${VENV:-$ROOT/.venv}/bin/python"
 COPY="$ROOT/build/sanitized"
 CHECKS="-fsanitize=address,undefined"
-[ "$#" -gt 0 ] || set -- tests/log tests/state tests/sched tests/runtime/ring tests/replay/reading tests/kernels tests/runtime/collectives tests/sampling/test_drafters.py
+[ "$#" -gt 0 ] || set -- tests/log tests/state tests/sched tests/runtime/transport tests/replay/reading tests/kernels tests/runtime/transport tests/sampling/test_drafters.py
 mkdir -p "$COPY"
 (cd "$ROOT" && git ls-files -z | tar cf - --null --ignore-failed-read -T -) | tar xf - -C "$COPY"
 cd "$COPY"

@@ -33,10 +33,10 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "e2e")]
 
 from serving import Server, eventually, serving  # noqa: E402
 
-from vnext.machine import machine  # noqa: E402
-from vnext.version import __version__  # noqa: E402
+from vnext.base.version import __version__  # noqa: E402
+from vnext.commands.machine import machine  # noqa: E402
 
-KINDS = {"engine core": "vnext.runtime.core.main", "rank": "vnext.runtime.rank.main", "API server": "vnext.server"}
+KINDS = {"engine core": "vnext.runtime.engine.main", "rank": "vnext.runtime.rank.main", "API server": "vnext.server"}
 SERVE = ("--dtype", "float32", "--threads", "1", "--max-num-seqs", "256", "--log-max-bytes", "64M", "--kv-cache-memory", "64M")
 CATALOGUE = 120
 SAMPLE_S, BACK_S = 5.0, 30.0

@@ -25,11 +25,11 @@ from corpus import corpus  # noqa: E402
 from judging import Judge  # noqa: E402
 
 from vnext import LLM, SamplingParams, StructuredOutputsParams  # noqa: E402
-from vnext.machine import machine  # noqa: E402
-from vnext.sampling_params import InvalidRequest  # noqa: E402
+from vnext.base.version import __version__  # noqa: E402
+from vnext.commands.machine import machine  # noqa: E402
+from vnext.runtime.protocol.sampling_params import InvalidRequest  # noqa: E402
 from vnext.text.structured.asked import asked_of  # noqa: E402
 from vnext.text.structured.grammar import grammar_of  # noqa: E402
-from vnext.version import __version__  # noqa: E402
 
 PROMPT = "The object is "
 ROUND = 100

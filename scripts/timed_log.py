@@ -17,8 +17,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from vnext.llm import LLM  # noqa: E402
-from vnext.sampling_params import SamplingParams  # noqa: E402
+from vnext.api.llm import LLM  # noqa: E402
+from vnext.runtime.protocol.sampling_params import SamplingParams  # noqa: E402
 
 WAVES = (1, 4, 16, 2, 32, 8)
 PROMPT_MAX, ANSWER_MIN, ANSWER_MAX = 200, 8, 64

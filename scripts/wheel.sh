@@ -31,7 +31,7 @@ wheel="$(ls "$WORK"/out/*.whl)"
     # This path provides the dependencies. Python reads no .pth files on it, so vnext itself comes from the wheel.
     export PYTHONPATH="$SITE" PATH="$WORK/user/bin" CC=/bin/false CXX=/bin/false
     python -c '
-import sys, vnext, vnext.compiled as compiled
+import sys, vnext, vnext.base.compiled as compiled
 assert vnext.__file__.startswith(sys.prefix), vnext.__file__
 missing = [name for name in compiled.MODULES if compiled.load(name) is None]
 sys.exit(f"not in the wheel: {missing}" if missing else 0)'

@@ -22,7 +22,8 @@ from prometheus_client.parser import text_string_to_metric_families
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from vnext.bench.cli import REPEATS, URL, WORKLOAD  # noqa: E402
+from vnext.commands.bench.cli import REPEATS, URL, WORKLOAD  # noqa: E402
+from vnext.gateway.metrics import RouterMetrics  # noqa: E402
 from vnext.options.help import groups  # noqa: E402  (needs the path above)
 from vnext.options.parser import _form as form_of  # noqa: E402
 from vnext.options.table import (  # noqa: E402
@@ -38,12 +39,11 @@ from vnext.options.table import (  # noqa: E402
     options_of,
 )
 from vnext.replay.cli import main as replay  # noqa: E402
-from vnext.router.proxy.metrics import RouterMetrics  # noqa: E402
-from vnext.runtime.settings import EngineSettings  # noqa: E402
-from vnext.sched.sim import laws as run_laws  # noqa: E402
+from vnext.runtime.protocol.settings import EngineSettings  # noqa: E402
 from vnext.server.context.metrics import ServerMetrics  # noqa: E402
 from vnext.server.routes import ROUTES  # noqa: E402
 from vnext.server.settings import ServerSettings  # noqa: E402
+from vnext.sim import laws as run_laws  # noqa: E402
 from vnext.state import laws as state_laws  # noqa: E402
 
 PART = re.compile(r"(?<=^<!-- generated: )([\w-]+)( -->\n)(.*?)(?=^<!-- end -->$)", re.MULTILINE | re.DOTALL)

@@ -56,7 +56,7 @@ FIRST = (
     "tests/sim/test_walk.py", "tests/arm/test_arm.py", "tests/e2e/test_parity.py", "tests/cuda/test_planted_kernel_bugs.py",
     "tests/runtime/processes/test_launch.py", "tests/hosts/test_on_ray.py", "tests/sim/planted/test_shrink.py", "tests/replay/test_hostile.py",
     "tests/cuda/test_compile_gate.py", "tests/cuda/test_cuda_attention.py", "tests/cuda/test_sanitized.py",
-    "tests/cuda/test_gpu_check.py", "tests/runtime/collectives/test_exchange_killing.py", "tests/e2e/test_determinism.py",
+    "tests/cuda/test_gpu_check.py", "tests/runtime/transport/test_exchange_killing.py", "tests/e2e/test_determinism.py",
 )  # fmt: skip
 """The longest files, so that no process is left alone with one at the end."""
 LAST = "tests/sim/planted/test_planted_stories.py"

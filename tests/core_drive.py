@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from vnext.sched.schedule import schedule
-from vnext.sched.sim.checks.plain_state import PlainState
-from vnext.sched.sim.laws import decision_laws
+from vnext.sim.checks.plain_state import PlainState
+from vnext.sim.laws import decision_laws
 from vnext.state.config import SchedulerConfig
 from vnext.state.events import (
     AnyEvent,

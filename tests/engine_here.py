@@ -14,18 +14,18 @@ from contextlib import contextmanager
 import msgspec
 import pytest
 
-from vnext.exits import FAILED
+from vnext.base.exits import FAILED
 from vnext.kernels.cpu import native
-from vnext.runtime.core import process as core_process
+from vnext.runtime.engine import process as core_process
 from vnext.runtime.processes import launch
-from vnext.runtime.settings import CoreSettings
+from vnext.runtime.protocol.settings import CoreSettings
 
 
 class CoreThread:
     """In place of launch's Child. Mutable; one that has ended stays so."""
 
     def __init__(self, name: str, module: str) -> None:
-        assert module == "vnext.runtime.core.main", "this is a thread for engine cores"
+        assert module == "vnext.runtime.engine.main", "this is a thread for engine cores"
         self.name, self.process = name, self
         self._exit, self._exiting = socket.socketpair()
         self._waker, self._wake = socket.socketpair()

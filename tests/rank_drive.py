@@ -19,18 +19,18 @@ from safetensors.torch import save_file
 
 from vnext.models.layers.kv_cache import kv_groups
 from vnext.models.layers.sharding import alone
-from vnext.runtime.core.adapters import AdapterLoading
-from vnext.runtime.core.due_reports import DueReports
+from vnext.runtime.engine.adapters import AdapterLoading
+from vnext.runtime.engine.due_reports import DueReports
 from vnext.runtime.gpu.device import Device
 from vnext.runtime.gpu.steps import DeviceForms
-from vnext.runtime.messages import AdapterFiles, AdapterRead, StepResult, TokenLogprobs
 from vnext.runtime.processes.launch import DEMO_MODEL
+from vnext.runtime.protocol.messages import AdapterFiles, AdapterRead, StepResult, TokenLogprobs
 from vnext.runtime.rank.device_steps import LaterSteps
 from vnext.runtime.rank.gpu_loading import keep_adapters, step_maker
 from vnext.runtime.rank.replica import Rank
 from vnext.runtime.rank.runner import ModelRunner
 from vnext.runtime.rank.steps import HostSteps
-from vnext.runtime.ring.broadcast import encode_events
+from vnext.runtime.transport.ring.broadcast import encode_events
 from vnext.sched.schedule import schedule
 from vnext.state.config import SchedulerConfig
 from vnext.state.digest import digest

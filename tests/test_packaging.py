@@ -249,10 +249,10 @@ def test_a_stamped_environment_is_taken_as_it_is(root: Path, tmp_path: Path) -> 
 def test_whatever_is_built_from_is_in_the_stamp(root: Path, tmp_path: Path) -> None:
     """Every source that setup.py compiles, and what it includes: a change of one is another stamp; a Python file is none."""
     sources = '$(find vnext -name "*.c" -o -name "*.cpp" -o -name "*.h")'
-    copied = f'cd "$ROOT" && cp --parents -t "$here" setup.py constraints.txt vnext/version.py {sources}'
+    copied = f'cd "$ROOT" && cp --parents -t "$here" setup.py constraints.txt vnext/base/version.py {sources}'
     changes = (
         "true",
-        "echo >> vnext/version.py",
+        "echo >> vnext/base/version.py",
         "echo x==1 >> constraints.txt",
         "echo >> setup.py",
         "echo >> vnext/state/store/_prefix_index.c",

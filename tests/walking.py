@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from vnext.sched.sim.seeds import SeedFailed, explained, run_seed
+from tests.sim.seeds import SeedFailed, explained, run_seed
 
 PARTS = 64
 FIRST_SEED = 10_000

@@ -8,15 +8,15 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from vnext.version import __version__
+from vnext.base.version import __version__
 
 if TYPE_CHECKING:
-    from vnext.async_llm import AsyncLLM
-    from vnext.generated import Completion, Generated, Logprob, Scored
-    from vnext.llm import LLM
-    from vnext.lora_request import LoRARequest
+    from vnext.api.async_llm import AsyncLLM
+    from vnext.api.generated import Completion, Generated, Logprob, Scored
+    from vnext.api.llm import LLM
     from vnext.runtime.client.output_stream import EngineDead, Refused
-    from vnext.sampling_params import (
+    from vnext.runtime.protocol.lora_request import LoRARequest
+    from vnext.runtime.protocol.sampling_params import (
         BeamSearchParams,
         InvalidRequest,
         RequestOutputKind,
@@ -43,20 +43,20 @@ __all__ = [
 ]
 
 _HOMES = {
-    "LLM": "vnext.llm",
-    "AsyncLLM": "vnext.async_llm",
-    "BeamSearchParams": "vnext.sampling_params",
-    "Completion": "vnext.generated",
+    "LLM": "vnext.api.llm",
+    "AsyncLLM": "vnext.api.async_llm",
+    "BeamSearchParams": "vnext.runtime.protocol.sampling_params",
+    "Completion": "vnext.api.generated",
     "EngineDead": "vnext.runtime.client.output_stream",
-    "Generated": "vnext.generated",
-    "InvalidRequest": "vnext.sampling_params",
-    "LoRARequest": "vnext.lora_request",
-    "Logprob": "vnext.generated",
+    "Generated": "vnext.api.generated",
+    "InvalidRequest": "vnext.runtime.protocol.sampling_params",
+    "LoRARequest": "vnext.runtime.protocol.lora_request",
+    "Logprob": "vnext.api.generated",
     "Refused": "vnext.runtime.client.output_stream",
-    "RequestOutputKind": "vnext.sampling_params",
-    "SamplingParams": "vnext.sampling_params",
-    "Scored": "vnext.generated",
-    "StructuredOutputsParams": "vnext.sampling_params",
+    "RequestOutputKind": "vnext.runtime.protocol.sampling_params",
+    "SamplingParams": "vnext.runtime.protocol.sampling_params",
+    "Scored": "vnext.api.generated",
+    "StructuredOutputsParams": "vnext.runtime.protocol.sampling_params",
 }
 
 

@@ -104,7 +104,7 @@ def why_not_here() -> str:
 
 
 def version() -> str:
-    from vnext.version import __version__
+    from vnext.base.version import __version__
 
     return __version__
 

@@ -21,8 +21,8 @@ from perf.peers import report, sessions
 from perf.peers.sessions import ENGINES, EngineError, Session
 from perf.peers.shapes import SHAPES
 from perf.peers.workloads import ROWS, first_job, row_jobs, warm_up_job
-from vnext.machine import machine
-from vnext.version import __version__
+from vnext.base.version import __version__
+from vnext.commands.machine import machine
 
 REPEATS = {"decode": 3, "prefill": 5, "long": 3, "concurrent": 1, "shared": 1}
 SMOKE_SCALE = 1 / 16

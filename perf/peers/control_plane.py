@@ -24,8 +24,8 @@ import msgspec
 from perf.peers.__main__ import cores_busy
 from perf.peers.report import plain, summary
 from perf.peers.sessions import HERE, PEERS, ROOT, EngineError, environment
-from vnext.machine import machine
-from vnext.version import __version__
+from vnext.base.version import __version__
+from vnext.commands.machine import machine
 
 RUNNING = (32, 256, 1024)
 # What each row means, and its unit. A row that an engine does not have is left out for it.

@@ -33,8 +33,8 @@ class Vnext:
         return [answer.outputs[0].token_ids for answer in self._llm.generate(prompts, params, use_tqdm=False)]
 
     def about(self) -> dict[str, Any]:
-        from vnext.machine import library_version
-        from vnext.version import __version__
+        from vnext.base.version import __version__
+        from vnext.commands.machine import library_version
 
         return {"vnext": __version__, "torch": library_version("torch"), **self._chosen} | {
             "packed_weights_dir": "given" if self._chosen["packed_weights_dir"] else ""

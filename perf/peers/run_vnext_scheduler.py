@@ -12,21 +12,21 @@ from perf.bench_state import (
     committed,
     steady_decode,
 )
-from vnext.runtime.ring.broadcast import encode_events
+from vnext.base.version import __version__
+from vnext.runtime.transport.ring.broadcast import encode_events
 from vnext.sched.schedule import schedule
 from vnext.state.events import AnyEvent
 from vnext.state.laws import check_cheap
 from vnext.state.outputs import outputs
 from vnext.state.pool import new_pool, release, take
 from vnext.state.reduce import fold, reduce
-from vnext.version import __version__
 
 POOL_BLOCKS = 20_000
 
 
 class Steady:
     """Asynchronous mode: plan the next step, then commit the oldest and make its outputs, as
-    vnext/runtime/core/engine_core.py does."""
+    vnext/runtime/engine/engine_core.py does."""
 
     def __init__(self, request_count: int) -> None:
         self.state = steady_decode(request_count)

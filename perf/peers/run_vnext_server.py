@@ -26,7 +26,7 @@ class VnextServer:
 
     def __init__(self, model: Path, threads: int) -> None:
         self._logs = tempfile.TemporaryDirectory()
-        command = [sys.executable, "-m", "vnext.cli", "serve", str(model), "--port", "0", "--device", "cpu", "--threads", str(threads)]
+        command = [sys.executable, "-m", "vnext.commands.cli", "serve", str(model), "--port", "0", "--device", "cpu", "--threads", str(threads)]
         command += ["--log-dir", self._logs.name, "--served-model-name", "peer"]
         self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         self._address = self._wait_until_ready()
@@ -60,7 +60,7 @@ class VnextServer:
         return answer["usage"]["completion_tokens"]
 
     def about(self) -> dict[str, Any]:
-        from vnext.version import __version__
+        from vnext.base.version import __version__
 
         return {"vnext": __version__}
 

@@ -4,7 +4,7 @@ Python imports this module at start in every process that has this folder on its
 
 import sys
 
-if any("vnext.runtime.core.main" in word for word in sys.orig_argv):
+if any("vnext.runtime.engine.main" in word for word in sys.orig_argv):
     from perf.recording_blocks import install
 
     install()

@@ -16,7 +16,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from vnext.compiled import load
+from vnext.base.compiled import load
 
 native = load("vnext.kernels.cpu._native")
 CONSTANTS = SimpleNamespace(**{name: value for name, value in native.CONSTANTS.items() if name.isupper()})

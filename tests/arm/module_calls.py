@@ -24,13 +24,13 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from log_drive import drawn_config, engine, record, started
 
-from vnext import compiled
+from vnext.base import compiled
 from vnext.log.redaction import Redactor
 from vnext.runtime.processes import futex
-from vnext.runtime.ring import memory as ring_memory
-from vnext.runtime.ring.common import RingClosed
-from vnext.runtime.ring.reader import RingReader
-from vnext.runtime.ring.writer import RingWriter
+from vnext.runtime.transport.ring import memory as ring_memory
+from vnext.runtime.transport.ring.common import RingClosed
+from vnext.runtime.transport.ring.reader import RingReader
+from vnext.runtime.transport.ring.writer import RingWriter
 from vnext.state.events import StepCommitted
 from vnext.state.fold_commit import match_samples
 
@@ -129,7 +129,7 @@ def frames(waits: futex.WaitMethod | None) -> str:
 
 def summed(memory: mmap.mmap, rank: int) -> bytes:
     """What one of two ranks holds after it has added its numbers to the other's, in each of three types."""
-    exchange = compiled.load("vnext.runtime.collectives._exchange").Exchange(memory, 2, rank, SLOT_BYTES)
+    exchange = compiled.load("vnext.runtime.transport.collectives._exchange").Exchange(memory, 2, rank, SLOT_BYTES)
     found, ticks = [], 0
     for operation, (kind, dtype) in enumerate([(0, np.uint32), (1, np.uint16), (2, np.uint16)] * 4):
         bits = np.random.default_rng(7 * operation + rank).integers(0, 2 ** (8 * dtype().itemsize), ELEMENTS, dtype)

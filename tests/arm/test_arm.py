@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from vnext.compiled import load
+from vnext.base.compiled import load
 
 if load("vnext.kernels.cpu._native") is None or sys.platform != "linux" or os.uname().machine != "x86_64":
     pytest.skip("compares aarch64 with compiled kernels on Linux for x86-64", allow_module_level=True)

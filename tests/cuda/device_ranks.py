@@ -21,10 +21,10 @@ from rank_sums import same_bits, tree_sum, values
 
 from vnext.kernels.cuda.exchange import SIGNALS_BYTES, SUMMED, WATCH_WORDS
 from vnext.kernels.cuda.interface import Defines
-from vnext.runtime.collectives.choose_collectives import MakeMemory, choose_device_group
-from vnext.runtime.collectives.cpu_collectives import choose_group
-from vnext.runtime.collectives.device_group import DeviceGroup, Limits
 from vnext.runtime.processes import shared_file
+from vnext.runtime.transport.collectives.choose_collectives import MakeMemory, choose_device_group
+from vnext.runtime.transport.collectives.cpu_collectives import choose_group
+from vnext.runtime.transport.collectives.device_group import DeviceGroup, Limits
 
 LIMITS = Limits(capacity_bytes=2**15, one_shot_bytes_max=2**14, timeout_ms=60_000)
 COUNTS = (1, 3, 8, 9, 257, 1021, 3001, 5003, 9001)

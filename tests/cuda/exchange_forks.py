@@ -25,8 +25,8 @@ from rank_sums import same_bits, tree_sum, values
 
 from vnext.kernels.cuda import backends
 from vnext.kernels.cuda.exchange import SUMMED
-from vnext.runtime.collectives.device_group import DeviceGroup, Limits
-from vnext.runtime.collectives.errors import RankLost
+from vnext.runtime.transport.collectives.device_group import DeviceGroup, Limits
+from vnext.runtime.transport.collectives.errors import RankLost
 
 HASTY = msgspec.structs.replace(LIMITS, timeout_ms=300)
 BUSY_COUNTS = (5, 5003, 9001, 40)  # one-shot, two-shot, two pieces, one-shot

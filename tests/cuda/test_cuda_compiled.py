@@ -310,7 +310,7 @@ def test_without_the_module_python_serves(recorded: Recorded) -> None:
         raise ImportError("_native.so: undefined symbol: torch_call_dispatcher\nsecond line")
 
     with compiled.set_aside("cpu"), pytest.MonkeyPatch.context() as patch:
-        patch.setattr("vnext.compiled.import_module", broken)
+        patch.setattr("vnext.base.compiled.import_module", broken)
         patch.setitem(compiled.absent, compiled.CUDA_LAUNCHES, "")  # put back afterwards
         module, why = compiled.load()
         patch.setattr(compiled, "_native", module)

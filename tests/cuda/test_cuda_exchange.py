@@ -27,8 +27,8 @@ from rank_sums import same_bits, tree_sum, values
 
 from vnext.kernels.cuda import backends
 from vnext.kernels.cuda.exchange import SUMMED, memory_bytes
-from vnext.runtime.collectives import choose_collectives, device_memory
-from vnext.runtime.collectives.device_group import DeviceGroup, default_limits
+from vnext.runtime.transport.collectives import choose_collectives, device_memory
+from vnext.runtime.transport.collectives.device_group import DeviceGroup, default_limits
 
 HERE = Path(__file__).parent
 TIMEOUT_S = 250

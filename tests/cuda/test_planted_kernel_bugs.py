@@ -28,8 +28,8 @@ from sampling_cases import Draws, asked, masked, sampled
 
 from vnext.kernels import mxint8, references, thin_tiles
 from vnext.kernels.cuda import backends, rows, sampling, thin
-from vnext.runtime.collectives.device_group import DeviceGroup
-from vnext.runtime.collectives.errors import RankLost
+from vnext.runtime.transport.collectives.device_group import DeviceGroup
+from vnext.runtime.transport.collectives.errors import RankLost
 from vnext.sampling.draw import draw_by_inversion
 from vnext.sampling.logits import adjust, keep_allowed
 from vnext.sampling.sampling import choose

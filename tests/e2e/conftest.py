@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from saved_adapters import DEMO, save_adapter
 
-from vnext.lora_request import LoRARequest
+from vnext.runtime.protocol.lora_request import LoRARequest
 
 
 @pytest.fixture(scope="session")

@@ -84,7 +84,7 @@ def eventually(condition: Callable[[], bool], timeout_s: float = SOON_S) -> bool
 @contextmanager
 def serving(log_dir: Path, *arguments: str, by: Sequence[str] = ()) -> Iterator[Server]:
     """`vnext serve --port 0 ...` until the block ends; `by`: words before it, of a program that turns into it."""
-    command = [*by, sys.executable, "-P", "-m", "vnext.cli", "serve", "--port", "0", "--log-dir", str(log_dir), *arguments]
+    command = [*by, sys.executable, "-P", "-m", "vnext.commands.cli", "serve", "--port", "0", "--log-dir", str(log_dir), *arguments]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
     family: list[psutil.Process] = []

@@ -13,11 +13,11 @@ import pytest
 import torch
 from engine_here import engines_here
 
+from vnext.api.llm import LLM
 from vnext.kernels.cpu import native
-from vnext.llm import LLM
 from vnext.replay.reading.source import open_log
 from vnext.runtime.processes.determinism import cpu_flags, has_strict_path
-from vnext.sampling_params import SamplingParams
+from vnext.runtime.protocol.sampling_params import SamplingParams
 
 PROMPT_COUNT = 48
 TOKENS = 40

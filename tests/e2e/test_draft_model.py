@@ -15,7 +15,7 @@ from vnext import LLM
 from vnext.models.errors import ModelError
 from vnext.replay.cli.main import main
 from vnext.runtime.processes.launch import DEMO_MODEL, StartFailed, StartRefused
-from vnext.runtime.settings import SettingsError
+from vnext.runtime.protocol.settings import SettingsError
 
 ITSELF = {"method": "draft_model", "model": str(DEMO_MODEL), "num_speculative_tokens": 5, "row_cost": 0}
 

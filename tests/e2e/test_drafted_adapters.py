@@ -11,10 +11,10 @@ import pytest
 from engine_here import engines_here
 from test_llm_adapters import BLOCKS, GREEDY, SEEDED, TINY, answers
 
-from vnext.llm import LLM
-from vnext.lora_request import LoRARequest
+from vnext.api.llm import LLM
 from vnext.replay.cli.main import main as replay
 from vnext.runtime.client.output_stream import EngineDead
+from vnext.runtime.protocol.lora_request import LoRARequest
 from vnext.runtime.rank.adapters import AdapterSlots, Resident
 
 

@@ -17,8 +17,8 @@ from vnext import LLM, SamplingParams
 from vnext.replay.cli.main import main as replay
 from vnext.runtime.batch import batch
 from vnext.runtime.processes.launch import DEMO_MODEL
+from vnext.runtime.protocol.sampling_params import StructuredOutputsParams
 from vnext.sampling.drafters.drafter import RowDrafter
-from vnext.sampling_params import StructuredOutputsParams
 
 Answer = tuple[Any, ...]
 REQUESTS = 48

@@ -18,7 +18,7 @@ from vnext import LLM, SamplingParams
 from vnext.models.errors import ModelError
 from vnext.replay.cli.main import main
 from vnext.runtime.processes.launch import StartFailed
-from vnext.runtime.settings import SettingsError
+from vnext.runtime.protocol.settings import SettingsError
 
 
 @pytest.fixture(scope="module")

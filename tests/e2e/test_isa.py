@@ -9,7 +9,7 @@ import pytest
 from vnext import LLM, SamplingParams
 from vnext.kernels.cpu import native
 from vnext.runtime.processes.launch import StartRefused
-from vnext.runtime.settings import SettingsError
+from vnext.runtime.protocol.settings import SettingsError
 
 PROMPTS = ["What is Python?", "def main(", "The standard library", "Return the number of", "a", "An exception is raised when"]
 LEVELS = native.levels() if native.is_built() else ()

@@ -9,7 +9,7 @@ import pytest
 
 from vnext import LLM, SamplingParams
 from vnext.replay.cli.main import main
-from vnext.runtime.settings import SettingsError
+from vnext.runtime.protocol.settings import SettingsError
 
 PROMPTS = ["The first page of the book", "One of the rivers " * 20, "A name", "The cache of the engine " * 9, "Nine of ten"] * 4
 PARAMS = [

@@ -11,14 +11,14 @@ import pytest
 from engine_here import engines_here
 from saved_adapters import DEMO, merge, save_adapter
 
-from vnext.llm import LLM, Generated
-from vnext.lora_request import LoRARequest
+from vnext.api.llm import LLM, Generated
 from vnext.models.config.adapter_config import adapter_digest
 from vnext.models.layers.adapted import Adapter
 from vnext.replay.cli.main import main as replay
+from vnext.runtime.protocol.lora_request import LoRARequest
+from vnext.runtime.protocol.sampling_params import InvalidRequest, SamplingParams
 from vnext.runtime.rank import adapters as rank_adapters
 from vnext.runtime.rank.adapters import AdapterSlots
-from vnext.sampling_params import InvalidRequest, SamplingParams
 from vnext.state.events import AdapterEvicted, AdapterLoaded
 
 PROMPTS = ["The module", "What is", "Return the", "A list of numbers that", "The module is", "def main"]

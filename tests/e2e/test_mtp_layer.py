@@ -18,7 +18,7 @@ from vnext.models.errors import ModelError
 from vnext.replay.cli.main import main
 from vnext.replay.reading.source import open_log
 from vnext.runtime.processes.launch import StartFailed
-from vnext.runtime.settings import SettingsError
+from vnext.runtime.protocol.settings import SettingsError
 
 MTP = {"method": "mtp", "num_speculative_tokens": 4, "row_cost": 0}
 

@@ -18,9 +18,9 @@ import pytest
 from engine_here import engines_here
 from serving import Server, complete_all, eventually, serving
 
-from vnext.llm import LLM
+from vnext.api.llm import LLM
 from vnext.replay.cli.main import main as replay
-from vnext.sampling_params import SamplingParams
+from vnext.runtime.protocol.sampling_params import SamplingParams
 
 CONCURRENCY = 32
 TOKEN_COUNT = 200

@@ -16,10 +16,10 @@ from safetensors.torch import save_file
 from saved_adapters import DEMO, save_adapter, save_spoilt
 from serving import Server, complete_all, eventually, serving
 
-from vnext.llm import LLM
-from vnext.lora_request import LoRARequest
+from vnext.api.llm import LLM
 from vnext.replay.cli.main import main as replay
-from vnext.sampling_params import SamplingParams
+from vnext.runtime.protocol.lora_request import LoRARequest
+from vnext.runtime.protocol.sampling_params import SamplingParams
 
 PROMPTS = ["The module", "What is", "Return the", "def main"]
 GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)

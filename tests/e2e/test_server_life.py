@@ -78,7 +78,7 @@ def test_no_process_runs_a_file_of_the_working_directory(tmp_path: Path, monkeyp
     assert not (tmp_path / "ran").exists()
 
 
-@pytest.mark.parametrize("module", ["vnext.runtime.rank.main", "vnext.runtime.core.main", "vnext.server"])
+@pytest.mark.parametrize("module", ["vnext.runtime.rank.main", "vnext.runtime.engine.main", "vnext.server"])
 def test_without_restarts_any_dead_process_ends_the_server_with_a_sentence_and_nothing_left_running(
     tmp_path: Path, module: str
 ) -> None:
@@ -94,7 +94,7 @@ def test_without_restarts_any_dead_process_ends_the_server_with_a_sentence_and_n
 
 def test_a_signal_ends_a_start(tmp_path: Path) -> None:
     """While the rank imports and loads: nothing is served yet, nothing is left running, and nobody complains."""
-    command = [sys.executable, "-m", "vnext.cli", "serve", "--port", "0", "--log-dir", str(tmp_path), *COMMON]
+    command = [sys.executable, "-m", "vnext.commands.cli", "serve", "--port", "0", "--log-dir", str(tmp_path), *COMMON]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
     family: list[psutil.Process] = []
@@ -110,7 +110,7 @@ def test_a_signal_ends_a_start(tmp_path: Path) -> None:
 
 def start_and_fail(*arguments: str) -> str:
     """What `vnext serve` says when it cannot start."""
-    command = [sys.executable, "-m", "vnext.cli", "serve", *arguments]
+    command = [sys.executable, "-m", "vnext.commands.cli", "serve", *arguments]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
     assert done.returncode == 2
@@ -201,10 +201,10 @@ def test_a_server_with_more_descriptors_than_select_takes_recovers_and_ends(tmp_
     with serving(tmp_path, *COMMON, "--served-model-name", "demo", by=(sys.executable, "-c", left)) as server:
         assert len(server.processes) >= 4
         assert {process.rlimit(psutil.RLIMIT_NOFILE)[0] for process in server.processes} == {most}
-        before = server.process_of("vnext.runtime.core.main").pid
+        before = server.process_of("vnext.runtime.engine.main").pid
         os.kill(before, signal.SIGKILL)
         assert complete_all(server.url, [long_request(0)], 1)[0]["usage"]["completion_tokens"] == LENGTH
-        assert server.process_of("vnext.runtime.core.main").pid != before
+        assert server.process_of("vnext.runtime.engine.main").pid != before
         assert server.stop() == 0
 
 
@@ -213,7 +213,7 @@ def test_a_server_serves_where_it_cannot_say_so(tmp_path: Path, streams: str) ->
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         port = found.getsockname()[1]
-    command = [sys.executable, "-P", "-m", "vnext.cli", "serve", "--port", str(port), "--log", "off", *COMMON]
+    command = [sys.executable, "-P", "-m", "vnext.commands.cli", "serve", "--port", str(port), "--log", "off", *COMMON]
     by, environment = ["bash", "-c", f'exec "$@" {streams}', "bash"], {**os.environ, "PYTHONPATH": str(ROOT)}
     with subprocess.Popen([*by, *command], env=environment) as process:
         try:
@@ -233,8 +233,8 @@ def answers(port: int) -> bool:
 @pytest.mark.parametrize(
     ("program", "words"),
     [
-        ("from vnext.cli import main; sys.exit(main(['doctor', '--json']))", "vnext doctor: the output cannot be written (No space left on"),
-        ("from vnext.cli import main; sys.exit(main(['doctor']))", "vnext doctor: the output cannot be written"),
+        ("from vnext.commands.cli import main; sys.exit(main(['doctor', '--json']))", "vnext doctor: the output cannot be written (No space left on"),
+        ("from vnext.commands.cli import main; sys.exit(main(['doctor']))", "vnext doctor: the output cannot be written"),
         ("from vnext.replay.cli.main import process; sys.exit(process())", "vnext-replay: the output cannot be written"),
         ("from vnext.server.console import reporting\nwith reporting('vnext-bench'): print('1 token')", "vnext-bench: the output cannot"),
     ],

@@ -12,8 +12,8 @@ from msgspec.structs import replace
 from vnext import LLM, SamplingParams
 from vnext.replay.cli.main import main
 from vnext.replay.reading.source import open_log
-from vnext.runtime.settings import SettingsError
-from vnext.sampling_params import StructuredOutputsParams
+from vnext.runtime.protocol.sampling_params import StructuredOutputsParams
+from vnext.runtime.protocol.settings import SettingsError
 
 PHRASES = ("def add(a, b):\n    return a + b\n", "for name in names:\n    print(name)\n", "The module is a module. ", "one two three one two ")
 SCHEMA = {

@@ -13,9 +13,9 @@ import pytest
 import torch
 from saved_adapters import DEMO, save_adapter
 
-from vnext.llm import LLM
-from vnext.lora_request import LoRARequest
-from vnext.sampling_params import SamplingParams
+from vnext.api.llm import LLM
+from vnext.runtime.protocol.lora_request import LoRARequest
+from vnext.runtime.protocol.sampling_params import SamplingParams
 
 COUNT, TOKENS = 24, 32
 ALIKE_MIN = 22

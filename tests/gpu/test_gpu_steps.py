@@ -20,8 +20,8 @@ from rank_drive import (
 )
 
 from vnext.runtime.gpu.steps import DeviceSteps, PendingStep
+from vnext.runtime.protocol.settings import GpuSettings
 from vnext.runtime.rank.gpu_loading import device_forms, open_device
-from vnext.runtime.settings import GpuSettings
 from vnext.state.config import Speculation
 from vnext.state.events import RequestArrived
 from vnext.state.state import State

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from rank_drive import runner_of
 
+from vnext.runtime.protocol.settings import GpuSettings, RankSettings
 from vnext.runtime.rank.loading import load_drafter
 from vnext.runtime.rank.runner import ModelRunner
-from vnext.runtime.settings import GpuSettings, RankSettings
 
 
 def head_runner(model: Path, head: Path | None = None) -> ModelRunner:

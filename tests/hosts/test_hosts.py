@@ -20,8 +20,8 @@ from vnext.runtime.hosts.errors import HostLost, RankStartFailed
 from vnext.runtime.hosts.frames import EndRanks, FromRank, HostHere, RanksEnded, RingMessage, StartRanks, decoder, encode
 from vnext.runtime.hosts.master import HostedExecutor, Hosts, MeetingPlace
 from vnext.runtime.hosts.wire import Wire, connected
-from vnext.runtime.messages import ModelFacts, RankReady, StepResult, encoder
-from vnext.runtime.settings import EngineSettings, RankSettings, SettingsError
+from vnext.runtime.protocol.messages import ModelFacts, RankReady, StepResult, encoder
+from vnext.runtime.protocol.settings import EngineSettings, RankSettings, SettingsError
 
 WORD = b"a secret of both hosts"
 READY = RankReady(

@@ -28,11 +28,11 @@ from test_two_hosts import PLAIN, free_port, tokens_of
 
 from tests.runtime.killed import in_turn
 from vnext import LLM, SamplingParams
-from vnext.exits import REFUSED
+from vnext.base.exits import REFUSED
 from vnext.replay.cli.main import main as replay
 from vnext.runtime.client.client_sync import SyncEngineClient
 from vnext.runtime.processes.launch import StartRefused, find_model, start_engine
-from vnext.runtime.settings import EngineSettings
+from vnext.runtime.protocol.settings import EngineSettings
 
 HAS_RAY = find_spec("ray") is not None
 needs_ray = pytest.mark.skipif(not HAS_RAY, reason="the extra vnext[ray] is not installed")
@@ -191,7 +191,7 @@ def test_without_ray_there_is_one_sentence(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_the_core_imports_no_ray() -> None:
-    program = "import sys, vnext, vnext.serve, vnext.cli, vnext.runtime.core.process; assert 'ray' not in sys.modules"
+    program = "import sys, vnext, vnext.commands.serve, vnext.commands.cli, vnext.runtime.engine.process; assert 'ray' not in sys.modules"
     assert subprocess.run([sys.executable, "-c", program]).returncode == 0
 
 

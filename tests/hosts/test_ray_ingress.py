@@ -17,10 +17,10 @@ if find_spec("ray") is None:
 
 from ray.exceptions import ActorDiedError
 
+from vnext.gateway.outgoing import CONTINUED_MAX, Failed
 from vnext.ray import ingress
 from vnext.ray.ingress import Head, Passing
 from vnext.ray.routing import REQUEST_ID, ViewRouter
-from vnext.router.proxy.outgoing import CONTINUED_MAX, Failed
 
 WHOLE = Head(200, [("Content-Type", "application/json")], 4, "one")
 STREAM = Head(200, [("Content-Type", "text/event-stream; charset=utf-8")], None, "one")

@@ -17,9 +17,9 @@ import pytest
 from tests.runtime.killed import heard_of
 from vnext.replay.cli.main import main as replay
 from vnext.runtime.client.client_sync import SyncEngineClient
-from vnext.runtime.messages import SubmitRequest
 from vnext.runtime.processes.launch import find_model, start_engine
-from vnext.runtime.settings import EngineSettings
+from vnext.runtime.protocol.messages import SubmitRequest
+from vnext.runtime.protocol.settings import EngineSettings
 from vnext.state.events import pack_tokens
 from vnext.state.params import Sampling
 
@@ -36,7 +36,7 @@ def free_port(address: str) -> int:
 @contextmanager
 def agent(secret: Path, port: int, *options: str) -> Iterator[subprocess.Popen[str]]:
     """The second host's own command. Its address is 127.0.0.1, the first host's 127.0.0.2."""
-    command = [sys.executable, "-m", "vnext.cli", "serve", "--nnodes", "2", "--node-rank", "1", "-tp", "2", *options]
+    command = [sys.executable, "-m", "vnext.commands.cli", "serve", "--nnodes", "2", "--node-rank", "1", "-tp", "2", *options]
     command += ["--master-addr", "127.0.0.2", "--master-port", str(port), "--cluster-secret-file", str(secret)]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, env={**os.environ})
     try:

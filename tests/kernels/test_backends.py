@@ -14,7 +14,7 @@ import torch
 from vnext.kernels import backends, table
 from vnext.kernels.attention_backends import ATTENTION_BACKENDS
 from vnext.kernels.backends import BACKENDS, backend_for
-from vnext.runtime.settings import AttentionName, GpuSettings
+from vnext.runtime.protocol.settings import AttentionName, GpuSettings
 from vnext.sampling import sampling
 
 ROOT = Path(__file__).parents[2]
@@ -29,8 +29,8 @@ ASKING = {
     "vnext/kernels/cuda/flashinfer.py",  # an attention backend
     "vnext/runtime/rank/loading.py",  # starts their threads
     "vnext/sampling/host.py",  # holds their columns to its own
-    "vnext/doctor.py",  # says what there is
-    "vnext/runtime/collectives/choose_collectives.py",  # sums over ranks, which have a table of their own
+    "vnext/commands/doctor.py",  # says what there is
+    "vnext/runtime/transport/collectives/choose_collectives.py",  # sums over ranks, which have a table of their own
     "vnext/replay/rerun/machine.py",  # computes by another machine's kernels
     "vnext/replay/rerun/shard.py",
 }

@@ -9,14 +9,14 @@ import msgspec
 import pytest
 
 from vnext import LLM, SamplingParams
-from vnext.generation_config import sampling_defaults
+from vnext.api.generation_config import sampling_defaults
 from vnext.models.config.model_config import load_config
 from vnext.models.errors import ModelError
 from vnext.models.loading.overlay import Overrides, merged, overlay, overridden
 from vnext.options.settings_check import engine_settings
 from vnext.runtime.processes import launch
 from vnext.runtime.processes.launch import DEMO_MODEL, StartRefused, find_model
-from vnext.runtime.settings import SettingsError, reads_generation_config
+from vnext.runtime.protocol.settings import SettingsError, reads_generation_config
 from vnext.text.tokenizer import Tokenizer
 
 NOTHING = Overrides({}, {})

@@ -16,9 +16,9 @@ from engine_here import engines_here
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
-from vnext.llm import LLM
+from vnext.api.llm import LLM
 from vnext.models.registry import FAMILIES
-from vnext.sampling_params import SamplingParams
+from vnext.runtime.protocol.sampling_params import SamplingParams
 
 ROOT = Path(__file__).resolve().parents[2]
 TINY = ("llama-tiny", "qwen3-tiny")

@@ -23,7 +23,7 @@ from vnext.models.layers.sharding import Parallel, alone
 from vnext.models.layers.whole_step import WholeStep, whole_step
 from vnext.models.loading.weights import load_params
 from vnext.models.registry import family
-from vnext.runtime.collectives.errors import RankLost
+from vnext.runtime.transport.collectives.errors import RankLost
 from vnext.sampling.inputs import Allowed, SamplingInputs
 from vnext.sampling.sampling import sample
 

@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from vnext.bench import cli as bench
-from vnext.bench.cli import make_parser
+from vnext.base.spelling import close_to
+from vnext.commands.bench import cli as bench
+from vnext.commands.bench.cli import make_parser
 from vnext.options.foreign import FOREIGN
 from vnext.options.help import FIRST, groups
-from vnext.options.hints import close_to
 from vnext.options.reader import ProgramCommand, ServeCommand, parse
 from vnext.options.settings_check import engine_settings
 from vnext.options.table import as_flags, every_option, options_of
-from vnext.runtime.settings import EngineSettings, SettingsError
+from vnext.runtime.protocol.settings import EngineSettings, SettingsError
 from vnext.server.settings import ServerSettings
 
 
@@ -348,7 +348,7 @@ def test_no_line_gets_argparse_s_own_words_or_a_traceback(capsys: pytest.Capture
 
 def test_bench_and_replay_are_words_of_vnext() -> None:
     assert parse(["bench", "latency", "--repeats", "2"], {}) == ProgramCommand(
-        module="vnext.bench.cli", argv=("latency", "--repeats", "2")
+        module="vnext.commands.bench.cli", argv=("latency", "--repeats", "2")
     )
     assert parse(["replay"], {}) == ProgramCommand(module="vnext.replay.cli.main", argv=())
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from vnext.chat.talker import sampling_options
+from vnext.commands.chat.talker import sampling_options
 from vnext.options.reader import ChatCommand, DoctorCommand, ServeCommand, parse
 from vnext.options.settings_check import engine_settings
 from vnext.options.spellings import size_bytes
 from vnext.options.table import ENGINE_HELP
-from vnext.runtime.core.sizing import require_policy
-from vnext.runtime.settings import EngineSettings, SettingsError
+from vnext.runtime.engine.sizing import require_policy
+from vnext.runtime.protocol.settings import EngineSettings, SettingsError
 from vnext.server.settings import ServerSettings
 
 

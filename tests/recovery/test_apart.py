@@ -19,12 +19,12 @@ import pytest
 from msgspec.structs import replace
 from serving import complete_all, eventually, serving
 
-from vnext.llm import LLM
+from vnext.api.llm import LLM
 from vnext.replay.cli.main import main as replay
 from vnext.replay.reading.handed_over import HandedOver, handed_over_by
 from vnext.replay.reading.source import open_log
 from vnext.runtime.processes.run_dir import shared_twin
-from vnext.sampling_params import SamplingParams
+from vnext.runtime.protocol.sampling_params import SamplingParams
 from vnext.sched import handover
 from vnext.server.context.handover import TICKET_HEADER
 from vnext.state.events import BlocksReceived

@@ -11,14 +11,14 @@ import pytest
 from device_twin import compute_on_twins
 from engine_here import engines_here
 
-from vnext.llm import LLM
+from vnext.api.llm import LLM
 from vnext.replay.cli.main import main as replay
 from vnext.replay.reading.folding import Folded, fold
 from vnext.replay.reading.source import open_log
 from vnext.runtime.gpu.device import Mark
 from vnext.runtime.gpu.pages import DevicePages
 from vnext.runtime.processes.launch import DEMO_MODEL
-from vnext.sampling_params import SamplingParams
+from vnext.runtime.protocol.sampling_params import SamplingParams
 from vnext.state.events import PromotionEnded
 
 TEXT = "The quick brown fox jumps over the lazy dog. " * 12

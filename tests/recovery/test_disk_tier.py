@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from vnext.llm import LLM
+from vnext.api.llm import LLM
 from vnext.replay.cli.main import main as replay
 from vnext.replay.reading.folding import Folded, fold
 from vnext.replay.reading.source import open_log
 from vnext.runtime.processes.launch import StartFailed
-from vnext.sampling_params import SamplingParams
+from vnext.runtime.protocol.sampling_params import SamplingParams
 from vnext.state.events import TierOpened
 
 TEXT = "The quick brown fox jumps over the lazy dog. " * 24

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
+from vnext.api.llm import LLM
 from vnext.kernels.cpu import native
-from vnext.llm import LLM
 from vnext.models.loading import packed_format
 from vnext.replay.cli.main import main as replay
 from vnext.replay.reading.folding import fold
 from vnext.replay.reading.source import open_log
-from vnext.sampling_params import SamplingParams
+from vnext.runtime.protocol.sampling_params import SamplingParams
 
 pytestmark = pytest.mark.skipif(not native.is_built(), reason="the CPU kernels were not compiled here")
 LEVELS = [level.name.lower() for level in native.levels()] if native.is_built() else []

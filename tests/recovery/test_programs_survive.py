@@ -16,7 +16,7 @@ import psutil
 import pytest
 from serving import END_TIMEOUT_S, ROOT, Server, eventually, serving
 
-CORE = "vnext.runtime.core.main"
+CORE = "vnext.runtime.engine.main"
 ENGINE = ("--dtype", "float32", "--threads", "1")
 LENGTH = 400
 
@@ -54,7 +54,7 @@ def batch(folder: Path, target: Path, *more: str) -> subprocess.Popen[str]:
     bodies = [{"prompt": [5 + at, 6], "max_tokens": length, "seed": at, "ignore_eos": True} for at, length in enumerate(lengths)]
     lines = [{"custom_id": f"r{at}", "method": "POST", "url": "/v1/completions", "body": body} for at, body in enumerate(bodies)]
     (folder / "in.jsonl").write_text("\n".join(map(json.dumps, lines)))
-    return started("vnext.cli", "batch", str(folder / "in.jsonl"), "-o", str(target), "--log", "off", *ENGINE, *more)
+    return started("vnext.commands.cli", "batch", str(folder / "in.jsonl"), "-o", str(target), "--log", "off", *ENGINE, *more)
 
 
 def kill_when_answered(program: subprocess.Popen[str], target: Path) -> None:
@@ -88,7 +88,7 @@ def test_vnext_batch_ends_when_no_engine_core_follows(tmp_path: Path) -> None:
 
 def test_vnext_chat(server: Server) -> None:
     """One question, while whose answer the engine core is killed, and one after it."""
-    program = started("vnext.cli", "chat", "--url", server.url)
+    program = started("vnext.commands.cli", "chat", "--url", server.url)
     program.stdin.write(f"/set max_tokens={LENGTH} min_tokens={LENGTH}\n/speed\nOnce upon a time\n")
     program.stdin.flush()
     kill_when_running(server)
@@ -100,7 +100,7 @@ def test_vnext_chat(server: Server) -> None:
 def test_vnext_bench(server: Server) -> None:
     """All requests are answered in full, and none counts as failed."""
     load = ("--num-prompts", "8", "--input-len", "8", "--output-len", str(LENGTH))
-    program = started("vnext.bench.cli", "throughput", "--url", server.url, *load)
+    program = started("vnext.commands.bench.cli", "throughput", "--url", server.url, *load)
     kill_when_running(server)
     said, errors = program.communicate(timeout=4 * END_TIMEOUT_S)
     assert program.returncode == 0, errors

@@ -20,12 +20,12 @@ import psutil
 import pytest
 from serving import ROOT, Server, eventually, serving
 
+from vnext.commands.restart import SIGNAL, changed, refusal
 from vnext.replay.cli.main import main as replay
 from vnext.replay.reading.folding import Folded, fold
 from vnext.replay.reading.source import open_log
-from vnext.restart import SIGNAL, changed, refusal
 from vnext.runtime.processes.launch import DEMO_MODEL
-from vnext.runtime.settings import EngineSettings
+from vnext.runtime.protocol.settings import EngineSettings
 from vnext.state.events import EngineRecovered, RequestResumed
 
 BODIES = [
@@ -54,7 +54,7 @@ def server(state: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Se
 
 
 def restart(*words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "vnext.cli", "restart", *words]
+    command = [sys.executable, "-m", "vnext.commands.cli", "restart", *words]
     return subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)}, timeout=120)
 
 
@@ -89,13 +89,13 @@ async def answers(url: str, between: Any = None) -> list[dict[int, list[int]]]:
 def test_streams_go_on_with_the_same_tokens(server: Server) -> None:
     alone = asyncio.run(answers(server.url))
     said: list[subprocess.CompletedProcess[str]] = []
-    before = server.process_of("vnext.runtime.core.main").pid
+    before = server.process_of("vnext.runtime.engine.main").pid
 
     found = asyncio.run(answers(server.url, lambda: said.append(restart("--max-num-batched-tokens", "48"))))
 
     assert said[0].returncode == 0, said[0].stderr
     assert "is replaced" in said[0].stdout
-    assert server.process_of("vnext.runtime.core.main").pid != before
+    assert server.process_of("vnext.runtime.engine.main").pid != before
     assert found == alone
 
 
@@ -146,12 +146,12 @@ def test_what_cannot_be_is_one_sentence(server: Server, words: list[str], senten
 
 
 def test_a_signal_reads_the_command_line_again(server: Server) -> None:
-    before = server.process_of("vnext.runtime.core.main").pid
+    before = server.process_of("vnext.runtime.engine.main").pid
     os.kill(server.process.pid, SIGNAL)
 
     def is_replaced() -> bool:
         with suppress(psutil.Error, StopIteration):  # one that is ending
-            return server.process_of("vnext.runtime.core.main").pid != before
+            return server.process_of("vnext.runtime.engine.main").pid != before
         return False
 
     assert eventually(is_replaced)

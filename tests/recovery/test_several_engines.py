@@ -25,7 +25,7 @@ from vnext.replay.reading.source import open_log
 from vnext.state.events import RequestResumed
 
 COMMON = ("--dtype", "float32", "--threads", "1", "--log", "full", "--max-num-seqs", "16", "--served-model-name", "demo")
-CORE, RANK, API = "vnext.runtime.core.main", "vnext.runtime.rank.main", "vnext.server"
+CORE, RANK, API = "vnext.runtime.engine.main", "vnext.runtime.rank.main", "vnext.server"
 BODIES = [
     {"prompt": f"def f{place}(x):", "max_tokens": 200, "seed": place, "temperature": 0.8 * (place % 2), "ignore_eos": True, **more}
     for place, more in zip(range(32), [{}, {}, {"logprobs": 1}, {"presence_penalty": 0.6}] * 8)
@@ -169,7 +169,7 @@ def test_engines_are_replaced_one_after_another_under_streams(server: Server, al
     said: list[subprocess.CompletedProcess[str]] = []
 
     def restart() -> None:
-        command = [sys.executable, "-m", "vnext.cli", "restart", "--max-num-batched-tokens", "512"]
+        command = [sys.executable, "-m", "vnext.commands.cli", "restart", "--max-num-batched-tokens", "512"]
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
         said.append(subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120))
 

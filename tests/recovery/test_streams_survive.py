@@ -27,7 +27,7 @@ from vnext.runtime.client.output_stream import EngineDead
 from vnext.state.events import EngineRecovered
 
 COMMON = ("--dtype", "float32", "--threads", "1", "--digest-interval", "1", "--served-model-name", "demo", "--log", "full")
-CORE = "vnext.runtime.core.main"
+CORE = "vnext.runtime.engine.main"
 LONG = {"model": "demo", "prompt": [5, 6, 7], "max_tokens": 600, "ignore_eos": True, "temperature": 0.8, "seed": 3}
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from vnext.llm import LLM
+from vnext.api.llm import LLM
 
 Tensors = dict[str, torch.Tensor]
 

@@ -15,13 +15,13 @@ from engine_here import engines_here
 from safetensors.torch import save_file
 from saved_adapters import DEMO, save_adapter
 
-from vnext.llm import LLM
-from vnext.lora_request import LoRARequest
+from vnext.api.llm import LLM
 from vnext.replay.cli.main import main as replay
 from vnext.runtime.client.connection import weights_folder
 from vnext.runtime.client.pending_operations import BadTensors, NotDone
 from vnext.runtime.client.shared_tensor import SharedTensor
-from vnext.sampling_params import SamplingParams
+from vnext.runtime.protocol.lora_request import LoRARequest
+from vnext.runtime.protocol.sampling_params import SamplingParams
 
 PROMPTS = ["The module", "What is", "Return the", "A list of numbers that", "def main"]
 GREEDY = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)

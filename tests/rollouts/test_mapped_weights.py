@@ -13,9 +13,9 @@ from engine_here import engines_here
 from safetensors.torch import save_file
 from saved_adapters import DEMO
 
+from vnext.api.llm import LLM
 from vnext.kernels.cpu import native
-from vnext.llm import LLM
-from vnext.sampling_params import SamplingParams
+from vnext.runtime.protocol.sampling_params import SamplingParams
 
 pytestmark = pytest.mark.skipif(not native.is_built(), reason="the CPU kernels were not compiled here")
 PROMPTS = ["The module", "What is", "Return the"]

@@ -15,13 +15,13 @@ from engine_here import engines_here
 from safetensors.torch import save_file
 from saved_adapters import DEMO
 
-from vnext.llm import LLM
+from vnext.api.llm import LLM
 from vnext.replay.cli.main import main as replay
 from vnext.runtime.client.connection import weights_folder
 from vnext.runtime.client.pending_operations import NotDone
-from vnext.sampling_params import SamplingParams
+from vnext.runtime.protocol.sampling_params import SamplingParams
 
-CORE = "vnext.runtime.core.main"
+CORE = "vnext.runtime.engine.main"
 PROMPTS = ["The module", "What is", "Return the", "def main"]
 GREEDY = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
 NUMBERS = {"float32": {"dtype": "float32"}, "int8": {"dtype": "bfloat16", "quantization": "int8"}}

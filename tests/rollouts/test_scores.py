@@ -21,7 +21,7 @@ from vnext.kernels.cpu import native
 from vnext.replay.answers.stat import stat
 from vnext.replay.console.commands import index_of
 from vnext.runtime.processes.launch import DEMO_MODEL
-from vnext.sampling_params import InvalidRequest
+from vnext.runtime.protocol.sampling_params import InvalidRequest
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "models"))  # family_cases is shared with the models' tests
 from family_cases import save_case  # noqa: E402

@@ -17,9 +17,9 @@ from safetensors.torch import load_file, save_file
 from saved_adapters import DEMO
 from serving import Server, eventually, serving
 
-from vnext.llm import LLM
+from vnext.api.llm import LLM
 from vnext.replay.cli.main import main as replay
-from vnext.sampling_params import SamplingParams
+from vnext.runtime.protocol.sampling_params import SamplingParams
 
 PROMPT, COUNT = list(range(40, 60)), 300
 BODY = {"prompt": PROMPT, "max_tokens": COUNT, "temperature": 0, "ignore_eos": True, "stream": True, "return_token_ids": True}
@@ -180,7 +180,7 @@ def test_an_engine_core_that_follows_another_has_the_weights_of_its_last_change(
     with serving(tmp_path, *arguments) as running:
         assert call(running, "/update_weights", {"path": str(files["new"])})[0] == 200
         stream = Stream(running)
-        running.process_of("vnext.runtime.core.main").kill()
+        running.process_of("vnext.runtime.engine.main").kill()
         stream.join()
         assert stream.finish == "length" and stream.tokens == answers(files, "new", [PROMPT], [COUNT])[0]
         assert call(running, "/is_paused", method="GET")[1]["version"] == 1

@@ -18,11 +18,11 @@ from engine_here import engines_here
 from safetensors.torch import load_file, save_file
 
 from vnext import LLM, SamplingParams
+from vnext.api.training import Trainer
 from vnext.kernels import derivatives
 from vnext.kernels.cpu import native
 from vnext.kernels.table import operations, plain_operations
 from vnext.runtime.processes.launch import DEMO_MODEL
-from vnext.training import Trainer
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "models"))  # family_cases is shared with the models' tests
 from family_cases import save_case  # noqa: E402
@@ -82,7 +82,7 @@ def test_plain_torch_has_other_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     """What trainers usually compute with: the comparison sees its rounding."""
     answers, theirs = rollouts(DEMO_MODEL, "bfloat16")
     trainer = Trainer(DEMO_MODEL, "bfloat16")
-    monkeypatch.setattr("vnext.training.operations", lambda device: plain_operations())
+    monkeypatch.setattr("vnext.api.training.operations", lambda device: plain_operations())
     assert unequal(trainer.logprobs(PROMPTS, answers), theirs) > 20
     monkeypatch.undo()
     assert operations("cpu") is not plain_operations()

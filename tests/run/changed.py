@@ -1,7 +1,7 @@
 """Changed: the test files that can notice what has changed since a commit, for `scripts/test.sh --changed`.
 
 Owns the graph of the tree. An arrow goes from a Python file to each file that it imports, anywhere in it, and to each module that
-a string of it names (`python -m vnext.cli`, targets of monkeypatch). A test is chosen if it reaches a changed file, or if it or a
+a string of it names (`python -m vnext.commands.cli`, targets of monkeypatch). A test is chosen if it reaches a changed file, or if it or a
 helper that it reaches names one. What a string is put together from is not seen: at landing the whole suite runs.
 
     python tests/run/changed.py [COMMIT]     one path a line, "tests" for all; COMMIT is `main` if none is given
@@ -21,10 +21,10 @@ ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = ("vnext", "tests", "scripts", "examples", "perf")
 LOOSE = ("tests", "scripts", "examples")
 """Folders whose files import each other by their bare names."""
-ALWAYS = ("tests/test_tidy.py", "tests/state/test_pure_rooms.py", "tests/test_compiled.py")
+ALWAYS = ("tests/test_tidy.py", "tests/state/test_pure_rooms.py", "tests/base/test_compiled.py")
 """Tests that read the whole tree."""
 EVERYTHING = (
-    "setup.py", "constraints.txt", "MANIFEST.in", "scripts/_setup.sh", "scripts/test.sh", "vnext/__init__.py", "vnext/version.py",
+    "setup.py", "constraints.txt", "MANIFEST.in", "scripts/_setup.sh", "scripts/test.sh", "vnext/__init__.py", "vnext/base/version.py",
     "tests/conftest.py", "tests/run/changed.py",
 )  # fmt: skip
 """Files on which every test rests."""

@@ -10,8 +10,8 @@ import pytest
 from changed import ALWAYS, EVERYTHING, ROOT, Tree, changed_since
 
 FILES = {
-    "vnext/__init__.py": "def __getattr__(name):\n    from vnext.llm import LLM\n",
-    "vnext/llm.py": "from vnext.start import start\n",
+    "vnext/__init__.py": "def __getattr__(name):\n    from vnext.api.llm import LLM\n",
+    "vnext/api/llm.py": "from vnext.start import start\n",
     "vnext/start.py": "start = ['python', '-m', 'vnext.core.main']\n",
     "vnext/core/__init__.py": "",
     "vnext/core/main.py": "def run():\n    from vnext.core import loop\n",

@@ -23,10 +23,10 @@ from forking_program import serve
 from rank_sums import same_bits, tree_sum, values
 from ring_killing import Stepper, die_at, finished, fork
 
-from vnext.runtime.collectives import shared_group
-from vnext.runtime.collectives.errors import RankLost
-from vnext.runtime.collectives.exchange_memory import Exchange, ExchangeFile
-from vnext.runtime.collectives.shared_group import SharedGroup
+from vnext.runtime.transport.collectives import shared_group
+from vnext.runtime.transport.collectives.errors import RankLost
+from vnext.runtime.transport.collectives.exchange_memory import Exchange, ExchangeFile
+from vnext.runtime.transport.collectives.shared_group import SharedGroup
 
 COUNTS = (5, 600, 1500, 40)  # one-shot, two-shot, two pieces, one-shot
 TRACED = {"compiled": "/vnext/runtime/collectives/shared_group.py", "plain": "/vnext/runtime/"}

@@ -19,11 +19,11 @@ import torch
 from forking_program import serve
 from rank_sums import same_bits, tree_sum, values
 
-from vnext.runtime.collectives import shared_group
-from vnext.runtime.collectives.errors import RankLost
-from vnext.runtime.collectives.exchange_memory import Exchange, ExchangeFile
-from vnext.runtime.collectives.shared_group import SharedGroup
 from vnext.runtime.processes import futex
+from vnext.runtime.transport.collectives import shared_group
+from vnext.runtime.transport.collectives.errors import RankLost
+from vnext.runtime.transport.collectives.exchange_memory import Exchange, ExchangeFile
+from vnext.runtime.transport.collectives.shared_group import SharedGroup
 
 CAPACITY_BYTES = 4096
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)

@@ -12,7 +12,7 @@ import msgspec
 import zmq
 
 from vnext.runtime.client.client import EngineClient
-from vnext.runtime.messages import (
+from vnext.runtime.protocol.messages import (
     AbortRequests,
     ClientMessage,
     EngineDied,

@@ -8,7 +8,7 @@ from functools import partial
 
 from tests.runtime.fake_engine import wait_until
 from vnext.runtime.client.client_sync import SyncEngineClient
-from vnext.runtime.messages import RequestOutput
+from vnext.runtime.protocol.messages import RequestOutput
 
 Heard = dict[str, list[RequestOutput]]
 

@@ -22,12 +22,12 @@ from pathlib import Path
 from typing import Any
 
 from vnext.runtime.processes import file_locks, futex
-from vnext.runtime.ring import reader as ring_reader, writer as ring_writer
-from vnext.runtime.ring.common import RingClosed, look
-from vnext.runtime.ring.memory import Segment
-from vnext.runtime.ring.memory_plain import LINE_BYTES, Presence, padded
-from vnext.runtime.ring.reader import RingReader
-from vnext.runtime.ring.writer import RingWriter
+from vnext.runtime.transport.ring import reader as ring_reader, writer as ring_writer
+from vnext.runtime.transport.ring.common import RingClosed, look
+from vnext.runtime.transport.ring.memory import Segment
+from vnext.runtime.transport.ring.memory_plain import LINE_BYTES, Presence, padded
+from vnext.runtime.transport.ring.reader import RingReader
+from vnext.runtime.transport.ring.writer import RingWriter
 
 FORMS = {"chosen": None, "plain": futex.choose_wait_method(), "polling": futex.SleepPoll()}
 CAPACITY_BYTES = 512

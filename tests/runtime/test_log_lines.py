@@ -11,8 +11,8 @@ from datetime import datetime
 import pytest
 from hypothesis import given, strategies as st
 
-from vnext.runtime import log_lines
-from vnext.runtime.log_lines import LINE_BYTES_MAX, ChildLines, JsonFormatter, line
+from vnext.runtime.protocol import log_lines
+from vnext.runtime.protocol.log_lines import LINE_BYTES_MAX, ChildLines, JsonFormatter, line
 
 FIELDS = {"timestamp", "level", "logger", "process", "pid", "message"}
 
@@ -66,7 +66,7 @@ def test_text_passes_unchanged_and_at_once() -> None:
 
 PROGRAM = """
 import logging, sys, threading, warnings
-from vnext.runtime.log_lines import begin
+from vnext.runtime.protocol.log_lines import begin
 from vnext.runtime.processes.subprocesses import start_child
 begin("launcher", sys.argv[1], "info", "%(message)s")
 logging.getLogger("a").info("said", extra={"request_id": "r-1"})

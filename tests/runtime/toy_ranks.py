@@ -6,8 +6,8 @@ import msgspec
 import numpy as np
 
 from vnext.log import snapshot
-from vnext.runtime.messages import RankMessage, RankReady, StepResult
-from vnext.runtime.ring.broadcast import BeginFrom, decode_events
+from vnext.runtime.protocol.messages import RankMessage, RankReady, StepResult
+from vnext.runtime.transport.ring.broadcast import BeginFrom, decode_events
 from vnext.state.digest import details, digest, histories
 from vnext.state.events import EngineStarted, StepCommitted, StepPlanned, pack_tokens
 from vnext.state.reduce import reduce, start

@@ -12,15 +12,15 @@ import torch
 from llguidance import LLMatcher
 from tokenizers import Tokenizer
 
+from tests.sim.scenario_draw import draw_constraint
 from vnext.runtime.processes.launch import DEMO_MODEL
 from vnext.sampling.constraint import COMPILED_MAX, Matcher, Vocabulary
 from vnext.sampling.draw import draw_by_inversion
 from vnext.sampling.inputs import Allowed, SamplingInputs
 from vnext.sampling.sampling import sample
-from vnext.sched.sim import toy_grammar
-from vnext.sched.sim.rng import Rng
-from vnext.sched.sim.scenario_draw import draw_constraint
-from vnext.sched.sim.toy_grammar import ToyVocabulary
+from vnext.sim import toy_grammar
+from vnext.sim.rng import Rng
+from vnext.sim.toy_grammar import ToyVocabulary
 from vnext.state.params import Constraint
 
 TOKENIZER = Tokenizer.from_file(str(DEMO_MODEL / "tokenizer.json"))

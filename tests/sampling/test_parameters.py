@@ -9,14 +9,21 @@ from typing import get_type_hints
 import msgspec
 import pytest
 
-from vnext.chat.conversation import SETTABLE
-from vnext.compiled import StaleModule
+from vnext.base.compiled import StaleModule
+from vnext.commands.chat.conversation import SETTABLE
 from vnext.kernels.cpu import native
 from vnext.kernels.cpu.sampling import require_columns
 from vnext.runtime.batch.fed import NAMES
 from vnext.runtime.gpu.sampling_updates import FLOATS, LONGS
+from vnext.runtime.protocol.sampling_params import (
+    IN_CHECKPOINT,
+    InvalidRequest,
+    SamplingDefaults,
+    SamplingParams,
+    to_sampling,
+    validate,
+)
 from vnext.sampling.inputs import Penalties, SamplingInputs
-from vnext.sampling_params import IN_CHECKPOINT, InvalidRequest, SamplingDefaults, SamplingParams, to_sampling, validate
 from vnext.server.context.openai_types import ChatBody, CompletionBody, GenerationBody, sampling_params
 from vnext.state.params import (
     CHOOSING,

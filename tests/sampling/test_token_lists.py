@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from llguidance import LLMatcher
 
-from vnext.runtime.core.clients import constraint_refusal
+from vnext.runtime.engine.clients import constraint_refusal
 from vnext.runtime.processes.launch import DEMO_MODEL
 from vnext.sampling.constraint import Matcher, Vocabulary
 from vnext.state.config import SchedulerConfig

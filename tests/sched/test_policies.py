@@ -10,12 +10,12 @@ import pytest
 from core_drive import Engine, check_decision
 from log_drive import record, small_config
 
+from tests.sim.scenario_draw import scenario
 from vnext.replay.cli.main import main
 from vnext.sched import ranking
 from vnext.sched.policies import BUILT_IN, SAMPLES, Candidate, PolicyError, policy_of
 from vnext.sched.schedule import schedule
-from vnext.sched.sim.scenario_draw import scenario
-from vnext.sched.sim.simulator import simulate
+from vnext.sim.simulator import simulate
 from vnext.state.digest import digest
 from vnext.state.store.clients import services
 
@@ -98,7 +98,7 @@ def test_what_cannot_work_is_refused_at_the_start(name: str, words: str) -> None
 @pytest.mark.parametrize("function", ["fair_share", "crowd_last", "least_computed", "last_come", "all_equal", "scattered"])
 def test_a_policy_is_found_by_the_name_that_logs_of_simulated_runs_have(function: str) -> None:
     """A log names its policy by module: one that moves leaves the logs that were written before unreadable."""
-    assert policy_of(f"vnext.sched.sim.sample_policies:{function}").__name__ == function
+    assert policy_of(f"vnext.sim.sample_policies:{function}").__name__ == function
 
 
 def test_a_parameter_with_a_default_is_no_second_one() -> None:

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
+from tests.sim.scenario_draw import draw_clients, draw_config
 from vnext.log.snapshot import snapshot
 from vnext.sched import turn
 from vnext.sched.schedule import schedule
-from vnext.sched.sim.rng import Rng
-from vnext.sched.sim.scenario_draw import draw_clients, draw_config
 from vnext.sched.turn import steady_turn
+from vnext.sim.rng import Rng
 from vnext.state.config import SchedulerConfig, Speculation
 from vnext.state.digest import digest
 from vnext.state.events import EngineStarted, PrefixCacheReset, RequestAborted, RequestArrived, StepCommitted, pack_tokens

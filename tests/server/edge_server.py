@@ -16,7 +16,7 @@ from in_thread import InThread
 from toy_tokenizers import byte_level
 
 from vnext.runtime.client.client import EngineClient
-from vnext.runtime.messages import SubmitRequest
+from vnext.runtime.protocol.messages import SubmitRequest
 from vnext.server.app import make_app, make_runner
 from vnext.server.context.server_context import SERVER_CONTEXT, ServerContext, template_of
 from vnext.server.settings import ServerSettings

@@ -15,10 +15,10 @@ import yaml
 from edge_server import EdgeServer
 from fake_engine import wait_until
 
-from vnext.api_servers import GRACE_S
+from vnext.commands.api_servers import GRACE_S
+from vnext.commands.production import FILES_MIN, PROCESSES_MIN
+from vnext.gateway.app import CLEANUP_TIMEOUT_S
 from vnext.options.reader import DoctorCommand, RouterCommand, ServeCommand, parse
-from vnext.production import FILES_MIN, PROCESSES_MIN
-from vnext.router.proxy.app import CLEANUP_TIMEOUT_S
 from vnext.server.settings import ServerSettings
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -163,4 +163,4 @@ def test_the_copied_files_are_enough_to_build_from(tmp_path: Path) -> None:
     assert ran.returncode == 0, ran.stderr
     assert "opentelemetry-sdk" in (tmp_path / "vnext.egg-info" / "requires.txt").read_text()
     listed = (tmp_path / "vnext.egg-info" / "SOURCES.txt").read_text()
-    assert "vnext/server/run.py" in listed and "vnext/runtime/ring/_ring.c" in listed
+    assert "vnext/server/run.py" in listed and "vnext/runtime/transport/ring/_ring.c" in listed

@@ -42,7 +42,7 @@ def lines_of(text: str) -> list[dict[str, Any]]:
 
 
 def started(tmp_path: Path, *arguments: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "vnext.cli", "serve", "--port", "0", "--log-dir", str(tmp_path / "log"), *arguments]
+    command = [sys.executable, "-m", "vnext.commands.cli", "serve", "--port", "0", "--log-dir", str(tmp_path / "log"), *arguments]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)}
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
 

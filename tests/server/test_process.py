@@ -20,8 +20,8 @@ from edge_server import echo_answer
 from fake_engine import FakeEngine, wait_until
 from toy_tokenizers import CHAT_TEMPLATE, byte_level_backend
 
-from vnext.runtime.messages import Hello, SubmitRequest
 from vnext.runtime.processes.subprocesses import Child, start_child
+from vnext.runtime.protocol.messages import Hello, SubmitRequest
 from vnext.server.settings import ServerSettings
 
 ROOT = Path(__file__).parents[2]

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from vnext import production
-from vnext.cli import main
+from vnext.commands import production
+from vnext.commands.cli import main
+from vnext.commands.production import FILES_MIN, GIB, Finding, Host, disk_speed, examine
 from vnext.options.reader import DoctorCommand, parse
-from vnext.production import FILES_MIN, GIB, Finding, Host, disk_speed, examine
 
 GOOD = {
     "proc/meminfo": "MemAvailable: 67108864 kB\nSwapTotal: 0 kB\nHugePages_Total: 0\nHugepagesize: 2048 kB",

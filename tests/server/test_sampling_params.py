@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from vnext.sampling_params import InvalidRequest, SamplingParams, answer_seed, to_sampling, validate
+from vnext.runtime.protocol.sampling_params import InvalidRequest, SamplingParams, answer_seed, to_sampling, validate
 from vnext.state.params import NO_LOGPROBS
 
 VOCAB_SIZE = 100

@@ -20,7 +20,7 @@ from edge_server import EdgeServer
 from fake_engine import wait_until
 
 from vnext.runtime.client.client import EngineClient
-from vnext.runtime.messages import RequestOutput, SubmitRequest
+from vnext.runtime.protocol.messages import RequestOutput, SubmitRequest
 from vnext.server.http import streaming
 from vnext.server.http.streaming import FRAMES_MAX
 from vnext.server.run import drain

@@ -13,11 +13,9 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from vnext.sched.sim import copying
-from vnext.sched.sim.checks.accounting import Accounting
-from vnext.sched.sim.checks.errors import Divergence
-from vnext.sched.sim.copying import copy_of
-from vnext.sched.sim.crashes import (
+from tests.sim import copying
+from tests.sim.copying import copy_of
+from tests.sim.crashes import (
     KINDS,
     Branching,
     CrashFailed,
@@ -28,14 +26,16 @@ from vnext.sched.sim.crashes import (
     require_alike,
     story_of,
 )
-from vnext.sched.sim.rank import Rank
-from vnext.sched.sim.rng import Rng
-from vnext.sched.sim.scenario_draw import scenario
-from vnext.sched.sim.seeds import Form
-from vnext.sched.sim.simulator import Simulation
-from vnext.sched.sim.streams import Streams
-from vnext.sched.sim.tier import SimTier
-from vnext.sched.sim.toy import Answer
+from tests.sim.scenario_draw import scenario
+from tests.sim.seeds import Form
+from vnext.sim.checks.accounting import Accounting
+from vnext.sim.checks.errors import Divergence
+from vnext.sim.rank import Rank
+from vnext.sim.rng import Rng
+from vnext.sim.simulator import Simulation
+from vnext.sim.streams import Streams
+from vnext.sim.tier import SimTier
+from vnext.sim.toy import Answer
 from vnext.state.digest import digest
 from vnext.state.errors import IllegalEvent, LawBroken
 

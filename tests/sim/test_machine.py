@@ -8,13 +8,13 @@ from core_drive import arrival_of, config_of, started_with
 from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from vnext.sched.sim.checks.contents import contents
-from vnext.sched.sim.checks.plain_state import PlainState
-from vnext.sched.sim.core import Core
-from vnext.sched.sim.illegal_events import illegal_event, strange_plan
-from vnext.sched.sim.rank import Rank
-from vnext.sched.sim.rng import Rng
-from vnext.sched.sim.sample_policies import POLICIES
+from vnext.sim.checks.contents import contents
+from vnext.sim.checks.plain_state import PlainState
+from vnext.sim.core import Core
+from vnext.sim.illegal_events import illegal_event, strange_plan
+from vnext.sim.rank import Rank
+from vnext.sim.rng import Rng
+from vnext.sim.sample_policies import POLICIES
 from vnext.state.digest import digest
 from vnext.state.events import AnyEvent, PrefixCacheReset, RequestAborted
 from vnext.state.feasibility import refusal

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from vnext.router.policies import POLICIES
-from vnext.sched.sim.routing import RoutingStory
+from tests.sim.routing import RoutingStory
+from vnext.routing.policies import POLICIES
 
 sys.path.insert(0, str(Path(__file__).parent / "planted"))
 from planted_router_bugs import ROUTER_BUGS  # noqa: E402

@@ -6,10 +6,10 @@ import msgspec
 import pytest
 from core_drive import Engine
 
-from vnext.sched.sim.checks.client_laws import ClientBook
-from vnext.sched.sim.checks.plain_state import PlainState
-from vnext.sched.sim.scenario_draw import scenario
-from vnext.sched.sim.simulator import simulate
+from tests.sim.scenario_draw import scenario
+from vnext.sim.checks.client_laws import ClientBook
+from vnext.sim.checks.plain_state import PlainState
+from vnext.sim.simulator import simulate
 from vnext.state.errors import LawBroken
 
 replace = msgspec.structs.replace

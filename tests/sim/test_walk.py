@@ -12,9 +12,9 @@ import msgspec
 import pytest
 from walking import FIRST_SEED, PARTS, WALKED, walk_part
 
-from vnext.sched.sim import core
-from vnext.sched.sim.checks.plain_state import PlainState
-from vnext.sched.sim.seeds import Form, run_seed
+from tests.sim.seeds import Form, run_seed
+from vnext.sim import core
+from vnext.sim.checks.plain_state import PlainState
 from vnext.state import allocate, reduce as reducer
 from vnext.state.errors import LawBroken
 from vnext.state.events import AnyEvent

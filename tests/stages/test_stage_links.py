@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from vnext.runtime.collectives.errors import RankLost
+from vnext.runtime.protocol.settings import RankSettings
 from vnext.runtime.rank.stage_links import StageLinks, StagePlace, stage_place
-from vnext.runtime.settings import RankSettings
+from vnext.runtime.transport.collectives.errors import RankLost
 
 
 def settings(rank: int, world_size: int, stages: int, meeting: Path | str = "") -> RankSettings:

@@ -11,7 +11,7 @@ from engine_here import engines_here
 from vnext import LLM, SamplingParams
 from vnext.kernels.cpu import native
 from vnext.replay.cli.main import main as replay
-from vnext.sampling_params import StructuredOutputsParams
+from vnext.runtime.protocol.sampling_params import StructuredOutputsParams
 
 pytestmark = pytest.mark.skipif(not native.is_built(), reason="the CPU's kernels are not built here: no C++ compiler was found")
 Answer = tuple[list[int], object]

@@ -1,4 +1,4 @@
-"""vnext/state, vnext/log and vnext/sched are pure: what they import, call and iterate over, read from their source and in a process."""
+"""vnext/state, vnext/log, vnext/sched and vnext/sim are pure: what they import, call and iterate over, read from their source and in a process."""
 
 from __future__ import annotations
 
@@ -13,23 +13,27 @@ import msgspec
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PURE_ROOMS = ("state", "log", "sched")
+PURE_ROOMS = ("state", "log", "sched", "sim")
+STORIES = ("copying", "crashes", "routing", "scenario_draw", "seeds")
+"""Files of tests/sim that are as pure as the simulator that they drive."""
+SEEN_BY = {"sched": {"log"}, "sim": {"log", "sched", "sim"}}
 PURE_IMPORTS = {
     "__future__", "array", "bisect", "collections", "dataclasses", "enum", "functools", "hashlib", "heapq", "itertools", "math",
     "operator", "struct", "types", "typing", "zlib", "msgspec", "numpy", "xxhash",
 }  # fmt: skip
 # What single files may import beside these, with the reason.
 EXTRA_IMPORTS = {
-    "sched/sim/copying.py": {"vnext.sampling.constraint", "pathlib"},  # knows what a story holds
+    "tests/sim/copying.py": {"vnext.sampling.constraint", "pathlib"},  # knows what a story holds
     "sched/policies.py": {"contextlib", "importlib", "inspect", "re", "sys"},  # finds the policy that a configuration names
-    "sched/sim/routing.py": {"vnext.router.policies", "vnext.router.prompts", "vnext.router.router"},  # what it simulates
-    "sched/sim/rank.py": {"vnext.sampling.constraint"},  # folds the grammars that ranks fold
-    "sched/sim/toy_grammar.py": {"vnext.sampling.constraint", "ctypes", "pathlib"},  # stands in for a tokenizer and for llguidance
+    "tests/sim/routing.py": {"vnext.routing.policies", "vnext.routing.prompts", "vnext.routing.router"},  # what it simulates
+    "sim/rank.py": {"vnext.sampling.constraint"},  # folds the grammars that ranks fold
+    "sim/toy_grammar.py": {"vnext.sampling.constraint", "ctypes", "pathlib"},  # stands in for a tokenizer and for llguidance
 }
-EXTRA_CALLS = {"sched/sim/copying.py": {"id"}}  # which objects it has copied; no number reaches a result
+EXTRA_CALLS = {"tests/sim/copying.py": {"id"}}  # which objects it has copied; no number reaches a result
 IMPURE_CALLS = {"hash", "id", "open", "input", "print", "eval", "exec", "globals", "__import__"}
 ORDERED_BY = {"list", "tuple", "iter", "enumerate", "zip", "map", "filter", "array", "fromiter", "join", "dict", "fromkeys"}
 FILES = [path for room in PURE_ROOMS for path in sorted((ROOT / "vnext" / room).rglob("*.py"))]
+FILES += [ROOT / "tests" / "sim" / f"{name}.py" for name in STORIES]
 
 
 def impurities(tree: ast.Module, room: str) -> Iterator[str]:
@@ -51,12 +55,17 @@ def impurities(tree: ast.Module, room: str) -> Iterator[str]:
 
 
 def place(path: Path) -> str:
-    """Room and file, such as "sched/sim/rank.py"."""
-    return path.relative_to(ROOT / "vnext").as_posix()
+    """Room and file, such as "sim/rank.py"."""
+    return path.relative_to(ROOT).as_posix().removeprefix("vnext/")
+
+
+def room_of(path: Path) -> str:
+    return "sim" if path.stem in STORIES else place(path).split("/")[0]
 
 
 def allowed(module: str, room: str) -> bool:
-    rooms = {"vnext.state", "vnext.compiled", f"vnext.{room}"} | ({"vnext.log"} if room == "sched" else set())
+    rooms = {"vnext.state", "vnext.base.compiled", f"vnext.{room}", *(f"vnext.{each}" for each in SEEN_BY.get(room, ()))}
+    rooms |= {f"tests.sim.{name}" for name in STORIES if room == "sim"}
     return module.split(".")[0] in PURE_IMPORTS or any(f"{module}.".startswith(f"{name}.") for name in rooms)
 
 
@@ -107,13 +116,13 @@ def is_set(node: ast.expr, names: set[str]) -> bool:
 def test_a_pure_file_is_pure(path: Path) -> None:
     extra = EXTRA_IMPORTS.get(place(path), set())
     calls = {f"calls {name}()" for name in EXTRA_CALLS.get(place(path), ())}
-    found = impurities(ast.parse(path.read_text()), place(path).split("/")[0])
+    found = impurities(ast.parse(path.read_text()), room_of(path))
     assert [line for line in found if line.split(": imports ")[-1] not in extra and line.split(": ")[-1] not in calls] == []
 
 
 WRONG = [
     "import time", "import random", "import os", "from os import environ", "import socket", "import uuid", "import torch",
-    "import zmq", "import asyncio", "import datetime", "import secrets", "import vnext.runtime.core.engine_core",
+    "import zmq", "import asyncio", "import datetime", "import secrets", "import vnext.runtime.engine.engine_core",
     "from vnext.sched import schedule", "x = hash('a')", "x = id(3)", "x = open('a')", "import numpy as np\nnp.random.rand()",
     "def f():\n    s = {1, 2}\n    return [x for x in s]", "def f(a):\n    for x in set(a):\n        g(x)",
     "def f(a, b):\n    return tuple(set(a) - set(b))", "def f(a):\n    return [*{y for y in a}]", "def f():\n    global g",
@@ -145,7 +154,7 @@ print(*sorted(set(sys.modules) & {forbidden}))
     ("rooms", "forbidden"),
     [
         (("state", "log", "sched", "replay"), {"torch", "zmq", "aiohttp", "tokenizers", "transformers"}),
-        (("state", "log", "sched"), {"torch", "zmq", "asyncio", "rich"}),
+        (("state", "log", "sched", "sim"), {"torch", "zmq", "asyncio", "rich"}),
     ],
 )
 def test_pure_rooms_load_nothing_heavy(rooms: tuple[str, ...], forbidden: set[str]) -> None:
@@ -157,7 +166,7 @@ def test_pure_rooms_load_nothing_heavy(rooms: tuple[str, ...], forbidden: set[st
 @pytest.mark.parametrize("path", FILES, ids=lambda path: place(path))
 def test_structs_are_frozen(path: Path) -> None:
     """Every struct of the pure rooms is a value."""
-    dotted = place(path).removesuffix(".py").replace("/", ".")
-    module = importlib.import_module(f"vnext.{dotted}".removesuffix(".__init__"))
+    dotted = path.relative_to(ROOT).as_posix().removesuffix(".py").replace("/", ".")
+    module = importlib.import_module(dotted.removesuffix(".__init__"))
     structs = [value for value in vars(module).values() if isinstance(value, type) and issubclass(value, msgspec.Struct)]
     assert [struct.__name__ for struct in structs if not struct.__struct_config__.frozen] == []

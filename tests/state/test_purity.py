@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 from core_drive import arrival_of
 
+from tests.sim.scenario_draw import scenario
 from vnext.replay.reading.state_view import view
 from vnext.sched.schedule import schedule
-from vnext.sched.sim.scenario_draw import scenario
-from vnext.sched.sim.simulator import simulate
+from vnext.sim.simulator import simulate
 from vnext.state import allocate, reduce as reducer
 from vnext.state.digest import digest, parts
 from vnext.state.events import AnyEvent, StepCommitted, pack_tokens
@@ -171,8 +171,8 @@ def digests(events: tuple[AnyEvent, ...]) -> list[int]:
 
 CHILD = """
 import sys
-from vnext.sched.sim.scenario_draw import scenario
-from vnext.sched.sim.simulator import simulate
+from tests.sim.scenario_draw import scenario
+from vnext.sim.simulator import simulate
 from vnext.state.digest import digest
 from vnext.state.reduce import reduce, start
 import xxhash

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given, strategies as st
 from toy_tokenizers import byte_level
 
-from vnext.runtime.messages import RequestOutput, TokenLogprobs
-from vnext.sampling_params import SamplingParams
+from vnext.runtime.protocol.messages import RequestOutput, TokenLogprobs
+from vnext.runtime.protocol.sampling_params import SamplingParams
 from vnext.state.events import pack_tokens
 from vnext.text.answer import Answer
 

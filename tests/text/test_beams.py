@@ -7,8 +7,8 @@ import math
 
 import pytest
 
-from vnext.runtime.messages import RequestOutput, SubmitRequest, TokenLogprobs
-from vnext.sampling_params import BeamSearchParams
+from vnext.runtime.protocol.messages import RequestOutput, SubmitRequest, TokenLogprobs
+from vnext.runtime.protocol.sampling_params import BeamSearchParams
 from vnext.state.events import unpack_tokens
 from vnext.text.beams import BeamSearch
 
@@ -54,7 +54,7 @@ def score(found: tuple[int, ...], penalty: float) -> float:
 @pytest.mark.parametrize("length", [1, 2, 5])
 def test_a_wide_search_finds_the_best_answers_of_all(penalty: float, length: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also one that is wider than clients may ask for."""
-    monkeypatch.setattr("vnext.sampling_params.BEAM_WIDTH_MAX", 2**length)
+    monkeypatch.setattr("vnext.runtime.protocol.sampling_params.BEAM_WIDTH_MAX", 2**length)
     params = BeamSearchParams(beam_width=2**length, max_tokens=length, length_penalty=penalty)
     best = sorted(all_answers(length), key=lambda found: score(found, penalty), reverse=True)[: 2**length]
     found = [tuple(unpack_tokens(output.tokens).tolist()) for output in run(params)[0]]

@@ -10,12 +10,12 @@ import pytest
 import transformers
 from toy_tokenizers import SPECIAL, byte_level_backend
 
+from vnext.base.tokenizer_files import end_token, tokenizer_json
 from vnext.models.config.model_config import load_config
 from vnext.runtime.processes.launch import DEMO_MODEL
 from vnext.sampling.constraint import Vocabulary
 from vnext.text.files import CheckpointUnreadable
 from vnext.text.tokenizer import Tokenizer
-from vnext.tokenizer_files import end_token, tokenizer_json
 
 IM, END, TOOL = "<|im_start|>", "<|im_end|>", "<tool_call>"
 COUNT = byte_level_backend().get_vocab_size()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from vnext.sampling_params import InvalidRequest
+from vnext.runtime.protocol.sampling_params import InvalidRequest
 from vnext.text.template import ChatTemplate, TemplateSlow, TemplateUnreadable
 
 MESSAGES = [{"role": "user", "content": "<b>hi</b>"}]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from vnext.compiled import load
+from vnext.base.compiled import load
 from vnext.log import log_plain, skimming
 
 _PLAIN = {**vars(log_plain), **vars(skimming)}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from vnext.compiled import load
+from vnext.base.compiled import load
 from vnext.log import open_blocks_plain
 from vnext.log.pseudonyms import SECRET_SIZE_BYTES
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from vnext.options.hints import close_to
+from vnext.base.spelling import close_to
 
 COMMANDS = ("serve", "chat", "batch", "restart", "router", "doctor")
-PROGRAMS = {"bench": "vnext.bench.cli", "replay": "vnext.replay.cli.main"}
+PROGRAMS = {"bench": "vnext.commands.bench.cli", "replay": "vnext.replay.cli.main"}
 """Commands that are separate programs too: `vnext bench` is `vnext-bench`."""
 HELP, VERSION = "help", "version"
 CUTOFF = 0.75

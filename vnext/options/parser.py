@@ -19,8 +19,8 @@ from vnext.options.settings_check import checked
 from vnext.options.sources import SourcedValue, from_environment, from_file, known_environment, takes_several, unknown_variables
 from vnext.options.spellings import SIZES, size_text
 from vnext.options.table import CONFIG, MODEL, Option, as_flags, every_option
-from vnext.runtime.log_lines import line
-from vnext.runtime.settings import SettingsError
+from vnext.runtime.protocol.log_lines import line
+from vnext.runtime.protocol.settings import SettingsError
 
 EPILOG = (
     "You can also set each option in the YAML file of --config, as `max-model-len: 4096`, or in the environment, as "

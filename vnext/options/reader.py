@@ -14,6 +14,8 @@ from typing import Any, NoReturn
 
 import msgspec
 
+from vnext.base.version import __version__
+from vnext.gateway.settings import RouterSettings
 from vnext.options.commands import HELP, PROGRAMS, VERSION, unknown_word
 from vnext.options.parser import Given, Parser
 from vnext.options.settings_check import engine_settings
@@ -30,10 +32,8 @@ from vnext.options.table import (
     STATE_VARIABLE,
     options_of,
 )
-from vnext.router.proxy.settings import RouterSettings
-from vnext.runtime.settings import EngineSettings, SettingsError
+from vnext.runtime.protocol.settings import EngineSettings, SettingsError
 from vnext.server.settings import ServerSettings
-from vnext.version import __version__
 
 PRODUCTION = ("log_dir", "host", "port")
 """What `vnext doctor --production` asks of a server's options."""

@@ -10,10 +10,10 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
+from vnext.base.spelling import close_to
 from vnext.options.foreign import FOREIGN
-from vnext.options.hints import close_to
 from vnext.options.table import API_KEY_VARIABLE, PREFIX, Option
-from vnext.runtime.settings import SettingsError
+from vnext.runtime.protocol.settings import SettingsError
 
 VLLM_API_KEY = "VLLM_API_KEY"
 

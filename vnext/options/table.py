@@ -14,9 +14,9 @@ from typing import Any, NamedTuple, get_type_hints
 
 import msgspec
 
-from vnext.router.policies import DEFAULT_POLICY
-from vnext.router.proxy.settings import PolicyName
-from vnext.runtime.settings import EngineSettings
+from vnext.gateway.settings import PolicyName
+from vnext.routing.policies import DEFAULT_POLICY
+from vnext.runtime.protocol.settings import EngineSettings
 from vnext.server.example import KEY_VARIABLE as API_KEY_VARIABLE
 from vnext.server.settings import ServerSettings
 

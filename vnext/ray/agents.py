@@ -13,14 +13,14 @@ import threading
 import msgspec
 from ray.util import get_node_ip_address
 
-from vnext.exits import FAILED
-from vnext.runtime.core.executor import MpExecutor
+from vnext.base.exits import FAILED
+from vnext.base.version import __version__
+from vnext.runtime.engine.executor import MpExecutor
 from vnext.runtime.hosts.agent import Agent
 from vnext.runtime.hosts.wire import WireRefused
 from vnext.runtime.processes.launch import StartRefused, find_model
 from vnext.runtime.processes.run_dir import RunDir
-from vnext.runtime.settings import EngineSettings
-from vnext.version import __version__
+from vnext.runtime.protocol.settings import EngineSettings
 
 log = logging.getLogger(__name__)
 

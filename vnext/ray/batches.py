@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from vnext.llm import LLM
-from vnext.sampling_params import SamplingParams
+from vnext.api.llm import LLM
+from vnext.runtime.protocol.sampling_params import SamplingParams
 
 
 class Answers:

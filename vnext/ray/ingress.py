@@ -2,7 +2,7 @@
 
 Owns each request until its end. One whose replica ends before the client has a byte is asked again, through the handle, by which
 Serve's router chooses another replica, or waits for the one that Serve starts in place of the lost one. A stream goes on as behind
-`vnext router` (router/proxy/outgoing.py): at a replica with the same fingerprint, from where the client is.
+`vnext router` (gateway/outgoing.py): at a replica with the same fingerprint, from where the client is.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from ray.serve.handle import DeploymentHandle
 from starlette.requests import Request
 from starlette.responses import StreamingResponse
 
+from vnext.gateway.asked import SEED_HEADER, goes_on, read_asked
+from vnext.gateway.continuing import SHOWN
+from vnext.gateway.headers import Pairs
+from vnext.gateway.outgoing import CONTINUED_MAX, EVENTS, PAUSE_S, WHOLE_BYTES_MAX, Failed, Outgoing
 from vnext.ray.routing import REQUEST_ID
-from vnext.router.proxy.asked import SEED_HEADER, goes_on, read_asked
-from vnext.router.proxy.continuing import SHOWN
-from vnext.router.proxy.headers import Pairs
-from vnext.router.proxy.outgoing import CONTINUED_MAX, EVENTS, PAUSE_S, WHOLE_BYTES_MAX, Failed, Outgoing
 
 WAIT_S = 120.0
 """For a replica that can go on with a stream: Serve may have to start one, and that one loads its model."""

@@ -25,13 +25,13 @@ from ray.util import get_node_ip_address
 from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from vnext.exits import DONE, REFUSED
+from vnext.base.exits import DONE, REFUSED
+from vnext.base.version import __version__
 from vnext.ray.agents import NodeAgent
 from vnext.runtime.hosts.placer import PlacerSettings
 from vnext.runtime.processes.rank_processes import cpus_of
 from vnext.runtime.processes.subprocesses import enter_child
-from vnext.runtime.settings import EngineSettings
-from vnext.version import __version__
+from vnext.runtime.protocol.settings import EngineSettings
 
 JOIN_TIMEOUT_S = 30.0
 ROOM_TIMEOUT_S = 60.0

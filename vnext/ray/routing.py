@@ -1,6 +1,6 @@
 """The request router of vnext's deployment in Ray Serve: vnext's policies on exact views of the replicas.
 
-Owns one follower for each replica, which folds the event stream of its server (vnext/router/view.py). Implements Ray Serve's
+Owns one follower for each replica, which folds the event stream of its server (vnext/routing/view.py). Implements Ray Serve's
 RequestRouter, which asks it for each request, in the process that has the deployment's handle. A replica that is not followed yet
 gets requests only where none is.
 """
@@ -15,13 +15,13 @@ from contextlib import suppress
 import aiohttp
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
-from vnext.router.policies import DEFAULT_POLICY, Arriving, Candidate, require_policy, route
-from vnext.router.prompts import Prompt
-from vnext.router.proxy.asked import Asked, read_asked
-from vnext.router.proxy.exchange import KINDS
-from vnext.router.proxy.tokens import TEXT_BYTES_MIN, text_prompt, token_prompt
-from vnext.router.router import BLIND
-from vnext.router.view import View
+from vnext.gateway.asked import Asked, read_asked
+from vnext.gateway.exchange import KINDS
+from vnext.gateway.tokens import TEXT_BYTES_MIN, text_prompt, token_prompt
+from vnext.routing.policies import DEFAULT_POLICY, Arriving, Candidate, require_policy, route
+from vnext.routing.prompts import Prompt
+from vnext.routing.router import BLIND
+from vnext.routing.view import View
 
 REQUEST_ID = "x-request-id"
 AGAIN_S = 0.25
@@ -59,7 +59,7 @@ class Followed:
 
 
 class ViewRouter(RequestRouter):
-    """Ray Serve's interface; requests are calls of LLMServer.ask. Its one keyword is `policy` (vnext/router/policies.py).
+    """Ray Serve's interface; requests are calls of LLMServer.ask. Its one keyword is `policy` (vnext/routing/policies.py).
     Mutable."""
 
     def initialize_state(self, policy: str = DEFAULT_POLICY) -> None:

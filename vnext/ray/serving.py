@@ -18,15 +18,15 @@ from ray import serve
 from ray.serve.config import RequestRouterConfig
 from ray.util import get_node_ip_address
 
+from vnext.commands.ready_lines import url_of
+from vnext.commands.serve import start
+from vnext.gateway.backend import fingerprint_of
+from vnext.gateway.headers import to_client, to_server
 from vnext.options.reader import ServeCommand
 from vnext.options.settings_check import checked, engine_settings
 from vnext.ray.ingress import Head, Ingress
-from vnext.ready_lines import url_of
-from vnext.router.policies import DEFAULT_POLICY, require_policy
-from vnext.router.proxy.backend import fingerprint_of
-from vnext.router.proxy.headers import to_client, to_server
+from vnext.routing.policies import DEFAULT_POLICY, require_policy
 from vnext.runtime.processes.rank_processes import cpus_of
-from vnext.serve import start
 from vnext.server.settings import ServerSettings
 
 STARTING_POLL_S = 0.05
@@ -113,7 +113,7 @@ def app(
 ) -> serve.Application:
     """The application for `serve.run`: `replicas` servers of one model behind one ingress.
 
-    `policy` is one of vnext/router/policies.py. `options` are those of `vnext serve`, by their long names with underscores. Each
+    `policy` is one of vnext/routing/policies.py. `options` are those of `vnext serve`, by their long names with underscores. Each
     replica reserves a CPU for each thread of its ranks unless `ray_actor_options` says otherwise. Raises SettingsError,
     RoutingPolicyError.
     """

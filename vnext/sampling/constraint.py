@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from vnext.base.tokenizer_files import tokenizer_json
 from vnext.state.params import GRAMMAR_ROW_MAX, Constraint
-from vnext.tokenizer_files import tokenizer_json
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer

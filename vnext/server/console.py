@@ -10,8 +10,8 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from vnext.exits import FAILED
-from vnext.runtime.log_lines import line
+from vnext.base.exits import FAILED
+from vnext.runtime.protocol.log_lines import line
 
 UNWRITTEN = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EPIPE)
 """Errors of an output that takes no more."""

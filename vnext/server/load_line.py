@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Sequence
 
 from aiohttp import web
 
-from vnext.runtime.messages import EngineStats
+from vnext.runtime.protocol.messages import EngineStats
 from vnext.server.context.metrics import EngineFigures
 from vnext.server.context.server_context import SERVER_CONTEXT
 

@@ -15,11 +15,11 @@ from types import FrameType
 import msgspec
 from aiohttp import web
 
-from vnext.exits import DONE, FAILED, REFUSED
-from vnext.runtime import log_lines
+from vnext.base.exits import DONE, FAILED, REFUSED
 from vnext.runtime.client.engines import AnyEngineClient, connect_engines
 from vnext.runtime.client.output_stream import EngineDead, EngineNotStarted
-from vnext.sampling_params import InvalidRequest
+from vnext.runtime.protocol import log_lines
+from vnext.runtime.protocol.sampling_params import InvalidRequest
 from vnext.server import load_line
 from vnext.server.address import AddressUnusable, bind, unusable
 from vnext.server.app import make_app, make_runner

@@ -9,9 +9,9 @@ from typing import Literal
 
 import msgspec
 
-from vnext.router.policies import DEFAULT_POLICY
-from vnext.runtime.settings import LogFormat, Role
-from vnext.sampling_params import SamplingDefaults
+from vnext.routing.policies import DEFAULT_POLICY
+from vnext.runtime.protocol.sampling_params import SamplingDefaults
+from vnext.runtime.protocol.settings import LogFormat, Role
 
 LogLevel = Literal["debug", "info", "warning", "error"]
 

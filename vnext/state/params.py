@@ -1,7 +1,7 @@
 """Sampling: everything that turns one request's logits into tokens, in the form that an event stores.
 
 Owns the table of sampling parameters, `Drawn`. Five things derive from it: the parameters of a request
-(vnext/sampling_params.py), the bodies of the API, the defaults of a checkpoint, the columns of a batch and the
+(vnext/runtime/protocol/sampling_params.py), the bodies of the API, the defaults of a checkpoint, the columns of a batch and the
 arguments of the kernels. Knows nothing of texts: the server handles stop strings and `n`. It sends one request for each
 of the n answers and aborts a request whose text has reached a stop string.
 """

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from vnext.runtime.messages import PromptResult, RequestOutput, TokenLogprobs
-from vnext.sampling_params import SamplingParams
+from vnext.runtime.protocol.messages import PromptResult, RequestOutput, TokenLogprobs
+from vnext.runtime.protocol.sampling_params import SamplingParams
 from vnext.text.stops import StopScanner
 from vnext.text.tokenizer import Tokenizer
 

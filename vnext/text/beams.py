@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
-from vnext.runtime.messages import RequestOutput, SubmitRequest, TokenLogprobs
-from vnext.sampling_params import BeamSearchParams
+from vnext.runtime.protocol.messages import RequestOutput, SubmitRequest, TokenLogprobs
+from vnext.runtime.protocol.sampling_params import BeamSearchParams
 from vnext.state.events import pack_tokens
 from vnext.state.params import Sampling
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from vnext.tokenizer_files import TEMPLATES_FOLDER, tokenizer_settings
+from vnext.base.tokenizer_files import TEMPLATES_FOLDER, tokenizer_settings
 
 TEMPLATE_FILE, PROCESSOR_FILE = "chat_template.jinja", "chat_template.json"
 DEFAULT, WITH_TOOLS = "default", "tool_use"

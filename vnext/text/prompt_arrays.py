@@ -9,8 +9,8 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from vnext.runtime.messages import PromptResult
-from vnext.sampling_params import InvalidRequest
+from vnext.runtime.protocol.messages import PromptResult
+from vnext.runtime.protocol.sampling_params import InvalidRequest
 
 
 def routed_experts(parts: Iterable[PromptResult], count: int) -> np.ndarray | None:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from vnext.runtime.messages import AdapterFiles, PromptResult, RequestOutput, SubmitRequest, TokenLogprobs
-from vnext.sampling_params import InvalidRequest, context_exceeded
+from vnext.runtime.protocol.messages import AdapterFiles, PromptResult, RequestOutput, SubmitRequest, TokenLogprobs
+from vnext.runtime.protocol.sampling_params import InvalidRequest, context_exceeded
 from vnext.state.events import pack_tokens
 from vnext.state.params import POOLINGS, Constraint, Sampling
 

@@ -21,7 +21,7 @@ from jinja2 import nodes
 from jinja2.ext import Extension
 from jinja2.parser import Parser
 
-from vnext.sampling_params import InvalidRequest
+from vnext.runtime.protocol.sampling_params import InvalidRequest
 from vnext.text.dialects import generic
 from vnext.text.dialects.table import dialect_of, shows_tools
 from vnext.text.reasoning import Marks, marks_of

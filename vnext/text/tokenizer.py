@@ -14,6 +14,7 @@ from typing import Any, TypedDict
 import msgspec
 import tokenizers
 
+from vnext.base.tokenizer_files import named_tokens, tokenizer_json
 from vnext.text.decoders import ByteLevel, Decoder, Pieces, read_decoder
 from vnext.text.detokenizer import (
     ByteLevelDetokenizer,
@@ -25,7 +26,6 @@ from vnext.text.detokenizer import (
 )
 from vnext.text.files import DEFAULT, WITH_TOOLS, CheckpointUnreadable, chat_templates, tokenizer_config
 from vnext.text.length_bound import characters_per_token
-from vnext.tokenizer_files import named_tokens, tokenizer_json
 
 PROBE_CHARACTERS_PER_TOKEN = 12  # prose has 3 to 5
 

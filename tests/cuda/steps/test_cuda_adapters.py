@@ -38,7 +38,7 @@ from vnext.runtime.gpu.device_batch import DeviceBatch, HostStep
 from vnext.runtime.gpu.piecewise_graphs import PiecewiseGraphs, Static
 from vnext.runtime.gpu.sampling_updates import Wants
 from vnext.runtime.gpu.steps import DeviceForms
-from vnext.runtime.messages import AdapterFiles
+from vnext.runtime.protocol.messages import AdapterFiles
 from vnext.runtime.rank.gpu_loading import compiler, keep_adapters
 from vnext.sampling.sampling import adjust_by_kernel, choose_by_kernel, keep_allowed_by_kernel
 from vnext.state.events import AdapterLoaded, RequestArrived

@@ -42,7 +42,6 @@ from vnext.kernels.cuda.plan import make_plan
 from vnext.kernels.table import Operations, plain_operations
 from vnext.models.layers.layers import describe_attention
 from vnext.models.layers.sharding import Parallel
-from vnext.runtime.collectives.device_group import DeviceGroup
 from vnext.runtime.gpu.buckets import Shapes
 from vnext.runtime.gpu.cascade import Costs
 from vnext.runtime.gpu.decode_graphs import DecodeGraphs
@@ -52,6 +51,7 @@ from vnext.runtime.gpu.steps import DeviceForms
 from vnext.runtime.processes.determinism import gpu_invariance
 from vnext.runtime.rank.gpu_loading import compiler
 from vnext.runtime.rank.runner import ModelRunner
+from vnext.runtime.transport.collectives.device_group import DeviceGroup
 from vnext.sampling.sampling import adjust_by_kernel, choose_by_kernel
 from vnext.state.events import RequestArrived, pack_tokens
 from vnext.state.params import Sampling

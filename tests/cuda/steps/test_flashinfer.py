@@ -22,8 +22,8 @@ from vnext.kernels.table import plain_operations
 from vnext.runtime.gpu.buckets import Shapes
 from vnext.runtime.gpu.steps import DeviceForms
 from vnext.runtime.processes.determinism import Invariance
+from vnext.runtime.protocol.settings import GpuSettings, SettingsError
 from vnext.runtime.rank import gpu_loading
-from vnext.runtime.settings import GpuSettings, SettingsError
 from vnext.sampling.sampling import sampler_for
 
 

@@ -23,8 +23,8 @@ from vnext.kernels.table import Operations
 from vnext.runtime.gpu.buckets import Shapes
 from vnext.runtime.gpu.steps import DeviceForms
 from vnext.runtime.processes.determinism import Invariance
+from vnext.runtime.protocol.settings import GpuSettings, SettingsError
 from vnext.runtime.rank import gpu_loading
-from vnext.runtime.settings import GpuSettings, SettingsError
 from vnext.sampling.sampling import choose_by_kernel
 
 pytestmark = pytest.mark.filterwarnings("ignore:flex_attention called without")

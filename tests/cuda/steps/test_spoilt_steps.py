@@ -18,8 +18,8 @@ from vnext.kernels.table import Operations
 from vnext.models.layers.sharding import alone
 from vnext.runtime.gpu.buckets import Shapes
 from vnext.runtime.gpu.steps import DeviceForms
+from vnext.runtime.protocol.reasons import NOT_A_NUMBER
 from vnext.runtime.rank.runner import ModelRunner
-from vnext.runtime.reasons import NOT_A_NUMBER
 from vnext.sampling.sampling import adjust_by_kernel, choose_by_kernel, keep_allowed_by_kernel
 from vnext.state.events import RequestArrived
 

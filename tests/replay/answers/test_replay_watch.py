@@ -11,6 +11,7 @@ import pytest
 from log_drive import engine, record, small_config, started
 from msgspec.structs import replace
 
+from tests.sim.scenario_draw import draw_clients, draw_config
 from vnext.log.codec import Frame, SegmentStart
 from vnext.replay.answers.stuck import IDLE_FRAMES, StuckDetector
 from vnext.replay.answers.watch import Watcher, follow
@@ -20,8 +21,7 @@ from vnext.replay.reading.source import open_log
 from vnext.replay.reading.tail import Damaged, Tail
 from vnext.runtime.record.recorder import Recorder
 from vnext.sched.schedule import schedule
-from vnext.sched.sim.rng import Rng
-from vnext.sched.sim.scenario_draw import draw_clients, draw_config
+from vnext.sim.rng import Rng
 from vnext.state.digest import digest
 from vnext.state.events import AnyEvent, EngineStarted, RequestArrived, StepCommitted, StepPlanned, pack_tokens
 from vnext.state.feasibility import refusal

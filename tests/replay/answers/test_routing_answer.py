@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from vnext.replay.cli.main import main
-from vnext.router.decision_file import DecisionFile, files_of
-from vnext.router.decisions import FORMAT_VERSION, Decision, Header, encode_decision, encode_header
-from vnext.router.policies import Arriving, Candidate, route
+from vnext.routing.decision_file import DecisionFile, files_of
+from vnext.routing.decisions import FORMAT_VERSION, Decision, Header, encode_decision, encode_header
+from vnext.routing.policies import Arriving, Candidate, route
 
 
 def replica(hit_tokens: int, waiting_tokens: int, is_ready: bool = True) -> Candidate:

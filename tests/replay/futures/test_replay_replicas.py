@@ -8,7 +8,7 @@ import pytest
 from test_replay_what_if import machine_log, real_config, ring_of
 
 from vnext.replay.cli.main import main
-from vnext.router.policies import POLICIES
+from vnext.routing.policies import POLICIES
 
 
 def asked(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from log_drive import record, small_config
 
+from tests.sim.scenario_draw import scenario
 from vnext.replay.cli.main import main
 from vnext.replay.futures.redecided import (
     answers_of,
@@ -27,8 +28,7 @@ from vnext.replay.futures.to_test import file_text, literal
 from vnext.replay.reading.folding import first_state
 from vnext.replay.reading.source import open_log
 from vnext.replay.reading.verify import verify
-from vnext.sched.sim.scenario_draw import scenario
-from vnext.sched.sim.simulator import simulate
+from vnext.sim.simulator import simulate
 from vnext.state import events as event_types
 from vnext.state.config import SchedulerConfig
 from vnext.state.events import RequestArrived, StepCommitted, StepPlanned, pack_tokens, unpack_tokens

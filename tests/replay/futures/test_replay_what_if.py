@@ -23,10 +23,10 @@ from vnext.replay.futures.what_if_run import as_recorded, rerun, retrace
 from vnext.replay.reading.index import Index
 from vnext.replay.reading.source import UnusableLog, open_log
 from vnext.replay.reading.verify import verify
+from vnext.runtime.protocol.settings import EngineSettings
 from vnext.runtime.record.recorder import Recorder
-from vnext.runtime.settings import EngineSettings
 from vnext.sched.schedule import schedule
-from vnext.sched.sim.rng import Rng
+from vnext.sim.rng import Rng
 from vnext.state.config import SchedulerConfig
 from vnext.state.digest import digest
 from vnext.state.events import AnyEvent, PrefixCacheReset, RequestAborted, RequestArrived, StepCommitted, pack_tokens

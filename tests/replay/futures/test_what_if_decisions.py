@@ -19,7 +19,7 @@ from vnext.replay.futures.what_if import Objective, candidates, ground_of, timed
 from vnext.replay.futures.what_if_run import Ran, as_recorded, rerun, retrace
 from vnext.replay.reading.source import Log, open_log
 from vnext.sched import residency
-from vnext.sched.sim.findings import check_events
+from vnext.sim.findings import check_events
 from vnext.state.block_hash import root_hash
 from vnext.state.config import Speculation
 from vnext.state.events import AdapterLoaded, AnyEvent, PrefixCacheReset, RequestArrived, StepCommitted, pack_tokens

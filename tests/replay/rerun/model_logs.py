@@ -11,14 +11,14 @@ import msgspec
 from vnext.log import codec
 from vnext.log.codec import SegmentHeader
 from vnext.log.reading import read
-from vnext.runtime.core.engine_core import EngineCore
-from vnext.runtime.core.executor import InprocExecutor
-from vnext.runtime.messages import Operate, Operated
-from vnext.runtime.operations import Mode, UpdateWeights
+from vnext.runtime.engine.engine_core import EngineCore
+from vnext.runtime.engine.executor import InprocExecutor
 from vnext.runtime.processes.run_dir import CoreNotes
+from vnext.runtime.protocol.messages import Operate, Operated
+from vnext.runtime.protocol.operations import Mode, UpdateWeights
+from vnext.runtime.protocol.settings import RankSettings
 from vnext.runtime.record.recorder import Recorder
 from vnext.runtime.record.segments import Bounds
-from vnext.runtime.settings import RankSettings
 from vnext.state.config import SchedulerConfig
 from vnext.state.events import (
     AnyEvent,

@@ -15,8 +15,8 @@ from tokenizers import Tokenizer
 from vnext import LLM
 from vnext.replay.cli.main import main as replay
 from vnext.runtime.batch.masks import RowMasks
-from vnext.runtime.messages import SubmitRequest
 from vnext.runtime.processes.launch import DEMO_MODEL
+from vnext.runtime.protocol.messages import SubmitRequest
 from vnext.state.events import pack_tokens
 from vnext.state.params import Constraint, Sampling
 

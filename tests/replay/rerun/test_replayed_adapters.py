@@ -11,15 +11,15 @@ import torch
 from engine_here import engines_here
 from saved_adapters import DEMO, save_adapter
 
+from vnext.api.llm import LLM
 from vnext.kernels.table import chosen_operations, substituted
-from vnext.llm import LLM
-from vnext.lora_request import LoRARequest
 from vnext.replay.cli.main import main
 from vnext.replay.execution.recorded import Asked, Walk
 from vnext.replay.futures.fork import states_at
 from vnext.replay.futures.forking import future_of, future_options
 from vnext.replay.reading.source import open_log
-from vnext.sampling_params import SamplingParams
+from vnext.runtime.protocol.lora_request import LoRARequest
+from vnext.runtime.protocol.sampling_params import SamplingParams
 from vnext.sched import residency
 from vnext.state.events import AdapterEvicted, AdapterLoaded
 

@@ -8,11 +8,11 @@ import pytest
 from engine_here import engines_here
 from saved_adapters import DEMO
 
+from vnext.api.llm import LLM
 from vnext.kernels.table import chosen_operations, substituted
-from vnext.llm import LLM
 from vnext.replay.execution.recorded import Asked, Walk
 from vnext.replay.rerun.tokens import samples_of
-from vnext.sampling_params import SamplingParams, StructuredOutputsParams
+from vnext.runtime.protocol.sampling_params import SamplingParams, StructuredOutputsParams
 
 SCHEMA = {
     "type": "object", "properties": {"name": {"type": "string", "maxLength": 6}, "colour": {"enum": ["red", "green"]}},

@@ -18,8 +18,8 @@ from tokenizers import Tokenizer
 from vnext import LLM
 from vnext.replay.cli.main import main as replay
 from vnext.runtime.batch.masks import RowMasks
-from vnext.runtime.messages import RequestOutput, SubmitRequest
 from vnext.runtime.processes.launch import DEMO_MODEL
+from vnext.runtime.protocol.messages import RequestOutput, SubmitRequest
 from vnext.runtime.rank.runner import ModelRunner
 from vnext.sampling.constraint import Matcher, Vocabulary
 from vnext.state.events import RequestArrived, pack_tokens, unpack_tokens

@@ -18,8 +18,8 @@ from vnext.kernels.table import operations, plain_operations
 from vnext.runtime.batch import prompt_results, prompt_tensors, prompts
 from vnext.runtime.gpu.buckets import Shapes
 from vnext.runtime.gpu.steps import DeviceForms
-from vnext.runtime.messages import PromptResult, TokenLogprobs
 from vnext.runtime.processes.launch import DEMO_MODEL
+from vnext.runtime.protocol.messages import PromptResult, TokenLogprobs
 from vnext.runtime.rank.replica import Rank
 from vnext.runtime.rank.runner import ModelRunner
 from vnext.sampling.sampling import sampler_for

@@ -12,8 +12,8 @@ from fake_engine import FakeEngine, wait_until, with_client
 from vnext.runtime.client.client import EngineClient, EngineDead, Refused
 from vnext.runtime.client.client_sync import SyncEngineClient
 from vnext.runtime.client.connection import MESSAGES_A_TURN
-from vnext.runtime.merged_output import MergedOutput
-from vnext.runtime.messages import Goodbye, Ping, RequestOutput, ResetPrefixCache, SubmitRequest
+from vnext.runtime.protocol.merged_output import MergedOutput
+from vnext.runtime.protocol.messages import Goodbye, Ping, RequestOutput, ResetPrefixCache, SubmitRequest
 from vnext.state.events import pack_tokens, unpack_tokens
 from vnext.state.params import Sampling
 

@@ -15,7 +15,7 @@ from vnext.runtime.client.client import EngineClient, EngineDead
 from vnext.runtime.client.client_sync import SyncEngineClient
 from vnext.runtime.client.live_request import LiveRequest
 from vnext.runtime.client.output_stream import OutputStream
-from vnext.runtime.messages import (
+from vnext.runtime.protocol.messages import (
     EngineDied,
     EngineStats,
     Goodbye,

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from vnext.runtime.client.engines import connect_engines
 from vnext.runtime.client.replicas import Replicas
-from vnext.runtime.messages import AbortRequests, RequestOutput, SubmitRequest
+from vnext.runtime.protocol.messages import AbortRequests, RequestOutput, SubmitRequest
 from vnext.state.events import pack_tokens, unpack_tokens
 from vnext.state.params import NO_POOLING, Sampling
 

@@ -17,7 +17,7 @@ from vnext.runtime.client.engines import connect_engines
 from vnext.runtime.client.output_stream import EngineDead
 from vnext.runtime.client.pending_operations import NotDone
 from vnext.runtime.client.replicas import Replicas, _own
-from vnext.runtime.messages import (
+from vnext.runtime.protocol.messages import (
     SALT_END,
     AbortRequests,
     EngineDied,
@@ -27,7 +27,7 @@ from vnext.runtime.messages import (
     SubmitRequest,
     derived_seed,
 )
-from vnext.runtime.operations import CallRanks, PauseEngine, UpdateWeights
+from vnext.runtime.protocol.operations import CallRanks, PauseEngine, UpdateWeights
 from vnext.runtime.record.retention import PART
 from vnext.state.events import pack_tokens, unpack_tokens
 from vnext.state.params import Sampling

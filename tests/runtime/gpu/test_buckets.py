@@ -9,8 +9,8 @@ from core_drive import Engine
 from vnext.runtime.gpu.buckets import Choice, Shapes, checked_rows, choose_form, default_rows, default_tokens, padded, unit_room
 from vnext.runtime.gpu.cascade import Costs, common_blocks, pays
 from vnext.runtime.gpu.device import Memory
+from vnext.runtime.protocol.settings import SettingsError
 from vnext.runtime.rank.gpu_memory import cache_bytes
-from vnext.runtime.settings import SettingsError
 
 SHAPES = Shapes((1, 2, 4), (16, 24))
 GIB = 2**30

@@ -33,15 +33,15 @@ from vnext.runtime.gpu.buckets import Shapes
 from vnext.runtime.gpu.device import Mark
 from vnext.runtime.gpu.device_batch import DeviceBatch
 from vnext.runtime.gpu.steps import DeviceForms
-from vnext.runtime.messages import AdapterFiles, AdapterRead
 from vnext.runtime.processes.determinism import gpu_invariance
+from vnext.runtime.protocol.messages import AdapterFiles, AdapterRead
 from vnext.runtime.rank.adapters import AdapterSlots
 from vnext.runtime.rank.device_steps import LaterSteps
 from vnext.runtime.rank.gpu_loading import keep_adapters
 from vnext.runtime.rank.gpu_memory import try_largest_step
 from vnext.runtime.rank.runner import ModelRunner
 from vnext.runtime.rank.steps import Computed
-from vnext.runtime.ring.broadcast import ReadAdapter
+from vnext.runtime.transport.ring.broadcast import ReadAdapter
 from vnext.sampling.sampling import sampler_for
 from vnext.state.config import Speculation
 from vnext.state.events import AdapterEvicted, AdapterLoaded, RequestArrived

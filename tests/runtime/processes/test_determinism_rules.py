@@ -15,7 +15,7 @@ from vnext.runtime.processes.determinism import (
     mkl_branch,
     prepare_process,
 )  # fmt: skip
-from vnext.runtime.settings import SettingsError
+from vnext.runtime.protocol.settings import SettingsError
 
 DTYPES = ("float32", "bfloat16", "float16")
 

@@ -25,12 +25,12 @@ from vnext.models.config.adapter_config import adapter_digest
 from vnext.replay.cli.main import main as replay
 from vnext.runtime.client.client_sync import SyncEngineClient
 from vnext.runtime.client.output_stream import EngineDead
-from vnext.runtime.core import process as core_process
-from vnext.runtime.messages import AdapterFiles, EngineStats, SubmitRequest
+from vnext.runtime.engine import process as core_process
 from vnext.runtime.processes.determinism import process_environment
 from vnext.runtime.processes.run_dir import RunDir
 from vnext.runtime.processes.subprocesses import Child, start_child
-from vnext.runtime.settings import CoreSettings, EngineSettings
+from vnext.runtime.protocol.messages import AdapterFiles, EngineStats, SubmitRequest
+from vnext.runtime.protocol.settings import CoreSettings, EngineSettings
 from vnext.state.events import pack_tokens
 from vnext.state.params import Constraint, Sampling
 

@@ -20,20 +20,20 @@ from fake_engine import wait_until
 from llguidance import LLMatcher
 from msgspec.structs import replace
 
-from vnext.exits import FAILED
+from vnext.base.exits import FAILED
 from vnext.kernels.cpu import native
 from vnext.replay.cli.main import main as replay
 from vnext.replay.reading.info import info
 from vnext.replay.reading.source import open_log
 from vnext.runtime.client.client_sync import SyncEngineClient
 from vnext.runtime.client.output_stream import EngineDead
-from vnext.runtime.core.process import run_until
-from vnext.runtime.messages import RequestOutput, SubmitRequest
+from vnext.runtime.engine.process import run_until
 from vnext.runtime.processes.launch import DEMO_MODEL, RunningEngine, StartFailed, find_model, start_engine
 from vnext.runtime.processes.run_dir import REFUSAL
 from vnext.runtime.processes.subprocesses import start_child
-from vnext.runtime.ring.writer import RingWriter
-from vnext.runtime.settings import CoreSettings, EngineSettings
+from vnext.runtime.protocol.messages import RequestOutput, SubmitRequest
+from vnext.runtime.protocol.settings import CoreSettings, EngineSettings
+from vnext.runtime.transport.ring.writer import RingWriter
 from vnext.state.events import pack_tokens
 from vnext.state.params import Constraint, Sampling
 

@@ -15,10 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from vnext.runtime.core.process import leave_on_sigterm
+from vnext.runtime.engine.process import leave_on_sigterm
 from vnext.runtime.processes.inherited import FILES_MAX
 from vnext.runtime.processes.readable import readable
-from vnext.runtime.ring.results import ResultsReceiver, ResultsSender
+from vnext.runtime.transport.ring.results import ResultsReceiver, ResultsSender
 
 ROOT = Path(__file__).resolve().parents[3]
 SELECT_MAX = 1023

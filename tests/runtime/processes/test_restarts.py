@@ -12,12 +12,12 @@ from fake_engine import wait_until
 
 from vnext.runtime.client.client_sync import SyncEngineClient
 from vnext.runtime.client.output_stream import EngineDead
-from vnext.runtime.messages import SubmitRequest
 from vnext.runtime.processes.launch import DEMO_MODEL, start_engine
 from vnext.runtime.processes.run_dir import READY, CoreNotes
 from vnext.runtime.processes.supervisor import Restarts
+from vnext.runtime.protocol.messages import SubmitRequest
+from vnext.runtime.protocol.settings import EngineSettings
 from vnext.runtime.record.held import frames_held
-from vnext.runtime.settings import EngineSettings
 from vnext.state.events import pack_tokens, unpack_tokens
 from vnext.state.params import Sampling
 

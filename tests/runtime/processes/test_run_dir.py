@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[3]
 HOLDER = "from vnext.runtime.processes.run_dir import RunDir; made = RunDir(); print(made.path, flush=True); input()"
 LAUNCHER = """
 from vnext.runtime.processes.launch import DEMO_MODEL, start_engine
-from vnext.runtime.settings import EngineSettings
+from vnext.runtime.protocol.settings import EngineSettings
 starting = start_engine(EngineSettings(log="off", threads=1), DEMO_MODEL)
 print(starting.address, flush=True)
 input()

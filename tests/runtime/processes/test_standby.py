@@ -17,9 +17,9 @@ from vnext.runtime.processes import standby as standby_module
 from vnext.runtime.processes.launch import DEMO_MODEL, RunningEngine, start_engine
 from vnext.runtime.processes.standby import Standby
 from vnext.runtime.processes.subprocesses import Child, start_child, terminate_all
-from vnext.runtime.settings import EngineSettings
+from vnext.runtime.protocol.settings import EngineSettings
 
-CORE, RANK = "vnext.runtime.core.main", "vnext.runtime.rank.main"
+CORE, RANK = "vnext.runtime.engine.main", "vnext.runtime.rank.main"
 
 
 WAIT_S = 60.0

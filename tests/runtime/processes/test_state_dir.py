@@ -11,19 +11,19 @@ from types import SimpleNamespace
 
 import pytest
 
-from vnext import doctor
-from vnext.chat import lines
+from vnext.commands import doctor
+from vnext.commands.chat import lines
+from vnext.commands.restart import listed, servers
 from vnext.kernels.cuda import compiling
 from vnext.options.reader import parse
 from vnext.options.settings_check import engine_settings
 from vnext.replay.cli.exec import _version_of
 from vnext.replay.rerun.model_of_log import folder_of
 from vnext.replay.rerun.numerics import CannotRun
-from vnext.restart import listed, servers
 from vnext.runtime.client.weight_update import file_of
 from vnext.runtime.processes.launch import DEMO_MODEL, StartRefused, find_model, log_directory
 from vnext.runtime.processes.state_dir import state_dir
-from vnext.runtime.settings import EngineSettings, SettingsError
+from vnext.runtime.protocol.settings import EngineSettings, SettingsError
 from vnext.state.events import EngineStarted
 
 USUAL = "~/.local/state/vnext/logs"

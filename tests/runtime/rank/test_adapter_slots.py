@@ -9,7 +9,7 @@ import pytest
 
 from vnext.runtime.rank import adapters
 from vnext.runtime.rank.adapters import AdapterSlots
-from vnext.runtime.ring.broadcast import ReadAdapter
+from vnext.runtime.transport.ring.broadcast import ReadAdapter
 from vnext.state.events import AdapterEvicted, AdapterLoaded
 
 

@@ -23,10 +23,10 @@ from vnext.runtime.batch.step_outputs import StepOutputs
 from vnext.runtime.gpu.buckets import Shapes
 from vnext.runtime.gpu.steps import DeviceSteps, PendingStep
 from vnext.runtime.processes.launch import DEMO_MODEL
+from vnext.runtime.protocol.settings import GpuSettings, RankSettings, SettingsError
 from vnext.runtime.rank import gpu_loading, loading
 from vnext.runtime.rank.device_steps import LaterSteps
 from vnext.runtime.rank.gpu_memory import GRAPH_BYTES, trial_batch, try_largest_step
-from vnext.runtime.settings import GpuSettings, RankSettings, SettingsError
 from vnext.sampling.sampling import sampler_for
 from vnext.state.config import Speculation
 from vnext.state.state import State

@@ -16,11 +16,11 @@ from safetensors.torch import load_file, save_file
 from saved_adapters import save_adapter
 
 from vnext import LLM, SamplingParams
-from vnext.lora_request import LoRARequest
 from vnext.runtime.batch.step_outputs import spoilt_rows
 from vnext.runtime.processes.launch import DEMO_MODEL
+from vnext.runtime.protocol.lora_request import LoRARequest
+from vnext.runtime.protocol.sampling_params import InvalidRequest
 from vnext.runtime.rank.functions import FUNCTIONS
-from vnext.sampling_params import InvalidRequest
 
 NAN = float("nan")
 SENTENCE = r"the model computes what is no number \(NaN\)"

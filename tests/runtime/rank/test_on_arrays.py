@@ -15,7 +15,7 @@ sys.path.append(str(Path(__file__).resolve().parents[2] / "kernels"))
 from cpu_levels import needs_native
 
 from vnext.models.layers import whole_step
-from vnext.runtime.messages import PromptResult
+from vnext.runtime.protocol.messages import PromptResult
 from vnext.runtime.rank.replica import Rank
 from vnext.runtime.rank.runner import ModelRunner
 from vnext.state.config import Speculation

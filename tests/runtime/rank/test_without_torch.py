@@ -48,7 +48,7 @@ import hashlib, json, sys
 from pathlib import Path
 import msgspec
 from vnext.models.layers.kv_cache import kv_groups
-from vnext.runtime.collectives.group import join_group, leave_group
+from vnext.runtime.transport.collectives.group import join_group, leave_group
 from vnext.runtime.rank.runner import ModelRunner
 from vnext.runtime.rank import serving
 from vnext.runtime.rank.steps import HostSteps

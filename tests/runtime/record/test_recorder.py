@@ -13,6 +13,7 @@ import pytest
 from log_drive import engine, small_config, started
 from msgspec.structs import replace
 
+from vnext.base.version import __version__
 from vnext.log import codec
 from vnext.log.codec import Frame, LogEnd, SegmentStart
 from vnext.log.reading import read
@@ -26,7 +27,6 @@ from vnext.runtime.record.segments import Bounds, LogUnwritable
 from vnext.state.digest import digest
 from vnext.state.events import StepPlanned
 from vnext.state.reduce import start
-from vnext.version import __version__
 
 CONFIG = small_config()
 

@@ -10,7 +10,7 @@ from edge_server import TOKENIZER, EdgeServer
 from test_tools import ASKED, WEATHER, prompt_of, request_of
 from toy_tokenizers import byte_level, byte_level_backend
 
-from vnext.runtime.messages import TokenLogprobs
+from vnext.runtime.protocol.messages import TokenLogprobs
 from vnext.server.answers.chat_request import ChatRequest
 from vnext.server.answers.logprobs import ChatLogprobs, speller
 from vnext.server.context.openai_types import ChatBody, ChatMessage

@@ -12,7 +12,7 @@ from edge_server import TOKENIZER, EdgeServer
 from llguidance import LLMatcher, LLTokenizer
 from toy_tokenizers import byte_level
 
-from vnext.runtime.messages import SubmitRequest
+from vnext.runtime.protocol.messages import SubmitRequest
 from vnext.state.events import unpack_tokens
 from vnext.state.params import Constraint
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from vnext import batch
-from vnext.cli import main
+from vnext.commands import batch
+from vnext.commands.cli import main
 from vnext.options.reader import BatchCommand, parse
-from vnext.runtime.settings import EngineSettings
+from vnext.runtime.protocol.settings import EngineSettings
 from vnext.server.batches import worker
 from vnext.server.batches.lines import Answer
 from vnext.server.batches.service import asker

@@ -14,7 +14,7 @@ import pytest
 from edge_server import EdgeServer
 from fake_engine import FakeEngine, wait_until
 
-from vnext.runtime.messages import SubmitRequest
+from vnext.runtime.protocol.messages import SubmitRequest
 from vnext.server.batches import lines as lines_module, store as store_module, worker as worker_module
 from vnext.server.batches.lines import LINES_MAX, PRIORITY, LineBounds, answered, requests_of
 from vnext.server.batches.service import Batches

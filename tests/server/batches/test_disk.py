@@ -12,7 +12,7 @@ from edge_server import EdgeServer
 from fake_engine import wait_until
 from test_batches import ended, line, nobody_waits, results, start, upload
 
-from vnext.runtime.messages import SubmitRequest
+from vnext.runtime.protocol.messages import SubmitRequest
 from vnext.server.batches import store as store_module, worker as worker_module
 from vnext.server.batches.service import Batches
 from vnext.server.context.errors import StoreUnusable

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from vnext.sampling_params import InvalidRequest
+from vnext.runtime.protocol.sampling_params import InvalidRequest
 from vnext.server.context import adapters
 from vnext.server.context.adapters import ServedAdapters
 from vnext.server.context.api_keys import EVERYONE

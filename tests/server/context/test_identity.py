@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from edge_server import EdgeServer
 
-from vnext.runtime.messages import EngineReady, SubmitRequest
+from vnext.runtime.protocol.messages import EngineReady, SubmitRequest
 from vnext.server.context.identity import client_number, system_fingerprint
 from vnext.state.config import SchedulerConfig
 

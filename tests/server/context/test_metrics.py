@@ -13,8 +13,8 @@ import pytest
 from edge_server import EdgeServer
 from fake_engine import wait_until
 
-from vnext.runtime.messages import AdapterStats, EngineStats, SubmitRequest
-from vnext.runtime.operations import Residence
+from vnext.runtime.protocol.messages import AdapterStats, EngineStats, SubmitRequest
+from vnext.runtime.protocol.operations import Residence
 from vnext.server import load_line
 from vnext.server.context import stopwatch
 from vnext.server.context.metrics import ServerMetrics, _lengths_up_to

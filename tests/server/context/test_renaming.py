@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from vnext.runtime.messages import AdapterFiles
-from vnext.sampling_params import InvalidRequest, context_exceeded
+from vnext.runtime.protocol.messages import AdapterFiles
+from vnext.runtime.protocol.sampling_params import InvalidRequest, context_exceeded
 from vnext.server.context.adapters import failed
 from vnext.server.context.renaming import in_names, renamed
 

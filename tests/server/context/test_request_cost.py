@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from vnext.sampling_params import InvalidRequest
+from vnext.runtime.protocol.sampling_params import InvalidRequest
 from vnext.server.context.conversation import text_size
 from vnext.server.context.openai_types import ChatBody
 from vnext.server.context.structure import Grammars

@@ -11,8 +11,8 @@ import pytest
 from edge_server import EdgeServer
 from llguidance import LLMatcher
 
-from vnext.runtime.messages import SubmitRequest
-from vnext.sampling_params import StructuredOutputsParams
+from vnext.runtime.protocol.messages import SubmitRequest
+from vnext.runtime.protocol.sampling_params import StructuredOutputsParams
 from vnext.server.context.structure import RECENT_BYTES_MAX, RECENT_MAX, Grammars
 from vnext.server.context.text_work import TextWork
 from vnext.text.structured.asked import Asked

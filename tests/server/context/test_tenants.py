@@ -19,7 +19,7 @@ from edge_server import EdgeServer
 from fake_engine import FakeEngine, wait_until
 from toy_tokenizers import byte_level
 
-from vnext.runtime.messages import SubmitRequest
+from vnext.runtime.protocol.messages import SubmitRequest
 from vnext.server.batches.store import Store
 from vnext.server.context import adapters
 from vnext.server.context.adapters import ServedAdapters

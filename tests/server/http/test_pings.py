@@ -14,7 +14,7 @@ import pytest
 from edge_server import EdgeServer
 from toy_tokenizers import byte_level
 
-from vnext.router.proxy.continuing import SHOWN
+from vnext.gateway.continuing import SHOWN
 from vnext.server.http.streaming import Pings
 
 INTERVAL_S = 0.1

@@ -13,7 +13,7 @@ import pytest
 from edge_server import EOS, TOKENIZER, EdgeServer
 from fake_engine import FakeEngine
 
-from vnext.runtime.messages import SubmitRequest
+from vnext.runtime.protocol.messages import SubmitRequest
 from vnext.state.events import unpack_tokens
 
 TEMPLATE = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}{% for t in tools or [] %}<tool_call>{% endfor %}"

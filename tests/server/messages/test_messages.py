@@ -15,7 +15,7 @@ from edge_server import TOKENIZER, EdgeServer
 from pydantic import TypeAdapter
 from toy_tokenizers import byte_level
 
-from vnext.runtime.messages import SubmitRequest
+from vnext.runtime.protocol.messages import SubmitRequest
 from vnext.server.messages.bodies import CountTokensBody
 from vnext.server.messages.translation import chat_body
 from vnext.state.events import unpack_tokens

@@ -16,8 +16,8 @@ from edge_server import EdgeServer
 from fake_engine import wait_until
 from toy_tokenizers import byte_level
 
-from vnext.runtime.messages import AbortRequests
-from vnext.sampling_params import InvalidRequest
+from vnext.runtime.protocol.messages import AbortRequests
+from vnext.runtime.protocol.sampling_params import InvalidRequest
 from vnext.server.context.api_keys import EVERYONE
 from vnext.server.http.background import BACKGROUND, Background, Running
 from vnext.server.views.responses import RESPONSES

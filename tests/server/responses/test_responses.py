@@ -15,7 +15,7 @@ from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import BaseModel, TypeAdapter
 from toy_tokenizers import byte_level
 
-from vnext.runtime.messages import SubmitRequest
+from vnext.runtime.protocol.messages import SubmitRequest
 from vnext.server.context.openai_types import ChatBody
 from vnext.server.responses.bodies import ResponsesBody
 from vnext.server.responses.translation import SAME

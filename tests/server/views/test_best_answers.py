@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from edge_server import EOS, TOKENIZER, EdgeServer
 
-from vnext.runtime.messages import SubmitRequest
+from vnext.runtime.protocol.messages import SubmitRequest
 from vnext.state.events import unpack_tokens
 
 SAY = "say:hello"

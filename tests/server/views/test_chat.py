@@ -7,8 +7,8 @@ import pytest
 from edge_server import TOKENIZER, EdgeServer
 from toy_tokenizers import byte_level
 
-from vnext.runtime.messages import SubmitRequest
-from vnext.sampling_params import SamplingDefaults
+from vnext.runtime.protocol.messages import SubmitRequest
+from vnext.runtime.protocol.sampling_params import SamplingDefaults
 from vnext.state.events import unpack_tokens
 
 

@@ -6,7 +6,7 @@ import openai
 import pytest
 from edge_server import EOS, TOKENIZER, EdgeServer
 
-from vnext.runtime.messages import SubmitRequest
+from vnext.runtime.protocol.messages import SubmitRequest
 
 
 def submitted(server: EdgeServer, id_: str) -> list[SubmitRequest]:

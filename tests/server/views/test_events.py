@@ -11,8 +11,8 @@ from edge_server import EdgeServer
 from fake_engine import CONFIG, wait_until
 
 from vnext.log.stream import EventStreams
-from vnext.router.view import View
-from vnext.runtime.messages import EngineDied, Events, Subscribe
+from vnext.routing.view import View
+from vnext.runtime.protocol.messages import EngineDied, Events, Subscribe
 from vnext.server.views import events
 from vnext.state.digest import digest
 from vnext.state.events import EngineStarted, PrefixCacheReset

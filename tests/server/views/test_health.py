@@ -10,7 +10,7 @@ import pytest
 from edge_server import EdgeServer
 from fake_engine import wait_until
 
-from vnext.runtime.messages import EngineStats
+from vnext.runtime.protocol.messages import EngineStats
 
 BODY = {"prompt": "say:ok", "max_tokens": 10}
 

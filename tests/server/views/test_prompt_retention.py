@@ -8,7 +8,7 @@ import pytest
 from edge_server import EdgeServer
 from fake_engine import RETAINED
 
-from vnext.runtime.messages import SubmitRequest
+from vnext.runtime.protocol.messages import SubmitRequest
 from vnext.state.params import ALL_TOKENS
 
 APIS = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from edge_server import TOKENIZER, EdgeServer
 
-from vnext.runtime.messages import SubmitRequest
+from vnext.runtime.protocol.messages import SubmitRequest
 from vnext.state.events import unpack_tokens
 
 TEXT = "say:hello 中😀"

@@ -20,7 +20,7 @@ from types import ModuleType
 import msgspec
 import pytest
 
-from vnext import compiled
+from vnext.base import compiled
 from vnext.log import log_bytes, open_blocks
 from vnext.state.store import columns, prefix_index
 

@@ -27,11 +27,11 @@ from planted_weights_bugs import WEIGHTS_BUGS
 from planted_window_bugs import WINDOW_BUGS
 from planting import blank_arenas, Bug, is_found_by, plain_columns, planted, small_arenas, swapped, swaps, without_twins
 from seen_before import SeenBefore
-from vnext.sched.sim.scenario_draw import (
+from tests.sim.scenario_draw import (
     changes_weights, constrains, dies, drafts_by_grammar, has_disk, has_microbatches, has_peers, is_interrupted,
     retains, scenario, speculates,
 )  # fmt: skip
-from vnext.sched.sim.simulator import Simulation
+from vnext.sim.simulator import Simulation
 
 EVENTS_MAX = 20_000
 CLIENTS = 30

@@ -15,7 +15,7 @@ from planting import blank_arenas, is_found_by, small_arenas, without_twins
 from seen_before import SeenBefore
 from test_planted import CLIENTS, EVENTS_MAX, NEITHER, Find, first_failure
 
-from vnext.sched.sim.scenario_draw import has_microbatches, speculates
+from tests.sim.scenario_draw import has_microbatches, speculates
 from vnext.state.store import columns, columns_numpy
 
 NUMBER_OF = {bug.name: number for number, bug in enumerate(COMPILED_BUGS, start=1)}

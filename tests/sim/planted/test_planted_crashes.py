@@ -9,7 +9,7 @@ import pytest
 from planted_recovery_bugs import CRASH_BUGS, RECOVERY_BUGS
 from planting import Bug, blank_arenas, is_found_by, plain_columns, planted, without_twins
 from seen_before import SeenBefore
-from vnext.sched.sim.crashes import LONG_SEEDS, CrashFailed, crash_everywhere
+from tests.sim.crashes import LONG_SEEDS, CrashFailed, crash_everywhere
 
 STORIES_MAX = 300
 NEITHER = 2**30

@@ -15,10 +15,10 @@ from test_planted import CLIENTS, EVENTS_MAX
 
 from vnext.replay.futures.redecided import checked_events, voice_of
 from vnext.replay.futures.to_test import file_text
-from vnext.sched.sim.findings import failing_like
-from vnext.sched.sim.scenario_draw import scenario
-from vnext.sched.sim.shrink import shrink, without_ends
-from vnext.sched.sim.simulator import Simulation
+from vnext.sim.findings import failing_like
+from tests.sim.scenario_draw import scenario
+from vnext.sim.shrink import shrink, without_ends
+from vnext.sim.simulator import Simulation
 from vnext.state.events import AnyEvent
 
 STORY_EVENTS_MAX = 40

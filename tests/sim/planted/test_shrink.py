@@ -14,12 +14,12 @@ from planted_state_bugs import STATE_BUGS
 from planting import Bug, plain_columns, planted, small_arenas
 from vnext.replay.reading.source import open_log
 from vnext.replay.reading.verify import verify
-from vnext.sched.sim.shrink import Author, Voice, reduced, shrink, simpler_arrivals
-from vnext.sched.sim.findings import Finding, failing_like, check_events, kind_of, reported, toy_voice
-from vnext.sched.sim.scenario_draw import scenario
-from vnext.sched.sim.seeds import SeedFailed
-from vnext.sched.sim.scenario import NEVER, Faults
-from vnext.sched.sim.simulator import Simulation, simulate
+from vnext.sim.shrink import Author, Voice, reduced, shrink, simpler_arrivals
+from vnext.sim.findings import Finding, failing_like, check_events, kind_of, reported, toy_voice
+from tests.sim.scenario_draw import scenario
+from tests.sim.seeds import SeedFailed
+from vnext.sim.scenario import NEVER, Faults
+from vnext.sim.simulator import Simulation, simulate
 from vnext.state.errors import LawBroken
 from vnext.state.events import AnyEvent, RequestArrived, pack_tokens
 from vnext.state.params import Sampling

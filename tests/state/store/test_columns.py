@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from vnext.sched.sim.scenario_draw import scenario
-from vnext.sched.sim.simulator import simulate
+from tests.sim.scenario_draw import scenario
+from vnext.sim.simulator import simulate
 from vnext.state.store import columns, columns_numpy, fields
 from vnext.state.store.fields import FIELD_COUNT, FIELD_NAMES
 

@@ -15,7 +15,7 @@ from cutting import parts_of, shown
 from tokenizers import Tokenizer
 
 import vnext
-from vnext.sampling_params import InvalidRequest, StructuredOutputsParams
+from vnext.runtime.protocol.sampling_params import InvalidRequest, StructuredOutputsParams
 from vnext.server.answers.chat_request import CALL_OPTIONS
 from vnext.text.dialects.grammar import either
 from vnext.text.dialects.table import NAMES

@@ -11,7 +11,7 @@ import pytest
 from llguidance import LLMatcher
 from toy_tokenizers import byte_level
 
-from vnext.sampling_params import InvalidRequest, StructuredOutputsParams
+from vnext.runtime.protocol.sampling_params import InvalidRequest, StructuredOutputsParams
 from vnext.text.structured import grammar as module
 from vnext.text.structured.asked import asked_of
 from vnext.text.structured.grammar import LIMITS, grammar_of, vocabulary

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from vnext.sampling_params import InvalidRequest
+from vnext.runtime.protocol.sampling_params import InvalidRequest
 from vnext.text.structured import grammar as grammar_module
 from vnext.text.structured.asked import Asked
 
 TRY = """
 from toy_tokenizers import byte_level
-from vnext.sampling_params import InvalidRequest, StructuredOutputsParams
+from vnext.runtime.protocol.sampling_params import InvalidRequest, StructuredOutputsParams
 from vnext.text.structured.asked import asked_of
 from vnext.text.structured.grammar import grammar_of
 from test_hostile_grammars import HOSTILE

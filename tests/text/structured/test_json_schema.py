@@ -11,7 +11,7 @@ from judging import Judge
 from llguidance import LLMatcher
 from test_grammar import LIMITS, admits, grammar, vocabulary
 
-from vnext.sampling_params import InvalidRequest
+from vnext.runtime.protocol.sampling_params import InvalidRequest
 from vnext.text.structured.json_schema import SchemaReader, _levels
 
 

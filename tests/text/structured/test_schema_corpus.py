@@ -14,7 +14,7 @@ from judging import Judge
 from random_answers import RandomWriter
 
 import vnext
-from vnext.sampling_params import InvalidRequest, StructuredOutputsParams
+from vnext.runtime.protocol.sampling_params import InvalidRequest, StructuredOutputsParams
 from vnext.text.structured.asked import asked_of
 from vnext.text.structured.grammar import grammar_of
 from vnext.text.tokenizer import Tokenizer

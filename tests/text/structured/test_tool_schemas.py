@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from test_grammar import admits
 
-from vnext.sampling_params import InvalidRequest, StructuredOutputsParams
+from vnext.runtime.protocol.sampling_params import InvalidRequest, StructuredOutputsParams
 from vnext.text.structured.tools import kept_tools
 
 A, B = {"type": "string"}, {"type": "integer"}

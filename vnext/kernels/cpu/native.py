@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from vnext.compiled import NOT_BUILT, absent, agree, load
+from vnext.base.compiled import NOT_BUILT, absent, agree, load
 from vnext.kernels.arrays import dtype_name
 from vnext.kernels.shards import SHARDS_MAX
 

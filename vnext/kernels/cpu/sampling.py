@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from vnext.compiled import StaleModule
+from vnext.base.compiled import StaleModule
 from vnext.kernels.arrays import Array, address, is_dense, strides_of
 from vnext.kernels.cpu.native import module
 

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import torch
 
-from vnext.compiled import CUDA_LAUNCHES, NOT_BUILT, absent, load as load_module
+from vnext.base.compiled import CUDA_LAUNCHES, NOT_BUILT, absent, load as load_module
 from vnext.kernels.cuda import attention, rows
 from vnext.kernels.cuda.backends import is_usable, kernel_for
 from vnext.kernels.cuda.interface import SCALARS

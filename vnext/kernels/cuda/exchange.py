@@ -1,7 +1,7 @@
 """Sums and joins over ranks through memory that all of them map: launches of `cuda/all_reduce.cu`.
 
-Knows addresses, no processes: who maps what is vnext/runtime/collectives/device_memory.py. All launches of a rank go to one
-stream, and every rank launches the same ones in the same order with equal shapes. What they give means nothing once the
+Knows addresses, no processes: who maps what is vnext/runtime/transport/collectives/device_memory.py. All launches of a rank go
+to one stream, and every rank launches the same ones in the same order with equal shapes. What they give means nothing once the
 rank's watch says so: the caller looks at it after the work is done.
 """
 

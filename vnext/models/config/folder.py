@@ -13,10 +13,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from vnext.base.tokenizer_files import POINTER_BYTES, is_pointer, pointer_sentence
 from vnext.models.config.json_keys import read_json
 from vnext.models.errors import ModelError
 from vnext.models.registry import BODIES, MODEL_TYPES, require_family
-from vnext.tokenizer_files import POINTER_BYTES, is_pointer, pointer_sentence
 
 CONFIG_NAME = "config.json"
 INDEX_NAME = "model.safetensors.index.json"

@@ -9,8 +9,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from vnext.base.tokenizer_files import is_pointer, pointer_sentence
 from vnext.models.errors import ModelError
-from vnext.tokenizer_files import is_pointer, pointer_sentence
 
 COUNT_MAX = 2**31 - 1
 COUNTS_MAX = MappingProxyType(

@@ -13,12 +13,12 @@ from typing import Any
 
 import msgspec
 
+from vnext.base.tokenizer_files import end_token
 from vnext.models.config.folder import OVERRIDDEN, architecture, read_config, refuse_quantised, stored_dtype
 from vnext.models.config.json_keys import flag, number, positive, read_optional_json, shown, token_ids
 from vnext.models.config.rope_config import ASKED_LENGTH, Rope, parse_rope, reach, scaling_of
 from vnext.models.errors import ModelError
 from vnext.models.registry import family
-from vnext.tokenizer_files import end_token
 
 ACTIVATIONS = MappingProxyType({"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh"})
 """Hugging Face's names and the kernels'."""

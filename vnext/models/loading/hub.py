@@ -8,8 +8,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from vnext.base.tokenizer_files import TEMPLATES_FOLDER
 from vnext.models.errors import ModelError
-from vnext.tokenizer_files import TEMPLATES_FOLDER
 
 WANTED_FILES = ("*.safetensors", "*.json", "tokenizer*", "*.model", "*.jinja")
 UNWANTED_FILES = (

@@ -15,10 +15,10 @@ import shutil
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from vnext.base.tokenizer_files import TEMPLATES_FOLDER
 from vnext.models.config.folder import CONFIG_NAME, DUMMY_NAME, INDEX_NAME, OVERRIDDEN
 from vnext.models.config.json_keys import read_json, read_optional_json
 from vnext.models.errors import ModelError
-from vnext.tokenizer_files import TEMPLATES_FOLDER
 
 GENERATION_NAME = "generation_config.json"
 TOKENIZER_NAMES = (

@@ -10,13 +10,13 @@ import re
 from pathlib import Path
 from typing import Any
 
+from vnext.base.tokenizer_files import template_names
 from vnext.models.config.folder import read_config, read_header, weight_files
 from vnext.models.config.json_keys import Watched, read_optional_json
 from vnext.models.config.model_config import ModelConfig, load_config, parse_config
 from vnext.models.loading.checkpoint import BARE, ROOT
 from vnext.models.loading.recording import Recording
 from vnext.models.registry import family
-from vnext.tokenizer_files import template_names
 
 SHOWN = 4
 HARMLESS_TENSORS = re.compile(

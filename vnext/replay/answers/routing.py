@@ -1,6 +1,6 @@
 """route: a router's decisions, each made again from what the router knew, and how another policy would have decided.
 
-Owns the table. vnext/router/decisions.py reads the files.
+Owns the table. vnext/routing/decisions.py reads the files.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from vnext.replay.console.commands import DIFFERENT, SAME, print_answer
 from vnext.replay.console.ended import COMPLETE, Ended
 from vnext.replay.console.render import printable
 from vnext.replay.reading.source import UnusableLog
-from vnext.router.decision_file import files_of
-from vnext.router.decisions import NOBODY, Decision, Header, NoDecisions, decide_again, read
-from vnext.router.policies import Candidate, RoutingPolicyError, require_policy
+from vnext.routing.decision_file import files_of
+from vnext.routing.decisions import NOBODY, Decision, Header, NoDecisions, decide_again, read
+from vnext.routing.policies import Candidate, RoutingPolicyError, require_policy
 
 ROWS = 20
 """Decisions that the table shows, the last ones, unless more are asked for."""

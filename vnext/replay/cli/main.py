@@ -17,11 +17,11 @@ from functools import partial
 from importlib import import_module
 from typing import NoReturn
 
+from vnext.base.version import __version__
 from vnext.options.misuse import in_our_words
 from vnext.replay.console.commands import DIFFERENT, INTERRUPTED, SAME, UNUSABLE, command, how_ended, print_ended, terminal
 from vnext.replay.reading.source import UnusableLog
 from vnext.runtime.processes.inherited import open_standard_streams
-from vnext.version import __version__
 
 MODULES = {
     "cli.log": ("info", "verify", "show", "state", "req"),

@@ -11,7 +11,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from vnext.version import __version__
+from vnext.base.version import __version__
 
 if TYPE_CHECKING:  # rendering one answer must not import the others
     from vnext.replay.reading.info import Info

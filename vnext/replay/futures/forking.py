@@ -23,9 +23,9 @@ from vnext.replay.reading.strides import private_copy
 from vnext.sched.pinning import next_yield
 from vnext.sched.residency import next_load
 from vnext.sched.schedule import schedule
-from vnext.sched.sim.findings import kind_of
-from vnext.sched.sim.rng import STRIDE, WORD, Rng
 from vnext.sched.turn import steady_turn
+from vnext.sim.findings import kind_of
+from vnext.sim.rng import STRIDE, WORD, Rng
 from vnext.state.digest import digest
 from vnext.state.errors import LawBroken
 from vnext.state.events import (

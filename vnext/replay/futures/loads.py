@@ -1,7 +1,7 @@
 """Loads of LoRA adapters: how long they took in a log, and when they come in a hypothetical run.
 
 Which adapter is loaded, into which slot, and which one is evicted for it, is decided anew (vnext/sched/residency.py). When
-a load is done follows the engine core's rules (vnext/runtime/core/adapters.py): one adapter is read at a time, and one that
+a load is done follows the engine core's rules (vnext/runtime/engine/adapters.py): one adapter is read at a time, and one that
 is no longer needed is dropped.
 """
 

@@ -18,9 +18,9 @@ from vnext.replay.futures.revived import revived, salted
 from vnext.replay.reading.folding import first_state
 from vnext.replay.reading.source import Log, UnusableLog
 from vnext.replay.reading.verify import why_not_decided
-from vnext.sched.sim.findings import Finding, check_events, toy_voice
-from vnext.sched.sim.shrink import Author, Failure, Voice, Whim, moves_from, moves_of
-from vnext.sched.sim.toy import next_token
+from vnext.sim.findings import Finding, check_events, toy_voice
+from vnext.sim.shrink import Author, Failure, Voice, Whim, moves_from, moves_of
+from vnext.sim.toy import next_token
 from vnext.state.config import SchedulerConfig
 from vnext.state.events import (
     AnyEvent,

@@ -1,7 +1,7 @@
 """what-if over replicas: a log's arrivals, sent to several engines by a routing policy, on the model's step times.
 
 Owns the run. Each engine is the one of what_if_run.py with the log's configuration. A router in front of them has their states,
-as vnext/router has them from their streams, and decides as each request arrives. Whatever else came from outside comes to all
+as vnext/routing has them from their streams, and decides as each request arrives. Whatever else came from outside comes to all
 engines, of which those that do not have the request ignore it.
 """
 
@@ -20,9 +20,9 @@ from vnext.replay.futures.step_times import Model, Recorded
 from vnext.replay.futures.what_if_run import Engine, Ran, StepTime
 from vnext.replay.futures.what_if_score import Objective, RunScore, score
 from vnext.replay.reading.source import UnusableLog
-from vnext.router.policies import POLICIES, RoutingPolicyError, require_policy
-from vnext.router.prompts import Prompt
-from vnext.router.router import Router
+from vnext.routing.policies import POLICIES, RoutingPolicyError, require_policy
+from vnext.routing.prompts import Prompt
+from vnext.routing.router import Router
 from vnext.state.events import EngineStarted, RequestArrived, generated_by
 
 REPLICAS_MAX = 1024

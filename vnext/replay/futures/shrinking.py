@@ -1,6 +1,6 @@
 """shrink: the smallest list of events that still breaks a law, or for which a predicate is still true.
 
-Owns the command: what to look for, what to write, how to present it. vnext/sched/sim/shrink.py owns the search.
+Owns the command: what to look for, what to write, how to present it. vnext/sim/shrink.py owns the search.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 from rich.console import Console
 
+from vnext.base.version import __version__
 from vnext.log.codec import SEGMENT_SUFFIX, segment_name
 from vnext.replay.console import render
 from vnext.replay.console.commands import print_answer
@@ -28,11 +29,10 @@ from vnext.replay.futures.redecided import (
 from vnext.replay.reading.folding import first_state
 from vnext.replay.reading.source import Log, UnusableLog, open_log
 from vnext.replay.reading.verify import verify
-from vnext.sched.sim.findings import Finding, failing_like, reported
-from vnext.sched.sim.log import segment
-from vnext.sched.sim.shrink import shrink
+from vnext.sim.findings import Finding, failing_like, reported
+from vnext.sim.log import segment
+from vnext.sim.shrink import shrink
 from vnext.state.events import AnyEvent
-from vnext.version import __version__
 
 FOLDED_MAX = 40_000
 """Events of all candidates together; bounds the time."""

@@ -21,7 +21,7 @@ from vnext.replay.console import render
 from vnext.replay.console.commands import print_answer
 from vnext.replay.futures.redecided import Predicate, answers_of, events_of, finding, is_toy, predicate_of, strange_places
 from vnext.replay.reading.source import UnusableLog, open_log
-from vnext.sched.sim.findings import Finding, reported
+from vnext.sim.findings import Finding, reported
 from vnext.state.events import AnyEvent, EngineStarted, RequestArrived, StepCommitted, generated_by, unpack_tokens
 from vnext.state.params import Sampling
 

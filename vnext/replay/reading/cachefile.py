@@ -16,6 +16,7 @@ from pathlib import Path
 
 import msgspec
 
+from vnext.base.version import __version__
 from vnext.log import codec
 from vnext.log.codec import INDEX_SUFFIX as CACHE_SUFFIX, LogEnd
 from vnext.log.log_bytes import impl
@@ -23,7 +24,6 @@ from vnext.log.log_plain import RECORD_HEAD
 from vnext.log.schema import schema_digest
 from vnext.replay.reading.step_counts import StepCounts
 from vnext.state.digest import DIGEST_VERSION
-from vnext.version import __version__
 
 MAGIC = b"vnextIDX"
 CACHE_VERSION = 3

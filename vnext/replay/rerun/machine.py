@@ -29,7 +29,7 @@ from vnext.replay.rerun.turns import Turns
 from vnext.replay.rerun.versions import Versions
 from vnext.runtime.processes.determinism import describe_process
 from vnext.runtime.processes.thread_plan import TEAM_SPIN_US, default_threads
-from vnext.runtime.settings import SettingsError
+from vnext.runtime.protocol.settings import SettingsError
 from vnext.sampling.constraint import Vocabulary
 from vnext.state.config import SchedulerConfig
 from vnext.state.events import EngineStarted

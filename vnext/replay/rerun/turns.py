@@ -1,6 +1,6 @@
 """Runs the ranks of one engine as threads, one at a time, which take turns at each collective.
 
-Owns their collectives. Sums are taken by one tree in float32 and rounded once, as in vnext/runtime/collectives, so
+Owns their collectives. Sums are taken by one tree in float32 and rounded once, as in vnext/runtime/transport/collectives, so
 the bits equal those of rank processes. This saves no time, but needs nothing else on the machine.
 """
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from vnext.runtime.batch.prompts import PromptInputs, PromptRange
-from vnext.runtime.messages import PromptResult
+from vnext.runtime.protocol.messages import PromptResult
 from vnext.sampling import host
 from vnext.sampling.inputs import REPORTED_TOGETHER
 from vnext.state.params import MEAN, NO_POOLING

@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
-from vnext.runtime.messages import PromptResult, TokenLogprobs
-from vnext.runtime.reasons import NOT_A_NUMBER
+from vnext.runtime.protocol.messages import PromptResult, TokenLogprobs
+from vnext.runtime.protocol.reasons import NOT_A_NUMBER
 from vnext.sampling.inputs import Sampled
 from vnext.state.samples import sample_points
 from vnext.state.state import StepInFlight

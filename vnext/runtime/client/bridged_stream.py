@@ -15,8 +15,8 @@ from contextlib import suppress
 
 from vnext.runtime.client.engines import AnyEngineClient
 from vnext.runtime.client.output_stream import OutputStream
-from vnext.runtime.merged_output import MergedOutput, TakenOutput
-from vnext.runtime.messages import RequestOutput, SubmitRequest
+from vnext.runtime.protocol.merged_output import MergedOutput, TakenOutput
+from vnext.runtime.protocol.messages import RequestOutput, SubmitRequest
 
 
 class BridgedStream:

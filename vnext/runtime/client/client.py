@@ -23,7 +23,7 @@ from vnext.runtime.client.live_request import LiveRequest
 from vnext.runtime.client.output_stream import EngineDead, EngineNotStarted, OutputStream, Refused
 from vnext.runtime.client.pending_operations import PendingOperations
 from vnext.runtime.client.silence import INTERVAL_S, Silence
-from vnext.runtime.messages import (
+from vnext.runtime.protocol.messages import (
     AbortRequests,
     ClientMessage,
     EngineDied,
@@ -43,7 +43,7 @@ from vnext.runtime.messages import (
     SubmitRequest,
     engine_decoder,
 )
-from vnext.runtime.operations import AnyOperation
+from vnext.runtime.protocol.operations import AnyOperation
 from vnext.state.events import AbortReason
 from vnext.state.params import Sampling
 

@@ -14,13 +14,13 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any, TypeVar
 
-from vnext.router.policies import DEFAULT_POLICY
+from vnext.routing.policies import DEFAULT_POLICY
 from vnext.runtime.client.bridged_stream import BridgedStream
 from vnext.runtime.client.engines import AnyEngineClient, connect_engines
 from vnext.runtime.client.output_stream import EngineDead, OutputStream
-from vnext.runtime.merged_output import TakenOutput
-from vnext.runtime.messages import EngineReady, EngineStats, SubmitRequest
-from vnext.runtime.operations import AnyOperation
+from vnext.runtime.protocol.merged_output import TakenOutput
+from vnext.runtime.protocol.messages import EngineReady, EngineStats, SubmitRequest
+from vnext.runtime.protocol.operations import AnyOperation
 from vnext.state.events import AbortReason
 
 CLOSED = "This program has closed the engine: start another one."

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import zmq
 
-from vnext.runtime.messages import ClientMessage, encoder
+from vnext.runtime.protocol.messages import ClientMessage, encoder
 
 MESSAGES_A_TURN = 16  # as many tokens of a stream as go out in one write, and a millisecond of the event loop
 RECONNECT_MS = 10

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
-from vnext.router.policies import DEFAULT_POLICY
+from vnext.routing.policies import DEFAULT_POLICY
 from vnext.runtime.client.client import EngineClient
 
 if TYPE_CHECKING:

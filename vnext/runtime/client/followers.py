@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from vnext.runtime.messages import Events, Subscribe
+from vnext.runtime.protocol.messages import Events, Subscribe
 
 Take = Callable[[bytes], None]
 """Takes the next whole records of the stream, or b"" where it has ended and another one follows. Called in the event loop."""

@@ -7,7 +7,7 @@ from array import array
 from msgspec.structs import replace
 
 from vnext.runtime.client.output_stream import OutputStream
-from vnext.runtime.messages import RequestOutput, SubmitRequest, derived_seed
+from vnext.runtime.protocol.messages import RequestOutput, SubmitRequest, derived_seed
 
 
 class LiveRequest:

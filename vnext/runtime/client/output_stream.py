@@ -11,8 +11,8 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from types import TracebackType
 from typing import Protocol
 
-from vnext.runtime.merged_output import MergedOutput, TakenOutput
-from vnext.runtime.messages import RequestOutput
+from vnext.runtime.protocol.merged_output import MergedOutput, TakenOutput
+from vnext.runtime.protocol.messages import RequestOutput
 from vnext.state.events import AbortReason
 
 

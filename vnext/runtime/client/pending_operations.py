@@ -15,8 +15,8 @@ from typing import Any
 import msgspec
 
 from vnext.runtime.client.output_stream import EngineDead
-from vnext.runtime.messages import ClientMessage, Operate, Operated
-from vnext.runtime.operations import AnyOperation
+from vnext.runtime.protocol.messages import ClientMessage, Operate, Operated
+from vnext.runtime.protocol.operations import AnyOperation
 
 Send = Callable[[ClientMessage], None]
 

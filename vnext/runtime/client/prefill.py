@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from vnext.runtime.client.live_request import LiveRequest
 from vnext.runtime.client.output_stream import OutputStream
-from vnext.runtime.messages import RequestOutput, SubmitRequest
+from vnext.runtime.protocol.messages import RequestOutput, SubmitRequest
 from vnext.state.params import NO_POOLING, Sampling, reads_cache
 
 

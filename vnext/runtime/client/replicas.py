@@ -20,9 +20,10 @@ from typing import Any, TypeVar
 
 from msgspec.structs import asdict, replace
 
-from vnext.router.decision_file import DecisionFile, header_of
-from vnext.router.prompts import Prompt
-from vnext.router.router import Router
+from vnext.base.version import __version__
+from vnext.routing.decision_file import DecisionFile, header_of
+from vnext.routing.prompts import Prompt
+from vnext.routing.router import Router
 from vnext.runtime.client.client import EngineClient
 from vnext.runtime.client.connection import weights_folder
 from vnext.runtime.client.followers import Followers
@@ -30,10 +31,9 @@ from vnext.runtime.client.live_request import LiveRequest
 from vnext.runtime.client.output_stream import EngineDead, OutputStream
 from vnext.runtime.client.pending_operations import NotDone
 from vnext.runtime.client.prefill import Prefill, is_worth
-from vnext.runtime.messages import SALT_END, EngineReady, EngineStats, SubmitRequest, derived_seed
-from vnext.runtime.operations import AnyOperation, CallRanks, UpdateWeights
+from vnext.runtime.protocol.messages import SALT_END, EngineReady, EngineStats, SubmitRequest, derived_seed
+from vnext.runtime.protocol.operations import AnyOperation, CallRanks, UpdateWeights
 from vnext.state.events import AbortReason
-from vnext.version import __version__
 
 DEATHS_MAX = 1
 """Of the engine cores in a row that have lost a request, before it is a suspect."""
@@ -52,7 +52,7 @@ class Replicas:
     """See the module. It has the interface of EngineClient, and belongs to the event loop that connected it."""
 
     def __init__(self, addresses: Sequence[str], policy: str, prefill_engines: int = 0) -> None:
-        """`policy`: a name of router/policies.py. The first `prefill_engines` compute prompts for the others."""
+        """`policy`: a name of routing/policies.py. The first `prefill_engines` compute prompts for the others."""
         self._prefill_engines = prefill_engines
         self._router = Router(len(addresses), policy)
         self._clients = tuple(EngineClient(address, self._share_out, self._router.done) for address in addresses)

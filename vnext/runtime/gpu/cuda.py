@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from vnext.runtime.gpu.device import Mark, Memory, recording
-from vnext.runtime.settings import SettingsError
+from vnext.runtime.protocol.settings import SettingsError
 
 
 class CudaMark:

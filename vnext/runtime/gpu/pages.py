@@ -28,7 +28,7 @@ ROWS = 16
 """Files that are on their way in at once."""
 LOOK_S = 1e-3
 ROOM_WAIT_S = 10.0
-"""A rank that takes no file for so long has ended, or its transfer is given up by then (runtime/core/tiers.py)."""
+"""A rank that takes no file for so long has ended, or its transfer is given up by then (runtime/engine/tiers.py)."""
 
 
 class DevicePages:

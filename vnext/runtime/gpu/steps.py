@@ -37,7 +37,7 @@ from vnext.runtime.gpu.model import DeviceModel
 from vnext.runtime.gpu.piecewise_graphs import PiecewiseGraphs
 from vnext.runtime.gpu.staging import Staging
 from vnext.runtime.gpu.unread import StepSamples
-from vnext.runtime.messages import PromptResult, TokenLogprobs
+from vnext.runtime.protocol.messages import PromptResult, TokenLogprobs
 from vnext.sampling.constraint import Vocabulary
 from vnext.sampling.inputs import Sampled
 from vnext.sampling.logits import Keep, adjust_rows, keep_allowed

@@ -33,11 +33,11 @@ from vnext.runtime.hosts.frames import (
 )
 from vnext.runtime.hosts.local import LocalRanks
 from vnext.runtime.hosts.wire import Wire, WireBroken, connected, link_key
-from vnext.runtime.messages import encoder
 from vnext.runtime.processes.rank_processes import start_ranks
 from vnext.runtime.processes.subprocesses import Child, ChildDied
-from vnext.runtime.ring.common import RingClosed
-from vnext.runtime.settings import RankSettings
+from vnext.runtime.protocol.messages import encoder
+from vnext.runtime.protocol.settings import RankSettings
+from vnext.runtime.transport.ring.common import RingClosed
 
 log = logging.getLogger(__name__)
 MakeRanks = Callable[[Sequence[Child], Path, Callable[[int, str, str, str], RankSettings], int], LocalRanks]

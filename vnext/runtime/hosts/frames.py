@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-from vnext.runtime.settings import EngineSettings, RankSettings
+from vnext.runtime.protocol.settings import EngineSettings, RankSettings
 
 
 class Frame(msgspec.Struct, frozen=True, kw_only=True, array_like=True):

@@ -15,10 +15,10 @@ import time
 from collections import deque
 from contextlib import suppress
 
-from vnext.runtime.collectives.errors import RankLost
-from vnext.runtime.collectives.meeting import Words
 from vnext.runtime.hosts.wire import Wire, WireBroken, WireRefused, connected
-from vnext.runtime.settings import RankSettings
+from vnext.runtime.protocol.settings import RankSettings
+from vnext.runtime.transport.collectives.errors import RankLost
+from vnext.runtime.transport.collectives.meeting import Words
 
 MEETING_S = 300.0
 RETRY_S = 0.25
@@ -31,7 +31,7 @@ class HostLinks:
 
     def __init__(self, settings: RankSettings) -> None:
         """Raises RankLost if the ranks do not meet."""
-        from vnext.runtime.collectives.gloo_group import store_of_hosts  # torch, which ranks of one host do without
+        from vnext.runtime.transport.collectives.gloo_group import store_of_hosts  # torch, which ranks of one host do without
 
         self._address, self._key = settings.host_address, settings.link_key
         self._words: Words = store_of_hosts(settings.store, settings.rank, settings.world_size)

@@ -7,7 +7,7 @@ from typing import Protocol
 
 import zmq
 
-from vnext.runtime.messages import RankMessage, RankReady
+from vnext.runtime.protocol.messages import RankMessage, RankReady
 
 
 class LocalRanks(Protocol):

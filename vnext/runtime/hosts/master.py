@@ -38,9 +38,9 @@ from vnext.runtime.hosts.frames import (
 from vnext.runtime.hosts.placer import Placer
 from vnext.runtime.hosts.secret import secret_of
 from vnext.runtime.hosts.wire import Wire, WireBroken, WireRefused, connected, link_key
-from vnext.runtime.messages import RankFailed, RankMessage, RankReady, StepResult, rank_decoder
 from vnext.runtime.processes.readable import readable
-from vnext.runtime.settings import EngineSettings, RankSettings, SettingsError
+from vnext.runtime.protocol.messages import RankFailed, RankMessage, RankReady, StepResult, rank_decoder
+from vnext.runtime.protocol.settings import EngineSettings, RankSettings, SettingsError
 
 if TYPE_CHECKING:
     from vnext.runtime.hosts.local import LocalRanks

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import msgspec
 
-from vnext.exits import REFUSED
+from vnext.base.exits import REFUSED
 from vnext.runtime.hosts.errors import RankStartFailed
 from vnext.runtime.processes.subprocesses import Child, ChildDied, start_child
-from vnext.runtime.settings import EngineSettings
+from vnext.runtime.protocol.settings import EngineSettings
 
 MODULE = "vnext.ray.placer"
 EVERY_INTERFACE = "0.0.0.0"

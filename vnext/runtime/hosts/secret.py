@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from vnext.runtime.settings import SettingsError
+from vnext.runtime.protocol.settings import SettingsError
 
 BYTES_MIN = 16
 

@@ -20,8 +20,8 @@ from typing import Literal
 
 import msgspec
 
+from vnext.base.version import __version__
 from vnext.runtime.processes.readable import readable
-from vnext.version import __version__
 
 Role = Literal["master", "host"]
 FRAME_BYTES_MAX = 1 << 30

@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 
 from vnext.runtime.processes.thread_plan import OPENMP_SPIN_COUNT
-from vnext.runtime.settings import SettingsError
+from vnext.runtime.protocol.settings import SettingsError
 
 INTEL = "GenuineIntel"
 COMPILED_DTYPES = ("float32", "bfloat16")  # dtypes of the CPU's own kernels

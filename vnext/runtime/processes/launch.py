@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from vnext import compiled
+from vnext.base import compiled
 from vnext.models.config.folder import require_checkpoint
 from vnext.models.errors import ModelError
 from vnext.models.loading.hub import resolve
@@ -29,11 +29,11 @@ from vnext.runtime.processes.state_dir import state_dir
 from vnext.runtime.processes.subprocesses import Child, check_alive, signals_held, start_child
 from vnext.runtime.processes.supervisor import Supervisor
 from vnext.runtime.processes.thread_plan import why_not
-from vnext.runtime.settings import CoreSettings, EngineSettings
-from vnext.runtime.speculation import speculation_of
+from vnext.runtime.protocol.settings import CoreSettings, EngineSettings
+from vnext.runtime.protocol.speculation import speculation_of
 
 if TYPE_CHECKING:
-    from vnext.runtime.messages import EngineReady
+    from vnext.runtime.protocol.messages import EngineReady
 
 log = logging.getLogger(__name__)
 OVERLAYS = "~/.local/state/vnext/checkpoints"
@@ -165,7 +165,7 @@ def start_engine(settings: EngineSettings, model_path: Path, replica: int = 0) -
         draft_path=draft_path,
         replica=replica,
     )
-    starting = StartingEngine(start_child(core.name, "vnext.runtime.core.main"), core, run_dir)
+    starting = StartingEngine(start_child(core.name, "vnext.runtime.engine.main"), core, run_dir)
     try:
         compiled.check()
         if compiled.absent and replica == 0:
@@ -277,7 +277,7 @@ def await_ready(children: Sequence[Child], address: str) -> EngineReady:
     """Say hello until the engine core answers. Raises StartFailed with its sentence, ChildDied for one of `children`."""
     import zmq
 
-    from vnext.runtime.messages import EngineDied, EngineReady, Goodbye, Hello, encoder, engine_decoder
+    from vnext.runtime.protocol.messages import EngineDied, EngineReady, Goodbye, Hello, encoder, engine_decoder
 
     with zmq.Context() as context:  # closes its sockets, and would wait for ever for a half-made one
         with signals_held():

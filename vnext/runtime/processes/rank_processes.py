@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from vnext.runtime.processes.determinism import process_environment
 from vnext.runtime.processes.subprocesses import Child, start_child
 from vnext.runtime.processes.thread_plan import default_threads
-from vnext.runtime.settings import EngineSettings
+from vnext.runtime.protocol.settings import EngineSettings
 
 
 def start_ranks(engine: EngineSettings, ranks: Sequence[int] = (), arguments: Sequence[str] = ()) -> list[Child]:

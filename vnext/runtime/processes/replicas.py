@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 from vnext.runtime.processes.launch import STOP_GRACE_S, RunningEngine, StartingEngine, start_engine
 from vnext.runtime.processes.subprocesses import Child, ChildDied
 from vnext.runtime.processes.thread_plan import usable_cores
-from vnext.runtime.settings import EngineSettings
+from vnext.runtime.protocol.settings import EngineSettings
 
 if TYPE_CHECKING:
-    from vnext.runtime.messages import EngineReady
+    from vnext.runtime.protocol.messages import EngineReady
 
 log = logging.getLogger(__name__)
 

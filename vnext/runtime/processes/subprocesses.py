@@ -20,10 +20,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from vnext.runtime.log_lines import ChildLines
 from vnext.runtime.processes.forks import keep_from_forks
 from vnext.runtime.processes.inherited import begin_process, open_standard_streams
 from vnext.runtime.processes.readable import readable
+from vnext.runtime.protocol.log_lines import ChildLines
 
 CONFIG_BYTES_MAX = 64 * 2**20
 KILLED_TIMEOUT_S = 10.0

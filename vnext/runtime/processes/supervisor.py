@@ -15,16 +15,16 @@ from pathlib import Path
 
 import msgspec
 
-from vnext.exits import DONE, FAILED, REFUSED
+from vnext.base.exits import DONE, FAILED, REFUSED
 from vnext.runtime.processes.readable import readable
 from vnext.runtime.processes.run_dir import LEAVE, PROGRESS, READY, REFUSAL, SUSPECT, CoreNotes
 from vnext.runtime.processes.standby import STANDBY, Standby
 from vnext.runtime.processes.subprocesses import Child, ChildDied, start_child, terminate_all
-from vnext.runtime.settings import CoreSettings, Predecessor
+from vnext.runtime.protocol.settings import CoreSettings, Predecessor
 
 WELL_S = 5.0
 """A process that has been ready for this long has made progress, even if nobody has asked it for anything."""
-CORE = "vnext.runtime.core.main"
+CORE = "vnext.runtime.engine.main"
 BACK_OFF_S, BACK_OFF_MAX_S = 0.1, 10.0
 POLL_S, LEAVE_S = 0.5, 10.0
 LAST_STATUSES = (DONE, FAILED, REFUSED)
@@ -191,7 +191,7 @@ class Supervisor:
     def _answer(self, sentence: str) -> None:
         import zmq
 
-        from vnext.runtime.messages import EngineDied, encoder
+        from vnext.runtime.protocol.messages import EngineDied, encoder
 
         with zmq.Context() as context, context.socket(zmq.ROUTER) as front:
             front.set(zmq.LINGER, 0)

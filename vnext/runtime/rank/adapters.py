@@ -19,8 +19,8 @@ import torch
 from vnext.models.errors import ModelError
 from vnext.models.layers.adapted import Adapter
 from vnext.models.loading.adapter import Base, huge_tensor, load_adapter
-from vnext.runtime.messages import AdapterRead
-from vnext.runtime.ring.broadcast import ReadAdapter
+from vnext.runtime.protocol.messages import AdapterRead
+from vnext.runtime.transport.ring.broadcast import ReadAdapter
 from vnext.state.events import AdapterEvicted, AdapterLoaded
 
 READER_NICENESS = 10

@@ -8,7 +8,7 @@ from contextlib import suppress
 from vnext.kernels.cpu import memory, native
 from vnext.runtime.processes.placement import Place, places
 from vnext.runtime.processes.topology import here
-from vnext.runtime.settings import RankSettings, SettingsError
+from vnext.runtime.protocol.settings import RankSettings, SettingsError
 
 
 def place_of(settings: RankSettings) -> Place:

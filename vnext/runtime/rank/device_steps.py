@@ -6,10 +6,10 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from vnext.runtime.collectives.group import require_whole_group
 from vnext.runtime.gpu.steps import DeviceSteps, PendingStep
 from vnext.runtime.rank.adapters import AdapterSlots
 from vnext.runtime.rank.steps import LOOK_S, Computed, with_drafts
+from vnext.runtime.transport.collectives.group import require_whole_group
 from vnext.state.events import pack_tokens
 from vnext.state.state import State
 

@@ -9,12 +9,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+from vnext.base.tokenizer_files import VOCABULARY, tokenizer_json
 from vnext.models.config.model_config import ModelConfig, load_config
 from vnext.models.layers.kv_cache import kv_groups
 from vnext.models.layers.sharding import alone
+from vnext.runtime.protocol.settings import RankSettings, SettingsError
 from vnext.runtime.rank.runner import ModelRunner
-from vnext.runtime.settings import RankSettings, SettingsError
-from vnext.tokenizer_files import VOCABULARY, tokenizer_json
 
 
 def load_draft_model(settings: RankSettings, target: ModelRunner) -> ModelRunner:

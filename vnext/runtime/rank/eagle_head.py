@@ -10,10 +10,10 @@ from vnext.models.families import llama_eagle3
 from vnext.models.layers.kv_cache import kv_groups
 from vnext.models.layers.sharding import alone
 from vnext.models.loading.weights import load_params
+from vnext.runtime.protocol.settings import RankSettings, SettingsError
 from vnext.runtime.rank.draft_head import DraftHead, Functions
 from vnext.runtime.rank.draft_model import require_same_drafts, vocabulary_of
 from vnext.runtime.rank.runner import ModelRunner
-from vnext.runtime.settings import RankSettings, SettingsError
 
 
 def load_eagle_head(settings: RankSettings, target: ModelRunner) -> DraftHead:

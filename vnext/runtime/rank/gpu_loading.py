@@ -34,6 +34,7 @@ from vnext.runtime.gpu.model import why_not_captured
 from vnext.runtime.gpu.model_drafts import ModelDrafts
 from vnext.runtime.gpu.pages import DevicePages
 from vnext.runtime.gpu.steps import DeviceForms, DeviceSteps
+from vnext.runtime.protocol.settings import GpuSettings, RankSettings, SettingsError
 from vnext.runtime.rank.adapters import AdapterSlots
 from vnext.runtime.rank.device_steps import LaterSteps
 from vnext.runtime.rank.draft_costs import BLOCK_SIZE, MANY_ROWS, SECONDS, draft_costs
@@ -42,7 +43,6 @@ from vnext.runtime.rank.replica import Rank
 from vnext.runtime.rank.runner import ModelRunner
 from vnext.runtime.rank.tier import RankTier
 from vnext.runtime.rank.weights import RankWeights
-from vnext.runtime.settings import GpuSettings, RankSettings, SettingsError
 from vnext.sampling.sampling import logits_processor_for, masking_for, sampler_for
 from vnext.state.state import State
 
@@ -55,7 +55,7 @@ QUERY_ROWS_MAX = 512
 """The most query rows of a graph where drafts make them more than the engine's rows."""
 
 COPIED_PAGES = 16
-"""The memory that a disk tier's copies to the host take: eight blocks (runtime/core/tiers.py), gathered and joined."""
+"""The memory that a disk tier's copies to the host take: eight blocks (runtime/engine/tiers.py), gathered and joined."""
 
 PROGRAMS_MAX = 1024
 """The most sizes for which one engine may compile its forward."""

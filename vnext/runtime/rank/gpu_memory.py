@@ -15,8 +15,8 @@ from vnext.models.layers.batch import ForwardBatch, GroupPlaces, HostBatch
 from vnext.models.layers.kv_cache import kv_groups
 from vnext.runtime.gpu.device import Device, Memory
 from vnext.runtime.gpu.row_parameters import parameter_bytes
+from vnext.runtime.protocol.settings import SettingsError
 from vnext.runtime.rank.runner import ModelRunner
-from vnext.runtime.settings import SettingsError
 from vnext.sampling.inputs import SamplingInputs
 from vnext.sampling.sampling import Choose, report_in_parts
 from vnext.state.params import CHOOSING, LOGPROBS_MAX, PARAMETERS, ROW_DTYPES

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
+from vnext.base.version import __version__
 from vnext.kernels.cpu import native
 from vnext.kernels.shards import SHARDS_MAX
 from vnext.models.config.folder import is_dummy
@@ -24,17 +25,17 @@ from vnext.models.layers.kv_cache import kv_groups
 from vnext.models.layers.sharding import Parallel, sums_alike
 from vnext.models.loading.checkpoint import fingerprint, weights_digest
 from vnext.models.loading.unread import unread
-from vnext.runtime.collectives.group import StoreAddress, join_group
-from vnext.runtime.handover.addresses import split_address
-from vnext.runtime.handover.publishing import Publisher
-from vnext.runtime.handover.receiving import Receiver
-from vnext.runtime.handover.tcp import BlockServer
+from vnext.runtime.hosts.handover.addresses import split_address
+from vnext.runtime.hosts.handover.publishing import Publisher
+from vnext.runtime.hosts.handover.receiving import Receiver
+from vnext.runtime.hosts.handover.tcp import BlockServer
 from vnext.runtime.hosts.secret import secret_of
-from vnext.runtime.messages import NO_HEAD, ModelFacts, RankReady
 from vnext.runtime.processes.determinism import describe_process, limit_torch
 from vnext.runtime.processes.placement import NOWHERE, Place
 from vnext.runtime.processes.thread_plan import TEAM_SPIN_US
 from vnext.runtime.processes.topology import here
+from vnext.runtime.protocol.messages import NO_HEAD, ModelFacts, RankReady
+from vnext.runtime.protocol.settings import Isa, RankSettings, SettingsError
 from vnext.runtime.rank.binding import bind, bind_members, place_of
 from vnext.runtime.rank.draft_costs import SECONDS, draft_costs
 from vnext.runtime.rank.draft_model import load_draft_model
@@ -46,8 +47,7 @@ from vnext.runtime.rank.stage_links import StageLinks, stage_place
 from vnext.runtime.rank.steps import HostSteps
 from vnext.runtime.rank.tier import HostPages, PageMemory, RankTier
 from vnext.runtime.rank.weights import RankWeights
-from vnext.runtime.settings import Isa, RankSettings, SettingsError
-from vnext.version import __version__
+from vnext.runtime.transport.collectives.group import StoreAddress, join_group
 
 if TYPE_CHECKING:
     import torch

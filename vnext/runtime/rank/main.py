@@ -13,12 +13,12 @@ import sys
 import msgspec
 
 from vnext.models.errors import ModelError
-from vnext.runtime.collectives.errors import RankLost
-from vnext.runtime.messages import RankFailed, encoder
 from vnext.runtime.processes.stacks import write_stacks_on_signal
 from vnext.runtime.processes.subprocesses import PARENT_DIED_EXIT_CODE, enter_child, name_process
-from vnext.runtime.ring.results import ResultsSender
-from vnext.runtime.settings import RankSettings, SettingsError
+from vnext.runtime.protocol.messages import RankFailed, encoder
+from vnext.runtime.protocol.settings import RankSettings, SettingsError
+from vnext.runtime.transport.collectives.errors import RankLost
+from vnext.runtime.transport.ring.results import ResultsSender
 
 START_ERRORS = ModelError, SettingsError, MemoryError
 """Failures that a user can fix: a broken checkpoint, an option that cannot work here, too little memory."""

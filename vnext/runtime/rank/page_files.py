@@ -21,8 +21,8 @@ from pathlib import Path
 
 import xxhash
 
-from vnext.runtime.handover.source import OTHER_PAGES, HandoverFailed
-from vnext.runtime.settings import SettingsError
+from vnext.runtime.hosts.handover.source import OTHER_PAGES, HandoverFailed
+from vnext.runtime.protocol.settings import SettingsError
 
 FORMAT_VERSION = 1
 MAGIC = b"vnextKV\n"
@@ -50,7 +50,7 @@ class PageFolder:
         self.file_bytes = HEADER_BYTES + page_bytes
 
     def ask(self, names: Sequence[bytes]) -> None:
-        """As vnext/runtime/handover/source.py, of which this is the transport in shared memory."""
+        """As vnext/runtime/hosts/handover/source.py, of which this is the transport in shared memory."""
         if not self._folder.is_dir():
             raise HandoverFailed(f"no blocks come from {self._folder.parent}: {OTHER_PAGES}")
 

@@ -13,13 +13,13 @@ from collections import deque
 import msgspec
 
 from vnext.log import snapshot
-from vnext.runtime.handover.publishing import Publisher
-from vnext.runtime.messages import AdapterRead, BlocksPublished, BlocksRead, BlocksWritten, RankAnswer, StepResult
+from vnext.runtime.hosts.handover.publishing import Publisher
+from vnext.runtime.protocol.messages import AdapterRead, BlocksPublished, BlocksRead, BlocksWritten, RankAnswer, StepResult
 from vnext.runtime.rank.steps import Steps, is_due
 from vnext.runtime.rank.tier import RankTier
 from vnext.runtime.rank.weights import RankWeights
-from vnext.runtime.ring.broadcast import BeginFrom, FetchBlocks, ReadAdapter, StoreBlocks, Wish, decode_events
-from vnext.runtime.ring.commands import AnyCommand
+from vnext.runtime.transport.ring.broadcast import BeginFrom, FetchBlocks, ReadAdapter, StoreBlocks, Wish, decode_events
+from vnext.runtime.transport.ring.commands import AnyCommand
 from vnext.state.digest import details, digest, histories
 from vnext.state.events import (
     AdapterEvicted,

@@ -14,8 +14,8 @@ import torch
 from vnext.kernels.table import Operations, operations
 from vnext.models.config.model_config import ModelConfig
 from vnext.models.layers.batch import ForwardBatch, host_batch
-from vnext.runtime.messages import PromptResult
-from vnext.runtime.settings import SettingsError
+from vnext.runtime.protocol.messages import PromptResult
+from vnext.runtime.protocol.settings import SettingsError
 from vnext.state.state import StepInFlight
 
 IDS = np.int16

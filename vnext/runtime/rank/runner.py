@@ -180,7 +180,7 @@ class ModelRunner:
         """Choose which products' sums travel beside the work, where the group can. `known`: the file of what was chosen before.
         Every rank calls this. Raises RankLost."""
         if self.parallel.begin_all_reduce is not None:
-            from vnext.runtime.collectives.split_products import measured  # such ranks have torch
+            from vnext.runtime.transport.collectives.split_products import measured  # such ranks have torch
 
             self.parallel = measured(host_tensors_of(self._params), torch_dtype(self.dtype), self.parallel, known)
 

@@ -8,14 +8,14 @@ from __future__ import annotations
 import gc
 from pathlib import Path
 
-from vnext.runtime.collectives.group import leave_group
-from vnext.runtime.messages import encoder
 from vnext.runtime.processes.thread_plan import ring_spin_us
+from vnext.runtime.protocol.messages import encoder
+from vnext.runtime.protocol.settings import RankSettings
 from vnext.runtime.rank.loading import load_rank, ready_message
-from vnext.runtime.ring.common import RingClosed
-from vnext.runtime.ring.reader import RingReader
-from vnext.runtime.ring.results import ResultsSender
-from vnext.runtime.settings import RankSettings
+from vnext.runtime.transport.collectives.group import leave_group
+from vnext.runtime.transport.ring.common import RingClosed
+from vnext.runtime.transport.ring.reader import RingReader
+from vnext.runtime.transport.ring.results import ResultsSender
 
 
 def serve(settings: RankSettings, results: ResultsSender) -> None:

@@ -17,13 +17,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from vnext.runtime.collectives.errors import RankLost
 from vnext.runtime.hosts.host_links import HostLinks, HostReader, HostWriter
 from vnext.runtime.hosts.wire import WireBroken
-from vnext.runtime.ring.common import RingClosed
-from vnext.runtime.ring.reader import RingReader
-from vnext.runtime.ring.writer import RingWriter
-from vnext.runtime.settings import RankSettings
+from vnext.runtime.protocol.settings import RankSettings
+from vnext.runtime.transport.collectives.errors import RankLost
+from vnext.runtime.transport.ring.common import RingClosed
+from vnext.runtime.transport.ring.reader import RingReader
+from vnext.runtime.transport.ring.writer import RingWriter
 
 MEETING_S = 300.0
 LOOK_S = 2e-3

@@ -18,9 +18,9 @@ from vnext.runtime.batch.head_batch import HeadDrafts
 from vnext.runtime.batch.step_inputs import StepInputs
 from vnext.runtime.batch.step_outputs import StepOutputs, spoilt_requests
 from vnext.runtime.batch.words import fed_words
-from vnext.runtime.collectives.group import require_whole_group
-from vnext.runtime.messages import PromptResult, TokenLogprobs
+from vnext.runtime.protocol.messages import PromptResult, TokenLogprobs
 from vnext.runtime.rank.runner import ModelRunner
+from vnext.runtime.transport.collectives.group import require_whole_group
 from vnext.state.config import SchedulerConfig
 from vnext.state.events import pack_tokens
 from vnext.state.state import State, StepInFlight

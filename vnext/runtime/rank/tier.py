@@ -18,11 +18,11 @@ from typing import Protocol
 
 import numpy as np
 
-from vnext.runtime.handover.receiving import Pages, Receiver
-from vnext.runtime.handover.source import BlockSource, HandoverFailed
-from vnext.runtime.messages import BlocksRead, BlocksWritten, DiskFound
+from vnext.runtime.hosts.handover.receiving import Pages, Receiver
+from vnext.runtime.hosts.handover.source import BlockSource, HandoverFailed
+from vnext.runtime.protocol.messages import BlocksRead, BlocksWritten, DiskFound
 from vnext.runtime.rank.page_files import HEADER_BYTES, PageFiles, checksum_in
-from vnext.runtime.ring.broadcast import FetchBlocks, StoreBlocks
+from vnext.runtime.transport.ring.broadcast import FetchBlocks, StoreBlocks
 from vnext.state.events import AnyEvent, BlocksPromoted, PrefixCacheReset, PromotionEnded, TierChanged, TierOpened
 from vnext.state.state import State, Transfer
 from vnext.state.tier import names_in

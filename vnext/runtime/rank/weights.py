@@ -26,10 +26,10 @@ from vnext.models.loading.update import (
     tensors_digest,
 )
 from vnext.models.weight_index import write_index
-from vnext.runtime.messages import RankAnswer
+from vnext.runtime.protocol.messages import RankAnswer
 from vnext.runtime.rank.functions import FUNCTIONS
 from vnext.runtime.rank.runner import ModelRunner
-from vnext.runtime.ring.commands import AnyCommand, CallFunction, CheckWeights, Release, Restore
+from vnext.runtime.transport.ring.commands import AnyCommand, CallFunction, CheckWeights, Release, Restore
 from vnext.state.events import WeightsChanged
 
 RELEASED_BYTES_MIN = 1 << 16

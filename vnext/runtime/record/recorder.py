@@ -20,6 +20,7 @@ from typing import Literal
 
 from msgspec.structs import replace
 
+from vnext.base.version import __version__
 from vnext.log import codec, log_bytes, pseudonyms, snapshot as snapshots
 from vnext.log.codec import RankDetail, RankDigest, SegmentHeader
 from vnext.log.redaction import Redactor
@@ -30,7 +31,6 @@ from vnext.runtime.record.segments import UNBOUNDED, Bounds, Segments, open_segm
 from vnext.state.events import AnyEvent, EngineStarted
 from vnext.state.fold_commit import MatchedSamples
 from vnext.state.state import State
-from vnext.version import __version__
 
 RecordPrivacy = Literal["full", "shape", "off"]
 COMPLAINT_S = 60.0

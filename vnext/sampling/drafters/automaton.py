@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from vnext.compiled import load
+from vnext.base.compiled import load
 from vnext.sampling.drafters import automaton_plain
 
 _automaton = load("vnext.sampling.drafters._automaton", {"COUNTED_MAX": automaton_plain.COUNTED_MAX})

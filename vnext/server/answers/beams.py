@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from vnext.sampling_params import BeamSearchParams, InvalidRequest, SamplingParams, validate_beams
+from vnext.runtime.protocol.sampling_params import BeamSearchParams, InvalidRequest, SamplingParams, validate_beams
 from vnext.server.answers.generation import Generation, Reader, Taker
 from vnext.server.answers.replay import Replay
 from vnext.server.answers.resuming import EventIds

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from vnext.sampling_params import InvalidRequest, SamplingParams, StructuredOutputsParams
+from vnext.runtime.protocol.sampling_params import InvalidRequest, SamplingParams, StructuredOutputsParams
 from vnext.server.answers.beams import generation_of
 from vnext.server.answers.generation import Generation
 from vnext.server.answers.parts import AnswerParts

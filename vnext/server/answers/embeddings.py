@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from vnext.runtime.messages import AdapterFiles, PromptResult, RequestOutput, SubmitRequest
+from vnext.runtime.protocol.messages import AdapterFiles, PromptResult, RequestOutput, SubmitRequest
 from vnext.server.answers.admitted import admitted
 from vnext.server.context.adapters import failed
 from vnext.server.context.errors import Aborted

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 from typing import Any
 
-from vnext.sampling_params import InvalidRequest
+from vnext.runtime.protocol.sampling_params import InvalidRequest
 from vnext.server.context.openai_types import GenerationBody
 from vnext.server.context.server_context import ServerContext
 from vnext.text.answer import Answer

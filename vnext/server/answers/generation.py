@@ -12,8 +12,15 @@ from typing import Any, Protocol
 
 import msgspec
 
-from vnext.runtime.messages import RequestOutput, SubmitRequest
-from vnext.sampling_params import InvalidRequest, SamplingParams, answer_seed, restricted, to_sampling, validate_ranges
+from vnext.runtime.protocol.messages import RequestOutput, SubmitRequest
+from vnext.runtime.protocol.sampling_params import (
+    InvalidRequest,
+    SamplingParams,
+    answer_seed,
+    restricted,
+    to_sampling,
+    validate_ranges,
+)
 from vnext.server.answers.admitted import admitted
 from vnext.server.answers.replay import TOKEN_BYTES, Replay, split
 from vnext.server.answers.resuming import Call, EventIds

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from vnext.runtime.messages import SubmitRequest
+from vnext.runtime.protocol.messages import SubmitRequest
 from vnext.server.answers.admitted import admitted
 from vnext.server.context.errors import Aborted
 from vnext.server.context.server_context import ServerContext

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from vnext.runtime.messages import PromptResult, TokenLogprobs
+from vnext.runtime.protocol.messages import PromptResult, TokenLogprobs
 from vnext.text.answer import Delta
 from vnext.text.parts import Words
 from vnext.text.prompt_results import prompt_logprobs

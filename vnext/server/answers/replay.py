@@ -6,8 +6,8 @@ from typing import Protocol
 
 from msgspec.structs import replace
 
-from vnext.runtime.merged_output import MergedOutput
-from vnext.runtime.messages import RequestOutput
+from vnext.runtime.protocol.merged_output import MergedOutput
+from vnext.runtime.protocol.messages import RequestOutput
 from vnext.server.answers.resuming import EventIds
 from vnext.server.context.errors import OtherSystem
 

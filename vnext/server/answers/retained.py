@@ -12,7 +12,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from vnext.sampling_params import InvalidRequest
+from vnext.runtime.protocol.sampling_params import InvalidRequest
 from vnext.server.context.openai_types import ChatBody, ChatMessage
 from vnext.server.context.retention import Breakpoint
 from vnext.server.context.server_context import ServerContext

@@ -7,7 +7,7 @@ import hashlib
 import msgspec
 from aiohttp import web
 
-from vnext.sampling_params import InvalidRequest
+from vnext.runtime.protocol.sampling_params import InvalidRequest
 from vnext.server.answers.generation import Generation
 from vnext.server.answers.resuming import Call, EventIds
 from vnext.server.context.errors import OtherSystem

@@ -13,7 +13,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 import msgspec
 
-from vnext.sampling_params import InvalidRequest
+from vnext.runtime.protocol.sampling_params import InvalidRequest
 from vnext.server.context.values import Values
 
 LINES_MAX = 50_000

@@ -21,7 +21,7 @@ from typing import Any, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from vnext.sampling_params import InvalidRequest
+from vnext.runtime.protocol.sampling_params import InvalidRequest
 from vnext.server.batches.lines import Fault
 from vnext.server.batches.usage import Usage
 from vnext.server.context.api_keys import EVERYONE, Tenant

@@ -11,10 +11,10 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from vnext.lora_request import FILE_NAMES, LinearLayers, LoRARequest, adapter_files, module_of
-from vnext.runtime.messages import AdapterFiles
-from vnext.runtime.reasons import NOT_A_NUMBER
-from vnext.sampling_params import InvalidRequest
+from vnext.runtime.protocol.lora_request import FILE_NAMES, LinearLayers, LoRARequest, adapter_files, module_of
+from vnext.runtime.protocol.messages import AdapterFiles
+from vnext.runtime.protocol.reasons import NOT_A_NUMBER
+from vnext.runtime.protocol.sampling_params import InvalidRequest
 from vnext.server.context.api_keys import EVERYONE, Tenant
 from vnext.server.context.errors import ModelUnknown, NotANumber
 from vnext.server.settings import ServerSettings

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TypeVar
 
-from vnext.sampling_params import InvalidRequest
+from vnext.runtime.protocol.sampling_params import InvalidRequest
 from vnext.server.context.api_keys import KeyLimits
 from vnext.server.context.errors import Draining, Overloaded
 from vnext.server.context.throughput import Throughput, retry_after_s

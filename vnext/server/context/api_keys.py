@@ -16,7 +16,7 @@ from pathlib import Path
 
 import msgspec
 
-from vnext.runtime.messages import SALT_END
+from vnext.runtime.protocol.messages import SALT_END
 from vnext.server.context.errors import RateLimited
 from vnext.server.context.throughput import RETRY_MAX_S, RETRY_MIN_S
 from vnext.server.settings import ServerSettings

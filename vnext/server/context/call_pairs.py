@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from vnext.sampling_params import InvalidRequest
+from vnext.runtime.protocol.sampling_params import InvalidRequest
 from vnext.server.context.openai_types import ChatMessage
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from vnext.sampling_params import InvalidRequest
+from vnext.runtime.protocol.sampling_params import InvalidRequest
 from vnext.server.context.openai_types import ChatBody, ChatMessage, ToolCall
 from vnext.text.template import ChatTemplate, JsonObject
 

@@ -14,7 +14,7 @@ from aiohttp import web
 
 from vnext.runtime.client.output_stream import EngineDead, EngineStalled, Refused
 from vnext.runtime.client.pending_operations import BadTensors, NotDone
-from vnext.sampling_params import InvalidRequest
+from vnext.runtime.protocol.sampling_params import InvalidRequest
 
 RETRY_AFTER_S = 1  # where nothing was measured
 STATUS_GONE = 499  # for the metrics only, as in nginx: no client reads it

@@ -15,8 +15,8 @@ from collections.abc import Mapping
 import msgspec
 from aiohttp import web
 
-from vnext.runtime.messages import EngineReady
-from vnext.version import __version__
+from vnext.base.version import __version__
+from vnext.runtime.protocol.messages import EngineReady
 
 REQUEST_ID_HEADER = "X-Request-Id"
 ANTHROPIC_ID_HEADER = "Request-Id"

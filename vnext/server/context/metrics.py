@@ -14,7 +14,7 @@ from typing import Protocol
 from prometheus_client import generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from vnext.runtime.messages import AdapterStats, EngineStats
+from vnext.runtime.protocol.messages import AdapterStats, EngineStats
 from vnext.server.context.tallies import Histogram, LabelledCounter
 from vnext.server.context.tally_file import TallyFile
 

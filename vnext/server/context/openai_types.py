@@ -10,7 +10,7 @@ from typing import Any, get_type_hints
 
 import msgspec
 
-from vnext.sampling_params import InvalidRequest, UncheckedParams
+from vnext.runtime.protocol.sampling_params import InvalidRequest, UncheckedParams
 
 
 class StreamOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

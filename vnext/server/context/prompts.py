@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from vnext.sampling_params import InvalidRequest
+from vnext.runtime.protocol.sampling_params import InvalidRequest
 from vnext.server.context.server_context import ServerContext
 
 Prompt = str | list[int]

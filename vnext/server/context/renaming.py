@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
 
-from vnext.sampling_params import InvalidRequest
+from vnext.runtime.protocol.sampling_params import InvalidRequest
 
 SCORING = (r", or 0 with prompt_logprobs, to score a prompt only", "")
 """What only OpenAI's older APIs have."""

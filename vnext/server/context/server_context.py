@@ -18,8 +18,8 @@ from aiohttp import web
 
 from vnext.runtime.client.engines import AnyEngineClient
 from vnext.runtime.client.output_stream import EngineDead, EngineStalled
-from vnext.runtime.messages import derived_seed
-from vnext.sampling_params import InvalidRequest, SamplingParams, context_exceeded
+from vnext.runtime.protocol.messages import derived_seed
+from vnext.runtime.protocol.sampling_params import InvalidRequest, SamplingParams, context_exceeded
 from vnext.server.context.adapters import ServedAdapters
 from vnext.server.context.admission import Quota, RequestLimiter
 from vnext.server.context.api_keys import ApiKeys, Tenant

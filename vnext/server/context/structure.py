@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from vnext.sampling_params import InvalidRequest, StructuredOutputsParams
+from vnext.runtime.protocol.sampling_params import InvalidRequest, StructuredOutputsParams
 from vnext.server.context.openai_types import GenerationBody, ResponseFormat
 from vnext.server.context.text_work import TextWork
 from vnext.text.structured.asked import Asked, asked_of

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from vnext.sampling_params import InvalidRequest
+from vnext.runtime.protocol.sampling_params import InvalidRequest
 from vnext.server.context.conversation import json_size
 from vnext.server.context.openai_types import ChatBody
 

@@ -19,7 +19,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlsplit
 
-from vnext.version import __version__
+from vnext.base.version import __version__
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context

@@ -9,7 +9,7 @@ from typing import Any
 from vnext.runtime.client.engines import AnyEngineClient
 from vnext.runtime.client.shared_tensor import SharedTensor
 from vnext.runtime.client.weight_update import WeightUpdate, file_of, finished
-from vnext.runtime.operations import (
+from vnext.runtime.protocol.operations import (
     TAGS,
     AnyOperation,
     CallRanks,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vnext.sampling_params import InvalidRequest
+from vnext.runtime.protocol.sampling_params import InvalidRequest
 
 NUMBERS_MAX = 2**18 + 2**16  # 10 to 20 ns each in the decoder; OpenAI's embeddings take 300,000 tokens; a model's length if more
 STRINGS_MAX = 2**18  # 30 ns

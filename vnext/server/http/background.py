@@ -14,7 +14,7 @@ from typing import Any
 
 from aiohttp import web
 
-from vnext.sampling_params import InvalidRequest
+from vnext.runtime.protocol.sampling_params import InvalidRequest
 from vnext.server.context.api_keys import Tenant
 from vnext.server.context.errors import DOMAIN_ERRORS, Failure, failure_of
 from vnext.server.http.streaming import Events

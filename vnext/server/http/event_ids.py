@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from vnext.sampling_params import InvalidRequest
+from vnext.runtime.protocol.sampling_params import InvalidRequest
 
 HEADER = "Last-Event-ID"
 CHOICES_MAX = 64

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from vnext.sampling_params import UncheckedParams
+from vnext.runtime.protocol.sampling_params import UncheckedParams
 from vnext.server.context.openai_types import ChatBody, CompletionBody, GenerationBody
 
 SPELLINGS = tuple(

@@ -15,7 +15,7 @@ from functools import cache
 
 import msgspec
 
-from vnext.sampling_params import InvalidRequest
+from vnext.runtime.protocol.sampling_params import InvalidRequest
 from vnext.server.http.field_table import REFUSED, asks_for_nothing, verdict
 
 NESTED = ("stream_options", "messages")

@@ -7,7 +7,7 @@ import time
 
 from aiohttp import StreamReader, web
 
-from vnext.sampling_params import InvalidRequest
+from vnext.runtime.protocol.sampling_params import InvalidRequest
 from vnext.server.context.errors import BodyTooSlow, ClientGone
 
 PAUSE_S = 30.0  # without a byte

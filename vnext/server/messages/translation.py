@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from vnext.sampling_params import InvalidRequest
+from vnext.runtime.protocol.sampling_params import InvalidRequest
 from vnext.server.context.call_pairs import CallPairs
 from vnext.server.context.errors import NO_THREADS
 from vnext.server.context.openai_types import ChatBody

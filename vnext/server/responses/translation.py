@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from vnext.sampling_params import InvalidRequest
+from vnext.runtime.protocol.sampling_params import InvalidRequest
 from vnext.server.context.call_pairs import CallPairs, is_object
 from vnext.server.context.openai_types import ChatBody
 from vnext.server.context.renaming import SCORING, Names

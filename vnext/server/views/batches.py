@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from vnext.sampling_params import InvalidRequest
+from vnext.runtime.protocol.sampling_params import InvalidRequest
 from vnext.server.batches.service import batches_of
 from vnext.server.batches.store import seen
 from vnext.server.context.server_context import tenant_of

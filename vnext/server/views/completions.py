@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from vnext.sampling_params import CHOICES_MAX, InvalidRequest, SamplingParams
+from vnext.runtime.protocol.sampling_params import CHOICES_MAX, InvalidRequest, SamplingParams
 from vnext.server.answers.beams import generation_of
 from vnext.server.answers.experts import check_experts, experts_member
 from vnext.server.answers.generation import Choice, Generation

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 from aiohttp import web
 
-from vnext.sampling_params import InvalidRequest
+from vnext.runtime.protocol.sampling_params import InvalidRequest
 from vnext.server.answers.embeddings import embeddings_of
 from vnext.server.context.identity import answer_id, client_of, identify
 from vnext.server.context.prompts import params_of, prompts_of, tokens_of

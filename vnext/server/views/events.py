@@ -1,4 +1,4 @@
-"""Event stream: GET /events, by which a router in front of several servers has the engine's exact state (vnext/router/view.py).
+"""Event stream: GET /events, by which a router in front of several servers has the engine's exact state (vnext/routing/view.py).
 
 Owns who may follow and how far behind. The bytes are those of vnext/log/stream.py, with the tokens of all prompts and
 answers: a router carries them anyway, and names of blocks can only be made from them. So it is off by default, and a key
@@ -12,7 +12,7 @@ import logging
 
 from aiohttp import web
 
-from vnext.sampling_params import InvalidRequest
+from vnext.runtime.protocol.sampling_params import InvalidRequest
 from vnext.server.context.errors import LogHidden, Overloaded
 from vnext.server.context.identity import ENGINES_HEADER
 from vnext.server.context.server_context import SERVER_CONTEXT

@@ -16,7 +16,7 @@ from aiohttp import BodyPartReader, web
 from aiohttp.http_exceptions import BadHttpMessage
 from msgspec import UNSET
 
-from vnext.sampling_params import InvalidRequest
+from vnext.runtime.protocol.sampling_params import InvalidRequest
 from vnext.server.batches.service import batches_of
 from vnext.server.batches.store import FILE_BYTES_MAX, private, seen, writing
 from vnext.server.context.errors import BodyTooSlow, ContentRefused

@@ -1,6 +1,6 @@
 """POST /handover: computes a prompt for another server, and answers with the ticket by which that one gets its blocks.
 
-For routers (vnext/router/proxy). The answer is worth nothing by itself: a server without the cluster's secret gets no blocks.
+For routers (vnext/gateway). The answer is worth nothing by itself: a server without the cluster's secret gets no blocks.
 """
 
 from __future__ import annotations

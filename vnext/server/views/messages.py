@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from vnext.sampling_params import ContextExceeded, InvalidRequest
+from vnext.runtime.protocol.sampling_params import ContextExceeded, InvalidRequest
 from vnext.server.answers.chat_request import ChatRequest, prompt_of
 from vnext.server.answers.generation import RETAINED, Generation
 from vnext.server.answers.parts import AnswerParts

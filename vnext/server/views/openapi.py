@@ -14,8 +14,8 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
+from vnext.base.version import __version__
 from vnext.server.views.welcome import PARAMETER, ROUTES, Route
-from vnext.version import __version__
 
 REF = "#/components/schemas/{name}"
 ERRORS = {

@@ -7,10 +7,10 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
+from vnext.base.version import __version__
 from vnext.server.context.identity import VERSION_HEADER, client_of
 from vnext.server.context.server_context import SERVER_CONTEXT, ServerContext, tenant_of
 from vnext.server.http.anthropic_models import anthropic_model, anthropic_page
-from vnext.version import __version__
 
 
 async def list_models(request: web.Request) -> web.Response:

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from vnext.sampling_params import InvalidRequest
+from vnext.runtime.protocol.sampling_params import InvalidRequest
 from vnext.server.answers.chat_request import prompt_of
 from vnext.server.context.identity import client_of
 from vnext.server.context.openai_types import ChatBody, ChatMessage, Tool

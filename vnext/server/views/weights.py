@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 from aiohttp import web
 
-from vnext.sampling_params import InvalidRequest
+from vnext.runtime.protocol.sampling_params import InvalidRequest
 from vnext.server.context.server_context import SERVER_CONTEXT
 from vnext.server.context.trainer import TAGS, Mode, Plain, SharedTensor, Trainer
 from vnext.server.http.bodies import read_body

@@ -14,9 +14,9 @@ from typing import NamedTuple
 import msgspec
 from aiohttp import web
 
+from vnext.base.version import __version__
 from vnext.server.context.server_context import SERVER_CONTEXT
 from vnext.server.example import curl_line
-from vnext.version import __version__
 
 JSON, TEXT, HTML, EVENTS, BYTES = "application/json", "text/plain", "text/html", "text/event-stream", "application/octet-stream"
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from vnext.compiled import load
+from vnext.base.compiled import load
 from vnext.state.store import columns_numpy, fields
 
 CONSTANTS = {name: getattr(fields, name) for name in map(str.upper, fields.FIELD_NAMES)} | {

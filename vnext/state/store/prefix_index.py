@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from vnext.compiled import load
+from vnext.base.compiled import load
 from vnext.state.store import prefix_index_plain
 from vnext.state.store.prefix_index_plain import Pair
 from vnext.state.store.versions import Version

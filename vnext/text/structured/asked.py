@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from vnext.sampling_params import InvalidRequest, StructuredOutputsParams
+from vnext.runtime.protocol.sampling_params import InvalidRequest, StructuredOutputsParams
 
 KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 

@@ -17,7 +17,7 @@ import msgspec
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from llguidance.gbnf_to_lark import any_to_lark
 
-from vnext.sampling_params import InvalidRequest, StructuredOutputsParams
+from vnext.runtime.protocol.sampling_params import InvalidRequest, StructuredOutputsParams
 from vnext.state.params import GRAMMAR_ROW_MAX, Constraint
 from vnext.text.structured.asked import Asked
 from vnext.text.structured.json_schema import Schema, SchemaReader, dumps

@@ -16,7 +16,7 @@ from graphlib import CycleError, TopologicalSorter
 from typing import Any, TypeVar
 from urllib.parse import unquote
 
-from vnext.sampling_params import InvalidRequest
+from vnext.runtime.protocol.sampling_params import InvalidRequest
 
 DEPTH_MAX = 50
 LEVELS_MAX = 1_000

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from vnext.sampling_params import InvalidRequest, StructuredOutputsParams
+from vnext.runtime.protocol.sampling_params import InvalidRequest, StructuredOutputsParams
 from vnext.text.structured.grammar import PLACES_TRIED_MAX, SLOW, json_grammar, place_of, refusal_of
 from vnext.text.structured.json_schema import Schema, SchemaReader
 

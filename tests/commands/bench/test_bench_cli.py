@@ -1,0 +1,189 @@
+"""vnext-bench: measures an engine and a server end to end, and says what is wrong in one sentence."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from pathlib import Path
+
+import msgspec
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from vnext.commands.bench.cli import main, without_key
+from vnext.commands.bench.server_runs import Load, Measured, MeasurementFailed, ServerUnusable, measure_server
+from vnext.commands.bench.workload import Workload
+
+SMALL_ENGINE = ["--executor", "inproc", "--threads", "1", "--log", "off"]
+WORKLOAD = Workload(prompt_count=4, input_length=3, output_length=2)
+
+
+class Backend:
+    """A server of streams: two pieces and the usage, or `status` for every request."""
+
+    def __init__(self, status: int = 200) -> None:
+        self.status = status
+        self.bodies: list[dict] = []
+        self.live, self.live_max = 0, 0
+        self.app = web.Application()
+        self.app.add_routes([web.get("/v1/models", self.models), web.post("/v1/completions", self.complete)])
+
+    async def models(self, request: web.Request) -> web.Response:
+        return web.json_response({"data": [{"id": "m"}]})
+
+    async def complete(self, request: web.Request) -> web.StreamResponse:
+        self.bodies.append(await request.json())
+        if self.status != 200:
+            return web.Response(status=self.status, text="no")
+        self.live += 1
+        self.live_max = max(self.live_max, self.live)
+        await asyncio.sleep(0)
+        chunks = [{"choices": [{"text": "a"}]}, {"choices": [{"text": "b"}]}, {"choices": [], "usage": {"completion_tokens": 2}}]
+        self.live -= 1
+        body = b"".join(b"data: " + msgspec.json.encode(chunk) + b"\n\n" for chunk in chunks)
+        return web.Response(body=body + b"data: [DONE]\n\n")
+
+
+async def measured(backend: Backend, workload: Workload = WORKLOAD, **load) -> Measured:
+    batch = [[5, 6, 7]] * workload.prompt_count
+    async with TestServer(backend.app) as server:
+        return await measure_server(Load(url=str(server.make_url("")).rstrip("/"), **load), workload, batch)
+
+
+def test_a_server_is_measured() -> None:
+    backend = Backend()
+    figures = asyncio.run(measured(backend, concurrency=1, rate=10_000.0)).figures
+    assert (figures["requests"], figures["failed"], figures["input_tokens"], figures["output_tokens"]) == (4, 0, 12, 8)
+    assert {"ttft_p99_ms", "tpot_p50_ms", "e2e_mean_ms"} <= figures.keys()
+    assert backend.live_max == 1, "concurrency bounds what is sent at once"
+    assert {body["model"] for body in backend.bodies} == {"m"}
+    assert [(body["prompt"], body["max_tokens"], body["ignore_eos"], body["stream"]) for body in backend.bodies] == [
+        ([5, 6, 7], 2, True, True)
+    ] * 4
+
+
+class SlowBackend(Backend):
+    """Answers one request at a time, each in ANSWER_S: what is asked of it faster waits."""
+
+    ANSWER_S = 0.05
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._turn = asyncio.Lock()
+        self.waiting, self.waiting_max = 0, 0
+
+    async def complete(self, request: web.Request) -> web.StreamResponse:
+        self.waiting += 1
+        self.waiting_max = max(self.waiting_max, self.waiting)
+        async with self._turn:
+            await asyncio.sleep(self.ANSWER_S)
+        self.waiting -= 1
+        return await super().complete(request)
+
+
+SLOW = Workload(prompt_count=40, input_length=3, output_length=2)  # 2 s of answers
+
+
+def test_what_clients_waited_for_a_server_that_cannot_keep_up_is_in_the_latencies() -> None:
+    """200 a second asked of a server that does 20: the last client waits 1.8 s, though each request that is sent takes at most 4
+    times 50 ms. Waiting is longer on a slow machine, never shorter."""
+    found = asyncio.run(measured(SlowBackend(), SLOW, concurrency=4, rate=200.0)).figures
+    assert found["ttft_p99_ms"] > 1500 and found["e2e_p99_ms"] > 1500
+    assert found["unsent_p99_ms"] > 1000, "most of it before the request was sent"
+    assert found["rate_asked_per_s"] == 200.0 and found["rate_reached_per_s"] < 40
+
+
+def test_nothing_bounds_how_many_ask_at_once_unless_it_is_asked_for() -> None:
+    backend = SlowBackend()
+    found = asyncio.run(measured(backend, SLOW, rate=400.0)).figures
+    assert backend.waiting_max > 8, "they are sent faster than they are answered"
+    assert found["ttft_p99_ms"] > 1500
+
+
+def test_so_many_clients_ask_again_when_they_are_answered() -> None:
+    """Without a rate it is the answers that bring the next requests: no request was to be sent before there was room."""
+    backend = SlowBackend()
+    found = asyncio.run(measured(backend, SLOW, concurrency=2)).figures
+    assert backend.waiting_max == 2 and found["unsent_p99_ms"] == 0.0
+    assert "rate_asked_per_s" not in found
+
+
+def test_rate_concurrency_and_notes_are_in_the_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    async def reported() -> dict:
+        async with TestServer(Backend().app) as server:
+            argv = ["throughput", "--url", str(server.make_url("")), "--num-prompts", "3", "--input-len", "4", "--output-len", "9"]
+            more = ["--request-rate", "1000", "--max-concurrency", "2", "--api-key", "secret", "--json", str(tmp_path / "report.json")]
+            assert await asyncio.to_thread(main, [*argv, *more]) == 0
+        return json.loads((tmp_path / "report.json").read_text())
+
+    report = asyncio.run(reported())
+    assert report["load"] == {"concurrency": 2, "request_rate": 1000.0}
+    assert "--api-key ... --json" in report["command"] and "secret" not in json.dumps(report)
+    assert without_key(["--api-key=secret", "a"]) == ["--api-key=...", "a"]
+    assert report["cores_busy_before"] >= 0 and isinstance(report["notes"], list)
+    shown = capsys.readouterr().out
+    assert "rate_asked_per_s" in shown and "rate_reached_per_s" in shown and "load before" in shown and ", after" in shown
+
+
+def test_a_server_that_fails_every_request_is_no_measurement() -> None:
+    with pytest.raises(MeasurementFailed, match="All 4 requests .* HTTP status 500: no"):
+        asyncio.run(measured(Backend(status=500)))
+
+
+def test_a_server_that_wants_a_key_says_so() -> None:
+    class Locked(Backend):
+        async def models(self, request: web.Request) -> web.Response:
+            return web.Response(status=401, text="The API key is missing.")
+
+    with pytest.raises(ServerUnusable, match="does not say what it serves: HTTP status 401: The API key is missing."):
+        asyncio.run(measured(Locked()))
+
+
+def status(argv: list[str]) -> int:
+    """What the process would end with."""
+    try:
+        return main(argv)
+    except SystemExit as ended:
+        return int(ended.code or 0)
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["throughput", "--url", "http://127.0.0.1:1"], "is it running?"),
+        (["throughput", "--url", "http://127.0.0.1:1", "--block-size", "3"], "--block-size configures an engine"),
+        (["throughput", "--num-prompts", "0"], "--num-prompts is 0"),
+        (["latency", "--repeats", "0"], "--repeats is 0"),
+        (["latency", "--shared-len", "9", "--input-len", "8"], "--shared-len is 9"),
+        (["latency", "--input-len", "5000", *SMALL_ENGINE], "5000 in the prompt"),
+        (["latency", "no/such/folder"], "no/such/folder"),
+    ],
+)
+def test_what_cannot_be_measured_is_one_sentence(
+    capsys: pytest.CaptureFixture[str], argv: list[str], words: str
+) -> None:
+    assert status(argv) == 2
+    said = capsys.readouterr().err
+    assert words in said and len(said.splitlines()) == 1
+
+
+def test_throughput_of_an_engine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    output = tmp_path / "report.json"
+    argv = ["throughput", "--num-prompts", "3", "--input-len", "20", "--output-len", "4", "--json", str(output)]
+    assert main([*argv, *SMALL_ENGINE]) == 0
+    report = json.loads(output.read_text())
+    assert (report["figures"]["requests"], report["figures"]["output_tokens"]) == (3, 12)
+    assert report["command"].startswith("vnext-bench throughput --num-prompts 3")
+    assert "output_tokens_per_s" in capsys.readouterr().out
+
+
+def test_latency_of_an_engine(capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ["latency", "--batch-size", "2", "--repeats", "2", "--input-len", "20", "--output-len", "4", "--random"]
+    assert main([*argv, *SMALL_ENGINE]) == 0
+    said = capsys.readouterr().out
+    figures = {name: float(value.replace(",", "")) for name, value in re.findall(r"^  (\w+) +([\d.,]+)$", said, re.M)}
+    weights_ms = figures["weights_mb_a_step"] / figures["memory_read_gb_per_s"]
+    assert figures["weights_mb_a_step"] == 7.6, "the demo model's weights in bfloat16, each shard filled up"
+    assert abs(figures["share_of_memory_bound"] - weights_ms / figures["step_p50_ms"]) < 0.01

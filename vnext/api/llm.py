@@ -1,0 +1,307 @@
+"""LLM: an engine as a Python object, for programs that need no server.
+
+Turns prompts into requests and outputs into answers, in the order of the prompts. The engine core runs in its own process
+with the same settings as under `vnext serve`; tokens become text in this process, by the same code as in the API server.
+Several threads may use one LLM; async_llm.py serves programs with event loops.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import closing, nullcontext
+from inspect import Parameter, Signature
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, get_type_hints
+
+import msgspec
+
+from vnext.api.chat_tokenizer import ChatTokenizer
+from vnext.api.engine_operations import EngineOperations
+from vnext.api.generated import Embedded, Embedding, Generated, Scored, Slot, Task
+from vnext.api.generation_config import sampling_defaults
+from vnext.api.program_input import (
+    Message,
+    ParamsChoice,
+    Prompt,
+    as_adapters,
+    as_conversation,
+    as_conversations,
+    as_count,
+    as_prompts,
+    as_variables,
+)
+from vnext.api.task_maker import TaskMaker
+from vnext.options.settings_check import engine_settings
+from vnext.runtime.processes.launch import find_model
+from vnext.runtime.processes.replicas import RunningEngines, StartingEngines, start_engines
+from vnext.runtime.protocol.lora_request import AdapterChoice
+from vnext.runtime.protocol.sampling_params import BeamSearchParams, InvalidRequest, SamplingParams, as_struct
+from vnext.runtime.protocol.settings import EngineSettings, reads_generation_config
+
+if TYPE_CHECKING:  # the engine's client and the text code import slowly: the engine starts meanwhile
+    from tqdm import tqdm
+
+    from vnext.runtime.client.client_sync import SyncEngineClient
+    from vnext.runtime.protocol.merged_output import TakenOutput
+    from vnext.runtime.protocol.messages import PromptResult
+    from vnext.text.answer import Delta
+    from vnext.text.tokenizer import Tokenizer
+
+
+class _Options:
+    """The signature of LLM and AsyncLLM: every option with its type and default."""
+
+    def __get__(self, instance: object, owner: type) -> Signature:
+        kinds = get_type_hints(EngineSettings)
+        options = [
+            Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=kinds[name])
+            for name, default in msgspec.structs.asdict(EngineSettings()).items()
+            if name != "model"
+        ]
+        return Signature([Parameter("model", Parameter.POSITIONAL_OR_KEYWORD, default="", annotation=str), *options])
+
+
+class LLM(EngineOperations):
+    """`LLM("folder or hub id", max_num_seqs=64, ...)`: every engine option of `vnext serve` is a keyword.
+
+    Raises SettingsError for a setting that cannot work, StartFailed for an engine that cannot start. Close it, or use
+    it in a `with`; an LLM that is never closed closes when it is garbage-collected, at the latest when the program ends.
+    """
+
+    __signature__ = _Options()
+
+    def __init__(self, model: str = "", **settings: Any) -> None:
+        self._settings = engine_settings(model=model, **settings)
+        model_path = find_model(self._settings)
+        defaults = sampling_defaults(model_path, reads_generation_config(self._settings))
+        starting = start_engines(self._settings, model_path)
+        from vnext.runtime.client.client_sync import SyncEngineClient
+
+        self.tokenizer = _tokenizer(model_path, starting)
+        self._engine = starting.wait()
+        self._finalizer = weakref.finalize(self, _stop, os.getpid(), self._engine, None)
+        self._address = self._engine.addresses[0]
+        policy, prefill_engines = self._settings.data_parallel_policy, self._settings.prefill_engines
+        client = SyncEngineClient.connect(self._engine.addresses, policy=policy, prefill_engines=prefill_engines)
+        self._finalizer.detach()
+        self._finalizer = weakref.finalize(self, _stop, os.getpid(), self._engine, client)
+        self._client, self.ready = client, client.ready
+        self._maker = TaskMaker(self._settings, self.tokenizer, client.ready, defaults)
+        self.vocab_size, self.max_model_len = self._maker.vocab_size, self._maker.max_model_len
+
+    @property
+    def log_dir(self) -> str:
+        """The folder of the engine's log: the latest one, where an engine core has followed another; the first engine's, where
+        there are several."""
+        return self._engine.log_dir
+
+    @property
+    def log_dirs(self) -> tuple[str, ...]:
+        """`log_dir` of each engine; empty with the log off."""
+        return self._engine.log_dirs
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: ParamsChoice = None,
+        use_tqdm: bool = True,
+        lora_request: AdapterChoice = None,
+    ) -> list[Generated]:
+        """Answer one prompt or several, in their order.
+
+        `sampling_params` is one for all prompts or a list with one for each. None takes `get_default_sampling_params()`,
+        shortened to fit the model's length. `lora_request` is the adapter of all prompts or a list with one, or None, for each.
+        Raises InvalidRequest, before it sends anything unless the adapter's weights do not fit, Refused, EngineDead.
+        """
+        self._client.require_alive()
+        tasks = self._maker.tasks(as_prompts(prompts), sampling_params, lora_request)
+        total = sum(len(task.slots) for task in tasks)
+        with _bar(total) if use_tqdm else nullcontext() as bar:
+            for slot, delta in self._deltas(tasks, whole=not any(task.params.stop for task in tasks)):
+                slot.push(delta)
+                if delta.finish and bar is not None:
+                    bar.update()
+        return [task.generated(self.tokenizer) for task in tasks]
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: ParamsChoice = None,
+        use_tqdm: bool = True,
+        *,
+        lora_request: AdapterChoice = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[Generated]:
+        """`generate` for one conversation or several, each a list of {"role": ..., "content": ...}.
+
+        The chat template sees `tools` and the variables in `chat_template_kwargs`; calls stay in the answer's text.
+        """
+        variables = as_variables(tools, chat_template_kwargs)
+        prompts = [self._maker.render(each, variables) for each in as_conversations(messages)]
+        return self.generate(prompts, sampling_params, use_tqdm, lora_request)
+
+    def stream_chat(
+        self, messages: Sequence[Message], sampling_params: SamplingParams | None = None
+    ) -> Generator[str, None, int]:
+        """Yield one answer to a conversation piece by piece; the generator returns the number of the answer's tokens.
+        Closing the generator aborts the answer."""
+        tasks = self._maker.tasks([self._maker.render(as_conversation(messages), {})], sampling_params)
+        token_count = 0
+        with closing(self._deltas(tasks)) as deltas:
+            for _, delta in deltas:
+                token_count = delta.token_count
+                yield delta.text
+        return token_count
+
+    def beam_search(self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams | Mapping[str, Any]) -> list[Generated]:
+        """The `params.beam_width` likeliest answers to each prompt, the likeliest first, by the rule of vnext/text/beams.py.
+        Raises InvalidRequest, Refused, EngineDead."""
+        from vnext.text.beams import BeamSearch
+
+        params = as_struct(BeamSearchParams, params, "params")
+        sampling = SamplingParams(
+            n=params.beam_width, max_tokens=params.max_tokens, logprobs=0, ignore_eos=params.ignore_eos,
+            include_stop_str_in_output=params.include_stop_str_in_output,
+        )  # fmt: skip
+        tasks = self._maker.tasks(as_prompts(prompts), sampling)
+        ends = () if params.ignore_eos else self._client.ready.config.eos_token_ids
+        searches = [BeamSearch(task.requests[0].name, task.tokens, params, ends) for task in tasks]
+        while requests := {each.name: (each, search) for search in searches for each in search.requests()}:
+            for output in self._client.run([request for request, _ in requests.values()], whole=True):
+                requests[output.name][1].push(output)
+        for task, search in zip(tasks, searches):
+            for slot, output in zip(task.slots, search.best(params.beam_width)):
+                slot.push(slot.answer.push(output))
+        return [task.generated(self.tokenizer) for task in tasks]
+
+    def embed(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        *,
+        pooling: str = "last",
+        dimensions: int | None = None,
+        normalize: bool = True,
+    ) -> list[Embedded]:
+        """One embedding for each prompt: the last hidden state of its last token, their mean ("mean") or that of its first
+        token ("cls"), cut to `dimensions` and scaled to length 1. Raises InvalidRequest, Refused, EngineDead."""
+        from vnext.text.prompt_arrays import embedding
+        from vnext.text.prompt_results import embedding_request
+
+        dimensions = as_count(dimensions, "dimensions")
+        tokens = [self._maker.tokens(prompt) for prompt in as_prompts(prompts)]
+        requests = [embedding_request(next(self._maker.names), each, pooling, self.max_model_len) for each in tokens]
+        found: dict[str, list[PromptResult]] = {request.name: [] for request in requests}
+        for output in self._client.run(requests, whole=True) if requests else ():
+            if output.error:
+                raise InvalidRequest(f"{output.error}.")
+            found[output.name] += output.prompt
+        embeddings = [embedding(parts, dimensions, normalize).tolist() for parts in found.values()]
+        return [
+            Embedded(prompt_token_ids=each, outputs=Embedding(embedding=vector)) for each, vector in zip(tokens, embeddings)
+        ]
+
+    def score(
+        self, prompts: Prompt | Sequence[Prompt], answers: Prompt | Sequence[Prompt], *, lora_request: AdapterChoice = None
+    ) -> list[Scored]:
+        """The log-probabilities of given answers, one for each prompt, by the kernels that generate and in their order
+        (docs/rollouts.md). An answer is given as a prompt is; a text gets no special tokens. Prompt and answer together may have
+        `max_model_len` tokens. The likeness of two texts, which vLLM's LLM.score and the server's /score state, is the cosine of
+        their vectors from `embed`. Raises InvalidRequest, Refused, EngineDead."""
+        from vnext.text.prompt_results import Scoring
+
+        prompts, answers = as_prompts(prompts), as_prompts(answers, "answers")
+        if len(prompts) != len(answers):
+            counts = f"There are {len(prompts)} prompts and {len(answers)} answers"
+            raise InvalidRequest(f"{counts}: give one for each; to compare texts, see embed.", "answers")
+        adapters = self._maker.adapters.of(len(prompts), as_adapters(lora_request))
+        pairs = [(self._maker.tokens(prompt), self._maker.tokens(answer, False)) for prompt, answer in zip(prompts, answers)]
+        scorings = {
+            name: Scoring(name, *pair, self.max_model_len, adapter)
+            for pair, adapter, name in zip(pairs, adapters, self._maker.names)
+        }
+        for output in self._client.run([each.request for each in scorings.values()], whole=True) if scorings else ():
+            if output.error:
+                raise InvalidRequest(f"{output.error}.")
+            scorings[output.name].push(output)
+        found = [each.logprobs() for each in scorings.values()]
+        return [
+            Scored(prompt_token_ids=prompt, token_ids=answer, logprobs=each, cumulative_logprob=sum(each))
+            for (prompt, answer), each in zip(pairs, found)
+        ]
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """The parameters of `generate` without `sampling_params`: SamplingParams() with the defaults of the model's file."""
+        return self._maker.default_params()
+
+    def get_tokenizer(self) -> ChatTokenizer:
+        """The model's tokenizer, under the names that programs know from transformers."""
+
+        def written(conversation: Sequence[Message], tools: Any, variables: Mapping[str, Any], add_generation_prompt: bool) -> str:
+            return self._maker.written(as_conversation(conversation), as_variables(tools, variables), add_generation_prompt)
+
+        return ChatTokenizer(self.tokenizer, written)
+
+    def close(self) -> None:
+        """End the engine. Idempotent. Later calls raise EngineDead."""
+        self._finalizer()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _deltas(self, tasks: Sequence[Task], whole: bool = False) -> Iterator[tuple[Slot, Delta]]:
+        """Yield the answers' deltas as they come or, with `whole`, once an answer has ended, so that a stop string is found late.
+
+        Closing the generator aborts the live answers.
+        """
+        slots = {name: slot for task in tasks for name, slot in task.slot_of.items()}
+        if not slots:
+            return
+        with closing(self._client.run([request for task in tasks for request in task.requests], whole)) as outputs:
+            for output in outputs:
+                slot = slots[output.name]
+                if not slot.finished:
+                    yield slot, self._push(slot, output)
+
+    def _push(self, slot: Slot, output: TakenOutput) -> Delta:
+        if output.error:  # an adapter that cannot be read, a grammar that cannot be followed
+            raise InvalidRequest(f"{output.error}.")
+        slot.note_times(output)
+        delta = slot.answer.push(output)
+        slot.finished = delta.finish != ""
+        if slot.finished and not output.finish:
+            self._client.abort((output.name,), "stop")
+        return delta
+
+
+def _bar(total: int) -> tqdm:
+    from tqdm import tqdm
+
+    return tqdm(total=total, desc="answers", unit="answer", dynamic_ncols=True)
+
+
+def _tokenizer(model_path: Path, starting: StartingEngines) -> Tokenizer:
+    """Load the model's tokenizer while its engine starts. On CheckpointUnreadable it ends the engine first."""
+    try:
+        from vnext.text.tokenizer import Tokenizer
+
+        return Tokenizer.load(model_path)
+    except BaseException:
+        starting.abandon()
+        raise
+
+
+def _stop(owner: int, engine: RunningEngines, client: SyncEngineClient | None) -> None:
+    if os.getpid() != owner:
+        return  # a fork has neither the client's thread nor the engine, which goes on for its owner
+    if client is not None:
+        client.close()
+    engine.stop()

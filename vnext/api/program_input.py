@@ -1,0 +1,161 @@
+"""What a program passes to LLM and AsyncLLM, as one form: prompts, conversations, parameters.
+
+Owns the types that are taken, and the sentence for each that is not: it names the caller's argument. Dictionaries stand for
+structs, arrays and iterators for lists, where they can mean one thing only. Knows no model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from operator import index
+from typing import Any
+
+import msgspec
+
+from vnext.runtime.protocol.lora_request import AdapterChoice, LoRARequest
+from vnext.runtime.protocol.sampling_params import InvalidRequest, SamplingParams, as_struct, kind_of
+
+Prompt = str | Sequence[int] | Mapping[str, Any]
+"""A text, token ids, or {"prompt": a text} or {"prompt_token_ids": token ids}."""
+Message = Mapping[str, Any]
+Params = SamplingParams | Mapping[str, Any] | None
+"""SamplingParams, a dictionary of its fields, or None for the defaults."""
+ParamsChoice = Params | Sequence[Params]
+"""One for all prompts, or a list with one for each."""
+
+A_PROMPT = 'a text, token ids, {"prompt": ...} or {"prompt_token_ids": ...}'
+A_MESSAGE = '{"role": ..., "content": ...}'
+
+
+def as_prompts(prompts: Prompt | Iterable[Prompt], name: str = "prompts") -> list[str | list[int]]:
+    """Each prompt's text or token ids; a single prompt becomes a list of one. Raises InvalidRequest."""
+    if isinstance(prompts, str | Mapping):
+        return [as_prompt(prompts, name)]
+    items = _items(prompts, name, f"{A_PROMPT}, or a list of these")
+    if items and hasattr(items[0], "__index__") and not _is_list(items[0]):
+        return [_token_ids(items, name)]
+    return [as_prompt(each, f"{name}[{at}]") for at, each in enumerate(items)]
+
+
+def as_prompt(prompt: Prompt, name: str = "prompt") -> str | list[int]:
+    """The text or the token ids of one prompt. Raises InvalidRequest."""
+    if isinstance(prompt, str):
+        return prompt
+    if not isinstance(prompt, Mapping):
+        return _token_ids(_items(prompt, name, A_PROMPT), name)
+    if len(prompt) != 1 or not prompt.keys() <= {"prompt", "prompt_token_ids"}:
+        keys = ", ".join(map(repr, prompt))
+        remedy = "give a text, token ids, or one of prompt and prompt_token_ids"
+        raise InvalidRequest(f"A prompt has the keys {keys}: {remedy}.", "prompt")
+    key, value = next(iter(prompt.items()))
+    if isinstance(value, str):
+        return value
+    return _token_ids(_items(value, key, "token ids" if key == "prompt_token_ids" else "a text"), key)
+
+
+def as_params(params: ParamsChoice, count: int) -> list[SamplingParams | None]:
+    """One for each of `count` prompts. Raises InvalidRequest."""
+    name = "sampling_params"
+    if params is None or isinstance(params, msgspec.Struct | Mapping):
+        return [_params(params, name)] * count
+    items = _items(params, name, f"{_SAMPLING}, or a list of these")
+    if len(items) != count:
+        raise InvalidRequest(f"There are {count} prompts and {len(items)} {name}: give one, or one for each.", name)
+    made = {key: _params(each, f"{name}[{at}]") for at, (key, each) in enumerate({id(each): each for each in items}.items())}
+    return [made[id(each)] for each in items]  # what is one stays one, and so does its grammar
+
+
+def as_conversations(messages: Message | Sequence[Message] | Sequence[Sequence[Message]]) -> list[list[Message]]:
+    """Each conversation's messages; a single conversation, or message, becomes a list of one. Raises InvalidRequest."""
+    name = "messages"
+    if isinstance(messages, Mapping):
+        return [_conversation([messages], name)]
+    if isinstance(messages, str):
+        raise InvalidRequest(f"{name} is a text: give a list of {A_MESSAGE}, or use generate() for a text.", name)
+    items = _items(messages, name, f"a list of {A_MESSAGE}, or a list of such lists")
+    if not items or _is_list(items[0]):
+        return [_conversation(each, f"{name}[{at}]") for at, each in enumerate(items)]
+    return [_conversation(items, name)]
+
+
+def as_conversation(messages: Message | Sequence[Message]) -> list[Message]:
+    """The messages of the one conversation. Raises InvalidRequest."""
+    found = as_conversations(messages)
+    if len(found) != 1:
+        raise InvalidRequest(f"messages has {len(found)} conversations: give one, a list of {A_MESSAGE}.", "messages")
+    return found[0]
+
+
+def as_adapters(choice: AdapterChoice | Mapping[str, Any]) -> AdapterChoice:
+    """One adapter for all prompts, or a list with one or None for each. Raises InvalidRequest."""
+    name = "lora_request"
+    if choice is None or isinstance(choice, msgspec.Struct | Mapping):
+        return choice and as_struct(LoRARequest, choice, name)
+    each = _items(choice, name, "LoRARequest(...), or a list with one or None for each prompt")
+    return [one and as_struct(LoRARequest, one, f"{name}[{at}]") for at, one in enumerate(each)]
+
+
+def as_count(value: int | None, name: str) -> int | None:
+    """A whole number, or None. Raises InvalidRequest."""
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
+        raise InvalidRequest(f"{name} is {kind_of(value)}: it must be a whole number.", name)
+    return value
+
+
+def as_variables(tools: Any, others: Any) -> dict[str, Any]:
+    """The variables of a chat template. Raises InvalidRequest."""
+    if tools is not None:
+        tools = _items(tools, "tools", "a list of dictionaries")
+        for at, tool in enumerate(tools):
+            if not isinstance(tool, Mapping):
+                raise InvalidRequest(f"tools[{at}] is {kind_of(tool)}: give a dictionary.", "tools")
+    if not isinstance(others, Mapping | None):
+        raise InvalidRequest(f"chat_template_kwargs is {kind_of(others)}: give a dictionary.", "chat_template_kwargs")
+    return {"tools": tools, **(others or {})}
+
+
+_SAMPLING = "SamplingParams(...), a dictionary of its fields or None"
+
+
+def _params(params: Any, name: str) -> SamplingParams | None:
+    if params is None:
+        return None
+    if not isinstance(params, SamplingParams | Mapping):
+        raise InvalidRequest(f"{name} is {kind_of(params)}: give {_SAMPLING}.", "sampling_params")
+    return as_struct(SamplingParams, params, name)
+
+
+def _conversation(messages: Any, name: str) -> list[Message]:
+    found = _items(messages, name, f"a list of {A_MESSAGE}")
+    for at, message in enumerate(found):
+        if not isinstance(message, Mapping):
+            raise InvalidRequest(f"{name}[{at}] is {kind_of(message)}: give {A_MESSAGE}.", "messages")
+        role, content = message.get("role"), message.get("content")
+        if not isinstance(role, str):
+            has = "no role" if role is None else f"{kind_of(role)} as its role"
+            raise InvalidRequest(f"{name}[{at}] has {has}: give {A_MESSAGE}.", "messages")
+        if not isinstance(content, str | list | tuple | None):
+            raise InvalidRequest(f"{name}[{at}].content is {kind_of(content)}: give a text or a list of parts.", "messages")
+    return found
+
+
+def _items(value: Any, name: str, remedy: str) -> list[Any]:
+    """A list of what an iterable has: a list, an array of numpy, a tensor, an iterator."""
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    if isinstance(value, str | bytes | bytearray | memoryview | Mapping) or not isinstance(value, Iterable):
+        raise InvalidRequest(f"{name} is {kind_of(value)}: give {remedy}.", name)
+    return list(value)
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, Iterable) and not isinstance(value, str | Mapping)
+
+
+def _token_ids(items: list[Any], name: str) -> list[int]:
+    if all(type(each) is int for each in items):
+        return items
+    for at, each in enumerate(items):
+        if isinstance(each, bool) or not hasattr(each, "__index__"):
+            raise InvalidRequest(f"{name}[{at}] is {kind_of(each)}: token ids are whole numbers.", name)
+    return list(map(index, items))

@@ -1,0 +1,135 @@
+"""Prompts and sampling parameters as the requests of an engine: what LLM and AsyncLLM have in common before anything is sent.
+
+Owns the checks of what a program passes, the names of its requests and the chat template. Sends nothing, and any thread may call
+it.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from vnext.api.generated import Slot, Task
+from vnext.api.program_input import Message, ParamsChoice, as_adapters, as_params
+from vnext.runtime.protocol.lora_request import AdapterChoice, KnownAdapters
+from vnext.runtime.protocol.sampling_params import (
+    InvalidRequest,
+    SamplingDefaults,
+    SamplingParams,
+    answer_seed,
+    restricted,
+    to_sampling,
+    validate,
+)
+from vnext.runtime.protocol.settings import EngineSettings
+from vnext.state.config import request_length_max
+
+if TYPE_CHECKING:  # the engine's client and the text code import slowly: the engine starts meanwhile
+    from vnext.runtime.protocol.messages import AdapterFiles, EngineReady, SubmitRequest
+    from vnext.state.params import Constraint
+    from vnext.text.template import ChatTemplate
+    from vnext.text.tokenizer import Tokenizer
+
+
+class TaskMaker:
+    """Makes the tasks of one program with one engine, which is `ready`. `defaults` are those of the model's file."""
+
+    def __init__(
+        self, settings: EngineSettings, tokenizer: Tokenizer, ready: EngineReady, defaults: SamplingDefaults
+    ) -> None:
+        self.tokenizer, self._defaults = tokenizer, defaults
+        self.names = map(str, itertools.count())
+        self.adapters = KnownAdapters(settings, ready.linear_layers)
+        self.vocab_size = ready.config.vocab_size or tokenizer.vocab_size
+        self.max_model_len = request_length_max(ready.config)
+
+    def default_params(self) -> SamplingParams:
+        """SamplingParams() with the defaults of the model's file."""
+        length = {} if self._defaults.max_tokens is None else {"max_tokens": self._defaults.max_tokens}
+        return SamplingParams(**self._defaults.sampling(), **length)
+
+    @cached_property
+    def template(self) -> ChatTemplate:
+        source = self.tokenizer.chat_template
+        if source is None:
+            raise InvalidRequest("This model has no chat template: use generate() with a text of your own.", "messages")
+        from vnext.text.template import ChatTemplate
+
+        return ChatTemplate(source, self.tokenizer.special_tokens, tool_source=self.tokenizer.tool_template)
+
+    def render(self, messages: Sequence[Message], variables: Mapping[str, Any]) -> list[int]:
+        """The tokens of a conversation. The template sees the `variables`."""
+        return self.tokenizer.encode(self.written(messages, variables), add_special_tokens=False)
+
+    def written(self, messages: Sequence[Message], variables: Mapping[str, Any], add_generation_prompt: bool = True) -> str:
+        """The text of a conversation, with the beginning of the model's turn or without."""
+        tools = variables.get("tools")
+        template = self.template.for_tools(tools)
+        return template.render(template.with_words(messages, tools), variables, add_generation_prompt)
+
+    def tasks(self, prompts: Sequence[str | list[int]], params: ParamsChoice, lora: AdapterChoice = None) -> list[Task]:
+        """One for each prompt, which as_prompts has made. Raises InvalidRequest."""
+        adapters, params = self.adapters.of(len(prompts), as_adapters(lora)), as_params(params, len(prompts))
+        constraints = {key: self._constraint(one) for key, one in {id(one): one for one in params}.items()}
+        each = zip(prompts, params, adapters)
+        return [self._task(prompt, one, constraints[id(one)], adapter) for prompt, one, adapter in each]
+
+    def tokens(self, prompt: str | list[int], is_prompt: bool = True) -> list[int]:
+        """The tokens of a prompt, or of an answer, which gets no special ones. Raises InvalidRequest."""
+        tokens = self.tokenizer.encode(prompt, add_special_tokens=is_prompt) if isinstance(prompt, str) else prompt
+        what, highest = "prompt" if is_prompt else "answer", self.vocab_size - 1
+        if not tokens:
+            raise InvalidRequest(f"The {what} has no tokens: a request needs at least one.", what)
+        for token in tokens:
+            if not 0 <= token <= highest:
+                raise InvalidRequest(f"The {what} holds {token}: token ids lie between 0 and {highest}.", what)
+        return tokens
+
+    def _constraint(self, params: SamplingParams | None) -> Constraint | None:
+        """What answers by `params` must look like. Raises InvalidRequest."""
+        if params is None or params.structured_outputs is None:
+            return None
+        from vnext.text.structured.asked import asked_of
+        from vnext.text.structured.grammar import constraint_of
+
+        return constraint_of(asked_of(params.structured_outputs), self.tokenizer)
+
+    def _task(
+        self, prompt: str | list[int], params: SamplingParams | None, limits: Constraint | None, lora: AdapterFiles | None
+    ) -> Task:
+        text = prompt if isinstance(prompt, str) else None
+        tokens = self.tokens(prompt)
+        params = self._fitting_params(len(tokens)) if params is None else params
+        validate(params, self.vocab_size)
+        from vnext.text.answer import Answer
+
+        slots = [Slot(index, Answer(self.tokenizer, tokens, params)) for index in range(params.n)]
+        requests = [msgspec.structs.replace(self._request(tokens, params, slot.index, limits), adapter=lora) for slot in slots]
+        return Task(text, tokens, params, slots, requests)
+
+    def _fitting_params(self, prompt_length: int) -> SamplingParams:
+        """The default parameters, with `max_tokens` cut to fit the model's length."""
+        params = self.default_params()
+        room = max(1, self.max_model_len - prompt_length)
+        return msgspec.structs.replace(params, max_tokens=min(params.max_tokens, room))
+
+    def _request(
+        self, tokens: Sequence[int], params: SamplingParams, index: int, constraint: Constraint | None
+    ) -> SubmitRequest:
+        """One answer's request. Without a seed, the engine core derives its key from the LLM's seed."""
+        from vnext.runtime.protocol.messages import SubmitRequest
+        from vnext.state.events import pack_tokens
+        from vnext.text.bad_words import banned_sequences
+
+        seed = 0 if params.seed is None else answer_seed(params.seed, index)
+        sampling = to_sampling(params, seed, len(tokens), self.max_model_len, constraint=constraint)
+        return SubmitRequest(
+            name=next(self.names),
+            prompt=pack_tokens(tokens),
+            sampling=restricted(sampling, params, banned_sequences(params.bad_words, self.tokenizer)),
+            has_seed=params.seed is not None,
+        )

@@ -1,0 +1,68 @@
+"""Measurements of an engine that this program starts: without HTTP and without tokenizing prompts."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from vnext.api.llm import LLM, Generated
+from vnext.commands.bench.figures import rates, spread_ms
+from vnext.commands.bench.memory_bound import memory_bound
+from vnext.commands.bench.workload import Workload, params, prompts
+from vnext.runtime.protocol.sampling_params import SamplingParams
+
+WARM_UP_PROMPT = [1] * 8
+WARM_UP_TOKENS = 8
+
+
+def measure_throughput(llm: LLM, workload: Workload) -> dict[str, float]:
+    """Send all prompts at once and measure the time until all answers are complete."""
+    batch = prompts(workload, llm.tokenizer)
+    warm_up(llm)
+    elapsed_s, answers = timed(llm, batch, params(workload))
+    return rates(len(answers), *token_counts(answers), elapsed_s)
+
+
+def measure_latency(llm: LLM, workload: Workload, repeats: int) -> dict[str, float]:
+    """Send one batch repeatedly and measure the time until its last answer, beside the bound that memory sets. Each repeat has
+    different prompts."""
+    batches = prompts_of_repeats(llm, workload, repeats)
+    warm_up(llm)
+    elapsed_s = [timed(llm, batch, params(workload))[0] for batch in batches]
+    tokens = workload.prompt_count * workload.output_length
+    per_token_s = [each / workload.output_length for each in elapsed_s]
+    figures = {"repeats": repeats, "batch": workload.prompt_count, "output_tokens_a_batch": tokens}
+    figures |= spread_ms(elapsed_s, "batch") | spread_ms(per_token_s, "step")
+    return figures | memory_bound(llm.ready.environment, llm.ready.world_size, figures["step_p50_ms"])
+
+
+def prompts_of_repeats(llm: LLM, workload: Workload, repeats: int) -> list[list[list[int]]]:
+    """A batch for each repeat: the prefix cache would serve repeated prompts."""
+    count = workload.prompt_count
+    many = Workload(
+        prompt_count=count * repeats,
+        input_length=workload.input_length,
+        output_length=workload.output_length,
+        shared_length=workload.shared_length,
+        random=workload.random,
+        seed=workload.seed,
+    )
+    everything = prompts(many, llm.tokenizer)
+    return [everything[start : start + count] for start in range(0, len(everything), count)]
+
+
+def warm_up(llm: LLM) -> None:
+    """Run the first steps, which load code and allocate memory, before the measurement."""
+    llm.generate([WARM_UP_PROMPT], SamplingParams(max_tokens=WARM_UP_TOKENS, ignore_eos=True), use_tqdm=False)
+
+
+def timed(llm: LLM, batch: Sequence[list[int]], params: SamplingParams) -> tuple[float, list[Generated]]:
+    begin_s = time.perf_counter()
+    answers = llm.generate(batch, params, use_tqdm=False)
+    return time.perf_counter() - begin_s, answers
+
+
+def token_counts(answers: Sequence[Generated]) -> tuple[int, int]:
+    """Tokens read and tokens written."""
+    read = sum(len(answer.prompt_token_ids) for answer in answers)
+    return read, sum(len(output.token_ids) for answer in answers for output in answer.outputs)

@@ -1,0 +1,157 @@
+"""`vnext chat`: a chat in the terminal, with a running server or with an engine that it starts.
+
+Owns the terminal's output. Ctrl-C ends an answer, never the chat; an answer that fails does not end the chat either.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Generator
+from contextlib import AbstractContextManager, closing, nullcontext
+from typing import NamedTuple, Protocol
+
+from rich.console import Console
+
+from vnext.base.exits import DONE, FAILED, REFUSED
+from vnext.commands.chat.conversation import BY_NAME, Conversation, is_command, obey
+from vnext.commands.chat.fitting import Fitting
+from vnext.commands.chat.lines import Lines
+from vnext.commands.chat.server import ServerTalker
+from vnext.commands.chat.talker import Talker, TalkFailed, TalkRefused, require_sampling, sampling_options
+from vnext.options.reader import ChatCommand
+
+GREETING = "/help lists the commands, Ctrl-C ends an answer, Ctrl-D the chat"
+PROMPT, MORE, FAULT = "you  ", "...  ", "error: "
+CONTROLS = {code: "\N{REPLACEMENT CHARACTER}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
+CONTROLS[ord("\r")] = ""
+GREEN, PLAIN = "\001\033[1;32m\002", "\001\033[0m\002"  # marked for readline, which counts visible characters
+
+
+class Asker(Protocol):
+    """The source of the user's messages."""
+
+    def ask(self) -> str:
+        """See Lines."""
+
+
+def chat(command: ChatCommand) -> int:
+    """Talk until the user ends it; returns the exit status (exits.py)."""
+    console = Console(highlight=False)
+    try:
+        with talker(command) as other:
+            conversation = Conversation(other.title, command.system, sampling_options(command))
+            talk(other, conversation, console, lines(console, command.history))
+    except TalkFailed as error:
+        print(f"vnext chat: {error}", file=sys.stderr)
+        return REFUSED if isinstance(error, TalkRefused) else FAILED
+    except KeyboardInterrupt:
+        console.print()
+    return DONE
+
+
+def talker(command: ChatCommand) -> AbstractContextManager[Talker]:
+    """The server at the URL, or a newly started engine. Raises TalkFailed."""
+    require_sampling(sampling_options(command))
+    if command.url:
+        return nullcontext(ServerTalker(command))
+    from vnext.commands.chat.engine import start_engine_talker  # loads torch and an engine only where there is no server
+
+    return start_engine_talker(command)
+
+
+def lines(console: Console, history: str) -> Lines:
+    """The terminal's lines, with editing and history where there is a terminal."""
+    if not (console.is_terminal and sys.stdin.isatty()):
+        return Lines(PROMPT, "")
+    is_plain = console.no_color or console.is_dumb_terminal
+    prompt = PROMPT if is_plain else GREEN + PROMPT.rstrip() + PLAIN + "  "
+    return Lines(prompt, MORE, history, sorted(BY_NAME))
+
+
+def talk(other: Talker, conversation: Conversation, console: Console, asker: Asker) -> None:
+    """Take questions and answer them until /exit or the end of input."""
+    console.print(f"{seen(other.title)}: {GREETING}", markup=False)
+    while True:
+        try:
+            if turn(other, conversation, console, asker.ask()):
+                return
+        except EOFError:
+            console.print()
+            return
+        except KeyboardInterrupt:
+            console.print("\n[dim]Ctrl-D or /exit leaves[/dim]")
+
+
+def turn(other: Talker, conversation: Conversation, console: Console, words: str) -> bool:
+    """Run a command or answer a message; returns whether the chat ends."""
+    if is_command(words):
+        reply = obey(conversation, words)
+        if reply.say:
+            console.print(reply.say, style="dim", markup=False)
+        if reply.leave:
+            return True
+        words = reply.ask
+    if words:
+        answer, fitting = "", Fitting(other, conversation.ask(words), conversation.sampling)
+        try:
+            shown = show(fitting.pieces(), console)
+            answer = shown.text
+        finally:
+            conversation.answered(answer)
+        if fitting.left_out:
+            console.print(f"the first {fitting.left_out} messages no longer fit and were left out: /new begins anew", style="dim")
+        if conversation.shows_speed:
+            console.print(speed(shown), style="dim", markup=False)
+    return False
+
+
+class Shown(NamedTuple):
+    """An answer as far as it came, "" for one that failed; `tokens` is 0 where the count is unknown."""
+
+    text: str
+    tokens: int
+    first_s: float
+    elapsed_s: float
+
+
+def show(pieces: Generator[str, None, int], console: Console) -> Shown:
+    """Print an answer while it comes."""
+    printed, begin_s, first_s, tokens = [], time.perf_counter(), 0.0, 0
+    try:
+        with closing(pieces):
+            while True:
+                piece = next(pieces)
+                if not printed:
+                    console.print("[bold blue]it[/bold blue]   ", end="")
+                if piece and not first_s:
+                    first_s = time.perf_counter() - begin_s
+                printed.append(piece)
+                console.print(seen(piece), end="", markup=False, soft_wrap=True)
+                console.file.flush()
+    except StopIteration as end:
+        tokens = end.value
+    except TalkFailed as error:
+        if printed:
+            console.print()
+        console.print(f"{FAULT}{seen(str(error))}", style="red", end="", markup=False)
+        printed.clear()
+    except KeyboardInterrupt:
+        console.print(" [dim](cut short)[/dim]", end="")
+    console.print()
+    return Shown("".join(printed), tokens, first_s, time.perf_counter() - begin_s)
+
+
+def seen(text: str) -> str:
+    """A model's or a server's text without the characters that control the terminal."""
+    return text.translate(CONTROLS)
+
+
+def speed(shown: Shown) -> str:
+    """A line with the speed of an answer."""
+    words = f"{shown.elapsed_s:.2f} s, the first piece after {shown.first_s:.2f} s"
+    if not shown.tokens:
+        return words
+    rest_s = shown.elapsed_s - shown.first_s
+    rate = f", {(shown.tokens - 1) / rest_s:.1f} tokens/s after that" if shown.tokens > 1 and rest_s > 0 else ""
+    return f"{shown.tokens} tokens in {words}{rate}"

@@ -1,0 +1,83 @@
+"""The command `vnext`: parses the options and calls the program of the subcommand, which returns the exit status.
+
+Imports a program only when its subcommand runs, so that `vnext --help` needs no torch.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from typing import assert_never
+
+from vnext.base.exits import INTERRUPTED
+from vnext.options.reader import (
+    BatchCommand,
+    ChatCommand,
+    Command,
+    DoctorCommand,
+    ProgramCommand,
+    RestartCommand,
+    RouterCommand,
+    ServeCommand,
+    command_line,
+    parse,
+)
+from vnext.runtime.processes.inherited import begin_process
+from vnext.server.console import reporting
+from vnext.server.tls import without_certificates
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit status. `argv` is without the program's name, None for the process's own."""
+    begin_process()
+    try:
+        return run(parse(command_line() if argv is None else argv))
+    except KeyboardInterrupt:  # before a program that handles it was loaded
+        return INTERRUPTED
+
+
+def run(command: Command) -> int:
+    """Import a command's program and run it."""
+    match command:
+        case ServeCommand():
+            from vnext.commands.serve import serve
+
+            return serve(command)
+        case ChatCommand():
+            from vnext.commands.chat.terminal import chat
+
+            return reporting("vnext chat")(chat)(command)
+        case BatchCommand():
+            from vnext.commands.batch import batch
+
+            return batch(command)
+        case RestartCommand():
+            from vnext.commands.restart import restart
+
+            return restart(command)
+        case RouterCommand():
+            gc.disable()  # imported objects stay alive: collecting garbage among them takes a sixth of the import time
+            with without_certificates():
+                from vnext.gateway.run import run_router
+
+            gc.freeze()
+            gc.enable()
+            return run_router(command.settings)
+        case DoctorCommand(production=True):
+            from vnext.commands.production import production
+
+            return production(command)
+        case DoctorCommand():
+            from vnext.commands.doctor import doctor
+
+            return reporting("vnext doctor")(doctor)(command)
+        case ProgramCommand():
+            return import_module(command.module).main(list(command.argv))
+        case _:
+            assert_never(command)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

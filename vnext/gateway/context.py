@@ -1,0 +1,113 @@
+"""Router context: the objects that every view of the router uses, built once for its process."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import aiohttp
+from aiohttp import web
+
+from vnext.gateway.asked import Asked
+from vnext.gateway.backend import Backend
+from vnext.gateway.fleet import Fleet, NoBackend
+from vnext.gateway.headers import Pairs
+from vnext.gateway.health import Health
+from vnext.gateway.homes import Homes
+from vnext.gateway.metrics import RouterMetrics
+from vnext.gateway.settings import RouterSettings
+from vnext.gateway.tokens import FIELDS, NOTHING, TEXT_BYTES_MIN, Known, text_prompt, ticket_from, token_prompt
+from vnext.routing.approximate import BYTES_PER_TOKEN
+from vnext.server.context.admission import Quota, RequestLimiter
+from vnext.server.context.api_keys import ApiKeys
+from vnext.server.context.errors import ModelUnknown
+from vnext.server.tls import verifying_context
+
+CONNECT_TIMEOUT_S = 3.0
+OF_ONE_SERVER = ("/v1/files", "/v1/batches")
+"""Paths whose state is in one server's folder: the first one's."""
+
+
+class RouterContext:
+    """See the module. Make it in the event loop; `close` ends its connections and its looks at the servers."""
+
+    def __init__(self, settings: RouterSettings, name: str = "0") -> None:
+        """`name` tells this router's record of decisions from others'. Raises BackendRefused, KeysUnusable, DecisionsUnusable."""
+        http = settings.http
+        self.settings = settings
+        self.keys = ApiKeys(http)
+        self.fleet = Fleet(settings.backends, settings.routing_policy)
+        if settings.decisions_dir:
+            self.fleet.record_in(settings.decisions_dir, name)
+        self.homes = Homes()
+        self.metrics = RouterMetrics(self.fleet)
+        self.limiter = RequestLimiter(http.live_requests_max, 1, http.client_answers_max, limits_of=self.keys.limits)
+        self.body_bytes = Quota(8 * http.body_bytes_max, 4 * http.body_bytes_max, "{} bytes of bodies are held")
+        tls = verifying_context()
+        self.session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, ttl_dns_cache=30, ssl=tls),
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S),
+            auto_decompress=False,
+            cookie_jar=aiohttp.DummyCookieJar(),
+            skip_auto_headers=("User-Agent", "Accept", "Content-Type"),
+        )
+        self.health = Health(self.fleet, self.session, settings.backend_api_key, tls)
+
+    async def known(self, asked: Asked, path: str, headers: Pairs) -> Known:
+        """A request's prompt: by its tokens, where these decide among exact views and a server says them, or else by its text."""
+        exact = [each for each in self.fleet if each.is_exact and each.is_ready and each.knows_tokens(asked.model)]
+        if len(exact) > 1 and _is_long(asked) and path in FIELDS and self.settings.routing_policy == "prefix":
+            least = min(exact, key=lambda each: each.live)
+            prompt = await token_prompt(self.session, least.url, path, asked, headers)
+            if prompt is not None:
+                return Known(prompt, True)
+        return Known(text_prompt(asked), False) if exact else NOTHING
+
+    def choose(self, asked: Asked, known: Known, path: str, tried: Collection[Backend], begun_by: str = "") -> Backend:
+        """The server for a request, none of `tried`. `begun_by`: the fingerprint of the system that began its stream. Raises
+        NoBackend, ModelUnknown."""
+        if path.startswith(OF_ONE_SERVER):
+            first = next(iter(self.fleet))
+            if first in tried or not first.is_ready:
+                raise NoBackend("The server that keeps files and batches is not ready: try again later.")
+            return first
+        home = self.homes.of(path, asked)
+        if home is not None and home.is_ready and home not in tried:
+            return home
+        fit = {each for each in self.fleet if each not in tried and self._answers(each, tried)}
+        of_kind = {each for each in fit if each.is_ready and each.identity.fingerprint == begun_by} if begun_by else fit
+        return self.fleet.choose(asked, known, lambda each: each in (of_kind or fit))
+
+    def _answers(self, backend: Backend, tried: Collection[Backend]) -> bool:
+        """Whether a server answers requests: one that computes prompts for others does while there is none of these."""
+        if backend.identity.role != "prefill":
+            return True
+        return not any(each.is_ready and each.identity.role != "prefill" and each not in tried for each in self.fleet)
+
+    async def ticket(self, asked: Asked, known: Known, path: str, headers: Pairs) -> str:
+        """The ticket of a prompt that a server has computed for the one that answers; "" where no two servers share the work, the
+        prompt is short, or its tokens are not known."""
+        kinds = {each.identity.role for each in self.fleet if each.is_ready and each.knows_tokens(asked.model)}
+        if path not in FIELDS or not _is_long(asked) or not {"prefill", "decode"} <= kinds:
+            return ""
+        try:
+            first = self.fleet.choose(asked, known, lambda each: each.identity.role == "prefill" and each.knows_tokens(asked.model))
+        except (NoBackend, ModelUnknown):
+            return ""
+        prompt = known.prompt if known.by_tokens else await token_prompt(self.session, first.url, path, asked, headers)
+        if prompt is None:
+            return ""
+        with first.serving(asked, Known(prompt, True), "handover-"):
+            return await ticket_from(self.session, first.url, asked, prompt, headers)
+
+    async def close(self) -> None:
+        self.health.close()
+        self.fleet.close()
+        await self.session.close()
+
+
+def _is_long(asked: Asked) -> bool:
+    """Whether its prompt has a prefix worth knowing."""
+    return asked.tokens * BYTES_PER_TOKEN >= TEXT_BYTES_MIN
+
+
+ROUTER = web.AppKey("router", RouterContext)

@@ -1,0 +1,116 @@
+"""Run: the router's process. Binds the port, looks at the servers, serves, and drains on SIGTERM or Ctrl-C.
+
+The first signal refuses new requests and lets the streams finish within the drain time; a second one ends them at once. It holds
+no state that a file would have to keep: a router that is killed is right again with its first look at the servers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+
+import msgspec
+from aiohttp import web
+
+from vnext.base.exits import DONE, REFUSED
+from vnext.base.version import __version__
+from vnext.gateway.app import make_app, make_runner
+from vnext.gateway.context import RouterContext
+from vnext.gateway.decision_log import DecisionsUnusable
+from vnext.gateway.fleet import BackendRefused
+from vnext.gateway.settings import RouterSettings
+from vnext.runtime.protocol import log_lines
+from vnext.server.address import AddressUnusable, bind, unusable
+from vnext.server.console import write_error, write_line
+from vnext.server.context.api_keys import KeysUnusable
+from vnext.server.garbage import settle
+from vnext.server.http.connections import room_for
+from vnext.server.tls import TlsUnusable, tls_context
+
+FIRST_LOOK_S = 0.5
+"""For the servers' first answers, before clients are served."""
+BACKLOG, ACCEPTED_AT_ONCE = 1024, 64
+
+
+def run_router(settings: RouterSettings) -> int:
+    """Serve until a signal comes; returns the exit status. Prints one sentence on stderr if it cannot start."""
+    http = msgspec.structs.replace(settings.http, connections_max=room_for(2 * settings.http.connections_max) // 2)
+    log_lines.begin("router", http.log_format, http.log_level, "%(asctime)s %(levelname)s %(name)s: %(message)s")
+    try:
+        asyncio.run(_serve(msgspec.structs.replace(settings, http=http)))
+    except (AddressUnusable, TlsUnusable, KeysUnusable, BackendRefused, DecisionsUnusable) as error:
+        write_error(f"vnext router: {str(error).rstrip('.')}.")
+        return REFUSED
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        pass  # before it served
+    write_line("vnext: stopped")
+    return DONE
+
+
+async def _serve(settings: RouterSettings) -> None:
+    http = settings.http
+    with bind(http.host, http.port) as listener:
+        context = RouterContext(settings, str(listener.getsockname()[1]))
+        try:
+            runner = make_runner(make_app(context))
+            await runner.setup()
+            site = web.SockSite(runner, listener, backlog=ACCEPTED_AT_ONCE, ssl_context=tls_context(http))
+            signals = _signals()
+            await _look(context)
+            settle()
+            try:
+                await site.start()
+                listener.listen(BACKLOG)
+                write_line(_start_line(context, listener))
+                await signals[0].wait()
+                await _drain(context, site, signals[1])
+            except OSError as error:
+                raise unusable(error, http.host, http.port) from error
+            finally:
+                await runner.cleanup()
+        finally:
+            await context.close()
+
+
+async def _look(context: RouterContext) -> None:
+    """Begin to watch the servers; returns when all have answered, or after FIRST_LOOK_S."""
+    for backend in context.fleet:
+        context.health.watch(backend)
+    try:
+        async with asyncio.timeout(FIRST_LOOK_S):
+            for backend in context.fleet:
+                await backend.asked.wait()
+    except TimeoutError:
+        pass
+
+
+async def _drain(context: RouterContext, site: web.BaseSite, at_once: asyncio.Event) -> None:
+    """Refuse new requests, and wait for the live ones within the drain time or until another signal comes."""
+    context.limiter.close()
+    await site.stop()
+    waits = [asyncio.create_task(context.limiter.wait_empty(context.settings.http.drain_s)), asyncio.create_task(at_once.wait())]
+    await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    for each in waits:
+        each.cancel()
+
+
+def _signals() -> tuple[asyncio.Event, asyncio.Event]:
+    """Events that are set by the first and the second signal."""
+    first, second = asyncio.Event(), asyncio.Event()
+
+    def on_signal() -> None:
+        (second if first.is_set() else first).set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, on_signal)
+    return first, second
+
+
+def _start_line(context: RouterContext, listener: socket.socket) -> str:
+    settings, (host, port) = context.settings, listener.getsockname()[:2]
+    scheme = "https" if settings.http.ssl_certfile else "http"
+    url = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
+    backends = list(context.fleet)
+    ready = sum(each.is_ready for each in backends)
+    return f"vnext {__version__}: routing by {settings.routing_policy} on {url}; {ready} of {len(backends)} servers are ready"

@@ -1,0 +1,180 @@
+"""Views of the router: what it passes on, and what it answers itself: health, models, metrics, and the routes of its operator."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from vnext.base.version import __version__
+from vnext.gateway.asked import read_asked
+from vnext.gateway.backend import Backend
+from vnext.gateway.context import ROUTER, RouterContext
+from vnext.gateway.exchange import Exchange
+from vnext.gateway.fleet import BackendRefused, NoBackend
+from vnext.server.context.errors import ModelUnknown, RoutesClosed
+from vnext.server.context.identity import VERSION_HEADER, client_of
+from vnext.server.http.anthropic_models import anthropic_model, anthropic_page
+from vnext.server.http.unpacking import Unpacker
+from vnext.server.http.upload import Upload
+
+PASSED = ("/v1/", "/v2/rerank", "/rerank", "/score", "/tokenize", "/detokenize", "/openapi.json", "/docs")
+"""Beginnings of the paths that pass."""
+OF_A_SERVER = (
+    "/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/update_weights", "/pause", "/resume", "/is_paused", "/sleep", "/wake_up",
+    "/is_sleeping", "/reset_prefix_cache", "/collective_rpc", "/log", "/events", "/server_info", "/load",
+)  # fmt: skip
+"""Beginnings of paths that are about one server's own state."""
+
+
+async def forward(request: web.Request) -> web.StreamResponse:
+    """Every path that has no view of its own. Raises the errors of its parts, NoBackend, ModelUnknown, RoutesClosed."""
+    context, client = request.app[ROUTER], client_of(request)
+    if request.path.startswith(OF_A_SERVER):
+        raise RoutesClosed(f"{request.path} is about one server's own state: ask that server itself, not the router.")
+    if not request.path.startswith(PASSED) or ".." in request.path.split("/"):  # a server might take /v1/../sleep for /sleep
+        raise web.HTTPNotFound
+    with context.limiter.enter(1, client):
+        body = bytearray()
+        try:
+            if request.can_read_body:
+                await _read(request, body, partial(context.body_bytes.take, client=client), context.settings.http.body_bytes_max)
+            asked = read_asked(request.path, bytes(body), request.content_type.endswith("json"))
+            return await Exchange(context, request, asked).run()
+        finally:
+            context.body_bytes.give(len(body), client)
+
+
+async def _read(request: web.Request, body: bytearray, take: Callable[[int], None], size_max: int) -> None:
+    """Read and decompress a request's body into `body`; `take` reserves the room for each piece."""
+    upload, unpacker = Upload(request.content), Unpacker(request.headers.get("Content-Encoding", ""))
+    while not request.content.at_eof():
+        for piece in unpacker.pieces(await upload.part()):
+            if len(body) + len(piece) > size_max:
+                raise web.HTTPRequestEntityTooLarge(size_max, len(body) + len(piece))
+            take(len(piece))
+            body += piece
+    unpacker.end()
+
+
+async def get_health(request: web.Request) -> web.Response:
+    """GET /health and its synonym /ping: 200 while requests are taken and a server is ready."""
+    context = request.app[ROUTER]
+    context.limiter.check_open()
+    ready = sum(each.is_ready for each in context.fleet)
+    if not ready:
+        raise NoBackend("No server behind this router is ready.")
+    return web.json_response({"status": "ok", "ready": ready})
+
+
+async def get_live(request: web.Request) -> web.Response:
+    """GET /live: 200 as long as this process runs."""
+    return web.json_response({"status": "ok"})
+
+
+async def get_version(request: web.Request) -> web.Response:
+    """GET /version."""
+    return web.json_response({"version": __version__})
+
+
+async def get_metrics(request: web.Request) -> web.Response:
+    """GET /metrics."""
+    text = request.app[ROUTER].metrics.text()
+    return web.Response(body=text, headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
+
+
+async def list_models(request: web.Request) -> web.Response:
+    """GET /v1/models: those of all ready servers."""
+    models = [*request.app[ROUTER].fleet.models().values()]
+    if VERSION_HEADER in request.headers:
+        return web.json_response(anthropic_page(models, request.query))
+    return web.json_response(body=msgspec.json.encode({"object": "list", "data": models}))
+
+
+async def get_model(request: web.Request) -> web.Response:
+    """GET /v1/models/{model}. Raises ModelUnknown."""
+    name = request.match_info["model"]
+    if (model := request.app[ROUTER].fleet.models().get(name)) is None:
+        raise ModelUnknown(f"There is no model {name[:200]!r} here: GET /v1/models lists the models.")
+    return web.json_response(body=msgspec.json.encode(anthropic_model(model) if VERSION_HEADER in request.headers else model))
+
+
+# ---- the operator's routes ---------------------------------------------------------------------------------------
+
+
+async def list_backends(request: web.Request) -> web.Response:
+    """GET /router/backends."""
+    return web.json_response([_shown(each) for each in request.app[ROUTER].fleet])
+
+
+async def add_backend(request: web.Request) -> web.Response:
+    """POST /router/backends?backend=URL: one more server, which gets requests as soon as it answers. Raises BackendRefused."""
+    context = request.app[ROUTER]
+    backend = context.fleet.add(_url(request))
+    await context.health.look(backend)
+    context.health.watch(backend)
+    return web.json_response(_shown(backend))
+
+
+async def remove_backend(request: web.Request) -> web.Response:
+    """DELETE /router/backends?backend=URL: a server less. Its streams go on to their ends. Raises BackendRefused."""
+    context, backend = request.app[ROUTER], _named(request)
+    backend.is_draining = True
+    context.fleet.remove(backend)
+    context.health.forget(backend)
+    return web.json_response(_shown(backend))
+
+
+async def drain_backend(request: web.Request) -> web.Response:
+    """POST /router/drain?backend=URL: no new requests for a server; answers when those that it has are done, or after `timeout`
+    seconds. Raises BackendRefused."""
+    backend, given = _named(request), request.query.get("timeout", "")
+    if given and not given.replace(".", "", 1).isdecimal():
+        raise BackendRefused("timeout must be a number of seconds")
+    backend.is_draining = True
+    try:
+        async with asyncio.timeout(float(given) if given else request.app[ROUTER].settings.http.drain_s):
+            await backend.idle.wait()
+    except TimeoutError:
+        pass
+    return web.json_response(_shown(backend) | {"drained": backend.live == 0})
+
+
+async def resume_backend(request: web.Request) -> web.Response:
+    """POST /router/resume?backend=URL: a server that was drained gets requests again. Raises BackendRefused."""
+    backend = _named(request)
+    backend.is_draining = False
+    request.app[ROUTER].fleet.news()
+    return web.json_response(_shown(backend))
+
+
+def _url(request: web.Request) -> str:
+    if not (url := request.query.get("backend", "")):
+        raise BackendRefused("backend is missing: write ?backend=URL")
+    return url
+
+
+def _named(request: web.Request) -> Backend:
+    context: RouterContext = request.app[ROUTER]
+    return context.fleet.named(_url(request))
+
+
+def _shown(backend: Backend) -> dict[str, Any]:
+    identity = backend.identity
+    return {
+        "backend": backend.url,
+        "ready": backend.is_ready,
+        "trouble": backend.trouble or None,
+        "draining": backend.is_draining,
+        "models": [*identity.models],
+        "vnext": identity.version or None,
+        "fingerprint": identity.fingerprint or None,
+        "view": backend.view,
+        "running": backend.running,
+        "waiting": backend.waiting,
+        "waiting_tokens": backend.waiting_tokens,
+    }

@@ -1,0 +1,89 @@
+"""The loading of adapters, as the engine core sees it: asks the ranks to read one, and turns their answers into events.
+
+One adapter is read at a time. The ranks answer when they have it; the next plan follows the events. An adapter that a rank
+cannot read ends the requests that wait for it, and nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from vnext.runtime.protocol.messages import AdapterFiles, AdapterRead, AdapterStats
+from vnext.runtime.transport.ring.broadcast import ReadAdapter, encode_read
+from vnext.sched.residency import next_load
+from vnext.state.adapters import held
+from vnext.state.events import AdapterEvicted, AdapterLoaded
+from vnext.state.state import State
+
+
+class Reading(NamedTuple):
+    """An adapter that ranks read or have read; `answers` are those that did, with what went wrong."""
+
+    files: AdapterFiles
+    answers: dict[int, str]
+
+
+class AdapterLoading:
+    """What is known of adapters, by digest, and the one that is read."""
+
+    def __init__(self, world_size: int, send: Callable[[bytes], None]) -> None:
+        self._world_size, self._send = world_size, send
+        self._files: dict[str, AdapterFiles] = {}
+        self._reading: Reading | None = None
+        self._loads = self._evictions = 0
+
+    def begin_again(self, send: Callable[[bytes], None]) -> None:
+        """Other ranks are in the place of those that were asked before: what these had read is gone."""
+        self._send, self._reading = send, None
+
+    def know(self, files: AdapterFiles) -> None:
+        """Remember where an adapter's files are; requests that name its digest follow."""
+        self._files[files.digest] = files
+
+    def events(self, state: State) -> tuple[AdapterEvicted | AdapterLoaded, ...]:
+        """What happens next: an adapter that all ranks have read gets its slot. Asks for one that is missing."""
+        wish = next_load(state)
+        if wish is None:
+            return ()
+        reading = self._reading
+        if reading is None or (reading.files.digest != wish.digest and self._is_answered(reading)):
+            self._reading = reading = Reading(self._files[wish.digest], {})
+            self._send(encode_read(ReadAdapter(digest=wish.digest, path=reading.files.path)))
+        if reading.files.digest != wish.digest or not self._is_answered(reading):
+            return ()
+        self._reading = None
+        self._loads += 1
+        self._evictions += wish.evicts
+        return wish.events(reading.files.name, reading.files.path)
+
+    def answered(self, message: AdapterRead, state: State) -> dict[int, str]:
+        """Take a rank's answer; returns the waiting requests that can never get this adapter, and why."""
+        reading = self._reading
+        if reading is None or reading.files.digest != message.digest:
+            return {}
+        reading.answers[message.rank] = message.error
+        if not self._is_answered(reading) or not (error := max(reading.answers.values())):
+            return {}
+        self._reading = None
+        waiting = (entry.id for entry in state.waiting)
+        return {id_: error for id_ in waiting if state.requests[id_].sampling.adapter == message.digest}
+
+    def stats(self, state: State) -> AdapterStats | None:
+        """What slots hold and requests wait for; None in an engine without slots."""
+        if not state.slots:
+            return None
+        names = {slot.digest: slot.name for slot in state.slots if slot is not None}
+        waiting = [state.requests[entry.id].sampling.adapter for entry in state.waiting]
+        return AdapterStats(
+            slots=len(state.slots),
+            resident=len(names),
+            loads=self._loads,
+            evictions=self._evictions,
+            requests_waiting=sum(bool(digest) and digest not in names for digest in waiting),
+            running=tuple(sorted(names[digest] for digest in held(state))),
+            waiting=tuple(sorted({names.get(digest) or self._files[digest].name for digest in waiting if digest})),
+        )
+
+    def _is_answered(self, reading: Reading) -> bool:
+        return len(reading.answers) == self._world_size

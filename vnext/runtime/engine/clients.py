@@ -1,0 +1,311 @@
+"""Clients of an engine core: the ROUTER socket, which client asked for which request, and how a message becomes an event.
+
+Owns the numbering of requests, their arrival times and the seeds of unseeded requests: everything that is not a fact yet
+becomes one here, once. A client's mistake gets an answer and never becomes an event. A client that does not read delays no
+other: the messages it has yet to receive are merged (backlog.py).
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from functools import partial
+
+import msgspec
+import zmq
+
+from vnext.runtime.batch.fed import stop_ids
+from vnext.runtime.engine.backlog import Backlog
+from vnext.runtime.engine.owners import News, Owners
+from vnext.runtime.engine.trials import Trials
+from vnext.runtime.processes.run_dir import PROGRESS, CoreNotes
+from vnext.runtime.protocol.messages import (
+    NO_HEAD,
+    AbortRequests,
+    AdapterFiles,
+    ClientMessage,
+    EngineMessage,
+    EngineReady,
+    EngineStats,
+    Events,
+    Goodbye,
+    Hello,
+    Operate,
+    Operated,
+    Ping,
+    Pong,
+    RequestRefused,
+    ResetPrefixCache,
+    SubmitRequest,
+    Subscribe,
+    client_decoder,
+    derived_seed,
+    encoder,
+)
+from vnext.state.config import SchedulerConfig
+from vnext.state.events import (
+    AbortReason,
+    AnyEvent,
+    PrefixCacheReset,
+    RequestAborted,
+    RequestArrived,
+    RequestId,
+    RequestResumed,
+    generated_by,
+    unpack_tokens,
+)
+from vnext.state.feasibility import refusal
+from vnext.state.params import NO_POOLING, Constraint, Sampling
+from vnext.state.state import State
+
+READABLE = int(zmq.POLLIN)
+MORE_AT_ONCE = int(zmq.SNDMORE | zmq.NOBLOCK)  # combining the enums for each message would cost time
+MESSAGES_AHEAD_MAX = 1000
+"""Messages sent to a client and not yet read; beyond this number they are merged."""
+NO_NOTES = CoreNotes("")
+log = logging.getLogger(__name__)
+
+
+class Clients:
+    """All clients of one engine core. `root_seed` keys the requests that bring no seed. The SNDHWM of `socket` bounds the
+    messages in transit to each client. `notes`: for those who start the next engine core. One that `follows` another drops the
+    messages of clients that have not said hello: their transport had kept them for the one before.
+    """
+
+    def __init__(
+        self, socket: zmq.Socket, ready: EngineReady, root_seed: int, notes: CoreNotes = NO_NOTES, follows: bool = False
+    ) -> None:
+        self._socket = socket
+        self._ready = ready
+        self._root_seed = root_seed
+        self._peers: set[bytes] = set()
+        self._owners = Owners()
+        self._sent_stats: EngineStats | None = None
+        self._gone: set[bytes] = set()
+        self._backlogs: dict[bytes, Backlog] = {}
+        self.notes, self._follows = notes, follows
+        self._trials = Trials(notes)
+        self._has_sent_tokens = False
+        self.adapter_files: list[AdapterFiles] = []  # of the requests that arrived
+        self.operations: list[tuple[bytes, Operate]] = []  # that were asked for
+        self.to_hand_over: set[int] = set()  # whose blocks are to leave
+        self.tickets: dict[int, str] = {}  # of those whose prompts another engine has computed
+        self.takes_tickets = False
+        self.subscribed: list[tuple[bytes, bool]] = []  # who wants an event stream, or none any more
+        socket.set(zmq.ROUTER_MANDATORY, 1)  # a message to a peer that is gone raises an error, which tells us that it left
+
+    def arrived(self, state: State, ready: Collection[object] | None = None) -> Iterator[AnyEvent]:
+        """Events of all messages that have arrived. `state` precedes them; ids are counted from its next id.
+
+        `ready` is what a poller reported; nothing has arrived unless our socket is in it.
+        """
+        next_id = state.next_id
+        if self._backlogs:
+            self._catch_up()
+        yield from self._forget_gone()
+        for peer, message in self._received() if ready is None or self._socket in ready else ():
+            if self._follows and peer not in self._peers and not isinstance(message, Hello):
+                continue
+            self._peers.add(peer)
+            match message:
+                case Hello():
+                    self._send(peer, self._ready)
+                    self._sent_stats = None
+                case SubmitRequest():
+                    if self._trials.takes(peer, message):
+                        continue
+                    if (event := self._arrival(state, peer, message, next_id)) is not None:
+                        next_id += 1
+                        yield event
+                case AbortRequests(names=names, reason=reason):
+                    yield from self._abort(peer, names, reason)
+                case Operate():
+                    self.operations.append((peer, message))
+                case ResetPrefixCache():
+                    yield PrefixCacheReset()
+                case Subscribe(is_on=is_on):
+                    self.subscribed.append((peer, is_on))
+                case Ping():
+                    self._send(peer, Pong())
+                case Goodbye():
+                    self._gone.add(peer)
+        yield from self._forget_gone()
+        yield from self._suspects(state, next_id)
+
+    def _suspects(self, state: State, next_id: int) -> Iterator[AnyEvent]:
+        """Arrivals of requests that may be tried now."""
+        while (suspect := self._trials.next()) is not None:
+            peer, message = suspect
+            if (event := self._arrival(state, peer, message, next_id)) is not None:
+                self._trials.admit(next_id, message.name, is_next=not state.waiting and next_id == state.next_id)
+                next_id += 1
+                yield event
+
+    def tell(self, news: Iterable[News]) -> None:
+        """Send each event's outputs to the clients that asked for them; forget finished requests."""
+        for each in news:
+            for peer, letter in self._owners.letters(each):
+                self._send(peer, letter)
+            self._trials.heard(each)
+            if not self._has_sent_tokens and each[0] is not None:
+                self.notes.write(PROGRESS)
+                self._has_sent_tokens = True
+
+    def answer(self, peer: bytes, message: Operated) -> None:
+        """Answer an operation, unless its client has left."""
+        if peer in self._peers:
+            self._send(peer, message)
+
+    def stream(self, peer: bytes, data: bytes) -> bool:
+        """Send a part of an event stream. Returns False if the stream ends here: its client has left or does not read."""
+        if peer in self._peers and peer not in self._backlogs and self._is_sent(peer, Events(data=data)):
+            return peer not in self._gone
+        if peer in self._peers:
+            self._send(peer, Events(data=b""))
+        return False
+
+    def begun(self, ids: Collection[int]) -> None:
+        """These requests have been planned into their first step."""
+        self._owners.begun(ids)
+        self._trials.begun(ids)
+
+    def tell_stats(self, stats: EngineStats) -> None:
+        """Send statistics to every client, unless nothing has changed."""
+        if stats != self._sent_stats:
+            self._sent_stats = stats
+            self.tell_all(stats)
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether there is work that no event reports: a client has not read its messages yet, or a suspect may be tried."""
+        return bool(self._backlogs) or self._trials.are_due
+
+    def tell_all(self, message: EngineMessage) -> None:
+        for peer in sorted(self._peers):
+            self._send(peer, message)
+
+    def _received(self) -> Iterator[tuple[bytes, ClientMessage]]:
+        while self._socket.get(zmq.EVENTS) & READABLE:  # mostly nothing is there, and asking costs half of an exception
+            yield from read_messages(self._socket.recv_multipart())
+
+    def _send(self, peer: bytes, message: EngineMessage) -> None:
+        if (backlog := self._backlogs.get(peer)) is not None:
+            backlog.add(message)
+        elif not self._is_sent(peer, message):
+            self._backlogs[peer] = backlog = Backlog()
+            backlog.add(message)
+
+    def _is_sent(self, peer: bytes, message: EngineMessage) -> bool:
+        """Whether the message was sent. False, with nothing sent, if the client does not read."""
+        try:
+            self._socket.send(peer, MORE_AT_ONCE)
+            self._socket.send(encoder.encode(message))
+        except zmq.Again:
+            return False
+        except zmq.ZMQError as error:
+            if error.errno != zmq.EHOSTUNREACH:
+                raise
+            self._gone.add(peer)
+        return True
+
+    def _catch_up(self) -> None:
+        """Send merged messages to clients that read again."""
+        backlogs, self._backlogs = self._backlogs, {}
+        for peer, backlog in backlogs.items():
+            for message in backlog.messages():
+                self._send(peer, message)
+
+    def _forget_gone(self) -> Iterator[RequestAborted]:
+        """Abort the requests of clients that have left, with a goodbye or without."""
+        for peer in sorted(self._gone):
+            yield from self._abort(peer, self._owners.names_of(peer), "client")
+            self._trials.forget(peer)
+            self._peers.discard(peer)
+        self._gone.clear()
+
+    def _arrival(self, state: State, peer: bytes, wish: SubmitRequest, next_id: int) -> RequestArrived | None:
+        adapter = wish.adapter.digest if wish.adapter else ""
+        sampling = msgspec.structs.replace(wish.sampling, adapter=adapter)
+        if not wish.has_seed:
+            sampling = msgspec.structs.replace(sampling, seed=derived_seed(self._root_seed, next_id))
+        kind = partial(RequestResumed, generated=wish.generated) if wish.deaths else RequestArrived
+        event = kind(
+            id=RequestId(next_id),
+            name=wish.name,
+            prompt=wish.prompt,
+            sampling=sampling,
+            priority=wish.priority,
+            arrival_ns=time.time_ns(),
+            cache_salt=wish.cache_salt,
+            client=wish.client,
+        )
+        if (why_not := self._refusal(state, peer, event)) is not None:
+            self._send(peer, RequestRefused(name=wish.name, message=why_not))
+            return None
+        self._owners.add(peer, wish.name, next_id)
+        if wish.adapter is not None:
+            self.adapter_files.append(wish.adapter)
+        if wish.hands_over:
+            self.to_hand_over.add(next_id)
+        if wish.ticket and self.takes_tickets:
+            self.tickets[next_id] = wish.ticket
+        return event
+
+    def _refusal(self, state: State, peer: bytes, event: RequestArrived) -> str | None:
+        if self._owners.id_of(peer, event.name) is not None:
+            return f"a request named {event.name!r} is live already: give each request a name of its own"
+        if (why_not := refusal(state.config, event)) is not None:
+            return why_not
+        if event.sampling.pooling == NO_POOLING and self._ready.environment.get("head") == NO_HEAD:
+            return "this model's checkpoint has no output head: it makes embeddings and scores of them, and writes nothing"
+        tokens, vocabulary = unpack_tokens(event.prompt + generated_by(event)), state.config.vocab_size
+        if int(tokens.min()) < 0 or int(tokens.max()) >= vocabulary:
+            wrong = int(tokens.min()) if int(tokens.min()) < 0 else int(tokens.max())
+            return f"token id {wrong} is outside the model's vocabulary of {vocabulary}"
+        if event.sampling.constraint is None:
+            return None
+        return constraint_refusal(state.config, event.sampling, event.sampling.constraint)
+
+    def _abort(self, peer: bytes, names: Iterable[str], reason: AbortReason) -> Iterator[RequestAborted]:
+        """Abort the named requests. A name that is not live has already ended and is skipped."""
+        self._trials.forget(peer, names := tuple(names))
+        found = (self._owners.id_of(peer, name) for name in names)
+        ids = tuple(RequestId(id_) for id_ in found if id_ is not None)
+        if ids:
+            yield RequestAborted(ids=ids, reason=reason)
+
+
+def constraint_refusal(config: SchedulerConfig, sampling: Sampling, constraint: Constraint) -> str | None:
+    """Why no answer could keep to a constraint, in one sentence; None if one can."""
+    lists = {"reasoning_end": constraint.reasoning_end, "allowed_token_ids": constraint.allowed}
+    lists["reasoning_begin"] = constraint.reasoning_begin
+    lists["bad_words"] = tuple(token for sequence in constraint.banned for token in sequence)
+    for name, tokens in lists.items():
+        if wrong := [token for token in tokens if not 0 <= token < config.vocab_size]:
+            return f"token id {wrong[0]} of {name} is outside the model's vocabulary of {config.vocab_size}"
+    if constraint.reasoning_begin and not constraint.reasoning_end:
+        return "reasoning_begin says how reasoning begins, and reasoning_end not how it ends: give both"
+    if not all(constraint.banned):
+        return "bad_words holds a sequence without tokens: leave it out"
+    if constraint.allowed and sampling.min_tokens and set(constraint.allowed) <= set(stop_ids(config, sampling)):
+        return "allowed_token_ids names only tokens that end the answer, and min_tokens forbids them: leave one of the two out"
+    if constraint.grammar and not config.eos_token_ids:
+        return "this model has no end token, and an answer that keeps to a grammar ends with one: leave the grammar out"
+    if constraint.grammar and (sampling.ignore_eos or sampling.min_tokens):
+        name = "ignore_eos" if sampling.ignore_eos else "min_tokens"
+        return f"{name} does not go with a grammar, which says where an answer ends: leave one of them out"
+    return None
+
+
+def read_messages(parts: Sequence[bytes]) -> Iterator[tuple[bytes, ClientMessage]]:
+    """Yield (client, message) for each frame that a ROUTER received together; bytes that no client of ours sends are dropped,
+    with a log line."""
+    peer, *frames = parts
+    for frame in frames:
+        try:
+            message = client_decoder.decode(frame)
+        except msgspec.MsgspecError as error:
+            log.warning("a client's message could not be read and was dropped: %s", error)
+        else:
+            yield peer, message

@@ -1,0 +1,121 @@
+"""Owners: which client asked for which live request, under which name, and what that client already knows of it.
+
+Owns the messages that an event's outputs become, one per client. A request's first token comes with its name and number.
+From then on a token is an entry of two columns, which are cut from the step's own arrays. Sends nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+
+import msgspec
+import numpy as np
+
+from vnext.runtime.protocol.messages import Outputs, RequestOutput
+from vnext.state.outputs import Going
+
+News = tuple[Going | None, Sequence[RequestOutput]]
+"""Of one event: the requests that go on, and the outputs of the others with their numbers."""
+Singles = dict[bytes, list[RequestOutput]]
+
+
+class Owners:
+    """Live requests by id, and by client and name. Mutable."""
+
+    def __init__(self) -> None:
+        self._owner: dict[int, tuple[bytes, str]] = {}
+        self._ids: dict[tuple[bytes, str], int] = {}
+        self._live: Counter[bytes] = Counter()  # live requests of each client that has any
+        self._reported: set[int] = set()  # requests whose clients know the number
+        self._came_s: dict[int, float] = {}  # when each request arrived, while it waits for its first step
+        self._waited_s: dict[int, float] = {}  # how long each request waited, until its client has been informed
+        self._shares: dict[bytes, np.ndarray | None] = {}
+        self._shares_of: bytes | None = None
+
+    def add(self, peer: bytes, name: str, id_: int) -> None:
+        self._owner[id_] = peer, name
+        self._ids[peer, name] = id_
+        self._live[peer] += 1
+        self._came_s[id_] = time.monotonic()
+
+    def begun(self, ids: Iterable[int]) -> None:
+        """These requests have been planned into a step; only a request's first step counts."""
+        now_s = time.monotonic()
+        for id_ in ids:
+            if (came_s := self._came_s.pop(id_, None)) is not None:
+                self._waited_s[id_] = now_s - came_s
+
+    def id_of(self, peer: bytes, name: str) -> int | None:
+        """The id of a live request; None for a name that is not live."""
+        return self._ids.get((peer, name))
+
+    def names_of(self, peer: bytes) -> list[str]:
+        return [name for owner, name in self._ids if owner == peer]
+
+    def letters(self, news: News) -> Iterator[tuple[bytes, Outputs]]:
+        """The message of one event to each client; forgets finished requests."""
+        going, outputs = news
+        singles: Singles = defaultdict(list)
+        shares = {} if going is None else self._shares_in(going, singles)
+        for output in outputs:
+            if (owner := self._owner.get(output.number)) is not None:
+                if waited_s := self._waited_s.pop(output.number, 0.0):
+                    output = msgspec.structs.replace(output, queue_seconds=waited_s)
+                singles[owner[0]].append(output)
+                self._note(output, owner)
+        for peer in dict.fromkeys((*shares, *singles)):
+            numbers, tokens = _cut(going, shares[peer]) if peer in shares else (b"", b"")
+            yield peer, Outputs(outputs=tuple(singles.get(peer, ())), numbers=numbers, tokens=tokens)
+
+    def _note(self, output: RequestOutput, owner: tuple[bytes, str]) -> None:
+        if not output.finish:
+            self._reported.add(output.number)
+            return
+        self._reported.discard(output.number)
+        self._came_s.pop(output.number, None)
+        del self._ids[owner], self._owner[output.number]
+        self._live[owner[0]] -= 1
+        if not self._live[owner[0]]:
+            del self._live[owner[0]]
+
+    def _shares_in(self, going: Going, singles: Singles) -> dict[bytes, np.ndarray | None]:
+        """Positions of each client's requests in the columns, None for all. Requests that a client must be sent by name go to
+        `singles`.
+
+        The usual step goes on with the requests of the step before, so their positions stay the same.
+        """
+        ids = going.ids.tobytes()
+        if ids == self._shares_of:
+            return self._shares
+        numbers, reported, count = going.ids.tolist(), self._reported, len(going.ids)
+        known = [place for place, id_ in enumerate(numbers) if id_ in reported]
+        if len(self._live) == 1:
+            shares = dict.fromkeys(self._live, known) if known else {}
+        else:
+            shares = defaultdict(list)
+            for place in known:
+                shares[self._owner[numbers[place]][0]].append(place)
+        begun = len(known) < count and [self._begin(going, place, singles) for place in sorted(set(range(count)).difference(known))]
+        self._shares = {peer: None if len(places) == count else np.array(places) for peer, places in shares.items()}
+        self._shares_of = None if begun else ids
+        return self._shares
+
+    def _begin(self, going: Going, place: int, singles: Singles) -> None:
+        """A request's first token, sent to its client by name, unless the request has left."""
+        id_ = int(going.ids[place])
+        if (owner := self._owner.get(id_)) is None:
+            return
+        self._reported.add(id_)
+        waited_s = self._waited_s.pop(id_, 0.0)
+        token, hit = going.tokens[place].tobytes(), int(going.cached[place])
+        singles[owner[0]].append(
+            RequestOutput(name=owner[1], tokens=token, cached_tokens=hit, number=id_, queue_seconds=waited_s)
+        )
+
+
+def _cut(going: Going, places: np.ndarray | None) -> tuple[bytes, bytes]:
+    if places is None:
+        return going.ids.tobytes(), going.tokens.tobytes()
+    return going.ids[places].tobytes(), going.tokens[places].tobytes()

@@ -1,0 +1,187 @@
+"""Recovery: other ranks in the place of those that died, hang or have drifted, while the engine core goes on.
+
+Owns the order: the lost ranks are ended, others start at once, or later where several were lost in a row, and load when the lost
+ones' memory is free, or beside it where the system does not let go of a lost one. Gives up where `restarts_max` have been lost in a
+row without a step's result between. engine_core.py makes events of it and sends the state to the new ranks.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from msgspec.structs import asdict
+
+from vnext.runtime.engine.due_reports import Drifted
+from vnext.runtime.engine.executor import STOP_GRACE_S, Executor, RankStartFailed
+from vnext.runtime.engine.poison import PoisonGuard
+from vnext.runtime.engine.progress import RanksStalled
+from vnext.runtime.hosts.errors import HostLost
+from vnext.runtime.processes.subprocesses import ChildDied
+from vnext.runtime.protocol.messages import RankReady
+from vnext.runtime.transport.ring.common import RingClosed, RingCorrupt
+from vnext.state.events import EngineRecovered, RequestId
+from vnext.state.state import State
+
+FIRST_DELAY_S, DELAY_MAX_S = 0.1, 10.0
+HELD_MAX_S = 10.0
+"""A killed process gives its memory back within a moment, unless it waits inside the system, which SIGKILL does not end."""
+MAY_DIFFER = ("page_count_max", "draft_costs", "disk")
+"""Facts that a start measures; a cache keeps its size."""
+log = logging.getLogger(__name__)
+
+
+class RankGaveUp(RuntimeError):
+    """A rank has reported that it cannot go on."""
+
+
+class NoMoreRanks(RuntimeError):
+    """The engine ends: no ranks can take the place of those that were lost. One sentence."""
+
+
+LOSSES = (ChildDied, RanksStalled, RankGaveUp, Drifted, RingClosed, RingCorrupt, HostLost)
+"""Errors after which other ranks can go on with what the engine core knows."""
+START_ERRORS = (ChildDied, RankStartFailed, HostLost, OSError)
+
+
+class Recovery:
+    """The ranks of one engine that were lost, and those that start. Mutable.
+
+    `sentence` is "" unless there are no ranks now. `count` and `seconds` are of the recoveries that are complete; `stall_count` and
+    `stall_seconds` of executors that were lost. `ready`: what the newest ranks reported when they were ready. `again(generation)`
+    makes an executor of new processes; None: there can be none.
+    """
+
+    def __init__(
+        self,
+        again: Callable[[int], Executor] | None = None,
+        restarts_max: int = 0,
+        facts: Sequence[RankReady] = (),
+        log_dir: str = "",
+    ) -> None:
+        """`facts`: what the first ranks reported when they were ready. `log_dir`: the folder for stacks, "" for none."""
+        self._again, self._restarts_max, self._log_dir = again, restarts_max, log_dir
+        self._facts, self.ready = [_lasting(each) for each in facts], facts
+        self._poison = PoisonGuard()
+        self._lost: list[Executor] = []
+        self._next: Executor | None = None
+        self._loads = False
+        self._generation = 0
+        self._in_a_row = 0
+        self._first_step = -1  # a commit of this step or a later one is progress
+        self._began_s = self._due_s = self._held_until_s = 0.0
+        self.sentence = ""
+        self.count, self.seconds = 0, 0.0
+        self.stall_count, self.stall_seconds = 0, 0.0
+
+    def begin(self, error: Exception, ranks: Executor, state: State) -> tuple[EngineRecovered, dict[int, str]]:
+        """Take the loss of these ranks: the event of it, and whom to abort before, with the error for its client. Raises `error`
+        or NoMoreRanks where the engine cannot go on."""
+        if isinstance(error, RanksStalled):
+            self._keep_stacks(ranks.stacks(state.in_flight[0].step), state.in_flight[0].step)
+        if self._again is None or not self._restarts_max:
+            raise error
+        if state.committed > self._first_step:
+            self._in_a_row = 0
+        self._first_step, self._began_s = state.planned, time.monotonic()
+        self.stall_count += ranks.stall_count
+        self.stall_seconds += ranks.stall_seconds
+        self._lose(ranks, error)
+        cause = cause_of(error)
+        self.sentence = f"The engine's ranks are started again: {cause}."
+        blamed, cautious = self._poison.judge(state)
+        return EngineRecovered(cause=cause, cautious=cautious), {} if blamed is None else blame(blamed, cause)
+
+    def look(self) -> Executor | None:
+        """Go on with what has been begun, without waiting: new ranks, once they have loaded. Raises NoMoreRanks."""
+        ended = [each for each in self._lost if each.has_ended]
+        self._lost = [each for each in self._lost if each not in ended]
+        for each in ended:
+            each.stop(0.0)
+        try:
+            return self._started()
+        except START_ERRORS as error:
+            failed, self._next = self._next, None
+            self._lose(failed, error)
+        return None
+
+    def _started(self) -> Executor | None:
+        if self._next is None and time.monotonic() >= self._due_s:
+            self._generation += 1
+            self._next, self._loads = self._again(self._generation), False
+        if self._next is None or (self._lost and time.monotonic() < self._held_until_s):
+            return None
+        if not self._loads:
+            self._loads = True
+            if self._lost:
+                log.warning("Ranks that were killed have not ended: the system holds them. Others load beside them.")
+            self._next.begin()
+        if (facts := self._next.started()) is None:
+            return None
+        self._require_same(facts)
+        ranks, self._next, self.sentence, self.ready = self._next, None, "", facts
+        self.count += 1
+        self.seconds += (seconds := time.monotonic() - self._began_s)
+        log.warning("The engine goes on with new ranks after %.1f s.", seconds)
+        return ranks
+
+    def _lose(self, ranks: Executor | None, error: Exception) -> None:
+        """End ranks, and decide when others start. Raises NoMoreRanks."""
+        if ranks is not None:
+            ranks.kill()
+            self._lost.append(ranks)
+            self._held_until_s = time.monotonic() + HELD_MAX_S
+        count, self._in_a_row = self._in_a_row, self._in_a_row + 1
+        if count >= self._restarts_max:
+            times = "once" if count == 1 else f"{count} times in a row"
+            raise NoMoreRanks(f"{error}\nThe ranks were started again {times} without a step's result")
+        delay_s = min(FIRST_DELAY_S * 2 ** (count - 1), DELAY_MAX_S) if count else 0.0
+        self._due_s = time.monotonic() + delay_s
+        log.warning("The engine starts new ranks%s: %s", f" in {delay_s:g} s" if delay_s else "", error)
+
+    def _require_same(self, facts: Sequence[RankReady]) -> None:
+        """Raise NoMoreRanks if the new ranks would give other tokens."""
+        for before, now in zip(self._facts, map(_lasting, facts)):
+            if names := [name for name in before if before[name] != now[name]]:
+                raise NoMoreRanks(
+                    f"the ranks that were started again differ from those before in {', '.join(names)}: have the model's files or "
+                    "the machine changed? Start the engine again"
+                )
+
+    def _keep_stacks(self, stacks: dict[int, str], step: int) -> None:
+        for rank, text in stacks.items():
+            if not text:
+                log.warning("Rank %d could not write its stack: it is stopped, or held inside the system.", rank)
+            elif not self._log_dir:
+                log.warning("The stack of rank %d at step %d:\n%s", rank, step, text)
+            else:
+                path = Path(self._log_dir) / f"stacks-of-rank-{rank}-at-step-{step}.txt"
+                try:
+                    path.write_text(text)
+                except OSError as error:
+                    log.warning("The stack of rank %d could not be written (%s):\n%s", rank, error, text)
+                else:
+                    log.warning("The stack of rank %d is in %s.", rank, path)
+
+    def stop(self, grace_s: float = STOP_GRACE_S) -> None:
+        """End what has been begun."""
+        for each in (*self._lost, *([] if self._next is None else [self._next])):
+            each.kill()
+            each.stop(0.0)
+        self._lost, self._next = [], None
+
+
+def cause_of(error: Exception) -> str:
+    """What was lost, in one sentence without a process's last lines, which a log without texts must not hold."""
+    return error.how if isinstance(error, ChildDied) else str(error)
+
+
+def blame(id_: RequestId, cause: str) -> dict[int, str]:
+    """Why a request is aborted that has killed the ranks, for its client."""
+    return {id_: f"the engine's ranks were lost twice in a row while they computed this request, so it was ended: {cause}"}
+
+
+def _lasting(facts: RankReady) -> dict[str, object]:
+    return {name: value for name, value in asdict(facts).items() if name not in MAY_DIFFER}

@@ -1,0 +1,127 @@
+"""Sizing: from settings, the model and the ranks' memory to the configuration that decisions depend on.
+
+Pure. Owns the defaults that depend on the model, and rejects settings that cannot work, with one sentence each.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+
+from msgspec.structs import replace
+
+from vnext.runtime.protocol.messages import ModelFacts, RankReady
+from vnext.runtime.protocol.settings import EngineSettings, SettingsError
+from vnext.runtime.protocol.speculation import speculation_of
+from vnext.sched.policies import PolicyError, policy_of
+from vnext.state.config import MEASURED, SchedulerConfig
+from vnext.state.windows import pages_needed
+
+ASYNC_DEPTH = 2
+
+
+def scheduler_config(settings: EngineSettings, model: ModelFacts, ranks: Sequence[RankReady]) -> SchedulerConfig:
+    """The engine's bounds. Raises SettingsError."""
+    bounds = _bounds(settings, model, ranks[0].environment.get("device", "cpu") != "cpu")
+    if bounds.speculation is not None and bounds.speculation.row_cost == MEASURED:
+        row_cost, step_cost, many = ranks[0].draft_costs
+        costs = replace(bounds.speculation, row_cost=row_cost, step_cost=step_cost, row_cost_many=many)
+        bounds = replace(bounds, speculation=costs)
+    bounds = replace(bounds, page_count=cache_blocks(settings, bounds, ranks))
+    length = fitting_length(settings, bounds)
+    if not settings.enable_chunked_prefill and bounds.max_num_batched_tokens < length:
+        raise SettingsError(
+            f"--max-num-batched-tokens is {bounds.max_num_batched_tokens}, less than the model length {length}, and "
+            "chunked prefill is off: raise it or lower --max-model-len"
+        )
+    return replace(bounds, max_model_len=length)
+
+
+def _bounds(settings: EngineSettings, model: ModelFacts, on_gpu: bool) -> SchedulerConfig:
+    """The bounds before the memory is known: the longest model length allowed, and no cache."""
+    parts = microbatches(settings)
+    return SchedulerConfig(
+        block_size=settings.block_size,
+        page_count=0,
+        max_num_batched_tokens=settings.step_tokens(on_gpu),
+        max_num_seqs=settings.max_num_seqs,
+        max_model_len=model_length(settings, model),
+        long_prefill_token_threshold=settings.long_prefill_token_threshold if settings.enable_chunked_prefill else 0,
+        prefix_caching=settings.enable_prefix_caching,
+        chunked_prefill=settings.enable_chunked_prefill,
+        pipeline_depth=max(ASYNC_DEPTH, settings.pipeline_parallel_size, parts) if settings.async_scheduling else 1,
+        policy=settings.scheduling_policy,
+        eos_token_ids=model.eos_token_ids,
+        vocab_size=model.vocab_size,
+        digest_interval=settings.digest_interval,
+        windows=model.windows if any(model.windows) else (),
+        speculation=speculation_of(settings.speculative_config),
+        max_loras=settings.max_loras if settings.enable_lora else 0,
+        pinned_kv_fraction=settings.pinned_kv_fraction if settings.enable_prefix_caching else 0.0,
+        microbatches=parts,
+    )
+
+
+def microbatches(settings: EngineSettings) -> int:
+    """The parts of the requests that decode. With drafts, which follow from the tokens before, every step waits for those: one."""
+    if not settings.async_scheduling or settings.speculative_config:
+        return 1
+    return settings.pipeline_microbatches or settings.pipeline_parallel_size
+
+
+def require_policy(settings: EngineSettings) -> None:
+    """Find and try the scheduling policy, before a model is loaded. Raises SettingsError."""
+    try:
+        policy_of(settings.scheduling_policy)
+    except PolicyError as error:
+        raise SettingsError(str(error)) from error
+
+
+def model_length(settings: EngineSettings, model: ModelFacts) -> int:
+    """Tokens that a request may have, before the cache size is known."""
+    if settings.max_model_len is None:
+        return model.position_count_max
+    if settings.max_model_len > model.position_count_max:
+        raise SettingsError(
+            f"--max-model-len is {settings.max_model_len}, more than the {model.position_count_max} positions the model "
+            f"was trained for: ask for at most {model.position_count_max}"
+        )
+    return settings.max_model_len
+
+
+def cache_blocks(settings: EngineSettings, bounds: SchedulerConfig, ranks: Sequence[RankReady]) -> int:
+    """Pages of the cache: as many as fit into the smallest rank's memory, and no more than a full batch could ever use."""
+    if settings.num_blocks_override is not None:
+        return settings.num_blocks_override
+    fitting = min(rank.page_count_max for rank in ranks)
+    if fitting < bounds.group_count:
+        block_bytes = max(rank.block_bytes for rank in ranks) * bounds.group_count
+        raise SettingsError(
+            f"the cache's memory is too small for one block of {block_bytes} bytes: raise --kv-cache-memory "
+            "or lower --block-size"
+        )
+    return min(fitting, settings.max_num_seqs * pages_needed(bounds, bounds.max_model_len))
+
+
+def fitting_length(settings: EngineSettings, bounds: SchedulerConfig) -> int:
+    """The model length, lowered to what the cache holds of one request unless the user set it."""
+    capacity = length_that_fits(bounds)
+    if settings.max_model_len is not None and capacity < settings.max_model_len:
+        raise SettingsError(
+            f"the cache holds {capacity} tokens, less than --max-model-len {settings.max_model_len}: raise "
+            "--kv-cache-memory or --num-blocks-override, or lower --max-model-len"
+        )
+    if capacity == 0:
+        raise SettingsError(
+            f"the cache has {bounds.page_count} blocks, less than one for each of the model's {bounds.group_count} groups of "
+            "layers: raise --num-blocks-override"
+        )
+    return min(bounds.max_model_len, capacity)
+
+
+def length_that_fits(bounds: SchedulerConfig) -> int:
+    """Tokens that a request may have computed, alone in the cache; with windows, at most the model's length."""
+    if not bounds.windows:
+        return bounds.page_count * bounds.block_size
+    lengths = range(1, bounds.max_model_len + 1)
+    return bisect_right(lengths, bounds.page_count, key=lambda length: pages_needed(bounds, length))

@@ -1,0 +1,98 @@
+"""The publisher: one rank's part of the blocks that its engine hands over, in files in shared memory.
+
+A hand-over copies its pages between two steps; a thread then writes those files that are not there yet. The oldest leave when there
+are more than fit. Decides nothing else: what is handed over stands in events.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Protocol
+
+import numpy as np
+
+from vnext.runtime.hosts.handover.tcp import BlockServer
+from vnext.runtime.protocol.messages import BlocksPublished, HandoverPlace
+from vnext.state.events import AnyEvent, BlocksHandedOver
+from vnext.state.state import State
+from vnext.state.tier import handed_over
+
+log = logging.getLogger(__name__)
+
+
+class BlockFiles(Protocol):
+    """The files of one rank (vnext/runtime/rank/page_files.py)."""
+
+    file_bytes: int
+
+    def list(self) -> list[tuple[float, bytes]]: ...
+
+    def write(self, name: bytes, parts: Sequence[bytes | memoryview]) -> None: ...
+
+    def remove(self, names: Iterable[bytes]) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Publisher:
+    """The blocks of one rank for others. All methods belong to one thread."""
+
+    def __init__(
+        self, rank: int, folder: str, files: BlockFiles, rows: Callable[[], list[np.ndarray]], bytes_max: int,
+        server: BlockServer | None,
+    ) -> None:
+        """`rows`: the memory of all pages, as uint8 [page_count, bytes] each. `server`: None where blocks stay on this host."""
+        self._rank, self._files, self._rows, self._server = rank, files, rows, server
+        self._count_max = bytes_max // files.file_bytes
+        self._names = {name: None for _, name in files.list()}  # oldest first; the writer's alone
+        self._writer = ThreadPoolExecutor(1, "handover-write")
+        self._futures: list[Future[BlocksPublished]] = []
+        self._has_warned = False
+        self.place = HandoverPlace(folder=folder, address=server.address if server else "")
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether `reports` has one to come."""
+        return bool(self._futures)
+
+    def reports(self) -> list[BlocksPublished]:
+        """What has been published since the last call."""
+        done = [future for future in self._futures if future.done()]
+        self._futures = [future for future in self._futures if future not in done]
+        return [future.result() for future in done]
+
+    def fold(self, event: AnyEvent, state: State) -> None:
+        """Do what an event asks for, which has led to `state`."""
+        if isinstance(event, BlocksHandedOver):
+            names, pages = handed_over(state, event)
+            rows = self._rows()
+            copies = [[memory[page].tobytes() for memory in rows] for page in pages.tolist()]
+            self._futures.append(self._writer.submit(self._publish, event.id, names, copies))
+
+    def close(self) -> None:
+        """End the thread, with what it has begun, and serve nobody any more."""
+        if self._server is not None:
+            self._server.close()
+        self._writer.shutdown()
+        self._files.close()
+
+    def _publish(self, id_: int, names: tuple[bytes, ...], copies: list[list[bytes]]) -> BlocksPublished:
+        count = 0
+        try:
+            for name, parts in zip(names[: self._count_max], copies):
+                if name not in self._names:
+                    self._files.write(name, parts)
+                self._names.pop(name, None)
+                self._names[name] = None  # the newest
+                count += 1
+        except OSError as error:
+            if not self._has_warned:
+                self._has_warned = True
+                log.warning("Blocks are not handed over, and other engines compute them: %s", error)
+        excess = list(self._names)[: max(0, len(self._names) - self._count_max)]
+        self._files.remove(excess)
+        for name in excess:
+            del self._names[name]
+        return BlocksPublished(rank=self._rank, id=id_, count=count)

@@ -1,0 +1,144 @@
+"""The choice of collectives between GPUs: memory that they map of each other, NCCL, or both; the same on every rank.
+
+Owns the exchange of handles at start-up. All ranks report what they can do before any of them chooses. Where GPUs have neither,
+tensors go through the host's memory, which is slow; a message says so.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from importlib.util import find_spec
+
+import msgspec
+import torch
+import torch.distributed as dist
+
+from vnext.kernels.cuda.exchange import RANKS_MAX, memory_bytes
+from vnext.runtime.transport.collectives.cpu_collectives import Group
+from vnext.runtime.transport.collectives.device_group import DeviceGroup, Limits, default_limits, describe_limits
+from vnext.runtime.transport.collectives.device_memory import DeviceMemory, IpcMemory
+from vnext.runtime.transport.collectives.meeting import TIMEOUT, tell_all
+from vnext.runtime.transport.collectives.shared_group import SharedGroup
+from vnext.runtime.transport.collectives.torch_group import TorchGroup
+
+MEMORY_ERRORS = (RuntimeError, OSError, ImportError, ValueError)  # CUDA's errors are RuntimeErrors
+
+MakeMemory = Callable[[int], DeviceMemory]
+
+
+class HostGroup:
+    """The plain implementation: through the host's memory and the CPU's collectives, which it takes over."""
+
+    can_capture = False
+
+    def __init__(self, host: Group) -> None:
+        self._host = host
+
+    def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
+        """See collectives.Group."""
+        return self._host.all_reduce(tensor.cpu()).to(tensor.device)
+
+    def all_gather(self, tensor: torch.Tensor, dim: int) -> torch.Tensor:
+        """See collectives.Group."""
+        return self._host.all_gather(tensor.cpu(), dim).to(tensor.device)
+
+    def require_whole(self) -> None:
+        """See collectives.Group."""
+
+    def close(self) -> None:
+        """See collectives.Group."""
+        self._host.close()
+
+
+def choose_device_group(
+    store: dist.Store, rank: int, world_size: int, device: torch.device, host: Group, limits: Limits,
+    make_memory: MakeMemory = IpcMemory,
+) -> Group:  # fmt: skip
+    """This rank's group for tensors on `device`, the current one. Rank 0's `limits` apply to all ranks. Takes over `host`, the
+    ranks' group on the CPU."""
+    if rank == 0:
+        store.set("limits", msgspec.json.encode(limits).decode())
+    limits = msgspec.json.decode(store.get("limits"), type=Limits)
+    above = _nccl_group(store, rank, world_size, device, host)
+    memory, addresses, reason = _map_memory(store, rank, world_size, host, limits, make_memory)
+    if memory is not None:
+        return DeviceGroup(memory, addresses, device, rank, host, limits, above)
+    if rank == 0:
+        way = "NCCL alone" if above is not None else "the host's memory, which is slow"
+        logging.getLogger(__name__).warning("the GPUs exchange tensors over %s: %s", way, reason)
+    if above is None:
+        return HostGroup(host)
+    host.close()
+    return above
+
+
+def describe() -> str:
+    """The collectives that serve several GPUs on this machine, for people."""
+    if not torch.cuda.is_available():
+        return "none: torch sees no GPU"
+    if find_spec("cupy") is None:
+        return "NCCL alone: CuPy, which maps the memory of other GPUs, is missing" if _has_nccl() else "through the host"
+    return describe_limits(default_limits(2), _has_nccl())
+
+
+def _has_nccl() -> bool:
+    return dist.is_available() and dist.is_nccl_available()
+
+
+def _nccl_group(
+    store: dist.Store, rank: int, world_size: int, device: torch.device, host: Group
+) -> TorchGroup | None:
+    """NCCL where every rank has it and a GPU of its own: NCCL refuses two ranks on one GPU."""
+    is_possible = device.type == "cuda" and _has_nccl() and isinstance(host, SharedGroup)
+    own = str(torch.cuda.get_device_properties(device).uuid) if is_possible else ""
+    found = tell_all(store, "GPU", rank, world_size, own)
+    if not all(found) or len(set(found)) < world_size:
+        return None
+    here = torch.device("cuda", torch.cuda.current_device())
+    nccl_store = dist.PrefixStore("nccl", store)
+    dist.init_process_group("nccl", store=nccl_store, rank=rank, world_size=world_size, timeout=TIMEOUT, device_id=here)
+    return TorchGroup()
+
+
+def _map_memory(
+    store: dist.Store, rank: int, world_size: int, host: Group, limits: Limits, make_memory: MakeMemory
+) -> tuple[DeviceMemory | None, list[int], str]:
+    """(memory, every rank's address in it, "") on every rank, or (None, [], the first reason) on every rank."""
+    memory, reported = _make_memory(world_size, host, limits, make_memory)
+    handles = tell_all(store, "memory", rank, world_size, reported)
+    if reasons := [f"rank {each}: {word[1:]}" for each, word in enumerate(handles) if word.startswith("-")]:
+        if memory is not None:
+            memory.close()
+        return None, [], reasons[0]
+    addresses, reason = _open_all(memory, rank, handles)
+    if reasons := list(filter(None, tell_all(store, "mapping", rank, world_size, reason))):
+        memory.close()
+        return None, [], reasons[0]
+    return memory, addresses, ""
+
+
+def _make_memory(
+    world_size: int, host: Group, limits: Limits, make_memory: MakeMemory
+) -> tuple[DeviceMemory | None, str]:
+    """The memory and its handle in hexadecimal, or None and the reason after "-"."""
+    if not isinstance(host, SharedGroup):
+        return None, "-the lives of ranks cannot be watched without shared memory"
+    if world_size > RANKS_MAX:
+        return None, f"-{world_size} ranks, and mapped memory serves up to {RANKS_MAX}"
+    try:
+        memory = make_memory(memory_bytes(limits.capacity_bytes))
+    except MEMORY_ERRORS as error:
+        return None, f"-{error}"
+    return memory, memory.handle.hex()
+
+
+def _open_all(memory: DeviceMemory, rank: int, handles: list[str]) -> tuple[list[int], str]:
+    """Every rank's address here and "", or the addresses that could be opened and the reason."""
+    addresses: list[int] = []
+    for each, handle in enumerate(handles):
+        try:
+            addresses.append(memory.address if each == rank else memory.open(bytes.fromhex(handle)))
+        except MEMORY_ERRORS as error:
+            return addresses, f"rank {rank} cannot map the memory of rank {each}: {error}"
+    return addresses, ""

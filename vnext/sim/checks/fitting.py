@@ -1,0 +1,111 @@
+"""Fitting: what the cache had of a waiting request when a plan was decided, and whether its first chunk would have fitted.
+
+A plan's own changes are taken back: pages that running rows took, names that they completed, pages that were given back
+last. The engine's forms are in vnext/state/allocate.py and windows.py; this one goes page by page.
+"""
+
+from __future__ import annotations
+
+from vnext.sim.checks.plain_state import PlainState, in_sight
+from vnext.state.params import POOLINGS, Sampling
+from vnext.state.state import Waiting, blocks_for
+from vnext.state.store.columns_numpy import group_hash
+
+
+def first_chunk(before: PlainState, after: PlainState, waiting: Waiting, budget: int, transfers: bool = False) -> int:
+    """Tokens with which the request would have fitted behind all that the plan takes and admits; 0 if it would not. `transfers`:
+    with the pages into which blocks are read from disk."""
+    config, late = after.state.config, given_back(after)
+    hits = longest_hit(after, _offered(before, after, waiting))
+    start = len(hits) // config.group_count * config.block_size
+    rest = waiting.known - start
+    tokens = min(rest, config.long_prefill_token_threshold or rest, budget)
+    if tokens < rest and not config.chunked_prefill:
+        return 0
+    need = blocks_for(start + tokens, config.block_size) * config.group_count - len(hits)
+    need += sum(page is not None and after.holders[page] == 0 and page not in late for page in hits)
+    tier, more = after.state.tier, 0
+    if transfers and tier is not None:
+        more = sum(len(each.pages) for each in tier.transfers)
+    return tokens if need <= after.state.pool.free - len(late) + more else 0
+
+
+def surely_hit(before: PlainState, after: PlainState, waiting: Waiting) -> int:
+    """Tokens of the prefix whose pages kept their names from before the plan until after it."""
+    config, taken = before.state.config, set().union(*taken_pages(before, after))
+    pairs = zip(named_pages(before, waiting), named_pages(after, waiting))
+    stayed = [page if page == then and page not in taken else None for then, page in pairs]
+    return len(longest_hit(before, stayed)) // config.group_count * config.block_size
+
+
+def given_back(seen: PlainState) -> set[int]:
+    """Pages that the newest plan, which has just been folded, gave back for good: its own requests could not take them."""
+    config, step, found = seen.state.config, seen.in_flight[-1], set()
+    size, groups = config.block_size, config.group_count
+    base_of = {id_: count - drafts for id_, count, drafts in zip(step.ids, step.counts, step.drafts)}
+    start_of = {id_: computed - base_of.get(id_, 0) for id_, computed in zip(seen.id, seen.at_least)}
+    for id_, computed, table in zip(seen.id, seen.at_least, seen.tables if config.windows else ()):
+        for place, page in enumerate(table):
+            group, last = place % groups, place // groups * size + size - 1
+            if in_sight(config, group, last, start_of.get(id_, computed)) and not in_sight(config, group, last, computed):
+                found.add(page)
+    return {page for page in found if seen.holders[page] == 0}
+
+
+def _offered(before: PlainState, after: PlainState, waiting: Waiting) -> list[int | None]:
+    """As named_pages, at the end of the admissions: before running rows name what they complete."""
+    if before is after:
+        return named_pages(after, waiting)
+    by_rows, completed = taken_pages(before, after)
+    return [
+        page if page in completed or (page == then and page not in by_rows) else None
+        for then, page in zip(named_pages(before, waiting), named_pages(after, waiting))
+    ]
+
+
+def named_pages(seen: PlainState, waiting: Waiting) -> list[int | None]:
+    """The page that has the name of each page of the request's full blocks, block by block, as far as hits may go."""
+    groups, most = seen.state.config.group_count, (waiting.known - 1) // seen.state.config.block_size
+    if needs_whole_prompt(seen.state.requests[waiting.id].sampling):
+        return []
+    return seen.state.pool.prefix_index.blocks_of(
+        group_hash(key, group) for key in waiting.block_hashes[:most] for group in range(groups)
+    )
+
+
+def needs_whole_prompt(sampling: Sampling) -> bool:
+    """Whether the request's result is made of positions that the cache could save it."""
+    return sampling.prompt_logprobs >= 0 or POOLINGS[sampling.pooling] in ("mean", "cls")
+
+
+def needs_slot(seen: PlainState, waiting: Waiting) -> bool:
+    """Whether the request's adapter is in no slot."""
+    adapter = seen.state.requests[waiting.id].sampling.adapter
+    return bool(adapter) and adapter not in [slot.digest for slot in seen.state.slots if slot is not None]
+
+
+def longest_hit(seen: PlainState, named: list[int | None]) -> list[int | None]:
+    """The longest beginning of these pages of which the next query sees none that is missing; None where it sees none."""
+    config = seen.state.config
+    size, groups = config.block_size, config.group_count
+    for count in range(len(named) // groups, 0, -1):
+        hit = [
+            (page, in_sight(config, place % groups, place // groups * size + size - 1, count * size))
+            for place, page in enumerate(named[: count * groups])
+        ]
+        if all(page is not None or not seen_ for page, seen_ in hit):
+            return [page if seen_ else None for page, seen_ in hit]
+    return []
+
+
+def taken_pages(before: PlainState, after: PlainState) -> tuple[set[int], set[int]]:
+    """Of the plan that was just folded: pages that running rows took, and those that admitted requests complete."""
+    config, step, by_rows, completed = after.state.config, after.in_flight[-1], set(), set()
+    held = {id_: len(table) for id_, table in zip(before.id, before.tables)}
+    ends = {id_: start + count for id_, start, count in zip(step.ids, step.starts, step.counts)}
+    for id_, table in zip(after.id, after.tables):
+        if id_ in held:
+            by_rows.update(table[held[id_] :])
+        else:
+            completed.update(table[: ends[id_] // config.block_size * config.group_count])
+    return by_rows, completed

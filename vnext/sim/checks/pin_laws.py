@@ -1,0 +1,85 @@
+"""Laws of pins: what stays in the cache and until when, kept a second time from the events alone, page by page.
+
+K5 is a law of every state (vnext/state/laws.py). That pins stop nobody is a part of S6 (sim/laws.py).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from vnext.sim.checks.fitting import longest_hit
+from vnext.sim.checks.plain_state import PlainState
+from vnext.state.block_hash import block_hashes
+from vnext.state.errors import LawBroken
+from vnext.state.events import (
+    AnyEvent,
+    ClockTicked,
+    EnginePaused,
+    EngineRecovered,
+    PinsYielded,
+    PrefixCacheReset,
+    RequestAborted,
+    StepCommitted,
+    WeightsChanged,
+    pack_tokens,
+)
+from vnext.state.outputs import Output
+from vnext.state.state import Request, root_of
+from vnext.state.store.columns_numpy import group_hash
+from vnext.state.store.pins import DEPTHS
+
+
+class End(NamedTuple):
+    """When a pin ends; of those that end together, the one with the smallest `height` leaves first."""
+
+    second: int
+    height: int
+
+
+class PinBook:
+    """The pinned pages of one run. Mutable: give it every event once, in order."""
+
+    def __init__(self) -> None:
+        self._ends: dict[int, End] = {}
+
+    def write(self, before: PlainState, event: AnyEvent, after: PlainState, news: tuple[Output, ...]) -> None:
+        """K6: a pin lasts until its time is over, others need its place, it yields to a request, or nothing is a hit any more."""
+        match event:
+            case ClockTicked():
+                self._ends = {page: end for page, end in self._ends.items() if end.second > event.seconds}
+            case PinsYielded():
+                self._leave(event.count)
+            case PrefixCacheReset() | WeightsChanged() | EngineRecovered() | EnginePaused(mode="sleep"):
+                self._ends.clear()
+            case StepCommitted() | RequestAborted():
+                for row, id_ in enumerate(before.id):
+                    if id_ not in after.id:
+                        came = pack_tokens([each.token for each in news if each.id == id_ and each.token >= 0])
+                        self._pin(before.state.requests[id_], before.histories[row] + came, after)
+        self._compare(after)
+
+    def _pin(self, request: Request, history: bytes, after: PlainState) -> None:
+        """The blocks that a request which leaves wants to stay, and that are a hit. Its last token was never computed for it."""
+        state, config = after.state, after.state.config
+        for tokens, seconds in request.sampling.retention if config.pinned_pages_max else ():
+            names = block_hashes(root_of(state, request), history[:-4][: 4 * tokens], config.block_size)
+            groups = range(config.group_count)
+            found = state.pool.prefix_index.blocks_of(group_hash(name, group) for name in names for group in groups)
+            for place, page in enumerate(longest_hit(after, found)):
+                if page is not None:
+                    end = End(state.clock + seconds, -(place // config.group_count))
+                    self._ends[page] = max(end, self._ends.get(page, end))
+            self._leave(len(self._ends) - config.pinned_pages_max)
+
+    def _leave(self, count: int) -> None:
+        for page in sorted(self._ends, key=lambda page: (self._ends[page], page))[: max(count, 0)]:
+            del self._ends[page]
+
+    def _compare(self, after: PlainState) -> None:
+        pins = after.state.pool.pins
+        words = [] if pins is None else pins.ends.values().tolist()
+        found = {page: End(word // DEPTHS, word % DEPTHS - DEPTHS + 1) for page, word in enumerate(words) if word}
+        if found != self._ends:
+            differ = sorted(page for page in found.keys() | self._ends.keys() if found.get(page) != self._ends.get(page))
+            page = differ[0]
+            raise LawBroken("K6", f"page {page} is pinned until {found.get(page)} where it is {self._ends.get(page)}")

@@ -1,0 +1,116 @@
+"""The engine core of a simulation: folds events, decides, refuses, and checks every law each time.
+
+Owns the run's state, its log and all checks of one replica. It has no clock, client, transport or rank: those belong to
+simulator.py, and findings.py checks finished logs without them.
+"""
+
+from __future__ import annotations
+
+from vnext.sched.schedule import schedule
+from vnext.sim.checks.accounting import Accounting
+from vnext.sim.checks.client_laws import ClientBook
+from vnext.sim.checks.contents import contents, differences
+from vnext.sim.checks.errors import Divergence
+from vnext.sim.checks.history import History
+from vnext.sim.checks.microbatch_laws import TurnBook
+from vnext.sim.checks.pin_laws import PinBook
+from vnext.sim.checks.plain_state import PlainState
+from vnext.sim.checks.tier_laws import resets_forget, tiers_block_nobody
+from vnext.sim.checks.turning import require_same, turn_of
+from vnext.sim.laws import decision_laws, event_laws, going
+from vnext.sim.order import policy_keys
+from vnext.state.errors import IllegalEvent
+from vnext.state.events import AnyEvent, EngineStarted, StepPlanned
+from vnext.state.laws import check
+from vnext.state.outputs import Output, outputs
+from vnext.state.reduce import fold, reduce, start
+from vnext.state.state import State
+
+WHOLE_CHECK_EVENTS = 64
+"""The number of events between two checks of old states, which a single event is unlikely to change."""
+
+
+class Core:
+    """One run. Mutable; `seen` is the newest state, `events` its log."""
+
+    def __init__(self, started: EngineStarted, whole_check_events: int = WHOLE_CHECK_EVENTS) -> None:
+        self.events: list[AnyEvent] = [started]
+        self.seen = PlainState(start(started))
+        self.accounting = Accounting()
+        self.pins = PinBook()
+        self.turns = TurnBook()
+        self.clients = ClientBook()
+        self.history: History | None = None
+        self._whole_check_events = whole_check_events
+
+    @property
+    def state(self) -> State:
+        return self.seen.state
+
+    def fold(self, event: AnyEvent) -> tuple[Output, ...]:
+        """Fold one event and return its news. Raises LawBroken, IllegalEvent or Divergence if the engine is wrong."""
+        before = self.seen
+        self.events.append(event)
+        turn = turn_of(before.state, event)
+        state, effects = fold(before.state, event)
+        if turn is not None:
+            require_same(turn, state)
+        self.seen = after = PlainState(state, before)
+        check(state)
+        event_laws(before, event, after)
+        resets_forget(event, after)
+        news = outputs(before.state, event, state, effects)
+        self.pins.write(before, event, after, news)
+        self.clients.write(before, event, after)
+        self.accounting.write(before, event, after, news)
+        if state.sequence % self._whole_check_events == 0:
+            self.look_back()
+            self.history = History(before, event, after)
+        return news
+
+    def look_back(self) -> None:
+        """Require that the old states still held are unchanged."""
+        if self.history is not None:
+            self.history.require_unchanged(self.seen)
+
+    def decide(self) -> StepPlanned | None:
+        """The next decision, folded and checked; None if it is rightly to do nothing."""
+        plan, before = schedule(self.state), self.seen
+        if plan is not None:
+            self.fold(plan)
+        self.turns.write(before, plan, self.seen)
+        decision_laws(before, plan, self.seen)
+        key_of = policy_keys(before) if before.state.tier else {}
+        queue = going(self.seen) if before.state.tier else ()
+        best = min(queue, key=lambda entry: key_of[entry.id], default=None)
+        tiers_block_nobody(before, plan, self.seen, best)
+        return plan
+
+    def require_refused(self, event: AnyEvent) -> None:
+        """Require that an event that may not happen now is refused and changes nothing."""
+        if not self._refuses(event):
+            raise Divergence(f"{type(event).__name__} should have been refused: {event}")
+
+    def try_to_fold(self, plan: StepPlanned) -> bool:
+        """Fold a plan that the scheduler did not decide, or require that its refusal changes nothing. Checks every law
+        except those of a decision.
+        """
+        if self._refuses(plan):
+            return False
+        self.clients.restart()
+        self.fold(plan)
+        self.clients.restart()
+        return True
+
+    def _refuses(self, event: AnyEvent) -> bool:
+        before = contents(self.seen)
+        try:
+            reduce(self.state, event)
+            refused = False
+        except IllegalEvent:
+            refused = True
+        differ = differences(before, contents(PlainState(self.state)))
+        if differ:
+            what = "was refused and changed" if refused else "may happen, and trying it changed"
+            raise Divergence(f"Y2: {type(event).__name__} {what} {', '.join(differ)}")
+        return refused

@@ -1,0 +1,117 @@
+"""Order: the order of a policy, computed a second time from the simulator's own numbers.
+
+The engine's forms are in vnext/sched/ranking.py, policies.py and sample_policies.py. Only policies that are unknown
+here, such as those of tests, are called as the engine calls them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from vnext.sched.policies import Key
+from vnext.sched.ranking import keys
+from vnext.sim import sample_policies
+from vnext.sim.checks.plain_state import PlainState
+from vnext.state.state import Request
+
+Order = Callable[["Request", "Tenants", int, int, int], Key]
+"""The key that a policy of sample_policies.py gives to a request among all tenants, from its known and computed tokens
+and its preemption count.
+"""
+PATIENCE = 8
+"""The number of preemptions after which a request comes before all others, under every policy but fcfs and priority."""
+
+
+class Tenants:
+    """For each cache salt: its live requests in order of arrival, and those that run."""
+
+    def __init__(self, requests: list[Request], running: list[int]) -> None:
+        self.live: dict[bytes, list[int]] = {}
+        self.running: dict[bytes, int] = {}
+        for request in requests:
+            self.live.setdefault(request.root, []).append(request.id)
+            self.running[request.root] = self.running.get(request.root, 0) + (request.id in running)
+
+
+def policy_keys(seen: PlainState) -> dict[int, Key]:
+    """Key of every live request; the smallest is served first."""
+    state, requests, policy = seen.state, seen.state.requests.mapping(), seen.state.config.policy
+    live = [*(entry.id for entry in state.waiting), *seen.id]
+    if policy == "fcfs":
+        return {id_: (id_,) for id_ in live}
+    if policy == "priority":
+        return {id_: (requests[id_].priority, id_) for id_ in live}
+    if policy == "fair":
+        return turn_keys(seen)
+    order = SAMPLE_ORDERS.get(policy)
+    if order is None:
+        return keys(state)
+    return _sample_keys(seen, [requests[id_] for id_ in sorted(live)], order)
+
+
+def turn_keys(seen: PlainState) -> dict[int, Key]:
+    """Under `fair`, the place of every row among the rows and of every waiting request in the queue. Law F2 has compared what the
+    clients were charged."""
+    state, requests = seen.state, seen.state.requests.mapping()
+    assert state.clients is not None
+    served = {key: client.charged for key, client in state.clients.live.items()}
+    of = {id_: (requests[id_].priority, requests[id_].client) for id_ in (*seen.id, *(entry.id for entry in state.waiting))}
+    oldest = {key: min(id_ for id_ in of if of[id_] == key) for key in of.values()}
+    for id_, computed in zip(seen.id, seen.computed):
+        served[of[id_]] += computed
+
+    def turn(id_: int, preemptions: int) -> Key:
+        hurries = preemptions >= PATIENCE and oldest[of[id_]] == id_
+        return (0, id_) if hurries else (1, of[id_][0], served[of[id_]], id_)
+
+    rows = sorted(zip(seen.id, seen.preemption_count), key=lambda row: turn(*row))
+    found: dict[int, Key] = {id_: (0, place) for place, (id_, _) in enumerate(rows)}
+    queue = list(state.waiting)
+    while queue:
+        best = min(queue, key=lambda entry: turn(entry.id, entry.preemption_count))
+        found[best.id] = (1, len(state.waiting) - len(queue))
+        served[of[best.id]] += best.known
+        queue.remove(best)
+    return found
+
+
+def _sample_keys(seen: PlainState, requests: list[Request], order: Order) -> dict[int, Key]:
+    tenants = Tenants(requests, seen.id)
+    found: dict[int, Key] = {}
+    progress: dict[int, tuple[int, int, int]] = {
+        entry.id: (entry.known, 0, entry.preemption_count) for entry in seen.state.waiting
+    }
+    progress |= zip(seen.id, zip(seen.known, seen.computed, seen.preemption_count))
+    for request in requests:
+        known, computed, preemptions = progress[request.id]
+        impatient = preemptions >= PATIENCE
+        first: Key = (0,) if impatient else (1, *order(request, tenants, known, computed, preemptions))
+        found[request.id] = (*first, request.id)
+    return found
+
+
+def fair_share(request: Request, tenants: Tenants, *_: int) -> Key:
+    mine = tenants.live[request.root]
+    return (request.id + 4 * (mine.index(request.id) + len(mine)),)
+
+
+def crowd_last(request: Request, tenants: Tenants, *_: int) -> Key:
+    return (tenants.running[request.root], request.priority, request.arrival_ns)
+
+
+def least_computed(request: Request, tenants: Tenants, known: int, computed: int, preemptions: int) -> Key:
+    return (computed, len(request.prompt) // 4 + request.sampling.max_tokens - 1 - computed)
+
+
+def scattered(request: Request, tenants: Tenants, known: int, computed: int, preemptions: int) -> Key:
+    return ((7919 * request.id + 31 * known + 17 * computed + preemptions) % 13,)
+
+
+SAMPLE_ORDERS: dict[str, Order] = {
+    f"{sample_policies.__name__}:fair_share": fair_share,
+    f"{sample_policies.__name__}:crowd_last": crowd_last,
+    f"{sample_policies.__name__}:least_computed": least_computed,
+    f"{sample_policies.__name__}:last_come": lambda request, *_: (-request.id,),
+    f"{sample_policies.__name__}:all_equal": lambda request, *_: (),
+    f"{sample_policies.__name__}:scattered": scattered,
+}

@@ -1,0 +1,226 @@
+"""The disk tier of a simulation: slow, failing, full, lying and hanging disks, from the scenario's seed; other engines, which
+have the blocks of some requests or of half of one, and get those of others; and the event clock.
+
+Owns what is on disk, which outlives ranks and engines, and when it answers. The shadow cache has the contents (rank.py): a block
+that a lying disk has damaged is found by its checksum, as on a real rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Literal, NamedTuple
+
+from msgspec.structs import replace
+
+from vnext.sched.handover import next_hand_over
+from vnext.sched.pinning import next_tick, next_yield, tick_due_s
+from vnext.sched.tiering import evictions, next_cancellation, next_promotion
+from vnext.sim.core import Core
+from vnext.sim.rng import Rng
+from vnext.sim.scenario import Client, Disk
+from vnext.state.config import SchedulerConfig
+from vnext.state.events import AnyEvent, BlocksPromoted, BlocksReceived, PromotionEnded, TierChanged, TierOpened
+from vnext.state.pool import Pool, indexed_since
+from vnext.state.state import State, Tier, Transfer
+
+HANG_US = 20_000
+"""After so long the engine core gives a transfer up."""
+SPREAD = 37
+"""Spreads neighbouring requests over all percents."""
+
+
+class Stored(NamedTuple):
+    """Blocks of which the disk says that they are written."""
+
+    names: tuple[bytes, ...]
+
+
+class ReadBack(NamedTuple):
+    """The disk's answer to a transfer: how many blocks are right, and the name of one that is not, b"" for none."""
+
+    transfer: int
+    blocks: int
+    bad: bytes
+
+
+Answer = Stored | ReadBack
+
+
+class SimTier:
+    """One disk under all engines of a run. Mutable. `damaged` are the blocks that it has, and has not as they were written."""
+
+    def __init__(self, disk: Disk, rng: Rng, damaged: set[bytes]) -> None:
+        self._disk, self._rng, self.damaged = disk, rng, damaged
+        self.blocks: dict[bytes, None] = {}
+        self._received: set[int] = set()
+        self._left: set[int] = set()
+        self._seen: Pool | None = None
+
+    def opened(self) -> TierOpened:
+        """What an engine finds that starts; the first of it where that is too much, and sometimes less."""
+        self._seen = None
+        self._received.clear()
+        self._left.clear()
+        names = [name for name in self.blocks if not self._rng.happens(self._disk.fails)]
+        return TierOpened(capacity=self._disk.capacity, blocks=b"".join(names[-self._disk.capacity :]))
+
+    def move(self, core: Core, fold: Callable[[AnyEvent], None], later: Callable[[int, Answer], None]) -> None:
+        """Begin and give up transfers, and have complete blocks written; `later` brings an answer after so many us."""
+        self._hand_over(core, fold)
+        while core.state.tier is not None and (event := self._next(core.state)) is not None:
+            fold(event)
+            if isinstance(event, BlocksPromoted) and core.state.tier.transfers:
+                later(*self.began(core, event))
+        if (written := self.written(core)) is not None:
+            later(*written)
+
+    def _next(self, state: State) -> BlocksPromoted | PromotionEnded | None:
+        return next_cancellation(state) or next_promotion(state, self._of_peers(entry.id for entry in state.waiting))
+
+    def _of_peers(self, ids: Iterable[int]) -> set[int]:
+        """Those of these requests that another engine has something to do with."""
+        return {id_ for id_ in ids if id_ * SPREAD % 100 < self._disk.peers}
+
+    def _hand_over(self, core: Core, fold: Callable[[AnyEvent], None]) -> None:
+        """Hand over the prompts that are computed for others, each once."""
+        ids = core.state.rows.id.tolist() if self._disk.peers else ()
+        while (event := next_hand_over(core.state, self._of_peers(ids) - self._left)) is not None:
+            self._left.add(event.id)
+            fold(event)
+
+    def began(self, core: Core, event: BlocksPromoted) -> tuple[int, ReadBack]:
+        """How long a transfer takes, and how it ends."""
+        assert core.state.tier is not None, "it has just begun"
+        transfer, rng = core.state.tier.transfers[-1], self._rng
+        if rng.happens(self._disk.hangs):
+            return HANG_US, ReadBack(event.transfer, 0, b"")
+        if self._of_peers((event.id,)):
+            self._received.add(event.transfer)
+            return 1 + rng.below(self._disk.slow_us), self._receive(transfer)
+        return 1 + rng.below(self._disk.slow_us), self._read(transfer)
+
+    def _read(self, transfer: Transfer) -> ReadBack:
+        for count, key in enumerate(transfer.keys[transfer.hits :]):
+            if key in self.damaged or key not in self.blocks or self._rng.happens(self._disk.fails):
+                return ReadBack(transfer.number, count, key)
+        return ReadBack(transfer.number, len(transfer.keys) - transfer.hits, b"")
+
+    def _receive(self, transfer: Transfer) -> ReadBack:
+        """All that another engine has, or a part of it."""
+        count = len(transfer.keys) - transfer.hits
+        return ReadBack(transfer.number, self._rng.below(count + 1) if self._rng.happens(30) else count, b"")
+
+    def written(self, core: Core) -> tuple[int, Stored] | None:
+        """Which blocks that have become complete the disk takes, and after how long; None for none."""
+        state, rng, seen = core.state, self._rng, self._seen
+        self._seen = state.pool
+        if state.tier is None or state.weights is not None or seen is state.pool:
+            return None
+        came = state.pool.prefix_index.blocks() if seen is None else dict(indexed_since(state.pool, seen))
+        names = tuple(key for key in came if key not in state.tier.disk and not rng.happens(self._disk.fails))
+        for name in names:
+            if name not in self.blocks:
+                self.damaged.discard(name)
+                if rng.happens(self._disk.lies):
+                    self.damaged.add(name)
+        return (1 + rng.below(self._disk.slow_us), Stored(names)) if names else None
+
+    def events(self, core: Core, answer: Answer) -> tuple[AnyEvent, ...]:
+        """The events of an answer; none of one that is too late."""
+        tier = core.state.tier
+        if tier is None:
+            return ()
+        if isinstance(answer, ReadBack):
+            ended = PromotionEnded(transfer=answer.transfer, count=answer.blocks)
+            if all(each.number != answer.transfer for each in tier.transfers):
+                core.require_refused(ended)
+                return ()
+            if answer.transfer in self._received:
+                return (self._come(core, tier, answer),)
+            return (ended, TierChanged(gone=answer.bad)) if answer.bad in tier.disk else (ended,)
+        return self._stored(core, tier, answer)
+
+    def _come(self, core: Core, tier: Tier, answer: ReadBack) -> PromotionEnded:
+        """The end of a transfer from another engine. H1: no block comes under a name that its request does not have there."""
+        transfer = next(each for each in tier.transfers if each.number == answer.transfer)
+        names = transfer.keys[transfer.hits : transfer.hits + answer.blocks]
+        if not names:
+            return PromotionEnded(transfer=answer.transfer)
+        came = BlocksReceived(
+            transfer=answer.transfer, count=len(names), names=b"".join(names), checksums=b"".join(names[::-1])
+        )
+        stale = bytes(byte ^ 1 for byte in names[-1])
+        core.require_refused(replace(came, names=b"".join((*names[:-1], stale))))
+        core.require_refused(replace(came, checksums=b""))
+        return came
+
+    def _stored(self, core: Core, tier: Tier, answer: Stored) -> tuple[AnyEvent, ...]:
+        state = core.state
+        names = [name for name in answer.names if name not in tier.disk][: tier.capacity]
+        if not names or state.weights is not None:
+            return ()
+        gone, kept = evictions(state, len(names))
+        if len(tier.disk) == tier.capacity:
+            core.require_refused(TierChanged(stored=b"".join(names)))
+        self.blocks.update(dict.fromkeys(names))
+        for name in gone:
+            self.blocks.pop(name, None)
+        return (TierChanged(stored=b"".join(names), gone=b"".join(gone), kept=b"".join(kept)),)
+
+
+class SimClock:
+    """The event clock of a simulation: `second_us` of virtual time are a second, 0 for no clock. Its readings may be wrong by
+    `error_us`, a minute at most, and then go back."""
+
+    def __init__(self, second_us: int, error_us: int, rng: Rng) -> None:
+        self._second_us, self._error_us, self._rng = second_us, min(error_us, 60 * second_us), rng
+
+    def next_event(self, state: State, now_us: int) -> AnyEvent | None:
+        """The tick or the yield that is due; None for none."""
+        if not self._second_us:
+            return None
+        seconds = (now_us + self._rng.between(-self._error_us, self._error_us)) // self._second_us
+        return next_tick(state, seconds, _is_retaining(state)) or next_yield(state)
+
+    def wake(self, state: State, now_us: int, at: Callable[[int, Literal["wake"], None], None]) -> None:
+        """Have the engine core wake `at` the end of the next pin."""
+        due_s = tick_due_s(state, False) if self._second_us else None
+        if due_s is not None:
+            at(max(now_us + 1, due_s * self._second_us), "wake", None)
+
+
+def _is_retaining(state: State) -> bool:
+    return any(request.sampling.retention for _, request in state.requests.items())
+
+
+# ---- what a seed draws -------------------------------------------------------------------------------------------
+
+
+def as_kept(rng: Rng, config: SchedulerConfig) -> SchedulerConfig:
+    """Memory that has room for some requests and not for all prefixes."""
+    return replace(
+        config, prefix_caching=True, windows=(), block_size=rng.choose((1, 2, 2, 4)), page_count=rng.between(24, 48),
+        max_model_len=24, max_num_seqs=rng.between(2, 6),
+    )  # fmt: skip
+
+
+def returning(rng: Rng, clients: tuple[Client, ...]) -> tuple[Client, ...]:
+    """The same requests further apart, the later half of which often begins as one of the earlier half did."""
+    half, found = len(clients) // 2, list[Client]()
+    for place, client in enumerate(clients):
+        if place >= half and rng.happens(60):
+            client = replace(client, prompt=clients[place - half].prompt, cache_salt=clients[place - half].cache_salt)
+        found.append(replace(client, arrival_us=9 * client.arrival_us))
+    return tuple(found)
+
+
+def draw_disk(rng: Rng) -> Disk:
+    """Small and large ones, each with some of the faults."""
+
+    def class_of(percent: int) -> int:
+        return rng.between(1, percent) if rng.happens(50) else 0
+
+    return Disk(
+        capacity=rng.choose((0, 1, 4, 16, 100, 1000, 1000)), fails=class_of(15), lies=class_of(60), hangs=class_of(15),
+        slow_us=rng.choose((1, 20, 20, 100, 1000)),
+    )  # fmt: skip
