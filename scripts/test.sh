@@ -22,6 +22,7 @@ case "${1:-}" in --changed | --changed=*)
     set -- --sample-seed "$(git rev-parse --short=12 HEAD)" "$@" "${chosen[@]}"
 esac
 [ "$processes" -eq 1 ] || set -- -n "$processes" "$@"
+if [ -n "${MEASURE_TREE:-}" ]; then "$VENV/bin/python" scripts/house.py || echo "house: not measured"; fi
 if [ -n "${COUNT_INSTRUCTIONS:-}" ]; then  # reports how they changed; never fails
     timeout 60 "$VENV/bin/python" -m perf.count_instructions --program core || echo "instructions: not counted within a minute"
 fi

@@ -18,7 +18,8 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import vnext
-from vnext import LLM, compiled
+from vnext import LLM
+from vnext.base import compiled
 
 SETUP_TIMEOUT_S = 60
 
@@ -67,9 +68,9 @@ def test_the_demo_model_is_shipped(reported: dict[str, Any], root: Path) -> None
 def test_cuda_sources_are_shipped_once_there_are_any(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("setup.py", "README.md"):
         shutil.copy(root / name, tmp_path)
-    (tmp_path / "vnext").mkdir()
+    (tmp_path / "vnext" / "base").mkdir(parents=True)
     for name in ("version.py", "compiled.py"):
-        shutil.copy(root / "vnext" / name, tmp_path / "vnext")
+        shutil.copy(root / "vnext" / "base" / name, tmp_path / "vnext" / "base")
     without = setup_arguments(tmp_path, monkeypatch)
     (tmp_path / "cuda").mkdir()
     with_sources = setup_arguments(tmp_path, monkeypatch)

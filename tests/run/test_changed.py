@@ -115,7 +115,7 @@ def test_all_that_a_test_loads_is_behind_its_arrows(own: Tree, test: str) -> Non
 
 def test_an_engine_s_processes_are_behind_a_server(own: Tree) -> None:
     reached = own.reached("tests/e2e/test_server_life.py")
-    for part in ("core/main", "rank/main"):
+    for part in ("engine/main", "rank/main"):
         assert any(name.startswith("vnext/") and name.endswith(f"{part}.py") for name in reached), part
 
 
