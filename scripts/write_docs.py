@@ -24,8 +24,7 @@ sys.path.insert(0, str(ROOT))
 
 from vnext.commands.bench.cli import REPEATS, URL, WORKLOAD  # noqa: E402
 from vnext.gateway.metrics import RouterMetrics  # noqa: E402
-from vnext.options.help import groups  # noqa: E402  (needs the path above)
-from vnext.options.parser import _form as form_of  # noqa: E402
+from vnext.options.parser import _form as form_of, groups  # noqa: E402  (needs the path above)
 from vnext.options.table import (  # noqa: E402
     BATCH,
     CHAT,

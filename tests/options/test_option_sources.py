@@ -14,7 +14,7 @@ from vnext.base.spelling import close_to
 from vnext.commands.bench import cli as bench
 from vnext.commands.bench.cli import make_parser
 from vnext.options.foreign import FOREIGN
-from vnext.options.help import FIRST, groups
+from vnext.options.parser import FIRST, groups
 from vnext.options.reader import ProgramCommand, ServeCommand, parse
 from vnext.options.settings_check import engine_settings
 from vnext.options.table import as_flags, every_option, options_of

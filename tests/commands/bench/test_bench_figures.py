@@ -10,11 +10,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from vnext.commands.bench.cli import Report, make_report, text, write_report
 from vnext.commands.bench.client_watch import LoopWatch, busy_notes, client_notes
 from vnext.commands.bench.figures import Piece, Timeline, rates, server_figures, spread_ms
-from vnext.commands.bench.report import Report, make_report, text, write_report
-from vnext.commands.bench.schedule import intended_s
-from vnext.commands.bench.stream import Stream
+from vnext.commands.bench.server_runs import Stream, intended_s
 from vnext.commands.bench.workload import Workload, params, prompts
 from vnext.commands.machine import machine
 from vnext.text.tokenizer import Tokenizer

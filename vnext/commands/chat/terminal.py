@@ -15,7 +15,7 @@ from rich.console import Console
 
 from vnext.base.exits import DONE, FAILED, REFUSED
 from vnext.commands.chat.conversation import BY_NAME, Conversation, is_command, obey
-from vnext.commands.chat.fitting import Fitting
+from vnext.commands.chat.engine import Fitting
 from vnext.commands.chat.lines import Lines
 from vnext.commands.chat.server import ServerTalker
 from vnext.commands.chat.talker import Talker, TalkFailed, TalkRefused, require_sampling, sampling_options
