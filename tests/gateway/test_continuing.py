@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from vnext.gateway.continuing import SHOWN, Diverged, Shown, ShownResponse, split
-from vnext.gateway.events import WholeEvents, each_of
+from vnext.gateway.outgoing import WholeEvents, each_of
 from vnext.server.http.streaming import event_frame, frame_of
 from vnext.server.messages.blocks import MessageBuilder
 from vnext.server.responses.items import ItemBuilder

@@ -15,7 +15,7 @@ from core_drive import Engine, started_with
 from router_here import RouterHere, Toy, wait_until
 
 from vnext.base.version import __version__
-from vnext.gateway.engines import EngineViews
+from vnext.gateway.backends import EngineViews
 from vnext.log.stream import EventStreams
 from vnext.replay.cli.main import main
 from vnext.routing.decision_file import DecisionFile, files_of

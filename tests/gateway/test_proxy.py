@@ -15,7 +15,7 @@ from aiohttp import web
 from router_here import WAIT_S, RouterHere, Toy, wait_until
 
 from vnext.gateway import exchange
-from vnext.gateway.fleet import BackendRefused, normal_url
+from vnext.gateway.backends import BackendRefused, normal_url
 
 CHAT = {"model": "toy", "messages": [{"role": "user", "content": "What is the sea? " * 20}]}
 

@@ -10,8 +10,8 @@ from collections.abc import Awaitable, Callable
 from aiohttp import web
 
 from vnext.gateway import views
+from vnext.gateway.backends import BackendRefused, NoBackend
 from vnext.gateway.context import ROUTER, RouterContext
-from vnext.gateway.fleet import BackendRefused, NoBackend
 from vnext.server.context.api_keys import shown
 from vnext.server.context.errors import (
     DOMAIN_ERRORS,

@@ -1,24 +1,59 @@
-"""Asked: what the router reads of a request's body. The server judges it: a body that is wrong passes, and gets its sentence there.
+"""Asked: what the router reads of a request, body and prompt, and which headers pass.
 
-A body is not encoded again: a seed is put behind its members, and an id is replaced, in the bytes as they came.
+The server judges a body: one that is wrong passes, and gets its sentence there. A body is not encoded again: a seed is put behind
+its members, and an id is replaced, in the bytes as they came. The router has no tokenizer: one of the servers converts a text. A
+prompt whose tokens are not known stands for itself by its text: 16 numbers for each piece of it, equal where texts are, so that
+what is on its way counts all the same. Hop-by-hop headers end here (RFC 9110, 7.6.1), as do those that only this hop can know,
+cookies, and what a browser says of its page, which the router has judged; a client's key passes only where the router has none of
+its own.
 """
 
 from __future__ import annotations
 
+import asyncio
 import secrets
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
 
+import aiohttp
 import msgspec
 
 from vnext.gateway.continuing import SHOWN
 from vnext.routing.approximate import BYTES_PER_TOKEN, piece_hashes
+from vnext.routing.prompts import Prompt
 from vnext.server.http.event_ids import HEADER
+from vnext.state.events import pack_tokens, unpack_tokens
 
 SEED_HEADER = "X-Vnext-Seed"
 SEED_MAX = 2**31
 KEY_BYTES = 256
 """Of a prompt, if nothing else says which requests `consistent_hash` keeps together: the beginning of a conversation."""
+TIMEOUT_S = 0.5
+TEXT_BYTES_MIN = 256
+"""A shorter prompt has no prefix worth knowing."""
+FIELDS = {
+    "/v1/chat/completions": (
+        "model", "messages", "tools", "add_generation_prompt", "continue_final_message", "chat_template_kwargs",
+    ),
+    "/v1/completions": ("model", "prompt", "add_special_tokens"),
+}  # fmt: skip
+"""Path -> the members of its body that /tokenize takes."""
+Pairs = list[tuple[str, str]]
+
+HOP_BY_HOP = frozenset(
+    "connection keep-alive proxy-authenticate proxy-authorization proxy-connection te trailer transfer-encoding upgrade".split()
+)
+_OF_REQUESTS = frozenset(
+    "host content-length content-encoding accept-encoding expect cookie origin referer forwarded x-forwarded-for "
+    "sec-fetch-site sec-fetch-mode sec-fetch-dest sec-fetch-user access-control-request-method "
+    "access-control-request-headers x-vnext-handover".split()
+)
+"""Tickets too: this router gives them out, and a client's would make ranks connect where it says."""
+_KEYS = frozenset({"authorization", "x-api-key"})
+_OF_ANSWERS = frozenset(
+    "content-length date set-cookie access-control-allow-origin access-control-allow-credentials access-control-expose-headers "
+    "access-control-allow-methods access-control-allow-headers access-control-max-age".split()
+)
 
 
 class _Body(msgspec.Struct):
@@ -97,3 +132,81 @@ def read_asked(path: str, body: bytes, is_json: bool) -> Asked:
         previous=found.previous_response_id if isinstance(found.previous_response_id, str) else "",
         salt=salt,
     )
+
+
+class Known(NamedTuple):
+    """A request's prompt, and whether its tokens are the engine's, not those that stand for its text."""
+
+    prompt: Prompt
+    by_tokens: bool
+
+
+NOTHING = Known(Prompt(b""), False)
+"""Enough where no view is exact."""
+
+
+def text_prompt(asked: Asked) -> Prompt:
+    """The request's prompt by its text."""
+    return Prompt(b"".join(each.to_bytes(8, "little") * 8 for each in asked.hashes), asked.salt)
+
+
+async def token_prompt(
+    session: aiohttp.ClientSession, url: str, path: str, asked: Asked, headers: Iterable[tuple[str, str]]
+) -> Prompt | None:
+    """The request's prompt by its tokens, which the server at `url` is asked for; None where it does not say."""
+    try:
+        members = msgspec.json.decode(asked.body, type=dict[str, msgspec.Raw])
+        if path == "/v1/completions" and bytes(members["prompt"]).startswith(b"["):
+            return Prompt(pack_tokens(msgspec.json.decode(members["prompt"], type=list[int])), asked.salt)
+        body = msgspec.json.encode({name: members[name] for name in FIELDS[path] if name in members})
+        async with asyncio.timeout(TIMEOUT_S), session.post(f"{url}/tokenize", data=body, headers=headers) as response:
+            if response.status != 200:
+                return None
+            answer = msgspec.json.decode(await response.read(), type=_Answer)
+            return Prompt(pack_tokens(answer.tokens), asked.salt)
+    except (aiohttp.ClientError, OSError, TimeoutError, msgspec.DecodeError, LookupError, OverflowError):
+        return None
+
+
+async def ticket_from(
+    session: aiohttp.ClientSession, url: str, asked: Asked, prompt: Prompt, headers: Iterable[tuple[str, str]]
+) -> str:
+    """What the server at `url` says when it has computed a prompt for another one; "" where it has not."""
+    body = {"tokens": unpack_tokens(prompt.tokens).tolist(), "cache_salt": asked.salt}
+    data = msgspec.json.encode(body | ({"model": asked.model} if asked.model else {}))
+    try:
+        async with session.post(f"{url}/handover", data=data, headers=headers) as response:
+            return msgspec.json.decode(await response.read(), type=_Ticket).ticket if response.status == 200 else ""
+    except (aiohttp.ClientError, OSError, TimeoutError, msgspec.DecodeError):
+        return ""
+
+
+class _Answer(msgspec.Struct):
+    tokens: list[int]
+
+
+class _Ticket(msgspec.Struct):
+    ticket: str
+
+
+def to_server(headers: Mapping[str, str], client: str, own: Mapping[str, str], key: str, has_keys: bool) -> Pairs:
+    """The headers of a request on its way to a server. `client`: its address. `own`: the router's. `key`: the server's, "" for
+    none. `has_keys`: the router asked for the client's."""
+    dropped = _OF_REQUESTS | (_KEYS if key or has_keys else frozenset())
+    passed = [pair for pair in _passing(headers, dropped) if pair[0].lower() not in map(str.lower, own)]
+    passed.append(("X-Forwarded-For", ", ".join(filter(None, (headers.get("X-Forwarded-For", ""), client)))))
+    passed.append(("Accept-Encoding", "identity"))  # an answer is read here where its stream may have to go on
+    if key:
+        passed.append(("Authorization", f"Bearer {key}"))
+    return [*passed, *own.items()]
+
+
+def to_client(headers: Mapping[str, str]) -> Pairs:
+    """The headers of an answer on its way to its client."""
+    return _passing(headers, _OF_ANSWERS)
+
+
+def _passing(headers: Mapping[str, str], dropped: frozenset[str]) -> Pairs:
+    named = (value.split(",") for name, value in headers.items() if name.lower() == "connection")
+    ended = HOP_BY_HOP | dropped | {name.strip().lower() for names in named for name in names}
+    return [(name, value) for name, value in headers.items() if name.lower() not in ended]

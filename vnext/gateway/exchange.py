@@ -18,15 +18,12 @@ import aiohttp
 from aiohttp import web
 from yarl import URL
 
-from vnext.gateway.asked import SEED_HEADER, Asked, goes_on
-from vnext.gateway.backend import Backend, Live
+from vnext.gateway.asked import NOTHING, SEED_HEADER, Asked, Pairs, goes_on, to_client, to_server
+from vnext.gateway.backends import Backend, Live, NoBackend
 from vnext.gateway.context import RouterContext
 from vnext.gateway.continuing import SHOWN
-from vnext.gateway.fleet import NoBackend
-from vnext.gateway.headers import Pairs, to_client, to_server
 from vnext.gateway.health import reason_of
 from vnext.gateway.outgoing import EVENTS, PAUSE_S, WHOLE_BYTES_MAX, Failed, Outgoing
-from vnext.gateway.tokens import NOTHING
 from vnext.server.context.errors import ClientGone, ModelUnknown
 from vnext.server.context.handover import TICKET_HEADER
 from vnext.server.context.identity import REQUEST_ID, REQUEST_ID_HEADER

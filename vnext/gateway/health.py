@@ -1,7 +1,10 @@
-"""Health: asks each server again and again whether it serves, which models, and, of vnext's servers, what they compute with.
+"""Health: whether each server serves, which models, and, of vnext's servers, what they compute with; and the exact views of those
+that show their events (`--show-events`).
 
 A server that answers is asked every INTERVAL_S; one that does not, after 0.25 s, 0.5 s and so on up to RETRY_MAX_S; each time
 varies, so that many routers do not ask at once. What a request meets counts too: `Backend.failed` brings the next look forward.
+When an exact view is lost, or its stream breaks, all of the server's are asked for again; until they have states the server is
+known by what it was sent.
 """
 
 from __future__ import annotations
@@ -10,21 +13,25 @@ import asyncio
 import os
 import random
 import ssl
+from collections.abc import Coroutine, Mapping
 from typing import Any
 
 import aiohttp
 import msgspec
 
-from vnext.gateway.backend import Backend, Identity, fingerprint_of
-from vnext.gateway.fleet import Fleet
-from vnext.gateway.following import Follower
+from vnext.gateway.backends import Backend, EngineViews, Fleet, Identity, fingerprint_of
+from vnext.routing.view import View
 from vnext.server.console import write_line
+from vnext.server.context.identity import ENGINES_HEADER
 
 INTERVAL_S = 2.0
 RETRY_MIN_S, RETRY_MAX_S = 0.25, 5.0
 TIMEOUT_S = 5.0
 JITTER = 0.2
 ANSWER_BYTES_MAX = 4 * 2**20
+AGAIN_S = 0.25
+"""Before a stream that has ended is asked for again."""
+_UPSTREAM_ERRORS = (aiohttp.ClientError, OSError, TimeoutError)
 
 
 class NoServer(Exception):
@@ -154,3 +161,87 @@ def _sentence(answer: Any) -> str:
     error = answer.get("error") if isinstance(answer, dict) else None
     message = error.get("message") if isinstance(error, dict) else None
     return f": {str(message)[:200]}" if message else ""
+
+
+class Follower:
+    """Follows one server. `follow` never ends."""
+
+    def __init__(self, backend: Backend, fleet: Fleet, session: aiohttp.ClientSession, headers: Mapping[str, str]) -> None:
+        self._backend, self._fleet, self._session, self._headers = backend, fleet, session, headers
+        self._engines = EngineViews()
+        self._has_reported = False
+
+    async def follow(self) -> None:
+        """Follow the server's events whenever it shows them."""
+        while True:
+            while self._backend.trouble or not self._backend.identity.is_vnext:
+                await self._fleet.changed.wait()
+            is_shown, out = asyncio.create_task(self._streams()), asyncio.create_task(self._until_out())
+            try:
+                await asyncio.wait((is_shown, out), return_when=asyncio.FIRST_COMPLETED)
+                if is_shown.done() and not is_shown.result():
+                    await out  # it does not show them, and another start of it may
+            finally:
+                is_shown.cancel()
+                out.cancel()
+                self._engines.begin_again()
+            await asyncio.sleep(AGAIN_S)
+
+    async def _until_out(self) -> None:
+        while not self._backend.trouble:
+            await self._fleet.changed.wait()
+
+    async def _streams(self) -> bool:
+        """Take in the events of all the server's engines until one's end or its view is lost; returns whether it makes sense to ask
+        again."""
+        try:
+            async with self._ask(0) as response:
+                if response.status != 200:
+                    return False
+                count = _number(response.headers.get(ENGINES_HEADER, ""))
+                if count != len(self._engines.views):
+                    self._engines = EngineViews(count)
+                self._engines.begin_again()
+                self._backend.exact = self._engines
+                first, *others = self._engines.views
+                return await _first_of(self._take(response, first), *map(self._follow, range(1, count), others))
+        except _UPSTREAM_ERRORS:
+            return True
+
+    async def _follow(self, number: int, view: View) -> bool:
+        async with self._ask(number) as response:
+            return response.status != 200 or await self._take(response, view)
+
+    def _ask(self, number: int) -> Any:
+        return self._session.get(f"{self._backend.url}/events?engine={number}", headers=self._headers)
+
+    async def _take(self, response: aiohttp.ClientResponse, view: View) -> bool:
+        async for data in response.content.iter_any():
+            if view.feed(data):
+                return True
+            if view.is_hopeless:
+                write_line(f"vnext: {self._backend.url} cannot be followed: {view.failure}")
+                return False
+            self._report()
+        return True
+
+    def _report(self) -> None:
+        if self._engines.is_exact and not self._has_reported:
+            self._has_reported = True
+            write_line(f"vnext: {self._backend.url} is followed: its cache and its queue are known exactly, by its events")
+
+
+async def _first_of(*work: Coroutine[Any, Any, bool]) -> bool:
+    """The result of what ends first; the rest is cancelled. Raises what it raises."""
+    tasks = [asyncio.create_task(each) for each in work]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        return all([each.result() for each in done])
+    finally:
+        for each in tasks:
+            each.cancel()
+
+
+def _number(text: str) -> int:
+    """Of a server's engines: one where it does not say."""
+    return max(int(text), 1) if text.isdecimal() and len(text) < 5 else 1

@@ -1,8 +1,8 @@
 """Outgoing: a client's answer that has begun, in pieces as they come or as the complete events of a stream.
 
-Follows what the client has been sent of a stream with which another server may go on. The events of the first server pass as they
-are, and are looked at only when that becomes necessary, or when they are many. Does no input or output: `vnext router` and Ray
-Serve's ingress write what it returns.
+Cuts a stream of server-sent events where an event ends, however the socket cuts it. Follows what the client has been sent of a
+stream with which another server may go on. The events of the first server pass as they are, and are looked at only when that
+becomes necessary, or when they are many. Does no input or output: `vnext router` and Ray Serve's ingress write what it returns.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import msgspec
 from aiohttp import web
 
 from vnext.gateway.continuing import Diverged, Shown, split
-from vnext.gateway.events import WholeEvents, each_of
 
 CONTINUED_MAX = 3
 """Times that one stream goes on elsewhere: a request that ends each server which computes it must not end all."""
@@ -26,6 +25,10 @@ UNFOLDED_BYTES_MAX = 2**16
 LOST = "The server ended within this answer, and no other can go on with it: send the request again."
 ENDING = frozenset({"engine_dead", "engine_stalled", "aborted", "shutting_down"})
 """Codes of the errors by which a vnext server ends a stream that another could finish."""
+END = b"\n\n"
+_END_OF_OTHERS = b"\r\n\r\n"
+HELD_BYTES_MAX = 2**22
+"""Of one event; a longer one passes in pieces."""
 
 
 class Failed(Exception):
@@ -118,3 +121,31 @@ def _ending(events: bytes) -> str:
         if isinstance(error, dict) and error.get("code") in ENDING:
             return str(error.get("message", ""))
     return ""
+
+
+class WholeEvents:
+    """Passes on the events that are complete and keeps the beginning of the next one: a client that has half an event of one
+    server could not go on with another's. Mutable."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def push(self, data: bytes) -> bytes:
+        """Take in what has come; returns the complete events."""
+        if not self._rest and data.endswith((END, _END_OF_OTHERS)):
+            return data
+        data = self._rest + data
+        cut = max(data.rfind(end) + len(end) if end in data else 0 for end in (END, _END_OF_OTHERS))
+        cut = len(data) if len(data) - cut > HELD_BYTES_MAX else cut
+        self._rest = data[cut:]
+        return data[:cut]
+
+    def end(self) -> bytes:
+        """What is left when the stream has ended."""
+        rest, self._rest = self._rest, b""
+        return rest
+
+
+def each_of(events: bytes) -> Iterator[bytes]:
+    """The events among complete ones of a vnext server, each with its end."""
+    return (event + END for event in events.split(END) if event)

@@ -16,9 +16,8 @@ from aiohttp import web
 from vnext.base.exits import DONE, REFUSED
 from vnext.base.version import __version__
 from vnext.gateway.app import make_app, make_runner
+from vnext.gateway.backends import BackendRefused, DecisionsUnusable
 from vnext.gateway.context import RouterContext
-from vnext.gateway.decision_log import DecisionsUnusable
-from vnext.gateway.fleet import BackendRefused
 from vnext.gateway.settings import RouterSettings
 from vnext.runtime.protocol import log_lines
 from vnext.server.address import AddressUnusable, bind, unusable

@@ -12,10 +12,9 @@ from aiohttp import web
 
 from vnext.base.version import __version__
 from vnext.gateway.asked import read_asked
-from vnext.gateway.backend import Backend
+from vnext.gateway.backends import Backend, BackendRefused, NoBackend
 from vnext.gateway.context import ROUTER, RouterContext
 from vnext.gateway.exchange import Exchange
-from vnext.gateway.fleet import BackendRefused, NoBackend
 from vnext.server.context.errors import ModelUnknown, RoutesClosed
 from vnext.server.context.identity import VERSION_HEADER, client_of
 from vnext.server.http.anthropic_models import anthropic_model, anthropic_page

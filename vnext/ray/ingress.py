@@ -21,9 +21,8 @@ from ray.serve.handle import DeploymentHandle
 from starlette.requests import Request
 from starlette.responses import StreamingResponse
 
-from vnext.gateway.asked import SEED_HEADER, goes_on, read_asked
+from vnext.gateway.asked import SEED_HEADER, Pairs, goes_on, read_asked
 from vnext.gateway.continuing import SHOWN
-from vnext.gateway.headers import Pairs
 from vnext.gateway.outgoing import CONTINUED_MAX, EVENTS, PAUSE_S, WHOLE_BYTES_MAX, Failed, Outgoing
 from vnext.ray.routing import REQUEST_ID
 

@@ -15,9 +15,8 @@ from contextlib import suppress
 import aiohttp
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
-from vnext.gateway.asked import Asked, read_asked
+from vnext.gateway.asked import TEXT_BYTES_MIN, Asked, read_asked, text_prompt, token_prompt
 from vnext.gateway.exchange import KINDS
-from vnext.gateway.tokens import TEXT_BYTES_MIN, text_prompt, token_prompt
 from vnext.routing.policies import DEFAULT_POLICY, Arriving, Candidate, require_policy, route
 from vnext.routing.prompts import Prompt
 from vnext.routing.router import BLIND

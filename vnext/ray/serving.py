@@ -20,8 +20,8 @@ from ray.util import get_node_ip_address
 
 from vnext.commands.ready_lines import url_of
 from vnext.commands.serve import start
-from vnext.gateway.backend import fingerprint_of
-from vnext.gateway.headers import to_client, to_server
+from vnext.gateway.asked import to_client, to_server
+from vnext.gateway.backends import fingerprint_of
 from vnext.options.reader import ServeCommand
 from vnext.options.settings_check import checked, engine_settings
 from vnext.ray.ingress import Head, Ingress
