@@ -11,6 +11,7 @@ import argparse
 import json
 import re
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,7 @@ from vnext.server.routes import ROUTES  # noqa: E402
 from vnext.server.settings import ServerSettings  # noqa: E402
 from vnext.sim import laws as run_laws  # noqa: E402
 from vnext.state import laws as state_laws  # noqa: E402
+from vnext.text.dialects.table import DETECTED, NAMES  # noqa: E402
 
 PART = re.compile(r"(?<=^<!-- generated: )([\w-]+)( -->\n)(.*?)(?=^<!-- end -->$)", re.MULTILINE | re.DOTALL)
 
@@ -142,6 +144,18 @@ class _Engine:
     stats = _Stats()
 
 
+def dialects() -> str:
+    """The dialects of tool calls in the order in which they are looked for, with their names as parsers and their marks."""
+    rows: dict[str, list[str]] = {}
+    for dialect, marks in DETECTED:
+        rows.setdefault(dialect.name, []).append(" and ".join(f"`{mark}`" for mark in marks).replace("````json`", "a block `json`"))
+    others = {name: ", ".join(f"`{other}`" for other in NAMES if NAMES[other].name == name != other) for name in rows}
+    return table(
+        ("dialect", "also named", "found by"),
+        ((f"`{name}`", others[name], ", or ".join(marks) or "any other template that knows tools") for name, marks in rows.items()),
+    )
+
+
 # ---- laws --------------------------------------------------------------------------------------------------------
 
 
@@ -170,10 +184,15 @@ def _laws(laws: Iterable[tuple[Callable[..., Any], bool]]) -> str:
 
 
 def replay_commands() -> str:
-    """Every command of `vnext-replay` with its arguments and options, from the parsers of its help."""
+    """Every command of `vnext-replay` with its arguments and options, from the parsers of its help; what several commands have
+    alike stands once, at the end."""
     commands = next(action for action in replay.parser("")._actions if isinstance(action, argparse._SubParsersAction))
-    words = {choice.dest: choice.help for choice in commands._choices_actions}
-    return "\n".join(_command(name, commands.choices[name], words) for name in replay_names())
+    names = list(replay_names())
+    lines = {name: [_option(action, commands.choices[name]) for action in _own(commands.choices[name])] for name in names}
+    counts = Counter(line for own in lines.values() for line in own)
+    shared = {line: [f"`{name}`" for name in names if line in lines[name]] for line in counts if counts[line] > 2}
+    own = (_command(name, commands.choices[name], [line for line in lines[name] if line not in shared]) for name in names)
+    return "".join(own) + "\n**Options of several commands**\n\n" + "".join(f"{line} ({', '.join(of)})\n" for line, of in shared.items())
 
 
 def replay_names() -> Iterator[str]:
@@ -181,12 +200,17 @@ def replay_names() -> Iterator[str]:
         yield from (name for name in names if name != "state")
 
 
-def _command(name: str, parser: argparse.ArgumentParser, words: dict[str, str]) -> str:
-    listed = next(text for heading, text in words.items() if heading.split()[0] == name)
-    given = [action.metavar or action.dest for action in parser._actions if not action.option_strings]
-    own = [action for action in parser._actions if action.option_strings and action.dest not in ("help", "json")]
-    text = f"**`{' '.join([name, *map(str, given)])}`**: {listed}\n\n"
-    return text + "".join(f"- `{_form(action)}`: {(action.help or '') % {**vars(action), 'prog': parser.prog}}\n" for action in own)
+def _own(parser: argparse.ArgumentParser) -> list[argparse.Action]:
+    return [action for action in parser._actions if action.option_strings and action.dest not in ("help", "json")]
+
+
+def _command(name: str, parser: argparse.ArgumentParser, lines: Iterable[str]) -> str:
+    given = [str(action.metavar or action.dest) for action in parser._actions if not action.option_strings]
+    return f"\n**`{' '.join([name, *given])}`**: {parser.description}\n" + "".join(f"\n{line}" for line in lines) + "\n" * bool(lines)
+
+
+def _option(action: argparse.Action, parser: argparse.ArgumentParser) -> str:
+    return f"- `{_form(action)}`: {(action.help or '') % {**vars(action), 'prog': parser.prog}}"
 
 
 def _form(action: argparse.Action) -> str:
@@ -246,6 +270,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "routes": routes,
     "metrics": metrics,
     "router-metrics": router_metrics,
+    "dialects": dialects,
     "laws-of-a-state": laws_of_a_state,
     "laws-of-a-run": laws_of_a_run,
     "replay-commands": replay_commands,
