@@ -3,7 +3,7 @@
 Owns the run: the schedulers of so many engines (the product's reducer and scheduler, whose steps take predicted times), the product's
 router over their event streams, and a recorded arrival process (arrivals.py) that each replica brings once, from a place of its own
 and with conversations of its own. Hits, waits and the counts of events and bytes follow from the record and the seed, so they repeat;
-processor times are those of the router's calls in this process, the rest of which they leave out. docs/scale.md derives from them
+processor times are those of the router's calls in this process, the rest of which they leave out. docs/benchmarks.md#scale derives from them
 what a deployment needs.
 
 A step takes as long as one of the 135M shape with two threads: what a row reads, and the products of each token, both measured

@@ -8,6 +8,7 @@ page differs from what this script would write. The parts of the replay guide th
 from __future__ import annotations
 
 import argparse
+import ast
 import json
 import re
 import sys
@@ -43,7 +44,6 @@ from vnext.runtime.protocol.settings import EngineSettings  # noqa: E402
 from vnext.server.context.metrics import ServerMetrics  # noqa: E402
 from vnext.server.routes import ROUTES  # noqa: E402
 from vnext.server.settings import ServerSettings  # noqa: E402
-from vnext.sim import laws as run_laws  # noqa: E402
 from vnext.state import laws as state_laws  # noqa: E402
 from vnext.text.dialects.table import DETECTED, NAMES  # noqa: E402
 
@@ -159,25 +159,33 @@ def dialects() -> str:
 # ---- laws --------------------------------------------------------------------------------------------------------
 
 
+LAW = re.compile(r"([A-Z]\d(?:, [A-Z]\d)*): ")
+
+
 def laws_of_a_state() -> str:
     """The laws that `vnext.state.laws.check` checks."""
-    return _laws((law, law in state_laws.CHEAP) for law in state_laws.ALL)
+    return _laws((law.__name__, law.__doc__ or "", law in state_laws.CHEAP) for law in state_laws.ALL)
 
 
 def laws_of_a_run() -> str:
-    """The functions of the simulator's laws that name their law."""
-    found = (law for law in vars(run_laws).values() if callable(law) and law.__module__ == run_laws.__name__)
-    return _laws((law, False) for law in found if not law.__name__.startswith("_") and law is not run_laws.constraint_laws)
+    """The functions of the simulator that check a law which their docstrings name."""
+    return _laws((name, text, False) for path in sorted((ROOT / "vnext" / "sim").rglob("*.py")) for name, text in _documented(path))
 
 
-def _laws(laws: Iterable[tuple[Callable[..., Any], bool]]) -> str:
-    rows = []
-    for law, is_cheap in laws:
-        text = re.sub(r"\s+", " ", (law.__doc__ or "").partition("\n\n")[0]).strip()
-        if names := re.match(r"([A-Z]\d(?:, [A-Z]\d)*): ", text):
+def _documented(path: Path) -> Iterator[tuple[str, str]]:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.FunctionDef):
+            yield node.name, ast.get_docstring(node) or ""
+
+
+def _laws(laws: Iterable[tuple[str, str, bool]]) -> str:
+    rows = {}
+    for function, text, is_cheap in laws:
+        text = re.sub(r"\s+", " ", text.partition("\n\n")[0]).removesuffix(" Raises LawBroken.").strip()
+        if names := LAW.match(text):
             sentence = text[names.end() :]
-            rows.append((names[1], sentence[0].upper() + sentence[1:] + " (*cheap*)" * is_cheap, f"`{law.__name__}`"))
-    return table(("name", "law", "function"), rows)
+            rows[text] = (names[1], sentence[0].upper() + sentence[1:] + " (*cheap*)" * is_cheap, f"`{function.strip('_')}`")
+    return table(("name", "law", "function"), rows.values())
 
 
 # ---- commands of the log tool --------------------------------------------------------------------------------------
@@ -192,7 +200,8 @@ def replay_commands() -> str:
     counts = Counter(line for own in lines.values() for line in own)
     shared = {line: [f"`{name}`" for name in names if line in lines[name]] for line in counts if counts[line] > 2}
     own = (_command(name, commands.choices[name], [line for line in lines[name] if line not in shared]) for name in names)
-    return "".join(own) + "\n**Options of several commands**\n\n" + "".join(f"{line} ({', '.join(of)})\n" for line, of in shared.items())
+    last = "".join(f"{line} ({', '.join(of)})\n" for line, of in shared.items())
+    return f"{''.join(own)}\n**Options of several commands**\n\n{last}"
 
 
 def replay_names() -> Iterator[str]:
@@ -206,7 +215,8 @@ def _own(parser: argparse.ArgumentParser) -> list[argparse.Action]:
 
 def _command(name: str, parser: argparse.ArgumentParser, lines: Iterable[str]) -> str:
     given = [str(action.metavar or action.dest) for action in parser._actions if not action.option_strings]
-    return f"\n**`{' '.join([name, *given])}`**: {parser.description}\n" + "".join(f"\n{line}" for line in lines) + "\n" * bool(lines)
+    options = "".join(f"\n{line}" for line in lines) + "\n" * bool(lines)
+    return f"\n**`{' '.join([name, *given])}`**: {parser.description}\n{options}"
 
 
 def _option(action: argparse.Action, parser: argparse.ArgumentParser) -> str:
@@ -221,32 +231,44 @@ def _form(action: argparse.Action) -> str:
 # ---- benchmarks --------------------------------------------------------------------------------------------------
 
 RECORDS = ROOT / "perf" / "records"
-COMPARED = (
-    ("llama-135m, a Xeon (Emerald Rapids) with AMX", "2026-11-26-peers-llama-135m-amx"),
-    ("llama-135m, the same Xeon held to AVX-512", "2026-11-26-peers-llama-135m-avx512-xeon"),
-    ("llama-135m, an EPYC (Zen 4) with AVX-512", "2026-11-26-peers-llama-135m"),
-    ("llama-135m, an EPYC (Zen 3) with AVX2", "2026-11-26-peers-llama-135m-zen3-three"),
-    ("qwen3-0.6b, the EPYC (Zen 4)", "2026-11-26-peers-qwen3-0.6b"),
-    ("qwen3-0.6b, the Xeon with AMX", "2026-11-26-peers-qwen3-0.6b-amx"),
-)
-"""What the page shows: a title and a record."""
+MACHINES = {
+    "a Xeon (Emerald Rapids) with AMX": ("peers-llama-135m-amx", "peers-qwen3-0.6b-amx"),
+    "the same Xeon held to AVX-512": ("peers-llama-135m-avx512-xeon",),
+    "an EPYC (Zen 4) with AVX-512": ("peers-llama-135m", "peers-qwen3-0.6b"),
+    "an EPYC (Zen 3) with AVX2": ("peers-llama-135m-zen3-three",),
+}  # fmt: skip
+"""What the page shows of each machine: the newest record of each name."""
 ROWS = {
     "decode": "one request", "prefill": "a prompt of 1,024", "long": "a prompt of 6,000", "concurrent": "32 requests",
     "shared": "32 requests, common prefix", "start": "start to first token", "memory": "peak memory",
 }  # fmt: skip
 ENGINES = {"vnext": "vnext", "openvino": "OpenVINO", "vllm-cpu": "vLLM", "transformers": "transformers", "llamacpp": "llama.cpp"}
+SCALE = {
+    "requests_per_s": "requests/s", "hit_rate": "hit rate", "wait_ms_p50": "first token after, p50, ms",
+    "wait_ms_p99": "first token after, p99, ms", "largest_share": "computed tokens of the busiest replica, over the mean",
+    "events_per_s": "events/s", "bytes_per_s": "bytes/s of event streams", "fold_us_per_frame": "a frame folded, us",
+    "decision_us": "a decision, us", "cpu_per_s": "cores of one router that does everything",
+}  # fmt: skip
+
+
+def newest(name: str) -> Path:
+    """The newest record of a name."""
+    return max(RECORDS.glob(f"20??-??-??-{name}.json"))
 
 
 def benchmarks() -> str:
-    """A table for each of COMPARED; the best figure of a row is bold."""
-    return "\n".join(_comparison(title, name) for title, name in COMPARED)
+    """A table for each machine; the best figure of a row is bold."""
+    return "\n".join(_machine(title, [newest(name) for name in names]) for title, names in MACHINES.items())
 
 
-def _comparison(title: str, name: str) -> str:
-    record = json.loads((RECORDS / f"{name}.json").read_text())
-    engines = [engine for engine in ENGINES if engine in record["engines"]]
-    rows = [_row(ROWS[row], record["rows"][row], engines) for row in ROWS if row in record["rows"]]
-    return f"**{title}** (`{name}.json`)\n\n{table(('', *(ENGINES[engine] for engine in engines)), rows)}"
+def _machine(title: str, records: Sequence[Path]) -> str:
+    found = [json.loads(record.read_text()) for record in records]
+    engines = [engine for engine in ENGINES if any(engine in each["engines"] for each in found)]
+    rows = [
+        _row(f"{each['shape']}: {ROWS[row]}", each["rows"][row], engines) for each in found for row in ROWS if row in each["rows"]
+    ]
+    names = ", ".join(f"`{record.name}`" for record in records)
+    return f"**{title}** ({names})\n\n{table(('', *(ENGINES[engine] for engine in engines)), rows)}"
 
 
 def _row(title: str, row: dict[str, Any], engines: Sequence[str]) -> list[str]:
@@ -259,6 +281,26 @@ def _row(title: str, row: dict[str, Any], engines: Sequence[str]) -> list[str]:
 
 def _figure(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+
+
+def control_plane() -> str:
+    """vLLM's scheduler and vnext's, from the newest record."""
+    record = newest("control-plane")
+    rows = json.loads(record.read_text())["rows"].values()
+    both = [row for row in rows if {"vnext", "vllm-0.33.0"} <= {*row["engines"]}]
+    lines = [
+        (f"{row['what']}, {row['unit']}", *(_figure(row["engines"][engine]["median"]) for engine in ("vllm-0.33.0", "vnext")))
+        for row in both
+    ]
+    return f"`{record.name}`\n\n{table(('', 'vLLM 0.33.0', 'vnext'), lines)}"
+
+
+def scale() -> str:
+    """What numbers of replicas ask of a router, from the newest record."""
+    record = newest("scale")
+    runs = json.loads(record.read_text())["runs"]
+    rows = [(title, *(_figure(run[name]) for run in runs)) for name, title in SCALE.items()]
+    return f"`{record.name}`\n\n{table(('replicas', *(str(run['replicas']) for run in runs)), rows)}"
 
 
 # ---- pages -------------------------------------------------------------------------------------------------------
@@ -275,6 +317,8 @@ PARTS: dict[str, Callable[[], str]] = {
     "laws-of-a-run": laws_of_a_run,
     "replay-commands": replay_commands,
     "benchmarks": benchmarks,
+    "control-plane": control_plane,
+    "scale": scale,
 }
 
 
