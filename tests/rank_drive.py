@@ -149,11 +149,12 @@ def repetitive_arrivals(count: int, seed: int, grammars: Sequence[str] = ()) -> 
 
 def loads(loading: AdapterLoading, rank: Rank, state: State, before: list[AnyEvent]) -> State:
     """Give slots to the adapters that the rank has read, after the events `before`, and ask for those that are missing."""
-    while events := loading.events(state):
-        for event in events:
-            state = reduce(state, event)
-        rank.handle(encode_events([*before, *events]))
-        before.clear()
+    while (event := loading.next_event(state)) is not None:
+        state = reduce(state, event)
+        before.append(event)
+        if loading.goes_out:
+            rank.handle(encode_events(before))
+            before.clear()
     return state
 
 
@@ -166,9 +167,8 @@ def drive(
     Raises AssertionError where a rank's digest is not that of the state in which its step was planned, or what it fed to the
     model is not what that state says.
     """
-    state, waiting, loading = start(started), deque(arrivals), AdapterLoading(1, rank.handle)
-    for each in files:
-        loading.know(each)
+    state, waiting = start(started), deque(arrivals)
+    loading = AdapterLoading(1, rank.handle, {each.digest: each for each in files})
     rank.handle(encode_events([started]))
     answers, digests, results = defaultdict(list), {}, deque[StepResult]()
     for turn in range(TURNS_MAX):

@@ -44,7 +44,6 @@ class Story:
     def __init__(self, seed: int, requests: int, tokens: int, vocabulary: int) -> None:
         self.left = requests
         self.notes, self.operations, self.asked = CoreNotes(""), [], 0
-        self.to_hand_over, self.tickets = set(), {}
         self._rng = random.Random(seed)
         self._tokens, self._vocabulary = tokens, vocabulary
         self._shared = [self._rng.randrange(vocabulary) for _ in range(24)]

@@ -20,10 +20,15 @@ from vnext.log.codec import Frame
 from vnext.replay.cli.main import main as replay
 from vnext.replay.reading.source import open_log
 from vnext.runtime.engine import engine_core, owners
+from vnext.runtime.engine.adapters import AdapterLoading
 from vnext.runtime.engine.clients import Clients
+from vnext.runtime.engine.clock import EventClock
 from vnext.runtime.engine.engine_core import EngineCore
 from vnext.runtime.engine.executor import MpExecutor
+from vnext.runtime.engine.handovers import HandOvers
+from vnext.runtime.engine.operations import Operations
 from vnext.runtime.engine.recovery import Recovery
+from vnext.runtime.engine.tiers import TierTransfers
 from vnext.runtime.processes.subprocesses import start_child
 from vnext.runtime.protocol.messages import (
     AbortRequests,
@@ -179,6 +184,17 @@ def tokens_of(messages: list[EngineMessage], name: str) -> list[int]:
 
 def expected_tokens(request_id: int, prompt_length: int, count: int) -> list[int]:
     return [1 + (position + request_id) % 7 for position in range(prompt_length, prompt_length + count)]
+
+
+def test_what_an_engine_does_not_have_costs_no_call(make_bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And who asks for it is answered at once."""
+    for facility in (AdapterLoading, EventClock, HandOvers, TierTransfers, Operations):
+        monkeypatch.setattr(facility, "next_event", lambda *_: pytest.fail("it is off"))
+    bench = make_bench()
+    socket = bench.client()
+    bench.say(socket, wish("a", [1, 2, 3, 4, 5], 1, hands_over=True, ticket="T"))
+    (output,) = outputs_of(bench.heard(socket), "a")
+    assert (output.finish, output.ticket) == ("length", "")
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3])

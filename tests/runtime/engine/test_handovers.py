@@ -44,10 +44,10 @@ def published(rank: int = 0) -> BlocksPublished:
 def test_the_last_output_waits_for_every_rank():
     engine, handovers, told = begun(world_size=2)
     leave(engine, handovers)
-    handovers.answered(published(0))
-    handovers.answered(published(0))
+    handovers.answered(published(0), engine.state)
+    handovers.answered(published(0), engine.state)
     assert handovers.without_kept([(None, [LAST])]) == [(None, [])] and told == []
-    handovers.answered(published(1))
+    handovers.answered(published(1), engine.state)
     assert [output.ticket for output in told] == ["T"]
     assert handovers.without_kept([(None, [LAST])]) == [(None, [LAST])], "once"
 
@@ -55,7 +55,7 @@ def test_the_last_output_waits_for_every_rank():
 def test_ranks_that_are_done_first_wait_for_the_last_output():
     engine, handovers, told = begun()
     leave(engine, handovers)
-    handovers.answered(published())
+    handovers.answered(published(), engine.state)
     assert told == [] and handovers.without_kept([(None, [LAST])]) == [(None, [])]
     assert [output.ticket for output in told] == ["T"]
 
@@ -65,7 +65,7 @@ def test_an_aborted_request_waits_for_nobody():
     leave(engine, handovers)
     aborted = RequestOutput(name="r0", tokens=b"", finish="abort", number=0)
     assert handovers.without_kept([(None, [aborted])]) == [(None, [aborted])]
-    handovers.answered(published())
+    handovers.answered(published(), engine.state)
     assert told == []
 
 
@@ -73,21 +73,15 @@ def test_ranks_that_die_cost_the_ticket_and_not_the_request():
     engine, handovers, told = begun()
     leave(engine, handovers)
     handovers.without_kept([(None, [LAST])])
-    handovers.begin_again()
+    handovers.lose_ranks()
     assert [output.ticket for output in told] == [""]
     engine, handovers, told = begun()
     leave(engine, handovers)
     engine.recover()
-    handovers.begin_again()
+    handovers.lose_ranks()
     assert handovers.next_event(engine.state) is None
     engine.plan()
     leave(engine, handovers)
-
-
-def test_an_engine_that_hands_nothing_over_says_so_at_once():
-    engine, handovers, told = begun(ticket="")
-    assert handovers.next_event(engine.state) is None
-    assert handovers.without_kept([(None, [LAST])]) == [(None, [LAST])]
 
 
 def test_blocks_come_by_name_and_checksum_of_every_rank():
@@ -98,13 +92,13 @@ def test_blocks_come_by_name_and_checksum_of_every_rank():
     event = transfers.next_event(engine.state)
     assert event == BlocksPromoted(transfer=0, id=0, count=3) and sent == [FetchBlocks(transfer=0, ticket="T")] and not tickets
     engine.fold(event)
-    transfers.answered(BlocksRead(rank=1, transfer=0, count=3, checksums=b"d" * 16 + b"e" * 16 + b"f" * 16))
-    transfers.answered(BlocksRead(rank=0, transfer=0, count=2, checksums=b"a" * 16 + b"b" * 16))
+    transfers.answered(BlocksRead(rank=1, transfer=0, count=3, checksums=b"d" * 16 + b"e" * 16 + b"f" * 16), engine.state)
+    transfers.answered(BlocksRead(rank=0, transfer=0, count=2, checksums=b"a" * 16 + b"b" * 16), engine.state)
     came = transfers.next_event(engine.state)
     names = b"".join(engine.state.tier.transfers[0].keys[:2])
     assert came == BlocksReceived(transfer=0, count=2, names=names, checksums=b"".join(16 * each for each in (b"a", b"d", b"b", b"e")))
     engine.fold(came)
-    stats = transfers.stats(engine.state)
+    stats = transfers.stats(engine.state)["tier"]
     assert (stats.received, stats.absent, stats.damaged) == (2, 1, 0)
     transfers.ask(engine.state)
     assert len(sent) == 1, "nothing is written where there is no disk"
@@ -116,7 +110,7 @@ def test_nothing_that_comes_is_the_end_of_a_transfer():
     engine.fold(transfers.next_event(engine.state))
     tickets[engine.arrive(PROMPT, max_tokens=2)] = "T"
     engine.fold(transfers.next_event(engine.state))
-    transfers.answered(BlocksRead(rank=0, transfer=0, count=0))
+    transfers.answered(BlocksRead(rank=0, transfer=0, count=0), engine.state)
     assert transfers.next_event(engine.state) == PromotionEnded(transfer=0)
 
 

@@ -73,11 +73,12 @@ class Core:
             command, answers = self.commands.pop(0), answers - 1
             for rank in (0, 1):
                 value = ("new" if rank == 0 else "") if isinstance(command, CheckWeights) else 7
-                self.operations.answered(RankAnswer(rank=rank, serial=command.serial, error=error, value=msgspec.json.encode(value)))
+                answer = RankAnswer(rank=rank, serial=command.serial, error=error, value=msgspec.json.encode(value))
+                self.operations.answered(answer, self.state)
 
     def lose_ranks(self) -> None:
         self.commands.clear()
-        self.operations.begin_again(self.send)
+        self.operations.begin_again(self.send, ())
 
 
 def update(folder: Path) -> UpdateWeights:

@@ -51,7 +51,7 @@ def test_blocks_are_written_when_they_are_complete_few_at_a_time():
     served(engine, transfers)
     assert [wish.blocks for wish in asked] == [b"".join(keys[:WINDOW])] and asked[0].pages == tuple(engine.blocks(0)[:WINDOW])
     assert served(engine, transfers) == [] and len(asked) == 1, "one at a time"
-    transfers.answered(written(asked[0]))
+    transfers.answered(written(asked[0]), engine.state)
     assert served(engine, transfers) == [TierChanged(stored=b"".join(keys[:WINDOW]))]
     assert asked[1].blocks == b"".join(keys[WINDOW:])
 
@@ -84,9 +84,9 @@ def test_a_block_counts_when_every_rank_has_it():
     engine.arrive(PROMPT, max_tokens=1)
     engine.plan()
     served(engine, transfers)
-    transfers.answered(written(asked[0], 1))
+    transfers.answered(written(asked[0], 1), engine.state)
     assert served(engine, transfers) == []
-    transfers.answered(written(asked[0], 0, stored=asked[0].blocks[:32]))
+    transfers.answered(written(asked[0], 0, stored=asked[0].blocks[:32]), engine.state)
     assert served(engine, transfers) == [TierChanged(stored=asked[0].blocks[:32])]
 
 
@@ -95,12 +95,12 @@ def test_a_full_disk_ends_the_writing_and_nothing_else():
     engine.arrive(PROMPT, max_tokens=3)
     engine.plan()
     served(engine, transfers)
-    transfers.answered(written(asked[0], stored=b""))
+    transfers.answered(written(asked[0], stored=b""), engine.state)
     assert served(engine, transfers) == []
     engine.commit(7)
     engine.arrive([60] * 9, max_tokens=1)
     assert engine.plan() and served(engine, transfers) == [] and len(asked) == 1
-    assert transfers.stats(engine.state).errors == 3
+    assert transfers.stats(engine.state)["tier"].errors == 3
 
 
 def read_back(engine: Engine, transfers: TierTransfers) -> BlocksPromoted:
@@ -116,11 +116,11 @@ def test_a_transfer_ends_with_what_all_ranks_have_read_and_a_damaged_block_leave
     engine, transfers, _ = opened(world_size=2)
     event = read_back(engine, transfers)
     keys = engine.state.waiting[0].block_hashes
-    transfers.answered(BlocksRead(rank=0, transfer=event.transfer, count=3))
+    transfers.answered(BlocksRead(rank=0, transfer=event.transfer, count=3), engine.state)
     assert served(engine, transfers) == []
-    transfers.answered(BlocksRead(rank=1, transfer=event.transfer, count=1, bad=keys[1]))
+    transfers.answered(BlocksRead(rank=1, transfer=event.transfer, count=1, bad=keys[1]), engine.state)
     assert served(engine, transfers) == [PromotionEnded(transfer=event.transfer, count=1), TierChanged(gone=keys[1])]
-    assert engine.plan() == {0: 9} and transfers.stats(engine.state).damaged == 1
+    assert engine.plan() == {0: 9} and transfers.stats(engine.state)["tier"].damaged == 1
 
 
 def test_a_disk_that_does_not_answer_is_given_up(monkeypatch):
@@ -129,9 +129,9 @@ def test_a_disk_that_does_not_answer_is_given_up(monkeypatch):
     assert served(engine, transfers) == []
     monkeypatch.setattr(tiers, "PATIENCE_S", -1.0)
     assert served(engine, transfers) == [PromotionEnded(transfer=event.transfer)]
-    transfers.answered(BlocksRead(rank=0, transfer=event.transfer, count=3))
+    transfers.answered(BlocksRead(rank=0, transfer=event.transfer, count=3), engine.state)
     assert served(engine, transfers) == [] and engine.plan() == {0: 13}
-    assert transfers.stats(engine.state).given_up == 1
+    assert transfers.stats(engine.state)["tier"].given_up == 1
 
 
 def test_other_ranks_are_asked_anew():
@@ -139,8 +139,8 @@ def test_other_ranks_are_asked_anew():
     engine.arrive(PROMPT, max_tokens=9)
     engine.plan()
     served(engine, transfers)
-    transfers.begin_again(asked)
-    transfers.answered(written(asked[0]))
+    transfers.begin_again(asked, ())
+    transfers.answered(written(asked[0]), engine.state)
     assert served(engine, transfers) == []
 
 
@@ -152,7 +152,7 @@ def test_a_tier_ends_where_a_new_rank_has_no_disk():
     assert served(engine, transfers) == [TierOpened(capacity=0)]
     assert not asked and engine.plan() == {0: 13}
     engine.commit(7)
-    assert served(engine, transfers) == [] == asked and transfers.stats(engine.state).capacity == 0
+    assert served(engine, transfers) == [] == asked and transfers.stats(engine.state)["tier"].capacity == 0
     transfers.begin_again(asked, [ready(0, b""), ready(1, b"")])
     assert served(engine, transfers) == []
     assert opening([ready(0, b"a" * 16), ready(1, None)], 10_000) is None

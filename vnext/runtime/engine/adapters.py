@@ -6,10 +6,11 @@ cannot read ends the requests that wait for it, and nothing else.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from vnext.runtime.protocol.messages import AdapterFiles, AdapterRead, AdapterStats
+from vnext.runtime.engine.facilities import NO_ERRORS, Facility, Send
+from vnext.runtime.protocol.messages import AdapterFiles, AdapterRead, AdapterStats, RankReady
 from vnext.runtime.transport.ring.broadcast import ReadAdapter, encode_read
 from vnext.sched.residency import next_load
 from vnext.state.adapters import held
@@ -24,25 +25,31 @@ class Reading(NamedTuple):
     answers: dict[int, str]
 
 
-class AdapterLoading:
-    """What is known of adapters, by digest, and the one that is read."""
+class AdapterLoading(Facility):
+    """Which adapter is read, and what comes of it. `files`: what is known of adapters, by digest, before requests name them."""
 
-    def __init__(self, world_size: int, send: Callable[[bytes], None]) -> None:
-        self._world_size, self._send = world_size, send
-        self._files: dict[str, AdapterFiles] = {}
+    answers = (AdapterRead,)
+
+    def __init__(self, world_size: int, send: Send, files: Mapping[str, AdapterFiles]) -> None:
+        self._world_size, self._send, self._files = world_size, send, files
         self._reading: Reading | None = None
+        self._coming: list[AdapterEvicted | AdapterLoaded] = []
         self._loads = self._evictions = 0
 
-    def begin_again(self, send: Callable[[bytes], None]) -> None:
-        """Other ranks are in the place of those that were asked before: what these had read is gone."""
+    def begin_again(self, send: Send, ranks: Sequence[RankReady]) -> None:
+        """What the ranks before had read is gone."""
         self._send, self._reading = send, None
 
-    def know(self, files: AdapterFiles) -> None:
-        """Remember where an adapter's files are; requests that name its digest follow."""
-        self._files[files.digest] = files
+    def next_event(self, state: State) -> AdapterEvicted | AdapterLoaded | None:
+        """What happens next: an adapter that all ranks have read gets its slot. Asks for one that is missing. A slot that is
+        emptied for another adapter gets it in the same frame; ranks asked for the next have given this one its slot."""
+        if not self._coming:
+            self._coming += self._loaded(state)
+        event = self._coming.pop(0) if self._coming else None
+        self.goes_out = not self._coming
+        return event
 
-    def events(self, state: State) -> tuple[AdapterEvicted | AdapterLoaded, ...]:
-        """What happens next: an adapter that all ranks have read gets its slot. Asks for one that is missing."""
+    def _loaded(self, state: State) -> tuple[AdapterEvicted | AdapterLoaded, ...]:
         wish = next_load(state)
         if wish is None:
             return ()
@@ -57,25 +64,23 @@ class AdapterLoading:
         self._evictions += wish.evicts
         return wish.events(reading.files.name, reading.files.path)
 
-    def answered(self, message: AdapterRead, state: State) -> dict[int, str]:
-        """Take a rank's answer; returns the waiting requests that can never get this adapter, and why."""
+    def answered(self, message: AdapterRead, state: State) -> Mapping[int, str]:
+        """The requests that wait for an adapter that a rank cannot read never get it."""
         reading = self._reading
         if reading is None or reading.files.digest != message.digest:
-            return {}
+            return NO_ERRORS
         reading.answers[message.rank] = message.error
         if not self._is_answered(reading) or not (error := max(reading.answers.values())):
-            return {}
+            return NO_ERRORS
         self._reading = None
         waiting = (entry.id for entry in state.waiting)
         return {id_: error for id_ in waiting if state.requests[id_].sampling.adapter == message.digest}
 
-    def stats(self, state: State) -> AdapterStats | None:
-        """What slots hold and requests wait for; None in an engine without slots."""
-        if not state.slots:
-            return None
+    def stats(self, state: State) -> dict[str, object]:
+        """What slots hold and requests wait for."""
         names = {slot.digest: slot.name for slot in state.slots if slot is not None}
         waiting = [state.requests[entry.id].sampling.adapter for entry in state.waiting]
-        return AdapterStats(
+        stats = AdapterStats(
             slots=len(state.slots),
             resident=len(names),
             loads=self._loads,
@@ -84,6 +89,7 @@ class AdapterLoading:
             running=tuple(sorted(names[digest] for digest in held(state))),
             waiting=tuple(sorted({names.get(digest) or self._files[digest].name for digest in waiting if digest})),
         )
+        return {"adapters": stats}
 
     def _is_answered(self, reading: Reading) -> bool:
         return len(reading.answers) == self._world_size

@@ -87,11 +87,10 @@ class Clients:
         self.notes, self._follows = notes, follows
         self._trials = Trials(notes)
         self._has_sent_tokens = False
-        self.adapter_files: list[AdapterFiles] = []  # of the requests that arrived
+        self.adapter_files: dict[str, AdapterFiles] = {}  # of the requests that arrived, by digest
         self.operations: list[tuple[bytes, Operate]] = []  # that were asked for
-        self.to_hand_over: set[int] = set()  # whose blocks are to leave
-        self.tickets: dict[int, str] = {}  # of those whose prompts another engine has computed
-        self.takes_tickets = False
+        self.to_hand_over: set[int] | None = None  # whose blocks are to leave; None where the engine hands nothing over
+        self.tickets: dict[int, str] | None = None  # of those whose prompts another engine has computed; None where it takes none
         self.subscribed: list[tuple[bytes, bool]] = []  # who wants an event stream, or none any more
         socket.set(zmq.ROUTER_MANDATORY, 1)  # a message to a peer that is gone raises an error, which tells us that it left
 
@@ -245,10 +244,10 @@ class Clients:
             return None
         self._owners.add(peer, wish.name, next_id)
         if wish.adapter is not None:
-            self.adapter_files.append(wish.adapter)
-        if wish.hands_over:
+            self.adapter_files[adapter] = wish.adapter
+        if wish.hands_over and self.to_hand_over is not None:
             self.to_hand_over.add(next_id)
-        if wish.ticket and self.takes_tickets:
+        if wish.ticket and self.tickets is not None:
             self.tickets[next_id] = wish.ticket
         return event
 

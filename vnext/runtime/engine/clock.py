@@ -7,8 +7,9 @@ vnext/sched/pinning.py.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
+from vnext.runtime.engine.facilities import Facility
 from vnext.runtime.protocol.messages import PinStats
 from vnext.sched.pinning import next_tick, next_yield, tick_due_s
 from vnext.state.events import AnyEvent, ClockTicked, PinsYielded, RequestArrived
@@ -16,20 +17,21 @@ from vnext.state.pool import pinned_count
 from vnext.state.state import State
 
 
-class EventClock:
-    """Mutable: knows which live requests make pins when they end."""
+class EventClock(Facility):
+    """Knows which live requests make pins when they end."""
+
+    precedes = True
 
     def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
         self._now_s, self._began_s = now_s, now_s()
         self._retaining: set[int] = set()
 
-    def with_tick(self, state: State, event: AnyEvent) -> Iterator[AnyEvent]:
-        """The event, behind a tick if it is a request that makes pins and the clock has stood still."""
-        if isinstance(event, RequestArrived) and event.sampling.retention and state.config.pinned_pages_max:
-            self._retaining.add(event.id)
-            if (tick := next_tick(state, self._seconds(), True)) is not None:
-                yield tick
-        yield event
+    def precede(self, state: State, event: AnyEvent) -> ClockTicked | None:
+        """A tick, before a request that makes pins where the clock has stood still."""
+        if not (isinstance(event, RequestArrived) and event.sampling.retention and state.config.pinned_pages_max):
+            return None
+        self._retaining.add(event.id)
+        return next_tick(state, self._seconds(), True)
 
     def next_event(self, state: State) -> ClockTicked | PinsYielded | None:
         """The tick that is due now, or the end of pins without which nobody could go on; None while there is neither."""
@@ -38,13 +40,10 @@ class EventClock:
         self._retaining = {id_ for id_ in self._retaining if id_ in state.requests}
         return next_tick(state, self._seconds(), bool(self._retaining)) or next_yield(state)
 
-    def stats(self, state: State) -> PinStats | None:
-        """None in an engine without pins."""
+    def stats(self, state: State) -> dict[str, object]:
         most, pins = state.config.pinned_pages_max, state.pool.pins
-        if not most:
-            return None
         counts = {name: getattr(pins, name, 0) for name in ("pinned", "expired", "displaced", "yielded", "dropped")}
-        return PinStats(blocks=pinned_count(state.pool), capacity=most, **counts)
+        return {"pins": PinStats(blocks=pinned_count(state.pool), capacity=most, **counts)}
 
     def wait_ms(self, state: State) -> int | None:
         """How long until the next tick is due; None if none ever is."""

@@ -27,21 +27,19 @@ from vnext.runtime.engine.clock import EventClock
 from vnext.runtime.engine.draft_counts import DraftCounts
 from vnext.runtime.engine.due_reports import NOTHING_REPORTED, RankChecks
 from vnext.runtime.engine.executor import Executor, NoRanks
+from vnext.runtime.engine.facilities import NO_ERRORS, Facility, takers
 from vnext.runtime.engine.failures import Failures
 from vnext.runtime.engine.handovers import HandOvers
 from vnext.runtime.engine.operations import Operations
 from vnext.runtime.engine.owners import News
 from vnext.runtime.engine.progress import Progress, RanksStalled
 from vnext.runtime.engine.recovery import LOSSES, RankGaveUp, Recovery
-from vnext.runtime.engine.request_outputs import NO_ERRORS, prompt_outputs, to_clients
-from vnext.runtime.engine.tiers import Moved, TierTransfers
+from vnext.runtime.engine.request_outputs import prompt_outputs, to_clients
+from vnext.runtime.engine.tiers import TierTransfers
 from vnext.runtime.protocol.messages import (
-    AdapterRead,
-    BlocksPublished,
     EngineDied,
     EngineStats,
     Operated,
-    RankAnswer,
     RankFailed,
     RankMessage,
     StepResult,
@@ -103,15 +101,32 @@ class EngineCore:
         self._step_seconds = self._plan_seconds = self._stats_due_s = 0.0
         self._progress = Progress(step_timeout_s)
         self._stalled = ""
-        self._adapters = AdapterLoading(started.world_size, executor.send)
-        self._tiers = TierTransfers(started.world_size, executor.send, tier, clients.tickets)
-        clients.takes_tickets = tier is not None
-        self._handovers = HandOvers(started.world_size, ticket, clients.tell, clients.to_hand_over)
-        self._clock = EventClock()
         self._operations = Operations(started, executor.send, self._answer, clients.notes)
+        self._handovers = self._handovers_of(ticket)
+        self._facilities = self._facilities_of(tier)
+        self._takers = takers(self._facilities)
         self._streams = EventStreams(started, __version__)
         executor.while_full = self._send_stats
         executor.send(encode_events([started]))
+
+    def _facilities_of(self, tier: TierOpened | None) -> list[Facility]:
+        """What this engine has, in the order in which a turn asks for events."""
+        started, send, clients = self._started, self._executor.send, self._clients
+        found: list[Facility] = [self._operations]
+        if self.state.slots:
+            found.append(AdapterLoading(started.world_size, send, clients.adapter_files))
+        if tier is not None:
+            clients.tickets = {}
+            found.append(TierTransfers(started.world_size, send, tier, clients.tickets))
+        if started.config.pinned_pages_max:
+            found.append(EventClock())
+        return [*found, self._handovers] if self._handovers is not None else found
+
+    def _handovers_of(self, ticket: str) -> HandOvers | None:
+        if not ticket:
+            return None
+        self._clients.to_hand_over = set()
+        return HandOvers(self._started.world_size, ticket, self._clients.tell, self._clients.to_hand_over)
 
     def begin_after(self, recovered: EngineRecovered) -> None:
         """Another engine core had the requests that clients submit from now on, with its weights and its pause. Call first."""
@@ -133,9 +148,10 @@ class EngineCore:
         """
         try:
             self._executor.check(ready)
-            for arrived in self._clients.arrived(self.state, ready):
-                for event in self._clock.with_tick(self.state, arrived):
-                    self._fold(event)
+            for event in self._clients.arrived(self.state, ready):
+                self._arrive(event)
+            if asked := self._clients.operations:
+                self._operations.ask_all(asked)
             messages = self._executor.receive()
             for message in messages:
                 self._take_result(message, message is messages[-1])
@@ -149,16 +165,18 @@ class EngineCore:
         except LOSSES as error:
             self._lose_ranks(error)
 
+    def _arrive(self, event: AnyEvent) -> None:
+        """Fold an event from a client, behind those that must come before it."""
+        for facility in self._facilities:
+            if facility.precedes and (first := facility.precede(self.state, event)) is not None:
+                self._fold(first)
+        self._fold(event)
+
     def _advance(self) -> None:
         while True:
-            self._operate()
-            self._load_adapters()
-            while self._tiers.are_on and (event := self._tiers.next_event(self.state)) is not None:
-                self._fold(event)
-            while (tick := self._clock.next_event(self.state)) is not None:
-                self._fold(tick)
-            while (leaves := self._handovers.next_event(self.state)) is not None:
-                self._fold(leaves)
+            for facility in self._facilities:
+                if facility.is_on:
+                    self._follow(facility)
             began = time.perf_counter()
             if (plan := schedule(self.state)) is not None:
                 self._fold(plan)
@@ -167,39 +185,23 @@ class EngineCore:
             self._plan_seconds += time.perf_counter() - began
             if self._unwritten:
                 self._carry_out()
-            if self._tiers.are_on:
-                self._tiers.ask(self.state)
+            for facility in self._facilities:
+                if facility.asks_behind:
+                    facility.ask(self.state)
             if plan is None:
                 return
 
-    def _operate(self) -> None:
-        """Carry out what clients have asked for, as far as it does not wait."""
-        asked = self._clients.operations
-        while asked:
-            self._operations.ask(*asked.pop(0))
-        while (event := self._operations.next_event(self.state)) is not None:
+    def _follow(self, facility: Facility) -> None:
+        """Fold a facility's events."""
+        while (event := facility.next_event(self.state)) is not None:
             self._fold(event)
-            self._carry_out()  # commands to the ranks follow their events
+            if facility.goes_out:
+                self._carry_out()
 
     def _answer(self, peer: bytes, message: Operated) -> None:
         """Answer an operation, behind statistics that show what it did."""
         self._clients.tell_stats(self._stats())
         self._clients.answer(peer, message)
-
-    def _load_adapters(self) -> None:
-        """Give slots to adapters that the ranks have read; ask for those that waiting requests need."""
-        if not self.state.slots:
-            return
-        self._know_adapters()
-        while events := self._adapters.events(self.state):
-            for event in events:
-                self._fold(event)
-            self._carry_out()  # a rank that is asked for the next adapter has given this one its slot
-
-    def _know_adapters(self) -> None:
-        files = self._clients.adapter_files
-        while files:
-            self._adapters.know(files.pop())
 
     def _fold(
         self, event: AnyEvent, logprobs: tuple[TokenLogprobs | None, ...] = (), errors: Mapping[int, str] = NO_ERRORS
@@ -227,7 +229,7 @@ class EngineCore:
                 if not self._clients.stream(peer, frame):
                     self._streams.end(peer)
         reported, self._untold = self._untold, []
-        self._clients.tell(self._handovers.without_kept(reported))
+        self._clients.tell(reported if self._handovers is None else self._handovers.without_kept(reported))
 
     def _begin_streams(self) -> None:
         """Begin and end event streams, as clients have asked. Every folded event is written by now."""
@@ -254,14 +256,8 @@ class EngineCore:
         """Take one rank's message. If it `is_last` of the arrived ones, the next plan may be folded with it."""
         if isinstance(message, RankFailed):
             raise RankGaveUp(f"rank {message.rank} failed: {message.message}")
-        if isinstance(message, AdapterRead):
-            self._abort_with(self._adapters.answered(message, self.state))
-            return
-        if isinstance(message, BlocksPublished):
-            self._handovers.answered(message)
-            return
-        if isinstance(message, RankAnswer | Moved):
-            self._operations.answered(message) if isinstance(message, RankAnswer) else self._tiers.answered(message)
+        if (taker := self._takers.get(type(message))) is not None:
+            self._abort_with(taker.answered(message, self.state))
             return
         assert isinstance(message, StepResult), "a rank says that it is ready once, before the engine starts"
         if message.step % self.state.config.digest_interval == 0:
@@ -308,21 +304,20 @@ class EngineCore:
         self._abort_with(errors)
         self._fold(recovered)
         self._carry_out()
-        self._handovers.begin_again()
+        for facility in self._facilities:
+            facility.lose_ranks()
         self._clients.tell_stats(self._stats())
 
     def _await_ranks(self) -> None:
         """Record and report what has happened meanwhile. New ranks that are ready begin with the state behind it."""
-        self._know_adapters()
         if self._unwritten:
             self._carry_out()
         if (executor := self._recovery.look()) is None:
             return
         self._executor = executor
         executor.while_full = self._send_stats
-        self._adapters.begin_again(executor.send)
-        self._operations.begin_again(executor.send)
-        self._tiers.begin_again(executor.send, self._recovery.ready)
+        for facility in self._facilities:
+            facility.begin_again(executor.send, self._recovery.ready)
         if self._poller is not None:
             executor.watch(self._poller)
         executor.send(encode_begin(self._started, snapshots.encode(snapshots.snapshot(self.state), WIDTH_MAX)))
@@ -342,7 +337,10 @@ class EngineCore:
             return RECOVERY_PATIENCE_MS
         if self._clients.is_behind:
             return BEHIND_PATIENCE_MS
-        return PATIENCE_MS if self.state.in_flight or self._tiers.is_reading else self._clock.wait_ms(self.state)
+        if self.state.in_flight:
+            return PATIENCE_MS
+        waits = (facility.wait_ms(self.state) for facility in self._facilities)
+        return min((wait_ms for wait_ms in waits if wait_ms is not None), default=None)
 
     def watch(self, poller: zmq.Poller) -> None:
         """As Executor.watch, for the ranks that there are and those that take their place."""
@@ -431,12 +429,9 @@ class EngineCore:
             step_silent_seconds=self._progress.silent_s,
             draft_tokens=counters.draft_tokens,
             accepted_tokens=counters.accepted_tokens,
-            adapters=self._adapters.stats(state),
-            tier=self._tiers.stats(state),
-            pins=self._clock.stats(state),
             spoilt=self._failures.spoilt,
             recovering=recovery.sentence,
             recoveries=recovery.count,
             recovery_seconds=recovery.seconds,
-            residence=self._operations.residence(state),
+            **{name: value for facility in self._facilities for name, value in facility.stats(state).items()},
         )

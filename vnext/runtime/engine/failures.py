@@ -8,12 +8,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 
+from vnext.runtime.engine.facilities import NO_ERRORS
 from vnext.runtime.protocol.reasons import NOT_A_NUMBER
 from vnext.state.samples import still_owed
 from vnext.state.state import State
 
 log = logging.getLogger(__name__)
-NONE: Mapping[int, str] = {}
 
 
 class Failures:
@@ -26,7 +26,7 @@ class Failures:
         """Which requests are to be aborted before they get the tokens that a rank chose nevertheless, and why. One that has given
         way since the step was planned fails again when it is back: it is still owed tokens."""
         if not failed:
-            return NONE
+            return NO_ERRORS
         owed = still_owed(state)
         found = {id_: why for id_, why in failed if id_ in owed}
         count = sum(why == NOT_A_NUMBER for why in found.values())

@@ -7,10 +7,11 @@ prompt.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from msgspec.structs import replace
 
+from vnext.runtime.engine.facilities import NO_ERRORS, Facility
 from vnext.runtime.engine.owners import News
 from vnext.runtime.hosts.handover.tickets import Ticket, encode_ticket
 from vnext.runtime.protocol.messages import BlocksPublished, RankReady, RequestOutput
@@ -31,18 +32,20 @@ def ticket_of(ranks: Sequence[RankReady], transport: str, secret: bytes) -> str:
     return encode_ticket(Ticket(folder=folder, addresses=addresses), secret)
 
 
-class HandOvers:
-    """Requests whose blocks leave. Mutable; `wanted` are those that are to leave, which the caller adds to."""
+class HandOvers(Facility):
+    """Requests whose blocks leave. `wanted` are those that are to leave, which the caller adds to."""
+
+    answers = (BlocksPublished,)
 
     def __init__(self, world_size: int, ticket: str, tell: Tell, wanted: set[int]) -> None:
-        """`ticket`: "" where this engine hands nothing over. `tell` sends outputs to their clients."""
+        """`ticket`: what a client takes to the other engine. `tell` sends outputs to their clients."""
         self._world_size, self._ticket, self._tell, self._wanted = world_size, ticket, tell, wanted
         self._answered: dict[int, set[int]] = {}
         self._kept: dict[int, RequestOutput] = {}
 
     def next_event(self, state: State) -> BlocksHandedOver | None:
-        """The hand-over that is due; None while there is none. What it returned before has been folded."""
-        for id_ in [id_ for id_ in self._wanted if not self._ticket or id_ not in state.requests]:
+        """The hand-over that is due; None while there is none."""
+        for id_ in [id_ for id_ in self._wanted if id_ not in state.requests]:
             self._wanted.discard(id_)
         event = next_hand_over(state, self._wanted) if self._wanted else None
         if event is not None:
@@ -50,13 +53,13 @@ class HandOvers:
             self._answered[event.id] = set()
         return event
 
-    def answered(self, message: BlocksPublished) -> None:
-        """A rank has done its part; one of something that is over is dropped."""
-        if (ranks := self._answered.get(message.id)) is None:
-            return
-        ranks.add(message.rank)
-        if len(ranks) == self._world_size:
-            self._end(message.id, self._ticket)
+    def answered(self, message: BlocksPublished, state: State) -> Mapping[int, str]:
+        """A rank has done its part."""
+        if (ranks := self._answered.get(message.id)) is not None:
+            ranks.add(message.rank)
+            if len(ranks) == self._world_size:
+                self._end(message.id, self._ticket)
+        return NO_ERRORS
 
     def without_kept(self, news: Iterable[News]) -> list[News]:
         """The news without the last outputs that wait for ranks."""
@@ -75,8 +78,8 @@ class HandOvers:
             self._end(output.number, self._ticket)
         return True
 
-    def begin_again(self) -> None:
-        """The ranks are lost: what they were to do is not done."""
+    def lose_ranks(self) -> None:
+        """Clients whose blocks were to leave go on without a ticket."""
         for id_ in list(self._answered):
             if id_ in self._kept:
                 self._end(id_, "")

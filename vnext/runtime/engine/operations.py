@@ -11,17 +11,17 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import suppress
-from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
 
 from vnext.models.weight_index import INDEX_SUFFIX, index_of
+from vnext.runtime.engine.facilities import NO_ERRORS, Facility, Send
 from vnext.runtime.processes.run_dir import WEIGHTS, CoreNotes
-from vnext.runtime.protocol.messages import Operate, Operated, RankAnswer
+from vnext.runtime.protocol.messages import Operate, Operated, RankAnswer, RankReady
 from vnext.runtime.protocol.operations import (
     TAGS,
     CallRanks,
@@ -73,19 +73,22 @@ def handover_of(notes: CoreNotes, model_digest: str) -> Handover:
     return found if found.model_digest == model_digest else Handover(model_digest=model_digest, paused=found.paused)
 
 
-class Operations:
-    """The operations of one engine core. `send` broadcasts a ring message, `tell` answers a client."""
+class Operations(Facility):
+    """The operations of one engine core. It is on while one of them is carried out or waits."""
+
+    answers = (RankAnswer,)
+    goes_out = True
 
     def __init__(
-        self, started: EngineStarted, send: Callable[[bytes], None], tell: Callable[[bytes, Operated], None], notes: CoreNotes
+        self, started: EngineStarted, send: Send, tell: Callable[[bytes, Operated], None], notes: CoreNotes
     ) -> None:
-        """`notes`: where `handover` is, for an engine core that follows this one."""
+        """`tell` answers a client. `notes`: where `handover` is, for an engine core that follows this one."""
+        self.is_on = False
         self._world_size, self._send, self._tell, self._notes = started.world_size, send, tell, notes
         self.handover = handover_of(notes, started.model_digest)
         self._queue: deque[_Asked] = deque()
         self._current: tuple[_Asked, Course] | None = None
-        self._serials = count(1)
-        self._serial = 0
+        self._serial = 0  # of the newest command
         self._answers: dict[int, RankAnswer] = {}
         self._asleep: tuple[Tag, ...] = ()
         self._is_lost = False
@@ -93,15 +96,23 @@ class Operations:
         self._resident_bytes = 0
 
     def ask(self, peer: bytes, message: Operate) -> None:
+        """A client asks for an operation."""
         self._queue.append(_Asked(peer, message))
+        self.is_on = True
 
-    def answered(self, message: RankAnswer) -> None:
-        """Take a rank's answer; one to an earlier command is dropped."""
+    def ask_all(self, asked: list[tuple[bytes, Operate]]) -> None:
+        """Take what clients have asked for, first come first."""
+        while asked:
+            self.ask(*asked.pop(0))
+
+    def answered(self, message: RankAnswer, state: State) -> Mapping[int, str]:
+        """An answer to an earlier command is dropped."""
         if message.serial == self._serial:
             self._answers[message.rank] = message
+        return NO_ERRORS
 
-    def begin_again(self, send: Callable[[bytes], None]) -> None:
-        """Other ranks have begun, awake, with the state's weights; what was asked of those before is asked again."""
+    def begin_again(self, send: Send, ranks: Sequence[RankReady]) -> None:
+        """They have begun, awake, with the state's weights; what was asked of those before is asked again."""
         self._send, self._asleep = send, ()
         if self._current is not None:
             asked = self._current[0]
@@ -125,16 +136,18 @@ class Operations:
                 self._current = None
                 self._discard(asked.message)
                 self._end(asked, None, str(error))
+        self.is_on = False
         return None
 
-    def residence(self, state: State) -> Residence:
+    def stats(self, state: State) -> dict[str, object]:
         weights = state.weights
-        return Residence(
+        residence = Residence(
             paused=state.paused, asleep=self._asleep, version=weights.version if weights else 0,
             digest=weights.digest if weights else "", resident_bytes=self._resident_bytes,
         )  # fmt: skip
+        return {"residence": residence}
 
-    def _end(self, asked: _Asked, value: Any, error: str) -> None:
+    def _end(self, asked: _Asked, value: object, error: str) -> None:
         self._tell(asked.peer, Operated(name=asked.message.name, error=error, value=msgspec.json.encode(value)))
 
     def _course(self, message: Operate) -> Course:
@@ -264,12 +277,11 @@ class Operations:
 
     def _command(self, command: AnyCommand) -> Generator[None, None, list[Any]]:
         """The ranks' values, by rank. Raises CannotDo with the first rank's error."""
-        self._serial, self._answers = next(self._serials), {}
+        self._serial, self._answers = self._serial + 1, {}
         self._send(encode_command(msgspec.structs.replace(command, serial=self._serial)))
         while len(self._answers) < self._world_size:
             yield None
         answers = [self._answers[rank] for rank in range(self._world_size)]
-        self._serial = 0
         if error := next((answer.error for answer in answers if answer.error), ""):
             raise CannotDo(error)
         return [msgspec.json.decode(answer.value) for answer in answers]

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
 
 from vnext.runtime.engine.draft_counts import NO_DRAFTS, DraftCounts
+from vnext.runtime.engine.facilities import NO_ERRORS
 from vnext.runtime.protocol.messages import PromptResult, RequestOutput, TokenLogprobs
 from vnext.state.outputs import Output
 from vnext.state.state import State
-
-NO_ERRORS: Mapping[int, str] = MappingProxyType({})
 
 
 def prompt_outputs(state: State, results: Sequence[PromptResult]) -> list[RequestOutput]:

@@ -8,8 +8,9 @@ another engine has handed over come by a transfer too, which only differs in whe
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 
+from vnext.runtime.engine.facilities import NO_ERRORS, Facility, Send
 from vnext.runtime.protocol.messages import BlocksRead, BlocksWritten, RankReady, TierStats
 from vnext.runtime.transport.ring.broadcast import FetchBlocks, StoreBlocks, encode_fetch, encode_store
 from vnext.sched.tiering import evictions, next_cancellation, next_promotion
@@ -19,10 +20,9 @@ from vnext.state.state import State, Tier, Transfer
 from vnext.state.tier import names_in
 
 WINDOW = 8
-PATIENCE_S = 10.0
+LOOK_MS, PATIENCE_S = 1000, 10.0
 """A transfer that takes longer is given up: its request computes the blocks."""
 TierEvent = TierOpened | TierChanged | BlocksPromoted | PromotionEnded
-Moved = BlocksRead | BlocksWritten
 
 
 def opening(ranks: Sequence[RankReady], disk_bytes: int) -> TierOpened | None:
@@ -38,30 +38,30 @@ def opening(ranks: Sequence[RankReady], disk_bytes: int) -> TierOpened | None:
     return TierOpened(capacity=capacity, blocks=b"".join(names[max(0, len(names) - capacity) :]))
 
 
-class TierTransfers:
-    """What is being written and read. Mutable; `send` broadcasts a ring message."""
+class TierTransfers(Facility):
+    """What is being written and read."""
 
-    def __init__(
-        self, world_size: int, send: Callable[[bytes], None], opened: TierOpened | None = None,
-        tickets: dict[int, str] | None = None,
-    ) -> None:
-        """`opened`: what the ranks have on disk, None without a disk tier. `tickets`: those of requests whose prompts another
+    answers = BlocksRead, BlocksWritten
+    asks_behind = True
+
+    def __init__(self, world_size: int, send: Send, opened: TierOpened, tickets: dict[int, str] | None = None) -> None:
+        """`opened`: what the ranks have on disk. `tickets`: those of requests whose prompts another
         engine has computed; each is taken from it once."""
         self._tickets = {} if tickets is None else tickets
         self._fetched: set[int] = set()
         self._received = self._absent = 0
-        self.are_on, self._opened = opened is not None, opened
+        self._opened: TierOpened | None = opened
         self._world_size = world_size
         self._seen: Pool | None = None
         self._pending: dict[bytes, None] = {}
         self._bad: list[bytes] = []
         self._errors = self._given_up = self._missed = self._damaged = 0
-        self.begin_again(send)
+        self.begin_again(send, ())
 
-    def begin_again(self, send: Callable[[bytes], None], ranks: Sequence[RankReady] = ()) -> None:
-        """Other ranks are in the place of those before, with empty pages: nobody answers what was asked. Where one of them has no
-        disk, the tier has room for no block from now on."""
-        if self.are_on and any(ready.disk is None for ready in ranks):
+    def begin_again(self, send: Send, ranks: Sequence[RankReady]) -> None:
+        """Their pages are empty, and nobody answers what was asked. Where one of them has no disk, the tier has room for no block
+        from now on."""
+        if any(ready.disk is None for ready in ranks):
             self._opened = TierOpened(capacity=0)
         self._send, self._asked = send, b""
         self._written: dict[int, BlocksWritten] = {}
@@ -71,21 +71,19 @@ class TierTransfers:
         self._fetched.clear()
         self._seen = None
 
-    @property
-    def is_reading(self) -> bool:
-        """Whether a transfer is in flight."""
-        return bool(self._began_s)
+    def wait_ms(self, state: State) -> int | None:
+        """A transfer in flight may take too long."""
+        return LOOK_MS if self._began_s else None
 
-    def answered(self, message: Moved) -> None:
-        """Take a rank's report; one of something that is over is dropped."""
+    def answered(self, message: BlocksRead | BlocksWritten, state: State) -> Mapping[int, str]:
         if isinstance(message, BlocksRead):
             if message.transfer in self._began_s:
                 self._read.setdefault(message.transfer, {})[message.rank] = message
         elif message.blocks == self._asked:
             self._written[message.rank] = message
+        return NO_ERRORS
 
     def next_event(self, state: State) -> TierEvent | None:
-        """The next event of the tier; None while there is none. What it returned before has been folded."""
         if self._opened is not None:
             opened, self._opened = self._opened, None
             return opened
@@ -123,15 +121,15 @@ class TierTransfers:
             self._asked = b"".join(names)
             self._send(encode_store(StoreBlocks(blocks=self._asked, pages=tuple(pages))))
 
-    def stats(self, state: State) -> TierStats | None:
-        """None in an engine without a disk tier."""
+    def stats(self, state: State) -> dict[str, object]:
         if (tier := state.tier) is None:
-            return None
-        return TierStats(
+            return {}
+        stats = TierStats(
             blocks=len(tier.disk), capacity=tier.capacity, stored=tier.stored, promoted=tier.promoted, gone=tier.gone,
             damaged=self._damaged, missed=self._missed, errors=self._errors, given_up=self._given_up,
             received=self._received, absent=self._absent,
         )  # fmt: skip
+        return {"tier": stats}
 
     def _take_bad(self) -> list[bytes]:
         bad, self._bad = list(dict.fromkeys(self._bad)), []
