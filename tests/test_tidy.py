@@ -178,8 +178,7 @@ LATE_IMPORTS = {
     # torch and the model's side come when a log has been found good
     "vnext/replay/execution/bisection.py": (3, "torch"),
     "vnext/replay/execution/execution.py": (5, "torch"),
-    "vnext/replay/execution/audit.py": (1, "torch"),
-    "vnext/replay/execution/audit_cause.py": (3, "torch"),
+    "vnext/replay/execution/audit.py": (4, "torch"),
     "vnext/replay/execution/scores.py": (1, "torch"),
     # an extra
     "vnext/server/context/traces.py": (6, "OpenTelemetry, where traces are asked for"),

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from log_answers import PRIVACY, answer, events_of, logs_by_privacy
 
-from vnext.replay.answers.stuck import StuckDetector
+from vnext.replay.answers.watch import StuckDetector
 from vnext.replay.cli.main import main
 from vnext.replay.execution.recorded import Asked, Walk
 from vnext.replay.futures.step_times import recorded

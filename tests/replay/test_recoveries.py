@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from vnext.log.codec import Frame
 from vnext.replay.answers.convert import arrivals_of
-from vnext.replay.answers.stuck import IDLE_FRAMES, StuckDetector
+from vnext.replay.answers.watch import IDLE_FRAMES, StuckDetector
 from vnext.replay.cli.main import main
 from vnext.replay.execution.recorded import Asked, Walk
 from vnext.replay.futures.step_times import recorded

@@ -9,7 +9,7 @@ import pytest
 from core_drive import Engine
 from msgspec.structs import replace
 
-from vnext.replay.reading.state_view import view
+from vnext.replay.reading.show import view
 from vnext.state.digest import digest, hexadecimal, histories, parts, requests_otherwise
 from vnext.state.state import State
 from vnext.state.store import extents

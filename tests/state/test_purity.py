@@ -14,7 +14,7 @@ import pytest
 from core_drive import arrival_of
 
 from tests.sim.scenario_draw import scenario
-from vnext.replay.reading.state_view import view
+from vnext.replay.reading.show import view
 from vnext.sched.schedule import schedule
 from vnext.sim.simulator import simulate
 from vnext.state import allocate, reduce as reducer

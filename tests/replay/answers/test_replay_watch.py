@@ -13,8 +13,7 @@ from msgspec.structs import replace
 
 from tests.sim.scenario_draw import draw_clients, draw_config
 from vnext.log.codec import Frame, SegmentStart
-from vnext.replay.answers.stuck import IDLE_FRAMES, StuckDetector
-from vnext.replay.answers.watch import Watcher, follow
+from vnext.replay.answers.watch import IDLE_FRAMES, StuckDetector, Watcher, follow
 from vnext.replay.cli.main import main
 from vnext.replay.futures.forking import FutureOptions, future_of
 from vnext.replay.reading.source import open_log
@@ -184,7 +183,7 @@ def test_a_scheduler_that_gives_up_is_noticed_at_once(tmp_path, monkeypatch):
     config = small_config()
     recorder, state = Recorder.open(tmp_path / "log", started(config), "full"), start(started(config))
     recorder.append([arrival_of(0)], [state], digest(reduce(state, arrival_of(0))))
-    monkeypatch.setattr("vnext.replay.answers.stuck.schedule", lambda state: None)
+    monkeypatch.setattr("vnext.replay.answers.watch.schedule", lambda state: None)
     watcher = Watcher(open_log(tmp_path / "log"))
     assert watcher.take(items_of(tmp_path / "log")[1]).message.startswith("law S6")
 

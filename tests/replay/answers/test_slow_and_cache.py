@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 from log_drive import record, small_config, started
 
-from vnext.replay.answers.cache import cache_use
-from vnext.replay.answers.cache_ttl import ttls_of
+from vnext.replay.answers.cache import cache_use, ttls_of
 from vnext.replay.answers.slow import slow
 from vnext.replay.answers.stat import stat
 from vnext.replay.cli.main import main

@@ -6,18 +6,283 @@ step twice, as the engine runs it and layer by layer, and the counterpart repeat
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
+import numpy as np
 import torch
 
-from vnext.kernels.table import substituted
-from vnext.models.layers.batch import ForwardBatch
-from vnext.replay.rerun.counterparts import Counterpart, Elsewhere, Single
-from vnext.replay.rerun.gaps import Gap, Pair, gap
-from vnext.replay.rerun.machine import Caches, Machine
+from vnext.kernels.table import Operations, substituted
+from vnext.kernels.thin import ThinBlocks, ThinParts
+from vnext.models.layers.adapted import Addition
+from vnext.models.layers.batch import ForwardBatch, host_batch
+from vnext.models.layers.kv_cache import KvCache
+from vnext.models.layers.sharding import local_heads, local_kv_heads
+from vnext.replay.rerun.adapters import Adapters
+from vnext.replay.rerun.gaps import Gap, Pair, gap, parts_of
+from vnext.replay.rerun.machine import Caches, Machine, tensors_of
 from vnext.replay.rerun.numerics import CannotRun
-from vnext.replay.rerun.watching import Call, Names, Watch
+from vnext.replay.rerun.turns import added
+from vnext.replay.rerun.watching import ACTIVATIONS, BESIDE, CACHES, METADATA, PARTS, SLOTS, Call, Names, Watch
+
+# ---- counterparts ------------------------------------------------------------------------------------------------
+# Counterparts of a call: the same operation on the same inputs, computed another way.
+#
+#     Single       for each request alone, by the same kernels: shows what depends on the batch
+#     Elsewhere    by another machine: other kernels, dtype, weight format, or ranks that share the layer
+#
+# The inputs are always those of the watched run, so differences do not propagate: each one arises in its own operation.
+# Each counterpart owns a cache for its writes; it reads what the watched run has written.
+
+
+NOTHING_ADDED = ThinParts(())
+
+
+class Counterpart(Protocol):
+    """Repeats calls."""
+
+    def begin(self, batch: ForwardBatch, watch: Watch) -> None:
+        """Begin the next step."""
+
+    def pairs(self, call: Call) -> list[Pair]:
+        """The parts of the call's result, each with its expected value."""
+
+
+def at_slots(cache: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
+    """The content of a cache [pages, heads, size, D] at slots int64 [T]: [T, heads, D]."""
+    size = cache.shape[2]
+    return cache[torch.div(slots, size, rounding_mode="floor"), :, slots % size]
+
+
+def paired(call: Call, theirs: tuple[torch.Tensor, ...]) -> list[Pair]:
+    names = PARTS.get(call.operation, ("output",))
+    return [Pair(*each) for each in zip(names, parts_of(call.result), theirs, strict=True)]
+
+
+# ---- each request alone ------------------------------------------------------------------------------------------
+
+
+class Single:
+    """Computes each request's rows alone."""
+
+    def __init__(self, machine: Machine, served: Operations, caches: Caches) -> None:
+        self._served = served
+        written = machine.caches(caches.pages, caches.block_size)
+        self._own = _by_identity(caches.of_rank[0], written.of_rank[0])
+
+    def begin(self, batch: ForwardBatch, watch: Watch) -> None:
+        starts = host_batch(batch).query_starts.tolist()
+        self._tokens = list(zip(starts, starts[1:]))
+        self._samples = [(place, place + 1) for place in range(batch.sample_at.shape[0])]
+        self._watch = watch
+        self._metadata: dict[tuple[int, int], Any] = {}
+
+    def pairs(self, call: Call) -> list[Pair]:
+        spans = self._tokens if call.rows == self._tokens[-1][1] else self._samples
+        function = getattr(self._served, call.operation)
+        results = [parts_of(function(*self._arguments(call, number, *span))) for number, span in enumerate(spans)]
+        found = paired(call, tuple(torch.cat(parts) for parts in zip(*results)))
+        if call.operation == "rotary_kv_write":
+            slots, caches = call.arguments[SLOTS], [call.arguments[place] for place in CACHES[call.operation]]
+            for name, cache in zip(("keys", "values"), caches):
+                found.append(Pair(name, at_slots(cache, slots), at_slots(self._own[id(cache)], slots)))
+        return found
+
+    def _arguments(self, call: Call, number: int, start: int, stop: int) -> list[Any]:
+        arguments = list(call.arguments)
+        for place in (*ACTIVATIONS[call.operation], *BESIDE.get(call.operation, ())):
+            if arguments[place] is not None:
+                arguments[place] = arguments[place][start:stop].clone()
+        if call.operation == "rotary_kv_write":
+            for place in CACHES[call.operation]:
+                arguments[place] = self._own[id(arguments[place])]
+        elif call.operation == "paged_attention":
+            arguments[METADATA] = self._described(arguments[METADATA], number)
+        return [self._cut(value, start, stop) for value in arguments]
+
+    def _cut(self, value: Any, start: int, stop: int) -> Any:
+        """What adapters add, of one request alone."""
+        if isinstance(value, ThinParts):
+            return value.cut(start, stop) or NOTHING_ADDED
+        if isinstance(value, Addition):
+            parts = value.parts.cut(start, stop)
+            return Addition(self._served.add_thin, value.x[start:stop].clone(), parts) if parts else None
+        return value
+
+    def _described(self, metadata: Any, number: int) -> Any:
+        """The metadata of one request alone."""
+        key = id(metadata), number
+        if key not in self._metadata:
+            starts, contexts, table, *rest = self._watch.described(metadata)
+            alone = np.array([0, starts[number + 1] - starts[number]], dtype=starts.dtype)
+            here = slice(number, number + 1)
+            self._metadata[key] = self._served.attention_metadata(alone, contexts[here].copy(), table[here].contiguous(), *rest)
+        return self._metadata[key]
+
+
+# ---- another machine ---------------------------------------------------------------------------------------------
+
+
+class Elsewhere:
+    """Another machine's operations, with its own weight format, on the inputs of the watched run."""
+
+    def __init__(self, machine: Machine, watched: Names, caches: Caches, adapters: Adapters) -> None:
+        """`adapters` are those of the watched machine."""
+        self._machine, self._watched, self._adapters = machine, watched, adapters
+        self._names = [Names(shard.params) for shard in machine.shards]
+        self._ranks = machine.numerics.ranks
+        self._dtype = machine.shards[0].dtype
+        written = machine.caches(caches.pages, caches.block_size)
+        self._own = [_by_identity(caches.of_rank[0], other) for other in written.of_rank]
+
+    def begin(self, batch: ForwardBatch, watch: Watch) -> None:
+        self._watch = watch
+        self._metadata: dict[tuple[int, int], Any] = {}
+        if batch.adapters and self._ranks > 1:
+            raise CannotRun("what adapters add is compared on one rank: give --solo, or --tp 1 and --kernels, --dtype or the like")
+        self._blocks: dict[int, ThinBlocks] = {}
+        for rows in batch.adapters:
+            self._blocks.update(self._adapters.paired(rows.slot, self._machine.adapters, self._weight))
+
+    def _weight(self, key: int) -> int | None:
+        """The identity of the weight here whose counterpart in the watched machine has this identity."""
+        return id(self._names[0].at(where)) if (where := self._watched.place_of(key)) else None
+
+    def pairs(self, call: Call) -> list[Pair]:
+        with self._machine.kernels.used():
+            served = self._machine.kernels.operations
+            special = {
+                "linear": self._linear, "gated_linear": self._columns, "logits": self._columns, "experts": self._sums,
+                "embedding_rows": self._embedding, "rotary_kv_write": self._rotary, "paged_attention": self._attention,
+            }  # fmt: skip
+            return special.get(call.operation, self._whole)(call, getattr(served, call.operation))
+
+    # ---- arguments -----------------------------------------------------------------------------------------------
+
+    def _arguments(self, call: Call, rank: int) -> list[Any]:
+        """The call's arguments, with the rank's weights and with activations in its dtype."""
+        return [self._argument(call, rank, place, value) for place, value in enumerate(call.arguments)]
+
+    def _argument(self, call: Call, rank: int, place: int, value: Any) -> Any:
+        if where := self._watched.place(value):
+            return self._names[rank].at(where)
+        if isinstance(value, ThinParts):
+            return value.replaced(lambda blocks: self._blocks[id(blocks)])
+        if isinstance(value, Addition):
+            add_thin, parts = self._machine.kernels.operations.add_thin, value.parts.replaced(lambda each: self._blocks[id(each)])
+            return Addition(add_thin, value.x.to(self._dtype), parts)
+        return value.to(self._dtype) if place in ACTIVATIONS[call.operation] else value
+
+    def _heads(self, rank: int) -> tuple[slice, slice]:
+        """The rank's query heads and key-value heads among all."""
+        config = self._machine.config
+        heads, kv_heads = local_heads(config, self._ranks), local_kv_heads(config, self._ranks)
+        first = rank * config.kv_head_count // self._ranks
+        return slice(rank * heads, (rank + 1) * heads), slice(first, first + kv_heads)
+
+    def _joined(self, qkv: torch.Tensor, rank: int) -> torch.Tensor:
+        """The rank's part of qkv [T, (heads + 2 * kv_heads) * D]."""
+        config = self._machine.config
+        query, kv = self._heads(rank)
+        parts = qkv.view(qkv.shape[0], -1, config.head_dim).split(
+            (config.head_count, config.kv_head_count, config.kv_head_count), dim=1
+        )
+        taken = (parts[0][:, query], parts[1][:, kv], parts[2][:, kv])
+        return torch.cat(taken, dim=1).flatten(1).contiguous()
+
+    # ---- operations ----------------------------------------------------------------------------------------------
+
+    def _whole(self, call: Call, function: Any) -> list[Pair]:
+        return paired(call, parts_of(function(*self._arguments(call, 0))))
+
+    def _each(self, call: Call, function: Any) -> list[torch.Tensor]:
+        return [function(*self._arguments(call, rank)) for rank in range(self._ranks)]
+
+    def _columns(self, call: Call, function: Any) -> list[Pair]:
+        """Compare where each rank has some of the outputs."""
+        width = call.result.shape[1]
+        return paired(call, (torch.cat(self._each(call, function), dim=1)[:, :width],))
+
+    def _sums(self, call: Call, function: Any) -> list[Pair]:
+        """Compare where each rank has a part of every sum."""
+        return paired(call, (added(self._each(call, function)),))
+
+    def _embedding(self, call: Call, function: Any) -> list[Pair]:
+        tables = [self._arguments(call, rank)[0] for rank in range(self._ranks)]
+        found = [function(table, call.arguments[1], rank * table.shape[0]) for rank, table in enumerate(tables)]
+        return paired(call, (added(found),))
+
+    def _linear(self, call: Call, function: Any) -> list[Pair]:
+        inputs, weight = call.arguments[0].shape[1], self._arguments(call, 0)[1]
+        if weight.shape[1] < inputs:
+            return self._rows_of_weight(call, function)
+        if weight.shape == call.arguments[1].shape:
+            return self._whole(call, function)
+        if not call.weight.endswith("qkv.weight"):
+            return self._columns(call, function)
+        found = self._each(call, function)
+        ours = torch.cat([self._joined(call.result, rank) for rank in range(self._ranks)], dim=1)
+        return [Pair("output", ours, torch.cat(found, dim=1))]
+
+    def _rows_of_weight(self, call: Call, function: Any) -> list[Pair]:
+        """Compare where each rank has some of the inputs; the bias is added once, after the sum."""
+        found = []
+        for rank in range(self._ranks):
+            x, weight, bias = self._arguments(call, rank)
+            width = weight.shape[1]
+            found.append(function(x[:, rank * width : (rank + 1) * width].contiguous(), weight, None))
+        total = added(found)
+        return paired(call, (total if bias is None else total + bias,))
+
+    def _rotary(self, call: Call, function: Any) -> list[Pair]:
+        slots, caches = call.arguments[SLOTS], [call.arguments[place] for place in CACHES[call.operation]]
+        pairs = []
+        for rank in range(self._ranks):
+            arguments, (query, kv) = self._arguments(call, rank), self._heads(rank)
+            own = [self._own[rank][id(cache)] for cache in caches]
+            arguments[0] = self._joined(arguments[0], rank)
+            arguments[CACHES[call.operation][0] : CACHES[call.operation][1] + 1] = own
+            turned = function(*arguments)
+            pairs.append(Pair("query", call.result[:, query], turned))
+            for name, cache, other in zip(("keys", "values"), caches, own):
+                pairs.append(Pair(name, at_slots(cache, slots)[:, kv], at_slots(other, slots)))
+        return _side_by_side(pairs)
+
+    def _attention(self, call: Call, function: Any) -> list[Pair]:
+        pairs = []
+        for rank in range(self._ranks):
+            arguments, (query, kv) = self._arguments(call, rank), self._heads(rank)
+            arguments[0] = arguments[0][:, query].contiguous()
+            described = self._watch.described(call.arguments[METADATA])
+            pages = described[2].unique().long()
+            for place in CACHES[call.operation]:
+                own = self._own[rank][id(call.arguments[place])]
+                own.index_copy_(0, pages, call.arguments[place].index_select(0, pages)[:, kv].to(own.dtype))
+                arguments[place] = own
+            arguments[METADATA] = self._described(call.arguments[METADATA], rank, kv.stop - kv.start)
+            pairs.append(Pair("output", call.result[:, query], function(*arguments)))
+        return _side_by_side(pairs)
+
+    def _described(self, metadata: Any, rank: int, kv_heads: int) -> Any:
+        key = id(metadata), rank
+        if key not in self._metadata:
+            starts, contexts, table, block_size, _, windows = self._watch.described(metadata)
+            served = self._machine.kernels.operations
+            self._metadata[key] = served.attention_metadata(starts, contexts, table, block_size, kv_heads, windows)
+        return self._metadata[key]
+
+
+def _by_identity(caches: KvCache, others: KvCache) -> dict[int, torch.Tensor]:
+    """Each tensor of `others`, by the identity of its counterpart in `caches`."""
+    return {id(one): other for one, other in zip(tensors_of(caches), tensors_of(others))}
+
+
+def _side_by_side(pairs: list[Pair]) -> list[Pair]:
+    """Join the ranks' parts of one name."""
+    names = dict.fromkeys(pair.part for pair in pairs)
+    same = [(name, [pair for pair in pairs if pair.part == name]) for name in names]
+    return [Pair(name, torch.cat([p.ours for p in found], 1), torch.cat([p.theirs for p in found], 1)) for name, found in same]
+
 
 ROUNDING = {torch.float32: 1e-4, torch.bfloat16: 2.0**-5, torch.float16: 2.0**-8}
 """How much two orders of one sum may differ, relative to the largest magnitude in the row."""
