@@ -15,8 +15,8 @@ import pytest
 from scripts.random_model import SHAPES, write_checkpoint
 from scripts.timed_log import BATCH_TOKENS_MAX, serve
 from vnext.api.llm import LLM
-from vnext.replay.futures.step_noise import misfit, noise
-from vnext.replay.futures.step_times import fit, held_out, recorded
+from vnext.replay.futures.recording import recorded
+from vnext.replay.futures.step_times import fit, held_out, misfit, noise
 from vnext.replay.reading.source import open_log
 
 SECONDS = {"demo": 20.0, "llama-135m": 45.0}

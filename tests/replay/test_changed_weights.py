@@ -11,7 +11,7 @@ from log_answers import PRIVACY, answer, events_of, logs_by_privacy
 from vnext.replay.answers.watch import StuckDetector
 from vnext.replay.cli.main import main
 from vnext.replay.execution.recorded import Asked, Walk
-from vnext.replay.futures.step_times import recorded
+from vnext.replay.futures.recording import recorded
 from vnext.replay.futures.what_if_run import retrace
 from vnext.replay.reading.folding import Folded, fold
 from vnext.replay.reading.source import open_log

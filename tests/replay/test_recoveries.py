@@ -18,7 +18,7 @@ from vnext.replay.answers.convert import arrivals_of
 from vnext.replay.answers.watch import IDLE_FRAMES, StuckDetector
 from vnext.replay.cli.main import main
 from vnext.replay.execution.recorded import Asked, Walk
-from vnext.replay.futures.step_times import recorded
+from vnext.replay.futures.recording import recorded
 from vnext.replay.futures.to_test import literal
 from vnext.replay.futures.what_if_run import retrace
 from vnext.replay.reading.folding import Folded, fold

@@ -21,7 +21,7 @@ from vnext.log.timestamps import TimestampEncoder
 from vnext.replay.answers.timeline import Timeline
 from vnext.replay.answers.trace import trace
 from vnext.replay.cli.main import main
-from vnext.replay.futures.step_times import recorded
+from vnext.replay.futures.recording import recorded
 from vnext.replay.reading.client_latency import ClientLatency
 from vnext.replay.reading.index import Index
 from vnext.replay.reading.joining import joined

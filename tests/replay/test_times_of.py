@@ -8,8 +8,7 @@ from log_drive import record
 from test_time_holes import restamped
 
 from vnext.replay.cli.main import main
-from vnext.replay.futures.step_times import recorded
-from vnext.replay.futures.untimed import on_times_of
+from vnext.replay.futures.recording import on_times_of, recorded
 from vnext.replay.reading.source import open_log
 
 

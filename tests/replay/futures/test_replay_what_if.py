@@ -14,10 +14,9 @@ from vnext.log.codec import segment_name
 from vnext.log.timestamps import MAGIC, STEP_BIT, TIMESTAMPS_SUFFIX, head, stamp
 from vnext.replay.answers.slices import cut
 from vnext.replay.cli.main import main
-from vnext.replay.futures import step_times
-from vnext.replay.futures.pace import Drawn, Pace
-from vnext.replay.futures.step_noise import Noise, misfit, noise
-from vnext.replay.futures.step_times import features_of, fit, kinds_of, recorded
+from vnext.replay.futures import recording
+from vnext.replay.futures.recording import kinds_of, recorded
+from vnext.replay.futures.step_times import Drawn, Noise, Pace, features_of, fit, misfit, noise
 from vnext.replay.futures.what_if import OPTIONS, Objective, candidates, ground_of, objective_of, timed, what_if
 from vnext.replay.futures.what_if_run import as_recorded, rerun, retrace
 from vnext.replay.reading.index import Index
@@ -340,9 +339,9 @@ def test_a_turn_costs_what_is_usual_for_its_kind():
     kinds = kinds_of(features, began, np.concatenate([began[1:40], [400.0], began[40:] + 5.0]))
     assert kinds[0].tolist() == [0] * 40 + [1] * 40 and kinds[1].tolist() == [0, 1] * 40
     usual = np.array([[100.0, 300.0], [500.0, 900.0]])
-    assert step_times._medians(kinds, usual[kinds]).tolist() == usual.tolist()
+    assert recording._medians(kinds, usual[kinds]).tolist() == usual.tolist()
     rare = tuple(each[:45] for each in kinds)
-    assert step_times._medians(rare, usual[rare]).tolist() == [[100.0, 300.0], [300.0, 300.0]], "a rare kind is as all are"
+    assert recording._medians(rare, usual[rare]).tolist() == [[100.0, 300.0], [300.0, 300.0]], "a rare kind is as all are"
 
 
 def test_a_log_tells_what_turns_cost_beside_their_steps(tmp_path, monkeypatch):

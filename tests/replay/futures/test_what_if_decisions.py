@@ -12,9 +12,9 @@ from msgspec.structs import replace
 from test_replay_what_if import Machine, machine_log, real_config, ring_of
 
 from vnext.replay.futures import drafts_seen, forking, loads, what_if_run
+from vnext.replay.futures.recording import Recorded, recorded
 from vnext.replay.futures.redecided import answers_of, events_of, recorded_events
 from vnext.replay.futures.revived import salted, warmed
-from vnext.replay.futures.step_times import Recorded, recorded
 from vnext.replay.futures.what_if import Objective, candidates, ground_of, timed, what_if
 from vnext.replay.futures.what_if_run import Ran, as_recorded, rerun, retrace
 from vnext.replay.reading.source import Log, open_log

@@ -28,7 +28,7 @@ from vnext.log.timestamps import (
     stamp,
 )
 from vnext.replay.cli.main import main
-from vnext.replay.futures.step_times import recorded as times_taken
+from vnext.replay.futures.recording import recorded as times_taken
 from vnext.replay.reading.source import open_log
 from vnext.replay.reading.times import Clock, timestamps_of
 from vnext.replay.reading.verify import verify

@@ -16,7 +16,8 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from vnext.replay.futures.step_times import Model, Recorded
+from vnext.replay.futures.recording import Recorded
+from vnext.replay.futures.step_times import Model
 from vnext.replay.futures.what_if_run import Engine, Ran, StepTime
 from vnext.replay.futures.what_if_score import Objective, RunScore, score
 from vnext.replay.reading.source import UnusableLog

@@ -1,14 +1,9 @@
-"""Step times: how long a log's steps took, and a model that predicts the time of steps that never ran.
-
-Events hold no step times. Timestamps beside the segments say when each frame was written, and how long rank 0 was busy
-with each step (times.py). A turn's overhead (transport, the engine core, waking) is the median time that was not busy,
-from a step's plan, or from the commit before if that came later, to its commit. There is one median per kind of turn:
-after a wait or not, with a prompt or not. Without busy times that whole span is the step's time.
+"""Step times: a model that predicts the time of steps that never ran, fitted to those of a log (recording.py).
 
 The model is piecewise linear in tokens, requests and context (positions read), with knots at quantiles of this log and
 powers of two, and linear in attended (token-position pairs of attention). No slope is negative. Beyond a feature's
-largest value in the log, each unit costs the average up to there. paced_fit.py computes the weights. Every HELD_OUT-th
-step is left out of the fit, and the reported errors are those of these steps; step_noise.py has the bound.
+largest value in the log, each unit costs the average up to there. Every HELD_OUT-th step is left out of the fit, and the
+reported errors are those of these steps; `noise` has the bound for any model, `Pace` the moments at which a machine is slow.
 """
 
 from __future__ import annotations
@@ -16,32 +11,13 @@ from __future__ import annotations
 import itertools
 import math
 import operator
+from bisect import bisect_right
 
 import msgspec
 import numpy as np
 
-from vnext.replay.futures.drafts_seen import DraftsSeen
-from vnext.replay.futures.loads import Loads, LoadsSeen
-from vnext.replay.futures.paced_fit import least, windows_of
-from vnext.replay.futures.revived import Revived, revived
-from vnext.replay.reading.folding import Broken, Folded, first_state, fold
-from vnext.replay.reading.source import Log, UnusableLog
-from vnext.replay.reading.times import Clock, timestamps_of
-from vnext.state.events import (
-    AnyEvent,
-    EnginePaused,
-    EngineRecovered,
-    PrefixCacheReset,
-    RequestAborted,
-    RequestArrived,
-    RequestResumed,
-    StepCommitted,
-    StepPlanned,
-    WeightsChanged,
-    unpack_tokens,
-)
-from vnext.state.outputs import outputs
-from vnext.state.state import State, StepInFlight
+from vnext.replay.reading.source import UnusableLog
+from vnext.state.state import StepInFlight
 
 HELD_OUT = 4
 STEPS_MIN = 50
@@ -51,45 +27,30 @@ KNOTTED = 3
 COUNTED = (0, 1)
 STEPS_FOR_POWERS = 500
 KNOT_QUANTILES = (0.25, 0.5, 0.75, 0.9)
-KIND_MIN = 10
-"""Fewer turns of a kind do not determine its usual overhead."""
+KNOT_MIN = 10
+"""At least this many steps lie on each side of a knot."""
 FLOOR_SHARE = 0.5
 """A prediction is at least this share of the shortest observed step."""
-
-
-class Outside(msgspec.Struct, frozen=True):
-    """An outside event, its time in us and, for an abort, how many tokens each request had received."""
-
-    time_us: float
-    event: AnyEvent
-    reported: dict[int, int]
-
-
-class Recorded(msgspec.Struct, frozen=True):
-    """A whole log by its times. Its n committed steps have `features` float64[n, 4], took `step_us` float64[n], began
-    at `began_us` and were committed at `ends_us`. `overhead_us` float64[2, 2] is a turn's overhead by `kinds_of`.
-    `entries` is what each step computed (StepInFlight.entries), `commits` what it sampled. `answers` are tokens by
-    request; those of `lives`, the requests in state `first` where the log begins, start with their last token there.
-    `times_us` is when each of `events` happened. `loads` are those of adapters. `places` are the committed steps' places in the
-    lists by their numbers, some of which ranks may have lost.
-    """
-
-    first: State
-    lives: list[Revived]
-    outside: list[Outside]
-    features: np.ndarray
-    step_us: np.ndarray
-    overhead_us: np.ndarray
-    began_us: np.ndarray
-    ends_us: np.ndarray
-    entries: list[np.ndarray]
-    commits: list[StepCommitted]
-    answers: dict[int, list[int]]
-    events: list[AnyEvent]
-    times_us: list[float]
-    loads: Loads
-    drafts: DraftsSeen
-    places: dict[int, int]
+WINDOW_US = 100_000.0
+WINDOW_STEPS = 32
+"""A window lasts at least this long, and has at least this many steps."""
+BETWEEN = 0.3
+ROUNDS = 8
+GAIN_MIN = 1e-9
+"""A weight that gains less stays at zero."""
+LEAST_SHARE = 0.02
+"""During the fit a step counts as taking at least this share of the usual time."""
+BIN = 0.02
+ALIKE_MIN = 5
+"""Fewer equal steps do not determine a usual time."""
+KINDS = 4
+HICCUP_FROM = 2.0
+STRETCH_STEPS = 32
+LONG_STRETCHES = 8
+"""Hiccups cluster: this many consecutive steps keep theirs together, or this many stretches make up the whole log."""
+LEAST_US = 0.01
+DIGITS = 3
+"""Ends are rounded to thousandths of a microsecond, so that sums of floats do not separate equal moments."""
 
 
 class Model(msgspec.Struct, frozen=True):
@@ -126,103 +87,6 @@ def features_of(scheduled: StepInFlight) -> np.ndarray:
     return np.array([scheduled.tokens, len(scheduled.samples), ends.sum(), attended], dtype=np.float64)
 
 
-def recorded(log: Log) -> Recorded:
-    """Everything in a log that what-if needs. Raises UnusableLog if it has no times."""
-    timestamps = timestamps_of(log)
-    if timestamps is None:
-        raise UnusableLog(
-            f"{log.paths[0].parent} has no step times (*.vnexttimes beside the segments): "
-            "record a log with this version, or name one with --times-of"
-        )
-    clock = Clock(timestamps)
-    taken = _Taken(timestamps.busy_ns, first_state(log))
-    for item in fold(log):
-        if isinstance(item, Broken):
-            break
-        if isinstance(item, Folded):
-            if (now_us := clock.known_us(item.frame_end, item.before.committed)) is None:
-                break  # a killed engine leaves its last second without times
-            taken.hear(item, now_us)
-    return taken.recorded()
-
-
-class _Taken:
-    """Collects a recording while the log is folded. Mutable."""
-
-    def __init__(self, busy_ns: dict[int, int], first: State) -> None:
-        self._busy_ns = busy_ns
-        self._first, self._lives = first, revived(first)
-        self._planned_us: dict[int, float] = {}
-        self._last_us = 0.0
-        self._outside: list[Outside] = []
-        self._steps: list[tuple[np.ndarray, float, float]] = []
-        self._entries: list[np.ndarray] = []
-        self._commits: list[StepCommitted] = []
-        self._places: dict[int, int] = {}
-        self._answers = {life.arrival.id: unpack_tokens(life.last).tolist() for life in self._lives}
-        self._events: list[AnyEvent] = []
-        self._times_us: list[float] = []
-        self._loads, self._drafts = LoadsSeen(), DraftsSeen({}, {})
-
-    def hear(self, item: Folded, now_us: float) -> None:
-        event = item.event
-        self._events.append(event)
-        self._times_us.append(now_us)
-        self._loads.hear(event, item.after, now_us)
-        match event:
-            case StepPlanned():
-                self._planned_us[event.step] = now_us
-            case StepCommitted():
-                scheduled = item.before.in_flight[0]
-                began_us = max(self._planned_us.get(event.step, 0.0), self._last_us)
-                self._steps.append((features_of(scheduled), began_us, now_us))
-                self._entries.append(scheduled.entries)
-                self._places[event.step] = len(self._commits)
-                self._commits.append(event)
-                self._last_us = now_us
-                self._drafts.hear(scheduled, event, self._answers)
-                for news in outputs(item.before, event, item.after):
-                    self._answers.setdefault(news.id, []).append(news.token)
-            case RequestArrived() | PrefixCacheReset() | EngineRecovered():
-                if isinstance(event, RequestResumed):
-                    self._answers[event.id] = unpack_tokens(event.generated).tolist()
-                self._outside.append(Outside(now_us, event, {}))
-            case WeightsChanged() | EnginePaused(mode="sleep"):
-                self._outside.append(Outside(now_us, PrefixCacheReset(), {}))
-            case RequestAborted():
-                reported = {id_: len(self._answers.get(id_, ())) for id_ in event.ids}
-                self._outside.append(Outside(now_us, event, reported))
-
-    def recorded(self) -> Recorded:
-        features = np.array([step[0] for step in self._steps]).reshape(-1, 4)
-        began, ends = (np.array([step[place] for step in self._steps], dtype=np.float64) for place in (1, 2))
-        busy = np.array([self._busy_ns.get(step, 0) for step in self._places]) / 1e3
-        all_busy = bool(len(busy)) and bool((busy > 0).all())
-        step_us = busy if all_busy else ends - began
-        overhead_us = _medians(kinds_of(features, began, ends), ends - began - step_us)
-        return Recorded(
-            self._first, self._lives, self._outside, features, step_us, overhead_us, began, ends, self._entries, self._commits,
-            self._answers, self._events, self._times_us, self._loads.loads, self._drafts, self._places,
-        )  # fmt: skip
-
-
-def kinds_of(features: np.ndarray, began_us: np.ndarray, ends_us: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """For each step, whether the engine had waited before it, and whether it computes more than one token of a request
-    (int64[n])."""
-    waited = began_us > np.concatenate([[0.0], ends_us[:-1]])
-    return waited.astype(np.int64), (features[:, 0] > features[:, 1]).astype(np.int64)
-
-
-def _medians(kinds: tuple[np.ndarray, np.ndarray], overheads_us: np.ndarray) -> np.ndarray:
-    """The usual overhead of each kind (float64[2, 2]); a rare kind gets that of all steps."""
-    usual = np.full((2, 2), max(float(np.median(overheads_us)), 0.0) if len(overheads_us) else 0.0)
-    for kind in np.ndindex(2, 2):
-        of_kind = overheads_us[(kinds[0] == kind[0]) & (kinds[1] == kind[1])]
-        if len(of_kind) >= KIND_MIN:
-            usual[kind] = max(float(np.median(of_kind)), 0.0)
-    return usual
-
-
 # ---- the fit -----------------------------------------------------------------------------------------------------
 
 
@@ -257,13 +121,13 @@ def _held(count: int) -> np.ndarray:
 
 
 def _knots(values: np.ndarray, counted: bool) -> tuple[float, ...]:
-    """Where the slope may change: quantiles and, for `counted` values, powers of two, each once; KIND_MIN steps or more
+    """Where the slope may change: quantiles and, for `counted` values, powers of two, each once; KNOT_MIN steps or more
     lie on each side."""
     found = np.quantile(values, KNOT_QUANTILES)
     if counted and len(values) >= STEPS_FOR_POWERS:
         found = np.concatenate([found, 2.0 ** np.arange(np.log2(values.max() + 1))])
     ascending = np.sort(values)
-    least, most = ascending[min(KIND_MIN, len(values)) - 1], ascending[-min(KIND_MIN, len(values))]
+    least, most = ascending[min(KNOT_MIN, len(values)) - 1], ascending[-min(KNOT_MIN, len(values))]
     return tuple(knot for knot in np.unique(found).tolist() if values.min() < knot < values.max() and least <= knot <= most)
 
 
@@ -276,3 +140,227 @@ def _basis(features: np.ndarray, knots: tuple[tuple[float, ...], ...], largest: 
         for begin, end in itertools.pairwise((0.0, *own, np.inf)):
             columns.append(larger[:, place] * np.clip(values[:, place] - begin, 0.0, end - begin))
     return np.column_stack(columns)
+
+
+# ---- what steps cost on a machine that is slow at times ----------------------------------------------------------
+
+
+# While a machine is slow a queue grows and steps get larger, so a fit that treats all steps alike mistakes slowness for the cost
+# of size. Steps are therefore compared within their window of time. Differences between whole windows count less (BETWEEN) and
+# decide only what no window shows. The initial paces come from a model with one slope per feature, which cannot mistake a
+# slow window for a knee.
+
+
+def windows_of(began_us: np.ndarray) -> np.ndarray:
+    """The first step of each window of time (int64[m], ascending, from 0), for n > 0 steps in order that began at
+    `began_us` (float64[n])."""
+    starts = [0]
+    while (place := _window_end(began_us, starts[-1])) <= len(began_us) - WINDOW_STEPS:
+        starts.append(place)
+    return np.array(starts)
+
+
+def _window_end(began_us: np.ndarray, start: int) -> int:
+    return max(int(np.searchsorted(began_us, began_us[start] + WINDOW_US)), start + WINDOW_STEPS)
+
+
+def least(basis: np.ndarray, stretches: list[int], step_us: np.ndarray, starts: np.ndarray) -> np.ndarray:
+    """Weights (float64[k]), none negative, of a basis (float64[n, k]) for steps (float64[n]) in windows that begin at
+    `starts`.
+
+    The basis is a constant and the given number of stretches for each feature (`stretches`). The weights are those of
+    the machine at its usual pace.
+    """
+    begins = np.cumsum([0, 1, *stretches[:-1]])
+    straight = np.add.reduceat(basis, begins, axis=1)
+    usual, pace = np.full(len(step_us), float(np.median(step_us))), np.ones(len(starts))
+    for columns in (straight, basis):
+        weights, usual, pace = _rounds(columns, step_us, starts, usual, pace)
+    return weights
+
+
+def _rounds(
+    basis: np.ndarray, step_us: np.ndarray, starts: np.ndarray, usual: np.ndarray, prior: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Weights, usual times and paces, each computed from the others, round by round; paces are drawn towards the
+    `prior` ones.
+
+    Within a window most of each mean is subtracted from all compared values: quasi-demeaning, as in models with random
+    effects. Outliers (a pause, a window that has two paces) weigh less from round to round.
+    """
+    counts = np.diff(starts, append=len(step_us))
+    between = BETWEEN**2 if len(starts) > 1 else 1.0
+    scale = np.abs(basis).max(axis=0)
+    scale[scale == 0] = 1.0
+    columns, least_us = basis / scale, LEAST_SHARE * float(np.median(step_us))
+    pace, trust = prior, np.ones(len(step_us))
+    for _ in range(ROUNDS):
+        shares = columns / usual[:, None]
+        wanted = step_us / (usual * np.repeat(pace, counts)) + np.repeat(np.log(pace / prior), counts)
+        trusted, total = shares * trust[:, None], np.add.reduceat(trust, starts)
+        means, wanted_means = np.add.reduceat(trusted, starts) / total[:, None], np.add.reduceat(trust * wanted, starts) / total
+        taken_off = (1 - between) * total[:, None] * means
+        weights = _least_positive(shares.T @ trusted - means.T @ taken_off, trusted.T @ wanted - taken_off.T @ wanted_means)
+        usual = np.maximum(columns @ weights, least_us)
+        pace = _paces(starts, step_us / usual)
+        level = float(np.median(np.repeat(pace, counts)))
+        weights, usual, pace = weights * level, usual * level, pace / level
+        far = np.abs(step_us / (usual * np.repeat(pace, counts)) - 1)
+        spread = 3 * float(np.median(far)) + 1e-9
+        trust = (spread / np.maximum(far, spread)) ** 2
+    return weights / scale, usual, pace
+
+
+def _paces(starts: np.ndarray, ratios: np.ndarray) -> np.ndarray:
+    """The pace of each window (float64[m]): the median of how much longer its steps took than usual (`ratios`,
+    float64[n])."""
+    return np.array([float(np.median(part)) for part in np.split(ratios, starts[1:])])
+
+
+def _least_positive(squares: np.ndarray, along: np.ndarray) -> np.ndarray:
+    """Least squares with weights (float64[k]), none negative, from the normal equations (float64[k, k], float64[k]):
+    the active set method of Lawson and Hanson (1974)."""
+    weights, used = np.zeros(len(along)), np.zeros(len(along), dtype=bool)
+    for _ in range(3 * len(along)):
+        gains = np.where(used, 0.0, along - squares @ weights)
+        if gains.max() <= GAIN_MIN * np.abs(along).max():
+            break
+        used[int(gains.argmax())] = True
+        while used.any():
+            best = np.zeros(len(along))
+            best[used] = np.linalg.lstsq(squares[np.ix_(used, used)], along[used], rcond=1e-12)[0]
+            below = used & (best <= 0)
+            if not below.any():
+                weights = best
+                break
+            share = (weights[below] / np.maximum(weights[below] - best[below], 1e-300)).min()
+            weights = weights + share * (best - weights)
+            used &= weights > 1e-15
+            weights[~used] = 0.0
+    return weights
+
+
+# ---- how much equal steps differ ---------------------------------------------------------------------------------
+
+
+# Steps of equal token and request counts, whose context and attention differ by at most BIN, take times that spread around
+# their median. No function of a step's composition can predict them much more closely, so only the part of a model's error beyond
+# that spread is its own. The spread comes from the machine: other work on its cores, its clock, memory.
+
+
+class Noise(msgspec.Struct, frozen=True, kw_only=True):
+    """Relative distances of `steps` steps, or of a model, from the median of similar steps; zeros if there are none."""
+
+    steps: int
+    p50: float
+    p90: float
+    p99: float
+
+
+def noise(features: np.ndarray, step_us: np.ndarray) -> Noise:
+    """The noise of steps with these features (float64[n, 4], as step_times.features_of) and times (float64[n])."""
+    groups = _alike(features, step_us)
+    return _summary([np.abs(np.median(step_us[group]) - step_us[group]) / step_us[group] for group in groups])
+
+
+def misfit(features: np.ndarray, step_us: np.ndarray, predicted_us: np.ndarray) -> Noise:
+    """How far a model's prediction (float64[n]) is from the median of similar steps: its own error, with little noise.
+
+    For steps outside of the fit. A median of few steps is not exact either.
+    """
+    groups = _alike(features, step_us)
+    medians = [np.median(step_us[group]) for group in groups]
+    return _summary([np.abs(predicted_us[group] - usual) / usual for group, usual in zip(groups, medians)])
+
+
+def _alike(features: np.ndarray, step_us: np.ndarray) -> list[np.ndarray]:
+    """Places (int64[]) of similar steps, ALIKE_MIN or more each."""
+    places = np.flatnonzero(step_us > 0)
+    bins = np.floor(np.log(features[places, 2:] + 1) / np.log1p(BIN))
+    order = np.lexsort((bins[:, 1], bins[:, 0], features[places, 1], features[places, 0]))
+    kinds, places = np.column_stack([features[places[order], :2], bins[order]]), places[order]
+    begins = np.flatnonzero((kinds[1:] != kinds[:-1]).any(axis=1)) + 1
+    return [group for group in np.split(places, begins) if len(group) >= ALIKE_MIN]
+
+
+def _summary(parts: list[np.ndarray]) -> Noise:
+    away = np.concatenate([np.empty(0), *parts])
+    p50, p90, p99 = np.percentile(away, (50, 90, 99)).tolist() if len(away) else (0.0, 0.0, 0.0)
+    return Noise(steps=len(away), p50=p50, p90=p90, p99=p99)
+
+
+# ---- the pace of a machine ---------------------------------------------------------------------------------------
+
+
+# A model predicts usual times, but a machine has hiccups: pauses, busy neighbours, or clients and the API server at work when a
+# request arrives. They belong to moments, not to steps. So each recorded step says how much usual time passed during its own
+# time, and a hypothetical step ends when its usual time has passed. Under the recorded settings every step then ends when it did.
+# Under others the hiccups come when they came, and a pause takes the same time whatever step it meets. While the engine waited,
+# the pace is the mean one.
+#
+# `Drawn` is a machine with the same hiccups at other moments; what-if uses it to learn how much the moments matter. Each step gets
+# the hiccup of a recorded step of its kind, drawn in stretches with replacement (a block bootstrap of the model's residuals). Every
+# other seed draws stretches of an eighth of the log, because whole seconds can be slow too.
+
+
+class Pace:
+    """Recorded steps began at `began_us` and ended at `ends_us` (float64[n], consecutive); `usual_us` float64[n] is
+    what the model predicts for each. After the log's end its time starts over."""
+
+    def __init__(self, began_us: np.ndarray, ends_us: np.ndarray, usual_us: np.ndarray) -> None:
+        times = np.column_stack([began_us, ends_us]).ravel()
+        times[1::2] += np.where(ends_us > began_us, 0.0, LEAST_US)  # results that arrived at once
+        spans = np.diff(np.maximum.accumulate(times), prepend=0.0)
+        waited, took = spans[::2], np.maximum(spans[1::2], LEAST_US)
+        mean = usual_us.sum() / max(took.sum(), LEAST_US) or 1.0
+        durations, usual = np.column_stack([waited, took]).ravel(), np.column_stack([waited * mean, usual_us]).ravel()
+        self._lay(durations[durations > 0], usual[durations > 0])
+
+    def _lay(self, durations: np.ndarray, usual: np.ndarray) -> None:
+        """Lay out consecutive stretches of time, and the usual time that passes in each."""
+        if not len(durations):
+            durations = usual = np.ones(1)
+        self._times, self._usual = ([0.0, *np.cumsum(values).tolist()] for values in (durations, usual))
+
+    def end_us(self, begin_us: float, usual_us: float, _: int) -> float:
+        """When a step ends that begins at `begin_us` and usually takes `usual_us`; its kind does not matter."""
+        passed = _mapped(self._times, self._usual, begin_us) + usual_us
+        return round(max(_mapped(self._usual, self._times, passed), begin_us), DIGITS)
+
+
+class Drawn:
+    """Recorded steps of these kinds (int64[n]) took `took_us` where `usual_us` is usual (float64[n]). Mutable: each
+    call of `end_us` takes the next hiccup of the step's kind. Up to HICCUP_FROM times the usual time counts as a
+    slowdown by a factor; the rest was a pause, which takes the same time in any other step.
+    """
+
+    def __init__(self, kinds: np.ndarray, took_us: np.ndarray, usual_us: np.ndarray, seed: int) -> None:
+        factors = np.minimum(took_us / usual_us, HICCUP_FROM)
+        pauses_us = np.maximum(took_us - HICCUP_FROM * usual_us, 0.0)
+        self._hiccups = {}
+        for kind in range(KINDS):
+            places = np.flatnonzero(kinds == kind)
+            if len(places) < STRETCH_STEPS:  # too few for a usual time
+                places = np.arange(len(kinds))
+            size = STRETCH_STEPS if seed % 2 else max(STRETCH_STEPS, len(places) // LONG_STRETCHES)
+            drawn = _stretches(places, size, np.random.default_rng((seed, kind)))
+            self._hiccups[kind] = itertools.cycle(zip(factors[drawn].tolist(), pauses_us[drawn].tolist()))
+
+    def end_us(self, begin_us: float, usual_us: float, kind: int) -> float:
+        """When a step of this kind ends that begins at `begin_us` and usually takes `usual_us`."""
+        factor, pause_us = next(self._hiccups[kind])
+        return begin_us + usual_us * factor + pause_us
+
+
+def _stretches(places: np.ndarray, size: int, rng: np.random.Generator) -> np.ndarray:
+    """As many of these places, in stretches of `size`."""
+    starts = rng.integers(0, len(places), -(-len(places) // size))
+    return places[(starts[:, None] + np.arange(size)).ravel()[: len(places)] % len(places)]
+
+
+def _mapped(points: list[float], values: list[float], at: float) -> float:
+    """The value at a place, interpolated linearly between two points; after the last point the points start over."""
+    rounds, at = divmod(at, points[-1])
+    place = min(bisect_right(points, at), len(points) - 1) - 1
+    low, high = points[place], points[place + 1]
+    return rounds * values[-1] + values[place] + (at - low) / (high - low) * (values[place + 1] - values[place])

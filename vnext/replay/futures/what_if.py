@@ -25,11 +25,9 @@ from rich.table import Table
 
 from vnext.replay.console import render
 from vnext.replay.console.commands import print_answer
-from vnext.replay.futures.pace import Drawn, Pace
+from vnext.replay.futures.recording import Recorded, kinds_of, on_times_of, recorded
 from vnext.replay.futures.replicas import counts_of, policies_of, print_replicas, replicas
-from vnext.replay.futures.step_noise import Noise, misfit, noise
-from vnext.replay.futures.step_times import Model, Recorded, fit, held_out, kinds_of, recorded
-from vnext.replay.futures.untimed import on_times_of
+from vnext.replay.futures.step_times import Drawn, Model, Noise, Pace, fit, held_out, misfit, noise
 from vnext.replay.futures.what_if_run import Ran, StepTime, rerun, retrace
 from vnext.replay.futures.what_if_score import Between, Objective, RunScore, recommendation, score, with_bounds, worth
 from vnext.replay.reading.source import Log, UnusableLog, open_log

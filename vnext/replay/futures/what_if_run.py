@@ -16,8 +16,8 @@ import numpy as np
 from msgspec.structs import replace
 
 from vnext.replay.futures.loads import LoadClock
+from vnext.replay.futures.recording import Recorded
 from vnext.replay.futures.revived import salted, warmed
-from vnext.replay.futures.step_times import Recorded
 from vnext.sched.pinning import next_yield
 from vnext.sched.schedule import schedule
 from vnext.state.config import SchedulerConfig

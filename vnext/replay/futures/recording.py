@@ -1,0 +1,194 @@
+"""Recording: what a log shows by its times: what came from outside, how long each step took, and what requests were answered.
+
+Events hold no step times. Timestamps beside the segments say when each frame was written, and how long rank 0 was busy
+with each step (times.py). A turn's overhead (transport, the engine core, waking) is the median time that was not busy,
+from a step's plan, or from the commit before if that came later, to its commit. There is one median per kind of turn:
+after a wait or not, with a prompt or not. Without busy times that whole span is the step's time. A log without times
+(imported from a trace, or recorded by an early version) runs on the step times of another log.
+"""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+from msgspec.structs import replace
+
+from vnext.replay.futures.drafts_seen import DraftsSeen
+from vnext.replay.futures.loads import Loads, LoadsSeen
+from vnext.replay.futures.revived import Revived, revived
+from vnext.replay.futures.step_times import features_of
+from vnext.replay.reading.folding import Broken, Folded, first_state, fold
+from vnext.replay.reading.source import Log, UnusableLog
+from vnext.replay.reading.times import Clock, timestamps_of
+from vnext.state.events import (
+    AnyEvent,
+    EnginePaused,
+    EngineRecovered,
+    PrefixCacheReset,
+    RequestAborted,
+    RequestArrived,
+    RequestResumed,
+    StepCommitted,
+    StepPlanned,
+    WeightsChanged,
+    unpack_tokens,
+)
+from vnext.state.outputs import outputs
+from vnext.state.state import State
+
+KIND_MIN = 10
+"""Fewer turns of a kind do not determine its usual overhead."""
+
+
+class Outside(msgspec.Struct, frozen=True):
+    """An outside event, its time in us and, for an abort, how many tokens each request had received."""
+
+    time_us: float
+    event: AnyEvent
+    reported: dict[int, int]
+
+
+class Recorded(msgspec.Struct, frozen=True):
+    """A whole log by its times. Its n committed steps have `features` float64[n, 4], took `step_us` float64[n], began
+    at `began_us` and were committed at `ends_us`. `overhead_us` float64[2, 2] is a turn's overhead by `kinds_of`.
+    `entries` is what each step computed (StepInFlight.entries), `commits` what it sampled. `answers` are tokens by
+    request; those of `lives`, the requests in state `first` where the log begins, start with their last token there.
+    `times_us` is when each of `events` happened. `loads` are those of adapters. `places` are the committed steps' places in the
+    lists by their numbers, some of which ranks may have lost.
+    """
+
+    first: State
+    lives: list[Revived]
+    outside: list[Outside]
+    features: np.ndarray
+    step_us: np.ndarray
+    overhead_us: np.ndarray
+    began_us: np.ndarray
+    ends_us: np.ndarray
+    entries: list[np.ndarray]
+    commits: list[StepCommitted]
+    answers: dict[int, list[int]]
+    events: list[AnyEvent]
+    times_us: list[float]
+    loads: Loads
+    drafts: DraftsSeen
+    places: dict[int, int]
+
+
+def recorded(log: Log) -> Recorded:
+    """Everything in a log that what-if needs. Raises UnusableLog if it has no times."""
+    timestamps = timestamps_of(log)
+    if timestamps is None:
+        raise UnusableLog(
+            f"{log.paths[0].parent} has no step times (*.vnexttimes beside the segments): "
+            "record a log with this version, or name one with --times-of"
+        )
+    clock = Clock(timestamps)
+    taken = _Taken(timestamps.busy_ns, first_state(log))
+    for item in fold(log):
+        if isinstance(item, Broken):
+            break
+        if isinstance(item, Folded):
+            if (now_us := clock.known_us(item.frame_end, item.before.committed)) is None:
+                break  # a killed engine leaves its last second without times
+            taken.hear(item, now_us)
+    return taken.recorded()
+
+
+def on_times_of(log: Log, learnt: Recorded) -> Recorded:
+    """The requests of `log`, which has no times, with the steps of `learnt`, none of which is the log's own. Requests come at their
+    arrival times, the first at 0; an abort after as many tokens as the log had reported, a reset of the cache together with the
+    request before it."""
+    taken, now_us, began_ns = _Taken({}, first_state(log)), 0.0, None
+    for item in fold(log):
+        if isinstance(item, Folded):
+            if isinstance(item.event, RequestArrived):
+                began_ns = item.event.arrival_ns if began_ns is None else began_ns
+                now_us = max(now_us, (item.event.arrival_ns - began_ns) / 1e3)
+            taken.hear(item, now_us)
+    own = taken.recorded()
+    aborts_stop = (
+        replace(each, event=replace(each.event, reason="stop")) if isinstance(each.event, RequestAborted) else each
+        for each in own.outside
+    )
+    return replace(
+        learnt, first=own.first, lives=own.lives, outside=list(aborts_stop), entries=[], commits=[], answers=own.answers, events=[],
+        times_us=[], loads=Loads([], learnt.loads.took_us), drafts=own.drafts, places={},
+    )  # fmt: skip
+
+
+class _Taken:
+    """Collects a recording while the log is folded. Mutable."""
+
+    def __init__(self, busy_ns: dict[int, int], first: State) -> None:
+        self._busy_ns = busy_ns
+        self._first, self._lives = first, revived(first)
+        self._planned_us: dict[int, float] = {}
+        self._last_us = 0.0
+        self._outside: list[Outside] = []
+        self._steps: list[tuple[np.ndarray, float, float]] = []
+        self._entries: list[np.ndarray] = []
+        self._commits: list[StepCommitted] = []
+        self._places: dict[int, int] = {}
+        self._answers = {life.arrival.id: unpack_tokens(life.last).tolist() for life in self._lives}
+        self._events: list[AnyEvent] = []
+        self._times_us: list[float] = []
+        self._loads, self._drafts = LoadsSeen(), DraftsSeen({}, {})
+
+    def hear(self, item: Folded, now_us: float) -> None:
+        event = item.event
+        self._events.append(event)
+        self._times_us.append(now_us)
+        self._loads.hear(event, item.after, now_us)
+        match event:
+            case StepPlanned():
+                self._planned_us[event.step] = now_us
+            case StepCommitted():
+                scheduled = item.before.in_flight[0]
+                began_us = max(self._planned_us.get(event.step, 0.0), self._last_us)
+                self._steps.append((features_of(scheduled), began_us, now_us))
+                self._entries.append(scheduled.entries)
+                self._places[event.step] = len(self._commits)
+                self._commits.append(event)
+                self._last_us = now_us
+                self._drafts.hear(scheduled, event, self._answers)
+                for news in outputs(item.before, event, item.after):
+                    self._answers.setdefault(news.id, []).append(news.token)
+            case RequestArrived() | PrefixCacheReset() | EngineRecovered():
+                if isinstance(event, RequestResumed):
+                    self._answers[event.id] = unpack_tokens(event.generated).tolist()
+                self._outside.append(Outside(now_us, event, {}))
+            case WeightsChanged() | EnginePaused(mode="sleep"):
+                self._outside.append(Outside(now_us, PrefixCacheReset(), {}))
+            case RequestAborted():
+                reported = {id_: len(self._answers.get(id_, ())) for id_ in event.ids}
+                self._outside.append(Outside(now_us, event, reported))
+
+    def recorded(self) -> Recorded:
+        features = np.array([step[0] for step in self._steps]).reshape(-1, 4)
+        began, ends = (np.array([step[place] for step in self._steps], dtype=np.float64) for place in (1, 2))
+        busy = np.array([self._busy_ns.get(step, 0) for step in self._places]) / 1e3
+        all_busy = bool(len(busy)) and bool((busy > 0).all())
+        step_us = busy if all_busy else ends - began
+        overhead_us = _medians(kinds_of(features, began, ends), ends - began - step_us)
+        return Recorded(
+            self._first, self._lives, self._outside, features, step_us, overhead_us, began, ends, self._entries, self._commits,
+            self._answers, self._events, self._times_us, self._loads.loads, self._drafts, self._places,
+        )  # fmt: skip
+
+
+def kinds_of(features: np.ndarray, began_us: np.ndarray, ends_us: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """For each step, whether the engine had waited before it, and whether it computes more than one token of a request
+    (int64[n])."""
+    waited = began_us > np.concatenate([[0.0], ends_us[:-1]])
+    return waited.astype(np.int64), (features[:, 0] > features[:, 1]).astype(np.int64)
+
+
+def _medians(kinds: tuple[np.ndarray, np.ndarray], overheads_us: np.ndarray) -> np.ndarray:
+    """The usual overhead of each kind (float64[2, 2]); a rare kind gets that of all steps."""
+    usual = np.full((2, 2), max(float(np.median(overheads_us)), 0.0) if len(overheads_us) else 0.0)
+    for kind in np.ndindex(2, 2):
+        of_kind = overheads_us[(kinds[0] == kind[0]) & (kinds[1] == kind[1])]
+        if len(of_kind) >= KIND_MIN:
+            usual[kind] = max(float(np.median(of_kind)), 0.0)
+    return usual
