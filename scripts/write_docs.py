@@ -15,7 +15,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 from prometheus_client.core import Metric
@@ -26,6 +26,7 @@ sys.path.insert(0, str(ROOT))
 
 from vnext.commands.bench.cli import REPEATS, URL, WORKLOAD  # noqa: E402
 from vnext.gateway.metrics import RouterMetrics  # noqa: E402
+from vnext.log.codec import FrameBody, RankDetail, RankDigest, SegmentHeader  # noqa: E402
 from vnext.options.parser import _form as form_of, groups  # noqa: E402  (needs the path above)
 from vnext.options.table import (  # noqa: E402
     BATCH,
@@ -45,6 +46,7 @@ from vnext.server.context.metrics import ServerMetrics  # noqa: E402
 from vnext.server.routes import ROUTES  # noqa: E402
 from vnext.server.settings import ServerSettings  # noqa: E402
 from vnext.state import laws as state_laws  # noqa: E402
+from vnext.state.events import AnyEvent  # noqa: E402
 from vnext.text.dialects.table import DETECTED, NAMES  # noqa: E402
 
 PART = re.compile(r"(?<=^<!-- generated: )([\w-]+)( -->\n)(.*?)(?=^<!-- end -->$)", re.MULTILINE | re.DOTALL)
@@ -188,6 +190,26 @@ def _laws(laws: Iterable[tuple[str, str, bool]]) -> str:
     return table(("name", "law", "function"), rows.values())
 
 
+# ---- the log -----------------------------------------------------------------------------------------------------
+
+
+def log_records() -> str:
+    """The structs of a log in the order of their fields, as their docstrings explain them."""
+    return "".join(_struct(kind, kind.__name__) for kind in (SegmentHeader, FrameBody, RankDigest, RankDetail))
+
+
+def log_events() -> str:
+    """The events in the order of their tags."""
+    events = sorted(get_args(AnyEvent), key=lambda kind: kind.__struct_config__.tag)
+    return "".join(_struct(kind, f"{kind.__struct_config__.tag} {kind.__name__}") for kind in events)
+
+
+def _struct(kind: type[msgspec.Struct], title: str) -> str:
+    text = re.sub(r"\s+", " ", kind.__doc__ or "").strip()
+    fields = ", ".join(f"`{name}`" for name in kind.__struct_fields__)
+    return f"- **{title}**{f' ({fields})' if fields else ''}: {text}\n"
+
+
 # ---- commands of the log tool --------------------------------------------------------------------------------------
 
 
@@ -315,6 +337,8 @@ PARTS: dict[str, Callable[[], str]] = {
     "dialects": dialects,
     "laws-of-a-state": laws_of_a_state,
     "laws-of-a-run": laws_of_a_run,
+    "log-records": log_records,
+    "log-events": log_events,
     "replay-commands": replay_commands,
     "benchmarks": benchmarks,
     "control-plane": control_plane,
