@@ -28,7 +28,7 @@ from mutations import Mutation, mutated, mutations
 
 ROOT = Path(__file__).resolve().parents[1]
 PATHS = ("vnext/state", "vnext/state/store", "vnext/log", "vnext/sched", "vnext/runtime/transport/ring/memory_plain.py")
-"""Not mutated by default: the simulator below vnext/sched judges mutants, and tests/sim/planted tests it. --paths selects it."""
+"""Not mutated by default: the simulator judges mutants, and tests/sim/planted tests it. --paths selects it."""
 SEEDS = (5, 13, 4, 45, 48, 12, 1, 2, 3, 21, 6, 7, 29, 50, 32)
 """Scenarios of the simulator: plain and compiled implementations, tight and roomy arenas, every policy."""
 SIMULATOR = "the simulator"

@@ -29,7 +29,7 @@ from vnext.runtime.transport.collectives.exchange_memory import Exchange, Exchan
 from vnext.runtime.transport.collectives.shared_group import SharedGroup
 
 COUNTS = (5, 600, 1500, 40)  # one-shot, two-shot, two pieces, one-shot
-TRACED = {"compiled": "/vnext/runtime/collectives/shared_group.py", "plain": "/vnext/runtime/"}
+TRACED = {"compiled": shared_group.__file__, "plain": "/vnext/runtime/"}
 VICTIM, WORLD = 1, 3
 BUSY_OPERATIONS = 10**6
 

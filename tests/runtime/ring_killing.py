@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from vnext.runtime.processes import file_locks, futex
-from vnext.runtime.transport.ring import reader as ring_reader, writer as ring_writer
+from vnext.runtime.transport.ring import memory_plain, reader as ring_reader, writer as ring_writer
 from vnext.runtime.transport.ring.common import RingClosed, look
 from vnext.runtime.transport.ring.memory import Segment
 from vnext.runtime.transport.ring.memory_plain import LINE_BYTES, Presence, padded
@@ -33,7 +33,7 @@ FORMS = {"chosen": None, "plain": futex.choose_wait_method(), "polling": futex.S
 CAPACITY_BYTES = 512
 MESSAGES = [b"first", random.Random(1).randbytes(24), random.Random(2).randbytes(300), b""]  # the third in two parts
 BOUNDARIES = [0, 16, 48, 360, 368]  # positions between messages
-TRACED = {"chosen": "/vnext/runtime/", "plain": "/vnext/runtime/ring/memory_plain.py"}  # what the two forms do not share
+TRACED = {"chosen": "/vnext/runtime/", "plain": memory_plain.__file__}  # what the two forms do not share
 HANG_S = 20.0
 STRIDE = 10
 LINES = 3  # of a ring with two readers

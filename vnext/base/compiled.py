@@ -96,7 +96,7 @@ def fingerprint(root: Path, sources: list[str]) -> str:
 @cache
 def is_checkout() -> bool:
     """Whether the sources are present, so that a module can be stale: a wheel contains no sources."""
-    return (ROOT / "vnext" / "compiled.h").is_file()
+    return Path(__file__).with_name("compiled.h").is_file()
 
 
 def leftovers() -> list[Path]:
