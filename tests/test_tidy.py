@@ -136,10 +136,11 @@ ARROWS = {
     },
     # a bench and a talk drive vnext as its users do
     "commands/bench": {
-        "api", "commands/*", "options", "text", "runtime/protocol", "runtime/client", "runtime/processes",
+        "api", "commands/*", "commands/bench/load", "options", "text", "runtime/protocol", "runtime/client", "runtime/processes",
         "server/console", "base",
     },
-    "commands/chat": {"api", "options", "text", "runtime/client", "runtime/processes", "runtime/protocol", "base"},
+    "commands/bench/load": set(),
+    "commands/chat": {"api", "commands/bench/load", "options", "text", "runtime/client", "runtime/processes", "runtime/protocol", "base"},
     # Ray starts hosts, servers and programs of vnext
     "ray": {
         "commands/*", "api", "runtime/protocol", "options/*", "routing/*", "gateway", "runtime/engine/executor",

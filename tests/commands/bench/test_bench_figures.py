@@ -12,8 +12,9 @@ import pytest
 
 from vnext.commands.bench.cli import Report, make_report, text, write_report
 from vnext.commands.bench.client_watch import LoopWatch, busy_notes, client_notes
-from vnext.commands.bench.figures import Piece, Timeline, rates, server_figures, spread_ms
-from vnext.commands.bench.server_runs import Stream, intended_s
+from vnext.commands.bench.figures import rates, server_figures, spread_ms
+from vnext.commands.bench.load.events import Piece, Stream
+from vnext.commands.bench.load.generator import Timeline
 from vnext.commands.bench.workload import Workload, params, prompts
 from vnext.commands.machine import machine
 from vnext.text.tokenizer import Tokenizer
@@ -129,13 +130,6 @@ def test_a_line_that_comes_in_two_reads_is_one() -> None:
     for place in range(len(data)):
         stream.read(data[place : place + 1], place)
     assert [piece.tokens for piece in stream.pieces()] == [1]
-
-
-def test_a_schedule_has_its_rate_and_its_seed() -> None:
-    times = intended_s(50, 100.0, seed=3)
-    assert times == sorted(times) == intended_s(50, 100.0, seed=3) != intended_s(50, 100.0, seed=4)
-    assert times[-1] == pytest.approx(0.5) and min(times) > 0
-    assert intended_s(3, 0.0, seed=3) == [0.0, 0.0, 0.0]
 
 
 def test_a_busy_machine_and_a_slow_client_get_a_word() -> None:

@@ -4,38 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import msgspec
 import numpy as np
 
+from vnext.commands.bench.load.generator import Timeline
+
 PERCENTS = (50, 90, 99)
-
-
-class Piece(msgspec.Struct, frozen=True):
-    """One read of a stream: its time (seconds of one clock) and its tokens, None where the server did not report them."""
-
-    at_s: float
-    tokens: int | None
-
-
-class Timeline(msgspec.Struct, frozen=True, kw_only=True):
-    """One request to a server: when it was due, when it was sent, and the reads of its stream (seconds of one clock)."""
-
-    intended_s: float
-    sent_s: float
-    pieces: tuple[Piece, ...]
-    input_tokens: int
-    output_tokens: int
-    error: str = ""
-
-    @property
-    def ttft_s(self) -> float:
-        """Time from when the request was due to the first token."""
-        return self.pieces[0].at_s - self.intended_s
-
-    @property
-    def e2e_s(self) -> float:
-        """Time from when the request was due to the last token."""
-        return self.pieces[-1].at_s - self.intended_s
 
 
 def spread_ms(values_s: Sequence[float], name: str) -> dict[str, float]:

@@ -1,0 +1,111 @@
+"""Server-sent events as their bytes come from a socket, and the tokens that each read of them brings."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import msgspec
+
+from vnext.commands.bench.load.answers import decode_chunk, error_of
+
+LAST_DATA = b"[DONE]"
+LAST_NAMES = (b"message_stop", b"response.completed", b"response.incomplete")
+"""Events that end a stream of /v1/messages or /v1/responses."""
+
+
+class Event(NamedTuple):
+    """One event. `name` and `id` are b"" where it has none."""
+
+    data: bytes
+    name: bytes = b""
+    id: bytes = b""
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the stream ends in order with this event."""
+        return self.data == LAST_DATA or self.name in LAST_NAMES
+
+
+class EventReader:
+    """Splits the bytes of one stream into its events. Mutable."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+        self._data: list[bytes] = []
+        self._fields: dict[bytes, bytes] = {}
+
+    def read(self, data: bytes) -> list[Event]:
+        """Take in the bytes of one read; returns the events that are complete with them. Comments are left out."""
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        return [event for line in lines if (event := self._take(line)) is not None]
+
+    def _take(self, line: bytes) -> Event | None:
+        name, colon, value = line.removesuffix(b"\r").partition(b":")
+        if name == b"data":
+            self._data.append(value.removeprefix(b" "))
+        elif name:
+            self._fields[name] = value.removeprefix(b" ")
+        elif not colon and self._data:  # the empty line that ends an event
+            event = Event(b"\n".join(self._data), self._fields.get(b"event", b""), self._fields.get(b"id", b""))
+            self._data, self._fields = [], {}
+            return event
+        return None
+
+
+class Piece(msgspec.Struct, frozen=True):
+    """One read of a stream: its time (seconds of one clock) and its tokens, None where the server did not report them."""
+
+    at_s: float
+    tokens: int | None
+
+
+class _Read(NamedTuple):
+    at_s: float
+    chunks: int
+    total: int | None
+
+
+class Stream:
+    """Counts the tokens of each read of one answer: `pieces`, `token_count` and `error` once it has ended. Mutable.
+
+    One read may contain several chunks and one chunk several tokens, so the count comes from the server: in each chunk
+    (`continuous_usage_stats`), or at the end, if that equals one token per chunk. Otherwise the times of tokens are unknown.
+    """
+
+    def __init__(self) -> None:
+        self._reader = EventReader()
+        self._reads: list[_Read] = []
+        self._total: int | None = None
+        self.error = ""
+        self.has_ended = False
+
+    def read(self, data: bytes, at_s: float) -> None:
+        """Take in the bytes of one read. Raises msgspec.DecodeError."""
+        events = self._reader.read(data)
+        self.has_ended = self.has_ended or any(event.is_last for event in events)
+        found = [decode_chunk(event.data) for event in events if event.data != LAST_DATA]
+        totals = [chunk.usage.completion_tokens for chunk in found if chunk.usage]
+        self._total = max(totals, default=self._total)
+        self.error = self.error or next((error_of(chunk) for chunk in found if error_of(chunk)), "")
+        if chunks := sum(chunk.has_tokens for chunk in found):
+            self._reads.append(_Read(at_s, chunks, max(totals, default=None)))
+
+    @property
+    def token_count(self) -> int:
+        """Tokens of the answer, or its chunks where the server does not report tokens."""
+        return sum(read.chunks for read in self._reads) if self._total is None else self._total
+
+    def pieces(self) -> tuple[Piece, ...]:
+        """The reads that brought tokens."""
+        counts = self._counts()
+        if counts is None:
+            return tuple(Piece(read.at_s, None) for read in self._reads)
+        return tuple(Piece(read.at_s, count) for read, count in zip(self._reads, counts) if count)
+
+    def _counts(self) -> list[int] | None:
+        """Tokens of each read."""
+        totals = [read.total for read in self._reads if read.total is not None]
+        if len(totals) == len(self._reads):
+            return [total - before for total, before in zip(totals, [0, *totals])]
+        chunks = [read.chunks for read in self._reads]
+        return chunks if sum(chunks) == self._total else None

@@ -1,0 +1,132 @@
+"""The load generator: sends requests when they are due and notes the times of each chunk of their answers.
+
+A request that fails is counted by its kind and never repeated.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+
+import msgspec
+
+from vnext.commands.bench.load.answers import RequestFailed, refused
+from vnext.commands.bench.load.client import COMPLETIONS, Client
+from vnext.commands.bench.load.events import Piece, Stream
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True):
+    """A body of JSON and its path; `input_tokens` of its prompt, as far as they are known."""
+
+    body: bytes
+    path: str = COMPLETIONS
+    input_tokens: int = 0
+
+
+class Pace(msgspec.Struct, frozen=True, kw_only=True):
+    """When requests are due (arrivals.py), in seconds after the start, and how many there are at a time, 0 for no bound.
+
+    A closed loop is so many clients, each of which sends its next request after an answer: a request is due when there is room.
+    """
+
+    times_s: Sequence[float]
+    concurrency: int = 0
+    is_closed: bool = False
+
+
+class Timeline(msgspec.Struct, frozen=True, kw_only=True):
+    """One request to a server: when it was due, when it was sent, and the reads of its stream (seconds of one clock). `kind` is
+    that of its failure (answers.py), "" for none."""
+
+    intended_s: float
+    sent_s: float
+    pieces: tuple[Piece, ...]
+    input_tokens: int
+    output_tokens: int
+    error: str = ""
+    kind: str = ""
+    ended_s: float = 0.0
+
+    @property
+    def ttft_s(self) -> float:
+        """Time from when the request was due to the first token."""
+        return self.pieces[0].at_s - self.intended_s
+
+    @property
+    def e2e_s(self) -> float:
+        """Time from when the request was due to the last token."""
+        return self.pieces[-1].at_s - self.intended_s
+
+
+async def send_all(
+    client: Client,
+    requests: Sequence[Request],
+    pace: Pace,
+    begin_s: float,
+    ended: Callable[[Timeline], object] = lambda _: None,
+) -> list[Timeline]:
+    """Send every request when it is due, counted from `begin_s` of time.perf_counter; `ended` gets each that has ended."""
+    room: asyncio.Semaphore | nullcontext[None] = asyncio.Semaphore(pace.concurrency) if pace.concurrency else nullcontext()
+    sending = []
+    for request, after_s in zip(requests, pace.times_s, strict=True):
+        if (early_s := begin_s + after_s - time.perf_counter()) > 0:
+            await asyncio.sleep(early_s)
+        sending.append(asyncio.create_task(_send(client, room, request, None if pace.is_closed else begin_s + after_s)))
+        sending[-1].add_done_callback(lambda task: task.cancelled() or ended(task.result()))
+    return await asyncio.gather(*sending)
+
+
+async def _send(client: Client, room: asyncio.Semaphore | nullcontext[None], request: Request, due_s: float | None) -> Timeline:
+    async with room:
+        return await send_one(client, request, due_s)
+
+
+async def send_one(client: Client, request: Request, due_s: float | None = None) -> Timeline:
+    """Send one request, which was due at `due_s`, None for now; returns its timeline."""
+    stream, failed, sent_s = Stream(), None, time.perf_counter()
+    try:
+        async with client.asking(request.path, request.body) as response:
+            if response.status >= 400:
+                raise refused(response.status, await response.read())
+            async for data in response.content.iter_any():
+                stream.read(data, time.perf_counter())
+        if stream.error:
+            failed = RequestFailed("error event", stream.error)
+    except RequestFailed as error:
+        failed = error
+    return Timeline(
+        intended_s=sent_s if due_s is None else due_s,
+        sent_s=sent_s,
+        pieces=stream.pieces(),
+        input_tokens=request.input_tokens,
+        output_tokens=stream.token_count,
+        error=str(failed or ""),
+        kind=failed.kind if failed else "",
+        ended_s=time.perf_counter(),
+    )
+
+
+async def keep_sending(
+    client: Client, requests: Sequence[Request], senders: int, seconds: float
+) -> tuple[Counter[str], list[float]]:
+    """So many senders of these requests in turn, each as soon as it has its answer, until the time is over: how many answers
+    there were by status, or by kind where there was none, and the seconds that each took."""
+    found, took_s, end_s = Counter[str](), list[float](), time.perf_counter() + seconds
+
+    async def send() -> None:
+        while True:
+            for request in requests:
+                if (begin_s := time.perf_counter()) >= end_s:
+                    return
+                try:
+                    status, _ = await client.answer(request.path, request.body or None)
+                    found[str(status)] += 1
+                except RequestFailed as error:
+                    found[error.kind] += 1
+                took_s.append(time.perf_counter() - begin_s)
+
+    await asyncio.gather(*(send() for _ in range(senders)))
+    return found, took_s
