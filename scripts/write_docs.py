@@ -27,6 +27,7 @@ sys.path.insert(0, str(ROOT))
 from vnext.commands.bench.cli import REPEATS, URL, WORKLOAD  # noqa: E402
 from vnext.gateway.metrics import RouterMetrics  # noqa: E402
 from vnext.log.codec import FrameBody, RankDetail, RankDigest, SegmentHeader  # noqa: E402
+from vnext.models.registry import FAMILIES  # noqa: E402
 from vnext.options.parser import _form as form_of, groups  # noqa: E402  (needs the path above)
 from vnext.options.table import (  # noqa: E402
     BATCH,
@@ -155,6 +156,19 @@ def dialects() -> str:
     return table(
         ("dialect", "also named", "found by"),
         ((f"`{name}`", others[name], ", or ".join(marks) or "any other template that knows tools") for name, marks in rows.items()),
+    )
+
+
+def families() -> str:
+    """The files of families with their architectures, and what the files say of themselves."""
+    names: dict[str, list[str]] = {}
+    for architecture, file in FAMILIES.items():
+        names.setdefault(file, []).append(f"`{architecture}`")
+    folder = ROOT / "vnext" / "models" / "families"
+    texts = {file: (ast.get_docstring(ast.parse((folder / f"{file}.py").read_text())) or "").partition("\n\n")[0] for file in names}
+    return table(
+        ("file", "architectures", "what it is"),
+        ((f"`{file}.py`", ", ".join(found), re.sub(r"\s+", " ", texts[file])) for file, found in names.items()),
     )
 
 
@@ -335,6 +349,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "metrics": metrics,
     "router-metrics": router_metrics,
     "dialects": dialects,
+    "families": families,
     "laws-of-a-state": laws_of_a_state,
     "laws-of-a-run": laws_of_a_run,
     "log-records": log_records,
