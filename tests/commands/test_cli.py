@@ -25,7 +25,7 @@ from vnext.options.parser import Parser
 from vnext.options.reader import parse
 from vnext.runtime.processes.launch import DEMO_MODEL
 from vnext.runtime.protocol.settings import EngineSettings
-from vnext.server.example import curl_line
+from vnext.server.console import curl_line
 
 STANDARD = {name.strip("_") for name in sys.stdlib_module_names} | {"cython_runtime"}
 

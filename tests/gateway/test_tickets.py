@@ -9,7 +9,7 @@ from aiohttp import web
 from router_here import RouterHere, Toy
 
 from vnext.base.version import __version__
-from vnext.server.context.handover import TICKET_HEADER
+from vnext.server.context.identity import TICKET_HEADER
 
 LONG = {"model": "toy", "prompt": "What is the sea? " * 40}
 

@@ -26,7 +26,7 @@ from vnext.replay.reading.source import open_log
 from vnext.runtime.processes.run_dir import shared_twin
 from vnext.runtime.protocol.sampling_params import SamplingParams
 from vnext.sched import handover
-from vnext.server.context.handover import TICKET_HEADER
+from vnext.server.context.identity import TICKET_HEADER
 from vnext.state.events import BlocksReceived
 
 sys.path.append(str(Path(__file__).parents[1] / "router" / "proxy"))

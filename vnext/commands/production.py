@@ -19,10 +19,10 @@ from vnext.base.exits import DONE, FAILED
 from vnext.options.reader import DoctorCommand
 from vnext.runtime.processes.cpu_limits import cpu_quota
 from vnext.runtime.protocol.settings import EngineSettings
-from vnext.server.address import AddressUnusable, bind
 from vnext.server.console import write_line
 from vnext.server.http.connections import FILES_BESIDE
 from vnext.server.settings import ServerSettings
+from vnext.server.tls import AddressUnusable, bind
 
 GIB = 2**30
 FILES_MIN = ServerSettings().connections_max + FILES_BESIDE

@@ -8,8 +8,7 @@ from vnext.options.settings_check import gpu_settings_given
 from vnext.options.table import flags_of
 from vnext.runtime.processes.replicas import RunningEngines
 from vnext.runtime.protocol.settings import EngineSettings
-from vnext.server.console import write_line
-from vnext.server.example import curl_line
+from vnext.server.console import curl_line, write_line
 from vnext.server.settings import ServerSettings
 from vnext.state.config import SchedulerConfig
 from vnext.text.files import CheckpointUnreadable, chat_template

@@ -35,10 +35,9 @@ from vnext.runtime.protocol.log_lines import begin
 from vnext.runtime.protocol.lora_request import adapter_files, module_of
 from vnext.runtime.protocol.sampling_params import InvalidRequest
 from vnext.runtime.protocol.settings import EngineSettings, reads_generation_config
-from vnext.server.address import AddressUnusable, bind, is_loopback
 from vnext.server.console import write_error, write_line
 from vnext.server.settings import ServerSettings
-from vnext.server.tls import TlsUnusable, tls_context
+from vnext.server.tls import AddressUnusable, TlsUnusable, bind, is_loopback, tls_context
 
 POLL_S = 0.5
 STARTING_POLL_S = 0.01

@@ -25,8 +25,7 @@ from vnext.server.context.errors import (
 )
 from vnext.server.context.identity import ANTHROPIC_ID_HEADER, KEY_CLIENT, REQUEST_ID, add_request_id, identify, is_anthropic
 from vnext.server.http.connections import CONNECTIONS, Connections, Runner
-from vnext.server.http.cross_origin import is_preflight, permit, preflight_answer
-from vnext.server.http.origins import check_origin
+from vnext.server.http.origins import check_origin, is_preflight, permit, preflight_answer
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 

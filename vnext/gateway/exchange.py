@@ -25,8 +25,7 @@ from vnext.gateway.continuing import SHOWN
 from vnext.gateway.health import reason_of
 from vnext.gateway.outgoing import EVENTS, PAUSE_S, WHOLE_BYTES_MAX, Failed, Outgoing
 from vnext.server.context.errors import ClientGone, ModelUnknown
-from vnext.server.context.handover import TICKET_HEADER
-from vnext.server.context.identity import REQUEST_ID, REQUEST_ID_HEADER
+from vnext.server.context.identity import REQUEST_ID, REQUEST_ID_HEADER, TICKET_HEADER
 from vnext.server.http.event_ids import HEADER, begin_of, origin_in
 
 TRIES_MAX = 4

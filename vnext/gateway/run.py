@@ -20,12 +20,11 @@ from vnext.gateway.backends import BackendRefused, DecisionsUnusable
 from vnext.gateway.context import RouterContext
 from vnext.gateway.settings import RouterSettings
 from vnext.runtime.protocol import log_lines
-from vnext.server.address import AddressUnusable, bind, unusable
 from vnext.server.console import write_error, write_line
 from vnext.server.context.api_keys import KeysUnusable
 from vnext.server.garbage import settle
 from vnext.server.http.connections import room_for
-from vnext.server.tls import TlsUnusable, tls_context
+from vnext.server.tls import AddressUnusable, TlsUnusable, bind, tls_context, unusable
 
 FIRST_LOOK_S = 0.5
 """For the servers' first answers, before clients are served."""

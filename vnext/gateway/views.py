@@ -17,9 +17,8 @@ from vnext.gateway.context import ROUTER, RouterContext
 from vnext.gateway.exchange import Exchange
 from vnext.server.context.errors import ModelUnknown, RoutesClosed
 from vnext.server.context.identity import VERSION_HEADER, client_of
-from vnext.server.http.anthropic_models import anthropic_model, anthropic_page
-from vnext.server.http.unpacking import Unpacker
-from vnext.server.http.upload import Upload
+from vnext.server.http.bodies import Unpacker, Upload
+from vnext.server.http.pages import anthropic_model, anthropic_page
 
 PASSED = ("/v1/", "/v2/rerank", "/rerank", "/score", "/tokenize", "/detokenize", "/openapi.json", "/docs")
 """Beginnings of the paths that pass."""

@@ -17,7 +17,7 @@ import msgspec
 from vnext.gateway.settings import PolicyName
 from vnext.routing.policies import DEFAULT_POLICY
 from vnext.runtime.protocol.settings import EngineSettings
-from vnext.server.example import KEY_VARIABLE as API_KEY_VARIABLE
+from vnext.server.console import KEY_VARIABLE as API_KEY_VARIABLE
 from vnext.server.settings import ServerSettings
 
 PREFIX = "VNEXT_"

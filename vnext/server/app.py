@@ -16,16 +16,15 @@ from vnext.server.context.identity import ANTHROPIC_ID_HEADER, REQUEST_ID, add_r
 from vnext.server.context.server_context import SERVER_CONTEXT, ServerContext
 from vnext.server.http.background import BACKGROUND, Background, close_background
 from vnext.server.http.connections import CONNECTIONS, Connections, Runner
-from vnext.server.http.cross_origin import permit
 from vnext.server.http.middleware import is_anthropic, needs_key, observe, translate
+from vnext.server.http.origins import permit
 from vnext.server.http.streaming import TURN, Turn
 from vnext.server.load_line import report_load
 from vnext.server.responses.store import ResponseStore
 from vnext.server.routes import ROUTES
 from vnext.server.settings import ServerSettings
 from vnext.server.views import welcome
-from vnext.server.views.events import FOLLOWERS, end_streams
-from vnext.server.views.log_view import READERS, Readers
+from vnext.server.views.log_view import FOLLOWERS, READERS, Readers, end_streams
 from vnext.server.views.responses import RESPONSES
 from vnext.text.template import ChatTemplate
 from vnext.text.tokenizer import Tokenizer

@@ -1,11 +1,15 @@
-"""Console: lines for the operator on standard output and standard error. The server keeps serving when their reader has gone, or
-when they go to a file for which there is no room. A report that cannot be written ends its program.
+"""Console: lines for the operator on standard output and standard error, and the curl line that gets an answer from a server.
+
+The server keeps serving when the lines' reader has gone, or when they go to a file for which there is no room. A report that
+cannot be written ends its program.
 """
 
 from __future__ import annotations
 
 import errno
+import json
 import os
+import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,6 +19,8 @@ from vnext.runtime.protocol.log_lines import line
 
 UNWRITTEN = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EPIPE)
 """Errors of an output that takes no more."""
+KEY_VARIABLE = "VNEXT_API_KEY"
+EXAMPLE_WORDS = "What is Python?"
 
 
 def write_line(words: str) -> None:
@@ -54,3 +60,12 @@ def _discard(handle: int) -> None:
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, handle)
     os.close(nowhere)
+
+
+def curl_line(url: str, *, chat: bool, has_key: bool) -> str:
+    """A command for the reader's shell. It names the key's variable and never shows the key."""
+    key = f' -H "Authorization: Bearer ${KEY_VARIABLE}"' if has_key else ""
+    body = {"messages": [{"role": "user", "content": EXAMPLE_WORDS}]} if chat else {"prompt": EXAMPLE_WORDS}
+    path = "chat/completions" if chat else "completions"
+    body = json.dumps(body | {"max_tokens": 60, "temperature": 0})
+    return f"curl -s {shlex.quote(url)}/v1/{path} -H 'Content-Type: application/json'{key} -d {shlex.quote(body)}"

@@ -8,18 +8,27 @@ from __future__ import annotations
 from vnext.server.context.openai_types import ChatBody, CompletionBody
 from vnext.server.messages.bodies import CountTokensBody, MessagesBody
 from vnext.server.responses.bodies import ResponsesBody
-from vnext.server.views.adapters import LoadAdapterBody, UnloadAdapterBody, load_adapter, unload_adapter
-from vnext.server.views.batches import BatchBody, cancel_batch, create_batch, get_batch, list_batches
+from vnext.server.views.batches import (
+    BatchBody,
+    cancel_batch,
+    create_batch,
+    create_file,
+    delete_file,
+    get_batch,
+    get_file,
+    get_file_content,
+    list_batches,
+    list_files,
+)
 from vnext.server.views.chat import create_chat_completion
 from vnext.server.views.completions import create_completion
 from vnext.server.views.embeddings import EmbeddingBody, RerankBody, ScoreBody, create_embeddings, rerank, score
-from vnext.server.views.events import stream_events
-from vnext.server.views.files import create_file, delete_file, get_file, get_file_content, list_files
 from vnext.server.views.handover import HandoverBody, hand_over
-from vnext.server.views.log_view import list_segments, read_segment
+from vnext.server.views.log_view import list_segments, read_segment, stream_events
 from vnext.server.views.messages import count_tokens, create_message
-from vnext.server.views.openapi import get_openapi
 from vnext.server.views.operations import (
+    LoadAdapterBody,
+    UnloadAdapterBody,
     get_health,
     get_live,
     get_load,
@@ -28,6 +37,8 @@ from vnext.server.views.operations import (
     get_server_info,
     get_version,
     list_models,
+    load_adapter,
+    unload_adapter,
 )
 from vnext.server.views.responses import (
     cancel_response,
@@ -55,7 +66,7 @@ from vnext.server.views.weights import (
     update_weights,
     wake_up,
 )
-from vnext.server.views.welcome import BYTES, EVENTS, HTML, JSON, TEXT, Route, get_docs, get_welcome
+from vnext.server.views.welcome import BYTES, EVENTS, HTML, JSON, TEXT, Route, get_docs, get_openapi, get_welcome
 
 ROUTES = (
     Route(

@@ -21,7 +21,6 @@ from vnext.runtime.client.output_stream import EngineDead, EngineNotStarted
 from vnext.runtime.protocol import log_lines
 from vnext.runtime.protocol.sampling_params import InvalidRequest
 from vnext.server import load_line
-from vnext.server.address import AddressUnusable, bind, unusable
 from vnext.server.app import make_app, make_runner
 from vnext.server.console import write_error, write_line
 from vnext.server.context.api_keys import ApiKeys, KeysUnusable
@@ -31,7 +30,7 @@ from vnext.server.context.traces import TracesUnusable, require_traces
 from vnext.server.garbage import settle
 from vnext.server.http.connections import room_for
 from vnext.server.settings import ServerSettings
-from vnext.server.tls import TlsUnusable, tls_context
+from vnext.server.tls import AddressUnusable, TlsUnusable, bind, tls_context, unusable
 from vnext.text.files import CheckpointUnreadable
 from vnext.text.template import TemplateUnreadable
 from vnext.text.tokenizer import Tokenizer

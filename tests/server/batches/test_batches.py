@@ -20,7 +20,7 @@ from vnext.server.batches.lines import LINES_MAX, PRIORITY, LineBounds, answered
 from vnext.server.batches.service import Batches
 from vnext.server.batches.store import Store
 from vnext.server.context.errors import StoreUnusable
-from vnext.server.context.values import GROUPS_MAX
+from vnext.server.http.bodies import GROUPS_MAX
 
 BOUNDS = LineBounds(2**20, 2**20)
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
@@ -180,7 +180,7 @@ def test_an_upload_that_is_none(server: EdgeServer, monkeypatch: pytest.MonkeyPa
     assert server.post("/v1/files", b"", **{"Content-Type": "multipart/form-data"})[0] == 400
     with pytest.raises(openai.BadRequestError, match="purpose is 'fine-tune'"):
         server.openai().files.create(file=b"x", purpose="fine-tune")
-    monkeypatch.setattr("vnext.server.views.files.FILE_BYTES_MAX", 10)
+    monkeypatch.setattr("vnext.server.views.batches.FILE_BYTES_MAX", 10)
     with pytest.raises(openai.APIStatusError) as error:
         upload(server, line("a", "x" * 20))
     assert error.value.status_code == 413

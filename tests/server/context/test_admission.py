@@ -9,9 +9,8 @@ import pytest
 from edge_server import EdgeServer
 from fake_engine import wait_until
 
-from vnext.server.context.admission import Quota, RequestLimiter
+from vnext.server.context.admission import MEMORY_S, RETRY_MAX_S, Quota, RequestLimiter, Throughput, retry_after_s
 from vnext.server.context.errors import Overloaded
-from vnext.server.context.throughput import MEMORY_S, RETRY_MAX_S, Throughput, retry_after_s
 
 
 class Clock:

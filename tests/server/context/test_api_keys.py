@@ -12,7 +12,8 @@ import pytest
 from edge_server import EdgeServer
 
 from vnext.server.context import api_keys
-from vnext.server.context.api_keys import ApiKeys, Budget, KeyLimits, KeysUnusable, shown
+from vnext.server.context.admission import Budget, KeyLimits
+from vnext.server.context.api_keys import ApiKeys, KeysUnusable, shown
 from vnext.server.context.errors import RateLimited
 from vnext.server.http.middleware import OPEN
 from vnext.server.routes import ROUTES

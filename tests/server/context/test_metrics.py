@@ -16,9 +16,8 @@ from fake_engine import wait_until
 from vnext.runtime.protocol.messages import AdapterStats, EngineStats, SubmitRequest
 from vnext.runtime.protocol.operations import Residence
 from vnext.server import load_line
-from vnext.server.context import stopwatch
-from vnext.server.context.metrics import ServerMetrics, _lengths_up_to
-from vnext.server.context.stopwatch import Stopwatch
+from vnext.server.context import metrics as metrics_module
+from vnext.server.context.metrics import ServerMetrics, Stopwatch, _lengths_up_to
 from vnext.server.load_line import Load
 from vnext.server.run import set_log_levels
 from vnext.server.settings import ServerSettings
@@ -104,7 +103,7 @@ def metrics() -> ServerMetrics:
 def test_the_parts_of_an_answer_s_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Body at 0, submitted at 10, first step at 13, tokens at 20, 24 and two at 30, over at 31."""
     clock = SimpleNamespace(now_s=10.0)
-    monkeypatch.setattr(stopwatch, "time", SimpleNamespace(monotonic=lambda: clock.now_s))
+    monkeypatch.setattr(metrics_module, "time", SimpleNamespace(monotonic=lambda: clock.now_s))
     reported = metrics()
     watch = Stopwatch(reported, 0.0, 5)
     clock.now_s = 20.0

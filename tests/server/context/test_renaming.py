@@ -7,7 +7,7 @@ import pytest
 from vnext.runtime.protocol.messages import AdapterFiles
 from vnext.runtime.protocol.sampling_params import InvalidRequest, context_exceeded
 from vnext.server.context.adapters import failed
-from vnext.server.context.renaming import in_names, renamed
+from vnext.server.context.errors import in_names, renamed
 
 NAMES = [(r"tools\[0\]\.function", "tools[2]"), ("stop", "stop_sequences")]
 

@@ -12,9 +12,8 @@ import pytest
 from vnext.runtime.protocol.sampling_params import InvalidRequest
 from vnext.server.context.conversation import text_size
 from vnext.server.context.openai_types import ChatBody
-from vnext.server.context.structure import Grammars
+from vnext.server.context.structure import TOOLS_BYTES_MAX, Grammars, tool_choice_of
 from vnext.server.context.text_work import TextWork
-from vnext.server.context.tool_choice import TOOLS_BYTES_MAX, tool_choice_of
 from vnext.text.structured.asked import Asked
 
 LONG = "x" * 100_000

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from vnext.server.context import tally_file
+from vnext.server.context import tallies
 from vnext.server.context.metrics import ServerMetrics
-from vnext.server.context.tally_file import TallyFile
+from vnext.server.context.tallies import TallyFile
 
 
 def test_rows_are_summed_over_processes(tmp_path: Path) -> None:
@@ -48,7 +48,7 @@ def test_half_a_record_does_not_count(tmp_path: Path) -> None:
 
 
 def test_a_full_file_takes_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tally_file, "SIZE_BYTES", 4096)
+    monkeypatch.setattr(tallies, "SIZE_BYTES", 4096)
     file, other = (TallyFile(str(tmp_path), place, 2) for place in range(2))
     for number in range(200):
         file.row(f"row {number}", 1)[0] += number

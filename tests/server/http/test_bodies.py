@@ -11,10 +11,9 @@ import msgspec
 import pytest
 from edge_server import EdgeServer
 
-from vnext.server.context import values as value_bounds
 from vnext.server.context.admission import Quota
-from vnext.server.context.values import Values
-from vnext.server.http import bodies, upload
+from vnext.server.http import bodies
+from vnext.server.http.bodies import Values
 
 PROMPT = {"prompt": "say:hi"}
 
@@ -78,10 +77,10 @@ def test_values_are_counted_as_a_parser_counts_them(body: Any, size: int) -> Non
 @pytest.mark.parametrize(
     ("body", "words"),
     [
-        (b"[" + b"1," * value_bounds.NUMBERS_MAX + b"1,1]", "values"),
-        (b"[" * (value_bounds.GROUPS_MAX + 1), "lists"),
-        (b'{"a":' * (value_bounds.GROUPS_MAX + 1), "objects"),
-        (b'""' * (value_bounds.STRINGS_MAX + 1), "texts"),
+        (b"[" + b"1," * bodies.NUMBERS_MAX + b"1,1]", "values"),
+        (b"[" * (bodies.GROUPS_MAX + 1), "lists"),
+        (b'{"a":' * (bodies.GROUPS_MAX + 1), "objects"),
+        (b'""' * (bodies.STRINGS_MAX + 1), "texts"),
     ],
 )
 def test_too_many_values_are_refused_before_they_are_decoded(
@@ -94,7 +93,7 @@ def test_too_many_values_are_refused_before_they_are_decoded(
 
 
 def test_a_text_full_of_commas_is_one_value(server: EdgeServer) -> None:
-    status, answer, _ = server.post("/v1/completions", {"prompt": ",[{" * value_bounds.NUMBERS_MAX})
+    status, answer, _ = server.post("/v1/completions", {"prompt": ",[{" * bodies.NUMBERS_MAX})
     assert "values" not in answer["error"]["message"]
 
 
@@ -108,8 +107,8 @@ def test_bodies_have_a_bound_together_and_a_client_a_part_of_it() -> None:
 
 
 def test_a_body_that_hardly_comes_is_given_up_and_a_slow_one_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(upload, "PAUSE_S", 0.3)
-    monkeypatch.setattr(upload, "BYTES_PER_S_MIN", 100)
+    monkeypatch.setattr(bodies, "PAUSE_S", 0.3)
+    monkeypatch.setattr(bodies, "BYTES_PER_S_MIN", 100)
     data = msgspec.json.encode(PROMPT | {"user": "x" * 400})
     with EdgeServer() as server:
         assert b"200 OK" in send_slowly(server, data, 40, 0.1)

@@ -18,8 +18,7 @@ from openai.types.chat import completion_create_params as chat_create_params
 from openai.types.responses import response_create_params
 
 from vnext.runtime.protocol.sampling_params import InvalidRequest
-from vnext.server.http.field_table import IGNORED, OF_ANSWERS, REFUSED, SPELLINGS, USUAL, verdict
-from vnext.server.http.fields import without_unknown
+from vnext.server.http.fields import IGNORED, OF_ANSWERS, REFUSED, SPELLINGS, USUAL, verdict, without_unknown
 from vnext.server.routes import ROUTES
 
 DOORS: dict[str, type[msgspec.Struct]] = {

@@ -10,8 +10,7 @@ from edge_server import EdgeServer
 
 from vnext.server.context.openai_types import ChatBody, CompletionBody
 from vnext.server.http import fields
-from vnext.server.http.field_table import REFUSED, USUAL
-from vnext.server.http.fields import UNKNOWN_MAX, without_unknown
+from vnext.server.http.fields import REFUSED, UNKNOWN_MAX, USUAL, without_unknown
 
 USER = {"role": "user", "content": "say:hi"}
 BOTH = [("/v1/completions", {"prompt": "say:hi"}), ("/v1/chat/completions", {"messages": [USER], "max_tokens": 3})]

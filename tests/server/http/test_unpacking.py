@@ -12,7 +12,7 @@ from functools import partial
 import pytest
 from edge_server import EdgeServer
 
-from vnext.server.http.unpacking import PIECE_BYTES, Unpacker
+from vnext.server.http.bodies import PIECE_BYTES, Unpacker
 
 BODY = json.dumps({"prompt": "say:packed"}).encode()
 

@@ -13,7 +13,7 @@ from fake_engine import CONFIG, wait_until
 from vnext.log.stream import EventStreams
 from vnext.routing.view import View
 from vnext.runtime.protocol.messages import EngineDied, Events, Subscribe
-from vnext.server.views import events
+from vnext.server.views import log_view
 from vnext.state.digest import digest
 from vnext.state.events import EngineStarted, PrefixCacheReset
 from vnext.state.reduce import reduce, start
@@ -68,7 +68,7 @@ def test_nobody_follows_when_all_have_left() -> None:
         with following(server):
             server.engine.wait_for(lambda: asked(server) == [True])
         server.engine.wait_for(lambda: asked(server) == [True, False])
-        assert not server.app[events.FOLLOWERS]
+        assert not server.app[log_view.FOLLOWERS]
 
 
 def test_only_those_who_may_have_the_texts() -> None:
@@ -91,7 +91,7 @@ def test_a_server_that_stops_waits_for_no_stream() -> None:
         server.in_loop(server.runner.shutdown())
         with pytest.raises((http.client.IncompleteRead, ConnectionError)):
             answer.read()
-        wait_until(lambda: not server.app[events.FOLLOWERS])
+        wait_until(lambda: not server.app[log_view.FOLLOWERS])
 
 
 def test_a_stream_ends_with_its_engine() -> None:
@@ -114,7 +114,7 @@ def test_each_of_several_engines_has_a_stream(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_routers_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(events, "FOLLOWERS_MAX", 1)
+    monkeypatch.setattr(log_view, "FOLLOWERS_MAX", 1)
     with EdgeServer(show_events=True) as server, following(server):
         server.engine.wait_for(lambda: asked(server) == [True])
         assert server.get("/events")[0] == 429

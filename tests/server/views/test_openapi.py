@@ -10,8 +10,8 @@ from edge_server import EdgeServer
 from vnext.server.context.errors import FAILURES, failure_of
 from vnext.server.context.openai_types import ChatBody
 from vnext.server.routes import ROUTES
-from vnext.server.views import openapi
-from vnext.server.views.openapi import ERRORS, document
+from vnext.server.views import welcome
+from vnext.server.views.welcome import ERRORS, document
 
 
 def test_every_route_and_field_is_in_the_document(server: EdgeServer) -> None:
@@ -79,5 +79,5 @@ def test_what_the_server_is_made_of_needs_the_key() -> None:
 
 def test_the_document_is_made_once(server: EdgeServer, monkeypatch: pytest.MonkeyPatch) -> None:
     first = httpx.get(f"{server.openai().base_url}../openapi.json").content
-    monkeypatch.setattr(openapi, "document", lambda routes: pytest.fail("it is made again"))
+    monkeypatch.setattr(welcome, "document", lambda routes: pytest.fail("it is made again"))
     assert httpx.get(f"{server.openai().base_url}../openapi.json").content == first and first.startswith(b"{")

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from vnext.server.views import files
+from vnext.server.views import batches
 
 PIECES = 200
 
@@ -44,19 +44,19 @@ def turns_during(work: Any) -> int:
 
 
 def test_others_have_a_turn_after_each_piece_of_a_file(tmp_path: Path) -> None:
-    assert turns_during(files._save(Part(), tmp_path / "draft")) >= PIECES
-    assert (tmp_path / "draft").stat().st_size == PIECES * files.PIECE_BYTES
+    assert turns_during(batches._save(Part(), tmp_path / "draft")) >= PIECES
+    assert (tmp_path / "draft").stat().st_size == PIECES * batches.PIECE_BYTES
 
 
 def test_others_have_a_turn_after_each_piece_of_a_part_that_nobody_wants() -> None:
-    assert turns_during(files._skip(Part())) >= PIECES
+    assert turns_during(batches._skip(Part())) >= PIECES
 
 
 def test_a_part_that_nobody_wants_is_bounded_as_a_file_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "FILE_BYTES_MAX", 10 * files.PIECE_BYTES)
+    monkeypatch.setattr(batches, "FILE_BYTES_MAX", 10 * batches.PIECE_BYTES)
     part = Part()
     with pytest.raises(web.HTTPRequestEntityTooLarge):
-        asyncio.run(files._skip(part))
+        asyncio.run(batches._skip(part))
     assert part.left == PIECES - 11
 
 
@@ -74,6 +74,6 @@ def test_the_loop_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         def write(self, data: bytes) -> None:
             wrote.add(threading.current_thread())
 
-    monkeypatch.setattr(files, "open", lambda *_, **__: File(), raising=False)
-    asyncio.run(files._save(Part(), tmp_path / "draft"))
+    monkeypatch.setattr(batches, "open", lambda *_, **__: File(), raising=False)
+    asyncio.run(batches._save(Part(), tmp_path / "draft"))
     assert wrote and threading.current_thread() not in wrote

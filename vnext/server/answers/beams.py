@@ -12,8 +12,7 @@ import msgspec
 
 from vnext.runtime.protocol.sampling_params import BeamSearchParams, InvalidRequest, SamplingParams, validate_beams
 from vnext.server.answers.generation import Generation, Reader, Taker
-from vnext.server.answers.replay import Replay
-from vnext.server.answers.resuming import EventIds
+from vnext.server.answers.resuming import EventIds, Replay
 from vnext.server.context.openai_types import GenerationBody
 from vnext.text.beams import BeamSearch
 

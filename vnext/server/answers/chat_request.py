@@ -1,7 +1,8 @@
 """Chat request: from a chat body to a running generation and the parts of its answers.
 
-Owns the checks of a chat's fields, the prompt's tokens and the choice of a parser. APIs that are a chat in another shape
-(responses, messages) translate their body to a ChatBody and start here; errors name the chat's fields.
+Owns the checks of a chat's fields, the prompt's tokens, how many of them stand before a breakpoint of the conversation, and the
+choice of a parser. APIs that are a chat in another shape (responses, messages) translate their body to a ChatBody and start here;
+errors name the chat's fields.
 
     chat = ChatRequest(context, body)                                     checks; raises InvalidRequest
     with context.limiter.enter(chat.answer_count, client):
@@ -13,23 +14,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import copy
+from os.path import commonprefix
 from typing import Any, NamedTuple
 
 import msgspec
+from msgspec.structs import replace
 
 from vnext.runtime.protocol.sampling_params import InvalidRequest, SamplingParams, StructuredOutputsParams
 from vnext.server.answers.beams import generation_of
 from vnext.server.answers.generation import Generation
 from vnext.server.answers.parts import AnswerParts
 from vnext.server.answers.resuming import Call
-from vnext.server.answers.retained import retention_of
-from vnext.server.context.conversation import asks_to_think, begins_answer
-from vnext.server.context.openai_types import ChatBody, sampling_params
-from vnext.server.context.retention import Breakpoint
+from vnext.server.context.conversation import Breakpoint, asks_to_think, begins_answer
+from vnext.server.context.openai_types import ChatBody, ChatMessage, sampling_params
 from vnext.server.context.server_context import ServerContext
-from vnext.server.context.structure import asked_structure, kept_tools
-from vnext.server.context.tool_choice import ToolChoice, tool_choice_of
-from vnext.state.params import Constraint
+from vnext.server.context.structure import ToolChoice, asked_structure, kept_tools, tool_choice_of
+from vnext.state.params import ALL_TOKENS, Constraint
 from vnext.text.dialects.grammar import behind, either, speller
 from vnext.text.reasoning import Parser, ReasoningParser, with_reasoning
 from vnext.text.structured.asked import Asked
@@ -262,3 +262,47 @@ def _params(body: ChatBody, context: ServerContext, marked_calls: bool) -> Sampl
     wanted = params.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     skip = params.skip_special_tokens and not marked_calls
     return msgspec.structs.replace(params, logprobs=logprobs, max_tokens=wanted, skip_special_tokens=skip)
+
+
+async def retention_of(
+    context: ServerContext,
+    body: ChatBody,
+    tools: list[dict[str, Any]] | None,
+    prompt: tuple[str, list[int]],
+    breakpoints: Sequence[Breakpoint],
+    client: str,
+) -> tuple[tuple[int, int], ...]:
+    """(tokens, seconds) of each breakpoint: one behind the last message keeps the answer too, with which the next turn begins.
+    `prompt` is the text and the tokens. Raises Overloaded."""
+    text, tokens = prompt
+    found = []
+    for each in breakpoints:
+        count = ALL_TOKENS
+        if each.messages < len(body.messages):
+            count = await _tokens_before(context, body, tools, (text, tokens), each.messages, client)
+        found.append((count, each.seconds))
+    return tuple(found)
+
+
+async def _tokens_before(
+    context: ServerContext,
+    body: ChatBody,
+    tools: list[dict[str, Any]] | None,
+    prompt: tuple[str, list[int]],
+    messages: int,
+    client: str,
+) -> int:
+    text, tokens = prompt
+    changed = [*body.messages[:messages], *map(_changed, body.messages[messages:])]
+    try:
+        other = await context.render(replace(body, messages=changed), tools, client)
+        [before] = await context.encode([commonprefix([text, other])], False, client, ["messages"], "messages")
+    except InvalidRequest:  # a template that refuses the changed conversation: nothing is promised
+        return 0
+    return len(commonprefix([tokens, before]))
+
+
+def _changed(message: ChatMessage) -> ChatMessage:
+    """The message with a text that begins differently."""
+    text = message.content if isinstance(message.content, str) else ""
+    return replace(message, content="y" if text.lstrip()[:1] == "x" else "x")

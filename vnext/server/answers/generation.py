@@ -1,11 +1,14 @@
 """Generation: turns one call's prompts into requests to the engine core, and their outputs into text.
 
-Owns the requests' names and seeds, stop strings (abort "stop"), the abort of everything when the client is gone (abort
-"client") and the usage. Knows neither API: the completions and chat views translate its results.
+Owns the requests' names and seeds, stop strings (abort "stop"), the abort of everything when the client is gone (abort "client"),
+the usage, and what a call holds between its admission and its end: the tokens it waits with, its time, and what its key pays.
+Knows neither API: the completions and chat views translate its results.
 """
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Protocol
@@ -21,15 +24,14 @@ from vnext.runtime.protocol.sampling_params import (
     to_sampling,
     validate_ranges,
 )
-from vnext.server.answers.admitted import admitted
-from vnext.server.answers.replay import TOKEN_BYTES, Replay, split
-from vnext.server.answers.resuming import Call, EventIds
+from vnext.server.answers.resuming import TOKEN_BYTES, Call, EventIds, Replay, split
 from vnext.server.context.adapters import failed
-from vnext.server.context.errors import Aborted
-from vnext.server.context.handover import ticket
+from vnext.server.context.admission import WaitingPrompts
+from vnext.server.context.errors import Aborted, RequestTimedOut
+from vnext.server.context.identity import ticket
+from vnext.server.context.metrics import Stopwatch
 from vnext.server.context.openai_types import ChatBody, GenerationBody, continuous_usage, include_usage
 from vnext.server.context.server_context import ServerContext
-from vnext.server.context.stopwatch import Stopwatch
 from vnext.server.context.traces import call_trace, usage_attributes
 from vnext.state.events import pack_tokens
 from vnext.state.params import Constraint
@@ -43,6 +45,23 @@ RETAINED = ("retained_tokens", "unretained_tokens")
 """The members of a usage that say what stays in the cache and what has found no room there."""
 
 Usage = Callable[[], dict[str, Any]]
+
+
+@asynccontextmanager
+async def admitted(
+    context: ServerContext, client: str, prompts: Sequence[list[int]], started_s: float
+) -> AsyncIterator[WaitingPrompts]:
+    """Reserve the tokens of `prompts`, and end the body when the time since `started_s` (monotonic) is over. Raises Overloaded,
+    RequestTimedOut."""
+    limit_s = context.settings.request_timeout_s
+    left_s = started_s + limit_s - time.monotonic() if limit_s else None
+    with context.limiter.prompts(sum(map(len, prompts)), client) as waiting:
+        try:
+            async with asyncio.timeout(left_s):
+                yield waiting
+        except TimeoutError:
+            sentence = f"The answer was not complete within {limit_s:g} s, which is this server's --request-timeout"
+            raise RequestTimedOut(f"{sentence}: ask for fewer tokens, or later.") from None
 
 
 class Choice:

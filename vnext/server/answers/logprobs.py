@@ -1,13 +1,19 @@
-"""Log-probabilities in the two shapes of OpenAI's API. JSON has no infinity: LOWEST stands for an impossible token."""
+"""Log-probabilities in the two shapes of OpenAI's API, and expert ids in that of SGLang. JSON has no infinity: LOWEST stands for
+an impossible token.
+"""
 
 from __future__ import annotations
 
+import base64
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from vnext.runtime.protocol.messages import PromptResult, TokenLogprobs
-from vnext.text.answer import Delta
+from vnext.runtime.protocol.sampling_params import InvalidRequest
+from vnext.server.context.openai_types import GenerationBody
+from vnext.server.context.server_context import ServerContext
+from vnext.text.answer import Answer, Delta
 from vnext.text.parts import Words
 from vnext.text.prompt_results import prompt_logprobs
 from vnext.text.tokenizer import Tokenizer
@@ -16,6 +22,7 @@ LOWEST = -9999.0
 
 
 Spell = Callable[[int], str]
+EXPERTS = "return_routed_experts"
 
 
 def speller(tokenizer: Tokenizer, as_token_ids: bool | None) -> Spell:
@@ -139,3 +146,24 @@ def _entry(tokenizer: Tokenizer, spell: Spell, token: int, logprob: float) -> di
 
 def _finite(logprob: float) -> float:
     return logprob if logprob > LOWEST else LOWEST
+
+
+def check_experts(body: GenerationBody, context: ServerContext) -> None:
+    """Raise InvalidRequest for a request for expert ids that cannot be met."""
+    if not body.return_routed_experts:
+        return
+    if "routed_experts" not in context.client.ready.environment:
+        raise InvalidRequest(f"{EXPERTS}: start the server with --enable-return-routed-experts, or leave it out.", EXPERTS)
+    if body.stream or body.use_beam_search:
+        raise InvalidRequest(f"{EXPERTS} describes whole sampled answers: leave out stream and use_beam_search.", EXPERTS)
+
+
+def experts_member(answer: Answer, prompt_length: int, body: GenerationBody) -> dict[str, Any]:
+    """The member `routed_experts` of a choice: int32 [prompt + answer - 1, layers, experts of a token] in base64, as SGLang
+    sends them; {} where it was not asked for."""
+    if not body.return_routed_experts:
+        return {}
+    from vnext.text.prompt_arrays import routed_experts
+
+    found = routed_experts(answer.prompt, prompt_length + answer.token_count - 1)
+    return {"routed_experts": None if found is None else base64.b64encode(found.astype("<i4").tobytes()).decode()}

@@ -14,7 +14,7 @@ from typing import Any, BinaryIO, NamedTuple
 import msgspec
 
 from vnext.runtime.protocol.sampling_params import InvalidRequest
-from vnext.server.context.values import Values
+from vnext.server.http.bodies import Values
 
 LINES_MAX = 50_000
 ERRORS_MAX = 10

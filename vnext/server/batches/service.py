@@ -19,7 +19,7 @@ from vnext.server.batches.worker import Ask, Worker
 from vnext.server.context.errors import BatchesOff
 from vnext.server.context.identity import REQUEST_ID_HEADER
 from vnext.server.context.server_context import ServerContext
-from vnext.server.context.values import numbers_max
+from vnext.server.http.bodies import numbers_max
 
 WIDTH_MAX = 64
 

@@ -1,8 +1,8 @@
 """Admission: bounds the answers that wait or run in this process, and the prompt tokens that wait, in all, per client and per
 API key; closes it to new requests.
 
-Owns the counts and the closing. A request over a bound is refused, and its client may retry when the measured throughput has
-made room; nothing queues here.
+Owns the counts, the limits of a key, and the closing. A request over a bound is refused, and its client may retry when the measured
+throughput (decayed over the last half minute in which there was any) has made room; nothing queues here.
 """
 
 from __future__ import annotations
@@ -11,12 +11,11 @@ import asyncio
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from math import ceil, exp
 from typing import TypeVar
 
 from vnext.runtime.protocol.sampling_params import InvalidRequest
-from vnext.server.context.api_keys import KeyLimits
-from vnext.server.context.errors import Draining, Overloaded
-from vnext.server.context.throughput import Throughput, retry_after_s
+from vnext.server.context.errors import Draining, Overloaded, RateLimited
 
 Entry = TypeVar("Entry")
 
@@ -25,11 +24,96 @@ REQUEST_SHARE = 1 / 16  # beginning 256 answers takes 20 ms of the event loop
 SHARE_MIN = 128  # a smaller share would refuse reasonable single requests
 INPUTS_MAX = 2048
 """Inputs of one request, as at OpenAI."""
+MEMORY_S = 30.0
+RETRY_MIN_S, RETRY_MAX_S = 1, 60
+
+
+class Throughput:
+    """A decayed mean: what ended t seconds ago counts e^(-t / MEMORY_S). Idle time does not count. Mutable."""
+
+    def __init__(self) -> None:
+        self._amount = self._seconds = self._seen_s = 0.0
+
+    def begin(self, now_s: float) -> None:
+        """There is some again, after there was none."""
+        self._seen_s = now_s
+
+    def ended(self, amount: float, now_s: float) -> None:
+        """So much has ended."""
+        self._amount, self._seconds = self._until(now_s)
+        self._amount += amount
+        self._seen_s = now_s
+
+    def per_second(self, now_s: float) -> float:
+        """The rate at this moment, 0 if none has ended. A time in which nothing ends lowers it."""
+        amount, seconds = self._until(now_s)
+        return amount / seconds if seconds > 0 else 0.0
+
+    def _until(self, now_s: float) -> tuple[float, float]:
+        passed = exp(-max(0.0, now_s - self._seen_s) / MEMORY_S)
+        return self._amount * passed, self._seconds * passed + MEMORY_S * (1 - passed)
+
+
+def retry_after_s(amount: float, per_second: float) -> int:
+    """Whole seconds in which `amount` ends at a rate, within the bounds above; the least where nothing was measured."""
+    if per_second <= 0:
+        return RETRY_MIN_S
+    return max(RETRY_MIN_S, ceil(min(amount / per_second, RETRY_MAX_S)))
 
 
 def share_of(count_max: int, part: float) -> int:
     """A part of a bound, or all of it where the bound is too small to be shared."""
     return min(count_max, max(SHARE_MIN, int(count_max * part)))
+
+
+class Budget:
+    """An amount a minute: refills steadily up to a minute's, and may be overdrawn by what is known only later. Mutable."""
+
+    def __init__(self, per_minute: int, clock: Callable[[], float]) -> None:
+        self._per_minute, self._clock = per_minute, clock
+        self._left, self._seen_s = float(per_minute), clock()
+
+    def wait_s(self, amount: float) -> float:
+        """Seconds until `amount` is there, 0 if it is now."""
+        now_s = self._clock()
+        self._left = min(self._per_minute, self._left + (now_s - self._seen_s) * self._per_minute / 60)
+        self._seen_s = now_s
+        return max(0.0, amount - self._left) * 60 / self._per_minute
+
+    def spend(self, amount: float) -> None:
+        self._left -= amount
+
+
+class KeyLimits:
+    """The limits of one key. A request needs a request's budget and one token of it; its tokens are spent as they become known,
+    so a budget of tokens may be overdrawn by the answers in progress, and the next request waits longer. Mutable."""
+
+    def __init__(self, requests: int, tokens: int, answers_max: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._requests = Budget(requests, clock) if requests else None
+        self._tokens = Budget(tokens, clock) if tokens else None
+        self._answers_max = answers_max
+        self._answers = 0
+
+    def enter(self, answers: int) -> None:
+        """Begin a request of so many answers. Raises RateLimited, and has spent nothing then."""
+        if self._answers_max and self._answers + answers > self._answers_max:
+            sentence = f"This key has {self._answers} answers in progress and {answers} more would pass its bound"
+            raise RateLimited(f"{sentence} of {self._answers_max}: try again later.")
+        for budget, what in ((self._requests, "requests"), (self._tokens, "tokens")):
+            if budget is not None and (wait_s := budget.wait_s(1)):
+                seconds = min(RETRY_MAX_S, max(RETRY_MIN_S, int(wait_s + 1)))
+                raise RateLimited(f"This key has used its {what} of a minute: try again in {wait_s:.0f} s.", seconds)
+        if self._requests is not None:
+            self._requests.spend(1)
+        self._answers += answers
+
+    def leave(self, answers: int) -> None:
+        self._answers -= answers
+
+    def spend(self, tokens: int) -> None:
+        """Tokens of a prompt or of an answer."""
+        if self._tokens is not None:
+            self._tokens.spend(tokens)
 
 
 class Quota:

@@ -1,24 +1,21 @@
-"""API keys: who may ask, how much (requests and tokens a minute, answers at once), and whose the things are that requests make.
+"""API keys: who may ask, and whose the things are that requests make.
 
-Owns the keys of one API process, from the settings and from a file, and their budgets. Where there are several keys, each is a
-tenant: what it makes is its own, and so is what the prefix cache keeps of its prompts. Keys of one name are one tenant. A key is
-known by its digest only, which a secret of the process enters, so that the time of a look-up tells nothing of it. Logs show
-`shown`, never a key or a whole name.
+Owns the keys of one API process, from the settings and from a file; `admission` has their limits. Where there are several keys,
+each is a tenant: what it makes is its own, and so is what the prefix cache keeps of its prompts. Keys of one name are one tenant.
+A key is known by its digest only, which a secret of the process enters, so that the time of a look-up tells nothing of it. Logs
+show `shown`, never a key or a whole name.
 """
 
 from __future__ import annotations
 
 import hashlib
 import secrets
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 
 from vnext.runtime.protocol.messages import SALT_END
-from vnext.server.context.errors import RateLimited
-from vnext.server.context.throughput import RETRY_MAX_S, RETRY_MIN_S
+from vnext.server.context.admission import KeyLimits
 from vnext.server.settings import ServerSettings
 
 KEYS_MAX = 100_000
@@ -54,56 +51,6 @@ class Tenant(msgspec.Struct, frozen=True):
 
 
 EVERYONE = Tenant()
-
-
-class Budget:
-    """An amount a minute: refills steadily up to a minute's, and may be overdrawn by what is known only later. Mutable."""
-
-    def __init__(self, per_minute: int, clock: Callable[[], float]) -> None:
-        self._per_minute, self._clock = per_minute, clock
-        self._left, self._seen_s = float(per_minute), clock()
-
-    def wait_s(self, amount: float) -> float:
-        """Seconds until `amount` is there, 0 if it is now."""
-        now_s = self._clock()
-        self._left = min(self._per_minute, self._left + (now_s - self._seen_s) * self._per_minute / 60)
-        self._seen_s = now_s
-        return max(0.0, amount - self._left) * 60 / self._per_minute
-
-    def spend(self, amount: float) -> None:
-        self._left -= amount
-
-
-class KeyLimits:
-    """The limits of one key. A request needs a request's budget and one token of it; its tokens are spent as they become known,
-    so a budget of tokens may be overdrawn by the answers in progress, and the next request waits longer. Mutable."""
-
-    def __init__(self, requests: int, tokens: int, answers_max: int, clock: Callable[[], float] = time.monotonic) -> None:
-        self._requests = Budget(requests, clock) if requests else None
-        self._tokens = Budget(tokens, clock) if tokens else None
-        self._answers_max = answers_max
-        self._answers = 0
-
-    def enter(self, answers: int) -> None:
-        """Begin a request of so many answers. Raises RateLimited, and has spent nothing then."""
-        if self._answers_max and self._answers + answers > self._answers_max:
-            sentence = f"This key has {self._answers} answers in progress and {answers} more would pass its bound"
-            raise RateLimited(f"{sentence} of {self._answers_max}: try again later.")
-        for budget, what in ((self._requests, "requests"), (self._tokens, "tokens")):
-            if budget is not None and (wait_s := budget.wait_s(1)):
-                seconds = min(RETRY_MAX_S, max(RETRY_MIN_S, int(wait_s + 1)))
-                raise RateLimited(f"This key has used its {what} of a minute: try again in {wait_s:.0f} s.", seconds)
-        if self._requests is not None:
-            self._requests.spend(1)
-        self._answers += answers
-
-    def leave(self, answers: int) -> None:
-        self._answers -= answers
-
-    def spend(self, tokens: int) -> None:
-        """Tokens of a prompt or of an answer."""
-        if self._tokens is not None:
-            self._tokens.spend(tokens)
 
 
 class ApiKeys:

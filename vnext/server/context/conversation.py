@@ -1,13 +1,14 @@
 """Conversation: checks a chat request's messages and translates them for the chat template.
 
-Owns the translation from the API's spelling to that of the templates (a list of text parts becomes one text, a call's
-arguments become an object, reasoning goes under the template's own name), the check of what a model's template supports, and
-the prompt that the template renders.
+Owns the translation from the API's spelling to that of the templates (a list of text parts becomes one text, a call's arguments
+become an object, reasoning goes under the template's own name), the check of what a model's template supports, the prompt that
+the template renders, the pairs of calls and results, and the breakpoints up to which a conversation stays in the cache.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -19,6 +20,8 @@ _ROLES = ("system", "developer", "user", "assistant", "tool")
 ANSWERS = ("assistant", "tool")
 TEXTS = ("text", "refusal")
 """Types of parts, each with its text under the type's own name."""
+TTLS_S = {"5m": 300, "1h": 3600}
+"""Of Anthropic's `cache_control`; "5m" is the default."""
 
 
 def prompt_text(template: ChatTemplate, body: ChatBody, tools: list[dict[str, Any]] | None, limit_s: float) -> str:
@@ -149,3 +152,66 @@ def _content(message: ChatMessage, path: str) -> str:
         if getattr(part, part.type) is None:
             raise InvalidRequest(f"{where}.{part.type} is missing: it is required.", f"{where}.{part.type}")
     return "\n".join(getattr(part, part.type) for part in message.content)
+
+
+class CallPairs:
+    """The calls of a conversation from its beginning on. Mutable. `path` is where the client wrote an id."""
+
+    def __init__(self) -> None:
+        self._known: set[str] = set()
+        self._open: dict[str, str] = {}
+
+    def call(self, id_: str, path: str, is_cut: bool = False) -> None:
+        """Take in a call; `is_cut`: its answer ended within it."""
+        self._known.add(id_)
+        if not is_cut:
+            self._open[id_] = path
+
+    def result(self, id_: str | None, path: str) -> None:
+        """Take in a result. Raises InvalidRequest for one without an id, or of no call before it."""
+        if not id_:
+            raise InvalidRequest(f"{path} is missing: a result names the call that it answers.", path)
+        if id_ not in self._known:
+            raise InvalidRequest(f"{path} is {id_[:60]!r}: no call before it has this id.", path)
+        self._open.pop(id_, None)
+
+    def end(self) -> None:
+        """Raise InvalidRequest for a call without a result."""
+        for id_, path in self._open.items():
+            raise InvalidRequest(f"{path}: the call {id_[:60]!r} has no result behind it, send one for each call.", path)
+
+
+def check_calls(messages: Sequence[ChatMessage]) -> None:
+    """Raise InvalidRequest for a chat whose calls and results are no pairs. A call without an id is not looked for."""
+    pairs = CallPairs()
+    for place, message in enumerate(messages):
+        for at, call in enumerate(message.tool_calls or ()):
+            if call.id is not None:
+                pairs.call(call.id, f"messages[{place}].tool_calls[{at}].id", not is_object(call.function.arguments))
+        if message.role == "tool":
+            pairs.result(message.tool_call_id, f"messages[{place}].tool_call_id")
+    pairs.end()
+
+
+def is_object(text: str) -> bool:
+    """Whether the text is a JSON object, or empty for none."""
+    try:
+        return isinstance(msgspec.json.decode(text or "{}"), dict)
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        return False
+
+
+class Breakpoint(NamedTuple):
+    """The conversation up to and with its first `messages` messages stays for `seconds`."""
+
+    messages: int
+    seconds: int
+
+
+def needed(breakpoints: list[Breakpoint]) -> list[Breakpoint]:
+    """Those that no later one covers, the longest prefix first: a later one that lasts as long keeps all before it."""
+    found: list[Breakpoint] = []
+    for each in sorted(breakpoints, reverse=True):
+        if not found or each.seconds > found[-1].seconds:
+            found.append(each)
+    return found

@@ -1,12 +1,15 @@
 """Errors of the API server and their one format for clients: {"error": {message, type, param, code}}.
 
-Owns the table from domain errors to HTTP statuses. Raises nothing: views raise, and the middleware looks errors up here.
+Owns the table from domain errors to HTTP statuses, and errors of a chat in the names that the client of another API sent. Views
+raise, and the middleware looks errors up here.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from copy import copy
 from typing import Any
 
 import msgspec
@@ -25,6 +28,10 @@ MESSAGE_BATCHES = (
 )
 NO_THREADS = "thread_unsupported_request"
 """The code that makes Anthropic's package send the whole conversation again, without a thread."""
+SCORING = (r", or 0 with prompt_logprobs, to score a prompt only", "")
+"""What only OpenAI's older APIs have."""
+Names = Sequence[tuple[str, str]]
+"""(regular expression of a chat's name, the client's name), tried in order."""
 
 
 class ModelUnknown(Exception):
@@ -239,3 +246,25 @@ def _shown(text: str, count_max: int) -> str:
 
 def _dumps(value: Any) -> str:
     return msgspec.json.encode(value).decode()
+
+
+@contextmanager
+def in_names(names: Names) -> Iterator[None]:
+    """Raise an InvalidRequest of the body with the client's names in its sentence and as its param."""
+    try:
+        yield
+    except InvalidRequest as error:
+        raise renamed(error, names) from error
+
+
+def renamed(error: InvalidRequest, names: Names) -> InvalidRequest:
+    """The same error with the client's names. A param changes by the first name that fits all of its beginning."""
+    changed = copy(error)
+    for pattern, name in names:
+        begins = r"(?<![\w.'])" if pattern[0].isalpha() else ""
+        changed.message = re.sub(rf"{begins}{pattern}(?!\w)", name, changed.message)
+    for pattern, name in names:
+        if error.param and re.match(rf"{pattern}(?!\w)", error.param):
+            changed.param = re.sub(rf"^{pattern}", name, error.param)
+            break
+    return changed

@@ -1,7 +1,10 @@
-"""Identity: the id of a request, the client that sent it, and the fingerprint of the system that answers it.
+"""Identity: the id of a request, the client that sent it, the ticket it came with, and the fingerprint of the system that answers
+it.
 
-A request's id is the client's X-Request-Id, or is drawn here. Every response, the log lines about the request, the answer's
-id and the engine core's names of the answers contain it.
+A request's id is the client's X-Request-Id, or is drawn here. Every response, the log lines about the request, the answer's id
+and the engine core's names of the answers contain it. A router sends a ticket with a request whose prompt another server has
+computed: where ranks look for blocks, never what is in them. Only a server with the role decode and a cluster secret heeds one,
+because its ranks know by the secret that a server of the cluster made it.
 """
 
 from __future__ import annotations
@@ -11,12 +14,14 @@ import os
 import re
 import secrets
 from collections.abc import Mapping
+from contextvars import ContextVar
 
 import msgspec
 from aiohttp import web
 
 from vnext.base.version import __version__
 from vnext.runtime.protocol.messages import EngineReady
+from vnext.server.settings import ServerSettings
 
 REQUEST_ID_HEADER = "X-Request-Id"
 ANTHROPIC_ID_HEADER = "Request-Id"
@@ -30,6 +35,8 @@ IRRELEVANT = ("python", "threads", "cores", "token_bytes")
 """Entries of the engine's environment that no token depends on. The entry "sums" says whether the number of ranks counts."""
 _IS_OWN = web.RequestKey("request_id_is_own", bool)
 _SANE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._~:/+=@-]{0,127}")  # fit for a header, a name in a log and a line of text
+TICKET_HEADER = "X-Vnext-Handover"
+_TICKET: ContextVar[str] = ContextVar("ticket", default="")
 
 
 def identify(request: web.Request, *given: str | None) -> None:
@@ -85,3 +92,14 @@ def system_fingerprint(ready: EngineReady) -> str:
     ranks = None if "sums" in ready.environment else ready.world_size
     reported = (__version__, ready.model_digest, ranks, relevant)
     return "fp_" + hashlib.blake2b(msgspec.json.encode(reported), digest_size=5).hexdigest()
+
+
+def accept_ticket(headers: Mapping[str, str], settings: ServerSettings) -> None:
+    """A request with these headers begins in this task. A ticket is ASCII; other bytes cannot be sent to the engine."""
+    if settings.takes_tickets and (ticket := headers.get(TICKET_HEADER, "")).isascii() and ticket:
+        _TICKET.set(ticket)
+
+
+def ticket() -> str:
+    """That of the request in whose task this is asked, "" for none."""
+    return _TICKET.get()

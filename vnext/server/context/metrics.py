@@ -1,7 +1,9 @@
-"""Metrics of the API server in Prometheus' text format: the engine core's latest figures, and times as clients see them.
+"""Metrics of the API server in Prometheus' text format: the engine core's latest figures, and the times of answers as clients see
+them.
 
 Owns its collection (not the process's global registry) and the names, all `vnext_*`. Where vLLM has the same metric, only the
-prefix differs from its `vllm:`, so that its dashboards need one replacement. Decides nothing.
+prefix differs from its `vllm:`, so that its dashboards need one replacement. Each token updates one histogram; everything else is
+observed once, at the answer's end. Decides nothing.
 """
 
 from __future__ import annotations
@@ -15,8 +17,9 @@ from prometheus_client import generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from vnext.runtime.protocol.messages import AdapterStats, EngineStats
-from vnext.server.context.tallies import Histogram, LabelledCounter
-from vnext.server.context.tally_file import TallyFile
+from vnext.server.context.admission import WaitingPrompts
+from vnext.server.context.tallies import Histogram, LabelledCounter, TallyFile
+from vnext.server.context.traces import AnswerTimes, CallTrace
 
 _FIRST_TOKEN_BUCKETS_S = (0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.6, 1.2, 2.5, 5.0, 10.0, 30.0, 60.0)
 _TOKEN_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.015, 0.025, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 2.5)
@@ -228,3 +231,64 @@ def _lengths_up_to(length_max: int) -> tuple[int, ...]:
     """1, 2, 5, 10, 20, ... and the bound itself."""
     steps = (digit * 10**power for power in count() for digit in (1, 2, 5))
     return (*takewhile(lambda length: length < length_max, steps), length_max)
+
+
+class Stopwatch:
+    """Runs since its request's body arrived (`started_s`, monotonic); made right before the request goes to the engine core."""
+
+    __slots__ = (
+        "_count", "_first_s", "_last_s", "_metrics", "_prompt_length", "_queue_s", "_started_s", "_submitted_s", "trace",
+        "waiting",
+    )  # fmt: skip
+
+    def __init__(self, metrics: ServerMetrics, started_s: float, prompt_length: int) -> None:
+        self._metrics = metrics
+        self._started_s = started_s
+        self._submitted_s = time.monotonic()
+        self._prompt_length = prompt_length
+        self._queue_s = 0.0
+        self._first_s = self._last_s = 0.0
+        self._count = 0
+        self.waiting: WaitingPrompts | None = None  # what the first token ends
+        self.trace: CallTrace | None = None
+
+    def waited(self, seconds: float) -> None:
+        """Record the waiting time that the engine core reported. The stopwatch measures from the first step on, by one clock."""
+        self._queue_s = seconds
+
+    def tokens(self, count: int) -> None:
+        """Record that `count` tokens have come now."""
+        now_s = time.monotonic()
+        if self._count:
+            self._metrics.token.observe((now_s - self._last_s) / count, count)
+        else:
+            self._begin(count, now_s)
+        self._count += count
+        self._last_s = now_s
+
+    def _begin(self, count: int, now_s: float) -> None:
+        self._first_s = now_s
+        if self.waiting is not None:
+            self.waiting.begun(self._prompt_length)
+        self._metrics.first_token.observe(now_s - self._started_s)
+        if count > 1:
+            self._metrics.token.observe(0.0, count - 1)
+
+    def end(self, reason: str) -> None:
+        """Record the answer's end. An aborted answer ("abort", not "stop" or "length") leaves no times: they would mean nothing."""
+        metrics = self._metrics
+        metrics.ended.add(reason)
+        begun_s = self._submitted_s + self._queue_s
+        if self.trace is not None:
+            self.trace.answer(AnswerTimes(self._submitted_s, begun_s, self._first_s, self._last_s, self._count, reason))
+        if reason == "abort" or not self._count:
+            return
+        metrics.request.observe(time.monotonic() - self._started_s)
+        metrics.queue.observe(self._queue_s)
+        metrics.prefill.observe(max(0.0, self._first_s - begun_s))
+        metrics.decode.observe(self._last_s - self._first_s)
+        metrics.inference.observe(max(0.0, self._last_s - begun_s))
+        metrics.prompt_length.observe(self._prompt_length)
+        metrics.answer_length.observe(self._count)
+        if self._count > 1:
+            metrics.token_mean.observe((self._last_s - self._first_s) / (self._count - 1))

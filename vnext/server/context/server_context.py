@@ -29,7 +29,7 @@ from vnext.server.context.identity import KEY_CLIENT, client_number, system_fing
 from vnext.server.context.metrics import ServerMetrics
 from vnext.server.context.openai_types import ChatBody, GenerationBody
 from vnext.server.context.structure import Grammars, asked_structure
-from vnext.server.context.tally_file import TallyFile
+from vnext.server.context.tallies import TallyFile
 from vnext.server.context.text_work import TextWork
 from vnext.server.context.traces import traces_to
 from vnext.server.context.trainer import Trainer

@@ -1,24 +1,103 @@
-"""Tallies: a histogram and a counter whose updates cost one search in a short tuple, and one in a dict.
+"""Tallies: a histogram and a counter whose updates cost one search in a short tuple, and one in a dict; their values lie in a
+file, which the API servers of one port sum.
 
 Prometheus' own take a lock and some ten calls per value, which several values of every answer would pay. Only the event loop's
-thread updates these; the library still writes the exposition. Their values lie in a tally file, their own if none is given:
-those of several API servers are summed there.
+thread updates these; the library still writes the exposition. A tally file has rows of float64 by name: 8 bytes that count those
+used behind them, then records, each with the length of its name (uint32), the number of its values (uint32), the name, padded to
+8 bytes, and the values. Records are appended and never change place; one counts from the moment at which the first 8 bytes say
+so. A process that is killed leaves whole rows, and its successor goes on with them.
 """
 
 from __future__ import annotations
 
+import mmap
+import os
+import struct
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
+from pathlib import Path
 
 import msgspec
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from vnext.server.context.tally_file import TallyFile
-
 Sums = Mapping[str, Sequence[float]]
 """What TallyFile.sums returns."""
+SIZE_BYTES = 4 * 2**20
+_USED, _RECORD = struct.Struct("<Q"), struct.Struct("<II")
+
+
+class TallyFile:
+    """The rows of the process at `place` of `place_count`, in `folder` ("": in memory; then there are no others). Mutable; a row
+    belongs to one thread."""
+
+    def __init__(self, folder: str = "", place: int = 0, place_count: int = 1) -> None:
+        paths = [Path(folder) / f"api-{each}.tallies" for each in range(place_count if folder else 0)]
+        self._others = [path for number, path in enumerate(paths) if number != place]
+        self._memory = memoryview(_mapped(paths[place]) if folder else mmap.mmap(-1, SIZE_BYTES))
+        self._rows = dict(_rows(self._memory))
+
+    def row(self, name: str, count: int) -> memoryview:
+        """The row of this name with `count` values (float64), which are 0 in a new one. A file that is full takes no more: the row
+        is then this process's alone."""
+        found = self._rows.get(name)
+        if found is None or len(found) != count:
+            found = self._rows[name] = self._appended(name.encode(), count)
+        return found
+
+    def sums(self) -> dict[str, list[float]]:
+        """Every row, summed over the processes."""
+        found = {name: list(row) for name, row in self._rows.items()}
+        for path in self._others:
+            for name, values in _read(path):
+                own = found.get(name)
+                found[name] = list(values) if own is None else [sum(pair) for pair in zip(own, values, strict=True)]
+        return found
+
+    def _appended(self, name: bytes, count: int) -> memoryview:
+        (used,) = _USED.unpack_from(self._memory)
+        at = _USED.size + used
+        values_at = at + _RECORD.size + _padded(len(name))
+        end = values_at + 8 * count
+        if end > SIZE_BYTES:
+            return memoryview(bytearray(8 * count)).cast("d")
+        self._memory[at:end] = bytes(end - at)  # what a process that was killed has left
+        _RECORD.pack_into(self._memory, at, len(name), count)
+        self._memory[at + _RECORD.size :][: len(name)] = name
+        _USED.pack_into(self._memory, 0, end - _USED.size)
+        return self._memory[values_at:end].cast("d")
+
+
+def _rows(memory: memoryview) -> Iterator[tuple[str, memoryview]]:
+    (used,) = _USED.unpack_from(memory)
+    at, end = _USED.size, _USED.size + used
+    while at < end:
+        size, count = _RECORD.unpack_from(memory, at)
+        name_at = at + _RECORD.size
+        at = name_at + _padded(size) + 8 * count
+        yield bytes(memory[name_at : name_at + size]).decode(), memory[at - 8 * count : at].cast("d")
+
+
+def _read(path: Path) -> list[tuple[str, memoryview]]:
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:  # it has not started yet
+        return []
+    return list(_rows(memoryview(data))) if len(data) == SIZE_BYTES else []
+
+
+def _mapped(path: Path) -> mmap.mmap:
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        os.ftruncate(fd, SIZE_BYTES)
+        return mmap.mmap(fd, SIZE_BYTES)
+    finally:
+        os.close(fd)
+
+
+def _padded(size: int) -> int:
+    return -(-size // 8) * 8
 
 
 class Histogram(Collector):

@@ -1,30 +1,140 @@
-"""Bodies: reads, bounds and decodes request bodies, for all views.
+"""Bodies: reads, decompresses, bounds and decodes request bodies, for all views.
 
-Owns the content type (declared JSON only: a web page of another site may send any other type without a preflight), the total
-bytes of the bodies held at once, and the number of values in one body. It counts the values while the body comes, decompressed
-and before decoding, because every other request waits while the decoder runs.
+Owns the content type (declared JSON only: a web page of another site may send any other type without a preflight), the pace at
+which a body must come, the total bytes of the bodies held at once, and the number of values in one body. It counts the values
+while the body comes, decompressed and before decoding, because every other request waits while the decoder runs. A body with
+`Content-Encoding: gzip` or `deflate` comes in small pieces: a few kilobytes may decompress to gigabytes.
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
+import zlib
+from collections.abc import Iterator
 from typing import TypeVar
 
 import msgspec
-from aiohttp import web
+from aiohttp import StreamReader, web
 
-from vnext.server.context.errors import ContentRefused, invalid_body
+from vnext.runtime.protocol.sampling_params import InvalidRequest
+from vnext.server.context.errors import BodyTooSlow, ClientGone, ContentRefused, invalid_body
 from vnext.server.context.identity import client_of
 from vnext.server.context.server_context import SERVER_CONTEXT
-from vnext.server.context.values import GROUPS_MAX, Values, numbers_max
 from vnext.server.http.fields import without_unknown
-from vnext.server.http.unpacking import Unpacker
-from vnext.server.http.upload import Upload
 
 Body = TypeVar("Body", bound=msgspec.Struct)
 
-_PIECE_BYTES = 2**16
 _UNKNOWN_FIELD = "Object contains unknown field"  # how the decoder's message begins
+PIECE_BYTES = 2**16  # a tenth of a millisecond
+_GZIP_BITS, _ZLIB_BITS, _RAW_BITS = 16 + zlib.MAX_WBITS, zlib.MAX_WBITS, -zlib.MAX_WBITS
+PAUSE_S = 30.0  # without a byte
+BYTES_PER_S_MIN = 1_000  # on average, after the first PAUSE_S: less than a modem sends
+NUMBERS_MAX = 2**18 + 2**16  # 10 to 20 ns each in the decoder; OpenAI's embeddings take 300,000 tokens; a model's length if more
+STRINGS_MAX = 2**18  # 30 ns
+GROUPS_MAX = 2**15  # lists and objects, 300 ns
+
+
+def numbers_max(model_length: int) -> int:
+    """NUMBERS_MAX, or more where a model reads more tokens."""
+    return max(NUMBERS_MAX, model_length + 2**16)
+
+
+class Values:
+    """Counts the values of a JSON text part by part, skipping the contents of strings. Mutable."""
+
+    def __init__(self, numbers_max: int) -> None:
+        self._bounds = ((b",", numbers_max, "values"), (b"[", GROUPS_MAX, "lists"), (b"{", GROUPS_MAX, "objects"))
+        self._counts = [0] * len(self._bounds)
+        self._quotes = 0
+        self._escape = b""
+
+    def count(self, part: bytes) -> None:
+        """Take in the next part. Raises InvalidRequest."""
+        text = self._escape + part
+        odd = (len(text) - len(text.rstrip(b"\\"))) % 2
+        text, self._escape = text[: len(text) - odd], text[len(text) - odd :]
+        pieces = text.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')
+        outside = b"".join(pieces[self._quotes % 2 :: 2])
+        self._quotes += len(pieces) - 1
+        self._check(self._quotes // 2, STRINGS_MAX, "texts")
+        for place, (byte, bound, words) in enumerate(self._bounds):
+            self._counts[place] += outside.count(byte)
+            self._check(self._counts[place], bound, words)
+
+    @staticmethod
+    def _check(count: int, bound: int, words: str) -> None:
+        if count > bound:
+            raise InvalidRequest(f"The body has more than {bound} {words}: send several requests.")
+
+
+class Upload:
+    """A body as it comes. Accepts a slow upload that makes progress; refuses one that only holds the connection. Mutable."""
+
+    def __init__(self, content: StreamReader) -> None:
+        self._content, self._size, self._started_s = content, 0, time.monotonic()
+
+    async def part(self) -> bytes:
+        """The next part. Raises BodyTooSlow, ClientGone, InvalidRequest."""
+        try:
+            if self._content.is_eof():  # all of it is here
+                return self._content.read_nowait()
+            left_s = self._started_s + PAUSE_S + self._size / BYTES_PER_S_MIN - time.monotonic()
+            async with asyncio.timeout(min(PAUSE_S, max(left_s, 0))):
+                part = await self._content.readany()
+            self._size += len(part)
+            return part
+        except TimeoutError:
+            raise BodyTooSlow(
+                f"The body came too slowly: {self._size} bytes in {time.monotonic() - self._started_s:.0f} s, at least "
+                f"{BYTES_PER_S_MIN} in each second and one in {PAUSE_S:g} s are needed."
+            ) from None
+        except ConnectionError as error:
+            raise ClientGone from error
+        except web.RequestPayloadError as error:
+            raise InvalidRequest("The body is cut off, or does not match its headers: send all of it.") from error
+
+
+class Unpacker:
+    """Decompresses one body. `deflate` is zlib's format or the raw one: clients send both. Mutable."""
+
+    def __init__(self, encoding: str) -> None:
+        """Raises ContentRefused."""
+        self._encoding = encoding.strip().lower()
+        self._inner: zlib._Decompress | None = None
+        self._is_needed = self._encoding not in ("", "identity")
+        if self._is_needed and self._encoding not in ("gzip", "x-gzip", "deflate"):
+            raise ContentRefused(f"The body's Content-Encoding is {self._encoding[:40]!r}: send it as gzip, as deflate or plain.")
+
+    def pieces(self, part: bytes) -> Iterator[bytes]:
+        """Decompress one more part. Raises InvalidRequest for a body that does not match its encoding."""
+        if not self._is_needed:
+            yield part
+            return
+        if self._inner is None and part:
+            self._inner = zlib.decompressobj(_bits(part, self._encoding))
+        piece = b"more"
+        while part or len(piece) == PIECE_BYTES:
+            try:
+                piece = self._inner.decompress(part, PIECE_BYTES)
+            except zlib.error as error:
+                words = f"The header Content-Encoding says {self._encoding}, and the body is none"
+                raise InvalidRequest(f"{words}: leave the header out, or pack the body.") from error
+            if self._inner.unused_data:
+                raise InvalidRequest(f"The body's {self._encoding} data continues after its end: compress the body as one piece.")
+            part = self._inner.unconsumed_tail
+            yield piece
+
+    def end(self) -> None:
+        """There are no more parts. Raises InvalidRequest for a body that is cut off."""
+        if self._is_needed and (self._inner is None or not self._inner.eof):
+            raise InvalidRequest(f"The body's {self._encoding} data is cut off: send all of it.")
+
+
+def _bits(part: bytes, encoding: str) -> int:
+    if encoding != "deflate":
+        return _GZIP_BITS
+    return _ZLIB_BITS if part[0] & 0xF == 8 else _RAW_BITS
 
 
 async def read_body(request: web.Request, decoder: msgspec.json.Decoder[Body], kind: type[Body]) -> Body:
@@ -56,8 +166,8 @@ async def read_body(request: web.Request, decoder: msgspec.json.Decoder[Body], k
 
 async def _count(values: Values, part: bytes) -> None:
     """Count in pieces, yielding to other tasks after each."""
-    for start in range(0, len(part), _PIECE_BYTES):
-        values.count(part[start : start + _PIECE_BYTES])
+    for start in range(0, len(part), PIECE_BYTES):
+        values.count(part[start : start + PIECE_BYTES])
         await asyncio.sleep(0)
 
 
@@ -76,7 +186,7 @@ async def _decode(decoder: msgspec.json.Decoder[Body], data: bytearray, kind: ty
         except msgspec.ValidationError as error:
             if not str(error).startswith(_UNKNOWN_FIELD):
                 raise
-        if len(data) <= _PIECE_BYTES:
+        if len(data) <= PIECE_BYTES:
             return decoder.decode(without_unknown(data, kind))
         return decoder.decode(await asyncio.to_thread(without_unknown, data, kind))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

@@ -19,12 +19,10 @@ from aiohttp import web
 from vnext.server.context import identity
 from vnext.server.context.api_keys import ApiKeys, shown
 from vnext.server.context.errors import DOMAIN_ERRORS, STATUS_GONE, ClientGone, KeyRejected, RoutesClosed, absent, failure_of
-from vnext.server.context.handover import accept_ticket
-from vnext.server.context.identity import KEY_CLIENT, REQUEST_ID, identify
+from vnext.server.context.identity import KEY_CLIENT, REQUEST_ID, accept_ticket, identify
 from vnext.server.context.server_context import SERVER_CONTEXT
 from vnext.server.http.connections import CONNECTIONS
-from vnext.server.http.cross_origin import is_preflight, preflight_answer
-from vnext.server.http.origins import check_origin
+from vnext.server.http.origins import check_origin, is_preflight, preflight_answer
 from vnext.server.settings import ServerSettings
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]

@@ -1,14 +1,18 @@
-"""Pages: the part of a list that a query asks for, by the ids of the entries around it."""
+"""Pages: the part of a list that a query asks for, by the ids of the entries around it; the list of models in Anthropic's shape."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple, TypeVar
+from datetime import UTC, datetime
+from typing import Any, NamedTuple, TypeVar
 
 from vnext.runtime.protocol.sampling_params import InvalidRequest
 
 Entry = TypeVar("Entry")
 ORDERS = ("asc", "desc")
+SECONDS_MAX = 2**36  # what a year of four digits holds
+
+Model = Mapping[str, Any]
 
 
 class Pages(NamedTuple):
@@ -18,6 +22,9 @@ class Pages(NamedTuple):
     most: int
     after: str = "after"
     before: str = ""
+
+
+ANTHROPIC_PAGES = Pages(usual=20, most=1000, after="after_id", before="before_id")
 
 
 def page_of(
@@ -53,3 +60,19 @@ def _place(ids: Sequence[str], id_: str, name: str) -> int:
     if id_ not in ids:
         raise InvalidRequest(f"{name} is {id_[:60]!r}: the list has no such entry.", name)
     return ids.index(id_)
+
+
+def anthropic_model(model: Model) -> dict[str, Any]:
+    """One model; that of another server may lack everything but its id."""
+    created, name = model.get("created"), model["id"]
+    began = datetime.fromtimestamp(created if isinstance(created, int) and 0 <= created < SECONDS_MAX else 0, UTC)
+    described = {"type": "model", "id": name, "display_name": name, "created_at": began.strftime("%Y-%m-%dT%H:%M:%SZ")}
+    length = model.get("max_model_len")
+    return described | {"max_input_tokens": length, "max_tokens": length}
+
+
+def anthropic_page(models: Sequence[Model], query: Mapping[str, str]) -> dict[str, Any]:
+    """The page that `limit`, `after_id` and `before_id` ask for. Raises InvalidRequest."""
+    page, has_more = page_of(models, lambda model: model["id"], query, ANTHROPIC_PAGES)
+    ends = {"first_id": page[0]["id"], "last_id": page[-1]["id"]} if page else {"first_id": None, "last_id": None}
+    return {"data": [anthropic_model(model) for model in page], "has_more": has_more} | ends

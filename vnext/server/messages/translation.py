@@ -1,27 +1,26 @@
 """Translation: from a body of the Messages API to the ChatBody that asks for the same.
 
-Owns what a block of each type means to a chat. Errors of the blocks name this API's fields; errors of the chat name the
-chat's.
+Owns what a block of each type means to a chat, and says to a model that reads text only: an image or a file that is no text
+becomes a placeholder, because it stays in the client's history, and a refusal would end the session for good. What ran at
+Anthropic is passed over. Tools that Anthropic's models know without a schema and that the client runs become functions; the date
+at the end of such a tool's type is its version. Errors of the blocks name this API's fields; errors of the chat name the chat's.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
 
 from vnext.runtime.protocol.sampling_params import InvalidRequest
-from vnext.server.context.call_pairs import CallPairs
-from vnext.server.context.errors import NO_THREADS
+from vnext.server.context.conversation import TTLS_S, Breakpoint, CallPairs, needed
+from vnext.server.context.errors import NO_THREADS, SCORING, Names
 from vnext.server.context.openai_types import ChatBody
-from vnext.server.context.renaming import SCORING, Names
-from vnext.server.context.retention import TTLS_S, Breakpoint, needed
 from vnext.server.messages.blocks import own_id
 from vnext.server.messages.bodies import Block, CacheControl, CountTokensBody, Message, MessagesBody, Tool
-from vnext.server.messages.client_tools import function_of
-from vnext.server.messages.reading import blocks_of, result_of, text_of
 
 BILLING_HEADER = "x-anthropic-billing-header:"
 """A system block of Claude Code that differs from request to request: as a part of the prompt, it would defeat the prefix
@@ -38,6 +37,80 @@ _NAMES = (
     (r"stop(?= (?:has|holds|is)\b|$)", "stop_sequences"),
 )
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
+_TEXT, _LINE = {"type": "string"}, {"type": "integer"}
+_RANGE = {"type": "array", "items": _LINE, "description": "The first and the last line; -1 as the last is the end."}
+PASSED_OVER = frozenset(
+    "server_tool_use mcp_tool_use container_upload tool_reference web_search_tool_result web_fetch_tool_result "
+    "code_execution_tool_result bash_code_execution_tool_result text_editor_code_execution_tool_result tool_search_tool_result "
+    "mcp_tool_result advisor_tool_result".split()
+)
+"""Calls of tools that ran at Anthropic, and their results: what they say is in the words that followed."""
+_PLACEHOLDERS = {
+    "image": "[An image was here. This model reads text only.]",
+    "document": "[A file was here. This model reads text only.]",
+}
+
+
+def blocks_of(content: str | Sequence[Block], path: str) -> Iterator[tuple[Block, str]]:
+    """Each block that is not passed over, with its place."""
+    assert not isinstance(content, str)
+    for place, block in enumerate(content):
+        if block.type not in PASSED_OVER:
+            yield block, f"{path}.content[{place}]"
+
+
+def text_of(block: Block, path: str) -> str:
+    """A block's text. Raises InvalidRequest for a type that has none."""
+    match block.type:
+        case "text":
+            if block.text is None:
+                raise InvalidRequest(f"{path}.text is missing: it is required.", f"{path}.text")
+            return block.text
+        case "image":
+            return _PLACEHOLDERS["image"]
+        case "document":
+            return _document(block, f"{path}.source")
+        case "search_result":
+            source = block.source if isinstance(block.source, str) else None
+            return _titled(_content(block.content, path), block.title, source)
+        case "compaction":
+            return _content(block.content, path)
+    raise InvalidRequest(f"{path}.type is {block.type!r}: this server reads text only here, leave it out.", f"{path}.type")
+
+
+def result_of(block: Block, path: str) -> str:
+    """A tool's result. Chat templates know no failed results: the text says so."""
+    text = _content(block.content, path)
+    return f"Error: {text}" if block.is_error else text
+
+
+def _document(block: Block, path: str) -> str:
+    """Of its own text, or a placeholder."""
+    match block.source:
+        case {"type": "text", "data": str(text)} | {"type": "content", "content": str(text)}:
+            return _titled(text, block.title, block.context)
+        case {"type": "content", "content": [*parts]}:
+            texts = [part["text"] if _is_text(part) else _PLACEHOLDERS["image"] for part in parts]
+            return _titled("\n".join(texts), block.title, block.context)
+        case {"type": "base64" | "url" | "file"}:
+            return _titled(_PLACEHOLDERS["document"], block.title, block.context)
+    raise InvalidRequest(f"{path} is no document: its type must be 'text', 'content', 'base64', 'url' or 'file'.", path)
+
+
+def _is_text(part: object) -> bool:
+    return isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str)
+
+
+def _titled(text: str, *heads: str | None) -> str:
+    return "\n".join([*filter(None, heads), text])
+
+
+def _content(content: object, path: str) -> str:
+    if content is None or isinstance(content, str):
+        return content or ""
+    if isinstance(content, dict):
+        raise InvalidRequest(f"{path}.content is an object: send a text or a list of blocks.", f"{path}.content")
+    return "\n".join(text_of(each, where) for each, where in blocks_of(content, path))
 
 
 def names_of(body: CountTokensBody) -> Names:
@@ -240,3 +313,51 @@ def _user(message: Message, path: str) -> list[dict[str, Any]]:
         else:
             found.append({"role": message.role, "content": text_of(block, where)})
     return found or [{"role": message.role, "content": ""}]
+
+
+def _object(required: tuple[str, ...], **properties: Any) -> dict[str, Any]:
+    return {"type": "object", "properties": properties, "required": [*required]}
+
+
+def _commands(*commands: str, **properties: Any) -> dict[str, Any]:
+    return _object(("command",), command={"type": "string", "enum": [*commands]}, **properties)
+
+
+_EDITED = {"path": _TEXT, "file_text": _TEXT, "old_str": _TEXT, "new_str": _TEXT, "insert_line": _LINE, "view_range": _RANGE}
+_RENAMED = {"old_path": _TEXT, "new_path": _TEXT}
+_BASH = "Runs a command in a shell that stays open between calls. restart: true starts it anew."
+_EDIT = (
+    "Shows and changes files. view: path, view_range. create: path, file_text. str_replace: path, old_str, which stands in the "
+    "file once, new_str. insert: path, insert_line, the line after which {} goes."
+)
+_MEMORY = (
+    "Keeps notes in files under /memories, which last from one conversation to the next. view: path, view_range. create: path, "
+    "file_text. str_replace: path, old_str, new_str. insert: path, insert_line, insert_text. delete: path. "
+    "rename: old_path, new_path."
+)
+_SCHEMAS = {
+    "bash": (_BASH, _object((), command=_TEXT, restart={"type": "boolean"})),
+    "text_editor": (
+        _EDIT.format("insert_text"),
+        _commands("view", "create", "str_replace", "insert", **_EDITED, insert_text=_TEXT),
+    ),
+    "memory": (
+        _MEMORY,
+        _commands("view", "create", "str_replace", "insert", "delete", "rename", **_EDITED, insert_text=_TEXT, **_RENAMED),
+    ),
+}
+_WITH_UNDO = (
+    _EDIT.format("new_str") + " undo_edit: path.",
+    _commands("view", "create", "str_replace", "insert", "undo_edit", **_EDITED),
+)
+_LAST_WITH_UNDO = "20250124"
+
+
+def function_of(kind: str) -> dict[str, Any] | None:
+    """The description and the schema of a tool of this type, such as bash_20250124; None for one that no client runs here."""
+    if (found := re.fullmatch(r"(bash|text_editor|memory)_(\d{8})", kind)) is None:
+        return None
+    name, version = found.groups()
+    can_undo = name == "text_editor" and version <= _LAST_WITH_UNDO
+    description, parameters = _WITH_UNDO if can_undo else _SCHEMAS[name]
+    return {"description": description, "parameters": parameters}

@@ -16,10 +16,10 @@ from typing import Any
 import msgspec
 
 from vnext.runtime.protocol.sampling_params import InvalidRequest
-from vnext.server.context.call_pairs import CallPairs, is_object
+from vnext.server.context.conversation import CallPairs, is_object
+from vnext.server.context.errors import SCORING, Names
 from vnext.server.context.openai_types import ChatBody
-from vnext.server.context.renaming import SCORING, Names
-from vnext.server.context.tool_choice import check_names
+from vnext.server.context.structure import check_names
 from vnext.server.responses.bodies import Content, Item, ResponsesBody, Tool
 
 ARGUMENT = "input"

@@ -1,19 +1,29 @@
-"""/v1/batches: many requests from one file, answered in the background, as in OpenAI's API. `server/batches` runs them."""
+"""/v1/batches and /v1/files: many requests from one file, answered in the background, as in OpenAI's API. `server/batches` runs
+them.
+
+Owns the upload: multipart, bounded in size and pace, written to disk as it comes, beside the event loop and with a turn for
+others after each piece.
+"""
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import msgspec
-from aiohttp import web
+from aiohttp import BodyPartReader, web
+from aiohttp.http_exceptions import BadHttpMessage
+from msgspec import UNSET
 
 from vnext.runtime.protocol.sampling_params import InvalidRequest
 from vnext.server.batches.service import batches_of
-from vnext.server.batches.store import seen
+from vnext.server.batches.store import FILE_BYTES_MAX, private, seen, writing
+from vnext.server.context.errors import BodyTooSlow, ContentRefused
 from vnext.server.context.server_context import tenant_of
-from vnext.server.http.bodies import read_body
-from vnext.server.http.pages import Pages
-from vnext.server.views.files import listed
+from vnext.server.http.bodies import PAUSE_S, read_body
+from vnext.server.http.pages import Pages, ordered, page_of
 
 ENDPOINTS = (
     "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings", "/v1/messages", "/v1/score", "/v1/rerank",
@@ -21,8 +31,114 @@ ENDPOINTS = (
 )  # fmt: skip
 """Those of them that this server has."""
 WINDOW = "24h"
-PAGES = Pages(usual=20, most=100)
+BATCH_PAGES = Pages(usual=20, most=100)
 METADATA_COUNT_MAX, METADATA_CHARACTERS_MAX = 16, 512
+PURPOSES = ("batch",)
+FILE_PAGES = Pages(usual=10_000, most=10_000)
+NAME_CHARACTERS_MAX = 256
+PURPOSE_BYTES_MAX = 64
+PARTS_MAX = 16
+PIECE_BYTES = 2**16
+
+
+async def create_file(request: web.Request) -> web.Response:
+    """POST /v1/files."""
+    store = batches_of(request).store
+    if request.content_type != "multipart/form-data":
+        raise ContentRefused("A file comes as multipart/form-data, with the parts purpose and file (curl -F).")
+    draft = store.draft()
+    try:
+        async with asyncio.timeout(PAUSE_S + FILE_BYTES_MAX / 1e6):
+            with writing():
+                name, purpose = await _parts(request, draft)
+        if purpose not in PURPOSES:
+            raise InvalidRequest(f"purpose is {purpose!r}: it must be 'batch'.", "purpose")
+        if not draft.is_file():
+            raise InvalidRequest("file is missing: it is required.", "file")
+        return _json(store.add_file(draft, name, purpose, owner=tenant_of(request).owner or UNSET))
+    except TimeoutError:
+        raise BodyTooSlow("The file came too slowly: send it again.") from None
+    except BadHttpMessage:
+        raise InvalidRequest("The body is no valid multipart/form-data: a part has a header that is none.") from None
+    except InvalidRequest:
+        raise
+    except ValueError as error:  # aiohttp's own word on a body that is no multipart
+        raise InvalidRequest(f"The body is no valid multipart/form-data: {error}.") from error
+    finally:
+        with writing():
+            draft.unlink(missing_ok=True)
+
+
+async def list_files(request: web.Request) -> web.Response:
+    """GET /v1/files, the newest first: of one `purpose`, the page that `limit`, `after` and `order` ask for."""
+    files = seen(batches_of(request).store.files, tenant_of(request))
+    if purpose := request.query.get("purpose"):
+        files = [file for file in files if file.purpose == purpose]
+    return _json(listed(files, request.query, FILE_PAGES))
+
+
+async def get_file(request: web.Request) -> web.Response:
+    """GET /v1/files/{file_id}."""
+    return _json(batches_of(request).store.file(request.match_info["file_id"], tenant_of(request)))
+
+
+async def get_file_content(request: web.Request) -> web.StreamResponse:
+    """GET /v1/files/{file_id}/content."""
+    store = batches_of(request).store
+    path = store.content(store.file(request.match_info["file_id"], tenant_of(request)).id)
+    return web.FileResponse(path, headers={"Content-Type": "application/octet-stream", "X-Content-Type-Options": "nosniff"})
+
+
+async def delete_file(request: web.Request) -> web.Response:
+    """DELETE /v1/files/{file_id}."""
+    id_ = request.match_info["file_id"]
+    store = batches_of(request).store
+    store.delete_file(store.file(id_, tenant_of(request)).id)
+    return _json({"id": id_, "object": "file", "deleted": True})
+
+
+def listed(newest_first: list[Any], query: Mapping[str, str], pages: Pages) -> dict[str, Any]:
+    """The page of entries with ids that a query asks for, as a list of OpenAI's API. Raises InvalidRequest."""
+    page, has_more = page_of(ordered(newest_first, query), lambda entry: entry.id, query, pages)
+    ends = {"first_id": page[0].id, "last_id": page[-1].id} if page else {"first_id": None, "last_id": None}
+    return {"object": "list", "data": page, "has_more": has_more} | ends
+
+
+async def _parts(request: web.Request, draft: Path) -> tuple[str, str]:
+    """The file's name and purpose; its bytes go into `draft`."""
+    name, purpose, count = "", "", 0
+    reader = await request.multipart()
+    while isinstance(part := await reader.next(), BodyPartReader):
+        count += 1
+        if count > PARTS_MAX:
+            raise InvalidRequest(f"The body has more than {PARTS_MAX} parts: purpose and file are enough.")
+        if part.name == "file":
+            name = (part.filename or "upload.jsonl")[:NAME_CHARACTERS_MAX]
+            await _save(part, draft)
+        elif part.name == "purpose":
+            purpose = (await part.read_chunk(PURPOSE_BYTES_MAX)).decode(errors="replace")
+        await _skip(part)
+    return name, purpose
+
+
+async def _save(part: BodyPartReader, draft: Path) -> None:
+    size = 0
+    with open(draft, "wb", opener=private) as file:
+        while data := await part.read_chunk(PIECE_BYTES):
+            size += len(data)
+            if size > FILE_BYTES_MAX:
+                raise web.HTTPRequestEntityTooLarge(FILE_BYTES_MAX, size)
+            await asyncio.to_thread(file.write, data)
+
+
+async def _skip(part: BodyPartReader) -> None:
+    """Read the rest of a part that nobody wants."""
+    size = 0
+    while not part.at_eof():
+        size += len(await part.read_chunk(PIECE_BYTES))
+        if size > FILE_BYTES_MAX:
+            raise web.HTTPRequestEntityTooLarge(FILE_BYTES_MAX, size)
+        await asyncio.sleep(0)
 
 
 class BatchBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -62,7 +178,7 @@ async def create_batch(request: web.Request) -> web.Response:
 
 async def list_batches(request: web.Request) -> web.Response:
     """GET /v1/batches, the newest first: the page that `limit`, `after` and `order` ask for."""
-    return _json(listed(seen(batches_of(request).store.batches, tenant_of(request)), request.query, PAGES))
+    return _json(listed(seen(batches_of(request).store.batches, tenant_of(request)), request.query, BATCH_PAGES))
 
 
 async def get_batch(request: web.Request) -> web.Response:

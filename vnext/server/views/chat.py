@@ -14,14 +14,12 @@ import msgspec
 from aiohttp import web
 
 from vnext.server.answers.chat_request import ChatRequest
-from vnext.server.answers.experts import check_experts, experts_member
 from vnext.server.answers.generation import Choice, Generation
-from vnext.server.answers.logprobs import ChatLogprobs, prompt_member, speller
+from vnext.server.answers.logprobs import ChatLogprobs, check_experts, experts_member, prompt_member, speller
 from vnext.server.answers.parts import joined
-from vnext.server.answers.readers import Streamed, Whole, closing, streamed
+from vnext.server.answers.readers import Streamed, Whole, closing, event_ids, streamed
 from vnext.server.answers.resuming import EventIds, call_of
-from vnext.server.answers.stream_ids import event_ids
-from vnext.server.context.call_pairs import check_calls
+from vnext.server.context.conversation import check_calls
 from vnext.server.context.identity import client_of, identify
 from vnext.server.context.openai_types import ChatBody, continuous_usage, include_usage, refuse_scored_stream
 from vnext.server.context.server_context import SERVER_CONTEXT, ServerContext

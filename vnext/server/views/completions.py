@@ -14,12 +14,17 @@ from aiohttp import web
 
 from vnext.runtime.protocol.sampling_params import CHOICES_MAX, InvalidRequest, SamplingParams
 from vnext.server.answers.beams import generation_of
-from vnext.server.answers.experts import check_experts, experts_member
 from vnext.server.answers.generation import Choice, Generation
-from vnext.server.answers.logprobs import completion_logprobs, echoed_logprobs, prompt_member, speller
-from vnext.server.answers.readers import Streamed, Whole, closing, streamed
+from vnext.server.answers.logprobs import (
+    check_experts,
+    completion_logprobs,
+    echoed_logprobs,
+    experts_member,
+    prompt_member,
+    speller,
+)
+from vnext.server.answers.readers import Streamed, Whole, closing, event_ids, streamed
 from vnext.server.answers.resuming import EventIds, call_of
-from vnext.server.answers.stream_ids import event_ids
 from vnext.server.context.identity import client_of, identify
 from vnext.server.context.openai_types import (
     CompletionBody,

@@ -14,14 +14,12 @@ from vnext.runtime.protocol.sampling_params import ContextExceeded, InvalidReque
 from vnext.server.answers.chat_request import ChatRequest, prompt_of
 from vnext.server.answers.generation import RETAINED, Generation
 from vnext.server.answers.parts import AnswerParts
+from vnext.server.answers.readers import SingleReader, event_ids
 from vnext.server.answers.resuming import call_of
-from vnext.server.answers.single import SingleReader
-from vnext.server.answers.stream_ids import event_ids
-from vnext.server.context.errors import Failure
+from vnext.server.context.errors import Failure, in_names
 from vnext.server.context.identity import client_of
-from vnext.server.context.renaming import in_names
 from vnext.server.context.server_context import SERVER_CONTEXT
-from vnext.server.context.tool_choice import tool_choice_of
+from vnext.server.context.structure import tool_choice_of
 from vnext.server.http.bodies import read_body
 from vnext.server.http.streaming import Events, event_frame, respond
 from vnext.server.messages.blocks import Event, MessageBuilder

@@ -17,15 +17,13 @@ from vnext.runtime.protocol.sampling_params import InvalidRequest
 from vnext.server.answers.chat_request import ChatRequest, prompt_of
 from vnext.server.answers.generation import RETAINED, Generation
 from vnext.server.answers.logprobs import ChatLogprobs, speller
+from vnext.server.answers.readers import SingleReader, event_ids
 from vnext.server.answers.resuming import call_of
-from vnext.server.answers.single import SingleReader
-from vnext.server.answers.stream_ids import event_ids
 from vnext.server.context.api_keys import Tenant
-from vnext.server.context.errors import Failure, FileUnknown
+from vnext.server.context.errors import Failure, FileUnknown, in_names
 from vnext.server.context.identity import client_of, identify
-from vnext.server.context.renaming import in_names
 from vnext.server.context.server_context import SERVER_CONTEXT, ServerContext, tenant_of
-from vnext.server.context.tool_choice import tool_choice_of
+from vnext.server.context.structure import tool_choice_of
 from vnext.server.http.background import BACKGROUND, Running, send_all
 from vnext.server.http.bodies import read_body
 from vnext.server.http.event_ids import HEADER

@@ -16,7 +16,7 @@ from vnext.server.answers.chat_request import prompt_of
 from vnext.server.context.identity import client_of
 from vnext.server.context.openai_types import ChatBody, ChatMessage, Tool
 from vnext.server.context.server_context import SERVER_CONTEXT, ServerContext
-from vnext.server.context.tool_choice import tool_choice_of
+from vnext.server.context.structure import tool_choice_of
 from vnext.server.http.bodies import read_body
 
 
