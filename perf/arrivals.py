@@ -8,8 +8,6 @@ many replicas.
 
 from __future__ import annotations
 
-import http.client
-import json
 import random
 import tempfile
 import threading
@@ -21,6 +19,8 @@ import numpy as np
 
 from perf.record import parser_of, record_of, write_record
 from perf.recording import Server
+from vnext.commands.bench.load.answers import Chunk
+from vnext.commands.bench.load.blocking import BlockingClient
 from vnext.commands.machine import machine
 
 CLIENTS, SYSTEMS, SYSTEM_TOKENS = 24, 4, 160
@@ -57,7 +57,7 @@ def text_of(conversation: int, system: int, system_tokens: int, length: int, cop
 
 def talk(address: str, client: int, began_s: float, until_s: float, found: list[Request]) -> None:
     """One client: a conversation after the other until the time is over."""
-    rng, connection = random.Random(client), http.client.HTTPConnection(address, timeout=TIMEOUT_S)
+    rng, server = random.Random(client), BlockingClient(address, timeout_s=TIMEOUT_S)
     for conversation in range(client, 10**6, CLIENTS):
         system, length = rng.randrange(SYSTEMS), SYSTEM_TOKENS
         for _ in range(rng.randint(*TURNS)):
@@ -70,9 +70,8 @@ def talk(address: str, client: int, began_s: float, until_s: float, found: list[
             at_ms = int(1e3 * (time.monotonic() - began_s))
             prompt = text_of(conversation, system, SYSTEM_TOKENS, length).tolist()
             body = {"prompt": prompt, "max_tokens": answer, "ignore_eos": True, "temperature": 0}
-            connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
-            usage = json.loads(connection.getresponse().read())["usage"]
-            found.append(Request(at_ms, conversation, system, usage["prompt_tokens"], usage["completion_tokens"]))
+            usage = server.ask("/v1/completions", body, Chunk).usage
+            found.append(Request(at_ms, conversation, system, usage.prompt_tokens, usage.completion_tokens))
             length += answer
 
 

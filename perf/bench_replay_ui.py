@@ -14,13 +14,13 @@ import shutil
 import subprocess
 import sys
 import time
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from scripts.make_log import make_log
+from vnext.commands.bench.load.blocking import BlockingClient
 
 webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed (pip install -e .[dev])")
 from selenium.common.exceptions import TimeoutException  # noqa: E402
@@ -66,10 +66,10 @@ class Server:
         command = [sys.executable, "-m", "vnext.replay", "ui", str(LONG), "--json"]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT)
         self.address = json.loads(self.process.stdout.readline())["address"]
+        self._client = BlockingClient(self.address, timeout_s=WAIT_S)
 
     def ask(self, name: str) -> dict:
-        with urllib.request.urlopen(f"{self.address}api/{name}", timeout=WAIT_S) as answer:
-            return json.loads(answer.read())
+        return self._client.ask(f"/api/{name}", None, dict)
 
     def ready(self) -> Server:
         """Wait for the overview and the index; the first segment's index is built on the first request for one of its steps."""

@@ -19,7 +19,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.request
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
@@ -31,6 +30,7 @@ from perf.bench_server_cost import thread_seconds
 from perf.followed import COMPLETION, IDENTITY, answered, followed
 from perf.record import parser_of, record_of, write_record
 from perf.recording import spread
+from vnext.commands.bench.load.blocking import BlockingClient
 from vnext.commands.machine import machine
 from vnext.gateway.app import make_app, make_runner
 from vnext.gateway.context import RouterContext
@@ -233,11 +233,10 @@ def started_again(urls: list[str], environment: dict[str, str]) -> float:
         try:
             said = next(line for line in process.stdout if "routing by" in line)
             address = next(word for word in said.split() if word.startswith("http")).rstrip(";")
-            asked = urllib.request.Request(f"{address}/router/backends", headers={"Authorization": f"Bearer {KEY}"})
+            client = BlockingClient(address, KEY, START_S)
             while time.perf_counter() - began_s < START_S:
-                with urllib.request.urlopen(asked, timeout=START_S) as answer:
-                    if {each["view"] for each in json.loads(answer.read())} == {"exact"}:
-                        return time.perf_counter() - began_s
+                if {each["view"] for each in client.ask("/router/backends", None, list)} == {"exact"}:
+                    return time.perf_counter() - began_s
                 time.sleep(POLL_S)
         finally:
             process.kill()

@@ -7,8 +7,6 @@ Its bound is the size of the weights, plus the part of the cache that was ever w
 
 from __future__ import annotations
 
-import http.client
-import json
 import re
 import subprocess
 import sys
@@ -21,6 +19,8 @@ import psutil
 import pytest
 
 from perf.peers.sessions import checkpoint, environment, proportional_kib
+from vnext.commands.bench.load.answers import Chunk
+from vnext.commands.bench.load.blocking import BlockingClient
 
 THREADS = 2
 ROUNDS = 5
@@ -65,11 +65,8 @@ def serving(model: Path, weights: str = "") -> Iterator[tuple[subprocess.Popen[s
 
 def complete(address: str, prompts: list[list[int]], length: int) -> None:
     body = {"model": "m", "prompt": prompts, "max_tokens": length, "temperature": 0, "ignore_eos": True}
-    connection = http.client.HTTPConnection(address, timeout=60)
-    connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
-    answer = json.loads(connection.getresponse().read())
-    connection.close()
-    assert answer["usage"]["completion_tokens"] == length * len(prompts)
+    answer = BlockingClient(address, timeout_s=60).ask("/v1/completions", body, Chunk)
+    assert answer.usage.completion_tokens == length * len(prompts)
 
 
 def held_mb(server: subprocess.Popen[str]) -> dict[str, float]:

@@ -13,17 +13,15 @@ import argparse
 import asyncio
 import json
 import os
-import socket
+import re
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import msgspec
 import torch
 from safetensors import safe_open
@@ -31,11 +29,13 @@ from safetensors.torch import save_file
 
 import vnext
 from vnext import LLM, LoRARequest, SamplingParams
+from vnext.commands.bench.load.answers import Chunk, Models
+from vnext.commands.bench.load.client import COMPLETIONS, Client
 from vnext.commands.machine import machine
 
 RANK, REQUESTS, TOKENS = 16, 32, 64
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-STREAM_TOKENS, LOADS, READY_S = 160, 12, 120
+STREAM_TOKENS, LOADS = 160, 12
 
 
 def main() -> None:
@@ -102,22 +102,20 @@ def throughput(model: Path, adapters: list[Path], rounds: int) -> dict[str, Any]
 
 async def loading(model: Path, adapters: list[Path]) -> dict[str, Any]:
     """The gaps between tokens of 32 streams, in ms: beside requests that load adapters, and beside the same without them."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port = found.getsockname()[1]
     names = [f"{at}={folder}" for at, folder in enumerate(adapters)]
-    command = [sys.executable, "-m", "vnext.commands.cli", "serve", str(model), "--port", str(port), "--threads", "1", "--log", "off"]
+    command = [sys.executable, "-m", "vnext.commands.cli", "serve", str(model), "--port", "0", "--threads", "1", "--log", "off"]
     command += ["--enable-lora", "--max-loras", "1", "--max-lora-rank", str(RANK), "--max-model-len", "512", "--lora-modules", *names]
-    server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment, text=True)
     gaps: dict[str, list[float]] = {"loading": [], "alone": []}
     try:
-        async with aiohttp.ClientSession(f"http://127.0.0.1:{port}") as session:
-            base = await ready(session)
+        async with Client(re.search(r"http://[\d.]+:\d+", "".join(iter(server.stdout.readline, "vnext: Ctrl-C stops\n")))[0]) as client:
+            base = (await client.ask("/v1/models", None, Models)).first.id
             for round_ in range(3):
                 for kind, chosen in (("alone", [base] * len(adapters)), ("loading", list(map(str, range(len(adapters)))))):
-                    streams = [asyncio.create_task(stream_gaps(session, base, at)) for at in range(REQUESTS)]
+                    streams = [asyncio.create_task(stream_gaps(client, base, at)) for at in range(REQUESTS)]
                     for model_name in chosen:
-                        await complete(session, model_name)
+                        await client.ask(COMPLETIONS, {"model": model_name, "prompt": "One token:", "max_tokens": 1}, Chunk)
                     found_gaps = [gap for each in await asyncio.gather(*streams) for gap in each]
                     gaps[kind] += found_gaps if round_ else []
     finally:
@@ -132,34 +130,13 @@ async def loading(model: Path, adapters: list[Path]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-async def ready(session: aiohttp.ClientSession) -> str:
-    """The base model's name, as soon as the server answers."""
-    until_s = time.monotonic() + READY_S
-    while time.monotonic() < until_s:
-        with suppress(aiohttp.ClientError):
-            async with session.get("/v1/models") as response:
-                return str((await response.json())["data"][0]["id"])
-        await asyncio.sleep(0.1)
-    raise SystemExit(f"the server does not answer within {READY_S} s")
-
-
-async def stream_gaps(session: aiohttp.ClientSession, model: str, seed: int) -> list[float]:
+async def stream_gaps(client: Client, model: str, seed: int) -> list[float]:
     """The seconds between the events of one stream."""
     body = {
         "model": model, "prompt": f"Stream {seed} begins:", "max_tokens": STREAM_TOKENS, "seed": seed, "ignore_eos": True, "stream": True,
     }  # fmt: skip
-    times = []
-    async with session.post("/v1/completions", json=body) as response:
-        assert response.status == 200, await response.text()
-        async for line in response.content:
-            if line.startswith(b"data: {"):
-                times.append(time.perf_counter())
+    times = [chunk.at_s async for chunk in client.stream(COMPLETIONS, body)]
     return [later - earlier for earlier, later in zip(times, times[1:])]
-
-
-async def complete(session: aiohttp.ClientSession, model: str) -> None:
-    async with session.post("/v1/completions", json={"model": model, "prompt": "One token:", "max_tokens": 1}) as response:
-        assert response.status == 200, await response.text()
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ the record.
 from __future__ import annotations
 
 import argparse
-import http.client
 import json
 import math
 import os
@@ -30,6 +29,8 @@ import msgspec
 import psutil
 
 from vnext.base.version import __version__
+from vnext.commands.bench.load.answers import Chunk
+from vnext.commands.bench.load.blocking import BlockingClient
 from vnext.commands.machine import machine
 
 MODES = ("off", "shape", "full")
@@ -60,7 +61,7 @@ class Server:
             said.append(line)
             if line.startswith("vnext: try"):
                 self.address = re.search(r"http://([\d.]+:\d+)", "".join(said))[1]
-                self._connection = http.client.HTTPConnection(self.address, timeout=REQUEST_TIMEOUT_S)
+                self.client = BlockingClient(self.address, timeout_s=REQUEST_TIMEOUT_S)
                 family = psutil.Process(self._process.pid).children(recursive=True)
                 self.core = self._child(family, "vnext.runtime.engine.main").pid
                 self.api = self._child(family, "vnext.server")
@@ -78,12 +79,11 @@ class Server:
 
     def ask(self, prompts: list[list[int]], answer_length: int = ANSWER_LENGTH) -> tuple[float, float]:
         """Make one call with all prompts; return its duration and the engine core thread's processor time, in seconds."""
-        body = json.dumps({"prompt": prompts, "max_tokens": answer_length, "temperature": 0, "ignore_eos": True})
+        body = {"prompt": prompts, "max_tokens": answer_length, "temperature": 0, "ignore_eos": True}
         core_s, began_s = self._core_s(), time.perf_counter()
-        self._connection.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
-        answer = json.loads(self._connection.getresponse().read())
+        answer = self.client.ask("/v1/completions", body, Chunk)
         took_s = time.perf_counter() - began_s
-        assert answer["usage"]["completion_tokens"] == BATCH * answer_length, answer
+        assert answer.usage.completion_tokens == BATCH * answer_length, answer
         return took_s, self._core_s() - core_s
 
     def _core_s(self) -> float:
@@ -91,13 +91,11 @@ class Server:
 
     def steps_and_bytes(self) -> tuple[int, int]:
         """Return the steps and the log's bytes so far, from /metrics."""
-        self._connection.request("GET", "/metrics")
-        text = self._connection.getresponse().read().decode()
+        text = self.client.read("/metrics").decode()
         found = (re.search(rf"^{name}(?:{{.*}})? (\S+)", text, re.MULTILINE) for name in ("vnext_steps_total", "vnext_log_bytes"))
         return tuple(int(float(match[1])) for match in found)
 
     def __exit__(self, *_: object) -> None:
-        self._connection.close()
         self._process.terminate()
         self._process.stdout.read()
         self._process.stdout.close()

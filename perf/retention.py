@@ -9,7 +9,6 @@ those of all processes of the server until then.
 from __future__ import annotations
 
 import argparse
-import http.client
 import json
 import statistics
 import tempfile
@@ -24,6 +23,7 @@ import psutil
 from perf.bench_server_cost import thread_seconds
 from perf.recording import Server
 from vnext.base.version import __version__
+from vnext.commands.bench.load.blocking import BlockingClient
 from vnext.commands.machine import machine
 
 TURNS = 10
@@ -40,7 +40,7 @@ class Client:
     """A client of a server, and the processor time of the server's processes."""
 
     def __init__(self, server: Server) -> None:
-        self._address = server.address
+        self._client = BlockingClient(server.address, timeout_s=TIMEOUT_S)
         self._pids = [server.core, *(child.pid for child in psutil.Process(server.core).parent().children(recursive=True))]
 
     def ask(self, prompt: list[int], pins: bool = False) -> tuple[dict[str, Any], list[int]]:
@@ -49,21 +49,14 @@ class Client:
             "prompt": prompt, "max_tokens": ANSWER, "temperature": 0, "ignore_eos": True, "stream": True, "return_token_ids": True,
             "stream_options": {"include_usage": True}, "prompt_cache_retention": "24h" if pins else None,
         }  # fmt: skip
-        connection = http.client.HTTPConnection(self._address, timeout=TIMEOUT_S)
         cpu_s, began_s = self._cpu_s(), time.perf_counter()
-        connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
-        answer, took, found = connection.getresponse(), None, list[int]()
-        for line in answer:
-            if not line.startswith(b"data: {"):
-                continue
-            took = took or {"seconds": time.perf_counter() - began_s, "cpu": self._cpu_s() - cpu_s}
-            chunk = json.loads(line[6:])
-            for choice in chunk["choices"]:
-                found += choice.get("token_ids") or []
-            if chunk.get("usage"):
-                took["hit"] = chunk["usage"]["prompt_tokens_details"]["cached_tokens"]
-        connection.close()
-        assert answer.status == 200 and took and len(found) == ANSWER, (answer.status, found)
+        took, found = None, list[int]()
+        for chunk in self._client.stream("/v1/completions", body):
+            took = took or {"seconds": chunk.at_s - began_s, "cpu": self._cpu_s() - cpu_s}
+            found += chunk.token_ids
+            if chunk.usage:
+                took["hit"] = chunk.usage.prompt_tokens_details.cached_tokens
+        assert took and len(found) == ANSWER, found
         return {name: round(value, 4) for name, value in took.items()}, found
 
     def _cpu_s(self) -> float:

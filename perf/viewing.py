@@ -16,12 +16,12 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.request
 from collections.abc import Iterator
 from typing import Any
 
 from perf.record import parser_of, record_of, write_record
 from perf.recording import BATCH, Server, fresh_prompts
+from vnext.commands.bench.load.blocking import BlockingClient
 from vnext.commands.machine import machine
 
 STRETCH_S = 10.0
@@ -63,7 +63,7 @@ def ask(server: Server, rng: random.Random) -> int:
     return BATCH * ANSWER_LENGTH
 
 
-def stretch(server: Server, rng: random.Random, page: str | None) -> dict[str, float]:
+def stretch(server: Server, rng: random.Random, page: BlockingClient | None) -> dict[str, float]:
     """Make calls for STRETCH_S; return the API server's processor time in shares of one core."""
     process, tokens = server.api, 0
     began_s, cpu_s = time.perf_counter(), sum(process.cpu_times()[:2])
@@ -71,21 +71,21 @@ def stretch(server: Server, rng: random.Random, page: str | None) -> dict[str, f
     while (now_s := time.perf_counter()) < began_s + STRETCH_S:
         tokens += ask(server, rng)
         if page is not None and now_s - news_s > NEWS_S:
-            reported, news_s = json.loads(urllib.request.urlopen(f"{page}api/logs", timeout=END_S).read()), now_s
+            reported, news_s = page.ask("/api/logs", None, dict), now_s
     took_s = time.perf_counter() - began_s
     assert page is None or reported["logs"][0]["live"]["condition"] == "live", reported
     return {"core_share": (sum(process.cpu_times()[:2]) - cpu_s) / took_s, "tokens_per_s": tokens / took_s}
 
 
 @contextlib.contextmanager
-def viewing(address: str) -> Iterator[str]:
-    """Start a viewer, wait until it has read the existing log, and yield its page's address."""
+def viewing(address: str) -> Iterator[BlockingClient]:
+    """Start a viewer, wait until it has read the existing log, and yield a client of its page."""
     command = [sys.executable, "-m", "vnext.replay", "ui", f"http://{address}", "--live", "--json"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
-        page = json.loads(process.stdout.readline())["address"]
+        page = BlockingClient(json.loads(process.stdout.readline())["address"], timeout_s=END_S)
         while True:
-            live = json.loads(urllib.request.urlopen(f"{page}api/logs", timeout=END_S).read())["logs"][0]["live"]
+            live = page.ask("/api/logs", None, dict)["logs"][0]["live"]
             if not live["behind"]:
                 break
             time.sleep(NEWS_S)
