@@ -26,6 +26,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
 from docs_records import benchmarks, control_plane, determinism, gpus, scale, table  # noqa: E402  (needs the path above)
 
 from vnext.commands.bench.cli import REPEATS, URL, WORKLOAD  # noqa: E402
+from vnext.commands.chat.conversation import COMMANDS  # noqa: E402
 from vnext.gateway.metrics import RouterMetrics  # noqa: E402
 from vnext.log.codec import FrameBody, RankDetail, RankDigest, SegmentHeader  # noqa: E402
 from vnext.models.registry import FAMILIES  # noqa: E402
@@ -86,6 +87,13 @@ def other_options() -> str:
     text = "\n".join(f"**{name}**\n\n{_options(found)}" for name, found in parts.items())
     shared = ", ".join(f"`{flags_of(name)[0]}`" for name in ROUTER_HTTP)
     return f"{text}\n`vnext router` also has these options of the server: {shared}.\n"
+
+
+def chat_commands() -> str:
+    return table(
+        ("command", "what it does"),
+        (("`" + " ".join([", ".join(command.names), command.argument]).strip() + "`", command.help) for command in COMMANDS),
+    )
 
 
 # ---- routes and metrics ------------------------------------------------------------------------------------------
@@ -264,6 +272,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "engine-options": lambda: options(EngineSettings),
     "server-options": lambda: options(ServerSettings),
     "other-options": other_options,
+    "chat-commands": chat_commands,
     "routes": routes,
     "metrics": metrics,
     "router-metrics": router_metrics,
