@@ -18,13 +18,14 @@ from vnext.state.events import (
     StepPlanned,
     pack_tokens,
 )
-from vnext.state.fold_plan import row_blocks, row_tokens
 from vnext.state.laws import check
 from vnext.state.outputs import Output, outputs
 from vnext.state.params import Sampling
+from vnext.state.preempt import row_tokens
 from vnext.state.reduce import reduce, start
 from vnext.state.state import State
 from vnext.state.store import fields
+from vnext.state.windows import row_blocks
 
 
 def config_of(**changes: object) -> SchedulerConfig:

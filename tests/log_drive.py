@@ -29,12 +29,12 @@ from vnext.state.events import (
     WeightsChanged,
     pack_tokens,
 )
+from vnext.state.facilities.weights import is_drained
 from vnext.state.feasibility import refusal
-from vnext.state.fold_plan import row_tokens
 from vnext.state.params import Sampling
+from vnext.state.preempt import row_tokens
 from vnext.state.reduce import reduce, start
 from vnext.state.state import State
-from vnext.state.weights import is_drained
 
 Iteration = tuple[list[AnyEvent], list[State], State, list[RankDigest]]
 

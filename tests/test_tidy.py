@@ -40,7 +40,8 @@ ARROWS = {
     "base": set(),
     "runtime": set(),
     "runtime/transport": set(),
-    "state": {"state/store"},
+    "state": {"state/store", "state/facilities"},
+    "state/facilities": {"state/*", "state/store"},
     "state/store": {"base"},
     "log": {"state", "base"},
     "sched": {"state"},
@@ -74,12 +75,12 @@ ARROWS = {
     },
     "runtime/rank": {
         "runtime/protocol", "runtime/processes", "runtime/transport/ring", "runtime/transport/collectives",
-        "runtime/hosts", "runtime/batch", "runtime/gpu", "runtime/hosts/handover", "state/*", "log/snapshot",
+        "runtime/hosts", "runtime/batch", "runtime/gpu", "runtime/hosts/handover", "state/*", "state/facilities", "log/snapshot",
         "sampling", "models", "kernels", "base",
     },
     "runtime/engine": {
         "runtime/protocol", "runtime/processes", "runtime/transport/ring", "runtime/record", "runtime/batch",
-        "runtime/rank", "runtime/hosts", "runtime/hosts/handover", "state/*", "sched/*", "log", "models/errors",
+        "runtime/rank", "runtime/hosts", "runtime/hosts/handover", "state/*", "state/facilities", "sched/*", "log", "models/errors",
         "models/weight_index", "base",
     },
     "routing": {"state/*", "log"},
@@ -87,7 +88,7 @@ ARROWS = {
     "runtime/hosts": {
         "runtime/protocol", "runtime/processes", "runtime/transport/ring", "runtime/transport/collectives", "base",
     },
-    "runtime/hosts/handover": {"runtime/protocol", "runtime/hosts", "state/*"},
+    "runtime/hosts/handover": {"runtime/protocol", "runtime/hosts", "state/*", "state/facilities"},
     # sampling_params is what a client may ask for, shared with `LLM`; answers name the version, and processes end
     "server": {
         "server/batches", "server/messages", "server/responses", "server/views", "server/http", "server/context",
@@ -113,7 +114,7 @@ ARROWS = {
     "replay/reading": {"log", "state/*", "state/store", "sched/*", "base"},
     "replay/console": {"replay/reading", "log", "base"},
     "replay/answers": {"replay/console", "replay/reading", "routing/*", "log", "state", "sched/*"},
-    "replay/futures": {"replay/console", "replay/reading", "routing/*", "log", "state/*", "sched", "base", "sim"},
+    "replay/futures": {"replay/console", "replay/reading", "routing/*", "log", "state/*", "state/facilities", "sched", "base", "sim"},
     "replay/rerun": {
         "kernels", "models", "sampling", "runtime/protocol", "runtime/batch", "runtime/processes", "state/*",
         "sched/*",

@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import pytest
 from core_drive import Engine, arrival_of, config_of, resumed_of, started_with
 from msgspec.structs import replace
 
 from vnext.state.digest import parts
 from vnext.state.errors import IllegalEvent
-from vnext.state.events import AnyEvent, EngineRecovered, RequestAborted, StepCommitted, StepPlanned, pack_tokens
-from vnext.state.reduce import reduce, start
+from vnext.state.events import (
+    AnyEvent,
+    EngineRecovered,
+    EngineStarted,
+    PrefixCacheReset,
+    RequestAborted,
+    RequestArrived,
+    RequestResumed,
+    StepCommitted,
+    StepPlanned,
+    pack_tokens,
+)
+from vnext.state.facilities import adapters, handover, pins, tier, weights
+from vnext.state.reduce import FOLDS, reduce, start
 
 
 def busy(**changes: object) -> Engine:
@@ -216,5 +230,13 @@ def test_a_window_below_zero_is_no_window() -> None:
 
 
 def test_what_is_no_event_is_an_error_of_the_program() -> None:
-    with pytest.raises(AssertionError, match="unreachable"):
+    with pytest.raises(AssertionError, match="object is no event"):
         reduce(busy().state, object())
+
+
+def test_every_event_has_one_fold() -> None:
+    """The facilities fold what their features have, and `fold` the others."""
+    own = {EngineStarted, RequestArrived, RequestResumed, RequestAborted, StepPlanned, StepCommitted, PrefixCacheReset, EngineRecovered}
+    folds = [kind for facility in (adapters, handover, pins, tier, weights) for kind in facility.FOLDS]
+    assert len(folds) == len({*folds}) and {*folds} == FOLDS.keys() and own | FOLDS.keys() == {*get_args(AnyEvent)}
+    assert not own & FOLDS.keys()

@@ -20,10 +20,11 @@ from vnext.sim.simulator import simulate
 from vnext.state import allocate, reduce as reducer
 from vnext.state.digest import digest, parts
 from vnext.state.events import AnyEvent, StepCommitted, pack_tokens
-from vnext.state.fold_plan import row_blocks, row_tokens
 from vnext.state.pool import free_blocks
+from vnext.state.preempt import row_tokens
 from vnext.state.reduce import reduce, start
 from vnext.state.state import State
+from vnext.state.windows import row_blocks
 
 SEEDS = (3, 8, 21)
 

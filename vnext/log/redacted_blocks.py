@@ -19,7 +19,7 @@ from vnext.log import pseudonyms
 from vnext.log.open_blocks import OpenBlocks
 from vnext.state.block_hash import block_hashes, versioned_root
 from vnext.state.config import SchedulerConfig
-from vnext.state.fold_plan import row_tokens
+from vnext.state.preempt import row_tokens
 from vnext.state.state import State, label_of, root_of
 from vnext.state.store.columns_numpy import BLOCK_HASH_SIZE, group_hash
 from vnext.state.windows import row_blocks

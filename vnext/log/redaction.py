@@ -48,12 +48,12 @@ from vnext.state.events import (
     pack_tokens,
     unpack_tokens,
 )
+from vnext.state.facilities.tier import names_in
 from vnext.state.fold_commit import MatchedSamples, match_samples
 from vnext.state.fold_drafts import rounds
-from vnext.state.fold_plan import row_tokens
 from vnext.state.params import Sampling
+from vnext.state.preempt import row_tokens
 from vnext.state.state import State, label_of
-from vnext.state.tier import names_in
 
 SWEEP_MIN = 32
 TierEvent = TierOpened | TierChanged | BlocksPromoted | PromotionEnded

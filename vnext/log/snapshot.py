@@ -19,6 +19,7 @@ from vnext.state.block_hash import block_hashes, versioned_root
 from vnext.state.config import SchedulerConfig
 from vnext.state.errors import LawBroken
 from vnext.state.events import Pause, RequestId
+from vnext.state.facilities.tier import names_in
 from vnext.state.laws import check
 from vnext.state.params import Sampling, reads_cache
 from vnext.state.pool import Pool, free_blocks
@@ -32,7 +33,6 @@ from vnext.state.store.pins import Pins
 from vnext.state.store.prefix_index import prefix_index_of
 from vnext.state.store.rows import Rows
 from vnext.state.store.versions import VersionedArray, VersionedMap
-from vnext.state.tier import names_in
 from vnext.state.waiting_queue import queue_hash
 from vnext.state.windows import NULL, held_entries
 

@@ -13,12 +13,12 @@ import numpy as np
 
 from vnext.sched.ranking import places_best_first
 from vnext.state import pool as pools
-from vnext.state.adapters import may_run
 from vnext.state.allocate import allocate, fits, hit_tokens_of, prefix_hits
 from vnext.state.config import SchedulerConfig
+from vnext.state.facilities.adapters import may_run
+from vnext.state.facilities.tier import transferring
 from vnext.state.state import State, Waiting, blocks_for
 from vnext.state.store.rows import wants
-from vnext.state.tier import transferring
 
 
 def admissions(state: State, running_tokens: int, running_pages: int) -> tuple[tuple[int, int], ...]:

@@ -17,17 +17,18 @@ from vnext.sched.admission import admitted_max, chunk, in_flight_max
 from vnext.sched.preemption import make_room
 from vnext.sched.ranking import places_best_first
 from vnext.state import pool as pools
-from vnext.state.adapters import may_run
 from vnext.state.allocate import allocate, fits, hit_tokens_of, new_page_count, prefix_hits, shared
 from vnext.state.config import SchedulerConfig
 from vnext.state.events import StepPlanned
 from vnext.state.expected import Work, expected_work, in_turn
-from vnext.state.fold_plan import planned_work, without_rows
+from vnext.state.facilities.adapters import may_run
+from vnext.state.facilities.tier import transferring
+from vnext.state.facilities.weights import has_begun
+from vnext.state.fold_plan import planned_work
 from vnext.state.pool import Pool
+from vnext.state.preempt import without_rows
 from vnext.state.state import State, Waiting
 from vnext.state.store.rows import Rows, wants
-from vnext.state.tier import transferring
-from vnext.state.weights import has_begun
 
 Why = Literal["budget", "blocks", "sequences", "adapter", "order", "preempted", "room", "caution", "pause", "disk", "microbatch"]
 """budget: requests before it use up the step's tokens, or leave too few for a prompt that may not be split

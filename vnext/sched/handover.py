@@ -11,8 +11,9 @@ from collections.abc import Collection
 import msgspec
 
 from vnext.state.events import BlocksHandedOver, BlocksReceived, RequestId
+from vnext.state.facilities.handover import handed_over, row_of
+from vnext.state.facilities.tier import names_in
 from vnext.state.state import Request, State, root_of
-from vnext.state.tier import handed_over, names_in, row_of
 
 
 def next_hand_over(state: State, wanted: Collection[int]) -> BlocksHandedOver | None:

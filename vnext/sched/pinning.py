@@ -11,13 +11,13 @@ import numpy as np
 from vnext.sched.admission import chunk
 from vnext.sched.preemption import make_room
 from vnext.sched.ranking import places_best_first
-from vnext.state.adapters import may_run
 from vnext.state.allocate import fits, hit_tokens_of, new_page_count, prefix_hits, shared
 from vnext.state.events import ClockTicked, PinsYielded
 from vnext.state.expected import expected_work
+from vnext.state.facilities.adapters import may_run
+from vnext.state.facilities.tier import transferring
 from vnext.state.pool import HELD
 from vnext.state.state import State
-from vnext.state.tier import transferring
 
 TICK_S = 10
 """Seconds between two ticks, at least: pins end up to so much late."""

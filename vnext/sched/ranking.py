@@ -14,9 +14,9 @@ from msgspec.structs import replace
 
 from vnext.sched.policies import PATIENCE, STEADY, Candidate, Key, key_of, policy_of
 from vnext.sched.turns import places_in_turn, rows_in_turn
+from vnext.state.facilities.weights import has_begun
 from vnext.state.state import State
 from vnext.state.store import fields
-from vnext.state.weights import has_begun
 
 
 def places_best_first(state: State, count: int) -> Sequence[int]:

@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from vnext.sched.ranking import places_best_first
-from vnext.state.adapters import held
 from vnext.state.events import AdapterEvicted, AdapterLoaded
+from vnext.state.facilities.adapters import held
 from vnext.state.state import Slot, State
 
 LOOKAHEAD = 4

@@ -17,8 +17,8 @@ from vnext.sched.ranking import places_best_first
 from vnext.state.allocate import fits, hit_tokens_of, prefix_hits
 from vnext.state.events import BlocksPromoted, PromotionEnded, RequestId
 from vnext.state.expected import expected_work
+from vnext.state.facilities.tier import transferring
 from vnext.state.state import State, Tier, Waiting, blocks_for
-from vnext.state.tier import transferring
 
 LOOKAHEAD = 16
 """The number of waiting requests, best first, for which blocks may be read."""

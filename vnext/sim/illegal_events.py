@@ -16,7 +16,6 @@ from vnext.sim.checks.plain_state import PlainState
 from vnext.sim.drafts import draft_room
 from vnext.sim.laws import wanted
 from vnext.sim.rng import Rng
-from vnext.state.adapters import held
 from vnext.state.events import (
     AdapterEvicted,
     AdapterLoaded,
@@ -37,6 +36,7 @@ from vnext.state.events import (
     TierChanged,
     pack_tokens,
 )
+from vnext.state.facilities.adapters import held
 from vnext.state.params import Sampling
 from vnext.state.pool import pinned_count
 from vnext.state.state import State

@@ -32,11 +32,11 @@ from vnext.state.events import (
     WeightsChanged,
     generated_by,
 )
+from vnext.state.facilities.tier import transferring
 from vnext.state.outputs import Output
 from vnext.state.pool import pinned_pages
 from vnext.state.state import Waiting, blocks_for
 from vnext.state.store.columns_numpy import group_hash
-from vnext.state.tier import transferring
 
 
 def decision_laws(before: PlainState, plan: StepPlanned | None, after: PlainState) -> None:

@@ -38,10 +38,10 @@ from vnext.state.events import (
     WeightsChanged,
     first_of,
 )
+from vnext.state.facilities.handover import handed_over
 from vnext.state.pool import indexed_since
 from vnext.state.reduce import reduce, start
 from vnext.state.state import State, Transfer
-from vnext.state.tier import handed_over
 
 CHAIN_FACTOR = 0x9E3779B97F4A7C15
 CHAIN_MASK = 2**64 - 1

@@ -1,6 +1,6 @@
 """Changes of the weights in a simulation: when one is due, decided from the plain state, and what must be refused before.
 
-The engine's own decision is in vnext/state/weights.py.
+The engine's own decision is in vnext/state/facilities/weights.py.
 """
 
 from __future__ import annotations

@@ -17,7 +17,8 @@ from vnext.state.block_hash import block_hashes
 from vnext.state.errors import IllegalEvent, require
 from vnext.state.events import StepCommitted, unpack_tokens
 from vnext.state.fold_drafts import Runs, runs_in_place, runs_of, settle
-from vnext.state.fold_plan import NO_ROWS, hash_full_blocks, move_tokens, release_row, row_tokens, without_rows
+from vnext.state.fold_plan import NO_ROWS, hash_full_blocks, move_tokens
+from vnext.state.preempt import release_row, row_tokens, without_rows
 from vnext.state.state import Counters, State, root_of
 from vnext.state.store import columns, extents, fields
 from vnext.state.store.clients import left_batch

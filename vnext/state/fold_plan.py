@@ -12,7 +12,6 @@ import msgspec
 import numpy as np
 
 from vnext.state import pool as pools
-from vnext.state.adapters import may_run, used
 from vnext.state.allocate import (
     allocate,
     fits,
@@ -24,18 +23,18 @@ from vnext.state.allocate import (
     write_history,
     write_table,
 )
-from vnext.state.block_hash import block_hashes
 from vnext.state.drafting import draft_room
 from vnext.state.errors import IllegalEvent, require
 from vnext.state.events import StepPlanned
 from vnext.state.expected import Work, expected_work, work_of
-from vnext.state.params import reads_cache
+from vnext.state.facilities.adapters import may_run, used
+from vnext.state.facilities.tier import is_transferring
+from vnext.state.preempt import preempt
 from vnext.state.state import Counters, State, StepInFlight, Waiting, root_of
 from vnext.state.store import clients, columns, extents, fields
-from vnext.state.store.rows import Rows, kept_rows, more_rows, wants
-from vnext.state.tier import is_transferring
-from vnext.state.waiting_queue import dequeue, enqueue
-from vnext.state.windows import give_back, row_blocks, window_bytes
+from vnext.state.store.rows import Rows, more_rows, wants
+from vnext.state.waiting_queue import dequeue
+from vnext.state.windows import give_back, window_bytes
 
 replace = msgspec.structs.replace
 NO_ROWS = np.empty(0, dtype=np.int64)
@@ -97,53 +96,6 @@ def _step_in_flight(state: State, starts: np.ndarray, work: Work, total: int) ->
         entries, samples = entries[:, :count].copy(), samples[:count]
     drafts = None if work.drafts is None else work.drafts[tokens > 0]
     return StepInFlight(state.planned, entries, samples, total, drafts)
-
-
-# ---- preemption --------------------------------------------------------------------------------------------------
-
-
-def preempt(state: State, preempted: tuple[int, ...]) -> State:
-    """Preempt the rows in the given order: release their blocks and return them to the queue."""
-    require(len(set(preempted)) == len(preempted), "a row preempted twice in one plan")
-    require(all(0 <= row < len(state.rows) for row in preempted), f"no such rows to preempt: {preempted}")
-    pool, after = state.pool, clients.preempted(state, preempted)
-    for row in preempted:
-        pool = release_row(state, pool, row)
-        state = enqueue(state, _back_in_queue(state, row))
-    counters = replace(state.counters, preempted=state.counters.preempted + len(preempted))
-    return replace(state, pool=pool, rows=without_rows(state.rows, preempted), counters=counters, clients=after)
-
-
-def _back_in_queue(state: State, row: int) -> Waiting:
-    """The queue entry of a preempted row: its known tokens. Samples not yet committed are drawn again, with the same result."""
-    rows, config = state.rows, state.config
-    request = state.requests[int(rows.id[row])]
-    tokens = row_tokens(state, row).tobytes()
-    return Waiting(
-        id=request.id,
-        priority=request.priority,
-        tokens=tokens,
-        block_hashes=block_hashes(root_of(state, request), tokens, config.block_size) if config.prefix_caching else (),
-        preemption_count=int(rows.preemption_count[row]) + 1,
-        cached=int(rows.cells[fields.CACHED, row]),
-        reads_cache=reads_cache(request.sampling),
-    )
-
-
-def release_row(state: State, pool: pools.Pool, row: int) -> pools.Pool:
-    """The pool without this row's holds. The last block is freed first, so the beginning of a prefix outlives its end."""
-    return pools.release(pool, row_blocks(state, row)[::-1])
-
-
-def row_tokens(state: State, row: int) -> np.ndarray:
-    """The known tokens of one row (int32[known], read-only)."""
-    return extents.read(state.tokens, int(state.rows.tokens_at[row]), int(state.rows.known[row]))
-
-
-def without_rows(rows: Rows, gone: tuple[int, ...] | list[int]) -> Rows:
-    keep = np.ones(len(rows), dtype=bool)
-    keep[list(gone)] = False
-    return kept_rows(rows, keep)
 
 
 # ---- running rows ------------------------------------------------------------------------------------------------

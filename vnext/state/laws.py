@@ -10,11 +10,11 @@ from collections import Counter
 
 import numpy as np
 
-from vnext.state.adapters import held
 from vnext.state.block_hash import block_hashes
 from vnext.state.config import SchedulerConfig, Speculation
 from vnext.state.drafting import spare_tokens
 from vnext.state.errors import LawBroken
+from vnext.state.facilities.adapters import held
 from vnext.state.pool import free_blocks
 from vnext.state.state import State, StepInFlight, root_of
 from vnext.state.store import columns, extents, fields

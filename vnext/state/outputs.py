@@ -10,8 +10,8 @@ import numpy as np
 from vnext.state.block_hash import block_hashes
 from vnext.state.events import AnyEvent, RequestAborted, RequestId, StepCommitted
 from vnext.state.fold_commit import Effects, MatchedSamples, match_samples
-from vnext.state.fold_plan import row_tokens
 from vnext.state.pool import longest_prefix
+from vnext.state.preempt import row_tokens
 from vnext.state.state import State, root_of
 from vnext.state.store import fields
 from vnext.state.windows import NULL, longest_hit

@@ -6,64 +6,43 @@ Aborting a request that has already ended is legal and has no effect.
 
 from __future__ import annotations
 
-from typing import assert_never
-
 import msgspec
 
 from vnext.state import pool as pools
-from vnext.state.adapters import fold_adapter_evicted, fold_adapter_loaded
 from vnext.state.block_hash import block_hashes, root_hash
 from vnext.state.config import SchedulerConfig
 from vnext.state.errors import IllegalEvent, require
 from vnext.state.events import (
-    AdapterEvicted,
-    AdapterLoaded,
     AnyEvent,
-    BlocksHandedOver,
-    BlocksPromoted,
-    ClockTicked,
-    EnginePaused,
     EngineRecovered,
     EngineStarted,
-    PinsYielded,
     PrefixCacheReset,
-    PromotionEnded,
     RequestAborted,
     RequestArrived,
     StepCommitted,
     StepPlanned,
-    TierChanged,
-    TierOpened,
-    WeightsChanged,
     generated_by,
 )
+from vnext.state.facilities import adapters, handover, pins, tier, weights
 from vnext.state.feasibility import refusal
 from vnext.state.fold_commit import Effects, count_ended, finish, fold_step_committed
-from vnext.state.fold_plan import fold_step_planned, preempt
+from vnext.state.fold_plan import fold_step_planned
 from vnext.state.params import reads_cache
+from vnext.state.preempt import preempt
 from vnext.state.state import Counters, Request, State, Status, Waiting, root_of, status_of
 from vnext.state.store import extents
 from vnext.state.store.clients import arrived, left_queue, no_clients
 from vnext.state.store.rows import no_rows
 from vnext.state.store.versions import VersionedMap
-from vnext.state.tier import (
-    emptied,
-    fold_handed_over,
-    fold_promoted,
-    fold_promotion_ended,
-    fold_tier_changed,
-    fold_tier_opened,
-    without_transfers,
-)
 from vnext.state.waiting_queue import dequeue, enqueue
-from vnext.state.weights import fold_paused, fold_weights_changed
 
 replace = msgspec.structs.replace
 ARENA_PLACES_MIN = 1 << 12
 SLOT_COUNT_MAX = 1024
-CLOCK_MAX_S = 2**40
 CLIENT_MAX = 2**63 - 1
 GROUP_COUNT_MAX = 256  # one byte of a page's hash distinguishes the groups
+FOLDS = adapters.FOLDS | tier.FOLDS | handover.FOLDS | pins.FOLDS | weights.FOLDS
+"""How the events of the facilities fold."""
 
 
 def start(event: EngineStarted) -> State:
@@ -126,31 +105,14 @@ def fold(state: State, event: AnyEvent) -> tuple[State, Effects]:
         case RequestAborted():
             folded = _fold_request_aborted(state, event)
         case PrefixCacheReset():
-            folded = replace(state, pool=pools.clear_prefix_index(state.pool), tier=emptied(state.tier))
-        case AdapterLoaded():
-            folded = fold_adapter_loaded(state, event)
-        case AdapterEvicted():
-            folded = fold_adapter_evicted(state, event)
+            folded = replace(state, pool=pools.clear_prefix_index(state.pool), tier=tier.emptied(state.tier))
         case EngineRecovered():
             folded = _fold_engine_recovered(state, event)
-        case EnginePaused():
-            folded = fold_paused(state, event)
-        case WeightsChanged():
-            folded = fold_weights_changed(state, event)
-        case TierOpened():
-            folded = fold_tier_opened(state, event)
-        case TierChanged():
-            folded = fold_tier_changed(state, event)
-        case BlocksPromoted() | BlocksHandedOver():
-            folded = fold_promoted(state, event) if isinstance(event, BlocksPromoted) else fold_handed_over(state, event)
-        case PromotionEnded():
-            folded = fold_promotion_ended(state, event)
-        case ClockTicked() | PinsYielded():
-            folded = _fold_clock_ticked(state, event) if isinstance(event, ClockTicked) else _fold_pins_yielded(state, event)
         case EngineStarted():
             raise IllegalEvent("an engine starts once")
         case _:
-            assert_never(event)
+            assert type(event) in FOLDS, f"{type(event).__name__} is no event"
+            folded = FOLDS[type(event)](state, event)
     return replace(folded, sequence=state.sequence + 1), effects
 
 
@@ -199,7 +161,7 @@ def _fold_engine_recovered(state: State, event: EngineRecovered) -> State:
     require(not event.log or state.sequence == 1, "an engine that goes on behind another's log says so in its second event")
     require(min(event.frames, event.cautious) >= 0, f"{event.frames} frames, cautious below {event.cautious}: less than none")
     state = replace(state, in_flight=(), committed=state.planned)
-    state = without_transfers(preempt(state, tuple(range(len(state.rows)))))
+    state = tier.without_transfers(preempt(state, tuple(range(len(state.rows)))))
     return replace(
         state,
         tokens=extents.empty(ARENA_PLACES_MIN),
@@ -208,21 +170,6 @@ def _fold_engine_recovered(state: State, event: EngineRecovered) -> State:
         slots=(None,) * state.config.max_loras,
         cautious=event.cautious,
     )
-
-
-def _fold_clock_ticked(state: State, event: ClockTicked) -> State:
-    require(event.seconds > state.clock, f"the clock ticks {event.seconds} where it has ticked {state.clock}: it never goes back")
-    require(event.seconds <= CLOCK_MAX_S, f"the clock ticks {event.seconds}, more than {CLOCK_MAX_S} seconds after the start")
-    pool = state.pool
-    if pool.pins is not None:
-        pool = pools.unpin(pool, pool.pins.over(event.seconds), "expired")
-    return replace(state, pool=pool, clock=event.seconds)
-
-
-def _fold_pins_yielded(state: State, event: PinsYielded) -> State:
-    pinned = pools.pinned_pages(state.pool)
-    require(0 < event.count <= len(pinned), f"{event.count} pins of {len(pinned)} end")
-    return replace(state, pool=pools.unpin(state.pool, pinned[: event.count], "yielded"))
 
 
 def _fold_request_aborted(state: State, event: RequestAborted) -> State:

@@ -21,8 +21,8 @@ from vnext.replay.reading.source import open_log
 from vnext.replay.reading.writer import Writer, snapshot_of_log
 from vnext.sched.schedule import schedule
 from vnext.state.events import RequestArrived, RequestResumed, StepCommitted, pack_tokens, unpack_tokens
-from vnext.state.fold_plan import row_tokens
 from vnext.state.outputs import outputs
+from vnext.state.preempt import row_tokens
 from vnext.state.reduce import reduce, start
 from vnext.state.state import Request
 

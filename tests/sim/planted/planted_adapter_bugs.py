@@ -14,14 +14,14 @@ ADAPTER_BUGS = [
     ),
     Bug(
         name="any adapter is as good as one's own",
-        edits=(Edit("state.adapters", "slot_of(state, adapter) is not None", "any(state.slots)"),),
+        edits=(Edit("state.facilities.adapters", "slot_of(state, adapter) is not None", "any(state.slots)"),),
         found_by=("R1",),
     ),
     Bug(
         name="an adapter in use is evicted",
         edits=(
             Edit("sched.residency", "held(state).union(ahead)", "frozenset(ahead)"),
-            Edit("state.adapters", "slot.digest not in held(state)", "True"),
+            Edit("state.facilities.adapters", "slot.digest not in held(state)", "True"),
         ),
         found_by=("R1", "R3", "should have been refused"),
     ),
@@ -29,7 +29,7 @@ ADAPTER_BUGS = [
         name="one adapter has two slots",
         edits=(
             Edit("sched.residency", "if digest not in resident", "if True"),
-            Edit("state.adapters", "bool(event.digest) and slot_of(state, event.digest) is None", "True"),
+            Edit("state.facilities.adapters", "bool(event.digest) and slot_of(state, event.digest) is None", "True"),
         ),
         found_by=("R1", "should have been refused"),
     ),

@@ -63,7 +63,7 @@ REFUSALS = [
     ),
     bug(
         "a row gives way twice",
-        "state.fold_plan",
+        "state.preempt",
         'require(len(set(preempted)) == len(preempted), "a row preempted twice in one plan")',
         "pass",
         "should have been refused",

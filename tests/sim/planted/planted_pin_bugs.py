@@ -27,15 +27,15 @@ PIN_BUGS = [
     bug("a pin is of the time when the engine started", "state.fold_commit", "state.clock + seconds", "seconds", "K5", "K6"),
     bug("an aborted request pins nothing", "state.fold_commit", "for row in gone if state.config.pinned_pages_max else ():", "for row in gone if ending == \"finished\" and state.config.pinned_pages_max else ():", "K6"),
     bug("a reset leaves pins", "state.pool", "    pool = without_pins(pool)\n", "", "K5", "K6"),
-    bug("a clock goes back", "state.reduce", "require(event.seconds > state.clock,", "require(True,", "should have been refused"),
-    bug("more pins yield than there are", "state.reduce", "require(0 < event.count <= len(pinned),", "require(True,", "should have been refused"),
+    bug("a clock goes back", "state.facilities.pins", "require(event.seconds > state.clock,", "require(True,", "should have been refused"),
+    bug("more pins yield than there are", "state.facilities.pins", "require(0 < event.count <= len(pinned),", "require(True,", "should have been refused"),
     bug("pins never yield", "sched.pinning", "if lacking <= 0:", "if True:", "S6"),
     bug("pins yield to a request and not to a row", "sched.pinning", "stuck = work.pages_sum > pool.free and", "stuck = False and", "S6"),
     bug("a snapshot forgets pins", "log.snapshot", "    pins = _pins(frame.pins, page_count)\n", "    pins = None\n", "X2", "BadSnapshot", "IllegalEvent", "M1"),
     bug("a snapshot forgets the clock", "log.snapshot", "clock=frame.clock", "clock=0", "X2", "IllegalEvent"),
 ]  # fmt: skip
 PIN_LOSS_BUGS = [
-    bug("weights change and pins stay", "state.weights", "pool=pools.without_pins(state.pool)", "pool=state.pool", "K6"),
+    bug("weights change and pins stay", "state.facilities.weights", "pool=pools.without_pins(state.pool)", "pool=state.pool", "K6"),
     bug("pins outlive their pages", "state.pool", "pins=before and before.emptied()", "pins=before", "M2", "K5"),
 ]  # fmt: skip
 """Where memory or weights are lost with pins."""

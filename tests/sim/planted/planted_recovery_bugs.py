@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from planting import Bug, Edit
 
-PREEMPTED = "state = without_transfers(preempt(state, tuple(range(len(state.rows)))))"
+PREEMPTED = "state = tier.without_transfers(preempt(state, tuple(range(len(state.rows)))))"
 ENDED = "p for p, e in enumerate(state.waiting) if e.known > state.requests[e.id].prompt_length"
 SHORTER = f"gone = {{{ENDED}}}; less = [replace(state.waiting[p], tokens=state.waiting[p].tokens[:-4]) for p in gone]"
 LOST = "replace(state, in_flight=(), committed=state.planned)"
@@ -34,7 +34,7 @@ RECOVERY_BUGS = [
     ),
     Bug(
         name="who runs is as it was behind a recovery",
-        edits=(Edit("state.reduce", PREEMPTED, "state = without_transfers(state)"),),
+        edits=(Edit("state.reduce", PREEMPTED, "state = tier.without_transfers(state)"),),
         found_by=("M2",),
     ),
     Bug(

@@ -100,7 +100,7 @@ SCORING = [
     ),
     bug(
         "a scored prompt starts behind the cache when it returns",
-        "state.fold_plan",
+        "state.preempt",
         "reads_cache=reads_cache(request.sampling),",
         "reads_cache=True,",
         "P4",
@@ -167,21 +167,21 @@ SHARING = [
 PLANNING = [
     bug(
         "a request comes back in its old epoch",
-        "state.fold_plan",
+        "state.preempt",
         "preemption_count=int(rows.preemption_count[row]) + 1",
         "preemption_count=int(rows.preemption_count[row])",
         "A2",
     ),
     bug(
         "a prefix is evicted before its tail",
-        "state.fold_plan",
+        "state.preempt",
         "row_blocks(state, row)[::-1]",
         "row_blocks(state, row)",
         "P1",
     ),
     bug(
         "a leak after the second preemption",
-        "state.fold_plan",
+        "state.preempt",
         "        pool = release_row(state, pool, row)",
         "        pool = release_row(state, pool, row) if state.rows.preemption_count[row] < 1 else pool",
         "M2",
@@ -189,14 +189,14 @@ PLANNING = [
     ),
     bug(
         "a preempted request forgets its answer so far",
-        "state.fold_plan",
+        "state.preempt",
         "tokens = row_tokens(state, row).tobytes()",
         "tokens = request.prompt",
         "A2",
     ),
     bug(
         "a preempted request forgets its first hit",
-        "state.fold_plan",
+        "state.preempt",
         "cached=int(rows.cells[fields.CACHED, row]),",
         "cached=-1,",
         "Y3",
@@ -290,7 +290,7 @@ PLANNING = [
     ),
     bug(
         "preemptions count one short",
-        "state.fold_plan",
+        "state.preempt",
         "preempted=state.counters.preempted + len(preempted)",
         "preempted=state.counters.preempted + len(preempted) - 1",
         "Y3",
@@ -454,7 +454,7 @@ LIVES = [
 ONE_RANK = [
     Bug(name="a digest without the free order, one rank that frees in another", found_by=("Y1",),
         edits=(Edit("state.digest", "2 * len(pool.prefix_index), pool.status.hash,", "2 * len(pool.prefix_index),"),),
-        one_rank=(Edit("state.fold_plan", "row_blocks(state, row)[::-1]", "row_blocks(state, row)"),)),
+        one_rank=(Edit("state.preempt", "row_blocks(state, row)[::-1]", "row_blocks(state, row)"),)),
     Bug(name="a digest without the holders' scalars, one rank that miscounts", found_by=("Y1",),
         edits=(Edit("state.digest", "counters.finished, counters.aborted, counters.preempted, counters.prompt_tokens", "counters.finished"),),
         one_rank=(Edit("state.fold_plan", "+ prompt_length * first", "+ prompt_length"),)),

@@ -21,7 +21,7 @@ from vnext.replay.reading.source import Log, UnusableLog
 from vnext.replay.reading.writer import Writer
 from vnext.state.block_hash import root_hash
 from vnext.state.events import RequestArrived, generated_by
-from vnext.state.fold_plan import row_tokens
+from vnext.state.preempt import row_tokens
 from vnext.state.state import State
 
 

@@ -15,7 +15,6 @@ from vnext.replay.reading.index import Index
 from vnext.replay.reading.source import Log, UnusableLog
 from vnext.replay.reading.verify import why_not_decided
 from vnext.sched.explain import Why, explain
-from vnext.state.adapters import slot_of
 from vnext.state.events import (
     BlocksHandedOver,
     BlocksPromoted,
@@ -31,6 +30,7 @@ from vnext.state.events import (
     WeightsChanged,
     generated_by,
 )
+from vnext.state.facilities.adapters import slot_of
 from vnext.state.outputs import outputs
 from vnext.state.state import Request, Slot, State
 from vnext.state.store.rows import wants

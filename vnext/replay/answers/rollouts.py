@@ -17,9 +17,9 @@ from vnext.replay.reading.drawn import Answered
 from vnext.replay.reading.folding import Broken, Folded, first_state, fold
 from vnext.replay.reading.source import Log, UnusableLog, open_log
 from vnext.state.events import AnyEvent, RequestArrived, RequestResumed, generated_by, unpack_tokens
-from vnext.state.fold_plan import row_tokens
 from vnext.state.outputs import outputs
 from vnext.state.params import Sampling
+from vnext.state.preempt import row_tokens
 from vnext.state.state import Request, State
 
 DIGEST_BYTES = 32

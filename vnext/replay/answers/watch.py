@@ -27,10 +27,10 @@ from vnext.replay.reading.verify import load_difference, plan_difference, why_no
 from vnext.sched.policies import BUILT_IN, PolicyError
 from vnext.sched.ranking import PATIENCE
 from vnext.sched.schedule import schedule
-from vnext.state.adapters import may_run
 from vnext.state.digest import digest
 from vnext.state.errors import IllegalEvent, LawBroken
 from vnext.state.events import AdapterEvicted, AdapterLoaded, AnyEvent, EngineRecovered, StepPlanned
+from vnext.state.facilities.adapters import may_run
 from vnext.state.laws import check, check_cheap
 from vnext.state.reduce import reduce
 from vnext.state.state import State

@@ -28,8 +28,8 @@ from vnext.state.events import (
     generated_by,
     unpack_tokens,
 )
-from vnext.state.fold_plan import row_tokens
 from vnext.state.outputs import outputs
+from vnext.state.preempt import row_tokens
 from vnext.state.samples import runs_in, with_kept_drafts
 from vnext.state.state import Request, State
 

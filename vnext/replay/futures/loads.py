@@ -14,8 +14,8 @@ from collections import Counter, deque
 import msgspec
 
 from vnext.sched.residency import next_load
-from vnext.state.adapters import held
 from vnext.state.events import AdapterEvicted, AdapterLoaded, AnyEvent
+from vnext.state.facilities.adapters import held
 from vnext.state.state import State
 
 Due = tuple[AdapterEvicted | AdapterLoaded, ...]

@@ -20,7 +20,7 @@ from vnext.state.block_hash import root_hash
 from vnext.state.config import SchedulerConfig
 from vnext.state.events import EngineStarted, RequestArrived, StepCommitted
 from vnext.state.feasibility import refusal
-from vnext.state.fold_plan import row_tokens
+from vnext.state.preempt import row_tokens
 from vnext.state.reduce import reduce, start
 from vnext.state.state import Request, State
 

@@ -19,9 +19,9 @@ from vnext.state.events import (
     generated_by,
     unpack_tokens,
 )
-from vnext.state.fold_plan import row_tokens
 from vnext.state.outputs import Output, outputs
 from vnext.state.params import Constraint
+from vnext.state.preempt import row_tokens
 from vnext.state.state import State
 
 

@@ -24,7 +24,7 @@ from vnext.runtime.batch.step_inputs import StepInputs
 from vnext.sampling.constraint import Vocabulary
 from vnext.sampling.drafters.drafter import drafter_of
 from vnext.state.config import SchedulerConfig
-from vnext.state.fold_plan import row_tokens
+from vnext.state.preempt import row_tokens
 from vnext.state.samples import SamplePoints, sample_points
 from vnext.state.state import State, StepInFlight, blocks_for
 from vnext.state.store import extents

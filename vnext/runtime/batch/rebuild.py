@@ -23,8 +23,8 @@ from vnext.runtime.batch.step_inputs import StepInputs
 from vnext.sampling.constraint import Matcher, Vocabulary
 from vnext.sampling.inputs import Allowed, SamplingInputs
 from vnext.state.config import SchedulerConfig
-from vnext.state.fold_plan import row_tokens
 from vnext.state.params import CHOOSING, ROW_DTYPES, Sampling, is_filtered, is_penalised
+from vnext.state.preempt import row_tokens
 from vnext.state.state import State, blocks_for
 from vnext.state.windows import row_table
 

@@ -16,8 +16,8 @@ from vnext.runtime.batch.masks import RowMasks
 from vnext.sampling.constraint import Vocabulary
 from vnext.sampling.inputs import Allowed, Banned, LogitBias, Penalties, SamplingInputs
 from vnext.state.config import SchedulerConfig
-from vnext.state.fold_plan import row_tokens
 from vnext.state.params import CHOOSING, DEFAULTS, FILTERS, PENALTIES, ROW_DTYPES, Sampling, is_penalised
+from vnext.state.preempt import row_tokens
 from vnext.state.state import State
 from vnext.state.store import fields
 

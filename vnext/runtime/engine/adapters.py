@@ -13,8 +13,8 @@ from vnext.runtime.engine.facilities import NO_ERRORS, Facility, Send
 from vnext.runtime.protocol.messages import AdapterFiles, AdapterRead, AdapterStats, RankReady
 from vnext.runtime.transport.ring.broadcast import ReadAdapter, encode_read
 from vnext.sched.residency import next_load
-from vnext.state.adapters import held
 from vnext.state.events import AdapterEvicted, AdapterLoaded
+from vnext.state.facilities.adapters import held
 from vnext.state.state import State
 
 

@@ -38,8 +38,8 @@ from vnext.runtime.protocol.operations import (
 from vnext.runtime.transport.ring.broadcast import encode_command
 from vnext.runtime.transport.ring.commands import AnyCommand, CallFunction, CheckWeights, Release, Restore
 from vnext.state.events import AnyEvent, EnginePaused, EngineStarted, Pause, RequestAborted, RequestId, WeightsChanged
+from vnext.state.facilities.weights import is_drained
 from vnext.state.state import State, Weights
-from vnext.state.weights import is_drained
 
 Course = Generator[AnyEvent | None, None, Any]
 """Yields events to be folded, None to wait; returns the operation's value."""

@@ -15,9 +15,9 @@ from vnext.runtime.protocol.messages import BlocksRead, BlocksWritten, RankReady
 from vnext.runtime.transport.ring.broadcast import FetchBlocks, StoreBlocks, encode_fetch, encode_store
 from vnext.sched.tiering import evictions, next_cancellation, next_promotion
 from vnext.state.events import BlocksPromoted, BlocksReceived, PromotionEnded, TierChanged, TierOpened
+from vnext.state.facilities.tier import names_in
 from vnext.state.pool import Pool, indexed_since
 from vnext.state.state import State, Tier, Transfer
-from vnext.state.tier import names_in
 
 WINDOW = 8
 LOOK_MS, PATIENCE_S = 1000, 10.0

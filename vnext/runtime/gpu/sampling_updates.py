@@ -13,8 +13,8 @@ import numpy as np
 from vnext.runtime.batch.fed import stop_ids
 from vnext.runtime.batch.masks import RowMasks
 from vnext.state.config import SchedulerConfig
-from vnext.state.fold_plan import row_tokens
 from vnext.state.params import CHOOSING, PENALTIES, ROW_DTYPES, is_penalised
+from vnext.state.preempt import row_tokens
 from vnext.state.state import State
 from vnext.state.store import fields
 

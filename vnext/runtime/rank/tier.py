@@ -24,8 +24,8 @@ from vnext.runtime.protocol.messages import BlocksRead, BlocksWritten, DiskFound
 from vnext.runtime.rank.page_files import HEADER_BYTES, PageFiles, checksum_in
 from vnext.runtime.transport.ring.broadcast import FetchBlocks, StoreBlocks
 from vnext.state.events import AnyEvent, BlocksPromoted, PrefixCacheReset, PromotionEnded, TierChanged, TierOpened
+from vnext.state.facilities.tier import names_in
 from vnext.state.state import State, Transfer
-from vnext.state.tier import names_in
 
 WRITER_NICENESS, SAID_MAX = 10, 32
 Rows = Callable[[], list[np.ndarray]]

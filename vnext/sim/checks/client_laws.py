@@ -19,8 +19,8 @@ from vnext.state.events import (
     StepPlanned,
     WeightsChanged,
 )
+from vnext.state.facilities.tier import transferring
 from vnext.state.store.clients import NEXT_TOKENS, ClientKey, services
-from vnext.state.tier import transferring
 
 PATIENCE = 8
 

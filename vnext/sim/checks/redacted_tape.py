@@ -16,7 +16,7 @@ from vnext.state.block_hash import root_hash
 from vnext.state.digest import digest
 from vnext.state.events import AnyEvent, EngineStarted, RequestArrived, StepCommitted, pack_tokens, unpack_tokens
 from vnext.state.fold_commit import MatchedSamples, match_samples
-from vnext.state.fold_plan import row_tokens
+from vnext.state.preempt import row_tokens
 from vnext.state.reduce import reduce, start
 from vnext.state.state import State
 

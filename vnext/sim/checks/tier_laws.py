@@ -9,8 +9,8 @@ from vnext.sim.checks.fitting import first_chunk, needs_slot
 from vnext.sim.checks.plain_state import PlainState
 from vnext.state.errors import LawBroken
 from vnext.state.events import AnyEvent, PrefixCacheReset, StepPlanned
+from vnext.state.facilities.tier import transferring
 from vnext.state.state import Waiting
-from vnext.state.tier import transferring
 
 
 def tiers_block_nobody(before: PlainState, plan: StepPlanned | None, after: PlainState, best: Waiting | None) -> None:

@@ -16,8 +16,8 @@ import numpy as np
 from vnext.runtime.hosts.handover.tcp import BlockServer
 from vnext.runtime.protocol.messages import BlocksPublished, HandoverPlace
 from vnext.state.events import AnyEvent, BlocksHandedOver
+from vnext.state.facilities.handover import handed_over
 from vnext.state.state import State
-from vnext.state.tier import handed_over
 
 log = logging.getLogger(__name__)
 

@@ -7,13 +7,15 @@ every block hash, and a request that lives across a change computes all its toke
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
 
 from vnext.state import pool as pools
 from vnext.state.block_hash import block_hashes
 from vnext.state.errors import require
-from vnext.state.events import EnginePaused, WeightsChanged
-from vnext.state.fold_plan import preempt
+from vnext.state.events import EnginePaused, Event, WeightsChanged
+from vnext.state.preempt import preempt
 from vnext.state.state import State, Waiting, Weights, root_of
 
 replace = msgspec.structs.replace
@@ -59,3 +61,6 @@ def _named(state: State, entry: Waiting) -> Waiting:
     """A waiting request with the names that its blocks have under the new weights."""
     root = root_of(state, state.requests[entry.id])
     return replace(entry, block_hashes=block_hashes(root, entry.tokens, state.config.block_size))
+
+
+FOLDS: dict[type[Event], Callable[..., State]] = {EnginePaused: fold_paused, WeightsChanged: fold_weights_changed}

@@ -7,12 +7,12 @@ never mixes adapters. Who loads and evicts is a decision (vnext/sched/residency.
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Callable, Set
 
 import msgspec
 
 from vnext.state.errors import require
-from vnext.state.events import AdapterEvicted, AdapterLoaded
+from vnext.state.events import AdapterEvicted, AdapterLoaded, Event
 from vnext.state.state import Slot, State
 
 replace = msgspec.structs.replace
@@ -62,3 +62,6 @@ def used(state: State, digests: Set[str]) -> State:
 
 def _with_slot(state: State, place: int, slot: Slot | None) -> State:
     return replace(state, slots=(*state.slots[:place], slot, *state.slots[place + 1 :]))
+
+
+FOLDS: dict[type[Event], Callable[..., State]] = {AdapterLoaded: fold_adapter_loaded, AdapterEvicted: fold_adapter_evicted}

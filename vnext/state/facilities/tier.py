@@ -1,34 +1,26 @@
-"""The disk tier: which blocks are also on disk, and the transfers that read some of them back, from there or from another engine.
+"""The disk tier: which blocks are also on disk, and the transfers that read some of them back.
 
 A block is written beside the running steps and counts as stored once every rank has it (TierChanged). It comes back by a transfer:
 pages are taken from the pool when it begins, and enter the prefix index when it ends. Until then its request waits alone; no step
 reads these pages, and a transfer that somebody waits for can be given up at any time, because the pages are still nobody's.
 What is on disk is known by name only, so an event of a transfer counts blocks of a request: a redacted log folds as well. A block
-that another engine has computed comes back as one from disk does, and the event that ends its transfer names it.
+that another engine has computed comes back as one from disk does (handover.py).
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import msgspec
 import numpy as np
 
 from vnext.state import pool as pools
 from vnext.state.allocate import prefix_hits
-from vnext.state.block_hash import block_hashes
 from vnext.state.errors import require
-from vnext.state.events import (
-    BlocksHandedOver,
-    BlocksPromoted,
-    BlocksReceived,
-    PromotionEnded,
-    RequestId,
-    TierChanged,
-    TierOpened,
-)
-from vnext.state.state import State, Tier, Transfer, Waiting, root_of
+from vnext.state.events import BlocksPromoted, Event, PromotionEnded, TierChanged, TierOpened
+from vnext.state.state import State, Tier, Transfer, Waiting
 from vnext.state.store.columns_numpy import BLOCK_HASH_SIZE
 from vnext.state.store.disk_index import disk_index_of
-from vnext.state.windows import row_blocks
 
 replace = msgspec.structs.replace
 
@@ -45,7 +37,7 @@ def fold_tier_opened(state: State, event: TierOpened) -> State:
 
 def fold_tier_changed(state: State, event: TierChanged) -> State:
     """The state with other blocks on disk: K3, no more than its capacity."""
-    tier, gone, kept, stored = _tier(state), _names(event.gone), _names(event.kept), _names(event.stored)
+    tier, gone, kept, stored = tier_of(state), _names(event.gone), _names(event.kept), _names(event.stored)
     require(len(set(gone)) == len(gone) and all(name in tier.disk for name in gone), "a block leaves the disk that is not there")
     disk = tier.disk.without(gone)
     require(all(name in disk for name in kept), "a block stays on disk that is not there")
@@ -56,7 +48,7 @@ def fold_tier_changed(state: State, event: TierChanged) -> State:
 
 def fold_promoted(state: State, event: BlocksPromoted) -> State:
     """The state in which a waiting request's blocks are being read: it holds its hits and the pages for the rest."""
-    tier, place = _tier(state), next((at for at, entry in enumerate(state.waiting) if entry.id == event.id), None)
+    tier, place = tier_of(state), next((at for at, entry in enumerate(state.waiting) if entry.id == event.id), None)
     require(event.transfer == tier.begun, f"transfer {event.transfer} begins where {tier.begun} is due")
     require(place is not None, f"request {event.id} does not wait")
     entry = state.waiting[place or 0]
@@ -76,56 +68,26 @@ def fold_promoted(state: State, event: BlocksPromoted) -> State:
     return replace(state, pool=pool, waiting=waiting, tier=tier)
 
 
-def fold_promotion_ended(state: State, event: PromotionEnded) -> State:
-    """The state in which the first `count` blocks of a transfer are in the prefix index, and nobody holds its pages for it."""
-    tier = _tier(state)
-    transfer = next((each for each in tier.transfers if each.number == event.transfer), None)
+def ending(state: State, event: PromotionEnded) -> Transfer:
+    """The transfer that this event ends."""
+    transfer = next((each for each in tier_of(state).transfers if each.number == event.transfer), None)
     require(transfer is not None, f"transfer {event.transfer} is not in flight")
     assert transfer is not None, "required above"
+    fitting = 0 <= event.count <= len(transfer.pages) - transfer.hits
+    require(fitting, f"transfer {event.transfer} ends with {event.count} blocks")
+    return transfer
+
+
+def fold_promotion_ended(state: State, event: PromotionEnded) -> State:
+    """The state in which the first `count` blocks of a transfer are in the prefix index, and nobody holds its pages for it."""
+    tier, transfer = tier_of(state), ending(state, event)
     hits, pages = transfer.hits, transfer.pages
-    require(0 <= event.count <= len(pages) - hits, f"transfer {event.transfer} ends with {event.count} blocks")
     end = hits + event.count
-    if isinstance(event, BlocksReceived):
-        _require_names(event, b"".join(transfer.keys[hits:end]))
     pool = pools.insert_hashes(state.pool, list(zip(transfer.keys[hits:end], pages[hits:end])))
     pool = pools.release(pool, np.array(pages[::-1], dtype=np.int32))
     rest = tuple(each for each in tier.transfers if each.number != event.transfer)
     tier = replace(tier, transfers=rest, promoted=tier.promoted + event.count)
     return replace(state, pool=pool, tier=tier)
-
-
-def _require_names(event: BlocksReceived, names: bytes) -> None:
-    """A block that another engine has computed of other tokens, with another salt, adapter or weights, has another name."""
-    require(event.count > 0 and event.names == names, f"transfer {event.transfer} brings blocks that its request does not have")
-    fitting = len(event.checksums) > 0 and len(event.checksums) % len(event.names) == 0
-    require(fitting, f"transfer {event.transfer} has {len(event.checksums)} bytes of checksums for {event.count} blocks")
-
-
-def fold_handed_over(state: State, event: BlocksHandedOver) -> State:
-    """The same state: pages are read between two steps, and nobody waits for them. H1: they are complete and of the prompt."""
-    require(state.config.prefix_caching and not state.config.windows, "a hand-over needs a prefix cache with full attention")
-    row = row_of(state, event.id)
-    require(row is not None, f"request {event.id} does not run, and blocks of it are handed over")
-    rows, size = state.rows, state.config.block_size
-    most = (int(rows.prompt[row or 0]) - 1) // size
-    require(0 < event.count <= most, f"{event.count} blocks of request {event.id}, whose prompt has {most} to hand over")
-    require(event.count <= int(rows.hashed_blocks[row or 0]), f"request {event.id} hands over blocks that are not complete")
-    return state
-
-
-def row_of(state: State, id_: RequestId) -> int | None:
-    """The row of a running request, None for one that does not run."""
-    found = np.flatnonzero(state.rows.id == id_)
-    return int(found[0]) if len(found) else None
-
-
-def handed_over(state: State, event: BlocksHandedOver) -> tuple[tuple[bytes, ...], np.ndarray]:
-    """The names of the blocks that are handed over in this state, and their pages (int32[count])."""
-    request = state.requests[event.id]
-    row = row_of(state, event.id)
-    assert row is not None, "the fold requires it"
-    names = block_hashes(root_of(state, request), request.prompt, state.config.block_size)
-    return names[: event.count], row_blocks(state, row)[: event.count]
 
 
 def emptied(tier: Tier | None) -> Tier | None:
@@ -156,7 +118,8 @@ def is_transferring(state: State, entry: Waiting) -> bool:
     return entry.transfer >= 0 and entry.id in transferring(state)
 
 
-def _tier(state: State) -> Tier:
+def tier_of(state: State) -> Tier:
+    """What is known of the disk. IllegalEvent without a tier."""
     require(state.tier is not None, "there is no disk tier")
     assert state.tier is not None, "required above"
     return state.tier
@@ -170,3 +133,11 @@ def names_in(data: bytes) -> tuple[bytes, ...]:
 def _names(data: bytes) -> tuple[bytes, ...]:
     require(len(data) % BLOCK_HASH_SIZE == 0, f"{len(data)} bytes are no names of blocks")
     return names_in(data)
+
+
+FOLDS: dict[type[Event], Callable[..., State]] = {
+    TierOpened: fold_tier_opened,
+    TierChanged: fold_tier_changed,
+    BlocksPromoted: fold_promoted,
+    PromotionEnded: fold_promotion_ended,
+}
