@@ -24,7 +24,10 @@ import psutil
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from attack_server import JSON, SLOW, Attack, Outcome, Serve, bearer, nothing, run, serving  # noqa: E402  (needs the path above)
+from attack_server import SLOW, Attack, Outcome, Serve, nothing, run, serving  # noqa: E402  (needs the path above)
+
+from vnext.commands.bench.load.client import COMPLETIONS, Client  # noqa: E402
+from vnext.commands.bench.load.generator import Request, keep_sending  # noqa: E402
 
 KEY, GUEST, LIMITED = "key-of-the-others", "key-of-the-attacker", "key-with-limits"
 REQUESTS_PER_MINUTE = 3
@@ -45,28 +48,19 @@ BODY = json.dumps({"prompt": "Once upon a time", "max_tokens": 4}).encode()
 
 async def pages(url: str, seconds: float) -> Outcome:
     """Ask for the pages that need no key, without one."""
-    end_s, outcome = time.monotonic() + seconds, Counter()
-
-    async def send(session: aiohttp.ClientSession) -> None:
-        while time.monotonic() < end_s:
-            for path in ("/openapi.json", "/docs", "/"):
-                async with session.get(url + path) as answer:
-                    await answer.read()
-                    outcome[str(answer.status)] += 1
-
-    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
-        await asyncio.gather(*(send(session) for _ in range(SENDERS)))
-    return outcome
+    async with Client(url) as client:
+        requests = [Request(path=path) for path in ("/openapi.json", "/docs", "/")]
+        return (await keep_sending(client, requests, SENDERS, seconds))[0]
 
 
 async def tickets(url: str, seconds: float) -> Outcome:
     """Send tickets whose seal is not ASCII: once its characters are, as JSON writes them, and once they are not."""
     end_s, outcome = time.monotonic() + seconds, Counter()
-    async with aiohttp.ClientSession(headers=JSON | bearer(GUEST)) as session:
+    async with Client(url, GUEST) as client:
         while time.monotonic() < end_s:
             for is_ascii in (True, False):
                 ticket = {"X-Vnext-Handover": json.dumps(TICKET, ensure_ascii=is_ascii)}
-                async with session.post(f"{url}/v1/completions", data=BODY, headers=ticket) as answer:
+                async with client.asking(COMPLETIONS, BODY, ticket) as answer:
                     await answer.read()
                     outcome[str(answer.status)] += 1
     return outcome
@@ -109,12 +103,10 @@ async def batch(url: str, seconds: float) -> Outcome:
     """Have a batch answer more requests than its key may ask in a minute."""
     request = {"method": "POST", "url": "/v1/completions", "body": json.loads(BODY)}
     lines = "\n".join(json.dumps({"custom_id": str(number)} | request) for number in range(BATCH_LINES))
-    async with aiohttp.ClientSession(headers=bearer(LIMITED)) as session:
-        file = await _upload(session, url, lines.encode())
-        asked = {"input_file_id": file, "endpoint": "/v1/completions", "completion_window": "24h"}
-        begun = await _json(session.post(f"{url}/v1/batches", json=asked))
+    async with Client(url, LIMITED) as client:
+        begun = await _begin_batch(client, await _upload(client, lines.encode()))
         await asyncio.sleep(seconds)
-        found = await _json(session.get(f"{url}/v1/batches/{begun['id']}"))
+        found = await client.ask(f"/v1/batches/{begun['id']}", None, dict)
     return Counter({found["status"]: 1, "answered": found["request_counts"]["completed"]})
 
 
@@ -123,29 +115,28 @@ async def uploads(url: str, seconds: float) -> Outcome:
     end_s, outcome = time.monotonic() + seconds, Counter()
     data = b"x" * UPLOAD_BYTES
 
-    async def send(session: aiohttp.ClientSession) -> None:
+    async def send(client: Client) -> None:
         while time.monotonic() < end_s:
-            file = await _upload(session, url, data)
-            async with session.delete(f"{url}/v1/files/{file}") as answer:
+            file = await _upload(client, data)
+            async with client.session.delete(f"{url}/v1/files/{file}") as answer:
                 outcome[str(answer.status)] += 1
 
-    async with aiohttp.ClientSession(headers=bearer(GUEST)) as session:
-        await asyncio.gather(*(send(session) for _ in range(UPLOADS)))
+    async with Client(url, GUEST) as client:
+        await asyncio.gather(*(send(client) for _ in range(UPLOADS)))
     return outcome
 
 
 async def long_line(url: str, seconds: float) -> Outcome:
     """Have a batch read a file of one long line, again and again."""
     outcome: Outcome = Counter()
-    async with aiohttp.ClientSession(headers=bearer(GUEST)) as session:
-        file = await _upload(session, url, b'{"custom_id":"' + b"x" * LINE_BYTES)
-        asked = {"input_file_id": file, "endpoint": "/v1/completions", "completion_window": "24h"}
+    async with Client(url, GUEST) as client:
+        file = await _upload(client, b'{"custom_id":"' + b"x" * LINE_BYTES)
         end_s = time.monotonic() + seconds
         while time.monotonic() < end_s:
-            found = await _json(session.post(f"{url}/v1/batches", json=asked))
+            found = await _begin_batch(client, file)
             while found["status"] in ("validating", "in_progress"):
                 await asyncio.sleep(0.05)
-                found = await _json(session.get(f"{url}/v1/batches/{found['id']}"))
+                found = await client.ask(f"/v1/batches/{found['id']}", None, dict)
             outcome[found["status"]] += 1
     return outcome
 
@@ -171,15 +162,14 @@ async def flood(url: str, seconds: float) -> Outcome:
     outcome, asked = Counter(), {"prompt": "Once upon a time", "max_tokens": 64, "ignore_eos": True}
     answered = asyncio.Event()
 
-    async def send(session: aiohttp.ClientSession) -> None:
+    async def send(client: Client) -> None:
         while True:
-            async with session.post(f"{url}/v1/completions", json=asked) as answer:
-                await answer.read()
-                outcome[str(answer.status)] += 1
-                answered.set()
+            status, _ = await client.answer(COMPLETIONS, asked)
+            outcome[str(status)] += 1
+            answered.set()
 
-    async with aiohttp.ClientSession(headers=bearer(GUEST), connector=aiohttp.TCPConnector(limit=0)) as session:
-        senders = [asyncio.create_task(send(session)) for _ in range(FLOOD)]
+    async with Client(url, GUEST) as client:
+        senders = [asyncio.create_task(send(client)) for _ in range(FLOOD)]
         await asyncio.wait(senders, timeout=seconds)
         await asyncio.wait_for(answered.wait(), ANSWER_S)  # a short attack on a slow machine has none yet
         for each in senders:
@@ -187,16 +177,16 @@ async def flood(url: str, seconds: float) -> Outcome:
     return outcome
 
 
-async def _upload(session: aiohttp.ClientSession, url: str, data: bytes) -> str:
+async def _upload(client: Client, data: bytes) -> str:
     form = aiohttp.FormData({"purpose": "batch"})
     form.add_field("file", io.BytesIO(data), filename="in.jsonl")
-    return (await _json(session.post(f"{url}/v1/files", data=form)))["id"]
-
-
-async def _json(asking: Any) -> dict[str, Any]:
-    async with asking as answer:
+    async with client.session.post(f"{client.url}/v1/files", data=form) as answer:
         answer.raise_for_status()
-        return await answer.json()
+        return (await answer.json())["id"]
+
+
+async def _begin_batch(client: Client, file: str) -> dict[str, Any]:
+    return await client.ask("/v1/batches", {"input_file_id": file, "endpoint": COMPLETIONS, "completion_window": "24h"}, dict)
 
 
 def free_port() -> int:

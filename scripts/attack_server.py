@@ -21,13 +21,12 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-import aiohttp
 import msgspec
 import psutil
 
@@ -35,9 +34,10 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from vnext.base.version import __version__  # noqa: E402
+from vnext.commands.bench.load.client import COMPLETIONS, Client  # noqa: E402
+from vnext.commands.bench.load.generator import Request, keep_sending  # noqa: E402
 from vnext.commands.machine import machine  # noqa: E402
 
-JSON = {"Content-Type": "application/json"}
 SETTLE_S = 1.0
 DRAIN_TIMEOUT_S = 120.0
 IDLE_CONNECTIONS = 2_000
@@ -85,21 +85,8 @@ def sending(name: str) -> Attack:
 
     async def attack(url: str, seconds: float) -> Outcome:
         path, data = body()
-        end_s, outcome = time.monotonic() + seconds, Counter()
-
-        async def send(session: aiohttp.ClientSession) -> None:
-            while time.monotonic() < end_s:
-                try:
-                    async with session.post(url + path, data=data, headers=JSON) as answer:
-                        await answer.read()
-                        outcome[str(answer.status)] += 1
-                except (aiohttp.ClientError, OSError, TimeoutError) as error:
-                    outcome[type(error).__name__] += 1
-
-        timeout = aiohttp.ClientTimeout(total=DRAIN_TIMEOUT_S)
-        async with aiohttp.ClientSession(timeout=timeout) as session:
-            await asyncio.gather(*(send(session) for _ in range(senders)))
-        return outcome
+        async with Client(url, timeout_s=DRAIN_TIMEOUT_S) as client:
+            return (await keep_sending(client, [Request(path=path, body=data)], senders, seconds))[0]
 
     return attack
 
@@ -140,45 +127,28 @@ ATTACKS: dict[str, Attack] = {
 
 async def probe(url: str, key: str, end: asyncio.Event) -> dict[str, list[float]]:
     """Measure latencies (ms) until `end`: of /health, of the first token of short streams, and between two chunks."""
-    headers = JSON | bearer(key)
     found: dict[str, list[float]] = {"health": [], "first": [], "gaps": []}
 
-    async def ask(session: aiohttp.ClientSession) -> None:
+    async def ask(client: Client) -> None:
         begun_s = time.monotonic()
-        async with session.get(f"{url}/health") as answer:
-            await answer.read()
+        await client.answer("/health")
         found["health"].append((time.monotonic() - begun_s) * 1e3)
         await asyncio.sleep(0.02)
 
-    async def stream(session: aiohttp.ClientSession) -> None:
-        last_s, name = time.monotonic(), "first"
-        async with session.post(f"{url}/v1/completions", data=STREAM, headers=headers) as answer:
-            async for chunk in chunks(answer):
-                if chunk.startswith(b'data: {"error"'):
-                    raise aiohttp.ClientError(chunk.decode())
-                found[name].append(((now_s := time.monotonic()) - last_s) * 1e3)
-                last_s, name = now_s, "gaps"
+    async def stream(client: Client) -> None:
+        last_s, name = time.perf_counter(), "first"
+        async for chunk in client.stream(COMPLETIONS, STREAM):
+            found[name].append((chunk.at_s - last_s) * 1e3)
+            last_s, name = chunk.at_s, "gaps"
         await asyncio.sleep(0.05)
 
-    async def repeat(work: Callable[[aiohttp.ClientSession], Awaitable[None]]) -> None:
-        timeout = aiohttp.ClientTimeout(total=DRAIN_TIMEOUT_S)
-        async with aiohttp.ClientSession(timeout=timeout) as session:
+    async def repeat(work: Callable[[Client], Awaitable[None]]) -> None:
+        async with Client(url, key, DRAIN_TIMEOUT_S) as client:
             while not end.is_set():
-                await work(session)
+                await work(client)
 
     await asyncio.gather(repeat(ask), repeat(stream))
     return found
-
-
-def bearer(key: str) -> dict[str, str]:
-    return {"Authorization": f"Bearer {key}"} if key else {}
-
-
-async def chunks(answer: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
-    answer.raise_for_status()
-    async for line in answer.content:
-        if line.startswith(b"data: {"):
-            yield line
 
 
 async def probe_until_told(url: str, key: str) -> None:

@@ -22,14 +22,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import msgspec
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from attack_server import JSON, ROOT, SLOW, chunks, serving, spread
+from attack_server import ROOT, SLOW, serving, spread
 
 from vnext.base.version import __version__
+from vnext.commands.bench.load.client import COMPLETIONS, Client
+from vnext.commands.bench.load.generator import Request, keep_sending
 from vnext.commands.machine import machine
 
 STREAMS, SENDERS = 8, 2
@@ -120,41 +121,27 @@ BODIES: dict[str, Callable[[], Body]] = {
 
 async def attack(url: str, body: Body, seconds: float) -> tuple[Counter[str], list[float], str]:
     """Send the body from SENDERS clients for some seconds: statuses, times (ms) and the last answer."""
-    statuses, took, last = Counter[str](), [], ""
-    end_s = time.monotonic() + seconds
-
-    async def send(session: aiohttp.ClientSession) -> None:
-        nonlocal last
-        while (begun_s := time.monotonic()) < end_s:
-            try:
-                async with session.post(url + body[0], data=body[1], headers=JSON) as answer:
-                    last = (await answer.read()).decode()[:300]
-                    statuses[str(answer.status)] += 1
-            except (aiohttp.ClientError, TimeoutError) as error:
-                statuses[type(error).__name__] += 1
-            took.append((time.monotonic() - begun_s) * 1e3)
-
-    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=TIMEOUT_S)) as session:
-        await asyncio.gather(*(send(session) for _ in range(SENDERS)))
-    return statuses, took, last
+    answers: list[bytes] = []
+    async with Client(url, timeout_s=TIMEOUT_S) as client:
+        request = Request(path=body[0], body=body[1])
+        statuses, took_s = await keep_sending(client, [request], SENDERS, seconds, answers.append)
+    return statuses, [1e3 * each for each in took_s], answers[-1].decode()[:300] if answers else ""
 
 
 async def probe(url: str) -> None:
     """Read STREAMS streams until SIGTERM, then print when each token came and how long after the one before (ms)."""
     gaps: list[tuple[float, float]] = []
 
-    async def read(session: aiohttp.ClientSession) -> None:
+    async def read(client: Client) -> None:
         while True:
             last_s = 0.0
-            async with session.post(f"{url}/v1/completions", data=STREAM, headers=JSON) as answer:
-                async for _ in chunks(answer):
-                    now_s = time.monotonic()
-                    if last_s:
-                        gaps.append((now_s, (now_s - last_s) * 1e3))
-                    last_s = now_s
+            async for chunk in client.stream(COMPLETIONS, STREAM):
+                if last_s:
+                    gaps.append((chunk.at_s, (chunk.at_s - last_s) * 1e3))
+                last_s = chunk.at_s
 
-    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None)) as session:
-        reading = asyncio.gather(*(read(session) for _ in range(STREAMS)))
+    async with Client(url) as client:
+        reading = asyncio.gather(*(read(client) for _ in range(STREAMS)))
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, reading.cancel)
         print("ready", flush=True)
         with contextlib.suppress(asyncio.CancelledError):
@@ -169,11 +156,11 @@ def attacked(url: str, names: list[str], seconds: float) -> dict[str, dict[str, 
     try:
         assert probing.stdout.readline() == "ready\n"
         for name in names:
-            quiet_s = time.monotonic()
+            quiet_s = time.perf_counter()
             time.sleep(seconds)
-            begun_s = time.monotonic()
+            begun_s = time.perf_counter()
             statuses, took, last = asyncio.run(attack(url, BODIES[name](), seconds))
-            phases.append((name, quiet_s, begun_s, time.monotonic()))
+            phases.append((name, quiet_s, begun_s, time.perf_counter()))
             found[name] = {"got": dict(statuses), "answer": spread(took), "last_answer": last}
             print(f"{name}: {dict(statuses)}, at most {max(took):.0f} ms; {last[:150]}", flush=True)
     finally:

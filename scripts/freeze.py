@@ -20,7 +20,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import msgspec
 import psutil
 
@@ -28,6 +27,8 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from vnext.base.version import __version__  # noqa: E402
+from vnext.commands.bench.load.answers import RequestFailed  # noqa: E402
+from vnext.commands.bench.load.client import COMPLETIONS, Client  # noqa: E402
 from vnext.commands.machine import machine  # noqa: E402
 
 PROCESSES = {"engine core": "vnext.runtime.engine.main", "API server": "vnext.server", "rank": "vnext.runtime.rank.main"}
@@ -93,18 +94,18 @@ def freeze(process: str, seconds: float) -> Frozen:
 
 
 async def freeze_under_load(url: str, process: str, target: psutil.Process, seconds: float) -> Frozen:
-    async with aiohttp.ClientSession(url) as session:
-        usual = await asyncio.gather(*(stream(session, index) for index in range(STREAMS)))
+    async with Client(url) as client:
+        usual = await asyncio.gather(*(stream(client, index) for index in range(STREAMS)))
         begun = [asyncio.Event() for _ in range(STREAMS)]
-        streams = [asyncio.create_task(stream(session, index, begun[index])) for index in range(STREAMS)]
+        streams = [asyncio.create_task(stream(client, index, begun[index])) for index in range(STREAMS)]
         await asyncio.gather(*(event.wait() for event in begun))
         os.kill(target.pid, signal.SIGSTOP)
         try:
-            unhealthy_after_s, said = await first_trouble(session, seconds)
+            unhealthy_after_s, said = await first_trouble(client, seconds)
         finally:
             os.kill(target.pid, signal.SIGCONT)
         began_s = time.monotonic()
-        while (await health(session))[0] != 200 and time.monotonic() < began_s + SOON_S:
+        while (await health(client))[0] != 200 and time.monotonic() < began_s + SOON_S:
             await asyncio.sleep(0.05)
         healthy_after_s = time.monotonic() - began_s
         reported = await asyncio.gather(*streams, return_exceptions=True)
@@ -122,42 +123,39 @@ async def freeze_under_load(url: str, process: str, target: psutil.Process, seco
     )  # fmt: skip
 
 
-async def first_trouble(session: aiohttp.ClientSession, seconds: float) -> tuple[float | None, str]:
+async def first_trouble(client: Client, seconds: float) -> tuple[float | None, str]:
     """Poll /health for `seconds`: when it first answered 503, and its last sentence."""
     began_s, after_s, said = time.monotonic(), None, ""
     while (passed_s := time.monotonic() - began_s) < seconds:
-        status, sentence = await health(session)
+        status, sentence = await health(client)
         if status == 503:
             after_s, said = after_s or round(passed_s, 1), sentence
         await asyncio.sleep(POLL_S)
     return after_s, said
 
 
-async def health(session: aiohttp.ClientSession) -> tuple[int, str]:
+async def health(client: Client) -> tuple[int, str]:
     """Return (status, error sentence); status 0 means no answer in time."""
     try:
-        async with session.get("/health", timeout=aiohttp.ClientTimeout(total=POLL_S)) as response:
-            return response.status, (await response.json()).get("error", {}).get("message", "")
-    except TimeoutError:
+        status, data = await client.answer("/health", timeout_s=POLL_S)
+        return status, json.loads(data).get("error", {}).get("message", "")
+    except RequestFailed as error:
+        if error.kind != "timeout":
+            raise
         return 0, ""
 
 
-async def stream(session: aiohttp.ClientSession, index: int, begun: asyncio.Event | None = None) -> list[int]:
+async def stream(client: Client, index: int, begun: asyncio.Event | None = None) -> list[int]:
     """Return the token ids of one streamed answer."""
     body: dict[str, Any] = {
         "prompt": f"def f{index}(", "max_tokens": TOKENS, "ignore_eos": True, "seed": index, "stream": True,
         "return_token_ids": True,
     }  # fmt: skip
     tokens: list[int] = []
-    async with session.post("/v1/completions", json=body, timeout=aiohttp.ClientTimeout(total=None)) as response:
-        async for line in response.content:
-            if line.startswith(b"data: {"):
-                chunk = json.loads(line[6:])
-                if "choices" not in chunk:
-                    raise RuntimeError(line.decode())
-                tokens += [token for choice in chunk["choices"] for token in choice.get("token_ids") or ()]
-                if begun is not None:
-                    begun.set()
+    async for chunk in client.stream(COMPLETIONS, body):
+        tokens += chunk.token_ids
+        if begun is not None:
+            begun.set()
     return tokens
 
 

@@ -27,7 +27,6 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import msgspec
 import psutil
 
@@ -38,6 +37,8 @@ from kills_record import Recording  # noqa: E402
 from kills_survived import KINDS, OPTIONS, logs_verified, survive  # noqa: E402
 
 from vnext.base.version import __version__  # noqa: E402
+from vnext.commands.bench.load.answers import RequestFailed  # noqa: E402
+from vnext.commands.bench.load.client import COMPLETIONS, Client  # noqa: E402
 from vnext.commands.machine import machine  # noqa: E402
 from vnext.replay.reading.folding import Folded, fold  # noqa: E402
 from vnext.replay.reading.info import info  # noqa: E402
@@ -211,10 +212,9 @@ async def load_and_kill(url: str, pid: int, rng: random.Random) -> tuple[float, 
     rng.shuffle(family)
     reported: Reported = defaultdict(list)
     flowing, after_s = asyncio.Event(), rng.uniform(*KILL_AFTER_S)
-    timeout = aiohttp.ClientTimeout(total=START_TIMEOUT_S)
-    async with aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(limit=0)) as session:
+    async with Client(url, timeout_s=START_TIMEOUT_S) as client:
         seeds = [rng.random() for _ in range(CLIENTS)]
-        clients = [asyncio.create_task(ask(session, url, random.Random(seed), reported, flowing)) for seed in seeds]
+        clients = [asyncio.create_task(ask(client, random.Random(seed), reported, flowing)) for seed in seeds]
         await asyncio.wait_for(flowing.wait(), START_TIMEOUT_S)
         await asyncio.sleep(after_s)
         for process in family:
@@ -224,20 +224,19 @@ async def load_and_kill(url: str, pid: int, rng: random.Random) -> tuple[float, 
     return after_s, len(family), reported
 
 
-async def ask(
-    session: aiohttp.ClientSession, url: str, rng: random.Random, reported: Reported, flowing: asyncio.Event
-) -> None:
+async def ask(client: Client, rng: random.Random, reported: Reported, flowing: asyncio.Event) -> None:
     """Send one request after the other until the server is gone."""
-    try:
-        while True:
-            await stream(session, url, rng, reported, flowing)
-    except (aiohttp.ClientError, ConnectionError):
-        return
+    while True:
+        try:
+            await stream(client, rng, reported, flowing)
+        except RequestFailed as error:
+            if error.kind == "timeout":
+                raise
+            if error.kind in ("connect", "broken"):
+                return
 
 
-async def stream(
-    session: aiohttp.ClientSession, url: str, rng: random.Random, reported: Reported, flowing: asyncio.Event
-) -> None:
+async def stream(client: Client, rng: random.Random, reported: Reported, flowing: asyncio.Event) -> None:
     """Read one streamed answer; one client in eight hangs up midway."""
     shared = [7 + 11 * place % 400 for place in range(rng.choice((0, 0, 40, 90)))]
     body = {
@@ -246,19 +245,13 @@ async def stream(
         "temperature": rng.choice((0, 0.8)), "seed": rng.getrandbits(32),
     }
     leaves_after = rng.randint(1, 30) if rng.random() < 0.125 else body["max_tokens"] + 1
-    async with session.post(f"{url}/v1/completions", json=body) as response:
-        async for line in response.content:
-            if not line.startswith(b"data: {"):
-                continue
-            chunk = json.loads(line[6:])
-            if "error" in chunk:
+    async for chunk in client.stream(COMPLETIONS, body):
+        for choice in chunk.choices or ():
+            name = f"{chunk.id}-{choice.index}"
+            reported[name] += choice.token_ids or ()
+            flowing.set()
+            if len(reported[name]) >= leaves_after:
                 return
-            for choice in chunk["choices"]:
-                name = f"{chunk['id']}-{choice['index']}"
-                reported[name] += choice.get("token_ids", ())
-                flowing.set()
-                if len(reported[name]) >= leaves_after:
-                    return
 
 
 # ---- judgement ---------------------------------------------------------------------------------------------------

@@ -21,10 +21,10 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import msgspec
 import psutil
 
@@ -34,6 +34,8 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "e2e")]
 from serving import Server, eventually, serving  # noqa: E402
 
 from vnext.base.version import __version__  # noqa: E402
+from vnext.commands.bench.load.answers import RequestFailed  # noqa: E402
+from vnext.commands.bench.load.client import COMPLETIONS, Client  # noqa: E402
 from vnext.commands.machine import machine  # noqa: E402
 
 KINDS = {"engine core": "vnext.runtime.engine.main", "rank": "vnext.runtime.rank.main", "API server": "vnext.server"}
@@ -106,8 +108,7 @@ def catalogue(seed: int) -> list[dict[str, Any]]:
     for place in range(CATALOGUE):
         body = {
             "prompt": f"{place} {' '.join(rng.choices(WORDS, k=rng.randint(3, 120)))}", "max_tokens": rng.randint(1, 120),
-            "seed": rng.randrange(2**40), "temperature": rng.choice([0, 0.8, 1.2]), "stream": True, "return_token_ids": True,
-            "ignore_eos": True,
+            "seed": rng.randrange(2**40), "temperature": rng.choice([0, 0.8, 1.2]), "ignore_eos": True,
         }  # fmt: skip
         if place % 6 == 0:
             body |= {"structured_outputs": {"json": SCHEMA}, "ignore_eos": False}
@@ -134,45 +135,44 @@ class Soak:
         self.shared_memory_mb: list[float] = []
 
     async def run(self) -> None:
-        timeout, connector = aiohttp.ClientTimeout(total=600), aiohttp.TCPConnector(limit=0)
-        async with aiohttp.ClientSession(timeout=timeout, connector=connector) as session:
-            self._alone = [await self._tokens(session, body) for body in self._bodies]
+        async with Client(self._server.url, timeout_s=600) as client:
+            self._alone = [await client.token_ids(body) for body in self._bodies]
             self._until_s = time.monotonic() + 60 * self._options.minutes
-            streams = [self._stream(session, random.Random(f"{self._options.seed} {at}")) for at in range(self._options.streams)]
-            await asyncio.gather(*streams, self._kill_by_turns(session), self._sample())
+            streams = [self._stream(client, random.Random(f"{self._options.seed} {at}")) for at in range(self._options.streams)]
+            await asyncio.gather(*streams, self._kill_by_turns(client), self._sample())
 
-    async def _stream(self, session: aiohttp.ClientSession, rng: random.Random) -> None:
+    async def _stream(self, client: Client, rng: random.Random) -> None:
         while time.monotonic() < self._until_s:
             act = rng.random()
             try:
                 if act < 0.05:
-                    await self._malformed(session, rng)
+                    await self._malformed(client, rng)
                 elif act < 0.2:
-                    await self._leave(session, rng)
+                    await self._leave(client, rng)
                 else:
-                    await self._compare(session, rng.randrange(CATALOGUE))
-            except (aiohttp.ClientError, ConnectionError) as error:
+                    await self._compare(client, rng.randrange(CATALOGUE))
+            except RequestFailed as error:
                 if not self._edge_dies:
                     self.counts["errors"] += 1
-                    self.unequal.append(f"{type(error).__name__}: {error}"[:200])
+                    self.unequal.append(f"{error.kind}: {error}"[:200])
                 self.counts["cut off with the API server"] += self._edge_dies
                 await asyncio.sleep(0.5)
 
-    async def _malformed(self, session: aiohttp.ClientSession, rng: random.Random) -> None:
-        async with session.post(f"{self._server.url}/v1/completions", json=rng.choice(MALFORMED)) as response:
-            self.counts["malformed"] += 1
-            if response.status != 400:
-                self.unequal.append(f"a malformed body got status {response.status}")
+    async def _malformed(self, client: Client, rng: random.Random) -> None:
+        status, _ = await client.answer(COMPLETIONS, json.dumps(rng.choice(MALFORMED)).encode())
+        self.counts["malformed"] += 1
+        if status != 400:
+            self.unequal.append(f"a malformed body got status {status}")
 
-    async def _leave(self, session: aiohttp.ClientSession, rng: random.Random) -> None:
+    async def _leave(self, client: Client, rng: random.Random) -> None:
         """Leave within the answer, some by closing the connection, some before there is one."""
         try:
-            await asyncio.wait_for(self._tokens(session, rng.choice(self._bodies)), rng.uniform(0.001, 1.0))
+            await asyncio.wait_for(client.token_ids(rng.choice(self._bodies)), rng.uniform(0.001, 1.0))
         except TimeoutError:
             self.counts["left"] += 1
 
-    async def _compare(self, session: aiohttp.ClientSession, place: int) -> None:
-        tokens = await self._tokens(session, self._bodies[place])
+    async def _compare(self, client: Client, place: int) -> None:
+        tokens = await client.token_ids(self._bodies[place])
         self.counts["compared"] += 1
         self.counts["tokens"] += len(tokens)
         if tokens != self._alone[place]:
@@ -180,25 +180,9 @@ class Soak:
             at = next((at for at, pair in enumerate(zip(tokens, alone)) if pair[0] != pair[1]), min(len(tokens), len(alone)))
             self.unequal.append(f"request {place} differs at token {at}: it has {len(tokens)} tokens, alone {len(alone)}")
 
-    async def _tokens(self, session: aiohttp.ClientSession, body: dict[str, Any]) -> list[int]:
-        """The ids of a stream's tokens. Raises ClientError where it does not end in order."""
-        found: list[int] = []
-        async with session.post(f"{self._server.url}/v1/completions", json=body) as response:
-            if response.status != 200:
-                raise aiohttp.ClientPayloadError(f"status {response.status}: {(await response.text())[:150]}")
-            async for line in response.content:
-                if line.startswith(b"data: [DONE]"):
-                    return found
-                if line.startswith(b"data: "):
-                    event = json.loads(line[6:])
-                    if "choices" not in event:
-                        raise aiohttp.ClientPayloadError(str(event)[:150])
-                    found += [token for choice in event["choices"] for token in choice.get("token_ids") or ()]
-        raise aiohttp.ClientPayloadError("the stream ended without [DONE]")
-
     # ---- kills and samples -----------------------------------------------------------------------------------------
 
-    async def _kill_by_turns(self, session: aiohttp.ClientSession) -> None:
+    async def _kill_by_turns(self, client: Client) -> None:
         kinds = list(KINDS)
         end_s = self._until_s - 60 * self._options.calm_minutes - BACK_S
         while self._options.kill_every and time.monotonic() + self._options.kill_every < end_s:
@@ -208,20 +192,17 @@ class Soak:
             self._edge_dies = kind == "API server"
             began_s = time.monotonic()
             self._server.process_of(KINDS[kind]).kill()
-            await self._until_healthy(session)
+            await self._until_healthy(client)
             self.kills.append({"kind": kind, "seconds": round(time.monotonic() - began_s, 2)})
             self._edge_dies = False
 
-    async def _until_healthy(self, session: aiohttp.ClientSession) -> None:
+    async def _until_healthy(self, client: Client) -> None:
         """Until the server has noticed the kill and answers again."""
         await asyncio.sleep(0.3)
         for _ in range(int(BACK_S / 0.05)):
-            try:
-                async with session.get(f"{self._server.url}/health") as response:
-                    if response.status == 200:
-                        return
-            except (aiohttp.ClientError, ConnectionError):
-                pass
+            with suppress(RequestFailed):
+                if (await client.answer("/health"))[0] == 200:
+                    return
             await asyncio.sleep(0.05)
         self.unequal.append("the server did not come back")
 

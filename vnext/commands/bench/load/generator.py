@@ -21,7 +21,7 @@ from vnext.commands.bench.load.events import Piece, Stream
 class Request(msgspec.Struct, frozen=True, kw_only=True):
     """A body of JSON and its path; `input_tokens` of its prompt, as far as they are known."""
 
-    body: bytes
+    body: bytes = b""
     path: str = COMPLETIONS
     input_tokens: int = 0
 
@@ -110,10 +110,15 @@ async def send_one(client: Client, request: Request, due_s: float | None = None)
 
 
 async def keep_sending(
-    client: Client, requests: Sequence[Request], senders: int, seconds: float
+    client: Client,
+    requests: Sequence[Request],
+    senders: int,
+    seconds: float,
+    answered: Callable[[bytes], object] = lambda _: None,
 ) -> tuple[Counter[str], list[float]]:
-    """So many senders of these requests in turn, each as soon as it has its answer, until the time is over: how many answers
-    there were by status, or by kind where there was none, and the seconds that each took."""
+    """So many senders of these requests in turn, each as soon as it has its answer, until the time is over; `answered` gets each
+    answer. A request without a body is a GET. Returns the number of answers by status, or by kind where there was none, and
+    the seconds that each took."""
     found, took_s, end_s = Counter[str](), list[float](), time.perf_counter() + seconds
 
     async def send() -> None:
@@ -122,8 +127,9 @@ async def keep_sending(
                 if (begin_s := time.perf_counter()) >= end_s:
                     return
                 try:
-                    status, _ = await client.answer(request.path, request.body or None)
+                    status, data = await client.answer(request.path, request.body or None)
                     found[str(status)] += 1
+                    answered(data)
                 except RequestFailed as error:
                     found[error.kind] += 1
                 took_s.append(time.perf_counter() - begin_s)
