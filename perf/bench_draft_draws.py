@@ -26,7 +26,7 @@ from perf.drafts import ordinary
 from vnext import LLM
 from vnext.kernels.random import step_words
 from vnext.kernels.random_numpy import Domain
-from vnext.sampling.draw import draw_by_inversion
+from vnext.sampling.sampling import draw_by_inversion
 from vnext.sampling.weights import exponents, fixed_point
 
 DEMO = Path(vnext.__file__).parent / "demo_model"

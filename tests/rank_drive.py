@@ -25,8 +25,7 @@ from vnext.runtime.gpu.device import Device
 from vnext.runtime.gpu.steps import DeviceForms
 from vnext.runtime.processes.launch import DEMO_MODEL
 from vnext.runtime.protocol.messages import AdapterFiles, AdapterRead, StepResult, TokenLogprobs
-from vnext.runtime.rank.device_steps import LaterSteps
-from vnext.runtime.rank.gpu_loading import keep_adapters, step_maker
+from vnext.runtime.rank.gpu_loading import LaterSteps, keep_adapters, step_maker
 from vnext.runtime.rank.replica import Rank
 from vnext.runtime.rank.runner import ModelRunner
 from vnext.runtime.rank.steps import HostSteps

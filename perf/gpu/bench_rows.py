@@ -15,10 +15,9 @@ from perf.gpu.place import Place
 from perf.gpu.report import Figure, figure
 from vnext.kernels.cuda.operations import sample_rows
 from vnext.runtime.gpu.row_parameters import RowParameters
-from vnext.sampling.draw import draw_by_inversion
 from vnext.sampling.inputs import SamplingInputs
 from vnext.sampling.logits import adjust_rows
-from vnext.sampling.sampling import adjust_by_kernel, choose
+from vnext.sampling.sampling import adjust_by_kernel, choose, draw_by_inversion
 from vnext.state.params import ROW_DTYPES
 
 VOCABULARY, ROWS, CHECKED_ROWS = 128_256, 256, 8

@@ -13,10 +13,9 @@ from sampling_cases import NAN, THREADS, Draws, asked, masked, sampled
 
 from vnext.kernels.cpu import native
 from vnext.kernels.cuda import backends, sampling
-from vnext.sampling.draw import draw_by_inversion
 from vnext.sampling.inputs import SamplingInputs
 from vnext.sampling.logits import adjust, adjust_rows, keep_allowed
-from vnext.sampling.sampling import choose, choose_by_kernel, choose_compiled, keep_allowed_by_kernel
+from vnext.sampling.sampling import choose, choose_by_kernel, choose_compiled, draw_by_inversion, keep_allowed_by_kernel
 from vnext.state.params import ROW_DTYPES
 
 INFINITY = float("inf")

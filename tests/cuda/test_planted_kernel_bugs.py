@@ -30,9 +30,8 @@ from vnext.kernels import mxint8, references, thin_tiles
 from vnext.kernels.cuda import backends, rows, sampling, thin
 from vnext.runtime.transport.collectives.device_group import DeviceGroup
 from vnext.runtime.transport.collectives.errors import RankLost
-from vnext.sampling.draw import draw_by_inversion
 from vnext.sampling.logits import adjust, keep_allowed
-from vnext.sampling.sampling import choose
+from vnext.sampling.sampling import choose, draw_by_inversion
 
 SHAPE = Shape(4, 2, 64, 16)
 SEQUENCES = make_sequences([330, 70], SHAPE, torch.bfloat16)

@@ -9,11 +9,17 @@ from sampling_values import values_of
 
 from vnext.kernels.cpu.native import Level
 from vnext.kernels.cpu.sampling import penalise_rows, sample_rows
-from vnext.sampling.draw import draw_by_inversion
 from vnext.sampling.inputs import Allowed, SamplingInputs
 from vnext.sampling.logits import keep_allowed, penalise_seen
 from vnext.sampling.logprobs import token_logprobs
-from vnext.sampling.sampling import choose, choose_compiled, keep_allowed_compiled, report, report_plain
+from vnext.sampling.sampling import (
+    choose,
+    choose_compiled,
+    draw_by_inversion,
+    keep_allowed_compiled,
+    report,
+    report_plain,
+)
 from vnext.sampling.weights import LEAST_EXPONENT, WEIGHT_BITS, WEIGHT_ONE, fixed_point
 from vnext.state.params import CHOOSING
 

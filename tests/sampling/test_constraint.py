@@ -15,9 +15,8 @@ from tokenizers import Tokenizer
 from tests.sim.scenario_draw import draw_constraint
 from vnext.runtime.processes.launch import DEMO_MODEL
 from vnext.sampling.constraint import COMPILED_MAX, Matcher, Vocabulary
-from vnext.sampling.draw import draw_by_inversion
 from vnext.sampling.inputs import Allowed, SamplingInputs
-from vnext.sampling.sampling import sample
+from vnext.sampling.sampling import draw_by_inversion, sample
 from vnext.sim import toy_grammar
 from vnext.sim.rng import Rng
 from vnext.sim.toy_grammar import ToyVocabulary

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from vnext.sampling.drafters import automaton, automaton_plain
-from vnext.sampling.drafters.ngram import NgramDrafter
-from vnext.sampling.drafters.suffix import SEGMENTS, EarlierAnswers, SuffixDrafter
+from vnext.sampling.drafters.drafter import SEGMENTS, EarlierAnswers, NgramDrafter, SuffixDrafter
 from vnext.state.config import Speculation
 
 

@@ -11,10 +11,9 @@ import torch
 
 from vnext.runtime.batch.tensors import tensors_of_sampling
 from vnext.sampling import host
-from vnext.sampling.draw import draw_by_inversion
 from vnext.sampling.inputs import Allowed, Banned, LogitBias, Penalties, Sampled, SamplingInputs
 from vnext.sampling.logits import adjust
-from vnext.sampling.sampling import choose, report_plain
+from vnext.sampling.sampling import choose, draw_by_inversion, report_plain
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "kernels"))
 from cpu_levels import needs_native

@@ -13,8 +13,7 @@ from gumbel_draw import draw_by_gumbel
 
 from vnext.kernels.random_numpy import Domain, step_words
 from vnext.runtime.protocol.sampling_params import answer_seed
-from vnext.sampling.draw import draw_by_inversion, scale
-from vnext.sampling.sampling import Banned, LogitBias, Penalties, SamplingInputs, sample
+from vnext.sampling.sampling import Banned, LogitBias, Penalties, SamplingInputs, draw_by_inversion, sample, scale
 from vnext.sampling.weights import fixed_point_weights
 from vnext.state.params import ROW_DTYPES
 

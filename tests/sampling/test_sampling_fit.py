@@ -6,8 +6,7 @@ import pytest
 import torch
 from gumbel_draw import draw_by_gumbel, gumbel_noise, open_uniform
 
-from vnext.sampling.draw import draw_by_inversion
-from vnext.sampling.sampling import SamplingInputs, sample
+from vnext.sampling.sampling import SamplingInputs, draw_by_inversion, sample
 
 SHARES = torch.tensor([0.3, 0.2, 0.12, 0.1, 0.08, 0.07, 0.05, 0.03, 0.02, 0.015, 0.01, 0.005], dtype=torch.float64)
 

@@ -7,9 +7,8 @@ import pytest
 import torch
 
 from vnext.kernels.cpu import native
-from vnext.sampling.draw import draw_by_inversion
 from vnext.sampling.inputs import SamplingInputs
-from vnext.sampling.sampling import choose, choose_compiled
+from vnext.sampling.sampling import choose, choose_compiled, draw_by_inversion
 from vnext.sampling.weights import WEIGHT_ONE, deviation, fixed_point_weights
 
 INFINITY = float("inf")

@@ -13,8 +13,7 @@ from hypothesis import given, settings, strategies as st
 from tokenizers import models, normalizers, pre_tokenizers
 from toy_tokenizers import FAMILIES, byte_fallback, byte_level_backend, word_piece
 
-from vnext.text.length_bound import GENEROUS, characters_per_token
-from vnext.text.tokenizer import PROBE_CHARACTERS_PER_TOKEN, Tokenizer, TooManyTokens
+from vnext.text.tokenizer import GENEROUS, PROBE_CHARACTERS_PER_TOKEN, Tokenizer, TooManyTokens, characters_per_token
 
 COMPOSED = ("\u03b9\u0308\u0301", "\u1100\u1161\u11a8", "\u03b1\u0313\u0300\u0345", "e\u0301", "\ufb03", "\u00bd")
 TEXTS = st.lists(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import given, settings, strategies as st
 
-from vnext.text.stops import StopScanner
+from vnext.text.answer import StopScanner
 
 
 def scan(pieces: list[str], stops: list[str], include: bool = False) -> tuple[str, str | None]:

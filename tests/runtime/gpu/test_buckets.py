@@ -10,7 +10,7 @@ from vnext.runtime.gpu.buckets import Choice, Shapes, checked_rows, choose_form,
 from vnext.runtime.gpu.cascade import Costs, common_blocks, pays
 from vnext.runtime.gpu.device import Memory
 from vnext.runtime.protocol.settings import SettingsError
-from vnext.runtime.rank.gpu_memory import cache_bytes
+from vnext.runtime.rank.gpu_loading import cache_bytes
 
 SHAPES = Shapes((1, 2, 4), (16, 24))
 GIB = 2**30

@@ -36,9 +36,7 @@ from vnext.runtime.gpu.steps import DeviceForms
 from vnext.runtime.processes.determinism import gpu_invariance
 from vnext.runtime.protocol.messages import AdapterFiles, AdapterRead
 from vnext.runtime.rank.adapters import AdapterSlots
-from vnext.runtime.rank.device_steps import LaterSteps
-from vnext.runtime.rank.gpu_loading import keep_adapters
-from vnext.runtime.rank.gpu_memory import try_largest_step
+from vnext.runtime.rank.gpu_loading import LaterSteps, keep_adapters, try_largest_step
 from vnext.runtime.rank.runner import ModelRunner
 from vnext.runtime.rank.steps import Computed
 from vnext.runtime.transport.ring.broadcast import ReadAdapter

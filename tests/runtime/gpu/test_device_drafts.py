@@ -34,7 +34,7 @@ from vnext.runtime.gpu.model_drafts import ModelDrafts
 from vnext.runtime.gpu.sampling_updates import SamplingUpdates
 from vnext.runtime.gpu.steps import DeviceForms
 from vnext.runtime.gpu.unread import LaterDrafts, Unread
-from vnext.runtime.rank.device_steps import LaterSteps
+from vnext.runtime.rank.gpu_loading import LaterSteps
 from vnext.runtime.rank.replica import Rank
 from vnext.runtime.rank.runner import ModelRunner
 from vnext.runtime.rank.steps import Computed, HostSteps

@@ -14,9 +14,8 @@ from vnext.kernels.table import operations
 from vnext.runtime.batch.masks import RowMasks
 from vnext.runtime.batch.words import NO_WORD
 from vnext.runtime.gpu.buckets import Shapes
-from vnext.runtime.gpu.masking import Masking
-from vnext.runtime.gpu.steps import DeviceForms
-from vnext.runtime.rank.device_steps import LaterSteps
+from vnext.runtime.gpu.steps import DeviceForms, Masking
+from vnext.runtime.rank.gpu_loading import LaterSteps
 from vnext.runtime.rank.runner import ModelRunner
 from vnext.runtime.rank.steps import Computed, HostSteps
 from vnext.sampling.sampling import sampler_for

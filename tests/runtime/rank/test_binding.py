@@ -16,7 +16,7 @@ BOUND = """
 import ctypes, os, platform, sys
 from vnext.kernels.cpu import memory, native
 from vnext.runtime.processes.placement import Place
-from vnext.runtime.rank.binding import bind, bind_members
+from vnext.runtime.rank.loading import bind, bind_members
 
 first, last = min(os.sched_getaffinity(0)), max(os.sched_getaffinity(0))
 place = Place((first, last), ((first,), (last,), (first,)), (0,))

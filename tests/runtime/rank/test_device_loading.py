@@ -25,8 +25,7 @@ from vnext.runtime.gpu.steps import DeviceSteps, PendingStep
 from vnext.runtime.processes.launch import DEMO_MODEL
 from vnext.runtime.protocol.settings import GpuSettings, RankSettings, SettingsError
 from vnext.runtime.rank import gpu_loading, loading
-from vnext.runtime.rank.device_steps import LaterSteps
-from vnext.runtime.rank.gpu_memory import GRAPH_BYTES, trial_batch, try_largest_step
+from vnext.runtime.rank.gpu_loading import GRAPH_BYTES, LaterSteps, trial_batch, try_largest_step
 from vnext.sampling.sampling import sampler_for
 from vnext.state.config import Speculation
 from vnext.state.state import State

@@ -35,56 +35,6 @@ from vnext.server.console import reporting
 from vnext.text.files import CheckpointUnreadable
 from vnext.text.tokenizer import Tokenizer
 
-# ---- reports -----------------------------------------------------------------------------------------------------
-
-
-class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """`command` repeats the measurement. `machine` is its state before the measurement, with the load of other programs;
-    `cores_busy_before` are the cores that these used right before it. `load` is how requests were sent to a server. `notes` are
-    sentences on what distorts the figures."""
-
-    name: str
-    command: str
-    measured_at: str
-    vnext: str
-    machine: Machine
-    load_after: tuple[float, ...]
-    workload: dict[str, Any]
-    figures: dict[str, float]
-    load: dict[str, float] = {}
-    cores_busy_before: float = 0.0
-    notes: tuple[str, ...] = ()
-
-
-def make_report(*, name: str, command: str, before: Machine, after: Machine, **measured: Any) -> Report:
-    """A report of a measurement that has just ended; `measured` are the fields with its results."""
-    return Report(
-        name=name,
-        command=command,
-        measured_at=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        vnext=__version__,
-        machine=before,
-        load_after=after.load,
-        **measured,
-    )
-
-
-def write_report(report: Report, path: Path) -> None:
-    """As indented JSON."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n")
-
-
-def text(report: Report) -> str:
-    """The report as text: the machine, then one line per figure, then the notes."""
-    here = report.machine
-    load = f"load before {' '.join(map(str, here.load))}, after {' '.join(map(str, report.load_after))}"
-    head = f"{report.name}: {here.cpu_model}, {here.cores_usable} cores usable, {load}"
-    width = max(map(len, report.figures), default=0)
-    lines = (f"  {name:<{width}}  {value:>12,}" for name, value in report.figures.items())
-    return "\n".join([head, *lines, *(f"note: {note}" for note in report.notes)])
-
-
 DEMO_MODEL = Path(__file__).resolve().parents[2] / "demo_model"
 REFUSALS = (SettingsError, StartRefused, ServerUnusable, CheckpointUnreadable, InvalidRequest, Refused)
 FAILURES = (StartFailed, MeasurementFailed, EngineDead, ChildDied)
@@ -254,3 +204,53 @@ def add_workload(parser: Parser, count: Option) -> None:
 
 if __name__ == "__main__":
     sys.exit(main())
+
+
+# ---- reports -----------------------------------------------------------------------------------------------------
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """`command` repeats the measurement. `machine` is its state before the measurement, with the load of other programs;
+    `cores_busy_before` are the cores that these used right before it. `load` is how requests were sent to a server. `notes` are
+    sentences on what distorts the figures."""
+
+    name: str
+    command: str
+    measured_at: str
+    vnext: str
+    machine: Machine
+    load_after: tuple[float, ...]
+    workload: dict[str, Any]
+    figures: dict[str, float]
+    load: dict[str, float] = {}
+    cores_busy_before: float = 0.0
+    notes: tuple[str, ...] = ()
+
+
+def make_report(*, name: str, command: str, before: Machine, after: Machine, **measured: Any) -> Report:
+    """A report of a measurement that has just ended; `measured` are the fields with its results."""
+    return Report(
+        name=name,
+        command=command,
+        measured_at=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        vnext=__version__,
+        machine=before,
+        load_after=after.load,
+        **measured,
+    )
+
+
+def write_report(report: Report, path: Path) -> None:
+    """As indented JSON."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n")
+
+
+def text(report: Report) -> str:
+    """The report as text: the machine, then one line per figure, then the notes."""
+    here = report.machine
+    load = f"load before {' '.join(map(str, here.load))}, after {' '.join(map(str, report.load_after))}"
+    head = f"{report.name}: {here.cpu_model}, {here.cores_usable} cores usable, {load}"
+    width = max(map(len, report.figures), default=0)
+    lines = (f"  {name:<{width}}  {value:>12,}" for name, value in report.figures.items())
+    return "\n".join([head, *lines, *(f"note: {note}" for note in report.notes)])

@@ -16,38 +16,6 @@ from vnext.commands.bench.figures import rates, spread_ms
 from vnext.commands.bench.workload import Workload, params, prompts
 from vnext.runtime.protocol.sampling_params import SamplingParams
 
-# ---- the bound of memory -----------------------------------------------------------------------------------------
-
-
-READ_BYTES = 256 * 2**20  # of all threads together: more than caches hold
-REPEATS = 7
-
-
-def memory_bound(environment: Mapping[str, str], ranks: int, step_ms: float) -> dict[str, float]:
-    """The weights that a step of all ranks reads, the rate at which as many threads read memory, and the share of that bound that a
-    step of `step_ms` reaches; more than 1 where weights stay in the cache. {} on a GPU."""
-    if "token_bytes" not in environment:
-        return {}
-    weights_bytes, gb_per_s = ranks * int(environment["token_bytes"]), read_gb_per_s(ranks * int(environment["threads"]))
-    bound_ms = weights_bytes / gb_per_s / 1e6
-    return {
-        "weights_mb_a_step": round(weights_bytes / 1e6, 1), "memory_read_gb_per_s": round(gb_per_s, 1),
-        "share_of_memory_bound": round(bound_ms / step_ms, 3),
-    }  # fmt: skip
-
-
-def read_gb_per_s(threads: int) -> float:
-    """10^9 bytes a second that so many threads read together, each its own part; the best of several times."""
-    parts = [np.ones(READ_BYTES // 8 // threads, np.int64) for _ in range(threads)]
-    spent_s = []
-    with ThreadPoolExecutor(threads) as pool:
-        for _ in range(REPEATS):
-            began_s = time.perf_counter()
-            list(pool.map(np.sum, parts))
-            spent_s.append(time.perf_counter() - began_s)
-    return READ_BYTES / min(spent_s) / 1e9
-
-
 WARM_UP_PROMPT = [1] * 8
 WARM_UP_TOKENS = 8
 
@@ -103,3 +71,35 @@ def token_counts(answers: Sequence[Generated]) -> tuple[int, int]:
     """Tokens read and tokens written."""
     read = sum(len(answer.prompt_token_ids) for answer in answers)
     return read, sum(len(output.token_ids) for answer in answers for output in answer.outputs)
+
+
+# ---- the bound of memory -----------------------------------------------------------------------------------------
+
+
+READ_BYTES = 256 * 2**20  # of all threads together: more than caches hold
+REPEATS = 7
+
+
+def memory_bound(environment: Mapping[str, str], ranks: int, step_ms: float) -> dict[str, float]:
+    """The weights that a step of all ranks reads, the rate at which as many threads read memory, and the share of that bound that a
+    step of `step_ms` reaches; more than 1 where weights stay in the cache. {} on a GPU."""
+    if "token_bytes" not in environment:
+        return {}
+    weights_bytes, gb_per_s = ranks * int(environment["token_bytes"]), read_gb_per_s(ranks * int(environment["threads"]))
+    bound_ms = weights_bytes / gb_per_s / 1e6
+    return {
+        "weights_mb_a_step": round(weights_bytes / 1e6, 1), "memory_read_gb_per_s": round(gb_per_s, 1),
+        "share_of_memory_bound": round(bound_ms / step_ms, 3),
+    }  # fmt: skip
+
+
+def read_gb_per_s(threads: int) -> float:
+    """10^9 bytes a second that so many threads read together, each its own part; the best of several times."""
+    parts = [np.ones(READ_BYTES // 8 // threads, np.int64) for _ in range(threads)]
+    spent_s = []
+    with ThreadPoolExecutor(threads) as pool:
+        for _ in range(REPEATS):
+            began_s = time.perf_counter()
+            list(pool.map(np.sum, parts))
+            spent_s.append(time.perf_counter() - began_s)
+    return READ_BYTES / min(spent_s) / 1e9

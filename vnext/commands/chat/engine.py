@@ -17,6 +17,35 @@ from vnext.runtime.processes.subprocesses import ChildDied
 from vnext.runtime.protocol.sampling_params import InvalidRequest
 from vnext.text.files import CheckpointUnreadable
 
+
+class EngineTalker:
+    """An LLM as a talker."""
+
+    def __init__(self, llm: LLM, title: str, context: int = 0) -> None:
+        self._llm = llm
+        self.title, self.context = title, context
+
+    def answer(self, messages: Messages, sampling: Sampling) -> Generator[str, None, int]:
+        try:
+            params = replace(self._llm.get_default_sampling_params(), **({"max_tokens": None} | sampling))
+            return (yield from self._llm.stream_chat(messages, params))
+        except (InvalidRequest, Refused, EngineDead) as error:
+            raise (TalkTooLong if getattr(error, "code", None) == TOO_LONG else TalkFailed)(str(error)) from error
+
+
+@contextmanager
+def start_engine_talker(command: ChatCommand) -> Iterator[EngineTalker]:
+    """Start an engine for this chat. Raises TalkFailed, TalkRefused."""
+    try:
+        llm = LLM(**asdict(command.engine))
+    except (StartRefused, CheckpointUnreadable) as error:
+        raise TalkRefused(str(error)) from error
+    except (StartFailed, ChildDied, EngineDead) as error:
+        raise TalkFailed(str(error)) from error
+    with llm:
+        yield EngineTalker(llm, command.engine.model or "the demo model", llm.ready.config.max_model_len)
+
+
 # ---- an answer to as much of a chat as the context holds ---------------------------------------------------------
 # Fitting: an answer to as much of a chat as the model's context holds.
 #
@@ -54,30 +83,3 @@ class Fitting:
         del self._messages[begin : begin + 2]
         self.left_out += 2
         return True
-
-class EngineTalker:
-    """An LLM as a talker."""
-
-    def __init__(self, llm: LLM, title: str, context: int = 0) -> None:
-        self._llm = llm
-        self.title, self.context = title, context
-
-    def answer(self, messages: Messages, sampling: Sampling) -> Generator[str, None, int]:
-        try:
-            params = replace(self._llm.get_default_sampling_params(), **({"max_tokens": None} | sampling))
-            return (yield from self._llm.stream_chat(messages, params))
-        except (InvalidRequest, Refused, EngineDead) as error:
-            raise (TalkTooLong if getattr(error, "code", None) == TOO_LONG else TalkFailed)(str(error)) from error
-
-
-@contextmanager
-def start_engine_talker(command: ChatCommand) -> Iterator[EngineTalker]:
-    """Start an engine for this chat. Raises TalkFailed, TalkRefused."""
-    try:
-        llm = LLM(**asdict(command.engine))
-    except (StartRefused, CheckpointUnreadable) as error:
-        raise TalkRefused(str(error)) from error
-    except (StartFailed, ChildDied, EngineDead) as error:
-        raise TalkFailed(str(error)) from error
-    with llm:
-        yield EngineTalker(llm, command.engine.model or "the demo model", llm.ready.config.max_model_len)

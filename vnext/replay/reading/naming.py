@@ -1,7 +1,7 @@
 """Finds a log's request by number, by name or by the beginning of its name.
 
 Owns the search, which looks for the name's bytes and decodes only the frames that contain them. In a log without texts
-names are keyed hashes. The key lies beside the log's folder (vnext/runtime/record/name_keys.py) or where the operator
+names are keyed hashes. The key lies beside the log's folder (vnext/runtime/record/recorder.py) or where the operator
 has put it.
 """
 

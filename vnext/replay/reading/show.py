@@ -18,6 +18,54 @@ from vnext.state.store.fields import STORED_FIELD_NAMES, STRUCTURE_FIELD_COUNT
 from vnext.state.store.pins import Pins
 from vnext.state.windows import row_blocks
 
+
+class Shown(msgspec.Struct, frozen=True, kw_only=True):
+    """`event` is the number of the last folded event; `plan` is the step's plan, None at the end of the log."""
+
+    step: int
+    event: int
+    digest: str
+    plan: StepPlanned | None
+    state: dict
+
+
+def show(index: Index, step: int | None) -> Shown:
+    """The state at `step`, or at the log's end. Raises UnusableLog if the log has no such step."""
+    state, plan = state_at(index, step)
+    return Shown(
+        step=state.planned - 1,
+        event=state.sequence - 1,
+        digest=hexadecimal(digest(state)),
+        plan=plan,
+        state=view(state),
+    )
+
+
+def state_at(index: Index, step: int | None) -> tuple[State, StepPlanned | None]:
+    """The state in which `step` runs and its plan; for no step, the last state and None. Raises UnusableLog if there is
+    none."""
+    first_step = index.first.planned
+    if step is not None and step < first_step:
+        raise UnusableLog(f"step {step} is not in this log: it has {_steps(first_step, index.last.planned)}")
+    place = index.at_end() if step is None else index.at_step(step)
+    state, broken = place.state, ""
+    for item in fold_items(place.state, place.items):
+        if isinstance(item, Folded):
+            state = item.after
+            if isinstance(item.event, StepPlanned) and item.event.step == step:
+                return state, item.event
+        elif isinstance(item, Broken):
+            broken = f" ({item.message})"
+    if step is not None:
+        raise UnusableLog(f"step {step} is not in this log: it has {_steps(first_step, state.planned)}{broken}")
+    return state, None
+
+
+def _steps(first: int, planned: int) -> str:
+    older = ", the older ones are not here" if first else ""
+    return f"steps {first} to {planned - 1}{older}" if planned > first else "no step"
+
+
 # ---- a state as plain values -------------------------------------------------------------------------------------
 
 
@@ -83,49 +131,3 @@ def _step_in_flight(scheduled: StepInFlight) -> dict[str, object]:
             {"id": id_, "start": start, "tokens": count, "samples": samples} for id_, start, count, samples in entries
         ],
     }
-
-class Shown(msgspec.Struct, frozen=True, kw_only=True):
-    """`event` is the number of the last folded event; `plan` is the step's plan, None at the end of the log."""
-
-    step: int
-    event: int
-    digest: str
-    plan: StepPlanned | None
-    state: dict
-
-
-def show(index: Index, step: int | None) -> Shown:
-    """The state at `step`, or at the log's end. Raises UnusableLog if the log has no such step."""
-    state, plan = state_at(index, step)
-    return Shown(
-        step=state.planned - 1,
-        event=state.sequence - 1,
-        digest=hexadecimal(digest(state)),
-        plan=plan,
-        state=view(state),
-    )
-
-
-def state_at(index: Index, step: int | None) -> tuple[State, StepPlanned | None]:
-    """The state in which `step` runs and its plan; for no step, the last state and None. Raises UnusableLog if there is
-    none."""
-    first_step = index.first.planned
-    if step is not None and step < first_step:
-        raise UnusableLog(f"step {step} is not in this log: it has {_steps(first_step, index.last.planned)}")
-    place = index.at_end() if step is None else index.at_step(step)
-    state, broken = place.state, ""
-    for item in fold_items(place.state, place.items):
-        if isinstance(item, Folded):
-            state = item.after
-            if isinstance(item.event, StepPlanned) and item.event.step == step:
-                return state, item.event
-        elif isinstance(item, Broken):
-            broken = f" ({item.message})"
-    if step is not None:
-        raise UnusableLog(f"step {step} is not in this log: it has {_steps(first_step, state.planned)}{broken}")
-    return state, None
-
-
-def _steps(first: int, planned: int) -> str:
-    older = ", the older ones are not here" if first else ""
-    return f"steps {first} to {planned - 1}{older}" if planned > first else "no step"

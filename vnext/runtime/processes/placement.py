@@ -1,6 +1,6 @@
 """Placement: which cores each rank of an engine on the CPU computes on, and which memory its cache lies in.
 
-Pure: every rank works it out by itself from the same facts, and binds itself (rank/binding.py). A rank is bound to its cores as a
+Pure: every rank works it out by itself from the same facts, and binds itself (rank/loading.py). A rank is bound to its cores as a
 whole, because its threads take work when they run. Where its cores lie on several NUMA nodes, each thread is bound to those of one
 node, so that the weights that it packs, and thereby puts into memory first, are those that it reads.
 """

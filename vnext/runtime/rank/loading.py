@@ -1,4 +1,5 @@
-"""Loading a rank: the model's weights, this rank's place in its group, and the number of blocks that fit its memory.
+"""Loading a rank: the model's weights, this rank's place in its group and among the machine's cores and nodes, and the number of
+blocks that fit its memory.
 
 Modules for a GPU are imported only for a GPU, and torch only where something needs it: a rank on the CPU starts sooner.
 """
@@ -7,16 +8,18 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import os
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
 from vnext.base.version import __version__
-from vnext.kernels.cpu import native
+from vnext.kernels.cpu import memory, native
 from vnext.kernels.shards import SHARDS_MAX
 from vnext.models.config.folder import is_dummy
 from vnext.models.config.model_config import load_config
@@ -31,12 +34,11 @@ from vnext.runtime.hosts.handover.receiving import Receiver
 from vnext.runtime.hosts.handover.tcp import BlockServer
 from vnext.runtime.hosts.secret import secret_of
 from vnext.runtime.processes.determinism import describe_process, limit_torch
-from vnext.runtime.processes.placement import NOWHERE, Place
+from vnext.runtime.processes.placement import NOWHERE, Place, places
 from vnext.runtime.processes.thread_plan import TEAM_SPIN_US
 from vnext.runtime.processes.topology import here
 from vnext.runtime.protocol.messages import NO_HEAD, ModelFacts, RankReady
 from vnext.runtime.protocol.settings import Isa, RankSettings, SettingsError
-from vnext.runtime.rank.binding import bind, bind_members, place_of
 from vnext.runtime.rank.draft_costs import SECONDS, draft_costs
 from vnext.runtime.rank.draft_model import load_draft_model
 from vnext.runtime.rank.page_files import HEADER_BYTES, FolderInUse, PageFiles, PageFolder
@@ -398,3 +400,29 @@ class _Bar:
         self._bar.update(done_bytes - self._bar.n)
         if done_bytes >= total_bytes:
             self._bar.close()
+
+
+# ---- the machine's cores and nodes -------------------------------------------------------------------------------
+
+
+def place_of(settings: RankSettings) -> Place:
+    """Where this rank computes. Raises SettingsError."""
+    try:
+        return places(here(), settings.place_count, settings.threads, settings.numa)[settings.place]
+    except ValueError as error:
+        raise SettingsError(str(error)) from error
+
+
+def bind(place: Place) -> None:
+    """Bind the calling thread, and all that it will start, to the place. The threads of the kernels' pool follow by `bind_members`,
+    once there are any. Where the system refuses, they run anywhere."""
+    if place.cpus and hasattr(os, "sched_setaffinity"):
+        with suppress(OSError):
+            os.sched_setaffinity(0, place.cpus)
+    memory.spread_over(place.nodes)
+
+
+def bind_members(place: Place) -> None:
+    """Bind the threads of the kernels' pool, the caller being the first."""
+    for member, cpus in enumerate(place.members):
+        native.bind_member(member, cpus)

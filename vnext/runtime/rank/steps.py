@@ -1,7 +1,7 @@
 """Steps: how a rank computes its planned steps, and the implementation for the host.
 
 Owns the interface between a rank and its steps. A host step is done when `launch` returns; a device step finishes later
-(`device_steps.py`). Knows batches and a runner; folds no event.
+(`gpu_loading.py`). Knows batches and a runner; folds no event.
 """
 
 from __future__ import annotations

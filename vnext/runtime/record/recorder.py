@@ -10,6 +10,7 @@ into memory would save that one, but a full or failing disk would then kill the 
 from __future__ import annotations
 
 import logging
+import os
 import secrets
 import time
 from collections.abc import Sequence
@@ -25,7 +26,6 @@ from vnext.log import codec, log_bytes, pseudonyms, snapshot as snapshots
 from vnext.log.codec import RankDetail, RankDigest, SegmentHeader
 from vnext.log.redaction import Redactor
 from vnext.log.snapshot import Snapshot, snapshot
-from vnext.runtime.record.name_keys import new_name_key
 from vnext.runtime.record.retention import forget
 from vnext.runtime.record.segments import UNBOUNDED, Bounds, Segments, open_segments
 from vnext.state.events import AnyEvent, EngineStarted
@@ -35,8 +35,6 @@ from vnext.state.state import State
 RecordPrivacy = Literal["full", "shape", "off"]
 COMPLAINT_S = 60.0
 """Time between two messages about a failing disk."""
-
-logger = logging.getLogger(__name__)
 
 
 class LogLost(Exception):
@@ -216,3 +214,30 @@ class Recorder:
         files.write(self._frame, self._digest, self._next_event, patient=True)
         if self._lost_now:
             files.mark_gap(is_open=False)
+
+
+# ---- the key of hashed names -------------------------------------------------------------------------------------
+# Name keys: the key that hashes request names in a redacted log, in a file beside the log's folder.
+#
+# The operator keeps the file and can find a ticket's request with it; a folder that is passed on goes without it. Without the
+# key a hash reveals nothing of the name, even of a short one that a client has chosen. Deleting the file cuts the link for good.
+
+
+FILE_MODE = 0o600
+FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+
+logger = logging.getLogger(__name__)
+
+
+def new_name_key(log_dir: Path) -> bytes:
+    """A new key, stored in its file. If that cannot be written, no key: a log is worth more than its names."""
+    key = secrets.token_bytes(pseudonyms.KEY_SIZE_BYTES)
+    try:
+        folder = log_dir.resolve()
+        fd = os.open(folder.with_name(pseudonyms.name_key_file(folder.name)), FLAGS, FILE_MODE)
+        with os.fdopen(fd, "w") as file:
+            file.write(f"{key.hex()}\n")
+    except OSError as error:
+        logger.warning("requests have no names in this log, because their key cannot be written: %s", error)
+        return b""
+    return key

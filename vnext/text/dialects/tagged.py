@@ -3,7 +3,7 @@
     qwen3_coder  <tool_call>\\n<function=name>\\n<parameter=key>\\nvalue\\n</parameter>\\n</function>\\n</tool_call>
     glm45        <tool_call>name\\n<arg_key>key</arg_key>\\n<arg_value>value</arg_value>\\n</tool_call>
 
-A value is JSON or text, as the function's schema wants it (wanted.py), and passes on as a member of a JSON object once it is
+A value is JSON or text, as the function's schema wants it (`wanted`), and passes on as a member of a JSON object once it is
 complete: at a closing tag with which the call goes on or ends, so that a value may hold such a tag; where a model forgot it, at
 the tag of another known argument or at the call's end. Both read Hermes' objects too, which forced calls use where the arguments
 of a function cannot be told apart (grammar.py), or where a text has a bound that no grammar of free text keeps.
@@ -12,15 +12,15 @@ of a function cannot be told apart (grammar.py), or where a text has a bound tha
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from vnext.text.dialects.dialect import Dialect, Tools
 from vnext.text.dialects.grammar import Frame, Functions, Spell, json_rule, properties_of, quoted, schema_of, start
+from vnext.text.dialects.literals import PYTHON, literal
 from vnext.text.dialects.named import NAME_SIZE_MAX
 from vnext.text.dialects.objects import HERMES, json_head
-from vnext.text.dialects.reader import NoCall, Reader, Reading
-from vnext.text.dialects.wanted import json_of
+from vnext.text.dialects.reader import NoCall, Reader, Reading, whole
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 _ENDS = (_CLOSE, _OPEN, "<function=")
@@ -235,3 +235,74 @@ def _glm_grammar(functions: Functions, parallel: bool, spell: Spell) -> str:
 
 QWEN3_CODER = Dialect(name="qwen3_coder", opens=(_OPEN, "<function="), read=_read_qwen, grammar=_qwen_grammar)
 GLM45 = Dialect(name="glm45", opens=(_OPEN,), read=_read_glm, grammar=_glm_grammar)
+
+
+# ---- an argument written as bare text ----------------------------------------------------------------------------
+# Wanted: the JSON of an argument that a model wrote as bare text, by the kinds of value that its schema wants.
+#
+# It is read as JSON, and as Python where that fails and the schema wants what it then says. What is neither, or of a kind that
+# the schema does not want where it also wants texts, is a text.
+
+
+_DEPTH_MAX = 20
+_CONSTANTS = ("True", "False", "None")
+_BY_KIND = {bool: "boolean", int: "integer", float: "number", str: "string", list: "array", dict: "object", type(None): "null"}
+
+
+def json_of(text: str, schema: Any, root: Mapping[str, Any]) -> str:
+    """The JSON of an argument. `schema` is its own, `root` the function's, in which references lead to others."""
+    kinds = frozenset(_kinds(schema, root, 0))
+    if kinds == {"string"}:
+        return json.dumps(text, ensure_ascii=False)
+    written = text.strip()
+    found = _kind(written)
+    if found and (not kinds or _fits(found, kinds) or "string" not in kinds):
+        return written
+    made = whole(written, lambda reader, take: literal(reader, take, PYTHON)) if kinds or written in _CONSTANTS else None
+    if made is not None and (not kinds or _fits(_kind(made), kinds - {"string"})):
+        return made
+    lowered = written.lower()  # TRUE and NULL
+    if (found := _kind(lowered)) in ("boolean", "null") and (not kinds or found in kinds):
+        return lowered
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _kind(text: str) -> str:
+    """The kind of a JSON text, "" where it is none."""
+    try:
+        return _BY_KIND[type(json.loads(text, parse_constant=_refuse))]
+    except (ValueError, RecursionError):
+        return ""
+
+
+def _refuse(name: str) -> None:
+    raise ValueError(name)
+
+
+def _fits(kind: str, kinds: frozenset[str]) -> bool:
+    return kind in kinds or (kind == "integer" and "number" in kinds)
+
+
+def _kinds(schema: Any, root: Mapping[str, Any], depth: int) -> Iterator[str]:
+    """The kinds of value that a schema wants, as JSON Schema names them; none where it says nothing about them."""
+    if not isinstance(schema, Mapping) or depth > _DEPTH_MAX:
+        return
+    named = schema.get("type")
+    if named is not None:
+        yield from (kind for kind in (named if isinstance(named, list) else [named]) if isinstance(kind, str))
+        return
+    for value in [schema["const"]] if "const" in schema else schema.get("enum") or ():
+        yield _BY_KIND.get(type(value), "")
+    for name in ("anyOf", "oneOf", "allOf"):
+        for each in schema.get(name) or ():
+            yield from _kinds(each, root, depth + 1)
+    if isinstance(reference := schema.get("$ref"), str):
+        yield from _kinds(_target(reference, root), root, depth + 1)
+
+
+def _target(reference: str, root: Mapping[str, Any]) -> Any:
+    """What a reference within the function's schema leads to; None where that is nothing."""
+    target: Any = root
+    for part in reference.removeprefix("#/").split("/"):
+        target = target.get(part.replace("~1", "/").replace("~0", "~")) if isinstance(target, Mapping) else None
+    return target
