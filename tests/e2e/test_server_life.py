@@ -150,15 +150,18 @@ def loaded(process: psutil.Process) -> set[str]:
     return {package for package, word in HEAVY.items() if word in maps}
 
 
+LIGHT = {"commands.cli": {"zmq"}, "runtime.engine.main": {"numpy", "zmq"}, "runtime.rank.main": {"numpy", "ml_dtypes"}}
+
+
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="/proc tells what a process maps")
 def test_the_processes_of_a_server_load_what_they_need(tmp_path: Path) -> None:
     """After an answer with log-probabilities of its prompt."""
     body = {"model": "demo", "prompt": "def f(", "max_tokens": 3, "echo": True, "logprobs": 1}
     with serving(tmp_path, "--threads", "1", "--served-model-name", "demo") as server:
-        light = {name: loaded(server.process_of(f"vnext.{name}")) for name in ("cli", "runtime.core.main", "runtime.rank.main")}
+        light = {name: loaded(server.process_of(f"vnext.{name}")) for name in LIGHT}
         assert complete_all(server.url, [body], 1)[0]["choices"][0]["logprobs"]
         edge = loaded(server.process_of("vnext.server"))
-    assert light == {"cli": {"zmq"}, "runtime.core.main": {"numpy", "zmq"}, "runtime.rank.main": {"numpy", "ml_dtypes"}}
+    assert light == LIGHT
     assert edge == {"ssl", "tokenizers", "zmq"}  # aiohttp brings ssl
 
 
