@@ -153,7 +153,7 @@ SOURCES = {".py", ".c", ".cpp", ".h", ".cu", ".cuh", ".js"}
 # Ratchets: today's figures, lowered by whoever lowers one, never raised. scripts/house.py counts and names the goals: 15
 # attributes, 8 parameters, 35 files under 40 lines, no `Any`.
 ATTRIBUTES = {
-    "ModelRunner": 31, "ServerContext": 26, "Segments": 25, "EngineCore": 24, "_Checks": 24, "Engine": 21,
+    "ModelRunner": 31, "ServerContext": 26, "Segments": 25, "_Checks": 24, "Engine": 21,
     "Generation": 21, "PlainState": 21, "EngineClient": 20, "Recovery": 20, "Simulation": 19, "TierTransfers": 19,
     "Clients": 18, "_ChoiceRenderer": 18, "PersistentBatch": 17, "ServerMetrics": 17, "DeviceBatch": 16, "Rank": 16,
 }  # fmt: skip

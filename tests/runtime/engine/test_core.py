@@ -19,7 +19,7 @@ from toy_ranks import ToyExecutor
 from vnext.log.codec import Frame
 from vnext.replay.cli.main import main as replay
 from vnext.replay.reading.source import open_log
-from vnext.runtime.engine import engine_core, owners
+from vnext.runtime.engine import owners
 from vnext.runtime.engine.adapters import AdapterLoading
 from vnext.runtime.engine.clients import Clients
 from vnext.runtime.engine.clock import EventClock
@@ -50,6 +50,7 @@ from vnext.runtime.protocol.messages import (
 from vnext.runtime.record.recorder import Recorder
 from vnext.runtime.transport.ring.broadcast import decode_events
 from vnext.runtime.transport.ring.reader import RingReader
+from vnext.sched import engine
 from vnext.sched.turn import steady_turn
 from vnext.server.context.metrics import ServerMetrics
 from vnext.state.config import SchedulerConfig
@@ -218,7 +219,7 @@ def test_steady_turns_in_one_pass_are_recorded_and_told_as_any(make_bench, monke
     """With all laws checked no turn is taken in one pass. Results come one by one and two at once, or beside an
     arrival that has to wait."""
     passes, seen = [], []
-    monkeypatch.setattr(engine_core, "steady_turn", lambda *given: (passes.append(turn := steady_turn(*given)), turn)[1])
+    monkeypatch.setattr(engine, "steady_turn", lambda *given: (passes.append(turn := steady_turn(*given)), turn)[1])
     for all_laws in (True, False):
         bench = make_bench(ToyExecutor(held=True), all_laws=all_laws, max_num_seqs=3)
         socket = bench.client()
@@ -386,7 +387,7 @@ def test_an_event_that_breaks_a_law_is_in_the_log(
     def broken(state: object) -> None:
         raise LawBroken("M1", "made up")
 
-    monkeypatch.setattr(bench.core, "_check", broken)
+    monkeypatch.setattr(bench.core.engine, "_check", broken)
     with pytest.raises(LawBroken):
         bench.say(socket, wish("two", [4, 5, 6]))
     bench.core.record_end()
@@ -401,7 +402,7 @@ def test_an_event_without_a_shape_does_not_keep_the_engine_from_ending(tmp_path:
         bench = Bench(context, tmp_path / "log", ToyExecutor(held=True), privacy="shape")
         bench.say(bench.client(), wish("one", [1, 2, 3]))
         with pytest.raises(IllegalEvent):
-            bench.core._fold(StepCommitted(step=7, tokens=b""))
+            bench.core.engine.fold(StepCommitted(step=7, tokens=b""))
         bench.core.record_end()
         assert bench.verified()
         bench.close()

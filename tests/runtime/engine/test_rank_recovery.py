@@ -360,7 +360,7 @@ def test_laws_that_break_are_no_loss(make_bench, monkeypatch: pytest.MonkeyPatch
     def broken(state: object) -> None:
         raise LawBroken("M1", "made up")
 
-    monkeypatch.setattr(bench.core, "_check", broken)
+    monkeypatch.setattr(bench.core.engine, "_check", broken)
     with pytest.raises(LawBroken):
         ask(bench)
     assert not made

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from vnext.runtime.engine.facilities import NO_ERRORS, Facility, Send
+from vnext.runtime.engine.facility import NO_ERRORS, Facility, Send
 from vnext.runtime.protocol.messages import AdapterFiles, AdapterRead, AdapterStats, RankReady
 from vnext.runtime.transport.ring.broadcast import ReadAdapter, encode_read
 from vnext.sched.residency import next_load

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from vnext.runtime.engine.facilities import Facility
+from vnext.runtime.engine.facility import Facility
 from vnext.runtime.protocol.messages import PinStats
 from vnext.sched.pinning import next_tick, next_yield, tick_due_s
 from vnext.state.events import AnyEvent, ClockTicked, PinsYielded, RequestArrived

@@ -1,19 +1,15 @@
-"""Engine core: orders events, decides, records and broadcasts. The loop:
+"""Engine core: a pure engine (vnext/sched/engine.py), which folds and decides, with sockets, a log, ranks and a clock.
 
-    for event in arrived():                    requests, aborts, commits: one numbered stream
-        state, effects = fold(state, event)
-    plan  = schedule(state)
-    state, effects = fold(state, plan)         and the same event goes to the log and to every rank
-
-Owns the one true order. It writes a frame of the log before the frame's effects: ranks hear of a plan and clients of a token
-only then. With asynchronous scheduling it plans step t+1 while the ranks run step t; the code here is the same.
+Carries out what the engine says, in its order: writes a frame of the log before the frame's effects, so that ranks hear of a plan
+and clients of a token only then. With asynchronous scheduling it plans step t+1 while the ranks run step t; the code here is the
+same.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 
 import zmq
 
@@ -21,21 +17,15 @@ from vnext.base.version import __version__
 from vnext.log import snapshot as snapshots
 from vnext.log.log_plain import WIDTH_MAX
 from vnext.log.stream import EventStreams
-from vnext.runtime.engine.adapters import AdapterLoading
 from vnext.runtime.engine.clients import Clients
-from vnext.runtime.engine.clock import EventClock
-from vnext.runtime.engine.draft_counts import DraftCounts
 from vnext.runtime.engine.due_reports import NOTHING_REPORTED, RankChecks
 from vnext.runtime.engine.executor import Executor, NoRanks
-from vnext.runtime.engine.facilities import NO_ERRORS, Facility, takers
+from vnext.runtime.engine.facilities import Facilities
 from vnext.runtime.engine.failures import Failures
-from vnext.runtime.engine.handovers import HandOvers
 from vnext.runtime.engine.operations import Operations
-from vnext.runtime.engine.owners import News
-from vnext.runtime.engine.progress import Progress, RanksStalled
+from vnext.runtime.engine.progress import Progress
 from vnext.runtime.engine.recovery import LOSSES, RankGaveUp, Recovery
-from vnext.runtime.engine.request_outputs import prompt_outputs, to_clients
-from vnext.runtime.engine.tiers import TierTransfers
+from vnext.runtime.engine.request_outputs import Beside, Unsent, prompt_outputs
 from vnext.runtime.protocol.messages import (
     EngineDied,
     EngineStats,
@@ -43,30 +33,24 @@ from vnext.runtime.protocol.messages import (
     RankFailed,
     RankMessage,
     StepResult,
-    TokenLogprobs,
 )
 from vnext.runtime.record.recorder import Recorder
 from vnext.runtime.transport.ring.broadcast import encode_begin, encode_events
-from vnext.sched.schedule import schedule
-from vnext.sched.turn import steady_turn
+from vnext.sched.engine import Engine, Ready
 from vnext.state.digest import digest
 from vnext.state.errors import IllegalEvent
 from vnext.state.events import (
-    AnyEvent,
     EnginePaused,
     EngineRecovered,
     EngineStarted,
     RequestAborted,
     RequestId,
-    StepCommitted,
     StepPlanned,
     TierOpened,
     WeightsChanged,
 )
-from vnext.state.fold_commit import MatchedSamples
 from vnext.state.laws import check, check_cheap
-from vnext.state.outputs import outputs, outputs_apart
-from vnext.state.reduce import fold, start
+from vnext.state.reduce import start
 from vnext.state.state import State
 
 STATS_INTERVAL_S = 0.25
@@ -86,58 +70,34 @@ class EngineCore:
     ) -> None:
         """`recovery`: what replaces ranks that are lost; None: the engine ends with them. `tier`: what they have on disk. `ticket`:
         what clients take to the engine that blocks are handed over to."""
-        self.state: State = start(started)
-        self._started = started
-        self._executor = executor
+        self._started, self._executor, self._recorder, self._clients = started, executor, recorder, clients
         self._recovery = recovery or Recovery()
         self._poller: zmq.Poller | None = None
-        self._recorder = recorder
-        self._clients = clients
-        self._check: Callable[[State], None] = check if all_laws else check_cheap
-        self._unwritten: list[tuple[AnyEvent, State, MatchedSamples | None]] = []
-        self._untold: list[News] = []
-        self._checks = RankChecks(started.world_size)
-        self._drafts, self._failures = DraftCounts(), Failures()
-        self._step_seconds = self._plan_seconds = self._stats_due_s = 0.0
-        self._progress = Progress(step_timeout_s)
-        self._stalled = ""
-        self._operations = Operations(started, executor.send, self._answer, clients.notes)
-        self._handovers = self._handovers_of(ticket)
-        self._facilities = self._facilities_of(tier)
-        self._takers = takers(self._facilities)
+        operations = Operations(started, executor.send, self._answer, clients.notes)
+        self._facilities = Facilities(started, executor.send, clients, operations, tier, ticket)
+        self.engine = Engine(start(started), self._facilities.all, check if all_laws else check_cheap)
+        self._unsent, self._failures = Unsent(), Failures()
+        self._checks, self._progress = RankChecks(started.world_size), Progress(step_timeout_s)
+        self._plan_seconds = self._stats_due_s = 0.0
         self._streams = EventStreams(started, __version__)
         executor.while_full = self._send_stats
         executor.send(encode_events([started]))
 
-    def _facilities_of(self, tier: TierOpened | None) -> list[Facility]:
-        """What this engine has, in the order in which a turn asks for events."""
-        started, send, clients = self._started, self._executor.send, self._clients
-        found: list[Facility] = [self._operations]
-        if self.state.slots:
-            found.append(AdapterLoading(started.world_size, send, clients.adapter_files))
-        if tier is not None:
-            clients.tickets = {}
-            found.append(TierTransfers(started.world_size, send, tier, clients.tickets))
-        if started.config.pinned_pages_max:
-            found.append(EventClock())
-        return [*found, self._handovers] if self._handovers is not None else found
-
-    def _handovers_of(self, ticket: str) -> HandOvers | None:
-        if not ticket:
-            return None
-        self._clients.to_hand_over = set()
-        return HandOvers(self._started.world_size, ticket, self._clients.tell, self._clients.to_hand_over)
+    @property
+    def state(self) -> State:
+        """The newest one."""
+        return self.engine.state
 
     def begin_after(self, recovered: EngineRecovered) -> None:
         """Another engine core had the requests that clients submit from now on, with its weights and its pause. Call first."""
-        self._fold(recovered)
-        handover = self._operations.handover
+        engine, handover = self.engine, self._facilities.operations.handover
+        engine.fold(recovered)
         if (weights := handover.weights) is not None:
-            self._fold(EnginePaused(mode="keep"))
-            self._fold(WeightsChanged(version=weights.version, digest=weights.digest, path=weights.path))
-        if self.state.paused != handover.paused:
-            self._fold(EnginePaused(mode=handover.paused))
-        self._carry_out()
+            engine.fold(EnginePaused(mode="keep"))
+            engine.fold(WeightsChanged(version=weights.version, digest=weights.digest, path=weights.path))
+        if engine.state.paused != handover.paused:
+            engine.fold(EnginePaused(mode=handover.paused))
+        self._carry_out(engine.take())
 
     # ---- one turn --------------------------------------------------------------------------------------------------
 
@@ -148,10 +108,10 @@ class EngineCore:
         """
         try:
             self._executor.check(ready)
-            for event in self._clients.arrived(self.state, ready):
-                self._arrive(event)
+            for event in self._clients.arrived(self.engine.state, ready):
+                self.engine.arrive(event)
             if asked := self._clients.operations:
-                self._operations.ask_all(asked)
+                self._facilities.operations.ask_all(asked)
             messages = self._executor.receive()
             for message in messages:
                 self._take_result(message, message is messages[-1])
@@ -165,71 +125,38 @@ class EngineCore:
         except LOSSES as error:
             self._lose_ranks(error)
 
-    def _arrive(self, event: AnyEvent) -> None:
-        """Fold an event from a client, behind those that must come before it."""
-        for facility in self._facilities:
-            if facility.precedes and (first := facility.precede(self.state, event)) is not None:
-                self._fold(first)
-        self._fold(event)
-
     def _advance(self) -> None:
-        while True:
-            for facility in self._facilities:
-                if facility.is_on:
-                    self._follow(facility)
-            began = time.perf_counter()
-            if (plan := schedule(self.state)) is not None:
-                self._fold(plan)
-                if plan.admitted:
-                    self._clients.begun(self.state.rows.id[-len(plan.admitted) :].tolist())
-            self._plan_seconds += time.perf_counter() - began
-            if self._unwritten:
-                self._carry_out()
-            for facility in self._facilities:
-                if facility.asks_behind:
-                    facility.ask(self.state)
-            if plan is None:
-                return
+        """Decide as far ahead as the pipeline allows, and carry out what is decided."""
+        plan = self._turn()
+        while plan is not None:
+            plan = self._turn()
 
-    def _follow(self, facility: Facility) -> None:
-        """Fold a facility's events."""
-        while (event := facility.next_event(self.state)) is not None:
-            self._fold(event)
-            if facility.goes_out:
-                self._carry_out()
+    def _turn(self) -> StepPlanned | None:
+        plan, began_s = None, time.perf_counter()
+        for ready in self.engine.turn():
+            if (plan := ready.plan) is not None and plan.admitted:
+                self._clients.begun(ready.state.rows.id[-len(plan.admitted) :].tolist())
+            self._plan_seconds += time.perf_counter() - began_s
+            self._carry_out(ready)
+            began_s = time.perf_counter()
+        self._plan_seconds += time.perf_counter() - began_s
+        return plan
 
     def _answer(self, peer: bytes, message: Operated) -> None:
         """Answer an operation, behind statistics that show what it did."""
         self._clients.tell_stats(self._stats())
         self._clients.answer(peer, message)
 
-    def _fold(
-        self, event: AnyEvent, logprobs: tuple[TokenLogprobs | None, ...] = (), errors: Mapping[int, str] = NO_ERRORS
-    ) -> None:
-        """`errors`: why requests are aborted, for their clients."""
-        before = self.state
-        self._unwritten.append((event, before, None))  # first: an event that breaks the engine must be in its log
-        self.state, matched = fold(before, event)
-        self._unwritten[-1] = (event, before, matched)
-        self._check(self.state)
-        if matched is not None:
-            self._drafts.take(before, matched)
-        if matched is not None and not any(logprobs):
-            going, ended = outputs_apart(before, self.state, matched)
-            self._untold.append((going, to_clients(ended, self._drafts)))
-        elif news := outputs(before, event, self.state, matched):
-            self._untold.append((None, to_clients(news, self._drafts, logprobs, errors)))
-
-    def _carry_out(self) -> None:
+    def _carry_out(self, ready: Ready) -> None:
         """Write the frame, broadcast its events, then send the clients their outputs."""
-        events = self._write_frame()
-        self._executor.send(encode_events(events))
+        self._write_frame(ready)
+        self._unsent.add(ready)
+        self._executor.send(encode_events(ready.events))
         if self._streams.readers:
-            for peer, frame in self._streams.frames(events, self.state, digest(self.state)):
+            for peer, frame in self._streams.frames(ready.events, ready.state, digest(ready.state)):
                 if not self._clients.stream(peer, frame):
                     self._streams.end(peer)
-        reported, self._untold = self._untold, []
-        self._clients.tell(reported if self._handovers is None else self._handovers.without_kept(reported))
+        self._clients.tell(self._facilities.for_clients(self._unsent.take()))
 
     def _begin_streams(self) -> None:
         """Begin and end event streams, as clients have asked. Every folded event is written by now."""
@@ -239,16 +166,13 @@ class EngineCore:
             if not (is_on and self._clients.stream(peer, self._streams.begin(peer, self.state))):
                 self._streams.end(peer)
 
-    def _write_frame(self) -> tuple[AnyEvent, ...]:
-        """Record the events folded since the last frame and the ranks' reports; returns the events."""
-        events, befores, matched = zip(*self._unwritten) if self._unwritten else ((), (), ())
-        self._unwritten = []
-        state_digest = digest(self.state)
-        if events and isinstance(last := events[-1], StepPlanned) and last.step % self.state.config.digest_interval == 0:
-            self._checks.expect(last.step, state_digest, self.state)
+    def _write_frame(self, ready: Ready) -> None:
+        """Record the events and the ranks' reports."""
+        events, state_digest = ready.events, digest(ready.state)
+        if events and isinstance(last := events[-1], StepPlanned) and last.step % ready.state.config.digest_interval == 0:
+            self._checks.expect(last.step, state_digest, ready.state)
         reported = self._checks.take_new() if self._checks.new.digests else NOTHING_REPORTED
-        self._recorder.append(events, befores, state_digest, reported.digests, matched, reported.details)
-        return events
+        self._recorder.append(events, ready.befores, state_digest, reported.digests, ready.matched, reported.details)
 
     # ---- results of the ranks --------------------------------------------------------------------------------------
 
@@ -256,68 +180,57 @@ class EngineCore:
         """Take one rank's message. If it `is_last` of the arrived ones, the next plan may be folded with it."""
         if isinstance(message, RankFailed):
             raise RankGaveUp(f"rank {message.rank} failed: {message.message}")
-        if (taker := self._takers.get(type(message))) is not None:
-            self._abort_with(taker.answered(message, self.state))
+        if (taker := self._facilities.taker(message)) is not None:
+            self._abort_with(taker.answered(message, self.engine.state))
             return
         assert isinstance(message, StepResult), "a rank says that it is ready once, before the engine starts"
-        if message.step % self.state.config.digest_interval == 0:
+        if message.step % self._started.config.digest_interval == 0:
             self._checks.compare(message)
         if message.rank == 0:
-            event = message.commit
-            for due in self._checks.due.values():
-                due.commits[message.step] = event
-            self._step_seconds += message.seconds
-            self._recorder.took(message.step, message.seconds)
-            self._progress.took(self.state.in_flight[0].tokens, message.seconds)
-            self._abort_with(self._failures.errors(self.state, message.failed))
-            if message.prompts:
-                self._untold.append((None, prompt_outputs(self.state, message.prompts)))
-            if not is_last or not self._is_steady_turn(event, message.logprobs):
-                self._fold(event, message.logprobs)
+            self._take_step(message, is_last)
+
+    def _take_step(self, result: StepResult, is_last: bool) -> None:
+        engine, event = self.engine, result.commit
+        for due in self._checks.due.values():
+            due.commits[result.step] = event
+        self._recorder.took(result.step, result.seconds)
+        self._progress.took(engine.state.in_flight[0].tokens, result.seconds)
+        self._abort_with(self._failures.errors(engine.state, result.failed))
+        scored = any(result.logprobs)
+        note = Beside(prompt_outputs(engine.state, result.prompts), result.logprobs) if scored or result.prompts else None
+        if is_last and not scored:
+            engine.fold_last(event, note)
+        else:
+            engine.fold(event, note, apart=not scored)
 
     def _abort_with(self, errors: Mapping[int, str]) -> None:
         """Abort these requests and tell their clients why."""
         if errors:
-            self._fold(RequestAborted(ids=tuple(map(RequestId, sorted(errors))), reason="error"), errors=errors)
-
-    def _is_steady_turn(self, event: StepCommitted, logprobs: tuple[TokenLogprobs | None, ...]) -> bool:
-        """Fold the commit and the plan behind it if both are the usual ones. Else return False and do nothing."""
-        if self._unwritten or self._check is not check_cheap or any(logprobs):
-            return False
-        began = time.perf_counter()
-        if (turn := steady_turn(self.state, event)) is None:
-            return False
-        before, self.state = self.state, turn.state
-        self._unwritten = [(event, before, turn.matched), (turn.plan, before, None)]  # nothing reads the state before such a plan
-        self._untold.append((turn.going, ()))
-        self._plan_seconds += time.perf_counter() - began
-        return True
+            self.engine.fold(RequestAborted(ids=tuple(map(RequestId, sorted(errors))), reason="error"), Beside(errors=errors))
 
     # ---- ranks that are lost ---------------------------------------------------------------------------------------
 
     def _lose_ranks(self, error: Exception) -> None:
         """Go on without ranks until others have started. Raises `error` or NoMoreRanks if there can be none."""
-        recovered, errors = self._recovery.begin(error, self._executor, self.state)
+        recovered, errors = self._recovery.begin(error, self._executor, self.engine.state)
         self._executor = NoRanks()
         self._checks.due.clear()
-        self._stalled = ""
+        self._progress.lose_ranks()
         self._abort_with(errors)
-        self._fold(recovered)
-        self._carry_out()
-        for facility in self._facilities:
-            facility.lose_ranks()
+        self.engine.fold(recovered)
+        self._carry_out(self.engine.take())
+        self._facilities.lose_ranks()
         self._clients.tell_stats(self._stats())
 
     def _await_ranks(self) -> None:
         """Record and report what has happened meanwhile. New ranks that are ready begin with the state behind it."""
-        if self._unwritten:
-            self._carry_out()
+        if self.engine.has_news:
+            self._carry_out(self.engine.take())
         if (executor := self._recovery.look()) is None:
             return
         self._executor = executor
         executor.while_full = self._send_stats
-        for facility in self._facilities:
-            facility.begin_again(executor.send, self._recovery.ready)
+        self._facilities.begin_again(executor.send, self._recovery.ready)
         if self._poller is not None:
             executor.watch(self._poller)
         executor.send(encode_begin(self._started, snapshots.encode(snapshots.snapshot(self.state), WIDTH_MAX)))
@@ -337,10 +250,7 @@ class EngineCore:
             return RECOVERY_PATIENCE_MS
         if self._clients.is_behind:
             return BEHIND_PATIENCE_MS
-        if self.state.in_flight:
-            return PATIENCE_MS
-        waits = (facility.wait_ms(self.state) for facility in self._facilities)
-        return min((wait_ms for wait_ms in waits if wait_ms is not None), default=None)
+        return self.engine.wait_ms(PATIENCE_MS)
 
     def watch(self, poller: zmq.Poller) -> None:
         """As Executor.watch, for the ranks that there are and those that take their place."""
@@ -355,8 +265,8 @@ class EngineCore:
     def record_end(self) -> None:
         """When the engine dies of an error, write the folded events and the event that could not be folded."""
         try:
-            if self._unwritten or self._checks.new.digests:
-                self._write_frame()
+            if self.engine.has_news or self._checks.new.digests:
+                self._write_frame(self.engine.take())
         except IllegalEvent as error:  # a redacted log cannot represent an illegal event
             log.warning("the engine's last turn could not be recorded: %s", error)
         self._recorder.close()
@@ -370,8 +280,8 @@ class EngineCore:
         """Abort live requests, so that the log records their end, and notify the clients."""
         live = tuple(sorted(id_ for id_, _ in self.state.requests.items()))
         if live:
-            self._fold(RequestAborted(ids=live, reason="shutdown"))
-            self._carry_out()
+            self.engine.fold(RequestAborted(ids=live, reason="shutdown"))
+            self._carry_out(self.engine.take())
         self.record_end()
 
     def _send_stats(self) -> None:
@@ -381,25 +291,8 @@ class EngineCore:
         if now < self._stats_due_s and not idle:
             return
         self._stats_due_s = now + STATS_INTERVAL_S
-        self._look_for_progress(now)
+        self._progress.watch(now, self.engine.state.in_flight, self._executor)
         self._clients.tell_stats(self._stats())
-
-    def _look_for_progress(self, now_s: float) -> None:
-        """Raise RanksStalled for a step past its second bound; report when a step is late and when it recovers."""
-        in_flight, progress = self.state.in_flight, self._progress
-        progress.look(now_s, in_flight[0].step if in_flight else -1, in_flight[0].tokens if in_flight else 0)
-        if not progress.is_late:
-            if self._stalled:
-                log.warning("The ranks go on.")
-                self._stalled = ""
-            return
-        step = in_flight[0].step
-        sentence = f"step {step} has had no result for {progress.silent_s:.0f} s: {self._executor.why_silent(step)}"
-        if progress.is_over:
-            raise RanksStalled(sentence)
-        if not self._stalled:
-            log.warning("The engine is stalled: %s.", sentence)
-        self._stalled = f"The engine is stalled: {sentence}."
 
     def _stats(self) -> EngineStats:
         state, counters, recovery = self.state, self.state.counters, self._recovery
@@ -422,10 +315,10 @@ class EngineCore:
             ring_stall_seconds=recovery.stall_seconds + self._executor.stall_seconds,
             log_bytes=self._recorder.bytes_written,
             log_frames_lost=self._recorder.frames_lost,
-            step_seconds_sum=self._step_seconds,
+            step_seconds_sum=self._progress.step_seconds,
             plan_seconds_sum=self._plan_seconds,
             digest_checks=self._checks.count,
-            stalled=self._stalled,
+            stalled=self._progress.stalled,
             step_silent_seconds=self._progress.silent_s,
             draft_tokens=counters.draft_tokens,
             accepted_tokens=counters.accepted_tokens,
@@ -433,5 +326,5 @@ class EngineCore:
             recovering=recovery.sentence,
             recoveries=recovery.count,
             recovery_seconds=recovery.seconds,
-            **{name: value for facility in self._facilities for name, value in facility.stats(state).items()},
+            **self._facilities.stats(state),
         )

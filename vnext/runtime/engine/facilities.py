@@ -1,65 +1,63 @@
-"""Facilities: the parts of an engine core that have events of their own, behind one protocol, and which of them an engine has.
-
-A facility that is off costs no call: what an engine cannot have is not in its list, and what has nothing to do has a false `is_on`.
-"""
+"""Which facilities an engine core has, and what concerns all of them: answers of ranks, their loss, statistics."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
-from typing import Any, ClassVar, Protocol
+from collections.abc import Iterable, Mapping, Sequence
 
-from vnext.runtime.protocol.messages import RankMessage, RankReady
-from vnext.state.events import AnyEvent
+from vnext.runtime.engine.adapters import AdapterLoading
+from vnext.runtime.engine.clients import Clients
+from vnext.runtime.engine.clock import EventClock
+from vnext.runtime.engine.facility import Facility, Send
+from vnext.runtime.engine.handovers import HandOvers
+from vnext.runtime.engine.operations import Operations
+from vnext.runtime.engine.owners import News
+from vnext.runtime.engine.tiers import TierTransfers
+from vnext.runtime.protocol.messages import RankReady
+from vnext.state.events import EngineStarted, TierOpened
 from vnext.state.state import State
 
-NO_ERRORS: Mapping[int, str] = MappingProxyType({})
-Send = Callable[[bytes], None]
-"""Broadcasts a ring message."""
 
+class Facilities:
+    """Those of one engine core. `all` is in the order in which a turn asks for events."""
 
-class Facility(Protocol):
-    """One part of an engine core. Mutable. Every turn of the loop asks it for events, in the order of the core's list.
+    def __init__(
+        self, started: EngineStarted, send: Send, clients: Clients, operations: Operations, tier: TierOpened | None, ticket: str
+    ) -> None:
+        """`tier`: what ranks have on disk, None without a disk tier. `ticket`: "" where this engine hands nothing over."""
+        self.operations = operations
+        self.all: list[Facility] = [operations]
+        if started.config.max_loras:
+            self.all.append(AdapterLoading(started.world_size, send, clients.adapter_files))
+        if tier is not None:
+            clients.tickets = {}
+            self.all.append(TierTransfers(started.world_size, send, tier, clients.tickets))
+        if started.config.pinned_pages_max:
+            self.all.append(EventClock())
+        self._handovers: HandOvers | None = None
+        if ticket:
+            clients.to_hand_over = set()
+            self._handovers = HandOvers(started.world_size, ticket, clients.tell, clients.to_hand_over)
+            self.all.append(self._handovers)
+        self._takers = {kind: facility for facility in self.all for kind in facility.answers}
 
-    `answers`: the messages of ranks that it takes. `is_on`: whether it has anything to do. `goes_out`: whether the event that it
-    returned last is broadcast before it is asked again, as commands to the ranks follow it. `precedes`, `asks_behind`: whether
-    `precede` and `ask` do anything.
-    """
-
-    answers: ClassVar[tuple[type, ...]] = ()
-    is_on: bool = True
-    goes_out: bool = False
-    precedes: ClassVar[bool] = False
-    asks_behind: ClassVar[bool] = False
-
-    def next_event(self, state: State) -> AnyEvent | None:
-        """The next event; None while there is none or it waits. What it returned before has been folded."""
-
-    def precede(self, state: State, event: AnyEvent) -> AnyEvent | None:
-        """The event that comes before one from a client; None for none."""
-
-    def ask(self, state: State) -> None:
-        """Ask the ranks for work. They have been sent everything that has been folded."""
-
-    def answered(self, message: Any, state: State) -> Mapping[int, str]:
-        """Take a rank's answer; one of something that is over is dropped. Returns the requests that can never go on, and why."""
-        return NO_ERRORS
+    def taker(self, message: object) -> Facility | None:
+        """Who takes this message of a rank; None if nobody does."""
+        return self._takers.get(type(message))
 
     def lose_ranks(self) -> None:
-        """The ranks are lost: what they were to do is not done."""
+        """The ranks are lost."""
+        for facility in self.all:
+            facility.lose_ranks()
 
     def begin_again(self, send: Send, ranks: Sequence[RankReady]) -> None:
-        """Other ranks are in the place of those that were lost: `ranks` is what they reported, `send` reaches them."""
+        """Other ranks are in their place."""
+        for facility in self.all:
+            facility.begin_again(send, ranks)
 
-    def wait_ms(self, state: State) -> int | None:
-        """How long the engine core may wait for news at most; None for no limit."""
-        return None
+    def for_clients(self, news: list[News]) -> Iterable[News]:
+        """The news without those that wait for ranks."""
+        return news if self._handovers is None else self._handovers.without_kept(news)
 
     def stats(self, state: State) -> Mapping[str, object]:
         """Fields of EngineStats."""
-        return {}
-
-
-def takers(facilities: Sequence[Facility]) -> dict[type[RankMessage], Facility]:
-    """Which facility takes which message of a rank."""
-    return {kind: facility for facility in facilities for kind in facility.answers}
+        return {name: value for facility in self.all for name, value in facility.stats(state).items()}

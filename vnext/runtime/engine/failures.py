@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 
-from vnext.runtime.engine.facilities import NO_ERRORS
+from vnext.runtime.engine.facility import NO_ERRORS
 from vnext.runtime.protocol.reasons import NOT_A_NUMBER
 from vnext.state.samples import still_owed
 from vnext.state.state import State

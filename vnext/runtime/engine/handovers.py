@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from msgspec.structs import replace
 
-from vnext.runtime.engine.facilities import NO_ERRORS, Facility
+from vnext.runtime.engine.facility import NO_ERRORS, Facility
 from vnext.runtime.engine.owners import News
 from vnext.runtime.hosts.handover.tickets import Ticket, encode_ticket
 from vnext.runtime.protocol.messages import BlocksPublished, RankReady, RequestOutput

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from vnext.models.weight_index import INDEX_SUFFIX, index_of
-from vnext.runtime.engine.facilities import NO_ERRORS, Facility, Send
+from vnext.runtime.engine.facility import NO_ERRORS, Facility, Send
 from vnext.runtime.processes.run_dir import WEIGHTS, CoreNotes
 from vnext.runtime.protocol.messages import Operate, Operated, RankAnswer, RankReady
 from vnext.runtime.protocol.operations import (

@@ -10,6 +10,12 @@ time during which this process itself was stopped does not count against the ran
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Sequence
+from typing import Protocol
+
+from vnext.state.state import StepInFlight
+
 LATE_MIN_S = 10.0
 LATE_FACTOR = 10.0
 UNSEEN_MIN_S = 60.0
@@ -20,22 +26,35 @@ KEPT = 0.99
 """Factor on the longest step, applied as each step ends: some hundred steps later a single slow one is forgotten."""
 
 
+log = logging.getLogger(__name__)
+
+
+class Suspects(Protocol):
+    """Ranks that may say why a step has had no result."""
+
+    def why_silent(self, step: int) -> str:
+        """In a part of a sentence."""
+
+
 class RanksStalled(RuntimeError):
     """A step is over without a result."""
 
 
 class Progress:
-    """The steps of one engine. Mutable. `silent_s`: how long the oldest step in flight has been the oldest, counted in looks."""
+    """The steps of one engine. Mutable. `silent_s`: how long the oldest step in flight has been the oldest, counted in looks.
+    `stalled`: a sentence while it is late. `step_seconds`: of all steps."""
 
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
         self._longest_s: dict[int, float] = {}
         self._step, self._looked_s = -1, 0.0
         self._late_after_s = 0.0
-        self.silent_s = 0.0
+        self.silent_s = self.step_seconds = 0.0
+        self.stalled = ""
 
     def took(self, tokens: int, seconds: float) -> None:
         """A step of `tokens` tokens has ended after `seconds`."""
+        self.step_seconds += seconds
         size = tokens.bit_length()
         self._longest_s[size] = max(seconds, self._longest_s.get(size, 0.0) * KEPT)
 
@@ -46,6 +65,26 @@ class Progress:
             self._step, self.silent_s, self._late_after_s = step, 0.0, self._bound_s(tokens)
         elif step >= 0:
             self.silent_s += passed_s
+
+    def watch(self, now_s: float, in_flight: Sequence[StepInFlight], ranks: Suspects) -> None:
+        """Look at the oldest step in flight; report when it is late and when ranks go on. Raises RanksStalled when it is over."""
+        self.look(now_s, in_flight[0].step if in_flight else -1, in_flight[0].tokens if in_flight else 0)
+        if not self.is_late:
+            if self.stalled:
+                log.warning("The ranks go on.")
+                self.stalled = ""
+            return
+        step = in_flight[0].step
+        sentence = f"step {step} has had no result for {self.silent_s:.0f} s: {ranks.why_silent(step)}"
+        if self.is_over:
+            raise RanksStalled(sentence)
+        if not self.stalled:
+            log.warning("The engine is stalled: %s.", sentence)
+        self.stalled = f"The engine is stalled: {sentence}."
+
+    def lose_ranks(self) -> None:
+        """There are no ranks now that could be late."""
+        self.stalled = ""
 
     @property
     def is_late(self) -> bool:

@@ -1,14 +1,81 @@
-"""What clients read of their requests, from the outputs of the state and the results of ranks. Pure."""
+"""What clients read of their requests, from the outputs of the state and the results of ranks: what is to be sent and is not sent
+yet, and the drafts of each live request, how many of which became tokens of its answer and how many did not. Reads no clock."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
-from vnext.runtime.engine.draft_counts import NO_DRAFTS, DraftCounts
-from vnext.runtime.engine.facilities import NO_ERRORS
+import numpy as np
+
+from vnext.runtime.engine.facility import NO_ERRORS
+from vnext.runtime.engine.owners import News
 from vnext.runtime.protocol.messages import PromptResult, RequestOutput, TokenLogprobs
+from vnext.sched.engine import Ready
+from vnext.state.fold_commit import MatchedSamples
 from vnext.state.outputs import Output
 from vnext.state.state import State
+
+NO_DRAFTS = 0, 0
+
+
+class Beside(NamedTuple):
+    """What the clients of an event's requests get beside its outputs: `prompts` before them; `logprobs`, one entry per sample of a
+    step; `errors`, why requests are aborted."""
+
+    prompts: Sequence[RequestOutput] = ()
+    logprobs: Sequence[TokenLogprobs | None] = ()
+    errors: Mapping[int, str] = NO_ERRORS
+
+
+NOTHING_BESIDE = Beside()
+
+
+class Unsent:
+    """The news that clients are to be sent. Mutable."""
+
+    def __init__(self) -> None:
+        self._news: list[News] = []
+        self._drafts = DraftCounts()
+
+    def add(self, ready: Ready) -> None:
+        """The news of these events."""
+        if ready.state.config.speculation is not None:
+            for before, matched in zip(ready.befores, ready.matched):
+                if matched is not None:
+                    self._drafts.take(before, matched)
+        for going, outputs, note in ready.news:
+            beside = note if isinstance(note, Beside) else NOTHING_BESIDE
+            if beside.prompts:
+                self._news.append((None, beside.prompts))
+            if going is not None or outputs:
+                self._news.append((going, to_clients(outputs, self._drafts, beside) if outputs else ()))
+
+    def take(self) -> list[News]:
+        """All of it, once."""
+        news, self._news = self._news, []
+        return news
+
+
+class DraftCounts:
+    """Counts by request number. Mutable."""
+
+    def __init__(self) -> None:
+        self._counts: dict[int, tuple[int, int]] = {}
+
+    def take(self, before: State, matched: MatchedSamples) -> None:
+        """A commit that was folded into `before`. A draft behind the answer's end did not become a token."""
+        runs = matched.runs
+        if runs is None or not runs.drafted.any():
+            return
+        taken = np.bincount(matched.rows, minlength=len(before.rows))[runs.rows]
+        for id_, count, drafted in zip(before.rows.id[runs.rows].tolist(), taken.tolist(), runs.drafted.tolist()):
+            accepted, rejected = self._counts.get(id_, NO_DRAFTS)
+            self._counts[id_] = accepted + count - 1, rejected + drafted - count + 1
+
+    def pop(self, id_: int) -> tuple[int, int]:
+        """The accepted and the rejected drafts of a request that ends."""
+        return self._counts.pop(id_, NO_DRAFTS)
 
 
 def prompt_outputs(state: State, results: Sequence[PromptResult]) -> list[RequestOutput]:
@@ -20,18 +87,12 @@ def prompt_outputs(state: State, results: Sequence[PromptResult]) -> list[Reques
     ]
 
 
-def to_clients(
-    news: Sequence[Output],
-    drafts: DraftCounts,
-    logprobs: Sequence[TokenLogprobs | None] | None = None,
-    errors: Mapping[int, str] = NO_ERRORS,
-) -> list[RequestOutput]:
-    """What clients read of these outputs. `drafts` forgets the requests that end; `logprobs` has one entry per sample of the step,
-    and `errors` says why requests are aborted."""
+def to_clients(news: Sequence[Output], drafts: DraftCounts, note: Beside = NOTHING_BESIDE) -> list[RequestOutput]:
+    """What clients read of these outputs. `drafts` forgets the requests that end."""
     made = []
     for output in news:
         counts = drafts.pop(output.id) if output.finish else NO_DRAFTS
-        made.append(to_client(output, logprobs, errors.get(output.id, ""), counts))
+        made.append(to_client(output, note.logprobs, note.errors.get(output.id, ""), counts))
     return made
 
 

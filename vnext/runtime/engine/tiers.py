@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 
-from vnext.runtime.engine.facilities import NO_ERRORS, Facility, Send
+from vnext.runtime.engine.facility import NO_ERRORS, Facility, Send
 from vnext.runtime.protocol.messages import BlocksRead, BlocksWritten, RankReady, TierStats
 from vnext.runtime.transport.ring.broadcast import FetchBlocks, StoreBlocks, encode_fetch, encode_store
 from vnext.sched.tiering import evictions, next_cancellation, next_promotion

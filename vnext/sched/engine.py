@@ -1,0 +1,157 @@
+"""The engine without effects: events in, and out a value that says everything its caller has to do. Pure. The loop:
+
+    for event in arrived():                    requests, aborts, commits: one numbered stream
+        state, effects = fold(state, event)
+    plan  = schedule(state)
+    state, effects = fold(state, plan)         and the same event goes to the log and to every rank
+
+Owns the one true order. It knows no socket, file, clock or rank: the engine core (vnext/runtime/engine/engine_core.py) carries out
+what it decides, and the simulator, a hypothetical run and a future of a log drive the same object.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import ClassVar, Protocol
+
+import msgspec
+
+from vnext.sched.schedule import schedule
+from vnext.sched.turn import steady_turn
+from vnext.state.events import AnyEvent, StepCommitted, StepPlanned
+from vnext.state.fold_commit import MatchedSamples
+from vnext.state.laws import check_cheap
+from vnext.state.outputs import Going, Output, outputs, outputs_apart
+from vnext.state.reduce import fold
+from vnext.state.state import State
+
+
+class Source(Protocol):
+    """A part of an engine that has events of its own. Every turn asks the sources that are on, in their order.
+
+    `is_on`: whether it has anything to do. `goes_out`: whether the event that it returned last is carried out before it is asked
+    again. `precedes`, `asks_behind`: whether `precede` and `ask` do anything.
+    """
+
+    is_on: bool = True
+    goes_out: bool = False
+    precedes: ClassVar[bool] = False
+    asks_behind: ClassVar[bool] = False
+
+    def next_event(self, state: State) -> AnyEvent | None:
+        """The next event; None while there is none or it waits. What it returned before has been folded."""
+
+    def precede(self, state: State, event: AnyEvent) -> AnyEvent | None:
+        """The event that comes before one from outside; None for none."""
+
+    def ask(self, state: State) -> None:
+        """Ask for work behind a turn. Everything that has been folded is carried out."""
+
+    def wait_ms(self, state: State) -> int | None:
+        """After how long the source is to be asked again at the latest; None for no limit."""
+
+
+News = tuple[Going | None, Sequence[Output], object]
+"""Of one event: the requests that go on with one token each, the outputs of all others, and the note of the event's caller."""
+
+
+class Ready(msgspec.Struct, frozen=True, gc=False):
+    """What is to be carried out now, in this order: record `events` and the digest of `state`, which is the one behind them; send
+    the events to the ranks; send the `news` to clients.
+
+    `befores` are the states before each event (before a plan behind a steady commit: that before both), `matched` what commits
+    matched. `plan` is the turn's decision, the last of the events.
+    """
+
+    events: Sequence[AnyEvent]
+    befores: Sequence[State]
+    matched: Sequence[MatchedSamples | None]
+    news: Sequence[News]
+    state: State
+    plan: StepPlanned | None = None
+
+
+class Engine:
+    """One engine: its newest state, and what has been folded and not been carried out. Mutable."""
+
+    def __init__(
+        self, state: State, sources: Sequence[Source] = (), check: Callable[[State], None] = check_cheap
+    ) -> None:
+        """`check` raises LawBroken where a state breaks a law."""
+        self.state = state
+        self._sources, self._check = sources, check
+        self._begin()
+
+    def _begin(self) -> None:
+        self._events: list[AnyEvent] = []
+        self._befores: list[State] = []
+        self._matched: list[MatchedSamples | None] = []
+        self._news: list[News] = []
+
+    def arrive(self, event: AnyEvent) -> None:
+        """Fold an event from outside, behind those that must come before it."""
+        for source in self._sources:
+            if source.precedes and (first := source.precede(self.state, event)) is not None:
+                self.fold(first)
+        self.fold(event)
+
+    def fold(self, event: AnyEvent, note: object = None, apart: bool = True) -> None:
+        """Fold one event. `apart`: the news of a commit come in columns, as far as they can. Raises IllegalEvent or LawBroken."""
+        before = self.state
+        self._events.append(event)  # first: an event that breaks the engine must be in its log
+        self._befores.append(before)
+        self._matched.append(None)
+        self.state, matched = fold(before, event)
+        self._matched[-1] = matched
+        self._check(self.state)
+        if matched is not None and apart:
+            going, news = outputs_apart(before, self.state, matched)
+            self._news.append((going, news, note))
+        elif (news := outputs(before, event, self.state, matched)) or note is not None:
+            self._news.append((None, news, note))
+
+    def fold_last(self, event: StepCommitted, note: object = None) -> None:
+        """Fold a commit that nothing else follows now, with the plan behind it if both are the usual ones."""
+        if self._events or self._check is not check_cheap or (turn := steady_turn(self.state, event)) is None:
+            self.fold(event, note)
+            return
+        before, self.state = self.state, turn.state
+        self._events = [event, turn.plan]
+        self._befores = [before, before]  # nothing reads the state before such a plan
+        self._matched = [turn.matched, None]
+        self._news = [(turn.going, (), note)]
+
+    def turn(self) -> Iterator[Ready]:
+        """One decision, behind the events of all sources. Each value is to be carried out before the next is asked for; only the
+        last of them may have a plan, and another turn may follow it."""
+        for source in self._sources:
+            if source.is_on:
+                while (event := source.next_event(self.state)) is not None:
+                    self.fold(event)
+                    if source.goes_out:
+                        yield self.take()
+        if (plan := schedule(self.state)) is not None:
+            self.fold(plan)
+        if self._events:
+            yield self.take(plan)
+        for source in self._sources:
+            if source.asks_behind and source.is_on:
+                source.ask(self.state)
+
+    def take(self, plan: StepPlanned | None = None) -> Ready:
+        """What has been folded since the last call."""
+        ready = Ready(self._events, self._befores, self._matched, self._news, self.state, plan)
+        self._begin()
+        return ready
+
+    @property
+    def has_news(self) -> bool:
+        """Whether there is something to be carried out."""
+        return bool(self._events)
+
+    def wait_ms(self, result_ms: int) -> int | None:
+        """How long to wait for news, None for no limit: at most `result_ms` while a step is in flight."""
+        if self.state.in_flight:
+            return result_ms
+        waits = (source.wait_ms(self.state) for source in self._sources)
+        return min((wait_ms for wait_ms in waits if wait_ms is not None), default=None)
