@@ -174,6 +174,12 @@ def families() -> str:
     )
 
 
+def family_example() -> str:
+    """The shortest family, without its imports."""
+    text = (ROOT / "vnext" / "models" / "families" / "qwen3.py").read_text()
+    return f"```python\n{text[text.index('DEFAULTS = ') :]}```\n"
+
+
 # ---- laws --------------------------------------------------------------------------------------------------------
 
 
@@ -278,6 +284,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "router-metrics": router_metrics,
     "dialects": dialects,
     "families": families,
+    "family-example": family_example,
     "laws-of-a-state": laws_of_a_state,
     "laws-of-a-run": laws_of_a_run,
     "log-records": log_records,
