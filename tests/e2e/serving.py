@@ -15,8 +15,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import psutil
+
+from vnext.commands.bench.load.blocking import BlockingClient
+from vnext.commands.bench.load.client import COMPLETIONS, Client
 
 ROOT = Path(__file__).resolve().parents[2]
 END_TIMEOUT_S = 30
@@ -51,7 +53,7 @@ class Server:
 
     def metric(self, name: str) -> float:
         """The value of one sample of /metrics, summed over its labels."""
-        text = asyncio.run(fetch_text(f"{self.url}/metrics"))
+        text = BlockingClient(self.url).read("/metrics").decode()
         lines = (line for line in text.splitlines() if re.match(rf"{name}(\{{|\s)", line))
         return sum(float(line.rsplit(" ", 1)[1]) for line in lines)
 
@@ -124,18 +126,10 @@ def complete_all(url: str, bodies: Sequence[dict[str, Any]], concurrency: int) -
 
 async def _complete_all(url: str, bodies: Sequence[dict[str, Any]], concurrency: int) -> list[dict[str, Any]]:
     limiter = asyncio.Semaphore(concurrency)
-    timeout = aiohttp.ClientTimeout(total=REQUEST_TIMEOUT_S)
-    async with aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(limit=0)) as session:
+    async with Client(url, timeout_s=REQUEST_TIMEOUT_S) as client:
 
         async def complete(body: dict[str, Any]) -> dict[str, Any]:
-            async with limiter, session.post(f"{url}/v1/completions", json=body) as response:
-                answer = await response.json()
-                assert response.status == 200, answer
-                return answer
+            async with limiter:
+                return await client.ask(COMPLETIONS, body, dict)
 
         return await asyncio.gather(*(complete(body) for body in bodies))
-
-
-async def fetch_text(url: str) -> str:
-    async with aiohttp.ClientSession() as session, session.get(url) as response:
-        return await response.text()

@@ -29,6 +29,7 @@ from test_two_hosts import PLAIN, free_port, tokens_of
 from tests.runtime.killed import in_turn
 from vnext import LLM, SamplingParams
 from vnext.base.exits import REFUSED
+from vnext.commands.bench.load.blocking import BlockingClient
 from vnext.replay.cli.main import main as replay
 from vnext.runtime.client.client_sync import SyncEngineClient
 from vnext.runtime.processes.launch import StartRefused, find_model, start_engine
@@ -320,18 +321,13 @@ def running_replicas() -> int:
 
 def streamed(url: str, body: dict[str, Any], begun: threading.Semaphore) -> str:
     """The text of a stream, which releases `begun` once it is under way. It ends as it should, under one id."""
-    pieces, ids, last = [], set(), ""
-    with urllib.request.urlopen(completion(url, body), timeout=300) as response:
-        for line in response:
-            if not (last := line.decode().strip() or last).startswith("data: {"):
-                continue
-            event = json.loads(last.removeprefix("data: "))
-            assert "error" not in event, event
-            ids.add(event["id"])
-            pieces.append(event["choices"][0]["text"])
-            if len(pieces) == BEGUN:
-                begun.release()
-    assert last == "data: [DONE]" and len(ids) == 1
+    pieces, ids = [], set()
+    for chunk in BlockingClient(url).stream("/v1/completions", body):
+        ids.add(chunk.id)
+        pieces.append(chunk.text)
+        if len(pieces) == BEGUN:
+            begun.release()
+    assert len(ids) == 1
     return "".join(pieces)
 
 

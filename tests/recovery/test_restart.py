@@ -15,11 +15,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import psutil
 import pytest
 from serving import ROOT, Server, eventually, serving
 
+from vnext.commands.bench.load.blocking import BlockingClient
+from vnext.commands.bench.load.client import COMPLETIONS, Client
 from vnext.commands.restart import SIGNAL, changed, refusal
 from vnext.replay.cli.main import main as replay
 from vnext.replay.reading.folding import Folded, fold
@@ -62,17 +63,12 @@ async def answers(url: str, between: Any = None) -> list[dict[int, list[int]]]:
     """The tokens of each body's answers, all streamed at once; `between` is called in a thread once each has some."""
     begun = [asyncio.Event() for _ in BODIES]
 
-    async def answer(session: aiohttp.ClientSession, place: int) -> dict[int, list[int]]:
+    async def answer(client: Client, place: int) -> dict[int, list[int]]:
         tokens: dict[int, list[int]] = {}
-        async with session.post(f"{url}/v1/completions", json=BODIES[place] | {"stream": True, "return_token_ids": True}) as response:
-            async for line in response.content:
-                if line.startswith(b"data: {"):
-                    event = json.loads(line[6:])
-                    assert "error" not in event, event
-                    for choice in event["choices"]:
-                        tokens.setdefault(choice["index"], []).extend(choice.get("token_ids") or ())
-                    begun[place].set()
-            assert line.startswith(b"data: [DONE]") or not line.strip()
+        async for chunk in client.stream(COMPLETIONS, BODIES[place] | {"stream": True, "return_token_ids": True}):
+            for choice in chunk.choices or ():
+                tokens.setdefault(choice.index, []).extend(choice.token_ids or ())
+            begun[place].set()
         return tokens
 
     async def interrupt() -> None:
@@ -81,8 +77,8 @@ async def answers(url: str, between: Any = None) -> list[dict[int, list[int]]]:
         if between is not None:
             await asyncio.to_thread(between)
 
-    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=120)) as session:
-        found = await asyncio.gather(*(answer(session, place) for place in range(len(BODIES))), interrupt())
+    async with Client(url, timeout_s=120) as client:
+        found = await asyncio.gather(*(answer(client, place) for place in range(len(BODIES))), interrupt())
     return found[:-1]
 
 
@@ -179,12 +175,7 @@ def test_another_model_takes_over(server: Server, tmp_path: Path) -> None:
 
 
 def fingerprint(server: Server) -> str:
-    async def ask() -> str:
-        body = {"prompt": "a", "max_tokens": 1}
-        async with aiohttp.ClientSession() as session, session.post(f"{server.url}/v1/completions", json=body) as response:
-            return (await response.json())["system_fingerprint"]
-
-    return asyncio.run(ask())
+    return BlockingClient(server.url).ask(COMPLETIONS, {"prompt": "a", "max_tokens": 1}, dict)["system_fingerprint"]
 
 
 def test_settings_change_one_by_one() -> None:

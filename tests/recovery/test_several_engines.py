@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import signal
 import subprocess
@@ -13,12 +12,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import psutil
 import pytest
 from serving import ROOT, Server, complete_all, eventually, serving
 
 from vnext import LLM, SamplingParams
+from vnext.commands.bench.load.answers import RequestFailed
+from vnext.commands.bench.load.blocking import BlockingClient
+from vnext.commands.bench.load.client import COMPLETIONS, Client
 from vnext.replay.cli.main import main as replay
 from vnext.replay.reading.folding import Folded, fold
 from vnext.replay.reading.source import open_log
@@ -73,18 +74,16 @@ async def answers(url: str, between: Callable[[], object] | None = None, count: 
     a thread once half of them have some: sooner than those have ended, on a busy machine too."""
     begun = asyncio.Semaphore(0)
 
-    async def answer(session: aiohttp.ClientSession, place: int) -> Tokens:
+    async def answer(place: int) -> Tokens:
         tokens: list[int] = []
         try:
-            async with session.post(f"{url}/v1/completions", json=BODIES[place] | {"stream": True, "return_token_ids": True}) as got:
-                async for line in got.content:
-                    if line.startswith(b"data: {"):
-                        event = json.loads(line[6:])
-                        assert "error" not in event, event
-                        if not tokens:
-                            begun.release()
-                        tokens += [token for choice in event["choices"] for token in choice.get("token_ids") or ()]
-        except aiohttp.ClientError:
+            async with Client(url, timeout_s=120) as client:  # a connection of its own
+                async for chunk in client.stream(COMPLETIONS, BODIES[place] | {"stream": True, "return_token_ids": True}):
+                    if not tokens:
+                        begun.release()
+                    tokens += chunk.token_ids
+        except RequestFailed as error:
+            assert error.kind == "broken", error
             return None
         return tokens
 
@@ -94,10 +93,7 @@ async def answers(url: str, between: Callable[[], object] | None = None, count: 
         if between is not None:
             await asyncio.to_thread(between)
 
-    connector = aiohttp.TCPConnector(limit=0, force_close=True)
-    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=120), connector=connector) as session:
-        found = await asyncio.gather(*(answer(session, place) for place in range(count)), interrupt())
-    return found[:-1]
+    return (await asyncio.gather(*(answer(place) for place in range(count)), interrupt()))[:-1]
 
 
 def up(server: Server) -> bool:
@@ -106,7 +102,7 @@ def up(server: Server) -> bool:
 
 def test_streams_are_those_of_one_engine_and_both_engines_answer(server: Server, alone: list[Tokens]) -> None:
     assert asyncio.run(answers(server.url)) == alone
-    text = asyncio.run(_get(f"{server.url}/metrics"))
+    text = BlockingClient(server.url).read("/metrics").decode()
     arrived = [line for line in text.splitlines() if line.startswith("vnext_requests_arrived_total{")]
     assert ['engine="0"' in arrived[0], 'engine="1"' in arrived[1]] == [True, True]
     assert all(float(line.rsplit(" ", 1)[1]) >= 8 for line in arrived)
@@ -119,11 +115,6 @@ def test_a_prompt_goes_where_its_beginning_is_cached(server: Server) -> None:
     for prompt in prompts * 3:
         complete_all(server.url, [{"prompt": prompt, "max_tokens": 1}], 1)
     assert eventually(lambda: server.metric("vnext_prefix_cache_hits_total") == hits + 2 * 3 * 96)
-
-
-async def _get(url: str) -> str:
-    async with aiohttp.ClientSession() as session, session.get(url) as response:
-        return await response.text()
 
 
 @pytest.mark.parametrize(("module", "number"), [(CORE, 0), (RANK, 1), (CORE, 1)])

@@ -18,6 +18,8 @@ from saved_adapters import DEMO
 from serving import Server, eventually, serving
 
 from vnext.api.llm import LLM
+from vnext.commands.bench.load.answers import RequestFailed
+from vnext.commands.bench.load.blocking import BlockingClient
 from vnext.replay.cli.main import main as replay
 from vnext.runtime.protocol.sampling_params import SamplingParams
 
@@ -62,22 +64,17 @@ class Stream(threading.Thread):
 
     def __init__(self, server: Server) -> None:
         super().__init__()
-        self.url, self.tokens, self.finish = f"{server.url}/v1/completions", list[int](), ""
+        self.client, self.tokens, self.finish = BlockingClient(server.url), list[int](), ""
         self.start()
         assert eventually(lambda: len(self.tokens) > 5)
 
     def run(self) -> None:
-        request = urllib.request.Request(self.url, json.dumps(BODY).encode(), {"Content-Type": "application/json"})
-        with urllib.request.urlopen(request, timeout=120) as response:
-            for line in response:
-                if line.startswith(b"data: {"):
-                    event = json.loads(line[6:])
-                    if "error" in event:
-                        self.finish = event["error"]["code"]
-                        break
-                    choice = event["choices"][0]
-                    self.tokens += choice.get("token_ids") or []
-                    self.finish = choice["finish_reason"] or self.finish
+        try:
+            for chunk in self.client.stream("/v1/completions", BODY):
+                self.tokens += chunk.token_ids
+                self.finish = next((each.finish_reason for each in chunk.choices or () if each.finish_reason), self.finish)
+        except RequestFailed as error:
+            self.finish = error.stated[1]
 
 
 def answers(files: dict[str, Path], name: str, prompts: list[list[int]], counts: list[int]) -> list[list[int]]:
