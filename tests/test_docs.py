@@ -13,11 +13,13 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.append(str(ROOT / "scripts"))
 
-import write_docs  # noqa: E402  (needs the path above)
+import house  # noqa: E402  (needs the path above)
+import write_docs  # noqa: E402
 
 PAGES = [*write_docs.pages(), ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md", ROOT / "perf" / "README.md"]
 LINK = re.compile(r"\]\(([^)#:\s]*)(?:#([^)\s]*))?\)")
 NAMED = re.compile(r"(?<![\w./-])docs/([\w-]+\.md)(?:#([\w-]+))?")
+LONG_PAGES = {"replay-guide.md", "log-format.md"}
 FENCED = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -70,3 +72,20 @@ def named_pages() -> Iterator[tuple[str, str, str]]:
 def test_every_page_is_in_the_list() -> None:
     listed = set(re.findall(r"\(([\w-]+\.md)", (ROOT / "docs" / "README.md").read_text()))
     assert {page.name for page in (ROOT / "docs").glob("*.md")} - {"README.md"} == listed
+
+
+# ---- bounds ------------------------------------------------------------------------------------------------------
+
+
+def test_pages_are_short() -> None:
+    """What exceeds a bound repeats another page, tells what was, or explains what a docstring says better."""
+    pages = [*(ROOT / "docs").glob("*.md")]
+    texts = {page.name: len(house.by_hand(page).encode()) for page in pages}
+    assert sum(page.stat().st_size for page in pages) <= house.DOCS_BYTES
+    assert sum(texts.values()) <= house.BY_HAND_BYTES
+    assert {name: size for name, size in texts.items() if size > house.PAGE_BYTES and name not in LONG_PAGES} == {}
+
+
+def test_readme_and_changelog_are_short() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= house.README_LINES
+    assert (ROOT / "CHANGELOG.md").stat().st_size <= house.CHANGELOG_BYTES

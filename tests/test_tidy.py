@@ -273,6 +273,13 @@ RETIRED_IN_C = {
     "twin": "plain implementation", "twins": "plain implementations", "whoever": "the process that",
 }  # fmt: skip
 
+# Words that pages do without; the names that logs keep stand in the glossary.
+RETIRED_IN_PAGES = {
+    "anybody": "a request, a client, a process", "door": "route", "doors": "routes", "nobody": "no client, no request",
+    "said": "reported", "told": "reported", "twin": "plain implementation", "whoever": "the client that",
+}  # fmt: skip
+KEEPS_OLD_NAMES = {"docs/glossary.md"}
+
 
 def files(*suffixes: str) -> list[Path]:
     """Files of the tree by suffix: the known folders and the top level, without caches and build outputs."""
@@ -568,6 +575,19 @@ def test_retired_words_stay_away_from_c() -> None:
         for number, line in enumerate(path.read_text().splitlines(), start=1)
         if (found := words.search(line))
     ]
+    assert wrong == []
+
+
+def test_retired_words_stay_away_from_pages() -> None:
+    """Retired identifiers as code of docs/ and README.md, the words above in their prose. What commands print is left out."""
+    words = re.compile(rf"\b({'|'.join(RETIRED_IN_PAGES)})\b", re.IGNORECASE)
+    wrong = []
+    for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
+        text = house.by_hand(page)
+        wrong += [f"{name_of(page)} says {found}: say {RETIRED_IN_PAGES[found.lower()]}" for found in words.findall(text)]
+        if name_of(page) not in KEEPS_OLD_NAMES:
+            code = {name for part in re.findall(r"`[^`\n]+`", text) for name in re.findall(r"(?<![-\w])\w+(?![-\w])", part)}
+            wrong += [f"{name_of(page)} says {name}: say {RETIRED[name]}" for name in sorted(code & set(RETIRED))]
     assert wrong == []
 
 
