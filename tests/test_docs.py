@@ -74,6 +74,26 @@ def test_every_page_is_in_the_list() -> None:
     assert {page.name for page in (ROOT / "docs").glob("*.md")} - {"README.md"} == listed
 
 
+FILE = re.compile(r"(?<![\w./-])(?:vnext|tests|scripts|perf|cuda|examples)/[\w./-]*\w")
+OPTION = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]+")
+OF_OTHERS = {"--head", "--ulimit", "--init", "--shm-size", "--stop-timeout", "--index-url", "--grep"}  # Ray's, Docker's, pip's, git's
+
+
+def test_files_that_pages_name_exist() -> None:
+    made_up = re.compile("DATE|dist/")
+    named = {(page.name, file) for page in write_docs.pages() for file in FILE.findall(page.read_text()) if not made_up.search(file)}
+    assert sorted(f"{page} names {file}" for page, file in named if not (ROOT / file).exists()) == []
+
+
+def test_options_that_pages_name_exist() -> None:
+    """Somewhere among the options of a command, a script or a test."""
+    listed = "".join(write_docs.PARTS[name]() for name in ("engine-options", "server-options", "other-options", "replay-commands"))
+    sources = "".join(path.read_text() for folder in ("scripts", "perf", "tests", "vnext") for path in (ROOT / folder).rglob("*.py"))
+    known = {*OPTION.findall(listed), *OPTION.findall(sources), *OF_OTHERS}
+    named = {(page.name, option) for page in write_docs.pages() for option in OPTION.findall(page.read_text())}
+    assert sorted(f"{page} names {option}" for page, option in named if option not in known) == []
+
+
 # ---- bounds ------------------------------------------------------------------------------------------------------
 
 
