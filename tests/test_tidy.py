@@ -120,7 +120,9 @@ ARROWS = {
         "sched/*",
     },
     "replay/execution": {"replay/rerun", "replay/console", "replay/reading", "log", "state/*"},
-    "replay/ui": {"replay/answers", "replay/console", "replay/reading", "log", "state/*", "sched/*"},
+    "replay/ui": {
+        "replay/answers", "replay/console", "replay/reading", "log", "state/*", "sched/*", "server/http/static_files",
+    },  # one static server of pages
     "replay/cli": {
         "replay/ui", "replay/execution", "replay/rerun", "replay/answers", "replay/console", "replay/reading", "log",
         "base", "options/misuse", "runtime/processes/inherited",

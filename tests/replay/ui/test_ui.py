@@ -29,12 +29,12 @@ from vnext.replay.reading.index import Index, Segment
 from vnext.replay.reading.show import show
 from vnext.replay.reading.source import UnusableLog, open_log
 from vnext.replay.ui import questions, walk as walking
-from vnext.replay.ui.access import HEADERS, TYPES, new_token, page_files
-from vnext.replay.ui.app import Opened, make_app
+from vnext.replay.ui.app import Opened, make_app, page_files
 from vnext.replay.ui.lanes import lanes
 from vnext.replay.ui.overview import COLUMNS, Overview
 from vnext.replay.ui.step import FREE, HELD, KEPT, SHARED, explained, step_view
 from vnext.replay.ui.walk import Walk
+from vnext.server.http.static_files import HEADERS, TYPES, new_token
 from vnext.state.events import StepPlanned
 from vnext.state.store.versions import Version
 
@@ -282,10 +282,11 @@ def test_only_the_files_of_the_page_are_read(log_dir, tmp_path):
     ]  # fmt: skip
     found = ask(log_dir, paths)
     assert [status for status, _ in found if status not in (403, 404)] == [] and all(b"another's" not in body for _, body in found)
-    for name, (type_, body) in page_files().items():
+    files = page_files().files
+    for name, file in files.items():
         [(status, reported)] = ask(log_dir, [f"/{name}"])
-        assert (status, reported) == (200, body) and type_ in TYPES.values()
-    assert "main.js" in page_files()
+        assert (status, reported) == (200, file.body) and file.content_type in TYPES.values()
+    assert "main.js" in files
 
 
 def test_refusals_keep_to_themselves_too(log_dir):

@@ -1,25 +1,28 @@
 """The page's server: files of the page and answers about one or two logs, or one that grows.
 
-Owns routes, bounds and answers. It only reads, except for the caches beside a log. access.py decides who may ask.
+Owns routes, bounds and answers. It only reads, except for the caches beside a log. Who may ask decides
+vnext/server/http/static_files.py.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from importlib import resources
 
 import msgspec
 from aiohttp import web
 
 from vnext.replay.answers.diff import diff
 from vnext.replay.reading.source import UnusableLog
-from vnext.replay.ui.access import START, guard, keep_to_itself, new_token, page_files
 from vnext.replay.ui.lanes import WINDOW_MAX, lanes
 from vnext.replay.ui.live import LiveLog
 from vnext.replay.ui.opened import Opened
 from vnext.replay.ui.overview import COLUMNS
+from vnext.replay.ui.questions import Indexing
 from vnext.replay.ui.step import step_view
 from vnext.replay.ui.walk import Kind, Walk
+from vnext.server.http.static_files import StaticFiles, isolate, new_token, refusal
 
 POINTS_MAX = 4000
 WHOLE_MAX = 1 << 53
@@ -116,22 +119,35 @@ def _json(value: object) -> web.Response:
     return web.Response(body=msgspec.json.encode(value), content_type="application/json")
 
 
+def guard(token: str) -> Callable:
+    """The middleware: admits loopback hosts with the token only, answers errors with one sentence, and reports the
+    index's progress for questions that must wait."""
+
+    @web.middleware
+    async def guarded(request: web.Request, handler: Callable) -> web.StreamResponse:
+        if (refused := refusal(request, token)) is not None:
+            return refused
+        try:
+            return await handler(request)
+        except UnusableLog as error:
+            return web.json_response({"error": str(error)}, status=400)
+        except Indexing as waiting:
+            return web.json_response({"indexing": [waiting.done, waiting.total]}, status=202)
+
+    return guarded
+
+
+def page_files() -> StaticFiles:
+    return StaticFiles(resources.files("vnext.replay.ui") / "page")
+
+
 def make_app(opened: list[Shown], token: str) -> web.Application:
     """The application for these logs. All paths begin with /TOKEN/."""
-    pages, files, app = Pages(opened), page_files(), web.Application(middlewares=[guard(token)])
-    app.on_response_prepare.append(keep_to_itself)
-
-    async def page(request: web.Request) -> web.Response:
-        name = request.match_info.get("name") or START
-        if name not in files:
-            raise web.HTTPNotFound(text="the page has no such file")
-        type_, body = files[name]
-        return web.Response(body=body, content_type=type_, charset="utf-8")
-
+    pages, app = Pages(opened), web.Application(middlewares=[guard(token)])
+    app.on_response_prepare.append(isolate)
     for name in ("logs", "overview", "step", "lanes", "find", "difference"):
         app.router.add_get(f"/{token}/api/{name}", getattr(pages, name))
-    app.router.add_get(f"/{token}/", page)
-    app.router.add_get(f"/{token}/{{name}}", page)
+    page_files().add_to(app, f"/{token}/")
     return app
 
 
