@@ -31,6 +31,7 @@ from vnext.gateway.metrics import RouterMetrics  # noqa: E402
 from vnext.log.codec import FrameBody, RankDetail, RankDigest, SegmentHeader  # noqa: E402
 from vnext.models.registry import FAMILIES  # noqa: E402
 from vnext.options.parser import _form as form_of, groups  # noqa: E402  (needs the path above)
+from vnext.options.reader import _parser as vnext_parser  # noqa: E402
 from vnext.options.table import (  # noqa: E402
     BATCH,
     CHAT,
@@ -89,7 +90,14 @@ def other_options() -> str:
     return f"{text}\n`vnext router` also has these options of the server: {shared}.\n"
 
 
+def commands() -> str:
+    """The commands of `vnext`, as its help lists them."""
+    listed = next(action for action in vnext_parser()._actions if isinstance(action, argparse._SubParsersAction))
+    return table(("command", "what it does"), ((f"`vnext {choice.dest}`", choice.help or "") for choice in listed._choices_actions))
+
+
 def chat_commands() -> str:
+    """What a user types in a chat."""
     return table(
         ("command", "what it does"),
         (("`" + " ".join([", ".join(command.names), command.argument]).strip() + "`", command.help) for command in COMMANDS),
@@ -278,6 +286,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "engine-options": lambda: options(EngineSettings),
     "server-options": lambda: options(ServerSettings),
     "other-options": other_options,
+    "commands": commands,
     "chat-commands": chat_commands,
     "routes": routes,
     "metrics": metrics,
