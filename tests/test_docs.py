@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from vnext.options import reader
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.append(str(ROOT / "scripts"))
@@ -92,6 +95,20 @@ def test_options_that_pages_name_exist() -> None:
     known = {*OPTION.findall(listed), *OPTION.findall(sources), *OF_OTHERS}
     named = {(page.name, option) for page in write_docs.pages() for option in OPTION.findall(page.read_text())}
     assert sorted(f"{page} names {option}" for page, option in named if option not in known) == []
+
+
+COMMAND = re.compile(r"^    (?:\$ )?(vnext(?:-replay)? .+?)(?:  .*| 2>&1.*| \|.*)?$", re.MULTILINE)
+
+
+@pytest.mark.parametrize("page", write_docs.pages(), ids=lambda page: page.name)
+def test_commands_that_pages_show_parse(page: Path) -> None:
+    """Those of indented code; an explanation stands two blanks behind a command, and what may be left out in brackets."""
+    for line in COMMAND.findall(page.read_text()):
+        program, *words = shlex.split(re.sub(r"\[[^]]*\]", "", line))
+        if program == "vnext":
+            reader.parse(words)
+        else:
+            write_docs.replay.parser(words[0]).parse_args(words)
 
 
 # ---- bounds ------------------------------------------------------------------------------------------------------
