@@ -15,6 +15,8 @@ import torch
 
 from vnext.kernels.cpu import attention, linear as products, native, stack
 from vnext.kernels.cpu.memory import Arena
+from vnext.kernels.formats.floats import PLAIN
+from vnext.kernels.formats.int8 import INT8
 from vnext.models.layers.kv_cache import KvPairs
 from vnext.runtime.processes.thread_plan import TEAM_SPIN_US
 from vnext.sampling.inputs import SamplingInputs
@@ -60,7 +62,7 @@ def layer_weights(shape: Shape, int8: bool) -> list[products.PackedLinear]:
         (shape.hidden, shape.wide, ""),
     )
     return [
-        products.pack(draw(outputs, inputs), gate=gate, int8=int8, arena=arena)
+        products.pack(draw(outputs, inputs), gate=gate, format=INT8 if int8 else PLAIN, arena=arena)
         for _ in range(shape.layers)
         for outputs, inputs, gate in sizes
     ]

@@ -47,9 +47,10 @@ ARROWS = {
     "sched": {"state"},
     "sim": {"sim/checks", "sched/*", "log", "state", "sampling/constraint"},  # the product's own fold
     "sim/checks": {"sched/*", "log", "state"},
-    "kernels": {"kernels/cpu", "kernels/cuda"},  # its table chooses among them
-    "kernels/cpu": {"kernels/*", "base"},
-    "kernels/cuda": {"kernels/*", "base"},
+    "kernels": {"kernels/cpu", "kernels/cuda", "kernels/formats"},  # its table chooses among them
+    "kernels/cpu": {"kernels/*", "kernels/formats", "base"},
+    "kernels/cuda": {"kernels/*", "kernels/formats", "base"},
+    "kernels/formats": {"kernels/*"},
     "models": set(),
     "models/config": {"models/*", "base"},
     "models/layers": {"models/*", "models/config", "kernels"},
@@ -61,7 +62,7 @@ ARROWS = {
     "text/dialects": {"text/parts"},
     "text": {"text/dialects", "state/events", "state/params", "runtime/protocol", "base"},
     # the values of --attention; what an adapter's files say
-    "runtime/protocol": {"state/*", "kernels/attention_backends", "routing/policies", "base", "models"},
+    "runtime/protocol": {"state/*", "kernels/attention_backends", "kernels/format", "routing/policies", "base", "models"},
     "runtime/processes": {"runtime/protocol", "models/*", "models/config", "models/loading", "base"},
     "runtime/transport/ring": {"runtime/processes", "state/*", "base"},
     "runtime/transport/collectives": {
@@ -107,7 +108,7 @@ ARROWS = {
     # `vnext router` is a server's outside once more
     "gateway": {"routing/*", "state/events", "server/*", "server/http", "server/context", "runtime/protocol", "base"},
     "options": {
-        "kernels/attention_backends", "routing/policies", "gateway/settings", "runtime/protocol",
+        "kernels/attention_backends", "kernels/format", "routing/policies", "gateway/settings", "runtime/protocol",
         "runtime/hosts/handover/addresses", "server/*", "sched/policies", "base",
     },
     "replay": {"replay/cli"},
@@ -125,7 +126,7 @@ ARROWS = {
     },  # one static server of pages
     "replay/cli": {
         "replay/ui", "replay/execution", "replay/rerun", "replay/answers", "replay/console", "replay/reading", "log",
-        "base", "options/misuse", "runtime/processes/inherited",
+        "base", "options/misuse", "runtime/processes/inherited", "kernels/format",
     },
     "api": {
         "runtime/protocol", "state/config", "state/events", "state/params", "text", "kernels", "models", "options",
@@ -160,10 +161,10 @@ ATTRIBUTES = {
     "Clients": 18, "_ChoiceRenderer": 18, "PersistentBatch": 17, "ServerMetrics": 17, "DeviceBatch": 16, "Rank": 16,
 }  # fmt: skip
 PARAMETERS = {
-    "ModelRunner.__init__": 12, "_attend": 12, "load_params": 12, "run": 12, "Generation.__init__": 11,
-    "Loader.__init__": 11, "adjust_rows": 11, "check_rotary_kv_write": 11, "rotary_kv_write": 11,
+    "ModelRunner.__init__": 12, "_attend": 12, "load_params": 11, "run": 12, "Generation.__init__": 11,
+    "Loader.__init__": 10, "adjust_rows": 11, "check_rotary_kv_write": 11, "rotary_kv_write": 11,
     "EngineCore.__init__": 10, "OpenBlocks.put_steady": 10, "paged_attention": 10, "PlainExchange.take": 9,
-    "_grammar": 9, "add_tiled": 9, "check_paged_attention": 9, "embeddings_of": 9, "experts_by": 9, "refill_params": 9,
+    "_grammar": 9, "add_tiled": 9, "check_paged_attention": 9, "embeddings_of": 9, "experts_by": 9, 
 }  # fmt: skip
 SHORT_FILES_MAX = 66
 ANYS_MAX = 1022

@@ -21,6 +21,7 @@ from perf.gpu.place import Place
 from perf.gpu.report import Figure, figure
 from perf.gpu.timing import Times
 from vnext.kernels.cuda.operations import sample_rows
+from vnext.kernels.format import format_of
 from vnext.kernels.table import Operations
 
 if TYPE_CHECKING:
@@ -71,10 +72,10 @@ def model_config(is_toy: bool) -> ModelConfig:
 
 
 class RandomSource:
-    """A family's source of weights: N(0, 0.02^2), norms 1, drawn on the device, in a form of kernels/forms.py."""
+    """A family's source of weights: N(0, 0.02^2), norms 1, drawn on the device, in a format of kernels/format.py."""
 
     def __init__(self, place: Place, config: ModelConfig, form: str) -> None:
-        self._place, self._config, self._form = place, config, form
+        self._place, self._config, self._format = place, config, format_of(form)
         self._generator = torch.Generator(place.device).manual_seed(5)
         self.bytes = 0
 
@@ -91,10 +92,10 @@ class RandomSource:
         return drawn.normal_(std=WEIGHT_STD, generator=self._generator)
 
     def packed(self, names: tuple[str, ...], *, exact: bool = False) -> Any:
-        return self._place.operations.pack_weight(self.fused(names), self._form)
+        return self._place.operations.pack_weight(self.fused(names), self._format)
 
     def packed_gated(self, names: tuple[str, ...]) -> Any:
-        return self._place.operations.pack_gated_weight(self.fused(names), self._config.activation, self._form)
+        return self._place.operations.pack_gated_weight(self.fused(names), self._config.activation, self._format)
 
     def place(self, values: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(values).to(self._place.device)

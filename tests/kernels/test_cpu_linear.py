@@ -8,6 +8,7 @@ from cpu_levels import LEVELS, OWN_PRODUCTS, ROUNDING, draw, needs_native, using
 
 from vnext.kernels.cpu import linear as products, rows
 from vnext.kernels.cpu.native import Level
+from vnext.kernels.formats.int8 import INT8
 
 pytestmark = needs_native
 SHAPES = [(576, 576), (96, 1536), (100, 70), (33, 31), (1, 1), (40, 33), (17, 64)]
@@ -98,7 +99,7 @@ def test_int8_weights_are_bfloat16_products_of_rounded_weights(level: Level) -> 
     weight, x, bias = draw(70, 100), draw(40, 100, dtype=torch.bfloat16), draw(70)
     scale = weight.abs().amax(1) / 127
     whole = (weight / scale[:, None]).round()
-    packed = products.pack(weight, bias, int8=True)
+    packed = products.pack(weight, bias, format=INT8)
     assert len(packed.buffer) < len(products.pack(weight.bfloat16()).buffer)
     with using(level):
         found = products.linear(x, packed, torch.float32)

@@ -6,11 +6,12 @@ import pytest
 import torch
 from cpu_levels import LEVELS, ROUNDING, draw, needs_native, using, within
 
-from vnext.kernels import forms
 from vnext.kernels.contracts import ContractError
 from vnext.kernels.cpu import linear as packing
 from vnext.kernels.cpu.native import Level
-from vnext.kernels.forms import Int8Weight, quantize
+from vnext.kernels.format import format_of
+from vnext.kernels.formats.floats import FIXED, WIDE, FixedWeight
+from vnext.kernels.formats.int8 import INT8, Int8Weight, quantize
 from vnext.kernels.table import Operations, operations, plain_operations
 
 SHAPES = [(96, 160), (100, 70), (33, 31), (1, 1), (40, 33)]
@@ -53,10 +54,12 @@ def test_an_expert_is_quantised_as_if_alone() -> None:
         assert torch.equal(together[expert].values, alone.values) and torch.equal(together[expert].scales, alone.scales)
 
 
-def test_an_unknown_form_is_refused() -> None:
+def test_an_unknown_format_is_refused() -> None:
+    with pytest.raises(ValueError, match="the format 'int3' of a weight is not known; there are: plain, int8, wide, fixed"):
+        format_of("int3")
     for choice in (operations("cpu"), plain_operations()):
-        with pytest.raises(ContractError, match="the form 'int3' of a weight is not known; there are: plain, int8, wide, fixed"):
-            choice.pack_weight(draw(4, 4), "int3")
+        with pytest.raises(ContractError, match="the format of a weight must be an object of kernels/format.py but is 'int8'"):
+            choice.pack_weight(draw(4, 4), "int8")
 
 
 @needs_native
@@ -65,8 +68,8 @@ def test_an_unknown_form_is_refused() -> None:
 def test_packed_bits_are_the_plain_ones(outputs: int, inputs: int, dtype: torch.dtype) -> None:
     """Rows bring back every value and scale; ids outside give zeros."""
     weight = odd_weight(outputs, inputs, dtype)
-    packed, ids = packing.pack(weight, int8=True), torch.arange(outputs)
-    assert torch.equal(packing.rows_of(packed, ids), forms.rows(quantize(weight), ids))
+    packed, ids = packing.pack(weight, format=INT8), torch.arange(outputs)
+    assert torch.equal(packing.rows_of(packed, ids), quantize(weight).rows(ids))
     assert not packing.rows_of(packed, torch.tensor([-1, outputs])).any()
     assert packing.rows_of(packed, ids + 7, 7).equal(packing.rows_of(packed, ids))
 
@@ -80,7 +83,7 @@ def test_a_packed_product_is_that_of_whole_bfloat16_numbers(outputs: int, inputs
     plain = quantize(weight)
     with using(level):
         sums = packing.linear(x, packing.pack(plain.values.bfloat16()), torch.float32)
-        packed = packing.pack(weight, int8=True)
+        packed = packing.pack(weight, format=INT8)
         assert torch.equal(packing.linear(x, packed, torch.float32), sums * plain.scales)
         assert torch.equal(packing.linear(x, packed), (sums * plain.scales).bfloat16())
         for count in (1, 16, 17, 33):
@@ -99,7 +102,7 @@ def test_operations_multiply_by_the_rounded_weight(source: Operations) -> None:
     rounded = quantize(weight)
     exact = x.double() @ rounded.values.double().t() * rounded.scales.double()
     sum_error = (x.shape[1] + 3) * 2.0**-24 * sizes(x, rounded)
-    packed = source.pack_weight(weight, "int8")
+    packed = source.pack_weight(weight, INT8)
     assert tuple(packed.shape) == (70, 100) and packed.dtype == torch.bfloat16
     within(source.logits(x, packed), exact, sum_error)
     bound = sum_error + ROUNDING[torch.bfloat16] * exact.abs() * 1.01
@@ -107,7 +110,7 @@ def test_operations_multiply_by_the_rounded_weight(source: Operations) -> None:
     within(product, exact, bound)
     assert torch.equal(source.linear(x, packed, bias), product + bias)
     ids = torch.tensor([0, 69, 5, 70, -1])
-    expected = forms.rows(rounded, ids.clamp(0, 69)).masked_fill(((ids < 0) | (ids > 69))[:, None], 0.0)
+    expected = rounded.rows(ids.clamp(0, 69)).masked_fill(((ids < 0) | (ids > 69))[:, None], 0.0)
     assert torch.equal(source.embedding_rows(packed, ids, 0), expected)
 
 
@@ -115,8 +118,8 @@ def test_operations_multiply_by_the_rounded_weight(source: Operations) -> None:
 @pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
 def test_a_gated_product_is_the_product_then_the_gate(activation: str, source: Operations) -> None:
     weight, x = draw(2 * 40, 100, dtype=torch.float16), draw(5, 100, dtype=torch.bfloat16)
-    fused = source.gated_linear(x, source.pack_gated_weight(weight, activation, "int8"), None, activation)
-    apart = source.gated_linear(x, source.pack_weight(weight, "int8"), None, activation)
+    fused = source.gated_linear(x, source.pack_gated_weight(weight, activation, INT8), None, activation)
+    apart = source.gated_linear(x, source.pack_weight(weight, INT8), None, activation)
     assert fused.dtype == torch.bfloat16 and torch.equal(fused, apart)
 
 
@@ -127,7 +130,7 @@ def test_experts_agree_with_the_plain_ones() -> None:
     x = draw(30, 32, dtype=torch.bfloat16)
     shares, ids = chosen.route(draw(30, 4, seed=4), 2, True)
     found, expected = (
-        each.experts(x, shares, ids, each.pack_experts(gate_up, "silu", "int8"), each.pack_experts(down, "", "int8"), "silu")
+        each.experts(x, shares, ids, each.pack_experts(gate_up, "silu", INT8), each.pack_experts(down, "", INT8), "silu")
         for each in (chosen, plain)
     )
     torch.testing.assert_close(found, expected, rtol=2.0**-6, atol=2.0**-6 * expected.abs().max().item())
@@ -137,20 +140,20 @@ def test_experts_agree_with_the_plain_ones() -> None:
 def test_a_wide_weight_is_multiplied_in_float32_and_rounded_once(dtype: torch.dtype) -> None:
     source = plain_operations()
     weight, x = draw(70, 100, dtype=dtype), draw(9, 100, dtype=dtype)
-    wide = source.pack_weight(weight, "wide")
+    wide = source.pack_weight(weight, WIDE)
     assert wide.shape == weight.shape and wide.dtype == dtype
     exact = torch.nn.functional.linear(x.float(), weight.float())
     assert torch.equal(source.linear(x, wide, None), exact.to(dtype)) and torch.equal(source.logits(x, wide), exact)
     assert torch.equal(source.embedding_rows(wide, torch.tensor([3, 69]), 0), weight[[3, 69]])
-    assert torch.equal(source.pack_experts(weight.view(2, 35, 100), "", "wide")[1].weight, weight[35:])
+    assert torch.equal(source.pack_experts(weight.view(2, 35, 100), "", WIDE)[1].weight, weight[35:])
 
 
 @pytest.mark.parametrize("count", [0, 1, 64, 65, 200])
 def test_products_of_one_shape_are_products(count: int) -> None:
     x, weight = draw(count, 70, dtype=torch.bfloat16), draw(30, 70, dtype=torch.bfloat16)
-    fixed = forms.formed(weight, "fixed")
-    assert isinstance(fixed, forms.FixedWeight) and fixed.shape == weight.shape and fixed.dtype == weight.dtype
-    found = forms.sums(x, fixed)
+    fixed = FIXED.formed(weight)
+    assert isinstance(fixed, FixedWeight) and fixed.shape == weight.shape and fixed.dtype == weight.dtype
+    found = fixed.sums(x)
     assert found.shape == (count, 30) and found.dtype == torch.bfloat16
     torch.testing.assert_close(found, torch.nn.functional.linear(x, weight), rtol=0.02, atol=0.05)
-    assert torch.equal(forms.rows(fixed, torch.tensor([3, 0])), weight[[3, 0]])
+    assert torch.equal(fixed.rows(torch.tensor([3, 0])), weight[[3, 0]])

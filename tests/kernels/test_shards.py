@@ -9,6 +9,9 @@ from cpu_levels import LEVELS, draw, needs_native, using
 from vnext.kernels.contracts import ContractError
 from vnext.kernels.cpu import linear as products
 from vnext.kernels.cpu.native import Level
+from vnext.kernels.format import format_of
+from vnext.kernels.formats.floats import PLAIN
+from vnext.kernels.formats.int8 import INT8
 from vnext.kernels.shards import joined, joined_along
 from vnext.kernels.table import Operations, operations, plain_operations
 from vnext.kernels.thin import ThinBlocks, ThinParts, thin_block, thin_rows
@@ -51,10 +54,10 @@ def test_ranks_finish_what_each_began(whole: int, ranks: int) -> None:
 @pytest.mark.parametrize(("shards", "inputs"), CUTS)
 def test_a_product_is_the_tree_of_its_shards(shards: int, inputs: int, kind: str, level: Level) -> None:
     """Bit for bit: in float32, rounded, with bias; for any number of rows and for rows that lie apart."""
-    dtype, int8 = torch.float32 if kind == "float32" else torch.bfloat16, kind == "int8"
+    dtype, format = torch.float32 if kind == "float32" else torch.bfloat16, INT8 if kind == "int8" else PLAIN
     weight, bias, wide = draw(70, inputs, dtype=dtype), draw(70, dtype=dtype), draw(max(ROWS), inputs + 5, dtype=dtype)
-    packed = products.pack(weight, int8=int8, shards=shards)
-    alone = [products.pack(piece, int8=int8) for piece in pieces(weight, shards)]
+    packed = products.pack(weight, format=format, shards=shards)
+    alone = [products.pack(piece, format=format) for piece in pieces(weight, shards)]
     with using(level, 2):
         for count in ROWS:
             x = wide[:count, :inputs]
@@ -81,8 +84,8 @@ def test_an_infinity_in_one_row_stays_there(dtype: torch.dtype, level: Level) ->
 def test_ranks_give_the_product_of_one(ranks: int, form: str, choice: Operations) -> None:
     dtype = torch.float32 if form == "plain" else torch.bfloat16
     x, weight, bias = draw(20, 64, dtype=dtype), draw(30, 64, dtype=dtype), draw(30, dtype=dtype)
-    whole = choice.linear(x, choice.pack_weight(weight, form, 4), bias)
-    parts = [choice.pack_weight(piece, form, 4 // ranks) for piece in pieces(weight, ranks)]
+    whole = choice.linear(x, choice.pack_weight(weight, format_of(form), 4), bias)
+    parts = [choice.pack_weight(piece, format_of(form), 4 // ranks) for piece in pieces(weight, ranks)]
     sums = [choice.sums(own, piece) for own, piece in zip(pieces(x, ranks), parts)]
     for own, piece in zip(pieces(x, ranks), parts):
         assert torch.equal(choice.row_linear(own, piece, bias, lambda _: joined(sums)), whole)
@@ -110,4 +113,4 @@ def test_ranks_give_the_adapter_s_change_of_one(ranks: int, dtype: torch.dtype, 
 def test_shards_of_another_size_are_refused() -> None:
     for choice in CHOICES:
         with pytest.raises(ContractError, match="10 inputs cannot be cut into 4 shards: there are at most 8, of one size"):
-            choice.pack_weight(draw(4, 10), "plain", 4)
+            choice.pack_weight(draw(4, 10), PLAIN, 4)

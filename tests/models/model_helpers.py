@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from vnext.kernels.cpu.stack import AuxStates
+from vnext.kernels.format import weight_formats
 from vnext.models.config.model_config import ModelConfig, Rope
 from vnext.models.layers.batch import ForwardBatch, GroupPlaces, HostBatch
 from vnext.models.layers.sharding import Parallel, alone
@@ -127,7 +128,8 @@ def load_model(
     parallel = parallel or alone()
     config = load_config(path, asked_length=asked_length)
     module = family(config.architecture)
-    params = load_params(path, config, parallel, dtype, "cpu", quantization=quantization, form="wide" if wide else "plain")
+    formats = weight_formats(quantization, "wide" if wide else "plain")
+    params = load_params(path, config, parallel, dtype, "cpu", formats=formats)
     page_count = page_count * len(kv_groups(config).windows)
     kv = make_kv_cache(config, page_count, block_size, dtype, "cpu", parallel)
     return Model(module, params, kv, config, parallel)

@@ -10,7 +10,8 @@ from checkpoints import PLAIN, random_tensors, save_checkpoint
 from model_helpers import Chunk, Model, ThreadGroup, load_model
 
 from vnext.kernels.cpu import native
-from vnext.kernels.forms import Int8Weight, quantize
+from vnext.kernels.format import weight_formats
+from vnext.kernels.formats.int8 import Int8Weight, quantize
 from vnext.models.config.model_config import load_config
 from vnext.models.errors import ModelError
 from vnext.models.layers.sharding import Parallel, alone
@@ -27,7 +28,7 @@ def load_int8(path: Path, parallel: Parallel | None = None) -> Model:
 
 def plain_params(path: Path, parallel: Parallel | None = None) -> object:
     config = load_config(path)
-    return load_params(path, config, parallel or alone(), torch.bfloat16, "cpu", quantization="int8")
+    return load_params(path, config, parallel or alone(), torch.bfloat16, "cpu", formats=weight_formats("int8"))
 
 
 def same(found: Int8Weight, weight: torch.Tensor) -> bool:

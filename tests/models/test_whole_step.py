@@ -16,6 +16,7 @@ from model_helpers import Chunk, ThreadGroup, make_batch, with_aux
 from test_fused_decoder import FUSED, LLAMA, TOKENS
 
 from vnext.kernels.arrays import as_tensor
+from vnext.kernels.format import weight_formats
 from vnext.models.config.model_config import load_config
 from vnext.models.layers import whole_step as module
 from vnext.models.layers.kv_cache import kv_groups, make_kv_cache
@@ -63,7 +64,7 @@ def save(folder: Path, name: str) -> None:
 def load(folder: Path, dtype: torch.dtype, quantization: str, parallel: Parallel) -> tuple[Any, ...]:
     """As `loaded`, a rank's share of a saved model."""
     config = load_config(folder)
-    params = load_params(folder, config, parallel, dtype, "cpu", None, quantization)
+    params = load_params(folder, config, parallel, dtype, "cpu", None, weight_formats(quantization))
     pages = 64 * len(kv_groups(config).windows)
     caches = [make_kv_cache(config, pages, 16, dtype, "cpu", parallel, together=True) for _ in range(2)]
     return family(config.architecture), params, *caches, config

@@ -123,7 +123,7 @@ class _Source:
 
     def packed(self, names: tuple[str, ...], *, exact: bool = False) -> TrainedWeight:
         weight = self.fused(names)
-        return TrainedWeight(weight, self._operations.pack_weight(weight.detach(), "plain", self._shards(names[0])))
+        return TrainedWeight(weight, self._operations.pack_weight(weight.detach(), shards=self._shards(names[0])))
 
     def packed_gated(self, names: tuple[str, ...]) -> TrainedWeight:
         weight = self.fused(names)
@@ -132,7 +132,7 @@ class _Source:
     def stacked(self, groups: tuple[tuple[str, ...], ...], gated: bool) -> TrainedWeight:
         weight = torch.stack([self.fused(names) for names in groups])
         activation, shards = self._config.activation if gated else "", self._shards(groups[0][0])
-        return TrainedWeight(weight, self._operations.pack_experts(weight.detach(), activation, "plain", shards))
+        return TrainedWeight(weight, self._operations.pack_experts(weight.detach(), activation, shards=shards))
 
     def integers(self, name: str, count: int) -> torch.Tensor:
         return self._integers[name].long()[:count]

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from vnext.kernels.arrays import have_dense_blocks
+from vnext.kernels.format import Format
+from vnext.kernels.formats.floats import PLAIN
 from vnext.kernels.mxint8 import head_dim_of
 from vnext.kernels.shards import SHARDS_MAX
 
@@ -27,7 +29,6 @@ FP8 = torch.float8_e4m3fn
 """What a cache may also be: its keys and values are kept divided by a scale each. Or it is int8 (kernels/mxint8.py)."""
 INDICES = (torch.int64,)
 ACTIVATIONS = ("silu", "gelu_tanh")
-FORMS = ("plain", "int8", "wide", "fixed")
 
 
 class ContractError(ValueError):
@@ -122,10 +123,10 @@ def check_soft_cap(x: torch.Tensor, cap: float) -> None:
         raise ContractError(f"cap must be above 0 but is {cap}")
 
 
-def check_pack_weight(weight: torch.Tensor | tuple[torch.Tensor, ...], form: str = "plain", shards: int = 1) -> None:
-    """weight [out, in] float, or parts of it of one dtype, one below the other, whose rows may lie apart; a known form; shards that
+def check_pack_weight(weight: torch.Tensor | tuple[torch.Tensor, ...], format: Format = PLAIN, shards: int = 1) -> None:
+    """weight [out, in] float, or parts of it of one dtype, one below the other, whose rows may lie apart; a format; shards that
     divide the inputs."""
-    expect_form(form)
+    expect_format(format)
     if not isinstance(weight, tuple):
         expect("weight", weight, (None, None), FLOATS, contiguous=True)
         return expect_shards(shards, weight.shape[1])
@@ -137,27 +138,27 @@ def check_pack_weight(weight: torch.Tensor | tuple[torch.Tensor, ...], form: str
 
 
 def check_pack_gated_weight(
-    weight: torch.Tensor | tuple[torch.Tensor, ...], activation: str, form: str = "plain"
+    weight: torch.Tensor | tuple[torch.Tensor, ...], activation: str, format: Format = PLAIN
 ) -> None:
     """weight [2 * I, in] float: gate, then up; as in `check_pack_weight`."""
-    check_pack_weight(weight, form)
+    check_pack_weight(weight, format)
     parts = weight if isinstance(weight, tuple) else (weight,)
     expect_gate(sum(part.shape[0] for part in parts), activation)
 
 
-def check_pack_experts(weights: torch.Tensor, activation: str, form: str = "plain", shards: int = 1) -> None:
+def check_pack_experts(weights: torch.Tensor, activation: str, format: Format = PLAIN, shards: int = 1) -> None:
     """weights [E, out, in] float; with an activation they hold gate, then up."""
     expect("weights", weights, (None, None, None), FLOATS, contiguous=True)
-    expect_form(form)
+    expect_format(format)
     expect_shards(shards, weights.shape[-1])
     if activation:
         expect_gate(weights.shape[1], activation)
 
 
-def expect_form(form: str) -> None:
-    """Raise ContractError unless implementations know the form of a weight."""
-    if form not in FORMS:
-        raise ContractError(f"the form {form!r} of a weight is not known; there are: {', '.join(FORMS)}")
+def expect_format(format: Format) -> None:
+    """Raise ContractError for what is no format of weights."""
+    if not isinstance(format, Format):
+        raise ContractError(f"the format of a weight must be an object of kernels/format.py but is {format!r}")
 
 
 def expect_shards(shards: int, inputs: int) -> None:

@@ -2,9 +2,8 @@
 
 A weight goes once, at load, through `pack_weight` or `pack_experts` of the implementation that will use it. What comes
 back belongs to that implementation; it has the `shape` and `dtype` of the plain weight. The reference packs nothing, but
-the form "int8" gives whole numbers (forms.py), whose dtype is that of their activations, bfloat16, "wide" a
-weight whose products are made in float32, where one code path of MKL is the same for any number of rows, and "fixed" one
-whose products all have one shape, by which a GPU's library chooses the order of its sums.
+a format (format.py) may give something that multiplies by itself: int8 gives whole numbers, whose dtype is that of their
+activations, bfloat16.
 Biases are added apart from the products: a fused addition rounds otherwise for one row than for many. Each row's result
 is the same alone and in a batch as far as the product of one matrix is (see determinism at start-up).
 """
@@ -13,12 +12,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+from torch.nn import functional
 
-from vnext.kernels import forms
-from vnext.kernels.references import gelu_tanh_and_mul, silu_and_mul
+from vnext.kernels.format import Format, PlainWeight
+from vnext.kernels.formats.floats import PLAIN
+from vnext.kernels.references import gelu_tanh_and_mul, rows, silu_and_mul
+from vnext.kernels.shards import joined as joined_sums
 
 GATES = MappingProxyType({"silu": silu_and_mul, "gelu_tanh": gelu_tanh_and_mul})
 
@@ -28,40 +30,80 @@ Parts = torch.Tensor | tuple[torch.Tensor, ...]
 """A weight, or parts of it one below the other, which are copied: they may lie in memory that soon goes."""
 
 
+class CutWeight(NamedTuple):
+    """A weight in shards, [..., out, in / n] each and of one format, whose products are added. An index picks one expert."""
+
+    pieces: tuple[PlainWeight | torch.Tensor, ...]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        *outer, inputs = self.pieces[0].shape
+        return (*outer, inputs * self.shards)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        found: torch.dtype = self.pieces[0].dtype
+        return found
+
+    @property
+    def shards(self) -> int:
+        return len(self.pieces)
+
+    def __getitem__(self, expert: int) -> CutWeight:  # type: ignore[override]
+        return CutWeight(tuple(piece[expert] for piece in self.pieces))
+
+    def sums(self, x: torch.Tensor) -> torch.Tensor:
+        """x [T, in] times the weight -> float32 [T, out]."""
+        found: torch.Tensor = joined_sums([sums(part, piece).float() for part, piece in zip(x.chunk(self.shards, 1), self.pieces)])
+        return found
+
+    def rows(self, ids: torch.Tensor) -> torch.Tensor:
+        """Rows `ids` int64 [N] of the weight -> [N, in]."""
+        return torch.cat([rows(piece, ids) for piece in self.pieces], 1)
+
+
+def formed(weight: torch.Tensor, format: Format, shards: int = 1) -> PlainWeight | torch.Tensor:
+    """A weight [..., out, in] in a format, its inputs in so many shards."""
+    if shards == 1:
+        return format.formed(weight)
+    return CutWeight(tuple(format.formed(piece.contiguous()) for piece in weight.chunk(shards, -1)))
+
+
 def joined(weight: Parts) -> torch.Tensor:
     """The weight in one."""
     return torch.cat(weight) if isinstance(weight, tuple) else weight
 
 
-def pack_weight(weight: Parts, form: str = "plain", shards: int = 1) -> Any:
-    """A weight [out, in] in the form that `linear`, `gated_linear` and `logits` want. A tensor may come back as it is.
+def pack_weight(weight: Parts, format: Format = PLAIN, shards: int = 1) -> Any:
+    """A weight [out, in] as `linear`, `gated_linear` and `logits` want. A tensor may come back as it is.
 
     `shards`, which divide the inputs evenly: each is summed alone, and the sums are added as kernels/shards.py does.
     """
-    return forms.formed(joined(weight), form, shards)
+    return formed(joined(weight), format, shards)
 
 
-def pack_gated_weight(weight: Parts, activation: str, form: str = "plain") -> Any:
-    """A weight [2 * I, in], gate, then up, in the form that `gated_linear` with this activation wants, without bias."""
-    return forms.formed(joined(weight), form)
+def pack_gated_weight(weight: Parts, activation: str, format: Format = PLAIN) -> Any:
+    """A weight [2 * I, in], gate, then up, as `gated_linear` with this activation wants, without bias."""
+    return formed(joined(weight), format)
 
 
-def pack_experts(weights: torch.Tensor, activation: str, form: str = "plain", shards: int = 1) -> Any:
-    """The weights [E, out, in] of E experts in the form that `experts` wants. They may be the same tensor.
+def pack_experts(weights: torch.Tensor, activation: str, format: Format = PLAIN, shards: int = 1) -> Any:
+    """The weights [E, out, in] of E experts as `experts` wants. They may be the same tensor.
 
     `activation` is that of weights that hold gate and up, "" for others. `shards` as of `pack_weight`.
     """
-    return forms.formed(weights, form, shards)
+    return formed(weights, format, shards)
 
 
 def linear(x: torch.Tensor, weight: Any, bias: torch.Tensor | None) -> torch.Tensor:
     """x [T, in] times weight [out, in], plus bias [out] if any -> [T, out] in x's dtype."""
-    return completed(forms.sums(x, weight), x.dtype, bias)
+    return completed(sums(x, weight), x.dtype, bias)
 
 
 def sums(x: torch.Tensor, weight: Any) -> torch.Tensor:
-    """x [T, in] times weight [out, in] -> [T, out], not rounded to x's dtype where the weight's form is summed in float32."""
-    return forms.sums(x, weight)
+    """x [T, in] times weight [out, in] -> [T, out], not rounded to x's dtype where the weight's format is summed in float32."""
+    found: torch.Tensor = functional.linear(x, weight) if isinstance(weight, torch.Tensor) else weight.sums(x)
+    return found
 
 
 def row_linear(x: torch.Tensor, weight: Any, bias: torch.Tensor | None, join: Change) -> torch.Tensor:
@@ -93,7 +135,7 @@ def gated_linear(
 
 def logits(hidden: torch.Tensor, weight: Any) -> torch.Tensor:
     """hidden [S, in] times weight [vocabulary, in] -> float32 [S, vocabulary]."""
-    return forms.sums(hidden, weight).float()
+    return sums(hidden, weight).float()
 
 
 def route(scores: torch.Tensor, count: int, normalise: bool) -> tuple[torch.Tensor, torch.Tensor]:

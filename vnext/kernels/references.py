@@ -11,8 +11,9 @@ import math
 
 import torch
 
-from vnext.kernels import forms, mxint8
+from vnext.kernels import mxint8
 from vnext.kernels.contracts import FP8
+from vnext.kernels.format import PlainWeight
 
 GELU_SCALE = 2.0 * math.sqrt(2.0 / math.pi)
 GELU_CUBIC = 0.044715
@@ -160,8 +161,13 @@ def kv_write(
             cache[blocks, :, offsets] = mxint8.pack(given) if cache.dtype is torch.int8 else given.to(cache.dtype)
 
 
-def embedding_rows(table: forms.Weight, ids: torch.Tensor, first: int) -> torch.Tensor:
+def rows(table: PlainWeight | torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    """Rows `ids` int64 [N] of a table [V, H] -> [N, H] of its dtype."""
+    return table.index_select(0, ids) if isinstance(table, torch.Tensor) else table.rows(ids)
+
+
+def embedding_rows(table: PlainWeight | torch.Tensor, ids: torch.Tensor, first: int) -> torch.Tensor:
     """[N, H]: rows `ids` int64 [N], counted from `first`, of a table [V, H]; zeros for ids outside it."""
     local = ids - first
     outside = (local < 0) | (local >= table.shape[0])
-    return forms.rows(table, local.masked_fill(outside, 0)).masked_fill_(outside[:, None], 0.0)
+    return rows(table, local.masked_fill(outside, 0)).masked_fill_(outside[:, None], 0.0)

@@ -15,6 +15,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 import msgspec
 
 from vnext.kernels.attention_backends import ATTENTION_BACKENDS
+from vnext.kernels.format import only_dtype
 from vnext.options.foreign import FOREIGN, ON
 from vnext.options.hints import unknown_setting
 from vnext.options.spellings import plain_value, size_text
@@ -223,10 +224,9 @@ def _check_together(settings: EngineSettings) -> None:
         raise SettingsError(f"kv_disk_dir is {settings.kv_disk_dir} and prefix caching is off: leave one of the two out.")
     if settings.kv_disk_dir and settings.pipeline_parallel_size > 1:
         raise SettingsError("kv_disk_dir serves no stages so far: leave it or pipeline_parallel_size out.")
-    if settings.quantization == "int8" and settings.dtype not in ("auto", "bfloat16"):
-        raise SettingsError(
-            f"quantization is int8, which computes in bfloat16, and dtype is {settings.dtype}: leave one of the two out."
-        )
+    if (only := only_dtype(settings.quantization)) and settings.dtype not in ("auto", only):
+        both = f"quantization is {settings.quantization}, which computes in {only}, and dtype is {settings.dtype}"
+        raise SettingsError(f"{both}: leave one of the two out.")
     if settings.kv_cache_dtype != "auto" and not ATTENTION_BACKENDS[settings.attention].reads_int8:
         raise SettingsError(
             f"attention is {settings.attention}, which does not read keys and values in 8 bits, and kv_cache_dtype is "

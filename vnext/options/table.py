@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, get_type_hints
 import msgspec
 
 from vnext.gateway.settings import PolicyName
+from vnext.kernels.format import QUANTIZATION_HELP
 from vnext.routing.policies import DEFAULT_POLICY
 from vnext.runtime.protocol.settings import EngineSettings
 from vnext.server.console import KEY_VARIABLE as API_KEY_VARIABLE
@@ -30,7 +31,7 @@ ENGINE_HELP = {
     "load_format": "dummy draws random weights from config.json alone, for benchmarks; auto and safetensors read the files",
     "device": "where the model runs; auto is a GPU if one works, else the CPU",
     "dtype": "data type of weights and cache; auto uses the checkpoint's, but on a CPU bfloat16 for float16",
-    "quantization": "int8 rounds weights as they are loaded, with one scale per output: half the memory to hold and to read",
+    "quantization": QUANTIZATION_HELP,
     "kv_cache_dtype": "int8 and, on a GPU, fp8 keep keys and values in 8 bits: about twice the tokens in the same memory",
     "packed_weights_dir": "folder in which a CPU's ranks keep weights as packed, for later starts to map (default: none)",
     "isa": "the instruction set of the CPU kernels (default: the best one of the machine)",

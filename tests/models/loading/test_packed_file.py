@@ -24,6 +24,7 @@ from safetensors.torch import save_file
 
 from vnext.kernels.arrays import address, host_dtype
 from vnext.kernels.cpu import native
+from vnext.kernels.format import weight_formats
 from vnext.models.config.model_config import load_config
 from vnext.models.layers.sharding import Parallel, alone
 from vnext.models.loading import packed_file, packed_format
@@ -189,7 +190,7 @@ def test_a_buffer_that_is_made_otherwise_has_another_name(model: Path, tmp_path:
     """As after a change of code that the purpose of a file does not show."""
     folder, dtype, seen = tmp_path / "packed", host_dtype("bfloat16"), set()
     for parallel, assemble in ASSEMBLIES.values():
-        given = (model, load_config(model), parallel, dtype, "cpu", None, "int8", "plain", None, assemble)
+        given = (model, load_config(model), parallel, dtype, "cpu", None, weight_formats("int8"), None, assemble)
         plain = load_params(*given)
         for turn in ("packed", "mapped"):
             file = packed_file.PackedFile(folder, model, {"part": "the same"})

@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from vnext.kernels.arrays import Array, address, host_dtype, strides_of, torch_dtype
+from vnext.kernels.arrays import Array, address, dtype_name, host_dtype, strides_of, torch_dtype
 from vnext.kernels.cpu.memory import Arena
 from vnext.kernels.cpu.native import GATES, KINDS, Kind, module
+from vnext.kernels.format import Format
+from vnext.kernels.formats.floats import PLAIN
 
 if TYPE_CHECKING:
     import torch
@@ -29,7 +31,7 @@ class PackedLinear(NamedTuple):
     width: int
     dtype: np.dtype
     gate: str
-    is_int8: bool
+    format: Format
     shards: int
 
 
@@ -38,41 +40,44 @@ def pack(
     bias: Array | None = None,
     *,
     gate: str = "",
-    int8: bool = False,
+    format: Format = PLAIN,
     shards: int = 1,
     arena: Arena | None = None,
 ) -> PackedLinear:
     """Pack weight [out, in] (float32 or bfloat16, rows dense) and bias [out] of the same dtype, dense.
 
     The weight may come in parts of one dtype, one below the other: they are read where they are.
-    With a `gate` the weight holds gate, then up, [2 * I, in], and a product is act(gate) * up, [T, I]. `int8` keeps
-    round(w / s) with s = max |w| of the output in a shard / 127, for bfloat16 activations. `shards` divide the inputs evenly.
-    Buffers come from `arena`.
+    With a `gate` the weight holds gate, then up, [2 * I, in], and a product is act(gate) * up, [T, I]. `format`: one that has
+    panels for this dtype. `shards` divide the inputs evenly. Buffers come from `arena`.
     """
     parts = weight if isinstance(weight, tuple) else (weight,)
     places = np.array([(address(part), part.shape[0], strides_of(part)[0]) for part in parts], dtype=np.int64)
     outputs, inputs, given = int(places[:, 1].sum()), parts[0].shape[1], parts[0].dtype
-    kind = Kind.INT8 if int8 else KINDS[given]
-    buffer = (arena or Arena()).take(packed_bytes((outputs, inputs), given, gate=gate, int8=int8, shards=shards))
+    buffer = (arena or Arena()).take(packed_bytes((outputs, inputs), given, gate=gate, format=format, shards=shards))
     module().pack_linear(
-        places.ctypes.data, KINDS[given], None if bias is None else address(bias), outputs, inputs, kind, GATES[gate],
-        shards, buffer.ctypes.data,
+        places.ctypes.data, KINDS[given], None if bias is None else address(bias), outputs, inputs, _kind(format, given),
+        GATES[gate], shards, buffer.ctypes.data,
     )  # fmt: skip
-    return packed_in(buffer, (outputs, inputs), given, gate=gate, int8=int8, shards=shards)
+    return packed_in(buffer, (outputs, inputs), given, gate=gate, format=format, shards=shards)
 
 
-def packed_bytes(shape: tuple[int, int], dtype: Any, *, gate: str = "", int8: bool = False, shards: int = 1) -> int:
+def packed_bytes(shape: tuple[int, int], dtype: Any, *, gate: str = "", format: Format = PLAIN, shards: int = 1) -> int:
     """The size of the buffer of a weight of this shape [out, in], given in this dtype."""
-    return int(module().packed_bytes(*shape, Kind.INT8 if int8 else KINDS[dtype], GATES[gate], shards))
+    return int(module().packed_bytes(*shape, _kind(format, dtype), GATES[gate], shards))
 
 
 def packed_in(
-    buffer: np.ndarray, shape: tuple[int, int], dtype: Any, *, gate: str = "", int8: bool = False, shards: int = 1
+    buffer: np.ndarray, shape: tuple[int, int], dtype: Any, *, gate: str = "", format: Format = PLAIN, shards: int = 1
 ) -> PackedLinear:
     """The weight of this shape [out, in] and dtype that `pack` has put into this buffer, uint8, with these arguments."""
     outputs, inputs = shape
-    packed_dtype, width = host_dtype((Kind.BFLOAT16 if int8 else KINDS[dtype]).name.lower()), outputs // 2 if gate else outputs
-    return PackedLinear(buffer, address(buffer), inputs, outputs, width, packed_dtype, gate, int8, shards)
+    packed_dtype, width = host_dtype(format.activations(dtype_name(dtype))), outputs // 2 if gate else outputs
+    return PackedLinear(buffer, address(buffer), inputs, outputs, width, packed_dtype, gate, format, shards)
+
+
+def _kind(format: Format, dtype: Any) -> Kind:
+    """How the module numbers the format's panels."""
+    return Kind[format.panels(dtype_name(dtype)).upper()]
 
 
 def linear(

@@ -13,10 +13,12 @@ import numpy as np
 import torch
 
 from vnext.kernels import contracts, paged_attention as plain_attention, products, references, thin as plain_thin
-from vnext.kernels.arrays import have_dense_blocks
+from vnext.kernels.arrays import dtype_name, have_dense_blocks, torch_dtype
 from vnext.kernels.cpu import attention, linear as packing, native, rows, thin
 from vnext.kernels.cpu.linear import GATES
 from vnext.kernels.cpu.packed import HEAD_DIM_MAX, Packed, packed, packed_experts
+from vnext.kernels.format import Format
+from vnext.kernels.formats.floats import PLAIN
 from vnext.kernels.mxint8 import head_dim_of
 from vnext.kernels.thin import ThinParts
 
@@ -27,28 +29,38 @@ SUMMARY = "vnext/kernels/cpu"
 # ---- products ----------------------------------------------------------------------------------------------------
 
 
-def pack_weight(weight: products.Parts, form: str = "plain", shards: int = 1) -> Any:
-    """As products.pack_weight; float16 is the reference's unless it becomes int8."""
-    return _packed(weight, "", form, shards)
+def pack_weight(weight: products.Parts, format: Format = PLAIN, shards: int = 1) -> Any:
+    """As products.pack_weight; a format without panels for it is the reference's."""
+    return _packed(weight, "", format, shards)
 
 
-def pack_gated_weight(weight: products.Parts, activation: str, form: str = "plain") -> Any:
-    """As products.pack_gated_weight; float16 is the reference's unless it becomes int8."""
-    return _packed(weight, activation, form)
+def pack_gated_weight(weight: products.Parts, activation: str, format: Format = PLAIN) -> Any:
+    """As products.pack_gated_weight; a format without panels for it is the reference's."""
+    return _packed(weight, activation, format)
 
 
-def _packed(weight: products.Parts, gate: str, form: str, shards: int = 1) -> Any:
+def _packed(weight: products.Parts, gate: str, format: Format, shards: int = 1) -> Any:
     dtype = (weight[0] if isinstance(weight, tuple) else weight).dtype
-    if form == "int8" and dtype is torch.float16:
-        weight, dtype = products.joined(weight).float(), torch.float32
-    return packed(weight, gate, form, shards) if dtype in PACKED_TYPES else products.pack_weight(weight, form, shards)
+    source = source_of(dtype, format)
+    if source is not dtype:
+        weight = products.joined(weight).to(source)
+    return packed(weight, gate, format, shards) if _has_panels(format, source) else products.pack_weight(weight, format, shards)
 
 
-def pack_experts(weights: torch.Tensor, activation: str, form: str = "plain", shards: int = 1) -> Any:
-    """As products.pack_experts; float16 is the reference's unless it becomes int8."""
-    if weights.dtype not in PACKED_TYPES and form != "int8":
-        return products.pack_experts(weights, activation, form, shards)
-    return packed_experts(weights if weights.dtype in PACKED_TYPES else weights.float(), activation, form, shards)
+def source_of(dtype: torch.dtype, format: Format) -> torch.dtype:
+    """The dtype of floats that the format makes of those of this dtype first."""
+    return torch_dtype(format.source((dtype_name(dtype),), dtype_name(dtype)))
+
+
+def _has_panels(format: Format, dtype: torch.dtype) -> bool:
+    return bool(format.panels(dtype_name(dtype)))
+
+
+def pack_experts(weights: torch.Tensor, activation: str, format: Format = PLAIN, shards: int = 1) -> Any:
+    """As products.pack_experts; a format without panels for it is the reference's."""
+    weights = weights.to(source_of(weights.dtype, format))
+    pack = packed_experts if _has_panels(format, weights.dtype) else products.pack_experts
+    return pack(weights, activation, format, shards)
 
 
 def linear(x: torch.Tensor, weight: Any, bias: torch.Tensor | None) -> torch.Tensor:

@@ -13,6 +13,8 @@ from vnext.kernels.arrays import Array, torch_dtype
 from vnext.kernels.cpu import linear, native
 from vnext.kernels.cpu.linear import PackedLinear
 from vnext.kernels.cpu.memory import Arena
+from vnext.kernels.format import Format
+from vnext.kernels.formats.floats import PLAIN
 
 if TYPE_CHECKING:
     import torch
@@ -54,27 +56,27 @@ class PackedExperts(NamedTuple):
 
 
 def packed(
-    weight: Array | tuple[Array, ...], gate: str = "", form: str = "plain", shards: int = 1, arena: Arena | None = None
+    weight: Array | tuple[Array, ...], gate: str = "", format: Format = PLAIN, shards: int = 1, arena: Arena | None = None
 ) -> Packed:
-    """A weight [out, in], or its parts one below the other, float32 or bfloat16, as linear.pack takes it; `form` as in
-    kernels/forms.py. `arena`: None for that of weights that stay."""
-    found = linear.pack(weight, gate=gate, int8=form == "int8", shards=shards, arena=arena or _arena)
+    """A weight [out, in], or its parts one below the other, of a dtype for which the format has panels. `arena`:
+    None for that of weights that stay."""
+    found = linear.pack(weight, gate=gate, format=format, shards=shards, arena=arena or _arena)
     return Packed(found, (found.outputs, found.inputs))
 
 
-def packed_bytes(shape: tuple[int, int], dtype: Any, gate: str, form: str, shards: int) -> int:
+def packed_bytes(shape: tuple[int, int], dtype: Any, gate: str, format: Format, shards: int) -> int:
     """The size of the buffer of a weight [out, in] that `packed` makes."""
-    return linear.packed_bytes(shape, dtype, gate=gate, int8=form == "int8", shards=shards)
+    return linear.packed_bytes(shape, dtype, gate=gate, format=format, shards=shards)
 
 
-def packed_in(buffer: np.ndarray, shape: tuple[int, int], dtype: Any, gate: str, form: str, shards: int) -> Packed:
+def packed_in(buffer: np.ndarray, shape: tuple[int, int], dtype: Any, gate: str, format: Format, shards: int) -> Packed:
     """The weight [out, in] that `packed` has put into this buffer, uint8, with these arguments."""
-    return Packed(linear.packed_in(buffer, shape, dtype, gate=gate, int8=form == "int8", shards=shards), shape)
+    return Packed(linear.packed_in(buffer, shape, dtype, gate=gate, format=format, shards=shards), shape)
 
 
-def packed_experts(weights: Array, gate: str, form: str, shards: int = 1, arena: Arena | None = None) -> PackedExperts:
+def packed_experts(weights: Array, gate: str, format: Format, shards: int = 1, arena: Arena | None = None) -> PackedExperts:
     """Weights [E, out, in], each packed as `packed` does."""
-    return PackedExperts(tuple(packed(weight, gate, form, shards, arena) for weight in weights), tuple(weights.shape))
+    return PackedExperts(tuple(packed(weight, gate, format, shards, arena) for weight in weights), tuple(weights.shape))
 
 
 def serves(dtype: str) -> bool:

@@ -18,7 +18,7 @@ from vnext.kernels import contracts, paged_attention as plain_attention, product
 from vnext.kernels.cuda import attention, compiled, exchange, experts as grouped, rows, sampling, thin
 from vnext.kernels.cuda.interface import SCALARS
 from vnext.kernels.cuda.plan import TILE_ROWS, StepPlan, make_plan
-from vnext.kernels.forms import FixedWeight
+from vnext.kernels.formats.floats import FixedWeight
 from vnext.kernels.mxint8 import head_dim_of
 from vnext.kernels.thin_tiles import ThinLines
 

@@ -10,6 +10,7 @@ import numpy as np
 from vnext.kernels.arrays import Array
 from vnext.kernels.cpu.memory import Arena, apart
 from vnext.kernels.cpu.packed import packed, packed_experts
+from vnext.kernels.format import Format
 
 APART_BYTES_MIN = 2**18  # smaller tensors are norms and biases, which stay
 EXPONENTS = {"float32": 0x7F800000, "bfloat16": 0x7F80, "float16": 0x7C00}
@@ -33,10 +34,10 @@ class Place(Protocol):
     def integers(self, array: np.ndarray) -> Array:
         """Whole numbers of a file."""
 
-    def pack(self, parts: tuple[Array, ...], gate: str, form: str, shards: int) -> Any:
+    def pack(self, parts: tuple[Array, ...], gate: str, format: Format, shards: int) -> Any:
         """Pack a weight in one part of `zeros` or in parts of the files. A gated one has one shard."""
 
-    def pack_experts(self, weights: Array, gate: str, form: str, shards: int) -> Any:
+    def pack_experts(self, weights: Array, gate: str, format: Format, shards: int) -> Any:
         """Pack the weights of `zeros` [E, out, in]."""
 
     def is_finite(self, part: Array) -> bool:
@@ -44,7 +45,7 @@ class Place(Protocol):
 
 
 class HostPlace:
-    """Arrays of numpy, float32 or bfloat16, or float16 that is packed as int8. `passing`: what is packed does not stay."""
+    """Arrays of numpy, float32 or bfloat16, or float16 that a format rounds. `passing`: what is packed does not stay."""
 
     is_host = True
 
@@ -63,11 +64,11 @@ class HostPlace:
 
     integers = take
 
-    def pack(self, parts: tuple[np.ndarray, ...], gate: str, form: str, shards: int) -> Any:
-        return packed(parts, gate, form, shards, self._arena())
+    def pack(self, parts: tuple[np.ndarray, ...], gate: str, format: Format, shards: int) -> Any:
+        return packed(parts, gate, format, shards, self._arena())
 
-    def pack_experts(self, weights: np.ndarray, gate: str, form: str, shards: int) -> Any:
-        return packed_experts(weights, gate, form, shards, self._arena())
+    def pack_experts(self, weights: np.ndarray, gate: str, format: Format, shards: int) -> Any:
+        return packed_experts(weights, gate, format, shards, self._arena())
 
     def is_finite(self, part: np.ndarray) -> bool:
         exponent = EXPONENTS[str(part.dtype)]

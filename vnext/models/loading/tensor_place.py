@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from vnext.kernels.arrays import as_tensor, torch_dtype
+from vnext.kernels.format import Format
 from vnext.kernels.table import operations
 from vnext.models.loading.host_place import HostPlace
 
@@ -34,15 +35,15 @@ class TensorPlace:
     def integers(self, array: np.ndarray) -> torch.Tensor:
         return as_tensor(array).to(self._device)
 
-    def pack(self, parts: tuple[Any, ...], gate: str, form: str, shards: int) -> Any:
+    def pack(self, parts: tuple[Any, ...], gate: str, format: Format, shards: int) -> Any:
         tensors = tuple(map(as_tensor, parts))
         weight = tensors if len(tensors) > 1 or isinstance(parts[0], np.ndarray) else tensors[0]
         if gate:
-            return self._operations.pack_gated_weight(weight, gate, form)
-        return self._operations.pack_weight(weight, form, shards)
+            return self._operations.pack_gated_weight(weight, gate, format)
+        return self._operations.pack_weight(weight, format, shards)
 
-    def pack_experts(self, weights: torch.Tensor, gate: str, form: str, shards: int) -> Any:
-        return self._operations.pack_experts(weights, gate, form, shards)
+    def pack_experts(self, weights: torch.Tensor, gate: str, format: Format, shards: int) -> Any:
+        return self._operations.pack_experts(weights, gate, format, shards)
 
     def is_finite(self, part: Any) -> bool:
         return bool(torch.stack(torch.aminmax(as_tensor(part))).isfinite().all())

@@ -18,6 +18,7 @@ import numpy as np
 
 from vnext.kernels.arrays import Array, dtype_name, host_dtype
 from vnext.kernels.cpu.packed import Packed, PackedExperts, packed_bytes, packed_in
+from vnext.kernels.format import Format, WeightFormats, only_dtype, weight_formats
 from vnext.models.config.model_config import DTYPES, ModelConfig
 from vnext.models.errors import ModelError
 from vnext.models.layers.sharding import (
@@ -56,8 +57,7 @@ def load_params(
     dtype: Any,
     device: torch.device | str,
     progress: Progress | None = None,
-    quantization: str = "none",
-    form: str = "plain",
+    formats: WeightFormats | None = None,
     targets: list[Target] | None = None,
     assemble: Callable[..., Any] | None = None,
     kept: Kept | None = None,
@@ -67,8 +67,7 @@ def load_params(
 
     With a dtype of numpy these are arrays of the host and weights that the CPU kernels packed; with one of torch, tensors on
     `device` and what its operations packed.
-    `quantization` "int8" rounds the weights that are multiplied by, and wants the dtype bfloat16. `form`: of the others, as
-    kernels/forms.py has them, where plain torch makes the products. `targets` gets the weights that adapters may change.
+    `formats`: those of kernels/format.py; None keeps all weights as floats. `targets` gets the weights that adapters may change.
     `assemble` takes the place of the family's, for other tensors of its checkpoints. `kept` gets what `refill_params` needs.
     `packed_file`, for a dtype of numpy: weights that it has are not made again, and it gets those that it lacks.
     """
@@ -76,7 +75,7 @@ def load_params(
     with open_checkpoint(Path(path)) as checkpoint:
         place = place_of(dtype, device)
         tensors = checkpoint if config.head else checkpoint.rooted()
-        loader = Loader(tensors, config, parallel, dtype, place, progress, quantization, form, kept, packed_file)
+        loader = Loader(tensors, config, parallel, dtype, place, progress, formats, kept, packed_file)
         params = (assemble or family(config.architecture).assemble)(loader, config)
         loader.finish()
     if targets is not None:
@@ -92,13 +91,12 @@ def refill_params(
     parallel: Parallel,
     dtype: Any,
     device: torch.device | str,
-    quantization: str = "none",
-    form: str = "plain",
+    formats: WeightFormats | None = None,
 ) -> None:
     """Give parameters, of which `load_params` made `kept`, the values of other `tensors` of the same names and shapes (update.py
     checks them), in the same memory. The other arguments are those of `load_params`."""
     kept.begin_refill()
-    loader = Loader(tensors, config, parallel, dtype, place_of(dtype, device, passing=True), None, quantization, form, kept)
+    loader = Loader(tensors, config, parallel, dtype, place_of(dtype, device, passing=True), None, formats, kept)
     copy_into(params, family(config.architecture).assemble(loader, config))
 
 
@@ -112,13 +110,12 @@ def place_of(dtype: Any, device: torch.device | str, passing: bool = False) -> P
 
 
 def choose_dtype(name: str, config: ModelConfig, quantization: str = "none", device: str = "cpu") -> str:
-    """The dtype's name of an option's value; "auto" is the checkpoint's own, bfloat16 beside int8 weights. Raises ModelError.
+    """The dtype's name of an option's value; "auto" is the checkpoint's own, or the only one of its format. Raises ModelError.
 
     On a CPU "auto" is bfloat16 for a checkpoint in float16 too: the compiled kernels have no float16, and torch computes
     it 25 times slower.
     """
-    rounded = quantization == "int8" or (device == "cpu" and config.dtype == "float16")
-    own = "bfloat16" if rounded else config.dtype
+    own = only_dtype(quantization) or ("bfloat16" if device == "cpu" and config.dtype == "float16" else config.dtype)
     chosen = own if name == "auto" else name
     if chosen not in DTYPES:
         raise ModelError(f"dtype {name!r} is not supported; choose auto, {', '.join(DTYPES)}")
@@ -136,8 +133,7 @@ class Loader:
         dtype: Any,
         place: Place,
         progress: Progress | None,
-        quantization: str = "none",
-        form: str = "plain",
+        formats: WeightFormats | None = None,
         kept: Kept | None = None,
         packed_file: PackedFile | None = None,
     ) -> None:
@@ -149,8 +145,7 @@ class Loader:
         self.dtype = host_dtype(dtype_name(dtype))
         self._place = place
         self._progress = progress
-        self._exact_form = "plain" if form == "wide" and self.dtype == np.float32 else form
-        self._form = self._exact_form if quantization == "none" else quantization
+        self._formats = formats or weight_formats()
         self._layouts = family(config.architecture).WEIGHT_AXES
         self._done_bytes = 0
         self.targets: list[Target] = []
@@ -192,27 +187,26 @@ class Loader:
 
     def packed(self, names: tuple[str, ...], *, exact: bool = False) -> Any:
         """`fused`, packed for the operations that multiply by it; `exact`: never quantised."""
-        form = self._exact_form if exact else self._form
-        return self._kept.take(self._pack(names, form, ""))
+        return self._kept.take(self._pack(names, self._formats.exact if exact else self._formats.products, ""))
 
     def packed_gated(self, names: tuple[str, ...]) -> Any:
         """`fused` gate and up, packed for the product that applies the model's activation."""
-        return self._kept.take(self._pack(names, self._form, self._config.activation))
+        return self._kept.take(self._pack(names, self._formats.products, self._config.activation))
 
     def stacked(self, groups: tuple[tuple[str, ...], ...], gated: bool) -> Any:
         """The fused weights of each expert [E, out, in], packed; `gated`: gate and up. Groups are of one shape."""
-        names = tuple(name for group in groups for name in group)
+        names, format = tuple(name for group in groups for name in group), self._formats.products
         shape, gate = [self._local_shape(group) for group in groups][0], self._config.activation if gated else ""
-        found = [self._found_packed(group, shape, self._form, gate) for group in groups]
+        found = [self._found_packed(group, shape, format, gate) for group in groups]
         if all(found):
             return self._kept.take(PackedExperts(tuple(found), (len(groups), *shape)))
-        target = self._place.zeros((len(groups), *shape), self._packing_dtype(names, self._form))
+        target = self._place.zeros((len(groups), *shape), self._source_dtype(names, format))
         for place, group in zip(target, groups):
             self._fill(place, group)
-        self._check_finite((target,), names, self._form)
-        packed = self._place.pack_experts(target, gate, self._form, self._shards(names[0]))
+        self._check_finite((target,), names, format)
+        packed = self._place.pack_experts(target, gate, format, self._shards(names[0]))
         for group, weight in zip(groups, packed.weights if self._file else ()):
-            self._keep(self._key(group, self._form, gate), weight.linear.buffer)
+            self._keep(self._key(group, format.name, gate), weight.linear.buffer)
         return self._kept.take(packed)
 
     def integers(self, name: str, count: int) -> Array:
@@ -237,50 +231,51 @@ class Loader:
         self._keep(key, fused)
         return fused
 
-    def _found_packed(self, names: tuple[str, ...], shape: tuple[int, int], form: str, gate: str) -> Packed | None:
+    def _found_packed(self, names: tuple[str, ...], shape: tuple[int, int], format: Format, gate: str) -> Packed | None:
         """A packed weight from the packed file; None where it is not there."""
         if self._file is None:
             return None
         shards = self._shards(names[0])
-        buffer = self._file.find(self._key(names, form, gate), packed_bytes(shape, self.dtype, gate, form, shards))
-        return None if buffer is None else packed_in(buffer, shape, self.dtype, gate, form, shards)
+        buffer = self._file.find(self._key(names, format.name, gate), packed_bytes(shape, self.dtype, gate, format, shards))
+        return None if buffer is None else packed_in(buffer, shape, self.dtype, gate, format, shards)
 
     def _keep(self, key: str, array: Array) -> None:
         if self._file is not None:
             self._file.keep(key, array.reshape(-1).view(np.uint8))
 
-    def _key(self, names: tuple[str, ...], form: str, gate: str) -> str:
-        """What names in the packed file all that this loader's checkpoint, config and dtype do not say of a buffer."""
+    def _key(self, names: tuple[str, ...], kind: str, gate: str) -> str:
+        """What names in the packed file all that this loader's checkpoint, config and dtype do not say of a buffer. `kind`: the
+        name of a format or of a dtype."""
         if self._file is None:
             return ""
         layouts = [layout_of(name, self._layouts) for name in names]
         parts = [[self._part(axis) for axis in (*layout.out, *filter(None, (layout.inner,)))] for layout in layouts]
         cuts = [(layout.flipped, *[(part.start, part.stop, part.size) for part in cut]) for layout, cut in zip(layouts, parts)]
-        return f"{' '.join(names)} {form} {gate} {self._shards(names[0])} {cuts}"
+        return f"{' '.join(names)} {kind} {gate} {self._shards(names[0])} {cuts}"
 
     def _fused(self, names: tuple[str, ...], dtype: np.dtype) -> Array:
         target = self._place.zeros(self._local_shape(names), dtype)
         self._fill(target, names)
         return target
 
-    def _pack(self, names: tuple[str, ...], form: str, gate: str) -> Any:
+    def _pack(self, names: tuple[str, ...], format: Format, gate: str) -> Any:
         """Take the weight from the packed file, or pack it."""
-        packed = self._found_packed(names, self._local_shape(names), form, gate)
+        packed = self._found_packed(names, self._local_shape(names), format, gate)
         if packed is None:
-            packed = self._packed_anew(names, form, gate)
+            packed = self._packed_anew(names, format, gate)
             if self._file is not None:
-                self._keep(self._key(names, form, gate), packed.linear.buffer)
+                self._keep(self._key(names, format.name, gate), packed.linear.buffer)
         if may_be_target(names, self._layouts):
             self.targets.append(Target(names, packed))
         return packed
 
-    def _packed_anew(self, names: tuple[str, ...], form: str, gate: str) -> Any:
+    def _packed_anew(self, names: tuple[str, ...], format: Format, gate: str) -> Any:
         """Pack the weight directly from the files where they hold it as packing needs it, else from an equally exact copy."""
-        dtype = self._packing_dtype(names, form)
+        dtype = self._source_dtype(names, format)
         in_files = self._place.is_host and all(self._is_in_file(name, dtype) for name in names)
         parts = tuple(piece for name in names for _, piece in self._pieces(name)) if in_files else (self._fused(names, dtype),)
-        self._check_finite(parts, names, form)
-        packed = self._place.pack(parts, gate, form, self._shards(names[0]))
+        self._check_finite(parts, names, format)
+        packed = self._place.pack(parts, gate, format, self._shards(names[0]))
         for name in names if in_files else ():
             self._checkpoint.release(name)
         return packed
@@ -295,16 +290,14 @@ class Loader:
         whole = all((part := self._part(axis)).stop - part.start == part.size for axis in axes)
         return whole and not layout.flipped and self._checkpoint.dtype(name) == dtype
 
-    def _packing_dtype(self, names: tuple[str, ...], form: str) -> np.dtype:
-        """The dtype to pack from. Quantisation rounds once, from the checkpoint's own numbers, all of which float32 holds."""
-        if form != "int8":
-            return self.dtype
-        narrow = host_dtype("bfloat16")
-        return narrow if all(self._checkpoint.dtype(name) == narrow for name in names) else np.dtype(np.float32)
+    def _source_dtype(self, names: tuple[str, ...], format: Format) -> np.dtype:
+        """The dtype to pack from."""
+        stored = (dtype_name(self._checkpoint.dtype(name)) for name in names)
+        return host_dtype(format.source(stored, dtype_name(self.dtype)))
 
-    def _check_finite(self, parts: tuple[Array, ...], names: tuple[str, ...], form: str) -> None:
+    def _check_finite(self, parts: tuple[Array, ...], names: tuple[str, ...], format: Format) -> None:
         """Raise ModelError for numbers that no scale can hold."""
-        if form == "int8" and not all(map(self._place.is_finite, parts)):
+        if format.needs_finite and not all(map(self._place.is_finite, parts)):
             raise ModelError(
                 f"{', '.join(names[:3])} has weights that are not finite, which cannot be quantised; "
                 "leave --quantization out or repair the checkpoint"

@@ -12,6 +12,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import Progress
 
+from vnext.kernels.format import QUANTIZATIONS
 from vnext.replay.console.commands import DIFFERENT, SAME, command, print_answer, terminal
 from vnext.replay.execution import render_exec
 from vnext.replay.execution.bisection import bisect
@@ -21,7 +22,6 @@ from vnext.replay.reading.source import UnusableLog
 from vnext.replay.rerun.numerics import prepare
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
-QUANTIZATIONS = ("none", "int8")
 CACHES = ("auto", "int8")
 KERNELS = ("torch", "portable", "avx2", "avx512", "avx512_bf16", "amx", "neon", "neon_bf16")
 OTHERWISE = {

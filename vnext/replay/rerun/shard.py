@@ -15,6 +15,7 @@ import torch
 from vnext.kernels.arrays import torch_dtype
 from vnext.kernels.cpu import native
 from vnext.kernels.cpu.packed import serves_all
+from vnext.kernels.format import QUANTIZATIONS, only_dtype, weight_formats
 from vnext.kernels.table import Operations, operations, plain_operations, substituted
 from vnext.models.config.model_config import load_config
 from vnext.models.layers.adapted import AdaptedForward, Adapter
@@ -40,12 +41,13 @@ class Shard:
         self.config = load_config(path, asked_length=numerics.model_length)
         self.parallel = parallel
         self.family = family(self.config.architecture)
+        if numerics.quantization not in QUANTIZATIONS:
+            known = " or ".join(QUANTIZATIONS)
+            raise CannotRun(f"there are no weights in the form {numerics.quantization!r}: give --quantization {known}")
         self.dtype = torch_dtype(choose_dtype(numerics.dtype, self.config, numerics.quantization))
         self.kv_dtype = cache_dtype(numerics.kv_cache_dtype, self.dtype)
-        if numerics.quantization not in ("none", "int8"):
-            raise CannotRun(f"there are no weights in the form {numerics.quantization!r}: give --quantization none or int8")
-        if numerics.quantization == "int8" and self.dtype is not torch.bfloat16:
-            raise CannotRun("int8 weights are multiplied in bfloat16: give --dtype bfloat16, or leave it out")
+        if (only := only_dtype(numerics.quantization)) and self.dtype is not torch_dtype(only):
+            raise CannotRun(f"{numerics.quantization} weights are multiplied in {only}: give --dtype {only}, or leave it out")
         self.invariance = invariance(
             numerics.deterministic,
             str(self.dtype).removeprefix("torch."),
@@ -53,15 +55,15 @@ class Shard:
             strict_mkl=torch.backends.mkl.is_available() and has_strict_path(cpu_flags()),
         )
         targets: list[Target] = []
-        self.kept, self._forms = Kept(), (numerics.quantization, self.invariance.form)
+        self.kept, self._formats = Kept(), weight_formats(numerics.quantization, self.invariance.form)
         self.params = load_params(
-            path, self.config, parallel, self.dtype, "cpu", None, *self._forms, targets, kept=self.kept
+            path, self.config, parallel, self.dtype, "cpu", None, self._formats, targets, kept=self.kept
         )
         self.base, self.adapters = Base(self.config, parallel, targets, path), list[Adapter]()
 
     def refill(self, tensors: Checkpoint) -> None:
         """Compute with these tensors, which update.py has checked, from now on. Raises ModelError."""
-        refill_params(self.params, self.kept, tensors, self.config, self.parallel, self.dtype, "cpu", *self._forms)
+        refill_params(self.params, self.kept, tensors, self.config, self.parallel, self.dtype, "cpu", self._formats)
 
     def cache(self, pages: int, block_size: int) -> KvCache:
         """An empty cache. Raises MemoryError or OSError if there is not enough memory."""

@@ -24,8 +24,8 @@ COMPILED_DTYPES = ("float32", "bfloat16")  # dtypes of the CPU's own kernels
 
 
 class Invariance(msgspec.Struct, frozen=True, kw_only=True):
-    """Whether a request's tokens depend on its batch, in words. `form`: the weight form that makes it hold in plain torch's
-    products (kernels/forms.py)."""
+    """Whether a request's tokens depend on its batch, in words. `form`: the format of floats that makes it hold in plain
+    torch's products (kernels/format.py)."""
 
     holds: bool
     why: str

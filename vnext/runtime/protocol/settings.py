@@ -11,11 +11,12 @@ from typing import Literal
 import msgspec
 
 from vnext.kernels.attention_backends import ATTENTION_BACKENDS
+from vnext.kernels.format import QUANTIZATIONS
 from vnext.routing.policies import DEFAULT_POLICY
 
 DeviceName = Literal["cpu", "cuda", "auto"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
-Quantization = Literal["none", "int8"]
+Quantization = Literal[QUANTIZATIONS]  # type: ignore[valid-type]  # derived from the table of formats
 LoadFormat = Literal["auto", "safetensors", "dummy"]
 KvCacheDtype = Literal["auto", "int8", "fp8"]
 Isa = Literal["auto", "portable", "avx2", "avx512", "avx512_bf16", "amx", "neon", "neon_bf16"]
@@ -42,7 +43,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     each step waits for the disk. `log_compress` compresses closed segments. `log_index` builds the log tool's index beside long
     segments. With `log_required` an engine that cannot write its log ends. `log_weights_digest`: it has a digest of every
     byte of the weights. `log_format` is that of the lines on stderr (log_lines.py).
-    `quantization` "int8" rounds the weights while loading and computes in bfloat16; `kv_cache_dtype`
+    `quantization` names the format in which weights are kept (kernels/format.py), "none" the checkpoint's; `kv_cache_dtype`
     "int8" keeps keys and values as MXINT8 (kernels/mxint8.py). `packed_weights_dir` is the folder in which ranks on a CPU keep
     their weights as they are packed ("" for none). `deterministic`: tokens do not depend on
     the batch; None turns it on where it costs little. `seed` roots the keys of unseeded requests. `threads` is the number per

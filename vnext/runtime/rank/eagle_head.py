@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from vnext.kernels.arrays import torch_dtype
+from vnext.kernels.format import weight_formats
 from vnext.models.config.model_config import ModelConfig, load_head_config
 from vnext.models.families import llama_eagle3
 from vnext.models.layers.kv_cache import kv_groups
@@ -23,7 +24,8 @@ def load_eagle_head(settings: RankSettings, target: ModelRunner) -> DraftHead:
     if reason := why_not(path, config, target):
         raise SettingsError(f"speculative_config names the EAGLE-3 head {path}, {reason}")
     require_same_drafts(settings, target)
-    params = load_params(path, config, alone(), torch_dtype(target.dtype), target.device, form=target.invariance.form)
+    formats = weight_formats(exact=target.invariance.form)
+    params = load_params(path, config, alone(), torch_dtype(target.dtype), target.device, formats=formats)
     if config.hidden_size != target.config.hidden_size and params.embedding is None:
         raise SettingsError(
             f"speculative_config names the EAGLE-3 head {path}, which has no embedding and the width {config.hidden_size}, and the "

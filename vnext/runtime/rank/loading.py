@@ -20,6 +20,7 @@ from msgspec.structs import replace
 
 from vnext.base.version import __version__
 from vnext.kernels.cpu import memory, native
+from vnext.kernels.format import is_served
 from vnext.kernels.shards import SHARDS_MAX
 from vnext.models.config.folder import is_dummy
 from vnext.models.config.model_config import load_config
@@ -76,8 +77,10 @@ def load_rank(settings: RankSettings, rendezvous: Path) -> tuple[Rank, ModelRunn
         raise SettingsError("--role and --prefill-engines work on a CPU so far: leave them out, or add --device cpu")
     if settings.returns_routed_experts:
         raise SettingsError("--enable-return-routed-experts works on a CPU so far: leave it out, or add --device cpu")
-    if settings.quantization == "int8":
-        raise SettingsError("--quantization int8 works on a CPU so far: leave it out (bfloat16 is faster), or add --device cpu")
+    if not is_served(settings.quantization, "cuda"):
+        raise SettingsError(
+            f"--quantization {settings.quantization} works on a CPU so far: leave it out (bfloat16 is faster), or add --device cpu"
+        )
     if settings.packed_weights_dir:
         raise SettingsError("--packed-weights-dir works on a CPU so far: leave it out, or add --device cpu")
     from vnext.runtime.rank.gpu_loading import device_pages, device_rank, enough_memory, open_device

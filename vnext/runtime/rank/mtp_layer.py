@@ -5,6 +5,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from vnext.kernels.arrays import torch_dtype
+from vnext.kernels.format import weight_formats
 from vnext.models.families import mimo
 from vnext.models.layers.kv_cache import kv_groups
 from vnext.models.layers.sharding import alone
@@ -22,8 +23,8 @@ def load_mtp_layer(settings: RankSettings, target: ModelRunner) -> DraftHead:
     require_same_drafts(settings, target)
     config = replace(target.config, layer_count=1)
     params = load_params(
-        target.path, config, alone(), torch_dtype(target.dtype), target.device, None, settings.quantization, target.invariance.form,
-        assemble=mimo.assemble_mtp,
+        target.path, config, alone(), torch_dtype(target.dtype), target.device, None,
+        weight_formats(settings.quantization, target.invariance.form), assemble=mimo.assemble_mtp,
     )  # fmt: skip
     functions = Functions(
         embed=target.parts.embedded,

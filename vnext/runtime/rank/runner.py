@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from vnext.kernels.arrays import Array, as_array, host_dtype, torch_dtype
 from vnext.kernels.cpu.packed import serves, serves_all
+from vnext.kernels.format import WeightFormats, weight_formats
 from vnext.models.config.model_config import ModelConfig, load_config
 from vnext.models.layers.batch import ForwardBatch
 from vnext.models.layers.kv_cache import cache_dtype, kv_bytes_per_page, make_kv_cache, page_rows
@@ -123,7 +124,7 @@ class ModelRunner:
         self.invariance = self._invariance(deterministic, quantization)
         self.parallel = parallel = replace(parallel, is_exact=self.invariance.holds)
         self.targets, self.kept = list[Target](), Kept()
-        self._place, self._forms = (self._dtype, self.device), (quantization, self.invariance.form)
+        self._place, self._quantization = (self._dtype, self.device), quantization
         self._params = self._load(progress, packed_weights_dir)
         self.adapters = self.adapter_slots(max_lora_rank) if max_lora_rank else None
         self.regions: AdapterRegions | None = None  # of a device: where the adapters are
@@ -143,10 +144,14 @@ class ModelRunner:
         strict_mkl = not (compiled and self._is_host) and has_strict_mkl()
         return invariance(asked, self.dtype, compiled=compiled, strict_mkl=strict_mkl)
 
+    @property
+    def _formats(self) -> WeightFormats:
+        return weight_formats(self._quantization, self.invariance.form)
+
     def _load(self, progress: Progress | None, folder: str) -> Any:
         self.packed_file = self._packed_file(folder)
         params = load_params(
-            self.path, self.config, self.parallel, *self._place, progress, *self._forms, self.targets, kept=self.kept,
+            self.path, self.config, self.parallel, *self._place, progress, self._formats, self.targets, kept=self.kept,
             packed_file=self.packed_file,
         )  # fmt: skip
         if self.packed_file is not None:
@@ -161,8 +166,8 @@ class ModelRunner:
             log.warning("--packed-weights-dir is ignored: the CPU kernels do not compute in %s here.", self.dtype)
             return None
         rank, stage = f"{self.parallel.rank} of {self.parallel.world_size}", str(self.config.stage)
-        quantization, form = self._forms
-        numbers = {"dtype": self.dtype, "quantization": quantization, "form": form, "is_exact": str(self.parallel.is_exact)}
+        kinds = {"quantization": self._quantization, "form": self.invariance.form}
+        numbers = {"dtype": self.dtype, "is_exact": str(self.parallel.is_exact)} | kinds
         return PackedFile(Path(folder).expanduser(), self.path, {"rank": rank, "stage": stage} | numbers)
 
     def let_go(self) -> None:
@@ -195,7 +200,7 @@ class ModelRunner:
         """Compute with the values of these tensors from now on, which `update.py` has checked. They go into the memory of the old
         ones, which all that refers to it keeps."""
         self.let_go()
-        refill_params(self._params, self.kept, tensors, self.config, self.parallel, *self._place, *self._forms)
+        refill_params(self._params, self.kept, tensors, self.config, self.parallel, *self._place, self._formats)
 
     def cache_memory(self) -> list[Array]:
         """The arrays of the cache, on the host."""

@@ -1,0 +1,152 @@
+"""Formats: what a kind of weight says of itself, from a checkpoint's tensors to the products. The values of --quantization.
+
+A format is a row here and a file of formats/ with one object, which holds no state and which every weight of the kind carries.
+Loaders, packed files, sizes and operations ask the object and compare no names. Settings import this file, so it imports a
+format's file only on use.
+
+    checkpoint     `tensors` names what holds a weight, `slices` cuts a rank's part out of it, `to_float` is the plain reference
+    loading        `source` is the dtype to make it from, `needs_finite` what it refuses
+    CPU kernels    `panels` is the kind of panels that they pack and multiply by (kernels/cpu/linear.py)
+    plain torch    `formed` gives the weight that it multiplies by
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from importlib import import_module
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+
+Shape = tuple[int, ...]
+Cut = tuple[slice, ...]
+
+
+class PlainWeight(Protocol):
+    """A weight [..., out, in] as plain torch multiplies by it, where that is no tensor. Its dtype is that of activations."""
+
+    @property
+    def shape(self) -> Shape: ...
+
+    @property
+    def dtype(self) -> torch.dtype: ...
+
+    def __getitem__(self, expert: int) -> PlainWeight:
+        """One expert of [E, out, in]."""
+
+    def sums(self, x: torch.Tensor) -> torch.Tensor:
+        """x [T, in] times the weight -> [T, out]: in x's dtype, or in float32 where the product is summed so."""
+
+    def rows(self, ids: torch.Tensor) -> torch.Tensor:
+        """Rows `ids` int64 [N] of a weight [out, in] -> [N, in] of its dtype."""
+
+
+class Format(ABC):
+    """A kind of weight [out, in]. The defaults are those of floats in one tensor, kept as they are. Dtypes are names."""
+
+    name = ""
+    needs_finite = False
+    """Whether every number must be finite: none has a place beside others that share its scale."""
+
+    # ---- in a checkpoint
+
+    def tensors(self, weight: str) -> tuple[str, ...]:
+        """The tensors that hold the weight of this name, "....up_proj.weight"."""
+        return (weight,)
+
+    def shapes(self, shape: Shape) -> tuple[Shape, ...]:
+        """The whole shapes of `tensors` for a weight of this whole shape. Raises ValueError, which says why, where none fits."""
+        return (shape,)
+
+    def slices(self, rows: slice, columns: slice) -> tuple[Cut, ...]:
+        """What of `tensors` holds these outputs and inputs, both with a start and a stop. Raises ValueError, which says why, where
+        what shares a scale would be divided."""
+        return ((rows, columns),)
+
+    def to_float(self, part: tuple[np.ndarray, ...]) -> np.ndarray:
+        """The numbers that such slices of `tensors` stand for, [out, in] in the tensors' own dtype or in float32."""
+        return part[0]
+
+    # ---- in memory
+
+    def activations(self, dtype: str) -> str:
+        """The dtype of what is multiplied by weights made from this dtype."""
+        return dtype
+
+    def source(self, stored: Iterable[str], dtype: str) -> str:
+        """The dtype of the floats to make a weight from, where files have its parts in the dtypes `stored` and the model computes
+        in `dtype`."""
+        return dtype
+
+    def panels(self, dtype: str) -> str:
+        """The kind of the CPU kernels' panels for floats of this dtype, by its name in kernels/cpu/native.py; "" where they have
+        none: plain torch multiplies."""
+        return ""
+
+    @abstractmethod
+    def formed(self, weight: torch.Tensor) -> PlainWeight | torch.Tensor:
+        """The weight [..., out, in], floats of dtype `source`, as plain torch multiplies by it."""
+
+
+class FormatRow(NamedTuple):
+    """`place`: the format's object, "module:name". `option`: what --quantization's help says of it, "" where it is no value of it.
+    `dtype`: the only one that models with it compute in, "" for any. `devices`: the kinds that serve it."""
+
+    name: str
+    place: str
+    option: str = ""
+    dtype: str = ""
+    devices: tuple[str, ...] = ("cpu", "cuda")
+
+
+FORMATS = {
+    row.name: row
+    for row in (
+        FormatRow("plain", "vnext.kernels.formats.floats:PLAIN"),
+        FormatRow(
+            "int8", "vnext.kernels.formats.int8:INT8", dtype="bfloat16", devices=("cpu",),
+            option="int8 rounds weights as they are loaded, with one scale per output: half the memory to hold and to read",
+        ),
+        FormatRow("wide", "vnext.kernels.formats.floats:WIDE"),
+        FormatRow("fixed", "vnext.kernels.formats.floats:FIXED"),
+    )
+}  # fmt: skip
+"""By name; the first is the default."""
+NO_FORMAT = "none"
+QUANTIZATIONS = (NO_FORMAT, *(row.name for row in FORMATS.values() if row.option))
+"""The values of --quantization."""
+QUANTIZATION_HELP = "; ".join(row.option for row in FORMATS.values() if row.option)
+
+
+class WeightFormats(NamedTuple):
+    """The formats of a model's weights: of those that each step reads whole, and of those that stay `exact`."""
+
+    products: Format
+    exact: Format
+
+
+def format_of(name: str) -> Format:
+    """The format of this name. Raises ValueError for a name that the table lacks."""
+    if name not in FORMATS:
+        raise ValueError(f"the format {name!r} of a weight is not known; there are: {', '.join(FORMATS)}")
+    module, _, attribute = FORMATS[name].place.partition(":")
+    found: Format = getattr(import_module(module), attribute)
+    return found
+
+
+def weight_formats(quantization: str = NO_FORMAT, exact: str = "plain") -> WeightFormats:
+    """The formats of a value of --quantization; `exact`: of floats, by what makes products the same in any batch."""
+    return WeightFormats(format_of(exact if quantization == NO_FORMAT else quantization), format_of(exact))
+
+
+def only_dtype(quantization: str) -> str:
+    """The only dtype that models with this value of --quantization compute in, "" for any."""
+    return "" if quantization == NO_FORMAT else FORMATS[quantization].dtype
+
+
+def is_served(quantization: str, device_type: str) -> bool:
+    """Whether a kind of device serves this value of --quantization."""
+    return quantization == NO_FORMAT or device_type in FORMATS[quantization].devices
