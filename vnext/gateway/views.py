@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import msgspec
@@ -17,7 +15,7 @@ from vnext.gateway.context import ROUTER, RouterContext
 from vnext.gateway.exchange import Exchange
 from vnext.server.context.errors import ModelUnknown, RoutesClosed
 from vnext.server.context.identity import VERSION_HEADER, client_of
-from vnext.server.http.bodies import Unpacker, Upload
+from vnext.server.http.bodies import body_pieces
 from vnext.server.http.pages import anthropic_model, anthropic_page
 
 PASSED = ("/v1/", "/v2/rerank", "/rerank", "/score", "/tokenize", "/detokenize", "/openapi.json", "/docs")
@@ -40,23 +38,12 @@ async def forward(request: web.Request) -> web.StreamResponse:
         body = bytearray()
         try:
             if request.can_read_body:
-                await _read(request, body, partial(context.body_bytes.take, client=client), context.settings.http.body_bytes_max)
+                async for piece in body_pieces(request, context.body_bytes, client, context.settings.http.body_bytes_max):
+                    body += piece
             asked = read_asked(request.path, bytes(body), request.content_type.endswith("json"))
             return await Exchange(context, request, asked).run()
         finally:
             context.body_bytes.give(len(body), client)
-
-
-async def _read(request: web.Request, body: bytearray, take: Callable[[int], None], size_max: int) -> None:
-    """Read and decompress a request's body into `body`; `take` reserves the room for each piece."""
-    upload, unpacker = Upload(request.content), Unpacker(request.headers.get("Content-Encoding", ""))
-    while not request.content.at_eof():
-        for piece in unpacker.pieces(await upload.part()):
-            if len(body) + len(piece) > size_max:
-                raise web.HTTPRequestEntityTooLarge(size_max, len(body) + len(piece))
-            take(len(piece))
-            body += piece
-    unpacker.end()
 
 
 async def get_health(request: web.Request) -> web.Response:

@@ -12,12 +12,10 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 from vnext.runtime.client.engines import AnyEngineClient
 from vnext.server.batches.service import BATCHES, Batches
-from vnext.server.context.identity import ANTHROPIC_ID_HEADER, REQUEST_ID, add_request_id
 from vnext.server.context.server_context import SERVER_CONTEXT, ServerContext
 from vnext.server.http.background import BACKGROUND, Background, close_background
 from vnext.server.http.connections import CONNECTIONS, Connections, Runner
-from vnext.server.http.middleware import is_anthropic, needs_key, observe, translate
-from vnext.server.http.origins import permit
+from vnext.server.http.middleware import FRONT, OPERATORS, Front, add_headers, observe, translate
 from vnext.server.http.streaming import TURN, Turn
 from vnext.server.load_line import report_load
 from vnext.server.responses.store import ResponseStore
@@ -26,6 +24,7 @@ from vnext.server.settings import ServerSettings
 from vnext.server.views import welcome
 from vnext.server.views.log_view import FOLLOWERS, READERS, Readers, end_streams
 from vnext.server.views.responses import RESPONSES
+from vnext.server.views.weights import TRAINER, Trainer
 from vnext.text.template import ChatTemplate
 from vnext.text.tokenizer import Tokenizer
 
@@ -38,8 +37,9 @@ def make_app(
 ) -> web.Application:
     """The application over a connected engine client. Serve it with `make_runner`."""
     app = web.Application(middlewares=[observe, translate])
-    app.on_response_prepare.append(_add_headers)
+    app.on_response_prepare.append(add_headers)
     app[SERVER_CONTEXT] = ServerContext(client, tokenizer, template, settings)
+    app[FRONT] = _front(app[SERVER_CONTEXT])
     app[RESPONSES] = ResponseStore(settings.responses_bytes_max)
     app[BACKGROUND] = Background(settings.responses_bytes_max)
     app.on_cleanup.append(close_background)
@@ -47,6 +47,7 @@ def make_app(
     if settings.batch_dir:
         app[BATCHES] = Batches(app[SERVER_CONTEXT])
     app.on_cleanup.append(_close_work)
+    app[TRAINER] = Trainer(client, settings)
     app[READERS], app[FOLLOWERS] = Readers(), set()
     app.on_shutdown.append(end_streams)
     app[TURN] = Turn(settings.sse_ping_interval_s)
@@ -85,11 +86,14 @@ class _Runner(Runner):
         await super().cleanup()
 
 
-async def _add_headers(request: web.Request, response: web.StreamResponse) -> None:
-    add_request_id(request, response)
-    if is_anthropic(request):
-        response.headers[ANTHROPIC_ID_HEADER] = request[REQUEST_ID]
-    permit(request, response, request.app[SERVER_CONTEXT].settings, needs_key(request))
+def _front(context: ServerContext) -> Front:
+    def count(request: web.Request, response: web.StreamResponse) -> None:
+        """By the route's path."""
+        resource = request.match_info.route.resource
+        context.metrics.http_request(request.method, "other" if resource is None else resource.canonical, response.status)
+
+    log = logging.getLogger("vnext.server")
+    return Front(context.settings, context.keys, bool(context.keys), log, count, operators=OPERATORS)
 
 
 async def _close_work(app: web.Application) -> None:

@@ -10,6 +10,7 @@ from test_tools import WEATHER, ask, is_allowed, prompt_of, request_of
 from toy_tokenizers import byte_level, byte_level_backend
 
 from vnext.server.answers.chat_request import ChatRequest
+from vnext.server.call import Call
 from vnext.server.context.conversation import prompt_text
 from vnext.server.context.openai_types import ChatBody, ChatMessage, FunctionCall, ToolCall
 from vnext.text.template import ChatTemplate
@@ -64,7 +65,7 @@ def test_a_call_ends_the_answer() -> None:
     call = backend.token_to_id("<|call|>")
     with EdgeServer(Tokenizer(backend, {}, TEMPLATE)) as server:
         body = ChatBody(messages=[ChatMessage(role="user", content="x")], stop_token_ids=[5])
-        params = ChatRequest(server.context, body).params
+        params = ChatRequest(Call(None, server.context, body, "", 0.0, "chatcmpl-1", 0, "chatcmpl-1"), body).params
         assert params.stop_token_ids == [5, call] and not params.skip_special_tokens
 
 

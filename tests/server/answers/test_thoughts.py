@@ -13,6 +13,7 @@ from toy_tokenizers import byte_level, byte_level_backend
 from vnext.runtime.protocol.messages import TokenLogprobs
 from vnext.server.answers.chat_request import ChatRequest
 from vnext.server.answers.logprobs import ChatLogprobs, speller
+from vnext.server.call import Call
 from vnext.server.context.openai_types import ChatBody, ChatMessage
 from vnext.text.answer import Delta
 from vnext.text.dialects.table import NAMES
@@ -162,7 +163,8 @@ def test_marks_that_are_special_tokens_stay_in_the_text() -> None:
     backend.add_special_tokens(["[THINK]", "[/THINK]"])
     for template, skip in (("{{ messages }}[/THINK]", False), ("{{ messages }}</think>", True), ("{{ messages }}", True)):
         with EdgeServer(Tokenizer(backend, {}, template)) as server:
-            chat = ChatRequest(server.context, ChatBody(messages=[ChatMessage(role="user", content="x")]))
+            body = ChatBody(messages=[ChatMessage(role="user", content="x")])
+            chat = ChatRequest(Call(None, server.context, body, "", 0.0, "chatcmpl-1", 0, "chatcmpl-1"), body)
             assert chat.params.skip_special_tokens == skip, template
 
 

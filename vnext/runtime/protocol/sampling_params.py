@@ -225,7 +225,8 @@ def validate(params: UncheckedParams, vocab_size: int) -> None:
 
 def validate_ranges(params: UncheckedParams, vocab_size: int) -> None:
     """`validate` for params whose types a decoder has checked."""
-    _check_range("n", params.n, 1, CHOICES_MAX)
+    if not 1 <= params.n <= CHOICES_MAX:
+        _check_range("n", params.n, 1, CHOICES_MAX)
     for (name, each), value in zip(PARAMETERS.items(), _drawn(params)):
         if not each.low <= value <= each.high:
             _check_range(name, value, each.low, each.high, each.rule)
@@ -239,9 +240,12 @@ def validate_ranges(params: UncheckedParams, vocab_size: int) -> None:
             "prompt_cache_retention",
         )
     _check_lengths(params)
-    _check_tokens(params, vocab_size)
-    _check_stops(params)
-    _check_bad_words(params)
+    if params.logit_bias or params.stop_token_ids or params.allowed_token_ids is not None:
+        _check_tokens(params, vocab_size)
+    if params.stop != []:
+        _check_stops(params)
+    if params.bad_words:
+        _check_bad_words(params)
 
 
 def validate_beams(params: BeamSearchParams) -> None:

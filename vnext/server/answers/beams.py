@@ -6,13 +6,12 @@ each answer as one chunk.
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 
 from vnext.runtime.protocol.sampling_params import BeamSearchParams, InvalidRequest, SamplingParams, validate_beams
 from vnext.server.answers.generation import Generation, Reader, Taker
 from vnext.server.answers.resuming import EventIds, Replay
+from vnext.server.call import Call
 from vnext.server.context.openai_types import GenerationBody
 from vnext.text.beams import BeamSearch
 
@@ -23,47 +22,42 @@ HEEDED = {
 """Sampling parameters with a meaning in a beam search; temperature and seed change nothing, for it draws nothing."""
 
 
-def generation_of(*args: Any, body: GenerationBody, **fields: Any) -> Generation:
-    """The generation that a body asks for; arguments as for Generation. Raises InvalidRequest."""
-    if body.use_beam_search:
-        return BeamGeneration(*args, body=body, **fields)
-    for name in ("beam_width", "length_penalty"):
-        if getattr(body, name) not in (None, 1):
-            raise InvalidRequest(f"{name} is only allowed when use_beam_search is true.", name)
-    return Generation(*args, body=body, **fields)
+def generation_of(call: Call) -> Generation:
+    """The generation that a call asks for. Raises as Generation."""
+    return BeamGeneration(call) if call.asked.use_beam_search else Generation(call)
 
 
 class BeamGeneration(Generation):
     """The n best of `beam_width` beams (n of them unless the body says how many) for each prompt."""
 
-    def __init__(self, *args: Any, body: GenerationBody, params: SamplingParams, **fields: Any) -> None:
-        _check_heeded(body)
-        super().__init__(*args, body=body, params=params, **fields)
-        width = params.n if body.beam_width is None else body.beam_width
+    def __init__(self, call: Call) -> None:
+        asked, params = call.asked, call.params
+        _check_heeded(asked)
+        super().__init__(call)
+        width = params.n if asked.beam_width is None else asked.beam_width
         if width < params.n:
             raise InvalidRequest(f"beam_width is {width}: it must be at least n, which is {params.n}.", "beam_width")
         self._searches = []
-        for choice, request in zip(self.choices[:: params.n], self._requests[:: params.n]):
+        for prompt, request in zip(self.prompts, self._requests[:: params.n]):
             search = BeamSearchParams(
                 beam_width=width,
                 max_tokens=request.sampling.max_tokens,
-                length_penalty=1.0 if body.length_penalty is None else body.length_penalty,
+                length_penalty=1.0 if asked.length_penalty is None else asked.length_penalty,
             )
             validate_beams(search)
-            ends = self._context.end_tokens(params)
-            prompt = self.prompts[choice.prompt_index]
-            self._searches.append(BeamSearch(request.name, prompt, search, ends, self._priority, self._cache_salt))
+            ends = call.context.end_tokens(params)
+            self._searches.append(BeamSearch(request.name, prompt, search, ends, request.priority, request.cache_salt))
 
     async def answer(self, reader: Reader, ids: EventIds | None = None) -> None:
         """As Generation.answer; the reader gets each answer as one delta."""
-        async with self._admitted():
+        async with self._held():
             while requests := {each.name: (each, search) for search in self._searches for each in search.requests()}:
-                whose = {"adapter": self._adapter, "client": self._client_number}
+                whose = {"adapter": self._adapter, "client": self._requests[0].client}
                 each = [msgspec.structs.replace(request, **whose) for request, _ in requests.values()]
-                async with self._context.client.submit_all(each) as stream:
+                async with self.call.context.client.submit_all(each) as stream:
                     async for output in stream:
                         requests[output.name][1].push(output)
-            found = [output for search in self._searches for output in search.best(self._params.n)]
+            found = [output for search in self._searches for output in search.best(self.call.params.n)]
             taker = Taker(self, reader, ids is not None and ids.by_token)
             replay = taker if ids is None else Replay(taker, ids)
             for choice, output in zip(self.choices, found, strict=True):

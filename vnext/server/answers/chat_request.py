@@ -4,10 +4,10 @@ Owns the checks of a chat's fields, the prompt's tokens, how many of them stand 
 choice of a parser. APIs that are a chat in another shape (responses, messages) translate their body to a ChatBody and start here;
 errors name the chat's fields.
 
-    chat = ChatRequest(context, body)                                     checks; raises InvalidRequest
-    with context.limiter.enter(chat.answer_count, client):
-        generation = await chat.start(call, client, started_s)            renders, tokenizes; raises InvalidRequest, Overloaded
-        parts = [chat.parts() for _ in generation.choices]                parts[choice.index].push(delta) -> list[Part]
+    chat = ChatRequest(call, body)                                    checks; raises InvalidRequest
+    with context.limiter.enter(chat.answer_count, call.client):
+        generation = await chat.start()                               renders, tokenizes; raises InvalidRequest, Overloaded
+        parts = [chat.parts() for _ in generation.choices]            parts[choice.index].push(delta) -> list[Part]
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from vnext.runtime.protocol.sampling_params import InvalidRequest, SamplingParam
 from vnext.server.answers.beams import generation_of
 from vnext.server.answers.generation import Generation
 from vnext.server.answers.parts import AnswerParts
-from vnext.server.answers.resuming import Call
+from vnext.server.call import SHARED, Call, Checks
 from vnext.server.context.conversation import Breakpoint, asks_to_think, begins_answer
-from vnext.server.context.openai_types import ChatBody, ChatMessage, sampling_params
+from vnext.server.context.openai_types import NO_USAGE, ChatBody, ChatMessage, sampling_params, usage_shown
 from vnext.server.context.server_context import ServerContext
 from vnext.server.context.structure import ToolChoice, asked_structure, kept_tools, tool_choice_of
 from vnext.state.params import ALL_TOKENS, Constraint
@@ -48,15 +48,16 @@ class Prompt(NamedTuple):
 class ChatRequest:
     """See the module."""
 
-    def __init__(self, context: ServerContext, body: ChatBody) -> None:
-        self._context = context
-        self._body = body
-        self._begun, self._call_id = False, ""
+    def __init__(self, call: Call, body: ChatBody) -> None:
+        """`body`: what the call's body asks of a chat. Raises InvalidRequest."""
+        context = call.context
+        CHECKS.check(body, context)
+        self._call, self._context, self._body = call, context, body
+        self._begun = False
         self._answers: list[AnswerParts] = []
         self._choice = tool_choice_of(body, context.dialect is not None)
         self.tools = self._choice.shown
         _check_combinations(body, self._choice)
-        _check_budget(body, context)
         self.params = self._with_ends(_params(body, context, self._needs_marks()))
         self.answer_count = max(self.params.n, 1)
 
@@ -73,31 +74,47 @@ class ChatRequest:
         found = [end for end in ends if end is not None and end not in context.end_tokens(params)]
         return msgspec.structs.replace(params, stop_token_ids=[*params.stop_token_ids, *found]) if found else params
 
-    async def start(
-        self, call: Call, client: str, started_s: float, shrinks: bool = False, breakpoints: Sequence[Breakpoint] = ()
-    ) -> Generation:
+    async def start(self, shrinks: bool = False, breakpoints: Sequence[Breakpoint] = ()) -> Generation:
         """The generation, not yet sent: `answer` sends it. `shrinks`: where the answer's `max_tokens` do not fit beside the
         prompt, it may have as many as do, instead of being refused. `breakpoints`: what of the conversation stays in the
         cache. Raises InvalidRequest, ModelUnknown, Overloaded, EngineDead."""
-        self._call_id = call.id
+        call, client = self._call, self._call.client
         prompt = self._opened(await prompt_of(self._context, self._body, self.tools, client))
         marks = self._context.marks
         self._begun = marks is not None and marks.are_open(prompt.text)
         constraint = await self._constraint(prompt.text, client)
         try:
-            return generation_of(
-                self._context,
-                call=call,
-                body=self._body,
-                prompts=[prompt.tokens],
+            asked = replace(
+                call, asked=self._body, prompts=[prompt.tokens], constraint=constraint,
+                usage=usage_shown(self._body) if self._body.stream_options else NO_USAGE,
                 params=self._shrunk(len(prompt.tokens)) if shrinks else self.params,
-                started_s=started_s,
-                client=client,
-                constraint=constraint,
-                retention=await retention_of(self._context, self._body, self.tools, prompt, breakpoints, client),
-            )
+                retention=await self._retention(prompt, breakpoints) if breakpoints else (),
+            )  # fmt: skip
+            return generation_of(asked)
         except InvalidRequest as error:
             raise _in_words_of_chat(error, self._body) from error
+
+    async def _retention(self, prompt: Prompt, breakpoints: Sequence[Breakpoint]) -> tuple[tuple[int, int], ...]:
+        """(tokens, seconds) of each breakpoint: one behind the last message keeps the answer too, with which the next turn begins.
+        Raises Overloaded."""
+        found = []
+        for each in breakpoints:
+            is_last = each.messages >= len(self._body.messages)
+            found.append((ALL_TOKENS if is_last else await self._tokens_before(prompt, each.messages), each.seconds))
+        return tuple(found)
+
+    async def _tokens_before(self, prompt: Prompt, messages: int) -> int:
+        """How many tokens of the prompt stand before a breakpoint. A template may write anything around a message, so the place is
+        found by rendering: a conversation that differs behind the breakpoint has the same text up to it."""
+        body, client = self._body, self._call.client
+        changed = [*body.messages[:messages], *map(_changed, body.messages[messages:])]
+        try:
+            other = await self._context.render(replace(body, messages=changed), self.tools, client)
+            text = commonprefix([prompt.text, other])
+            [before] = await self._context.encode([text], False, client, ["messages"], "messages")
+        except InvalidRequest:  # a template that refuses the changed conversation: nothing is promised
+            return 0
+        return len(commonprefix([prompt.tokens, before]))
 
     def _opened(self, prompt: Prompt) -> Prompt:
         """The prompt, with the opening mark where a constraint begins with the end of reasoning that may be left out."""
@@ -127,7 +144,7 @@ class ChatRequest:
         shows_reasoning = self._body.include_reasoning is not False
         answer = AnswerParts(
             parser,
-            name=f"{self._call_id}-{len(self._answers)}",
+            name=f"{self._call.id}-{len(self._answers)}",
             one_call=self._choice.one,
             only_calls=self._choice.is_forced,
             shows_reasoning=shows_reasoning,
@@ -232,12 +249,25 @@ def _check_combinations(body: ChatBody, choice: ToolChoice) -> None:
 
 def _check_budget(body: ChatBody, context: ServerContext) -> None:
     name, budget = "thinking_token_budget", body.thinking_token_budget
-    if budget is None:
-        return
     if context.marks is None:
         raise InvalidRequest(f"{name} is {budget}, and this model's chat template marks no reasoning: leave it out.", name)
     if not 0 <= budget <= BUDGET_MAX:
         raise InvalidRequest(f"{name} is {budget}: it must lie between 0 and {BUDGET_MAX}.", name)
+
+
+def _check_modalities(body: ChatBody, _: ServerContext) -> None:
+    if body.modalities != ["text"]:
+        raise InvalidRequest(f"modalities is {body.modalities}: only ['text'] is supported.", "modalities")
+
+
+def _check_top_logprobs(body: ChatBody, _: ServerContext) -> None:
+    if body.top_logprobs and not body.logprobs:
+        raise InvalidRequest("top_logprobs is only allowed when logprobs is true.", "top_logprobs")
+
+
+CHECKS = Checks(
+    {"thinking_token_budget": _check_budget, "modalities": _check_modalities, "top_logprobs": _check_top_logprobs} | SHARED
+)
 
 
 def _in_words_of_chat(error: InvalidRequest, body: ChatBody) -> InvalidRequest:
@@ -253,53 +283,11 @@ def _in_words_of_chat(error: InvalidRequest, body: ChatBody) -> InvalidRequest:
 
 def _params(body: ChatBody, context: ServerContext, marked_calls: bool) -> SamplingParams:
     """The body's parameters. `marked_calls`: special tokens stay in the text, because some models mark calls with them."""
-    if body.modalities is not None and body.modalities != ["text"]:
-        raise InvalidRequest(f"modalities is {body.modalities}: only ['text'] is supported.", "modalities")
-    if body.top_logprobs and not body.logprobs:
-        raise InvalidRequest("top_logprobs is only allowed when logprobs is true.", "top_logprobs")
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
-    params = sampling_params(body, max_tokens=None, **context.settings.sampling_defaults.sampling())
+    params = sampling_params(body, max_tokens=None, **context.sampling_defaults)
     wanted = params.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     skip = params.skip_special_tokens and not marked_calls
     return msgspec.structs.replace(params, logprobs=logprobs, max_tokens=wanted, skip_special_tokens=skip)
-
-
-async def retention_of(
-    context: ServerContext,
-    body: ChatBody,
-    tools: list[dict[str, Any]] | None,
-    prompt: tuple[str, list[int]],
-    breakpoints: Sequence[Breakpoint],
-    client: str,
-) -> tuple[tuple[int, int], ...]:
-    """(tokens, seconds) of each breakpoint: one behind the last message keeps the answer too, with which the next turn begins.
-    `prompt` is the text and the tokens. Raises Overloaded."""
-    text, tokens = prompt
-    found = []
-    for each in breakpoints:
-        count = ALL_TOKENS
-        if each.messages < len(body.messages):
-            count = await _tokens_before(context, body, tools, (text, tokens), each.messages, client)
-        found.append((count, each.seconds))
-    return tuple(found)
-
-
-async def _tokens_before(
-    context: ServerContext,
-    body: ChatBody,
-    tools: list[dict[str, Any]] | None,
-    prompt: tuple[str, list[int]],
-    messages: int,
-    client: str,
-) -> int:
-    text, tokens = prompt
-    changed = [*body.messages[:messages], *map(_changed, body.messages[messages:])]
-    try:
-        other = await context.render(replace(body, messages=changed), tools, client)
-        [before] = await context.encode([commonprefix([text, other])], False, client, ["messages"], "messages")
-    except InvalidRequest:  # a template that refuses the changed conversation: nothing is promised
-        return 0
-    return len(commonprefix([tokens, before]))
 
 
 def _changed(message: ChatMessage) -> ChatMessage:

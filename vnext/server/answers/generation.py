@@ -10,52 +10,46 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager, nullcontext
+from functools import partial
+from operator import attrgetter
 from typing import Any, Protocol
 
 import msgspec
+from msgspec.structs import replace
 
 from vnext.runtime.protocol.messages import RequestOutput, SubmitRequest
 from vnext.runtime.protocol.sampling_params import (
     InvalidRequest,
-    SamplingParams,
     answer_seed,
     restricted,
     to_sampling,
     validate_ranges,
 )
-from vnext.server.answers.resuming import TOKEN_BYTES, Call, EventIds, Replay, split
+from vnext.server.answers.resuming import TOKEN_BYTES, EventIds, Replay, split
+from vnext.server.call import Call
 from vnext.server.context.adapters import failed
 from vnext.server.context.admission import WaitingPrompts
 from vnext.server.context.errors import Aborted, RequestTimedOut
-from vnext.server.context.identity import ticket
 from vnext.server.context.metrics import Stopwatch
-from vnext.server.context.openai_types import ChatBody, GenerationBody, continuous_usage, include_usage
-from vnext.server.context.server_context import ServerContext
-from vnext.server.context.traces import call_trace, usage_attributes
+from vnext.server.context.openai_types import ChatBody
+from vnext.server.context.traces import CallTrace, call_trace, usage_attributes
 from vnext.state.events import pack_tokens
-from vnext.state.params import Constraint
 from vnext.text.answer import Answer, Delta
 from vnext.text.bad_words import banned_sequences
 
-PRIORITY_MAX = 2**31 - 1
-CACHE_SALT_CHARACTERS_MAX = 256
-
 RETAINED = ("retained_tokens", "unretained_tokens")
 """The members of a usage that say what stays in the cache and what has found no room there."""
-
-Usage = Callable[[], dict[str, Any]]
+_token_count = attrgetter("answer.token_count")
 
 
 @asynccontextmanager
-async def admitted(
-    context: ServerContext, client: str, prompts: Sequence[list[int]], started_s: float
-) -> AsyncIterator[WaitingPrompts]:
-    """Reserve the tokens of `prompts`, and end the body when the time since `started_s` (monotonic) is over. Raises Overloaded,
-    RequestTimedOut."""
-    limit_s = context.settings.request_timeout_s
-    left_s = started_s + limit_s - time.monotonic() if limit_s else None
-    with context.limiter.prompts(sum(map(len, prompts)), client) as waiting:
+async def admitted(call: Call, prompts: Sequence[list[int]]) -> AsyncIterator[WaitingPrompts | None]:
+    """Reserve the tokens of `prompts`, and end the body when the call's time is over. None where waiting tokens have no bound.
+    Raises Overloaded, RequestTimedOut."""
+    limit_s = call.context.settings.request_timeout_s
+    left_s = call.started_s + limit_s - time.monotonic() if limit_s else None
+    with call.context.limiter.prompts(sum(map(len, prompts)), call.client) as waiting:
         try:
             async with asyncio.timeout(left_s):
                 yield waiting
@@ -127,99 +121,115 @@ class Taker:
 class Generation:
     """All answers of a call: n answers to each prompt, in the order of the prompts."""
 
-    def __init__(
-        self,
-        context: ServerContext,
-        *,
-        call: Call,
-        body: GenerationBody,
-        prompts: Sequence[list[int]],
-        params: SamplingParams,
-        started_s: float,
-        client: str,
-        constraint: Constraint | None = None,
-        retention: tuple[tuple[int, int], ...] = (),
-        usual_max_tokens: int | None = None,
-    ) -> None:
-        """`retention`: (tokens, seconds) of the prompts' beginnings that stay in the cache, beside what the body wants.
-        `usual_max_tokens`: of an answer without `max_tokens`, where they fit; None for the server's own."""
+    def __init__(self, call: Call) -> None:
+        """Raises InvalidRequest, ModelUnknown, EngineDead, EngineStalled."""
+        context, asked, params = call.context, call.asked, call.params
         context.check_engine()
         validate_ranges(params, context.vocab_size)
-        _check_extensions(body)
-        self._call = call
-        self.id, self.created_s = call.id, call.created_s
-        self.model = context.model_name(body.model, client)
+        self.call, self.prompts = call, call.prompts
+        self.model = context.model_name(asked.model, call.client)
         self._adapter = context.adapters.files(self.model)
-        most, length = params.max_tokens or usual_max_tokens, context.model_length
-        self.prompts = [truncated(prompt, body.truncate_prompt_tokens, most, length) for prompt in prompts]
-        self._context = context
-        self._client = client
-        self._operation = "chat" if isinstance(body, ChatBody) else "text_completion"
-        self._started_s = started_s
-        self._params, self._usual_max_tokens = params, usual_max_tokens
-        self._banned = banned_sequences(params.bad_words, context.tokenizer)
-        self._priority = body.priority or 0
-        self._cache_salt = context.keys.salt(client, body.cache_salt or "")
-        self._client_number = context.client_number(client)
-        self._constraint = constraint
-        self._retention = tuple((tokens, seconds) for tokens, seconds in retention if tokens)
-        self.choices = [self._choice(index, index // params.n, started_s) for index in range(len(prompts) * params.n)]
-        self.of_name = {self._name(choice): choice for choice in self.choices}
-        self._requests = tuple(self._request(choice) for choice in self.choices)
+        if asked.truncate_prompt_tokens is not None:
+            most = params.max_tokens or call.usual_max_tokens
+            self.prompts = [
+                truncated(prompt, asked.truncate_prompt_tokens, most, context.model_length) for prompt in call.prompts
+            ]
+        self.choices: list[Choice] = []
+        self.of_name: dict[str, Choice] = {}
+        self._requests: list[SubmitRequest] = []
+        seed = call.seed if params.seed is None else params.seed
+        request = partial(
+            SubmitRequest, priority=asked.priority or 0, cache_salt=context.keys.salt(call.client, asked.cache_salt or ""),
+            has_seed=seed is not None, adapter=self._adapter, ticket=call.ticket, client=context.client_number(call.client),
+        )  # fmt: skip
+        banned = banned_sequences(params.bad_words, context.tokenizer) if params.bad_words else ()
+        for place in range(len(self.prompts)):
+            self._begin(place, request, banned, seed)
+
+    def _begin(
+        self, place: int, request: Callable[..., SubmitRequest], banned: tuple[tuple[int, ...], ...], seed: int | None
+    ) -> None:
+        """Add the answers to one prompt, and their requests. Without a `seed`, the engine core puts a key into each one's event."""
+        call, context, params, prompt = self.call, self.call.context, self.call.params, self.prompts[place]
+        usual = call.usual_max_tokens or context.settings.sampling_defaults.max_tokens
+        sampling = to_sampling(params, 0, len(prompt), context.model_length, usual, call.constraint)
+        if call.retention:
+            kept = tuple((tokens, seconds) for tokens, seconds in call.retention if tokens)
+            sampling = replace(sampling, retention=(*kept, *sampling.retention))
+        if banned or params.allowed_token_ids is not None:
+            sampling = restricted(sampling, params, banned)
+        packed = pack_tokens(prompt)
+        for index in range(len(self.choices), len(self.choices) + params.n):
+            name = f"{call.names}-{index}"
+            watch = Stopwatch(context.metrics, call.started_s, len(prompt))
+            self.of_name[name] = choice = Choice(index, place, Answer(context.tokenizer, prompt, params), watch)
+            self.choices.append(choice)
+            own = sampling if seed is None else replace(sampling, seed=answer_seed(seed, index))
+            self._requests.append(request(name=name, prompt=packed, sampling=own))
 
     async def answer(self, reader: Reader, ids: EventIds | None = None) -> None:
         """Pass each delta to `reader` as it comes, until all answers are complete. `ids`: of a stream's events. Aborts the live
         answers when cancelled. Raises Refused, EngineDead, Aborted, Overloaded, RequestTimedOut, and the errors of `reader`."""
-        self._context.adapters.take(self.model)
-        try:
-            async with self._admitted():
-                taker: Taker | Replay = Taker(self, reader, ids is not None and ids.by_token)
-                if ids is not None and ids.lacking:
-                    taker = Replay(taker, ids)
-                for requests in self._context.limiter.waves(self._requests):
-                    async with self._context.client.submit_all(requests) as stream:
-                        while await stream.feed(taker):
-                            await reader.room()
-        finally:
-            self._context.adapters.give(self.model)
+        context = self.call.context
+        async with self._held():
+            taker: Taker | Replay = Taker(self, reader, ids is not None and ids.by_token)
+            if ids is not None and ids.lacking:
+                taker = Replay(taker, ids)
+            for requests in context.limiter.waves(self._requests):
+                async with context.client.submit_all(requests) as stream:
+                    while await stream.feed(taker):
+                        await reader.room()
 
     @asynccontextmanager
-    async def _admitted(self) -> AsyncIterator[None]:
-        """Within `admitted`; at the end the answers' tokens are counted, and those that have not finished are ended."""
-        with call_trace(self._context.traces, self._operation, self.model, self._started_s, self._asked()) as (trace, added):
-            try:
-                async with admitted(self._context, self._client, self.prompts, self._started_s) as waiting:
+    async def _held(self) -> AsyncIterator[None]:
+        """Within `admitted`, with the adapter in use; at the end the answers' tokens are counted, and those that have not finished
+        are ended."""
+        call, context = self.call, self.call.context
+        if self._adapter is not None:
+            context.adapters.take(self.model)
+        try:
+            with nullcontext() if context.traces is None else self._traced() as trace:
+                try:
+                    async with admitted(call, self.prompts) as waiting:
+                        for choice in self.choices:
+                            choice.stopwatch.trace = trace
+                            if choice.index % call.params.n == 0:  # the answers to one prompt share its blocks
+                                choice.stopwatch.waiting = waiting
+                        yield
+                finally:
+                    context.limiter.spend(sum(map(_token_count, self.choices)), call.client)
                     for choice in self.choices:
-                        choice.stopwatch.trace = trace
-                        if choice.index % self._params.n == 0:  # the answers to one prompt share its blocks
-                            choice.stopwatch.waiting = waiting
-                    yield
-            finally:
-                self._context.limiter.spend(sum(choice.answer.token_count for choice in self.choices), self._client)
-                for choice in self.choices:
-                    if not choice.finished:
-                        choice.stopwatch.end("abort")
-                if trace is not None:
-                    added |= usage_attributes(self.usage())
+                        if not choice.finished:
+                            choice.stopwatch.end("abort")
+        finally:
+            if self._adapter is not None:
+                context.adapters.give(self.model)
 
-    def _asked(self) -> dict[str, Any]:
-        """What a trace says of the parameters. None is left out."""
-        params = self._params
-        return {
+    @contextmanager
+    def _traced(self) -> Iterator[CallTrace | None]:
+        """The call's trace. None is left out of what it says of the parameters."""
+        call, params = self.call, self.call.params
+        operation = "chat" if isinstance(call.asked, ChatBody) else "text_completion"
+        described = {
             "gen_ai.request.choice.count": params.n if params.n > 1 else None,
             "gen_ai.request.max_tokens": params.max_tokens,
             "gen_ai.request.temperature": params.temperature,
             "gen_ai.request.top_p": params.top_p,
             "gen_ai.request.seed": params.seed,
-            "gen_ai.response.id": self.id,
+            "gen_ai.response.id": call.id,
             "gen_ai.response.model": self.model,
         }
+        with call_trace(call.context.traces, operation, self.model, call.started_s, described) as (trace, added):
+            try:
+                yield trace
+            finally:
+                added |= usage_attributes(self.usage())
 
     def best(self, count: int) -> list[Choice]:
         """The `count` likeliest answers to each prompt, the likeliest first; in their own order where there are no more."""
-        if count == self._params.n:
+        if count == self.call.params.n:
             return self.choices
-        groups = [self.choices[start : start + self._params.n] for start in range(0, len(self.choices), self._params.n)]
+        groups = [self.choices[start : start + self.call.params.n] for start in range(0, len(self.choices), self.call.params.n)]
         return [
             choice
             for group in groups
@@ -230,7 +240,7 @@ class Generation:
         """Tokens so far. A prompt counts once, however many answers it gets."""
         prompt = sum(map(len, self.prompts))
         completion = sum(choice.answer.token_count for choice in self.choices)
-        first = self.choices[:: self._params.n]
+        first = self.choices[:: self.call.params.n]
         cached = sum(choice.answer.cached_token_count for choice in first)
         accepted = sum(choice.answer.accepted_drafts for choice in self.choices)
         rejected = sum(choice.answer.rejected_drafts for choice in self.choices)
@@ -243,22 +253,14 @@ class Generation:
             "prompt_tokens_details": {"cached_tokens": cached},
         } | ({"completion_tokens_details": drafts} if accepted or rejected else {}) | retained
 
-    def chunk_usage(self, body: GenerationBody, usage: Usage | None = None) -> Usage:
-        """A function that returns the usage member of each chunk of a stream: absent, null before the last, or the count so far.
-        `usage` counts, where that is not this object's own."""
-        if continuous_usage(body):
-            return lambda: {"usage": (usage or self.usage)()}
-        usual = {"usage": None} if include_usage(body) else {}
-        return lambda: usual
-
     def envelope(self, kind: str, choices: list[dict[str, Any] | None]) -> dict[str, Any]:
         """The object that both APIs put around their choices; `kind` is its type in the API."""
         return {
-            "id": self.id,
+            "id": self.call.id,
             "object": kind,
-            "created": self.created_s,
+            "created": self.call.created_s,
             "model": self.model,
-            "system_fingerprint": self._context.fingerprint,
+            "system_fingerprint": self.call.context.fingerprint,
             "choices": choices,
         }
 
@@ -279,16 +281,8 @@ class Generation:
         if delta.finish == "abort":
             raise Aborted("The engine ended the request before its answer was complete: send it again.")
         if choice.finished and not output.finish:
-            self._context.client.abort((output.name,), "stop")
+            self.call.context.client.abort((output.name,), "stop")
         return delta
-
-    def _choice(self, index: int, prompt_index: int, started_s: float) -> Choice:
-        prompt = self.prompts[prompt_index]
-        answer = Answer(self._context.tokenizer, prompt, self._params)
-        return Choice(index, prompt_index, answer, Stopwatch(self._context.metrics, started_s, len(prompt)))
-
-    def _name(self, choice: Choice) -> str:
-        return f"{self._call.names}-{choice.index}"
 
     def computed(self) -> Iterator[bytes]:
         """What decides on the answers' tokens, but for their seeds."""
@@ -296,28 +290,8 @@ class Generation:
         adapter = first.adapter.digest if first.adapter else ""
         sampling = msgspec.structs.replace(first.sampling, seed=0)
         yield msgspec.msgpack.encode((sampling, first.cache_salt, adapter, len(self.prompts)))
-        for request in self._requests[:: self._params.n]:
+        for request in self._requests[:: self.call.params.n]:
             yield request.prompt
-
-    def _request(self, choice: Choice) -> SubmitRequest:
-        """The request of one answer. Without a seed, the engine core puts a key into the request's event."""
-        prompt = self.prompts[choice.prompt_index]
-        given = self._call.seed if self._params.seed is None else self._params.seed
-        seed = 0 if given is None else answer_seed(given, choice.index)
-        usual = self._usual_max_tokens or self._context.settings.sampling_defaults.max_tokens
-        sampling = to_sampling(self._params, seed, len(prompt), self._context.model_length, usual, self._constraint)
-        sampling = msgspec.structs.replace(sampling, retention=(*self._retention, *sampling.retention))
-        return SubmitRequest(
-            name=self._name(choice),
-            prompt=pack_tokens(prompt),
-            sampling=restricted(sampling, self._params, self._banned),
-            priority=self._priority,
-            cache_salt=self._cache_salt,
-            has_seed=given is not None,
-            adapter=self._adapter,
-            ticket=ticket(),
-            client=self._client_number,
-        )
 
     @property
     def kept_tokens(self) -> int:
@@ -333,26 +307,12 @@ def retained_usage(answers: Sequence[Answer]) -> dict[str, int]:
     return dict(zip(RETAINED, map(sum, zip(*found))))
 
 
-def truncated(prompt: list[int], asked: int | None, max_tokens: int | None, model_length: int) -> list[int]:
+def truncated(prompt: list[int], asked: int, max_tokens: int | None, model_length: int) -> list[int]:
     """The last `asked` tokens of a prompt; -1 asks for as many as leave room for the answer's `max_tokens`. Raises
     InvalidRequest."""
-    if asked is None:
-        return prompt
     if asked != -1 and not 1 <= asked <= model_length:
         raise InvalidRequest(
             f"truncate_prompt_tokens is {asked}: it must lie between 1 and the model's length of {model_length}, or be -1.",
             "truncate_prompt_tokens",
         )
     return prompt[-(asked if asked > 0 else max(1, model_length - (max_tokens or 1))) :]
-
-
-def _check_extensions(body: GenerationBody) -> None:
-    if body.priority is not None and not -PRIORITY_MAX <= body.priority <= PRIORITY_MAX:
-        raise InvalidRequest(
-            f"priority is {body.priority}: it must lie between {-PRIORITY_MAX} and {PRIORITY_MAX}.", "priority"
-        )
-    if body.cache_salt is not None and len(body.cache_salt) > CACHE_SALT_CHARACTERS_MAX:
-        raise InvalidRequest(
-            f"cache_salt has {len(body.cache_salt)} characters: at most {CACHE_SALT_CHARACTERS_MAX} are allowed.",
-            "cache_salt",
-        )

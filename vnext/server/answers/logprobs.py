@@ -10,9 +10,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from vnext.runtime.protocol.messages import PromptResult, TokenLogprobs
-from vnext.runtime.protocol.sampling_params import InvalidRequest
-from vnext.server.context.openai_types import GenerationBody
-from vnext.server.context.server_context import ServerContext
 from vnext.text.answer import Answer, Delta
 from vnext.text.parts import Words
 from vnext.text.prompt_results import prompt_logprobs
@@ -22,7 +19,6 @@ LOWEST = -9999.0
 
 
 Spell = Callable[[int], str]
-EXPERTS = "return_routed_experts"
 
 
 def speller(tokenizer: Tokenizer, as_token_ids: bool | None) -> Spell:
@@ -67,11 +63,6 @@ def named_prompt_logprobs(
         entry and _ranked(tokenizer, token, entry, count)
         for token, entry in zip(prompt, prompt_logprobs(parts, len(prompt)))
     ]
-
-
-def prompt_member(tokenizer: Tokenizer, prompt: Sequence[int], parts: Sequence[PromptResult], count: int | None) -> dict[str, Any]:
-    """The member `prompt_logprobs` of a response or a choice; {} where it was not asked for."""
-    return {} if count is None else {"prompt_logprobs": named_prompt_logprobs(tokenizer, prompt, parts, count)}
 
 
 def _ranked(tokenizer: Tokenizer, token: int, entry: TokenLogprobs, count: int) -> dict[str, dict[str, Any]]:
@@ -148,21 +139,9 @@ def _finite(logprob: float) -> float:
     return logprob if logprob > LOWEST else LOWEST
 
 
-def check_experts(body: GenerationBody, context: ServerContext) -> None:
-    """Raise InvalidRequest for a request for expert ids that cannot be met."""
-    if not body.return_routed_experts:
-        return
-    if "routed_experts" not in context.client.ready.environment:
-        raise InvalidRequest(f"{EXPERTS}: start the server with --enable-return-routed-experts, or leave it out.", EXPERTS)
-    if body.stream or body.use_beam_search:
-        raise InvalidRequest(f"{EXPERTS} describes whole sampled answers: leave out stream and use_beam_search.", EXPERTS)
-
-
-def experts_member(answer: Answer, prompt_length: int, body: GenerationBody) -> dict[str, Any]:
+def experts_member(answer: Answer, prompt_length: int) -> dict[str, Any]:
     """The member `routed_experts` of a choice: int32 [prompt + answer - 1, layers, experts of a token] in base64, as SGLang
-    sends them; {} where it was not asked for."""
-    if not body.return_routed_experts:
-        return {}
+    sends them."""
     from vnext.text.prompt_arrays import routed_experts
 
     found = routed_experts(answer.prompt, prompt_length + answer.token_count - 1)

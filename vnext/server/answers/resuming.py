@@ -2,51 +2,25 @@
 
 Nothing is kept for it. The client sends its request again, and the same request with the same seed gives the same tokens wherever
 the same system computes it; so it is computed from its beginning: the outputs up to the client's last event make the answer, and
-no events. Owns the seed of a stream that brings none; readers.py refuses an id that belongs to another request or another system.
+no events. `call` reads the id that a client sends; writing.py refuses one that belongs to another request or another system.
 """
 
 from __future__ import annotations
 
-import secrets
-import time
 from collections.abc import Sequence
 from typing import Protocol
 
 import msgspec
-from aiohttp import web
 from msgspec.structs import replace
 
 from vnext.runtime.protocol.merged_output import MergedOutput
 from vnext.runtime.protocol.messages import RequestOutput
 from vnext.server.context.errors import OtherSystem
-from vnext.server.context.identity import answer_id
-from vnext.server.context.server_context import SERVER_CONTEXT
-from vnext.server.http.event_ids import LastEvent, Origin, Reached, last_event, with_id
+from vnext.server.http.event_ids import LastEvent, Origin, Reached, with_id
 from vnext.text.answer import Answer
 
 CACHED_MAX = 2**24 - 1
 TOKEN_BYTES = 4
-
-
-class Call(msgspec.Struct, frozen=True):
-    """One call of a client. `id`: its answer's. `seed`: of a stream, where the body has none. `last`: of a stream that the client
-    picks up again. `names` begin those of its requests to the engine."""
-
-    id: str
-    created_s: int
-    names: str
-    seed: int | None = None
-    last: LastEvent | None = None
-
-
-def call_of(request: web.Request, kind: str, streams: bool | None) -> Call:
-    """The call of a request; a stream that goes on keeps its ids. Raises InvalidRequest."""
-    last = last_event(request.headers) if streams else None
-    if last is None:
-        id_ = answer_id(request, kind)
-        return Call(id_, int(time.time()), id_, request.app[SERVER_CONTEXT].draw_seed() if streams else None)
-    id_ = f"{kind}-{last.origin.answer}"
-    return Call(id_, last.origin.created_s, f"{id_}-{secrets.token_hex(4)}", last.origin.seed, last)
 
 
 class EventIds:

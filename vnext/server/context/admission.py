@@ -168,15 +168,14 @@ class Quota:
 class WaitingPrompts:
     """The prompt tokens of one call, from its admission until each answer's first token. Mutable."""
 
-    def __init__(self, quota: Quota | None, client: str, amount: int) -> None:
+    def __init__(self, quota: Quota, client: str, amount: int) -> None:
         self._quota, self._client, self._left = quota, client, amount
 
     def begun(self, amount: int) -> None:
         """An answer with a prompt of so many tokens has begun."""
         amount = min(amount, self._left)
         self._left -= amount
-        if self._quota is not None:
-            self._quota.give(amount, self._client)
+        self._quota.give(amount, self._client)
 
     def end(self) -> None:
         self.begun(self._left)
@@ -192,7 +191,7 @@ class RequestLimiter:
         request_max: int = 0,
         client_max: int = 0,
         waiting_tokens_max: int = 0,
-        limits_of: Callable[[str], KeyLimits | None] = lambda client: None,
+        limits_of: Callable[[str], KeyLimits | None] = {}.get,
     ) -> None:
         """Shares of 0 follow `count_max`: a sixteenth at a time for a request, three quarters for a client."""
         self.request_max = min(count_max, request_max or share_of(count_max, REQUEST_SHARE))
@@ -236,7 +235,8 @@ class RequestLimiter:
     def enter(self, count: int, client: str = "", in_waves: bool = False) -> Iterator[None]:
         """Reserve `count` answers; `in_waves`: those that are in progress at a time. Raises Draining, Overloaded, RateLimited,
         InvalidRequest (over the bound of one request)."""
-        self.check_open()
+        if self._closed:
+            self.check_open()
         count_max = self.inputs_max if in_waves else self.request_max
         if count > count_max:
             raise InvalidRequest(
@@ -245,31 +245,27 @@ class RequestLimiter:
         count = min(count, self.request_max)
         self._quota.take(count, client)
         self._empty.clear()
+        entered = None
         try:
-            with self._limited(count, client):
-                yield
+            if (limits := self._limits_of(client)) is not None:
+                limits.enter(count)
+                entered = limits
+            yield
         finally:
+            if entered is not None:
+                entered.leave(count)
             self._quota.give(count, client)
             if self._quota.amount == 0:
                 self._empty.set()
 
     @contextmanager
-    def _limited(self, count: int, client: str) -> Iterator[None]:
-        limits = self._limits_of(client)
-        if limits is None:
-            yield
+    def prompts(self, tokens: int, client: str) -> Iterator[WaitingPrompts | None]:
+        """Reserve the tokens of a call's prompts; None where those that wait have no bound. Raises Overloaded."""
+        if self._tokens is None:
+            self.spend(tokens, client)
+            yield None
             return
-        limits.enter(count)
-        try:
-            yield
-        finally:
-            limits.leave(count)
-
-    @contextmanager
-    def prompts(self, tokens: int, client: str) -> Iterator[WaitingPrompts]:
-        """Reserve the tokens of a call's prompts. Raises Overloaded."""
-        if self._tokens is not None:
-            self._tokens.take(tokens, client)
+        self._tokens.take(tokens, client)
         self.spend(tokens, client)
         waiting = WaitingPrompts(self._tokens, client, tokens)
         try:

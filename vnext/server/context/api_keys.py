@@ -62,6 +62,8 @@ class ApiKeys:
         self._secret, self._shares_cache = secrets.token_bytes(32), settings.shared_prefix_cache
         self._clients: dict[bytes, str] = {}
         self._limits: dict[str, KeyLimits] = {}
+        self.limits = self._limits.get
+        """The limits of a client that a key stands for; None for none."""
         self._tenants: dict[str, Tenant] = {}
         self._own: dict[str, str] = {}
         for place, each in enumerate(found, start=1):
@@ -89,10 +91,6 @@ class ApiKeys:
         """The key with which this process asks itself for the maker of a thing with this mark, "" where no key is needed. Of a
         maker whose key is gone it opens nothing."""
         return self._own.get(owner, "none") if self._own else ""
-
-    def limits(self, client: str) -> KeyLimits | None:
-        """The limits of a client that a key stands for."""
-        return self._limits.get(client)
 
     def tenant(self, client: str) -> Tenant:
         """The tenant that a client is: everyone, where there are no several keys."""

@@ -14,14 +14,12 @@ import os
 import re
 import secrets
 from collections.abc import Mapping
-from contextvars import ContextVar
 
 import msgspec
 from aiohttp import web
 
 from vnext.base.version import __version__
 from vnext.runtime.protocol.messages import EngineReady
-from vnext.server.settings import ServerSettings
 
 REQUEST_ID_HEADER = "X-Request-Id"
 ANTHROPIC_ID_HEADER = "Request-Id"
@@ -36,7 +34,6 @@ IRRELEVANT = ("python", "threads", "cores", "token_bytes")
 _IS_OWN = web.RequestKey("request_id_is_own", bool)
 _SANE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._~:/+=@-]{0,127}")  # fit for a header, a name in a log and a line of text
 TICKET_HEADER = "X-Vnext-Handover"
-_TICKET: ContextVar[str] = ContextVar("ticket", default="")
 
 
 def identify(request: web.Request, *given: str | None) -> None:
@@ -54,13 +51,6 @@ def answer_id(request: web.Request, kind: str) -> str:
     ids and the engine core needs unique names."""
     unique = "" if request[_IS_OWN] else f"-{secrets.token_hex(16)}"
     return f"{kind}-{request[REQUEST_ID]}{unique}"
-
-
-def add_request_id(request: web.Request, response: web.StreamResponse) -> None:
-    """Name the request in the head of its response, even where aiohttp responds before any middleware."""
-    if REQUEST_ID not in request:
-        identify(request)
-    response.headers[REQUEST_ID_HEADER] = request[REQUEST_ID]
 
 
 def is_anthropic(path: str, headers: Mapping[str, str]) -> bool:
@@ -92,14 +82,3 @@ def system_fingerprint(ready: EngineReady) -> str:
     ranks = None if "sums" in ready.environment else ready.world_size
     reported = (__version__, ready.model_digest, ranks, relevant)
     return "fp_" + hashlib.blake2b(msgspec.json.encode(reported), digest_size=5).hexdigest()
-
-
-def accept_ticket(headers: Mapping[str, str], settings: ServerSettings) -> None:
-    """A request with these headers begins in this task. A ticket is ASCII; other bytes cannot be sent to the engine."""
-    if settings.takes_tickets and (ticket := headers.get(TICKET_HEADER, "")).isascii() and ticket:
-        _TICKET.set(ticket)
-
-
-def ticket() -> str:
-    """That of the request in whose task this is asked, "" for none."""
-    return _TICKET.get()

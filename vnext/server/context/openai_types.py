@@ -6,11 +6,11 @@ Owns the list of supported fields, some of them vLLM's; `fields` decides about a
 from __future__ import annotations
 
 from operator import attrgetter
-from typing import Any, get_type_hints
+from typing import Any, NamedTuple, get_type_hints
 
 import msgspec
 
-from vnext.runtime.protocol.sampling_params import InvalidRequest, UncheckedParams
+from vnext.runtime.protocol.sampling_params import UncheckedParams
 
 
 class StreamOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -155,21 +155,18 @@ def sampling_params(body: GenerationBody, **defaults: Any) -> UncheckedParams:
     return UncheckedParams(**(defaults | given))
 
 
-def refuse_scored_stream(body: GenerationBody) -> None:
-    """Raise InvalidRequest for a stream with `prompt_logprobs`: no event has a place for them."""
-    if body.stream and body.prompt_logprobs is not None:
-        raise InvalidRequest("prompt_logprobs cannot be combined with stream: leave one out.", "prompt_logprobs")
+class UsageShown(NamedTuple):
+    """Where a stream shows usage: in an event of its own before the end, and so far in each chunk."""
+
+    at_end: bool
+    in_each: bool
 
 
-def include_usage(body: GenerationBody) -> bool:
-    """Whether a stream ends with usage. Raises InvalidRequest for stream options without a stream."""
-    if body.stream_options is None:
-        return False
-    if not body.stream:
-        raise InvalidRequest("stream_options is only allowed when stream is true.", "stream_options")
-    return bool(body.stream_options.include_usage)
+NO_USAGE = UsageShown(False, False)
 
 
-def continuous_usage(body: GenerationBody) -> bool:
-    """Whether every chunk of a stream contains the usage so far."""
-    return include_usage(body) and bool(body.stream_options.continuous_usage_stats)
+def usage_shown(body: GenerationBody) -> UsageShown:
+    """What the stream options of a body ask for."""
+    if (options := body.stream_options) is None or not options.include_usage:
+        return NO_USAGE
+    return UsageShown(True, bool(options.continuous_usage_stats))

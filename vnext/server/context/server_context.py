@@ -9,7 +9,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Sequence
-from functools import partial
+from functools import lru_cache, partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,6 @@ from vnext.server.context.structure import Grammars, asked_structure
 from vnext.server.context.tallies import TallyFile
 from vnext.server.context.text_work import TextWork
 from vnext.server.context.traces import traces_to
-from vnext.server.context.trainer import Trainer
 from vnext.server.settings import ServerSettings
 from vnext.state.config import request_length_max
 from vnext.state.params import Constraint
@@ -44,6 +43,7 @@ RENDER_INLINE_S = 0.005
 RENDER_INLINE_CHARACTERS_MAX = 2**16
 TOKENS_READ_MIN = 4_096  # the error for a prompt that is a little too long states its exact number of tokens
 TOKENS_LISTED_MIN = 2**16
+CLIENTS_KNOWN = 1024
 STREAMS = 2**62
 """Added to the numbers of streams that bring no seed, which are thereby no request's in an engine."""
 STREAMS_MAX = 2**40
@@ -79,7 +79,7 @@ class ServerContext:
         self.model_names = settings.served_model_names or (Path(settings.model_path or client.ready.model).name,)
         self.adapters = ServedAdapters(settings, self.model_names, config.max_loras > 0, client.ready.linear_layers)
         self.model_length = request_length_max(config)
-        self.trainer = Trainer(client, settings)
+        self.sampling_defaults = settings.sampling_defaults.sampling()
         place = settings.number % settings.api_server_count
         tallies = TallyFile(settings.tally_dir, place, settings.api_server_count)
         self.metrics = ServerMetrics(self.model_names[0], self.model_length, client.engines, tallies)
@@ -90,11 +90,9 @@ class ServerContext:
         self.started_s = int(time.time())
         self._streams = count(STREAMS + settings.number * STREAMS_MAX)
         self._fingerprinted = client.ready, system_fingerprint(client.ready)
-        self._client_secret = bytes.fromhex(settings.client_secret) or secrets.token_bytes(16)
-
-    def client_number(self, client: str) -> int:
+        secret = bytes.fromhex(settings.client_secret) or secrets.token_bytes(16)
+        self.client_number = lru_cache(CLIENTS_KNOWN)(partial(client_number, secret=secret))
         """The number under which the engine knows a client (client_of of identity.py)."""
-        return client_number(client, self._client_secret)
 
     @property
     def fingerprint(self) -> str:
@@ -110,11 +108,13 @@ class ServerContext:
 
     def model_name(self, asked: str | None, client: str) -> str:
         """The name to answer a client with. Raises ModelUnknown."""
+        if asked is None or asked in self.model_names:
+            return asked or self.model_names[0]
         tenant = self.keys.tenant(client)
-        if asked is not None and asked not in self.model_names and not self.adapters.is_seen(asked, tenant):
+        if not self.adapters.is_seen(asked, tenant):
             served = ", ".join((*self.model_names, *self.adapters.names(tenant)))
             raise ModelUnknown(f"The model {asked!r} is not served here: ask for {served}.")
-        return asked or self.model_names[0]
+        return asked
 
     def check_engine(self) -> None:
         """Raise EngineDead, or EngineStalled for an engine that does not answer at present: waiting requests keep waiting, but
@@ -142,10 +142,13 @@ class ServerContext:
         text of more than `count_max` tokens (0: far more than a request may have), without tokenizing where the length alone
         proves it, and Overloaded."""
         count_max = count_max or self.prompt_tokens_max
+        longest = self.tokenizer.characters_per_token
         for text, param in zip(texts, params):
-            self._check_length(text, param, what, count_max)
+            if len(text) > longest * count_max:
+                asked = f"there are {len(text)} characters in the {what}, and a token stands for at most {longest}"
+                raise context_exceeded(self.model_length, asked, what, param, len(text) // longest)
         encode = partial(self._encode, add_special_tokens=add_special_tokens, what=what, count_max=count_max)
-        return await self.work.run(sum(map(len, texts)), client, lambda: list(map(encode, texts, params)))
+        return await self.work.run(sum(map(len, texts)), client, partial(list, map(encode, texts, params)))
 
     async def decode(self, prompts: Sequence[list[int]], client: str, skip_special_tokens: bool = True) -> list[str]:
         """The text of each. Raises Overloaded."""
@@ -189,12 +192,6 @@ class ServerContext:
             place = next(place for place, token in enumerate(tokens) if not 0 <= token < self.vocab_size)
             name = f"{param}[{place}]"
             raise InvalidRequest(f"{name} is {tokens[place]}: token ids lie between 0 and {self.vocab_size - 1}.", name)
-
-    def _check_length(self, text: str, param: str, what: str, count_max: int) -> None:
-        longest = self.tokenizer.characters_per_token
-        if len(text) > longest * count_max:
-            asked = f"there are {len(text)} characters in the {what}, and a token stands for at most {longest}"
-            raise context_exceeded(self.model_length, asked, what, param, len(text) // longest)
 
     def _encode(self, text: str, param: str, add_special_tokens: bool, what: str, count_max: int) -> list[int]:
         try:

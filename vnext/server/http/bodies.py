@@ -11,13 +11,14 @@ from __future__ import annotations
 import asyncio
 import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import TypeVar
 
 import msgspec
 from aiohttp import StreamReader, web
 
 from vnext.runtime.protocol.sampling_params import InvalidRequest
+from vnext.server.context.admission import Quota
 from vnext.server.context.errors import BodyTooSlow, ClientGone, ContentRefused, invalid_body
 from vnext.server.context.identity import client_of
 from vnext.server.context.server_context import SERVER_CONTEXT
@@ -137,31 +138,41 @@ def _bits(part: bytes, encoding: str) -> int:
     return _ZLIB_BITS if part[0] & 0xF == 8 else _RAW_BITS
 
 
-async def read_body(request: web.Request, decoder: msgspec.json.Decoder[Body], kind: type[Body]) -> Body:
-    """The request's body as `kind`. Raises InvalidRequest, ContentRefused, BodyTooSlow, Overloaded, HTTPException (413)."""
-    _check_content_type(request)
-    context = request.app[SERVER_CONTEXT]
-    size_max, client, size, counted = context.settings.body_bytes_max, client_of(request), 0, 0
+async def body_pieces(request: web.Request, quota: Quota, client: str, size_max: int) -> AsyncIterator[bytes]:
+    """A request's body, decompressed, as it comes. Each piece is taken from `quota`; the caller gives all that it got back. Raises
+    InvalidRequest, ContentRefused, BodyTooSlow, ClientGone, Overloaded, HTTPException (413)."""
     if (request.content_length or 0) > size_max:
         raise web.HTTPRequestEntityTooLarge(size_max, request.content_length)
-    unpacker, upload = Unpacker(request.headers.get("Content-Encoding", "")), Upload(request.content)
-    data, values = bytearray(), None
-    try:
-        while not request.content.at_eof():
-            for piece in unpacker.pieces(await upload.part()):
-                context.body_bytes.take(len(piece), client)
-                size += len(piece)
-                if size > size_max:
-                    raise web.HTTPRequestEntityTooLarge(size_max, size)
-                data += piece
-                if size > GROUPS_MAX:  # fewer bytes hold no more values
-                    values = values or Values(numbers_max(context.model_length))
-                    await _count(values, data[counted:])
-                    counted = size
+    encoding, size = request.headers.get("Content-Encoding"), 0
+    unpacker, upload = Unpacker(encoding) if encoding else None, Upload(request.content)
+    while not request.content.at_eof():
+        part = await upload.part()
+        for piece in (part,) if unpacker is None else unpacker.pieces(part):
+            size += len(piece)
+            if size > size_max:
+                raise web.HTTPRequestEntityTooLarge(size_max, size)
+            quota.take(len(piece), client)
+            yield piece
+    if unpacker is not None:
         unpacker.end()
-        return await _decode(decoder, data, kind)
+
+
+async def read_body(request: web.Request, decoder: msgspec.json.Decoder[Body]) -> Body:
+    """The request's body as what `decoder` makes. Raises as `body_pieces`."""
+    if request.headers.get("Content-Type") != "application/json":
+        _check_content_type(request)
+    context, client = request.app[SERVER_CONTEXT], client_of(request)
+    data, counted, values = bytearray(), 0, None
+    try:
+        async for piece in body_pieces(request, context.body_bytes, client, context.settings.body_bytes_max):
+            data += piece
+            if len(data) > GROUPS_MAX:  # fewer bytes hold no more values
+                values = values or Values(numbers_max(context.model_length))
+                await _count(values, data[counted:])
+                counted = len(data)
+        return await _decode(decoder, data)
     finally:
-        context.body_bytes.give(size, client)
+        context.body_bytes.give(len(data), client)
 
 
 async def _count(values: Values, part: bytes) -> None:
@@ -179,7 +190,7 @@ def _check_content_type(request: web.Request) -> None:
         raise ContentRefused(f"{given}: send JSON with the header 'Content-Type: application/json' (curl -H, or curl --json).")
 
 
-async def _decode(decoder: msgspec.json.Decoder[Body], data: bytearray, kind: type[Body]) -> Body:
+async def _decode(decoder: msgspec.json.Decoder[Body], data: bytearray) -> Body:
     try:
         try:
             return decoder.decode(data)
@@ -187,7 +198,7 @@ async def _decode(decoder: msgspec.json.Decoder[Body], data: bytearray, kind: ty
             if not str(error).startswith(_UNKNOWN_FIELD):
                 raise
         if len(data) <= PIECE_BYTES:
-            return decoder.decode(without_unknown(data, kind))
-        return decoder.decode(await asyncio.to_thread(without_unknown, data, kind))
+            return decoder.decode(without_unknown(data, decoder.type))
+        return decoder.decode(await asyncio.to_thread(without_unknown, data, decoder.type))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise invalid_body(error) from error

@@ -1,28 +1,45 @@
-"""Middleware: the layers around every view. Their order matters; the outermost comes first:
+"""Middleware: the layers around every view, of the server and of the router. Their order matters; the outermost comes first:
 
     observe    marks the connection as busy, names the request, counts the answer and writes the access line; outside `translate`,
                to see error responses
     translate  turns errors into error objects, of the checks too that it makes before the view: it answers a preflight, which
                carries no key, and refuses all but a few open paths without the key, or, where there is no key, to web pages of
                other sites
+
+`add_headers` completes the head of every response, even where aiohttp responds before any middleware.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
+import msgspec
 from aiohttp import web
 
-from vnext.server.context import identity
 from vnext.server.context.api_keys import ApiKeys, shown
-from vnext.server.context.errors import DOMAIN_ERRORS, STATUS_GONE, ClientGone, KeyRejected, RoutesClosed, absent, failure_of
-from vnext.server.context.identity import KEY_CLIENT, REQUEST_ID, accept_ticket, identify
-from vnext.server.context.server_context import SERVER_CONTEXT
+from vnext.server.context.errors import (
+    DOMAIN_ERRORS,
+    STATUS_GONE,
+    ClientGone,
+    Failure,
+    KeyRejected,
+    RoutesClosed,
+    absent,
+    failure_of,
+)
+from vnext.server.context.identity import (
+    ANTHROPIC_ID_HEADER,
+    KEY_CLIENT,
+    REQUEST_ID,
+    REQUEST_ID_HEADER,
+    identify,
+    is_anthropic,
+)
 from vnext.server.http.connections import CONNECTIONS
-from vnext.server.http.origins import check_origin, is_preflight, preflight_answer
+from vnext.server.http.origins import check_origin, is_preflight, permit, preflight_answer
 from vnext.server.settings import ServerSettings
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -38,49 +55,69 @@ OPERATORS = frozenset(
 )  # fmt: skip
 """The routes, by the first part of their paths, that show or change what all tenants have: among several keys, for admin keys."""
 
-log = logging.getLogger("vnext.server")
+
+class Front(msgspec.Struct, frozen=True):
+    """What stands before the views of an application. `count`: counts an answer. `open_paths` need no key; `operators` are for
+    admin keys. `own_check`: of paths that are not for keys; whether it has judged one.
+    `failures`: of errors that only this application has."""
+
+    settings: ServerSettings
+    keys: ApiKeys
+    has_keys: bool
+    log: logging.Logger
+    count: Callable[[web.Request, web.StreamResponse], None]
+    open_paths: frozenset[str] = OPEN
+    operators: frozenset[str] = frozenset()
+    own_check: Callable[[web.Request], bool] | None = None
+    failures: Mapping[type[Exception], Callable[[Any], Failure]] = {}
+
+
+FRONT = web.AppKey("front", Front)
 
 
 @web.middleware
 async def observe(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """See `connections`; name the request, count its answer by the route's path and write the access line."""
-    started_s = time.monotonic()
+    """See `connections`; name the request, count its answer and write the access line."""
+    started_s, front = time.monotonic(), request.app[FRONT]
     identify(request)
-    accept_ticket(request.headers, request.app[SERVER_CONTEXT].settings)
-    if (traces := request.app[SERVER_CONTEXT].traces) is not None:
-        traces.accept(request.headers)
     with request.app[CONNECTIONS].busy(request.protocol, request[REQUEST_ID]):
         response = await handler(request)
-    resource = request.match_info.route.resource
-    route = "other" if resource is None else resource.canonical
-    request.app[SERVER_CONTEXT].metrics.http_request(request.method, route, response.status)
-    if log.isEnabledFor(logging.INFO):
+    front.count(request, response)
+    if front.log.isEnabledFor(logging.INFO):
         elapsed_ms = (time.monotonic() - started_s) * 1e3
         key = shown(request.get(KEY_CLIENT, ""))
         words = request.method, request.path, response.status, elapsed_ms, request[REQUEST_ID], f" key={key}" if key else ""
-        log.info("%s %s %d %.0f ms %s%s", *words, extra=_fields(request, response, elapsed_ms, key))
+        front.log.info("%s %s %d %.0f ms %s%s", *words, extra=_fields(request, response, elapsed_ms, key))
     return response
 
 
 @web.middleware
 async def translate(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Turn the errors of the checks and of all views into error responses."""
-    settings = request.app[SERVER_CONTEXT].settings
+    front = request.app[FRONT]
     try:
-        if is_preflight(request):
-            return preflight_answer(request, settings, bool(request.app[SERVER_CONTEXT].keys))
-        authorise(request, settings, request.app[SERVER_CONTEXT].keys)
+        if request.method == "OPTIONS" and is_preflight(request):
+            return preflight_answer(request, front.settings, front.has_keys)
+        authorise(request, front)
         return await handler(request)
-    except DOMAIN_ERRORS as error:
-        failure = absent(_path(request)) if isinstance(error, web.HTTPNotFound) else failure_of(error)
-        return failure.response(is_anthropic(request), request[REQUEST_ID])
     except (ClientGone, ConnectionError) as error:  # a view's only connection is its client's
-        log.debug("a client left within its %s %s: %s", request.method, request.path, error.__cause__ or error)
+        front.log.debug("a client left within its %s %s: %s", request.method, request.path, error.__cause__ or error)
         return web.Response(status=STATUS_GONE)
     except Exception as error:  # the effect boundary: a server fault in one request must not end the process silently
+        of_anthropic = is_anthropic(_path(request, front), request.headers)
+        return _failure(request, front, error).response(of_anthropic, request[REQUEST_ID])
+
+
+def _failure(request: web.Request, front: Front, error: Exception) -> Failure:
+    if isinstance(error, web.HTTPNotFound):
+        return absent(_path(request, front))
+    if (form := front.failures.get(type(error))) is not None:
+        return form(error)
+    if not isinstance(error, DOMAIN_ERRORS):
         request_id = request[REQUEST_ID]
-        log.exception("a fault in %s %s (%s)", request.method, request.path, request_id, extra={"request_id": request_id})
-        return failure_of(error).response(is_anthropic(request), request_id)
+        words = "a fault in %s %s (%s)", request.method, request.path, request_id
+        front.log.error(*words, exc_info=error, extra={"request_id": request_id})
+    return failure_of(error)
 
 
 def _fields(request: web.Request, response: web.StreamResponse, elapsed_ms: float, key: str) -> dict[str, Any]:
@@ -96,33 +133,44 @@ def _fields(request: web.Request, response: web.StreamResponse, elapsed_ms: floa
     } | ({"api_key": key} if key else {})
 
 
-def is_anthropic(request: web.Request) -> bool:
-    """Whether the request is one of Anthropic's API."""
-    return identity.is_anthropic(_path(request), request.headers)
+async def add_headers(request: web.Request, response: web.StreamResponse) -> None:
+    """Name the request in the head of its response, and let the page that asks read it, if it may."""
+    front = request.app[FRONT]
+    path = _path(request, front)
+    if REQUEST_ID not in request:
+        identify(request)
+    response.headers[REQUEST_ID_HEADER] = request[REQUEST_ID]
+    if is_anthropic(path, request.headers):
+        response.headers[ANTHROPIC_ID_HEADER] = request[REQUEST_ID]
+    needs_key = front.has_keys and path not in front.open_paths
+    if needs_key or front.settings.allowed_origins:
+        permit(request, response, front.settings, needs_key)
 
 
-def needs_key(request: web.Request) -> bool:
-    """Whether the server has keys and the path is none of those that anyone may ask for."""
-    return bool(request.app[SERVER_CONTEXT].keys) and _path(request) not in OPEN
+def _path(request: web.Request, front: Front) -> str:
+    return request.path.removeprefix(front.settings.root_path)
 
 
-def _path(request: web.Request) -> str:
-    return request.path.removeprefix(request.app[SERVER_CONTEXT].settings.root_path)
-
-
-def authorise(request: web.Request, settings: ServerSettings, keys: ApiKeys) -> None:
+def authorise(request: web.Request, front: Front) -> None:
     """Check the API key, in constant time so that it cannot be guessed byte by byte, and note the client that it stands for.
     Raises KeyRejected, OriginRejected, RoutesClosed."""
-    if _path(request) in OPEN or isinstance(request.match_info.http_exception, web.HTTPNotFound):
+    path = _path(request, front)
+    if path in front.open_paths or isinstance(request.match_info.http_exception, web.HTTPNotFound):
         return
-    if not keys:
-        check_origin(request, settings.allowed_origins)
+    if front.own_check is not None and front.own_check(request):
         return
-    scheme, _, bearer = request.headers.get("Authorization", "").partition(" ")
-    given = bearer.strip(" ") if scheme.lower() == "bearer" else ""  # a scheme's case does not matter (RFC 9110, 11.1)
-    client = keys.client_of(given, request.headers.get("X-Api-Key", ""))
+    if not front.has_keys:
+        check_origin(request, front.settings.allowed_origins)
+        return
+    client = front.keys.client_of(bearer(request), request.headers.get("X-Api-Key", ""))
     if client is None:
         raise KeyRejected("The API key is missing or wrong: send the header 'Authorization: Bearer <key>'.")
-    if "/" + _path(request).split("/")[1] in OPERATORS and not keys.tenant(client).is_admin:
+    if "/" + path.split("/")[1] in front.operators and not front.keys.tenant(client).is_admin:
         raise RoutesClosed("This route is the operator's: send a key that has `admin: true` in the file of keys.")
     request[KEY_CLIENT] = client
+
+
+def bearer(request: web.Request) -> str:
+    """The bearer token of a request, "" for none. A scheme's case does not matter (RFC 9110, 11.1)."""
+    scheme, _, token = request.headers.get("Authorization", "").partition(" ")
+    return token.strip(" ") if scheme.lower() == "bearer" else ""

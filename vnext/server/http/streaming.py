@@ -164,7 +164,7 @@ class _Response(web.StreamResponse):
         if self.prepared:
             return b""
         self.prepared = True
-        own = "".join(f"{name}: {value}\r\n" for name, value in self.headers.items())
+        own = "".join(map("%s: %s\r\n".__mod__, self.headers.items()))
         own += "Transfer-Encoding: chunked\r\n" if self.chunked else ""
         own += "" if self._keep_alive else "Connection: close\r\n"
         major, minor = self._version

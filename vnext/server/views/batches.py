@@ -156,7 +156,7 @@ _DECODER = msgspec.json.Decoder(BatchBody)
 async def create_batch(request: web.Request) -> web.Response:
     """POST /v1/batches."""
     batches = batches_of(request)
-    body = await read_body(request, _DECODER, BatchBody)
+    body = await read_body(request, _DECODER)
     served = {resource.canonical for resource in request.app.router.resources()}
     if body.endpoint not in ENDPOINTS or body.endpoint not in served:
         known = ", ".join(path for path in ENDPOINTS if path in served)

@@ -5,9 +5,7 @@ Owns the shapes of the answers in this API; `chat_request` and `generation` do t
 
 from __future__ import annotations
 
-import time
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -15,16 +13,12 @@ from aiohttp import web
 
 from vnext.server.answers.chat_request import ChatRequest
 from vnext.server.answers.generation import Choice, Generation
-from vnext.server.answers.logprobs import ChatLogprobs, check_experts, experts_member, prompt_member, speller
+from vnext.server.answers.logprobs import ChatLogprobs, experts_member, named_prompt_logprobs, speller
 from vnext.server.answers.parts import joined
-from vnext.server.answers.readers import Streamed, Whole, closing, event_ids, streamed
-from vnext.server.answers.resuming import EventIds, call_of
+from vnext.server.answers.writing import ChunkWriter
+from vnext.server.call import admit
 from vnext.server.context.conversation import check_calls
-from vnext.server.context.identity import client_of, identify
-from vnext.server.context.openai_types import ChatBody, continuous_usage, include_usage, refuse_scored_stream
-from vnext.server.context.server_context import SERVER_CONTEXT, ServerContext
-from vnext.server.http.bodies import read_body
-from vnext.server.http.streaming import Events, frame_of
+from vnext.server.context.openai_types import ChatBody
 from vnext.text.answer import Delta
 from vnext.text.parts import CallArguments, CallBegun, CallEnded, Part, Reasoning, Words
 
@@ -33,38 +27,28 @@ _DECODER = msgspec.json.Decoder(ChatBody)
 
 async def create_chat_completion(request: web.Request) -> web.StreamResponse:
     """The view."""
-    context = request.app[SERVER_CONTEXT]
-    body = await read_body(request, _DECODER, ChatBody)
-    started_s = time.monotonic()
-    identify(request, body.request_id)
-    check_calls(body.messages)
-    chat = ChatRequest(context, body)
-    include_usage(body)
-    refuse_scored_stream(body)
-    check_experts(body, context)
-    client = client_of(request)
-    with context.limiter.enter(chat.answer_count, client):
-        call = call_of(request, "chatcmpl", body.stream)
-        generation = await chat.start(call, client, started_s)
-        renderers = [_ChoiceRenderer(context, choice, chat, body) for choice in generation.choices]
-        if body.stream:
-            ids = event_ids(request, call, generation, body, chat.is_parsed)
-            return await streamed(request, partial(_stream, chat, generation, renderers, body, ids), ids, include_usage(body))
-        return web.json_response(body=msgspec.json.encode(await _complete(context, chat, generation, renderers, body)))
+    call = await admit(request, "chatcmpl", _DECODER)
+    check_calls(call.body.messages)
+    chat = ChatRequest(call, call.body)
+    with call.context.limiter.enter(chat.answer_count, call.client):
+        return await ChatWriter(chat, await chat.start()).write()
 
 
 class _ChoiceRenderer:
     """Renders one choice in this API's shape."""
 
-    def __init__(self, context: ServerContext, choice: Choice, chat: ChatRequest, body: ChatBody) -> None:
+    def __init__(self, chat: ChatRequest, generation: Generation, choice: Choice) -> None:
+        body, tokenizer = generation.call.body, generation.call.context.tokenizer
         self._chat = chat
         self._answer = chat.parts()
-        spell, count = speller(context.tokenizer, body.return_tokens_as_token_ids), chat.params.logprobs
-        self._entries = None if count is None else ChatLogprobs(context.tokenizer, spell, count, self._answer.is_parsed)
+        self._entries: ChatLogprobs | None = None
+        if (count := chat.params.logprobs) is not None:
+            spell = speller(tokenizer, body.return_tokens_as_token_ids)
+            self._entries = ChatLogprobs(tokenizer, spell, count, self._answer.is_parsed)
         self.index = choice.index
         self._with_ids = bool(body.return_token_ids)
         self._ids: list[int] = []
-        self._is_plain = self._entries is None and not self._with_ids and not continuous_usage(body)
+        self._is_plain = self._entries is None and not self._with_ids and not generation.call.usage.in_each
         self.started = False
         self._parts: list[Part] = []
         self.logprobs: list[dict[str, Any]] = []
@@ -139,35 +123,37 @@ class _ChoiceRenderer:
         }
 
 
-async def _complete(
-    context: ServerContext, chat: ChatRequest, generation: Generation, renderers: list[_ChoiceRenderer], body: ChatBody
-) -> dict[str, Any]:
-    await generation.answer(Whole(generation.choices, renderers))
-    [prompt], parts = generation.prompts, generation.choices[0].answer.prompt
-    experts = [experts_member(choice.answer, len(prompt), body) for choice in generation.choices]
-    choices = [renderer.choice() | each for renderer, each in zip(renderers, experts)]
-    answer = generation.envelope("chat.completion", choices) | {"usage": chat.usage(generation)}
-    scored = prompt_member(context.tokenizer, prompt, parts, body.prompt_logprobs)
-    return answer | scored | ({"prompt_token_ids": prompt} if body.return_token_ids else {})
+class ChatWriter(ChunkWriter):
+    """Shows a chat's answers."""
 
+    chunk_kind, kind = "chat.completion.chunk", "chat.completion"
 
-async def _stream(
-    chat: ChatRequest, generation: Generation, renderers: list[_ChoiceRenderer], body: ChatBody, ids: EventIds | None,
-    events: Events,
-) -> None:  # fmt: skip
-    usage = generation.chunk_usage(body, partial(chat.usage, generation))
+    def __init__(self, chat: ChatRequest, generation: Generation) -> None:
+        renderers = [_ChoiceRenderer(chat, generation, choice) for choice in generation.choices]
+        super().__init__(generation, renderers, chat.is_parsed)
+        self._chat = chat
 
-    def chunk_of(choices: list[dict[str, Any]]) -> dict[str, Any]:
-        begins = body.return_token_ids and "role" in choices[0]["delta"]
-        return _chunk(generation, choices) | ({"prompt_token_ids": generation.prompts[0]} if begins else {}) | usage()
+    def usage(self) -> dict[str, Any]:
+        """As ChunkWriter, with the tokens of the reasoning."""
+        return self._chat.usage(self.generation)
 
-    await generation.answer(Streamed(events, renderers, chunk_of, ids), ids)
-    if include_usage(body):
-        events.send(*closing(ids, frame_of(_chunk(generation, []) | {"usage": chat.usage(generation)})))
+    def chunk(self, choices: list[dict[str, Any]], beside: Mapping[str, Any] = {}) -> dict[str, Any]:  # noqa: B006
+        """As ChunkWriter; with the prompt's tokens in the first one, where they are asked for."""
+        begins = self.call.body.return_token_ids and "role" in choices[0]["delta"]
+        return super().chunk(choices, {"prompt_token_ids": self.generation.prompts[0]} if begins else beside)
 
-
-def _chunk(generation: Generation, choices: list[dict[str, Any]]) -> dict[str, Any]:
-    return generation.envelope("chat.completion.chunk", choices)
+    def whole(self) -> dict[str, Any]:
+        """As ChunkWriter."""
+        body, generation = self.call.body, self.generation
+        [prompt] = generation.prompts
+        shown = [renderer.choice() for renderer in self.renderers]
+        if body.return_routed_experts:
+            shown = [each | experts_member(of.answer, len(prompt)) for each, of in zip(shown, generation.choices)]
+        answer = generation.envelope(self.kind, shown) | {"usage": self.usage()}
+        if (count := body.prompt_logprobs) is not None:
+            parts, tokenizer = generation.choices[0].answer.prompt, self.call.context.tokenizer
+            answer["prompt_logprobs"] = named_prompt_logprobs(tokenizer, prompt, parts, count)
+        return answer | ({"prompt_token_ids": prompt} if body.return_token_ids else {})
 
 
 def _message_of(parts: Sequence[Part]) -> dict[str, Any]:

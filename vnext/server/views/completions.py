@@ -5,38 +5,21 @@ Owns the translation of the body and the shapes of the answers; `generation` doe
 
 from __future__ import annotations
 
-import time
-from functools import partial
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 from aiohttp import web
 
-from vnext.runtime.protocol.sampling_params import CHOICES_MAX, InvalidRequest, SamplingParams
+from vnext.runtime.protocol.sampling_params import CHOICES_MAX, InvalidRequest, SamplingParams, UncheckedParams
 from vnext.server.answers.beams import generation_of
 from vnext.server.answers.generation import Choice, Generation
-from vnext.server.answers.logprobs import (
-    check_experts,
-    completion_logprobs,
-    echoed_logprobs,
-    experts_member,
-    prompt_member,
-    speller,
-)
-from vnext.server.answers.readers import Streamed, Whole, closing, event_ids, streamed
-from vnext.server.answers.resuming import EventIds, call_of
-from vnext.server.context.identity import client_of, identify
-from vnext.server.context.openai_types import (
-    CompletionBody,
-    continuous_usage,
-    include_usage,
-    refuse_scored_stream,
-    sampling_params,
-)
-from vnext.server.context.prompts import Prompt, prompts_of, tokens_of, with_suffix
-from vnext.server.context.server_context import SERVER_CONTEXT, ServerContext
-from vnext.server.http.bodies import read_body
-from vnext.server.http.streaming import Events, frame_of
+from vnext.server.answers.logprobs import completion_logprobs, echoed_logprobs, experts_member, named_prompt_logprobs, speller
+from vnext.server.answers.writing import ChunkWriter
+from vnext.server.call import SHARED, Call, Checks, admit
+from vnext.server.context.openai_types import NO_USAGE, CompletionBody, sampling_params, usage_shown
+from vnext.server.context.prompts import prompts_of, tokens_of, with_suffix
+from vnext.server.context.server_context import ServerContext
 from vnext.text.answer import Delta
 
 KIND = "text_completion"
@@ -48,44 +31,51 @@ _DECODER = msgspec.json.Decoder(CompletionBody)
 
 async def create_completion(request: web.Request) -> web.StreamResponse:
     """The view."""
-    context = request.app[SERVER_CONTEXT]
-    body = await read_body(request, _DECODER, CompletionBody)
-    started_s = time.monotonic()
-    identify(request, body.request_id)
-    call = call_of(request, "cmpl", body.stream)
-    params = _params(body, context)
-    include_usage(body)
-    check_experts(body, context)
-    prompts = prompts_of(body.prompt)
-    client = client_of(request)
-    _check_suffix(body)
-    sampled = _sampled(body, params)
-    context.limiter.check_inputs(len(prompts), "prompt")
-    in_waves = len(prompts) > 1 and not body.use_beam_search
-    with context.limiter.enter(len(prompts) * max(sampled.n, 1), client, in_waves):
-        constraint = await context.constraint(body, client)
-        count_max = context.prompt_tokens_max if body.truncate_prompt_tokens is None else context.listed_tokens_max
+    call = await admit(request, "cmpl", _DECODER)
+    asked = CompletionRequest(call)
+    with call.context.limiter.enter(asked.answer_count, call.client, asked.in_waves):
+        generation = generation_of(await asked.read())
+        echoed = await asked.echoed(generation) if call.body.echo else None
+        return await CompletionWriter(generation, asked.params, echoed).write()
+
+
+class CompletionRequest:
+    """What a body asks for. `params`: of the answers that are shown; `best_of` samples more."""
+
+    def __init__(self, call: Call) -> None:
+        """Raises InvalidRequest."""
+        body: CompletionBody = call.body
+        CHECKS.check(body, call.context)
+        self._call = call
+        self._prompts = prompts_of(body.prompt)
+        self.params = _params(body, call.context)
+        self._sampled = self.params if body.best_of is None else _sampled(body, self.params)
+        call.context.limiter.check_inputs(len(self._prompts), "prompt")
+        self.answer_count = len(self._prompts) * max(self._sampled.n, 1)
+        self.in_waves = len(self._prompts) > 1 and not body.use_beam_search
+
+    async def read(self) -> Call:
+        """The whole call. Raises InvalidRequest, Overloaded."""
+        call, context = self._call, self._call.context
+        body: CompletionBody = call.body
+        constraint, special = await context.constraint(body, call.client), body.add_special_tokens is not False
         if body.suffix:
-            tokens = await with_suffix(context, prompts, body.suffix, body.add_special_tokens is not False, client)
+            tokens = await with_suffix(context, self._prompts, body.suffix, special, call.client)
         else:
-            tokens = await tokens_of(context, prompts, body.add_special_tokens is not False, client, count_max=count_max)
-        generation = generation_of(
-            context, call=call, body=body, prompts=tokens, params=sampled, started_s=started_s, client=client,
-            constraint=constraint, usual_max_tokens=USUAL_MAX_TOKENS,
-        )
-        echoed = prompts if body.truncate_prompt_tokens is None else generation.prompts
-        texts = await _echoed(context, echoed, client) if body.echo else None
-        renderers = [
-            _ChoiceRenderer(context, choice, params, texts, body, generation.prompts[choice.prompt_index])
-            for choice in generation.choices
-        ]
-        if body.stream:
-            ids = event_ids(request, call, generation, body)
-            return await streamed(request, partial(_stream, generation, renderers, body, ids), ids, include_usage(body))
-        return web.json_response(body=msgspec.json.encode(await _complete(generation, renderers, params.n)))
+            count_max = context.prompt_tokens_max if body.truncate_prompt_tokens is None else context.listed_tokens_max
+            tokens = await tokens_of(context, self._prompts, special, call.client, count_max=count_max)
+        return msgspec.structs.replace(
+            call, asked=body, params=self._sampled, prompts=tokens, constraint=constraint, usual_max_tokens=USUAL_MAX_TOKENS,
+            usage=usage_shown(body) if body.stream_options else NO_USAGE,
+        )  # fmt: skip
+
+    async def echoed(self, generation: Generation) -> Sequence[str]:
+        """The texts of the prompts that are computed. Raises Overloaded."""
+        prompts = self._prompts if self._call.body.truncate_prompt_tokens is None else generation.prompts
+        return prompts if isinstance(prompts[0], str) else await self._call.context.decode(prompts, self._call.client)
 
 
-def _check_suffix(body: CompletionBody) -> None:
+def _check_suffix(body: CompletionBody, _: ServerContext) -> None:
     """Refuse what cannot go with a suffix: fields that read the prompt as one text."""
     if not body.suffix:
         return
@@ -94,29 +84,22 @@ def _check_suffix(body: CompletionBody) -> None:
         raise InvalidRequest(f"{wrong[0]} does not go with suffix: leave one of the two out.", wrong[0])
 
 
+CHECKS = Checks({"suffix": _check_suffix} | SHARED)
+
+
 class _ChoiceRenderer:
     """Renders one choice in this API's shape. Holds the part that is not shown yet, at first the echoed prompt."""
 
-    def __init__(
-        self,
-        context: ServerContext,
-        choice: Choice,
-        params: SamplingParams,
-        echoed: list[str] | None,
-        body: CompletionBody,
-        prompt: list[int],
-    ) -> None:
-        self._spell = speller(context.tokenizer, body.return_tokens_as_token_ids)
-        self._choice = choice
-        self._logprobs = params.logprobs
-        self._tokenizer, self._scored, self._prompt_logprobs = context.tokenizer, prompt, body.prompt_logprobs
-        self._echoes = bool(body.echo) and params.logprobs is not None
-        self._counts_end = self._echoes
-        self._with_ids, self._body = bool(body.return_token_ids), body
-        self.is_plain = params.logprobs is None and not self._with_ids and not continuous_usage(body)
-        self._prompt: list[int] | None = prompt
+    def __init__(self, generation: Generation, choice: Choice, count: int | None, prefix: str) -> None:
+        """`count`: of alternatives beside each token's log-probability, None for none. `prefix`: the echoed prompt."""
+        body: CompletionBody = generation.call.body
+        self._body, self._tokenizer, self._choice, self._count = body, generation.call.context.tokenizer, choice, count
+        self._scored = generation.prompts[choice.prompt_index]
+        self._spell = None if count is None else speller(self._tokenizer, body.return_tokens_as_token_ids)
+        self._echoes = bool(body.echo) and count is not None
+        self.is_plain = count is None and not body.return_token_ids and not generation.call.usage.in_each
+        self._prompt: list[int] | None = self._scored
         self._ids: list[int] = []
-        prefix = echoed[choice.prompt_index] if echoed else ""
         self._prefix_length = len(prefix)
         self.texts = [prefix]
         self.shown: dict[str, list[Any]] | None = None
@@ -127,9 +110,9 @@ class _ChoiceRenderer:
         """Take in a delta."""
         if self._echoes:
             parts, self._echoes = self._choice.answer.prompt, False
-            self.shown = echoed_logprobs(self._tokenizer, self._spell, self._scored, parts, self._logprobs)
-        if self._logprobs is not None:
-            more = completion_logprobs(self._spell, self._counted(delta), self._logprobs, self._prefix_length)
+            self.shown = echoed_logprobs(self._tokenizer, self._spell, self._scored, parts, self._count)
+        if self._spell is not None:
+            more = completion_logprobs(self._spell, self._counted(delta), self._count, self._prefix_length)
             self.shown = more if self.shown is None else {name: self.shown[name] + more[name] for name in more}
         self._ids += delta.token_ids
         self.texts.append(delta.text)
@@ -137,7 +120,7 @@ class _ChoiceRenderer:
 
     def _counted(self, delta: Delta) -> Delta:
         """After an echo, an end token has an entry too: who reads scores there takes off the last entry as the answer's."""
-        if not self._counts_end or len(delta.tokens) == len(delta.token_ids):
+        if not self._body.echo or len(delta.tokens) == len(delta.token_ids):
             return delta
         return msgspec.structs.replace(delta, tokens=delta.token_ids, offsets=(*delta.offsets, self._choice.answer.length))
 
@@ -148,13 +131,19 @@ class _ChoiceRenderer:
     def take(self) -> list[dict[str, Any]]:
         """The part that has not been shown yet, as a choice; empty where there is none."""
         text, shown, ids, prompt = "".join(self.texts), self.shown, self._ids, self._prompt
-        if not (text or self.finish or (shown and shown["tokens"]) or (self._with_ids and ids)):
+        if not (text or self.finish or (shown and shown["tokens"]) or (self._body.return_token_ids and ids)):
             return []
         self.texts, self.shown, self._ids, self._prompt = [], None, [], None
-        scored = prompt_member(self._tokenizer, self._scored, self._choice.answer.prompt, self._prompt_logprobs)
-        with_ids = {"token_ids": ids, "prompt_token_ids": prompt} if self._with_ids else {}
-        experts = experts_member(self._choice.answer, len(self._scored), self._body)
-        return [self.text_choice(text) | {"logprobs": shown} | with_ids | scored | experts]
+        choice = self.text_choice(text)
+        choice["logprobs"] = shown
+        if self._body.return_token_ids:
+            choice |= {"token_ids": ids, "prompt_token_ids": prompt}
+        if (count := self._body.prompt_logprobs) is not None:
+            parts = self._choice.answer.prompt
+            choice["prompt_logprobs"] = named_prompt_logprobs(self._tokenizer, self._scored, parts, count)
+        if self._body.return_routed_experts:
+            choice |= experts_member(self._choice.answer, len(self._scored))
+        return [choice]
 
     def text_choice(self, text: str) -> dict[str, Any]:
         """A stream's choice with `text`, in the middle of a plain answer."""
@@ -167,27 +156,29 @@ class _ChoiceRenderer:
         }
 
 
-async def _complete(generation: Generation, renderers: list[_ChoiceRenderer], count: int) -> dict[str, Any]:
-    """The `count` best answers to each prompt."""
-    await generation.answer(Whole(generation.choices, renderers))
-    shown = enumerate(generation.best(count))
-    choices = [renderers[choice.index].take()[0] | {"index": index} for index, choice in shown]
-    return generation.envelope(KIND, choices) | {"usage": generation.usage()}
+class CompletionWriter(ChunkWriter):
+    """Shows the `n` best answers to each prompt."""
+
+    chunk_kind = kind = KIND
+
+    def __init__(self, generation: Generation, params: UncheckedParams, echoed: Sequence[str] | None) -> None:
+        self._shown_count = params.n
+        renderers = []
+        for choice in generation.choices:
+            prefix = echoed[choice.prompt_index] if echoed else ""
+            renderers.append(_ChoiceRenderer(generation, choice, params.logprobs, prefix))
+        super().__init__(generation, renderers)
+
+    def whole(self) -> dict[str, Any]:
+        """As ChunkWriter."""
+        shown = enumerate(self.generation.best(self._shown_count))
+        choices = [self.renderers[choice.index].take()[0] | {"index": index} for index, choice in shown]
+        return self.generation.envelope(self.kind, choices) | {"usage": self.usage()}
 
 
-async def _stream(
-    generation: Generation, renderers: list[_ChoiceRenderer], body: CompletionBody, ids: EventIds | None, events: Events
-) -> None:
-    usage = generation.chunk_usage(body)
-    await generation.answer(Streamed(events, renderers, lambda choices: generation.envelope(KIND, choices) | usage(), ids), ids)
-    if include_usage(body):
-        events.send(*closing(ids, frame_of(generation.envelope(KIND, []) | {"usage": generation.usage()})))
-
-
-def _params(body: CompletionBody, context: ServerContext) -> SamplingParams:
-    refuse_scored_stream(body)
+def _params(body: CompletionBody, context: ServerContext) -> UncheckedParams:
     given = {} if body.logprobs is None else {"logprobs": body.logprobs}
-    params = sampling_params(body, **context.settings.sampling_defaults.sampling(), **given)
+    params = sampling_params(body, **context.sampling_defaults, **given)
     if body.max_tokens is None:
         params = msgspec.structs.replace(params, max_tokens=None)
     if not body.echo or (body.logprobs is None and params.max_tokens != 0):
@@ -197,9 +188,9 @@ def _params(body: CompletionBody, context: ServerContext) -> SamplingParams:
     return msgspec.structs.replace(params, prompt_logprobs=max(body.logprobs or 0, params.prompt_logprobs or 0))
 
 
-def _sampled(body: CompletionBody, params: SamplingParams) -> SamplingParams:
+def _sampled(body: CompletionBody, params: UncheckedParams) -> UncheckedParams:
     """The parameters that sample `best_of` answers, of which the likeliest n are shown. Raises InvalidRequest."""
-    if body.best_of in (None, params.n):
+    if body.best_of == params.n:
         return params
     if not params.n <= body.best_of <= CHOICES_MAX:
         bounds = f"it must lie between n, which is {params.n}, and {CHOICES_MAX}"
@@ -207,7 +198,3 @@ def _sampled(body: CompletionBody, params: SamplingParams) -> SamplingParams:
     if body.stream or body.use_beam_search:
         raise InvalidRequest("best_of chooses among whole answers: leave out stream and use_beam_search.", "best_of")
     return msgspec.structs.replace(params, n=body.best_of, logprobs=params.logprobs or 0)
-
-
-async def _echoed(context: ServerContext, prompts: list[Prompt], client: str) -> list[str]:
-    return prompts if isinstance(prompts[0], str) else await context.decode(prompts, client)

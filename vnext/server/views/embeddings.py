@@ -8,16 +8,13 @@ from __future__ import annotations
 
 import base64
 import time
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import msgspec
 from aiohttp import web
 
 from vnext.runtime.protocol.sampling_params import InvalidRequest
-from vnext.server.context.identity import answer_id, client_of, identify
 from vnext.server.context.prompts import params_of, prompts_of, tokens_of
-from vnext.server.context.server_context import SERVER_CONTEXT
-from vnext.server.http.bodies import read_body
 
 if TYPE_CHECKING:
     import numpy as np
@@ -28,6 +25,7 @@ from msgspec.structs import replace
 
 from vnext.runtime.protocol.messages import AdapterFiles, PromptResult, RequestOutput, SubmitRequest
 from vnext.server.answers.generation import admitted
+from vnext.server.call import Call, admit
 from vnext.server.context.adapters import failed
 from vnext.server.context.errors import Aborted, in_names
 from vnext.server.context.metrics import Stopwatch
@@ -42,36 +40,32 @@ if TYPE_CHECKING:
 DEFAULT_POOLING = "last"
 
 
-async def embeddings_of(
-    context: ServerContext,
-    call_id: str,
-    client: str,
-    prompts: list[list[int]],
-    pooling: str | None = None,
-    dimensions: int | None = None,
-    normalize: bool = True,
-    *,
-    model: str = "",
-    params: Sequence[str] = (),
-) -> list[np.ndarray]:
+class Wanted(NamedTuple):
+    """How vectors are made of the states. `pooling`: None for the default."""
+
+    pooling: str | None = None
+    dimensions: int | None = None
+    normalize: bool = True
+
+
+async def embeddings_of(call: Call, prompts: list[list[int]], params: Sequence[str], wanted: Wanted) -> list[np.ndarray]:
     """One float32 vector per prompt; `params` are the names of the prompts. Aborts the live requests when cancelled. Raises
     InvalidRequest, Refused, EngineDead, Aborted, Overloaded, RequestTimedOut."""
+    context, client = call.context, call.client
     context.check_engine()
-    adapter, pooling = context.adapters.files(model), pooling or DEFAULT_POOLING
-    given = {"adapter": adapter, "cache_salt": context.keys.salt(client, ""), "client": context.client_number(client)}
+    model = context.model_name(call.body.model, client)
+    given = {"adapter": context.adapters.files(model), "cache_salt": context.keys.salt(client, "")}
     requests = []
-    for place, prompt in enumerate(prompts):
-        name = params[place] if params else "input"
+    for place, (prompt, name) in enumerate(zip(prompts, params)):
         with in_names([("the input", name), ("input", name)]):
-            asked = embedding_request(f"{call_id}-{place}", prompt, pooling, context.model_length)
-        requests.append(replace(asked, **given))
-    started_s = time.monotonic()
-    watches = {each.name: Stopwatch(context.metrics, started_s, len(each.prompt) // 4) for each in requests}
+            asked = embedding_request(f"{call.names}-{place}", prompt, wanted.pooling or DEFAULT_POOLING, context.model_length)
+        requests.append(replace(asked, client=context.client_number(client), **given))
+    watches = {each.name: Stopwatch(context.metrics, call.started_s, len(each.prompt) // 4) for each in requests}
     found: dict[str, list[PromptResult]] = {request.name: [] for request in requests}
-    attributes = {"gen_ai.response.id": call_id, "gen_ai.usage.input_tokens": sum(map(len, prompts))}
-    with call_trace(context.traces, "embeddings", model, started_s, attributes):
+    attributes = {"gen_ai.response.id": call.id, "gen_ai.usage.input_tokens": sum(map(len, prompts))}
+    with call_trace(context.traces, "embeddings", model, call.started_s, attributes):
         try:
-            async with admitted(context, client, prompts, started_s):
+            async with admitted(call, prompts):
                 async for output in _outputs(context, requests):
                     found[output.name] += output.prompt
                     if output.finish:
@@ -81,7 +75,7 @@ async def embeddings_of(
                 watch.end("abort")
     from vnext.text.prompt_arrays import embedding
 
-    return [embedding(parts, dimensions, normalize) for parts in found.values()]
+    return [embedding(parts, wanted.dimensions, wanted.normalize) for parts in found.values()]
 
 
 async def _outputs(context: ServerContext, requests: Sequence[SubmitRequest]) -> AsyncIterator[RequestOutput]:
@@ -144,22 +138,23 @@ _embedding, _rerank, _score = (msgspec.json.Decoder(kind) for kind in (Embedding
 
 async def create_embeddings(request: web.Request) -> web.Response:
     """POST /v1/embeddings."""
-    body = await read_body(request, _embedding, EmbeddingBody)
-    vectors, count, call_id = await _vectors(
-        request, body, {"input": body.input}, dimensions=body.dimensions, normalize=body.normalize is not False
-    )
+    call = await admit(request, "embd", _embedding)
+    body: EmbeddingBody = call.body
+    wanted = Wanted(body.pooling, body.dimensions, body.normalize is not False)
+    vectors, count = await _vectors(call, {"input": body.input}, wanted)
     shown = [base64.b64encode(each.tobytes()).decode() if body.encoding_format == "base64" else each.tolist() for each in vectors]
     data = [{"object": "embedding", "index": index, "embedding": each} for index, each in enumerate(shown)]
-    return _answer(request, body, call_id, count, {"object": "list", "data": data})
+    return _answer(call, count, {"object": "list", "data": data})
 
 
 async def rerank(request: web.Request) -> web.Response:
     """POST /rerank: the documents, the likest to the query first."""
-    body = await read_body(request, _rerank, RerankBody)
+    call = await admit(request, "embd", _rerank)
+    body: RerankBody = call.body
     texts = [document if isinstance(document, str) else document.text for document in body.documents]
     if body.top_n is not None and body.top_n < 1:
         raise InvalidRequest(f"top_n is {body.top_n}: it must be at least 1.", "top_n")
-    (query, *vectors), count, call_id = await _vectors(request, body, {"query": body.query, "documents": texts})
+    (query, *vectors), count = await _vectors(call, {"query": body.query, "documents": texts}, Wanted(body.pooling))
     scores = [_cosine(query, vector) for vector in vectors]
     best = sorted(range(len(scores)), key=lambda place: -scores[place])[: body.top_n]
     results = [
@@ -167,47 +162,43 @@ async def rerank(request: web.Request) -> web.Response:
         | ({} if body.return_documents is False else {"document": {"text": texts[place]}})
         for place in best
     ]
-    return _answer(request, body, call_id, count, {"results": results})
+    return _answer(call, count, {"results": results})
 
 
 async def score(request: web.Request) -> web.Response:
     """POST /score: how alike each pair of texts is."""
-    body = await read_body(request, _score, ScoreBody)
+    call = await admit(request, "embd", _score)
+    body: ScoreBody = call.body
     one, other = ([texts] if isinstance(texts, str) else texts for texts in (body.text_1, body.text_2))
     if len(one) not in (1, len(other)):
         raise InvalidRequest(f"text_1 has {len(one)} texts and text_2 {len(other)}: give one, or as many as text_2.", "text_1")
-    vectors, count, call_id = await _vectors(request, body, {"text_1": one, "text_2": other})
+    vectors, count = await _vectors(call, {"text_1": one, "text_2": other}, Wanted(body.pooling))
     left = vectors[: len(one)] * (len(other) // len(one))
     data = [
         {"index": index, "object": "score", "score": _cosine(*pair)}
         for index, pair in enumerate(zip(left, vectors[len(one) :], strict=True))
     ]
-    return _answer(request, body, call_id, count, {"object": "list", "data": data})
+    return _answer(call, count, {"object": "list", "data": data})
 
 
-async def _vectors(
-    request: web.Request, body: _Body, inputs: dict[str, Any], **wanted: Any
-) -> tuple[list[np.ndarray], int, str]:
-    """The vectors of all inputs (by field) in order, the number of their tokens, and the call's id."""
-    context, client = request.app[SERVER_CONTEXT], client_of(request)
-    identify(request, body.request_id)
-    model = context.model_name(body.model, client)
+async def _vectors(call: Call, inputs: dict[str, Any], wanted: Wanted) -> tuple[list[np.ndarray], int]:
+    """The vectors of all inputs (by field) in order, and the number of their tokens."""
+    context, client = call.context, call.client
+    context.model_name(call.body.model, client)
     prompts = {name: prompts_of(given, name) for name, given in inputs.items()}
     for name, given in prompts.items():
         context.limiter.check_inputs(len(given), name)
-    call_id, special = answer_id(request, "embd"), body.add_special_tokens is not False
-    count = min(context.limiter.inputs_max, sum(map(len, prompts.values())))
+    special, count = call.body.add_special_tokens is not False, min(context.limiter.inputs_max, sum(map(len, prompts.values())))
     with context.limiter.enter(count, client, in_waves=True):
         tokens = [each for name, given in prompts.items() for each in await tokens_of(context, given, special, client, name)]
         params = [param for name, given in prompts.items() for param in params_of(name, len(given))]
-        vectors = await embeddings_of(context, call_id, client, tokens, body.pooling, model=model, params=params, **wanted)
-    return vectors, sum(map(len, tokens)), call_id
+        vectors = await embeddings_of(call, tokens, params, wanted)
+    return vectors, sum(map(len, tokens))
 
 
-def _answer(request: web.Request, body: _Body, call_id: str, count: int, content: dict[str, Any]) -> web.Response:
-    model = request.app[SERVER_CONTEXT].model_name(body.model, client_of(request))
-    usage = {"prompt_tokens": count, "total_tokens": count}
-    shown = {"id": call_id, "created": int(time.time()), "model": model} | content | {"usage": usage}
+def _answer(call: Call, count: int, content: dict[str, Any]) -> web.Response:
+    model, usage = call.context.model_name(call.body.model, call.client), {"prompt_tokens": count, "total_tokens": count}
+    shown = {"id": call.id, "created": int(time.time()), "model": model} | content | {"usage": usage}
     return web.json_response(body=msgspec.json.encode(shown))
 
 

@@ -5,17 +5,14 @@ For routers (vnext/gateway). The answer is worth nothing by itself: a server wit
 
 from __future__ import annotations
 
-import time
-
 import msgspec
 from aiohttp import web
 
 from vnext.runtime.protocol.messages import SubmitRequest
 from vnext.server.answers.generation import admitted
+from vnext.server.call import Call, admit
 from vnext.server.context.errors import Aborted, RoutesClosed
-from vnext.server.context.identity import answer_id, client_of
-from vnext.server.context.server_context import SERVER_CONTEXT, ServerContext
-from vnext.server.http.bodies import read_body
+from vnext.server.context.server_context import SERVER_CONTEXT
 from vnext.state.events import pack_tokens
 from vnext.state.params import Sampling
 
@@ -33,30 +30,29 @@ _handover = msgspec.json.Decoder(HandoverBody)
 
 async def hand_over(request: web.Request) -> web.Response:
     """POST /handover: {"ticket", "cached_tokens"}; the ticket is "" where there are no blocks to hand over."""
-    context, client = request.app[SERVER_CONTEXT], client_of(request)
-    if context.settings.role != "prefill":
+    if request.app[SERVER_CONTEXT].settings.role != "prefill":
         raise RoutesClosed("This server computes no prompts for others: start it with --role prefill.")
-    body = await read_body(request, _handover, HandoverBody)
-    model = context.model_name(body.model, client)
+    call = await admit(request, "handover", _handover)
+    context, body = call.context, call.body
+    model = context.model_name(body.model, call.client)
     context.check_tokens(body.tokens, "tokens", context.listed_tokens_max)
-    with context.limiter.enter(1, client):
-        name, salt = answer_id(request, "handover"), context.keys.salt(client, body.cache_salt or "")
-        ticket, cached = await handed_over(context, name, client, body.tokens, salt, model)
+    with context.limiter.enter(1, call.client):
+        ticket, cached = await handed_over(call, model)
     return web.json_response({"ticket": ticket, "cached_tokens": cached})
 
 
-async def handed_over(
-    context: ServerContext, name: str, client: str, prompt: list[int], cache_salt: str, model: str
-) -> tuple[str, int]:
+async def handed_over(call: Call, model: str) -> tuple[str, int]:
     """The ticket, "" where there are no blocks to hand over, and the tokens that the cache had. Raises Refused, EngineDead,
     Aborted, Overloaded, RequestTimedOut."""
+    context, body = call.context, call.body
     context.check_engine()
     asked = SubmitRequest(
-        name=name, prompt=pack_tokens(prompt), sampling=Sampling(seed=0, max_tokens=1, temperature=0.0), cache_salt=cache_salt,
-        adapter=context.adapters.files(model), hands_over=True, client=context.client_number(client),
+        name=call.names, prompt=pack_tokens(body.tokens), sampling=Sampling(seed=0, max_tokens=1, temperature=0.0),
+        cache_salt=context.keys.salt(call.client, body.cache_salt or ""), adapter=context.adapters.files(model), hands_over=True,
+        client=context.client_number(call.client),
     )  # fmt: skip
     ticket, cached = "", 0
-    async with admitted(context, client, [prompt], time.monotonic()), context.client.submit_all([asked]) as stream:
+    async with admitted(call, [body.tokens]), context.client.submit_all([asked]) as stream:
         async for output in stream:
             if output.finish == "abort":
                 raise Aborted("The engine ended the request before the prompt was computed: send it again.")

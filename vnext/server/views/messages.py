@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -14,8 +13,8 @@ from vnext.runtime.protocol.sampling_params import ContextExceeded, InvalidReque
 from vnext.server.answers.chat_request import ChatRequest, prompt_of
 from vnext.server.answers.generation import RETAINED, Generation
 from vnext.server.answers.parts import AnswerParts
-from vnext.server.answers.readers import SingleReader, event_ids
-from vnext.server.answers.resuming import call_of
+from vnext.server.answers.writing import SingleReader, event_ids
+from vnext.server.call import admit
 from vnext.server.context.errors import Failure, in_names
 from vnext.server.context.identity import client_of
 from vnext.server.context.server_context import SERVER_CONTEXT
@@ -33,19 +32,16 @@ _COUNT = msgspec.json.Decoder(CountTokensBody)
 
 async def create_message(request: web.Request) -> web.StreamResponse:
     """POST /v1/messages."""
-    context = request.app[SERVER_CONTEXT]
-    body = await read_body(request, _MESSAGES, MessagesBody)
-    started_s = time.monotonic()
+    call = await admit(request, "msg", _MESSAGES)
+    body: MessagesBody = call.body
     with in_words_of(body):
-        chat = ChatRequest(context, chat_body(body, context.marks is not None))
+        chat = ChatRequest(call, chat_body(body, call.context.marks is not None))
         check_calls(body)
     breakpoints = breakpoints_of(body)
-    client = client_of(request)
-    with in_words_of(body), context.limiter.enter(chat.answer_count, client):
-        call = call_of(request, "msg", body.stream)
-        generation = await chat.start(call, client, started_s, shrinks=True, breakpoints=breakpoints)
+    with in_words_of(body), call.context.limiter.enter(chat.answer_count, call.client):
+        generation = await chat.start(shrinks=True, breakpoints=breakpoints)
         answer = _MessageAnswer(chat, generation, body.max_tokens)
-        ids = event_ids(request, call, generation, body, chat.is_parsed) if body.stream else None
+        ids = event_ids(generation, chat.is_parsed) if body.stream else None
 
         async def send(events: Events | None) -> None:
             await generation.answer(SingleReader(answer.parts, answer, events, ids), ids)
@@ -61,7 +57,7 @@ async def create_message(request: web.Request) -> web.StreamResponse:
 async def count_tokens(request: web.Request) -> web.Response:
     """POST /v1/messages/count_tokens."""
     context = request.app[SERVER_CONTEXT]
-    body = await read_body(request, _COUNT, CountTokensBody)
+    body = await read_body(request, _COUNT)
     with in_words_of(body):
         chat = chat_body(body, context.marks is not None)
         tools = tool_choice_of(chat, context.dialect is not None).shown
@@ -89,7 +85,7 @@ class _MessageAnswer:
     def __init__(self, chat: ChatRequest, generation: Generation, max_tokens: int) -> None:
         self.parts: AnswerParts = chat.parts()
         self._generation, self._max_tokens = generation, max_tokens
-        self._builder = MessageBuilder({"id": generation.id.replace("-", "_", 1), "model": generation.model})
+        self._builder = MessageBuilder({"id": generation.call.id.replace("-", "_", 1), "model": generation.model})
         self.message: dict[str, Any] = {}
 
     def begin(self) -> list[Event]:

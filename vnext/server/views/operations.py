@@ -111,7 +111,7 @@ _unload = msgspec.json.Decoder(UnloadAdapterBody)
 async def load_adapter(request: web.Request) -> web.Response:
     """POST /v1/load_lora_adapter: the new model object."""
     context = request.app[SERVER_CONTEXT]
-    body = await read_body(request, _load, LoadAdapterBody)
+    body = await read_body(request, _load)
     await context.adapters.load(body.lora_name, body.lora_path, tenant_of(request))
     return web.json_response(model_object(context, body.lora_name))
 
@@ -119,6 +119,6 @@ async def load_adapter(request: web.Request) -> web.Response:
 async def unload_adapter(request: web.Request) -> web.Response:
     """POST /v1/unload_lora_adapter: {"id", "object", "deleted"}."""
     context = request.app[SERVER_CONTEXT]
-    body = await read_body(request, _unload, UnloadAdapterBody)
+    body = await read_body(request, _unload)
     await context.adapters.unload(body.lora_name, tenant_of(request))
     return web.json_response({"id": body.lora_name, "object": "model", "deleted": True})

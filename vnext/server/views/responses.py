@@ -17,12 +17,12 @@ from vnext.runtime.protocol.sampling_params import InvalidRequest
 from vnext.server.answers.chat_request import ChatRequest, prompt_of
 from vnext.server.answers.generation import RETAINED, Generation
 from vnext.server.answers.logprobs import ChatLogprobs, speller
-from vnext.server.answers.readers import SingleReader, event_ids
-from vnext.server.answers.resuming import call_of
+from vnext.server.answers.writing import SingleReader, event_ids
+from vnext.server.call import admit
 from vnext.server.context.api_keys import Tenant
 from vnext.server.context.errors import Failure, FileUnknown, in_names
-from vnext.server.context.identity import client_of, identify
-from vnext.server.context.server_context import SERVER_CONTEXT, ServerContext, tenant_of
+from vnext.server.context.identity import client_of
+from vnext.server.context.server_context import SERVER_CONTEXT, tenant_of
 from vnext.server.context.structure import tool_choice_of
 from vnext.server.http.background import BACKGROUND, Running, send_all
 from vnext.server.http.bodies import read_body
@@ -43,24 +43,21 @@ _DECODER = msgspec.json.Decoder(ResponsesBody)
 
 async def create_response(request: web.Request) -> web.StreamResponse:
     """POST /v1/responses."""
-    context, store = request.app[SERVER_CONTEXT], request.app[RESPONSES]
-    tenant = tenant_of(request)
-    body = with_items(await read_body(request, _DECODER, ResponsesBody), store.finder(tenant))
-    started_s = time.monotonic()
-    identify(request, body.request_id)
+    store, tenant = request.app[RESPONSES], tenant_of(request)
+    call = await admit(request, "resp", _DECODER)
+    body = with_items(call.body, store.finder(tenant))
+    call = msgspec.structs.replace(call, body=body)
     earlier = _earlier(store, body.previous_response_id, tenant)
     with in_names(names_of(body)):
-        chat = ChatRequest(context, chat_body(body, earlier))
+        chat = ChatRequest(call, chat_body(body, earlier))
         check_calls(body, earlier)
-    client = client_of(request)
     with in_names(names_of(body)), ExitStack() as held:
         if body.background:
             _check_background(body, store)
-        held.enter_context(context.limiter.enter(chat.answer_count, client))
-        call = call_of(request, "resp", body.stream)
-        generation = await chat.start(call, client, started_s, shrinks=True)
-        answer = _ResponseAnswer(context, chat, generation, body)
-        ids = event_ids(request, call, generation, body, by_token=True) if body.stream else None  # its events are numbered
+        held.enter_context(call.context.limiter.enter(chat.answer_count, call.client))
+        generation = await chat.start(shrinks=True)
+        answer = _ResponseAnswer(chat, generation)
+        ids = event_ids(generation, by_token=True) if body.stream else None  # its events are numbered
 
         def keep(frames: Sequence[bytes] = ()) -> None:
             store.put(answer.response, input_items(body), earlier, tenant.owner, frames)
@@ -86,7 +83,7 @@ async def count_input_tokens(request: web.Request) -> web.Response:
     """POST /v1/responses/input_tokens: the size of the prompt that such a body would become."""
     context = request.app[SERVER_CONTEXT]
     store, tenant = request.app[RESPONSES], tenant_of(request)
-    body = with_items(await read_body(request, _DECODER, ResponsesBody), store.finder(tenant))
+    body = with_items(await read_body(request, _DECODER), store.finder(tenant))
     with in_names(names_of(body)):
         chat = chat_body(body, _earlier(store, body.previous_response_id, tenant))
         tools = tool_choice_of(chat, context.dialect is not None).shown
@@ -188,13 +185,13 @@ class _ResponseAnswer:
     """A `single.Builder`, and the parts that it is made of with their log-probabilities. `response` is the whole answer, once it
     is complete."""
 
-    def __init__(self, context: ServerContext, chat: ChatRequest, generation: Generation, body: ResponsesBody) -> None:
-        self._parts, count = chat.parts(), chat.params.logprobs
-        spell = speller(context.tokenizer, False)
-        self._entries = None if count is None else ChatLogprobs(context.tokenizer, spell, count, self._parts.is_parsed)
+    def __init__(self, chat: ChatRequest, generation: Generation) -> None:
+        body, tokenizer = generation.call.body, generation.call.context.tokenizer
+        self._parts, count, spell = chat.parts(), chat.params.logprobs, speller(tokenizer, False)
+        self._entries = None if count is None else ChatLogprobs(tokenizer, spell, count, self._parts.is_parsed)
         self._of_words: list[list[dict[str, Any]]] = []  # of the parts that are to come
         self._chat, self._generation = chat, generation
-        name = hashlib.blake2b(generation.id.encode(), digest_size=16).hexdigest()
+        name = hashlib.blake2b(generation.call.id.encode(), digest_size=16).hexdigest()
         self._builder = ItemBuilder(named_tools(body), "reasoning.encrypted_content" in (body.include or ()), name)
         self._head = _head(f"resp_{name}", generation, chat, body)  # an id that nobody can guess: it opens the store
         self._sequence_number = 0
@@ -270,7 +267,7 @@ def _head(id_: str, generation: Generation, chat: ChatRequest, body: ResponsesBo
     return {
         "id": id_,
         "object": "response",
-        "created_at": generation.created_s,
+        "created_at": generation.call.created_s,
         "model": generation.model,
         "instructions": body.instructions,
         "previous_response_id": body.previous_response_id,

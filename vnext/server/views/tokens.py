@@ -46,7 +46,7 @@ _detokenize = msgspec.json.Decoder(DetokenizeBody)
 async def tokenize(request: web.Request) -> web.Response:
     """POST /tokenize: {"count", "max_model_len", "tokens", "token_strs"}; the last is null unless it was asked for."""
     context = request.app[SERVER_CONTEXT]
-    body = await read_body(request, _tokenize, TokenizeBody)
+    body = await read_body(request, _tokenize)
     client = client_of(request)
     context.model_name(body.model, client)
     tokens = await _tokens(context, body, client)
@@ -63,7 +63,7 @@ async def tokenize(request: web.Request) -> web.Response:
 async def detokenize(request: web.Request) -> web.Response:
     """POST /detokenize: {"prompt"}, special tokens spelt out."""
     context = request.app[SERVER_CONTEXT]
-    body = await read_body(request, _detokenize, DetokenizeBody)
+    body = await read_body(request, _detokenize)
     context.model_name(body.model, client_of(request))
     context.check_tokens(body.tokens, "tokens", context.listed_tokens_max)
     [text] = await context.decode([body.tokens], client_of(request), skip_special_tokens=False)

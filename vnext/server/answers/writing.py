@@ -1,14 +1,15 @@
-"""Readers: turn a call's answers into a stream of events or into one whole response, for all APIs.
+"""Writing: a call's answers as a stream of events or as one whole response, for all APIs.
 
-`Streamed` and `Whole` pass each delta to an API's ChoiceRenderer and send the result; `SingleReader` passes the parts of one
-answer to an API whose streams show typed events. Also what a stream's ids say of the request that it began with, and whether a
-client goes on with the same one. Views own the shapes; `streaming` owns the response.
+`ChunkWriter` shows the choices of OpenAI's two older APIs, each by a ChoiceRenderer, as chunks or whole; `SingleReader` passes the
+parts of one answer to an API whose streams show typed events. Also what a stream's ids say of the request that it began with, and
+whether a client goes on with the same one. Views own the shapes; `streaming` owns the response.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 import msgspec
@@ -16,11 +17,11 @@ from aiohttp import web
 
 from vnext.runtime.protocol.sampling_params import InvalidRequest
 from vnext.server.answers.generation import Choice, Generation
-from vnext.server.answers.resuming import Call, EventIds
+from vnext.server.answers.resuming import EventIds
 from vnext.server.context.errors import OtherSystem
-from vnext.server.context.server_context import SERVER_CONTEXT, tenant_of
+from vnext.server.context.server_context import tenant_of
 from vnext.server.http.event_ids import CHOICES_MAX, HEADER, LastEvent, Origin, reads_ids
-from vnext.server.http.streaming import DONE, Answering, Events, TextFrame, event_frame, frame_of, respond
+from vnext.server.http.streaming import DONE, Events, TextFrame, event_frame, frame_of, respond
 from vnext.text.answer import Delta
 from vnext.text.parts import Part, Words
 
@@ -68,8 +69,9 @@ class Streamed:
     def delta(self, choice: Choice, delta: Delta) -> bool:
         renderer = self._renderers[choice.index]
         renderer.push(delta)
-        shown = renderer.take()
-        frames = [frame_of(self._chunk_of([each])) for each in shown]
+        frames = []
+        for shown in renderer.take():
+            frames.append(frame_of(self._chunk_of([shown])))
         if self._ids is not None:
             begin = delta.token_count - len(delta.token_ids)
             frames = self._ids.of_delta(choice.index, begin, delta.token_count, bool(delta.finish), frames)
@@ -120,21 +122,52 @@ class Whole:
         """Return at once: there is always room."""
 
 
-def closing(ids: EventIds | None, event: bytes) -> list[bytes]:
-    """An event behind the ends of all choices, as far as the client lacks it."""
-    return [event] if ids is None else ids.closing(event)
+class ChunkWriter:
+    """Shows a generation's answers as `choices`. The APIs say what stands beside them."""
 
+    chunk_kind = kind = ""
+    """The `object` of a chunk and of the whole."""
 
-async def streamed(request: web.Request, answering: Answering, ids: EventIds | None, has_usage: bool) -> web.StreamResponse:
-    """`respond` with a stream that ends with [DONE]; `has_usage`: and an event before it. A client that has all of it already gets
-    the status 204, by which it knows that nothing follows."""
-    if ids is None:
-        return await respond(request, answering)
-    if ids.has_all(has_usage + 1):
-        return web.Response(status=204)
-    if ids.has_all(has_usage):
-        answering = _nothing
-    return await respond(request, answering, lambda: b"".join(ids.closing(DONE, has_usage)))
+    def __init__(self, generation: Generation, renderers: Sequence[ChoiceRenderer], by_token: bool = False) -> None:
+        """`by_token`: what an event shows depends on how its tokens came."""
+        self.generation, self.call = generation, generation.call
+        self.renderers, self._by_token = renderers, by_token
+
+    def usage(self) -> dict[str, Any]:
+        """The tokens so far."""
+        return self.generation.usage()
+
+    def whole(self) -> dict[str, Any]:
+        """The whole response but for its usage, once all answers are complete."""
+        raise AssertionError("an API says what its response shows")
+
+    def chunk(self, choices: list[dict[str, Any]], beside: Mapping[str, Any] = {}) -> dict[str, Any]:  # noqa: B006
+        """A chunk of a stream, with members `beside` its choices. Its usage is null before the last one, or the count so far."""
+        chunk, shown = self.generation.envelope(self.chunk_kind, choices), self.call.usage
+        chunk.update(beside)
+        if shown.at_end:
+            chunk["usage"] = self.usage() if shown.in_each else None
+        return chunk
+
+    async def write(self) -> web.StreamResponse:
+        """Have the answers computed and show them. A client that has all of a stream already gets the status 204, by which it knows
+        that nothing follows."""
+        if not self.call.body.stream:
+            await self.generation.answer(Whole(self.generation.choices, self.renderers))
+            return web.json_response(body=_encode(self.whole()))
+        ids, has_usage = event_ids(self.generation, self._by_token), self.call.usage.at_end
+        if ids is None:
+            return await respond(self.call.request, partial(self._stream, None))
+        if ids.has_all(has_usage + 1):
+            return web.Response(status=204)
+        answering = _nothing if ids.has_all(has_usage) else partial(self._stream, ids)
+        return await respond(self.call.request, answering, lambda: b"".join(ids.closing(DONE, has_usage)))
+
+    async def _stream(self, ids: EventIds | None, events: Events) -> None:
+        await self.generation.answer(Streamed(events, self.renderers, self.chunk, ids), ids)
+        if self.call.usage.at_end:
+            last = frame_of(self.generation.envelope(self.chunk_kind, []) | {"usage": self.usage()})
+            events.send(*([last] if ids is None else ids.closing(last)))
 
 
 async def _nothing(events: Events) -> None:
@@ -202,24 +235,22 @@ class SingleReader:
         return self._events.send(*frames) if frames else True
 
 
-def event_ids(
-    request: web.Request, call: Call, generation: Generation, body: msgspec.Struct, by_token: bool = False
-) -> EventIds | None:
+def event_ids(generation: Generation, by_token: bool = False) -> EventIds | None:
     """Those of a stream; None where the client reads none, and where no server could go on, as where tokens depend on the batch.
     Raises InvalidRequest and OtherSystem where the client goes on with another stream."""
-    context, last = request.app[SERVER_CONTEXT], call.last
-    if last is None and not reads_ids(request.headers):
+    call, context, last = generation.call, generation.call.context, generation.call.last
+    if last is None and not reads_ids(call.request.headers):
         return None
     is_invariant = context.client.ready.environment.get("batch_invariant", "yes").startswith("yes")
     if len(generation.choices) > CHOICES_MAX or not is_invariant:
         if last is not None:
             raise InvalidRequest(f"{HEADER}: this stream cannot be picked up again, leave the header out to begin anew.", HEADER)
         return None
-    given = getattr(body, "seed", None)
+    given = getattr(call.body, "seed", None)
     seed = call.seed if given is None else given % SEEDS
     origin = Origin(
         answer=call.id.partition("-")[2], created_s=call.created_s, seed=seed or 0, cached_tokens=0,
-        fingerprint=int(context.fingerprint[3:], 16), digest=_digest(request, generation, body),
+        fingerprint=int(context.fingerprint[3:], 16), digest=_digest(generation),
     )  # fmt: skip
     if last is not None:
         _check(origin, last, len(generation.choices))
@@ -237,11 +268,11 @@ def _check(origin: Origin, last: LastEvent, count: int) -> None:
         raise InvalidRequest(f"{sentence}, or leave the header out to begin anew.", HEADER)
 
 
-def _digest(request: web.Request, generation: Generation, body: msgspec.Struct) -> int:
+def _digest(generation: Generation) -> int:
     """Equal for the same body with the same key, as prompts and parameters that this server has made of it."""
-    context = request.app[SERVER_CONTEXT]
-    given = msgspec.structs.replace(body, seed=None) if hasattr(body, "seed") else body
-    shown = generation.id.partition("-")[0], tenant_of(request).owner, generation.model
+    call, context = generation.call, generation.call.context
+    given = msgspec.structs.replace(call.body, seed=None) if hasattr(call.body, "seed") else call.body
+    shown = call.id.partition("-")[0], tenant_of(call.request).owner, generation.model
     parsers = type(context.dialect).__name__, context.marks and (context.marks.open, context.marks.close)
     found = hashlib.blake2b(_encode((given, shown, parsers)), digest_size=8)
     for part in generation.computed():
