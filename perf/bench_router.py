@@ -35,7 +35,7 @@ from vnext.commands.machine import machine
 from vnext.gateway.app import make_app, make_runner
 from vnext.gateway.context import RouterContext
 from vnext.gateway.settings import RouterSettings
-from vnext.server.garbage import settle
+from vnext.server.context.text_work import settle
 
 CLIENTS, REQUESTS, STREAMS, EVENTS, ROUNDS = 16, 1000, 16, 250, 5
 PACED, PACE_S, PROMPT_BYTES = 200, 0.005, 2000

@@ -10,6 +10,7 @@ from vnext.runtime.processes.replicas import RunningEngines
 from vnext.runtime.protocol.settings import EngineSettings
 from vnext.server.console import curl_line, write_line
 from vnext.server.settings import ServerSettings
+from vnext.server.tls import url_at
 from vnext.state.config import SchedulerConfig
 from vnext.text.files import CheckpointUnreadable, chat_template
 
@@ -91,6 +92,4 @@ def _has_template(engine: RunningEngines, settings: ServerSettings) -> bool:
 
 def url_of(settings: ServerSettings) -> str:
     """Where programs on this machine reach the server."""
-    host = EVERYWHERE.get(settings.host, settings.host)
-    scheme = "https" if settings.ssl_certfile else "http"
-    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{settings.port}{settings.root_path}"
+    return url_at(EVERYWHERE.get(settings.host, settings.host), settings.port, settings)

@@ -22,9 +22,9 @@ from vnext.gateway.settings import RouterSettings
 from vnext.runtime.protocol import log_lines
 from vnext.server.console import write_error, write_line
 from vnext.server.context.api_keys import KeysUnusable
-from vnext.server.garbage import settle
+from vnext.server.context.text_work import settle
 from vnext.server.http.connections import room_for
-from vnext.server.tls import AddressUnusable, TlsUnusable, bind, tls_context, unusable
+from vnext.server.tls import AddressUnusable, TlsUnusable, bind, tls_context, unusable, url_at
 
 FIRST_LOOK_S = 0.5
 """For the servers' first answers, before clients are served."""
@@ -107,8 +107,7 @@ def _signals() -> tuple[asyncio.Event, asyncio.Event]:
 
 def _start_line(context: RouterContext, listener: socket.socket) -> str:
     settings, (host, port) = context.settings, listener.getsockname()[:2]
-    scheme = "https" if settings.http.ssl_certfile else "http"
-    url = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
     backends = list(context.fleet)
     ready = sum(each.is_ready for each in backends)
-    return f"vnext {__version__}: routing by {settings.routing_policy} on {url}; {ready} of {len(backends)} servers are ready"
+    where = f"{settings.routing_policy} on {url_at(host, port, settings.http)}"
+    return f"vnext {__version__}: routing by {where}; {ready} of {len(backends)} servers are ready"

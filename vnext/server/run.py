@@ -26,11 +26,11 @@ from vnext.server.console import write_error, write_line
 from vnext.server.context.api_keys import ApiKeys, KeysUnusable
 from vnext.server.context.errors import StoreUnusable
 from vnext.server.context.server_context import SERVER_CONTEXT, template_of
+from vnext.server.context.text_work import settle
 from vnext.server.context.traces import TracesUnusable, require_traces
-from vnext.server.garbage import settle
 from vnext.server.http.connections import room_for
 from vnext.server.settings import ServerSettings
-from vnext.server.tls import AddressUnusable, TlsUnusable, bind, tls_context, unusable
+from vnext.server.tls import AddressUnusable, TlsUnusable, bind, tls_context, unusable, url_at
 from vnext.text.files import CheckpointUnreadable
 from vnext.text.template import TemplateUnreadable
 from vnext.text.tokenizer import Tokenizer
@@ -110,7 +110,7 @@ async def _serve_until_signal(
         host, port = listener.getsockname()[:2]
         if settings.number not in range(1, settings.api_server_count):  # of those that start together one says it
             names = ", ".join(app[SERVER_CONTEXT].model_names)
-            write_line(f"vnext: serving {names} on {_url(host, port, settings)}")
+            write_line(f"vnext: serving {names} on {url_at(host, port, settings)}")
         await stop.wait()
         await drain(app, site, settings.drain_s)
     finally:
@@ -156,8 +156,3 @@ async def _listen(site: web.SockSite, settings: ServerSettings) -> None:
         await site.start()
     except OSError as error:  # another program bound the port as we did, and listened first
         raise unusable(error, settings.host, settings.port) from error
-
-
-def _url(host: str, port: int, settings: ServerSettings) -> str:
-    scheme = "https" if settings.ssl_certfile else "http"
-    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}{settings.root_path}"

@@ -112,6 +112,12 @@ def is_loopback(host: str) -> bool:
         return host.lower() == "localhost"
 
 
+def url_at(host: str, port: int, settings: ServerSettings) -> str:
+    """The URL of a server that listens there."""
+    scheme = "https" if settings.ssl_certfile else "http"
+    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}{settings.root_path}"
+
+
 def unusable(error: OSError, host: str, port: int) -> AddressUnusable:
     """The error for an address that the system refused."""
     if error.errno == errno.EADDRINUSE:

@@ -1,14 +1,16 @@
 """Text work: the threads that tokenize texts, decode tokens, compile grammars and render conversations beside the event loop.
 
-Owns the length up to which the loop does the work itself, the bound on characters in work or in the queue, and the return of
-free memory to the system. Long texts have separate threads, so that short ones never wait for them. Templates run in Python:
-one thread renders them and yields the interpreter to the loop every half millisecond.
+Owns the length up to which the loop does the work itself, the bound on characters in work or in the queue, the return of free
+memory to the system, and how often Python's collector searches in a process that serves. Long texts have separate threads, so
+that short ones never wait for them. Templates run in Python: one thread renders them and yields the interpreter to the loop every
+half millisecond.
 """
 
 from __future__ import annotations
 
 import asyncio
 import ctypes
+import gc
 import os
 import sys
 import threading
@@ -26,6 +28,8 @@ TRIM_CHARACTERS_MIN = 2**18
 THREADS = 2  # of each kind that releases the interpreter
 SWITCH_INTERVAL_S = 0.0005  # how long the loop waits for a thread that runs Python code
 _NICE = 5  # the engine has priority; a higher value makes the loop wait too long while such a thread holds the interpreter
+_NEW_OBJECTS_MAX = 5_000
+"""Before the collector looks at them, for a millisecond."""
 
 
 class TextWork:
@@ -93,3 +97,12 @@ def trim() -> None:
     """Return free memory to the system: glibc would keep it. Other C libraries return it themselves."""
     if give_back := getattr(ctypes.CDLL(None), "malloc_trim", None):
         give_back(0)
+
+
+def settle() -> None:
+    """Have the collector search for garbage rarely, and never among what lives by now. A request's objects die without it; only
+    asyncio's connections are cycles. What reading the tokenizer has freed goes back to the system."""
+    gc.collect()
+    trim()
+    gc.freeze()
+    gc.set_threshold(_NEW_OBJECTS_MAX)
