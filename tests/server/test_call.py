@@ -10,6 +10,7 @@ import pytest
 from edge_server import EdgeServer
 
 from perf.steady_edge import SteadyEdge
+from vnext.runtime.protocol.messages import AdapterFiles
 from vnext.runtime.protocol.sampling_params import InvalidRequest
 from vnext.server.answers import beams
 from vnext.server.call import SHARED, Call, Checks
@@ -103,3 +104,15 @@ def test_a_warm_streamed_completion_runs_few_functions() -> None:
         sys.setprofile(None)
     assert 50 < len(found) <= FUNCTIONS_MAX
     assert len({place for place, _ in found}) <= FILES_MAX
+
+
+@pytest.mark.parametrize("searches", [False, True])
+def test_a_call_holds_its_adapter_to_its_end(server: EdgeServer, monkeypatch: pytest.MonkeyPatch, searches: bool) -> None:
+    """Beams too: an adapter that a search uses is not unloaded."""
+    adapters, seen = server.context.adapters, []
+    monkeypatch.setattr(adapters, "files", lambda name: AdapterFiles(name=name, digest="0" * 32, path="/a"))
+    monkeypatch.setattr(adapters, "take", lambda name: seen.append(("take", name)))
+    monkeypatch.setattr(adapters, "give", lambda name: seen.append(("give", name)))
+    body = {"prompt": "say:a", "max_tokens": 1} | ({"use_beam_search": True, "beam_width": 1} if searches else {})
+    status, answer, _ = server.post("/v1/completions", body)
+    assert seen == [("take", "toy"), ("give", "toy")], (status, answer)
