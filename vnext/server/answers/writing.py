@@ -1,7 +1,7 @@
 """Writing: a call's answers as a stream of events or as one whole response, for all APIs.
 
-`ChunkWriter` shows the choices of OpenAI's two older APIs, each by a ChoiceRenderer, as chunks or whole; `SingleReader` passes the
-parts of one answer to an API whose streams show typed events. Also what a stream's ids say of the request that it began with, and
+`ChunkWriter` shows the choices of OpenAI's two older APIs, each by a ChoiceRenderer, as chunks or whole; `EventWriter` those of
+APIs whose streams show one answer as typed events. Also what a stream's ids say of the request that it began with, and
 whether a client goes on with the same one. Views own the shapes; `streaming` owns the response.
 """
 
@@ -18,7 +18,7 @@ from aiohttp import web
 from vnext.runtime.protocol.sampling_params import InvalidRequest
 from vnext.server.answers.generation import Choice, Generation
 from vnext.server.answers.resuming import EventIds
-from vnext.server.context.errors import OtherSystem
+from vnext.server.context.errors import Failure, OtherSystem
 from vnext.server.context.server_context import tenant_of
 from vnext.server.http.event_ids import CHOICES_MAX, HEADER, LastEvent, Origin, reads_ids
 from vnext.server.http.streaming import DONE, Events, TextFrame, event_frame, frame_of, respond
@@ -174,17 +174,14 @@ async def _nothing(events: Events) -> None:
     """Send nothing."""
 
 
-class Builder(Protocol):
-    """One answer in an API's shape."""
+class Sink(Protocol):
+    """Takes a stream's frames: `Events`, or what keeps them."""
 
-    def begin(self) -> Iterable[TypedEvent]:
-        """The events before the first part."""
+    def send(self, *frames: bytes) -> bool: ...
 
-    def part(self, part: Part) -> Iterable[TypedEvent]:
-        """The events of a part."""
+    def send_with_end(self, *frames: bytes) -> bool: ...
 
-    def end(self, finish: str, stop_reason: str | int | None) -> Iterable[TypedEvent]:
-        """The events after the last part. `finish` is "stop" or "length"."""
+    async def room(self) -> None: ...
 
 
 class Parts(Protocol):
@@ -196,28 +193,70 @@ class Parts(Protocol):
     def push(self, delta: Delta) -> list[Part]: ...
 
 
-class SingleReader:
-    """A generation.Reader of a call with one answer. Without `events` it sends nothing. `ids`: None for none."""
+class EventWriter:
+    """Shows the one answer of a generation as typed events, or whole. An API says which events it has."""
 
-    def __init__(self, answer: Parts, builder: Builder, events: Events | None, ids: EventIds | None = None) -> None:
-        self._answer, self._builder, self._events, self._ids = answer, builder, events, ids
+    def __init__(self, generation: Generation, parts: Parts, by_token: bool) -> None:
+        """`by_token`: what an event shows depends on how its tokens came. Raises as `event_ids`."""
+        self.generation, self.call, self.parts = generation, generation.call, parts
+        self.ids = event_ids(generation, by_token) if self.call.body.stream else None
+
+    def begin(self) -> Iterable[TypedEvent]:
+        """The events before the first part."""
+
+    def part(self, part: Part) -> Iterable[TypedEvent]:
+        """The events of a part."""
+
+    def end(self, finish: str, stop_reason: str | int | None) -> Iterable[TypedEvent]:
+        """The events after the last part. `finish` is "stop" or "length"."""
+
+    def whole(self) -> dict[str, Any]:
+        """The whole answer, once it is complete."""
+
+    def fault_frame(self, failure: Failure) -> bytes:
+        """What ends a stream in the middle of an answer."""
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the client has all of the stream with which it goes on."""
+        return self.ids is not None and self.ids.has_all(0)
+
+    async def answer(self, events: Sink | None) -> None:
+        """Have the answer computed; `events` get it, None for a whole one."""
+        await self.generation.answer(_SingleReader(self, events), self.ids)
+
+    async def write(self) -> web.StreamResponse:
+        """As ChunkWriter.write."""
+        if self.is_known:
+            return web.Response(status=204)
+        if self.call.body.stream:
+            return await respond(self.call.request, self.answer, b"", self.fault_frame)
+        await self.answer(None)
+        return web.json_response(body=_encode(self.whole()))
+
+
+class _SingleReader:
+    """A generation.Reader of a call with one answer. Without `events` it sends nothing."""
+
+    def __init__(self, writer: EventWriter, events: Sink | None) -> None:
+        self._writer, self._answer, self._events, self._ids = writer, writer.parts, events, writer.ids
         self._has_begun = False
 
     def delta(self, choice: Choice, delta: Delta) -> bool:
         made: list[TypedEvent] = []
         if not self._has_begun:
             self._has_begun = True
-            made += self._builder.begin()
+            made += self._writer.begin()
         for part in self._answer.push(delta):
-            made += self._builder.part(part)
+            made += self._writer.part(part)
         if delta.finish:
-            made += self._builder.end(delta.finish, delta.stop_reason)
+            made += self._writer.end(delta.finish, delta.stop_reason)
         choice.plain = self._answer.is_plain and not delta.finish and not choice.answer.is_scanned
         return self._send(made, delta.token_count - len(delta.token_ids), delta.token_count, is_last=bool(delta.finish))
 
     def text(self, choice: Choice, text: str) -> bool:
         count = choice.answer.token_count
-        return self._send(self._builder.part(Words(text)), count - 1, count) if text else True
+        return self._send(self._writer.part(Words(text)), count - 1, count) if text else True
 
     async def room(self) -> None:
         if self._events is not None:

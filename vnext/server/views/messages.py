@@ -13,14 +13,14 @@ from vnext.runtime.protocol.sampling_params import ContextExceeded, InvalidReque
 from vnext.server.answers.chat_request import ChatRequest, prompt_of
 from vnext.server.answers.generation import RETAINED, Generation
 from vnext.server.answers.parts import AnswerParts
-from vnext.server.answers.writing import SingleReader, event_ids
+from vnext.server.answers.writing import EventWriter
 from vnext.server.call import admit
 from vnext.server.context.errors import Failure, in_names
 from vnext.server.context.identity import client_of
 from vnext.server.context.server_context import SERVER_CONTEXT
 from vnext.server.context.structure import tool_choice_of
 from vnext.server.http.bodies import read_body
-from vnext.server.http.streaming import Events, event_frame, respond
+from vnext.server.http.streaming import event_frame
 from vnext.server.messages.blocks import Event, MessageBuilder
 from vnext.server.messages.bodies import CountTokensBody, MessagesBody
 from vnext.server.messages.translation import breakpoints_of, chat_body, check_calls, names_of
@@ -40,18 +40,7 @@ async def create_message(request: web.Request) -> web.StreamResponse:
     breakpoints = breakpoints_of(body)
     with in_words_of(body), call.context.limiter.enter(chat.answer_count, call.client):
         generation = await chat.start(shrinks=True, breakpoints=breakpoints)
-        answer = _MessageAnswer(chat, generation, body.max_tokens)
-        ids = event_ids(generation, chat.is_parsed) if body.stream else None
-
-        async def send(events: Events | None) -> None:
-            await generation.answer(SingleReader(answer.parts, answer, events, ids), ids)
-
-        if ids is not None and ids.has_all(0):
-            return web.Response(status=204)
-        if body.stream:
-            return await respond(request, send, b"", _fault_frame)
-        await send(None)
-        return web.json_response(body=msgspec.json.encode(answer.message))
+        return await MessageWriter(chat, generation).write()
 
 
 async def count_tokens(request: web.Request) -> web.Response:
@@ -79,13 +68,13 @@ def in_words_of(body: CountTokensBody) -> Iterator[None]:
         raise InvalidRequest(sentence, "messages", error.code) from error
 
 
-class _MessageAnswer:
-    """A `single.Builder`. `message` is the whole answer, once it is complete."""
+class MessageWriter(EventWriter):
+    """Shows an answer as a message. `message` is the whole one, once it is complete."""
 
-    def __init__(self, chat: ChatRequest, generation: Generation, max_tokens: int) -> None:
-        self.parts: AnswerParts = chat.parts()
-        self._generation, self._max_tokens = generation, max_tokens
-        self._builder = MessageBuilder({"id": generation.call.id.replace("-", "_", 1), "model": generation.model})
+    def __init__(self, chat: ChatRequest, generation: Generation) -> None:
+        self._parts: AnswerParts = chat.parts()
+        super().__init__(generation, self._parts, chat.is_parsed)
+        self._builder = MessageBuilder({"id": self.call.id.replace("-", "_", 1), "model": generation.model})
         self.message: dict[str, Any] = {}
 
     def begin(self) -> list[Event]:
@@ -97,9 +86,9 @@ class _MessageAnswer:
     def end(self, finish: str, stop_reason: str | int | None) -> list[Event]:
         sequence, usage = stop_reason if isinstance(stop_reason, str) else None, self._usage()
         if finish == "length":  # `start` may have shrunk what was asked for
-            is_all = usage["output_tokens"] >= self._max_tokens
+            is_all = usage["output_tokens"] >= self.call.body.max_tokens
             reason = "max_tokens" if is_all else "model_context_window_exceeded"
-        elif self.parts.has_called:
+        elif self._parts.has_called:
             reason = "tool_use"
         else:
             reason = "end_turn" if sequence is None else "stop_sequence"
@@ -110,9 +99,9 @@ class _MessageAnswer:
     def _usage(self) -> dict[str, Any]:
         """At Anthropic, input tokens that the cache held do not count as input tokens, nor do those up to the last breakpoint,
         which are in the cache from now on."""
-        usage = self._generation.usage()
+        usage = self.generation.usage()
         cached = usage["prompt_tokens_details"]["cached_tokens"]
-        created = max(0, self._generation.kept_tokens - cached)
+        created = max(0, self.generation.kept_tokens - cached)
         return {
             "input_tokens": usage["prompt_tokens"] - cached - created,
             "cache_creation_input_tokens": created,
@@ -120,6 +109,8 @@ class _MessageAnswer:
             "output_tokens": usage["completion_tokens"],
         } | {name: usage[name] for name in RETAINED if name in usage}
 
+    def whole(self) -> dict[str, Any]:
+        return self.message
 
-def _fault_frame(failure: Failure) -> bytes:
-    return event_frame(failure.anthropic_body())
+    def fault_frame(self, failure: Failure) -> bytes:
+        return event_frame(failure.anthropic_body())

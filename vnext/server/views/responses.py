@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from functools import partial
 from typing import Any
@@ -17,7 +17,7 @@ from vnext.runtime.protocol.sampling_params import InvalidRequest
 from vnext.server.answers.chat_request import ChatRequest, prompt_of
 from vnext.server.answers.generation import RETAINED, Generation
 from vnext.server.answers.logprobs import ChatLogprobs, speller
-from vnext.server.answers.writing import SingleReader, event_ids
+from vnext.server.answers.writing import EventWriter, Sink
 from vnext.server.call import admit
 from vnext.server.context.api_keys import Tenant
 from vnext.server.context.errors import Failure, FileUnknown, in_names
@@ -28,7 +28,7 @@ from vnext.server.http.background import BACKGROUND, Running, send_all
 from vnext.server.http.bodies import read_body
 from vnext.server.http.event_ids import HEADER
 from vnext.server.http.pages import Pages, ordered, page_of
-from vnext.server.http.streaming import Events, event_frame, respond
+from vnext.server.http.streaming import event_frame, respond
 from vnext.server.responses.bodies import Item, ResponsesBody
 from vnext.server.responses.items import Event, ItemBuilder
 from vnext.server.responses.store import ResponseStore, Stored
@@ -56,27 +56,16 @@ async def create_response(request: web.Request) -> web.StreamResponse:
             _check_background(body, store)
         held.enter_context(call.context.limiter.enter(chat.answer_count, call.client))
         generation = await chat.start(shrinks=True)
-        answer = _ResponseAnswer(chat, generation)
-        ids = event_ids(generation, by_token=True) if body.stream else None  # its events are numbered
 
-        def keep(frames: Sequence[bytes] = ()) -> None:
-            store.put(answer.response, input_items(body), earlier, tenant.owner, frames)
+        def keep(response: dict[str, Any], frames: Sequence[bytes] = ()) -> None:
+            store.put(response, input_items(body), earlier, tenant.owner, frames)
 
-        async def send(events: Events | Running | None) -> None:
-            await generation.answer(SingleReader(answer, answer, events, ids), ids)
-            if body.store is not False and not body.background:
-                keep()
-
-        if ids is not None and ids.has_all(0):
-            return web.Response(status=204)
-        if body.background and call.last is not None and _is_known(request, answer.head("queued")["id"]):
-            return await _follow(request, answer.head("queued")["id"])
-        if body.background:
-            return await _begin(request, answer, send, keep, held.pop_all(), bool(body.stream))
-        if body.stream:
-            return await respond(request, send, b"", answer.fault_frame)
-        await send(None)
-        return web.json_response(body=msgspec.json.encode(answer.response))
+        writer = ResponseWriter(chat, generation, keep)
+        if writer.is_known or not body.background:
+            return await writer.write()
+        if call.last is not None and _is_known(request, writer.head("queued")["id"]):
+            return await _follow(request, writer.head("queued")["id"])
+        return await _begin(request, writer, held.pop_all())
 
 
 async def count_input_tokens(request: web.Request) -> web.Response:
@@ -92,32 +81,29 @@ async def count_input_tokens(request: web.Request) -> web.Response:
     return web.json_response(body=msgspec.json.encode(counted))
 
 
-async def _begin(
-    request: web.Request, answer: _ResponseAnswer, send: Callable[..., Awaitable[None]], keep: Callable[..., None],
-    held: ExitStack, streams: bool,
-) -> web.StreamResponse:  # fmt: skip
+async def _begin(request: web.Request, writer: ResponseWriter, held: ExitStack) -> web.StreamResponse:
     """Have a response made without its client, who gets what there is of it now, or its stream. `held` is held until its end."""
-    running = Running(tenant_of(request).owner, answer.head("in_progress"))
+    running, streams = Running(tenant_of(request).owner, writer.head("in_progress")), bool(writer.call.body.stream)
 
     async def make(running: Running) -> None:
         with held:
-            await send(running if streams else None)
-        keep(running.whole)
+            await writer.answer(running if streams else None)
+        writer.keep(writer.response, running.whole)
 
     def failed(failure: Failure) -> None:
-        frame = answer.fault_frame(failure)
+        frame = writer.fault_frame(failure)
         if streams:
             running.send(frame)
-        keep(running.whole)
+        writer.keep(writer.response, running.whole)
 
     def cancelled() -> None:
-        answer.cancel()
-        keep(running.whole)
+        writer.cancel()
+        writer.keep(writer.response, running.whole)
 
     request.app[BACKGROUND].begin(running, make, failed, cancelled)
     if streams:
-        return await respond(request, partial(running.follow, place=0), b"", answer.fault_frame)
-    return web.json_response(body=msgspec.json.encode(answer.head("queued")))
+        return await respond(request, partial(running.follow, place=0), b"", writer.fault_frame)
+    return web.json_response(body=msgspec.json.encode(writer.head("queued")))
 
 
 async def get_response(request: web.Request) -> web.StreamResponse:
@@ -181,30 +167,40 @@ async def list_input_items(request: web.Request) -> web.Response:
     return web.json_response(body=msgspec.json.encode(shown))
 
 
-class _ResponseAnswer:
-    """A `single.Builder`, and the parts that it is made of with their log-probabilities. `response` is the whole answer, once it
-    is complete."""
+class ResponseWriter(EventWriter):
+    """Shows an answer as items, and is the parts that these are made of, with their log-probabilities. `response` is the whole
+    answer, once it is complete; `keep` stores it, with the frames of its stream."""
 
-    def __init__(self, chat: ChatRequest, generation: Generation) -> None:
-        body, tokenizer = generation.call.body, generation.call.context.tokenizer
-        self._parts, count, spell = chat.parts(), chat.params.logprobs, speller(tokenizer, False)
-        self._entries = None if count is None else ChatLogprobs(tokenizer, spell, count, self._parts.is_parsed)
+    def __init__(self, chat: ChatRequest, generation: Generation, keep: Callable[..., None]) -> None:
+        super().__init__(generation, self, by_token=True)  # its events are numbered
+        body, tokenizer = self.call.body, self.call.context.tokenizer
+        self._of_answer, count, spell = chat.parts(), chat.params.logprobs, speller(tokenizer, False)
+        self._entries = None if count is None else ChatLogprobs(tokenizer, spell, count, self._of_answer.is_parsed)
         self._of_words: list[list[dict[str, Any]]] = []  # of the parts that are to come
-        self._chat, self._generation = chat, generation
-        name = hashlib.blake2b(generation.call.id.encode(), digest_size=16).hexdigest()
+        self._chat, self.keep = chat, keep
+        name = hashlib.blake2b(self.call.id.encode(), digest_size=16).hexdigest()
         self._builder = ItemBuilder(named_tools(body), "reasoning.encrypted_content" in (body.include or ()), name)
         self._head = _head(f"resp_{name}", generation, chat, body)  # an id that nobody can guess: it opens the store
         self._sequence_number = 0
         self.response: dict[str, Any] = {}
 
+    async def answer(self, events: Sink | None) -> None:
+        """As EventWriter; stores a response whose client waits for it."""
+        await super().answer(events)
+        if self.call.body.store is not False and not self.call.body.background:
+            self.keep(self.response)
+
+    def whole(self) -> dict[str, Any]:
+        return self.response
+
     @property
     def is_plain(self) -> bool:
         """As AnswerParts; a token with log-probabilities comes as a delta."""
-        return self._entries is None and self._parts.is_plain
+        return self._entries is None and self._of_answer.is_plain
 
     def push(self, delta: Delta) -> list[Part]:
         """As AnswerParts. The log-probabilities of reasoning and of calls are dropped."""
-        found = self._parts.push(delta)
+        found = self._of_answer.push(delta)
         if self._entries is not None:
             self._builder.logprobs += self._entries.push(delta)
             self._of_words += [self._entries.of(part) for part in found if isinstance(part, Words)]
@@ -249,7 +245,7 @@ class _ResponseAnswer:
         return [event | {"sequence_number": first + place} for place, event in enumerate(events)]
 
     def _usage(self) -> dict[str, Any]:
-        usage = self._chat.usage(self._generation)
+        usage = self._chat.usage(self.generation)
         thought = usage.get("completion_tokens_details", {}).get("reasoning_tokens", 0)
         return {
             "input_tokens": usage["prompt_tokens"],
