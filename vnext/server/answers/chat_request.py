@@ -238,6 +238,12 @@ async def prompt_of(context: ServerContext, body: ChatBody, tools: list[dict[str
     return Prompt(text, tokens)
 
 
+async def prompt_tokens(context: ServerContext, body: ChatBody, client: str) -> list[int]:
+    """The tokens of the prompt that a chat would become. Raises InvalidRequest, Overloaded."""
+    tools = tool_choice_of(body, context.dialect is not None).shown
+    return (await prompt_of(context, body, tools, client)).tokens
+
+
 def _check_combinations(body: ChatBody, choice: ToolChoice) -> None:
     if choice.is_forced and body.structured_outputs is not None:  # a response_format waits for the answer to the calls' results
         name = "structured_outputs"

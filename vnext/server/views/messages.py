@@ -10,7 +10,7 @@ import msgspec
 from aiohttp import web
 
 from vnext.runtime.protocol.sampling_params import ContextExceeded, InvalidRequest
-from vnext.server.answers.chat_request import ChatRequest, prompt_of
+from vnext.server.answers.chat_request import ChatRequest, prompt_tokens
 from vnext.server.answers.generation import RETAINED, Generation
 from vnext.server.answers.parts import AnswerParts
 from vnext.server.answers.writing import EventWriter
@@ -18,7 +18,6 @@ from vnext.server.call import admit
 from vnext.server.context.errors import Failure, in_names
 from vnext.server.context.identity import client_of
 from vnext.server.context.server_context import SERVER_CONTEXT
-from vnext.server.context.structure import tool_choice_of
 from vnext.server.http.bodies import read_body
 from vnext.server.http.streaming import event_frame
 from vnext.server.messages.blocks import Event, MessageBuilder
@@ -48,10 +47,8 @@ async def count_tokens(request: web.Request) -> web.Response:
     context = request.app[SERVER_CONTEXT]
     body = await read_body(request, _COUNT)
     with in_words_of(body):
-        chat = chat_body(body, context.marks is not None)
-        tools = tool_choice_of(chat, context.dialect is not None).shown
-        prompt = await prompt_of(context, chat, tools, client_of(request))
-    return web.json_response(body=msgspec.json.encode({"input_tokens": len(prompt.tokens)}))
+        tokens = await prompt_tokens(context, chat_body(body, context.marks is not None), client_of(request))
+    return web.json_response(body=msgspec.json.encode({"input_tokens": len(tokens)}))
 
 
 @contextmanager

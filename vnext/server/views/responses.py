@@ -14,7 +14,7 @@ import msgspec
 from aiohttp import web
 
 from vnext.runtime.protocol.sampling_params import InvalidRequest
-from vnext.server.answers.chat_request import ChatRequest, prompt_of
+from vnext.server.answers.chat_request import ChatRequest, prompt_tokens
 from vnext.server.answers.generation import RETAINED, Generation
 from vnext.server.answers.logprobs import ChatLogprobs, speller
 from vnext.server.answers.writing import EventWriter, Sink
@@ -23,7 +23,6 @@ from vnext.server.context.api_keys import Tenant
 from vnext.server.context.errors import Failure, FileUnknown, in_names
 from vnext.server.context.identity import client_of
 from vnext.server.context.server_context import SERVER_CONTEXT, tenant_of
-from vnext.server.context.structure import tool_choice_of
 from vnext.server.http.background import BACKGROUND, Running, send_all
 from vnext.server.http.bodies import read_body
 from vnext.server.http.event_ids import HEADER
@@ -70,14 +69,12 @@ async def create_response(request: web.Request) -> web.StreamResponse:
 
 async def count_input_tokens(request: web.Request) -> web.Response:
     """POST /v1/responses/input_tokens: the size of the prompt that such a body would become."""
-    context = request.app[SERVER_CONTEXT]
     store, tenant = request.app[RESPONSES], tenant_of(request)
     body = with_items(await read_body(request, _DECODER), store.finder(tenant))
     with in_names(names_of(body)):
         chat = chat_body(body, _earlier(store, body.previous_response_id, tenant))
-        tools = tool_choice_of(chat, context.dialect is not None).shown
-        prompt = await prompt_of(context, chat, tools, client_of(request))
-    counted = {"object": "response.input_tokens", "input_tokens": len(prompt.tokens)}
+        tokens = await prompt_tokens(request.app[SERVER_CONTEXT], chat, client_of(request))
+    counted = {"object": "response.input_tokens", "input_tokens": len(tokens)}
     return web.json_response(body=msgspec.json.encode(counted))
 
 

@@ -12,11 +12,10 @@ import msgspec
 from aiohttp import web
 
 from vnext.runtime.protocol.sampling_params import InvalidRequest
-from vnext.server.answers.chat_request import prompt_of
+from vnext.server.answers.chat_request import prompt_tokens
 from vnext.server.context.identity import client_of
 from vnext.server.context.openai_types import ChatBody, ChatMessage, Tool
 from vnext.server.context.server_context import SERVER_CONTEXT, ServerContext
-from vnext.server.context.structure import tool_choice_of
 from vnext.server.http.bodies import read_body
 
 
@@ -85,4 +84,4 @@ async def _tokens(context: ServerContext, body: TokenizeBody, client: str) -> li
         messages=body.messages, tools=body.tools, add_generation_prompt=body.add_generation_prompt,
         continue_final_message=body.continue_final_message, chat_template_kwargs=body.chat_template_kwargs,
     )  # fmt: skip
-    return (await prompt_of(context, chat, tool_choice_of(chat, context.dialect is not None).shown, client)).tokens
+    return await prompt_tokens(context, chat, client)
