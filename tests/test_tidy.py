@@ -167,7 +167,7 @@ PARAMETERS = {
     "_grammar": 9, "add_tiled": 9, "check_paged_attention": 9, "experts_by": 9,
 }  # fmt: skip
 SHORT_FILES_MAX = 66
-ANYS_MAX = 1022
+ANYS_MAX = 1000
 # How many imports stand inside functions, with the reason. All others are at the top of their file.
 LATE_IMPORTS = {
     # a command imports what it runs, and no other's

@@ -25,7 +25,8 @@ from vnext.server.http.streaming import DONE, Events, TextFrame, event_frame, fr
 from vnext.text.answer import Delta
 from vnext.text.parts import Part, Words
 
-TypedEvent = dict[str, Any]
+Json = dict[str, Any]
+"""An object of an answer, or an event."""
 SEEDS = 2**64
 _encode = msgspec.json.Encoder().encode
 
@@ -43,10 +44,10 @@ class ChoiceRenderer(Protocol):
     def add(self, text: str) -> None:
         """Take in a plain answer's text."""
 
-    def take(self) -> list[dict[str, Any]]:
+    def take(self) -> list[Json]:
         """The choices that have not been shown yet, one per chunk."""
 
-    def text_choice(self, text: str) -> dict[str, Any]:
+    def text_choice(self, text: str) -> Json:
         """A stream's choice with `text`, in the middle of a plain answer."""
 
 
@@ -57,7 +58,7 @@ class Streamed:
         self,
         events: Events,
         renderers: Sequence[ChoiceRenderer],
-        chunk_of: Callable[[list[dict[str, Any]]], dict[str, Any]],
+        chunk_of: Callable[[list[Json]], Json],
         ids: EventIds | None = None,
     ) -> None:
         self._ids = ids
@@ -133,15 +134,15 @@ class ChunkWriter:
         self.generation, self.call = generation, generation.call
         self.renderers, self._by_token = renderers, by_token
 
-    def usage(self) -> dict[str, Any]:
+    def usage(self) -> Json:
         """The tokens so far."""
         return self.generation.usage()
 
-    def whole(self) -> dict[str, Any]:
+    def whole(self) -> Json:
         """The whole response but for its usage, once all answers are complete."""
         raise AssertionError("an API says what its response shows")
 
-    def chunk(self, choices: list[dict[str, Any]], beside: Mapping[str, Any] = {}) -> dict[str, Any]:  # noqa: B006
+    def chunk(self, choices: list[Json], beside: Mapping[str, Any] = {}) -> Json:  # noqa: B006
         """A chunk of a stream, with members `beside` its choices. Its usage is null before the last one, or the count so far."""
         chunk, shown = self.generation.envelope(self.chunk_kind, choices), self.call.usage
         chunk.update(beside)
@@ -201,16 +202,16 @@ class EventWriter:
         self.generation, self.call, self.parts = generation, generation.call, parts
         self.ids = event_ids(generation, by_token) if self.call.body.stream else None
 
-    def begin(self) -> Iterable[TypedEvent]:
+    def begin(self) -> Iterable[Json]:
         """The events before the first part."""
 
-    def part(self, part: Part) -> Iterable[TypedEvent]:
+    def part(self, part: Part) -> Iterable[Json]:
         """The events of a part."""
 
-    def end(self, finish: str, stop_reason: str | int | None) -> Iterable[TypedEvent]:
+    def end(self, finish: str, stop_reason: str | int | None) -> Iterable[Json]:
         """The events after the last part. `finish` is "stop" or "length"."""
 
-    def whole(self) -> dict[str, Any]:
+    def whole(self) -> Json:
         """The whole answer, once it is complete."""
 
     def fault_frame(self, failure: Failure) -> bytes:
@@ -243,7 +244,7 @@ class _SingleReader:
         self._has_begun = False
 
     def delta(self, choice: Choice, delta: Delta) -> bool:
-        made: list[TypedEvent] = []
+        made: list[Json] = []
         if not self._has_begun:
             self._has_begun = True
             made += self._writer.begin()
@@ -262,7 +263,7 @@ class _SingleReader:
         if self._events is not None:
             await self._events.room()
 
-    def _send(self, made: Iterable[TypedEvent], begin: int, end: int, is_last: bool = False) -> bool:
+    def _send(self, made: Iterable[Json], begin: int, end: int, is_last: bool = False) -> bool:
         """Send the events of the tokens from `begin` to `end`."""
         if self._events is None:
             return True

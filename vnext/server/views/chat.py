@@ -15,7 +15,7 @@ from vnext.server.answers.chat_request import ChatRequest
 from vnext.server.answers.generation import Choice, Generation
 from vnext.server.answers.logprobs import ChatLogprobs, experts_member, named_prompt_logprobs, speller
 from vnext.server.answers.parts import joined
-from vnext.server.answers.writing import ChunkWriter
+from vnext.server.answers.writing import ChunkWriter, Json
 from vnext.server.call import admit
 from vnext.server.context.conversation import check_calls
 from vnext.server.context.openai_types import ChatBody
@@ -51,7 +51,7 @@ class _ChoiceRenderer:
         self._is_plain = self._entries is None and not self._with_ids and not generation.call.usage.in_each
         self.started = False
         self._parts: list[Part] = []
-        self.logprobs: list[dict[str, Any]] = []
+        self.logprobs: list[Json] = []
         self.finish: str | None = None
         self.stop_reason: str | int | None = None
 
@@ -77,11 +77,11 @@ class _ChoiceRenderer:
         """Take in a plain answer's text."""
         self._parts.append(Words(text))
 
-    def choice(self) -> dict[str, Any]:
+    def choice(self) -> Json:
         """The whole answer."""
         return self._choice("message", _message_of(self._parts), self._take_logprobs())
 
-    def take(self) -> list[dict[str, Any]]:
+    def take(self) -> list[Json]:
         """The choices that a stream has not shown yet, one per chunk; the very first names the role."""
         shown = [] if self.started else [self._passing({"role": "assistant", "content": ""})]
         self.started = True
@@ -97,23 +97,23 @@ class _ChoiceRenderer:
             shown.append(self._choice("delta", deltas[-1] if deltas else {}, logprobs))
         return shown
 
-    def text_choice(self, text: str) -> dict[str, Any]:
+    def text_choice(self, text: str) -> Json:
         """A stream's choice with `text`, in the middle of a plain answer."""
         return self._plain_choice("delta", {"content": text}, None)
 
-    def _passing(self, delta: dict[str, Any]) -> dict[str, Any]:
+    def _passing(self, delta: Json) -> Json:
         """A choice before the last of those that are shown together."""
         return self._plain_choice("delta", delta, None) | {"finish_reason": None}
 
-    def _take_logprobs(self) -> dict[str, Any] | None:
+    def _take_logprobs(self) -> Json | None:
         taken, self.logprobs = self.logprobs, []
         return None if self._entries is None else {"content": taken, "refusal": None}
 
-    def _choice(self, name: str, content: dict[str, Any], logprobs: dict[str, Any] | None) -> dict[str, Any]:
+    def _choice(self, name: str, content: Json, logprobs: Json | None) -> Json:
         ids, self._ids = {"token_ids": self._ids} if self._with_ids else {}, []
         return self._plain_choice(name, content, logprobs) | ids
 
-    def _plain_choice(self, name: str, content: dict[str, Any], logprobs: dict[str, Any] | None) -> dict[str, Any]:
+    def _plain_choice(self, name: str, content: Json, logprobs: Json | None) -> Json:
         return {
             "index": self.index,
             name: content,
@@ -133,16 +133,16 @@ class ChatWriter(ChunkWriter):
         super().__init__(generation, renderers, chat.is_parsed)
         self._chat = chat
 
-    def usage(self) -> dict[str, Any]:
+    def usage(self) -> Json:
         """As ChunkWriter, with the tokens of the reasoning."""
         return self._chat.usage(self.generation)
 
-    def chunk(self, choices: list[dict[str, Any]], beside: Mapping[str, Any] = {}) -> dict[str, Any]:  # noqa: B006
+    def chunk(self, choices: list[Json], beside: Mapping[str, Any] = {}) -> Json:  # noqa: B006
         """As ChunkWriter; with the prompt's tokens in the first one, where they are asked for."""
         begins = self.call.body.return_token_ids and "role" in choices[0]["delta"]
         return super().chunk(choices, {"prompt_token_ids": self.generation.prompts[0]} if begins else beside)
 
-    def whole(self) -> dict[str, Any]:
+    def whole(self) -> Json:
         """As ChunkWriter."""
         body, generation = self.call.body, self.generation
         [prompt] = generation.prompts
@@ -156,9 +156,9 @@ class ChatWriter(ChunkWriter):
         return answer | ({"prompt_token_ids": prompt} if body.return_token_ids else {})
 
 
-def _message_of(parts: Sequence[Part]) -> dict[str, Any]:
+def _message_of(parts: Sequence[Part]) -> Json:
     """A whole answer's message."""
-    calls: dict[int, dict[str, Any]] = {}
+    calls: dict[int, Json] = {}
     for part in parts:
         if isinstance(part, CallBegun):
             calls[part.index] = _call_of(part)
@@ -172,7 +172,7 @@ def _message_of(parts: Sequence[Part]) -> dict[str, Any]:
     return message | ({"tool_calls": [*calls.values()]} if calls else {})
 
 
-def _delta_of(part: Words | Reasoning | CallBegun | CallArguments) -> dict[str, Any]:
+def _delta_of(part: Words | Reasoning | CallBegun | CallArguments) -> Json:
     """A stream's delta. A call begins with its id and name; then come pieces of its arguments."""
     match part:
         case Words():
@@ -185,7 +185,7 @@ def _delta_of(part: Words | Reasoning | CallBegun | CallArguments) -> dict[str, 
             return {"tool_calls": [{"index": part.index, "function": {"arguments": part.text}}]}
 
 
-def _call_of(begun: CallBegun) -> dict[str, Any]:
+def _call_of(begun: CallBegun) -> Json:
     return {"id": begun.id, "type": "function", "function": {"name": begun.name, "arguments": ""}}
 
 

@@ -15,7 +15,7 @@ from vnext.runtime.protocol.sampling_params import CHOICES_MAX, InvalidRequest, 
 from vnext.server.answers.beams import generation_of
 from vnext.server.answers.generation import Choice, Generation
 from vnext.server.answers.logprobs import completion_logprobs, echoed_logprobs, experts_member, named_prompt_logprobs, speller
-from vnext.server.answers.writing import ChunkWriter
+from vnext.server.answers.writing import ChunkWriter, Json
 from vnext.server.call import SHARED, Call, Checks, admit
 from vnext.server.context.openai_types import NO_USAGE, CompletionBody, sampling_params, usage_shown
 from vnext.server.context.prompts import prompts_of, tokens_of, with_suffix
@@ -128,7 +128,7 @@ class _ChoiceRenderer:
         """Take in a plain answer's text."""
         self.texts.append(text)
 
-    def take(self) -> list[dict[str, Any]]:
+    def take(self) -> list[Json]:
         """The part that has not been shown yet, as a choice; empty where there is none."""
         text, shown, ids, prompt = "".join(self.texts), self.shown, self._ids, self._prompt
         if not (text or self.finish or (shown and shown["tokens"]) or (self._body.return_token_ids and ids)):
@@ -145,7 +145,7 @@ class _ChoiceRenderer:
             choice |= experts_member(self._choice.answer, len(self._scored))
         return [choice]
 
-    def text_choice(self, text: str) -> dict[str, Any]:
+    def text_choice(self, text: str) -> Json:
         """A stream's choice with `text`, in the middle of a plain answer."""
         return {
             "index": self._choice.index,
@@ -169,7 +169,7 @@ class CompletionWriter(ChunkWriter):
             renderers.append(_ChoiceRenderer(generation, choice, params.logprobs, prefix))
         super().__init__(generation, renderers)
 
-    def whole(self) -> dict[str, Any]:
+    def whole(self) -> Json:
         """As ChunkWriter."""
         shown = enumerate(self.generation.best(self._shown_count))
         choices = [self.renderers[choice.index].take()[0] | {"index": index} for index, choice in shown]
