@@ -1,24 +1,61 @@
-"""Admission: which waiting requests join the batch, and with how many tokens.
+"""Admission: which waiting requests join the batch, and with how many tokens; of the others, what they wait for.
 
 Each admission is tried on a scratch pool with the reducer's own functions. The plan therefore sees exactly what will
-happen: hits, evictions, and blocks that one admitted request completes for the next. If the first request cannot fit
-even after all evictions, it waits without a trial, because a queue blocked by memory would pay for one in every step.
+happen: hits, evictions, and blocks that one admitted request completes for the next. The schedule stops at the first verdict that
+is a wait; whoever explains it goes on (explain.py). If the first request cannot fit even after all evictions, it waits without a
+trial, because a queue blocked by memory would pay for one in every step.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Literal
 
+import msgspec
 import numpy as np
 
 from vnext.sched.ranking import places_best_first
 from vnext.state import pool as pools
-from vnext.state.allocate import allocate, fits, hit_tokens_of, prefix_hits
+from vnext.state.allocate import allocate, fits, hit_tokens_of, new_page_count, prefix_hits, shared
 from vnext.state.config import SchedulerConfig
 from vnext.state.facilities.adapters import may_run
 from vnext.state.facilities.tier import transferring
+from vnext.state.pool import Pool
 from vnext.state.state import State, Waiting, blocks_for
 from vnext.state.store.rows import wants
+
+Why = Literal["budget", "blocks", "sequences", "adapter", "order", "preempted", "room", "caution", "pause", "disk", "microbatch"]
+"""budget: requests before it use up the step's tokens, or leave too few for a prompt that may not be split
+blocks: it is the best waiting request, and the cache has too few free pages for it
+sequences: the batch has its maximum number of requests
+adapter: it is the best waiting request, and no slot holds its LoRA adapter yet
+order: a better request waits for one of the reasons above, and no request may overtake it
+preempted: it is preempted in this step, as the worst running request when pages are missing
+room: other requests are preempted in this step, which therefore admits none
+caution: behind fatal steps, requests are admitted one at a time
+pause: the engine is paused
+disk: its blocks are being read from disk; others overtake it
+microbatch: its token is in flight, or it is the turn of others that decode
+"""
+NOBODY = -1
+NO_HITS = np.empty(0, dtype=np.int32)
+
+
+class Wait(msgspec.Struct, frozen=True, kw_only=True):
+    """One request that computes nothing. It needs `need` where `have` are available: tokens, pages or requests, by `why`.
+
+    `behind` is the request that it waits behind (order), otherwise NOBODY.
+    """
+
+    id: int
+    why: Why
+    need: int
+    have: int
+    behind: int = NOBODY
+
+
+Verdict = tuple[int, int | Wait]
+"""A place in the queue, and the tokens of its request or why it waits."""
 
 
 def admissions(state: State, running_tokens: int, running_pages: int) -> tuple[tuple[int, int], ...]:
@@ -34,7 +71,15 @@ def admissions(state: State, running_tokens: int, running_pages: int) -> tuple[t
     blocks, status = pool.prefix_index.blocks(), pool.status.values()
     if kept_out(config, blocks, status, state.waiting[places[0]], budget, pool.free - running_pages):
         return ()
-    return _tried(state, places, budget, running_pages)
+    admitted: list[tuple[int, int]] = []
+    for place, verdict in verdicts(state, places, running_tokens, running_pages):
+        if isinstance(verdict, Wait):
+            break
+        admitted.append((place, verdict))
+        budget -= verdict
+        if budget == 0:
+            break  # nobody else is tried
+    return tuple(admitted)
 
 
 def _admissible(state: State, room: int) -> Sequence[int]:
@@ -60,25 +105,70 @@ def admitted_max(state: State) -> int:
     return 0 if (wants(state.rows) > 1).any() else min(room, 1)
 
 
-def _tried(state: State, places: Sequence[int], budget: int, running_pages: int) -> tuple[tuple[int, int], ...]:
-    """The requests at these places in the queue that fit, tried one after another."""
+def verdicts(state: State, places: Sequence[int], running_tokens: int, running_pages: int) -> Iterator[Verdict]:
+    """One verdict for each of these places in the queue, best first, behind running rows that take so many tokens and pages. No
+    request overtakes one that waits."""
+    config, room = state.config, admitted_max(state)
+    budget = config.max_num_batched_tokens - running_tokens
+    pool = pools.take(state.pool, running_pages)[0] if budget > 0 else state.pool
+    joins: tuple[Waiting, np.ndarray, int] | None = None  # whose blocks the pool does not have yet: mostly nobody looks at it again
+    for number, place in enumerate(places):
+        waiting = state.waiting[place]
+        if joins is not None:
+            pool = allocate(config, pool, *joins).pool
+        if budget <= 0 or number >= room:
+            spent = budget <= 0 and not 0 < room <= number  # a full batch is the better reason, unless it was full before
+            yield from _bound(state, pool, places[number:], number, spent)
+            return
+        wait, hits, tokens = tried(state, pool, waiting, budget)
+        if wait is not None:
+            yield place, wait
+            yield from ((each, _behind(state.waiting[each], wait)) for each in places[number + 1 :])
+            return
+        yield place, tokens
+        budget -= tokens
+        joins = waiting, hits, tokens
+
+
+def tried(state: State, pool: Pool, waiting: Waiting, budget: int) -> tuple[Wait | None, np.ndarray, int]:
+    """What the best waiting request gets of this pool and budget: why it waits, the blocks that it hits, its tokens."""
     config = state.config
-    pool, _ = pools.take(state.pool, running_pages)
-    admitted: list[tuple[int, int]] = []
+    if not may_run(state, waiting.id):
+        return Wait(id=waiting.id, why="adapter", need=1, have=0), NO_HITS, 0  # until a slot holds its adapter
+    hits = prefix_hits(config, pool, waiting)
+    rest = waiting.known - hit_tokens_of(config, hits)
+    tokens = chunk(config, rest, budget)
+    if tokens == 0:
+        return Wait(id=waiting.id, why="budget", need=rest, have=budget), hits, 0
+    if not fits(config, pool, hits, tokens):
+        return Wait(id=waiting.id, why="blocks", need=pages_of(config, pool, hits, tokens), have=pool.free), hits, 0
+    return None, hits, tokens
+
+
+def pages_of(config: SchedulerConfig, pool: Pool, hits: np.ndarray, tokens: int) -> int:
+    """The free pages that an allocation takes, as allocate.fits counts them: missing ones, and hits that are free now."""
+    held = shared(config, hits)
+    revived = int((pool.status.at(held) >= 0).sum()) if len(held) else 0
+    return new_page_count(config, hits, tokens) + revived
+
+
+def _bound(state: State, pool: Pool, places: Sequence[int], admitted: int, spent: bool) -> Iterator[Verdict]:
+    """Why nobody joins behind `admitted` requests: the step's tokens are spent, too many run, or a cautious state has admitted as
+    many as it does at once."""
+    config, seqs = state.config, state.config.max_num_seqs
     for place in places:
         waiting = state.waiting[place]
-        if not may_run(state, waiting.id):
-            break  # until a slot holds its adapter
-        hits = prefix_hits(config, pool, waiting)
-        tokens = chunk(config, waiting.known - hit_tokens_of(config, hits), budget)
-        if tokens == 0 or not fits(config, pool, hits, tokens):
-            break
-        admitted.append((place, tokens))
-        budget -= tokens
-        if budget == 0 or place == places[-1]:
-            break  # no later request would look at the pool
-        pool = allocate(config, pool, waiting, hits, tokens).pool
-    return tuple(admitted)
+        if spent:
+            rest = waiting.known - hit_tokens_of(config, prefix_hits(config, pool, waiting))
+            yield place, Wait(id=waiting.id, why="budget", need=rest, have=0)
+        elif len(state.rows) + admitted < seqs:
+            yield place, Wait(id=waiting.id, why="caution", need=1, have=0)
+        else:
+            yield place, Wait(id=waiting.id, why="sequences", need=seqs + 1, have=seqs)
+
+
+def _behind(waiting: Waiting, first: Wait) -> Wait:
+    return Wait(id=waiting.id, why="order", need=0, have=0, behind=first.id)
 
 
 def kept_out(

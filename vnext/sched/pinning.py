@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from vnext.sched.admission import chunk
+from vnext.sched.admission import chunk, pages_of
 from vnext.sched.preemption import make_room
 from vnext.sched.ranking import places_best_first
-from vnext.state.allocate import fits, hit_tokens_of, new_page_count, prefix_hits, shared
+from vnext.state.allocate import fits, hit_tokens_of, prefix_hits, shared
 from vnext.state.events import ClockTicked, PinsYielded
 from vnext.state.expected import expected_work
 from vnext.state.facilities.adapters import may_run
@@ -70,5 +70,4 @@ def _lacking(state: State) -> tuple[int, np.ndarray]:
     hits, tokens = shared(config, table), chunk(config, entry.known - hit_tokens_of(config, table), config.max_num_batched_tokens)
     if tokens == 0 or fits(config, pool, table, tokens):
         return 0, NOTHING
-    revived = int((pool.status.at(hits) >= 0).sum()) if len(hits) else 0
-    return new_page_count(config, table, tokens) + revived - pool.free, hits
+    return pages_of(config, pool, table, tokens) - pool.free, hits

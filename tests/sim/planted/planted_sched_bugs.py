@@ -11,29 +11,29 @@ def bug(name: str, module: str, old: str, new: str, *found_by: str) -> Bug:
 
 ADMISSION = [
     bug(
-        "an admission costs no budget", "sched.admission", "budget -= tokens", "budget -= 0", "S3", "IllegalEvent", "S1"
+        "an admission costs no budget", "sched.admission", "        budget -= tokens", "        budget -= 0", "S3", "IllegalEvent", "S1"
     ),
     bug(
         "one that does not fit hides all",
         "sched.admission",
-        "not fits(config, pool, hits, tokens):\n            break",
-        "not fits(config, pool, hits, tokens):\n            return ()",
+        "        if isinstance(verdict, Wait):\n            break",
+        "        if isinstance(verdict, Wait):\n            return ()",
         "S3",
         "S6",
     ),
-    bug(
-        "one that does not fit is overtaken",
-        "sched.admission",
-        "not fits(config, pool, hits, tokens):\n            break",
-        "not fits(config, pool, hits, tokens):\n            continue",
-        "S3",
-        "L2",
+    Bug(
+        name="one that does not fit is overtaken",
+        edits=(
+            Edit("sched.admission", "if isinstance(verdict, Wait):\n            break", "if isinstance(verdict, Wait):\n            continue"),
+            Edit("sched.admission", "yield place, wait\n", "yield place, wait\n            joins = None\n            continue\n"),
+        ),
+        found_by=("S3", "L2"),
     ),
     bug(
         "one that does not fit is admitted",
         "sched.admission",
-        "if tokens == 0 or not fits(config, pool, hits, tokens):",
-        "if tokens == 0:",
+        "if not fits(config, pool, hits, tokens):",
+        "if False:",
         "IllegalEvent",
     ),
     bug(
@@ -94,7 +94,7 @@ ADMISSION = [
     bug(
         "a trial that claims nothing",
         "sched.admission",
-        "pool = allocate(config, pool, waiting, hits, tokens).pool",
+        "pool = allocate(config, pool, *joins).pool",
         "pool = pool",
         "IllegalEvent",
         "S3",
@@ -102,11 +102,11 @@ ADMISSION = [
     bug(
         "the head of the line is stuck",
         "sched.admission",
-        "    for place in places:",
-        "    for place in places[1:]:",
+        "    for place, verdict in verdicts(state, places, running_tokens, running_pages):",
+        "    for place, verdict in verdicts(state, places[1:], running_tokens, running_pages):",
         "S3",
     ),
-    bug("admission stops after one", "sched.admission", "if budget == 0 or place == places[-1]:", "if True:", "S3"),
+    bug("admission stops after one", "sched.admission", "if budget == 0:", "if True:", "S3"),
     bug(
         "one that would just fit is kept out",
         "sched.admission",

@@ -14,7 +14,8 @@ from vnext.replay.reading.folding import Broken, Folded, fold_items
 from vnext.replay.reading.index import Index
 from vnext.replay.reading.source import Log, UnusableLog
 from vnext.replay.reading.verify import why_not_decided
-from vnext.sched.explain import Why, explain
+from vnext.sched.admission import Why
+from vnext.sched.explain import explain
 from vnext.state.events import (
     BlocksHandedOver,
     BlocksPromoted,

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from vnext.replay.ui.walk import Moment
-from vnext.sched.explain import Explanation, Wait, explain
+from vnext.sched.admission import Wait
+from vnext.sched.explain import Explanation, explain
 from vnext.sched.policies import BUILT_IN
 from vnext.state.digest import digest, hexadecimal
 from vnext.state.events import (
