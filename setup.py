@@ -24,7 +24,7 @@ FINGERPRINT = runpy.run_path(str(ROOT / "vnext" / "base" / "compiled.py"))["fing
 CUDA_SOURCES = "vnext.kernels.cuda.sources"
 
 CORE = ["ml_dtypes>=0.5", "msgspec>=0.20", "numpy>=2.0", "xxhash>=3.5"]
-RUNTIME = ["torch>=2.11", "pyzmq>=26", "safetensors>=0.5", "huggingface_hub>=1.0", "tqdm>=4.66"]
+RUNTIME = ["torch>=2.11", "pyzmq>=26", "safetensors>=0.5", "huggingface_hub>=1.0", "gguf>=0.19", "tqdm>=4.66"]
 EDGE = [
     "aiohttp>=3.11", "jinja2>=3.1", "llguidance>=1.7", "prometheus_client>=0.21", "pyyaml>=6", "rich>=13", "tokenizers>=0.22",
     "yarl>=1.17",

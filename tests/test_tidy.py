@@ -52,9 +52,10 @@ ARROWS = {
     "kernels/cuda": {"kernels/*", "kernels/formats", "base"},
     "kernels/formats": {"kernels/*"},
     "models": set(),
-    "models/config": {"models/*", "base"},
+    "models/gguf": {"models/*", "base"},
+    "models/config": {"models/*", "models/gguf", "base"},
     "models/layers": {"models/*", "models/config", "kernels"},
-    "models/loading": {"models/*", "models/config", "models/layers", "kernels", "base"},
+    "models/loading": {"models/*", "models/config", "models/gguf", "models/layers", "kernels", "base"},
     "models/families": {"models/*", "models/config", "models/layers", "kernels"},  # a draft head is no decoder
     "sampling": {"kernels", "state/params", "base"},  # the table of sampling parameters
     "sampling/drafters": {"state/config", "base"},
@@ -63,7 +64,7 @@ ARROWS = {
     "text": {"text/dialects", "state/events", "state/params", "runtime/protocol", "base"},
     # the values of --attention; what an adapter's files say
     "runtime/protocol": {"state/*", "kernels/attention_backends", "kernels/format", "routing/policies", "base", "models"},
-    "runtime/processes": {"runtime/protocol", "models/*", "models/config", "models/loading", "base"},
+    "runtime/processes": {"runtime/protocol", "models/*", "models/config", "models/gguf", "models/loading", "base"},
     "runtime/transport/ring": {"runtime/processes", "state/*", "base"},
     "runtime/transport/collectives": {
         "runtime/processes", "models/layers", "kernels/arrays", "kernels/cuda", "kernels/shards", "base",
@@ -180,6 +181,7 @@ LATE_IMPORTS = {
     "vnext/replay/reading/index.py": (1, "reading an index that is there needs no scheduler"),
     "vnext/runtime/batch/masks.py": (1, "llguidance takes 70 ms, and most ranks never need it"),
     "vnext/sampling/constraint.py": (2, "the same"),
+    "vnext/models/gguf/header.py": (1, "gguf takes 300 ms, and only files of this kind need it"),
     # torch and the model's side come when a log has been found good
     "vnext/replay/execution/bisection.py": (3, "torch"),
     "vnext/replay/execution/execution.py": (5, "torch"),

@@ -57,9 +57,9 @@ def test_a_home_that_may_not_be_written(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_a_file_is_not_a_model(tmp_path: Path) -> None:
-    (tmp_path / "model.gguf").write_text("")
-    with pytest.raises(ModelError, match="is a file; give the folder"):
-        hub.resolve(str(tmp_path / "model.gguf"))
+    (tmp_path / "model.bin").write_text("")
+    with pytest.raises(ModelError, match="is a file; give a GGUF file, or the folder"):
+        hub.resolve(str(tmp_path / "model.bin"))
 
 
 def test_a_hub_id_is_downloaded_with_what_is_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

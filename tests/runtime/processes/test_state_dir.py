@@ -92,7 +92,7 @@ def test_a_stand_in_that_another_user_has_put_there_is_not_used(homeless: Path, 
     homeless.symlink_to(homeless.parent.parent)
     with pytest.raises(StartRefused, match="cannot be written .it belongs to another user.: choose another one"):
         log_directory(EngineSettings())
-    with pytest.raises(StartRefused, match="vnext_state_.* for overrides cannot be used"):
+    with pytest.raises(StartRefused, match="vnext_state_.* for checkpoints cannot be used"):
         find_model(EngineSettings(override_generation_config='{"top_k": 3}'))
     assert servers() == []
 

@@ -16,6 +16,8 @@ from typing import Any
 from vnext.base.tokenizer_files import POINTER_BYTES, is_pointer, pointer_sentence
 from vnext.models.config.json_keys import read_json
 from vnext.models.errors import ModelError
+from vnext.models.gguf.folder import SUFFIX, linked_files
+from vnext.models.gguf.header import read_header as gguf_header
 from vnext.models.registry import BODIES, MODEL_TYPES, require_family
 
 CONFIG_NAME = "config.json"
@@ -78,10 +80,12 @@ def refuse_quantised(raw: dict[str, Any]) -> None:
 
 
 def weight_files(path: Path) -> list[Path]:
-    """The checkpoint's safetensors files, sorted: the single one, else those that the index names; none where weights are drawn at
-    random. Raises ModelError."""
+    """The checkpoint's weight files, sorted: GGUF files, the single safetensors file, else those that the index names; none where
+    weights are drawn at random. Raises ModelError."""
     if is_dummy(path):
         return []
+    if files := linked_files(path):
+        return files
     files = [path / name for name in sorted(set(assigned_files(path).values()))] or [path / SINGLE_NAME]
     for file in files:
         if not file.is_file():
@@ -127,6 +131,8 @@ def found_forms(path: Path) -> list[str]:
 def _instead(path: Path) -> str:
     """What to do in a folder that lacks a weight file: it may hold the weights in a form that is not read."""
     others = found_forms(path)
+    if others and others[0].endswith(SUFFIX):
+        return f"here is {others[0]}: name this file to serve it"
     if not others or any(path.glob("*.safetensors")):
         return "vnext reads safetensors weights, download the whole model"
     return (
@@ -136,7 +142,10 @@ def _instead(path: Path) -> str:
 
 
 def read_header(file: Path) -> bytes:
-    """The JSON header of a safetensors file, checked against the file's size. Raises ModelError."""
+    """The JSON header of a safetensors file, or the header of a GGUF file, checked against the file's size. Raises ModelError."""
+    if file.suffix == SUFFIX:
+        with file.open("rb") as stream:
+            return stream.read(gguf_header(file).size_bytes)
     broken = ModelError(f"{file} is truncated or corrupt; download the model again")
     try:
         with file.open("rb") as stream:

@@ -22,7 +22,9 @@ import numpy as np
 from vnext.kernels.arrays import host_dtype
 from vnext.models.config.folder import CONFIG_NAME, DUMMY_NAME, assigned_files, is_dummy, read_header, weight_files
 from vnext.models.errors import ModelError
+from vnext.models.gguf.folder import linked_files
 from vnext.models.loading.dummy import Drawn, drawn_tensors
+from vnext.models.loading.gguf_tensors import Quantised, gguf_tensors
 
 DTYPES = MappingProxyType({"F32": host_dtype("float32"), "F16": host_dtype("float16"), "BF16": host_dtype("bfloat16")})
 """The files' names of what can be read."""
@@ -56,7 +58,7 @@ class Stored(NamedTuple):
         self.mapping.madvise(mmap.MADV_DONTNEED, first, self.stop - first)
 
 
-Tensors = dict[str, Stored | Drawn]
+Tensors = dict[str, Stored | Drawn | Quantised]
 
 
 class Checkpoint:
@@ -166,6 +168,8 @@ def folder_tensors(path: Path) -> Tensors:
     """The tensors of the checkpoint in folder `path`. Raises ModelError."""
     if is_dummy(path):
         return dict(drawn_tensors(path))
+    if linked_files(path):
+        return dict(gguf_tensors(path))
     homes = assigned_files(path)
     tensors: Tensors = {}
     for file in weight_files(path):  # other files may hold stale copies: the index says which counts

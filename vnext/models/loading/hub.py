@@ -10,6 +10,7 @@ from pathlib import Path
 
 from vnext.base.tokenizer_files import TEMPLATES_FOLDER
 from vnext.models.errors import ModelError
+from vnext.models.gguf.folder import SUFFIX
 
 WANTED_FILES = ("*.safetensors", "*.json", "tokenizer*", "*.model", "*.jinja")
 UNWANTED_FILES = (
@@ -23,22 +24,22 @@ UNWANTED_FILES = (
 
 
 def resolve(model: str, revision: str = "", with_weights: bool = True) -> Path:
-    """The folder of a model: `model` itself when it is a folder, else a hub id, downloaded with a progress bar.
+    """The folder of a model, or its GGUF file: `model` itself when it is one, else a hub id, downloaded with a progress bar.
 
     A hub id already in the cache is used when the hub cannot be reached. `revision`: a branch, tag or commit on the hub, "" for
     its head. Without `with_weights` the files of weights are not downloaded. Raises ModelError.
     """
     try:
         local = Path(model).expanduser()
-        if model and local.is_dir():
+        if model and (local.is_dir() or (local.suffix == SUFFIX and local.is_file())):
             if revision:
-                raise ModelError(f"{model!r} is a folder, which has no revision {revision!r}; leave --revision out")
+                raise ModelError(f"{model!r} is on this machine and has no revision {revision!r}; leave --revision out")
             return local
         is_file = local.is_file()
     except (OSError, RuntimeError, ValueError) as error:  # a folder that may not be looked into, ~nobody, a zero byte
         raise ModelError(f"{model!r} cannot be opened ({error}); give an existing folder or a hub id") from error
     if is_file:
-        raise ModelError(f"{model!r} is a file; give the folder that holds config.json and the safetensors files")
+        raise ModelError(f"{model!r} is a file; give a GGUF file, or the folder that holds config.json and the safetensors files")
     if not model or model[0] in "./~" or model[-1] == "/" or model.count("/") > 1:
         raise ModelError(f"there is no folder {model!r}; give an existing folder or a hub id such as owner/name")
     return download(model, revision, with_weights)

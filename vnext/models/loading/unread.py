@@ -14,7 +14,9 @@ from vnext.base.tokenizer_files import template_names
 from vnext.models.config.folder import read_config, read_header, weight_files
 from vnext.models.config.json_keys import Watched, read_optional_json
 from vnext.models.config.model_config import ModelConfig, load_config, parse_config
+from vnext.models.gguf.folder import linked_files
 from vnext.models.loading.checkpoint import BARE, ROOT
+from vnext.models.loading.gguf_tensors import unread_gguf
 from vnext.models.loading.recording import Recording
 from vnext.models.registry import family
 
@@ -68,6 +70,8 @@ def unread(path: Path) -> str:
 
 def unread_tensors(path: Path, config: ModelConfig) -> list[str]:
     """Tensors that the model does not take, by their names in the files."""
+    if linked_files(path):
+        return unread_gguf(path)
     stored = {name for file in weight_files(path) for name in json.loads(read_header(file)) if name != "__metadata__"}
     rooted = {ROOT + name if name.startswith(BARE) and ROOT + name not in stored else name: name for name in stored}
     source = Recording(rooted.__contains__)

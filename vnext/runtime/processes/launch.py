@@ -22,6 +22,7 @@ import msgspec
 from vnext.base import compiled
 from vnext.models.config.folder import require_checkpoint
 from vnext.models.errors import ModelError
+from vnext.models.gguf.folder import folder_of, gguf_in
 from vnext.models.loading.hub import resolve
 from vnext.models.loading.overlay import Overrides, overlay
 from vnext.runtime.processes.run_dir import RunDir
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 OVERLAYS = "~/.local/state/vnext/checkpoints"
+GGUF_FOLDERS = "~/.local/state/vnext/gguf"
 DEMO_MODEL = Path(__file__).resolve().parents[2] / "demo_model"
 LOGS = "~/.local/state/vnext/logs"
 POLL_MS = 100
@@ -184,19 +186,19 @@ def find_model(settings: EngineSettings) -> Path:
     """
     try:
         own = model_folder(settings.model, settings.revision, with_weights=settings.load_format != "dummy")
-        folder = overlay(own, overrides_of(settings), _overlays())
+        folder = overlay(own, overrides_of(settings), _own_folders(OVERLAYS))
         require_checkpoint(folder)
     except ModelError as error:
         raise StartRefused(str(error)) from error
     return folder
 
 
-def _overlays() -> Path:
-    """Where checkpoints with overrides stand. Raises ModelError where no such folder can be had."""
+def _own_folders(usual: str) -> Path:
+    """Where folders stand that are made of checkpoints. Raises ModelError where no such place can be had."""
     try:
-        return state_dir(OVERLAYS).path
+        return state_dir(usual).path
     except OSError as error:
-        raise ModelError(f"the folder {error.filename} for overrides cannot be used ({error.strerror}); remove it") from error
+        raise ModelError(f"the folder {error.filename} for checkpoints cannot be used ({error.strerror}); remove it") from error
 
 
 def find_draft_model(settings: EngineSettings) -> str:
@@ -205,7 +207,7 @@ def find_draft_model(settings: EngineSettings) -> str:
     if speculation is None or not speculation.model:
         return ""
     try:
-        folder = resolve(speculation.model)
+        folder = model_folder(speculation.model)
         require_checkpoint(folder, is_head=speculation.method == "eagle3")
     except ModelError as error:
         raise StartRefused(f"speculative_config: {error}") from error
@@ -214,7 +216,9 @@ def find_draft_model(settings: EngineSettings) -> str:
 
 def model_folder(model: str, revision: str = "", with_weights: bool = True) -> Path:
     """The folder of the model that a user names, "" for the demo model. Raises ModelError."""
-    return resolve(model, revision, with_weights) if model else DEMO_MODEL
+    found = resolve(model, revision, with_weights) if model else DEMO_MODEL
+    file = gguf_in(found) if found.is_dir() else found
+    return found if file is None else folder_of(file, _own_folders(GGUF_FOLDERS))
 
 
 def overrides_of(settings: EngineSettings) -> Overrides:

@@ -1,0 +1,138 @@
+"""Writes checkpoints as GGUF files, as llama.cpp's converter does: its names, its order of channels, its metadata."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+from safetensors.numpy import load_file
+
+ARCHITECTURES = {
+    "LlamaForCausalLM": "llama", "MixtralForCausalLM": "llama", "Qwen2ForCausalLM": "qwen2", "Qwen3ForCausalLM": "qwen3",
+    "Qwen3MoeForCausalLM": "qwen3moe", "Gemma2ForCausalLM": "gemma2", "Gemma3ForCausalLM": "gemma3", "Olmo2ForCausalLM": "olmo2",
+    "SmolLM3ForCausalLM": "smollm3",
+}  # fmt: skip
+MEMBERS = {
+    "context_length": "max_position_embeddings", "embedding_length": "hidden_size", "block_count": "num_hidden_layers",
+    "feed_forward_length": "intermediate_size", "attention.head_count": "num_attention_heads",
+    "attention.head_count_kv": "num_key_value_heads", "attention.layer_norm_rms_epsilon": "rms_norm_eps",
+    "attention.key_length": "head_dim", "attention.sliding_window": "sliding_window", "expert_used_count": "num_experts_per_tok",
+    "expert_feed_forward_length": "moe_intermediate_size", "attn_logit_softcapping": "attn_logit_softcapping",
+    "final_logit_softcapping": "final_logit_softcapping",
+}  # fmt: skip
+TOKENS = [f"t{number}" for number in range(97)]
+Metadata = Mapping[str, Any]
+
+
+def write(path: Path, metadata: Metadata, tensors: Mapping[str, tuple[np.ndarray, str]] | None = None) -> Path:
+    """A GGUF file of these members, and of tensors each as one of the package's types. `path` names it."""
+    writer = gguf.GGUFWriter(path, str(metadata["general.architecture"]))
+    for name, value in metadata.items():
+        if name != "general.architecture":
+            _add(writer, name, value)
+    for name, (numbers, type_) in (tensors or {}).items():
+        kind = gguf.GGMLQuantizationType[type_]
+        data = gguf.quants.quantize(numbers, kind)
+        writer.add_tensor(name, data, raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def _add(writer: gguf.GGUFWriter, name: str, value: Any) -> None:
+    if isinstance(value, list):
+        writer.add_array(name, value)
+    elif isinstance(value, str):
+        writer.add_string(name, value)
+    elif isinstance(value, bool):
+        writer.add_bool(name, value)
+    else:
+        (writer.add_float32 if isinstance(value, float) else writer.add_uint32)(name, value)
+
+
+def convert(folder: Path, path: Path, vocabulary: Metadata | None = None, type_: str = "F32") -> Path:
+    """The checkpoint in `folder` as a GGUF file at `path`, its matrices as this type."""
+    config = json.loads((folder / "config.json").read_text())
+    name = ARCHITECTURES[config["architectures"][0]]
+    if vocabulary is None:
+        vocabulary = {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "gpt-2", "tokenizer.ggml.tokens": TOKENS}
+    return write(path, metadata_of(config, name) | vocabulary, tensors_of(folder, config, name, type_))
+
+
+def metadata_of(config: dict[str, Any], name: str) -> dict[str, Any]:
+    """The members that the converter writes."""
+    found = {key: config[own] for key, own in MEMBERS.items() if config.get(own) is not None}
+    if (experts := config.get("num_local_experts") or config.get("num_experts")) is not None:
+        found["expert_count"] = experts
+    rope = config.get("rope_parameters") or {"rope_theta": config["rope_theta"]}
+    found["rope.freq_base"] = float((rope.get("full_attention") or rope)["rope_theta"])
+    return {"general.architecture": name} | {f"{name}.{key}": value for key, value in found.items()}
+
+
+def tensors_of(folder: Path, config: dict[str, Any], name: str, type_: str) -> dict[str, tuple[np.ndarray, str]]:
+    """The tensors by llama.cpp's names: experts in one, queries and keys of Llama's form by neighbours, Gemma's norms with 1."""
+    stored = load_file(folder / "model.safetensors")
+    number = next(number for number, each in gguf.MODEL_ARCH_NAMES.items() if each == name)
+    names = gguf.get_tensor_name_map(number, config["num_hidden_layers"])
+    found: dict[str, Any] = {}
+    for key in sorted(stored):
+        own, array = key, stored[key].astype(np.float32)
+        if ".experts." in key:
+            before, _, after = key.partition(".experts.")
+            expert, _, rest = after.partition(".")
+            own = f"{before}.experts.{rest}"
+        place = names.get_name(own, (".weight", ".bias"))
+        heads = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}.get(key.split(".")[-2])
+        if name in ("llama", "smollm3") and heads:
+            array = neighbours(array, config[heads])
+        if name in ("gemma2", "gemma3") and "norm" in key:
+            array = array + 1
+        if ".experts." in key:
+            found.setdefault(place, {})[int(expert)] = array
+        else:
+            found[place] = array
+    if (rope := config.get("rope_parameters") or {}).get("rope_type") == "llama3":
+        found["rope_freqs.weight"] = stretches(rope, config["head_dim"])
+    whole = {key: np.stack([each[i] for i in sorted(each)]) if isinstance(each, dict) else each for key, each in found.items()}
+    return {key: (array, type_ if array.ndim > 1 else "F32") for key, array in whole.items()}
+
+
+def stretches(rope: dict[str, Any], head_dim: int) -> np.ndarray:
+    """By what the frequencies of Llama 3.1 are divided, one after the other."""
+    low, high = (rope["original_max_position_embeddings"] / rope[f"{each}_freq_factor"] for each in ("low", "high"))
+    found = []
+    for channel in range(0, head_dim, 2):
+        length = 2 * np.pi * rope["rope_theta"] ** (channel / head_dim)
+        smooth = (rope["original_max_position_embeddings"] / length - rope["low_freq_factor"]) / (
+            rope["high_freq_factor"] - rope["low_freq_factor"]
+        )
+        between = 1 / ((1 - smooth) / rope["factor"] + smooth)
+        found.append(1 if length < high else rope["factor"] if length > low else between)
+    return np.array(found, np.float32)
+
+
+def neighbours(array: np.ndarray, heads: int) -> np.ndarray:
+    """The channels of each head with those of a pair beside each other, as ggml turns them."""
+    halves = array.reshape(heads, 2, array.shape[0] // heads // 2, *array.shape[1:])
+    return np.ascontiguousarray(halves.swapaxes(1, 2).reshape(array.shape))
+
+
+def vocabulary_of(spec: dict[str, Any], pre: str) -> dict[str, Any]:
+    """The members of a byte-level tokenizer.json."""
+    added = {each["content"]: each["id"] for each in spec["added_tokens"]}
+    numbers = spec["model"]["vocab"] | added
+    tokens = sorted(numbers, key=numbers.__getitem__)
+    pairs = [merge if isinstance(merge, str) else " ".join(merge) for merge in spec["model"]["merges"]]
+    return {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": pre,
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": [3 if token in added else 1 for token in tokens],
+        "tokenizer.ggml.merges": pairs,
+    }

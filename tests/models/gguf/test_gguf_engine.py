@@ -1,0 +1,80 @@
+"""Quantised tensors: any part is that part of the whole, by the package's reference; an engine answers from such a file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+from family_cases import CASES, Case, save_case
+from gguf_writing import convert, vocabulary_of
+
+from vnext import LLM, SamplingParams
+from vnext.models.errors import ModelError
+from vnext.models.gguf.folder import folder_of
+from vnext.models.loading.checkpoint import fingerprint, open_checkpoint
+from vnext.models.loading.gguf_tensors import QUANTISED
+from vnext.runtime.processes.launch import DEMO_MODEL
+
+TYPES = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "F16", "BF16")
+WIDE = Case("LlamaForCausalLM", "LlamaConfig", {"intermediate_size": 128})
+
+
+@pytest.mark.parametrize("type_", TYPES)
+def test_parts_are_those_of_the_whole(type_: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(CASES, "wide", WIDE)
+    save_case(tmp_path / "checkpoint", "wide")
+    file = convert(tmp_path / "checkpoint", tmp_path / "model.gguf", type_=type_)
+    whole = {each.name: gguf.quants.dequantize(each.data, each.tensor_type) for each in gguf.GGUFReader(file).tensors}
+    with open_checkpoint(folder_of(file, tmp_path / "folders")) as written:
+        for name, theirs in (("model.layers.1.mlp.down_proj.weight", "blk.1.ffn_down.weight"), ("lm_head.weight", "output.weight")):
+            ranges = (slice(3, 40), slice(32, 64))
+            found = written.part(name, whole[theirs].shape, ranges)
+            assert np.array_equal(found.astype(np.float32), whole[theirs][ranges])
+
+
+def test_every_type_that_is_said_to_be_read_is_read() -> None:
+    for name in QUANTISED:
+        block, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[name]]
+        assert gguf.quants.dequantize(np.zeros((2, size), np.uint8), gguf.GGMLQuantizationType[name]).shape == (2, block), name
+
+
+@pytest.fixture
+def demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The demo model as a GGUF file, its numbers in float32."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    spec = json.loads((DEMO_MODEL / "tokenizer.json").read_text())
+    end, turn = json.loads((DEMO_MODEL / "generation_config.json").read_text())["eos_token_id"]
+    ends = {"tokenizer.ggml.eos_token_id": end, "tokenizer.ggml.eot_token_id": turn}
+    return convert(DEMO_MODEL, tmp_path / "demo.gguf", vocabulary_of(spec, "gpt-2") | ends)
+
+
+def test_an_engine_answers_from_a_file_as_from_the_checkpoint(demo: Path) -> None:
+    params = SamplingParams(max_tokens=24, temperature=0.8, seed=2)
+    answers = []
+    for model in (str(DEMO_MODEL), str(demo), str(demo.parent)):
+        with LLM(model, threads=1, dtype="bfloat16", log="off") as llm:
+            answers.append([each.outputs[0].token_ids for each in llm.generate(["def f(x):", "while"], params, use_tqdm=False)])
+    assert answers[0] == answers[1] == answers[2]
+
+
+def test_a_file_that_has_changed_is_another_model(demo: Path, tmp_path: Path) -> None:
+    first = folder_of(demo, tmp_path / "folders")
+    assert folder_of(demo, tmp_path / "folders") == first and len(fingerprint(first)) == 32
+    data = bytearray(demo.read_bytes())
+    data[-4:] = b"\0\0\0\1"
+    demo.unlink()
+    demo.write_bytes(data)
+    assert folder_of(demo, tmp_path / "folders") != first
+
+
+def test_a_type_that_is_not_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(CASES, "wide", WIDE)
+    save_case(tmp_path / "checkpoint", "wide")
+    folder = folder_of(convert(tmp_path / "checkpoint", tmp_path / "model.gguf", type_="Q8_0"), tmp_path / "folders")
+    monkeypatch.setattr("vnext.models.loading.gguf_tensors.QUANTISED", frozenset())
+    with pytest.raises(ModelError, match="has the type Q8_0, which is not read; take another quantisation"):
+        with open_checkpoint(folder):
+            pass

@@ -1,0 +1,63 @@
+"""A GGUF file gives the logits of the checkpoint that it was made from, bit for bit, and any part of its tensors."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from family_cases import CASES, VOCAB_SIZE, Case, save_case
+from gguf_writing import convert
+from model_helpers import Chunk, load_model
+
+from vnext.models.gguf.folder import folder_of
+from vnext.models.loading.checkpoint import open_checkpoint
+from vnext.models.loading.unread import unread
+
+PROMPT = [int(token) for token in np.random.default_rng(5).integers(VOCAB_SIZE, size=60)]
+GEMMA = {"head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": 17}
+LLAMA31 = {
+    "rope_type": "llama3", "rope_theta": 5e5, "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}  # fmt: skip
+FORMS = {
+    "llama": Case("LlamaForCausalLM", "LlamaConfig", {}),
+    "llama_tied_bias": Case("LlamaForCausalLM", "LlamaConfig", {"tie_word_embeddings": True, "head_dim": 24}),
+    "llama31": Case("LlamaForCausalLM", "LlamaConfig", {"rope_parameters": LLAMA31}),
+    "mixtral": CASES["mixtral"],
+    "qwen2": CASES["qwen2"],
+    "qwen3": CASES["qwen3"],
+    "qwen3_moe": CASES["qwen3_moe"],
+    "gemma2": Case("Gemma2ForCausalLM", "Gemma2Config", GEMMA),
+    "gemma3": Case("Gemma3ForCausalLM", "Gemma3TextConfig", GEMMA),
+    "olmo2": CASES["olmo2"],
+    "smollm3": Case("SmolLM3ForCausalLM", "SmolLM3Config", {}),
+}
+
+
+@pytest.fixture(params=FORMS)
+def pair(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
+    """A checkpoint's folder, and that of the GGUF file made from it."""
+    monkeypatch.setitem(CASES, request.param, FORMS[request.param])
+    save_case(tmp_path / "checkpoint", request.param)
+    return tmp_path / "checkpoint", folder_of(convert(tmp_path / "checkpoint", tmp_path / "model.gguf"), tmp_path / "folders")
+
+
+@torch.inference_mode()
+def test_logits_are_those_of_the_checkpoint(pair: tuple[Path, Path]) -> None:
+    first, second = (load_model(path).logits(Chunk(PROMPT, 0, range(4))) for path in pair)
+    assert torch.equal(first, second)
+    assert unread(pair[1]) == ""
+
+
+def test_parts_of_tensors_are_those_of_the_checkpoint(pair: tuple[Path, Path]) -> None:
+    """What ranks read: some rows, some columns."""
+    with open_checkpoint(pair[0]) as plain, open_checkpoint(pair[1]) as written:
+        assert written.names() == plain.names()
+        for name in plain.names():
+            shape = plain.shape(name)
+            assert shape is not None and written.shape(name) == shape
+            ranges = tuple(slice(size // 4, size // 4 + size // 2) for size in shape)
+            one = np.float32(name.endswith("norm.weight"))  # Gemma multiplies by 1 + weight, and the file has the rounded sum
+            assert np.array_equal(written.part(name, shape, ranges) + one, plain.part(name, shape, ranges) + one), name

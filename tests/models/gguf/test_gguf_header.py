@@ -1,0 +1,110 @@
+"""Headers of GGUF files: read as they were written, and refused with a sentence where they are broken, whatever is in them."""
+
+from __future__ import annotations
+
+import random
+import struct
+import tracemalloc
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+from gguf_writing import write
+
+from vnext.models.errors import ModelError
+from vnext.models.gguf.folder import folder_of, gguf_in
+from vnext.models.gguf.header import read_header
+
+METADATA = {
+    "general.architecture": "llama", "llama.block_count": 2, "llama.rope.freq_base": 1e5, "a.flag": True, "a.text": "grüße",
+    "a.list": ["ä", "", "b"], "a.numbers": [1, 2, 3],
+}  # fmt: skip
+NUMBERS = np.arange(96, dtype=np.float32).reshape(3, 32)
+MUTATIONS = 3000
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return write(tmp_path / "model.gguf", METADATA, {"a.weight": (NUMBERS, "F32"), "b.weight": (NUMBERS, "Q8_0")})
+
+
+def test_what_was_written_is_read(file: Path) -> None:
+    header = read_header(file)
+    found = {key: value.tolist() if isinstance(value, np.ndarray) else value for key, value in header.metadata.items()}
+    assert found == METADATA
+    assert [(name, tensor.type, tensor.shape) for name, tensor in header.tensors.items()] == [
+        ("a.weight", "F32", (3, 32)), ("b.weight", "Q8_0", (3, 32)),
+    ]  # fmt: skip
+    start, stop = header.tensors["a.weight"][2:]
+    assert file.read_bytes()[start:stop] == NUMBERS.tobytes()
+
+
+def test_the_package_reads_the_same(file: Path) -> None:
+    header, theirs = read_header(file), gguf.GGUFReader(file)
+    assert {each.name: each.data_offset for each in theirs.tensors} == {
+        name: tensor.start for name, tensor in header.tensors.items()
+    }
+
+
+def test_any_change_of_a_header_is_read_or_refused(file: Path) -> None:
+    """Bounded in memory: counts are believed only as far as the file goes."""
+    data, size, rng = file.read_bytes(), read_header(file).size_bytes, random.Random(4)
+    refused = 0
+    tracemalloc.start()
+    for _ in range(MUTATIONS):
+        broken = bytearray(data)
+        for _ in range(rng.choice((1, 1, 2, 8))):
+            place = rng.randrange(size)
+            broken[place : place + 1] = rng.choice((bytes([rng.randrange(256)]), b"\xff" * 8, b"", b"\0" * 4))
+        file.write_bytes(broken[: rng.choice((len(data), len(data), rng.randrange(len(data))))])
+        try:
+            read_header(file)
+        except ModelError as error:
+            refused += 1
+            assert str(file) in str(error) and "\n" not in str(error)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert refused > MUTATIONS / 4 and peak < 2**20
+
+
+@pytest.mark.parametrize(
+    ("place", "code", "value", "sentence"),
+    [
+        (0, "4s", b"GGML", "does not begin with GGUF"),
+        (4, "I", 1, "version 1"),
+        (4, "I", 3 << 24, "version 50331648"),
+        (8, "Q", 2**61, "entries at 16"),
+        (16, "Q", 2**61, "entries at 24"),
+    ],
+)
+def test_a_broken_beginning_is_named(file: Path, place: int, code: str, value: object, sentence: str) -> None:
+    data = bytearray(file.read_bytes())
+    struct.pack_into("<" + code, data, place, value)
+    file.write_bytes(data)
+    with pytest.raises(ModelError, match=sentence):
+        read_header(file)
+
+
+def test_a_file_without_what_a_model_needs(file: Path, tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="vocabulary is empty"):
+        folder_of(file, tmp_path / "folders")
+    words = {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.tokens": ["a"]}
+    with pytest.raises(ModelError, match="architecture 'grok' is not read; read are llama, "):
+        folder_of(write(tmp_path / "b.gguf", METADATA | words | {"general.architecture": "grok"}), tmp_path / "folders")
+    assert not (tmp_path / "folders").exists()
+
+
+def test_a_folder_with_several_models(file: Path) -> None:
+    assert gguf_in(file.parent) == file
+    file.with_name("other.gguf").write_bytes(file.read_bytes())
+    with pytest.raises(ModelError, match="has several models, model.gguf, other.gguf: name one of these files"):
+        gguf_in(file.parent)
+
+
+def test_a_split_model_needs_all_its_files(file: Path, tmp_path: Path) -> None:
+    first = file.rename(file.with_name("m-00001-of-00003.gguf"))
+    (tmp_path / "m-00002-of-00003.gguf").write_bytes(b"")
+    assert gguf_in(tmp_path) == first
+    with pytest.raises(ModelError, match=r"of 3 files of the model m-00003-of-00003\.gguf is missing"):
+        folder_of(first, tmp_path / "folders")

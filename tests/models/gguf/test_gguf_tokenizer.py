@@ -1,0 +1,114 @@
+"""Tokenizers from GGUF files give the ids of those that they were made from."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import pytest
+import tokenizers
+from gguf_writing import vocabulary_of
+from tokenizers import decoders, models, normalizers, trainers
+
+from vnext.models.errors import ModelError
+from vnext.models.gguf.pre_tokenizers import CUTS
+from vnext.models.gguf.tokenizer import SPACE, Vocabulary
+from vnext.runtime.processes.launch import DEMO_MODEL
+
+ALPHABET = "aber Wörter 012345 \n\t=!'s'll日本語🙂\u00a0\u0301{}();_.,ABCxyz  "
+LINES = ["def f(x):\n    return x + 1\n", "I'll say it's 12345 words", "", " ", "日本語テキスト 🙂", "a\r\n\r\nb", "\x00\x7f"]
+
+
+def lines(count: int) -> list[str]:
+    """The same ones every time."""
+    rng = random.Random(2)
+    return LINES + ["".join(rng.choices(ALPHABET, k=rng.randrange(60))) for _ in range(count)]
+
+
+def made_from(metadata: dict[str, object]) -> tokenizers.Tokenizer:
+    return tokenizers.Tokenizer.from_str(json.dumps(Vocabulary(metadata).json()))
+
+
+def assert_same(found: tokenizers.Tokenizer, expected: tokenizers.Tokenizer) -> None:
+    for line in lines(2000):
+        ids = expected.encode(line, add_special_tokens=False).ids
+        assert found.encode(line, add_special_tokens=False).ids == ids, line
+        assert found.decode(ids, skip_special_tokens=False) == expected.decode(ids, skip_special_tokens=False), line
+
+
+def test_byte_level() -> None:
+    """The demo model's own."""
+    spec = json.loads((DEMO_MODEL / "tokenizer.json").read_text())
+    assert_same(made_from(vocabulary_of(spec, pre="gpt-2")), tokenizers.Tokenizer.from_str(json.dumps(spec)))
+
+
+@pytest.mark.parametrize("begins_with_space", [True, False])
+def test_pieces_with_scores(begins_with_space: bool) -> None:
+    """As SentencePiece trains them: the n-th merge has the score -n, and bytes stand in for unknown characters."""
+    original = tokenizers.Tokenizer(models.BPE(byte_fallback=True, fuse_unk=True, unk_token="<unk>"))
+    steps = [normalizers.Prepend(SPACE)] if begins_with_space else []
+    original.normalizer = normalizers.Sequence([*steps, normalizers.Replace(" ", SPACE)])
+    end = [decoders.Strip(" ", 1, 0)] if begins_with_space else []
+    original.decoder = decoders.Sequence([decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse(), *end])
+    special = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    trainer = trainers.BpeTrainer(vocab_size=900, special_tokens=special, show_progress=False)
+    original.train_from_iterator([line for line in lines(3000) if "日" not in line], trainer)
+    model = json.loads(original.to_str())["model"]
+    tokens = sorted(model["vocab"], key=model["vocab"].__getitem__)
+    rank = {"".join(pair): number for number, pair in enumerate(model["merges"])}
+    spec = json.loads(original.to_str()) | {"added_tokens": []}
+    metadata = {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.scores": [-float(rank.get(token, 10**6)) for token in tokens],
+        "tokenizer.ggml.token_type": [2, 3, 3, *[6] * 256, *[1] * (len(tokens) - 259)],
+        "tokenizer.ggml.add_space_prefix": begins_with_space,
+        "tokenizer.ggml.unknown_token_id": 0, "tokenizer.ggml.bos_token_id": 1, "tokenizer.ggml.eos_token_id": 2,
+    }  # fmt: skip
+    found = made_from(metadata)
+    assert_same(found, tokenizers.Tokenizer.from_str(json.dumps(spec)))
+    assert found.encode("a").ids[0] == 1 and found.encode("a</s>").ids[-1] == 2, "a text begins with bos, and specials are tokens"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("smollm", "I'll 123 go", ["I", "'ll", " ", "1", "2", "3", " go"]),
+        ("qwen2", "I'LL 123 go\n\n", ["I", "'LL", " ", "1", "2", "3", " go", "\n\n"]),
+        ("llama-bpe", "I'LL 12345  go", ["I", "'LL", " ", "123", "45", " ", " go"]),
+        ("tekken", "HelloWorld 12", ["Hello", "World", " ", "1", "2"]),
+        ("gpt-4o", "HelloWorld's 1234", ["Hello", "World's", " ", "123", "4"]),
+        ("gpt-2", "don't 123", ["don", "'t", " 123"]),
+    ],
+)
+def test_how_texts_are_cut(name: str, text: str, words: list[str]) -> None:
+    spec = {"version": "1.0", "model": {"type": "BPE", "vocab": {}, "merges": []}, "pre_tokenizer": CUTS[name].steps()}
+    cut = tokenizers.Tokenizer.from_str(json.dumps(spec)).pre_tokenizer.pre_tokenize_str(text)
+    assert [text[start:stop] for _, (start, stop) in cut] == words
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"tokenizer.ggml.pre": "lama-bpe"}, "'lama-bpe' is not known, did you mean llama-bpe; known are"),
+        ({"tokenizer.ggml.model": "rwkv"}, "of the kind 'rwkv'; kinds gpt2 and llama are read"),
+        ({"tokenizer.ggml.tokens": ["a", "a"]}, "names a token twice"),
+        ({"tokenizer.ggml.model": "llama"}, "no score for each token"),
+    ],
+)
+def test_what_cannot_be_read_is_named(changes: dict[str, object], sentence: str) -> None:
+    with pytest.raises(ModelError, match=sentence):
+        Vocabulary({"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.tokens": ["a", "b"]} | changes).json()
+
+
+def test_templates_and_ends() -> None:
+    words = {
+        "tokenizer.ggml.tokens": ["a", "</s>", "<eot>"], "tokenizer.ggml.eos_token_id": 1, "tokenizer.ggml.eot_token_id": 2,
+        "tokenizer.chat_template": "one", "tokenizer.chat_template.tool_use": "two", "tokenizer.ggml.padding_token_id": 9,
+    }  # fmt: skip
+    vocabulary = Vocabulary(words)
+    assert vocabulary.ends() == [1, 2]
+    assert vocabulary.settings() == {
+        "eos_token": "</s>",
+        "chat_template": [{"name": "default", "template": "one"}, {"name": "tool_use", "template": "two"}],
+    }

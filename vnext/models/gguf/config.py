@@ -1,0 +1,178 @@
+"""The configuration in a GGUF file's metadata as a checkpoint's config.json.
+
+One function an architecture of llama.cpp says what its members mean to a family of vnext; what the file does not say follows from
+its tensors, as in llama.cpp.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from math import prod
+from types import MappingProxyType
+
+import numpy as np
+
+from vnext.models.errors import ModelError
+from vnext.models.gguf.header import Header, Tensor
+
+FLOATS = MappingProxyType({"F32": "float32", "F16": "float16"})
+GEMMA2_27B_LAYERS, GEMMA3_27B_LAYERS = 46, 62
+EMBEDDING, HEAD, STRETCHES = "token_embd.weight", "output.weight", "rope_freqs.weight"
+LLAMA3 = (1.0, 4.0, 8192)
+"""Turns within the original context below which frequencies are stretched, and above which they are not; that context."""
+
+
+class Members:
+    """The metadata of one architecture."""
+
+    def __init__(self, header: Header, stretches: np.ndarray | None) -> None:
+        self.tensors, self._metadata, self.stretches = header.tensors, header.metadata, stretches
+        self.architecture = header.metadata.get("general.architecture")
+
+    def number(self, name: str, usual: float | None = None) -> int | float:
+        """A member that is one number for all layers. Raises ModelError where there is none, nor a usual one."""
+        found = self._metadata.get(f"{self.architecture}.{name}", usual)
+        if isinstance(found, np.ndarray) and len(set(found.tolist())) == 1:
+            found = found[0].item()
+        if isinstance(found, bool) or not isinstance(found, int | float):
+            reported = "layers that differ" if isinstance(found, np.ndarray) else repr(found)
+            raise ModelError(f"the file's {self.architecture}.{name} is {reported}, and one number is wanted; take another file")
+        return found
+
+    def text(self, name: str) -> str:
+        return str(self._metadata.get(f"{self.architecture}.{name}", ""))
+
+    def __contains__(self, name: str) -> bool:
+        return f"{self.architecture}.{name}" in self._metadata
+
+
+def config_of(header: Header, stretches: np.ndarray | None = None) -> dict[str, object]:
+    """config.json of a file. `stretches`: the numbers of STRETCHES in it, float32 [head_dim / 2]. Raises ModelError."""
+    members = Members(header, stretches)
+    if members.architecture not in ARCHITECTURES:
+        raise ModelError(
+            f"the file's architecture {members.architecture!r} is not read; read are {', '.join(ARCHITECTURES)}: take the model's "
+            "safetensors checkpoint"
+        )
+    if EMBEDDING not in members.tensors or len(members.tensors[EMBEDDING].shape) != 2:
+        raise ModelError(f"the file has no {EMBEDDING}, which a model begins with; download it again")
+    return _common(members) | ARCHITECTURES[members.architecture](members)
+
+
+def _common(members: Members) -> dict[str, object]:
+    heads, hidden = members.number("attention.head_count"), members.number("embedding_length")
+    if not 0 < heads <= hidden:
+        raise ModelError(f"the file has {heads} attention heads for {hidden} channels; download it again")
+    return {
+        "vocab_size": members.tensors[EMBEDDING].shape[0],
+        "hidden_size": hidden,
+        "intermediate_size": members.number("feed_forward_length"),
+        "num_hidden_layers": members.number("block_count"),
+        "num_attention_heads": heads,
+        "num_key_value_heads": members.number("attention.head_count_kv", heads),
+        "head_dim": members.number("attention.key_length", hidden // heads),
+        "max_position_embeddings": members.number("context_length"),
+        "rms_norm_eps": members.number("attention.layer_norm_rms_epsilon"),
+        "rope_parameters": _rope(members),
+        "tie_word_embeddings": HEAD not in members.tensors,
+        "dtype": _dtype(members.tensors),
+    }
+
+
+def _dtype(tensors: dict[str, Tensor]) -> str:
+    """That of most numbers; bfloat16 beside quantised ones."""
+    counts: Counter[str] = Counter()
+    for tensor in tensors.values():
+        counts[tensor.type] += prod(tensor.shape)
+    return FLOATS.get(counts.most_common(1)[0][0], "bfloat16")
+
+
+def _rope(members: Members) -> dict[str, object]:
+    rope = {"rope_type": "default", "rope_theta": members.number("rope.freq_base", 10000.0)}
+    kind = members.text("rope.scaling.type")
+    if kind in ("linear", "yarn"):
+        rope |= {"rope_type": kind, "factor": members.number("rope.scaling.factor")}
+    if kind == "yarn":
+        original = members.number("rope.scaling.original_context_length", members.number("context_length"))
+        rope |= {"original_max_position_embeddings": original}
+    if members.stretches is not None:
+        rope |= _llama3(members.stretches, float(members.number("rope.freq_base", 10000.0)))
+    return rope
+
+
+def _llama3(stretches: np.ndarray, theta: float) -> dict[str, object]:
+    """The settings of Llama 3.1 and later that stretch positions so: all of these models differ in the factor alone. Raises
+    ModelError where none does."""
+    factor, (low, high, original) = float(stretches.max()), LLAMA3
+    turns = original * theta ** -np.linspace(0, 1, len(stretches), endpoint=False) / (2 * np.pi)
+    share = np.clip((turns - low) / (high - low), 0, 1)
+    if not np.allclose(stretches, 1 / ((1 - share) / factor + share), rtol=1e-4):
+        raise ModelError(f"the file stretches positions by {STRETCHES} as no Llama does; take the model's safetensors checkpoint")
+    names = ("low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+    return {"rope_type": "llama3", "factor": factor} | dict(zip(names, LLAMA3))
+
+
+def _llama(members: Members) -> dict[str, object]:
+    """Llama and what has its form: Mistral, and Mixtral where there are experts."""
+    if "expert_count" in members:
+        experts = {"num_local_experts": members.number("expert_count")}
+        return {"architectures": ["MixtralForCausalLM"], "sliding_window": None} | experts | _per_token(members)
+    return {"architectures": ["LlamaForCausalLM"], "attention_bias": "blk.0.attn_q.bias" in members.tensors}
+
+
+def _plain(architecture: str) -> Callable[[Members], dict[str, object]]:
+    return lambda members: {"architectures": [architecture]}
+
+
+def _qwen3_moe(members: Members) -> dict[str, object]:
+    return {
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "num_experts": members.number("expert_count"),
+        "moe_intermediate_size": members.number("expert_feed_forward_length"),
+        "norm_topk_prob": True,
+    } | _per_token(members)
+
+
+def _per_token(members: Members) -> dict[str, object]:
+    return {"num_experts_per_tok": members.number("expert_used_count")}
+
+
+def _gemma2(members: Members) -> dict[str, object]:
+    return {
+        "architectures": ["Gemma2ForCausalLM"],
+        "attn_logit_softcapping": members.number("attn_logit_softcapping", 50.0),
+        "final_logit_softcapping": members.number("final_logit_softcapping", 30.0),
+    } | _gemma(members, GEMMA2_27B_LAYERS)
+
+
+def _gemma3(members: Members) -> dict[str, object]:
+    rope = _rope(members)
+    local = {"rope_type": "default", "rope_theta": members.number("rope.freq_base_swa", 10000.0)}
+    return {
+        "architectures": ["Gemma3ForCausalLM"],
+        "rope_parameters": {"full_attention": rope, "sliding_attention": local},
+    } | _gemma(members, GEMMA3_27B_LAYERS)
+
+
+def _gemma(members: Members, largest: int) -> dict[str, object]:
+    """Of the two Gemmas, the largest divides scores by the root of its channels a head, the others by that of a head's."""
+    hidden, heads = members.number("embedding_length"), members.number("attention.head_count")
+    of_head = members.number("attention.key_length", hidden // heads)
+    scalar = hidden // heads if members.number("block_count") == largest else of_head
+    return {"query_pre_attn_scalar": scalar, "sliding_window": members.number("attention.sliding_window", 4096)}
+
+
+ARCHITECTURES = MappingProxyType(
+    {
+        "llama": _llama,
+        "qwen2": _plain("Qwen2ForCausalLM"),
+        "qwen3": _plain("Qwen3ForCausalLM"),
+        "qwen3moe": _qwen3_moe,
+        "gemma2": _gemma2,
+        "gemma3": _gemma3,
+        "olmo2": _plain("Olmo2ForCausalLM"),
+        "smollm3": _plain("SmolLM3ForCausalLM"),
+    }
+)
+"""By general.architecture."""

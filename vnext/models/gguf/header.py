@@ -1,0 +1,164 @@
+"""The header of a GGUF file: its metadata and where its tensors lie, checked against the file's size before memory is taken.
+
+Source: the format's specification in ggml's repository. The package `gguf` reads headers too, an array for each text of a
+vocabulary: seconds where this takes a tenth, and it trusts the counts that a file states.
+"""
+
+from __future__ import annotations
+
+import mmap
+import struct
+from collections.abc import Callable
+from functools import cache
+from math import prod
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+
+from vnext.models.errors import ModelError
+
+MAGIC, VERSIONS = b"GGUF", (2, 3)
+SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+STRING, ARRAY = 8, 9
+DIMENSIONS_MAX = 4
+LEAST_ENTRY_BYTES = 12
+"""Of a member of the metadata and of a tensor's entry: a length, and a type or a count."""
+ALIGNMENT = "general.alignment"
+Value = str | int | float | bool | list[str] | np.ndarray
+Read = TypeVar("Read")
+
+
+class Tensor(NamedTuple):
+    """A tensor's type by ggml's name, its shape with the rows first, and its bytes [start, stop) in the file."""
+
+    type: str
+    shape: tuple[int, ...]
+    start: int
+    stop: int
+
+
+class Header(NamedTuple):
+    """Arrays of numbers are numpy's, those of texts lists. `size_bytes`: of all before the tensors' data."""
+
+    metadata: dict[str, Value]
+    tensors: dict[str, Tensor]
+    size_bytes: int
+
+
+class _Broken(Exception):
+    """What is wrong with a file."""
+
+
+class _Cursor:
+    """Reads one value after the other, never beyond the file's end."""
+
+    def __init__(self, data: mmap.mmap) -> None:
+        self._data, self.place = data, 0
+
+    def take(self, size: int) -> bytes:
+        if not 0 <= size <= len(self._data) - self.place:
+            raise _Broken(f"{size} bytes at {self.place}, of {len(self._data)}")
+        self.place += size
+        return self._data[self.place - size : self.place]
+
+    def number(self, code: str) -> Any:
+        return struct.unpack("<" + code, self.take(struct.calcsize(code)))[0]
+
+    def count(self, least_bytes: int) -> int:
+        """A number of things that have at least so many bytes each."""
+        found: int = self.number("Q")
+        if found * least_bytes > len(self._data) - self.place:
+            raise _Broken(f"{found} entries at {self.place}, of {len(self._data)} bytes")
+        return found
+
+    def text(self) -> str:
+        return self.take(self.number("Q")).decode()
+
+    def value(self, kind: int) -> Value:
+        if kind == STRING:
+            return self.text()
+        if kind != ARRAY:
+            found: Value = self.number(self._code(kind))
+            return found
+        of = self.number("I")
+        if of == STRING:
+            return [self.text() for _ in range(self.count(8))]
+        code = self._code(of)
+        dtype = np.dtype(code).newbyteorder("<")
+        return np.frombuffer(self.take(self.count(dtype.itemsize) * dtype.itemsize), dtype)
+
+    def _code(self, kind: int) -> str:
+        if kind not in SCALARS:
+            raise _Broken(f"a value of kind {kind} at {self.place}")
+        return SCALARS[kind]
+
+
+def read_header(file: Path) -> Header:
+    """The header of a GGUF file. Raises ModelError, one sentence."""
+    try:
+        with file.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            return _header(_Cursor(data), len(data))
+    except (_Broken, ValueError, OSError) as error:
+        raise ModelError(f"{file} is no GGUF file that can be read ({error}); download it again") from error
+
+
+def _header(cursor: _Cursor, size_bytes: int) -> Header:
+    if cursor.take(4) != MAGIC:
+        raise _Broken("it does not begin with GGUF")
+    if (version := cursor.number("I")) not in VERSIONS:
+        raise _Broken(f"version {version}; versions {VERSIONS[0]} and {VERSIONS[1]} with the low byte first are read")
+    tensor_count, member_count = cursor.count(LEAST_ENTRY_BYTES), cursor.count(LEAST_ENTRY_BYTES)
+    metadata = _named(member_count, cursor, lambda: cursor.value(cursor.number("I")))
+    entries = _named(tensor_count, cursor, lambda: _entry(cursor))
+    alignment = metadata.get(ALIGNMENT, 32)
+    if not isinstance(alignment, int) or alignment <= 0 or alignment & (alignment - 1):
+        raise _Broken(f"{ALIGNMENT} is {alignment!r}")
+    begin = -(-cursor.place // alignment) * alignment
+    tensors = {name: _placed(name, *entry, begin, size_bytes) for name, entry in entries.items()}
+    return Header(metadata, tensors, cursor.place)
+
+
+def _named(count: int, cursor: _Cursor, read: Callable[[], Read]) -> dict[str, Read]:
+    found: dict[str, Read] = {}
+    for _ in range(count):
+        if (name := cursor.text()) in found:
+            raise _Broken(f"{name!r} stands twice")
+        found[name] = read()
+    return found
+
+
+def _entry(cursor: _Cursor) -> tuple[tuple[int, ...], int, int]:
+    """Shape with the rows first, number of the type, offset."""
+    if (count := cursor.number("I")) > DIMENSIONS_MAX:
+        raise _Broken(f"{count} dimensions at {cursor.place}")
+    sizes = [cursor.number("Q") for _ in range(count)]
+    return tuple(reversed(sizes)), cursor.number("I"), cursor.number("Q")
+
+
+def _placed(name: str, shape: tuple[int, ...], kind: int, offset: int, begin: int, size_bytes: int) -> Tensor:
+    if kind not in sizes():
+        raise _Broken(f"tensor {name!r} has the unknown type {kind}")
+    type_, block, block_bytes = sizes()[kind]
+    row = shape[-1] if shape else 1
+    if row % block:
+        raise _Broken(f"tensor {name!r} has rows of {row} numbers, and {type_} has blocks of {block}")
+    start = begin + offset
+    stop = start + prod(shape) // block * block_bytes
+    if stop > size_bytes:
+        raise _Broken(f"tensor {name!r} ends at {stop}, of {size_bytes} bytes")
+    return Tensor(type_, shape, start, stop)
+
+
+@cache
+def sizes() -> dict[int, tuple[str, int, int]]:
+    """By a type's number: its name, the numbers and the bytes of a block."""
+    return {int(kind): (kind.name, *size) for kind, size in library().GGML_QUANT_SIZES.items()}
+
+
+def library() -> ModuleType:
+    """The package of ggml's authors: types, names of tensors, and what quantised numbers are."""
+    import gguf
+
+    return gguf

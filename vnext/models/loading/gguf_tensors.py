@@ -1,0 +1,154 @@
+"""The tensors of GGUF files under Hugging Face's names, as numbers.
+
+Names follow from llama.cpp's table in the package `gguf`; quantised blocks become float32 by its reference. Three families store
+numbers otherwise there: Llama's queries and keys have the channels of a pair side by side, and Gemma's norms contain the 1.
+"""
+
+from __future__ import annotations
+
+import mmap
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import NamedTuple
+
+import numpy as np
+
+from vnext.kernels.arrays import host_dtype
+from vnext.models.config.model_config import ModelConfig, load_config
+from vnext.models.errors import ModelError
+from vnext.models.gguf.config import STRETCHES
+from vnext.models.gguf.folder import linked_files
+from vnext.models.gguf.header import Tensor, library, read_header
+from vnext.models.loading.recording import Recording
+from vnext.models.registry import family
+
+FLOATS = MappingProxyType({"F32": host_dtype("float32"), "F16": host_dtype("float16"), "BF16": host_dtype("bfloat16")})
+QUANTISED = frozenset(
+    (
+        "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS",
+        "IQ3_S", "IQ1_S", "IQ1_M", "IQ4_NL", "IQ4_XS", "TQ1_0", "TQ2_0", "MXFP4",
+    )
+)  # fmt: skip
+"""The types that the package turns into numbers."""
+PAIRED = frozenset({"llama", "smollm3"})
+"""Architectures whose queries and keys turn by pairs of neighbours."""
+SHIFTED = frozenset({"gemma2", "gemma3"})
+EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(.*)")
+Stored = tuple[Path, mmap.mmap, Tensor]
+
+
+class Quantised(NamedTuple):
+    """A tensor of a GGUF file: by a safetensors file's name for it the dtype of its numbers, its whole shape, and its bytes
+    [start, stop). `type`: how they stand there, as `own_name`. `pairs`: how many heads have the channels of a pair side by side,
+    0 for none. `shift` is taken off each number."""
+
+    file: Path
+    mapping: mmap.mmap
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    stop: int
+    type: str
+    own_name: str
+    pairs: int = 0
+    shift: float = 0.0
+
+    def part(self, ranges: tuple[slice, ...]) -> np.ndarray:
+        """A part of the tensor, float32 where its numbers are quantised."""
+        count = self.shape[0] if len(self.shape) > 1 or self.pairs else 1
+        rows = np.frombuffer(self.mapping, np.uint8, self.stop - self.start, self.start).reshape(count, -1)
+        if self.pairs:
+            rows = rows[self._order(count)]
+        first, *others = ranges or (slice(None),)
+        numbers = self._numbers(rows[first] if len(self.shape) > 1 else rows)
+        found = numbers[:, *others] if len(self.shape) > 1 else numbers.reshape(-1)[first]
+        return found - np.float32(self.shift) if self.shift else found
+
+    def release(self) -> None:
+        """Release the memory of the tensor's pages."""
+        first = self.start // mmap.PAGESIZE * mmap.PAGESIZE
+        self.mapping.madvise(mmap.MADV_DONTNEED, first, self.stop - first)
+
+    def _order(self, count: int) -> np.ndarray:
+        """The file's row of each row: in a head [2, half] becomes [half, 2]."""
+        return np.arange(count).reshape(self.pairs, -1, 2).swapaxes(1, 2).reshape(-1)
+
+    def _numbers(self, rows: np.ndarray) -> np.ndarray:
+        if self.type in FLOATS:
+            return np.ascontiguousarray(rows).view(FLOATS[self.type])
+        numbers: np.ndarray = library().quants.dequantize(np.ascontiguousarray(rows), library().GGMLQuantizationType[self.type])
+        return numbers
+
+
+def gguf_tensors(folder: Path) -> dict[str, Quantised]:
+    """The tensors that the family of the model in folder `folder` reads, by name. Raises ModelError."""
+    config, stored = load_config(folder), _stored(folder)
+    names = _names(folder, config)
+    recording = Recording(lambda name: _place(name, names)[0] in stored)
+    family(config.architecture).assemble(recording, config)
+    tied = recording.heads if config.tie_embeddings else set()
+    found = {name: _found(name, names, stored, config) for name in sorted(recording.read - tied)}
+    return {name: tensor for name, tensor in found.items() if tensor is not None}
+
+
+def unread_gguf(folder: Path) -> list[str]:
+    """The file's names of tensors that the family does not read. Raises ModelError."""
+    read = {tensor.own_name for tensor in gguf_tensors(folder).values()}
+    return sorted(_stored(folder).keys() - read - {STRETCHES})
+
+
+class _Names(NamedTuple):
+    """llama.cpp's name of an architecture, and its table of tensors' names."""
+
+    architecture: str
+    table: Mapping[str, str]
+
+    def of(self, name: str) -> str:
+        """The file's name of a tensor, "" for none."""
+        base, dot, ending = name.rpartition(".")
+        return f"{self.table[base]}{dot}{ending}" if base in self.table else ""
+
+
+def _names(folder: Path, config: ModelConfig) -> _Names:
+    architecture = str(read_header(linked_files(folder)[0]).metadata["general.architecture"])
+    number = next(number for number, name in library().MODEL_ARCH_NAMES.items() if name == architecture)
+    whole = library().get_tensor_name_map(number, config.layer_count).mapping
+    return _Names(architecture, {key: name for key, (_, name) in whole.items()})
+
+
+def _stored(folder: Path) -> dict[str, Stored]:
+    found: dict[str, Stored] = {}
+    for file in linked_files(folder):
+        header = read_header(file)
+        with file.open("rb") as stream:
+            mapping = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_COPY)
+        found |= {name: (file, mapping, tensor) for name, tensor in header.tensors.items()}
+    return found
+
+
+def _place(name: str, names: _Names) -> tuple[str, int | None]:
+    """The file's name of a tensor, and the expert whose part of it this is."""
+    match = EXPERT.fullmatch(name)
+    return (names.of(f"{match[1]}.{match[3]}"), int(match[2])) if match else (names.of(name), None)
+
+
+def _found(name: str, names: _Names, stored: Mapping[str, Stored], config: ModelConfig) -> Quantised | None:
+    place, expert = _place(name, names)
+    if place not in stored:
+        return None
+    file, mapping, tensor = stored[place]
+    if tensor.type not in FLOATS and tensor.type not in QUANTISED:
+        raise ModelError(f"tensor {place!r} in {file} has the type {tensor.type}, which is not read; take another quantisation")
+    if expert is not None:
+        size = (tensor.stop - tensor.start) // max(tensor.shape[0], 1)
+        start = tensor.start + expert * size
+        tensor = Tensor(tensor.type, tensor.shape[1:], start, start + size)
+    pairs = {"attn_q": config.head_count, "attn_k": config.kv_head_count} if names.architecture in PAIRED else {}
+    return Quantised(
+        file, mapping, tensor.type if tensor.type in FLOATS else "F32", tensor.shape, tensor.start, tensor.stop, tensor.type,
+        own_name=place,
+        pairs=pairs.get(place.split(".")[-2], 0),
+        shift=float(names.architecture in SHIFTED and "norm" in place),
+    )  # fmt: skip
