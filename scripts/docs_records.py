@@ -42,9 +42,10 @@ def benchmarks() -> str:
 def _machine(title: str, records: Sequence[Path]) -> str:
     found = [json.loads(record.read_text()) for record in records]
     engines = [engine for engine in ENGINES if any(engine in each["engines"] for each in found)]
-    rows = [
-        _row(f"{each['shape']}: {ROWS[row]}", each["rows"][row], engines) for each in found for row in ROWS if row in each["rows"]
-    ]
+    rows = []
+    for each in found:
+        rows.append([f"**{each['shape']}**", *("" for _ in engines)])
+        rows += [_row(ROWS[row], each["rows"][row], engines) for row in ROWS if row in each["rows"]]
     names = ", ".join(f"`{record.name}`" for record in records)
     return f"**{title}** ({names})\n\n{table(('', *(ENGINES[engine] for engine in engines)), rows)}"
 
