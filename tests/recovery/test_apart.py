@@ -29,7 +29,7 @@ from vnext.sched import handover
 from vnext.server.context.identity import TICKET_HEADER
 from vnext.state.events import BlocksReceived
 
-sys.path.append(str(Path(__file__).parents[1] / "router" / "proxy"))
+sys.path.append(str(Path(__file__).parents[1] / "gateway"))
 
 from router_here import RouterHere  # noqa: E402  (needs the path above)
 
