@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import msgspec
 import numpy as np
 import pytest
@@ -14,10 +16,12 @@ from vnext.log.schema import describe, schema_digest
 from vnext.log.timestamps import TimestampEncoder
 from vnext.state.config import SchedulerConfig
 from vnext.state.events import (
+    AnyEvent,
     EngineStarted,
     PrefixCacheReset,
     RequestAborted,
     RequestArrived,
+    RequestResumed,
     StepCommitted,
     StepPlanned,
     pack_tokens,
@@ -196,10 +200,16 @@ def test_the_width_follows_the_vocabulary(bound, width):
     assert token_width.width_bytes(bound) == width
 
 
-@pytest.mark.parametrize("read", [token_width.tokens_of, lambda event: token_width.with_tokens(event, b"")])
-def test_what_is_no_event_has_no_tokens(read):
-    with pytest.raises(AssertionError):
-        read("an event of tomorrow")
+def test_every_field_of_tokens_is_narrowed_and_comes_back():
+    resumed = RequestResumed(**msgspec.structs.asdict(ARRIVAL) | {"sampling": ARRIVAL.sampling, "generated": pack_tokens([4])})
+    events = {type(event): event for event in (ARRIVAL, resumed, StepCommitted(step=0, tokens=b"", counts=b"\2", drafted=b"\1"))}
+    assert events.keys() == {kind for kind in get_args(AnyEvent) if kind.traits.tokens}
+    for kind, event in events.items():
+        for field in kind.traits.tokens:
+            changed = msgspec.structs.replace(event, **{field: pack_tokens([1, 128_255, 7])})
+            (narrow,), width = token_width.narrow_events([changed], 3)
+            assert width == 3 and len(getattr(narrow, field)) == 9
+            assert events_of([segment([(changed,)])[0]]) == [changed]
 
 
 @given(st.lists(st.integers(-(2**31), 2**31 - 1)), st.sampled_from([2, 3, 4]))

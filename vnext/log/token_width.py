@@ -1,41 +1,19 @@
 """Packing of token ids in the log: two, three or four bytes a token instead of an event's four.
 
-Owns the choice of the width and the rewriting of the event types that carry tokens. Every other event passes
-through as the same object. A token too wide for the usual width widens its whole frame, so nothing is ever cut off.
+Owns the choice of the width and the rewriting of the fields that are tokens (vnext/state/traits.py). An event without such fields
+passes through as the same object. A token too wide for the usual width widens its whole frame, so nothing is ever cut off.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import assert_never, cast
+from typing import cast
 
 import msgspec
 
 from vnext.log import log_bytes
 from vnext.log.log_plain import WIDTH_MAX, WIDTH_MIN
-from vnext.state.events import (
-    AdapterEvicted,
-    AdapterLoaded,
-    AnyEvent,
-    BlocksHandedOver,
-    BlocksPromoted,
-    ClockTicked,
-    EnginePaused,
-    EngineRecovered,
-    EngineStarted,
-    PinsYielded,
-    PrefixCacheReset,
-    PromotionEnded,
-    RequestAborted,
-    RequestArrived,
-    RequestResumed,
-    StepCommitted,
-    StepPlanned,
-    TierChanged,
-    TierOpened,
-    WeightsChanged,
-    generated_by,
-)
+from vnext.state.events import AnyEvent, StepCommitted
 
 
 def width_bytes(token_bound: int) -> int:
@@ -43,43 +21,6 @@ def width_bytes(token_bound: int) -> int:
     if token_bound <= 0:
         return WIDTH_MAX
     return min(WIDTH_MAX, max(WIDTH_MIN, ((token_bound - 1).bit_length() + 7) // 8))
-
-
-def tokens_of(event: AnyEvent) -> bytes:
-    """The int32 bytes an event carries; empty for an event without tokens."""
-    match event:
-        case StepCommitted():
-            return event.tokens
-        case RequestArrived():
-            return event.prompt + generated_by(event)
-        case (
-            EngineStarted() | RequestAborted() | StepPlanned() | PrefixCacheReset() | AdapterLoaded() | AdapterEvicted()
-            | EngineRecovered() | EnginePaused() | WeightsChanged() | TierOpened() | TierChanged() | BlocksPromoted()
-            | PromotionEnded() | ClockTicked() | PinsYielded() | BlocksHandedOver()
-        ):  # fmt: skip
-            return b""
-        case _:
-            assert_never(event)
-
-
-def with_tokens(event: AnyEvent, tokens: bytes) -> AnyEvent:
-    """The event with its token bytes replaced; the same object if it carries none."""
-    match event:
-        case StepCommitted():
-            return StepCommitted(step=event.step, tokens=tokens, counts=event.counts, drafted=event.drafted)
-        case RequestResumed():
-            end = len(event.prompt) * len(tokens) // len(tokens_of(event))
-            return msgspec.structs.replace(event, prompt=tokens[:end], generated=tokens[end:])
-        case RequestArrived():
-            return msgspec.structs.replace(event, prompt=tokens)
-        case (
-            EngineStarted() | RequestAborted() | StepPlanned() | PrefixCacheReset() | AdapterLoaded() | AdapterEvicted()
-            | EngineRecovered() | EnginePaused() | WeightsChanged() | TierOpened() | TierChanged() | BlocksPromoted()
-            | PromotionEnded() | ClockTicked() | PinsYielded() | BlocksHandedOver()
-        ):  # fmt: skip
-            return event
-        case _:
-            assert_never(event)
 
 
 class PlainCommit(msgspec.Struct, frozen=True, array_like=True, tag=4):
@@ -107,18 +48,18 @@ def _shortened(event: AnyEvent) -> AnyEvent:
 
 def _narrowed(event: AnyEvent, width: int) -> AnyEvent | None:
     """The event as it stands in a frame of this width; None if one of its tokens does not fit."""
-    tokens = tokens_of(event)
-    if not tokens or width == WIDTH_MAX:
+    fields = event.traits.tokens
+    if not fields or width == WIDTH_MAX:
         return event
-    narrow = log_bytes.impl.narrow(tokens, width)
-    return None if narrow is None else with_tokens(event, narrow)
+    narrow = {field: log_bytes.impl.narrow(getattr(event, field), width) for field in fields}
+    return None if None in narrow.values() else msgspec.structs.replace(event, **narrow)
 
 
 def widen_events(events: tuple[AnyEvent, ...], width: int) -> tuple[AnyEvent, ...]:
     """The events of a frame of this width as they were. ValueError for no width, or bytes that are not whole tokens."""
     if not WIDTH_MIN <= width <= WIDTH_MAX:
         raise ValueError(f"{width} bytes a token")
-    return tuple([event if type(event) is StepPlanned else _widened(event, width) for event in events])
+    return tuple([_widened(event, width) if event.traits.tokens else event for event in events])
 
 
 def _widened(event: AnyEvent, width: int) -> AnyEvent:
@@ -126,5 +67,5 @@ def _widened(event: AnyEvent, width: int) -> AnyEvent:
     if type(event) is StepCommitted:
         tokens = log_bytes.impl.widen(event.tokens, width)
         return StepCommitted(step=event.step, tokens=tokens, counts=event.counts, drafted=event.drafted)
-    tokens = tokens_of(event)
-    return with_tokens(event, log_bytes.impl.widen(tokens, width)) if tokens else event
+    wide = {field: log_bytes.impl.widen(getattr(event, field), width) for field in event.traits.tokens}
+    return msgspec.structs.replace(event, **wide)

@@ -16,12 +16,13 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal, NewType
+from typing import TYPE_CHECKING, ClassVar, Literal, NewType
 
 import msgspec
 
 from vnext.state.config import SchedulerConfig
 from vnext.state.params import Sampling
+from vnext.state.traits import Leave, Traits
 
 if TYPE_CHECKING:  # modules that only pass events on start faster without numpy
     import numpy as np
@@ -32,7 +33,9 @@ Pause = Literal["", "wait", "keep", "abort", "sleep"]
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """Base of all events."""
+    """Base of all events, each of which says what it is in its traits."""
+
+    traits: ClassVar[Traits]
 
 
 class EngineStarted(Event, frozen=True, tag=0):
@@ -44,6 +47,8 @@ class EngineStarted(Event, frozen=True, tag=0):
     world_size: int
     environment: dict[str, str]
     started_ns: int
+
+    traits: ClassVar[Traits] = Traits(lines=("the engine starts",), public=("model", "model_digest"))
 
 
 class RequestArrived(Event, frozen=True, tag=1):
@@ -60,12 +65,25 @@ class RequestArrived(Event, frozen=True, tag=1):
     generated: bytes = b""
     client: int = 0
 
+    traits: ClassVar[Traits] = Traits(
+        lines=("request {id} arrives with {prompt} tokens, priority {priority}", "request {id} arrives with {prompt} tokens"),
+        tokens=("prompt",),
+        keyed=("name", "cache_salt", "client", "sampling"),
+        public=("generated",),
+        requests=("id",),
+        shrinks=("priority", "cache_salt", "arrival_ns", "client"),
+    )
+
 
 class RequestAborted(Event, frozen=True, tag=2):
     """Aborts `ids`. An id that has already ended is ignored, because a stop string may race with the last token."""
 
     ids: tuple[RequestId, ...]
     reason: AbortReason
+
+    traits: ClassVar[Traits] = Traits(
+        lines=("request {ids} aborted ({reason})",), public=("reason",), requests=("ids",), leave=Leave("requests", "ids")
+    )
 
 
 class StepPlanned(Event, frozen=True, tag=3):
@@ -81,6 +99,8 @@ class StepPlanned(Event, frozen=True, tag=3):
     changed: tuple[tuple[int, int], ...] = ()
     admitted: tuple[tuple[int, int], ...] = ()
 
+    traits: ClassVar[Traits] = Traits(lines=("step {step} is planned",), leave=Leave("rows", "preempted"))
+
 
 class StepCommitted(Event, frozen=True, tag=4):
     """The sampled tokens of one step in schedule order (int32 bytes), one for each request that sampled.
@@ -94,9 +114,15 @@ class StepCommitted(Event, frozen=True, tag=4):
     counts: bytes = b""
     drafted: bytes = b""
 
+    traits: ClassVar[Traits] = Traits(
+        lines=("step {step} gives {tokens} tokens",), tokens=("tokens",), public=("counts", "drafted")
+    )
+
 
 class PrefixCacheReset(Event, frozen=True, tag=5):
     """Empties the prefix index. Kept pages lose their hashes; held pages are no longer shared with new requests."""
+
+    traits: ClassVar[Traits] = Traits(lines=("prefix cache reset",), marks="engine")
 
 
 class AdapterLoaded(Event, frozen=True, tag=6):
@@ -108,11 +134,20 @@ class AdapterLoaded(Event, frozen=True, tag=6):
     slot: int
     path: str = ""
 
+    traits: ClassVar[Traits] = Traits(
+        lines=("adapter {name} in slot {slot}", "adapter {digest} in slot {slot}"),
+        private=("name", "path"),
+        public=("digest",),
+        marks="engine",
+    )
+
 
 class AdapterEvicted(Event, frozen=True, tag=7):
     """`slot` is empty again. No running request uses it."""
 
     slot: int
+
+    traits: ClassVar[Traits] = Traits(lines=("slot {slot} empty",), marks="engine")
 
 
 class EngineRecovered(Event, frozen=True, tag=8):
@@ -129,10 +164,27 @@ class EngineRecovered(Event, frozen=True, tag=8):
     frames: int = 0
     cautious: int = 0
 
+    traits: ClassVar[Traits] = Traits(
+        lines=("recovery: {cause} (continues {log})", "recovery: {cause}"),
+        folders=("log",),
+        public=("cause",),
+        leave=Leave("everyone"),
+        transfer="loses",
+        marks="engine",
+    )
+
 
 class RequestResumed(RequestArrived, frozen=True, tag=9):
     """A request that another engine core had begun. `generated` are the tokens that its client has (int32 bytes, maybe none): the
     next one is drawn as if this engine had drawn them."""
+
+    traits: ClassVar[Traits] = Traits(
+        lines=("request {id} comes back with {prompt} tokens of its prompt and {generated} of its answer",),
+        tokens=("prompt", "generated"),
+        keyed=("name", "cache_salt", "client", "sampling"),
+        requests=("id",),
+        shrinks=("priority", "cache_salt", "arrival_ns", "client"),
+    )
 
 
 class EnginePaused(Event, frozen=True, tag=10):
@@ -141,6 +193,10 @@ class EnginePaused(Event, frozen=True, tag=10):
     requests wait again, and no block is a hit any more."""
 
     mode: Pause
+
+    traits: ClassVar[Traits] = Traits(
+        lines=("paused ({mode})", "resumed"), public=("mode",), leave=Leave("everyone", "mode", "sleep"), marks="engine"
+    )
 
 
 class WeightsChanged(Event, frozen=True, tag=11):
@@ -153,12 +209,24 @@ class WeightsChanged(Event, frozen=True, tag=11):
     digest: str
     path: str = ""
 
+    traits: ClassVar[Traits] = Traits(
+        lines=("weights, version {version} ({digest})",),
+        private=("path",),
+        public=("digest",),
+        leave=Leave("everyone"),
+        marks="engine",
+    )
+
 
 class TierOpened(Event, frozen=True, tag=12):
     """The disk tier holds these `blocks` (their hashes, 16 bytes each, oldest first), `capacity` at most."""
 
     capacity: int
     blocks: bytes = b""
+
+    traits: ClassVar[Traits] = Traits(
+        lines=("disk tier: {blocks} blocks, {capacity} at most",), hashes=("blocks",), marks="engine"
+    )
 
 
 class TierChanged(Event, frozen=True, tag=13):
@@ -169,6 +237,10 @@ class TierChanged(Event, frozen=True, tag=13):
     gone: bytes = b""
     kept: bytes = b""
 
+    traits: ClassVar[Traits] = Traits(
+        lines=("blocks on disk: {stored} stored, {gone} gone, {kept} kept",), hashes=("stored", "gone", "kept")
+    )
+
 
 class BlocksPromoted(Event, frozen=True, tag=14):
     """Transfer number `transfer` reads the next `count` blocks of a waiting request, behind those that memory has, from disk."""
@@ -177,12 +249,21 @@ class BlocksPromoted(Event, frozen=True, tag=14):
     id: RequestId
     count: int
 
+    traits: ClassVar[Traits] = Traits(
+        lines=("{count} blocks of request {id} are read; others may overtake it",),
+        requests=("id",),
+        transfer="begins",
+        marks="request",
+    )
+
 
 class PromotionEnded(Event, frozen=True, tag=15):
     """Every rank has read the first `count` blocks of a transfer as they were written; 0 also where it was given up."""
 
     transfer: int
     count: int = 0
+
+    traits: ClassVar[Traits] = Traits(lines=("transfer {transfer}: {count} blocks are back from disk",), transfer="ends")
 
 
 class ClockTicked(Event, frozen=True, tag=16):
@@ -191,11 +272,15 @@ class ClockTicked(Event, frozen=True, tag=16):
 
     seconds: int
 
+    traits: ClassVar[Traits] = Traits(lines=("{seconds} s since the start",))
+
 
 class PinsYielded(Event, frozen=True, tag=17):
     """The `count` pins that are nearest to their ends are over, because a request that has the engine to itself lacks pages."""
 
     count: int
+
+    traits: ClassVar[Traits] = Traits(lines=("{count} pins yield",), marks="engine")
 
 
 class BlocksHandedOver(Event, frozen=True, tag=20):
@@ -205,6 +290,10 @@ class BlocksHandedOver(Event, frozen=True, tag=20):
     id: RequestId
     count: int
 
+    traits: ClassVar[Traits] = Traits(
+        lines=("{count} blocks of request {id} go to another engine",), requests=("id",), marks="request"
+    )
+
 
 class BlocksReceived(PromotionEnded, frozen=True, tag=21):
     """The `count` blocks of this transfer came from another engine, not from disk: their `names` (16 bytes each), and for each
@@ -212,6 +301,12 @@ class BlocksReceived(PromotionEnded, frozen=True, tag=21):
 
     names: bytes = b""
     checksums: bytes = b""
+
+    traits: ClassVar[Traits] = Traits(
+        lines=("transfer {transfer}: {count} blocks came from another engine",),
+        hashes=("names", "checksums"),
+        transfer="ends",
+    )
 
 
 AnyEvent = (
