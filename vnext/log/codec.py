@@ -35,6 +35,7 @@ FIRST_FRAME_EVENT = 1
 """EngineStarted is event 0 and is stored in the header; frames count from here."""
 
 Privacy = Literal["full", "shape"]
+SteadyPair = tuple[StepCommitted, StepPlanned]
 EndKind = Literal["complete", "torn", "damaged", "unchained", "unusable"]
 
 record_head = struct.Struct("<II")
@@ -242,7 +243,7 @@ def put_frame(frame: bytearray, body: bytes) -> None:
     frame[:] = bytes(FRAME_HEAD) + body
 
 
-def steady_pair(events: Sequence[AnyEvent]) -> tuple[StepCommitted, StepPlanned] | None:
+def steady_pair(events: Sequence[AnyEvent]) -> SteadyPair | None:
     """A commit followed by the expected plan, the usual events of a frame (log_plain.put_steady). None for any others."""
     if len(events) != 2:
         return None

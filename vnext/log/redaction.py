@@ -11,39 +11,24 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import partial
-from typing import assert_never
 
 import msgspec
 import numpy as np
 
 from vnext.log import open_blocks, pseudonyms
-from vnext.log.codec import pseudonym_base
+from vnext.log.codec import SteadyPair, pseudonym_base
 from vnext.log.redacted_blocks import RedactedBlocks, Roots, hash_after
 from vnext.log.snapshot import LiveRequest, Snapshot, StoredTier, snapshot, with_block_hashes
 from vnext.log.stored_clients import renumbered
 from vnext.state.block_hash import root_hash, versioned_root
 from vnext.state.events import (
-    AdapterEvicted,
-    AdapterLoaded,
     AnyEvent,
-    BlocksHandedOver,
     BlocksPromoted,
     BlocksReceived,
-    ClockTicked,
-    EnginePaused,
-    EngineRecovered,
     EngineStarted,
-    PinsYielded,
-    PrefixCacheReset,
     PromotionEnded,
-    RequestAborted,
     RequestArrived,
-    RequestResumed,
     StepCommitted,
-    StepPlanned,
-    TierChanged,
-    TierOpened,
-    WeightsChanged,
     generated_by,
     pack_tokens,
     unpack_tokens,
@@ -54,9 +39,9 @@ from vnext.state.fold_drafts import rounds
 from vnext.state.params import Sampling
 from vnext.state.preempt import row_tokens
 from vnext.state.state import State, label_of
+from vnext.state.traits import leaving
 
 SWEEP_MIN = 32
-TierEvent = TierOpened | TierChanged | BlocksPromoted | PromotionEnded
 
 
 class Redactor:
@@ -80,48 +65,22 @@ class Redactor:
         match event:
             case StepCommitted():
                 return self._committed(before, event, matched or match_samples(before, event))
-            case StepPlanned():
-                if event.preempted:
-                    self._leave(before, event.preempted)
-                return event
             case RequestArrived():
                 self._sweep(before)
                 return self._arrived(event)
-            case RequestAborted():
-                gone = set(event.ids)
-                self._leave(before, [row for row, id_ in enumerate(before.rows.id.tolist()) if id_ in gone])
-                return event
-            case EngineRecovered():
-                self._leave(before, range(len(before.rows)))
-                self._promoted.clear()
-                return msgspec.structs.replace(event, log=event.log.rpartition("/")[2])
-            case EnginePaused():
-                self._leave(before, range(len(before.rows) if event.mode == "sleep" else 0))
-                return event
-            case WeightsChanged():
-                self._leave(before, range(len(before.rows)))
-                return msgspec.structs.replace(event, path="")
-            case AdapterLoaded():
-                return msgspec.structs.replace(event, name="", path="")
-            case TierOpened() | TierChanged() | BlocksPromoted() | PromotionEnded():
-                return self._of_tier(before, event)
-            case PrefixCacheReset() | EngineStarted() | AdapterEvicted() | ClockTicked() | PinsYielded() | BlocksHandedOver():
-                return event
-            case _:
-                assert_never(event)
-
-    def _of_tier(self, before: State, event: TierEvent) -> TierEvent:
-        match event:
-            case TierOpened():
-                return msgspec.structs.replace(event, blocks=self._labels(event.blocks))
-            case TierChanged():
-                stored, gone, kept = map(self._labels, (event.stored, event.gone, event.kept))
-                return TierChanged(stored=stored, gone=gone, kept=kept)
-            case BlocksPromoted():
-                self._begin_promotion(before, event)
             case PromotionEnded():
                 return self._end_promotion(before, event)
-        return event
+            case BlocksPromoted():
+                self._begin_promotion(before, event)
+        traits = event.traits
+        if traits.leave.who != "nobody":
+            self._leave(before, leaving(event, before.rows.id))
+        if traits.transfer == "loses":
+            self._promoted.clear()
+        changed: dict[str, object] = {field: self._labels(getattr(event, field)) for field in traits.hashes}
+        changed |= {field: "" for field in traits.private}
+        changed |= {field: getattr(event, field).rpartition("/")[2] for field in traits.folders}
+        return msgspec.structs.replace(event, **changed) if changed else event
 
     def _labels(self, names: bytes) -> bytes:
         """What is on disk, under names that tell nothing and match no request."""
@@ -162,7 +121,7 @@ class Redactor:
         frame: bytearray,
         first_event: int,
         before: State,
-        events: tuple[StepCommitted, StepPlanned],
+        events: SteadyPair,
         matched: MatchedSamples,
         width: int,
     ) -> bool:
@@ -261,12 +220,11 @@ class Redactor:
         if salt:
             roots = self._salted[event.id] = self._roots(salt, adapter)
         tokens, end = self._open_blocks.arrive(event.id, roots.secret, event.prompt + generated_by(event)), len(event.prompt)
-        if isinstance(event, RequestResumed):
-            event = msgspec.structs.replace(event, generated=tokens[end:])
         return msgspec.structs.replace(
             event,
             name=self._name(event.id, event.name),
             prompt=tokens[:end],
+            generated=tokens[end:],
             sampling=redact_sampling(event.sampling, self._base),
             cache_salt=pseudonyms.salt_label(self._key, salt),
             client=pseudonyms.client_label(self._key, event.client),

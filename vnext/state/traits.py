@@ -6,7 +6,7 @@ tokens, redaction, timelines, the page, shrinking, tests. Free of numpy and of t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import cache
 from typing import ClassVar, Literal, Protocol
 
@@ -85,7 +85,7 @@ def everyone_leaves(event: Event) -> bool:
     return leave.who == "everyone" and (not leave.field or getattr(event, leave.field) == leave.value)
 
 
-def leaving(event: Event, ids: Sequence[int]) -> Sequence[int]:
+def leaving(event: Event, ids: Collection[int]) -> Sequence[int]:
     """The rows of the running requests `ids` (one of each row) that the event itself takes from the batch; a commit's ends are
     found by folding it. Not checked: of an illegal event they may be no rows."""
     leave = event.traits.leave
@@ -96,7 +96,8 @@ def leaving(event: Event, ids: Sequence[int]) -> Sequence[int]:
     named: Sequence[int] = getattr(event, leave.field)
     if leave.who == "rows" or not named:
         return named
-    return [row for row, id_ in enumerate(ids) if id_ in named]
+    gone = set(named)
+    return [row for row, id_ in enumerate(ids) if id_ in gone]
 
 
 def requests_of(event: Event) -> tuple[int, ...]:
@@ -106,3 +107,8 @@ def requests_of(event: Event) -> tuple[int, ...]:
         value = getattr(event, field)
         found += value if isinstance(value, tuple) else (value,)
     return found
+
+
+def transfer_of(event: Event) -> int:
+    """The number of the transfer that an event begins or ends, -1 for none."""
+    return getattr(event, "transfer", -1)
