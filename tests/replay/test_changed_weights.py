@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -15,8 +16,8 @@ from vnext.replay.futures.recording import recorded
 from vnext.replay.futures.what_if_run import retrace
 from vnext.replay.reading.folding import Folded, fold
 from vnext.replay.reading.source import open_log
-from vnext.replay.ui.step import reported
 from vnext.state.events import EnginePaused, PrefixCacheReset, WeightsChanged
+from vnext.state.traits import everyone_leaves, line_of
 
 
 @pytest.fixture(scope="module")
@@ -59,14 +60,18 @@ def test_a_request_says_why_it_computed_its_tokens_again(logs, capsys, privacy):
     id_ = int(change.before.rows.id[0])
     _, found = answer(capsys, "req", logs[privacy], id_)
     notes = [moment["note"] for moment in found["moments"] if moment["event"] == change.number]
-    assert notes == [f"version {change.event.version} of the weights computes its tokens anew"]
+    assert notes == [f"{line_of(change.event)}: its tokens are computed anew"]
 
 
 @PRIVACY
 def test_the_timeline_shows_pauses_and_versions(logs, capsys, privacy, tmp_path):
     assert main(["trace", str(logs[privacy]), "-o", str(tmp_path / "out.json")]) == 0
-    names = {event.get("name") for event in json.loads((tmp_path / "out.json").read_text())["traceEvents"]}
-    assert {"paused (wait)", "resumed", "weights, version 1 (digest 1)"} <= names
+    names = Counter(event.get("name") for event in json.loads((tmp_path / "out.json").read_text())["traceEvents"])
+    assert {"paused (wait)", "resumed", "weights, version 1 (digest 1)"} <= names.keys()
+    items = [item for item in fold(open_log(logs[privacy])) if isinstance(item, Folded)]
+    for item in items:
+        if everyone_leaves(item.event) and len(item.before.rows):
+            assert names[f"waits again: {line_of(item.event)}"] > 0
 
 
 @PRIVACY
@@ -115,8 +120,3 @@ def test_futures_of_a_paused_engine_go_on(logs, capsys):
     paused = next(item for item in items if item.before.paused and item.before.requests and item.before.in_flight)
     code, found = answer(capsys, "fork", logs["whole"], paused.before.planned, "--forks", "4")
     assert code == 0, found
-
-
-def test_the_page_shows_both():
-    assert reported(EnginePaused(mode="keep")) == {"kind": "paused", "mode": "keep"}
-    assert reported(WeightsChanged(version=2, digest="d")) == {"kind": "weights", "version": 2, "digest": "d"}

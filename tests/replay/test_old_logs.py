@@ -39,6 +39,7 @@ from vnext.state.events import (
     StepPlanned,
     WeightsChanged,
 )
+from vnext.state.traits import line_of
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "logs"
 WHAT_THEY_HOLD = {"digest-1-start": (128, 50), "digest-1-ring": (201, 80), "digest-2": (260, 100), "digest-2-clocks": (142, 56),
@@ -159,7 +160,7 @@ def test_an_old_log_tells_of_its_weights(capsys, name):
     for item, id_ in lived_on:
         moments = answer(capsys, "req", path, id_)[1]["moments"]
         notes = [moment["note"] for moment in moments if moment["event"] == item.number]
-        assert notes == [f"version {item.event.version} of the weights computes its tokens anew"]
+        assert notes == [f"{line_of(item.event)}: its tokens are computed anew"]
 
 
 def test_the_newest_golden_log_is_of_our_version() -> None:

@@ -17,24 +17,20 @@ from vnext.replay.reading.verify import why_not_decided
 from vnext.sched.admission import Why
 from vnext.sched.explain import explain
 from vnext.state.events import (
-    BlocksHandedOver,
-    BlocksPromoted,
-    BlocksReceived,
-    EnginePaused,
+    AnyEvent,
     EngineRecovered,
-    PromotionEnded,
     RequestAborted,
     RequestArrived,
     RequestResumed,
     StepCommitted,
     StepPlanned,
-    WeightsChanged,
     generated_by,
 )
 from vnext.state.facilities.adapters import slot_of
 from vnext.state.outputs import outputs
 from vnext.state.state import Request, Slot, State
 from vnext.state.store.rows import wants
+from vnext.state.traits import everyone_leaves, line_of, requests_of, transfer_of
 
 Kind = Literal["arrived", "reads", "admitted", "preempted", "recovered", "computed", "sampled", "ended"]
 
@@ -133,22 +129,20 @@ class _Story:
                 self._committed(item, item.event)
             case RequestAborted():
                 self._aborted(item, item.event)
-            case BlocksPromoted() if item.event.id == self.id:
-                self.transfer = item.event.transfer
-                count, step = item.event.count, item.after.planned
-                self.tell(item, "reads", step, 0, f"{count} of its blocks are read; others may overtake it")
-            case BlocksReceived() if item.event.transfer == self.transfer:
-                self.tell(item, "reads", item.after.planned, 0, f"{item.event.count} blocks came from another engine")
-            case BlocksHandedOver() if item.event.id == self.id:
-                self.tell(item, "reads", item.after.planned, 0, f"{item.event.count} blocks go to another engine")
-            case PromotionEnded() if item.event.transfer == self.transfer:
-                self.tell(item, "reads", item.after.planned, 0, f"{item.event.count} blocks are back from disk")
             case EngineRecovered():
                 self._recovered(item, item.event)
-            case WeightsChanged():
-                self._waits_again(item, f"version {item.event.version} of the weights computes its tokens anew")
-            case EnginePaused(mode="sleep"):
-                self._waits_again(item, "the engine sleeps")
+            case _:
+                self._touched(item, item.event)
+
+    def _touched(self, item: Folded, event: AnyEvent) -> None:
+        """An event of a feature: it names the request, ends its transfer, or takes everyone from the batch."""
+        transfer, is_named = event.traits.transfer, self.id in requests_of(event)
+        if is_named and transfer == "begins":
+            self.transfer = transfer_of(event)
+        if is_named or (transfer == "ends" and transfer_of(event) == self.transfer):
+            self.tell(item, "reads", item.after.planned, 0, line_of(event))
+        elif everyone_leaves(event):
+            self._waits_again(item, f"{line_of(event)}: its tokens are computed anew")
 
     def _arrived(self, item: Folded, event: RequestArrived) -> None:
         if event.id == self.id:

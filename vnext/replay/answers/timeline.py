@@ -18,22 +18,9 @@ from vnext.replay.reading.folding import Folded
 from vnext.replay.reading.strides import Run
 from vnext.replay.reading.times import STEP_US, Clock
 from vnext.sched.explain import bound_behind, explain, first_bound
-from vnext.state.events import (
-    AdapterEvicted,
-    AdapterLoaded,
-    BlocksPromoted,
-    EnginePaused,
-    EngineRecovered,
-    PinsYielded,
-    PrefixCacheReset,
-    RequestAborted,
-    RequestArrived,
-    StepCommitted,
-    StepPlanned,
-    TierOpened,
-    WeightsChanged,
-)
+from vnext.state.events import AnyEvent, RequestAborted, RequestArrived, StepCommitted, StepPlanned
 from vnext.state.state import State, StepInFlight
+from vnext.state.traits import everyone_leaves, line_of, requests_of
 
 ENGINE, REQUESTS = 1, 2
 STEPS_LANE = 1
@@ -145,25 +132,20 @@ class Timeline:
                 for id_ in event.ids:
                     if id_ in self._living and id_ not in after.requests:
                         self._end(id_, now_us, f"abort ({event.reason})")
-            case PrefixCacheReset():
-                self._instant(ENGINE, STEPS_LANE, now_us, "prefix cache reset", "p")
-            case EnginePaused():
-                self._instant(ENGINE, STEPS_LANE, now_us, f"paused ({event.mode})" if event.mode else "resumed", "p")
-            case WeightsChanged():
-                self._instant(ENGINE, STEPS_LANE, now_us, f"weights, version {event.version} ({event.digest})", "p")
-            case TierOpened():
-                self._instant(ENGINE, STEPS_LANE, now_us, f"disk tier: {len(event.blocks) // 16} blocks", "p")
-            case BlocksPromoted() if event.id in self._living:
-                lane, words = self._living[event.id].lane, f"{event.count} blocks are read"
-                self._instant(REQUESTS, lane, now_us, words, "t")
-            case PinsYielded():
-                self._instant(ENGINE, STEPS_LANE, now_us, f"{event.count} pins yield", "p")
-            case AdapterLoaded():
-                self._instant(ENGINE, STEPS_LANE, now_us, f"adapter {event.name or event.digest} in slot {event.slot}", "p")
-            case AdapterEvicted():
-                self._instant(ENGINE, STEPS_LANE, now_us, f"slot {event.slot} empty", "p")
-            case EngineRecovered():
-                self._recovered(event, before, now_us)
+            case _:
+                self._marked(event, before, now_us)
+
+    def _marked(self, event: AnyEvent, before: State, now_us: float | None) -> None:
+        """An event that is neither of a client nor of a step: a mark in the engine's lane, or in those of its requests."""
+        marks, line = event.traits.marks, json.dumps(line_of(event))[1:-1]
+        if marks == "engine":
+            self._instant(ENGINE, STEPS_LANE, now_us, line, "p")
+        for id_ in requests_of(event) if marks == "request" else ():
+            if id_ in self._living:
+                self._instant(REQUESTS, self._living[id_].lane, now_us, line, "t")
+        if everyone_leaves(event):
+            why = "its ranks are gone" if event.traits.transfer == "loses" else f"waits again: {line}"
+            self._everyone_leaves(before, now_us, why)
 
     # ---- requests ------------------------------------------------------------------------------------------------
 
@@ -225,17 +207,15 @@ class Timeline:
                 if id_ not in left:
                     self._end(id_, now_us, "end")
 
-    def _recovered(self, event: EngineRecovered, before: State, now_us: float | None) -> None:
+    def _everyone_leaves(self, before: State, now_us: float | None, why: str) -> None:
         """Steps in flight end without a slice, and every running request waits again."""
-        why = json.dumps(f"recovery: {event.cause}" + (f" (continues {event.log})" if event.log else ""))[1:-1]
-        self._instant(ENGINE, STEPS_LANE, now_us, why, "p")
         for scheduled in before.in_flight:
             self._planned_us.pop(scheduled.step, None)
         for id_ in before.rows.id.tolist():
             lived = self._living[id_]
             self._phase(lived, now_us)
             lived.waits, lived.note = True, ""
-            self._instant(REQUESTS, lived.lane, now_us, "its ranks are gone", "t")
+            self._instant(REQUESTS, lived.lane, now_us, why, "t")
         self._reasoned = None
 
     def _began(self, step: int, now_us: float | None) -> float | None:

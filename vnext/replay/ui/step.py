@@ -16,26 +16,8 @@ from vnext.sched.admission import Wait
 from vnext.sched.explain import Explanation, explain
 from vnext.sched.policies import BUILT_IN
 from vnext.state.digest import digest, hexadecimal
-from vnext.state.events import (
-    AnyEvent,
-    BlocksHandedOver,
-    BlocksPromoted,
-    BlocksReceived,
-    ClockTicked,
-    EnginePaused,
-    EngineRecovered,
-    PinsYielded,
-    PrefixCacheReset,
-    PromotionEnded,
-    RequestAborted,
-    RequestArrived,
-    RequestResumed,
-    StepCommitted,
-    TierChanged,
-    TierOpened,
-    WeightsChanged,
-)
 from vnext.state.state import State
+from vnext.state.traits import line_of
 from vnext.state.windows import row_blocks
 
 FREE, KEPT, HELD, SHARED = range(4)
@@ -66,7 +48,7 @@ def step_view(moment: Moment) -> dict[str, Any]:
         "preempted": [int(moment.before.rows.id[row]) for row in moment.plan.preempted],
         "expected": not (moment.plan.admitted or moment.plan.preempted or moment.plan.changed),
         "blocks": block_map(state),
-        "since": [{"event": number, **reported(event)} for number, event in moment.since],
+        "since": [{"event": number, "line": line_of(event)} for number, event in moment.since],
         "counters": {name: getattr(state.counters, name) for name in state.counters.__struct_fields__},
     }
 
@@ -128,43 +110,3 @@ def block_map(state: State) -> dict[str, Any]:
 
 def _text(values: np.ndarray) -> str:
     return base64.b64encode(values.tobytes()).decode()
-
-
-def reported(event: AnyEvent) -> dict[str, Any]:
-    """An event as a few plain values."""
-    match event:
-        case RequestResumed():
-            return {"kind": "resumed", "id": event.id, "prompt": len(event.prompt) // 4, "generated": len(event.generated) // 4}
-        case RequestArrived():
-            return {"kind": "arrived", "id": event.id, "prompt": len(event.prompt) // 4, "priority": event.priority}
-        case EngineRecovered():
-            return {"kind": "recovered", "cause": event.cause, "log": event.log, "cautious": event.cautious}
-        case RequestAborted():
-            return {"kind": "aborted", "ids": list(event.ids), "reason": event.reason}
-        case StepCommitted():
-            return {"kind": "committed", "step": event.step, "tokens": len(event.tokens) // 4}
-        case PrefixCacheReset():
-            return {"kind": "reset"}
-        case EnginePaused():
-            return {"kind": "paused", "mode": event.mode}
-        case WeightsChanged():
-            return {"kind": "weights", "version": event.version, "digest": event.digest}
-        case TierOpened():
-            return {"kind": "disk tier", "blocks": len(event.blocks) // 16, "capacity": event.capacity}
-        case TierChanged():
-            counts = {name: len(getattr(event, name)) // 16 for name in ("stored", "gone", "kept")}
-            return {"kind": "blocks on disk", **counts}
-        case BlocksPromoted():
-            return {"kind": "blocks read", "id": event.id, "blocks": event.count}
-        case BlocksHandedOver():
-            return {"kind": "blocks leave", "id": event.id, "blocks": event.count}
-        case BlocksReceived():
-            return {"kind": "blocks came", "transfer": event.transfer, "blocks": event.count}
-        case PromotionEnded():
-            return {"kind": "blocks are back", "transfer": event.transfer, "blocks": event.count}
-        case ClockTicked():
-            return {"kind": "clock", "seconds": event.seconds}
-        case PinsYielded():
-            return {"kind": "pins yield", "blocks": event.count}
-        case _:
-            return {"kind": type(event).__name__}

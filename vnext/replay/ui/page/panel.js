@@ -6,17 +6,6 @@ import { Lanes } from "./lanes.js";
 import { cell, head, hue, reason } from "./paint.js";
 import { Timeline } from "./timeline.js";
 
-const TOLD = {
-  arrived: (event) => `request ${event.id} arrived with ${event.prompt} tokens${event.priority ? `, priority ${event.priority}` : ""}`,
-  resumed: (event) => `request ${event.id} came back with ${event.prompt} tokens of its prompt and ${event.generated} of its answer`,
-  paused: (event) => event.mode ? `paused (${event.mode})` : "resumed",
-  weights: (event) => `weights: version ${event.version} (${event.digest})`,
-  recovered: (event) => `recovery: ${event.cause}${event.log ? ` (continues ${event.log})` : ""}`,
-  aborted: (event) => `request ${event.ids.join(", ")} aborted (${event.reason})`,
-  committed: (event) => `step ${event.step} gave ${event.tokens} tokens`,
-  reset: () => "the prefix cache was reset",
-};
-
 export class Panel {
   constructor(number, about, go) {
     this.number = number;
@@ -151,7 +140,7 @@ export class Panel {
     this.part(".since").replaceChildren(
       ...this.found.since.map((event) => {
         const line = document.createElement("li");
-        line.textContent = `${event.event}: ${(TOLD[event.kind] || (() => event.kind))(event)}`;
+        line.textContent = `${event.event}: ${event.line}`;
         return line;
       }),
     );
