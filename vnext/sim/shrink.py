@@ -20,27 +20,14 @@ from vnext.sched.schedule import schedule
 from vnext.sim.drafts import drafts_behind, grammar_drafts
 from vnext.state.errors import IllegalEvent
 from vnext.state.events import (
-    AdapterEvicted,
-    AdapterLoaded,
     AnyEvent,
-    BlocksHandedOver,
-    BlocksPromoted,
     BlocksReceived,
-    ClockTicked,
-    EnginePaused,
-    EngineRecovered,
     EngineStarted,
-    PinsYielded,
-    PrefixCacheReset,
-    PromotionEnded,
-    RequestAborted,
     RequestArrived,
+    RequestId,
     RequestResumed,
     StepCommitted,
     StepPlanned,
-    TierChanged,
-    TierOpened,
-    WeightsChanged,
     first_of,
     pack_tokens,
     unpack_tokens,
@@ -49,6 +36,7 @@ from vnext.state.feasibility import refusal
 from vnext.state.params import Sampling
 from vnext.state.reduce import reduce, start
 from vnext.state.state import State
+from vnext.state.traits import requests_of
 
 
 class Whim(msgspec.Struct, frozen=True):
@@ -72,6 +60,8 @@ SIMPLER_CONFIG = {
     "block_size": (1, 2, 4), "page_count": (2, 3, 4, 6, 8),
 }  # fmt: skip
 """Settings that are easier to think about, the simplest first."""
+PLAIN = RequestArrived(id=RequestId(0), name="", prompt=b"", sampling=Sampling(seed=0, max_tokens=1), priority=0, arrival_ns=0)
+"""A request without anything that one need not have."""
 SEEDS = range(8)
 """Seeds of sampling that are tried for a shorter answer."""
 RUN_OUT = (StepPlanned(step=0), StepCommitted(step=0, tokens=b"")) * RUN_OUT_STEPS
@@ -239,7 +229,8 @@ def simpler_arrivals(arrival: RequestArrived) -> Iterator[RequestArrived]:
     yield from (replace(arrival, prompt=pack_tokens(tokens[:size])) for size in (len(tokens) // 2, len(tokens) - 1) if size > 0)
     if isinstance(arrival, RequestResumed):
         yield RequestArrived(**{name: getattr(arrival, name) for name in RequestArrived.__struct_fields__})
-    plain = replace(arrival, priority=0, cache_salt="", arrival_ns=0)
+    defaults = {field: getattr(PLAIN, field) for field in arrival.traits.shrinks}
+    plain = replace(arrival, **defaults)
     if plain != arrival:
         yield plain
 
@@ -276,42 +267,31 @@ class Author:
         match move:
             case RequestArrived():
                 return self._arrived(move)
-            case RequestAborted():
-                ids = tuple(self._ids[id_] for id_ in move.ids if id_ in self._ids)
-                return replace(move, ids=ids) if ids else None
             case StepPlanned():
                 return schedule(self.state)
             case Whim():
                 return self._strange(move.plan)
             case StepCommitted():
                 return self._committed()
-            case PrefixCacheReset():
-                return move
-            case (
-                AdapterLoaded() | AdapterEvicted() | EngineRecovered() | EnginePaused() | WeightsChanged() | ClockTicked()
-                | PinsYielded()
-            ):  # fmt: skip
-                return self._if_legal(move)
-            case TierOpened() | TierChanged() | BlocksPromoted() | PromotionEnded() | BlocksHandedOver():
-                return self._of_tier(move)
-        return None
+            case EngineStarted():
+                return None
+        event = self._renamed(move)
+        return event and self._if_legal(event)
 
-    def _of_tier(
-        self, move: TierOpened | TierChanged | BlocksPromoted | PromotionEnded | BlocksHandedOver
-    ) -> AnyEvent | None:
-        """A transfer of the same request, and the end of the oldest one."""
-        tier = self.state.tier
-        if isinstance(move, BlocksPromoted) and tier is not None and move.id in self._ids:
-            move = replace(move, transfer=tier.begun, id=self._ids[move.id])
-        if isinstance(move, PromotionEnded) and tier is not None and tier.transfers:
-            oldest = tier.transfers[0]
-            move = replace(move, transfer=oldest.number)
+    def _renamed(self, move: AnyEvent) -> AnyEvent | None:
+        """The event of the same requests and of a transfer that may begin or end now. None if none of its requests has come."""
+        tier, ids = self.state.tier, tuple(self._ids[id_] for id_ in requests_of(move) if id_ in self._ids)
+        if move.traits.requests and not ids:
+            return None
+        names = {field: ids if isinstance(getattr(move, field), tuple) else ids[0] for field in move.traits.requests}
+        if move.traits.transfer == "begins" and tier is not None:
+            names["transfer"] = tier.begun
+        if move.traits.transfer == "ends" and tier is not None and tier.transfers:
+            names["transfer"] = tier.transfers[0].number
             if isinstance(move, BlocksReceived):
-                names = oldest.keys[oldest.hits : oldest.hits + move.count]
-                move = replace(move, count=len(names), names=b"".join(names), checksums=b"".join(names))
-        if isinstance(move, BlocksHandedOver):
-            move = replace(move, id=self._ids.get(move.id, move.id))
-        return self._if_legal(move)
+                received = tier.transfers[0].keys[tier.transfers[0].hits :][: move.count]
+                names |= {"count": len(received), **dict.fromkeys(("names", "checksums"), b"".join(received))}
+        return replace(move, **names) if names else move
 
     def _strange(self, plan: StepPlanned) -> StepPlanned | None:
         plan = replace(plan, step=self.state.planned)
