@@ -23,7 +23,8 @@ from vnext.state.events import (
     pack_tokens,
 )
 from vnext.state.facilities import adapters, handover, pins, tier, weights
-from vnext.state.reduce import FOLDS, reduce, start
+from vnext.state.facilities.table import FOLDS
+from vnext.state.reduce import reduce, start
 
 
 def busy(**changes: object) -> Engine:

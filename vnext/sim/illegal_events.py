@@ -1,7 +1,7 @@
 """Illegal events, and strange plans that the scheduler would not decide.
 
-The reducer must refuse an illegal event and change nothing. It may refuse a strange plan that breaks a bound; a plan
-that it accepts must be as lawful as any decision.
+Those of a feature stand beside its fold (vnext/state/facilities). The reducer must refuse an illegal event and change nothing. It
+may refuse a strange plan that breaks a bound; a plan that it accepts must be as lawful as any decision.
 """
 
 from __future__ import annotations
@@ -17,29 +17,18 @@ from vnext.sim.drafts import draft_room
 from vnext.sim.laws import wanted
 from vnext.sim.rng import Rng
 from vnext.state.events import (
-    AdapterEvicted,
-    AdapterLoaded,
     AnyEvent,
-    BlocksHandedOver,
-    BlocksPromoted,
-    ClockTicked,
     EngineRecovered,
     EngineStarted,
-    PinsYielded,
-    PromotionEnded,
     RequestAborted,
     RequestArrived,
     RequestId,
     RequestResumed,
     StepCommitted,
     StepPlanned,
-    TierChanged,
     pack_tokens,
 )
-from vnext.state.facilities.adapters import held
 from vnext.state.params import Sampling
-from vnext.state.pool import pinned_count
-from vnext.state.state import State
 
 
 class Changes(TypedDict, total=False):
@@ -55,40 +44,6 @@ def illegal_event(rng: Rng, seen: PlainState) -> AnyEvent:
     if seen.in_flight and sum(seen.in_flight[0].drafts) and rng.happens(60):
         return _committed_with_other_drafts(rng, seen)
     return rng.choose(ILLEGAL)(rng, seen)
-
-
-def illegal_slot_events(state: State) -> Iterator[AnyEvent]:
-    """Nobody loads an adapter into a slot that is taken, nor twice, nor evicts one that running requests use."""
-    users = held(state)
-    for place, slot in enumerate(state.slots):
-        if slot is None:
-            yield AdapterEvicted(slot=place)
-            continue
-        yield AdapterLoaded(name="", digest="another", slot=place)
-        yield AdapterLoaded(name="", digest=slot.digest, slot=(place + 1) % len(state.slots))
-        if slot.digest in users:
-            yield AdapterEvicted(slot=place)
-
-
-def illegal_tier_events(state: State) -> Iterator[AnyEvent]:
-    """No transfer begins out of turn, for a stranger or twice, none ends that is not in flight, and no block leaves a disk that is
-    not there. No clock stands still or goes back, and no pins yield that are not there."""
-    begun, rows = 0 if state.tier is None else state.tier.begun, state.rows
-    yield BlocksPromoted(transfer=begun, id=RequestId(state.next_id), count=1)
-    yield PromotionEnded(transfer=begun)
-    yield TierChanged(gone=bytes(16))
-    yield TierChanged(stored=b"short")
-    yield ClockTicked(seconds=state.clock)
-    yield PinsYielded(count=0)
-    yield PinsYielded(count=pinned_count(state.pool) + 1)
-    for entry in state.waiting[:1]:
-        yield BlocksPromoted(transfer=begun + 1, id=entry.id, count=1)
-        yield BlocksPromoted(transfer=begun, id=entry.id, count=0 if entry.transfer < 0 else 1)
-        yield BlocksPromoted(transfer=begun, id=entry.id, count=(entry.known - 1) // state.config.block_size + 1)
-        yield BlocksHandedOver(id=entry.id, count=1)
-    for id_, hashed, prompt in zip(*(column[-1:].tolist() for column in (rows.id, rows.hashed_blocks, rows.prompt))):
-        yield BlocksHandedOver(id=id_, count=0)
-        yield BlocksHandedOver(id=id_, count=1 + min(hashed, (prompt - 1) // state.config.block_size))
 
 
 def strange_plan(rng: Rng, seen: PlainState) -> StepPlanned | None:

@@ -18,7 +18,7 @@ from vnext.sched.residency import next_load
 from vnext.sim.checks.errors import Divergence
 from vnext.sim.core import Core
 from vnext.sim.fleet import Fleet
-from vnext.sim.illegal_events import illegal_event, illegal_slot_events, illegal_tier_events, strange_plan
+from vnext.sim.illegal_events import illegal_event, strange_plan
 from vnext.sim.laws import constraint_laws
 from vnext.sim.rank import Contents, StepResult
 from vnext.sim.rng import Rng
@@ -42,6 +42,7 @@ from vnext.state.events import (
     StepPlanned,
     pack_tokens,
 )
+from vnext.state.facilities.table import illegal
 from vnext.state.feasibility import refusal
 from vnext.state.samples import still_owed
 from vnext.state.state import State
@@ -163,7 +164,7 @@ class Simulation:
         self._abort()
         if self.rng.happens(self.scenario.faults.illegal):
             self.core.require_refused(illegal_event(self.rng, self.core.seen))
-            for event in (*illegal_slot_events(self.state), *illegal_tier_events(self.state)):
+            for event in illegal(self.state):
                 self.core.require_refused(event)
         self._begin_load()
         self._plan()

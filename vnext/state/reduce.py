@@ -23,7 +23,8 @@ from vnext.state.events import (
     StepPlanned,
     generated_by,
 )
-from vnext.state.facilities import adapters, handover, pins, tier, weights
+from vnext.state.facilities import tier
+from vnext.state.facilities.table import FOLDS
 from vnext.state.feasibility import refusal
 from vnext.state.fold_commit import Effects, count_ended, finish, fold_step_committed
 from vnext.state.fold_plan import fold_step_planned
@@ -41,8 +42,6 @@ ARENA_PLACES_MIN = 1 << 12
 SLOT_COUNT_MAX = 1024
 CLIENT_MAX = 2**63 - 1
 GROUP_COUNT_MAX = 256  # one byte of a page's hash distinguishes the groups
-FOLDS = adapters.FOLDS | tier.FOLDS | handover.FOLDS | pins.FOLDS | weights.FOLDS
-"""How the events of the facilities fold."""
 
 
 def start(event: EngineStarted) -> State:

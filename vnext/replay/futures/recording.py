@@ -22,7 +22,6 @@ from vnext.replay.reading.source import Log, UnusableLog
 from vnext.replay.reading.times import Clock, timestamps_of
 from vnext.state.events import (
     AnyEvent,
-    EnginePaused,
     EngineRecovered,
     PrefixCacheReset,
     RequestAborted,
@@ -30,11 +29,11 @@ from vnext.state.events import (
     RequestResumed,
     StepCommitted,
     StepPlanned,
-    WeightsChanged,
     unpack_tokens,
 )
 from vnext.state.outputs import outputs
 from vnext.state.state import State
+from vnext.state.traits import everyone_leaves
 
 KIND_MIN = 10
 """Fewer turns of a kind do not determine its usual overhead."""
@@ -154,15 +153,10 @@ class _Taken:
                 self._drafts.hear(scheduled, event, self._answers)
                 for news in outputs(item.before, event, item.after):
                     self._answers.setdefault(news.id, []).append(news.token)
-            case RequestArrived() | PrefixCacheReset() | EngineRecovered():
-                if isinstance(event, RequestResumed):
-                    self._answers[event.id] = unpack_tokens(event.generated).tolist()
-                self._outside.append(Outside(now_us, event, {}))
-            case WeightsChanged() | EnginePaused(mode="sleep"):
-                self._outside.append(Outside(now_us, PrefixCacheReset(), {}))
-            case RequestAborted():
-                reported = {id_: len(self._answers.get(id_, ())) for id_ in event.ids}
-                self._outside.append(Outside(now_us, event, reported))
+        if isinstance(event, RequestResumed):
+            self._answers[event.id] = unpack_tokens(event.generated).tolist()
+        if (came := outside_of(event, now_us, self._answers)) is not None:
+            self._outside.append(came)
 
     def recorded(self) -> Recorded:
         features = np.array([step[0] for step in self._steps]).reshape(-1, 4)
@@ -175,6 +169,17 @@ class _Taken:
             self._first, self._lives, self._outside, features, step_us, overhead_us, began, ends, self._entries, self._commits,
             self._answers, self._events, self._times_us, self._loads.loads, self._drafts, self._places,
         )  # fmt: skip
+
+
+def outside_of(event: AnyEvent, time_us: float, answers: dict[int, list[int]]) -> Outside | None:
+    """What came to the engine from outside by this event, None where it was decided. `answers` are what requests have received. A
+    change after which everyone computes anew stands as what it does to others: it empties the cache."""
+    match event:
+        case RequestAborted():
+            return Outside(time_us, event, {id_: len(answers.get(id_, ())) for id_ in event.ids})
+        case RequestArrived() | PrefixCacheReset() | EngineRecovered():
+            return Outside(time_us, event, {})
+    return Outside(time_us, PrefixCacheReset(), {}) if everyone_leaves(event) else None
 
 
 def kinds_of(features: np.ndarray, began_us: np.ndarray, ends_us: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -7,7 +7,7 @@ never mixes adapters. Who loads and evicts is a decision (vnext/sched/residency.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Set
+from collections.abc import Callable, Iterator, Set
 
 import msgspec
 
@@ -62,6 +62,19 @@ def used(state: State, digests: Set[str]) -> State:
 
 def _with_slot(state: State, place: int, slot: Slot | None) -> State:
     return replace(state, slots=(*state.slots[:place], slot, *state.slots[place + 1 :]))
+
+
+def illegal(state: State) -> Iterator[Event]:
+    """Nobody loads an adapter into a slot that is taken, nor twice, nor evicts one that running requests use."""
+    users = held(state)
+    for place, slot in enumerate(state.slots):
+        if slot is None:
+            yield AdapterEvicted(slot=place)
+            continue
+        yield AdapterLoaded(name="", digest="another", slot=place)
+        yield AdapterLoaded(name="", digest=slot.digest, slot=(place + 1) % len(state.slots))
+        if slot.digest in users:
+            yield AdapterEvicted(slot=place)
 
 
 FOLDS: dict[type[Event], Callable[..., State]] = {AdapterLoaded: fold_adapter_loaded, AdapterEvicted: fold_adapter_evicted}

@@ -6,7 +6,7 @@ transfer names it. Pages that leave are read between two steps, and nobody waits
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
@@ -57,6 +57,16 @@ def handed_over(state: State, event: BlocksHandedOver) -> tuple[tuple[bytes, ...
     assert row is not None, "the fold requires it"
     names = block_hashes(root_of(state, request), request.prompt, state.config.block_size)
     return names[: event.count], row_blocks(state, row)[: event.count]
+
+
+def illegal(state: State) -> Iterator[Event]:
+    """No blocks leave of a request that waits, none at all, and none that are not complete."""
+    rows = state.rows
+    for entry in state.waiting[:1]:
+        yield BlocksHandedOver(id=entry.id, count=1)
+    for id_, hashed, prompt in zip(*(column[-1:].tolist() for column in (rows.id, rows.hashed_blocks, rows.prompt))):
+        yield BlocksHandedOver(id=id_, count=0)
+        yield BlocksHandedOver(id=id_, count=1 + min(hashed, (prompt - 1) // state.config.block_size))
 
 
 FOLDS: dict[type[Event], Callable[..., State]] = {BlocksHandedOver: fold_handed_over, BlocksReceived: fold_received}

@@ -6,7 +6,7 @@ The pages themselves are the pool's (vnext/state/pool.py, store/pins.py). Who pa
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import msgspec
 
@@ -34,6 +34,13 @@ def fold_pins_yielded(state: State, event: PinsYielded) -> State:
     pinned = pools.pinned_pages(state.pool)
     require(0 < event.count <= len(pinned), f"{event.count} pins of {len(pinned)} end")
     return replace(state, pool=pools.unpin(state.pool, pinned[: event.count], "yielded"))
+
+
+def illegal(state: State) -> Iterator[Event]:
+    """No clock stands still or goes back, and no pins yield that are not there."""
+    yield ClockTicked(seconds=state.clock)
+    yield PinsYielded(count=0)
+    yield PinsYielded(count=pools.pinned_count(state.pool) + 1)
 
 
 FOLDS: dict[type[Event], Callable[..., State]] = {ClockTicked: fold_clock_ticked, PinsYielded: fold_pins_yielded}

@@ -9,7 +9,7 @@ that another engine has computed comes back as one from disk does (handover.py).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import msgspec
 import numpy as np
@@ -17,7 +17,7 @@ import numpy as np
 from vnext.state import pool as pools
 from vnext.state.allocate import prefix_hits
 from vnext.state.errors import require
-from vnext.state.events import BlocksPromoted, Event, PromotionEnded, TierChanged, TierOpened
+from vnext.state.events import BlocksPromoted, Event, PromotionEnded, RequestId, TierChanged, TierOpened
 from vnext.state.state import State, Tier, Transfer, Waiting
 from vnext.state.store.columns_numpy import BLOCK_HASH_SIZE
 from vnext.state.store.disk_index import disk_index_of
@@ -133,6 +133,20 @@ def names_in(data: bytes) -> tuple[bytes, ...]:
 def _names(data: bytes) -> tuple[bytes, ...]:
     require(len(data) % BLOCK_HASH_SIZE == 0, f"{len(data)} bytes are no names of blocks")
     return names_in(data)
+
+
+def illegal(state: State) -> Iterator[Event]:
+    """No transfer begins out of turn, for a stranger or twice, none ends that is not in flight, and no block leaves a disk that is
+    not there."""
+    begun = 0 if state.tier is None else state.tier.begun
+    yield BlocksPromoted(transfer=begun, id=RequestId(state.next_id), count=1)
+    yield PromotionEnded(transfer=begun)
+    yield TierChanged(gone=bytes(BLOCK_HASH_SIZE))
+    yield TierChanged(stored=b"short")
+    for entry in state.waiting[:1]:
+        yield BlocksPromoted(transfer=begun + 1, id=entry.id, count=1)
+        yield BlocksPromoted(transfer=begun, id=entry.id, count=0 if entry.transfer < 0 else 1)
+        yield BlocksPromoted(transfer=begun, id=entry.id, count=(entry.known - 1) // state.config.block_size + 1)
 
 
 FOLDS: dict[type[Event], Callable[..., State]] = {

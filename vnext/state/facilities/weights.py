@@ -7,7 +7,7 @@ every block hash, and a request that lives across a change computes all its toke
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import msgspec
 
@@ -61,6 +61,18 @@ def _named(state: State, entry: Waiting) -> Waiting:
     """A waiting request with the names that its blocks have under the new weights."""
     root = root_of(state, state.requests[entry.id])
     return replace(entry, block_hashes=block_hashes(root, entry.tokens, state.config.block_size))
+
+
+def illegal(state: State) -> Iterator[Event]:
+    """No version comes twice, none without a digest, and no engine changes its weights or sleeps over a step in flight."""
+    version = state.weights.version if state.weights else 0
+    yield WeightsChanged(version=version, digest="another")
+    yield WeightsChanged(version=version + 1, digest="")
+    if state.in_flight:
+        yield WeightsChanged(version=version + 1, digest="another")
+        yield EnginePaused(mode="sleep")
+    if state.requests:
+        yield EnginePaused(mode="abort")
 
 
 FOLDS: dict[type[Event], Callable[..., State]] = {EnginePaused: fold_paused, WeightsChanged: fold_weights_changed}

@@ -1,0 +1,18 @@
+"""The facilities, joined: how their events fold, and events that a state must refuse for them. A facility more is a name here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from vnext.state.events import Event
+from vnext.state.facilities import adapters, handover, pins, tier, weights
+from vnext.state.state import State
+
+FOLDS = adapters.FOLDS | tier.FOLDS | handover.FOLDS | pins.FOLDS | weights.FOLDS
+"""How the events of the facilities fold."""
+
+
+def illegal(state: State) -> Iterator[Event]:
+    """Events that may not happen in this state, of every facility: each must be refused, with nothing changed."""
+    for facility in (adapters, tier, handover, pins, weights):
+        yield from facility.illegal(state)
