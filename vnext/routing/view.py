@@ -22,7 +22,7 @@ from vnext.routing.prompts import Prompt, Routed, waiting_hits
 from vnext.state.allocate import hit_tokens_of
 from vnext.state.digest import DIGEST_VERSION, digest
 from vnext.state.errors import IllegalEvent
-from vnext.state.events import AnyEvent, RequestArrived, StepPlanned
+from vnext.state.events import AnyEvent, RequestArrived, plan_of
 from vnext.state.pool import head_after
 from vnext.state.reduce import reduce
 from vnext.state.state import State, Waiting
@@ -264,7 +264,7 @@ class Promised:
             return
         for place, event in enumerate(events):
             if isinstance(event, RequestArrived):
-                self.arrived(event.name, state.planned - sum(isinstance(each, StepPlanned) for each in events[place:]))
+                self.arrived(event.name, state.planned - sum(plan_of(each) is not None for each in events[place:]))
 
     def begin(self, state: State) -> None:
         """Another stream begins with this state, which has the arrivals of some that were routed."""

@@ -16,7 +16,7 @@ from vnext.sim.rank import Contents, Rank, StepResult, rebuilt
 from vnext.sim.rng import Rng
 from vnext.sim.scenario import Faults
 from vnext.state.digest import digest
-from vnext.state.events import AnyEvent, EngineRecovered, EngineStarted, StepPlanned, first_of
+from vnext.state.events import AnyEvent, EngineRecovered, EngineStarted, first_of, plan_of
 from vnext.state.reduce import reduce, start
 from vnext.state.state import State
 
@@ -49,8 +49,8 @@ class Fleet:
     def tell(self) -> StepResult | None:
         """Fold the core's newest event on all ranks that are not slow; returns the result of rank 0."""
         event, state = self.core.events[-1], self.core.state
-        if isinstance(event, StepPlanned) and len(self.ranks) > 1:
-            self._digests[event.step] = digest(state)
+        if (plan := plan_of(event)) is not None and len(self.ranks) > 1:
+            self._digests[plan.step] = digest(state)
         self._follow_snapshot(event)
         if self._tapes is not None:
             self._tapes[1].hear(event, state)

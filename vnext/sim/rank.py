@@ -34,9 +34,9 @@ from vnext.state.events import (
     PromotionEnded,
     RequestArrived,
     StepCommitted,
-    StepPlanned,
     WeightsChanged,
     first_of,
+    plan_of,
 )
 from vnext.state.facilities.handover import handed_over
 from vnext.state.pool import indexed_since
@@ -206,10 +206,10 @@ class Rank:
             self._fill(before, event)
         if isinstance(event, BlocksHandedOver):
             self._hand_over(event)
-        if not isinstance(event, StepPlanned):
+        if (plan := plan_of(event)) is None:
             self._copy_out(before)
             return None
-        commit = self._run(event.step, shared or PlainState(self.state))
+        commit = self._run(plan.step, shared or PlainState(self.state))
         self._copy_out(before)
         return StepResult(commit, digest(self.state) if digests and shared is None else 0, self._masks, tuple(self._failed))
 

@@ -39,7 +39,6 @@ from vnext.state.events import (
     RequestArrived,
     RequestId,
     RequestResumed,
-    StepPlanned,
     pack_tokens,
 )
 from vnext.state.facilities.table import illegal
@@ -358,17 +357,17 @@ class Simulation:
                 return
             if rng.happens(faults.whim):
                 self._plan_on_a_whim()
-            elif self._decide() is None:
+            elif not self._decide():
                 return
             else:
                 self._tell_ranks()
 
-    def _decide(self) -> StepPlanned | None:
+    def _decide(self) -> bool:
         if self.tier is not None:
             self.tier.move(self.core, self._fold, lambda after_us, answer: self._at(self.now_us + after_us, "tier", answer))
         while (event := self.clock.next_event(self.state, self.now_us)) is not None:
             self._fold(event)
-        return self.core.decide()
+        return self.core.decide() is not None
 
     def _plan_on_a_whim(self) -> None:
         plan = strange_plan(self.rng, self.core.seen)

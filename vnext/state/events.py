@@ -323,6 +323,11 @@ def first_of(events: Sequence[AnyEvent]) -> EngineStarted:
     return started
 
 
+def plan_of(event: AnyEvent) -> StepPlanned | None:
+    """The event as a decision, None for one that is another fact."""
+    return event if isinstance(event, StepPlanned) else None
+
+
 def generated_by(event: RequestArrived) -> bytes:
     """The tokens (int32 bytes) that an arriving request has beside its prompt."""
     return event.generated if isinstance(event, RequestResumed) else b""

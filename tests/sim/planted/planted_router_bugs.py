@@ -76,7 +76,7 @@ ROUTER_BUGS = [
     bug(
         "a routed request counts when it has arrived, too",
         "routing.view",
-        "            if isinstance(event, RequestArrived):\n                self.arrived(event.name, state.planned - sum(isinstance(each, StepPlanned) for each in events[place:]))\n",
+        "            if isinstance(event, RequestArrived):\n                self.arrived(event.name, state.planned - sum(plan_of(each) is not None for each in events[place:]))\n",
         "            pass\n\n",
         "R3",
     ),

@@ -18,7 +18,7 @@ from vnext.replay.answers.arrivals import NS_PER_MS, VOCABULARY, spelled
 from vnext.replay.reading.folding import Folded, fold
 from vnext.replay.reading.source import Log, UnusableLog
 from vnext.replay.reading.times import Clock, timestamps_of
-from vnext.state.events import RequestArrived, StepPlanned, generated_by, pack_tokens
+from vnext.state.events import RequestArrived, generated_by, pack_tokens
 from vnext.state.outputs import outputs
 from vnext.state.params import Sampling
 
@@ -98,7 +98,7 @@ def _ended(item: Folded, now_us: float | None, living: dict[int, _Life], began_n
     event = item.event
     if isinstance(event, RequestArrived):
         living[event.id] = _Life(event, now_us)
-    elif isinstance(event, StepPlanned) and event.admitted:
+    elif (plan := item.plan) is not None and plan.admitted:
         scheduled = item.after.in_flight[-1]
         for id_, first in zip(scheduled.ids.tolist(), scheduled.starts.tolist()):
             if id_ in living and living[id_].cached < 0:

@@ -29,7 +29,6 @@ from vnext.state.events import (
     RequestAborted,
     RequestArrived,
     StepCommitted,
-    StepPlanned,
     generated_by,
     pack_tokens,
     unpack_tokens,
@@ -138,12 +137,11 @@ class _Counting:
 
     def hear(self, item: Folded) -> None:
         self._retentions.hear(item)
+        if (plan := item.plan) is not None and plan.admitted:
+            self._admitted(item.after, len(item.before.rows) - len(plan.preempted))
         match item.event:
             case RequestArrived():
                 self._arrived(item.event)
-            case StepPlanned():
-                if item.event.admitted:
-                    self._admitted(item.before, item.event, item.after)
             case StepCommitted():
                 for reported in outputs(item.before, item.event, item.after):
                     if reported.sample >= 0 and reported.id in self._living:
@@ -172,9 +170,10 @@ class _Counting:
             self._retentions.end(id_, self._keys(event, event.prompt + pack_tokens(answer[:-1])))
             self._add(event, event.prompt + pack_tokens(answer))
 
-    def _admitted(self, before: State, event: StepPlanned, after: State) -> None:
+    def _admitted(self, after: State, first: int) -> None:
+        """Count the requests that have joined, from row `first` on."""
         scheduled = after.in_flight[-1]
-        for id_ in after.rows.id[len(before.rows) - len(event.preempted) :].tolist():
+        for id_ in after.rows.id[first:].tolist():
             asked = self._asked.pop(id_, None)  # a later admission would count the request's own blocks
             if asked is not None:
                 self._count(id_, asked, int(scheduled.starts[scheduled.ids == id_][0]))

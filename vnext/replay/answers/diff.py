@@ -22,7 +22,7 @@ from vnext.log.log_plain import FRAME_HEAD, RECORD_HEAD
 from vnext.log.reading import BAD_FORM, read_frames
 from vnext.replay.reading.source import Log, UnusableLog, open_log, part_of
 from vnext.state.digest import hexadecimal
-from vnext.state.events import AnyEvent, RequestArrived, StepCommitted, StepPlanned, unpack_tokens
+from vnext.state.events import AnyEvent, RequestArrived, StepCommitted, plan_of, unpack_tokens
 
 CHUNK = 1 << 20
 OF_THE_START = ("started_ns",)
@@ -280,7 +280,7 @@ def _compare(
 
 def _other_state(one: _Side, other: _Side) -> Found:
     """Report equal bytes after equal history with another chained digest: one engine had another state."""
-    step = next((event.step for event in reversed(one.last.events) if isinstance(event, StepPlanned)), -1)
+    step = next((plan.step for event in reversed(one.last.events) if (plan := plan_of(event)) is not None), -1)
     fields = [Field(name="chained digest", one=hexadecimal(one.last.digest), other=hexadecimal(other.last.digest))]
     return step, one.next_event - 1, "the events are the same, the states are not: verify says which is right", fields
 
@@ -299,13 +299,15 @@ def _ends(one: _Side, other: _Side, queues: tuple[Events, Events]) -> Found:
 
 def _step_of(event: AnyEvent, side: _Side) -> int:
     """The step of an event: its own, or the last one planned before the next plan; -1 if no plan follows."""
-    if isinstance(event, (StepPlanned, StepCommitted)):
+    if isinstance(event, StepCommitted):
         return event.step
+    if (own := plan_of(event)) is not None:
+        return own.step
     frame: Frame | None = side.last
     while frame is not None:
         for later in frame.events:
-            if isinstance(later, StepPlanned):
-                return later.step - 1
+            if (plan := plan_of(later)) is not None:
+                return plan.step - 1
         frame = side.next_frame()
     return -1
 

@@ -17,7 +17,6 @@ from vnext.replay.reading.folding import Folded, FrameFolded, fold
 from vnext.replay.reading.source import SEGMENT_SUFFIX, Log, UnusableLog, open_log
 from vnext.replay.reading.verify import drifted_fields, reported_by, why_not_digested
 from vnext.state.digest import digest, hexadecimal
-from vnext.state.events import StepPlanned
 from vnext.state.state import State
 
 STATES_KEPT = 4
@@ -98,8 +97,8 @@ def _of_one_log(log: Log) -> Ranks:
     firsts: dict[int, int] = {}
     interval = max(1, log.header.started.config.digest_interval)
     for item in fold(log):
-        if isinstance(item, Folded) and isinstance(item.event, StepPlanned) and item.event.step % interval == 0:
-            states[item.event.step] = item.after
+        if isinstance(item, Folded) and (plan := item.plan) is not None and plan.step % interval == 0:
+            states[plan.step] = item.after
             if len(states) > STATES_KEPT:
                 del states[min(states)]
         elif isinstance(item, FrameFolded):

@@ -19,7 +19,7 @@ from vnext.replay.reading.show import state_at
 from vnext.replay.reading.source import Log, UnusableLog, open_log
 from vnext.replay.reading.writer import Writer, snapshot_of_log
 from vnext.state.digest import DIGEST_VERSION, digest, hexadecimal
-from vnext.state.events import StepPlanned
+from vnext.state.events import plan_of
 from vnext.state.state import State
 
 
@@ -106,7 +106,7 @@ def cut(index: Index, out: Path, first_step: int, end_step: int | None) -> Writt
         require_whole(item)
         if not isinstance(item, FrameFolded):
             continue
-        planned = [event.step for event in item.frame.events if isinstance(event, StepPlanned)]
+        planned = [plan.step for event in item.frame.events if (plan := plan_of(event)) is not None]
         if end_step is not None and planned and planned[-1] >= end_step:
             break
         if writer is None and planned and planned[-1] >= first_step:

@@ -29,7 +29,7 @@ from vnext.sched.ranking import PATIENCE
 from vnext.sched.schedule import schedule
 from vnext.state.digest import digest
 from vnext.state.errors import IllegalEvent, LawBroken
-from vnext.state.events import AdapterEvicted, AdapterLoaded, AnyEvent, EngineRecovered, StepPlanned
+from vnext.state.events import AdapterEvicted, AdapterLoaded, AnyEvent, EngineRecovered, StepPlanned, plan_of
 from vnext.state.facilities.adapters import may_run
 from vnext.state.laws import check, check_cheap
 from vnext.state.reduce import reduce
@@ -103,8 +103,8 @@ class Watcher:
             self.raise_alarm("stuck", why)
 
     def _event(self, event: AnyEvent) -> None:
-        if isinstance(event, StepPlanned) and self._decides:
-            self._decision(event)
+        if (plan := plan_of(event)) is not None and self._decides:
+            self._decision(plan)
         if isinstance(event, AdapterLoaded | AdapterEvicted) and self._decides:
             if difference := load_difference(self.state, event):
                 self.raise_alarm("decision", f"of adapters {difference[1]} where the scheduler decides {difference[2]}")
@@ -117,7 +117,7 @@ class Watcher:
             self.raise_alarm(f"law {error.law}", str(error))
             return
         self.events += 1
-        self.steps += isinstance(event, StepPlanned)
+        self.steps += plan is not None
         if why := self._stuck.event(event, self.state):
             self.raise_alarm("stuck", why)
 
@@ -276,7 +276,7 @@ class StuckDetector:
             self._reported, self._computed = progress, 0
         if isinstance(event, EngineRecovered):
             self._recovers, self._computed = True, 0
-        if not isinstance(event, StepPlanned):
+        if plan_of(event) is None:
             return ""
         self._recovers = False
         self._computed += after.in_flight[-1].tokens
@@ -290,7 +290,7 @@ class StuckDetector:
 
     def frame(self, frame: Frame, after: State) -> str:
         """Why the engine is stuck after this frame, "" if it is not."""
-        if any(isinstance(event, StepPlanned) for event in frame.events) or not after.requests or after.in_flight:
+        if any(plan_of(event) is not None for event in frame.events) or not after.requests or after.in_flight:
             self._idle_frames = 0
             return ""
         if self._recovers or after.paused or _awaits_adapter(after):  # ranks that start plan nothing

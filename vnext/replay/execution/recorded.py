@@ -24,7 +24,6 @@ from vnext.state.events import (
     PromotionEnded,
     RequestArrived,
     StepCommitted,
-    StepPlanned,
     generated_by,
     unpack_tokens,
 )
@@ -131,8 +130,8 @@ class Walk:
                 self._note(item)
             elif isinstance(item.event, RequestArrived):
                 self._meet(item.after.requests[item.event.id], unpack_tokens(item.event.prompt + generated_by(item.event)))
-            elif isinstance(item.event, StepPlanned) and self._asked.holds(item.event.step):
-                states[item.event.step] = item.after
+            elif (plan := item.plan) is not None and self._asked.holds(plan.step):
+                states[plan.step] = item.after
             elif isinstance(item.event, PromotionEnded):
                 self._promoted += [(item.after.planned, promoted_pages(item.before, item.event))]
             elif isinstance(item.event, EngineRecovered):

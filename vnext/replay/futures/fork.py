@@ -29,7 +29,7 @@ from vnext.replay.reading.show import state_at
 from vnext.replay.reading.source import Log, UnusableLog, open_log
 from vnext.replay.reading.writer import Writer, snapshot_of_log
 from vnext.state.errors import IllegalEvent
-from vnext.state.events import AnyEvent, StepPlanned
+from vnext.state.events import AnyEvent, plan_of
 from vnext.state.reduce import reduce
 from vnext.state.state import State
 
@@ -219,7 +219,7 @@ def write_future(log: Log, step: int, future: Future, out: Path) -> Path:
 def events_until(events: Sequence[AnyEvent], step: int) -> Sequence[AnyEvent]:
     """The events up to and including the plan of a step; none for step -1, where the log begins."""
     for number, event in enumerate(events):
-        if step >= 0 and isinstance(event, StepPlanned) and event.step == step:
+        if step >= 0 and (plan := plan_of(event)) is not None and plan.step == step:
             return events[: number + 1]
     return ()
 

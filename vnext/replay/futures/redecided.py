@@ -19,18 +19,10 @@ from vnext.replay.reading.folding import first_state
 from vnext.replay.reading.source import Log, UnusableLog
 from vnext.replay.reading.verify import why_not_decided
 from vnext.sim.findings import Finding, check_events, toy_voice
-from vnext.sim.shrink import Author, Failure, Voice, Whim, moves_from, moves_of
+from vnext.sim.shrink import RUN_OUT, Author, Failure, Voice, Whim, moves_from, moves_of
 from vnext.sim.toy import next_token
 from vnext.state.config import SchedulerConfig
-from vnext.state.events import (
-    AnyEvent,
-    EngineStarted,
-    RequestArrived,
-    RequestResumed,
-    StepCommitted,
-    StepPlanned,
-    unpack_tokens,
-)
+from vnext.state.events import AnyEvent, EngineStarted, RequestArrived, RequestResumed, plan_of, unpack_tokens
 from vnext.state.outputs import Output, outputs
 from vnext.state.reduce import fold, reduce, start
 from vnext.state.state import State
@@ -99,8 +91,8 @@ def _catch_up(author: Author) -> None:
         rows = author.state.rows
         if not author.state.waiting and bool((rows.known > rows.prompt).all()):
             return
-        author.follow(NOWHERE, StepPlanned(step=0))
-        author.follow(NOWHERE, StepCommitted(step=0, tokens=b""))
+        for move in RUN_OUT[:2]:
+            author.follow(NOWHERE, move)
 
 
 def require_decisions(log: Log, own_policy: bool = False) -> None:
@@ -175,7 +167,7 @@ def redecided(events: Sequence[AnyEvent], voice: Voice, strange: Collection[int]
     """The list as this engine runs it: plans decided anew except at the places `strange`, samples drawn anew."""
     author = Author(events[0], voice)
     for place, event in enumerate(events[1:], start=1):
-        if not author.follow(place, Whim(event) if isinstance(event, StepPlanned) and place in strange else event):
+        if not author.follow(place, Whim(plan) if (plan := plan_of(event)) is not None and place in strange else event):
             break
     return author.events
 

@@ -18,7 +18,7 @@ from vnext.log.snapshot import BadSnapshot, decode, load
 from vnext.replay.reading.source import Log, UnusableLog
 from vnext.state.config import SchedulerConfig
 from vnext.state.errors import IllegalEvent
-from vnext.state.events import AnyEvent, StepPlanned
+from vnext.state.events import AnyEvent, StepPlanned, plan_of
 from vnext.state.reduce import reduce, start
 from vnext.state.state import State
 
@@ -35,6 +35,11 @@ class Folded(msgspec.Struct, frozen=True, gc=False):
     before: State
     after: State
     frame_end: int
+
+    @property
+    def plan(self) -> StepPlanned | None:
+        """The event as a step's plan."""
+        return plan_of(self.event)
 
 
 class FrameFolded(msgspec.Struct, frozen=True, gc=False):

@@ -15,7 +15,6 @@ import numpy as np
 from vnext.replay.reading.cachefile import made_by, replace_file
 from vnext.replay.reading.folding import Broken, Folded, fold
 from vnext.replay.reading.source import Log
-from vnext.state.events import StepPlanned
 from vnext.state.state import State
 
 COLUMNS = ("tokens", "running", "waiting", "held", "kept", "admitted", "preempted", "ended")
@@ -60,8 +59,8 @@ class Overview:
         """Fold the whole log."""
         try:
             for item in fold(self._log):
-                if isinstance(item, Folded) and isinstance(item.event, StepPlanned):
-                    self._add(item.before, item.after, item.event)
+                if isinstance(item, Folded) and (plan := item.plan) is not None:
+                    self._add(item.after, len(plan.admitted), len(plan.preempted))
                 elif isinstance(item, Broken):
                     self.broken = item.message
             self._store()
@@ -95,7 +94,7 @@ class Overview:
             return None
         return self.first_step + (here + 1 + int(found[0]) if forwards else int(found[-1]))
 
-    def _add(self, before: State, after: State, plan: StepPlanned) -> None:
+    def _add(self, after: State, admitted: int, preempted: int) -> None:
         if self.count == self._values.shape[1]:
             grown = np.zeros((len(COLUMNS), 2 * self.count), dtype=np.int32)
             grown[:, : self.count] = self._values
@@ -103,7 +102,7 @@ class Overview:
         pool, ended = after.pool, _ended(after)
         self._values[:, self.count] = (
             after.in_flight[-1].tokens, len(after.rows), len(after.waiting), pool.page_count - pool.free, pool.kept,
-            len(plan.admitted), len(plan.preempted), ended - self._ended,
+            admitted, preempted, ended - self._ended,
         )  # fmt: skip
         self._ended = ended
         self.count += 1

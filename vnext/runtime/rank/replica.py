@@ -28,8 +28,8 @@ from vnext.state.events import (
     EngineStarted,
     Event,
     StepCommitted,
-    StepPlanned,
     WeightsChanged,
+    plan_of,
 )
 from vnext.state.reduce import reduce, start
 from vnext.state.state import State
@@ -101,9 +101,9 @@ class Rank:
         for each in (self.tier, self.publisher):
             if each is not None:
                 each.fold(event, self._state)
-        if isinstance(event, StepPlanned):
+        if (plan := plan_of(event)) is not None:
             self.steps.launch(self._state)
-            self._asked.append(self._report(event.step))
+            self._asked.append(self._report(plan.step))
 
     def _do(self, wish: Wish | AnyCommand) -> None:
         """What the engine core asks for beside the events."""

@@ -10,17 +10,10 @@ from collections.abc import Container, Sequence
 
 from vnext.sim.checks.plain_state import PlainState
 from vnext.state.errors import LawBroken
-from vnext.state.events import (
-    AnyEvent,
-    EnginePaused,
-    EngineRecovered,
-    RequestArrived,
-    StepCommitted,
-    StepPlanned,
-    WeightsChanged,
-)
+from vnext.state.events import AnyEvent, RequestArrived, StepCommitted, plan_of
 from vnext.state.facilities.tier import transferring
 from vnext.state.store.clients import NEXT_TOKENS, ClientKey, services
+from vnext.state.traits import everyone_leaves
 
 PATIENCE = 8
 
@@ -143,13 +136,12 @@ def _who_waits(before: PlainState, event: AnyEvent) -> Sequence[int]:
     """The requests that an event puts into the queue."""
     if isinstance(event, RequestArrived):
         return (event.id,)
-    if isinstance(event, StepPlanned):
-        return [before.id[row] for row in event.preempted]
-    everybody = isinstance(event, WeightsChanged | EngineRecovered) or (isinstance(event, EnginePaused) and event.mode == "sleep")
-    return before.id if everybody else ()
+    if (plan := plan_of(event)) is not None:
+        return [before.id[row] for row in plan.preempted]
+    return before.id if everyone_leaves(event) else ()
 
 
 def _hurries(before: PlainState, event: AnyEvent) -> bool:
     """Whether a plan admits a request that was preempted so often that it comes before others."""
-    admitted = event.admitted if isinstance(event, StepPlanned) else ()
+    admitted = plan.admitted if (plan := plan_of(event)) is not None else ()
     return any(before.state.waiting[place].preemption_count >= PATIENCE for place, _ in admitted)
