@@ -22,8 +22,7 @@ from vnext.state.events import (
     StepPlanned,
     pack_tokens,
 )
-from vnext.state.facilities import adapters, handover, pins, tier, weights
-from vnext.state.facilities.table import FOLDS
+from vnext.state.facilities.table import FACILITIES, FOLDS
 from vnext.state.reduce import reduce, start
 
 
@@ -238,6 +237,6 @@ def test_what_is_no_event_is_an_error_of_the_program() -> None:
 def test_every_event_has_one_fold() -> None:
     """The facilities fold what their features have, and `fold` the others."""
     own = {EngineStarted, RequestArrived, RequestResumed, RequestAborted, StepPlanned, StepCommitted, PrefixCacheReset, EngineRecovered}
-    folds = [kind for facility in (adapters, handover, pins, tier, weights) for kind in facility.FOLDS]
+    folds = [kind for facility in FACILITIES for kind in facility.FOLDS]
     assert len(folds) == len({*folds}) and {*folds} == FOLDS.keys() and own | FOLDS.keys() == {*get_args(AnyEvent)}
     assert not own & FOLDS.keys()

@@ -8,11 +8,12 @@ from vnext.state.events import Event
 from vnext.state.facilities import adapters, handover, pins, tier, weights
 from vnext.state.state import State
 
-FOLDS = adapters.FOLDS | tier.FOLDS | handover.FOLDS | pins.FOLDS | weights.FOLDS
+FACILITIES = (adapters, tier, handover, pins, weights)
+FOLDS = {event: fold for facility in FACILITIES for event, fold in facility.FOLDS.items()}
 """How the events of the facilities fold."""
 
 
 def illegal(state: State) -> Iterator[Event]:
     """Events that may not happen in this state, of every facility: each must be refused, with nothing changed."""
-    for facility in (adapters, tier, handover, pins, weights):
+    for facility in FACILITIES:
         yield from facility.illegal(state)
