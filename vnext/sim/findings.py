@@ -29,14 +29,15 @@ from vnext.state.events import (
     RequestAborted,
     RequestArrived,
     StepCommitted,
-    StepPlanned,
     first_of,
     generated_by,
+    plan_of,
     unpack_tokens,
 )
 from vnext.state.outputs import Output
 from vnext.state.reduce import reduce, start
-from vnext.state.state import State
+from vnext.state.state import State, StepInFlight
+from vnext.state.traits import line_of
 
 HISTORY_EVENTS = 64
 HISTORY_EVENTS_SHORT = 4
@@ -129,7 +130,7 @@ class _Checker:
 
     def hear(self, event: AnyEvent) -> None:
         before = self.core.seen
-        decision = event if isinstance(event, StepPlanned) and event == schedule(before.state) else None
+        decision = plan if (plan := plan_of(event)) is not None and plan == schedule(before.state) else None
         news = self.core.fold(event)
         if decision is not None:  # another plan was nobody's decision: it may be strange
             decision_laws(before, decision, self.core.seen)
@@ -198,6 +199,8 @@ ASKED = ("seed", "max_tokens", "min_tokens", "stop_token_ids", "ignore_eos")
 
 
 def _words(event: AnyEvent, state: State) -> str:
+    if (plan := plan_of(event)) is not None:
+        return _planned(plan.step, plan.preempted, state.in_flight[-1])
     match event:
         case RequestArrived():
             asks = {name: getattr(event.sampling, name) for name in ASKED}
@@ -205,15 +208,6 @@ def _words(event: AnyEvent, state: State) -> str:
             wishes = ", ".join(f"{name}={value}" for name, value in asks.items() if value)
             has = f" and {unpack_tokens(generated).tolist()}" if (generated := generated_by(event)) else ""
             return f"request {event.id} arrives: prompt {unpack_tokens(event.prompt).tolist()}{has}, {wishes}"
-        case StepPlanned():
-            scheduled = state.in_flight[-1]
-            ends = scheduled.starts + scheduled.counts
-            parts = zip(scheduled.ids.tolist(), scheduled.starts.tolist(), ends.tolist(), scheduled.samples.tolist())
-            works = ", ".join(
-                f"{id_} [{start}, {end}){' samples' if samples else ''}" for id_, start, end, samples in parts
-            )
-            gone = f"; rows {list(event.preempted)} give way" if event.preempted else ""
-            return f"step {event.step} is planned: {works}{gone}"
         case StepCommitted():
             return f"step {event.step} is committed: {unpack_tokens(event.tokens).tolist()}"
         case RequestAborted():
@@ -221,4 +215,12 @@ def _words(event: AnyEvent, state: State) -> str:
         case EngineRecovered():
             care = f", cautious below request {event.cautious}" if event.cautious else ""
             return f"the ranks are new{care}: {[entry.id for entry in state.waiting]} wait"
-    return type(event).__name__
+    return line_of(event)
+
+
+def _planned(step: int, preempted: Sequence[int], scheduled: StepInFlight) -> str:
+    ends = scheduled.starts + scheduled.counts
+    parts = zip(scheduled.ids.tolist(), scheduled.starts.tolist(), ends.tolist(), scheduled.samples.tolist())
+    works = ", ".join(f"{id_} [{start}, {end}){' samples' if samples else ''}" for id_, start, end, samples in parts)
+    gone = f"; rows {list(preempted)} give way" if preempted else ""
+    return f"step {step} is planned: {works}{gone}"

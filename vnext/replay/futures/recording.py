@@ -28,7 +28,6 @@ from vnext.state.events import (
     RequestArrived,
     RequestResumed,
     StepCommitted,
-    StepPlanned,
     unpack_tokens,
 )
 from vnext.state.outputs import outputs
@@ -139,20 +138,19 @@ class _Taken:
         self._events.append(event)
         self._times_us.append(now_us)
         self._loads.hear(event, item.after, now_us)
-        match event:
-            case StepPlanned():
-                self._planned_us[event.step] = now_us
-            case StepCommitted():
-                scheduled = item.before.in_flight[0]
-                began_us = max(self._planned_us.get(event.step, 0.0), self._last_us)
-                self._steps.append((features_of(scheduled), began_us, now_us))
-                self._entries.append(scheduled.entries)
-                self._places[event.step] = len(self._commits)
-                self._commits.append(event)
-                self._last_us = now_us
-                self._drafts.hear(scheduled, event, self._answers)
-                for news in outputs(item.before, event, item.after):
-                    self._answers.setdefault(news.id, []).append(news.token)
+        if (plan := item.plan) is not None:
+            self._planned_us[plan.step] = now_us
+        if isinstance(event, StepCommitted):
+            scheduled = item.before.in_flight[0]
+            began_us = max(self._planned_us.get(event.step, 0.0), self._last_us)
+            self._steps.append((features_of(scheduled), began_us, now_us))
+            self._entries.append(scheduled.entries)
+            self._places[event.step] = len(self._commits)
+            self._commits.append(event)
+            self._last_us = now_us
+            self._drafts.hear(scheduled, event, self._answers)
+            for news in outputs(item.before, event, item.after):
+                self._answers.setdefault(news.id, []).append(news.token)
         if isinstance(event, RequestResumed):
             self._answers[event.id] = unpack_tokens(event.generated).tolist()
         if (came := outside_of(event, now_us, self._answers)) is not None:

@@ -19,18 +19,10 @@ import numpy as np
 
 from vnext.replay.reading.step_counts import rounded
 from vnext.replay.reading.times import STEP_US, Clock
-from vnext.state.events import (
-    EnginePaused,
-    EngineRecovered,
-    RequestAborted,
-    RequestArrived,
-    StepCommitted,
-    StepPlanned,
-    WeightsChanged,
-    generated_by,
-)
+from vnext.state.events import RequestAborted, RequestArrived, StepCommitted, generated_by
 from vnext.state.fold_commit import MatchedSamples
 from vnext.state.state import State, StepInFlight
+from vnext.state.traits import everyone_leaves
 
 if TYPE_CHECKING:
     from vnext.replay.reading.folding import Folded
@@ -220,31 +212,30 @@ class LatencyCollector:
                     id=event.id, us=us, arrived_step=before.planned, prompt=len(event.prompt) // 4,
                     is_older=bool(generated_by(event)),
                 )  # fmt: skip
-            case StepPlanned():
-                self._planned(event, before, after, us)
             case StepCommitted():
                 self._committed(event, before, matched, us)
             case RequestAborted():
                 for id_ in event.ids:
                     if id_ not in after.requests:
                         self._close(id_)
-            case EngineRecovered() | WeightsChanged() | EnginePaused(mode="sleep"):
-                self._recovered(before)
+        if (plan := item.plan) is not None:
+            self._planned_us[plan.step] = us
+            for row in plan.preempted:
+                self._alive[int(before.rows.id[row])].preempted += 1
+            self._planned(after, len(before.rows) - len(plan.preempted))
+        elif everyone_leaves(event):
+            self._recovered(before)
 
     # ---- event by event ------------------------------------------------------------------------------------------
 
-    def _planned(self, event: StepPlanned, before: State, after: State, us: float | None) -> None:
+    def _planned(self, after: State, came: int) -> None:
+        """A step is planned that requests have joined, from row `came` on."""
         scheduled = after.in_flight[-1]
-        self._planned_us[event.step] = us
         self._tokens.append(scheduled.tokens)
-        for row in event.preempted:
-            self._alive[int(before.rows.id[row])].preempted += 1
-        if event.admitted:
-            came = len(before.rows) - len(event.preempted)
-            for id_ in after.rows.id[came:].tolist():
-                alive = self._alive[id_]
-                if alive.admitted_step == NONE:
-                    alive.admitted_step, alive.cached = event.step, int(scheduled.starts[scheduled.ids == id_][0])
+        for id_ in after.rows.id[came:].tolist():
+            alive = self._alive[id_]
+            if alive.admitted_step == NONE:
+                alive.admitted_step, alive.cached = scheduled.step, int(scheduled.starts[scheduled.ids == id_][0])
 
     def _recovered(self, before: State) -> None:
         """Steps in flight never end, and the next token of each running request comes from a place in the queue."""

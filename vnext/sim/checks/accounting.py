@@ -13,18 +13,16 @@ from vnext.sim.checks.errors import Divergence
 from vnext.sim.checks.plain_state import PlainState
 from vnext.state.events import (
     AnyEvent,
-    EnginePaused,
-    EngineRecovered,
     RequestAborted,
     RequestArrived,
     StepCommitted,
-    StepPlanned,
-    WeightsChanged,
     generated_by,
+    plan_of,
     unpack_tokens,
 )
 from vnext.state.outputs import Finish, Output
-from vnext.state.state import Counters
+from vnext.state.state import Counters, Waiting
+from vnext.state.traits import everyone_leaves
 
 
 class Entry:
@@ -53,8 +51,6 @@ class Accounting:
         match event:
             case RequestArrived():
                 self.entries[event.id] = Entry(event)
-            case StepPlanned():
-                self._planned(before, event, after)
             case StepCommitted():
                 self._reported(event, news)
                 self._drafted(before, event, after)
@@ -63,18 +59,19 @@ class Accounting:
                     raise Divergence(f"Y1: the digest of all tokens is wrong after step {event.step}")
             case RequestAborted():
                 self._aborted(event, news)
-            case EngineRecovered() | WeightsChanged() | EnginePaused(mode="sleep"):
-                self._preempted(before, range(len(before)))
+        if (plan := plan_of(event)) is not None:
+            self._preempted(before, plan.preempted)
+            self._admitted(before, [before.state.waiting[place] for place, _ in plan.admitted], after)
+        elif everyone_leaves(event):
+            self._preempted(before, range(len(before)))
         if before.state.counters is not after.state.counters:
             self._compare(after.state.counters)
 
-    def _planned(self, before: PlainState, plan: StepPlanned, after: PlainState) -> None:
-        self._preempted(before, plan.preempted)
-        if not plan.admitted:
+    def _admitted(self, before: PlainState, admitted: Sequence[Waiting], after: PlainState) -> None:
+        if not admitted:
             return
         starts, caching = dict(zip(after.in_flight[-1].ids, after.in_flight[-1].starts)), before.state.config.prefix_caching
-        for place, _ in plan.admitted:
-            waiting = before.state.waiting[place]
+        for waiting in admitted:
             entry, hit = self.entries[waiting.id], starts[waiting.id]
             if entry.hit < 0:
                 entry.hit = hit
