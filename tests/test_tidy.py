@@ -525,6 +525,17 @@ def test_calls_take_no_slice_of_a_struct() -> None:
     assert wrong == []
 
 
+def test_a_program_begins_when_its_file_is_read() -> None:
+    """`if __name__ == "__main__"` comes last: what stands below it is not defined yet when the program runs."""
+    wrong = [
+        f"{name_of(path)}:{node.lineno}"
+        for path in files(".py")
+        for node in parsed(path).body[:-1]
+        if isinstance(node, ast.If) and "__name__" in named(node.test)
+    ]
+    assert wrong == []
+
+
 def test_lines_are_short() -> None:
     wrong = [
         f"{name_of(path)}:{number}"

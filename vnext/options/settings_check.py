@@ -90,6 +90,14 @@ BOUNDS = {
     "repeats": (1, COUNT_MAX),
     "concurrency": (0, COUNT_MAX),
     "request_rate": (0, float("inf")),
+    "burstiness": (0.001, 10**6),
+    "num_warmups": (0, COUNT_MAX),
+    "random_input_len": (1, COUNT_MAX),
+    "random_output_len": (1, COUNT_MAX),
+    "random_prefix_len": (0, COUNT_MAX),
+    "random_range_ratio": (0.0, 0.999),
+    "dataset_output_len": (0, COUNT_MAX),
+    "metric_percentiles": (0.0, 100.0),
 }
 REMEDIES = {
     "generation_config": "; another file's values go into the model folder's generation_config.json",

@@ -1,4 +1,4 @@
-"""`vnext-bench throughput | latency`: runs a measurement, prints the report and, on request, writes it as JSON.
+"""`vnext-bench serve | throughput | latency`: runs a measurement, prints the report and, on request, writes it as JSON.
 
 A report is one measurement with everything needed to judge and to repeat it.
 """
@@ -19,6 +19,7 @@ import msgspec
 from vnext.base.exits import DONE, FAILED, INTERRUPTED, REFUSED
 from vnext.base.version import __version__
 from vnext.commands.bench.client_watch import busy_notes, client_notes, cores_busy
+from vnext.commands.bench.serve import add_serve, serve
 from vnext.commands.bench.server_runs import Load, Measured, MeasurementFailed, ServerUnusable, measure_server
 from vnext.commands.bench.workload import Workload, prompts
 from vnext.commands.machine import Machine, machine
@@ -48,8 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         before, busy = machine(), cores_busy()
         require_writable(given.values["json"])
-        workload = workload_of(given.values)
-        measured = MEASURES[given.command](given, workload)
+        measured = MEASURES[given.command](given)
     except (*REFUSALS, *FAILURES) as error:
         print(f"vnext-bench: {as_flags(str(error), given.labels)}", file=sys.stderr)
         return REFUSED if isinstance(error, REFUSALS) else FAILED
@@ -61,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         command=shlex.join(["vnext-bench", *without_key(argv)]),
         before=before,
         after=machine(),
-        workload=msgspec.to_builtins(workload),
+        workload=measured.workload,
         cores_busy_before=busy,
         figures=measured.figures,
         load=measured.load,
@@ -70,7 +70,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if given.values["json"]:
         write_report(report, Path(given.values["json"]))
     with reporting("vnext-bench"):
-        print(text(report))
+        print(measured.shown or text(report))
     return DONE
 
 
@@ -91,20 +91,22 @@ def require_writable(path: str) -> None:
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
-    """The figures; for a server also the load, and notes on what distorts the figures."""
+    """The figures; for a server also the load, and notes on what distorts the figures. `shown` is in place of the report's text."""
 
     figures: dict[str, float]
+    workload: Mapping[str, object]
+    shown: str = ""
     load: dict[str, float] = {}
     notes: tuple[str, ...] = ()
 
 
-def throughput(given: Given, workload: Workload) -> Result:
+def throughput(given: Given) -> Result:
     """Measure the server at the URL, or without one a new engine."""
-    values = given.values
+    values, workload = given.values, workload_of(given.values)
     if not values["url"]:
         from vnext.commands.bench.engine_runs import measure_throughput
 
-        return with_engine(given, lambda llm: measure_throughput(llm, workload))
+        return with_engine(given, workload, lambda llm: measure_throughput(llm, workload))
     require_no_engine(given)
     load = Load(
         url=server_url(values["url"]),
@@ -115,7 +117,7 @@ def throughput(given: Given, workload: Workload) -> Result:
     batch = prompts(workload, Tokenizer.load(values.get("model") or DEMO_MODEL))
     measured = asyncio.run(measure_server(load, workload, batch))
     asked = {"concurrency": load.concurrency, "request_rate": load.rate}
-    return Result(figures=measured.figures, load=asked, notes=server_notes(measured))
+    return Result(figures=measured.figures, workload=msgspec.to_builtins(workload), load=asked, notes=server_notes(measured))
 
 
 def server_notes(measured: Measured) -> tuple[str, ...]:
@@ -128,23 +130,29 @@ def server_notes(measured: Measured) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def latency(given: Given, workload: Workload) -> Result:
+def latency(given: Given) -> Result:
     """Measure the latency of a new engine."""
     from vnext.commands.bench.engine_runs import measure_latency
 
-    repeats = given.values["repeats"]
-    return with_engine(given, lambda llm: measure_latency(llm, workload, repeats))
+    workload, repeats = workload_of(given.values), given.values["repeats"]
+    return with_engine(given, workload, lambda llm: measure_latency(llm, workload, repeats))
 
 
-def with_engine(given: Given, measure: Callable[[Any], dict[str, float]]) -> Result:
+def with_engine(given: Given, workload: Workload, measure: Callable[[Any], dict[str, float]]) -> Result:
     """Start an engine, measure, and end it. Raises StartFailed too."""
     from vnext.api.llm import LLM
 
     with LLM(**msgspec.structs.asdict(engine_of(given))) as llm:
-        return Result(figures=measure(llm))
+        return Result(figures=measure(llm), workload=msgspec.to_builtins(workload))
 
 
-MEASURES = {"throughput": throughput, "latency": latency}
+def served(given: Given) -> Result:
+    """Send a load as `vllm bench serve` does."""
+    found = serve(given)
+    return Result(figures=found.figures, workload=found.workload, shown=found.shown, load=found.load, notes=found.notes)
+
+
+MEASURES = {"serve": served, "throughput": throughput, "latency": latency}
 
 
 def workload_of(given: Mapping[str, Any]) -> Workload:
@@ -180,7 +188,10 @@ WORKLOAD = (
 def make_parser() -> Parser:
     parser = Parser(prog="vnext-bench", description="Measure an engine or a server.")
     parser.add_argument("--version", action="version", version=f"vnext-bench {__version__}")
-    commands = parser.add_commands("throughput | latency")
+    commands = parser.add_commands("serve | throughput | latency")
+    running = commands.add_parser("serve", help="measure a running server as `vllm bench serve` does")
+    add_serve(running)
+    add_json(running)
     fast = commands.add_parser("throughput", help="measure the throughput of many requests")
     add_workload(fast, Option("num_prompts", ("--num-prompts",), int, 64, "number of prompts"))
     for option in URL:
@@ -199,11 +210,11 @@ def add_workload(parser: Parser, count: Option) -> None:
     for option in (count, *WORKLOAD):
         parser.add_option(group, option, stays_out=False)
     group.add_argument("--random", action="store_true", help="use random tokens instead of text")
+    add_json(parser)
+
+
+def add_json(parser: Parser) -> None:
     parser.add_argument("--json", default="", metavar="FILE", help="also write the report to FILE")
-
-
-if __name__ == "__main__":
-    sys.exit(main())
 
 
 # ---- reports -----------------------------------------------------------------------------------------------------
@@ -254,3 +265,7 @@ def text(report: Report) -> str:
     width = max(map(len, report.figures), default=0)
     lines = (f"  {name:<{width}}  {value:>12,}" for name, value in report.figures.items())
     return "\n".join([head, *lines, *(f"note: {note}" for note in report.notes)])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -66,7 +66,7 @@ class _Read(NamedTuple):
 
 
 class Stream:
-    """Counts the tokens of each read of one answer: `pieces`, `token_count` and `error` once it has ended. Mutable.
+    """Counts the tokens of each read of one answer: `pieces`, `token_count`, `text` and `error` once it has ended. Mutable.
 
     One read may contain several chunks and one chunk several tokens, so the count comes from the server: in each chunk
     (`continuous_usage_stats`), or at the end, if that equals one token per chunk. Otherwise the times of tokens are unknown.
@@ -76,6 +76,8 @@ class Stream:
         self._reader = EventReader()
         self._reads: list[_Read] = []
         self._total: int | None = None
+        self._texts: list[str] = []
+        self.prompt_tokens = 0
         self.error = ""
         self.has_ended = False
 
@@ -84,11 +86,17 @@ class Stream:
         events = self._reader.read(data)
         self.has_ended = self.has_ended or any(event.is_last for event in events)
         found = [decode_chunk(event.data) for event in events if event.data != LAST_DATA]
+        self._texts += [chunk.text for chunk in found]
+        self.prompt_tokens = max((chunk.usage.prompt_tokens for chunk in found if chunk.usage), default=self.prompt_tokens)
         totals = [chunk.usage.completion_tokens for chunk in found if chunk.usage]
         self._total = max(totals, default=self._total)
         self.error = self.error or next((error_of(chunk) for chunk in found if error_of(chunk)), "")
         if chunks := sum(chunk.has_tokens for chunk in found):
             self._reads.append(_Read(at_s, chunks, max(totals, default=None)))
+
+    @property
+    def text(self) -> str:
+        return "".join(self._texts)
 
     @property
     def token_count(self) -> int:

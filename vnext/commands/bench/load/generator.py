@@ -49,6 +49,7 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
     error: str = ""
     kind: str = ""
     ended_s: float = 0.0
+    text: str = ""
 
     @property
     def ttft_s(self) -> float:
@@ -101,11 +102,12 @@ async def send_one(client: Client, request: Request, due_s: float | None = None)
         intended_s=sent_s if due_s is None else due_s,
         sent_s=sent_s,
         pieces=stream.pieces(),
-        input_tokens=request.input_tokens,
+        input_tokens=stream.prompt_tokens or request.input_tokens,
         output_tokens=stream.token_count,
         error=str(failed or ""),
         kind=failed.kind if failed else "",
         ended_s=time.perf_counter(),
+        text=stream.text,
     )
 
 

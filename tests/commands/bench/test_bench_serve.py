@@ -1,0 +1,176 @@
+"""`vnext-bench serve`: the options and the result file that users of `vllm bench serve` know."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+from test_bench_cli import Backend
+
+from vnext.commands.bench.cli import main
+from vnext.commands.bench.datasets import RandomLengths, custom_samples, random_samples, sharegpt_samples
+from vnext.commands.bench.load.events import Piece
+from vnext.commands.bench.load.generator import Timeline
+from vnext.commands.bench.vllm_figures import Wanted, details_of, result_of, table, wanted_of
+from vnext.runtime.protocol.settings import SettingsError
+from vnext.text.tokenizer import Tokenizer
+
+DEMO_MODEL = Path(__file__).resolve().parents[3] / "vnext" / "demo_model"
+SMALL = ["--num-prompts", "4", "--random-input-len", "6", "--random-output-len", "2"]
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return Tokenizer.load(DEMO_MODEL)
+
+
+class Both(Backend):
+    """Completions and chats; of these the first is refused."""
+
+    def __init__(self, refusals: int = 0) -> None:
+        super().__init__()
+        self.refusals = refusals
+        self.app.add_routes([web.post("/v1/chat/completions", self.complete)])
+
+    async def complete(self, request: web.Request) -> web.StreamResponse:
+        self.refusals -= 1
+        if self.refusals >= 0:
+            await request.read()
+            return web.Response(status=429, text="later")
+        return await super().complete(request)
+
+
+def served(backend: Backend, *argv: str) -> int:
+    async def serve() -> int:
+        async with TestServer(backend.app) as server:
+            return await asyncio.to_thread(main, ["serve", "--base-url", str(server.make_url("")), *SMALL, *argv])
+
+    return asyncio.run(serve())
+
+
+def result(folder: Path) -> dict:
+    (path,) = folder.glob("*.json")
+    return json.loads(path.read_text()) | {"name": path.name}
+
+
+def test_the_result_file_has_vllms_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    backend = Both()
+    more = ["--percentile-metrics", "ttft,tpot,itl,e2el", "--metric-percentiles", "50,99.9", "--goodput", "ttft:60000", "e2el:60000"]
+    assert served(backend, "--save-result", "--result-dir", str(tmp_path), "--metadata", "machine=mine", *more) == 0
+    found = result(tmp_path)
+    names = {
+        "date", "endpoint_type", "backend", "label", "model_id", "tokenizer_id", "num_prompts", "request_rate", "burstiness",
+        "max_concurrency", "duration", "completed", "failed", "total_input_tokens", "total_output_tokens", "request_throughput",
+        "request_goodput", "output_throughput", "total_token_throughput", "max_output_tokens_per_s", "max_concurrent_requests",
+    }  # fmt: skip
+    spread = {f"{kind}_{name}_ms" for kind in ("mean", "median", "std", "p50", "p99.9") for name in ("ttft", "tpot", "itl", "e2el")}
+    assert names | spread | {"machine", "name"} == found.keys()
+    assert (found["completed"], found["total_input_tokens"], found["total_output_tokens"]) == (4, 24, 8)
+    assert (found["request_rate"], found["max_concurrency"], found["model_id"], found["machine"]) == ("inf", None, "m", "mine")
+    assert found["request_goodput"] == found["request_throughput"]
+    assert found["name"].startswith("openai-infqps-m-")
+    shown = capsys.readouterr().out
+    assert " Serving Benchmark Result " in shown and "P99.9 E2EL (ms):" in shown
+    assert {(len(body["prompt"]), body["max_tokens"], body["ignore_eos"]) for body in backend.bodies} == {(6, 2, True)}
+
+
+def test_details_of_each_request(tmp_path: Path) -> None:
+    more = ["--save-result", "--save-detailed", "--result-filename", "mine.json", "--request-rate", "500", "--max-concurrency", "3"]
+    assert served(Both(refusals=1), "--result-dir", str(tmp_path), *more) == 0
+    found = result(tmp_path)
+    assert found["name"] == "mine.json" and (found["completed"], found["failed"]) == (3, 1)
+    assert sorted(found["generated_texts"]) == ["", "ab", "ab", "ab"] and sorted(found["output_lens"]) == [0, 2, 2, 2]
+    assert [error for error in found["errors"] if error] == ["HTTP status 429: later"]
+    assert len(found["ttfts"]) == len(found["itls"]) == 4 and found["input_lens"] == [6] * 4
+
+
+def test_a_chat_has_messages_of_text_and_warm_ups_are_not_counted(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    backend = Both()
+    assert served(backend, "--backend", "openai-chat", "--num-warmups", "2", "--json", str(tmp_path / "report.json")) == 0
+    assert len(backend.bodies) == 6
+    assert all(isinstance(body["messages"][0]["content"], str) and body["max_completion_tokens"] == 2 for body in backend.bodies)
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert report["figures"]["requests"] == 4 and report["workload"]["random_input_len"] == 6
+
+
+def test_failures_are_noted_by_kind(capsys: pytest.CaptureFixture[str]) -> None:
+    assert served(Both(refusals=2)) == 0
+    assert "note: 2 requests failed (HTTP status 429), the first with: HTTP status 429: later" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["--percentile-metrics", "ttft,speed"], "--percentile-metrics has 'speed'"),
+        (["--metric-percentiles", "50,101"], "--metric-percentiles is '50,101'"),
+        (["--goodput", "itl:5"], "--goodput has 'itl:5'"),
+        (["--goodput", "ttft:soon"], "--goodput has 'ttft:soon'"),
+        (["--metadata", "alone"], "--metadata has 'alone'"),
+        (["--dataset-name", "sharegpt"], "--dataset-name sharegpt needs its file"),
+        (["--dataset-name", "custom", "--dataset-path", "/none.jsonl"], "--dataset-path /none.jsonl cannot be read"),
+        (["--burstiness", "0"], "--burstiness is 0"),
+        (["--random-range-ratio", "1"], "--random-range-ratio is 1"),
+        (["--dataset-name", "sonnet"], "--dataset-name is 'sonnet'"),
+        (["--base-url", "http://127.0.0.1:1"], "is it running?"),
+    ],
+)
+def test_what_cannot_be_served_is_one_sentence(capsys: pytest.CaptureFixture[str], argv: list[str], words: str) -> None:
+    try:
+        status = main(["serve", *SMALL, *argv])
+    except SystemExit as ended:
+        status = ended.code
+    said = capsys.readouterr().err
+    assert status == 2 and words in said and len(said.splitlines()) == 1
+
+
+def timeline(intended_s: float, *pieces: tuple[float, int], ended_s: float, error: str = "") -> Timeline:
+    return Timeline(
+        intended_s=intended_s, sent_s=intended_s, pieces=tuple(Piece(*each) for each in pieces), input_tokens=10,
+        output_tokens=sum(count for _, count in pieces), ended_s=ended_s, error=error,
+    )  # fmt: skip
+
+
+def test_figures_that_a_reader_can_check_by_hand() -> None:
+    """Two answers of three tokens, the second twice as slow, and a failure beside both."""
+    timelines = [
+        timeline(0.0, (0.1, 1), (0.2, 2), ended_s=0.2), timeline(0.0, (0.2, 1), (0.4, 2), ended_s=0.4),
+        timeline(0.0, ended_s=0.3, error="no"),
+    ]  # fmt: skip
+    found = result_of(timelines, 2.0, wanted_of("ttft,tpot,e2el", "50", ["ttft:150"]))
+    assert (found["completed"], found["failed"], found["total_output_tokens"], found["output_throughput"]) == (2, 1, 6, 3.0)
+    assert (found["request_throughput"], found["request_goodput"]) == (1.0, 0.5)
+    assert found["mean_ttft_ms"] == pytest.approx(150) and found["std_ttft_ms"] == pytest.approx(50)
+    assert found["median_tpot_ms"] == pytest.approx(75) and found["p50_e2el_ms"] == pytest.approx(300)
+    assert (found["max_concurrent_requests"], found["max_output_tokens_per_s"]) == (3, 6.0)
+    assert "mean_itl_ms" not in found and [len(gaps) for gaps in details_of(timelines)["itls"]] == [2, 2, 0]
+    assert "request_goodput" in result_of(timelines, 2.0, Wanted()) and result_of(timelines, 2.0, Wanted())["request_goodput"] is None
+    assert "Request goodput (req/s):                 0.50" in table(found, wanted_of("ttft", "50", []))
+
+
+def test_random_lengths_stay_in_their_range(tokenizer: Tokenizer) -> None:
+    lengths = RandomLengths(input=100, output=20, prefix=8, range_ratio=0.5)
+    found = random_samples(200, lengths, tokenizer, seed=1)
+    assert found == random_samples(200, lengths, tokenizer, seed=1) != random_samples(200, lengths, tokenizer, seed=2)
+    assert {tuple(each.prompt[:8]) for each in found} == {tuple(found[0].prompt[:8])}
+    read, written = [each.input_tokens - 8 for each in found], [each.output_tokens for each in found]
+    assert 50 <= min(read) < 60 and 140 < max(read) <= 150 and 10 <= min(written) < 12 and 28 < max(written) <= 30
+    assert all(len(each.prompt) == each.input_tokens for each in found)
+
+
+def test_prompts_of_files(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    long = "def add(first, second): return first + second"
+    talk = [{"conversations": [{"from": "human", "value": long}, {"from": "gpt", "value": long}]}, {"conversations": [{"value": "a"}]}]
+    (tmp_path / "talks.json").write_text(json.dumps(talk))
+    count = len(tokenizer.encode(long, add_special_tokens=False))
+    found = sharegpt_samples(tmp_path / "talks.json", 3, tokenizer, 0, 0)
+    assert [(each.prompt, each.input_tokens, each.output_tokens) for each in found] == [(long, count, count)] * 3
+    (tmp_path / "lines.jsonl").write_text(f'{json.dumps({"prompt": long})}\n{json.dumps({"prompt": "b", "output_tokens": 7})}\n')
+    assert [each.output_tokens for each in custom_samples(tmp_path / "lines.jsonl", 3, tokenizer, 0)] == [256, 7, 256]
+    assert [each.output_tokens for each in custom_samples(tmp_path / "lines.jsonl", 2, tokenizer, 9)] == [9, 9]
+    (tmp_path / "empty.json").write_text("[]")
+    with pytest.raises(SettingsError, match="has no prompt of a usable length"):
+        sharegpt_samples(tmp_path / "empty.json", 3, tokenizer, 0, 0)

@@ -1,0 +1,121 @@
+"""Datasets of `vnext-bench serve`: prompts with the lengths of their answers, from random tokens or from a file."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from vnext.commands.bench.workload import plain_ids
+from vnext.runtime.protocol.settings import SettingsError
+from vnext.text.tokenizer import Tokenizer
+
+ANSWER_TOKENS = 256
+"""The length of an answer to a prompt of a file that names none."""
+PROMPT_TOKENS_MIN, PROMPT_TOKENS_MAX, TOKENS_MAX = 4, 1024, 2048
+"""Conversations of ShareGPT outside these bounds are left out, as vLLM does."""
+
+
+class Sample(msgspec.Struct, frozen=True):
+    """One request: a text or token ids, their number, and the tokens of the answer."""
+
+    prompt: str | list[int]
+    input_tokens: int
+    output_tokens: int
+
+
+class RandomLengths(msgspec.Struct, frozen=True, kw_only=True):
+    """Tokens of a random prompt and its answer, each drawn from length * (1 - range_ratio) to length * (1 + range_ratio). The
+    first `prefix` tokens come on top, the same in every prompt."""
+
+    input: int = 1024
+    output: int = 128
+    prefix: int = 0
+    range_ratio: float = 0.0
+
+    def draw(self, rng: random.Random, length: int) -> int:
+        return max(1, rng.randint(int(length * (1 - self.range_ratio)), int(length * (1 + self.range_ratio))))
+
+
+class _Turn(msgspec.Struct):
+    value: str
+
+
+class _Conversation(msgspec.Struct):
+    conversations: list[_Turn] = []
+
+
+class _Line(msgspec.Struct):
+    prompt: str
+    output_tokens: int = 0
+
+
+def random_samples(count: int, lengths: RandomLengths, tokenizer: Tokenizer, seed: int) -> list[Sample]:
+    """Prompts of random token ids that have some text."""
+    rng, pool = random.Random(seed), plain_ids(tokenizer)
+    prefix = rng.choices(pool, k=lengths.prefix)
+    found = []
+    for _ in range(count):
+        prompt = prefix + rng.choices(pool, k=lengths.draw(rng, lengths.input))
+        found.append(Sample(prompt, len(prompt), lengths.draw(rng, lengths.output)))
+    return found
+
+
+def sharegpt_samples(path: Path, count: int, tokenizer: Tokenizer, output_tokens: int, seed: int) -> list[Sample]:
+    """First turns of the conversations of a JSON file in the form of ShareGPT, shuffled. `output_tokens` is 0 for the lengths of
+    the recorded answers. Raises SettingsError."""
+    found = _read(path)
+    random.Random(seed).shuffle(found)
+    samples = []
+    for each in found:
+        if len(samples) < count and len(each.conversations) >= 2:
+            prompt, answer = each.conversations[0].value, each.conversations[1].value
+            sample = Sample(prompt, _tokens(tokenizer, prompt), output_tokens or _tokens(tokenizer, answer))
+            fits = PROMPT_TOKENS_MIN <= sample.input_tokens <= PROMPT_TOKENS_MAX and sample.output_tokens >= PROMPT_TOKENS_MIN
+            samples += [sample] * (fits and sample.input_tokens + sample.output_tokens <= TOKENS_MAX)
+    return repeated(samples, count, path)
+
+
+def custom_samples(path: Path, count: int, tokenizer: Tokenizer, output_tokens: int) -> list[Sample]:
+    """The lines of a JSONL file, each with a `prompt` and perhaps `output_tokens`, which a number above 0 overrides. Raises
+    SettingsError."""
+    lines = _read_lines(path)
+    samples = [
+        Sample(each.prompt, _tokens(tokenizer, each.prompt), output_tokens or each.output_tokens or ANSWER_TOKENS)
+        for each in lines[:count]
+    ]  # fmt: skip
+    return repeated(samples, count, path)
+
+
+def repeated(samples: list[Sample], count: int, path: Path) -> list[Sample]:
+    """So many: those of a shorter file come again. Raises SettingsError for none."""
+    if not samples:
+        raise SettingsError(f"--dataset-path {path} has no prompt of a usable length.")
+    return [samples[place % len(samples)] for place in range(count)]
+
+
+def texts(samples: list[Sample], tokenizer: Tokenizer) -> Iterator[Sample]:
+    """The same with prompts of text, for a chat."""
+    for each in samples:
+        text = each.prompt if isinstance(each.prompt, str) else tokenizer.decode(each.prompt)
+        yield msgspec.structs.replace(each, prompt=text)
+
+
+def _tokens(tokenizer: Tokenizer, text: str) -> int:
+    return len(tokenizer.encode(text, add_special_tokens=False))
+
+
+def _read(path: Path) -> list[_Conversation]:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=list[_Conversation])
+    except (OSError, msgspec.DecodeError) as error:
+        raise SettingsError(f"--dataset-path {path} cannot be read as ShareGPT's JSON ({error}).") from error
+
+
+def _read_lines(path: Path) -> list[_Line]:
+    try:
+        return msgspec.json.Decoder(_Line).decode_lines(path.read_bytes())
+    except (OSError, msgspec.DecodeError) as error:
+        raise SettingsError(f"--dataset-path {path} cannot be read as JSON lines with a prompt each ({error}).") from error

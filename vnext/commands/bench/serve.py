@@ -1,0 +1,216 @@
+"""`vnext-bench serve`: a load on a running server, with the options and the result file of `vllm bench serve`."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from math import inf, isinf
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+from tqdm import tqdm
+
+from vnext.commands.bench.client_watch import LoopWatch, client_notes
+from vnext.commands.bench.datasets import RandomLengths, Sample, custom_samples, random_samples, sharegpt_samples, texts
+from vnext.commands.bench.figures import server_figures
+from vnext.commands.bench.load.answers import Models, RequestFailed
+from vnext.commands.bench.load.arrivals import at_once, poisson
+from vnext.commands.bench.load.client import Client
+from vnext.commands.bench.load.generator import Pace, Request, Timeline, send_all
+from vnext.commands.bench.server_runs import MeasurementFailed, model_of
+from vnext.commands.bench.vllm_figures import Value, details_of, result_of, table, wanted_of
+from vnext.options.parser import Given, Parser
+from vnext.options.reader import server_url
+from vnext.options.table import API_KEY_VARIABLE, Option
+from vnext.runtime.protocol.settings import SettingsError
+from vnext.text.tokenizer import Tokenizer
+
+DEMO_MODEL = Path(__file__).resolve().parents[2] / "demo_model"
+ENDPOINTS = {"openai": "/v1/completions", "vllm": "/v1/completions", "openai-chat": "/v1/chat/completions"}
+DATASETS = Literal["random", "sharegpt", "custom"]
+TARGET = (
+    Option("backend", ("--backend",), Literal["openai", "vllm", "openai-chat"], "openai", "the API: completions, or chats"),
+    Option("base_url", ("--base-url", "--url"), str, "", "the server (default: http://HOST:PORT)"),
+    Option("bench_host", ("--host",), str, "127.0.0.1", "the server's host"),
+    Option("port", ("--port",), int, 8000, "the server's port"),
+    Option("endpoint", ("--endpoint",), str, "", "the path (default: the backend's)"),
+    Option("api_key", ("--api-key",), str, "", f"the server's key; prefer {API_KEY_VARIABLE}"),
+    Option("tokenizer", ("--tokenizer",), str, "", "a folder or a hub id (default: MODEL)"),
+    Option("served_name", ("--served-model-name",), str, "", "the model to ask for (default: the server's first)"),
+)
+PROMPTS = (
+    Option("dataset_name", ("--dataset-name",), DATASETS, "random", "where prompts come from"),
+    Option("dataset_path", ("--dataset-path",), str, "", "the file of sharegpt (JSON) or custom (JSONL, each line with a prompt)"),
+    Option("num_prompts", ("--num-prompts",), int, 1000, "number of requests"),
+    Option("random_input_len", ("--random-input-len", "--input-len"), int, 1024, "tokens of a random prompt"),
+    Option("random_output_len", ("--random-output-len", "--output-len"), int, 128, "tokens of its answer"),
+    Option("random_prefix_len", ("--random-prefix-len",), int, 0, "tokens before it that all prompts share"),
+    Option("random_range_ratio", ("--random-range-ratio",), float, 0.0, "share by which both lengths vary"),
+    Option("dataset_output_len", ("--sharegpt-output-len", "--custom-output-len"), int, 0, "tokens of an answer; 0 for the file's"),
+    Option("ignore_eos", ("--ignore-eos",), bool, True, "answers have their whole length"),
+    Option("seed", ("--seed",), int, 0, "seed of prompts and arrivals"),
+)
+ARRIVALS = (
+    Option("request_rate", ("--request-rate",), float, inf, "requests per second; inf for all at once"),
+    Option("burstiness", ("--burstiness",), float, 1.0, "shape of the gaps: 1 is a Poisson process, less is more bursty"),
+    Option("concurrency", ("--max-concurrency", "--concurrency"), int, 0, "maximum requests at a time; 0 for no limit"),
+    Option("num_warmups", ("--num-warmups",), int, 0, "requests before the clock starts"),
+)
+RESULTS = (
+    Option("percentile_metrics", ("--percentile-metrics",), str, "ttft,tpot,itl", "of ttft, tpot, itl, e2el"),
+    Option("percentiles", ("--metric-percentiles",), str, "99", "as 50,90,99"),
+    Option("goodput", ("--goodput",), tuple[str, ...], (), "bounds of a good request in ms, as ttft:500 e2el:5000"),
+    Option("save_result", ("--save-result",), bool, False, "write a JSON file with vLLM's names"),
+    Option("save_detailed", ("--save-detailed",), bool, False, "with each request's lengths, times, text and error"),
+    Option("result_dir", ("--result-dir",), str, "", "its folder (default: this one)"),
+    Option("result_filename", ("--result-filename",), str, "", "its name (default: BACKEND-RATEqps-MODEL-TIME.json)"),
+    Option("metadata", ("--metadata",), tuple[str, ...], (), "members of the file, as KEY=VALUE"),
+)
+GROUPS = {"server": TARGET, "workload": PROMPTS, "arrivals": ARRIVALS, "result": RESULTS}
+
+
+def add_serve(parser: Parser) -> None:
+    """Add the command's options."""
+    parser.add_model()
+    for title, options in GROUPS.items():
+        group = parser.add_argument_group(title)
+        for option in options:
+            parser.add_option(group, option, stays_out=False)
+
+
+class Served(msgspec.Struct, frozen=True, kw_only=True):
+    """A measured load: the house's figures, vLLM's result, and notes on what distorts them. `shown` is for people."""
+
+    figures: dict[str, float]
+    result: dict[str, Value]
+    workload: dict[str, Value]
+    load: dict[str, float]
+    notes: tuple[str, ...]
+    shown: str
+
+
+def serve(given: Given) -> Served:
+    """Send the load. Raises SettingsError, ServerUnusable and MeasurementFailed; writes the result where that is asked for."""
+    values = given.values
+    wanted = wanted_of(values["percentile_metrics"], values["percentiles"], values["goodput"])
+    extra = metadata_of(values["metadata"])
+    tokenizer_id = values["tokenizer"] or values.get("model") or str(DEMO_MODEL)
+    samples = samples_of(values, Tokenizer.load(tokenizer_id))
+    name, timelines, begin_s, elapsed_s, seen = asyncio.run(measured(values, samples))
+    rate = 0.0 if isinf(values["request_rate"]) else values["request_rate"]
+    result: dict[str, Value] = {
+        "date": time.strftime("%Y%m%d-%H%M%S"), "endpoint_type": values["backend"], "backend": values["backend"], "label": None,
+        "model_id": name, "tokenizer_id": tokenizer_id, "num_prompts": len(samples), **extra, "request_rate": rate or "inf",
+        "burstiness": values["burstiness"], "max_concurrency": values["concurrency"] or None,
+        **result_of(timelines, elapsed_s, wanted),
+    }  # fmt: skip
+    if values["save_result"]:
+        save(values, result | (details_of(timelines) if values["save_detailed"] else {}))
+    notes = [*client_notes(seen), *failure_notes(timelines)]
+    return Served(
+        figures=server_figures(timelines, elapsed_s, rate, begin_s) | seen,
+        result=result,
+        workload={option.name: plain(values[option.name]) for option in PROMPTS},
+        load={"concurrency": values["concurrency"], "request_rate": rate, "burstiness": values["burstiness"]},
+        notes=tuple(notes),
+        shown="\n".join([table(result, wanted), *(f"note: {note}" for note in notes)]),
+    )
+
+
+def failure_notes(timelines: Sequence[Timeline]) -> list[str]:
+    """A note on each kind of failure, with its first sentence."""
+    counts = Counter(each.kind for each in timelines if each.error)
+    first = {each.kind: each.error for each in reversed(timelines)}
+    return [f"{count} requests failed ({kind}), the first with: {first[kind]}" for kind, count in counts.most_common()]
+
+
+def plain(value: object) -> Value:
+    return value if isinstance(value, int | float | str) else str(value)
+
+
+def metadata_of(words: Sequence[str]) -> dict[str, str]:
+    """Raises SettingsError."""
+    if wrong := [word for word in words if "=" not in word]:
+        raise SettingsError(f"--metadata has {wrong[0]!r}: write KEY=VALUE.")
+    return {word.partition("=")[0]: word.partition("=")[2] for word in words}
+
+
+def samples_of(values: Mapping[str, object], tokenizer: Tokenizer) -> list[Sample]:
+    """The requests of the dataset; of a chat they are texts. Raises SettingsError."""
+    name, count, seed = values["dataset_name"], values["num_prompts"], values["seed"]
+    if name != "random" and not values["dataset_path"]:
+        raise SettingsError(f"--dataset-name {name} needs its file: add --dataset-path.")
+    path, output_tokens = Path(values["dataset_path"]).expanduser(), values["dataset_output_len"]
+    if name == "sharegpt":
+        samples = sharegpt_samples(path, count, tokenizer, output_tokens, seed)
+    elif name == "custom":
+        samples = custom_samples(path, count, tokenizer, output_tokens)
+    else:
+        lengths = RandomLengths(
+            input=values["random_input_len"], output=values["random_output_len"], prefix=values["random_prefix_len"],
+            range_ratio=values["random_range_ratio"],
+        )  # fmt: skip
+        samples = random_samples(count, lengths, tokenizer, seed)
+    return list(texts(samples, tokenizer)) if values["backend"] == "openai-chat" else samples
+
+
+async def measured(
+    values: Mapping[str, object], samples: Sequence[Sample]
+) -> tuple[str, list[Timeline], float, float, dict[str, float]]:
+    """Warm up and send the load: the model's name, the timelines, the start and the seconds it took, and what the client itself
+    took."""
+    url = server_url(values["base_url"]) or f"http://{values['bench_host']}:{values['port']}"
+    path = values["endpoint"] or ENDPOINTS[values["backend"]]
+    async with Client(url, values["api_key"]) as client:
+        name = values["served_name"] or await name_of(client, str(values.get("model", "")))
+        requests = [request_of(name, path, each, values["ignore_eos"]) for each in samples]
+        rate, count = values["request_rate"], len(requests)
+        times_s = at_once(count) if isinf(rate) or not rate else poisson(count, rate, values["seed"], values["burstiness"])
+        pace = Pace(times_s=times_s, concurrency=values["concurrency"], is_closed=values["concurrency"] > 0 and not any(times_s))
+        await send_all(client, requests[:1] * values["num_warmups"], Pace(times_s=at_once(values["num_warmups"])), 0.0)
+        with tqdm(total=count, desc="requests", disable=None, leave=False, dynamic_ncols=True) as bar:
+            watch, begin_s = LoopWatch(), time.perf_counter()
+            timelines = await send_all(client, requests, pace, begin_s, lambda _: bar.update())
+            elapsed_s, seen = time.perf_counter() - begin_s, watch.stop()
+    if all(each.error for each in timelines):
+        raise MeasurementFailed(f"All {count} requests to {url} failed, the first with: {timelines[0].error}")
+    return name, timelines, begin_s, elapsed_s, seen
+
+
+async def name_of(client: Client, model: str) -> str:
+    """`model` where the server lists it, its first one otherwise. Raises ServerUnusable."""
+    first = await model_of(client)
+    try:
+        listed = [each.id for each in (await client.ask("/v1/models", None, Models)).data]
+    except RequestFailed:
+        return first
+    return model if model in listed else first
+
+
+def request_of(name: str, path: str, sample: Sample, ignore_eos: bool) -> Request:
+    """The body of one request, made before the clock starts."""
+    if path.endswith("/chat/completions"):
+        own = {"messages": [{"role": "user", "content": sample.prompt}], "max_completion_tokens": sample.output_tokens}
+    else:
+        own = {"prompt": sample.prompt, "max_tokens": sample.output_tokens}
+    body = own | {
+        "model": name, "temperature": 0, "stream": True,
+        "stream_options": {"include_usage": True, "continuous_usage_stats": True},
+    } | ({"ignore_eos": True} if ignore_eos else {})  # fmt: skip
+    return Request(path=path, body=msgspec.json.encode(body), input_tokens=sample.input_tokens)
+
+
+def save(values: Mapping[str, object], result: Mapping[str, Value]) -> None:
+    """Write the result file. Raises SettingsError."""
+    bound = f"-concurrency{result['max_concurrency']}" if result["max_concurrency"] else ""
+    model = str(result["model_id"]).rpartition("/")[2]
+    name = values["result_filename"] or f"{result['backend']}-{result['request_rate']}qps{bound}-{model}-{result['date']}.json"
+    path = Path(values["result_dir"]).expanduser() / name
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(msgspec.json.encode(result) + b"\n")
+    except OSError as error:
+        raise SettingsError(f"--result-dir: {path} cannot be written ({error.strerror}).") from error
