@@ -25,7 +25,6 @@ sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
 
 from docs_records import benchmarks, control_plane, determinism, gpus, scale, table  # noqa: E402  (needs the path above)
 
-from vnext.commands.bench.cli import REPEATS, URL, WORKLOAD  # noqa: E402
 from vnext.commands.chat.conversation import COMMANDS  # noqa: E402
 from vnext.gateway.metrics import RouterMetrics  # noqa: E402
 from vnext.log.codec import FrameBody, RankDetail, RankDigest, SegmentHeader  # noqa: E402
@@ -83,7 +82,7 @@ def other_options() -> str:
     """The options that commands beside `vnext serve` have."""
     parts = {
         "every command with an engine": (MODEL, CONFIG), "vnext chat": CHAT, "vnext batch": BATCH, "vnext router": ROUTER,
-        "vnext restart": (RESTART_PORT,), "vnext-bench": (*WORKLOAD, REPEATS, *URL),
+        "vnext restart": (RESTART_PORT,),
     }  # fmt: skip
     text = "\n".join(f"**{name}**\n\n{_options(found)}" for name, found in parts.items())
     shared = ", ".join(f"`{flags_of(name)[0]}`" for name in ROUTER_HTTP)
