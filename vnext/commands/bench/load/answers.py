@@ -101,7 +101,7 @@ decode_chunk = msgspec.json.Decoder(Chunk).decode
 
 def error_of(chunk: Chunk) -> str:
     """The error that stands in place of a chunk, as JSON; "" for none."""
-    return "" if bytes(chunk.error) == b"null" else bytes(chunk.error).decode()
+    return "" if chunk.error is NULL or bytes(chunk.error) == b"null" else bytes(chunk.error).decode()
 
 
 class Model(msgspec.Struct):

@@ -79,20 +79,24 @@ class Stream:
         self._texts: list[str] = []
         self.prompt_tokens = 0
         self.error = ""
-        self.has_ended = False
 
     def read(self, data: bytes, at_s: float) -> None:
         """Take in the bytes of one read. Raises msgspec.DecodeError."""
-        events = self._reader.read(data)
-        self.has_ended = self.has_ended or any(event.is_last for event in events)
-        found = [decode_chunk(event.data) for event in events if event.data != LAST_DATA]
-        self._texts += [chunk.text for chunk in found]
-        self.prompt_tokens = max((chunk.usage.prompt_tokens for chunk in found if chunk.usage), default=self.prompt_tokens)
-        totals = [chunk.usage.completion_tokens for chunk in found if chunk.usage]
-        self._total = max(totals, default=self._total)
-        self.error = self.error or next((error_of(chunk) for chunk in found if error_of(chunk)), "")
-        if chunks := sum(chunk.has_tokens for chunk in found):
-            self._reads.append(_Read(at_s, chunks, max(totals, default=None)))
+        chunks, total = 0, None
+        for event in self._reader.read(data):
+            if event.data == LAST_DATA:
+                continue
+            chunk = decode_chunk(event.data)
+            self.error = self.error or error_of(chunk)
+            if chunk.usage:
+                total = max(total or 0, chunk.usage.completion_tokens)
+                self.prompt_tokens = max(self.prompt_tokens, chunk.usage.prompt_tokens)
+            if chunk.has_tokens:
+                chunks += 1
+                self._texts.append(chunk.text)
+        self._total = self._total if total is None else total
+        if chunks:
+            self._reads.append(_Read(at_s, chunks, total))
 
     @property
     def text(self) -> str:
