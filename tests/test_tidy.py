@@ -55,7 +55,10 @@ ARROWS = {
     "models/gguf": {"models/*", "base"},
     "models/config": {"models/*", "models/gguf", "base"},
     "models/layers": {"models/*", "models/config", "kernels"},
-    "models/loading": {"models/*", "models/config", "models/gguf", "models/layers", "kernels", "base"},
+    "models/loading": {
+        "models/*", "models/config", "models/gguf", "models/layers", "models/loading/sources", "kernels", "base",
+    },
+    "models/loading/sources": {"models/*", "models/config", "kernels/arrays"},
     "models/families": {"models/*", "models/config", "models/layers", "kernels"},  # a draft head is no decoder
     "sampling": {"kernels", "state/params", "base"},  # the table of sampling parameters
     "sampling/drafters": {"state/config", "base"},

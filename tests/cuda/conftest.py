@@ -55,7 +55,7 @@ def kernels(shim: HostBackend, monkeypatch: pytest.MonkeyPatch) -> Operations:
     }
     chosen = plain_operations()._replace(**functions)
     monkeypatch.setattr("vnext.models.loading.tensor_place.operations", lambda device_type: chosen)
-    monkeypatch.setattr("vnext.runtime.rank.runner.serves", lambda dtype: False)
+    monkeypatch.setattr("vnext.runtime.rank.runner.serves", lambda *_: False)
     for module in ("layers.layers", "layers.head_layer", "families.llama_eagle3", "families.mimo"):
         monkeypatch.setattr(f"vnext.models.{module}.operations", lambda device_type: chosen)
     return chosen

@@ -11,4 +11,4 @@ from vnext.kernels.table import plain_operations
 def plain_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     """Weights are loaded as plain tensors, which can be looked at, not packed for this machine's kernels."""
     monkeypatch.setattr("vnext.models.loading.tensor_place.operations", lambda device_type: plain_operations())
-    monkeypatch.setattr("vnext.runtime.rank.runner.serves", lambda dtype: False)
+    monkeypatch.setattr("vnext.runtime.rank.runner.serves", lambda *_: False)

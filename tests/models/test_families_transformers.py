@@ -129,7 +129,7 @@ def test_a_forward_can_be_captured_and_makes_no_host_wait(
     """On one rank and on two. Attention and the products of experts aside, which are kernels' business."""
     plain = plain_operations()._replace(experts=lambda x, *others: torch.zeros_like(x))
     monkeypatch.setattr("vnext.models.loading.tensor_place.operations", lambda device_type: plain)
-    monkeypatch.setattr("vnext.runtime.rank.runner.serves", lambda dtype: False)
+    monkeypatch.setattr("vnext.runtime.rank.runner.serves", lambda *_: False)
     monkeypatch.setattr("vnext.models.layers.layers.operations", lambda device_type: plain)
     if not (saved / name).exists():
         save_case(saved / name, name)

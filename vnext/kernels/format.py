@@ -48,6 +48,10 @@ class Format(ABC):
     """A kind of weight [out, in]. The defaults are those of floats in one tensor, kept as they are. Dtypes are names."""
 
     name = ""
+    dtypes: tuple[str, ...] = ()
+    """The dtypes of `tensors` in checkpoints that hold such weights, by the files' names; () for a kind that is made of floats."""
+    group = 1
+    """Neighbouring inputs that share a scale: a weight is made of whole groups, and so is each shard of it."""
     needs_finite = False
     """Whether every number must be finite: none has a place beside others that share its scale."""
 
@@ -93,11 +97,13 @@ class Format(ABC):
 
 class FormatRow(NamedTuple):
     """`place`: the format's object, "module:name". `option`: what --quantization's help says of it, "" where it is no value of it.
-    `dtype`: the only one that models with it compute in, "" for any. `devices`: the kinds that serve it."""
+    `dtype`: the only one that models with it compute in, "" for any. `devices`: the kinds that serve it. `is_stored`: checkpoints
+    hold such weights, which are found by their tensors."""
 
     name: str
     place: str
     option: str = ""
+    is_stored: bool = False
     dtype: str = ""
     devices: tuple[str, ...] = ("cpu", "cuda")
 
@@ -135,6 +141,11 @@ def format_of(name: str) -> Format:
     module, _, attribute = FORMATS[name].place.partition(":")
     found: Format = getattr(import_module(module), attribute)
     return found
+
+
+def stored_formats() -> tuple[Format, ...]:
+    """Those that checkpoints may hold beside floats."""
+    return tuple(format_of(row.name) for row in FORMATS.values() if row.is_stored)
 
 
 def weight_formats(quantization: str = NO_FORMAT, exact: str = "plain") -> WeightFormats:

@@ -161,7 +161,7 @@ def plain(monkeypatch: pytest.MonkeyPatch) -> Operations:
     """The references, but for experts, whose gate is a kernel."""
     chosen = plain_operations()._replace(experts=operations.experts)
     monkeypatch.setattr("vnext.models.loading.tensor_place.operations", lambda device_type: chosen)
-    monkeypatch.setattr("vnext.runtime.rank.runner.serves", lambda dtype: False)
+    monkeypatch.setattr("vnext.runtime.rank.runner.serves", lambda *_: False)
     monkeypatch.setattr("vnext.models.layers.layers.operations", lambda device_type: chosen)
     return chosen
 

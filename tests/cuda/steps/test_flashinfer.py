@@ -127,7 +127,7 @@ def test_wrappers_are_planned_in_turn() -> None:
 def test_steps_in_pieces_and_as_they_are_give_the_tokens_of_the_reference(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     plain = plain_operations()
     monkeypatch.setattr("vnext.models.loading.tensor_place.operations", lambda device_type: plain)
-    monkeypatch.setattr("vnext.runtime.rank.runner.serves", lambda dtype: False)
+    monkeypatch.setattr("vnext.runtime.rank.runner.serves", lambda *_: False)
     monkeypatch.setattr("vnext.models.layers.layers.operations", lambda device_type: plain)
     folder, found = tiny_checkpoint(tmp_path / "tiny"), []
     theirs = plain._replace(attention_metadata=flashinfer.attention_metadata, paged_attention=flashinfer.paged_attention)

@@ -134,7 +134,7 @@ def test_a_device_gives_the_same(whole: dict[int, Found], monkeypatch: pytest.Mo
 def test_no_graph_serves_a_step_that_needs_more_hidden_states(monkeypatch: pytest.MonkeyPatch) -> None:
     chosen = plain_operations()
     monkeypatch.setattr("vnext.models.loading.tensor_place.operations", lambda device_type: chosen)
-    monkeypatch.setattr("vnext.runtime.rank.runner.serves", lambda dtype: False)
+    monkeypatch.setattr("vnext.runtime.rank.runner.serves", lambda *_: False)
     monkeypatch.setattr("vnext.models.layers.layers.operations", lambda device_type: chosen)
     forms = DeviceForms(operations=chosen, choose=sampler_for("cpu"), shapes=Shapes((), (4, 10, 24)))
     rank = device_rank(runner_of(), TwinDevice(), forms)

@@ -135,7 +135,7 @@ def test_products_of_one_shape_have_adapters_too(folder: Path, files: list[Adapt
     """With `--deterministic` a weight is more than a tensor, and an adapter knows it by its identity."""
     expected, chosen = tokens_of(served(folder, files)), plain_operations()
     monkeypatch.setattr("vnext.models.loading.tensor_place.operations", lambda device_type: chosen)
-    monkeypatch.setattr("vnext.runtime.rank.runner.serves", lambda dtype: False)
+    monkeypatch.setattr("vnext.runtime.rank.runner.serves", lambda *_: False)
     monkeypatch.setattr("vnext.models.layers.layers.operations", lambda device_type: chosen)
     monkeypatch.setattr(ModelRunner, "_invariance", lambda self, *_: gpu_invariance(True))
     assert tokens_of(served(folder, files, chosen=chosen)) == expected

@@ -166,7 +166,7 @@ def test_pieces_of_drafted_steps_give_the_tokens_of_whole_ones(
     """By the references, in which the twin's graphs see every operation."""
     chosen = plain_operations()
     monkeypatch.setattr("vnext.models.loading.tensor_place.operations", lambda device_type: chosen)
-    monkeypatch.setattr("vnext.runtime.rank.runner.serves", lambda dtype: False)
+    monkeypatch.setattr("vnext.runtime.rank.runner.serves", lambda *_: False)
     monkeypatch.setattr("vnext.models.layers.layers.operations", lambda device_type: chosen)
     folder, arrivals = tiny_checkpoint(tmp_path / "tiny", **changes), repetitive_arrivals(10, 3)
     forms = DeviceForms(operations=chosen, choose=sampler_for("cpu"), shapes=Shapes((), (4, 10, 24)))

@@ -108,7 +108,7 @@ def test_pieces_write_the_states(
     """By the references, in which the twin's graphs see every operation."""
     chosen, (make, speculation) = plain_operations(), makers[kind]
     monkeypatch.setattr("vnext.models.loading.tensor_place.operations", lambda device_type: chosen)
-    monkeypatch.setattr("vnext.runtime.rank.runner.serves", lambda dtype: False)
+    monkeypatch.setattr("vnext.runtime.rank.runner.serves", lambda *_: False)
     for module in ("models.layers.layers", "models.layers.head_layer", "models.families.llama_eagle3", "models.families.mimo"):
         monkeypatch.setattr(f"vnext.{module}.operations", lambda device_type: chosen)
     arrivals = repetitive_arrivals(8, 3)

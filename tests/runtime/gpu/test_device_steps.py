@@ -39,7 +39,7 @@ def plain(monkeypatch: pytest.MonkeyPatch) -> Operations:
     """The references compute, in which the twin's graphs see every operation."""
     chosen = plain_operations()
     monkeypatch.setattr("vnext.models.loading.tensor_place.operations", lambda device_type: chosen)
-    monkeypatch.setattr("vnext.runtime.rank.runner.serves", lambda dtype: False)
+    monkeypatch.setattr("vnext.runtime.rank.runner.serves", lambda *_: False)
     monkeypatch.setattr("vnext.models.layers.layers.operations", lambda device_type: chosen)
     return chosen
 

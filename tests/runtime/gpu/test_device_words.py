@@ -102,7 +102,7 @@ def two_arrivals() -> list[RequestArrived]:
 
 @pytest.fixture(params=[Shapes((), ()), Shapes((), (4, 10, 24, 48))], ids=["as they are", "in pieces"])
 def shapes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Shapes:
-    monkeypatch.setattr("vnext.runtime.rank.runner.serves", lambda dtype: False)
+    monkeypatch.setattr("vnext.runtime.rank.runner.serves", lambda *_: False)
     for room in ("loading.tensor_place", "layers.layers"):
         monkeypatch.setattr(f"vnext.models.{room}.operations", lambda device_type: plain_operations())
     return request.param

@@ -79,11 +79,12 @@ def packed_experts(weights: Array, gate: str, format: Format, shards: int = 1, a
     return PackedExperts(tuple(packed(weight, gate, format, shards, arena) for weight in weights), tuple(weights.shape))
 
 
-def serves(dtype: str) -> bool:
-    """Whether the kernels compute in this dtype here."""
-    return native.is_built() and dtype in HOST_TYPES
+def serves(dtype: str, format: Format = PLAIN) -> bool:
+    """Whether the kernels compute in this dtype here, and multiply by weights of this format."""
+    return native.is_built() and dtype in HOST_TYPES and bool(format.panels(format.source((dtype,), dtype)))
 
 
-def serves_all(head_dim: int) -> bool:
-    """Whether every product and the attention of a float32 or bfloat16 model are these kernels', none a reference's."""
-    return native.is_built() and head_dim <= HEAD_DIM_MAX and head_dim % 2 == 0
+def serves_all(head_dim: int, format: Format = PLAIN) -> bool:
+    """Whether every product and the attention of a float32 or bfloat16 model with weights of this format are these kernels', none a
+    reference's."""
+    return all(serves(dtype, format) for dtype in HOST_TYPES) and head_dim <= HEAD_DIM_MAX and head_dim % 2 == 0

@@ -24,7 +24,8 @@ from vnext.models.config.model_config import ModelConfig
 from vnext.models.errors import ModelError
 from vnext.models.layers.adapted import Adapter
 from vnext.models.layers.sharding import Axis, LayoutTable, Parallel, axis_part, axis_size, layout_of
-from vnext.models.loading.checkpoint import COMPARED_ROWS, Checkpoint, open_checkpoint, stored_tensors
+from vnext.models.loading.checkpoint import COMPARED_ROWS, Checkpoint, open_checkpoint
+from vnext.models.loading.sources.safetensors import stored_tensors
 from vnext.models.loading.targets import Target
 from vnext.models.registry import family
 

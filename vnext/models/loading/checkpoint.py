@@ -1,34 +1,27 @@
-"""A checkpoint on disk: finds the safetensors file of each tensor and reads parts of tensors.
+"""A checkpoint on disk: finds the source of each tensor and reads parts of tensors.
 
-Owns the files' memory maps while open and the errors for broken tensors; folder.py owns the list of required files. Reads only
+Owns the errors for broken tensors; folder.py owns the list of required files, and sources/ knows the kinds of files. Reads only
 the requested parts, and releases their pages once the caller has copied them, so that a model is never in memory twice. Knows
 no model: names, shapes and ranges come from the caller.
 """
 
 from __future__ import annotations
 
-import json
-import mmap
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from hashlib import blake2b
-from math import prod
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Protocol
 
 import numpy as np
 
-from vnext.kernels.arrays import host_dtype
 from vnext.models.config.folder import CONFIG_NAME, DUMMY_NAME, assigned_files, is_dummy, read_header, weight_files
 from vnext.models.errors import ModelError
 from vnext.models.gguf.folder import linked_files
-from vnext.models.loading.dummy import Drawn, drawn_tensors
-from vnext.models.loading.gguf_tensors import Quantised, gguf_tensors
+from vnext.models.loading.dummy import drawn_tensors
+from vnext.models.loading.gguf_tensors import gguf_tensors
+from vnext.models.loading.sources.safetensors import DTYPES, ELEMENTS, INTEGERS, stored_tensors
 
-DTYPES = MappingProxyType({"F32": host_dtype("float32"), "F16": host_dtype("float16"), "BF16": host_dtype("bfloat16")})
-"""The files' names of what can be read."""
-INTEGERS = MappingProxyType({"I32": np.dtype("int32"), "I64": np.dtype("int64")})
 SAMPLE_COUNT = 16
 SAMPLE_SIZE_BYTES = 4096
 DIGESTED_TOGETHER = 2**22
@@ -37,28 +30,32 @@ ROOT, BARE = "model.", ("embed_tokens.", "layers.", "norm.")
 """What precedes the names of a model in the one that gives it a head, and how its names begin."""
 
 
-class Stored(NamedTuple):
-    """A tensor in a file: its dtype by the file's own name, its whole shape, and the bytes [start, stop) of the file."""
+class StoredTensor(Protocol):
+    """A tensor where it comes from: its file, its dtype by the file's own name, its whole shape, and its bytes [start, stop)."""
 
-    file: Path
-    mapping: mmap.mmap
-    dtype: str
-    shape: tuple[int, ...]
-    start: int
-    stop: int
+    @property
+    def file(self) -> Path: ...
+
+    @property
+    def dtype(self) -> str: ...
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    @property
+    def start(self) -> int: ...
+
+    @property
+    def stop(self) -> int: ...
 
     def part(self, ranges: tuple[slice, ...]) -> np.ndarray:
-        """A part of the tensor, in the file's mapping."""
-        whole = np.frombuffer(self.mapping, dtype=DTYPES[self.dtype], count=prod(self.shape), offset=self.start)
-        return whole.reshape(self.shape)[ranges]
+        """A part of the tensor, one of ELEMENTS, not to be written to nor kept."""
 
     def release(self) -> None:
         """Release the memory of the tensor's pages."""
-        first = self.start // mmap.PAGESIZE * mmap.PAGESIZE
-        self.mapping.madvise(mmap.MADV_DONTNEED, first, self.stop - first)
 
 
-Tensors = dict[str, Stored | Drawn | Quantised]
+Tensors = dict[str, StoredTensor]
 
 
 class Checkpoint:
@@ -89,8 +86,8 @@ class Checkpoint:
         return self._tensors[name].file
 
     def stored_dtype(self, name: str) -> str:
-        """A tensor's dtype by its file's own name for it."""
-        return self._tensors[name].dtype
+        """A tensor's dtype by its file's own name for it, "" where there is no such tensor."""
+        return self._tensors[name].dtype if name in self._tensors else ""
 
     def dtype(self, name: str) -> np.dtype | None:
         """A tensor's dtype in its file, None where `part` would refuse it."""
@@ -122,8 +119,13 @@ class Checkpoint:
         self.require(name, shape)
         return self._tensors[name].part(ranges)
 
-    def require(self, name: str, shape: tuple[int, ...]) -> None:
-        """Raise ModelError unless there is such a tensor, of this whole shape and a dtype that can be read."""
+    def raw(self, name: str, shape: tuple[int, ...], ranges: tuple[slice, ...]) -> np.ndarray:
+        """As `part`, of a tensor of any of ELEMENTS, which a format of weights makes numbers of."""
+        self.require(name, shape, ELEMENTS)
+        return self._tensors[name].part(ranges)
+
+    def require(self, name: str, shape: tuple[int, ...], dtypes: Mapping[str, np.dtype] = DTYPES) -> None:
+        """Raise ModelError unless there is such a tensor, of this whole shape and one of these dtypes."""
         if name not in self._tensors:
             raise ModelError(f"{self.path} has no tensor {name!r}; config.json asks for it, download the model again")
         found = self._tensors[name]
@@ -132,18 +134,18 @@ class Checkpoint:
                 f"tensor {name!r} in {found.file} has the shape {list(found.shape)} but config.json asks for "
                 f"{list(shape)}; the two files do not belong together"
             )
-        if found.dtype not in DTYPES:
+        if found.dtype not in dtypes:
             raise ModelError(
-                f"tensor {name!r} in {found.file} has the dtype {found.dtype}; supported are {', '.join(DTYPES)}"
+                f"tensor {name!r} in {found.file} has the dtype {found.dtype}; supported are {', '.join(dtypes)}"
             )
 
     def integers(self, name: str, count: int) -> np.ndarray:
         """A tensor that must have `count` whole numbers, copied as int64. Raises ModelError."""
         found = self._tensors.get(name)
-        if not isinstance(found, Stored) or found.shape != (count,) or found.dtype not in INTEGERS:
+        if found is None or found.shape != (count,) or found.dtype not in INTEGERS:
             what = "no such tensor" if found is None else f"shape {list(found.shape)}, dtype {found.dtype}"
             raise ModelError(f"{self.path} must have {count} whole numbers as {name!r} ({what}); download the model again")
-        return np.frombuffer(found.mapping, dtype=INTEGERS[found.dtype], count=count, offset=found.start).astype(np.int64)
+        return found.part(()).astype(np.int64)
 
     def release(self, name: str) -> None:
         """Release the memory of a tensor's pages; another read takes them from the file."""
@@ -181,34 +183,6 @@ def folder_tensors(path: Path) -> Tensors:
 def file_tensors(file: Path) -> Tensors:
     """The tensors of a file of a checkpoint or an update. Raises ModelError."""
     return folder_tensors(file.parent) if file.name == DUMMY_NAME else dict(stored_tensors(file))
-
-
-def stored_tensors(file: Path) -> dict[str, Stored]:
-    """The tensors of a safetensors file, mapped. Raises ModelError where the header does not match the file."""
-    header = read_header(file)
-    begin = 8 + len(header)
-    try:
-        with file.open("rb") as stream:  # a private map: torch warns of memory that it must not write to
-            mapping = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_COPY)
-        return {
-            name: stored(file, mapping, entry, begin)
-            for name, entry in json.loads(header).items()
-            if name != "__metadata__"
-        }
-    except (OSError, ValueError, LookupError, TypeError, OverflowError) as error:
-        raise ModelError(f"{file} is truncated or corrupt ({error}); download the model again") from error
-
-
-def stored(file: Path, mapping: mmap.mmap, entry: dict[str, Any], begin: int) -> Stored:
-    """One entry of a header whose data begin at byte `begin`. Raises ValueError, KeyError or TypeError for a broken one."""
-    start, stop = entry["data_offsets"]
-    shape = tuple(entry["shape"])
-    sized = DTYPES.get(entry["dtype"])
-    if not 0 <= start <= stop or begin + stop > len(mapping):
-        raise ValueError(f"data at {start} to {stop} of {len(mapping) - begin} bytes")
-    if sized is not None and (any(size < 0 for size in shape) or prod(shape) * sized.itemsize != stop - start):
-        raise ValueError(f"{stop - start} bytes for the shape {list(shape)} of {entry['dtype']}")
-    return Stored(file, mapping, entry["dtype"], shape, begin + start, begin + stop)
 
 
 def fingerprint(path: Path | str) -> str:

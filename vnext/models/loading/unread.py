@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from vnext.base.tokenizer_files import template_names
+from vnext.kernels.format import stored_formats
 from vnext.models.config.folder import read_config, read_header, weight_files
 from vnext.models.config.json_keys import Watched, read_optional_json
 from vnext.models.config.model_config import ModelConfig, load_config, parse_config
@@ -74,9 +75,11 @@ def unread_tensors(path: Path, config: ModelConfig) -> list[str]:
         return unread_gguf(path)
     stored = {name for file in weight_files(path) for name in json.loads(read_header(file)) if name != "__metadata__"}
     rooted = {ROOT + name if name.startswith(BARE) and ROOT + name not in stored else name: name for name in stored}
-    source = Recording(rooted.__contains__)
+    formats = stored_formats()
+    source = Recording(lambda name: name in rooted or any(rooted.keys() >= set(each.tensors(name)) for each in formats))
     family(config.architecture).assemble(source, config)
-    return sorted(own for name, own in rooted.items() if name not in source.read and not HARMLESS_TENSORS.search(name))
+    read = source.read.union(*(each.tensors(name) for each in formats for name in source.read))
+    return sorted(own for name, own in rooted.items() if name not in read and not HARMLESS_TENSORS.search(name))
 
 
 def unread_members(raw: dict[str, Any]) -> list[str]:

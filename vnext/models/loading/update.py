@@ -14,9 +14,10 @@ from pathlib import Path
 import numpy as np
 
 from vnext.models.errors import ModelError
-from vnext.models.loading.checkpoint import DTYPES, Checkpoint, Tensors, file_tensors, folder_tensors, overlaid
+from vnext.models.loading.checkpoint import Checkpoint, Tensors, file_tensors, folder_tensors, overlaid
 from vnext.models.loading.host_place import HostPlace
 from vnext.models.loading.kept import Tie
+from vnext.models.loading.sources.safetensors import DTYPES
 from vnext.models.weight_index import index_of
 
 NAMES_SHOWN = 3

@@ -18,7 +18,7 @@ import numpy as np
 
 from vnext.kernels.arrays import Array, dtype_name, host_dtype
 from vnext.kernels.cpu.packed import Packed, PackedExperts, packed_bytes, packed_in
-from vnext.kernels.format import Format, WeightFormats, only_dtype, weight_formats
+from vnext.kernels.format import Format, WeightFormats, only_dtype, stored_formats, weight_formats
 from vnext.models.config.model_config import DTYPES, ModelConfig
 from vnext.models.errors import ModelError
 from vnext.models.layers.sharding import (
@@ -37,6 +37,7 @@ from vnext.models.loading.checkpoint import Checkpoint, fingerprint, open_checkp
 from vnext.models.loading.host_place import HostPlace, Place
 from vnext.models.loading.kept import Kept, Tie, copy_into
 from vnext.models.loading.packed_file import PackedFile
+from vnext.models.loading.sources.safetensors import ELEMENTS
 from vnext.models.loading.targets import Target, may_be_target
 from vnext.models.registry import family
 
@@ -145,25 +146,29 @@ class Loader:
         self.dtype = host_dtype(dtype_name(dtype))
         self._place = place
         self._progress = progress
-        self._formats = formats or weight_formats()
+        self._formats, self._stored = formats or weight_formats(), stored_formats()
         self._layouts = family(config.architecture).WEIGHT_AXES
         self._done_bytes = 0
         self.targets: list[Target] = []
 
     def __contains__(self, name: str) -> bool:
-        return name in self._checkpoint
+        return name in self._checkpoint or self._format_in_file(name) is not None
 
     def is_tied(self, embedding: str, head: str) -> bool:
         """Whether the head is the embedding: the file has no other one. A refill goes by what the first load found."""
         found = self._kept.ties.get(head)
         if found is None:
-            both = embedding in self._checkpoint and head in self._checkpoint
-            is_equal = not both or self._kept.is_refilled or self._checkpoint.are_equal(embedding, head)
+            both = embedding in self and head in self
+            is_equal = not both or self._kept.is_refilled or self._are_equal(embedding, head)
             found = self._kept.ties[head] = Tie(embedding, is_equal)
             if not is_equal and self._parallel.rank == 0:
                 where = self._checkpoint.path
                 log.warning("config.json ties %s to %s, but %s has another one: the file's is used.", head, embedding, where)
         return found.is_equal
+
+    def _are_equal(self, first: str, second: str) -> bool:
+        """Whether two weights are the same numbers; those that are no floats in the file count as different."""
+        return first in self._checkpoint and second in self._checkpoint and self._checkpoint.are_equal(first, second)
 
     def go_without(self, head: str) -> None:
         """There is no such head, and the embedding stands in for it. Raises ModelError for a checkpoint that should have one."""
@@ -200,6 +205,7 @@ class Loader:
         found = [self._found_packed(group, shape, format, gate) for group in groups]
         if all(found):
             return self._kept.take(PackedExperts(tuple(found), (len(groups), *shape)))
+        self._check_groups(groups[0], format)
         target = self._place.zeros((len(groups), *shape), self._source_dtype(names, format))
         for place, group in zip(target, groups):
             self._fill(place, group)
@@ -269,15 +275,23 @@ class Loader:
             self.targets.append(Target(names, packed))
         return packed
 
+    def _check_groups(self, names: tuple[str, ...], format: Format) -> None:
+        """Raise ModelError for inputs that are no whole groups."""
+        inputs = self._local_shape(names)[-1] // self._shards(names[0])
+        if inputs % format.group:
+            shards = f"{', '.join(names[:3])} has shards of {inputs} inputs"
+            raise ModelError(f"{shards}, which --quantization {format.name} cannot cut into groups of {format.group}: leave it out")
+
     def _packed_anew(self, names: tuple[str, ...], format: Format, gate: str) -> Any:
         """Pack the weight directly from the files where they hold it as packing needs it, else from an equally exact copy."""
+        self._check_groups(names, format)
         dtype = self._source_dtype(names, format)
         in_files = self._place.is_host and all(self._is_in_file(name, dtype) for name in names)
         parts = tuple(piece for name in names for _, piece in self._pieces(name)) if in_files else (self._fused(names, dtype),)
         self._check_finite(parts, names, format)
         packed = self._place.pack(parts, gate, format, self._shards(names[0]))
         for name in names if in_files else ():
-            self._checkpoint.release(name)
+            self._release(name)
         return packed
 
     def _shards(self, name: str) -> int:
@@ -292,7 +306,7 @@ class Loader:
 
     def _source_dtype(self, names: tuple[str, ...], format: Format) -> np.dtype:
         """The dtype to pack from."""
-        stored = (dtype_name(self._checkpoint.dtype(name)) for name in names)
+        stored = [dtype_name(self._checkpoint.dtype(name)) for name in names]
         return host_dtype(format.source(stored, dtype_name(self.dtype)))
 
     def _check_finite(self, parts: tuple[Array, ...], names: tuple[str, ...], format: Format) -> None:
@@ -307,8 +321,7 @@ class Loader:
         """Of this rank's parts, one below the other. Raises ModelError before memory is taken for what is not there."""
         layouts = [layout_of(name, self._layouts) for name in names]
         for name, layout in zip(names, layouts):
-            self._kept.names[name] = shape = whole_shape(layout, self._config)
-            self._checkpoint.require(name, shape)
+            self._require(name, whole_shape(layout, self._config))
         height = sum(self._part(axis).size for layout in layouts for axis in layout.out)
         return (height,) if layouts[0].inner is None else (height, self._part(layouts[0].inner).size)
 
@@ -322,7 +335,7 @@ class Loader:
             for size, piece in self._pieces(name):
                 self._place.copy(target[row : row + piece.shape[0]], piece)
                 row += size
-            self._checkpoint.release(name)
+            self._release(name)
 
     def _pieces(self, name: str) -> Iterator[tuple[int, np.ndarray]]:
         """This rank's parts of a tensor in its file, each with its size, which padding makes larger."""
@@ -338,11 +351,50 @@ class Loader:
         if layout.inner is not None:
             columns = self._part(layout.inner)
             ranges += (slice(columns.start, columns.stop),)
-        shape = whole_shape(layout, self._config)
+        shape, format = whole_shape(layout, self._config), self._format_in_file(name)
+        if format is not None:
+            return self._to_float(name, format, shape, ranges)
         piece = self._checkpoint.part(name, shape, ranges[::-1] if layout.flipped else ranges)
         share = prod(shape) // len(layout.out)
         self._report(self._done_bytes + piece.itemsize * share)
         return piece.T if layout.flipped else piece
+
+    def _format_in_file(self, name: str) -> Format | None:
+        """The format in which the checkpoint holds a weight; None for floats."""
+        for format in self._stored:
+            if tuple(self._checkpoint.stored_dtype(each) for each in format.tensors(name)) == format.dtypes:
+                return format
+        return None
+
+    def _require(self, name: str, shape: tuple[int, ...]) -> None:
+        """Raise ModelError unless the checkpoint has the weight, of this whole shape."""
+        format = self._format_in_file(name)
+        if format is None:
+            self._kept.names[name] = shape
+            return self._checkpoint.require(name, shape)
+        try:
+            shapes = dict(zip(format.tensors(name), format.shapes(shape)))
+        except ValueError as error:
+            raise ModelError(f"{name} of the shape {list(shape)} cannot be in the format {format.name}: {error}") from error
+        for each, its_shape in shapes.items():
+            self._checkpoint.require(each, its_shape, ELEMENTS)
+        self._kept.names.update(shapes)
+
+    def _to_float(self, name: str, format: Format, shape: tuple[int, ...], ranges: tuple[slice, ...]) -> np.ndarray:
+        """Rows and columns of a weight that the checkpoint holds in a format."""
+        try:
+            cuts = format.slices(*ranges)
+        except ValueError as error:
+            raise ModelError(f"{name} in the format {format.name} cannot be cut so for this many ranks: {error}") from error
+        tensors = zip(format.tensors(name), format.shapes(shape), cuts)
+        part = tuple(self._checkpoint.raw(each, its_shape, cut) for each, its_shape, cut in tensors)
+        self._report(self._done_bytes + sum(each.nbytes for each in part))
+        return format.to_float(part)
+
+    def _release(self, name: str) -> None:
+        format = self._format_in_file(name)
+        for each in (name,) if format is None else format.tensors(name):
+            self._checkpoint.release(each)
 
     def _report(self, done_bytes: int) -> None:
         self._done_bytes = done_bytes

@@ -51,7 +51,7 @@ class Shard:
         self.invariance = invariance(
             numerics.deterministic,
             str(self.dtype).removeprefix("torch."),
-            compiled=numerics.kernels != TORCH and serves_all(self.config.head_dim),
+            compiled=numerics.kernels != TORCH and serves_all(self.config.head_dim, weight_formats(numerics.quantization).products),
             strict_mkl=torch.backends.mkl.is_available() and has_strict_path(cpu_flags()),
         )
         targets: list[Target] = []

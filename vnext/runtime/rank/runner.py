@@ -117,7 +117,7 @@ class ModelRunner:
         self.device = str(device)
         self.device_type = self.device.partition(":")[0]
         self.dtype = choose_dtype(dtype, self.config, quantization, self.device_type)
-        self._is_host = self.device_type == "cpu" and serves(self.dtype)
+        self._is_host = self.device_type == "cpu" and serves(self.dtype, weight_formats(quantization).products)
         self._dtype = host_dtype(self.dtype) if self._is_host else torch_dtype(self.dtype)
         self.kv_cache_dtype, self._kv_dtype = kv_cache_dtype, cache_dtype(kv_cache_dtype, self._dtype)
         self._family = family(self.config.architecture)
@@ -140,7 +140,7 @@ class ModelRunner:
     def _invariance(self, asked: bool | None, quantization: str) -> Invariance:
         if self.device_type != "cpu":
             return gpu_invariance(asked, quantization)
-        compiled = serves_all(self.config.head_dim)
+        compiled = serves_all(self.config.head_dim, weight_formats(quantization).products)
         strict_mkl = not (compiled and self._is_host) and has_strict_mkl()
         return invariance(asked, self.dtype, compiled=compiled, strict_mkl=strict_mkl)
 

@@ -1,0 +1,132 @@
+"""A format of weights is one file and one row: a toy one, from a checkpoint and made at loading, against its plain reference."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+import toy_format
+from checkpoints import PLAIN, random_tensors, save_checkpoint
+from model_helpers import Chunk, Model, ThreadGroup, load_model
+from toy_format import TOY8, ToyWeight
+
+from vnext.kernels import format as table
+from vnext.models.errors import ModelError
+from vnext.models.layers.sharding import Parallel
+from vnext.models.loading.unread import unread
+from vnext.runtime.rank.runner import ModelRunner
+
+TOKENS = [index % 61 for index in range(7, 57)]
+BLOCKS = [3, 9, 4, 21, 5, 6, 7, 8, 30, 31]
+WIDE = {"hidden_size": 64, "intermediate_size": 64}  # whole groups in each shard
+NARROW = {"intermediate_size": 64}
+
+
+@pytest.fixture(autouse=True)
+def _row(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(table.FORMATS, "toy8", toy_format.ROW)
+
+
+def is_toy(name: str) -> bool:
+    return "_proj" in name
+
+
+def floats_of(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The numbers that the toy's tensors stand for, by the format's own reference."""
+    made = {name: TOY8.formed(tensor) for name, tensor in tensors.items() if is_toy(name)}
+    found = {name: torch.from_numpy(TOY8.to_float((each.values.numpy(), each.scales.numpy()))) for name, each in made.items()}
+    return tensors | found
+
+
+def stored(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """As a checkpoint of the toy format holds them."""
+    found = {name: tensor for name, tensor in tensors.items() if not is_toy(name)}
+    for name in filter(is_toy, tensors):
+        found.update(zip(TOY8.tensors(name), TOY8.formed(tensors[name])))
+    return found
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> tuple[Path, Path]:
+    """The same model in the toy format and in its floats."""
+    tensors, folders = random_tensors(PLAIN | WIDE), (tmp_path / "toy", tmp_path / "floats")
+    for folder, each in zip(folders, (stored(tensors), floats_of(tensors))):
+        folder.mkdir()
+        save_checkpoint(folder, each, **WIDE)
+    return folders
+
+
+def logits(path: Path, parallel: Parallel | None = None, **given: object) -> torch.Tensor:
+    return load_model(path, parallel=parallel, **given).logits(Chunk(TOKENS, 0, BLOCKS))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("quantization", ["none", "int8"])
+def test_a_checkpoint_gives_the_bits_of_its_floats(pair: tuple[Path, Path], dtype: torch.dtype, quantization: str) -> None:
+    toy, floats = pair
+    given = {"dtype": torch.bfloat16 if quantization == "int8" else dtype, "quantization": quantization}
+    assert torch.equal(logits(toy, **given), logits(floats, **given))
+
+
+def test_each_rank_reads_its_groups(pair: tuple[Path, Path]) -> None:
+    toy, floats = pair
+    assert all(torch.equal(found, logits(floats)) for found in ThreadGroup(2).run(lambda parallel: logits(toy, parallel)))
+
+
+def test_nothing_of_it_is_unread(pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    assert unread(pair[0]) == ""
+    monkeypatch.delitem(table.FORMATS, "toy8")
+    assert "model.layers.0.mlp.gate_proj.group_scales" in unread(pair[0])
+
+
+def test_a_rank_on_a_cpu_packs_it(pair: tuple[Path, Path]) -> None:
+    runners = [ModelRunner(path, "bfloat16", "cpu", load_model(path).parallel) for path in pair]
+    toy, floats = (runner._params.layers[0].mlp.down.weight.linear.buffer for runner in runners)
+    assert toy.tobytes() == floats.tobytes()
+
+
+def test_weights_made_at_loading_multiply_as_their_floats(pair: tuple[Path, Path]) -> None:
+    """Plain torch multiplies by them, because the kernels have no panels of this kind."""
+    model, floats = pair[1], pair[1]
+    found: Model = load_model(model, quantization="toy8")
+    assert isinstance(found.params.layers[0].attention.qkv.weight, ToyWeight)
+    expected = logits(floats)
+    assert (found.logits(Chunk(TOKENS, 0, BLOCKS)) - expected).norm() <= 0.01 * expected.norm()
+    runner = ModelRunner(model, "float32", "cpu", found.parallel, quantization="toy8")
+    assert isinstance(runner._params.head, ToyWeight)
+
+
+def test_ranks_that_would_cut_a_group_are_refused(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, stored(random_tensors(PLAIN | NARROW)), **NARROW)
+    one_of_four = Parallel(rank=1, world_size=4, all_reduce=lambda tensor: tensor, all_gather=lambda tensor, dim: tensor)
+    cut = "o_proj.weight in the format toy8 cannot be cut so for this many ranks: inputs 8 to 16 cut a group of 16"
+    with pytest.raises(ModelError, match=cut):
+        load_model(tmp_path, parallel=one_of_four)
+
+
+def test_shards_that_are_no_whole_groups_are_refused(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path)
+    shards = "o_proj.weight has shards of 8 inputs, which --quantization toy8 cannot cut into groups of 16: leave it out"
+    with pytest.raises(ModelError, match=shards):
+        load_model(tmp_path, quantization="toy8")
+
+
+def test_inputs_that_are_no_whole_groups_are_refused(tmp_path: Path) -> None:
+    tensors = stored(random_tensors(PLAIN | NARROW))
+    short = {name: tensor[:52] for name, tensor in tensors.items() if "gate_proj" in name or "up_proj" in name}
+    save_checkpoint(tmp_path, tensors | short)
+    shape = r"down_proj.weight of the shape \[32, 52\] cannot be in the format toy8: 52 inputs are no whole groups of 16"
+    with pytest.raises(ModelError, match=shape):
+        load_model(tmp_path)
+
+
+def test_a_tensor_of_another_shape_is_refused(tmp_path: Path) -> None:
+    tensors = stored(random_tensors(PLAIN | WIDE))
+    tensors["model.layers.0.mlp.up_proj.group_scales"] = torch.ones(64, 3)
+    save_checkpoint(tmp_path, tensors, **WIDE)
+    with pytest.raises(ModelError, match=r"up_proj.group_scales' in .* has the shape \[64, 3\] but config.json asks for \[64, 4\]"):
+        load_model(tmp_path)
