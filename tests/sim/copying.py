@@ -10,13 +10,14 @@ from __future__ import annotations
 
 from collections import deque
 from pathlib import Path
-from types import NoneType
+from types import FunctionType, NoneType
 from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
 
 from vnext.sampling.constraint import Matcher
+from vnext.sched.engine import Engine
 from vnext.sim.checks.accounting import Accounting, Entry
 from vnext.sim.checks.client_laws import ClientBook
 from vnext.sim.checks.history import History
@@ -34,9 +35,9 @@ from vnext.sim.toy_grammar import ToyMatcher, ToyVocabulary
 from vnext.sim.weight_changes import WeightChanges
 
 Copied = TypeVar("Copied")
-VALUES = {int, str, bytes, bool, float, frozenset, NoneType, type, PlainState, History, ToyVocabulary, Path}
+VALUES = {int, str, bytes, bool, float, frozenset, FunctionType, NoneType, type, PlainState, History, ToyVocabulary, Path}
 ENTITIES = {
-    Accounting, ClientBook, Contents, Core, Entry, Fleet, Matcher, PinBook, Rank, Rng, SimClock, SimTier, Story, Streams,
+    Accounting, ClientBook, Contents, Core, Engine, Entry, Fleet, Matcher, PinBook, Rank, Rng, SimClock, SimTier, Story, Streams,
     ToyMatcher, TurnBook, WeightChanges,
 }  # fmt: skip
 

@@ -26,6 +26,10 @@ from vnext.state.reduce import fold
 from vnext.state.state import State
 
 
+def unchecked(state: State) -> None:
+    """For engines whose states somebody else checks, or that did what a log says."""
+
+
 class Source(Protocol):
     """A part of an engine that has events of its own. Every turn asks the sources that are on, in their order.
 

@@ -1,12 +1,15 @@
-"""The engine core of a simulation: folds events, decides, refuses, and checks every law each time.
+"""The engine of a simulation: the product's own (vnext/sched/engine.py), of which every law is checked each time.
 
-Owns the run's state, its log and all checks of one replica. It has no clock, client, transport or rank: those belong to
+Owns the run's log and all checks of one replica. It has no clock, client, transport or rank: those belong to
 simulator.py, and findings.py checks finished logs without them.
 """
 
 from __future__ import annotations
 
-from vnext.sched.schedule import schedule
+from collections.abc import Callable, Iterator, Sequence
+
+from vnext.sched.engine import Engine, Ready, Source, unchecked
+from vnext.sched.turn import Turn
 from vnext.sim.checks.accounting import Accounting
 from vnext.sim.checks.client_laws import ClientBook
 from vnext.sim.checks.contents import contents, differences
@@ -22,8 +25,8 @@ from vnext.sim.order import policy_keys
 from vnext.state.errors import IllegalEvent
 from vnext.state.events import AnyEvent, EngineStarted, StepPlanned
 from vnext.state.laws import check
-from vnext.state.outputs import Output, outputs
-from vnext.state.reduce import fold, reduce, start
+from vnext.state.outputs import Output
+from vnext.state.reduce import reduce, start
 from vnext.state.state import State
 
 WHOLE_CHECK_EVENTS = 64
@@ -33,9 +36,12 @@ WHOLE_CHECK_EVENTS = 64
 class Core:
     """One run. Mutable; `seen` is the newest state, `events` its log."""
 
-    def __init__(self, started: EngineStarted, whole_check_events: int = WHOLE_CHECK_EVENTS) -> None:
+    def __init__(
+        self, started: EngineStarted, whole_check_events: int = WHOLE_CHECK_EVENTS, sources: Sequence[Source] = ()
+    ) -> None:
         self.events: list[AnyEvent] = [started]
-        self.seen = PlainState(start(started))
+        self.engine = Engine(start(started), list(sources), unchecked)
+        self.seen = PlainState(self.engine.state)
         self.accounting = Accounting()
         self.pins = PinBook()
         self.turns = TurnBook()
@@ -49,17 +55,24 @@ class Core:
 
     def fold(self, event: AnyEvent) -> tuple[Output, ...]:
         """Fold one event and return its news. Raises LawBroken, IllegalEvent or Divergence if the engine is wrong."""
-        before = self.seen
-        self.events.append(event)
-        turn = turn_of(before.state, event)
-        state, effects = fold(before.state, event)
+        turn = turn_of(self.state, event)
+        try:
+            self.engine.fold(event, apart=False)
+        finally:
+            ready = self.engine.take()
+            self.events += ready.events
+        return self._checked(ready, turn)
+
+    def _checked(self, ready: Ready, turn: Turn | None = None) -> tuple[Output, ...]:
+        """Check what one event did; `turn`: what it would have done together with the plan behind it."""
+        before, state, (event,) = self.seen, ready.state, ready.events
         if turn is not None:
             require_same(turn, state)
         self.seen = after = PlainState(state, before)
         check(state)
         event_laws(before, event, after)
         resets_forget(event, after)
-        news = outputs(before.state, event, state, effects)
+        news = tuple(output for _, outputs, _ in ready.news for output in outputs)
         self.pins.write(before, event, after, news)
         self.clients.write(before, event, after)
         self.accounting.write(before, event, after, news)
@@ -73,11 +86,16 @@ class Core:
         if self.history is not None:
             self.history.require_unchanged(self.seen)
 
-    def decide(self) -> StepPlanned | None:
-        """The next decision, folded and checked; None if it is rightly to do nothing."""
-        plan, before = schedule(self.state), self.seen
-        if plan is not None:
-            self.fold(plan)
+    def decide(self, hear: Callable[[tuple[Output, ...]], None] | None = None) -> StepPlanned | None:
+        """The next decision, folded and checked, behind the events of the sources, each of whose news somebody hears; None if it is
+        rightly to do nothing. A source's event is carried out before the next one, as it may come in another frame."""
+        plan, before = None, self.seen
+        for ready in self._turn():
+            before, plan = self.seen, ready.plan
+            news = self._checked(ready)
+            if plan is None and hear is not None:
+                hear(news)
+        before = self.seen if plan is None else before
         self.turns.write(before, plan, self.seen)
         decision_laws(before, plan, self.seen)
         key_of = policy_keys(before) if before.state.tier else {}
@@ -85,6 +103,16 @@ class Core:
         best = min(queue, key=lambda entry: key_of[entry.id], default=None)
         tiers_block_nobody(before, plan, self.seen, best)
         return plan
+
+    def _turn(self) -> Iterator[Ready]:
+        """A turn of the engine, each value behind its events' place in the log."""
+        try:
+            for ready in self.engine.turn():
+                self.events += ready.events
+                yield ready
+        except Exception:
+            self.events += self.engine.take().events  # the last of them broke the engine
+            raise
 
     def require_refused(self, event: AnyEvent) -> None:
         """Require that an event that may not happen now is refused and changes nothing."""

@@ -43,6 +43,7 @@ from vnext.state.events import (
 )
 from vnext.state.facilities.table import illegal
 from vnext.state.feasibility import refusal
+from vnext.state.outputs import Output
 from vnext.state.samples import still_owed
 from vnext.state.state import State
 
@@ -96,7 +97,8 @@ class Simulation:
     def _start_engine(self) -> None:
         settings, ranks = self.scenario.config, self.scenario.rank_count
         started = EngineStarted(config=settings, model="toy", model_digest="", world_size=ranks, environment={}, started_ns=0)
-        self.core = Core(started)
+        sources = [self.clock] if self.tier is None else [self.tier, self.clock]
+        self.core = Core(started, sources=sources)
         self.fleet = Fleet(self.core, started, self.scenario.faults, self.rng, self.contents)
         self.busy_until_us = self.now_us
         self._results: dict[int, StepResult] = {}
@@ -147,7 +149,7 @@ class Simulation:
         tokens = sum(len(client.prompt) + client.sampling.max_tokens for client in self.scenario.clients)
         most = tokens * (STEPS_PER_TOKEN_MAX_ON_A_WHIM if self.scenario.faults.whim else STEPS_PER_TOKEN_MAX)
         while self._due:
-            self.now_us = self._due[0][0]
+            self.now_us = self.clock.now_us = self._due[0][0]
             try:
                 self._iterate()
             except CoreDied:
@@ -168,37 +170,31 @@ class Simulation:
         self._begin_load()
         self._plan()
         self._change_weights()
-        self.clock.wake(self.state, self.now_us, self._at)
+        self.clock.wake(self.state, self._at)
         self.fleet.end_of_iteration()
         self.streams.sent()
 
     def _meet(self, kind: Kind, what: object) -> None:
-        match kind:
-            case "arrival":
-                assert isinstance(what, int)
+        match kind, what:
+            case "arrival", int():
                 self._arrive(what)
-            case "abort" | "stop":
-                assert isinstance(what, int)
+            case "abort" | "stop", int():
                 self._leave(what, kind)
-            case "resume":
-                assert isinstance(what, int)
+            case "resume", int():
                 if what in self.streams.waiting:
                     self._resume(what)
-            case "reset":
+            case "reset", _:
                 self._fold(PrefixCacheReset())
-            case "shutdown":
+            case "shutdown", _:
                 self._end_all("shutdown")
-            case "weights":
-                assert what in ("wait", "keep", "abort", "sleep")
+            case "weights", ("wait" | "keep" | "abort" | "sleep"):
                 self._pause(what)
-            case "result":
-                assert isinstance(what, StepResult)
+            case "result", StepResult():
                 self._take_result(what)
-            case "adapter":
-                assert isinstance(what, str)
+            case "adapter", str():
                 self._load(what)
-            case "tier":
-                assert isinstance(what, Stored | ReadBack) and self.tier is not None
+            case "tier", (Stored() | ReadBack()):
+                assert self.tier is not None, "it answers"
                 self._fold_all(self.tier.events(self.core, what))
 
     def _leave(self, number: int, kind: Literal["abort", "stop"]) -> None:
@@ -275,7 +271,11 @@ class Simulation:
 
     def _fold(self, event: AnyEvent) -> None:
         """Fold one event of the engine: check it, record it, and send it to clients and to every rank."""
-        news = self.core.fold(event)
+        self._hear(self.core.fold(event))
+
+    def _hear(self, news: tuple[Output, ...]) -> None:
+        """Send what an event did to clients and ranks."""
+        self._expect_disk()
         entries = self.core.accounting.entries
         constraint_laws(self.scenario.config, entries, news)
         self.streams.hear(entries, news)
@@ -357,17 +357,17 @@ class Simulation:
                 return
             if rng.happens(faults.whim):
                 self._plan_on_a_whim()
-            elif not self._decide():
-                return
             else:
+                plan = self.core.decide(self._hear)
+                self._expect_disk()
+                if plan is None:
+                    return
                 self._tell_ranks()
 
-    def _decide(self) -> bool:
-        if self.tier is not None:
-            self.tier.move(self.core, self._fold, lambda after_us, answer: self._at(self.now_us + after_us, "tier", answer))
-        while (event := self.clock.next_event(self.state, self.now_us)) is not None:
-            self._fold(event)
-        return self.core.decide() is not None
+    def _expect_disk(self) -> None:
+        """What the disk has been asked for comes later."""
+        for after_us, answer in () if self.tier is None else self.tier.coming():
+            self._at(self.now_us + after_us, "tier", answer)
 
     def _plan_on_a_whim(self) -> None:
         plan = strange_plan(self.rng, self.core.seen)

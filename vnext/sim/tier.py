@@ -7,11 +7,12 @@ that a lying disk has damaged is found by its checksum, as on a real rank.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Literal, NamedTuple
 
 from msgspec.structs import replace
 
+from vnext.sched.engine import Source
 from vnext.sched.handover import next_hand_over
 from vnext.sched.pinning import next_tick, next_yield, tick_due_s
 from vnext.sched.tiering import evictions, next_cancellation, next_promotion
@@ -46,11 +47,17 @@ class ReadBack(NamedTuple):
 Answer = Stored | ReadBack
 
 
-class SimTier:
-    """One disk under all engines of a run. Mutable. `damaged` are the blocks that it has, and has not as they were written."""
+class SimTier(Source):
+    """One disk under all engines of a run, and what they hand over. Mutable.
+
+    `damaged` are the blocks that it has, and has not as they were written."""
+
+    goes_out = True
 
     def __init__(self, disk: Disk, rng: Rng, damaged: set[bytes]) -> None:
         self._disk, self._rng, self.damaged = disk, rng, damaged
+        self._promoted: BlocksPromoted | None = None
+        self._coming: list[tuple[int, Answer]] = []
         self.blocks: dict[bytes, None] = {}
         self._received: set[int] = set()
         self._left: set[int] = set()
@@ -58,40 +65,47 @@ class SimTier:
 
     def opened(self) -> TierOpened:
         """What an engine finds that starts; the first of it where that is too much, and sometimes less."""
-        self._seen = None
+        self._seen = self._promoted = None
         self._received.clear()
         self._left.clear()
         names = [name for name in self.blocks if not self._rng.happens(self._disk.fails)]
         return TierOpened(capacity=self._disk.capacity, blocks=b"".join(names[-self._disk.capacity :]))
 
-    def move(self, core: Core, fold: Callable[[AnyEvent], None], later: Callable[[int, Answer], None]) -> None:
-        """Begin and give up transfers, and have complete blocks written; `later` brings an answer after so many us."""
-        self._hand_over(core, fold)
-        while core.state.tier is not None and (event := self._next(core.state)) is not None:
-            fold(event)
-            if isinstance(event, BlocksPromoted) and core.state.tier.transfers:
-                later(*self.began(core, event))
-        if (written := self.written(core)) is not None:
-            later(*written)
+    def next_event(self, state: State) -> AnyEvent | None:
+        """Hand over, begin and give up transfers; behind these, have complete blocks written."""
+        if self._promoted is not None and state.tier is not None and state.tier.transfers:
+            self._coming.append(self._began(state.tier.transfers[-1], self._promoted))
+        event = self._handed_over(state) or self._moved(state)
+        self._promoted = event if isinstance(event, BlocksPromoted) else None
+        if event is None and (written := self._written(state)) is not None:
+            self._coming.append(written)
+        return event
 
-    def _next(self, state: State) -> BlocksPromoted | PromotionEnded | None:
+    def coming(self) -> Sequence[tuple[int, Answer]]:
+        """The answers that come, each once, and after how many us."""
+        coming, self._coming = self._coming, []
+        return coming
+
+    def _moved(self, state: State) -> BlocksPromoted | PromotionEnded | None:
+        if state.tier is None:
+            return None
         return next_cancellation(state) or next_promotion(state, self._of_peers(entry.id for entry in state.waiting))
 
     def _of_peers(self, ids: Iterable[int]) -> set[int]:
         """Those of these requests that another engine has something to do with."""
         return {id_ for id_ in ids if id_ * SPREAD % 100 < self._disk.peers}
 
-    def _hand_over(self, core: Core, fold: Callable[[AnyEvent], None]) -> None:
-        """Hand over the prompts that are computed for others, each once."""
-        ids = core.state.rows.id.tolist() if self._disk.peers else ()
-        while (event := next_hand_over(core.state, self._of_peers(ids) - self._left)) is not None:
+    def _handed_over(self, state: State) -> AnyEvent | None:
+        """The next prompt that is computed for others, each once."""
+        ids = state.rows.id.tolist() if self._disk.peers else ()
+        event = next_hand_over(state, self._of_peers(ids) - self._left)
+        if event is not None:
             self._left.add(event.id)
-            fold(event)
+        return event
 
-    def began(self, core: Core, event: BlocksPromoted) -> tuple[int, ReadBack]:
+    def _began(self, transfer: Transfer, event: BlocksPromoted) -> tuple[int, ReadBack]:
         """How long a transfer takes, and how it ends."""
-        assert core.state.tier is not None, "it has just begun"
-        transfer, rng = core.state.tier.transfers[-1], self._rng
+        rng = self._rng
         if rng.happens(self._disk.hangs):
             return HANG_US, ReadBack(event.transfer, 0, b"")
         if self._of_peers((event.id,)):
@@ -110,9 +124,9 @@ class SimTier:
         count = len(transfer.keys) - transfer.hits
         return ReadBack(transfer.number, self._rng.below(count + 1) if self._rng.happens(30) else count, b"")
 
-    def written(self, core: Core) -> tuple[int, Stored] | None:
+    def _written(self, state: State) -> tuple[int, Stored] | None:
         """Which blocks that have become complete the disk takes, and after how long; None for none."""
-        state, rng, seen = core.state, self._rng, self._seen
+        rng, seen = self._rng, self._seen
         self._seen = state.pool
         if state.tier is None or state.weights is not None or seen is state.pool:
             return None
@@ -168,25 +182,26 @@ class SimTier:
         return (TierChanged(stored=b"".join(names), gone=b"".join(gone), kept=b"".join(kept)),)
 
 
-class SimClock:
-    """The event clock of a simulation: `second_us` of virtual time are a second, 0 for no clock. Its readings may be wrong by
-    `error_us`, a minute at most, and then go back."""
+class SimClock(Source):
+    """The event clock of a simulation, at `now_us`: `second_us` of virtual time are a second, 0 for no clock. Its readings may be
+    wrong by `error_us`, a minute at most, and then go back."""
+
+    goes_out = True
 
     def __init__(self, second_us: int, error_us: int, rng: Rng) -> None:
         self._second_us, self._error_us, self._rng = second_us, min(error_us, 60 * second_us), rng
+        self.now_us, self.is_on = 0, second_us > 0
 
-    def next_event(self, state: State, now_us: int) -> AnyEvent | None:
+    def next_event(self, state: State) -> AnyEvent | None:
         """The tick or the yield that is due; None for none."""
-        if not self._second_us:
-            return None
-        seconds = (now_us + self._rng.between(-self._error_us, self._error_us)) // self._second_us
+        seconds = (self.now_us + self._rng.between(-self._error_us, self._error_us)) // self._second_us
         return next_tick(state, seconds, _is_retaining(state)) or next_yield(state)
 
-    def wake(self, state: State, now_us: int, at: Callable[[int, Literal["wake"], None], None]) -> None:
+    def wake(self, state: State, at: Callable[[int, Literal["wake"], None], None]) -> None:
         """Have the engine core wake `at` the end of the next pin."""
         due_s = tick_due_s(state, False) if self._second_us else None
         if due_s is not None:
-            at(max(now_us + 1, due_s * self._second_us), "wake", None)
+            at(max(self.now_us + 1, due_s * self._second_us), "wake", None)
 
 
 def _is_retaining(state: State) -> bool:
