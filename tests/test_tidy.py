@@ -160,9 +160,9 @@ SOURCES = {".py", ".c", ".cpp", ".h", ".cu", ".cuh", ".js"}
 # Ratchets: today's figures, lowered by whoever lowers one, never raised. scripts/house.py counts and names the goals: 15
 # attributes, 8 parameters, 35 files under 40 lines, no `Any`.
 ATTRIBUTES = {
-    "ModelRunner": 31, "ServerContext": 26, "Segments": 25, "_Checks": 24, "Engine": 21,
-    "PlainState": 21, "EngineClient": 20, "Recovery": 20, "Simulation": 19, "TierTransfers": 19,
-    "Clients": 18, "PersistentBatch": 17, "ServerMetrics": 17, "DeviceBatch": 16, "Rank": 16,
+    "ModelRunner": 31, "ServerContext": 26, "Segments": 25, "_Checks": 24,
+    "PlainState": 21, "EngineClient": 20, "Recovery": 20, "Simulation": 19, "Rerun": 18, "TierTransfers": 18,
+    "Clients": 17, "PersistentBatch": 17, "ServerMetrics": 17, "DeviceBatch": 16, "Rank": 16,
 }  # fmt: skip
 PARAMETERS = {
     "ModelRunner.__init__": 12, "_attend": 12, "load_params": 11, "run": 12,

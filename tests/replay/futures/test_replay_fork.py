@@ -9,13 +9,13 @@ import pytest
 from log_drive import record, small_config
 
 from vnext.replay.cli.main import main
-from vnext.replay.futures import forking
 from vnext.replay.futures.fork import Order, fork, spread, states_at, wilson
 from vnext.replay.futures.forking import future_of, future_options
 from vnext.replay.futures.redecided import folded, recorded_events
 from vnext.replay.reading.folding import first_state
 from vnext.replay.reading.source import open_log
 from vnext.replay.reading.verify import verify
+from vnext.sched import engine
 from vnext.sched.turn import steady_turn
 from vnext.state.digest import digest
 
@@ -60,10 +60,10 @@ def test_steady_turns_tell_the_same_futures(log_dir, monkeypatch):
     """As event by event."""
     state, options = states_at(open_log(log_dir), [50])[50], future_options(open_log(log_dir), 300, 20, 5)
     found, turns = [], []
-    monkeypatch.setattr(forking, "steady_turn", lambda *given: turns.append(turn := steady_turn(*given)) or turn)
+    monkeypatch.setattr(engine, "steady_turn", lambda *given: turns.append(turn := steady_turn(*given)) or turn)
     for _ in range(2):
         found.append([future_of(state, seed, options) for seed in range(1, 50, 7)])
-        monkeypatch.setattr(forking, "steady_turn", lambda *given: None)
+        monkeypatch.setattr(engine, "steady_turn", lambda *given: None)
     assert found[0] == found[1] and all(future.kind == "" and future.digest for future in found[0])
     assert sum(turn is not None for turn in turns) > 30
 

@@ -11,14 +11,14 @@ import pytest
 from msgspec.structs import replace
 from test_replay_what_if import Machine, machine_log, real_config, ring_of
 
-from vnext.replay.futures import drafts_seen, forking, loads, what_if_run
+from vnext.replay.futures import drafts_seen, forking, loads
 from vnext.replay.futures.recording import Recorded, recorded
 from vnext.replay.futures.redecided import answers_of, events_of, recorded_events
 from vnext.replay.futures.revived import salted, warmed
 from vnext.replay.futures.what_if import Objective, candidates, ground_of, timed, what_if
 from vnext.replay.futures.what_if_run import Ran, as_recorded, rerun, retrace
 from vnext.replay.reading.source import Log, open_log
-from vnext.sched import residency
+from vnext.sched import engine, residency
 from vnext.sim.findings import check_events
 from vnext.state.block_hash import root_hash
 from vnext.state.config import Speculation
@@ -77,20 +77,15 @@ class Followed:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.events: list[AnyEvent] = []
         self.resident_most = 0
-        fold, plain = what_if_run.fold, what_if_run.reduce
+        fold = engine.fold
 
         def followed(state: State, event: AnyEvent):
             self.events.append(event)
-            return fold(state, event)
-
-        def reduced(state: State, event: AnyEvent) -> State:
-            self.events.append(event)
-            after = plain(state, event)
+            after, matched = fold(state, event)
             self.resident_most = max(self.resident_most, sum(slot is not None for slot in after.slots))
-            return after
+            return after, matched
 
-        monkeypatch.setattr(what_if_run, "fold", followed)
-        monkeypatch.setattr(what_if_run, "reduce", reduced)
+        monkeypatch.setattr(engine, "fold", followed)
 
 
 @pytest.mark.parametrize("slots", [1, 2, 3, 5])
@@ -99,8 +94,8 @@ def test_other_slots_are_other_loads_under_every_law(monkeypatch, slots):
     ground = ground_of(open_log(ADAPTERS))
     config, followed = replace(ground.started.config, max_loras=slots), Followed(monkeypatch)
     ran = rerun(ground.taken, ground.started, config, timed(ground.model, ground.taken, ground.pace))
-    assert check_events([replace(ground.started, config=config), *followed.events], toy=False) is None
-    found = kinds(followed.events)
+    found, events = kinds(followed.events), tuple(followed.events)  # before the check folds them once more
+    assert check_events([replace(ground.started, config=config), *events], toy=False) is None
     assert found["AdapterEvicted"] == found["AdapterLoaded"] - min(slots, 3) and followed.resident_most == min(slots, 3)
     assert (found["AdapterLoaded"] == 3) == (slots >= 3)
     assert [served.tokens for served in ran.served] == [len(ground.taken.answers[id_]) for id_ in range(22)]

@@ -3,9 +3,8 @@
 Owns one future: arrivals like the log's own at the log's own rate, aborts and resets, random samples, and decisions
 that the engine's own scheduler makes. A state is a value, so a future costs only its own steps.
 
-A commit that no outside event follows is folded together with its plan if the two are a steady turn
-(vnext/sched/turn.py). Everything else goes through `schedule` and `reduce`. So does everything if there is a predicate,
-because a predicate sees every state.
+The engine is the product's (vnext/sched/engine.py). A commit that no outside event follows is folded together with its plan if
+the two are a steady turn; not so if there is a predicate, because a predicate sees every state.
 """
 
 from __future__ import annotations
@@ -17,13 +16,11 @@ import numpy as np
 from msgspec.structs import replace
 
 from vnext.log.codec import Frame
+from vnext.replay.futures.loads import LoadsAtOnce, Yields
 from vnext.replay.futures.redecided import Predicate
 from vnext.replay.reading.source import Log
 from vnext.replay.reading.strides import private_copy
-from vnext.sched.pinning import next_yield
-from vnext.sched.residency import next_load
-from vnext.sched.schedule import schedule
-from vnext.sched.turn import steady_turn
+from vnext.sched.engine import Engine, Ready
 from vnext.sim.findings import kind_of
 from vnext.sim.rng import STRIDE, WORD, Rng
 from vnext.state.digest import digest
@@ -38,8 +35,7 @@ from vnext.state.events import (
     StepPlanned,
 )
 from vnext.state.feasibility import refusal
-from vnext.state.laws import check, check_cheap
-from vnext.state.reduce import reduce
+from vnext.state.laws import check
 from vnext.state.state import State
 
 ALL_LAWS_EVENTS = 256
@@ -95,6 +91,7 @@ def future_of(state: State, seed: int, options: FutureOptions, predicate: Predic
     except Exception as error:  # every failure is a result
         kind = "predicate" if isinstance(error, Predicated) else kind_of(error)
         message = f"{type(error).__name__}: {error}"
+        course.events += course.engine.take().events  # the last of them broke the engine
     return Future(
         seed=seed, steps=course.steps, kind=kind, message=message, digest=0 if kind else digest(course.state),
         events=tuple(course.events) if kind else (),
@@ -105,7 +102,7 @@ class _Course:
     """One future in progress. Mutable."""
 
     def __init__(self, state: State, seed: int, options: FutureOptions, predicate: Predicate | None) -> None:
-        self.state, self.steps = private_copy(state), 0
+        self.engine, self.steps = Engine(private_copy(state), (LoadsAtOnce(), Yields())), 0
         self.events: list[AnyEvent] = []
         self._rng, self._options, self._predicate = Rng(seed).fork(), options, predicate
         count = max(SAMPLES, state.config.max_num_seqs)
@@ -117,14 +114,18 @@ class _Course:
         if state.paused:
             self._fold(EnginePaused(mode=""))  # each future goes on
 
+    @property
+    def state(self) -> State:
+        """The newest one."""
+        return self.engine.state
+
     def run(self) -> None:
         options = self._options
         while self.steps < options.steps:
             self._meet()
             self._turns += 1
-            while self.steps < options.steps and (plan := self._planned()) is not None:
-                self._fold(plan)
-                self.steps += 1
+            while self.steps < options.steps and self._plans():
+                pass
             if self.state.in_flight:
                 self._commit(self._sampled())
             elif self.state.requests:
@@ -135,14 +136,13 @@ class _Course:
                 self._turns = max(self._turns, self._arrival_at)  # an idle engine waits for the next arrival
         check(self.state)
 
-    def _planned(self) -> StepPlanned | None:
-        """The next plan. Adapters that it waits for are loaded at once, and pins yield."""
-        while (wish := next_load(self.state)) is not None:
-            for event in wish.events(""):
-                self._fold(event)
-        while (event := next_yield(self.state)) is not None:
-            self._fold(event)
-        return schedule(self.state)
+    def _plans(self) -> bool:
+        """Whether there is a next plan. Adapters that it waits for are loaded at once, and pins yield."""
+        plan = None
+        for ready in self.engine.turn():
+            self._take(ready)
+            plan = ready.plan
+        return plan is not None
 
     def _meet(self) -> None:
         """Take the outside events before the next decision."""
@@ -187,24 +187,27 @@ class _Course:
         return StepCommitted(step=scheduled.step, tokens=self._samples[first : self._drawn].tobytes(), **more)
 
     def _commit(self, event: StepCommitted) -> None:
-        """Commit the oldest step. Folds the following plan too if both are a steady turn, which checks the cheap laws
-        itself."""
+        """Commit the oldest step. Folds the following plan too if both are a steady turn."""
         quiet = self._turns < min(self._arrival_at, self._abort_at, self._reset_at) and self.steps + 1 < self._options.steps
-        turn = steady_turn(self.state, event) if quiet and self._predicate is None else None
-        if turn is None:
-            return self._fold(event)
-        self.events += event, turn.plan
-        self.state, self.steps = turn.state, self.steps + 1
-        if self.state.sequence % ALL_LAWS_EVENTS < 2:
-            check(self.state)
+        if quiet and self._predicate is None:
+            self.engine.fold_last(event)
+            self._take(self.engine.take())
+        else:
+            self._fold(event)
 
     def _fold(self, event: AnyEvent) -> None:
-        before = self.state
-        self.events.append(event)
-        self.state = after = reduce(before, event)
-        (check if after.sequence % ALL_LAWS_EVENTS == 0 else check_cheap)(after)
-        if self._predicate is not None and self._predicate(before, event, after):
+        self.engine.fold(event)
+        self._take(self.engine.take())
+
+    def _take(self, ready: Ready) -> None:
+        """Note the events: one, or a steady turn."""
+        self.events += ready.events
+        if ready.state.sequence % ALL_LAWS_EVENTS < len(ready.events):
+            check(ready.state)
+        before, event = ready.befores[0], ready.events[0]
+        if self._predicate is not None and self._predicate(before, event, ready.state):
             raise Predicated(f"the predicate holds after event {before.sequence}")
+        self.steps += isinstance(ready.events[-1], StepPlanned)
 
 
 def _tokens(seed: int, vocab: int, count: int) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Loads of LoRA adapters: how long they took in a log, and when they come in a hypothetical run.
+"""Loads of LoRA adapters: how long they took in a log, and when they come in a hypothetical run; and pins that yield in it.
 
 Which adapter is loaded, into which slot, and which one is evicted for it, is decided anew (vnext/sched/residency.py). When
 a load is done follows the engine core's rules (vnext/runtime/engine/adapters.py): one adapter is read at a time, and one that
@@ -13,6 +13,8 @@ from collections import Counter, deque
 
 import msgspec
 
+from vnext.sched.engine import Source
+from vnext.sched.pinning import next_yield
 from vnext.sched.residency import next_load
 from vnext.state.events import AdapterEvicted, AdapterLoaded, AnyEvent
 from vnext.state.facilities.adapters import held
@@ -58,25 +60,33 @@ class LoadsSeen:
             self._digest, self._began_us = wish.digest, now_us
 
 
-class LoadClock:
-    """The loading of adapters on a clock. Mutable. With `recorded`, loads are done when the log's were."""
+class LoadClock(Source):
+    """The loading of adapters on a clock, at `now_us`. Mutable. With `recorded`, loads are done when the log's were."""
 
     def __init__(self, loads: Loads, recorded: bool) -> None:
         self._loads, self._recorded = loads, deque(loads.events) if recorded else None
         self._files = {event.digest: event for _, event in loads.events}
         self._digest, self._end_us = "", math.inf
         self._counts: Counter[str] = Counter()
+        self._coming: list[AnyEvent] = []
+        self.now_us = 0.0
 
-    def next_us(self, now_us: float) -> float:
+    def next_event(self, state: State) -> AnyEvent | None:
+        """Of a load that is done. Begins the next load."""
+        if not self._coming:
+            self._coming += self._due(state)
+        return self._coming.pop(0) if self._coming else None
+
+    def next_us(self) -> float:
         """When a load will be done, inf if none is known to be."""
         if self._recorded is not None:
             return self._recorded[0][0] if self._recorded else math.inf
-        return self._end_us if self._digest and self._end_us > now_us else math.inf
+        return self._end_us if self._digest and self._end_us > self.now_us else math.inf
 
-    def due(self, state: State, now_us: float) -> Due:
-        """The events of a load that is done, with which the state goes on; () if there is none. Begins the next load."""
+    def _due(self, state: State) -> Due:
+        now_us = self.now_us
         if self._recorded is not None:
-            return self.decided(state, self._recorded.popleft()[1]) if self.next_us(now_us) <= now_us else ()
+            return self.decided(state, self._recorded.popleft()[1]) if self.next_us() <= now_us else ()
         if (wish := next_load(state)) is None:
             return ()
         if not self._digest or (self._digest != wish.digest and self._end_us <= now_us):
@@ -91,6 +101,31 @@ class LoadClock:
         wish = next_load(state)
         known = recorded is not None and wish is not None and recorded.digest == wish.digest
         return wish.events(recorded.name, recorded.path) if known else wish.events("") if wish is not None else ()
+
+
+class LoadsAtOnce(Source):
+    """The loading of adapters where it takes no time."""
+
+    goes_out = True
+
+    def __init__(self) -> None:
+        self._coming: list[AnyEvent] = []
+
+    def next_event(self, state: State) -> AnyEvent | None:
+        """Of the load that a waiting request needs."""
+        if not self._coming and (wish := next_load(state)) is not None:
+            self._coming += wish.events("")
+        return self._coming.pop(0) if self._coming else None
+
+
+class Yields(Source):
+    """Pins that yield, where a log has no clock that ticks."""
+
+    goes_out = True
+
+    def next_event(self, state: State) -> AnyEvent | None:
+        """The pins that yield now."""
+        return next_yield(state)
 
 
 def resident(state: State, slots: int) -> tuple[AdapterLoaded, ...]:

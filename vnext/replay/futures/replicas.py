@@ -18,7 +18,7 @@ from rich.table import Table
 
 from vnext.replay.futures.recording import Recorded
 from vnext.replay.futures.step_times import Model
-from vnext.replay.futures.what_if_run import Engine, Ran, StepTime
+from vnext.replay.futures.what_if_run import Ran, Rerun, StepTime
 from vnext.replay.futures.what_if_score import Objective, RunScore, score
 from vnext.replay.reading.source import UnusableLog
 from vnext.routing.policies import POLICIES, RoutingPolicyError, require_policy
@@ -65,7 +65,7 @@ def replicas(
 
 
 def _run(taken: Recorded, started: EngineStarted, clock: StepTime, count: int, policy: str, objective: Objective) -> ReplicasRun:
-    engines = [Engine(taken, started, clock, exact=False) for _ in range(count)]
+    engines = [Rerun(taken, started, clock, exact=False) for _ in range(count)]
     coming = [engine.take_outside() for engine in engines][0]
     router, requests, tokens = Router(count, policy), [0] * count, [0] * count
     for time_us, now in itertools.groupby(coming, key=lambda each: each[0]):
@@ -92,7 +92,7 @@ def _run(taken: Recorded, started: EngineStarted, clock: StepTime, count: int, p
     return ReplicasRun(replicas=count, policy=policy if count > 1 else "", score=found, requests=requests, largest_share=share)
 
 
-def _place(router: Router, engines: Sequence[Engine], event: RequestArrived) -> int:
+def _place(router: Router, engines: Sequence[Rerun], event: RequestArrived) -> int:
     """Where a request goes."""
     for view, engine in zip(router.views, engines):
         view.state = engine.state

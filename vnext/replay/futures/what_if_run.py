@@ -1,25 +1,24 @@
 """A hypothetical run: a log's arrivals under another configuration, on a clock of predicted step times.
 
-Owns the clock-driven engine. Outside events come when they came, the scheduler makes every decision, a step ends when
-the model says, and each request gets the tokens that the log recorded. Arrivals do not wait for answers: a client that
-would have asked later, or something else, still asks when it did.
+Owns the clock that drives the engine (vnext/sched/engine.py). Outside events come when they came, the scheduler makes every
+decision, a step ends when the model says, and each request gets the tokens that the log recorded. Arrivals do not wait for
+answers: a client that would have asked later, or something else, still asks when it did.
 """
 
 from __future__ import annotations
 
 import math
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 
 import msgspec
 import numpy as np
 from msgspec.structs import replace
 
-from vnext.replay.futures.loads import LoadClock
+from vnext.replay.futures.loads import LoadClock, Yields
 from vnext.replay.futures.recording import Recorded
 from vnext.replay.futures.revived import salted, warmed
-from vnext.sched.pinning import next_yield
-from vnext.sched.schedule import schedule
+from vnext.sched.engine import Engine, unchecked
 from vnext.state.config import SchedulerConfig
 from vnext.state.events import (
     AdapterEvicted,
@@ -36,9 +35,7 @@ from vnext.state.events import (
     pack_tokens,
 )
 from vnext.state.feasibility import refusal
-from vnext.state.outputs import outputs
-from vnext.state.reduce import fold, reduce
-from vnext.state.state import StepInFlight
+from vnext.state.state import State, StepInFlight
 
 AT_ONCE_US = 0.5
 """Results that arrive within this time are taken in one turn, as a late engine does."""
@@ -105,46 +102,56 @@ def rerun(log: Recorded, started: EngineStarted, config: SchedulerConfig, step_t
     Otherwise an abort after a stop string comes after the recorded number of tokens, at any time, and requests alive
     where the log begins without its start are revived there (revived.py); `exact` begins in that very state.
     """
-    engine = Engine(log, replace(started, config=config), step_time, exact)
-    engine.run()
-    return engine.ran()
+    course = Rerun(log, replace(started, config=config), step_time, exact)
+    course.run()
+    return course.ran()
 
 
 def retrace(log: Recorded, started: EngineStarted) -> Ran:
     """Run the log again under its own configuration. Each decision is made anew at its recorded place and time, and
     each step ends at its recorded time, up to the first decision or step that differs."""
-    engine = Engine(log, started, as_recorded(log), exact=True)
-    engine.retrace()
-    return engine.ran()
+    course = Rerun(log, started, as_recorded(log), exact=True)
+    course.retrace()
+    return course.ran()
 
 
-class Engine:
-    """The engine on its clock. Mutable."""
+class Rerun:
+    """An engine on its clock. Mutable."""
 
     def __init__(self, log: Recorded, started: EngineStarted, step_time: StepTime, exact: bool) -> None:
         self._log, self._step_time, self._exact = log, step_time, exact
         self._served: dict[int, Served] = {}
         self._gaps: list[float] = []
         self._ends: deque[float] = deque()
-        self._device_us = self._now_us = 0.0
-        self._steps = self._larger = self._refused = 0
+        self._device_us = 0.0
+        self._counts: Counter[str] = Counter()
         self._most = log.features[:, :2].max(axis=0).tolist() if len(log.features) else (0.0, 0.0)
         if exact:
-            self.state, self._ids = log.first, {life.arrival.id: life.arrival.id for life in log.lives}
+            state, self._ids = log.first, {life.arrival.id: life.arrival.id for life in log.lives}
         else:
-            self.state, self._ids = warmed(started, log.first, log.lives)
-            self._refused = len(log.lives) - len(self._ids)
+            state, self._ids = warmed(started, log.first, log.lives)
+            self._counts["refused"] = len(log.lives) - len(self._ids)
         self._loading = LoadClock(log.loads, exact)
-        self._before = self.state.counters
+        self.engine = Engine(state, (self._loading, Yields()), unchecked)
+        self._before = state.counters
         self._recorded_of = {id_: recorded for recorded, id_ in self._ids.items()}
         self._served |= self._older()
         self._reported_at = {life.arrival.id: len(life.arrival.prompt) // 4 for life in log.lives}
         self._events: list[AnyEvent] = []
         self._stops: dict[int, int] = {}
         self._outside = deque(self._timed())
-        for scheduled in self.state.in_flight:
+        for scheduled in state.in_flight:
             self._device_us = step_time(scheduled, self._device_us, False)
             self._ends.append(self._device_us)
+
+    @property
+    def state(self) -> State:
+        """The newest one."""
+        return self.engine.state
+
+    @property
+    def _now_us(self) -> float:
+        return self._loading.now_us
 
     def _older(self) -> dict[int, Served]:
         """The revived requests: a running one has already received its last token; one without room has not."""
@@ -180,12 +187,12 @@ class Engine:
         outside, ends = self._outside, self._ends
         if not self._exact:
             self._plan()
-        while outside or ends or self._loading.next_us(self._now_us) < math.inf:
+        while outside or ends or self._loading.next_us() < math.inf:
             coming = (outside[0][0] if outside else math.inf, ends[0] if ends else math.inf)
-            next_us = min(*coming, self._loading.next_us(self._now_us))
+            next_us = min(*coming, self._loading.next_us())
             if next_us >= before_us:
                 return
-            self._now_us = next_us
+            self._loading.now_us = next_us
             while outside and outside[0][0] <= self._now_us:
                 self._come(outside.popleft()[1])
             while ends and ends[0] <= self._now_us + AT_ONCE_US:
@@ -195,14 +202,15 @@ class Engine:
                 return
 
     def retrace(self) -> None:
-        for event, self._now_us in zip(self._log.events, self._log.times_us):  # noqa: B020  one field of it
+        """Run as far as everything is decided as it was; loads and yields come where they came."""
+        self.engine = Engine(self.state, (), unchecked)
+        for event, now_us in zip(self._log.events, self._log.times_us):
+            self._loading.now_us = now_us
             match event:
                 case StepPlanned():
-                    plan = schedule(self.state)
-                    if plan is None:
+                    if self._turn() is None:
                         return
-                    self._fold(plan)
-                    self._steps += 1
+                    self._counts["steps"] += 1
                     self._ends.append(self._now_us)
                 case StepCommitted():
                     if not self._ends:
@@ -225,7 +233,7 @@ class Engine:
                 arrival = event if self._exact or not self._log.lives else salted(event, self._log.first.config)
                 arrival = replace(arrival, id=self.state.next_id)
                 if refusal(self.state.config, arrival) is not None:
-                    self._refused += 1
+                    self._counts["refused"] += 1
                     return
                 self._ids[event.id], self._recorded_of[arrival.id] = arrival.id, event.id
                 self._served[arrival.id] = Served(self._now_us)
@@ -245,33 +253,31 @@ class Engine:
             case _:
                 self._fold(event)
 
-    def _decided(self) -> StepPlanned | None:
-        """The next plan, behind the loads that are done and pins that yield."""
-        while loaded := self._loading.due(self.state, self._now_us):
-            for event in loaded:
-                self._fold(event)
-        while (event := next_yield(self.state)) is not None:
-            self._fold(event)
-        return schedule(self.state)
+    def _turn(self) -> StepPlanned | None:
+        """The next decision, behind the loads that are done and pins that yield."""
+        plan = None
+        for ready in self.engine.turn():
+            self._events += ready.events
+            plan = ready.plan
+        return plan
 
     def _plan(self) -> None:
-        while (plan := self._decided()) is not None:
-            self._fold(plan)
-            self._steps += 1
+        while self._turn() is not None:
+            self._counts["steps"] += 1
             scheduled = self.state.in_flight[-1]
-            self._larger += scheduled.tokens > self._most[0] or len(scheduled.samples) > self._most[1]
+            self._counts["larger"] += scheduled.tokens > self._most[0] or len(scheduled.samples) > self._most[1]
             had_waited = self._now_us > self._device_us
             self._device_us = self._step_time(scheduled, max(self._now_us, self._device_us), had_waited)
             self._ends.append(self._device_us)
 
     def _commit(self) -> None:
         self._ends.popleft()
-        scheduled, before = self.state.in_flight[0], self.state
-        event = self._result(scheduled)
-        self._events.append(event)
-        self.state, effects = fold(before, event)
-        for news in outputs(before, event, self.state, effects):
-            self._tell(news.id, bool(news.finish))
+        self.engine.fold(self._result(self.state.in_flight[0]), apart=False)
+        ready = self.engine.take()
+        self._events += ready.events
+        for _, outputs, _ in ready.news:
+            for output in outputs:
+                self._tell(output.id, bool(output.finish))
 
     def _tell(self, id_: int, finished: bool) -> None:
         served, now_us = self._served[id_], self._now_us
@@ -320,15 +326,16 @@ class Engine:
         return next(token for token in range(1, len(ends) + 2) if token not in ends)
 
     def _fold(self, event: AnyEvent) -> None:
-        self._events.append(event)
-        self.state = reduce(self.state, event)
+        self.engine.fold(event)
+        self._events += self.engine.take().events
 
     def ran(self) -> Ran:
         counters, before = self.state.counters, self._before
         return Ran(
-            served=list(self._served.values()), gaps_us=np.array(self._gaps), end_us=self._now_us, steps=self._steps,
-            larger=self._larger, preemptions=counters.preempted - before.preempted, refused=self._refused,
+            served=list(self._served.values()), gaps_us=np.array(self._gaps), end_us=self._now_us,
+            preemptions=counters.preempted - before.preempted,
             hit_tokens=counters.prefix_hit_tokens - before.prefix_hit_tokens,
             queried_tokens=counters.prefix_queried_tokens - before.prefix_queried_tokens,
             events=self._events if self._exact else [],
+            **{name: self._counts[name] for name in ("steps", "larger", "refused")},
         )  # fmt: skip
