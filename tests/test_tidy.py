@@ -172,6 +172,7 @@ PARAMETERS = {
 }  # fmt: skip
 SHORT_FILES_MAX = 66
 ANYS_MAX = 1000
+EVENT_FILES_MAX = 28
 # How many imports stand inside functions, with the reason. All others are at the top of their file.
 LATE_IMPORTS = {
     # a command imports what it runs, and no other's
@@ -513,6 +514,12 @@ def test_few_files_are_fragments() -> None:
 
 def test_few_types_are_any() -> None:
     assert house.any_count() <= ANYS_MAX
+
+
+def test_few_files_name_a_plan_as_an_event() -> None:
+    """Others ask `plan_of`, or read the traits of events (vnext/state/traits.py)."""
+    named = [name_of(path) for path in product_files() if house.EVENT in path.read_text()]
+    assert len(named) <= EVENT_FILES_MAX
 
 
 def test_calls_take_no_slice_of_a_struct() -> None:
