@@ -41,6 +41,11 @@ class _Slot:
         self.began_s = 0.0
         self.child: Child | None = None
 
+    @property
+    def started(self) -> Child:
+        assert self.child is not None, f"the {self.name} has not been started"
+        return self.child
+
 
 class ApiServers:
     """The processes. `begin` them, `configure` them once, and `look` at them now and then."""
@@ -77,7 +82,7 @@ class ApiServers:
         """Start those again that have ended, each when its time has come. Raises ChildDied where that has no point."""
         for slot in self._slots:
             try:
-                slot.child.check_alive()
+                slot.started.check_alive()
             except ChildDied as error:
                 self._ended(slot, error)
 
@@ -130,7 +135,7 @@ class ApiServers:
         slot.due_s, slot.began_s = None, time.monotonic()
 
     def _configure(self, slot: _Slot) -> None:
-        slot.child.send_config(msgspec.json.encode(msgspec.structs.replace(self.settings, number=slot.number)))
+        slot.started.send_config(msgspec.json.encode(msgspec.structs.replace(self.settings, number=slot.number)))
 
     def _ended(self, slot: _Slot, error: ChildDied) -> None:
         if slot.due_s is None:
@@ -140,8 +145,8 @@ class ApiServers:
             slot.due_s = time.monotonic() + wait_s
         if time.monotonic() < slot.due_s:
             return
-        write_line(f"vnext: the {slot.child.end_in_words} and is started again; its requests are lost")
-        slot.child.terminate(0.0)
+        write_line(f"vnext: the {slot.started.end_in_words} and is started again; its requests are lost")
+        slot.started.terminate(0.0)
         slot.number += len(self._slots)
         self._start(slot)
         with suppress(ChildDied):  # the next look finds out

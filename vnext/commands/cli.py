@@ -74,7 +74,7 @@ def run(command: Command) -> int:
 
             return reporting("vnext doctor")(doctor)(command)
         case ProgramCommand():
-            return import_module(command.module).main(list(command.argv))
+            return int(import_module(command.module).main(list(command.argv)))
         case _:
             assert_never(command)
 

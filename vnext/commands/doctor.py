@@ -22,9 +22,10 @@ from vnext.base import compiled
 from vnext.base.exits import DONE
 from vnext.base.version import __version__
 from vnext.commands.machine import Machine, compilers, machine
+from vnext.kernels.backends import DEVICE_TYPES
 from vnext.kernels.cpu import native
 from vnext.kernels.cuda.operations import SUMMARY as CUDA_KERNELS
-from vnext.kernels.table import DEVICE_TYPES, rows
+from vnext.kernels.table import rows
 from vnext.models.config.folder import require_checkpoint
 from vnext.models.config.model_config import DTYPES
 from vnext.models.errors import ModelError

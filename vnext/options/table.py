@@ -18,10 +18,11 @@ from vnext.gateway.settings import PolicyName
 from vnext.kernels.format import QUANTIZATION_HELP
 from vnext.routing.policies import DEFAULT_POLICY
 from vnext.runtime.protocol.settings import EngineSettings
-from vnext.server.console import KEY_VARIABLE as API_KEY_VARIABLE
+from vnext.server.console import KEY_VARIABLE
 from vnext.server.settings import ServerSettings
 
 PREFIX = "VNEXT_"
+API_KEY_VARIABLE = KEY_VARIABLE
 ENGINE_HELP = {
     "revision": "branch, tag or commit of a model on the hub (default: its head)",
     "tokenizer": "a folder or hub id whose tokenizer replaces the model's own",

@@ -13,7 +13,7 @@ from vnext.text.tokenizer import Tokenizer
 
 def banned_sequences(words: Sequence[str], tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
     """The sequences of `words`, without repeats, in order."""
-    found = {}
+    found: dict[tuple[int, ...], None] = {}
     for word in words:
         plain, spaced = (tuple(tokenizer.encode(space + word.lstrip(), add_special_tokens=False)) for space in ("", " "))
         found[plain] = None

@@ -38,7 +38,7 @@ class BeamSearch:
         """`name` begins the requests' names. `ends`: the tokens that end an answer."""
         self.cached_tokens = 0
         self._name, self._params, self._ends = name, params, ends
-        self._prompt, self._prompt_length = pack_tokens(prompt), len(prompt)
+        self._prompt, self._prompt_length = pack_tokens(tuple(prompt)), len(prompt)
         self._priority, self._cache_salt = priority, cache_salt
         self._sampling = Sampling(
             seed=0, max_tokens=1, temperature=0.0, logprobs=CANDIDATES * params.beam_width, ignore_eos=True
@@ -79,10 +79,10 @@ class BeamSearch:
 
     def _step(self) -> None:
         """Extend every live beam by its likeliest tokens and keep the best; an ended one waits for the result."""
-        outputs = [self._outputs.get(f"{self._name}-{self._steps}.{place}") for place in range(len(self._live))]
-        self._outputs = {}
+        came, self._outputs = self._outputs, {}
         if self._is_aborted:
             return
+        outputs = [came[f"{self._name}-{self._steps}.{place}"] for place in range(len(self._live))]
         self._steps += 1
         grown = [
             Beam((*beam.tokens, token), beam.logprob + logprob, (*beam.reported, _chosen(output, logprob, rank)), self._end(token))
@@ -106,7 +106,7 @@ class BeamSearch:
 
     def _score(self, beam: Beam) -> float:
         length = self._prompt_length + len(beam.tokens) - (beam.end >= 0)
-        return beam.logprob / length**self._params.length_penalty
+        return beam.logprob / float(length**self._params.length_penalty)
 
     def _output(self, beam: Beam) -> RequestOutput:
         return RequestOutput(

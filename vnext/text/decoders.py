@@ -10,7 +10,7 @@ Owns the parsing of the decoder's specification. Holds no state of a text; `deto
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import msgspec
@@ -85,7 +85,7 @@ def _read_pieces(parts: list[dict[str, Any]], kinds: list[str]) -> Pieces | None
     """Parse Replace* ByteFallback? Fuse? Strip?, the sequences that conversions from sentencepiece write."""
     if not parts or not _PIECE_FAMILY.fullmatch(" ".join(kinds)):
         return None
-    strip = parts[-1] if kinds[-1] == "Strip" else {"content": " ", "start": 0, "stop": 0}
+    strip: Mapping[str, Any] = parts[-1] if kinds[-1] == "Strip" else {"content": " ", "start": 0, "stop": 0}
     patterns = [part["pattern"].get("String") for part in parts if part["type"] == "Replace"]
     if strip["stop"] or None in patterns:
         return None

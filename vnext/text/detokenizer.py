@@ -42,6 +42,7 @@ class ByteTokens(dict[int, tuple[bytes, str | None]]):
     def __missing__(self, token: int) -> tuple[bytes, str | None]:
         spelt = self._spell(token)
         data = b"" if spelt is None else self._byte_level.token_bytes(spelt)
+        found: tuple[bytes, str | None]
         try:
             found = data, data.decode()
         except UnicodeDecodeError:
@@ -79,10 +80,10 @@ class PieceTokens(dict[int, str | int | None]):
         self._spell = spell
 
     def __missing__(self, token: int) -> str | int | None:
-        found: str | int | None = self._spell(token)
-        if found is not None:
-            byte = self.pieces.byte(found)
-            found = self.pieces.piece(found) if byte is None else byte
+        found: str | int | None = None
+        if (spelt := self._spell(token)) is not None:
+            byte = self.pieces.byte(spelt)
+            found = self.pieces.piece(spelt) if byte is None else byte
         self[token] = found
         return found
 

@@ -50,9 +50,9 @@ def _named(source: Any) -> dict[str, str]:
     if isinstance(source, str):
         return {DEFAULT: source}
     if isinstance(source, list):
-        pairs = ((each.get("name"), each.get("template")) for each in source if isinstance(each, dict))
+        pairs: list[tuple[object, object]] = [(each.get("name"), each.get("template")) for each in source if isinstance(each, dict)]
     else:
-        pairs = source.items() if isinstance(source, dict) else ()
+        pairs = [*source.items()] if isinstance(source, dict) else []
     return {name: template for name, template in pairs if isinstance(name, str) and isinstance(template, str)}
 
 

@@ -13,7 +13,7 @@ reasoning. Space around the marks belongs to neither side.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import msgspec
@@ -97,7 +97,7 @@ class ReasoningParser:
         self._rest = rest
         self._held = self._waiting = ""
         self._received = self._rest_start = 0  # characters, up to the end of `held`, and up to what `rest` gets
-        self._step = self._begin
+        self._step: Callable[[bool], list[Part]] = self._begin
         self._begun = begun
         self._shown = self._has_words = False
         self.is_over = False

@@ -91,7 +91,8 @@ class ChatTemplate:
 
     def with_words(self, messages: Sequence[Mapping[str, Any]], tools: Any) -> list[dict[str, Any]]:
         """The messages, in which tools and calls are words where the template knows none."""
-        return list(messages) if self.shows_tools else generic.with_tools(messages, tools, self.knows_system)
+        own = [dict(message) for message in messages]
+        return own if self.shows_tools else generic.with_tools(own, tools, self.knows_system)
 
     def for_tools(self, tools: Any) -> ChatTemplate:
         """The template of a request with these tools, or with none."""
@@ -170,6 +171,7 @@ def _compiled(source: str) -> jinja2.Template:
         if loop.test is not None:  # the test also runs for the elements that it leaves out
             loop.test = nodes.And(_tick(), loop.test)
     for block in tree.find_all((nodes.For, nodes.Macro, nodes.CallBlock)):
+        assert isinstance(block, nodes.For | nodes.Macro | nodes.CallBlock)
         block.body.insert(0, nodes.ExprStmt(_tick()))
     bound_concatenations(tree)
     tree.set_environment(environment)

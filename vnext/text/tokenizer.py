@@ -200,7 +200,8 @@ def characters_per_token(spec: Mapping[str, Any]) -> int:
     if any(added.get("lstrip") or added.get("rstrip") for added in spec["added_tokens"]):
         return max(longest, GENEROUS)  # such tokens take in any number of adjacent spaces
     shrinks = [_shrink(part) for part in _parts(spec["normalizer"], "normalizers")]
-    return max(longest, GENEROUS) if None in shrinks else longest * math.prod(shrinks)
+    bounds = [shrink for shrink in shrinks if shrink is not None]
+    return max(longest, GENEROUS) if len(bounds) < len(shrinks) else longest * math.prod(bounds)
 
 
 def _vocabulary(model: dict[str, Any]) -> Iterator[str]:

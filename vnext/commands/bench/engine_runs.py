@@ -11,7 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from vnext.api.llm import LLM, Generated
+from vnext.api.generated import Generated
+from vnext.api.llm import LLM
 from vnext.commands.bench.figures import rates, spread_ms
 from vnext.commands.bench.workload import Workload, params, prompts
 from vnext.runtime.protocol.sampling_params import SamplingParams
@@ -36,7 +37,7 @@ def measure_latency(llm: LLM, workload: Workload, repeats: int) -> dict[str, flo
     elapsed_s = [timed(llm, batch, params(workload))[0] for batch in batches]
     tokens = workload.prompt_count * workload.output_length
     per_token_s = [each / workload.output_length for each in elapsed_s]
-    figures = {"repeats": repeats, "batch": workload.prompt_count, "output_tokens_a_batch": tokens}
+    figures: dict[str, float] = {"repeats": repeats, "batch": workload.prompt_count, "output_tokens_a_batch": tokens}
     figures |= spread_ms(elapsed_s, "batch") | spread_ms(per_token_s, "step")
     return figures | memory_bound(llm.ready.environment, llm.ready.world_size, figures["step_p50_ms"])
 

@@ -65,4 +65,5 @@ def between_tokens_s(timeline: Timeline) -> list[float]:
     if any(piece.tokens is None for piece in timeline.pieces):
         return []
     pairs = zip(timeline.pieces, timeline.pieces[1:])
-    return [(after.at_s - before.at_s) / after.tokens for before, after in pairs for _ in range(after.tokens)]
+    gaps = [(after.at_s - before.at_s, after.tokens or 0) for before, after in pairs]
+    return [gap_s / tokens for gap_s, tokens in gaps for _ in range(tokens)]

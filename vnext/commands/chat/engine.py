@@ -27,7 +27,7 @@ class EngineTalker:
 
     def answer(self, messages: Messages, sampling: Sampling) -> Generator[str, None, int]:
         try:
-            params = replace(self._llm.get_default_sampling_params(), **({"max_tokens": None} | sampling))
+            params = replace(self._llm.get_default_sampling_params(), **{"max_tokens": None, **sampling})
             return (yield from self._llm.stream_chat(messages, params))
         except (InvalidRequest, Refused, EngineDead) as error:
             raise (TalkTooLong if getattr(error, "code", None) == TOO_LONG else TalkFailed)(str(error)) from error

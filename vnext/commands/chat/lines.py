@@ -13,7 +13,7 @@ from pathlib import Path
 try:
     import readline
 except ImportError:  # a Python without it, as on Windows
-    readline = None
+    readline = None  # type: ignore[assignment]
 
 HISTORY_LINES_MAX = 1000
 FENCE = '"""'

@@ -18,7 +18,7 @@ class ServerTalker:
         self.title, self.context = self._first_model()
 
     def answer(self, messages: Messages, sampling: Sampling) -> Generator[str, None, int]:
-        body = {"model": self.title, "messages": messages, "stream": True, "stream_options": {"include_usage": True}} | sampling
+        body = {"model": self.title, "messages": messages, "stream": True, "stream_options": {"include_usage": True}, **sampling}
         tokens = 0
         try:
             for chunk in self._client.stream("/v1/chat/completions", body):

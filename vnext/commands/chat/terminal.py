@@ -117,7 +117,8 @@ class Shown(NamedTuple):
 
 def show(pieces: Generator[str, None, int], console: Console) -> Shown:
     """Print an answer while it comes."""
-    printed, begin_s, first_s, tokens = [], time.perf_counter(), 0.0, 0
+    printed: list[str] = []
+    begin_s, first_s, tokens = time.perf_counter(), 0.0, 0
     try:
         with closing(pieces):
             while True:

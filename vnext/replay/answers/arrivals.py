@@ -12,13 +12,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
 
 from vnext.replay.reading.source import UnusableLog
-from vnext.state.events import RequestArrived, RequestResumed, pack_tokens, unpack_tokens
+from vnext.state.events import RequestArrived, RequestId, RequestResumed, pack_tokens, unpack_tokens
 from vnext.state.params import SEED_MAX, TOKEN_ID_MAX, Sampling
 
 Form = Literal["jsonl", "mooncake", "vllm-vcr"]
@@ -85,8 +85,8 @@ def from_jsonl(lines: Iterable[bytes]) -> Iterator[RequestArrived]:
     for number, line in enumerate(lines):
         try:
             reported = _line_decoder.decode(line)
-            sampling = Sampling(**_require_known(reported.sampling))
-            sampling = msgspec.convert(msgspec.structs.astuple(sampling), Sampling)
+            given: dict[str, Any] = _require_known(reported.sampling)
+            sampling = msgspec.convert(msgspec.structs.astuple(Sampling(**given)), Sampling)
             _require(0 <= sampling.seed <= SEED_MAX, "seed", sampling.seed)
             _require(
                 0 < len(reported.prompt) and all(0 <= token <= TOKEN_ID_MAX for token in reported.prompt),
@@ -101,9 +101,9 @@ def from_jsonl(lines: Iterable[bytes]) -> Iterator[RequestArrived]:
 
 
 def _request(number: int, reported: Line, sampling: Sampling) -> RequestArrived:
-    fields = dict(
-        id=number, name=reported.name, prompt=pack_tokens(reported.prompt), sampling=sampling, priority=reported.priority,
-        arrival_ns=reported.arrival_ns, cache_salt=reported.cache_salt, client=reported.client,
+    fields: dict[str, Any] = dict(
+        id=RequestId(number), name=reported.name, prompt=pack_tokens(reported.prompt), sampling=sampling,
+        priority=reported.priority, arrival_ns=reported.arrival_ns, cache_salt=reported.cache_salt, client=reported.client,
     )  # fmt: skip
     if reported.generated is msgspec.UNSET:
         return RequestArrived(**fields)
@@ -165,7 +165,7 @@ def from_mooncake(lines: Iterable[bytes], began_ns: int, vocabulary: int = VOCAB
             : reported.input_length
         ]
         yield RequestArrived(
-            id=number, name=f"request-{number}", prompt=pack_tokens(tokens),
+            id=RequestId(number), name=f"request-{number}", prompt=pack_tokens(tokens),
             sampling=Sampling(seed=number, max_tokens=reported.output_length, ignore_eos=True), priority=0,
             arrival_ns=began_ns + NS_PER_MS * reported.timestamp,
         )

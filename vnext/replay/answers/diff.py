@@ -143,6 +143,7 @@ class _Side:
             if isinstance(item, LogEnd):
                 self.end, self.offset = f"{item.kind}: {item.message}", len(self.data)
                 return None
+            assert isinstance(item, Frame), "frames that are not read in steady runs come one by one"
             self.offset, self.chain = self.record_end(self.offset), item.digest
             self.next_event = item.first_event + len(item.events)
             self.last = item
@@ -248,8 +249,10 @@ def _first_divergence(one: _Side, other: _Side, equal: Callable[[AnyEvent, AnyEv
         found = _compare(one, other, queues, equal)
         if found is not None:
             return found
+        if one.last is None or other.last is None:
+            continue
         if equal_chains and places == (one.place, other.place) and one.last.body == other.last.body:
-            return _other_state(one, other)
+            return _other_state(one, one.last, other.last)
 
 
 def _next_events(side: _Side) -> Events:
@@ -278,10 +281,10 @@ def _compare(
     return None
 
 
-def _other_state(one: _Side, other: _Side) -> Found:
+def _other_state(one: _Side, frame: Frame, same: Frame) -> Found:
     """Report equal bytes after equal history with another chained digest: one engine had another state."""
-    step = next((plan.step for event in reversed(one.last.events) if (plan := plan_of(event)) is not None), -1)
-    fields = [Field(name="chained digest", one=hexadecimal(one.last.digest), other=hexadecimal(other.last.digest))]
+    step = next((plan.step for event in reversed(frame.events) if (plan := plan_of(event)) is not None), -1)
+    fields = [Field(name="chained digest", one=hexadecimal(frame.digest), other=hexadecimal(same.digest))]
     return step, one.next_event - 1, "the events are the same, the states are not: verify says which is right", fields
 
 
@@ -325,9 +328,9 @@ def _different_fields(one: AnyEvent, other: AnyEvent) -> list[Field]:
     for name, (a, b) in _fields(one, other):
         if a == b:
             continue
-        if isinstance(a, bytes):
+        if isinstance(a, bytes) and isinstance(b, bytes):
             found += _different_tokens(name, unpack_tokens(a), unpack_tokens(b))
-        elif isinstance(a, msgspec.Struct):
+        elif isinstance(a, msgspec.Struct) and isinstance(b, msgspec.Struct):
             found += [Field(name=f"{name}.{inner}", one=str(x), other=str(y)) for inner, (x, y) in _fields(a, b) if x != y]
         else:
             found.append(Field(name=name, one=str(a), other=str(b)))

@@ -99,8 +99,11 @@ class LoadClock(Source):
     def decided(self, state: State, recorded: AdapterLoaded | None) -> Due:
         """What the scheduler decides in a state where a load is done; names and paths are those of the `recorded` one."""
         wish = next_load(state)
-        known = recorded is not None and wish is not None and recorded.digest == wish.digest
-        return wish.events(recorded.name, recorded.path) if known else wish.events("") if wish is not None else ()
+        if wish is None:
+            return ()
+        if recorded is None or recorded.digest != wish.digest:
+            return wish.events("")
+        return wish.events(recorded.name, recorded.path)
 
 
 class LoadsAtOnce(Source):

@@ -12,6 +12,7 @@ import itertools
 import math
 import operator
 from bisect import bisect_right
+from collections.abc import Iterator
 
 import msgspec
 import numpy as np
@@ -68,7 +69,8 @@ class Model(msgspec.Struct, frozen=True):
 
     def predict(self, features: np.ndarray) -> np.ndarray:
         """Microseconds (float64[n]) of steps with these features."""
-        return np.maximum(_basis(features, self.knots, self.largest) @ self.weights, self.floor_us)
+        usual: np.ndarray = _basis(features, self.knots, self.largest) @ self.weights
+        return np.maximum(usual, self.floor_us)
 
     def step_us(self, scheduled: StepInFlight) -> float:
         """As `predict`, for one step and without arrays."""
@@ -77,7 +79,7 @@ class Model(msgspec.Struct, frozen=True):
             larger, value = max(value / most, 1.0), min(value, most)
             stretches = itertools.pairwise((0.0, *own, math.inf))
             known += [larger * min(max(value - begin, 0.0), end - begin) for begin, end in stretches]
-        return max(sum(map(operator.mul, self.weights.tolist(), known)), self.floor_us)
+        return max(float(sum(map(operator.mul, self.weights.tolist(), known))), self.floor_us)
 
 
 def features_of(scheduled: StepInFlight) -> np.ndarray:
@@ -117,7 +119,8 @@ def held_out(features: np.ndarray, step_us: np.ndarray) -> tuple[np.ndarray, np.
 
 
 def _held(count: int) -> np.ndarray:
-    return np.arange(count) % HELD_OUT == HELD_OUT - 1
+    held: np.ndarray = np.arange(count) % HELD_OUT == HELD_OUT - 1
+    return held
 
 
 def _knots(values: np.ndarray, counted: bool) -> tuple[float, ...]:
@@ -337,7 +340,7 @@ class Drawn:
     def __init__(self, kinds: np.ndarray, took_us: np.ndarray, usual_us: np.ndarray, seed: int) -> None:
         factors = np.minimum(took_us / usual_us, HICCUP_FROM)
         pauses_us = np.maximum(took_us - HICCUP_FROM * usual_us, 0.0)
-        self._hiccups = {}
+        self._hiccups: dict[int, Iterator[tuple[float, float]]] = {}
         for kind in range(KINDS):
             places = np.flatnonzero(kinds == kind)
             if len(places) < STRETCH_STEPS:  # too few for a usual time
@@ -355,7 +358,8 @@ class Drawn:
 def _stretches(places: np.ndarray, size: int, rng: np.random.Generator) -> np.ndarray:
     """As many of these places, in stretches of `size`."""
     starts = rng.integers(0, len(places), -(-len(places) // size))
-    return places[(starts[:, None] + np.arange(size)).ravel()[: len(places)] % len(places)]
+    drawn: np.ndarray = places[(starts[:, None] + np.arange(size)).ravel()[: len(places)] % len(places)]
+    return drawn
 
 
 def _mapped(points: list[float], values: list[float], at: float) -> float:

@@ -193,7 +193,9 @@ def _summary(log: Log, counts: _Counts, segments: int, end: LogEnd) -> Info:
 
 def _continues(counts: _Counts) -> Continues | None:
     begun = counts.begun
-    return begun and Continues(
+    if begun is None:
+        return None
+    return Continues(
         log=begun.log, frames=begun.frames, cause=begun.cause, requests=counts.resumed, tokens=counts.resumed_tokens
     )
 

@@ -9,6 +9,7 @@ copy.
 from __future__ import annotations
 
 import http.client
+from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -152,7 +153,7 @@ def _words(status: int, data: bytes) -> str:
         return f"{status}, which is no answer of a vnext server"
 
 
-def _connector(url: str):
+def _connector(url: str) -> Callable[[], http.client.HTTPConnection]:
     """The function that opens a connection to a URL. Raises UnusableLog if the URL is not supported."""
     parts = urlsplit(url)
     kinds = {"http": http.client.HTTPConnection, "https": http.client.HTTPSConnection}
@@ -162,4 +163,5 @@ def _connector(url: str):
         port = -1
     if parts.scheme not in kinds or not parts.hostname or port == -1 or parts.query or parts.fragment:
         raise UnusableLog(f"{url} is no address of a server: write it as http://127.0.0.1:8000")
-    return lambda: kinds[parts.scheme](parts.hostname, port, timeout=TIMEOUT_S)
+    kind, host = kinds[parts.scheme], parts.hostname
+    return lambda: kind(host, port, timeout=TIMEOUT_S)

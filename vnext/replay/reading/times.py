@@ -55,9 +55,9 @@ class Clock:
     ask about events in order."""
 
     def __init__(self, timestamps: Timestamps | None, absolute: bool = False) -> None:
-        self._ends = timestamps.events.tolist() if timestamps is not None else []
-        self._timestamps = timestamps
-        times_ns = timestamps.times_ns if self._ends else np.empty(0, np.int64)
+        self._ends_array = timestamps.events if timestamps is not None else np.empty(0, np.int64)
+        self._ends = self._ends_array.tolist()
+        times_ns = timestamps.times_ns if timestamps is not None else np.empty(0, np.int64)
         since_ns = 0 if absolute or not self._ends else int(times_ns[0])
         # notes are kept: open timestamps (ns) must give the values that they will give as a block (us)
         self._times_array_us = (times_ns // 1000).astype(np.float64) if absolute else (times_ns - since_ns) / 1000
@@ -73,7 +73,7 @@ class Clock:
     def known_many(self, frame_ends: np.ndarray, committed: np.ndarray) -> list[float | None]:
         """As `known_us`, for many frames (int64[n] both)."""
         if not self.timestamped:
-            return (committed * STEP_US).tolist()
+            return [each * STEP_US for each in committed.tolist()]
         return [None if np.isnan(each) else each for each in self.frames_us(frame_ends).tolist()]
 
     def frame_us(self, next_event: int) -> float | None:
@@ -85,7 +85,7 @@ class Clock:
         """As `frame_us`, for many frames (float64[n]); nan where there is no timestamp."""
         if not self.timestamped:
             return np.full(len(next_events), np.nan)
-        ends = self._timestamps.events
+        ends = self._ends_array
         places = np.minimum(np.searchsorted(ends, next_events), len(ends) - 1)
         return np.where(ends[places] == next_events, self._times_array_us[places], np.nan)
 

@@ -80,4 +80,5 @@ class Turns:
 
 def added(parts: list[torch.Tensor]) -> torch.Tensor:
     """The sum by one tree, in float32, rounded once."""
-    return joined([part.float() for part in parts]).to(parts[0].dtype)
+    rounded: torch.Tensor = joined([part.float() for part in parts]).to(parts[0].dtype)
+    return rounded

@@ -22,7 +22,7 @@ from vnext.state.params import (
     ENGINE_DRAFTS,
     LOGPROBS_MAX,
     NO_LOGPROBS,
-    PARAMETERS,
+    PARAMETERS as PARAMETERS,  # with the table of what it reads
     SEED_MAX,
     SPECULATIVE_TOKENS_MAX,
     TOKEN_ID_MAX,

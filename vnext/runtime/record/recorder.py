@@ -146,8 +146,9 @@ class Recorder:
     def _ended(self) -> LogLost:
         """Close a required log. It ends before the frame that could not be written, which now has no effect."""
         why = self.failure
-        self._files.close()
-        self._files = None
+        if self._files is not None:
+            self._files.close()
+            self._files = None
         return LogLost(
             f"the log cannot be written ({why}), and --log-required is on: make room for it, or choose another place with --log-dir"
         )

@@ -231,7 +231,7 @@ class Segments:
             self.timestamps.add(next_event, now_ns)
         if reached >= self._full_at or (self._old_at and time.monotonic() > self._old_at):
             self.is_due = True
-        if reached >= self._index_at:
+        if self._indexer is not None and reached >= self._index_at:
             self._index_at = next_due(reached)
             self._indexer.add(self._dir / codec.segment_name(self._header.index))
 

@@ -14,7 +14,9 @@ from typing import Any
 
 import msgspec
 
-Functions = Sequence[Mapping[str, Any]]
+Schema = Mapping[str, Any]
+Members = dict[str, Any]
+Functions = Sequence[Schema]
 Spell = Callable[[str], str]
 
 WHOLE_MAX = 64  # calls as whole JSON objects: more of them are more ways at one position than a grammar may have
@@ -66,20 +68,20 @@ def quoted(text: str) -> str:
     return json.dumps(text, ensure_ascii=False) if text else ""
 
 
-def schema_of(function: Mapping[str, Any]) -> dict[str, Any]:
+def schema_of(function: Schema) -> Members:
     """A function's schema of arguments: an object, without unknown names where the names are listed."""
-    schema = {"type": "object"} | dict(function.get("parameters") or {})
+    schema: Members = {"type": "object"} | dict(function.get("parameters") or {})
     if not _WHOLE & schema.keys():
         schema.setdefault("additionalProperties", False)
     return schema
 
 
-def json_rule(schema: Mapping[str, Any]) -> str:
+def json_rule(schema: Schema) -> str:
     """The body of a rule for one JSON value. The reader of the grammar bounds the space in it (`CALL_OPTIONS`)."""
     return "%json " + json.dumps(schema, ensure_ascii=False)
 
 
-def properties_of(function: Mapping[str, Any]) -> dict[str, tuple[dict[str, Any], bool]] | None:
+def properties_of(function: Schema) -> dict[str, tuple[Members, bool]] | None:
     """Name -> (schema, is required) of each argument, with the definitions that it may refer to; None where the arguments do
     not stand alone."""
     schema = schema_of(function)
@@ -99,7 +101,7 @@ def properties_of(function: Mapping[str, Any]) -> dict[str, tuple[dict[str, Any]
     properties, required = schema.get("properties") or {}, schema.get("required") or []
     if set(required) - properties.keys() or not all(isinstance(each, dict) for each in properties.values()):
         return None
-    definitions = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
+    definitions: Members = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
     return {name: ({**each, **definitions}, name in required) for name, each in properties.items()}
 
 
@@ -116,11 +118,11 @@ def framed(functions: Functions, parallel: bool, spell: Spell, frame: Frame, bod
     return "\n".join([start(len(functions), parallel, spell, frame), *rules]) + "\n"
 
 
-def whole_call(function: Mapping[str, Any], key: str) -> dict[str, Any] | None:
+def whole_call(function: Schema, key: str) -> Members | None:
     """The schema of a call as one JSON object, so that a grammar may hold other JSON beside it; None where the arguments' schema
     refers to its own places by other ways than definitions."""
     schema = dict(schema_of(function))
-    definitions = {name: schema.pop(name) for name in ("$defs", "definitions") if name in schema}
+    definitions: Members = {name: schema.pop(name) for name in ("$defs", "definitions") if name in schema}
     if re.search(r'"\$ref": "(?!#/(\$defs|definitions)/)', json.dumps(schema) + json.dumps(definitions)):
         return None
     members = {"name": {"const": function["name"]}, key: schema}

@@ -11,6 +11,7 @@ kimi_k2      <|tool_calls_section_begin|><|tool_call_begin|>functions.name:0<|to
 from __future__ import annotations
 
 import re
+from functools import partial
 
 from vnext.text.dialects import json_text
 from vnext.text.dialects.dialect import Dialect, Tools
@@ -92,7 +93,7 @@ def _read_deepseek(reader: Reader, opened: str, tools: Tools) -> Reading[None]:
 
 def _deepseek(name: str, head: str, tail: str, between: str) -> Dialect:
     frame = Frame(head=lambda called: head.format(called), tail=tail, before=_D_OPEN, between=between, after=_D_CLOSE)
-    return Dialect(name=name, opens=(_D_OPEN, _D_CALL), read=_read_deepseek, grammar=lambda *asked: framed(*asked, frame))
+    return Dialect(name=name, opens=(_D_OPEN, _D_CALL), read=_read_deepseek, grammar=partial(framed, frame=frame))
 
 
 DEEPSEEK_V31 = _deepseek("deepseek_v31", _D_CALL + "{}" + _D_SEP, _D_END, "")

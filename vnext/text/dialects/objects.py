@@ -11,6 +11,7 @@ json        {...} or [{...}, ...]                              any template that
 from __future__ import annotations
 
 import json
+from typing import Any
 
 from vnext.text.dialects import json_text
 from vnext.text.dialects.dialect import Dialect, Tools, names_of
@@ -39,7 +40,7 @@ def json_calls(name: str, opens: tuple[str, ...], close: str, frame: Frame, *, o
     return Dialect(name=name, opens=opens, read=read, grammar=grammar)
 
 
-_LIST = {"head": json_head, "tail": "}", "between": ", "}
+_LIST: dict[str, Any] = {"head": json_head, "tail": "}", "between": ", "}
 
 HERMES = json_calls(
     "hermes",

@@ -203,8 +203,8 @@ def _loaded(value: Any, refuse: Refuse) -> Any:
 def _with_options(schema: Schema, params: StructuredOutputsParams) -> Schema:
     """The schema with llguidance's own options in it. Only short escapes are allowed: a name written with \\u would pass for
     another name, and its value escape its schema."""
-    whitespace = {"whitespace_pattern": (params.whitespace_pattern or _WHITESPACE).replace(r"\s", r"[ \t\n\r]")}
-    options = {"whitespace_flexible": False} if params.disable_any_whitespace else whitespace
+    whitespace: dict[str, object] = {"whitespace_pattern": (params.whitespace_pattern or _WHITESPACE).replace(r"\s", r"[ \t\n\r]")}
+    options: dict[str, object] = {"whitespace_flexible": False} if params.disable_any_whitespace else whitespace
     options |= {"lenient": False, "coerce_one_of": False, "json_allowed_escapes": 'nrbtf"\\'}
     return (
         {**schema, "x-guidance": options} if isinstance(schema, dict) else _with_options({} if schema else {"enum": []}, params)
@@ -234,8 +234,8 @@ def _checked(grammar: str, refuse: Refuse, tokenizer: Tokenizer | None = None) -
         tokens = vocabulary(tokenizer)
     except ValueError as error:
         raise refuse("", "grammars cannot be used with this model's tokenizer") from error
-    if error := refusal_of(grammar, tokens):
-        raise refuse("", error)
+    if why_not := refusal_of(grammar, tokens):
+        raise refuse("", why_not)
     return grammar
 
 

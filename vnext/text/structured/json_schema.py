@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from decimal import Decimal, InvalidOperation
 from graphlib import CycleError, TopologicalSorter
-from typing import Any, TypeVar
+from typing import Any, TypeGuard, TypeVar
 from urllib.parse import unquote
 
 from vnext.runtime.protocol.sampling_params import InvalidRequest
@@ -312,7 +312,7 @@ def _with_sound_bounds(kept: dict[str, Any]) -> dict[str, Any]:
 _LOWER, _UPPER = ("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: Any) -> TypeGuard[int | float]:
     return not isinstance(value, bool) and (isinstance(value, int) or (isinstance(value, float) and math.isfinite(value)))
 
 
@@ -348,7 +348,7 @@ def _levels(root: Schema, definitions: Mapping[str, Schema]) -> int:
     count as one path."""
     heights = {name: _height(schema) for name, schema in definitions.items()}
     following = {name: definitions.keys() & _references(schema) for name, schema in definitions.items()}
-    sorter, reach = TopologicalSorter(following), {}
+    sorter, reach = TopologicalSorter(following), dict[str, int]()
     try:
         sorter.prepare()
     except CycleError:

@@ -45,7 +45,9 @@ def _kept(tool: Tool, is_strict: bool, options: StructuredOutputsParams, made: d
     key = is_strict, msgspec.json.encode(given)
     if key not in made:
         schema = _Parameters(function["name"], given, options)
-        made[key] = schema.whole() if is_strict else schema.relaxed()
+        if is_strict:
+            schema.whole()
+        made[key] = None if is_strict else schema.relaxed()
     return tool if made[key] is None else {**tool, "function": {**function, "parameters": made[key]}}
 
 
@@ -95,13 +97,15 @@ class _Parameters:
         except InvalidRequest as error:
             return self._dropped([error.message], _ANY)
         root = reader.parts[-1][1]
+        members = root if isinstance(root, dict) else {}
         dropped = [*of_type, *reader.dropped, *self._search(reader)]
-        found = {**(reader.whole(root) if isinstance(root, dict) else _ANY), "type": "object"}
-        if error := self._error(found):
-            return self._dropped([*dropped, error], _ANY)
+        whole = reader.whole(members)
+        found: dict[str, Any] = {**(whole if isinstance(root, dict) and isinstance(whole, dict) else _ANY), "type": "object"}
+        if why_not := self._error(found):
+            return self._dropped([*dropped, why_not], _ANY)
         if not dropped:
             return None
-        if any(name in self._schema and name not in root for name in _OF_NAMES):
+        if any(name in self._schema and name not in members for name in _OF_NAMES):
             found.setdefault("additionalProperties", True)
         return self._dropped(dropped, found)
 
