@@ -276,6 +276,12 @@ RETIRED = {
     "waiting_sum": "waiting_hash", "weigh": "fixed_point_weights",
 }  # fmt: skip
 
+# Words that comments and docstrings of the product do without, beside the identifiers above that are no words of English.
+RETIRED_IN_PROSE = {
+    "Stamps": "Timestamps", "door": "route, check", "doors": "routes, checks", "keyframe": "snapshot", "told": "reported, sent",
+    "twin": "plain implementation", "twins": "plain implementations", "whoever": "the process that",
+} | {word: said for word, said in RETIRED.items() if "_" in word.strip("_") or re.search("[a-z][A-Z]", word)}  # fmt: skip
+
 # Words that comments, names and texts of C, C++ and CUDA do without.
 RETIRED_IN_C = {
     "door": "interface", "Door": "Entry", "said": "reported", "stride over": "skip", "tell": "report", "told": "reported",
@@ -589,6 +595,24 @@ def test_retired_words_stay_away() -> None:
         for path in product_files()
         for token in tokenize.generate_tokens(io.StringIO(path.read_text()).readline)
         if token.type == tokenize.NAME and token.string in RETIRED
+    }
+    assert sorted(wrong) == []
+
+
+def test_retired_words_stay_away_from_prose() -> None:
+    """Of comments, docstrings and pages. In backquotes a word may be an identifier that lives on in old logs."""
+    words = re.compile(rf"(?<![\w`])({'|'.join(map(re.escape, RETIRED_IN_PROSE))})(?![\w`])")
+    wrong = {
+        f"{name_of(path)}:{token.start[0] + token.string[: found.start()].count(chr(10))} says {found[0]}: {RETIRED_IN_PROSE[found[0]]}"
+        for path in product_files()
+        for token in tokenize.generate_tokens(io.StringIO(path.read_text()).readline)
+        if token.type == tokenize.COMMENT or (token.type == tokenize.STRING and token.string.startswith('"""'))
+        for found in words.finditer(token.string)
+    } | {
+        f"{name_of(path)} says {found[0]}: {RETIRED_IN_PROSE[found[0]]}"
+        for path in files(".md")
+        if path.parent in (ROOT, ROOT / "docs") and path.name != "CHANGELOG.md"
+        for found in words.finditer(path.read_text())
     }
     assert sorted(wrong) == []
 

@@ -46,7 +46,7 @@ def expect(
     """Raise ContractError unless the tensor has the shape (None: any size), one of the dtypes and the layout.
 
     The last dimension must always be dense; `contiguous` asks it of all. What is right costs half a microsecond: these
-    doors are passed several times a layer.
+    checks are passed several times a layer.
     """
     if tensor.dtype not in dtypes:
         wanted = " or ".join(str(dtype) for dtype in dtypes)

@@ -3,7 +3,7 @@
 A tile is `width` neighbouring queries of one row (1 for decode, TILE_WIDTH else; the last is padded by repeating its
 last query). A context is walked in fixed pieces of about PIECE_TOKENS, always whole, what a query may not see masked,
 and pieces are joined in order by the online softmax. So each query goes through the same operations of the same inner
-sizes whoever shares its batch, however its prompt was cut. Bitwise on CPU: matrix products must not depend on the
+sizes in any batch, however its prompt was cut. Bitwise on CPU: matrix products must not depend on the
 number of rows, which MKL grants with MKL_CBWR=AVX512,STRICT from two rows on (one row takes another path: see attend).
 """
 

@@ -83,7 +83,7 @@ def read(segments: Iterable[bytes | memoryview], skim: bool = False, steady: boo
     buffers = np.empty(room, np.int32), np.empty(room, np.int32), np.empty(room, np.int64)
     rest = iter(segments)
     try:
-        for place, data in enumerate(rest):  # noqa: B007  told below
+        for place, data in enumerate(rest):  # noqa: B007  reported below
             offset, size = 0, len(data)
             reading = _Reading(data)
             yield reading.open(before)

@@ -1,4 +1,4 @@
-"""Skimming in plain Python: frames are counted, not decoded. Its compiled twin is in `_log.c`; tests compare them.
+"""Skimming in plain Python: frames are counted, not decoded. The compiled form is in `_log.c`; tests compare them.
 
 A frame is plain if it holds arrivals with ASCII names, aborts, plans and commits, and nothing was lost before it.
 Whatever else it meets it leaves to reading.py: it ends before it.
@@ -128,7 +128,7 @@ def _decoded(body: bytes) -> object:
 
 
 def _is_plain(body: object) -> TypeGuard[_Body]:
-    """Five fields, or seven of which the last is empty (log.FrameBody): earlier versions told a time there."""
+    """Five fields, or seven of which the last is empty (log.FrameBody): earlier versions had a time there."""
     if not (_is_list(body, 5) or (_is_list(body, 7) and _is_uint(body[5]) and body[6] == [])):
         return False
     _, events, ranks, lost, width = body[:5]

@@ -1,4 +1,4 @@
-"""Stamps: when each frame of a log was written, as bytes. Pure: files belong to `vnext.runtime.record.timestamp_file`.
+"""Timestamps: when each frame of a log was written, as bytes. Pure: files belong to `vnext.runtime.record.timestamp_file`.
 
 They lie beside the log's segments and are no part of it: no decision depends on a time, and two runs that decide alike have the
 same bytes in their frames. A file is blocks, each with an event, a time and a step of its own (a lost one costs no other), and
@@ -51,7 +51,7 @@ def timestamps_name(segment_name: str) -> str:
 
 
 class TimestampEncoder:
-    """Stamps being packed, in order. Mutable; `data` are the blocks that were ended, whoever writes them empties it."""
+    """Timestamps being packed, in order. Mutable; `data` are the blocks that were ended; the writer empties it."""
 
     def __init__(self, wall_minus_monotonic_ns: int) -> None:
         self._wall_minus_monotonic_ns = wall_minus_monotonic_ns

@@ -73,7 +73,7 @@ def check_events(events: Sequence[AnyEvent], toy: bool = True) -> Finding | None
     )
     length = 1
     try:
-        for length, event in enumerate(events[1:], start=2):  # noqa: B007  told below
+        for length, event in enumerate(events[1:], start=2):  # noqa: B007  reported below
             court.hear(event)
         court.close()
     except Exception as error:  # any failure of any kind is a finding

@@ -251,7 +251,7 @@ class Author:
         """Write one move's event if it may happen now. False once the engine has failed on the way."""
         try:
             event = self._event(move)
-        except Exception:  # a bug of the decision itself: whoever judges asks it again
+        except Exception:  # a bug of the decision itself: the judge asks it again
             return False
         if event is None:
             return True

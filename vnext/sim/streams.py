@@ -1,6 +1,6 @@
 """Streams: what the clients of a simulation have of their answers, whichever engine gave it to them.
 
-An engine core dies and its clients live on. Each has the tokens that it was told, perhaps without those of the engine's last
+An engine core dies and its clients live on. Each has the tokens that it was sent, perhaps without those of the engine's last
 moment, and asks another engine to go on behind them. Owns what is known of each client, and that every answer is right.
 """
 

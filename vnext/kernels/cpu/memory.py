@@ -92,7 +92,7 @@ def in_place_of(mapped: np.ndarray) -> None:
 def huge(size_bytes: int) -> np.ndarray:
     """uint8 [size_bytes] of zeros, aligned to a huge page and asking for them.
 
-    Private: what could be shared counts as shared memory, for which Linux gives no huge pages unless told to.
+    Private: what could be shared counts as shared memory, for which Linux gives no huge pages by itself.
     """
     area = mmap.mmap(-1, size_bytes + HUGE_PAGE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):

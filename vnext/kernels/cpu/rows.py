@@ -99,7 +99,7 @@ def table_rows(table: torch.Tensor, ids: torch.Tensor, first: int = 0) -> torch.
 
 
 def kind_of(x: torch.Tensor, weight: torch.Tensor | None) -> Kind:
-    """How the module is told of the activations' dtype and of the norm's beside it."""
+    """How the module learns the activations' dtype and of the norm's beside it."""
     return KINDS[x.dtype] if weight is None or weight.dtype is x.dtype else Kind.BFLOAT16_WIDE_NORM
 
 

@@ -2,7 +2,7 @@
 
 Owns which kind of device it serves, and what it asks Python for: a kernel's function, once in each thread, and words for a
 launch that fails. What is compiled, loaded and refused is the backend's as before. The form in Python (rows.py, attention.py)
-is its twin: the same operations of torch under the same names, in use wherever this one does not serve.
+is its plain implementation: the same operations of torch under the same names, in use wherever this one does not serve.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ def prepare(
     defines = rows.defines(*types) if source == rows.SOURCE else attention.defines(types[0], types[2], head_dim)
     try:
         return kernel_for(device, source, name, defines).prepare(shared_mem)
-    except Exception as error:  # of compilers, drivers, torch and backends: all of them are told where the operation was asked for
+    except Exception as error:  # of compilers, drivers, torch and backends: all are reported where the operation is used
         return str(error) if isinstance(error, RuntimeError) and str(error) else f"{type(error).__name__}: {error}"
 
 

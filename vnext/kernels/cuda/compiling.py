@@ -89,7 +89,7 @@ def cubin_path(source: str, defines: Defines, arch: str, cache: Path = CACHE) ->
 
 
 def keep(path: Path, cubin: bytes) -> None:
-    """The file appears whole or not at all, whoever else writes it at the same time."""
+    """The file appears whole or not at all, even if another process writes it at the same time."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=path.parent)
     try:

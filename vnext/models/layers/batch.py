@@ -1,4 +1,4 @@
-"""The batch of one step as arrays: what a forward is told. Knows tokens, rows and slots, no requests."""
+"""The batch of one step as arrays: what a forward gets. Knows tokens, rows and slots, no requests."""
 
 from __future__ import annotations
 

@@ -194,7 +194,7 @@ class MpExecutor:
             poller.register(file, zmq.POLLIN)
 
     def _unwatch(self, *files: int) -> None:
-        """Forget files of which the poller was told, before they are closed: the system uses their numbers again."""
+        """Forget files that the poller watches, before they are closed: the system uses their numbers again."""
         for file in self._watched.intersection(files):
             self._poller.unregister(file)
         self._watched.difference_update(files)

@@ -74,7 +74,7 @@ class HostWriter:
     def close(self) -> None:
         """Readers get what was sent, and WireBroken behind it. Idempotent."""
         with suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)  # whoever waits for readers
+            self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that waits for readers
         self._listener.close()
         for reader in self._readers:
             reader.close()

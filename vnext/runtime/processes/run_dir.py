@@ -1,5 +1,5 @@
 """The run directory: one start's folder for sockets, below the folder for temporary files, removed when the start ends. It may have
-a twin in shared memory, with blocks for other engines.
+a second one in shared memory, with blocks for other engines.
 
 Owns its creation, its removal, and the removal of directories that killed starts have left. A start holds a lock on a file in
 its folder for as long as it lives, however it ends; a folder of this user whose lock is free belongs to a dead start. Also holds
@@ -52,7 +52,7 @@ class RunDir:
 
 
 def remove(path: Path | str) -> None:
-    """Remove a run directory and its twin, with their contents; does nothing if they are gone."""
+    """Remove a run directory and the one in shared memory, with their contents; does nothing if they are gone."""
     shutil.rmtree(shared_twin(path), ignore_errors=True)
     shutil.rmtree(path, ignore_errors=True)
 

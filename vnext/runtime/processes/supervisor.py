@@ -2,7 +2,7 @@
 
 Owns a thread, the count of ends in a row without progress, and the wait before the next start. Clients keep the requests, and give
 them to the next engine core themselves. An engine core that ends by its own decision is not started again, nor one that has ended
-too often: then clients that ask for it are told why. Where the settings want it, another one stands by (standby.py).
+too often: then clients that ask for it get the reason. Where the settings want it, another one stands by (standby.py).
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class Supervisor:
                 self._start_next()
             else:
                 return
-        except Exception as error:  # no process, folder or memory to be had: whoever waits must hear of it
+        except Exception as error:  # no process, folder or memory to be had: those that wait must hear of it
             log.error("The engine core cannot be started again: %s", error)
         self._give_up()
 

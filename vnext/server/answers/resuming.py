@@ -117,7 +117,7 @@ class Replay:
         """As Taker. Raises OtherSystem for an answer that ends before its client's place."""
         if choice.finished:  # by a stop string, whose abort comes back while the events of the end are made
             return True
-        if self._ids.cached_tokens is not None:  # what the client has been told
+        if self._ids.cached_tokens is not None:  # what the client has been sent
             output = replace(output, cached_tokens=self._ids.cached_tokens)
         reached = self._ids.lacking.get(choice.index)
         if reached is None or (not output.tokens and not output.finish):

@@ -60,7 +60,7 @@ class _State:
 
 
 class Connections:
-    """See the module. `closed` is told why a connection was closed: slow_reader, slow_head, idle, or too_many."""
+    """See the module. `closed` gets why a connection was closed: slow_reader, slow_head, idle, or too_many."""
 
     def __init__(self, settings: ServerSettings, closed: Callable[[str], None] = lambda reason: None) -> None:
         self._settings, self._closed = settings, closed

@@ -55,8 +55,8 @@ SPELLINGS = tuple(
         "input conversation",
     )
 )
-"""Names of one thing at several doors; some are other servers' only. `a.b` is a member of the field `a`. Of the names that a door
-has, a client is told the first."""
+"""Names of one thing at several routes; some are other servers' only. `a.b` is a member of the field `a`. Of the names that a route
+has, a client gets the first."""
 
 IGNORED = frozenset(
     "user metadata store service_tier safety_identifier prompt_cache_key prompt_cache_options prompt_cache_retention cache_control "
@@ -65,13 +65,13 @@ IGNORED = frozenset(
     "context_management max_tool_calls inference_geo diagnostics betas billing_policy fallbacks "
     "fallback_credit_token access_programs user_profile_id workspace_id".split()
 )
-"""Documented fields of OpenAI's, Anthropic's, vLLM's and other servers' APIs that change no answer at a door without them. The
+"""Documented fields of OpenAI's, Anthropic's, vLLM's and other servers' APIs that change no answer at a route without them. The
 prefix cache finds shared beginnings itself, so `prompt_cache_key` says nothing that it needs."""
 OF_ANSWERS = frozenset(
     {*GenerationBody.__struct_fields__} - {"model", "priority", "cache_salt", "request_id", "truncate_prompt_tokens"}
     | {"max_completion_tokens", "max_output_tokens", "stop_sequences", "logprobs", "top_logprobs", "best_of"}
 )
-"""How an answer is made from its prompt: they change nothing at a door that answers none, but counts tokens or embeds them."""
+"""How an answer is made from its prompt: they change nothing at a route that answers none, but counts tokens or embeds them."""
 _LEAVE, _AS_CHAT = "leave it out", "send it to /v1/chat/completions"
 _CHAT, _COMPLETION = ({*kind.__struct_fields__} - {"model"} for kind in (ChatBody, CompletionBody))
 REFUSED: Mapping[str, str] = MappingProxyType(
@@ -99,7 +99,7 @@ REFUSED: Mapping[str, str] = MappingProxyType(
         "chat_template": "start the server with --chat-template",
     }
 )
-"""Field that would change an answer, here or on the server it is meant for -> the remedy, at a door that has neither it nor
+"""Field that would change an answer, here or on the server it is meant for -> the remedy, at a route that has neither it nor
 another name for it."""
 USUAL: Mapping[str, Any] = MappingProxyType(
     {field.name: field.default for field in msgspec.structs.fields(UncheckedParams) if field.name != "max_tokens"}
@@ -114,8 +114,8 @@ _NOTHING = (None, False, "", "none", "auto", [], {})
 
 
 def verdict(name: str, fields: Collection[str]) -> str | None:
-    """What to do instead of sending `name` to a door that has `fields`, not this one; "" where it changes nothing there, None where
-    the table does not know it."""
+    """What to do instead of sending `name` to a route that has `fields`, not this one; "" where it changes nothing there, None
+    where the table does not know it."""
     rows = (row for row in SPELLINGS if any(name in (each, _field(each)) for each in row))
     named = [next((each for each in row if _field(each) in fields), None) for row in rows]
     if known := [each for each in dict.fromkeys(named) if each is not None]:
@@ -126,7 +126,7 @@ def verdict(name: str, fields: Collection[str]) -> str | None:
 
 
 def asks_for_nothing(name: str, value: Any) -> bool:
-    """Whether a field that a door lacks has the value that it has where it is left out."""
+    """Whether a field that a route lacks has the value that it has where it is left out."""
     usual = USUAL.get(name)
     return any(_same(value, each) for each in (usual, *_NOTHING)) and not (usual is True and value is False)
 
@@ -206,7 +206,7 @@ def _meant(name: str, fields: Iterable[str]) -> str | None:
 
 
 def _words(name: str) -> list[str]:
-    """Its words in lower case, however they are told apart."""
+    """Its words in lower case, however they are separated."""
     return re.sub(r"(?<=[a-z])(?=[A-Z])|-", "_", name).lower().strip("_").split("_")
 
 

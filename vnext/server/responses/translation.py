@@ -29,7 +29,7 @@ LEFT_OUT = frozenset(
     "local_shell shell apply_patch".split()
 )
 """Tools that run at OpenAI, or that its models know without a schema. Codex and other clients offer them with every request: the
-model is not told of them."""
+model does not see them."""
 PASSED_OVER = frozenset(
     "web_search_call file_search_call code_interpreter_call image_generation_call computer_call computer_call_output "
     "local_shell_call local_shell_call_output shell_call shell_call_output apply_patch_call apply_patch_call_output "
@@ -188,7 +188,7 @@ def _tools(body: ResponsesBody) -> dict[str, Any]:
 
 
 def _flat(tools: Sequence[Tool] | None) -> list[tuple[Tool, str | None, str]]:
-    """(tool, its namespace, where it stands) of all tools that the model is told of."""
+    """(tool, its namespace, where it stands) of all tools that the model sees."""
     found: list[tuple[Tool, str | None, str]] = []
     for place, tool in enumerate(tools or ()):
         if tool.type == "namespace":

@@ -1,6 +1,6 @@
 """Books: what the simulator counts itself, from events and plans alone, to hold against the engine's own counters.
 
-Owns law Y3 of one run: every client is told its own news, once, in order, and usage is what was really computed.
+Owns law Y3 of one run: every client gets its own news, once, in order, and usage is what was really computed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from vnext.state.traits import everyone_leaves
 
 
 class Entry:
-    """One request's page: what it asked for and what it was told, by an engine before this one too. Mutable."""
+    """One request's page: what it asked for and what it was sent, by an engine before this one too. Mutable."""
 
     __slots__ = ("arrival", "hit", "tokens", "finish", "preemptions")
 

@@ -24,7 +24,7 @@ KEY = bytes(range(pseudonyms.KEY_SIZE_BYTES))
 
 
 class RedactedTape:
-    """The shape log of one run. Mutable: told of every event once, in order, and of the end of each iteration."""
+    """The shape log of one run. Mutable: hears every event once, in order, and of the end of each iteration."""
 
     def __init__(self, started: EngineStarted) -> None:
         self._redactor, self._config = Redactor(started, KEY), started.config

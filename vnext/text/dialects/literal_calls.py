@@ -5,7 +5,7 @@ lfm2           <|tool_call_start|>[f(a=1)]<|tool_call_end|>                LFM 2
 functiongemma  <start_function_call>call:f{a:1,b:<escape>x<escape>}<end_function_call>
 gemma4         <|tool_call>call:f{a:1,b:<|"|>x<|"|>}<tool_call|>
 
-Where the arguments of a function cannot be told apart (grammar.py), a forced call writes them as one JSON object, f(**{...}) and
+Where the arguments of a function cannot be distinguished (grammar.py), a forced call writes them as one JSON object, f(**{...}) and
 call:f{...}, which the same readers read.
 """
 

@@ -6,7 +6,7 @@
 A value is JSON or text, as the function's schema wants it (`wanted`), and passes on as a member of a JSON object once it is
 complete: at a closing tag with which the call goes on or ends, so that a value may hold such a tag; where a model forgot it, at
 the tag of another known argument or at the call's end. Both read Hermes' objects too, which forced calls use where the arguments
-of a function cannot be told apart (grammar.py), or where a text has a bound that no grammar of free text keeps.
+of a function cannot be distinguished (grammar.py), or where a text has a bound that no grammar of free text keeps.
 """
 
 from __future__ import annotations
