@@ -18,7 +18,7 @@ from vnext.replay.answers.stat import stat
 from vnext.replay.console.commands import index_of
 from vnext.replay.execution.bisection import bisect
 from vnext.replay.execution.execution import Executed, ModelChoice, execute
-from vnext.replay.execution.recorded import Asked
+from vnext.replay.execution.recorded import Selection
 from vnext.runtime.protocol.sampling_params import SamplingParams
 
 REQUESTS, TOKENS = 1040, 100
@@ -49,10 +49,10 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def ran(benchmark, path: Path, asked: Asked, alone: bool) -> None:
+def ran(benchmark, path: Path, selection: Selection, alone: bool) -> None:
     """Re-execute once and check that every token is reproduced."""
     found: list[Executed] = []
-    benchmark.pedantic(lambda: found.append(execute(path, asked, SAME, alone)), rounds=1)
+    benchmark.pedantic(lambda: found.append(execute(path, selection, SAME, alone)), rounds=1)
     (answer,) = found
     names = ("mode", "steps", "requests", "tokens", "differ", "rebuilt_tokens", "invariance")
     benchmark.extra_info.update({name: getattr(answer, name) for name in names} | {"numerics": answer.numerics})
@@ -60,15 +60,15 @@ def ran(benchmark, path: Path, asked: Asked, alone: bool) -> None:
 
 
 def test_batches(benchmark, log) -> None:
-    ran(benchmark, log, Asked(), alone=False)
+    ran(benchmark, log, Selection(), alone=False)
 
 
 def test_alone(benchmark, log) -> None:
-    ran(benchmark, log, Asked(requests=ALONE), alone=True)
+    ran(benchmark, log, Selection(requests=ALONE), alone=True)
 
 
 def test_a_hundred_steps_in_the_middle(benchmark, log) -> None:
-    ran(benchmark, log, Asked(first=1000, end=1100), alone=False)
+    ran(benchmark, log, Selection(first=1000, end=1100), alone=False)
 
 
 @pytest.mark.parametrize("changes", [{}, {"kernels": "torch"}], ids=["alone", "torch"])
@@ -76,7 +76,7 @@ def test_bisect_two_hundred_steps(benchmark, log, changes) -> None:
     """Repeat every operation of these steps: each request alone, or in plain torch."""
     chosen = msgspec.structs.replace(SAME, changes=SAME.changes | changes)
     found = []
-    benchmark.pedantic(lambda: found.append(bisect(log, Asked(end=200), chosen, not changes)), rounds=1)
+    benchmark.pedantic(lambda: found.append(bisect(log, Selection(end=200), chosen, not changes)), rounds=1)
     (answer,) = found
     calls = {each.operation: [each.calls, each.max_rel] for each in answer.operations}
     benchmark.extra_info.update({"steps": answer.steps, "tolerance": answer.tolerance, "calls_and_largest": calls})

@@ -22,7 +22,7 @@ from vnext.models.layers.sharding import alone
 from vnext.runtime.engine.adapters import AdapterLoading
 from vnext.runtime.engine.due_reports import DueReports
 from vnext.runtime.gpu.device import Device
-from vnext.runtime.gpu.steps import DeviceForms
+from vnext.runtime.gpu.steps import DeviceVariants
 from vnext.runtime.processes.launch import DEMO_MODEL
 from vnext.runtime.protocol.messages import AdapterFiles, AdapterRead, StepResult, TokenLogprobs
 from vnext.runtime.rank.gpu_loading import LaterSteps, keep_adapters, step_maker
@@ -61,10 +61,10 @@ def runner_of(
     return ModelRunner(path, dtype, device, alone(), max_lora_rank=max_lora_rank, kv_cache_dtype=kv_cache_dtype)
 
 
-def device_rank(runner: ModelRunner, device: Device, forms: DeviceForms, max_loras: int = 0, max_lora_rank: int = 0) -> Rank:
+def device_rank(runner: ModelRunner, device: Device, variants: DeviceVariants, max_loras: int = 0, max_lora_rank: int = 0) -> Rank:
     if max_loras:
         keep_adapters(runner, device, max_loras, max_lora_rank)
-    return Rank(0, LaterSteps(step_maker(runner, device, forms, forms if runner.draft or runner.head else None), runner.adapters))
+    return Rank(0, LaterSteps(step_maker(runner, device, variants, variants if runner.draft or runner.head else None), runner.adapters))
 
 
 def host_rank(runner: ModelRunner) -> Rank:

@@ -253,6 +253,7 @@ FORBIDDEN_WORDS = ["TO" + "DO", "FIX" + "ME", "not " + "implemented", "NotImplem
 WORD_EXCEPTIONS: dict[str, set[str]] = {}
 # Identifiers that gave way to the field's words (docs/glossary.md), and the words.
 RETIRED = {
+    "DeviceForms": "DeviceVariants", "Wish": "RankRequest", "choose_form": "choose_variant", "forms_run": "variants_run",
     "Books": "Accounting", "CHAIN_0": "BLOCK_HASH_0", "Chance": "Rng", "Claim": "Allocation",
     "EPOCH": "PREEMPTION_COUNT", "Edge": "ServerContext", "EdgeMetrics": "ServerMetrics", "FedBatch": "DeviceBatch",
     "Felt": "ClientLatency", "Flight": "StepInFlight", "Flying": "PendingStep", "Gate": "RequestLimiter",

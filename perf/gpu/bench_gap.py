@@ -82,7 +82,7 @@ def decode(place: Place, device: Any, config: Any, params: Any) -> list[float]:
     from vnext.models.registry import family
     from vnext.runtime.gpu.buckets import Shapes
     from vnext.runtime.gpu.model import DeviceModel
-    from vnext.runtime.gpu.steps import DeviceForms, DeviceSteps
+    from vnext.runtime.gpu.steps import DeviceSteps, DeviceVariants
     from vnext.sampling.sampling import choose_by_kernel
     from vnext.sched.schedule import schedule
     from vnext.state.events import StepCommitted, pack_tokens
@@ -92,8 +92,8 @@ def decode(place: Place, device: Any, config: Any, params: Any) -> list[float]:
     state = state_of(config, rows, steps_max)
     kv = make_kv_cache(config, state.config.page_count + 1, BLOCK_SIZE, torch.bfloat16, place.device, alone())
     model = DeviceModel(family(config.architecture), params, kv, config, alone())
-    forms = DeviceForms(operations=place.operations, choose=choose_by_kernel, shapes=Shapes((rows,), ()))
-    steps, pending_step, launches_us = DeviceSteps(device, model, state, forms), deque(), []
+    variants = DeviceVariants(operations=place.operations, choose=choose_by_kernel, shapes=Shapes((rows,), ()))
+    steps, pending_step, launches_us = DeviceSteps(device, model, state, variants), deque(), []
     steps.prepare()
     while state.requests or pending_step:
         if (plan := schedule(state)) is not None:
@@ -105,7 +105,7 @@ def decode(place: Place, device: Any, config: Any, params: Any) -> list[float]:
                 continue
         done = pending_step.popleft()
         state = reduce(state, StepCommitted(step=done.scheduled.step, tokens=pack_tokens(done.outputs().tokens)))
-    assert steps.forms_run["graph"] >= steps_max - AHEAD, steps.forms_run
+    assert steps.variants_run["graph"] >= steps_max - AHEAD, steps.variants_run
     return launches_us[-steps_max:]
 
 

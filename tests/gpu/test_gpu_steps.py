@@ -21,7 +21,7 @@ from rank_drive import (
 
 from vnext.runtime.gpu.steps import DeviceSteps, PendingStep
 from vnext.runtime.protocol.settings import GpuSettings
-from vnext.runtime.rank.gpu_loading import device_forms, open_device
+from vnext.runtime.rank.gpu_loading import device_variants, open_device
 from vnext.state.config import Speculation
 from vnext.state.events import RequestArrived
 from vnext.state.state import State
@@ -58,9 +58,9 @@ def test_steps_of_rows_that_ask_for_much_wait_for_nothing(
     expected = drive(host_rank(plain), started_with(plain, **bounds), arrivals)
     runner = runner_of(folder, device=str(device.torch_device))
     gpu = GpuSettings(tokens_max=24, rows_max=8, enforce_eager=enforce_eager)
-    rank = device_rank(runner, device, device_forms(runner, gpu))
+    rank = device_rank(runner, device, device_variants(runner, gpu))
     found = drive(rank, started_with(plain, speculation=speculation, **bounds), arrivals)
-    assert (rank.steps.made.forms_run["graph"] == 0) == enforce_eager
+    assert (rank.steps.made.variants_run["graph"] == 0) == enforce_eager
     alike = [id_ for id_ in expected if [token for token, _ in found[id_]] == [token for token, _ in expected[id_]]]
     assert len(alike) >= ALIKE_MIN
     for id_ in alike:

@@ -11,7 +11,7 @@ from log_answers import PRIVACY, answer, events_of, logs_by_privacy
 
 from vnext.replay.answers.watch import StuckDetector
 from vnext.replay.cli.main import main
-from vnext.replay.execution.recorded import Asked, Walk
+from vnext.replay.execution.recorded import Selection, Walk
 from vnext.replay.futures.recording import recorded
 from vnext.replay.futures.what_if_run import retrace
 from vnext.replay.reading.folding import Folded, fold
@@ -86,7 +86,7 @@ def test_a_pause_is_no_standstill(logs, privacy):
 
 def test_steps_know_their_weights(logs):
     """What runs the model again takes the version of each step from here."""
-    walk, versions = Walk(logs["full"], Asked()), set()
+    walk, versions = Walk(logs["full"], Selection()), set()
     walk.begin(10**6)
     for step in walk.steps():
         versions.add(step.state.weights.version if step.state.weights else 0)

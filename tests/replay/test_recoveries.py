@@ -17,7 +17,7 @@ from vnext.log.codec import Frame
 from vnext.replay.answers.convert import arrivals_of
 from vnext.replay.answers.watch import IDLE_FRAMES, StuckDetector
 from vnext.replay.cli.main import main
-from vnext.replay.execution.recorded import Asked, Walk
+from vnext.replay.execution.recorded import Selection, Walk
 from vnext.replay.futures.recording import recorded
 from vnext.replay.futures.to_test import literal
 from vnext.replay.futures.what_if_run import retrace
@@ -294,7 +294,7 @@ def test_its_requests_convert_and_come_back(logs, tmp_path, capsys):
 
 def test_the_walk_of_exec_begins_anew_at_recoveries(logs):
     """Lost steps are uncommitted; what a resumed request brought counts as its own tokens."""
-    walk = Walk(logs["whole"], Asked(), telling=True)
+    walk = Walk(logs["whole"], Selection(), telling=True)
     walk.begin(10**6)
     steps = [step.step for step in walk.steps()]
     items = folded(logs["whole"])

@@ -119,8 +119,8 @@ def cpu_kernels() -> str:
 
 def sampling() -> dict[str, str]:
     """Kind of device -> the implementations that pick tokens from logits: greedy, or sampled after the filters."""
-    forms = {choose_compiled: cpu_kernels(), choose_by_kernel: CUDA_KERNELS, choose: "plain torch"}
-    return {device_type: forms[sampler_for(device_type)] for device_type in DEVICE_TYPES}
+    implementations = {choose_compiled: cpu_kernels(), choose_by_kernel: CUDA_KERNELS, choose: "plain torch"}
+    return {device_type: implementations[sampler_for(device_type)] for device_type in DEVICE_TYPES}
 
 
 def batch_invariant() -> dict[str, str]:

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable
 
 KINDS = {"int": "a whole number", "float": "a number"}
-FORMS = (
+PATTERNS = (
     (r"argument (?P<name>.+?): expected .*argument.*", "{name} needs a value after it"),
     (r"argument (?P<name>.+?): ignored explicit argument .*", "{name} takes no value"),
     (r"argument (?P<name>.+?): invalid choice: (?P<value>.+?) \(choose from (?P<rest>.+)\)", "{name} is {value}: choose {rest}"),
@@ -29,7 +29,7 @@ def in_our_words(message: str, parser: argparse.ArgumentParser) -> str:
         return _unknown(match[1], _flags(parser))
     if match := re.fullmatch(r"argument (.+?): invalid (\w+) value: (.+)", message, re.DOTALL):
         return f"{match[1]} is {match[3]}: it must be {KINDS.get(match[2], 'another value')}."
-    for pattern, sentence in FORMS:
+    for pattern, sentence in PATTERNS:
         if match := re.fullmatch(pattern, message, re.DOTALL):
             return sentence.format(**match.groupdict()) + "."
     return message

@@ -239,8 +239,8 @@ def help_word(argv: Sequence[str]) -> str | None:
 
 
 def _takes_no_value(action: argparse.Action) -> str:
-    forms = [flag for flag in action.option_strings if flag.startswith("--")]
-    return f"{forms[0]} takes no value: write {' or '.join(forms)}."
+    flags = [flag for flag in action.option_strings if flag.startswith("--")]
+    return f"{flags[0]} takes no value: write {' or '.join(flags)}."
 
 
 def _dashed(word: str) -> str:

@@ -37,7 +37,7 @@ from vnext.runtime.gpu.decode_graphs import DecodeGraphs
 from vnext.runtime.gpu.device_batch import DeviceBatch, HostStep
 from vnext.runtime.gpu.piecewise_graphs import PiecewiseGraphs, Static
 from vnext.runtime.gpu.sampling_updates import Wants
-from vnext.runtime.gpu.steps import DeviceForms
+from vnext.runtime.gpu.steps import DeviceVariants
 from vnext.runtime.protocol.messages import AdapterFiles
 from vnext.runtime.rank.gpu_loading import compiler, keep_adapters
 from vnext.sampling.sampling import adjust_by_kernel, choose_by_kernel, keep_allowed_by_kernel
@@ -67,16 +67,16 @@ def answers(
     if kernels is None:
         rank = host_rank(runner)
     else:
-        forms = DeviceForms(
+        variants = DeviceVariants(
             operations=kernels, choose=choose_by_kernel, adjust=adjust_by_kernel, keep=keep_allowed_by_kernel, shapes=shapes
         )
-        rank = device_rank(runner, TwinDevice(), forms, 2, RANK_MAX)
+        rank = device_rank(runner, TwinDevice(), variants, 2, RANK_MAX)
     arrivals = [
         replace(each, sampling=replace(each.sampling, adapter=rng.choice([*["" for _ in files], *(file.digest for file in files)])))
         for each in arrive(count, 8)
     ]
     found = drive(rank, started_with(runner, max_loras=2, **bounds), arrivals, files=files)
-    return {id_: [token for token, _ in each] for id_, each in found.items()}, rank.steps.made.forms_run if kernels else {}
+    return {id_: [token for token, _ in each] for id_, each in found.items()}, rank.steps.made.variants_run if kernels else {}
 
 
 @pytest.mark.parametrize(

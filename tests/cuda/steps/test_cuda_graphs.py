@@ -47,7 +47,7 @@ from vnext.runtime.gpu.cascade import Costs
 from vnext.runtime.gpu.decode_graphs import DecodeGraphs
 from vnext.runtime.gpu.device_batch import DeviceBatch, HostStep
 from vnext.runtime.gpu.row_parameters import RowParameters
-from vnext.runtime.gpu.steps import DeviceForms
+from vnext.runtime.gpu.steps import DeviceVariants
 from vnext.runtime.processes.determinism import gpu_invariance
 from vnext.runtime.rank.gpu_loading import compiler
 from vnext.runtime.rank.runner import ModelRunner
@@ -248,11 +248,11 @@ def test_a_prefix_that_is_read_once_changes_no_token(
     bounds = {"block_size": 16, "page_count": 70, "max_num_batched_tokens": 270, "max_model_len": 300}
     found = []
     for costs in (None, Costs(token_bytes=10**12, layer_count=2)):
-        forms = DeviceForms(operations=kernels, choose=choose_by_kernel, shapes=Shapes((4,), ()), cascade=costs)
-        rank = device_rank(runner_of(folder), TwinDevice(), forms)
+        variants = DeviceVariants(operations=kernels, choose=choose_by_kernel, shapes=Shapes((4,), ()), cascade=costs)
+        rank = device_rank(runner_of(folder), TwinDevice(), variants)
         found.append(drive(rank, started_with(runner_of(folder), **bounds), arrivals))
         assert (max(shared) == 16) == (costs is not None), "sixteen whole blocks of the common beginning"
-        assert rank.steps.made.forms_run["graph"] > 0
+        assert rank.steps.made.variants_run["graph"] > 0
     assert found[0] == found[1]
 
 

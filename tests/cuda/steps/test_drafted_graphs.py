@@ -21,7 +21,7 @@ from vnext.kernels.table import Operations
 from vnext.runtime.batch.draft_batch import DraftedRow
 from vnext.runtime.batch.draft_rows import Drafted, Kept
 from vnext.runtime.gpu import unread
-from vnext.runtime.gpu.buckets import Shapes, choose_form
+from vnext.runtime.gpu.buckets import Shapes, choose_variant
 from vnext.runtime.gpu.decode_graphs import DecodeGraphs
 from vnext.runtime.gpu.device_batch import HostStep
 from vnext.runtime.gpu.head_drafts import DeviceHeadDrafts
@@ -74,10 +74,10 @@ def test_a_model_drafts_in_graphs_and_pieces(
 ) -> None:
     """A model that drafts for itself by its own graphs is right, but behind a stop token."""
     folder, run_step, kept = tiny_checkpoint(tmp_path / "tiny"), ModelDrafts._run_step, unread.kept
-    forms, drafts = defaultdict[str, int](int), [0, 0]
+    variants, drafts = defaultdict[str, int](int), [0, 0]
 
     def watched(self: ModelDrafts, step: HostStep) -> torch.Tensor | None:
-        forms[choose_form(len(step.token_ids), step.is_decode, False, self._forms.shapes).form] += 1
+        variants[choose_variant(len(step.token_ids), step.is_decode, False, self._variants.shapes).variant] += 1
         return run_step(self, step)
 
     def counted(*arguments: object) -> Kept:
@@ -90,7 +90,7 @@ def test_a_model_drafts_in_graphs_and_pieces(
     expected, _ = answers(kernels, folder, EAGER, 7, arrive=repetitive_arrivals)
     found, ran = answers(kernels, folder, GRAPHS, 7, arrive=repetitive_arrivals, speculation=MODEL, drafts_itself=True)
     assert found == expected and ran["eager"] == 0
-    assert forms["graph"] > 20 and forms["pieces"] > 3 and forms["eager"] == 0
+    assert variants["graph"] > 20 and variants["pieces"] > 3 and variants["eager"] == 0
     assert drafts[0] > 40 and drafts[1] > 0.9 * drafts[0]
 
 

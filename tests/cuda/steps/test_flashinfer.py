@@ -20,7 +20,7 @@ from rank_drive import device_rank, drive, runner_of, some_arrivals, started_wit
 from vnext.kernels.cuda import flashinfer
 from vnext.kernels.table import plain_operations
 from vnext.runtime.gpu.buckets import Shapes
-from vnext.runtime.gpu.steps import DeviceForms
+from vnext.runtime.gpu.steps import DeviceVariants
 from vnext.runtime.processes.determinism import Invariance
 from vnext.runtime.protocol.settings import GpuSettings, SettingsError
 from vnext.runtime.rank import gpu_loading
@@ -132,9 +132,9 @@ def test_steps_in_pieces_and_as_they_are_give_the_tokens_of_the_reference(monkey
     folder, found = tiny_checkpoint(tmp_path / "tiny"), []
     theirs = plain._replace(attention_metadata=flashinfer.attention_metadata, paged_attention=flashinfer.paged_attention)
     for operations, shapes in ((plain, Shapes((), ())), (theirs, Shapes((), ())), (theirs, Shapes((), (24,)))):
-        forms = DeviceForms(operations=operations, choose=sampler_for("cpu"), shapes=shapes)
+        variants = DeviceVariants(operations=operations, choose=sampler_for("cpu"), shapes=shapes)
         answers = drive(
-            device_rank(runner_of(folder), TwinDevice(), forms),
+            device_rank(runner_of(folder), TwinDevice(), variants),
             started_with(runner_of(folder)),
             some_arrivals(4, seed=8),
         )
@@ -147,9 +147,9 @@ def test_it_is_chosen_where_it_serves_and_refused_with_a_reason(monkeypatch: pyt
     runner = runner_of(tiny_checkpoint(tmp_path / "tiny", head_dim=64), "bfloat16")
     runner.invariance = Invariance(holds=False, why="")
     monkeypatch.setattr("vnext.kernels.cuda.backends.is_usable", lambda: True)
-    forms = gpu_loading.device_forms(runner, asked)
-    assert forms.operations.paged_attention is flashinfer.paged_attention and forms.cascade is None
-    assert forms.shapes.rows == () and forms.shapes.tokens
+    variants = gpu_loading.device_variants(runner, asked)
+    assert variants.operations.paged_attention is flashinfer.paged_attention and variants.cascade is None
+    assert variants.shapes.rows == () and variants.shapes.tokens
     for change, reason in (
         (lambda: monkeypatch.setattr(runner, "invariance", Invariance(holds=True, why="")), "results depend on the batch"),
         (lambda: monkeypatch.setattr(runner, "dtype", torch.float32), "does not know heads of 64 in float32"),
@@ -157,5 +157,5 @@ def test_it_is_chosen_where_it_serves_and_refused_with_a_reason(monkeypatch: pyt
     ):
         change()
         with pytest.raises(SettingsError, match=f"--attention is flashinfer, but it.*{reason}"):
-            gpu_loading.device_forms(runner, asked)
-    assert gpu_loading.device_forms(runner, replace(asked, attention="auto")).shapes.rows
+            gpu_loading.device_variants(runner, asked)
+    assert gpu_loading.device_variants(runner, replace(asked, attention="auto")).shapes.rows

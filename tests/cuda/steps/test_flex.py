@@ -21,7 +21,7 @@ from vnext.kernels.contracts import ContractError
 from vnext.kernels.cuda import flex
 from vnext.kernels.table import Operations
 from vnext.runtime.gpu.buckets import Shapes
-from vnext.runtime.gpu.steps import DeviceForms
+from vnext.runtime.gpu.steps import DeviceVariants
 from vnext.runtime.processes.determinism import Invariance
 from vnext.runtime.protocol.settings import GpuSettings, SettingsError
 from vnext.runtime.rank import gpu_loading
@@ -199,11 +199,11 @@ def test_an_engine_s_tokens_are_those_of_the_kernel(kernels: Operations, tmp_pat
     monkeypatch.setattr(flex, "pack", lambda rows, *others: long.append(len(rows.row)) or pack(rows, *others))
     theirs = kernels._replace(attention_metadata=flex.attention_metadata, paged_attention=flex.paged_attention)
     for operations in (kernels, theirs):
-        forms = DeviceForms(operations=operations, choose=choose_by_kernel, shapes=Shapes((2, 8), ()))
-        rank = device_rank(runner_of(folder), TwinDevice(), forms)
+        variants = DeviceVariants(operations=operations, choose=choose_by_kernel, shapes=Shapes((2, 8), ()))
+        rank = device_rank(runner_of(folder), TwinDevice(), variants)
         answers = drive(rank, started_with(runner_of(folder)), some_arrivals(6, seed=8, plain=True))
         found.append({id_: [token for token, _ in each] for id_, each in answers.items()})
-        assert rank.steps.made.forms_run["graph"] > 3
+        assert rank.steps.made.variants_run["graph"] > 3
     assert found[0] == found[1] and sum(long) > 3
 
 
@@ -217,10 +217,10 @@ def test_it_serves_long_prompts_where_a_record_says_so(
     monkeypatch.setattr(flex, "find_spec", lambda name: name)
 
     def serves(attention: str = "auto") -> bool:
-        forms = gpu_loading.device_forms(runner, GpuSettings(attention=attention))
-        assert forms.shapes.rows and forms.shapes.tokens and forms.cascade is not None
-        is_flex = forms.operations.paged_attention is flex.paged_attention
-        assert is_flex == (forms.operations.attention_metadata is flex.attention_metadata)
+        variants = gpu_loading.device_variants(runner, GpuSettings(attention=attention))
+        assert variants.shapes.rows and variants.shapes.tokens and variants.cascade is not None
+        is_flex = variants.operations.paged_attention is flex.paged_attention
+        assert is_flex == (variants.operations.attention_metadata is flex.attention_metadata)
         return is_flex
 
     assert not serves() and serves("flex"), "without a GPU there is no record"

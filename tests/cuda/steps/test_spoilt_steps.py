@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from vnext.kernels.table import Operations
 from vnext.models.layers.sharding import alone
 from vnext.runtime.gpu.buckets import Shapes
-from vnext.runtime.gpu.steps import DeviceForms
+from vnext.runtime.gpu.steps import DeviceVariants
 from vnext.runtime.protocol.reasons import NOT_A_NUMBER
 from vnext.runtime.rank.runner import ModelRunner
 from vnext.sampling.sampling import adjust_by_kernel, choose_by_kernel, keep_allowed_by_kernel
@@ -38,11 +38,11 @@ def spoil(folder: Path, name: str, row: int) -> Path:
 
 def ended(kernels: Operations, folder: Path, shapes: Shapes, arrivals: list[RequestArrived]) -> tuple[set[int], dict[str, int]]:
     """The requests that the steps of a rank end, and how often each form was run."""
-    forms = DeviceForms(
+    variants = DeviceVariants(
         operations=kernels, choose=choose_by_kernel, adjust=adjust_by_kernel, keep=keep_allowed_by_kernel, shapes=shapes
     )
     runner, found = ModelRunner(folder, "float32", "cpu", alone()), set()
-    rank = device_rank(runner, TwinDevice(), forms)
+    rank = device_rank(runner, TwinDevice(), variants)
     collect = rank.collect
 
     def watched() -> list:
@@ -54,7 +54,7 @@ def ended(kernels: Operations, folder: Path, shapes: Shapes, arrivals: list[Requ
 
     rank.collect = watched
     drive(rank, started_with(runner), arrivals)
-    return found, rank.steps.made.forms_run
+    return found, rank.steps.made.variants_run
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import torch
 from model_logs import record
 
 from vnext.kernels.table import Operations, chosen_operations, substituted
-from vnext.replay.execution.recorded import Asked, Walk
+from vnext.replay.execution.recorded import Selection, Walk
 from vnext.replay.rerun.gaps import Pair, gap
 from vnext.state.state import StepInFlight
 
@@ -75,7 +75,7 @@ def test_a_fault_of_one_operation_in_one_layer_is_named(full_log, answer, operat
 
 
 def in_flight(log: Path) -> list[StepInFlight]:
-    return [step.state.in_flight[-1] for step in Walk(log, Asked()).steps()]
+    return [step.state.in_flight[-1] for step in Walk(log, Selection()).steps()]
 
 
 def test_a_fault_that_depends_on_the_batch_shows_alone_by_every_bit(full_log, answer):

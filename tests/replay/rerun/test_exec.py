@@ -12,7 +12,7 @@ from model_logs import record, rewritten, with_other_token
 from test_hostile import with_nasty_parts
 
 from vnext.replay.cli.main import main
-from vnext.replay.execution.recorded import Asked, Walk
+from vnext.replay.execution.recorded import Selection, Walk
 from vnext.replay.reading.info import info
 from vnext.replay.reading.source import open_log
 from vnext.state.state import State
@@ -94,7 +94,7 @@ def test_every_family_comes_out_again_and_from_any_step(tmp_path, answer, name):
 
 
 def test_an_altered_token_is_named_at_its_step(full_log, tmp_path, answer):
-    step = next(step for step in Walk(full_log, Asked()).steps() if step.step >= 9 and len(step.tokens) > 2)
+    step = next(step for step in Walk(full_log, Selection()).steps() if step.step >= 9 and len(step.tokens) > 2)
     other = (int(step.tokens[1]) + 1) % 61
     log = with_other_token(full_log, tmp_path / "altered", step.step, 1, other)
     code, found = answer("exec", log)

@@ -14,7 +14,7 @@ from saved_adapters import DEMO, save_adapter
 from vnext.api.llm import LLM
 from vnext.kernels.table import chosen_operations, substituted
 from vnext.replay.cli.main import main
-from vnext.replay.execution.recorded import Asked, Walk
+from vnext.replay.execution.recorded import Selection, Walk
 from vnext.replay.futures.fork import states_at
 from vnext.replay.futures.forking import future_of, future_options
 from vnext.replay.reading.source import open_log
@@ -113,7 +113,7 @@ def nudged_of_many(result, x, parts):
 
 
 def test_a_part_that_depends_on_the_batch_is_named(log, answer):
-    first = next(step for step in Walk(log, Asked()).steps() if len(adapters_of(step.state)) > 1)
+    first = next(step for step in Walk(log, Selection()).steps() if len(adapters_of(step.state)) > 1)
     assert first.step + 1 == int(TORCH[-1][1:])
     with faulty(nudged_of_many):
         code, found = answer("bisect", log)

@@ -10,7 +10,7 @@ from saved_adapters import DEMO
 
 from vnext.api.llm import LLM
 from vnext.kernels.table import chosen_operations, substituted
-from vnext.replay.execution.recorded import Asked, Walk
+from vnext.replay.execution.recorded import Selection, Walk
 from vnext.replay.rerun.tokens import samples_of
 from vnext.runtime.protocol.sampling_params import SamplingParams, StructuredOutputsParams
 
@@ -24,9 +24,9 @@ TEXT = (Path(__file__).parents[3] / "vnext" / "state" / "windows.py").read_text(
 @pytest.fixture(scope="module")
 def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Requests that repeat their prompts, and two of three that answer by the schema."""
-    asked = StructuredOutputsParams(json=SCHEMA)
+    selection = StructuredOutputsParams(json=SCHEMA)
     params = [
-        SamplingParams(temperature=0.8 * (at % 2), seed=at, max_tokens=24, structured_outputs=asked if at % 3 else None)
+        SamplingParams(temperature=0.8 * (at % 2), seed=at, max_tokens=24, structured_outputs=selection if at % 3 else None)
         for at in range(12)
     ]
     prompts = [TEXT[17 * at :][:160] + TEXT[17 * at :][:50] for at in range(12)]
@@ -41,7 +41,7 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def kept(log: Path) -> list[int]:
     """How many drafts each step kept."""
-    return [sum(map(len, step.drafts.values())) for step in Walk(log, Asked()).steps()]
+    return [sum(map(len, step.drafts.values())) for step in Walk(log, Selection()).steps()]
 
 
 @pytest.mark.parametrize("command", [
@@ -60,7 +60,7 @@ def test_what_if_gives_its_events_again(log, answer):
 
 def test_a_fault_behind_a_kept_draft_is_named(log, answer):
     """The logits of a step's last sample are another in the first step that keeps several drafts."""
-    step = next(step for step in Walk(log, Asked()).steps() if sum(map(len, step.drafts.values())) > 1)
+    step = next(step for step in Walk(log, Selection()).steps() if sum(map(len, step.drafts.values())) > 1)
     samples, served = samples_of(step.state), chosen_operations("cpu")
 
     def wrong(hidden, weight):

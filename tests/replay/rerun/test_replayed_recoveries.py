@@ -10,7 +10,7 @@ import pytest
 from model_logs import record
 
 from vnext.log.codec import Frame
-from vnext.replay.execution.recorded import Asked, Walk
+from vnext.replay.execution.recorded import Selection, Walk
 from vnext.replay.reading.source import open_log
 from vnext.runtime.record.recorder import Recorder
 from vnext.runtime.record.segments import Bounds
@@ -62,7 +62,7 @@ def disturbed(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
     """The requests of a real log in an engine that continues another one, whose ranks die in every eighth iteration."""
     folder, rng = tmp_path_factory.mktemp("recovered"), random.Random(5)
     calm = record(checkpoint, folder / "calm", requests=16)
-    walk = Walk(calm, Asked(), telling=True)
+    walk = Walk(calm, Selection(), telling=True)
     walk.begin(10**6)
     list(walk.steps())
     log = open_log(calm)

@@ -13,7 +13,7 @@ from model_logs import record
 from safetensors.torch import load_file, save_file
 from test_audit import Answers, forged, other_token, tokens_changed
 
-from vnext.replay.execution.recorded import Asked, Walk
+from vnext.replay.execution.recorded import Selection, Walk
 from vnext.replay.reading.drawn import Span
 from vnext.replay.reading.folding import Folded, fold
 from vnext.replay.reading.source import open_log
@@ -166,7 +166,7 @@ def digest_changed(version: int):
 
 def drawn_by(log: Path) -> dict[int, Span]:
     """What drew each answer's last token."""
-    walk = Walk(log, Asked(), telling=True)
+    walk = Walk(log, Selection(), telling=True)
     walk.begin(10**6)
     list(walk.steps())
     return {id_: spans[-1] for id_, each in walk.reported.items() if (spans := list(each.spans(each.request.prompt_length)))}

@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM
 from vnext.kernels.table import operations, plain_operations
 from vnext.runtime.batch import prompt_results, prompt_tensors, prompts
 from vnext.runtime.gpu.buckets import Shapes
-from vnext.runtime.gpu.steps import DeviceForms
+from vnext.runtime.gpu.steps import DeviceVariants
 from vnext.runtime.processes.launch import DEMO_MODEL
 from vnext.runtime.protocol.messages import PromptResult, TokenLogprobs
 from vnext.runtime.rank.replica import Rank
@@ -126,8 +126,8 @@ def test_the_same_bits_however_a_prompt_is_computed(
 
 
 def test_a_device_gives_the_same(whole: dict[int, Found], monkeypatch: pytest.MonkeyPatch) -> None:
-    forms = DeviceForms(operations=operations("cpu"), choose=sampler_for("cpu"), shapes=Shapes((), ()))
-    rank = device_rank(runner_of(), TwinDevice(), forms)
+    variants = DeviceVariants(operations=operations("cpu"), choose=sampler_for("cpu"), shapes=Shapes((), ()))
+    rank = device_rank(runner_of(), TwinDevice(), variants)
     assert results(rank, monkeypatch, arrivals(), runner_of(), page_count=24) == whole
 
 
@@ -136,10 +136,10 @@ def test_no_graph_serves_a_step_that_needs_more_hidden_states(monkeypatch: pytes
     monkeypatch.setattr("vnext.models.loading.tensor_place.operations", lambda device_type: chosen)
     monkeypatch.setattr("vnext.runtime.rank.runner.serves", lambda *_: False)
     monkeypatch.setattr("vnext.models.layers.layers.operations", lambda device_type: chosen)
-    forms = DeviceForms(operations=chosen, choose=sampler_for("cpu"), shapes=Shapes((), (4, 10, 24)))
-    rank = device_rank(runner_of(), TwinDevice(), forms)
+    variants = DeviceVariants(operations=chosen, choose=sampler_for("cpu"), shapes=Shapes((), (4, 10, 24)))
+    rank = device_rank(runner_of(), TwinDevice(), variants)
     assert len(results(rank, monkeypatch, arrivals(7), runner_of())) == 6
-    assert min(rank.steps.made.forms_run[form] for form in ("eager", "pieces")) > 0
+    assert min(rank.steps.made.variants_run[form] for form in ("eager", "pieces")) > 0
 
 
 def forgetful(self, each, hidden):

@@ -6,7 +6,16 @@ import numpy as np
 import pytest
 from core_drive import Engine
 
-from vnext.runtime.gpu.buckets import Choice, Shapes, checked_rows, choose_form, default_rows, default_tokens, padded, unit_room
+from vnext.runtime.gpu.buckets import (
+    Choice,
+    Shapes,
+    checked_rows,
+    choose_variant,
+    default_rows,
+    default_tokens,
+    padded,
+    unit_room,
+)
 from vnext.runtime.gpu.cascade import Costs, common_blocks, pays
 from vnext.runtime.gpu.device import Memory
 from vnext.runtime.protocol.settings import SettingsError
@@ -47,7 +56,7 @@ def test_room_for_splits_doubles() -> None:
     ],
 )
 def test_the_form_of_a_step(tokens: int, is_decode: bool, shares: bool, choice: Choice) -> None:
-    assert choose_form(tokens, is_decode, shares, SHAPES) == choice
+    assert choose_variant(tokens, is_decode, shares, SHAPES) == choice
 
 
 def test_the_cache_takes_what_its_share_leaves() -> None:

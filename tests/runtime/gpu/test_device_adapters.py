@@ -32,7 +32,7 @@ from vnext.runtime.gpu.adapter_regions import AdapterRegions, Region
 from vnext.runtime.gpu.buckets import Shapes
 from vnext.runtime.gpu.device import Mark
 from vnext.runtime.gpu.device_batch import DeviceBatch
-from vnext.runtime.gpu.steps import DeviceForms
+from vnext.runtime.gpu.steps import DeviceVariants
 from vnext.runtime.processes.determinism import gpu_invariance
 from vnext.runtime.protocol.messages import AdapterFiles, AdapterRead
 from vnext.runtime.rank.adapters import AdapterSlots
@@ -94,8 +94,8 @@ def served(
     if chosen is None:
         rank = host_rank(runner)
     else:
-        forms = DeviceForms(operations=chosen, choose=sampler_for("cpu"), shapes=Shapes((), ()))
-        rank = device_rank(runner, StrictDevice(), forms, max_loras, RANK_MAX)
+        variants = DeviceVariants(operations=chosen, choose=sampler_for("cpu"), shapes=Shapes((), ()))
+        rank = device_rank(runner, StrictDevice(), variants, max_loras, RANK_MAX)
     found = drive(rank, started_with(runner, max_loras=max_loras, **bounds), arrivals or adapted_arrivals(files), files=files)
     return found
 

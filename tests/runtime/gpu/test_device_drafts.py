@@ -32,7 +32,7 @@ from vnext.runtime.gpu.buckets import Shapes
 from vnext.runtime.gpu.device_batch import DeviceBatch, HostSamples, HostStep
 from vnext.runtime.gpu.model_drafts import ModelDrafts
 from vnext.runtime.gpu.sampling_updates import SamplingUpdates
-from vnext.runtime.gpu.steps import DeviceForms
+from vnext.runtime.gpu.steps import DeviceVariants
 from vnext.runtime.gpu.unread import LaterDrafts, Unread
 from vnext.runtime.rank.gpu_loading import LaterSteps
 from vnext.runtime.rank.replica import Rank
@@ -78,8 +78,8 @@ class Liar:
 
 
 def on_device(runner: ModelRunner, speculation: Speculation | None, arrivals: list[RequestArrived], **changes: Any) -> Answers:
-    forms = DeviceForms(operations=operations("cpu"), choose=sampler_for("cpu"), shapes=Shapes((), ()))
-    return driven(device_rank(runner, TwinDevice(), forms), runner, speculation, arrivals, **changes)
+    variants = DeviceVariants(operations=operations("cpu"), choose=sampler_for("cpu"), shapes=Shapes((), ()))
+    return driven(device_rank(runner, TwinDevice(), variants), runner, speculation, arrivals, **changes)
 
 
 def on_host(runner: ModelRunner, speculation: Speculation | None, arrivals: list[RequestArrived], **changes: Any) -> Answers:
@@ -169,14 +169,14 @@ def test_pieces_of_drafted_steps_give_the_tokens_of_whole_ones(
     monkeypatch.setattr("vnext.runtime.rank.runner.serves", lambda *_: False)
     monkeypatch.setattr("vnext.models.layers.layers.operations", lambda device_type: chosen)
     folder, arrivals = tiny_checkpoint(tmp_path / "tiny", **changes), repetitive_arrivals(10, 3)
-    forms = DeviceForms(operations=chosen, choose=sampler_for("cpu"), shapes=Shapes((), (4, 10, 24)))
-    rank = device_rank(runner_of(folder), TwinDevice(), forms)
+    variants = DeviceVariants(operations=chosen, choose=sampler_for("cpu"), shapes=Shapes((), (4, 10, 24)))
+    rank = device_rank(runner_of(folder), TwinDevice(), variants)
     found = driven(rank, runner_of(folder), NGRAM, arrivals)
     expected = on_host(runner_of(folder), None, arrivals)
     assert {id_: [token for token, _ in each] for id_, each in found.items()} == {
         id_: [token for token, _ in each] for id_, each in expected.items()
     }
-    assert rank.steps.made.forms_run["pieces"] > 10 and rank.steps.made.forms_run["eager"] == 0
+    assert rank.steps.made.variants_run["pieces"] > 10 and rank.steps.made.variants_run["eager"] == 0
 
 
 def alternating_arrivals(count: int) -> list[RequestArrived]:

@@ -24,7 +24,7 @@ from vnext.runtime.gpu import device_batch, head_drafts, unread
 from vnext.runtime.gpu.buckets import Shapes
 from vnext.runtime.gpu.head_drafts import DeviceHeadDrafts
 from vnext.runtime.gpu.row_parameters import RowParameters
-from vnext.runtime.gpu.steps import DeviceForms, DeviceSteps, PendingStep
+from vnext.runtime.gpu.steps import DeviceSteps, DeviceVariants, PendingStep
 from vnext.runtime.gpu.unread import MADE
 from vnext.runtime.rank.draft_head import DraftHead
 from vnext.runtime.rank.runner import ModelRunner
@@ -112,14 +112,14 @@ def test_pieces_write_the_states(
     for module in ("models.layers.layers", "models.layers.head_layer", "models.families.llama_eagle3", "models.families.mimo"):
         monkeypatch.setattr(f"vnext.{module}.operations", lambda device_type: chosen)
     arrivals = repetitive_arrivals(8, 3)
-    forms = DeviceForms(operations=chosen, choose=sampler_for("cpu"), shapes=Shapes((), (4, 10, 24)))
+    variants = DeviceVariants(operations=chosen, choose=sampler_for("cpu"), shapes=Shapes((), (4, 10, 24)))
     runner = make()
-    rank = device_rank(runner, TwinDevice(), forms)
+    rank = device_rank(runner, TwinDevice(), variants)
     found, expected = driven(rank, runner, speculation, arrivals), on_host(make(), speculation, arrivals)
     assert {id_: [token for token, _ in each] for id_, each in found.items()} == {
         id_: [token for token, _ in each] for id_, each in expected.items()
     }
-    assert rank.steps.made.forms_run["pieces"] > 10 and rank.steps.made.forms_run["eager"] == 0
+    assert rank.steps.made.variants_run["pieces"] > 10 and rank.steps.made.variants_run["eager"] == 0
     require_same(drafted, 25)
 
 

@@ -14,7 +14,7 @@ from vnext.kernels.table import operations
 from vnext.runtime.batch.masks import RowMasks
 from vnext.runtime.batch.words import NO_WORD
 from vnext.runtime.gpu.buckets import Shapes
-from vnext.runtime.gpu.steps import DeviceForms, Masking
+from vnext.runtime.gpu.steps import DeviceVariants, Masking
 from vnext.runtime.rank.gpu_loading import LaterSteps
 from vnext.runtime.rank.runner import ModelRunner
 from vnext.runtime.rank.steps import Computed, HostSteps
@@ -45,8 +45,8 @@ def with_grammars(count: int, seed: int) -> list[RequestArrived]:
 
 
 def on_device(runner: ModelRunner, arrivals: list[RequestArrived], **changes: Any) -> dict:
-    forms = DeviceForms(operations=operations("cpu"), choose=sampler_for("cpu"), shapes=Shapes((), ()))
-    return drive(device_rank(runner, TwinDevice(), forms), started_with(runner, eos_token_ids=(0, 4), **changes), arrivals)
+    variants = DeviceVariants(operations=operations("cpu"), choose=sampler_for("cpu"), shapes=Shapes((), ()))
+    return drive(device_rank(runner, TwinDevice(), variants), started_with(runner, eos_token_ids=(0, 4), **changes), arrivals)
 
 
 @pytest.mark.parametrize("changes", SCHEDULES, ids=["two steps ahead", "in step", "three steps ahead, preempted"])

@@ -24,7 +24,7 @@ from rank_drive import (
 from vnext.kernels.table import Operations, operations, plain_operations
 from vnext.runtime.gpu.buckets import Shapes
 from vnext.runtime.gpu.piecewise_graphs import PiecewiseGraphs, Static
-from vnext.runtime.gpu.steps import DeviceForms
+from vnext.runtime.gpu.steps import DeviceVariants
 from vnext.runtime.processes.determinism import gpu_invariance
 from vnext.runtime.rank.runner import ModelRunner
 from vnext.sampling.sampling import sampler_for
@@ -61,8 +61,8 @@ def test_tokens_fed_on_the_device_are_those_of_the_plain_rank(
     arrivals, expected_runner = arrive(14, 3), runner_of(dtype=dtype)
     started = started_with(expected_runner, **changes)
     expected = drive(host_rank(expected_runner), started, arrivals, abort=4)
-    forms = DeviceForms(operations=operations("cpu"), choose=sampler_for("cpu"), shapes=NOTHING)
-    rank = device_rank(runner_of(dtype=dtype), TwinDevice(), forms)
+    variants = DeviceVariants(operations=operations("cpu"), choose=sampler_for("cpu"), shapes=NOTHING)
+    rank = device_rank(runner_of(dtype=dtype), TwinDevice(), variants)
     found = drive(rank, started, arrivals, abort=4)
     for answers in (found, expected):
         answers.pop(4, None)  # aborted, sooner or later
@@ -77,10 +77,10 @@ def test_pieces_of_padded_steps_give_the_tokens_of_whole_ones(
     started, arrivals = started_with(runner_of(folder)), some_arrivals(14, seed=5)
     expected = drive(host_rank(runner_of(folder)), started, arrivals)
     device = TwinDevice()
-    rank = device_rank(runner_of(folder), device, DeviceForms(operations=plain, choose=sampler_for("cpu"), shapes=PIECES))
+    rank = device_rank(runner_of(folder), device, DeviceVariants(operations=plain, choose=sampler_for("cpu"), shapes=PIECES))
     assert tokens_of(drive(rank, started, arrivals)) == tokens_of(expected)
-    assert rank.steps.made.forms_run["pieces"] > 10 and rank.steps.made.forms_run["graph"] == 0
-    assert device.replays == 3 * rank.steps.made.forms_run["pieces"], "two layers have three pieces"
+    assert rank.steps.made.variants_run["pieces"] > 10 and rank.steps.made.variants_run["graph"] == 0
+    assert device.replays == 3 * rank.steps.made.variants_run["pieces"], "two layers have three pieces"
 
 
 def forget_positions(static: Static) -> Static:
@@ -102,10 +102,10 @@ def test_the_twin_finds_what_was_not_copied_to_static_memory(
     """Each bug writes a step's input beside the memory that the graphs read."""
     folder, fill = tiny_checkpoint(tmp_path / "tiny"), PiecewiseGraphs._fill
     started, arrivals = started_with(runner_of(folder)), some_arrivals(6, seed=5)
-    forms = DeviceForms(operations=plain, choose=sampler_for("cpu"), shapes=PIECES)
-    right = drive(device_rank(runner_of(folder), TwinDevice(), forms), started, arrivals)
+    variants = DeviceVariants(operations=plain, choose=sampler_for("cpu"), shapes=PIECES)
+    right = drive(device_rank(runner_of(folder), TwinDevice(), variants), started, arrivals)
     monkeypatch.setattr(PiecewiseGraphs, "_fill", lambda self, static, batch: fill(self, bug(static), batch))
-    wrong = drive(device_rank(runner_of(folder), TwinDevice(), forms), started, arrivals)
+    wrong = drive(device_rank(runner_of(folder), TwinDevice(), variants), started, arrivals)
     assert tokens_of(wrong) != tokens_of(right)
 
 
@@ -126,8 +126,8 @@ def test_products_of_one_shape_make_an_answer_independent_of_its_batch(
         monkeypatch.setattr(ModelRunner, "_invariance", lambda self, *_: gpu_invariance(asked))
         found = []
         for some in given:
-            forms = DeviceForms(operations=plain, choose=sampler_for("cpu"), shapes=PIECES)
-            rank = device_rank(runner_of(folder), TwinDevice(), forms)
+            variants = DeviceVariants(operations=plain, choose=sampler_for("cpu"), shapes=PIECES)
+            rank = device_rank(runner_of(folder), TwinDevice(), variants)
             each = tokens_of(drive(rank, started_with(runner_of(folder), prefix_caching=False), some))
             found += [each[id_] for id_ in sorted(each)]
         return found

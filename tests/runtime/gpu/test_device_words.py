@@ -14,7 +14,7 @@ from vnext.kernels.table import plain_operations
 from vnext.runtime.gpu.buckets import Shapes
 from vnext.runtime.gpu.device_batch import DeviceBatch
 from vnext.runtime.gpu.sampling_updates import FLOATS, LONGS
-from vnext.runtime.gpu.steps import DeviceForms
+from vnext.runtime.gpu.steps import DeviceVariants
 from vnext.sampling.sampling import sampler_for
 from vnext.state.events import RequestArrived
 from vnext.state.params import Sampling
@@ -75,7 +75,7 @@ def served(folder: Path, shapes: Shapes, spoil: Spoil | None) -> None:
     """Two requests on a device's twin; `spoil` happens to its batch right before SPOILT_STEP."""
     runner, arrivals = runner_of(folder), two_arrivals()
     rank = device_rank(
-        runner, TwinDevice(), DeviceForms(operations=plain_operations(), choose=sampler_for("cpu"), shapes=shapes)
+        runner, TwinDevice(), DeviceVariants(operations=plain_operations(), choose=sampler_for("cpu"), shapes=shapes)
     )
     started = started_with(runner, prefix_caching=False, eos_token_ids=())
     make = rank.steps._make_steps

@@ -21,7 +21,7 @@ from vnext.replay.reading.source import UnusableLog
 from vnext.state.events import RequestArrived, RequestId, RequestResumed, pack_tokens, unpack_tokens
 from vnext.state.params import SEED_MAX, TOKEN_ID_MAX, Sampling
 
-Form = Literal["jsonl", "mooncake", "vllm-vcr"]
+Format = Literal["jsonl", "mooncake", "vllm-vcr"]
 HASH_BLOCK = 512
 NS_PER_MS = 1_000_000
 FIRST_TOKEN = 3
@@ -181,7 +181,7 @@ def spelled(hash_id: int, size: int, vocabulary: int) -> np.ndarray:
 # ---- files -------------------------------------------------------------------------------------------------------
 
 
-def form_of(path: Path) -> Form:
+def format_of(path: Path) -> Format:
     """The format of a file of arrivals, by its first line. Raises UnusableLog if the file has none."""
     first = next(lines_of(path), b"")
     try:

@@ -14,7 +14,7 @@ import msgspec
 
 from vnext.log import codec, token_width
 from vnext.log.codec import Frame
-from vnext.replay.answers.arrivals import Form, form_of, from_jsonl, from_mooncake, lines_of, to_jsonl, to_mooncake
+from vnext.replay.answers.arrivals import Format, format_of, from_jsonl, from_mooncake, lines_of, to_jsonl, to_mooncake
 from vnext.replay.answers.arrivals_vcr import from_vcr, to_vcr
 from vnext.replay.reading.folding import IMPOSSIBLE, Broken, Folded, fold
 from vnext.replay.reading.source import Log, UnusableLog, open_log
@@ -33,32 +33,32 @@ class Converted(msgspec.Struct, frozen=True, kw_only=True):
     out: str
 
 
-def convert(source: Path, out: Path, form: Form | None, like: Path | None) -> Converted:
+def convert(source: Path, out: Path, format_: Format | None, like: Path | None) -> Converted:
     """Write the arrivals of `source` to `out`: a file in a format, or a log with the engine of the log `like`."""
-    if (form is None) == (like is None):
+    if (format_ is None) == (like is None):
         raise UnusableLog("name what is wanted: --to jsonl, mooncake or vllm-vcr, or --like LOG for a log")
-    read = "log" if source.is_dir() or source.suffix == codec.SEGMENT_SUFFIX else form_of(source)
+    read = "log" if source.is_dir() or source.suffix == codec.SEGMENT_SUFFIX else format_of(source)
     log = open_log(source) if read == "log" else None
     model = open_log(like) if like else log
     began_ns = (log or model).header.started.started_ns if log or model else 0
     arrivals = arrivals_of(log) if log else _from_file(source, read, began_ns)
     if like is not None:
         count = _write_log(arrivals, out, model)
-    elif form == "vllm-vcr":
+    elif format_ == "vllm-vcr":
         if log is None:
             raise UnusableLog(f"{source} tells no request's first token, which a vllm-vcr trace has: convert a log to it")
         count = _write_lines(to_vcr(log), out) - 1
     else:
-        answers = answers_of(log) if log and form == "mooncake" else {}
-        lines = to_jsonl(arrivals) if form == "jsonl" else to_mooncake(arrivals, answers, began_ns)
+        answers = answers_of(log) if log and format_ == "mooncake" else {}
+        lines = to_jsonl(arrivals) if format_ == "jsonl" else to_mooncake(arrivals, answers, began_ns)
         count = _write_lines(lines, out)
-    return Converted(requests=count, source=read, target=form or "log", out=str(out))
+    return Converted(requests=count, source=read, target=format_ or "log", out=str(out))
 
 
-def _from_file(path: Path, form: str, began_ns: int) -> Iterator[RequestArrived]:
-    if form == "jsonl":
+def _from_file(path: Path, format_: str, began_ns: int) -> Iterator[RequestArrived]:
+    if format_ == "jsonl":
         return from_jsonl(lines_of(path))
-    return (from_vcr if form == "vllm-vcr" else from_mooncake)(lines_of(path), began_ns)
+    return (from_vcr if format_ == "vllm-vcr" else from_mooncake)(lines_of(path), began_ns)
 
 
 def arrivals_of(log: Log) -> Iterator[RequestArrived]:

@@ -17,7 +17,7 @@ from vnext.replay.console.commands import DIFFERENT, SAME, command, print_answer
 from vnext.replay.execution import render_exec
 from vnext.replay.execution.bisection import bisect
 from vnext.replay.execution.execution import ModelChoice, execute
-from vnext.replay.execution.recorded import add_range, asked_of
+from vnext.replay.execution.recorded import add_range, selection_of
 from vnext.replay.reading.source import UnusableLog
 from vnext.replay.rerun.numerics import prepare
 
@@ -68,15 +68,15 @@ def add_model(parser: argparse.ArgumentParser) -> None:
 
 
 def _exec(arguments: argparse.Namespace, console: Console) -> int:
-    asked, chosen = asked_of(arguments.steps, arguments.requests), chosen_of(arguments)
+    selection, chosen = selection_of(arguments.steps, arguments.requests), chosen_of(arguments)
     with progress_of("requests" if arguments.solo else "steps") as progress:
-        answer = execute(arguments.log, asked, chosen, arguments.solo, progress)
+        answer = execute(arguments.log, selection, chosen, arguments.solo, progress)
     print_answer(arguments, console, answer, render_exec.print_executed)
     return SAME if answer.same else DIFFERENT
 
 
 def _bisect(arguments: argparse.Namespace, console: Console) -> int:
-    asked, chosen = asked_of(arguments.steps, ""), chosen_of(arguments)
+    selection, chosen = selection_of(arguments.steps, ""), chosen_of(arguments)
     others = [f"--{name}" for name in OTHERWISE if chosen.changes[OTHERWISE[name]] is not None]
     if arguments.solo and others:
         raise UnusableLog(f"--solo compares under the log's own numbers: leave it or {' '.join(others)} out")
@@ -84,7 +84,7 @@ def _bisect(arguments: argparse.Namespace, console: Console) -> int:
         raise UnusableLog(f"--tolerance {arguments.tolerance}: it must be 0 or more")
     with progress_of("steps", "operations") as progress:
         alone = True if arguments.solo else False if others else None
-        answer = bisect(arguments.log, asked, chosen, alone, arguments.tolerance, progress)
+        answer = bisect(arguments.log, selection, chosen, alone, arguments.tolerance, progress)
     print_answer(arguments, console, answer, render_exec.print_bisected)
     return SAME if answer.same else DIFFERENT
 

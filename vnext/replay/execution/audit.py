@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 
 from vnext.replay.execution.execution import ModelChoice, Progress, machine_of, numerics_of, sentences, token_differences
-from vnext.replay.execution.recorded import Asked, Walk
+from vnext.replay.execution.recorded import Selection, Walk
 from vnext.replay.reading.folding import first_state
 from vnext.replay.reading.source import UnusableLog, open_log
 from vnext.replay.reading.verify import Verdict, verify
@@ -89,7 +89,7 @@ def share_of(text: str) -> float:
 def audit(path: Path, share: float, seed: int | None, chosen: ModelChoice, progress: Progress | None = None) -> Audited:
     """Audit the log at `path`. `seed` None draws one, which the answer names. Raises UnusableLog."""
     seed = random.SystemRandom().getrandbits(SEED_BITS) if seed is None else seed
-    walk = Walk(path, Asked(), telling=True)
+    walk = Walk(path, Selection(), telling=True)
     verdict = verify(open_log(path))
     findings = [*_of_log(verdict), *_of_files(walk, chosen)]
     first, total = first_state(walk.log).planned, verdict.steps

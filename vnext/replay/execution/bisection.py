@@ -23,7 +23,7 @@ from vnext.replay.execution.execution import (
     sentences,
     token_differences,
 )
-from vnext.replay.execution.recorded import Asked, RecordedStep, Walk
+from vnext.replay.execution.recorded import RecordedStep, Selection, Walk
 from vnext.replay.reading.source import UnusableLog
 from vnext.replay.rerun.numerics import Ground, grounds
 
@@ -96,7 +96,7 @@ class Bisected(msgspec.Struct, frozen=True, kw_only=True):
 
 def bisect(
     path: Path,
-    asked: Asked,
+    selection: Selection,
     chosen: ModelChoice,
     alone: bool | None = None,
     tolerance: float | None = None,
@@ -104,7 +104,7 @@ def bisect(
 ) -> Bisected:
     """Compare the log's own numerics on one rank with each request alone, with `chosen.changes`, or, if `alone` is
     None, with the log's own ranks if there were several. Raises UnusableLog as `execute` does."""
-    walk = Walk(path, asked)
+    walk = Walk(path, selection)
     threads = {"threads": chosen.changes.get("threads"), "ranks": 1}
     if alone is None:
         alone = walk.log.header.started.world_size == 1

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 import numpy as np
 
-from vnext.replay.execution.recorded import Asked, RecordedStep, Reported, Walk
+from vnext.replay.execution.recorded import RecordedStep, Reported, Selection, Walk
 from vnext.replay.reading.source import UnusableLog
 from vnext.replay.rerun.numerics import CannotRun, Ground, Numerics, changed, grounds, recorded_numerics
 from vnext.state.samples import sample_points
@@ -97,12 +97,14 @@ def sentences() -> Iterator[None]:
         raise UnusableLog(str(error)) from error
 
 
-def execute(path: Path, asked: Asked, chosen: ModelChoice, alone: bool = False, progress: Progress | None = None) -> Executed:
+def execute(
+    path: Path, selection: Selection, chosen: ModelChoice, alone: bool = False, progress: Progress | None = None
+) -> Executed:
     """Compare every requested sampled token. Raises UnusableLog if there is nothing to run or to compare."""
-    walk = Walk(path, asked, telling=alone)
+    walk = Walk(path, selection, telling=alone)
     with sentences():
         machine = machine_of(walk, chosen)
-        comparing = _Comparing(asked, progress)
+        comparing = _Comparing(selection, progress)
         if alone:
             rebuilt = _run_alone(walk, machine, comparing)
         else:
@@ -171,7 +173,7 @@ def _run_alone(walk: Walk, machine: Machine, comparing: _Comparing) -> int:
         comparing.skipped += not is_here
     alone = Alone(machine, walk.first.config)
     for reported in walk.reported.values():
-        if reported.steps and comparing.asked.wants(reported.request.id):
+        if reported.steps and comparing.selection.wants(reported.request.id):
             comparing.request(reported, alone, machine)
     return 0
 
@@ -179,8 +181,8 @@ def _run_alone(walk: Walk, machine: Machine, comparing: _Comparing) -> int:
 class _Comparing:
     """The running comparison."""
 
-    def __init__(self, asked: Asked, progress: Progress | None) -> None:
-        self.asked = asked
+    def __init__(self, selection: Selection, progress: Progress | None) -> None:
+        self.selection = selection
         self.steps = self.tokens = self.skipped = 0
         self.requests: set[int] = set()
         self.differences: list[TokenDifference] = []
@@ -191,12 +193,12 @@ class _Comparing:
         """Compare the samples of a step, including those of requests that have left since."""
         scheduled = step.state.in_flight[-1]
         sampled = scheduled.ids[sample_points(scheduled).entries].tolist()
-        wanted = [id_ for id_ in sampled if self.asked.wants(id_)]
+        wanted = [id_ for id_ in sampled if self.selection.wants(id_)]
         self.steps += 1
         self.tokens += len(wanted)
         self.requests.update(wanted)
         for found in token_differences(step, again, logits):
-            if self.asked.wants(found.request):
+            if self.selection.wants(found.request):
                 self._differs(found)
         self._tell(self.steps)
 

@@ -33,7 +33,7 @@ from vnext.state.samples import runs_in, with_kept_drafts
 from vnext.state.state import Request, State
 
 
-class Asked(msgspec.Struct, frozen=True, kw_only=True):
+class Selection(msgspec.Struct, frozen=True, kw_only=True):
     """Steps [first, end) and requests, None for all."""
 
     first: int = 0
@@ -92,13 +92,13 @@ class Walk:
     requested.
     """
 
-    def __init__(self, path: Path, asked: Asked, *, telling: bool = False) -> None:
+    def __init__(self, path: Path, selection: Selection, *, telling: bool = False) -> None:
         self.log = open_log(path)
         require_texts(self.log)
-        self._asked, self._telling = asked, telling
-        self.whole = asked.first == 0 and self.log.header.index == 0
-        if asked.first:
-            place = index_of(path).at_step(asked.first)
+        self._selection, self._telling = selection, telling
+        self.whole = selection.first == 0 and self.log.header.index == 0
+        if selection.first:
+            place = index_of(path).at_step(selection.first)
             self.first, self._items = place.state, place.items
         else:
             self.first, self._items = first_state(self.log), self.log.items()
@@ -130,17 +130,17 @@ class Walk:
                 self._note(item)
             elif isinstance(item.event, RequestArrived):
                 self._meet(item.after.requests[item.event.id], unpack_tokens(item.event.prompt + generated_by(item.event)))
-            elif (plan := item.plan) is not None and self._asked.holds(plan.step):
+            elif (plan := item.plan) is not None and self._selection.holds(plan.step):
                 states[plan.step] = item.after
             elif isinstance(item.event, PromotionEnded):
                 self._promoted += [(item.after.planned, promoted_pages(item.before, item.event))]
             elif isinstance(item.event, EngineRecovered):
                 self.uncommitted += len(states)
                 states.clear()
-                self.recoveries += self._asked.holds(item.after.planned)
+                self.recoveries += self._selection.holds(item.after.planned)
             elif isinstance(item.event, StepCommitted):
                 step = item.event.step
-                if self._asked.end is not None and step >= self._asked.end:
+                if self._selection.end is not None and step >= self._selection.end:
                     break
                 if found := self._committed(item, states.pop(step, None), placeholders):
                     yield found
@@ -157,7 +157,7 @@ class Walk:
     ) -> RecordedStep | None:
         """The step, if it was requested. Remembers its samples for steps that were planned ahead."""
         scheduled = with_kept_drafts(item.before.in_flight[0], item.event)
-        tokens, asked = unpack_tokens(item.event.tokens), scheduled.samples
+        tokens, sampled = unpack_tokens(item.event.tokens), scheduled.samples
         self._require_tokens(tokens, f"step {scheduled.step} sampled")
         if self._telling:
             self._tell(item)
@@ -166,13 +166,13 @@ class Walk:
             for key, sampled in placeholders.items()
             if key[0] >= scheduled.step - item.before.config.pipeline_depth
         }
-        counts, _ = runs_in(item.event, int(np.count_nonzero(asked)))
+        counts, _ = runs_in(item.event, int(np.count_nonzero(sampled)))
         runs = [run.tolist() for run in np.split(tokens, np.cumsum(counts)[:-1])]
-        owners = list(zip(scheduled.ids[asked].tolist(), scheduled.preemption_counts[asked].tolist()))
+        owners = list(zip(scheduled.ids[sampled].tolist(), scheduled.preemption_counts[sampled].tolist()))
         placeholders.clear()
         placeholders.update(before | {(scheduled.step, *owner): run for owner, run in zip(owners, runs)})
         if state is None:
-            self.unseen += self._asked.holds(scheduled.step)
+            self.unseen += self._selection.holds(scheduled.step)
             return None
         state = msgspec.structs.replace(state, in_flight=(*state.in_flight[:-1], scheduled))
         drafts = {id_: run[:-1] for (id_, _), run in zip(owners, runs)}
@@ -192,7 +192,7 @@ class Walk:
         for output in outputs(item.before, item.event, item.after):
             reported = self.reported[output.id]
             reported.take(output.token, item.before.weights)
-            if self._asked.holds(item.event.step):
+            if self._selection.holds(item.event.step):
                 reported.steps.append(item.event.step)
             else:
                 reported.first += 1
@@ -225,12 +225,12 @@ def _living(state: State) -> Iterator[tuple[Request, np.ndarray]]:
 
 
 def add_range(parser: argparse.ArgumentParser) -> None:
-    """The options that `asked_of` reads."""
+    """The options that `selection_of` reads."""
     parser.add_argument("--steps", metavar="A:B", default="", help="steps from A up to, not including, B; a number is one step")
     parser.add_argument("--requests", metavar="ID,ID", default="", help="compare only these requests")
 
 
-def asked_of(steps: str, requests: str) -> Asked:
+def selection_of(steps: str, requests: str) -> Selection:
     """Raises UnusableLog if a text is no range or no list of numbers."""
     try:
         first, colon, end = steps.partition(":")
@@ -241,4 +241,4 @@ def asked_of(steps: str, requests: str) -> Asked:
         raise UnusableLog(f"--steps {steps or 'A:B'} --requests {requests or 'ID,ID'}: write whole numbers") from error
     if low < 0 or (high is not None and high <= low):
         raise UnusableLog(f"--steps {steps} holds no step: write A:B with A from 0 on and before B")
-    return Asked(first=low, end=high, requests=ids)
+    return Selection(first=low, end=high, requests=ids)

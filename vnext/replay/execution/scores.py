@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from vnext.replay.execution.execution import ModelChoice, is_ready, machine_of, sentences
-from vnext.replay.execution.recorded import Asked, Walk
+from vnext.replay.execution.recorded import Selection, Walk
 from vnext.replay.reading.drawn import Answered
 
 Scored = tuple[list[list[float] | None], list[str]]
@@ -17,7 +17,7 @@ Scored = tuple[list[list[float] | None], list[str]]
 def scores_of(log: Path, chosen: ModelChoice) -> Callable[[Sequence[Answered]], Scored]:
     """A function from answers to the log-probabilities of each, None where weights that drew it are not here, and a sentence for
     each of these. Loads the model, and each version of its weights once. Raises UnusableLog."""
-    walk = Walk(log, Asked())
+    walk = Walk(log, Selection())
     with sentences():
         machine = machine_of(walk, chosen)
     from vnext.replay.rerun.alone import Alone

@@ -27,9 +27,9 @@ class DraftsSeen(msgspec.Struct, frozen=True):
         """Take in the commit of a step; `answers` are the tokens reported before it."""
         if scheduled.drafts is None or not scheduled.drafts.any():
             return
-        asked = scheduled.samples
-        counts, drafted = runs_in(event, int(np.count_nonzero(asked)))
-        lines = zip(scheduled.ids[asked].tolist(), scheduled.drafts[asked].tolist(), counts.tolist(), drafted.tolist())
+        sampled = scheduled.samples
+        counts, drafted = runs_in(event, int(np.count_nonzero(sampled)))
+        lines = zip(scheduled.ids[sampled].tolist(), scheduled.drafts[sampled].tolist(), counts.tolist(), drafted.tolist())
         for id_, planned, count, made in lines:
             place, right = len(answers.get(id_, ())), self.right.setdefault(id_, {})
             right.update((place + at, at < count - 1) for at in range(min(made, count)))

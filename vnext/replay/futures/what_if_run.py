@@ -305,8 +305,8 @@ class Rerun:
         if self._exact and (recorded := recorded_place(self._log, scheduled)) is not None:
             return self._log.commits[recorded]
         drafts = np.zeros_like(scheduled.counts) if scheduled.drafts is None else scheduled.drafts
-        ends, asked = scheduled.starts + scheduled.counts - drafts, scheduled.samples
-        runs = [self._run(*each) for each in zip(*(each[asked].tolist() for each in (scheduled.ids, ends, drafts)))]
+        ends, sampled = scheduled.starts + scheduled.counts - drafts, scheduled.samples
+        runs = [self._run(*each) for each in zip(*(each[sampled].tolist() for each in (scheduled.ids, ends, drafts)))]
         commit = StepCommitted(step=scheduled.step, tokens=pack_tokens([token for tokens, _ in runs for token in tokens]))
         if not any(made for _, made in runs):
             return commit

@@ -336,8 +336,8 @@ def drifted_fields(reported: tuple[RankDetail, ...], report: RankDigest, state: 
 
 def load_difference(before: State, event: AdapterLoaded | AdapterEvicted) -> tuple[str, str, str] | None:
     """As `plan_difference`, of a slot whose adapter changes; None where the scheduler decides so too."""
-    wish = next_load(before)
-    decided = wish.events("")[0] if wish is not None else None
+    load = next_load(before)
+    decided = load.events("")[0] if load is not None else None
     recorded, recomputed = _change(event), "none" if decided is None else _change(decided)
     return None if recorded == recomputed else ("adapter", recorded, recomputed)
 

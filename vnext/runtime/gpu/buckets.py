@@ -11,7 +11,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from typing import Literal, NamedTuple
 
-Form = Literal["graph", "pieces", "eager"]
+Variant = Literal["graph", "pieces", "eager"]
 
 
 class Shapes(NamedTuple):
@@ -22,9 +22,9 @@ class Shapes(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """How a step is computed: by `form`, padded to `size` rows ("graph") or tokens ("pieces")."""
+    """How a step is computed: by `variant`, padded to `size` rows ("graph") or tokens ("pieces")."""
 
-    form: Form
+    variant: Variant
     size: int
 
 
@@ -60,7 +60,7 @@ def unit_room(row_count: int, splits: int) -> int:
     return room
 
 
-def choose_form(token_count: int, is_decode: bool, shares_prefix: bool, shapes: Shapes) -> Choice:
+def choose_variant(token_count: int, is_decode: bool, shares_prefix: bool, shapes: Shapes) -> Choice:
     """`is_decode`: a sample behind every token. `shares_prefix`: attention reads a prefix once for all rows, which has no fixed
     shape and stays outside graphs."""
     size = padded(token_count, shapes.rows)

@@ -19,7 +19,7 @@ from vnext.runtime.gpu.device import Device
 from vnext.runtime.gpu.device_batch import DeviceBatch, decode_slots
 from vnext.runtime.gpu.model import DeviceHead
 from vnext.runtime.gpu.staging import Staging
-from vnext.runtime.gpu.steps import DeviceForms
+from vnext.runtime.gpu.steps import DeviceVariants
 from vnext.runtime.gpu.unread import MADE, with_made
 from vnext.sampling.inputs import BehindDrafts
 from vnext.state.config import SchedulerConfig
@@ -33,10 +33,11 @@ class DeviceHeadDrafts(HeadDrafts):
     [most drafts * rows]: the newest drafts."""
 
     def __init__(
-        self, device: Device, head: DeviceHead, forms: DeviceForms, batch: DeviceBatch, table: np.ndarray, config: SchedulerConfig
+        self, device: Device, head: DeviceHead, variants: DeviceVariants, batch: DeviceBatch, table: np.ndarray,
+        config: SchedulerConfig,
     ) -> None:
         super().__init__(None, table, None, config)
-        self._on_device, self._forms, self._batch = head, forms, batch
+        self._on_device, self._variants, self._batch = head, variants, batch
         self._row_count = config.max_num_seqs + 1
         most = most_drafts(config)
         self.made = torch.zeros(most * self._row_count, dtype=torch.int64, device=device.torch_device)
@@ -75,8 +76,8 @@ class DeviceHeadDrafts(HeadDrafts):
         if logits is not None:
             parameters, places, positions = self._batch.parameters, sent["sampled"], sent["ends"]
             if wants.adjusted:
-                self._forms.adjust(logits, parameters.tables, places, positions, BehindDrafts())
-            tokens = self._forms.choose(logits, parameters.inputs(places, positions))
+                self._variants.adjust(logits, parameters.tables, places, positions, BehindDrafts())
+            tokens = self._variants.choose(logits, parameters.inputs(places, positions))
             self.made.index_copy_(0, sent["made_at"], tokens)
             if wants.adjusted:
                 self._counted.append(parameters.count(places, tokens))

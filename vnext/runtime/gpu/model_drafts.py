@@ -15,14 +15,14 @@ import torch
 from vnext.models.layers.batch import PreparedAttention
 from vnext.models.layers.layers import describe_attention
 from vnext.runtime.batch.draft_batch import DraftBatch, DraftedRow, Run
-from vnext.runtime.gpu.buckets import choose_form
+from vnext.runtime.gpu.buckets import choose_variant
 from vnext.runtime.gpu.decode_graphs import DecodeGraphs
 from vnext.runtime.gpu.device import Device
 from vnext.runtime.gpu.device_batch import DeviceBatch, HostSamples, HostStep
 from vnext.runtime.gpu.model import DeviceModel
 from vnext.runtime.gpu.piecewise_graphs import PiecewiseGraphs
 from vnext.runtime.gpu.staging import Staging
-from vnext.runtime.gpu.steps import DeviceForms
+from vnext.runtime.gpu.steps import DeviceVariants
 from vnext.state.config import SchedulerConfig
 from vnext.state.drafting import most_drafts
 from vnext.state.state import blocks_for
@@ -36,17 +36,17 @@ class ModelDrafts(DraftBatch):
     """Drafts for the rows of one batch, by the contract of DraftBatch. `table` is the host's copy of the batch's."""
 
     def __init__(
-        self, device: Device, model: DeviceModel, forms: DeviceForms, batch: DeviceBatch, table: np.ndarray,
+        self, device: Device, model: DeviceModel, variants: DeviceVariants, batch: DeviceBatch, table: np.ndarray,
         config: SchedulerConfig,
     ) -> None:  # fmt: skip
         super().__init__(None, table, None, config)
-        self._device, self._on_device, self._forms, self._batch = device, model, forms, batch
+        self._device, self._on_device, self._variants, self._batch = device, model, variants, batch
         self._staging = Staging(device, BUFFERS)
         self._decodes = DecodeGraphs(
-            device, model, batch, forms.choose, forms.adjust, forms.wrap, max(forms.shapes.rows, default=0)
+            device, model, batch, variants.choose, variants.adjust, variants.wrap, max(variants.shapes.rows, default=0)
         )
         samples_max = config.max_num_seqs * (1 + most_drafts(config))
-        self._pieces = PiecewiseGraphs(device, model, samples_max, forms.operations.paged_attention)
+        self._pieces = PiecewiseGraphs(device, model, samples_max, variants.operations.paged_attention)
 
     def _next_run(self, row: DraftedRow, drafts: np.ndarray) -> Run:
         return Run(row.place, np.concatenate((row.tokens[-1:], drafts)), len(row.tokens) + len(drafts))
@@ -86,19 +86,19 @@ class ModelDrafts(DraftBatch):
 
     def _run_step(self, step: HostStep) -> torch.Tensor | None:
         """The samples (int64 [S]); None if there are none."""
-        model, forms = self._on_device, self._forms
-        form, size = choose_form(len(step.token_ids), step.is_decode, False, forms.shapes)
-        if form == "graph":
+        model, variants = self._on_device, self._variants
+        variant, size = choose_variant(len(step.token_ids), step.is_decode, False, variants.shapes)
+        if variant == "graph":
             return self._decodes.run(step, size, self._staging).tokens
         batch, samples = self._batch.forward(step, self._staging)
-        metadata = describe_attention(model.kv, batch, forms.operations, model.windows)
-        if form == "pieces":
+        metadata = describe_attention(model.kv, batch, variants.operations, model.windows)
+        if variant == "pieces":
             hidden = self._pieces.run(batch, metadata, size)
         else:
-            hidden = model.hidden(batch._replace(attention=PreparedAttention(metadata, forms.operations.paged_attention)))
+            hidden = model.hidden(batch._replace(attention=PreparedAttention(metadata, variants.operations.paged_attention)))
         if not len(step.samples.at):
             return None
         logits, parameters = model.logits(hidden), self._batch.parameters
         if step.wants.adjusted:
-            forms.adjust(logits, parameters.tables, samples.rows, samples.positions, samples.drafts)
-        return forms.choose(logits, parameters.inputs(samples.rows, samples.positions))
+            variants.adjust(logits, parameters.tables, samples.rows, samples.positions, samples.drafts)
+        return variants.choose(logits, parameters.inputs(samples.rows, samples.positions))

@@ -1,6 +1,6 @@
 """Sampling updates: what the host sends a device when requests take batch rows, once, as they join.
 
-Owns, on the host, the row parameters that decide a step's form, and the updates not sent yet. For a penalised request the
+Owns, on the host, the row parameters that decide a step's variant, and the updates not sent yet. For a penalised request the
 tokens are sent, not a vocabulary; the device counts tokens sampled later. The device's tables are in `row_parameters.py`.
 """
 

@@ -1,7 +1,7 @@
 """Steps on a device: each is launched without waiting; the next may be launched before the host knows its tokens.
 
-Owns the order of one step's work, and the choice of its form (`buckets.py`): a graph for decodes, pieces for other steps, or
-eager, which is the plain form of both. Every request to the device goes through the interface of `device.py`. Knows states and
+Owns the order of one step's work, and the choice of its variant (`buckets.py`): a graph for decodes, pieces for other steps, or
+eager, which is the plain variant of both. Every request to the device goes through the interface of `device.py`. Knows states and
 tensors. Its choices affect no token, except through the last bits of products whose shape is padded.
 """
 
@@ -26,7 +26,7 @@ from vnext.runtime.batch.prompt_results import PromptSums
 from vnext.runtime.batch.prompt_tensors import compute, places_of
 from vnext.runtime.batch.step_outputs import NOTHING_SAMPLED, StepOutputs, reported, spoilt_requests
 from vnext.runtime.gpu.adapter_regions import Regions
-from vnext.runtime.gpu.buckets import Choice, Shapes, choose_form
+from vnext.runtime.gpu.buckets import Choice, Shapes, choose_variant
 from vnext.runtime.gpu.cascade import Costs, common_blocks, pays
 from vnext.runtime.gpu.decode_graphs import DecodeGraphs, Watch
 from vnext.runtime.gpu.device import Device, Mark
@@ -48,7 +48,7 @@ WRITTEN_AHEAD = 1
 """Buffers beyond those of the steps in transit."""
 
 
-class DeviceForms(msgspec.Struct, frozen=True, kw_only=True):
+class DeviceVariants(msgspec.Struct, frozen=True, kw_only=True):
     """What serves on this device. `shapes`: the captured sizes. `cascade`: the costs by which attention decides whether to read a
     prefix once; None where it cannot. `wrap`, a compiler, wraps what is captured."""
 
@@ -124,33 +124,33 @@ class DeviceSteps:
     """The steps of one rank. One thread."""
 
     def __init__(
-        self, device: Device, model: DeviceModel, state: State, forms: DeviceForms, vocabulary: Vocabulary | None = None,
+        self, device: Device, model: DeviceModel, state: State, variants: DeviceVariants, vocabulary: Vocabulary | None = None,
         drafts_of: Callable[..., DraftBatch] | None = None, regions: Regions | None = None,
     ) -> None:  # fmt: skip
         """`state`: the engine's first. `vocabulary`: what constraints are matched with; none arrive without it. `drafts_of` and
         `regions`: as DeviceBatch's."""
         config = state.config
-        self._device, self._model, self._forms = device, model, forms
+        self._device, self._model, self._variants = device, model, variants
         operations = batch_operations(device.torch_device.type)
         self._batch = DeviceBatch(config, model.config.vocab_size, device, operations, vocabulary, drafts_of, regions)
         self._masking = Masking(
-            device, self._batch.masks, self._batch.unread, forms.keep, config.pipeline_depth + WRITTEN_AHEAD
+            device, self._batch.masks, self._batch.unread, variants.keep, config.pipeline_depth + WRITTEN_AHEAD
         )
         self._staging = Staging(device, config.pipeline_depth + WRITTEN_AHEAD)
         self._decodes = DecodeGraphs(
-            device, model, self._batch, forms.choose, forms.adjust, forms.wrap, max(forms.shapes.rows, default=0)
+            device, model, self._batch, variants.choose, variants.adjust, variants.wrap, max(variants.shapes.rows, default=0)
         )
         samples_max = config.max_num_seqs * (1 + most_drafts(config) if config.speculation else 1)
-        self._pieces = PiecewiseGraphs(device, model, samples_max, forms.operations.paged_attention)
+        self._pieces = PiecewiseGraphs(device, model, samples_max, variants.operations.paged_attention)
         self._sums = PromptSums()
         self._watch = FedWatch(device, self._batch.parameters, model.adapters)
         self._common: tuple[bytes, int] = b"", 0
-        self.forms_run: dict[str, int] = {"graph": 0, "pieces": 0, "eager": 0}
+        self.variants_run: dict[str, int] = {"graph": 0, "pieces": 0, "eager": 0}
 
     @torch.inference_mode()
     def prepare(self) -> None:
         """Capture the graphs that most steps need: every number of rows, with short contexts."""
-        for rows in reversed(self._forms.shapes.rows):
+        for rows in reversed(self._variants.shapes.rows):
             self._decodes.prepare(rows, rows)
 
     @torch.inference_mode()
@@ -160,7 +160,7 @@ class DeviceSteps:
         step = self._batch.host_step(state)
         shared = self._shared_blocks(state, step)
         choice = self._choice(step, shared)
-        self.forms_run[choice.form] += 1
+        self.variants_run[choice.variant] += 1
         seen: list[FedOnDevice] = []
 
         def watch(batch: ForwardBatch, samples: Samples) -> None:
@@ -189,16 +189,16 @@ class DeviceSteps:
         return PendingStep(state.in_flight[-1], began_s, found, mark, step.asked, fed, results, failed, samples)
 
     def _choice(self, step: HostStep, shared: int) -> Choice:
-        """The step's form. No graph holds the hidden states that prompts need."""
+        """The step's variant. No graph holds the hidden states that prompts need."""
         if step.prompts is not None:
             return Choice("eager", len(step.token_ids))
-        return choose_form(len(step.token_ids), step.is_decode, shared > 0, self._forms.shapes)
+        return choose_variant(len(step.token_ids), step.is_decode, shared > 0, self._variants.shapes)
 
     def _run(
         self, step: HostStep, choice: Choice, shared: int, watch: Watch | None
     ) -> tuple[OnDevice | None, list[torch.Tensor]]:
         """The samples, and the tensors of `prompts.compute`."""
-        if choice.form == "graph":
+        if choice.variant == "graph":
             return self._decode(step, choice.size, watch), []
         return self._mixed(step, choice, shared, watch)
 
@@ -217,10 +217,10 @@ class DeviceSteps:
         if watch is not None:
             watch(batch, samples)
         metadata = self._metadata(batch, shared)
-        if choice.form == "pieces":
+        if choice.variant == "pieces":
             hidden = self._pieces.run(batch, metadata, choice.size)
         else:
-            prepared = PreparedAttention(metadata, self._forms.operations.paged_attention)
+            prepared = PreparedAttention(metadata, self._variants.operations.paged_attention)
             batch = batch._replace(attention=prepared)
             if step.prompts is not None:
                 return self._with_prompts(step, batch, samples)
@@ -242,11 +242,11 @@ class DeviceSteps:
         if step.wants.reported and (step.wants.adjusted or step.wants.masked):
             logits = raw.clone()
         if step.wants.adjusted:
-            self._forms.adjust(logits, parameters.tables, samples.rows, samples.positions, samples.drafts)
+            self._variants.adjust(logits, parameters.tables, samples.rows, samples.positions, samples.drafts)
         if step.wants.masked:
             self._masking.apply(logits, step.samples.rows)
         spoilt = torch.empty(len(logits), dtype=torch.bool, device=logits.device)
-        tokens = self._forms.choose(logits, parameters.inputs(samples.rows, samples.positions), spoilt=spoilt)
+        tokens = self._variants.choose(logits, parameters.inputs(samples.rows, samples.positions), spoilt=spoilt)
         self._batch.remember(step.wants, samples.takers, tokens)
         return self._reported(step, OnDevice(Sampled(tokens), spoilt), raw, samples.reported)
 
@@ -260,11 +260,11 @@ class DeviceSteps:
 
     def _metadata(self, batch: ForwardBatch, shared: int) -> list[Any]:
         extra = (shared,) if shared else ()
-        return describe_attention(self._model.kv, batch, self._forms.operations, self._model.windows, *extra)
+        return describe_attention(self._model.kv, batch, self._variants.operations, self._model.windows, *extra)
 
     def _shared_blocks(self, state: State, step: HostStep) -> int:
         """Blocks that attention reads once for all entries; 0 where that does not pay. Computed once per batch."""
-        costs = self._forms.cascade
+        costs = self._variants.cascade
         if costs is None or len(step.begins) < 2:
             return 0
         scheduled = state.in_flight[-1]

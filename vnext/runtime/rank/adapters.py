@@ -113,11 +113,11 @@ class AdapterSlots:
         """As Base.linear_layers."""
         return self._base.linear_layers
 
-    def read(self, wish: ReadAdapter) -> None:
+    def read(self, request: ReadAdapter) -> None:
         """Begin to read an adapter, in the place of the one that was read and not used."""
         if self._reading is not None and self._reading.held is not None:
             self._places.free(self._reading.held)
-        self._reading, self._is_reported = self._begin_reading(wish.path, wish.digest), False
+        self._reading, self._is_reported = self._begin_reading(request.path, request.digest), False
 
     def done(self) -> list[AdapterRead]:
         """The report of the adapter that has been read since the last call, if one has."""

@@ -40,7 +40,7 @@ from vnext.runtime.gpu.model import why_not_captured
 from vnext.runtime.gpu.model_drafts import ModelDrafts
 from vnext.runtime.gpu.pages import DevicePages
 from vnext.runtime.gpu.row_parameters import parameter_bytes
-from vnext.runtime.gpu.steps import DeviceForms, DeviceSteps, PendingStep
+from vnext.runtime.gpu.steps import DeviceSteps, DeviceVariants, PendingStep
 from vnext.runtime.protocol.settings import GpuSettings, RankSettings, SettingsError
 from vnext.runtime.rank.adapters import AdapterSlots
 from vnext.runtime.rank.draft_costs import BLOCK_SIZE, MANY_ROWS, SECONDS, draft_costs
@@ -90,11 +90,11 @@ def why_eager(config: ModelConfig, parallel: Parallel, dtype: torch.dtype, is_fi
     return why_not_captured(config, parallel, dtype, is_fixed)
 
 
-def device_forms(runner: ModelRunner, gpu: GpuSettings) -> DeviceForms:
+def device_variants(runner: ModelRunner, gpu: GpuSettings) -> DeviceVariants:
     """The device operations that serve a model on a GPU. Raises SettingsError."""
     config, parallel = runner.config, runner.parallel
     costs = Costs(runner.own_block_bytes(1), config.layer_count) if backend_for("cuda").can_capture else None
-    forms = DeviceForms(
+    variants = DeviceVariants(
         operations=operations("cuda"),
         choose=sampler_for("cuda"),
         adjust=logits_processor_for("cuda"),
@@ -103,29 +103,29 @@ def device_forms(runner: ModelRunner, gpu: GpuSettings) -> DeviceForms:
         cascade=costs,
         wrap=compiler() if gpu.compile else None,
     )
-    return with_attention(forms, runner, ATTENTION_BACKENDS[gpu.attention])
+    return with_attention(variants, runner, ATTENTION_BACKENDS[gpu.attention])
 
 
-def draft_forms(runner: ModelRunner, gpu: GpuSettings) -> DeviceForms | None:
+def draft_variants(runner: ModelRunner, gpu: GpuSettings) -> DeviceVariants | None:
     """As device_forms, of the draft model or the head; None where neither drafts."""
     if runner.head is None:
-        return device_forms(runner.draft, gpu) if runner.draft else None
+        return device_variants(runner.draft, gpu) if runner.draft else None
     why = why_eager(runner.head.config, runner.parallel, torch_dtype(runner.dtype), runner.invariance.form == "fixed")
-    return replace(device_forms(runner, gpu), shapes=captured_shapes(gpu, why), wrap=None)
+    return replace(device_variants(runner, gpu), shapes=captured_shapes(gpu, why), wrap=None)
 
 
-def with_attention(forms: DeviceForms, runner: ModelRunner, backend: AttentionBackend) -> DeviceForms:
+def with_attention(variants: DeviceVariants, runner: ModelRunner, backend: AttentionBackend) -> DeviceVariants:
     """The device operations with a backend's attention where it can do the same. Raises SettingsError."""
     if backend.name == "auto":
         backend = for_long_prompts(runner) or backend
     elif reason := why_not_attention(backend, runner):
         raise SettingsError(f"--attention is {backend.name}, but {reason}: leave the option out")
     if not backend.module:
-        return forms
+        return variants
     attend = {name: getattr(import_module(backend.module), name) for name in ("attention_metadata", "paged_attention")}
-    shapes = forms.shapes if backend.can_capture else Shapes((), forms.shapes.tokens)
-    cascade = forms.cascade if backend.shares_prefix else None
-    return replace(forms, operations=forms.operations._replace(**attend), shapes=shapes, cascade=cascade)
+    shapes = variants.shapes if backend.can_capture else Shapes((), variants.shapes.tokens)
+    cascade = variants.cascade if backend.shares_prefix else None
+    return replace(variants, operations=variants.operations._replace(**attend), shapes=shapes, cascade=cascade)
 
 
 def why_not_attention(backend: AttentionBackend, runner: ModelRunner) -> str:
@@ -199,7 +199,7 @@ def device_rank(
     if settings.max_lora_rank:
         with enough_memory("the adapters do", "lower --max-loras or --max-lora-rank"):
             keep_adapters(runner, device, settings.gpu.adapters_max, settings.max_lora_rank)
-    make = step_maker(runner, device, device_forms(runner, settings.gpu), draft_forms(runner, settings.gpu), pages)
+    make = step_maker(runner, device, device_variants(runner, settings.gpu), draft_variants(runner, settings.gpu), pages)
     weights = RankWeights(settings.rank, settings.world_size, runner)
     return Rank(settings.rank, LaterSteps(make, runner.adapters), weights, tier)
 
@@ -213,25 +213,25 @@ def keep_adapters(runner: ModelRunner, device: Device, adapters_max: int, rank_m
 
 
 def step_maker(
-    runner: ModelRunner, device: Device, forms: DeviceForms, draft_forms: DeviceForms | None = None,
+    runner: ModelRunner, device: Device, variants: DeviceVariants, draft_variants: DeviceVariants | None = None,
     pages: DevicePages | None = None,
 ) -> Callable[[State], DeviceSteps]:  # fmt: skip
-    """A function that makes the cache and the steps, and captures the graphs that most steps need. `draft_forms`: those of what
+    """A function that makes the cache and the steps, and captures the graphs that most steps need. `draft_variants`: those of what
     drafts; without them it does not draft. `pages`: learns of the caches."""
 
     def make(state: State) -> DeviceSteps:
         sizes = (state.config.page_count, state.config.block_size)
         model, draft, drafts_of = runner.device_model(*sizes), None, None
-        if draft_forms is not None and state.config.speculation is not None:
+        if draft_variants is not None and state.config.speculation is not None:
             if runner.head is not None:
-                drafts_of = partial(DeviceHeadDrafts, device, runner.head, draft_forms)
+                drafts_of = partial(DeviceHeadDrafts, device, runner.head, draft_variants)
             elif runner.draft is not None:
                 draft = runner.draft.device_model(*sizes)
-                drafts_of = partial(ModelDrafts, device, draft, draft_forms)
+                drafts_of = partial(ModelDrafts, device, draft, draft_variants)
         if pages is not None:
             pages.use([each.kv for each in (model, draft) if each is not None])
         vocabulary = runner.vocabulary(state.config.eos_token_ids)
-        steps = DeviceSteps(device, model, state, forms, vocabulary, drafts_of, runner.adapters)
+        steps = DeviceSteps(device, model, state, variants, vocabulary, drafts_of, runner.adapters)
         steps.prepare()
         return steps
 
@@ -243,7 +243,7 @@ def device_draft_costs(settings: RankSettings, runner: ModelRunner, device: Devi
     gpu = replace(settings.gpu, rows_max=MANY_ROWS, drafts_max=0, graph_sizes=(), tokens_max=MANY_ROWS * BLOCK_SIZE, compile=False)
 
     def make_steps(of: ModelRunner) -> LaterSteps:
-        return LaterSteps(step_maker(of, device, device_forms(of, gpu), draft_forms(of, gpu)))
+        return LaterSteps(step_maker(of, device, device_variants(of, gpu), draft_variants(of, gpu)))
 
     return draft_costs(runner, make_steps, pipeline_depth=2, seconds=SECONDS if settings.world_size == 1 else 0.0)
 

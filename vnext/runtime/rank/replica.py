@@ -18,7 +18,7 @@ from vnext.runtime.protocol.messages import AdapterRead, BlocksPublished, Blocks
 from vnext.runtime.rank.steps import Steps, is_due
 from vnext.runtime.rank.tier import RankTier
 from vnext.runtime.rank.weights import RankWeights
-from vnext.runtime.transport.ring.broadcast import BeginFrom, FetchBlocks, ReadAdapter, StoreBlocks, Wish, decode_events
+from vnext.runtime.transport.ring.broadcast import BeginFrom, FetchBlocks, RankRequest, ReadAdapter, StoreBlocks, decode_events
 from vnext.runtime.transport.ring.commands import AnyCommand
 from vnext.state.digest import details, digest, histories
 from vnext.state.events import (
@@ -83,7 +83,7 @@ class Rank:
             if each is not None:
                 each.close()
 
-    def _apply(self, event: AnyEvent | Wish | AnyCommand) -> None:
+    def _apply(self, event: AnyEvent | RankRequest | AnyCommand) -> None:
         if not isinstance(event, Event):
             self._do(event)
             return
@@ -105,20 +105,20 @@ class Rank:
             self.steps.launch(self._state)
             self._asked.append(self._report(plan.step))
 
-    def _do(self, wish: Wish | AnyCommand) -> None:
+    def _do(self, request: RankRequest | AnyCommand) -> None:
         """What the engine core asks for beside the events."""
-        if isinstance(wish, ReadAdapter):
-            self.steps.adapters.read(wish)
-        elif isinstance(wish, StoreBlocks):
-            self.tier.store(wish)
-        elif isinstance(wish, FetchBlocks):
-            self.tier.expect(wish)
-        elif isinstance(wish, BeginFrom):
-            self._state = snapshot.load(snapshot.decode(wish.snapshot), self._state.config)
+        if isinstance(request, ReadAdapter):
+            self.steps.adapters.read(request)
+        elif isinstance(request, StoreBlocks):
+            self.tier.store(request)
+        elif isinstance(request, FetchBlocks):
+            self.tier.expect(request)
+        elif isinstance(request, BeginFrom):
+            self._state = snapshot.load(snapshot.decode(request.snapshot), self._state.config)
             if weights := self._state.weights:
                 self._weights.load(weights.path, weights.digest)
         else:
-            self._weights.obey(wish)
+            self._weights.obey(request)
 
     def _own_commit(self, step: int) -> StepCommitted:
         """The commit of a step with this rank's samples."""

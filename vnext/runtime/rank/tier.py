@@ -144,14 +144,14 @@ class RankTier:
         filling = self._fillings.get(report.transfer) if isinstance(report, BlocksRead) else None
         return filling is None or filling.look()
 
-    def store(self, wish: StoreBlocks) -> None:
+    def store(self, request: StoreBlocks) -> None:
         """Copy these pages, and write them."""
-        copies = self._memory.copy(wish.pages)
-        self._futures.append(self._writer.submit(self._write, wish.blocks, copies))
+        copies = self._memory.copy(request.pages)
+        self._futures.append(self._writer.submit(self._write, request.blocks, copies))
 
-    def expect(self, wish: FetchBlocks) -> None:
+    def expect(self, request: FetchBlocks) -> None:
         """The blocks of the transfer that begins next are another engine's."""
-        self._tickets[wish.transfer] = wish.ticket
+        self._tickets[request.transfer] = request.ticket
 
     def fold(self, event: AnyEvent, state: State) -> None:
         """Do what an event asks for, which has led to `state`."""

@@ -65,10 +65,10 @@ class FetchBlocks(_Wire, tag=103):
     ticket: str
 
 
-Wish = ReadAdapter | BeginFrom | StoreBlocks | FetchBlocks
+RankRequest = ReadAdapter | BeginFrom | StoreBlocks | FetchBlocks
 _as_they_are = [event for event in get_args(AnyEvent) if event not in (RequestArrived, StepCommitted)]
 _encoder = msgspec.msgpack.Encoder()
-_wires = (_Arrived, _Committed, *get_args(Wish), *get_args(AnyCommand), *_as_they_are)
+_wires = (_Arrived, _Committed, *get_args(RankRequest), *get_args(AnyCommand), *_as_they_are)
 _decoder = msgspec.msgpack.Decoder(tuple[Union[_wires], ...])  # noqa: UP007
 
 
@@ -77,19 +77,19 @@ def encode_events(events: Sequence[AnyEvent]) -> bytes:
     return _encoder.encode([_to_wire(event) for event in events])
 
 
-def encode_read(wish: ReadAdapter) -> bytes:
+def encode_read(request: ReadAdapter) -> bytes:
     """One ring message without events."""
-    return _encoder.encode([wish])
+    return _encoder.encode([request])
 
 
-def encode_store(wish: StoreBlocks) -> bytes:
+def encode_store(request: StoreBlocks) -> bytes:
     """One ring message without events."""
-    return _encoder.encode([wish])
+    return _encoder.encode([request])
 
 
-def encode_fetch(wish: FetchBlocks) -> bytes:
+def encode_fetch(request: FetchBlocks) -> bytes:
     """One ring message without events."""
-    return _encoder.encode([wish])
+    return _encoder.encode([request])
 
 
 def encode_begin(started: EngineStarted, snapshot: bytes) -> bytes:
@@ -102,7 +102,7 @@ def encode_command(command: AnyCommand) -> bytes:
     return _encoder.encode([command])
 
 
-def decode_events(message: bytes, next_id: int = 0) -> tuple[AnyEvent | Wish | AnyCommand, ...]:
+def decode_events(message: bytes, next_id: int = 0) -> tuple[AnyEvent | RankRequest | AnyCommand, ...]:
     """The events of a ring message, in order, or what a rank is asked to do; `next_id` is the id that the replica gives to the
     next arrival.
 
