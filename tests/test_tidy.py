@@ -130,7 +130,7 @@ ARROWS = {
     },  # one static server of pages
     "replay/cli": {
         "replay/ui", "replay/execution", "replay/rerun", "replay/answers", "replay/console", "replay/reading", "log",
-        "base", "options/misuse", "runtime/processes/inherited", "kernels/format",
+        "base", "runtime/processes/inherited", "kernels/format",
     },
     "api": {
         "runtime/protocol", "state/config", "state/events", "state/params", "text", "kernels", "models", "options",

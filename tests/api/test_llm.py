@@ -12,8 +12,8 @@ from engine_here import engines_here
 from vnext import LLM, BeamSearchParams, SamplingParams
 from vnext.runtime.protocol.sampling_params import InvalidRequest
 from vnext.runtime.protocol.settings import SettingsError
-from vnext.text.bad_words import banned_sequences
 from vnext.text.template import ChatTemplate
+from vnext.text.tokenizer import banned_sequences
 
 # Nothing here depends on what the model knows: answers do not end by themselves, and special tokens are shown.
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True, skip_special_tokens=False)

@@ -13,8 +13,7 @@ from vnext.runtime.processes.launch import DEMO_MODEL
 from vnext.sampling.constraint import Matcher, Vocabulary
 from vnext.state.config import SchedulerConfig
 from vnext.state.params import Constraint, Sampling
-from vnext.text.bad_words import banned_sequences
-from vnext.text.tokenizer import Tokenizer
+from vnext.text.tokenizer import Tokenizer, banned_sequences
 
 TOKENIZER = Tokenizer.load(DEMO_MODEL)
 SIZE = TOKENIZER.vocab_size

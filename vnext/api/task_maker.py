@@ -123,7 +123,7 @@ class TaskMaker:
         """One answer's request. Without a seed, the engine core derives its key from the LLM's seed."""
         from vnext.runtime.protocol.messages import SubmitRequest
         from vnext.state.events import pack_tokens
-        from vnext.text.bad_words import banned_sequences
+        from vnext.text.tokenizer import banned_sequences
 
         seed = 0 if params.seed is None else answer_seed(params.seed, index)
         sampling = to_sampling(params, seed, len(tokens), self.max_model_len, constraint=constraint)

@@ -2,7 +2,7 @@
 
 Each admission is tried on a scratch pool with the reducer's own functions. The plan therefore sees exactly what will
 happen: hits, evictions, and blocks that one admitted request completes for the next. The schedule stops at the first verdict that
-is a wait; whoever explains it goes on (explain.py). If the first request cannot fit even after all evictions, it waits without a
+is a wait; explain.py goes on. If the first request cannot fit even after all evictions, it waits without a
 trial, because a queue blocked by memory would pay for one in every step.
 """
 

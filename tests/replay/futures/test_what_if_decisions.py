@@ -11,7 +11,7 @@ import pytest
 from msgspec.structs import replace
 from test_replay_what_if import Machine, machine_log, real_config, ring_of
 
-from vnext.replay.futures import drafts_seen, forking, loads
+from vnext.replay.futures import forking, loads, recording
 from vnext.replay.futures.recording import Recorded, recorded
 from vnext.replay.futures.redecided import answers_of, events_of, recorded_events
 from vnext.replay.futures.revived import salted, warmed
@@ -210,7 +210,7 @@ def test_drafts_that_a_log_shows_are_made_again(drafted, monkeypatch, fault):
     log, taken = opened(drafted)
     assert retrace(taken, log.header.started).events == taken.events
     if fault:
-        monkeypatch.setattr(drafts_seen.DraftsSeen, "run", lambda *_: (0, 0))
+        monkeypatch.setattr(recording.DraftsSeen, "run", lambda *_: (0, 0))
     answer = what_if(drafted, [], Objective())
     assert answer.reproduced == answer.events
     near = answer.unchanged.tokens_s == pytest.approx(answer.recorded.tokens_s, rel=0.02)
@@ -222,7 +222,7 @@ def test_other_settings_make_most_of_the_same_drafts(drafted):
     log, taken = opened(drafted)
     started = log.header.started
     own = tokens_a_step(rerun(taken, started, started.config, as_recorded(taken)))
-    none = replace(taken, drafts=drafts_seen.DraftsSeen({}, {}))
+    none = replace(taken, drafts=recording.DraftsSeen({}, {}))
     for changes in ({"max_num_seqs": 3}, {"max_num_batched_tokens": 24}, {"pipeline_depth": 1}):
         config = replace(started.config, **changes)
         found, without = (tokens_a_step(rerun(each, started, config, as_recorded(each))) for each in (taken, none))
@@ -234,13 +234,13 @@ def test_what_a_commit_shows_of_its_drafts():
     """Request 4 keeps two of three, request 5 has made but one of three, and request 6 has no place for any."""
     entries = np.array([[4, 5, 6], [0, 0, 0], [10, 10, 10], [4, 4, 1]])
     scheduled = StepInFlight(0, entries, np.ones(3, bool), 9, np.array([3, 3, 0]))
-    seen = drafts_seen.DraftsSeen({}, {})
+    seen = recording.DraftsSeen({}, {})
     seen.hear(scheduled, StepCommitted(step=0, tokens=bytes(24), counts=bytes([3, 2, 1]), drafted=bytes([3, 1, 0])), {4: [9], 5: [9, 9]})
     assert seen.right == {4: {1: True, 2: True, 3: False}, 5: {2: True}, 6: {}} and seen.most == {5: {2: 1}}
 
 
 def test_a_kept_draft_and_a_wrong_one_are_told_apart():
-    seen = drafts_seen.DraftsSeen({4: {7: True, 8: True, 9: False, 20: True}}, {4: {8: 1}})
+    seen = recording.DraftsSeen({4: {7: True, 8: True, 9: False, 20: True}}, {4: {8: 1}})
     assert [seen.run(4, 7, most) for most in (0, 1, 2, 3)] == [(0, 0), (1, 1), (2, 2), (3, 2)]
     assert seen.run(4, 8, 3) == (1, 1) and seen.run(4, 9, 3) == (3, 0) and seen.run(5, 7, 2) == (2, 0)
 

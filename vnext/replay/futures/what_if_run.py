@@ -297,7 +297,7 @@ class Rerun:
 
     def _result(self, scheduled: StepInFlight) -> StepCommitted:
         """The recorded token at each place; where none was recorded, a token that ends nothing. Drafts are as the log shows
-        them (drafts_seen.py).
+        them (`DraftsSeen`).
 
         A step that equals one of the log's samples exactly what that one did, including samples that were never
         reported and drafts.

@@ -17,8 +17,7 @@ import torch
 from vnext.kernels.batch_index import BatchOperations
 from vnext.kernels.thin_tiles import ThinTiles, make_tiles
 from vnext.models.layers.batch import ForwardBatch, GroupPlaces, HostBatch
-from vnext.runtime.batch.adapter_rows import adapter_rows
-from vnext.runtime.batch.batch import PersistentBatch, positions_of
+from vnext.runtime.batch.batch import PersistentBatch, adapter_rows, positions_of
 from vnext.runtime.batch.draft_batch import DraftBatch
 from vnext.runtime.batch.draft_rows import NO_DRAFTS, Drafted
 from vnext.runtime.batch.masks import RowMasks

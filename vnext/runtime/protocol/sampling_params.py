@@ -156,7 +156,7 @@ class SamplingParams(UncheckedParams, frozen=True, kw_only=True):
     that is completed ends the answer; the first `min_tokens` tokens are not searched for stop strings.
     `allowed_token_ids` are the only tokens of an answer (None for all; without an end token among them it has
     the full length). `bad_words` are texts that an answer never completes, as the tokenizer writes them at its beginning and
-    after a space (vnext/text/bad_words.py). `structured_outputs` holds the answer to a schema or
+    after a space (vnext/text/tokenizer.py). `structured_outputs` holds the answer to a schema or
     grammar. `num_speculative_tokens` bounds the request's drafts in a step and 0 forbids them; None is the engine's own number.
     Drafts change no answer (docs/drafts.md). `prompt_cache_retention` pins prompt and answer in the cache for "5m", "1h" or "24h"
     (docs/retention.md); "in_memory", "" and None pin nothing. `output_kind` is for `AsyncLLM`; `LLM.generate` has whole answers.

@@ -36,7 +36,7 @@ from vnext.server.context.openai_types import ChatBody
 from vnext.server.context.traces import CallTrace, call_trace, usage_attributes
 from vnext.state.events import pack_tokens
 from vnext.text.answer import Answer, Delta
-from vnext.text.bad_words import banned_sequences
+from vnext.text.tokenizer import banned_sequences
 
 RETAINED = ("retained_tokens", "unretained_tokens")
 """The members of a usage that say what stays in the cache and what has found no room there."""
