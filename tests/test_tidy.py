@@ -170,7 +170,7 @@ PARAMETERS = {
     "EngineCore.__init__": 10, "OpenBlocks.put_steady": 10, "paged_attention": 10, "PlainExchange.take": 9,
     "_grammar": 9, "add_tiled": 9, "check_paged_attention": 9, "experts_by": 9,
 }  # fmt: skip
-SHORT_FILES_MAX = 66
+SHORT_FILES_MAX = 50
 ANYS_MAX = 1000
 EVENT_FILES_MAX = 28
 # How many imports stand inside functions, with the reason. All others are at the top of their file.
