@@ -86,7 +86,7 @@ def test_another_tokenizer(tmp_path: Path) -> None:
     [
         ({"hf_overrides": {"architectures": ["NoSuchModel"]}}, "NoSuchModel"),
         ({"hf_overrides": {"hidden_size": 0}}, None), ({"tokenizer": "/nowhere"}, "there is no folder"),
-        ({"model": str(DEMO_MODEL), "revision": "main"}, "is a folder, which has no revision 'main'; leave --revision out"),
+        ({"model": str(DEMO_MODEL), "revision": "main"}, "is on this machine and has no revision 'main'; leave --revision out"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_is_refused_before_anything_starts(settings: dict, words: str | None) -> None:

@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 
 from vnext.kernels.arrays import as_tensor, host_dtype, torch_dtype
 from vnext.kernels.derivatives import TrainedWeight, exact, trainable
+from vnext.kernels.formats.floats import PLAIN
 from vnext.kernels.table import Operations, operations, substituted
 from vnext.models.config.folder import assigned_files, weight_files
 from vnext.models.config.model_config import ModelConfig, load_config
@@ -123,7 +124,7 @@ class _Source:
 
     def packed(self, names: tuple[str, ...], *, exact: bool = False) -> TrainedWeight:
         weight = self.fused(names)
-        return TrainedWeight(weight, self._operations.pack_weight(weight.detach(), shards=self._shards(names[0])))
+        return TrainedWeight(weight, self._operations.pack_weight(weight.detach(), PLAIN, self._shards(names[0])))
 
     def packed_gated(self, names: tuple[str, ...]) -> TrainedWeight:
         weight = self.fused(names)
@@ -132,7 +133,7 @@ class _Source:
     def stacked(self, groups: tuple[tuple[str, ...], ...], gated: bool) -> TrainedWeight:
         weight = torch.stack([self.fused(names) for names in groups])
         activation, shards = self._config.activation if gated else "", self._shards(groups[0][0])
-        return TrainedWeight(weight, self._operations.pack_experts(weight.detach(), activation, shards=shards))
+        return TrainedWeight(weight, self._operations.pack_experts(weight.detach(), activation, PLAIN, shards))
 
     def integers(self, name: str, count: int) -> torch.Tensor:
         return self._integers[name].long()[:count]

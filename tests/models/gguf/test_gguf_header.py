@@ -13,8 +13,9 @@ import pytest
 from gguf_writing import write
 
 from vnext.models.errors import ModelError
+from vnext.models.gguf.config import config_of
 from vnext.models.gguf.folder import folder_of, gguf_in
-from vnext.models.gguf.header import read_header
+from vnext.models.gguf.header import Header, Tensor, read_header
 
 METADATA = {
     "general.architecture": "llama", "llama.block_count": 2, "llama.rope.freq_base": 1e5, "a.flag": True, "a.text": "grüße",
@@ -31,7 +32,7 @@ def file(tmp_path: Path) -> Path:
 
 def test_what_was_written_is_read(file: Path) -> None:
     header = read_header(file)
-    found = {key: value.tolist() if isinstance(value, np.ndarray) else value for key, value in header.metadata.items()}
+    found = {key: list(value) if isinstance(value, tuple) else value for key, value in header.metadata.items()}
     assert found == METADATA
     assert [(name, tensor.type, tensor.shape) for name, tensor in header.tensors.items()] == [
         ("a.weight", "F32", (3, 32)), ("b.weight", "Q8_0", (3, 32)),
@@ -108,3 +109,13 @@ def test_a_split_model_needs_all_its_files(file: Path, tmp_path: Path) -> None:
     assert gguf_in(tmp_path) == first
     with pytest.raises(ModelError, match=r"of 3 files of the model m-00003-of-00003\.gguf is missing"):
         folder_of(first, tmp_path / "folders")
+
+
+@pytest.mark.parametrize("stretches", [(), (0.0,) * 4, (float("nan"),) * 4, (8.0, 1.0, 1.0, 1.0), (-1.0,) * 4])
+def test_stretches_that_no_llama_has(stretches: tuple[float, ...]) -> None:
+    numbers = {"embedding_length": 8, "feed_forward_length": 8, "block_count": 1, "context_length": 64, "attention.head_count": 1}
+    members = {f"llama.{name}": number for name, number in numbers.items()} | {"llama.attention.layer_norm_rms_epsilon": 1e-5}
+    header = Header({"general.architecture": "llama"} | members, {"token_embd.weight": Tensor("F32", (4, 8), 0, 128)}, 0)
+    assert config_of(header)["hidden_size"] == 8
+    with pytest.raises(ModelError, match="as no Llama does"):
+        config_of(header, stretches)

@@ -12,6 +12,7 @@ import pytest
 import torch
 from msgspec.structs import replace
 
+from vnext.kernels.formats.floats import PLAIN
 from vnext.kernels.shards import SHARDS_MAX
 from vnext.models.layers.layers import Attention, GatedMlp, Linear, operations, row
 from vnext.models.layers.sharding import Parallel, alone
@@ -46,7 +47,7 @@ def product(parallel: Parallel, rows: int, dtype: torch.dtype, bias: bool = Fals
     random = torch.Generator().manual_seed(rows)
     x, weight = (torch.randn(size, INPUTS, generator=random).to(dtype) for size in (rows, OUT))
     mine = slice(parallel.rank * INPUTS // parallel.world_size, (parallel.rank + 1) * INPUTS // parallel.world_size)
-    packed = operations("cpu").pack_weight(weight[:, mine].contiguous(), "plain", SHARDS_MAX // parallel.world_size)
+    packed = operations("cpu").pack_weight(weight[:, mine].contiguous(), PLAIN, SHARDS_MAX // parallel.world_size)
     linear = Linear(packed, weight[:, 0].contiguous() if bias else None)
     return row(x[:, mine].contiguous(), linear, split_products.step_of(parallel))
 

@@ -6,12 +6,11 @@ its tensors, as in llama.cpp.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import prod
 from types import MappingProxyType
-
-import numpy as np
 
 from vnext.models.errors import ModelError
 from vnext.models.gguf.header import Header, Tensor
@@ -19,6 +18,7 @@ from vnext.models.gguf.header import Header, Tensor
 FLOATS = MappingProxyType({"F32": "float32", "F16": "float16"})
 GEMMA2_27B_LAYERS, GEMMA3_27B_LAYERS = 46, 62
 EMBEDDING, HEAD, STRETCHES = "token_embd.weight", "output.weight", "rope_freqs.weight"
+Stretches = Sequence[float]
 LLAMA3 = (1.0, 4.0, 8192)
 """Turns within the original context below which frequencies are stretched, and above which they are not; that context."""
 
@@ -26,17 +26,17 @@ LLAMA3 = (1.0, 4.0, 8192)
 class Members:
     """The metadata of one architecture."""
 
-    def __init__(self, header: Header, stretches: np.ndarray | None) -> None:
+    def __init__(self, header: Header, stretches: Stretches | None) -> None:
         self.tensors, self._metadata, self.stretches = header.tensors, header.metadata, stretches
         self.architecture = header.metadata.get("general.architecture")
 
     def number(self, name: str, usual: float | None = None) -> int | float:
         """A member that is one number for all layers. Raises ModelError where there is none, nor a usual one."""
         found = self._metadata.get(f"{self.architecture}.{name}", usual)
-        if isinstance(found, np.ndarray) and len(set(found.tolist())) == 1:
-            found = found[0].item()
+        if isinstance(found, tuple) and len(set(found)) == 1:
+            found = found[0]
         if isinstance(found, bool) or not isinstance(found, int | float):
-            reported = "layers that differ" if isinstance(found, np.ndarray) else repr(found)
+            reported = "layers that differ" if isinstance(found, tuple) else repr(found)
             raise ModelError(f"the file's {self.architecture}.{name} is {reported}, and one number is wanted; take another file")
         return found
 
@@ -47,7 +47,7 @@ class Members:
         return f"{self.architecture}.{name}" in self._metadata
 
 
-def config_of(header: Header, stretches: np.ndarray | None = None) -> dict[str, object]:
+def config_of(header: Header, stretches: Stretches | None = None) -> dict[str, object]:
     """config.json of a file. `stretches`: the numbers of STRETCHES in it, float32 [head_dim / 2]. Raises ModelError."""
     members = Members(header, stretches)
     if members.architecture not in ARCHITECTURES:
@@ -101,13 +101,21 @@ def _rope(members: Members) -> dict[str, object]:
     return rope
 
 
-def _llama3(stretches: np.ndarray, theta: float) -> dict[str, object]:
+def _llama3(stretches: Stretches, theta: float) -> dict[str, object]:
     """The settings of Llama 3.1 and later that stretch positions so: all of these models differ in the factor alone. Raises
     ModelError where none does."""
-    factor, (low, high, original) = float(stretches.max()), LLAMA3
-    turns = original * theta ** -np.linspace(0, 1, len(stretches), endpoint=False) / (2 * np.pi)
-    share = np.clip((turns - low) / (high - low), 0, 1)
-    if not np.allclose(stretches, 1 / ((1 - share) / factor + share), rtol=1e-4):
+    factor, (low, high, original) = max(stretches, default=0.0), LLAMA3
+
+    def stretch(share: float) -> float:
+        """Of a frequency with so great a share of its turns between the two bounds."""
+        return 1 / ((1 - share) / factor + share)
+
+    def share(place: int) -> float:
+        turns = original * theta ** (-place / len(stretches)) / math.tau
+        return min(max((turns - low) / (high - low), 0), 1)
+
+    is_usual = factor >= 1 and theta >= 1
+    if not is_usual or not all(math.isclose(found, stretch(share(place)), rel_tol=1e-4) for place, found in enumerate(stretches)):
         raise ModelError(f"the file stretches positions by {STRETCHES} as no Llama does; take the model's safetensors checkpoint")
     names = ("low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
     return {"rope_type": "llama3", "factor": factor} | dict(zip(names, LLAMA3))

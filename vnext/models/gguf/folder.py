@@ -12,9 +12,8 @@ import os
 import re
 import secrets
 import shutil
+import struct
 from pathlib import Path
-
-import numpy as np
 
 from vnext.models.errors import ModelError
 from vnext.models.gguf.config import STRETCHES, config_of
@@ -84,11 +83,14 @@ def _texts(files: list[Path]) -> dict[str, object]:
     }
 
 
-def _stretches(file: Path, header: Header) -> np.ndarray | None:
+def _stretches(file: Path, header: Header) -> tuple[float, ...] | None:
     tensor = header.tensors.get(STRETCHES)
     if tensor is None or tensor.type != "F32":
         return None
-    return np.fromfile(file, np.float32, (tensor.stop - tensor.start) // 4, offset=tensor.start)
+    with file.open("rb") as stream:
+        stream.seek(tensor.start)
+        data = stream.read(tensor.stop - tensor.start)
+    return struct.unpack(f"<{len(data) // 4}f", data)
 
 
 def _make(found: Path, texts: dict[str, object], files: list[Path]) -> None:

@@ -15,8 +15,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple, TypeVar
 
-import numpy as np
-
 from vnext.models.errors import ModelError
 
 MAGIC, VERSIONS = b"GGUF", (2, 3)
@@ -26,7 +24,7 @@ DIMENSIONS_MAX = 4
 LEAST_ENTRY_BYTES = 12
 """Of a member of the metadata and of a tensor's entry: a length, and a type or a count."""
 ALIGNMENT = "general.alignment"
-Value = str | int | float | bool | list[str] | np.ndarray
+Value = str | int | float | bool | list[str] | tuple[int | float | bool, ...]
 Read = TypeVar("Read")
 
 
@@ -40,7 +38,7 @@ class Tensor(NamedTuple):
 
 
 class Header(NamedTuple):
-    """Arrays of numbers are numpy's, those of texts lists. `size_bytes`: of all before the tensors' data."""
+    """Arrays of numbers are tuples, those of texts lists. `size_bytes`: of all before the tensors' data."""
 
     metadata: dict[str, Value]
     tensors: dict[str, Tensor]
@@ -86,8 +84,9 @@ class _Cursor:
         if of == STRING:
             return [self.text() for _ in range(self.count(8))]
         code = self._code(of)
-        dtype = np.dtype(code).newbyteorder("<")
-        return np.frombuffer(self.take(self.count(dtype.itemsize) * dtype.itemsize), dtype)
+        size = struct.calcsize(code)
+        count = self.count(size)
+        return struct.unpack(f"<{count}{code}", self.take(count * size))
 
     def _code(self, kind: int) -> str:
         if kind not in SCALARS:

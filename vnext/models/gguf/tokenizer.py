@@ -6,15 +6,14 @@ of pieces that make a piece is joined before every pair whose piece has a lower 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
-
-import numpy as np
 
 from vnext.base.spelling import close_to
 from vnext.models.errors import ModelError
 from vnext.models.gguf.pre_tokenizers import CUTS
 
-UNKNOWN, CONTROL, USER_DEFINED, BYTE = 2, 3, 4, 6  # of tokenizer.ggml.token_type
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, BYTE = 1, 2, 3, 4, 6  # of tokenizer.ggml.token_type
 SPACE = "\u2581"
 TEMPLATE = "tokenizer.chat_template"
 NAMED = ("bos", "eos", "unk", "pad")
@@ -27,7 +26,7 @@ class Vocabulary:
     def __init__(self, metadata: dict[str, object]) -> None:
         self._metadata = metadata
         self.tokens: list[str] = self._get("tokens", [])
-        self.types = np.asarray(self._get("token_type", np.ones(len(self.tokens), np.int32)))
+        self.types: Sequence[int] = self._get("token_type", (NORMAL,) * len(self.tokens))
         self.model: str = self._get("model", "")
         if not self.tokens or len(set(self.tokens)) != len(self.tokens) or len(self.types) != len(self.tokens):
             raise ModelError("the file's vocabulary is empty, names a token twice or has types of other tokens; download it again")
@@ -55,8 +54,8 @@ class Vocabulary:
         if self.model not in ("gpt2", "llama"):
             raise ModelError(f"the file's tokenizer is of the kind {self.model!r}; kinds gpt2 and llama are read")
         whole = self._byte_level() if self.model == "gpt2" else self._pieces()
-        added = np.flatnonzero(np.isin(self.types, (CONTROL, USER_DEFINED, UNKNOWN)))
-        return {"version": "1.0", "added_tokens": [self._added(int(number)) for number in added], **whole}
+        added = [number for number, type_ in enumerate(self.types) if type_ in (CONTROL, USER_DEFINED, UNKNOWN)]
+        return {"version": "1.0", "added_tokens": [self._added(number) for number in added], **whole}
 
     def _byte_level(self) -> dict[str, object]:
         name = self._get("pre", "")
@@ -99,16 +98,17 @@ class Vocabulary:
         }  # fmt: skip
 
     def _merges_by_score(self) -> list[tuple[str, str]]:
-        scores = np.asarray(self._get("scores", ()))
+        scores: Sequence[float] = self._get("scores", ())
         if len(scores) != len(self.tokens):
             raise ModelError("the file's vocabulary has no score for each token, which its merges follow from; download it again")
         numbers, found = self._numbers(), []
-        for number in np.flatnonzero(~np.isin(self.types, (CONTROL, UNKNOWN, BYTE))):
-            piece = self.tokens[number]
+        for piece, type_, score in zip(self.tokens, self.types, scores):
+            if type_ in (CONTROL, UNKNOWN, BYTE):
+                continue
             halves = ((piece[:cut], piece[cut:]) for cut in range(1, len(piece)))
             pairs = [pair for pair in halves if pair[0] in numbers and pair[1] in numbers]
             pairs.sort(key=lambda pair: (numbers[pair[0]], numbers[pair[1]]))
-            found += [(-float(scores[number]), pair) for pair in pairs]
+            found += [(-score, pair) for pair in pairs]
         found.sort(key=lambda each: each[0])
         return [pair for _, pair in found]
 
@@ -127,7 +127,7 @@ class Vocabulary:
 
     def _added(self, number: int) -> dict[str, object]:
         flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
-        return {"id": number, "content": self.tokens[number], **flags, "special": bool(self.types[number] != USER_DEFINED)}
+        return {"id": number, "content": self.tokens[number], **flags, "special": self.types[number] != USER_DEFINED}
 
     def _numbers(self) -> dict[str, int]:
         return {token: number for number, token in enumerate(self.tokens)}

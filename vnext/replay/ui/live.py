@@ -55,7 +55,7 @@ class LiveOverview(Overview):
     def add(self, moment: Moment) -> None:
         if self.count >= STEPS_MAX:
             self.forget_before(self.first_step + STEPS_MAX // 2)
-        self._add(moment.before, moment.after, moment.plan)
+        self._add(moment.after, len(moment.plan.admitted), len(moment.plan.preempted))
 
     def forget_before(self, step: int) -> None:
         gone = min(max(0, step - self.first_step), self.count)

@@ -1,4 +1,4 @@
-"""Where a tensor lies in memory that another program shares with an engine's client: what weight_update.py reads."""
+"""Where a tensor lies in memory that another program shares with an engine's client: what tensor_file.py reads."""
 
 from __future__ import annotations
 

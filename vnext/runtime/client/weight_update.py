@@ -5,21 +5,14 @@ Owns what was sent between the start of an update and its end. The engine core k
 
 from __future__ import annotations
 
-import json
-import mmap
 import os
-import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from math import prod
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes
-import numpy as np
-
 from vnext.runtime.client.connection import weights_folder
-from vnext.runtime.client.pending_operations import BadTensors, NotDone
+from vnext.runtime.client.pending_operations import NotDone
 from vnext.runtime.client.shared_tensor import SharedTensor
 from vnext.runtime.protocol.operations import AnyOperation, CheckPiece, Mode, UpdateWeights
 
@@ -79,7 +72,7 @@ def file_of(weights: Tensors, address: str) -> str:
     """The file or folder of these tensors: as it is given, or written for the engine at `address`. Raises BadTensors, OSError."""
     if isinstance(weights, str | Path):
         return str(Path(os.path.expanduser(weights)).resolve())  # as it is, where there is no such home
-    from vnext.runtime.client.weight_update import write_shared, write_tensors
+    from vnext.runtime.client.tensor_file import write_shared, write_tensors
 
     given = weights if isinstance(weights, Mapping) else list(weights)
     shared = not isinstance(given, Mapping) and bool(given) and isinstance(given[0], SharedTensor)
@@ -93,93 +86,3 @@ def finished(update: WeightUpdate | None, version: int, mode: Mode) -> UpdateWei
     if not update.paths:
         raise NotDone("the update of the weights that was started has no tensors; nothing has changed")
     return UpdateWeights(paths=tuple(update.paths), version=version, mode=mode, partial=update.partial)
-
-
-# ---- named tensors as a file -------------------------------------------------------------------------------------
-# Named tensors as one safetensors file in an engine's run directory, from which its ranks read an update.
-#
-# Owns the writing: arrays of numpy or tensors of torch, or the places of tensors in shared memory that another program has filled.
-# The file appears under its name when it is whole. No torch, no pickles.
-
-
-NAMES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "float64": "F64", "int64": "I64", "int32": "I32"}
-"""The format's names of dtypes; ranks say which of them they can read."""
-SHARED_MEMORY = Path("/dev/shm")
-
-
-def write_tensors(tensors: Mapping[str, Any] | Iterable[tuple[str, Any]], folder: Path) -> Path:
-    """A new file in `folder` with these tensors. Raises BadTensors, OSError."""
-    pairs = list(tensors.items() if isinstance(tensors, Mapping) else tensors)
-    arrays = {}
-    for name, tensor in pairs:
-        if name in arrays:
-            raise BadTensors(f"tensor {name!r} is given twice: nothing has changed")
-        arrays[name] = _array(name, tensor)
-    header, at = {}, 0
-    for name, array in arrays.items():
-        header[name] = {"dtype": _name_of(name, array), "shape": list(array.shape), "data_offsets": [at, at + array.nbytes]}
-        at += array.nbytes
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    draft = folder / f"weights.{secrets.token_hex(6)}.part"
-    try:
-        with draft.open("xb") as stream:
-            stream.write(len(text).to_bytes(8, "little") + text)
-            for array in arrays.values():
-                stream.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
-        return draft.rename(draft.with_suffix(".safetensors"))
-    except BaseException:
-        draft.unlink(missing_ok=True)
-        raise
-
-
-def write_shared(tensors: Iterable[SharedTensor], folder: Path) -> Path:
-    """A new file in `folder` with tensors of shared memory. Raises BadTensors, OSError."""
-    tensors, segments = list(tensors), dict[str, mmap.mmap]()
-    try:
-        for name in dict.fromkeys(tensor.segment for tensor in tensors):
-            segments[name] = _mapped(name)
-        arrays = [(tensor.name, _shared(tensor, segments[tensor.segment])) for tensor in tensors]
-        return write_tensors(arrays, folder)
-    finally:
-        arrays = None
-        for segment in segments.values():
-            segment.close()
-
-
-def _mapped(name: str) -> mmap.mmap:
-    if Path(name).name != name or name in ("", ".", ".."):
-        raise BadTensors(f"{name!r} is no name of shared memory: give the name without folders")
-    try:
-        with (SHARED_MEMORY / name).open("rb") as stream:
-            return mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
-    except (OSError, ValueError) as error:
-        sentence = f"the shared memory {name!r} cannot be read ({error}): make it before the call, readable by this user"
-        raise BadTensors(sentence) from error
-
-
-def _shared(tensor: SharedTensor, segment: mmap.mmap) -> np.ndarray:
-    if tensor.dtype not in NAMES or min(tensor.shape, default=0) < 0:
-        found = f"dtype {tensor.dtype!r} and shape {tensor.shape}"
-        raise BadTensors(f"tensor {tensor.name!r} has {found}: dtypes are {', '.join(NAMES)}")
-    dtype = np.dtype(getattr(ml_dtypes, tensor.dtype, tensor.dtype))
-    if tensor.offset < 0 or tensor.offset + prod(tensor.shape) * dtype.itemsize > len(segment):
-        raise BadTensors(f"tensor {tensor.name!r} ends behind the {len(segment)} bytes of the shared memory {tensor.segment!r}")
-    return np.frombuffer(segment, dtype, prod(tensor.shape), tensor.offset).reshape(tensor.shape).copy()
-
-
-def _array(name: str, tensor: Any) -> np.ndarray:
-    if isinstance(tensor, np.ndarray):
-        return tensor
-    if hasattr(tensor, "detach"):
-        tensor = tensor.detach().cpu().contiguous()
-        is_narrow = str(tensor.dtype) == "torch.bfloat16"  # numpy knows no such type, and ml_dtypes its bits
-        return tensor.view(tensor[:0].short().dtype).numpy().view(ml_dtypes.bfloat16) if is_narrow else tensor.numpy()
-    raise BadTensors(f"{name!r} is a {type(tensor).__name__}: give an array of numpy or a tensor of torch")
-
-
-def _name_of(name: str, array: np.ndarray) -> str:
-    found = NAMES.get(str(array.dtype))
-    if found is None:
-        raise BadTensors(f"tensor {name!r} has the dtype {array.dtype}: send float32, bfloat16 or float16")
-    return found
