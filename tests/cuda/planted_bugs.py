@@ -198,7 +198,7 @@ EXCHANGE_BUGS = [
         "    __syncthreads();\n    return turn->is_whole;",
         "    return turn->is_whole;",
     ),
-    Bug("the flag of the operation before", EXCHANGE, "int(reported - operation) < 0", "int(reported - operation) < -1"),
+    Bug("the flag of the operation before", EXCHANGE, "reported - operation > 1u", "reported + 1u - operation > 2u"),
     Bug(
         "one set of slots, written while others read",
         EXCHANGE,

@@ -9,6 +9,7 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
+import planted_bugs
 import pytest
 
 from vnext.kernels.cuda import compiling
@@ -151,3 +152,10 @@ def test_what_was_compiled_is_kept_by_what_went_into_it(tmp_path: Path, monkeypa
     assert compiling.cached_cubin("rows.cu", (), "sm_90", tmp_path) != cubin
     names = [path.name for path in tmp_path.iterdir()]
     assert len(names) == 2 and all(name.endswith(".cubin") for name in names)
+
+
+def test_every_planted_bug_has_its_text_once() -> None:
+    """The hunt for them takes some of them a run: a source that has changed must not leave one behind."""
+    lists = [bugs for name, bugs in vars(planted_bugs).items() if name.endswith("_BUGS")]
+    found = {bug.name: (sources() / bug.file).read_text().count(bug.right) for bugs in lists for bug in bugs}
+    assert len(found) > 40 and {name: count for name, count in found.items() if count != 1} == {}
