@@ -224,7 +224,7 @@ class Rank:
             self.cache = [[0] * len(page) for page in self.cache]
 
     def _copy_out(self, before: State) -> None:
-        """K1: what the disk tier has of each block that has become complete is what it had of it before."""
+        """K1: when a block becomes complete, its content equals what the disk tier holds under its name."""
         pool = self.state.pool
         if self.state.tier is None or pool.prefix_index is before.pool.prefix_index:
             return

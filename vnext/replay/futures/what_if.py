@@ -228,7 +228,7 @@ def add_command(command: Callable[..., argparse.ArgumentParser]) -> None:
     asking.add_argument(
         "--times-of", type=Path, metavar="LOG", help="learn step times from this log, if LOG has none"
     )  # fmt: skip
-    asking.add_argument("--replicas", default="", metavar="1,2,4", help="replay the arrivals on so many engines (docs/routing.md)")
+    asking.add_argument("--replicas", default="", metavar="1,2,4", help="replay arrivals on that many engines (docs/routing.md)")
     asking.add_argument("--routing", default="", metavar="POLICY,...", help="with --replicas: the routing policies (default: all)")
     asking.add_argument("--jobs", type=int, default=1, help="number of processes (default 1)")
     asking.add_argument("--own-policy", action="store_true", help="import the policy that the log names, which runs its code")
