@@ -13,9 +13,9 @@ from gguf_writing import convert, vocabulary_of
 
 from vnext import LLM, SamplingParams
 from vnext.models.errors import ModelError
-from vnext.models.gguf.folder import folder_of
 from vnext.models.loading.checkpoint import fingerprint, open_checkpoint
 from vnext.models.loading.gguf_tensors import QUANTISED
+from vnext.models.loading.overlay import gguf_folder
 from vnext.runtime.processes.launch import DEMO_MODEL
 
 TYPES = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "F16", "BF16")
@@ -28,7 +28,7 @@ def test_parts_are_those_of_the_whole(type_: str, tmp_path: Path, monkeypatch: p
     save_case(tmp_path / "checkpoint", "wide")
     file = convert(tmp_path / "checkpoint", tmp_path / "model.gguf", type_=type_)
     whole = {each.name: gguf.quants.dequantize(each.data, each.tensor_type) for each in gguf.GGUFReader(file).tensors}
-    with open_checkpoint(folder_of(file, tmp_path / "folders")) as written:
+    with open_checkpoint(gguf_folder(file, tmp_path / "folders")) as written:
         for name, theirs in (("model.layers.1.mlp.down_proj.weight", "blk.1.ffn_down.weight"), ("lm_head.weight", "output.weight")):
             ranges = (slice(3, 40), slice(32, 64))
             found = written.part(name, whole[theirs].shape, ranges)
@@ -61,19 +61,19 @@ def test_an_engine_answers_from_a_file_as_from_the_checkpoint(demo: Path) -> Non
 
 
 def test_a_file_that_has_changed_is_another_model(demo: Path, tmp_path: Path) -> None:
-    first = folder_of(demo, tmp_path / "folders")
-    assert folder_of(demo, tmp_path / "folders") == first and len(fingerprint(first)) == 32
+    first = gguf_folder(demo, tmp_path / "folders")
+    assert gguf_folder(demo, tmp_path / "folders") == first and len(fingerprint(first)) == 32
     data = bytearray(demo.read_bytes())
     data[-4:] = b"\0\0\0\1"
     demo.unlink()
     demo.write_bytes(data)
-    assert folder_of(demo, tmp_path / "folders") != first
+    assert gguf_folder(demo, tmp_path / "folders") != first
 
 
 def test_a_type_that_is_not_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(CASES, "wide", WIDE)
     save_case(tmp_path / "checkpoint", "wide")
-    folder = folder_of(convert(tmp_path / "checkpoint", tmp_path / "model.gguf", type_="Q8_0"), tmp_path / "folders")
+    folder = gguf_folder(convert(tmp_path / "checkpoint", tmp_path / "model.gguf", type_="Q8_0"), tmp_path / "folders")
     monkeypatch.setattr("vnext.models.loading.gguf_tensors.QUANTISED", frozenset())
     with pytest.raises(ModelError, match="has the type Q8_0, which is not read; take another quantisation"):
         with open_checkpoint(folder):

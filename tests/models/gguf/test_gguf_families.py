@@ -11,8 +11,8 @@ from family_cases import CASES, VOCAB_SIZE, Case, save_case
 from gguf_writing import convert
 from model_helpers import Chunk, load_model
 
-from vnext.models.gguf.folder import folder_of
 from vnext.models.loading.checkpoint import open_checkpoint
+from vnext.models.loading.overlay import gguf_folder
 from vnext.models.loading.unread import unread
 
 PROMPT = [int(token) for token in np.random.default_rng(5).integers(VOCAB_SIZE, size=60)]
@@ -41,7 +41,7 @@ def pair(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mon
     """A checkpoint's folder, and that of the GGUF file made from it."""
     monkeypatch.setitem(CASES, request.param, FORMS[request.param])
     save_case(tmp_path / "checkpoint", request.param)
-    return tmp_path / "checkpoint", folder_of(convert(tmp_path / "checkpoint", tmp_path / "model.gguf"), tmp_path / "folders")
+    return tmp_path / "checkpoint", gguf_folder(convert(tmp_path / "checkpoint", tmp_path / "model.gguf"), tmp_path / "folders")
 
 
 @torch.inference_mode()

@@ -14,8 +14,9 @@ from gguf_writing import write
 
 from vnext.models.errors import ModelError
 from vnext.models.gguf.config import config_of
-from vnext.models.gguf.folder import folder_of, gguf_in
+from vnext.models.gguf.folder import gguf_in
 from vnext.models.gguf.header import Header, Tensor, read_header
+from vnext.models.loading.overlay import gguf_folder
 
 METADATA = {
     "general.architecture": "llama", "llama.block_count": 2, "llama.rope.freq_base": 1e5, "a.flag": True, "a.text": "grüße",
@@ -89,10 +90,10 @@ def test_a_broken_beginning_is_named(file: Path, place: int, code: str, value: o
 
 def test_a_file_without_what_a_model_needs(file: Path, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="vocabulary is empty"):
-        folder_of(file, tmp_path / "folders")
+        gguf_folder(file, tmp_path / "folders")
     words = {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.tokens": ["a"]}
     with pytest.raises(ModelError, match="architecture 'grok' is not read; read are llama, "):
-        folder_of(write(tmp_path / "b.gguf", METADATA | words | {"general.architecture": "grok"}), tmp_path / "folders")
+        gguf_folder(write(tmp_path / "b.gguf", METADATA | words | {"general.architecture": "grok"}), tmp_path / "folders")
     assert not (tmp_path / "folders").exists()
 
 
@@ -108,7 +109,7 @@ def test_a_split_model_needs_all_its_files(file: Path, tmp_path: Path) -> None:
     (tmp_path / "m-00002-of-00003.gguf").write_bytes(b"")
     assert gguf_in(tmp_path) == first
     with pytest.raises(ModelError, match=r"of 3 files of the model m-00003-of-00003\.gguf is missing"):
-        folder_of(first, tmp_path / "folders")
+        gguf_folder(first, tmp_path / "folders")
 
 
 @pytest.mark.parametrize("stretches", [(), (0.0,) * 4, (float("nan"),) * 4, (8.0, 1.0, 1.0, 1.0), (-1.0,) * 4])

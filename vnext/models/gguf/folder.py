@@ -1,17 +1,11 @@
 """The folder of a GGUF file: a checkpoint's folder whose JSON files follow from the metadata, and whose weights are the file.
 
-Everything that reads a checkpoint reads this folder. It stands below the user's state, under a name that follows from the file's
-place, size and time, and is made once.
+Everything that reads a checkpoint reads this folder. loading/overlay.py makes it.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
-import os
 import re
-import secrets
-import shutil
 import struct
 from pathlib import Path
 
@@ -24,7 +18,7 @@ SUFFIX = ".gguf"
 LINK = "vnext-weights-{:05}.gguf"
 LINKS = "vnext-weights-*.gguf"
 FORM = 1
-"""Of what is written: another number makes all folders anew."""
+"""Of the JSON files: another number makes all folders anew."""
 SPLIT = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
 
 
@@ -44,22 +38,7 @@ def gguf_in(folder: Path) -> Path | None:
     return found[0] if found else None
 
 
-def folder_of(file: Path, parent: Path) -> Path:
-    """The checkpoint's folder of a GGUF file, in `parent`. Raises ModelError."""
-    files = _all(file.resolve())
-    stats = [(str(each), each.stat().st_size, each.stat().st_mtime_ns) for each in files]
-    digest = hashlib.blake2b(json.dumps([FORM, stats]).encode(), digest_size=8).hexdigest()
-    found = parent / digest / file.name.removesuffix(SUFFIX)
-    if not found.is_dir():
-        texts = _texts(files)
-        try:
-            _make(found, texts, files)
-        except OSError as error:
-            raise ModelError(f"the folder {found} for {file.name} cannot be made ({error}); make room for it") from error
-    return found
-
-
-def _all(file: Path) -> list[Path]:
+def files_of(file: Path) -> list[Path]:
     """The file, or all of a model that is split. Raises ModelError."""
     match = SPLIT.fullmatch(file.name)
     count = int(match[3]) if match else 1
@@ -70,7 +49,8 @@ def _all(file: Path) -> list[Path]:
     return files
 
 
-def _texts(files: list[Path]) -> dict[str, object]:
+def texts_of(files: list[Path]) -> dict[str, object]:
+    """The JSON files of the folder by name, from the model's GGUF files. Raises ModelError."""
     header = read_header(files[0])
     vocabulary = Vocabulary(header.metadata)
     begin = vocabulary.number("bos")
@@ -91,19 +71,3 @@ def _stretches(file: Path, header: Header) -> tuple[float, ...] | None:
         stream.seek(tensor.start)
         data = stream.read(tensor.stop - tensor.start)
     return struct.unpack(f"<{len(data) // 4}f", data)
-
-
-def _make(found: Path, texts: dict[str, object], files: list[Path]) -> None:
-    """Make the folder under a name of its own first: another start may be making the same one."""
-    draft = found.parent.with_name(f"{found.parent.name}.{secrets.token_hex(4)}")
-    (inner := draft / found.name).mkdir(parents=True)
-    for name, value in texts.items():
-        (inner / name).write_text(json.dumps(value, ensure_ascii=False), encoding="utf-8")
-    for number, file in enumerate(files, 1):
-        (inner / LINK.format(number)).symlink_to(file)
-    try:
-        os.rename(draft, found.parent)
-    except OSError:
-        shutil.rmtree(draft)
-        if not found.is_dir():
-            raise

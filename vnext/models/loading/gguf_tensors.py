@@ -10,21 +10,19 @@ import mmap
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
 
-from vnext.kernels.arrays import host_dtype
 from vnext.models.config.model_config import ModelConfig, load_config
 from vnext.models.errors import ModelError
 from vnext.models.gguf.config import STRETCHES
 from vnext.models.gguf.folder import linked_files
 from vnext.models.gguf.header import Tensor, library, read_header
 from vnext.models.loading.recording import Recording
+from vnext.models.loading.sources.safetensors import DTYPES, mapped, release
 from vnext.models.registry import family
 
-FLOATS = MappingProxyType({"F32": host_dtype("float32"), "F16": host_dtype("float16"), "BF16": host_dtype("bfloat16")})
 QUANTISED = frozenset(
     (
         "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS",
@@ -68,35 +66,36 @@ class Quantised(NamedTuple):
 
     def release(self) -> None:
         """Release the memory of the tensor's pages."""
-        first = self.start // mmap.PAGESIZE * mmap.PAGESIZE
-        self.mapping.madvise(mmap.MADV_DONTNEED, first, self.stop - first)
+        release(self.mapping, self.start, self.stop)
 
     def _order(self, count: int) -> np.ndarray:
         """The file's row of each row: in a head [2, half] becomes [half, 2]."""
         return np.arange(count).reshape(self.pairs, -1, 2).swapaxes(1, 2).reshape(-1)
 
     def _numbers(self, rows: np.ndarray) -> np.ndarray:
-        if self.type in FLOATS:
-            return np.ascontiguousarray(rows).view(FLOATS[self.type])
+        if self.type in DTYPES:
+            return np.ascontiguousarray(rows).view(DTYPES[self.type])
         numbers: np.ndarray = library().quants.dequantize(np.ascontiguousarray(rows), library().GGMLQuantizationType[self.type])
         return numbers
 
 
 def gguf_tensors(folder: Path) -> dict[str, Quantised]:
     """The tensors that the family of the model in folder `folder` reads, by name. Raises ModelError."""
-    config, stored = load_config(folder), _stored(folder)
-    names = _names(folder, config)
-    recording = Recording(lambda name: _place(name, names)[0] in stored)
-    family(config.architecture).assemble(recording, config)
-    tied = recording.heads if config.tie_embeddings else set()
-    found = {name: _found(name, names, stored, config) for name in sorted(recording.read - tied)}
-    return {name: tensor for name, tensor in found.items() if tensor is not None}
+    return _read(folder, _opened(folder))
 
 
 def unread_gguf(folder: Path) -> list[str]:
     """The file's names of tensors that the family does not read. Raises ModelError."""
-    read = {tensor.own_name for tensor in gguf_tensors(folder).values()}
-    return sorted(_stored(folder).keys() - read - {STRETCHES})
+    opened = _opened(folder)
+    read = {tensor.own_name for tensor in _read(folder, opened).values()}
+    return sorted(opened.stored.keys() - read - {STRETCHES})
+
+
+class _Opened(NamedTuple):
+    """llama.cpp's name of a model's architecture, and the tensors of its files."""
+
+    architecture: str
+    stored: dict[str, Stored]
 
 
 class _Names(NamedTuple):
@@ -111,21 +110,30 @@ class _Names(NamedTuple):
         return f"{self.table[base]}{dot}{ending}" if base in self.table else ""
 
 
-def _names(folder: Path, config: ModelConfig) -> _Names:
-    architecture = str(read_header(linked_files(folder)[0]).metadata["general.architecture"])
+def _read(folder: Path, opened: _Opened) -> dict[str, Quantised]:
+    config, stored = load_config(folder), opened.stored
+    names = _names(opened.architecture, config)
+    recording = Recording(lambda name: _place(name, names)[0] in stored)
+    family(config.architecture).assemble(recording, config)
+    tied = recording.heads if config.tie_embeddings else set()
+    found = {name: _found(name, names, stored, config) for name in sorted(recording.read - tied)}
+    return {name: tensor for name, tensor in found.items() if tensor is not None}
+
+
+def _names(architecture: str, config: ModelConfig) -> _Names:
     number = next(number for number, name in library().MODEL_ARCH_NAMES.items() if name == architecture)
     whole = library().get_tensor_name_map(number, config.layer_count).mapping
     return _Names(architecture, {key: name for key, (_, name) in whole.items()})
 
 
-def _stored(folder: Path) -> dict[str, Stored]:
-    found: dict[str, Stored] = {}
-    for file in linked_files(folder):
-        header = read_header(file)
-        with file.open("rb") as stream:
-            mapping = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_COPY)
-        found |= {name: (file, mapping, tensor) for name, tensor in header.tensors.items()}
-    return found
+def _opened(folder: Path) -> _Opened:
+    files = linked_files(folder)
+    headers = [read_header(file) for file in files]
+    stored: dict[str, Stored] = {}
+    for file, header in zip(files, headers):
+        mapping = mapped(file)
+        stored |= {name: (file, mapping, tensor) for name, tensor in header.tensors.items()}
+    return _Opened(str(headers[0].metadata["general.architecture"]), stored)
 
 
 def _place(name: str, names: _Names) -> tuple[str, int | None]:
@@ -139,7 +147,7 @@ def _found(name: str, names: _Names, stored: Mapping[str, Stored], config: Model
     if place not in stored:
         return None
     file, mapping, tensor = stored[place]
-    if tensor.type not in FLOATS and tensor.type not in QUANTISED:
+    if tensor.type not in DTYPES and tensor.type not in QUANTISED:
         raise ModelError(f"tensor {place!r} in {file} has the type {tensor.type}, which is not read; take another quantisation")
     if expert is not None:
         size = (tensor.stop - tensor.start) // max(tensor.shape[0], 1)
@@ -147,7 +155,7 @@ def _found(name: str, names: _Names, stored: Mapping[str, Stored], config: Model
         tensor = Tensor(tensor.type, tensor.shape[1:], start, start + size)
     pairs = {"attn_q": config.head_count, "attn_k": config.kv_head_count} if names.architecture in PAIRED else {}
     return Quantised(
-        file, mapping, tensor.type if tensor.type in FLOATS else "F32", tensor.shape, tensor.start, tensor.stop, tensor.type,
+        file, mapping, tensor.type if tensor.type in DTYPES else "F32", tensor.shape, tensor.start, tensor.stop, tensor.type,
         own_name=place,
         pairs=pairs.get(place.split(".")[-2], 0),
         shift=float(names.architecture in SHIFTED and "norm" in place),

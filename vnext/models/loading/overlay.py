@@ -1,8 +1,8 @@
 """Overlay: a checkpoint's folder with some of its files replaced, as a folder of its own made of links.
 
-Owns what --hf-overrides, --override-generation-config, --tokenizer and --load-format dummy mean: everything that reads a checkpoint
-reads the overlay's folder, and nothing else knows of these options. A folder's name is the hash of what it holds, so that equal
-overrides share one, and a log that names it can be executed again.
+Owns what --hf-overrides, --override-generation-config, --tokenizer and --load-format dummy mean, and the folder that shows a GGUF
+file as a checkpoint: everything that reads a checkpoint reads such a folder, and nothing else knows of these options. An overlay's
+name is the hash of what it holds, so that equal overrides share one, and a log that names it can be executed again.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from vnext.base.tokenizer_files import TEMPLATES_FOLDER
 from vnext.models.config.folder import CONFIG_NAME, DUMMY_NAME, INDEX_NAME, OVERRIDDEN
 from vnext.models.config.json_keys import read_json, read_optional_json
 from vnext.models.errors import ModelError
+from vnext.models.gguf.folder import FORM, LINK, SUFFIX, files_of, texts_of
 
 GENERATION_NAME = "generation_config.json"
 TOKENIZER_NAMES = (
@@ -58,10 +59,20 @@ def overlay(folder: Path, overrides: Overrides, parent: Path) -> Path:
     contents = json.dumps([texts, sorted((name, str(path)) for name, path in links.items())], sort_keys=True)
     found = parent / hashlib.blake2b(contents.encode(), digest_size=8).hexdigest() / folder.name
     if not found.is_dir():
-        try:
-            _make(found, texts, links)
-        except OSError as error:
-            raise ModelError(f"the folder {found} for overrides cannot be made ({error}); make room for it") from error
+        _make(found, texts, links, "overrides")
+    return found
+
+
+def gguf_folder(file: Path, parent: Path) -> Path:
+    """The folder in `parent` that shows the model of a GGUF file. Its name follows from the files' places, sizes and times: a start
+    that finds it reads no header. Raises ModelError."""
+    files = files_of(file.resolve())
+    stats = [(str(each), each.stat().st_size, each.stat().st_mtime_ns) for each in files]
+    digest = hashlib.blake2b(json.dumps([FORM, stats]).encode(), digest_size=8).hexdigest()
+    found = parent / digest / file.name.removesuffix(SUFFIX)
+    if not found.is_dir():
+        texts = {name: json.dumps(value, ensure_ascii=False) for name, value in texts_of(files).items()}
+        _make(found, texts, {LINK.format(number): each for number, each in enumerate(files, 1)}, file.name)
     return found
 
 
@@ -123,7 +134,15 @@ def _byte_tokenizer() -> dict[str, Any]:
     return {"version": "1.0", "added_tokens": [], "pre_tokenizer": level, "decoder": level, "model": model}
 
 
-def _make(found: Path, texts: dict[str, str], links: dict[str, Path]) -> None:
+def _make(found: Path, texts: dict[str, str], links: dict[str, Path], purpose: str) -> None:
+    """Make the folder `found` for this purpose. Raises ModelError."""
+    try:
+        _make_once(found, texts, links)
+    except OSError as error:
+        raise ModelError(f"the folder {found} for {purpose} cannot be made ({error}); make room for it") from error
+
+
+def _make_once(found: Path, texts: dict[str, str], links: dict[str, Path]) -> None:
     """Make the folder under a name of its own first: another start may be making the same one."""
     draft = found.parent.with_name(f"{found.parent.name}.{secrets.token_hex(4)}")
     inner = draft / found.name

@@ -22,9 +22,9 @@ import msgspec
 from vnext.base import compiled
 from vnext.models.config.folder import require_checkpoint
 from vnext.models.errors import ModelError
-from vnext.models.gguf.folder import folder_of, gguf_in
+from vnext.models.gguf.folder import gguf_in
 from vnext.models.loading.hub import resolve
-from vnext.models.loading.overlay import Overrides, overlay
+from vnext.models.loading.overlay import Overrides, gguf_folder, overlay
 from vnext.runtime.processes.run_dir import RunDir
 from vnext.runtime.processes.state_dir import state_dir
 from vnext.runtime.processes.subprocesses import Child, check_alive, signals_held, start_child
@@ -218,7 +218,7 @@ def model_folder(model: str, revision: str = "", with_weights: bool = True) -> P
     """The folder of the model that a user names, "" for the demo model. Raises ModelError."""
     found = resolve(model, revision, with_weights) if model else DEMO_MODEL
     file = gguf_in(found) if found.is_dir() else found
-    return found if file is None else folder_of(file, _own_folders(GGUF_FOLDERS))
+    return found if file is None else gguf_folder(file, _own_folders(GGUF_FOLDERS))
 
 
 def overrides_of(settings: EngineSettings) -> Overrides:

@@ -42,8 +42,19 @@ class Stored(NamedTuple):
 
     def release(self) -> None:
         """Release the memory of the tensor's pages."""
-        first = self.start // mmap.PAGESIZE * mmap.PAGESIZE
-        self.mapping.madvise(mmap.MADV_DONTNEED, first, self.stop - first)
+        release(self.mapping, self.start, self.stop)
+
+
+def mapped(file: Path) -> mmap.mmap:
+    """A file's bytes, in a private map: torch warns of memory that it must not write to. Raises OSError."""
+    with file.open("rb") as stream:
+        return mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_COPY)
+
+
+def release(mapping: mmap.mmap, start: int, stop: int) -> None:
+    """Release the memory of the pages with the bytes [start, stop)."""
+    first = start // mmap.PAGESIZE * mmap.PAGESIZE
+    mapping.madvise(mmap.MADV_DONTNEED, first, stop - first)
 
 
 def stored_tensors(file: Path) -> dict[str, Stored]:
@@ -51,8 +62,7 @@ def stored_tensors(file: Path) -> dict[str, Stored]:
     header = read_header(file)
     begin = 8 + len(header)
     try:
-        with file.open("rb") as stream:  # a private map: torch warns of memory that it must not write to
-            mapping = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_COPY)
+        mapping = mapped(file)
         return {
             name: stored(file, mapping, entry, begin)
             for name, entry in json.loads(header).items()
