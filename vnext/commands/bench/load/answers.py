@@ -130,11 +130,6 @@ def refused(status: int, body: bytes) -> RequestFailed:
     return RequestFailed(f"HTTP status {status}", f"HTTP status {status}: {shown}", status, body)
 
 
-def ended_early() -> RequestFailed:
-    """The failure of a stream whose connection was closed before its last event."""
-    return RequestFailed("cut", "the stream ended without its last event")
-
-
 def chunk_of(at_s: float, data: bytes) -> Chunk:
     """The chunk of an event. Raises RequestFailed for an error in place of a chunk, and DecodeError."""
     chunk = decode_chunk(data)

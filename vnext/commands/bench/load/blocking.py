@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import http.client
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
@@ -13,8 +12,8 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from vnext.commands.bench.load.answers import Chunk, RequestFailed, chunk_of, ended_early, refused
-from vnext.commands.bench.load.events import LAST_DATA, EventReader
+from vnext.commands.bench.load.answers import Chunk, RequestFailed, refused
+from vnext.commands.bench.load.events import ChunkReader
 
 READ_BYTES = 1 << 16
 T = TypeVar("T")
@@ -45,16 +44,11 @@ class BlockingClient:
 
     def stream(self, path: str, body: Mapping[str, object]) -> Iterator[Chunk]:
         """The chunks of a streamed answer, as they come; it raises where the stream does not end in order."""
-        reader, has_ended = EventReader(), False
+        reader = ChunkReader()
         with failures(), self._open(path, body) as response:
             while data := response.read1(READ_BYTES):
-                at_s = time.perf_counter()
-                for event in reader.read(data):
-                    has_ended = has_ended or event.is_last
-                    if event.data != LAST_DATA:
-                        yield chunk_of(at_s, event.data)
-        if not has_ended:
-            raise ended_early()
+                yield from reader.read(data)
+        reader.end()
 
     def _open(self, path: str, body: Mapping[str, object] | None) -> http.client.HTTPResponse:
         headers = self._headers | ({"Content-Type": "application/json"} if body is not None else {})

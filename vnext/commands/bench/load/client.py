@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from typing import TypeVar
@@ -10,8 +9,8 @@ from typing import TypeVar
 import aiohttp
 import msgspec
 
-from vnext.commands.bench.load.answers import Chunk, RequestFailed, chunk_of, ended_early, refused
-from vnext.commands.bench.load.events import LAST_DATA, EventReader
+from vnext.commands.bench.load.answers import Chunk, RequestFailed, refused
+from vnext.commands.bench.load.events import ChunkReader
 
 JSON = {"Content-Type": "application/json"}
 COMPLETIONS = "/v1/completions"
@@ -68,18 +67,14 @@ class Client:
 
     async def stream(self, path: str, body: Body) -> AsyncIterator[Chunk]:
         """The chunks of a streamed answer, as they come; it raises where the stream does not end in order."""
-        reader, has_ended = EventReader(), False
+        reader = ChunkReader()
         async with self.asking(path, body) as response:
             if response.status != 200:
                 raise refused(response.status, await response.read())
             async for data in response.content.iter_any():
-                at_s = time.perf_counter()
-                for event in reader.read(data):
-                    has_ended = has_ended or event.is_last
-                    if event.data != LAST_DATA:
-                        yield chunk_of(at_s, event.data)
-        if not has_ended:
-            raise ended_early()
+                for chunk in reader.read(data):
+                    yield chunk
+        reader.end()
 
     async def token_ids(self, body: Mapping[str, object]) -> list[int]:
         """The ids of all tokens of a streamed completion."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import msgspec
 
-from vnext.commands.bench.load.answers import decode_chunk, error_of
+from vnext.commands.bench.load.answers import Chunk, RequestFailed, chunk_of, decode_chunk, error_of
 
 LAST_DATA = b"[DONE]"
 LAST_NAMES = (b"message_stop", b"response.completed", b"response.incomplete")
@@ -50,6 +52,27 @@ class EventReader:
             self._data, self._fields = [], {}
             return event
         return None
+
+
+class ChunkReader:
+    """The chunks of one streamed answer from its reads. Mutable."""
+
+    def __init__(self) -> None:
+        self._reader, self._has_ended = EventReader(), False
+
+    def read(self, data: bytes) -> Iterator[Chunk]:
+        """The chunks that are complete with this read, which came now. Raises RequestFailed for an error in place of one, and
+        DecodeError."""
+        at_s = time.perf_counter()
+        for event in self._reader.read(data):
+            self._has_ended = self._has_ended or event.is_last
+            if event.data != LAST_DATA:
+                yield chunk_of(at_s, event.data)
+
+    def end(self) -> None:
+        """The connection is closed. Raises RequestFailed where the last event is missing."""
+        if not self._has_ended:
+            raise RequestFailed("cut", "the stream ended without its last event")
 
 
 class Piece(msgspec.Struct, frozen=True):
