@@ -6,6 +6,7 @@ import fcntl
 import os
 import pty
 import select
+import signal
 import stat
 import subprocess
 import sys
@@ -22,7 +23,8 @@ UP, CTRL_A, CTRL_C, CTRL_D, TAB = "\033[A", "\001", "\003", "\004", "\t"
 
 
 def own_terminal() -> None:
-    """Make the pseudo-terminal the one whose Ctrl-C reaches this process."""
+    """Make the pseudo-terminal the one whose Ctrl-C reaches this process, which begins as the job of a script does: without SIGINT."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
 

@@ -5,6 +5,7 @@ Owns the terminal's output. Ctrl-C ends an answer, never the chat; an answer tha
 
 from __future__ import annotations
 
+import signal
 import sys
 import time
 from collections.abc import Generator
@@ -38,6 +39,8 @@ class Asker(Protocol):
 def chat(command: ChatCommand) -> int:
     """Talk until the user ends it; returns the exit status (exits.py)."""
     console = Console(highlight=False)
+    if sys.stdin.isatty() and signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell without job control starts its jobs
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with talker(command) as other:
             conversation = Conversation(other.title, command.system, sampling_options(command))
