@@ -177,7 +177,7 @@ EVENT_FILES_MAX = 28
 LATE_IMPORTS = {
     # a command imports what it runs, and no other's
     "vnext/commands/cli.py": (7, "one for each command"),
-    "vnext/commands/bench/cli.py": (3, "an engine or a server is measured, never both"),
+    "vnext/commands/bench/cli.py": (1, "an engine or a server is measured, never both"),
     "vnext/commands/chat/terminal.py": (1, "a chat with a server needs no engine"),
     "vnext/replay/cli/log.py": (11, "one for each command"),
     "vnext/replay/cli/ui.py": (3, "aiohttp and the page, for one command"),

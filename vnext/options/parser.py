@@ -84,7 +84,9 @@ class Parser(argparse.ArgumentParser):
             self.exit(2, f"{self.prog}: no option is about {word!r}; `{self.prog} --help` lists all options.\n")
         self.exit()
 
-    def add_option(self, group: argparse._ArgumentGroup, option: Option, *, stays_out: bool = True) -> None:
+    def add_option(
+        self, group: argparse._ArgumentGroup | argparse.ArgumentParser, option: Option, *, stays_out: bool = True
+    ) -> None:
         """Add an option. `stays_out`: without a value, the field is omitted, because its struct has the default."""
         self._options[option.name] = option
         if not stays_out:

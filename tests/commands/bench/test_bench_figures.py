@@ -10,11 +10,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from vnext.commands.bench.cli import Report, make_report, text, write_report
 from vnext.commands.bench.client_watch import LoopWatch, busy_notes, client_notes
 from vnext.commands.bench.figures import rates, server_figures, spread_ms
 from vnext.commands.bench.load.events import Piece, Stream
 from vnext.commands.bench.load.generator import Timeline
+from vnext.commands.bench.report import Report, make_report, text, write_report
 from vnext.commands.bench.workload import Workload, params, prompts
 from vnext.commands.machine import machine
 from vnext.text.tokenizer import Tokenizer

@@ -1,28 +1,30 @@
-"""`vnext-bench serve | throughput | latency`: runs a measurement, prints the report and, on request, writes it as JSON.
-
-A report is one measurement with everything needed to judge and to repeat it.
-"""
+"""`vnext-bench`: runs a measurement, prints the report and, on request, writes it as JSON and holds it to bounds."""
 
 from __future__ import annotations
 
 import asyncio
 import shlex
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from math import isinf
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import msgspec
 
 from vnext.base.exits import DONE, FAILED, INTERRUPTED, REFUSED
 from vnext.base.version import __version__
+from vnext.commands.bench.asserted import Bound, bounds_of, broken
 from vnext.commands.bench.client_watch import busy_notes, client_notes, cores_busy
-from vnext.commands.bench.serve import add_serve, serve
+from vnext.commands.bench.compare import compare
+from vnext.commands.bench.report import make_report, text, write_report
+from vnext.commands.bench.serve import GROUPS, Served, serve
 from vnext.commands.bench.server_runs import Load, Measured, MeasurementFailed, ServerUnusable, measure_server
+from vnext.commands.bench.sweep import LOADS, sweep
 from vnext.commands.bench.workload import Workload, prompts
-from vnext.commands.machine import Machine, machine
+from vnext.commands.machine import machine
 from vnext.options.parser import Given, Parser
 from vnext.options.reader import add_engine_options, command_line, engine_of, environment, require_no_engine, server_url
 from vnext.options.table import API_KEY_VARIABLE, Option, as_flags
@@ -47,8 +49,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     argv = command_line() if argv is None else list(argv)
     given = make_parser().given(argv, environment())
     try:
+        bounds = bounds_of(given.values["asserted"])
+        require_writable(given.values.get("json", ""))
+        if given.command == "compare":
+            return compared(given, bounds)
         before, busy = machine(), cores_busy()
-        require_writable(given.values["json"])
         measured = MEASURES[given.command](given)
     except (*REFUSALS, *FAILURES) as error:
         print(f"vnext-bench: {as_flags(str(error), given.labels)}", file=sys.stderr)
@@ -66,12 +71,35 @@ def main(argv: Sequence[str] | None = None) -> int:
         figures=measured.figures,
         load=measured.load,
         notes=(*busy_notes(busy), *measured.notes),
+        runs=measured.runs,
     )
     if given.values["json"]:
         write_report(report, Path(given.values["json"]))
     with reporting("vnext-bench"):
         print(measured.shown or text(report))
-    return DONE
+    return held(bounds, report.figures)
+
+
+def held(bounds: Sequence[Bound], figures: Mapping[str, float]) -> int:
+    """The exit status; prints which bounds do not hold."""
+    try:
+        wrong = broken(bounds, figures)
+    except MeasurementFailed as error:
+        wrong = [str(error)]
+    for sentence in wrong:
+        print(f"vnext-bench: {sentence}", file=sys.stderr)
+    return FAILED if wrong else DONE
+
+
+def compared(given: Given, bounds: Sequence[Bound]) -> int:
+    """Print two files side by side; bounds hold for the ratios after / before."""
+    files = [given.values.get(name, "") for name in ("before", "after")]
+    if not all(files):
+        raise SettingsError("name two files: vnext-bench compare BEFORE AFTER.")
+    ratios, shown = compare(*map(Path, files))
+    with reporting("vnext-bench"):
+        print(shown)
+    return held(bounds, ratios)
 
 
 def without_key(argv: Sequence[str]) -> list[str]:
@@ -98,15 +126,15 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     shown: str = ""
     load: dict[str, float] = {}
     notes: tuple[str, ...] = ()
+    runs: tuple[dict[str, float], ...] = ()
 
 
 def throughput(given: Given) -> Result:
     """Measure the server at the URL, or without one a new engine."""
     values, workload = given.values, workload_of(given.values)
     if not values["url"]:
-        from vnext.commands.bench.engine_runs import measure_throughput
-
-        return with_engine(given, workload, lambda llm: measure_throughput(llm, workload))
+        runs = engine_runs()
+        return Result(figures=runs.with_engine(engine_of(given), runs.measure_throughput, workload), workload=plain(workload))
     require_no_engine(given)
     load = Load(
         url=server_url(values["url"]),
@@ -117,7 +145,7 @@ def throughput(given: Given) -> Result:
     batch = prompts(workload, Tokenizer.load(values.get("model") or DEMO_MODEL))
     measured = asyncio.run(measure_server(load, workload, batch))
     asked = {"concurrency": load.concurrency, "request_rate": load.rate}
-    return Result(figures=measured.figures, workload=msgspec.to_builtins(workload), load=asked, notes=server_notes(measured))
+    return Result(figures=measured.figures, workload=plain(workload), load=asked, notes=server_notes(measured))
 
 
 def server_notes(measured: Measured) -> tuple[str, ...]:
@@ -132,27 +160,32 @@ def server_notes(measured: Measured) -> tuple[str, ...]:
 
 def latency(given: Given) -> Result:
     """Measure the latency of a new engine."""
-    from vnext.commands.bench.engine_runs import measure_latency
-
-    workload, repeats = workload_of(given.values), given.values["repeats"]
-    return with_engine(given, workload, lambda llm: measure_latency(llm, workload, repeats))
-
-
-def with_engine(given: Given, workload: Workload, measure: Callable[[Any], dict[str, float]]) -> Result:
-    """Start an engine, measure, and end it. Raises StartFailed too."""
-    from vnext.api.llm import LLM
-
-    with LLM(**msgspec.structs.asdict(engine_of(given))) as llm:
-        return Result(figures=measure(llm), workload=msgspec.to_builtins(workload))
+    runs, workload = engine_runs(), workload_of(given.values)
+    measure = partial(runs.measure_latency, repeats=given.values["repeats"])
+    return Result(figures=runs.with_engine(engine_of(given), measure, workload), workload=plain(workload))
 
 
-def served(given: Given) -> Result:
-    """Send a load as `vllm bench serve` does."""
-    found = serve(given)
-    return Result(figures=found.figures, workload=found.workload, shown=found.shown, load=found.load, notes=found.notes)
+def startup(given: Given) -> Result:
+    """Start an engine again and again, each time up to its first token."""
+    repeats = given.values["repeats"]
+    return Result(figures=engine_runs().measure_startup(engine_of(given), repeats), workload={"repeats": repeats})
 
 
-MEASURES = {"serve": served, "throughput": throughput, "latency": latency}
+def engine_runs() -> ModuleType:
+    """The measurements of an engine, which a measurement of a server does not load."""
+    from vnext.commands.bench import engine_runs
+
+    return engine_runs
+
+
+def plain(workload: Workload) -> dict[str, object]:
+    found: dict[str, object] = msgspec.to_builtins(workload)
+    return found
+
+
+MEASURES: dict[str, Callable[[Given], Result | Served]] = {
+    "serve": serve, "throughput": throughput, "latency": latency, "startup": startup, "sweep": sweep,
+}  # fmt: skip
 
 
 def workload_of(given: Mapping[str, Any]) -> Workload:
@@ -177,6 +210,7 @@ URL = (
     Option("request_rate", ("--request-rate",), float, 0.0, "requests per second, with --url; 0 for all at once"),
 )
 REPEATS = Option("repeats", ("--repeats",), int, 5, "number of batches")
+STARTS = Option("repeats", ("--repeats",), int, 3, "number of starts")
 WORKLOAD = (
     Option("input_len", ("--input-len",), int, 128, "tokens of each prompt"),
     Option("output_len", ("--output-len",), int, 64, "tokens of each answer"),
@@ -185,13 +219,21 @@ WORKLOAD = (
 )
 
 
+ASSERTED = Option(
+    "asserted", ("--assert",), tuple[str, ...], (), "bounds on figures, as 'ttft.p99<500ms' 'failed<=0'; status 1 where one fails"
+)
+
+
 def make_parser() -> Parser:
     parser = Parser(prog="vnext-bench", description="Measure an engine or a server.")
     parser.add_argument("--version", action="version", version=f"vnext-bench {__version__}")
-    commands = parser.add_commands("serve | throughput | latency")
+    commands = parser.add_commands("serve | sweep | throughput | latency | startup | compare")
     running = commands.add_parser("serve", help="measure a running server as `vllm bench serve` does")
-    add_serve(running)
-    add_json(running)
+    add_load(running, GROUPS)
+    swept = commands.add_parser("sweep", help="measure a running server at one load after another, and find the knee")
+    without = {option.name for option in GROUPS["result"]} - {"goodput"} | {"request_rate", "concurrency"}
+    kept = {title: tuple(option for option in options if option.name not in without) for title, options in GROUPS.items()}
+    add_load(swept, kept | {"loads": LOADS})
     fast = commands.add_parser("throughput", help="measure the throughput of many requests")
     add_workload(fast, Option("num_prompts", ("--num-prompts",), int, 64, "number of prompts"))
     for option in URL:
@@ -201,7 +243,26 @@ def make_parser() -> Parser:
     add_workload(quick, Option("num_prompts", ("--batch-size",), int, 1, "number of prompts"))
     quick.add_option(quick, REPEATS, stays_out=False)
     add_engine_options(quick)
+    began = commands.add_parser("startup", help="measure the time from the start of an engine to its first token")
+    began.add_model()
+    began.add_option(began, STARTS, stays_out=False)
+    add_result(began)
+    add_engine_options(began)
+    both = commands.add_parser("compare", help="compare two reports or result files")
+    both.add_argument("before", nargs="?", default="", help="a file of --json or --save-result; --save-detailed adds intervals")
+    both.add_argument("after", nargs="?", default="", help="another one")
+    both.add_option(both, ASSERTED, stays_out=False)
     return parser
+
+
+def add_load(parser: Parser, groups: Mapping[str, tuple[Option, ...]]) -> None:
+    """Add the options of a load on a running server."""
+    parser.add_model()
+    for title, options in groups.items():
+        group = parser.add_argument_group(title)
+        for option in options:
+            parser.add_option(group, option, stays_out=False)
+    add_result(parser)
 
 
 def add_workload(parser: Parser, count: Option) -> None:
@@ -210,61 +271,12 @@ def add_workload(parser: Parser, count: Option) -> None:
     for option in (count, *WORKLOAD):
         parser.add_option(group, option, stays_out=False)
     group.add_argument("--random", action="store_true", help="use random tokens instead of text")
-    add_json(parser)
+    add_result(parser)
 
 
-def add_json(parser: Parser) -> None:
+def add_result(parser: Parser) -> None:
     parser.add_argument("--json", default="", metavar="FILE", help="also write the report to FILE")
-
-
-# ---- reports -----------------------------------------------------------------------------------------------------
-
-
-class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """`command` repeats the measurement. `machine` is its state before the measurement, with the load of other programs;
-    `cores_busy_before` are the cores that these used right before it. `load` is how requests were sent to a server. `notes` are
-    sentences on what distorts the figures."""
-
-    name: str
-    command: str
-    measured_at: str
-    vnext: str
-    machine: Machine
-    load_after: tuple[float, ...]
-    workload: dict[str, Any]
-    figures: dict[str, float]
-    load: dict[str, float] = {}
-    cores_busy_before: float = 0.0
-    notes: tuple[str, ...] = ()
-
-
-def make_report(*, name: str, command: str, before: Machine, after: Machine, **measured: Any) -> Report:
-    """A report of a measurement that has just ended; `measured` are the fields with its results."""
-    return Report(
-        name=name,
-        command=command,
-        measured_at=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        vnext=__version__,
-        machine=before,
-        load_after=after.load,
-        **measured,
-    )
-
-
-def write_report(report: Report, path: Path) -> None:
-    """As indented JSON."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n")
-
-
-def text(report: Report) -> str:
-    """The report as text: the machine, then one line per figure, then the notes."""
-    here = report.machine
-    load = f"load before {' '.join(map(str, here.load))}, after {' '.join(map(str, report.load_after))}"
-    head = f"{report.name}: {here.cpu_model}, {here.cores_usable} cores usable, {load}"
-    width = max(map(len, report.figures), default=0)
-    lines = (f"  {name:<{width}}  {value:>12,}" for name, value in report.figures.items())
-    return "\n".join([head, *lines, *(f"note: {note}" for note in report.notes)])
+    parser.add_option(parser, ASSERTED, stays_out=False)
 
 
 if __name__ == "__main__":

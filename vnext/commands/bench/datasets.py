@@ -68,7 +68,7 @@ def sharegpt_samples(path: Path, count: int, tokenizer: Tokenizer, output_tokens
     the recorded answers. Raises SettingsError."""
     found = _read(path)
     random.Random(seed).shuffle(found)
-    samples = []
+    samples: list[Sample] = []
     for each in found:
         if len(samples) < count and len(each.conversations) >= 2:
             prompt, answer = each.conversations[0].value, each.conversations[1].value

@@ -6,9 +6,10 @@ Owns the bound that memory sets to a decoded step on the CPU: it reads each weig
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
+import msgspec
 import numpy as np
 
 from vnext.api.generated import Generated
@@ -16,9 +17,18 @@ from vnext.api.llm import LLM
 from vnext.commands.bench.figures import rates, spread_ms
 from vnext.commands.bench.workload import Workload, params, prompts
 from vnext.runtime.protocol.sampling_params import SamplingParams
+from vnext.runtime.protocol.settings import EngineSettings
 
 WARM_UP_PROMPT = [1] * 8
 WARM_UP_TOKENS = 8
+
+
+def with_engine(
+    engine: EngineSettings, measure: Callable[[LLM, Workload], dict[str, float]], workload: Workload
+) -> dict[str, float]:
+    """Start an engine, measure, and end it. Raises StartFailed."""
+    with LLM(**msgspec.structs.asdict(engine)) as llm:
+        return measure(llm, workload)
 
 
 def measure_throughput(llm: LLM, workload: Workload) -> dict[str, float]:
@@ -42,6 +52,20 @@ def measure_latency(llm: LLM, workload: Workload, repeats: int) -> dict[str, flo
     return figures | memory_bound(llm.ready.environment, llm.ready.world_size, figures["step_p50_ms"])
 
 
+def measure_startup(engine: EngineSettings, repeats: int) -> dict[str, float]:
+    """Start an engine of these options so often, each in processes of its own. The first start may read the model from the disk:
+    it counts apart."""
+    ready_s, token_s = [], []
+    for _ in range(repeats):
+        begin_s = time.perf_counter()
+        with LLM(**msgspec.structs.asdict(engine)) as llm:
+            ready_s.append(time.perf_counter() - begin_s)
+            warm_up(llm, tokens=1)
+            token_s.append(time.perf_counter() - begin_s)
+    figures: dict[str, float] = {"starts": repeats, "first_start_ms": round(1e3 * token_s[0], 3)}
+    return figures | spread_ms(ready_s, "ready") | spread_ms(token_s, "first_token")
+
+
 def prompts_of_repeats(llm: LLM, workload: Workload, repeats: int) -> list[list[list[int]]]:
     """A batch for each repeat: the prefix cache would serve repeated prompts."""
     count = workload.prompt_count
@@ -57,9 +81,9 @@ def prompts_of_repeats(llm: LLM, workload: Workload, repeats: int) -> list[list[
     return [everything[start : start + count] for start in range(0, len(everything), count)]
 
 
-def warm_up(llm: LLM) -> None:
-    """Run the first steps, which load code and allocate memory, before the measurement."""
-    llm.generate([WARM_UP_PROMPT], SamplingParams(max_tokens=WARM_UP_TOKENS, ignore_eos=True), use_tqdm=False)
+def warm_up(llm: LLM, tokens: int = WARM_UP_TOKENS) -> None:
+    """Run the first steps, which load code and allocate memory."""
+    llm.generate([WARM_UP_PROMPT], SamplingParams(max_tokens=tokens, ignore_eos=True), use_tqdm=False)
 
 
 def timed(llm: LLM, batch: Sequence[list[int]], params: SamplingParams) -> tuple[float, list[Generated]]:

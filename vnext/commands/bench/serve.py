@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from math import inf, isinf
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 from tqdm import tqdm
@@ -22,7 +22,7 @@ from vnext.commands.bench.load.client import Client
 from vnext.commands.bench.load.generator import Pace, Request, Timeline, send_all
 from vnext.commands.bench.server_runs import MeasurementFailed, model_of
 from vnext.commands.bench.vllm_figures import Value, details_of, result_of, table, wanted_of
-from vnext.options.parser import Given, Parser
+from vnext.options.parser import Given
 from vnext.options.reader import server_url
 from vnext.options.table import API_KEY_VARIABLE, Option
 from vnext.runtime.protocol.settings import SettingsError
@@ -72,15 +72,6 @@ RESULTS = (
 GROUPS = {"server": TARGET, "workload": PROMPTS, "arrivals": ARRIVALS, "result": RESULTS}
 
 
-def add_serve(parser: Parser) -> None:
-    """Add the command's options."""
-    parser.add_model()
-    for title, options in GROUPS.items():
-        group = parser.add_argument_group(title)
-        for option in options:
-            parser.add_option(group, option, stays_out=False)
-
-
 class Served(msgspec.Struct, frozen=True, kw_only=True):
     """A measured load: the house's figures, vLLM's result, and notes on what distorts them. `shown` is for people."""
 
@@ -90,6 +81,7 @@ class Served(msgspec.Struct, frozen=True, kw_only=True):
     load: dict[str, float]
     notes: tuple[str, ...]
     shown: str
+    runs: tuple[dict[str, float], ...] = ()
 
 
 def serve(given: Given) -> Served:
@@ -97,14 +89,13 @@ def serve(given: Given) -> Served:
     values = given.values
     wanted = wanted_of(values["percentile_metrics"], values["percentiles"], values["goodput"])
     extra = metadata_of(values["metadata"])
-    tokenizer_id = values["tokenizer"] or values.get("model") or str(DEMO_MODEL)
-    samples = samples_of(values, Tokenizer.load(tokenizer_id))
+    samples = samples_of(values, tokenizer_of(values))
     name, timelines, begin_s, elapsed_s, seen = asyncio.run(measured(values, samples))
     rate = 0.0 if isinf(values["request_rate"]) else values["request_rate"]
     result: dict[str, Value] = {
         "date": time.strftime("%Y%m%d-%H%M%S"), "endpoint_type": values["backend"], "backend": values["backend"], "label": None,
-        "model_id": name, "tokenizer_id": tokenizer_id, "num_prompts": len(samples), **extra, "request_rate": rate or "inf",
-        "burstiness": values["burstiness"], "max_concurrency": values["concurrency"] or None,
+        "model_id": name, "tokenizer_id": tokenizer_name(values), "num_prompts": len(samples), **extra,
+        "request_rate": rate or "inf", "burstiness": values["burstiness"], "max_concurrency": values["concurrency"] or None,
         **result_of(timelines, elapsed_s, wanted),
     }  # fmt: skip
     if values["save_result"]:
@@ -113,7 +104,7 @@ def serve(given: Given) -> Served:
     return Served(
         figures=server_figures(timelines, elapsed_s, rate, begin_s) | seen,
         result=result,
-        workload={option.name: plain(values[option.name]) for option in PROMPTS},
+        workload=workload_of(values),
         load={"concurrency": values["concurrency"], "request_rate": rate, "burstiness": values["burstiness"]},
         notes=tuple(notes),
         shown="\n".join([table(result, wanted), *(f"note: {note}" for note in notes)]),
@@ -127,8 +118,19 @@ def failure_notes(timelines: Sequence[Timeline]) -> list[str]:
     return [f"{count} requests failed ({kind}), the first with: {first[kind]}" for kind, count in counts.most_common()]
 
 
-def plain(value: object) -> Value:
-    return value if isinstance(value, int | float | str) else str(value)
+def workload_of(values: Mapping[str, Any]) -> dict[str, Value]:
+    """What a report says of the prompts."""
+    found = {option.name: values[option.name] for option in PROMPTS}
+    return {name: value if isinstance(value, int | float | str) else str(value) for name, value in found.items()}
+
+
+def tokenizer_name(values: Mapping[str, Any]) -> str:
+    return str(values["tokenizer"] or values.get("model") or DEMO_MODEL)
+
+
+def tokenizer_of(values: Mapping[str, Any]) -> Tokenizer:
+    """That of the prompts. Raises CheckpointUnreadable."""
+    return Tokenizer.load(tokenizer_name(values))
 
 
 def metadata_of(words: Sequence[str]) -> dict[str, str]:
@@ -138,7 +140,7 @@ def metadata_of(words: Sequence[str]) -> dict[str, str]:
     return {word.partition("=")[0]: word.partition("=")[2] for word in words}
 
 
-def samples_of(values: Mapping[str, object], tokenizer: Tokenizer) -> list[Sample]:
+def samples_of(values: Mapping[str, Any], tokenizer: Tokenizer) -> list[Sample]:
     """The requests of the dataset; of a chat they are texts. Raises SettingsError."""
     name, count, seed = values["dataset_name"], values["num_prompts"], values["seed"]
     if name != "random" and not values["dataset_path"]:
@@ -158,7 +160,7 @@ def samples_of(values: Mapping[str, object], tokenizer: Tokenizer) -> list[Sampl
 
 
 async def measured(
-    values: Mapping[str, object], samples: Sequence[Sample]
+    values: Mapping[str, Any], samples: Sequence[Sample]
 ) -> tuple[str, list[Timeline], float, float, dict[str, float]]:
     """Warm up and send the load: the model's name, the timelines, the start and the seconds it took, and what the client itself
     took."""
@@ -203,7 +205,7 @@ def request_of(name: str, path: str, sample: Sample, ignore_eos: bool) -> Reques
     return Request(path=path, body=msgspec.json.encode(body), input_tokens=sample.input_tokens)
 
 
-def save(values: Mapping[str, object], result: Mapping[str, Value]) -> None:
+def save(values: Mapping[str, Any], result: Mapping[str, Value]) -> None:
     """Write the result file. Raises SettingsError."""
     bound = f"-concurrency{result['max_concurrency']}" if result["max_concurrency"] else ""
     model = str(result["model_id"]).rpartition("/")[2]

@@ -6,7 +6,7 @@ are the same.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
 
 import msgspec
@@ -82,7 +82,7 @@ def spread(name: str, values_ms: np.ndarray, percentiles: Sequence[float]) -> di
     return found | {f"p{share:g}_{name}_ms": float(np.percentile(values_ms, share)) for share in percentiles}
 
 
-VALUES_S = {
+VALUES_S: dict[str, Callable[[list[Timeline]], list[float]]] = {
     "ttft": lambda good: [each.ttft_s for each in good],
     "tpot": lambda good: [tpot_s(each) for each in good if each.output_tokens > 1],
     "itl": lambda good: [gap for each in good for gap in gaps_s(each)],

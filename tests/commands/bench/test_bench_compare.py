@@ -1,0 +1,129 @@
+"""Two results side by side, bounds on figures, and loads one after another up to the knee."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from aiohttp.test_utils import TestServer
+from test_bench_cli import Backend, SlowBackend, status
+
+from vnext.commands.bench.asserted import bounds_of, broken
+from vnext.commands.bench.compare import compare
+from vnext.commands.bench.server_runs import MeasurementFailed
+from vnext.commands.bench.sweep import knee
+from vnext.runtime.protocol.settings import SettingsError
+
+
+def written(path: Path, slower: float = 1.0, count: int = 200, **more: object) -> Path:
+    """A detailed result: TTFT about 100 ms times `slower`, five gaps of about 20 ms, and a request that failed."""
+    random = np.random.default_rng(count + int(100 * slower))
+    ttfts = (random.gamma(20, 0.005, count) * slower).tolist()
+    result = {
+        "ttfts": [*ttfts, 0.0], "itls": [*random.gamma(20, 0.001, (count, 5)).tolist(), []], "output_lens": [6] * count + [0],
+        "errors": [""] * count + ["HTTP status 500"], "output_throughput": 100.0 / slower, "num_prompts": count + 1,
+    }  # fmt: skip
+    path.write_text(json.dumps(result | more))
+    return path
+
+
+def test_a_change_is_told_from_chance(tmp_path: Path) -> None:
+    before, same, slow = (written(tmp_path / f"{share}", share) for share in (1.0, 1.01, 1.3))
+    ratios, shown = compare(before, slow)
+    assert ratios["ttft_mean_ms"] == pytest.approx(1.3, abs=0.06) and ratios["output_throughput"] == pytest.approx(1 / 1.3)
+    by_name = {line.split()[0]: line for line in shown.splitlines()[1:]}
+    assert "chance" not in by_name["ttft_mean_ms"] and "chance" in by_name["tpot_mean_ms"] and "draws" in shown
+    assert "+" not in by_name["output_throughput"], "a figure without requests has no interval"
+    assert "(may be chance)" in compare(before, same)[1].splitlines()[1]
+
+
+def test_requests_are_drawn_whole(tmp_path: Path) -> None:
+    """Gaps of a request belong together: few slow requests of many gaps say less than as many gaps alone would."""
+    slow = [[0.1] * 200, *[[0.01] * 200] * 9]
+    lists = {"ttfts": [0.1] * 10, "output_lens": [201] * 10, "errors": [""] * 10}
+    for name, itls in (("a", [[0.01] * 200] * 10), ("b", slow)):
+        (tmp_path / name).write_text(json.dumps(lists | {"itls": itls}))
+    line = next(line for line in compare(tmp_path / "a", tmp_path / "b")[1].splitlines() if line.startswith("itl_mean"))
+    assert "(may be chance)" in line
+
+
+def test_loads_that_differ_are_named_and_reports_compare_too(tmp_path: Path) -> None:
+    shown = compare(written(tmp_path / "a"), written(tmp_path / "b", count=100))[1]
+    assert "note: num_prompts is 201 there and 101 here" in shown
+    for name, value in (("x", 2.0), ("y", 3.0)):
+        (tmp_path / name).write_text(json.dumps({"figures": {"ttft_p50_ms": value, "failed": 0}, "load": {"request_rate": 4}}))
+    ratios, shown = compare(tmp_path / "x", tmp_path / "y")
+    assert ratios == {"ttft_p50_ms": 1.5} and "50.0%" in shown and "note" not in shown
+
+
+@pytest.mark.parametrize("text", ["[1]", "no JSON", '{"ttfts": [1], "itls": [[1], [2]], "output_lens": [2], "errors": [""]}'])
+def test_a_file_that_is_no_result_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str) -> None:
+    (tmp_path / "a").write_text(text)
+    for argv in ([str(tmp_path / "a"), str(tmp_path / "none")], [str(tmp_path / "none"), str(tmp_path / "a")], ["one"]):
+        assert status(["compare", *argv]) == 2 and len(capsys.readouterr().err.splitlines()) == 1
+
+
+def test_bounds_hold_or_are_named() -> None:
+    figures = {"ttft_p99_ms": 812.3, "ttft_p99.9_ms": 900.0, "e2e_mean_ms": 2000.0, "failed": 0.0, "output_tokens_per_s": 99.0}
+    good = ["ttft.p99<1s", "ttft.p99.9<=900ms", "e2e.avg < 2001", "failed<=0", "output_tokens_per_s>=99", "ttft.p99>500us"]
+    assert broken(bounds_of(good), figures) == []
+    assert broken(bounds_of(["ttft.p99<500ms", "failed<1"]), figures) == ["ttft.p99<500ms does not hold: ttft_p99_ms is 812.3"]
+    with pytest.raises(MeasurementFailed, match="there is no figure speed; there are ttft_p99_ms"):
+        broken(bounds_of(["speed>1"]), figures)
+    for text in ("ttft", "ttft<", "<5", "ttft.p99<5x", "ttft==5", "a<1.2.3"):
+        with pytest.raises(SettingsError, match="write a figure and its bound"):
+            bounds_of([text])
+
+
+def test_bounds_decide_the_exit_status(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files = [str(written(tmp_path / name, share)) for name, share in (("a", 1.0), ("b", 1.3))]
+    assert status(["compare", *files, "--assert", "ttft.p50<1.5", "output_throughput>0.7"]) == 0
+    assert status(["compare", *files, "--assert", "ttft.p50<1.05"]) == 1
+    assert "ttft.p50<1.05 does not hold: ttft_p50_ms is 1." in capsys.readouterr().err
+
+
+def swept(backend: Backend, *argv: str) -> int:
+    async def serve() -> int:
+        async with TestServer(backend.app) as server:
+            small = ["--num-prompts", "12", "--random-input-len", "4", "--random-output-len", "2"]
+            return await asyncio.to_thread(status, ["sweep", "--base-url", str(server.make_url("")), *small, *argv])
+
+    return asyncio.run(serve())
+
+
+def test_a_sweep_finds_the_knee(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A server that does one request in 50 ms: four at a time bring no more than one."""
+    assert swept(SlowBackend(), "--concurrencies", "1,4", "--json", str(tmp_path / "report")) == 0
+    report = json.loads((tmp_path / "report").read_text())
+    assert report["figures"]["knee_concurrency"] == 1 and [run["load"] for run in report["runs"]] == [1, 4]
+    assert "<- knee" in capsys.readouterr().out.splitlines()[1]
+
+
+def test_rates_double_until_the_knee_is_past(tmp_path: Path) -> None:
+    more = ["--num-prompts", "8", "--goodput", "e2el:1000000", "--json", str(tmp_path / "report"), "--rates", "50,400"]
+    assert swept(Backend(), *more) == 0
+    report = json.loads((tmp_path / "report").read_text())
+    assert report["figures"]["knee_request_rate"] == 400 and report["figures"]["good_share"] == 1.0
+
+
+def test_the_knee_by_its_definition() -> None:
+    runs = [{"load": load, "output_tokens_per_s": tokens} for load, tokens in ((1, 10), (2, 20), (4, 31), (8, 36))]
+    assert knee(runs, False) == 2 and knee(runs[:3], False) == 2, "11 of 20 is worth it, 5 of 31 is not"
+    shares = [{"load": load, "good_share": share} for load, share in ((1, 1.0), (2, 0.95), (4, 0.5))]
+    assert knee(shares, True) == 1 and knee(shares[2:], True) == 0
+
+
+@pytest.mark.parametrize("text", ["1,x", "0", "4,2", "inf", "nan", "1,1"])
+def test_loads_rise(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert status(["sweep", "--rates", text]) == 2
+    assert "write rising numbers" in capsys.readouterr().err
+
+
+def test_an_engine_is_started_again_and_again(tmp_path: Path) -> None:
+    small = ["--executor", "inproc", "--threads", "1", "--log", "off"]
+    assert status(["startup", *small, "--repeats", "2", "--json", str(tmp_path / "report"), "--assert", "first_token.p50<60s"]) == 0
+    figures = json.loads((tmp_path / "report").read_text())["figures"]
+    assert figures["starts"] == 2 and figures["ready_p50_ms"] < figures["first_token_p50_ms"]

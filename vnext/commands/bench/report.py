@@ -1,0 +1,60 @@
+"""A report: one measurement with everything needed to judge and to repeat it."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from vnext.base.version import __version__
+from vnext.commands.machine import Machine
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """`command` repeats the measurement. `machine` is its state before the measurement, with the load of other programs;
+    `cores_busy_before` are the cores that these used right before it. `load` is how requests were sent to a server. `notes` are
+    sentences on what distorts the figures. `runs` are the figures of each run of a measurement of several."""
+
+    name: str
+    command: str
+    measured_at: str
+    vnext: str
+    machine: Machine
+    load_after: tuple[float, ...]
+    workload: dict[str, Any]
+    figures: dict[str, float]
+    load: dict[str, float] = {}
+    cores_busy_before: float = 0.0
+    notes: tuple[str, ...] = ()
+    runs: tuple[dict[str, float], ...] = ()
+
+
+def make_report(*, name: str, command: str, before: Machine, after: Machine, **measured: Any) -> Report:
+    """A report of a measurement that has just ended; `measured` are the fields with its results."""
+    return Report(
+        name=name,
+        command=command,
+        measured_at=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        vnext=__version__,
+        machine=before,
+        load_after=after.load,
+        **measured,
+    )
+
+
+def write_report(report: Report, path: Path) -> None:
+    """As indented JSON."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n")
+
+
+def text(report: Report) -> str:
+    """The report as text: the machine, then one line per figure, then the notes."""
+    here = report.machine
+    load = f"load before {' '.join(map(str, here.load))}, after {' '.join(map(str, report.load_after))}"
+    head = f"{report.name}: {here.cpu_model}, {here.cores_usable} cores usable, {load}"
+    width = max(map(len, report.figures), default=0)
+    lines = (f"  {name:<{width}}  {value:>12,}" for name, value in report.figures.items())
+    return "\n".join([head, *lines, *(f"note: {note}" for note in report.notes)])
