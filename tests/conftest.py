@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from costs import Costs
 from sampled import sample, seed_of
 from walking import WALKED, Walked, summary
 
@@ -31,6 +32,7 @@ def pytest_configure(config: pytest.Config) -> None:
     that crashes ends the run, and the report names its test: another one would begin the same file with the same test."""
     if config.pluginmanager.hasplugin("xdist") and config.option.maxworkerrestart is None:
         config.option.maxworkerrestart = "0"
+    config.pluginmanager.register(Costs(), "costs")
     config.option.sample_seed = config.workerinput["sample_seed"] if hasattr(config, "workerinput") else seed_of(config)
     if not any("gpu" in Path(argument).parts for argument in config.args):
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
@@ -95,6 +97,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     if seed := config.option.sample_seed:
         terminalreporter.write_line(f"long files: a sample, by --sample-seed {seed}; scripts/test_long.sh runs every case")
+        for line in config.pluginmanager.get_plugin("costs").lines():
+            terminalreporter.write_line(line)
     reports = (report for kind in ("passed", "failed") for report in terminalreporter.getreports(kind))
     walked = [msgspec.convert(value, Walked) for report in reports for name, value in report.user_properties if name == WALKED]
     if walked:
