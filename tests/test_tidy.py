@@ -176,7 +176,7 @@ EVENT_FILES_MAX = 28
 # How many imports stand inside functions, with the reason. All others are at the top of their file.
 LATE_IMPORTS = {
     # a command imports what it runs, and no other's
-    "vnext/commands/cli.py": (7, "one for each command"),
+    "vnext/commands/cli.py": (8, "one for each command"),
     "vnext/commands/bench/cli.py": (1, "an engine or a server is measured, never both"),
     "vnext/commands/chat/terminal.py": (1, "a chat with a server needs no engine"),
     "vnext/replay/cli/log.py": (11, "one for each command"),
@@ -236,7 +236,7 @@ LATE_IMPORTS = {
     "vnext/runtime/hosts/host_links.py": (1, "torch's store, for stages of several hosts"),
     "vnext/runtime/rank/loading.py": (9, "a rank on a CPU starts sooner"),
     # seldom needed
-    "vnext/models/loading/hub.py": (1, "a model in a folder needs no hub"),
+    "vnext/models/loading/hub.py": (2, "a model in a folder needs no hub"),
     "vnext/options/sources.py": (1, "YAML, where a file of options is given"),
 }
 # Files that may read the environment, with the reason.

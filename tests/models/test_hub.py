@@ -64,6 +64,7 @@ def test_a_file_is_not_a_model(tmp_path: Path) -> None:
 
 def test_a_hub_id_is_downloaded_with_what_is_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[str, list[str]]] = []
+    (tmp_path / "config.json").write_text("{}")
 
     def snapshot(model: str, *, allow_patterns: list[str], ignore_patterns: list[str], revision: str | None) -> str:
         assert revision is None
@@ -103,3 +104,56 @@ def test_each_failure_is_one_sentence(error: Exception, message: str, monkeypatc
     monkeypatch.setattr(huggingface_hub, "snapshot_download", fail)
     with pytest.raises(ModelError, match=message):
         hub.resolve("owner/name")
+
+
+FILES = [
+    "README.md", "mmproj-F16.gguf", "m-Q4_K_M.gguf", "m-Q4_K_S.gguf", "m.Q8_0.gguf", "BF16/m-BF16-00001-of-00002.gguf",
+    "BF16/m-BF16-00002-of-00002.gguf", "m-UD-Q4_K_XL.gguf",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("wanted", "found"),
+    [
+        ("Q4_K_M", ["m-Q4_K_M.gguf"]), ("q8_0", ["m.Q8_0.gguf"]), ("m-Q4_K_S.gguf", ["m-Q4_K_S.gguf"]), ("Q4_K_XL", ["m-UD-Q4_K_XL.gguf"]),
+        ("BF16", FILES[5:7]), ("BF16/m-BF16-00001-of-00002.gguf", FILES[5:7]),
+    ],
+)  # fmt: skip
+def test_a_quantisation_chooses_a_file(wanted: str, found: list[str]) -> None:
+    assert hub.gguf_files("o/n", FILES, wanted) == found
+
+
+@pytest.mark.parametrize(
+    ("names", "wanted", "words"),
+    [
+        (FILES, "Q4_K", "'o/n' has no GGUF files named 'Q4_K'; name one behind a colon: BF16/m-BF16-00001-of-00002.gguf, m-Q4_K_M"),
+        (FILES, "", "'o/n' has 5 GGUF files; name one behind a colon: "),
+        (["a-Q4_0.gguf", "b-Q4_0.gguf"], "Q4_0", "2 GGUF files named 'Q4_0'; name one behind a colon: a-Q4_0.gguf, b-Q4_0.gguf$"),
+        (["README.md"], "Q4_0", "has neither config.json nor a GGUF file; name another one"),
+    ],
+)
+def test_no_single_file_is_meant(names: list[str], wanted: str, words: str) -> None:
+    with pytest.raises(ModelError, match=words):
+        hub.gguf_files("o/n", names, wanted)
+
+
+@pytest.mark.parametrize("is_online", [True, False])
+@pytest.mark.parametrize("model", ["owner/name:Q8_0", "owner/other"])
+def test_gguf_of_the_hub(model: str, is_online: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By quantisation, or the only one of a repository without config.json; what is in the cache serves without the hub."""
+    wanted: list[object] = []
+
+    def snapshot(model: str, **options: object) -> str:
+        wanted.append(options.get("allow_patterns"))
+        return str(tmp_path)
+
+    def info(self: object, model: str, revision: str | None) -> SimpleNamespace:
+        if not is_online:
+            raise ConnectionError("no network")
+        return SimpleNamespace(siblings=[SimpleNamespace(rfilename=name) for name in ("README.md", "m-Q8_0.gguf")])
+
+    (tmp_path / "m-Q8_0.gguf").write_bytes(b"GGUF")
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot)
+    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", info)
+    assert hub.resolve(model) == tmp_path / "m-Q8_0.gguf"
+    assert wanted[-1] == ["m-Q8_0.gguf"]

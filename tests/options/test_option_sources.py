@@ -353,20 +353,24 @@ def test_bench_and_replay_are_words_of_vnext() -> None:
     assert parse(["replay"], {}) == ProgramCommand(module="vnext.replay.cli.main", argv=())
 
 
+EVERY = "serve, run, chat, pull, list, rm, batch, restart, router, doctor, bench, replay"
+
+
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
         ("sevre", "there is no command sevre: did you mean `vnext serve`?"),
-        ("run model", "there is no command run: `vnext chat MODEL` talks with a model in the terminal, and `vnext serve MODEL`"),
-        ("pull owner/name", "there is no command pull: `vnext serve MODEL` downloads a model of the hub at its first start, and `hf d"),
-        ("list", "there is no command list: models lie in the hub's cache, which `hf cache ls` lists; a server names its own at"),
-        ("ps", "there is no command ps: models lie in the hub's cache"),
-        ("rm x", "from which `hf cache rm` removes them"),
+        ("run", "vnext run: --model is missing: write `vnext run NAME`; `vnext list` shows names."),
+        ("pull", "vnext pull: name is missing: write `vnext pull NAME`; `vnext list` shows names."),
+        ("rm", "vnext rm: name is missing: write `vnext rm NAME`"),
+        ("download owner/name", "there is no command download: did you mean `vnext pull`?"),
+        ("delete x", "did you mean `vnext rm`?"),
+        ("ps", "there is no command ps: a server names its model at /v1/models, and `vnext list` those on this machine."),
         ("stop", "Ctrl-C or SIGTERM stops a server"),
         ("serve --help nonsense", "vnext serve: no option is about 'nonsense'; `vnext serve --help` lists all options."),
         ("owner/name", "did you mean `vnext serve owner/name`?"),
-        ("--port 80 serve", "name a command before --port: serve, chat, batch, restart, router, doctor, bench, replay"),
-        ("dance", "there is no command dance: choose from serve, chat, batch, restart, router, doctor, bench, replay, help, version."),
+        ("--port 80 serve", "name a command before --port: " + EVERY),
+        ("dance", "there is no command dance: choose from " + EVERY + ", help, version."),
     ],
 )
 def test_words_that_people_try(capsys: pytest.CaptureFixture[str], argv: str, words: str) -> None:

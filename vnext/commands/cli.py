@@ -17,6 +17,7 @@ from vnext.options.reader import (
     ChatCommand,
     Command,
     DoctorCommand,
+    ModelsCommand,
     ProgramCommand,
     RestartCommand,
     RouterCommand,
@@ -53,18 +54,16 @@ def run(command: Command) -> int:
             from vnext.commands.batch import batch
 
             return batch(command)
+        case ModelsCommand():
+            from vnext.commands.models import models
+
+            return reporting(f"vnext {command.word}")(models)(command)
         case RestartCommand():
             from vnext.commands.restart import restart
 
             return restart(command)
         case RouterCommand():
-            gc.disable()  # imported objects stay alive: collecting garbage among them takes a sixth of the import time
-            with without_certificates():
-                from vnext.gateway.run import run_router
-
-            gc.freeze()
-            gc.enable()
-            return run_router(command.settings)
+            return _route(command)
         case DoctorCommand(production=True):
             from vnext.commands.production import production
 
@@ -77,6 +76,16 @@ def run(command: Command) -> int:
             return int(import_module(command.module).main(list(command.argv)))
         case _:
             assert_never(command)
+
+
+def _route(command: RouterCommand) -> int:
+    gc.disable()  # imported objects stay alive: collecting garbage among them takes a sixth of the import time
+    with without_certificates():
+        from vnext.gateway.run import run_router
+
+    gc.freeze()
+    gc.enable()
+    return run_router(command.settings)
 
 
 if __name__ == "__main__":

@@ -276,7 +276,7 @@ def _form(option: Option) -> dict[str, Any]:
 
 
 FIRST = {
-    "revision": "model", "device": "numbers", "max_model_len": "scheduling", "block_size": "cache",
+    "models_dir": "model", "device": "numbers", "max_model_len": "scheduling", "block_size": "cache",
     "enable_chunked_prefill": "scheduling", "tensor_parallel_size": "ranks", "role": "handover", "nnodes": "hosts",
     "threads": "ranks", "gpu_memory_utilization": "gpu", "executor": "ranks", "log_dir": "log", "digest_interval": "recovery",
     "enable_lora": "adapters", "enable_return_routed_experts": "model", "ipc_bytes_max": "gpu",

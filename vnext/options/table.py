@@ -24,6 +24,7 @@ from vnext.server.settings import ServerSettings
 PREFIX = "VNEXT_"
 API_KEY_VARIABLE = KEY_VARIABLE
 ENGINE_HELP = {
+    "models_dir": "folder of models by name, which `vnext pull` fills (default: ~/.local/share/vnext/models)",
     "revision": "branch, tag or commit of a model on the hub (default: its head)",
     "tokenizer": "a folder or hub id whose tokenizer replaces the model's own",
     "hf_overrides": """JSON object whose members replace those of config.json, such as '{"rope_theta": 1e6}'""",
@@ -208,7 +209,7 @@ class Option(NamedTuple):
         return (*TORCHRUN.get(self.name, ()), *own)
 
 
-MODEL = Option("model", FLAGS["model"], str, "", "a folder or a hub id (default: the bundled demo model)")
+MODEL = Option("model", FLAGS["model"], str, "", "a folder, a name (`vnext list`) or a hub id (default: the bundled demo model)")
 CONFIG = Option("config", ("--config",), str, "", "a YAML file with options as keys; the command line overrides it")
 CHAT = (
     Option("url", ("--url",), str, "", "a running server; without it, vnext starts an engine for this chat"),

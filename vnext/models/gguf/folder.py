@@ -49,7 +49,7 @@ def files_of(file: Path) -> list[Path]:
     return files
 
 
-def texts_of(files: list[Path]) -> dict[str, object]:
+def texts_of(files: list[Path]) -> dict[str, dict[str, object]]:
     """The JSON files of the folder by name, from the model's GGUF files. Raises ModelError."""
     header = read_header(files[0])
     vocabulary = Vocabulary(header.metadata)

@@ -1,17 +1,25 @@
-"""Hub: resolves a user's model name to a folder on this machine: an existing folder, or a hub id to download.
+"""Hub: resolves a user's model name to a folder on this machine: an existing folder, a model by name, or a hub id to download.
 
-Owns the choice, the download and its errors, each one sentence with the name and the remedy. Reads no weights.
+Owns the choice, the hub's downloads and their errors, each one sentence with the name and the remedy. Reads no weights.
 """
 
 from __future__ import annotations
 
+import logging
 import os
+import re
+from collections.abc import Iterable
+from glob import escape
 from pathlib import Path
 
+from vnext.base.spelling import close_to
 from vnext.base.tokenizer_files import TEMPLATES_FOLDER
+from vnext.models.config.folder import CONFIG_NAME
 from vnext.models.errors import ModelError
-from vnext.models.gguf.folder import SUFFIX
+from vnext.models.gguf.folder import SPLIT, SUFFIX
+from vnext.models.loading.named import MODELS, fetch, here, is_requirement
 
+log = logging.getLogger(__name__)
 WANTED_FILES = ("*.safetensors", "*.json", "tokenizer*", "*.model", "*.jinja")
 UNWANTED_FILES = (
     "consolidated*",
@@ -23,39 +31,57 @@ UNWANTED_FILES = (
 """All other folders: what is unwanted cannot be said with an exception, so it is said letter by letter."""
 
 
-def resolve(model: str, revision: str = "", with_weights: bool = True) -> Path:
-    """The folder of a model, or its GGUF file: `model` itself when it is one, else a hub id, downloaded with a progress bar.
+def resolve(model: str, revision: str = "", with_weights: bool = True, named: Path | None = None) -> Path:
+    """The folder of a model, or its GGUF file: `model` itself when it is one, else what is fetched by its name.
 
-    A hub id already in the cache is used when the hub cannot be reached. `revision`: a branch, tag or commit on the hub, "" for
-    its head. Without `with_weights` the files of weights are not downloaded. Raises ModelError.
+    `named` is the folder of models that have names (named.py), None for none. Other names are hub ids, OWNER/NAME, or with the
+    quantisation or the name of a GGUF file behind a colon; they are downloaded with a progress bar, and the hub's cache serves
+    when the hub cannot be reached. `revision`: a branch, tag or commit on the hub, "" for its head. Without `with_weights` the
+    hub's files of weights are not downloaded. Raises ModelError.
     """
     try:
         local = Path(model).expanduser()
-        if model and (local.is_dir() or (local.suffix == SUFFIX and local.is_file())):
-            if revision:
-                raise ModelError(f"{model!r} is on this machine and has no revision {revision!r}; leave --revision out")
-            return local
+        is_here = bool(model) and (local.is_dir() or (local.suffix == SUFFIX and local.is_file()))
         is_file = local.is_file()
     except (OSError, RuntimeError, ValueError) as error:  # a folder that may not be looked into, ~nobody, a zero byte
         raise ModelError(f"{model!r} cannot be opened ({error}); give an existing folder or a hub id") from error
+    has_name = named is not None and (model in MODELS or is_requirement(model) or here(model, named) is not None)
+    if revision and (is_here or has_name):
+        where = "on this machine" if is_here else "no model of the hub"
+        raise ModelError(f"{model!r} is {where} and has no revision {revision!r}; leave --revision out")
+    if is_here:
+        if has_name:
+            log.warning("%s is the folder %s, and not the model of this name.", model, local.absolute())
+        return local
     if is_file:
         raise ModelError(f"{model!r} is a file; give a GGUF file, or the folder that holds config.json and the safetensors files")
-    if not model or model[0] in "./~" or model[-1] == "/" or model.count("/") > 1:
+    if named is not None and has_name:
+        return fetch(model, named)
+    repository, _, wanted = model.partition(":")
+    if not model or model[0] in "./~" or model[-1] == "/" or repository.count("/") > 1:
         raise ModelError(f"there is no folder {model!r}; give an existing folder or a hub id such as owner/name")
-    return download(model, revision, with_weights)
+    if meant := close_to(model, MODELS) if named is not None else "":
+        raise ModelError(f"there is no folder and no model {model!r}: did you mean {meant}?")
+    return download(repository, revision, with_weights, wanted)
 
 
-def download(model: str, revision: str = "", with_weights: bool = True) -> Path:
-    """The cached snapshot of a hub id; downloads the missing files. Raises ModelError."""
+def download(model: str, revision: str = "", with_weights: bool = True, wanted: str = "") -> Path:
+    """The cached snapshot of a hub id, or its GGUF file for `wanted`, a quantisation or a file's name; downloads what is missing.
+    Raises ModelError."""
     place = "name a folder for downloaded models in HF_HOME, or give a model's folder"
     try:
-        from huggingface_hub import constants, errors, snapshot_download  # a good part of a second, and no folder needs it
+        from huggingface_hub import constants, errors, snapshot_download  # most of a second, and no folder needs it
 
         if not os.path.isabs(constants.HF_HUB_CACHE):
             raise RuntimeError(constants.HF_HUB_CACHE)  # as it does itself for such a user, mostly
-        wanted = WANTED_FILES if with_weights else WANTED_FILES[1:]
-        patterns = {"allow_patterns": list(wanted), "ignore_patterns": list(UNWANTED_FILES)}
-        return Path(snapshot_download(model, revision=revision or None, **patterns))
+        if not wanted:
+            patterns = {"allow_patterns": list(WANTED_FILES if with_weights else WANTED_FILES[1:])}
+            found = Path(snapshot_download(model, revision=revision or None, **patterns, ignore_patterns=list(UNWANTED_FILES)))
+            if not with_weights or any((found / name).is_file() for name in (CONFIG_NAME, "tokenizer.json")):
+                return found
+        return _gguf_file(model, revision, wanted)
+    except ModelError:
+        raise
     except RuntimeError as error:
         if os.path.isabs(os.path.expanduser("~")):
             raise ModelError(f"model {model!r} could not be downloaded ({error}); try again or give a folder") from error
@@ -77,3 +103,36 @@ def download(model: str, revision: str = "", with_weights: bool = True) -> Path:
         raise ModelError(f"model {model!r} cannot be downloaded: {error.filename} may not be written; {place}") from error
     except Exception as error:  # the hub's client lets its transport's errors through, whose package varies
         raise ModelError(f"model {model!r} could not be downloaded ({error}); try again or give a folder") from error
+
+
+def _gguf_file(model: str, revision: str, wanted: str) -> Path:
+    """The downloaded GGUF file of a repository that `wanted` names, with the further files of a split model."""
+    from huggingface_hub import HfApi, errors, snapshot_download
+
+    try:
+        names = [each.rfilename for each in HfApi().model_info(model, revision=revision or None).siblings or ()]
+    except (errors.RepositoryNotFoundError, errors.RevisionNotFoundError, errors.HFValidationError):
+        raise
+    except Exception:  # the hub cannot be reached, and what was downloaded before serves
+        before = Path(snapshot_download(model, revision=revision or None, local_files_only=True))
+        names = [path.relative_to(before).as_posix() for path in before.rglob(f"*{SUFFIX}")]
+    chosen = gguf_files(model, names, wanted)
+    return Path(snapshot_download(model, revision=revision or None, allow_patterns=[*map(escape, chosen)])) / chosen[0]
+
+
+def gguf_files(model: str, names: Iterable[str], wanted: str) -> list[str]:
+    """Of the files of a repository the GGUF file that `wanted` names, by its quantisation or itself, "" for the only one; of a
+    split model all parts, in order. Raises ModelError."""
+    every = sorted(name for name in names if name.endswith(SUFFIX) and "mmproj" not in name.lower())
+    first = [name for name in every if not (match := SPLIT.fullmatch(name)) or int(match[2]) == 1]
+    quantised = re.compile(rf"(?:.*[-._/])?{re.escape(wanted)}(?:[-./].*)?", re.IGNORECASE)
+    found = [name for name in first if wanted in (name, name.rpartition("/")[2])] or [
+        name for name in first if not wanted or quantised.fullmatch(name.removesuffix(SUFFIX))
+    ]
+    if not first:
+        raise ModelError(f"the hub's model {model!r} has neither config.json nor a GGUF file; name another one")
+    if len(found) != 1:
+        which = f"{len(found) or 'no'} GGUF files named {wanted!r}" if wanted else f"{len(first)} GGUF files"
+        raise ModelError(f"the hub's model {model!r} has {which}; name one behind a colon: {', '.join(found or first)}")
+    split = SPLIT.fullmatch(found[0])
+    return [name for name in every if (part := SPLIT.fullmatch(name)) and part[1] == split[1]] if split else found

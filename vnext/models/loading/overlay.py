@@ -64,16 +64,23 @@ def overlay(folder: Path, overrides: Overrides, parent: Path) -> Path:
 
 
 def gguf_folder(file: Path, parent: Path) -> Path:
-    """The folder in `parent` that shows the model of a GGUF file. Its name follows from the files' places, sizes and times: a start
-    that finds it reads no header. Raises ModelError."""
-    files = files_of(file.resolve())
-    stats = [(str(each), each.stat().st_size, each.stat().st_mtime_ns) for each in files]
+    """The folder in `parent` that shows the model of a GGUF file, with what a generation_config.json beside it says. Its name
+    follows from the files' places, sizes and times: a start that finds it reads no header. Raises ModelError."""
+    files = files_of(file.absolute())  # links of the hub's cache lead to names without an ending
+    beside = file.with_name(GENERATION_NAME)
+    read = [*files, beside] if beside.is_file() else files
+    stats = [(str(each), each.stat().st_size, each.stat().st_mtime_ns) for each in read]
     digest = hashlib.blake2b(json.dumps([FORM, stats]).encode(), digest_size=8).hexdigest()
     found = parent / digest / file.name.removesuffix(SUFFIX)
     if not found.is_dir():
-        texts = {name: json.dumps(value, ensure_ascii=False) for name, value in texts_of(files).items()}
+        texts = {name: json.dumps(value, ensure_ascii=False) for name, value in _texts_of(files, beside).items()}
         _make(found, texts, {LINK.format(number): each for number, each in enumerate(files, 1)}, file.name)
     return found
+
+
+def _texts_of(files: list[Path], beside: Path) -> dict[str, dict[str, object]]:
+    texts = texts_of(files)
+    return texts | {GENERATION_NAME: merged(texts[GENERATION_NAME], read_optional_json(beside))}
 
 
 def merged(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 OVERLAYS = "~/.local/state/vnext/checkpoints"
 GGUF_FOLDERS = "~/.local/state/vnext/gguf"
+MODELS = "~/.local/share/vnext/models"
 DEMO_MODEL = Path(__file__).resolve().parents[2] / "demo_model"
 LOGS = "~/.local/state/vnext/logs"
 POLL_MS = 100
@@ -185,7 +186,7 @@ def find_model(settings: EngineSettings) -> Path:
     Raises StartRefused for a folder without a model, before any process is started for it.
     """
     try:
-        own = model_folder(settings.model, settings.revision, with_weights=settings.load_format != "dummy")
+        own = model_folder(settings.model, settings.revision, settings.models_dir, with_weights=settings.load_format != "dummy")
         folder = overlay(own, overrides_of(settings), _own_folders(OVERLAYS))
         require_checkpoint(folder)
     except ModelError as error:
@@ -207,18 +208,23 @@ def find_draft_model(settings: EngineSettings) -> str:
     if speculation is None or not speculation.model:
         return ""
     try:
-        folder = model_folder(speculation.model)
+        folder = model_folder(speculation.model, models_dir=settings.models_dir)
         require_checkpoint(folder, is_head=speculation.method == "eagle3")
     except ModelError as error:
         raise StartRefused(f"speculative_config: {error}") from error
     return str(folder)
 
 
-def model_folder(model: str, revision: str = "", with_weights: bool = True) -> Path:
+def model_folder(model: str, revision: str = "", models_dir: str = "", with_weights: bool = True) -> Path:
     """The folder of the model that a user names, "" for the demo model. Raises ModelError."""
-    found = resolve(model, revision, with_weights) if model else DEMO_MODEL
+    found = resolve(model, revision, with_weights, named_models(models_dir)) if model else DEMO_MODEL
     file = gguf_in(found) if found.is_dir() else found
     return found if file is None else gguf_folder(file, _own_folders(GGUF_FOLDERS))
+
+
+def named_models(models_dir: str) -> Path:
+    """The folder of models by name that the settings name. Raises ModelError."""
+    return Path(models_dir).expanduser().absolute() if models_dir else _own_folders(MODELS)
 
 
 def overrides_of(settings: EngineSettings) -> Overrides:

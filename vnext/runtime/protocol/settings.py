@@ -36,7 +36,8 @@ AttentionName = Literal[tuple(ATTENTION_BACKENDS)]  # type: ignore[valid-type]  
 class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One engine. None means "decide from the model and the machine".
 
-    `model` is a folder or a hub id, "" for the bundled demo model. `kv_cache_memory` is in bytes; `num_blocks_override`
+    `model` is a folder, a name or a hub id, "" for the bundled demo model; named models lie in `models_dir`, "" for the default.
+    `kv_cache_memory` is in bytes; `num_blocks_override`
     takes precedence over it. `digest_interval` is in steps. `log_dir` is the parent of this start's own folder, "" for the
     default. `log_max_bytes` and `log_max_age_s` bound that folder; 0 means no bound. `log_keep` and `log_keep_bytes`
     bound the logs of all starts in their parent: the number of starts, this one included, and their bytes. With `log_durable`
@@ -79,6 +80,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """
 
     model: str = ""
+    models_dir: str = ""
     revision: str = ""
     tokenizer: str = ""
     hf_overrides: str = ""

