@@ -124,6 +124,9 @@ AVX512_FLAGS = [*AVX2_FLAGS, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512d
 BF16_FLAGS = [*AVX512_FLAGS, "-mavx512bf16", "-mavx512vbmi"]
 X86_FLAGS = {
     "level_avx2.cpp": AVX2_FLAGS,
+    "codes_avx2.cpp": AVX2_FLAGS,
+    "codes_avx_vnni.cpp": [*AVX2_FLAGS, "-mavxvnni"],
+    "codes_avx512_vnni.cpp": [*AVX512_FLAGS, "-mavx512vnni"],
     "level_avx512.cpp": AVX512_FLAGS,
     "level_avx512_bf16.cpp": BF16_FLAGS,
     "level_amx.cpp": [*BF16_FLAGS, "-mamx-tile", "-mamx-bf16"],

@@ -23,18 +23,48 @@ SMALLEST = 2.0**-100
 """Groups of activations whose numbers all lie below it count as zeros."""
 
 
+SHORTEST = 16
+"""Inputs of the shortest group; longer ones are multiples of INPUTS, or all inputs of an output."""
+
+
+class ScaleForm(NamedTuple):
+    """What Scales are made of: names of dtypes, and the inputs that share a number of `spans`, 0 where there are none."""
+
+    parts: str = "float32"
+    spans: str = "float32"
+    span: int = 0
+
+
+class CodesForm(NamedTuple):
+    """What Codes are made of, without the numbers: `shape` [out, in]."""
+
+    shape: tuple[int, int]
+    bits: int
+    group: int
+    scales: ScaleForm = ScaleForm()
+    zero: int = 0
+    lows: ScaleForm | None = None
+
+
 class Scales(NamedTuple):
-    """For each output and group the float32 number `parts * spans`: `parts` [out, in / group], float32 where they stand alone,
-    uint8 or int8 where `spans`, float32 [out, in / span], multiplies them."""
+    """For each output and group the float32 number `parts * spans`: `parts` [out, in / group], floats of 32 or 16 bits where they
+    stand alone, mostly uint8 or int8 where `spans`, floats [out, in / span], multiply them."""
 
     parts: np.ndarray
     spans: np.ndarray | None = None
 
     def floats(self) -> np.ndarray:
         """float32 [out, in / group], rounded once."""
+        parts = self.parts.astype(np.float32)
         if self.spans is None:
-            return self.parts
-        return self.parts.astype(np.float32) * np.repeat(self.spans, self.parts.shape[1] // self.spans.shape[1], 1)
+            return parts
+        return parts * np.repeat(self.spans.astype(np.float32), parts.shape[1] // self.spans.shape[1], 1)
+
+    def form(self, inputs: int) -> ScaleForm:
+        """That of a weight with so many inputs."""
+        if self.spans is None:
+            return ScaleForm(self.parts.dtype.name)
+        return ScaleForm(self.parts.dtype.name, self.spans.dtype.name, inputs // self.spans.shape[1])
 
 
 class Codes(NamedTuple):
@@ -50,6 +80,12 @@ class Codes(NamedTuple):
     def group(self) -> int:
         """Inputs that share a scale."""
         return int(self.codes.shape[1] // self.scales.parts.shape[1])
+
+    @property
+    def form(self) -> CodesForm:
+        outputs, inputs = self.codes.shape
+        lows = None if self.lows is None else self.lows.form(inputs)
+        return CodesForm((outputs, inputs), self.bits, self.group, self.scales.form(inputs), self.zero, lows)
 
     def low(self) -> np.ndarray:
         """float32 [out, in / group]."""
@@ -70,29 +106,32 @@ class Activations(NamedTuple):
 
 
 def round_rows(x: np.ndarray) -> Activations:
-    """x float32 [T, in], finite, in whole groups."""
+    """x float32 [T, in], in whole groups. One with a number that is not finite has the scale NaN and codes of 0."""
     groups = x.reshape(x.shape[0], -1, INPUTS)
     largest = np.abs(groups).max(-1)
-    largest[largest < SMALLEST] = 0
-    with np.errstate(divide="ignore"):
-        turned = np.float32(LARGEST) / largest
-    codes = np.rint(groups * np.where(largest > 0, turned, np.float32(0))[:, :, None]).astype(np.int8)
-    return Activations(codes.reshape(x.shape), largest / np.float32(LARGEST))
+    is_finite = np.isfinite(largest)
+    is_coded = is_finite & (largest >= SMALLEST)
+    turned = np.float32(LARGEST) / np.where(is_coded, largest, np.float32(1))
+    codes = np.rint(np.where(is_coded[:, :, None], groups, np.float32(0)) * turned[:, :, None]).astype(np.int8)
+    scales = np.where(is_coded, largest, np.float32(0)) / np.float32(LARGEST)
+    return Activations(codes.reshape(x.shape), np.where(is_finite, scales, np.float32(np.nan)))
 
 
 def sums(x: np.ndarray, weight: Codes) -> np.ndarray:
     """x float32 [T, in] times the weight -> float32 [T, out], as this file's head defines it. A group longer than INPUTS counts as
-    several of that length with the same scale."""
-    rows, step = round_rows(x), min(weight.group, INPUTS)
-    scales, lows = (np.repeat(part, weight.group // step, 1) for part in (weight.scales.floats(), weight.low()))
+    several of that length with the same scale; behind the last input follow zeros up to a whole group."""
+    inputs, step = x.shape[1], min(weight.group, INPUTS)
+    rows = round_rows(np.pad(x, ((0, 0), (0, -inputs % INPUTS))))
     total = np.zeros((x.shape[0], weight.codes.shape[0]), np.float32)
-    for place in range(x.shape[1] // step):
-        inputs = slice(place * step, (place + 1) * step)
-        some, codes = rows.codes[:, inputs].astype(np.int32), weight.codes[:, inputs].astype(np.int32)
+    all_scales, all_lows = weight.scales.floats(), weight.low()
+    for first in range(0, inputs, step):
+        place = slice(first, min(first + step, inputs))
+        scales, lows = all_scales[:, first // weight.group], all_lows[:, first // weight.group]
+        some, codes = rows.codes[:, place].astype(np.int32), weight.codes[:, place].astype(np.int32)
         if weight.lows is None:
-            part = (some @ (codes - weight.zero).T).astype(np.float32) * scales[:, place]
+            part = (some @ (codes - weight.zero).T).astype(np.float32) * scales
         else:
-            part = (some @ codes.T).astype(np.float32) * scales[:, place]
-            part -= some.sum(1, keepdims=True).astype(np.float32) * lows[:, place]
-        total += rows.scales[:, place * step // INPUTS, None] * part
+            part = (some @ codes.T).astype(np.float32) * scales
+            part -= some.sum(1, keepdims=True).astype(np.float32) * lows
+        total += rows.scales[:, first // INPUTS, None] * part
     return total

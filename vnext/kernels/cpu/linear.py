@@ -12,13 +12,19 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from vnext.kernels.arrays import Array, address, dtype_name, host_dtype, strides_of, torch_dtype
+from vnext.kernels.codes import INPUTS, SHORTEST, Codes, CodesForm, ScaleForm
 from vnext.kernels.cpu.memory import Arena
-from vnext.kernels.cpu.native import GATES, KINDS, Kind, module
+from vnext.kernels.cpu.native import GATES, KINDS, NUMBER_KINDS, PIECES_MAX, Kind, module
 from vnext.kernels.format import Format
 from vnext.kernels.formats.floats import PLAIN
 
 if TYPE_CHECKING:
     import torch
+
+CONTAINERS = (8, 6, 5, 4, 3, 2)
+"""Bits of codes that the kernels multiply by."""
+HALF = 16
+"""Outputs of half a panel, which are of one form."""
 
 
 class PackedLinear(NamedTuple):
@@ -80,6 +86,89 @@ def _kind(format: Format, dtype: Any) -> Kind:
     return Kind[format.panels(dtype_name(dtype)).upper()]
 
 
+def pack_codes(
+    codes: Codes | tuple[Codes, ...],
+    *,
+    gate: str = "",
+    shards: int = 1,
+    bias: Array | None = None,
+    dtype: Any = "bfloat16",
+    arena: Arena | None = None,
+) -> PackedLinear:
+    """Pack a weight of few bits, or its parts one below the other, for activations of `dtype`, with bias [out] of the same dtype.
+
+    Otherwise as `pack`. Parts may differ in form; such ones meet at a multiple of 16 outputs, or where gate and up do. Raises
+    ValueError where they do not, or where a form is none that the kernels have.
+    """
+    parts = (codes,) if isinstance(codes, Codes) else codes
+    forms, kept = tuple(part.form for part in parts), []
+    fields = _fields(forms, gate, shards)
+    for part, row in zip(parts, fields, strict=True):
+        arrays = [part.codes if part.codes.strides[1] == 1 else np.ascontiguousarray(part.codes)]
+        row[0], row[2] = address(arrays[0]), arrays[0].strides[0]
+        for place, scales in ((6, part.scales), (11, part.lows)):
+            for at, numbers in zip((place, place + 2), scales or (), strict=False):
+                if numbers is not None:
+                    arrays.append(np.ascontiguousarray(numbers))
+                    row[at] = address(arrays[-1])
+        kept.append(arrays)  # they stay while their addresses are used
+    outputs, inputs = sum(form.shape[0] for form in forms), forms[0].shape[1]
+    buffer = (arena or Arena()).take(codes_bytes(forms, gate=gate, shards=shards))
+    module().pack_codes(
+        fields.ctypes.data, len(fields), None if bias is None else address(bias), KINDS[dtype], inputs, KINDS[dtype], GATES[gate],
+        shards, buffer.ctypes.data,
+    )  # fmt: skip
+    return codes_in(buffer, (outputs, inputs), dtype, gate=gate, shards=shards)
+
+
+def codes_bytes(forms: CodesForm | tuple[CodesForm, ...], *, gate: str = "", shards: int = 1) -> int:
+    """The size of the buffer of a weight whose parts have these forms. Raises ValueError as `pack_codes` does."""
+    forms = (forms,) if isinstance(forms, CodesForm) else forms
+    fields = _fields(forms, gate, shards)
+    return int(module().codes_bytes(fields.ctypes.data, len(fields), forms[0].shape[1], GATES[gate], shards))
+
+
+def codes_in(buffer: np.ndarray, shape: tuple[int, int], dtype: Any, *, gate: str = "", shards: int = 1) -> PackedLinear:
+    """The weight of this shape [out, in] that `pack_codes` has put into this buffer, uint8, with these arguments."""
+    outputs, inputs = shape
+    width = outputs // 2 if gate else outputs
+    return PackedLinear(buffer, address(buffer), inputs, outputs, width, host_dtype(dtype_name(dtype)), gate, PLAIN, shards)
+
+
+def _fields(forms: tuple[CodesForm, ...], gate: str, shards: int) -> np.ndarray:
+    """int64 [parts, 16]: a CodesPart of kernels.h for each, without addresses."""
+    inputs, first, up = forms[0].shape[1], 0, sum(form.shape[0] for form in forms) // 2 if gate else 0
+    for before, form in zip((forms[0], *forms), forms, strict=False):
+        _check_form(form, inputs, shards)
+        if before[1:] != form[1:] and (first - up if first >= up else first) % HALF:
+            raise ValueError(f"parts of unlike forms meet at output {first} of a weight, which is no multiple of {HALF}")
+        first += form.shape[0]
+    if len(forms) > PIECES_MAX:
+        raise ValueError(f"a weight has {len(forms)} parts; the kernels take {PIECES_MAX}")
+    return np.array(
+        [
+            (0, form.shape[0], inputs, form.bits, form.zero, form.group, *_scale_fields(form.scales), *_scale_fields(form.lows))
+            for form in forms
+        ],
+        dtype=np.int64,
+    )
+
+
+def _scale_fields(form: ScaleForm | None) -> tuple[int, ...]:
+    return (0, -1, 0, 0, 0) if form is None else (0, NUMBER_KINDS[form.parts], 0, NUMBER_KINDS[form.spans], form.span)
+
+
+def _check_form(form: CodesForm, inputs: int, shards: int) -> None:
+    """Raises ValueError for what the kernels have no order for."""
+    own, group = inputs // shards, form.group
+    lengths = [group, *(scale.span for scale in (form.scales, form.lows) if scale is not None and scale.span)]
+    is_whole = all(inputs % each == 0 and (own % each == 0 or each % own == 0) for each in lengths)
+    if form.bits not in CONTAINERS or form.shape[1] != inputs or inputs % shards or not is_whole:
+        raise ValueError(f"codes of {form} in {shards} shards of inputs have no place in the kernels' panels")
+    if group != SHORTEST and group % INPUTS and group < own:
+        raise ValueError(f"a group of {group} inputs is neither {SHORTEST} nor a multiple of {INPUTS}")
+
+
 def linear(
     x: torch.Tensor,
     packed: PackedLinear,
@@ -105,7 +194,7 @@ def linear(
 def rows_of(packed: PackedLinear, ids: torch.Tensor, first: int = 0) -> torch.Tensor:
     """[N, inputs]: rows `ids` int64 [N], counted from `first`, of a weight that is neither gated nor in shards; zeros outside it.
 
-    Those of an int8 one are scaled and rounded to bfloat16.
+    Those of codes and of an int8 one are the numbers that it stands for, rounded to the dtype of its activations.
     """
     result = ids.new_empty((ids.shape[0], packed.inputs), dtype=torch_dtype(packed.dtype))
     module().packed_rows(ids.data_ptr(), ids.shape[0], first, packed.address, result.data_ptr())

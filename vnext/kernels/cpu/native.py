@@ -39,14 +39,20 @@ class Kind(IntEnum):
     BFLOAT16 = 1
     INT8 = 2
     BFLOAT16_WIDE_NORM = 3
+    CODES = 4
+    FLOAT16 = 5
+    UINT8 = 6
 
 
 GATES = {"": 0, "silu": 1, "gelu_tanh": 2}
 """Activations of a gate that a product can apply itself."""
 
+PIECES_MAX = 8
+"""Forms that a weight of codes may have side by side."""
+
 _native = load(NAME, {member.name: member for enum in (Level, Kind) for member in enum} | {
     (name or "no_gate").upper(): number for name, number in GATES.items()
-} | {"SHARDS_MAX": SHARDS_MAX})  # fmt: skip
+} | {"SHARDS_MAX": SHARDS_MAX, "PIECES_MAX": PIECES_MAX})  # fmt: skip
 
 
 
@@ -67,6 +73,8 @@ KINDS = Kinds(Kind.FLOAT32, Kind.BFLOAT16)
 """What activations may be."""
 CACHE_KINDS = Kinds(Kind.FLOAT32, Kind.BFLOAT16, Kind.INT8)
 """What caches may be: of the activations' dtype, or int8."""
+NUMBER_KINDS = Kinds(Kind.FLOAT32, Kind.BFLOAT16, Kind.FLOAT16, Kind.UINT8, Kind.INT8)
+"""What scales of codes may be."""
 
 
 def is_built() -> bool:

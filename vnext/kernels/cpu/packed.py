@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from vnext.kernels.arrays import Array, torch_dtype
+from vnext.kernels.codes import Codes
 from vnext.kernels.cpu import linear, native
 from vnext.kernels.cpu.linear import PackedLinear
 from vnext.kernels.cpu.memory import Arena
@@ -72,6 +73,19 @@ def packed_bytes(shape: tuple[int, int], dtype: Any, gate: str, format: Format, 
 def packed_in(buffer: np.ndarray, shape: tuple[int, int], dtype: Any, gate: str, format: Format, shards: int) -> Packed:
     """The weight [out, in] that `packed` has put into this buffer, uint8, with these arguments."""
     return Packed(linear.packed_in(buffer, shape, dtype, gate=gate, format=format, shards=shards), shape)
+
+
+def packed_codes(
+    codes: Codes | tuple[Codes, ...], dtype: Any, gate: str = "", shards: int = 1, arena: Arena | None = None
+) -> Packed:
+    """A weight of few bits, or its parts one below the other, for activations of `dtype`; see linear.pack_codes."""
+    found = linear.pack_codes(codes, gate=gate, shards=shards, dtype=dtype, arena=arena or _arena)
+    return Packed(found, (found.outputs, found.inputs))
+
+
+def codes_in(buffer: np.ndarray, shape: tuple[int, int], dtype: Any, gate: str, shards: int) -> Packed:
+    """The weight [out, in] that `packed_codes` has put into this buffer, uint8, with these arguments."""
+    return Packed(linear.codes_in(buffer, shape, dtype, gate=gate, shards=shards), shape)
 
 
 def packed_experts(weights: Array, gate: str, format: Format, shards: int = 1, arena: Arena | None = None) -> PackedExperts:

@@ -12,12 +12,13 @@ namespace vnx {
 
 /* A processor has those of its architecture, rising, up to its best one; every processor has PORTABLE. Logs name them. */
 enum Level : int { PORTABLE, AVX2, AVX512, AVX512_BF16, AMX, NEON, NEON_BF16 };
-enum Kind : int { FLOAT32, BFLOAT16, INT8, BFLOAT16_WIDE_NORM };
+enum Kind : int { FLOAT32, BFLOAT16, INT8, BFLOAT16_WIDE_NORM, CODES, FLOAT16, UINT8 };
 enum Gate : int { NO_GATE, SILU, GELU_TANH };
 
 constexpr int PANEL = 32;      // output columns of a packed panel, two halves of 16
 constexpr int STEP = 32;       // inputs of one step over K in bfloat16 and int8 panels
 constexpr int SHARDS_MAX = 8;  // into which the inputs of a weight are cut, each with a sum of its own
+constexpr int PIECES_MAX = 8;  // forms that a weight of codes has side by side
 constexpr int ALIGNMENT = 64;  // bytes
 constexpr int HEAD_MAX = 256;  // head_dim at most, as operations.py has it
 constexpr int CODES_A_SCALE = 32;
@@ -32,17 +33,52 @@ constexpr int64_t coded_bytes(int64_t head_dim) { return head_dim + (head_dim + 
    and up together. Panels: FLOAT32 [panel][in][32]; BFLOAT16 and INT8 [panel][shard][step][half][16 pairs of inputs][16
    outputs][2]. A gated panel holds 16 outputs of the gate, then the same 16 of up. Padding is zero. INT8 is sign and
    magnitude, with scales [panel][shard][32]. The inputs are cut into `shards` of one size: each is summed alone, from
-   zero, and the sums are added by the tree of `joined` in lanes.h. */
+   zero, and the sums are added by the tree of `joined` in lanes.h. CODES: linear/codes.h; `panel_bytes` is their mean, and `halves_at`
+   [2 * panels + 1] says where they are. `x_kind`: of the activations. */
 struct Packed {
     uint32_t magic;
     int32_t kind, gate, shards;
     int64_t out, in, panel_count, panel_bytes;
     int64_t bias_at, scales_at, panels_at, total_bytes;
+    int32_t x_kind, piece_count;
+    int64_t pieces_at, halves_at;
     int64_t shard_in() const { return in / shards; }
     int64_t shard_steps() const { return (shard_in() + STEP - 1) / STEP; }
     int64_t steps() const { return shards * shard_steps(); }
 };
 constexpr uint32_t PACKED_MAGIC = 0x564E5850;
+
+/* Half a panel of codes: its bytes begin at `at`, and it has the form of this piece. */
+struct HalfPanel {
+    int64_t at, piece;
+};
+
+/* Numbers [rows, in / group] of `kind`, times those of `span_kind` [rows, in / span] where `span` is not 0. `kind` -1: none. */
+struct ScaleForm {
+    const void *parts;
+    int64_t kind;
+    const void *spans;
+    int64_t span_kind, span;
+};
+
+/* Rows of a weight of few bits, codes `stride` apart, as vnext/kernels/codes.py has them; without its data the form of a piece of a
+   packed one. Python writes the fields as 64-bit numbers, in this order. */
+struct CodesPart {
+    const uint8_t *codes;
+    int64_t rows, stride, bits, zero, group;
+    ScaleForm scales, lows;
+};
+
+/* Rows of activations rounded to int8, in blocks of `block_rows` (fewer in the last), one behind the other: `codes`
+   [block][step][row][32] times `scales` [block][step][row]. `starts` and `totals` are a piece's [block][number][row], of each step
+   or, where the piece has groups of 16, of each half of one: what a sum of codes begins with, and the sum of the row's codes. */
+struct RoundedRows {
+    int64_t block_rows;
+    int8_t *codes;
+    float *scales;
+    int32_t *starts[PIECES_MAX];
+    float *totals[PIECES_MAX];
+};
 
 /* x [rows, in] (row stride in elements), result [rows, out or out / 2]. `bias` [out] of the result's kind or null: added
    to the rounded product of a weight without gate, and rounded again, as an addition of its own would be. */
@@ -59,6 +95,7 @@ struct LinearCall {
     bool apart = false; /* gate and up of a gated weight side by side, [rows, out], without its activation */
     const ThinCall *behind = nullptr; /* what is computed next, which a level may fetch meanwhile, or null */
     uint64_t number = 0;              /* no two calls have the same: what a thread made of x serves its next unit */
+    const RoundedRows *rounded = nullptr; /* x for a weight of CODES */
 };
 
 /* Norms, gates and rotations; each over rows [first, last). Kinds: FLOAT32 or BFLOAT16 for all arrays of a call, or
@@ -164,6 +201,13 @@ struct Weights {
     int64_t *sums;
 };
 
+/* Products with weights of CODES. Rows [first, last) of x, one block of `block_rows` or the last one, are rounded first. */
+struct CodesKernels {
+    int64_t block_rows;
+    void (*round)(const LinearCall &, int64_t first, int64_t last);
+    void (*linear)(const LinearCall &, int64_t row0, int64_t row1, int64_t panel0, int64_t panel1);
+};
+
 struct Kernels {
     void (*linear_f32)(const LinearCall &, int64_t row0, int64_t row1, int64_t panel0, int64_t panel1);
     void (*linear_bf16)(const LinearCall &, int64_t row0, int64_t row1, int64_t panel0, int64_t panel1);
@@ -196,7 +240,9 @@ struct Kernels {
 };
 
 extern const Kernels portable_kernels;
+extern const CodesKernels portable_codes;
 #if defined(__x86_64__)
+extern const CodesKernels avx2_codes, avx_vnni_codes, avx512_vnni_codes;
 extern const Kernels avx2_kernels, avx512_kernels, avx512_bf16_kernels, amx_kernels;
 #elif defined(__aarch64__)
 extern const Kernels neon_kernels, neon_bf16_kernels;
@@ -209,5 +255,6 @@ bool has_level(int level);
 bool set_level(int level);
 Level current_level();
 const Kernels &kernels();
+const CodesKernels &codes_kernels();
 
 }  // namespace vnx

@@ -15,6 +15,7 @@
 
 #include "attention/attention.h"
 #include "kernels.h"
+#include "linear/codes.h"
 #include "linear/linear.h"
 #include "rows/rows.h"
 #include "sampling/sampling.h"
@@ -100,6 +101,16 @@ void do_pack(const void *parts, int weight_kind, const void *bias, int64_t out, 
              int shards, void *buffer) {
     const WithoutLock apart(true);
     pack_linear(static_cast<const WeightPart *>(parts), weight_kind, bias, out, in, kind, gate, shards, buffer);
+}
+
+void do_pack_codes(const void *parts, int64_t count, const void *bias, int bias_kind, int64_t in, int x_kind, int gate, int shards,
+                   void *buffer) {
+    const WithoutLock apart(true);
+    pack_codes(static_cast<const CodesPart *>(parts), count, bias, bias_kind, in, x_kind, gate, shards, buffer);
+}
+
+int64_t do_codes_bytes(const void *parts, int64_t count, int64_t in, int gate, int shards) {
+    return codes_bytes(static_cast<const CodesPart *>(parts), count, in, gate, shards);
 }
 
 void do_linear(const void *x, int64_t x_stride, int64_t rows, const Packed *weight, const void *bias, void *result,
@@ -258,6 +269,8 @@ PyMethodDef methods[] = {
     VNX_ENTRY("set_level", set_level, "set_level(level) -> whether this machine has it"),
     VNX_ENTRY("packed_bytes", packed_bytes, "packed_bytes(out, in, kind, gate, shards) -> bytes"),
     VNX_ENTRY("pack_linear", do_pack, "pack_linear(parts, weight_kind, bias, out, in, kind, gate, shards, buffer)"),
+    VNX_ENTRY("codes_bytes", do_codes_bytes, "codes_bytes(parts, count, in, gate, shards) -> bytes"),
+    VNX_ENTRY("pack_codes", do_pack_codes, "pack_codes(parts, count, bias, bias_kind, in, x_kind, gate, shards, buffer)"),
     VNX_ENTRY("packed_rows", packed_rows, "packed_rows(ids, count, first, packed, result)"),
     VNX_ENTRY("linear", do_linear, "linear(x, x_stride, rows, packed, bias, result, result_stride, result_kind, apart)"),
     VNX_ENTRY("rms_norm", do_norm,
@@ -302,6 +315,7 @@ const Constant constants[] = {
     CONSTANT(PORTABLE) CONSTANT(AVX2) CONSTANT(AVX512) CONSTANT(AVX512_BF16) CONSTANT(AMX)
     CONSTANT(NEON) CONSTANT(NEON_BF16)
     CONSTANT(FLOAT32) CONSTANT(BFLOAT16) CONSTANT(INT8) CONSTANT(BFLOAT16_WIDE_NORM)
+    CONSTANT(CODES) CONSTANT(FLOAT16) CONSTANT(UINT8) CONSTANT(PIECES_MAX)
     CONSTANT(NO_GATE) CONSTANT(SILU) CONSTANT(GELU_TANH) CONSTANT(SHARDS_MAX)
     VNX_STACK_LAYER(VNX_LAYER) VNX_PLACES(StackLayer)
     VNX_STEP_MODEL(VNX_MODEL) VNX_PLACES(StepModel)

@@ -106,6 +106,16 @@ const Kernels *table_of(int level) {
     }
 }
 
+/* Products of int8 have instructions that not every processor of a level has. */
+const CodesKernels &codes_of(int level) {
+#if defined(__x86_64__)
+    static const bool has_wide = has(cpuid(7, 0).c, {11}), has_narrow = has(cpuid(7, 1).a, {4});  // avx512_vnni; avx_vnni
+    if (level >= AVX512 && has_wide) return avx512_vnni_codes;
+    if (level >= AVX2) return has_narrow ? avx_vnni_codes : avx2_codes;
+#endif
+    return portable_codes;
+}
+
 Level chosen = find_fastest();
 const Kernels *chosen_kernels = table_of(chosen);
 
@@ -128,5 +138,7 @@ bool set_level(int level) {
 Level current_level() { return chosen; }
 
 const Kernels &kernels() { return *chosen_kernels; }
+
+const CodesKernels &codes_kernels() { return codes_of(chosen); }
 
 }  // namespace vnx

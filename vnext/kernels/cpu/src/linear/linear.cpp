@@ -9,31 +9,29 @@
 #include <unistd.h>
 #endif
 
+#include "linear/codes.h"
 #include "linear/linear_turned.h"
 #include "team.h"
 
 namespace vnx {
 namespace {
 
-int64_t round_up(int64_t value, int64_t step) { return (value + step - 1) / step * step; }
-
-int64_t panels_of(int64_t out) { return (out + PANEL - 1) / PANEL; }
-
 int64_t panel_bytes_of(const Packed &p) {
     if (p.kind == FLOAT32) return p.in * PANEL * 4;
     return p.steps() * STEP * PANEL * (p.kind == BFLOAT16 ? 2 : 1);
 }
 
-/* Offsets and sizes; a gated weight is padded to whole halves so that gate and up end in the same panel. */
+/* Offsets and sizes. */
 Packed layout(int64_t out, int64_t in, int kind, int gate, int shards) {
     Packed p{};
     p.magic = PACKED_MAGIC;
     p.kind = kind;
+    p.x_kind = kind == FLOAT32 ? FLOAT32 : BFLOAT16;
     p.gate = gate;
     p.shards = shards;
     p.out = out;
     p.in = in;
-    p.panel_count = gate == NO_GATE ? panels_of(out) : (out / 2 + 15) / 16;
+    p.panel_count = panels_of(out, gate);
     p.panel_bytes = panel_bytes_of(p);
     const int64_t column_bytes = p.panel_count * PANEL * 4;
     p.bias_at = round_up(sizeof(Packed), ALIGNMENT);
@@ -41,14 +39,6 @@ Packed layout(int64_t out, int64_t in, int kind, int gate, int shards) {
     p.panels_at = round_up(p.scales_at + shards * column_bytes, 4096);
     p.total_bytes = p.panels_at + p.panel_count * p.panel_bytes;
     return p;
-}
-
-float number_at(const void *data, int kind, int64_t index) {
-    if (kind == FLOAT32) return static_cast<const float *>(data)[index];
-    const uint32_t bits = uint32_t(static_cast<const uint16_t *>(data)[index]) << 16;
-    float value;
-    std::memcpy(&value, &bits, 4);
-    return value;
 }
 
 /* A weight whose parts lie one below the other, each where it is. */
@@ -62,23 +52,6 @@ struct Source {
         return static_cast<const char *>(part->data) + index * part->stride * (kind == FLOAT32 ? 4 : 2);
     }
 };
-
-uint16_t to_bf16(float x) {
-    uint32_t bits;
-    std::memcpy(&bits, &x, 4);
-    return std::isnan(x) ? 0x7fc0 : uint16_t((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
-}
-
-/* The row of the weight at a place of a panel, -1 for padding. */
-int64_t row_at(const Packed &p, int64_t panel, int64_t place) {
-    if (p.gate == NO_GATE) {
-        const int64_t row = panel * PANEL + place;
-        return row < p.out ? row : -1;
-    }
-    const int64_t row = panel * 16 + place % 16;
-    if (row >= p.out / 2) return -1;
-    return place < 16 ? row : p.out / 2 + row;
-}
 
 uint8_t quantised(float value, float scale) {
     const int magnitude = std::min(127, int(std::nearbyint(std::fabs(value) / scale)));
@@ -169,6 +142,37 @@ void pad_rows(LinearCall &call) {
     call.x_stride = shards * width;
 }
 
+/* What a product with codes makes of x first, in the caller's scratch. */
+struct Rounding {
+    RoundedRows to{};
+
+    Rounding() = default;
+    explicit Rounding(const LinearCall &call) {
+        const Packed &w = *call.weight;
+        const CodesPart *pieces = pieces_of(w);
+        const int64_t places = call.rows * w.steps();
+        int64_t floats = places;
+        for (int i = 0; i < w.piece_count; ++i)
+            floats += 2 * places * numbers_of(pieces[i]);
+        float *at = static_cast<float *>(scratch(SLOT_STATE, size_t(floats) * 4 + size_t(places * STEP)));
+        to.block_rows = codes_kernels().block_rows;
+        to.scales = at, at += places;
+        for (int i = 0; i < w.piece_count; at += places * numbers_of(pieces[i++])) {
+            to.starts[i] = reinterpret_cast<int32_t *>(at), at += places * numbers_of(pieces[i]);
+            to.totals[i] = at;
+        }
+        to.codes = reinterpret_cast<int8_t *>(at);
+    }
+    static int64_t numbers_of(const CodesPart &piece) { return piece.group == SPLIT ? 2 : 1; }
+
+    void run(const LinearCall &call) const {
+        const int64_t height = to.block_rows, blocks = (call.rows + height - 1) / height;
+        for_units(blocks, blocks < 4, [&](int64_t block, int64_t) {
+            codes_kernels().round(call, block * height, std::min(call.rows, (block + 1) * height));
+        });
+    }
+};
+
 constexpr int64_t CHUNK_LEAST = 256 * 1024, CHUNK_MOST = 1024 * 1024;
 constexpr int64_t UNIT_BYTES = 64 * 1024;  // of weight: less is done sooner than it is handed out
 constexpr int64_t FEW_ROWS = 256, UNITS_FEW = 8, UNITS_MANY = 32;  // a member: with many rows a unit is long to wait for
@@ -220,10 +224,14 @@ void linear(const void *x, int64_t x_stride, int64_t rows, const Packed *weight,
     static std::atomic<uint64_t> calls{0};
     LinearCall call{weight, bias, x, x_stride, rows, result, result_stride, result_kind, apart, behind, ++calls};
     const Packed &w = *weight;
-    if (w.kind != FLOAT32 && w.shard_in() % STEP != 0) pad_rows(call);
-    const int64_t height = chunk_rows(rows, w.in * (w.kind == FLOAT32 ? 4 : 2)), chunks = (rows + height - 1) / height;
+    const bool is_coded = w.kind == CODES;
+    if (w.kind != FLOAT32 && !is_coded && w.shard_in() % STEP != 0) pad_rows(call);
+    const Rounding rounding = is_coded ? Rounding(call) : Rounding();
+    call.rounded = &rounding.to;
+    if (is_coded) rounding.run(call);
+    const int64_t height = chunk_rows(rows, w.in * (w.kind == FLOAT32 ? 4 : is_coded ? 1 : 2)), chunks = (rows + height - 1) / height;
     const int64_t groups = group_count(w, rows, chunks);
-    const auto block = w.kind == FLOAT32 ? kernels().linear_f32 : kernels().linear_bf16;
+    const auto block = is_coded ? codes_kernels().linear : w.kind == FLOAT32 ? kernels().linear_f32 : kernels().linear_bf16;
     for_units(chunks * groups, false, [&](int64_t unit, int64_t) {
         const int64_t chunk = unit / groups, group = unit % groups;
         block(call, chunk * height, std::min(rows, (chunk + 1) * height), w.panel_count * group / groups,
@@ -260,14 +268,24 @@ void unpack_row_int8(const Packed &w, int64_t row, uint16_t *to) {
     }
 }
 
+/* The same of codes. */
+void unpack_codes(const Packed &w, int64_t row, char *to) {
+    float *wide = w.x_kind == FLOAT32 ? reinterpret_cast<float *>(to) : static_cast<float *>(scratch(SLOT_ROWS, size_t(w.in) * 4));
+    codes_row(w, row, wide);
+    for (int64_t k = 0; w.x_kind != FLOAT32 && k < w.in; ++k)
+        reinterpret_cast<uint16_t *>(to)[k] = to_bf16(wide[k]);
+}
+
 void packed_rows(const int64_t *ids, int64_t count, int64_t first, const void *packed, void *result) {
     const Packed &w = *static_cast<const Packed *>(packed);
-    const int64_t row_bytes = w.in * (w.kind == FLOAT32 ? 4 : 2);
+    const int64_t row_bytes = w.in * (w.x_kind == FLOAT32 ? 4 : 2);
     for_units(count, count < 8, [&](int64_t i, int64_t) {
         char *to = static_cast<char *>(result) + i * row_bytes;
         const int64_t row = ids[i] - first;
         if (row < 0 || row >= w.out)
             std::memset(to, 0, size_t(row_bytes));
+        else if (w.kind == CODES)
+            unpack_codes(w, row, to);
         else if (w.kind == FLOAT32)
             unpack_row(w, row, reinterpret_cast<float *>(to));
         else if (w.kind == INT8)

@@ -17,7 +17,7 @@ class Behind {
         if (call.behind == nullptr) return;
         part_ = call.behind->parts;
         end_ = part_ + call.behind->part_count;
-        element_ = call.weight->kind == FLOAT32 ? 4 : 2;
+        element_ = call.weight->x_kind == FLOAT32 ? 4 : 2;
         in_ = call.behind->in;
         int64_t lines = 0;
         for (const ThinPart *part = part_; part < end_; ++part)

@@ -190,7 +190,7 @@ inline void widen_rows_of_codes(const int8_t *row, int64_t head_dim, int64_t cou
     }
 }
 
-void widen_codes(int kind, const int8_t *rows, int64_t head_dim, int64_t count, void *to) {
+inline void widen_codes(int kind, const int8_t *rows, int64_t head_dim, int64_t count, void *to) {
     if (kind == FLOAT32) return widen_rows_of_codes(rows, head_dim, count, static_cast<float *>(to));
     widen_rows_of_codes(rows, head_dim, count, static_cast<bf16 *>(to));
 }

@@ -1,0 +1,9 @@
+#define VNX_LEVEL codes_avx2
+#define VNX_AVX2
+#include "linear/linear_codes.h"
+
+namespace vnx {
+
+extern const CodesKernels avx2_codes = {codes_avx2::CODE_ROWS, codes_avx2::round_rows, codes_avx2::linear_codes};
+
+}  // namespace vnx

@@ -1,0 +1,10 @@
+#define VNX_LEVEL codes_avx512_vnni
+#define VNX_AVX512
+#define VNX_VNNI
+#include "linear/linear_codes.h"
+
+namespace vnx {
+
+extern const CodesKernels avx512_vnni_codes = {codes_avx512_vnni::CODE_ROWS, codes_avx512_vnni::round_rows, codes_avx512_vnni::linear_codes};
+
+}  // namespace vnx

@@ -1,0 +1,10 @@
+#define VNX_LEVEL codes_avx_vnni
+#define VNX_AVX2
+#define VNX_VNNI
+#include "linear/linear_codes.h"
+
+namespace vnx {
+
+extern const CodesKernels avx_vnni_codes = {codes_avx_vnni::CODE_ROWS, codes_avx_vnni::round_rows, codes_avx_vnni::linear_codes};
+
+}  // namespace vnx

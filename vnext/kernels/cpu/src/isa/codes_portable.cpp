@@ -1,0 +1,8 @@
+#define VNX_LEVEL codes_portable
+#include "linear/linear_codes.h"
+
+namespace vnx {
+
+extern const CodesKernels portable_codes = {codes_portable::CODE_ROWS, codes_portable::round_rows, codes_portable::linear_codes};
+
+}  // namespace vnx

@@ -1,0 +1,191 @@
+/* Whole numbers by the level's instructions: a quad of codes, four inputs of sixteen outputs, unpacked and multiplied by four int8 of
+   a row. Sums are exact, so all levels agree. */
+#pragma once
+
+#include "isa/lanes.h"
+#include "linear/codes.h"
+#include "linear/linear_finish.h"
+
+namespace vnx {
+namespace VNX_LEVEL {
+namespace {
+
+/* Rows of a block; what an 8-bit code lacks when it is multiplied; the bits for which unpacked codes count. */
+#if defined(VNX_AVX512)
+constexpr int CODE_ROWS = 8;
+#else
+constexpr int CODE_ROWS = 4;
+#endif
+#if defined(VNX_AVX2) && !defined(VNX_VNNI)
+constexpr int OFFSET = 128;
+constexpr int unpacked_bits(int64_t bits) { return bits <= 5 ? 4 : 6; }
+#else
+constexpr int OFFSET = 0;
+constexpr int unpacked_bits(int64_t) { return 8; }
+#endif
+
+inline int32_t four_codes(const int8_t *x) {
+    int32_t word;
+    memcpy(&word, x, 4);
+    return word;
+}
+
+#if defined(VNX_AVX512)
+
+typedef __m512i Quad;
+typedef __m512i Dots;
+inline Quad load_quad(const char *p) { return _mm512_loadu_si512(p); }
+inline void store_quad(char *p, Quad x) { _mm512_storeu_si512(p, x); }
+/* Bits moved to the right, or by less than 0 to the left, of which those of the mask are kept. */
+inline Quad moved(Quad x, int right, int mask) {
+    const Quad there = right > 0 ? _mm512_srli_epi16(x, unsigned(right)) : right < 0 ? _mm512_slli_epi16(x, unsigned(-right)) : x;
+    return _mm512_and_si512(there, _mm512_set1_epi8(char(mask)));
+}
+inline Quad joined(Quad x, Quad y) { return _mm512_or_si512(x, y); }
+inline Dots dots_from(int32_t start) { return _mm512_set1_epi32(start); }
+inline Lanes floats_of(Dots x) { return {_mm512_cvtepi32_ps(x)}; }
+template <int BITS, int R>
+inline void add_quads(const Quad *quads, const int8_t *x, Dots *dots) {
+    UNROLLED for (int i = 0; i < 4; ++i)
+        UNROLLED for (int r = 0; r < R; ++r)
+            dots[r] = _mm512_dpbusd_epi32(dots[r], quads[i], _mm512_set1_epi32(four_codes(x + r * STEP + 4 * i)));
+}
+
+#elif defined(VNX_AVX2)
+
+struct Quad {
+    __m256i a, b;
+};
+struct Dots {
+    __m256i a, b;
+};
+inline __m256i load_32(const char *p) { return _mm256_loadu_si256((const __m256i *)p); }
+inline Quad load_quad(const char *p) { return {load_32(p), load_32(p + 32)}; }
+inline void store_quad(char *p, Quad x) {
+    _mm256_storeu_si256((__m256i *)p, x.a);
+    _mm256_storeu_si256((__m256i *)(p + 32), x.b);
+}
+inline __m256i moved(__m256i x, int right, int mask) {
+    const __m256i there = right > 0 ? _mm256_srli_epi16(x, right) : right < 0 ? _mm256_slli_epi16(x, -right) : x;
+    return _mm256_and_si256(there, _mm256_set1_epi8(char(mask)));
+}
+inline Quad moved(Quad x, int right, int mask) { return {moved(x.a, right, mask), moved(x.b, right, mask)}; }
+inline Quad joined(Quad x, Quad y) { return {_mm256_or_si256(x.a, y.a), _mm256_or_si256(x.b, y.b)}; }
+inline Dots dots_from(int32_t start) { return {_mm256_set1_epi32(start), _mm256_set1_epi32(start)}; }
+inline Lanes floats_of(Dots x) { return {_mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(x.b)}; }
+
+#if defined(VNX_VNNI)
+template <int BITS>
+inline __m256i dots_of(__m256i sum, const __m256i *w, const __m256i *q) {
+    UNROLLED for (int i = 0; i < 4; ++i)
+        sum = _mm256_dpbusd_avx_epi32(sum, w[i], q[i]);
+    return sum;
+}
+#else
+inline __m256i pairs_added(__m256i words) { return _mm256_madd_epi16(words, _mm256_set1_epi16(1)); }
+/* maddubs adds two products in a word, which holds 32767: 2 * 127 * 31 four times, or * 63 twice; a code of 8 bits is multiplied
+   as its distance from 128, its sign given to the other number. */
+template <int BITS>
+inline __m256i dots_of(__m256i sum, const __m256i *w, const __m256i *q) {
+    __m256i words[4];
+    UNROLLED for (int i = 0; i < 4; ++i) {
+        const __m256i code = BITS == 8 ? _mm256_xor_si256(w[i], _mm256_set1_epi8(char(0x80))) : w[i];
+        words[i] = BITS == 8 ? _mm256_maddubs_epi16(_mm256_abs_epi8(code), _mm256_sign_epi8(q[i], code)) : _mm256_maddubs_epi16(code, q[i]);
+    }
+    if (BITS == 8) {
+        const __m256i front = _mm256_add_epi32(pairs_added(words[0]), pairs_added(words[1]));
+        return _mm256_add_epi32(_mm256_add_epi32(sum, front), _mm256_add_epi32(pairs_added(words[2]), pairs_added(words[3])));
+    }
+    const __m256i front = _mm256_add_epi16(words[0], words[1]), back = _mm256_add_epi16(words[2], words[3]);
+    if (BITS == 6) return _mm256_add_epi32(sum, _mm256_add_epi32(pairs_added(front), pairs_added(back)));
+    return _mm256_add_epi32(sum, pairs_added(_mm256_add_epi16(front, back)));
+}
+#endif
+template <int BITS, int R>
+inline void add_quads(const Quad *quads, const int8_t *x, Dots *dots) {
+    const __m256i a[4] = {quads[0].a, quads[1].a, quads[2].a, quads[3].a}, b[4] = {quads[0].b, quads[1].b, quads[2].b, quads[3].b};
+    UNROLLED for (int r = 0; r < R; ++r) {
+        __m256i q[4];
+        UNROLLED for (int i = 0; i < 4; ++i)
+            q[i] = _mm256_set1_epi32(four_codes(x + r * STEP + 4 * i));
+        dots[r].a = dots_of<BITS>(dots[r].a, a, q);
+        dots[r].b = dots_of<BITS>(dots[r].b, b, q);
+    }
+}
+
+#else
+
+typedef uint8_t Bytes __attribute__((vector_size(16)));
+struct Quad {
+    Bytes v[4];
+};
+struct Dots {
+    Integers v[4];
+};
+inline Quad load_quad(const char *p) {
+    Quad x;
+    memcpy(&x, p, sizeof x);
+    return x;
+}
+inline void store_quad(char *p, Quad x) { memcpy(p, &x, sizeof x); }
+inline Quad moved(Quad x, int right, int mask) {
+    for (Bytes &v : x.v)
+        v = (right > 0 ? v >> uint8_t(right) : v << uint8_t(-right)) & uint8_t(mask);
+    return x;
+}
+inline Quad joined(Quad x, Quad y) {
+    for (int i = 0; i < 4; ++i)
+        x.v[i] |= y.v[i];
+    return x;
+}
+inline Dots dots_from(int32_t start) {
+    const Integers four = Integers{} + start;
+    return {{four, four, four, four}};
+}
+inline Lanes floats_of(Dots x) {
+    return each([&](int i) { return __builtin_convertvector(x.v[i], Floats); });
+}
+template <int BITS, int R>
+inline void add_quads(const Quad *quads, const int8_t *x, Dots *dots) {
+    for (int r = 0; r < R; ++r) {
+        int32_t sums[HALF];
+        memcpy(sums, &dots[r], sizeof sums);
+        for (int i = 0; i < 4; ++i) {
+            uint8_t codes[64];
+            store_quad(reinterpret_cast<char *>(codes), quads[i]);
+            const int8_t *q = x + r * STEP + 4 * i;
+            for (int place = 0; place < HALF; ++place)
+                sums[place] += codes[4 * place] * q[0] + codes[4 * place + 1] * q[1] + codes[4 * place + 2] * q[2] + codes[4 * place + 3] * q[3];
+        }
+        memcpy(&dots[r], sums, sizeof sums);
+    }
+}
+
+#endif
+
+/* Sixteen numbers of a scale's kind. */
+inline Lanes load_numbers(const char *p, int64_t kind) {
+    if (kind == FLOAT32) return load(reinterpret_cast<const float *>(p));
+    if (kind == BFLOAT16) return load(reinterpret_cast<const bf16 *>(p));
+#if defined(VNX_AVX512)
+    if (kind == FLOAT16) return {_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p))};
+    const __m128i bytes = _mm_loadu_si128((const __m128i *)p);
+    return {_mm512_cvtepi32_ps(kind == UINT8 ? _mm512_cvtepu8_epi32(bytes) : _mm512_cvtepi8_epi32(bytes))};
+#elif defined(VNX_AVX2)
+    if (kind == FLOAT16) return {_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p)), _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(p + 16)))};
+    const auto eight = [=](const char *from) {
+        const __m128i bytes = _mm_loadl_epi64((const __m128i *)from);
+        return _mm256_cvtepi32_ps(kind == UINT8 ? _mm256_cvtepu8_epi32(bytes) : _mm256_cvtepi8_epi32(bytes));
+    };
+    return {eight(p), eight(p + 8)};
+#else
+    float numbers[HALF];
+    for (int i = 0; i < HALF; ++i)
+        numbers[i] = number_at(p, kind, i);
+    return load(numbers);
+#endif
+}
+
+}  // namespace
+}  // namespace VNX_LEVEL
+}  // namespace vnx
