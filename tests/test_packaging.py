@@ -247,6 +247,35 @@ def test_a_stamped_environment_is_taken_as_it_is(root: Path, tmp_path: Path) -> 
     assert (ran.stdout, ran.stderr, ran.returncode) == ("done\n", "", 0)
 
 
+@pytest.mark.parametrize(
+    ("words", "environment", "pulls", "served"),
+    [
+        ("", {}, 0, "serve smollm2"),
+        ("", {}, 2, "serve"),
+        ("--port 8001", {}, 0, "serve smollm2 --port 8001"),
+        ("--port 8001", {}, 2, "serve --port 8001"),
+        ("owner/name --port 8001", {}, 0, "serve owner/name --port 8001"),
+        ("--port 8001 --model x", {}, 0, "serve --port 8001 --model x"),
+        ("-m x", {}, 0, "serve -m x"),
+        ("--config=x.yaml", {}, 0, "serve --config=x.yaml"),
+        ("", {"VNEXT_MODEL": "x"}, 0, "serve"),
+    ],
+)
+def test_serving_without_a_model_takes_a_real_one(
+    root: Path, tmp_path: Path, words: str, environment: dict[str, str], pulls: int, served: str
+) -> None:
+    """Where it cannot be fetched the bundled toy is served, and a line says so."""
+    (tmp_path / "venv/bin").mkdir(parents=True)
+    program = tmp_path / "venv/bin/vnext"
+    program.write_text(f'#!/bin/sh\n[ "$1" != pull ] || exit {pulls}\necho "$*"\n')
+    program.chmod(0o755)
+    set_up(root, tmp_path, f'fingerprint "{sys.executable}" > "$VENV/.vnext-base"')
+    given = {**os.environ, "VENV": str(tmp_path / "venv"), "PYTHON": sys.executable, **environment}
+    ran = subprocess.run([root / "scripts/serve.sh", *words.split()], env=given, capture_output=True, text=True, timeout=SETUP_TIMEOUT_S)
+    assert ran.stdout == f"{served}\n"
+    assert ("serving the bundled toy" in ran.stderr) == bool(pulls)
+
+
 def test_whatever_is_built_from_is_in_the_stamp(root: Path, tmp_path: Path) -> None:
     """Every source that setup.py compiles, and what it includes: a change of one is another stamp; a Python file is none."""
     sources = '$(find vnext -name "*.c" -o -name "*.cpp" -o -name "*.h")'
