@@ -34,7 +34,13 @@ def test_a_seed_takes_a_share_of_each_entry_and_all_else(monkeypatch: pytest.Mon
     assert taken("7") == taken("7") != taken("8")
 
 
+def test_a_file_with_a_dear_fixture_is_taken_whole_or_not_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sampled, "WHOLE", {"tests/a/test_part.py": 3})
+    counts = [sum("test_part" in name for name in taken(str(seed))) for seed in range(60)]
+    assert set(counts) == {0, 4} and counts.count(4) == pytest.approx(20, abs=10)
+
+
 def test_the_table_names_what_is_there() -> None:
-    for entry in sampled.SHARES:
+    for entry in sampled.SHARES | sampled.WHOLE:
         file, _, function = entry.partition("::")
         assert f"def {function}(" in (sampled.ROOT / file).read_text() if function else (sampled.ROOT / file).is_file(), entry

@@ -100,22 +100,15 @@ def adapters(tmp_path_factory: pytest.TempPathFactory) -> list[AdapterFiles]:
 LORA = {"enable_lora": True, "max_loras": 2}
 
 
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory, adapters: list[AdapterFiles]) -> dict[int, dict]:
-    found = {}
-    for size in (1, 2):
-        with running(tmp_path_factory.mktemp("logs"), tensor_parallel_size=size, **LORA) as (_, client):
-            found[size] = told(heard_of(client.run(mixed(adapters))))
-    return found
-
-
 @pytest.mark.parametrize(("size", "log"), [(1, "full"), (2, "shape")])
 def test_streams_outlive_killed_ranks_with_the_same_bits(
-    tmp_path: Path, adapters: list[AdapterFiles], undisturbed: dict, size: int, log: str
+    tmp_path: Path, adapters: list[AdapterFiles], size: int, log: str
 ) -> None:
     """Killed in prompts, in answers, and while other ranks start in their place."""
+    with running(tmp_path / "undisturbed", tensor_parallel_size=size, **LORA) as (_, client):
+        undisturbed = told(heard_of(client.run(mixed(adapters))))
     files = len(os.listdir("/dev/shm"))
-    with running(tmp_path, tensor_parallel_size=size, log=log, **LORA) as (engine, client):
+    with running(tmp_path / "killed", tensor_parallel_size=size, log=log, **LORA) as (engine, client):
         pid = engine.child.pid
         kill, again = (lambda: kill_last(pid)), (lambda: kill_and_again_while_they_start(pid))
         found = told(heard_of(client.run(mixed(adapters)), in_turn(client, {3: kill, 200: kill, 500: again}) | {150: lambda: time.sleep(3)}))
@@ -123,7 +116,7 @@ def test_streams_outlive_killed_ranks_with_the_same_bits(
         assert client.stats.recovery_seconds > 0
         ranks = ranks_of(pid)
         assert len(ranks) == size
-    assert found == undisturbed[size]
+    assert found == undisturbed
     assert engine.stop() == 0 and not any(rank.is_running() for rank in ranks)
     assert replay(["verify", "--laws", engine.log_dir]) == 0
     assert len(os.listdir("/dev/shm")) <= files
