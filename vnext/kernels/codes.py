@@ -12,6 +12,7 @@ The sums are exact whole numbers and each operation rounds once to float32, none
 
 from __future__ import annotations
 
+from math import gcd
 from typing import NamedTuple
 
 import numpy as np
@@ -60,6 +61,15 @@ class Scales(NamedTuple):
             return parts
         return parts * np.repeat(self.spans.astype(np.float32), parts.shape[1] // self.spans.shape[1], 1)
 
+    def cut(self, times: int, groups: slice, run: int) -> Scales:
+        """With each group in so many, those that `groups` names; each `run` of them have spans of their own, 0 for any."""
+        parts = np.repeat(self.parts, times, 1) if times > 1 else self.parts
+        if self.spans is None:
+            return Scales(parts[:, groups])
+        of_span = parts.shape[1] // self.spans.shape[1]
+        unit = gcd(of_span, groups.start, groups.stop, run)
+        return Scales(parts[:, groups], np.repeat(self.spans, of_span // unit, 1)[:, groups.start // unit : groups.stop // unit])
+
     def form(self, inputs: int) -> ScaleForm:
         """That of a weight with so many inputs."""
         if self.spans is None:
@@ -90,6 +100,21 @@ class Codes(NamedTuple):
     def low(self) -> np.ndarray:
         """float32 [out, in / group]."""
         return self.lows.floats() if self.lows is not None else self.scales.floats() * np.float32(self.zero)
+
+    def is_finite(self) -> bool:
+        """Whether all numbers that codes may stand for are."""
+        with np.errstate(over="ignore", invalid="ignore"):
+            return bool(np.isfinite(self.scales.floats() * np.float32(2**self.bits) + self.low()).all())
+
+    def inputs(self, inputs: slice, run: int = 0) -> Codes:
+        """Those of some inputs, each `run` of which have scales of their own, 0 for any. Raises ValueError where they are no whole
+        groups, nor parts of one in whole INPUTS."""
+        unit = gcd(self.group, inputs.start, inputs.stop, run)
+        if unit % min(self.group, INPUTS):
+            raise ValueError(f"inputs {inputs.start} to {inputs.stop} cut a group of {min(self.group, INPUTS)}")
+        times, groups = self.group // unit, slice(inputs.start // unit, inputs.stop // unit)
+        lows = self.lows and self.lows.cut(times, groups, run // unit)
+        return Codes(self.codes[:, inputs], self.bits, self.scales.cut(times, groups, run // unit), self.zero, lows)
 
     def floats(self) -> np.ndarray:
         """The numbers that it stands for, float32 [out, in]: a product and a difference, each rounded once."""

@@ -4,7 +4,8 @@ A format is a row here and a file of formats/ with one object, which holds no st
 Loaders, packed files, sizes and operations ask the object and compare no names. Settings import this file, so it imports a
 format's file only on use.
 
-    checkpoint     `tensors` names what holds a weight, `slices` cuts a rank's part out of it, `to_float` is the plain reference
+    checkpoint     `tensors` names what holds a weight, `slices` cuts a rank's part out of it, `to_float` is the plain reference and
+                   `codes` what stays in memory where the kernels multiply by it
     loading        `source` is the dtype to make it from, `needs_finite` what it refuses
     CPU kernels    `panels` is the kind of panels that they pack and multiply by (kernels/cpu/linear.py)
     plain torch    `formed` gives the weight that it multiplies by
@@ -12,14 +13,16 @@ format's file only on use.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from importlib import import_module
+from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     import numpy as np
     import torch
+
+    from vnext.kernels.codes import Codes
 
 Shape = tuple[int, ...]
 Cut = tuple[slice, ...]
@@ -44,14 +47,16 @@ class PlainWeight(Protocol):
         """Rows `ids` int64 [N] of a weight [out, in] -> [N, in] of its dtype."""
 
 
-class Format(ABC):
+class Format:
     """A kind of weight [out, in]. The defaults are those of floats in one tensor, kept as they are. Dtypes are names."""
 
     name = ""
     dtypes: tuple[str, ...] = ()
     """The dtypes of `tensors` in checkpoints that hold such weights, by the files' names; () for a kind that is made of floats."""
     group = 1
-    """Neighbouring inputs that share a scale: a weight is made of whole groups, and so is each shard of it."""
+    """Neighbouring inputs that share a scale: a weight is made of whole groups, and so is each shard that is made at loading."""
+    has_codes = False
+    """Whether `codes` gives the numbers that a checkpoint has."""
     needs_finite = False
     """Whether every number must be finite: none has a place beside others that share its scale."""
 
@@ -74,6 +79,11 @@ class Format(ABC):
         """The numbers that such slices of `tensors` stand for, [out, in] in the tensors' own dtype or in float32."""
         return part[0]
 
+    def codes(self, part: tuple[np.ndarray, ...]) -> Codes:
+        """The same numbers as whole ones of few bits, exactly; only where `has_codes`. Both raise ValueError, which says why, for
+        numbers that are not finite."""
+        raise ValueError(f"{self.name} has no codes")
+
     # ---- in memory
 
     def activations(self, dtype: str) -> str:
@@ -90,9 +100,9 @@ class Format(ABC):
         none: plain torch multiplies."""
         return ""
 
-    @abstractmethod
     def formed(self, weight: torch.Tensor) -> PlainWeight | torch.Tensor:
         """The weight [..., out, in], floats of dtype `source`, as plain torch multiplies by it."""
+        return weight
 
 
 class FormatRow(NamedTuple):
@@ -108,6 +118,10 @@ class FormatRow(NamedTuple):
     devices: tuple[str, ...] = ("cpu", "cuda")
 
 
+GGUF_BLOCKS = (
+    "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "TQ1_0", "TQ2_0", "IQ4_NL", "IQ4_XS", "MXFP4",
+    "IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S",
+)  # fmt: skip
 FORMATS = {
     row.name: row
     for row in (
@@ -118,9 +132,10 @@ FORMATS = {
         ),
         FormatRow("wide", "vnext.kernels.formats.floats:WIDE"),
         FormatRow("fixed", "vnext.kernels.formats.floats:FIXED"),
+        *(FormatRow(name, f"vnext.kernels.formats.gguf_blocks:BLOCKS.{name}", is_stored=True) for name in GGUF_BLOCKS),
     )
 }  # fmt: skip
-"""By name; the first is the default."""
+"""By name; the first is the default. Those of GGUF_BLOCKS have llama.cpp's names of types."""
 NO_FORMAT = "none"
 QUANTIZATIONS = (NO_FORMAT, *(row.name for row in FORMATS.values() if row.option))
 """The values of --quantization."""
@@ -139,7 +154,7 @@ def format_of(name: str) -> Format:
     if name not in FORMATS:
         raise ValueError(f"the format {name!r} of a weight is not known; there are: {', '.join(FORMATS)}")
     module, _, attribute = FORMATS[name].place.partition(":")
-    found: Format = getattr(import_module(module), attribute)
+    found: Format = attrgetter(attribute)(import_module(module))
     return found
 
 

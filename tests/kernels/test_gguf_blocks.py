@@ -1,0 +1,81 @@
+"""Blocks of GGUF files are the numbers that the package `gguf` makes of them, whatever their bytes."""
+
+from __future__ import annotations
+
+import gguf
+import numpy as np
+import pytest
+
+from vnext.kernels.codes import sums
+from vnext.kernels.format import FORMATS, GGUF_BLOCKS, format_of, stored_formats
+from vnext.kernels.formats.gguf_blocks import BLOCKS, Blocks
+
+ROWS, COUNT = 5, 3
+LINEAR = [name for name in GGUF_BLOCKS if getattr(BLOCKS, name).has_codes]
+
+
+def drawn(name: str, seed: int = 0) -> np.ndarray:
+    """Random bytes of blocks; scales are finite, small and negative ones among them."""
+    blocks: Blocks = getattr(BLOCKS, name)
+    data = np.random.default_rng(seed).integers(0, 256, (ROWS, COUNT, blocks.size), np.uint8)
+    for place in halves(name):
+        data[..., place + 1] &= 0xBF  # no exponent of float16 is its largest
+    if name == "MXFP4":
+        data[..., 0] = np.minimum(data[..., 0], 240)
+    return data.reshape(ROWS, -1)
+
+
+def halves(name: str) -> tuple[int, ...]:
+    """Where float16 numbers stand in a block."""
+    ends = {"Q2_K": (80, 82), "Q3_K": (108,), "Q6_K": (208,), "TQ1_0": (52,), "TQ2_0": (64,), "MXFP4": ()}
+    return ends.get(name, (0, 2) if name in ("Q4_1", "Q5_1", "Q4_K", "Q5_K") else (0,))
+
+
+def theirs(name: str, data: np.ndarray) -> np.ndarray:
+    found: np.ndarray = gguf.quants.dequantize(data, gguf.GGMLQuantizationType[name])
+    return found
+
+
+@pytest.mark.parametrize("name", LINEAR)
+def test_codes_are_the_numbers_of_the_package(name: str) -> None:
+    data = drawn(name)
+    codes = format_of(name).codes((data,))
+    assert codes.codes.dtype == np.uint8 and codes.codes.max() < 2**codes.bits
+    assert np.array_equal(codes.floats(), theirs(name, data))
+    assert np.array_equal(format_of(name).to_float((data,)), theirs(name, data))
+
+
+@pytest.mark.parametrize("name", ["IQ1_S", "IQ2_XS", "IQ3_S"])
+def test_other_types_become_floats(name: str) -> None:
+    data = drawn(name)
+    assert np.array_equal(format_of(name).to_float((data,)), theirs(name, data))
+
+
+def test_the_table_has_each_type_with_the_size_of_its_blocks() -> None:
+    assert vars(BLOCKS).keys() == set(GGUF_BLOCKS) and all(FORMATS[name].is_stored for name in GGUF_BLOCKS)
+    assert {format.name for format in stored_formats()} >= set(GGUF_BLOCKS)
+    for name, blocks in vars(BLOCKS).items():
+        assert (blocks.group, blocks.size) == gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[name]], name
+
+
+@pytest.mark.parametrize("name", LINEAR)
+def test_a_scale_that_is_not_finite_is_refused(name: str) -> None:
+    for place in halves(name) or (0,):
+        for worst in (0x7C, 0xFC, 0x7E) if halves(name) else (255,):
+            data = drawn(name)
+            data[2, place + bool(halves(name))] = worst
+            with pytest.raises(ValueError, match="it has a scale that is not finite"):
+                format_of(name).codes((data,))
+
+
+@pytest.mark.parametrize("name", LINEAR)
+def test_some_inputs_are_those_of_the_whole(name: str) -> None:
+    codes = format_of(name).codes((drawn(name),))
+    floats, width = codes.floats(), codes.codes.shape[1]
+    for some in (slice(0, 32), slice(32, width), slice(32, 64), slice(0, width)):
+        assert np.array_equal(codes.inputs(some).floats(), floats[:, some])
+    with pytest.raises(ValueError, match="inputs 8 to 32 cut a group of"):
+        codes.inputs(slice(8, 32))
+    x = np.random.default_rng(3).standard_normal((2, width)).astype(np.float32)
+    halved = [sums(x[:, some], codes.inputs(some)) for some in (slice(0, 32), slice(32, width))]
+    assert np.allclose(sum(halved), sums(x, codes), rtol=1e-4, atol=1e-3 * np.abs(floats).max())
