@@ -257,18 +257,17 @@ def _serve_command(given: Given, _: Mapping[str, str]) -> ServeCommand:
     if server.show_log and engine.log == "off":
         raise SettingsError("show_log is on and log is off: there is nothing to show, so leave one of the two out.")
     if server.api_server_count > 1:
-        server = _of_several(server)
+        _check_several(server)
     return ServeCommand(engine=engine, server=server)
 
 
-def _of_several(server: ServerSettings) -> ServerSettings:
-    """The settings of API servers that know nothing of each other. Raises SettingsError for what one alone can keep."""
+def _check_several(server: ServerSettings) -> None:
+    """Raise SettingsError for what one API server alone can keep."""
     for name in ("batch_dir", "lora_root", "key_requests_per_minute", "key_tokens_per_minute", "key_answers_max", "api_key_file"):
         if getattr(server, name):
             raise SettingsError(
                 f"{name} is kept by one process, and api_server_count is {server.api_server_count}: leave one of the two out."
             )
-    return msgspec.structs.replace(server, responses_bytes_max=0)
 
 
 def _chat_command(given: Given, environment: Mapping[str, str]) -> ChatCommand:

@@ -16,6 +16,7 @@ from vnext.server.context.server_context import SERVER_CONTEXT, ServerContext
 from vnext.server.http.background import BACKGROUND, Background, close_background
 from vnext.server.http.connections import CONNECTIONS, Connections, Runner
 from vnext.server.http.middleware import FRONT, OPERATORS, Front, add_headers, observe, translate
+from vnext.server.http.siblings import SIBLINGS, Siblings, close_siblings
 from vnext.server.http.streaming import TURN, Turn
 from vnext.server.load_line import report_load
 from vnext.server.responses.store import ResponseStore
@@ -42,7 +43,8 @@ def make_app(
     app[FRONT] = _front(app[SERVER_CONTEXT])
     app[RESPONSES] = ResponseStore(settings.responses_bytes_max)
     app[BACKGROUND] = Background(settings.responses_bytes_max)
-    app.on_cleanup.append(close_background)
+    app[SIBLINGS] = Siblings(settings)
+    app.on_cleanup.extend((close_background, close_siblings))
     app[CONNECTIONS] = Connections(settings, app[SERVER_CONTEXT].metrics.closed.add)
     if settings.batch_dir:
         app[BATCHES] = Batches(app[SERVER_CONTEXT])
@@ -73,10 +75,11 @@ def make_runner(app: web.Application) -> web.AppRunner:
 
 
 class _Runner(Runner):
-    """A runner that also runs the application's batches, which ask the server that it serves."""
+    """A runner that also serves siblings, and runs the application's batches, which ask the server that it serves."""
 
     async def setup(self) -> None:
         await super().setup()
+        await self.app[SIBLINGS].start(self)
         if BATCHES in self.app:
             await self.app[BATCHES].start(self)
 

@@ -81,7 +81,7 @@ class ServerContext:
         self.model_length = request_length_max(config)
         self.sampling_defaults = settings.sampling_defaults.sampling()
         place = settings.number % settings.api_server_count
-        tallies = TallyFile(settings.tally_dir, place, settings.api_server_count)
+        tallies = TallyFile(settings.shared_dir, place, settings.api_server_count)
         self.metrics = ServerMetrics(self.model_names[0], self.model_length, client.engines, tallies)
         self.traces = traces_to(settings.otlp_traces_endpoint, self.model_names)
         self.prompt_tokens_max = max(2 * self.model_length, TOKENS_READ_MIN)

@@ -71,6 +71,11 @@ class ResponseStore:
         self._kept[id_] = self._kept.pop(id_)
         return found
 
+    def holder(self, id_: str, tenant: Tenant = EVERYONE) -> str:
+        """The id of the response which has this id, or an item of it; "" for none that the tenant sees."""
+        found = (id_, self._of_item.get(id_, ""), id_.rpartition("_")[0])
+        return next((each for each in found if self.get(each, tenant) is not None), "")
+
     def finder(self, tenant: Tenant = EVERYONE) -> Callable[[str], Item | None]:
         """A function that finds an item of a stored response which the tenant sees: of its output by its id, of its input by the
         id RESPONSE_PLACE that its list shows. Each response is decoded once for all items."""
@@ -106,12 +111,18 @@ class ResponseStore:
         own = _encode((*given, *output))
         kept = _encode(events) if events else b""
         found = Stored(msgspec.json.encode(response), _encode(tuple(earlier)), own, len(given), owner, kept)
+        self.keep(response["id"], found)
+
+    def keep(self, id_: str, found: Stored) -> None:
+        """Keep a response of another store, or an own one; see `put`."""
         if found.size_bytes > self._bytes_max:
             found = msgspec.structs.replace(found, events=b"")
         if found.size_bytes > self._bytes_max:
             return
-        self._kept[response["id"]] = found
-        self._of_item |= {item.id: response["id"] for item in output if item.id}
+        if id_ in self._kept:
+            self._drop(id_)
+        self._kept[id_] = found
+        self._of_item |= {item.id: id_ for item in found.own_items()[found.input_count :] if item.id}
         self.size_bytes += found.size_bytes
         while self.size_bytes > self._bytes_max or len(self._kept) > COUNT_MAX:
             self._drop(next(iter(self._kept)))

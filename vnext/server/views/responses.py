@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 import re
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import ExitStack
-from functools import partial
+from functools import partial, wraps
 from typing import Any
 
 import msgspec
@@ -27,6 +27,7 @@ from vnext.server.http.background import BACKGROUND, Running, send_all
 from vnext.server.http.bodies import read_body
 from vnext.server.http.event_ids import HEADER
 from vnext.server.http.pages import Pages, ordered, page_of
+from vnext.server.http.siblings import SIBLINGS, asked_by_sibling
 from vnext.server.http.streaming import event_frame, respond
 from vnext.server.responses.bodies import Item, ResponsesBody
 from vnext.server.responses.items import Event, ItemBuilder
@@ -36,6 +37,7 @@ from vnext.text.answer import Delta
 from vnext.text.parts import Part, Words
 
 RESPONSES = web.AppKey("responses", ResponseStore)
+View = Callable[[web.Request], Awaitable[web.StreamResponse]]
 PAGES = Pages(usual=20, most=100)
 _DECODER = msgspec.json.Decoder(ResponsesBody)
 
@@ -44,6 +46,7 @@ async def create_response(request: web.Request) -> web.StreamResponse:
     """POST /v1/responses."""
     store, tenant = request.app[RESPONSES], tenant_of(request)
     call = await admit(request, "resp", _DECODER)
+    await _fetch_stored(request, call.body)
     body = with_items(call.body, store.finder(tenant))
     call = msgspec.structs.replace(call, body=body)
     earlier = _earlier(store, body.previous_response_id, tenant)
@@ -62,15 +65,17 @@ async def create_response(request: web.Request) -> web.StreamResponse:
         writer = ResponseWriter(chat, generation, keep)
         if writer.is_known or not body.background:
             return await writer.write()
-        if call.last is not None and _is_known(request, writer.head("queued")["id"]):
-            return await _follow(request, writer.head("queued")["id"])
+        if call.last is not None and (known := await _known(request, writer.head("queued")["id"])) is not None:
+            return known
         return await _begin(request, writer, held.pop_all())
 
 
 async def count_input_tokens(request: web.Request) -> web.Response:
     """POST /v1/responses/input_tokens: the size of the prompt that such a body would become."""
     store, tenant = request.app[RESPONSES], tenant_of(request)
-    body = with_items(await read_body(request, _DECODER), store.finder(tenant))
+    body = await read_body(request, _DECODER)
+    await _fetch_stored(request, body)
+    body = with_items(body, store.finder(tenant))
     with in_names(names_of(body)):
         chat = chat_body(body, _earlier(store, body.previous_response_id, tenant))
         tokens = await prompt_tokens(request.app[SERVER_CONTEXT], chat, client_of(request))
@@ -103,10 +108,40 @@ async def _begin(request: web.Request, writer: ResponseWriter, held: ExitStack) 
     return web.json_response(body=msgspec.json.encode(writer.head("queued")))
 
 
+async def _fetch_stored(request: web.Request, body: ResponsesBody) -> None:
+    """Take in from siblings what a body refers to, as far as this process lacks it."""
+    store, tenant = request.app[RESPONSES], tenant_of(request)
+    items = body.input if isinstance(body.input, list) else ()
+    for id_ in (body.previous_response_id, *(item.id for item in items if item.kind == "item_reference")):
+        if id_ and not store.holder(id_, tenant):
+            if not (found := await request.app[SIBLINGS].stored(request, id_)):
+                return  # the request is refused
+            store.keep(*msgspec.msgpack.decode(found, type=tuple[str, Stored]))
+
+
+def _anywhere(view: View) -> View:
+    """The view of a response, which a sibling answers where this process has no such response."""
+
+    @wraps(view)
+    async def view_anywhere(request: web.Request) -> web.StreamResponse:
+        try:
+            return await view(request)
+        except FileUnknown:
+            if (found := await request.app[SIBLINGS].answer(request)) is None:
+                raise
+            return found
+
+    return view_anywhere
+
+
+@_anywhere
 async def get_response(request: web.Request) -> web.StreamResponse:
     """GET /v1/responses/{response_id}; with `stream` the events behind the one that `starting_after` numbers, also of a response in
     progress."""
     id_ = request.match_info["response_id"]
+    if asked_by_sibling(request) == "stored":
+        id_ = request.app[RESPONSES].holder(id_, tenant_of(request))
+        return web.Response(body=msgspec.msgpack.encode((id_, _stored(request, id_))))
     if request.query.get("stream") == "true":
         return await _follow(request, id_)
     running = request.app[BACKGROUND].get(id_, tenant_of(request))
@@ -126,13 +161,16 @@ async def _follow(request: web.Request, id_: str) -> web.StreamResponse:
     return await respond(request, following, b"")
 
 
-def _is_known(request: web.Request, id_: str) -> bool:
-    """Whether this process makes a response in the background, or has stored one that it made so."""
+async def _known(request: web.Request, id_: str) -> web.StreamResponse | None:
+    """The rest of a response's stream, if this process or a sibling makes it in the background, or has stored it so."""
     tenant = tenant_of(request)
     found = request.app[RESPONSES].get(id_, tenant)
-    return request.app[BACKGROUND].get(id_, tenant) is not None or (found is not None and bool(found.events))
+    if request.app[BACKGROUND].get(id_, tenant) is not None or (found is not None and found.events):
+        return await _follow(request, id_)
+    return await request.app[SIBLINGS].stream(request, id_)
 
 
+@_anywhere
 async def cancel_response(request: web.Request) -> web.Response:
     """POST /v1/responses/{response_id}/cancel: the response as it is then; one that has ended stays as it is."""
     id_, background = request.match_info["response_id"], request.app[BACKGROUND]
@@ -149,11 +187,13 @@ async def delete_response(request: web.Request) -> web.Response:
     id_ = request.match_info["response_id"]
     if running := request.app[BACKGROUND].get(id_, tenant_of(request)):
         await request.app[BACKGROUND].end(running)
-    if not request.app[RESPONSES].delete(id_, tenant_of(request)):
+    is_deleted = request.app[RESPONSES].delete(id_, tenant_of(request))
+    if not (await request.app[SIBLINGS].deleted(request) or is_deleted):
         raise FileUnknown(_unknown(id_))
     return web.json_response(body=msgspec.json.encode({"id": id_, "object": "response", "deleted": True}))
 
 
+@_anywhere
 async def list_input_items(request: web.Request) -> web.Response:
     """GET /v1/responses/{response_id}/input_items, newest first unless `order` is asc."""
     found = _stored(request, request.match_info["response_id"])
