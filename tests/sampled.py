@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 SHARES: dict[str, int] = {
-    "tests/sim/test_walk.py::test_walk": 64,
+    "tests/sim/test_walk.py::test_walk": 128,
     "tests/sim/test_simulator.py": 6,
     "tests/sim/test_crashes.py::test_a_crash_after_every_event_changes_no_answer": 16,
     "tests/sim/planted/test_planted.py::test_a_planted_bug_is_found": 4,

@@ -12,7 +12,7 @@ import msgspec
 
 from tests.sim.seeds import SeedFailed, explained, run_seed
 
-PARTS = 64
+PARTS = 128
 FIRST_SEED = 10_000
 """Of part 0; each part begins so many seeds behind the one before."""
 WALKED = "walked"

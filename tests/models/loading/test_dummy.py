@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import transformers
+from engine_here import engines_here
 from family_cases import BASE, CASES, GPT2, VOCAB_SIZE
 
 from vnext import LLM, SamplingParams
@@ -57,7 +58,8 @@ def answers(folder: Path, **settings: object) -> list[tuple[object, ...]]:
 
 @pytest.mark.parametrize("architecture", sorted(FAMILIES))
 def test_every_family_generates_from_its_configuration_alone(architecture: str, tmp_path: Path) -> None:
-    found = answers(config_alone(tmp_path / "model", architecture), executor="inproc")
+    with engines_here():
+        found = answers(config_alone(tmp_path / "model", architecture), executor="inproc")
     assert all(len(tokens) == 6 and all(0 <= token < VOCAB_SIZE for token in tokens) for tokens, _ in found)
     assert all(np.isfinite(list(row.values())).all() for _, rows in found for row in rows)
     assert [path.name for path in (tmp_path / "model").iterdir()] == ["config.json"]
