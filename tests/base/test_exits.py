@@ -127,7 +127,7 @@ def half(folder: Path) -> None:
         (lambda folder: (folder / "config.json").write_text("[]"), "must hold a JSON object"),
         (rewrite(architectures=["BertModel"]), "architecture 'BertModel' is not supported"),
         (rewrite(architectures=[{}]), "config.json names no architecture"),
-        (rewrite(quantization_config={"quant_method": "awq"}), "quantised weights (awq) are not supported"),
+        (rewrite(quantization_config={"quant_method": "hqq"}), "quantised weights (hqq) are not supported"),
         (lambda folder: (folder / "generation_config.json").write_text('{"temperature": -1}'), "temperature is -1"),
     ],
     ids=lambda value: None if callable(value) else value,

@@ -84,7 +84,7 @@ def test_drafts_are_those_of_plain_torch(
         ({"eagle_config": [2]}, "eagle_config must be an object"),
         ({"num_hidden_layers": 2}, "EAGLE-3 heads of 2 layers"),
         ({"architectures": ["LlamaForCausalLM"], "draft_vocab_size": 512}, "asks for .512, 64."),
-        ({"quantization_config": {"quant_method": "fp8"}}, "quantised weights"),
+        ({"quantization_config": {"quant_method": "hqq"}}, "quantised weights"),
     ],
 )
 def test_a_head_that_cannot_draft_is_refused(

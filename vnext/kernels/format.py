@@ -13,7 +13,7 @@ format's file only on use.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from importlib import import_module
 from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple, Protocol
@@ -25,7 +25,10 @@ if TYPE_CHECKING:
     from vnext.kernels.codes import Codes
 
 Shape = tuple[int, ...]
-Cut = tuple[slice, ...]
+Cut = tuple["slice | np.ndarray", ...]
+"""Of a tensor by numpy: slices, or places along an axis."""
+Settings = Mapping[str, object]
+"""What a checkpoint says of its quantised weights, {} for nothing."""
 
 
 class PlainWeight(Protocol):
@@ -47,6 +50,22 @@ class PlainWeight(Protocol):
         """Rows `ids` int64 [N] of a weight [out, in] -> [N, in] of its dtype."""
 
 
+class StoredTensors(Protocol):
+    """A checkpoint, as formats look in it for their weights."""
+
+    @property
+    def settings(self) -> Settings: ...
+
+    def stored_dtype(self, name: str) -> str:
+        """A tensor's dtype by its file's own name for it, "" where there is no such tensor."""
+
+    def shape(self, name: str) -> Shape | None:
+        """A tensor's whole shape, None where there is no such tensor."""
+
+    def values(self, name: str) -> np.ndarray:
+        """A whole tensor, which is small, copied."""
+
+
 class Format:
     """A kind of weight [out, in]. The defaults are those of floats in one tensor, kept as they are. Dtypes are names."""
 
@@ -61,6 +80,12 @@ class Format:
     """Whether every number must be finite: none has a place beside others that share its scale."""
 
     # ---- in a checkpoint
+
+    def found(self, weight: str, tensors: StoredTensors) -> Format | None:
+        """The format with the parameters of the weight of this name, None where `tensors` hold it otherwise. Raises ValueError,
+        which says why, where they hold it so and it cannot be read."""
+        dtypes = tuple(tensors.stored_dtype(each) for each in self.tensors(weight))
+        return self if self.dtypes and dtypes == self.dtypes else None
 
     def tensors(self, weight: str) -> tuple[str, ...]:
         """The tensors that hold the weight of this name, "....up_proj.weight"."""
@@ -133,6 +158,12 @@ FORMATS = {
         FormatRow("wide", "vnext.kernels.formats.floats:WIDE"),
         FormatRow("fixed", "vnext.kernels.formats.floats:FIXED"),
         *(FormatRow(name, f"vnext.kernels.formats.gguf_blocks:BLOCKS.{name}", is_stored=True) for name in GGUF_BLOCKS),
+        FormatRow("awq", "vnext.kernels.formats.integers:AWQ", is_stored=True),
+        FormatRow("gptq", "vnext.kernels.formats.integers:GPTQ", is_stored=True),
+        FormatRow("pack-quantized", "vnext.kernels.formats.integers:PACKED", is_stored=True),
+        FormatRow("scaled", "vnext.kernels.formats.scaled:SCALED", is_stored=True),
+        FormatRow("float4", "vnext.kernels.formats.float4:FLOAT4_FORMAT", is_stored=True),
+        FormatRow("bitsandbytes", "vnext.kernels.formats.bitsandbytes:BITSANDBYTES", is_stored=True),
     )
 }  # fmt: skip
 """By name; the first is the default. Those of GGUF_BLOCKS have llama.cpp's names of types."""

@@ -15,6 +15,7 @@ from typing import Any
 
 from vnext.base.tokenizer_files import POINTER_BYTES, is_pointer, pointer_sentence
 from vnext.models.config.json_keys import read_json
+from vnext.models.config.quantised import settings_in
 from vnext.models.errors import ModelError
 from vnext.models.gguf.folder import SUFFIX, linked_files
 from vnext.models.gguf.header import read_header as gguf_header
@@ -42,7 +43,7 @@ def require_checkpoint(path: Path, is_head: bool = False) -> None:
         raw = read_config(path)
         if not is_head:
             require_family(architecture(raw))
-        refuse_quantised(raw)
+        settings_in(path, raw)
         for file in weight_files(path):
             read_header(file)
     except OSError as error:
@@ -66,17 +67,6 @@ def architecture(raw: dict[str, Any]) -> str:
     if not isinstance(names, list) or not names or not isinstance(names[0], str):
         raise ModelError("config.json names no architecture; add 'architectures' as the model's authors have it")
     return BODIES.get(names[0], names[0])
-
-
-def refuse_quantised(raw: dict[str, Any]) -> None:
-    """Raise ModelError for a checkpoint whose weights were quantised before."""
-    for key in ("quantization_config", "compression_config"):
-        if (found := raw.get(key)) is not None:
-            method = found.get("quant_method", "unnamed") if isinstance(found, dict) else found
-            raise ModelError(
-                f"quantised weights ({method}) are not supported; use the float checkpoint of this model, with "
-                "--quantization int8 if memory is short"
-            )
 
 
 def weight_files(path: Path) -> list[Path]:

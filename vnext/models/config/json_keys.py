@@ -70,7 +70,7 @@ def read_optional_json(path: Path) -> dict[str, Any]:
     return read_json(path) if path.is_file() else {}
 
 
-def required(raw: dict[str, Any], key: str, default: Any) -> Any:
+def required(raw: dict[str, Any], key: str, default: object) -> Any:
     """The value of a key; None stands for absent. Raises ModelError when there is no default either."""
     value = raw.get(key)
     if value is None and default is None:
@@ -88,7 +88,7 @@ def positive(raw: dict[str, Any], key: str, default: int | None = None) -> int:
     return value
 
 
-def shown(value: Any) -> str:
+def shown(value: object) -> str:
     """A value, shortened for an error sentence."""
     text = repr(value)
     return text if len(text) <= SHOWN_MAX else f"{text[:SHOWN_MAX]}..."
@@ -128,7 +128,7 @@ def token_ids(raw: dict[str, Any], key: str) -> tuple[int, ...]:
     return tuple(item for item in ids if item >= 0)
 
 
-def refuse(raw: dict[str, Any], key: str, *, unless: tuple[Any, ...]) -> None:
+def refuse(raw: dict[str, Any], key: str, *, unless: tuple[object, ...]) -> None:
     """Raise ModelError for a setting that would change the arithmetic; absent, null and `unless` are harmless."""
     value = raw.get(key)
     if value is not None and value not in unless:

@@ -14,8 +14,9 @@ from typing import Any
 import msgspec
 
 from vnext.base.tokenizer_files import end_token
-from vnext.models.config.folder import OVERRIDDEN, architecture, read_config, refuse_quantised, stored_dtype
+from vnext.models.config.folder import OVERRIDDEN, architecture, read_config, stored_dtype
 from vnext.models.config.json_keys import flag, number, positive, read_optional_json, shown, token_ids
+from vnext.models.config.quantised import settings_of
 from vnext.models.config.rope_config import ASKED_LENGTH, Rope, parse_rope, reach, scaling_of
 from vnext.models.errors import ModelError
 from vnext.models.registry import family
@@ -168,7 +169,7 @@ def parse_config(raw: dict[str, Any], generation: dict[str, Any]) -> ModelConfig
 
 def common_config(raw: dict[str, Any], generation: dict[str, Any], **own: Any) -> ModelConfig:
     """The configuration with the fields that most families spell alike; `own` fields of the family come first."""
-    refuse_quantised(raw)
+    settings_of(raw)  # refuses what is not read
     head_count, hidden_size = positive(raw, "num_attention_heads"), positive(raw, "hidden_size")
     head_dim = positive(raw, "head_dim", hidden_size // head_count)
     rope = own.pop("rope", None) or parse_rope(raw, scaling_of(raw), head_dim)

@@ -11,11 +11,14 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from hashlib import blake2b
 from pathlib import Path
+from types import MappingProxyType
 from typing import Protocol
 
 import numpy as np
 
-from vnext.models.config.folder import CONFIG_NAME, DUMMY_NAME, assigned_files, is_dummy, read_header, weight_files
+from vnext.kernels.format import Format, Settings, stored_formats
+from vnext.models.config.folder import CONFIG_NAME, DUMMY_NAME, assigned_files, is_dummy, read_config, read_header, weight_files
+from vnext.models.config.quantised import settings_in
 from vnext.models.errors import ModelError
 from vnext.models.gguf.folder import linked_files
 from vnext.models.loading.dummy import drawn_tensors
@@ -59,13 +62,18 @@ Tensors = dict[str, StoredTensor]
 
 
 class Checkpoint:
-    """Mapped tensors by name. Made by `open_checkpoint`. `is_bare`: of a model that was saved without what holds its head."""
+    """Mapped tensors by name. Made by `open_checkpoint`. `is_bare`: of a model that was saved without what holds its head.
+    `settings`: what config.json says of quantised weights."""
 
-    def __init__(self, path: Path, tensors: Tensors, size_bytes: int, is_bare: bool = False) -> None:
+    def __init__(
+        self, path: Path, tensors: Tensors, size_bytes: int, is_bare: bool = False, settings: Settings = MappingProxyType({})
+    ) -> None:
         self.path = path
         self.size_bytes = size_bytes
         self.is_bare = is_bare
+        self.settings = settings
         self._tensors = tensors
+        self._formats: dict[str, Format | None] = {}
 
     def __contains__(self, name: str) -> bool:
         return name in self._tensors
@@ -76,7 +84,7 @@ class Checkpoint:
         if not names:
             return self
         tensors = {names.get(name, name): each for name, each in self._tensors.items()}
-        return Checkpoint(self.path, tensors, self.size_bytes, is_bare=True)
+        return Checkpoint(self.path, tensors, self.size_bytes, is_bare=True, settings=self.settings)
 
     def names(self) -> list[str]:
         return sorted(self._tensors)
@@ -96,6 +104,15 @@ class Checkpoint:
     def shape(self, name: str) -> tuple[int, ...] | None:
         """A tensor's whole shape, None where there is no such tensor."""
         return self._tensors[name].shape if name in self._tensors else None
+
+    def format_of(self, name: str) -> Format | None:
+        """The format that holds a weight; None for floats, and where there is no such weight. Raises ModelError."""
+        if name not in self._formats:
+            try:
+                self._formats[name] = next(filter(None, (each.found(name, self) for each in stored_formats())), None)
+            except ValueError as error:
+                raise ModelError(f"{name} in {self.path} cannot be read: {error}") from error
+        return self._formats[name]
 
     def are_equal(self, first: str, second: str) -> bool:
         """Whether two tensors have one shape and the same numbers, whatever their dtypes. Raises ModelError."""
@@ -123,6 +140,13 @@ class Checkpoint:
         """As `part`, of a tensor of any of ELEMENTS, which a format of weights makes numbers of."""
         self.require(name, shape, ELEMENTS)
         return self._tensors[name].part(ranges)
+
+    def values(self, name: str) -> np.ndarray:
+        """A whole tensor of one of ELEMENTS, copied. Raises ModelError."""
+        shape = self.shape(name) or ()
+        found = self.raw(name, shape, ()).copy()
+        self.release(name)
+        return found
 
     def require(self, name: str, shape: tuple[int, ...], dtypes: Mapping[str, np.dtype] = DTYPES) -> None:
         """Raise ModelError unless there is such a tensor, of this whole shape and one of these dtypes."""
@@ -163,7 +187,7 @@ def open_checkpoint(path: Path) -> Iterator[Checkpoint]:
     """The checkpoint in folder `path`, its files mapped until the block ends. Raises ModelError."""
     tensors = folder_tensors(path)
     sizes = [file.stat().st_size for file in weight_files(path)] or [each.stop - each.start for each in tensors.values()]
-    yield Checkpoint(path, tensors, sum(sizes))
+    yield Checkpoint(path, tensors, sum(sizes), settings=settings_in(path, read_config(path)))
 
 
 def folder_tensors(path: Path) -> Tensors:

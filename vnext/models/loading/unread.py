@@ -5,27 +5,28 @@ Asks the family itself: its configuration is parsed, and its parameters are put 
 
 from __future__ import annotations
 
-import json
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from vnext.base.tokenizer_files import template_names
-from vnext.kernels.format import stored_formats
-from vnext.models.config.folder import read_config, read_header, weight_files
+from vnext.models.config.folder import read_config
 from vnext.models.config.json_keys import Watched, read_optional_json
 from vnext.models.config.model_config import ModelConfig, load_config, parse_config
 from vnext.models.gguf.folder import linked_files
-from vnext.models.loading.checkpoint import BARE, ROOT
+from vnext.models.loading.checkpoint import ROOT, open_checkpoint
 from vnext.models.loading.gguf_tensors import unread_gguf
 from vnext.models.loading.recording import Recording
 from vnext.models.registry import family
 
 SHOWN = 4
 HARMLESS_TENSORS = re.compile(
-    r"rotary_emb\.inv_freq$|\battn\.(masked_)?bias$|\bvision_tower\.|\bmulti_modal_projector\.|\bmtp_layers\."
+    r"rotary_emb\.inv_freq$|\battn\.(masked_)?bias$|\bvision_tower\.|\bmulti_modal_projector\.|\bmtp_layers\.|"
+    r"\.((input|output)_(global_)?scale|[qkv]_scale|weight_shape|(weight_)?g_idx|weight_format|weight\.quant_state\.\w+)$"
 )
-"""Computed anew, or of what is not served: images, and layers that draft."""
+"""Computed anew, or of what is not served: images, and layers that draft; scales of activations, which are not rounded here; what
+formats of weights ask for once."""
 HARMLESS = frozenset(
     """
     _attn_implementation _attn_implementation_autoset _name_or_path _sliding_window_pattern activation_dropout
@@ -51,7 +52,7 @@ GENERATION_ONLY = frozenset(
     """.split()
 )
 """Members of generation_config.json that change answers elsewhere and are not read here."""
-NEUTRAL: tuple[Any, ...] = (None, False, 0, 1, "", [], {})
+NEUTRAL: tuple[object, ...] = (None, False, 0, 1, "", [], {})
 USED_TEMPLATES = frozenset({"default", "tool_use"})
 
 
@@ -73,13 +74,14 @@ def unread_tensors(path: Path, config: ModelConfig) -> list[str]:
     """Tensors that the model does not take, by their names in the files."""
     if linked_files(path):
         return unread_gguf(path)
-    stored = {name for file in weight_files(path) for name in json.loads(read_header(file)) if name != "__metadata__"}
-    rooted = {ROOT + name if name.startswith(BARE) and ROOT + name not in stored else name: name for name in stored}
-    formats = stored_formats()
-    source = Recording(lambda name: name in rooted or any(rooted.keys() >= set(each.tensors(name)) for each in formats))
-    family(config.architecture).assemble(source, config)
-    read = source.read.union(*(each.tensors(name) for each in formats for name in source.read))
-    return sorted(own for name, own in rooted.items() if name not in read and not HARMLESS_TENSORS.search(name))
+    with open_checkpoint(path) as own:
+        stored = own.rooted()
+        source = Recording(lambda name: name in stored or stored.format_of(name) is not None)
+        family(config.architecture).assemble(source, config)
+        formats = {name: format for name in source.read if (format := stored.format_of(name)) is not None}
+        read = source.read.union(*(format.tensors(name) for name, format in formats.items()))
+        left = [name for name in stored.names() if name not in read and not HARMLESS_TENSORS.search(name)]
+        return sorted(name if name in own else name.removeprefix(ROOT) for name in left)
 
 
 def unread_members(raw: dict[str, Any]) -> list[str]:
@@ -96,7 +98,7 @@ def unread_members(raw: dict[str, Any]) -> list[str]:
     return _set(members, members.keys() - harmless)
 
 
-def _set(members: dict[str, Any], names: Any) -> list[str]:
+def _set(members: dict[str, Any], names: Iterable[str]) -> list[str]:
     """Those of the names whose members say something."""
     return sorted(name for name in names if (value := members.get(name)) is True or value not in NEUTRAL)
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from vnext.kernels.arrays import Array, dtype_name, host_dtype
 from vnext.kernels.cpu.packed import Packed, PackedExperts, packed_bytes, packed_in
-from vnext.kernels.format import Format, WeightFormats, only_dtype, stored_formats, weight_formats
+from vnext.kernels.format import Format, WeightFormats, only_dtype, weight_formats
 from vnext.models.config.model_config import DTYPES, ModelConfig
 from vnext.models.errors import ModelError
 from vnext.models.layers.sharding import (
@@ -146,13 +146,13 @@ class Loader:
         self.dtype = host_dtype(dtype_name(dtype))
         self._place = place
         self._progress = progress
-        self._formats, self._stored = formats or weight_formats(), stored_formats()
+        self._formats = formats or weight_formats()
         self._layouts = family(config.architecture).WEIGHT_AXES
         self._done_bytes = 0
         self.targets: list[Target] = []
 
     def __contains__(self, name: str) -> bool:
-        return name in self._checkpoint or self._format_in_file(name) is not None
+        return name in self._checkpoint or self._checkpoint.format_of(name) is not None
 
     def is_tied(self, embedding: str, head: str) -> bool:
         """Whether the head is the embedding: the file has no other one. A refill goes by what the first load found."""
@@ -321,7 +321,7 @@ class Loader:
         """Of this rank's parts, one below the other. Raises ModelError before memory is taken for what is not there."""
         layouts = [layout_of(name, self._layouts) for name in names]
         for name, layout in zip(names, layouts):
-            self._require(name, whole_shape(layout, self._config))
+            self._require(name, self._whole_shape(name, layout))
         height = sum(self._part(axis).size for layout in layouts for axis in layout.out)
         return (height,) if layouts[0].inner is None else (height, self._part(layouts[0].inner).size)
 
@@ -351,7 +351,7 @@ class Loader:
         if layout.inner is not None:
             columns = self._part(layout.inner)
             ranges += (slice(columns.start, columns.stop),)
-        shape, format = whole_shape(layout, self._config), self._format_in_file(name)
+        shape, format = self._whole_shape(name, layout), self._checkpoint.format_of(name)
         if format is not None:
             return self._to_float(name, format, shape, ranges)
         piece = self._checkpoint.part(name, shape, ranges[::-1] if layout.flipped else ranges)
@@ -359,16 +359,14 @@ class Loader:
         self._report(self._done_bytes + piece.itemsize * share)
         return piece.T if layout.flipped else piece
 
-    def _format_in_file(self, name: str) -> Format | None:
-        """The format in which the checkpoint holds a weight; None for floats."""
-        for format in self._stored:
-            if tuple(self._checkpoint.stored_dtype(each) for each in format.tensors(name)) == format.dtypes:
-                return format
-        return None
+    def _whole_shape(self, name: str, layout: Layout) -> tuple[int, ...]:
+        """A tensor's whole shape in its file; no format flips a weight."""
+        shape = whole_shape(layout, self._config)
+        return shape[::-1] if layout.flipped and self._checkpoint.format_of(name) is not None else shape
 
     def _require(self, name: str, shape: tuple[int, ...]) -> None:
         """Raise ModelError unless the checkpoint has the weight, of this whole shape."""
-        format = self._format_in_file(name)
+        format = self._checkpoint.format_of(name)
         if format is None:
             self._kept.names[name] = shape
             return self._checkpoint.require(name, shape)
@@ -389,14 +387,17 @@ class Loader:
         tensors = zip(format.tensors(name), format.shapes(shape), cuts)
         part = tuple(self._checkpoint.raw(each, its_shape, cut) for each, its_shape, cut in tensors)
         self._report(self._done_bytes + sum(each.nbytes for each in part))
-        return format.to_float(part)
+        try:
+            return format.to_float(part)
+        except ValueError as error:
+            raise ModelError(f"{name} in {self._checkpoint.path} cannot be read: {error}") from error
 
     def _release(self, name: str) -> None:
-        format = self._format_in_file(name)
+        format = self._checkpoint.format_of(name)
         for each in (name,) if format is None else format.tensors(name):
             self._checkpoint.release(each)
 
     def _report(self, done_bytes: int) -> None:
-        self._done_bytes = done_bytes
+        self._done_bytes = min(done_bytes, self._checkpoint.size_bytes)
         if self._progress is not None:
-            self._progress(done_bytes, self._checkpoint.size_bytes)
+            self._progress(self._done_bytes, self._checkpoint.size_bytes)

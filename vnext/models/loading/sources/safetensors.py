@@ -20,7 +20,7 @@ DTYPES = MappingProxyType({"F32": host_dtype("float32"), "F16": host_dtype("floa
 INTEGERS = MappingProxyType({"I32": np.dtype("int32"), "I64": np.dtype("int64")})
 ELEMENTS = DTYPES | INTEGERS | {
     "I8": np.dtype("int8"), "U8": np.dtype("uint8"), "I16": np.dtype("int16"), "F8_E4M3": host_dtype("float8_e4m3fn"),
-    "F8_E5M2": host_dtype("float8_e5m2"),
+    "F8_E5M2": host_dtype("float8_e5m2"), "F8_E8M0": host_dtype("float8_e8m0fnu"),
 }  # fmt: skip
 """What can be read: the floats, and what formats of weights make numbers of."""
 
