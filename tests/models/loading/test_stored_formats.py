@@ -69,6 +69,8 @@ def check_parts(path: Path, floats: Tensors) -> None:
                 cuts = zip(format.tensors(name), format.shapes(expected.shape), format.slices(rows, columns))
                 part = tuple(checkpoint.raw(each, shape, cut) for each, shape, cut in cuts)
                 np.testing.assert_allclose(format.to_float(part), expected[rows, columns], rtol=5e-7, atol=1e-8)
+                if format.has_codes:
+                    np.testing.assert_allclose(format.codes(part).floats(), expected[rows, columns], rtol=5e-7, atol=3e-8)
 
 
 def broken(case: str, changes: dict[str, torch.Tensor | None]) -> Tensors:

@@ -11,9 +11,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from vnext.kernels.codes import Codes
 from vnext.kernels.format import Cut, Format, Shape, StoredTensors
 from vnext.kernels.formats.bits import EXPONENTS, FLOAT4, floats_of, nibbles
-from vnext.kernels.formats.scales import FLOATS, Grid, Stored, has, require, scaled
+from vnext.kernels.formats.scales import FLOATS, Grid, Stored, coded, has, require, scaled
 
 
 class Suffixes(NamedTuple):
@@ -31,16 +32,20 @@ KINDS = (
     Suffixes("weight_packed", ("U8", "F8_E8M0")),
 )
 SCALE = "weight_scale"
+ZERO = 12
+TWICE = (2 * FLOAT4 + ZERO).astype(np.uint8)
 
 
 class Float4(Stored):
     """`whole_shape`: of the tensor's scale in its file."""
 
     name = "float4"
+    has_codes = True
 
     def __init__(self, kind: Suffixes, group: int, whole_shape: Shape) -> None:
         self.suffixes = (kind.numbers, SCALE, *filter(None, (kind.whole,)))
         self.grid, self._is_divided, self._whole_shape = Grid(1, group), kind.is_divided, whole_shape
+        self.group = self.grid.unit
 
     def found(self, weight: str, tensors: StoredTensors) -> Format | None:
         stem = weight.removesuffix("weight")
@@ -72,13 +77,23 @@ class Float4(Stored):
         return cuts[: len(self.suffixes)]
 
     def to_float(self, part: tuple[np.ndarray, ...]) -> np.ndarray:
+        packed, scales = self._numbers(part)
+        return scaled(FLOAT4[packed], scales)
+
+    def codes(self, part: tuple[np.ndarray, ...]) -> Codes:
+        """Twice the numbers are whole."""
+        packed, scales = self._numbers(part)
+        return coded(TWICE[packed], 5, scales / np.float32(2), ZERO)
+
+    def _numbers(self, part: tuple[np.ndarray, ...]) -> tuple[np.ndarray, np.ndarray]:
+        """Places in FLOAT4, and scales in float32."""
         packed, scales, *whole = part
         floats = EXPONENTS[scales.view(np.uint8)] if not whole else floats_of(scales)
         if whole:
             factor = floats_of(whole[0]).reshape(())
             with np.errstate(divide="ignore", invalid="ignore"):
                 floats = floats / factor if self._is_divided else floats * factor
-        return scaled(FLOAT4[nibbles(packed)], floats)
+        return nibbles(packed), floats
 
 
 FLOAT4_FORMAT = Float4(KINDS[0], 16, (1,))

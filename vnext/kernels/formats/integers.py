@@ -13,9 +13,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from vnext.kernels.codes import Codes
 from vnext.kernels.format import Cut, Format, Shape, StoredTensors
 from vnext.kernels.formats.bits import WORD, from_words, ones, word_count, word_slice
-from vnext.kernels.formats.scales import FLOATS, Grid, Stored, has, order_of, require, scaled
+from vnext.kernels.formats.scales import FLOATS, Grid, Stored, coded, has, order_of, require, scaled
 
 WORDS = ("I32",)
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
@@ -32,18 +33,36 @@ class Numbers(NamedTuple):
 
 
 class Integers(Stored):
-    """`grid` and `bits`: of one weight."""
+    """`grid` and `bits`: of one weight. `zero`: of all its groups, None where they may differ."""
+
+    zero: int | None = None
 
     def __init__(self, bits: int, grid: Grid) -> None:
         self.bits, self.grid = bits, grid
+        self.has_codes = grid.order is None
+        self.group = grid.unit
 
     @abstractmethod
     def numbers(self, part: tuple[np.ndarray, ...]) -> Numbers:
         """What such slices of `tensors` hold."""
 
+    @abstractmethod
+    def zeros(self, words: np.ndarray) -> np.ndarray:
+        """uint8 [out, groups], from the tensor of zeros."""
+
+    def knowing(self, words: np.ndarray) -> Integers:
+        """The same, which knows the zero of all groups, if they have one in their tensor."""
+        found = self.zeros(words)
+        self.zero = int(found.flat[0]) if (found == found.flat[0]).all() else None
+        return self
+
     def to_float(self, part: tuple[np.ndarray, ...]) -> np.ndarray:
         codes, scales, zeros = self.numbers(part)
         return scaled(codes, scales, zeros)
+
+    def codes(self, part: tuple[np.ndarray, ...]) -> Codes:
+        codes, scales, zeros = self.numbers(part)
+        return coded(codes, self.bits, scales, zeros if self.zero is None else self.zero)
 
 
 def grid_of(tensors: StoredTensors, weight: str, order: str, inputs: int, groups: int) -> Grid:
@@ -74,7 +93,8 @@ class Awq(Integers):
         words, zeros, scales = require(tensors, weight, {"qweight": WORDS, "qzeros": WORDS, "scales": FLOATS})
         if bits_of(zeros[1], scales[1], "outputs") != self.bits:
             raise ValueError(f"only {self.bits} bits are read")
-        return Awq(self.bits, grid_of(tensors, weight, "", words[0], scales[0]))
+        found = Awq(self.bits, grid_of(tensors, weight, "", words[0], scales[0]))
+        return found.knowing(tensors.values(self.tensors(weight)[1]))
 
     def shapes(self, shape: Shape) -> tuple[Shape, ...]:
         outputs, inputs = shape
@@ -87,7 +107,10 @@ class Awq(Integers):
 
     def numbers(self, part: tuple[np.ndarray, ...]) -> Numbers:
         words, zeros, scales = part
-        return Numbers(from_words(words, self.bits, AWQ_ORDER).T, scales.T, from_words(zeros, self.bits, AWQ_ORDER).T)
+        return Numbers(from_words(words, self.bits, AWQ_ORDER).T, scales.T, self.zeros(zeros))
+
+    def zeros(self, words: np.ndarray) -> np.ndarray:
+        return from_words(words, self.bits, AWQ_ORDER).T
 
 
 class Gptq(Integers):
@@ -107,7 +130,8 @@ class Gptq(Integers):
         words, zeros, scales = require(tensors, weight, {"qweight": WORDS, "qzeros": WORDS, "scales": FLOATS})
         bits = bits_of(zeros[1], scales[1], "outputs")
         grid = grid_of(tensors, weight, "g_idx", words[0] * WORD // bits, scales[0])
-        return Gptq(bits, grid, settings.get("checkpoint_format") != "gptq_v2")
+        found = Gptq(bits, grid, settings.get("checkpoint_format") != "gptq_v2")
+        return found.knowing(tensors.values(self.tensors(weight)[1]))
 
     def shapes(self, shape: Shape) -> tuple[Shape, ...]:
         outputs, inputs = shape
@@ -120,12 +144,13 @@ class Gptq(Integers):
 
     def numbers(self, part: tuple[np.ndarray, ...]) -> Numbers:
         words, zeros, scales = part
+        return Numbers(from_words(words.T, self.bits), scales.T, self.zeros(zeros))
+
+    def zeros(self, words: np.ndarray) -> np.ndarray:
         if self._is_raised and WORD % self.bits == 0:
-            zeros = (zeros.view(np.uint32) + ones(self.bits)).view(np.int32)
-        found = from_words(zeros, self.bits).T
-        if self._is_raised and WORD % self.bits:
-            found = found + np.uint8(1) & np.uint8(2**self.bits - 1)
-        return Numbers(from_words(words.T, self.bits), scales.T, found)
+            words = (words.view(np.uint32) + ones(self.bits)).view(np.int32)
+        found = from_words(words, self.bits).T
+        return found + np.uint8(1) & np.uint8(2**self.bits - 1) if self._is_raised and WORD % self.bits else found
 
 
 class Packed(Integers):
@@ -163,8 +188,11 @@ class Packed(Integers):
 
     def numbers(self, part: tuple[np.ndarray, ...]) -> Numbers:
         words, scales, *zeros = part
-        zero = from_words(zeros[0].T, self.bits).T if zeros else 2 ** (self.bits - 1)
+        zero = self.zeros(zeros[0]) if zeros else 2 ** (self.bits - 1)
         return Numbers(from_words(words, self.bits), scales, zero)
+
+    def zeros(self, words: np.ndarray) -> np.ndarray:
+        return from_words(words.T, self.bits).T
 
 
 AWQ, GPTQ, PACKED = Awq(4, Grid(1, 128)), Gptq(4, Grid(1, 128)), Packed(4, Grid(1, 128))

@@ -12,14 +12,17 @@ from typing import NamedTuple
 
 import numpy as np
 
+from vnext.kernels.codes import Codes
 from vnext.kernels.format import Cut, Format, Settings, Shape, StoredTensors
 from vnext.kernels.formats.bits import EXPONENTS, floats_of
-from vnext.kernels.formats.scales import FLOATS, Grid, Stored, has, require, scaled
+from vnext.kernels.formats.scales import FLOATS, Grid, Stored, coded, has, require, scaled
 
 EIGHT = ("I8", "F8_E4M3", "F8_E5M2")
 SCALES = (*FLOATS, "U8", "F8_E8M0")
 ZEROS = ("I8", "I32", "I64")
 USUAL_BLOCK = (128, 128)
+HALF = 128
+"""What makes a code of a number of int8."""
 
 
 class Suffixes(NamedTuple):
@@ -72,6 +75,7 @@ class Scaled(Stored):
     def __init__(self, kind: Suffixes, grid: Grid, scale_shape: Shape) -> None:
         self.suffixes = (kind.numbers, kind.scale, *filter(None, (kind.zero,)))
         self.grid, self._factor, self._scale_shape = grid, kind.part_of_scale, scale_shape
+        self.group = grid.unit
 
     def found(self, weight: str, tensors: StoredTensors) -> Format | None:
         stem = weight.removesuffix("weight")
@@ -90,7 +94,9 @@ class Scaled(Stored):
         zero = kind.zero if kind.zero and has(tensors, weight, kind.zero) else ""
         if zero:
             require(tensors, weight, {zero: ZEROS}, len(scales))
-        return Scaled(kind._replace(zero=zero), grid_of(shape, wide, tensors.settings), scales)
+        found = Scaled(kind._replace(zero=zero), grid_of(shape, wide, tensors.settings), scales)
+        found.has_codes = tensors.stored_dtype(stem + kind.numbers) == "I8"
+        return found
 
     def shapes(self, shape: Shape) -> tuple[Shape, ...]:
         scales = self.grid.shape(shape)
@@ -104,10 +110,19 @@ class Scaled(Stored):
         return (rows, columns), *(cut for _ in self.suffixes[1:])
 
     def to_float(self, part: tuple[np.ndarray, ...]) -> np.ndarray:
+        numbers, scales, zeros = self._numbers(part)
+        return scaled(floats_of(numbers), scales, zeros)
+
+    def codes(self, part: tuple[np.ndarray, ...]) -> Codes:
+        numbers, scales, zeros = self._numbers(part)
+        return coded(numbers.view(np.uint8) ^ np.uint8(HALF), 8, scales, zeros + HALF)
+
+    def _numbers(self, part: tuple[np.ndarray, ...]) -> tuple[np.ndarray, np.ndarray, np.ndarray | int]:
+        """Numbers, scales in float32, and zeros, each with two axes."""
         numbers, *rest = part
         scales, *zeros = (each.reshape((1, 1) if each.size == 1 else (len(each), -1)) for each in rest)
         floats = EXPONENTS[scales] if scales.dtype == np.uint8 else floats_of(scales)
-        return scaled(floats_of(numbers), floats * np.float32(self._factor), zeros[0] if zeros else 0)
+        return numbers, floats * np.float32(self._factor), zeros[0].astype(np.int32) if zeros else 0
 
 
 SCALED = Scaled(KINDS[0], Grid(*USUAL_BLOCK), (1, 1))

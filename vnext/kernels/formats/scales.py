@@ -6,10 +6,12 @@ A format finds its parameters, as bits and groups, from its tensors' shapes: `fo
 from __future__ import annotations
 
 from abc import abstractmethod
+from math import gcd
 from typing import NamedTuple
 
 import numpy as np
 
+from vnext.kernels.codes import INPUTS, Codes, Scales
 from vnext.kernels.format import Cut, Format, Shape, StoredTensors
 from vnext.kernels.formats.bits import floats_of
 
@@ -62,14 +64,20 @@ class Grid(NamedTuple):
         """Of the scales of a weight of this shape."""
         return -(-shape[0] // self.rows), -(-shape[1] // self.group)
 
+    @property
+    def unit(self) -> int:
+        """Neighbouring inputs that a part of the weight has all of: those that the kernels multiply together, at most."""
+        return 1 if self.order is not None else gcd(self.group, INPUTS)
+
     def cut(self, rows: slice, columns: slice) -> Cut:
-        """Of the scales: a row for each output; a column for each group, or for each input where groups are cut or in an order."""
+        """Of the scales: a row for each output; a column for each group, for equal parts of groups where some are cut, or for each
+        input where they are in an order."""
         outputs: slice | np.ndarray = rows if self.rows == 1 else np.arange(rows.start, rows.stop) // self.rows
         inputs: slice | np.ndarray
         if self.order is not None:
             inputs = self.order[columns]
         elif columns.start % self.group or columns.stop % self.group:
-            inputs = np.arange(columns.start, columns.stop) // self.group
+            inputs = np.arange(columns.start, columns.stop, gcd(self.group, columns.start, columns.stop)) // self.group
         else:
             inputs = slice(columns.start // self.group, columns.stop // self.group)
         if isinstance(outputs, np.ndarray) and isinstance(inputs, np.ndarray):
@@ -93,12 +101,26 @@ def order_of(tensors: StoredTensors, weight: str, suffix: str, groups: int, inpu
     return order
 
 
+def finite(scales: np.ndarray) -> np.ndarray:
+    """Scales in float32. Raises ValueError for those that are no numbers."""
+    found = floats_of(scales)
+    if not np.isfinite(found).all():
+        raise ValueError("it has scales that are not finite")
+    return found
+
+
+def coded(codes: np.ndarray, bits: int, scales: np.ndarray, zeros: np.ndarray | int) -> Codes:
+    """codes uint8 [out, in] with scales [out, groups] or [1, 1], and zeros likewise. Raises ValueError."""
+    rows = np.ascontiguousarray(np.broadcast_to(finite(scales), (len(codes), scales.shape[1])))
+    if isinstance(zeros, int):
+        return Codes(np.ascontiguousarray(codes), bits, Scales(rows), zeros)
+    return Codes(np.ascontiguousarray(codes), bits, Scales(rows), lows=Scales(rows * zeros.astype(np.float32)))
+
+
 def scaled(numbers: np.ndarray, scales: np.ndarray, zeros: np.ndarray | int = 0) -> np.ndarray:
     """(numbers - zeros) * scales in float32: numbers [out, in] that are float32 change in place; scales [out, groups], [1, 1] or
     [out, in], and zeros likewise. Raises ValueError for scales that are no numbers."""
-    scales = floats_of(scales)
-    if not np.isfinite(scales).all():
-        raise ValueError("it has scales that are not finite; download the model again")
+    scales = finite(scales)
     wide = numbers.astype(np.float32, copy=False)
     height, groups = wide.shape[0], scales.shape[1]
     parts = wide.reshape(height, groups, wide.shape[1] // groups)

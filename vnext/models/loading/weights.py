@@ -390,7 +390,7 @@ class Loader:
         try:
             return format.to_float(part)
         except ValueError as error:
-            raise ModelError(f"{name} in {self._checkpoint.path} cannot be read: {error}") from error
+            raise ModelError(f"{name} in {self._checkpoint.path} cannot be read: {error}; download the model again") from error
 
     def _release(self, name: str) -> None:
         format = self._checkpoint.format_of(name)
