@@ -144,8 +144,8 @@ ARROWS = {
     },
     # a bench and a talk drive vnext as its users do
     "commands/bench": {
-        "api", "commands/*", "commands/bench/load", "options", "text", "runtime/protocol", "runtime/client", "runtime/processes",
-        "server/console", "base",
+        "api", "commands/*", "commands/bench/load", "models/errors", "options", "text", "runtime/protocol", "runtime/client",
+        "runtime/processes", "server/console", "base",
     },
     "commands/bench/load": set(),
     "commands/chat": {"api", "commands/bench/load", "options", "text", "runtime/client", "runtime/processes", "runtime/protocol", "base"},

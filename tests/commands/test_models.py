@@ -7,9 +7,12 @@ from pathlib import Path
 import pytest
 from huggingface_hub import constants
 
+from vnext.commands.bench.serve import tokenizer_of
 from vnext.commands.cli import main
 from vnext.models.errors import ModelError
 from vnext.models.loading import named
+from vnext.options.settings_check import engine_settings
+from vnext.runtime.processes.launch import DEMO_MODEL, find_model
 
 
 @pytest.fixture
@@ -43,6 +46,19 @@ def test_models_are_listed_and_removed(shelf: Path, capsys: pytest.CaptureFixtur
     assert ran(capsys, "list", *folder) == "name size source smollm2 98 MB not fetched: `vnext pull smollm2` (Apache-2.0)"
     assert main(["rm", "owner/tiny", *folder]) == 2
     assert capsys.readouterr().err == f"vnext rm: there is no model 'owner/tiny' in {shelf}; `vnext list` shows what there is.\n"
+
+
+def test_every_command_takes_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of a model, and of one whose tokenizer is wanted."""
+    shelf = tmp_path / ".local/share/vnext/models"
+    shelf.mkdir(parents=True)
+    (shelf / "mine").symlink_to(DEMO_MODEL)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert find_model(engine_settings(model="mine")) == shelf / "mine"
+    assert (find_model(engine_settings(tokenizer="mine")) / "tokenizer.json").samefile(DEMO_MODEL / "tokenizer.json")
+    assert tokenizer_of({"tokenizer": "", "model": "mine"}).encode("def") == tokenizer_of({"tokenizer": "mine"}).encode("def")
+    assert "bears on answers is read" in ran(capsys, "doctor", "--json", "--model", "mine")
+    assert "no-such has no config.json" in ran(capsys, "doctor", "--json", "--model", "no-such")
 
 
 def test_what_cannot_be_fetched_is_one_sentence(shelf: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

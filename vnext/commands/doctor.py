@@ -29,11 +29,13 @@ from vnext.kernels.table import rows
 from vnext.models.config.folder import require_checkpoint
 from vnext.models.config.model_config import DTYPES
 from vnext.models.errors import ModelError
+from vnext.models.loading.named import here
 from vnext.models.loading.unread import unread
 from vnext.options.reader import DoctorCommand
 from vnext.runtime.gpu.auto import why_cpu
 from vnext.runtime.processes import thread_plan
 from vnext.runtime.processes.determinism import cpu_flags, has_strict_path, invariance, mkl_branch
+from vnext.runtime.processes.launch import model_folder, named_models
 from vnext.runtime.rank.gpu_loading import describe as describe_cuda
 from vnext.runtime.transport.collectives.choose_collectives import describe as describe_device_collectives
 from vnext.runtime.transport.collectives.cpu_collectives import describe as describe_collectives
@@ -51,7 +53,7 @@ def doctor(command: DoctorCommand) -> int:
     """Print the report; returns the exit status."""
     report = examine()
     if command.model:
-        report |= checkpoint(Path(os.path.expanduser(command.model)))  # as it is, for a user without a home
+        report |= checkpoint(command.model)
     if command.json:
         print(json.dumps(report, indent=2))
     else:
@@ -82,9 +84,12 @@ def examine() -> dict[str, Any]:
     }
 
 
-def checkpoint(folder: Path) -> dict[str, Any]:
-    """What vnext makes of the checkpoint in a folder."""
+def checkpoint(model: str) -> dict[str, Any]:
+    """What vnext makes of a checkpoint, of a GGUF file or of a model by name that is here."""
     try:
+        folder = Path(os.path.expanduser(model))  # as it is, for a user without a home
+        if folder.exists() or here(model, named_models("")):
+            folder = model_folder(model)
         require_checkpoint(folder)
         return {"checkpoint": unread(folder) or f"all of {folder} that bears on answers is read"}
     except ModelError as error:

@@ -20,11 +20,12 @@ from vnext.commands.bench.asserted import Bound, bounds_of, broken
 from vnext.commands.bench.client_watch import busy_notes, client_notes, cores_busy
 from vnext.commands.bench.compare import compare
 from vnext.commands.bench.report import make_report, text, write_report
-from vnext.commands.bench.serve import GROUPS, Served, serve
+from vnext.commands.bench.serve import GROUPS, Served, serve, tokenizer_of
 from vnext.commands.bench.server_runs import Load, Measured, MeasurementFailed, ServerUnusable, measure_server
 from vnext.commands.bench.sweep import LOADS, sweep
 from vnext.commands.bench.workload import Workload, prompts
 from vnext.commands.machine import machine
+from vnext.models.errors import ModelError
 from vnext.options.parser import Given, Parser
 from vnext.options.reader import add_engine_options, command_line, engine_of, environment, require_no_engine, server_url
 from vnext.options.table import API_KEY_VARIABLE, Option, as_flags
@@ -36,10 +37,8 @@ from vnext.runtime.protocol.sampling_params import InvalidRequest
 from vnext.runtime.protocol.settings import SettingsError
 from vnext.server.console import reporting
 from vnext.text.files import CheckpointUnreadable
-from vnext.text.tokenizer import Tokenizer
 
-DEMO_MODEL = Path(__file__).resolve().parents[2] / "demo_model"
-REFUSALS = (SettingsError, StartRefused, ServerUnusable, CheckpointUnreadable, InvalidRequest, Refused)
+REFUSALS = (SettingsError, StartRefused, ServerUnusable, ModelError, CheckpointUnreadable, InvalidRequest, Refused)
 FAILURES = (StartFailed, MeasurementFailed, EngineDead, ChildDied)
 
 
@@ -142,7 +141,7 @@ def throughput(given: Given) -> Result:
         concurrency=values["concurrency"],
         rate=0.0 if isinf(values["request_rate"]) else values["request_rate"],
     )
-    batch = prompts(workload, Tokenizer.load(values.get("model") or DEMO_MODEL))
+    batch = prompts(workload, tokenizer_of(values))
     measured = asyncio.run(measure_server(load, workload, batch))
     asked = {"concurrency": load.concurrency, "request_rate": load.rate}
     return Result(figures=measured.figures, workload=plain(workload), load=asked, notes=server_notes(measured))

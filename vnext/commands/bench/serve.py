@@ -25,10 +25,10 @@ from vnext.commands.bench.vllm_figures import Value, details_of, result_of, tabl
 from vnext.options.parser import Given
 from vnext.options.reader import server_url
 from vnext.options.table import API_KEY_VARIABLE, Option
+from vnext.runtime.processes.launch import DEMO_MODEL, model_folder
 from vnext.runtime.protocol.settings import SettingsError
 from vnext.text.tokenizer import Tokenizer
 
-DEMO_MODEL = Path(__file__).resolve().parents[2] / "demo_model"
 ENDPOINTS = {"openai": "/v1/completions", "vllm": "/v1/completions", "openai-chat": "/v1/chat/completions"}
 DATASETS = Literal["random", "sharegpt", "custom"]
 TARGET = (
@@ -125,12 +125,12 @@ def workload_of(values: Mapping[str, Any]) -> dict[str, Value]:
 
 
 def tokenizer_name(values: Mapping[str, Any]) -> str:
-    return str(values["tokenizer"] or values.get("model") or DEMO_MODEL)
+    return str(values.get("tokenizer") or values.get("model") or DEMO_MODEL)
 
 
 def tokenizer_of(values: Mapping[str, Any]) -> Tokenizer:
-    """That of the prompts. Raises CheckpointUnreadable."""
-    return Tokenizer.load(tokenizer_name(values))
+    """That of the prompts. Raises ModelError, CheckpointUnreadable."""
+    return Tokenizer.load(model_folder(tokenizer_name(values), models_dir=values.get("models_dir", ""), with_weights=False))
 
 
 def metadata_of(words: Sequence[str]) -> dict[str, str]:

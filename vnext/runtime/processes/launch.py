@@ -230,7 +230,7 @@ def named_models(models_dir: str) -> Path:
 def overrides_of(settings: EngineSettings) -> Overrides:
     """What the settings replace in a checkpoint. Raises ModelError."""
     config, generation = (json.loads(text or "{}") for text in (settings.hf_overrides, settings.override_generation_config))
-    tokenizer = resolve(settings.tokenizer) if settings.tokenizer else None
+    tokenizer = model_folder(settings.tokenizer, "", settings.models_dir, with_weights=False) if settings.tokenizer else None
     if tokenizer is not None and not (tokenizer / "tokenizer.json").is_file():
         raise ModelError(f"{tokenizer} has no tokenizer.json; give --tokenizer a folder or a hub id that has one")
     return Overrides(config, generation, settings.generation_config == "auto", tokenizer, settings.load_format == "dummy")
