@@ -117,12 +117,12 @@ void pack_half(const Halves &halves, const CodesPart *parts, int64_t half, char 
             const int64_t row = row_at(p, half / 2, half % 2 * HALF + place), inside = row - halves.first[size_t(own.piece)];
             rows[place] = row < 0 ? nullptr : reinterpret_cast<const char *>(part.codes) + inside * part.stride + shard * p.shard_in();
             if (row < 0) continue;
-            pack_scales(p, part, part.scales, shard, inside, place, to + at.scales, to + at.scale_spans);
+            pack_scales(p, part, part.scales, shard, inside, place, to, to + at.scale_spans);
             pack_scales(p, part, part.lows, shard, inside, place, to + at.lows, to + at.low_spans);
         }
         for (int64_t step = 0; step < p.shard_steps(); ++step) {
             const int64_t left = p.shard_in() - step * STEP;
-            pack_step(rows, step * STEP, left < STEP ? left : STEP, part.bits, to + step * ALIGNMENT * part.bits);
+            pack_step(rows, step * STEP, left < STEP ? left : STEP, part.bits, to + at.codes + step * ALIGNMENT * part.bits);
         }
     }
 }
@@ -178,11 +178,11 @@ void codes_row(const Packed &w, int64_t row, float *to) {
     const int low = low_bits(int(piece.bits)), high = high_bits(int(piece.bits));
     const int64_t place = row % HALF;
     for (int64_t k = 0; k < w.in; ++k) {
-        const char *step = base + k / STEP * ALIGNMENT * piece.bits;
+        const char *step = base + at.codes + k / STEP * ALIGNMENT * piece.bits;
         const int64_t quad = k % STEP / 4, byte = place * 4 + k % 4;
         int code = field_at(step, low, quad, byte);
         if (high > 0) code |= field_at(step + 64 * low, high, quad, byte) << low;
-        const float scale = scale_at(w, piece, piece.scales, k, place, base + at.scales, base + at.scale_spans);
+        const float scale = scale_at(w, piece, piece.scales, k, place, base, base + at.scale_spans);
         const float lowest = piece.lows.kind < 0 ? float(piece.zero) * scale
                                                  : scale_at(w, piece, piece.lows, k, place, base + at.lows, base + at.low_spans);
         const float wide = float(code) * scale;

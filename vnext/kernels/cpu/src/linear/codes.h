@@ -1,9 +1,10 @@
 /* Packed weights of few bits: where their codes and scales lie. vnext/kernels/codes.py defines the numbers and their product.
 
    Each half of a panel, sixteen outputs, is of one piece, whose form it has; halves follow one another. Of a half and shard:
+     scales  [group][16], spans [span][16], then those of the lows; each list in whole lines of 64 bytes
      codes   [step][64 * bits bytes]: the lowest 8, 4 or 2 bits of all codes, then the others. Eight quads, four inputs of all sixteen
              outputs each, [16][4], share bytes: of W bits a code, byte b of vector v has that of quad v * 8 / W + i at bit i * W
-     scales  [group][16], spans [span][16], then those of the lows; each list in whole lines of 64 bytes */
+   So a half is read from its start to its end. */
 #pragma once
 
 #include "linear/layout.h"
@@ -19,7 +20,7 @@ static constexpr int low_bits(int bits) { return bits == 8 ? 8 : bits >= 4 ? 4 :
 static constexpr int high_bits(int bits) { return bits - low_bits(bits); }
 
 struct HalfPlaces {
-    int64_t scales, scale_spans, lows, low_spans, end;
+    int64_t scale_spans, lows, low_spans, codes, end; /* scales come first */
 };
 
 /* How many of a shard's inputs share a number, and how many such numbers there are: two a step where groups are that short. */
@@ -33,11 +34,11 @@ static inline HalfPlaces places_of(const Packed &p, const CodesPart &piece) {
     const auto parts = [&](const ScaleForm &form) { return form.kind < 0 ? 0 : lines(form.kind, piece.group); };
     const auto spans = [&](const ScaleForm &form) { return form.kind < 0 || form.span == 0 ? 0 : lines(form.span_kind, form.span); };
     HalfPlaces at{};
-    at.scales = p.shard_steps() * ALIGNMENT * piece.bits;
-    at.scale_spans = at.scales + parts(piece.scales);
+    at.scale_spans = parts(piece.scales);
     at.lows = at.scale_spans + spans(piece.scales);
     at.low_spans = at.lows + parts(piece.lows);
-    at.end = at.low_spans + spans(piece.lows);
+    at.codes = at.low_spans + spans(piece.lows);
+    at.end = at.codes + p.shard_steps() * ALIGNMENT * piece.bits;
     return at;
 }
 

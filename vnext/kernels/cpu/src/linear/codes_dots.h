@@ -5,12 +5,13 @@
 #include "isa/lanes.h"
 #include "linear/codes.h"
 #include "linear/linear_finish.h"
+#include "rows/codes_lanes.h"
 
 namespace vnx {
 namespace VNX_LEVEL {
 namespace {
 
-/* Rows of a block; what an 8-bit code lacks when it is multiplied; the bits for which unpacked codes count. */
+/* Rows of a block, and what an 8-bit code lacks when it is multiplied. */
 #if defined(VNX_AVX512)
 constexpr int CODE_ROWS = 8;
 #else
@@ -18,10 +19,8 @@ constexpr int CODE_ROWS = 4;
 #endif
 #if defined(VNX_AVX2) && !defined(VNX_VNNI)
 constexpr int OFFSET = 128;
-constexpr int unpacked_bits(int64_t bits) { return bits <= 5 ? 4 : 6; }
 #else
 constexpr int OFFSET = 0;
-constexpr int unpacked_bits(int64_t) { return 8; }
 #endif
 
 inline int32_t four_codes(const int8_t *x) {
@@ -44,8 +43,18 @@ inline Quad moved(Quad x, int right, int mask) {
 inline Quad joined(Quad x, Quad y) { return _mm512_or_si512(x, y); }
 inline Dots dots_from(int32_t start) { return _mm512_set1_epi32(start); }
 inline Lanes floats_of(Dots x) { return {_mm512_cvtepi32_ps(x)}; }
+/* Few rows have few sums, each of which waits for its last addition: two halves of it do not. */
 template <int BITS, int R>
 inline void add_quads(const Quad *quads, const int8_t *x, Dots *dots) {
+    if constexpr (R <= 2) {
+        UNROLLED for (int r = 0; r < R; ++r) {
+            const auto dot = [&](Dots sum, int i) {
+                return _mm512_dpbusd_epi32(sum, quads[i], _mm512_set1_epi32(four_codes(x + r * STEP + 4 * i)));
+            };
+            dots[r] = _mm512_add_epi32(dot(dot(dots[r], 0), 1), dot(dot(_mm512_setzero_si512(), 2), 3));
+        }
+        return;
+    }
     UNROLLED for (int i = 0; i < 4; ++i)
         UNROLLED for (int r = 0; r < R; ++r)
             dots[r] = _mm512_dpbusd_epi32(dots[r], quads[i], _mm512_set1_epi32(four_codes(x + r * STEP + 4 * i)));
@@ -164,24 +173,24 @@ inline void add_quads(const Quad *quads, const int8_t *x, Dots *dots) {
 #endif
 
 /* Sixteen numbers of a scale's kind. */
-inline Lanes load_numbers(const char *p, int64_t kind) {
-    if (kind == FLOAT32) return load(reinterpret_cast<const float *>(p));
-    if (kind == BFLOAT16) return load(reinterpret_cast<const bf16 *>(p));
+template <int KIND>
+ALWAYS_INLINE Lanes load_numbers(const char *p) {
+    if constexpr (KIND == FLOAT32) return load(reinterpret_cast<const float *>(p));
+    else if constexpr (KIND == BFLOAT16) return load(reinterpret_cast<const bf16 *>(p));
+    else if constexpr (KIND == INT8) return load_codes(reinterpret_cast<const int8_t *>(p));
 #if defined(VNX_AVX512)
-    if (kind == FLOAT16) return {_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p))};
-    const __m128i bytes = _mm_loadu_si128((const __m128i *)p);
-    return {_mm512_cvtepi32_ps(kind == UINT8 ? _mm512_cvtepu8_epi32(bytes) : _mm512_cvtepi8_epi32(bytes))};
+    else if constexpr (KIND == FLOAT16) return {_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p))};
+    else return {_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)p)))};
 #elif defined(VNX_AVX2)
-    if (kind == FLOAT16) return {_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p)), _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(p + 16)))};
-    const auto eight = [=](const char *from) {
-        const __m128i bytes = _mm_loadl_epi64((const __m128i *)from);
-        return _mm256_cvtepi32_ps(kind == UINT8 ? _mm256_cvtepu8_epi32(bytes) : _mm256_cvtepi8_epi32(bytes));
+    const auto eight = [](const char *from) {
+        if constexpr (KIND == FLOAT16) return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)from));
+        return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)from)));
     };
-    return {eight(p), eight(p + 8)};
+    return {eight(p), eight(p + 8 * bytes_of(KIND))};
 #else
     float numbers[HALF];
     for (int i = 0; i < HALF; ++i)
-        numbers[i] = number_at(p, kind, i);
+        numbers[i] = number_at(p, KIND, i);
     return load(numbers);
 #endif
 }
