@@ -14,6 +14,7 @@ import pytest
 from engine_here import engines_here
 
 from vnext import LLM, AsyncLLM, BeamSearchParams, InvalidRequest, LoRARequest, SamplingParams, StructuredOutputsParams
+from vnext.text.template import ChatTemplate
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
 USER = {"role": "user", "content": "What is Python?"}
@@ -74,6 +75,8 @@ def one(call: str, *arguments: Any, **more: Any) -> Callable[[LLM], Any]:
         (chat([{"content": "hello"}]), r"messages\[0\] has no role: give"),
         (chat([USER, {"role": 5, "content": "hello"}]), r"messages\[1\] has an int as its role"),
         (chat([{"role": "user", "content": 5}]), r"messages\[0\].content is an int"),
+        (chat([{"role": "user", "content": [{"type": "image_url"}]}]), r"messages\[0\].content\[0\] is 'image_url': models read text"),
+        (chat([USER, {"role": "user", "content": ["words"]}]), r"messages\[1\].content\[0\] is a str: models read text only here, give"),
         (chat([USER], tools="search"), "tools is a str: give a list of dictionaries"),
         (chat([USER], tools=["search"]), r"tools\[0\] is a str: give a dictionary"),
         (chat([USER], chat_template_kwargs=["x"]), "chat_template_kwargs is a list: give a dictionary"),
@@ -191,3 +194,27 @@ def test_parameters_survive_a_copy() -> None:
     assert params.structured_outputs == StructuredOutputsParams(**CHOICE)
     assert copy.deepcopy(params) == copy.copy(params) == params
     assert SamplingParams(**msgspec.structs.asdict(params)) == params
+
+
+TURNS = (
+    "{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('turns') }}{% endif %}"
+    "[{{ m.role }}]{{ m.content }}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("source", "roles", "written"),
+    [
+        (TURNS, "system user", "[user]a\n\nb"),
+        (TURNS, "user user assistant user", "[user]a\n\nb[assistant]c[user]d"),
+        (TURNS, "user developer", "[user]b\n\na"),
+        ("{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}", "developer user", "[system]a[user]b"),
+    ],
+)
+def test_a_conversation_s_roles_are_arranged_as_at_the_http_door(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch, source: str, roles: str, written: str
+) -> None:
+    monkeypatch.setitem(vars(llm._maker), "template", ChatTemplate(source, {}))
+    messages = [{"role": role, "content": [{"type": "text", "text": "abcd"[at]}]} for at, role in enumerate(roles.split())]
+    assert llm.get_tokenizer().apply_chat_template(messages, tokenize=False) == written
+    assert messages[0]["content"][0]["text"] == "a", "what a program passes stays as it is"

@@ -136,7 +136,18 @@ def _conversation(messages: Any, name: str) -> list[Message]:
             raise InvalidRequest(f"{name}[{at}] has {has}: give {A_MESSAGE}.", "messages")
         if not isinstance(content, str | list | tuple | None):
             raise InvalidRequest(f"{name}[{at}].content is {kind_of(content)}: give a text or a list of parts.", "messages")
+        if isinstance(content, list | tuple):
+            texts = [_text(part, f"{name}[{at}].content[{place}]") for place, part in enumerate(content)]
+            found[at] = {**message, "content": "\n".join(texts)}
     return found
+
+
+def _text(part: object, name: str) -> str:
+    text = part.get("text") if isinstance(part, Mapping) and part.get("type") == "text" else None
+    if not isinstance(text, str):
+        kind = repr(part["type"]) if isinstance(part, Mapping) and "type" in part else kind_of(part)
+        raise InvalidRequest(f'{name} is {kind}: models read text only here, give {{"type": "text", "text": ...}}.', "messages")
+    return text
 
 
 def _items(value: Any, name: str, remedy: str) -> list[Any]:

@@ -69,7 +69,8 @@ class TaskMaker:
         """The text of a conversation, with the beginning of the model's turn or without."""
         tools = variables.get("tools")
         template = self.template.for_tools(tools)
-        return template.render(template.with_words(messages, tools), variables, add_generation_prompt)
+        named = [{**each, "role": template.developer_role} if each["role"] == "developer" else each for each in messages]
+        return template.render(template.arranged(template.with_words(named, tools)), variables, add_generation_prompt)
 
     def tasks(self, prompts: Sequence[str | list[int]], params: ParamsChoice, lora: AdapterChoice = None) -> list[Task]:
         """One for each prompt, which as_prompts has made. Raises InvalidRequest."""

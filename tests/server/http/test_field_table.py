@@ -67,13 +67,13 @@ RESPONSES, MESSAGES = {"input": "say:hi"}, {"messages": [{"role": "user", "conte
 CHAT, COUNT = {"messages": MESSAGES["messages"]}, {"messages": MESSAGES["messages"]}
 ASKED: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     ("/v1/responses", RESPONSES, {"response_format": {"type": "json_object"}}, "send text.format"),
-    ("/v1/responses", RESPONSES, {"structured_outputs": {"json": {}}}, "send text.format"),
     ("/v1/responses", RESPONSES, {"guided_json": {"type": "object"}}, "send text.format"),
-    ("/v1/responses", RESPONSES, {"guided_regex": "a+"}, "leave it out, or send it to /v1/chat/completions"),
+    ("/v1/responses", RESPONSES, {"guided_regex": "a+"}, "send structured_outputs.regex"),
+    ("/v1/responses", RESPONSES, {"guided_choice": ["a"]}, "send structured_outputs.choice"),
     ("/v1/responses", RESPONSES, {"max_tokens": 5}, "send max_output_tokens"),
     ("/v1/responses", RESPONSES, {"max_completion_tokens": 5}, "send max_output_tokens"),
     ("/v1/responses", RESPONSES, {"n": 2}, "leave it out, or send it to /v1/chat/completions"),
-    ("/v1/responses", RESPONSES, {"bad_words": ["a"]}, "leave it out, or send it to /v1/chat/completions"),
+    ("/v1/messages", MESSAGES, {"bad_words": ["a"]}, "leave it out, or send it to /v1/chat/completions"),
     ("/v1/responses", RESPONSES, {"reasoning_effort": "low"}, "send reasoning.effort"),
     ("/v1/responses", RESPONSES, {"logprobs": True}, "send top_logprobs"),
     ("/v1/responses", {}, {"messages": CHAT["messages"]}, "send input"),

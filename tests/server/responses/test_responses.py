@@ -415,3 +415,19 @@ def test_a_stream_that_fails_ends_with_its_reason(server: EdgeServer) -> None:
     client = server.openai()
     with pytest.raises(openai.BadRequestError, match="no room for 5 tokens"):
         client.responses.create(model="toy", input="refuse me", stream=True)
+
+
+def test_what_vllm_adds_binds_the_answer(server: EdgeServer) -> None:
+    given = {"bad_words": ["no"], "allowed_token_ids": [3, 4], "min_tokens": 2, "stop_token_ids": [9], "structured_outputs": {"choice": ["a"]}}
+    ask(server, "a", extra_body=given)
+    asked = server.engine.of_kind(SubmitRequest)[-1].sampling
+    assert asked.constraint.banned and asked.constraint.allowed == (3, 4) and asked.constraint.grammar
+    assert asked.min_tokens == 2 and 9 in asked.stop_token_ids
+    text = {"format": {"type": "json_object"}}
+    for words, extra in (
+        ("structured_outputs.* and text.format|text.format and structured_outputs", {"text": text, "structured_outputs": {"choice": ["a"]}}),
+        ("bad_words", {"bad_words": [""]}),
+        ("structured_outputs", {"structured_outputs": {"choice": []}}),
+    ):
+        with pytest.raises(openai.BadRequestError, match=words):
+            ask(server, "a", extra_body=extra)

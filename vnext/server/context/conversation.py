@@ -148,7 +148,7 @@ def _content(message: ChatMessage, path: str) -> str:
     for place, part in enumerate(message.content):
         where = f"{path}.content[{place}]"
         if part.type not in TEXTS:
-            raise InvalidRequest(f"{where}.type is {part.type!r}: only 'text' is supported.", f"{where}.type")
+            raise InvalidRequest(f"{where}.type is {part.type!r}: this server reads text only here, leave it out.", f"{where}.type")
         if getattr(part, part.type) is None:
             raise InvalidRequest(f"{where}.{part.type} is missing: it is required.", f"{where}.{part.type}")
     return "\n".join(getattr(part, part.type) for part in message.content)

@@ -38,8 +38,11 @@ SPELLINGS = tuple(
         "repetition_penalty repeat_penalty",
         "response_format text.format output_config.format output_format "
         "structured_outputs guided_json guided_json_object json_schema",
-        "structured_outputs.regex regex",
-        "structured_outputs.grammar grammar ebnf",
+        "structured_outputs.regex guided_regex regex",
+        "structured_outputs.grammar guided_grammar grammar ebnf",
+        "structured_outputs.choice guided_choice",
+        "structured_outputs.whitespace_pattern guided_whitespace_pattern",
+        "structured_outputs.structural_tag structural_tag",
         "logprobs top_logprobs",
         "reasoning_effort reasoning.effort output_config.effort",
         "enable_thinking thinking.type",

@@ -6,6 +6,8 @@ from typing import Any
 
 import msgspec
 
+from vnext.runtime.protocol.sampling_params import StructuredOutputsParams
+
 
 class Content(msgspec.Struct, frozen=True, kw_only=True):
     """A part of an item's content, of any type. Other members change nothing here."""
@@ -113,3 +115,8 @@ class ResponsesBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     enable_thinking: bool | None = None
     thinking_token_budget: int | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    structured_outputs: StructuredOutputsParams | None = None
+    bad_words: list[str] | None = None
+    allowed_token_ids: list[int] | None = None
+    min_tokens: int | None = None
+    stop_token_ids: list[int] | None = None

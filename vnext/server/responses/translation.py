@@ -40,7 +40,8 @@ PASSED_OVER = frozenset(
 SAME = (
     "model", "stream", "parallel_tool_calls", "temperature", "top_p", "top_k", "min_p", "seed", "stop", "presence_penalty",
     "frequency_penalty", "repetition_penalty", "logit_bias", "ignore_eos", "priority", "cache_salt", "request_id",
-    "prompt_cache_retention", "enable_thinking", "thinking_token_budget", "chat_template_kwargs",
+    "prompt_cache_retention", "enable_thinking", "thinking_token_budget", "chat_template_kwargs", "structured_outputs",
+    "bad_words", "allowed_token_ids", "min_tokens", "stop_token_ids",
 )  # fmt: skip
 _TEXTS = ("input_text", "output_text", "text")
 _REFUSALS = ("refusal",)
