@@ -91,18 +91,25 @@ make_venv() {
     "$python" -m venv --clear "$VENV" || fail "$python could not make a virtual environment in $VENV, see above"
 }
 
+# Compiles nothing to bytecode for tests, half of whose packages' files are never imported: a minute. Python does it when it imports.
 pip_install() {
-    "$VENV/bin/python" -m pip install -qq --disable-pip-version-check --no-input "$@" ||
+    local compile="--compile"
+    [[ "${extra:-}" != dev* ]] || compile="--no-compile"
+    "$VENV/bin/python" -m pip install "$compile" -qq --disable-pip-version-check --no-input "$@" ||
         fail "pip could not install $*: see its message above; is the network or the package index reachable?"
 }
 
 install_packages() {
-    local extra="$1" torch
+    local extra="$1" torch building
     torch="$(grep '^torch==' "$ROOT/constraints.txt")"
     say "installing $torch"
-    pip_install "$torch" # alone and first, see constraints.txt
-    say "installing vnext and what it needs${extra:+, with \"$extra\"}"
     pip_install -c "$ROOT/constraints.txt" setuptools wheel
+    # The CPU kernels' objects, which take a minute of one core and no torch, while pip unpacks; the installation below links them.
+    (cd "$ROOT" && "$VENV/bin/python" setup.py -q build_ext --inplace >/dev/null 2>&1) &
+    building=$!
+    pip_install "$torch" # alone and first, see constraints.txt
+    wait "$building" || say "the compiled modules did not build: what pip says below tells why"
+    say "installing vnext and what it needs${extra:+, with \"$extra\"}"
     pip_install -c "$ROOT/constraints.txt" --use-pep517 --no-build-isolation -e "$ROOT${extra:+[$extra]}"
 }
 

@@ -17,6 +17,8 @@ import tempfile
 import time
 import urllib.request
 from collections.abc import Iterable, Iterator
+from functools import cache
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -57,15 +59,22 @@ def product_files() -> list[Path]:
     return sorted((ROOT / "vnext").rglob("*.py"))
 
 
+@cache
 def parsed(path: Path) -> ast.Module:
     return ast.parse(path.read_text())
+
+
+@cache
+def nodes(path: Path) -> tuple[ast.AST, ...]:
+    """Every node of a file, which many measures look at."""
+    return tuple(ast.walk(parsed(path)))
 
 
 def attribute_counts() -> dict[str, int]:
     """Class -> how many attributes its methods assign or its body declares, for the classes whose methods assign any; the most, of
     several classes of one name. A struct, which only declares its fields, is as wide as what it describes."""
     found: dict[str, int] = {}
-    for node in (node for path in product_files() for node in ast.walk(parsed(path))):
+    for node in chain.from_iterable(map(nodes, product_files())):
         if isinstance(node, ast.ClassDef) and (assigned := set(_assigned(node))):
             fields = (each.target for each in node.body if isinstance(each, ast.AnnAssign))
             declared = {field.id for field in fields if isinstance(field, ast.Name)}
@@ -103,8 +112,7 @@ def _functions(node: ast.AST, owner: str) -> Iterator[tuple[str, ast.FunctionDef
 
 def any_count() -> int:
     """How many times `Any` is said, imports apart."""
-    nodes = (node for path in product_files() for node in ast.walk(parsed(path)))
-    return sum(isinstance(node, ast.Name) and node.id == "Any" for node in nodes)
+    return sum(isinstance(node, ast.Name) and node.id == "Any" for path in product_files() for node in nodes(path))
 
 
 def short_files() -> list[str]:

