@@ -31,4 +31,4 @@ if [ -n "${MEASURE_TREE:-}" ]; then "$VENV/bin/python" scripts/house.py || echo 
 if [ -n "${COUNT_INSTRUCTIONS:-}" ]; then  # reports how they changed; never fails
     timeout 60 "$VENV/bin/python" -m perf.count_instructions --program core || echo "instructions: not counted within a minute"
 fi
-exec "$VENV/bin/python" -m pytest "$@"
+exec "$VENV/bin/python" -m pytest -p no:langsmith_plugin "$@" # a client package brings it, and a second of imports

@@ -55,10 +55,11 @@ def documented_policies(tmp_path_factory: pytest.TempPathFactory) -> Iterator[st
 SPREAD = ("tests/sim/test_walk.py", "tests/sim/planted/test_planted_stories.py")
 """Files whose tests share nothing and are long: any process takes any of them. Other files stay in one process."""
 FIRST = (
-    "tests/sim/test_walk.py", "tests/arm/test_arm.py", "tests/e2e/test_parity.py", "tests/cuda/test_planted_kernel_bugs.py",
-    "tests/runtime/processes/test_launch.py", "tests/hosts/test_on_ray.py", "tests/sim/planted/test_shrink.py", "tests/replay/test_hostile.py",
-    "tests/cuda/test_compile_gate.py", "tests/cuda/test_cuda_attention.py", "tests/cuda/test_sanitized.py",
-    "tests/cuda/test_gpu_check.py", "tests/runtime/transport/test_exchange_killing.py", "tests/e2e/test_determinism.py",
+    "tests/arm/test_arm.py", "tests/hosts/test_on_ray.py", "tests/cuda/test_gpu_check.py", "tests/test_docs.py", "tests/sim/test_walk.py",
+    "tests/runtime/processes/test_killed_ranks.py", "tests/e2e/test_served_adapters.py", "tests/test_peers.py", "tests/test_tidy.py",
+    "tests/cuda/steps/test_cuda_graphs.py", "tests/cuda/test_planted_kernel_bugs.py", "tests/e2e/test_server_life.py",
+    "tests/e2e/test_agent.py", "tests/hosts/test_two_hosts.py", "tests/cuda/test_cuda_attention.py",
+    "tests/recovery/test_streams_survive.py", "tests/runtime/rank/test_without_torch.py", "tests/cuda/test_sanitized.py",
 )  # fmt: skip
 """The longest files, so that no process is left alone with one at the end."""
 LAST = "tests/sim/planted/test_planted_stories.py"
