@@ -15,10 +15,54 @@ import pytest
 
 FOLDER_S, FILE_S = 10.0, 8.0
 """Of a folder, and of a file, that its table does not name."""
-FOLDERS_S: dict[str, float] = {}
+FOLDERS_S: dict[str, float] = {
+    "runtime": 215, "e2e": 170, "replay": 165, "collection": 150, "cuda": 130, "arm": 115, "server": 115, "sim": 100,
+    "recovery": 85, "models": 70, "hosts": 45, "rollouts": 45, "loose files": 40, "text": 40, "state": 35,
+    "sched": 30, "log": 25, "gateway": 20, "run": 20, "kernels": 20, "stages": 20, "sampling": 15, "commands": 15,
+    "api": 15,
+}  # fmt: skip
 """Folder of tests/ -> CPU seconds of a sampled run on a quiet machine with AVX-512, and a quarter more."""
-FILES_S: dict[str, float] = {}
-"""File -> its seconds, and a half more: what a run happens to take of it differs."""
+FILES_S: dict[str, float] = {
+    "tests/api/test_examples.py": 10, "tests/arm/test_arm.py": 120, "tests/cuda/shim/test_shim.py": 10,
+    "tests/cuda/steps/test_cuda_adapters.py": 15, "tests/cuda/steps/test_cuda_graphs.py": 20,
+    "tests/cuda/steps/test_drafted_graphs.py": 20, "tests/cuda/steps/test_spoilt_steps.py": 10,
+    "tests/cuda/test_cuda_attention.py": 15, "tests/cuda/test_cuda_exchange.py": 15,
+    "tests/cuda/test_cuda_rows.py": 10, "tests/cuda/test_gpu_check.py": 40,
+    "tests/cuda/test_planted_kernel_bugs.py": 15, "tests/e2e/test_agent.py": 20, "tests/e2e/test_attacks.py": 10,
+    "tests/e2e/test_client_packages.py": 15, "tests/e2e/test_drafted_adapters.py": 15,
+    "tests/e2e/test_drafted_device.py": 10, "tests/e2e/test_drafted_tokens.py": 10,
+    "tests/e2e/test_llm_adapters.py": 15, "tests/e2e/test_mtp_layer.py": 15, "tests/e2e/test_parity.py": 10,
+    "tests/e2e/test_served_adapters.py": 25, "tests/e2e/test_server_life.py": 25, "tests/e2e/test_speculation.py": 10,
+    "tests/gateway/test_router_process.py": 15, "tests/hosts/test_on_ray.py": 40, "tests/hosts/test_two_hosts.py": 10,
+    "tests/models/loading/test_dummy.py": 35, "tests/models/test_model_invariance.py": 15,
+    "tests/options/test_option_sources.py": 15, "tests/recovery/test_device_tier.py": 10,
+    "tests/recovery/test_disk_tier.py": 10, "tests/recovery/test_packed_weights.py": 10,
+    "tests/recovery/test_programs_survive.py": 10, "tests/recovery/test_restart.py": 25,
+    "tests/recovery/test_rollouts_survive.py": 10, "tests/recovery/test_several_engines.py": 35,
+    "tests/recovery/test_streams_survive.py": 20, "tests/replay/answers/test_replay_trace.py": 15,
+    "tests/replay/futures/test_replay_shrink.py": 15, "tests/replay/futures/test_replay_what_if.py": 15,
+    "tests/replay/reading/test_index.py": 10, "tests/replay/rerun/test_audit.py": 10,
+    "tests/replay/rerun/test_replayed_adapters.py": 20, "tests/replay/rerun/test_replayed_weights.py": 15,
+    "tests/replay/test_guide.py": 15, "tests/replay/test_times_of.py": 15,
+    "tests/rollouts/test_mapped_weights.py": 10, "tests/rollouts/test_scores.py": 15,
+    "tests/rollouts/test_served_weights.py": 10, "tests/rollouts/test_training.py": 10,
+    "tests/run/test_changed.py": 15, "tests/runtime/gpu/test_device_drafts.py": 10,
+    "tests/runtime/gpu/test_device_masks.py": 10, "tests/runtime/gpu/test_device_steps.py": 10,
+    "tests/runtime/processes/test_killed_ranks.py": 35, "tests/runtime/processes/test_launch.py": 10,
+    "tests/runtime/processes/test_standby.py": 10, "tests/runtime/rank/test_on_arrays.py": 10,
+    "tests/runtime/rank/test_without_torch.py": 15, "tests/runtime/record/test_packing.py": 15,
+    "tests/runtime/transport/test_collectives.py": 10, "tests/runtime/transport/test_exchange_killing.py": 15,
+    "tests/runtime/transport/test_shared_group.py": 15, "tests/sched/test_policies.py": 20,
+    "tests/sched/test_turn.py": 10, "tests/server/batches/test_batches.py": 10,
+    "tests/server/context/test_api_keys.py": 15, "tests/server/responses/test_responses.py": 15,
+    "tests/server/views/test_scoring.py": 10, "tests/sim/planted/test_planted.py": 25,
+    "tests/sim/planted/test_planted_compiled.py": 10, "tests/sim/planted/test_shrink.py": 15,
+    "tests/sim/test_faults.py": 15, "tests/sim/test_simulator.py": 15, "tests/sim/test_walk.py": 20,
+    "tests/stages/test_stage_processes.py": 15, "tests/state/store/test_columns.py": 15,
+    "tests/state/test_purity.py": 10, "tests/test_packaging.py": 15, "tests/test_tidy.py": 30,
+    "tests/text/dialects/test_hostile_texts.py": 10,
+}  # fmt: skip
+"""File -> its seconds, and a half more, because what a run takes of it differs; of all its tests, where a run takes all or none."""
 COLLECTION, LOOSE = "collection", "loose files"
 Seconds = tuple[float, float]
 """(CPU, wall)."""
