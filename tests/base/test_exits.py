@@ -35,7 +35,7 @@ WRONG_BY_COMMAND = [
     (cli.main, ["chat", "--url", NOBODY], f"{NOBODY} cannot be reached"),
     (cli.main, ["chat", "--url", "ftp://a/b"], "cannot be reached"),
     (cli.main, ["doctor", "--jsno"], "did you mean --json?"),
-    (cli.main, [], "name a command first: serve, run, chat, pull, list, rm, batch, restart, router, doctor"),
+    (cli.main, [], "name a command first: serve, run, chat, pull, list, rm, quantize, batch, restart, router, doctor"),
     (cli.main, ["bench", "latency", "no/such/folder"], "vnext-bench: there is no folder 'no/such/folder'"),
     (cli.main, ["replay", "info", "no/such/log"], "there is no log at no/such/log"),
     (bench.main, [], "name a command first: serve, sweep, throughput, latency, startup, compare."),

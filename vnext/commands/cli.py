@@ -19,6 +19,7 @@ from vnext.options.reader import (
     DoctorCommand,
     ModelsCommand,
     ProgramCommand,
+    QuantizeCommand,
     RestartCommand,
     RouterCommand,
     ServeCommand,
@@ -58,6 +59,8 @@ def run(command: Command) -> int:
             from vnext.commands.models import models
 
             return reporting(f"vnext {command.word}")(models)(command)
+        case QuantizeCommand():
+            return _quantize(command)
         case RestartCommand():
             from vnext.commands.restart import restart
 
@@ -76,6 +79,12 @@ def run(command: Command) -> int:
             return int(import_module(command.module).main(list(command.argv)))
         case _:
             assert_never(command)
+
+
+def _quantize(command: QuantizeCommand) -> int:
+    from vnext.commands.quantize import quantize
+
+    return reporting("vnext quantize")(quantize)(command)
 
 
 def _route(command: RouterCommand) -> int:

@@ -37,6 +37,7 @@ from vnext.options.table import (
 from vnext.runtime.protocol.settings import EngineSettings, SettingsError
 from vnext.server.settings import ServerSettings
 
+QUANTIZE_SCHEMES, GROUP_SIZES = ("w4a16", "w8a16", "fp8"), (128, 64, 32)
 PRODUCTION = ("log_dir", "host", "port")
 """What `vnext doctor --production` asks of a server's options."""
 
@@ -78,6 +79,16 @@ class ModelsCommand(msgspec.Struct, frozen=True, kw_only=True):
     revision: str = ""
 
 
+class QuantizeCommand(msgspec.Struct, frozen=True, kw_only=True):
+    """`vnext quantize MODEL OUT`: the folder `out` of the float checkpoint in the folder `model`. `group_size`: inputs that share a
+    scale, 0 for the largest that divides all weights."""
+
+    model: str
+    out: str
+    scheme: str
+    group_size: int
+
+
 class RestartCommand(msgspec.Struct, frozen=True, kw_only=True):
     """`vnext restart`: the server on `port` (0: the only one) replaces its engine. `changes`: its engine options that change."""
 
@@ -112,7 +123,8 @@ class ProgramCommand(msgspec.Struct, frozen=True, kw_only=True):
 
 
 Command = (
-    ServeCommand | ChatCommand | BatchCommand | ModelsCommand | RestartCommand | RouterCommand | DoctorCommand | ProgramCommand
+    ServeCommand | ChatCommand | BatchCommand | ModelsCommand | QuantizeCommand | RestartCommand | RouterCommand | DoctorCommand
+    | ProgramCommand
 )
 
 
@@ -161,7 +173,9 @@ def _help(parser: Parser, words: Sequence[str]) -> NoReturn:
 def _parser() -> Parser:
     parser = Parser(prog="vnext", description="Serve large language models with an engine built as a replicated state machine.")
     parser.add_argument("--version", action="version", version=f"vnext {__version__}")
-    commands = parser.add_commands("serve | run | chat | pull | list | rm | batch | restart | router | doctor | bench | replay")
+    commands = parser.add_commands(
+        "serve | run | chat | pull | list | rm | quantize | batch | restart | router | doctor | bench | replay"
+    )
     _add_serve(commands.add_parser("serve", help="serve a model over HTTP through OpenAI's API"))
     _add_chat(commands.add_parser("run", help="fetch a model if it is not here, and chat with it"))
     _add_chat(commands.add_parser("chat", help="chat with a model in the terminal"))
@@ -169,6 +183,7 @@ def _parser() -> Parser:
     _add_models(pull, "name", "models_dir", "revision")
     _add_models(commands.add_parser("list", help="list the models that are here, and those with a name"), "models_dir")
     _add_models(commands.add_parser("rm", help="remove a model that was fetched"), "name", "models_dir")
+    _add_quantize(commands.add_parser("quantize", help="round a float checkpoint to few bits, for vnext, vLLM and transformers"))
     _add_batch(commands.add_parser("batch", help="answer a file of requests and end"))
     _add_restart(commands.add_parser("restart", help="replace the engine of a running server while its clients wait"))
     _add_router(commands.add_parser("router", help="pass requests on to several servers that speak OpenAI's API"))
@@ -204,6 +219,15 @@ def _add_models(parser: Parser, *names: str) -> None:
     for option in options_of(EngineSettings):
         if option.name in names:
             parser.add_option(parser, option)
+
+
+def _add_quantize(parser: Parser) -> None:
+    for name, words in (("folder", "the folder of the float checkpoint"), ("out", "the folder to make")):
+        parser.add_argument(name, nargs="?", default="", help=words)
+    schemes, sizes = ", ".join(QUANTIZE_SCHEMES), ", ".join(map(str, GROUP_SIZES))
+    parser.add_argument("--scheme", default=QUANTIZE_SCHEMES[0], help=f"{schemes} (default: {QUANTIZE_SCHEMES[0]})")
+    size_help = f"inputs that share a scale: {sizes} (default: the first that divides all weights)"
+    parser.add_argument("--group-size", default="", help=size_help)
 
 
 def _add_batch(parser: Parser) -> None:
@@ -293,6 +317,17 @@ def _models_command(given: Given, _: Mapping[str, str]) -> ModelsCommand:
     return ModelsCommand(word=given.command, **values)
 
 
+def _quantize_command(given: Given, _: Mapping[str, str]) -> QuantizeCommand:
+    folder, out, scheme, size = (given.values[name] for name in ("folder", "out", "scheme", "group_size"))
+    if not (folder and out):
+        raise SettingsError("out is missing: write `vnext quantize MODEL OUT`.")
+    if scheme not in QUANTIZE_SCHEMES:
+        raise SettingsError(f"scheme is {scheme!r}: choose {', '.join(QUANTIZE_SCHEMES)}.")
+    if size and size not in map(str, GROUP_SIZES):
+        raise SettingsError(f"group_size is {size}: choose {', '.join(map(str, GROUP_SIZES))}.")
+    return QuantizeCommand(model=folder, out=out, scheme=scheme, group_size=int(size or 0))
+
+
 def _batch_command(given: Given, _: Mapping[str, str]) -> BatchCommand:
     for name, value in (("file", given.values["file"]), ("output", given.values["output"])):
         if not value:
@@ -340,8 +375,8 @@ def _doctor_command(given: Given, _: Mapping[str, str]) -> DoctorCommand:
 
 _COMMANDS = {
     "serve": _serve_command, "run": _run_command, "chat": _chat_command, "pull": _models_command, "list": _models_command,
-    "rm": _models_command, "batch": _batch_command, "restart": _restart_command, "router": _router_command,
-    "doctor": _doctor_command,
+    "rm": _models_command, "quantize": _quantize_command, "batch": _batch_command, "restart": _restart_command,
+    "router": _router_command, "doctor": _doctor_command,
 }  # fmt: skip
 
 

@@ -52,6 +52,13 @@ def from_words(words: np.ndarray, bits: int, order: tuple[int, ...] = ()) -> np.
     return numbers.reshape(count, -1)
 
 
+def to_words(numbers: np.ndarray, bits: int) -> np.ndarray:
+    """uint8 [N, C] of 2, 4 or 8 bits -> words int32 [N, C * bits / 32], the lowest bits of a word first."""
+    parts = numbers.reshape(len(numbers), -1, word_unit(bits)).astype(np.uint32)
+    shifted = parts << np.arange(0, WORD, bits, dtype=np.uint32)
+    return np.bitwise_or.reduce(shifted, axis=-1).view(np.int32)
+
+
 def ones(bits: int) -> np.uint32:
     """A word of which each number is 1."""
     return np.uint32((2**WORD - 1) // (2**bits - 1))
