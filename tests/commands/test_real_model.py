@@ -149,7 +149,8 @@ def test_in_floats_its_text_is_that_of_transformers() -> None:
     """In float32 every token is the likeliest behind those before it, by transformers on the dequantised weights."""
     model = of_transformers()
     params = SamplingParams(temperature=0, max_tokens=40)
-    with engines_here(), LLM("smollm2", models_dir=str(SHELF), executor="inproc", threads=1, dtype="float32", log="off") as llm:
+    floats = {"dtype": "float32", "quantization": "none"}
+    with engines_here(), LLM("smollm2", models_dir=str(SHELF), executor="inproc", threads=1, log="off", **floats) as llm:
         found = llm.chat([[{"role": "user", "content": each}] for each in QUESTIONS], params, use_tqdm=False)
     assert found[0].outputs[0].text == "The capital of Germany is Berlin."
     for each in found:
