@@ -34,6 +34,8 @@ class Toy(InThread):
         self.bodies: list[bytes] = []
         self.cancelled = threading.Event()
         self.health = 200
+        self.said: dict[str, Any] = {}
+        """Of itself, by path, in place of what it usually says."""
 
     async def echo(self, request: web.Request) -> web.Response:
         """The port and the path."""
@@ -50,9 +52,12 @@ class Toy(InThread):
         return web.json_response({"error": {"message": "it is ill"}}, status=self.health)
 
     async def _models(self, _: web.Request) -> web.Response:
-        return web.json_response({"object": "list", "data": [{"id": name, "object": "model"} for name in self.models]})
+        usual = {"object": "list", "data": [{"id": name, "object": "model"} for name in self.models]}
+        return web.json_response(self.said.get("/v1/models", usual))
 
     async def _any(self, request: web.Request) -> web.StreamResponse:
+        if request.path in self.said:
+            return web.json_response(self.said[request.path])
         if request.path == "/server_info":
             raise web.HTTPNotFound
         self.seen.append(request)

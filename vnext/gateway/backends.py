@@ -101,8 +101,9 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def fingerprint_of(info: Mapping[str, Any]) -> str:
-    """What a vnext server's /server_info says: that of `Identity`."""
-    is_same = str((info.get("environment") or {}).get("batch_invariant", "")).startswith(INVARIANT)
+    """What a vnext server's /server_info says: that of `Identity`. Another server may answer there with anything."""
+    environment = info.get("environment")
+    is_same = isinstance(environment, Mapping) and str(environment.get("batch_invariant", "")).startswith(INVARIANT)
     return info["system_fingerprint"] if is_same else ""
 
 
