@@ -132,6 +132,7 @@ X86_FLAGS = {
     "level_amx.cpp": [*BF16_FLAGS, "-mamx-tile", "-mamx-bf16"],
 }
 ARM_FLAGS = {"level_neon.cpp": [], "level_neon_bf16.cpp": ["-march=armv8.2-a+bf16"]}
+ARM_FLAGS |= {"codes_neon.cpp": [], "codes_neon_dot.cpp": ["-march=armv8.2-a+dotprod"]}
 LEVEL_FLAGS = X86_FLAGS | ARM_FLAGS
 PROCESSORS = {"x86_64": X86_FLAGS, "amd64": X86_FLAGS, "aarch64": ARM_FLAGS, "arm64": ARM_FLAGS}
 

@@ -107,6 +107,31 @@ def products() -> Named:
             yield f"product {kind} {outputs}x{inputs} {gate} {result}", whole
 
 
+def coded(bits: int, group: int, outputs: int, inputs: int, has_lows: bool) -> np.ndarray:
+    """A packed weight of few bits for float32: scales of float16 alone, or uint8 times float32 with lows."""
+    random, count = np.random.default_rng(bits + group), inputs // group
+    codes = random.integers(0, 2**bits, (outputs, inputs), np.uint8)
+    spans, parts = numbers(outputs), random.integers(0, 256, (2, outputs, count), np.uint8)
+    alone = (parts[0] / np.float32(64)).astype(np.float16)
+    form = [at(parts[0]), CONSTANTS.UINT8, at(spans), CONSTANTS.FLOAT32, inputs] if has_lows else [at(alone), CONSTANTS.FLOAT16, 0, 0, 0]
+    lows = [at(parts[1]), *form[1:]] if has_lows else [0, -1, 0, 0, 0]
+    fields = np.array([[at(codes), outputs, inputs, bits, 0 if has_lows else 2 ** (bits - 1), group, *form, *lows]], np.int64)
+    size = native.codes_bytes(at(fields), 1, inputs, CONSTANTS.NO_GATE, 1)
+    buffer = np.zeros(size + 64, np.uint8)
+    buffer = buffer[-buffer.ctypes.data % 64 :]
+    native.pack_codes(at(fields), 1, None, CONSTANTS.FLOAT32, inputs, CONSTANTS.FLOAT32, CONSTANTS.NO_GATE, 1, at(buffer))
+    return buffer
+
+
+def coded_products() -> Named:
+    for bits, group, has_lows in itertools.product((8, 6, 5, 4, 3, 2), (16, 32, 128), (False, True)):
+        packed, x = coded(bits, group, 50, 256, has_lows), numbers(ROWS, 256)
+        whole = multiplied(x, packed, 50, "float32")
+        for first, last in ((0, 1), (3, 5), (5, 11)):
+            require_same(multiplied(x[first:last], packed, 50, "float32"), whole[first:last], f"{last - first} rows of {bits} bits")
+        yield f"product of codes {bits} {group} {has_lows}", whole
+
+
 # ---- rows --------------------------------------------------------------------------------------------------------
 
 
@@ -281,7 +306,7 @@ def reported(logits: np.ndarray, tokens: np.ndarray) -> Named:
     yield "penalised logits", penalised
 
 
-OPERATIONS: tuple[Callable[[], Named], ...] = (products, norms, gates, thin, rotations, attentions, sampled)
+OPERATIONS: tuple[Callable[[], Named], ...] = (products, coded_products, norms, gates, thin, rotations, attentions, sampled)
 
 
 def results_of_level(level: str) -> dict[str, np.ndarray]:

@@ -245,6 +245,7 @@ extern const CodesKernels portable_codes;
 extern const CodesKernels avx2_codes, avx_vnni_codes, avx512_vnni_codes;
 extern const Kernels avx2_kernels, avx512_kernels, avx512_bf16_kernels, amx_kernels;
 #elif defined(__aarch64__)
+extern const CodesKernels neon_codes, neon_dot_codes;
 extern const Kernels neon_kernels, neon_bf16_kernels;
 #endif
 

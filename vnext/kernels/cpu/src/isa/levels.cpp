@@ -74,6 +74,16 @@ Level find_level() {
 #endif
     return NEON;
 }
+
+/* Its dot product of int8, which those with bf16 have. */
+bool has_dots() {
+#if defined(__linux__)
+    constexpr unsigned long DOTS = 1ul << 20;  // HWCAP_ASIMDDP
+    return getauxval(AT_HWCAP) & DOTS;
+#else
+    return false;
+#endif
+}
 #else
 Level find_level() { return PORTABLE; }
 #endif
@@ -112,6 +122,9 @@ const CodesKernels &codes_of(int level) {
     static const bool has_wide = has(cpuid(7, 0).c, {11}), has_narrow = has(cpuid(7, 1).a, {4});  // avx512_vnni; avx_vnni
     if (level >= AVX512 && has_wide) return avx512_vnni_codes;
     if (level >= AVX2) return has_narrow ? avx_vnni_codes : avx2_codes;
+#elif defined(__aarch64__)
+    if (level == NEON_BF16 && has_dots()) return neon_dot_codes;
+    if (level >= NEON) return neon_codes;
 #endif
     return portable_codes;
 }

@@ -17,7 +17,7 @@ constexpr int CODE_ROWS = 8;
 #else
 constexpr int CODE_ROWS = 4;
 #endif
-#if defined(VNX_AVX2) && !defined(VNX_VNNI)
+#if (defined(VNX_AVX2) && !defined(VNX_VNNI)) || defined(VNX_NEON)
 constexpr int OFFSET = 128;
 #else
 constexpr int OFFSET = 0;
@@ -34,7 +34,6 @@ inline int32_t four_codes(const int8_t *x) {
 typedef __m512i Quad;
 typedef __m512i Dots;
 inline Quad load_quad(const char *p) { return _mm512_loadu_si512(p); }
-inline void store_quad(char *p, Quad x) { _mm512_storeu_si512(p, x); }
 /* Bits moved to the right, or by less than 0 to the left, of which those of the mask are kept. */
 inline Quad moved(Quad x, int right, int mask) {
     const Quad there = right > 0 ? _mm512_srli_epi16(x, unsigned(right)) : right < 0 ? _mm512_slli_epi16(x, unsigned(-right)) : x;
@@ -70,10 +69,6 @@ struct Dots {
 };
 inline __m256i load_32(const char *p) { return _mm256_loadu_si256((const __m256i *)p); }
 inline Quad load_quad(const char *p) { return {load_32(p), load_32(p + 32)}; }
-inline void store_quad(char *p, Quad x) {
-    _mm256_storeu_si256((__m256i *)p, x.a);
-    _mm256_storeu_si256((__m256i *)(p + 32), x.b);
-}
 inline __m256i moved(__m256i x, int right, int mask) {
     const __m256i there = right > 0 ? _mm256_srli_epi16(x, right) : right < 0 ? _mm256_slli_epi16(x, -right) : x;
     return _mm256_and_si256(there, _mm256_set1_epi8(char(mask)));
@@ -122,6 +117,66 @@ inline void add_quads(const Quad *quads, const int8_t *x, Dots *dots) {
     }
 }
 
+#elif defined(VNX_NEON)
+
+struct Quad {
+    uint8x16_t v[4];
+};
+struct Dots {
+    int32x4_t v[4];
+};
+inline Quad load_quad(const char *p) {
+    const uint8_t *from = reinterpret_cast<const uint8_t *>(p);
+    return {{vld1q_u8(from), vld1q_u8(from + 16), vld1q_u8(from + 32), vld1q_u8(from + 48)}};
+}
+inline Quad moved(Quad x, int right, int mask) {
+    UNROLLED for (int i = 0; i < 4; ++i)
+        x.v[i] = vandq_u8(vshlq_u8(x.v[i], vdupq_n_s8(int8_t(-right))), vdupq_n_u8(uint8_t(mask)));
+    return x;
+}
+inline Quad joined(Quad x, Quad y) {
+    return {{vorrq_u8(x.v[0], y.v[0]), vorrq_u8(x.v[1], y.v[1]), vorrq_u8(x.v[2], y.v[2]), vorrq_u8(x.v[3], y.v[3])}};
+}
+inline Dots dots_from(int32_t start) {
+    const int32x4_t four = vdupq_n_s32(start);
+    return {{four, four, four, four}};
+}
+inline Lanes floats_of(Dots x) {
+    return each([&](int i) { return (Floats)vcvtq_f32_s32(x.v[i]); });
+}
+/* sum += those of four outputs. Without the instruction for it two products of a word, at most 2 * 128 * 127, are added at once. */
+#if defined(__ARM_FEATURE_DOTPROD)
+inline int32x4_t dots_of(int32x4_t sum, const int8x16_t *w, const int8x16_t *q) {
+    UNROLLED for (int i = 0; i < 4; ++i)
+        sum = vdotq_s32(sum, w[i], q[i]);
+    return sum;
+}
+#else
+inline int32x4_t dots_of(int32x4_t sum, const int8x16_t *w, const int8x16_t *q) {
+    int32x4_t front = vdupq_n_s32(0), back = front;
+    UNROLLED for (int i = 0; i < 4; ++i) {
+        front = vpadalq_s16(front, vmull_s8(vget_low_s8(w[i]), vget_low_s8(q[i])));
+        back = vpadalq_s16(back, vmull_high_s8(w[i], q[i]));
+    }
+    return vaddq_s32(sum, vpaddq_s32(front, back));
+}
+#endif
+template <int BITS, int R>
+inline void add_quads(const Quad *quads, const int8_t *x, Dots *dots) {
+    const uint8x16_t less = vdupq_n_u8(BITS == 8 ? 0x80 : 0);
+    UNROLLED for (int r = 0; r < R; ++r) {
+        int8x16_t q[4];
+        UNROLLED for (int i = 0; i < 4; ++i)
+            q[i] = vreinterpretq_s8_s32(vdupq_n_s32(four_codes(x + r * STEP + 4 * i)));
+        UNROLLED for (int k = 0; k < 4; ++k) {
+            int8x16_t w[4];
+            UNROLLED for (int i = 0; i < 4; ++i)
+                w[i] = vreinterpretq_s8_u8(veorq_u8(quads[i].v[k], less));
+            dots[r].v[k] = dots_of(dots[r].v[k], w, q);
+        }
+    }
+}
+
 #else
 
 typedef uint8_t Bytes __attribute__((vector_size(16)));
@@ -136,7 +191,6 @@ inline Quad load_quad(const char *p) {
     memcpy(&x, p, sizeof x);
     return x;
 }
-inline void store_quad(char *p, Quad x) { memcpy(p, &x, sizeof x); }
 inline Quad moved(Quad x, int right, int mask) {
     for (Bytes &v : x.v)
         v = (right > 0 ? v >> uint8_t(right) : v << uint8_t(-right)) & uint8_t(mask);
@@ -161,7 +215,7 @@ inline void add_quads(const Quad *quads, const int8_t *x, Dots *dots) {
         memcpy(sums, &dots[r], sizeof sums);
         for (int i = 0; i < 4; ++i) {
             uint8_t codes[64];
-            store_quad(reinterpret_cast<char *>(codes), quads[i]);
+            memcpy(codes, &quads[i], sizeof codes);
             const int8_t *q = x + r * STEP + 4 * i;
             for (int place = 0; place < HALF; ++place)
                 sums[place] += codes[4 * place] * q[0] + codes[4 * place + 1] * q[1] + codes[4 * place + 2] * q[2] + codes[4 * place + 3] * q[3];
@@ -187,6 +241,16 @@ ALWAYS_INLINE Lanes load_numbers(const char *p) {
         return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)from)));
     };
     return {eight(p), eight(p + 8 * bytes_of(KIND))};
+#elif defined(VNX_NEON)
+    else if constexpr (KIND == FLOAT16) {
+        const auto *halves = reinterpret_cast<const __fp16 *>(p);
+        return each([=](int i) { return (Floats)vcvt_f32_f16(vld1_f16(halves + 4 * i)); });
+    } else {
+        const uint8x16_t bytes = vld1q_u8(reinterpret_cast<const uint8_t *>(p));
+        const uint16x8_t front = vmovl_u8(vget_low_u8(bytes)), back = vmovl_high_u8(bytes);
+        return {{vcvtq_f32_u32(vmovl_u16(vget_low_u16(front))), vcvtq_f32_u32(vmovl_high_u16(front)),
+                 vcvtq_f32_u32(vmovl_u16(vget_low_u16(back))), vcvtq_f32_u32(vmovl_high_u16(back))}};
+    }
 #else
     float numbers[HALF];
     for (int i = 0; i < HALF; ++i)

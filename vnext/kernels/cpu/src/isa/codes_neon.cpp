@@ -1,0 +1,9 @@
+#define VNX_LEVEL codes_neon
+#define VNX_NEON
+#include "linear/linear_codes.h"
+
+namespace vnx {
+
+extern const CodesKernels neon_codes = {codes_neon::CODE_ROWS, codes_neon::round_rows, codes_neon::linear_codes};
+
+}  // namespace vnx

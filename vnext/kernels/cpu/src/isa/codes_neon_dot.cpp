@@ -1,0 +1,9 @@
+#define VNX_LEVEL codes_neon_dot
+#define VNX_NEON
+#include "linear/linear_codes.h"
+
+namespace vnx {
+
+extern const CodesKernels neon_dot_codes = {codes_neon_dot::CODE_ROWS, codes_neon_dot::round_rows, codes_neon_dot::linear_codes};
+
+}  // namespace vnx
