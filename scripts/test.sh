@@ -25,10 +25,11 @@ case "${1:-}" in --changed | --changed=*)
 esac
 if [ "$processes" -gt 1 ]; then
     set -- -n "$processes" "$@"
-    timeout 180 "$VENV/bin/vnext" pull smollm2 || echo "tests with SmolLM2's weights will be skipped" # fetched once: 93 MB
+    { timeout 180 "$VENV/bin/vnext" pull smollm2 || echo "tests with SmolLM2's weights will be skipped"; } & # fetched once: 93 MB
 fi
-if [ -n "${MEASURE_TREE:-}" ]; then "$VENV/bin/python" scripts/house.py || echo "house: not measured"; fi
+[ -z "${MEASURE_TREE:-}" ] || { "$VENV/bin/python" scripts/house.py || echo "house: not measured"; } &
 if [ -n "${COUNT_INSTRUCTIONS:-}" ]; then  # reports how they changed; never fails
     timeout 60 "$VENV/bin/python" -m perf.count_instructions --program core || echo "instructions: not counted within a minute"
 fi
+wait
 exec "$VENV/bin/python" -m pytest -p no:langsmith_plugin "$@" # a client package brings it, and a second of imports
