@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import msgspec
@@ -54,6 +55,16 @@ def test_members_are_replaced_and_everything_else_stays(overlays: Path) -> None:
     assert overlay(DEMO_MODEL, Overrides({"rms_norm_eps": 0.25}, {"temperature": 0.125}), overlays) == found
     assert overlay(DEMO_MODEL, Overrides({"rms_norm_eps": 0.5}, {}), overlays) != found
     assert {path.name for path in overlays.iterdir()} == {found.parent.name, *(path.name for path in overlays.iterdir())}
+
+
+def test_folders_of_checkpoints_that_are_gone_go_too(overlays: Path, tmp_path: Path) -> None:
+    checkpoint = Path(shutil.copytree(DEMO_MODEL, tmp_path / "checkpoint"))
+    gone = overlay(checkpoint, Overrides({"rms_norm_eps": 0.25}, {}), overlays)
+    kept = overlay(DEMO_MODEL, Overrides({"rms_norm_eps": 0.25}, {}), overlays)
+    assert gone.is_dir()
+    shutil.rmtree(checkpoint)
+    found = overlay(DEMO_MODEL, Overrides({"rms_norm_eps": 0.5}, {}), overlays)
+    assert {each.name for each in overlays.iterdir()} == {kept.parent.name, found.parent.name}
 
 
 def test_objects_are_merged_member_by_member() -> None:

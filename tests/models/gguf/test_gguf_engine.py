@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 from pathlib import Path
 
 import gguf
@@ -68,6 +70,21 @@ def test_a_file_that_has_changed_is_another_model(demo: Path, tmp_path: Path) ->
     demo.unlink()
     demo.write_bytes(data)
     assert gguf_folder(demo, tmp_path / "folders") != first
+
+
+def test_folders_of_files_that_are_gone_or_changed_go_too(demo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folders, other, third = tmp_path / "folders", tmp_path / "other.gguf", tmp_path / "third.gguf"
+    kept = gguf_folder(Path(shutil.copy(demo, third)), folders)
+    gone = gguf_folder(Path(shutil.copy(demo, other)), folders)
+    changed = gguf_folder(demo, folders)
+    (folders / "0123.abcd").mkdir()  # another start is making it
+    other.unlink()
+    os.utime(demo, ns=(0, 0))
+    monkeypatch.chdir(demo.parent)
+    found = gguf_folder(Path(demo.name), folders)
+    assert gguf_folder(demo, folders) == found and not gone.exists() and not changed.exists()
+    assert {each.name for each in folders.iterdir()} == {found.parent.name, kept.parent.name, "0123.abcd"}
+    assert gguf_folder(third, folders) == kept
 
 
 def test_a_type_that_is_not_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

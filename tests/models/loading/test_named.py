@@ -197,8 +197,8 @@ def test_a_file_beside_gguf_says_how_to_sample(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr("vnext.models.loading.overlay.texts_of", lambda files: {"generation_config.json": {"eos_token_id": [2]}})
     file = tmp_path / "m.gguf"
     file.write_bytes(WEIGHTS)
-    alone = gguf_folder(file, tmp_path / "made")
+    alone = gguf_folder(file, tmp_path / "made") / "generation_config.json"
+    assert json.loads(alone.read_text()) == {"eos_token_id": [2]}
     (tmp_path / "generation_config.json").write_text('{"temperature": 0.2}')
-    beside = gguf_folder(file, tmp_path / "made")
-    told = [json.loads((folder / "generation_config.json").read_text()) for folder in (alone, beside)]
-    assert told == [{"eos_token_id": [2]}, {"eos_token_id": [2], "temperature": 0.2}]
+    beside = gguf_folder(file, tmp_path / "made") / "generation_config.json"
+    assert json.loads(beside.read_text()) == {"eos_token_id": [2], "temperature": 0.2} and not alone.exists()

@@ -12,6 +12,7 @@ import json
 import os
 import secrets
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,7 +20,7 @@ from vnext.base.tokenizer_files import TEMPLATES_FOLDER
 from vnext.models.config.folder import CONFIG_NAME, DUMMY_NAME, INDEX_NAME, OVERRIDDEN
 from vnext.models.config.json_keys import read_json, read_optional_json
 from vnext.models.errors import ModelError
-from vnext.models.gguf.folder import FORM, LINK, SUFFIX, files_of, texts_of
+from vnext.models.gguf.folder import FORM, LINK, LINKS, SUFFIX, files_of, texts_of
 
 GENERATION_NAME = "generation_config.json"
 TOKENIZER_NAMES = (
@@ -60,6 +61,7 @@ def overlay(folder: Path, overrides: Overrides, parent: Path) -> Path:
     found = parent / hashlib.blake2b(contents.encode(), digest_size=8).hexdigest() / folder.name
     if not found.is_dir():
         _make(found, texts, links, "overrides")
+        _clear(parent, lambda made: not all(link.exists() for link in made.glob("*/*")))
     return found
 
 
@@ -67,15 +69,35 @@ def gguf_folder(file: Path, parent: Path) -> Path:
     """The folder in `parent` that shows the model of a GGUF file, with what a generation_config.json beside it says. Its name
     follows from the files' places, sizes and times: a start that finds it reads no header. Raises ModelError."""
     files = files_of(file.absolute())  # links of the hub's cache lead to names without an ending
-    beside = file.with_name(GENERATION_NAME)
-    read = [*files, beside] if beside.is_file() else files
-    stats = [(str(each), each.stat().st_size, each.stat().st_mtime_ns) for each in read]
-    digest = hashlib.blake2b(json.dumps([FORM, stats]).encode(), digest_size=8).hexdigest()
-    found = parent / digest / file.name.removesuffix(SUFFIX)
+    beside = files[0].with_name(GENERATION_NAME)
+    found = parent / _gguf_digest(files) / file.name.removesuffix(SUFFIX)
     if not found.is_dir():
         texts = {name: json.dumps(value, ensure_ascii=False) for name, value in _texts_of(files, beside).items()}
         _make(found, texts, {LINK.format(number): each for number, each in enumerate(files, 1)}, file.name)
+        _clear(parent, _is_replaced)
     return found
+
+
+def _gguf_digest(files: list[Path]) -> str:
+    """Of what a GGUF file's folder is made of. Raises OSError where a file is gone."""
+    beside = files[0].with_name(GENERATION_NAME)
+    stats = [(str(each), each.stat().st_size, each.stat().st_mtime_ns) for each in [*files, *[beside] * beside.is_file()]]
+    return hashlib.blake2b(json.dumps([FORM, stats]).encode(), digest_size=8).hexdigest()
+
+
+def _is_replaced(made: Path) -> bool:
+    """Whether the GGUF files of a folder are gone, or are others now."""
+    try:
+        return made.name != _gguf_digest([link.readlink() for link in sorted(made.glob(f"*/{LINKS}"))])
+    except (OSError, IndexError):
+        return True
+
+
+def _clear(parent: Path, is_stale: Callable[[Path], bool]) -> None:
+    """Remove the folders in `parent` for which no start will ask again. Those that another start is making have a dot."""
+    for made in parent.iterdir():
+        if "." not in made.name and is_stale(made):
+            shutil.rmtree(made, ignore_errors=True)
 
 
 def _texts_of(files: list[Path], beside: Path) -> dict[str, dict[str, object]]:
