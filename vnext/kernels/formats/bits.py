@@ -36,20 +36,40 @@ def word_count(count: int, bits: int, what: str) -> int:
     return count * bits // WORD
 
 
-def from_words(words: np.ndarray, bits: int, order: tuple[int, ...] = ()) -> np.ndarray:
-    """words int32 [N, W] -> uint8 [N, W * 32 / bits], the lowest bits of a word first. `order`: which number of its word each
-    run of bits holds."""
+def from_words(words: np.ndarray, bits: int, is_awq: bool = False) -> np.ndarray:
+    """words int32 [N, W] -> uint8 [N, W * 32 / bits], the lowest bits of a word first; `is_awq`: those of AWQ, of 4 bits."""
     count, width = words.shape
     words = np.ascontiguousarray(words).view(np.uint32)
     if WORD % bits:  # one stream of bits
         stream = np.unpackbits(words.view(np.uint8), axis=1, bitorder="little").reshape(count, -1, bits)
         found: np.ndarray = stream @ (1 << np.arange(bits)).astype(np.uint8)
         return found
+    if bits == 8:
+        return words.view(np.uint8)
+    if bits == 4:
+        return _from_nibbles(words.astype(np.uint64), is_awq).view(np.uint8)
     unit = word_unit(bits)
     numbers = np.empty((count, width, unit), np.uint8)
     for run in range(unit):
-        numbers[:, :, order[run] if order else run] = (words >> np.uint32(run * bits)) & np.uint32(2**bits - 1)
+        numbers[:, :, run] = (words >> np.uint32(run * bits)) & np.uint32(2**bits - 1)
     return numbers.reshape(count, -1)
+
+
+def _from_nibbles(words: np.ndarray, is_awq: bool) -> np.ndarray:
+    """uint64 of which the lower half is a word -> uint64 with a number of it in each byte. AWQ's words have the even ones first."""
+    if is_awq:
+        low, high = _apart(words & np.uint64(0xFFFF)), _apart(words >> np.uint64(16))
+        return low | high << np.uint64(8)
+    for shift, mask in ((16, 0x0000FFFF0000FFFF), (8, 0x00FF00FF00FF00FF), (4, 0x0F0F0F0F0F0F0F0F)):
+        words = (words | words << np.uint64(shift)) & np.uint64(mask)
+    return words
+
+
+def _apart(halves: np.ndarray) -> np.ndarray:
+    """uint64 of 16 bits -> uint64 with four of these in each 16 bits."""
+    for shift, mask in ((24, 0x000000FF000000FF), (12, 0x000F000F000F000F)):
+        halves = (halves | halves << np.uint64(shift)) & np.uint64(mask)
+    return halves
 
 
 def to_words(numbers: np.ndarray, bits: int) -> np.ndarray:

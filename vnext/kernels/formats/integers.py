@@ -19,8 +19,6 @@ from vnext.kernels.formats.bits import WORD, from_words, ones, word_count, word_
 from vnext.kernels.formats.scales import FLOATS, Grid, Stored, coded, has, order_of, require, scaled
 
 WORDS = ("I32",)
-AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
-"""Which output of eight each run of four bits holds."""
 BITS = range(2, 9)
 
 
@@ -107,10 +105,10 @@ class Awq(Integers):
 
     def numbers(self, part: tuple[np.ndarray, ...]) -> Numbers:
         words, zeros, scales = part
-        return Numbers(from_words(words, self.bits, AWQ_ORDER).T, scales.T, self.zeros(zeros))
+        return Numbers(from_words(words, self.bits, is_awq=True).T, scales.T, self.zeros(zeros))
 
     def zeros(self, words: np.ndarray) -> np.ndarray:
-        return from_words(words, self.bits, AWQ_ORDER).T
+        return from_words(words, self.bits, is_awq=True).T
 
 
 class Gptq(Integers):
