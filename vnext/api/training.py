@@ -119,6 +119,9 @@ class _Source:
     def fused(self, names: tuple[str, ...]) -> torch.Tensor:
         return torch.cat([self._plain(name) for name in names]).to(self._dtype)
 
+    def table(self, name: str) -> torch.Tensor:
+        return self.fused((name,))
+
     def wide(self, name: str) -> torch.Tensor:
         return self._plain(name)
 

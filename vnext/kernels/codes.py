@@ -70,6 +70,10 @@ class Scales(NamedTuple):
         unit = gcd(of_span, groups.start, groups.stop, run)
         return Scales(parts[:, groups], np.repeat(self.spans, of_span // unit, 1)[:, groups.start // unit : groups.stop // unit])
 
+    def padded(self, rows: int) -> Scales:
+        """With zeros behind the last output."""
+        return Scales(_padded(self.parts, rows), self.spans if self.spans is None else _padded(self.spans, rows))
+
     def form(self, inputs: int) -> ScaleForm:
         """That of a weight with so many inputs."""
         if self.spans is None:
@@ -116,11 +120,23 @@ class Codes(NamedTuple):
         lows = self.lows and self.lows.cut(times, groups, run // unit)
         return Codes(self.codes[:, inputs], self.bits, self.scales.cut(times, groups, run // unit), self.zero, lows)
 
+    def padded(self, rows: int) -> Codes:
+        """With outputs of zeros behind the last, `rows` in all."""
+        if rows == len(self.codes):
+            return self
+        lows = self.lows and self.lows.padded(rows)
+        return self._replace(codes=_padded(self.codes, rows), scales=self.scales.padded(rows), lows=lows)
+
     def floats(self) -> np.ndarray:
         """The numbers that it stands for, float32 [out, in]: a product and a difference, each rounded once."""
-        wide = self.codes.astype(np.float32) * np.repeat(self.scales.floats(), self.group, 1)
+        wide: np.ndarray = self.codes.astype(np.float32)
+        wide *= np.repeat(self.scales.floats(), self.group, 1)
         wide -= np.repeat(self.low(), self.group, 1)
         return wide
+
+
+def _padded(numbers: np.ndarray, rows: int) -> np.ndarray:
+    return np.pad(numbers, ((0, rows - len(numbers)), (0, 0)))
 
 
 class Activations(NamedTuple):

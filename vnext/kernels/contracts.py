@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from vnext.kernels.arrays import have_dense_blocks
+from vnext.kernels.codes import Codes
 from vnext.kernels.format import Format
 from vnext.kernels.formats.floats import PLAIN
 from vnext.kernels.mxint8 import head_dim_of
@@ -144,6 +145,15 @@ def check_pack_gated_weight(
     check_pack_weight(weight, format)
     parts = weight if isinstance(weight, tuple) else (weight,)
     expect_gate(sum(part.shape[0] for part in parts), activation)
+
+
+def check_pack_codes(codes: tuple[Codes, ...], dtype: torch.dtype, activation: str, shards: int) -> None:
+    """Codes [out, in] in parts, one below the other; with an activation gate, then up. Shards divide the inputs."""
+    if not codes or len({part.codes.shape[1] for part in codes}) > 1 or dtype not in FLOATS:
+        raise ContractError(f"parts of {[part.codes.shape for part in codes]} in {dtype} are no weight in codes")
+    expect_shards(shards, codes[0].codes.shape[1])
+    if activation:
+        expect_gate(sum(len(part.codes) for part in codes), activation)
 
 
 def check_pack_experts(weights: torch.Tensor, activation: str, format: Format = PLAIN, shards: int = 1) -> None:

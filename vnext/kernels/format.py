@@ -111,6 +111,9 @@ class Format:
 
     # ---- in memory
 
+    keeps_codes = False
+    """Whether weights that a checkpoint holds in a format with codes stay what they are."""
+
     def activations(self, dtype: str) -> str:
         """The dtype of what is multiplied by weights made from this dtype."""
         return dtype
@@ -157,6 +160,11 @@ FORMATS = {
         ),
         FormatRow("wide", "vnext.kernels.formats.floats:WIDE"),
         FormatRow("fixed", "vnext.kernels.formats.floats:FIXED"),
+        FormatRow(
+            "codes", "vnext.kernels.formats.floats:CODES", devices=("cpu",),
+            option="codes keeps the few bits of a quantised checkpoint and multiplies by them; none makes floats of them; auto is "
+            "codes on a CPU in bfloat16, else none",
+        ),
         *(FormatRow(name, f"vnext.kernels.formats.gguf_blocks:BLOCKS.{name}", is_stored=True) for name in GGUF_BLOCKS),
         FormatRow("awq", "vnext.kernels.formats.integers:AWQ", is_stored=True),
         FormatRow("gptq", "vnext.kernels.formats.integers:GPTQ", is_stored=True),
@@ -167,8 +175,8 @@ FORMATS = {
     )
 }  # fmt: skip
 """By name; the first is the default. Those of GGUF_BLOCKS have llama.cpp's names of types."""
-NO_FORMAT = "none"
-QUANTIZATIONS = (NO_FORMAT, *(row.name for row in FORMATS.values() if row.option))
+NO_FORMAT, AUTO, CODES = "none", "auto", "codes"
+QUANTIZATIONS = (AUTO, NO_FORMAT, *(row.name for row in FORMATS.values() if row.option))
 """The values of --quantization."""
 QUANTIZATION_HELP = "; ".join(row.option for row in FORMATS.values() if row.option)
 
@@ -195,15 +203,17 @@ def stored_formats() -> tuple[Format, ...]:
 
 
 def weight_formats(quantization: str = NO_FORMAT, exact: str = "plain") -> WeightFormats:
-    """The formats of a value of --quantization; `exact`: of floats, by what makes products the same in any batch."""
-    return WeightFormats(format_of(exact if quantization == NO_FORMAT else quantization), format_of(exact))
+    """The formats of a value of --quantization, "auto" being "none"; `exact`: of floats, by what makes products the same in any
+    batch. Codes are kept where that is nothing special."""
+    is_plain = quantization in (NO_FORMAT, AUTO) or (quantization == CODES and exact != "plain")
+    return WeightFormats(format_of(exact if is_plain else quantization), format_of(exact))
 
 
 def only_dtype(quantization: str) -> str:
     """The only dtype that models with this value of --quantization compute in, "" for any."""
-    return "" if quantization == NO_FORMAT else FORMATS[quantization].dtype
+    return "" if quantization in (NO_FORMAT, AUTO) else FORMATS[quantization].dtype
 
 
 def is_served(quantization: str, device_type: str) -> bool:
     """Whether a kind of device serves this value of --quantization."""
-    return quantization == NO_FORMAT or device_type in FORMATS[quantization].devices
+    return quantization in (NO_FORMAT, AUTO) or device_type in FORMATS[quantization].devices

@@ -17,7 +17,9 @@ from typing import Any, NamedTuple
 import torch
 from torch.nn import functional
 
+from vnext.kernels.codes import Codes
 from vnext.kernels.format import Format, PlainWeight
+from vnext.kernels.formats.coded import CodesWeight
 from vnext.kernels.formats.floats import PLAIN
 from vnext.kernels.references import gelu_tanh_and_mul, rows, silu_and_mul
 from vnext.kernels.shards import joined as joined_sums
@@ -93,6 +95,14 @@ def pack_experts(weights: torch.Tensor, activation: str, format: Format = PLAIN,
     `activation` is that of weights that hold gate and up, "" for others. `shards` as of `pack_weight`.
     """
     return formed(weights, format, shards)
+
+
+def pack_codes(codes: tuple[Codes, ...], dtype: torch.dtype, activation: str, shards: int) -> CodesWeight | CutWeight:
+    """A weight of few bits, in parts one below the other, as products of activations of `dtype` want it. `activation`: of one with
+    gate and up, "" for others. `shards` as of `pack_weight`."""
+    weight, width = CodesWeight(codes, dtype), codes[0].codes.shape[1] // shards
+    pieces = tuple(weight.shard(slice(first * width, (first + 1) * width)) for first in range(shards))
+    return weight if shards == 1 else CutWeight(pieces)
 
 
 def linear(x: torch.Tensor, weight: Any, bias: torch.Tensor | None) -> torch.Tensor:

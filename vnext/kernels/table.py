@@ -48,6 +48,7 @@ class Operations(NamedTuple):
     soft_cap: Callable[..., Any]
     pack_weight: Callable[..., Any]
     pack_gated_weight: Callable[..., Any]
+    pack_codes: Callable[..., object]
     linear: Callable[..., Any]
     sums: Callable[..., Any]
     row_linear: Callable[..., Any]
@@ -103,6 +104,7 @@ def reference_entries() -> list[Entry]:
         (contracts.check_soft_cap, references.soft_cap),
         (contracts.check_pack_weight, products.pack_weight),
         (contracts.check_pack_gated_weight, products.pack_gated_weight),
+        (contracts.check_pack_codes, products.pack_codes),
         (contracts.check_linear, products.linear),
         (contracts.check_sums, products.sums),
         (contracts.check_row_linear, products.row_linear),
@@ -124,7 +126,7 @@ def reference_entries() -> list[Entry]:
     ]
 
 
-ONCE = ("attention_metadata", "pack_weight", "pack_gated_weight", "pack_experts")
+ONCE = ("attention_metadata", "pack_weight", "pack_gated_weight", "pack_codes", "pack_experts")
 """Called once a step or once a weight: their contracts cost nothing. The others look at their arguments themselves."""
 
 

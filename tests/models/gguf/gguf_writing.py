@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,8 @@ MEMBERS = {
     "final_logit_softcapping": "final_logit_softcapping",
 }  # fmt: skip
 TOKENS = [f"t{number}" for number in range(97)]
+DRAWN = {"Q4_K": ((0, 4e-4), (2, 3e-3)), "Q6_K": ((208, 5e-5),)}
+"""Types by where their blocks have scales in float16, and what those are."""
 Metadata = Mapping[str, Any]
 
 
@@ -36,13 +38,22 @@ def write(path: Path, metadata: Metadata, tensors: Mapping[str, tuple[np.ndarray
             _add(writer, name, value)
     for name, (numbers, type_) in (tensors or {}).items():
         kind = gguf.GGMLQuantizationType[type_]
-        data = gguf.quants.quantize(numbers, kind)
+        data = drawn_blocks(numbers, type_) if type_ in DRAWN else gguf.quants.quantize(numbers, kind)
         writer.add_tensor(name, data, raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def drawn_blocks(numbers: np.ndarray, type_: str) -> np.ndarray:
+    """Random blocks in the place of a tensor's numbers, of about the size of random weights, for types that the package cannot write."""
+    block, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[type_]]
+    data = np.random.default_rng(numbers.size).integers(0, 256, (*numbers.shape[:-1], numbers.shape[-1] // block, size), np.uint8)
+    for place, scale in DRAWN[type_]:
+        data[..., place : place + 2] = np.array([scale], np.float16).view(np.uint8)
+    return data.reshape(*numbers.shape[:-1], -1)
 
 
 def _add(writer: gguf.GGUFWriter, name: str, value: Any) -> None:
@@ -56,8 +67,15 @@ def _add(writer: gguf.GGUFWriter, name: str, value: Any) -> None:
         (writer.add_float32 if isinstance(value, float) else writer.add_uint32)(name, value)
 
 
-def convert(folder: Path, path: Path, vocabulary: Metadata | None = None, type_: str = "F32") -> Path:
-    """The checkpoint in `folder` as a GGUF file at `path`, its matrices as this type."""
+def mixed(name: str) -> str:
+    """The types of Q4_K_M, by the name of a tensor."""
+    return "Q6_K" if name.split(".")[-2] in ("attn_v", "ffn_down", "output") else "Q4_K"
+
+
+def convert(
+    folder: Path, path: Path, vocabulary: Metadata | None = None, type_: str | Callable[[str], str] = "F32"
+) -> Path:
+    """The checkpoint in `folder` as a GGUF file at `path`, its matrices as this type, or each as the type for its name."""
     config = json.loads((folder / "config.json").read_text())
     name = ARCHITECTURES[config["architectures"][0]]
     if vocabulary is None:
@@ -75,7 +93,7 @@ def metadata_of(config: dict[str, Any], name: str) -> dict[str, Any]:
     return {"general.architecture": name} | {f"{name}.{key}": value for key, value in found.items()}
 
 
-def tensors_of(folder: Path, config: dict[str, Any], name: str, type_: str) -> dict[str, tuple[np.ndarray, str]]:
+def tensors_of(folder: Path, config: dict[str, Any], name: str, type_: str | Callable[[str], str]) -> dict[str, tuple[np.ndarray, str]]:
     """The tensors by llama.cpp's names: experts in one, queries and keys of Llama's form by neighbours, Gemma's norms with 1."""
     stored = load_file(folder / "model.safetensors")
     number = next(number for number, each in gguf.MODEL_ARCH_NAMES.items() if each == name)
@@ -100,7 +118,8 @@ def tensors_of(folder: Path, config: dict[str, Any], name: str, type_: str) -> d
     if (rope := config.get("rope_parameters") or {}).get("rope_type") == "llama3":
         found["rope_freqs.weight"] = stretches(rope, config["head_dim"])
     whole = {key: np.stack([each[i] for i in sorted(each)]) if isinstance(each, dict) else each for key, each in found.items()}
-    return {key: (array, type_ if array.ndim > 1 else "F32") for key, array in whole.items()}
+    types = {key: type_ if isinstance(type_, str) else type_(key) for key in whole}
+    return {key: (array, types[key] if array.ndim > 1 else "F32") for key, array in whole.items()}
 
 
 def stretches(rope: dict[str, Any], head_dim: int) -> np.ndarray:

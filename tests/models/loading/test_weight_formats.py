@@ -100,9 +100,15 @@ def test_weights_made_at_loading_multiply_as_their_floats(pair: tuple[Path, Path
     assert isinstance(runner._params.head, ToyWeight)
 
 
-def test_ranks_that_would_cut_a_group_are_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("cuts", [True, False])
+def test_ranks_that_would_cut_a_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cuts: bool) -> None:
+    """A format says in how many inputs it can be cut: a rank reads that much, and takes its own of the numbers."""
     save_checkpoint(tmp_path, stored(random_tensors(PLAIN | NARROW)), **NARROW)
     one_of_four = Parallel(rank=1, world_size=4, all_reduce=lambda tensor: tensor, all_gather=lambda tensor, dim: tensor)
+    if cuts:
+        load_model(tmp_path, parallel=one_of_four)
+        return
+    monkeypatch.setattr(TOY8, "group", 1)
     cut = "o_proj.weight in the format toy8 cannot be cut so for this many ranks: inputs 8 to 16 cut a group of 16"
     with pytest.raises(ModelError, match=cut):
         load_model(tmp_path, parallel=one_of_four)

@@ -14,9 +14,10 @@ import torch
 
 from vnext.kernels import contracts, paged_attention as plain_attention, products, references, thin as plain_thin
 from vnext.kernels.arrays import dtype_name, have_dense_blocks, torch_dtype
+from vnext.kernels.codes import Codes
 from vnext.kernels.cpu import attention, linear as packing, native, rows, thin
 from vnext.kernels.cpu.linear import GATES
-from vnext.kernels.cpu.packed import HEAD_DIM_MAX, Packed, packed, packed_experts
+from vnext.kernels.cpu.packed import HEAD_DIM_MAX, Packed, packed, packed_codes, packed_experts
 from vnext.kernels.format import Format
 from vnext.kernels.formats.floats import PLAIN
 from vnext.kernels.mxint8 import head_dim_of
@@ -61,6 +62,11 @@ def pack_experts(weights: torch.Tensor, activation: str, format: Format = PLAIN,
     weights = weights.to(source_of(weights.dtype, format))
     pack = packed_experts if _has_panels(format, weights.dtype) else products.pack_experts
     return pack(weights, activation, format, shards)
+
+
+def pack_codes(codes: tuple[Codes, ...], dtype: torch.dtype, activation: str, shards: int) -> Packed:
+    """As products.pack_codes."""
+    return packed_codes(codes, dtype, activation, shards)
 
 
 def linear(x: torch.Tensor, weight: Any, bias: torch.Tensor | None) -> torch.Tensor:
@@ -313,8 +319,8 @@ def paged_attention(
 
 
 FUNCTIONS = (
-    attention_metadata, paged_attention, rotary_kv_write, rms_norm, add_rms_norm, pack_weight, pack_gated_weight, linear,
-    sums, row_linear, gated_linear, logits, soft_cap, pack_experts, experts, embedding_rows, add_thin,
+    attention_metadata, paged_attention, rotary_kv_write, rms_norm, add_rms_norm, pack_weight, pack_gated_weight, pack_codes,
+    linear, sums, row_linear, gated_linear, logits, soft_cap, pack_experts, experts, embedding_rows, add_thin,
 )  # fmt: skip
 """What the kernels serve; the rest of the table stays the references'."""
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from vnext.kernels.arrays import Array, torch_dtype
-from vnext.kernels.codes import Codes
+from vnext.kernels.codes import Codes, CodesForm
 from vnext.kernels.cpu import linear, native
 from vnext.kernels.cpu.linear import PackedLinear
 from vnext.kernels.cpu.memory import Arena
@@ -81,6 +81,14 @@ def packed_codes(
     """A weight of few bits, or its parts one below the other, for activations of `dtype`; see linear.pack_codes."""
     found = linear.pack_codes(codes, gate=gate, shards=shards, dtype=dtype, arena=arena or _arena)
     return Packed(found, (found.outputs, found.inputs))
+
+
+def codes_bytes(forms: tuple[CodesForm, ...], gate: str, shards: int) -> int:
+    """The size of the buffer that `packed_codes` makes of parts of these forms; 0 where the kernels have no order for them."""
+    try:
+        return linear.codes_bytes(forms, gate=gate, shards=shards)
+    except ValueError:
+        return 0
 
 
 def codes_in(buffer: np.ndarray, shape: tuple[int, int], dtype: Any, gate: str, shards: int) -> Packed:

@@ -1,4 +1,5 @@
-"""Floats: weights as the checkpoint has them, in the model's dtype. Three kinds, which differ in how plain torch multiplies.
+"""Floats: weights as the checkpoint has them, in the model's dtype. Three kinds differ in how plain torch multiplies; CODES
+is PLAIN beside weights that stay in the codes of their files.
 
 PLAIN multiplies in the dtype. WIDE multiplies in float32, where one code path of MKL is the same for any number of rows. FIXED
 always multiplies FIXED_ROWS rows, so that a GPU's library, which chooses the order of a sum by the shape, has one order. The CPU's
@@ -80,8 +81,8 @@ class FixedWeight(NamedTuple):
 class Floats(Format):
     """Floats in the model's dtype; `weight`: what plain torch multiplies by."""
 
-    def __init__(self, name: str, weight: type[WideWeight] | type[FixedWeight] | None = None) -> None:
-        self.name = name
+    def __init__(self, name: str, weight: type[WideWeight] | type[FixedWeight] | None = None, keeps_codes: bool = False) -> None:
+        self.name, self.keeps_codes = name, keeps_codes
         self._weight = weight
 
     def panels(self, dtype: str) -> str:
@@ -92,3 +93,4 @@ class Floats(Format):
 
 
 PLAIN, WIDE, FIXED = Floats("plain"), Floats("wide", WideWeight), Floats("fixed", FixedWeight)
+CODES = Floats("codes", keeps_codes=True)

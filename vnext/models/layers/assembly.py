@@ -28,6 +28,9 @@ class Source(Protocol):
     def fused(self, names: tuple[str, ...]) -> Array:
         """The parts of these tensors, one below the other."""
 
+    def table(self, name: str) -> Array:
+        """One tensor's part, plain or packed, to look rows up in."""
+
     def wide(self, name: str) -> Array:
         """One tensor's part in float32."""
 
@@ -78,7 +81,7 @@ def embeddings(source: Source, config: ModelConfig, name: str, head: str = "lm_h
     if is_tied:
         packed = source.packed((name if name in source or head not in source else head,))
         return packed if config.is_first else None, packed if config.is_last else None
-    return source.fused((name,)) if config.is_first else None, source.packed((head,)) if config.is_last else None
+    return source.table(name) if config.is_first else None, source.packed((head,)) if config.is_last else None
 
 
 def attention(

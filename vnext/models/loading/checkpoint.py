@@ -16,7 +16,7 @@ from typing import Protocol
 
 import numpy as np
 
-from vnext.kernels.format import Format, Settings, stored_formats
+from vnext.kernels.format import GGUF_BLOCKS, Format, Settings, stored_formats
 from vnext.models.config.folder import CONFIG_NAME, DUMMY_NAME, assigned_files, is_dummy, read_config, read_header, weight_files
 from vnext.models.config.quantised import settings_in
 from vnext.models.errors import ModelError
@@ -25,6 +25,8 @@ from vnext.models.loading.dummy import drawn_tensors
 from vnext.models.loading.gguf_tensors import gguf_tensors
 from vnext.models.loading.sources.safetensors import DTYPES, ELEMENTS, INTEGERS, stored_tensors
 
+STORED = ELEMENTS | dict.fromkeys(GGUF_BLOCKS, np.dtype("uint8"))
+"""What formats of weights make numbers of."""
 SAMPLE_COUNT = 16
 SAMPLE_SIZE_BYTES = 4096
 DIGESTED_TOGETHER = 2**22
@@ -101,6 +103,10 @@ class Checkpoint:
         """A tensor's dtype in its file, None where `part` would refuse it."""
         return DTYPES.get(self._tensors[name].dtype) if name in self._tensors else None
 
+    def size_of(self, name: str) -> int:
+        """The bytes of a tensor in its file."""
+        return self._tensors[name].stop - self._tensors[name].start
+
     def shape(self, name: str) -> tuple[int, ...] | None:
         """A tensor's whole shape, None where there is no such tensor."""
         return self._tensors[name].shape if name in self._tensors else None
@@ -137,8 +143,8 @@ class Checkpoint:
         return self._tensors[name].part(ranges)
 
     def raw(self, name: str, shape: tuple[int, ...], ranges: tuple[slice, ...]) -> np.ndarray:
-        """As `part`, of a tensor of any of ELEMENTS, which a format of weights makes numbers of."""
-        self.require(name, shape, ELEMENTS)
+        """As `part`, of a tensor of any of STORED, which a format of weights makes numbers of."""
+        self.require(name, shape, STORED)
         return self._tensors[name].part(ranges)
 
     def values(self, name: str) -> np.ndarray:

@@ -1,7 +1,8 @@
 """The tensors of GGUF files under Hugging Face's names, as numbers.
 
-Names follow from llama.cpp's table in the package `gguf`; quantised blocks become float32 by its reference. Three families store
-numbers otherwise there: Llama's queries and keys have the channels of a pair side by side, and Gemma's norms contain the 1.
+Names follow from llama.cpp's table in the package `gguf`. Matrices of quantised blocks are rows of bytes, which formats know
+(kernels/formats/gguf_blocks.py). Three families store numbers otherwise there: Llama's queries and keys have the channels of a pair
+side by side, and Gemma's norms contain the 1.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from vnext.kernels.format import GGUF_BLOCKS, format_of
 from vnext.models.config.model_config import ModelConfig, load_config
 from vnext.models.errors import ModelError
 from vnext.models.gguf.config import STRETCHES
@@ -23,13 +25,6 @@ from vnext.models.loading.recording import Recording
 from vnext.models.loading.sources.safetensors import DTYPES, mapped, release
 from vnext.models.registry import family
 
-QUANTISED = frozenset(
-    (
-        "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS",
-        "IQ3_S", "IQ1_S", "IQ1_M", "IQ4_NL", "IQ4_XS", "TQ1_0", "TQ2_0", "MXFP4",
-    )
-)  # fmt: skip
-"""The types that the package turns into numbers."""
 PAIRED = frozenset({"llama", "smollm3"})
 """Architectures whose queries and keys turn by pairs of neighbours."""
 SHIFTED = frozenset({"gemma2", "gemma3"})
@@ -38,9 +33,9 @@ Stored = tuple[Path, mmap.mmap, Tensor]
 
 
 class Quantised(NamedTuple):
-    """A tensor of a GGUF file: by a safetensors file's name for it the dtype of its numbers, its whole shape, and its bytes
-    [start, stop). `type`: how they stand there, as `own_name`. `pairs`: how many heads have the channels of a pair side by side,
-    0 for none. `shift` is taken off each number."""
+    """A tensor of a GGUF file: the dtype of its numbers, its whole shape, and its bytes [start, stop). A matrix of blocks has their
+    type as dtype and shape [out, bytes of a row]. `type`: how numbers stand there, as `own_name`. `pairs`: how many heads have the
+    channels of a pair side by side, 0 for none. `shift` is taken off each number."""
 
     file: Path
     mapping: mmap.mmap
@@ -54,15 +49,14 @@ class Quantised(NamedTuple):
     shift: float = 0.0
 
     def part(self, ranges: tuple[slice, ...]) -> np.ndarray:
-        """A part of the tensor, float32 where its numbers are quantised."""
+        """A part of the tensor; of a vector float32 where its numbers are quantised."""
         count = self.shape[0] if len(self.shape) > 1 or self.pairs else 1
         rows = np.frombuffer(self.mapping, np.uint8, self.stop - self.start, self.start).reshape(count, -1)
-        if self.pairs:
-            rows = rows[self._order(count)]
         first, *others = ranges or (slice(None),)
-        numbers = self._numbers(rows[first] if len(self.shape) > 1 else rows)
-        found = numbers[:, *others] if len(self.shape) > 1 else numbers.reshape(-1)[first]
-        return found - np.float32(self.shift) if self.shift else found
+        if len(self.shape) == 1:
+            return self._numbers(rows[self._order(count)] if self.pairs else rows).reshape(-1)[first]
+        rows = rows[self._order(count)[first] if self.pairs else first]
+        return (rows if self.dtype == self.type in GGUF_BLOCKS else self._numbers(rows))[:, *others]
 
     def release(self) -> None:
         """Release the memory of the tensor's pages."""
@@ -74,9 +68,10 @@ class Quantised(NamedTuple):
 
     def _numbers(self, rows: np.ndarray) -> np.ndarray:
         if self.type in DTYPES:
-            return np.ascontiguousarray(rows).view(DTYPES[self.type])
-        numbers: np.ndarray = library().quants.dequantize(np.ascontiguousarray(rows), library().GGMLQuantizationType[self.type])
-        return numbers
+            numbers = np.ascontiguousarray(rows).view(DTYPES[self.type])
+        else:
+            numbers = format_of(self.type).to_float((rows,))
+        return numbers - np.float32(self.shift) if self.shift else numbers
 
 
 def gguf_tensors(folder: Path) -> dict[str, Quantised]:
@@ -147,15 +142,18 @@ def _found(name: str, names: _Names, stored: Mapping[str, Stored], config: Model
     if place not in stored:
         return None
     file, mapping, tensor = stored[place]
-    if tensor.type not in DTYPES and tensor.type not in QUANTISED:
+    if tensor.type not in DTYPES and tensor.type not in GGUF_BLOCKS:
         raise ModelError(f"tensor {place!r} in {file} has the type {tensor.type}, which is not read; take another quantisation")
     if expert is not None:
         size = (tensor.stop - tensor.start) // max(tensor.shape[0], 1)
         start = tensor.start + expert * size
         tensor = Tensor(tensor.type, tensor.shape[1:], start, start + size)
     pairs = {"attn_q": config.head_count, "attn_k": config.kv_head_count} if names.architecture in PAIRED else {}
+    dtype, shape = tensor.type if tensor.type in DTYPES else "F32", tensor.shape
+    if tensor.type in GGUF_BLOCKS and len(shape) == 2:
+        dtype, shape = tensor.type, (shape[0], (tensor.stop - tensor.start) // max(shape[0], 1))
     return Quantised(
-        file, mapping, tensor.type if tensor.type in DTYPES else "F32", tensor.shape, tensor.start, tensor.stop, tensor.type,
+        file, mapping, dtype, shape, tensor.start, tensor.stop, tensor.type,
         own_name=place,
         pairs=pairs.get(place.split(".")[-2], 0),
         shift=float(names.architecture in SHIFTED and "norm" in place),

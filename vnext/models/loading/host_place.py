@@ -8,8 +8,9 @@ from typing import Any, Protocol
 import numpy as np
 
 from vnext.kernels.arrays import Array
+from vnext.kernels.codes import Codes
 from vnext.kernels.cpu.memory import Arena, apart
-from vnext.kernels.cpu.packed import packed, packed_experts
+from vnext.kernels.cpu.packed import packed, packed_codes, packed_experts
 from vnext.kernels.format import Format
 
 APART_BYTES_MIN = 2**18  # smaller tensors are norms and biases, which stay
@@ -36,6 +37,9 @@ class Place(Protocol):
 
     def pack(self, parts: tuple[Array, ...], gate: str, format: Format, shards: int) -> Any:
         """Pack a weight in one part of `zeros` or in parts of the files. A gated one has one shard."""
+
+    def pack_codes(self, codes: tuple[Codes, ...], dtype: np.dtype, gate: str, shards: int) -> object:
+        """Pack a weight of few bits, in parts, for activations of this dtype."""
 
     def pack_experts(self, weights: Array, gate: str, format: Format, shards: int) -> Any:
         """Pack the weights of `zeros` [E, out, in]."""
@@ -66,6 +70,9 @@ class HostPlace:
 
     def pack(self, parts: tuple[np.ndarray, ...], gate: str, format: Format, shards: int) -> Any:
         return packed(parts, gate, format, shards, self._arena())
+
+    def pack_codes(self, codes: tuple[Codes, ...], dtype: np.dtype, gate: str, shards: int) -> object:
+        return packed_codes(codes, dtype, gate, shards, self._arena())
 
     def pack_experts(self, weights: np.ndarray, gate: str, format: Format, shards: int) -> Any:
         return packed_experts(weights, gate, format, shards, self._arena())

@@ -26,13 +26,13 @@ class Tie(NamedTuple):
 
 
 class Kept:
-    """The products of a load: weights as operations take them. `names` are the checkpoint's tensors, with their whole shapes;
-    `ties` the heads that config.json ties. Without `has_head` the embedding stands in for one."""
+    """The products of a load: weights as operations take them, some of few bits if `has_codes`. `names`: the checkpoint's tensors,
+    with their whole shapes; `ties` the heads that config.json ties. Without `has_head` the embedding stands in for one."""
 
     def __init__(self) -> None:
         self.names: dict[str, tuple[int, ...]] = {}
         self.ties: dict[str, Tie] = {}
-        self.has_head = True
+        self.has_head, self.has_codes = True, False
         self._products: list[Any] = []
         self._next = -1
 

@@ -47,6 +47,8 @@ class Recording:
     def wide(self, name: str) -> Any:
         return self.fused((name,))
 
+    table = wide
+
     def stacked(self, groups: tuple[tuple[str, ...], ...], gated: bool) -> Any:
         return self.fused(tuple(name for group in groups for name in group))
 

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from vnext.kernels.arrays import as_tensor, torch_dtype
+from vnext.kernels.codes import Codes
 from vnext.kernels.format import Format
 from vnext.kernels.table import operations
 from vnext.models.loading.host_place import HostPlace
@@ -41,6 +42,9 @@ class TensorPlace:
         if gate:
             return self._operations.pack_gated_weight(weight, gate, format)
         return self._operations.pack_weight(weight, format, shards)
+
+    def pack_codes(self, codes: tuple[Codes, ...], dtype: np.dtype, gate: str, shards: int) -> object:
+        return self._operations.pack_codes(codes, torch_dtype(dtype), gate, shards)
 
     def pack_experts(self, weights: torch.Tensor, gate: str, format: Format, shards: int) -> Any:
         return self._operations.pack_experts(weights, gate, format, shards)

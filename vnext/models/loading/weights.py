@@ -17,27 +17,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from vnext.kernels.arrays import Array, dtype_name, host_dtype
-from vnext.kernels.cpu.packed import Packed, PackedExperts, packed_bytes, packed_in
-from vnext.kernels.format import Format, WeightFormats, only_dtype, weight_formats
+from vnext.kernels.codes import CodesForm
+from vnext.kernels.cpu.native import is_built
+from vnext.kernels.cpu.packed import Packed, PackedExperts, codes_bytes, codes_in, packed_bytes, packed_in
+from vnext.kernels.format import AUTO, CODES, NO_FORMAT, Format, WeightFormats, only_dtype, weight_formats
 from vnext.models.config.model_config import DTYPES, ModelConfig
 from vnext.models.errors import ModelError
-from vnext.models.layers.sharding import (
-    Axis,
-    Layout,
-    Parallel,
-    Part,
-    axis_part,
-    axis_size,
-    check_world_size,
-    layout_of,
-    shards_of_layout,
-    whole_shape,
-)
-from vnext.models.loading.checkpoint import Checkpoint, fingerprint, open_checkpoint
+from vnext.models.layers.sharding import Layout, Parallel, check_world_size, layout_of
+from vnext.models.loading.checkpoint import STORED, Checkpoint, fingerprint, open_checkpoint
 from vnext.models.loading.host_place import HostPlace, Place
 from vnext.models.loading.kept import Kept, Tie, copy_into
 from vnext.models.loading.packed_file import PackedFile
-from vnext.models.loading.sources.safetensors import ELEMENTS
+from vnext.models.loading.stored import StoredWeights
 from vnext.models.loading.targets import Target, may_be_target
 from vnext.models.registry import family
 
@@ -110,6 +101,14 @@ def place_of(dtype: Any, device: torch.device | str, passing: bool = False) -> P
     return TensorPlace(device)
 
 
+def choose_numbers(name: str, config: ModelConfig, quantization: str, device: str) -> tuple[str, str]:
+    """The dtype of `choose_dtype`, and the value of --quantization that "auto" stands for beside it: codes where the CPU's kernels
+    multiply by them in the dtype that most have, else none. Without codes in the checkpoint the two are the same."""
+    dtype = choose_dtype(name, config, quantization, device)
+    keeps = device == "cpu" and dtype == "bfloat16" and is_built()
+    return dtype, quantization if quantization != AUTO else CODES if keeps else NO_FORMAT
+
+
 def choose_dtype(name: str, config: ModelConfig, quantization: str = "none", device: str = "cpu") -> str:
     """The dtype's name of an option's value; "auto" is the checkpoint's own, or the only one of its format. Raises ModelError.
 
@@ -148,7 +147,9 @@ class Loader:
         self._progress = progress
         self._formats = formats or weight_formats()
         self._layouts = family(config.architecture).WEIGHT_AXES
+        self._stored = StoredWeights(checkpoint, config, parallel, self._layouts)
         self._done_bytes = 0
+        self._known_forms: dict[tuple[tuple[str, ...], str], tuple[CodesForm, ...]] = {}
         self.targets: list[Target] = []
 
     def __contains__(self, name: str) -> bool:
@@ -194,6 +195,12 @@ class Loader:
         """`fused`, packed for the operations that multiply by it; `exact`: never quantised."""
         return self._kept.take(self._pack(names, self._formats.exact if exact else self._formats.products, ""))
 
+    def table(self, name: str) -> Array:
+        """`fused`, to look rows up in: of few bits where the checkpoint has it so and codes are kept."""
+        if self._forms((name,), self._formats.products, ""):
+            return self.packed((name,))
+        return self.fused((name,))
+
     def packed_gated(self, names: tuple[str, ...]) -> Any:
         """`fused` gate and up, packed for the product that applies the model's activation."""
         return self._kept.take(self._pack(names, self._formats.products, self._config.activation))
@@ -203,6 +210,8 @@ class Loader:
         names, format = tuple(name for group in groups for name in group), self._formats.products
         shape, gate = [self._local_shape(group) for group in groups][0], self._config.activation if gated else ""
         found = [self._found_packed(group, shape, format, gate) for group in groups]
+        if not all(found) and all(self._forms(group, format, gate) for group in groups):
+            found = [self._pack_and_keep(group, format, gate) for group in groups]
         if all(found):
             return self._kept.take(PackedExperts(tuple(found), (len(groups), *shape)))
         self._check_groups(groups[0], format)
@@ -210,7 +219,7 @@ class Loader:
         for place, group in zip(target, groups):
             self._fill(place, group)
         self._check_finite((target,), names, format)
-        packed = self._place.pack_experts(target, gate, format, self._shards(names[0]))
+        packed = self._place.pack_experts(target, gate, format, self._stored.shards(names[0]))
         for group, weight in zip(groups, packed.weights if self._file else ()):
             self._keep(self._key(group, format.name, gate), weight.linear.buffer)
         return self._kept.take(packed)
@@ -241,8 +250,11 @@ class Loader:
         """A packed weight from the packed file; None where it is not there."""
         if self._file is None:
             return None
-        shards = self._shards(names[0])
-        buffer = self._file.find(self._key(names, format.name, gate), packed_bytes(shape, self.dtype, gate, format, shards))
+        shards, key = self._stored.shards(names[0]), self._key(names, format.name, gate)
+        if forms := self._forms(names, format, gate):
+            buffer = self._file.find(key, codes_bytes(forms, gate, shards))
+            return None if buffer is None else codes_in(buffer, shape, self.dtype, gate, shards)
+        buffer = self._file.find(key, packed_bytes(shape, self.dtype, gate, format, shards))
         return None if buffer is None else packed_in(buffer, shape, self.dtype, gate, format, shards)
 
     def _keep(self, key: str, array: Array) -> None:
@@ -255,9 +267,9 @@ class Loader:
         if self._file is None:
             return ""
         layouts = [layout_of(name, self._layouts) for name in names]
-        parts = [[self._part(axis) for axis in (*layout.out, *filter(None, (layout.inner,)))] for layout in layouts]
+        parts = [[self._stored.part(axis) for axis in (*layout.out, *filter(None, (layout.inner,)))] for layout in layouts]
         cuts = [(layout.flipped, *[(part.start, part.stop, part.size) for part in cut]) for layout, cut in zip(layouts, parts)]
-        return f"{' '.join(names)} {kind} {gate} {self._shards(names[0])} {cuts}"
+        return f"{' '.join(names)} {kind} {gate} {self._stored.shards(names[0])} {cuts}"
 
     def _fused(self, names: tuple[str, ...], dtype: np.dtype) -> Array:
         target = self._place.zeros(self._local_shape(names), dtype)
@@ -265,43 +277,65 @@ class Loader:
         return target
 
     def _pack(self, names: tuple[str, ...], format: Format, gate: str) -> Any:
-        """Take the weight from the packed file, or pack it."""
-        packed = self._found_packed(names, self._local_shape(names), format, gate)
-        if packed is None:
-            packed = self._packed_anew(names, format, gate)
-            if self._file is not None:
-                self._keep(self._key(names, format.name, gate), packed.linear.buffer)
+        """Take the weight from the packed file, or pack it; adapters may change it."""
+        packed = self._found_packed(names, self._local_shape(names), format, gate) or self._pack_and_keep(names, format, gate)
         if may_be_target(names, self._layouts):
             self.targets.append(Target(names, packed))
         return packed
 
+    def _pack_and_keep(self, names: tuple[str, ...], format: Format, gate: str) -> Packed:
+        packed: Packed = self._packed_anew(names, format, gate)
+        if self._file is not None:
+            self._keep(self._key(names, format.name, gate), packed.linear.buffer)
+        return packed
+
     def _check_groups(self, names: tuple[str, ...], format: Format) -> None:
         """Raise ModelError for inputs that are no whole groups."""
-        inputs = self._local_shape(names)[-1] // self._shards(names[0])
+        inputs = self._local_shape(names)[-1] // self._stored.shards(names[0])
         if inputs % format.group:
             shards = f"{', '.join(names[:3])} has shards of {inputs} inputs"
             raise ModelError(f"{shards}, which --quantization {format.name} cannot cut into groups of {format.group}: leave it out")
 
     def _packed_anew(self, names: tuple[str, ...], format: Format, gate: str) -> Any:
         """Pack the weight directly from the files where they hold it as packing needs it, else from an equally exact copy."""
+        if self._forms(names, format, gate):
+            return self._packed_codes(names, gate)
         self._check_groups(names, format)
         dtype = self._source_dtype(names, format)
         in_files = self._place.is_host and all(self._is_in_file(name, dtype) for name in names)
         parts = tuple(piece for name in names for _, piece in self._pieces(name)) if in_files else (self._fused(names, dtype),)
         self._check_finite(parts, names, format)
-        packed = self._place.pack(parts, gate, format, self._shards(names[0]))
+        packed = self._place.pack(parts, gate, format, self._stored.shards(names[0]))
         for name in names if in_files else ():
             self._release(name)
         return packed
 
-    def _shards(self, name: str) -> int:
-        return shards_of_layout(layout_of(name, self._layouts), self._config, self._parallel)
+    def _packed_codes(self, names: tuple[str, ...], gate: str) -> object:
+        """Pack the codes that the files have."""
+        run, shards = self._stored.run(names[0]), self._stored.shards(names[0])
+        codes = tuple(part.codes(run) for name in names for part in self._stored.parts(name))
+        for name in names:
+            self._report(self._done_bytes + self._stored.size_bytes(name))
+            self._release(name)
+        return self._place.pack_codes(codes, self.dtype, gate, shards)
+
+    def _forms(self, names: tuple[str, ...], format: Format, gate: str) -> tuple[CodesForm, ...]:
+        """What the weight's codes are made of; () where it becomes floats: there are none, a rank or a shard would divide a group,
+        or the kernels have no order for them."""
+        stored = [self._checkpoint.format_of(name) for name in names]
+        if not format.keeps_codes or not all(each is not None and each.has_codes for each in stored):
+            return ()
+        if (key := (names, gate)) not in self._known_forms:
+            self._local_shape(names)
+            self._known_forms[key] = self._stored.forms(names, gate)
+            self._kept.has_codes |= bool(self._known_forms[key])
+        return self._known_forms[key]
 
     def _is_in_file(self, name: str, dtype: np.dtype) -> bool:
         """Whether a tensor's file has this rank's part of it in this dtype, row by row and without padding."""
         layout = layout_of(name, self._layouts)
         axes = layout.out if layout.inner is None else (*layout.out, layout.inner)
-        whole = all((part := self._part(axis)).stop - part.start == part.size for axis in axes)
+        whole = all((part := self._stored.part(axis)).stop - part.start == part.size for axis in axes)
         return whole and not layout.flipped and self._checkpoint.dtype(name) == dtype
 
     def _source_dtype(self, names: tuple[str, ...], format: Format) -> np.dtype:
@@ -321,12 +355,9 @@ class Loader:
         """Of this rank's parts, one below the other. Raises ModelError before memory is taken for what is not there."""
         layouts = [layout_of(name, self._layouts) for name in names]
         for name, layout in zip(names, layouts):
-            self._require(name, self._whole_shape(name, layout))
-        height = sum(self._part(axis).size for layout in layouts for axis in layout.out)
-        return (height,) if layouts[0].inner is None else (height, self._part(layouts[0].inner).size)
-
-    def _part(self, axis: Axis) -> Part:
-        return axis_part(axis, self._config, self._parallel)
+            self._require(name, self._stored.whole_shape(name, layout))
+        height = sum(self._stored.part(axis).size for layout in layouts for axis in layout.out)
+        return (height,) if layouts[0].inner is None else (height, self._stored.part(layouts[0].inner).size)
 
     def _fill(self, target: Array, names: tuple[str, ...]) -> None:
         """Copy this rank's parts of the tensors into `target`, one below the other."""
@@ -339,30 +370,25 @@ class Loader:
 
     def _pieces(self, name: str) -> Iterator[tuple[int, np.ndarray]]:
         """This rank's parts of a tensor in its file, each with its size, which padding makes larger."""
-        layout, above = layout_of(name, self._layouts), 0
-        for axis in layout.out:
-            part = self._part(axis)
-            yield part.size, self._read(name, layout, slice(above + part.start, above + part.stop))
-            above += axis_size(axis, self._config)
+        if self._checkpoint.format_of(name) is not None:
+            self._report(self._done_bytes + self._stored.size_bytes(name))
+            yield from ((some.size, some.floats()) for part in self._stored.parts(name) for some in part.in_pieces())
+            return
+        layout = layout_of(name, self._layouts)
+        for part, rows in self._stored.rows(layout):
+            yield part.size, self._read(name, layout, rows)
 
     def _read(self, name: str, layout: Layout, rows: slice) -> np.ndarray:
         """Rows of a tensor and this rank's columns, [out, in] or [out], in the checkpoint's dtype."""
         ranges: tuple[slice, ...] = (rows,)
         if layout.inner is not None:
-            columns = self._part(layout.inner)
+            columns = self._stored.part(layout.inner)
             ranges += (slice(columns.start, columns.stop),)
-        shape, format = self._whole_shape(name, layout), self._checkpoint.format_of(name)
-        if format is not None:
-            return self._to_float(name, format, shape, ranges)
+        shape = self._stored.whole_shape(name, layout)
         piece = self._checkpoint.part(name, shape, ranges[::-1] if layout.flipped else ranges)
         share = prod(shape) // len(layout.out)
         self._report(self._done_bytes + piece.itemsize * share)
         return piece.T if layout.flipped else piece
-
-    def _whole_shape(self, name: str, layout: Layout) -> tuple[int, ...]:
-        """A tensor's whole shape in its file; no format flips a weight."""
-        shape = whole_shape(layout, self._config)
-        return shape[::-1] if layout.flipped and self._checkpoint.format_of(name) is not None else shape
 
     def _require(self, name: str, shape: tuple[int, ...]) -> None:
         """Raise ModelError unless the checkpoint has the weight, of this whole shape."""
@@ -375,22 +401,8 @@ class Loader:
         except ValueError as error:
             raise ModelError(f"{name} of the shape {list(shape)} cannot be in the format {format.name}: {error}") from error
         for each, its_shape in shapes.items():
-            self._checkpoint.require(each, its_shape, ELEMENTS)
+            self._checkpoint.require(each, its_shape, STORED)
         self._kept.names.update(shapes)
-
-    def _to_float(self, name: str, format: Format, shape: tuple[int, ...], ranges: tuple[slice, ...]) -> np.ndarray:
-        """Rows and columns of a weight that the checkpoint holds in a format."""
-        try:
-            cuts = format.slices(*ranges)
-        except ValueError as error:
-            raise ModelError(f"{name} in the format {format.name} cannot be cut so for this many ranks: {error}") from error
-        tensors = zip(format.tensors(name), format.shapes(shape), cuts)
-        part = tuple(self._checkpoint.raw(each, its_shape, cut) for each, its_shape, cut in tensors)
-        self._report(self._done_bytes + sum(each.nbytes for each in part))
-        try:
-            return format.to_float(part)
-        except ValueError as error:
-            raise ModelError(f"{name} in {self._checkpoint.path} cannot be read: {error}; download the model again") from error
 
     def _release(self, name: str) -> None:
         format = self._checkpoint.format_of(name)

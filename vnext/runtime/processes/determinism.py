@@ -65,7 +65,7 @@ def gpu_invariance(asked: bool | None, quantization: str = "none") -> Invariance
     if not asked:
         why = "cuBLAS chooses the order of a product's sums by its shape, and a step's shape is that of its batch"
         return Invariance(holds=False, why=f"{why}; the same steps give the same tokens, and --deterministic gives one shape")
-    if quantization != "none":
+    if quantization not in ("auto", "none"):
         raise SettingsError(
             f"--deterministic does not support {quantization} weights on a GPU: leave out one of the two, or use --device cpu"
         )

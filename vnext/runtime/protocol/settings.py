@@ -44,8 +44,8 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     each step waits for the disk. `log_compress` compresses closed segments. `log_index` builds the log tool's index beside long
     segments. With `log_required` an engine that cannot write its log ends. `log_weights_digest`: it has a digest of every
     byte of the weights. `log_format` is that of the lines on stderr (log_lines.py).
-    `quantization` names the format in which weights are kept (kernels/format.py), "none" the checkpoint's; `kv_cache_dtype`
-    "int8" keeps keys and values as MXINT8 (kernels/mxint8.py). `packed_weights_dir` is the folder in which ranks on a CPU keep
+    `quantization` says in which format weights are kept (kernels/format.py); `kv_cache_dtype` "int8" keeps keys and values as
+    MXINT8 (kernels/mxint8.py). `packed_weights_dir` is the folder in which ranks on a CPU keep
     their weights as they are packed ("" for none). `deterministic`: tokens do not depend on
     the batch; None turns it on where it costs little. `seed` roots the keys of unseeded requests. `threads` is the number per
     rank. `pipeline_microbatches`: parts of the requests that decode, for stages that compute at once; 0 means one for each stage.
@@ -89,7 +89,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     load_format: LoadFormat = "auto"
     device: DeviceName = "auto"
     dtype: Dtype = "auto"
-    quantization: Quantization = "none"
+    quantization: Quantization = "auto"
     kv_cache_dtype: KvCacheDtype = "auto"
     packed_weights_dir: str = ""
     isa: Isa = "auto"

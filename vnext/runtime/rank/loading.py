@@ -204,7 +204,7 @@ def page_identity(settings: RankSettings, runner: ModelRunner, rank: str) -> dic
     return gpu_identity(settings, runner) | {
         "model": fingerprint(settings.model_path), "draft_model": drafted, "version": __version__, "rank": rank,
         "block_size": settings.block_size, "page_bytes": runner.block_bytes(settings.block_size),
-        "kv_cache_dtype": runner.kv_cache_dtype, "dtype": runner.dtype, "quantization": settings.quantization,
+        "kv_cache_dtype": runner.kv_cache_dtype, "dtype": runner.dtype, "quantization": runner.quantization,
         "kernels": kernels_of(runner.device_type), "numbers": str(runner.invariance),
     }  # fmt: skip
 
@@ -330,7 +330,7 @@ def _draft_costs(settings: RankSettings, runner: ModelRunner) -> tuple[int, int,
 
 def describe_numbers(settings: RankSettings, runner: ModelRunner) -> dict[str, str]:
     """How this rank stores and multiplies numbers. A replay needs the same, and the same checkpoint digest."""
-    numbers = {"dtype": runner.dtype, "quantization": settings.quantization, "kernels": kernels_of(runner.device_type)}
+    numbers = {"dtype": runner.dtype, "quantization": runner.quantization, "kernels": kernels_of(runner.device_type)}
     if settings.pipeline_parallel_size > 1:
         numbers["stages"] = str(settings.pipeline_parallel_size)
     if runner.kv_cache_dtype != "auto":

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from vnext.kernels.arrays import Array, as_array, host_dtype, torch_dtype
 from vnext.kernels.cpu.packed import serves, serves_all
-from vnext.kernels.format import WeightFormats, weight_formats
+from vnext.kernels.format import CODES, NO_FORMAT, WeightFormats, weight_formats
 from vnext.models.config.model_config import ModelConfig, load_config
 from vnext.models.layers.batch import ForwardBatch
 from vnext.models.layers.kv_cache import cache_dtype, kv_bytes_per_page, make_kv_cache, page_rows
@@ -28,7 +28,7 @@ from vnext.models.loading.checkpoint import Checkpoint
 from vnext.models.loading.kept import Kept
 from vnext.models.loading.packed_file import PackedFile
 from vnext.models.loading.targets import Target
-from vnext.models.loading.weights import Progress, choose_dtype, load_params, refill_params
+from vnext.models.loading.weights import Progress, choose_numbers, load_params, refill_params
 from vnext.models.registry import family
 from vnext.runtime.batch.on_arrays import OnArrays
 from vnext.runtime.batch.step_inputs import StepInputs
@@ -116,7 +116,7 @@ class ModelRunner:
         self.config = config or load_config(path)
         self.device = str(device)
         self.device_type = self.device.partition(":")[0]
-        self.dtype = choose_dtype(dtype, self.config, quantization, self.device_type)
+        self.dtype, quantization = choose_numbers(dtype, self.config, quantization, self.device_type)
         self._is_host = self.device_type == "cpu" and serves(self.dtype, weight_formats(quantization).products)
         self._dtype = host_dtype(self.dtype) if self._is_host else torch_dtype(self.dtype)
         self.kv_cache_dtype, self._kv_dtype = kv_cache_dtype, cache_dtype(kv_cache_dtype, self._dtype)
@@ -145,6 +145,11 @@ class ModelRunner:
         return invariance(asked, self.dtype, compiled=compiled, strict_mkl=strict_mkl)
 
     @property
+    def quantization(self) -> str:
+        """How the weights are kept: a value of --quantization, "codes" where some are."""
+        return NO_FORMAT if self._quantization == CODES and not self.kept.has_codes else self._quantization
+
+    @property
     def _formats(self) -> WeightFormats:
         return weight_formats(self._quantization, self.invariance.form)
 
@@ -166,7 +171,8 @@ class ModelRunner:
             log.warning("--packed-weights-dir is ignored: the CPU kernels do not compute in %s here.", self.dtype)
             return None
         rank, stage = f"{self.parallel.rank} of {self.parallel.world_size}", str(self.config.stage)
-        kinds = {"quantization": self._quantization, "form": self.invariance.form}
+        kept = NO_FORMAT if self._quantization == CODES else self._quantization  # with codes or without, floats are the same
+        kinds = {"quantization": kept, "form": self.invariance.form}
         numbers = {"dtype": self.dtype, "is_exact": str(self.parallel.is_exact)} | kinds
         return PackedFile(Path(folder).expanduser(), self.path, {"rank": rank, "stage": stage} | numbers)
 

@@ -1,0 +1,127 @@
+"""Weights that stay in the blocks of their file: the same bits in any batch and on any number of ranks, near those of their floats."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from family_cases import CASES, Case, save_case
+from gguf_writing import convert, mixed
+from model_helpers import Chunk, ThreadGroup, load_model
+
+sys.path.append(str(Path(__file__).resolve().parents[2] / "kernels"))
+from cpu_levels import needs_native
+
+from vnext.kernels.formats.coded import CodesWeight
+from vnext.kernels.table import plain_operations, substituted
+from vnext.models.errors import ModelError
+from vnext.models.layers.sharding import Parallel, alone
+from vnext.models.loading.overlay import gguf_folder
+from vnext.models.loading.update import check_update, open_update, tensors_digest
+from vnext.runtime.rank.runner import ModelRunner
+
+TOKENS, BLOCKS = [(7 * index + 3) % 97 for index in range(90)], list(range(8))
+TYPES: dict[str, str | Callable[[str], str]] = {"Q8_0": "Q8_0", "Q4_1": "Q4_1", "Q4_K_M": mixed}
+WIDE = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64, "num_hidden_layers": 2, "initializer_range": 0.05}
+FORMS = {"llama": Case("LlamaForCausalLM", "LlamaConfig", WIDE), "mixtral": Case("MixtralForCausalLM", "MixtralConfig", WIDE)}
+
+
+def written(folder: Path, family: str, type_: str | Callable[[str], str]) -> Path:
+    save_case(folder / "checkpoint", family)
+    return gguf_folder(convert(folder / "checkpoint", folder / "model.gguf", type_=type_), folder / "folders")
+
+
+@pytest.fixture(autouse=True)
+def _cases(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, case in FORMS.items():
+        monkeypatch.setitem(CASES, name, case)
+
+
+def logits(path: Path, quantization: str = "codes", parallel: Parallel | None = None, cut: int = 37) -> torch.Tensor:
+    model = load_model(path, parallel=parallel, dtype=torch.bfloat16, quantization=quantization)
+    return torch.cat([model.logits(Chunk(TOKENS[first:last], first, BLOCKS)) for first, last in ((0, cut), (cut, len(TOKENS)))])
+
+
+def near(found: torch.Tensor, expected: torch.Tensor) -> bool:
+    """Of most tokens: one that a router sends to another expert is far off."""
+    return float(((found - expected).norm(dim=-1) / expected.norm(dim=-1)).median()) <= 0.04
+
+
+@needs_native
+@pytest.mark.parametrize("name", TYPES)
+@torch.inference_mode()
+def test_any_cut_and_number_of_ranks_gives_the_same_bits(name: str, tmp_path: Path) -> None:
+    path = written(tmp_path, "llama", TYPES[name])
+    found = logits(path)
+    assert near(found, logits(path, "none")) and not torch.equal(found, logits(path, "none"))
+    assert torch.equal(logits(path, cut=len(TOKENS) - 1)[-1], found[-1])
+    assert all(torch.equal(each, found) for each in ThreadGroup(2).run(lambda parallel: logits(path, "codes", parallel)))
+
+
+@needs_native
+@torch.inference_mode()
+def test_experts_stay_in_blocks(tmp_path: Path) -> None:
+    path = written(tmp_path, "mixtral", "Q8_0")
+    found = logits(path)
+    assert near(found, logits(path, "none"))
+    assert all(torch.equal(each, found) for each in ThreadGroup(2).run(lambda parallel: logits(path, "codes", parallel)))
+
+
+@torch.inference_mode()
+def test_plain_torch_multiplies_by_the_same_codes(tmp_path: Path) -> None:
+    path = written(tmp_path, "llama", mixed)
+    with substituted(plain_operations()):
+        model = load_model(path, dtype=torch.bfloat16, quantization="codes")
+        assert isinstance(model.params.layers[0].attention.qkv.weight, CodesWeight)
+        found = model.logits(Chunk(TOKENS, 0, BLOCKS))[-1:]
+    assert near(found, logits(path)[-1:])
+
+
+def runner(path: Path, folder: Path | str = "", **given: Any) -> ModelRunner:
+    found = ModelRunner(path, "auto", "cpu", alone(), packed_weights_dir=str(folder), **given)
+    found.close()
+    return found
+
+
+@needs_native
+def test_a_rank_keeps_them_by_itself_and_reads_less(tmp_path: Path) -> None:
+    path = written(tmp_path, "llama", mixed)
+    kept, floats = runner(path, quantization="auto"), runner(path, quantization="none")
+    assert (kept.quantization, floats.quantization) == ("codes", "none")
+    assert kept.token_bytes() < 0.5 * floats.token_bytes()
+    assert runner(tmp_path / "checkpoint", quantization="auto").quantization == "none"
+
+
+@needs_native
+def test_a_packed_file_has_them(tmp_path: Path) -> None:
+    path = written(tmp_path, "llama", mixed)
+    first, second = (runner(path, tmp_path / "packed", quantization="auto") for _ in range(2))
+    assert second.packed_file is not None and second.packed_file.is_mapped and second.quantization == "codes"
+    ours, theirs = (each._params.layers[1].mlp.down.weight.linear.buffer for each in (first, second))
+    assert ours.tobytes() == theirs.tobytes() and np.shares_memory(theirs, second.packed_file._mapped.memory)  # type: ignore[union-attr]
+
+
+@needs_native
+def test_the_file_itself_is_an_update(tmp_path: Path) -> None:
+    path = written(tmp_path, "llama", mixed)
+    found = runner(path, tmp_path / "packed", quantization="auto")
+    before = [np.array(array) for array in found.kept.memory()]
+    update = open_update(path)
+    check_update(update, found.kept.names, update.names())
+    assert len(tensors_digest(update, found.kept.names)) == 32
+    found.refill(update)
+    assert all(np.array_equal(old.view(np.uint8), new.view(np.uint8)) for old, new in zip(before, found.kept.memory(), strict=True))
+
+
+@pytest.mark.parametrize("quantization", ["codes", "none"])
+def test_a_scale_that_is_not_finite_is_refused(quantization: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules["gguf_writing"].DRAWN, "Q6_K", ((208, float("nan")),))
+    path = written(tmp_path, "llama", mixed)
+    name = "v_proj.weight in .* cannot be read: it has a scale that is not finite; download the model again"
+    with pytest.raises(ModelError, match=name):
+        load_model(path, dtype=torch.bfloat16, quantization=quantization)

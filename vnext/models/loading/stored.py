@@ -1,0 +1,149 @@
+"""Weights that a checkpoint holds in a format: parts of them as floats, and as codes of few bits where these stay in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+
+from vnext.kernels.codes import Codes, CodesForm
+from vnext.kernels.cpu.native import is_built
+from vnext.kernels.cpu.packed import codes_bytes
+from vnext.kernels.format import Format
+from vnext.models.config.model_config import ModelConfig
+from vnext.models.errors import ModelError
+from vnext.models.layers.sharding import (
+    Axis,
+    Layout,
+    LayoutTable,
+    Parallel,
+    Part,
+    axis_part,
+    axis_size,
+    layout_of,
+    shards_of_layout,
+    whole_shape,
+)
+from vnext.models.loading.checkpoint import Checkpoint
+
+Read = TypeVar("Read")
+
+PROBED_ROWS = 32
+"""Enough to see what the codes of a weight are made of."""
+PIECE_ROWS = 1024
+"""As many outputs as become floats at once."""
+
+
+class StoredPart(NamedTuple):
+    """Outputs `rows` and `inputs` of a weight of this whole shape [out, in], which the checkpoint holds in `format`; `size` counts
+    the outputs with those that are padding."""
+
+    checkpoint: Checkpoint
+    name: str
+    format: Format
+    shape: tuple[int, ...]
+    rows: slice
+    inputs: slice
+    size: int
+
+    def floats(self) -> np.ndarray:
+        """Its numbers, without the padding. Raises ModelError."""
+        return self._read(self.format.to_float)[:, self._inside()]
+
+    def codes(self, run: int) -> Codes:
+        """The same as codes, with the padding, each `run` inputs with scales of their own. Raises ModelError, and ValueError where
+        a group would be divided."""
+        return self._read(self.format.codes).inputs(self._inside(), run).padded(self.size)
+
+    def probed(self) -> StoredPart:
+        """The first few of the outputs."""
+        stop = min(self.rows.stop, self.rows.start + PROBED_ROWS)
+        return self._replace(rows=slice(self.rows.start, stop), size=stop - self.rows.start)
+
+    def in_pieces(self) -> Iterator[StoredPart]:
+        """Some outputs after the others, the last ones with the padding."""
+        for first in range(self.rows.start, self.rows.stop, PIECE_ROWS):
+            stop = min(self.rows.stop, first + PIECE_ROWS)
+            padding = self.size - (self.rows.stop - self.rows.start) if stop == self.rows.stop else 0
+            yield self._replace(rows=slice(first, stop), size=stop - first + padding)
+
+    def _wide(self) -> slice:
+        """The inputs with those that share a scale with them."""
+        group = self.format.group
+        return slice(self.inputs.start // group * group, min(-(-self.inputs.stop // group) * group, self.shape[1]))
+
+    def _inside(self) -> slice:
+        first = self._wide().start
+        return slice(self.inputs.start - first, self.inputs.stop - first)
+
+    def _read(self, read: Callable[[tuple[np.ndarray, ...]], Read]) -> Read:
+        name, format = self.name, self.format
+        try:
+            cuts = format.slices(self.rows, self._wide())
+        except ValueError as error:
+            raise ModelError(f"{name} in the format {format.name} cannot be cut so for this many ranks: {error}") from error
+        tensors = zip(format.tensors(name), format.shapes(self.shape), cuts)
+        part = tuple(self.checkpoint.raw(each, shape, cut) for each, shape, cut in tensors)
+        try:
+            return read(part)
+        except ValueError as error:
+            raise ModelError(f"{name} in {self.checkpoint.path} cannot be read: {error}; download the model again") from error
+
+
+class StoredWeights:
+    """Where one rank's parts of a checkpoint's weights lie."""
+
+    def __init__(self, checkpoint: Checkpoint, config: ModelConfig, parallel: Parallel, layouts: LayoutTable) -> None:
+        self._checkpoint, self._config, self._parallel, self._layouts = checkpoint, config, parallel, layouts
+
+    def part(self, axis: Axis) -> Part:
+        """This rank's part of an axis."""
+        return axis_part(axis, self._config, self._parallel)
+
+    def rows(self, layout: Layout) -> Iterator[tuple[Part, slice]]:
+        """This rank's part of each output axis, and its rows of the tensor."""
+        above = 0
+        for axis in layout.out:
+            part = self.part(axis)
+            yield part, slice(above + part.start, above + part.stop)
+            above += axis_size(axis, self._config)
+
+    def shards(self, name: str) -> int:
+        """Into how many shards this rank's inputs of a weight are cut."""
+        return shards_of_layout(layout_of(name, self._layouts), self._config, self._parallel)
+
+    def run(self, name: str) -> int:
+        """How many inputs each of them has."""
+        inner = layout_of(name, self._layouts).inner
+        assert inner is not None
+        return self.part(inner).size // self.shards(name)
+
+    def whole_shape(self, name: str, layout: Layout) -> tuple[int, ...]:
+        """A tensor's whole shape in its file; no format flips a weight."""
+        shape = whole_shape(layout, self._config)
+        return shape[::-1] if layout.flipped and self._checkpoint.format_of(name) is not None else shape
+
+    def parts(self, name: str) -> list[StoredPart]:
+        """This rank's parts of a weight that the checkpoint holds in a format."""
+        layout, format = layout_of(name, self._layouts), self._checkpoint.format_of(name)
+        assert layout.inner is not None and format is not None
+        inputs, shape = self.part(layout.inner), self.whole_shape(name, layout)
+        some = slice(inputs.start, inputs.stop)
+        return [StoredPart(self._checkpoint, name, format, shape, rows, some, part.size) for part, rows in self.rows(layout)]
+
+    def size_bytes(self, name: str) -> int:
+        """The bytes of a weight that the checkpoint holds in a format."""
+        format = self._checkpoint.format_of(name)
+        return sum(self._checkpoint.size_of(each) for each in (format.tensors(name) if format else ()))
+
+    def forms(self, names: tuple[str, ...], gate: str) -> tuple[CodesForm, ...]:
+        """What the codes of a weight of these parts, one below the other, are made of; () where a group would be divided, or the
+        kernels have no order for them."""
+        run, parts = self.run(names[0]), [part for name in names for part in self.parts(name)]
+        try:
+            probed = [part.probed().codes(run).form for part in parts]
+        except ValueError:
+            return ()
+        forms = tuple(form._replace(shape=(part.size, form.shape[1])) for part, form in zip(parts, probed))
+        return forms if not is_built() or codes_bytes(forms, gate, self.shards(names[0])) else ()
