@@ -26,7 +26,7 @@ esac
 if [ "$processes" -gt 1 ]; then
     set -- -n "$processes" "$@"
     { timeout 180 "$VENV/bin/vnext" pull smollm2 || echo "tests with SmolLM2's weights will be skipped"; } & # fetched once: 93 MB
-    env -u PYTHONDONTWRITEBYTECODE "$VENV/bin/python" -c "import torch._dynamo, transformers" & # to bytecode once, not by each process
+    env -u PYTHONDONTWRITEBYTECODE "$VENV/bin/python" -c "import torch._dynamo, transformers" & # writes bytecode once
 fi
 [ -z "${MEASURE_TREE:-}" ] || { "$VENV/bin/python" scripts/house.py || echo "house: not measured"; } &
 if [ -n "${COUNT_INSTRUCTIONS:-}" ]; then  # reports how they changed; never fails
