@@ -57,7 +57,7 @@ def message(content: str) -> dict[str, Any]:
 @contextmanager
 def served(model: str, drafts: dict[str, Any]) -> Iterator[BlockingClient]:
     """A server of the model that drafts so."""
-    command = [sys.executable, "-m", "vnext.commands.cli", "serve", model, "--port", "0", "--log", "off"]
+    command = [sys.executable, "-m", "vnext.commands.cli", "serve", model, "--port", "0", "--log", "off", "--quantization", "none"]
     process = subprocess.Popen([*command, "--speculative-config", json.dumps(drafts | FREE)], stdout=subprocess.PIPE, text=True)
     try:
         line = next(line for line in process.stdout or () if "serving" in line)
