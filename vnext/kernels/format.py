@@ -114,6 +114,10 @@ class Format:
     keeps_codes = False
     """Whether weights that a checkpoint holds in a format with codes stay what they are."""
 
+    def rounds(self, inputs: int) -> Format | None:
+        """The format in which a weight of floats with so many inputs counts as held, where loading rounds it to codes."""
+        return None
+
     def activations(self, dtype: str) -> str:
         """The dtype of what is multiplied by weights made from this dtype."""
         return dtype
@@ -157,6 +161,10 @@ FORMATS = {
         FormatRow(
             "int8", "vnext.kernels.formats.int8:INT8", dtype="bfloat16", devices=("cpu",),
             option="int8 rounds weights as they are loaded, with one scale per output: half the memory to hold and to read",
+        ),
+        FormatRow(
+            "int4", "vnext.kernels.formats.int4:INT4", dtype="bfloat16", devices=("cpu",),
+            option="int4 rounds the weights of layers to 4 bits, with a searched scale for each 64 or 32 inputs",
         ),
         FormatRow("wide", "vnext.kernels.formats.floats:WIDE"),
         FormatRow("fixed", "vnext.kernels.formats.floats:FIXED"),

@@ -59,6 +59,17 @@ def test_a_checkpoint_answers_as_its_floats_on_one_rank_and_two(case: str, tmp_p
         assert torch.equal(found.argmax(-1), expected.argmax(-1))
 
 
+@pytest.mark.parametrize("case", ["awq", "gptq", "w4a16", "w8a16", "w8a8 zeros", "nvfp4", "mxfp4"])
+def test_whole_numbers_stay_in_few_bits(case: str, tmp_path: Path) -> None:
+    """And answer nearly as their floats: activations are rounded to 8 bits too."""
+    path = saved(tmp_path, made(case)[0], case)
+    kept, floats = (load_model(path, quantization=each, dtype=torch.bfloat16) for each in ("codes", "none"))
+    sizes = [model.params.layers[0].mlp.gate_up.weight.linear.buffer.nbytes for model in (kept, floats)]
+    assert sizes[0] < 0.65 * sizes[1]
+    found, expected = (model.logits(Chunk(TOKENS, 0, BLOCKS_OF_CACHE)) for model in (kept, floats))
+    assert (found - expected).norm() <= 0.05 * expected.norm()
+
+
 def check_parts(path: Path, floats: Tensors) -> None:
     with open_checkpoint(path) as checkpoint:
         for name in (name for name in floats if "layers.1" in name and "_proj" in name):

@@ -7,7 +7,6 @@ at a time. The folder appears under its name when it is whole.
 from __future__ import annotations
 
 import json
-import re
 import secrets
 import shutil
 from collections.abc import Iterator, Mapping
@@ -23,11 +22,9 @@ from vnext.models.config.folder import CONFIG_NAME, INDEX_NAME, SINGLE_NAME, rea
 from vnext.models.config.model_config import load_config
 from vnext.models.config.quantised import settings_in
 from vnext.models.errors import ModelError
-from vnext.models.layers.sharding import layout_of
 from vnext.models.loading.checkpoint import Checkpoint, open_checkpoint
-from vnext.models.loading.recording import Recording
+from vnext.models.loading.recording import layer_products
 from vnext.models.loading.sources.safetensors import DTYPES
-from vnext.models.registry import family
 
 Entry = tuple[str, tuple[int, ...]]
 """A tensor's dtype by the files' name, and its shape."""
@@ -78,23 +75,6 @@ class Loss(NamedTuple):
     share: float
 
 
-class _Products(Recording):
-    """`products`: what the family multiplies by; `exact`: those of them that stay exact."""
-
-    def __init__(self, tensors: Checkpoint) -> None:
-        super().__init__(lambda name: name in tensors)
-        self.products, self.exact = set[str](), set[str]()
-
-    def packed(self, names: tuple[str, ...], *, exact: bool = False) -> object:  # type: ignore[override]
-        (self.exact if exact else self.products).update(names)
-        return self.fused(names)
-
-    packed_gated = packed  # type: ignore[assignment]
-
-    def stacked(self, groups: tuple[tuple[str, ...], ...], gated: bool) -> object:
-        return self.packed(tuple(name for group in groups for name in group))
-
-
 class Quantiser:
     """Makes the folder `out` of the checkpoint in `folder`. `group`: inputs that share a scale, where the scheme has groups, 0 for
     the first of GROUPS that divides all weights. Raises ModelError before anything is written."""
@@ -128,14 +108,10 @@ class Quantiser:
 
     def _chosen(self, tensors: Checkpoint) -> tuple[list[str], list[str]]:
         """The weights that are rounded, and those of products that are not."""
-        recording = _Products(tensors)
-        family(self._config.architecture).assemble(recording, self._config)
-        layouts = family(self._config.architecture).WEIGHT_AXES
-        names = sorted(recording.products & set(tensors.names()))
-        chosen = [name for name in names if re.search(r"\.\d+\.", name) and not layout_of(name, layouts).flipped]
+        chosen, others = layer_products(tensors, self._config)
         if not chosen:
             raise ModelError(f"{self._folder} has no weights of layers that can be quantised: give a float checkpoint")
-        return chosen, sorted((recording.exact | recording.products) - set(chosen))
+        return chosen, others
 
     def _group_of(self, inputs: Mapping[str, int], given: int) -> int:
         """The size of groups. Raises ModelError where none, or not the given one, divides the inputs of all weights."""

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Container
 from typing import Any
 
 import numpy as np
+
+from vnext.models.config.model_config import ModelConfig
+from vnext.models.layers.sharding import layout_of
+from vnext.models.registry import family
 
 
 class _Nothing:
@@ -57,3 +62,30 @@ class Recording:
 
     def place(self, array: np.ndarray) -> np.ndarray:
         return array
+
+
+class _Products(Recording):
+    """`products`: what the family multiplies by; `exact`: those of them that stay exact."""
+
+    def __init__(self, has: Callable[[str], bool]) -> None:
+        super().__init__(has)
+        self.products, self.exact = set[str](), set[str]()
+
+    def packed(self, names: tuple[str, ...], *, exact: bool = False) -> object:  # type: ignore[override]
+        (self.exact if exact else self.products).update(names)
+        return self.fused(names)
+
+    packed_gated = packed  # type: ignore[assignment]
+
+    def stacked(self, groups: tuple[tuple[str, ...], ...], gated: bool) -> object:
+        return self.packed(tuple(name for group in groups for name in group))
+
+
+def layer_products(tensors: Container[str], config: ModelConfig) -> tuple[list[str], list[str]]:
+    """The weights that the layers multiply by, but those that stay exact; and the others of products, as routers and the head."""
+    recording = _Products(lambda name: name in tensors)
+    family(config.architecture).assemble(recording, config)
+    layouts = family(config.architecture).WEIGHT_AXES
+    known = sorted(name for name in recording.products if name in tensors)
+    chosen = [name for name in known if re.search(r"\.\d+\.", name) and not layout_of(name, layouts).flipped]
+    return chosen, sorted((recording.exact | recording.products) - set(chosen))

@@ -28,6 +28,7 @@ from vnext.models.loading.checkpoint import STORED, Checkpoint, fingerprint, ope
 from vnext.models.loading.host_place import HostPlace, Place
 from vnext.models.loading.kept import Kept, Tie, copy_into
 from vnext.models.loading.packed_file import PackedFile
+from vnext.models.loading.recording import layer_products
 from vnext.models.loading.stored import StoredWeights
 from vnext.models.loading.targets import Target, may_be_target
 from vnext.models.registry import family
@@ -66,7 +67,7 @@ def load_params(
     check_world_size(config, parallel.world_size)
     with open_checkpoint(Path(path)) as checkpoint:
         place = place_of(dtype, device)
-        tensors = checkpoint if config.head else checkpoint.rooted()
+        tensors = rounded(checkpoint if config.head else checkpoint.rooted(), config, formats)
         loader = Loader(tensors, config, parallel, dtype, place, progress, formats, kept, packed_file)
         params = (assemble or family(config.architecture).assemble)(loader, config)
         loader.finish()
@@ -88,8 +89,18 @@ def refill_params(
     """Give parameters, of which `load_params` made `kept`, the values of other `tensors` of the same names and shapes (update.py
     checks them), in the same memory. The other arguments are those of `load_params`."""
     kept.begin_refill()
+    tensors = rounded(tensors, config, formats)
     loader = Loader(tensors, config, parallel, dtype, place_of(dtype, device, passing=True), None, formats, kept)
     copy_into(params, family(config.architecture).assemble(loader, config))
+
+
+def rounded(tensors: Checkpoint, config: ModelConfig, formats: WeightFormats | None) -> Checkpoint:
+    """The checkpoint with the weights of layers' products in the format to which the products' own rounds them, if it does."""
+    if formats is None or formats.products.rounds(0) is None:
+        return tensors
+    names, _ = layer_products(tensors, config)
+    found = {name: formats.products.rounds((tensors.shape(name) or (0,))[-1]) for name in names}
+    return tensors.rounded({name: format for name, format in found.items() if format is not None})
 
 
 def place_of(dtype: Any, device: torch.device | str, passing: bool = False) -> Place:
@@ -336,7 +347,8 @@ class Loader:
         layout = layout_of(name, self._layouts)
         axes = layout.out if layout.inner is None else (*layout.out, layout.inner)
         whole = all((part := self._stored.part(axis)).stop - part.start == part.size for axis in axes)
-        return whole and not layout.flipped and self._checkpoint.dtype(name) == dtype
+        is_float = self._checkpoint.dtype(name) == dtype and self._checkpoint.format_of(name) is None
+        return whole and not layout.flipped and is_float
 
     def _source_dtype(self, names: tuple[str, ...], format: Format) -> np.dtype:
         """The dtype to pack from."""
