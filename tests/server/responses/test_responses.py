@@ -417,6 +417,13 @@ def test_a_stream_that_fails_ends_with_its_reason(server: EdgeServer) -> None:
         client.responses.create(model="toy", input="refuse me", stream=True)
 
 
+def test_a_number_of_more_than_64_bits_in_a_call_is_kept(server: EdgeServer) -> None:
+    call = {"type": "function_call", "call_id": "c", "name": "weather", "arguments": {"number": 10**30}}
+    result = {"type": "function_call_output", "call_id": "c", "output": "rain"}
+    made = ask(server, "", input=[call, result, {"role": "user", "content": "say:a"}])
+    assert ask(server, "b", previous_response_id=made.id).output_text == "b" and str(10**30) in prompt(server)
+
+
 def test_what_vllm_adds_binds_the_answer(server: EdgeServer) -> None:
     given = {"bad_words": ["no"], "allowed_token_ids": [3, 4], "min_tokens": 2, "stop_token_ids": [9], "structured_outputs": {"choice": ["a"]}}
     ask(server, "a", extra_body=given)

@@ -9,6 +9,7 @@ from typing import Literal
 
 import msgspec
 
+from vnext.runtime.protocol.sampling_params import InvalidRequest
 from vnext.state.events import Pause
 
 Mode = Literal["wait", "keep", "abort"]
@@ -21,6 +22,12 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """Base of all operations."""
 
 
+def _require_sendable(name: str, value: Plain) -> None:
+    """Raise InvalidRequest for a number that no message can hold."""
+    if isinstance(value, int) and not -(2**63) <= value < 2**64:
+        raise InvalidRequest(f"{name} is a number of more than 64 bits, which ranks cannot be sent.", name)
+
+
 class UpdateWeights(Operation, tag=0):
     """Compute with the tensors in the folders or files `paths`; `partial`: what they lack stays as it is. `version` 0 is the next
     one. Files in the run directory are the engine's, which removes them when it has no more use for them."""
@@ -29,6 +36,9 @@ class UpdateWeights(Operation, tag=0):
     mode: Mode = "wait"
     version: int = 0
     partial: bool = False
+
+    def __post_init__(self) -> None:
+        _require_sendable("version", self.version)
 
 
 class PauseEngine(Operation, tag=1):
@@ -55,6 +65,10 @@ class CallRanks(Operation, tag=5):
 
     function: str
     arguments: dict[str, Plain] = {}
+
+    def __post_init__(self) -> None:
+        for name, value in self.arguments.items():
+            _require_sendable(f"kwargs.{name[:60]}", value)
 
 
 class CheckPiece(Operation, tag=6):

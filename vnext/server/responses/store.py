@@ -19,7 +19,7 @@ COUNT_MAX = 10_000
 
 
 class Stored(msgspec.Struct, frozen=True):
-    """A response as its client saw it (JSON), and the conversation that it ends (MessagePack): the `earlier` one, and its own
+    """A response as its client saw it (JSON), and the conversation that it ends (JSON): the `earlier` one, and its own
     items, of which the first `input_count` are its input. `owner`: the mark of the tenant that made it. `events`: those of its
     stream, where it may be picked up again (MessagePack), b"" for none."""
 
@@ -49,8 +49,8 @@ class Stored(msgspec.Struct, frozen=True):
         return _items.decode(self.earlier) + self.own_items()
 
 
-_items = msgspec.msgpack.Decoder(tuple[Item, ...])
-_encode = msgspec.msgpack.Encoder().encode
+_items = msgspec.json.Decoder(tuple[Item, ...])  # an argument may be a number beyond 64 bits, which MessagePack has not
+_encode = msgspec.json.Encoder().encode
 
 
 class ResponseStore:
@@ -109,7 +109,7 @@ class ResponseStore:
         are too large."""
         output = msgspec.convert(response["output"], list[Item])
         own = _encode((*given, *output))
-        kept = _encode(events) if events else b""
+        kept = msgspec.msgpack.encode(events) if events else b""
         found = Stored(msgspec.json.encode(response), _encode(tuple(earlier)), own, len(given), owner, kept)
         self.keep(response["id"], found)
 
