@@ -21,7 +21,7 @@ FOLDERS_S: dict[str, float] = {
     "sched": 30, "log": 25, "gateway": 20, "run": 20, "kernels": 20, "stages": 20, "sampling": 15, "commands": 45,
     "api": 15,
 }  # fmt: skip
-"""Folder of tests/ -> CPU seconds of a sampled run on a quiet machine with AVX-512, and a quarter more."""
+"""Folder of tests/ -> CPU seconds of a sampled run, and a quarter more: reckoned from slices that were run on a busy machine."""
 FILES_S: dict[str, float] = {
     "tests/api/test_examples.py": 10, "tests/arm/test_arm.py": 120, "tests/commands/test_real_model.py": 40,
     "tests/cuda/shim/test_shim.py": 10,
