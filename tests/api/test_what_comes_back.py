@@ -84,7 +84,7 @@ def test_the_tokenizer_is_that_of_transformers(llm: LLM) -> None:
 def test_the_signature_lists_every_option(kind: type) -> None:
     options = inspect.signature(kind).parameters
     assert options["max_num_seqs"].default == 256 and options["max_num_seqs"].annotation is int
-    assert options["quantization"].annotation == Literal["auto", "none", "int8", "codes"]
+    assert options["quantization"].annotation == Literal["auto", "none", "int8", "int4", "codes"]
     assert [*options][0] == "model" and options["model"].kind is inspect.Parameter.POSITIONAL_OR_KEYWORD
     assert inspect.signature(kind).bind("folder", max_model_len=4)
 

@@ -55,7 +55,7 @@ def test_an_expert_is_quantised_as_if_alone() -> None:
 
 
 def test_an_unknown_format_is_refused() -> None:
-    with pytest.raises(ValueError, match="the format 'int3' of a weight is not known; there are: plain, int8, wide, fixed"):
+    with pytest.raises(ValueError, match="the format 'int3' of a weight is not known; there are: plain, int8, int4, wide, fixed, codes"):
         format_of("int3")
     for choice in (operations("cpu"), plain_operations()):
         with pytest.raises(ContractError, match="the format of a weight must be an object of kernels/format.py but is 'int8'"):

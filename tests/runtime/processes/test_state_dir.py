@@ -118,7 +118,7 @@ def test_a_path_below_a_home_that_is_not_there_is_refused_by_its_name(homeless: 
 
 @pytest.mark.parametrize("path", ["~no-such-user/x", "~no-such-user"])
 def test_a_path_below_a_home_that_there_is_not_is_told_in_one_sentence(path: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert doctor.checkpoint(Path(os.path.expanduser(path)))["checkpoint"].startswith(f"{path} has no config.json")
+    assert doctor.checkpoint(path)["checkpoint"].startswith(f"{path} has no config.json")
     assert file_of(path, "") == str(Path.cwd() / path)
     assert _version_of(f"2={path}") == (2, Path(path))
     with pytest.raises(CannotRun, match=f"the log names the model '{path}', which is no folder here"):
