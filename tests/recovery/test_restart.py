@@ -82,7 +82,7 @@ async def answers(url: str, between: Any = None) -> list[dict[int, list[int]]]:
     return found[:-1]
 
 
-def test_streams_go_on_with_the_same_tokens(server: Server) -> None:
+def test_streams_go_on_with_the_same_tokens_and_the_next_log_says_so(server: Server) -> None:
     alone = asyncio.run(answers(server.url))
     said: list[subprocess.CompletedProcess[str]] = []
     before = server.process_of("vnext.runtime.engine.main").pid
@@ -93,9 +93,6 @@ def test_streams_go_on_with_the_same_tokens(server: Server) -> None:
     assert "is replaced" in said[0].stdout
     assert server.process_of("vnext.runtime.engine.main").pid != before
     assert found == alone
-
-
-def test_the_next_log_names_the_one_before(server: Server) -> None:
     logs = sorted(server.log_dir.parent.iterdir())
     newest = open_log(logs[-1])
     events = [item.event for item in fold(newest) if isinstance(item, Folded)]
