@@ -6,6 +6,8 @@ bfloat16 depend on their neighbours, and there is nothing to hold.
 
 from __future__ import annotations
 
+import json
+import sys
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -13,10 +15,15 @@ import pytest
 import torch
 from engine_here import engines_here
 
+sys.path.append(str(Path(__file__).resolve().parents[1] / "models" / "gguf"))
+from gguf_writing import convert, vocabulary_of
+
 from vnext.api.llm import LLM
+from vnext.commands.ready_lines import _scheme
 from vnext.kernels.cpu import native
 from vnext.replay.reading.source import open_log
 from vnext.runtime.processes.determinism import cpu_flags, has_strict_path
+from vnext.runtime.processes.launch import DEMO_MODEL
 from vnext.runtime.protocol.sampling_params import SamplingParams
 
 PROMPT_COUNT = 48
@@ -97,6 +104,26 @@ def test_two_ranks_of_int8_weights(tmp_path: Path) -> None:
     (folder,) = filter(Path.is_dir, tmp_path.iterdir())
     found = open_log(folder).header.started.environment
     assert (found["quantization"], found["dtype"]) == ("int8", "bfloat16")
+
+
+@pytest.fixture(scope="module")
+def blocks(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The demo model as a GGUF file of blocks."""
+    spec = json.loads((DEMO_MODEL / "tokenizer.json").read_text())
+    file = tmp_path_factory.mktemp("blocks") / "demo.gguf"
+    return str(convert(DEMO_MODEL, file, vocabulary_of(spec, "gpt-2"), type_="Q4_1"))
+
+
+def test_the_same_holds_for_blocks_of_a_file(blocks: str, tmp_path: Path) -> None:
+    """Alone and with the prefix cold; among many, warm, in chunks of 7 and preempted."""
+    expected = answers(together=False, model=blocks, enable_prefix_caching=False)
+    small = {"max_num_batched_tokens": 7, "max_num_seqs": 7, "num_blocks_override": 20}
+    assert answers(together=True, model=blocks, log="shape", log_dir=str(tmp_path), **small) == expected
+    (folder,) = filter(Path.is_dir, tmp_path.iterdir())
+    log = open_log(folder)
+    started = log.header.started.environment
+    assert (started["quantization"], started["codes"]) == ("codes", "Q4_1 blocks")
+    assert _scheme(started) == " in Q4_1 blocks" and _scheme({"quantization": "none"}) == ""
 
 
 def test_sixteen_bits_in_plain_torch_when_it_is_asked_for(tmp_path: Path) -> None:

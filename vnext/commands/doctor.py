@@ -29,6 +29,7 @@ from vnext.kernels.table import rows
 from vnext.models.config.folder import require_checkpoint
 from vnext.models.config.model_config import DTYPES
 from vnext.models.errors import ModelError
+from vnext.models.loading.held import held
 from vnext.models.loading.named import here
 from vnext.models.loading.unread import unread
 from vnext.options.reader import DoctorCommand
@@ -91,7 +92,8 @@ def checkpoint(model: str) -> dict[str, Any]:
         if folder.exists() or here(model, named_models("")):
             folder = model_folder(model)
         require_checkpoint(folder)
-        return {"checkpoint": unread(folder) or f"all of {folder} that bears on answers is read"}
+        found = {"checkpoint": unread(folder) or f"all of {folder} that bears on answers is read"}
+        return found | ({"weights": scheme} if (scheme := held(folder)) else {})
     except ModelError as error:
         return {"checkpoint": f"{error}."}
 
@@ -198,7 +200,7 @@ def lines(report: dict[str, Any]) -> list[tuple[str, str]]:
     ]
     return [
         ("vnext", report["vnext"]),
-        *([("checkpoint", report["checkpoint"])] if "checkpoint" in report else []),
+        *((name, report[name]) for name in ("checkpoint", "weights") if name in report),
         ("python", f"{here['python']} on {here['system']}"),
         ("libraries", libraries),
         ("processor", f"{here['cpu_model']}, {here['cores_usable']} of {here['cores']} cores usable"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from vnext.kernels.format import NO_FORMAT
 from vnext.options.settings_check import gpu_settings_given
 from vnext.options.table import flags_of
 from vnext.runtime.processes.replicas import RunningEngines
@@ -37,8 +38,14 @@ def _device(environment: Mapping[str, str]) -> str:
         return name
     return (
         f"the CPU ({environment['kernels'].lower()}, threads: {environment['threads']} on {environment['cores']}; "
-        f"{int(environment['token_bytes']) / 1e6:,.1f} MB of weights a token)"
+        f"{int(environment['token_bytes']) / 1e6:,.1f} MB of weights a token{_scheme(environment)})"
     )
+
+
+def _scheme(environment: Mapping[str, str]) -> str:
+    """In what form weights are multiplied by, where these are no floats."""
+    found = environment.get("codes", environment["quantization"])
+    return "" if found == NO_FORMAT else f" in {found}"
 
 
 def _each(engine: RunningEngines) -> str:

@@ -21,6 +21,7 @@ from vnext.kernels.formats.coded import CodesWeight
 from vnext.kernels.table import plain_operations, substituted
 from vnext.models.errors import ModelError
 from vnext.models.layers.sharding import Parallel, alone
+from vnext.models.loading.held import held, scheme
 from vnext.models.loading.overlay import gguf_folder
 from vnext.models.loading.update import check_update, open_update, tensors_digest
 from vnext.runtime.rank.runner import ModelRunner
@@ -94,6 +95,8 @@ def test_a_rank_keeps_them_by_itself_and_reads_less(tmp_path: Path) -> None:
     kept, floats = runner(path, quantization="auto"), runner(path, quantization="none")
     assert (kept.quantization, floats.quantization) == ("codes", "none")
     assert kept.token_bytes() < 0.5 * floats.token_bytes()
+    assert scheme(kept.kept.codes) == "Q4_K and Q6_K blocks" and not floats.kept.codes and held(tmp_path / "checkpoint") == ""
+    assert held(path).startswith("Q4_K and Q6_K blocks, ") and 0.9 < kept.token_bytes() / 1e6 / float(held(path).split()[4]) < 1.2
     assert runner(tmp_path / "checkpoint", quantization="auto").quantization == "none"
 
 

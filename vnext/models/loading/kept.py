@@ -6,6 +6,7 @@ tensor at a time exists twice. Knows no files.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -26,13 +27,14 @@ class Tie(NamedTuple):
 
 
 class Kept:
-    """The products of a load: weights as operations take them, some of few bits if `has_codes`. `names`: the checkpoint's tensors,
-    with their whole shapes; `ties` the heads that config.json ties. Without `has_head` the embedding stands in for one."""
+    """The products of a load: weights as operations take them. `codes`: by format, the files' bytes of those that stay of few bits.
+    `names`: the checkpoint's tensors, with their whole shapes; `ties` the heads that config.json ties. Without `has_head` the
+    embedding stands in for one."""
 
     def __init__(self) -> None:
         self.names: dict[str, tuple[int, ...]] = {}
         self.ties: dict[str, Tie] = {}
-        self.has_head, self.has_codes = True, False
+        self.has_head, self.codes = True, Counter[str]()
         self._products: list[Any] = []
         self._next = -1
 

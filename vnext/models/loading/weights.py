@@ -339,7 +339,8 @@ class Loader:
         if (key := (names, gate)) not in self._known_forms:
             self._local_shape(names)
             self._known_forms[key] = self._stored.forms(names, gate)
-            self._kept.has_codes |= bool(self._known_forms[key])
+            for name, each in zip(names, stored if self._known_forms[key] else ()):
+                self._kept.codes[each.name if each else ""] += self._stored.size_bytes(name)
         return self._known_forms[key]
 
     def _is_in_file(self, name: str, dtype: np.dtype) -> bool:

@@ -28,6 +28,7 @@ from vnext.models.config.stages import of_stage
 from vnext.models.layers.kv_cache import kv_groups
 from vnext.models.layers.sharding import Parallel, sums_alike
 from vnext.models.loading.checkpoint import fingerprint, weights_digest
+from vnext.models.loading.held import scheme
 from vnext.models.loading.unread import unread
 from vnext.runtime.hosts.handover.addresses import split_address
 from vnext.runtime.hosts.handover.publishing import Publisher
@@ -345,6 +346,8 @@ def describe_numbers(settings: RankSettings, runner: ModelRunner) -> dict[str, s
     if runner.device_type == "cpu":
         cores = f"{here()}, {place_of(settings)}"
         numbers |= {"threads": str(settings.threads), "token_bytes": str(runner.token_bytes()), "cores": cores}
+    if runner.kept.codes:
+        numbers["codes"] = scheme(name for name, _ in runner.kept.codes.most_common())
     return numbers | {"batch_invariant": str(runner.invariance)}
 
 

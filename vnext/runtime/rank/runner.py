@@ -147,7 +147,7 @@ class ModelRunner:
     @property
     def quantization(self) -> str:
         """How the weights are kept: a value of --quantization, "codes" where some are."""
-        return NO_FORMAT if self._quantization == CODES and not self.kept.has_codes else self._quantization
+        return NO_FORMAT if self._quantization == CODES and not self.kept.codes else self._quantization
 
     @property
     def _formats(self) -> WeightFormats:
