@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import CodeType, FunctionType, ModuleType
 
@@ -71,16 +71,22 @@ def swaps(edits: tuple[Edit, ...]) -> list[Swap]:
 
 def _module_swaps(name: str, edits: list[Edit]) -> list[Swap]:
     module = importlib.import_module(f"vnext.{name}")
-    source, lines = inspect.getsource(module), []
+    source, lines = source_with(name, edits)
+    codes = dict(_codes(compile(source, module.__file__, "exec")))
+    names = dict.fromkeys(_qualified_name(source, line) for line in lines)
+    functions = [(_function(module, name), codes[name]) for name in names]
+    return [(function, function.__code__, code) for function, code in functions]
+
+
+def source_with(name: str, edits: Sequence[Edit]) -> tuple[str, list[int]]:
+    """A module's source with the edits, and the line of each."""
+    source, lines = inspect.getsource(importlib.import_module(f"vnext.{name}")), []
     for edit in edits:
         assert source.count(edit.old) == 1, f"{name} has {edit.old!r} {source.count(edit.old)} times: choose another text"
         lines.append(source[: source.index(edit.old)].count("\n") + 1)
         padding = "\n" * (edit.old.count("\n") - edit.new.count("\n"))
         source = source.replace(edit.old, edit.new + padding)
-    codes = dict(_codes(compile(source, module.__file__, "exec")))
-    names = dict.fromkeys(_qualified_name(source, line) for line in lines)
-    functions = [(_function(module, name), codes[name]) for name in names]
-    return [(function, function.__code__, code) for function, code in functions]
+    return source, lines
 
 
 def _codes(code: CodeType) -> Iterator[tuple[str, CodeType]]:

@@ -19,13 +19,16 @@ from planted_draft_bugs import DRAFT_BUGS
 from planted_edge_bugs import EDGE_BUGS
 from planted_microbatch_bugs import MICROBATCH_BUGS
 from planted_pin_bugs import PIN_BUGS, PIN_LOSS_BUGS
-from planted_recovery_bugs import RECOVERY_BUGS
+from planted_recovery_bugs import CRASH_BUGS, RECOVERY_BUGS
+from planted_router_bugs import ROUTER_BUGS
 from planted_sched_bugs import SCHED_BUGS
 from planted_state_bugs import STATE_BUGS
 from planted_tier_bugs import PEER_BUGS, TIER_BUGS
 from planted_weights_bugs import WEIGHTS_BUGS
 from planted_window_bugs import WINDOW_BUGS
-from planting import blank_arenas, Bug, is_found_by, plain_columns, planted, small_arenas, swapped, swaps, without_twins
+from planting import (
+    blank_arenas, Bug, is_found_by, plain_columns, planted, small_arenas, source_with, swapped, swaps, without_twins,
+)  # fmt: skip
 from seen_before import SeenBefore
 from tests.sim.scenario_draw import (
     changes_weights, constrains, dies, drafts_by_grammar, has_disk, has_microbatches, has_peers, is_interrupted,
@@ -114,6 +117,14 @@ def test_planting_leaves_no_trace() -> None:
     with swapped(changes):
         assert all(function.__code__ is code for function, _, code in changes)
     assert changes and all(function.__code__ is code for function, code, _ in changes)
+
+
+def test_every_planted_bug_has_its_text_once() -> None:
+    """The hunt for them takes some of them a run: code that has changed must not leave one behind."""
+    for bug in (*BUGS, *CRASH_BUGS, *ROUTER_BUGS):
+        for edits in (bug.edits, bug.one_rank):
+            for module in {edit.module for edit in edits}:
+                source_with(module, [edit for edit in edits if edit.module == module])
 
 
 def test_bugs_have_names_of_their_own() -> None:
