@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+from vnext.kernels.calls import AttentionCall
 from vnext.kernels.cpu import attention, linear as products, native, stack
 from vnext.kernels.cpu.memory import Arena
 from vnext.kernels.formats.floats import PLAIN
@@ -99,7 +100,7 @@ def test_attention(benchmark, name: str, rows: int, queries: int, context: int, 
     step = attention.plan(starts, lengths, table, BLOCK_SIZE, shape.kv_heads, shape.heads)
 
     def attend() -> None:
-        attention.paged_attention(query, caches[0], caches[1], step, shape.head_dim**-0.5)
+        attention.paged_attention(query, AttentionCall(caches[0], caches[1], step, shape.head_dim**-0.5))
 
     benchmark.pedantic(attend, rounds=ROUNDS, warmup_rounds=1)
     seconds = benchmark.stats.stats.min

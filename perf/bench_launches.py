@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 import torch
 
+from vnext.kernels.calls import AttentionCall, RotaryWrite
 from vnext.kernels.cuda import backends, compiled, interface, operations
 from vnext.kernels.table import cuda_door
 
@@ -81,7 +82,7 @@ def attention(lengths: list[int]) -> tuple[object, ...]:
     table = torch.zeros(len(lengths), -(-CONTEXT // BLOCK_SIZE), dtype=torch.int32)
     metadata = operations.attention_metadata(starts, contexts, table, BLOCK_SIZE, KV_HEADS)
     metadata.plan(HEADS, HEAD_DIM, 0)
-    return some(sum(lengths), HEADS, HEAD_DIM), *caches(), metadata, HEAD_DIM**-0.5
+    return some(sum(lengths), HEADS, HEAD_DIM), AttentionCall(*caches(), metadata, HEAD_DIM**-0.5)
 
 
 def cases() -> dict[str, tuple[str, tuple[object, ...]]]:
@@ -92,7 +93,7 @@ def cases() -> dict[str, tuple[str, tuple[object, ...]]]:
     return {
         "rms_norm": ("rms_norm", (x, weight, 1e-5)),
         "add_rms_norm": ("add_rms_norm", (x, x, weight, 1e-5)),
-        "rotary_kv_write": ("rotary_kv_write", (qkv, None, None, 1e-5, angles, angles, *caches(), slots)),
+        "rotary_kv_write": ("rotary_kv_write", (qkv, RotaryWrite(None, None, 1e-5, angles, angles, *caches(), slots))),
         "paged_attention, decodes": ("paged_attention", attention([1] * TOKENS)),
         "paged_attention, mixed": ("paged_attention", attention([1] * TOKENS + [57])),
     }
@@ -100,12 +101,15 @@ def cases() -> dict[str, tuple[str, tuple[object, ...]]]:
 
 def operation(name: str, arguments: tuple[object, ...]) -> Callable[[], object]:
     """Return torch's operation alone, with the arguments that the table's function passes."""
+    bare = getattr(torch.ops.vnext_cuda, name).default
+    if name == "rotary_kv_write":
+        qkv, write = arguments
+        return lambda: bare(qkv, *write)
     if name != "paged_attention":
-        bare = getattr(torch.ops.vnext_cuda, name).default
         return lambda: bare(*arguments)
-    query, *both, metadata, scale = arguments
-    plan, bare = metadata.plan(HEADS, HEAD_DIM, 0), torch.ops.vnext_cuda.paged_attention.default
-    rest = (list(plan[:7]), plan.slot_count, plan.narrow_is_partial, scale, 0, 0.0)
+    query, (*both, metadata, scale, window, softcap, _, _) = arguments
+    plan = metadata.plan(HEADS, HEAD_DIM, 0)
+    rest = (list(plan[:7]), plan.slot_count, plan.narrow_is_partial, scale, window, softcap)
     return lambda: bare(query, *both, metadata.block_table, *rest)
 
 

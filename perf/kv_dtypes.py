@@ -23,6 +23,7 @@ import torch
 
 from vnext.commands.machine import machine
 from vnext.kernels import mxint8
+from vnext.kernels.calls import AttentionCall
 from vnext.kernels.cpu import attention, native
 from vnext.kernels.cpu.memory import huge
 
@@ -64,7 +65,7 @@ def reader(case: Case, layers: int, dtype: torch.dtype) -> tuple[Callable[[], to
 
     def attend() -> torch.Tensor:
         for layer in range(layers):
-            found = attention.paged_attention(query, memory[:, layer, 0], memory[:, layer, 1], step, case.head_dim**-0.5)
+            found = attention.paged_attention(query, AttentionCall(memory[:, layer, 0], memory[:, layer, 1], step, case.head_dim**-0.5))
         return found
 
     return attend, memory.nbytes

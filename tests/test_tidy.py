@@ -166,10 +166,10 @@ ATTRIBUTES = {
     "Clients": 17, "PersistentBatch": 17, "ServerMetrics": 17, "DeviceBatch": 16, "Rank": 16,
 }  # fmt: skip
 PARAMETERS = {
-    "ModelRunner.__init__": 12, "_attend": 12, "load_params": 11, "run": 12,
-    "Loader.__init__": 10, "adjust_rows": 11, "check_rotary_kv_write": 11, "rotary_kv_write": 11,
-    "EngineCore.__init__": 10, "OpenBlocks.put_steady": 10, "paged_attention": 10, "PlainExchange.take": 9,
-    "_grammar": 9, "add_tiled": 9, "check_paged_attention": 9, "experts_by": 9,
+    "ModelRunner.__init__": 12, "load_params": 11, "run": 12,
+    "Loader.__init__": 10, "adjust_rows": 11,
+    "EngineCore.__init__": 10, "OpenBlocks.put_steady": 10, "PlainExchange.take": 9,
+    "_grammar": 9, "add_tiled": 9, "experts_by": 9,
 }  # fmt: skip
 SHORT_FILES_MAX = 50
 ANYS_MAX = 1000

@@ -19,6 +19,7 @@ from perf.gpu.peers import Asked, compared
 from perf.gpu.place import Place
 from perf.gpu.report import Figure, figure
 from vnext.kernels import mxint8
+from vnext.kernels.calls import AttentionCall
 from vnext.kernels.cuda import operations as cuda_operations
 from vnext.kernels.table import Operations
 
@@ -118,7 +119,7 @@ def decode(
     scale = shape.head_dim**-0.5
 
     def ours() -> torch.Tensor:
-        return place.operations.paged_attention(query, *caches, metadata, scale)
+        return place.operations.paged_attention(query, AttentionCall(*caches, metadata, scale))
 
     def gather_and_sdpa(rows: int = shape.rows, dtype: torch.dtype = BF16) -> torch.Tensor:
         keys, values = (gathered(cache, layer.table[:rows], shape.context) for cache in layer[:2])
@@ -155,7 +156,7 @@ def chunk(place: Place, shape: Shape, new: int) -> tuple[tuple[Figure, ...], dic
 
     def attending(operations: Operations) -> Callable[[], torch.Tensor]:
         metadata = operations.attention_metadata(starts, contexts, layer.table, shape.block_size, shape.kv_heads)
-        return lambda: operations.paged_attention(query, layer.key_cache, layer.value_cache, metadata, scale)
+        return lambda: operations.paged_attention(query, AttentionCall(layer.key_cache, layer.value_cache, metadata, scale))
 
     cut = attending(place.operations)
     error = error_of(cut(), attending(place.plain)())
@@ -183,7 +184,7 @@ def prefill(place: Place, shape: Shape, target: float) -> tuple[tuple[Figure, ..
     scale = shape.head_dim**-0.5
 
     def ours() -> torch.Tensor:
-        return place.operations.paged_attention(query, layer.key_cache, layer.value_cache, metadata, scale)
+        return place.operations.paged_attention(query, AttentionCall(layer.key_cache, layer.value_cache, metadata, scale))
 
     def sdpa() -> torch.Tensor:
         with flash(place):

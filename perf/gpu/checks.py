@@ -24,6 +24,7 @@ import torch
 from perf.gpu.findings import Findings, collected, tests_of
 from perf.gpu.place import CASES, Place, launch_forms, place, use_cases
 from perf.gpu.report import DIED, FAILED, MISSING, PASSED, ROOT, SKIPPED, Verdict
+from vnext.kernels.calls import AttentionCall
 from vnext.kernels.cuda import compiled
 
 KERNEL_TESTS = ("attention", "rows", "sampling", "thin", "operations")
@@ -169,7 +170,7 @@ def captured_agrees(here: Place, step: object) -> None:
     weight = torch.ones(16, dtype=query.dtype, device=here.device)
 
     def work() -> torch.Tensor:
-        seen = operations.paged_attention(query, *caches, metadata, 0.25)
+        seen = operations.paged_attention(query, AttentionCall(*caches, metadata, 0.25))
         return operations.rms_norm(seen.flatten(0, 1), weight, 1e-6)
 
     work()

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from vnext.kernels import mxint8
+from vnext.kernels.calls import AttentionCall
 from vnext.kernels.cuda import attention
 from vnext.kernels.cuda.plan import make_plan
 from vnext.kernels.references import kv_write
@@ -106,9 +107,7 @@ def attend(
     query = torch.cat([sequences.query[index][start:stop] for index, start, stop in ranges])
     group, warps = shape.heads // shape.kv_heads, attention.warps_of(shape.head_dim)
     plan = make_plan(starts, contexts, group, options.window, shared, warps, query.device, units_wanted)
-    found = attention.paged_attention(
-        query, *sequences.caches, torch.from_numpy(table), plan, shape.head_dim**-0.5, *options, *scales
-    )
+    found = attention.paged_attention(query, torch.from_numpy(table), AttentionCall(*sequences.caches, plan, shape.head_dim**-0.5, *options, *scales))
     return list(found.split([stop - start for _, start, stop in ranges]))
 
 

@@ -16,6 +16,7 @@ from host_shim import ORDERS, HostBackend
 from rows_cases import adapters, draw, tiles_of
 from sampling_cases import Draws, asked, masked, sampled
 
+from vnext.kernels.calls import RotaryWrite
 from vnext.kernels.cuda import backends, rows, sampling, thin
 
 FLAGS = ("-O0", "-g1", "-fsanitize=address")
@@ -43,9 +44,9 @@ def row_wise() -> None:
         rows.embedding_rows(x, torch.tensor([2, 0, 3]), 0)
     caches = torch.zeros(2, 2, 2, 5, 6)
     angles = draw(9, 3)
-    rows.rotary_kv_write(draw(9, 10 * 6), draw(6), draw(6), 1e-6, angles, angles, *caches, torch.arange(9))
+    rows.rotary_kv_write(draw(9, 10 * 6), RotaryWrite(draw(6), draw(6), 1e-6, angles, angles, *caches, torch.arange(9)))
     caches = torch.zeros(2, 2, 2, 5, 7, dtype=torch.int8)
-    rows.rotary_kv_write(draw(9, 10 * 6), None, None, 1e-6, angles, angles, *caches, torch.arange(9))
+    rows.rotary_kv_write(draw(9, 10 * 6), RotaryWrite(None, None, 1e-6, angles, angles, *caches, torch.arange(9)))
 
 
 def sample() -> None:

@@ -14,6 +14,7 @@ from attention_steps import Sequences, Shape, make_sequences
 from rows_cases import ROUNDING, adapters, draw, tiles_of
 
 from vnext.kernels import contracts
+from vnext.kernels.calls import AttentionCall, RotaryWrite
 from vnext.kernels.contracts import FP8
 from vnext.kernels.mxint8 import pack, packed_width
 
@@ -94,7 +95,7 @@ def rotary_agrees(faster: Functions, plain: Functions, device: torch.device) -> 
         results = []
         for rotary in (faster["rotary_kv_write"], plain["rotary_kv_write"]):
             qkv, _, _, *others = rotary_step(device, cache)
-            query = rotary(qkv * 100 if scales else qkv, None, None, 1e-6, *others, *scales)
+            query = rotary(qkv * 100 if scales else qkv, RotaryWrite(None, None, 1e-6, *others, *scales))
             results.append((query, *(part.view(torch.uint8) for part in others[2:4])))
         assert all(torch.equal(*pair) for pair in zip(*results, strict=True))
 
@@ -126,4 +127,4 @@ def attended(functions: Functions, step: Step, caches: torch.Tensor, *options: f
     metadata = functions["attention_metadata"](
         step.starts, step.contexts, step.table, 16, 2, tuple({0, options[1]}), step.shared_blocks
     )
-    return functions["paged_attention"](step.query, *caches, metadata, *options)
+    return functions["paged_attention"](step.query, AttentionCall(*caches, metadata, *options))

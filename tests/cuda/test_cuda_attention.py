@@ -10,6 +10,7 @@ import torch
 from attention_steps import Options, Range, Sequences, Shape, attend, check, in_codes, in_fp8, make_sequences
 from host_shim import ORDERS, HostBackend
 
+from vnext.kernels.calls import AttentionCall
 from vnext.kernels.cuda import attention
 from vnext.kernels.cuda.plan import GROUP_KEYS, StepPlan, make_plan
 
@@ -220,7 +221,7 @@ def test_tokens_of_no_row_and_idle_rows(shim: HostBackend) -> None:
     padded = torch.cat((sequences.query[0][-1:], sequences.query[0][:2]))
     table = torch.tensor([sequences.blocks[0]], dtype=torch.int32)
     plan = make_plan(np.array([0, 1]), np.array([40]), 2, 0, 0, 4, padded.device)
-    result = attention.paged_attention(padded, *sequences.caches, table, plan, 0.125)
+    result = attention.paged_attention(padded, table, AttentionCall(*sequences.caches, plan, 0.125))
     assert torch.equal(result[:1], found[0]) and not result[1:].any()
 
 

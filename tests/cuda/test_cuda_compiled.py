@@ -19,6 +19,7 @@ from host_shim import HostBackend, HostLauncher
 from rows_cases import draw
 from table_cases import mixed_step
 
+from vnext.kernels.calls import AttentionCall, RotaryWrite
 from vnext.kernels.contracts import ContractError
 from vnext.kernels.cuda import attention, backends, compiled, operations, rows
 from vnext.kernels.cuda.arguments import Arguments, three
@@ -147,6 +148,10 @@ def test_rows_are_launched_as_by_the_plain_form(recorded: Recorded, dtype: torch
     assert same_launches(recorded, "gate_and_mul", rows.gate_and_mul, apart[:, :0], "silu") == 0
 
 
+def turned(qkv: torch.Tensor, *given: Any) -> torch.Tensor:
+    return rows.rotary_kv_write(qkv, RotaryWrite(*given))
+
+
 @pytest.mark.parametrize("dtype", [FLOAT, BF16])
 def test_rotary_is_launched_as_by_the_plain_form(recorded: Recorded, dtype: torch.dtype) -> None:
     """With norms of both widths and without, a part of a head, no angles, angles apart, fp8 caches and scales, codes, no tokens."""
@@ -160,9 +165,9 @@ def test_rotary_is_launched_as_by_the_plain_form(recorded: Recorded, dtype: torc
     ):
         caches = torch.zeros(2, 5, 1, 4, 17 if cache is torch.int8 else 16).to(cache)
         given = (qkv, *norms, 1e-6, *turns, *caches, slots, *scales)
-        assert same_launches(recorded, "rotary_kv_write", rows.rotary_kv_write, *given) == 1
+        assert same_launches(recorded, "rotary_kv_write", turned, *given) == 1
     given = (wide[:0, :80], None, None, 1e-6, turn[:0], turn[:0], *caches, slots[:0])
-    assert same_launches(recorded, "rotary_kv_write", rows.rotary_kv_write, *given) == 0
+    assert same_launches(recorded, "rotary_kv_write", turned, *given) == 0
 
 
 @pytest.fixture
@@ -171,14 +176,14 @@ def both_attend(recorded: Recorded, monkeypatch: pytest.MonkeyPatch) -> list[int
     plain, counts = attention.paged_attention, []
 
     def planned(*given: Any) -> torch.Tensor:
-        return plain(*given[:4], StepPlan(*given[4], *given[5:7]), *given[7:])
+        query, *caches, table, tensors, slot_count, is_partial = given[:7]
+        return plain(query, table, AttentionCall(*caches, StepPlan(*tensors, slot_count, is_partial), *given[7:]))
 
-    def both(query: torch.Tensor, *others: Any) -> torch.Tensor:
-        *caches, table, plan, scale = others[:5]
-        settings = others[5:] or (0, 0.0)
-        given = (query, *caches, table, list(plan[:7]), *plan[7:], scale, *settings)
+    def both(query: torch.Tensor, table: torch.Tensor, call: AttentionCall) -> torch.Tensor:
+        *caches, plan = call[:3]
+        given = (query, *caches, table, list(plan[:7]), *plan[7:], *call[3:])
         counts.append(same_launches(recorded, "paged_attention", planned, *given))
-        return plain(query, *others)
+        return plain(query, table, call)
 
     monkeypatch.setattr(attention, "paged_attention", both)
     return counts
@@ -214,7 +219,7 @@ def test_tokens_of_no_row_and_queries_apart_in_memory(recorded: Recorded, both_a
     plan = operations.attention_metadata(step.starts, step.contexts, step.table, 16, 2).plan(4, 16, 0)
     apart = torch.cat((step.query, step.query[:5])).repeat_interleave(2, 1)[:, ::2]
     assert not apart.is_contiguous()
-    attention.paged_attention(apart, *step.caches, step.table, plan, 0.25)
+    attention.paged_attention(apart, step.table, AttentionCall(*step.caches, plan, 0.25))
     assert both_attend == [3]
     assert torch.empty_like(apart).isnan().all()
     result = OPS.paged_attention(apart.contiguous(), *step.caches, step.table, list(plan[:7]), *plan[7:], 0.25, 0, 0.0)
@@ -282,7 +287,7 @@ def test_attention_looks_at_its_arguments_and_the_contract_says_what_is_wrong(re
     metadata = operations.attention_metadata(step.starts, step.contexts, step.table, 16, 2)
     right = (step.query, *step.caches, metadata, 0.25, 0, 0.0, 1.0, 1.0)
     door = cuda_door(operations.paged_attention, True)
-    door(*right)
+    door(right[0], AttentionCall(*right[1:]))
     narrow, plan = step.caches.to(FP8), metadata.plan(4, 16, 0)
     for place, changed, message in (
         (0, step.query[0], "query must have the shape"), (0, step.query[..., :8], "query must have the shape"),
@@ -293,9 +298,9 @@ def test_attention_looks_at_its_arguments_and_the_contract_says_what_is_wrong(re
         (4, float("nan"), "scale must be above 0"), (5, 7, "but the window is 7"), (6, -1.0, "softcap not below"),
         (7, 2.0, "has no scales"), (8, 0.0, "must be above 0 but are"),
     ):  # fmt: skip
-        wrong = (*right[:place], changed, *right[place + 1 :])
+        query, *fields = (*right[:place], changed, *right[place + 1 :])
         with pytest.raises(ContractError, match=message):
-            door(*wrong)
+            door(query, AttentionCall(*fields))
     for scales in ((0.0, 1.0), (1.0, -2.0)):
         given = (step.query.bfloat16(), *narrow, step.table, list(plan[:7]), *plan[7:], 0.25, 0, 0.0)
         OPS.paged_attention(*given, 0.5, 2.0)

@@ -15,6 +15,7 @@ from sampling_cases import Draws, asked, masked
 from table_cases import agree, mixed_step, rotary_step
 
 from vnext.kernels import contracts, paged_attention as plain_attention, table
+from vnext.kernels.calls import AttentionCall
 from vnext.kernels.cuda import compiled, operations
 from vnext.kernels.table import checked, plain_operations
 
@@ -125,8 +126,8 @@ def test_a_compiler_and_a_graph_take_them(from_cpp: HostLauncher) -> None:
 def test_what_no_kernel_was_written_for_is_the_references(shim: HostBackend) -> None:
     query, caches, starts, contexts, places, _ = mixed_step(CPU)
     metadata = operations.attention_metadata(starts, contexts, places, 16, 2)
-    mixed = operations.paged_attention(query.half(), *caches.nan_to_num(0.0), metadata, 0.25)
-    assert torch.equal(mixed, plain_attention.paged_attention(query.half(), *caches.nan_to_num(0.0), metadata.plain(), 0.25))
+    mixed = operations.paged_attention(query.half(), AttentionCall(*caches.nan_to_num(0.0), metadata, 0.25))
+    assert torch.equal(mixed, plain_attention.paged_attention(query.half(), AttentionCall(*caches.nan_to_num(0.0), metadata.plain(), 0.25)))
     integers = torch.arange(6).view(3, 2)
     assert operations.embedding_rows(integers, torch.tensor([2]), 0).tolist() == [[4, 5]]
 

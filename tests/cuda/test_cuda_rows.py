@@ -8,6 +8,7 @@ from host_shim import ORDERS, HostBackend
 from rows_cases import ROUNDING, draw, half_step, within
 
 from vnext.kernels import mxint8, references
+from vnext.kernels.calls import RotaryWrite
 from vnext.kernels.cuda import rows
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -89,10 +90,10 @@ def test_rotary_kv_write_is_norm_then_rotary_then_write(
     norms = [draw(head_dim, dtype=dtype, seed=1), draw(head_dim, seed=2)] if has_norms else [None, None]
     turn = (angles.cos(), angles.sin())
     expected_caches = torch.full((2, 20, kv_heads, 5, head_dim), 7.0, dtype=dtype)
-    expected = references.rotary_kv_write(joined.clone(), *norms, 1e-6, *turn, *expected_caches, slots)
+    expected = references.rotary_kv_write(joined.clone(), RotaryWrite(*norms, 1e-6, *turn, *expected_caches, slots))
     for shim.order in ORDERS:
         caches = torch.full_like(expected_caches, 7.0)
-        query = rows.rotary_kv_write(joined, *norms, 1e-6, *turn, *caches, slots)
+        query = rows.rotary_kv_write(joined, RotaryWrite(*norms, 1e-6, *turn, *caches, slots))
         if has_norms:
             slack = 4.1 * ROUNDING[dtype] * 8 if dtype is torch.float32 else 4.1 * ROUNDING[dtype]
             scale = expected.abs().amax(-1, keepdim=True).double()
@@ -108,15 +109,15 @@ def test_a_part_of_a_head_may_turn_or_none_of_it(shim: HostBackend, dtype: torch
     joined, angles, slots = draw(7, 4 * 32, dtype=dtype), draw(7, 4), torch.arange(7)
     for turn in ((angles.cos(), angles.sin()), (None, None)):
         expected_caches, caches = torch.zeros(2, 2, 2, 1, 5, 32, dtype=dtype)
-        expected = references.rotary_kv_write(joined.clone(), None, None, 1e-6, *turn, *expected_caches, slots)
-        assert torch.equal(rows.rotary_kv_write(joined, None, None, 1e-6, *turn, *caches, slots), expected)
+        expected = references.rotary_kv_write(joined.clone(), RotaryWrite(None, None, 1e-6, *turn, *expected_caches, slots))
+        assert torch.equal(rows.rotary_kv_write(joined, RotaryWrite(None, None, 1e-6, *turn, *caches, slots)), expected)
         assert torch.equal(caches, expected_caches)
 
 
 def test_an_fp8_cache_holds_what_is_left_after_its_scales(shim: HostBackend) -> None:
     joined, slots = draw(7, 4 * 32, dtype=torch.bfloat16) * 30, torch.randperm(10)[:7]
     caches = torch.zeros(2, 2, 1, 5, 32, dtype=torch.float8_e4m3fn)
-    rows.rotary_kv_write(joined, None, None, 1e-6, None, None, *caches, slots, 0.5, 2.0)
+    rows.rotary_kv_write(joined, RotaryWrite(None, None, 1e-6, None, None, *caches, slots, 0.5, 2.0))
     for cache, head, scale in ((caches[0], 2, 0.5), (caches[1], 3, 2.0)):
         expected = (joined.view(7, 4, 32)[:, head].float() / scale).clamp(-448, 448).to(torch.float8_e4m3fn)
         assert torch.equal(cache.view(torch.uint8).view(10, 32)[slots], expected.view(torch.uint8))
@@ -134,10 +135,10 @@ def test_a_coded_cache_holds_the_plain_rows(shim: HostBackend, head_dim: int, dt
     slots, width = torch.randperm(15, generator=torch.Generator().manual_seed(1))[:9], mxint8.packed_width(head_dim)
     for turn in ((angles.cos(), angles.sin()), (None, None)):
         expected_caches = torch.full((2, 3, 1, 5, width), 7, dtype=torch.int8)
-        expected = references.rotary_kv_write(joined.clone(), None, None, 1e-6, *turn, *expected_caches, slots)
+        expected = references.rotary_kv_write(joined.clone(), RotaryWrite(None, None, 1e-6, *turn, *expected_caches, slots))
         for shim.order in ORDERS:
             caches = torch.full_like(expected_caches, 7)
-            query = rows.rotary_kv_write(joined, None, None, 1e-6, *turn, *caches, slots)
+            query = rows.rotary_kv_write(joined, RotaryWrite(None, None, 1e-6, *turn, *caches, slots))
             assert torch.equal(query.nan_to_num(1.5), expected.nan_to_num(1.5)) and torch.equal(caches, expected_caches)
 
 

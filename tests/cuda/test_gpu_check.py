@@ -17,6 +17,7 @@ from host_shim import HostBackend, KernelError
 from rows_cases import draw
 
 from vnext.kernels import references
+from vnext.kernels.calls import RotaryWrite
 from vnext.kernels.cuda import backends, rows
 
 
@@ -37,8 +38,8 @@ def test_carried_tensors_give_what_they_give_where_they_are(carried: CarriedBack
     )
     joined, slots = draw(5, 4 * 16), torch.arange(5)
     caches, expected = torch.zeros(2, 2, 2, 1, 5, 16)
-    found = rows.rotary_kv_write(joined, None, None, 1e-6, None, None, *caches, slots)
-    assert torch.equal(found, references.rotary_kv_write(joined.clone(), None, None, 1e-6, None, None, *expected, slots))
+    found = rows.rotary_kv_write(joined, RotaryWrite(None, None, 1e-6, None, None, *caches, slots))
+    assert torch.equal(found, references.rotary_kv_write(joined.clone(), RotaryWrite(None, None, 1e-6, None, None, *expected, slots)))
     assert torch.equal(caches, expected) and caches.any()
     sequences = make_sequences([300, 20], Shape(4, 2, 64, 16), torch.bfloat16)
     given = [Range(0, 299, 300), Range(1, 0, 20)]

@@ -27,6 +27,7 @@ from rows_cases import adapters, draw, tiles_of
 from sampling_cases import Draws, asked, masked, sampled
 
 from vnext.kernels import mxint8, references, thin_tiles
+from vnext.kernels.calls import RotaryWrite
 from vnext.kernels.cuda import backends, rows, sampling, thin
 from vnext.runtime.transport.collectives.device_group import DeviceGroup
 from vnext.runtime.transport.collectives.errors import RankLost
@@ -85,12 +86,12 @@ def rows_are_right(backend: HostBackend) -> bool:
     caches, expected_caches = torch.zeros(2, 2, 2, 1, 5, 80)
     expected = references.rms_norm(x, weight, 1e-6)
     turn = (angles.cos(), angles.sin())
-    turned = references.rotary_kv_write(qkv.clone(), None, None, 1e-6, *turn, *expected_caches, slots)
+    turned = references.rotary_kv_write(qkv.clone(), RotaryWrite(None, None, 1e-6, *turn, *expected_caches, slots))
     for backend.order in ORDERS:
         normed = rows.rms_norm(x, weight, 1e-6)
         if (normed != expected).float().mean() > 0.002:  # another order of the sum moves a rounding now and then
             return False
-        if not torch.equal(rows.rotary_kv_write(qkv, None, None, 1e-6, *turn, *caches, slots), turned):
+        if not torch.equal(rows.rotary_kv_write(qkv, RotaryWrite(None, None, 1e-6, *turn, *caches, slots)), turned):
             return False
     return torch.equal(caches, expected_caches)
 
@@ -100,10 +101,10 @@ def codes_are_right(backend: HostBackend) -> bool:
     numbers, slots = draw(5, 3 * 64), torch.arange(5)
     numbers[0], numbers[1, ::3] = 1.9999, 0
     caches, expected_caches = torch.zeros(2, 2, 1, 1, 5, mxint8.packed_width(64), dtype=torch.int8)
-    references.rotary_kv_write(numbers.clone(), None, None, 1e-6, None, None, *expected_caches, slots)
+    references.rotary_kv_write(numbers.clone(), RotaryWrite(None, None, 1e-6, None, None, *expected_caches, slots))
     coded, exact = in_codes(SEQUENCES)
     for backend.order in ORDERS:
-        rows.rotary_kv_write(numbers, None, None, 1e-6, None, None, *caches, slots)
+        rows.rotary_kv_write(numbers, RotaryWrite(None, None, 1e-6, None, None, *caches, slots))
         if not torch.equal(caches, expected_caches):
             return False
         if not stand_for(coded, exact):

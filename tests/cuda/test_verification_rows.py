@@ -10,6 +10,7 @@ import torch
 from attention_steps import Options, Range, Sequences, Shape, attend, check, make_sequences
 from host_shim import ORDERS, HostBackend
 
+from vnext.kernels.calls import AttentionCall
 from vnext.kernels.contracts import ContractError
 from vnext.kernels.cuda import attention
 from vnext.kernels.cuda.decode_plan import slot_count, tiles_of, view_plan, word_count, write_plan
@@ -58,9 +59,7 @@ def in_a_graph(sequences: Sequences, options: Options, plan: StepPlan) -> list[t
         table[row, : len(sequences.blocks[index])] = sequences.blocks[index]
     rows = torch.cat([sequences.query[index][start:stop] for index, start, stop in RUNS])
     query = torch.cat((rows, sequences.query[0][:1].expand(plan.limits.shape[0] - len(rows), -1, -1)))
-    found = attention.paged_attention(
-        query, *sequences.caches, torch.from_numpy(table), plan, shape.head_dim**-0.5, *options
-    )
+    found = attention.paged_attention(query, torch.from_numpy(table), AttentionCall(*sequences.caches, plan, shape.head_dim**-0.5, *options))
     assert found.isfinite().all(), "padding must not spoil what reads it"
     return list(found[: len(rows)].split([stop - start for _, start, stop in RUNS]))
 

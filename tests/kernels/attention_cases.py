@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from vnext.kernels.calls import AttentionCall
 from vnext.kernels.references import kv_write
 from vnext.kernels.table import choose
 
@@ -58,9 +59,8 @@ def attend(
         starts, lengths, torch.from_numpy(table), block_size, kv_heads, tuple({0, window})
     )
     query = torch.cat([sequences.query[index][start:stop] for index, start, stop in ranges])
-    output = choose("paged_attention", "cpu")(
-        query, sequences.key_cache, sequences.value_cache, metadata, head_dim**-0.5, window, softcap
-    )
+    call = AttentionCall(sequences.key_cache, sequences.value_cache, metadata, head_dim**-0.5, window, softcap)
+    output = choose("paged_attention", "cpu")(query, call)
     return list(output.split([stop - start for _, start, stop in ranges]))
 
 

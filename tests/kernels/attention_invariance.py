@@ -6,6 +6,7 @@ import torch
 from attention_cases import attend as attend_paged, make_sequences
 
 from vnext.kernels import references
+from vnext.kernels.calls import RotaryWrite
 from vnext.kernels.table import choose
 from vnext.runtime.processes.determinism import cpu_flags, has_strict_path
 
@@ -66,9 +67,7 @@ def check_heads(heads: int, kv_heads: int, head_dim: int) -> None:
     def run(start: int, stop: int) -> tuple[torch.Tensor, torch.Tensor]:
         caches, slots = torch.zeros(2, 5, kv_heads, 16, head_dim), torch.arange(start, stop)
         part = angles[start:stop]
-        query = choose("rotary_kv_write", "cpu")(
-            qkv[start:stop].clone(), weight, weight, 1e-6, part.cos(), part.sin(), *caches, slots
-        )
+        query = choose("rotary_kv_write", "cpu")(qkv[start:stop].clone(), RotaryWrite(weight, weight, 1e-6, part.cos(), part.sin(), *caches, slots))
         return query, caches.transpose(2, 3).reshape(2, 80, kv_heads, head_dim)[:, start:stop]
 
     whole_query, whole_cache = run(0, 67)

@@ -7,6 +7,7 @@ import torch
 from cpu_levels import LEVELS, ROUNDING, draw, needs_native, using, within
 
 from vnext.kernels import references
+from vnext.kernels.calls import RotaryWrite
 from vnext.kernels.cpu import operations, rows
 from vnext.kernels.cpu.native import Level
 
@@ -118,9 +119,7 @@ def test_rotary_kv_write_is_norm_then_rotary_then_write(
     found_caches, expected_caches = caches(dtype, kv_heads, head_dim), caches(dtype, kv_heads, head_dim)
     query, key, value = joined.view(tokens, -1, head_dim).split((heads, kv_heads, kv_heads), 1)
     with using(level, threads=2):
-        found = rows.rotary_kv_write(
-            joined, *norms, 1e-6, angles.cos(), angles.sin(), found_caches[0], found_caches[1], slots
-        )
+        found = rows.rotary_kv_write(joined, RotaryWrite(*norms, 1e-6, angles.cos(), angles.sin(), found_caches[0], found_caches[1], slots))
         if norm:
             query, key = (
                 rows.rms_norm(x.reshape(-1, head_dim), weight, 1e-6).view(tokens, -1, head_dim)
@@ -138,8 +137,8 @@ def test_a_part_of_a_head_may_turn_or_none_of_it(dtype: torch.dtype, level: Leve
     joined, angles, slots = draw(7, 4 * 32, dtype=dtype), draw(7, 4), torch.arange(7)
     own = caches(dtype, 1, 32)
     with using(level):
-        part = rows.rotary_kv_write(joined, None, None, 1e-6, angles.cos(), angles.sin(), own[0], own[1], slots)
-        still = rows.rotary_kv_write(joined, None, None, 1e-6, None, None, own[0], own[1], slots)
+        part = rows.rotary_kv_write(joined, RotaryWrite(None, None, 1e-6, angles.cos(), angles.sin(), own[0], own[1], slots))
+        still = rows.rotary_kv_write(joined, RotaryWrite(None, None, 1e-6, None, None, own[0], own[1], slots))
     heads = joined.view(7, 4, 32)
     turned = references.turn(heads[:, :2, :8], angles.cos()[:, None], angles.sin()[:, None])
     assert torch.equal(part, torch.cat((turned, heads[:, :2, 8:]), -1))

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from vnext.kernels.calls import AttentionCall, RotaryWrite
 from vnext.kernels.contracts import ContractError
 from vnext.kernels.cuda import compiled, operations as cuda_operations
 from vnext.kernels.table import DEVICE_TYPES, Operations, choose, cuda_door, operations, rows
@@ -52,7 +53,12 @@ def turned(**changes: Any) -> tuple[Any, ...]:
         value_cache=CACHE,
         slots=zeros(3).long(),
     )
-    return tuple({**plain, **changes}.values())
+    first, *fields = {**plain, **changes}.values()
+    return first, RotaryWrite(*fields)
+
+
+def attended(query: torch.Tensor, *fields: Any) -> tuple[Any, ...]:
+    return query, AttentionCall(*fields)
 
 
 TABLE = zeros(2, 3, dtype=torch.int32)
@@ -90,16 +96,16 @@ REFUSED: list[tuple[str, tuple[Any, ...], str]] = [
     ("attention_metadata", (integers(0, 2, 1), integers(2, 1), TABLE, 16, 2), "query_starts must not fall"),
     ("attention_metadata", (integers(0, 2, 3), integers(1, 1), TABLE, 16, 2), "count the tokens of this step too"),
     ("attention_metadata", (integers(0, 2, 3), integers(49, 1), TABLE, 16, 2), "a context of 49 tokens needs more"),
-    ("paged_attention", (zeros(3, 3, 8), CACHE, CACHE, METADATA, 1.0), "3 query heads cannot share 2"),
-    ("paged_attention", (zeros(3, 4, 4), CACHE, CACHE, METADATA, 1.0), "query must have the shape"),
-    ("paged_attention", (zeros(3, 4, 8), CACHE[:, :1].clone(), CACHE[:, :1].clone(), METADATA, 1.0), "metadata was"),
-    ("paged_attention", (zeros(3, 4, 8), CACHE, CACHE, METADATA, 0.0), "scale must be above 0"),
-    ("paged_attention", (zeros(3, 4, 8), CACHE, CACHE, METADATA, 1.0, 0, -1.0), "softcap not below it"),
-    ("paged_attention", (zeros(3, 4, 8), CACHE, CACHE, METADATA, 1.0, 5), r"made for the windows \(0,\) but .* is 5"),
+    ("paged_attention", attended(zeros(3, 3, 8), CACHE, CACHE, METADATA, 1.0), "3 query heads cannot share 2"),
+    ("paged_attention", attended(zeros(3, 4, 4), CACHE, CACHE, METADATA, 1.0), "query must have the shape"),
+    ("paged_attention", attended(zeros(3, 4, 8), CACHE[:, :1].clone(), CACHE[:, :1].clone(), METADATA, 1.0), "metadata was"),
+    ("paged_attention", attended(zeros(3, 4, 8), CACHE, CACHE, METADATA, 0.0), "scale must be above 0"),
+    ("paged_attention", attended(zeros(3, 4, 8), CACHE, CACHE, METADATA, 1.0, 0, -1.0), "softcap not below it"),
+    ("paged_attention", attended(zeros(3, 4, 8), CACHE, CACHE, METADATA, 1.0, 5), r"made for the windows \(0,\) but .* is 5"),
     ("attention_metadata", (integers(0, 1), integers(1), TABLE[:1], 16, 2, ()), "windows must be at least one number"),
     ("attention_metadata", (integers(0, 1), integers(1), TABLE[:1], 16, 2, (0,), 4), "4 shared blocks do not stand in"),
-    ("paged_attention", (zeros(3, 4, 8), CACHE, CACHE, METADATA, 1.0, 0, 0.0, 2.0), "float32 has no scales but they are 2.0"),
-    ("rotary_kv_write", (*turned(), 1.0, 0.0), "scales of keys and values must be above 0"),
+    ("paged_attention", attended(zeros(3, 4, 8), CACHE, CACHE, METADATA, 1.0, 0, 0.0, 2.0), "float32 has no scales but they are 2.0"),
+    ("rotary_kv_write", turned(key_scale=1.0, value_scale=0.0), "scales of keys and values must be above 0"),
     ("write_spans", (TABLE.t(), zeros(1), zeros(1), zeros(2), zeros(1)), "target must be contiguous"),
 ]
 

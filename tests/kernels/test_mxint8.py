@@ -10,6 +10,7 @@ from cpu_levels import LEVELS, needs_native, using
 from test_cpu_attention import DTYPES, LENGTHS, SHAPES, Options, attend, typed
 
 from vnext.kernels import mxint8, references
+from vnext.kernels.calls import RotaryWrite
 from vnext.kernels.cpu import rows
 from vnext.kernels.cpu.native import Level
 
@@ -48,8 +49,8 @@ def test_the_kernels_write_the_plain_rows(head_dim: int, dtype: torch.dtype, lev
     shape = (16, kv_heads, block_size, mxint8.packed_width(head_dim))
     caches = [torch.zeros(shape, dtype=torch.int8) for _ in range(4)]
     with using(level):
-        rows.rotary_kv_write(joined, None, None, 1e-6, None, None, *caches[:2], slots)
-    references.rotary_kv_write(joined.clone(), None, None, 1e-6, None, None, *caches[2:], slots)
+        rows.rotary_kv_write(joined, RotaryWrite(None, None, 1e-6, None, None, *caches[:2], slots))
+    references.rotary_kv_write(joined.clone(), RotaryWrite(None, None, 1e-6, None, None, *caches[2:], slots))
     assert torch.equal(caches[0], caches[2]) and torch.equal(caches[1], caches[3]) and caches[0].any()
 
 

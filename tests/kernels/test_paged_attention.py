@@ -11,6 +11,7 @@ import pytest
 import torch
 from attention_cases import attend, dense, make_sequences
 
+from vnext.kernels.calls import AttentionCall
 from vnext.runtime.processes.determinism import cpu_flags, mkl_branch
 
 HERE = Path(__file__).resolve().parent
@@ -84,7 +85,7 @@ def test_idle_rows_and_padding_tokens_give_zeros() -> None:
     metadata = choose("attention_metadata", "cpu")(starts, lengths, table, 16, 2)
     query = torch.cat((sequences.query[0], sequences.query[1]))
     caches = sequences.key_cache, sequences.value_cache
-    found = choose("paged_attention", "cpu")(query, *caches, metadata, 8**-0.5)
+    found = choose("paged_attention", "cpu")(query, AttentionCall(*caches, metadata, 8**-0.5))
     torch.testing.assert_close(found[:20], dense(sequences, 0), **CLOSE)
     assert torch.equal(found[20:], torch.zeros(9, 2, 8))
 

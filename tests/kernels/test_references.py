@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from vnext.kernels import references
+from vnext.kernels.calls import RotaryWrite
 from vnext.kernels.table import choose, plain_operations
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -119,7 +120,7 @@ def test_rotary_kv_write_is_its_parts(dtype: torch.dtype, norms: bool, width: in
     expected, found = torch.zeros(2, 3, kv_heads, 4, head_dim, dtype=dtype), torch.zeros(2, 3, kv_heads, 4, head_dim, dtype=dtype)
     slots = torch.tensor([7, 8, 0, 1, 2, 11])
     references.kv_write(key, value, *expected, slots)
-    result = plain_operations().rotary_kv_write(qkv, *weights, 1e-5, *angles, *found, slots)
+    result = plain_operations().rotary_kv_write(qkv, RotaryWrite(*weights, 1e-5, *angles, *found, slots))
     assert result.shape == (6, heads, head_dim) and torch.equal(result, query)
     assert torch.equal(found, expected)
 

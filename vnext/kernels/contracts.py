@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from vnext.kernels.arrays import have_dense_blocks
+from vnext.kernels.calls import AttentionCall, RotaryWrite
 from vnext.kernels.codes import Codes
 from vnext.kernels.format import Format
 from vnext.kernels.formats.floats import PLAIN
@@ -21,7 +22,6 @@ from vnext.kernels.shards import SHARDS_MAX
 if TYPE_CHECKING:
     import numpy as np
 
-    from vnext.kernels.paged_attention import AttentionMetadata
     from vnext.kernels.thin import ThinParts
     from vnext.kernels.thin_tiles import ThinLines
 
@@ -315,26 +315,15 @@ def expect_scales(cache: torch.Tensor, key_scale: float, value_scale: float) -> 
         raise ContractError(f"a cache of {cache.dtype} has no scales but they are {key_scale} and {value_scale}")
 
 
-def check_rotary_kv_write(
-    qkv: torch.Tensor,
-    q_norm: torch.Tensor | None,
-    k_norm: torch.Tensor | None,
-    eps: float,
-    cosine: torch.Tensor | None,
-    sine: torch.Tensor | None,
-    key_cache: torch.Tensor,
-    value_cache: torch.Tensor,
-    slots: torch.Tensor,
-    key_scale: float = 1.0,
-    value_scale: float = 1.0,
-) -> None:
+def check_rotary_kv_write(qkv: torch.Tensor, write: RotaryWrite) -> None:
     """qkv [T, (heads + 2 * kv_heads) * D] float, slots int64 [T], caches as in `check_caches`, scales above 0.
 
     q_norm and k_norm [D] of qkv's dtype or float32, or None; cosine and sine float32 [T, R / 2] with R <= D, or both
     None.
     """
+    q_norm, k_norm, eps, cosine, sine, key_cache, value_cache, slots, *scales = write
     check_caches(key_cache, value_cache)
-    expect_scales(key_cache, key_scale, value_scale)
+    expect_scales(key_cache, *scales)
     expect("qkv", qkv, (None, None), FLOATS)
     tokens, width = qkv.shape
     kv_heads, head_dim = key_cache.shape[1], head_dim_of(key_cache)
@@ -398,20 +387,11 @@ def check_attention_metadata(
         )
 
 
-def check_paged_attention(
-    query: torch.Tensor,
-    key_cache: torch.Tensor,
-    value_cache: torch.Tensor,
-    metadata: AttentionMetadata,
-    scale: float,
-    window: int = 0,
-    softcap: float = 0.0,
-    key_scale: float = 1.0,
-    value_scale: float = 1.0,
-) -> None:
+def check_paged_attention(query: torch.Tensor, call: AttentionCall) -> None:
     """query [T, heads, D] with heads a multiple of kv_heads; metadata made for the same caches and the window."""
+    key_cache, value_cache, metadata, scale, window, softcap, *scales = call
     check_caches(key_cache, value_cache)
-    expect_scales(key_cache, key_scale, value_scale)
+    expect_scales(key_cache, *scales)
     _, kv_heads, block_size, _ = key_cache.shape
     head_dim = head_dim_of(key_cache)
     expect("query", query, (None, None, head_dim), FLOATS)

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.nn import functional
 
+from vnext.kernels.calls import AttentionCall, RotaryWrite
 from vnext.kernels.references import turn
 from vnext.kernels.table import Operations
 
@@ -69,7 +70,7 @@ class _Trainable:
 
     def __init__(self, base: Operations, lengths: Sequence[int]) -> None:
         self._base, self._lengths = base, tuple(lengths)
-        self._heads: tuple[Any, ...] = ()
+        self._turned: tuple[torch.Tensor, RotaryWrite] | None = None
 
     def operations(self) -> Operations:
         own = ("linear", "gated_linear", "logits", "embedding_rows", "route", "experts", "rotary_kv_write", "paged_attention")
@@ -133,23 +134,22 @@ class _Trainable:
 
         return exact(kernel, plain, x, shares, gate_up.weight, down.weight)
 
-    def rotary_kv_write(self, qkv: torch.Tensor, *given: Any) -> torch.Tensor:
+    def rotary_kv_write(self, qkv: torch.Tensor, write: RotaryWrite) -> torch.Tensor:
         """Writes the cache; the query is derived with the attention that reads it."""
-        held = [each.detach() if isinstance(each, torch.Tensor) else each for each in given]
-        query = self._base.rotary_kv_write(qkv.detach().clone(), *held)
-        self._heads = (qkv, *given[:5], given[5].shape[1])
-        return query
+        held = RotaryWrite(*(each.detach() if isinstance(each, torch.Tensor) else each for each in write))
+        self._turned = qkv, write
+        return self._base.rotary_kv_write(qkv.detach().clone(), held)
 
-    def paged_attention(self, query: torch.Tensor, *given: Any) -> torch.Tensor:
-        (qkv, q_norm, k_norm, eps, cosine, sine, kv_heads), (scale, window, cap) = self._heads, given[3:]
-        norms = [norm for norm in (q_norm, k_norm) if norm is not None]
+    def paged_attention(self, query: torch.Tensor, call: AttentionCall) -> torch.Tensor:
+        assert self._turned is not None
+        qkv, write = self._turned
+        norms = [norm for norm in (write.q_norm, write.k_norm) if norm is not None]
 
         def plain(qkv: torch.Tensor, *norms: torch.Tensor) -> torch.Tensor:
-            heads = turned(qkv, norms, eps, cosine, sine, kv_heads, query.shape[2])
-            rows = zip(*(each.split(self._lengths) for each in heads))
-            return torch.cat([attended(*row, scale, window, cap) for row in rows]).to(qkv.dtype)
+            rows = zip(*(each.split(self._lengths) for each in turned(qkv, norms, write, query.shape[2])))
+            return torch.cat([attended(*row, call.scale, call.window, call.softcap) for row in rows]).to(qkv.dtype)
 
-        return exact(lambda *_: self._base.paged_attention(query, *given), plain, qkv, *norms)
+        return exact(lambda *_: self._base.paged_attention(query, call), plain, qkv, *norms)
 
 
 # ---- plain forms, in float32 inside ------------------------------------------------------------------------------
@@ -189,19 +189,14 @@ def soft_cap(x: torch.Tensor, cap: float) -> torch.Tensor:
 
 
 def turned(
-    qkv: torch.Tensor,
-    norms: Sequence[torch.Tensor],
-    eps: float,
-    cosine: torch.Tensor | None,
-    sine: torch.Tensor | None,
-    kv_heads: int,
-    head_dim: int,
+    qkv: torch.Tensor, norms: Sequence[torch.Tensor], write: RotaryWrite, head_dim: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Queries, keys and values [T, heads, D] of qkv, as references.rotary_kv_write makes them."""
+    """Queries, keys and values [T, heads, D] of qkv, as references.rotary_kv_write makes them with these norms."""
+    cosine, sine, kv_heads = write.cosine, write.sine, write.key_cache.shape[1]
     heads = qkv.shape[1] // head_dim - 2 * kv_heads
     query, key, value = qkv.view(len(qkv), -1, head_dim).split((heads, kv_heads, kv_heads), 1)
     if norms:
-        query, key = (rms_norm(each, norm, eps) for each, norm in zip((query, key), norms, strict=True))
+        query, key = (rms_norm(each, norm, write.eps) for each, norm in zip((query, key), norms, strict=True))
     if cosine is not None and sine is not None:
         query, key = (turn(each, cosine.unsqueeze(1), sine.unsqueeze(1)) for each in (query, key))
     return query, key, value

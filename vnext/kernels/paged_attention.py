@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from vnext.kernels import mxint8
+from vnext.kernels.calls import AttentionCall
 
 PIECE_TOKENS = 128
 TILE_WIDTH = 16
@@ -221,25 +222,14 @@ def hide(
     )
 
 
-def paged_attention(
-    query: torch.Tensor,
-    key_cache: torch.Tensor,
-    value_cache: torch.Tensor,
-    metadata: AttentionMetadata,
-    scale: float,
-    window: int = 0,
-    softcap: float = 0.0,
-    key_scale: float = 1.0,
-    value_scale: float = 1.0,
-) -> torch.Tensor:
+def paged_attention(query: torch.Tensor, call: AttentionCall) -> torch.Tensor:
     """Causal attention of query [T, heads, D] to its rows' contexts in the paged caches -> [T, heads, D].
 
     Caches are [page_count, kv_heads, block_size, D] and already hold this step's keys and values. Query head h reads
-    key-value head h // (heads / kv_heads). Softmax and sums are float32. Tokens of no row give zeros.
-    A query sees the last `window` tokens, itself included (0: all), and blocks before them are not read. With a
-    softcap c above 0 a score s becomes c * tanh(s / c) (Gemma 2, arXiv 2408.00118). Caches of float8_e4m3fn keep keys and
-    values divided by the scales.
+    key-value head h // (heads / kv_heads). Softmax and sums are float32. Tokens of no row give zeros. Blocks before a
+    window are not read.
     """
+    key_cache, value_cache, metadata, scale, window, softcap, key_scale, value_scale = call
     output = torch.zeros_like(query, memory_format=torch.contiguous_format)
     wide = query.float() * (scale * key_scale)
     for group in metadata.groups[metadata.windows.index(window)]:

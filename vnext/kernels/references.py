@@ -12,6 +12,7 @@ import math
 import torch
 
 from vnext.kernels import mxint8
+from vnext.kernels.calls import RotaryWrite
 from vnext.kernels.contracts import FP8
 from vnext.kernels.format import PlainWeight
 
@@ -82,37 +83,23 @@ def wide_gelu(x: torch.Tensor) -> torch.Tensor:
     return x / inner.neg_().exp_().add_(1.0)
 
 
-def rotary_kv_write(
-    qkv: torch.Tensor,
-    q_norm: torch.Tensor | None,
-    k_norm: torch.Tensor | None,
-    eps: float,
-    cosine: torch.Tensor | None,
-    sine: torch.Tensor | None,
-    key_cache: torch.Tensor,
-    value_cache: torch.Tensor,
-    slots: torch.Tensor,
-    key_scale: float = 1.0,
-    value_scale: float = 1.0,
-) -> torch.Tensor:
+def rotary_kv_write(qkv: torch.Tensor, write: RotaryWrite) -> torch.Tensor:
     """Split qkv [T, (heads + 2 * kv_heads) * D], norm and turn queries and keys, store keys and values.
 
     Returns the query [T, heads, D] in qkv's dtype, which may be a view of qkv or of new memory; qkv itself may be
-    changed and is not to be used after. q_norm, k_norm [D]: weights of an rms_norm over each head (None: none). cosine,
-    sine float32 [T, R / 2]: the first R channels of each head turn (None: none turn). Caches [page_count, kv_heads,
-    block_size, D] give the number of heads; slots int64 [T] and scales as in `kv_write`.
+    changed and is not to be used after. The caches give the number of heads; scales are as in `kv_write`.
     """
-    kv_heads, head_dim = key_cache.shape[1], mxint8.head_dim_of(key_cache)
+    kv_heads, head_dim = write.key_cache.shape[1], mxint8.head_dim_of(write.key_cache)
     heads = qkv.shape[1] // head_dim - 2 * kv_heads
     split = qkv.view(-1, heads + 2 * kv_heads, head_dim).split((heads, kv_heads, kv_heads), dim=1)
     query, key, value = split
-    if q_norm is not None:
-        query = rms_norm(query, q_norm, eps)
-    if k_norm is not None:
-        key = rms_norm(key, k_norm, eps)
-    if cosine is not None and sine is not None:
-        query, key = rotary(query, key, cosine, sine)
-    kv_write(key, value, key_cache, value_cache, slots, key_scale, value_scale)
+    if write.q_norm is not None:
+        query = rms_norm(query, write.q_norm, write.eps)
+    if write.k_norm is not None:
+        key = rms_norm(key, write.k_norm, write.eps)
+    if write.cosine is not None and write.sine is not None:
+        query, key = rotary(query, key, write.cosine, write.sine)
+    kv_write(key, value, write.key_cache, write.value_cache, write.slots, write.key_scale, write.value_scale)
     return query
 
 

@@ -35,6 +35,7 @@ from rank_drive import (
 
 from vnext.kernels import products
 from vnext.kernels.batch_index import plain_batch_operations
+from vnext.kernels.calls import AttentionCall
 from vnext.kernels.contracts import ContractError
 from vnext.kernels.cuda import attention, backends, compiled, operations
 from vnext.kernels.cuda.decode_plan import DecodeAttention, slot_count, tiles_of, view_plan, word_count, write_plan
@@ -77,13 +78,13 @@ def test_a_plan_of_fixed_shape_gives_the_bits_of_the_step_s_own(shim: HostBacken
     query = torch.cat([each[-1:] for each in sequences.query])
     starts, contexts = np.arange(len(CONTEXTS) + 1), np.array(CONTEXTS)
     own = make_plan(starts, contexts, 2, window, 0, attention.warps_of(16), torch.device("cpu"))
-    expected = attention.paged_attention(query, *sequences.caches, table, own, 0.25, window)
+    expected = attention.paged_attention(query, table, AttentionCall(*sequences.caches, own, 0.25, window))
     units = slot_count(tiles_of(np.ones_like(contexts), 2), contexts, window) + room
     order = [3, 1, 4, 0, 2]
     moved = torch.empty_like(table)
     moved[order] = table
     fixed = view_plan(plan_of(CONTEXTS, units, window, order), len(CONTEXTS), units)
-    assert torch.equal(attention.paged_attention(query, *sequences.caches, moved, fixed, 0.25, window), expected)
+    assert torch.equal(attention.paged_attention(query, moved, AttentionCall(*sequences.caches, fixed, 0.25, window)), expected)
 
 
 def test_splits_that_do_not_fit_are_refused() -> None:

@@ -10,6 +10,7 @@ import torch
 from attention_steps import Options, Range, Sequences, Shape, attend, check, in_codes, in_fp8, make_sequences
 from host_shim import ORDERS, HostBackend
 
+from vnext.kernels.calls import AttentionCall
 from vnext.kernels.cuda import attention
 from vnext.kernels.cuda.decode_plan import slot_count, tiles_of, view_plan, word_count, write_plan
 from vnext.kernels.cuda.plan import GROUP_SPLITS, StepPlan
@@ -56,7 +57,7 @@ def in_a_graph(sequences: Sequences, window: int, change: Callable[[StepPlan], S
         table[row, : len(sequences.blocks[index])] = sequences.blocks[index]
     query = torch.cat([sequences.query[index][start:stop] for index, start, stop in RUNS])
     plan = change(view_plan(torch.from_numpy(flat), len(contexts), units))
-    return attention.paged_attention(query, *sequences.caches, torch.from_numpy(table), plan, 0.25, window)
+    return attention.paged_attention(query, torch.from_numpy(table), AttentionCall(*sequences.caches, plan, 0.25, window))
 
 
 def count_from_the_first_split(plan: StepPlan) -> StepPlan:

@@ -26,10 +26,11 @@ def faulty(operation: str, number: int, change: Callable[..., Any]) -> Operation
     weights or caches came first, the `number`th is changed: `change(result, *arguments)`."""
     served = chosen_operations("cpu")
     plain, known = getattr(served, operation), []
-    about = {"rotary_kv_write": 6, "embedding_rows": 0}.get(operation, 1)
+    about = {"embedding_rows": 0}.get(operation, 1)
 
     def function(*arguments: Any) -> Any:
-        key = id(arguments[about])
+        first = arguments[about]
+        key = id(getattr(first, "key_cache", first))
         if key not in known:
             known.append(key)
         result = plain(*arguments)
@@ -46,7 +47,7 @@ def a_bit_larger(result: Any, *arguments: Any) -> Any:
 
 
 def other_keys(result: Any, *arguments: Any) -> Any:
-    cache, slot = arguments[6], int(arguments[8][-1])
+    cache, slot = arguments[1].key_cache, int(arguments[1].slots[-1])
     cache[slot // cache.shape[2], 0, slot % cache.shape[2]] *= 1.01
     return result
 

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from vnext.kernels.calls import AttentionCall
 from vnext.kernels.cuda import attention, experts
 from vnext.runtime.gpu.cuda import CudaGraph
 from vnext.runtime.gpu.device import recording
@@ -62,7 +63,7 @@ def test_an_error_in_a_step_of_several_recordings_ends_the_last() -> None:
     query = torch.zeros(2, 1, 4)
 
     def body(attend) -> torch.Tensor:
-        attend(query, query, query, 0, 1.0)
+        attend(query, AttentionCall(query, query, 0, 1.0))
         raise MemoryError
 
     with pytest.raises(MemoryError):

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from vnext.kernels.calls import AttentionCall
 from vnext.kernels.cpu.native import CACHE_KINDS, KINDS, module
 
 
@@ -45,22 +46,13 @@ def plan(
     return AttentionPlan(handle, block_size, kv_head_count, int(starts[-1]))
 
 
-def paged_attention(
-    query: torch.Tensor,
-    key_cache: torch.Tensor,
-    value_cache: torch.Tensor,
-    step: AttentionPlan,
-    scale: float,
-    window: int = 0,
-    softcap: float = 0.0,
-) -> torch.Tensor:
+def paged_attention(query: torch.Tensor, call: AttentionCall) -> torch.Tensor:
     """Causal attention of query [T, heads, D], dense, to its rows' contexts in the paged caches -> [T, heads, D].
 
-    Caches [page_count, kv_heads, block_size, D] of the query's dtype (float32 or bfloat16) or of int8
-    (kernels/mxint8.py), D even and at most 256, both with dense blocks at equal distances.
-    `window` > 0: a query sees its own key and the window - 1 before it. `softcap` > 0: scores are
-    cap * tanh(score / cap). Tokens of no row give zeros.
+    The call's metadata is an AttentionPlan. Caches are of the query's dtype (float32 or bfloat16) or of int8 (kernels/mxint8.py),
+    without scales, D even and at most 256, both with dense blocks at equal distances. Tokens of no row give zeros.
     """
+    key_cache, value_cache, step, scale, window, softcap, *_ = call
     result = torch.empty_like(query) if step.token_count == query.shape[0] else torch.zeros_like(query)
     module().attention(
         KINDS[query.dtype], step.handle, query.data_ptr(), key_cache.data_ptr(), value_cache.data_ptr(),

@@ -14,6 +14,7 @@ import torch
 
 from vnext.kernels import contracts, paged_attention as plain_attention, products, references, thin as plain_thin
 from vnext.kernels.arrays import dtype_name, have_dense_blocks, torch_dtype
+from vnext.kernels.calls import AttentionCall, RotaryWrite
 from vnext.kernels.codes import Codes
 from vnext.kernels.cpu import attention, linear as packing, native, rows, thin
 from vnext.kernels.cpu.linear import GATES
@@ -195,21 +196,9 @@ def _norms_by(x: torch.Tensor, weight: torch.Tensor) -> bool:
     return x.dtype in PACKED_TYPES and (weight.dtype is x.dtype or weight.dtype is torch.float32)
 
 
-def rotary_kv_write(
-    qkv: torch.Tensor,
-    q_norm: torch.Tensor | None,
-    k_norm: torch.Tensor | None,
-    eps: float,
-    cosine: torch.Tensor | None,
-    sine: torch.Tensor | None,
-    key_cache: torch.Tensor,
-    value_cache: torch.Tensor,
-    slots: torch.Tensor,
-    key_scale: float = 1.0,
-    value_scale: float = 1.0,
-) -> torch.Tensor:
+def rotary_kv_write(qkv: torch.Tensor, write: RotaryWrite) -> torch.Tensor:
     """As references.rotary_kv_write; caches of another dtype are the reference's."""
-    arguments = (qkv, q_norm, k_norm, eps, cosine, sine, key_cache, value_cache, slots)
+    q_norm, k_norm, eps, cosine, sine, key_cache, value_cache, slots, key_scale, value_scale = write
     tokens, kv_heads, head_dim = slots.shape[0], key_cache.shape[1], head_dim_of(key_cache)
     heads, rest = divmod(qkv.shape[-1], head_dim)
     fits = qkv.shape == (tokens, heads * head_dim) and not rest and heads >= 3 * kv_heads and heads % kv_heads == 0
@@ -217,9 +206,9 @@ def rotary_kv_write(
     caches = _suit_caches(qkv, key_cache, value_cache) and key_cache.shape == value_cache.shape
     caches = caches and have_dense_blocks(key_cache, value_cache) and key_scale == value_scale == 1.0
     if fits and caches and _turns(cosine, sine, tokens, head_dim) and _norms(q_norm, k_norm, qkv, head_dim, eps):
-        return rows.rotary_kv_write(*arguments)
-    contracts.check_rotary_kv_write(*arguments, key_scale, value_scale)
-    return references.rotary_kv_write(*arguments, key_scale, value_scale)
+        return rows.rotary_kv_write(qkv, write)
+    contracts.check_rotary_kv_write(qkv, write)
+    return references.rotary_kv_write(qkv, write)
 
 
 def _suit_caches(x: torch.Tensor, key_cache: torch.Tensor, value_cache: torch.Tensor) -> bool:
@@ -293,29 +282,18 @@ def attention_metadata(
     )
 
 
-def paged_attention(
-    query: torch.Tensor,
-    key_cache: torch.Tensor,
-    value_cache: torch.Tensor,
-    metadata: StepAttention,
-    scale: float,
-    window: int = 0,
-    softcap: float = 0.0,
-    key_scale: float = 1.0,
-    value_scale: float = 1.0,
-) -> torch.Tensor:
+def paged_attention(query: torch.Tensor, call: AttentionCall) -> torch.Tensor:
     """As paged_attention.paged_attention; other dtypes and head sizes are the reference's."""
+    key_cache, value_cache, metadata, scale, window, softcap, key_scale, value_scale = call
     wanted = (metadata.kv_head_count, metadata.block_size, query.shape[-1])
     fits = (*key_cache.shape[1:3], head_dim_of(key_cache)) == wanted
     fits = fits and value_cache.shape == key_cache.shape and query.is_contiguous()
     sized = query.shape[-1] <= HEAD_DIM_MAX and query.shape[-1] % 2 == 0 and query.shape[1] % wanted[0] == 0
     sized = sized and key_scale == value_scale == 1.0 and have_dense_blocks(key_cache, value_cache)
     if fits and sized and _suit_caches(query, key_cache, value_cache) and window in metadata.windows and scale > 0 and softcap >= 0:
-        plan = metadata.kernel(query.shape[1])
-        return attention.paged_attention(query, key_cache, value_cache, plan, scale, window, softcap)
-    arguments = (scale, window, softcap, key_scale, value_scale)
-    contracts.check_paged_attention(query, key_cache, value_cache, metadata, *arguments)
-    return plain_attention.paged_attention(query, key_cache, value_cache, metadata.plain(), *arguments)
+        return attention.paged_attention(query, call._replace(metadata=metadata.kernel(query.shape[1])))
+    contracts.check_paged_attention(query, call)
+    return plain_attention.paged_attention(query, call._replace(metadata=metadata.plain()))
 
 
 FUNCTIONS = (

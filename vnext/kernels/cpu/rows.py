@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import torch
 
+from vnext.kernels.calls import RotaryWrite
 from vnext.kernels.cpu.linear import GATES
 from vnext.kernels.cpu.native import CACHE_KINDS, KINDS, Kind, module
 from vnext.kernels.mxint8 import head_dim_of
@@ -55,25 +56,13 @@ def gelu_tanh_and_mul(x: torch.Tensor) -> torch.Tensor:
     return gate_and_mul(x, "gelu_tanh")
 
 
-def rotary_kv_write(
-    joined: torch.Tensor,
-    query_norm: torch.Tensor | None,
-    key_norm: torch.Tensor | None,
-    eps: float,
-    cosine: torch.Tensor | None,
-    sine: torch.Tensor | None,
-    key_cache: torch.Tensor,
-    value_cache: torch.Tensor,
-    slots: torch.Tensor,
-    weight_offset: float = 0.0,
-) -> torch.Tensor:
+def rotary_kv_write(joined: torch.Tensor, write: RotaryWrite, weight_offset: float = 0.0) -> torch.Tensor:
     """Split joined [T, (heads + 2 * kv_heads) * D] into query, key, value; norm, turn, write -> query [T, heads, D].
 
-    Norm weights [D], both of one dtype, or None; cosine and sine float32 [T, D / 2], dense (narrower: only so much of
-    a head turns; None: no turn). Halves form pairs. Key and value go to slots int64 [T] of caches [page_count,
-    kv_heads, block_size, D] of the same dtype or of int8 (kernels/mxint8.py), both with dense blocks at equal distances,
-    in place; slots must be distinct.
+    Norm weights are both of one dtype, or None; cosine and sine dense. Halves form pairs. Key and value go to caches of the same
+    dtype or of int8 (kernels/mxint8.py), without scales, with dense blocks at equal distances, in place; slots must be distinct.
     """
+    query_norm, key_norm, eps, cosine, sine, key_cache, value_cache, slots, *_ = write
     _, kv_heads, block_size, _ = key_cache.shape
     head_dim = head_dim_of(key_cache)
     tokens = joined.shape[0]

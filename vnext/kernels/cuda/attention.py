@@ -12,6 +12,7 @@ from functools import cache
 import numpy as np
 import torch
 
+from vnext.kernels.calls import AttentionCall
 from vnext.kernels.contracts import FLOATS
 from vnext.kernels.cuda.backends import kernel_for
 from vnext.kernels.cuda.interface import SCALARS, Defines
@@ -56,23 +57,12 @@ def shared_memory(device: torch.device) -> int:
     return int(torch.cuda.get_device_properties(device).shared_memory_per_block_optin)
 
 
-def paged_attention(
-    query: torch.Tensor,
-    key_cache: torch.Tensor,
-    value_cache: torch.Tensor,
-    block_table: torch.Tensor,
-    plan: StepPlan,
-    scale: float,
-    window: int = 0,
-    softcap: float = 0.0,
-    key_scale: float = 1.0,
-    value_scale: float = 1.0,
-) -> torch.Tensor:
-    """As paged_attention.paged_attention, of what `serves` allows; `plan` was made for the window and the heads.
+def paged_attention(query: torch.Tensor, block_table: torch.Tensor, call: AttentionCall) -> torch.Tensor:
+    """As paged_attention.paged_attention, of what `serves` allows; the call's metadata is a StepPlan for its window and the heads.
 
-    Caches of float8_e4m3fn hold keys and values divided by the scales, those of int8 rows as mxint8.py has them. block_table int32
-    [R, W], rows dense.
+    Caches of int8 hold rows as mxint8.py has them. block_table int32 [R, W], rows dense.
     """
+    key_cache, value_cache, plan, scale, window, softcap, key_scale, value_scale = call
     query = query.contiguous()
     tokens, heads, head_dim = query.shape
     _, kv_heads, block_size, _ = key_cache.shape

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from vnext.kernels.calls import AttentionCall
 from vnext.kernels.contracts import ContractError
 from vnext.kernels.cuda.plan import on_device
 
@@ -139,18 +140,9 @@ def attention_metadata(
     return StepPages(query_starts, context_lengths, block_table, block_size, kv_head_count, windows)
 
 
-def paged_attention(
-    query: torch.Tensor,
-    key_cache: torch.Tensor,
-    value_cache: torch.Tensor,
-    metadata: StepPages,
-    scale: float,
-    window: int = 0,
-    softcap: float = 0.0,
-    key_scale: float = 1.0,
-    value_scale: float = 1.0,
-) -> torch.Tensor:
+def paged_attention(query: torch.Tensor, call: AttentionCall) -> torch.Tensor:
     """As paged_attention.paged_attention, of what `serves` allows."""
+    key_cache, value_cache, metadata, scale, window, softcap, key_scale, value_scale = call
     wrapper = metadata.wrapper(query, key_cache, scale, window, softcap)
     scales = {} if key_scale == value_scale == 1.0 else {"k_scale": key_scale, "v_scale": value_scale}
     return wrapper.run(query.contiguous(), (key_cache, value_cache), **scales)

@@ -17,6 +17,7 @@ import torch
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from vnext.kernels import paged_attention as plain
+from vnext.kernels.calls import AttentionCall
 from vnext.kernels.contracts import ContractError
 from vnext.kernels.cuda import operations as ours
 from vnext.kernels.cuda.plan import numbered, on_device
@@ -241,8 +242,9 @@ def why_not_here(device: torch.device, dtype: torch.dtype, heads: tuple[int, int
             caches = torch.randn(2, pages, kv_heads, BLOCK, head_dim, device=device).to(dtype)
             query = torch.randn(queries, query_heads, head_dim, device=device).to(dtype)
             described = np.array([0, queries]), np.array([context]), table, BLOCK, kv_heads
-            found = paged_attention(query, *caches, attention_metadata(*described), head_dim**-0.5)
-            expected = plain.paged_attention(query, *caches, plain.attention_metadata(*described), head_dim**-0.5)
+            call = AttentionCall(*caches, attention_metadata(*described), head_dim**-0.5)
+            found = paged_attention(query, call)
+            expected = plain.paged_attention(query, call._replace(metadata=plain.attention_metadata(*described)))
             error = float((found.float() - expected.float()).abs().max())
             if not error <= ERROR_MAX:
                 return f"its results on this GPU differ by {error:.3g} from the plain form's"
@@ -257,21 +259,11 @@ def copied(cache_of: torch.Tensor, packed: Packed) -> torch.Tensor:
     return cache_of.reshape(-1, head_dim).index_select(0, packed.sources).view(1, kv_heads, -1, head_dim)
 
 
-def paged_attention(
-    query: torch.Tensor,
-    key_cache: torch.Tensor,
-    value_cache: torch.Tensor,
-    metadata: Any,
-    scale: float,
-    window: int = 0,
-    softcap: float = 0.0,
-    key_scale: float = 1.0,
-    value_scale: float = 1.0,
-) -> torch.Tensor:
+def paged_attention(query: torch.Tensor, call: AttentionCall) -> torch.Tensor:
     """As paged_attention.paged_attention; caches of the query's type. Raises ContractError for others in a step with long rows."""
-    arguments = (scale, window, softcap, key_scale, value_scale)
+    key_cache, value_cache, metadata, scale, window, softcap, key_scale, value_scale = call
     if not isinstance(metadata, StepPrompts):
-        return ours.paged_attention(query, key_cache, value_cache, metadata, *arguments)
+        return ours.paged_attention(query, call)
     if key_cache.dtype is not query.dtype:
         raise ContractError(f"flex attention reads caches of the query's type, {query.dtype}, and not of {key_cache.dtype}")
     packed, output = metadata.packed, torch.zeros_like(query, memory_format=torch.contiguous_format)
@@ -283,6 +275,6 @@ def paged_attention(
     results = seen[0].transpose(0, 1).index_select(0, packed.results)
     output.index_copy_(0, packed.outputs, results if value_scale == 1.0 else results * value_scale)
     if metadata.rest is not None:
-        others = ours.paged_attention(query.index_select(0, metadata.rest_at), key_cache, value_cache, metadata.rest, *arguments)
+        others = ours.paged_attention(query.index_select(0, metadata.rest_at), call._replace(metadata=metadata.rest))
         output.index_copy_(0, metadata.rest_at, others)
     return output

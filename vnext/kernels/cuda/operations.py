@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from vnext.kernels import contracts, paged_attention as plain_attention, products, references
+from vnext.kernels.calls import AttentionCall, RotaryWrite
 from vnext.kernels.cuda import attention, compiled, exchange, experts as grouped, rows, sampling, thin
 from vnext.kernels.cuda.interface import SCALARS
 from vnext.kernels.cuda.plan import TILE_ROWS, StepPlan, make_plan
@@ -64,15 +65,10 @@ def _fake_rows(table: torch.Tensor, ids: torch.Tensor, first: int) -> torch.Tens
     return table.new_empty((ids.shape[0], table.shape[1]))
 
 
-def _attend(
-    query: torch.Tensor, key_cache: torch.Tensor, value_cache: torch.Tensor, block_table: torch.Tensor,
-    plan: list[torch.Tensor], slot_count: int, narrow_is_partial: bool, scale: float, window: int, softcap: float,
-    key_scale: float = 1.0, value_scale: float = 1.0,
-) -> torch.Tensor:  # fmt: skip
-    whole = StepPlan(*plan, slot_count, narrow_is_partial)
-    return attention.paged_attention(
-        query, key_cache, value_cache, block_table, whole, scale, window, softcap, key_scale, value_scale
-    )
+def _attend(query: torch.Tensor, *given: Any) -> torch.Tensor:
+    key_cache, value_cache, block_table, plan, slot_count, narrow_is_partial, *numbers = given
+    plan = StepPlan(*plan, slot_count, narrow_is_partial)
+    return attention.paged_attention(query, block_table, AttentionCall(key_cache, value_cache, plan, *numbers))
 
 
 def _fake_sample(logits: torch.Tensor, *others: Any) -> torch.Tensor:
@@ -103,7 +99,7 @@ _gate_and_mul = register("gate_and_mul(Tensor x, str gate) -> Tensor", rows.gate
 _rotary_kv_write = register(
     "rotary_kv_write(Tensor qkv, Tensor? q_norm, Tensor? k_norm, float eps, Tensor? cosine, Tensor? sine, "
     "Tensor(a!) key_cache, Tensor(b!) value_cache, Tensor slots, float key_scale=1.0, float value_scale=1.0) -> Tensor",
-    rows.rotary_kv_write,
+    lambda qkv, *write: rows.rotary_kv_write(qkv, RotaryWrite(*write)),
     _fake_rotary,
 )
 _embedding_rows = register(
@@ -194,23 +190,9 @@ def experts(
     return grouped.experts(_gate_and_mul, x, shares, ids, gate_up, down, activation, join)
 
 
-def rotary_kv_write(
-    qkv: torch.Tensor,
-    q_norm: torch.Tensor | None,
-    k_norm: torch.Tensor | None,
-    eps: float,
-    cosine: torch.Tensor | None,
-    sine: torch.Tensor | None,
-    key_cache: torch.Tensor,
-    value_cache: torch.Tensor,
-    slots: torch.Tensor,
-    key_scale: float = 1.0,
-    value_scale: float = 1.0,
-) -> torch.Tensor:
+def rotary_kv_write(qkv: torch.Tensor, write: RotaryWrite) -> torch.Tensor:
     """As references.rotary_kv_write."""
-    return _rotary_kv_write(
-        qkv, q_norm, k_norm, eps, cosine, sine, key_cache, value_cache, slots.contiguous(), key_scale, value_scale
-    )
+    return _rotary_kv_write(qkv, *write._replace(slots=write.slots.contiguous()))
 
 
 def embedding_rows(table: Any, ids: torch.Tensor, first: int) -> torch.Tensor:
@@ -314,30 +296,16 @@ def is_made_for(metadata: StepAttention, query: torch.Tensor, key_cache: torch.T
     return metadata.block_size == block_size and metadata.kv_head_count == kv_heads and query.shape[1] % kv_heads == 0
 
 
-def paged_attention(
-    query: torch.Tensor,
-    key_cache: torch.Tensor,
-    value_cache: torch.Tensor,
-    metadata: StepAttention,
-    scale: float,
-    window: int = 0,
-    softcap: float = 0.0,
-    key_scale: float = 1.0,
-    value_scale: float = 1.0,
-) -> torch.Tensor:
+def paged_attention(query: torch.Tensor, call: AttentionCall) -> torch.Tensor:
     """As paged_attention.paged_attention; other types and sizes of heads are the reference's, behind its contract."""
+    key_cache, value_cache, metadata, scale, window, *others = call
     if not attention.serves(query, key_cache) or not is_made_for(metadata, query, key_cache, window):
-        contracts.check_paged_attention(
-            query, key_cache, value_cache, metadata, scale, window, softcap, key_scale, value_scale
-        )
-        return plain_attention.paged_attention(
-            query, key_cache, value_cache, metadata.plain(), scale, window, softcap, key_scale, value_scale
-        )
-    plan = metadata.plan(query.shape[1], query.shape[2], window)
+        contracts.check_paged_attention(query, call)
+        return plain_attention.paged_attention(query, call._replace(metadata=metadata.plain()))
+    *plan, slot_count, narrow_is_partial = metadata.plan(query.shape[1], query.shape[2], window)
     return _paged_attention(
-        query, key_cache, value_cache, metadata.block_table, list(plan[:7]), plan.slot_count, plan.narrow_is_partial, scale,
-        window, softcap, key_scale, value_scale,
-    )  # fmt: skip
+        query, key_cache, value_cache, metadata.block_table, plan, slot_count, narrow_is_partial, scale, window, *others
+    )
 
 
 FUNCTIONS = (

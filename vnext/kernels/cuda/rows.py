@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from vnext.kernels.calls import RotaryWrite
 from vnext.kernels.cuda.backends import kernel_for
 from vnext.kernels.cuda.interface import SCALARS, Defines
 from vnext.kernels.mxint8 import head_dim_of
@@ -67,20 +68,9 @@ def gate_and_mul(x: torch.Tensor, gate: str) -> torch.Tensor:
     return result
 
 
-def rotary_kv_write(
-    qkv: torch.Tensor,
-    q_norm: torch.Tensor | None,
-    k_norm: torch.Tensor | None,
-    eps: float,
-    cosine: torch.Tensor | None,
-    sine: torch.Tensor | None,
-    key_cache: torch.Tensor,
-    value_cache: torch.Tensor,
-    slots: torch.Tensor,
-    key_scale: float = 1.0,
-    value_scale: float = 1.0,
-) -> torch.Tensor:
+def rotary_kv_write(qkv: torch.Tensor, write: RotaryWrite) -> torch.Tensor:
     """As references.rotary_kv_write; caches may also be float8_e4m3fn, holding keys and values divided by the scales, or int8."""
+    q_norm, k_norm, eps, cosine, sine, key_cache, value_cache, slots, key_scale, value_scale = write
     _, kv_heads, block_size, _ = key_cache.shape
     tokens, head_dim = qkv.shape[0], head_dim_of(key_cache)
     heads = qkv.shape[1] // head_dim - 2 * kv_heads

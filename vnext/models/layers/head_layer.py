@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import torch
 
+from vnext.kernels.calls import AttentionCall, RotaryWrite
 from vnext.kernels.table import operations
 from vnext.models.config.model_config import ModelConfig
 from vnext.models.layers.batch import ForwardBatch, host_batch
@@ -47,7 +48,7 @@ def run_head_layer(
     chosen, eps = operations(inputs.device.type), config.rms_norm_eps
     qkv = chosen.linear(inputs, layer.attention.qkv.weight, layer.attention.qkv.bias)
     angles = rotary_angles(rows.positions, layer.frequencies, config.rope)
-    query = chosen.rotary_kv_write(qkv, None, None, eps, *angles, *kv[0], rows.slots)
+    query = chosen.rotary_kv_write(qkv, RotaryWrite(None, None, eps, *angles, *kv[0], rows.slots))
     residual = residual.index_select(0, rows.sample_at)
     if not len(rows.sample_at):
         return residual, residual
@@ -55,7 +56,8 @@ def run_head_layer(
         (metadata,) = rows.attention.metadata
     else:
         metadata = chosen.attention_metadata(*host_batch(rows), rows.block_table, 1, config.kv_head_count, (0,))
-    seen = chosen.paged_attention(query.index_select(0, rows.sample_at), *kv[0], metadata, config.head_dim**-0.5, 0, 0.0)
+    call = AttentionCall(*kv[0], metadata, config.head_dim**-0.5)
+    seen = chosen.paged_attention(query.index_select(0, rows.sample_at), call)
     mixed = chosen.linear(seen.flatten(1), layer.attention.output.weight, layer.attention.output.bias)
     normed, residual = chosen.add_rms_norm(mixed, residual, layer.mlp_norm, eps)
     widened = chosen.gated_linear(normed, layer.mlp.gate_up.weight, layer.mlp.gate_up.bias, config.activation)

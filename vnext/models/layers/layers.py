@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vnext.kernels.arrays import Array
+from vnext.kernels.calls import AttentionCall, RotaryWrite
 from vnext.models.config.model_config import ModelConfig
 from vnext.models.layers.batch import ForwardBatch, host_batch
 from vnext.models.layers.kv_cache import KvCache, kv_groups
@@ -154,11 +155,10 @@ def attention(layer: Attention, cache: LayerCache, x: torch.Tensor, step: Step) 
 
 def attend(qkv: torch.Tensor, layer: Attention, cache: LayerCache, step: Step) -> torch.Tensor:
     """The rest of attention from qkv [T, (heads + 2 * kv_heads) * head_dim], which is used up -> [T, hidden]."""
-    chosen = step.operations
-    query = chosen.rotary_kv_write(
-        qkv, layer.q_norm, layer.k_norm, step.config.rms_norm_eps, step.cosine, step.sine, *cache, step.slots
-    )
-    seen = chosen.paged_attention(query, *cache, step.metadata, step.scale, step.window, step.config.attention_softcap)
+    chosen, config = step.operations, step.config
+    write = RotaryWrite(layer.q_norm, layer.k_norm, config.rms_norm_eps, step.cosine, step.sine, *cache, step.slots)
+    query = chosen.rotary_kv_write(qkv, write)
+    seen = chosen.paged_attention(query, AttentionCall(*cache, step.metadata, step.scale, step.window, config.attention_softcap))
     return row(seen.flatten(1), layer.output, step)
 
 

@@ -23,7 +23,7 @@ from vnext.replay.rerun.gaps import Gap, Pair, gap, parts_of
 from vnext.replay.rerun.machine import Caches, Machine, tensors_of
 from vnext.replay.rerun.numerics import CannotRun
 from vnext.replay.rerun.turns import added
-from vnext.replay.rerun.watching import ACTIVATIONS, BESIDE, CACHES, METADATA, PARTS, SLOTS, Call, Names, Watch
+from vnext.replay.rerun.watching import ACTIVATIONS, BESIDE, CACHES, METADATA, PARTS, SLOTS, Call, Names, Watch, of_fields
 
 ROUNDING = {torch.float32: 1e-4, torch.bfloat16: 2.0**-5, torch.float16: 2.0**-8}
 """How much two orders of one sum may differ, relative to the largest magnitude in the row."""
@@ -181,7 +181,7 @@ class Single:
 
     def pairs(self, call: Call) -> list[Pair]:
         spans = self._tokens if call.rows == self._tokens[-1][1] else self._samples
-        function = getattr(self._served, call.operation)
+        function = of_fields(call.operation, getattr(self._served, call.operation))
         results = [parts_of(function(*self._arguments(call, number, *span))) for number, span in enumerate(spans)]
         found = paired(call, tuple(torch.cat(parts) for parts in zip(*results)))
         if call.operation == "rotary_kv_write":
@@ -257,7 +257,8 @@ class Elsewhere:
                 "linear": self._linear, "gated_linear": self._columns, "logits": self._columns, "experts": self._sums,
                 "embedding_rows": self._embedding, "rotary_kv_write": self._rotary, "paged_attention": self._attention,
             }  # fmt: skip
-            return special.get(call.operation, self._whole)(call, getattr(served, call.operation))
+            function = of_fields(call.operation, getattr(served, call.operation))
+            return special.get(call.operation, self._whole)(call, function)
 
     # ---- arguments -----------------------------------------------------------------------------------------------
 

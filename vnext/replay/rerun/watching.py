@@ -6,12 +6,13 @@ for each token. Changes no result and no model: while a step is watched, models 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
 
+from vnext.kernels.calls import AttentionCall, RotaryWrite
 from vnext.kernels.table import Operations
 
 ACTIVATIONS = MappingProxyType(
@@ -22,6 +23,10 @@ ACTIVATIONS = MappingProxyType(
     }  # fmt: skip
 )
 """Arguments [rows, ...] in the model's dtype, by operation. Operations missing here are not part of a step."""
+GIVEN: Mapping[str, Callable[..., tuple[Any, ...]]] = MappingProxyType(
+    {"rotary_kv_write": RotaryWrite, "paged_attention": AttentionCall}
+)
+"""What these operations are given beside their first argument; a call has its fields as arguments."""
 BESIDE = MappingProxyType({"rotary_kv_write": (4, 5, 8), "experts": (1, 2), "embedding_rows": (1,)})
 """Arguments with a row for each token, in a fixed dtype."""
 CACHES = MappingProxyType({"paged_attention": (1, 2), "rotary_kv_write": (6, 7)})
@@ -49,6 +54,12 @@ class Call(NamedTuple):
         """The number of tokens, or of samples."""
         first = (*ACTIVATIONS[self.operation], *BESIDE.get(self.operation, ()))[0]
         return self.arguments[first].shape[0]
+
+
+def of_fields(operation: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function of an operation, taking the arguments of a Call."""
+    given = GIVEN.get(operation)
+    return function if given is None else lambda first, *fields: function(first, given(*fields))
 
 
 class Names:
@@ -112,6 +123,8 @@ class Watch:
             return lambda *arguments: self._describe(function, arguments)
         if name not in ACTIVATIONS:
             return function
+        if name in GIVEN:
+            return lambda first, given: self._call(name, of_fields(name, function), (first, *given))
         return lambda *arguments: self._call(name, function, arguments)
 
     def _describe(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from vnext.kernels.calls import AttentionCall
 from vnext.kernels.thin_tiles import ThinTiles
 from vnext.models.layers.batch import ForwardBatch, GroupPlaces, PreparedAttention
 from vnext.runtime.gpu.device import Device, Graph, recording
@@ -19,14 +20,11 @@ from vnext.runtime.gpu.model import DeviceModel
 
 
 class Cut(NamedTuple):
-    """An attention between two graphs: the first leaves `query` [T, heads, D], the second takes `seen`."""
+    """An attention between two graphs: the first leaves `query` [T, heads, D], the second takes `seen`. The call's metadata is the
+    number of its group of layers."""
 
     query: torch.Tensor
-    caches: tuple[torch.Tensor, torch.Tensor]
-    group: int
-    scale: float
-    window: int
-    softcap: float
+    call: AttentionCall
     seen: torch.Tensor
 
 
@@ -54,14 +52,11 @@ class Recorder:
         with recording(self.graphs[0], lambda: self.graphs[-1]):
             return body(self.attend)
 
-    def attend(
-        self, query: torch.Tensor, key_cache: torch.Tensor, value_cache: torch.Tensor, metadata: Any, scale: float,
-        window: int = 0, softcap: float = 0.0,
-    ) -> torch.Tensor:  # fmt: skip
-        """The memory for an attention's result; `metadata` is the number of its group."""
+    def attend(self, query: torch.Tensor, call: AttentionCall) -> torch.Tensor:
+        """The memory for an attention's result."""
         self.graphs[-1].end()
         seen = torch.zeros(query.shape, dtype=query.dtype, device=query.device)
-        self.cuts.append(Cut(query, (key_cache, value_cache), metadata, scale, window, softcap, seen))
+        self.cuts.append(Cut(query, call, seen))
         self.graphs.append(self._device.graph())
         self.graphs[-1].begin()
         return seen
@@ -93,7 +88,7 @@ class PiecewiseGraphs:
         self._fill(pieces.static, batch)
         pieces.graphs[0].replay()
         for cut, graph in zip(pieces.cuts, pieces.graphs[1:], strict=True):
-            seen = self._attend(cut.query[:count], *cut.caches, metadata[cut.group], cut.scale, cut.window, cut.softcap)
+            seen = self._attend(cut.query[:count], cut.call._replace(metadata=metadata[cut.call.metadata]))
             cut.seen[:count].copy_(seen)
             graph.replay()
         return pieces.hidden[:samples]
@@ -114,7 +109,7 @@ class PiecewiseGraphs:
     def _capture(self, size: int, adapted: bool) -> Pieces:
         """Run once eagerly, which loads every kernel, then record."""
         static = self._static(size, adapted)
-        self._body(static, lambda query, *others: torch.zeros_like(query))
+        self._body(static, lambda query, _: torch.zeros_like(query))
         recorder = Recorder(self._device)
         hidden = recorder.record(lambda attend: self._body(static, attend))
         return Pieces(static, recorder.graphs, recorder.cuts, hidden)
