@@ -91,6 +91,9 @@ class RandomSource:
         drawn = torch.empty(shape, dtype=BF16, device=self._place.device)
         return drawn.normal_(std=WEIGHT_STD, generator=self._generator)
 
+    def table(self, name: str) -> torch.Tensor:
+        return self.fused((name,))
+
     def packed(self, names: tuple[str, ...], *, exact: bool = False) -> Any:
         return self._place.operations.pack_weight(self.fused(names), self._format)
 
