@@ -126,6 +126,25 @@ def test_parts_of_many_forms_in_one_weight(level: Level) -> None:
             assert same(products.linear(x[:count], packed), expected[:count])
 
 
+@pytest.mark.parametrize("gate", ["", "silu"])
+def test_parts_of_one_form_meet_anywhere_and_come_in_ranges(gate: str) -> None:
+    """Some outputs after the others make the same bytes as all at once, whatever the parts: so do those of one part."""
+    whole = draw("uint8", 5, 180, 256, 32)
+    cuts = [slice(0, 24), slice(24, 25), slice(25, 90), slice(90, 180)]
+    parts = tuple(whole.outputs(cut) for cut in cuts)
+    expected = products.pack_codes(whole, gate=gate, dtype=torch.float32)
+    read = list[slice]()
+
+    def outputs(part: int, rows: slice) -> Codes:
+        read.append(rows)
+        return parts[part].outputs(rows)
+
+    found = products.pack_ranges(tuple(part.form for part in parts), outputs, gate=gate, dtype=torch.float32, together=32)
+    x = numbers(3, 256)
+    assert torch.equal(products.linear(x, found), products.linear(x, expected))
+    assert max(rows.stop - rows.start for rows in read) <= 32 and len(read) > 6
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_rows_of_a_packed_weight_are_its_numbers(dtype: torch.dtype) -> None:
     parts = tuple(draw(form, bits, 16, 256, group) for form, bits, group in zip(FORMS, CONTAINERS, GROUPS * 2, strict=False))

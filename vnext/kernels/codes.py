@@ -70,6 +70,10 @@ class Scales(NamedTuple):
         unit = gcd(of_span, groups.start, groups.stop, run)
         return Scales(parts[:, groups], np.repeat(self.spans, of_span // unit, 1)[:, groups.start // unit : groups.stop // unit])
 
+    def outputs(self, rows: slice) -> Scales:
+        """Those of some outputs."""
+        return Scales(self.parts[rows], None if self.spans is None else self.spans[rows])
+
     def padded(self, rows: int) -> Scales:
         """With zeros behind the last output."""
         return Scales(_padded(self.parts, rows), self.spans if self.spans is None else _padded(self.spans, rows))
@@ -119,6 +123,11 @@ class Codes(NamedTuple):
         times, groups = self.group // unit, slice(inputs.start // unit, inputs.stop // unit)
         lows = self.lows and self.lows.cut(times, groups, run // unit)
         return Codes(self.codes[:, inputs], self.bits, self.scales.cut(times, groups, run // unit), self.zero, lows)
+
+    def outputs(self, rows: slice) -> Codes:
+        """Those outputs, where they lie."""
+        lows = self.lows and self.lows.outputs(rows)
+        return self._replace(codes=self.codes[rows], scales=self.scales.outputs(rows), lows=lows)
 
     def padded(self, rows: int) -> Codes:
         """With outputs of zeros behind the last, `rows` in all."""

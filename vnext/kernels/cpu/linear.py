@@ -7,6 +7,7 @@ Inputs in shards are summed shard by shard and the sums added by one tree (kerne
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -25,6 +26,8 @@ CONTAINERS = (8, 6, 5, 4, 3, 2)
 """Bits of codes that the kernels multiply by."""
 HALF = 16
 """Outputs of half a panel, which are of one form."""
+RANGE_ROWS = 512
+"""As many outputs of a weight have their codes unpacked at once."""
 
 
 class PackedLinear(NamedTuple):
@@ -101,24 +104,66 @@ def pack_codes(
     ValueError where they do not, or where a form is none that the kernels have.
     """
     parts = (codes,) if isinstance(codes, Codes) else codes
-    forms, kept = tuple(part.form for part in parts), []
-    fields = _fields(forms, gate, shards)
-    for part, row in zip(parts, fields, strict=True):
-        arrays = [part.codes if part.codes.strides[1] == 1 else np.ascontiguousarray(part.codes)]
-        row[0], row[2] = address(arrays[0]), arrays[0].strides[0]
-        for place, scales in ((6, part.scales), (11, part.lows)):
-            for at, numbers in zip((place, place + 2), scales or (), strict=False):
-                if numbers is not None:
-                    arrays.append(np.ascontiguousarray(numbers))
-                    row[at] = address(arrays[-1])
-        kept.append(arrays)  # they stay while their addresses are used
+    return pack_ranges(
+        tuple(part.form for part in parts), lambda part, rows: parts[part].outputs(rows), gate=gate, shards=shards, bias=bias,
+        dtype=dtype, arena=arena, together=sum(len(part.codes) for part in parts),
+    )  # fmt: skip
+
+
+def pack_ranges(
+    forms: tuple[CodesForm, ...],
+    read: Callable[[int, slice], Codes],
+    *,
+    gate: str = "",
+    shards: int = 1,
+    bias: Array | None = None,
+    dtype: np.dtype | torch.dtype | str = "bfloat16",
+    arena: Arena | None = None,
+    together: int = RANGE_ROWS,
+) -> PackedLinear:
+    """As `pack_codes` of parts of these forms, of which `read` gives the outputs of a part, about as many as `together` at a time:
+    memory holds the codes of those alone, and what is packed."""
+    fields, width = _fields(forms, gate, shards), HALF if gate else 2 * HALF
     outputs, inputs = sum(form.shape[0] for form in forms), forms[0].shape[1]
     buffer = (arena or Arena()).take(codes_bytes(forms, gate=gate, shards=shards))
-    module().pack_codes(
-        fields.ctypes.data, len(fields), None if bias is None else address(bias), KINDS[dtype], inputs, KINDS[dtype], GATES[gate],
-        shards, buffer.ctypes.data,
-    )  # fmt: skip
+    own, step = outputs // 2 if gate else outputs, max(1, together // (2 * HALF))
+    count = -(-own // width)
+    for first in range(0, count, step):
+        last = min(first + step, count)
+        inside = slice(first * width, min(last * width, own))
+        spans = (inside, slice(own + inside.start, own + inside.stop)) if gate else (inside,)
+        kept = _read_into(fields, forms, spans, read)
+        module().pack_codes(
+            fields.ctypes.data, len(fields), None if bias is None else address(bias), KINDS[dtype], inputs, KINDS[dtype],
+            GATES[gate], shards, first, last, buffer.ctypes.data,
+        )  # fmt: skip
+        del kept
     return codes_in(buffer, (outputs, inputs), dtype, gate=gate, shards=shards)
+
+
+def _read_into(
+    fields: np.ndarray, forms: tuple[CodesForm, ...], spans: tuple[slice, ...], read: Callable[[int, slice], Codes]
+) -> list[np.ndarray]:
+    """Put into `fields` where the parts would begin of which the rows in `spans` of the weight are in memory. These arrays must
+    stay while the fields are used."""
+    above, kept = 0, list[np.ndarray]()
+    for part, (form, row) in enumerate(zip(forms, fields, strict=True)):
+        height = form.shape[0]
+        inside = [(max(span.start - above, 0), min(span.stop - above, height)) for span in spans]
+        inside = [each for each in inside if each[0] < each[1]]
+        above += height
+        if not inside:
+            continue
+        rows = slice(min(start for start, _ in inside), max(stop for _, stop in inside))
+        codes = read(part, rows)
+        assert codes.form == form._replace(shape=codes.codes.shape) and len(codes.codes) == rows.stop - rows.start
+        for place, numbers in zip((0, 6, 8, 11, 13), (codes.codes, *codes.scales, *(codes.lows or ())), strict=False):
+            if numbers is not None:
+                kept.append(numbers if place == 0 and numbers.strides[1] == 1 else np.ascontiguousarray(numbers))
+                stride = kept[-1].strides[0] if place == 0 else numbers.shape[1] * numbers.itemsize
+                row[place] = address(kept[-1]) - rows.start * stride
+                row[2] = stride if place == 0 else row[2]
+    return kept
 
 
 def codes_bytes(forms: CodesForm | tuple[CodesForm, ...], *, gate: str = "", shards: int = 1) -> int:

@@ -5,6 +5,7 @@ Owns the memory of all packed weights of this process. Knows the kernels' limits
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -80,6 +81,19 @@ def packed_codes(
 ) -> Packed:
     """A weight of few bits, or its parts one below the other, for activations of `dtype`; see linear.pack_codes."""
     found = linear.pack_codes(codes, gate=gate, shards=shards, dtype=dtype, arena=arena or _arena)
+    return Packed(found, (found.outputs, found.inputs))
+
+
+def packed_ranges(
+    forms: tuple[CodesForm, ...],
+    read: Callable[[int, slice], Codes],
+    dtype: np.dtype,
+    gate: str,
+    shards: int,
+    arena: Arena | None = None,
+) -> Packed:
+    """As `packed_codes` of parts of these forms, some outputs at a time; see linear.pack_ranges."""
+    found = linear.pack_ranges(forms, read, gate=gate, shards=shards, dtype=dtype, arena=arena or _arena)
     return Packed(found, (found.outputs, found.inputs))
 
 

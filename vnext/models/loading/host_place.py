@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import prod
 from typing import Any, Protocol
 
 import numpy as np
 
 from vnext.kernels.arrays import Array
-from vnext.kernels.codes import Codes
+from vnext.kernels.codes import Codes, CodesForm
 from vnext.kernels.cpu.memory import Arena, apart
-from vnext.kernels.cpu.packed import packed, packed_codes, packed_experts
+from vnext.kernels.cpu.packed import packed, packed_experts, packed_ranges
 from vnext.kernels.format import Format
 
 APART_BYTES_MIN = 2**18  # smaller tensors are norms and biases, which stay
 EXPONENTS = {"float32": 0x7F800000, "bfloat16": 0x7F80, "float16": 0x7C00}
 FINITE_ROWS = 1024
+ReadCodes = Callable[[int, slice], Codes]
 
 
 class Place(Protocol):
@@ -38,8 +40,8 @@ class Place(Protocol):
     def pack(self, parts: tuple[Array, ...], gate: str, format: Format, shards: int) -> Any:
         """Pack a weight in one part of `zeros` or in parts of the files. A gated one has one shard."""
 
-    def pack_codes(self, codes: tuple[Codes, ...], dtype: np.dtype, gate: str, shards: int) -> object:
-        """Pack a weight of few bits, in parts, for activations of this dtype."""
+    def pack_codes(self, forms: tuple[CodesForm, ...], read: ReadCodes, dtype: np.dtype, gate: str, shards: int) -> object:
+        """Pack a weight of parts of few bits, of which `read` gives some outputs of one, for activations of this dtype."""
 
     def pack_experts(self, weights: Array, gate: str, format: Format, shards: int) -> Any:
         """Pack the weights of `zeros` [E, out, in]."""
@@ -71,8 +73,8 @@ class HostPlace:
     def pack(self, parts: tuple[np.ndarray, ...], gate: str, format: Format, shards: int) -> Any:
         return packed(parts, gate, format, shards, self._arena())
 
-    def pack_codes(self, codes: tuple[Codes, ...], dtype: np.dtype, gate: str, shards: int) -> object:
-        return packed_codes(codes, dtype, gate, shards, self._arena())
+    def pack_codes(self, forms: tuple[CodesForm, ...], read: ReadCodes, dtype: np.dtype, gate: str, shards: int) -> object:
+        return packed_ranges(forms, read, dtype, gate, shards, self._arena())
 
     def pack_experts(self, weights: np.ndarray, gate: str, format: Format, shards: int) -> Any:
         return packed_experts(weights, gate, format, shards, self._arena())

@@ -31,6 +31,8 @@ Read = TypeVar("Read")
 
 PROBED_ROWS = 32
 """Enough to see what the codes of a weight are made of."""
+SHARED_ROWS = 128
+"""Outputs that a format may hold in one word or under one scale: no row of others is needed at a multiple of it."""
 PIECE_ROWS = 1024
 """As many outputs as become floats at once."""
 
@@ -55,6 +57,14 @@ class StoredPart(NamedTuple):
         """The same as codes, with the padding, each `run` inputs with scales of their own. Raises ModelError, and ValueError where
         a group would be divided."""
         return self._read(self.format.codes).inputs(self._inside(), run).padded(self.size)
+
+    def outputs(self, rows: slice, run: int) -> Codes:
+        """Some outputs of `codes`, read with those that share words or scales with them."""
+        first, end = self.rows.start, self.rows.stop
+        start = min(end, max(first, (first + rows.start) // SHARED_ROWS * SHARED_ROWS))
+        stop = max(start, min(end, -(-(first + rows.stop) // SHARED_ROWS) * SHARED_ROWS))
+        found = self._replace(rows=slice(start, stop), size=max(stop, first + rows.stop) - start).codes(run)
+        return found.outputs(slice(first + rows.start - start, first + rows.stop - start))
 
     def probed(self) -> StoredPart:
         """The first few of the outputs."""

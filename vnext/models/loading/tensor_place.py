@@ -8,10 +8,10 @@ import numpy as np
 import torch
 
 from vnext.kernels.arrays import as_tensor, torch_dtype
-from vnext.kernels.codes import Codes
+from vnext.kernels.codes import CodesForm
 from vnext.kernels.format import Format
 from vnext.kernels.table import operations
-from vnext.models.loading.host_place import HostPlace
+from vnext.models.loading.host_place import HostPlace, ReadCodes
 
 
 class TensorPlace:
@@ -43,7 +43,8 @@ class TensorPlace:
             return self._operations.pack_gated_weight(weight, gate, format)
         return self._operations.pack_weight(weight, format, shards)
 
-    def pack_codes(self, codes: tuple[Codes, ...], dtype: np.dtype, gate: str, shards: int) -> object:
+    def pack_codes(self, forms: tuple[CodesForm, ...], read: ReadCodes, dtype: np.dtype, gate: str, shards: int) -> object:
+        codes = tuple(read(part, slice(0, form.shape[0])) for part, form in enumerate(forms))
         return self._operations.pack_codes(codes, torch_dtype(dtype), gate, shards)
 
     def pack_experts(self, weights: torch.Tensor, gate: str, format: Format, shards: int) -> Any:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from vnext.kernels.arrays import Array, dtype_name, host_dtype
-from vnext.kernels.codes import CodesForm
+from vnext.kernels.codes import Codes, CodesForm
 from vnext.kernels.cpu.native import is_built
 from vnext.kernels.cpu.packed import Packed, PackedExperts, codes_bytes, codes_in, packed_bytes, packed_in
 from vnext.kernels.format import AUTO, CODES, NO_FORMAT, Format, WeightFormats, only_dtype, weight_formats
@@ -323,12 +323,16 @@ class Loader:
 
     def _packed_codes(self, names: tuple[str, ...], gate: str) -> object:
         """Pack the codes that the files have."""
-        run, shards = self._stored.run(names[0]), self._stored.shards(names[0])
-        codes = tuple(part.codes(run) for name in names for part in self._stored.parts(name))
+        run, parts = self._stored.run(names[0]), [part for name in names for part in self._stored.parts(name)]
+
+        def read(index: int, rows: slice) -> Codes:
+            found = parts[index].outputs(rows, run)
+            self._release(parts[index].name)
+            return found
+
         for name in names:
             self._report(self._done_bytes + self._stored.size_bytes(name))
-            self._release(name)
-        return self._place.pack_codes(codes, self.dtype, gate, shards)
+        return self._place.pack_codes(self._known_forms[names, gate], read, self.dtype, gate, self._stored.shards(names[0]))
 
     def _forms(self, names: tuple[str, ...], format: Format, gate: str) -> tuple[CodesForm, ...]:
         """What the weight's codes are made of; () where it becomes floats: there are none, a rank or a shard would divide a group,

@@ -104,9 +104,9 @@ void do_pack(const void *parts, int weight_kind, const void *bias, int64_t out, 
 }
 
 void do_pack_codes(const void *parts, int64_t count, const void *bias, int bias_kind, int64_t in, int x_kind, int gate, int shards,
-                   void *buffer) {
+                   int64_t first, int64_t last, void *buffer) {
     const WithoutLock apart(true);
-    pack_codes(static_cast<const CodesPart *>(parts), count, bias, bias_kind, in, x_kind, gate, shards, buffer);
+    pack_codes(static_cast<const CodesPart *>(parts), count, bias, bias_kind, in, x_kind, gate, shards, first, last, buffer);
 }
 
 int64_t do_codes_bytes(const void *parts, int64_t count, int64_t in, int gate, int shards) {
@@ -270,7 +270,7 @@ PyMethodDef methods[] = {
     VNX_ENTRY("packed_bytes", packed_bytes, "packed_bytes(out, in, kind, gate, shards) -> bytes"),
     VNX_ENTRY("pack_linear", do_pack, "pack_linear(parts, weight_kind, bias, out, in, kind, gate, shards, buffer)"),
     VNX_ENTRY("codes_bytes", do_codes_bytes, "codes_bytes(parts, count, in, gate, shards) -> bytes"),
-    VNX_ENTRY("pack_codes", do_pack_codes, "pack_codes(parts, count, bias, bias_kind, in, x_kind, gate, shards, buffer)"),
+    VNX_ENTRY("pack_codes", do_pack_codes, "pack_codes(parts, count, bias, bias_kind, in, x_kind, gate, shards, first, last, buffer)"),
     VNX_ENTRY("packed_rows", packed_rows, "packed_rows(ids, count, first, packed, result)"),
     VNX_ENTRY("linear", do_linear, "linear(x, x_stride, rows, packed, bias, result, result_stride, result_kind, apart)"),
     VNX_ENTRY("rms_norm", do_norm,

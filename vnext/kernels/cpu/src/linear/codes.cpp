@@ -107,22 +107,24 @@ void pack_scales(const Packed &p, const CodesPart &part, const ScaleForm &form, 
 void pack_half(const Halves &halves, const CodesPart *parts, int64_t half, char *base) {
     const Packed &p = halves.p;
     const HalfPanel &own = halves.at[size_t(half)];
-    const CodesPart &part = parts[own.piece];
-    const HalfPlaces at = places_of(p, part);
+    const HalfPlaces at = places_of(p, parts[own.piece]);
     char *to = base + own.at;
     std::memset(to, 0, size_t(p.shards * at.end));
     const char *rows[HALF];
     for (int64_t shard = 0; shard < p.shards; ++shard, to += at.end) {
         for (int64_t place = 0; place < HALF; ++place) {
-            const int64_t row = row_at(p, half / 2, half % 2 * HALF + place), inside = row - halves.first[size_t(own.piece)];
-            rows[place] = row < 0 ? nullptr : reinterpret_cast<const char *>(part.codes) + inside * part.stride + shard * p.shard_in();
+            const int64_t row = row_at(p, half / 2, half % 2 * HALF + place);
+            rows[place] = nullptr;
             if (row < 0) continue;
+            const int64_t index = part_of(halves, row), inside = row - halves.first[size_t(index)];
+            const CodesPart &part = parts[index];
+            rows[place] = reinterpret_cast<const char *>(part.codes) + inside * part.stride + shard * p.shard_in();
             pack_scales(p, part, part.scales, shard, inside, place, to, to + at.scale_spans);
             pack_scales(p, part, part.lows, shard, inside, place, to + at.lows, to + at.low_spans);
         }
         for (int64_t step = 0; step < p.shard_steps(); ++step) {
-            const int64_t left = p.shard_in() - step * STEP;
-            pack_step(rows, step * STEP, left < STEP ? left : STEP, part.bits, to + at.codes + step * ALIGNMENT * part.bits);
+            const int64_t left = p.shard_in() - step * STEP, bits = parts[own.piece].bits;
+            pack_step(rows, step * STEP, left < STEP ? left : STEP, bits, to + at.codes + step * ALIGNMENT * bits);
         }
     }
 }
@@ -147,11 +149,12 @@ int64_t codes_bytes(const CodesPart *parts, int64_t count, int64_t in, int gate,
 }
 
 void pack_codes(const CodesPart *parts, int64_t count, const void *bias, int bias_kind, int64_t in, int x_kind, int gate, int shards,
-                void *buffer) {
+                int64_t first, int64_t last, void *buffer) {
     const Halves halves = layout(parts, count, in, x_kind, gate, shards);
     Packed p = halves.p;
     char *base = static_cast<char *>(buffer);
-    for_units(p.panel_count, false, [&](int64_t panel, int64_t) {
+    for_units(last - first, false, [&](int64_t unit, int64_t) {
+        const int64_t panel = first + unit;
         float *bias_to = reinterpret_cast<float *>(base + p.bias_at) + panel * PANEL;
         for (int64_t place = 0; place < PANEL; ++place) {
             const int64_t row = row_at(p, panel, place);

@@ -52,9 +52,10 @@ static inline const HalfPanel *halves_of(const Packed &p) {
 /* Bytes that `pack_codes` fills: of parts [count], one below the other, of which only forms and rows are read. */
 int64_t codes_bytes(const CodesPart *parts, int64_t count, int64_t in, int gate, int shards);
 
-/* Pack the parts with bias [out] of `bias_kind`, or null, for activations of `x_kind`. Parts of unlike forms meet between halves. */
+/* Pack the parts with bias [out] of `bias_kind`, or null, for activations of `x_kind`. Parts of unlike forms meet between halves.
+   Of panels `first` to `last` alone, what describes the whole with each: only their rows are read. */
 void pack_codes(const CodesPart *parts, int64_t count, const void *bias, int bias_kind, int64_t in, int x_kind, int gate, int shards,
-                void *buffer);
+                int64_t first, int64_t last, void *buffer);
 
 /* A row of a packed weight that is neither gated nor in shards, float32 [in]. */
 void codes_row(const Packed &w, int64_t row, float *to);
