@@ -24,8 +24,8 @@ from vnext.sched import residency
 from vnext.state.events import AdapterEvicted, AdapterLoaded
 
 LATER = ("--steps", "40:90")
-TORCH = ("--kernels", "torch", "--steps", ":15")
-"""Plain torch takes seconds for a step: these end with the first that has rows of two adapters."""
+TORCH = ("--kernels", "torch")
+"""Plain torch takes seconds for a step: `words` adds which."""
 DOWN_INPUTS = json.loads((DEMO / "config.json").read_text())["intermediate_size"]
 PROMPTS = ["The module", "What is", "Return the", "def main"]
 
@@ -52,11 +52,21 @@ def log(folders: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     return Path(llm.log_dir)
 
 
+def first_of_two(log):
+    """The first step that has rows of two adapters: the sooner, the sooner their files were read."""
+    return next(step for step in Walk(log, Selection()).steps() if len(adapters_of(step.state)) > 1)
+
+
+def words(log, extra):
+    """The options of a case; plain torch repeats steps up to the first of two adapters, and not many more."""
+    return (*TORCH, "--steps", f":{max(15, first_of_two(log).step + 1)}") if extra is TORCH else extra
+
+
 @pytest.mark.parametrize("extra", [(), ("--solo",), ("--tp", "2"), LATER, TORCH], ids=" ".join)
 def test_every_token_comes_out_again(log, answer, extra):
-    code, found = answer("exec", log, *extra)
+    code, found = answer("exec", log, *words(log, extra))
     assert (code, found["same"], found["differ"]) == (0, True, 0)
-    assert found["tokens"] > (10 if "--steps" in extra else 200)
+    assert found["tokens"] > (10 if extra in (LATER, TORCH) else 200)
     assert (found["rebuilt_tokens"] > 0) == (extra == LATER)
 
 
@@ -88,7 +98,7 @@ ELSEWHERE = [(), ("--solo", *LATER), TORCH, ("--kernels", "portable", *LATER), (
 
 @pytest.mark.parametrize("extra", ELSEWHERE, ids=" ".join)
 def test_no_operation_differs(log, answer, extra):
-    code, found = answer("bisect", log, *extra)
+    code, found = answer("bisect", log, *words(log, extra))
     assert (code, found["same"], found["found"]) == (0, True, None)
     calls = {each["operation"]: each["calls"] for each in found["operations"]}
     assert calls["add_thin"] > calls["gated_linear"] > 0
@@ -113,8 +123,7 @@ def nudged_of_many(result, x, parts):
 
 
 def test_a_part_that_depends_on_the_batch_is_named(log, answer):
-    first = next(step for step in Walk(log, Selection()).steps() if len(adapters_of(step.state)) > 1)
-    assert first.step + 1 == int(TORCH[-1][1:])
+    first = first_of_two(log)
     with faulty(nudged_of_many):
         code, found = answer("bisect", log)
     named = found["found"]
@@ -127,7 +136,7 @@ def test_a_part_that_depends_on_the_batch_is_named(log, answer):
 def test_a_wrong_part_is_named_beside_plain_torch(log, answer):
     """Of the gated product: what is added to it is repeated before it is activated."""
     with faulty(lambda result, x, parts: result.mul_(1.01) if result.shape[1] == 2 * DOWN_INPUTS else result):
-        code, found = answer("bisect", log, *TORCH)
+        code, found = answer("bisect", log, *words(log, TORCH))
     named = found["found"]
     assert (code, named["operation"], named["weight"]) == (1, "add_thin", "layers.0.mlp.gate_up.weight")
 
