@@ -110,6 +110,25 @@ def test_a_packed_file_has_them(tmp_path: Path) -> None:
 
 
 @needs_native
+def test_codes_and_floats_have_packed_files_of_their_own(tmp_path: Path) -> None:
+    path = written(tmp_path, "llama", mixed)
+    names = {quantization: runner(path, tmp_path / "packed", quantization=quantization).packed_file for quantization in ("auto", "none")}
+    assert names["auto"].path != names["none"].path  # type: ignore[union-attr]
+    assert all(runner(path, tmp_path / "packed", quantization=each).packed_file.is_mapped for each in names)  # type: ignore[union-attr]
+    floats = [runner(tmp_path / "checkpoint", tmp_path / "packed", quantization=each).packed_file for each in names]
+    assert floats[0].path == floats[1].path  # type: ignore[union-attr]
+
+
+@needs_native
+def test_floats_are_no_update_of_a_quantised_checkpoint(tmp_path: Path) -> None:
+    found = runner(written(tmp_path, "llama", mixed), quantization="auto")
+    update = open_update(tmp_path / "checkpoint")
+    name = "tensor '.*' is F32 in the update, and the model's own quantised checkpoint holds it as Q4_K: send it so"
+    with pytest.raises(ModelError, match=name):
+        check_update(update, found.kept.names, update.names(), stored=found.kept.stored)
+
+
+@needs_native
 def test_the_file_itself_is_an_update(tmp_path: Path) -> None:
     path = written(tmp_path, "llama", mixed)
     found = runner(path, tmp_path / "packed", quantization="auto")

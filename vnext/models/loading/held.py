@@ -7,7 +7,10 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from vnext.kernels.format import GGUF_BLOCKS
+from vnext.models.config.folder import read_config
 from vnext.models.config.model_config import load_config
+from vnext.models.config.quantised import settings_in
+from vnext.models.gguf.folder import linked_files
 from vnext.models.loading.checkpoint import Checkpoint, open_checkpoint
 from vnext.models.loading.recording import Recording
 from vnext.models.registry import family
@@ -47,6 +50,11 @@ def held(path: Path) -> str:
     apart = sum(sizes[name] for name in source.tables) if any(sizes[name] for name in source.heads) else 0
     total = sum(sizes.values()) - experts + met - apart
     return f"{scheme(name for name, _ in formats.most_common())}, {total / 1e6:,.1f} MB a token" if formats else ""
+
+
+def is_quantised(path: Path) -> bool:
+    """Whether weights of a checkpoint may be of few bits, by its configuration alone. Raises ModelError."""
+    return bool(linked_files(path) or settings_in(path, read_config(path)))
 
 
 def scheme(formats: Iterable[str]) -> str:

@@ -28,11 +28,13 @@ class Tie(NamedTuple):
 
 class Kept:
     """The products of a load: weights as operations take them. `codes`: by format, the files' bytes of those that stay of few bits.
-    `names`: the checkpoint's tensors, with their whole shapes; `ties` the heads that config.json ties. Without `has_head` the
+    `names`: the checkpoint's tensors, with their whole shapes; `stored`: of weights in formats the dtypes under their
+    own names, "" for none; `ties` the heads that config.json ties. Without `has_head` the
     embedding stands in for one."""
 
     def __init__(self) -> None:
         self.names: dict[str, tuple[int, ...]] = {}
+        self.stored: dict[str, str] = {}
         self.ties: dict[str, Tie] = {}
         self.has_head, self.codes = True, Counter[str]()
         self._products: list[Any] = []

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from hashlib import blake2b
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 
@@ -55,10 +56,21 @@ def open_pieces(paths: Sequence[Path]) -> Checkpoint:
 
 
 def check_update(
-    update: Checkpoint, shapes: Mapping[str, tuple[int, ...]], ignored: Collection[str] = (), partial: bool = False
+    update: Checkpoint,
+    shapes: Mapping[str, tuple[int, ...]],
+    ignored: Collection[str] = (),
+    partial: bool = False,
+    stored: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
     """Raise ModelError, in one sentence, unless the update has exactly the tensors of `shapes`, or if `partial` some of them, with
-    these shapes and dtypes that can be read. Names in `ignored` may be there too."""
+    these shapes and dtypes that can be read. Names in `ignored` may be there too. `stored`: the dtypes of weights that the model's
+    checkpoint holds quantised, as Kept has them."""
+    if other := [name for name, dtype in stored.items() if name in update and update.stored_dtype(name) != dtype]:
+        has = f"{update.stored_dtype(other[0])} in the update, and the model's own quantised checkpoint holds it as"
+        raise ModelError(
+            f"tensor {other[0]!r} is {has} {stored[other[0]] or 'codes and scales'}: send it so, or start with the model's float "
+            f"checkpoint, in which --quantization rounds each update; {NOTHING_CHANGED}"
+        )
     missing = [name for name in shapes if name not in update and not partial]
     unknown = [name for name in update.names() if name not in shapes and name not in ignored]
     if missing:

@@ -419,6 +419,8 @@ class Loader:
             raise ModelError(f"{name} of the shape {list(shape)} cannot be in the format {format.name}: {error}") from error
         for each, its_shape in shapes.items():
             self._checkpoint.require(each, its_shape, STORED)
+        if self._checkpoint.dtype(name) is None:  # else it is rounded here
+            self._kept.stored.setdefault(name, self._checkpoint.stored_dtype(name))
         self._kept.names.update(shapes)
 
     def _release(self, name: str) -> None:

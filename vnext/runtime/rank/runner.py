@@ -25,6 +25,7 @@ from vnext.models.layers.tensors import host_tensors_of, tensors_of
 from vnext.models.layers.traffic import token_bytes
 from vnext.models.layers.whole_step import WholeStep, whole_step
 from vnext.models.loading.checkpoint import Checkpoint
+from vnext.models.loading.held import is_quantised
 from vnext.models.loading.kept import Kept
 from vnext.models.loading.packed_file import PackedFile
 from vnext.models.loading.targets import Target
@@ -171,7 +172,8 @@ class ModelRunner:
             log.warning("--packed-weights-dir is ignored: the CPU kernels do not compute in %s here.", self.dtype)
             return None
         rank, stage = f"{self.parallel.rank} of {self.parallel.world_size}", str(self.config.stage)
-        kept = NO_FORMAT if self._quantization == CODES else self._quantization  # with codes or without, floats are the same
+        is_float = self._quantization == CODES and not is_quantised(self.path)
+        kept = NO_FORMAT if is_float else self._quantization  # with codes or without, floats are the same
         kinds = {"quantization": kept, "form": self.invariance.form}
         numbers = {"dtype": self.dtype, "is_exact": str(self.parallel.is_exact)} | kinds
         return PackedFile(Path(folder).expanduser(), self.path, {"rank": rank, "stage": stage} | numbers)

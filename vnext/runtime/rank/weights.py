@@ -84,7 +84,7 @@ class RankWeights:
         """Fill the weights from a folder or file whose tensors have this digest; the first rank makes sure, unless it has checked
         them just now. Raises ModelError."""
         tensors, names = open_update(Path(path)), self._runner.kept.names
-        check_update(tensors, names, tensors.names())
+        check_update(tensors, names, tensors.names(), stored=self._runner.kept.stored)
         if self._rank == 0 and self._checked != (path, digest) and (found := tensors_digest(tensors, names)) != digest:
             raise ModelError(f"the weights in {path} have changed ({found} instead of {digest}): keep a version's files in place")
         self._runner.refill(tensors)
@@ -102,7 +102,7 @@ class RankWeights:
         runner = self._runner
         require_refillable(runner)
         update, names = open_pieces([Path(path) for path in command.paths]), runner.kept.names
-        check_update(update, names, {*self._own_names(), *runner.kept.ties}, command.partial)
+        check_update(update, names, {*self._own_names(), *runner.kept.ties}, command.partial, runner.kept.stored)
         check_finite(update, [name for name in sorted(names) if name in update][self._rank :: self._world_size])
         if self._rank or command.is_piece:
             return ""
