@@ -9,6 +9,7 @@ import ml_dtypes
 import numpy as np
 
 WORD = 32
+AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 FLOAT4 = np.array([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0], np.float32)
 """E2M1: the numbers of four bits."""
 BYTES = np.arange(256, dtype=np.uint8)
@@ -36,8 +37,8 @@ def word_count(count: int, bits: int, what: str) -> int:
     return count * bits // WORD
 
 
-def from_words(words: np.ndarray, bits: int, is_awq: bool = False) -> np.ndarray:
-    """words int32 [N, W] -> uint8 [N, W * 32 / bits], the lowest bits of a word first; `is_awq`: those of AWQ, of 4 bits."""
+def from_words(words: np.ndarray, bits: int) -> np.ndarray:
+    """words int32 [N, W] -> uint8 [N, W * 32 / bits], the lowest bits of a word first."""
     count, width = words.shape
     words = np.ascontiguousarray(words).view(np.uint32)
     if WORD % bits:  # one stream of bits
@@ -47,7 +48,7 @@ def from_words(words: np.ndarray, bits: int, is_awq: bool = False) -> np.ndarray
     if bits == 8:
         return words.view(np.uint8)
     if bits == 4:
-        return _from_nibbles(words.astype(np.uint64), is_awq).view(np.uint8)
+        return _from_nibbles(words.astype(np.uint64)).view(np.uint8)
     unit = word_unit(bits)
     numbers = np.empty((count, width, unit), np.uint8)
     for run in range(unit):
@@ -55,21 +56,21 @@ def from_words(words: np.ndarray, bits: int, is_awq: bool = False) -> np.ndarray
     return numbers.reshape(count, -1)
 
 
-def _from_nibbles(words: np.ndarray, is_awq: bool) -> np.ndarray:
-    """uint64 of which the lower half is a word -> uint64 with a number of it in each byte. AWQ's words have the even ones first."""
-    if is_awq:
-        low, high = _apart(words & np.uint64(0xFFFF)), _apart(words >> np.uint64(16))
-        return low | high << np.uint64(8)
+def turned_from_awq(words: np.ndarray) -> np.ndarray:
+    """words int32 [N, W] of AWQ, which have the even ones of eight numbers first -> uint8 [W * 8, N]. Words are turned before they
+    are taken apart: that moves an eighth as many numbers."""
+    words = np.ascontiguousarray(words.T).view(np.uint32)
+    numbers = np.empty((len(words), len(AWQ_ORDER), words.shape[1]), np.uint8)
+    for number, place in enumerate(AWQ_ORDER):
+        numbers[:, number] = (words >> np.uint32(4 * place)) & np.uint32(15)
+    return numbers.reshape(-1, words.shape[1])
+
+
+def _from_nibbles(words: np.ndarray) -> np.ndarray:
+    """uint64 of which the lower half is a word -> uint64 with a number of it in each byte."""
     for shift, mask in ((16, 0x0000FFFF0000FFFF), (8, 0x00FF00FF00FF00FF), (4, 0x0F0F0F0F0F0F0F0F)):
         words = (words | words << np.uint64(shift)) & np.uint64(mask)
     return words
-
-
-def _apart(halves: np.ndarray) -> np.ndarray:
-    """uint64 of 16 bits -> uint64 with four of these in each 16 bits."""
-    for shift, mask in ((24, 0x000000FF000000FF), (12, 0x000F000F000F000F)):
-        halves = (halves | halves << np.uint64(shift)) & np.uint64(mask)
-    return halves
 
 
 def to_words(numbers: np.ndarray, bits: int) -> np.ndarray:

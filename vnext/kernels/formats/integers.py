@@ -15,7 +15,7 @@ import numpy as np
 
 from vnext.kernels.codes import Codes
 from vnext.kernels.format import Cut, Format, Shape, StoredTensors
-from vnext.kernels.formats.bits import WORD, from_words, ones, word_count, word_slice
+from vnext.kernels.formats.bits import WORD, from_words, ones, turned_from_awq, word_count, word_slice
 from vnext.kernels.formats.scales import FLOATS, Grid, Stored, coded, has, order_of, require, scaled
 
 WORDS = ("I32",)
@@ -105,10 +105,10 @@ class Awq(Integers):
 
     def numbers(self, part: tuple[np.ndarray, ...]) -> Numbers:
         words, zeros, scales = part
-        return Numbers(from_words(words, self.bits, is_awq=True).T, scales.T, self.zeros(zeros))
+        return Numbers(turned_from_awq(words), scales.T, self.zeros(zeros))
 
     def zeros(self, words: np.ndarray) -> np.ndarray:
-        return from_words(words, self.bits, is_awq=True).T
+        return turned_from_awq(words)
 
 
 class Gptq(Integers):
