@@ -14,7 +14,7 @@ from vnext.commands.bench.client_watch import LoopWatch, busy_notes, client_note
 from vnext.commands.bench.figures import rates, server_figures, spread_ms
 from vnext.commands.bench.load.events import Piece, Stream
 from vnext.commands.bench.load.generator import Timeline
-from vnext.commands.bench.report import Report, make_report, text, write_report
+from vnext.commands.bench.report import Report, Result, make_report, text, write_report
 from vnext.commands.bench.workload import Workload, params, prompts
 from vnext.commands.machine import machine
 from vnext.text.tokenizer import Tokenizer
@@ -153,10 +153,8 @@ def test_the_watch_sees_a_loop_that_does_not_turn() -> None:
 
 def test_a_report_names_its_machine_and_reads_back(tmp_path: Path) -> None:
     here = machine()
-    report = make_report(
-        name="throughput", command="vnext-bench throughput", before=here, after=here, workload={}, figures={"requests": 3},
-        load={"request_rate": 4.0}, notes=("others were at work",),
-    )  # fmt: skip
+    found = Result(figures={"requests": 3}, workload={}, load={"request_rate": 4.0}, notes=("others were at work",))
+    report = make_report(name="throughput", command="vnext-bench throughput", before=(here, 0.0), after=here, result=found)
     write_report(report, tmp_path / "deep" / "report.json")
     data = (tmp_path / "deep" / "report.json").read_bytes()
     assert msgspec.json.decode(data, type=Report) == report

@@ -17,10 +17,10 @@ import msgspec
 from vnext.base.exits import DONE, FAILED, INTERRUPTED, REFUSED
 from vnext.base.version import __version__
 from vnext.commands.bench.asserted import Bound, bounds_of, broken
-from vnext.commands.bench.client_watch import busy_notes, client_notes, cores_busy
+from vnext.commands.bench.client_watch import client_notes, cores_busy
 from vnext.commands.bench.compare import compare
-from vnext.commands.bench.report import make_report, text, write_report
-from vnext.commands.bench.serve import GROUPS, Served, serve, tokenizer_of
+from vnext.commands.bench.report import Result, make_report, text, write_report
+from vnext.commands.bench.serve import GROUPS, serve, tokenizer_of
 from vnext.commands.bench.server_runs import Load, Measured, MeasurementFailed, ServerUnusable, measure_server
 from vnext.commands.bench.sweep import LOADS, sweep
 from vnext.commands.bench.workload import Workload, prompts
@@ -52,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         require_writable(given.values.get("json", ""))
         if given.command == "compare":
             return compared(given, bounds)
-        before, busy = machine(), cores_busy()
+        before = machine(), cores_busy()
         measured = MEASURES[given.command](given)
     except (*REFUSALS, *FAILURES) as error:
         print(f"vnext-bench: {as_flags(str(error), given.labels)}", file=sys.stderr)
@@ -60,18 +60,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("vnext-bench: interrupted, nothing was measured", file=sys.stderr)
         return INTERRUPTED
-    report = make_report(
-        name=given.command,
-        command=shlex.join(["vnext-bench", *without_key(argv)]),
-        before=before,
-        after=machine(),
-        workload=measured.workload,
-        cores_busy_before=busy,
-        figures=measured.figures,
-        load=measured.load,
-        notes=(*busy_notes(busy), *measured.notes),
-        runs=measured.runs,
-    )
+    command = shlex.join(["vnext-bench", *without_key(argv)])
+    report = make_report(name=given.command, command=command, before=before, after=machine(), result=measured)
     if given.values["json"]:
         write_report(report, Path(given.values["json"]))
     with reporting("vnext-bench"):
@@ -115,17 +105,6 @@ def require_writable(path: str) -> None:
             Path(path).open("ab").close()
     except OSError as error:
         raise SettingsError(f"--json {path} cannot be written ({error.strerror}): choose another file") from error
-
-
-class Result(msgspec.Struct, frozen=True, kw_only=True):
-    """The figures; for a server also the load, and notes on what distorts the figures. `shown` is in place of the report's text."""
-
-    figures: dict[str, float]
-    workload: Mapping[str, object]
-    shown: str = ""
-    load: dict[str, float] = {}
-    notes: tuple[str, ...] = ()
-    runs: tuple[dict[str, float], ...] = ()
 
 
 def throughput(given: Given) -> Result:
@@ -182,7 +161,7 @@ def plain(workload: Workload) -> dict[str, object]:
     return found
 
 
-MEASURES: dict[str, Callable[[Given], Result | Served]] = {
+MEASURES: dict[str, Callable[[Given], Result]] = {
     "serve": serve, "throughput": throughput, "latency": latency, "startup": startup, "sweep": sweep,
 }  # fmt: skip
 

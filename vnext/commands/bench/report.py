@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from vnext.base.version import __version__
+from vnext.commands.bench.client_watch import busy_notes
 from vnext.commands.machine import Machine
 
 
@@ -23,7 +24,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     vnext: str
     machine: Machine
     load_after: tuple[float, ...]
-    workload: dict[str, Any]
+    workload: Mapping[str, object]
     figures: dict[str, float]
     load: dict[str, float] = {}
     cores_busy_before: float = 0.0
@@ -31,16 +32,33 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     runs: tuple[dict[str, float], ...] = ()
 
 
-def make_report(*, name: str, command: str, before: Machine, after: Machine, **measured: Any) -> Report:
-    """A report of a measurement that has just ended; `measured` are the fields with its results."""
+class Result(msgspec.Struct, frozen=True, kw_only=True):
+    """What a measurement found; the fields as in Report. `shown` is printed in place of the report's text."""
+
+    figures: dict[str, float]
+    workload: Mapping[str, object]
+    shown: str = ""
+    load: dict[str, float] = {}
+    notes: tuple[str, ...] = ()
+    runs: tuple[dict[str, float], ...] = ()
+
+
+def make_report(*, name: str, command: str, before: tuple[Machine, float], after: Machine, result: Result) -> Report:
+    """A report of a measurement that has just ended; `before` are the machine and its busy cores before it."""
+    here, busy = before
     return Report(
         name=name,
         command=command,
         measured_at=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         vnext=__version__,
-        machine=before,
+        machine=here,
         load_after=after.load,
-        **measured,
+        workload=result.workload,
+        figures=result.figures,
+        load=result.load,
+        cores_busy_before=busy,
+        notes=(*busy_notes(busy), *result.notes),
+        runs=result.runs,
     )
 
 

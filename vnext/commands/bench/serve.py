@@ -20,6 +20,7 @@ from vnext.commands.bench.load.answers import Models, RequestFailed
 from vnext.commands.bench.load.arrivals import at_once, poisson
 from vnext.commands.bench.load.client import Client
 from vnext.commands.bench.load.generator import Pace, Request, Timeline, send_all
+from vnext.commands.bench.report import Result
 from vnext.commands.bench.server_runs import MeasurementFailed, model_of
 from vnext.commands.bench.vllm_figures import Value, details_of, result_of, table, wanted_of
 from vnext.options.parser import Given
@@ -72,19 +73,7 @@ RESULTS = (
 GROUPS = {"server": TARGET, "workload": PROMPTS, "arrivals": ARRIVALS, "result": RESULTS}
 
 
-class Served(msgspec.Struct, frozen=True, kw_only=True):
-    """A measured load: the house's figures, vLLM's result, and notes on what distorts them. `shown` is for people."""
-
-    figures: dict[str, float]
-    result: dict[str, Value]
-    workload: dict[str, Value]
-    load: dict[str, float]
-    notes: tuple[str, ...]
-    shown: str
-    runs: tuple[dict[str, float], ...] = ()
-
-
-def serve(given: Given) -> Served:
+def serve(given: Given) -> Result:
     """Send the load. Raises SettingsError, ServerUnusable and MeasurementFailed; writes the result where that is asked for."""
     values = given.values
     wanted = wanted_of(values["percentile_metrics"], values["percentiles"], values["goodput"])
@@ -101,9 +90,8 @@ def serve(given: Given) -> Served:
     if values["save_result"]:
         save(values, result | (details_of(timelines) if values["save_detailed"] else {}))
     notes = [*client_notes(seen), *failure_notes(timelines)]
-    return Served(
+    return Result(
         figures=server_figures(timelines, elapsed_s, rate, begin_s) | seen,
-        result=result,
         workload=workload_of(values),
         load={"concurrency": values["concurrency"], "request_rate": rate, "burstiness": values["burstiness"]},
         notes=tuple(notes),

@@ -11,7 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from vnext.commands.bench.figures import server_figures
-from vnext.commands.bench.serve import Served, failure_notes, measured, samples_of, tokenizer_of, workload_of
+from vnext.commands.bench.report import Result
+from vnext.commands.bench.serve import failure_notes, measured, samples_of, tokenizer_of, workload_of
 from vnext.commands.bench.vllm_figures import is_good, wanted_of
 from vnext.options.parser import Given
 from vnext.options.table import Option
@@ -29,7 +30,7 @@ COLUMNS = {
 }  # fmt: skip
 
 
-def sweep(given: Given) -> Served:
+def sweep(given: Given) -> Result:
     """One run after another. Raises as `serve` does."""
     values = given.values
     name = "concurrency" if values["concurrencies"] else "request_rate"
@@ -46,9 +47,9 @@ def sweep(given: Given) -> Served:
         runs.append({"load": load} | ({"good_share": good} if goodput else {}) | found)
         notes += [f"at {load:g}: {note}" for note in failure_notes(timelines)]
     best = runs[knee(runs, bool(goodput))]
-    return Served(
+    return Result(
         figures={f"knee_{name}": best["load"]} | {key: value for key, value in best.items() if key != "load"},
-        result={}, workload=workload_of(values), load={}, notes=tuple(notes), shown=table(runs, best, notes), runs=tuple(runs),
+        workload=workload_of(values), notes=tuple(notes), shown=table(runs, best, notes), runs=tuple(runs),
     )  # fmt: skip
 
 
