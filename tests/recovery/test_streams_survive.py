@@ -48,6 +48,12 @@ def text_of(server: Server) -> object:
     return complete_all(server.url, [LONG], 1)[0]["choices"][0]["text"]
 
 
+def respond(server: Server, **body: object) -> dict[str, object]:
+    asked = urllib.request.Request(f"{server.url}/v1/responses", json.dumps(body).encode(), {"Content-Type": "application/json"})
+    with urllib.request.urlopen(asked, timeout=20) as answer:
+        return json.load(answer)
+
+
 def status_of(url: str) -> tuple[int, str]:
     try:
         with urllib.request.urlopen(url, timeout=10) as answer:
@@ -98,6 +104,7 @@ def test_while_the_engine_recovers_health_says_so_and_requests_wait(tmp_path: Pa
 def test_another_api_server_answers_at_the_port_and_the_old_ones_requests_end(tmp_path: Path) -> None:
     with serving(tmp_path, *COMMON) as server:
         expected = text_of(server)
+        stored = respond(server, input="One", max_output_tokens=4)
         thread, found = in_background(lambda: text_of(server))
         while server.metric("vnext_num_requests_running") < 1:
             pass
@@ -108,6 +115,8 @@ def test_another_api_server_answers_at_the_port_and_the_old_ones_requests_end(tm
         assert eventually(lambda: server.metric("vnext_num_requests_running") == 0)
         assert server.metric("vnext_requests_aborted_total") == 1
         assert text_of(server) == expected
+        assert json.loads(status_of(f"{server.url}/v1/responses/{stored['id']}")[1]) == stored
+        assert respond(server, input="Two", max_output_tokens=4, previous_response_id=stored["id"])["status"] == "incomplete"
         assert server.stop() == 0
     assert replay(["verify", "--laws", str(server.log_dir)]) == 0
 

@@ -97,7 +97,7 @@ def start(command: ServeCommand) -> tuple[RunningEngines, ApiServers]:
             log_format=command.engine.log_format,
             log_dir=starting.log_dirs[0] if command.server.show_log else "",
             sampling_defaults=defaults,
-            shared_dir=str(starting.run_dir) if command.server.api_server_count > 1 else "",
+            shared_dir=str(starting.run_dir),
             connect_timeout_s=None,
         )
         edges.configure(settings)

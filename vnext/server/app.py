@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
@@ -41,7 +42,7 @@ def make_app(
     app.on_response_prepare.append(add_headers)
     app[SERVER_CONTEXT] = ServerContext(client, tokenizer, template, settings)
     app[FRONT] = _front(app[SERVER_CONTEXT])
-    app[RESPONSES] = ResponseStore(settings.responses_bytes_max)
+    app[RESPONSES] = ResponseStore(settings.responses_bytes_max, _stored_at(settings))
     app[BACKGROUND] = Background(settings.responses_bytes_max)
     app[SIBLINGS] = Siblings(settings)
     app.on_cleanup.extend((close_background, close_siblings))
@@ -87,6 +88,12 @@ class _Runner(Runner):
         if BATCHES in self.app:
             await self.app[BATCHES].stop()
         await super().cleanup()
+
+
+def _stored_at(settings: ServerSettings) -> Path | None:
+    """The folder of the responses that this API server and those before it in its place have stored."""
+    place = settings.number % settings.api_server_count
+    return Path(settings.shared_dir) / f"api-{place}.responses" if settings.shared_dir else None
 
 
 def _front(context: ServerContext) -> Front:

@@ -44,8 +44,8 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     `listener` is the descriptor of the socket to accept from, -1 for one of this process. `number` is that of this API server
     among all that its server has had: those of one place have the same remainder by `api_server_count`. `shared_dir` is the folder
-    in which several of them keep what /metrics sums and the sockets at which they ask each other, "" for none. `client_secret`
-    (hexadecimal) keys the numbers by which the engine knows clients; "" draws one.
+    in which they keep what /metrics sums, stored responses and the sockets at which they ask each other, "" for none.
+    `client_secret` (hexadecimal) keys the numbers by which the engine knows clients; "" draws one.
 
     `drain_s` is the time that live requests get when the server stops, `connect_timeout_s` the time that the engine core gets
     to become ready (None: no limit, for callers that watch it otherwise). `sampling_defaults` are the model's, for requests

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from fake_engine import wait_until
 from toy_tokenizers import byte_level
 
 from vnext.runtime.protocol.messages import AbortRequests
+from vnext.server.responses.store import ResponseStore
 from vnext.server.views.responses import RESPONSES
 
 TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}"
@@ -102,3 +104,51 @@ def test_a_sibling_that_has_ended_is_passed_over_and_one_in_its_place_is_found(t
                 assert client(first).responses.retrieve(made.id).output_text == "abc"
             assert first.get(f"/v1/responses/{made.id}")[0] == 404
             assert first.get("/v1/responses/a%2F..%2F..%2Fmetrics")[0] == 404
+
+
+def test_a_process_that_follows_a_killed_one_has_what_it_stored(tmp_path: Path) -> None:
+    """The folder is copied while the first still works: whatever a killed process could have left."""
+    options: dict[str, Any] = {"shared_dir": str(tmp_path), "api_keys": KEYS, "sse_ping_interval_s": 0}
+    body = {"model": "toy", "input": "say:abcdef", "background": True, "stream": True}
+    with EdgeServer(byte_level(TEMPLATE), **options) as first:
+        made, gone = say(first, "say:abc"), say(first, "say:gone")
+        whole = events(first, "/v1/responses", body, Accept="text/event-stream")
+        client(first).responses.delete(gone.id)
+        first.engine.running.clear()
+        running = say(first, "endless", background=True, max_output_tokens=500)
+        folder = Path(shutil.copytree(tmp_path / "api-0.responses", tmp_path / "killed" / "api-0.responses"))
+        assert {path.stat().st_mode & 0o777 for path in folder.iterdir()} == {0o600} and folder.stat().st_mode & 0o777 == 0o700
+        assert not any(b"say:gone" in path.read_bytes() for path in folder.iterdir()), "what is deleted is deleted"
+        (folder / "resp_torn").write_bytes((folder / made.id).read_bytes()[:-5])
+        (folder / f"{made.id}.draft").write_bytes(b"half")
+        first.engine.running.set()
+    with EdgeServer(byte_level(TEMPLATE), **options | {"shared_dir": str(tmp_path / "killed"), "number": 1}) as second:
+        assert client(second).responses.retrieve(made.id) == made
+        assert say(second, "say:x", previous_response_id=made.id).output_text == "x"
+        id_ = json.loads(whole[0].partition("data: ")[2])["response"]["id"]
+        assert events(second, f"/v1/responses/{id_}?stream=true&starting_after=2") == whole[3:]
+        lost = client(second).responses.retrieve(running.id)
+        assert lost.status == "failed" and lost.error.message == "The API server that made this response ended: create it again."
+        for other in (gone.id, "resp_torn"):
+            assert second.get(f"/v1/responses/{other}", Authorization="Bearer one")[0] == 404
+        with pytest.raises(openai.NotFoundError):
+            client(second, "two").responses.retrieve(made.id)
+        assert not [path for path in folder.iterdir() if "torn" in path.name or "draft" in path.name]
+
+
+def test_the_folder_is_bounded_as_the_store_is(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "stored"
+    store = ResponseStore(2_000, path)
+    for number in range(20):
+        store.put({"id": f"resp_{number}", "output": [], "text": "x" * 300}, [], ())
+        assert sorted(each.name for each in path.iterdir()) == sorted(store._kept)
+    again = ResponseStore(2_000, path)
+    assert [*again._kept] == [*store._kept] and again.size_bytes == store.size_bytes <= 2_000 and len(again._kept) > 3
+    assert len(ResponseStore(700, path)._kept) == len([*path.iterdir()]) <= 2, "a smaller bound"
+    assert not ResponseStore(0, path)._kept and not [*path.iterdir()]
+    path.rmdir()
+    path.write_bytes(b"no folder")
+    full = ResponseStore(2_000, path)
+    for number in range(2):
+        full.put({"id": f"resp_{number}", "output": []}, [], ())
+    assert len(full._kept) == 2 and caplog.text.count("loses its stored responses") == 1, "it serves on"

@@ -29,7 +29,7 @@ class Siblings:
     """Those of one API server; none where it has no folder to share. `start` in the event loop, `close` there."""
 
     def __init__(self, settings: ServerSettings) -> None:
-        count = settings.api_server_count if settings.shared_dir else 0
+        count = settings.api_server_count if settings.shared_dir and settings.api_server_count > 1 else 0
         paths = [Path(settings.shared_dir) / f"api-{place}.socket" for place in range(count)]
         self._path = paths.pop(settings.number % count) if count else None
         self._others, self._sessions = paths, list[ClientSession]()

@@ -1,4 +1,5 @@
-"""Store: complete responses by id, with the items of the conversation that each belongs to, in this process's memory.
+"""Store: complete responses by id, with the items of the conversation that each belongs to, in this process's memory and in a
+folder, from which the process that follows it takes them.
 
 Owns the bound. It keeps bytes, whose number is known; the same as objects would be ten times as much. The responses asked for
 least recently are dropped first; what a response holds of earlier ones counts again, so the bound holds whatever is dropped in
@@ -7,13 +8,15 @@ between.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from vnext.server.context.api_keys import EVERYONE, Tenant
 from vnext.server.responses.bodies import Item
+from vnext.server.responses.folder import Folder
 
 COUNT_MAX = 10_000
 
@@ -21,7 +24,8 @@ COUNT_MAX = 10_000
 class Stored(msgspec.Struct, frozen=True):
     """A response as its client saw it (JSON), and the conversation that it ends (JSON): the `earlier` one, and its own
     items, of which the first `input_count` are its input. `owner`: the mark of the tenant that made it. `events`: those of its
-    stream, where it may be picked up again (MessagePack), b"" for none."""
+    stream, where it may be picked up again (MessagePack), b"" for none. `ended`: False for one in progress, of which only a folder
+    knows."""
 
     response: bytes
     earlier: bytes
@@ -29,6 +33,7 @@ class Stored(msgspec.Struct, frozen=True):
     input_count: int
     owner: str
     events: bytes = b""
+    ended: bool = True
 
     @property
     def size_bytes(self) -> int:
@@ -37,6 +42,12 @@ class Stored(msgspec.Struct, frozen=True):
     def frames(self) -> list[bytes]:
         """The events of its stream."""
         return msgspec.msgpack.decode(self.events, type=list[bytes])
+
+    def failed(self) -> Stored:
+        """The same response, whose process has ended before it."""
+        fault = {"code": "server_error", "message": "The API server that made this response ended: create it again."}
+        shown = msgspec.json.decode(self.response) | {"status": "failed", "error": fault}
+        return msgspec.structs.replace(self, response=msgspec.json.encode(shown), ended=True)
 
     def own_items(self) -> tuple[Item, ...]:
         return _items.decode(self.own)
@@ -56,12 +67,14 @@ _encode = msgspec.json.Encoder().encode
 class ResponseStore:
     """Mutable; only the event loop uses it."""
 
-    def __init__(self, bytes_max: int) -> None:
-        """0 keeps nothing."""
-        self._bytes_max = bytes_max
+    def __init__(self, bytes_max: int, path: Path | None = None) -> None:
+        """0 keeps nothing. `path`: the folder, None for memory alone; what it has is kept."""
+        self._bytes_max, self._folder = bytes_max, Folder(path)
         self._kept: dict[str, Stored] = {}
         self._of_item: dict[str, str] = {}  # a response's id by that of an item of its output
         self.size_bytes = 0
+        for id_, found in self._folder.read(Stored):
+            self._take(id_, found if found.ended else found.failed())
 
     def get(self, id_: str, tenant: Tenant = EVERYONE) -> Stored | None:
         """The response, if the tenant sees it; it becomes the one that is dropped last."""
@@ -113,14 +126,23 @@ class ResponseStore:
         found = Stored(msgspec.json.encode(response), _encode(tuple(earlier)), own, len(given), owner, kept)
         self.keep(response["id"], found)
 
+    def begin(self, response: Mapping[str, object], given: Sequence[Item], owner: str) -> None:
+        """Let the process that follows this one know of a response that it makes, to the input `given`."""
+        own = _encode(tuple(given))
+        self._folder.write(str(response["id"]), Stored(msgspec.json.encode(response), b"[]", own, len(given), owner, ended=False))
+
     def keep(self, id_: str, found: Stored) -> None:
         """Keep a response of another store, or an own one; see `put`."""
         if found.size_bytes > self._bytes_max:
             found = msgspec.structs.replace(found, events=b"")
         if found.size_bytes > self._bytes_max:
-            return
+            return self._folder.remove(id_)
+        self._folder.write(id_, found)
+        self._take(id_, found)
+
+    def _take(self, id_: str, found: Stored) -> None:
         if id_ in self._kept:
-            self._drop(id_)
+            self._forget(id_)
         self._kept[id_] = found
         self._of_item |= {item.id: id_ for item in found.own_items()[found.input_count :] if item.id}
         self.size_bytes += found.size_bytes
@@ -135,6 +157,10 @@ class ResponseStore:
         return True
 
     def _drop(self, id_: str) -> None:
+        self._folder.remove(id_)
+        self._forget(id_)
+
+    def _forget(self, id_: str) -> None:
         found = self._kept.pop(id_)
         self.size_bytes -= found.size_bytes
         for item in found.own_items()[found.input_count :]:

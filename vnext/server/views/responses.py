@@ -102,6 +102,7 @@ async def _begin(request: web.Request, writer: ResponseWriter, held: ExitStack) 
         writer.cancel()
         writer.keep(writer.response, running.whole)
 
+    request.app[RESPONSES].begin(running.now, input_items(writer.call.body), running.owner)
     request.app[BACKGROUND].begin(running, make, failed, cancelled)
     if streams:
         return await respond(request, partial(running.follow, place=0), b"", writer.fault_frame)
