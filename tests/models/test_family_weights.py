@@ -67,7 +67,7 @@ def test_a_rank_takes_its_columns_of_flipped_weights(tmp_path: Path, plain_weigh
     for found, (query, key, value) in zip(params.layers[2].attention.qkv, parts, strict=True):
         assert torch.equal(found, torch.cat((query[32:], key[32:], value[32:])))
     narrow = tensors["transformer.h.2.mlp.c_proj.weight"]
-    assert torch.equal(torch.cat(params.layers[2].narrow.weight.pieces, 1), narrow.t()[:, 128:])
+    assert torch.equal(torch.cat(params.layers[2].mlp.down.weight.pieces, 1), narrow.t()[:, 128:])
 
 
 def test_a_rank_takes_a_part_of_each_expert(tmp_path: Path, plain_weights: None) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -40,6 +40,26 @@ class Experts(msgspec.Struct, frozen=True, kw_only=True):
     intermediate_size: int
     normalise: bool
     dense_layers: tuple[int, ...] = ()
+
+
+class DecoderForm(msgspec.Struct, frozen=True, kw_only=True):
+    """What a decoder's layers do beside what their parameters and the configuration show.
+
+    `is_parallel`: attention and MLP read the same stream, and both are added to it. Scales multiply the embedding, what attention
+    and MLP give before it is added, and the logits. `head_norms`: norms of queries and keys are over each head, over each after
+    it has turned, or over all heads together.
+    """
+
+    is_parallel: bool = False
+    embedding_scale: float = 1.0
+    residual_scale: float = 1.0
+    logits_scale: float = 1.0
+    head_norms: Literal["each", "turned", "all"] = "each"
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the layers are those of Llama, whatever comes before and behind them."""
+        return msgspec.structs.replace(self, embedding_scale=1.0, logits_scale=1.0) == DecoderForm()
 
 
 USUAL_LAYERS = 3
@@ -79,7 +99,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     all. `local_rope`: the rope of the layers with a window, if it differs. `still_layers`: layers without rotation.
     `query_scale`: the factor of the scores, None for head_dim ** -0.5. Softcaps are 0.0 where there is none. `mtp_layers`: how many
     layers for multi-token prediction the checkpoint has beside `layer_count`. `stage`: which of a whole model's layers these are
-    (stages.py); None for all.
+    (stages.py); None for all. `form`: how the layers differ from Llama's.
     """
 
     architecture: str
@@ -110,6 +130,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     head: DraftHead | None = None
     mtp_layers: int = 0
     stage: Stage | None = None
+    form: DecoderForm = DecoderForm()
 
     @property
     def layer_numbers(self) -> range:

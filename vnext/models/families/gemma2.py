@@ -7,32 +7,14 @@ shares the forward, with a norm over each query and key head and its own rope in
 from __future__ import annotations
 
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
-from vnext.kernels.arrays import Array
 from vnext.models.config.json_keys import number, positive, refuse
 from vnext.models.config.model_config import ModelConfig, common_config, layer_windows
-from vnext.models.layers import fused
-from vnext.models.layers.assembly import Source, attention, embeddings, gated_mlp
-from vnext.models.layers.batch import ForwardBatch
-from vnext.models.layers.decoder import run_layers
-from vnext.models.layers.kv_cache import KvCache
-from vnext.models.layers.layers import (
-    Attention,
-    GatedMlp,
-    LayerCache,
-    Step,
-    attention as attention_layer,
-    embed,
-    layer_steps,
-    mlp,
-    output_logits,
-)
-from vnext.models.layers.rope import inverse_frequencies
-from vnext.models.layers.sharding import WEIGHT_AXES as LLAMA_AXES, Axis, Layout, Parallel
-
-if TYPE_CHECKING:
-    import torch
+from vnext.models.layers.assembly import Source, attention, gated_mlp, shifted_norm
+from vnext.models.layers.decoder import Names, Params, assemble_decoder, forward, logits
+from vnext.models.layers.layers import Attention
+from vnext.models.layers.sharding import WEIGHT_AXES as LLAMA_AXES, Axis, Layout
 
 __all__ = ["WEIGHT_AXES", "assemble", "forward", "logits", "parse"]
 
@@ -58,30 +40,6 @@ DEFAULTS = MappingProxyType(
         "attn_logit_softcapping": 50.0,
     }
 )
-
-
-class LayerParams(NamedTuple):
-    """One decoder layer; norms are float32 with the 1 added."""
-
-    attention_norm: Array
-    attention: Attention
-    after_attention_norm: Array
-    mlp_norm: Array
-    mlp: GatedMlp
-    after_mlp_norm: Array
-
-
-class Params(NamedTuple):
-    """One rank's weights; `embedding_scale` is rounded to the model's dtype, `local_frequencies` for layers with a window."""
-
-    embedding: Any
-    embedding_scale: float
-    layers: tuple[LayerParams, ...]
-    norm: Array
-    head: Any
-    frequencies: Array
-    local_frequencies: Array | None
-    stack: Any = None
 
 
 def parse(raw: dict[str, Any], generation: dict[str, Any]) -> ModelConfig:
@@ -112,69 +70,23 @@ def assemble(source: Source, config: ModelConfig) -> Params:
 
 
 def assemble_gemma(source: Source, config: ModelConfig, root: str, *, head_norms: bool) -> Params:
-    """The parameters under `root`, which ends with a dot."""
+    """The parameters under `root`, which ends with a dot. What multiplies the embedding is rounded to the model's dtype."""
 
-    def norm(name: str) -> Array:
-        return source.wide(name + ".weight") + 1
+    def mixing(prefix: str) -> Attention:
+        plain = attention(source, prefix, qkv_bias=config.attention_bias, output_bias=config.attention_bias)
+        if not head_norms:
+            return plain
+        query, key = (shifted_norm(source, f"{prefix}self_attn.{name}_norm") for name in "qk")
+        return plain._replace(q_norm=query, k_norm=key)
 
-    def layer(prefix: str) -> LayerParams:
-        bias = config.attention_bias
-        mixing = attention(source, prefix, qkv_bias=bias, output_bias=bias)
-        if head_norms:
-            mixing = mixing._replace(
-                q_norm=norm(prefix + "self_attn.q_norm"), k_norm=norm(prefix + "self_attn.k_norm")
-            )
-        return LayerParams(
-            attention_norm=norm(prefix + "input_layernorm"),
-            attention=mixing,
-            after_attention_norm=norm(prefix + "post_attention_layernorm"),
-            mlp_norm=norm(prefix + "pre_feedforward_layernorm"),
-            mlp=gated_mlp(source, prefix),
-            after_mlp_norm=norm(prefix + "post_feedforward_layernorm"),
-        )
-
-    lm_head = next((name for name in HEADS if name in source), HEADS[0])
-    embedding, head = embeddings(source, config, root + "embed_tokens.weight", lm_head)
-    layers = tuple(layer(f"{root}layers.{index}.") for index in config.layer_numbers)
-    local = config.local_rope
-    return Params(
-        embedding=embedding,
-        embedding_scale=float(source.dtype.type(config.hidden_size**0.5)),
-        layers=layers,
-        norm=norm(root + "norm"),
-        head=head,
-        frequencies=source.place(inverse_frequencies(config.rope, config.head_dim)),
-        local_frequencies=source.place(inverse_frequencies(local, config.head_dim)) if local else None,
-        stack=fused.describe(layers, config),
+    names = Names(
+        root=root,
+        head=next((name for name in HEADS if name in source), HEADS[0]),
+        after_attention_norm="post_attention_layernorm",
+        mlp_norm="pre_feedforward_layernorm",
+        after_mlp_norm="post_feedforward_layernorm",
     )
-
-
-def forward(
-    params: Params, kv: KvCache, batch: ForwardBatch, config: ModelConfig, parallel: Parallel
-) -> tuple[torch.Tensor, KvCache]:
-    """Run one step: (normed hidden states [S, hidden] at batch.sample_at, the cache with this step's tokens)."""
-    steps = layer_steps(kv, batch, config, parallel, params.frequencies, params.local_frequencies)
-    if (residual := batch.states) is None:
-        residual = embed(params.embedding, batch.token_ids, parallel) * params.embedding_scale
-    return run_layers(run_layer, params, kv, residual, steps).index_select(0, batch.sample_at), kv
-
-
-def run_layer(
-    layer: LayerParams,
-    cache: LayerCache,
-    normed: torch.Tensor,
-    residual: torch.Tensor,
-    next_norm: torch.Tensor,
-    step: Step,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """One layer on [T, hidden]: (input of the next layer, already normed; residual stream)."""
-    chosen, eps = step.operations, step.config.rms_norm_eps
-    mixed = chosen.rms_norm(attention_layer(layer.attention, cache, normed, step), layer.after_attention_norm, eps)
-    normed, residual = chosen.add_rms_norm(mixed, residual, layer.mlp_norm, eps)
-    widened = chosen.rms_norm(mlp(layer.mlp, normed, step), layer.after_mlp_norm, eps)
-    return chosen.add_rms_norm(widened, residual, next_norm, eps)
-
-
-def logits(params: Params, hidden: torch.Tensor, config: ModelConfig, parallel: Parallel) -> torch.Tensor:
-    """Hidden states [S, hidden] of `forward` -> float32 [S, vocab_size], soft-capped, whole on every rank."""
-    return output_logits(params.head, hidden, config, parallel)
+    found = assemble_decoder(
+        source, config, lambda prefix, index: (mixing(prefix), gated_mlp(source, prefix)), names, shifted_norm
+    )
+    return found._replace(embedding_scale=float(source.dtype.type(config.hidden_size**0.5)))

@@ -14,13 +14,11 @@ from vnext.models.config.rope_config import Rope, parse_rope, scaling_of
 from vnext.models.families.gemma2 import (
     DEFAULTS as GEMMA2_DEFAULTS,
     WEIGHT_AXES,
-    Params,
     assemble_gemma,
-    forward,
     gemma_config,
-    logits,
 )
 from vnext.models.layers.assembly import Source
+from vnext.models.layers.decoder import Params, forward, logits
 
 __all__ = ["WEIGHT_AXES", "assemble", "forward", "logits", "parse"]
 

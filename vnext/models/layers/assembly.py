@@ -8,7 +8,7 @@ import numpy as np
 
 from vnext.kernels.arrays import Array
 from vnext.models.config.model_config import ModelConfig
-from vnext.models.layers.layers import Attention, GatedMlp, Linear, SparseMlp
+from vnext.models.layers.layers import Attention, GatedMlp, LayerNorm, Linear, SparseMlp
 
 
 class Source(Protocol):
@@ -48,6 +48,26 @@ class Source(Protocol):
 
     def place(self, array: np.ndarray) -> Array:
         """A computed array: as it is on the host, where angles are made of it, else a tensor on the device."""
+
+
+def rms_norm(source: Source, name: str) -> Array:
+    """The weight of a norm, in the model's dtype, in which it multiplies."""
+    return source.fused((name + ".weight",))
+
+
+def wide_norm(source: Source, name: str) -> Array:
+    """The weight of a norm that multiplies in float32, before rounding."""
+    return source.wide(name + ".weight")
+
+
+def shifted_norm(source: Source, name: str) -> Array:
+    """As `wide_norm`, of a norm that multiplies by 1 + weight."""
+    return source.wide(name + ".weight") + 1
+
+
+def layer_norm(source: Source, name: str) -> LayerNorm:
+    """A layer norm, which works in float32."""
+    return LayerNorm(source.wide(name + ".weight"), source.wide(name + ".bias"))
 
 
 def linear(source: Source, prefix: str, *modules: str, bias: bool = False) -> Linear:

@@ -1,32 +1,35 @@
-"""The decoder that most families are: norms before attention and MLP, rotary positions, token ids in, logits out.
+"""The decoder that all families are: token ids in, logits out, with the parts and in the form that its description says.
 
-Owns the order of operations; the parameters' shape is in decoder_params.py. A family gives its layers' attention and MLP;
-the cache is threaded through and donated: it is updated in place and the returned one is the only one to be used.
+Owns the order of operations; the parameters' shape is in decoder_params.py, what their presence does not show in DecoderForm
+(config/model_config.py). A family gives its layers' attention and MLP, and the names of the rest. The cache is threaded through and
+donated: it is updated in place and the returned one is the only one to be used.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
 
 from vnext.models.config.model_config import ModelConfig
 from vnext.models.layers import fused
-from vnext.models.layers.assembly import Source, embeddings
+from vnext.models.layers.assembly import Source, embeddings, rms_norm
 from vnext.models.layers.batch import ForwardBatch
 from vnext.models.layers.decoder_params import LayerParams, Params
+from vnext.models.layers.heads import attention
 from vnext.models.layers.kv_cache import KvCache
 from vnext.models.layers.layers import (
     Attention,
-    GatedMlp,
     LayerCache,
-    SparseMlp,
+    Mlp,
+    Norm,
     Step,
-    attention,
+    add_and_norm,
     embed,
     keep_input,
     keep_output,
     layer_steps,
     mlp,
+    norm_of,
     output_logits,
 )
 from vnext.models.layers.rope import inverse_frequencies
@@ -36,29 +39,59 @@ if TYPE_CHECKING:
     import torch
 
 
+class Names(NamedTuple):
+    """How a checkpoint names what is around attention and MLP. `root` ends with a dot; norms that it has not are ""."""
+
+    root: str = "model."
+    layers: str = "layers"
+    embedding: str = "embed_tokens"
+    positions: str = ""
+    norm: str = "norm"
+    head: str = "lm_head.weight"
+    attention_norm: str = "input_layernorm"
+    after_attention_norm: str = ""
+    mlp_norm: str = "post_attention_layernorm"
+    after_mlp_norm: str = ""
+
+
 def assemble_decoder(
-    source: Source, config: ModelConfig, parts: Callable[[str, int], tuple[Attention, GatedMlp | SparseMlp]]
+    source: Source,
+    config: ModelConfig,
+    parts: Callable[[str, int], tuple[Attention, Mlp]],
+    names: Names = Names(),
+    norm: Callable[[Source, str], Norm] = rms_norm,
 ) -> Params:
-    """The parameters; `parts(prefix, index)` gives attention and MLP of a layer, `prefix` ends with a dot."""
+    """The parameters; `parts(prefix, index)` gives attention and MLP of a layer, `prefix` ends with a dot; `norm` one norm by its
+    name."""
 
     def layer(index: int) -> LayerParams:
-        prefix = f"model.layers.{index}."
+        prefix = f"{names.root}{names.layers}.{index}."
+
+        def own(name: str) -> Norm | None:
+            return norm(source, prefix + name) if name else None
+
         mixing, widening = parts(prefix, index)
         return LayerParams(
-            attention_norm=source.fused((prefix + "input_layernorm.weight",)),
+            attention_norm=own(names.attention_norm),
             attention=mixing,
-            mlp_norm=source.fused((prefix + "post_attention_layernorm.weight",)),
+            mlp_norm=own(names.mlp_norm),
             mlp=widening,
+            after_attention_norm=own(names.after_attention_norm),
+            after_mlp_norm=own(names.after_mlp_norm),
         )
 
     layers = tuple(layer(index) for index in config.layer_numbers)
-    embedding, head = embeddings(source, config, "model.embed_tokens.weight")
+    embedding, head = embeddings(source, config, f"{names.root}{names.embedding}.weight", names.head)
+    turning, local = None if names.positions else config.rope, config.local_rope
     return Params(
         embedding=embedding,
         layers=layers,
-        norm=source.fused(("model.norm.weight",)),
+        norm=norm(source, names.root + names.norm),
         head=head,
-        frequencies=source.place(inverse_frequencies(config.rope, config.head_dim)),
+        frequencies=source.place(inverse_frequencies(turning, config.head_dim)) if turning else None,
+        local_frequencies=source.place(inverse_frequencies(local, config.head_dim)) if local else None,
+        positions=source.fused((f"{names.root}{names.positions}.weight",)) if names.positions else None,
+        embedding_scale=config.form.embedding_scale,
         stack=fused.describe(layers, config),
     )
 
@@ -67,27 +100,29 @@ def forward(
     params: Params, kv: KvCache, batch: ForwardBatch, config: ModelConfig, parallel: Parallel
 ) -> tuple[torch.Tensor, KvCache]:
     """Run one step: (normed hidden states [S, hidden] at batch.sample_at, the cache with this step's tokens)."""
-    steps = layer_steps(kv, batch, config, parallel, params.frequencies)
-    residual = embed(params.embedding, batch.token_ids, parallel) if batch.states is None else batch.states
-    if params.stack is not None and parallel.world_size == 1 and not batch.adapters and batch.adapted is None:
+    steps = layer_steps(kv, batch, config, parallel, params.frequencies, params.local_frequencies)
+    residual = embedded(params, batch, parallel) if batch.states is None else batch.states
+    is_alone = parallel.world_size == 1 and not batch.adapters and batch.adapted is None
+    if params.stack is not None and params.local_frequencies is None and is_alone:
         turning = next((step for step in steps if step.cosine is not None), steps[0])
         found = fused.run(params.stack, residual, params.norm, kv, batch, turning)
         if found is not None:
             return found, kv
-    return run_layers(run_layer, params, kv, residual, steps).index_select(0, batch.sample_at), kv
-
-
-def run_layers(
-    run: Callable[..., tuple[torch.Tensor, torch.Tensor]], params: Any, kv: KvCache, residual: torch.Tensor, steps: Sequence[Step]
-) -> torch.Tensor:
-    """All layers in turn on [T, hidden], each by `run` (as `run_layer`); returns the last one's output, normed."""
-    normed = steps[0].operations.rms_norm(residual, params.layers[0].attention_norm, steps[0].config.rms_norm_eps)
+    normed = norm_of(residual, params.layers[0].attention_norm, steps[0])
     next_norms = [layer.attention_norm for layer in params.layers[1:]] + [params.norm]
     for layer, cache, next_norm, step in zip(params.layers, kv, next_norms, steps):
         keep_input(residual, step)
-        normed, residual = run(layer, cache, normed, residual, next_norm, step)
+        normed, residual = run_layer(layer, cache, normed, residual, next_norm, step)
     keep_output(residual, steps[-1])
-    return normed
+    return normed.index_select(0, batch.sample_at), kv
+
+
+def embedded(params: Params, batch: ForwardBatch, parallel: Parallel) -> torch.Tensor:
+    """What the first layer gets, [T, hidden]."""
+    hidden = embed(params.embedding, batch.token_ids, parallel)
+    if params.embedding_scale != 1.0:
+        hidden = hidden * params.embedding_scale
+    return hidden if params.positions is None else hidden + params.positions.index_select(0, batch.positions)
 
 
 def run_layer(
@@ -95,14 +130,22 @@ def run_layer(
     cache: LayerCache,
     normed: torch.Tensor,
     residual: torch.Tensor,
-    next_norm: torch.Tensor,
+    next_norm: Norm | None,
     step: Step,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """One layer on [T, hidden]: (input of the next layer, already normed; residual stream)."""
-    add_rms_norm, eps = step.operations.add_rms_norm, step.config.rms_norm_eps
-    mixed = attention(layer.attention, cache, normed, step)
-    normed, residual = add_rms_norm(mixed, residual, layer.mlp_norm, eps)
-    return add_rms_norm(mlp(layer.mlp, normed, step), residual, next_norm, eps)
+    form = step.config.form
+    mixed = norm_of(attention(layer.attention, cache, normed, step), layer.after_attention_norm, step)
+    if form.residual_scale != 1.0:
+        mixed = mixed * form.residual_scale
+    if form.is_parallel:
+        normed, residual = normed if layer.mlp_norm is None else norm_of(residual, layer.mlp_norm, step), residual + mixed
+    else:
+        normed, residual = add_and_norm(mixed, residual, layer.mlp_norm, step)
+    widened = norm_of(mlp(layer.mlp, normed, step), layer.after_mlp_norm, step)
+    if form.residual_scale != 1.0:
+        widened = widened * form.residual_scale
+    return add_and_norm(widened, residual, next_norm, step)
 
 
 def logits(params: Params, hidden: torch.Tensor, config: ModelConfig, parallel: Parallel) -> torch.Tensor:

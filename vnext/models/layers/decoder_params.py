@@ -1,31 +1,39 @@
-"""The parameters of the decoder that most families are. Owns their shape and nothing that computes with them."""
+"""The parameters of a decoder. Owns their shape and nothing that computes with them."""
 
 from __future__ import annotations
 
 from typing import Any, NamedTuple
 
 from vnext.kernels.arrays import Array
-from vnext.models.layers.layers import Attention, GatedMlp, SparseMlp
+from vnext.models.layers.layers import Attention, Mlp, Norm
 
 
 class LayerParams(NamedTuple):
-    """One decoder layer."""
+    """One decoder layer. Norms stand before attention and MLP, behind them before what they give is added, or both; None where
+    there is none."""
 
-    attention_norm: Array
+    attention_norm: Norm | None
     attention: Attention
-    mlp_norm: Array
-    mlp: GatedMlp | SparseMlp
+    mlp_norm: Norm | None
+    mlp: Mlp
+    after_attention_norm: Norm | None = None
+    after_mlp_norm: Norm | None = None
 
 
 class Params(NamedTuple):
-    """One rank's weights. `head` is packed, and tied it is also the embedding. `frequencies` are float32 [R / 2].
+    """One rank's weights. `head` is packed, and tied it is also the embedding, which `embedding_scale` multiplies.
 
-    `stack` is the layers once more as one call, where there is one; without it they run one by one, with the same bits.
+    `frequencies` are float32 [R / 2], None where nothing turns, and `local_frequencies` those of layers with a window, None where
+    they have the same. `positions` [position_count_max, hidden] are learned ones. `stack` is the layers once more as one call,
+    where there is one; without it they run one by one, with the same bits.
     """
 
     embedding: Any
     layers: tuple[LayerParams, ...]
-    norm: Array
+    norm: Norm
     head: Any
-    frequencies: Array
+    frequencies: Array | None
+    local_frequencies: Array | None = None
+    positions: Array | None = None
+    embedding_scale: float = 1.0
     stack: Any = None

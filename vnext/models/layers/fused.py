@@ -21,7 +21,7 @@ from vnext.models.config.model_config import ModelConfig
 from vnext.models.layers.batch import ForwardBatch
 from vnext.models.layers.decoder_params import LayerParams
 from vnext.models.layers.kv_cache import KvCache, KvPairs, kv_groups
-from vnext.models.layers.layers import GatedMlp, Step
+from vnext.models.layers.layers import GatedMlp, LayerNorm, Step
 
 if TYPE_CHECKING:
     import torch
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 def describe(layers: tuple[LayerParams, ...], config: ModelConfig) -> Stack | None:
     """The layers as the kernels see them; None where they must run one by one."""
-    if not (layers and all(_is_common(layer, config.activation) for layer in layers)):
+    if not (layers and config.form.is_plain and all(_is_common(layer, config.activation) for layer in layers)):
         return None
     windows, groups = config.windows or (0,) * len(layers), kv_groups(config).group_of
     described = kernel.describe(
@@ -85,8 +85,10 @@ def caches_of(stack: Stack, norm: Array, kv: KvCache) -> Caches | None:
 
 
 def _is_common(layer: LayerParams, activation: str) -> bool:
-    """Whether all weights were packed by the kernels, the MLP's gate among them, without a bias between it and up."""
-    if not isinstance(layer.mlp, GatedMlp):
+    """Whether all weights were packed by the kernels, the MLP's gate among them, without a bias between it and up, and norms of
+    the kernels' kind stand before attention and MLP."""
+    norms = (layer.attention_norm, layer.mlp_norm)
+    if not isinstance(layer.mlp, GatedMlp) or any(norm is None or isinstance(norm, LayerNorm) for norm in norms):
         return False
     weights = _products_of(layer)
     if not all(isinstance(weight, Packed) for weight in weights):
@@ -120,8 +122,8 @@ def _describe_layer(layer: LayerParams, window: int, group: int, turns: int) -> 
         mlp_norm=layer.mlp_norm,
         query_norm=attention.q_norm,
         key_norm=attention.k_norm,
-        after_attention_norm=getattr(layer, "after_attention_norm", None),
-        after_mlp_norm=getattr(layer, "after_mlp_norm", None),
+        after_attention_norm=layer.after_attention_norm,
+        after_mlp_norm=layer.after_mlp_norm,
         window=window,
         turns=turns,
         group=group,

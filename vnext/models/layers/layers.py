@@ -44,6 +44,24 @@ class Attention(NamedTuple):
     k_norm: Array | None = None
 
 
+class LayerNorm(NamedTuple):
+    """A layer norm: weight and bias float32 [hidden]."""
+
+    weight: Array
+    bias: Array
+
+
+Norm = Array | LayerNorm
+"""Of a layer's or a model's states; an array is the weight of an rms_norm."""
+
+
+class PlainMlp(NamedTuple):
+    """`up` is column-parallel, `down` row-parallel."""
+
+    up: Linear
+    down: Linear
+
+
 class GatedMlp(NamedTuple):
     """`gate_up` is column-parallel and fused, `down` row-parallel."""
 
@@ -57,6 +75,9 @@ class SparseMlp(NamedTuple):
     router: Any
     gate_up: Any
     down: Any
+
+
+Mlp = GatedMlp | PlainMlp | SparseMlp
 
 
 class Step(NamedTuple):
@@ -162,8 +183,27 @@ def attend(qkv: torch.Tensor, layer: Attention, cache: LayerCache, step: Step) -
     return row(seen.flatten(1), layer.output, step)
 
 
-def mlp(layer: GatedMlp | SparseMlp, x: torch.Tensor, step: Step) -> torch.Tensor:
-    """Either kind of MLP of x [T, hidden]."""
+def norm_of(x: torch.Tensor, norm: Norm | None, step: Step) -> torch.Tensor:
+    """The norm of x [T, hidden], or x where there is none."""
+    if norm is None:
+        return x
+    chosen, eps = step.operations, step.config.rms_norm_eps
+    return chosen.layer_norm(x, *norm, eps) if isinstance(norm, LayerNorm) else chosen.rms_norm(x, norm, eps)
+
+
+def add_and_norm(added: torch.Tensor, residual: torch.Tensor, norm: Norm | None, step: Step) -> tuple[torch.Tensor, torch.Tensor]:
+    """(the norm of the sum of both [T, hidden], the sum)."""
+    if norm is not None and not isinstance(norm, LayerNorm):
+        return step.operations.add_rms_norm(added, residual, norm, step.config.rms_norm_eps)
+    total = residual + added
+    return norm_of(total, norm, step), total
+
+
+def mlp(layer: Mlp, x: torch.Tensor, step: Step) -> torch.Tensor:
+    """Any kind of MLP of x [T, hidden]."""
+    if isinstance(layer, PlainMlp):
+        widened = step.operations.linear(x, layer.up.weight, layer.up.bias)
+        return row(step.operations.gelu_tanh(widened), layer.down, step)
     return gated_mlp(layer, x, step) if isinstance(layer, GatedMlp) else sparse_mlp(layer, x, step)
 
 
@@ -227,4 +267,6 @@ def output_logits(head: Any, hidden: torch.Tensor, config: ModelConfig, parallel
     whole = parallel.all_gather(chosen.logits(hidden, head), 1)
     if whole.shape[1] != config.vocab_size:
         whole = whole[:, : config.vocab_size]
+    if config.form.logits_scale != 1.0:
+        whole = whole * config.form.logits_scale
     return chosen.soft_cap(whole, config.logits_softcap) if config.logits_softcap else whole

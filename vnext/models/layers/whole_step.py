@@ -131,7 +131,7 @@ def whole_step(
     params: Any, kv: KvCache, config: ModelConfig, parallel: Parallel, slots: Slots | None = None
 ) -> WholeStep | None:
     """The WholeStep of this model and cache, with the adapters of `slots`; None where the kernels cannot run it."""
-    if getattr(params, "stack", None) is None:
+    if params.stack is None or config.form.logits_scale != 1.0:
         return None
     if config.stage is not None or not _has_plain_ends(params, config, parallel.world_size):
         return None
@@ -155,12 +155,12 @@ def whole_step(
         eps=config.rms_norm_eps,
         scale=head_dim**-0.5 if config.query_scale is None else config.query_scale,
         softcap=config.attention_softcap,
-        embedding_scale=getattr(params, "embedding_scale", 1.0),
+        embedding_scale=params.embedding_scale,
         logits_cap=config.logits_softcap,
         group_count=len(kv_groups(config).windows),
         ranks=_ranks_of(parallel),
     )
-    local = getattr(params, "local_frequencies", None)
+    local = params.local_frequencies
     if local is not None and len(local) != len(params.frequencies):
         return None
     frequencies = [(np.asarray(params.frequencies), config.rope)]

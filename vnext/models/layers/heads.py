@@ -1,0 +1,44 @@
+"""Heads: what some families do to queries and keys between their product and the cache, where a norm over each head is not all."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from vnext.kernels.shards import joined_along
+from vnext.models.layers.layers import Attention, LayerCache, Step, attend
+
+if TYPE_CHECKING:
+    import torch
+
+
+def attention(layer: Attention, cache: LayerCache, x: torch.Tensor, step: Step) -> torch.Tensor:
+    """Self-attention of x [T, hidden]: writes this step's keys and values, then reads the contexts."""
+    qkv = step.operations.linear(x, layer.qkv.weight, layer.qkv.bias)
+    if step.config.form.head_norms == "all":
+        norm_heads_together(qkv, layer, step)
+        layer = layer._replace(q_norm=None, k_norm=None)
+    return attend(qkv, layer, cache, step)
+
+
+def norm_heads_together(qkv: torch.Tensor, layer: Attention, step: Step) -> None:
+    """In place: queries and keys of qkv [T, local width] normed over the whole width of all ranks."""
+    import torch  # as its callers, which have tensors
+
+    assert layer.q_norm is not None and layer.k_norm is not None
+    query_width, key_width = layer.q_norm.shape[0], layer.k_norm.shape[0]
+    query, key = qkv.narrow(1, 0, query_width), qkv.narrow(1, query_width, key_width)  # views that autograd lets change
+    wide = query.to(torch.float32, copy=True), key.to(torch.float32, copy=True)
+    squares = torch.stack([sum_of_heads(part.square(), step.config.head_dim) for part in wide], dim=1)
+    # Ranks that share a key head count it once each: the sum over ranks is as many times too large.
+    config, ranks = step.config, step.parallel.world_size
+    sizes = torch.full((2,), float(key_width * ranks), dtype=torch.float32, device=qkv.device)
+    sizes[:1].fill_(config.head_count * config.head_dim)  # sent as arguments: a copy from the host would wait on a GPU
+    means = step.parallel.all_reduce(squares) / sizes
+    scales = torch.rsqrt(means + config.rms_norm_eps).split(1, dim=1)
+    for place, part, scale, weight in zip((query, key), wide, scales, (layer.q_norm, layer.k_norm)):
+        place.copy_(part * scale * weight)
+
+
+def sum_of_heads(x: torch.Tensor, head_dim: int) -> torch.Tensor:
+    """[T, heads * head_dim] -> [T], by one tree for any number of ranks: over a head's numbers, then over the heads."""
+    return joined_along(joined_along(x.unflatten(1, (-1, head_dim))))
