@@ -261,6 +261,7 @@ setup(
     package_data={
         "vnext": ["py.typed", "demo_model/*"],
         "vnext.replay.ui": ["page/*"],
+        "vnext.server": ["page/*"],
         CUDA_SOURCES: ["*.cu", "*.cuh", "*.cpp", "*.h"],
     },
     ext_modules=[*COMPILED, cpu_kernels(), *launches()],

@@ -111,8 +111,8 @@ def routes() -> str:
     rows: list[tuple[list[str], str]] = []
     for route in ROUTES:
         name = f"`{route.method} {route.plain_path}`"
-        if route.what or route.path == "/":
-            rows.append(([name], route.what or "this list as text"))
+        if route.what:
+            rows.append(([name], route.what))
         else:
             rows[-1][0].append(name)
     return table(("path", "what it does"), ((", ".join(names), words) for names, words in rows))

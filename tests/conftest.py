@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from chromium import start_browser
 from costs import Costs
 from sampled import sample, seed_of
 from walking import WALKED, Walked, summary
@@ -47,6 +48,14 @@ def documented_policies(tmp_path_factory: pytest.TempPathFactory) -> Iterator[st
     sys.path.insert(0, str(folder))
     yield "house_policies"
     sys.path.remove(str(folder))
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[object]:
+    """A real one, skipped where there is none (chromium.py)."""
+    driver = start_browser()
+    yield driver
+    driver.quit()
 
 
 # ---- all cores ---------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from vnext.server.batches.service import BATCHES, Batches
 from vnext.server.context.server_context import SERVER_CONTEXT, ServerContext
 from vnext.server.http.background import BACKGROUND, Background, close_background
 from vnext.server.http.connections import CONNECTIONS, Connections, Runner
-from vnext.server.http.middleware import FRONT, OPERATORS, Front, add_headers, observe, translate
+from vnext.server.http.middleware import FRONT, OPEN, OPERATORS, Front, add_headers, observe, translate
 from vnext.server.http.siblings import SIBLINGS, Siblings, close_siblings
 from vnext.server.http.streaming import TURN, Turn
 from vnext.server.load_line import report_load
@@ -103,7 +103,8 @@ def _front(context: ServerContext) -> Front:
         context.metrics.http_request(request.method, "other" if resource is None else resource.canonical, response.status)
 
     log = logging.getLogger("vnext.server")
-    return Front(context.settings, context.keys, bool(context.keys), log, count, operators=OPERATORS)
+    open_paths = OPEN | welcome.PAGE_PATHS
+    return Front(context.settings, context.keys, bool(context.keys), log, count, open_paths, OPERATORS)
 
 
 async def _close_work(app: web.Application) -> None:

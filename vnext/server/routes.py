@@ -66,7 +66,7 @@ from vnext.server.views.weights import (
     update_weights,
     wake_up,
 )
-from vnext.server.views.welcome import BYTES, EVENTS, HTML, JSON, TEXT, Route, get_docs, get_openapi, get_welcome
+from vnext.server.views.welcome import BYTES, EVENTS, HTML, JSON, TEXT, Route, get_docs, get_openapi, get_page_file, get_welcome
 
 ROUTES = (
     Route(
@@ -129,7 +129,8 @@ ROUTES = (
     Route("GET", "/log", list_segments, "the log as it grows, with --show-log: vnext-replay ui --live reads it"),
     Route("GET", r"/log/{segment:\d{1,9}}", read_segment, answers=(BYTES,)),
     Route("GET", "/events", stream_events, "the engine's events, with --show-events: vnext router follows them", answers=(BYTES,)),
-    Route("GET", "/", get_welcome, answers=(TEXT,)),
+    Route("GET", "/", get_welcome, "for a browser a chat and the engine as it runs, else this list", answers=(TEXT, HTML)),
+    Route("GET", "/page/{name}", get_page_file, answers=(HTML,)),
     Route("GET", "/docs", get_docs, "this list with the fields of bodies", answers=(HTML,)),
     Route("GET", "/openapi.json", get_openapi, "these paths and bodies as an OpenAPI document"),
 )

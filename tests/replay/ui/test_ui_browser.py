@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from chromium import WAIT_S, BrowserPage
 from log_drive import record, small_config
 
 from vnext.replay.answers.diff import diff
@@ -37,26 +38,7 @@ sys.path.append(str(ROOT / "tests" / "e2e"))
 
 from serving import Server, complete_all, serving  # noqa: E402  (needs the path above)
 
-BROWSER, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
-FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--window-size=1400,1800")
-WAIT_S = 30
 SPAN, LABEL, LANE = 90, 58, 15  # lanes.js: steps in view, pixels before the first one, pixels of a lane
-
-pytestmark = pytest.mark.skipif(
-    not (BROWSER and DRIVER), reason="no browser: install Debian's chromium and chromium-driver"
-)
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[object]:
-    options = webdriver.ChromeOptions()
-    options.binary_location = BROWSER
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    for flag in FLAGS:
-        options.add_argument(flag)
-    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
-    yield driver
-    driver.quit()
 
 
 @pytest.fixture(scope="module")
@@ -85,11 +67,12 @@ def shown(browser, *logs: Path, code: int = 0) -> Iterator[Page]:
         assert served.wait(20) == code
 
 
-class Page:
-    """The page as a person has it."""
+class Page(BrowserPage):
+    """The scrubber."""
 
     def __init__(self, driver, address: str, logs: int) -> None:
-        self.driver, self.address, self.logs = driver, address, logs
+        super().__init__(driver)
+        self.address, self.logs = address, logs
 
     def open(self, step: int) -> None:
         self.driver.get("about:blank")
@@ -104,19 +87,6 @@ class Page:
         except TimeoutException:
             raise AssertionError(f"step {step} is not shown: {self.text('#where')} {self.text('#error')}") from None
         assert self.text("#where").startswith(f"step {step} of")
-
-    def press(self, *keys: str) -> None:
-        ActionChains(self.driver).send_keys(*keys).perform()
-
-    def reported(self, selector: str, words: str) -> None:
-        """Wait until an element has these words."""
-        try:
-            WebDriverWait(self.driver, WAIT_S).until(lambda _: words in self.text(selector))
-        except TimeoutException:
-            raise AssertionError(f"{selector} says {self.text(selector)!r}, not {words!r}") from None
-
-    def text(self, selector: str) -> str:
-        return self.driver.find_element(By.CSS_SELECTOR, selector).text
 
     def colours(self, selector: str) -> int:
         """How many different colours a canvas has."""
@@ -143,7 +113,7 @@ def test_keys_and_addresses_lead_to_steps(page):
     page.driver.find_element(By.ID, "on").click()
     page.at(26)
     assert page.text("#error") == ""
-    assert page.driver.get_log("browser") == []
+    assert page.complaints == []
 
 
 def test_everything_is_drawn_light_and_dark(page):
@@ -182,7 +152,6 @@ def test_why_not_is_told_where_the_pointer_is(page, logs):
 def test_a_place_that_is_not_there_is_said(page, logs):
     """A link out of range shows the nearest step, and says that it is another one."""
     last = max(Walk(Index(open_log(log))).last_step for log in logs[: page.logs])
-    page.driver.get_log("browser")  # what earlier tests left in it
     page.driver.get("about:blank")
     page.driver.get(f"{page.address}#step={last + 5000}")
     page.reported("#error", f"step {last + 5000} is not in this log, which has steps 0 to {last}: step {last} is shown")
@@ -202,7 +171,7 @@ def test_a_place_that_is_not_there_is_said(page, logs):
         page.driver.get(page.address + place)
         page.reported("#where", " of ")
         page.reported("#error", words)
-    assert page.driver.get_log("browser") == []
+    assert page.complaints == []
 
 
 @pytest.mark.parametrize("page", [2], indirect=True, ids=["two"])
@@ -321,7 +290,6 @@ def test_a_running_engine_is_followed_until_it_ends(browser, tmp_path):
     """Steps come by themselves, a step back stays, the engine's end leaves everything that was seen."""
     with serving(tmp_path, "--show-log", *SMALL) as server, followed(browser, server) as page:
         assert f"vnext-replay ui --live {server.url}" in server.said
-        page.driver.get_log("browser")  # what earlier tests left in it
         page.driver.get(page.address)
         page.reported("#where", "no step yet")
         asked = asked_to_compute(server, 5)
@@ -343,6 +311,6 @@ def test_a_running_engine_is_followed_until_it_ends(browser, tmp_path):
         page.reported("#more", "nobody answers at")
         page.press(Keys.HOME)
         page.at(0)
-        assert page.driver.get_log("browser") == []
+        assert page.complaints == []
         assert page.colours("canvas.line") >= 4
     assert replay(["verify", str(server.log_dir)]) == 0

@@ -1,8 +1,8 @@
-"""Welcome: the server about itself: GET / as plain text, GET /docs for a browser, and GET /openapi.json as an OpenAPI 3.1
-document.
+"""Welcome: the server about itself: GET / as plain text, to a browser as a page with a chat and the engine's figures; GET /docs for
+a browser, and GET /openapi.json as an OpenAPI 3.1 document.
 
-All are derived from the table of routes and the structs of the bodies, so that they cannot lag behind them. They need no key and
-reveal nothing about the model.
+All but the page are derived from the table of routes and the structs of the bodies, so that they cannot lag behind them. They
+need no key and reveal nothing about the model.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import re
 from collections.abc import Awaitable, Callable, Iterable
 from functools import cache
 from html import escape
+from importlib.resources import files
 from typing import Any, NamedTuple
 
 import msgspec
@@ -19,6 +20,7 @@ from aiohttp import web
 from vnext.base.version import __version__
 from vnext.server.console import curl_line
 from vnext.server.context.server_context import SERVER_CONTEXT
+from vnext.server.http.static_files import HEADERS as PAGE_HEADERS, StaticFiles
 
 JSON, TEXT, HTML, EVENTS, BYTES = "application/json", "text/plain", "text/html", "text/event-stream", "application/octet-stream"
 REF = "#/components/schemas/{name}"
@@ -87,8 +89,21 @@ HOST_UNKNOWN = "127.0.0.1:8000"
 STYLE = "body{font:16px/1.5 sans-serif;max-width:60em;margin:2em auto;padding:0 1em}td{padding:.2em 1em .2em 0;vertical-align:top}"
 
 
+PAGE = StaticFiles(files("vnext.server") / "page")
+PAGE_PATHS = frozenset(f"/page/{name}" for name in PAGE.files)
+
+
+async def get_page_file(request: web.Request) -> web.Response:
+    """GET /page/NAME, and the page itself."""
+    found = await PAGE.get(request)
+    found.headers.update(PAGE_HEADERS)
+    return found
+
+
 async def get_welcome(request: web.Request) -> web.Response:
     """GET /."""
+    if "text/html" in request.headers.get("Accept", ""):
+        return await get_page_file(request)
     return web.Response(text=f"{_text(tuple(request.app[ROUTES]))}\n\n{_example(request)}\n", headers=HEADERS)
 
 

@@ -1,0 +1,68 @@
+"""A real browser for the tests of pages, and what every page can be asked."""
+
+from __future__ import annotations
+
+import shutil
+from typing import Any
+
+import pytest
+
+BROWSER, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
+FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--window-size=1400,1800")
+WAIT_S = 30
+
+
+def start_browser() -> Any:
+    """A new one; skips the test where there is none."""
+    webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed (pip install -e .[dev])")
+    if not (BROWSER and DRIVER):
+        pytest.skip("no browser: install Debian's chromium and chromium-driver")
+    options = webdriver.ChromeOptions()
+    options.binary_location = BROWSER
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    for flag in FLAGS:
+        options.add_argument(flag)
+    return webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
+
+
+class BrowserPage:
+    """A page as a person has it."""
+
+    def __init__(self, driver: Any) -> None:
+        self.driver = driver
+        driver.get_log("browser")  # what earlier tests left in it
+
+    def press(self, *keys: str) -> None:
+        from selenium.webdriver.common.action_chains import ActionChains
+
+        ActionChains(self.driver).send_keys(*keys).perform()
+
+    def find(self, selector: str) -> Any:
+        return self.driver.find_element("css selector", selector)
+
+    def text(self, selector: str) -> str:
+        return self.find(selector).text
+
+    def reported(self, selector: str, words: str) -> None:
+        """Wait until an element has these words."""
+        from selenium.common.exceptions import TimeoutException
+        from selenium.webdriver.support.ui import WebDriverWait
+
+        def has_words(driver: Any) -> bool:
+            return any(words in each.text for each in driver.find_elements("css selector", selector))
+
+        try:
+            WebDriverWait(self.driver, WAIT_S, ignored_exceptions=_redrawn()).until(has_words)
+        except TimeoutException:
+            raise AssertionError(f"{selector} says {self.text(selector)!r}, not {words!r}") from None
+
+    @property
+    def complaints(self) -> list[dict[str, Any]]:
+        """What the browser's console says since the last time."""
+        return self.driver.get_log("browser")
+
+
+def _redrawn() -> tuple[type[Exception], ...]:
+    from selenium.common.exceptions import StaleElementReferenceException
+
+    return (StaleElementReferenceException,)

@@ -1,0 +1,179 @@
+"""The page at / in a real browser: talk, stop, change, call a tool, keep to a schema, see probabilities, a cut, a key, the engine."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import pytest
+from chromium import BrowserPage
+from edge_server import EdgeServer
+from toy_tokenizers import byte_level
+
+from vnext.runtime.protocol.messages import AbortRequests, SubmitRequest
+
+pytest.importorskip("selenium.webdriver", reason="selenium is not installed (pip install -e .[dev])")
+from selenium.webdriver.common.keys import Keys  # noqa: E402
+
+TEMPLATE = "{% for message in messages %}[{{ message.role }}]{{ message.content }}{% endfor %}{% if tools %}<tool_call>{% endif %}"
+WEATHER = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}}}
+CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Bonn"}}\n</tool_call>'
+LAST = "#messages article:last-child"
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[EdgeServer]:
+    with EdgeServer(byte_level(TEMPLATE)) as running:
+        yield running
+
+
+class ChatPage(BrowserPage):
+    """The page, newly opened."""
+
+    def __init__(self, driver, url: str) -> None:
+        super().__init__(driver)
+        driver.get(url)
+        driver.execute_script("sessionStorage.clear(); localStorage.clear()")
+        driver.get("about:blank")
+        driver.get(url)
+        self.reported("#model", "toy")
+
+    def fill(self, selector: str, words: str) -> None:
+        self.driver.execute_script("arguments[0].value = arguments[1]", self.find(selector), words)
+
+    def say(self, words: str) -> None:
+        self.fill("#text", words)
+        self.find("#text").send_keys(Keys.ENTER)
+
+    def click(self, selector: str) -> None:
+        self.find(selector).click()
+
+    @property
+    def shown(self) -> list[str]:
+        return [each.text for each in self.driver.find_elements("css selector", "#messages article")]
+
+
+@pytest.fixture
+def page(browser, server) -> ChatPage:
+    return ChatPage(browser, server.url)
+
+
+def test_a_talk_is_streamed_changed_and_regenerated(page, server):
+    page.say("say:one **two** <b>three</b> `four`")
+    page.reported(LAST, "one two <b>three</b> four")
+    assert [each.tag_name for each in page.driver.find_elements("css selector", f"{LAST} p *")] == ["strong", "code"], "no markup of a model acts"
+    page.reported(f"{LAST} .note", "tokens in (")
+    page.say("say:five")
+    page.reported(LAST, "five")
+    page.click("#again")
+    page.reported(LAST, "five")
+    page.click("#messages article:first-child button")
+    page.find("#messages textarea").send_keys(" and more")
+    page.click("#messages article:first-child button")
+    page.reported(LAST, "four and more")
+    assert len(page.shown) == 2, "what followed the changed message is gone"
+    page.driver.refresh()
+    page.reported(LAST, "four and more")
+    page.click("#new")
+    assert not page.shown and page.complaints == []
+
+
+def test_an_answer_can_be_stopped(page, server):
+    server.engine.running.clear()
+    page.fill("#max_tokens", "50")
+    page.say("go on")
+    page.click("#stop")
+    server.engine.wait_for(lambda: server.engine.of_kind(AbortRequests))
+    server.engine.running.set()
+    page.say("say:again")
+    page.reported(LAST, "again")
+
+
+def test_settings_reach_the_engine_and_a_wrong_box_has_a_sentence(page, server):
+    for name, value in (("temperature", "0.5"), ("top_p", "0.25"), ("max_tokens", "7"), ("seed", "11"), ("system", "Be kind.")):
+        page.fill(f"#{name}", value)
+    page.say("no order")
+    page.reported(LAST, "xxxxxxx")
+    asked = server.engine.of_kind(SubmitRequest)[-1].sampling
+    assert (asked.temperature, asked.top_p, asked.max_tokens, asked.seed) == (0.5, 0.25, 7, 11)
+    page.fill("#schema", "{wrong")
+    page.say("say:never")
+    page.reported("#error", "Schema of the answer: this is no JSON")
+    page.fill("#schema", json.dumps({"type": "rain"}))
+    page.click("#again")
+    page.reported("#error", "rain")
+
+
+def test_a_tool_is_called_and_its_result_goes_back(page, server):
+    page.fill("#tools", json.dumps([WEATHER]))
+    page.say(f"say:{CALL}")
+    page.reported(f"{LAST} .call", 'weather({"city": "Bonn"})')
+    page.find(f"{LAST} .call input").send_keys("say:sun")
+    page.click(f"{LAST} .call button")
+    page.reported(LAST, "sun")
+    assert "Result of the tool" in page.shown[-2]
+
+
+def test_each_token_tells_its_probability(page):
+    page.click("#probabilities")
+    page.say("say:ab")
+    page.reported(f"{LAST} .tokens", "ab")
+    assert "%" in page.find(f"{LAST} .tokens span").get_attribute("title")
+
+
+def test_an_answer_survives_a_cut_connection(page, server):
+    server.engine.running.clear()
+    page.driver.execute_script(
+        "const real = window.fetch; window.asked = [];"
+        "window.fetch = async (path, options) => {"
+        "  const answer = await real(path, options);"
+        "  if (!String(path).endsWith('completions')) return answer;"
+        "  window.asked.push(options.headers['Last-Event-ID'] || '');"
+        "  if (window.asked.length > 1) return answer;"
+        "  let left = 3;"
+        "  const cut = new TransformStream({transform(part, to) { if (left-- > 0) to.enqueue(part); else to.error(new TypeError('cut')); }});"
+        "  return new Response(answer.body.pipeThrough(cut), {status: answer.status});"
+        "};"
+    )
+    page.say("say:one two three four five six seven eight")
+    server.engine.running.set()
+    page.reported(LAST, "one two three four five six seven eight")
+    page.reported(f"{LAST} .note", "tokens in")
+    first, *others = page.driver.execute_script("return window.asked")
+    assert first == "" and others and all(others)
+
+
+def test_a_key_is_asked_for_and_kept_for_the_tab(browser):
+    with EdgeServer(byte_level(TEMPLATE), api_keys=("secret",)) as closed:
+        page = BrowserPage(browser)
+        browser.get(closed.url)
+        page.reported("#error", "The API key is missing or wrong")
+        page.find("#key").send_keys("secret", Keys.ENTER)
+        page.reported("#model", "toy")
+        browser.refresh()
+        page.reported("#model", "toy")
+        browser.execute_script("sessionStorage.clear()")
+
+
+def test_the_engine_is_shown_as_it_runs(page, server):
+    page.say("say:something")
+    page.reported(LAST, "something")
+    page.click("#to-engine")
+    page.reported("#parts", "Key-value blocks")
+    assert len(page.driver.find_elements("css selector", "#parts section")) == 9
+    page.reported("#times", "mean ")
+    assert page.text("#replay") == f"vnext-replay ui --live {server.url}" and page.complaints == []
+
+
+@pytest.mark.parametrize("width", [390, 1440])
+@pytest.mark.parametrize("view", ["chat", "engine"])
+def test_the_page_fits_its_window(page, width, view):
+    try:
+        page.driver.set_window_size(width, 844)
+        page.click(f"#to-{view}")
+        page.reported("header", "vnext")
+        assert page.driver.execute_script("return document.documentElement.scrollWidth <= innerWidth")
+        composer = page.driver.execute_script("return document.getElementById('composer').getBoundingClientRect().bottom")
+        assert view == "engine" or composer <= page.driver.execute_script("return innerHeight")
+    finally:
+        page.driver.set_window_size(1400, 1800)

@@ -1,0 +1,54 @@
+// The page: two views, the model, the key and the theme.
+
+import { models, setKey } from "./api.js";
+import { begin } from "./chat.js";
+import { watch } from "./engine.js";
+
+const byId = (id) => document.getElementById(id);
+const VIEWS = ["chat", "engine"];
+
+function fail(error) {
+  byId("error").hidden = !error;
+  byId("error").textContent = error ? error.message : "";
+}
+
+function view(name) {
+  for (const each of VIEWS) {
+    byId(each).hidden = each !== name;
+    byId(`to-${each}`).setAttribute("aria-pressed", each === name);
+  }
+  history.replaceState(null, "", name === "chat" ? location.pathname : `#${name}`);
+  watch(name === "engine");
+}
+
+async function list() {
+  try {
+    byId("model").replaceChildren(...(await models()).map((name) => new Option(name)));
+    fail(null);
+  } catch (error) {
+    fail(error);
+  }
+}
+
+function theme(name) {
+  document.documentElement.dataset.theme = name;
+  localStorage.setItem("theme", name);
+}
+
+theme(localStorage.getItem("theme") || (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light"));
+byId("theme").onclick = () => theme(document.documentElement.dataset.theme === "dark" ? "light" : "dark");
+for (const each of VIEWS) byId(`to-${each}`).onclick = () => view(each);
+byId("key").value = sessionStorage.getItem("key") || "";
+byId("key").onchange = () => {
+  setKey(byId("key").value.trim());
+  list();
+};
+byId("key-form").onsubmit = (event) => {
+  event.preventDefault();
+  byId("key").blur();
+};
+byId("replay").textContent = `vnext-replay ui --live ${location.origin}`;
+if (matchMedia("(max-width: 800px)").matches) byId("settings-fold").open = false;
+begin(fail);
+list();
+view(location.hash === "#engine" ? "engine" : "chat");
