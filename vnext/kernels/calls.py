@@ -11,6 +11,31 @@ if TYPE_CHECKING:
     import torch
 
 
+class StateRows(NamedTuple):
+    """R rows of a step and the pages of pools that hold their states: row r has the tokens starts[r] .. starts[r + 1] and goes on
+    from page pages[r], or from zeros where fresh[r], and leaves its state there. starts int32 [R + 1], pages int32 [R], no two
+    alike among rows with tokens, fresh bool [R]."""
+
+    starts: torch.Tensor
+    pages: torch.Tensor
+    fresh: torch.Tensor
+
+
+class ConvolutionCall(NamedTuple):
+    """What short_convolution does with x [T, C], or, `gated`, with [T, 3 * C]: gates before, gates behind, inputs.
+
+    weight [C, W]: of each channel's last W inputs, the newest last; bias [C] or None. pool [page_count, W - 1, C] of x's dtype
+    holds the last inputs, the oldest first. `activation`: "silu" or "".
+    """
+
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+    pool: torch.Tensor
+    rows: StateRows
+    activation: str = ""
+    gated: bool = False
+
+
 class RotaryWrite(NamedTuple):
     """What rotary_kv_write does with queries, keys and values [T, heads, D].
 

@@ -13,8 +13,11 @@ from threading import get_ident
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from vnext.kernels import batch_index, contracts, paged_attention, products, references, thin, thin_tiles
+import torch
+
+from vnext.kernels import batch_index, contracts, paged_attention, products, recurrence, references, thin, thin_tiles
 from vnext.kernels.backends import BACKENDS, DEVICE_TYPES
+from vnext.kernels.calls import ConvolutionCall
 from vnext.kernels.cpu import operations as cpu_operations
 from vnext.kernels.cuda import compiled, operations as cuda_operations
 
@@ -64,6 +67,7 @@ class Operations(NamedTuple):
     move_rows: Callable[..., Any]
     index_tokens: Callable[..., Any]
     place_tokens: Callable[..., Any]
+    short_convolution: Callable[[torch.Tensor, ConvolutionCall], torch.Tensor]
 
 
 def checked(check: Callable[..., None], function: Callable[..., Any]) -> Callable[..., Any]:
@@ -116,6 +120,7 @@ def reference_entries() -> list[Entry]:
         (contracts.check_embedding_rows, references.embedding_rows),
         (contracts.check_add_thin, thin.add_thin),
         (contracts.check_add_tiled, thin_tiles.add_tiled),
+        (recurrence.check_short_convolution, recurrence.short_convolution),
     )
     looked_at = [(function.__name__, checked(check, function)) for check, function in pairs]
     looked_at += batch_index.plain_batch_operations()._asdict().items()  # these have their contracts inside

@@ -49,6 +49,7 @@ FAMILIES = MappingProxyType(
         "Phi3ForCausalLM": "phi3",
         "GPT2LMHeadModel": "gpt2",
         "Olmo2ForCausalLM": "olmo2",
+        "Lfm2ForCausalLM": "lfm2",
     }
 )
 
@@ -70,6 +71,7 @@ MODEL_TYPES = MappingProxyType(
         "phi3": "Phi3ForCausalLM",
         "gpt2": "GPT2LMHeadModel",
         "olmo2": "Olmo2ForCausalLM",
+        "lfm2": "Lfm2ForCausalLM",
     }
 )
 """config.json's model_type -> the architecture, for files that name none."""
@@ -90,6 +92,7 @@ BODIES = MappingProxyType(
         "Phi3Model": "Phi3ForCausalLM",
         "GPT2Model": "GPT2LMHeadModel",
         "Olmo2Model": "Olmo2ForCausalLM",
+        "Lfm2Model": "Lfm2ForCausalLM",
     }
 )
 """Models saved without what makes them write -> the architecture that they belong to."""

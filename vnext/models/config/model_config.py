@@ -62,6 +62,30 @@ class DecoderForm(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, embedding_scale=1.0, logits_scale=1.0) == DecoderForm()
 
 
+class Recurrent(msgspec.Struct, frozen=True, kw_only=True):
+    """Layers that keep, in the place of keys and values, a state of one size a request: the last inputs of a convolution over
+    `width` tokens, and of each value head, where `key_dim` is not 0, key_dim x value_dim numbers.
+
+    `layers` are rising. Heads of keys are shared by as many neighbouring heads of values. The convolution's channels are those of
+    queries, keys and values.
+    """
+
+    layers: tuple[int, ...]
+    width: int
+    value_heads: int
+    value_dim: int = 1
+    key_heads: int = 0
+    key_dim: int = 0
+
+    @property
+    def keys(self) -> int:
+        return self.key_heads * self.key_dim
+
+    @property
+    def values(self) -> int:
+        return self.value_heads * self.value_dim
+
+
 USUAL_LAYERS = 3
 """The layers of a target that a head reads where its configuration names none."""
 HEAD_ARCHITECTURE = "LlamaForCausalLMEagle3"
@@ -99,7 +123,8 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     all. `local_rope`: the rope of the layers with a window, if it differs. `still_layers`: layers without rotation.
     `query_scale`: the factor of the scores, None for head_dim ** -0.5. Softcaps are 0.0 where there is none. `mtp_layers`: how many
     layers for multi-token prediction the checkpoint has beside `layer_count`. `stage`: which of a whole model's layers these are
-    (stages.py); None for all. `form`: how the layers differ from Llama's.
+    (stages.py); None for all. `form`: how the layers differ from Llama's. `recurrent`: the layers that have a state in the place of
+    keys and values, None where all attend.
     """
 
     architecture: str
@@ -131,6 +156,13 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     mtp_layers: int = 0
     stage: Stage | None = None
     form: DecoderForm = DecoderForm()
+    recurrent: Recurrent | None = None
+
+    @property
+    def attending_layers(self) -> tuple[int, ...]:
+        """The layers that have keys and values, counted from the first of these layers."""
+        without = self.recurrent.layers if self.recurrent else ()
+        return tuple(layer for layer in range(self.layer_count) if layer not in without)
 
     @property
     def layer_numbers(self) -> range:

@@ -50,6 +50,16 @@ class AdapterRows(NamedTuple):
     tokens: np.ndarray
 
 
+class RecurrentBatch(NamedTuple):
+    """Where the recurrent layers keep the states of a step's R rows. `pools`: of each such layer in turn its tensors, whose first
+    axis is pages. `pages` int32 [R]: the page that a row goes on from and leaves its state in, no two alike; from zeros where
+    `fresh`, bool [R]. Rows without tokens change nothing."""
+
+    pools: Sequence[tuple[Array, ...]]
+    pages: Array
+    fresh: Array
+
+
 class ForwardBatch(NamedTuple):
     """R rows, T tokens, S samples: arrays of the host, or tensors on one device. A row's tokens are neighbours, in order.
 
@@ -62,7 +72,8 @@ class ForwardBatch(NamedTuple):
     group with a window, entries of the table before the window's first block are never read. `adapters` has one entry for each
     adapter that the step computes with; on a device `tiles` says which tokens have one, and `adapted` gives the operations that
     compute with them. `aux` takes the inputs of some layers. `states` [T, hidden]: what the layers of the stages before have made
-    of the tokens, which a stage behind the first goes on with in the place of their embeddings; it is used up.
+    of the tokens, which a stage behind the first goes on with in the place of their embeddings; it is used up. `recurrent` is None
+    where all layers attend.
     """
 
     token_ids: Array
@@ -80,6 +91,7 @@ class ForwardBatch(NamedTuple):
     tiles: ThinTiles | None = None
     adapted: Callable[[Operations], Operations] | None = None
     states: Array | None = None
+    recurrent: RecurrentBatch | None = None
 
 
 def host_batch(batch: ForwardBatch) -> HostBatch:

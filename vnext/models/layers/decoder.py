@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
+from vnext.kernels.arrays import Array
 from vnext.models.config.model_config import ModelConfig
 from vnext.models.layers import fused
 from vnext.models.layers.assembly import Source, embeddings, rms_norm
 from vnext.models.layers.batch import ForwardBatch
-from vnext.models.layers.decoder_params import LayerParams, Params
+from vnext.models.layers.decoder_params import LayerParams, Mixing, Params
 from vnext.models.layers.heads import attention
 from vnext.models.layers.kv_cache import KvCache
 from vnext.models.layers.layers import (
@@ -32,6 +33,7 @@ from vnext.models.layers.layers import (
     norm_of,
     output_logits,
 )
+from vnext.models.layers.recurrent import layer_caches, short_convolution
 from vnext.models.layers.rope import inverse_frequencies
 from vnext.models.layers.sharding import Parallel
 
@@ -57,12 +59,12 @@ class Names(NamedTuple):
 def assemble_decoder(
     source: Source,
     config: ModelConfig,
-    parts: Callable[[str, int], tuple[Attention, Mlp]],
+    parts: Callable[[str, int], tuple[Mixing, Mlp]],
     names: Names = Names(),
     norm: Callable[[Source, str], Norm] = rms_norm,
 ) -> Params:
-    """The parameters; `parts(prefix, index)` gives attention and MLP of a layer, `prefix` ends with a dot; `norm` one norm by its
-    name."""
+    """The parameters; `parts(prefix, index)` gives attention, or what is in its place, and MLP of a layer, `prefix` ends with a
+    dot; `norm` one norm by its name."""
 
     def layer(index: int) -> LayerParams:
         prefix = f"{names.root}{names.layers}.{index}."
@@ -110,7 +112,7 @@ def forward(
             return found, kv
     normed = norm_of(residual, params.layers[0].attention_norm, steps[0])
     next_norms = [layer.attention_norm for layer in params.layers[1:]] + [params.norm]
-    for layer, cache, next_norm, step in zip(params.layers, kv, next_norms, steps):
+    for layer, cache, next_norm, step in zip(params.layers, layer_caches(kv, batch, config), next_norms, steps):
         keep_input(residual, step)
         normed, residual = run_layer(layer, cache, normed, residual, next_norm, step)
     keep_output(residual, steps[-1])
@@ -135,7 +137,7 @@ def run_layer(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """One layer on [T, hidden]: (input of the next layer, already normed; residual stream)."""
     form = step.config.form
-    mixed = norm_of(attention(layer.attention, cache, normed, step), layer.after_attention_norm, step)
+    mixed = norm_of(mix(layer.attention, cache, normed, step), layer.after_attention_norm, step)
     if form.residual_scale != 1.0:
         mixed = mixed * form.residual_scale
     if form.is_parallel:
@@ -146,6 +148,13 @@ def run_layer(
     if form.residual_scale != 1.0:
         widened = widened * form.residual_scale
     return add_and_norm(widened, residual, next_norm, step)
+
+
+def mix(layer: Mixing, cache: tuple[Array, ...], x: torch.Tensor, step: Step) -> torch.Tensor:
+    """Attention, or what a layer has in its place, of x [T, hidden]."""
+    if isinstance(layer, Attention):
+        return attention(layer, cache, x, step)
+    return short_convolution(layer, cache, x, step)
 
 
 def logits(params: Params, hidden: torch.Tensor, config: ModelConfig, parallel: Parallel) -> torch.Tensor:

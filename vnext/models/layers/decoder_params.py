@@ -6,6 +6,10 @@ from typing import Any, NamedTuple
 
 from vnext.kernels.arrays import Array
 from vnext.models.layers.layers import Attention, Mlp, Norm
+from vnext.models.layers.recurrent import ShortConvolution
+
+Mixing = Attention | ShortConvolution
+"""What mixes the tokens of a row."""
 
 
 class LayerParams(NamedTuple):
@@ -13,7 +17,7 @@ class LayerParams(NamedTuple):
     there is none."""
 
     attention_norm: Norm | None
-    attention: Attention
+    attention: Mixing
     mlp_norm: Norm | None
     mlp: Mlp
     after_attention_norm: Norm | None = None

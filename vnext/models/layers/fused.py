@@ -21,7 +21,7 @@ from vnext.models.config.model_config import ModelConfig
 from vnext.models.layers.batch import ForwardBatch
 from vnext.models.layers.decoder_params import LayerParams
 from vnext.models.layers.kv_cache import KvCache, KvPairs, kv_groups
-from vnext.models.layers.layers import GatedMlp, LayerNorm, Step
+from vnext.models.layers.layers import Attention, GatedMlp, LayerNorm, Step
 
 if TYPE_CHECKING:
     import torch
@@ -88,7 +88,9 @@ def _is_common(layer: LayerParams, activation: str) -> bool:
     """Whether all weights were packed by the kernels, the MLP's gate among them, without a bias between it and up, and norms of
     the kernels' kind stand before attention and MLP."""
     norms = (layer.attention_norm, layer.mlp_norm)
-    if not isinstance(layer.mlp, GatedMlp) or any(norm is None or isinstance(norm, LayerNorm) for norm in norms):
+    if not (isinstance(layer.attention, Attention) and isinstance(layer.mlp, GatedMlp)):
+        return False
+    if any(norm is None or isinstance(norm, LayerNorm) for norm in norms):
         return False
     weights = _products_of(layer)
     if not all(isinstance(weight, Packed) for weight in weights):

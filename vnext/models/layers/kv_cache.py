@@ -1,6 +1,6 @@
 """The key-value cache: its layout, size and making. Who holds which block is not known here.
 
-Layers come in groups, those of one group seeing equally far back; all groups have pages of one size, so that one pool
+Layers that attend come in groups, those of one group seeing equally far back; all groups have pages of one size, so that one pool
 serves them. A page holds `block_size` tokens of every layer of a group: each place in a page has a pair (key, value) of
 [page_count, kv_heads_local, block_size, head_dim], shared by the layers that have this place in their groups. Heads come
 before slots so that one head's tokens of a page are one run of memory: attention reads a head at a time.
@@ -49,8 +49,8 @@ class KvPairs(KvCache):
 
 
 class KvGroups(NamedTuple):
-    """`windows`: what each group's layers see, 0 for all. `group_of`, `place_of`: each layer's group and its place in the
-    pages of that group, below `page_layers`."""
+    """`windows`: what each group's layers see, 0 for all. `group_of`, `place_of`: each attending layer's group and its place
+    in the pages of that group, below `page_layers`."""
 
     windows: tuple[int, ...]
     group_of: tuple[int, ...]
@@ -67,7 +67,7 @@ def kv_groups(config: ModelConfig) -> KvGroups:
     """
     if config.stage is not None:
         return _part(_grouped(config.stage.windows), config.layer_numbers)
-    return _grouped(config.windows or (0,) * config.layer_count)
+    return _grouped(config.windows or (0,) * len(config.attending_layers))
 
 
 def _part(whole: KvGroups, layers: range) -> KvGroups:
@@ -103,7 +103,7 @@ def make_kv_cache(
     together: bool = False,
 ) -> KvCache:
     """An empty cache of `dtype` (the activations', or int8: kernels/mxint8.py), zeroed: a (key, value) pair for each
-    layer; arrays of the host for a dtype of numpy, else tensors. On the CPU a page takes memory when it is first used.
+    layer that attends; arrays of the host for a dtype of numpy, else tensors. On the CPU a page takes memory when it is first used.
 
     `together`: a page's layers are one run of memory, [page_count, layers, 2, ...], so that few pages take few huge pages;
     else each tensor is. What computes on the CPU takes both forms, with the same bits.

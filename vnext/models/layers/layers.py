@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vnext.kernels.arrays import Array
-from vnext.kernels.calls import AttentionCall, RotaryWrite
+from vnext.kernels.calls import AttentionCall, RotaryWrite, StateRows
 from vnext.models.config.model_config import ModelConfig
 from vnext.models.layers.batch import ForwardBatch, host_batch
 from vnext.models.layers.kv_cache import KvCache, kv_groups
@@ -84,7 +84,8 @@ class Step(NamedTuple):
     """What a layer of one step needs beside its weights; layers of one group share one.
 
     `cosine` and `sine` float32 [T, R / 2], None where nothing turns. `scale` multiplies scores.
-    `aux` [T, hidden] takes the layer's input and `output` what the last layer adds up to; None where nothing reads it.
+    `aux` [T, hidden] takes the layer's input and `output` what the last layer adds up to; None where nothing reads it. `rows`:
+    where recurrent layers keep states.
     """
 
     operations: Operations
@@ -98,6 +99,12 @@ class Step(NamedTuple):
     window: int
     aux: torch.Tensor | None = None
     output: torch.Tensor | None = None
+    rows: StateRows | None = None
+
+
+def state_rows(batch: ForwardBatch) -> StateRows | None:
+    """Where the batch's rows keep the states of recurrent layers; None where all layers attend."""
+    return batch.recurrent and StateRows(batch.query_starts, batch.recurrent.pages, batch.recurrent.fresh)
 
 
 def operations(device_type: str) -> Operations:
@@ -124,7 +131,7 @@ def layer_steps(
         chosen = batch.adapted(chosen)
     cosine, sine = (None, None) if frequencies is None else rotary_angles(batch.positions, frequencies, config.rope)
     scale = config.head_dim**-0.5 if config.query_scale is None else config.query_scale
-    plain = Step(chosen, config, parallel, batch.slots, None, cosine, sine, scale, 0)
+    plain = Step(chosen, config, parallel, batch.slots, None, cosine, sine, scale, 0, rows=state_rows(batch))
     if local_frequencies is not None and config.local_rope is not None:
         cosine, sine = rotary_angles(batch.positions, local_frequencies, config.local_rope)
     local = plain._replace(cosine=cosine, sine=sine)
@@ -136,7 +143,8 @@ def layer_steps(
     metadata = describe_attention(kv, batch, chosen, groups.windows) if prepared is None else prepared.metadata
     steps = [step_of(window, slots, each) for window, (slots, _), each in zip(groups.windows, places, metadata, strict=True)]
     still = [step._replace(cosine=None, sine=None) for step in steps] if config.still_layers else steps
-    found = [(still if layer in config.still_layers else steps)[group] for layer, group in enumerate(groups.group_of)]
+    group_of = dict(zip(config.attending_layers, groups.group_of))
+    found = [(still if at in config.still_layers else steps)[group_of.get(at, 0)] for at in range(config.layer_count)]
     for place, layer in enumerate(batch.aux.layers if batch.aux else ()):
         at, name = (layer, "aux") if layer < len(found) else (-1, "output")
         found[at] = found[at]._replace(**{name: batch.aux.states[:, place]})

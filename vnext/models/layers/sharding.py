@@ -5,11 +5,11 @@
     experts, positions                           row-parallel weights
     heads                  evenly                query projection (column), output projection (row)
     kv_heads               evenly, or one head   key, value projection (column); with few heads, neighbours share one
-    mlp, expert_mlp        evenly                gate and up projection (column), down projection (row)
+    mlp, expert_mlp, state evenly                gate and up projection (column), down projection (row); recurrent layers
     vocab                  evenly, last padded   embedding, output head
-    those of draft heads   whole                 draft heads, which are whole on every rank
-Models call the collectives and know no ranks. A row-parallel bias is whole on each rank and added after the reduce. The
-inputs of a row-parallel weight are cut into shards, as many as the model says, whatever the ranks (kernels/shards.py).
+    those of draft heads   whole                 draft heads
+Models call the collectives. A row-parallel bias is whole on each rank and added after the reduce. The inputs of a
+row-parallel weight are cut into shards, as many as the model says, whatever the ranks (kernels/shards.py).
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from enum import StrEnum
 from types import MappingProxyType
-from typing import TYPE_CHECKING, NamedTuple, Protocol, assert_never
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import msgspec
 
 from vnext.kernels.shards import SHARDS_MAX
-from vnext.models.config.model_config import ModelConfig
+from vnext.models.config.model_config import ModelConfig, Recurrent
 from vnext.models.errors import ModelError
 
 if TYPE_CHECKING:
@@ -44,26 +44,35 @@ class Axis(StrEnum):
     TWICE_HIDDEN = "twice_hidden"
     TARGET = "target"
     DRAFT_VOCAB = "draft_vocab"
+    STATE_KEYS = "state_keys"
+    STATE_VALUES = "state_values"
+    STATE_HEADS = "state_heads"
+    STATE_HEAD_DIM = "state_head_dim"
+    STATE_WIDTH = "state_width"
 
 
 WHOLE = frozenset(
-    {Axis.HIDDEN, Axis.HEAD_DIM, Axis.EXPERTS, Axis.POSITIONS, Axis.TWICE_HIDDEN, Axis.TARGET, Axis.DRAFT_VOCAB}
-)
+    {
+        Axis.HIDDEN, Axis.HEAD_DIM, Axis.EXPERTS, Axis.POSITIONS, Axis.TWICE_HIDDEN, Axis.TARGET, Axis.DRAFT_VOCAB,
+        Axis.STATE_HEAD_DIM, Axis.STATE_WIDTH,
+    }
+)  # fmt: skip
 
 
-SPLIT_INPUTS = frozenset({Axis.HEADS, Axis.MLP, Axis.EXPERT_MLP})
+SPLIT_INPUTS = frozenset({Axis.HEADS, Axis.MLP, Axis.EXPERT_MLP, Axis.STATE_VALUES})
 """Inputs of row-parallel weights."""
 
 
 class Layout(NamedTuple):
     """How a checkpoint holds `<name>.weight`: its axes as [out, in], or [out] of a norm; `<name>.bias` has the first.
 
-    `out` may be several axes one below the other. `flipped`: the file holds [in, out].
+    `out` may be several axes one below the other. `flipped`: the file holds [in, out]. `depthwise`: [out, 1, in].
     """
 
     out: tuple[Axis, ...]
     inner: Axis | None = None
     flipped: bool = False
+    depthwise: bool = False
 
 
 LayoutTable = Mapping[str, Layout]
@@ -183,14 +192,27 @@ def axis_size(axis: Axis, config: ModelConfig) -> int:
             return config.head.target_size * config.head.layer_count if config.head else 0
         case Axis.DRAFT_VOCAB:
             return config.head.vocab_size if config.head else 0
-    assert_never(axis)
+        case _:
+            return _state_size(axis, config.recurrent) if config.recurrent else 0
+
+
+def _state_size(axis: Axis, recurrent: Recurrent) -> int:
+    """The whole size of an axis of recurrent layers."""
+    sizes = {
+        Axis.STATE_KEYS: recurrent.keys,
+        Axis.STATE_VALUES: recurrent.values,
+        Axis.STATE_HEADS: recurrent.value_heads,
+        Axis.STATE_HEAD_DIM: recurrent.value_dim,
+        Axis.STATE_WIDTH: recurrent.width,
+    }
+    return sizes[axis]
 
 
 def whole_shape(layout: Layout, config: ModelConfig) -> tuple[int, ...]:
     """A whole tensor's shape in its file."""
     shape: tuple[int, ...] = (sum(axis_size(axis, config) for axis in layout.out),)
     if layout.inner is not None:
-        shape += (axis_size(layout.inner, config),)
+        shape += (1,) * layout.depthwise + (axis_size(layout.inner, config),)
     return shape[::-1] if layout.flipped else shape
 
 
@@ -222,7 +244,9 @@ def divides(config: ModelConfig, world_size: int) -> bool:
     """Whether heads and the intermediate sizes split evenly over this many ranks."""
     few, many = sorted((config.kv_head_count, world_size))
     wide = axis_size(Axis.MLP, config) % world_size == 0 == axis_size(Axis.EXPERT_MLP, config) % world_size
-    return config.head_count % world_size == 0 and many % few == 0 and wide
+    recurrent = config.recurrent
+    alike = recurrent is None or recurrent.value_heads % world_size == 0 == recurrent.key_heads % world_size
+    return config.head_count % world_size == 0 and many % few == 0 and wide and alike
 
 
 def shard_count(config: ModelConfig) -> int:
@@ -254,6 +278,8 @@ def check_world_size(config: ModelConfig, world_size: int) -> None:
         return
     fitting = [str(size) for size in range(1, config.head_count + 1) if divides(config, size)]
     experts = f" (experts: {config.experts.intermediate_size})" if config.experts else ""
+    if config.recurrent:
+        experts += f" and a state of {config.recurrent.key_heads or config.recurrent.value_heads} heads"
     raise ModelError(
         f"{config.head_count} attention heads, {config.kv_head_count} key-value heads and an intermediate size of "
         f"{config.intermediate_size}{experts} do not split over {world_size} ranks; choose a world size out of "

@@ -402,7 +402,9 @@ class Loader:
             columns = self._stored.part(layout.inner)
             ranges += (slice(columns.start, columns.stop),)
         shape = self._stored.whole_shape(name, layout)
-        piece = self._checkpoint.part(name, shape, ranges[::-1] if layout.flipped else ranges)
+        piece = self._checkpoint.part(name, shape, (rows,) if layout.depthwise else ranges[::-1] if layout.flipped else ranges)
+        if layout.depthwise:
+            piece = piece.reshape(len(piece), -1)
         share = prod(shape) // len(layout.out)
         self._report(self._done_bytes + piece.itemsize * share)
         return piece.T if layout.flipped else piece

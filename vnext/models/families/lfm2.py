@@ -1,0 +1,113 @@
+"""LFM2: most layers mix tokens by a gated convolution over the last few; the others attend, with a norm of each head."""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+
+from vnext.models.config.json_keys import flag, number, positive, shown
+from vnext.models.config.model_config import ModelConfig, Recurrent, common_config
+from vnext.models.errors import ModelError
+from vnext.models.layers.assembly import Source, gated, linear
+from vnext.models.layers.decoder import Mixing, Names, Params, assemble_decoder, forward, logits
+from vnext.models.layers.layers import Attention, GatedMlp
+from vnext.models.layers.recurrent import assemble_convolution
+from vnext.models.layers.sharding import WEIGHT_AXES as LLAMA_AXES, Axis, Layout, matrix
+
+__all__ = ["WEIGHT_AXES", "assemble", "forward", "logits", "parse"]
+
+CHANNELS = Axis.STATE_VALUES
+WEIGHT_AXES = MappingProxyType(
+    {
+        **LLAMA_AXES,
+        "embedding_norm": Layout((Axis.HIDDEN,)),
+        "operator_norm": Layout((Axis.HIDDEN,)),
+        "ffn_norm": Layout((Axis.HIDDEN,)),
+        "q_layernorm": Layout((Axis.HEAD_DIM,)),
+        "k_layernorm": Layout((Axis.HEAD_DIM,)),
+        "self_attn.out_proj": matrix(Axis.HIDDEN, Axis.HEADS),
+        "conv.in_proj": matrix((CHANNELS, CHANNELS, CHANNELS), Axis.HIDDEN),
+        "conv.conv": Layout((CHANNELS,), Axis.STATE_WIDTH, depthwise=True),
+        "conv.out_proj": matrix(Axis.HIDDEN, CHANNELS),
+        "w1": matrix(Axis.MLP, Axis.HIDDEN),
+        "w2": matrix(Axis.HIDDEN, Axis.MLP),
+        "w3": matrix(Axis.MLP, Axis.HIDDEN),
+    }
+)
+DEFAULTS = MappingProxyType(
+    {
+        "num_key_value_heads": 8,
+        "max_position_embeddings": 128_000,
+        "norm_eps": 1e-5,
+        "rope_theta": 1e6,
+        "conv_L_cache": 3,
+        "block_auto_adjust_ff_dim": True,
+        "block_ffn_dim_multiplier": 1.0,
+        "block_multiple_of": 256,
+    }
+)
+
+
+def parse(raw: dict[str, object], generation: dict[str, object]) -> ModelConfig:
+    """The configuration. Raises ModelError."""
+    raw = {**DEFAULTS, **raw}
+    named = {
+        "rms_norm_eps": number(raw, "norm_eps"),
+        "tie_word_embeddings": flag(raw, "tie_embedding", flag(raw, "tie_word_embeddings", True)),
+        "intermediate_size": mlp_size(raw),
+    }
+    layers = convolving_layers(raw)
+    recurrent = Recurrent(layers=layers, width=positive(raw, "conv_L_cache"), value_heads=positive(raw, "hidden_size"))
+    bias = flag(raw, "conv_bias")
+    return common_config(raw | named, generation, recurrent=recurrent if layers else None, mlp_bias=bias)
+
+
+def mlp_size(raw: dict[str, object]) -> int:
+    """The width of MLPs: two thirds of what is named, times a factor, up to whole blocks; or as it is named."""
+    size = positive(raw, "block_ff_dim", positive(raw, "intermediate_size"))
+    if not flag(raw, "block_auto_adjust_ff_dim"):
+        return size
+    block, size = positive(raw, "block_multiple_of"), int(2 * size / 3)
+    if raw.get("block_ffn_dim_multiplier") is None:
+        return size
+    return -(-int(number(raw, "block_ffn_dim_multiplier") * size) // block) * block
+
+
+def convolving_layers(raw: dict[str, object]) -> tuple[int, ...]:
+    """The layers that convolve: those of their kind, or those that are not among the ones that attend."""
+    count, kinds, attending = positive(raw, "num_hidden_layers"), raw.get("layer_types"), raw.get("full_attn_idxs")
+    if kinds is None:
+        found = attending if isinstance(attending, list) else range(count)
+        kinds = ["full_attention" if layer in found else "conv" for layer in range(count)]
+    if not isinstance(kinds, list) or len(kinds) != count or not set(kinds) <= {"full_attention", "conv"}:
+        raise ModelError(
+            f"layer_types must name full_attention or conv for each of {count} layers but is {shown(kinds)}; correct config.json"
+        )
+    if "full_attention" not in kinds:
+        raise ModelError("layer_types names no layer of full_attention, without which nothing here is served; correct config.json")
+    return tuple(layer for layer, kind in enumerate(kinds) if kind == "conv")
+
+
+def assemble(source: Source, config: ModelConfig) -> Params:
+    """The parameters."""
+    convolving = config.recurrent.layers if config.recurrent else ()
+
+    def mixing(prefix: str, index: int) -> Mixing:
+        if index in convolving:
+            return assemble_convolution(source, prefix + "conv.", bias=config.mlp_bias)
+        here = prefix + "self_attn."
+        return Attention(
+            qkv=linear(source, here, "q_proj", "k_proj", "v_proj"),
+            output=linear(source, here, "out_proj"),
+            q_norm=source.fused((here + "q_layernorm.weight",)),
+            k_norm=source.fused((here + "k_layernorm.weight",)),
+        )
+
+    def widening(here: str) -> GatedMlp:
+        return GatedMlp(gated(source, here, "w1", "w3"), linear(source, here, "w2"))
+
+    return assemble_decoder(
+        source,
+        config,
+        lambda prefix, index: (mixing(prefix, index), widening(prefix + "feed_forward.")),
+        Names(norm="embedding_norm", attention_norm="operator_norm", mlp_norm="ffn_norm"),
+    )

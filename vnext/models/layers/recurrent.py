@@ -1,0 +1,103 @@
+"""Recurrent layers: a state of one size a request in the place of keys and values, and the pools that hold the states.
+
+A pool is a tensor [page_count, ...] of one part of one layer's states. A convolution's part has the activations' dtype, for it
+holds inputs as they came: more bits would add nothing. Sums over a request's tokens are float32. Which page is whose is not known
+here.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from vnext.kernels.arrays import Array
+from vnext.kernels.calls import ConvolutionCall
+from vnext.models.config.model_config import ModelConfig
+from vnext.models.errors import ModelError
+from vnext.models.layers.assembly import Source, linear
+from vnext.models.layers.batch import ForwardBatch
+from vnext.models.layers.kv_cache import KvCache
+from vnext.models.layers.layers import Linear, Step, row
+
+if TYPE_CHECKING:
+    import torch
+
+
+class StatePart(NamedTuple):
+    """A tensor of a layer's state of one request on one rank; `is_wide`: float32 whatever the activations' dtype."""
+
+    shape: tuple[int, ...]
+    is_wide: bool
+
+
+class ShortConvolution(NamedTuple):
+    """`inner` is column-parallel: gates before, gates behind, inputs. `output` is row-parallel. weight [C, W], bias [C] or None."""
+
+    inner: Linear
+    weight: Array
+    bias: Array | None
+    output: Linear
+
+
+def state_parts(config: ModelConfig, world_size: int) -> tuple[StatePart, ...]:
+    """What each recurrent layer keeps of a request on one rank, in the order of its pools."""
+    recurrent = config.recurrent
+    assert recurrent is not None
+    channels = (2 * recurrent.keys + recurrent.values) // world_size
+    parts = (StatePart((recurrent.width - 1, channels), is_wide=False),)
+    if recurrent.key_dim:
+        heads = recurrent.value_heads // world_size
+        parts += (StatePart((heads, recurrent.key_dim, recurrent.value_dim), is_wide=True),)
+    return parts
+
+
+def state_bytes_per_page(config: ModelConfig, dtype: np.dtype | torch.dtype, world_size: int) -> int:
+    """Bytes of one request's states on one rank, over all layers; `dtype`: the activations'."""
+    if config.recurrent is None:
+        return 0
+    parts = state_parts(config, world_size)
+    return len(config.recurrent.layers) * sum(int(np.prod(part.shape)) * (4 if part.is_wide else dtype.itemsize) for part in parts)
+
+
+def make_state_pools(
+    config: ModelConfig, page_count: int, dtype: torch.dtype, device: torch.device | str, world_size: int
+) -> tuple[tuple[torch.Tensor, ...], ...]:
+    """Of each recurrent layer in turn its pools, zeroed; () where all layers attend."""
+    import torch
+
+    if config.recurrent is None:
+        return ()
+    dtypes = [(part.shape, torch.float32 if part.is_wide else dtype) for part in state_parts(config, world_size)]
+    return tuple(
+        tuple(torch.zeros(page_count, *shape, dtype=kind, device=device) for shape, kind in dtypes) for _ in config.recurrent.layers
+    )
+
+
+def layer_caches(kv: KvCache, batch: ForwardBatch, config: ModelConfig) -> tuple[tuple[Array, ...], ...]:
+    """Each layer's keys and values, or its pools."""
+    if config.recurrent is None:
+        return kv
+    if batch.recurrent is None:
+        raise ModelError(f"{config.architecture} has layers with a state, for which this batch has no place")
+    of_layer = dict(zip(config.recurrent.layers, batch.recurrent.pools)) | dict(zip(config.attending_layers, kv))
+    return tuple(of_layer[layer] for layer in range(config.layer_count))
+
+
+def assemble_convolution(source: Source, prefix: str, *, bias: bool) -> ShortConvolution:
+    """The convolution at `prefix`, which ends with a dot."""
+    return ShortConvolution(
+        inner=linear(source, prefix, "in_proj", bias=bias),
+        weight=source.fused((prefix + "conv.weight",)),
+        bias=source.fused((prefix + "conv.bias",)) if bias else None,
+        output=linear(source, prefix, "out_proj", bias=bias),
+    )
+
+
+def short_convolution(layer: ShortConvolution, pools: tuple[Array, ...], x: torch.Tensor, step: Step) -> torch.Tensor:
+    """x [T, hidden] through gates and a short convolution -> [T, hidden]; the step's rows go on from their pages."""
+    chosen = step.operations
+    assert step.rows is not None
+    inner = chosen.linear(x, layer.inner.weight, layer.inner.bias)
+    mixed = chosen.short_convolution(inner, ConvolutionCall(layer.weight, layer.bias, pools[0], step.rows, gated=True))
+    return row(mixed, layer.output, step)
