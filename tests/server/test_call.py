@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from types import FrameType
 from typing import Any
 
 import pytest
 from edge_server import EdgeServer
+from fake_engine import wait_until
 
 from perf.steady_edge import SteadyEdge
 from vnext.runtime.protocol.messages import AdapterFiles
@@ -109,10 +111,13 @@ def test_a_warm_streamed_completion_runs_few_functions() -> None:
 @pytest.mark.parametrize("searches", [False, True])
 def test_a_call_holds_its_adapter_to_its_end(server: EdgeServer, monkeypatch: pytest.MonkeyPatch, searches: bool) -> None:
     """Beams too: an adapter that a search uses is not unloaded."""
-    adapters, seen = server.context.adapters, []
-    monkeypatch.setattr(adapters, "files", lambda name: AdapterFiles(name=name, digest="0" * 32, path="/a"))
-    monkeypatch.setattr(adapters, "take", lambda name: seen.append(("take", name)))
-    monkeypatch.setattr(adapters, "give", lambda name: seen.append(("give", name)))
-    body = {"prompt": "say:a", "max_tokens": 1} | ({"use_beam_search": True, "beam_width": 1} if searches else {})
-    status, answer, _ = server.post("/v1/completions", body)
-    assert seen == [("take", "toy"), ("give", "toy")], (status, answer)
+    adapters, live = server.context.adapters, server.context.adapters._live
+    adapters._files["", "mine"] = AdapterFiles(name="mine", digest="0" * 32, path="/a")
+    body = {"model": "mine", "prompt": "x", "max_tokens": 3} | ({"use_beam_search": True, "beam_width": 1} if searches else {})
+    server.engine.running.clear()
+    with ThreadPoolExecutor() as pool:
+        asked = pool.submit(server.post, "/v1/completions", body)
+        wait_until(lambda: live["", "mine"] == 1)
+        server.engine.running.set()
+        status, answer, _ = asked.result()
+    assert (status, live["", "mine"]) == (200, 0), answer

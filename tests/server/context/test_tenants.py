@@ -19,7 +19,7 @@ from edge_server import EdgeServer
 from fake_engine import FakeEngine, wait_until
 from toy_tokenizers import byte_level
 
-from vnext.runtime.protocol.messages import SubmitRequest
+from vnext.runtime.protocol.messages import AdapterFiles, SubmitRequest
 from vnext.server.batches.store import Store
 from vnext.server.context import adapters
 from vnext.server.context.adapters import ServedAdapters
@@ -200,7 +200,7 @@ def test_a_batch_whose_key_is_gone_does_not_run_free(settings: dict[str, str]) -
 def test_an_adapter_is_its_tenants(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(adapters, "adapter_files", lambda *words: words)
     served = ServedAdapters(ServerSettings(lora_root=str(tmp_path)), ("toy",), True, {})
-    served._files["everyones"] = None  # as of --lora-modules
+    served._files[None, "everyones"] = None  # as of --lora-modules
     one, other, admin = Tenant("one", False), Tenant("other", False), Tenant("root", True)
     asyncio.run(served.load("mine", str(tmp_path), one))
     assert served.names(other) == ("everyones",) and served.names(one) == served.names(admin) == ("everyones", "mine")
@@ -214,7 +214,7 @@ def test_an_adapter_is_its_tenants(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 def test_a_model_of_another_is_no_model(server: EdgeServer) -> None:
     context = server.context
-    context.adapters._files["theirs"], context.adapters._owners["theirs"] = None, "alpha"
+    context.adapters._files["alpha", "theirs"] = AdapterFiles(name="theirs", digest="0" * 32, path="/a")
     assert "theirs" in ids(server, "a2", "/v1/models") - ids(server, "b", "/v1/models")
     for path, body in (
         ("/v1/completions", {"prompt": "a"}), ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]}),
@@ -249,3 +249,15 @@ def test_a_stored_response_is_not_kept_as_objects(server: EdgeServer) -> None:
     call(server, "a", "POST", "/v1/responses", json={"model": "toy", "input": "say:x"})
     [kept] = server.app[RESPONSES]._kept.values()
     assert isinstance(kept.response, bytes) and isinstance(kept.own, bytes) and kept.owner == "alpha"
+
+
+@pytest.mark.parametrize("count_max", [40, 10_000])
+def test_a_tenant_that_stores_much_drops_only_its_own(monkeypatch: pytest.MonkeyPatch, count_max: int) -> None:
+    monkeypatch.setattr("vnext.server.responses.store.COUNT_MAX", count_max)
+    store = ResponseStore(20_000)
+    for number in range(10):
+        store.put({"id": f"mine_{number}", "output": [], "text": "x" * 300}, [], (), "alpha")
+    for number in range(500):
+        store.put({"id": f"theirs_{number}", "output": [], "text": "x" * 300}, [], (), "bravo")
+    kept = [id_ for id_ in store._kept if id_.startswith("mine")]
+    assert len(kept) == 10 and 25 <= len(store._kept) <= count_max and "theirs_499" in store._kept

@@ -128,7 +128,7 @@ class Generation:
         validate_ranges(params, context.vocab_size)
         self.call, self.prompts = call, call.prompts
         self.model = context.model_name(asked.model, call.client)
-        self._adapter = context.adapters.files(self.model)
+        self._adapter = context.adapter(self.model, call.client)
         if asked.truncate_prompt_tokens is not None:
             most = params.max_tokens or call.usual_max_tokens
             self.prompts = [
@@ -185,25 +185,20 @@ class Generation:
         """Within `admitted`, with the adapter in use; at the end the answers' tokens are counted, and those that have not finished
         are ended."""
         call, context = self.call, self.call.context
-        if self._adapter is not None:
-            context.adapters.take(self.model)
-        try:
-            with nullcontext() if context.traces is None else self._traced() as trace:
-                try:
-                    async with admitted(call, self.prompts) as waiting:
-                        for choice in self.choices:
-                            choice.stopwatch.trace = trace
-                            if choice.index % call.params.n == 0:  # the answers to one prompt share its blocks
-                                choice.stopwatch.waiting = waiting
-                        yield
-                finally:
-                    context.limiter.spend(sum(map(_token_count, self.choices)), call.client)
+        used = nullcontext() if self._adapter is None else context.adapters.used(self.model, context.keys.tenant(call.client))
+        with used, nullcontext() if context.traces is None else self._traced() as trace:
+            try:
+                async with admitted(call, self.prompts) as waiting:
                     for choice in self.choices:
-                        if not choice.finished:
-                            choice.stopwatch.end("abort")
-        finally:
-            if self._adapter is not None:
-                context.adapters.give(self.model)
+                        choice.stopwatch.trace = trace
+                        if choice.index % call.params.n == 0:  # the answers to one prompt share its blocks
+                            choice.stopwatch.waiting = waiting
+                    yield
+            finally:
+                context.limiter.spend(sum(map(_token_count, self.choices)), call.client)
+                for choice in self.choices:
+                    if not choice.finished:
+                        choice.stopwatch.end("abort")
 
     @contextmanager
     def _traced(self) -> Iterator[CallTrace | None]:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from vnext.runtime.protocol.lora_request import FILE_NAMES, LinearLayers, LoRARequest, adapter_files, module_of
@@ -19,11 +20,14 @@ from vnext.server.context.api_keys import EVERYONE, Tenant
 from vnext.server.context.errors import ModelUnknown, NotANumber
 from vnext.server.settings import ServerSettings
 
-NAMES_MAX, NAME_CHARACTERS_MAX = 1_000, 256  # each stands in /v1/models
+NAMES_MAX, NAME_CHARACTERS_MAX = 1_000, 256  # of a tenant; each stands in its /v1/models
+Key = tuple[str | None, str]
+"""An adapter's owner, None for one of the settings, and its name."""
 
 
 class ServedAdapters:
-    """The adapters by name. `taken`: the names of the model itself; `layers`: those of the model that an adapter may change."""
+    """The adapters by name; each tenant has names of its own beside those of all. `taken`: the names of the model itself;
+    `layers`: those of the model that an adapter may change."""
 
     def __init__(self, settings: ServerSettings, taken: Sequence[str], is_enabled: bool, layers: LinearLayers) -> None:
         """Raises InvalidRequest for a module of the settings that is none."""
@@ -31,33 +35,36 @@ class ServedAdapters:
         self._root = Path(settings.lora_root).expanduser().resolve() if settings.lora_root else None
         modules = [module_of(module) for module in settings.lora_modules]
         self._allowed = {folder_of(module.lora_path) for module in modules}
-        self._files: dict[str, AdapterFiles] = {}
-        self._owners: dict[str, str] = {}
-        self._live: Counter[str] = Counter()
+        self._files: dict[Key, AdapterFiles] = {}
+        self._live: Counter[Key] = Counter()
         self._changing = asyncio.Lock()
         for module in modules:
-            self._check_name(module.lora_name)
-            self._files[module.lora_name] = adapter_files(module, self._rank_max, layers)
+            self._check_name(module.lora_name, EVERYONE)
+            self._files[None, module.lora_name] = adapter_files(module, self._rank_max, layers)
 
     def names(self, tenant: Tenant) -> tuple[str, ...]:
         """Those that a tenant sees: its own, and those of the settings."""
-        return tuple(name for name in self._files if self.is_seen(name, tenant))
+        return tuple(dict.fromkeys(name for owner, name in self._files if owner is None or tenant.sees(owner)))
 
-    def is_seen(self, name: str, tenant: Tenant) -> bool:
-        """Whether a tenant may ask for this adapter."""
-        return name in self._files and (name not in self._owners or tenant.sees(self._owners[name]))
+    def everyones(self, names: Iterable[str]) -> list[str]:
+        """Those of these names that are of the settings."""
+        return [name for name in names if (None, name) in self._files]
 
-    def files(self, name: str) -> AdapterFiles | None:
-        """The adapter of this name; None for the model itself."""
-        return self._files.get(name)
+    def files(self, name: str, tenant: Tenant) -> AdapterFiles | None:
+        """The adapter that a tenant means by this name; None for the model itself, and for none that it sees."""
+        return None if (key := self._key(name, tenant)) is None else self._files[key]
 
-    def take(self, name: str) -> None:
-        """A call begins to compute with the adapter of this name, if it is one's."""
-        self._live[name] += 1
-
-    def give(self, name: str) -> None:
-        """Such a call has ended."""
-        self._live[name] -= 1
+    @contextmanager
+    def used(self, name: str, tenant: Tenant) -> Iterator[None]:
+        """While a call of a tenant computes with the adapter of this name, if it is one's."""
+        key = self._key(name, tenant)
+        if key is not None:
+            self._live[key] += 1
+        try:
+            yield
+        finally:
+            if key is not None:
+                self._live[key] -= 1
 
     async def load(self, name: str, path: str, tenant: Tenant = EVERYONE) -> None:
         """Serve the adapter in the folder `path` under `name`, to those who see what is the tenant's. Raises InvalidRequest."""
@@ -67,15 +74,15 @@ class ServedAdapters:
         if folder not in self._allowed and not self._is_under_root(folder):
             raise InvalidRequest("lora_path is outside of the folder that --lora-root allows: put the adapter there.", "lora_path")
         async with self._changing:
-            self._check_name(name)
-            if len(self._files) >= NAMES_MAX:
+            self._check_name(name, tenant)
+            if sum(owner == tenant.owner for owner, _ in self._files) >= NAMES_MAX:
                 raise InvalidRequest(f"{NAMES_MAX} adapters are served, and no more at once: unload one first.", "lora_name")
             request = LoRARequest(name, 1, str(folder))
             try:
-                self._files[name] = await asyncio.to_thread(adapter_files, request, self._rank_max, self._layers)
+                files = await asyncio.to_thread(adapter_files, request, self._rank_max, self._layers)
             except InvalidRequest as error:  # in the client's own words, which may be a link
                 raise InvalidRequest(error.message.replace(str(folder), path), "lora_path", error.code) from error
-            self._owners[name] = tenant.owner
+            self._files[tenant.owner, name] = files
 
     def _is_under_root(self, folder: Path) -> bool:
         """Whether a folder and the files of its adapter are, whatever links they are."""
@@ -85,17 +92,23 @@ class ServedAdapters:
     async def unload(self, name: str, tenant: Tenant = EVERYONE) -> None:
         """Forget a name that is the tenant's. Raises ModelUnknown, and InvalidRequest while calls use it."""
         async with self._changing:
-            if name not in self._files or not tenant.sees(self._owners.get(name, "")):
+            key = self._key(name, tenant)
+            if key is None or not tenant.sees(key[0] or ""):
                 raise ModelUnknown(f"The adapter {name!r} is not served here: ask /v1/models for the names.")
-            if count := self._live[name]:
+            if count := self._live[key]:
                 raise InvalidRequest(f"The adapter {name!r} is in use by {count} calls: wait for their end.", "lora_name")
-            del self._files[name], self._live[name]
-            self._owners.pop(name, None)
+            del self._files[key], self._live[key]
 
-    def _check_name(self, name: str) -> None:
+    def _key(self, name: str, tenant: Tenant) -> Key | None:
+        """That of a tenant's own adapter, or of everyone's, or of any that it sees."""
+        own = [(owner, name) for owner in (tenant.owner, None) if (owner, name) in self._files]
+        seen = (key for key in self._files if tenant.is_admin and key[1] == name)
+        return own[0] if own else next(seen, None)
+
+    def _check_name(self, name: str, tenant: Tenant) -> None:
         if len(name) > NAME_CHARACTERS_MAX:
             raise InvalidRequest(f"A name of {len(name)} characters is too long: give at most {NAME_CHARACTERS_MAX}.", "lora_name")
-        if not name or name in self._taken or name in self._files:
+        if not name or name in self._taken or {(None, name), (tenant.owner, name)} & self._files.keys():
             raise InvalidRequest(f"The name {name!r} is taken or empty: choose another, or unload it first.", "lora_name")
 
 

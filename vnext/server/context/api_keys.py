@@ -82,6 +82,11 @@ class ApiKeys:
     def __bool__(self) -> bool:
         return bool(self._clients)
 
+    @property
+    def are_tenants(self) -> bool:
+        """Whether there are several keys."""
+        return bool(self._tenants)
+
     def client_of(self, *given: str) -> str | None:
         """The client that one of the given keys stands for, "" where its address does; None if no key fits. A single key
         without limits stands for nobody."""

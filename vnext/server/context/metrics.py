@@ -9,7 +9,8 @@ observed once, at the answer's end. Decides nothing.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import count, takewhile
 from typing import Protocol
 
@@ -27,6 +28,7 @@ _REQUEST_BUCKETS_S = (0.005, 0.02, 0.05, 0.1, 0.3, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0
 _KNOWN_METHODS = frozenset({"GET", "HEAD", "POST", "OPTIONS", "PUT", "DELETE", "PATCH"})
 
 Names = Mapping[str, tuple[str, str]]
+Shown = Callable[[Iterable[str]], Iterable[str]]
 """Field -> (name, help)."""
 _GAUGES: Names = {
     "running": ("vnext_num_requests_running", "Requests in the batch."),
@@ -114,7 +116,7 @@ class EngineFigures(Protocol):
     def recovery_seconds(self) -> float: ...
 
 
-def _of_engine(engine: EngineFigures) -> Iterator[Metric]:
+def _of_engine(engine: EngineFigures, shown: Shown) -> Iterator[Metric]:
     """The latest figures; before the first have come, only whether the engine lives."""
     yield GaugeMetricFamily("vnext_engine_up", "1 while the engine core lives.", value=float(engine.death is None))
     stalled = "1 while the engine core does not answer, or a step takes far longer than it should."
@@ -131,7 +133,7 @@ def _of_engine(engine: EngineFigures) -> Iterator[Metric]:
     yield from _families(stats, _GAUGES, _COUNTERS)
     if stats.adapters is not None:
         yield from _families(stats.adapters, _ADAPTER_GAUGES, _ADAPTER_COUNTERS)
-        yield _lora_requests_info(stats.adapters)
+        yield _lora_requests_info(stats.adapters, shown)
     if stats.tier is not None:
         yield from _families(stats.tier, _TIER_GAUGES, _TIER_COUNTERS)
     if stats.pins is not None:
@@ -145,13 +147,13 @@ def _families(stats: object, gauges: Names, counters: Names) -> Iterator[Metric]
         yield CounterMetricFamily(name, help_, value=getattr(stats, field))
 
 
-def _lora_requests_info(adapters: AdapterStats) -> Metric:
+def _lora_requests_info(adapters: AdapterStats, shown: Shown) -> Metric:
     """vLLM's gauge, by which routers find a server that has an adapter: the names are labels, the value is the time."""
     family = GaugeMetricFamily(
         "vnext_lora_requests_info", "The LoRA adapters that running and waiting requests use; the value is the time in seconds.",
         labels=("max_lora", "running_lora_adapters", "waiting_lora_adapters"),
     )  # fmt: skip
-    family.add_metric((str(adapters.slots), ",".join(adapters.running), ",".join(adapters.waiting)), time.time())
+    family.add_metric((str(adapters.slots), ",".join(shown(adapters.running)), ",".join(shown(adapters.waiting))), time.time())
     return family
 
 
@@ -159,13 +161,15 @@ class ServerMetrics:
     """Histograms and counters of one API process, and their sums over those of one port. Every sample has labels for the model and
     the engine. Where there are several engines, the label of what clients see is "all", because a request may go on at another.
 
-    `length_max`: tokens of the longest request. `file`: where the values lie, for the other processes to read.
+    `length_max`: tokens of the longest request. `file`: where the values lie, for the other processes to read. `shown`: those of
+    some adapters' names that everyone may know.
     """
 
     def __init__(
-        self, model_name: str, length_max: int, engines: Sequence[EngineFigures], file: TallyFile | None = None
-    ) -> None:
-        self._engines, self._file = engines, file or TallyFile()
+        self, model_name: str, length_max: int, engines: Sequence[EngineFigures], file: TallyFile | None = None,
+        shown: Shown = list,
+    ) -> None:  # fmt: skip
+        self._of_engines, self._file = partial(map, partial(_of_engine, shown=shown), engines), file or TallyFile()
         self._tallies: list[Histogram | LabelledCounter] = []
         self._labels = {"model_name": model_name, "engine": "0" if len(engines) == 1 else "all"}
         seconds, lengths = self._histograms(_REQUEST_BUCKETS_S), self._histograms(_lengths_up_to(length_max))
@@ -200,8 +204,8 @@ class ServerMetrics:
     def collect(self) -> Iterator[Metric]:
         """All families, with the labels added to each sample: figures counted per token are kept without labels."""
         of_engines: dict[str, Metric] = {}
-        for number, engine in enumerate(self._engines):
-            for family in _of_engine(engine):
+        for number, families in enumerate(self._of_engines()):
+            for family in families:
                 _add_labels(family, self._labels | {"engine": str(number)})
                 if (first := of_engines.setdefault(family.name, family)) is not family:
                     first.samples += family.samples

@@ -18,7 +18,7 @@ from aiohttp import web
 
 from vnext.runtime.client.engines import AnyEngineClient
 from vnext.runtime.client.output_stream import EngineDead, EngineStalled
-from vnext.runtime.protocol.messages import derived_seed
+from vnext.runtime.protocol.messages import AdapterFiles, derived_seed
 from vnext.runtime.protocol.sampling_params import InvalidRequest, SamplingParams, context_exceeded
 from vnext.server.context.adapters import ServedAdapters
 from vnext.server.context.admission import Quota, RequestLimiter
@@ -82,7 +82,8 @@ class ServerContext:
         self.sampling_defaults = settings.sampling_defaults.sampling()
         place = settings.number % settings.api_server_count
         tallies = TallyFile(settings.shared_dir, place, settings.api_server_count)
-        self.metrics = ServerMetrics(self.model_names[0], self.model_length, client.engines, tallies)
+        shown = self.adapters.everyones if self.keys.are_tenants else list
+        self.metrics = ServerMetrics(self.model_names[0], self.model_length, client.engines, tallies, shown)
         self.traces = traces_to(settings.otlp_traces_endpoint, self.model_names)
         self.prompt_tokens_max = max(2 * self.model_length, TOKENS_READ_MIN)
         self.listed_tokens_max = max(2 * self.model_length, TOKENS_LISTED_MIN)
@@ -110,11 +111,14 @@ class ServerContext:
         """The name to answer a client with. Raises ModelUnknown."""
         if asked is None or asked in self.model_names:
             return asked or self.model_names[0]
-        tenant = self.keys.tenant(client)
-        if not self.adapters.is_seen(asked, tenant):
-            served = ", ".join((*self.model_names, *self.adapters.names(tenant)))
+        if self.adapter(asked, client) is None:
+            served = ", ".join((*self.model_names, *self.adapters.names(self.keys.tenant(client))))
             raise ModelUnknown(f"The model {asked!r} is not served here: ask for {served}.")
         return asked
+
+    def adapter(self, name: str, client: str) -> AdapterFiles | None:
+        """The adapter that a client means by the name of a model; None for the model itself."""
+        return None if name in self.model_names else self.adapters.files(name, self.keys.tenant(client))
 
     def check_engine(self) -> None:
         """Raise EngineDead, or EngineStalled for an engine that does not answer at present: waiting requests keep waiting, but

@@ -1,9 +1,9 @@
 """Store: complete responses by id, with the items of the conversation that each belongs to, in this process's memory and in a
 folder, from which the process that follows it takes them.
 
-Owns the bound. It keeps bytes, whose number is known; the same as objects would be ten times as much. The responses asked for
-least recently are dropped first; what a response holds of earlier ones counts again, so the bound holds whatever is dropped in
-between.
+Owns the bound. It keeps bytes, whose number is known; the same as objects would be ten times as much. Of the tenant that has most
+of them the responses asked for least recently are dropped first, so that none drops what others have within equal shares. What a
+response holds of earlier ones counts again, so the bound holds whatever is dropped in between.
 """
 
 from __future__ import annotations
@@ -71,6 +71,7 @@ class ResponseStore:
         """0 keeps nothing. `path`: the folder, None for memory alone; what it has is kept."""
         self._bytes_max, self._folder = bytes_max, Folder(path)
         self._kept: dict[str, Stored] = {}
+        self._of_owner: dict[str, dict[str, int]] = {}  # ids and sizes, those asked for last at the end
         self._of_item: dict[str, str] = {}  # a response's id by that of an item of its output
         self.size_bytes = 0
         for id_, found in self._folder.read(Stored):
@@ -81,7 +82,8 @@ class ResponseStore:
         found = self._kept.get(id_)
         if found is None or not tenant.sees(found.owner):
             return None
-        self._kept[id_] = self._kept.pop(id_)
+        own = self._of_owner[found.owner]
+        own[id_] = own.pop(id_)
         return found
 
     def holder(self, id_: str, tenant: Tenant = EVERYONE) -> str:
@@ -144,10 +146,15 @@ class ResponseStore:
         if id_ in self._kept:
             self._forget(id_)
         self._kept[id_] = found
+        self._of_owner.setdefault(found.owner, {})[id_] = found.size_bytes
         self._of_item |= {item.id: id_ for item in found.own_items()[found.input_count :] if item.id}
         self.size_bytes += found.size_bytes
         while self.size_bytes > self._bytes_max or len(self._kept) > COUNT_MAX:
-            self._drop(next(iter(self._kept)))
+            self._drop(next(iter(max(self._of_owner.values(), key=self._share))))
+
+    def _share(self, own: dict[str, int]) -> int:
+        """What part of the two bounds a tenant takes."""
+        return max(sum(own.values()) * COUNT_MAX, len(own) * self._bytes_max)
 
     def delete(self, id_: str, tenant: Tenant = EVERYONE) -> bool:
         """Whether the response was there for the tenant."""
@@ -162,6 +169,10 @@ class ResponseStore:
 
     def _forget(self, id_: str) -> None:
         found = self._kept.pop(id_)
+        own = self._of_owner[found.owner]
+        del own[id_]
+        if not own:
+            del self._of_owner[found.owner]
         self.size_bytes -= found.size_bytes
         for item in found.own_items()[found.input_count :]:
             self._of_item.pop(item.id or "", None)

@@ -54,7 +54,7 @@ async def embeddings_of(call: Call, prompts: list[list[int]], params: Sequence[s
     context, client = call.context, call.client
     context.check_engine()
     model = context.model_name(call.body.model, client)
-    given = {"adapter": context.adapters.files(model), "cache_salt": context.keys.salt(client, "")}
+    given = {"adapter": context.adapter(model, client), "cache_salt": context.keys.salt(client, "")}
     requests = []
     for place, (prompt, name) in enumerate(zip(prompts, params)):
         with in_names([("the input", name), ("input", name)]):

@@ -48,8 +48,8 @@ async def handed_over(call: Call, model: str) -> tuple[str, int]:
     context.check_engine()
     asked = SubmitRequest(
         name=call.names, prompt=pack_tokens(body.tokens), sampling=Sampling(seed=0, max_tokens=1, temperature=0.0),
-        cache_salt=context.keys.salt(call.client, body.cache_salt or ""), adapter=context.adapters.files(model), hands_over=True,
-        client=context.client_number(call.client),
+        cache_salt=context.keys.salt(call.client, body.cache_salt or ""), hands_over=True,
+        adapter=context.adapter(model, call.client), client=context.client_number(call.client),
     )  # fmt: skip
     ticket, cached = "", 0
     async with admitted(call, [body.tokens]), context.client.submit_all([asked]) as stream:

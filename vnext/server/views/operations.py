@@ -85,7 +85,7 @@ def model_object(context: ServerContext, name: str) -> dict[str, Any]:
         "created": context.started_s,
         "owned_by": "vnext",
         "root": name,
-        "parent": context.model_names[0] if context.adapters.files(name) else None,
+        "parent": None if name in context.model_names else context.model_names[0],
         "max_model_len": context.model_length,
     }
 
