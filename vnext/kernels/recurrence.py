@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
+from torch.nn.functional import softplus
 
-from vnext.kernels.calls import ConvolutionCall, StateRows
+from vnext.kernels.calls import ConvolutionCall, RecurrenceCall, StateRows
 from vnext.kernels.contracts import FLOATS, ContractError, expect, expect_together
 
 WIDTHS = range(2, 9)
@@ -39,6 +40,27 @@ def check_short_convolution(x: torch.Tensor, call: ConvolutionCall) -> None:
     check_rows(call.rows, call.pool, x.shape[0])
     if call.activation not in ("", "silu"):
         raise ContractError(f"activation {call.activation!r} is not known; there are: silu and none")
+
+
+def check_recur(x: torch.Tensor, call: RecurrenceCall) -> None:
+    """As RecurrenceCall says; x, steps, strengths and gates of one float dtype. Value heads share key heads evenly."""
+    _, heads, keys, width = call.pool.shape
+    tokens = x.shape[0]
+    if call.key_heads < 1 or heads % call.key_heads:
+        raise ContractError(f"{heads} heads of values cannot share {call.key_heads} heads of keys evenly")
+    expect("x", x, (None, 2 * call.key_heads * keys + heads * width), FLOATS)
+    expect("pool", call.pool, (None, None, None, None), (torch.float32,))
+    expect("steps", call.steps, (tokens, heads), (x.dtype,))
+    if call.strengths is not None:
+        expect("strengths", call.strengths, (tokens, heads), (x.dtype,))
+    if call.gates is not None:
+        expect("gates", call.gates, (tokens, heads * width), (x.dtype,))
+    sized = {"decay_logs": heads, "step_bias": heads, "norm": width, "skips": heads}
+    for name, weight in zip(sized, (call.decay_logs, call.step_bias, call.norm, call.skips)):
+        if weight is not None:
+            expect(name, weight, (sized[name],), (torch.float32,))
+    expect_together(x, pool=call.pool, steps=call.steps, decay_logs=call.decay_logs, step_bias=call.step_bias)
+    check_rows(call.rows, call.pool, tokens)
 
 
 def spans(rows: StateRows) -> Iterator[tuple[int, slice, bool]]:
@@ -75,3 +97,44 @@ def short_convolution(x: torch.Tensor, call: ConvolutionCall) -> torch.Tensor:
 def activated(x: torch.Tensor, activation: str) -> torch.Tensor:
     """silu of float32, spelled out as in `references.silu_and_mul`, or x itself."""
     return x / x.neg().exp_().add_(1.0) if activation else x
+
+
+def recur(x: torch.Tensor, call: RecurrenceCall) -> torch.Tensor:
+    """What the heads give of x [T, ...] -> [T, H * V] of x's dtype; the pool then holds the states behind the rows' last tokens."""
+    _, heads, keys, width = call.pool.shape
+    is_delta, tokens, shared = call.strengths is not None, x.shape[0], call.key_heads * keys
+    wide = x.float()
+    sizes = (shared, shared, heads * width) if is_delta else (heads * width, shared, shared)
+    first, key, last = wide.split(sizes, 1)
+    query, value = (first, last) if is_delta else (last, first)
+    query, key = (each.view(tokens, call.key_heads, keys).repeat_interleave(heads // call.key_heads, 1) for each in (query, key))
+    value = value.view(tokens, heads, width)
+    time = softplus(call.steps.float() + call.step_bias, threshold=88.0)
+    decay, strength = (-call.decay_logs.exp() * time).exp(), time
+    if call.strengths is not None:
+        query, key = unit(query) * keys**-0.5, unit(key)
+        strength = call.strengths.float().sigmoid()
+    result = torch.zeros_like(value)
+    for page, span, is_fresh in spans(call.rows):
+        state = torch.zeros_like(call.pool[page]) if is_fresh else call.pool[page].clone()
+        for at in range(span.start, span.stop):
+            state = state * decay[at, :, None, None]
+            change = value[at] - (state * key[at, :, :, None]).sum(1) if is_delta else value[at]
+            state = state + key[at, :, :, None] * (change * strength[at, :, None])[:, None, :]
+            result[at] = (state * query[at, :, :, None]).sum(1)
+        call.pool[page].copy_(state)
+    return finished(result, value, call).flatten(1).to(x.dtype)
+
+
+def unit(x: torch.Tensor) -> torch.Tensor:
+    """x divided by its length over the last axis."""
+    return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + 1e-6)
+
+
+def finished(x: torch.Tensor, value: torch.Tensor, call: RecurrenceCall) -> torch.Tensor:
+    """What heads give, float32 [T, H, V], after norm, skips and gates."""
+    if call.norm is not None:
+        x = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + call.eps) * call.norm
+    if call.skips is not None:
+        x = x + call.skips[:, None] * value
+    return x if call.gates is None else x * activated(call.gates.float().view_as(x), "silu")

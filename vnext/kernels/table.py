@@ -17,7 +17,7 @@ import torch
 
 from vnext.kernels import batch_index, contracts, paged_attention, products, recurrence, references, thin, thin_tiles
 from vnext.kernels.backends import BACKENDS, DEVICE_TYPES
-from vnext.kernels.calls import ConvolutionCall
+from vnext.kernels.calls import ConvolutionCall, RecurrenceCall
 from vnext.kernels.cpu import operations as cpu_operations
 from vnext.kernels.cuda import compiled, operations as cuda_operations
 
@@ -68,6 +68,7 @@ class Operations(NamedTuple):
     index_tokens: Callable[..., Any]
     place_tokens: Callable[..., Any]
     short_convolution: Callable[[torch.Tensor, ConvolutionCall], torch.Tensor]
+    recur: Callable[[torch.Tensor, RecurrenceCall], torch.Tensor]
 
 
 def checked(check: Callable[..., None], function: Callable[..., Any]) -> Callable[..., Any]:
@@ -121,6 +122,7 @@ def reference_entries() -> list[Entry]:
         (contracts.check_add_thin, thin.add_thin),
         (contracts.check_add_tiled, thin_tiles.add_tiled),
         (recurrence.check_short_convolution, recurrence.short_convolution),
+        (recurrence.check_recur, recurrence.recur),
     )
     looked_at = [(function.__name__, checked(check, function)) for check, function in pairs]
     looked_at += batch_index.plain_batch_operations()._asdict().items()  # these have their contracts inside

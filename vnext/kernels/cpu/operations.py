@@ -12,11 +12,18 @@ from typing import Any
 import numpy as np
 import torch
 
-from vnext.kernels import contracts, paged_attention as plain_attention, products, references, thin as plain_thin
+from vnext.kernels import (
+    contracts,
+    paged_attention as plain_attention,
+    products,
+    recurrence as plain_recurrence,
+    references,
+    thin as plain_thin,
+)
 from vnext.kernels.arrays import dtype_name, have_dense_blocks, torch_dtype
-from vnext.kernels.calls import AttentionCall, RotaryWrite
+from vnext.kernels.calls import AttentionCall, ConvolutionCall, RecurrenceCall, RotaryWrite
 from vnext.kernels.codes import Codes
-from vnext.kernels.cpu import attention, linear as packing, native, rows, thin
+from vnext.kernels.cpu import attention, linear as packing, native, recurrence, rows, thin
 from vnext.kernels.cpu.linear import GATES
 from vnext.kernels.cpu.packed import HEAD_DIM_MAX, Packed, packed, packed_codes, packed_experts
 from vnext.kernels.format import Format
@@ -142,6 +149,21 @@ def add_thin(
     if x.dtype not in PACKED_TYPES or x.stride(1) != 1 or product.stride(1) != 1:
         return plain_thin.add_thin(product, x, parts, shards, join)
     return thin.add_thin(product, x, parts, shards, join)
+
+
+def short_convolution(x: torch.Tensor, call: ConvolutionCall) -> torch.Tensor:
+    """As recurrence.short_convolution."""
+    plain_recurrence.check_short_convolution(x, call)
+    serves = x.dtype in PACKED_TYPES and call.weight.shape[1] in recurrence.WIDTHS and call.pool[0].is_contiguous()
+    return (recurrence if serves else plain_recurrence).short_convolution(x, call)
+
+
+def recur(x: torch.Tensor, call: RecurrenceCall) -> torch.Tensor:
+    """As recurrence.recur."""
+    plain_recurrence.check_recur(x, call)
+    alike = call.strengths is None or call.strengths.stride(0) == call.steps.stride(0)
+    serves = x.dtype in PACKED_TYPES and alike and call.pool[0].is_contiguous()
+    return (recurrence if serves else plain_recurrence).recur(x, call)
 
 
 def embedding_rows(table: Any, ids: torch.Tensor, first: int) -> torch.Tensor:
@@ -299,6 +321,7 @@ def paged_attention(query: torch.Tensor, call: AttentionCall) -> torch.Tensor:
 FUNCTIONS = (
     attention_metadata, paged_attention, rotary_kv_write, rms_norm, add_rms_norm, pack_weight, pack_gated_weight, pack_codes,
     linear, sums, row_linear, gated_linear, logits, soft_cap, pack_experts, experts, embedding_rows, add_thin,
+    short_convolution, recur,
 )  # fmt: skip
 """What the kernels serve; the rest of the table stays the references'."""
 

@@ -22,6 +22,7 @@ constexpr int PIECES_MAX = 8;  // forms that a weight of codes has side by side
 constexpr int ALIGNMENT = 64;  // bytes
 constexpr int HEAD_MAX = 256;  // head_dim at most, as operations.py has it
 constexpr int CODES_A_SCALE = 32;
+constexpr int CONVOLUTION_MAX = 4;  // inputs that a short convolution sees, 2 at least
 
 /* A head's number of bytes in a cache of kind INT8: a code for each number, then an exponent for each CODES_A_SCALE of them. */
 constexpr int64_t coded_bytes(int64_t head_dim) { return head_dim + (head_dim + CODES_A_SCALE - 1) / CODES_A_SCALE; }
@@ -147,6 +148,39 @@ struct RotaryCall {
     int cache_kind;
 };
 
+/* Rows of a step and the pages of their states: row r has the tokens starts[r] .. starts[r + 1], and goes on from page pages[r] or,
+   where fresh[r], from zeros. */
+struct StateRows {
+    const int32_t *starts, *pages;
+    const uint8_t *fresh;
+    int64_t count;
+};
+
+/* x [tokens, channels], `gated` [tokens, 3 * channels]: gates before, gates behind, inputs; weight [channels][width]; pool
+   [pages][width - 1][channels], the oldest input first; result [tokens, channels]; all of one kind. */
+struct ConvolutionCall {
+    const void *x, *weight, *bias;
+    void *pool, *result;
+    int64_t x_stride, channels, width, page_stride;
+    int silu, gated;
+    StateRows rows;
+};
+
+/* Heads that keep a state [key_dim][value_dim] in float32. A row of x has queries, keys and values at these places, each head's one
+   behind the other; key heads are shared by neighbouring value heads. steps, strengths [tokens, value_heads] with one stride, gates
+   and result [tokens, value_heads, value_dim]; of the kind of x. With strengths the rule is that of a delta, on keys and queries of
+   length 1. decay_logs, step_bias, skips [value_heads], norm [value_dim]. strengths, gates, norm and skips may be null. */
+struct RecurrenceCall {
+    const void *x, *steps, *strengths, *gates;
+    const float *decay_logs, *step_bias, *norm, *skips;
+    float *pool;
+    void *result;
+    int64_t x_stride, queries_at, keys_at, values_at, step_stride, gate_stride, page_stride;
+    int64_t key_heads, key_dim, value_heads, value_dim;
+    float eps;
+    StateRows rows;
+};
+
 /* One step's attention. Caches [block_count, kv_heads, block_size, head_dim] of the queries' kind, or of INT8 with coded_bytes in
    place of head_dim, each block dense and `block_stride` elements behind the one before, as in RotaryCall; query and result [tokens, heads, head_dim]. `padded_dim` is head_dim
    in whole steps of 32. `cap` 0: none. `window` 0: none, else a query sees its last `window` keys. */
@@ -225,6 +259,10 @@ struct Kernels {
     void (*gate)(int kind, const GateCall &, int64_t first, int64_t last);
     void (*rotary)(int kind, const RotaryCall &, int64_t first, int64_t last);
     void (*soft_cap)(float *x, int64_t count, float cap);
+    /* Channels [first, last) of a row. */
+    void (*convolve)(int kind, const ConvolutionCall &, int64_t row, int64_t first, int64_t last);
+    /* A value head of a row. */
+    void (*recur)(int kind, const RecurrenceCall &, int64_t row, int64_t head);
     /* Neighbouring heads of a cache of kind INT8 as dense rows [count][head_dim] of `kind`. */
     void (*widen_codes)(int kind, const int8_t *rows, int64_t head_dim, int64_t count, void *to);
     /* `narrow`: that of the part's first token, or null. */

@@ -1,0 +1,47 @@
+"""Recurrent layers by the compiled module: short convolutions, and heads that keep a state. Both take float32 or bfloat16.
+
+A row's tokens are taken one after the other; threads share rows, and channels or heads: neither cut nor threads show in a bit.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from vnext.kernels.calls import ConvolutionCall, RecurrenceCall, StateRows
+from vnext.kernels.cpu.native import KINDS, module
+from vnext.kernels.cpu.rows import address
+
+WIDTHS = range(2, 5)
+"""Inputs that a convolution of the module sees."""
+
+
+def short_convolution(x: torch.Tensor, call: ConvolutionCall) -> torch.Tensor:
+    """As recurrence.short_convolution, of as many inputs as WIDTHS has."""
+    channels, width = call.weight.shape
+    result = x.new_zeros(x.shape[0], channels)
+    module().short_convolution(
+        KINDS[x.dtype], x.data_ptr(), x.stride(0), call.weight.data_ptr(), address(call.bias), call.pool.data_ptr(),
+        call.pool.stride(0), channels, width, call.activation == "silu", call.gated, *_addresses(call.rows), x.shape[0],
+        result.data_ptr(),
+    )  # fmt: skip
+    return result
+
+
+def recur(x: torch.Tensor, call: RecurrenceCall) -> torch.Tensor:
+    """As recurrence.recur, with dense states; strengths have the stride of steps."""
+    _, heads, keys, width = call.pool.shape
+    result, shared = x.new_zeros(x.shape[0], heads * width), call.key_heads * keys
+    queries_at, keys_at, values_at = (0, shared, 2 * shared)
+    if call.strengths is None:
+        queries_at, keys_at, values_at = (heads * width + shared, heads * width, 0)
+    module().recur(
+        KINDS[x.dtype], x.data_ptr(), x.stride(0), queries_at, keys_at, values_at, call.steps.data_ptr(), address(call.strengths),
+        call.steps.stride(0), address(call.gates), 0 if call.gates is None else call.gates.stride(0), call.decay_logs.data_ptr(),
+        call.step_bias.data_ptr(), address(call.norm), address(call.skips), call.eps, call.pool.data_ptr(), call.pool.stride(0),
+        call.key_heads, keys, heads, width, *_addresses(call.rows), x.shape[0], result.data_ptr(),
+    )  # fmt: skip
+    return result
+
+
+def _addresses(rows: StateRows) -> tuple[int, int, int, int]:
+    return rows.starts.data_ptr(), rows.pages.data_ptr(), rows.fresh.data_ptr(), rows.pages.shape[0]
