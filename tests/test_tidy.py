@@ -97,7 +97,7 @@ ARROWS = {
     "runtime/hosts/handover": {"runtime/protocol", "runtime/hosts", "state/*", "state/facilities"},
     # sampling_params is what a client may ask for, shared with `LLM`; answers name the version, and processes end
     "server": {
-        "server/batches", "server/messages", "server/responses", "server/views", "server/http", "server/context",
+        "server/batches", "server/messages", "server/ollama", "server/responses", "server/views", "server/http", "server/context",
         "runtime/protocol", "runtime/client", "runtime/processes", "routing/policies", "text", "state/params", "base",
     },
     "server/context": {"server/*", "runtime/protocol", "runtime/client", "text", "state/config", "state/params", "base"},
@@ -105,9 +105,10 @@ ARROWS = {
     "server/batches": {"server/context", "server/http/bodies", "runtime/protocol"},
     "server/answers": {"server/call", "server/context", "server/http", "runtime/protocol", "text", "state/events", "state/params"},
     "server/messages": {"server/context", "text", "runtime/protocol"},
+    "server/ollama": {"server/context", "runtime/protocol"},
     "server/responses": {"server/context", "text", "runtime/protocol"},
     "server/views": {
-        "server/*", "server/batches", "server/messages", "server/responses", "server/answers", "server/http",
+        "server/*", "server/batches", "server/messages", "server/ollama", "server/responses", "server/answers", "server/http",
         "server/context", "text", "state/events", "state/params", "log", "runtime/protocol", "runtime/client", "base",
     },
     # `vnext router` is a server's outside once more

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from vnext.server.context.openai_types import ChatBody, CompletionBody
 from vnext.server.messages.bodies import CountTokensBody, MessagesBody
+from vnext.server.ollama.bodies import NamedBody, OllamaChatBody, OllamaEmbedBody, OllamaGenerateBody
 from vnext.server.responses.bodies import ResponsesBody
 from vnext.server.views.batches import (
     BatchBody,
@@ -26,6 +27,14 @@ from vnext.server.views.embeddings import EmbeddingBody, RerankBody, ScoreBody, 
 from vnext.server.views.handover import HandoverBody, hand_over
 from vnext.server.views.log_view import list_segments, read_segment, stream_events
 from vnext.server.views.messages import count_tokens, create_message
+from vnext.server.views.ollama import (
+    ollama_chat,
+    ollama_embed,
+    ollama_generate,
+    ollama_show,
+    ollama_tags,
+    ollama_version,
+)
 from vnext.server.views.operations import (
     LoadAdapterBody,
     UnloadAdapterBody,
@@ -66,7 +75,19 @@ from vnext.server.views.weights import (
     update_weights,
     wake_up,
 )
-from vnext.server.views.welcome import BYTES, EVENTS, HTML, JSON, TEXT, Route, get_docs, get_openapi, get_page_file, get_welcome
+from vnext.server.views.welcome import (
+    BYTES,
+    EVENTS,
+    HTML,
+    JSON,
+    NDJSON,
+    TEXT,
+    Route,
+    get_docs,
+    get_openapi,
+    get_page_file,
+    get_welcome,
+)
 
 ROUTES = (
     Route(
@@ -104,6 +125,13 @@ ROUTES = (
     Route("GET", "/v1/batches", list_batches, "lists the batches"),
     Route("GET", "/v1/batches/{batch_id}", get_batch),
     Route("POST", "/v1/batches/{batch_id}/cancel", cancel_batch),
+    Route("POST", "/api/chat", ollama_chat, "continues a conversation, in Ollama's API", OllamaChatBody, (NDJSON, JSON)),
+    Route("POST", "/api/generate", ollama_generate, "continues a prompt, in Ollama's API", OllamaGenerateBody, (NDJSON, JSON)),
+    Route("POST", "/api/embed", ollama_embed, "vectors of texts, in Ollama's API", OllamaEmbedBody),
+    Route("POST", "/api/show", ollama_show, "what a model can, in Ollama's API", NamedBody),
+    Route("GET", "/api/tags", ollama_tags, "names what is served, in Ollama's API; also /api/ps"),
+    Route("GET", "/api/ps", ollama_tags),
+    Route("GET", "/api/version", ollama_version),
     Route("POST", "/tokenize", tokenize, "the tokens of a text or a conversation", TokenizeBody),
     Route("POST", "/detokenize", detokenize, "the text of tokens", DetokenizeBody),
     Route("POST", "/handover", hand_over, "computes a prompt for another server (with --role prefill)", HandoverBody),

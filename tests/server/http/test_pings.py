@@ -15,7 +15,7 @@ from edge_server import EdgeServer
 from toy_tokenizers import byte_level
 
 from vnext.gateway.continuing import SHOWN
-from vnext.server.http.streaming import Pings
+from vnext.server.http.streaming import NDJSON, SSE, Form, Pings
 
 INTERVAL_S = 0.1
 BODIES: dict[str, dict[str, Any]] = {
@@ -69,8 +69,8 @@ def test_anthropics_package_reads_over_them(server: EdgeServer) -> None:
 
 
 class Events:
-    def __init__(self, is_quiet: bool = True) -> None:
-        self.is_quiet, self.looks, self.sent = is_quiet, 0, 0
+    def __init__(self, is_quiet: bool = True, form: Form = SSE) -> None:
+        self.is_quiet, self.form, self.looks, self.sent = is_quiet, form, 0, 0
 
     def send(self, ping: bytes) -> None:
         self.looks, self.sent = 0, self.sent + 1
@@ -81,7 +81,7 @@ def test_silence_alone_is_broken() -> None:
 
     async def run() -> None:
         pings, none = Pings(0.1), Pings(0)
-        busy, slow, off, over = watched = Events(), Events(is_quiet=False), Events(), Events()
+        busy, slow, off, over, lines = watched = Events(), Events(is_quiet=False), Events(), Events(), Events(form=NDJSON)
         for each in watched:
             (none if each is off else pings).add(each)
         pings.remove(over)
@@ -90,7 +90,7 @@ def test_silence_alone_is_broken() -> None:
             await asyncio.sleep(0.02)
         assert not busy.sent
         await asyncio.sleep(0.25)
-        assert busy.sent and not (slow.sent or off.sent or over.sent)
+        assert busy.sent and not (slow.sent or off.sent or over.sent or lines.sent), "JSON lines know no comments"
         for each in watched:
             pings.remove(each)
         await asyncio.sleep(0.1)

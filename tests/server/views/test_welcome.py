@@ -30,7 +30,7 @@ def test_every_route_is_named_once(server) -> None:
     routes = {(route.method, route.resource.canonical) for route in server.app.router.routes() if route.method != "HEAD"}
     shown = {(each.method, each.plain_path) for each in SHOWN}
     assert shown <= routes and len(routes) == len(ROUTES)
-    in_words = {("GET", "/page/{name}"), ("GET", "/ping"), ("POST", "/ping"), ("GET", "/v1/models/{model}"), ("GET", "/log/{segment}")}
+    in_words = {("GET", "/api/ps"), ("GET", "/api/version"), ("GET", "/page/{name}"), ("GET", "/ping"), ("POST", "/ping"), ("GET", "/v1/models/{model}"), ("GET", "/log/{segment}")}
     in_words |= {("GET", "/v1/files/{file_id}"), ("DELETE", "/v1/files/{file_id}"), ("GET", "/v1/files/{file_id}/content")}
     in_words |= {("GET", "/v1/batches/{batch_id}"), ("POST", "/v1/batches/{batch_id}/cancel")}
     in_words |= {("DELETE", "/v1/responses/{response_id}"), ("GET", "/v1/responses/{response_id}/input_items")}

@@ -21,7 +21,7 @@ from vnext.server.answers.resuming import EventIds
 from vnext.server.context.errors import Failure, OtherSystem
 from vnext.server.context.server_context import tenant_of
 from vnext.server.http.event_ids import CHOICES_MAX, HEADER, LastEvent, Origin, reads_ids
-from vnext.server.http.streaming import DONE, Events, TextFrame, event_frame, frame_of, respond
+from vnext.server.http.streaming import DONE, SSE, Events, TextFrame, event_frame, frame_of, respond
 from vnext.text.answer import Delta
 from vnext.text.parts import Part, Words
 
@@ -195,7 +195,9 @@ class Parts(Protocol):
 
 
 class EventWriter:
-    """Shows the one answer of a generation as typed events, or whole. An API says which events it has."""
+    """Shows the one answer of a generation as events, or whole. An API says which events it has, and in which form."""
+
+    form = SSE
 
     def __init__(self, generation: Generation, parts: Parts, by_token: bool) -> None:
         """`by_token`: what an event shows depends on how its tokens came. Raises as `event_ids`."""
@@ -214,6 +216,10 @@ class EventWriter:
     def whole(self) -> Json:
         """The whole answer, once it is complete."""
 
+    def frame(self, event: Json) -> bytes:
+        """An event as bytes, here under the name of its type."""
+        return event_frame(event)
+
     def fault_frame(self, failure: Failure) -> bytes:
         """What ends a stream in the middle of an answer."""
 
@@ -231,7 +237,7 @@ class EventWriter:
         if self.is_known:
             return web.Response(status=204)
         if self.call.body.stream:
-            return await respond(self.call.request, self.answer, b"", self.fault_frame)
+            return await respond(self.call.request, self.answer, b"", self.fault_frame, self.form)
         await self.answer(None)
         return web.json_response(body=_encode(self.whole()))
 
@@ -267,7 +273,7 @@ class _SingleReader:
         """Send the events of the tokens from `begin` to `end`."""
         if self._events is None:
             return True
-        frames = [event_frame(event) for event in made]
+        frames = [self._writer.frame(event) for event in made]
         if self._ids is not None:
             frames = self._ids.of_delta(0, begin, end, is_last, frames)
         if is_last:

@@ -150,14 +150,21 @@ class Failure(msgspec.Struct, frozen=True):
         details = {"details": {"error_code": NO_THREADS, "unsupported": [self.param]}} if self.code == NO_THREADS else {}
         return {"type": "error", "error": self.body()["error"] | {"type": kind} | details}
 
-    def response(self, is_anthropic: bool = False, request_id: str = "") -> web.Response:
-        """`request_id` stands in Anthropic's object."""
+    def ollama_body(self) -> dict[str, str]:
+        """The error object of Ollama's API."""
+        return {"error": self.body()["error"]["message"]}
+
+    def response(self, api: str = "openai", request_id: str = "") -> web.Response:
+        """`api` as identity.api_of says; `request_id` stands in Anthropic's object."""
         headers = {"Retry-After": str(self.retry_after_s)} if self.status in (429, 503) else {}
         if self.allowed:
             headers["Allow"] = ", ".join(self.allowed)
         if self.status == 401:
             headers["WWW-Authenticate"] = "Bearer"
-        body = self.anthropic_body() | ({"request_id": request_id} if request_id else {}) if is_anthropic else self.body()
+        if api == "anthropic":
+            body = self.anthropic_body() | ({"request_id": request_id} if request_id else {})
+        else:
+            body = self.ollama_body() if api == "ollama" else self.body()
         return web.json_response(body, status=self.status, headers=headers, dumps=_dumps)
 
 

@@ -53,10 +53,12 @@ def answer_id(request: web.Request, kind: str) -> str:
     return f"{kind}-{request[REQUEST_ID]}{unique}"
 
 
-def is_anthropic(path: str, headers: Mapping[str, str]) -> bool:
-    """Whether a request is one of Anthropic's API, whose clients look for its objects: by the path, or by the version for a path
-    that both APIs have."""
-    return path.startswith("/v1/messages") or (path.startswith("/v1/models") and VERSION_HEADER in headers)
+def api_of(path: str, headers: Mapping[str, str]) -> str:
+    """Whose objects the client of a request looks for: "anthropic", by the path, or by the version for a path that its API has too;
+    "ollama" or "openai"."""
+    if path.startswith("/v1/messages") or (path.startswith("/v1/models") and VERSION_HEADER in headers):
+        return "anthropic"
+    return "ollama" if path.startswith("/api/") else "openai"
 
 
 def client_of(request: web.Request) -> str:

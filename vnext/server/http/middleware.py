@@ -35,8 +35,8 @@ from vnext.server.context.identity import (
     KEY_CLIENT,
     REQUEST_ID,
     REQUEST_ID_HEADER,
+    api_of,
     identify,
-    is_anthropic,
 )
 from vnext.server.http.connections import CONNECTIONS
 from vnext.server.http.origins import check_origin, is_preflight, permit, preflight_answer
@@ -104,8 +104,8 @@ async def translate(request: web.Request, handler: Handler) -> web.StreamRespons
         front.log.debug("a client left within its %s %s: %s", request.method, request.path, error.__cause__ or error)
         return web.Response(status=STATUS_GONE)
     except Exception as error:  # the effect boundary: a server fault in one request must not end the process silently
-        of_anthropic = is_anthropic(_path(request, front), request.headers)
-        return _failure(request, front, error).response(of_anthropic, request[REQUEST_ID])
+        api = api_of(_path(request, front), request.headers)
+        return _failure(request, front, error).response(api, request[REQUEST_ID])
 
 
 def _failure(request: web.Request, front: Front, error: Exception) -> Failure:
@@ -140,7 +140,7 @@ async def add_headers(request: web.Request, response: web.StreamResponse) -> Non
     if REQUEST_ID not in request:
         identify(request)
     response.headers[REQUEST_ID_HEADER] = request[REQUEST_ID]
-    if is_anthropic(path, request.headers):
+    if api_of(path, request.headers) == "anthropic":
         response.headers[ANTHROPIC_ID_HEADER] = request[REQUEST_ID]
     needs_key = front.has_keys and path not in front.open_paths
     if needs_key or front.settings.allowed_origins:

@@ -11,10 +11,10 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from email.utils import formatdate
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from aiohttp import ClientError, HttpVersion11, web
@@ -24,14 +24,12 @@ from vnext.server.context.errors import DOMAIN_ERRORS, ClientGone, Failure, fail
 from vnext.server.context.identity import REQUEST_ID
 
 _HEADERS = (
-    "Content-Type: text/event-stream; charset=utf-8\r\n"
     "Cache-Control: no-cache\r\n"
     "X-Accel-Buffering: no\r\n"  # a buffering proxy would collect the tokens
     f"Server: {SERVER_SOFTWARE}\r\n"
 )
 FRAMES_MAX = 32  # unsent; a server that is behind reads many steps in one turn
 DONE = b"data: [DONE]\n\n"
-_COMMENT = b": keep-alive\n\n"
 _TRANSPORT_ERRORS = (OSError, ClientError)
 _NUMBERS = [b"%d\n" % number for number in range(2**12)]  # writing one takes as long as the rest of a frame
 _MARK = secrets.token_hex(16)  # no client can guess it
@@ -44,6 +42,17 @@ log = logging.getLogger("vnext.server")
 Answering = Callable[["Events"], Awaitable[None]]
 
 
+class Form(NamedTuple):
+    """How the frames of a stream lie in it. `ping`: a sign of life that no client takes for a frame, b"" where there is none."""
+
+    content_type: str
+    ping: bytes
+
+
+SSE = Form("text/event-stream; charset=utf-8", b": keep-alive\n\n")
+NDJSON = Form("application/x-ndjson", b"")
+
+
 def _fault_frame(failure: Failure) -> bytes:
     return frame_of(failure.body())
 
@@ -53,11 +62,12 @@ async def respond(
     answering: Answering,
     done: bytes | Callable[[], bytes] = DONE,
     fault_frame: Callable[[Failure], bytes] = _fault_frame,
+    form: Form = SSE,
 ) -> web.StreamResponse:
     """Send the chunks of `answering`, then `done`, or what it returns. An error after the first chunk becomes the last frame
-    instead. Comments are sent where nothing else has been for the interval of the settings, so that no proxy takes the stream for
+    instead. Pings are sent where nothing else has been for the interval of the settings, so that no proxy takes the stream for
     dead."""
-    events = Events(request)
+    events = Events(request, form)
     await request.app.on_response_prepare.send(request, events.response)
     pings = request.app[TURN].pings
     pings.add(events)
@@ -111,8 +121,8 @@ class Pings:
         self._timer = None
         for events in self._streams:
             events.looks += 1
-            if events.looks > 1 and events.is_quiet:
-                events.send(_COMMENT)
+            if events.looks > 1 and events.form.ping and events.is_quiet:
+                events.send(events.form.ping)
         if self._streams:
             self._begin()
 
@@ -145,8 +155,9 @@ class _Response(web.StreamResponse):
 
     prepared = False
 
-    def __init__(self, request: web.Request) -> None:
+    def __init__(self, request: web.Request, content_type: str) -> None:
         super().__init__()
+        self._content_type = content_type
         self._version = request.version
         if self._version >= HttpVersion11:
             self.enable_chunked_encoding()
@@ -168,6 +179,7 @@ class _Response(web.StreamResponse):
         own += "Transfer-Encoding: chunked\r\n" if self.chunked else ""
         own += "" if self._keep_alive else "Connection: close\r\n"
         major, minor = self._version
+        own += f"Content-Type: {self._content_type}\r\n"
         return f"HTTP/{major}.{minor} 200 OK\r\n{_HEADERS}Date: {_date(int(time.time()))}\r\n{own}\r\n".encode()
 
 
@@ -176,11 +188,12 @@ class Events:
     returns False when the client reads too slowly; the sender then waits for `room`. So a response holds at most the transport's
     limit and FRAMES_MAX frames."""
 
-    def __init__(self, request: web.Request) -> None:
+    def __init__(self, request: web.Request, form: Form = SSE) -> None:
         """Raises ClientGone."""
         if request.transport is None:
             raise ClientGone
-        self.response = _Response(request)
+        self.form = form
+        self.response = _Response(request, form.content_type)
         self.path = request.path
         self.request_id = request.get(REQUEST_ID, "")
         self._transport = request.transport
@@ -250,9 +263,14 @@ def _date(second: int) -> str:
     return formatdate(second, usegmt=True)
 
 
-def frame_of(chunk: dict[str, Any]) -> bytes:
+def frame_of(chunk: Mapping[str, object]) -> bytes:
     """A chunk as an event."""
     return b"data: " + _encode(chunk) + b"\n\n"
+
+
+def line_frame(event: Mapping[str, object]) -> bytes:
+    """An event as a line of NDJSON."""
+    return _encode(event) + b"\n"
 
 
 def event_frame(event: dict[str, Any]) -> bytes:

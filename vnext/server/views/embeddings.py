@@ -141,7 +141,7 @@ async def create_embeddings(request: web.Request) -> web.Response:
     call = await admit(request, "embd", _embedding)
     body: EmbeddingBody = call.body
     wanted = Wanted(body.pooling, body.dimensions, body.normalize is not False)
-    vectors, count = await _vectors(call, {"input": body.input}, wanted)
+    vectors, count = await vectors_of(call, {"input": body.input}, wanted)
     shown = [base64.b64encode(each.tobytes()).decode() if body.encoding_format == "base64" else each.tolist() for each in vectors]
     data = [{"object": "embedding", "index": index, "embedding": each} for index, each in enumerate(shown)]
     return _answer(call, count, {"object": "list", "data": data})
@@ -154,7 +154,7 @@ async def rerank(request: web.Request) -> web.Response:
     texts = [document if isinstance(document, str) else document.text for document in body.documents]
     if body.top_n is not None and body.top_n < 1:
         raise InvalidRequest(f"top_n is {body.top_n}: it must be at least 1.", "top_n")
-    (query, *vectors), count = await _vectors(call, {"query": body.query, "documents": texts}, Wanted(body.pooling))
+    (query, *vectors), count = await vectors_of(call, {"query": body.query, "documents": texts}, Wanted(body.pooling))
     scores = [_cosine(query, vector) for vector in vectors]
     best = sorted(range(len(scores)), key=lambda place: -scores[place])[: body.top_n]
     results = [
@@ -172,7 +172,7 @@ async def score(request: web.Request) -> web.Response:
     one, other = ([texts] if isinstance(texts, str) else texts for texts in (body.text_1, body.text_2))
     if len(one) not in (1, len(other)):
         raise InvalidRequest(f"text_1 has {len(one)} texts and text_2 {len(other)}: give one, or as many as text_2.", "text_1")
-    vectors, count = await _vectors(call, {"text_1": one, "text_2": other}, Wanted(body.pooling))
+    vectors, count = await vectors_of(call, {"text_1": one, "text_2": other}, Wanted(body.pooling))
     left = vectors[: len(one)] * (len(other) // len(one))
     data = [
         {"index": index, "object": "score", "score": _cosine(*pair)}
@@ -181,7 +181,7 @@ async def score(request: web.Request) -> web.Response:
     return _answer(call, count, {"object": "list", "data": data})
 
 
-async def _vectors(call: Call, inputs: dict[str, Any], wanted: Wanted) -> tuple[list[np.ndarray], int]:
+async def vectors_of(call: Call, inputs: dict[str, Any], wanted: Wanted) -> tuple[list[np.ndarray], int]:
     """The vectors of all inputs (by field) in order, and the number of their tokens."""
     context, client = call.context, call.client
     context.model_name(call.body.model, client)

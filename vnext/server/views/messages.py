@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import msgspec
 from aiohttp import web
@@ -13,7 +12,7 @@ from vnext.runtime.protocol.sampling_params import ContextExceeded, InvalidReque
 from vnext.server.answers.chat_request import ChatRequest, prompt_tokens
 from vnext.server.answers.generation import RETAINED, Generation
 from vnext.server.answers.parts import AnswerParts
-from vnext.server.answers.writing import EventWriter
+from vnext.server.answers.writing import EventWriter, Json
 from vnext.server.call import admit
 from vnext.server.context.errors import Failure, in_names
 from vnext.server.context.identity import client_of
@@ -72,7 +71,7 @@ class MessageWriter(EventWriter):
         self._parts: AnswerParts = chat.parts()
         super().__init__(generation, self._parts, chat.is_parsed)
         self._builder = MessageBuilder({"id": self.call.id.replace("-", "_", 1), "model": generation.model})
-        self.message: dict[str, Any] = {}
+        self.message: Json = {}
 
     def begin(self) -> list[Event]:
         return self._builder.begin(self._usage())
@@ -93,7 +92,7 @@ class MessageWriter(EventWriter):
         self.message = self._builder.message(reason, sequence, usage)
         return events
 
-    def _usage(self) -> dict[str, Any]:
+    def _usage(self) -> Json:
         """At Anthropic, input tokens that the cache held do not count as input tokens, nor do those up to the last breakpoint,
         which are in the cache from now on."""
         usage = self.generation.usage()
@@ -106,7 +105,7 @@ class MessageWriter(EventWriter):
             "output_tokens": usage["completion_tokens"],
         } | {name: usage[name] for name in RETAINED if name in usage}
 
-    def whole(self) -> dict[str, Any]:
+    def whole(self) -> Json:
         return self.message
 
     def fault_frame(self, failure: Failure) -> bytes:

@@ -23,6 +23,7 @@ from vnext.server.context.server_context import SERVER_CONTEXT
 from vnext.server.http.static_files import HEADERS as PAGE_HEADERS, StaticFiles
 
 JSON, TEXT, HTML, EVENTS, BYTES = "application/json", "text/plain", "text/html", "text/event-stream", "application/octet-stream"
+NDJSON = "application/x-ndjson"
 REF = "#/components/schemas/{name}"
 ERRORS = {
     "400": "a field is wrong; the sentence names it and the remedy",

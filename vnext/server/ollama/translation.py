@@ -1,0 +1,113 @@
+"""Translation: from a body of Ollama's API to the ChatBody or CompletionBody that asks for the same.
+
+Calls and their results have no ids there: a result belongs to the first call of its tool's name that has none yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from vnext.runtime.protocol.sampling_params import InvalidRequest
+from vnext.server.context.errors import Names
+from vnext.server.context.openai_types import ChatBody, CompletionBody
+from vnext.server.ollama.bodies import AskedBody, CalledFunction, OllamaChatBody, OllamaGenerateBody, OllamaMessage, Options
+
+_SAME = ("temperature", "top_p", "top_k", "min_p", "seed", "stop", "presence_penalty", "frequency_penalty")
+NAMES: Names = (
+    ("max_tokens", "options.num_predict"),
+    ("repetition_penalty", "options.repeat_penalty"),
+    (r"response_format\.json_schema\.schema", "format"),
+    ("response_format", "format"),
+    ("reasoning_effort", "think"),
+    *((name, f"options.{name}") for name in _SAME),
+)
+"""A chat's fields -> this API's."""
+_OFF = {"typical_p": 1, "tfs_z": 1, "mirostat": 0}
+PICTURE = "[An image was here. This model reads text only.]"
+"""In its place, because it stays in the client's history, and a refusal would end the talk for good."""
+
+
+def chat_body(body: OllamaChatBody) -> ChatBody:
+    """Raises InvalidRequest."""
+    fields: dict[str, object] = {"messages": _messages(body.messages), "tools": body.tools or None}
+    return msgspec.convert(_shared(body) | fields, ChatBody)
+
+
+def generate_body(body: OllamaGenerateBody) -> ChatBody | CompletionBody:
+    """A text to go on with where it is `raw` or has a suffix, else a chat of one message. Raises InvalidRequest."""
+    for name in ("template", "context"):
+        if getattr(body, name):
+            remedy = "send the text as it is with raw" if name == "template" else "send the conversation to /api/chat"
+            raise InvalidRequest(f"{name} is not supported: {remedy}.", name)
+    if body.raw or body.suffix:
+        if body.system:
+            raise InvalidRequest("system does not go with raw or suffix: write it into the prompt.", "system")
+        return msgspec.convert(_shared(body) | {"prompt": body.prompt, "suffix": body.suffix}, CompletionBody)
+    texts = [*[PICTURE] * len(body.images or ()), body.prompt]
+    messages = [{"role": "system", "content": body.system}] if body.system else []
+    messages.append({"role": "user", "content": "\n".join(texts)})
+    return msgspec.convert(_shared(body) | {"messages": messages}, ChatBody)
+
+
+def model_of(name: str | None) -> str | None:
+    """A model's name without the tag that Ollama's clients add."""
+    return name.removesuffix(":latest") if name else None
+
+
+def _shared(body: AskedBody) -> dict[str, object]:
+    fields: dict[str, object] = {"model": model_of(body.model), "stream": body.stream} | _sampling(body.options or Options())
+    if isinstance(body.think, bool):
+        fields["enable_thinking"] = body.think
+    elif body.think:
+        fields["reasoning_effort"] = body.think
+    if isinstance(body.format, dict):
+        fields["response_format"] = {"type": "json_schema", "json_schema": {"name": "format", "schema": body.format}}
+    elif body.format == "json":
+        fields["response_format"] = {"type": "json_object"}
+    elif body.format:
+        raise InvalidRequest(f"format is {body.format[:60]!r}: it must be 'json' or a schema.", "format")
+    return fields
+
+
+def _sampling(options: Options) -> dict[str, object]:
+    for name, off in _OFF.items():
+        if (value := getattr(options, name)) not in (None, off):
+            raise InvalidRequest(f"options.{name} is {value}: this server samples without it, leave it out.", f"options.{name}")
+    fields = {name: getattr(options, name) for name in _SAME}
+    if options.num_predict is not None and options.num_predict >= 0:
+        fields["max_tokens"] = options.num_predict
+    return fields | {"repetition_penalty": options.repeat_penalty}
+
+
+def _messages(messages: Sequence[OllamaMessage]) -> list[dict[str, object]]:
+    found: list[dict[str, object]] = []
+    open_calls: list[tuple[str, str]] = []  # (name, id) of calls without a result
+    for place, message in enumerate(messages):
+        texts = [*[PICTURE] * len(message.images or ()), message.content or ""]
+        shown: dict[str, object] = {"role": message.role, "content": "\n".join(texts)}
+        if message.thinking:
+            shown["reasoning_content"] = message.thinking
+        if message.tool_calls:
+            ids = [call.id or f"call-{place}-{number}" for number, call in enumerate(message.tool_calls)]
+            open_calls += [(call.function.name, id_) for call, id_ in zip(message.tool_calls, ids)]
+            shown["tool_calls"] = [_call(call.function, id_) for call, id_ in zip(message.tool_calls, ids)]
+        if message.role == "tool":
+            shown["tool_call_id"] = message.tool_call_id or _answered(open_calls, message.tool_name)
+        found.append(shown)
+    return found
+
+
+def _call(function: CalledFunction, id_: str) -> dict[str, object]:
+    arguments = msgspec.json.encode(function.arguments).decode()
+    return {"id": id_, "function": {"name": function.name, "arguments": arguments}}
+
+
+def _answered(open_calls: list[tuple[str, str]], name: str | None) -> str:
+    """The id of the call that a result answers, which is taken from `open_calls`; "" where there is none."""
+    for call in open_calls:
+        if name in (None, call[0]):
+            open_calls.remove(call)
+            return call[1]
+    return ""
