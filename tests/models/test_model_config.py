@@ -71,6 +71,7 @@ BROKEN: list[tuple[dict[str, Any], str]] = [
     ({"head_dim": 2**20}, "head_dim must be at most 16384"),
     ({"hidden_size": 10**4000}, r"hidden_size must be at most 1048576 but is 10{119}\.\.\.;"),
     ({"rms_norm_eps": 10**400}, "rms_norm_eps must be a number above 0 but is 10"),
+    ({"rope_theta": 1e-45}, "rope_theta must be at least 1 but is 1e-45"),
     ({"rope_theta": float("inf")}, "rope_theta must be a number above 0 but is inf"),
     ({"rope_theta": float("nan")}, "rope_theta must be a number above 0 but is nan"),
     ({"hidden_act": ["silu"] * 1000}, "config.json has a value of the wrong type"),

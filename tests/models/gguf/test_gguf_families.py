@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,9 @@ from family_cases import CASES, VOCAB_SIZE, Case, save_case
 from gguf_writing import convert
 from model_helpers import Chunk, load_model
 
+from vnext.models.errors import ModelError
 from vnext.models.loading.checkpoint import open_checkpoint
+from vnext.models.loading.gguf_tensors import gguf_tensors
 from vnext.models.loading.overlay import gguf_folder
 from vnext.models.loading.unread import unread
 
@@ -61,3 +64,14 @@ def test_parts_of_tensors_are_those_of_the_checkpoint(pair: tuple[Path, Path]) -
             ranges = tuple(slice(size // 4, size // 4 + size // 2) for size in shape)
             one = np.float32(name.endswith("norm.weight"))  # Gemma multiplies by 1 + weight, and the file has the rounded sum
             assert np.array_equal(written.part(name, shape, ranges) + one, plain.part(name, shape, ranges) + one), name
+
+
+def test_experts_are_counted(tmp_path: Path) -> None:
+    """One more than there are would be the numbers of the tensor behind."""
+    save_case(tmp_path / "checkpoint", "mixtral")
+    file = convert(tmp_path / "checkpoint", tmp_path / "m.gguf")
+    key = b"llama.expert_count" + struct.pack("<I", 4)
+    data = file.read_bytes()
+    file.write_bytes(data.replace(key + struct.pack("<I", 5), key + struct.pack("<I", 6)))
+    with pytest.raises(ModelError, match=r"has the shape \[5, .* of other experts"):
+        gguf_tensors(gguf_folder(file, tmp_path / "folders"))

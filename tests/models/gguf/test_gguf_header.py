@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import json
+import os
 import random
 import struct
 import tracemalloc
+from array import array
 from pathlib import Path
 
 import gguf
 import numpy as np
 import pytest
-from gguf_writing import write
+from gguf_writing import convert, vocabulary_of, write
 
+from perf import mutate_gguf
 from vnext.models.errors import ModelError
 from vnext.models.gguf.config import config_of
 from vnext.models.gguf.folder import gguf_in
-from vnext.models.gguf.header import Header, Tensor, read_header
+from vnext.models.gguf.header import ALIGNMENT, SIZE_BYTES_MAX, Header, Tensor, read_header
 from vnext.models.loading.overlay import gguf_folder
+from vnext.runtime.processes.launch import DEMO_MODEL
 
 METADATA = {
     "general.architecture": "llama", "llama.block_count": 2, "llama.rope.freq_base": 1e5, "a.flag": True, "a.text": "grüße",
@@ -24,6 +29,7 @@ METADATA = {
 }  # fmt: skip
 NUMBERS = np.arange(96, dtype=np.float32).reshape(3, 32)
 MUTATIONS = 3000
+SPARSE_BYTES = 2**32
 
 
 @pytest.fixture
@@ -33,7 +39,7 @@ def file(tmp_path: Path) -> Path:
 
 def test_what_was_written_is_read(file: Path) -> None:
     header = read_header(file)
-    found = {key: list(value) if isinstance(value, tuple) else value for key, value in header.metadata.items()}
+    found = {key: list(value) if isinstance(value, array) else value for key, value in header.metadata.items()}
     assert found == METADATA
     assert [(name, tensor.type, tensor.shape) for name, tensor in header.tensors.items()] == [
         ("a.weight", "F32", (3, 32)), ("b.weight", "Q8_0", (3, 32)),
@@ -68,6 +74,37 @@ def test_any_change_of_a_header_is_read_or_refused(file: Path) -> None:
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert refused > MUTATIONS / 4 and peak < 2**20
+
+
+def test_any_change_of_a_model_is_loaded_or_refused(tmp_path: Path) -> None:
+    """Some of the mutations of perf/mutate_gguf.py, down to the weights."""
+    vocabulary = vocabulary_of(json.loads((DEMO_MODEL / "tokenizer.json").read_text()), "gpt-2")
+    model = mutate_gguf.model_of(convert(DEMO_MODEL, tmp_path / "demo.gguf", vocabulary, "Q8_0"), whole=False)
+    found = [mutate_gguf.judged(mutate_gguf.mutation([model], number), tmp_path) for number in range(60)]
+    assert [verdict for verdict in found if verdict not in ("loaded", "refused")] == []
+    assert found.count("loaded") > 5 and found.count("refused") > 20
+
+
+@pytest.mark.parametrize("kind", [(8,), (9, 0), (9, 8)])
+def test_a_header_has_no_gigabytes(file: Path, kind: tuple[int, ...]) -> None:
+    """Nor does their reader: a text, numbers and texts that a sparse file would have."""
+    data = bytearray(file.read_bytes())
+    key = struct.pack("<Q", len(ALIGNMENT)) + ALIGNMENT.encode()
+    data[24:24] = key + struct.pack(f"<{len(kind)}I", *kind) + struct.pack("<Q", SPARSE_BYTES // 32)
+    file.write_bytes(data)
+    os.truncate(file, SPARSE_BYTES)
+    tracemalloc.start()
+    with pytest.raises(ModelError, match=f"{SPARSE_BYTES // 32} (bytes|entries) at .* of {SIZE_BYTES_MAX}"):
+        read_header(file)
+    assert tracemalloc.get_traced_memory()[1] < 2**20
+    tracemalloc.stop()
+
+
+@pytest.mark.parametrize(("shape", "name"), [((3, 0), "a.weight"), ((3, 32), "")])
+def test_tensors_have_numbers_and_names(tmp_path: Path, shape: tuple[int, ...], name: str) -> None:
+    file = write(tmp_path / "m.gguf", METADATA, {name: (np.zeros(shape, np.float32), "F32")})
+    with pytest.raises(ModelError, match=r"has the shape \[3, 0\]" if name else "an entry without a name at"):
+        read_header(file)
 
 
 @pytest.mark.parametrize(
@@ -114,9 +151,27 @@ def test_a_split_model_needs_all_its_files(file: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("stretches", [(), (0.0,) * 4, (float("nan"),) * 4, (8.0, 1.0, 1.0, 1.0), (-1.0,) * 4])
 def test_stretches_that_no_llama_has(stretches: tuple[float, ...]) -> None:
-    numbers = {"embedding_length": 8, "feed_forward_length": 8, "block_count": 1, "context_length": 64, "attention.head_count": 1}
-    members = {f"llama.{name}": number for name, number in numbers.items()} | {"llama.attention.layer_norm_rms_epsilon": 1e-5}
-    header = Header({"general.architecture": "llama"} | members, {"token_embd.weight": Tensor("F32", (4, 8), 0, 128)}, 0)
-    assert config_of(header)["hidden_size"] == 8
+    assert config_of(header_of())["hidden_size"] == 8
     with pytest.raises(ModelError, match="as no Llama does"):
-        config_of(header, stretches)
+        config_of(header_of(), stretches)
+
+
+def header_of(**changes: int) -> Header:
+    """Of a Llama with one layer."""
+    numbers = {"embedding_length": 8, "feed_forward_length": 8, "block_count": 1, "context_length": 64, "attention.head_count": 1}
+    members = {f"llama.{name}": number for name, number in {**numbers, "attention.layer_norm_rms_epsilon": 1e-5, **changes}.items()}
+    return Header({"general.architecture": "llama"} | members, {"token_embd.weight": Tensor("F32", (4, 8), 0, 128)}, 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "sentence"),
+    [
+        ("block_count", 16384, "states 16384 layers and has 1 tensors"),
+        ("rope.dimension_count", 4, "llama.rope.dimension_count is 4, and only that of a head's 8 channels"),
+        ("attention.value_length", 16, "llama.attention.value_length is 16, and only"),
+        ("attention.head_count", 9, "9 attention heads for 8 channels"),
+    ],
+)
+def test_numbers_that_do_not_fit(name: str, value: int, sentence: str) -> None:
+    with pytest.raises(ModelError, match=sentence):
+        config_of(header_of(**{name: value}))

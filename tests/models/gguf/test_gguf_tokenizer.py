@@ -94,6 +94,10 @@ def test_how_texts_are_cut(name: str, text: str, words: list[str]) -> None:
         ({"tokenizer.ggml.model": "rwkv"}, "of the kind 'rwkv'; kinds gpt2 and llama are read"),
         ({"tokenizer.ggml.tokens": ["a", "a"]}, "names a token twice"),
         ({"tokenizer.ggml.model": "llama"}, "no score for each token"),
+        (
+            {"tokenizer.ggml.model": "llama", "tokenizer.ggml.tokens": ["a", "b" * 1025], "tokenizer.ggml.scores": (0, -1)},
+            "a token of 1025 characters",
+        ),
     ],
 )
 def test_what_cannot_be_read_is_named(changes: dict[str, object], sentence: str) -> None:

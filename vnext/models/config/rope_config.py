@@ -56,6 +56,8 @@ def parse_rope(raw: dict[str, Any], scaling: dict[str, Any], head_dim: int, *, p
         raise ModelError(f"rope type {shown(kind)} is not supported; supported are {', '.join(ROPE_KINDS)}")
     beside = raw | {key: value for key, value in scaling.items() if value is not None}
     theta, share = number(beside, "rope_theta", 10000.0), number(beside, "partial_rotary_factor", 1.0)
+    if theta < 1.0:
+        raise ModelError(f"rope_theta must be at least 1 but is {theta}; correct config.json")
     if share > 1.0 or (share != 1.0 and not partial):
         raise ModelError(f"partial_rotary_factor {share} is not supported; supported is {'at most ' * partial}1.0")
     if kind in ("default", "dynamic"):

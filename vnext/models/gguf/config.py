@@ -7,6 +7,7 @@ its tensors, as in llama.cpp.
 from __future__ import annotations
 
 import math
+from array import array
 from collections import Counter
 from collections.abc import Callable, Sequence
 from math import prod
@@ -33,10 +34,10 @@ class Members:
     def number(self, name: str, usual: float | None = None) -> int | float:
         """A member that is one number for all layers. Raises ModelError where there is none, nor a usual one."""
         found = self._metadata.get(f"{self.architecture}.{name}", usual)
-        if isinstance(found, tuple) and len(set(found)) == 1:
+        if isinstance(found, array) and found and found.count(found[0]) == len(found):
             found = found[0]
         if isinstance(found, bool) or not isinstance(found, int | float):
-            reported = "layers that differ" if isinstance(found, tuple) else repr(found)
+            reported = "layers that differ" if isinstance(found, array) else repr(found)
             raise ModelError(f"the file's {self.architecture}.{name} is {reported}, and one number is wanted; take another file")
         return found
 
@@ -64,14 +65,23 @@ def _common(members: Members) -> dict[str, object]:
     heads, hidden = members.number("attention.head_count"), members.number("embedding_length")
     if not 0 < heads <= hidden:
         raise ModelError(f"the file has {heads} attention heads for {hidden} channels; download it again")
+    if (layers := members.number("block_count")) > len(members.tensors):
+        raise ModelError(f"the file states {layers} layers and has {len(members.tensors)} tensors; download it again")
+    head_dim = members.number("attention.key_length", hidden // heads)
+    for name in ("rope.dimension_count", "attention.value_length"):
+        if (found := members.number(name, head_dim)) != head_dim:
+            raise ModelError(
+                f"the file's {members.architecture}.{name} is {found}, and only that of a head's {head_dim} channels is read; take "
+                "the model's safetensors checkpoint"
+            )
     return {
         "vocab_size": members.tensors[EMBEDDING].shape[0],
         "hidden_size": hidden,
         "intermediate_size": members.number("feed_forward_length"),
-        "num_hidden_layers": members.number("block_count"),
+        "num_hidden_layers": layers,
         "num_attention_heads": heads,
         "num_key_value_heads": members.number("attention.head_count_kv", heads),
-        "head_dim": members.number("attention.key_length", hidden // heads),
+        "head_dim": head_dim,
         "max_position_embeddings": members.number("context_length"),
         "rms_norm_eps": members.number("attention.layer_norm_rms_epsilon"),
         "rope_parameters": _rope(members),

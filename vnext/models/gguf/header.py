@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import mmap
 import struct
+from array import array
 from collections.abc import Callable
 from functools import cache
 from math import prod
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from vnext.models.errors import ModelError
 
@@ -23,8 +24,10 @@ STRING, ARRAY = 8, 9
 DIMENSIONS_MAX = 4
 LEAST_ENTRY_BYTES = 12
 """Of a member of the metadata and of a tensor's entry: a length, and a type or a count."""
+SIZE_BYTES_MAX = 2**26
+"""Of a header: that of the largest vocabularies has a tenth. A file of gigabytes may say that all of them are one text."""
 ALIGNMENT = "general.alignment"
-Value = str | int | float | bool | list[str] | tuple[int | float | bool, ...]
+Value: TypeAlias = "str | int | float | bool | list[str] | array[int] | array[float]"
 Read = TypeVar("Read")
 
 
@@ -38,7 +41,7 @@ class Tensor(NamedTuple):
 
 
 class Header(NamedTuple):
-    """Arrays of numbers are tuples, those of texts lists. `size_bytes`: of all before the tensors' data."""
+    """Arrays of numbers are arrays, those of texts lists. `size_bytes`: of all before the tensors' data."""
 
     metadata: dict[str, Value]
     tensors: dict[str, Tensor]
@@ -50,14 +53,14 @@ class _Broken(Exception):
 
 
 class _Cursor:
-    """Reads one value after the other, never beyond the file's end."""
+    """Reads one value after the other, never beyond the end of the file or of what a header may have."""
 
     def __init__(self, data: mmap.mmap) -> None:
-        self._data, self.place = data, 0
+        self._data, self._end, self.place = data, min(len(data), SIZE_BYTES_MAX), 0
 
     def take(self, size: int) -> bytes:
-        if not 0 <= size <= len(self._data) - self.place:
-            raise _Broken(f"{size} bytes at {self.place}, of {len(self._data)}")
+        if not 0 <= size <= self._end - self.place:
+            raise _Broken(f"{size} bytes at {self.place}, of {self._end}")
         self.place += size
         return self._data[self.place - size : self.place]
 
@@ -67,8 +70,8 @@ class _Cursor:
     def count(self, least_bytes: int) -> int:
         """A number of things that have at least so many bytes each."""
         found: int = self.number("Q")
-        if found * least_bytes > len(self._data) - self.place:
-            raise _Broken(f"{found} entries at {self.place}, of {len(self._data)} bytes")
+        if found * least_bytes > self._end - self.place:
+            raise _Broken(f"{found} entries at {self.place}, of {self._end} bytes")
         return found
 
     def text(self) -> str:
@@ -85,8 +88,7 @@ class _Cursor:
             return [self.text() for _ in range(self.count(8))]
         code = self._code(of)
         size = struct.calcsize(code)
-        count = self.count(size)
-        return struct.unpack(f"<{count}{code}", self.take(count * size))
+        return array("B" if code == "?" else code, self.take(self.count(size) * size))
 
     def _code(self, kind: int) -> str:
         if kind not in SCALARS:
@@ -122,8 +124,8 @@ def _header(cursor: _Cursor, size_bytes: int) -> Header:
 def _named(count: int, cursor: _Cursor, read: Callable[[], Read]) -> dict[str, Read]:
     found: dict[str, Read] = {}
     for _ in range(count):
-        if (name := cursor.text()) in found:
-            raise _Broken(f"{name!r} stands twice")
+        if (name := cursor.text()) in found or not name:
+            raise _Broken(f"{name!r} stands twice" if name else f"an entry without a name at {cursor.place}")
         found[name] = read()
     return found
 
@@ -141,6 +143,8 @@ def _placed(name: str, shape: tuple[int, ...], kind: int, offset: int, begin: in
         raise _Broken(f"tensor {name!r} has the unknown type {kind}")
     type_, block, block_bytes = sizes()[kind]
     row = shape[-1] if shape else 1
+    if not all(shape):
+        raise _Broken(f"tensor {name!r} has the shape {list(shape)}")
     if row % block:
         raise _Broken(f"tensor {name!r} has rows of {row} numbers, and {type_} has blocks of {block}")
     start = begin + offset

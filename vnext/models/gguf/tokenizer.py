@@ -16,6 +16,8 @@ from vnext.models.gguf.pre_tokenizers import CUTS
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, BYTE = 1, 2, 3, 4, 6  # of tokenizer.ggml.token_type
 SPACE = "\u2581"
 TEMPLATE = "tokenizer.chat_template"
+CHARACTERS_MAX = 1024
+"""Of a token whose halves are looked up: those of models have 128 at most."""
 NAMED = ("bos", "eos", "unk", "pad")
 KEYS = {"unk": "unknown", "pad": "padding"}
 
@@ -105,6 +107,8 @@ class Vocabulary:
         for piece, type_, score in zip(self.tokens, self.types, scores):
             if type_ in (CONTROL, UNKNOWN, BYTE):
                 continue
+            if len(piece) > CHARACTERS_MAX:
+                raise ModelError(f"the file's vocabulary has a token of {len(piece)} characters; download it again")
             halves = ((piece[:cut], piece[cut:]) for cut in range(1, len(piece)))
             pairs = [pair for pair in halves if pair[0] in numbers and pair[1] in numbers]
             pairs.sort(key=lambda pair: (numbers[pair[0]], numbers[pair[1]]))

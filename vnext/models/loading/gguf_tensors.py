@@ -145,13 +145,15 @@ def _found(name: str, names: _Names, stored: Mapping[str, Stored], config: Model
     if tensor.type not in DTYPES and tensor.type not in GGUF_BLOCKS:
         raise ModelError(f"tensor {place!r} in {file} has the type {tensor.type}, which is not read; take another quantisation")
     if expert is not None:
-        size = (tensor.stop - tensor.start) // max(tensor.shape[0], 1)
+        if not config.experts or tensor.shape[:1] != (config.experts.count,):
+            raise ModelError(f"tensor {place!r} in {file} has the shape {list(tensor.shape)}, of other experts; download it again")
+        size = (tensor.stop - tensor.start) // tensor.shape[0]
         start = tensor.start + expert * size
         tensor = Tensor(tensor.type, tensor.shape[1:], start, start + size)
     pairs = {"attn_q": config.head_count, "attn_k": config.kv_head_count} if names.architecture in PAIRED else {}
     dtype, shape = tensor.type if tensor.type in DTYPES else "F32", tensor.shape
     if tensor.type in GGUF_BLOCKS and len(shape) == 2:
-        dtype, shape = tensor.type, (shape[0], (tensor.stop - tensor.start) // max(shape[0], 1))
+        dtype, shape = tensor.type, (shape[0], (tensor.stop - tensor.start) // shape[0])
     return Quantised(
         file, mapping, dtype, shape, tensor.start, tensor.stop, tensor.type,
         own_name=place,
