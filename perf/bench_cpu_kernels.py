@@ -17,7 +17,7 @@ from vnext.kernels.calls import AttentionCall
 from vnext.kernels.cpu import attention, linear as products, native, stack
 from vnext.kernels.cpu.memory import Arena
 from vnext.kernels.formats.floats import PLAIN
-from vnext.kernels.formats.int8 import INT8
+from vnext.kernels.formats.rounded import INT8
 from vnext.models.layers.kv_cache import KvPairs
 from vnext.runtime.processes.thread_plan import TEAM_SPIN_US
 from vnext.sampling.inputs import SamplingInputs
@@ -63,10 +63,16 @@ def layer_weights(shape: Shape, int8: bool) -> list[products.PackedLinear]:
         (shape.hidden, shape.wide, ""),
     )
     return [
-        products.pack(draw(outputs, inputs), gate=gate, format=INT8 if int8 else PLAIN, arena=arena)
+        pack_int8(draw(outputs, inputs), gate, arena) if int8 else products.pack(draw(outputs, inputs), gate=gate, arena=arena)
         for _ in range(shape.layers)
         for outputs, inputs, gate in sizes
     ]
+
+
+def pack_int8(weight: torch.Tensor, gate: str, arena: Arena) -> products.PackedLinear:
+    """As --quantization int8 does."""
+    format = INT8.rounds(PLAIN, weight.shape[1], weight.shape[1], True)
+    return products.pack_codes(format.codes((weight.float().numpy(),)), gate=gate, arena=arena)
 
 
 @shapes

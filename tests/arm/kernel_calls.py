@@ -23,8 +23,6 @@ CONSTANTS = SimpleNamespace(**{name: value for name, value in native.CONSTANTS.i
 LEVELS = ("PORTABLE", "AVX2", "AVX512", "AVX512_BF16", "AMX", "NEON", "NEON_BF16")
 KINDS = {"float32": CONSTANTS.FLOAT32, "bfloat16": CONSTANTS.BFLOAT16}
 GATES = {"plain": CONSTANTS.NO_GATE, "silu": CONSTANTS.SILU, "gelu": CONSTANTS.GELU_TANH}
-STORED = [("float32", "float32"), ("bfloat16", "bfloat16"), ("int8", "bfloat16")]
-"""Kinds of weights, with the dtype of x beside them."""
 ROWS = 23
 PRODUCTS = [(96, 160, 1), (70, 100, 1), (33, 31, 1), (96, 256, 4), (33, 99, 3), (40, 104, 8)]
 """Outputs, inputs and shards of them."""
@@ -67,12 +65,12 @@ def require_same(found: np.ndarray, expected: np.ndarray, what: str) -> None:
 # ---- products ----------------------------------------------------------------------------------------------------
 
 
-def pack(weight: np.ndarray, kind: int, given: int, gate: int, bias: np.ndarray, shards: int) -> np.ndarray:
+def pack(weight: np.ndarray, kind: int, gate: int, bias: np.ndarray, shards: int) -> np.ndarray:
     outputs, inputs = weight.shape
     buffer = np.zeros(native.packed_bytes(outputs, inputs, kind, gate, shards) + 64, np.uint8)
     buffer = buffer[-buffer.ctypes.data % 64 :]
     parts = np.array([[at(weight), outputs, inputs]], np.int64)
-    native.pack_linear(at(parts), given, at(bias), outputs, inputs, kind, gate, shards, at(buffer))
+    native.pack_linear(at(parts), kind, at(bias), outputs, inputs, gate, shards, at(buffer))
     return buffer
 
 
@@ -91,20 +89,18 @@ def product_inputs(outputs: int, inputs: int, dtype: str) -> tuple[np.ndarray, n
 
 
 def products() -> Named:
-    for (outputs, inputs, shards), (kind, dtype), gate in itertools.product(PRODUCTS, STORED, GATES):
+    for (outputs, inputs, shards), dtype, gate in itertools.product(PRODUCTS, KINDS, GATES):
         if gate != "plain" and outputs % 2:
             continue
         x, weight = product_inputs(outputs, inputs, dtype)
-        given, bias = ("float32", numbers(outputs)) if kind == "int8" else (dtype, np.zeros(outputs, np.float32))
-        x, weight, bias = typed(x, dtype), typed(weight, given), typed(bias, given)
-        number = CONSTANTS.INT8 if kind == "int8" else KINDS[kind]
-        packed = pack(weight, number, KINDS[given], GATES[gate], bias, shards)
+        x, weight, bias = typed(x, dtype), typed(weight, dtype), typed(np.zeros(outputs, np.float32), dtype)
+        packed = pack(weight, KINDS[dtype], GATES[gate], bias, shards)
         width = outputs if gate == "plain" else outputs // 2
         for result in ("float32", "bfloat16") if dtype == "bfloat16" else ("float32",):
             whole = multiplied(x, packed, width, result)
             for first, last in ((0, 1), (3, 5), (1, 4), (2, 6), (4, 9), (5, 11), (3, 10), (22, 23)):
-                require_same(multiplied(x[first:last], packed, width, result), whole[first:last], f"{last - first} rows of {kind}")
-            yield f"product {kind} {outputs}x{inputs} {gate} {result}", whole
+                require_same(multiplied(x[first:last], packed, width, result), whole[first:last], f"{last - first} rows of {dtype}")
+            yield f"product {dtype} {outputs}x{inputs} {gate} {result}", whole
 
 
 def coded(bits: int, group: int, outputs: int, inputs: int, has_lows: bool) -> np.ndarray:

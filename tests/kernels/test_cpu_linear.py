@@ -8,7 +8,6 @@ from cpu_levels import LEVELS, OWN_PRODUCTS, ROUNDING, draw, needs_native, using
 
 from vnext.kernels.cpu import linear as products, rows
 from vnext.kernels.cpu.native import Level
-from vnext.kernels.formats.int8 import INT8
 
 pytestmark = needs_native
 SHAPES = [(576, 576), (96, 1536), (100, 70), (33, 31), (1, 1), (40, 33), (17, 64)]
@@ -92,21 +91,6 @@ def test_a_gated_product_is_the_product_then_the_gate(
         for count in (37, 1, 16, 20):
             fused = products.linear(x[:count], products.pack(weight, bias, gate=gate))
             assert torch.equal(fused, apart[:count])
-
-
-@pytest.mark.parametrize("level", LEVELS)
-def test_int8_weights_are_bfloat16_products_of_rounded_weights(level: Level) -> None:
-    weight, x, bias = draw(70, 100), draw(40, 100, dtype=torch.bfloat16), draw(70)
-    scale = weight.abs().amax(1) / 127
-    whole = (weight / scale[:, None]).round()
-    packed = products.pack(weight, bias, format=INT8)
-    assert len(packed.buffer) < len(products.pack(weight.bfloat16()).buffer)
-    with using(level):
-        found = products.linear(x, packed, torch.float32)
-        product = products.linear(x, products.pack(whole.bfloat16()), torch.float32)
-        torch.testing.assert_close(found, product * scale + bias, rtol=2.0**-22, atol=1e-6)
-        for count in (1, 16, 17):
-            assert torch.equal(products.linear(x[:count], packed, torch.float32), found[:count])
 
 
 @pytest.mark.parametrize("level", LEVELS)

@@ -11,7 +11,6 @@ from vnext.kernels.cpu import linear as products
 from vnext.kernels.cpu.native import Level
 from vnext.kernels.format import format_of
 from vnext.kernels.formats.floats import PLAIN
-from vnext.kernels.formats.int8 import INT8
 from vnext.kernels.shards import joined, joined_along
 from vnext.kernels.table import Operations, operations, plain_operations
 from vnext.kernels.thin import ThinBlocks, ThinParts, thin_block, thin_rows
@@ -50,14 +49,13 @@ def test_ranks_finish_what_each_began(whole: int, ranks: int) -> None:
 
 @needs_native
 @pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.parametrize("kind", ["float32", "bfloat16", "int8"])
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("shards", "inputs"), CUTS)
-def test_a_product_is_the_tree_of_its_shards(shards: int, inputs: int, kind: str, level: Level) -> None:
+def test_a_product_is_the_tree_of_its_shards(shards: int, inputs: int, dtype: torch.dtype, level: Level) -> None:
     """Bit for bit: in float32, rounded, with bias; for any number of rows and for rows that lie apart."""
-    dtype, format = torch.float32 if kind == "float32" else torch.bfloat16, INT8 if kind == "int8" else PLAIN
     weight, bias, wide = draw(70, inputs, dtype=dtype), draw(70, dtype=dtype), draw(max(ROWS), inputs + 5, dtype=dtype)
-    packed = products.pack(weight, format=format, shards=shards)
-    alone = [products.pack(piece, format=format) for piece in pieces(weight, shards)]
+    packed = products.pack(weight, shards=shards)
+    alone = [products.pack(piece) for piece in pieces(weight, shards)]
     with using(level, 2):
         for count in ROWS:
             x = wide[:count, :inputs]
@@ -79,7 +77,7 @@ def test_an_infinity_in_one_row_stays_there(dtype: torch.dtype, level: Level) ->
 
 
 @pytest.mark.parametrize("choice", CHOICES, ids=["served", "plain"])
-@pytest.mark.parametrize("form", ["plain", "int8", "wide"])
+@pytest.mark.parametrize("form", ["plain", "wide"])
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 def test_ranks_give_the_product_of_one(ranks: int, form: str, choice: Operations) -> None:
     dtype = torch.float32 if form == "plain" else torch.bfloat16

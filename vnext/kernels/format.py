@@ -6,14 +6,14 @@ format's file only on use.
 
     checkpoint     `tensors` names what holds a weight, `slices` cuts a rank's part out of it, `to_float` is the plain reference and
                    `codes` what stays in memory where the kernels multiply by it
-    loading        `source` is the dtype to make it from, `needs_finite` what it refuses
+    loading        `rounds` is the format to which floats are rounded
     CPU kernels    `panels` is the kind of panels that they pack and multiply by (kernels/cpu/linear.py)
     plain torch    `formed` gives the weight that it multiplies by
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from importlib import import_module
 from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple, Protocol
@@ -76,8 +76,6 @@ class Format:
     """Neighbouring inputs that share a scale: a weight is made of whole groups, and so is each shard that is made at loading."""
     has_codes = False
     """Whether `codes` gives the numbers that a checkpoint has."""
-    needs_finite = False
-    """Whether every number must be finite: none has a place beside others that share its scale."""
 
     # ---- in a checkpoint
 
@@ -114,18 +112,10 @@ class Format:
     keeps_codes = False
     """Whether weights that a checkpoint holds in a format with codes stay what they are."""
 
-    def rounds(self, inputs: int) -> Format | None:
-        """The format in which a weight of floats with so many inputs counts as held, where loading rounds it to codes."""
+    def rounds(self, held: Format, inputs: int, run: int, is_of_layer: bool) -> Format | None:
+        """The format in which a weight without codes that a checkpoint holds in the format `held` counts as held, where loading
+        rounds it. Of its `inputs` each `run` are summed alone. `is_of_layer`: it is none of the head's."""
         return None
-
-    def activations(self, dtype: str) -> str:
-        """The dtype of what is multiplied by weights made from this dtype."""
-        return dtype
-
-    def source(self, stored: Iterable[str], dtype: str) -> str:
-        """The dtype of the floats to make a weight from, where files have its parts in the dtypes `stored` and the model computes
-        in `dtype`."""
-        return dtype
 
     def panels(self, dtype: str) -> str:
         """The kind of the CPU kernels' panels for floats of this dtype, by its name in kernels/cpu/native.py; "" where they have
@@ -133,7 +123,7 @@ class Format:
         return ""
 
     def formed(self, weight: torch.Tensor) -> PlainWeight | torch.Tensor:
-        """The weight [..., out, in], floats of dtype `source`, as plain torch multiplies by it."""
+        """The weight [..., out, in], floats, as plain torch multiplies by it."""
         return weight
 
 
@@ -159,11 +149,11 @@ FORMATS = {
     for row in (
         FormatRow("plain", "vnext.kernels.formats.floats:PLAIN"),
         FormatRow(
-            "int8", "vnext.kernels.formats.int8:INT8", dtype="bfloat16", devices=("cpu",),
-            option="int8 rounds weights as they are loaded, with one scale per output: half the memory to hold and to read",
+            "int8", "vnext.kernels.formats.rounded:INT8", dtype="bfloat16", devices=("cpu",),
+            option="int8 rounds weights to 8 bits as they are loaded, with a scale for 32 inputs: half the memory",
         ),
         FormatRow(
-            "int4", "vnext.kernels.formats.int4:INT4", dtype="bfloat16", devices=("cpu",),
+            "int4", "vnext.kernels.formats.rounded:INT4", dtype="bfloat16", devices=("cpu",),
             option="int4 rounds the weights of layers to 4 bits, with a searched scale for each 64 or 32 inputs",
         ),
         FormatRow("wide", "vnext.kernels.formats.floats:WIDE"),

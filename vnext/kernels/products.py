@@ -2,8 +2,7 @@
 
 A weight goes once, at load, through `pack_weight` or `pack_experts` of the implementation that will use it. What comes
 back belongs to that implementation; it has the `shape` and `dtype` of the plain weight. The reference packs nothing, but
-a format (format.py) may give something that multiplies by itself: int8 gives whole numbers, whose dtype is that of their
-activations, bfloat16.
+a format (format.py) may give something that multiplies by itself.
 Biases are added apart from the products: a fused addition rounds otherwise for one row than for many. Each row's result
 is the same alone and in a batch as far as the product of one matrix is (see determinism at start-up).
 """

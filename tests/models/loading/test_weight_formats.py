@@ -1,4 +1,4 @@
-"""A format of weights is one file and one row: a toy one, from a checkpoint and made at loading, against its plain reference."""
+"""A format of weights is one file and one row: a toy one, as floats and as codes, against its plain reference."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import torch
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 import toy_format
 from checkpoints import PLAIN, random_tensors, save_checkpoint
-from model_helpers import Chunk, Model, ThreadGroup, load_model
-from toy_format import TOY8, ToyWeight
+from model_helpers import Chunk, ThreadGroup, load_model
+from toy_format import GROUP, TOY8
 
 from vnext.kernels import format as table
 from vnext.models.errors import ModelError
@@ -35,18 +35,24 @@ def is_toy(name: str) -> bool:
     return "_proj" in name
 
 
+def made(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The toy's tensors of a weight."""
+    groups = weight.unflatten(-1, (-1, GROUP))
+    scales = groups.abs().amax(-1) / 127
+    return (groups / scales.unsqueeze(-1)).round().flatten(-2).char(), scales
+
+
 def floats_of(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """The numbers that the toy's tensors stand for, by the format's own reference."""
-    made = {name: TOY8.formed(tensor) for name, tensor in tensors.items() if is_toy(name)}
-    found = {name: torch.from_numpy(TOY8.to_float((each.values.numpy(), each.scales.numpy()))) for name, each in made.items()}
-    return tensors | found
+    found = {name: TOY8.to_float(tuple(each.numpy() for each in made(tensors[name]))) for name in tensors if is_toy(name)}
+    return tensors | {name: torch.from_numpy(each) for name, each in found.items()}
 
 
 def stored(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """As a checkpoint of the toy format holds them."""
     found = {name: tensor for name, tensor in tensors.items() if not is_toy(name)}
     for name in filter(is_toy, tensors):
-        found.update(zip(TOY8.tensors(name), TOY8.formed(tensors[name])))
+        found.update(zip(TOY8.tensors(name), made(tensors[name])))
     return found
 
 
@@ -65,11 +71,17 @@ def logits(path: Path, parallel: Parallel | None = None, **given: object) -> tor
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("quantization", ["none", "int8"])
-def test_a_checkpoint_gives_the_bits_of_its_floats(pair: tuple[Path, Path], dtype: torch.dtype, quantization: str) -> None:
+def test_a_checkpoint_gives_the_bits_of_its_floats(pair: tuple[Path, Path], dtype: torch.dtype) -> None:
     toy, floats = pair
-    given = {"dtype": torch.bfloat16 if quantization == "int8" else dtype, "quantization": quantization}
-    assert torch.equal(logits(toy, **given), logits(floats, **given))
+    assert torch.equal(logits(toy, dtype=dtype), logits(floats, dtype=dtype))
+
+
+@pytest.mark.parametrize("has_codes", [True, False])
+def test_int8_rounds_what_has_no_codes(pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, has_codes: bool) -> None:
+    monkeypatch.setattr(TOY8, "has_codes", has_codes)
+    toy, floats = (logits(path, dtype=torch.bfloat16, quantization="int8") for path in pair)
+    codes = logits(pair[0], dtype=torch.bfloat16, quantization="codes")
+    assert torch.equal(toy, floats) != has_codes and torch.equal(codes, logits(pair[1], dtype=torch.bfloat16)) != has_codes
 
 
 def test_each_rank_reads_its_groups(pair: tuple[Path, Path]) -> None:
@@ -89,17 +101,6 @@ def test_a_rank_on_a_cpu_packs_it(pair: tuple[Path, Path]) -> None:
     assert toy.tobytes() == floats.tobytes()
 
 
-def test_weights_made_at_loading_multiply_as_their_floats(pair: tuple[Path, Path]) -> None:
-    """Plain torch multiplies by them, because the kernels have no panels of this kind."""
-    model, floats = pair[1], pair[1]
-    found: Model = load_model(model, quantization="toy8")
-    assert isinstance(found.params.layers[0].attention.qkv.weight, ToyWeight)
-    expected = logits(floats)
-    assert (found.logits(Chunk(TOKENS, 0, BLOCKS)) - expected).norm() <= 0.01 * expected.norm()
-    runner = ModelRunner(model, "float32", "cpu", found.parallel, quantization="toy8")
-    assert isinstance(runner._params.head, ToyWeight)
-
-
 @pytest.mark.parametrize("cuts", [True, False])
 def test_ranks_that_would_cut_a_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cuts: bool) -> None:
     """A format says in how many inputs it can be cut: a rank reads that much, and takes its own of the numbers."""
@@ -112,13 +113,6 @@ def test_ranks_that_would_cut_a_group(tmp_path: Path, monkeypatch: pytest.Monkey
     cut = "o_proj.weight in the format toy8 cannot be cut so for this many ranks: inputs 8 to 16 cut a group of 16"
     with pytest.raises(ModelError, match=cut):
         load_model(tmp_path, parallel=one_of_four)
-
-
-def test_shards_that_are_no_whole_groups_are_refused(tmp_path: Path) -> None:
-    save_checkpoint(tmp_path)
-    shards = "o_proj.weight has shards of 8 inputs, which --quantization toy8 cannot cut into groups of 16: leave it out"
-    with pytest.raises(ModelError, match=shards):
-        load_model(tmp_path, quantization="toy8")
 
 
 def test_inputs_that_are_no_whole_groups_are_refused(tmp_path: Path) -> None:

@@ -15,9 +15,7 @@ import numpy as np
 from vnext.kernels.arrays import Array, address, dtype_name, host_dtype, strides_of, torch_dtype
 from vnext.kernels.codes import INPUTS, SHORTEST, Codes, CodesForm, ScaleForm
 from vnext.kernels.cpu.memory import Arena
-from vnext.kernels.cpu.native import GATES, KINDS, NUMBER_KINDS, PIECES_MAX, Kind, module
-from vnext.kernels.format import Format
-from vnext.kernels.formats.floats import PLAIN
+from vnext.kernels.cpu.native import GATES, KINDS, NUMBER_KINDS, PIECES_MAX, module
 
 if TYPE_CHECKING:
     import torch
@@ -40,7 +38,6 @@ class PackedLinear(NamedTuple):
     width: int
     dtype: np.dtype
     gate: str
-    format: Format
     shards: int
 
 
@@ -49,44 +46,36 @@ def pack(
     bias: Array | None = None,
     *,
     gate: str = "",
-    format: Format = PLAIN,
     shards: int = 1,
     arena: Arena | None = None,
 ) -> PackedLinear:
     """Pack weight [out, in] (float32 or bfloat16, rows dense) and bias [out] of the same dtype, dense.
 
     The weight may come in parts of one dtype, one below the other: they are read where they are.
-    With a `gate` the weight holds gate, then up, [2 * I, in], and a product is act(gate) * up, [T, I]. `format`: one that has
-    panels for this dtype. `shards` divide the inputs evenly. Buffers come from `arena`.
+    With a `gate` the weight holds gate, then up, [2 * I, in], and a product is act(gate) * up, [T, I]. `shards` divide the inputs
+    evenly. Buffers come from `arena`.
     """
     parts = weight if isinstance(weight, tuple) else (weight,)
     places = np.array([(address(part), part.shape[0], strides_of(part)[0]) for part in parts], dtype=np.int64)
     outputs, inputs, given = int(places[:, 1].sum()), parts[0].shape[1], parts[0].dtype
-    buffer = (arena or Arena()).take(packed_bytes((outputs, inputs), given, gate=gate, format=format, shards=shards))
+    buffer = (arena or Arena()).take(packed_bytes((outputs, inputs), given, gate=gate, shards=shards))
     module().pack_linear(
-        places.ctypes.data, KINDS[given], None if bias is None else address(bias), outputs, inputs, _kind(format, given),
-        GATES[gate], shards, buffer.ctypes.data,
+        places.ctypes.data, KINDS[given], None if bias is None else address(bias), outputs, inputs, GATES[gate], shards,
+        buffer.ctypes.data,
     )  # fmt: skip
-    return packed_in(buffer, (outputs, inputs), given, gate=gate, format=format, shards=shards)
+    return packed_in(buffer, (outputs, inputs), given, gate=gate, shards=shards)
 
 
-def packed_bytes(shape: tuple[int, int], dtype: Any, *, gate: str = "", format: Format = PLAIN, shards: int = 1) -> int:
+def packed_bytes(shape: tuple[int, int], dtype: Any, *, gate: str = "", shards: int = 1) -> int:
     """The size of the buffer of a weight of this shape [out, in], given in this dtype."""
-    return int(module().packed_bytes(*shape, _kind(format, dtype), GATES[gate], shards))
+    return int(module().packed_bytes(*shape, KINDS[dtype], GATES[gate], shards))
 
 
-def packed_in(
-    buffer: np.ndarray, shape: tuple[int, int], dtype: Any, *, gate: str = "", format: Format = PLAIN, shards: int = 1
-) -> PackedLinear:
-    """The weight of this shape [out, in] and dtype that `pack` has put into this buffer, uint8, with these arguments."""
+def packed_in(buffer: np.ndarray, shape: tuple[int, int], dtype: Any, *, gate: str = "", shards: int = 1) -> PackedLinear:
+    """The weight of this shape [out, in] that `pack` or `pack_codes` has put into this buffer, uint8, with these arguments."""
     outputs, inputs = shape
-    packed_dtype, width = host_dtype(format.activations(dtype_name(dtype))), outputs // 2 if gate else outputs
-    return PackedLinear(buffer, address(buffer), inputs, outputs, width, packed_dtype, gate, format, shards)
-
-
-def _kind(format: Format, dtype: Any) -> Kind:
-    """How the module numbers the format's panels."""
-    return Kind[format.panels(dtype_name(dtype)).upper()]
+    width = outputs // 2 if gate else outputs
+    return PackedLinear(buffer, address(buffer), inputs, outputs, width, host_dtype(dtype_name(dtype)), gate, shards)
 
 
 def pack_codes(
@@ -138,7 +127,7 @@ def pack_ranges(
             GATES[gate], shards, first, last, buffer.ctypes.data,
         )  # fmt: skip
         del kept
-    return codes_in(buffer, (outputs, inputs), dtype, gate=gate, shards=shards)
+    return packed_in(buffer, (outputs, inputs), dtype, gate=gate, shards=shards)
 
 
 def _read_into(
@@ -171,13 +160,6 @@ def codes_bytes(forms: CodesForm | tuple[CodesForm, ...], *, gate: str = "", sha
     forms = (forms,) if isinstance(forms, CodesForm) else forms
     fields = _fields(forms, gate, shards)
     return int(module().codes_bytes(fields.ctypes.data, len(fields), forms[0].shape[1], GATES[gate], shards))
-
-
-def codes_in(buffer: np.ndarray, shape: tuple[int, int], dtype: Any, *, gate: str = "", shards: int = 1) -> PackedLinear:
-    """The weight of this shape [out, in] that `pack_codes` has put into this buffer, uint8, with these arguments."""
-    outputs, inputs = shape
-    width = outputs // 2 if gate else outputs
-    return PackedLinear(buffer, address(buffer), inputs, outputs, width, host_dtype(dtype_name(dtype)), gate, PLAIN, shards)
 
 
 def _fields(forms: tuple[CodesForm, ...], gate: str, shards: int) -> np.ndarray:
@@ -239,7 +221,7 @@ def linear(
 def rows_of(packed: PackedLinear, ids: torch.Tensor, first: int = 0) -> torch.Tensor:
     """[N, inputs]: rows `ids` int64 [N], counted from `first`, of a weight that is neither gated nor in shards; zeros outside it.
 
-    Those of codes and of an int8 one are the numbers that it stands for, rounded to the dtype of its activations.
+    Those of codes are the numbers that it stands for, rounded to the dtype of its activations.
     """
     result = ids.new_empty((ids.shape[0], packed.inputs), dtype=torch_dtype(packed.dtype))
     module().packed_rows(ids.data_ptr(), ids.shape[0], first, packed.address, result.data_ptr())

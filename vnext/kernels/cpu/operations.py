@@ -20,7 +20,7 @@ from vnext.kernels import (
     references,
     thin as plain_thin,
 )
-from vnext.kernels.arrays import dtype_name, have_dense_blocks, torch_dtype
+from vnext.kernels.arrays import dtype_name, have_dense_blocks
 from vnext.kernels.calls import AttentionCall, ConvolutionCall, RecurrenceCall, RotaryWrite
 from vnext.kernels.codes import Codes
 from vnext.kernels.cpu import attention, linear as packing, native, recurrence, rows, thin
@@ -50,15 +50,7 @@ def pack_gated_weight(weight: products.Parts, activation: str, format: Format = 
 
 def _packed(weight: products.Parts, gate: str, format: Format, shards: int = 1) -> Any:
     dtype = (weight[0] if isinstance(weight, tuple) else weight).dtype
-    source = source_of(dtype, format)
-    if source is not dtype:
-        weight = products.joined(weight).to(source)
-    return packed(weight, gate, format, shards) if _has_panels(format, source) else products.pack_weight(weight, format, shards)
-
-
-def source_of(dtype: torch.dtype, format: Format) -> torch.dtype:
-    """The dtype of floats that the format makes of those of this dtype first."""
-    return torch_dtype(format.source((dtype_name(dtype),), dtype_name(dtype)))
+    return packed(weight, gate, shards) if _has_panels(format, dtype) else products.pack_weight(weight, format, shards)
 
 
 def _has_panels(format: Format, dtype: torch.dtype) -> bool:
@@ -67,9 +59,9 @@ def _has_panels(format: Format, dtype: torch.dtype) -> bool:
 
 def pack_experts(weights: torch.Tensor, activation: str, format: Format = PLAIN, shards: int = 1) -> Any:
     """As products.pack_experts; a format without panels for it is the reference's."""
-    weights = weights.to(source_of(weights.dtype, format))
-    pack = packed_experts if _has_panels(format, weights.dtype) else products.pack_experts
-    return pack(weights, activation, format, shards)
+    if _has_panels(format, weights.dtype):
+        return packed_experts(weights, activation, shards)
+    return products.pack_experts(weights, activation, format, shards)
 
 
 def pack_codes(codes: tuple[Codes, ...], dtype: torch.dtype, activation: str, shards: int) -> Packed:

@@ -57,23 +57,20 @@ class PackedExperts(NamedTuple):
         return self.weights[expert]
 
 
-def packed(
-    weight: Array | tuple[Array, ...], gate: str = "", format: Format = PLAIN, shards: int = 1, arena: Arena | None = None
-) -> Packed:
-    """A weight [out, in], or its parts one below the other, of a dtype for which the format has panels. `arena`:
-    None for that of weights that stay."""
-    found = linear.pack(weight, gate=gate, format=format, shards=shards, arena=arena or _arena)
+def packed(weight: Array | tuple[Array, ...], gate: str = "", shards: int = 1, arena: Arena | None = None) -> Packed:
+    """A weight [out, in] of floats, or its parts one below the other. `arena`: None for that of weights that stay."""
+    found = linear.pack(weight, gate=gate, shards=shards, arena=arena or _arena)
     return Packed(found, (found.outputs, found.inputs))
 
 
-def packed_bytes(shape: tuple[int, int], dtype: Any, gate: str, format: Format, shards: int) -> int:
+def packed_bytes(shape: tuple[int, int], dtype: Any, gate: str, shards: int) -> int:
     """The size of the buffer of a weight [out, in] that `packed` makes."""
-    return linear.packed_bytes(shape, dtype, gate=gate, format=format, shards=shards)
+    return linear.packed_bytes(shape, dtype, gate=gate, shards=shards)
 
 
-def packed_in(buffer: np.ndarray, shape: tuple[int, int], dtype: Any, gate: str, format: Format, shards: int) -> Packed:
-    """The weight [out, in] that `packed` has put into this buffer, uint8, with these arguments."""
-    return Packed(linear.packed_in(buffer, shape, dtype, gate=gate, format=format, shards=shards), shape)
+def packed_in(buffer: np.ndarray, shape: tuple[int, int], dtype: Any, gate: str, shards: int) -> Packed:
+    """The weight [out, in] that `packed` or `packed_codes` has put into this buffer, uint8, with these arguments."""
+    return Packed(linear.packed_in(buffer, shape, dtype, gate=gate, shards=shards), shape)
 
 
 def packed_codes(
@@ -105,19 +102,14 @@ def codes_bytes(forms: tuple[CodesForm, ...], gate: str, shards: int) -> int:
         return 0
 
 
-def codes_in(buffer: np.ndarray, shape: tuple[int, int], dtype: Any, gate: str, shards: int) -> Packed:
-    """The weight [out, in] that `packed_codes` has put into this buffer, uint8, with these arguments."""
-    return Packed(linear.codes_in(buffer, shape, dtype, gate=gate, shards=shards), shape)
-
-
-def packed_experts(weights: Array, gate: str, format: Format, shards: int = 1, arena: Arena | None = None) -> PackedExperts:
+def packed_experts(weights: Array, gate: str, shards: int = 1, arena: Arena | None = None) -> PackedExperts:
     """Weights [E, out, in], each packed as `packed` does."""
-    return PackedExperts(tuple(packed(weight, gate, format, shards, arena) for weight in weights), tuple(weights.shape))
+    return PackedExperts(tuple(packed(weight, gate, shards, arena) for weight in weights), tuple(weights.shape))
 
 
 def serves(dtype: str, format: Format = PLAIN) -> bool:
     """Whether the kernels compute in this dtype here, and multiply by weights of this format."""
-    return native.is_built() and dtype in HOST_TYPES and bool(format.panels(format.source((dtype,), dtype)))
+    return native.is_built() and dtype in HOST_TYPES and bool(format.panels(dtype))
 
 
 def serves_all(head_dim: int, format: Format = PLAIN) -> bool:

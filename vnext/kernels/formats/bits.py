@@ -73,6 +73,11 @@ def _from_nibbles(words: np.ndarray) -> np.ndarray:
     return words
 
 
+def unsigned(numbers: np.ndarray, bits: int) -> np.ndarray:
+    """int8 of `bits` -> codes uint8, whose zero is 2 ** (bits - 1)."""
+    return numbers.view(np.uint8) + np.uint8(2 ** (bits - 1))
+
+
 def to_words(numbers: np.ndarray, bits: int) -> np.ndarray:
     """uint8 [N, C] of 2, 4 or 8 bits -> words int32 [N, C * bits / 32], the lowest bits of a word first."""
     parts = numbers.reshape(len(numbers), -1, word_unit(bits)).astype(np.uint32)

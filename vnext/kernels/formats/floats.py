@@ -10,9 +10,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from vnext.kernels.format import Format, PlainWeight
+from vnext.kernels.format import Cut, Format, PlainWeight, Shape
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
 
 FIXED_ROWS = 64
@@ -92,5 +93,19 @@ class Floats(Format):
         return weight if self._weight is None else self._weight(weight)
 
 
+class Flipped(Format):
+    """Floats that a checkpoint has as [in, out], for formats that are rounded from them."""
+
+    def shapes(self, shape: Shape) -> tuple[Shape, ...]:
+        return (shape[::-1],)
+
+    def slices(self, rows: slice, columns: slice) -> tuple[Cut, ...]:
+        return ((columns, rows),)
+
+    def to_float(self, part: tuple[np.ndarray, ...]) -> np.ndarray:
+        return part[0].T
+
+
 PLAIN, WIDE, FIXED = Floats("plain"), Floats("wide", WideWeight), Floats("fixed", FixedWeight)
+FLIPPED = Flipped()
 CODES = Floats("codes", keeps_codes=True)

@@ -14,7 +14,7 @@ import numpy as np
 
 from vnext.kernels.codes import Codes
 from vnext.kernels.format import Cut, Format, Settings, Shape, StoredTensors
-from vnext.kernels.formats.bits import EXPONENTS, floats_of
+from vnext.kernels.formats.bits import EXPONENTS, floats_of, unsigned
 from vnext.kernels.formats.scales import FLOATS, Grid, Stored, coded, has, require, scaled
 
 EIGHT = ("I8", "F8_E4M3", "F8_E5M2")
@@ -115,7 +115,7 @@ class Scaled(Stored):
 
     def codes(self, part: tuple[np.ndarray, ...]) -> Codes:
         numbers, scales, zeros = self._numbers(part)
-        return coded(numbers.view(np.uint8) ^ np.uint8(HALF), 8, scales, zeros + HALF)
+        return coded(unsigned(numbers, 8), 8, scales, zeros + HALF)
 
     def _numbers(self, part: tuple[np.ndarray, ...]) -> tuple[np.ndarray, np.ndarray, np.ndarray | int]:
         """Numbers, scales in float32, and zeros, each with two axes."""

@@ -110,11 +110,12 @@ def finite(scales: np.ndarray) -> np.ndarray:
 
 
 def coded(codes: np.ndarray, bits: int, scales: np.ndarray, zeros: np.ndarray | int) -> Codes:
-    """codes uint8 [out, in] with scales [out, groups] or [1, 1], and zeros likewise. Raises ValueError."""
-    rows = np.ascontiguousarray(np.broadcast_to(finite(scales), (len(codes), scales.shape[1])))
+    """codes uint8 [out, in] with scales [out, groups] or [1, 1], which stay in 16 bits, and zeros likewise. Raises ValueError."""
+    wide, shape = finite(scales), (len(codes), scales.shape[1])
+    rows = Scales(np.ascontiguousarray(np.broadcast_to(scales if scales.itemsize == 2 else wide, shape)))
     if isinstance(zeros, int):
-        return Codes(np.ascontiguousarray(codes), bits, Scales(rows), zeros)
-    return Codes(np.ascontiguousarray(codes), bits, Scales(rows), lows=Scales(rows * zeros.astype(np.float32)))
+        return Codes(np.ascontiguousarray(codes), bits, rows, zeros)
+    return Codes(np.ascontiguousarray(codes), bits, rows, lows=Scales(np.broadcast_to(wide, shape) * zeros.astype(np.float32)))
 
 
 def scaled(numbers: np.ndarray, scales: np.ndarray, zeros: np.ndarray | int = 0) -> np.ndarray:

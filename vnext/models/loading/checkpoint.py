@@ -120,11 +120,9 @@ class Checkpoint:
                 raise ModelError(f"{name} in {self.path} cannot be read: {error}") from error
         return self._formats[name]
 
-    def rounded(self, formats: Mapping[str, Format]) -> Checkpoint:
-        """The same, where weights of these names that are floats count as held in these formats."""
-        found = Checkpoint(self.path, self._tensors, self.size_bytes, self.is_bare, self.settings)
-        found._formats = {name: format for name, format in formats.items() if self.format_of(name) is None}
-        return found
+    def hold(self, name: str, format: Format) -> None:
+        """From now on count a weight as held in this format."""
+        self._formats[name] = format
 
     def are_equal(self, first: str, second: str) -> bool:
         """Whether two tensors have one shape and the same numbers, whatever their dtypes. Raises ModelError."""

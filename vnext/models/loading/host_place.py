@@ -15,8 +15,6 @@ from vnext.kernels.cpu.packed import packed, packed_experts, packed_ranges
 from vnext.kernels.format import Format
 
 APART_BYTES_MIN = 2**18  # smaller tensors are norms and biases, which stay
-EXPONENTS = {"float32": 0x7F800000, "bfloat16": 0x7F80, "float16": 0x7C00}
-FINITE_ROWS = 1024
 ReadCodes = Callable[[int, slice], Codes]
 
 
@@ -46,12 +44,9 @@ class Place(Protocol):
     def pack_experts(self, weights: Array, gate: str, format: Format, shards: int) -> Any:
         """Pack the weights of `zeros` [E, out, in]."""
 
-    def is_finite(self, part: Array) -> bool:
-        """Whether all numbers of a part are finite."""
-
 
 class HostPlace:
-    """Arrays of numpy, float32 or bfloat16, or float16 that a format rounds. `passing`: what is packed does not stay."""
+    """Arrays of numpy, float32 or bfloat16. `passing`: what is packed does not stay."""
 
     is_host = True
 
@@ -71,15 +66,10 @@ class HostPlace:
     integers = take
 
     def pack(self, parts: tuple[np.ndarray, ...], gate: str, format: Format, shards: int) -> Any:
-        return packed(parts, gate, format, shards, self._arena())
+        return packed(parts, gate, shards, self._arena())
 
     def pack_codes(self, forms: tuple[CodesForm, ...], read: ReadCodes, dtype: np.dtype, gate: str, shards: int) -> object:
         return packed_ranges(forms, read, dtype, gate, shards, self._arena())
 
     def pack_experts(self, weights: np.ndarray, gate: str, format: Format, shards: int) -> Any:
-        return packed_experts(weights, gate, format, shards, self._arena())
-
-    def is_finite(self, part: np.ndarray) -> bool:
-        exponent = EXPONENTS[str(part.dtype)]
-        rows = (part[first : first + FINITE_ROWS].view(f"uint{8 * part.itemsize}") for first in range(0, len(part), FINITE_ROWS))
-        return all(int((bits & exponent).max(initial=0)) < exponent for bits in rows)
+        return packed_experts(weights, gate, shards, self._arena())

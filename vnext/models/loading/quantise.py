@@ -16,7 +16,7 @@ from typing import BinaryIO, NamedTuple
 
 import numpy as np
 
-from vnext.kernels.formats.bits import to_words
+from vnext.kernels.formats.bits import to_words, unsigned
 from vnext.kernels.formats.rounding import Rounded, to_float8, to_integers
 from vnext.models.config.folder import CONFIG_NAME, INDEX_NAME, SINGLE_NAME, read_config
 from vnext.models.config.model_config import load_config
@@ -57,8 +57,7 @@ class Scheme(NamedTuple):
         """The arrays of `entries`."""
         if self.is_float:
             return rounded.numbers, rounded.scales
-        codes = (rounded.numbers + np.int8(-(2 ** (self.bits - 1)))).view(np.uint8) & np.uint8(2**self.bits - 1)
-        return to_words(codes, self.bits), rounded.scales, np.array(weight.shape)
+        return to_words(unsigned(rounded.numbers, self.bits), self.bits), rounded.scales, np.array(weight.shape)
 
 
 SCHEMES = MappingProxyType({"w4a16": Scheme(4), "w8a16": Scheme(8), "fp8": Scheme(8, is_float=True)})

@@ -87,5 +87,10 @@ def layer_products(tensors: Container[str], config: ModelConfig) -> tuple[list[s
     family(config.architecture).assemble(recording, config)
     layouts = family(config.architecture).WEIGHT_AXES
     known = sorted(name for name in recording.products if name in tensors)
-    chosen = [name for name in known if re.search(r"\.\d+\.", name) and not layout_of(name, layouts).flipped]
+    chosen = [name for name in known if is_of_layer(name) and not layout_of(name, layouts).flipped]
     return chosen, sorted((recording.exact | recording.products) - set(chosen))
+
+
+def is_of_layer(name: str) -> bool:
+    """Whether a weight is one of many layers', as its name says."""
+    return re.search(r"\.\d+\.", name) is not None

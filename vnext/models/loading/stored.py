@@ -11,6 +11,7 @@ from vnext.kernels.codes import Codes, CodesForm
 from vnext.kernels.cpu.native import is_built
 from vnext.kernels.cpu.packed import codes_bytes
 from vnext.kernels.format import Format
+from vnext.kernels.formats.floats import FLIPPED, PLAIN
 from vnext.models.config.model_config import ModelConfig
 from vnext.models.errors import ModelError
 from vnext.models.layers.sharding import (
@@ -26,6 +27,7 @@ from vnext.models.layers.sharding import (
     whole_shape,
 )
 from vnext.models.loading.checkpoint import Checkpoint
+from vnext.models.loading.recording import is_of_layer
 
 Read = TypeVar("Read")
 
@@ -146,6 +148,17 @@ class StoredWeights:
         """The bytes of a weight that the checkpoint holds in a format."""
         format = self._checkpoint.format_of(name)
         return sum(self._checkpoint.size_of(each) for each in (format.tensors(name) if format else ()))
+
+    def round(self, name: str, products: Format) -> None:
+        """Count a weight without codes as held in what the format of products rounds it to, if it does."""
+        held, layout = self._checkpoint.format_of(name), layout_of(name, self._layouts)
+        is_float = held is None and self._checkpoint.dtype(name) is not None
+        if layout.inner is None or not (is_float or (held is not None and not held.has_codes)):
+            return
+        inputs, floats = axis_size(layout.inner, self._config), FLIPPED if layout.flipped else PLAIN
+        found = products.rounds(held or floats, inputs, self.run(name), is_of_layer(name))
+        if found is not None:
+            self._checkpoint.hold(name, found)
 
     def forms(self, names: tuple[str, ...], gate: str) -> tuple[CodesForm, ...]:
         """What the codes of a weight of these parts, one below the other, are made of; () where a group would be divided, or the

@@ -49,6 +49,3 @@ class TensorPlace:
 
     def pack_experts(self, weights: torch.Tensor, gate: str, format: Format, shards: int) -> Any:
         return self._operations.pack_experts(weights, gate, format, shards)
-
-    def is_finite(self, part: Any) -> bool:
-        return bool(torch.stack(torch.aminmax(as_tensor(part))).isfinite().all())

@@ -19,7 +19,7 @@ import numpy as np
 from vnext.kernels.arrays import Array, dtype_name, host_dtype
 from vnext.kernels.codes import Codes, CodesForm
 from vnext.kernels.cpu.native import is_built
-from vnext.kernels.cpu.packed import Packed, PackedExperts, codes_bytes, codes_in, packed_bytes, packed_in
+from vnext.kernels.cpu.packed import Packed, PackedExperts, codes_bytes, packed_bytes, packed_in
 from vnext.kernels.format import AUTO, CODES, NO_FORMAT, Format, WeightFormats, only_dtype, weight_formats
 from vnext.models.config.model_config import DTYPES, ModelConfig
 from vnext.models.errors import ModelError
@@ -28,7 +28,6 @@ from vnext.models.loading.checkpoint import STORED, Checkpoint, fingerprint, ope
 from vnext.models.loading.host_place import HostPlace, Place
 from vnext.models.loading.kept import Kept, Tie, copy_into
 from vnext.models.loading.packed_file import PackedFile
-from vnext.models.loading.recording import layer_products
 from vnext.models.loading.stored import StoredWeights
 from vnext.models.loading.targets import Target, may_be_target
 from vnext.models.registry import family
@@ -67,7 +66,7 @@ def load_params(
     check_world_size(config, parallel.world_size)
     with open_checkpoint(Path(path)) as checkpoint:
         place = place_of(dtype, device)
-        tensors = rounded(checkpoint if config.head else checkpoint.rooted(), config, formats)
+        tensors = checkpoint if config.head else checkpoint.rooted()
         loader = Loader(tensors, config, parallel, dtype, place, progress, formats, kept, packed_file)
         params = (assemble or family(config.architecture).assemble)(loader, config)
         loader.finish()
@@ -89,18 +88,8 @@ def refill_params(
     """Give parameters, of which `load_params` made `kept`, the values of other `tensors` of the same names and shapes (update.py
     checks them), in the same memory. The other arguments are those of `load_params`."""
     kept.begin_refill()
-    tensors = rounded(tensors, config, formats)
     loader = Loader(tensors, config, parallel, dtype, place_of(dtype, device, passing=True), None, formats, kept)
     copy_into(params, family(config.architecture).assemble(loader, config))
-
-
-def rounded(tensors: Checkpoint, config: ModelConfig, formats: WeightFormats | None) -> Checkpoint:
-    """The checkpoint with the weights of layers' products in the format to which the products' own rounds them, if it does."""
-    if formats is None or formats.products.rounds(0) is None:
-        return tensors
-    names, _ = layer_products(tensors, config)
-    found = {name: formats.products.rounds((tensors.shape(name) or (0,))[-1]) for name in names}
-    return tensors.rounded({name: format for name, format in found.items() if format is not None})
 
 
 def place_of(dtype: Any, device: torch.device | str, passing: bool = False) -> Place:
@@ -204,7 +193,7 @@ class Loader:
 
     def packed(self, names: tuple[str, ...], *, exact: bool = False) -> Any:
         """`fused`, packed for the operations that multiply by it; `exact`: never quantised."""
-        return self._kept.take(self._pack(names, self._formats.exact if exact else self._formats.products, ""))
+        return self._kept.take(self._pack(names, self._formats.exact if exact else self._products(names), ""))
 
     def table(self, name: str) -> Array:
         """`fused`, to look rows up in: of few bits where the checkpoint has it so and codes are kept."""
@@ -214,22 +203,21 @@ class Loader:
 
     def packed_gated(self, names: tuple[str, ...]) -> Any:
         """`fused` gate and up, packed for the product that applies the model's activation."""
-        return self._kept.take(self._pack(names, self._formats.products, self._config.activation))
+        return self._kept.take(self._pack(names, self._products(names), self._config.activation))
 
     def stacked(self, groups: tuple[tuple[str, ...], ...], gated: bool) -> Any:
         """The fused weights of each expert [E, out, in], packed; `gated`: gate and up. Groups are of one shape."""
-        names, format = tuple(name for group in groups for name in group), self._formats.products
+        names = tuple(name for group in groups for name in group)
+        format = self._products(names)
         shape, gate = [self._local_shape(group) for group in groups][0], self._config.activation if gated else ""
         found = [self._found_packed(group, shape, format, gate) for group in groups]
         if not all(found) and all(self._forms(group, format, gate) for group in groups):
             found = [self._pack_and_keep(group, format, gate) for group in groups]
         if all(found):
             return self._kept.take(PackedExperts(tuple(found), (len(groups), *shape)))
-        self._check_groups(groups[0], format)
-        target = self._place.zeros((len(groups), *shape), self._source_dtype(names, format))
+        target = self._place.zeros((len(groups), *shape), self.dtype)
         for place, group in zip(target, groups):
             self._fill(place, group)
-        self._check_finite((target,), names, format)
         packed = self._place.pack_experts(target, gate, format, self._stored.shards(names[0]))
         for group, weight in zip(groups, packed.weights if self._file else ()):
             self._keep(self._key(group, format.name, gate), weight.linear.buffer)
@@ -248,6 +236,12 @@ class Loader:
         """Report the end, which also covers tensors that no layer uses."""
         self._report(self._checkpoint.size_bytes)
 
+    def _products(self, names: tuple[str, ...]) -> Format:
+        """The format of products, to which these weights are rounded if it rounds."""
+        for name in names:
+            self._stored.round(name, self._formats.products)
+        return self._formats.products
+
     def _array(self, names: tuple[str, ...], dtype: np.dtype) -> Array:
         """`_fused`, from the packed file if it is there."""
         shape, key = self._local_shape(names), self._key(names, str(dtype), "")
@@ -262,11 +256,10 @@ class Loader:
         if self._file is None:
             return None
         shards, key = self._stored.shards(names[0]), self._key(names, format.name, gate)
-        if forms := self._forms(names, format, gate):
-            buffer = self._file.find(key, codes_bytes(forms, gate, shards))
-            return None if buffer is None else codes_in(buffer, shape, self.dtype, gate, shards)
-        buffer = self._file.find(key, packed_bytes(shape, self.dtype, gate, format, shards))
-        return None if buffer is None else packed_in(buffer, shape, self.dtype, gate, format, shards)
+        forms = self._forms(names, format, gate)
+        size = codes_bytes(forms, gate, shards) if forms else packed_bytes(shape, self.dtype, gate, shards)
+        buffer = self._file.find(key, size)
+        return None if buffer is None else packed_in(buffer, shape, self.dtype, gate, shards)
 
     def _keep(self, key: str, array: Array) -> None:
         if self._file is not None:
@@ -300,22 +293,12 @@ class Loader:
             self._keep(self._key(names, format.name, gate), packed.linear.buffer)
         return packed
 
-    def _check_groups(self, names: tuple[str, ...], format: Format) -> None:
-        """Raise ModelError for inputs that are no whole groups."""
-        inputs = self._local_shape(names)[-1] // self._stored.shards(names[0])
-        if inputs % format.group:
-            shards = f"{', '.join(names[:3])} has shards of {inputs} inputs"
-            raise ModelError(f"{shards}, which --quantization {format.name} cannot cut into groups of {format.group}: leave it out")
-
     def _packed_anew(self, names: tuple[str, ...], format: Format, gate: str) -> Any:
         """Pack the weight directly from the files where they hold it as packing needs it, else from an equally exact copy."""
         if self._forms(names, format, gate):
             return self._packed_codes(names, gate)
-        self._check_groups(names, format)
-        dtype = self._source_dtype(names, format)
-        in_files = self._place.is_host and all(self._is_in_file(name, dtype) for name in names)
-        parts = tuple(piece for name in names for _, piece in self._pieces(name)) if in_files else (self._fused(names, dtype),)
-        self._check_finite(parts, names, format)
+        in_files = self._place.is_host and all(self._is_in_file(name) for name in names)
+        parts = tuple(piece for name in names for _, piece in self._pieces(name)) if in_files else (self._fused(names, self.dtype),)
         packed = self._place.pack(parts, gate, format, self._stored.shards(names[0]))
         for name in names if in_files else ():
             self._release(name)
@@ -347,26 +330,13 @@ class Loader:
                 self._kept.codes[each.name if each else ""] += self._stored.size_bytes(name)
         return self._known_forms[key]
 
-    def _is_in_file(self, name: str, dtype: np.dtype) -> bool:
-        """Whether a tensor's file has this rank's part of it in this dtype, row by row and without padding."""
+    def _is_in_file(self, name: str) -> bool:
+        """Whether a tensor's file has this rank's part of it in the wanted dtype, row by row and without padding."""
         layout = layout_of(name, self._layouts)
         axes = layout.out if layout.inner is None else (*layout.out, layout.inner)
         whole = all((part := self._stored.part(axis)).stop - part.start == part.size for axis in axes)
-        is_float = self._checkpoint.dtype(name) == dtype and self._checkpoint.format_of(name) is None
+        is_float = self._checkpoint.dtype(name) == self.dtype and self._checkpoint.format_of(name) is None
         return whole and not layout.flipped and is_float
-
-    def _source_dtype(self, names: tuple[str, ...], format: Format) -> np.dtype:
-        """The dtype to pack from."""
-        stored = [dtype_name(self._checkpoint.dtype(name)) for name in names]
-        return host_dtype(format.source(stored, dtype_name(self.dtype)))
-
-    def _check_finite(self, parts: tuple[Array, ...], names: tuple[str, ...], format: Format) -> None:
-        """Raise ModelError for numbers that no scale can hold."""
-        if format.needs_finite and not all(map(self._place.is_finite, parts)):
-            raise ModelError(
-                f"{', '.join(names[:3])} has weights that are not finite, which cannot be quantised; "
-                "leave --quantization out or repair the checkpoint"
-            )
 
     def _local_shape(self, names: tuple[str, ...]) -> tuple[int, ...]:
         """Of this rank's parts, one below the other. Raises ModelError before memory is taken for what is not there."""

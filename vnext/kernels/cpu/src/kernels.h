@@ -16,7 +16,7 @@ enum Kind : int { FLOAT32, BFLOAT16, INT8, BFLOAT16_WIDE_NORM, CODES, FLOAT16, U
 enum Gate : int { NO_GATE, SILU, GELU_TANH };
 
 constexpr int PANEL = 32;      // output columns of a packed panel, two halves of 16
-constexpr int STEP = 32;       // inputs of one step over K in bfloat16 and int8 panels
+constexpr int STEP = 32;       // inputs of one step over K in bfloat16 panels and in codes
 constexpr int SHARDS_MAX = 8;  // into which the inputs of a weight are cut, each with a sum of its own
 constexpr int PIECES_MAX = 8;  // forms that a weight of codes has side by side
 constexpr int ALIGNMENT = 64;  // bytes
@@ -31,16 +31,15 @@ constexpr int64_t coded_bytes(int64_t head_dim) { return head_dim + (head_dim + 
 #define VNX_FIELD(type, name) type name;
 
 /* The start of a packed weight; offsets in bytes from it, 0 where there is none. `out` counts rows of the weight, gate
-   and up together. Panels: FLOAT32 [panel][in][32]; BFLOAT16 and INT8 [panel][shard][step][half][16 pairs of inputs][16
-   outputs][2]. A gated panel holds 16 outputs of the gate, then the same 16 of up. Padding is zero. INT8 is sign and
-   magnitude, with scales [panel][shard][32]. The inputs are cut into `shards` of one size: each is summed alone, from
-   zero, and the sums are added by the tree of `joined` in lanes.h. CODES: linear/codes.h; `panel_bytes` is their mean, and `halves_at`
-   [2 * panels + 1] says where they are. `x_kind`: of the activations. */
+   and up together. Panels: FLOAT32 [panel][in][32]; BFLOAT16 [panel][shard][step][half][16 pairs of inputs][16 outputs][2]. A
+   gated panel holds 16 outputs of the gate, then the same 16 of up. Padding is zero. The inputs are cut into `shards` of one
+   size: each is summed alone, from zero, and the sums are added by the tree of `joined` in lanes.h. CODES: linear/codes.h;
+   `panel_bytes` is their mean, and `halves_at` [2 * panels + 1] says where they are. `x_kind`: of the activations. */
 struct Packed {
     uint32_t magic;
     int32_t kind, gate, shards;
     int64_t out, in, panel_count, panel_bytes;
-    int64_t bias_at, scales_at, panels_at, total_bytes;
+    int64_t bias_at, panels_at, total_bytes;
     int32_t x_kind, piece_count;
     int64_t pieces_at, halves_at;
     int64_t shard_in() const { return in / shards; }

@@ -98,10 +98,9 @@ void do_configure(int members, int spin_us) {
 
 int64_t do_bind(int member, const void *cpus, int count) { return bind_member(member, static_cast<const int32_t *>(cpus), count); }
 
-void do_pack(const void *parts, int weight_kind, const void *bias, int64_t out, int64_t in, int kind, int gate,
-             int shards, void *buffer) {
+void do_pack(const void *parts, int kind, const void *bias, int64_t out, int64_t in, int gate, int shards, void *buffer) {
     const WithoutLock apart(true);
-    pack_linear(static_cast<const WeightPart *>(parts), weight_kind, bias, out, in, kind, gate, shards, buffer);
+    pack_linear(static_cast<const WeightPart *>(parts), kind, bias, out, in, gate, shards, buffer);
 }
 
 void do_pack_codes(const void *parts, int64_t count, const void *bias, int bias_kind, int64_t in, int x_kind, int gate, int shards,
@@ -288,7 +287,7 @@ PyMethodDef methods[] = {
     VNX_ENTRY("level", get_level, "level() -> level in use"),
     VNX_ENTRY("set_level", set_level, "set_level(level) -> whether this machine has it"),
     VNX_ENTRY("packed_bytes", packed_bytes, "packed_bytes(out, in, kind, gate, shards) -> bytes"),
-    VNX_ENTRY("pack_linear", do_pack, "pack_linear(parts, weight_kind, bias, out, in, kind, gate, shards, buffer)"),
+    VNX_ENTRY("pack_linear", do_pack, "pack_linear(parts, kind, bias, out, in, gate, shards, buffer)"),
     VNX_ENTRY("codes_bytes", do_codes_bytes, "codes_bytes(parts, count, in, gate, shards) -> bytes"),
     VNX_ENTRY("pack_codes", do_pack_codes, "pack_codes(parts, count, bias, bias_kind, in, x_kind, gate, shards, first, last, buffer)"),
     VNX_ENTRY("packed_rows", packed_rows, "packed_rows(ids, count, first, packed, result)"),

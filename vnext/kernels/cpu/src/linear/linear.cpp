@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cmath>
 #include <cstring>
 
 #if defined(__unix__)
@@ -18,7 +17,7 @@ namespace {
 
 int64_t panel_bytes_of(const Packed &p) {
     if (p.kind == FLOAT32) return p.in * PANEL * 4;
-    return p.steps() * STEP * PANEL * (p.kind == BFLOAT16 ? 2 : 1);
+    return p.steps() * STEP * PANEL * 2;
 }
 
 /* Offsets and sizes. */
@@ -26,17 +25,15 @@ Packed layout(int64_t out, int64_t in, int kind, int gate, int shards) {
     Packed p{};
     p.magic = PACKED_MAGIC;
     p.kind = kind;
-    p.x_kind = kind == FLOAT32 ? FLOAT32 : BFLOAT16;
+    p.x_kind = kind;
     p.gate = gate;
     p.shards = shards;
     p.out = out;
     p.in = in;
     p.panel_count = panels_of(out, gate);
     p.panel_bytes = panel_bytes_of(p);
-    const int64_t column_bytes = p.panel_count * PANEL * 4;
     p.bias_at = round_up(sizeof(Packed), ALIGNMENT);
-    p.scales_at = p.bias_at + column_bytes;
-    p.panels_at = round_up(p.scales_at + shards * column_bytes, 4096);
+    p.panels_at = round_up(p.bias_at + p.panel_count * PANEL * 4, 4096);
     p.total_bytes = p.panels_at + p.panel_count * p.panel_bytes;
     return p;
 }
@@ -53,26 +50,10 @@ struct Source {
     }
 };
 
-uint8_t quantised(float value, float scale) {
-    const int magnitude = std::min(127, int(std::nearbyint(std::fabs(value) / scale)));
-    return uint8_t(magnitude | (value < 0 && magnitude > 0 ? 0x80 : 0));
-}
-
-float scale_of_row(const void *row, int kind, int64_t in) {
-    float largest = 0;
-    for (int64_t k = 0; k < in; ++k)
-        largest = std::max(largest, std::fabs(number_at(row, kind, k)));
-    const float scale = largest / 127;
-    return scale > 0 ? scale : 1;
-}
-
-/* Where input k of the output at `place` lies in a panel of bfloat16 or int8. */
+/* Where input k of the output at `place` lies in a panel of bfloat16. */
 int64_t place_in_panel(int64_t k, int64_t place) {
     return k / STEP * 1024 + place / 16 * 512 + k % STEP / 2 * 32 + place % 16 * 2 + k % 2;
 }
-
-/* Where an int8 panel holds what a bfloat16 panel has at `at`: see `expand` in linear_lanes.h. */
-int64_t byte_of(int64_t at) { return at / 64 * 64 + at % 32 / 8 * 16 + at % 64 / 32 * 8 + at % 8; }
 
 /* The rows of a whole panel in a shard, as they are: sixteen words of each at a time, which are as many inputs of float32 or twice as
    many of bfloat16. Returns the inputs that are done. */
@@ -85,44 +66,33 @@ int64_t pack_words(const Packed &p, const char *const *rows, char *panel) {
     return count * (p.kind == FLOAT32 ? 16 : 32);
 }
 
-/* One output's weights in a shard from input `first` on, of the kind `given`, into its place of the shard's part of a panel. */
-void pack_row(const Packed &p, const void *row, int given, int64_t place, int64_t first, float scale, char *panel) {
-    for (int64_t k = first; k < p.shard_in(); ++k) {
-        const int64_t at = place_in_panel(k, place);
+/* One output's weights in a shard from input `first` on, into its place of the shard's part of a panel. */
+void pack_row(const Packed &p, const void *row, int64_t place, int64_t first, char *panel) {
+    for (int64_t k = first; k < p.shard_in(); ++k)
         if (p.kind == FLOAT32)
-            reinterpret_cast<float *>(panel)[k * PANEL + place] = number_at(row, given, k);
-        else if (p.kind == INT8)
-            reinterpret_cast<uint8_t *>(panel)[byte_of(at)] = quantised(number_at(row, given, k), scale);
-        else if (given == BFLOAT16)
-            reinterpret_cast<uint16_t *>(panel)[at] = static_cast<const uint16_t *>(row)[k];
+            reinterpret_cast<float *>(panel)[k * PANEL + place] = static_cast<const float *>(row)[k];
         else
-            reinterpret_cast<uint16_t *>(panel)[at] = to_bf16(number_at(row, given, k));
-    }
+            reinterpret_cast<uint16_t *>(panel)[place_in_panel(k, place)] = static_cast<const uint16_t *>(row)[k];
 }
 
 void pack_panel(const Packed &p, const Source &source, const void *bias, int64_t panel, char *base) {
     char *to = base + p.panels_at + panel * p.panel_bytes;
     float *bias_to = reinterpret_cast<float *>(base + p.bias_at) + panel * PANEL;
-    float *scales_to = reinterpret_cast<float *>(base + p.scales_at) + panel * p.shards * PANEL;
-    const int64_t row_bytes = p.shard_in() * (source.kind == FLOAT32 ? 4 : 2);
+    const int64_t row_bytes = p.shard_in() * (p.kind == FLOAT32 ? 4 : 2);
     const char *rows[PANEL];
     int64_t row_count = 0;
     for (int64_t place = 0; place < PANEL; ++place) {
         const int64_t index = row_at(p, panel, place);
-        bias_to[place] = index < 0 || bias == nullptr ? 0.0f : number_at(bias, source.kind, index);
+        bias_to[place] = index < 0 || bias == nullptr ? 0.0f : number_at(bias, p.kind, index);
         rows[place] = index < 0 ? nullptr : static_cast<const char *>(source.row(index));
         row_count += index >= 0;
     }
-    const bool is_whole = row_count == PANEL && p.shard_in() % STEP == 0, is_same = source.kind == p.kind;
-    if (!is_whole) std::memset(to, 0, size_t(p.panel_bytes));
-    std::fill(scales_to, scales_to + p.shards * PANEL, 1.0f);
+    if (row_count < PANEL || p.shard_in() % STEP != 0) std::memset(to, 0, size_t(p.panel_bytes));
     for (int64_t shard = 0; shard < p.shards; ++shard, to += p.panel_bytes / p.shards) {
-        const int64_t first = row_count == PANEL && is_same ? pack_words(p, rows, to) : 0;
+        const int64_t first = row_count == PANEL ? pack_words(p, rows, to) : 0;
         for (int64_t place = 0; place < PANEL; ++place) {
             if (rows[place] == nullptr) continue;
-            float &scale = scales_to[shard * PANEL + place];
-            if (p.kind == INT8) scale = scale_of_row(rows[place], source.kind, p.shard_in());
-            pack_row(p, rows[place], source.kind, place, first, scale, to);
+            pack_row(p, rows[place], place, first, to);
             rows[place] += row_bytes;
         }
     }
@@ -207,14 +177,12 @@ int64_t packed_bytes(int64_t out, int64_t in, int kind, int gate, int shards) {
     return layout(out, in, kind, gate, shards).total_bytes;
 }
 
-void pack_linear(const WeightPart *parts, int weight_kind, const void *bias, int64_t out, int64_t in, int kind,
-                 int gate, int shards, void *buffer) {
+void pack_linear(const WeightPart *parts, int kind, const void *bias, int64_t out, int64_t in, int gate, int shards, void *buffer) {
     Packed p = layout(out, in, kind, gate, shards);
-    const Source source{parts, weight_kind};
+    const Source source{parts, kind};
     char *base = static_cast<char *>(buffer);
     for_units(p.panel_count, false, [&](int64_t panel, int64_t) { pack_panel(p, source, bias, panel, base); });
     if (bias == nullptr) p.bias_at = 0;
-    if (kind != INT8) p.scales_at = 0;
     std::memcpy(base, &p, sizeof p);
 }
 
@@ -256,18 +224,6 @@ void unpack_row(const Packed &w, int64_t row, uint16_t *to) {
     if (w.in % 2 != 0) to[w.in - 1] = from[place_in_panel(w.in - 1, place)];
 }
 
-/* The same of an int8 weight: scaled, then rounded. */
-void unpack_row_int8(const Packed &w, int64_t row, uint16_t *to) {
-    const char *base = reinterpret_cast<const char *>(&w), *panel = base + w.panels_at + row / PANEL * w.panel_bytes;
-    const float scale = reinterpret_cast<const float *>(base + w.scales_at)[row];
-    const int64_t place = row % PANEL;
-    for (int64_t k = 0; k < w.in; ++k) {
-        const uint8_t byte = uint8_t(panel[byte_of(place_in_panel(k, place))]);
-        const float magnitude = float(byte & 0x7f);
-        to[k] = to_bf16((byte & 0x80 ? -magnitude : magnitude) * scale);
-    }
-}
-
 /* The same of codes. */
 void unpack_codes(const Packed &w, int64_t row, char *to) {
     float *wide = w.x_kind == FLOAT32 ? reinterpret_cast<float *>(to) : static_cast<float *>(scratch(SLOT_ROWS, size_t(w.in) * 4));
@@ -288,8 +244,6 @@ void packed_rows(const int64_t *ids, int64_t count, int64_t first, const void *p
             unpack_codes(w, row, to);
         else if (w.kind == FLOAT32)
             unpack_row(w, row, reinterpret_cast<float *>(to));
-        else if (w.kind == INT8)
-            unpack_row_int8(w, row, reinterpret_cast<uint16_t *>(to));
         else
             unpack_row(w, row, reinterpret_cast<uint16_t *>(to));
     });

@@ -120,7 +120,7 @@ inline void add_rows(const float *x, int64_t rows, int64_t steps, const float *w
 /* sums [shards][rows][PANEL]. */
 inline void finish_rows(const LinearCall &call, int64_t row0, int64_t rows, int64_t panel, const float *sums) {
     const Packed &w = *call.weight;
-    const bool is_plain = w.shards == 1 && w.scales_at == 0 && call.result_kind == BFLOAT16;
+    const bool is_plain = w.shards == 1 && call.result_kind == BFLOAT16;
     for (int64_t row = 0; row < rows; ++row, sums += PANEL) {
         if (is_plain) {
             finish_row<bf16>(call, row0 + row, panel, load(sums), load(sums + 16));
@@ -146,7 +146,7 @@ void linear_bf16_blocked(const LinearCall &call, int64_t row0, int64_t row1, int
     float *sums = weights + BLOCK_STEPS * 32 * WIDE;
     Ahead ahead(call, panel0, panel1, 2 / HALVES_BLOCKED * w.shards * blocks_of(w) * ((rows + ROWS_BLOCKED - 1) / ROWS_BLOCKED));
     for (int64_t panel = panel0; panel < panel1; ++panel) {
-        const bf16 *from = bf16_panel(w, panel);
+        const bf16 *from = reinterpret_cast<const bf16 *>(panel_of(w, panel));
         ahead.begin(panel + 1);
         memset(sums, 0, size_t(w.shards * sums_size) * 4);
         each_block(w, [&](int64_t shard, int64_t step, int64_t count) {

@@ -1,4 +1,4 @@
-/* What happens to the finished sums of a product, of any kind of weight: shards, scales, bias, gate, rounding. */
+/* What happens to the finished sums of a product, of any kind of weight: shards, bias, gate, rounding. */
 #pragma once
 
 #include "isa/lanes.h"
@@ -54,15 +54,9 @@ ALWAYS_INLINE void finish_row(const LinearCall &call, int64_t row, int64_t panel
     if (left > 16) store_part(result + panel * PANEL + 16, second, left - 16);
 }
 
-/* The same from the sums of the shards, `stride` apart, which are scaled first. */
-inline void finish_row(const LinearCall &call, int64_t row, int64_t panel, Lanes *first, Lanes *second, int64_t stride) {
+/* The same from the sums of the shards, `stride` apart. */
+inline void finish_row(const LinearCall &call, int64_t row, int64_t panel, const Lanes *first, const Lanes *second, int64_t stride) {
     const Packed &w = *call.weight;
-    const float *scales = floats_at(w, w.scales_at);
-    for (int64_t i = 0; scales != nullptr && i < w.shards; ++i) {
-        const float *own = scales + (panel * w.shards + i) * PANEL;
-        first[i * stride] = first[i * stride] * load(own);
-        second[i * stride] = second[i * stride] * load(own + 16);
-    }
     const Lanes one = joined(first, stride, w.shards), other = joined(second, stride, w.shards);
     if (call.result_kind == FLOAT32) return finish_row<float>(call, row, panel, one, other);
     return finish_row<bf16>(call, row, panel, one, other);

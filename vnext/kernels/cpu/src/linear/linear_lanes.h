@@ -49,78 +49,6 @@ struct DenormalsAreZero {
 #endif
 };
 
-/* int8 weights in sign and magnitude -> bf16, exact; `count` a multiple of 64. Of each 64 bytes, 16-byte lane i holds
-   the weights 8 i .. 8 i + 7, then 32 + 8 i .. 32 + 8 i + 7: the order that unpacking bytes to words puts right. */
-#if defined(VNX_VBMI)
-inline void expand(const uint8_t *from, bf16 *to, int64_t count) {
-    alignas(64) static const struct Table {
-        uint8_t low[128], high[128];
-        constexpr Table() : low(), high() {
-            for (int i = 1; i < 128; ++i) {
-                int exponent = 0;
-                while (i >> (exponent + 1))
-                    ++exponent;
-                low[i] = uint8_t(((127 + exponent) & 1) << 7 | ((i << (7 - exponent)) & 0x7f));
-                high[i] = uint8_t((127 + exponent) >> 1);
-            }
-        }
-    } table;
-    const __m512i low0 = _mm512_load_si512(table.low), low1 = _mm512_load_si512(table.low + 64);
-    const __m512i high0 = _mm512_load_si512(table.high), high1 = _mm512_load_si512(table.high + 64);
-    const __m512i sign = _mm512_set1_epi8(char(0x80));
-    for (int64_t i = 0; i < count; i += 64) {
-        const __m512i bytes = _mm512_loadu_si512(from + i);
-        const __m512i low = _mm512_permutex2var_epi8(low0, bytes, low1);
-        const __m512i high = _mm512_permutex2var_epi8(high0, bytes, high1);
-        const __m512i signed_high = _mm512_or_si512(high, _mm512_and_si512(bytes, sign));
-        _mm512_storeu_si512(to + i, _mm512_unpacklo_epi8(low, signed_high));
-        _mm512_storeu_si512(to + i + 32, _mm512_unpackhi_epi8(low, signed_high));
-    }
-}
-#elif defined(VNX_AVX512) || defined(VNX_AVX2)
-/* Eight at a time: a small whole number is exact as float32, and its upper half is its bfloat16. */
-inline void expand(const uint8_t *from, bf16 *to, int64_t count) {
-    for (int64_t i = 0; i < count; i += 8) {
-        const int64_t at = i / 64 * 64 + i % 16 / 8 * 32 + i % 64 / 16 * 8;
-        const __m256i bytes = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(from + i)));
-        const __m256 magnitude = _mm256_cvtepi32_ps(_mm256_and_si256(bytes, _mm256_set1_epi32(0x7f)));
-        const __m256i sign = _mm256_slli_epi32(_mm256_and_si256(bytes, _mm256_set1_epi32(0x80)), 8);
-        const __m256i words = _mm256_or_si256(_mm256_srli_epi32(_mm256_castps_si256(magnitude), 16), sign);
-        const __m256i packed = _mm256_permute4x64_epi64(_mm256_packus_epi32(words, words), 0xd8);
-        _mm_storeu_si128((__m128i *)(to + at), _mm256_castsi256_si128(packed));
-    }
-}
-#elif defined(VNX_NEON)
-inline void expand(const uint8_t *from, bf16 *to, int64_t count) {
-    for (int64_t i = 0; i < count; i += 8) {
-        const int64_t at = i / 64 * 64 + i % 16 / 8 * 32 + i % 64 / 16 * 8;
-        const uint16x8_t bytes = vmovl_u8(vld1_u8(from + i)), magnitudes = vandq_u16(bytes, vdupq_n_u16(0x7f));
-        const float32x4_t low = vcvtq_f32_u32(vmovl_u16(vget_low_u16(magnitudes)));
-        const float32x4_t high = vcvtq_f32_u32(vmovl_high_u16(magnitudes));
-        const uint16x8_t words = vuzp2q_u16(vreinterpretq_u16_f32(low), vreinterpretq_u16_f32(high));
-        vst1q_u16(to + at, vorrq_u16(words, vshlq_n_u16(vandq_u16(bytes, vdupq_n_u16(0x80)), 8)));
-    }
-}
-#else
-inline void expand(const uint8_t *from, bf16 *to, int64_t count) {
-    for (int64_t i = 0; i < count; ++i) {
-        const int64_t byte = i / 64 * 64 + i % 32 / 8 * 16 + i % 64 / 32 * 8 + i % 8;
-        const float magnitude = float(from[byte] & 0x7f);
-        uint32_t bits;
-        memcpy(&bits, &magnitude, 4);
-        to[i] = bf16(bits >> 16 | uint32_t(from[byte] & 0x80) << 8);
-    }
-}
-#endif
-
-/* A panel's bf16 weights: in place, or expanded into scratch. */
-inline const bf16 *bf16_panel(const Packed &w, int64_t panel) {
-    if (w.kind == BFLOAT16) return reinterpret_cast<const bf16 *>(panel_of(w, panel));
-    bf16 *expanded = static_cast<bf16 *>(scratch(SLOT_TILES, size_t(w.panel_bytes) * 2));
-    expand(reinterpret_cast<const uint8_t *>(panel_of(w, panel)), expanded, w.panel_bytes);
-    return expanded;
-}
-
 /* `count` inputs of one or both halves of a panel, added to the sums of both. */
 template <int R, int H>
 inline void step_f32(const float *x, int64_t stride, int64_t count, const float *weights, Lanes (*sums)[R]) {
@@ -221,9 +149,9 @@ inline void in_blocks(const Rows<X> *forms, int most, const LinearCall &call, co
                       int64_t row1, int64_t panel0, int64_t panel1) {
     const Packed &w = *call.weight;
     const int64_t rows = row1 - row0, blocks = (rows + most - 1) / most;
-    Ahead ahead(call, panel0, panel1, blocks * w.steps(), rows <= 4 && blocks == 1 && w.kind != INT8);
+    Ahead ahead(call, panel0, panel1, blocks * w.steps(), rows <= 4 && blocks == 1);
     for (int64_t panel = panel0; panel < panel1; ++panel) {
-        const void *weights = w.kind == FLOAT32 ? panel_of(w, panel) : static_cast<const void *>(bf16_panel(w, panel));
+        const void *weights = panel_of(w, panel);
         ahead.begin(panel + 1);
         for (int64_t block = 0; block < blocks; ++block) {
             const int64_t first = rows * block / blocks, end = rows * (block + 1) / blocks;

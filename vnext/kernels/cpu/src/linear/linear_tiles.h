@@ -32,6 +32,7 @@ struct TilesInUse {
 };
 
 constexpr int64_t PREFETCH_BYTES = 8192;
+constexpr int STEP_LINES = 32;  // cache lines of weight that one step of a panel takes
 
 /* Rows of x as tiles see them: first 16 and last 16 of a block of up to 32, `stride` in bytes. */
 struct RowBlock {
@@ -66,31 +67,16 @@ inline void finish_some(const LinearCall &call, Unfinished &last, int count) {
     last.done = end;
 }
 
-/* Some steps of a block of up to 16 rows, added to tiles 0 and 1; fetches `lines` lines from `ahead` on at each. */
-inline void narrow_steps(const char *x, int64_t stride, const char *w, int64_t steps, const char *ahead, int lines) {
+/* Some steps of a block of up to 16 rows, added to tiles 0 and 1; fetches what lies PREFETCH_BYTES further on. */
+inline void narrow_steps(const char *x, int64_t stride, const char *w, int64_t steps) {
     for (int64_t step = 0; step < steps; ++step, w += 2048) {
         _tile_loadd(4, x + step * 64, stride);
         _tile_loadd(6, w, 64);
         _tile_loadd(7, w + 1024, 64);
-        for (int i = 0; i < lines; ++i, ahead += 64)
-            _mm_prefetch(ahead, _MM_HINT_T0);
+        for (int line = 0; line < STEP_LINES; ++line)
+            _mm_prefetch(w + PREFETCH_BYTES + line * 64, _MM_HINT_T0);
         _tile_dpbf16ps(0, 4, 6);
         _tile_dpbf16ps(1, 4, 7);
-    }
-}
-
-/* Some steps of one shard and up to 16 rows, added to tiles 0 and 1. The weight is read at the speed of memory; int8 is
-   expanded a few steps at a time, within the nearest cache. */
-inline void narrow_shard(const Packed &w, const char *x, int64_t stride, const char *weights, int64_t steps) {
-    constexpr int64_t STEPS_AT_ONCE = 4;
-    alignas(64) bf16 expanded[2][STEPS_AT_ONCE * 1024];
-    if (w.kind == BFLOAT16) return narrow_steps(x, stride, weights, steps, weights + PREFETCH_BYTES, 32);
-    for (int64_t step = 0; step < steps; step += STEPS_AT_ONCE) {
-        const int64_t count = steps - step < STEPS_AT_ONCE ? steps - step : STEPS_AT_ONCE;
-        const char *from = weights + step * 1024;
-        bf16 *to = expanded[step / STEPS_AT_ONCE % 2];
-        expand(reinterpret_cast<const uint8_t *>(from), to, count * 1024);
-        narrow_steps(x + step * 64, stride, reinterpret_cast<const char *>(to), count, from + PREFETCH_BYTES, 16);
     }
 }
 
@@ -103,7 +89,7 @@ inline void narrow_block(const LinearCall &call, const RowBlock &block, int64_t 
     for (int64_t shard = 0; shard < w.shards; ++shard, x += steps * 64, weights += bytes) {
         _tile_zero(0);
         _tile_zero(1);
-        narrow_shard(w, x, block.stride, weights, steps);
+        narrow_steps(x, block.stride, weights, steps);
         _tile_stored(0, sums[shard * TILES], 64);
         _tile_stored(1, sums[shard * TILES + 1], 64);
     }
@@ -167,9 +153,6 @@ inline void shape_tiles(int rows) {
     load_shapes(shapes);
 }
 
-/* Cache lines of weight that one step of a panel takes. */
-inline int64_t step_lines(const Packed &w) { return w.kind == BFLOAT16 ? 32 : 16; }
-
 /* Blocks of 32 rows, then those left over, a panel at a time. */
 void wide_panels(const LinearCall &call, int64_t row0, int64_t row1, int64_t panel0, int64_t panel1, int64_t steps) {
     const Packed &w = *call.weight;
@@ -178,12 +161,12 @@ void wide_panels(const LinearCall &call, int64_t row0, int64_t row1, int64_t pan
     RowBlock tail{};
     if (left > 0) tail = whole > row0 ? copied_block(call, whole, left, 32, steps) : block_in_place(call, whole, left);
     const int64_t block_count = (whole - row0) / 32 + (left > 0);
-    const int lines = int((step_lines(w) + block_count - 1) / block_count);
+    const int lines = int((STEP_LINES + block_count - 1) / block_count);
     alignas(64) TileSums sums[2][SHARDS_MAX * TILES];
     Unfinished last{};
     int turn = 0;
     for (int64_t panel = panel0; panel < panel1; ++panel) {
-        const bf16 *weights = bf16_panel(w, panel);
+        const bf16 *weights = reinterpret_cast<const bf16 *>(panel_of(w, panel));
         const char *ahead = panel_of(w, panel + 1);
         for (int64_t i = 0; i < block_count; ++i, ahead += steps * lines * 64, turn ^= 1) {
             const RowBlock block = row0 + i * 32 < whole ? block_in_place(call, row0 + i * 32, 32) : tail;
