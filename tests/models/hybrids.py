@@ -31,6 +31,14 @@ BASE: dict[str, Any] = dict(
     eos_token_id=None,
 )
 MIXED = ["conv", "full_attention", "conv", "conv"]
+QWEN = {
+    "head_dim": 16,
+    "linear_key_head_dim": 24,
+    "linear_value_head_dim": 16,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+}
+IMAGES = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": 64, "num_position_embeddings": 16}
 CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "lfm2": ("Lfm2ForCausalLM", "Lfm2Config", {"layer_types": MIXED, "block_multiple_of": 8}),
     "lfm2_bias": (
@@ -38,6 +46,13 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
         "Lfm2Config",
         {"full_attn_idxs": [2, 3], "conv_bias": True, "conv_L_cache": 4, "block_auto_adjust_ff_dim": False, "tie_word_embeddings": False},
     ),
+    "qwen3_5": ("Qwen3_5ForCausalLM", "Qwen3_5TextConfig", QWEN),
+    "qwen3_5_wide": (
+        "Qwen3_5ForCausalLM",
+        "Qwen3_5TextConfig",
+        {**QWEN, "head_dim": 32, "linear_num_key_heads": 4, "tie_word_embeddings": True, "full_attention_interval": 2},
+    ),
+    "qwen3_5_images": ("Qwen3_5ForConditionalGeneration", "Qwen3_5Config", QWEN),
 }  # fmt: skip
 """Architecture, configuration and what it has beside BASE."""
 
@@ -46,15 +61,24 @@ def save_hybrid(path: Path, name: str) -> torch.nn.Module:
     """The seeded model of a case, with norms and biases that are no constants, also saved into folder `path`."""
     architecture, config, changes = CASES[name]
     torch.manual_seed(3)
-    model = getattr(transformers, architecture)(getattr(transformers, config)(**{**BASE, **changes})).eval()
+    whole = {**BASE, **changes}
+    if config == "Qwen3_5Config":
+        whole = {"text_config": whole, "vision_config": IMAGES}
+    model = getattr(transformers, architecture)(getattr(transformers, config)(**whole)).eval()
     generator = torch.Generator().manual_seed(2)
     with torch.no_grad():
         for each, parameter in model.named_parameters():
             if parameter.dim() == 1:
-                spread = 2.0 if each in ("model.norm.weight", "model.embedding_norm.weight") else 0.3
+                spread = 2.0 if each.endswith(("l.norm.weight", "embedding_norm.weight")) else 0.3
                 parameter.add_(torch.randn(parameter.shape, generator=generator) * spread)
     model.save_pretrained(path)
     return model
+
+
+def load_oracle(path: Path, dtype: torch.dtype) -> torch.nn.Module:
+    """The saved model again, in this dtype."""
+    architecture, *_ = CASES[path.name]
+    return getattr(transformers, architecture).from_pretrained(path, dtype=dtype).eval()
 
 
 class Row(NamedTuple):

@@ -50,6 +50,8 @@ FAMILIES = MappingProxyType(
         "GPT2LMHeadModel": "gpt2",
         "Olmo2ForCausalLM": "olmo2",
         "Lfm2ForCausalLM": "lfm2",
+        "Qwen3_5ForCausalLM": "qwen3_5",
+        "Qwen3_5ForConditionalGeneration": "qwen3_5",
     }
 )
 
@@ -72,6 +74,8 @@ MODEL_TYPES = MappingProxyType(
         "gpt2": "GPT2LMHeadModel",
         "olmo2": "Olmo2ForCausalLM",
         "lfm2": "Lfm2ForCausalLM",
+        "qwen3_5_text": "Qwen3_5ForCausalLM",
+        "qwen3_5": "Qwen3_5ForConditionalGeneration",
     }
 )
 """config.json's model_type -> the architecture, for files that name none."""
@@ -93,6 +97,7 @@ BODIES = MappingProxyType(
         "GPT2Model": "GPT2LMHeadModel",
         "Olmo2Model": "Olmo2ForCausalLM",
         "Lfm2Model": "Lfm2ForCausalLM",
+        "Qwen3_5TextModel": "Qwen3_5ForCausalLM",
     }
 )
 """Models saved without what makes them write -> the architecture that they belong to."""

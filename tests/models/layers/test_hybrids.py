@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hybrids import CASES, VOCAB_SIZE, Hybrid, Row, load_hybrid, save_hybrid
+from hybrids import CASES, VOCAB_SIZE, Hybrid, Row, load_hybrid, load_oracle, save_hybrid
 from model_helpers import Chunk, ThreadGroup
 
 PROMPT = [int(token) for token in torch.randint(0, VOCAB_SIZE, (300,), generator=torch.Generator().manual_seed(1))]
@@ -18,7 +18,7 @@ ERROR_MAX = 1e-4
 
 @pytest.fixture(scope="module", params=CASES)
 def saved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, torch.nn.Module]:
-    path = tmp_path_factory.mktemp(request.param)
+    path = tmp_path_factory.mktemp("hybrids") / request.param
     return path, save_hybrid(path, request.param)
 
 
@@ -62,6 +62,21 @@ def test_the_same_bits_for_any_cut_and_company(saved: tuple[Path, torch.nn.Modul
     for part in (part for parts in model.pools for part in parts):
         part[7] = part[11]
     assert torch.equal(model.logits(Row(Chunk(PROMPT[80:110], 80, BLOCKS), 7)), expected[80:110])
+
+
+@torch.inference_mode()
+def test_bfloat16_is_as_near_to_the_truth_as_transformers(saved: tuple[Path, torch.nn.Module]) -> None:
+    """As in test_families_transformers.py, on the weights as bfloat16 has them."""
+    path, _ = saved
+    oracle = load_oracle(path, torch.bfloat16).float()
+    prompt = torch.tensor([PROMPT[:100]])
+    truth, theirs = oracle(prompt).logits[0], load_oracle(path, torch.bfloat16)(prompt).logits[0].float()
+    ours = load_hybrid(path, dtype=torch.bfloat16).logits(Row(Chunk(PROMPT[:100], 0, BLOCKS), 3))
+
+    def error(found: torch.Tensor) -> float:
+        return float(((found - truth).square().mean(1).sqrt() / truth.square().mean(1).sqrt()).median())
+
+    assert 0.0 < error(ours) <= 2**0.5 * error(theirs) < 0.1
 
 
 @torch.inference_mode()

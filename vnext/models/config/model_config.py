@@ -47,7 +47,8 @@ class DecoderForm(msgspec.Struct, frozen=True, kw_only=True):
 
     `is_parallel`: attention and MLP read the same stream, and both are added to it. Scales multiply the embedding, what attention
     and MLP give before it is added, and the logits. `head_norms`: norms of queries and keys are over each head, over each after
-    it has turned, or over all heads together.
+    it has turned, or over all heads together. `is_gated`: a query head comes with a gate of its size, whose sigmoid
+    multiplies what the head gives.
     """
 
     is_parallel: bool = False
@@ -55,6 +56,7 @@ class DecoderForm(msgspec.Struct, frozen=True, kw_only=True):
     residual_scale: float = 1.0
     logits_scale: float = 1.0
     head_norms: Literal["each", "turned", "all"] = "each"
+    is_gated: bool = False
 
     @property
     def is_plain(self) -> bool:

@@ -33,7 +33,7 @@ from vnext.models.layers.layers import (
     norm_of,
     output_logits,
 )
-from vnext.models.layers.recurrent import layer_caches, short_convolution
+from vnext.models.layers.recurrent import layer_caches, recurrent
 from vnext.models.layers.rope import inverse_frequencies
 from vnext.models.layers.sharding import Parallel
 
@@ -154,7 +154,7 @@ def mix(layer: Mixing, cache: tuple[Array, ...], x: torch.Tensor, step: Step) ->
     """Attention, or what a layer has in its place, of x [T, hidden]."""
     if isinstance(layer, Attention):
         return attention(layer, cache, x, step)
-    return short_convolution(layer, cache, x, step)
+    return recurrent(layer, cache, x, step)
 
 
 def logits(params: Params, hidden: torch.Tensor, config: ModelConfig, parallel: Parallel) -> torch.Tensor:

@@ -6,9 +6,9 @@ from typing import Any, NamedTuple
 
 from vnext.kernels.arrays import Array
 from vnext.models.layers.layers import Attention, Mlp, Norm
-from vnext.models.layers.recurrent import ShortConvolution
+from vnext.models.layers.recurrent import DeltaNet, ShortConvolution
 
-Mixing = Attention | ShortConvolution
+Mixing = Attention | ShortConvolution | DeltaNet
 """What mixes the tokens of a row."""
 
 

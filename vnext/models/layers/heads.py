@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from vnext.kernels.shards import joined_along
 from vnext.models.layers.layers import Attention, LayerCache, Step, attend
+from vnext.models.layers.sharding import local_heads
 
 if TYPE_CHECKING:
     import torch
@@ -17,7 +18,20 @@ def attention(layer: Attention, cache: LayerCache, x: torch.Tensor, step: Step) 
     if step.config.form.head_norms == "all":
         norm_heads_together(qkv, layer, step)
         layer = layer._replace(q_norm=None, k_norm=None)
-    return attend(qkv, layer, cache, step)
+    if not step.config.form.is_gated:
+        return attend(qkv, layer, cache, step)
+    qkv, gates = split_gates(qkv, step)
+    return attend(qkv, layer, cache, step, gates)
+
+
+def split_gates(joined: torch.Tensor, step: Step) -> tuple[torch.Tensor, torch.Tensor]:
+    """[T, (2 * heads + 2 * kv_heads) * head_dim], each query with its gate behind it -> (queries, keys and values; gates)."""
+    import torch  # as its callers, which have tensors
+
+    heads, head_dim = local_heads(step.config, step.parallel.world_size), step.config.head_dim
+    width = 2 * heads * head_dim
+    queries, gates = joined[:, :width].unflatten(1, (heads, 2, head_dim)).unbind(2)
+    return torch.cat((queries.flatten(1), joined[:, width:]), dim=1), gates.flatten(1)
 
 
 def norm_heads_together(qkv: torch.Tensor, layer: Attention, step: Step) -> None:

@@ -182,13 +182,19 @@ def attention(layer: Attention, cache: LayerCache, x: torch.Tensor, step: Step) 
     return attend(qkv, layer, cache, step)
 
 
-def attend(qkv: torch.Tensor, layer: Attention, cache: LayerCache, step: Step) -> torch.Tensor:
-    """The rest of attention from qkv [T, (heads + 2 * kv_heads) * head_dim], which is used up -> [T, hidden]."""
+def attend(
+    qkv: torch.Tensor, layer: Attention, cache: LayerCache, step: Step, gates: torch.Tensor | None = None
+) -> torch.Tensor:
+    """The rest of attention from qkv [T, (heads + 2 * kv_heads) * head_dim], which is used up -> [T, hidden]. `gates`: what heads
+    give is multiplied by their sigmoid, spelled out for the reason given at `references.silu_and_mul`."""
     chosen, config = step.operations, step.config
     write = RotaryWrite(layer.q_norm, layer.k_norm, config.rms_norm_eps, step.cosine, step.sine, *cache, step.slots)
     query = chosen.rotary_kv_write(qkv, write)
     seen = chosen.paged_attention(query, AttentionCall(*cache, step.metadata, step.scale, step.window, config.attention_softcap))
-    return row(seen.flatten(1), layer.output, step)
+    seen = seen.flatten(1)
+    if gates is not None:
+        seen = (seen.float() / gates.float().neg_().exp_().add_(1.0)).to(seen.dtype)
+    return row(seen, layer.output, step)
 
 
 def norm_of(x: torch.Tensor, norm: Norm | None, step: Step) -> torch.Tensor:

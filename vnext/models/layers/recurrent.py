@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from vnext.kernels.arrays import Array
-from vnext.kernels.calls import ConvolutionCall
+from vnext.kernels.calls import ConvolutionCall, RecurrenceCall
 from vnext.models.config.model_config import ModelConfig
 from vnext.models.errors import ModelError
 from vnext.models.layers.assembly import Source, linear
@@ -37,6 +37,19 @@ class ShortConvolution(NamedTuple):
     inner: Linear
     weight: Array
     bias: Array | None
+    output: Linear
+
+
+class DeltaNet(NamedTuple):
+    """A gated delta net. `inner` is column-parallel: queries, keys, values, gates; `beside` too: strengths, steps, never quantised.
+    weight [channels, W] of the convolution; decay_logs and step_bias float32 [H], norm float32 [V]. `output` is row-parallel."""
+
+    inner: Linear
+    beside: Linear
+    weight: Array
+    decay_logs: Array
+    step_bias: Array
+    norm: Array
     output: Linear
 
 
@@ -92,6 +105,49 @@ def assemble_convolution(source: Source, prefix: str, *, bias: bool) -> ShortCon
         bias=source.fused((prefix + "conv.bias",)) if bias else None,
         output=linear(source, prefix, "out_proj", bias=bias),
     )
+
+
+def assemble_delta_net(source: Source, prefix: str) -> DeltaNet:
+    """The gated delta net at `prefix`, which ends with a dot."""
+    beside = source.packed((prefix + "in_proj_b.weight", prefix + "in_proj_a.weight"), exact=True)
+    return DeltaNet(
+        inner=linear(source, prefix, "in_proj_qkv", "in_proj_z"),
+        beside=Linear(beside, None),
+        weight=source.fused((prefix + "conv1d.weight",)),
+        decay_logs=source.wide(prefix + "A_log"),
+        step_bias=source.wide(prefix + "dt_bias"),
+        norm=source.wide(prefix + "norm.weight"),
+        output=linear(source, prefix, "out_proj"),
+    )
+
+
+def recurrent(layer: ShortConvolution | DeltaNet, pools: tuple[Array, ...], x: torch.Tensor, step: Step) -> torch.Tensor:
+    """A recurrent layer of x [T, hidden] -> [T, hidden]; the step's rows go on from their pages."""
+    return (delta_net if isinstance(layer, DeltaNet) else short_convolution)(layer, pools, x, step)
+
+
+def delta_net(layer: DeltaNet, pools: tuple[Array, ...], x: torch.Tensor, step: Step) -> torch.Tensor:
+    """x [T, hidden] through a gated delta net."""
+    chosen, (convolved, states) = step.operations, pools
+    assert step.rows is not None and step.config.recurrent is not None
+    inner = chosen.linear(x, layer.inner.weight, layer.inner.bias)
+    beside = chosen.linear(x, layer.beside.weight, None)
+    channels, heads = len(layer.weight), len(layer.decay_logs)
+    mixed = chosen.short_convolution(inner[:, :channels], ConvolutionCall(layer.weight, None, convolved, step.rows, "silu"))
+    call = RecurrenceCall(
+        steps=beside[:, heads:],
+        strengths=beside[:, :heads],
+        gates=inner[:, channels:],
+        decay_logs=layer.decay_logs,
+        step_bias=layer.step_bias,
+        norm=layer.norm,
+        skips=None,
+        eps=step.config.rms_norm_eps,
+        key_heads=step.config.recurrent.key_heads // step.parallel.world_size,
+        pool=states,
+        rows=step.rows,
+    )
+    return row(chosen.recur(mixed, call), layer.output, step)
 
 
 def short_convolution(layer: ShortConvolution, pools: tuple[Array, ...], x: torch.Tensor, step: Step) -> torch.Tensor:

@@ -44,6 +44,7 @@ class Axis(StrEnum):
     TWICE_HIDDEN = "twice_hidden"
     TARGET = "target"
     DRAFT_VOCAB = "draft_vocab"
+    GATED_HEADS = "gated_heads"
     STATE_KEYS = "state_keys"
     STATE_VALUES = "state_values"
     STATE_HEADS = "state_heads"
@@ -174,6 +175,8 @@ def axis_size(axis: Axis, config: ModelConfig) -> int:
             return config.head_dim
         case Axis.HEADS:
             return config.head_count * config.head_dim
+        case Axis.GATED_HEADS:
+            return 2 * config.head_count * config.head_dim
         case Axis.KV_HEADS:
             return config.kv_head_count * config.head_dim
         case Axis.MLP:

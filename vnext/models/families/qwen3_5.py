@@ -1,0 +1,105 @@
+"""Qwen 3.5: three of four layers are gated delta nets, the others attend with a gate on what heads give; rope turns heads in part.
+
+Of multimodal models, it serves the language part. Norms multiply by 1 + weight, but for those of delta nets.
+"""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+
+from vnext.models.config.json_keys import positive, required, shown
+from vnext.models.config.model_config import DecoderForm, ModelConfig, Recurrent, common_config
+from vnext.models.config.rope_config import parse_rope, scaling_of
+from vnext.models.errors import ModelError
+from vnext.models.layers.assembly import Source, attention, gated_mlp, shifted_norm
+from vnext.models.layers.decoder import Mixing, Names, Params, assemble_decoder, forward, logits
+from vnext.models.layers.recurrent import assemble_delta_net
+from vnext.models.layers.sharding import WEIGHT_AXES as LLAMA_AXES, Axis, Layout, matrix
+
+__all__ = ["WEIGHT_AXES", "assemble", "forward", "logits", "parse"]
+
+KEYS, VALUES = Axis.STATE_KEYS, Axis.STATE_VALUES
+WEIGHT_AXES = MappingProxyType(
+    {
+        **LLAMA_AXES,
+        "q_proj": matrix(Axis.GATED_HEADS, Axis.HIDDEN),
+        "in_proj_qkv": matrix((KEYS, KEYS, VALUES), Axis.HIDDEN),
+        "in_proj_z": matrix(VALUES, Axis.HIDDEN),
+        "in_proj_b": matrix(Axis.STATE_HEADS, Axis.HIDDEN),
+        "in_proj_a": matrix(Axis.STATE_HEADS, Axis.HIDDEN),
+        "conv1d": Layout((KEYS, KEYS, VALUES), Axis.STATE_WIDTH, depthwise=True),
+        "linear_attn": Layout((Axis.STATE_HEADS,)),
+        "linear_attn.norm": Layout((Axis.STATE_HEAD_DIM,)),
+        "linear_attn.out_proj": matrix(Axis.HIDDEN, VALUES),
+    }
+)
+DEFAULTS = MappingProxyType(
+    {
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "max_position_embeddings": 32768,
+        "partial_rotary_factor": 0.25,
+        "full_attention_interval": 4,
+        "linear_conv_kernel_dim": 4,
+        "linear_key_head_dim": 128,
+        "linear_value_head_dim": 128,
+        "linear_num_key_heads": 16,
+        "linear_num_value_heads": 32,
+    }
+)
+ROOTS = ("model.", "model.language_model.")
+
+
+def parse(raw: dict[str, object], generation: dict[str, object]) -> ModelConfig:
+    """The configuration; a multimodal model has that of its language part in text_config. Raises ModelError."""
+    if "text_config" in raw:
+        text = {key: value for key, value in required(raw, "text_config", None).items() if value is not None}
+        raw = raw | text | {"architectures": raw["architectures"]}
+    raw = raw | {key: value for key, value in DEFAULTS.items() if raw.get(key) is None}
+    rope = parse_rope(raw, scaling_of(raw), positive(raw, "head_dim"), partial=True)
+    form = DecoderForm(is_gated=True)
+    return common_config(raw, generation, rope=rope, recurrent=delta_nets(raw), form=form)
+
+
+def delta_nets(raw: dict[str, object]) -> Recurrent:
+    """The layers that are delta nets, and their sizes."""
+    count, interval, kinds = positive(raw, "num_hidden_layers"), positive(raw, "full_attention_interval"), raw.get("layer_types")
+    if kinds is None:
+        kinds = ["linear_attention" if (layer + 1) % interval else "full_attention" for layer in range(count)]
+    if not isinstance(kinds, list) or len(kinds) != count or set(kinds) != {"full_attention", "linear_attention"}:
+        raise ModelError(
+            f"layer_types must name full_attention or linear_attention for each of {count} layers, and each of the two once at "
+            f"least, but is {shown(kinds)}; correct config.json"
+        )
+    found = Recurrent(
+        layers=tuple(layer for layer, kind in enumerate(kinds) if kind == "linear_attention"),
+        width=positive(raw, "linear_conv_kernel_dim"),
+        key_heads=positive(raw, "linear_num_key_heads"),
+        key_dim=positive(raw, "linear_key_head_dim"),
+        value_heads=positive(raw, "linear_num_value_heads"),
+        value_dim=positive(raw, "linear_value_head_dim"),
+    )
+    if found.value_heads % found.key_heads:
+        raise ModelError(
+            f"{found.value_heads} heads of values cannot share {found.key_heads} heads of keys evenly; correct "
+            "linear_num_key_heads in config.json"
+        )
+    return found
+
+
+def assemble(source: Source, config: ModelConfig) -> Params:
+    """The parameters, wherever this checkpoint keeps its language part."""
+    bias = config.attention_bias
+    assert config.recurrent is not None
+    nets = config.recurrent.layers
+
+    def mixing(prefix: str, index: int) -> Mixing:
+        if index in nets:
+            return assemble_delta_net(source, prefix + "linear_attn.")
+        query, key = (shifted_norm(source, f"{prefix}self_attn.{name}_norm") for name in "qk")
+        return attention(source, prefix, qkv_bias=bias, output_bias=bias)._replace(q_norm=query, k_norm=key)
+
+    root = next((root for root in ROOTS if root + "norm.weight" in source), ROOTS[0])
+    return assemble_decoder(
+        source, config, lambda prefix, index: (mixing(prefix, index), gated_mlp(source, prefix)), Names(root=root), shifted_norm
+    )
