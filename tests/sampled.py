@@ -98,9 +98,12 @@ SHARES: dict[str, int] = {
     "tests/replay/rerun/test_exec.py": 3,
     "tests/runtime/record/test_packing.py::test_an_engine_packs_what_it_closed_and_keeps_its_bound": 2,
     "tests/models/loading/test_dummy.py::test_ranks_and_stages_have_the_same_model": 6,
-    "tests/models/test_families_transformers.py": 3,
+    "tests/models/test_families_transformers.py": 8,
     "tests/models/test_adapters.py": 2,
-    "tests/models/test_rank_bits.py": 3,
+    "tests/models/loading/test_dummy.py::test_every_family_generates_from_its_configuration_alone": 3,
+    "tests/models/loading/test_unread.py::test_nothing_is_left_of_what_transformers_writes": 2,
+    "tests/models/test_family_weights.py::test_a_model_that_was_saved_without_its_head": 2,
+    "tests/models/test_rank_bits.py": 6,
     "tests/kernels/test_mxint8.py": 4,
     "tests/kernels/test_cpu_sampling.py": 3,
     "tests/kernels/test_paged_attention.py": 2,
@@ -130,7 +133,7 @@ SHARES: dict[str, int] = {
     "tests/e2e/test_parity.py::test_two_ranks_give_the_same_tokens_and_digests": 2,
     "tests/server/http/test_resuming.py": 3,
     "tests/replay/test_time_holes.py": 3,
-    "tests/stages/test_stages.py": 3,
+    "tests/stages/test_stages.py": 6,
 }
 """File, or file::function -> one case of so many is taken; of a function with fewer cases, one for some seeds."""
 WHOLE: dict[str, int] = {"tests/arm/test_arm.py": 3, "tests/e2e/test_agent.py": 2, "tests/hosts/test_on_ray.py": 3}

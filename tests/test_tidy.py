@@ -221,7 +221,7 @@ LATE_IMPORTS = {
     "vnext/kernels/arrays.py": (2, "its tensors and dtypes, for who has loaded it"),
     "vnext/kernels/mxint8.py": (2, "the plain implementation"),
     "vnext/models/layers/fused.py": (1, "the step of a forward in torch"),
-    "vnext/models/layers/heads.py": (2, "norms over all heads together"),
+    "vnext/models/layers/heads.py": (3, "norms over all heads together, heads that have turned, and gates"),
     "vnext/models/layers/kv_cache.py": (1, "a GPU's cache"),
     "vnext/models/layers/recurrent.py": (1, "pools of tensors"),
     "vnext/models/layers/layers.py": (2, "the table of operations, and sums over ranks"),

@@ -43,6 +43,14 @@ LONGROPE = {
 KINDS = {"linear": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0}, "own": {"rope_type": "default", "rope_theta": 1e4}}
 
 
+MINISTRAL = {
+    **YARN, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1, "original_max_position_embeddings": 32,
+}  # fmt: skip
+NTK = {"rope_type": "dynamic", "rope_theta": 1e4, "alpha": 50.0, "factor": 1.0}
+HALF = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
+MULTIPLIERS = {"embedding_multiplier": 6.0, "attention_multiplier": 0.2, "residual_multiplier": 0.4, "logits_scaling": 3.0}
+
+
 class Case(NamedTuple):
     """A model class and what its configuration has beside BASE. `asked_length`: tokens of the requests it is loaded for."""
 
@@ -115,6 +123,45 @@ CASES: dict[str, Case] = {
     "gpt2": Case("GPT2LMHeadModel", "GPT2Config", {}),
     "gpt2_inner": Case("GPT2LMHeadModel", "GPT2Config", {"n_inner": 100, "tie_word_embeddings": False}),
     "olmo2": Case("Olmo2ForCausalLM", "Olmo2Config", {}),
+    "olmo3": Case(
+        "Olmo3ForCausalLM",
+        "Olmo3Config",
+        {"sliding_window": 40, "rope_parameters": {"full_attention": YARN, "sliding_attention": KINDS["own"]}},
+    ),
+    "exaone4": Case(
+        "Exaone4ForCausalLM", "Exaone4Config", {"sliding_window": 40, "sliding_window_pattern": 2, "head_dim": 24}
+    ),
+    "exaone4_whole": Case("Exaone4ForCausalLM", "Exaone4Config", {"sliding_window": None, "layer_types": ["full_attention"] * 3}),
+    "ministral3": Case("Ministral3ForCausalLM", "Ministral3Config", {"head_dim": 16, "rope_parameters": MINISTRAL}),
+    "granite": Case("GraniteForCausalLM", "GraniteConfig", {**MULTIPLIERS, "attention_bias": True, "mlp_bias": True}),
+    "granite_hybrid": Case(
+        "GraniteMoeHybridForCausalLM",
+        "GraniteMoeHybridConfig",
+        {
+            **MULTIPLIERS,
+            "num_local_experts": 0,
+            "shared_intermediate_size": 120,
+            "layer_types": ["full_attention"] * 3,
+            "position_embedding_type": "rope",
+            "tie_word_embeddings": True,
+            "mamba_n_heads": 4,
+        },
+    ),
+    "seed_oss": Case("SeedOssForCausalLM", "SeedOssConfig", {"head_dim": 24}),
+    "ernie": Case("Ernie4_5ForCausalLM", "Ernie4_5Config", {"head_dim": 24, "use_bias": True}),
+    "cohere": Case("CohereForCausalLM", "CohereConfig", {"logit_scale": 0.5, "attention_bias": True}),
+    "cohere2": Case("Cohere2ForCausalLM", "Cohere2Config", {"sliding_window": 40, "sliding_window_pattern": 3}),
+    "glm": Case("GlmForCausalLM", "GlmConfig", {"head_dim": 24}),
+    "glm4": Case("Glm4ForCausalLM", "Glm4Config", {"head_dim": 16, "attention_bias": False}),
+    "hunyuan": Case("HunYuanDenseV1ForCausalLM", "HunYuanDenseV1Config", {"head_dim": 24, "rope_parameters": NTK}),
+    "arcee": Case("ArceeForCausalLM", "ArceeConfig", {"rope_parameters": YARN, "mlp_bias": True}),
+    "apertus": Case("ApertusForCausalLM", "ApertusConfig", {}),
+    "nemotron": Case("NemotronForCausalLM", "NemotronConfig", {"head_dim": 24, "rope_parameters": HALF}),
+    "starcoder2": Case("Starcoder2ForCausalLM", "Starcoder2Config", {"sliding_window": 40}),
+    "stablelm": Case("StableLmForCausalLM", "StableLmConfig", {"use_qkv_bias": True}),
+    "stablelm_parallel": Case("StableLmForCausalLM", "StableLmConfig", {"use_parallel_residual": True}),
+    "gpt_neox": Case("GPTNeoXForCausalLM", "GPTNeoXConfig", {}),
+    "gpt_neox_serial": Case("GPTNeoXForCausalLM", "GPTNeoXConfig", {"use_parallel_residual": False, "attention_bias": False}),
     "olmo2_one_key": Case("Olmo2ForCausalLM", "Olmo2Config", {"num_key_value_heads": 1, "attention_bias": True}),
 }
 
@@ -132,7 +179,7 @@ def make_model(case_name: str) -> torch.nn.Module:
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.dim() == 1:
-                spread = 2.0 if name in ("model.norm.weight", "transformer.ln_f.weight") else 0.3
+                spread = 2.0 if name in ("model.norm.weight", "transformer.ln_f.weight", "gpt_neox.final_layer_norm.weight") else 0.3
                 parameter.add_(torch.randn(parameter.shape, generator=generator) * spread)
     return model
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from family_cases import CASES, save_case
 from llama_invariance import check
 
-SPLITS = ([16] * 9 + [6], [37, 1, 1, 90, *[1] * 21])
+SPLITS = ([7] * 21 + [3], [37, 1, 1, 90, *[1] * 21])
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as folder:

@@ -38,13 +38,26 @@ def test_gpt2_without_its_prefix(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("root", ["language_model.model.", "model.language_model."])
-def test_gemma3_beside_a_vision_tower(tmp_path: Path, root: str) -> None:
-    save_case(tmp_path, "gemma3")
+@pytest.mark.parametrize(
+    ("case", "whole"), [("gemma3", "Gemma3ForConditionalGeneration"), ("ministral3", "Mistral3ForConditionalGeneration")]
+)
+def test_a_language_part_beside_a_vision_tower(tmp_path: Path, root: str, case: str, whole: str) -> None:
+    save_case(tmp_path, case)
     expected = load_model(tmp_path).logits(CHUNK)
     rename(tmp_path, "model.", root)
     text = json.loads((tmp_path / "config.json").read_text())
-    whole = {"architectures": ["Gemma3ForConditionalGeneration"], "text_config": text, "vision_config": {}}
-    (tmp_path / "config.json").write_text(json.dumps(whole))
+    raw = {"architectures": [whole], "text_config": text, "vision_config": {}}
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    assert torch.equal(load_model(tmp_path).logits(CHUNK), expected)
+
+
+def test_internlm3_is_qwen2_with_other_keys(tmp_path: Path) -> None:
+    """Its authors' code is not in transformers: `qkv_bias` is of queries, keys and values, `bias` of all else."""
+    save_case(tmp_path, "qwen2")
+    expected = load_model(tmp_path).logits(CHUNK)
+    raw = json.loads((tmp_path / "config.json").read_text())
+    own = {"architectures": ["InternLM3ForCausalLM"], "model_type": "internlm3", "qkv_bias": True, "bias": False}
+    (tmp_path / "config.json").write_text(json.dumps(raw | own))
     assert torch.equal(load_model(tmp_path).logits(CHUNK), expected)
 
 

@@ -11,11 +11,10 @@ from types import MappingProxyType
 NEEDS = MappingProxyType(
     {
         "a decoder with parts of its own": """
-            Apertus Arcee Baichuan BioGpt BitNet Bloom Blt ChatGLM CodeGen Cohere Cohere2 CpmAnt CTRL Cwm DiffLlama Doge Ernie4_5
-            Exaone Exaone4 Falcon Gemma Glm Glm4 GPTBigCode GPTJ GPTNeo GPTNeoX GPTNeoXJapanese Granite GraniteSWA Helium HrmText
-            HunYuanDenseV1 HyperCLOVAX InternLM InternLM2 InternLM3 Jais Jais2 MiniCPM Ministral3 ModernBertDecoder Mpt MPT
-            NanoChat Nemotron Olmo Olmo3 OpenAIGPT OPT Orion Persimmon Phi QWen SeedOss StableLm Starcoder2 VaultGemma XGLM XLM
-            XLNet Yi""",
+            Baichuan BioGpt BitNet Bloom Blt ChatGLM CodeGen CpmAnt CTRL Cwm DiffLlama Doge Exaone Falcon Gemma
+            GPTBigCode GPTJ GPTNeo GPTNeoXJapanese GraniteSWA Helium HrmText HyperCLOVAX InternLM InternLM2 Jais
+            Jais2 MiniCPM ModernBertDecoder Mpt MPT NanoChat Olmo OpenAIGPT OPT Orion Persimmon Phi QWen VaultGemma
+            XGLM XLM XLNet Yi""",
         "experts, or a choice of experts, that no family here has": """
             Afmoe AriaText Beam Cohere2Moe Dbrx DeepseekV4 Dots1 Ernie4_5_Moe ExaoneMoe FlexOlmo Flint Glm4Moe GptOss GraniteMoe
             GraniteMoeShared GraniteMoeSWA Grok1 HunYuanMoEV1 HYV3 JetMoe Kolibri1 Laguna Mellum MiMoV2Flash MiniMaxM2 Olmoe
@@ -23,7 +22,7 @@ NEEDS = MappingProxyType(
         "attention over a latent cache (MLA)": """
             AXK1 AXK2 DeepseekV2 DeepseekV3 DeepseekV32 Glm4MoeLite GlmMoeDsa HYV4 LongcatFlash MiniCPM3 Mistral4 Youtu""",
         "layers with a state (Mamba, linear attention, recurrence)": """
-            BailingHybrid Bamba FalconH1 FalconMamba GraniteMoeHybrid Jamba KimiLinear Lfm2Moe Lfm3 Mamba Mamba2 MiniMax
+            BailingHybrid Bamba FalconH1 FalconMamba Jamba KimiLinear Lfm2Moe Lfm3 Mamba Mamba2 MiniMax
             NemotronH OlmoHybrid Qwen3_5Moe Qwen3Next Qwen4Exp RecurrentGemma Rwkv RWKV xLSTM Zamba Zamba2 Zaya""",
         "images or sound": """
             CohereCompass Dots3Note Emu3 Fuyu Gemma3n Gemma4 Gemma4Assistant Gemma4Unified Gemma4UnifiedAssistant Git Inkling

@@ -22,6 +22,8 @@ from vnext.runtime.processes import launch
 MORE = {
     "LlamaForCausalLM": {**BASE, "model_type": "llama"},
     "MiMoForCausalLM": {**BASE, "model_type": "mimo", "num_nextn_predict_layers": 1},
+    "InternLM3ForCausalLM": {**BASE, "model_type": "internlm3", "qkv_bias": True},
+    "Mistral3ForConditionalGeneration": {"text_config": {**BASE, "model_type": "mistral"}, "vision_config": {}},
     "Gemma3ForConditionalGeneration": {
         "text_config": {**BASE, "head_dim": 16, "sliding_window": 40, "model_type": "gemma3_text"}, "vision_config": {},
     },

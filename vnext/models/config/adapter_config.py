@@ -12,7 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from vnext.models.config.json_keys import positive, read_json, shown
+from vnext.models.config.json_keys import Json, positive, read_json, shown
 from vnext.models.errors import ModelError
 
 SETTINGS_NAME, WEIGHTS_NAME = "adapter_config.json", "adapter_model.safetensors"
@@ -112,7 +112,7 @@ def _scale(where: str, name: str, alpha: Any) -> float:
     return alpha
 
 
-def _patterns(where: str, raw: dict[str, Any], member: str) -> Iterator[tuple[re.Pattern[str], str, Any]]:
+def _patterns(where: str, raw: Json, member: str) -> Iterator[tuple[re.Pattern[str], str, Any]]:
     """The patterns of a member, each with a name for errors and its value. As in PEFT: a module's name ends with what matches."""
     found = raw.get(member) or {}
     if not isinstance(found, dict):

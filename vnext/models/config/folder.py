@@ -11,10 +11,9 @@ from collections import Counter
 from math import prod
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
 from vnext.base.tokenizer_files import POINTER_BYTES, is_pointer, pointer_sentence
-from vnext.models.config.json_keys import read_json
+from vnext.models.config.json_keys import Json, read_json
 from vnext.models.config.quantised import settings_in
 from vnext.models.errors import ModelError
 from vnext.models.gguf.folder import SUFFIX, linked_files
@@ -50,7 +49,7 @@ def require_checkpoint(path: Path, is_head: bool = False) -> None:
         raise ModelError(f"{path} cannot be read ({error}); give a folder that this user may read") from error
 
 
-def read_config(path: Path) -> dict[str, Any]:
+def read_config(path: Path) -> Json:
     """config.json of the folder `path`. Raises ModelError."""
     if not (path / CONFIG_NAME).is_file():
         others = found_forms(path)
@@ -59,7 +58,7 @@ def read_config(path: Path) -> dict[str, Any]:
     return read_json(path / CONFIG_NAME)
 
 
-def architecture(raw: dict[str, Any]) -> str:
+def architecture(raw: Json) -> str:
     """The name of a configuration's family, by its model_type where it has no architectures. Raises ModelError."""
     names = raw.get("architectures")
     if not names and raw.get("model_type") in MODEL_TYPES:

@@ -12,6 +12,8 @@ from typing import Any
 from vnext.base.tokenizer_files import is_pointer, pointer_sentence
 from vnext.models.errors import ModelError
 
+Json = dict[str, Any]
+"""An object, whose members are looked at one by one."""
 COUNT_MAX = 2**31 - 1
 COUNTS_MAX = MappingProxyType(
     {
@@ -25,7 +27,7 @@ SHOWN_MAX = 120
 """Characters of a value in a sentence."""
 
 
-class Watched(dict[str, Any]):
+class Watched(Json):
     """A JSON object that knows which of its members were asked for; what it is joined with knows the same."""
 
     def __init__(self, members: Mapping[str, Any], asked: set[str] | None = None) -> None:
@@ -51,7 +53,7 @@ class Watched(dict[str, Any]):
         return Watched({**other, **self}, self.asked)
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> Json:
     """A JSON object from a file. Raises ModelError when it is unreadable or something else."""
     try:
         data = path.read_bytes()
@@ -65,12 +67,12 @@ def read_json(path: Path) -> dict[str, Any]:
     return value
 
 
-def read_optional_json(path: Path) -> dict[str, Any]:
+def read_optional_json(path: Path) -> Json:
     """As `read_json`, but {} where the file does not exist."""
     return read_json(path) if path.is_file() else {}
 
 
-def required(raw: dict[str, Any], key: str, default: object) -> Any:
+def required(raw: Json, key: str, default: object) -> Any:
     """The value of a key; None stands for absent. Raises ModelError when there is no default either."""
     value = raw.get(key)
     if value is None and default is None:
@@ -78,7 +80,7 @@ def required(raw: dict[str, Any], key: str, default: object) -> Any:
     return default if value is None else value
 
 
-def positive(raw: dict[str, Any], key: str, default: int | None = None) -> int:
+def positive(raw: Json, key: str, default: int | None = None) -> int:
     """A whole number of at least 1, and no larger than such a number is in any model."""
     value = required(raw, key, default)
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
@@ -94,7 +96,7 @@ def shown(value: object) -> str:
     return text if len(text) <= SHOWN_MAX else f"{text[:SHOWN_MAX]}..."
 
 
-def number(raw: dict[str, Any], key: str, default: float | None = None) -> float:
+def number(raw: Json, key: str, default: float | None = None) -> float:
     """A number above 0."""
     value = required(raw, key, default)
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= sys.float_info.max:
@@ -102,7 +104,7 @@ def number(raw: dict[str, Any], key: str, default: float | None = None) -> float
     return float(value)
 
 
-def numbers(raw: dict[str, Any], key: str, count: int) -> tuple[float, ...]:
+def numbers(raw: Json, key: str, count: int) -> tuple[float, ...]:
     """A list of `count` numbers above 0."""
     values = required(raw, key, None)
     if not isinstance(values, list) or len(values) != count:
@@ -110,7 +112,7 @@ def numbers(raw: dict[str, Any], key: str, count: int) -> tuple[float, ...]:
     return tuple(number({key: value}, key) for value in values)
 
 
-def flag(raw: dict[str, Any], key: str, default: bool = False) -> bool:
+def flag(raw: Json, key: str, default: bool = False) -> bool:
     """true or false."""
     value = required(raw, key, default)
     if not isinstance(value, bool):
@@ -118,7 +120,7 @@ def flag(raw: dict[str, Any], key: str, default: bool = False) -> bool:
     return value
 
 
-def token_ids(raw: dict[str, Any], key: str) -> tuple[int, ...]:
+def token_ids(raw: Json, key: str) -> tuple[int, ...]:
     """One id or a list of ids as a tuple, () when absent. Some files write an id as text, and -1 for none."""
     value = raw.get(key)
     items = value if isinstance(value, list) else [] if value is None else [value]
@@ -128,7 +130,7 @@ def token_ids(raw: dict[str, Any], key: str) -> tuple[int, ...]:
     return tuple(item for item in ids if item >= 0)
 
 
-def refuse(raw: dict[str, Any], key: str, *, unless: tuple[object, ...]) -> None:
+def refuse(raw: Json, key: str, *, unless: tuple[object, ...]) -> None:
     """Raise ModelError for a setting that would change the arithmetic; absent, null and `unless` are harmless."""
     value = raw.get(key)
     if value is not None and value not in unless:

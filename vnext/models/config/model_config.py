@@ -6,7 +6,7 @@ not change the arithmetic, and refuses unsupported keys that would. Reads two fi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
@@ -15,7 +15,7 @@ import msgspec
 
 from vnext.base.tokenizer_files import end_token
 from vnext.models.config.folder import OVERRIDDEN, architecture, read_config, stored_dtype
-from vnext.models.config.json_keys import flag, number, positive, read_optional_json, shown, token_ids
+from vnext.models.config.json_keys import Json, flag, number, positive, read_optional_json, required, shown, token_ids
 from vnext.models.config.quantised import settings_of
 from vnext.models.config.rope_config import ASKED_LENGTH, Rope, parse_rope, reach, scaling_of
 from vnext.models.errors import ModelError
@@ -23,6 +23,10 @@ from vnext.models.registry import family
 
 ACTIVATIONS = MappingProxyType({"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh"})
 """Hugging Face's names and the kernels'."""
+PLAIN_ACTIVATIONS = MappingProxyType(
+    {"gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh", "gelu": "gelu", "relu2": "relu2", "xielu": "xielu"}
+)
+"""The same, of MLPs without a gate."""
 ENDS = "eos_token_id"
 TOKENIZER_END = "tokenizer_eos_token_id"
 """Key beside those of config.json: the number of the tokenizer's own end token."""
@@ -47,8 +51,10 @@ class DecoderForm(msgspec.Struct, frozen=True, kw_only=True):
 
     `is_parallel`: attention and MLP read the same stream, and both are added to it. Scales multiply the embedding, what attention
     and MLP give before it is added, and the logits. `head_norms`: norms of queries and keys are over each head, over each after
-    it has turned, or over all heads together. `is_gated`: a query head comes with a gate of its size, whose sigmoid
-    multiplies what the head gives.
+    it has turned, or over all heads together. `output_bias`: as attention_bias, of attention's output. `turns_neighbours`: the
+    channels of a pair that turns are neighbours. `is_by_head`: the product has query, key and value of a head side by side.
+    `query_growth`: (b, n) where queries at position p are multiplied by 1 + b * log(1 + p // n), as in Llama 4.
+    `is_gated`: a query head comes with a gate of its size, whose sigmoid multiplies what the head gives.
     """
 
     is_parallel: bool = False
@@ -56,12 +62,16 @@ class DecoderForm(msgspec.Struct, frozen=True, kw_only=True):
     residual_scale: float = 1.0
     logits_scale: float = 1.0
     head_norms: Literal["each", "turned", "all"] = "each"
+    output_bias: bool = False
+    turns_neighbours: bool = False
+    is_by_head: bool = False
+    query_growth: tuple[float, int] | None = None
     is_gated: bool = False
 
     @property
     def is_plain(self) -> bool:
         """Whether the layers are those of Llama, whatever comes before and behind them."""
-        return msgspec.structs.replace(self, embedding_scale=1.0, logits_scale=1.0) == DecoderForm()
+        return msgspec.structs.replace(self, embedding_scale=1.0, logits_scale=1.0, output_bias=False) == DecoderForm()
 
 
 class Recurrent(msgspec.Struct, frozen=True, kw_only=True):
@@ -193,7 +203,7 @@ def load_config(path: Path, with_generation: bool = True, asked_length: int | No
     return parse_config(raw | {ASKED_LENGTH: asked_length or 0, TOKENIZER_END: end_token(path)}, generation)
 
 
-def with_dtype(path: Path, raw: dict[str, Any]) -> dict[str, Any]:
+def with_dtype(path: Path, raw: Json) -> Json:
     """The contents of config.json in folder `path`, with the tensors' dtype where it names none. Raises ModelError."""
     text = raw.get("text_config")
     parts = (raw, text if isinstance(text, dict) else {})
@@ -211,7 +221,7 @@ def load_head_config(path: Path) -> ModelConfig:
     return parse_config(raw | {"architectures": [HEAD_ARCHITECTURE]}, {})
 
 
-def parse_config(raw: dict[str, Any], generation: dict[str, Any]) -> ModelConfig:
+def parse_config(raw: Json, generation: Json) -> ModelConfig:
     """config.json and generation_config.json (may be empty) as one configuration. Raises ModelError."""
     try:
         raw = raw | {"architectures": [architecture(raw)]}
@@ -222,14 +232,14 @@ def parse_config(raw: dict[str, Any], generation: dict[str, Any]) -> ModelConfig
     return config
 
 
-def common_config(raw: dict[str, Any], generation: dict[str, Any], **own: Any) -> ModelConfig:
+def common_config(raw: Json, generation: Json, **own: Any) -> ModelConfig:
     """The configuration with the fields that most families spell alike; `own` fields of the family come first."""
     settings_of(raw)  # refuses what is not read
     head_count, hidden_size = positive(raw, "num_attention_heads"), positive(raw, "hidden_size")
     head_dim = positive(raw, "head_dim", hidden_size // head_count)
     rope = own.pop("rope", None) or parse_rope(raw, scaling_of(raw), head_dim)
     longest = reach(rope, positive(raw, "max_position_embeddings", 2048))
-    fields: dict[str, Any] = dict(
+    fields: Json = dict(
         architecture=raw["architectures"][0],
         vocab_size=positive(raw, "vocab_size"),
         hidden_size=hidden_size,
@@ -247,7 +257,7 @@ def common_config(raw: dict[str, Any], generation: dict[str, Any], **own: Any) -
         dtype=checkpoint_dtype(raw),
         bos_token_id=(token_ids(generation, "bos_token_id") or token_ids(raw, "bos_token_id") or (None,))[0],
         eos_token_ids=end_tokens(raw, generation),
-        activation=activation(raw, "hidden_act"),
+        activation=own.pop("activation", None) or activation(raw, "hidden_act"),
     )
     windows = own.pop("windows", ())
     if own.get("local_rope") is None and all(window == 0 or window >= longest for window in windows):
@@ -255,7 +265,7 @@ def common_config(raw: dict[str, Any], generation: dict[str, Any], **own: Any) -
     return ModelConfig(**{**fields, **own, "windows": windows})
 
 
-def end_tokens(raw: dict[str, Any], generation: dict[str, Any]) -> tuple[int, ...]:
+def end_tokens(raw: Json, generation: Json) -> tuple[int, ...]:
     """The tokens that end an answer by either file or by the tokenizer; by an override alone, where there is one."""
     own = token_ids(generation, ENDS)
     if ENDS in generation.get(OVERRIDDEN, ()):
@@ -264,7 +274,7 @@ def end_tokens(raw: dict[str, Any], generation: dict[str, Any]) -> tuple[int, ..
     return tuple(dict.fromkeys((*own, *token_ids(raw, ENDS), *tokenizer)))
 
 
-def layer_windows(raw: dict[str, Any], usual: Sequence[str]) -> tuple[int, ...]:
+def layer_windows(raw: Json, usual: Sequence[str]) -> tuple[int, ...]:
     """Each layer's window: that of layers of the kind sliding_attention is sliding_window. `usual`: without layer_types."""
     kinds = raw.get("layer_types") or usual
     if len(kinds) != len(usual) or not set(kinds) <= {"full_attention", "sliding_attention"}:
@@ -275,21 +285,27 @@ def layer_windows(raw: dict[str, Any], usual: Sequence[str]) -> tuple[int, ...]:
     return tuple(positive(raw, "sliding_window") if kind == "sliding_attention" else 0 for kind in kinds)
 
 
-def same_window(raw: dict[str, Any]) -> tuple[int, ...]:
+def same_window(raw: Json) -> tuple[int, ...]:
     """One window for all layers, if the configuration has one."""
     window = 0 if raw.get("sliding_window") is None else positive(raw, "sliding_window")
     return (window,) * positive(raw, "num_hidden_layers")
 
 
-def activation(raw: dict[str, Any], key: str) -> str:
+def activation(raw: Json, key: str, known: Mapping[str, str] = ACTIVATIONS) -> str:
     """The kernels' name of an activation."""
     name = raw.get(key) or "silu"
-    if name not in ACTIVATIONS:
-        raise ModelError(f"{key} {shown(name)} is not supported; supported are {', '.join(ACTIVATIONS)}")
-    return ACTIVATIONS[name]
+    if name not in known:
+        raise ModelError(f"{key} {shown(name)} is not supported; supported are {', '.join(known)}")
+    return known[name]
 
 
-def checkpoint_dtype(raw: dict[str, Any]) -> str:
+def text_part(raw: Json) -> Json:
+    """The configuration of the language part of a multimodal model, which stands in text_config."""
+    text = {key: value for key, value in required(raw, "text_config", None).items() if value is not None}
+    return raw | text | {"architectures": raw["architectures"]}
+
+
+def checkpoint_dtype(raw: Json) -> str:
     """The dtype's plain name; older files say torch_dtype."""
     name = str(raw.get("dtype") or raw.get("torch_dtype") or "float32").removeprefix("torch.")
     if name not in DTYPES:

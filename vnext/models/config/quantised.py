@@ -8,9 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
-from vnext.models.config.json_keys import read_optional_json, shown
+from vnext.models.config.json_keys import Json, read_optional_json, shown
 from vnext.models.errors import ModelError
 
 MEMBERS = ("quantization_config", "compression_config")
@@ -31,7 +30,7 @@ COMPRESSED_FORMATS = frozenset(
 )
 MODELOPT_SCHEMES = frozenset({"FP8", "FP8_PB_WO", "FP8_PER_CHANNEL_PER_TOKEN", "NVFP4", "MIXED_PRECISION"})
 
-Settings = dict[str, Any]
+Settings = Json
 """A JSON object: config.json, or what it says of this."""
 
 

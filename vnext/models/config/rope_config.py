@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 
-from vnext.models.config.json_keys import flag, number, numbers, positive, shown
+from vnext.models.config.json_keys import Json, flag, number, numbers, positive, shown
 from vnext.models.errors import ModelError
 
 RopeKind = Literal["default", "linear", "llama3", "yarn", "longrope"]
@@ -41,7 +41,7 @@ class Rope(msgspec.Struct, frozen=True, kw_only=True):
     beyond: bool = False
 
 
-def scaling_of(raw: dict[str, Any]) -> dict[str, Any]:
+def scaling_of(raw: Json) -> Json:
     """The object with the scaling: rope_parameters (newer, holds theta too) or rope_scaling; {} when absent."""
     scaling = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
     if not isinstance(scaling, dict):
@@ -49,7 +49,7 @@ def scaling_of(raw: dict[str, Any]) -> dict[str, Any]:
     return scaling
 
 
-def parse_rope(raw: dict[str, Any], scaling: dict[str, Any], head_dim: int, *, partial: bool = False) -> Rope:
+def parse_rope(raw: Json, scaling: Json, head_dim: int, *, partial: bool = False) -> Rope:
     """One rope from its object and what stands beside it. A head that turns in part is refused unless `partial`."""
     kind = scaling.get("rope_type", scaling.get("type", "default"))
     if kind not in ROPE_KINDS:
@@ -76,7 +76,18 @@ def parse_rope(raw: dict[str, Any], scaling: dict[str, Any], head_dim: int, *, p
     return parse_longrope(plain, scaling, longest, int(head_dim * share) // 2, beyond)
 
 
-def parse_llama3(rope: Rope, scaling: dict[str, Any]) -> Rope:
+def two_ropes(raw: Json, head_dim: int, theta: float, local_theta: float) -> tuple[Rope, Rope]:
+    """The ropes of layers without and with a window: side by side in rope_parameters, or by older keys that stretch the first."""
+    scaling = scaling_of(raw)
+    if "full_attention" in scaling or "sliding_attention" in scaling:
+        full, local = scaling.get("full_attention") or {}, scaling.get("sliding_attention") or {}
+    else:
+        full, local = scaling, {}
+    whole = parse_rope(raw | {"rope_theta": theta}, full, head_dim)
+    return whole, parse_rope(raw | {"rope_theta": local_theta}, local, head_dim)
+
+
+def parse_llama3(rope: Rope, scaling: Json) -> Rope:
     """Llama 3.1's stretching."""
     return msgspec.structs.replace(
         rope,
@@ -86,7 +97,7 @@ def parse_llama3(rope: Rope, scaling: dict[str, Any]) -> Rope:
     )
 
 
-def parse_yarn(rope: Rope, scaling: dict[str, Any], longest: int) -> Rope:
+def parse_yarn(rope: Rope, scaling: Json, longest: int) -> Rope:
     """YaRN (arXiv 2309.00071), with DeepSeek's mscale."""
     factor = number(scaling, "factor", longest / rope.original_position_count)
 
@@ -107,7 +118,7 @@ def parse_yarn(rope: Rope, scaling: dict[str, Any], longest: int) -> Rope:
     )
 
 
-def parse_longrope(rope: Rope, scaling: dict[str, Any], longest: int, pair_count: int, beyond: bool) -> Rope:
+def parse_longrope(rope: Rope, scaling: Json, longest: int, pair_count: int, beyond: bool) -> Rope:
     """LongRoPE (arXiv 2402.13753): short factors within the original context, long ones where longer requests are asked for.
 
     Its authors take the long factors for all of a sequence, early tokens too, once it is longer: a token's key would

@@ -1,4 +1,4 @@
-"""Gemma 2: norms before and after attention and MLP, soft caps, a window in every other layer, scaled embeddings.
+"""Gemma 2: norms on both sides, soft caps, a window in every other layer, scaled embeddings.
 
 A norm multiplies by 1 + weight, in float32 before rounding: the sum is made once at load and kept in float32. Gemma 3
 shares the forward, with a norm over each query and key head and its own rope in the layers with a window.
@@ -9,7 +9,7 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import Any
 
-from vnext.models.config.json_keys import number, positive, refuse
+from vnext.models.config.json_keys import Json, number, positive, refuse
 from vnext.models.config.model_config import ModelConfig, common_config, layer_windows
 from vnext.models.layers.assembly import Source, attention, gated_mlp, shifted_norm
 from vnext.models.layers.decoder import Names, Params, assemble_decoder, forward, logits
@@ -42,7 +42,7 @@ DEFAULTS = MappingProxyType(
 )
 
 
-def parse(raw: dict[str, Any], generation: dict[str, Any]) -> ModelConfig:
+def parse(raw: Json, generation: Json) -> ModelConfig:
     """The configuration. Raises ModelError."""
     raw = DEFAULTS | raw
     count = positive(raw, "num_hidden_layers")
@@ -50,7 +50,7 @@ def parse(raw: dict[str, Any], generation: dict[str, Any]) -> ModelConfig:
     return gemma_config(raw, generation, windows=layer_windows(raw, kinds))
 
 
-def gemma_config(raw: dict[str, Any], generation: dict[str, Any], **own: Any) -> ModelConfig:
+def gemma_config(raw: Json, generation: Json, **own: Any) -> ModelConfig:
     """The configuration fields that both versions share."""
     refuse(raw, "use_bidirectional_attention", unless=(False,))
     named = {"hidden_act": raw.get("hidden_activation") or DEFAULTS["hidden_activation"]}

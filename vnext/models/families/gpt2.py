@@ -1,4 +1,4 @@
-"""GPT-2: learned positions, layer norms, biases everywhere, a plain MLP, weights stored as [in, out].
+"""GPT-2: learned positions, layer norms, an MLP without a gate.
 
 The fused projection of queries, keys and values is cut into heads as the sharding table says. Norm weights are kept in
 float32, in which a layer norm works anyway.
@@ -7,14 +7,13 @@ float32, in which a layer norm works anyway.
 from __future__ import annotations
 
 from types import MappingProxyType
-from typing import Any
 
-from vnext.models.config.json_keys import positive, refuse
+from vnext.models.config.json_keys import Json, positive, refuse
 from vnext.models.config.model_config import ModelConfig, activation, common_config
 from vnext.models.errors import ModelError
-from vnext.models.layers.assembly import Source, layer_norm, linear
+from vnext.models.layers.assembly import Source, layer_norm, linear, plain_mlp
 from vnext.models.layers.decoder import Names, Params, assemble_decoder, forward, logits
-from vnext.models.layers.layers import Attention, Linear, PlainMlp
+from vnext.models.layers.layers import Attention
 from vnext.models.layers.sharding import Axis, Layout, matrix
 
 __all__ = ["WEIGHT_AXES", "assemble", "forward", "logits", "parse"]
@@ -44,7 +43,7 @@ DEFAULTS = MappingProxyType(
 NAMES = Names(layers="h", embedding="wte", positions="wpe", norm="ln_f", attention_norm="ln_1", mlp_norm="ln_2")
 
 
-def parse(raw: dict[str, Any], generation: dict[str, Any]) -> ModelConfig:
+def parse(raw: Json, generation: Json) -> ModelConfig:
     """The configuration, from GPT-2's own names. Raises ModelError."""
     raw = DEFAULTS | raw
     refuse(raw, "scale_attn_weights", unless=(True,))
@@ -69,15 +68,12 @@ def assemble(source: Source, config: ModelConfig) -> Params:
     """The parameters; the first checkpoints leave the prefix "transformer." out."""
     root = "transformer." if "transformer.wpe.weight" in source else ""
 
-    def part(prefix: str, widen: str, narrow: str) -> tuple[Linear, Linear]:
-        return linear(source, prefix, widen, bias=True), linear(source, prefix, narrow, bias=True)
-
     return assemble_decoder(
         source,
         config,
         lambda prefix, index: (
-            Attention(*part(prefix, "attn.c_attn", "attn.c_proj")),
-            PlainMlp(*part(prefix, "mlp.c_fc", "mlp.c_proj")),
+            Attention(linear(source, prefix, "attn.c_attn", bias=True), linear(source, prefix, "attn.c_proj", bias=True)),
+            plain_mlp(source, prefix, "mlp.c_fc", "mlp.c_proj", bias=True),
         ),
         NAMES._replace(root=root),
         layer_norm,

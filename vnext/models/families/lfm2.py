@@ -1,4 +1,4 @@
-"""LFM2: most layers mix tokens by a gated convolution over the last few; the others attend, with a norm of each head."""
+"""LFM2: most layers mix tokens by a gated convolution over the last few."""
 
 from __future__ import annotations
 

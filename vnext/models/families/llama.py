@@ -1,32 +1,53 @@
-"""The Llama family: Llama 1 to 3.x, SmolLM and the many models with the same architecture."""
+"""Llama 1 to 3.x, SmolLM, Falcon 3 and all of their form; Seed-OSS, InternLM 3, Ernie 4.5."""
 
 from __future__ import annotations
 
-from typing import Any
+from types import MappingProxyType
 
-from vnext.models.config.json_keys import refuse
-from vnext.models.config.model_config import ModelConfig, common_config
-from vnext.models.layers.assembly import Source, attention, gated_mlp
+from vnext.models.config.json_keys import Json, flag, refuse
+from vnext.models.config.model_config import DecoderForm, ModelConfig, common_config
+from vnext.models.layers.assembly import Source, gated_mlp, own_attention
 from vnext.models.layers.decoder import Params, assemble_decoder, forward, logits
 from vnext.models.layers.sharding import WEIGHT_AXES
 
 __all__ = ["WEIGHT_AXES", "assemble", "forward", "logits", "parse"]
 
+DEFAULTS = MappingProxyType(
+    {
+        "SeedOssForCausalLM": {
+            "num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 524288, "attention_bias": True,
+        },
+        "InternLM3ForCausalLM": {"num_key_value_heads": 32, "max_position_embeddings": 32768},
+        "Ernie4_5ForCausalLM": {
+            "num_key_value_heads": 2, "head_dim": 128, "max_position_embeddings": 131072, "rms_norm_eps": 1e-5,
+            "rope_theta": 500000.0, "tie_word_embeddings": True,
+        },
+    }
+)  # fmt: skip
+BIASES = MappingProxyType(
+    {
+        "SeedOssForCausalLM": ("attention_bias", "attention_out_bias", "mlp_bias"),
+        "InternLM3ForCausalLM": ("qkv_bias", "bias", "bias"),
+        "Ernie4_5ForCausalLM": ("use_bias", "use_bias", "use_bias"),
+    }
+)
+"""The keys of biases: of queries, keys and values, of attention's output, and of the MLP."""
 
-def parse(raw: dict[str, Any], generation: dict[str, Any]) -> ModelConfig:
+
+def parse(raw: Json, generation: Json) -> ModelConfig:
     """The configuration. Raises ModelError."""
+    architecture = raw["architectures"][0]
     refuse(raw, "sliding_window", unless=())
-    return common_config(raw, generation)
+    raw = DEFAULTS.get(architecture, {}) | raw
+    inner, output, wide = (flag(raw, key) for key in BIASES.get(architecture, ("attention_bias", "attention_bias", "mlp_bias")))
+    form = DecoderForm(output_bias=output, turns_neighbours=architecture == "Ernie4_5ForCausalLM")
+    return common_config(raw, generation, form=form, attention_bias=inner, mlp_bias=wide)
 
 
 def assemble(source: Source, config: ModelConfig) -> Params:
     """The parameters."""
-    bias = config.attention_bias
     return assemble_decoder(
         source,
         config,
-        lambda prefix, index: (
-            attention(source, prefix, qkv_bias=bias, output_bias=bias),
-            gated_mlp(source, prefix, bias=config.mlp_bias),
-        ),
+        lambda prefix, index: (own_attention(source, config, prefix), gated_mlp(source, prefix, bias=config.mlp_bias)),
     )

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 
 from vnext.kernels.table import operations
-from vnext.models.config.json_keys import flag, positive, shown
+from vnext.models.config.json_keys import Json, flag, positive, shown
 from vnext.models.config.model_config import DraftHead, ModelConfig, common_config
 from vnext.models.errors import ModelError
 from vnext.models.layers.assembly import Source, attention, gated_mlp
@@ -51,7 +51,7 @@ class Params(NamedTuple):
     token_ids: torch.Tensor | None
 
 
-def parse(raw: dict[str, Any], generation: dict[str, Any]) -> ModelConfig:
+def parse(raw: Json, generation: Json) -> ModelConfig:
     """The configuration; one of vLLM's speculators has the layer's apart. Raises ModelError."""
     raw = raw.get("transformer_layer_config", {}) | raw
     if (layers := positive(raw, "num_hidden_layers", 1)) != 1:
@@ -66,7 +66,7 @@ def parse(raw: dict[str, Any], generation: dict[str, Any]) -> ModelConfig:
     return common_config(raw | {"num_hidden_layers": 1, "tie_word_embeddings": False}, generation, head=head)
 
 
-def aux_layers(raw: dict[str, Any]) -> tuple[int, ...]:
+def aux_layers(raw: Json) -> tuple[int, ...]:
     """The target's layers whose inputs the head reads, rising; () for the usual three.
 
     The member itself counts so. In `eagle_config` it names the layers whose outputs are read, one less (SGLang's meaning).

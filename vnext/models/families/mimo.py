@@ -1,4 +1,4 @@
-"""MiMo: Qwen 2 whose checkpoints also hold layers that draft (multi-token prediction); `assemble` leaves these out.
+"""MiMo: Qwen 2 with layers that draft (multi-token prediction), which `assemble` leaves out.
 
 Of these layers the first is read, as in vLLM. It computes a state from the embedding of a token and from the model's hidden state
 of the token before, which has not passed the last norm; the model's own head turns it into logits of the token that follows. Behind
@@ -14,7 +14,7 @@ import torch
 from msgspec.structs import replace
 
 from vnext.kernels.table import operations
-from vnext.models.config.json_keys import positive
+from vnext.models.config.json_keys import Json, positive
 from vnext.models.config.model_config import ModelConfig
 from vnext.models.errors import ModelError
 from vnext.models.families import qwen2
@@ -48,7 +48,7 @@ class MtpParams(NamedTuple):
     layer: HeadLayer
 
 
-def parse(raw: dict[str, Any], generation: dict[str, Any]) -> ModelConfig:
+def parse(raw: Json, generation: Json) -> ModelConfig:
     """The configuration. Raises ModelError."""
     return replace(qwen2.parse(raw, generation), mtp_layers=positive(raw, COUNT) if raw.get(COUNT) else 0)
 

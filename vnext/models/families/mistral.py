@@ -1,30 +1,66 @@
-"""Mistral and Ministral: Llama's architecture; each layer has a sliding window, or those that layer_types names."""
+"""Mistral, Ministral, Magistral, Devstral: windows; queries of Ministral 3 grow with their position.
+
+Each layer has a sliding window, or those that layer_types names. Of multimodal models (Mistral 3), it serves the language part.
+"""
 
 from __future__ import annotations
 
 from types import MappingProxyType
-from typing import Any
 
-from vnext.models.config.json_keys import positive
-from vnext.models.config.model_config import ModelConfig, common_config, layer_windows
+from vnext.models.config.json_keys import Json, number, positive
+from vnext.models.config.model_config import DecoderForm, ModelConfig, common_config, layer_windows, text_part
+from vnext.models.config.rope_config import scaling_of
 from vnext.models.layers.assembly import Source, attention, gated_mlp
-from vnext.models.layers.decoder import Params, assemble_decoder, forward, logits
+from vnext.models.layers.decoder import Names, Params, assemble_decoder, forward, logits
 from vnext.models.layers.sharding import WEIGHT_AXES
 
 __all__ = ["WEIGHT_AXES", "assemble", "forward", "logits", "parse"]
 
 DEFAULTS = MappingProxyType({"sliding_window": 4096, "max_position_embeddings": 131072, "num_key_value_heads": 8})
+MINISTRAL3 = MappingProxyType(
+    {
+        "sliding_window": None,
+        "max_position_embeddings": 262144,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "rms_norm_eps": 1e-5,
+        "rope_parameters": {
+            "rope_type": "yarn", "rope_theta": 1e6, "factor": 16.0, "original_max_position_embeddings": 16384,
+            "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1,
+        },
+    }
+)  # fmt: skip
+ROOTS = ("model.", "model.language_model.", "language_model.model.")
+HEADS = ("lm_head.weight", "language_model.lm_head.weight")
 
 
-def parse(raw: dict[str, Any], generation: dict[str, Any]) -> ModelConfig:
-    """The configuration. Raises ModelError."""
-    raw = DEFAULTS | raw
+def parse(raw: Json, generation: Json) -> ModelConfig:
+    """The configuration; a multimodal model has that of its language part in text_config. Raises ModelError."""
+    kinds = {raw.get("model_type"), raw["architectures"][0]}
+    if "text_config" in raw:
+        raw = text_part(raw)
+        kinds.add(raw.get("model_type"))
+    is_third = bool(kinds & {"ministral3", "Ministral3ForCausalLM"})
+    raw = (MINISTRAL3 if is_third else DEFAULTS) | raw
     usual = "full_attention" if raw["sliding_window"] is None else "sliding_attention"
-    return common_config(raw, generation, windows=layer_windows(raw, [usual] * positive(raw, "num_hidden_layers")))
+    windows = layer_windows(raw, [usual] * positive(raw, "num_hidden_layers"))
+    return common_config(raw, generation, windows=windows, form=DecoderForm(query_growth=growth(raw)))
+
+
+def growth(raw: Json) -> tuple[float, int] | None:
+    """How queries grow with their position, where the rope's settings say so."""
+    rope = scaling_of(raw)
+    if not rope.get("llama_4_scaling_beta"):
+        return None
+    return number(rope, "llama_4_scaling_beta"), positive(rope, "original_max_position_embeddings")
 
 
 def assemble(source: Source, config: ModelConfig) -> Params:
-    """The parameters."""
+    """The parameters, wherever this checkpoint keeps its language part."""
+    names = Names(
+        root=next((root for root in ROOTS if root + "norm.weight" in source), ROOTS[0]),
+        head=next((name for name in HEADS if name in source), HEADS[0]),
+    )
     return assemble_decoder(
-        source, config, lambda prefix, index: (attention(source, prefix), gated_mlp(source, prefix))
+        source, config, lambda prefix, index: (attention(source, prefix), gated_mlp(source, prefix)), names
     )

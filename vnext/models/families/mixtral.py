@@ -1,11 +1,10 @@
-"""Mixtral: Mistral's attention; each layer's MLP is a set of experts."""
+"""Mixtral: Mistral's attention, experts in each layer."""
 
 from __future__ import annotations
 
 from types import MappingProxyType
-from typing import Any
 
-from vnext.models.config.json_keys import positive
+from vnext.models.config.json_keys import Json, positive
 from vnext.models.config.model_config import Experts, ModelConfig, common_config, same_window
 from vnext.models.layers.assembly import Source, attention, sparse_mlp
 from vnext.models.layers.decoder import Params, assemble_decoder, forward, logits
@@ -34,7 +33,7 @@ DEFAULTS = MappingProxyType(
 )
 
 
-def parse(raw: dict[str, Any], generation: dict[str, Any]) -> ModelConfig:
+def parse(raw: Json, generation: Json) -> ModelConfig:
     """The configuration. Raises ModelError."""
     raw = DEFAULTS | raw
     experts = Experts(

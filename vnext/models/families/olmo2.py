@@ -1,14 +1,16 @@
-"""OLMo 2: norms after attention and MLP, not before; a norm over all query heads together, one over all key heads.
+"""OLMo 2 and 3: norms behind attention and MLP, and over all heads together.
 
-Norm weights multiply in float32 before rounding, so they are kept in float32.
+Norm weights multiply in float32 before rounding, so they are kept in float32. Three layers of four have a window in OLMo 3, which
+stretches the rope of the others.
 """
 
 from __future__ import annotations
 
 from types import MappingProxyType
-from typing import Any
 
-from vnext.models.config.model_config import DecoderForm, ModelConfig, common_config
+from vnext.models.config.json_keys import Json, positive
+from vnext.models.config.model_config import DecoderForm, ModelConfig, common_config, layer_windows
+from vnext.models.config.rope_config import two_ropes
 from vnext.models.layers.assembly import Source, attention, gated_mlp, wide_norm
 from vnext.models.layers.decoder import Names, Params, assemble_decoder, forward, logits
 from vnext.models.layers.layers import Attention
@@ -24,7 +26,7 @@ WEIGHT_AXES = MappingProxyType(
         "post_feedforward_layernorm": Layout((Axis.HIDDEN,)),
     }
 )
-DEFAULTS = MappingProxyType({"max_position_embeddings": 2048, "rms_norm_eps": 1e-5})
+DEFAULTS = MappingProxyType({"max_position_embeddings": 2048, "rms_norm_eps": 1e-5, "sliding_window": 4096})
 NAMES = Names(
     attention_norm="",
     after_attention_norm="post_attention_layernorm",
@@ -33,9 +35,25 @@ NAMES = Names(
 )
 
 
-def parse(raw: dict[str, Any], generation: dict[str, Any]) -> ModelConfig:
+def parse(raw: Json, generation: Json) -> ModelConfig:
     """The configuration. Raises ModelError."""
-    return common_config(DEFAULTS | raw, generation, form=DecoderForm(head_norms="all"))
+    raw, form = DEFAULTS | raw, DecoderForm(head_norms="all")
+    if raw["architectures"][0] == "Olmo2ForCausalLM":
+        return common_config(raw, generation, form=form)
+    theta, usual = raw.get("rope_theta") or 5e5, positive(raw, "hidden_size") // positive(raw, "num_attention_heads")
+    rope, local = two_ropes(raw, positive(raw, "head_dim", usual), theta, theta)
+    return common_config(
+        raw, generation, form=form, windows=windows(raw), rope=rope, local_rope=local if local != rope else None
+    )
+
+
+def windows(raw: Json) -> tuple[int, ...]:
+    """Three layers of four have one, or those that layer_types names."""
+    count, pattern = positive(raw, "num_hidden_layers"), raw.get("sliding_window_pattern") or 4
+    if raw.get("sliding_window") is None:
+        return (0,) * count
+    kinds = ["sliding_attention" if (index + 1) % pattern else "full_attention" for index in range(count)]
+    return layer_windows(raw, kinds)
 
 
 def assemble(source: Source, config: ModelConfig) -> Params:

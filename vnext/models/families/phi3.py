@@ -1,11 +1,10 @@
-"""Phi 3, Phi 3.5 and Phi 4: Llama's form with fused projections in the checkpoint, heads that turn in part, longrope."""
+"""Phi 3 to 4: fused projections, heads that turn in part, longrope."""
 
 from __future__ import annotations
 
 from types import MappingProxyType
-from typing import Any
 
-from vnext.models.config.json_keys import positive
+from vnext.models.config.json_keys import Json, positive
 from vnext.models.config.model_config import ModelConfig, common_config, same_window
 from vnext.models.config.rope_config import Rope, parse_rope, scaling_of
 from vnext.models.layers.assembly import Source, gated, linear
@@ -27,13 +26,13 @@ DEFAULTS = MappingProxyType(
 )
 
 
-def parse(raw: dict[str, Any], generation: dict[str, Any]) -> ModelConfig:
+def parse(raw: Json, generation: Json) -> ModelConfig:
     """The configuration. Raises ModelError."""
     raw = DEFAULTS | raw
     return common_config(raw, generation, windows=same_window(raw), rope=phi_rope(raw))
 
 
-def phi_rope(raw: dict[str, Any]) -> Rope:
+def phi_rope(raw: Json) -> Rope:
     """The rope; early files call longrope "su" or "yarn"."""
     scaling = scaling_of(raw)
     if scaling.get("rope_type", scaling.get("type")) in ("su", "yarn"):

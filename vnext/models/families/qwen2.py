@@ -1,11 +1,10 @@
-"""Qwen 2 and 2.5: Llama's form with biases of queries, keys and values, and a window in the upper layers if asked."""
+"""Qwen 2 and 2.5: biases of queries, keys and values; windows in upper layers if asked."""
 
 from __future__ import annotations
 
 from types import MappingProxyType
-from typing import Any
 
-from vnext.models.config.json_keys import flag, positive
+from vnext.models.config.json_keys import Json, flag, positive
 from vnext.models.config.model_config import ModelConfig, common_config, layer_windows
 from vnext.models.layers.assembly import Source, attention, gated_mlp
 from vnext.models.layers.decoder import Params, assemble_decoder, forward, logits
@@ -23,13 +22,13 @@ DEFAULTS = MappingProxyType(
 )
 
 
-def parse(raw: dict[str, Any], generation: dict[str, Any]) -> ModelConfig:
+def parse(raw: Json, generation: Json) -> ModelConfig:
     """The configuration. Raises ModelError."""
     raw = DEFAULTS | raw
     return common_config(raw, generation, windows=upper_windows(raw))
 
 
-def upper_windows(raw: dict[str, Any]) -> tuple[int, ...]:
+def upper_windows(raw: Json) -> tuple[int, ...]:
     """Windows of the layers from max_window_layers on, where use_sliding_window is on."""
     if not flag(raw, "use_sliding_window") or raw.get("sliding_window") is None:
         return ()

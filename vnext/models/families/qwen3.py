@@ -1,10 +1,10 @@
-"""Qwen 3: Llama's form with a norm over each query and key head."""
+"""Qwen 3: a norm over each query and key head."""
 
 from __future__ import annotations
 
 from types import MappingProxyType
-from typing import Any
 
+from vnext.models.config.json_keys import Json
 from vnext.models.config.model_config import ModelConfig, common_config
 from vnext.models.families.qwen2 import DEFAULTS as QWEN2_DEFAULTS, upper_windows
 from vnext.models.layers.assembly import Source, attention, gated_mlp
@@ -16,7 +16,7 @@ __all__ = ["WEIGHT_AXES", "assemble", "forward", "logits", "parse"]
 DEFAULTS = MappingProxyType({**QWEN2_DEFAULTS, "head_dim": 128})
 
 
-def parse(raw: dict[str, Any], generation: dict[str, Any]) -> ModelConfig:
+def parse(raw: Json, generation: Json) -> ModelConfig:
     """The configuration. Raises ModelError."""
     raw = DEFAULTS | raw
     return common_config(raw, generation, windows=upper_windows(raw))

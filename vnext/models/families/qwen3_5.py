@@ -1,4 +1,4 @@
-"""Qwen 3.5: three of four layers are gated delta nets, the others attend with a gate on what heads give; rope turns heads in part.
+"""Qwen 3.5: three of four layers are gated delta nets, the others attend with gates on what heads give.
 
 Of multimodal models, it serves the language part. Norms multiply by 1 + weight, but for those of delta nets.
 """

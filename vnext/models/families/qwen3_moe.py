@@ -1,11 +1,10 @@
-"""Qwen 3 with experts: Qwen 3's attention; most layers' MLP is a set of small experts."""
+"""Qwen 3 with experts in most layers."""
 
 from __future__ import annotations
 
 from types import MappingProxyType
-from typing import Any
 
-from vnext.models.config.json_keys import flag, positive, shown
+from vnext.models.config.json_keys import Json, flag, positive, shown
 from vnext.models.config.model_config import Experts, ModelConfig, common_config, same_window
 from vnext.models.errors import ModelError
 from vnext.models.layers.assembly import Source, attention, gated_mlp, sparse_mlp
@@ -35,7 +34,7 @@ DEFAULTS = MappingProxyType(
 )
 
 
-def parse(raw: dict[str, Any], generation: dict[str, Any]) -> ModelConfig:
+def parse(raw: Json, generation: Json) -> ModelConfig:
     """The configuration; newer files say num_local_experts for num_experts. Raises ModelError."""
     raw = DEFAULTS | raw
     windows = same_window(raw) if flag(raw, "use_sliding_window") else ()
@@ -50,7 +49,7 @@ def parse(raw: dict[str, Any], generation: dict[str, Any]) -> ModelConfig:
     return common_config(raw, generation, windows=windows, experts=experts)
 
 
-def dense_layers(raw: dict[str, Any]) -> tuple[int, ...]:
+def dense_layers(raw: Json) -> tuple[int, ...]:
     """Layers with a plain MLP: those named, and those between every decoder_sparse_step-th."""
     named, step = raw.get("mlp_only_layers") or [], positive(raw, "decoder_sparse_step", 1)
     if not isinstance(named, list):

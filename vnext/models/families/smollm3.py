@@ -1,11 +1,10 @@
-"""SmolLM 3: Llama's form, in which every fourth layer has no positions."""
+"""SmolLM 3: every fourth layer has no positions."""
 
 from __future__ import annotations
 
 from types import MappingProxyType
-from typing import Any
 
-from vnext.models.config.json_keys import flag, positive
+from vnext.models.config.json_keys import Json, flag, positive
 from vnext.models.config.model_config import ModelConfig, common_config, layer_windows
 from vnext.models.errors import ModelError
 from vnext.models.layers.assembly import Source, attention, gated_mlp
@@ -24,7 +23,7 @@ DEFAULTS = MappingProxyType(
 )
 
 
-def parse(raw: dict[str, Any], generation: dict[str, Any]) -> ModelConfig:
+def parse(raw: Json, generation: Json) -> ModelConfig:
     """The configuration. Raises ModelError."""
     raw = DEFAULTS | raw
     turned = turned_layers(raw)
@@ -35,7 +34,7 @@ def parse(raw: dict[str, Any], generation: dict[str, Any]) -> ModelConfig:
     return common_config(raw, generation, windows=windows, still_layers=still)
 
 
-def turned_layers(raw: dict[str, Any]) -> list[int]:
+def turned_layers(raw: Json) -> list[int]:
     """For each layer whether it has positions; the key that says it is called for the opposite."""
     count, interval = positive(raw, "num_hidden_layers"), positive(raw, "no_rope_layer_interval", 4)
     named = raw.get("no_rope_layers")

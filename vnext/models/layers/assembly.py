@@ -8,7 +8,7 @@ import numpy as np
 
 from vnext.kernels.arrays import Array
 from vnext.models.config.model_config import ModelConfig
-from vnext.models.layers.layers import Attention, GatedMlp, LayerNorm, Linear, SparseMlp
+from vnext.models.layers.layers import Attention, GatedMlp, LayerNorm, Linear, PlainMlp, SparseMlp
 
 
 class Source(Protocol):
@@ -70,6 +70,17 @@ def layer_norm(source: Source, name: str) -> LayerNorm:
     return LayerNorm(source.wide(name + ".weight"), source.wide(name + ".bias"))
 
 
+def bare_layer_norm(source: Source, name: str) -> LayerNorm:
+    """A layer norm without a bias."""
+    weight = source.wide(name + ".weight")
+    return LayerNorm(weight, weight * 0)
+
+
+def shifted_layer_norm(source: Source, name: str) -> LayerNorm:
+    """A layer norm that multiplies by 1 + weight."""
+    return LayerNorm(source.wide(name + ".weight") + 1, source.wide(name + ".bias"))
+
+
 def linear(source: Source, prefix: str, *modules: str, bias: bool = False) -> Linear:
     """The modules' weights, fused, with their biases if they have any; `prefix` ends with a dot."""
     weight = source.packed(tuple(f"{prefix}{module}.weight" for module in modules))
@@ -115,6 +126,18 @@ def attention(
         q_norm=source.fused((here + "q_norm.weight",)) if head_norms else None,
         k_norm=source.fused((here + "k_norm.weight",)) if head_norms else None,
     )
+
+
+def own_attention(source: Source, config: ModelConfig, prefix: str, *, head_norms: bool = False) -> Attention:
+    """As `attention`, with the biases that the configuration says."""
+    return attention(
+        source, prefix, qkv_bias=config.attention_bias, output_bias=config.form.output_bias, head_norms=head_norms
+    )
+
+
+def plain_mlp(source: Source, here: str, up: str, down: str, *, bias: bool = False) -> PlainMlp:
+    """The MLP without a gate at `here`, which ends with a dot."""
+    return PlainMlp(linear(source, here, up, bias=bias), linear(source, here, down, bias=bias))
 
 
 def gated_mlp(source: Source, prefix: str, *, bias: bool = False) -> GatedMlp:

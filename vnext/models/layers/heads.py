@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from vnext.kernels.shards import joined_along
@@ -15,12 +16,23 @@ if TYPE_CHECKING:
 def attention(layer: Attention, cache: LayerCache, x: torch.Tensor, step: Step) -> torch.Tensor:
     """Self-attention of x [T, hidden]: writes this step's keys and values, then reads the contexts."""
     qkv = step.operations.linear(x, layer.qkv.weight, layer.qkv.bias)
-    if step.config.form.head_norms == "all":
+    form = step.config.form
+    gates = None
+    if form.is_gated:
+        qkv, gates = split_gates(qkv, step)
+    if form.is_by_head:
+        qkv = qkv.unflatten(1, (-1, 3, step.config.head_dim)).transpose(1, 2).flatten(1)
+    if form.turns_neighbours and step.cosine is not None:
+        part_pairs(split_heads(qkv, cache, step), 2 * step.cosine.shape[1])
+    if form.head_norms == "all":
         norm_heads_together(qkv, layer, step)
         layer = layer._replace(q_norm=None, k_norm=None)
-    if not step.config.form.is_gated:
-        return attend(qkv, layer, cache, step)
-    qkv, gates = split_gates(qkv, step)
+    elif form.head_norms == "turned" and step.cosine is not None:
+        turn(split_heads(qkv, cache, step), step)
+        step = step._replace(cosine=None, sine=None)
+    if step.query_factors is not None:
+        query, _ = split_heads(qkv, cache, step)
+        query.copy_(query * step.query_factors[:, None])
     return attend(qkv, layer, cache, step, gates)
 
 
@@ -32,6 +44,29 @@ def split_gates(joined: torch.Tensor, step: Step) -> tuple[torch.Tensor, torch.T
     width = 2 * heads * head_dim
     queries, gates = joined[:, :width].unflatten(1, (heads, 2, head_dim)).unbind(2)
     return torch.cat((queries.flatten(1), joined[:, width:]), dim=1), gates.flatten(1)
+
+
+def split_heads(qkv: torch.Tensor, cache: LayerCache, step: Step) -> tuple[torch.Tensor, torch.Tensor]:
+    """Views of the queries and of the keys [T, heads, head_dim]."""
+    heads, kv_heads = qkv.unflatten(1, (-1, step.config.head_dim)), cache[0].shape[1]
+    query_count = heads.shape[1] - 2 * kv_heads
+    return heads.narrow(1, 0, query_count), heads.narrow(1, query_count, kv_heads)
+
+
+def part_pairs(parts: Iterable[torch.Tensor], width: int) -> None:
+    """In place: of each head's first `width` channels, pairs of neighbours become pairs of halves, which all operations turn."""
+    for part in parts:
+        turning = part.narrow(2, 0, width)
+        turning.copy_(turning.unflatten(2, (-1, 2)).transpose(2, 3).flatten(2))
+
+
+def turn(parts: tuple[torch.Tensor, torch.Tensor], step: Step) -> None:
+    """In place: queries and keys turn, and are normed after it."""
+    from vnext.kernels.references import rotary  # needs torch
+
+    assert step.cosine is not None and step.sine is not None
+    for part, turned in zip(parts, rotary(*parts, step.cosine, step.sine)):
+        part.copy_(turned)
 
 
 def norm_heads_together(qkv: torch.Tensor, layer: Attention, step: Step) -> None:

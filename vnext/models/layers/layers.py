@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from vnext.kernels.table import Operations
 
 LayerCache = tuple[Array, Array]
+XIELU_BETA, XIELU_EPS = 0.5, -1e-6
+"""Of xIELU (arXiv 2411.13010), as all checkpoints have them."""
 PART_ROWS = 64
 """Parts of a product are multiples of it: of a tile, and of products of one shape."""
 
@@ -56,10 +58,11 @@ Norm = Array | LayerNorm
 
 
 class PlainMlp(NamedTuple):
-    """`up` is column-parallel, `down` row-parallel."""
+    """`up` is column-parallel, `down` row-parallel. `slopes` float32 [1] each: xIELU's above 0 and below, None for others."""
 
     up: Linear
     down: Linear
+    slopes: tuple[Array, Array] | None = None
 
 
 class GatedMlp(NamedTuple):
@@ -85,7 +88,7 @@ class Step(NamedTuple):
 
     `cosine` and `sine` float32 [T, R / 2], None where nothing turns. `scale` multiplies scores.
     `aux` [T, hidden] takes the layer's input and `output` what the last layer adds up to; None where nothing reads it. `rows`:
-    where recurrent layers keep states.
+    where recurrent layers keep states. `query_factors` float32 [T, 1] multiply queries, None where nothing does.
     """
 
     operations: Operations
@@ -100,6 +103,7 @@ class Step(NamedTuple):
     aux: torch.Tensor | None = None
     output: torch.Tensor | None = None
     rows: StateRows | None = None
+    query_factors: torch.Tensor | None = None
 
 
 def state_rows(batch: ForwardBatch) -> StateRows | None:
@@ -131,7 +135,10 @@ def layer_steps(
         chosen = batch.adapted(chosen)
     cosine, sine = (None, None) if frequencies is None else rotary_angles(batch.positions, frequencies, config.rope)
     scale = config.head_dim**-0.5 if config.query_scale is None else config.query_scale
-    plain = Step(chosen, config, parallel, batch.slots, None, cosine, sine, scale, 0, rows=state_rows(batch))
+    growth, factors = config.form.query_growth, None
+    if growth is not None:
+        factors = (batch.positions.double().div(growth[1]).floor().log1p() * growth[0] + 1).float()[:, None]
+    plain = Step(chosen, config, parallel, batch.slots, None, cosine, sine, scale, 0, rows=state_rows(batch), query_factors=factors)
     if local_frequencies is not None and config.local_rope is not None:
         cosine, sine = rotary_angles(batch.positions, local_frequencies, config.local_rope)
     local = plain._replace(cosine=cosine, sine=sine)
@@ -217,8 +224,27 @@ def mlp(layer: Mlp, x: torch.Tensor, step: Step) -> torch.Tensor:
     """Any kind of MLP of x [T, hidden]."""
     if isinstance(layer, PlainMlp):
         widened = step.operations.linear(x, layer.up.weight, layer.up.bias)
-        return row(step.operations.gelu_tanh(widened), layer.down, step)
+        return row(activated(widened, layer.slopes, step), layer.down, step)
     return gated_mlp(layer, x, step) if isinstance(layer, GatedMlp) else sparse_mlp(layer, x, step)
+
+
+def activated(x: torch.Tensor, slopes: tuple[torch.Tensor, torch.Tensor] | None, step: Step) -> torch.Tensor:
+    """The activation of x [T, I] in an MLP without a gate. Powers are made in float64 and rounded once, for the reason that
+    models/layers/rope.py gives."""
+    match step.config.activation:
+        case "relu2":
+            return x.relu().square()
+        case "gelu":
+            wide = x.double()
+            return (wide * (1 + (wide * 0.5**0.5).erf()) / 2).to(x.dtype)
+        case "xielu":
+            assert slopes is not None
+            above, below = (slope.double().exp().log1p() for slope in slopes)
+            wide = x.double()
+            curved = (wide.clamp(max=XIELU_EPS).expm1() - wide) * (below + XIELU_BETA)
+            return (curved.where(wide <= 0, wide.square() * above) + wide * XIELU_BETA).to(x.dtype)
+        case _:
+            return step.operations.gelu_tanh(x)
 
 
 def gated_mlp(layer: GatedMlp, x: torch.Tensor, step: Step) -> torch.Tensor:

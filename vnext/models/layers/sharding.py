@@ -3,7 +3,7 @@
     axis                   split over ranks      weights that have it
     hidden, head_dim,      whole on every rank   embedding, norms, routers, inputs of column-parallel and outputs of
     experts, positions                           row-parallel weights
-    heads                  evenly                query projection (column), output projection (row)
+    heads, three_heads     evenly                query projection (column), output projection (row); all three, head by head
     kv_heads               evenly, or one head   key, value projection (column); with few heads, neighbours share one
     mlp, expert_mlp, state evenly                gate and up projection (column), down projection (row); recurrent layers
     vocab                  evenly, last padded   embedding, output head
@@ -45,6 +45,8 @@ class Axis(StrEnum):
     TARGET = "target"
     DRAFT_VOCAB = "draft_vocab"
     GATED_HEADS = "gated_heads"
+    ONE = "one"
+    THREE_HEADS = "three_heads"
     STATE_KEYS = "state_keys"
     STATE_VALUES = "state_values"
     STATE_HEADS = "state_heads"
@@ -55,7 +57,7 @@ class Axis(StrEnum):
 WHOLE = frozenset(
     {
         Axis.HIDDEN, Axis.HEAD_DIM, Axis.EXPERTS, Axis.POSITIONS, Axis.TWICE_HIDDEN, Axis.TARGET, Axis.DRAFT_VOCAB,
-        Axis.STATE_HEAD_DIM, Axis.STATE_WIDTH,
+        Axis.STATE_HEAD_DIM, Axis.STATE_WIDTH, Axis.ONE,
     }
 )  # fmt: skip
 
@@ -195,6 +197,10 @@ def axis_size(axis: Axis, config: ModelConfig) -> int:
             return config.head.target_size * config.head.layer_count if config.head else 0
         case Axis.DRAFT_VOCAB:
             return config.head.vocab_size if config.head else 0
+        case Axis.ONE:
+            return 1
+        case Axis.THREE_HEADS:
+            return 3 * config.head_count * config.head_dim
         case _:
             return _state_size(axis, config.recurrent) if config.recurrent else 0
 

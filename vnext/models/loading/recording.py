@@ -19,6 +19,8 @@ class _Nothing:
     def __add__(self, other: object) -> _Nothing:
         return self
 
+    __mul__ = __add__
+
 
 class Recording:
     """A family's source of weights that notes their names, by the contract of models/layers/assembly.py.

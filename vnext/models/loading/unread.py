@@ -8,11 +8,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 from vnext.base.tokenizer_files import template_names
 from vnext.models.config.folder import read_config
-from vnext.models.config.json_keys import Watched, read_optional_json
+from vnext.models.config.json_keys import Json, Watched, read_optional_json
 from vnext.models.config.model_config import ModelConfig, load_config, parse_config
 from vnext.models.gguf.folder import linked_files
 from vnext.models.loading.checkpoint import ROOT, open_checkpoint
@@ -22,7 +21,8 @@ from vnext.models.registry import family
 
 SHOWN = 4
 HARMLESS_TENSORS = re.compile(
-    r"rotary_emb\.inv_freq$|\battn\.(masked_)?bias$|\bvision_tower\.|\bmulti_modal_projector\.|\bmtp_layers\.|"
+    r"rotary_emb\.inv_freq$|\b(attn|attention)\.(masked_)?bias$|\bact_fn\.(beta|eps)$|"
+    r"\bvision_tower\.|\bmulti_modal_projector\.|\bmtp_layers\.|"
     r"\.((input|output)_(global_)?scale|[qkv]_scale|weight_shape|(weight_)?g_idx|weight_format|weight\.quant_state\.\w+)$"
 )
 """Computed anew, or of what is not served: images, and layers that draft; scales of activations, which are not rounded here; what
@@ -32,14 +32,15 @@ HARMLESS = frozenset(
     _attn_implementation _attn_implementation_autoset _name_or_path _sliding_window_pattern activation_dropout
     add_cross_attention architectures attention_dropout attn_implementation attn_pdrop auto_map begin_suppress_tokens
     boi_token_index bos_token_id cache_implementation chunk_size_feed_forward classifier_dropout cross_attention_hidden_size
-    decoder_start_token_id do_sample dtype embd_pdrop eoi_token_index eos_token_id finetuning_task forced_bos_token_id
-    forced_eos_token_id hidden_dropout id2label image_token_id image_token_index initializer_factor initializer_range
-    is_decoder is_encoder_decoder is_llama_config label2id mm_tokens_per_image model_type n_ctx num_labels
-    original_max_position_embeddings output_attentions output_hidden_states output_router_logits output_scores pad_token_id
-    prefix pretraining_tp problem_type remove_invalid_values reorder_and_upcast_attn resid_pdrop return_dict
-    return_dict_in_generate router_aux_loss_coef router_jitter_noise sep_token_id summary_activation summary_first_dropout
-    summary_proj_to_labels summary_type summary_use_proj task_specific_params text_config tokenizer_class torch_dtype
-    torchscript transformers.js_config transformers_version unk_token_id unsloth_fixed unsloth_version use_cache vision_config
+    decoder_start_token_id do_sample dtype embd_pdrop embedding_dropout eod_token_id eoi_token_index eos_token_id
+    finetuning_task forced_bos_token_id forced_eos_token_id hidden_dropout id2label image_token_id image_token_index
+    initializer_factor initializer_range is_decoder is_encoder_decoder is_llama_config label2id mm_tokens_per_image model_type
+    n_ctx num_labels original_max_position_embeddings output_attentions output_hidden_states output_router_logits output_scores
+    pad_token_id prefix pretraining_tp problem_type remove_invalid_values reorder_and_upcast_attn resid_pdrop residual_dropout
+    return_dict return_dict_in_generate router_aux_loss_coef router_jitter_noise sep_token_id summary_activation
+    summary_first_dropout summary_proj_to_labels summary_type summary_use_proj task_specific_params text_config tokenizer_class
+    torch_dtype torchscript transformers.js_config transformers_version unk_token_id unsloth_fixed unsloth_version use_cache
+    vision_config
     """.split()
 )
 """Members of config.json that change no answer, or that are read elsewhere."""
@@ -84,7 +85,7 @@ def unread_tensors(path: Path, config: ModelConfig) -> list[str]:
         return sorted(name if name in own else name.removeprefix(ROOT) for name in left)
 
 
-def unread_members(raw: dict[str, Any]) -> list[str]:
+def unread_members(raw: Json) -> list[str]:
     """Members of a config.json, its language part's too, that the family does not ask for and that are not known to be harmless."""
     watched = Watched(raw)
     parse_config(watched, {})
@@ -95,10 +96,14 @@ def unread_members(raw: dict[str, Any]) -> list[str]:
         harmless |= OF_WINDOWS
     elif "sliding_attention" not in (members.get("layer_types") or ()):
         harmless |= {"layer_types"}
+    if not {"linear_attention", "mamba"}.intersection(members.get("layer_types") or members.get("layers_block_type") or ()):
+        harmless |= {name for name in members if name.startswith("mamba_")} | {"time_step_limit"}
+    if members.get("num_local_experts") == 0:
+        harmless |= {"num_experts_per_tok"}
     return _set(members, members.keys() - harmless)
 
 
-def _set(members: dict[str, Any], names: Iterable[str]) -> list[str]:
+def _set(members: Json, names: Iterable[str]) -> list[str]:
     """Those of the names whose members say something."""
     return sorted(name for name in names if (value := members.get(name)) is True or value not in NEUTRAL)
 

@@ -1,0 +1,86 @@
+"""Arcee, Apertus and Nemotron: MLPs without a gate, with a square or xIELU.
+
+Apertus also norms each query and key head. Nemotron has layer norms that multiply by 1 + weight, and half of each head turns.
+"""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+
+from msgspec.structs import replace
+
+from vnext.models.config.json_keys import Json, number, positive
+from vnext.models.config.model_config import PLAIN_ACTIVATIONS, DecoderForm, ModelConfig, activation, common_config
+from vnext.models.config.rope_config import parse_rope, scaling_of
+from vnext.models.layers.assembly import Source, own_attention, plain_mlp, rms_norm, shifted_layer_norm
+from vnext.models.layers.decoder import Names, Params, assemble_decoder, forward, logits
+from vnext.models.layers.layers import PlainMlp
+from vnext.models.layers.sharding import WEIGHT_AXES as LLAMA_AXES, Axis, Layout
+
+__all__ = ["WEIGHT_AXES", "assemble", "forward", "logits", "parse"]
+
+APERTUS, NEMOTRON = "ApertusForCausalLM", "NemotronForCausalLM"
+WEIGHT_AXES = MappingProxyType(
+    {
+        **LLAMA_AXES,
+        **dict.fromkeys(("attention_layernorm", "feedforward_layernorm"), Layout((Axis.HIDDEN,))),
+        "act_fn": Layout((Axis.ONE,)),
+    }
+)
+LLAMA3 = {
+    "rope_type": "llama3", "rope_theta": 12e6, "factor": 8.0, "original_max_position_embeddings": 8192, "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+}  # fmt: skip
+DEFAULTS = MappingProxyType(
+    {
+        "ArceeForCausalLM": {"hidden_act": "relu2", "rms_norm_eps": 1e-5, "max_position_embeddings": 4096},
+        APERTUS: {
+            "hidden_act": "xielu", "rms_norm_eps": 1e-5, "max_position_embeddings": 65536, "rope_theta": 12e6,
+            "rope_parameters": LLAMA3,
+        },
+        NEMOTRON: {
+            "hidden_act": "relu2", "norm_eps": 1e-5, "max_position_embeddings": 4096, "partial_rotary_factor": 0.5,
+        },
+    }
+)  # fmt: skip
+
+
+def parse(raw: Json, generation: Json) -> ModelConfig:
+    """The configuration. Raises ModelError."""
+    architecture = raw["architectures"][0]
+    usual = positive(raw, "hidden_size") // positive(raw, "num_attention_heads")
+    if raw.get("rope_scaling"):
+        raw = {"rope_parameters": None} | raw
+    raw = DEFAULTS[architecture] | raw
+    is_partial = architecture == NEMOTRON
+    if is_partial:
+        raw = raw | {"rms_norm_eps": number(raw, "norm_eps")}
+    found = common_config(
+        raw,
+        generation,
+        activation=activation(raw, "hidden_act", PLAIN_ACTIVATIONS),
+        rope=parse_rope(raw, scaling_of(raw), positive(raw, "head_dim", usual), partial=is_partial),
+    )
+    return replace(found, form=DecoderForm(output_bias=found.attention_bias))
+
+
+def assemble(source: Source, config: ModelConfig) -> Params:
+    """The parameters."""
+    is_apertus, names = config.architecture == APERTUS, Names()
+    if is_apertus:
+        names = Names(attention_norm="attention_layernorm", mlp_norm="feedforward_layernorm")
+
+    def widening(prefix: str) -> PlainMlp:
+        plain = plain_mlp(source, prefix + "mlp.", "up_proj", "down_proj", bias=config.mlp_bias)
+        if config.activation != "xielu":
+            return plain
+        here = prefix + "mlp.act_fn.alpha_"
+        return plain._replace(slopes=(source.wide(here + "p"), source.wide(here + "n")))
+
+    return assemble_decoder(
+        source,
+        config,
+        lambda prefix, index: (own_attention(source, config, prefix, head_norms=is_apertus), widening(prefix)),
+        names,
+        shifted_layer_norm if config.architecture == NEMOTRON else rms_norm,
+    )

@@ -1,0 +1,59 @@
+"""GLM-4 and GLM-4-0414: half of each head turns, by neighbours.
+
+Glm4 also norms what attention and MLP give.
+"""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+
+from vnext.models.config.json_keys import Json, positive
+from vnext.models.config.model_config import DecoderForm, ModelConfig, common_config
+from vnext.models.config.rope_config import parse_rope, scaling_of
+from vnext.models.layers.assembly import Source, gated, linear, own_attention
+from vnext.models.layers.decoder import Names, Params, assemble_decoder, forward, logits
+from vnext.models.layers.layers import GatedMlp
+from vnext.models.layers.sharding import WEIGHT_AXES as LLAMA_AXES, Axis, Layout, matrix
+
+__all__ = ["WEIGHT_AXES", "assemble", "forward", "logits", "parse"]
+
+WEIGHT_AXES = MappingProxyType(
+    {
+        **LLAMA_AXES,
+        **dict.fromkeys(("post_self_attn_layernorm", "post_mlp_layernorm"), Layout((Axis.HIDDEN,))),
+        "gate_up_proj": matrix((Axis.MLP, Axis.MLP), Axis.HIDDEN),
+    }
+)
+DEFAULTS = MappingProxyType(
+    {
+        "num_key_value_heads": 2,
+        "head_dim": 128,
+        "max_position_embeddings": 131072,
+        "rms_norm_eps": 1.5625e-7,
+        "attention_bias": True,
+        "partial_rotary_factor": 0.5,
+        "eos_token_id": [151329, 151336, 151338],
+    }
+)
+AFTER = Names(after_attention_norm="post_self_attn_layernorm", after_mlp_norm="post_mlp_layernorm")
+
+
+def parse(raw: Json, generation: Json) -> ModelConfig:
+    """The configuration. Raises ModelError."""
+    raw = DEFAULTS | raw
+    rope = parse_rope(raw, scaling_of(raw), positive(raw, "head_dim"), partial=True)
+    return common_config(raw, generation, rope=rope, form=DecoderForm(turns_neighbours=True))
+
+
+def assemble(source: Source, config: ModelConfig) -> Params:
+    """The parameters."""
+
+    def widening(prefix: str) -> GatedMlp:
+        return GatedMlp(gated(source, prefix, "mlp.gate_up_proj"), linear(source, prefix, "mlp.down_proj"))
+
+    return assemble_decoder(
+        source,
+        config,
+        lambda prefix, index: (own_attention(source, config, prefix), widening(prefix)),
+        AFTER if config.architecture == "Glm4ForCausalLM" else Names(),
+    )
