@@ -1,0 +1,134 @@
+"""clients against plain counts, event by event; parts of a log by the clock."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, defaultdict
+from pathlib import Path
+
+import numpy as np
+import pytest
+from log_drive import record, small_config
+
+from scripts.make_log import make_log
+from vnext.log.timestamps import Timestamps
+from vnext.replay.answers.clients import Client, _Counting, clients
+from vnext.replay.cli.main import main
+from vnext.replay.reading.folding import Folded, fold
+from vnext.replay.reading.source import UnusableLog, open_log
+from vnext.replay.reading.times import Clock, timestamps_of
+from vnext.replay.reading.window import ALWAYS, time_of, window_of
+from vnext.state.events import RequestArrived, StepCommitted, StepPlanned
+from vnext.state.outputs import outputs
+
+CROWDED = small_config(page_count=15)
+
+
+@pytest.fixture(scope="module", params=[(60, False), (30, True)], ids=["steps", "times"])
+def log_dir(request, tmp_path_factory) -> Path:
+    arrivals, timestamped = request.param
+    folder = tmp_path_factory.mktemp("clients") / "log"
+    return record(folder, config=CROWDED, seed=3, arrivals=arrivals, timestamped=timestamped)
+
+
+def counted(log_dir: Path, has=lambda us: True) -> tuple[dict[str, Counter], dict[str, Counter]]:
+    """Each figure by client, from all events one by one; the tokens computed for each request by client."""
+    log, by = open_log(log_dir), defaultdict(Counter)
+    clock, of, planned, last, computed = Clock(timestamps_of(log), absolute=True), {}, {}, None, defaultdict(Counter)
+    if not clock.timestamped:
+        last = 0.0
+    for item in fold(log):
+        if not isinstance(item, Folded):
+            continue
+        us = clock.known_us(item.frame_end, item.before.committed)
+        if isinstance(item.event, RequestArrived):
+            of[item.event.id] = item.event.client
+            by["requests"][item.event.client] += has(us)
+        elif isinstance(item.event, StepPlanned):
+            planned[item.event.step] = us
+        elif isinstance(item.event, StepCommitted):
+            step = item.before.in_flight[0]
+            starts = [each for each in (planned.pop(step.step, None), last) if each is not None]
+            last = us
+            if not has(us):
+                continue
+            lasted = (us - max(starts)) / 1e3 if starts and us is not None else 0.0
+            for news in outputs(item.before, item.event, item.after):
+                by["sampled_tokens"][of[news.id]] += 1
+            queued = Counter(of[each.id] for each in item.before.waiting)
+            for client, count in queued.items():
+                by["waited_ms"][client] += lasted * count
+            for id_, count in zip(step.ids.tolist(), step.counts.tolist()):
+                computed[of[id_]][id_] += count
+                by["computed_tokens"][of[id_]] += count
+                by["step_ms"][of[id_]] += lasted * count / step.tokens
+                by["held_ms"][of[id_]] += lasted * count / step.tokens * (sum(queued.values()) - queued[of[id_]])
+    return by, computed
+
+
+def number_of(each: Client) -> int:
+    return int(each.client or "0", 16)
+
+
+def require_plain_figures(log_dir: Path) -> None:
+    answer, (by, computed) = clients(open_log(log_dir)), counted(log_dir)
+    for each in answer.clients:
+        for name, values in by.items():
+            assert getattr(each, name) == pytest.approx(values[number_of(each)]), name
+        assert computed[number_of(each)][each.largest] == max(computed[number_of(each)].values())
+    assert sum(each.share for each in answer.clients) == pytest.approx(1)
+    assert sum(each.step_ms for each in answer.clients) == pytest.approx(answer.step_ms)
+
+
+def test_every_figure_is_that_of_all_events(log_dir):
+    require_plain_figures(log_dir)
+    assert {number_of(each) for each in clients(open_log(log_dir)).clients} == {0, 1, 2}
+
+
+def test_runs_of_steady_frames_count_as_their_events_do(tmp_path, monkeypatch):
+    make_log(tmp_path / "log", 900, 4)
+    runs: list[int] = []
+    meet = _Counting.meet_run
+    monkeypatch.setattr(_Counting, "meet_run", lambda self, run: (runs.append(run.frames), meet(self, run))[1])
+    require_plain_figures(tmp_path / "log")
+    assert sum(runs) > 100
+
+
+def test_a_part_of_a_log_has_the_steps_that_ended_in_it(tmp_path):
+    log_dir = record(tmp_path / "log", config=CROWDED, seed=3, arrivals=30, timestamped=True)
+    timestamps = timestamps_of(open_log(log_dir))
+    middle_s = (timestamps.times_ns[len(timestamps.times_ns) // 2] - timestamps.times_ns[0]) / 1e9
+    window = window_of(timestamps, "", f"+{middle_s}")
+    answer, (by, _) = clients(open_log(log_dir), "", f"+{middle_s}"), counted(log_dir, window.has)
+    for each in answer.clients:
+        assert each.computed_tokens == by["computed_tokens"][number_of(each)]
+    late = clients(open_log(log_dir), f"+{middle_s}", "")
+    whole = clients(open_log(log_dir))
+    assert answer.step_ms + late.step_ms == pytest.approx(whole.step_ms)
+    assert 0 < sum(each.sampled_tokens for each in late.clients) < sum(each.sampled_tokens for each in whole.clients)
+
+
+def test_times_as_people_say_them():
+    begun_ns, wall_ns = 5_000_000_000, 1_795_874_585_000_000_000  # 2026-11-28T14:03:05Z
+    timestamps = Timestamps(np.array([1]), np.array([begun_ns]), wall_ns - begun_ns, {})
+    for text, seconds in (
+        ("+12.5", 12.5), ("14:03:05", 0), ("14:04", 55), ("2026-11-28T14:03:06.5", 1.5), ("2026-11-28 14:03:06Z", 1),
+        ("14:02:30", -35), ("0:03", 10 * 3600 - 5), ("2026-11-27T14:03:05", -86400),
+    ):  # fmt: skip
+        assert time_of(timestamps, text) == pytest.approx(5e6 + seconds * 1e6), text
+    for wrong in ("noon", "25:00", "14:3:99", "+a", "2026-13-01T00:00"):
+        with pytest.raises(UnusableLog, match="is no time: write 14:03"):
+            time_of(timestamps, wrong)
+    with pytest.raises(UnusableLog, match="the log has no times"):
+        time_of(None, "14:03")
+    with pytest.raises(UnusableLog, match="--from 15:00 is not before --to 14:30"):
+        window_of(timestamps, "15:00", "14:30")
+    assert window_of(timestamps, "", "") == ALWAYS
+
+
+def test_the_command_names_who_held_others_up(log_dir, capsys):
+    assert main(["clients", str(log_dir), "--top", "2"]) == 0
+    text = capsys.readouterr().out
+    assert "held others up most" in text and "clients: 2" in text
+    assert main(["clients", str(log_dir), "--json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)["clients"]) == 3

@@ -1,0 +1,72 @@
+"""Window: a part of a log by the clock, as people say it: `14:03`, `14:03:20.5`, `2026-11-28T14:03`, all UTC, or `+12.5`, seconds
+after the log's first time.
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime, timedelta
+from typing import NamedTuple
+
+import numpy as np
+
+from vnext.log.timestamps import Timestamps
+from vnext.replay.reading.source import UnusableLog
+
+FORMS = "write 14:03, 14:03:20, 2026-11-28T14:03 (UTC) or +12.5 (seconds after the log's beginning)"
+_CLOCK = re.compile(r"(?:(\d{4}-\d\d-\d\d)[T ])?(\d\d?:\d\d)(?::(\d\d(?:\.\d{1,6})?))?Z?")
+
+
+class Window(NamedTuple):
+    """From one time up to another, in microseconds since the machine's start, as `Clock(absolute=True)` has them."""
+
+    from_us: float
+    to_us: float
+
+    def has(self, us: float | None) -> bool:
+        """Whether a time lies in it; one that is unknown lies only in the window of all times."""
+        return self.from_us <= us < self.to_us if us is not None else self == ALWAYS
+
+    def holds(self, us: np.ndarray) -> np.ndarray:
+        """As `has`, for many times (float64[n], nan where unknown; bool[n])."""
+        return np.ones(len(us), bool) if self == ALWAYS else (us >= self.from_us) & (us < self.to_us)
+
+
+ALWAYS = Window(-np.inf, np.inf)
+
+
+def window_of(timestamps: Timestamps | None, begin: str, end: str) -> Window:
+    """The window from `begin` to `end`, each as the module says or "" for the log's own. Raises UnusableLog."""
+    found = Window(time_of(timestamps, begin) if begin else -np.inf, time_of(timestamps, end) if end else np.inf)
+    if found.from_us >= found.to_us:
+        raise UnusableLog(f"--from {begin} is not before --to {end}")
+    return found
+
+
+def time_of(timestamps: Timestamps | None, text: str) -> float:
+    """A time as in `Window`. A time of day is the first one that is not before the log's beginning, by a minute. Raises
+    UnusableLog."""
+    if timestamps is None:
+        raise UnusableLog(f"{text}: the log has no times, so steps have only numbers")
+    first_ns = int(timestamps.times_ns[0])
+    if text.startswith("+"):
+        try:
+            return first_ns / 1e3 + float(text) * 1e6
+        except ValueError:
+            raise UnusableLog(f"{text} is no time: {FORMS}") from None
+    beginning = datetime.fromtimestamp((first_ns + timestamps.wall_minus_monotonic_ns) / 1e9, UTC)
+    return first_ns / 1e3 + (_moment(text, beginning) - beginning) / timedelta(microseconds=1)
+
+
+def _moment(text: str, beginning: datetime) -> datetime:
+    found = _CLOCK.fullmatch(text.strip())
+    try:
+        if found is None:
+            raise ValueError
+        day = found[1] or f"{beginning:%Y-%m-%d}"
+        minute = datetime.strptime(f"{day} {found[2]}", "%Y-%m-%d %H:%M").replace(tzinfo=UTC)
+        moment = minute + timedelta(seconds=float(found[3] or 0))
+    except ValueError:
+        raise UnusableLog(f"{text} is no time: {FORMS}") from None
+    is_earlier = not found[1] and moment < beginning - timedelta(minutes=1)
+    return moment + timedelta(days=1) if is_earlier else moment
