@@ -47,6 +47,8 @@ RETAINING_SEEDS = 7
 """In one of so many scenarios requests want their beginnings kept, drawn from a seed of its own."""
 STAGED_SEEDS = 13
 """In one of so many scenarios requests decode in microbatches, drawn from a seed of its own."""
+RECURRENT_SEEDS = 17
+"""In two of so many scenarios, if nothing else speaks against it, the model has recurrent layers, drawn from a seed of its own."""
 SECONDS_US = (1, 3, 20, 100)
 PEER_SEEDS = 31
 """One in so many scenarios has such a disk, and blocks come from other engines and go to them; nothing is drawn for it."""
@@ -69,6 +71,7 @@ def scenario(seed: int, client_count: int = 60) -> Scenario:
     config = as_kept(Rng(seed + 2**60), config) if has_disk(seed) else config
     config = as_pinned(Rng(seed + 2**57), config) if retains(seed) else config
     config = as_staged(Rng(seed + 2**54), config) if has_microbatches(seed) else config
+    config = as_recurrent(Rng(seed + 2**53), config) if has_states(seed) else config
     clients = draw_clients(rng.fork(), config, client_count * (CROWD if config.max_num_seqs > LARGE_MAX_NUM_SEQS else 1))
     clients = with_own_bounds(clients) if speculates(seed) else clients
     clients = returning(Rng(seed + 2**58), clients) if has_disk(seed) else clients
@@ -143,6 +146,20 @@ def as_staged(rng: Rng, config: SchedulerConfig) -> SchedulerConfig:
     rows = max(config.max_num_seqs, count + rng.below(8))
     depth = count + rng.choose((0, 0, 0, 1, 3))
     return replace(config, microbatches=count, pipeline_depth=depth, max_num_seqs=rows, page_count=pages)
+
+
+def has_states(seed: int) -> bool:
+    """Whether the model of this seed's scenario has recurrent layers."""
+    others = has_disk(seed), retains(seed), has_microbatches(seed), speculates(seed)
+    return seed % RECURRENT_SEEDS in (10, 11) and not any(others)
+
+
+def as_recurrent(rng: Rng, config: SchedulerConfig) -> SchedulerConfig:
+    """With state pages for one request or for many, snapshots at many edges, at few or at none, and mostly a cache."""
+    interval = config.block_size * rng.choose((0, 1, 2, 2, 3, 5))
+    caching = config.prefix_caching or rng.happens(80)
+    count = 4 + rng.choose((0, 0, 1, 3, 8, 3 * config.max_num_seqs, 4 * config.max_num_seqs))
+    return replace(config, chunked_prefill=True, prefix_caching=caching, state_pages=count, snapshot_interval=interval)
 
 
 def changes_weights(seed: int) -> bool:

@@ -12,7 +12,9 @@ from msgspec.structs import replace
 from vnext.state import laws
 from vnext.state.config import Speculation
 from vnext.state.errors import LawBroken
+from vnext.state.facilities import recurrent_laws
 from vnext.state.laws import ALL, CHEAP, check, check_cheap
+from vnext.state.pool import Pool
 from vnext.state.state import Slot, State, Tier, Transfer
 from vnext.state.store import columns, columns_numpy, extents, fields
 from vnext.state.store.clients import Client, ClientClass, Clients
@@ -187,6 +189,46 @@ def sum_of_another(state: State) -> State:
     return with_pool(state, status=VersionedArray(state.pool.status.values().copy(), state.pool.status.hash + 1))
 
 
+def recurring() -> State:
+    """Three rows with snapshots, of which the last one has started from that of the first."""
+    engine = Engine(pipeline_depth=2, state_pages=16, snapshot_interval=8)
+    for prompt in ([1] * 9, [2] * 5):
+        engine.arrive(prompt, 9)
+    for _ in range(2):
+        engine.plan()
+        engine.step(7)
+    engine.arrive([1] * 10, 2)
+    engine.plan()
+    assert engine.running == [0, 1, 2] and engine.state.rows.recurrent[fields.NEWEST_EDGE].tolist() == [8, 4, 0]
+    check(engine.state)
+    return engine.state
+
+
+def with_line(line: int, row: int, value: int) -> State:
+    state = recurring()
+    recurrent = state.rows.recurrent.copy()
+    recurrent[line, row] = value
+    return replace(state, rows=replace(state.rows, recurrent=recurrent))
+
+
+def with_state_pool(change: Callable[[Pool], Pool]) -> State:
+    state = recurring()
+    return replace(state, pool=replace(state.pool, states=change(state.pool.states)))
+
+
+def with_copies(*pairs: tuple[int, int]) -> State:
+    state = recurring()
+    return with_step_in_flight(state, copies=replace(state.in_flight[-1].copies, before=np.array(pairs)))
+
+
+def named(pool: Pool, page: int) -> Pool:
+    return replace(pool, prefix_index=pool.prefix_index.insert([(b"another snapshot", page)]))
+
+
+def row_page(line: int, row: int = 0) -> int:
+    return int(recurring().rows.recurrent[line, row])
+
+
 Break = Callable[[State], State]
 BREAKS: list[tuple[str, Callable[[State], None], Break]] = [
     ("M1", laws.free_and_held_are_all, lambda s: with_pool(s, free=s.pool.free + 1)),
@@ -269,6 +311,20 @@ BREAKS: list[tuple[str, Callable[[State], None], Break]] = [
     ("F3", laws.clients_have_their_requests, lambda s: with_clients(s, idle={(0, 0): 3})),
     ("F3", laws.clients_have_their_requests, lambda s: with_clients(s, idle={(0, number): 1 for number in range(1, 258)})),
     ("M2", laws.holders_are_counted, lambda s: with_tier(s, transfers=(Transfer(0, 4, 0, (), (11,)),))),
+    ("N1", recurrent_laws.snapshots_are_of_their_tokens, lambda _: with_line(fields.NEWEST_EDGE, 0, 4)),
+    ("N1", recurrent_laws.snapshots_are_of_their_tokens, lambda _: with_line(fields.DUE, 0, 4)),
+    ("N1", recurrent_laws.snapshots_are_of_their_tokens, lambda _: with_state_pool(lambda pool: named(pool, row_page(fields.SPARE)))),
+    ("N2", recurrent_laws.state_pages_are_of_one_row, lambda _: with_line(fields.LIVE, 0, row_page(fields.LIVE, 1))),
+    ("N2", recurrent_laws.state_pages_are_of_one_row, lambda _: with_line(fields.SPARE, 1, -1)),
+    ("N2", recurrent_laws.state_pages_are_of_one_row, lambda _: with_state_pool(lambda pool: named(pool, row_page(fields.LIVE)))),
+    ("N2", recurrent_laws.state_pages_are_of_one_row, lambda s: replace(s, config=replace(s.config, state_pages=4))),
+    ("N3", recurrent_laws.copies_do_not_alias, lambda _: with_copies((1, 2), (3, 2))),
+    ("N3", recurrent_laws.copies_do_not_alias, lambda _: with_copies((2, 2))),
+    ("N3", recurrent_laws.copies_do_not_alias, lambda _: with_copies((1, 2), (2, 3))),
+    ("N4", recurrent_laws.state_pages_are_conserved, lambda _: with_line(fields.NEWEST, 0, 15)),
+    ("N4", recurrent_laws.state_pages_are_conserved, lambda _: with_state_pool(lambda pool: replace(pool, free=pool.free + 1))),
+    ("N4", recurrent_laws.state_pages_are_conserved, lambda _: with_state_pool(lambda pool: replace(pool, kept=pool.kept + 1))),
+    ("N4", recurrent_laws.state_pages_are_conserved, lambda _: with_state_pool(lambda pool: replace(pool, head=pool.head + 1))),
     ("W1", laws.weights_root_the_names, lambda s: replace(s, waiting=(replace(s.waiting[0], block_hashes=(bytes(16),)),))),
 ]
 

@@ -20,6 +20,7 @@ from vnext.log.codec import SteadyPair, pseudonym_base
 from vnext.log.redacted_blocks import RedactedBlocks, Roots, hash_after
 from vnext.log.snapshot import LiveRequest, Snapshot, StoredTier, snapshot, with_block_hashes
 from vnext.log.stored_clients import renumbered
+from vnext.log.stored_pages import StoredStates
 from vnext.state.block_hash import root_hash, versioned_root
 from vnext.state.events import (
     AnyEvent,
@@ -116,6 +117,18 @@ class Redactor:
         ]
         return msgspec.structs.replace(tier, blocks=self._labels(tier.blocks), transfers=tuple(transfers))
 
+    def _states(
+        self, state: State, states: StoredStates, hash_chains: Sequence[tuple[bytes, tuple[bytes, ...]]]
+    ) -> StoredStates:
+        """The snapshots of recurrent layers, each under the name that the log has for its block."""
+        index, names = state.pool.prefix_index, names_in(states.keys)
+        known = {name: page for name in names if (page := index.block_of(name)) is not None}
+        chains = [keys for _, keys in hash_chains[: len(state.rows)]]
+        labels = names_in(self._redacted_blocks.of(state, np.array(list(known.values()), dtype=np.int32), chains))
+        label_of_name = dict(zip(known, labels))
+        keys = (label_of_name.get(name) or pseudonyms.block_label(self._key, name) for name in names)
+        return msgspec.structs.replace(states, keys=b"".join(keys))
+
     def put_steady(
         self,
         frame: bytearray,
@@ -166,6 +179,7 @@ class Redactor:
             weights=real.weights and msgspec.structs.replace(real.weights, path=""),
             lives=lives,
             tier=real.tier and self._tier(real.tier),
+            states=real.states and self._states(state, real.states, hash_chains),
             clients=real.clients and renumbered(real.clients, partial(pseudonyms.client_label, self._key)),
             slots=tuple(slot and msgspec.structs.replace(slot, name="") for slot in real.slots),
             cells=with_block_hashes(

@@ -14,6 +14,7 @@ import numpy as np
 from vnext.log import log_bytes
 from vnext.log.log_plain import WIDTH_MAX
 from vnext.log.stored_clients import StoredClients, clients_of, stored_clients
+from vnext.log.stored_pages import StoredStates, copies_of, indexed_blocks, pages_of, recurrent_of, stored_queue, stored_states
 from vnext.state.allocate import TOKENS_SPARE
 from vnext.state.block_hash import block_hashes, versioned_root
 from vnext.state.config import SchedulerConfig
@@ -22,15 +23,14 @@ from vnext.state.events import Pause, RequestId
 from vnext.state.facilities.tier import names_in
 from vnext.state.laws import check
 from vnext.state.params import Sampling, reads_cache
-from vnext.state.pool import Pool, free_blocks
-from vnext.state.state import Counters, Request, Slot, State, StepInFlight, Tier, Transfer, Waiting, Weights, label_of
+from vnext.state.pool import Pool
+from vnext.state.state import Copies, Counters, Request, Slot, State, StepInFlight, Tier, Transfer, Waiting, Weights, label_of
 from vnext.state.store import extents, fields
 from vnext.state.store.clients import Clients
 from vnext.state.store.columns_numpy import BLOCK_HASH_SIZE
 from vnext.state.store.disk_index import disk_index_of
 from vnext.state.store.extents import Extents
 from vnext.state.store.pins import Pins
-from vnext.state.store.prefix_index import prefix_index_of
 from vnext.state.store.rows import Rows
 from vnext.state.store.versions import VersionedArray, VersionedMap
 from vnext.state.waiting_queue import queue_hash
@@ -40,8 +40,6 @@ ARENA_PLACES_MIN = 1 << 12
 KEPT_FIELDS = (*range(fields.STRUCTURE_FIELD_COUNT), fields.BLOCK_HASH_0, fields.BLOCK_HASH_1)
 DRAFTLESS_COUNTERS = 7
 """The leading counters, which every engine has; the others count drafts."""
-QUEUE_RATIO_MAX = 64
-NOBODY = -1
 PIN_COUNTS = ("pinned", "expired", "displaced", "yielded", "dropped")
 
 
@@ -86,7 +84,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     `in_flight` are (step, entries int64[4, n], samples bool[n]). `queue` int32 are the places from `head` on, NOBODY
     where one is stale; `named` int32 are the blocks with a name, in rising order, `keys` their names. With speculation,
     `drafting` is the rows' second matrix and `drafts` int64[n] those of each step in flight. `slots` are the adapters',
-    `cautious`, `paused`, `weights`, `tier`, `clock`, `pins` and `clients` are the state's.
+    `cautious`, `paused`, `weights`, `tier`, `clock`, `pins`, `clients` and `states` are the state's.
     """
 
     sequence: int
@@ -117,6 +115,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     clock: int = 0
     pins: StoredPins | None = None
     clients: StoredClients | None = None
+    states: StoredStates | None = None
 
 
 class BadSnapshot(Exception):
@@ -152,7 +151,7 @@ def snapshot(state: State) -> Snapshot:
         ),
         head=pool.head,
         queue_capacity=pool.queue.capacity,
-        queue=_queue(pool).tobytes(),
+        queue=stored_queue(pool).tobytes(),
         named=indexed_blocks(names).tobytes(),
         keys=b"".join(filter(None, names)),
         drafting=b"" if rows.drafting is None else rows.drafting.tobytes(),
@@ -165,6 +164,7 @@ def snapshot(state: State) -> Snapshot:
         clock=state.clock,
         pins=None if pool.pins is None else _stored_pins(pool.pins),
         clients=None if state.clients is None else stored_clients(state.clients),
+        states=stored_states(state),
     )
 
 
@@ -180,11 +180,6 @@ def _stored_pins(pins: Pins) -> StoredPins:
     return StoredPins(counts, pages.tobytes(), pins.ends.at(pages).tobytes())
 
 
-def indexed_blocks(names: list[bytes | None]) -> np.ndarray:
-    """Blocks that have a name, in rising order (int32[n]), from the names of all blocks."""
-    return np.array([block for block, name in enumerate(names) if name is not None], dtype=np.int32)
-
-
 def _lives(state: State) -> list[LiveRequest]:
     rows, data = state.rows, state.tokens.arena.data
     spans = zip(rows.id.tolist(), rows.tokens_at.tolist(), rows.known.tolist())
@@ -197,13 +192,6 @@ def _life(request: Request, tokens: bytes) -> LiveRequest:
         request.id, request.name, request.sampling, request.priority, request.arrival_ns, request.root,
         request.prompt_length, tokens, request.client,
     )  # fmt: skip
-
-
-def _queue(pool: Pool) -> np.ndarray:
-    queue = np.full(pool.queue.used - pool.head, NOBODY, dtype=np.int32)
-    free = free_blocks(pool)
-    queue[pool.status.at(free) - pool.head] = free
-    return queue
 
 
 def with_block_hashes(cells: bytes, keys: list[bytes]) -> bytes:
@@ -266,7 +254,7 @@ def _state(frame: Snapshot, config: SchedulerConfig) -> State:
     tables = np.frombuffer(frame.tables, dtype=np.int32)
     cells = np.zeros((fields.FIELD_COUNT, count), dtype=np.int64)
     cells[list(KEPT_FIELDS)] = kept
-    rows = Rows(cells, _drafting(frame, config, count))
+    rows = Rows(cells, _drafting(frame, config, count), recurrent_of(frame.states, config, count))
     waiting = _queue_of(frame, config, queued)
     return State(
         config=config,
@@ -280,8 +268,8 @@ def _state(frame: Snapshot, config: SchedulerConfig) -> State:
         requests=VersionedMap({life.id: _request(life) for life in frame.lives}),
         tokens=_tokens(cells, running),
         tables=_tables(config, cells, tables),
-        pool=_pool(frame, config.page_count, tables[held_entries(config, rows.computed_at_least, rows.blocks)]),
-        in_flight=tuple(_step_in_flight(*each) for each in zip_longest(frame.in_flight, frame.drafts)),
+        pool=_pool(frame, config, tables[held_entries(config, rows.computed_at_least, rows.blocks)], rows.recurrent),
+        in_flight=_steps_in_flight(frame),
         counters=Counters(**dict(zip(Counters.__struct_fields__, frame.counters))),
         token_digest=frame.token_digest,
         slots=frame.slots,
@@ -385,30 +373,15 @@ def _reserved(cells: np.ndarray, field: int, sizes: np.ndarray) -> Extents:
     return reserved
 
 
-def _pool(frame: Snapshot, page_count: int, tables: np.ndarray) -> Pool:
-    pins = _pins(frame.pins, page_count)
+def _pool(frame: Snapshot, config: SchedulerConfig, tables: np.ndarray, recurrent: np.ndarray | None) -> Pool:
+    pins = _pins(frame.pins, config.page_count)
     moving = (np.array(each.pages, np.int32) for each in (frame.tier.transfers if frame.tier else ()))
     held = np.concatenate((tables, *moving, *(() if pins is None else (pins.first_to_leave(),))))
-    places = np.frombuffer(frame.queue, dtype=np.int32)
-    valid = (places != NOBODY).nonzero()[0]
-    blocks = np.frombuffer(frame.named, dtype=np.int32).tolist()
-    keys = [frame.keys[at : at + BLOCK_HASH_SIZE] for at in range(0, len(frame.keys), BLOCK_HASH_SIZE)]
-    status = -np.bincount(held, minlength=page_count)
-    status[places[valid]] = frame.head + valid
-    used = frame.head + len(places)
-    _require(len(status) == page_count and min(blocks, default=0) >= 0, "a block that does not exist")
-    _require(len(frame.keys) == BLOCK_HASH_SIZE * len(blocks), "a name of another length")
-    _require(0 <= frame.head <= used <= frame.queue_capacity <= QUEUE_RATIO_MAX * page_count, "another queue of blocks")
-    queue, _ = extents.reserve(extents.empty(frame.queue_capacity), used)
-    return Pool(
-        status=VersionedArray(status),
-        queue=extents.write(queue, slice(frame.head, used), places),
-        head=frame.head,
-        free=len(valid),
-        kept=int(np.count_nonzero(status[blocks] >= 0)),
-        prefix_index=prefix_index_of(dict(zip(keys, blocks, strict=True)), page_count),
-        pins=pins,
-    )
+    pool = msgspec.structs.replace(pages_of(frame, config.page_count, held), pins=pins)
+    if frame.states is None or recurrent is None:
+        return pool
+    own = recurrent[[fields.LIVE, fields.NEWEST, fields.SPARE]]
+    return msgspec.structs.replace(pool, states=pages_of(frame.states, config.state_pages, own[own >= 0]))
 
 
 def _drafting(frame: Snapshot, config: SchedulerConfig, row_count: int) -> np.ndarray | None:
@@ -422,9 +395,15 @@ def _drafting(frame: Snapshot, config: SchedulerConfig, row_count: int) -> np.nd
     return np.frombuffer(frame.drafting, dtype=np.int64).reshape(fields.DRAFTING_FIELD_COUNT, row_count)
 
 
-def _step_in_flight(scheduled: tuple[int, bytes, bytes], drafts: bytes | None) -> StepInFlight:
+def _steps_in_flight(frame: Snapshot) -> tuple[StepInFlight, ...]:
+    copies = () if frame.states is None else copies_of(frame.states)
+    _require(len(copies) in (0, len(frame.in_flight)), "its steps in flight do not copy their states")
+    return tuple(_step_in_flight(*each) for each in zip_longest(frame.in_flight, frame.drafts, copies))
+
+
+def _step_in_flight(scheduled: tuple[int, bytes, bytes], drafts: bytes | None, copies: Copies | None) -> StepInFlight:
     step, entries, samples = scheduled
     columns_ = np.frombuffer(entries, dtype=np.int64).reshape(4, -1)
     counted = None if drafts is None else np.frombuffer(drafts, dtype=np.int64)
     _require(counted is None or len(counted) == columns_.shape[1], "a step in flight does not count its drafts")
-    return StepInFlight(step, columns_, np.frombuffer(samples, dtype=bool), int(columns_[3].sum()), counted)
+    return StepInFlight(step, columns_, np.frombuffer(samples, dtype=bool), int(columns_[3].sum()), counted, copies)

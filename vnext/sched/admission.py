@@ -21,10 +21,13 @@ from vnext.state.config import SchedulerConfig
 from vnext.state.facilities.adapters import may_run
 from vnext.state.facilities.tier import transferring
 from vnext.state.pool import Pool
+from vnext.state.recurrent import first_tokens, lacking, source_of
 from vnext.state.state import State, Waiting, blocks_for
 from vnext.state.store.rows import wants
 
-Why = Literal["budget", "blocks", "sequences", "adapter", "order", "preempted", "room", "caution", "pause", "disk", "microbatch"]
+Why = Literal[
+    "budget", "blocks", "sequences", "adapter", "order", "preempted", "room", "caution", "pause", "disk", "microbatch", "states",
+]  # fmt: skip
 """budget: requests before it use up the step's tokens, or leave too few for a prompt that may not be split
 blocks: it is the best waiting request, and the cache has too few free pages for it
 sequences: the batch has its maximum number of requests
@@ -36,6 +39,7 @@ caution: behind fatal steps, requests are admitted one at a time
 pause: the engine is paused
 disk: its blocks are being read from disk; others overtake it
 microbatch: its token is in flight, or it is the turn of others that decode
+states: it is the best waiting request, and too few pages for the states of its recurrent layers are free
 """
 NOBODY = -1
 NO_HITS = np.empty(0, dtype=np.int32)
@@ -137,9 +141,12 @@ def tried(state: State, pool: Pool, waiting: Waiting, budget: int) -> tuple[Wait
         return Wait(id=waiting.id, why="adapter", need=1, have=0), NO_HITS, 0  # until a slot holds its adapter
     hits = prefix_hits(config, pool, waiting)
     rest = waiting.known - hit_tokens_of(config, hits)
-    tokens = chunk(config, rest, budget)
+    tokens = first_tokens(state, waiting, waiting.known - rest, chunk(config, rest, budget))
     if tokens == 0:
         return Wait(id=waiting.id, why="budget", need=rest, have=budget), hits, 0
+    if lacks := lacking(config, pool, source_of(pool, waiting, len(hits) // config.group_count)):
+        assert pool.states is not None, "the model has recurrent layers"
+        return Wait(id=waiting.id, why="states", need=pool.states.free + lacks, have=pool.states.free), hits, 0
     if not fits(config, pool, hits, tokens):
         return Wait(id=waiting.id, why="blocks", need=pages_of(config, pool, hits, tokens), have=pool.free), hits, 0
     return None, hits, tokens
@@ -181,7 +188,7 @@ def kept_out(
     means that a trial is needed.
     """
     known, size = waiting.known, config.block_size
-    if config.windows or known > min(budget, config.long_prefill_token_threshold or known):
+    if config.windows or config.takes_snapshots or known > min(budget, config.long_prefill_token_threshold or known):
         return False
     lacks = blocks_for(known, size) - free
     if lacks <= 0:

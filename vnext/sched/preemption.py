@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from vnext.sched.ranking import rows_best_first
 from vnext.state.events import StepPlanned
 from vnext.state.expected import expected_work, in_turn
+from vnext.state.recurrent import cut
 from vnext.state.state import State, blocks_for
 from vnext.state.store.rows import kept_rows, wants
 from vnext.state.windows import row_blocks
@@ -72,7 +73,7 @@ def make_room(state: State) -> StepPlanned | None:
 def _served(state: State, turn: np.ndarray) -> _Room:
     """The room in which the rows of `turn` (bool[R]) are served."""
     room = _Room(state)
-    for row, want in enumerate((wants(state.rows) * turn).tolist()):
+    for row, want in enumerate((cut(state.config, state.rows, wants(state.rows)) * turn).tolist()):
         if room.runs[row]:
             room.serve(row, want)
     return room

@@ -85,6 +85,7 @@ def _may_be_steady(state: State, event: StepCommitted, recorded: bool) -> bool:
         or event.step != in_flight[0].step
         or len(event.tokens) % 4
         or config.windows
+        or config.state_pages
         or state.cautious
         or state.paused
         or event.counts

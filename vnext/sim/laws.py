@@ -16,6 +16,7 @@ from vnext.sim.checks.accounting import Entry
 from vnext.sim.checks.fitting import first_chunk, given_back, needs_slot, needs_whole_prompt, surely_hit
 from vnext.sim.checks.microbatch_laws import left_out, wants
 from vnext.sim.checks.plain_state import PlainState, in_sight
+from vnext.sim.checks.recurrent_checks import snapshot_count, up_to_edge
 from vnext.sim.drafts import with_drafts
 from vnext.sim.order import policy_keys
 from vnext.sim.toy_grammar import allowed, is_finished
@@ -99,8 +100,10 @@ def event_laws(before: PlainState, event: AnyEvent, after: PlainState) -> None:
 
 def wanted(seen: PlainState) -> list[int]:
     """The number of tokens that each row could take alone in a step."""
-    most = seen.state.config.long_prefill_token_threshold or seen.state.config.max_model_len
-    return [min(want, most) for want in wants(seen)]
+    config = seen.state.config
+    most = config.long_prefill_token_threshold or config.max_model_len
+    progress = zip(seen.computed, seen.known, seen.prompt, wants(seen))
+    return [up_to_edge(config, *its, min(want, most)) for *its, want in progress]
 
 
 class Share(NamedTuple):
@@ -188,14 +191,12 @@ def budget_is_used(before: PlainState, plan: StepPlanned, after: PlainState, sha
     for id_, count in zip(before.id, share.tokens):
         if took.get(id_, 0) != count:
             raise LawBroken("S6", f"request {id_} takes {took.get(id_, 0)} tokens where {count} are its share")
-    most, budget = (
-        config.long_prefill_token_threshold or config.max_model_len,
-        config.max_num_batched_tokens - sum(share.tokens),
-    )
+    most, budget = config.long_prefill_token_threshold or config.max_model_len, config.max_num_batched_tokens - sum(share.tokens)
     for place, tokens in plan.admitted:
         waiting = before.state.waiting[place]
-        rest = waiting.known - starts[waiting.id]
-        if tokens != (min(rest, most, budget) if config.chunked_prefill else rest):
+        rest = waiting.known - (start := starts[waiting.id])
+        cut = up_to_edge(config, start, waiting.known, before.state.requests[waiting.id].prompt_length, min(rest, most, budget))
+        if tokens != (cut if config.chunked_prefill else rest):
             raise LawBroken("S6", f"request {waiting.id} begins with {tokens} of {rest} tokens, and {budget} were left")
         budget -= tokens
 
@@ -335,7 +336,7 @@ def memory_is_gone(before: PlainState, after: PlainState) -> None:
     numbers go on. C2: everybody waits, with every token that was known and, who ran, one preemption more."""
     old, state = before.state, after.state
     left = [name for name, there in (
-        ("steps", state.in_flight), ("rows", after.id), ("slots", any(state.slots)),
+        ("steps", state.in_flight), ("rows", after.id), ("slots", any(state.slots)), ("snapshots", snapshot_count(state)),
         ("names", len(state.pool.prefix_index)), ("pages", max(after.holders) or state.pool.free < state.config.page_count),
     ) if there]  # fmt: skip
     if left or (state.planned, state.committed) != (old.planned, old.planned):

@@ -20,6 +20,7 @@ from vnext.sampling.constraint import Matcher
 from vnext.sim.checks.errors import Divergence
 from vnext.sim.checks.plain_state import PlainState, in_sight
 from vnext.sim.drafts import drafts_behind
+from vnext.sim.states import ShadowStates
 from vnext.sim.toy import constrained
 from vnext.sim.toy_grammar import ToyVocabulary, nearest
 from vnext.state.digest import digest
@@ -158,7 +159,6 @@ class Rank:
         self._contents = contents or Contents()
         self.state: State = start(started)
         self._groups = config.group_count
-        self._nothing = [-1] * config.block_size  # what stands in a page that is none
         self._salts: dict[int, str] = {}
         self._weights = ""
         self._chain_of: dict[bytes, int] = {}
@@ -170,6 +170,7 @@ class Rank:
         """Nothing has run yet: an empty cache, no step in flight."""
         config = self.state.config
         self.cache = [[0] * config.block_size for _ in range(config.page_count)]
+        self._states = ShadowStates(config.state_pages)
         self._stories: dict[int, Story] = {}
         self._matchers: dict[tuple[int, int], Matcher] = {}
         self._masks = 0
@@ -222,6 +223,7 @@ class Rank:
             self._weights, self._stories = f"{event.version} {event.digest}", {}
         if isinstance(event, EnginePaused) and event.mode == "sleep":
             self.cache = [[0] * len(page) for page in self.cache]
+            self._states = ShadowStates(self.state.config.state_pages)
 
     def _copy_out(self, before: State) -> None:
         """K1: when a block becomes complete, its content equals what the disk tier holds under its name."""
@@ -270,6 +272,7 @@ class Rank:
             self._write(work)
         for work in works:
             self._read(work)
+        self._states.run(self.state, [(seen.id.index(work.id), work.chains, work.start, work.end) for work in works])
         sampling = [work for work in works if work.samples]
         tokens = {(work.id, work.preemption_count): self._sample(work) for work in sampling}
         commit = StepCommitted(step=step, tokens=b"".join(tokens.values()))
@@ -339,10 +342,7 @@ class Rank:
     def _read(self, work: Work) -> None:
         if self.state.config.windows:
             return self._read_windows(work)
-        found: list[int] = []
-        for block in work.table:
-            found += self.cache[block]
-        right = work.chains[: work.last]
+        found, right = [chain for block in work.table for chain in self.cache[block]], work.chains[: work.last]
         if found[: work.last] != right:
             at = next(place for place, chain in enumerate(right) if found[place] != chain)
             raise Divergence(f"request {work.id} reads other content at its position {at}")
@@ -355,7 +355,7 @@ class Rank:
             first = max(work.start - window + 1, 0) if window else 0
             found: list[int] = []
             for page in pages[first // size : -(-work.last // size)]:
-                found += self.cache[page] if page >= 0 else self._nothing
+                found += self.cache[page] if page >= 0 else [-1] * size  # a page that is none
             found = found[first % size : first % size + work.last - first]
             right = [chain + mark for chain in chains[first : work.last]]
             if found != right:

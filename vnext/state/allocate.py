@@ -12,6 +12,7 @@ import numpy as np
 from vnext.state import pool as pools
 from vnext.state.config import SchedulerConfig
 from vnext.state.pool import Pool
+from vnext.state.recurrent import held_for, source_of, with_snapshot
 from vnext.state.state import Request, Waiting, blocks_for
 from vnext.state.store import columns, extents, fields
 from vnext.state.store.columns_numpy import group_hash
@@ -24,7 +25,8 @@ TOKENS_SPARE = 256  # places beyond the known tokens that a new history gets bef
 class Allocation(msgspec.Struct, frozen=True):
     """The pages of an admission in table order: `hits` are shared, then `new_pages`.
 
-    An entry of `hits` is NULL where a window does not need the page. The first `hit_tokens` tokens need no computation.
+    An entry of `hits` is NULL where a window does not need the page. The first `hit_tokens` tokens need no computation. With
+    recurrent layers, `states` are the request's state pages and `source` the snapshot that it starts from, -1 for none.
     """
 
     pool: Pool
@@ -32,6 +34,8 @@ class Allocation(msgspec.Struct, frozen=True):
     new_pages: np.ndarray
     hit_tokens: int
     hashed_blocks: int
+    states: np.ndarray
+    source: int
 
 
 def prefix_hits(config: SchedulerConfig, pool: Pool, waiting: Waiting) -> np.ndarray:
@@ -41,7 +45,7 @@ def prefix_hits(config: SchedulerConfig, pool: Pool, waiting: Waiting) -> np.nda
     most = (waiting.known - 1) // config.block_size if waiting.reads_cache else 0
     if config.windows:
         return longest_hit(config, pool, waiting.block_hashes[:most])
-    return pools.longest_prefix(pool, waiting.block_hashes, most)
+    return with_snapshot(pool, waiting.block_hashes, pools.longest_prefix(pool, waiting.block_hashes, most))
 
 
 def hit_tokens_of(config: SchedulerConfig, hits: np.ndarray) -> int:
@@ -77,7 +81,9 @@ def allocate(config: SchedulerConfig, pool: Pool, waiting: Waiting, hits: np.nda
         if groups > 1:
             keys = tuple([group_hash(key, group) for key in keys for group in range(groups)])
         pool = pools.insert_hashes(pool, list(zip(keys, new_pages.tolist())))
-    return Allocation(pool, hits, new_pages, hit_tokens, hashed_blocks)
+    source = source_of(pool, waiting, len(hits) // groups)
+    pool, states = held_for(config, pool, source)
+    return Allocation(pool, hits, new_pages, hit_tokens, hashed_blocks, states, source)
 
 
 def new_row(

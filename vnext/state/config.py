@@ -66,7 +66,8 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, rename=STORED_N
     means one group with full attention. `speculation`: None means no drafts. `max_loras`: slots for LoRA adapters; 0 means that
     no request has one. `pinned_kv_fraction`: the share of the pages that pins may hold. `microbatches`: the parts into which
     requests that decode are spread, so that the stages of a pipeline compute at once (expected.py); 1 means that each step takes
-    all of them.
+    all of them. `state_pages`: pages for the states of recurrent layers (recurrent.py), 0 for a model without; the cache keeps a
+    snapshot every `snapshot_interval` tokens, a multiple of the block's, 0 for none.
     """
 
     block_size: int
@@ -87,10 +88,17 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, rename=STORED_N
     max_loras: int = 0
     pinned_kv_fraction: float = 0.0
     microbatches: int = 1
+    state_pages: int = 0
+    snapshot_interval: int = 1024
 
     @property
     def group_count(self) -> int:
         return len(self.windows) or 1
+
+    @property
+    def takes_snapshots(self) -> bool:
+        """Whether the cache keeps states of recurrent layers."""
+        return self.state_pages > 0 and self.prefix_caching and self.snapshot_interval > 0
 
     @property
     def pinned_pages_max(self) -> int:

@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 import xxhash
 
+from vnext.state.pool import Pool
 from vnext.state.state import State, StepInFlight, label_of
 from vnext.state.store import extents
 from vnext.state.store.clients import Clients
@@ -61,6 +62,8 @@ def digest(state: State) -> int:
         words.append(hashed(_pins(state)))
     if state.clients is not None:
         words.append(hashed(_clients(state.clients)))
+    if state.pool.states is not None:
+        words.append(hashed(_states(state, state.pool.states)))
     return hashed(struct.pack(f"<{len(words)}Q", *words))
 
 
@@ -72,7 +75,7 @@ def parts(state: State) -> list[tuple[str, bytes]]:
         ("scalars", b"".join(word.to_bytes(8, "little") for word in _scalars(state))),
         ("rows", rows.cells[:STRUCTURE_FIELD_COUNT].tobytes()),
         ("tables", table.tobytes()),
-        ("holders and free order", pool.status.values().tobytes()),
+        ("holders and free order", pool.status.values().tobytes() + (_states(state, pool.states) if pool.states else b"")),
         ("waiting", _queue(state)),
         ("flights", b"".join(_step_in_flight(scheduled) for scheduled in state.in_flight) + _drafting(state)),
         ("adapters", _slots(state) + _weights(state) + _tier(state) + _pins(state) + _clients(state.clients)),
@@ -173,6 +176,14 @@ def _clients(clients: Clients | None) -> bytes:
     idle = [(priority, service) for (priority, _), service in clients.idle.items()]
     classes = sorted((priority, group.live, group.next_start) for priority, group in clients.classes.items())
     return repr((live, idle, classes)).encode()
+
+
+def _states(state: State, states: Pool) -> bytes:
+    """The pages for the states of recurrent layers, those of each row, and the copies of steps in flight."""
+    counts = states.head, states.free, len(states.prefix_index), states.status.hash
+    copies = [each for step in state.in_flight if (each := step.copies)]
+    rows = b"" if state.rows.recurrent is None else state.rows.recurrent.tobytes()
+    return b"".join((repr(counts).encode(), rows, *(each.before.tobytes() + each.after.tobytes() for each in copies)))
 
 
 def _step_in_flight(scheduled: StepInFlight) -> bytes:

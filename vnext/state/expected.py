@@ -12,8 +12,10 @@ import msgspec
 import numpy as np
 
 from vnext.state.drafting import expected_drafts
+from vnext.state.recurrent import cut
 from vnext.state.state import State
 from vnext.state.store import columns, columns_numpy
+from vnext.state.store.rows import wants
 
 
 class Work(msgspec.Struct, frozen=True):
@@ -60,6 +62,8 @@ def microbatches(state: State) -> int:
 
 
 def _without_drafts(state: State) -> Work:
+    if state.config.takes_snapshots:
+        return _up_to_edges(state)
     config, both = state.config, np.empty((2, len(state.rows)), dtype=np.int64)
     tokens_sum, blocks_sum = columns.impl.expected(
         state.rows.cells, both, config.max_num_batched_tokens, config.long_prefill_token_threshold, config.block_size,
@@ -68,6 +72,17 @@ def _without_drafts(state: State) -> Work:
     if config.windows:
         blocks_sum *= len(config.windows)
     return Work(both[0], both[1], tokens_sum, blocks_sum)
+
+
+def _up_to_edges(state: State) -> Work:
+    """As `columns.expected`, cut where snapshots of recurrent layers are taken."""
+    config, rows = state.config, state.rows
+    most = wants(rows)
+    if config.long_prefill_token_threshold:
+        most = np.minimum(most, config.long_prefill_token_threshold)
+    most = cut(config, rows, most)
+    before = np.cumsum(most) - most
+    return work_of(state, np.minimum(np.maximum(config.max_num_batched_tokens - before, 0), most))
 
 
 def work_of(state: State, tokens: np.ndarray, drafts: np.ndarray | None = None) -> Work:

@@ -19,6 +19,7 @@ from vnext.state.events import StepCommitted, unpack_tokens
 from vnext.state.fold_drafts import Runs, runs_in_place, runs_of, settle
 from vnext.state.fold_plan import NO_ROWS, hash_full_blocks, move_tokens
 from vnext.state.preempt import release_row, row_tokens, without_rows
+from vnext.state.recurrent import name_snapshots
 from vnext.state.state import Counters, State, root_of
 from vnext.state.store import columns, extents, fields
 from vnext.state.store.clients import left_batch
@@ -177,6 +178,8 @@ def fold_step_committed(state: State, event: StepCommitted) -> tuple[State, Matc
     )
     if matched.runs is not None and state.config.windows:
         state = replace(state, pool=give_back(state, at_least))  # drafts that were kept have moved the windows
+    if state.rows.recurrent is not None:
+        state = name_snapshots(state)
     return finish(state, done.tolist(), "finished") if len(done) else state, matched
 
 
@@ -188,7 +191,7 @@ def _take_tokens(state: State, matched: MatchedSamples) -> State:
     counters = state.counters
     return replace(
         state,
-        rows=Rows(cells, rows.drafting),
+        rows=Rows(cells, rows.drafting, rows.recurrent),
         tokens=tokens,
         counters=replace(counters, generated_tokens=counters.generated_tokens + len(matched.rows)),
     )

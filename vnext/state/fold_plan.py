@@ -13,6 +13,7 @@ import numpy as np
 
 from vnext.state import pool as pools
 from vnext.state.allocate import (
+    Allocation,
     allocate,
     fits,
     hit_tokens_of,
@@ -30,6 +31,7 @@ from vnext.state.expected import Work, expected_work, work_of
 from vnext.state.facilities.adapters import may_run, used
 from vnext.state.facilities.tier import is_transferring
 from vnext.state.preempt import preempt
+from vnext.state.recurrent import lacking, name_snapshots, new_column, source_of, with_copies
 from vnext.state.state import Counters, State, StepInFlight, Waiting, root_of
 from vnext.state.store import clients, columns, extents, fields
 from vnext.state.store.rows import Rows, more_rows, wants
@@ -49,8 +51,9 @@ def fold_step_planned(state: State, event: StepPlanned) -> State:
     work = planned_work(state, event.changed, drafts=not event.preempted)
     starts, at_least, total = state.rows.computed, state.rows.computed_at_least, work.tokens_sum
     state = advance(state, work)
+    sources: list[tuple[int, int]] = []
     if event.admitted:
-        state, added_starts, added_tokens = _admit_all(state, event.admitted)
+        state, added_starts, added_tokens, sources = _admit_all(state, event.admitted)
         starts, at_least = np.concatenate((starts, added_starts)), np.concatenate((at_least, added_starts))
         work, total = _with_admitted(work, added_tokens), total + int(added_tokens.sum())
     if not 0 < total <= state.config.max_num_batched_tokens:
@@ -59,7 +62,11 @@ def fold_step_planned(state: State, event: StepPlanned) -> State:
     pool = hash_full_blocks(state)
     if state.config.windows:
         pool = give_back(replace(state, pool=pool), at_least)
-    state = replace(state, pool=pool, planned=state.planned + 1, in_flight=(*state.in_flight, scheduled))
+    state = replace(state, pool=pool, planned=state.planned + 1)
+    if state.rows.recurrent is not None:
+        state, scheduled = with_copies(state, scheduled, sources)
+        state = name_snapshots(state)
+    state = replace(state, in_flight=(*state.in_flight, scheduled))
     return _less_cautious(state) if state.cautious else state
 
 
@@ -134,7 +141,7 @@ def advance(state: State, work: Work) -> State:
         tables = extents.own(tables)
         groups = len(state.config.windows) or 1
         columns.impl.write_tables(cells, work.blocks, blocks, tables.arena.data, groups)
-    return replace(state, rows=Rows(cells, drafting), pool=pool, tables=tables)
+    return replace(state, rows=Rows(cells, drafting, rows.recurrent), pool=pool, tables=tables)
 
 
 def hash_full_blocks(state: State, ended: np.ndarray = NO_ROWS, given_back: bool = False) -> pools.Pool:
@@ -157,8 +164,11 @@ def hash_full_blocks(state: State, ended: np.ndarray = NO_ROWS, given_back: bool
 # ---- admission ---------------------------------------------------------------------------------------------------
 
 
-def _admit_all(state: State, admitted: tuple[tuple[int, int], ...]) -> tuple[State, np.ndarray, np.ndarray]:
-    """Admit waiting requests in order; returns the state, their first computed positions and their tokens."""
+def _admit_all(
+    state: State, admitted: tuple[tuple[int, int], ...]
+) -> tuple[State, np.ndarray, np.ndarray, list[tuple[int, int]]]:
+    """Admit waiting requests in order; returns the state, their first computed positions, their tokens, and the copies of state
+    pages that the step begins with."""
     places = [place for place, _ in admitted]
     require(len(set(places)) == len(places), "a request admitted twice in one plan")
     require(all(0 <= place < len(state.waiting) for place in places), f"no such places in the queue: {places}")
@@ -170,15 +180,18 @@ def _admit_all(state: State, admitted: tuple[tuple[int, int], ...]) -> tuple[Sta
     if state.slots:
         state = _with_adapters(state, entries)
     state = _with_room(state, *_places_for(state, entries))
-    rows, starts = [], []
+    rows, starts, states, sources = [], [], [], []
     for entry, (_, tokens) in zip(entries, admitted):
-        state, row, start = admit(state, entry, tokens)
+        state, row, allocation = admit(state, entry, tokens)
         rows.append(row)
-        starts.append(start)
+        starts.append(allocation.hit_tokens)
+        states.append(new_column(allocation.states))
+        if allocation.source >= 0:
+            sources.append((allocation.source, int(allocation.states[0])))
     counts = np.array([tokens for _, tokens in admitted], dtype=np.int64)
     after = clients.admitted(state, [entry.id for entry in entries], starts)
-    state = replace(dequeue(state, set(places)), rows=more_rows(state.rows, rows), clients=after)
-    return state, np.array(starts, dtype=np.int64), counts
+    state = replace(dequeue(state, set(places)), rows=more_rows(state.rows, rows, states), clients=after)
+    return state, np.array(starts, dtype=np.int64), counts, sources
 
 
 def _with_adapters(state: State, entries: list[Waiting]) -> State:
@@ -195,8 +208,8 @@ def _places_for(state: State, entries: list[Waiting]) -> tuple[int, int]:
     return histories, sum(table_size(state.config, request) for request, _ in pairs)
 
 
-def admit(state: State, waiting: Waiting, tokens: int) -> tuple[State, np.ndarray, int]:
-    """The state with a request's pages, history and table; the row it becomes; and the first position computed.
+def admit(state: State, waiting: Waiting, tokens: int) -> tuple[State, np.ndarray, Allocation]:
+    """The state with a request's pages, history and table; the row it becomes; and what it was allocated.
 
     Changes neither the rows nor the queue.
     """
@@ -205,6 +218,8 @@ def admit(state: State, waiting: Waiting, tokens: int) -> tuple[State, np.ndarra
     start = hit_tokens_of(config, hits)
     require(1 <= tokens <= waiting.known - start, f"request {waiting.id} cannot start with {tokens} tokens")
     require(fits(config, state.pool, hits, tokens), f"no blocks for request {waiting.id}")
+    source = source_of(state.pool, waiting, len(hits) // config.group_count)
+    require(not lacking(config, state.pool, source), f"no state pages for request {waiting.id}")
     allocation = allocate(config, state.pool, waiting, hits, tokens)
     histories, tokens_at = extents.reserve(state.tokens, tokens_size(request, waiting))
     tables, table_at = extents.reserve(state.tables, table_size(config, request))
@@ -215,7 +230,7 @@ def admit(state: State, waiting: Waiting, tokens: int) -> tuple[State, np.ndarra
         tokens=write_history(histories, waiting, tokens_at),
         tables=write_table(tables, allocation, table_at),
         counters=_counted(state, waiting, request.prompt_length, start),
-    ), row, start
+    ), row, allocation
 
 
 def _counted(state: State, waiting: Waiting, prompt_length: int, hit_tokens: int) -> Counters:

@@ -26,7 +26,8 @@ class Pool(msgspec.Struct, frozen=True, kw_only=True):
 
     The queue is the range [head, queue.used) of an arena; `free` counts its valid places and `kept` those whose content
     is still in `prefix_index`. The cost of a change depends on the change, not on the size of the pool. A pin is one more holder of
-    its page; `pins` are None before the first.
+    its page; `pins` are None before the first. `states` are the pages for states of recurrent layers, of which the kept ones
+    are snapshots (recurrent.py); None without such layers.
     """
 
     status: VersionedArray
@@ -36,6 +37,7 @@ class Pool(msgspec.Struct, frozen=True, kw_only=True):
     kept: int
     prefix_index: PrefixIndex
     pins: Pins | None = None
+    states: Pool | None = None
 
     @property
     def page_count(self) -> int:
@@ -54,13 +56,14 @@ class Pool(msgspec.Struct, frozen=True, kw_only=True):
         return places
 
 
-def new_pool(page_count: int, before: Pins | None = None) -> Pool:
+def new_pool(page_count: int, before: Pins | None = None, state_pages: int = 0) -> Pool:
     """A pool with all pages free, in numerical order. `before`: the pins of the pool in whose place it is."""
     queue = extents.write(extents.empty(4 * page_count), slice(0, page_count), np.arange(page_count, dtype=np.int32))
     queue, _ = extents.reserve(queue, page_count)
     return Pool(
         status=VersionedArray(np.arange(page_count)), queue=queue, head=0, free=page_count, kept=0,
         prefix_index=empty_prefix_index(page_count), pins=before and before.emptied(),
+        states=new_pool(state_pages) if state_pages else None,
     )  # fmt: skip
 
 
@@ -191,7 +194,13 @@ def without_pins(pool: Pool) -> Pool:
 def clear_prefix_index(pool: Pool) -> Pool:
     """The pool without any content for reuse, and so without pins."""
     pool = without_pins(pool)
-    return _replace(pool, prefix_index=empty_prefix_index(pool.page_count), kept=0)
+    states = pool.states and clear_prefix_index(pool.states)
+    return _replace(pool, states=states, prefix_index=empty_prefix_index(pool.page_count), kept=0)
+
+
+def without_name(pool: Pool, page: int) -> Pool:
+    """The pool in which a held page has no name."""
+    return _replace(pool, prefix_index=pool.prefix_index.remove(np.array([page], dtype=np.int32)))
 
 
 def longest_prefix(pool: Pool, keys: tuple[bytes, ...], page_count_max: int) -> np.ndarray:

@@ -12,6 +12,7 @@ from vnext.state import pool as pools
 from vnext.state.block_hash import block_hashes
 from vnext.state.errors import require
 from vnext.state.params import reads_cache
+from vnext.state.recurrent import release_states
 from vnext.state.state import State, Waiting, root_of
 from vnext.state.store import clients, extents, fields
 from vnext.state.store.rows import Rows, kept_rows
@@ -51,7 +52,7 @@ def _back_in_queue(state: State, row: int) -> Waiting:
 
 def release_row(state: State, pool: pools.Pool, row: int) -> pools.Pool:
     """The pool without this row's holds. The last block is freed first, so the beginning of a prefix outlives its end."""
-    return pools.release(pool, row_blocks(state, row)[::-1])
+    return release_states(pools.release(pool, row_blocks(state, row)[::-1]), state.rows, row)
 
 
 def row_tokens(state: State, row: int) -> np.ndarray:

@@ -30,6 +30,7 @@ from vnext.state.fold_commit import Effects, count_ended, finish, fold_step_comm
 from vnext.state.fold_plan import fold_step_planned
 from vnext.state.params import reads_cache
 from vnext.state.preempt import preempt
+from vnext.state.recurrent import pages_held
 from vnext.state.state import Counters, Request, State, Status, Waiting, root_of, status_of
 from vnext.state.store import extents
 from vnext.state.store.clients import arrived, left_queue, no_clients
@@ -54,13 +55,13 @@ def start(event: EngineStarted) -> State:
         next_id=0,
         planned=0,
         committed=0,
-        rows=no_rows(config.speculation is not None),
+        rows=no_rows(config.speculation is not None, config.state_pages > 0),
         waiting=(),
         waiting_hash=0,
         requests=VersionedMap(),
         tokens=extents.empty(ARENA_PLACES_MIN),
         tables=extents.empty(ARENA_PLACES_MIN),
-        pool=pools.new_pool(config.page_count),
+        pool=pools.new_pool(config.page_count, None, config.state_pages),
         in_flight=(),
         counters=Counters(),
         token_digest=0,
@@ -89,6 +90,23 @@ def _require_sane(config: SchedulerConfig) -> None:
         config.chunked_prefill or config.long_prefill_token_threshold == 0,
         "long_prefill_token_threshold needs chunked prefill",
     )
+    _require_states(config)
+
+
+def _require_states(config: SchedulerConfig) -> None:
+    """Require what goes with recurrent layers: one request that starts from a snapshot always has its pages."""
+    pages, interval = config.state_pages, config.snapshot_interval
+    require(pages >= 0 and interval >= 0, f"state_pages is {pages} and snapshot_interval {interval}: they must be 0 or more")
+    if not pages:
+        return
+    require(interval % config.block_size == 0, f"snapshot_interval is {interval}: it must be a multiple of {config.block_size}")
+    least = pages_held(config) + config.takes_snapshots
+    require(pages >= least, f"state_pages is {pages}: one request may need {least}")
+    for there, what in (
+        (not config.chunked_prefill, "prompts in one piece"), (config.speculation is not None, "drafts"),
+        (config.pinned_kv_fraction > 0, "pins"), (config.microbatches > 1, "microbatches"),
+    ):  # fmt: skip
+        require(not there, f"an engine with recurrent layers has no {what}")
 
 
 def fold(state: State, event: AnyEvent) -> tuple[State, Effects]:
@@ -165,7 +183,7 @@ def _fold_engine_recovered(state: State, event: EngineRecovered) -> State:
         state,
         tokens=extents.empty(ARENA_PLACES_MIN),
         tables=extents.empty(ARENA_PLACES_MIN),
-        pool=pools.new_pool(state.config.page_count, state.pool.pins),
+        pool=pools.new_pool(state.config.page_count, state.pool.pins, state.config.state_pages),
         slots=(None,) * state.config.max_loras,
         cautious=event.cautious,
     )

@@ -64,13 +64,21 @@ class Waiting(msgspec.Struct, frozen=True, kw_only=True):
         return len(self.tokens) // 4
 
 
+class Copies(msgspec.Struct, frozen=True):
+    """Copies of state pages, each (from, to): `before` the step, of the snapshots from which admitted requests go on, and `after`
+    it, of what is to become a snapshot (int64[n, 2] each)."""
+
+    before: np.ndarray
+    after: np.ndarray
+
+
 class StepInFlight(msgspec.Struct, frozen=True):
     """A step that is planned and not committed, with one entry for each scheduled request.
 
     `entries` int64[4, n]: request, preemption count, first position computed, tokens computed. `samples` bool[n]:
     whether the request samples. `tokens` is the sum of the tokens computed. `drafts` int64[n]: how many of an entry's tokens
     are drafts, at most; None in an engine without speculation. Where earlier steps in flight have drafts, `starts` is the
-    position that holds if all of them are kept.
+    position that holds if all of them are kept. `copies`: with recurrent layers, the copies of state pages (recurrent.py).
     """
 
     step: int
@@ -78,6 +86,7 @@ class StepInFlight(msgspec.Struct, frozen=True):
     samples: np.ndarray
     tokens: int
     drafts: np.ndarray | None = None
+    copies: Copies | None = None
 
     @property
     def ids(self) -> np.ndarray:

@@ -18,6 +18,7 @@ import numpy as np
 from vnext.state import pool as pools
 from vnext.state.config import SchedulerConfig
 from vnext.state.pool import Pool
+from vnext.state.recurrent import snapshot_blocks
 from vnext.state.state import State, blocks_for
 from vnext.state.store import extents
 from vnext.state.store.columns_numpy import group_hash
@@ -110,7 +111,7 @@ def longest_hit(config: SchedulerConfig, pool: Pool, keys: tuple[bytes, ...]) ->
     lengths = np.arange(1, count + 1)
     there = lengths[:, None] - np.maximum.accumulate(np.where(pages == NULL, lengths[:, None], 0), axis=0)
     first = first_kept(config, lengths * size)
-    whole = (there >= lengths[:, None] - first).all(axis=1).nonzero()[0]
+    whole = ((there >= lengths[:, None] - first).all(axis=1) & snapshot_blocks(pool, keys)).nonzero()[0]
     if len(whole) == 0:
         return np.empty(0, dtype=np.int32)
     last = int(whole[-1])

@@ -168,7 +168,7 @@ SNAPSHOTS = [
     ),
     bug(
         "a snapshot forgets the order of free blocks",
-        "log.snapshot",
+        "log.stored_pages",
         "queue[pool.status.at(free) - pool.head] = free",
         "queue[np.sort(pool.status.at(free)) - pool.head] = np.sort(free)",
         "X2",
@@ -183,7 +183,7 @@ SNAPSHOTS = [
     ),
     bug(
         "a loaded queue begins elsewhere",
-        "log.snapshot",
+        "log.stored_pages",
         "head=frame.head,\n        free=len(valid),",
         "head=0,\n        free=len(valid),",
         "BadSnapshot",

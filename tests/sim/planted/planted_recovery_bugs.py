@@ -10,7 +10,7 @@ SHORTER = f"gone = {{{ENDED}}}; less = [replace(state.waiting[p], tokens=state.w
 LOST = "replace(state, in_flight=(), committed=state.planned)"
 AGAIN = "[state := enqueue(state, replace(entry, preemption_count=max(entry.preemption_count - 1, 0))) for entry in old]"
 SAME_EPOCH = f"old = [*state.waiting]; state = dequeue(state, set(range(len(old)))); {AGAIN}"
-POOL, SLOTS = "pools.new_pool(state.config.page_count, state.pool.pins)", "slots=(None,) * state.config.max_loras"
+POOL, SLOTS = "pools.new_pool(state.config.page_count, state.pool.pins, state.config.state_pages)", "slots=(None,) * state.config.max_loras"
 
 CRASH_BUGS = [
     Bug(

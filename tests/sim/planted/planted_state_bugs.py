@@ -269,8 +269,8 @@ PLANNING = [
     bug(
         "a step starts one position late",
         "state.fold_plan",
-        "        starts.append(start)",
-        "        starts.append(start + 1)",
+        "starts.append(allocation.hit_tokens)",
+        "starts.append(allocation.hit_tokens + 1)",
         "S2",
         "Y3",
     ),
@@ -464,7 +464,7 @@ ONE_RANK = [
     Bug(name="one rank names blocks by other keys", found_by=("Y1",),
         one_rank=(Edit("state.store.columns_numpy", "blake2b(parent + tokens[end - 4 * size : end],", "blake2b(tokens[end - 4 * size : end] + parent,"),)),
     Bug(name="one rank forgets no name at a reset", found_by=("Y1", "IllegalEvent"),
-        one_rank=(Edit("state.pool", "_replace(pool, prefix_index=empty_prefix_index(pool.page_count), kept=0)", "pool"),)),
+        one_rank=(Edit("state.pool", "_replace(pool, states=states, prefix_index=empty_prefix_index(pool.page_count), kept=0)", "pool"),)),
     Bug(name="one rank evicts the newest block first", found_by=("Y1",),
         one_rank=(Edit("state.store.columns_numpy", "nonzero()[0][: len(out_blocks)]", "nonzero()[0][: len(out_blocks)][::-1].copy()"),)),
 ]  # fmt: skip

@@ -107,6 +107,8 @@ def reason(wait: Waited) -> str:
             return "pause: the engine was paused"
         case "caution":
             return "caution: behind fatal steps, requests are admitted one at a time"
+        case "states":
+            return f"states: it needs {counted(wait.need, 'state page')} and {wait.have:,} are free"
         case "microbatch":
             return "microbatch: its token is in flight, or it is the turn of others"
         case _:

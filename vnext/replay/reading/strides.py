@@ -19,6 +19,7 @@ from vnext.sched.turn import steady_turn
 from vnext.state.errors import IllegalEvent
 from vnext.state.events import StepCommitted
 from vnext.state.fold_commit import MatchedSamples
+from vnext.state.pool import Pool
 from vnext.state.reduce import fold
 from vnext.state.state import State, StepInFlight
 from vnext.state.store.extents import Arena, Extents
@@ -157,10 +158,14 @@ def private_copy(state: State) -> State:
         tokens=_copy(state.tokens),
         tables=_copy(state.tables),
         requests=VersionedMap(dict(state.requests.items())),
-        pool=replace(
-            pool, status=VersionedArray(pool.status.values().copy(), pool.status.hash), queue=_copy(pool.queue),
-            prefix_index=PrefixIndex(dict(pool.prefix_index.blocks()), pool.prefix_index.keys()),
-        ),
+        pool=replace(_own_pool(pool), states=pool.states and _own_pool(pool.states)),
+    )
+
+
+def _own_pool(pool: Pool) -> Pool:
+    return replace(
+        pool, status=VersionedArray(pool.status.values().copy(), pool.status.hash), queue=_copy(pool.queue),
+        prefix_index=PrefixIndex(dict(pool.prefix_index.blocks()), pool.prefix_index.keys()),
     )  # fmt: skip
 
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 import msgspec
 
 from vnext.sim.checks.plain_state import PlainState
-from vnext.state.state import Tier
+from vnext.state.pool import free_blocks
+from vnext.state.state import State, Tier
 from vnext.state.store import fields
 from vnext.state.store.pins import Pins
 
@@ -35,7 +36,16 @@ def contents(seen: PlainState) -> dict[str, object]:
         "requests": dict(state.requests.mapping()),
         "flights": seen.in_flight,
         "drafting": (seen.tentative, seen.rates),
+        "states": _states(state),
     }
+
+
+def _states(state: State) -> object:
+    states, rows = state.pool.states, state.rows.recurrent
+    if states is None or rows is None:
+        return None
+    copies = [(each.before.tolist(), each.after.tolist()) for step in state.in_flight if (each := step.copies)]
+    return rows.tolist(), copies, states.ref.tolist(), free_blocks(states).tolist(), dict(states.prefix_index.blocks())
 
 
 def _tier(tier: Tier | None) -> object:

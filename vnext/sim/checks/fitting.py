@@ -7,6 +7,7 @@ last. The engine's forms are in vnext/state/allocate.py and windows.py; this one
 from __future__ import annotations
 
 from vnext.sim.checks.plain_state import PlainState, in_sight
+from vnext.sim.checks.recurrent_checks import offered_edges, state_pages_fit, up_to_edge
 from vnext.state.params import POOLINGS, Sampling
 from vnext.state.state import Waiting, blocks_for
 from vnext.state.store.columns_numpy import group_hash
@@ -16,10 +17,13 @@ def first_chunk(before: PlainState, after: PlainState, waiting: Waiting, budget:
     """Tokens with which the request would have fitted behind all that the plan takes and admits; 0 if it would not. `transfers`:
     with the pages into which blocks are read from disk."""
     config, late = after.state.config, given_back(after)
-    hits = longest_hit(after, _offered(before, after, waiting))
+    hits = longest_hit(after, _offered(before, after, waiting), offered_edges(before, after, waiting))
     start = len(hits) // config.group_count * config.block_size
     rest = waiting.known - start
     tokens = min(rest, config.long_prefill_token_threshold or rest, budget)
+    tokens = up_to_edge(config, start, waiting.known, after.state.requests[waiting.id].prompt_length, tokens)
+    if not state_pages_fit(before, after, waiting, start // config.block_size):
+        return 0
     if tokens < rest and not config.chunked_prefill:
         return 0
     need = blocks_for(start + tokens, config.block_size) * config.group_count - len(hits)
@@ -35,7 +39,8 @@ def surely_hit(before: PlainState, after: PlainState, waiting: Waiting) -> int:
     config, taken = before.state.config, set().union(*taken_pages(before, after))
     pairs = zip(named_pages(before, waiting), named_pages(after, waiting))
     stayed = [page if page == then and page not in taken else None for then, page in pairs]
-    return len(longest_hit(before, stayed)) // config.group_count * config.block_size
+    hits = longest_hit(before, stayed, offered_edges(before, after, waiting, stays=True))
+    return len(hits) // config.group_count * config.block_size
 
 
 def given_back(seen: PlainState) -> set[int]:
@@ -84,11 +89,14 @@ def needs_slot(seen: PlainState, waiting: Waiting) -> bool:
     return bool(adapter) and adapter not in [slot.digest for slot in seen.state.slots if slot is not None]
 
 
-def longest_hit(seen: PlainState, named: list[int | None]) -> list[int | None]:
-    """The longest beginning of these pages of which the next query sees none that is missing; None where it sees none."""
+def longest_hit(seen: PlainState, named: list[int | None], edges: list[bool] | None = None) -> list[int | None]:
+    """The longest beginning of these pages of which the next query sees none that is missing; None where it sees none. `edges`: of
+    each block, whether recurrent layers can go on behind it."""
     config = seen.state.config
     size, groups = config.block_size, config.group_count
     for count in range(len(named) // groups, 0, -1):
+        if edges is not None and not edges[count - 1]:
+            continue
         hit = [
             (page, in_sight(config, place % groups, place // groups * size + size - 1, count * size))
             for place, page in enumerate(named[: count * groups])

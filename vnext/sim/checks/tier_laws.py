@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from vnext.sim.checks.fitting import first_chunk, needs_slot
 from vnext.sim.checks.plain_state import PlainState
+from vnext.sim.checks.recurrent_checks import snapshot_count
 from vnext.state.errors import LawBroken
 from vnext.state.events import AnyEvent, PrefixCacheReset, StepPlanned
 from vnext.state.facilities.tier import transferring
@@ -35,5 +36,6 @@ def resets_forget(event: AnyEvent, after: PlainState) -> None:
         return
     tier = after.state.tier
     left = 0 if tier is None else len(tier.disk) + sum(len(each.keys) for each in tier.transfers)
-    if left or len(after.state.pool.prefix_index):
-        raise LawBroken("K4", f"{left} blocks on disk and {len(after.state.pool.prefix_index)} in memory outlive a reset")
+    kept = len(after.state.pool.prefix_index) + snapshot_count(after.state)
+    if left or kept:
+        raise LawBroken("K4", f"{left} blocks on disk and {kept} in memory outlive a reset")

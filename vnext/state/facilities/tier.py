@@ -28,6 +28,7 @@ replace = msgspec.structs.replace
 def fold_tier_opened(state: State, event: TierOpened) -> State:
     """The state that knows what is on disk."""
     require(state.config.prefix_caching and not state.config.windows, "a disk tier needs a prefix cache with full attention")
+    require(not state.config.state_pages, "a disk tier has no states of recurrent layers")
     require(state.tier is None or not state.tier.transfers, "a disk tier is opened while blocks are read from it")
     names = _names(event.blocks)
     require(len(set(names)) == len(names) <= event.capacity, f"{len(names)} blocks on a disk tier of {event.capacity}")

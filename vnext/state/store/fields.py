@@ -40,6 +40,11 @@ FEW_ROWS = 8
 NEW_ROW = (0, RATE_ONE * 3 // 4)
 """What a row that joins starts with."""
 
+# A second or third matrix in an engine with recurrent layers (recurrent.py): the page that the request's steps write, that of its
+# newest snapshot and the tokens in it, the page for the next one and the tokens that a planned step leaves in it (0: none does).
+LIVE, NEWEST, NEWEST_EDGE, SPARE, DUE = range(5)
+RECURRENT_FIELD_COUNT = 5
+
 IGNORE_EOS = 1
 OWN_STOPS = 2
 DRAFTS_SHIFT = 8

@@ -30,6 +30,7 @@ from vnext.state.store.fields import (
     PLACEHOLDERS,
     PREEMPTION_COUNT,
     PROMPT,
+    RECURRENT_FIELD_COUNT,
     TABLE_AT,
     TABLE_HASH,
     TENTATIVE,
@@ -41,10 +42,12 @@ class Rows(msgspec.Struct, frozen=True):
     """`cells` is int64[FIELD_COUNT, R]. Each property is one field over all rows: a view, not to be written.
 
     `drafting` int64[2, R] has the fields of vnext/state/drafting.py; None without speculation.
+    `recurrent` int64[5, R] has those of vnext/state/recurrent.py; None without recurrent layers.
     """
 
     cells: np.ndarray
     drafting: np.ndarray | None = None
+    recurrent: np.ndarray | None = None
 
     def __len__(self) -> int:
         return self.cells.shape[1]
@@ -114,26 +117,30 @@ class Rows(msgspec.Struct, frozen=True):
         return self.cells[BLOCK_HASH_0:, row].tobytes()
 
 
-def no_rows(speculates: bool = False) -> Rows:
+def no_rows(speculates: bool = False, recurs: bool = False) -> Rows:
     drafting = np.empty((DRAFTING_FIELD_COUNT, 0), dtype=np.int64) if speculates else None
-    return Rows(np.empty((FIELD_COUNT, 0), dtype=np.int64), drafting)
+    recurrent = np.empty((RECURRENT_FIELD_COUNT, 0), dtype=np.int64) if recurs else None
+    return Rows(np.empty((FIELD_COUNT, 0), dtype=np.int64), drafting, recurrent)
 
 
 def kept_rows(rows: Rows, keep: np.ndarray) -> Rows:
     """The rows for which `keep` (bool[R]) is true. The matrix stays contiguous, as the kernels of columns.py require."""
     drafting = None if rows.drafting is None else np.compress(keep, rows.drafting, axis=1)
-    return Rows(np.compress(keep, rows.cells, axis=1), drafting)
+    recurrent = None if rows.recurrent is None else np.compress(keep, rows.recurrent, axis=1)
+    return Rows(np.compress(keep, rows.cells, axis=1), drafting, recurrent)
 
 
-def more_rows(rows: Rows, added: list[np.ndarray]) -> Rows:
-    """The rows followed by these columns (int64[FIELD_COUNT] each). The matrix stays contiguous."""
+def more_rows(rows: Rows, added: list[np.ndarray], recurrent: list[np.ndarray]) -> Rows:
+    """The rows followed by these columns (int64[FIELD_COUNT] each), and those of their second matrix where rows have one. The
+    matrix stays contiguous."""
     cells = np.empty((FIELD_COUNT, len(rows) + len(added)), dtype=np.int64)
     cells[:, : len(rows)] = rows.cells
     cells[:, len(rows) :] = np.array(added).T
+    states = None if rows.recurrent is None else np.concatenate((rows.recurrent, np.array(recurrent).T), axis=1)
     if rows.drafting is None:
-        return Rows(cells)
+        return Rows(cells, None, states)
     new = np.tile(np.array(NEW_ROW, dtype=np.int64)[:, None], len(added))
-    return Rows(cells, np.concatenate((rows.drafting, new), axis=1))
+    return Rows(cells, np.concatenate((rows.drafting, new), axis=1), states)
 
 
 def find_rows(rows: Rows, ids: np.ndarray, preemptions: np.ndarray) -> np.ndarray:

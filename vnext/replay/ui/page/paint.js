@@ -50,6 +50,7 @@ const REASONS = {
   adapter: () => "no slot holds its adapter yet",
   caution: () => "behind fatal steps, requests are admitted one at a time",
   microbatch: () => "its token is in flight, or it is the turn of others",
+  states: (why) => `too few free state pages: needs ${why.need}, ${why.have} free`,
   order: (why) => `request ${why.behind} comes first and is waiting too`,
   preempted: (why) => `preempted: ${why.need} blocks are needed, ${why.have} free`,
   room: (why) => `others are preempted in this step: ${why.need} blocks are needed, ${why.have} free`,

@@ -1,0 +1,113 @@
+"""Pools of pages as a snapshot keeps them: the queue and the names of the cache's blocks, and of the states of recurrent layers."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import msgspec
+import numpy as np
+
+from vnext.state.config import SchedulerConfig
+from vnext.state.pool import Pool, free_blocks
+from vnext.state.state import Copies, State
+from vnext.state.store import extents, fields
+from vnext.state.store.columns_numpy import BLOCK_HASH_SIZE
+from vnext.state.store.prefix_index import prefix_index_of
+from vnext.state.store.versions import VersionedArray
+
+QUEUE_RATIO_MAX = 64
+NOBODY = -1
+
+
+class StoredPages(Protocol):
+    """The fields that a snapshot has of any pool."""
+
+    @property
+    def head(self) -> int: ...
+    @property
+    def queue_capacity(self) -> int: ...
+    @property
+    def queue(self) -> bytes: ...
+    @property
+    def named(self) -> bytes: ...
+    @property
+    def keys(self) -> bytes: ...
+
+
+class StoredStates(msgspec.Struct, frozen=True, array_like=True):
+    """The pages for the states of recurrent layers: `queue` as that of a snapshot, `rows` int64[5, R], `named` and `keys` the
+    snapshots among them, and `copies` (int64[n, 2] before and after) of each step in flight."""
+
+    head: int
+    queue_capacity: int
+    queue: bytes
+    rows: bytes
+    named: bytes
+    keys: bytes
+    copies: tuple[tuple[bytes, bytes], ...]
+
+
+def stored_states(state: State) -> StoredStates | None:
+    """What a snapshot keeps of recurrent layers, None without."""
+    pool, rows = state.pool.states, state.rows.recurrent
+    if pool is None or rows is None:
+        return None
+    names = pool.prefix_index.keys()
+    copies = tuple((each.before.tobytes(), each.after.tobytes()) for step in state.in_flight if (each := step.copies))
+    keys, named = b"".join(filter(None, names)), indexed_blocks(names).tobytes()
+    return StoredStates(pool.head, pool.queue.capacity, stored_queue(pool).tobytes(), rows.tobytes(), named, keys, copies)
+
+
+def recurrent_of(frame: StoredStates | None, config: SchedulerConfig, row_count: int) -> np.ndarray | None:
+    """The rows' matrix of recurrent layers (int64[5, R]), None without such layers. ValueError for another model's."""
+    require((frame is None) == (config.state_pages == 0), "its states are those of another model")
+    if frame is None:
+        return None
+    return np.frombuffer(frame.rows, dtype=np.int64).reshape(fields.RECURRENT_FIELD_COUNT, row_count)
+
+
+def copies_of(frame: StoredStates) -> tuple[Copies, ...]:
+    """The copies of each step in flight."""
+    return tuple(Copies(*(np.frombuffer(each, dtype=np.int64).reshape(-1, 2) for each in both)) for both in frame.copies)
+
+
+def indexed_blocks(names: list[bytes | None]) -> np.ndarray:
+    """Blocks that have a name, in rising order (int32[n]), from the names of all blocks."""
+    return np.array([block for block, name in enumerate(names) if name is not None], dtype=np.int32)
+
+
+def stored_queue(pool: Pool) -> np.ndarray:
+    """The places from the head of the pool's queue on, NOBODY where one is stale (int32[n])."""
+    queue = np.full(pool.queue.used - pool.head, NOBODY, dtype=np.int32)
+    free = free_blocks(pool)
+    queue[pool.status.at(free) - pool.head] = free
+    return queue
+
+
+def pages_of(frame: StoredPages, page_count: int, held: np.ndarray) -> Pool:
+    """The pool of which `frame` was made; `held` (int[n]) are its pages once for each holder, other than pins."""
+    places = np.frombuffer(frame.queue, dtype=np.int32)
+    valid = (places != NOBODY).nonzero()[0]
+    blocks = np.frombuffer(frame.named, dtype=np.int32).tolist()
+    keys = [frame.keys[at : at + BLOCK_HASH_SIZE] for at in range(0, len(frame.keys), BLOCK_HASH_SIZE)]
+    status = -np.bincount(held, minlength=page_count)
+    status[places[valid]] = frame.head + valid
+    used = frame.head + len(places)
+    require(len(status) == page_count and min(blocks, default=0) >= 0, "a block that does not exist")
+    require(len(frame.keys) == BLOCK_HASH_SIZE * len(blocks), "a name of another length")
+    require(0 <= frame.head <= used <= frame.queue_capacity <= QUEUE_RATIO_MAX * page_count, "another queue of blocks")
+    queue, _ = extents.reserve(extents.empty(frame.queue_capacity), used)
+    return Pool(
+        status=VersionedArray(status),
+        queue=extents.write(queue, slice(frame.head, used), places),
+        head=frame.head,
+        free=len(valid),
+        kept=int(np.count_nonzero(status[blocks] >= 0)),
+        prefix_index=prefix_index_of(dict(zip(keys, blocks, strict=True)), page_count),
+    )
+
+
+def require(condition: bool, message: str) -> None:
+    """Raise ValueError unless the condition holds."""
+    if not condition:
+        raise ValueError(message)
