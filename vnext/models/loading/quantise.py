@@ -24,7 +24,7 @@ from vnext.models.config.quantised import settings_in
 from vnext.models.errors import ModelError
 from vnext.models.loading.checkpoint import Checkpoint, open_checkpoint
 from vnext.models.loading.recording import layer_products
-from vnext.models.loading.sources.safetensors import DTYPES
+from vnext.models.loading.sources.safetensors import DTYPES, ELEMENTS
 
 Entry = tuple[str, tuple[int, ...]]
 """A tensor's dtype by the files' name, and its shape."""
@@ -62,7 +62,6 @@ class Scheme(NamedTuple):
 
 SCHEMES = MappingProxyType({"w4a16": Scheme(4), "w8a16": Scheme(8), "fp8": Scheme(8, is_float=True)})
 """By the values of --scheme."""
-SIZES = {"F32": 4, "F16": 2, "BF16": 2, "I32": 4, "I64": 8, "F8_E4M3": 1}
 GROUPS = (128, 64, 32)
 LEFT_OUT = ("*.safetensors", INDEX_NAME, CONFIG_NAME, "*.gguf", "*.bin", "*.pt", "*.pth")
 
@@ -86,7 +85,8 @@ class Quantiser:
         if settings_in(folder, read_config(folder)):
             raise ModelError(f"{folder} is quantised already: give the float checkpoint of this model")
         with open_checkpoint(folder) as tensors:
-            self.names, self._exact = self._chosen(tensors.rooted())
+            names, self._exact = self._chosen(tensors.rooted())
+            self.names = dict.fromkeys(names)
             if not self._scheme.is_float:
                 self._group = self._group_of({name: (tensors.rooted().shape(name) or (0,))[-1] for name in self.names}, group)
 
@@ -131,16 +131,16 @@ class Quantiser:
 
     def _write(self, tensors: Checkpoint, own: Checkpoint, file: BinaryIO) -> Iterator[Loss]:
         planned = {name: self._entries(name, tensors) for name in tensors.names()}
-        stems = {name: (name if name in own else name.removeprefix("model.")).removesuffix("weight") for name in self.names}
         header: dict[str, Entry] = {}
         for name, entries in planned.items():
             whole = name if name in own else name.removeprefix("model.")
-            header |= {(stems[name] + suffix if name in stems else whole): entry for suffix, entry in entries.items()}
+            stem = whole.removesuffix("weight") if name in self.names else whole
+            header |= {stem + suffix: entry for suffix, entry in entries.items()}
         _write_header(header, file)
         for name in planned:
             shape = tensors.shape(name) or ()
             part = tensors.part(name, shape, ())
-            if name not in stems:
+            if name not in self.names:
                 _write_array(part, file)
             else:
                 yield self._write_rounded(name, part, file)
@@ -150,7 +150,7 @@ class Quantiser:
         """A tensor's entries of the new file by suffix, or by "" where it stays. Raises ModelError."""
         shape, dtype = tensors.shape(name) or (), tensors.stored_dtype(name)
         tensors.require(name, shape, DTYPES)
-        return self._scheme.entries(shape, dtype, self._group) if name in set(self.names) else {"": (dtype, shape)}
+        return self._scheme.entries(shape, dtype, self._group) if name in self.names else {"": (dtype, shape)}
 
     def _write_rounded(self, name: str, part: np.ndarray, file: BinaryIO) -> Loss:
         weight = part.astype(np.float32)
@@ -167,7 +167,7 @@ class Quantiser:
 def _write_header(entries: Mapping[str, Entry], file: BinaryIO) -> None:
     place, header = 0, {"__metadata__": {"format": "pt"}}
     for name, (dtype, shape) in entries.items():
-        stop = place + int(np.prod(shape, dtype=np.int64)) * SIZES[dtype]
+        stop = place + int(np.prod(shape, dtype=np.int64)) * ELEMENTS[dtype].itemsize
         header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [place, stop]}  # type: ignore[dict-item]
         place = stop
     text = json.dumps(header).encode()

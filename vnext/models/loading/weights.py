@@ -313,8 +313,7 @@ class Loader:
             self._release(parts[index].name)
             return found
 
-        for name in names:
-            self._report(self._done_bytes + self._stored.size_bytes(name))
+        self._report_read(names)
         return self._place.pack_codes(self._known_forms[names, gate], read, self.dtype, gate, self._stored.shards(names[0]))
 
     def _forms(self, names: tuple[str, ...], format: Format, gate: str) -> tuple[CodesForm, ...]:
@@ -358,7 +357,7 @@ class Loader:
     def _pieces(self, name: str) -> Iterator[tuple[int, np.ndarray]]:
         """This rank's parts of a tensor in its file, each with its size, which padding makes larger."""
         if self._checkpoint.format_of(name) is not None:
-            self._report(self._done_bytes + self._stored.size_bytes(name))
+            self._report_read((name,))
             yield from ((some.size, some.floats()) for part in self._stored.parts(name) for some in part.in_pieces())
             return
         layout = layout_of(name, self._layouts)
@@ -399,6 +398,10 @@ class Loader:
         format = self._checkpoint.format_of(name)
         for each in (name,) if format is None else format.tensors(name):
             self._checkpoint.release(each)
+
+    def _report_read(self, names: tuple[str, ...]) -> None:
+        """Report weights that the checkpoint holds in formats."""
+        self._report(self._done_bytes + sum(map(self._stored.size_bytes, names)))
 
     def _report(self, done_bytes: int) -> None:
         self._done_bytes = min(done_bytes, self._checkpoint.size_bytes)
