@@ -134,7 +134,7 @@ def read_header(file: Path) -> bytes:
     """The JSON header of a safetensors file, or the header of a GGUF file, checked against the file's size. Raises ModelError."""
     if file.suffix == SUFFIX:
         with file.open("rb") as stream:
-            return stream.read(gguf_header(file).size_bytes)
+            return stream.read(gguf_header(file, has_texts=False).size_bytes)
     broken = ModelError(f"{file} is truncated or corrupt; download the model again")
     try:
         with file.open("rb") as stream:

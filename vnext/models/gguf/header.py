@@ -21,6 +21,7 @@ from vnext.models.errors import ModelError
 MAGIC, VERSIONS = b"GGUF", (2, 3)
 SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 STRING, ARRAY = 8, 9
+LENGTH = struct.Struct("<Q")
 DIMENSIONS_MAX = 4
 LEAST_ENTRY_BYTES = 12
 """Of a member of the metadata and of a tensor's entry: a length, and a type or a count."""
@@ -55,8 +56,9 @@ class _Broken(Exception):
 class _Cursor:
     """Reads one value after the other, never beyond the end of the file or of what a header may have."""
 
-    def __init__(self, data: mmap.mmap) -> None:
+    def __init__(self, data: mmap.mmap, has_texts: bool) -> None:
         self._data, self._end, self.place = data, min(len(data), SIZE_BYTES_MAX), 0
+        self._has_texts = has_texts
 
     def take(self, size: int) -> bytes:
         if not 0 <= size <= self._end - self.place:
@@ -85,10 +87,23 @@ class _Cursor:
             return found
         of = self.number("I")
         if of == STRING:
-            return [self.text() for _ in range(self.count(8))]
+            count = self.count(LENGTH.size)
+            return [self.text() for _ in range(count)] if self._has_texts else self._passed(count)
         code = self._code(of)
         size = struct.calcsize(code)
         return array("B" if code == "?" else code, self.take(self.count(size) * size))
+
+    def _passed(self, count: int) -> list[str]:
+        """So many texts are left out."""
+        place, last, length_at = self.place, self._end - LENGTH.size, LENGTH.unpack_from
+        for _ in range(count):
+            if place > last:
+                raise _Broken(f"{LENGTH.size} bytes at {place}, of {self._end}")
+            place += LENGTH.size + length_at(self._data, place)[0]
+        if place > self._end:
+            raise _Broken(f"texts up to {place}, of {self._end} bytes")
+        self.place = place
+        return []
 
     def _code(self, kind: int) -> str:
         if kind not in SCALARS:
@@ -96,11 +111,12 @@ class _Cursor:
         return SCALARS[kind]
 
 
-def read_header(file: Path) -> Header:
-    """The header of a GGUF file. Raises ModelError, one sentence."""
+def read_header(file: Path, has_texts: bool = True) -> Header:
+    """The header of a GGUF file. Without `has_texts` the lists of texts are empty, which are most of it. Raises ModelError, one
+    sentence."""
     try:
         with file.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            return _header(_Cursor(data), len(data))
+            return _header(_Cursor(data, has_texts), len(data))
     except (_Broken, ValueError, OSError) as error:
         raise ModelError(f"{file} is no GGUF file that can be read ({error}); download it again") from error
 

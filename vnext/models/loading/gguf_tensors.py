@@ -123,7 +123,7 @@ def _names(architecture: str, config: ModelConfig) -> _Names:
 
 def _opened(folder: Path) -> _Opened:
     files = linked_files(folder)
-    headers = [read_header(file) for file in files]
+    headers = [read_header(file, has_texts=False) for file in files]
     stored: dict[str, Stored] = {}
     for file, header in zip(files, headers):
         mapping = mapped(file)
