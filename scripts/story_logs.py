@@ -67,6 +67,7 @@ class Coming(msgspec.Struct, frozen=True, kw_only=True):
     prompt: list[int]
     answer: int
     salt: str = ""
+    client: int = 0
 
 
 class Story(msgspec.Struct, frozen=True, kw_only=True):
@@ -160,6 +161,7 @@ class Run:
         return RequestArrived(
             id=self.state.next_id, name=f"cmpl-{self.state.next_id}", prompt=pack_tokens(coming.prompt), sampling=sampling,
             priority=0, arrival_ns=STARTED_NS + 1000 * coming.at_us, cache_salt=coming.salt,
+            client=coming.client,
         )  # fmt: skip
 
     def _plan(self) -> None:
@@ -246,6 +248,9 @@ def sampled(id_: int, place: int) -> int:
 # ---- the stories -------------------------------------------------------------------------------------------------
 
 
+CLIENTS = (0x2C41A7E5D0936B18, 0x51F0C2889E47D3A6, 0x7B96E3145AD8F02C)
+
+
 def text(name: object, length: int) -> list[int]:
     """Return a text as tokens; equal names give equal texts."""
     rng = random.Random(str(name))
@@ -297,10 +302,13 @@ def cache(timestamped: bool) -> Story:
     return Story(config=config(page_count=2048), clients=clients)
 
 
-def storm(max_num_seqs: int = 64) -> Story:
-    """Long answers in a cache with room for half of the running requests."""
-    clients = list(talks(90, 25_000, answer=240))
-    return Story(config=config(page_count=420, max_num_seqs=max_num_seqs), clients=clients)
+def noisy(policy: str = "fcfs") -> Story:
+    """Two clients ask short questions at a steady rate; after two seconds a third one sends sixty long ones at once."""
+    asked = [msgspec.structs.replace(each, client=CLIENTS[place % 2]) for place, each in enumerate(talks(80, 60_000))]
+    flood = [
+        Coming(at_us=2_000_000 + 1000 * each, prompt=text(f"page {each}", 900), answer=150, client=CLIENTS[2]) for each in range(60)
+    ]
+    return Story(config=config(policy=policy, max_num_seqs=16), clients=[*asked, *flood])
 
 
 def crash() -> Story:
@@ -318,8 +326,8 @@ STORIES = {
     "drift-after": lambda: drift(wrong=None, interval=1),
     "cache": lambda: cache(True),
     "cache-before": lambda: cache(False),
-    "storm": storm,
-    "storm-after": lambda: storm(24),
+    "noisy": noisy,
+    "noisy-after": lambda: noisy("fair"),
     "crash": crash,
 }
 

@@ -41,7 +41,7 @@ TITLES = [(path, title) for path in (GUIDE, README) for title in sections(path)]
 
 def test_the_guide_has_its_five_stories() -> None:
     assert [title for path, title in TITLES if path == GUIDE] == [
-        "A latency spike", "A drifted rank", "A cold prefix cache", "A preemption storm", "A crash becomes a test",
+        "A latency spike", "A drifted rank", "A cold prefix cache", "A noisy client", "A crash becomes a test",
     ]  # fmt: skip
     reported = re.findall(r"^\$ .*story_logs.py \. (.*)$", GUIDE.read_text(), re.MULTILINE)
     assert {name for names in reported for name in names.split()} == set(STORIES)

@@ -218,8 +218,8 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
 
 
 def print_clients(console: Console, answer: ClientsOfLog) -> None:
-    """One line on the client that held others up most, then the table."""
-    if answer.clients and (most := answer.clients[0]).held_ms > 0:
+    """One line on the client that held others up most, if it had more than an even share, then the table."""
+    if answer.clients and (most := answer.clients[0]).held_ms > 0 and most.share * len(answer.clients) > 1:
         caused = most.held_ms / (sum(each.waited_ms for each in answer.clients) or 1.0)
         words = f"{100 * most.share:.0f}% of the steps' time, {100 * caused:.0f}% of all waiting"
         largest = f"its largest request is {most.largest}"
@@ -239,4 +239,5 @@ def _row(each: Client) -> dict[str, str]:
 
 
 def _name(each: Client) -> str:
-    return each.client or "unknown"
+    """The beginning of its number."""
+    return each.client[:8] or "unknown"
