@@ -44,6 +44,7 @@ CUDA_TEST = [
     "nvidia-cuda-runtime==13.0.96",
     "nvidia-cuda-crt==13.0.88",
 ]
+TRANSFORMERS = ["transformers>=5.0"]
 DEV = [
     "anthropic>=2.12",
     "hypothesis>=6.100",
@@ -59,7 +60,7 @@ DEV = [
     "pytest-xdist>=3.8",
     "ruff>=0.17",
     "selenium>=4.20",
-    "transformers>=5.0",
+    *TRANSFORMERS,
 ]
 # Traces of requests: --otlp-traces-endpoint.
 OTEL = ["opentelemetry-sdk>=1.40", "opentelemetry-exporter-otlp-proto-http>=1.40"]
@@ -267,7 +268,8 @@ setup(
     ext_modules=[*COMPILED, cpu_kernels(), *launches()],
     cmdclass={"build_ext": Build},
     install_requires=CORE + RUNTIME + EDGE,
-    extras_require={"clients": CLIENTS, "cuda": CUDA, "cuda-test": CUDA_TEST, "dev": DEV, "otel": OTEL, "ray": RAY},
+    extras_require={"clients": CLIENTS, "cuda": CUDA, "cuda-test": CUDA_TEST, "dev": DEV, "otel": OTEL, "ray": RAY,
+                    "transformers": TRANSFORMERS},
     entry_points={"console_scripts": COMMANDS},
     zip_safe=False,
 )

@@ -104,6 +104,8 @@ SHARES: dict[str, int] = {
     "tests/models/loading/test_unread.py::test_nothing_is_left_of_what_transformers_writes": 2,
     "tests/models/test_family_weights.py::test_a_model_that_was_saved_without_its_head": 2,
     "tests/models/test_rank_bits.py": 6,
+    "tests/models/hosted/test_hosted.py::test_logits_tokens_and_bits": 10,
+    "tests/models/hosted/test_hosted.py::test_functions_have_the_same_bits_at_any_place": 4,
     "tests/kernels/test_mxint8.py": 4,
     "tests/kernels/test_cpu_sampling.py": 3,
     "tests/kernels/test_paged_attention.py": 2,

@@ -60,6 +60,7 @@ ARROWS = {
         "models/*", "models/config", "models/gguf", "models/layers", "models/loading/sources", "kernels", "base",
     },
     "models/loading/sources": {"models/*", "models/config", "kernels/arrays"},
+    "models/hosted": {"models/*", "models/config", "models/layers", "kernels/*"},
     "models/families": {"models/*", "models/config", "models/layers", "kernels"},  # a draft head is no decoder
     "sampling": {"kernels", "state/params", "base"},  # the table of sampling parameters
     "sampling/drafters": {"state/config", "base"},

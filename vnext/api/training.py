@@ -24,7 +24,7 @@ from vnext.models.config.model_config import ModelConfig, load_config
 from vnext.models.errors import ModelError
 from vnext.models.layers.batch import ForwardBatch, GroupPlaces, HostBatch
 from vnext.models.layers.kv_cache import kv_groups, make_kv_cache
-from vnext.models.layers.sharding import alone, layout_of, shards_of_layout
+from vnext.models.layers.sharding import alone, layout_of, shards_of_layout, weight_axes
 from vnext.models.loading.checkpoint import BARE, ROOT
 from vnext.models.registry import family
 from vnext.runtime.protocol.settings import Isa
@@ -104,7 +104,7 @@ class _Source:
     ) -> None:
         self.dtype, self._dtype = host_dtype(str(dtype).removeprefix("torch.")), dtype
         self._weights, self._integers, self._config = weights, integers, config
-        self._layouts = family(config.architecture).WEIGHT_AXES
+        self._layouts = weight_axes(config)
         self._operations: Operations = operations("cpu")
 
     def __contains__(self, name: str) -> bool:

@@ -1,11 +1,15 @@
-"""Architectures that are known and that no family here computes: what each would need. Those in neither list are unknown.
+"""Architectures that no family here computes: what each would need, and which of them the installed transformers has.
 
-Names are those of `architectures` in config.json, without the ending that says what the model is used for.
+Those in neither list are unknown. The package is asked by its files alone: an import takes seconds and loads torch. Names are
+those of `architectures` in config.json, without the ending that says what the model is used for.
 """
 
 from __future__ import annotations
 
 import re
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
 from types import MappingProxyType
 
 NEEDS = MappingProxyType(
@@ -35,6 +39,12 @@ NEEDS = MappingProxyType(
     }
 )
 """What is needed -> the architectures."""
+DECODERS = ("", *tuple(NEEDS)[:2])
+"""What decoders need whose layers have no state, and those that are in no list."""
+PREFIX = "transformers/"
+"""Of an architecture that transformers computes, as in "transformers/OPTForCausalLM"."""
+REMEDY = "pip install 'vnext[transformers]'"
+_CLASS = re.compile(r"^class (\w+(?:ForCausalLM|LMHeadModel))\(", re.MULTILINE)
 _KNOWN = MappingProxyType({name: need for need, names in NEEDS.items() for name in names.split()})
 _USE = re.compile(r"(For[A-Z]\w*|LMHeadModel|ModelWithLMHead|WithLMHeadModel|Model|LMHead)$")
 _LABELS = re.compile(r"For(\w+Classification|QuestionAnswering|MultipleChoice|MaskedLM)$|RewardModel$")
@@ -49,3 +59,25 @@ def what_it_needs(architecture: str) -> str:
     if found := _KNOWN.get(base):
         return found
     return "images or sound" if _MEDIA.search(architecture) else ""
+
+
+def is_decoder(architecture: str) -> bool:
+    """Whether an architecture is a decoder whose layers have no state, as far as is known here."""
+    return what_it_needs(architecture) in DECODERS
+
+
+@cache
+def package() -> Path | None:
+    """The folder of the installed package; None without one."""
+    spec = find_spec("transformers")
+    return Path(spec.origin).parent if spec is not None and spec.origin else None
+
+
+@cache
+def writers(model_type: str) -> tuple[str, ...]:
+    """The classes that write text of a model type, as config.json has it; () where transformers has none, or is not here."""
+    folder, name = package(), re.sub(r"\W", "_", model_type)
+    if folder is None or not name:
+        return ()
+    file = folder / "models" / name / f"modeling_{name}.py"
+    return tuple(_CLASS.findall(file.read_text(encoding="utf-8"))) if file.is_file() else ()

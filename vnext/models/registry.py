@@ -12,20 +12,20 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from vnext.models.errors import ModelError
-from vnext.models.missing import what_it_needs
+from vnext.models.missing import PREFIX, REMEDY, is_decoder, package, what_it_needs, writers
 
 
 class Family(NamedTuple):
     """What a module of `families/` defines under these names.
 
-    `WEIGHT_AXES`: which axes its weights have, see layers/sharding.py
+    `WEIGHT_AXES`: which axes its weights have, see layers/sharding.py; or a function that gives them for a configuration
     `parse(raw, generation)`: config.json and generation_config.json -> ModelConfig; raises ModelError
     `assemble(source, config)`: a checkpoint's tensors -> its tree of parameters
     `forward(params, kv, batch, config, parallel)`: hidden states of the sampled tokens [S, hidden], and the cache
     `logits(params, hidden, config, parallel)`: float32 [S, V]
     """
 
-    WEIGHT_AXES: Mapping[str, Any]
+    WEIGHT_AXES: Mapping[str, Any] | Callable[..., Any]
     parse: Callable[..., Any]
     assemble: Callable[..., Any]
     forward: Callable[..., Any]
@@ -165,13 +165,37 @@ HEADS = MappingProxyType({"LlamaForCausalLMEagle3": "llama_eagle3"})
 """Heads that draft for a model and are none themselves."""
 
 
+IMPLEMENTATION = "vnext_model_impl"
+"""Member of a config.json: the value of --model-impl, where the user gave one."""
+OUR_OWN, THEIRS = ("vnext", "vllm"), "transformers"
+HOSTED = "vnext.models.hosted.family"
+
+
+def computed_as(architecture: str, raw: Mapping[str, object]) -> str:
+    """The architecture as it is computed: by a family of ours, or by transformers, if config.json asks for it or no family of ours
+    knows it. Raises ModelError."""
+    asked, classes = raw.get(IMPLEMENTATION), writers(str(raw.get("model_type")))
+    if asked == THEIRS:
+        if package() is None:
+            raise ModelError(f"--model-impl transformers needs the package transformers: {REMEDY}")
+        if architecture not in classes:
+            raise ModelError(f"the installed transformers has no decoder {architecture!r}: leave --model-impl transformers out")
+        return PREFIX + architecture
+    is_ours = asked in OUR_OWN or architecture in FAMILIES or architecture in HEADS
+    return PREFIX + architecture if not is_ours and architecture in classes and is_decoder(architecture) else architecture
+
+
 def require_family(architecture: str) -> None:
     """Raise ModelError for an architecture that is unknown."""
+    if architecture.startswith(PREFIX):
+        return
     if architecture in HEADS:
         raise ModelError(f"{architecture!r} is a head that drafts for a model: name it in --speculative-config, method eagle3")
     if architecture not in FAMILIES:
         need = what_it_needs(architecture)
         why = f"it is known and missing here, it needs {need}" if need else "no such name is known here, check it in config.json"
+        if need and is_decoder(architecture) and package() is None:
+            why += f", or transformers to compute it: {REMEDY}"
         raise ModelError(f"architecture {architecture!r} is not supported: {why}; supported are {', '.join(FAMILIES)}")
 
 
@@ -190,4 +214,6 @@ def assemble_mtp(architecture: str) -> Callable[..., Any] | None:
 
 
 def _module(architecture: str) -> Any:
+    if architecture.startswith(PREFIX):
+        return import_module(HOSTED)
     return import_module(f"vnext.models.families.{(FAMILIES | HEADS)[architecture]}")

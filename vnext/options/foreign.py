@@ -100,7 +100,6 @@ FOREIGN: Mapping[str, Foreign] = MappingProxyType(
             *_switches(FIGURES, "--kv-cache-metrics", "--cudagraph-metrics", "--aggregate-engine-logging", "--log-error-stack"),
             # options of which some values request what vnext does anyway
             *_values("auto hf", "config.json describes the model", "convert the checkpoint", "--config-format"),
-            *_values("auto vllm", "vnext has its own code for each family", "see docs/models.md", "--model-impl"),
             *_values("auto generate embed embedding pooling none", "the server generates text and answers /v1/embeddings and "
                      "/score", "leave it out", "--task", "--runner", "--convert"),
             *_values("auto slow", "the tokenizer is the model folder's tokenizer.json", "make one there", "--tokenizer-mode"),

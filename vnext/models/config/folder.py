@@ -18,7 +18,8 @@ from vnext.models.config.quantised import settings_in
 from vnext.models.errors import ModelError
 from vnext.models.gguf.folder import SUFFIX, linked_files
 from vnext.models.gguf.header import read_header as gguf_header
-from vnext.models.registry import BODIES, MODEL_TYPES, require_family
+from vnext.models.missing import PREFIX, writers
+from vnext.models.registry import BODIES, MODEL_TYPES, computed_as, require_family
 
 CONFIG_NAME = "config.json"
 INDEX_NAME = "model.safetensors.index.json"
@@ -60,12 +61,14 @@ def read_config(path: Path) -> Json:
 
 def architecture(raw: Json) -> str:
     """The name of a configuration's family, by its model_type where it has no architectures. Raises ModelError."""
-    names = raw.get("architectures")
-    if not names and raw.get("model_type") in MODEL_TYPES:
-        return MODEL_TYPES[raw["model_type"]]
+    names, model_type = raw.get("architectures"), raw.get("model_type")
+    if not names and isinstance(model_type, str):
+        names = [MODEL_TYPES[model_type]] if model_type in MODEL_TYPES else [*writers(model_type)]
     if not isinstance(names, list) or not names or not isinstance(names[0], str):
         raise ModelError("config.json names no architecture; add 'architectures' as the model's authors have it")
-    return BODIES.get(names[0], names[0])
+    if names[0].startswith(PREFIX):
+        return names[0]
+    return computed_as(BODIES.get(names[0], names[0]), raw)
 
 
 def weight_files(path: Path) -> list[Path]:

@@ -128,6 +128,13 @@ class Stage(msgspec.Struct, frozen=True, kw_only=True):
     windows: tuple[int, ...]
 
 
+class Hosted(msgspec.Struct, frozen=True, kw_only=True):
+    """A model that transformers computes, by its config.json as JSON. `whole`: why ranks cannot share it, "" where they can."""
+
+    settings: str
+    whole: str
+
+
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     """A decoder-only model. `dtype` is the checkpoint's own; `position_count_max` the longest context in tokens.
 
@@ -136,7 +143,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     `query_scale`: the factor of the scores, None for head_dim ** -0.5. Softcaps are 0.0 where there is none. `mtp_layers`: how many
     layers for multi-token prediction the checkpoint has beside `layer_count`. `stage`: which of a whole model's layers these are
     (stages.py); None for all. `form`: how the layers differ from Llama's. `recurrent`: the layers that have a state in the place of
-    keys and values, None where all attend.
+    keys and values, None where all attend. `hosted`: of a model that transformers computes.
     """
 
     architecture: str
@@ -169,6 +176,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     stage: Stage | None = None
     form: DecoderForm = DecoderForm()
     recurrent: Recurrent | None = None
+    hosted: Hosted | None = None
 
     @property
     def attending_layers(self) -> tuple[int, ...]:

@@ -46,6 +46,9 @@ class Source(Protocol):
     def integers(self, name: str, count: int) -> Array:
         """A tensor of whole numbers, int64 [count]."""
 
+    def scalar(self, name: str) -> Array:
+        """A tensor of one number and no axes, float32 [1]."""
+
     def place(self, array: np.ndarray) -> Array:
         """A computed array: as it is on the host, where angles are made of it, else a tensor on the device."""
 

@@ -24,6 +24,7 @@ import msgspec
 from vnext.kernels.shards import SHARDS_MAX
 from vnext.models.config.model_config import ModelConfig, Recurrent
 from vnext.models.errors import ModelError
+from vnext.models.registry import family
 
 if TYPE_CHECKING:
     import torch
@@ -54,6 +55,14 @@ class Axis(StrEnum):
     STATE_WIDTH = "state_width"
 
 
+class Sized(NamedTuple):
+    """An axis of a model that says its sizes by tensor: whole on every rank, or split evenly."""
+
+    size: int
+    is_split: bool = False
+
+
+AnyAxis = Axis | Sized
 WHOLE = frozenset(
     {
         Axis.HIDDEN, Axis.HEAD_DIM, Axis.EXPERTS, Axis.POSITIONS, Axis.TWICE_HIDDEN, Axis.TARGET, Axis.DRAFT_VOCAB,
@@ -72,14 +81,15 @@ class Layout(NamedTuple):
     `out` may be several axes one below the other. `flipped`: the file holds [in, out]. `depthwise`: [out, 1, in].
     """
 
-    out: tuple[Axis, ...]
-    inner: Axis | None = None
+    out: tuple[AnyAxis, ...]
+    inner: AnyAxis | None = None
     flipped: bool = False
     depthwise: bool = False
 
 
 LayoutTable = Mapping[str, Layout]
-"""By module name, or by its last two parts without numbers ("experts.gate_proj"), which come first."""
+"""By module name, by its last two parts without numbers ("experts.gate_proj"), which come before it, or by a tensor's whole name,
+which comes first."""
 
 
 def matrix(out: Axis | tuple[Axis, ...], inner: Axis, *, flipped: bool = False) -> Layout:
@@ -161,15 +171,26 @@ def alone() -> Parallel:
     return Parallel(rank=0, world_size=1, all_reduce=lambda tensor: tensor, all_gather=lambda tensor, dim: tensor)
 
 
+def weight_axes(config: ModelConfig) -> LayoutTable:
+    """The layouts of a model's weights, by its family."""
+    axes = family(config.architecture).WEIGHT_AXES
+    found: LayoutTable = axes(config) if callable(axes) else axes
+    return found
+
+
 def layout_of(name: str, table: LayoutTable = WEIGHT_AXES) -> Layout:
     """The layout of a checkpoint tensor such as "model.layers.0.self_attn.q_proj.weight"."""
+    if (own := table.get(name)) is not None:
+        return own
     *path, module, kind = [part for part in name.split(".") if not part.isdigit()]
     layout = table.get(".".join((*path[-1:], module))) or table[module]
     return Layout(layout.out) if kind == "bias" else layout
 
 
-def axis_size(axis: Axis, config: ModelConfig) -> int:
+def axis_size(axis: AnyAxis, config: ModelConfig) -> int:
     """The whole size of an axis."""
+    if isinstance(axis, Sized):
+        return axis.size
     match axis:
         case Axis.HIDDEN:
             return config.hidden_size
@@ -225,10 +246,10 @@ def whole_shape(layout: Layout, config: ModelConfig) -> tuple[int, ...]:
     return shape[::-1] if layout.flipped else shape
 
 
-def axis_part(axis: Axis, config: ModelConfig, parallel: Parallel) -> Part:
+def axis_part(axis: AnyAxis, config: ModelConfig, parallel: Parallel) -> Part:
     """This rank's part of an axis. Call `check_world_size` once before."""
     whole, rank, ranks = axis_size(axis, config), parallel.rank, parallel.world_size
-    if axis in WHOLE:
+    if not axis.is_split if isinstance(axis, Sized) else axis in WHOLE:
         return Part(start=0, stop=whole, size=whole)
     if axis is Axis.KV_HEADS:
         size = local_kv_heads(config, ranks) * config.head_dim
@@ -251,6 +272,8 @@ def local_kv_heads(config: ModelConfig, world_size: int) -> int:
 
 def divides(config: ModelConfig, world_size: int) -> bool:
     """Whether heads and the intermediate sizes split evenly over this many ranks."""
+    if config.hosted is not None and world_size > 1 and (config.hosted.whole or config.kv_head_count % world_size):
+        return False
     few, many = sorted((config.kv_head_count, world_size))
     wide = axis_size(Axis.MLP, config) % world_size == 0 == axis_size(Axis.EXPERT_MLP, config) % world_size
     recurrent = config.recurrent
@@ -278,13 +301,19 @@ def local_shards(config: ModelConfig, parallel: Parallel) -> int:
 
 def shards_of_layout(layout: Layout, config: ModelConfig, parallel: Parallel) -> int:
     """Into how many shards this rank's inputs of a weight are cut."""
-    return local_shards(config, parallel) if layout.inner in SPLIT_INPUTS else 1
+    inner = layout.inner
+    is_split = inner.is_split if isinstance(inner, Sized) else inner in SPLIT_INPUTS
+    return local_shards(config, parallel) if is_split else 1
 
 
 def check_world_size(config: ModelConfig, world_size: int) -> None:
     """Raise ModelError, naming the sizes that would do, when the model does not split over this many ranks."""
     if world_size >= 1 and divides(config, world_size):
         return
+    if config.hosted is not None and config.hosted.whole:
+        raise ModelError(
+            f"ranks cannot share a model that transformers computes so: {config.hosted.whole}; leave --tensor-parallel-size out"
+        )
     fitting = [str(size) for size in range(1, config.head_count + 1) if divides(config, size)]
     experts = f" (experts: {config.experts.intermediate_size})" if config.experts else ""
     if config.recurrent:

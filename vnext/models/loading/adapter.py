@@ -23,11 +23,10 @@ from vnext.models.config.adapter_header import COPIES, AdaptedModule, check_adap
 from vnext.models.config.model_config import ModelConfig
 from vnext.models.errors import ModelError
 from vnext.models.layers.adapted import Adapter
-from vnext.models.layers.sharding import Axis, LayoutTable, Parallel, axis_part, axis_size, layout_of
+from vnext.models.layers.sharding import Axis, LayoutTable, Parallel, axis_part, axis_size, layout_of, weight_axes
 from vnext.models.loading.checkpoint import COMPARED_ROWS, Checkpoint, open_checkpoint
 from vnext.models.loading.sources.safetensors import stored_tensors
 from vnext.models.loading.targets import Target
-from vnext.models.registry import family
 
 log = logging.getLogger(__name__)
 Pair = tuple[torch.Tensor, torch.Tensor]
@@ -44,7 +43,7 @@ class Base(NamedTuple):
 
     @property
     def layouts(self) -> LayoutTable:
-        return family(self.config.architecture).WEIGHT_AXES
+        return weight_axes(self.config)
 
     @property
     def linear_layers(self) -> dict[str, tuple[int, int]]:

@@ -18,7 +18,7 @@ import numpy as np
 
 from vnext.models.config.folder import DUMMY_NAME
 from vnext.models.config.model_config import ModelConfig, load_config
-from vnext.models.layers.sharding import Layout, layout_of, whole_shape
+from vnext.models.layers.sharding import Layout, layout_of, weight_axes, whole_shape
 from vnext.models.loading.recording import Recording
 from vnext.models.registry import assemble_mtp, family
 
@@ -73,7 +73,7 @@ class Drawn(NamedTuple):
 def drawn_tensors(path: Path) -> dict[str, Drawn]:
     """The tensors of the model whose configuration is in folder `path`, by name. Raises ModelError."""
     config = load_config(path)
-    recording, layouts = Recording(lambda name: True), family(config.architecture).WEIGHT_AXES
+    recording, layouts = Recording(lambda name: True), weight_axes(config)
     family(config.architecture).assemble(recording, config)
     if config.mtp_layers and (drafting := assemble_mtp(config.architecture)):
         drafting(recording, config)

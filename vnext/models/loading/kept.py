@@ -67,7 +67,7 @@ class Kept:
 
 def arrays_of(value: Any) -> Iterator[Array]:
     """The arrays and tensors of a tree of tuples. TypeError for a leaf of another kind."""
-    if isinstance(value, Stack):
+    if isinstance(value, Stack) or hasattr(value, "refers_to_weights"):
         return  # addresses of other leaves
     if isinstance(value, PackedLinear):
         yield value.buffer

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from vnext.models.config.model_config import ModelConfig
-from vnext.models.layers.sharding import layout_of
+from vnext.models.layers.sharding import layout_of, weight_axes
 from vnext.models.registry import family
 
 
@@ -54,7 +54,7 @@ class Recording:
     def wide(self, name: str) -> Any:
         return self.fused((name,))
 
-    table = wide
+    table = scalar = wide
 
     def stacked(self, groups: tuple[tuple[str, ...], ...], gated: bool) -> Any:
         return self.fused(tuple(name for group in groups for name in group))
@@ -87,7 +87,7 @@ def layer_products(tensors: Container[str], config: ModelConfig) -> tuple[list[s
     """The weights that the layers multiply by, but those that stay exact; and the others of products, as routers and the head."""
     recording = _Products(lambda name: name in tensors)
     family(config.architecture).assemble(recording, config)
-    layouts = family(config.architecture).WEIGHT_AXES
+    layouts = weight_axes(config)
     known = sorted(name for name in recording.products if name in tensors)
     chosen = [name for name in known if is_of_layer(name) and not layout_of(name, layouts).flipped]
     return chosen, sorted((recording.exact | recording.products) - set(chosen))

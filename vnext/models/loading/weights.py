@@ -23,7 +23,7 @@ from vnext.kernels.cpu.packed import Packed, PackedExperts, codes_bytes, packed_
 from vnext.kernels.format import AUTO, CODES, NO_FORMAT, Format, WeightFormats, only_dtype, weight_formats
 from vnext.models.config.model_config import DTYPES, ModelConfig
 from vnext.models.errors import ModelError
-from vnext.models.layers.sharding import Layout, Parallel, check_world_size, layout_of
+from vnext.models.layers.sharding import Layout, Parallel, check_world_size, layout_of, weight_axes
 from vnext.models.loading.checkpoint import STORED, Checkpoint, fingerprint, open_checkpoint
 from vnext.models.loading.host_place import HostPlace, Place
 from vnext.models.loading.kept import Kept, Tie, copy_into
@@ -146,7 +146,7 @@ class Loader:
         self._place = place
         self._progress = progress
         self._formats = formats or weight_formats()
-        self._layouts = family(config.architecture).WEIGHT_AXES
+        self._layouts = weight_axes(config)
         self._stored = StoredWeights(checkpoint, config, parallel, self._layouts)
         self._done_bytes = 0
         self._known_forms: dict[tuple[tuple[str, ...], str], tuple[CodesForm, ...]] = {}
@@ -227,6 +227,11 @@ class Loader:
         """A tensor of whole numbers, int64 [count]."""
         self._kept.names[name] = (count,)
         return self._kept.take(self._place.integers(self._checkpoint.integers(name, count)))
+
+    def scalar(self, name: str) -> Array:
+        """A tensor of one number and no axes, float32 [1]."""
+        self._require(name, ())
+        return self._kept.take(self._place.integers(self._checkpoint.values(name).astype(np.float32).reshape(1)))
 
     def place(self, array: np.ndarray) -> Array:
         """A computed array: as it is on the host, else a tensor on the device."""

@@ -25,6 +25,7 @@ from vnext.models.errors import ModelError
 from vnext.models.gguf.folder import gguf_in
 from vnext.models.loading.hub import resolve
 from vnext.models.loading.overlay import Overrides, gguf_folder, overlay
+from vnext.models.registry import IMPLEMENTATION
 from vnext.runtime.processes.run_dir import RunDir
 from vnext.runtime.processes.state_dir import state_dir
 from vnext.runtime.processes.subprocesses import Child, check_alive, signals_held, start_child
@@ -230,6 +231,8 @@ def named_models(models_dir: str) -> Path:
 def overrides_of(settings: EngineSettings) -> Overrides:
     """What the settings replace in a checkpoint. Raises ModelError."""
     config, generation = (json.loads(text or "{}") for text in (settings.hf_overrides, settings.override_generation_config))
+    if settings.model_impl != "auto":
+        config |= {IMPLEMENTATION: settings.model_impl}
     tokenizer = model_folder(settings.tokenizer, "", settings.models_dir, with_weights=False) if settings.tokenizer else None
     if tokenizer is not None and not (tokenizer / "tokenizer.json").is_file():
         raise ModelError(f"{tokenizer} has no tokenizer.json; give --tokenizer a folder or a hub id that has one")

@@ -18,6 +18,7 @@ DeviceName = Literal["cpu", "cuda", "auto"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 Quantization = Literal[QUANTIZATIONS]  # type: ignore[valid-type]  # derived from the table of formats
 LoadFormat = Literal["auto", "safetensors", "dummy"]
+ModelImpl = Literal["auto", "vnext", "vllm", "transformers"]
 KvCacheDtype = Literal["auto", "int8", "fp8"]
 Isa = Literal["auto", "portable", "avx2", "avx512", "avx512_bf16", "amx", "neon", "neon_bf16"]
 """Instruction sets of the CPU kernels, each with all before it; auto is the best one of the machine."""
@@ -56,6 +57,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     `revision` is a branch, tag or commit on the hub; `tokenizer` a folder or hub id whose tokenizer replaces the model's.
     `hf_overrides` and `override_generation_config` are JSON objects whose members replace those of config.json and of
     generation_config.json ("" for none). `load_format` "dummy" takes random numbers for the weights, which need no files.
+    `model_impl`: whose code computes the model; "vllm" means vnext's own.
     `speculative_config` is a JSON object (runtime/protocol/speculation.py), "" for no drafts.
     `device` "auto" selects a GPU where one works. On a GPU, `gpu_memory_utilization` is the share of its memory that the
     engine may take; `enforce_eager` captures no graphs; `graph_sizes` lists the row counts that are captured (() decides);
@@ -87,6 +89,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     generation_config: GenerationConfig = "auto"
     override_generation_config: str = ""
     load_format: LoadFormat = "auto"
+    model_impl: ModelImpl = "auto"
     device: DeviceName = "auto"
     dtype: Dtype = "auto"
     quantization: Quantization = "auto"

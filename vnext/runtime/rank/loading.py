@@ -268,6 +268,9 @@ def load_runner(settings: RankSettings, device: torch.device | str, parallel: Pa
     config = of_stage(config, stage_place(settings).stage, settings.pipeline_parallel_size)
     if settings.rank == 0 and is_dummy(path):
         log.warning("The weights are random, as --load-format dummy asks: answers mean nothing.")
+    if settings.rank == 0 and config.hosted is not None:
+        name = config.architecture.partition("/")[2]
+        log.warning("The code of transformers computes %s, with vnext's attention and products: slower than a family's.", name)
     if settings.rank == 0 and (sentence := unread(path)):
         log.warning("%s", sentence)
     return ModelRunner(

@@ -1,0 +1,80 @@
+"""Small random models of architectures that transformers computes: the configurations on which it is compared."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+
+from vnext.models.registry import IMPLEMENTATION
+
+VOCAB_SIZE = 97
+BASE: dict[str, Any] = dict(
+    vocab_size=VOCAB_SIZE,
+    hidden_size=64,
+    intermediate_size=120,
+    num_hidden_layers=3,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    max_position_embeddings=512,
+    initializer_range=0.15,
+    pad_token_id=None,
+    bos_token_id=None,
+    eos_token_id=None,
+)
+HEADS = {"head_dim": 16}
+CASES: dict[str, dict[str, Any]] = {
+    "apertus": {},
+    "arcee": {},
+    "biogpt": {},
+    "bitnet": {},
+    "cohere": {},
+    "cohere2": {"sliding_window": 40},
+    "cwm": {"bos_token_id": 1, "eos_token_id": 2, "sliding_window": 40, **HEADS},
+    "ernie4_5": {},
+    "exaone4": {"sliding_window": 40, "sliding_window_pattern": 2},
+    "gemma": HEADS,
+    "glm": HEADS,
+    "glm4": HEADS,
+    "gpt2": {},
+    "gpt_bigcode": {},
+    "gpt_neox": {},
+    "granite": {"attention_multiplier": 0.2, "logits_scaling": 3.0, "residual_multiplier": 0.5, "embedding_multiplier": 3.0},
+    "helium": HEADS,
+    "hunyuan_v1_dense": HEADS,
+    "jais2": {},
+    "ministral3": HEADS,
+    "nanochat": {},
+    "nemotron": {},
+    "olmo": {},
+    "olmo3": {"sliding_window": 40},
+    "opt": {"ffn_dim": 120, "word_embed_proj_dim": 32},
+    "persimmon": {},
+    "phi": {},
+    "seed_oss": HEADS,
+    "smollm3": {},
+    "stablelm": {},
+    "starcoder2": {},
+    "vaultgemma": {"sliding_window": 40, "query_pre_attn_scalar": 16, **HEADS},
+}
+"""model_type -> what its configuration has beside BASE."""
+
+
+def save_hosted(path: Path, name: str, forced: bool = True, **changes: object) -> torch.nn.Module:
+    """The transformers model of a case, seeded, with norms and biases that are no constants, also saved into folder `path`.
+    `forced`: as --model-impl transformers does."""
+    torch.manual_seed(3)
+    model = AutoModelForCausalLM.from_config(CONFIG_MAPPING[name](**{**BASE, **CASES.get(name, {}), **changes})).eval()
+    generator = torch.Generator().manual_seed(2)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() == 1:
+                parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.3)
+    model.save_pretrained(path)
+    if forced:
+        file = path / "config.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | {IMPLEMENTATION: "transformers"}))
+    return model

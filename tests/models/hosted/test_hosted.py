@@ -1,0 +1,163 @@
+"""Models that transformers computes give its logits and greedy tokens, with the same bits in every batch and on any ranks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hosted_cases import CASES, VOCAB_SIZE, save_hosted
+from model_helpers import Chunk, Model, ThreadGroup, load_model
+from transformers import CONFIG_MAPPING
+
+from vnext.models import missing
+from vnext.models.config.folder import architecture
+from vnext.models.config.model_config import load_config, parse_config
+from vnext.models.config.stages import of_stage
+from vnext.models.errors import ModelError
+from vnext.models.hosted import modules, skeleton
+from vnext.models.hosted.modules import ACTIVATIONS
+from vnext.models.hosted.operations import FUNCTIONS
+from vnext.models.layers.sharding import Parallel, alone, check_world_size
+from vnext.models.loading.weights import load_params
+from vnext.models.registry import IMPLEMENTATION, require_family
+
+PROMPT = [int(token) for token in torch.randint(0, VOCAB_SIZE, (300,), generator=torch.Generator().manual_seed(1))]
+BLOCKS = [9, 2, 30, 4, 11, 8, 50, 51, 52, 53, 0, 1, 20, 21, 22, 23, 24, 25, 26, 27, 28, 29, 31]
+STRANGER = Chunk(PROMPT[10:31], 0, [40, 41])
+TOKEN_COUNT = 64
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("hosted")
+
+
+def prompt_logits(model: Model, sizes: list[int], *strangers: Chunk) -> torch.Tensor:
+    """Those of the prompt [300, V] in chunks of these sizes."""
+    found, done = [], 0
+    for size in sizes:
+        chunk = Chunk(PROMPT[done : done + size], done, BLOCKS)
+        found.append(model.logits(chunk, *strangers)[:size])
+        done += size
+    return torch.cat(found)
+
+
+@pytest.mark.parametrize("name", CASES)
+@torch.inference_mode()
+def test_logits_tokens_and_bits(saved: Path, name: str) -> None:
+    oracle, path = save_hosted(saved / name, name), saved / name
+    ids, asked = torch.tensor([PROMPT]), {"do_sample": False, "max_new_tokens": TOKEN_COUNT, "min_new_tokens": TOKEN_COUNT}
+    oracle.generation_config.eos_token_id = None
+    greedy = oracle.generate(ids, attention_mask=torch.ones_like(ids), pad_token_id=0, **asked)
+    expected = oracle(ids).logits[0]
+    model = load_model(path)
+    logits = prompt_logits(model, [143, 157])
+    assert model.config.architecture.startswith("transformers/")
+    assert float((logits - expected).abs().max() / expected.abs().max()) < 1e-4
+    tokens = [int(logits[-1].argmax())]
+    while len(tokens) < TOKEN_COUNT:
+        tokens.append(int(model.logits(Chunk(tokens[-1:], len(PROMPT) + len(tokens) - 1, BLOCKS), STRANGER)[0].argmax()))
+    assert tokens == greedy[0, len(PROMPT) :].tolist()
+    assert torch.equal(prompt_logits(load_model(path), [7] * 42 + [6], STRANGER), logits)
+    if not model.config.hosted.whole:
+        ranks = ThreadGroup(2).run(lambda parallel: on_rank(path, parallel))
+        assert all(torch.equal(each, logits) for each in ranks)
+
+
+@torch.inference_mode()
+def on_rank(path: Path, parallel: Parallel) -> torch.Tensor:
+    return prompt_logits(load_model(path, parallel=parallel), [143, 157])
+
+
+@pytest.mark.parametrize("name", ["stablelm", "cohere2", "nemotron"])
+@torch.inference_mode()
+def test_bits_in_bfloat16(saved: Path, name: str) -> None:
+    save_hosted(saved / f"{name}-16", name)
+    model = load_model(saved / f"{name}-16", dtype=torch.bfloat16)
+    logits = prompt_logits(model, [143, 157])
+    again = load_model(saved / f"{name}-16", dtype=torch.bfloat16)
+    assert torch.equal(prompt_logits(again, [1] * 9 + [284, 7], STRANGER), logits) and logits.std() > 0.01
+
+
+NOT_SERVED = ", which --model-impl transformers does not serve"
+REFUSED = {
+    "falcon": "FalconForCausalLM attends by code of its own, not by the interface of transformers",
+    "diffllama": "model.layers.0.self_attn (DiffLlamaAttention) attends twice in a step",
+    "doge": "model.layers.0.self_attn (DogeAttention) attends by a mask of its own",
+    "gpt_oss": "model.layers.0.self_attn (GptOssAttention) attends with s_aux",
+    "deepseek_v3": "model.layers.0.self_attn (DeepseekV3Attention) has queries, keys and values of unlike heads and sizes [128, 192], "
+    "[128, 192] and [128, 128]",
+    "olmoe": "model.layers.0.mlp.experts (OlmoeExperts) has gate_up_proj of the shape [64, 4096, 2048]",
+}  # fmt: skip
+
+
+def raw_config(name: str, **members: object) -> dict[str, Any]:
+    """A config.json of two layers, as its authors' class has it."""
+    config = CONFIG_MAPPING[name](num_hidden_layers=2, **members).to_dict()
+    return config | {"architectures": [missing.writers(name)[0]]}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_refused(name: str) -> None:
+    """From the configuration alone."""
+    with pytest.raises(ModelError) as error:
+        parse_config(raw_config(name) | {IMPLEMENTATION: "transformers"}, {})
+    assert str(error.value) == REFUSED[name] + NOT_SERVED
+
+
+def test_operations_that_depend_on_the_batch_are_refused() -> None:
+    """Without this tree's activations a model of silu is not served."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(skeleton, "ACTIVATIONS", {})
+        with pytest.raises(ModelError, match=r"^layers.0.mlp.act_fn \(SiLUActivation\) computes silu in a way whose rounding may"):
+            parse_config(raw_config("stablelm", vocab_size=501) | {IMPLEMENTATION: "transformers"}, {})
+
+
+@torch.inference_mode()
+def test_a_model_whose_rows_depend_on_others_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By its numbers, at the start."""
+    save_hosted(tmp_path, "arcee")
+    monkeypatch.setattr(modules.Product, "forward", lambda self, x: x.new_zeros((*x.shape[:-1], self.outputs)) + x.shape[1] / 7)
+    with pytest.raises(ModelError, match="^ArceeForCausalLM computes tokens otherwise alone than together, so --model-impl"):
+        load_model(tmp_path)
+
+
+def test_ranks_and_stages(saved: Path) -> None:
+    save_hosted(saved / "whole", "olmo3")
+    config = load_config(saved / "whole")
+    with pytest.raises(ModelError, match="^ranks cannot share a model that transformers computes so: model.layers.0.self_attn.q_proj is"):
+        check_world_size(config, 2)
+    with pytest.raises(ModelError, match="^--model-impl transformers computes no stages of a model"):
+        load_params(saved / "whole", of_stage(config, 0, 2), alone(), torch.float32, "cpu")
+
+
+def test_who_computes_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ours where there is one, unless asked; without `architectures` by model_type; without the package one sentence."""
+    named = {"model_type": "biogpt"}
+    assert architecture(named) == architecture(named | {"architectures": ["BioGptForCausalLM"]}) == "transformers/BioGptForCausalLM"
+    assert architecture(named | {IMPLEMENTATION: "vnext"}) == "BioGptForCausalLM"
+    assert architecture({"model_type": "llama"}) == "LlamaForCausalLM"
+    llama = {"model_type": "llama", IMPLEMENTATION: "transformers"}
+    assert architecture(llama) == "transformers/LlamaForCausalLM"
+    assert architecture({"model_type": "mamba", "architectures": ["MambaForCausalLM"]}) == "MambaForCausalLM"
+    with pytest.raises(ModelError, match="^the installed transformers has no decoder 'OwnForCausalLM': leave --model-impl"):
+        architecture(llama | {"architectures": ["OwnForCausalLM"]})
+    missing.writers.cache_clear()
+    monkeypatch.setattr("vnext.models.registry.package", lambda: None)
+    with pytest.raises(ModelError, match=r"^--model-impl transformers needs the package transformers: pip install 'vnext\[transformers"):
+        architecture(llama)
+    with pytest.raises(ModelError, match=r"or transformers to compute it: pip install 'vnext\[transformers\]'; supported are"):
+        require_family("BioGptForCausalLM")
+
+
+@pytest.mark.parametrize("name", [*sorted(FUNCTIONS), *ACTIVATIONS])
+def test_functions_have_the_same_bits_at_any_place(name: str) -> None:
+    function = ACTIVATIONS[name] if name in ACTIVATIONS else getattr(torch, name)
+    numbers = torch.randn(1, 5003, generator=torch.Generator().manual_seed(4)).abs() * 3 + 0.1
+    for dtype in (torch.float32, torch.bfloat16):
+        x = numbers.to(dtype)
+        whole = function(x)
+        for first, size in ((0, 1), (1, 2), (3, 15), (17, 33), (64, 127), (4999, 4)):
+            assert torch.equal(function(x[:, first : first + size].clone()), whole[:, first : first + size])

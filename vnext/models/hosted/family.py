@@ -1,0 +1,181 @@
+"""The family of all models that transformers computes: configuration and weights by the model's skeleton, steps by its own code."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import nn
+
+from vnext.kernels.arrays import Array, as_tensor, torch_dtype
+from vnext.models.config.model_config import Hosted, ModelConfig, checkpoint_dtype, end_tokens, token_ids
+from vnext.models.config.rope_config import ASKED_LENGTH, Rope
+from vnext.models.errors import ModelError
+from vnext.models.hosted.description import Kind, Weight, describe, set_module
+from vnext.models.hosted.modules import Head, Product, Run, embedding, router, table
+from vnext.models.hosted.running import HostedModel
+from vnext.models.hosted.skeleton import (
+    NOT_SERVED,
+    make_buffers,
+    make_model,
+    place_attention,
+    replace_functions,
+    require_numbers,
+    set_weight,
+)
+from vnext.models.layers.assembly import Source, embeddings
+from vnext.models.layers.batch import ForwardBatch
+from vnext.models.layers.kv_cache import KvCache
+from vnext.models.layers.layers import Linear, layer_steps
+from vnext.models.layers.sharding import Layout, Parallel
+
+__all__ = ["WEIGHT_AXES", "assemble", "forward", "logits", "parse"]
+
+LEFT_OUT = ("_attn_implementation", "attn_implementation", "quantization_config", "auto_map", "torch_dtype", "dtype", ASKED_LENGTH)
+"""Members of config.json that transformers is not asked about: their dtypes and codes are the loader's."""
+
+
+def WEIGHT_AXES(config: ModelConfig) -> Mapping[str, Layout]:  # noqa: N802  (a field of Family)
+    """The layouts, by the tensors' whole names."""
+    return describe(settings_of(config)).layouts
+
+
+class Params(NamedTuple):
+    """One rank's weights. `layers` are those between embedding and head; `model` computes with all of them, None where there are
+    names alone."""
+
+    embedding: Array
+    layers: tuple[object, ...]
+    norm: tuple[object, ...]
+    head: Array
+    head_bias: Array
+    model: HostedModel | None
+
+
+def settings_of(config: ModelConfig) -> str:
+    """The model's config.json."""
+    assert config.hosted is not None
+    return config.hosted.settings
+
+
+def parse(raw: dict[str, object], generation: dict[str, object]) -> ModelConfig:
+    """The configuration, as transformers reads it. Raises ModelError."""
+    kept = {key: value for key, value in raw.items() if key not in LEFT_OUT and not key.startswith(("vnext", "tokenizer_eos"))}
+    settings = json.dumps(kept, sort_keys=True)
+    found = describe(settings)
+    for key in found.members:
+        raw.get(key)
+    calls = list(found.attention.values())
+    first, windows = calls[0], tuple(call.window if call.window < found.position_count_max else 0 for call in calls)
+    for name, call in found.attention.items():
+        if call._replace(window=0) != first._replace(window=0):
+            raise ModelError(f"{name} has other heads than the layers before it, {NOT_SERVED}")
+    return ModelConfig(
+        architecture=raw["architectures"][0],
+        vocab_size=found.vocab_size,
+        hidden_size=found.width,
+        intermediate_size=found.shared,
+        layer_count=len(calls),
+        head_count=first.heads,
+        kv_head_count=first.kv_heads,
+        head_dim=first.head_dim,
+        position_count_max=found.position_count_max,
+        rms_norm_eps=1e-6,
+        rope=Rope(theta=1.0),
+        tie_embeddings=found.is_tied,
+        attention_bias=False,
+        mlp_bias=False,
+        dtype=checkpoint_dtype(raw),
+        bos_token_id=(token_ids(generation, "bos_token_id") or token_ids(raw, "bos_token_id") or (None,))[0],
+        eos_token_ids=end_tokens(raw | {"vocab_size": found.vocab_size}, generation),
+        windows=windows if any(windows) else (),
+        hosted=Hosted(settings=settings, whole=found.whole),
+    )
+
+
+def assemble(source: Source, config: ModelConfig) -> Params:
+    """The parameters. Raises ModelError for stages, and for a model whose rows differ alone and together."""
+    if config.stage is not None:
+        raise ModelError("--model-impl transformers computes no stages of a model: leave --pipeline-parallel-size out")
+    weights = describe(settings_of(config)).weights
+    (first,), (last,) = ([each for each in weights if each.kind is kind] for kind in (Kind.EMBEDDING, Kind.HEAD))
+    packed = embeddings(source, config, first.name, last.name)
+    loaded = tuple(load(source, each) for each in weights)
+    params = Params(packed[0], loaded, (), packed[1], source.wide(last.bias) if last.bias else None, None)
+    if not hasattr(packed[0], "shape"):
+        return params  # of names alone
+    device = as_tensor(source.place(np.zeros(1, np.float32))).device
+    return params._replace(model=filled(params, config, torch_dtype(source.dtype), device))
+
+
+def load(source: Source, weight: Weight) -> Array:
+    """A weight between embedding and head, which are apart."""
+    name = (weight.name,)
+    match weight.kind:
+        case Kind.PRODUCT:
+            return Linear(source.packed(name), source.fused((weight.bias,)) if weight.bias else None)
+        case Kind.ROUTER:
+            return source.packed(name, exact=True)
+        case Kind.WIDE:
+            return source.wide(weight.name)
+        case Kind.SCALAR:
+            return source.scalar(weight.name)
+        case Kind.TABLE | Kind.PLAIN:
+            return source.fused(name)
+        case _:
+            return ()
+
+
+def filled(params: Params, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> HostedModel:
+    """The model of these weights, which are not copied."""
+    found, run = describe(settings_of(config)), Run()
+    model = make_model(settings_of(config), dtype)
+    make_buffers(model, device)
+    place_attention(model, tuple(found.attention), run)
+    for each, weight in zip(found.weights, params.layers):
+        put(model, each, weight, run)
+    (first,) = (each for each in found.weights if each.kind is Kind.EMBEDDING)
+    own = model.get_submodule(first.module)
+    set_weight(own, first.parameter, embedding(as_tensor(params.embedding), (config.vocab_size, own.embedding_dim), dtype, run))
+    (last,) = (each for each in found.weights if each.kind is Kind.HEAD)
+    set_module(model, last.module, Head(run, config, params.head, as_tensor(params.head_bias)))
+    replace_functions(model)
+    require_numbers(model)
+    hosted = HostedModel(model, run)
+    hosted.require_rows(config.vocab_size, config.position_count_max, device)
+    return hosted
+
+
+def put(model: nn.Module, each: Weight, weight: Array, run: Run) -> None:
+    """Put a weight into its module."""
+    module = model.get_submodule(each.module)
+    match each.kind:
+        case Kind.PRODUCT:
+            linear = Linear(weight.weight, as_tensor(weight.bias))
+            set_module(model, each.module, Product(run, linear.weight.shape[0], each.style == "rowwise", linear))
+        case Kind.ROUTER:
+            set_weight(module, each.parameter, router(weight))
+        case Kind.TABLE:
+            set_weight(module, each.parameter, table(as_tensor(weight)))
+        case Kind.SCALAR:
+            set_weight(module, each.parameter, as_tensor(weight)[0].to(getattr(module, each.parameter).dtype))
+        case Kind.PLAIN | Kind.WIDE:
+            set_weight(module, each.parameter, as_tensor(weight))
+
+
+def forward(
+    params: Params, kv: KvCache, batch: ForwardBatch, config: ModelConfig, parallel: Parallel
+) -> tuple[torch.Tensor, KvCache]:
+    """Run one step: (normed hidden states [S, hidden] at batch.sample_at, the cache with this step's tokens)."""
+    assert params.model is not None
+    steps = layer_steps(kv, batch, config, parallel, None)
+    return params.model.states(batch, steps, kv, parallel).index_select(0, batch.sample_at), kv
+
+
+def logits(params: Params, hidden: torch.Tensor, config: ModelConfig, parallel: Parallel) -> torch.Tensor:
+    """Hidden states [S, hidden] of `forward` -> float32 [S, vocab_size], whole on every rank."""
+    assert params.model is not None
+    return params.model.logits(hidden, parallel)

@@ -1,0 +1,144 @@
+"""Looking: what a model's forward says of it before any weight is read, and whether it keeps the promise of bits.
+
+The forward is run once with an attention that notes its calls: how many heads there are, what each layer sees. A second run asks of
+each operation of torch whether it keeps rows. Raises ModelError, which names the module, for what is not served.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import NamedTuple, TypeAlias
+
+import torch
+from torch import nn
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from vnext.models.errors import ModelError
+from vnext.models.hosted.operations import Audit
+from vnext.models.hosted.skeleton import (
+    LOOKED_AT,
+    NOT_SERVED,
+    OWN_ATTENTION,
+    attention_of,
+    base_of,
+    call_base,
+    check_base,
+    meta_inputs,
+    named,
+)
+
+NOTED = "vnext_noted"
+"""The name of the attention function that notes its calls."""
+FAR = 1 << 18
+"""Tokens of the context in which windows are looked for."""
+HARMLESS = frozenset(
+    """dropout scaling softcap sliding_window position_ids use_cache is_causal output_attentions layer_head_mask cache_position
+    output_router_logits output_hidden_states return_dict training""".split()
+)
+"""Arguments of attention that change nothing here, or that are read."""
+Attended: TypeAlias = tuple[torch.Tensor, None]
+
+
+class Seen(NamedTuple):
+    """A call of attention: heads and their size, and the tokens that each one sees (0: all)."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    window: int
+
+
+class Mask(NamedTuple):
+    """A mask by its rule: whether query `q` sees key `k`."""
+
+    sees: Callable[..., torch.Tensor]
+
+
+def look(model: nn.Module) -> tuple[dict[str, Seen], int]:
+    """Each attention module's call, by its name and in their order, and the width of what comes out."""
+    names = {id(module): name for name, module in model.named_modules()}
+    seen: dict[str, Seen] = {}
+    masks: dict[int, Mask] = {}
+
+    def rule(mask_function: Callable[..., torch.Tensor], q_length: int, kv_length: int, **_: object) -> torch.Tensor:
+        found = torch.empty((1, 1, q_length, kv_length), dtype=torch.bool, device="meta")
+        masks[id(found)] = Mask(mask_function)
+        kept.append(found)
+        return found
+
+    def note(module: nn.Module, *qkv_mask: torch.Tensor, **others: object) -> Attended:
+        query, key, value, *given = qkv_mask
+        mask = given[0] if given else others.pop("attention_mask", None)
+        name = named(module, names[id(module)])
+        if names[id(module)] in seen:
+            raise ModelError(f"{name} attends twice in a step, {NOT_SERVED}")
+        seen[names[id(module)]] = _seen(name, (query, key, value), masks.get(id(mask)), others)
+        return query.transpose(1, 2).contiguous(), None
+
+    kept: list[torch.Tensor] = []
+    ALL_ATTENTION_FUNCTIONS.register(NOTED, note)
+    ALL_MASK_ATTENTION_FUNCTIONS.register(NOTED, rule)
+    ones = torch.ones((1, LOOKED_AT), dtype=torch.bool, device="meta")
+    check_base(model)
+    with attention_of(model, NOTED), watched(model):
+        out = call_base(base_of(model), *meta_inputs(), attention_mask=ones)
+    if not seen:
+        raise ModelError(f"{type(model).__name__} {OWN_ATTENTION}, {NOT_SERVED}")
+    return seen, out.shape[-1]
+
+
+def _seen(name: str, qkv: tuple[torch.Tensor, ...], mask: Mask | None, others: Mapping[str, object]) -> Seen:
+    query, key, value = qkv
+    unknown = [key for key, value in others.items() if value is not None and key not in HARMLESS]
+    if unknown:
+        raise ModelError(f"{name} attends with {unknown[0]}, {NOT_SERVED}")
+    if key.shape != value.shape or query.shape[-1] != key.shape[-1] or query.shape[1] % key.shape[1]:
+        sizes = f"{list(query.shape[1::2])}, {list(key.shape[1::2])} and {list(value.shape[1::2])}"
+        raise ModelError(f"{name} has queries, keys and values of unlike heads and sizes {sizes}, {NOT_SERVED}")
+    if mask is None:
+        raise ModelError(f"{name} attends by a mask of its own, {NOT_SERVED}")
+    if isinstance(others.get("scaling"), torch.Tensor) or isinstance(others.get("softcap"), torch.Tensor):
+        raise ModelError(f"{name} changes scores by a tensor, {NOT_SERVED}")
+    return Seen(query.shape[1], key.shape[1], query.shape[-1], window_of(name, mask))
+
+
+def window_of(name: str, mask: Mask) -> int:
+    """How many tokens back a mask sees, 0 for all."""
+    keys, widths = torch.arange(FAR), []
+    for query in (FAR - 1, FAR // 2 + 1):
+        sees = mask.sees(torch.tensor(0), torch.tensor(0), torch.tensor(query), keys)
+        places = torch.as_tensor(sees).expand(FAR).nonzero()[:, 0]
+        if not len(places) or int(places[-1]) != query or len(places) != query + 1 - int(places[0]):
+            raise ModelError(f"{name} does not see the tokens before it and no others, {NOT_SERVED}")
+        widths.append(0 if int(places[0]) == 0 else len(places))
+    if widths[0] != widths[1]:
+        raise ModelError(f"{name} sees {widths[0]} tokens at one place and {widths[1]} at another, {NOT_SERVED}")
+    return widths[0]
+
+
+@contextmanager
+def watched(model: nn.Module) -> Iterator[list[str]]:
+    """The names of the modules that compute now, the innermost last. What transformers raises is a ModelError with it."""
+    stack, handles = [type(model).__name__], []
+    for name, module in base_of(model).named_modules():
+        label = named(module, name) if name else type(module).__name__
+        handles.append(module.register_forward_pre_hook(lambda *_, label=label: stack.append(label)))
+        handles.append(module.register_forward_hook(lambda *_: stack.pop() and None))
+    try:
+        yield stack
+    except ModelError:
+        raise
+    except Exception as error:  # a foreign model may raise anything
+        words = f"{type(error).__name__}: {error}".partition("\n")[0]
+        raise ModelError(f"{stack[-1]} computes what cannot be looked at ({words}), {NOT_SERVED}") from error
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def audit(model: nn.Module) -> None:
+    """Raise ModelError where the model's own operations make a row depend on the others. Its weights are replaced by now."""
+    with watched(model) as stack, Audit(lambda: stack[-1]):
+        call_base(base_of(model), *meta_inputs())

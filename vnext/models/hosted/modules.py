@@ -1,0 +1,243 @@
+"""Modules that take the place of a hosted model's own: products, embeddings, heads, activations and angles on this tree's parts.
+
+A module finds the step that it computes in `Run`, which all modules of a model share. On the meta device, where a model is looked
+at before its weights are there, modules give empty tensors of the right shape.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from vnext.kernels.calls import AttentionCall, RotaryWrite
+from vnext.models.config.model_config import ModelConfig
+from vnext.models.layers.kv_cache import KvCache
+from vnext.models.layers.layers import Linear, Step, embed, operations, output_logits, row
+from vnext.models.layers.sharding import Parallel, alone
+
+ANGLE_ROWS = 1024
+"""Positions whose angles are made together: always the same ones, so that they have the same bits in every step."""
+
+
+class Run:
+    """What a step of a model computes with: its group, each layer's step and cache. Without steps attention gives its queries back,
+    by which rows are compared."""
+
+    def __init__(self) -> None:
+        self.parallel: Parallel = alone()
+        self.steps: Sequence[Step] = ()
+        self.kv: KvCache = ()
+
+
+class Place(NamedTuple):
+    """An attention module's place among the layers."""
+
+    run: Run
+    layer: int
+
+
+NOWHERE = Place(Run(), 0)
+
+
+def attend(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float | None = None,
+    softcap: float | None = None,
+    **_: object,
+) -> tuple[torch.Tensor, None]:
+    """Attention of query [1, heads, T, D] over the cache, after key and value [1, kv_heads, T, D] are written: [1, T, heads, D]."""
+    run, layer = module.__dict__.get("vnext_place", NOWHERE)
+    if not run.steps:
+        return query.transpose(1, 2).contiguous(), None
+    step, cache = run.steps[layer], run.kv[layer]
+    chosen, dtype = step.operations, value.dtype
+    parts = [each[0].transpose(0, 1).to(dtype) for each in (query, key, value)]
+    qkv = torch.cat(parts, 1).flatten(1)
+    written = chosen.rotary_kv_write(qkv, RotaryWrite(None, None, 1.0, None, None, *cache, step.slots))
+    scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
+    seen = chosen.paged_attention(written, AttentionCall(*cache, step.metadata, scale, step.window, softcap or 0.0))
+    return seen[None], None
+
+
+class Product(nn.Module):
+    """A linear layer of `outputs` on this rank; `is_row` where its inputs are this rank's part, and the ranks' sums are added."""
+
+    def __init__(self, run: Run, outputs: int, is_row: bool = False, linear: Linear | None = None) -> None:
+        super().__init__()
+        self.run, self.outputs, self.is_row, self.linear = run, outputs, is_row, linear
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[..., in] -> [..., out]."""
+        shape = (*x.shape[:-1], self.outputs)
+        if x.is_meta or self.linear is None:
+            return x.new_empty(shape)
+        flat = x.reshape(-1, x.shape[-1])
+        if self.is_row and self.run.steps:
+            return row(flat, self.linear, self.run.steps[0]).view(shape)
+        found: torch.Tensor = operations(x.device.type).linear(flat, self.linear.weight, self.linear.bias)
+        return found.view(shape)
+
+
+class Head(nn.Module):
+    """The output head: float32 logits, whole on every rank. `bias` [V_local], float32, or None."""
+
+    def __init__(self, run: Run, config: ModelConfig, packed: object, bias: torch.Tensor | None) -> None:
+        super().__init__()
+        self.run, self.config, self.packed, self.bias = run, config, packed, bias
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[1, S, hidden] -> [1, S, V]."""
+        found = output_logits(self.packed, hidden[0], self.config, self.run.parallel)
+        if self.bias is not None:
+            found = found + self.run.parallel.all_gather(self.bias[None], 1)[:, : found.shape[1]]
+        return found[None]
+
+
+class StandIn:
+    """What stands in the place of a weight [rows, in] for the functions of torch that models call with it: a product or a look-up.
+
+    `look_up(ids)` gives rows [..., in], `multiply(x)` gives x [..., in] times the weight; either may be None.
+    """
+
+    def __init__(
+        self,
+        shape: tuple[int, int],
+        dtype: torch.dtype,
+        look_up: Callable[[torch.Tensor], torch.Tensor] | None = None,
+        multiply: Callable[[torch.Tensor], torch.Tensor] | None = None,
+    ) -> None:
+        self.shape, self.dtype, self.look_up, self.multiply = torch.Size(shape), dtype, look_up, multiply
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Callable[..., object], types: object, args: Sequence[object] = (), kwargs: Mapping[str, object] | None = None
+    ) -> torch.Tensor:
+        x, weight = args[0], args[1]
+        assert isinstance(x, torch.Tensor) and isinstance(weight, StandIn)
+        if func is functional.embedding and weight.look_up is not None:
+            if x.is_meta:
+                return x.new_empty((*x.shape, weight.shape[1]), dtype=weight.dtype)
+            return weight.look_up(x)
+        if func is functional.linear and weight.multiply is not None and len(args) + len(kwargs or {}) == 2:
+            return x.new_empty((*x.shape[:-1], weight.shape[0])) if x.is_meta else weight.multiply(x)
+        raise TypeError(f"{getattr(func, '__name__', func)} of a weight that is packed")
+
+
+def embedding(weight: object, shape: tuple[int, int], dtype: torch.dtype, run: Run) -> StandIn:
+    """The input embedding, of which each rank has a part."""
+
+    def look_up(ids: torch.Tensor) -> torch.Tensor:
+        return embed(weight, ids.flatten(), run.parallel).view(*ids.shape, -1)
+
+    return StandIn(shape, dtype, look_up)
+
+
+def table(weight: torch.Tensor) -> StandIn:
+    """A table that is whole on every rank, such as that of positions."""
+
+    def look_up(ids: torch.Tensor) -> torch.Tensor:
+        return weight.index_select(0, ids.flatten()).view(*ids.shape, -1)
+
+    return StandIn((weight.shape[0], weight.shape[1]), weight.dtype, look_up)
+
+
+def router(weight: object) -> StandIn:
+    """The packed weight of a router, which models multiply by without a module."""
+
+    def multiply(x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = operations(x.device.type).linear(x.reshape(-1, x.shape[-1]), weight, None)
+        return found.view((*x.shape[:-1], -1))
+
+    return StandIn(weight.shape, weight.dtype, multiply=multiply)  # type: ignore[attr-defined]
+
+
+def silu(x: torch.Tensor) -> torch.Tensor:
+    """Spelled out for the reason that kernels/references.py gives at `silu_and_mul`."""
+    wide = x.float()
+    return (wide / wide.neg().exp_().add_(1.0)).to(x.dtype)
+
+
+def gelu(x: torch.Tensor) -> torch.Tensor:
+    """GELU by the error function."""
+    wide = x.float()
+    return torch.erf(wide * math.sqrt(0.5)).add_(1.0).mul_(wide).mul_(0.5).to(x.dtype)
+
+
+def gelu_tanh(x: torch.Tensor) -> torch.Tensor:
+    """GELU in its tanh form."""
+    if x.is_meta:
+        return torch.empty_like(x)
+    found: torch.Tensor = operations(x.device.type).gelu_tanh(x.reshape(-1, x.shape[-1]))
+    return found.view(x.shape)
+
+
+def quick_gelu(x: torch.Tensor) -> torch.Tensor:
+    """x * sigmoid(1.702 * x)."""
+    wide = x.float()
+    return (wide / (wide * -1.702).exp_().add_(1.0)).to(x.dtype)
+
+
+def sigmoid(x: torch.Tensor) -> torch.Tensor:
+    """The logistic function."""
+    return x.float().neg().exp_().add_(1.0).reciprocal_().to(x.dtype)
+
+
+class Activation(nn.Module):
+    """A function of each element."""
+
+    def __init__(self, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self._function = function
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self._function(x)
+
+
+ACTIVATIONS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "SiLUActivation": silu,
+    "SiLU": silu,
+    "GELUActivation": gelu,
+    "GELUTanh": gelu_tanh,
+    "NewGELUActivation": gelu_tanh,
+    "FastGELUActivation": gelu_tanh,
+    "QuickGELUActivation": quick_gelu,
+    "Sigmoid": sigmoid,
+}
+"""By the names of classes of transformers and of torch."""
+
+
+class Angles(nn.Module):
+    """The rotary embedding of a model, whose own forward is computed for ANGLE_ROWS positions at a time, once, and looked up."""
+
+    def __init__(self, own: nn.Module) -> None:
+        super().__init__()
+        self.own = own
+        self._tables: dict[tuple[object, ...], tuple[torch.Tensor, ...]] = {}
+
+    def forward(self, x: torch.Tensor, position_ids: torch.Tensor, *args: object, **kwargs: object) -> tuple[torch.Tensor, ...]:
+        """Cosines and sines [1, T, D] of positions [1, T]."""
+        if x.is_meta:
+            found: tuple[torch.Tensor, ...] = self.own(x, position_ids, *args, **kwargs)
+            return found
+        key, rows = (x.dtype, *args, *kwargs.items()), position_ids[0]
+        tables = self._tables.get(key, ())
+        while not tables or int(rows.max()) >= len(tables[0]):
+            tables = self._tables[key] = self._longer(tables, x, args, kwargs)
+        return tuple(each.index_select(0, rows)[None] for each in tables)
+
+    def _longer(
+        self, tables: tuple[torch.Tensor, ...], x: torch.Tensor, args: tuple[object, ...], kwargs: dict[str, object]
+    ) -> tuple[torch.Tensor, ...]:
+        first = len(tables[0]) if tables else 0
+        positions = torch.arange(first, first + ANGLE_ROWS, device=x.device)[None]
+        more = self.own(x[:, :1], positions, *args, **kwargs)
+        return tuple(torch.cat((old, new[0])) for old, new in zip(tables, more)) if tables else tuple(new[0] for new in more)

@@ -1,0 +1,160 @@
+"""Skeleton: a model of transformers without weights, on the meta device, and what is put into it.
+
+Owns what is asked of the package transformers itself: its classes, its attention interface, its names of a checkpoint's tensors.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+import transformers
+from torch import nn
+from transformers import initialization
+from transformers.core_model_loading import revert_weight_conversion
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+from transformers.pytorch_utils import Conv1D
+
+from vnext.models.errors import ModelError
+from vnext.models.hosted.modules import ACTIVATIONS, Activation, Angles, Place, Run, StandIn, attend
+
+ATTENTION = "vnext"
+"""The name of steps' attention function, which asks for no mask."""
+LOOKED_AT = 5
+"""Tokens of a forward that is looked at."""
+OWN_ATTENTION = "attends by code of its own, not by the interface of transformers"
+NOT_SERVED = "which --model-impl transformers does not serve"
+_ONE_AT_A_TIME = threading.Lock()
+"""What makes a model without numbers changes torch for all threads meanwhile."""
+ALL_ATTENTION_FUNCTIONS.register(ATTENTION, attend)
+
+
+def named(module: nn.Module, name: str) -> str:
+    """A module for people."""
+    return f"{name} ({type(module).__name__})"
+
+
+def make_model(settings: str, dtype: torch.dtype) -> nn.Module:
+    """The model of a config.json, on the meta device; its parameters have the dtype. Raises ModelError."""
+    try:
+        with _ONE_AT_A_TIME:
+            return _make_model(json.loads(settings), dtype)
+    except ModelError:
+        raise
+    except Exception as error:  # a foreign model may raise anything
+        words = str(error).replace("\n", " ")
+        raise ModelError(f"transformers {transformers.__version__} cannot make a model of this config.json: {words}") from error
+
+
+def _make_model(raw: dict[str, object], dtype: torch.dtype) -> nn.Module:
+    config = transformers.CONFIG_MAPPING[str(raw["model_type"])].from_dict(raw)
+    kind = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    if "ALL_ATTENTION_FUNCTIONS" not in vars(sys.modules[kind.__module__]):
+        raise ModelError(f"{kind.__name__} {OWN_ATTENTION}, {NOT_SERVED}")
+    with torch.device("meta"), initialization.no_init_weights(), initialization.meta_device_safe_creation_ops():
+        model = kind._from_config(config, dtype=dtype, attn_implementation=ATTENTION)
+    return model.eval()
+
+
+def base_of(model: nn.Module) -> nn.Module:
+    """What is between embedding and head."""
+    return model.get_submodule(model.base_model_prefix)
+
+
+def is_product(module: nn.Module) -> bool:
+    """Whether a module is a plain linear layer, and nothing more."""
+    return type(module) in (nn.Linear, Conv1D)
+
+
+def replace_functions(model: nn.Module) -> None:
+    """Give a model this tree's activations and angles."""
+    for name, module in list(model.named_modules()):
+        parent, _, own = name.rpartition(".")
+        if type(module).__name__ in ACTIVATIONS:
+            model.get_submodule(parent)._modules[own] = Activation(ACTIVATIONS[type(module).__name__])
+        elif "RotaryEmbedding" in type(module).__name__:
+            model.get_submodule(parent)._modules[own] = Angles(module)
+
+
+def position_count(model: nn.Module) -> int:
+    """The longest context in tokens. A longrope has its short factors: one table of angles serves all requests."""
+    ropes = getattr(model.config, "rope_parameters", None) or {}
+    each = [ropes, *(value for value in ropes.values() if isinstance(value, dict))]
+    short = [rope["original_max_position_embeddings"] for rope in each if rope.get("rope_type") == "longrope"]
+    return int(min([getattr(model.config, "max_position_embeddings", None) or 2048, *filter(None, short)]))
+
+
+def require_numbers(model: nn.Module) -> None:
+    """Raise ModelError for what neither checkpoint nor code has given numbers."""
+    for name, each in (*model.named_parameters(), *model.named_buffers()):
+        if each.is_meta:
+            raise ModelError(f"{name} of {type(model).__name__} has no numbers, {NOT_SERVED}")
+
+
+@contextmanager
+def attention_of(model: nn.Module, name: str) -> Iterator[None]:
+    """Attend by another function meanwhile."""
+    model.config._attn_implementation = name
+    try:
+        yield
+    finally:
+        model.config._attn_implementation = ATTENTION
+
+
+def meta_inputs() -> tuple[torch.Tensor, torch.Tensor]:
+    """Token ids and positions without numbers."""
+    return torch.zeros((1, LOOKED_AT), dtype=torch.int64, device="meta"), torch.arange(LOOKED_AT, device="meta")[None]
+
+
+def call_base(base: nn.Module, ids: torch.Tensor, positions: torch.Tensor, **others: object) -> torch.Tensor:
+    """The states [1, T, hidden] of token ids and positions [1, T]."""
+    found: torch.Tensor = base(input_ids=ids, position_ids=positions, use_cache=False, **others)[0]
+    return found
+
+
+def check_base(model: nn.Module) -> None:
+    """Raise ModelError for a model that takes no positions of its tokens."""
+    if "position_ids" not in inspect.signature(inspect.unwrap(base_of(model).forward)).parameters:
+        raise ModelError(f"{type(model).__name__} takes no positions of tokens, {NOT_SERVED}")
+
+
+def names_in_checkpoint(model: nn.Module) -> dict[str, tuple[str, ...]]:
+    """The checkpoint's names of what each parameter and kept buffer is made of: its own, unless transformers converts it."""
+    found = {}
+    for name, tensor in model.state_dict().items():
+        found[name] = tuple(revert_weight_conversion(model, {name: tensor}))
+    return found
+
+
+def place_attention(model: nn.Module, names: tuple[str, ...], run: Run) -> None:
+    """Tell the attention modules which layers they are."""
+    for layer, name in enumerate(names):
+        model.get_submodule(name).__dict__["vnext_place"] = Place(run, layer)
+
+
+def make_buffers(model: nn.Module, device: torch.device) -> None:
+    """Compute what no checkpoint has, such as the frequencies of a rope. Parameters are without numbers still."""
+    kept = model.state_dict().keys()
+    for name, module in model.named_modules():
+        own = {key: each for key, each in module.named_buffers(recurse=False) if each.is_meta and f"{name}.{key}" not in kept}
+        for key, each in own.items():
+            module._buffers[key] = torch.empty_like(each, device=device)
+        if own:
+            model._init_weights(module)
+
+
+def set_weight(module: nn.Module, name: str, weight: StandIn | torch.Tensor) -> None:
+    """Put something in the place of a parameter or buffer."""
+    if name in module._buffers and isinstance(weight, torch.Tensor):
+        module._buffers[name] = weight
+    elif isinstance(weight, torch.Tensor):
+        module._parameters[name] = nn.Parameter(weight, requires_grad=False)
+    else:
+        del module._parameters[name]
+        module.__dict__[name] = weight
