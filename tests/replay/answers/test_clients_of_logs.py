@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter, defaultdict
+from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
@@ -16,9 +17,10 @@ from vnext.replay.answers.clients import Client, ClientsOfLog, _Counting, client
 from vnext.replay.cli.main import main
 from vnext.replay.console.commands import terminal
 from vnext.replay.reading.folding import Folded, fold
+from vnext.replay.reading.index import Index
 from vnext.replay.reading.source import UnusableLog, open_log
 from vnext.replay.reading.times import Clock, timestamps_of
-from vnext.replay.reading.window import ALWAYS, time_of, window_of
+from vnext.replay.reading.window import ALWAYS, step_at, time_of, window_of
 from vnext.state.events import RequestArrived, StepCommitted, StepPlanned
 from vnext.state.outputs import outputs
 
@@ -125,6 +127,23 @@ def test_times_as_people_say_them():
     with pytest.raises(UnusableLog, match="--from 15:00 is not before --to 14:30"):
         window_of(timestamps, "15:00", "14:30")
     assert window_of(timestamps, "", "") == ALWAYS
+
+
+def test_a_step_is_found_by_its_number_and_by_its_time(tmp_path, capsys):
+    log_dir = record(tmp_path / "log", config=CROWDED, seed=3, arrivals=30, timestamped=True)
+    log = open_log(log_dir)
+    index, timestamps, clock = Index(log), timestamps_of(log), Clock(timestamps_of(log))
+    folded = [item for item in fold(log) if isinstance(item, Folded) and isinstance(item.event, StepPlanned)]
+    planned = [(item.event.step, clock.known_us(item.frame_end, 0)) for item in folded]
+    for step, us in planned[:: len(planned) // 5]:
+        at_once = max(other for other, at_us in planned if at_us == us)
+        assert step_at(index, f"+{us / 1e6 + 1e-7:.7f}") == at_once and step_at(index, str(step)) == step
+    with pytest.raises(UnusableLog, match="is before the log's first time"):
+        step_at(index, "2020-01-01T00:00")
+    wall = datetime.fromtimestamp((timestamps.times_ns[-1] + timestamps.wall_minus_monotonic_ns) / 1e9 + 60, UTC)
+    assert main(["show", str(log_dir), f"{wall:%Y-%m-%dT%H:%M}"]) == 0
+    assert f"step {planned[-1][0]}" in capsys.readouterr().out
+    assert main(["show", str(log_dir), "soon"]) == 2 and "soon is no time" in capsys.readouterr().err
 
 
 def test_the_command_shows_the_first_clients(log_dir, capsys):

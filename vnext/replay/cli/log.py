@@ -39,7 +39,8 @@ def add(commands) -> None:
         commands, "show", _show, "show the engine's state in a step, or at the end",
         "Shows counts and positions of every request; a sample follows positions with a +.", aliases=("state",),
     )  # fmt: skip
-    showing.add_argument("step", metavar="STEP", nargs="?", type=int, help="number of a step, from 0 (default: the end)")
+    says = "number of a step, from 0, or a time, as 14:03:20 (UTC) or +12.5 (default: the end)"
+    showing.add_argument("step", metavar="STEP", nargs="?", help=says)
     request = command(
         commands, "req", _request, "show one request's life: queue, cache hits, chunks, tokens, preemptions, end",
         "Summarises steady decoding; --json lists every event.",

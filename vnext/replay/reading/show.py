@@ -10,6 +10,7 @@ import msgspec
 from vnext.replay.reading.folding import Broken, Folded, fold_items
 from vnext.replay.reading.index import Index
 from vnext.replay.reading.source import UnusableLog
+from vnext.replay.reading.window import step_at
 from vnext.state.digest import digest, hexadecimal
 from vnext.state.events import StepPlanned
 from vnext.state.pool import free_blocks
@@ -29,9 +30,10 @@ class Shown(msgspec.Struct, frozen=True, kw_only=True):
     state: dict
 
 
-def show(index: Index, step: int | None) -> Shown:
-    """The state at `step`, or at the log's end. Raises UnusableLog if the log has no such step."""
-    state, plan = state_at(index, step)
+def show(index: Index, step: int | str | None) -> Shown:
+    """The state at `step`, which may be given as `step_at` reads it, or at the log's end. Raises UnusableLog if the log has no
+    such step."""
+    state, plan = state_at(index, step_at(index, step) if isinstance(step, str) else step)
     return Shown(
         step=state.planned - 1,
         event=state.sequence - 1,

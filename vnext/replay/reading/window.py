@@ -11,7 +11,10 @@ from typing import NamedTuple
 import numpy as np
 
 from vnext.log.timestamps import Timestamps
+from vnext.replay.reading.folding import FrameFolded, fold_items
+from vnext.replay.reading.index import Index
 from vnext.replay.reading.source import UnusableLog
+from vnext.replay.reading.times import timestamps_of
 
 FORMS = "write 14:03, 14:03:20, 2026-11-28T14:03 (UTC) or +12.5 (seconds after the log's beginning)"
 _CLOCK = re.compile(r"(?:(\d{4}-\d\d-\d\d)[T ])?(\d\d?:\d\d)(?::(\d\d(?:\.\d{1,6})?))?Z?")
@@ -70,3 +73,23 @@ def _moment(text: str, beginning: datetime) -> datetime:
         raise UnusableLog(f"{text} is no time: {FORMS}") from None
     is_earlier = not found[1] and moment < beginning - timedelta(minutes=1)
     return moment + timedelta(days=1) if is_earlier else moment
+
+
+def step_at(index: Index, text: str) -> int:
+    """The number of a step: itself, or the step planned last at a time (as the module says). Raises UnusableLog."""
+    if text.isdecimal() and text.isascii():
+        return int(text)
+    timestamps = timestamps_of(index.log)
+    us = time_of(timestamps, text)
+    assert timestamps is not None  # else there is no time
+    frame = int(np.searchsorted(timestamps.times_ns, us * 1e3, side="right")) - 1
+    if frame < 0:
+        raise UnusableLog(f"{text} is before the log's first time")
+    next_event = int(timestamps.events[frame])
+    place = index.at_event(next_event)
+    state = place.state
+    for item in fold_items(place.state, place.items):
+        if state.sequence >= next_event:
+            break
+        state = item.state if isinstance(item, FrameFolded) else state
+    return state.planned - 1
