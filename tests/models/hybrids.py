@@ -38,6 +38,7 @@ QWEN = {
     "linear_num_key_heads": 2,
     "linear_num_value_heads": 4,
 }
+MAMBA = {"mamba_n_heads": 8, "mamba_n_groups": 1, "mamba_d_state": 24}
 IMAGES = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": 64, "num_position_embeddings": 16}
 CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "lfm2": ("Lfm2ForCausalLM", "Lfm2Config", {"layer_types": MIXED, "block_multiple_of": 8}),
@@ -53,6 +54,16 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
         {**QWEN, "head_dim": 32, "linear_num_key_heads": 4, "tie_word_embeddings": True, "full_attention_interval": 2},
     ),
     "qwen3_5_images": ("Qwen3_5ForConditionalGeneration", "Qwen3_5Config", QWEN),
+    "granite_h": (
+        "GraniteMoeHybridForCausalLM",
+        "GraniteMoeHybridConfig",
+        {
+            **MAMBA, "layer_types": ["linear_attention", "full_attention", "linear_attention", "linear_attention"],
+            "num_local_experts": 0, "shared_intermediate_size": 120, "position_embedding_type": None, "embedding_multiplier": 3.0,
+            "residual_multiplier": 0.4, "attention_multiplier": 0.2, "logits_scaling": 2.0,
+        },
+    ),
+    "bamba": ("BambaForCausalLM", "BambaConfig", {**MAMBA, "attn_layer_indices": [1, 3], "mamba_n_groups": 2, "mamba_conv_bias": False}),
 }  # fmt: skip
 """Architecture, configuration and what it has beside BASE."""
 

@@ -99,7 +99,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     assert load_config(tmp_path).vocab_size == PLAIN["vocab_size"]
 
 
-GPT2 = {"n_embd": 32, "n_head": 4, "n_layer": 2, "full_attention_interval": 2}
+GPT2 = {"n_embd": 32, "n_head": 4, "n_layer": 2, "full_attention_interval": 2, "mamba_n_heads": 4, "attn_layer_indices": [1]}
 GRANITE4 = {"num_local_experts": 0, "layers_block_type": ["attention", "attention"]}
 
 

@@ -26,7 +26,7 @@ NEEDS = MappingProxyType(
         "attention over a latent cache (MLA)": """
             AXK1 AXK2 DeepseekV2 DeepseekV3 DeepseekV32 Glm4MoeLite GlmMoeDsa HYV4 LongcatFlash MiniCPM3 Mistral4 Youtu""",
         "layers with a state (Mamba, linear attention, recurrence)": """
-            BailingHybrid Bamba FalconH1 FalconMamba Jamba KimiLinear Lfm2Moe Lfm3 Mamba Mamba2 MiniMax
+            BailingHybrid FalconH1 FalconMamba Jamba KimiLinear Lfm2Moe Lfm3 Mamba Mamba2 MiniMax
             NemotronH OlmoHybrid Qwen3_5Moe Qwen3Next Qwen4Exp RecurrentGemma Rwkv RWKV xLSTM Zamba Zamba2 Zaya""",
         "images or sound": """
             CohereCompass Dots3Note Emu3 Fuyu Gemma3n Gemma4 Gemma4Assistant Gemma4Unified Gemma4UnifiedAssistant Git Inkling

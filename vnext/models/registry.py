@@ -72,6 +72,7 @@ FAMILIES = MappingProxyType(
         "Starcoder2ForCausalLM": "starcoder2",
         "StableLmForCausalLM": "starcoder2",
         "GPTNeoXForCausalLM": "gpt_neox",
+        "BambaForCausalLM": "granite",
     }
 )
 
@@ -116,6 +117,7 @@ MODEL_TYPES = MappingProxyType(
         "starcoder2": "Starcoder2ForCausalLM",
         "stablelm": "StableLmForCausalLM",
         "gpt_neox": "GPTNeoXForCausalLM",
+        "bamba": "BambaForCausalLM",
     }
 )
 """config.json's model_type -> the architecture, for files that name none."""
@@ -156,6 +158,7 @@ BODIES = MappingProxyType(
         "NemotronModel": "NemotronForCausalLM",
         "Starcoder2Model": "Starcoder2ForCausalLM",
         "StableLmModel": "StableLmForCausalLM",
+        "BambaModel": "BambaForCausalLM",
     }
 )
 """Models saved without what makes them write -> the architecture that they belong to."""

@@ -79,7 +79,7 @@ class Recurrent(msgspec.Struct, frozen=True, kw_only=True):
     `width` tokens, and of each value head, where `key_dim` is not 0, key_dim x value_dim numbers.
 
     `layers` are rising. Heads of keys are shared by as many neighbouring heads of values. The convolution's channels are those of
-    queries, keys and values.
+    queries, keys and values; it may have a bias.
     """
 
     layers: tuple[int, ...]
@@ -88,6 +88,7 @@ class Recurrent(msgspec.Struct, frozen=True, kw_only=True):
     value_dim: int = 1
     key_heads: int = 0
     key_dim: int = 0
+    has_bias: bool = False
 
     @property
     def keys(self) -> int:

@@ -1,63 +1,101 @@
-"""Granite 3 and 4, dense: multipliers of embedding, scores, residual stream and logits.
+"""Granite 3 and 4, also H, and Bamba, without experts: multipliers, and layers that are Mamba-2 where they do not attend.
 
-Dense models of Granite 4 have the form of the hybrid ones, with layers that all attend and the MLP that experts would share.
+Dense models of Granite 4 have the form of the hybrid ones, and the MLP that experts would share. Bamba has Granite 4's Mamba-2, no
+multipliers, and heads that turn in half.
 """
 
 from __future__ import annotations
 
 from types import MappingProxyType
 
-from vnext.models.config.json_keys import Json, number, positive, refuse
+from vnext.models.config.json_keys import Json, number, positive, refuse, shown
+from vnext.models.config.mamba_config import mamba_layers
 from vnext.models.config.model_config import DecoderForm, ModelConfig, common_config
+from vnext.models.config.rope_config import parse_rope, scaling_of
 from vnext.models.errors import ModelError
 from vnext.models.layers.assembly import Source, attention, gated, gated_mlp, linear
-from vnext.models.layers.decoder import Params, assemble_decoder, forward, logits
+from vnext.models.layers.decoder import Mixing, Names, Params, assemble_decoder, forward, logits
 from vnext.models.layers.layers import GatedMlp
-from vnext.models.layers.sharding import WEIGHT_AXES as LLAMA_AXES, Axis, matrix
+from vnext.models.layers.recurrent import assemble_mamba
+from vnext.models.layers.sharding import WEIGHT_AXES as LLAMA_AXES, Axis, Layout, matrix
 
 __all__ = ["WEIGHT_AXES", "assemble", "forward", "logits", "parse"]
 
+KEYS, VALUES = Axis.STATE_KEYS, Axis.STATE_VALUES
 WEIGHT_AXES = MappingProxyType(
     {
         **LLAMA_AXES,
+        "mamba": Layout((Axis.STATE_HEADS,)),
+        "mamba.in_proj": matrix((VALUES, VALUES, KEYS, KEYS, Axis.STATE_HEADS), Axis.HIDDEN),
+        "mamba.conv1d": Layout((VALUES, KEYS, KEYS), Axis.STATE_WIDTH, depthwise=True),
+        "mamba.norm": Layout((VALUES,)),
+        "mamba.out_proj": matrix(Axis.HIDDEN, VALUES),
+        "pre_ff_layernorm": Layout((Axis.HIDDEN,)),
+        "final_layernorm": Layout((Axis.HIDDEN,)),
         "shared_mlp.input_linear": matrix((Axis.MLP, Axis.MLP), Axis.HIDDEN),
         "shared_mlp.output_linear": matrix(Axis.HIDDEN, Axis.MLP),
     }
 )
-HYBRID = "GraniteMoeHybridForCausalLM"
+ATTENDING = ("attention", "full_attention")
+HYBRID, BAMBA = "GraniteMoeHybridForCausalLM", "BambaForCausalLM"
+BAMBA_DEFAULTS = MappingProxyType(
+    {"num_key_value_heads": 8, "max_position_embeddings": 262144, "rms_norm_eps": 1e-5, "partial_rotary_factor": 0.5}
+)
+BAMBA_NAMES = Names(mlp_norm="pre_ff_layernorm", norm="final_layernorm")
 
 
 def parse(raw: Json, generation: Json) -> ModelConfig:
     """The configuration. Raises ModelError."""
-    is_hybrid, still = raw["architectures"][0] == HYBRID, ()
+    if raw["architectures"][0] == BAMBA:
+        return bamba_config(raw, generation)
+    is_hybrid, still, recurrent = raw["architectures"][0] == HYBRID, (), None
     if is_hybrid:
         refuse(raw, "num_local_experts", unless=(0,))
         raw = raw | {"intermediate_size": positive(raw, "shared_intermediate_size", 1024)}
         count = positive(raw, "num_hidden_layers")
-        if set(raw.get("layer_types") or raw.get("layers_block_type") or ["mamba"]) - {"attention", "full_attention"}:
-            raise ModelError("Granite 4 with layers that have a state is not supported; use one whose layers all attend")
-        still = () if raw.get("position_embedding_type") == "rope" else tuple(range(count))
+        kinds = raw.get("layer_types") or raw.get("layers_block_type")
+        if not isinstance(kinds, list) or len(kinds) != count or not set(kinds) & set(ATTENDING):
+            raise ModelError(
+                f"layer_types must name the kind of each of {count} layers, and full_attention once at least, but is "
+                f"{shown(kinds)}; correct config.json"
+            )
+        attending = tuple(layer for layer, kind in enumerate(kinds) if kind in ATTENDING)
+        still = () if raw.get("position_embedding_type") == "rope" else attending
+        recurrent = mamba_layers(raw, attending)
     form = DecoderForm(
         embedding_scale=number(raw, "embedding_multiplier", 1.0),
         residual_scale=number(raw, "residual_multiplier", 1.0),
         logits_scale=1 / number(raw, "logits_scaling", 1.0),
     )
     scale = number(raw, "attention_multiplier", 1.0)
-    return common_config(raw, generation, form=form, query_scale=scale, still_layers=still)
+    return common_config(raw, generation, form=form, query_scale=scale, still_layers=still, recurrent=recurrent)
+
+
+def bamba_config(raw: Json, generation: Json) -> ModelConfig:
+    """Bamba's configuration. Raises ModelError."""
+    raw = raw | {key: value for key, value in BAMBA_DEFAULTS.items() if raw.get(key) is None}
+    attending = raw.get("attn_layer_indices")
+    if not isinstance(attending, list) or not attending:
+        raise ModelError(f"attn_layer_indices must list the layers that attend but is {shown(attending)}; correct config.json")
+    head_dim = positive(raw, "hidden_size") // positive(raw, "num_attention_heads")
+    rope = parse_rope(raw, scaling_of(raw), positive(raw, "head_dim", head_dim), partial=True)
+    return common_config(raw, generation, rope=rope, recurrent=mamba_layers(raw, tuple(attending)))
 
 
 def assemble(source: Source, config: ModelConfig) -> Params:
     """The parameters."""
-    bias, is_hybrid = config.attention_bias, config.architecture == HYBRID
+    bias, architecture = config.attention_bias, config.architecture
+
+    def mixing(prefix: str, index: int) -> Mixing:
+        if index in config.attending_layers:
+            return attention(source, prefix, qkv_bias=bias, output_bias=bias)
+        return assemble_mamba(source, config, prefix + "mamba.")
 
     def widening(prefix: str) -> GatedMlp:
-        if not is_hybrid:
-            return gated_mlp(source, prefix, bias=config.mlp_bias)
-        here = prefix + "shared_mlp."
-        return GatedMlp(gated(source, here, "input_linear"), linear(source, here, "output_linear"))
+        if architecture == HYBRID:
+            here = prefix + "shared_mlp."
+            return GatedMlp(gated(source, here, "input_linear"), linear(source, here, "output_linear"))
+        return gated_mlp(source, prefix, bias=config.mlp_bias, name="feed_forward." if architecture == BAMBA else "mlp.")
 
-    return assemble_decoder(
-        source,
-        config,
-        lambda prefix, index: (attention(source, prefix, qkv_bias=bias, output_bias=bias), widening(prefix)),
-    )
+    names = BAMBA_NAMES if architecture == BAMBA else Names()
+    return assemble_decoder(source, config, lambda prefix, index: (mixing(prefix, index), widening(prefix)), names)

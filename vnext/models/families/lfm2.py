@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from types import MappingProxyType
 
-from vnext.models.config.json_keys import flag, number, positive, shown
+from vnext.models.config.json_keys import Json, flag, number, positive, shown
 from vnext.models.config.model_config import ModelConfig, Recurrent, common_config
 from vnext.models.errors import ModelError
 from vnext.models.layers.assembly import Source, gated, linear
@@ -47,7 +47,7 @@ DEFAULTS = MappingProxyType(
 )
 
 
-def parse(raw: dict[str, object], generation: dict[str, object]) -> ModelConfig:
+def parse(raw: Json, generation: Json) -> ModelConfig:
     """The configuration. Raises ModelError."""
     raw = {**DEFAULTS, **raw}
     named = {
@@ -61,7 +61,7 @@ def parse(raw: dict[str, object], generation: dict[str, object]) -> ModelConfig:
     return common_config(raw | named, generation, recurrent=recurrent if layers else None, mlp_bias=bias)
 
 
-def mlp_size(raw: dict[str, object]) -> int:
+def mlp_size(raw: Json) -> int:
     """The width of MLPs: two thirds of what is named, times a factor, up to whole blocks; or as it is named."""
     size = positive(raw, "block_ff_dim", positive(raw, "intermediate_size"))
     if not flag(raw, "block_auto_adjust_ff_dim"):
@@ -72,7 +72,7 @@ def mlp_size(raw: dict[str, object]) -> int:
     return -(-int(number(raw, "block_ffn_dim_multiplier") * size) // block) * block
 
 
-def convolving_layers(raw: dict[str, object]) -> tuple[int, ...]:
+def convolving_layers(raw: Json) -> tuple[int, ...]:
     """The layers that convolve: those of their kind, or those that are not among the ones that attend."""
     count, kinds, attending = positive(raw, "num_hidden_layers"), raw.get("layer_types"), raw.get("full_attn_idxs")
     if kinds is None:

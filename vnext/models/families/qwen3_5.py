@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from types import MappingProxyType
 
-from vnext.models.config.json_keys import positive, required, shown
+from vnext.models.config.json_keys import Json, positive, required, shown
 from vnext.models.config.model_config import DecoderForm, ModelConfig, Recurrent, common_config
 from vnext.models.config.rope_config import parse_rope, scaling_of
 from vnext.models.errors import ModelError
@@ -50,7 +50,7 @@ DEFAULTS = MappingProxyType(
 ROOTS = ("model.", "model.language_model.")
 
 
-def parse(raw: dict[str, object], generation: dict[str, object]) -> ModelConfig:
+def parse(raw: Json, generation: Json) -> ModelConfig:
     """The configuration; a multimodal model has that of its language part in text_config. Raises ModelError."""
     if "text_config" in raw:
         text = {key: value for key, value in required(raw, "text_config", None).items() if value is not None}
@@ -61,7 +61,7 @@ def parse(raw: dict[str, object], generation: dict[str, object]) -> ModelConfig:
     return common_config(raw, generation, rope=rope, recurrent=delta_nets(raw), form=form)
 
 
-def delta_nets(raw: dict[str, object]) -> Recurrent:
+def delta_nets(raw: Json) -> Recurrent:
     """The layers that are delta nets, and their sizes."""
     count, interval, kinds = positive(raw, "num_hidden_layers"), positive(raw, "full_attention_interval"), raw.get("layer_types")
     if kinds is None:

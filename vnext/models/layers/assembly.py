@@ -143,9 +143,9 @@ def plain_mlp(source: Source, here: str, up: str, down: str, *, bias: bool = Fal
     return PlainMlp(linear(source, here, up, bias=bias), linear(source, here, down, bias=bias))
 
 
-def gated_mlp(source: Source, prefix: str, *, bias: bool = False) -> GatedMlp:
+def gated_mlp(source: Source, prefix: str, *, bias: bool = False, name: str = "mlp.") -> GatedMlp:
     """The gated MLP of the layer at `prefix`."""
-    here = prefix + "mlp."
+    here = prefix + name
     return GatedMlp(
         gated(source, here, "gate_proj", "up_proj", bias=bias), linear(source, here, "down_proj", bias=bias)
     )

@@ -6,9 +6,9 @@ from typing import Any, NamedTuple
 
 from vnext.kernels.arrays import Array
 from vnext.models.layers.layers import Attention, Mlp, Norm
-from vnext.models.layers.recurrent import DeltaNet, ShortConvolution
+from vnext.models.layers.recurrent import Recurring
 
-Mixing = Attention | ShortConvolution | DeltaNet
+Mixing = Attention | Recurring
 """What mixes the tokens of a row."""
 
 

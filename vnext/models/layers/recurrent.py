@@ -53,6 +53,24 @@ class DeltaNet(NamedTuple):
     output: Linear
 
 
+class Mamba(NamedTuple):
+    """Mamba-2. `inner` is column-parallel: gates, values, keys, queries, steps. weight [channels, W] and bias [channels] or None of
+    the convolution; decay_logs, step_bias and skips float32 [H]; norm float32 [H * V], over the heads of each group of keys.
+    `output` is row-parallel."""
+
+    inner: Linear
+    weight: Array
+    bias: Array | None
+    decay_logs: Array
+    step_bias: Array
+    skips: Array
+    norm: Array
+    output: Linear
+
+
+Recurring = ShortConvolution | DeltaNet | Mamba
+
+
 def state_parts(config: ModelConfig, world_size: int) -> tuple[StatePart, ...]:
     """What each recurrent layer keeps of a request on one rank, in the order of its pools."""
     recurrent = config.recurrent
@@ -121,9 +139,61 @@ def assemble_delta_net(source: Source, prefix: str) -> DeltaNet:
     )
 
 
-def recurrent(layer: ShortConvolution | DeltaNet, pools: tuple[Array, ...], x: torch.Tensor, step: Step) -> torch.Tensor:
+def assemble_mamba(source: Source, config: ModelConfig, prefix: str) -> Mamba:
+    """The Mamba-2 at `prefix`, which ends with a dot."""
+    assert config.recurrent is not None
+    return Mamba(
+        inner=linear(source, prefix, "in_proj"),
+        weight=source.fused((prefix + "conv1d.weight",)),
+        bias=source.fused((prefix + "conv1d.bias",)) if config.recurrent.has_bias else None,
+        decay_logs=source.wide(prefix + "A_log"),
+        step_bias=source.wide(prefix + "dt_bias"),
+        skips=source.wide(prefix + "D"),
+        norm=source.wide(prefix + "norm.weight"),
+        output=linear(source, prefix, "out_proj"),
+    )
+
+
+def recurrent(layer: Recurring, pools: tuple[Array, ...], x: torch.Tensor, step: Step) -> torch.Tensor:
     """A recurrent layer of x [T, hidden] -> [T, hidden]; the step's rows go on from their pages."""
-    return (delta_net if isinstance(layer, DeltaNet) else short_convolution)(layer, pools, x, step)
+    if isinstance(layer, DeltaNet):
+        return delta_net(layer, pools, x, step)
+    return mamba(layer, pools, x, step) if isinstance(layer, Mamba) else short_convolution(layer, pools, x, step)
+
+
+def mamba(layer: Mamba, pools: tuple[Array, ...], x: torch.Tensor, step: Step) -> torch.Tensor:
+    """x [T, hidden] through Mamba-2."""
+    chosen, (convolved, states) = step.operations, pools
+    assert step.rows is not None and step.config.recurrent is not None
+    inner = chosen.linear(x, layer.inner.weight, layer.inner.bias)
+    groups = step.config.recurrent.key_heads // step.parallel.world_size
+    values, channels = len(layer.norm), len(layer.weight)
+    call = ConvolutionCall(layer.weight, layer.bias, convolved, step.rows, "silu")
+    mixed = chosen.recur(
+        chosen.short_convolution(inner[:, values : values + channels], call),
+        RecurrenceCall(
+            steps=inner[:, values + channels :],
+            strengths=None,
+            gates=inner[:, :values],
+            decay_logs=layer.decay_logs,
+            step_bias=layer.step_bias,
+            norm=None,
+            skips=layer.skips,
+            eps=step.config.rms_norm_eps,
+            key_heads=groups,
+            pool=states,
+            rows=step.rows,
+        ),
+    )
+    parts = zip(mixed.chunk(groups, 1), layer.norm.chunk(groups))
+    normed = [chosen.rms_norm(part, weight, step.config.rms_norm_eps) for part, weight in parts]
+    return row(normed[0] if groups == 1 else _beside(normed), layer.output, step)
+
+
+def _beside(parts: list[torch.Tensor]) -> torch.Tensor:
+    import torch  # as its callers, which have tensors
+
+    return torch.cat(parts, dim=1)
 
 
 def delta_net(layer: DeltaNet, pools: tuple[Array, ...], x: torch.Tensor, step: Step) -> torch.Tensor:

@@ -1,0 +1,49 @@
+"""Settings of Mamba-2 layers as most families spell them: parsed from config.json, checked once, in vnext's terms."""
+
+from __future__ import annotations
+
+from math import inf
+from types import MappingProxyType
+
+from vnext.models.config.json_keys import Json, flag, positive, refuse
+from vnext.models.config.model_config import Recurrent
+from vnext.models.errors import ModelError
+
+DEFAULTS = MappingProxyType(
+    {
+        "mamba_n_heads": 128,
+        "mamba_n_groups": 1,
+        "mamba_d_state": 256,
+        "mamba_d_conv": 4,
+        "mamba_expand": 2,
+        "mamba_conv_bias": True,
+    }
+)
+NO_LIMITS = ([0.0, inf], [0.0, {"__float__": "Infinity"}])
+"""As plain JSON has it, and as transformers writes it."""
+
+
+def mamba_layers(raw: Json, attending: tuple[int, ...]) -> Recurrent | None:
+    """All layers but those that attend, and their sizes; None where all attend."""
+    layers = tuple(layer for layer in range(positive(raw, "num_hidden_layers")) if layer not in attending)
+    if not layers:
+        return None
+    raw = raw | {key: value for key, value in DEFAULTS.items() if raw.get(key) is None}
+    refuse(raw, "time_step_limit", unless=NO_LIMITS)
+    refuse(raw, "mamba_proj_bias", unless=(False,))
+    inner, heads = positive(raw, "mamba_expand") * positive(raw, "hidden_size"), positive(raw, "mamba_n_heads")
+    head_dim = inner // heads if raw.get("mamba_d_head") in (None, "auto") else positive(raw, "mamba_d_head")
+    groups = positive(raw, "mamba_n_groups")
+    if head_dim * heads != inner or heads % groups:
+        raise ModelError(
+            f"mamba_n_heads must divide {inner}, and mamba_n_groups it, but they are {heads} and {groups}; correct config.json"
+        )
+    return Recurrent(
+        layers=layers,
+        width=positive(raw, "mamba_d_conv"),
+        key_heads=groups,
+        key_dim=positive(raw, "mamba_d_state"),
+        value_heads=heads,
+        value_dim=head_dim,
+        has_bias=flag(raw, "mamba_conv_bias"),
+    )
