@@ -28,7 +28,7 @@ LLAMA = {
 }
 FUSED = (
     "llama", "llama_biases", "mistral", "qwen2", "qwen2_tied_yarn", "qwen3", "qwen3_bias_yarn", "phi3", "phi3_longrope",
-    "smollm3",
+    "smollm3", "granite_hybrid", "exaone4_whole", "glm", "glm4",
 )  # fmt: skip
 ONE_BY_ONE = ("mixtral", "qwen3_moe", "qwen3_moe_mixed")
 TOKENS = torch.randint(0, VOCAB_SIZE, (200,), generator=torch.Generator().manual_seed(8)).tolist()

@@ -6,7 +6,7 @@ equal those of the separate calls in `vnext/models/layers/decoder.py`, which run
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -32,7 +32,8 @@ class Caches(NamedTuple):
 
 class StackLayer(NamedTuple):
     """One layer's weights: `gate_up` holds its gate, all else is plain. Norms [hidden] and [head_dim], dense. `turns`: by which
-    angles its heads turn, counted from 1, 0 for none. `group`: of which group of layers it is."""
+    angles its heads turn, counted from 1, 0 for none; `turns_neighbours`: by pairs of neighbours. `group`: of which group of layers
+    it is. `residual_scale` multiplies what attention and MLP add."""
 
     qkv: PackedLinear
     output: PackedLinear
@@ -41,15 +42,17 @@ class StackLayer(NamedTuple):
     qkv_bias: Array | None
     output_bias: Array | None
     down_bias: Array | None
-    attention_norm: Array
-    mlp_norm: Array
+    attention_norm: Array | None
+    mlp_norm: Array | None
     query_norm: Array | None
     key_norm: Array | None
     after_attention_norm: Array | None
     after_mlp_norm: Array | None
     window: int
     turns: int
+    turns_neighbours: bool
     group: int
+    residual_scale: float
 
 
 agree_on_struct("StackLayer", StackLayer._fields)
@@ -82,18 +85,20 @@ class AuxStates(NamedTuple):
     states: Array
 
 
-def describe(layers: tuple[StackLayer, ...]) -> Stack:
-    """The stack of these layers, whose activations are of one dtype and size."""
+def describe(layers: tuple[StackLayer, ...], norm_dtype: Any) -> Stack:
+    """The stack of these layers, whose activations are of one dtype and size, and norms of `norm_dtype`."""
     first = layers[0]
     table = np.array([[_number(field) for field in layer] for layer in layers], dtype=np.int64)
     kind = KINDS[first.qkv.dtype]
-    norm_kind = kind if KINDS[first.attention_norm.dtype] is kind else Kind.BFLOAT16_WIDE_NORM
+    norm_kind = kind if KINDS[norm_dtype] is kind else Kind.BFLOAT16_WIDE_NORM
     return Stack(layers, table, kind, norm_kind, first.qkv.inputs, first.qkv.outputs)
 
 
-def _number(field: PackedLinear | Array | int | None) -> int:
+def _number(field: PackedLinear | Array | float | None) -> int:
     if isinstance(field, PackedLinear):
         return field.address
+    if isinstance(field, float):
+        return int(np.float64(field).view(np.int64))
     return field if isinstance(field, int) else address_or_0(field)
 
 

@@ -52,6 +52,7 @@ class StepModel(NamedTuple):
     scale: float
     softcap: float
     embedding_scale: float = 1.0
+    logits_scale: float = 1.0
     logits_cap: float = 0.0
     group_count: int = 1
     ranks: StepRanks | None = None
@@ -108,7 +109,6 @@ def describe_model(model: StepModel, angles: Angles, local: Angles = NO_ANGLES) 
     """The model with `angles` [positions, R / 2] of the positions from 0 on, and the `local` ones of layers that have others."""
     stack, caches, packed, ranks = model.stack, model.caches, isinstance(model.embedding, PackedLinear), model.ranks
     embedding_rows = model.embedding.outputs if packed else model.embedding.shape[0]
-    numbers = np.array([model.embedding_scale, model.logits_cap, model.eps, model.scale, model.softcap]).view(np.int64)
     fields = {
         "kind": stack.kind,
         "norm_kind": stack.norm_kind,
@@ -140,10 +140,17 @@ def describe_model(model: StepModel, angles: Angles, local: Angles = NO_ANGLES) 
         "rank_count": ranks.count if ranks else 1,
         "sum": id(ranks.sum) if ranks else 0,
         "join": id(ranks.join) if ranks else 0,
-    } | dict(zip(("embedding_scale", "logits_cap", "eps", "scale", "cap"), numbers))
+    } | _numbers(model)
     agree_on_struct("StepModel", list(fields))
     table = np.array([*fields.values()], dtype=np.int64)
     return DescribedModel(table, table.ctypes.data, (model, angles, local))
+
+
+def _numbers(model: StepModel) -> dict[str, int]:
+    """The bits of the model's numbers, by the names of step.h."""
+    numbers = (model.embedding_scale, model.logits_scale, model.logits_cap, model.eps, model.scale, model.softcap)
+    names = ("embedding_scale", "logits_scale", "logits_cap", "eps", "scale", "cap")
+    return dict(zip(names, np.array(numbers).view(np.int64).tolist()))
 
 
 def describe_step(arrays: StepArrays) -> DescribedStep:

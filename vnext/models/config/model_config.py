@@ -69,9 +69,9 @@ class DecoderForm(msgspec.Struct, frozen=True, kw_only=True):
     is_gated: bool = False
 
     @property
-    def is_plain(self) -> bool:
-        """Whether the layers are those of Llama, whatever comes before and behind them."""
-        return msgspec.structs.replace(self, embedding_scale=1.0, logits_scale=1.0, output_bias=False) == DecoderForm()
+    def fits_one_call(self) -> bool:
+        """Whether the kernels have layers of this form as one call."""
+        return not (self.is_parallel or self.is_by_head or self.is_gated or self.query_growth) and self.head_norms == "each"
 
 
 class Recurrent(msgspec.Struct, frozen=True, kw_only=True):

@@ -29,13 +29,12 @@ if TYPE_CHECKING:
 
 def describe(layers: tuple[LayerParams, ...], config: ModelConfig) -> Stack | None:
     """The layers as the kernels see them; None where they must run one by one."""
-    if not (layers and config.form.is_plain and all(_is_common(layer, config.activation) for layer in layers)):
+    if not (layers and config.form.fits_one_call and all(_is_common(layer, config.activation) for layer in layers)):
         return None
     windows, groups = config.windows or (0,) * len(layers), kv_groups(config).group_of
-    described = kernel.describe(
-        tuple(_describe_layer(*each, _turns(at, windows[at], config)) for at, each in enumerate(zip(layers, windows, groups)))
-    )
-    return described if all(_is_alike(layer, described) for layer in described.layers) else None
+    described = tuple(_describe_layer(layer, at, windows[at], groups[at], config) for at, layer in enumerate(layers))
+    stack = kernel.describe(described, _norms_of(described[0])[0].dtype)
+    return stack if all(_is_alike(layer, stack) for layer in described) else None
 
 
 def products(layers: tuple[LayerParams, ...]) -> list[Any]:
@@ -74,7 +73,7 @@ def caches_of(stack: Stack, norm: Array, kv: KvCache) -> Caches | None:
     keys = kv[0][0]
     kv_heads, head_dim = keys.shape[1], head_dim_of(keys)
     kind = CACHE_KINDS[keys.dtype]
-    if kind not in (stack.kind, Kind.INT8) or KINDS[norm.dtype] is not KINDS[stack.layers[0].attention_norm.dtype]:
+    if kind not in (stack.kind, Kind.INT8) or KINDS[norm.dtype] is not _norm_kind(stack):
         return None
     if head_dim > HEAD_DIM_MAX or head_dim % 2:
         return None
@@ -85,12 +84,12 @@ def caches_of(stack: Stack, norm: Array, kv: KvCache) -> Caches | None:
 
 
 def _is_common(layer: LayerParams, activation: str) -> bool:
-    """Whether all weights were packed by the kernels, the MLP's gate among them, without a bias between it and up, and norms of
-    the kernels' kind stand before attention and MLP."""
-    norms = (layer.attention_norm, layer.mlp_norm)
+    """Whether all weights were packed by the kernels, the MLP's gate among them, without a bias between it and up, and norms are of
+    the kernels' kind."""
+    around = (layer.attention_norm, layer.mlp_norm, layer.after_attention_norm, layer.after_mlp_norm)
     if not (isinstance(layer.attention, Attention) and isinstance(layer.mlp, GatedMlp)):
         return False
-    if any(norm is None or isinstance(norm, LayerNorm) for norm in norms):
+    if any(isinstance(norm, LayerNorm) for norm in around):
         return False
     weights = _products_of(layer)
     if not all(isinstance(weight, Packed) for weight in weights):
@@ -110,7 +109,7 @@ def _turns(layer: int, window: int, config: ModelConfig) -> int:
     return 2 if window and config.local_rope is not None else 1
 
 
-def _describe_layer(layer: LayerParams, window: int, group: int, turns: int) -> StackLayer:
+def _describe_layer(layer: LayerParams, at: int, window: int, group: int, config: ModelConfig) -> StackLayer:
     attention, widening = layer.attention, layer.mlp
     return StackLayer(
         qkv=attention.qkv.weight.linear,
@@ -127,8 +126,10 @@ def _describe_layer(layer: LayerParams, window: int, group: int, turns: int) -> 
         after_attention_norm=layer.after_attention_norm,
         after_mlp_norm=layer.after_mlp_norm,
         window=window,
-        turns=turns,
+        turns=_turns(at, window, config),
+        turns_neighbours=config.form.turns_neighbours,
         group=group,
+        residual_scale=config.form.residual_scale,
     )
 
 
@@ -138,10 +139,19 @@ def _is_alike(layer: StackLayer, stack: Stack) -> bool:
     sizes = layer.qkv.inputs == layer.output.outputs == layer.gate_up.inputs == layer.down.outputs == stack.hidden
     sizes = sizes and layer.qkv.outputs == stack.joined and layer.gate_up.width == layer.down.inputs
     biases = [each for each in (layer.qkv_bias, layer.output_bias, layer.down_bias) if each is not None]
-    given = (layer.query_norm, layer.key_norm, layer.after_attention_norm, layer.after_mlp_norm)
-    norms = [layer.attention_norm, layer.mlp_norm, *(each for each in given if each is not None)]
+    norms = _norms_of(layer)
     dense = all(map(is_dense, (*biases, *norms)))
     heads = (layer.query_norm is None) is (layer.key_norm is None)
     kinds = all(KINDS[field.dtype] is stack.kind for field in (*fields, *biases))
-    norm_kind = Kind.FLOAT32 if stack.norm_kind is Kind.BFLOAT16_WIDE_NORM else stack.kind
-    return sizes and dense and heads and kinds and all(KINDS[norm.dtype] is norm_kind for norm in norms)
+    return sizes and dense and heads and kinds and all(KINDS[norm.dtype] is _norm_kind(stack) for norm in norms)
+
+
+def _norms_of(layer: StackLayer) -> list[Array]:
+    """The norms that a layer has."""
+    around = (layer.attention_norm, layer.mlp_norm, layer.after_attention_norm, layer.after_mlp_norm)
+    return [norm for norm in (*around, layer.query_norm, layer.key_norm) if norm is not None]
+
+
+def _norm_kind(stack: Stack) -> Kind:
+    """That of the norms' weights."""
+    return Kind.FLOAT32 if stack.norm_kind is Kind.BFLOAT16_WIDE_NORM else stack.kind

@@ -131,7 +131,7 @@ def whole_step(
     params: Any, kv: KvCache, config: ModelConfig, parallel: Parallel, slots: Slots | None = None
 ) -> WholeStep | None:
     """The WholeStep of this model and cache, with the adapters of `slots`; None where the kernels cannot run it."""
-    if params.stack is None or config.form.logits_scale != 1.0:
+    if params.stack is None:
         return None
     if config.stage is not None or not _has_plain_ends(params, config, parallel.world_size):
         return None
@@ -156,6 +156,7 @@ def whole_step(
         scale=head_dim**-0.5 if config.query_scale is None else config.query_scale,
         softcap=config.attention_softcap,
         embedding_scale=params.embedding_scale,
+        logits_scale=config.form.logits_scale,
         logits_cap=config.logits_softcap,
         group_count=len(kv_groups(config).windows),
         ranks=_ranks_of(parallel),

@@ -63,6 +63,43 @@ void scale_rows(int kind, int64_t rows, int64_t width, float factor, void *x) {
     });
 }
 
+void add_rows(int kind, int64_t rows, int64_t width, const void *from, void *to) {
+    for_rows(rows, width, [&](int64_t first, int64_t last) {
+        const float *wide = static_cast<const float *>(from);
+        const uint16_t *narrow = static_cast<const uint16_t *>(from);
+        float *wide_sums = static_cast<float *>(to);
+        uint16_t *narrow_sums = static_cast<uint16_t *>(to);
+        for (int64_t i = first * width; i < last * width; ++i)
+            if (kind == FLOAT32)
+                wide_sums[i] += wide[i];
+            else
+                narrow_sums[i] = rounded(widened(narrow_sums[i]) + widened(narrow[i]));
+    });
+}
+
+template <typename Element>
+void part_row(Element *row, const PairsCall &call) {
+    Element pairs[HEAD_MAX];
+    const int64_t half = call.turning / 2;
+    for (int64_t head = 0; head < call.heads; ++head, row += call.head_dim) {
+        std::copy(row, row + call.turning, pairs);
+        for (int64_t i = 0; i < half; ++i) {
+            row[i] = pairs[2 * i];
+            row[half + i] = pairs[2 * i + 1];
+        }
+    }
+}
+
+void part_pairs(int kind, int64_t rows, const PairsCall &call) {
+    for_rows(rows, call.heads * call.head_dim, [&](int64_t first, int64_t last) {
+        for (int64_t row = first; row < last; ++row)
+            if (kind == FLOAT32)
+                part_row(static_cast<float *>(call.x) + row * call.stride, call);
+            else
+                part_row(static_cast<uint16_t *>(call.x) + row * call.stride, call);
+    });
+}
+
 void gather_rows(const void *table, int64_t row_bytes, int64_t table_rows, const int64_t *ids, int64_t count,
                  int64_t first, void *result) {
     for_rows(count, row_bytes / 2, [&](int64_t begin, int64_t end) {

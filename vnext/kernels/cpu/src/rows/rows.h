@@ -18,6 +18,15 @@ void rotary_kv_write(int kind, int64_t tokens, const RotaryCall &call);
 void soft_cap(int64_t rows, int64_t width, float cap, float *x);
 /* x [rows, width], FLOAT32 or BFLOAT16, times a factor, in place. */
 void scale_rows(int kind, int64_t rows, int64_t width, float factor, void *x);
+/* to [rows, width] += from, FLOAT32 or BFLOAT16. */
+void add_rows(int kind, int64_t rows, int64_t width, const void *from, void *to);
+/* Of each head's first `turning` channels, pairs of neighbours become pairs of halves, in place. Rows of FLOAT32 or BFLOAT16 begin
+ * with `heads` heads and are `stride` apart. */
+struct PairsCall {
+    void *x;
+    int64_t stride, heads, head_dim, turning;
+};
+void part_pairs(int kind, int64_t rows, const PairsCall &call);
 /* result [count, row_bytes] = rows `ids` of a table of `table_rows`; an id outside [first, first + table_rows) gives
  * zeros. */
 void gather_rows(const void *table, int64_t row_bytes, int64_t table_rows, const int64_t *ids, int64_t count,

@@ -91,17 +91,24 @@ struct Layer {
         round_all(space.sums, rows * call.hidden, call.kind, space.query_or_mixed);
     }
 
-    /* normed = norm(residual += mixed). */
+    /* normed = norm(residual += mixed), or the sum itself without a norm. */
     void add_and_norm(int64_t rows, const void *mixed, void *residual, const void *weight, void *normed) const {
+        if (weight == nullptr) {
+            add_rows(call.kind, rows, call.hidden, mixed, residual);
+            std::memcpy(normed, residual, size_t(rows * call.hidden * sizes.element));
+            return;
+        }
         rms_norm(call.norm_kind, rows,
                  {mixed, residual, weight, normed, residual, call.hidden, call.hidden, call.hidden, call.eps, 0});
     }
 
-    /* Norm what attention or MLP gave, in its place, where the layer has such a norm. */
+    /* Norm and scale what attention or MLP gave, in its place, where the layer does. */
     void norm_mixed(int64_t rows, const void *weight) const {
-        if (weight == nullptr) return;
-        rms_norm(call.norm_kind, rows,
-                 {space.query_or_mixed, nullptr, weight, space.query_or_mixed, nullptr, call.hidden, call.hidden, 0, call.eps, 0});
+        if (weight != nullptr)
+            rms_norm(call.norm_kind, rows,
+                     {space.query_or_mixed, nullptr, weight, space.query_or_mixed, nullptr, call.hidden, call.hidden, 0, call.eps, 0});
+        if (weights.residual_scale != 1)
+            scale_rows(call.kind, rows, call.hidden, float(weights.residual_scale), space.query_or_mixed);
     }
 
     /* Reads the normed input: queries, and the step's keys and values in the cache. */
@@ -110,6 +117,10 @@ struct Layer {
         const AttentionPlan &plan = *places.plan;
         const Angles angles = weights.turns ? call.angles[weights.turns - 1] : Angles{};
         multiply(QKV, space.seen_or_normed, call.tokens, weights.qkv, weights.qkv_bias, space.joined_or_wide);
+        if (weights.turns && weights.turns_neighbours) {
+            const int64_t heads = plan.heads + plan.kv_heads;
+            part_pairs(call.kind, call.tokens, {space.joined_or_wide, sizes.joined_width, heads, call.head_dim, call.rotated_dim});
+        }
         rotary_kv_write(weights.query_norm == nullptr ? call.kind : call.norm_kind, call.tokens,
                         {space.joined_or_wide, weights.query_norm, weights.key_norm, angles.cosine, angles.sine, places.slots,
                          cache.keys, cache.values, space.query_or_mixed, sizes.joined_width, plan.heads, plan.kv_heads,
@@ -179,9 +190,12 @@ void run_stack(const StackCall &call) {
     const Sizes sizes = sizes_of(call);
     const Space space = take_space(call, sizes);
     const bool is_whole = call.part_starts != nullptr || keeps_output(call) || call.samples >= call.tokens;
-    rms_norm(call.norm_kind, call.tokens,
-             {call.residual, nullptr, call.layers[0].attention_norm, space.seen_or_normed, nullptr, call.hidden,
-              call.hidden, 0, call.eps, 0});
+    if (call.layers[0].attention_norm == nullptr)
+        std::memcpy(space.seen_or_normed, call.residual, size_t(call.tokens * call.hidden * sizes.element));
+    else
+        rms_norm(call.norm_kind, call.tokens,
+                 {call.residual, nullptr, call.layers[0].attention_norm, space.seen_or_normed, nullptr, call.hidden, call.hidden, 0,
+                  call.eps, 0});
     for (int64_t i = 0; i < call.layer_count; ++i) {
         const int64_t *starts = call.part_starts == nullptr ? nullptr : call.part_starts + PRODUCT_COUNT * i;
         const Layer layer{call, sizes, space, call.layers[i], call.caches[i], starts};

@@ -11,16 +11,17 @@
 
 namespace vnx {
 
-/* One layer's weights, described once at loading. Biases may be null, and so may norms of heads and those of what attention and MLP
-   give, before it is added. `window` 0 is none. `turns`: by which of StackCall's angles queries and keys turn, counted from 1; 0 for
-   none. `group`: which of its places are the layer's. `gate_up` has its gate within. Norms are of StackCall's `norm_kind`, all else
-   is of the activations' kind. */
+/* One layer's weights, described once at loading. Biases may be null, and so may norms. Those after attention and MLP are of what
+   these give, which is then multiplied by `residual_scale`, before it is added. `window` 0 is none. `turns`: by which of StackCall's
+   angles queries and keys turn, counted from 1; 0 for none. `turns_neighbours`: whether channels of a pair are neighbours, and not
+   half a head apart. `group`: which of its places are the layer's. `gate_up` has its gate within. Norms are of StackCall's
+   `norm_kind`, all else is of the activations' kind. */
 #define VNX_STACK_LAYER(X)                                                                                          \
     X(const Packed *, qkv) X(const Packed *, output) X(const Packed *, gate_up) X(const Packed *, down)             \
     X(const void *, qkv_bias) X(const void *, output_bias) X(const void *, down_bias)                               \
     X(const void *, attention_norm) X(const void *, mlp_norm) X(const void *, query_norm) X(const void *, key_norm) \
     X(const void *, after_attention_norm) X(const void *, after_mlp_norm)                                           \
-    X(int64_t, window) X(int64_t, turns) X(int64_t, group)
+    X(int64_t, window) X(int64_t, turns) X(int64_t, turns_neighbours) X(int64_t, group) X(double, residual_scale)
 struct StackLayer {
     VNX_STACK_LAYER(VNX_FIELD)
 };

@@ -80,6 +80,7 @@ std::vector<StackPlaces> plan(const StepModel &model, const StepArrays &step, co
 void find_logits(const StepModel &model, const Ranks *ranks, const void *hidden, int64_t rows, float *part, float *logits) {
     float *own = ranks == nullptr ? logits : part;
     linear(hidden, model.hidden, rows, model.head, nullptr, own, model.head_rows, FLOAT32);
+    if (model.logits_scale != 1) scale_rows(FLOAT32, rows, model.head_rows, float(model.logits_scale), own);
     if (model.logits_cap > 0) soft_cap(rows, model.head_rows, float(model.logits_cap), own);
     const int64_t row_bytes = model.head_rows * 4;
     if (ranks != nullptr) ranks->join(own, logits, rows * row_bytes, row_bytes);
