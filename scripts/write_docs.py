@@ -182,9 +182,8 @@ def families() -> str:
 
 
 def family_example() -> str:
-    """The shortest family, without its imports."""
-    text = (ROOT / "vnext" / "models" / "families" / "qwen3.py").read_text()
-    return f"```python\n{text[text.index('DEFAULTS = ') :]}```\n"
+    """A family from outside, as a test serves it."""
+    return f"```python\n{(ROOT / 'examples' / 'family.py').read_text()}```\n"
 
 
 # ---- laws --------------------------------------------------------------------------------------------------------

@@ -19,4 +19,4 @@ def test_the_table_is_the_registry() -> None:
 
 def test_the_example_is_the_file() -> None:
     example = TEXT.split("```python\n")[1].split("```")[0]
-    assert (ROOT / "vnext" / "models" / "families" / "qwen3.py").read_text().endswith(example)
+    assert (ROOT / "examples" / "family.py").read_text() == example

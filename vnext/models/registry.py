@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from vnext.models.errors import ModelError
 from vnext.models.missing import PREFIX, REMEDY, is_decoder, package, what_it_needs, writers
+from vnext.models.outside import from_file, from_package
 
 
 class Family(NamedTuple):
@@ -177,29 +178,34 @@ HOSTED = "vnext.models.hosted.family"
 def computed_as(architecture: str, raw: Mapping[str, object]) -> str:
     """The architecture as it is computed: by a family of ours, or by transformers, if config.json asks for it or no family of ours
     knows it. Raises ModelError."""
-    asked, classes = raw.get(IMPLEMENTATION), writers(str(raw.get("model_type")))
+    asked = raw.get(IMPLEMENTATION)
     if asked == THEIRS:
         if package() is None:
             raise ModelError(f"--model-impl transformers needs the package transformers: {REMEDY}")
-        if architecture not in classes:
+        if architecture not in writers(str(raw.get("model_type"))):
             raise ModelError(f"the installed transformers has no decoder {architecture!r}: leave --model-impl transformers out")
         return PREFIX + architecture
-    is_ours = asked in OUR_OWN or architecture in FAMILIES or architecture in HEADS
-    return PREFIX + architecture if not is_ours and architecture in classes and is_decoder(architecture) else architecture
+    if asked in OUR_OWN or architecture in HEADS or is_known(architecture) or not is_decoder(architecture):
+        return architecture
+    return PREFIX + architecture if architecture in writers(str(raw.get("model_type"))) else architecture
+
+
+def is_known(architecture: str) -> bool:
+    """Whether there is a family for an architecture, ours or one from outside."""
+    return architecture in FAMILIES or from_file(architecture) is not None or from_package(architecture) is not None
 
 
 def require_family(architecture: str) -> None:
     """Raise ModelError for an architecture that is unknown."""
-    if architecture.startswith(PREFIX):
+    if architecture.startswith(PREFIX) or is_known(architecture):
         return
     if architecture in HEADS:
         raise ModelError(f"{architecture!r} is a head that drafts for a model: name it in --speculative-config, method eagle3")
-    if architecture not in FAMILIES:
-        need = what_it_needs(architecture)
-        why = f"it is known and missing here, it needs {need}" if need else "no such name is known here, check it in config.json"
-        if need and is_decoder(architecture) and package() is None:
-            why += f", or transformers to compute it: {REMEDY}"
-        raise ModelError(f"architecture {architecture!r} is not supported: {why}; supported are {', '.join(FAMILIES)}")
+    need = what_it_needs(architecture)
+    why = f"it is known and missing here, it needs {need}" if need else "no such name is known here, check it in config.json"
+    if need and is_decoder(architecture) and package() is None:
+        why += f", or transformers to compute it: {REMEDY}"
+    raise ModelError(f"architecture {architecture!r} is not supported: {why}; supported are {', '.join(FAMILIES)}")
 
 
 @cache
@@ -219,4 +225,5 @@ def assemble_mtp(architecture: str) -> Callable[..., Any] | None:
 def _module(architecture: str) -> Any:
     if architecture.startswith(PREFIX):
         return import_module(HOSTED)
-    return import_module(f"vnext.models.families.{(FAMILIES | HEADS)[architecture]}")
+    ours = (FAMILIES | HEADS).get(architecture)
+    return from_file(architecture) or (import_module(f"vnext.models.families.{ours}") if ours else from_package(architecture))

@@ -25,6 +25,7 @@ from vnext.models.errors import ModelError
 from vnext.models.gguf.folder import gguf_in
 from vnext.models.loading.hub import resolve
 from vnext.models.loading.overlay import Overrides, gguf_folder, overlay
+from vnext.models.outside import use_file
 from vnext.models.registry import IMPLEMENTATION
 from vnext.runtime.processes.run_dir import RunDir
 from vnext.runtime.processes.state_dir import state_dir
@@ -187,6 +188,8 @@ def find_model(settings: EngineSettings) -> Path:
     Raises StartRefused for a folder without a model, before any process is started for it.
     """
     try:
+        if settings.family:
+            use_file(Path(settings.family).absolute())
         own = model_folder(settings.model, settings.revision, settings.models_dir, with_weights=settings.load_format != "dummy")
         folder = overlay(own, overrides_of(settings), _own_folders(OVERLAYS))
         require_checkpoint(folder)

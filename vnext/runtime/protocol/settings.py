@@ -57,7 +57,8 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     `revision` is a branch, tag or commit on the hub; `tokenizer` a folder or hub id whose tokenizer replaces the model's.
     `hf_overrides` and `override_generation_config` are JSON objects whose members replace those of config.json and of
     generation_config.json ("" for none). `load_format` "dummy" takes random numbers for the weights, which need no files.
-    `model_impl`: whose code computes the model; "vllm" means vnext's own.
+    `model_impl`: whose code computes the model; "vllm" means vnext's own. `family`: a Python file with a family
+    of the user's own, "" for none.
     `speculative_config` is a JSON object (runtime/protocol/speculation.py), "" for no drafts.
     `device` "auto" selects a GPU where one works. On a GPU, `gpu_memory_utilization` is the share of its memory that the
     engine may take; `enforce_eager` captures no graphs; `graph_sizes` lists the row counts that are captured (() decides);
@@ -90,6 +91,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     override_generation_config: str = ""
     load_format: LoadFormat = "auto"
     model_impl: ModelImpl = "auto"
+    family: str = ""
     device: DeviceName = "auto"
     dtype: Dtype = "auto"
     quantization: Quantization = "auto"
@@ -311,6 +313,7 @@ class RankSettings(msgspec.Struct, frozen=True, kw_only=True):
     handover_address: str = ""
     handover_bytes: int = 2**30
     cluster_secret_file: str = ""
+    family: str = ""
 
     @property
     def place(self) -> int:

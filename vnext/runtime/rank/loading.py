@@ -30,6 +30,7 @@ from vnext.models.layers.sharding import Parallel, sums_alike
 from vnext.models.loading.checkpoint import fingerprint, weights_digest
 from vnext.models.loading.held import scheme
 from vnext.models.loading.unread import unread
+from vnext.models.outside import use_file
 from vnext.runtime.hosts.handover.addresses import split_address
 from vnext.runtime.hosts.handover.publishing import Publisher
 from vnext.runtime.hosts.handover.receiving import Receiver
@@ -68,6 +69,8 @@ log = logging.getLogger(__name__)
 def load_rank(settings: RankSettings, rendezvous: Path) -> tuple[Rank, ModelRunner]:
     """This rank with its weights loaded. Raises ModelError, SettingsError."""
     use_isa(settings.isa)
+    if settings.family:
+        use_file(Path(settings.family))
     if device_of(settings) == "cpu":
         return _load_cpu_rank(settings, rendezvous)
     start_threads(settings.threads)

@@ -1,0 +1,99 @@
+"""A family from outside, in a file or a package, is served as those of vnext; a bad one is refused in one sentence."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from importlib.metadata import EntryPoint, EntryPoints
+from pathlib import Path
+
+import pytest
+import torch
+from model_helpers import Chunk, load_model
+
+from vnext import LLM, SamplingParams
+from vnext.models import outside
+from vnext.models.config.folder import architecture
+from vnext.models.errors import ModelError
+from vnext.models.registry import family
+from vnext.runtime.processes.launch import DEMO_MODEL, StartRefused
+
+EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "family.py"
+NAME = "CwmForCausalLM"
+PROMPT = [(7 * index + 3) % 97 for index in range(150)]
+
+
+@pytest.fixture(autouse=True)
+def forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a test brings is gone behind it."""
+    monkeypatch.setattr(outside, "_from_files", {})
+    for each in (family, outside.from_package):
+        each.cache_clear()
+
+
+def save_cwm(path: Path, vocab_size: int = 97) -> torch.nn.Module:
+    """A small random CWM."""
+    cases = pytest.importorskip("hosted_cases", reason="transformers makes the models: pip install transformers")
+    return cases.save_hosted(path, "cwm", forced=False, vocab_size=vocab_size)
+
+
+@torch.inference_mode()
+def test_the_example_computes_what_transformers_does(tmp_path: Path) -> None:
+    oracle = save_cwm(tmp_path)
+    outside.use_file(EXAMPLE)
+    model = load_model(tmp_path)
+    assert model.family.parse.__module__ == "vnext_family_family" and model.config.windows == (0, 40, 40)
+    expected, found = oracle(torch.tensor([PROMPT])).logits[0], model.logits(Chunk(PROMPT, 0, range(10)))
+    assert float((found - expected).abs().max() / expected.abs().max()) < 1e-4
+
+
+def test_an_engine_serves_it(tmp_path: Path) -> None:
+    save_cwm(tmp_path, json.loads((DEMO_MODEL / "config.json").read_text())["vocab_size"])
+    shutil.copy(DEMO_MODEL / "tokenizer.json", tmp_path)
+    with LLM(str(tmp_path), family=str(EXAMPLE), model_impl="vnext", threads=1, log="off") as llm:
+        (answer,) = llm.generate("def f(x):", SamplingParams(max_tokens=5, ignore_eos=True), use_tqdm=False)
+    assert len(answer.outputs[0].token_ids) == 5
+
+
+def test_a_package_offers_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where no family of ours knows the architecture."""
+    points = EntryPoints([EntryPoint(name, "vnext.models.families.llama", outside.GROUP) for name in ("OwnForCausalLM", "Olmo2ForCausalLM")])
+    monkeypatch.setattr(outside, "entry_points", lambda **asked: points.select(**asked))
+    assert architecture({"architectures": ["OwnForCausalLM"]}) == "OwnForCausalLM"
+    assert family("OwnForCausalLM") == family("LlamaForCausalLM") != family("Olmo2ForCausalLM")
+
+
+BAD = {
+    "": " defines no ARCHITECTURES: a family has ARCHITECTURES, WEIGHT_AXES, parse, assemble, forward, logits",
+    "1 / 0": " cannot be imported (ZeroDivisionError: division by zero)",
+    None: " is no Python file: name one that defines ARCHITECTURES, WEIGHT_AXES, parse, assemble, forward, logits",
+}
+
+
+@pytest.mark.parametrize("text", BAD)
+def test_a_bad_file_is_refused(tmp_path: Path, text: str | None) -> None:
+    file = tmp_path / "own.py"
+    if text is not None:
+        file.write_text(text)
+    with pytest.raises(ModelError, match=f"^--family {file}{re.escape(BAD[text])}$"):
+        outside.use_file(file)
+    with pytest.raises(StartRefused, match="^--family"):
+        LLM(str(DEMO_MODEL), family=str(file))
+
+
+def test_a_bad_package_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    points = EntryPoints([EntryPoint("AForCausalLM", "no.such.module", outside.GROUP), EntryPoint("BForCausalLM", "json", outside.GROUP)])
+    monkeypatch.setattr(outside, "entry_points", lambda **asked: points.select(**asked))
+    with pytest.raises(ModelError, match="^the family no.such.module of a package cannot be imported "):
+        family("AForCausalLM")
+    with pytest.raises(ModelError, match="^the family json of a package defines no WEIGHT_AXES: a family has WEIGHT_AXES, parse"):
+        family("BForCausalLM")
+
+
+def test_a_checkpoint_names_no_code() -> None:
+    """Whatever stands in its config.json."""
+    raw = {"architectures": [NAME], "family": str(EXAMPLE), "vnext_family": str(EXAMPLE), "model_type": "own"}
+    assert architecture(raw) == NAME
+    with pytest.raises(ModelError, match="is not supported"):
+        family(NAME)
