@@ -711,3 +711,16 @@ def test_pages_are_listed_and_their_links_lead_somewhere() -> None:
     assert {path.name for path in (ROOT / "docs").glob("*.md")} - {index.name} == {
         link for link in targets[index] if "/" not in link
     }
+
+
+def test_bytes_that_are_no_text_or_nested_too_deep_are_caught_as_damage_is() -> None:
+    """msgspec raises UnicodeDecodeError and RecursionError of Python's own, beside DecodeError."""
+    wrong = []
+    for path in product_files():
+        for node in ast.walk(parsed(path)):
+            caught = set(re.findall(r"\w+", ast.unparse(node.type))) if isinstance(node, ast.ExceptHandler) and node.type else set()
+            if caught & {"DecodeError", "MsgspecError"} and not (
+                caught & {"UnicodeError", "UnicodeDecodeError", "ValueError", "BAD_FORM"} and caught & {"RecursionError", "BAD_FORM"}
+            ):
+                wrong.append(f"{name_of(path)}:{node.lineno} catches {sorted(caught)}")
+    assert wrong == []

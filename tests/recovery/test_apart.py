@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import shutil
 import signal
 import sys
@@ -14,10 +15,12 @@ from contextlib import ExitStack
 from functools import cache, partial
 from pathlib import Path
 
+import httpx
 import psutil
 import pytest
 from msgspec.structs import replace
-from serving import complete_all, eventually, serving
+from serving import Server, complete_all, eventually, serving
+from test_fuzzed_routes import BODIES, body_of, value_of
 
 from vnext.api.llm import LLM
 from vnext.replay.cli.main import main as replay
@@ -145,6 +148,30 @@ def test_servers_with_roles_behind_a_router(tmp_path: Path) -> None:
         request = urllib.request.Request(f"{servers['decode'].url}/v1/completions", json.dumps(body).encode(), forged)
         with urllib.request.urlopen(request, timeout=30) as response:
             assert json.loads(response.read())["choices"][0]["text"] == answer["choices"][0]["text"]
+        _try_at_random(servers["prefill"], servers["decode"], request)
+        with urllib.request.urlopen(request, timeout=30) as response:
+            assert json.loads(response.read())["choices"][0]["text"] == answer["choices"][0]["text"]
         for process in servers["decode"].processes:
             process.kill()
         assert asked()[1]["choices"][0]["text"] == answer["choices"][0]["text"], "a server for prompts answers while there is no other"
+
+
+def _try_at_random(prefill: Server, decode: Server, right: urllib.request.Request) -> None:
+    """Bodies of /handover and tickets of clients, none of which ends a rank or costs more than one sentence."""
+    rng, ranks = random.Random(6), [process_ids(each) for each in (prefill, decode)]
+    with httpx.Client(timeout=30) as client:
+        for _ in range(40):
+            tokens = json.dumps({"tokens": [rng.randrange(300)] * rng.randrange(1, 60), "cache_salt": value_of(rng)}).encode()
+            data = rng.choice((tokens, body_of(BODIES["/handover"], rng)))
+            answer = client.post(f"{prefill.url}/handover", content=data, headers={"Content-Type": "application/json"})
+            assert answer.status_code == 200 or answer.status_code < 500 and answer.json()["error"]["message"], (data, answer.text)
+        for _ in range(40):
+            ticket = {"folder": value_of(rng), "addresses": value_of(rng), "seal": value_of(rng)}
+            text = rng.choice((json.dumps(ticket), json.dumps(value_of(rng)), "x" * 5_000, '{"seal":"\\ud800"}', "[" * 3_000))
+            answer = client.post(f"{decode.url}/v1/completions", content=right.data, headers={TICKET_HEADER: text, "Content-Type": "application/json"})
+            assert answer.status_code == 200, (text, answer.text)
+    assert [process_ids(each) for each in (prefill, decode)] == ranks, "none was started again"
+
+
+def process_ids(server: Server) -> list[int]:
+    return sorted(each.pid for each in server.processes)

@@ -199,5 +199,5 @@ def _object(path: Path) -> dict[str, Any]:
         raise ValueError(f"{pointer_sentence(path)}.")
     try:
         return msgspec.json.decode(data, type=dict[str, Any])
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is no JSON object: {error}.") from error

@@ -14,7 +14,6 @@ import time
 from contextlib import closing
 from pathlib import Path
 
-import msgspec
 from aiohttp import ClientError
 from tqdm import tqdm
 
@@ -83,7 +82,7 @@ def _unusable(source: Path, target: Path) -> str | None:
         target.open("ab").close()
     except OSError as error:
         return f"{error.filename} cannot be used ({error.strerror}): name another file."
-    except msgspec.MsgspecError:
+    except (ValueError, RecursionError):
         return f"{target} holds something else than answers of a batch: name another file with -o."
     return None if count else f"{source} holds no request."
 

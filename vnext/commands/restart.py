@@ -153,7 +153,7 @@ class Replacements:
         file = self._engines.run_dir / WISH
         try:
             changes: dict[str, Any] = msgspec.json.decode(file.read_bytes())
-        except (OSError, msgspec.MsgspecError):
+        except (OSError, ValueError, RecursionError):
             command = parse(command_line())
             return command.engine if isinstance(command, ServeCommand) else self._settings
         file.unlink()

@@ -164,7 +164,7 @@ async def token_prompt(
                 return None
             answer = msgspec.json.decode(await response.read(), type=_Answer)
             return Prompt(pack_tokens(answer.tokens), asked.salt)
-    except (aiohttp.ClientError, OSError, TimeoutError, msgspec.DecodeError, LookupError, OverflowError):
+    except (aiohttp.ClientError, OSError, TimeoutError, ValueError, RecursionError, LookupError, OverflowError):
         return None
 
 
@@ -177,7 +177,7 @@ async def ticket_from(
     try:
         async with session.post(f"{url}/handover", data=data, headers=headers) as response:
             return msgspec.json.decode(await response.read(), type=_Ticket).ticket if response.status == 200 else ""
-    except (aiohttp.ClientError, OSError, TimeoutError, msgspec.DecodeError):
+    except (aiohttp.ClientError, OSError, TimeoutError, ValueError, RecursionError):
         return ""
 
 

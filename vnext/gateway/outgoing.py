@@ -105,7 +105,7 @@ class Outgoing:
         try:
             for event in each_of(events):
                 yield shown.take(event)
-        except (Diverged, msgspec.DecodeError, LookupError, TypeError) as error:
+        except (Diverged, ValueError, RecursionError, LookupError, TypeError) as error:
             raise Failed("diverged", f"it does not repeat the stream: {error}") from error
 
 
@@ -115,7 +115,7 @@ def _ending(events: bytes) -> str:
     for event in each_of(events) if b'"error":{' in events else ():
         try:
             found = msgspec.json.decode(split(event)[1])
-        except msgspec.DecodeError:
+        except (ValueError, RecursionError):
             continue
         error = (found.get("response") or found).get("error") if isinstance(found, dict) else None
         if isinstance(error, dict) and error.get("code") in ENDING:

@@ -217,7 +217,7 @@ def decode(data: bytes) -> Snapshot:
     try:
         frame = _decoder.decode(data)
         wide = [log_bytes.impl.widen(life.tokens, frame.width) for life in frame.lives]
-    except (msgspec.MsgspecError, ValueError) as error:
+    except (ValueError, RecursionError) as error:
         raise BadSnapshot(f"it has another form ({error})") from error
     return _with_tokens(frame, wide, WIDTH_MAX)
 

@@ -89,7 +89,7 @@ def read(data: bytes) -> Read:
     end = log_bytes.impl.record_end(data, len(MAGIC))
     try:
         header = _header_decoder.decode(data[len(MAGIC) + RECORD_HEAD : max(end, 0)])
-    except msgspec.MsgspecError as error:
+    except (ValueError, RecursionError) as error:
         raise NoDecisions("the header of a router's decisions is damaged or cut short") from error
     if header.format_version > FORMAT_VERSION:
         raise NoDecisions(f"format {header.format_version} of decisions is newer than {FORMAT_VERSION}: use a newer vnext")
@@ -113,7 +113,7 @@ def _decoded(data: bytes, offset: int, found: list[Decision]) -> Iterator[Decisi
             raise _Ended(f"the file {what} behind decision {len(found)}: the {len(data) - offset} bytes from there on are ignored")
         try:
             yield _decision_decoder.decode(data[offset + RECORD_HEAD : end])
-        except msgspec.MsgspecError as error:
+        except (ValueError, RecursionError) as error:
             raise _Ended(f"a record behind decision {len(found)} has another form ({error})") from error
         offset = end
 

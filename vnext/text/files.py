@@ -62,7 +62,7 @@ def _of_processor(folder: Path) -> Any:
         return None
     try:
         return msgspec.json.decode(path.read_bytes(), type=dict[str, Any]).get("chat_template")
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise CheckpointUnreadable(f"{path} is no JSON object: {error}.") from error
 
 

@@ -72,7 +72,7 @@ def read(path: Path) -> Measured:
         found = msgspec.json.decode(path.expanduser().read_bytes())
     except OSError as error:
         raise SettingsError(f"{path} cannot be read ({error.strerror}).") from error
-    except msgspec.DecodeError:
+    except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):
         raise SettingsError(f"{path} is no report of --json and no file of --save-result.")

@@ -110,12 +110,12 @@ def _tokens(tokenizer: Tokenizer, text: str) -> int:
 def _read(path: Path) -> list[_Conversation]:
     try:
         return msgspec.json.decode(path.read_bytes(), type=list[_Conversation])
-    except (OSError, msgspec.DecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise SettingsError(f"--dataset-path {path} cannot be read as ShareGPT's JSON ({error}).") from error
 
 
 def _read_lines(path: Path) -> list[_Line]:
     try:
         return msgspec.json.Decoder(_Line).decode_lines(path.read_bytes())
-    except (OSError, msgspec.DecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise SettingsError(f"--dataset-path {path} cannot be read as JSON lines with a prompt each ({error}).") from error

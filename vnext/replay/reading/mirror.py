@@ -109,7 +109,7 @@ class Mirror:
         if status == http.HTTPStatus.OK:
             try:
                 return msgspec.json.decode(data, type=Listing)
-            except msgspec.MsgspecError as error:
+            except (ValueError, RecursionError) as error:
                 raise Lost(f"{self.url} is no vnext server: it answers /log with something else ({error})") from error
         if status in (http.HTTPStatus.TOO_MANY_REQUESTS, http.HTTPStatus.SERVICE_UNAVAILABLE):
             raise Silent(f"{self.url} answers {_words(status, data)}")
@@ -149,7 +149,7 @@ def _words(status: int, data: bytes) -> str:
     """The server's own error message, if the answer has our error format."""
     try:
         return f"{status}: {msgspec.json.decode(data, type=_Failed).error.message}"
-    except msgspec.MsgspecError:
+    except (ValueError, RecursionError):
         return f"{status}, which is no answer of a vnext server"
 
 

@@ -125,7 +125,7 @@ class Overview:
                 head = msgspec.msgpack.decode(file.read(int.from_bytes(file.read(4), "little")), type=Head)
                 data = file.read()
             wanted = msgspec.structs.replace(self._head(), count=head.count, broken=head.broken)
-        except (OSError, msgspec.MsgspecError, MemoryError):
+        except (OSError, ValueError, RecursionError, MemoryError):
             return False
         if head != wanted or len(data) != 4 * len(COLUMNS) * head.count:
             return False

@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, assert_never
 
-import msgspec
 import zmq
 
 from vnext.runtime.client.connection import Connection
@@ -260,9 +259,11 @@ class EngineClient:
         """Take in a message; returns whether to go on reading."""
         self._silence.heard()
         try:
-            self._receive(engine_decoder.decode(data))
-        except msgspec.MsgspecError as error:
+            message = engine_decoder.decode(data)
+        except (ValueError, RecursionError) as error:
             self._die(f"The engine core sent a message that this version cannot read: {error}.")
+        else:
+            self._receive(message)
         return self._death is None
 
     def drop(self, names: Iterable[str], reason: AbortReason) -> None:

@@ -304,7 +304,7 @@ def read_messages(parts: Sequence[bytes]) -> Iterator[tuple[bytes, ClientMessage
     for frame in frames:
         try:
             message = client_decoder.decode(frame)
-        except msgspec.MsgspecError as error:
+        except (ValueError, RecursionError) as error:
             log.warning("a client's message could not be read and was dropped: %s", error)
         else:
             yield peer, message

@@ -15,7 +15,6 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Protocol
 
-import msgspec
 import zmq
 from msgspec.structs import replace
 
@@ -176,7 +175,7 @@ class MpExecutor:
         for data in self._results.messages():
             try:
                 message = rank_decoder.decode(data)
-            except (msgspec.MsgspecError, ValueError) as error:
+            except (ValueError, RecursionError) as error:
                 log.warning("a rank's message could not be read and was dropped: %s", error)
                 continue
             self._came.append(message)

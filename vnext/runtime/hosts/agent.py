@@ -32,7 +32,7 @@ from vnext.runtime.hosts.frames import (
     encode,
 )
 from vnext.runtime.hosts.local import LocalRanks
-from vnext.runtime.hosts.wire import Wire, WireBroken, connected, link_key
+from vnext.runtime.hosts.wire import Wire, WireBroken, connected, link_key, shown
 from vnext.runtime.processes.rank_processes import start_ranks
 from vnext.runtime.processes.subprocesses import Child, ChildDied
 from vnext.runtime.protocol.messages import encoder
@@ -91,7 +91,7 @@ class Agent:
             self._poller.poll(STARTING_POLL_MS if starting else BEAT_S * 1000 / 2)
             for payload in wire.receive():
                 self._heard_s = time.monotonic()
-                self._obey(decoder.decode(payload))
+                self._obey(_frame_of(payload))
             self._watch_ranks()
             self._beat()
             if time.monotonic() - self._heard_s > SILENCE_S:
@@ -163,3 +163,11 @@ class Agent:
         if ranks is not None:
             ranks.kill()
             ranks.stop(0.0)
+
+
+def _frame_of(payload: bytes) -> AnyFrame:
+    """Raises WireBroken."""
+    try:
+        return decoder.decode(payload)
+    except (ValueError, RecursionError) as error:
+        raise WireBroken(f"it sends what this version cannot read ({shown(str(error))})") from error

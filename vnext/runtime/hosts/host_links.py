@@ -21,6 +21,8 @@ from vnext.runtime.transport.collectives.errors import RankLost
 from vnext.runtime.transport.collectives.meeting import Words
 
 MEETING_S = 300.0
+COMERS_MAX = 16
+"""Connections beside the readers that are still to come which may be without a proof at once."""
 RETRY_S = 0.25
 NOBODY_CAME = (errno.EMFILE, errno.ENFILE, errno.ECONNABORTED)  # no descriptor is free, or the comer has left
 log = logging.getLogger(__name__)
@@ -58,8 +60,8 @@ class HostWriter:
 
     def __init__(self, listener: socket.socket, key: bytes, reader_count: int) -> None:
         self._listener, self._key, self._count = listener, key, reader_count
-        listener.settimeout(MEETING_S)
         self._readers: list[Wire] = []
+        self._room = threading.BoundedSemaphore(reader_count + COMERS_MAX)
         self._thread = threading.Thread(target=self._take_in, name="readers that come", daemon=True)
         self._thread.start()
 
@@ -80,19 +82,33 @@ class HostWriter:
             reader.close()
 
     def _take_in(self) -> None:
-        while len(self._readers) < self._count:
+        end_s = time.monotonic() + MEETING_S
+        while len(self._readers) < self._count and (left_s := end_s - time.monotonic()) > 0:
             try:
+                self._listener.settimeout(left_s)
                 connection, peer = self._listener.accept()
             except OSError as error:
                 if error.errno in NOBODY_CAME:
                     time.sleep(RETRY_S)
                     continue
-                break  # MEETING_S are over, or the rank has left
-            try:
-                self._readers.append(connected(connection, self._key, "master", send_timeout_s=0.0))
-            except (WireBroken, WireRefused) as error:
-                log.warning("A connection from %s to a stage was turned away: %s.", peer[0], error)
+                break  # MEETING_S are over, all have come, or the rank has left
+            if self._room.acquire(blocking=False):
+                threading.Thread(target=self._meet, args=(connection, peer[0]), name="a reader that comes", daemon=True).start()
+            else:
+                connection.close()
         self._listener.close()
+
+    def _meet(self, connection: socket.socket, peer: str) -> None:
+        """Take a reader in, beside others who may say nothing."""
+        try:
+            self._readers.append(connected(connection, self._key, "master", send_timeout_s=0.0))
+        except (WireBroken, WireRefused) as error:
+            log.warning("A connection from %s to a stage was turned away: %s.", peer, error)
+        finally:
+            self._room.release()
+        if len(self._readers) == self._count:
+            with suppress(OSError):
+                self._listener.shutdown(socket.SHUT_RDWR)
 
 
 class HostReader:

@@ -37,7 +37,7 @@ from vnext.runtime.hosts.frames import (
 )
 from vnext.runtime.hosts.placer import Placer
 from vnext.runtime.hosts.secret import secret_of
-from vnext.runtime.hosts.wire import Wire, WireBroken, WireRefused, connected, link_key
+from vnext.runtime.hosts.wire import Wire, WireBroken, WireRefused, connected, link_key, shown
 from vnext.runtime.processes.readable import readable
 from vnext.runtime.protocol.messages import RankFailed, RankMessage, RankReady, StepResult, rank_decoder
 from vnext.runtime.protocol.settings import EngineSettings, RankSettings, SettingsError
@@ -195,8 +195,8 @@ class Hosts:
         try:
             wire = connected(connection, self.secret, "master")
             here = self._first(wire)
-        except (WireBroken, WireRefused, msgspec.MsgspecError) as error:
-            log.warning("A host at %s was turned away: %s.", peer[0], error)
+        except (WireBroken, WireRefused, ValueError, RecursionError) as error:
+            log.warning("A host at %s was turned away: %s.", peer[0], shown(str(error)))
             if wire is not None:
                 wire.close()
             return
@@ -222,8 +222,8 @@ class Hosts:
         """Read what has come; end a connection that is silent, or carries what no agent sends."""
         try:
             frames = [decoder.decode(payload) for payload in host.wire.receive()] if is_ready else []
-        except (WireBroken, msgspec.MsgspecError) as error:
-            log.warning("Host %d at %s is lost: %s.", host.node, host.address, error)
+        except (WireBroken, ValueError, RecursionError) as error:
+            log.warning("Host %d at %s is lost: %s.", host.node, host.address, shown(str(error)))
             host.wire.close()
         else:
             host.heard_s = time.monotonic() if frames else host.heard_s
@@ -350,8 +350,8 @@ class HostedExecutor:
     def _take_message(self, data: bytes) -> None:
         try:
             message = rank_decoder.decode(data)
-        except (msgspec.MsgspecError, ValueError) as error:
-            log.warning("a message of another host's rank could not be read and was dropped: %s", error)
+        except (ValueError, RecursionError) as error:
+            log.warning("a message of another host's rank could not be read and was dropped: %s", shown(str(error)))
             return
         if isinstance(message, RankReady):
             self._ready[message.rank] = message

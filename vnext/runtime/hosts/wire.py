@@ -29,6 +29,7 @@ HANDSHAKE_BYTES_MAX = 4096
 SEND_TIMEOUT_S = 10.0
 MAC_BYTES = 16
 PIECE_BYTES = 1 << 18
+SHOWN_CHARACTERS_MAX = 200
 _length = struct.Struct("<I")
 _numbered = struct.Struct("<?Q")
 
@@ -182,7 +183,8 @@ def _agreed_key(connection: socket.socket, secret: bytes, role: Role, end_s: flo
     _put(connection, own)
     other = _take(connection, Greeting, end_s)
     if other.version != own.version:
-        raise WireRefused(f"the other host has vnext {other.version} and this one {own.version}: install one version on all hosts")
+        theirs = shown(other.version)
+        raise WireRefused(f"the other host has vnext {theirs} and this one {own.version}: install one version on all hosts")
     nonces = own.nonce + other.nonce if role == "master" else other.nonce + own.nonce
     proofs = {each: hmac.digest(secret, each.encode() + nonces, sha256) for each in ("master", "host")}
     if role == "host":
@@ -209,13 +211,18 @@ def _take(connection: socket.socket, wanted: type, end_s: float) -> Greeting | P
         raise WireBroken(f"a handshake of {size} bytes is none of vnext's")
     try:
         message = _handshake.decode(_exactly(connection, size, end_s))
-    except msgspec.MsgspecError as error:
-        raise WireBroken(f"the other side does not speak vnext's protocol ({error})") from error
+    except (ValueError, RecursionError) as error:
+        raise WireBroken(f"the other side does not speak vnext's protocol ({shown(str(error))})") from error
     if isinstance(message, Refusal):
-        raise WireRefused(message.message)
+        raise WireRefused(shown(message.message))
     if not isinstance(message, wanted):
         raise WireBroken("the other side's handshake is out of order")
     return message
+
+
+def shown(text: str) -> str:
+    """The words of a peer that may be anyone, as part of a line."""
+    return "".join(each if each.isprintable() else "?" for each in text[:SHOWN_CHARACTERS_MAX])
 
 
 def _exactly(connection: socket.socket, size: int, end_s: float) -> bytes:

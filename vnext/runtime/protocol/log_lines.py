@@ -86,7 +86,7 @@ class ChildLines:
             try:
                 msgspec.json.decode(text, type=dict[str, Any])
                 return text
-            except (msgspec.DecodeError, UnicodeDecodeError):
+            except (ValueError, RecursionError):
                 pass
         message, now_s = text.decode(errors="replace").rstrip("\r"), datetime.now(UTC).timestamp()
         return _object(now_s, "WARNING", "stderr", self._process, self._pid, message, {}).encode()

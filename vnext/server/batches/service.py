@@ -98,6 +98,6 @@ def _bearer(api_key: str) -> dict[str, str]:
 def _json(data: bytes) -> object:
     try:
         return msgspec.json.decode(data)
-    except msgspec.DecodeError:
+    except (ValueError, RecursionError):
         return data.decode(errors="replace")
 

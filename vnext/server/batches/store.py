@@ -254,6 +254,6 @@ def _read(folder: Path, kind: type[Any]) -> list[Any]:
     for path in paths:
         try:
             found.append(msgspec.json.decode(path.read_bytes(), type=kind))
-        except msgspec.DecodeError as error:
+        except (ValueError, RecursionError) as error:
             log.warning("%s is left alone: it describes no %s (%s)", path, kind.__name__.lower(), error)
     return sorted(found, key=lambda each: (each.created_at, each.id))

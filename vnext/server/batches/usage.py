@@ -78,7 +78,7 @@ def spent_in(path: Path) -> Spent:
     for line in path.read_bytes().splitlines() if path.is_file() else ():
         try:
             found = msgspec.json.decode(msgspec.json.decode(line, type=_Line).response.body, type=_Body)
-        except msgspec.DecodeError:
+        except (ValueError, RecursionError):
             continue
         usage, model = usage + _usage(found.usage or {}), model or found.model
     return Spent(usage, model)

@@ -140,7 +140,7 @@ def _of_file(path: str) -> list[ApiKey]:
     except (OSError, RuntimeError) as error:
         reason = getattr(error, "strerror", None) or error
         raise KeysUnusable(f"--api-key-file {path} cannot be read ({reason}): give the path of a YAML file of keys.") from error
-    except msgspec.DecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise KeysUnusable(f"--api-key-file {path} is no list of keys: {_where(error)}.") from error
     if not 0 < len(found) <= KEYS_MAX:
         raise KeysUnusable(f"--api-key-file {path} has {len(found)} keys: it must have between 1 and {KEYS_MAX}.")
@@ -153,7 +153,7 @@ def _of_file(path: str) -> list[ApiKey]:
     return found
 
 
-def _where(error: msgspec.DecodeError) -> str:
+def _where(error: Exception) -> str:
     """What is wrong and where, without a value, which might be a key."""
     if isinstance(error, msgspec.ValidationError):
         return str(error).replace("`$", "`keys")

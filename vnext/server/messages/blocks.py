@@ -103,5 +103,5 @@ def _object(text: str) -> dict[str, Any]:
     """A call's arguments; empty where the answer was cut off within them."""
     try:
         return msgspec.json.decode(text, type=dict[str, Any])
-    except (msgspec.DecodeError, RecursionError):
+    except (ValueError, RecursionError):
         return {}

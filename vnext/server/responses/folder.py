@@ -34,7 +34,7 @@ class Folder:
                 if path.suffix != ".draft":
                     yield path.name, msgspec.msgpack.decode(path.read_bytes(), type=kind)
                     continue
-            except (msgspec.DecodeError, OSError) as error:
+            except (ValueError, RecursionError, OSError) as error:
                 log.warning("the stored response %s cannot be read: %s", path.name, error)
             with suppress(OSError):
                 path.unlink()

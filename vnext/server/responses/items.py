@@ -140,5 +140,5 @@ def _input_of(arguments: str) -> str:
     """A custom tool's input; the arguments as they are where the answer was cut off within them."""
     try:
         return str(msgspec.json.decode(arguments, type=dict[str, Any])[ARGUMENT])
-    except (msgspec.DecodeError, RecursionError, KeyError):
+    except (ValueError, RecursionError, KeyError):
         return arguments

@@ -22,7 +22,7 @@ class RequestFailed(Exception):
         try:
             found = msgspec.json.decode(self.body, type=_Failed).error
             return found.message, found.code or ""
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except (ValueError, RecursionError):
             return "", ""
 
 

@@ -71,6 +71,6 @@ def failures() -> Iterator[None]:
     """What goes wrong on the way as RequestFailed."""
     try:
         yield
-    except (OSError, ValueError, msgspec.DecodeError, http.client.HTTPException) as error:
+    except (OSError, ValueError, RecursionError, http.client.HTTPException) as error:
         kind = "timeout" if isinstance(error, TimeoutError) else "connect" if isinstance(error, urllib.error.URLError) else "broken"
         raise RequestFailed(kind, str(error) or type(error).__name__) from error

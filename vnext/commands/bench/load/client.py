@@ -87,7 +87,7 @@ def failures() -> Iterator[None]:
     """What goes wrong on the way as RequestFailed."""
     try:
         yield
-    except (aiohttp.ClientError, OSError, TimeoutError, msgspec.DecodeError) as error:
+    except (aiohttp.ClientError, OSError, TimeoutError, msgspec.DecodeError, UnicodeError, RecursionError) as error:
         raise RequestFailed(kind_of(error), str(error) or type(error).__name__) from error
 
 

@@ -94,7 +94,7 @@ class BlockServer:
             wire.send(why_not.encode())
             for name in () if why_not else asked.names:
                 wire.send(self._read(name))
-        except (WireBroken, msgspec.MsgspecError):
+        except (WireBroken, ValueError, RecursionError):
             pass  # the other side has what it wants, or has ended
         finally:
             wire.close()
