@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ from hosted_cases import CASES, VOCAB_SIZE, save_hosted
 from model_helpers import Chunk, Model, ThreadGroup, load_model
 from transformers import CONFIG_MAPPING
 
+from vnext import LLM, SamplingParams
 from vnext.models import missing
 from vnext.models.config.folder import architecture
 from vnext.models.config.model_config import load_config, parse_config
@@ -22,6 +25,7 @@ from vnext.models.hosted.operations import FUNCTIONS
 from vnext.models.layers.sharding import Parallel, alone, check_world_size
 from vnext.models.loading.weights import load_params
 from vnext.models.registry import IMPLEMENTATION, require_family
+from vnext.runtime.processes.launch import DEMO_MODEL
 
 PROMPT = [int(token) for token in torch.randint(0, VOCAB_SIZE, (300,), generator=torch.Generator().manual_seed(1))]
 BLOCKS = [9, 2, 30, 4, 11, 8, 50, 51, 52, 53, 0, 1, 20, 21, 22, 23, 24, 25, 26, 27, 28, 29, 31]
@@ -150,6 +154,17 @@ def test_who_computes_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
         architecture(llama)
     with pytest.raises(ModelError, match=r"or transformers to compute it: pip install 'vnext\[transformers\]'; supported are"):
         require_family("BioGptForCausalLM")
+
+
+def test_an_engine_serves_one(tmp_path: Path) -> None:
+    """By itself; steps of few tokens change no answer."""
+    save_hosted(tmp_path, "biogpt", forced=False, vocab_size=json.loads((DEMO_MODEL / "config.json").read_text())["vocab_size"])
+    shutil.copy(DEMO_MODEL / "tokenizer.json", tmp_path)
+    params, prompts = SamplingParams(max_tokens=12, temperature=0.8, seed=2), ["def f(x):", "while", "class A: pass " * 3]
+    with LLM(str(tmp_path), threads=1, log="off", max_num_batched_tokens=16) as llm:
+        together = [each.outputs[0].token_ids for each in llm.generate(prompts, params, use_tqdm=False)]
+        alone = [llm.generate([each], params, use_tqdm=False)[0].outputs[0].token_ids for each in prompts]
+    assert together == alone and len({tuple(each) for each in together}) == 3
 
 
 @pytest.mark.parametrize("name", [*sorted(FUNCTIONS), *ACTIVATIONS])

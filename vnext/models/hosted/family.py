@@ -45,7 +45,7 @@ def WEIGHT_AXES(config: ModelConfig) -> Mapping[str, Layout]:  # noqa: N802  (a 
 
 class Params(NamedTuple):
     """One rank's weights. `layers` are those between embedding and head; `model` computes with all of them, None where there are
-    names alone."""
+    names alone. No `stack` of layers is one call."""
 
     embedding: Array
     layers: tuple[object, ...]
@@ -53,6 +53,7 @@ class Params(NamedTuple):
     head: Array
     head_bias: Array
     model: HostedModel | None
+    stack: None = None
 
 
 def settings_of(config: ModelConfig) -> str:
