@@ -96,6 +96,15 @@ CASES: dict[str, Case] = {
         "Qwen3MoeConfig",
         {"num_experts": 4, "moe_intermediate_size": 40, "num_experts_per_tok": 2, "mlp_only_layers": [1]},
     ),
+    "qwen2_moe": Case(
+        "Qwen2MoeForCausalLM",
+        "Qwen2MoeConfig",
+        {
+            "num_experts": 5, "moe_intermediate_size": 40, "shared_expert_intermediate_size": 56, "num_experts_per_tok": 2,
+            "decoder_sparse_step": 2, "use_sliding_window": True, "sliding_window": 40, "max_window_layers": 2,
+        },
+    ),
+    "olmoe": Case("OlmoeForCausalLM", "OlmoeConfig", {"num_experts": 5, "num_experts_per_tok": 2, "intermediate_size": 40}),
     "gemma2": Case(
         "Gemma2ForCausalLM", "Gemma2Config", {"head_dim": 24, "sliding_window": 40, "attn_logit_softcapping": 5.0}
     ),

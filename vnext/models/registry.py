@@ -74,6 +74,8 @@ FAMILIES = MappingProxyType(
         "StableLmForCausalLM": "starcoder2",
         "GPTNeoXForCausalLM": "gpt_neox",
         "BambaForCausalLM": "granite",
+        "Qwen2MoeForCausalLM": "qwen3_moe",
+        "OlmoeForCausalLM": "olmo2",
     }
 )
 
@@ -119,6 +121,8 @@ MODEL_TYPES = MappingProxyType(
         "stablelm": "StableLmForCausalLM",
         "gpt_neox": "GPTNeoXForCausalLM",
         "bamba": "BambaForCausalLM",
+        "qwen2_moe": "Qwen2MoeForCausalLM",
+        "olmoe": "OlmoeForCausalLM",
     }
 )
 """config.json's model_type -> the architecture, for files that name none."""
@@ -160,6 +164,8 @@ BODIES = MappingProxyType(
         "Starcoder2Model": "Starcoder2ForCausalLM",
         "StableLmModel": "StableLmForCausalLM",
         "BambaModel": "BambaForCausalLM",
+        "Qwen2MoeModel": "Qwen2MoeForCausalLM",
+        "OlmoeModel": "OlmoeForCausalLM",
     }
 )
 """Models saved without what makes them write -> the architecture that they belong to."""

@@ -36,7 +36,8 @@ DTYPES = ("float32", "bfloat16", "float16")
 class Experts(msgspec.Struct, frozen=True, kw_only=True):
     """Layers whose MLP is `count` experts of `intermediate_size`, of which each token goes to `per_token`.
 
-    `normalise`: a token's shares sum to one. `dense_layers`: indices of layers with a plain MLP instead.
+    `normalise`: a token's shares sum to one. `dense_layers`: indices of layers with a plain MLP instead. `shared_size`: of an MLP
+    that every token goes through beside them, times its own gate; 0 for none.
     """
 
     count: int
@@ -44,6 +45,7 @@ class Experts(msgspec.Struct, frozen=True, kw_only=True):
     intermediate_size: int
     normalise: bool
     dense_layers: tuple[int, ...] = ()
+    shared_size: int = 0
 
 
 class DecoderForm(msgspec.Struct, frozen=True, kw_only=True):

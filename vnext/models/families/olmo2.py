@@ -1,4 +1,4 @@
-"""OLMo 2 and 3: norms behind attention and MLP, and over all heads together.
+"""OLMo 2, 3 and OLMoE: norms over all heads together; those of layers stand behind attention and MLP, but in OLMoE.
 
 Norm weights multiply in float32 before rounding, so they are kept in float32. Three layers of four have a window in OLMo 3, which
 stretches the rope of the others.
@@ -8,23 +8,28 @@ from __future__ import annotations
 
 from types import MappingProxyType
 
-from vnext.models.config.json_keys import Json, positive
-from vnext.models.config.model_config import DecoderForm, ModelConfig, common_config, layer_windows
+from vnext.models.config.json_keys import Json, flag, positive, refuse
+from vnext.models.config.model_config import DecoderForm, Experts, ModelConfig, common_config, layer_windows
 from vnext.models.config.rope_config import two_ropes
-from vnext.models.layers.assembly import Source, attention, gated_mlp, wide_norm
+from vnext.models.layers.assembly import Source, attention, gated_mlp, rms_norm, sparse_mlp, wide_norm
 from vnext.models.layers.decoder import Names, Params, assemble_decoder, forward, logits
-from vnext.models.layers.layers import Attention
-from vnext.models.layers.sharding import WEIGHT_AXES as LLAMA_AXES, Axis, Layout
+from vnext.models.layers.layers import Attention, GatedMlp, SparseMlp
+from vnext.models.layers.sharding import EXPERT_AXES, WEIGHT_AXES as LLAMA_AXES, Axis, Layout
 
 __all__ = ["WEIGHT_AXES", "assemble", "forward", "logits", "parse"]
 
 WEIGHT_AXES = MappingProxyType(
     {
         **LLAMA_AXES,
+        **EXPERT_AXES,
         "q_norm": Layout((Axis.HEADS,)),
         "k_norm": Layout((Axis.KV_HEADS,)),
         "post_feedforward_layernorm": Layout((Axis.HIDDEN,)),
     }
+)
+OLMOE = "OlmoeForCausalLM"
+OLMOE_DEFAULTS = MappingProxyType(
+    {"max_position_embeddings": 4096, "rms_norm_eps": 1e-5, "num_experts": 64, "num_experts_per_tok": 8}
 )
 DEFAULTS = MappingProxyType({"max_position_embeddings": 2048, "rms_norm_eps": 1e-5, "sliding_window": 4096})
 NAMES = Names(
@@ -37,6 +42,8 @@ NAMES = Names(
 
 def parse(raw: Json, generation: Json) -> ModelConfig:
     """The configuration. Raises ModelError."""
+    if raw["architectures"][0] == OLMOE:
+        return _olmoe(OLMOE_DEFAULTS | raw, generation)
     raw, form = DEFAULTS | raw, DecoderForm(head_norms="all")
     if raw["architectures"][0] == "Olmo2ForCausalLM":
         return common_config(raw, generation, form=form)
@@ -45,6 +52,17 @@ def parse(raw: Json, generation: Json) -> ModelConfig:
     return common_config(
         raw, generation, form=form, windows=windows(raw), rope=rope, local_rope=local if local != rope else None
     )
+
+
+def _olmoe(raw: Json, generation: Json) -> ModelConfig:
+    refuse(raw, "clip_qkv", unless=())
+    experts = Experts(
+        count=positive(raw, "num_experts"),
+        per_token=positive(raw, "num_experts_per_tok"),
+        intermediate_size=positive(raw, "intermediate_size"),
+        normalise=flag(raw, "norm_topk_prob"),
+    )
+    return common_config(raw, generation, form=DecoderForm(head_norms="all"), experts=experts)
 
 
 def windows(raw: Json) -> tuple[int, ...]:
@@ -64,6 +82,15 @@ def assemble(source: Source, config: ModelConfig) -> Params:
         plain = attention(source, prefix, qkv_bias=bias, output_bias=bias)
         return plain._replace(q_norm=wide_norm(source, here + "q_norm"), k_norm=wide_norm(source, here + "k_norm"))
 
+    def widening(prefix: str) -> GatedMlp | SparseMlp:
+        if config.experts is None:
+            return gated_mlp(source, prefix)
+        return sparse_mlp(source, config, prefix + "mlp.", "gate_proj", "up_proj", "down_proj")
+
     return assemble_decoder(
-        source, config, lambda prefix, index: (mixing(prefix), gated_mlp(source, prefix)), NAMES, wide_norm
+        source,
+        config,
+        lambda prefix, index: (mixing(prefix), widening(prefix)),
+        NAMES if config.experts is None else Names(),
+        wide_norm if config.experts is None else rms_norm,
     )

@@ -1,28 +1,30 @@
-"""Qwen 3 with experts in most layers."""
+"""Qwen 2 and 3 with experts in most layers; Qwen 2 has one beside them for all tokens, with a gate."""
 
 from __future__ import annotations
 
 from types import MappingProxyType
 
 from vnext.models.config.json_keys import Json, flag, positive, shown
-from vnext.models.config.model_config import Experts, ModelConfig, common_config, same_window
+from vnext.models.config.model_config import DecoderForm, Experts, ModelConfig, common_config, layer_windows, same_window
 from vnext.models.errors import ModelError
-from vnext.models.layers.assembly import Source, attention, gated_mlp, sparse_mlp
+from vnext.models.layers.assembly import Source, gated_mlp, own_attention, sparse_mlp
 from vnext.models.layers.decoder import Params, assemble_decoder, forward, logits
 from vnext.models.layers.layers import GatedMlp, SparseMlp
-from vnext.models.layers.sharding import WEIGHT_AXES as LLAMA_AXES, Axis, matrix
+from vnext.models.layers.sharding import EXPERT_AXES, WEIGHT_AXES as LLAMA_AXES, Axis, matrix
 
 __all__ = ["WEIGHT_AXES", "assemble", "forward", "logits", "parse"]
 
 WEIGHT_AXES = MappingProxyType(
     {
         **LLAMA_AXES,
-        "gate": matrix(Axis.EXPERTS, Axis.HIDDEN),
-        "experts.gate_proj": matrix(Axis.EXPERT_MLP, Axis.HIDDEN),
-        "experts.up_proj": matrix(Axis.EXPERT_MLP, Axis.HIDDEN),
-        "experts.down_proj": matrix(Axis.HIDDEN, Axis.EXPERT_MLP),
+        **EXPERT_AXES,
+        "shared_expert.gate_proj": matrix(Axis.SHARED_MLP, Axis.HIDDEN),
+        "shared_expert.up_proj": matrix(Axis.SHARED_MLP, Axis.HIDDEN),
+        "shared_expert.down_proj": matrix(Axis.HIDDEN, Axis.SHARED_MLP),
+        "shared_expert_gate": matrix(Axis.ONE, Axis.HIDDEN),
     }
 )
+QWEN2 = "Qwen2MoeForCausalLM"
 DEFAULTS = MappingProxyType(
     {
         "num_key_value_heads": 4,
@@ -32,12 +34,28 @@ DEFAULTS = MappingProxyType(
         "num_experts_per_tok": 8,
     }
 )
+QWEN2_DEFAULTS = MappingProxyType(
+    {
+        "num_key_value_heads": 16,
+        "max_position_embeddings": 32768,
+        "sliding_window": 4096,
+        "max_window_layers": 28,
+        "moe_intermediate_size": 1408,
+        "shared_expert_intermediate_size": 5632,
+        "num_experts_per_tok": 4,
+        "num_experts": 60,
+        "qkv_bias": True,
+    }
+)
 
 
 def parse(raw: Json, generation: Json) -> ModelConfig:
     """The configuration; newer files say num_local_experts for num_experts. Raises ModelError."""
-    raw = DEFAULTS | raw
-    windows = same_window(raw) if flag(raw, "use_sliding_window") else ()
+    is_second = raw["architectures"][0] == QWEN2
+    raw = (QWEN2_DEFAULTS if is_second else DEFAULTS) | raw
+    windows: tuple[int, ...] = ()
+    if flag(raw, "use_sliding_window"):
+        windows = every_other(raw) if is_second else same_window(raw)
     count = positive(raw, "num_experts", raw.get("num_local_experts", 128))
     experts = Experts(
         count=count,
@@ -45,8 +63,18 @@ def parse(raw: Json, generation: Json) -> ModelConfig:
         intermediate_size=positive(raw, "moe_intermediate_size"),
         normalise=flag(raw, "norm_topk_prob"),
         dense_layers=dense_layers(raw),
+        shared_size=positive(raw, "shared_expert_intermediate_size") if is_second else 0,
     )
-    return common_config(raw, generation, windows=windows, experts=experts)
+    bias = flag(raw, "qkv_bias" if is_second else "attention_bias")
+    form = DecoderForm(output_bias=bias and not is_second)
+    return common_config(raw, generation, windows=windows, experts=experts, attention_bias=bias, form=form)
+
+
+def every_other(raw: Json) -> tuple[int, ...]:
+    """Windows of every other layer below max_window_layers."""
+    below = raw.get("max_window_layers") or 0
+    kinds = ["full" if index % 2 or index >= below else "sliding" for index in range(positive(raw, "num_hidden_layers"))]
+    return layer_windows(raw, [f"{kind}_attention" for kind in kinds])
 
 
 def dense_layers(raw: Json) -> tuple[int, ...]:
@@ -60,18 +88,22 @@ def dense_layers(raw: Json) -> tuple[int, ...]:
 
 def assemble(source: Source, config: ModelConfig) -> Params:
     """The parameters."""
-    bias, dense = config.attention_bias, config.experts.dense_layers
+    dense, is_second = config.experts.dense_layers, config.architecture == QWEN2
 
     def widening(prefix: str, index: int) -> GatedMlp | SparseMlp:
         if index in dense:
             return gated_mlp(source, prefix)
-        return sparse_mlp(source, config, prefix + "mlp.", "gate_proj", "up_proj", "down_proj")
+        sparse = sparse_mlp(source, config, prefix + "mlp.", "gate_proj", "up_proj", "down_proj")
+        if not is_second:
+            return sparse
+        gate = source.packed((prefix + "mlp.shared_expert_gate.weight",), exact=True)
+        return sparse._replace(shared=gated_mlp(source, prefix, name="mlp.shared_expert."), shared_gate=gate)
 
     return assemble_decoder(
         source,
         config,
         lambda prefix, index: (
-            attention(source, prefix, qkv_bias=bias, output_bias=bias, head_norms=True),
+            own_attention(source, config, prefix, head_norms=not is_second),
             widening(prefix, index),
         ),
     )

@@ -73,11 +73,14 @@ class GatedMlp(NamedTuple):
 
 
 class SparseMlp(NamedTuple):
-    """Experts: `router` packed [E, hidden]; gate_up [E, 2 * I, hidden] and down [E, hidden, I] packed, I split."""
+    """Experts: `router` packed [E, hidden]; gate_up [E, 2 * I, hidden] and down [E, hidden, I] packed, I split. `shared` is of all
+    tokens, times the sigmoid of what `shared_gate` packed [1, hidden] gives."""
 
     router: Any
     gate_up: Any
     down: Any
+    shared: GatedMlp | None = None
+    shared_gate: Any = None
 
 
 Mlp = GatedMlp | PlainMlp | SparseMlp
@@ -193,15 +196,13 @@ def attend(
     qkv: torch.Tensor, layer: Attention, cache: LayerCache, step: Step, gates: torch.Tensor | None = None
 ) -> torch.Tensor:
     """The rest of attention from qkv [T, (heads + 2 * kv_heads) * head_dim], which is used up -> [T, hidden]. `gates`: what heads
-    give is multiplied by their sigmoid, spelled out for the reason given at `references.silu_and_mul`."""
+    give is multiplied by their sigmoid."""
     chosen, config = step.operations, step.config
     write = RotaryWrite(layer.q_norm, layer.k_norm, config.rms_norm_eps, step.cosine, step.sine, *cache, step.slots)
     query = chosen.rotary_kv_write(qkv, write)
     seen = chosen.paged_attention(query, AttentionCall(*cache, step.metadata, step.scale, step.window, config.attention_softcap))
     seen = seen.flatten(1)
-    if gates is not None:
-        seen = (seen.float() / gates.float().neg_().exp_().add_(1.0)).to(seen.dtype)
-    return row(seen, layer.output, step)
+    return row(seen if gates is None else gated_by(seen, gates), layer.output, step)
 
 
 def norm_of(x: torch.Tensor, norm: Norm | None, step: Step) -> torch.Tensor:
@@ -259,8 +260,17 @@ def sparse_mlp(layer: SparseMlp, x: torch.Tensor, step: Step) -> torch.Tensor:
     shares, ids = chosen.route(chosen.linear(x, layer.router, None), settings.per_token, settings.normalise)
     parallel, given = step.parallel, (x, shares, ids, layer.gate_up, layer.down, step.config.activation)
     if parallel.world_size > 1 and parallel.is_exact:
-        return chosen.experts(*given, parallel.all_reduce)
-    return parallel.all_reduce(chosen.experts(*given))
+        found = chosen.experts(*given, parallel.all_reduce)
+    else:
+        found = parallel.all_reduce(chosen.experts(*given))
+    if layer.shared is None:
+        return found
+    return found + gated_by(gated_mlp(layer.shared, x, step), chosen.linear(x, layer.shared_gate, None))
+
+
+def gated_by(x: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
+    """x times the sigmoid of gates, spelled out for the reason given at `references.silu_and_mul`."""
+    return (x.float() / gates.float().neg_().exp_().add_(1.0)).to(x.dtype)
 
 
 def row(x: torch.Tensor, linear: Linear, step: Step) -> torch.Tensor:

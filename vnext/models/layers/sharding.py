@@ -40,6 +40,7 @@ class Axis(StrEnum):
     MLP = "mlp"
     EXPERTS = "experts"
     EXPERT_MLP = "expert_mlp"
+    SHARED_MLP = "shared_mlp"
     VOCAB = "vocab"
     POSITIONS = "positions"
     TWICE_HIDDEN = "twice_hidden"
@@ -71,7 +72,7 @@ WHOLE = frozenset(
 )  # fmt: skip
 
 
-SPLIT_INPUTS = frozenset({Axis.HEADS, Axis.MLP, Axis.EXPERT_MLP, Axis.STATE_VALUES})
+SPLIT_INPUTS = frozenset({Axis.HEADS, Axis.MLP, Axis.EXPERT_MLP, Axis.SHARED_MLP, Axis.STATE_VALUES})
 """Inputs of row-parallel weights."""
 
 
@@ -116,6 +117,15 @@ WEIGHT_AXES: LayoutTable = MappingProxyType(
     }
 )
 """The names that Llama began; a family adds its own."""
+EXPERT_AXES: LayoutTable = MappingProxyType(
+    {
+        "gate": matrix(Axis.EXPERTS, Axis.HIDDEN),
+        "experts.gate_proj": matrix(Axis.EXPERT_MLP, Axis.HIDDEN),
+        "experts.up_proj": matrix(Axis.EXPERT_MLP, Axis.HIDDEN),
+        "experts.down_proj": matrix(Axis.HIDDEN, Axis.EXPERT_MLP),
+    }
+)
+"""The usual names of experts and their router."""
 
 
 class HostRanks(Protocol):
@@ -208,6 +218,8 @@ def axis_size(axis: AnyAxis, config: ModelConfig) -> int:
             return config.experts.count if config.experts else 0
         case Axis.EXPERT_MLP:
             return config.experts.intermediate_size if config.experts else 0
+        case Axis.SHARED_MLP:
+            return config.experts.shared_size if config.experts else 0
         case Axis.VOCAB:
             return config.vocab_size
         case Axis.POSITIONS:
@@ -275,7 +287,7 @@ def divides(config: ModelConfig, world_size: int) -> bool:
     if config.hosted is not None and world_size > 1 and (config.hosted.whole or config.kv_head_count % world_size):
         return False
     few, many = sorted((config.kv_head_count, world_size))
-    wide = axis_size(Axis.MLP, config) % world_size == 0 == axis_size(Axis.EXPERT_MLP, config) % world_size
+    wide = not any(axis_size(axis, config) % world_size for axis in (Axis.MLP, Axis.EXPERT_MLP, Axis.SHARED_MLP))
     recurrent = config.recurrent
     alike = recurrent is None or recurrent.value_heads % world_size == 0 == recurrent.key_heads % world_size
     return config.head_count % world_size == 0 and many % few == 0 and wide and alike
