@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
 import pytest
 from engine_here import engines_here
+from msgspec.structs import replace
 
-from vnext import LLM, SamplingParams
+from vnext import LLM, AsyncLLM, SamplingParams
 from vnext.kernels.cpu import native
 from vnext.replay.cli.main import main as replay
-from vnext.runtime.protocol.sampling_params import StructuredOutputsParams
+from vnext.runtime.protocol.sampling_params import InvalidRequest, StructuredOutputsParams
 
 pytestmark = pytest.mark.skipif(not native.is_built(), reason="the CPU's kernels are not built here: no C++ compiler was found")
 Answer = tuple[list[int], object]
@@ -99,3 +101,34 @@ def test_prompts_overlap_and_tokens_follow_each_other(tmp_path: Path) -> None:
         assert first["steps"] == 31 and 0 < first["waited"] <= 20
         with pytest.raises(Exception, match="the weights of a pipeline's stages cannot be updated: start another engine"):
             llm.update_weights(str(tmp_path))
+
+
+def test_a_grammar_that_fails_within_an_answer_ends_that_answer_alone() -> None:
+    """Too many items at a position that the first tokens do not reach: rank 0 of the last stage says so, with tokens in flight."""
+    names = [{"type": "object", "properties": {f"{word}{at}": {} for at in range(200)}} for word in "pq"]
+    required = {"a": {"const": "x" * 12}, "b": {"anyOf": names}}
+    schema = {"type": "object", "properties": required, "required": ["a", "b"], "additionalProperties": False}
+    plain = [SamplingParams(temperature=0.9, seed=at, max_tokens=60, ignore_eos=True) for at in range(6)]
+    bad = SamplingParams(temperature=0.9, max_tokens=90, structured_outputs=StructuredOutputsParams(json=schema))
+    params = [each for pair in zip(plain, (replace(bad, seed=at) for at in range(6))) for each in pair]
+
+    async def answer(llm: AsyncLLM, at: int) -> tuple[list[int], str]:
+        taken: list[int] = []
+        try:
+            async for output in llm.generate([5 + at, 6, 7], params[at]):
+                taken = output.outputs[0].token_ids
+        except InvalidRequest as error:
+            return taken, error.message
+        return taken, ""
+
+    async def story(stages: int) -> list[tuple[list[int], str]]:
+        settings = {"dtype": "float32", "threads": 1, "log": "off", "digest_interval": 1}
+        async with AsyncLLM(pipeline_parallel_size=stages, **settings) as llm:
+            return await asyncio.gather(*(answer(llm, at) for at in range(len(params))))
+
+    found, right = asyncio.run(story(2)), asyncio.run(story(1))
+    assert found[::2] == right[::2] and all(len(tokens) == 60 for tokens, _ in found[::2])
+    why = "The answer cannot keep to its constraint: a position of its grammar has too many items, or takes too much work, simplify it."
+    failed = [tokens for tokens, sentence in found[1::2] if sentence == why]
+    assert len(failed) >= 3 and all(len(tokens) > 10 for tokens in failed)
+    assert [sentence for _, sentence in found] == [sentence for _, sentence in right]

@@ -197,7 +197,7 @@ class LLM(EngineOperations):
         found: dict[str, list[PromptResult]] = {request.name: [] for request in requests}
         for output in self._client.run(requests, whole=True) if requests else ():
             if output.error:
-                raise InvalidRequest(f"{output.error}.")
+                raise InvalidRequest(f"{output.error.rstrip('.')}.")
             found[output.name] += output.prompt
         embeddings = [embedding(parts, dimensions, normalize).tolist() for parts in found.values()]
         return [
@@ -225,7 +225,7 @@ class LLM(EngineOperations):
         }
         for output in self._client.run([each.request for each in scorings.values()], whole=True) if scorings else ():
             if output.error:
-                raise InvalidRequest(f"{output.error}.")
+                raise InvalidRequest(f"{output.error.rstrip('.')}.")
             scorings[output.name].push(output)
         found = [each.logprobs() for each in scorings.values()]
         return [
@@ -273,7 +273,7 @@ class LLM(EngineOperations):
 
     def _push(self, slot: Slot, output: TakenOutput) -> Delta:
         if output.error:  # an adapter that cannot be read, a grammar that cannot be followed
-            raise InvalidRequest(f"{output.error}.")
+            raise InvalidRequest(f"{output.error.rstrip('.')}.")
         slot.note_times(output)
         delta = slot.answer.push(output)
         slot.finished = delta.finish != ""
