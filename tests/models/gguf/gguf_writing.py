@@ -14,7 +14,9 @@ from safetensors.numpy import load_file
 ARCHITECTURES = {
     "LlamaForCausalLM": "llama", "MixtralForCausalLM": "llama", "Qwen2ForCausalLM": "qwen2", "Qwen3ForCausalLM": "qwen3",
     "Qwen3MoeForCausalLM": "qwen3moe", "Gemma2ForCausalLM": "gemma2", "Gemma3ForCausalLM": "gemma3", "Olmo2ForCausalLM": "olmo2",
-    "SmolLM3ForCausalLM": "smollm3",
+    "SmolLM3ForCausalLM": "smollm3", "GraniteForCausalLM": "granite", "Glm4ForCausalLM": "glm4", "CohereForCausalLM": "command-r",
+    "Cohere2ForCausalLM": "cohere2", "Starcoder2ForCausalLM": "starcoder2", "StableLmForCausalLM": "stablelm",
+    "Exaone4ForCausalLM": "exaone4", "SeedOssForCausalLM": "seed_oss", "ArceeForCausalLM": "arcee",
 }  # fmt: skip
 MEMBERS = {
     "context_length": "max_position_embeddings", "embedding_length": "hidden_size", "block_count": "num_hidden_layers",
@@ -23,6 +25,15 @@ MEMBERS = {
     "attention.key_length": "head_dim", "attention.sliding_window": "sliding_window", "expert_used_count": "num_experts_per_tok",
     "expert_feed_forward_length": "moe_intermediate_size", "attn_logit_softcapping": "attn_logit_softcapping",
     "final_logit_softcapping": "final_logit_softcapping",
+}  # fmt: skip
+OWN_MEMBERS = {
+    "granite": {
+        "embedding_scale": "embedding_multiplier", "residual_scale": "residual_multiplier", "attention.scale": "attention_multiplier",
+        "logit_scale": "logits_scaling",
+    },
+    **dict.fromkeys(("command-r", "cohere2"), {"logit_scale": "logit_scale", "attention.layer_norm_epsilon": "layer_norm_eps"}),
+    "starcoder2": {"attention.layer_norm_epsilon": "norm_epsilon"},
+    "stablelm": {"attention.layer_norm_epsilon": "layer_norm_eps", "use_parallel_residual": "use_parallel_residual"},
 }  # fmt: skip
 TOKENS = [f"t{number}" for number in range(97)]
 DRAWN = {"Q4_K": ((0, 4e-4), (2, 3e-3)), "Q6_K": ((208, 5e-5),)}
@@ -85,11 +96,15 @@ def convert(
 
 def metadata_of(config: dict[str, Any], name: str) -> dict[str, Any]:
     """The members that the converter writes."""
-    found = {key: config[own] for key, own in MEMBERS.items() if config.get(own) is not None}
+    members = MEMBERS | OWN_MEMBERS.get(name, {})
+    found = {key: config[own] for key, own in members.items() if config.get(own) is not None}
     if (experts := config.get("num_local_experts") or config.get("num_experts")) is not None:
         found["expert_count"] = experts
     rope = config.get("rope_parameters") or {"rope_theta": config["rope_theta"]}
     found["rope.freq_base"] = float((rope.get("full_attention") or rope)["rope_theta"])
+    if rope.get("partial_rotary_factor") is not None:
+        head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+        found["rope.dimension_count"] = int(rope["partial_rotary_factor"] * head_dim)
     return {"general.architecture": name} | {f"{name}.{key}": value for key, value in found.items()}
 
 
@@ -107,7 +122,7 @@ def tensors_of(folder: Path, config: dict[str, Any], name: str, type_: str | Cal
             own = f"{before}.experts.{rest}"
         place = names.get_name(own, (".weight", ".bias"))
         heads = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}.get(key.split(".")[-2])
-        if name in ("llama", "smollm3") and heads:
+        if name in ("llama", "smollm3", "granite", "arcee") and heads:
             array = neighbours(array, config[heads])
         if name in ("gemma2", "gemma3") and "norm" in key:
             array = array + 1

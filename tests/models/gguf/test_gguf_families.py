@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from family_cases import CASES, VOCAB_SIZE, Case, save_case
+from family_cases import CASES, MULTIPLIERS, VOCAB_SIZE, Case, save_case
 from gguf_writing import convert
 from model_helpers import Chunk, load_model
 
@@ -36,6 +36,12 @@ FORMS = {
     "gemma3": Case("Gemma3ForCausalLM", "Gemma3TextConfig", GEMMA),
     "olmo2": CASES["olmo2"],
     "smollm3": Case("SmolLM3ForCausalLM", "SmolLM3Config", {}),
+    "granite": Case("GraniteForCausalLM", "GraniteConfig", {**MULTIPLIERS, "attention_bias": False}),
+    **{name: CASES[name] for name in ("glm4", "cohere", "starcoder2", "stablelm", "stablelm_parallel")},
+    "cohere2": Case("Cohere2ForCausalLM", "Cohere2Config", {"sliding_window": 40}),
+    "exaone4": Case("Exaone4ForCausalLM", "Exaone4Config", {"sliding_window": 40, "head_dim": 24, "num_hidden_layers": 5}),
+    "seed_oss": CASES["seed_oss"],
+    "arcee": Case("ArceeForCausalLM", "ArceeConfig", {}),
 }
 
 

@@ -18,8 +18,10 @@ from vnext.models.gguf.header import Header, Tensor
 
 FLOATS = MappingProxyType({"F32": "float32", "F16": "float16"})
 GEMMA2_27B_LAYERS, GEMMA3_27B_LAYERS = 46, 62
-EMBEDDING, HEAD, STRETCHES = "token_embd.weight", "output.weight", "rope_freqs.weight"
+EMBEDDING, HEAD, STRETCHES, QUERY_BIAS = "token_embd.weight", "output.weight", "rope_freqs.weight", "blk.0.attn_q.bias"
 Stretches = Sequence[float]
+PARTIAL = frozenset({"glm4", "stablelm"})
+"""Architectures whose heads turn in part."""
 LLAMA3 = (1.0, 4.0, 8192)
 """Turns within the original context below which frequencies are stretched, and above which they are not; that context."""
 
@@ -68,7 +70,7 @@ def _common(members: Members) -> dict[str, object]:
     if (layers := members.number("block_count")) > len(members.tensors):
         raise ModelError(f"the file states {layers} layers and has {len(members.tensors)} tensors; download it again")
     head_dim = members.number("attention.key_length", hidden // heads)
-    for name in ("rope.dimension_count", "attention.value_length"):
+    for name in ("rope.dimension_count", "attention.value_length")[members.architecture in PARTIAL :]:
         if (found := members.number(name, head_dim)) != head_dim:
             raise ModelError(
                 f"the file's {members.architecture}.{name} is {found}, and only that of a head's {head_dim} channels is read; take "
@@ -83,7 +85,7 @@ def _common(members: Members) -> dict[str, object]:
         "num_key_value_heads": members.number("attention.head_count_kv", heads),
         "head_dim": head_dim,
         "max_position_embeddings": members.number("context_length"),
-        "rms_norm_eps": members.number("attention.layer_norm_rms_epsilon"),
+        "rms_norm_eps": members.number("attention.layer_norm_rms_epsilon", members.number("attention.layer_norm_epsilon", 0.0)),
         "rope_parameters": _rope(members),
         "tie_word_embeddings": HEAD not in members.tensors,
         "dtype": _dtype(members.tensors),
@@ -143,6 +145,67 @@ def _plain(architecture: str) -> Callable[[Members], dict[str, object]]:
     return lambda members: {"architectures": [architecture]}
 
 
+def _biased(architecture: str) -> Callable[[Members], dict[str, object]]:
+    """Of a family with biases of queries, keys and values where the file has them."""
+    return lambda members: {"architectures": [architecture], "attention_bias": QUERY_BIAS in members.tensors}
+
+
+def _granite(members: Members) -> dict[str, object]:
+    scales = {
+        "embedding_multiplier": "embedding_scale", "residual_multiplier": "residual_scale",
+        "attention_multiplier": "attention.scale", "logits_scaling": "logit_scale",
+    }  # fmt: skip
+    return _biased("GraniteForCausalLM")(members) | {key: members.number(name, 1.0) for key, name in scales.items()}
+
+
+def _glm4(members: Members) -> dict[str, object]:
+    return _biased("Glm4ForCausalLM")(members) | {"partial_rotary_factor": _share(members)}
+
+
+def _share(members: Members) -> float:
+    """The part of a head's channels that turns."""
+    head_dim = members.number("attention.key_length", members.number("embedding_length") // members.number("attention.head_count"))
+    return members.number("rope.dimension_count", head_dim) / head_dim
+
+
+def _cohere(members: Members) -> dict[str, object]:
+    return _biased("CohereForCausalLM")(members) | {
+        "logit_scale": members.number("logit_scale"),
+        "layer_norm_eps": members.number("attention.layer_norm_epsilon"),
+    }
+
+
+def _cohere2(members: Members) -> dict[str, object]:
+    return _cohere(members) | {"architectures": ["Cohere2ForCausalLM"], "sliding_window": _window(members)}
+
+
+def _starcoder2(members: Members) -> dict[str, object]:
+    return {
+        "architectures": ["Starcoder2ForCausalLM"],
+        "norm_epsilon": members.number("attention.layer_norm_epsilon"),
+        "use_bias": QUERY_BIAS in members.tensors,
+        "sliding_window": _window(members),
+    }
+
+
+def _stablelm(members: Members) -> dict[str, object]:
+    return {
+        "architectures": ["StableLmForCausalLM"],
+        "layer_norm_eps": members.number("attention.layer_norm_epsilon"),
+        "partial_rotary_factor": _share(members),
+        "use_qkv_bias": QUERY_BIAS in members.tensors,
+        "use_parallel_residual": "blk.0.ffn_norm.weight" not in members.tensors,
+    }
+
+
+def _exaone4(members: Members) -> dict[str, object]:
+    return {"architectures": ["Exaone4ForCausalLM"], "sliding_window": _window(members)}
+
+
+def _window(members: Members) -> int | float | None:
+    return members.number("attention.sliding_window") if "attention.sliding_window" in members else None
+
+
 def _qwen3_moe(members: Members) -> dict[str, object]:
     return {
         "architectures": ["Qwen3MoeForCausalLM"],
@@ -191,6 +254,15 @@ ARCHITECTURES = MappingProxyType(
         "gemma3": _gemma3,
         "olmo2": _plain("Olmo2ForCausalLM"),
         "smollm3": _plain("SmolLM3ForCausalLM"),
+        "granite": _granite,
+        "glm4": _glm4,
+        "command-r": _cohere,
+        "cohere2": _cohere2,
+        "starcoder2": _starcoder2,
+        "stablelm": _stablelm,
+        "exaone4": _exaone4,
+        "seed_oss": _biased("SeedOssForCausalLM"),
+        "arcee": _plain("ArceeForCausalLM"),
     }
 )
 """By general.architecture."""

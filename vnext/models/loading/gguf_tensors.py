@@ -25,7 +25,7 @@ from vnext.models.loading.recording import Recording
 from vnext.models.loading.sources.safetensors import DTYPES, mapped, release
 from vnext.models.registry import family
 
-PAIRED = frozenset({"llama", "smollm3"})
+PAIRED = frozenset({"llama", "smollm3", "granite", "arcee"})
 """Architectures whose queries and keys turn by pairs of neighbours."""
 SHIFTED = frozenset({"gemma2", "gemma3"})
 EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(.*)")
