@@ -35,6 +35,7 @@ WEIGHT_AXES = MappingProxyType(
 )
 DEFAULTS = MappingProxyType(
     {
+        "intermediate_size": 12288,
         "num_key_value_heads": 8,
         "max_position_embeddings": 128_000,
         "norm_eps": 1e-5,
@@ -49,7 +50,7 @@ DEFAULTS = MappingProxyType(
 
 def parse(raw: Json, generation: Json) -> ModelConfig:
     """The configuration. Raises ModelError."""
-    raw = {**DEFAULTS, **raw}
+    raw = DEFAULTS | raw
     named = {
         "rms_norm_eps": number(raw, "norm_eps"),
         "tie_word_embeddings": flag(raw, "tie_embedding", flag(raw, "tie_word_embeddings", True)),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from types import MappingProxyType
 
-from vnext.models.config.json_keys import Json, positive, required, shown
+from vnext.models.config.json_keys import Json, positive, refuse, required, shown
 from vnext.models.config.model_config import DecoderForm, ModelConfig, Recurrent, common_config
 from vnext.models.config.rope_config import parse_rope, scaling_of
 from vnext.models.errors import ModelError
@@ -56,6 +56,7 @@ def parse(raw: Json, generation: Json) -> ModelConfig:
         text = {key: value for key, value in required(raw, "text_config", None).items() if value is not None}
         raw = raw | text | {"architectures": raw["architectures"]}
     raw = raw | {key: value for key, value in DEFAULTS.items() if raw.get(key) is None}
+    refuse(raw, "attn_output_gate", unless=(True,))
     rope = parse_rope(raw, scaling_of(raw), positive(raw, "head_dim"), partial=True)
     form = DecoderForm(is_gated=True)
     return common_config(raw, generation, rope=rope, recurrent=delta_nets(raw), form=form)

@@ -1,0 +1,83 @@
+"""The configurations of hybrids as their authors publish them are read whole, and what cannot be is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from vnext.models.config.model_config import parse_config
+from vnext.models.errors import ModelError
+from vnext.models.loading.unread import unread_members
+
+LFM2: dict[str, Any] = {
+    "architectures": ["Lfm2ForCausalLM"], "block_auto_adjust_ff_dim": True, "block_dim": 1024, "block_ff_dim": 6656,
+    "block_ffn_dim_multiplier": 1.0, "block_mlp_init_scale": 1.0, "block_multiple_of": 256, "block_norm_eps": 1e-05,
+    "block_out_init_scale": 1.0, "block_use_swiglu": True, "block_use_xavier_init": True, "bos_token_id": 1, "conv_L_cache": 3,
+    "conv_bias": False, "conv_dim": 1024, "conv_dim_out": 1024, "conv_use_xavier_init": True, "eos_token_id": 7,
+    "full_attn_idxs": [2, 5, 8, 10, 12, 14], "hidden_size": 1024, "initializer_range": 0.02, "max_position_embeddings": 128000,
+    "model_type": "lfm2", "norm_eps": 1e-05, "num_attention_heads": 16, "num_heads": 16, "num_hidden_layers": 16,
+    "num_key_value_heads": 8, "pad_token_id": 0, "rope_theta": 1000000.0, "torch_dtype": "bfloat16", "use_cache": True,
+    "use_pos_enc": True, "vocab_size": 65536,
+}  # fmt: skip
+GRANITE: dict[str, Any] = {
+    "architectures": ["GraniteMoeHybridForCausalLM"], "attention_bias": False, "attention_multiplier": 0.015625,
+    "embedding_multiplier": 12, "eos_token_id": 100257, "hidden_act": "silu", "hidden_size": 768, "init_method": "mup",
+    "intermediate_size": 2048, "layer_types": ["mamba", "mamba", "attention", "mamba"], "logits_scaling": 3, "mamba_chunk_size": 256,
+    "mamba_conv_bias": True, "mamba_d_conv": 4, "mamba_d_head": 32, "mamba_d_state": 128, "mamba_expand": 2, "mamba_n_groups": 1,
+    "mamba_n_heads": 48, "mamba_proj_bias": False, "max_position_embeddings": 32768, "normalization_function": "rmsnorm",
+    "num_attention_heads": 12, "num_experts_per_tok": 0, "num_hidden_layers": 4, "num_key_value_heads": 4, "num_local_experts": 0,
+    "position_embedding_type": "nope", "residual_multiplier": 0.246, "rms_norm_eps": 1e-05, "rope_theta": 10000,
+    "shared_intermediate_size": 2048, "tie_word_embeddings": True, "torch_dtype": "bfloat16", "vocab_size": 100352,
+}  # fmt: skip
+QWEN: dict[str, Any] = {
+    "architectures": ["Qwen3_5ForConditionalGeneration"], "image_token_id": 248056, "video_token_id": 248057,
+    "vision_start_token_id": 248053, "vision_end_token_id": 248054, "tie_word_embeddings": True, "vision_config": {"depth": 12},
+    "text_config": {
+        "attention_bias": False, "attn_output_gate": True, "dtype": "bfloat16", "eos_token_id": 248044, "full_attention_interval": 4,
+        "head_dim": 256, "hidden_act": "silu", "hidden_size": 1024, "intermediate_size": 3584,
+        "layer_types": ["linear_attention"] * 3 + ["full_attention"], "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128,
+        "linear_num_key_heads": 16, "linear_num_value_heads": 16, "linear_value_head_dim": 128, "mamba_ssm_dtype": "float32",
+        "max_position_embeddings": 262144, "model_type": "qwen3_5_text", "mtp_num_hidden_layers": 1,
+        "mtp_use_dedicated_embeddings": False, "num_attention_heads": 8, "num_hidden_layers": 4, "num_key_value_heads": 2,
+        "rms_norm_eps": 1e-06, "vocab_size": 248320,
+        "rope_parameters": {
+            "mrope_interleaved": True, "mrope_section": [11, 11, 10], "partial_rotary_factor": 0.25, "rope_theta": 10000000,
+            "rope_type": "default",
+        },
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("raw", [LFM2, GRANITE, QWEN], ids=["lfm2", "granite", "qwen"])
+def test_all_of_a_published_configuration_is_read(raw: dict[str, Any]) -> None:
+    assert unread_members(raw) == []
+
+
+def test_their_sizes() -> None:
+    lfm2, granite, qwen = (parse_config(raw, {}) for raw in (LFM2, GRANITE, QWEN))
+    assert lfm2.intermediate_size == 4608 and lfm2.attending_layers == (2, 5, 8, 10, 12, 14) and lfm2.tie_embeddings
+    assert (lfm2.recurrent.width, lfm2.recurrent.values, lfm2.recurrent.keys) == (3, 1024, 0)
+    assert granite.attending_layers == granite.still_layers == (2,) and granite.form.logits_scale == 1 / 3
+    assert (granite.recurrent.values, granite.recurrent.keys, granite.recurrent.has_bias) == (1536, 128, True)
+    assert qwen.attending_layers == (3,) and qwen.rope.share == 0.25 and qwen.rope.theta == 1e7 and qwen.form.is_gated
+    assert (qwen.recurrent.values, qwen.recurrent.keys, qwen.recurrent.width) == (2048, 2048, 4)
+
+
+REFUSED = [
+    (LFM2, {"full_attn_idxs": []}, "layer_types names no layer of full_attention"),
+    (LFM2, {"layer_types": ["conv"]}, "layer_types must name full_attention or conv for each of 16 layers"),
+    (GRANITE, {"num_local_experts": 8}, "num_local_experts 8 is not supported; supported is 0"),
+    (GRANITE, {"time_step_limit": [0.0, 0.1]}, "time_step_limit .* is not supported"),
+    (GRANITE, {"mamba_n_heads": 7}, "mamba_n_heads must divide 1536, and mamba_n_groups it, but they are 7 and 1"),
+    (GRANITE, {"layer_types": ["mamba"] * 4}, "full_attention once at least"),
+    (QWEN["text_config"], {"attn_output_gate": False}, "attn_output_gate False is not supported"),
+    (QWEN["text_config"], {"linear_num_key_heads": 3}, "16 heads of values cannot share 3 heads of keys evenly"),
+    (QWEN["text_config"], {"layer_types": ["full_attention"] * 4}, "each of the two once at least"),
+]
+
+
+@pytest.mark.parametrize(("raw", "changes", "message"), REFUSED)
+def test_what_cannot_be_read_is_refused(raw: dict[str, Any], changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        parse_config({"architectures": ["Qwen3_5ForCausalLM"]} | raw | changes, {})
