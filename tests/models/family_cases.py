@@ -124,7 +124,7 @@ CASES: dict[str, Case] = {
     ),
     "phi3": Case("Phi3ForCausalLM", "Phi3Config", {"sliding_window": 40}),
     "phi3_longrope": Case(
-        "Phi3ForCausalLM", "Phi3Config", {"rope_parameters": LONGROPE, "original_max_position_embeddings": 256}
+        "Phi3ForCausalLM", "Phi3Config", {"rope_parameters": LONGROPE, "original_max_position_embeddings": 384}
     ),
     "phi3_longrope_beyond": Case(
         "Phi3ForCausalLM", "Phi3Config", {"rope_parameters": LONGROPE, "original_max_position_embeddings": 64}, 512
