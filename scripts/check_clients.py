@@ -1,7 +1,7 @@
-"""Sessions of instructor, litellm and npm's clients with the demo model's server: `python scripts/check_clients.py PYTHON [NPM]`.
+"""Sessions of Python's and npm's clients with the demo model's server: `python scripts/check_clients.py PYTHON AGENTS [NPM]`.
 
-PYTHON has vnext and starts the server; this program runs in an environment without it, which scripts/check_clients.sh makes. NPM
-is the folder with the packages of check_clients.mjs; without it they are left out.
+PYTHON has vnext and starts the server; this program runs in an environment without it, which scripts/check_clients.sh makes. AGENTS
+runs check_agents.py. NPM is the folder with the packages of check_clients.mjs; without it they are left out.
 Prints each part that passed, or raises.
 """
 
@@ -25,7 +25,7 @@ import litellm  # noqa: E402
 import openai  # noqa: E402
 from pydantic import BaseModel, ConfigDict, Field  # noqa: E402
 
-SCRIPT = Path(__file__).with_suffix(".mjs")
+SCRIPT, AGENTS = Path(__file__).with_suffix(".mjs"), Path(__file__).with_name("check_agents.py")
 NAMES = ("demo", "claude-sonnet-4-5")  # the AI SDK asks models of Anthropic's names in another way
 MODEL = Path(__file__).resolve().parents[1] / "vnext" / "demo_model"
 TEMPLATE = Path(__file__).resolve().parents[1] / "tests" / "e2e" / "agent_template.jinja"
@@ -159,14 +159,15 @@ def serving(python: str) -> Iterator[str]:
             process.wait(30)
 
 
-def main(python: str, npm: str = "") -> None:
+def main(python: str, agents: str, npm: str = "") -> None:
     with serving(python) as url:
         for session in SESSIONS:
             session(url)
             print(f"ok {session.__name__}", flush=True)
+        subprocess.run([agents, str(AGENTS), url], check=True)
         if npm:
             subprocess.run(["node", str(SCRIPT), url, npm], check=True)
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:3])
+    main(*sys.argv[1:4])
