@@ -50,7 +50,7 @@ WRONG_BY_COMMAND = [
     (replay.main, ["info", "no/such/log"], "there is no log at no/such/log"),
     (replay.main, ["info"], "LOG is missing.\nSee vnext-replay info --help."),
     (replay.main, ["info", "a", "--law"], "there is no option --law: did you mean --laws?\nSee vnext-replay --help."),
-    (replay.main, ["show", "a", "b"], "STEP is 'b': it must be a whole number.\nSee vnext-replay show --help."),
+    (replay.main, ["fork", "a", "b"], "STEP is 'b': it must be a whole number.\nSee vnext-replay fork --help."),
     (replay.main, ["info", "a", "b"], "nothing takes 'b'."),
     (replay.main, ["info", "a", "--json=1"], "--json takes no value."),
     (replay.main, ["ui", "--live", "127.0.0.1:8000"], "an address begins with http://"),
