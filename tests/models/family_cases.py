@@ -105,6 +105,8 @@ CASES: dict[str, Case] = {
         },
     ),
     "olmoe": Case("OlmoeForCausalLM", "OlmoeConfig", {"num_experts": 5, "num_experts_per_tok": 2, "intermediate_size": 40}),
+    "gemma": Case("GemmaForCausalLM", "GemmaConfig", {"head_dim": 24}),
+    "helium": Case("HeliumForCausalLM", "HeliumConfig", {"head_dim": 16}),
     "gemma2": Case(
         "Gemma2ForCausalLM", "Gemma2Config", {"head_dim": 24, "sliding_window": 40, "attn_logit_softcapping": 5.0}
     ),

@@ -15,8 +15,8 @@ from types import MappingProxyType
 NEEDS = MappingProxyType(
     {
         "a decoder with parts of its own": """
-            Baichuan BioGpt BitNet Bloom Blt ChatGLM CodeGen CpmAnt CTRL Cwm DiffLlama Doge Exaone Falcon Gemma
-            GPTBigCode GPTJ GPTNeo GPTNeoXJapanese GraniteSWA Helium HrmText HyperCLOVAX InternLM InternLM2 Jais
+            Baichuan BioGpt BitNet Bloom Blt ChatGLM CodeGen CpmAnt CTRL Cwm DiffLlama Doge Exaone Falcon
+            GPTBigCode GPTJ GPTNeo GPTNeoXJapanese GraniteSWA HrmText HyperCLOVAX InternLM InternLM2 Jais
             Jais2 MiniCPM ModernBertDecoder Mpt MPT NanoChat Olmo OpenAIGPT OPT Orion Persimmon Phi QWen VaultGemma
             XGLM XLM XLNet Yi""",
         "experts, or a choice of experts, that no family here has": """

@@ -76,6 +76,8 @@ FAMILIES = MappingProxyType(
         "BambaForCausalLM": "granite",
         "Qwen2MoeForCausalLM": "qwen3_moe",
         "OlmoeForCausalLM": "olmo2",
+        "GemmaForCausalLM": "gemma2",
+        "HeliumForCausalLM": "llama",
     }
 )
 
@@ -123,6 +125,8 @@ MODEL_TYPES = MappingProxyType(
         "bamba": "BambaForCausalLM",
         "qwen2_moe": "Qwen2MoeForCausalLM",
         "olmoe": "OlmoeForCausalLM",
+        "gemma": "GemmaForCausalLM",
+        "helium": "HeliumForCausalLM",
     }
 )
 """config.json's model_type -> the architecture, for files that name none."""
@@ -166,6 +170,8 @@ BODIES = MappingProxyType(
         "BambaModel": "BambaForCausalLM",
         "Qwen2MoeModel": "Qwen2MoeForCausalLM",
         "OlmoeModel": "OlmoeForCausalLM",
+        "GemmaModel": "GemmaForCausalLM",
+        "HeliumModel": "HeliumForCausalLM",
     }
 )
 """Models saved without what makes them write -> the architecture that they belong to."""

@@ -1,4 +1,4 @@
-"""Gemma 2: norms on both sides, soft caps, a window in every other layer, scaled embeddings.
+"""Gemma 1 and 2: scaled embeddings; in Gemma 2 norms on both sides, soft caps, windows in every other layer.
 
 A norm multiplies by 1 + weight, in float32 before rounding: the sum is made once at load and kept in float32. Gemma 3
 shares the forward, with a norm over each query and key head and its own rope in the layers with a window.
@@ -40,10 +40,28 @@ DEFAULTS = MappingProxyType(
         "attn_logit_softcapping": 50.0,
     }
 )
+BOTH_SIDES = Names(
+    after_attention_norm="post_attention_layernorm",
+    mlp_norm="pre_feedforward_layernorm",
+    after_mlp_norm="post_feedforward_layernorm",
+)
+FIRST = "GemmaForCausalLM"
+FIRST_DEFAULTS = MappingProxyType(
+    {
+        "num_attention_heads": 16,
+        "num_key_value_heads": 16,
+        "head_dim": 256,
+        "max_position_embeddings": 8192,
+        "tie_word_embeddings": True,
+    }
+)
 
 
 def parse(raw: Json, generation: Json) -> ModelConfig:
     """The configuration. Raises ModelError."""
+    if raw["architectures"][0] == FIRST:
+        raw = FIRST_DEFAULTS | raw
+        return gemma_config(raw | {"query_pre_attn_scalar": positive(raw, "head_dim")}, generation)
     raw = DEFAULTS | raw
     count = positive(raw, "num_hidden_layers")
     kinds = ["full_attention" if index % 2 else "sliding_attention" for index in range(count)]
@@ -79,13 +97,8 @@ def assemble_gemma(source: Source, config: ModelConfig, root: str, *, head_norms
         query, key = (shifted_norm(source, f"{prefix}self_attn.{name}_norm") for name in "qk")
         return plain._replace(q_norm=query, k_norm=key)
 
-    names = Names(
-        root=root,
-        head=next((name for name in HEADS if name in source), HEADS[0]),
-        after_attention_norm="post_attention_layernorm",
-        mlp_norm="pre_feedforward_layernorm",
-        after_mlp_norm="post_feedforward_layernorm",
-    )
+    names = Names() if config.architecture == FIRST else BOTH_SIDES
+    names = names._replace(root=root, head=next((name for name in HEADS if name in source), HEADS[0]))
     found = assemble_decoder(
         source, config, lambda prefix, index: (mixing(prefix), gated_mlp(source, prefix)), names, shifted_norm
     )

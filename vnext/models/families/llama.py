@@ -1,4 +1,4 @@
-"""Llama 1 to 3.x, SmolLM, Falcon 3 and all of their form; Seed-OSS, InternLM 3, Ernie 4.5."""
+"""Llama 1 to 3.x, SmolLM, Falcon 3 and all of their form; Seed-OSS, InternLM 3, Ernie 4.5, Helium."""
 
 from __future__ import annotations
 
@@ -6,16 +6,21 @@ from types import MappingProxyType
 
 from vnext.models.config.json_keys import Json, flag, refuse
 from vnext.models.config.model_config import DecoderForm, ModelConfig, common_config
-from vnext.models.layers.assembly import Source, gated_mlp, own_attention
+from vnext.models.layers.assembly import Source, gated_mlp, own_attention, rms_norm, wide_norm
 from vnext.models.layers.decoder import Params, assemble_decoder, forward, logits
 from vnext.models.layers.sharding import WEIGHT_AXES
 
 __all__ = ["WEIGHT_AXES", "assemble", "forward", "logits", "parse"]
 
+HELIUM = "HeliumForCausalLM"
+"""Its norms multiply in float32."""
 DEFAULTS = MappingProxyType(
     {
         "SeedOssForCausalLM": {
             "num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 524288, "attention_bias": True,
+        },
+        "HeliumForCausalLM": {
+            "num_key_value_heads": 20, "head_dim": 128, "max_position_embeddings": 4096, "rms_norm_eps": 1e-8, "rope_theta": 1e5,
         },
         "InternLM3ForCausalLM": {"num_key_value_heads": 32, "max_position_embeddings": 32768},
         "Ernie4_5ForCausalLM": {
@@ -40,7 +45,10 @@ def parse(raw: Json, generation: Json) -> ModelConfig:
     refuse(raw, "sliding_window", unless=())
     raw = DEFAULTS.get(architecture, {}) | raw
     inner, output, wide = (flag(raw, key) for key in BIASES.get(architecture, ("attention_bias", "attention_bias", "mlp_bias")))
-    form = DecoderForm(output_bias=output, turns_neighbours=architecture == "Ernie4_5ForCausalLM")
+    form = DecoderForm(
+        output_bias=output and architecture != HELIUM,
+        turns_neighbours=architecture in ("Ernie4_5ForCausalLM", HELIUM),
+    )
     return common_config(raw, generation, form=form, attention_bias=inner, mlp_bias=wide)
 
 
@@ -50,4 +58,5 @@ def assemble(source: Source, config: ModelConfig) -> Params:
         source,
         config,
         lambda prefix, index: (own_attention(source, config, prefix), gated_mlp(source, prefix, bias=config.mlp_bias)),
+        norm=wide_norm if config.architecture == HELIUM else rms_norm,
     )
