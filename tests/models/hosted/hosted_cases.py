@@ -26,6 +26,7 @@ BASE: dict[str, Any] = dict(
     eos_token_id=None,
 )
 HEADS = {"head_dim": 16}
+GROUPED = {"n_routed_experts": 8, "n_group": 2, "topk_group": 1, "num_experts_per_tok": 2, "moe_intermediate_size": 40}
 CASES: dict[str, dict[str, Any]] = {
     "apertus": {},
     "arcee": {},
@@ -35,10 +36,12 @@ CASES: dict[str, dict[str, Any]] = {
     "cohere2": {"sliding_window": 40},
     "cwm": {"bos_token_id": 1, "eos_token_id": 2, "sliding_window": 40, **HEADS},
     "ernie4_5": {},
+    "dots1": {**GROUPED, "n_shared_experts": 1, "first_k_dense_replace": 1},
     "exaone4": {"sliding_window": 40, "sliding_window_pattern": 2},
     "gemma": HEADS,
     "glm": HEADS,
     "glm4": HEADS,
+    "glm4_moe": {**GROUPED, **HEADS, "n_shared_experts": 1, "first_k_dense_replace": 1},
     "gpt2": {},
     "gpt_bigcode": {},
     "gpt_neox": {},
@@ -51,9 +54,11 @@ CASES: dict[str, dict[str, Any]] = {
     "nemotron": {},
     "olmo": {},
     "olmo3": {"sliding_window": 40},
+    "olmoe": {"num_experts": 6, "num_experts_per_tok": 2},
     "opt": {"ffn_dim": 120, "word_embed_proj_dim": 32},
     "persimmon": {},
     "phi": {},
+    "qwen2_moe": {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 40, "shared_expert_intermediate_size": 48},
     "seed_oss": HEADS,
     "smollm3": {},
     "stablelm": {},

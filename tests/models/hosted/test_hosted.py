@@ -23,7 +23,9 @@ from vnext.models.hosted import modules, skeleton
 from vnext.models.hosted.modules import ACTIVATIONS
 from vnext.models.hosted.operations import FUNCTIONS
 from vnext.models.layers.sharding import Parallel, alone, check_world_size
-from vnext.models.loading.weights import load_params
+from vnext.models.loading.checkpoint import open_checkpoint
+from vnext.models.loading.kept import Kept
+from vnext.models.loading.weights import load_params, refill_params
 from vnext.models.registry import IMPLEMENTATION, require_family
 from vnext.runtime.processes.launch import DEMO_MODEL
 
@@ -93,7 +95,7 @@ REFUSED = {
     "gpt_oss": "model.layers.0.self_attn (GptOssAttention) attends with s_aux",
     "deepseek_v3": "model.layers.0.self_attn (DeepseekV3Attention) has queries, keys and values of unlike heads and sizes [128, 192], "
     "[128, 192] and [128, 128]",
-    "olmoe": "model.layers.0.mlp.experts (OlmoeExperts) has gate_up_proj of the shape [64, 4096, 2048]",
+    "granitemoe": "model.layers.0.block_sparse_moe.experts (GraniteMoeExperts) keeps its experts in one tensor",
 }  # fmt: skip
 
 
@@ -115,6 +117,7 @@ def test_operations_that_depend_on_the_batch_are_refused() -> None:
     """Without this tree's activations a model of silu is not served."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(skeleton, "ACTIVATIONS", {})
+        patch.setattr(modules, "FUNCTIONS", {})
         with pytest.raises(ModelError, match=r"^layers.0.mlp.act_fn \(SiLUActivation\) computes silu in a way whose rounding may"):
             parse_config(raw_config("stablelm", vocab_size=501) | {IMPLEMENTATION: "transformers"}, {})
 
@@ -154,6 +157,26 @@ def test_who_computes_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
         architecture(llama)
     with pytest.raises(ModelError, match=r"or transformers to compute it: pip install 'vnext\[transformers\]'; supported are"):
         require_family("BioGptForCausalLM")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@torch.inference_mode()
+def test_new_weights_take_the_place_of_all_old_ones(tmp_path: Path, dtype: torch.dtype) -> None:
+    """Those of routers too, which are packed apart."""
+    first, second = save_hosted(tmp_path / "a", "glm4_moe"), save_hosted(tmp_path / "b", "glm4_moe")
+    for parameter in second.parameters():
+        parameter.mul_(0.9)
+    second.save_pretrained(tmp_path / "b")
+    model, kept = load_model(tmp_path / "a", dtype=dtype), Kept()
+    params = load_params(tmp_path / "a", model.config, alone(), dtype, "cpu", kept=kept)
+    model = model._replace(params=params)
+    before = model.logits(Chunk(PROMPT[:9], 0, BLOCKS))
+    with open_checkpoint(tmp_path / "b") as tensors:
+        refill_params(params, kept, tensors, model.config, alone(), dtype, "cpu")
+    found = model.logits(Chunk(PROMPT[:9], 0, BLOCKS))
+    expected = load_params(tmp_path / "b", model.config, alone(), dtype, "cpu")
+    assert torch.equal(found, model._replace(params=expected).logits(Chunk(PROMPT[:9], 0, BLOCKS)))
+    assert not torch.equal(found, before) and first is not second
 
 
 def test_an_engine_serves_one(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import torch
 from torch import nn
+from transformers.integrations.moe import _default_apply_gate
 
 from vnext.models.errors import ModelError
 from vnext.models.hosted.looking import Seen, audit, look
@@ -28,6 +29,12 @@ from vnext.models.hosted.skeleton import (
 )
 from vnext.models.layers.sharding import Axis, Layout, Sized
 
+EXPERT_WEIGHTS = ("gate_up_proj", "down_proj")
+EXPERT_ACTIVATIONS = {"SiLUActivation": "silu", "SiLU": "silu", "GELUTanh": "gelu_tanh"}
+PLAIN_EXPERTS = {
+    "has_gate": True, "is_concatenated": True, "has_bias": False, "is_transposed": False, "has_post_expert_norm": False,
+}  # fmt: skip
+STYLE_NAMES = {"packed_colwise": "colwise"}
 STYLES = ("colwise", "rowwise")
 """Of a plan: which layers' outputs, or inputs, are shared by ranks. Layers of other styles are whole on every rank."""
 
@@ -43,10 +50,12 @@ class Kind(StrEnum):
     PLAIN = "plain"
     WIDE = "wide"
     SCALAR = "scalar"
+    EXPERTS = "experts"
 
 
 class Weight(NamedTuple):
-    """A module's weight, its names in the checkpoint, and those of its bias, "" for none. `style` is of a product."""
+    """A module's weight, its names in the checkpoint, and those of its bias, "" for none. `style` is of a product. `groups`: of
+    experts, the names of each one's parts."""
 
     kind: Kind
     module: str
@@ -54,12 +63,13 @@ class Weight(NamedTuple):
     name: str
     bias: str = ""
     style: str = ""
+    groups: tuple[tuple[str, ...], ...] = ()
 
 
 class Description(NamedTuple):
     """`attention`: each attention module's call, in their order. `width`: of the last layer's states. `whole`: why ranks cannot
     share the model, "" where they can; `shared` is what all sizes that they share are multiples of. `members`: what transformers
-    reads of config.json."""
+    reads of config.json. `activation`: that of the experts. `is_replaced`: functions of torch give way to ours in steps."""
 
     attention: Mapping[str, Seen]
     width: int
@@ -71,6 +81,8 @@ class Description(NamedTuple):
     shared: int
     position_count_max: int
     members: tuple[str, ...]
+    activation: str
+    is_replaced: bool
 
 
 @lru_cache(maxsize=4)
@@ -84,9 +96,9 @@ def describe(settings: str) -> Description:
     weights = list_weights(model, names)
     layouts, shared = lay_out(model, weights)
     head = model.get_output_embeddings()
+    activations = {activation_of(model.get_submodule(each.module)) for each in weights if each.kind is Kind.EXPERTS}
     replace_functions(model)
     empty(model, weights)
-    audit(model)
     return Description(
         attention=seen,
         width=width,
@@ -98,6 +110,8 @@ def describe(settings: str) -> Description:
         shared=shared,
         position_count_max=position_count(model),
         members=tuple(type(model.config)().to_dict()),
+        activation=next(iter(activations), "silu"),
+        is_replaced=audit(model),
     )
 
 
@@ -115,6 +129,10 @@ def list_weights(model: nn.Module, names: Mapping[str, tuple[str, ...]]) -> tupl
             if key == "bias" and kinds.get("weight") in (Kind.PRODUCT, Kind.HEAD):
                 continue
             bias = "bias" if kind in (Kind.PRODUCT, Kind.HEAD) and "bias" in own else ""
+            if kind is Kind.EXPERTS:
+                groups = expert_groups(names[f"{path}.{key}"], named(module, path))
+                found.append(Weight(kind, path, key, groups[0][0], style=style_of(model, f"{path}.{key}"), groups=groups))
+                continue
             name, theirs = (_only(names[f"{path}.{each}"], named(module, path)) if each else "" for each in (key, bias))
             style = style_of(model, path) if kind is Kind.PRODUCT else ""
             found.append(Weight(kind, path, key, name, theirs, style))
@@ -125,6 +143,25 @@ def _only(names: tuple[str, ...], what: str) -> str:
     if len(names) != 1:
         raise ModelError(f"{what} is made of {len(names)} tensors of a checkpoint, {NOT_SERVED}")
     return names[0]
+
+
+def expert_groups(names: tuple[str, ...], what: str) -> tuple[tuple[str, ...], ...]:
+    """Each expert's tensors of a checkpoint, gate before up. Raises ModelError where a tensor holds several experts."""
+    groups: dict[int, list[str]] = {}
+    for name in names:
+        if (place := re.search(r"experts\.(\d+)\.", name)) is None:
+            raise ModelError(f"{what} keeps its experts in one tensor, {NOT_SERVED}")
+        groups.setdefault(int(place[1]), []).append(name)
+    return tuple(tuple(groups[index]) for index in sorted(groups))
+
+
+def activation_of(module: nn.Module) -> str:
+    """That of experts, by the kernels' name. Raises ModelError for experts that are more than gate, up and down."""
+    name = EXPERT_ACTIVATIONS.get(type(getattr(module, "act_fn", None)).__name__, "")
+    plain = all(getattr(module, key, not asked) is asked for key, asked in PLAIN_EXPERTS.items())
+    if not name or not plain or type(module)._apply_gate is not _default_apply_gate:
+        raise ModelError(f"{type(module).__name__} has experts of its own kind, {NOT_SERVED}")
+    return name
 
 
 def kind_of(model: nn.Module, path: str, key: str) -> Kind:
@@ -144,7 +181,11 @@ def kind_of(model: nn.Module, path: str, key: str) -> Kind:
         strict = any(re.search(rf"\b{part}\b", f"{path}.{key}") for part in model._keep_in_fp32_modules_strict or ())
         return Kind.WIDE if strict or key in module._buffers else Kind.PLAIN
     if weight.dim() == 2 and isinstance(weight, nn.Parameter):
+        if weight.shape[0] == 1:
+            return Kind.WIDE
         return Kind.TABLE if isinstance(module, nn.Embedding) else Kind.ROUTER
+    if weight.dim() == 3 and key in EXPERT_WEIGHTS and hasattr(module, "is_concatenated"):
+        return Kind.EXPERTS
     raise ModelError(f"{named(module, path)} has {key} of the shape {list(weight.shape)}, {NOT_SERVED}")
 
 
@@ -152,7 +193,7 @@ def style_of(model: nn.Module, path: str) -> str:
     """What the model's own plan says of a linear layer."""
     inner = path.removeprefix(f"{model.base_model_prefix}.")
     plan = getattr(model.config, "base_model_tp_plan", None) or {}
-    return str(plan.get(re.sub(r"\.\d+\.", ".*.", inner), ""))
+    return STYLE_NAMES.get(found := str(plan.get(re.sub(r"\.\d+\.", ".*.", inner), "")), found)
 
 
 def lay_out(model: nn.Module, weights: tuple[Weight, ...]) -> tuple[dict[str, Layout], int]:
@@ -161,6 +202,10 @@ def lay_out(model: nn.Module, weights: tuple[Weight, ...]) -> tuple[dict[str, La
     for each in weights:
         module = model.get_submodule(each.module)
         shape, flipped = tuple(getattr(module, each.parameter).shape), isinstance(module, Conv1D)
+        if each.kind is Kind.EXPERTS:
+            size = lay_out_experts(layouts, each, shape)
+            shared = gcd(shared, size) if each.style in STYLES else shared
+            continue
         if not shape:
             continue
         if len(shape) < 2:
@@ -174,6 +219,15 @@ def lay_out(model: nn.Module, weights: tuple[Weight, ...]) -> tuple[dict[str, La
         if each.style in STYLES:
             shared = gcd(shared, out if each.style == STYLES[0] else inner)
     return layouts, shared or 1
+
+
+def lay_out_experts(layouts: dict[str, Layout], weight: Weight, shape: tuple[int, ...]) -> int:
+    """How the checkpoint holds the parts of experts [E, out, in]; the size that ranks share."""
+    out, inner = shape[1] // len(weight.groups[0]), shape[2]
+    is_row = weight.parameter == EXPERT_WEIGHTS[1]
+    layout = Layout((Sized(out, bool(weight.style) and not is_row),), Sized(inner, bool(weight.style) and is_row))
+    layouts.update({name: layout for group in weight.groups for name in group})
+    return inner if is_row else out
 
 
 def whole_reason(weights: tuple[Weight, ...], attention: tuple[str, ...]) -> str:
@@ -199,6 +253,8 @@ def empty(model: nn.Module, weights: tuple[Weight, ...]) -> None:
         if each.kind is Kind.PRODUCT:
             weight = getattr(module, each.parameter)
             set_module(model, each.module, Product(run, weight.shape[1 if isinstance(module, Conv1D) else 0]))
+        elif each.kind is Kind.EXPERTS:
+            module.__dict__["vnext_experts"] = None
         elif each.kind in (Kind.EMBEDDING, Kind.TABLE, Kind.ROUTER):
             weight = getattr(module, each.parameter)
             set_weight(module, each.parameter, StandIn(tuple(weight.shape), weight.dtype, unknown, unknown))

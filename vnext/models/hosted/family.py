@@ -14,8 +14,8 @@ from vnext.kernels.arrays import Array, as_tensor, torch_dtype
 from vnext.models.config.model_config import Hosted, ModelConfig, checkpoint_dtype, end_tokens, token_ids
 from vnext.models.config.rope_config import ASKED_LENGTH, Rope
 from vnext.models.errors import ModelError
-from vnext.models.hosted.description import Kind, Weight, describe, set_module
-from vnext.models.hosted.modules import Head, Product, Run, embedding, router, table
+from vnext.models.hosted.description import EXPERT_WEIGHTS, Description, Kind, Weight, describe, set_module
+from vnext.models.hosted.modules import Experts, Head, Product, Run, embedding, router, table
 from vnext.models.hosted.running import HostedModel
 from vnext.models.hosted.skeleton import (
     NOT_SERVED,
@@ -29,7 +29,7 @@ from vnext.models.hosted.skeleton import (
 from vnext.models.layers.assembly import Source, embeddings
 from vnext.models.layers.batch import ForwardBatch
 from vnext.models.layers.kv_cache import KvCache
-from vnext.models.layers.layers import Linear, layer_steps
+from vnext.models.layers.layers import Linear, layer_steps, operations
 from vnext.models.layers.sharding import Layout, Parallel
 
 __all__ = ["WEIGHT_AXES", "assemble", "forward", "logits", "parse"]
@@ -93,6 +93,7 @@ def parse(raw: dict[str, object], generation: dict[str, object]) -> ModelConfig:
         bos_token_id=(token_ids(generation, "bos_token_id") or token_ids(raw, "bos_token_id") or (None,))[0],
         eos_token_ids=end_tokens(raw | {"vocab_size": found.vocab_size}, generation),
         windows=windows if any(windows) else (),
+        activation=found.activation,
         hosted=Hosted(settings=settings, whole=found.whole),
     )
 
@@ -118,9 +119,9 @@ def load(source: Source, weight: Weight) -> Array:
     match weight.kind:
         case Kind.PRODUCT:
             return Linear(source.packed(name), source.fused((weight.bias,)) if weight.bias else None)
-        case Kind.ROUTER:
-            return source.packed(name, exact=True)
-        case Kind.WIDE:
+        case Kind.EXPERTS:
+            return source.stacked(weight.groups, weight.parameter == EXPERT_WEIGHTS[0])
+        case Kind.WIDE | Kind.ROUTER:
             return source.wide(weight.name)
         case Kind.SCALAR:
             return source.scalar(weight.name)
@@ -138,6 +139,8 @@ def filled(params: Params, config: ModelConfig, dtype: torch.dtype, device: torc
     place_attention(model, tuple(found.attention), run)
     for each, weight in zip(found.weights, params.layers):
         put(model, each, weight, run)
+    routers = put_routers(model, found.weights, params.layers, dtype, device)
+    put_experts(model, found, params.layers, run)
     (first,) = (each for each in found.weights if each.kind is Kind.EMBEDDING)
     own = model.get_submodule(first.module)
     set_weight(own, first.parameter, embedding(as_tensor(params.embedding), (config.vocab_size, own.embedding_dim), dtype, run))
@@ -145,9 +148,31 @@ def filled(params: Params, config: ModelConfig, dtype: torch.dtype, device: torc
     set_module(model, last.module, Head(run, config, params.head, as_tensor(params.head_bias)))
     replace_functions(model)
     require_numbers(model)
-    hosted = HostedModel(model, run)
+    hosted = HostedModel(model, run, found.is_replaced, routers)
     hosted.require_rows(config.vocab_size, config.position_count_max, device)
     return hosted
+
+
+def put_routers(
+    model: nn.Module, weights: tuple[Weight, ...], loaded: tuple[Array, ...], dtype: torch.dtype, device: torch.device
+) -> tuple[object, ...]:
+    """Put the routers' weights, float32, into their modules; returns them as packed."""
+    found = []
+    for each, weight in zip(weights, loaded):
+        if each.kind is Kind.ROUTER:
+            found.append(operations(device.type).pack_weight(as_tensor(weight)))
+            set_weight(model.get_submodule(each.module), each.parameter, router(found[-1], tuple(weight.shape), dtype))
+    return tuple(found)
+
+
+def put_experts(model: nn.Module, found: Description, loaded: tuple[Array, ...], run: Run) -> None:
+    """Put the experts' weights into their modules."""
+    parts = {(each.module, each.parameter): (weight, each) for each, weight in zip(found.weights, loaded) if each.groups}
+    for name in {name for name, _ in parts}:
+        (gate_up, each), (down, _) = (parts[name, key] for key in EXPERT_WEIGHTS)
+        module = model.get_submodule(name)
+        module.__dict__["vnext_experts"] = Experts(run, gate_up, down, found.activation, bool(each.style))
+        module._parameters.clear()
 
 
 def put(model: nn.Module, each: Weight, weight: Array, run: Run) -> None:
@@ -157,8 +182,6 @@ def put(model: nn.Module, each: Weight, weight: Array, run: Run) -> None:
         case Kind.PRODUCT:
             linear = Linear(weight.weight, as_tensor(weight.bias))
             set_module(model, each.module, Product(run, linear.weight.shape[0], each.style == "rowwise", linear))
-        case Kind.ROUTER:
-            set_weight(module, each.parameter, router(weight))
         case Kind.TABLE:
             set_weight(module, each.parameter, table(as_tensor(weight)))
         case Kind.SCALAR:

@@ -16,6 +16,7 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from vnext.models.errors import ModelError
+from vnext.models.hosted.modules import Replaced
 from vnext.models.hosted.operations import Audit
 from vnext.models.hosted.skeleton import (
     LOOKED_AT,
@@ -138,7 +139,18 @@ def watched(model: nn.Module) -> Iterator[list[str]]:
             handle.remove()
 
 
-def audit(model: nn.Module) -> None:
-    """Raise ModelError where the model's own operations make a row depend on the others. Its weights are replaced by now."""
+def audit(model: nn.Module) -> bool:
+    """Whether functions of torch must give way to ours for rows that do not depend on others. Raises ModelError where that does not
+    suffice. The model's weights are replaced by now."""
+    try:
+        _audit(model)
+    except ModelError:
+        with Replaced():
+            _audit(model)
+        return True
+    return False
+
+
+def _audit(model: nn.Module) -> None:
     with watched(model) as stack, Audit(lambda: stack[-1]):
         call_base(base_of(model), *meta_inputs())

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.overrides import TorchFunctionMode
 
 from vnext.kernels.calls import AttentionCall, RotaryWrite
 from vnext.models.config.model_config import ModelConfig
@@ -66,6 +67,28 @@ def attend(
     scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
     seen = chosen.paged_attention(written, AttentionCall(*cache, step.metadata, scale, step.window, softcap or 0.0))
     return seen[None], None
+
+
+class Experts(NamedTuple):
+    """Experts of a model: gate_up [E, 2 * I, hidden] and down [E, hidden, I], packed; `is_split` where ranks share each one."""
+
+    run: Run
+    gate_up: object
+    down: object
+    activation: str
+    is_split: bool
+
+
+def run_experts(module: nn.Module, x: torch.Tensor, ids: torch.Tensor, shares: torch.Tensor) -> torch.Tensor:
+    """Each token of x [T, hidden] through the experts `ids` [T, k] with these shares: [T, hidden]."""
+    found: Experts | None = module.__dict__.get("vnext_experts")
+    if found is None:
+        return torch.empty_like(x)
+    parallel, chosen = found.run.parallel, operations(x.device.type)
+    given = (x, shares.float(), ids.to(torch.int64), found.gate_up, found.down, found.activation)
+    if not found.is_split or parallel.world_size == 1:
+        return chosen.experts(*given)
+    return chosen.experts(*given, parallel.all_reduce) if parallel.is_exact else parallel.all_reduce(chosen.experts(*given))
 
 
 class Product(nn.Module):
@@ -131,6 +154,16 @@ class StandIn:
             return x.new_empty((*x.shape[:-1], weight.shape[0])) if x.is_meta else weight.multiply(x)
         raise TypeError(f"{getattr(func, '__name__', func)} of a weight that is packed")
 
+    def float(self) -> StandIn:
+        """The same: products have their inputs' dtype."""
+        return self
+
+    def type(self, dtype: torch.dtype) -> StandIn:
+        """The same, as `float`."""
+        return self
+
+    to = type
+
 
 def embedding(weight: object, shape: tuple[int, int], dtype: torch.dtype, run: Run) -> StandIn:
     """The input embedding, of which each rank has a part."""
@@ -150,14 +183,14 @@ def table(weight: torch.Tensor) -> StandIn:
     return StandIn((weight.shape[0], weight.shape[1]), weight.dtype, look_up)
 
 
-def router(weight: object) -> StandIn:
-    """The packed weight of a router, which models multiply by without a module."""
+def router(weight: object, shape: tuple[int, int], dtype: torch.dtype) -> StandIn:
+    """A router, which models multiply by without a module, in their dtype or in float32. `weight` is packed in float32."""
 
     def multiply(x: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = operations(x.device.type).linear(x.reshape(-1, x.shape[-1]), weight, None)
-        return found.view((*x.shape[:-1], -1))
+        found: torch.Tensor = operations(x.device.type).linear(x.reshape(-1, x.shape[-1]).float(), weight, None)
+        return found.to(x.dtype).view((*x.shape[:-1], -1))
 
-    return StandIn(weight.shape, weight.dtype, multiply=multiply)  # type: ignore[attr-defined]
+    return StandIn(shape, dtype, multiply=multiply)
 
 
 def silu(x: torch.Tensor) -> torch.Tensor:
@@ -213,6 +246,23 @@ ACTIVATIONS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "Sigmoid": sigmoid,
 }
 """By the names of classes of transformers and of torch."""
+
+
+FUNCTIONS: Mapping[object, Callable[[torch.Tensor], torch.Tensor]] = {
+    torch.sigmoid: sigmoid,
+    torch.Tensor.sigmoid: sigmoid,
+    functional.sigmoid: sigmoid,
+    functional.silu: silu,
+}
+"""Functions of torch and ours of the same value, in which no row depends on others."""
+
+
+class Replaced(TorchFunctionMode):
+    """While it is entered, FUNCTIONS give way to ours."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        ours = FUNCTIONS.get(func)
+        return ours(args[0]) if ours is not None else func(*args, **(kwargs or {}))
 
 
 class Angles(nn.Module):

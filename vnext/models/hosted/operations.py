@@ -32,7 +32,7 @@ EXACT = frozenset(
 )
 FUNCTIONS = frozenset("exp expm1 tanh erf cos sin log log1p".split())
 NORMS = frozenset({"native_layer_norm"})
-OVER_LAST = frozenset("mean sum amax amin _softmax softmax topk sort cumsum".split())
+OVER_LAST = frozenset("mean sum amax amin _softmax softmax topk sort cumsum scatter".split())
 POWERS = (2, 3)
 
 

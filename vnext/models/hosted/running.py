@@ -7,14 +7,14 @@ caps logits is the model's own too.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import torch
 from torch import nn
-from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
+from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from vnext.models.errors import ModelError
-from vnext.models.hosted.modules import Run
+from vnext.models.hosted.modules import Replaced, Run
 from vnext.models.hosted.skeleton import base_of, call_base
 from vnext.models.layers.batch import ForwardBatch
 from vnext.models.layers.kv_cache import KvCache
@@ -25,13 +25,22 @@ COMPARED_ROWS = 5
 POSITIONS_MAX = 1000
 
 
+class GivenStates(BaseModelOutputWithPast):
+    """What a base gives, of which all but the states is None under any name."""
+
+    def __getattr__(self, name: str) -> None:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return None
+
+
 class Given:
     """Stands in the place of a model's base: its states are given."""
 
     hidden: torch.Tensor
 
-    def __call__(self, *_: object, **__: object) -> BaseModelOutputWithPastAndCrossAttentions:
-        return BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=self.hidden)
+    def __call__(self, *_: object, **__: object) -> GivenStates:
+        return GivenStates(last_hidden_state=self.hidden)
 
     @property
     def decoder(self) -> Given:
@@ -39,12 +48,11 @@ class Given:
 
 
 class HostedModel:
-    """A model all of whose weights lie among the parameters beside it."""
+    """A model whose weights lie among the parameters beside it, but for those in `packed_beside`."""
 
-    refers_to_weights = True
-
-    def __init__(self, model: nn.Module, run: Run) -> None:
-        self._whole, self._run, self._given = model, run, Given()
+    def __init__(self, model: nn.Module, run: Run, is_replaced: bool, beside: tuple[object, ...]) -> None:
+        """`beside`: packed weights that do not lie among the parameters."""
+        self._whole, self._run, self._given, self._is_replaced, self.packed_beside = model, run, Given(), is_replaced, beside
         self._base = base_of(model)
         name = str(model.base_model_prefix)
         del model._modules[name]
@@ -65,7 +73,8 @@ class HostedModel:
             return self._states(batch.token_ids, batch.positions)
 
     def _states(self, ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        return call_base(self._base, ids[None], positions[None])[0]
+        with Replaced() if self._is_replaced else nullcontext():
+            return call_base(self._base, ids[None], positions[None])[0]
 
     def logits(self, hidden: torch.Tensor, parallel: Parallel) -> torch.Tensor:
         """Those of states [S, hidden], as the model scales and caps them: float32 [S, V]."""

@@ -17,15 +17,16 @@ import transformers
 from torch import nn
 from transformers import initialization
 from transformers.core_model_loading import revert_weight_conversion
+from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 from transformers.pytorch_utils import Conv1D
 
 from vnext.models.errors import ModelError
-from vnext.models.hosted.modules import ACTIVATIONS, Activation, Angles, Place, Run, StandIn, attend
+from vnext.models.hosted.modules import ACTIVATIONS, Activation, Angles, Place, Run, StandIn, attend, run_experts
 
 ATTENTION = "vnext"
-"""The name of steps' attention function, which asks for no mask."""
+"""The name of steps' functions of attention, which asks for no mask, and of experts."""
 LOOKED_AT = 5
 """Tokens of a forward that is looked at."""
 OWN_ATTENTION = "attends by code of its own, not by the interface of transformers"
@@ -33,6 +34,7 @@ NOT_SERVED = "which --model-impl transformers does not serve"
 _ONE_AT_A_TIME = threading.Lock()
 """What makes a model without numbers changes torch for all threads meanwhile."""
 ALL_ATTENTION_FUNCTIONS.register(ATTENTION, attend)
+ALL_EXPERTS_FUNCTIONS.register(ATTENTION, run_experts)
 
 
 def named(module: nn.Module, name: str) -> str:
@@ -58,7 +60,7 @@ def _make_model(raw: dict[str, object], dtype: torch.dtype) -> nn.Module:
     if "ALL_ATTENTION_FUNCTIONS" not in vars(sys.modules[kind.__module__]):
         raise ModelError(f"{kind.__name__} {OWN_ATTENTION}, {NOT_SERVED}")
     with torch.device("meta"), initialization.no_init_weights(), initialization.meta_device_safe_creation_ops():
-        model = kind._from_config(config, dtype=dtype, attn_implementation=ATTENTION)
+        model = kind._from_config(config, dtype=dtype, attn_implementation=ATTENTION, experts_implementation=ATTENTION)
     return model.eval()
 
 

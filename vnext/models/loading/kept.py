@@ -67,8 +67,9 @@ class Kept:
 
 def arrays_of(value: Any) -> Iterator[Array]:
     """The arrays and tensors of a tree of tuples. TypeError for a leaf of another kind."""
-    if isinstance(value, Stack) or hasattr(value, "refers_to_weights"):
+    if isinstance(value, Stack):
         return  # addresses of other leaves
+    value = getattr(value, "packed_beside", value)  # of a model whose other weights are leaves themselves
     if isinstance(value, PackedLinear):
         yield value.buffer
     elif isinstance(value, tuple):
