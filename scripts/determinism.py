@@ -1,8 +1,8 @@
 """Compare the tokens of a request run alone with those in other circumstances: `python scripts/determinism.py --model demo`.
 
-Owns the circumstances (neighbours, chunks, preemptions, caches, threads, another start) and the record. A circumstance
-counts only if the run's log or answers prove that it occurred. Every token is compared with the token of the same request
-run alone; the first difference ends the run with status 1. Each model, level and kind of cache is an entry of the record.
+Owns the circumstances (neighbours, chunks, preemptions, caches, threads, ranks, drafts, another start) and the record. A
+circumstance counts only if the run's log or answers prove that it occurred. Every token is compared with the token of the same
+request run alone; the first difference ends the run with status 1. Each model, level and kind of cache is an entry of the record.
 """
 
 from __future__ import annotations
@@ -25,13 +25,21 @@ from vnext.api.llm import LLM, Generated
 from vnext.base.version import __version__
 from vnext.commands.machine import machine
 from vnext.kernels.cpu import native
+from vnext.kernels.format import QUANTIZATIONS
+from vnext.log.codec import Frame
+from vnext.models.config.model_config import load_config
+from vnext.models.layers.sharding import sums_alike
+from vnext.models.loading.quantise import SCHEMES, Quantiser
 from vnext.replay.reading.info import info
 from vnext.replay.reading.source import open_log
+from vnext.runtime.processes.launch import DEMO_MODEL, model_folder
 from vnext.runtime.protocol.sampling_params import SamplingParams
+from vnext.state.events import StepCommitted
 
 STRANGERS = 40
 PREEMPTED = {"num_blocks_override": 120, "max_num_seqs": 64}
 SHARED_BEGINNING = 40
+DRAFTED = {"method": "ngram", "num_speculative_tokens": 4, "row_cost": 0}
 
 Ask = Callable[[LLM], list[Generated]]
 
@@ -45,6 +53,7 @@ class Circumstance(msgspec.Struct, frozen=True, kw_only=True):
     turned: bool = False
     warm: bool = False
     preempts: bool = False
+    drafts: bool = False
 
 
 class Numbers(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,6 +75,7 @@ CIRCUMSTANCES = (
     Circumstance(name="without a prefix cache", settings={"enable_prefix_caching": False}),
     Circumstance(name="with a warm prefix cache", warm=True),
     Circumstance(name="in step, blocks of 32", settings={"async_scheduling": False, "block_size": 32}),
+    Circumstance(name="with drafts", settings={"speculative_config": DRAFTED}, drafts=True),
 )
 
 
@@ -110,7 +120,9 @@ def main() -> int:
     requests = Requests(options.requests, options.tokens)
     before = machine()
     for name, isa, kind in product(models, levels, options.kv_cache_dtype):
-        numbers = Numbers(dtype=options.dtype, quantization=options.quantization, kv_cache_dtype=kind, isa=isa)
+        scheme = name.partition(":")[2]
+        quantization = scheme if scheme in QUANTIZATIONS else options.quantization
+        numbers = Numbers(dtype=options.dtype, quantization=quantization, kv_cache_dtype=kind, isa=isa)
         with tempfile.TemporaryDirectory(prefix="vnext-determinism-") as folder:
             found = examine(name, requests, numbers, Path(folder))
         if options.json:
@@ -122,7 +134,8 @@ def main() -> int:
 
 def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", nargs="+", default=["demo"], help=f"demo, {', '.join(SHAPES)} (random weights), or all")
+    known = f"demo, {', '.join(SHAPES)} (random weights), all of these, or a folder or file"
+    parser.add_argument("--model", nargs="+", default=["demo"], help=f"{known}; NAME:w4a16 is quantised first, NAME:int8 loaded so")
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--quantization", default="none")
     parser.add_argument("--kv-cache-dtype", nargs="+", default=["auto"], help="auto, int8, or both, one after the other")
@@ -135,22 +148,23 @@ def parsed() -> argparse.Namespace:
 
 def described(name: str, numbers: Numbers) -> str:
     """The name of a model's entry in the record."""
-    weights = "" if numbers.quantization == "none" else f", {numbers.quantization}"
+    weights = "" if numbers.quantization in ("none", "auto") else f", {numbers.quantization}"
     cache = "" if numbers.kv_cache_dtype == "auto" else f", keys and values in {numbers.kv_cache_dtype}"
-    return name + weights + cache + ("" if numbers.isa == "auto" else f", {numbers.isa}")
+    level = "" if numbers.isa == "auto" else f", {numbers.isa}"
+    return Path(name.partition(":")[0] if weights else name).name + weights + cache + level
 
 
 def examine(name: str, requests: Requests, numbers: Numbers, folder: Path) -> dict[str, Any]:
     """Run all circumstances of one model and print progress."""
-    path = "" if name == "demo" else str(folder / "model")
-    if path:
-        write_checkpoint(SHAPES[name], Path(path))
+    path = model_of(name, folder)
+    ranks = next((count for count in (2, 3) if sums_alike(load_config(model_folder(path)), count)), 1)
     common = {**msgspec.structs.asdict(numbers), "executor": "inproc", "log": "shape"}
     title = described(name, numbers)
     expected, environment, seconds = run(path, ALONE, requests, common, folder / "alone")
     say(title, ALONE.name, sum(map(len, expected)), seconds)
     compared, different = {}, []
-    for place, circumstance in enumerate(CIRCUMSTANCES):
+    on_ranks = Circumstance(name=f"on {ranks} ranks", settings={"tensor_parallel_size": ranks, "executor": "mp"})
+    for place, circumstance in enumerate((*CIRCUMSTANCES, on_ranks) if ranks > 1 else CIRCUMSTANCES):
         found, _, seconds = run(path, circumstance, requests, common, folder / str(place))
         wrong = [index for index in range(requests.count) if found[index] != expected[index]]
         compared[circumstance.name] = sum(map(len, found))
@@ -162,6 +176,19 @@ def examine(name: str, requests: Requests, numbers: Numbers, folder: Path) -> di
         "different": different,
         "environment": environment,
     }
+
+
+def model_of(name: str, folder: Path) -> str:
+    """The folder or file of a model, made in `folder` where it must be."""
+    model, _, scheme = name.partition(":")
+    path = str(DEMO_MODEL) if model == "demo" else model
+    if model in SHAPES:
+        path = str(folder / "model")
+        write_checkpoint(SHAPES[model], Path(path))
+    if scheme not in SCHEMES:
+        return path
+    list(Quantiser(Path(path), folder / "quantised", scheme, 0).run())
+    return str(folder / "quantised")
 
 
 def run(
@@ -181,6 +208,10 @@ def run(
         assert sum(answer.num_cached_tokens > 0 for answer in answers) > requests.count // 2, "the cache stayed cold"
     if circumstance.preempts:
         assert seen.preemptions > 0, "nothing was preempted: make the cache smaller"
+    if circumstance.drafts:
+        frames = (item for item in open_log(folder).items() if isinstance(item, Frame))
+        events = (event for frame in frames for event in frame.events)
+        assert any(isinstance(event, StepCommitted) and any(event.drafted) for event in events), "nothing was drafted"
     if circumstance.together:
         assert max(seen.batch_percentiles) > 1, "no two requests met in a step"
     tokens = [answer.outputs[0].token_ids for answer in answers]
