@@ -68,14 +68,19 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
 """Architecture, configuration and what it has beside BASE."""
 
 
-def save_hybrid(path: Path, name: str) -> torch.nn.Module:
-    """The seeded model of a case, with norms and biases that are no constants, also saved into folder `path`."""
-    architecture, config, changes = CASES[name]
-    torch.manual_seed(3)
+def hybrid_config(name: str) -> transformers.PretrainedConfig:
+    """That of a case."""
+    _, config, changes = CASES[name]
     whole = {**BASE, **changes}
     if config == "Qwen3_5Config":
         whole = {"text_config": whole, "vision_config": IMAGES}
-    model = getattr(transformers, architecture)(getattr(transformers, config)(**whole)).eval()
+    return getattr(transformers, config)(**whole)
+
+
+def save_hybrid(path: Path, name: str) -> torch.nn.Module:
+    """The seeded model of a case, with norms and biases that are no constants, also saved into folder `path`."""
+    torch.manual_seed(3)
+    model = getattr(transformers, CASES[name][0])(hybrid_config(name)).eval()
     generator = torch.Generator().manual_seed(2)
     with torch.no_grad():
         for each, parameter in model.named_parameters():

@@ -22,7 +22,8 @@ def print_ready(engine: RunningEngines, settings: ServerSettings) -> None:
     config, environment = engine.ready.config, engine.ready.environment
     write_line(
         f"vnext: model    {engine.ready.model}: {environment['dtype']} on {_device(environment)}, "
-        f"{config.max_model_len} tokens a request, {config.page_count} cache blocks of {config.block_size} tokens{_each(engine)}\n"
+        f"{config.max_model_len} tokens a request, {config.page_count} cache blocks of {config.block_size} tokens{_states(config)}"
+        f"{_each(engine)}\n"
         f"vnext: batch    {invariance_line(environment)}\n"
         f"{_drafts_line(config)}{_adapters_line(config, settings)}"
         f"{''.join(_log_lines(engine))}"
@@ -30,6 +31,10 @@ def print_ready(engine: RunningEngines, settings: ServerSettings) -> None:
         f"vnext: try      {curl_line(url_of(settings), chat=_has_template(engine, settings), has_key=settings.needs_key)}\n"
         "vnext: Ctrl-C stops"
     )
+
+
+def _states(config: SchedulerConfig) -> str:
+    return f" and {config.state_pages} pages of recurrent states" if config.state_pages else ""
 
 
 def _device(environment: Mapping[str, str]) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from vnext.models.layers.batch import AdapterRows, ForwardBatch, GroupPlaces, HostBatch
+from vnext.models.layers.batch import AdapterRows, ForwardBatch, GroupPlaces, HostBatch, RecurrentBatch
 from vnext.runtime.batch.draft_batch import DraftBatch
 from vnext.runtime.batch.draft_rows import NO_DRAFTS, Drafted, DraftRows, Grammars, Kept
 from vnext.runtime.batch.masks import failed_requests
@@ -26,6 +26,7 @@ from vnext.state.preempt import row_tokens
 from vnext.state.samples import SamplePoints, sample_points
 from vnext.state.state import State, StepInFlight, blocks_for
 from vnext.state.store import extents
+from vnext.state.store.fields import LIVE
 from vnext.state.store.rows import Rows, find_rows
 
 ALL_ROWS = slice(None)
@@ -88,14 +89,15 @@ class PersistentBatch:
         sampling, logprobs = self._sampling.inputs(places[points.entries], ends[points.entries] - points.back, self._before(points))
         forward = self._forward(state, scheduled, rows, places, ends, points)
         prompts = self._prompts.inputs(scheduled, places, forward.host.query_starts)
-        inputs = StepInputs(forward, sampling, logprobs, prompts)
+        inputs = StepInputs(forward, sampling, logprobs, prompts, scheduled.copies)
         may_stay = prompts is None and scheduled.tokens == len(places) == len(sampled) and self._may_stay(inputs)
         self._decode_step = DecodeStep(inputs, scheduled, places, self._config.block_size) if may_stay else None
         return inputs
 
     def _may_stay(self, inputs: StepInputs) -> bool:
-        """Whether the next decode can advance these arrays: of one group of layers, and no row is below its minimum length."""
-        return self._groups == 1 and inputs.sampling is not None and inputs.sampling.banned is None
+        """Whether the next decode can advance these arrays: of one group of layers that attend, and no row is below its minimum
+        length."""
+        return self._groups == 1 and inputs.copies is None and inputs.sampling is not None and inputs.sampling.banned is None
 
     def take_sampled(self, scheduled: StepInFlight, tokens: np.ndarray) -> Kept | None:
         """Keep a step's samples (int64[S]): the next step may need them before they are committed. Steps come in their order.
@@ -176,7 +178,7 @@ class PersistentBatch:
         )
         groups = tuple(GroupPlaces(*other) for other in others)
         adapters = adapter_rows(state, scheduled)
-        return ForwardBatch(*arrays, host=host, groups=groups, adapters=adapters)
+        return ForwardBatch(*arrays, host=host, groups=groups, adapters=adapters, recurrent=state_rows(state, rows, scheduled))
 
     def _places_of(
         self, group: int, places: np.ndarray, owners: np.ndarray, block: np.ndarray, offset: np.ndarray, width: int
@@ -275,6 +277,13 @@ def positions_of(scheduled: StepInFlight) -> np.ndarray:
 def per_token(scheduled: StepInFlight, values: np.ndarray) -> np.ndarray:
     """Repeat one value per request for each of its tokens; the same array where each computes one token, as in a steady step."""
     return values if scheduled.tokens == len(values) else np.repeat(values, scheduled.counts)
+
+
+def state_rows(state: State, rows: np.ndarray | slice, scheduled: StepInFlight) -> RecurrentBatch | None:
+    """Where these rows of the state keep what recurrent layers know, without pools; None without such layers."""
+    if state.rows.recurrent is None:
+        return None
+    return RecurrentBatch((), state.rows.recurrent[LIVE, rows].astype(np.int32), scheduled.starts == 0)
 
 
 # ---- a steady step -----------------------------------------------------------------------------------------------

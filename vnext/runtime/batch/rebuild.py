@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from vnext.models.layers.batch import AdapterRows, ForwardBatch, GroupPlaces, HostBatch
+from vnext.models.layers.batch import AdapterRows, ForwardBatch, GroupPlaces, HostBatch, RecurrentBatch
 from vnext.runtime.batch.sampling_rows import (
     TokenCounts,
     banned,
@@ -26,6 +26,7 @@ from vnext.state.config import SchedulerConfig
 from vnext.state.params import CHOOSING, ROW_DTYPES, Sampling, is_filtered, is_penalised
 from vnext.state.preempt import row_tokens
 from vnext.state.state import State, blocks_for
+from vnext.state.store.fields import LIVE
 from vnext.state.windows import row_table
 
 Sampled = Mapping[tuple[int, int, int], Sequence[int]]
@@ -60,9 +61,11 @@ def rebuild(
         host=HostBatch(starts.astype(np.int32), np.array(contexts, dtype=np.int32)),
         groups=tuple(others),
         adapters=adapters_of(state, entries),
+        recurrent=recurrent_of(state, entries),
     )
     rows = [(each.row, each.history[: each.end - back], each.end - back) for each in entries for back in each.samples]
-    return StepInputs(forward, *sampling_of(state, rows, vocab_size, vocabulary))
+    sampling, asked = sampling_of(state, rows, vocab_size, vocabulary)
+    return StepInputs(forward, sampling, asked, copies=state.in_flight[-1].copies)
 
 
 def adapters_of(state: State, entries: Sequence[Entry]) -> tuple[AdapterRows, ...]:
@@ -76,6 +79,14 @@ def adapters_of(state: State, entries: Sequence[Entry]) -> tuple[AdapterRows, ..
                 places.setdefault(slot, []).extend(range(first, first + entry.end - entry.start))
         first += entry.end - entry.start
     return tuple(AdapterRows(slot, np.array(places[slot])) for slot in sorted(places))
+
+
+def recurrent_of(state: State, entries: Sequence[Entry]) -> RecurrentBatch | None:
+    """The page of each entry's states, entry by entry."""
+    if (recurrent := state.rows.recurrent) is None:
+        return None
+    pages = [int(recurrent[LIVE, entry.row]) for entry in entries]
+    return RecurrentBatch((), np.array(pages, dtype=np.int32), np.array([entry.start == 0 for entry in entries]))
 
 
 class Entry(NamedTuple):

@@ -40,7 +40,9 @@ def arrays_of_step(inputs: StepInputs) -> StepInputs:
 
 
 def _batch(batch: ForwardBatch, change: Callable[[Any], Any]) -> ForwardBatch:
-    return _fields(batch, change)._replace(groups=tuple(_fields(group, change) for group in batch.groups))
+    groups, states = tuple(_fields(group, change) for group in batch.groups), batch.recurrent
+    states = states and states._replace(pages=change(states.pages), fresh=change(states.fresh))
+    return _fields(batch, change)._replace(groups=groups, recurrent=states)
 
 
 def _sampling(inputs: SamplingInputs, change: Callable[[Any], Any]) -> SamplingInputs:

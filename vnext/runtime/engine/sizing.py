@@ -15,9 +15,13 @@ from vnext.runtime.protocol.settings import EngineSettings, SettingsError
 from vnext.runtime.protocol.speculation import speculation_of
 from vnext.sched.policies import PolicyError, policy_of
 from vnext.state.config import MEASURED, SchedulerConfig
+from vnext.state.recurrent import pages_held
 from vnext.state.windows import pages_needed
 
 ASYNC_DEPTH = 2
+SNAPSHOT_INTERVAL = 1024
+STATES_PER_ROW = 3
+"""State pages for each that a full batch holds; the others are for snapshots that nobody holds."""
 
 
 def scheduler_config(settings: EngineSettings, model: ModelFacts, ranks: Sequence[RankReady]) -> SchedulerConfig:
@@ -27,6 +31,8 @@ def scheduler_config(settings: EngineSettings, model: ModelFacts, ranks: Sequenc
         row_cost, step_cost, many = ranks[0].draft_costs
         costs = replace(bounds.speculation, row_cost=row_cost, step_cost=step_cost, row_cost_many=many)
         bounds = replace(bounds, speculation=costs)
+    if ranks[0].state_bytes:
+        bounds = with_states(settings, bounds, ranks)
     bounds = replace(bounds, page_count=cache_blocks(settings, bounds, ranks))
     length = fitting_length(settings, bounds)
     if not settings.enable_chunked_prefill and bounds.max_num_batched_tokens < length:
@@ -62,6 +68,25 @@ def _bounds(settings: EngineSettings, model: ModelFacts, on_gpu: bool) -> Schedu
     )
 
 
+def with_states(settings: EngineSettings, bounds: SchedulerConfig, ranks: Sequence[RankReady]) -> SchedulerConfig:
+    """The bounds with pages for the states of recurrent layers: what a full batch holds and as many snapshots and more, in half of
+    the cache's memory at most. Nothing is pinned: pins keep blocks and no states. Raises SettingsError."""
+    if not settings.enable_chunked_prefill:
+        raise SettingsError("chunked prefill is off and the model has recurrent layers, whose snapshots cut prompts: leave it on")
+    interval = -(-SNAPSHOT_INTERVAL // settings.block_size) * settings.block_size
+    bounds = replace(bounds, pinned_kv_fraction=0.0, microbatches=1, snapshot_interval=interval, state_pages=1)
+    held = pages_held(bounds)
+    least = held + bounds.takes_snapshots
+    fitting = min(rank.page_count_max * rank.block_bytes // 2 // rank.state_bytes for rank in ranks)
+    if fitting < least:
+        needed = 2 * least * max(rank.state_bytes for rank in ranks)
+        raise SettingsError(
+            f"the cache's memory is too small for one request's {least} pages of recurrent states: raise --kv-cache-memory to "
+            f"{needed} bytes"
+        )
+    return replace(bounds, state_pages=max(least, min(fitting, STATES_PER_ROW * held * settings.max_num_seqs)))
+
+
 def microbatches(settings: EngineSettings) -> int:
     """The parts of the requests that decode. With drafts, which follow from the tokens before, every step waits for those: one."""
     if not settings.async_scheduling or settings.speculative_config:
@@ -93,7 +118,7 @@ def cache_blocks(settings: EngineSettings, bounds: SchedulerConfig, ranks: Seque
     """Pages of the cache: as many as fit into the smallest rank's memory, and no more than a full batch could ever use."""
     if settings.num_blocks_override is not None:
         return settings.num_blocks_override
-    fitting = min(rank.page_count_max for rank in ranks)
+    fitting = min(rank.page_count_max - -(-bounds.state_pages * rank.state_bytes // rank.block_bytes) for rank in ranks)
     if fitting < bounds.group_count:
         block_bytes = max(rank.block_bytes for rank in ranks) * bounds.group_count
         raise SettingsError(

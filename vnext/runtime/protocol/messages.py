@@ -340,7 +340,8 @@ class RankReady(Message, tag=20):
     """The weights are loaded; `page_count_max` blocks of `block_bytes` fit into this rank's memory budget.
     `draft_costs` are the row_cost, step_cost and row_cost_many of Speculation, 0 where they are not asked for. `linear_layers`:
     (inputs, outputs) of those that adapters may change, by their modules' names in the checkpoint; none where the rank takes no
-    adapters. `disk`: None without a disk tier. `handover`: None where the engine hands no blocks over."""
+    adapters. `disk`: None without a disk tier. `handover`: None where the engine hands no blocks over. `state_bytes`: of a
+    request's states of recurrent layers, which share the budget; 0 where all layers attend."""
 
     model: ModelFacts
     rank: int
@@ -352,6 +353,7 @@ class RankReady(Message, tag=20):
     linear_layers: dict[str, tuple[int, int]] = {}
     disk: DiskFound | None = None
     handover: HandoverPlace | None = None
+    state_bytes: int = 0
 
 
 class StepResult(Message, tag=21):

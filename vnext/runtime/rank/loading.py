@@ -188,6 +188,8 @@ def require_plain_pages(who: str, runner: ModelRunner) -> None:
     """Raise SettingsError unless a page holds all that belongs to a block."""
     if runner.head is not None or runner.routed is not None:
         raise SettingsError(f"{who} keeps no state of a draft head and no expert ids: leave one of the two out")
+    if runner.config.recurrent is not None:
+        raise SettingsError(f"{who} serves models whose layers all attend so far, and this one has recurrent layers: leave it out")
     if any(kv_groups(runner.config).windows):
         raise SettingsError(f"{who} serves models with full attention so far, and this one has windows: leave it out")
 
@@ -268,6 +270,8 @@ def load_runner(settings: RankSettings, device: torch.device | str, parallel: Pa
     """Load the weights; the first rank shows a progress bar."""
     progress, path = _Bar() if settings.rank == 0 else None, Path(settings.model_path)
     config = load_config(path, settings.generation_config == "auto", settings.max_model_len)
+    if config.recurrent is not None:
+        require_recurrent(settings, str(device))
     config = of_stage(config, stage_place(settings).stage, settings.pipeline_parallel_size)
     if settings.rank == 0 and is_dummy(path):
         log.warning("The weights are random, as --load-format dummy asks: answers mean nothing.")
@@ -280,6 +284,17 @@ def load_runner(settings: RankSettings, device: torch.device | str, parallel: Pa
         path, settings.dtype, device, parallel, progress, settings.quantization, settings.deterministic, config,
         settings.max_lora_rank, settings.kv_cache_dtype, settings.packed_weights_dir,
     )  # fmt: skip
+
+
+def require_recurrent(settings: RankSettings, device: str) -> None:
+    """Raise SettingsError for what does not go with recurrent layers yet."""
+    others = {
+        "--device cuda": device != "cpu", "--pipeline-parallel-size": settings.pipeline_parallel_size > 1,
+        "--speculative-config": bool(settings.draft_method),
+    }  # fmt: skip
+    for option, is_given in others.items():
+        if is_given:
+            raise SettingsError(f"{option} does not serve models with recurrent layers so far, and this is one: leave it out")
 
 
 def use_isa(isa: Isa) -> None:
@@ -322,6 +337,7 @@ def ready_message(settings: RankSettings, runner: ModelRunner, rank: Rank | None
         linear_layers=runner.adapters.layers if runner.adapters else {},
         disk=None if rank is None or rank.tier is None else rank.tier.found(),
         handover=None if rank is None or rank.publisher is None else rank.publisher.place,
+        state_bytes=runner.state_bytes(),
     )
 
 

@@ -20,6 +20,7 @@ from vnext.kernels.format import CODES, NO_FORMAT, WeightFormats, weight_formats
 from vnext.models.config.model_config import ModelConfig, load_config
 from vnext.models.layers.batch import ForwardBatch
 from vnext.models.layers.kv_cache import cache_dtype, kv_bytes_per_page, make_kv_cache, page_rows
+from vnext.models.layers.recurrent import state_bytes_per_page
 from vnext.models.layers.sharding import Parallel
 from vnext.models.layers.tensors import host_tensors_of, tensors_of
 from vnext.models.layers.traffic import token_bytes
@@ -35,6 +36,7 @@ from vnext.runtime.batch.on_arrays import OnArrays
 from vnext.runtime.batch.step_inputs import StepInputs
 from vnext.runtime.batch.step_outputs import StepOutputs
 from vnext.runtime.processes.determinism import Invariance, cpu_flags, gpu_invariance, has_strict_path, invariance
+from vnext.runtime.rank.state_pools import StatePools
 from vnext.sampling.constraint import Vocabulary
 from vnext.sampling.inputs import SamplingInputs, is_plain
 
@@ -236,12 +238,18 @@ class ModelRunner:
         """What constraints are matched with."""
         return Vocabulary(self.path, self.config.vocab_size, end_tokens)
 
-    def make_cache(self, page_count: int, block_size: int) -> None:
-        """Allocate the cache and that of what drafts. Raises MemoryError (RuntimeError on CUDA) if memory does not suffice."""
+    def state_bytes(self) -> int:
+        """Bytes of the states that this rank's recurrent layers keep of one request."""
+        return state_bytes_per_page(self.config, host_dtype(self.dtype), self.parallel.world_size)
+
+    def make_cache(self, page_count: int, block_size: int, state_pages: int = 0) -> None:
+        """Allocate the cache, pages for recurrent states, and the cache of what drafts. Raises MemoryError (RuntimeError on
+        CUDA) if memory does not suffice."""
         together = self.device_type == "cpu"
         self._known: ForwardBatch | None = None  # that of the last step, which steps of the same rows change in place
         self._kv = make_kv_cache(self.config, page_count, block_size, self._kv_dtype, self.device, self.parallel, together)
         self._kv_tensors: Any = None
+        self._states = StatePools(self.config, state_pages, self.dtype, self.parallel.world_size) if state_pages else None
         self._whole = (
             whole_step(self._params, self._kv, self.config, self.parallel, self.adapters) if together else None
         )
@@ -271,6 +279,8 @@ class ModelRunner:
         """
         if self.stage is not None:
             return self.stage.run(inputs)
+        if self._states is not None:
+            return self._states.run(inputs, self.run_by_parts)
         if self.head is None:
             return self._run(inputs)
         batch = self.head.with_room(inputs.forward)

@@ -120,7 +120,7 @@ class HostSteps:
 
     def start(self, state: State) -> None:
         self._batch = make_batch(self._runner, state.config)
-        self._runner.make_cache(state.config.page_count, state.config.block_size)
+        self._runner.make_cache(state.config.page_count, state.config.block_size, state.config.state_pages)
 
     def launch(self, state: State) -> None:
         began_s, scheduled = time.perf_counter(), state.in_flight[-1]

@@ -1,0 +1,189 @@
+"""Models with recurrent layers in the engine: one request's tokens for any batch, chunks, preemptions and snapshots that it goes on
+from, while what nobody has written is poisoned; and how little of a long talk is computed again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tokenizers
+import torch
+from hybrids import VOCAB_SIZE, load_oracle, save_hybrid
+
+from vnext import LLM, SamplingParams
+from vnext.models.layers.sharding import alone
+from vnext.runtime.batch.batch import PersistentBatch
+from vnext.runtime.processes.launch import StartFailed
+from vnext.runtime.rank.runner import ModelRunner
+from vnext.sched.schedule import schedule
+from vnext.state.config import SchedulerConfig
+from vnext.state.errors import IllegalEvent
+from vnext.state.events import EngineStarted, RequestArrived, StepCommitted, StepPlanned, pack_tokens
+from vnext.state.laws import check
+from vnext.state.outputs import outputs
+from vnext.state.params import Sampling
+from vnext.state.reduce import reduce, start
+
+BLOCK_SIZE, TOKEN_COUNT = 4, 12
+LENGTHS = (5, 61, 150, 30, 61)
+
+
+class Engine:
+    """State, scheduler, persistent batch and model in one thread."""
+
+    def __init__(self, path: Path, **changes: object) -> None:
+        self.runner = ModelRunner(path, "float32", "cpu", alone())
+        bounds = dict(
+            block_size=BLOCK_SIZE, page_count=400, max_num_batched_tokens=64, max_num_seqs=4, max_model_len=2048,
+            vocab_size=VOCAB_SIZE, state_pages=40, snapshot_interval=32,
+        )  # fmt: skip
+        config = SchedulerConfig(**(bounds | changes))
+        self.state = start(EngineStarted(config=config, model="", model_digest="", world_size=1, environment={}, started_ns=0))
+        self.batch = PersistentBatch(config, VOCAB_SIZE)
+        self.runner.make_cache(config.page_count, BLOCK_SIZE, config.state_pages)
+        for part in (part for parts in self.runner._states._pools for part in parts):
+            part.fill_(torch.nan)
+        self.tokens: dict[int, list[int]] = {}
+        self.computed: dict[int, int] = {}
+
+    def arrive(self, prompt: Sequence[int], count: int = TOKEN_COUNT) -> int:
+        arrival = RequestArrived(
+            id=self.state.next_id, name="", prompt=pack_tokens(list(prompt)), priority=0, arrival_ns=0,
+            sampling=Sampling(seed=0, temperature=0.0, max_tokens=count),
+        )  # fmt: skip
+        self.state, self.tokens[arrival.id] = reduce(self.state, arrival), []
+        return arrival.id
+
+    def run(self, preempted: Sequence[int] = ()) -> list[list[int]]:
+        """Until everybody has an answer. At the given steps the last row gives way, where there are two."""
+        results: list[bytes] = []
+        while self.state.requests:
+            while (plan := schedule(self.state)) is not None:
+                whim = StepPlanned(step=plan.step, preempted=(len(self.state.rows) - 1,))
+                try:
+                    self._plan(whim if plan.step in preempted and len(self.state.rows) > 1 else plan, results)
+                except IllegalEvent:  # nobody else has anything to compute
+                    self._plan(plan, results)
+            self._commit(StepCommitted(step=self.state.committed, tokens=results.pop(0)))
+        return [self.tokens[id_] for id_ in sorted(self.tokens)]
+
+    def _plan(self, plan: StepPlanned, results: list[bytes]) -> None:
+        self.state = reduce(self.state, plan)
+        check(self.state)
+        step = self.state.in_flight[-1]
+        for id_, count in zip(step.ids.tolist(), step.counts.tolist()):
+            self.computed[id_] = self.computed.get(id_, 0) + count
+        sampled = self.runner.run(self.batch.step_inputs(self.state)).tokens
+        self.batch.take_sampled(step, sampled)
+        results.append(pack_tokens(sampled))
+
+    def _commit(self, event: StepCommitted) -> None:
+        before, self.state = self.state, reduce(self.state, event)
+        for news in outputs(before, event, self.state):
+            self.tokens[news.id].append(news.token)
+
+
+@pytest.fixture(scope="module", params=["lfm2", "qwen3_5"])
+def saved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path: Path = tmp_path_factory.mktemp("hybrid") / request.param
+    save_hybrid(path, request.param)
+    return path
+
+
+def prompts() -> list[list[int]]:
+    """Of several lengths; two are the same, and two begin alike."""
+    generator = torch.Generator().manual_seed(5)
+    drawn = [torch.randint(0, VOCAB_SIZE, (length,), generator=generator).tolist() for length in LENGTHS]
+    drawn[2][:44] = drawn[1][:44]
+    return [*drawn[:4], drawn[1]]
+
+
+def served(path: Path, preempted: Sequence[int] = (), **changes: object) -> list[list[int]]:
+    engine = Engine(path, **changes)
+    for prompt in prompts():
+        engine.arrive(prompt)
+    return engine.run(preempted)
+
+
+def test_a_hybrid_answers_as_in_transformers(saved: Path) -> None:
+    oracle = load_oracle(saved, torch.float32)
+    expected = []
+    for prompt in prompts():
+        given = torch.tensor([prompt])
+        options = dict(do_sample=False, max_new_tokens=TOKEN_COUNT, pad_token_id=0, attention_mask=torch.ones_like(given))
+        expected.append(oracle.generate(given, **options)[0, len(prompt) :].tolist())
+    assert served(saved) == expected
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"max_num_batched_tokens": 7},
+        {"max_num_seqs": 1},
+        {"prefix_caching": False},
+        {"snapshot_interval": 0},
+        {"snapshot_interval": 4, "state_pages": 13},
+        {"pipeline_depth": 1},
+        {"page_count": 48},
+        {"preempted": range(3, 40, 3)},
+        {"preempted": range(3, 40, 2), "max_num_batched_tokens": 7},
+    ],
+    ids=str,
+)
+def test_tokens_do_not_depend_on_how_they_are_computed(saved: Path, changes: dict[str, object]) -> None:
+    assert served(saved, **changes) == served(saved)
+
+
+def test_a_talk_computes_what_is_new_and_little_else(saved: Path) -> None:
+    """Ten turns, each of which sends all that was said before. A turn computes its new tokens and those behind the last full
+    block of what was said; a state that begins anew gives the same answers."""
+    talk, alone_, generator = Engine(saved), [], torch.Generator().manual_seed(1)
+    history: list[int] = []
+    for turn in range(10):
+        new = torch.randint(0, VOCAB_SIZE, (23 + turn,), generator=generator).tolist()
+        history += new
+        id_ = talk.arrive(history)
+        talk.run()
+        again = talk.computed[id_] - TOKEN_COUNT + 1 - len(new)
+        assert again <= BLOCK_SIZE + 1, f"turn {turn} computes {again} tokens of {len(history) - len(new)} again"
+        alone_.append((list(history), talk.tokens[id_]))
+        history += talk.tokens[id_]
+    fresh = Engine(saved, prefix_caching=False)
+    last = fresh.arrive(alone_[-1][0])
+    fresh.run()
+    assert fresh.tokens[last] == alone_[-1][1]
+
+
+def test_a_batch_has_the_arrays_that_the_state_says(saved: Path) -> None:
+    engine = Engine(saved, pipeline_depth=1)
+    for prompt in prompts()[:2]:
+        engine.arrive(prompt)
+    engine.state = reduce(engine.state, schedule(engine.state))
+    inputs = engine.batch.step_inputs(engine.state)
+    assert inputs.forward.recurrent.pages.dtype == np.int32
+    assert inputs.forward.recurrent.pages.tolist() == engine.state.rows.recurrent[0].tolist()
+    assert inputs.forward.recurrent.fresh.all() and inputs.copies is engine.state.in_flight[-1].copies
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_server_s_engine_serves_one_on_any_number_of_ranks(saved: Path, ranks: int) -> None:
+    words = {f"t{number}": number for number in range(VOCAB_SIZE)}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="t0"))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    tokenizer.save(str(saved / "tokenizer.json"))
+    asked = [{"prompt_token_ids": prompt} for prompt in prompts()]
+    params = SamplingParams(temperature=0.0, max_tokens=TOKEN_COUNT)
+    with LLM(str(saved), dtype="float32", threads=1, log="off", tensor_parallel_size=ranks, max_num_seqs=4, block_size=4) as llm:
+        found = [answer.outputs[0].token_ids for answer in llm.generate(asked * 2, params, use_tqdm=False)]
+    assert found == served(saved) * 2
+
+
+@pytest.mark.parametrize(
+    "option", [{"pipeline_parallel_size": 2}, {"speculative_config": {"method": "ngram", "num_speculative_tokens": 2}}], ids=lambda each: [*each][0]
+)
+def test_what_does_not_go_with_recurrent_layers_is_said_at_the_start(saved: Path, option: dict[str, object]) -> None:
+    name = "--" + [*option][0].replace("_", "-")
+    with pytest.raises(StartFailed, match=f"{name} does not serve models with recurrent layers so far"):
+        LLM(str(saved), threads=1, log="off", **option)

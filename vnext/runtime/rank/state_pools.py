@@ -1,0 +1,37 @@
+"""The pages in which a rank keeps the states of recurrent layers, and the copies among them that a step begins and ends with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from vnext.kernels.arrays import torch_dtype
+from vnext.models.config.model_config import ModelConfig
+from vnext.models.layers.recurrent import make_state_pools
+from vnext.runtime.batch.step_inputs import StepInputs
+from vnext.runtime.batch.step_outputs import StepOutputs
+
+Compute = Callable[[StepInputs], StepOutputs]
+
+
+class StatePools:
+    """Which page is whose is the state's business (vnext/state/recurrent.py)."""
+
+    def __init__(self, config: ModelConfig, page_count: int, dtype: str, world_size: int) -> None:
+        self._pools = make_state_pools(config, page_count, torch_dtype(dtype), "cpu", world_size)
+
+    def run(self, inputs: StepInputs, compute: Compute) -> StepOutputs:
+        """One step: its rows go on from their pages and leave their states there."""
+        states, copies = inputs.forward.recurrent, inputs.copies
+        assert states is not None and copies is not None, "the state has recurrent layers"
+        self._copy(copies.before)
+        outputs = compute(inputs._replace(forward=inputs.forward._replace(recurrent=states._replace(pools=self._pools))))
+        self._copy(copies.after)
+        return outputs
+
+    def _copy(self, pairs: np.ndarray) -> None:
+        """Copy pages (from, to), int64 [n, 2], one after the other."""
+        for source, target in pairs.tolist():
+            for part in (part for parts in self._pools for part in parts):
+                part[target].copy_(part[source])
