@@ -437,8 +437,8 @@ def test_all_that_is_wrong_with_a_line_is_said_at_once(capsys: pytest.CaptureFix
 @pytest.mark.parametrize(
     ("argv", "shown", "hidden"),
     [
-        ("serve --help", ["usage: vnext serve [MODEL] [options]\n", "--max-model-len", "server, keys, chat", "--port", "\nlog:"], []),
-        ("serve --help log", ["usage: vnext serve [MODEL] [options]\n\nlog:", "--log-keep "], ["--port", "--log-level"]),
+        ("serve --help", ["usage: vnext serve [MODEL] [MODEL ...] [options]\n", "--max-model-len", "server, keys, chat", "--port", "\nlog:"], []),
+        ("serve --help log", ["usage: vnext serve [MODEL] [MODEL ...] [options]\n\nlog:", "--log-keep "], ["--port", "--log-level"]),
         ("serve model -h adapters", ["--max-loras", "--lora-root"], ["--port", "--log "]),
         ("serve --help=prefix", ["--enable-prefix-caching", "--shared-prefix-cache"], ["--port"]),
         ("serve --help max_num_seqs", ["--max-num-seqs"], ["--max-model-len"]),

@@ -172,7 +172,7 @@ HANDS_OVER = "--role prefill --cluster-secret-file s --handover-address "
         ("--device cuda --graph-sizes 4 0", "--graph-sizes is 0: it must lie between 1 and"),
         ("--cpu-offload-gb 4", "vnext serve: --cpu-offload-gb is '4': weights stay on the device that computes with them; see --quant"),
         ("--max-model-length 4", "there is no option --max-model-length: did you mean --max-model-len?\nSee vnext serve --help."),
-        ("a b", "nothing takes 'b': one model is served"),
+        ("a --port 1 b", "nothing takes 'b': models stand side by side"),
         ("--log off --durable", "--log-durable is on and the log is off: leave one of the two out"),
         ("--log off --log-compress", "--log-compress is on and the log is off: leave one of the two out"),
     ],

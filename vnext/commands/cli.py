@@ -44,9 +44,7 @@ def run(command: Command) -> int:
     """Import a command's program and run it."""
     match command:
         case ServeCommand():
-            from vnext.commands.serve import serve
-
-            return serve(command)
+            return _serve(command)
         case ChatCommand():
             from vnext.commands.chat.terminal import chat
 
@@ -79,6 +77,16 @@ def run(command: Command) -> int:
             return int(import_module(command.module).main(list(command.argv)))
         case _:
             assert_never(command)
+
+
+def _serve(command: ServeCommand) -> int:
+    if command.server.other_models:
+        from vnext.commands.several import serve_several
+
+        return serve_several(command)
+    from vnext.commands.serve import serve
+
+    return serve(command)
 
 
 def _quantize(command: QuantizeCommand) -> int:

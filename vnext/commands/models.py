@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from vnext.base.exits import DONE, FAILED, REFUSED
+from vnext.commands.restart import servers
 from vnext.models.errors import ModelError
 from vnext.models.gguf.folder import files_of, gguf_in
 from vnext.models.loading.hub import resolve
@@ -65,6 +66,9 @@ def _list(folder: Path) -> int:
         named = MODELS[name]
         table.add_row(name, f"{named.wanted.size_bytes / 1e6:,.0f} MB", f"not fetched: `vnext pull {name}` ({named.licence})")
     Console(highlight=False).print(table, markup=False)
+    for server in servers():
+        where = f"the server of several models, process {server.pid}" if server.is_behind else server.url
+        print(f"loaded: {', '.join(server.models)} in {where}")
     return DONE
 
 

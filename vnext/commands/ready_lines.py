@@ -18,19 +18,24 @@ from vnext.text.files import CheckpointUnreadable, chat_template
 EVERYWHERE = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}  # an address to listen on -> one to call
 
 
-def print_ready(engine: RunningEngines, settings: ServerSettings) -> None:
+def print_ready(engine: RunningEngines, settings: ServerSettings, is_behind: bool = False) -> None:
+    """`is_behind`: another server stands in front, which says where to ask."""
     config, environment = engine.ready.config, engine.ready.environment
-    write_line(
+    end = "" if is_behind else f"vnext: try      {_try(engine, settings)}\nvnext: Ctrl-C stops\n"
+    lines = (
         f"vnext: model    {engine.ready.model}: {environment['dtype']} on {_device(environment)}, "
         f"{config.max_model_len} tokens a request, {config.page_count} cache blocks of {config.block_size} tokens{_states(config)}"
         f"{_each(engine)}\n"
         f"vnext: batch    {invariance_line(environment)}\n"
         f"{_drafts_line(config)}{_adapters_line(config, settings)}"
         f"{''.join(_log_lines(engine))}"
-        f"{_live_line(settings)}"
-        f"vnext: try      {curl_line(url_of(settings), chat=_has_template(engine, settings), has_key=settings.needs_key)}\n"
-        "vnext: Ctrl-C stops"
+        f"{_live_line(settings)}{end}"
     )
+    write_line(lines.removesuffix("\n"))
+
+
+def _try(engine: RunningEngines, settings: ServerSettings) -> str:
+    return curl_line(url_of(settings), chat=_has_template(engine, settings), has_key=settings.needs_key)
 
 
 def _states(config: SchedulerConfig) -> str:

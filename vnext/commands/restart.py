@@ -36,11 +36,13 @@ FIXED = ("max_model_len", "enable_lora", "max_lora_rank", "max_restarts", "log",
 
 
 class Running(msgspec.Struct, frozen=True):
-    """A server: its process, its address and its run directory."""
+    """A server: its process, its address, its run directory and its model's names. `is_behind`: clients know the one in front."""
 
     pid: int
     url: str
     folder: str
+    models: tuple[str, ...] = ()
+    is_behind: bool = False
 
 
 # ---- the command ---------------------------------------------------------------------------------------------------
@@ -89,17 +91,17 @@ def servers() -> list[Running]:
 
 
 @contextmanager
-def listed(url: str, folder: Path) -> Iterator[None]:
-    """The server is found by `servers` until the block ends. A folder that cannot be written is no reason to fail."""
+def listed(server: Running) -> Iterator[None]:
+    """This process's server is found by `servers` until the block ends. A folder that cannot be written is no reason to fail."""
     with suppress(OSError):
-        file = _folder() / f"{os.getpid()}.json"
+        file = _folder() / f"{server.pid}.json"
         file.parent.mkdir(parents=True, exist_ok=True)
-        _write(file, msgspec.json.encode(Running(os.getpid(), url, str(folder))))
+        _write(file, msgspec.json.encode(server))
     try:
         yield
     finally:
         with suppress(OSError):
-            (_folder() / f"{os.getpid()}.json").unlink(missing_ok=True)
+            (_folder() / f"{server.pid}.json").unlink(missing_ok=True)
 
 
 class Replacements:

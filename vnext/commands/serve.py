@@ -25,7 +25,7 @@ from vnext.base.exits import DONE, FAILED, REFUSED
 from vnext.base.version import __version__
 from vnext.commands.api_servers import ApiServers
 from vnext.commands.ready_lines import print_ready, say_unused, url_of
-from vnext.commands.restart import SIGNAL, Replacements, listed
+from vnext.commands.restart import SIGNAL, Replacements, Running, listed
 from vnext.options.reader import ServeCommand
 from vnext.runtime.processes.launch import StartFailed, StartRefused, find_model
 from vnext.runtime.processes.readable import readable
@@ -61,7 +61,7 @@ def serve(command: ServeCommand) -> int:
         return DONE
     try:
         say_unused(command.engine, engines.ready.environment)
-        return _serve_engines(engines, edges, Replacements(engines, command.engine))
+        return _serve_engines(engines, edges, Replacements(engines, command.engine), command.is_behind)
     finally:
         engines.stop()
         write_line("vnext: stopped")
@@ -124,11 +124,13 @@ def usual_names(model: str, folder: Path) -> tuple[str, ...]:
     return (model,)  # its folder in the hub's cache has an internal name
 
 
-def _serve_engines(engines: RunningEngines, edges: ApiServers, replacements: Replacements) -> int:
-    with _wake_on_signals() as wake, _asked_by_signals(replacements), listed(url_of(edges.settings), engines.run_dir):
+def _serve_engines(engines: RunningEngines, edges: ApiServers, replacements: Replacements, is_behind: bool) -> int:
+    names, url = edges.settings.served_model_names, url_of(edges.settings)
+    server = Running(os.getpid(), url, str(engines.run_dir), names, is_behind)
+    with _wake_on_signals() as wake, _asked_by_signals(replacements), listed(server):
         try:
             if _wait_until_healthy(engines, edges, wake):
-                print_ready(engines, edges.settings)
+                print_ready(engines, edges.settings, is_behind)
                 while not _wait(engines, edges, wake, edges.wait_s(POLL_S)):
                     replacements.look()
                     edges.look()

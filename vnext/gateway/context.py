@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import re
 from collections import OrderedDict
-from collections.abc import Collection
+from collections.abc import AsyncIterator, Collection
+from contextlib import asynccontextmanager
 from typing import NamedTuple
 
 import aiohttp
+import msgspec
 from aiohttp import web
 
 from vnext.gateway.asked import FIELDS, NOTHING, TEXT_BYTES_MIN, Asked, Known, Pairs, text_prompt, ticket_from, token_prompt
@@ -21,6 +23,7 @@ from vnext.gateway.continuing import Shown, ShownResponse
 from vnext.gateway.health import Health
 from vnext.gateway.metrics import RouterMetrics
 from vnext.gateway.settings import RouterSettings
+from vnext.gateway.shelf import Shelf
 from vnext.routing.approximate import BYTES_PER_TOKEN
 from vnext.server.context.admission import Quota, RequestLimiter
 from vnext.server.context.api_keys import ApiKeys
@@ -114,6 +117,7 @@ class RouterContext:
             cookie_jar=aiohttp.DummyCookieJar(),
             skip_auto_headers=("User-Agent", "Accept", "Content-Type"),
         )
+        self.shelf: Shelf | None = None
         self.health = Health(self.fleet, self.session, settings.backend_api_key, tls)
 
     async def known(self, asked: Asked, path: str, headers: Pairs) -> Known:
@@ -163,7 +167,19 @@ class RouterContext:
         with first.serving(asked, Known(prompt, True), "handover-"):
             return await ticket_from(self.session, first.url, asked, prompt, headers)
 
+    @asynccontextmanager
+    async def loaded(self, asked: Asked, path: str) -> AsyncIterator[Asked]:
+        """The request with the name of its model, which is loaded until the block ends where there is a shelf. Raises ModelUnknown,
+        LoadFailed."""
+        if self.shelf is None or not asked.body or self.homes.of(path, asked) is not None:
+            yield asked
+            return
+        async with self.shelf.using(asked.model) as name:
+            yield msgspec.structs.replace(asked, model=name)
+
     async def close(self) -> None:
+        if self.shelf is not None:
+            await self.shelf.close()
         self.health.close()
         self.fleet.close()
         await self.session.close()

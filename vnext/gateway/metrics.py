@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
@@ -33,6 +33,19 @@ class _Backends(Collector):
         yield from (up, running, waiting, tokens)
 
 
+class _Models(Collector):
+    """Those of a server with several."""
+
+    def __init__(self, states: Callable[[], Mapping[str, str]]) -> None:
+        self._states = states
+
+    def collect(self) -> Iterator[Metric]:
+        loaded = GaugeMetricFamily("vnext_router_model_loaded", "1 while the model is loaded.", labels=("model",))
+        for name, state in self._states().items():
+            loaded.add_metric((name,), float(state == "loaded"))
+        yield loaded
+
+
 class RouterMetrics:
     """Counters of one router."""
 
@@ -50,6 +63,10 @@ class RouterMetrics:
         )
         for each in (_Backends(backends), self.http, self.failed, self.continued, self.lost, self.closed, self.first_byte):
             self._registry.register(each)
+
+    def follow(self, states: Callable[[], Mapping[str, str]]) -> None:
+        """Show the models of a server with several, by the state of each."""
+        self._registry.register(_Models(states))
 
     def text(self) -> bytes:
         """The body of /metrics."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import socket
+from collections.abc import Callable
 
 import msgspec
 from aiohttp import web
@@ -19,6 +20,7 @@ from vnext.gateway.app import make_app, make_runner
 from vnext.gateway.backends import BackendRefused, DecisionsUnusable
 from vnext.gateway.context import RouterContext
 from vnext.gateway.settings import RouterSettings
+from vnext.gateway.shelf import Shelf
 from vnext.runtime.protocol import log_lines
 from vnext.server.console import write_error, write_line
 from vnext.server.context.api_keys import KeysUnusable
@@ -31,14 +33,15 @@ FIRST_LOOK_S = 0.5
 BACKLOG, ACCEPTED_AT_ONCE = 1024, 64
 
 
-def run_router(settings: RouterSettings) -> int:
-    """Serve until a signal comes; returns the exit status. Prints one sentence on stderr if it cannot start."""
+def run_router(settings: RouterSettings, word: str = "router", shelf: Callable[[RouterContext], Shelf] | None = None) -> int:
+    """Serve until a signal comes; returns the exit status. Prints one sentence on stderr if it cannot start, as the command `word`.
+    `shelf` makes that of a server with several models."""
     http = msgspec.structs.replace(settings.http, connections_max=room_for(2 * settings.http.connections_max) // 2)
     log_lines.begin("router", http.log_format, http.log_level, "%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
-        asyncio.run(_serve(msgspec.structs.replace(settings, http=http)))
+        asyncio.run(_serve(msgspec.structs.replace(settings, http=http), shelf))
     except (AddressUnusable, TlsUnusable, KeysUnusable, BackendRefused, DecisionsUnusable) as error:
-        write_error(f"vnext router: {str(error).rstrip('.')}.")
+        write_error(f"vnext {word}: {str(error).rstrip('.')}.")
         return REFUSED
     except (KeyboardInterrupt, asyncio.CancelledError):
         pass  # before it served
@@ -46,7 +49,7 @@ def run_router(settings: RouterSettings) -> int:
     return DONE
 
 
-async def _serve(settings: RouterSettings) -> None:
+async def _serve(settings: RouterSettings, shelf: Callable[[RouterContext], Shelf] | None) -> None:
     http = settings.http
     with bind(http.host, http.port) as listener:
         context = RouterContext(settings, str(listener.getsockname()[1]))
@@ -55,6 +58,9 @@ async def _serve(settings: RouterSettings) -> None:
             await runner.setup()
             site = web.SockSite(runner, listener, backlog=ACCEPTED_AT_ONCE, ssl_context=tls_context(http))
             signals = _signals()
+            if shelf is not None:
+                context.shelf = shelf(context)
+                context.metrics.follow(context.shelf.states)
             await _look(context)
             settle()
             try:
@@ -107,6 +113,8 @@ def _signals() -> tuple[asyncio.Event, asyncio.Event]:
 
 def _start_line(context: RouterContext, listener: socket.socket) -> str:
     settings, (host, port) = context.settings, listener.getsockname()[:2]
+    if context.shelf is not None:
+        return f"vnext {__version__}: serving {', '.join(context.shelf.states())} at {url_at(host, port, settings.http)}"
     backends = list(context.fleet)
     ready = sum(each.is_ready for each in backends)
     where = f"{settings.routing_policy} on {url_at(host, port, settings.http)}"

@@ -18,7 +18,7 @@ from vnext.server.context.identity import VERSION_HEADER, client_of
 from vnext.server.http.bodies import body_pieces
 from vnext.server.http.pages import anthropic_model, anthropic_page
 
-PASSED = ("/v1/", "/v2/rerank", "/rerank", "/score", "/tokenize", "/detokenize", "/openapi.json", "/docs")
+PASSED = ("/v1/", "/v2/rerank", "/rerank", "/score", "/tokenize", "/detokenize", "/api/", "/openapi.json", "/docs")
 """Beginnings of the paths that pass."""
 OF_A_SERVER = (
     "/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/update_weights", "/pause", "/resume", "/is_paused", "/sleep", "/wake_up",
@@ -41,7 +41,8 @@ async def forward(request: web.Request) -> web.StreamResponse:
                 async for piece in body_pieces(request, context.body_bytes, client, context.settings.http.body_bytes_max):
                     body += piece
             asked = read_asked(request.path, bytes(body), request.content_type.endswith("json"))
-            return await Exchange(context, request, asked).run()
+            async with context.loaded(asked, request.path) as asked:
+                return await Exchange(context, request, asked).run()
         finally:
             context.body_bytes.give(len(body), client)
 
@@ -51,6 +52,8 @@ async def get_health(request: web.Request) -> web.Response:
     context = request.app[ROUTER]
     context.limiter.check_open()
     ready = sum(each.is_ready for each in context.fleet)
+    if context.shelf is not None:
+        return web.json_response({"status": "ok", "ready": ready, "models": context.shelf.states()})
     if not ready:
         raise NoBackend("No server behind this router is ready.")
     return web.json_response({"status": "ok", "ready": ready})
@@ -74,16 +77,21 @@ async def get_metrics(request: web.Request) -> web.Response:
 
 async def list_models(request: web.Request) -> web.Response:
     """GET /v1/models: those of all ready servers."""
-    models = [*request.app[ROUTER].fleet.models().values()]
+    models = [*_models(request).values()]
     if VERSION_HEADER in request.headers:
         return web.json_response(anthropic_page(models, request.query))
     return web.json_response(body=msgspec.json.encode({"object": "list", "data": models}))
 
 
+def _models(request: web.Request) -> dict[str, dict[str, Any]]:
+    context = request.app[ROUTER]
+    return context.shelf.shown() if context.shelf is not None else context.fleet.models()
+
+
 async def get_model(request: web.Request) -> web.Response:
     """GET /v1/models/{model}. Raises ModelUnknown."""
     name = request.match_info["model"]
-    if (model := request.app[ROUTER].fleet.models().get(name)) is None:
+    if (model := _models(request).get(name)) is None:
         raise ModelUnknown(f"There is no model {name[:200]!r} here: GET /v1/models lists the models.")
     return web.json_response(body=msgspec.json.encode(anthropic_model(model) if VERSION_HEADER in request.headers else model))
 

@@ -12,7 +12,7 @@ def unknown_option(given: str, known: Iterable[str], command: str) -> str:
     """The sentence about an argument that `command`, with the options `known`, does not take."""
     name = given.partition("=")[0]
     if not name.startswith("-"):
-        return f"nothing takes {given!r}: one model is served, and options begin with two dashes."
+        return f"nothing takes {given!r}: models stand side by side, and options begin with two dashes."
     if foreign := FOREIGN.get(name):
         return foreign.sentence(name)
     if close := close_to(name, known):

@@ -28,7 +28,7 @@ EPILOG = (
     "options that ask for what vnext does anyway are ignored, with a line that says why."
 )
 
-REPEATED = {"api_keys": "KEY", "backends": "URL"}
+REPEATED = {"api_keys": "KEY", "backends": "URL", "other_models": "MODEL"}
 """Options that are written once for each value, of this kind: a word behind a value may be the model."""
 
 
@@ -69,7 +69,8 @@ class Parser(argparse.ArgumentParser):
             title = groups()[option.name]
             group = next((each for each in self._action_groups if each.title == title), None)
             self.add_option(group or self.add_argument_group(title), option)
-        words = (f"[{action.dest.upper()}]" for action in self._get_positional_actions())
+        shown = self._get_positional_actions()
+        words = (f"[{each.metavar} ...]" if each.nargs == "*" else f"[{each.dest.upper()}]" for each in shown)
         self.usage = " ".join((self.prog, *words, "[options]"))
         names = ", ".join(each.title for each in self._action_groups[2:])
         self.description = f"`{self.prog} --help WORD` shows the options about a word, or one of these groups: {names}."
@@ -93,10 +94,12 @@ class Parser(argparse.ArgumentParser):
             self._is_started.add(option.name)
         group.add_argument(*option.flags, dest=option.name, default=argparse.SUPPRESS, **_form(option))
 
-    def add_model(self) -> None:
-        """Add MODEL, with or without its flag."""
+    def add_model(self, several: bool = False) -> None:
+        """Add MODEL, with or without its flag; further ones behind it where there may be `several`."""
         self._options[MODEL.name] = MODEL
         self.add_argument("model", nargs="?", default=argparse.SUPPRESS, help=MODEL.words)
+        if several:
+            self.add_argument("other_models", nargs="*", default=argparse.SUPPRESS, metavar="MODEL", help="further models")
         self.add_argument(*MODEL.flags, dest="named_model", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
 
     def add_file_and_foreign(self) -> None:

@@ -43,10 +43,11 @@ PRODUCTION = ("log_dir", "host", "port")
 
 
 class ServeCommand(msgspec.Struct, frozen=True, kw_only=True):
-    """`vnext serve`: an engine and its API server."""
+    """`vnext serve`: an engine and its API server. `is_behind`: another server stands in front, which clients know."""
 
     engine: EngineSettings
     server: ServerSettings
+    is_behind: bool = False
 
 
 class ChatCommand(msgspec.Struct, frozen=True, kw_only=True):
@@ -201,7 +202,7 @@ def _parser() -> Parser:
 
 
 def _add_serve(parser: Parser) -> None:
-    parser.add_model()
+    parser.add_model(several=True)
     parser.add_groups((*options_of(ServerSettings), *options_of(EngineSettings)))
     parser.add_file_and_foreign()
 
@@ -273,6 +274,8 @@ def _serve_command(given: Given, _: Mapping[str, str]) -> ServeCommand:
     values = {name: value for name, value in given.values.items() if name in SERVER_HELP}
     engine, server = engine_of(given), ServerSettings(**values)
     _check_keys(server.api_keys)
+    if server.other_models:
+        _check_models(engine, server)
     if len(server.served_model_names) > 1 and "model" not in given.values:
         raise SettingsError(
             f"served_model_names takes {' and '.join(server.served_model_names)}, and no model is left: name the model first, as "
@@ -283,6 +286,25 @@ def _serve_command(given: Given, _: Mapping[str, str]) -> ServeCommand:
     if server.api_server_count > 1:
         _check_several(server)
     return ServeCommand(engine=engine, server=server)
+
+
+def _check_models(engine: EngineSettings, server: ServerSettings) -> None:
+    """Raise SettingsError for what a server with several models cannot do."""
+    if not engine.model:
+        raise SettingsError("other_models has models and there is no first one: name it first, as in `vnext serve A B`.")
+    models, names = 1 + len(server.other_models), len(server.served_model_names)
+    if names not in (0, models):
+        raise SettingsError(f"served_model_names has {names} names for {models} models: give one for each, in their order.")
+    for name in ("batch_dir", "lora_modules", "lora_root", "root_path", "enable_rl_routes"):
+        if getattr(server, name):
+            raise SettingsError(f"{name} is about one model, and this server has {models}: leave it out, or serve one model.")
+    if engine.nnodes > 1:
+        raise SettingsError(f"nnodes is {engine.nnodes}, and several models are served by one host: serve one model.")
+    if (len(server.api_keys) > 1 or server.api_key_file) and not server.shared_prefix_cache:
+        raise SettingsError(
+            "shared_prefix_cache is off, and a server with several models keeps no prefix cache for each of several keys: turn it "
+            "on, or give one key."
+        )
 
 
 def _check_several(server: ServerSettings) -> None:

@@ -70,6 +70,8 @@ BOUNDS = {
     "drain_s": (0, 86_400),
     "body_bytes_max": (2**10, 2**31),
     "responses_bytes_max": (0, 2**40),
+    "keep_alive_s": (-1, 10**9),
+    "max_loaded_models": (1, 256),
     "live_requests_max": (1, 2**20),
     "request_answers_max": (0, 2**20),
     "client_answers_max": (0, 2**20),

@@ -62,6 +62,9 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     `batch_dir` is the folder of /v1/files and /v1/batches, "" for none. `responses_bytes_max` bounds the memory for stored
     responses; with 0 none is stored.
 
+    `other_models` make it a server with several models, of which `max_loaded_models` are loaded at a time, each until it has not
+    been used for `keep_alive_s` (below 0: for ever).
+
     `otlp_traces_endpoint` is the URL of an OpenTelemetry collector, "" for no traces.
 
     All paths also exist behind `root_path`, for a proxy that keeps a prefix. With `ssl_certfile` (and `ssl_keyfile`, if the key
@@ -105,6 +108,9 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     body_bytes_max: int = 32 * 2**20
     characters_max: int = 64 * 2**20
     template_limit_s: float = 0.3
+    other_models: tuple[str, ...] = ()
+    keep_alive_s: float = 300.0
+    max_loaded_models: int = 3
     live_requests_max: int = 4096
     request_answers_max: int = 0
     client_answers_max: int = 0

@@ -1,0 +1,74 @@
+"""`vnext serve A B` as a process: each model answers by its name, one at a time here, and all processes end with the first."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from vnext.commands.bench.load.answers import RequestFailed
+from vnext.commands.bench.load.blocking import BlockingClient
+from vnext.commands.several import names_of
+from vnext.options.reader import parse
+from vnext.runtime.processes.launch import DEMO_MODEL
+
+ROOT = Path(__file__).resolve().parents[2]
+SMALL = ("--threads", "1", "--num-blocks-override", "64", "--max-num-seqs", "4", "--port", "0")
+ASKED = {"prompt": "What is Python?", "max_tokens": 4, "temperature": 0}
+COMMAND = (sys.executable, "-m", "vnext.commands.cli")
+
+
+def test_two_models_take_turns(tmp_path: Path) -> None:
+    shutil.copytree(DEMO_MODEL, tmp_path / "other")
+    options = (*SMALL, "--max-loaded-models", "1", "--log-dir", str(tmp_path / "logs"))
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "XDG_STATE_HOME": str(tmp_path / "state")}
+    models = (str(DEMO_MODEL), str(tmp_path / "other"), str(tmp_path / "gone"))
+    process = subprocess.Popen([*COMMAND, "serve", *models, *options], stdout=subprocess.PIPE, text=True, env=environment)
+    try:
+        client = BlockingClient(re.search(r"http://[\d.:]+", next(line for line in process.stdout if ": serving" in line))[0])
+        first = client.ask("/v1/completions", ASKED, dict)
+        assert client.ask("/v1/completions", ASKED | {"model": "other"}, dict)["choices"][0]["text"] == first["choices"][0]["text"]
+        assert client.ask("/health", None, dict)["models"] == {"demo_model": "unloaded", "other": "loaded", models[2]: "unloaded"}
+        assert b'vnext_router_model_loaded{model="other"} 1.0' in client.read("/metrics")
+        listed = subprocess.run([*COMMAND, "list"], capture_output=True, text=True, env=environment, check=True).stdout
+        assert "loaded: other, " in listed and "in the server of several models" in listed
+        (behind,) = psutil.Process(process.pid).children()
+        behind.kill()  # and its engine ends with it: the next request has another one
+        while client.ask("/health", None, dict)["models"]["other"] == "loaded":
+            time.sleep(0.05)
+        client.ask("/v1/completions", ASKED | {"model": models[1]}, dict)
+        family = psutil.Process(process.pid).children(recursive=True)
+        assert len(list((tmp_path / "logs").glob("*.key"))) == 3 and len(family) > 2
+        with pytest.raises(RequestFailed, match="gone' cannot be loaded: there is no folder"):
+            client.ask("/v1/completions", ASKED | {"model": models[2]}, dict)
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.stdout.read()
+        assert process.wait(30) == 0
+    assert [each for each in family if each.is_running()] == []
+
+
+def test_names_and_what_does_not_fit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "m.gguf").touch()
+    command = parse(["serve", "smollm2", str(tmp_path / "m.gguf"), "--keep-alive", "-1", "--other-model", "c"], {})
+    assert (command.engine.model, command.server.keep_alive_s, command.server.other_models) == ("smollm2", -1, (str(tmp_path / "m.gguf"), "c"))
+    command = parse(["serve", "smollm2", str(tmp_path / "m.gguf")], {})
+    assert names_of(("smollm2", *command.server.other_models), ()) == [("smollm2",), ("m", str(tmp_path / "m.gguf"))]
+    for words, sentence in {
+        ("a", "b", "--served-model-name", "x"): "--served-model-name has 1 names for 2 models",
+        ("a", "b", "--batch-dir", "x"): "--batch-dir is about one model, and this server has 2",
+        ("a", "b", "--api-key", "x", "--api-key", "y"): "--shared-prefix-cache is off",
+        ("--other-model", "b"): "there is no first one",
+        ("a", "b", "--max-loaded-models", "0"): "--max-loaded-models",
+    }.items():
+        with pytest.raises(SystemExit):
+            parse(["serve", *words], {})
+        assert sentence in capsys.readouterr().err

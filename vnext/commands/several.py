@@ -1,0 +1,139 @@
+"""`vnext serve A B`: several models behind one port, each in a server of its own, started when a request names the model.
+
+In front stands the router of `vnext router` with a shelf (gateway/shelf.py). Behind it each model has what a server with one model
+has: API servers, engine, log folder and recovery. Owns these servers' processes and the options that they get.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from functools import partial
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import msgspec
+
+from vnext.base.exits import REFUSED
+from vnext.commands.restart import servers
+from vnext.gateway.context import RouterContext
+from vnext.gateway.run import run_router
+from vnext.gateway.settings import RouterSettings
+from vnext.gateway.shelf import Bounds, Loaded, LoadFailed, Shelf
+from vnext.models.gguf.folder import SUFFIX
+from vnext.options.reader import ServeCommand
+from vnext.runtime.processes.subprocesses import Child, ChildDied, start_child
+from vnext.server.console import write_error, write_line
+from vnext.server.settings import ServerSettings
+
+ADDRESS = "127.0.0.1"
+POLL_S = 0.1
+GRACE_S = 10.0
+"""Beyond the drain time: an engine's end."""
+OF_THE_FRONT = (
+    "host", "port", "api_keys", "api_key_file", "key_requests_per_minute", "key_tokens_per_minute", "key_answers_max", "root_path",
+    "allowed_origins", "allow_credentials", "ssl_certfile", "ssl_keyfile", "ssl_ca_certs", "other_models",
+)  # fmt: skip
+"""Options of the server in front, which those behind it have as usual."""
+
+
+def serve_several(command: ServeCommand) -> int:
+    """Serve until a signal comes; returns the exit status (exits.py)."""
+    models = (command.engine.model, *command.server.other_models)
+    names = names_of(models, command.server.served_model_names)
+    if repeated := sorted({name for each in names for name in each if sum(name in other for other in names) > 1}):
+        write_error(f"vnext serve: {repeated[0]} names two of the models: give each its own with --served-model-name.")
+        return REFUSED
+    key = secrets.token_hex(16)
+    settings = RouterSettings(backends=(), backend_api_key=key, http=command.server)
+    usual = msgspec.structs.asdict(ServerSettings())
+    own = {name: usual[name] for name in OF_THE_FRONT} | {"host": ADDRESS, "port": 0, "api_keys": (key,)}
+    behind = msgspec.structs.replace(command.server, **own)
+    commands = {
+        each[0]: ServeCommand(
+            engine=msgspec.structs.replace(command.engine, model=model),
+            server=msgspec.structs.replace(behind, served_model_names=each),
+            is_behind=True,
+        )
+        for model, each in zip(models, names)
+    }
+    return run_router(settings, "serve", partial(_shelf, commands, names))
+
+
+def names_of(models: tuple[str, ...], given: tuple[str, ...]) -> list[tuple[str, ...]]:
+    """The names of each model: the one that is given for it, or the file's or folder's and the model as it was written."""
+    if given:
+        return [(name,) for name in given]
+    written = [Path(model).name.removesuffix(SUFFIX) if Path(model).expanduser().exists() else model for model in models]
+    return [(name, model) if name != model else (name,) for name, model in zip(written, models)]
+
+
+def _shelf(commands: dict[str, ServeCommand], names: list[tuple[str, ...]], context: RouterContext) -> Shelf:
+    http = context.settings.http
+    shelf = Shelf(
+        names, Processes(commands), Bounds(http.keep_alive_s, http.max_loaded_models), context.fleet, context.health
+    )
+    shelf.bring(shelf.models[0]).add_done_callback(_report)
+    return shelf
+
+
+def _report(task: asyncio.Task[None]) -> None:
+    """The first model is loaded for no request, which could say why it is not."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        write_error(f"vnext serve: {error}")
+
+
+class Processes:
+    """The servers, by the first name of their model. Mutable."""
+
+    def __init__(self, commands: dict[str, ServeCommand]) -> None:
+        self._commands = commands
+        self._children: dict[str, tuple[Child, asyncio.Future[None]]] = {}
+
+    async def load(self, name: str) -> Loaded:
+        """As Loader.load."""
+        write_line(f"vnext: loading {name} ...")
+        child = start_child(f"server of {name}", "vnext.commands.one_model")
+        try:
+            child.send_config(msgspec.json.encode(self._commands[name]))
+            while not (url := await _answering(child)):
+                child.check_alive()
+                await asyncio.sleep(POLL_S)
+        except ChildDied as error:
+            sentences = [line for line in error.last_lines if line.startswith("vnext serve: ")]
+            why = sentences[-1].removeprefix("vnext serve: ").rstrip(".") if sentences else error.how
+            raise LoadFailed(f"The model {name!r} cannot be loaded: {why}.") from error
+        except asyncio.CancelledError:
+            await asyncio.to_thread(child.terminate, GRACE_S)
+            raise
+        ended = asyncio.get_running_loop().create_future()
+        if child.exit_fd is not None:
+            asyncio.get_running_loop().add_reader(child.exit_fd, self._end, child.exit_fd, ended)
+        self._children[name] = child, ended
+        return Loaded(url, ended)
+
+    async def unload(self, name: str) -> None:
+        """As Loader.unload."""
+        child, ended = self._children.pop(name)
+        self._end(child.exit_fd, ended)
+        await asyncio.to_thread(child.terminate, self._commands[name].server.drain_s + GRACE_S)
+
+    @staticmethod
+    def _end(exit_fd: int | None, ended: asyncio.Future[None]) -> None:
+        if exit_fd is not None:
+            asyncio.get_running_loop().remove_reader(exit_fd)
+        if not ended.done():
+            ended.set_result(None)
+
+
+async def _answering(child: Child) -> str:
+    """The URL of a server that listens, which it does once its engine is ready; "" before."""
+    url = next((each.url for each in servers() if each.pid == child.pid), "")
+    if not url:
+        return ""
+    try:
+        _, writer = await asyncio.open_connection(ADDRESS, urlsplit(url).port)
+    except OSError:
+        return ""
+    writer.close()
+    return url
