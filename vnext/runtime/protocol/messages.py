@@ -329,8 +329,7 @@ class DiskFound(Message):
 
 
 class HandoverPlace(Message):
-    """Where a rank puts blocks for other engines: the folder in shared memory, and the address at which it serves them, "" for
-    none."""
+    """Where a rank puts blocks for other engines: the folder in shared memory, and the address that serves them, "" for none."""
 
     folder: str
     address: str = ""
@@ -339,9 +338,8 @@ class HandoverPlace(Message):
 class RankReady(Message, tag=20):
     """The weights are loaded; `page_count_max` blocks of `block_bytes` fit into this rank's memory budget.
     `draft_costs` are the row_cost, step_cost and row_cost_many of Speculation, 0 where they are not asked for. `linear_layers`:
-    (inputs, outputs) of those that adapters may change, by their modules' names in the checkpoint; none where the rank takes no
-    adapters. `disk`: None without a disk tier. `handover`: None where the engine hands no blocks over. `state_bytes`: of a
-    request's states of recurrent layers, which share the budget; 0 where all layers attend."""
+    (inputs, outputs) of those that adapters may change, by their modules' names in the checkpoint; none without adapters.
+    `disk`: None without a disk tier. `handover`: None without one. `state_bytes`: of a request's recurrent states, 0 for none."""
 
     model: ModelFacts
     rank: int

@@ -49,6 +49,7 @@ from vnext.runtime.rank.replica import Rank
 from vnext.runtime.rank.runner import ModelRunner
 from vnext.runtime.rank.stage import EarlierSteps, StageModel
 from vnext.runtime.rank.stage_links import StageLinks, stage_place
+from vnext.runtime.rank.state_pools import require_recurrent
 from vnext.runtime.rank.steps import HostSteps
 from vnext.runtime.rank.tier import HostPages, PageMemory, RankTier
 from vnext.runtime.rank.weights import RankWeights
@@ -284,17 +285,6 @@ def load_runner(settings: RankSettings, device: torch.device | str, parallel: Pa
         path, settings.dtype, device, parallel, progress, settings.quantization, settings.deterministic, config,
         settings.max_lora_rank, settings.kv_cache_dtype, settings.packed_weights_dir,
     )  # fmt: skip
-
-
-def require_recurrent(settings: RankSettings, device: str) -> None:
-    """Raise SettingsError for what does not go with recurrent layers yet."""
-    others = {
-        "--device cuda": device != "cpu", "--pipeline-parallel-size": settings.pipeline_parallel_size > 1,
-        "--speculative-config": bool(settings.draft_method),
-    }  # fmt: skip
-    for option, is_given in others.items():
-        if is_given:
-            raise SettingsError(f"{option} does not serve models with recurrent layers so far, and this is one: leave it out")
 
 
 def use_isa(isa: Isa) -> None:

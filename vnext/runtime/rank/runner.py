@@ -127,7 +127,7 @@ class ModelRunner:
         self.invariance = self._invariance(deterministic, quantization)
         self.parallel = parallel = replace(parallel, is_exact=self.invariance.holds)
         self.targets, self.kept = list[Target](), Kept()
-        self._place, self._quantization = (self._dtype, self.device), quantization
+        self._quantization = quantization
         self._params = self._load(progress, packed_weights_dir)
         self.adapters = self.adapter_slots(max_lora_rank) if max_lora_rank else None
         self.regions: AdapterRegions | None = None  # of a device: where the adapters are
@@ -159,7 +159,7 @@ class ModelRunner:
     def _load(self, progress: Progress | None, folder: str) -> Any:
         self.packed_file = self._packed_file(folder)
         params = load_params(
-            self.path, self.config, self.parallel, *self._place, progress, self._formats, self.targets, kept=self.kept,
+            self.path, self.config, self.parallel, self._dtype, self.device, progress, self._formats, self.targets, kept=self.kept,
             packed_file=self.packed_file,
         )  # fmt: skip
         if self.packed_file is not None:
@@ -210,7 +210,7 @@ class ModelRunner:
         """Compute with the values of these tensors from now on, which `update.py` has checked. They go into the memory of the old
         ones, which all that refers to it keeps."""
         self.let_go()
-        refill_params(self._params, self.kept, tensors, self.config, self.parallel, *self._place, self._formats)
+        refill_params(self._params, self.kept, tensors, self.config, self.parallel, self._dtype, self.device, self._formats)
 
     def cache_memory(self) -> list[Array]:
         """The arrays of the cache, on the host."""

@@ -11,6 +11,7 @@ from vnext.models.config.model_config import ModelConfig
 from vnext.models.layers.recurrent import make_state_pools
 from vnext.runtime.batch.step_inputs import StepInputs
 from vnext.runtime.batch.step_outputs import StepOutputs
+from vnext.runtime.protocol.settings import RankSettings, SettingsError
 
 Compute = Callable[[StepInputs], StepOutputs]
 
@@ -35,3 +36,14 @@ class StatePools:
         for source, target in pairs.tolist():
             for part in (part for parts in self._pools for part in parts):
                 part[target].copy_(part[source])
+
+
+def require_recurrent(settings: RankSettings, device: str) -> None:
+    """Raise SettingsError for what does not go with recurrent layers yet."""
+    others = {
+        "--device cuda": device != "cpu", "--pipeline-parallel-size": settings.pipeline_parallel_size > 1,
+        "--speculative-config": bool(settings.draft_method),
+    }  # fmt: skip
+    for option, is_given in others.items():
+        if is_given:
+            raise SettingsError(f"{option} does not serve models with recurrent layers so far, and this is one: leave it out")
