@@ -34,7 +34,7 @@ BOUNDS = ("--timeout=3", "-o", "faulthandler_timeout=6", "-o", "faulthandler_exi
 def test_a_crash_ends_the_run(files: tuple[str, ...], culprit: str, tmp_path: Path, root: Path) -> None:
     tests = tmp_path / "tests"
     tests.mkdir()
-    for name in ("conftest.py", "costs.py", "sampled.py", "walking.py"):
+    for name in ("conftest.py", "chromium.py", "costs.py", "sampled.py", "walking.py"):
         shutil.copy(root / "tests" / name, tests)
     for at, text in enumerate(files):
         (tests / f"test_{at}.py").write_text(text)

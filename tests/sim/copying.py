@@ -29,6 +29,7 @@ from vnext.sim.fleet import Fleet
 from vnext.sim.rank import Contents, Rank, Story
 from vnext.sim.rng import Rng
 from vnext.sim.simulator import Simulation
+from vnext.sim.states import ShadowStates
 from vnext.sim.streams import Streams
 from vnext.sim.tier import SimClock, SimTier
 from vnext.sim.toy_grammar import ToyMatcher, ToyVocabulary
@@ -37,8 +38,8 @@ from vnext.sim.weight_changes import WeightChanges
 Copied = TypeVar("Copied")
 VALUES = {int, str, bytes, bool, float, frozenset, FunctionType, NoneType, type, PlainState, History, ToyVocabulary, Path}
 ENTITIES = {
-    Accounting, ClientBook, Contents, Core, Engine, Entry, Fleet, Matcher, PinBook, Rank, Rng, SimClock, SimTier, Story, Streams,
-    ToyMatcher, TurnBook, WeightChanges,
+    Accounting, ClientBook, Contents, Core, Engine, Entry, Fleet, Matcher, PinBook, Rank, Rng, ShadowStates, SimClock, SimTier, Story,
+    Streams, ToyMatcher, TurnBook, WeightChanges,
 }  # fmt: skip
 
 

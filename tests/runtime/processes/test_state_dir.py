@@ -13,7 +13,7 @@ import pytest
 
 from vnext.commands import doctor
 from vnext.commands.chat import lines
-from vnext.commands.restart import listed, servers
+from vnext.commands.restart import Running, listed, servers
 from vnext.kernels.cuda import compiling
 from vnext.options.reader import parse
 from vnext.options.settings_check import engine_settings
@@ -99,7 +99,7 @@ def test_a_stand_in_that_another_user_has_put_there_is_not_used(homeless: Path, 
 
 def test_servers_are_listed_and_chats_have_no_history(homeless: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
-    with listed("http://127.0.0.1:1", tmp_path):
+    with listed(Running(os.getpid(), "http://127.0.0.1:1", str(tmp_path))):
         assert [server.url for server in servers()] == ["http://127.0.0.1:1"]
     assert servers() == []
     assert parse(["chat"], {}).history == "" and lines.Lines("> ", ". ", "") is not None
