@@ -85,11 +85,12 @@ def bamba_config(raw: Json, generation: Json) -> ModelConfig:
 def assemble(source: Source, config: ModelConfig) -> Params:
     """The parameters."""
     bias, architecture = config.attention_bias, config.architecture
+    recurring = config.recurrent.layers if config.recurrent else ()
 
     def mixing(prefix: str, index: int) -> Mixing:
-        if index in config.attending_layers:
-            return attention(source, prefix, qkv_bias=bias, output_bias=bias)
-        return assemble_mamba(source, config, prefix + "mamba.")
+        if index in recurring:
+            return assemble_mamba(source, config, prefix + "mamba.")
+        return attention(source, prefix, qkv_bias=bias, output_bias=bias)
 
     def widening(prefix: str) -> GatedMlp:
         if architecture == HYBRID:
