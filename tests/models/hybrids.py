@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 import transformers
+from family_cases import BASE as DENSE
 from model_helpers import Chunk, Model, load_model, make_batch
 
 from vnext.models.layers.batch import RecurrentBatch
@@ -15,21 +16,8 @@ from vnext.models.layers.kv_cache import kv_groups
 from vnext.models.layers.recurrent import make_state_pools
 from vnext.models.layers.sharding import Parallel
 
-VOCAB_SIZE = 97
 PAGES = 12
-BASE: dict[str, Any] = dict(
-    vocab_size=VOCAB_SIZE,
-    hidden_size=64,
-    intermediate_size=120,
-    num_hidden_layers=4,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    max_position_embeddings=512,
-    initializer_range=0.15,
-    pad_token_id=None,
-    bos_token_id=None,
-    eos_token_id=None,
-)
+BASE = {**DENSE, "num_hidden_layers": 4}
 MIXED = ["conv", "full_attention", "conv", "conv"]
 QWEN = {
     "head_dim": 16,

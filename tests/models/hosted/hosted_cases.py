@@ -7,24 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from family_cases import BASE
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from vnext.models.registry import IMPLEMENTATION
 
-VOCAB_SIZE = 97
-BASE: dict[str, Any] = dict(
-    vocab_size=VOCAB_SIZE,
-    hidden_size=64,
-    intermediate_size=120,
-    num_hidden_layers=3,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    max_position_embeddings=512,
-    initializer_range=0.15,
-    pad_token_id=None,
-    bos_token_id=None,
-    eos_token_id=None,
-)
 HEADS = {"head_dim": 16}
 GROUPED = {"n_routed_experts": 8, "n_group": 2, "topk_group": 1, "num_experts_per_tok": 2, "moe_intermediate_size": 40}
 CASES: dict[str, dict[str, Any]] = {

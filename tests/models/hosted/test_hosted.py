@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from hosted_cases import CASES, VOCAB_SIZE, save_hosted
+from family_cases import VOCAB_SIZE
+from hosted_cases import CASES, save_hosted
 from model_helpers import Chunk, Model, ThreadGroup, load_model
 from transformers import CONFIG_MAPPING
 

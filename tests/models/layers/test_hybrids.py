@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from hybrids import CASES, VOCAB_SIZE, Hybrid, Row, load_hybrid, load_oracle, save_hybrid
+from family_cases import VOCAB_SIZE
+from hybrids import CASES, Hybrid, Row, load_hybrid, load_oracle, save_hybrid
 from model_helpers import Chunk, ThreadGroup
 
 from vnext.models.errors import ModelError
