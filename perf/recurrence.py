@@ -101,7 +101,7 @@ def paired(work: Callable[[], object], bound: Callable[[], object]) -> dict[str,
 
 
 def product_of(shape: Shape, tokens: int) -> Callable[[], object]:
-    """A layer's projections of so many tokens."""
+    """The projections of one layer, computed for several tokens at once."""
     chosen = operations("cpu")
     weight = chosen.pack_weight(torch.randn(shape.inner + shape.hidden, shape.hidden).bfloat16())
     x = torch.randn(tokens, shape.hidden).bfloat16()

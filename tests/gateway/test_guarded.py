@@ -35,8 +35,8 @@ def test_every_path_but_the_open_ones_needs_a_key_and_the_operator_s_their_own()
                 continue
             for wrong in ({}, {"Authorization": "Bearer sk-two"}, {"Authorization": "sk-one"}, {"X_Api_Key": "sk-admin"}):
                 status, answer, _ = router.call(*asked, **wrong)
-                told = answer["error"] if path.startswith("/api/") else answer["error"]["message"]  # Ollama's shape, and OpenAI's
-                assert status == 401 and "key" in told, (asked, wrong, answer)
+                sentence = answer["error"] if path.startswith("/api/") else answer["error"]["message"]  # in Ollama's and OpenAI's shape
+                assert status == 401 and "key" in sentence, (asked, wrong, answer)
             if path.startswith(ADMIN):
                 assert router.call(*asked, Authorization="Bearer sk-one")[0] == 401, asked
         assert not [each.path for each in toy.seen], "no server heard of any of them"

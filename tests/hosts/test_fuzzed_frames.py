@@ -115,7 +115,7 @@ def test_strangers_end_no_master_no_server_of_blocks_and_no_stage(hosts: Hosts, 
     strangers_at(address, rng, rounds)
     began_s = time.monotonic()
     readers = [HostReader(connected(socket.create_connection(address, 20), WORD, "host", 20.0)) for _ in range(2)]
-    assert time.monotonic() - began_s < 8, "nobody waits for one who says nothing"
+    assert time.monotonic() - began_s < 8, "a silent stranger keeps no reader waiting"
     writer.write(b"states")
     assert [reader.read() for reader in readers] == [b"states"] * 2
     for each in (writer, *readers, silent):

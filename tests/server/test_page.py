@@ -143,6 +143,15 @@ def test_an_answer_survives_a_cut_connection(page, server):
     assert first == "" and others and all(others)
 
 
+def test_a_talk_that_a_browser_does_not_keep_goes_on(page):
+    page.driver.execute_script("Storage.prototype.setItem = () => { throw new DOMException('full', 'QuotaExceededError'); }")
+    page.say("say:long")
+    page.reported(f"{LAST} .note", "tokens in")
+    page.say("say:longer")
+    page.reported(LAST, "longer")
+    assert len(page.shown) == 4 and page.complaints == []
+
+
 def test_a_key_is_asked_for_and_kept_for_the_tab(browser):
     with EdgeServer(byte_level(TEMPLATE), api_keys=("secret",)) as closed:
         page = BrowserPage(browser)

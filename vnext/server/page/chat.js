@@ -117,7 +117,7 @@ function noteOf(usage, first, all) {
 }
 
 function draw() {
-  sessionStorage.setItem(KEPT, JSON.stringify(chat.messages));
+  keep();
   byId("messages").replaceChildren(...chat.messages.map(shown));
   const busy = chat.stopping !== null;
   byId("stop").hidden = !busy;
@@ -125,6 +125,15 @@ function draw() {
   byId("again").disabled = busy || !chat.messages.length;
   byId("messages").setAttribute("aria-busy", busy);
   follow();
+}
+
+// For a reload. What is longer than a browser keeps lasts as long as the page.
+function keep() {
+  try {
+    sessionStorage.setItem(KEPT, JSON.stringify(chat.messages));
+  } catch {
+    sessionStorage.removeItem(KEPT);
+  }
 }
 
 // A chunk changes the last message only.
