@@ -70,11 +70,12 @@ async def _chatted(call: Call, body: ChatBody, lines: type[AnswerLines]) -> web.
 
 def _loaded(call: Call, empty: Json) -> web.Response:
     model = call.context.model_name(model_of(call.body.model), call.client)
-    return web.json_response({"model": model, "created_at": _now()} | empty | {"done": True, "done_reason": "load"})
+    return web.json_response({"model": model, "created_at": _moment(time.time())} | empty | {"done": True, "done_reason": "load"})
 
 
-def _now() -> str:
-    return datetime.now(UTC).isoformat().replace("+00:00", "Z")
+def _moment(seconds: float) -> str:
+    """A time since the epoch, as Ollama's API writes it."""
+    return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")
 
 
 class AnswerLines(EventWriter):
@@ -138,7 +139,7 @@ class AnswerLines(EventWriter):
         return self._line(content) | self._last
 
     def _line(self, content: Json) -> Json:
-        return {"model": self.generation.model, "created_at": _now()} | content | {"done": False}
+        return {"model": self.generation.model, "created_at": _moment(time.time())} | content | {"done": False}
 
     def frame(self, event: Json) -> bytes:
         return line_frame(event)
@@ -192,9 +193,8 @@ async def ollama_show(request: web.Request) -> web.Response:
 async def ollama_tags(request: web.Request) -> web.Response:
     """GET /api/tags, and /api/ps: what is served is loaded. `size`: bytes of weights that a token reads."""
     context = request.app[SERVER_CONTEXT]
-    since = datetime.fromtimestamp(context.started_s, UTC).isoformat().replace("+00:00", "Z")
     size = int(context.client.ready.environment.get("token_bytes", 0))
-    shared = {"modified_at": since, "expires_at": NEVER, "size": size, "size_vram": 0, "details": _details(context)}
+    shared = {"modified_at": _moment(context.started_s), "expires_at": NEVER, "size": size, "size_vram": 0, "details": _details(context)}
     names = (*context.model_names, *context.adapters.names(tenant_of(request)))
     models = [{"name": name, "model": name, "digest": _digest(context, name)} | shared for name in names]
     return web.json_response({"models": models})
