@@ -194,7 +194,8 @@ async def ollama_tags(request: web.Request) -> web.Response:
     """GET /api/tags, and /api/ps: what is served is loaded. `size`: bytes of weights that a token reads."""
     context = request.app[SERVER_CONTEXT]
     size = int(context.client.ready.environment.get("token_bytes", 0))
-    shared = {"modified_at": _moment(context.started_s), "expires_at": NEVER, "size": size, "size_vram": 0, "details": _details(context)}
+    times = {"modified_at": _moment(context.started_s), "expires_at": NEVER}
+    shared = times | {"size": size, "size_vram": 0, "details": _details(context)}
     names = (*context.model_names, *context.adapters.names(tenant_of(request)))
     models = [{"name": name, "model": name, "digest": _digest(context, name)} | shared for name in names]
     return web.json_response({"models": models})
