@@ -62,6 +62,8 @@ ARROWS = {
     "models/loading/sources": {"models/*", "models/config", "kernels/arrays"},
     "models/hosted": {"models/*", "models/config", "models/layers", "kernels/*"},
     "models/families": {"models/*", "models/config", "models/layers", "kernels"},  # a draft head is no decoder
+    "models/families/experts": {"models/*", "models/config", "models/layers"},
+    "models/families/hybrids": {"models/*", "models/config", "models/layers"},
     "sampling": {"kernels", "state/params", "base"},  # the table of sampling parameters
     "sampling/drafters": {"state/config", "base"},
     "text/structured": {"text/*", "state/params", "runtime/protocol"},

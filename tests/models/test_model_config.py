@@ -118,7 +118,8 @@ def test_every_architecture_has_a_whole_family() -> None:
 
 def test_every_file_of_a_family_is_in_the_table_and_defines_what_one_is_made_of() -> None:
     folder = Path(families.__file__).parent
-    files = {path.stem for path in folder.glob("*.py")} - {"__init__"}
+    paths = (path.relative_to(folder).with_suffix("") for path in folder.rglob("*.py") if path.stem != "__init__")
+    files = {".".join(path.parts) for path in paths}
     assert files == {*FAMILIES.values(), *HEADS.values()}
     for name in files:
         assert {*Family._fields} <= {*import_module(f"vnext.models.families.{name}").__all__}

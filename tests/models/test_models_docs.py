@@ -12,8 +12,8 @@ TEXT = (ROOT / "docs" / "models.md").read_text()
 
 
 def test_the_table_is_the_registry() -> None:
-    rows = re.findall(r"^\| `(\w+)\.py` \| ([^|]+) \|", TEXT, flags=re.MULTILINE)
-    found = {name: file for file, names in rows for name in re.findall(r"`(\w+)`", names)}
+    rows = re.findall(r"^\| `([\w/]+)\.py` \| ([^|]+) \|", TEXT, flags=re.MULTILINE)
+    found = {name: file.replace("/", ".") for file, names in rows for name in re.findall(r"`(\w+)`", names)}
     assert found == {name.removesuffix("ForCausalLM"): file for name, file in FAMILIES.items()}
 
 
