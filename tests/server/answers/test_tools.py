@@ -292,3 +292,12 @@ def test_a_forced_tool_that_is_not_strict_is_held_to_what_can_be_kept(tools_serv
         status, made, _ = tools_server.post("/v1/responses", body | {"tools": [function | {"strict": strict}]})
         assert status == expected, made
     assert "strict tool 'rain' cannot be kept at properties.tags" in made["error"]["message"]
+
+
+def test_a_forced_tool_keeps_ids_of_64_bits(tools_server: EdgeServer) -> None:
+    schema = {"type": "object", "properties": {"id": {"type": "integer", "enum": [1234567890123456789, 2**63]}}, "required": ["id"]}
+    call = calling("rain", '{"id": 1234567890123456789}')
+    answer = ask(tools_server, call, tools=[tool_with(schema)], tool_choice="required")
+    constraint = request_of(tools_server, answer.id).sampling.constraint
+    assert is_allowed(constraint, call) and is_allowed(constraint, calling("rain", '{"id": 9223372036854775808}'))
+    assert not any(is_allowed(constraint, calling("rain", f'{{"id": {each}}}')) for each in (1234567890123456768, 3, '"a"'))

@@ -90,7 +90,7 @@ HOSTILE: dict[str, tuple[dict, str]] = {
     "deep regex": ({"regex": "(" * 10_000 + "a" + ")" * 10_000}, "cannot be kept"),
     "and": ({"grammar": "start: A\nA: /(a|b)*a(a|b){200}/ & /(a|b)*b(a|b){201}/ & ~/(a|b)*a(a|b){203}/"}, WORK),
     "multiple": ({"json": {"type": "integer", "multipleOf": 1_000_003}}, "only a positive number of at most 10000"),
-    "least integer": ({"json": {"enum": ["a", -(2**63)]}}, "only numbers of -4611686018427387904 and more"),
+    "least integer": ({"json": {"enum": ["a", [-(2**63)]]}}, "a number beyond 2**53 is not kept within a list"),
     "least range": ({"json": {"type": "integer", "minimum": -1e308, "maximum": -1e300}}, "only numbers of -4611686018427387904"),
     "left recursion": ({"grammar": 'start: start "a" | start start | "b"'}, "a grammar"),
     "only itself": ({"grammar": "start: start"}, "no answer satisfies it"),

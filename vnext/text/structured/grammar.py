@@ -20,6 +20,7 @@ from llguidance.gbnf_to_lark import any_to_lark
 from vnext.runtime.protocol.sampling_params import InvalidRequest, StructuredOutputsParams
 from vnext.state.params import GRAMMAR_ROW_MAX, Constraint
 from vnext.text.structured.asked import Asked
+from vnext.text.structured.exact import ExactRules, Inexact, is_exact
 from vnext.text.structured.json_schema import Schema, SchemaReader, dumps
 from vnext.text.tokenizer import Tokenizer
 
@@ -46,6 +47,7 @@ _LARK_TEXTS = re.compile(r'"(?:\\.|[^"\\\n])*"|//[^\n]*|#[^\n]*|/(?:\\.|[^/\\\n]
 _LARK_TERMINAL = re.compile(r"^[ \t]*[A-Z][A-Z0-9_]*(?:\.-?\d+)?[ \t]*:(?:.|\n[ \t]*\|)*", re.MULTILINE)
 _LARK_HEAD = re.compile(r"^[^:|\n]*:", re.MULTILINE)
 _LARK_NAME = re.compile(r"(?<![A-Z0-9_])[a-z_]")
+_LONG_NUMBER = re.compile(r"\d{16}")  # beyond 2**53
 _JSON_IN_LARK = re.compile(r"%json\s*")
 
 
@@ -92,11 +94,10 @@ def _check_whitespace(options: StructuredOutputsParams) -> None:
 
 
 def _of_json(value: Any, params: StructuredOutputsParams, refuse: Refuse, tokenizer: Tokenizer) -> str:
-    reader, schema = _read_schema(value, params, refuse)
-    error = refusal_of(grammar := json_grammar(schema, params))
-    if error:
+    reader, schema = _read_schema(value, params, refuse, exact=True)
+    if error := refusal_of_schema(schema, params):
         raise refuse("" if error == SLOW else place_of(reader, params, error), error)
-    return grammar
+    return json_grammar(schema, params)
 
 
 def _of_json_object(value: Any, params: StructuredOutputsParams, refuse: Refuse, tokenizer: Tokenizer) -> str:
@@ -124,10 +125,13 @@ def _of_grammar(value: str, params: StructuredOutputsParams, refuse: Refuse, tok
 
 def _of_calls(value: str, params: StructuredOutputsParams, refuse: Refuse, tokenizer: Tokenizer) -> str:
     """A dialect's own grammar: flat, and as long as the list of tools. Equal schemas become one rule."""
-    pieces = _schemas_apart(value, params, refuse)
+    pieces = _schemas_apart(value, params, refuse, exact=True)
     rules = {schema: f"schema_{at}" for at, schema in enumerate(dict.fromkeys(pieces[1::2]))}
     texts = [piece[: piece.rindex("%json")] + rules[schema] for piece, schema in zip(pieces[::2], pieces[1::2])]
-    schemas = (f"\n{name}: %json {schema}" for schema, name in rules.items())
+    try:
+        schemas = ["\n" + _rules(name, schema, params) for schema, name in rules.items()]
+    except Inexact as error:
+        raise refuse("", str(error)) from error
     return _checked("".join([*texts, pieces[-1], *schemas]), refuse, tokenizer)
 
 
@@ -182,8 +186,8 @@ def _tag_rule(
     return f"trigger_{at}[lazy]: TEXT {_quoted(trigger)}\ntag_{at}: trigger_{at} {body}"
 
 
-def _read_schema(value: Any, params: StructuredOutputsParams, refuse: Refuse) -> tuple[SchemaReader, Schema]:
-    reader = SchemaReader(_loaded(value, refuse), refuse, closed=params.disable_additional_properties)
+def _read_schema(value: Any, params: StructuredOutputsParams, refuse: Refuse, exact: bool = False) -> tuple[SchemaReader, Schema]:
+    reader = SchemaReader(_loaded(value, refuse), refuse, closed=params.disable_additional_properties, exact=exact)
     schema = reader.read()
     try:
         dumps(schema)
@@ -212,10 +216,30 @@ def _with_options(schema: Schema, params: StructuredOutputsParams) -> Schema:
 
 
 def json_grammar(schema: Schema, params: StructuredOutputsParams) -> str:
-    return LLMatcher.grammar_from_json_schema(dumps(_with_options(schema, params)))
+    """Raises Inexact for an integer that stands where it cannot be kept."""
+    text = dumps(_with_options(schema, params))
+    return LLMatcher.grammar_from_json_schema(text) if is_exact(schema) else _rules("start", text, params)
 
 
-def _schemas_apart(lark: str, params: StructuredOutputsParams, refuse: Refuse) -> list[str]:
+def refusal_of_schema(schema: Schema, params: StructuredOutputsParams) -> str:
+    """Why a schema is refused, "" where it is not."""
+    try:
+        return refusal_of(json_grammar(schema, params))
+    except Inexact as error:
+        return str(error)
+
+
+def _rules(name: str, schema: str, params: StructuredOutputsParams) -> str:
+    """Rules of Lark for a schema's text, with its options; the first is named so. Raises Inexact."""
+    if not _LONG_NUMBER.search(schema) or is_exact(read := json.loads(schema)):
+        return f"{name}: %json {schema}"
+    pattern = (params.whitespace_pattern or _WHITESPACE).replace("\n", r"\n").replace(r"\s", r"[ \t\n\r]")
+    space = '""' if params.disable_any_whitespace else f"/({pattern})?/"
+    del read["x-guidance"]
+    return "\n".join(ExactRules(name, read, lambda part: f"%json {dumps(_with_options(part, params))}", space).rules)
+
+
+def _schemas_apart(lark: str, params: StructuredOutputsParams, refuse: Refuse, exact: bool = False) -> list[str]:
     """The grammar cut before and after each of its JSON schemas (%json {...}), which become the schemas to keep."""
     pieces, at = [], 0
     while found := _JSON_IN_LARK.search(lark, at):
@@ -223,7 +247,7 @@ def _schemas_apart(lark: str, params: StructuredOutputsParams, refuse: Refuse) -
             value, end = json.JSONDecoder().raw_decode(lark, found.end())
         except (ValueError, RecursionError) as error:
             raise refuse("%json", f"a JSON schema follows it ({error})") from error
-        pieces += [lark[at : found.end()], dumps(_with_options(_read_schema(value, params, refuse)[1], params))]
+        pieces += [lark[at : found.end()], dumps(_with_options(_read_schema(value, params, refuse, exact)[1], params))]
         at = end
     return [*pieces, lark[at:]]
 
@@ -274,7 +298,7 @@ def place_of(reader: SchemaReader, params: StructuredOutputsParams, error: str) 
     """The innermost part of the schema that llguidance refuses for the same reason."""
     tries = min(PLACES_TRIED_MAX, PLACES_CHARACTERS_MAX // len(dumps(reader.whole(reader.parts[-1][1]))))
     for place, part in reader.parts[:tries]:
-        if refusal_of(json_grammar(reader.whole(part), params)) == error:
+        if refusal_of_schema(reader.whole(part), params) == error:
             return place
     return ""
 

@@ -30,6 +30,7 @@ INTEGER_MIN = -(2**62)
 """llguidance crashes on integers that are at most about -2**63."""
 BOUND_MAX = 2**62
 """llguidance reads larger lower bounds as about 2**63."""
+INTEGER_BITS_MAX = 4_096
 STEP = Decimal("1e-9")
 
 _ONE = ("additionalProperties", "additionalItems", "items")
@@ -50,7 +51,8 @@ _UNKEPT_FORMATS = frozenset(
 _IDLE_OF_NAMES = frozenset("type title description $comment".split())
 _CONTROL = re.compile("[\x00-\x07\x0b\x0e-\x1f]")  # what JSON writes as \u only
 
-Schema = dict[str, Any] | bool
+Members = dict[str, Any]
+Schema = Members | bool
 Kept = TypeVar("Kept")
 Refuse = Callable[[str, str], InvalidRequest]
 """From a place in the schema, and a reason, to the error."""
@@ -60,12 +62,14 @@ class SchemaReader:
     """One client's schema. `refuse` words the errors. `parts` are the schemas read so far, inner ones first and those
     of the root last, each with its place in the client's schema."""
 
-    def __init__(self, root: Any, refuse: Refuse, *, closed: bool = False, drops: bool = False) -> None:
+    def __init__(
+        self, root: Any, refuse: Refuse, *, closed: bool = False, drops: bool = False, exact: bool = False
+    ) -> None:
         """`closed`: objects with `properties` admit no others, unless the schema says so itself. `drops`: what cannot be kept is
-        left out instead of being refused, and `dropped` says why."""
+        left out instead of being refused, and `dropped` says why. `exact`: integers that float64 does not hold are kept."""
         self._root = root
         self._refuse = refuse
-        self._closed, self._drops = closed, drops
+        self._closed, self._drops, self._exact = closed, drops, exact
         self.dropped: list[str] = []
         self._numbers: dict[str, int] = {}
         self._names_count = 0
@@ -215,9 +219,10 @@ class SchemaReader:
             for each in value:
                 self._value(each, place, depth + 1)
         elif isinstance(value, int):
-            self._number(value, place)
-            if value > BOUND_MAX or int(float(value)) != value:
-                raise self._refuse(place, f"the number {value} cannot be kept exactly, since it is beyond 2**53: make it a string")
+            if not self._exact:
+                self._number(value, place)
+            if is_inexact(value) and not (self._exact and value.bit_length() < INTEGER_BITS_MAX):
+                raise self._refuse(place, "a number in it cannot be kept exactly, since it is beyond 2**53: make it a string")
 
     def _number(self, value: float, place: str) -> None:
         if value < INTEGER_MIN:
@@ -374,6 +379,15 @@ def _references(schema: Any) -> Iterator[str]:
         yield from _references(each)
     if isinstance(schema, dict) and isinstance(reference := schema.get("$ref"), str):
         yield reference.removeprefix("#/$defs/")
+
+
+def is_inexact(value: object) -> bool:
+    """Whether a constant is an integer that llguidance takes for another one, or holds one."""
+    if isinstance(value, Mapping):
+        return any(map(is_inexact, value.values()))
+    if isinstance(value, list | tuple):
+        return any(map(is_inexact, value))
+    return isinstance(value, int) and (not INTEGER_MIN <= value <= BOUND_MAX or int(float(value)) != value)
 
 
 def _small_multiple(value: Any) -> bool:

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from vnext.runtime.protocol.sampling_params import InvalidRequest, StructuredOutputsParams
-from vnext.text.structured.grammar import PLACES_TRIED_MAX, SLOW, json_grammar, place_of, refusal_of
+from vnext.text.structured.grammar import PLACES_TRIED_MAX, SLOW, place_of, refusal_of_schema
 from vnext.text.structured.json_schema import Schema, SchemaReader
 
 log = logging.getLogger("vnext.server")
@@ -83,7 +83,7 @@ class _Parameters:
         """Check that it can be kept whole. Raises InvalidRequest."""
         if not self._is_of_objects:
             raise self._refused("type", "arguments are an object")
-        reader = SchemaReader(self._schema, self._refused)
+        reader = SchemaReader(self._schema, self._refused, exact=True)
         schema = reader.read()
         if error := self._error(schema):
             raise self._refused("" if error == SLOW else place_of(reader, self._options, error), error)
@@ -91,7 +91,7 @@ class _Parameters:
     def relaxed(self) -> dict[str, Any] | None:
         """What can be kept of it; None for all. Arguments are an object."""
         of_type = [] if self._is_of_objects else ["type: arguments are an object"]
-        reader = SchemaReader({**self._schema, "type": "object"}, self._refused, drops=True)
+        reader = SchemaReader({**self._schema, "type": "object"}, self._refused, drops=True, exact=True)
         try:
             reader.read()
         except InvalidRequest as error:
@@ -130,7 +130,7 @@ class _Parameters:
         return dropped
 
     def _error(self, schema: Schema) -> str:
-        return refusal_of(json_grammar(schema, self._options))
+        return refusal_of_schema(schema, self._options)
 
     def _dropped(self, reasons: Sequence[str], kept: dict[str, Any]) -> dict[str, Any]:
         log.debug(
