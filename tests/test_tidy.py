@@ -54,7 +54,7 @@ ARROWS = {
     "kernels/formats": {"kernels/*"},
     "models": set(),
     "models/gguf": {"models/*", "base"},
-    "models/config": {"models/*", "models/gguf", "base"},
+    "models/config": {"models/*", "models/gguf", "kernels/calls", "base"},
     "models/layers": {"models/*", "models/config", "kernels"},
     "models/loading": {
         "models/*", "models/config", "models/gguf", "models/layers", "models/loading/sources", "kernels", "base",
@@ -62,7 +62,7 @@ ARROWS = {
     "models/loading/sources": {"models/*", "models/config", "kernels/arrays"},
     "models/hosted": {"models/*", "models/config", "models/layers", "kernels/*"},
     "models/families": {"models/*", "models/config", "models/layers", "kernels"},  # a draft head is no decoder
-    "models/families/experts": {"models/*", "models/config", "models/layers"},
+    "models/families/experts": {"models/*", "models/config", "models/layers", "kernels/calls"},
     "models/families/hybrids": {"models/*", "models/config", "models/layers"},
     "sampling": {"kernels", "state/params", "base"},  # the table of sampling parameters
     "sampling/drafters": {"state/config", "base"},

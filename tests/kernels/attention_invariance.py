@@ -6,7 +6,7 @@ import torch
 from attention_cases import attend as attend_paged, make_sequences
 
 from vnext.kernels import references
-from vnext.kernels.calls import RotaryWrite
+from vnext.kernels.calls import RotaryWrite, Router
 from vnext.kernels.table import choose
 from vnext.runtime.processes.determinism import cpu_flags, has_strict_path
 
@@ -86,7 +86,7 @@ def check_products(width: int) -> None:
     router, bias = torch.randn(8, width, generator=generator), torch.randn(2 * width, generator=generator)
 
     def run(part: torch.Tensor) -> list[torch.Tensor]:
-        shares, ids = choose("route", "cpu")(choose("linear", "cpu")(part, router, None), 3, True)
+        shares, ids = choose("route", "cpu")(choose("linear", "cpu")(part, router, None), Router(3, True))
         return [
             choose("linear", "cpu")(part, gate_up[0], bias),
             choose("gated_linear", "cpu")(part, gate_up[0], bias, "silu"),

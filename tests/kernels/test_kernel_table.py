@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from vnext.kernels.calls import AttentionCall, RotaryWrite
+from vnext.kernels.calls import AttentionCall, RotaryWrite, Router
 from vnext.kernels.contracts import ContractError
 from vnext.kernels.cuda import compiled, operations as cuda_operations
 from vnext.kernels.table import DEVICE_TYPES, Operations, choose, cuda_door, operations, rows
@@ -80,7 +80,10 @@ REFUSED: list[tuple[str, tuple[Any, ...], str]] = [
     ("gated_linear", (zeros(3, 8), zeros(5, 8), None, "silu"), "an even height, but is 5 high"),
     ("gated_linear", (zeros(3, 8), zeros(6, 8), None, "relu"), "'relu' is not known; there are: silu, gelu_tanh"),
     ("logits", (zeros(3, 8), zeros(5, 9)), r"weight must have the shape \[any, 8\]"),
-    ("route", (zeros(3, 8), 9, True), "9 experts cannot be chosen out of 8"),
+    ("route", (zeros(3, 8), Router(9, True)), "9 experts cannot be chosen out of 8"),
+    ("route", (zeros(3, 8), Router(2, True, groups=3)), "8 experts do not have 3 groups of one size, of which 1 are kept"),
+    ("route", (zeros(3, 8), Router(5, True, groups=2)), "groups of 4 experts are too small for 5 experts a token"),
+    ("route", (zeros(3, 8), Router(2, True), zeros(7)), r"bias must have the shape \[8\]"),
     ("experts", (zeros(3, 8), SHARES, IDS, zeros(4, 6, 8), zeros(4, 8, 6), "silu"), r"down must have .* \[4, 8, 3\]"),
     ("experts", (zeros(3, 8), SHARES, IDS[:2], zeros(4, 6, 8), zeros(4, 8, 3), "silu"), "ids must have the shape"),
     ("rotary_kv_write", turned(qkv=zeros(3, 72)), "qkv is 72 wide, which is no query, key and value of 2"),

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from vnext.kernels import references
+from vnext.kernels.calls import Router
 from vnext.kernels.table import choose
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -50,18 +51,42 @@ def test_logits_are_float32() -> None:
 def test_routes_are_the_largest_shares() -> None:
     scores = draw(50, 8)
     whole = scores.softmax(-1)
-    shares, ids = choose("route", "cpu")(scores, 3, False)
+    shares, ids = choose("route", "cpu")(scores, Router(3, False))
     expected = whole.topk(3, -1)
     assert torch.equal(ids, expected.indices) and torch.equal(shares, expected.values)
-    normalised, same = choose("route", "cpu")(scores, 3, True)
+    normalised, same = choose("route", "cpu")(scores, Router(3, True))
     assert torch.equal(same, ids)
     torch.testing.assert_close(normalised, shares / shares.sum(-1, keepdim=True))
 
 
 def test_of_equal_experts_the_lower_one_is_chosen() -> None:
     for tokens in (1, 5, 40):
-        _, ids = choose("route", "cpu")(torch.zeros(tokens, 64), 4, True)
+        _, ids = choose("route", "cpu")(torch.zeros(tokens, 64), Router(4, True))
         assert ids.tolist() == [[0, 1, 2, 3]] * tokens
+
+
+GROUPED = Router(3, True, marks="sigmoid", scale=2.5, groups=4, kept_groups=2)
+
+
+def test_sigmoid_routes_are_those_of_a_loop_in_float64() -> None:
+    """The bias moves the choice, in groups, and no share."""
+    scores, bias = draw(50, 16), draw(16, seed=3) * 0.3
+    shares, ids = choose("route", "cpu")(scores, GROUPED, bias)
+    for token, row in enumerate(scores.double().sigmoid().tolist()):
+        marks = [mark + float(extra) for mark, extra in zip(row, bias)]
+        groups = sorted(range(4), key=lambda group: -sum(sorted(marks[4 * group : 4 * group + 4])[-2:]))[:2]
+        best = sorted((expert for expert in range(16) if expert // 4 in groups), key=lambda expert: -marks[expert])[:3]
+        assert ids[token].tolist() == best
+        expected = [2.5 * row[expert] / sum(row[each] for each in best) for expert in best]
+        assert shares[token].tolist() == pytest.approx(expected, rel=1e-5)
+
+
+def test_routes_of_a_batch_are_those_of_each_token() -> None:
+    scores, bias = draw(77, 16, dtype=torch.bfloat16), draw(16, seed=3)
+    for router in (GROUPED, Router(3, True)):
+        shares, ids = choose("route", "cpu")(scores, router, bias)
+        alone = [choose("route", "cpu")(row[None], router, bias) for row in scores]
+        assert torch.equal(shares, torch.cat([each for each, _ in alone])) and torch.equal(ids, torch.cat([each for _, each in alone]))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -70,7 +95,7 @@ def test_experts_equal_a_loop_over_tokens(dtype: torch.dtype, tokens: int) -> No
     count, hidden, wide = 6, 12, 5
     x, gate_up, down = draw(tokens, hidden, dtype=dtype), draw(count, 2 * wide, hidden), draw(count, hidden, wide)
     gate_up, down = gate_up.to(dtype), down.to(dtype)
-    shares, ids = choose("route", "cpu")(draw(tokens, count, seed=4), 3, True)
+    shares, ids = choose("route", "cpu")(draw(tokens, count, seed=4), Router(3, True))
     pack = choose("pack_experts", "cpu")
     found = choose("experts", "cpu")(x, shares, ids, pack(gate_up, "silu"), pack(down, ""), "silu")
     expected = torch.zeros(tokens, hidden, dtype=torch.float64)

@@ -48,6 +48,10 @@ MINISTRAL = {
 }  # fmt: skip
 NTK = {"rope_type": "dynamic", "rope_theta": 1e4, "alpha": 50.0, "factor": 1.0}
 HALF = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
+GROUPED = {
+    "n_routed_experts": 8, "n_group": 2, "topk_group": 1, "num_experts_per_tok": 2, "moe_intermediate_size": 40,
+    "n_shared_experts": 2, "first_k_dense_replace": 1, "norm_topk_prob": True,
+}  # fmt: skip
 MULTIPLIERS = {"embedding_multiplier": 6.0, "attention_multiplier": 0.2, "residual_multiplier": 0.4, "logits_scaling": 3.0}
 
 
@@ -105,6 +109,27 @@ CASES: dict[str, Case] = {
         },
     ),
     "olmoe": Case("OlmoeForCausalLM", "OlmoeConfig", {"num_experts": 5, "num_experts_per_tok": 2, "intermediate_size": 40}),
+    "glm4_moe": Case(
+        "Glm4MoeForCausalLM",
+        "Glm4MoeConfig",
+        {**GROUPED, "head_dim": 24, "use_qk_norm": True, "attention_bias": True, "routed_scaling_factor": 2.5},
+    ),
+    "solar_open": Case("SolarOpenForCausalLM", "SolarOpenConfig", {**GROUPED, "head_dim": 24, "n_group": 1}),
+    "dots1": Case("Dots1ForCausalLM", "Dots1Config", {**GROUPED, "sliding_window": 40, "max_window_layers": 2}),
+    "minimax_m2": Case(
+        "MiniMaxM2ForCausalLM", "MiniMaxM2Config", {"head_dim": 24, "num_local_experts": 5, "num_experts_per_tok": 2, "rotary_dim": 12}
+    ),
+    "ernie_moe": Case(
+        "Ernie4_5_MoeForCausalLM",
+        "Ernie4_5_MoeConfig",
+        {"moe_num_experts": 6, "moe_k": 2, "moe_intermediate_size": 40, "tie_word_embeddings": False},
+    ),
+    "hunyuan_moe": Case(
+        "HunYuanMoEV1ForCausalLM",
+        "HunYuanMoEV1Config",
+        {"num_experts": 5, "moe_topk": 2, "head_dim": 24, "rope_parameters": NTK, "intermediate_size": 56},
+    ),
+    "flex_olmo": Case("FlexOlmoForCausalLM", "FlexOlmoConfig", {"num_experts": 5, "num_experts_per_tok": 2, "intermediate_size": 40}),
     "gemma": Case("GemmaForCausalLM", "GemmaConfig", {"head_dim": 24}),
     "helium": Case("HeliumForCausalLM", "HeliumConfig", {"head_dim": 16}),
     "gemma2": Case(
@@ -188,8 +213,9 @@ def make_model(case_name: str) -> torch.nn.Module:
     model = getattr(transformers, case.architecture)(getattr(transformers, case.config)(**{**base, **case.changes})).eval()
     generator = torch.Generator().manual_seed(2)
     with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if parameter.dim() == 1:
+        biases = [named for named in model.named_buffers() if named[0].endswith("correction_bias")]
+        for name, parameter in (*model.named_parameters(), *biases):
+            if parameter.dim() == 1 or name.endswith("correction_bias"):
                 spread = 2.0 if name in ("model.norm.weight", "transformer.ln_f.weight", "gpt_neox.final_layer_norm.weight") else 0.3
                 parameter.add_(torch.randn(parameter.shape, generator=generator) * spread)
     return model

@@ -11,6 +11,7 @@ from family_cases import CASES, save_case
 from model_helpers import Chunk, Model, load_model, make_batch, tiny_config
 from safetensors.torch import load_file, save_file
 
+from vnext.kernels.calls import Router
 from vnext.models.config.model_config import Experts, load_config
 from vnext.models.errors import ModelError
 from vnext.models.layers.kv_cache import kv_groups
@@ -97,7 +98,7 @@ def test_a_rank_takes_a_part_of_each_expert(tmp_path: Path, plain_weights: None)
 
 
 def test_experts_that_do_not_split_are_refused() -> None:
-    experts = Experts(count=4, per_token=2, intermediate_size=6, normalise=True)
+    experts = Experts(count=4, intermediate_size=6, router=Router(2, True))
     check_world_size(tiny_config(experts=experts), 2)
     with pytest.raises(ModelError, match=r"of 52 \(experts: 6\) do not split over 4 ranks; choose .* 1, 2$"):
         check_world_size(tiny_config(experts=experts), 4)

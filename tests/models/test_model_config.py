@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from checkpoints import PLAIN
 
+from vnext.kernels.calls import Router
 from vnext.models import families
 from vnext.models.config.adapter_config import read_adapter_settings
 from vnext.models.config.model_config import Experts, ModelConfig, load_config, parse_config
@@ -185,10 +186,10 @@ def test_how_far_a_stretched_rope_reaches() -> None:
 def test_experts() -> None:
     config = parse_as("Qwen3MoeForCausalLM", num_experts=16, decoder_sparse_step=2, num_hidden_layers=5)
     assert config.experts == Experts(
-        count=16, per_token=8, intermediate_size=768, normalise=False, dense_layers=(0, 2, 4)
+        count=16, intermediate_size=768, router=Router(8, False), dense_layers=(0, 2, 4)
     )
     named = parse_as("Qwen3MoeForCausalLM", mlp_only_layers=[1], norm_topk_prob=True)
-    assert named.experts.dense_layers == (1,) and named.experts.normalise and named.experts.count == 128
+    assert named.experts.dense_layers == (1,) and named.experts.router.normalise and named.experts.count == 128
     assert parse_as("MixtralForCausalLM").experts.intermediate_size == 52
 
 

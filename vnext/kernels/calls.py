@@ -5,10 +5,28 @@ Knows no device and no dtype; contracts.py says what the fields must be.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 if TYPE_CHECKING:
     import torch
+
+
+class Router(NamedTuple):
+    """How `route` chooses `per_token` of E experts by scores [T, E].
+
+    A token's marks are the softmax of its scores, or the sigmoid of each. The largest marks are chosen; a bias, where there is one,
+    is added for the choice alone. With `groups`, which are equal runs of experts, only those of the `kept_groups` best count, by
+    the sum of a group's `group_best` largest. An expert's share is its mark; the shares sum to one if `normalise`; `scale`
+    multiplies them.
+    """
+
+    per_token: int
+    normalise: bool
+    marks: Literal["softmax", "sigmoid"] = "softmax"
+    scale: float = 1.0
+    groups: int = 1
+    kept_groups: int = 1
+    group_best: int = 2
 
 
 class StateRows(NamedTuple):

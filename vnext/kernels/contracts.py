@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from vnext.kernels.arrays import have_dense_blocks
-from vnext.kernels.calls import AttentionCall, RotaryWrite
+from vnext.kernels.calls import AttentionCall, RotaryWrite, Router
 from vnext.kernels.codes import Codes
 from vnext.kernels.format import Format
 from vnext.kernels.formats.floats import PLAIN
@@ -265,11 +265,18 @@ def expect_gate(width: int, activation: str) -> None:
         raise ContractError(f"activation {activation!r} is not known; there are: {', '.join(ACTIVATIONS)}")
 
 
-def check_route(scores: torch.Tensor, count: int, normalise: bool) -> None:
-    """scores [T, E] float, 1 <= count <= E."""
+def check_route(scores: torch.Tensor, router: Router, bias: torch.Tensor | None = None) -> None:
+    """scores [T, E] float, bias float32 [E] or None; groups, of equal size, of which the kept ones have `per_token` experts."""
     expect("scores", scores, (None, None), FLOATS)
-    if not 1 <= count <= scores.shape[1]:
-        raise ContractError(f"{count} experts cannot be chosen out of {scores.shape[1]}")
+    count, groups = scores.shape[1], router.groups
+    if not 1 <= router.per_token <= count:
+        raise ContractError(f"{router.per_token} experts cannot be chosen out of {count}")
+    if groups < 1 or count % groups or not 1 <= router.kept_groups <= groups:
+        raise ContractError(f"{count} experts do not have {groups} groups of one size, of which {router.kept_groups} are kept")
+    if groups > 1 and (count // groups < router.group_best or count // groups * router.kept_groups < router.per_token):
+        raise ContractError(f"groups of {count // groups} experts are too small for {router.per_token} experts a token")
+    if bias is not None:
+        expect("bias", bias, (count,), (torch.float32,))
 
 
 def check_experts(

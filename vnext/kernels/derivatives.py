@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 import torch
 from torch.nn import functional
 
-from vnext.kernels.calls import AttentionCall, RotaryWrite
+from vnext.kernels.calls import AttentionCall, RotaryWrite, Router
+from vnext.kernels.products import marks_of, shares_of
 from vnext.kernels.references import turn
 from vnext.kernels.table import Operations
 
@@ -109,14 +110,15 @@ class _Trainable:
         kernel = self._base.embedding_rows
         return exact(lambda _: kernel(held, ids, first), lambda own: functional.embedding(ids - first, own), weight)
 
-    def route(self, scores: torch.Tensor, count: int, normalise: bool) -> tuple[torch.Tensor, torch.Tensor]:
-        _, ids = self._base.route(scores.detach(), count, normalise)
+    def route(
+        self, scores: torch.Tensor, router: Router, bias: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        _, ids = self._base.route(scores.detach(), router, bias)
 
         def plain(scores: torch.Tensor) -> torch.Tensor:
-            shares = scores.float().softmax(-1).gather(1, ids)
-            return shares / shares.sum(-1, keepdim=True) if normalise else shares
+            return shares_of(marks_of(scores, router), ids, router)
 
-        return exact(lambda own: self._base.route(own, count, normalise)[0], plain, scores), ids
+        return exact(lambda own: self._base.route(own, router, bias)[0], plain, scores), ids
 
     def experts(
         self, x: torch.Tensor, shares: torch.Tensor, ids: torch.Tensor, gate_up: TrainedWeight, down: TrainedWeight, activation: str

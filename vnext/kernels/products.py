@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.nn import functional
 
+from vnext.kernels.calls import Router
 from vnext.kernels.codes import Codes
 from vnext.kernels.format import Format, PlainWeight
 from vnext.kernels.formats.coded import CodesWeight
@@ -147,19 +148,43 @@ def logits(hidden: torch.Tensor, weight: Any) -> torch.Tensor:
     return sums(hidden, weight).float()
 
 
-def route(scores: torch.Tensor, count: int, normalise: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """The `count` experts of largest softmax over scores [T, E]: (shares float32 [T, count], ids int64 [T, count]).
+def route(scores: torch.Tensor, router: Router, bias: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+    """The experts of each token by scores [T, E], as `router` says: (shares float32 [T, per_token], ids int64 [T, per_token]).
 
-    Largest first; of equals the lower id. The shares are those of the softmax, or sum to one if `normalise`.
+    Largest first; of equals the lower id. bias float32 [E] or None.
     """
-    shares, ids = scores.float().softmax(-1).sort(dim=-1, descending=True, stable=True)
-    shares, ids = shares[:, :count], ids[:, :count].contiguous()
-    if normalise:
+    marks = marks_of(scores, router)
+    ids = preferred(marks if bias is None else marks + bias, router).sort(dim=-1, descending=True, stable=True)[1]
+    ids = ids[:, : router.per_token].contiguous()
+    return shares_of(marks, ids, router), ids
+
+
+def marks_of(scores: torch.Tensor, router: Router) -> torch.Tensor:
+    """The marks float32 of scores [T, E]. The sigmoid is spelled out for the reason given at `references.silu_and_mul`."""
+    if router.marks == "softmax":
+        return scores.float().softmax(-1)
+    return 1.0 / (scores.float().neg().exp() + 1.0)
+
+
+def preferred(marks: torch.Tensor, router: Router) -> torch.Tensor:
+    """Marks [T, E] with -inf in all groups but the best; of equal groups the first ones."""
+    if router.groups == router.kept_groups:
+        return marks
+    grouped = marks.unflatten(1, (router.groups, -1))
+    best = grouped.topk(router.group_best, dim=-1)[0].sum(-1).sort(dim=-1, descending=True, stable=True)[1]
+    kept = torch.zeros(grouped.shape[:2], dtype=torch.bool, device=marks.device).scatter_(1, best[:, : router.kept_groups], True)
+    return grouped.masked_fill(~kept.unsqueeze(-1), -torch.inf).flatten(1)
+
+
+def shares_of(marks: torch.Tensor, ids: torch.Tensor, router: Router) -> torch.Tensor:
+    """The shares float32 [T, k] of the experts ids [T, k], which are summed in their order."""
+    shares = marks.gather(1, ids)
+    if router.normalise:
         total = shares[:, :1].clone()
-        for place in range(1, count):
-            total += shares[:, place : place + 1]
+        for place in range(1, router.per_token):
+            total = total + shares[:, place : place + 1]
         shares = shares / total
-    return shares.contiguous(), ids
+    return shares * router.scale if router.scale != 1.0 else shares
 
 
 def experts(

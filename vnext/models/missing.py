@@ -20,9 +20,9 @@ NEEDS = MappingProxyType(
             Jais2 MiniCPM ModernBertDecoder Mpt MPT NanoChat Olmo OpenAIGPT OPT Orion Persimmon Phi QWen VaultGemma
             XGLM XLM XLNet Yi""",
         "experts, or a choice of experts, that no family here has": """
-            Afmoe AriaText Beam Cohere2Moe Dbrx DeepseekV4 Dots1 Ernie4_5_Moe ExaoneMoe FlexOlmo Flint Glm4Moe GptOss GraniteMoe
-            GraniteMoeShared GraniteMoeSWA Grok1 HunYuanMoEV1 HYV3 JetMoe Kolibri1 Laguna Mellum MiMoV2Flash MiniMaxM2
-            Phimoe PhiMoE SolarOpen""",
+            Afmoe AriaText Beam Cohere2Moe Dbrx DeepseekV4 ExaoneMoe Flint GptOss GraniteMoe
+            GraniteMoeShared GraniteMoeSWA Grok1 HYV3 JetMoe Kolibri1 Laguna Mellum MiMoV2Flash 
+            Phimoe PhiMoE """,
         "attention over a latent cache (MLA)": """
             AXK1 AXK2 DeepseekV2 DeepseekV3 DeepseekV32 Glm4MoeLite GlmMoeDsa HYV4 LongcatFlash MiniCPM3 Mistral4 Youtu""",
         "layers with a state (Mamba, linear attention, recurrence)": """

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from rank_drive import drive, host_rank, repetitive_arrivals, runner_of, some_arrivals, started_with
 
 from vnext.kernels.arrays import is_int8
+from vnext.kernels.calls import Router
 from vnext.kernels.mxint8 import packed_width
 from vnext.kernels.thin_tiles import header_bytes
 from vnext.models.config.model_config import Experts
@@ -200,7 +201,7 @@ def test_why_a_model_is_not_captured(monkeypatch: pytest.MonkeyPatch) -> None:
     two = replace(alone(), world_size=2)
     assert "ranks' sums" in gpu_loading.why_eager(config, two, torch.bfloat16)
     assert gpu_loading.why_eager(config, replace(two, can_capture=True), torch.bfloat16) == ""
-    sparse = replace(config, experts=Experts(count=4, per_token=2, intermediate_size=32, normalise=True))
+    sparse = replace(config, experts=Experts(count=4, intermediate_size=32, router=Router(2, True)))
     assert gpu_loading.why_eager(sparse, alone(), torch.bfloat16) == ""
     for dtype, is_fixed in ((torch.float32, False), (torch.bfloat16, True)):
         assert "experts' products" in gpu_loading.why_eager(sparse, alone(), dtype, is_fixed)

@@ -14,6 +14,7 @@ from typing import Any, Literal
 import msgspec
 
 from vnext.base.tokenizer_files import end_token
+from vnext.kernels.calls import Router
 from vnext.models.config.folder import OVERRIDDEN, architecture, read_config, stored_dtype
 from vnext.models.config.json_keys import Json, flag, number, positive, read_optional_json, required, shown, token_ids
 from vnext.models.config.quantised import settings_of
@@ -34,18 +35,21 @@ DTYPES = ("float32", "bfloat16", "float16")
 
 
 class Experts(msgspec.Struct, frozen=True, kw_only=True):
-    """Layers whose MLP is `count` experts of `intermediate_size`, of which each token goes to `per_token`.
+    """Layers whose MLP is `count` experts of `intermediate_size`, among which `router` chooses for each token.
 
-    `normalise`: a token's shares sum to one. `dense_layers`: indices of layers with a plain MLP instead. `shared_size`: of an MLP
-    that every token goes through beside them, times its own gate; 0 for none.
+    `dense_layers`: indices of layers with a plain MLP instead. `shared_size`: of an MLP that every token goes through beside
+    them; 0 for none.
     """
 
     count: int
-    per_token: int
     intermediate_size: int
-    normalise: bool
+    router: Router
     dense_layers: tuple[int, ...] = ()
     shared_size: int = 0
+
+    @property
+    def per_token(self) -> int:
+        return self.router.per_token
 
 
 class DecoderForm(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,22 +1,32 @@
-"""Hunyuan, dense: norms over heads that have turned."""
+"""Hunyuan, dense and with experts, one of them for all tokens: norms over heads that have turned."""
 
 from __future__ import annotations
 
 from types import MappingProxyType
 
+from vnext.kernels.calls import Router
+from vnext.models.config.expert_keys import checked
 from vnext.models.config.json_keys import Json, number, positive, refuse
-from vnext.models.config.model_config import DecoderForm, ModelConfig, common_config
+from vnext.models.config.model_config import DecoderForm, Experts, ModelConfig, common_config
 from vnext.models.config.rope_config import Rope, parse_rope, scaling_of
-from vnext.models.layers.assembly import Source, attention, gated_mlp, rms_norm
+from vnext.models.layers.assembly import ExpertNames, Source, attention, gated_mlp, rms_norm, sparse_mlp
 from vnext.models.layers.decoder import Params, assemble_decoder, forward, logits
-from vnext.models.layers.layers import Attention
-from vnext.models.layers.sharding import WEIGHT_AXES as LLAMA_AXES, Axis, Layout
+from vnext.models.layers.layers import Attention, Mlp
+from vnext.models.layers.sharding import EXPERT_AXES, WEIGHT_AXES as LLAMA_AXES, Axis, Layout, matrix, shared_axes
 
 __all__ = ["WEIGHT_AXES", "assemble", "forward", "logits", "parse"]
 
 WEIGHT_AXES = MappingProxyType(
-    {**LLAMA_AXES, **dict.fromkeys(("query_layernorm", "key_layernorm"), Layout((Axis.HEAD_DIM,)))}
+    {
+        **LLAMA_AXES,
+        **EXPERT_AXES,
+        **shared_axes("shared_mlp"),
+        **dict.fromkeys(("query_layernorm", "key_layernorm"), Layout((Axis.HEAD_DIM,))),
+        "wg": matrix(Axis.EXPERTS, Axis.HIDDEN),
+    }
 )
+SPARSE = "HunYuanMoEV1ForCausalLM"
+NAMES = ExpertNames(router="gate.wg", shared="shared_mlp")
 
 
 def parse(raw: Json, generation: Json) -> ModelConfig:
@@ -24,7 +34,21 @@ def parse(raw: Json, generation: Json) -> ModelConfig:
     raw = {"rms_norm_eps": 1e-5} | raw
     refuse(raw, "use_qk_norm", unless=(True,))
     refuse(raw, "use_cla", unless=(False,))
-    return common_config(raw, generation, rope=own_rope(raw), form=DecoderForm(head_norms="turned"))
+    experts = own_experts(raw) if raw["architectures"][0] == SPARSE else None
+    return common_config(raw, generation, rope=own_rope(raw), form=DecoderForm(head_norms="turned"), experts=experts)
+
+
+def own_experts(raw: Json) -> Experts:
+    """The experts; older files say by layer what is one for all. Raises ModelError."""
+    wide, experts = positive(raw, "intermediate_size"), {"num_experts": 1, "moe_topk": 1} | raw
+    for key in ("num_experts", "moe_topk", "moe_intermediate_size", "num_shared_expert"):
+        if isinstance(values := experts.get(key), list):
+            experts[key] = values[0] if values else 0
+            refuse({key: tuple(values)}, key, unless=((experts[key],) * len(values),))
+    refuse(experts, "moe_intermediate_size", unless=(wide,))
+    refuse(experts, "num_shared_expert", unless=(1,))
+    router = Router(positive(experts, "moe_topk"), True)
+    return checked(Experts(count=positive(experts, "num_experts"), intermediate_size=wide, router=router, shared_size=wide))
 
 
 def own_rope(raw: Json) -> Rope:
@@ -47,4 +71,7 @@ def assemble(source: Source, config: ModelConfig) -> Params:
             q_norm=rms_norm(source, here + "query_layernorm"), k_norm=rms_norm(source, here + "key_layernorm")
         )
 
-    return assemble_decoder(source, config, lambda prefix, index: (mixing(prefix), gated_mlp(source, prefix)))
+    def widening(prefix: str) -> Mlp:
+        return sparse_mlp(source, config, prefix + "mlp.", NAMES) if config.experts else gated_mlp(source, prefix)
+
+    return assemble_decoder(source, config, lambda prefix, index: (mixing(prefix), widening(prefix)))

@@ -1,4 +1,4 @@
-"""OLMo 2, 3 and OLMoE: norms over all heads together; those of layers stand behind attention and MLP, but in OLMoE.
+"""OLMo 2, 3, OLMoE and FlexOlmo: norms over all heads together; those of layers stand behind attention and MLP, but in OLMoE.
 
 Norm weights multiply in float32 before rounding, so they are kept in float32. Three layers of four have a window in OLMo 3, which
 stretches the rope of the others.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from types import MappingProxyType
 
+from vnext.kernels.calls import Router
 from vnext.models.config.json_keys import Json, flag, positive, refuse
 from vnext.models.config.model_config import DecoderForm, Experts, ModelConfig, common_config, layer_windows
 from vnext.models.config.rope_config import two_ropes
@@ -28,6 +29,12 @@ WEIGHT_AXES = MappingProxyType(
     }
 )
 OLMOE = "OlmoeForCausalLM"
+FLEX = "FlexOlmoForCausalLM"
+FLEX_DEFAULTS = MappingProxyType(
+    {
+        "max_position_embeddings": 4096, "rope_theta": 5e5, "num_experts": 7, "num_experts_per_tok": 5, "eos_token_id": 100257,
+    }
+)  # fmt: skip
 OLMOE_DEFAULTS = MappingProxyType(
     {"max_position_embeddings": 4096, "rms_norm_eps": 1e-5, "num_experts": 64, "num_experts_per_tok": 8}
 )
@@ -44,6 +51,8 @@ def parse(raw: Json, generation: Json) -> ModelConfig:
     """The configuration. Raises ModelError."""
     if raw["architectures"][0] == OLMOE:
         return _olmoe(OLMOE_DEFAULTS | raw, generation)
+    if raw["architectures"][0] == FLEX:
+        return _olmoe(FLEX_DEFAULTS | raw, generation)
     raw, form = DEFAULTS | raw, DecoderForm(head_norms="all")
     if raw["architectures"][0] == "Olmo2ForCausalLM":
         return common_config(raw, generation, form=form)
@@ -58,9 +67,8 @@ def _olmoe(raw: Json, generation: Json) -> ModelConfig:
     refuse(raw, "clip_qkv", unless=())
     experts = Experts(
         count=positive(raw, "num_experts"),
-        per_token=positive(raw, "num_experts_per_tok"),
         intermediate_size=positive(raw, "intermediate_size"),
-        normalise=flag(raw, "norm_topk_prob"),
+        router=Router(positive(raw, "num_experts_per_tok"), flag(raw, "norm_topk_prob")),
     )
     return common_config(raw, generation, form=DecoderForm(head_norms="all"), experts=experts)
 
@@ -85,12 +93,12 @@ def assemble(source: Source, config: ModelConfig) -> Params:
     def widening(prefix: str) -> GatedMlp | SparseMlp:
         if config.experts is None:
             return gated_mlp(source, prefix)
-        return sparse_mlp(source, config, prefix + "mlp.", "gate_proj", "up_proj", "down_proj")
+        return sparse_mlp(source, config, prefix + "mlp.")
 
     return assemble_decoder(
         source,
         config,
         lambda prefix, index: (mixing(prefix), widening(prefix)),
-        NAMES if config.experts is None else Names(),
-        wide_norm if config.experts is None else rms_norm,
+        Names() if config.architecture == OLMOE else NAMES,
+        rms_norm if config.architecture == OLMOE else wide_norm,
     )

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from vnext.kernels.arrays import Array
 from vnext.models.config.model_config import ModelConfig
 from vnext.models.layers.layers import Attention, GatedMlp, LayerNorm, Linear, PlainMlp, SparseMlp
+
+JOINED = "gate_up_proj"
+"""Gate and up of experts that one tensor holds."""
 
 
 class Source(Protocol):
@@ -151,14 +154,32 @@ def gated_mlp(source: Source, prefix: str, *, bias: bool = False, name: str = "m
     )
 
 
-def sparse_mlp(source: Source, config: ModelConfig, here: str, gate: str, up: str, down: str) -> SparseMlp:
-    """The experts at `here`, which ends with a dot, by their own names of gate, up and down.
+class ExpertNames(NamedTuple):
+    """How a checkpoint names what its experts have: `gate_up` of each, one below the other, and `down`; the router; its bias; and
+    the shared MLP and its gate. "" for none."""
+
+    gate_up: tuple[str, ...] = ("gate_proj", "up_proj")
+    down: str = "down_proj"
+    router: str = "gate"
+    bias: str = ""
+    shared: str = ""
+    shared_gate: str = ""
+
+
+def sparse_mlp(source: Source, config: ModelConfig, here: str, names: ExpertNames = ExpertNames()) -> SparseMlp:
+    """The experts at `here`, which ends with a dot.
 
     The router stays exact: it is small, and a score that is rounded sends a token elsewhere.
     """
     experts = [f"{here}experts.{index}." for index in range(config.experts.count)]
+    first, joined = (f"{experts[0]}{part}.weight" for part in (names.gate_up[0], JOINED))
+    parts = names.gate_up if first in source or joined not in source else (JOINED,)
+    has_shared, gate = config.experts.shared_size > 0, names.shared_gate
     return SparseMlp(
-        router=source.packed((here + "gate.weight",), exact=True),
-        gate_up=source.stacked(tuple((f"{expert}{gate}.weight", f"{expert}{up}.weight") for expert in experts), True),
-        down=source.stacked(tuple((f"{expert}{down}.weight",) for expert in experts), False),
+        router=source.packed((f"{here}{names.router}.weight",), exact=True),
+        gate_up=source.stacked(tuple(tuple(f"{expert}{part}.weight" for part in parts) for expert in experts), True),
+        down=source.stacked(tuple((f"{expert}{names.down}.weight",) for expert in experts), False),
+        shared=gated_mlp(source, here, name=names.shared + ".") if has_shared else None,
+        shared_gate=source.packed((f"{here}{gate}.weight",), exact=True) if has_shared and gate else None,
+        bias=source.wide(here + names.bias).reshape(-1) if names.bias else None,
     )

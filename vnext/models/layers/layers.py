@@ -74,13 +74,15 @@ class GatedMlp(NamedTuple):
 
 class SparseMlp(NamedTuple):
     """Experts: `router` packed [E, hidden]; gate_up [E, 2 * I, hidden] and down [E, hidden, I] packed, I split. `shared` is of all
-    tokens, times the sigmoid of what `shared_gate` packed [1, hidden] gives."""
+    tokens, times the sigmoid of what `shared_gate` packed [1, hidden] gives, where there is one. `bias` float32 [E] or None is the
+    router's."""
 
     router: Any
     gate_up: Any
     down: Any
     shared: GatedMlp | None = None
     shared_gate: Any = None
+    bias: Array | None = None
 
 
 Mlp = GatedMlp | PlainMlp | SparseMlp
@@ -256,8 +258,8 @@ def gated_mlp(layer: GatedMlp, x: torch.Tensor, step: Step) -> torch.Tensor:
 
 def sparse_mlp(layer: SparseMlp, x: torch.Tensor, step: Step) -> torch.Tensor:
     """Each token of x [T, hidden] through the experts that the router gives it. Every rank holds a part of each expert."""
-    chosen, settings = step.operations, step.config.experts
-    shares, ids = chosen.route(chosen.linear(x, layer.router, None), settings.per_token, settings.normalise)
+    chosen = step.operations
+    shares, ids = chosen.route(chosen.logits(x, layer.router), step.config.experts.router, layer.bias)
     parallel, given = step.parallel, (x, shares, ids, layer.gate_up, layer.down, step.config.activation)
     if parallel.world_size > 1 and parallel.is_exact:
         found = chosen.experts(*given, parallel.all_reduce)
@@ -265,7 +267,8 @@ def sparse_mlp(layer: SparseMlp, x: torch.Tensor, step: Step) -> torch.Tensor:
         found = parallel.all_reduce(chosen.experts(*given))
     if layer.shared is None:
         return found
-    return found + gated_by(gated_mlp(layer.shared, x, step), chosen.linear(x, layer.shared_gate, None))
+    shared = gated_mlp(layer.shared, x, step)
+    return found + (shared if layer.shared_gate is None else gated_by(shared, chosen.linear(x, layer.shared_gate, None)))
 
 
 def gated_by(x: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:

@@ -89,8 +89,8 @@ class Layout(NamedTuple):
 
 
 LayoutTable = Mapping[str, Layout]
-"""By module name, by its last two parts without numbers ("experts.gate_proj"), which come before it, or by a tensor's whole name,
-which comes first."""
+"""By module name, by its last two parts without numbers ("experts.gate_proj"), which come before it, by a tensor's last part, or by
+its whole name; the last ones come first."""
 
 
 def matrix(out: Axis | tuple[Axis, ...], inner: Axis, *, flipped: bool = False) -> Layout:
@@ -122,10 +122,18 @@ EXPERT_AXES: LayoutTable = MappingProxyType(
         "gate": matrix(Axis.EXPERTS, Axis.HIDDEN),
         "experts.gate_proj": matrix(Axis.EXPERT_MLP, Axis.HIDDEN),
         "experts.up_proj": matrix(Axis.EXPERT_MLP, Axis.HIDDEN),
+        "experts.gate_up_proj": matrix((Axis.EXPERT_MLP, Axis.EXPERT_MLP), Axis.HIDDEN),
         "experts.down_proj": matrix(Axis.HIDDEN, Axis.EXPERT_MLP),
+        "e_score_correction_bias": Layout((Axis.EXPERTS,)),
     }
 )
 """The usual names of experts and their router."""
+
+
+def shared_axes(name: str) -> LayoutTable:
+    """The layouts of the MLP of this name that all tokens go through beside experts."""
+    wide = matrix(Axis.SHARED_MLP, Axis.HIDDEN)
+    return {f"{name}.gate_proj": wide, f"{name}.up_proj": wide, f"{name}.down_proj": matrix(Axis.HIDDEN, Axis.SHARED_MLP)}
 
 
 class HostRanks(Protocol):
@@ -190,7 +198,7 @@ def weight_axes(config: ModelConfig) -> LayoutTable:
 
 def layout_of(name: str, table: LayoutTable = WEIGHT_AXES) -> Layout:
     """The layout of a checkpoint tensor such as "model.layers.0.self_attn.q_proj.weight"."""
-    if (own := table.get(name)) is not None:
+    if (own := table.get(name) or table.get(name.rpartition(".")[2])) is not None:
         return own
     *path, module, kind = [part for part in name.split(".") if not part.isdigit()]
     layout = table.get(".".join((*path[-1:], module))) or table[module]

@@ -19,7 +19,7 @@ class _Nothing:
     def __add__(self, other: object) -> _Nothing:
         return self
 
-    __mul__ = __add__
+    __mul__ = reshape = __add__
 
 
 class Recording:

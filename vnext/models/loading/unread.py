@@ -42,7 +42,7 @@ HARMLESS = frozenset(
     residual_dropout return_dict return_dict_in_generate router_aux_loss_coef router_jitter_noise sep_token_id
     summary_activation summary_first_dropout summary_proj_to_labels summary_type summary_use_proj task_specific_params
     text_config tokenizer_class torch_dtype torchscript transformers.js_config transformers_version unk_token_id unsloth_fixed
-    unsloth_version use_cache use_pos_enc video_token_id vision_config vision_end_token_id vision_start_token_id
+    unsloth_version use_cache use_pos_enc use_qk_norm video_token_id vision_config vision_end_token_id vision_start_token_id
     """.split()
 )
 """Members of config.json that change no answer, or that are read elsewhere."""

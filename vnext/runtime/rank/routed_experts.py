@@ -11,6 +11,7 @@ from collections.abc import Collection
 import numpy as np
 import torch
 
+from vnext.kernels.calls import Router
 from vnext.kernels.table import Operations, operations
 from vnext.models.config.model_config import ModelConfig
 from vnext.models.layers.batch import ForwardBatch, host_batch
@@ -53,8 +54,8 @@ class RoutedExperts:
         chosen = operations("cpu")
         self._layers.clear()
 
-        def route(scores: torch.Tensor, count: int, normalise: bool) -> tuple[torch.Tensor, torch.Tensor]:
-            shares, ids = chosen.route(scores, count, normalise)
+        def route(scores: torch.Tensor, router: Router, bias: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+            shares, ids = chosen.route(scores, router, bias)
             self._layers.append(ids)
             return shares, ids
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from types import MappingProxyType
 
+from vnext.kernels.calls import Router
 from vnext.models.config.json_keys import Json, positive
 from vnext.models.config.model_config import Experts, ModelConfig, common_config, same_window
-from vnext.models.layers.assembly import Source, attention, sparse_mlp
+from vnext.models.layers.assembly import ExpertNames, Source, attention, sparse_mlp
 from vnext.models.layers.decoder import Params, assemble_decoder, forward, logits
 from vnext.models.layers.sharding import WEIGHT_AXES as LLAMA_AXES, Axis, matrix
 
@@ -21,6 +22,7 @@ WEIGHT_AXES = MappingProxyType(
         "w3": matrix(Axis.EXPERT_MLP, Axis.HIDDEN),
     }
 )
+NAMES = ExpertNames(("w1", "w3"), "w2")
 DEFAULTS = MappingProxyType(
     {
         "num_key_value_heads": 8,
@@ -38,9 +40,8 @@ def parse(raw: Json, generation: Json) -> ModelConfig:
     raw = DEFAULTS | raw
     experts = Experts(
         count=positive(raw, "num_local_experts"),
-        per_token=positive(raw, "num_experts_per_tok"),
         intermediate_size=positive(raw, "intermediate_size"),
-        normalise=True,
+        router=Router(positive(raw, "num_experts_per_tok"), True),
     )
     return common_config(raw, generation, windows=same_window(raw), experts=experts)
 
@@ -52,6 +53,6 @@ def assemble(source: Source, config: ModelConfig) -> Params:
         config,
         lambda prefix, index: (
             attention(source, prefix),
-            sparse_mlp(source, config, prefix + "block_sparse_moe.", "w1", "w3", "w2"),
+            sparse_mlp(source, config, prefix + "block_sparse_moe.", NAMES),
         ),
     )

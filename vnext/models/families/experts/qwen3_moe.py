@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from types import MappingProxyType
 
+from vnext.kernels.calls import Router
 from vnext.models.config.json_keys import Json, flag, positive, shown
 from vnext.models.config.model_config import DecoderForm, Experts, ModelConfig, common_config, layer_windows, same_window
 from vnext.models.errors import ModelError
-from vnext.models.layers.assembly import Source, gated_mlp, own_attention, sparse_mlp
+from vnext.models.layers.assembly import ExpertNames, Source, gated_mlp, own_attention, sparse_mlp
 from vnext.models.layers.decoder import Params, assemble_decoder, forward, logits
 from vnext.models.layers.layers import GatedMlp, SparseMlp
-from vnext.models.layers.sharding import EXPERT_AXES, WEIGHT_AXES as LLAMA_AXES, Axis, matrix
+from vnext.models.layers.sharding import EXPERT_AXES, WEIGHT_AXES as LLAMA_AXES, Axis, matrix, shared_axes
 
 __all__ = ["WEIGHT_AXES", "assemble", "forward", "logits", "parse"]
 
@@ -18,12 +19,11 @@ WEIGHT_AXES = MappingProxyType(
     {
         **LLAMA_AXES,
         **EXPERT_AXES,
-        "shared_expert.gate_proj": matrix(Axis.SHARED_MLP, Axis.HIDDEN),
-        "shared_expert.up_proj": matrix(Axis.SHARED_MLP, Axis.HIDDEN),
-        "shared_expert.down_proj": matrix(Axis.HIDDEN, Axis.SHARED_MLP),
+        **shared_axes("shared_expert"),
         "shared_expert_gate": matrix(Axis.ONE, Axis.HIDDEN),
     }
 )
+NAMES = ExpertNames(shared="shared_expert", shared_gate="shared_expert_gate")
 QWEN2 = "Qwen2MoeForCausalLM"
 DEFAULTS = MappingProxyType(
     {
@@ -59,9 +59,8 @@ def parse(raw: Json, generation: Json) -> ModelConfig:
     count = positive(raw, "num_experts", raw.get("num_local_experts", 128))
     experts = Experts(
         count=count,
-        per_token=positive(raw, "num_experts_per_tok"),
         intermediate_size=positive(raw, "moe_intermediate_size"),
-        normalise=flag(raw, "norm_topk_prob"),
+        router=Router(positive(raw, "num_experts_per_tok"), flag(raw, "norm_topk_prob")),
         dense_layers=dense_layers(raw),
         shared_size=positive(raw, "shared_expert_intermediate_size") if is_second else 0,
     )
@@ -93,11 +92,7 @@ def assemble(source: Source, config: ModelConfig) -> Params:
     def widening(prefix: str, index: int) -> GatedMlp | SparseMlp:
         if index in dense:
             return gated_mlp(source, prefix)
-        sparse = sparse_mlp(source, config, prefix + "mlp.", "gate_proj", "up_proj", "down_proj")
-        if not is_second:
-            return sparse
-        gate = source.packed((prefix + "mlp.shared_expert_gate.weight",), exact=True)
-        return sparse._replace(shared=gated_mlp(source, prefix, name="mlp.shared_expert."), shared_gate=gate)
+        return sparse_mlp(source, config, prefix + "mlp.", NAMES)
 
     return assemble_decoder(
         source,

@@ -1,0 +1,45 @@
+"""Experts by the keys of config.json that families share: those of DeepSeek V3, which others took over."""
+
+from __future__ import annotations
+
+from vnext.kernels.calls import Router
+from vnext.models.config.json_keys import Json, flag, number, positive
+from vnext.models.config.model_config import Experts
+from vnext.models.errors import ModelError
+
+
+def sigmoid_experts(raw: Json, dense_layers: tuple[int, ...] = ()) -> Experts:
+    """Experts marked by sigmoids, chosen with a bias, in groups, beside shared ones. Raises ModelError."""
+    wide, count = positive(raw, "moe_intermediate_size"), positive(raw, "n_routed_experts")
+    router = Router(
+        positive(raw, "num_experts_per_tok"),
+        flag(raw, "norm_topk_prob"),
+        marks="sigmoid",
+        scale=number(raw, "routed_scaling_factor", 1.0),
+        groups=positive(raw, "n_group", 1),
+        kept_groups=positive(raw, "topk_group", 1),
+    )
+    shared_size = wide * positive(raw, "n_shared_experts", 1)
+    return checked(
+        Experts(count=count, intermediate_size=wide, router=router, dense_layers=dense_layers, shared_size=shared_size)
+    )
+
+
+def first_layers(raw: Json, key: str, usual: int = 0) -> tuple[int, ...]:
+    """The layers with a plain MLP where a key counts the first ones, which may be 0. Raises ModelError."""
+    count = raw.get(key, usual)
+    return tuple(range(positive(raw, key) if count else 0))
+
+
+def checked(experts: Experts) -> Experts:
+    """Raise ModelError for a router that cannot choose so many."""
+    router, count = experts.router, experts.count
+    size = count // router.groups
+    whole = count % router.groups == 0 and router.kept_groups <= router.groups
+    enough = router.per_token <= size * router.kept_groups and (router.groups == 1 or size >= router.group_best)
+    if not (whole and enough):
+        raise ModelError(
+            f"{count} experts in {router.groups} groups, of which {router.kept_groups} are kept, cannot give each token "
+            f"{router.per_token}; correct config.json"
+        )
+    return experts
