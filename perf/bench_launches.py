@@ -107,7 +107,7 @@ def operation(name: str, arguments: tuple[object, ...]) -> Callable[[], object]:
         return lambda: bare(qkv, *write)
     if name != "paged_attention":
         return lambda: bare(*arguments)
-    query, (*both, metadata, scale, window, softcap, _, _) = arguments
+    query, (*both, metadata, scale, window, softcap, _, _, _) = arguments
     plan = metadata.plan(HEADS, HEAD_DIM, 0)
     rest = (list(plan[:7]), plan.slot_count, plan.narrow_is_partial, scale, window, softcap)
     return lambda: bare(query, *both, metadata.block_table, *rest)

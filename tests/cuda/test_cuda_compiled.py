@@ -181,7 +181,7 @@ def both_attend(recorded: Recorded, monkeypatch: pytest.MonkeyPatch) -> list[int
 
     def both(query: torch.Tensor, table: torch.Tensor, call: AttentionCall) -> torch.Tensor:
         *caches, plan = call[:3]
-        given = (query, *caches, table, list(plan[:7]), *plan[7:], *call[3:])
+        given = (query, *caches, table, list(plan[:7]), *plan[7:], *call[3:8])
         counts.append(same_launches(recorded, "paged_attention", planned, *given))
         return plain(query, table, call)
 

@@ -46,7 +46,11 @@ def make_sequences(
 
 
 def attend(
-    sequences: Sequences, ranges: list[tuple[int, int, int]], window: int = 0, softcap: float = 0.0
+    sequences: Sequences,
+    ranges: list[tuple[int, int, int]],
+    window: int = 0,
+    softcap: float = 0.0,
+    sinks: torch.Tensor | None = None,
 ) -> list[torch.Tensor]:
     """One step: for each (sequence, start, stop) the result of its queries [start, stop) after stop tokens."""
     table = np.full((len(ranges), max(map(len, sequences.blocks))), -1, dtype=np.int32)
@@ -59,12 +63,14 @@ def attend(
         starts, lengths, torch.from_numpy(table), block_size, kv_heads, tuple({0, window})
     )
     query = torch.cat([sequences.query[index][start:stop] for index, start, stop in ranges])
-    call = AttentionCall(sequences.key_cache, sequences.value_cache, metadata, head_dim**-0.5, window, softcap)
+    call = AttentionCall(sequences.key_cache, sequences.value_cache, metadata, head_dim**-0.5, window, softcap, sinks=sinks)
     output = choose("paged_attention", "cpu")(query, call)
     return list(output.split([stop - start for _, start, stop in ranges]))
 
 
-def dense(sequences: Sequences, index: int, window: int = 0, softcap: float = 0.0) -> torch.Tensor:
+def dense(
+    sequences: Sequences, index: int, window: int = 0, softcap: float = 0.0, sinks: torch.Tensor | None = None
+) -> torch.Tensor:
     """Causal attention of one whole sequence, in float64, without pages, pieces or tiles."""
     query, key, value = (tensors[index].double() for tensors in (sequences.query, sequences.key, sequences.value))
     group_size = query.shape[1] // key.shape[1]
@@ -75,4 +81,7 @@ def dense(sequences: Sequences, index: int, window: int = 0, softcap: float = 0.
     unseen = torch.ones(scores.shape[1:], dtype=torch.bool).triu(1)
     if window:
         unseen |= torch.ones(scores.shape[1:], dtype=torch.bool).tril(-window)
-    return torch.einsum("hqk,khd->qhd", scores.masked_fill(unseen, float("-inf")).softmax(-1), value).float()
+    scores = scores.masked_fill(unseen, float("-inf"))
+    if sinks is not None:
+        scores = torch.cat((scores, sinks.double()[:, None, None].expand(-1, len(query), 1)), 2)
+    return torch.einsum("hqk,khd->qhd", scores.softmax(-1)[:, :, : len(query)], value).float()

@@ -15,15 +15,15 @@ SHAPES = [(4, 4, 4, 16), (4, 4, 8, 16), (8, 4, 8, 16), (6, 2, 64, 3), (4, 1, 128
 
 
 SPANS = [(0, 1), (3, 4), (66, 67), (10, 12), (1, 34)]
-VARIANTS = [(0, 0.0), (1, 0.0), (40, 0.0), (130, 30.0)]
+VARIANTS = [(0, 0.0, False), (1, 0.0, False), (40, 0.0, True), (130, 30.0, False)]
 
 
-def check_attention(heads: int, kv_heads: int, head_dim: int, block_size: int, window: int, softcap: float) -> None:
+def check_attention(shape: tuple[int, int, int, int], window: int, softcap: float, with_sinks: bool) -> None:
     """Whole prompts in one step against alone, chunked, and decoded beside a prefill."""
-    sequences = make_sequences(LENGTHS, heads, kv_heads, head_dim, block_size)
+    sequences, sinks = make_sequences(LENGTHS, *shape), torch.linspace(-2.0, 2.0, shape[0]) if with_sinks else None
 
     def attend(ranges: list[tuple[int, int, int]]) -> list[torch.Tensor]:
-        return attend_paged(sequences, ranges, window, softcap)
+        return attend_paged(sequences, ranges, window, softcap, sinks)
 
     together = attend([(index, 0, length) for index, length in enumerate(LENGTHS)])
     for index, length in enumerate(LENGTHS):
@@ -106,7 +106,7 @@ def check_products(width: int) -> None:
 if __name__ == "__main__":
     for shape in SHAPES:
         for variant in VARIANTS:
-            check_attention(*shape, *variant)
+            check_attention(shape, *variant)
     for width in (64, 100, 172, 344, 2048, 8190):
         check_rows(width)
     for heads in ((4, 2, 8), (7, 1, 80), (2, 2, 256)):

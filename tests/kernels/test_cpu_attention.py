@@ -20,11 +20,15 @@ LENGTHS = [300, 1, 77, 64, 65, 257, 17, 5]
 SHAPES = [(9, 3, 64, 16), (8, 4, 8, 16), (4, 4, 4, 5), (6, 2, 80, 3), (4, 2, 128, 32), (7, 1, 96, 1), (2, 2, 256, 200)]
 
 
+SINKS = torch.tensor([-3.0, 0.0, 0.5, 2.0, 9.0, 30.0])
+
+
 class Options(NamedTuple):
     """What a layer may ask for."""
 
     window: int = 0
     softcap: float = 0.0
+    sinks: torch.Tensor | None = None
 
 
 def typed(sequences: Sequences, dtype: torch.dtype) -> Sequences:
@@ -45,7 +49,8 @@ def attend(
     query = torch.cat([sequences.query[index][start:stop] for index, start, stop in ranges])
     _, kv_heads, block_size, _ = sequences.key_cache.shape
     step = attention.plan(starts, lengths, torch.from_numpy(table), block_size, kv_heads, query.shape[1])
-    found = attention.paged_attention(query, AttentionCall(sequences.key_cache, sequences.value_cache, step, query.shape[2] ** -0.5, *options))
+    call = AttentionCall(sequences.key_cache, sequences.value_cache, step, query.shape[2] ** -0.5, **options._asdict())
+    found = attention.paged_attention(query, call)
     return list(found.split([stop - start for _, start, stop in ranges]))
 
 
@@ -61,7 +66,10 @@ def check(found: torch.Tensor, sequences: Sequences, index: int, options: Option
     hidden = place[None, :] > place[:, None]
     if options.window:
         hidden |= place[None, :] <= place[:, None] - options.window
-    weights = scores.masked_fill(hidden, float("-inf")).softmax(-1)
+    scores = scores.masked_fill(hidden, float("-inf"))
+    if options.sinks is not None:
+        scores = torch.cat((scores, options.sinks.double()[:, None, None].expand(-1, len(query), 1)), 2)
+    weights = scores.softmax(-1)[:, :, : len(query)]
     expected, size = torch.einsum("hqk,khd->qhd", weights, value), torch.einsum("hqk,khd->qhd", weights, value.abs())
     bound = 128 * 2.0**-24 * size
     if found.dtype == torch.bfloat16:
@@ -96,9 +104,13 @@ def test_prompts_decodes_and_chunks_agree(shape: tuple[int, int, int, int], dtyp
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
-    "options", [Options(window=40), Options(window=1), Options(window=300, softcap=2.0), Options(softcap=2.0)]
-)
-def test_windows_and_caps(options: Options, dtype: torch.dtype, level: Level) -> None:
+    "options",
+    [
+        Options(window=40), Options(window=1), Options(window=300, softcap=2.0), Options(softcap=2.0), Options(sinks=SINKS),
+        Options(window=128, sinks=SINKS), Options(softcap=2.0, sinks=SINKS),
+    ],
+)  # fmt: skip
+def test_windows_caps_and_sinks(options: Options, dtype: torch.dtype, level: Level) -> None:
     lengths = [700, 30, 290]
     sequences = typed(make_sequences(lengths, 6, 2, 32, 16), dtype)
     with using(level):
@@ -154,7 +166,7 @@ def test_vector_levels_agree_in_every_bit(dtype: torch.dtype, shape: tuple[int, 
     for level in LEVELS:
         if level != Level.PORTABLE and (level not in OWN_ATTENTION or dtype is torch.float32):
             with using(level):
-                found.append(torch.cat(attend(sequences, [(0, 0, 300), (1, 70, 77), (2, 16, 17)], Options(window=200))))
+                found.append(torch.cat(attend(sequences, [(0, 0, 300), (1, 70, 77), (2, 16, 17)], Options(200, sinks=torch.ones(shape[0])))))
     assert all(torch.equal(one, found[0]) for one in found[1:])
 
 

@@ -104,6 +104,7 @@ REFUSED: list[tuple[str, tuple[Any, ...], str]] = [
     ("paged_attention", attended(zeros(3, 4, 8), CACHE[:, :1].clone(), CACHE[:, :1].clone(), METADATA, 1.0), "metadata was"),
     ("paged_attention", attended(zeros(3, 4, 8), CACHE, CACHE, METADATA, 0.0), "scale must be above 0"),
     ("paged_attention", attended(zeros(3, 4, 8), CACHE, CACHE, METADATA, 1.0, 0, -1.0), "softcap not below it"),
+    ("paged_attention", attended(zeros(3, 4, 8), CACHE, CACHE, METADATA, 1.0, 0, 0.0, 1.0, 1.0, zeros(3)), r"sinks must .* \[4\]"),
     ("paged_attention", attended(zeros(3, 4, 8), CACHE, CACHE, METADATA, 1.0, 5), r"made for the windows \(0,\) but .* is 5"),
     ("attention_metadata", (integers(0, 1), integers(1), TABLE[:1], 16, 2, ()), "windows must be at least one number"),
     ("attention_metadata", (integers(0, 1), integers(1), TABLE[:1], 16, 2, (0,), 4), "4 shared blocks do not stand in"),

@@ -66,6 +66,16 @@ def test_softcap_bounds_the_scores(window: int) -> None:
     assert (found - dense(sequences, 0, window)).abs().max() > 0.1
 
 
+@pytest.mark.parametrize("window", [0, 30])
+def test_sinks_take_their_part(window: int) -> None:
+    sequences, sinks = make_sequences([200, 20], 4, 2, 16, 16), torch.tensor([-2.0, 0.5, 3.0, 300.0])
+    found = attend(sequences, [(0, 0, 200), (1, 19, 20)], window, sinks=sinks)
+    expected = [dense(sequences, 0, window, sinks=sinks), dense(sequences, 1, window, sinks=sinks)[19:]]
+    for one, other in zip(found, expected):
+        torch.testing.assert_close(one, other, **CLOSE)
+    assert not found[0][:, 3].any(), "a sink far above all scores leaves nothing"
+
+
 def test_more_tiles_than_one_group_holds() -> None:
     sequences = make_sequences([1300, 20], 2, 1, 4, 16)
     found = attend(sequences, [(0, 0, 1300), (1, 0, 20)] + [(1, place, place + 1) for place in range(20)] * 4)

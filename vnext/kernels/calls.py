@@ -103,6 +103,8 @@ class AttentionCall(NamedTuple):
 
     `scale` multiplies scores. A query sees the last `window` tokens, itself included (0: all). With a softcap c above 0 a score s
     becomes c * tanh(s / c) (Gemma 2, arXiv 2408.00118). Caches of float8_e4m3fn hold keys and values divided by the scales.
+    sinks float32 [heads]: a score a head that takes its part of the softmax and has no value (gpt-oss, arXiv 2508.10925); None for
+    none.
     """
 
     key_cache: torch.Tensor
@@ -113,3 +115,4 @@ class AttentionCall(NamedTuple):
     softcap: float = 0.0
     key_scale: float = 1.0
     value_scale: float = 1.0
+    sinks: torch.Tensor | None = None

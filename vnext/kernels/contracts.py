@@ -395,14 +395,18 @@ def check_attention_metadata(
 
 
 def check_paged_attention(query: torch.Tensor, call: AttentionCall) -> None:
-    """query [T, heads, D] with heads a multiple of kv_heads; metadata made for the same caches and the window."""
-    key_cache, value_cache, metadata, scale, window, softcap, *scales = call
+    """query [T, heads, D] with heads a multiple of kv_heads; metadata made for the same caches and the window; sinks float32
+    [heads] or None."""
+    key_cache, value_cache, metadata, scale, window, softcap, *scales, sinks = call
     check_caches(key_cache, value_cache)
     expect_scales(key_cache, *scales)
     _, kv_heads, block_size, _ = key_cache.shape
     head_dim = head_dim_of(key_cache)
     expect("query", query, (None, None, head_dim), FLOATS)
     expect_together(query, key_cache=key_cache, value_cache=value_cache)
+    if sinks is not None:
+        expect("sinks", sinks, (query.shape[1],), (torch.float32,))
+        expect_together(query, sinks=sinks)
     if query.shape[1] % kv_heads:
         raise ContractError(f"{query.shape[1]} query heads cannot share {kv_heads} key-value heads evenly")
     if (metadata.block_size, metadata.kv_head_count) != (block_size, kv_heads):

@@ -146,12 +146,14 @@ class _Trainable:
         assert self._turned is not None
         qkv, write = self._turned
         norms = [norm for norm in (write.q_norm, write.k_norm) if norm is not None]
+        sinks = [] if call.sinks is None else [call.sinks]
 
-        def plain(qkv: torch.Tensor, *norms: torch.Tensor) -> torch.Tensor:
-            rows = zip(*(each.split(self._lengths) for each in turned(qkv, norms, write, query.shape[2])))
-            return torch.cat([attended(*row, call.scale, call.window, call.softcap) for row in rows]).to(qkv.dtype)
+        def plain(qkv: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:
+            rows = zip(*(each.split(self._lengths) for each in turned(qkv, weights[: len(norms)], write, query.shape[2])))
+            given = call._replace(sinks=weights[-1] if sinks else None)
+            return torch.cat([attended(*row, given) for row in rows]).to(qkv.dtype)
 
-        return exact(lambda *_: self._base.paged_attention(query, call), plain, qkv, *norms)
+        return exact(lambda *_: self._base.paged_attention(query, call), plain, qkv, *norms, *sinks)
 
 
 # ---- plain forms, in float32 inside ------------------------------------------------------------------------------
@@ -204,15 +206,16 @@ def turned(
     return query, key, value
 
 
-def attended(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float, window: int, cap: float
-) -> torch.Tensor:
-    """Causal attention of one sequence, float32 [T, heads, D]; `window` and `cap` are 0 for none."""
+def attended(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, call: AttentionCall) -> torch.Tensor:
+    """Causal attention of one sequence, float32 [T, heads, D], with what the call says beside caches."""
     group, places = query.shape[1] // key.shape[1], torch.arange(len(query))
     key, value = (each.float().repeat_interleave(group, 1) for each in (key, value))
-    scores = torch.einsum("qhd,khd->hqk", query.float(), key) * scale
-    scores = soft_cap(scores, cap) if cap else scores
+    scores = torch.einsum("qhd,khd->hqk", query.float(), key) * call.scale
+    scores = soft_cap(scores, call.softcap) if call.softcap else scores
     behind = places[:, None] - places
-    seen = (behind >= 0) & (behind < (window or len(query)))
-    weights = scores.masked_fill(~seen, float("-inf")).softmax(-1)
+    seen = (behind >= 0) & (behind < (call.window or len(query)))
+    scores = scores.masked_fill(~seen, float("-inf"))
+    if call.sinks is not None:
+        scores = torch.cat((scores, call.sinks[:, None, None].expand(-1, len(query), 1)), 2)
+    weights = scores.softmax(-1)[:, :, : len(query)]
     return torch.einsum("hqk,khd->qhd", weights, value)

@@ -229,53 +229,47 @@ def paged_attention(query: torch.Tensor, call: AttentionCall) -> torch.Tensor:
     key-value head h // (heads / kv_heads). Softmax and sums are float32. Tokens of no row give zeros. Blocks before a
     window are not read.
     """
-    key_cache, value_cache, metadata, scale, window, softcap, key_scale, value_scale = call
+    key_cache, value_cache, metadata, scale, window, _, key_scale, value_scale, _ = call
     output = torch.zeros_like(query, memory_format=torch.contiguous_format)
     wide = query.float() * (scale * key_scale)
     for group in metadata.groups[metadata.windows.index(window)]:
-        result = attend(wide.index_select(0, group.query_index), key_cache, value_cache, group, softcap)
+        result = attend(wide.index_select(0, group.query_index), group, call)
         if value_scale != 1.0:
             result.mul_(value_scale)
         output.index_copy_(0, group.output_index, result.index_select(0, group.result_index).to(output.dtype))
     return output
 
 
-def attend(
-    query: torch.Tensor, key_cache: torch.Tensor, value_cache: torch.Tensor, group: TileGroup, softcap: float
-) -> torch.Tensor:
+def attend(query: torch.Tensor, group: TileGroup, call: AttentionCall) -> torch.Tensor:
     """One group of tiles: scaled float32 query [N * Q, heads, D] -> float32 [N * Q, heads, D]."""
     tokens, heads, head_dim = query.shape
-    kv_heads = key_cache.shape[1]
+    kv_heads = call.key_cache.shape[1]
     shape = (tokens // group.width, kv_heads, group.width, heads // kv_heads, head_dim)
     split = query.view(shape[0], group.width, kv_heads, shape[3], head_dim).transpose(1, 2)
     stacked = split.reshape(shape[0] * kv_heads, group.width * shape[3], head_dim)
     # A product of one row takes another path through MKL than one of two or more, and rounds differently.
     wide = stacked if stacked.shape[1] > 1 else stacked.repeat(1, 2, 1)
-    result = walk(wide, key_cache, value_cache, group, shape, softcap)
+    result = walk(wide, group, shape, call)
     return result[:, : stacked.shape[1]].reshape(shape).transpose(1, 2).reshape(tokens, heads, head_dim)
 
 
 def walk(
-    query: torch.Tensor,
-    key_cache: torch.Tensor,
-    value_cache: torch.Tensor,
-    group: TileGroup,
-    shape: tuple[int, ...],
-    softcap: float,
+    query: torch.Tensor, group: TileGroup, shape: tuple[int, ...], call: AttentionCall
 ) -> torch.Tensor:
     """Online softmax over the pieces: query [N * kv_heads, M, D] -> [N * kv_heads, M, D], M = Q * group size.
 
     A piece that shows a query nothing, because the query's window begins later, leaves its sums as they are.
     """
+    softcap = call.softcap
     peak = query.new_full((*query.shape[:2], 1), float("-inf"))
     weight_sum = torch.zeros_like(peak)
     total = torch.zeros_like(query)
     for first, stop, pages, hidden in group.pieces:
         live = slice(first * shape[1], stop * shape[1])
-        scores = torch.bmm(query[live], gather(key_cache, pages).transpose(1, 2))
+        scores = torch.bmm(query[live], gather(call.key_cache, pages).transpose(1, 2))
         if softcap:
             scores.div_(softcap).tanh_().mul_(softcap)
-        values = gather(value_cache, pages)
+        values = gather(call.value_cache, pages)
         if hidden is not None:
             apply_hidden(scores, values, hidden, shape)
         new_peak = torch.maximum(peak[live], scores.amax(-1, keepdim=True))
@@ -285,7 +279,17 @@ def walk(
         weight_sum[live].mul_(keep).add_(weights.sum(-1, keepdim=True))
         total[live].mul_(keep).add_(torch.bmm(weights, values))
         peak[live] = new_peak
+    if call.sinks is not None:
+        weight_sum += torch.exp(sinks_of(call.sinks, shape, query.shape[1]) - peak)
     return total / weight_sum
+
+
+def sinks_of(sinks: torch.Tensor, shape: tuple[int, ...], rows: int) -> torch.Tensor:
+    """The sink of each of a tile's rows: [heads] -> [N * kv_heads, rows, 1]."""
+    tiles, kv_heads, width, group_size, _ = shape
+    found = sinks.view(1, kv_heads, 1, group_size).expand(tiles, kv_heads, width, group_size)
+    found = found.reshape(tiles * kv_heads, width * group_size, 1)
+    return found.repeat(1, rows // found.shape[1], 1)
 
 
 def gather(cache: torch.Tensor, pages: torch.Tensor) -> torch.Tensor:

@@ -52,10 +52,11 @@ def paged_attention(query: torch.Tensor, call: AttentionCall) -> torch.Tensor:
     The call's metadata is an AttentionPlan. Caches are of the query's dtype (float32 or bfloat16) or of int8 (kernels/mxint8.py),
     without scales, D even and at most 256, both with dense blocks at equal distances. Tokens of no row give zeros.
     """
-    key_cache, value_cache, step, scale, window, softcap, *_ = call
+    key_cache, value_cache, step, scale, window, softcap, *_, sinks = call
     result = torch.empty_like(query) if step.token_count == query.shape[0] else torch.zeros_like(query)
     module().attention(
         KINDS[query.dtype], step.handle, query.data_ptr(), key_cache.data_ptr(), value_cache.data_ptr(),
         result.data_ptr(), query.shape[2], key_cache.stride(0), CACHE_KINDS[key_cache.dtype], scale, window, softcap,
+        0 if sinks is None else sinks.data_ptr(),
     )  # fmt: skip
     return result

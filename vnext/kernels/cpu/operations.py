@@ -296,14 +296,20 @@ def attention_metadata(
     )
 
 
+def _is_row_of(x: torch.Tensor, count: int) -> bool:
+    """Whether it is float32 [count], dense."""
+    return x.dtype is torch.float32 and x.shape == (count,) and x.is_contiguous()
+
+
 def paged_attention(query: torch.Tensor, call: AttentionCall) -> torch.Tensor:
     """As paged_attention.paged_attention; other dtypes and head sizes are the reference's."""
-    key_cache, value_cache, metadata, scale, window, softcap, key_scale, value_scale = call
+    key_cache, value_cache, metadata, scale, window, softcap, key_scale, value_scale, sinks = call
     wanted = (metadata.kv_head_count, metadata.block_size, query.shape[-1])
     fits = (*key_cache.shape[1:3], head_dim_of(key_cache)) == wanted
     fits = fits and value_cache.shape == key_cache.shape and query.is_contiguous()
     sized = query.shape[-1] <= HEAD_DIM_MAX and query.shape[-1] % 2 == 0 and query.shape[1] % wanted[0] == 0
     sized = sized and key_scale == value_scale == 1.0 and have_dense_blocks(key_cache, value_cache)
+    sized = sized and (sinks is None or _is_row_of(sinks, query.shape[1]))
     if fits and sized and _suit_caches(query, key_cache, value_cache) and window in metadata.windows and scale > 0 and softcap >= 0:
         return attention.paged_attention(query, call._replace(metadata=metadata.kernel(query.shape[1])))
     contracts.check_paged_attention(query, call)

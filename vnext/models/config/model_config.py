@@ -60,7 +60,8 @@ class DecoderForm(msgspec.Struct, frozen=True, kw_only=True):
     it has turned, or over all heads together. `output_bias`: as attention_bias, of attention's output. `turns_neighbours`: the
     channels of a pair that turns are neighbours. `is_by_head`: the product has query, key and value of a head side by side.
     `query_growth`: (b, n) where queries at position p are multiplied by 1 + b * log(1 + p // n), as in Llama 4.
-    `is_gated`: a query head comes with a gate of its size, whose sigmoid multiplies what the head gives.
+    `is_gated`: a query head comes with a gate of its size, whose sigmoid multiplies what the head gives. `has_sinks`: each head's
+    softmax has a score without a key.
     """
 
     is_parallel: bool = False
@@ -73,11 +74,13 @@ class DecoderForm(msgspec.Struct, frozen=True, kw_only=True):
     is_by_head: bool = False
     query_growth: tuple[float, int] | None = None
     is_gated: bool = False
+    has_sinks: bool = False
 
     @property
     def fits_one_call(self) -> bool:
         """Whether the kernels have layers of this form as one call."""
-        return not (self.is_parallel or self.is_by_head or self.is_gated or self.query_growth) and self.head_norms == "each"
+        others = self.is_parallel or self.is_by_head or self.is_gated or self.has_sinks or self.query_growth is not None
+        return not others and self.head_norms == "each"
 
 
 class Recurrent(msgspec.Struct, frozen=True, kw_only=True):

@@ -38,12 +38,14 @@ class Linear(NamedTuple):
 
 
 class Attention(NamedTuple):
-    """`qkv` is column-parallel and fused, `output` row-parallel; norms [head_dim] of each query and key head or None."""
+    """`qkv` is column-parallel and fused, `output` row-parallel; norms [head_dim] of each query and key head or None; `sinks`
+    float32 [heads], scores without a key, or None."""
 
     qkv: Linear
     output: Linear
     q_norm: Array | None = None
     k_norm: Array | None = None
+    sinks: Array | None = None
 
 
 class LayerNorm(NamedTuple):
@@ -202,8 +204,8 @@ def attend(
     chosen, config = step.operations, step.config
     write = RotaryWrite(layer.q_norm, layer.k_norm, config.rms_norm_eps, step.cosine, step.sine, *cache, step.slots)
     query = chosen.rotary_kv_write(qkv, write)
-    seen = chosen.paged_attention(query, AttentionCall(*cache, step.metadata, step.scale, step.window, config.attention_softcap))
-    seen = seen.flatten(1)
+    call = AttentionCall(*cache, step.metadata, step.scale, step.window, config.attention_softcap, sinks=layer.sinks)
+    seen = chosen.paged_attention(query, call).flatten(1)
     return row(seen if gates is None else gated_by(seen, gates), layer.output, step)
 
 

@@ -87,6 +87,8 @@ def why_eager(config: ModelConfig, parallel: Parallel, dtype: torch.dtype, is_fi
     heads = torch.empty((0, config.head_dim), dtype=dtype)
     if not attention.serves(heads, heads):
         return f"the attention kernel does not know heads of {config.head_dim}"
+    if config.form.has_sinks:
+        return "the attention kernel does not know sinks"
     return why_not_captured(config, parallel, dtype, is_fixed)
 
 
@@ -137,6 +139,8 @@ def why_not_attention(backend: AttentionBackend, runner: ModelRunner) -> str:
         return str(reason)
     if runner.invariance.holds and not backend.invariant:
         return "its results depend on the batch, and --deterministic is asked for"
+    if config.form.has_sinks:
+        return "it does not know sinks"
     if runner.kv_cache_dtype != "auto" and not backend.reads_int8:
         return "it does not read keys and values in 8 bits"
     if backend.name != "flex" or not torch.cuda.is_available():

@@ -190,6 +190,7 @@ struct AttentionCall {
     float scale, cap;
     int cache_kind;
     uint64_t number; /* no two calls have the same, but for 0: what a thread widened of a split serves its next lanes */
+    const float *sinks; /* [heads], scores that take their part of the softmax and have no value; null for none */
 };
 
 constexpr int SPLIT_KEYS = 256;  // a context is cut at multiples of this: partial results are joined in order

@@ -201,7 +201,7 @@ PyObject *do_plan(const int64_t *query_starts, const int64_t *context_lengths, c
 
 void do_attention(int kind, const AttentionPlan *plan, const void *query, const void *key_cache,
                   const void *value_cache, void *result, int64_t head_dim, int64_t block_stride, int cache_kind,
-                  float scale, int64_t window, float cap) {
+                  float scale, int64_t window, float cap, const float *sinks) {
     AttentionCall call{};
     call.query = query;
     call.key_cache = key_cache;
@@ -212,6 +212,7 @@ void do_attention(int kind, const AttentionPlan *plan, const void *query, const 
     call.scale = scale;
     call.window = window;
     call.cap = cap;
+    call.sinks = sinks;
     call.cache_kind = cache_kind;
     int64_t work = 0;
     for (const AttentionRow &row : plan->rows)

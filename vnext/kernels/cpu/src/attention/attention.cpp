@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cmath>
 
 #include "team.h"
 
@@ -162,7 +163,15 @@ SplitState own_state(int64_t width, int index) {
     return state_at(static_cast<float *>(scratch(SLOT_STATE, size_t((1 + TOGETHER_MAX) * size) * 4)) + index * size, LANES_MAX);
 }
 
+/* A head's sink takes its part of the sum; a lane that saw nothing gives zeros all the same. Peaks are powers of two. */
+void add_sink(const Run &run, const SplitState &state, int lane, int64_t query) {
+    if (run.call.sinks == nullptr || state.weight_sum[lane] == 0) return;
+    const double sink = double(run.call.sinks[query % run.plan.heads]) * 1.4426950408889634;
+    state.weight_sum[lane] += float(std::exp2(sink - double(state.peak[lane])));
+}
+
 void finish(const Run &run, const SplitState &state, int lane, int64_t query) {
+    add_sink(run, state, lane, query);
     const int64_t bytes = run.call.head_dim * (run.kind == FLOAT32 ? 4 : 2);
     kernels().finish(run.kind, state, lane, run.call.padded_dim, run.call.head_dim,
                      static_cast<char *>(run.call.result) + query * bytes);
