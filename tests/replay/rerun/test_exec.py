@@ -93,6 +93,22 @@ def test_every_family_comes_out_again_and_from_any_step(tmp_path, answer, name):
     assert (code, found["found"], found["tolerance"]) == (0, None, 0.0)
 
 
+def test_a_model_with_recurrent_layers_comes_out_again_and_from_any_step(tmp_path, answer, sentence):
+    from hybrids import save_hybrid
+
+    save_hybrid(tmp_path / "qwen3_5", "qwen3_5")
+    log = record(tmp_path / "qwen3_5", tmp_path / "log", seed=5, requests=8, state_pages=20, snapshot_interval=16, segment_bytes=900)
+    for extra in ((), ("--solo",), ("--steps", "12:"), ("--tp", "2")):
+        code, found = answer("exec", log, *extra)
+        assert (code, found["differ"], found["rebuilt_tokens"] > 0) == (0, 0, extra == ("--steps", "12:")) and found["tokens"] > 20
+    code, found = answer("audit", log, "--sample", "50%", "--seed", "7")
+    assert (code, found["same"], found["findings"]) == (0, True, [])
+    min(log.glob("*.vnextlog")).unlink()
+    code, found = answer("exec", log)
+    assert (code, found["differ"]) == (0, 0) and found["rebuilt_tokens"] > 0
+    assert "those of recurrent layers change what they read" in sentence("bisect", log)
+
+
 def test_an_altered_token_is_named_at_its_step(full_log, tmp_path, answer):
     step = next(step for step in Walk(full_log, Selection()).steps() if step.step >= 9 and len(step.tokens) > 2)
     other = (int(step.tokens[1]) + 1) % 61

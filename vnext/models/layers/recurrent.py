@@ -7,6 +7,7 @@ here.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -103,6 +104,13 @@ def make_state_pools(
     return tuple(
         tuple(torch.zeros(page_count, *shape, dtype=kind, device=device) for shape, kind in dtypes) for _ in config.recurrent.layers
     )
+
+
+def copy_states(pools: Sequence[tuple[Array, ...]], pairs: np.ndarray) -> None:
+    """Copy pages (from, to), int64 [n, 2], one after the other."""
+    for source, target in pairs.tolist():
+        for part in (part for parts in pools for part in parts):
+            part[target] = part[source]
 
 
 def layer_caches(kv: KvCache, batch: ForwardBatch, config: ModelConfig) -> tuple[tuple[Array, ...], ...]:

@@ -40,7 +40,8 @@ NOBODY_ELSE = dict(
 def engine_of(config: SchedulerConfig, request: Request, tokens: np.ndarray) -> State:
     """A fresh engine in which this request waits; its first `tokens` (int32[n], the prompt's and more) are known."""
     blocks = blocks_for(request.prompt_length + request.sampling.max_tokens, config.block_size)
-    own = replace(config, page_count=(blocks + 1) * config.group_count, **NOBODY_ELSE)
+    pages = (blocks + 1) * config.group_count
+    own = replace(config, page_count=pages, state_pages=min(config.state_pages, 1), **NOBODY_ELSE)
     state = start(EngineStarted(config=own, model="", model_digest="", world_size=1, environment={}, started_ns=0))
     arrival = RequestArrived(
         id=0, name="", prompt=request.prompt, sampling=request.sampling, priority=0, arrival_ns=0
@@ -117,5 +118,5 @@ class Alone:
     def _room(self, config: SchedulerConfig) -> Caches:
         if self._caches is None or self._caches.pages < config.page_count:
             self._caches = None
-            self._caches = self._machine.caches(config.page_count, config.block_size)
+            self._caches = self._machine.caches(config.page_count, config.block_size, config.state_pages)
         return self._caches

@@ -29,14 +29,15 @@ class Batched:
     def __init__(self, machine: Machine, state: State, whole: bool) -> None:
         config = state.config
         self.machine = machine
-        self.caches = machine.caches(config.page_count, config.block_size)
+        self.caches = machine.caches(config.page_count, config.block_size, config.state_pages)
         self.rebuilt_tokens = 0
         self._fresh = None if whole else np.zeros(config.page_count, dtype=bool)
+        self._fresh_states = np.zeros(config.state_pages, dtype=bool)
         self._alone = Alone(machine, config)
 
     def forget(self) -> None:
         """The ranks were replaced: keys and values are gone, and from here on every page that is read was written here."""
-        self.caches = self.machine.caches(self.caches.pages, self.caches.block_size)
+        self.caches = self.machine.caches(self.caches.pages, self.caches.block_size, len(self._fresh_states))
         self._fresh = None
 
     def distrust(self, pages: Sequence[int]) -> None:
@@ -49,11 +50,14 @@ class Batched:
         """From here on a step reads only what is computed for it alone. Not of a `whole` run."""
         assert self._fresh is not None, "a whole run remembers what it wrote"
         self._fresh[:] = False
+        self._fresh_states[:] = False
 
     def inputs(self, state: State, sampled: Sampled, drafts: Drafts) -> StepInputs:
         """The newest step in flight as arrays. What it reads is in the cache on return."""
         with refusing():
             inputs = rebuild(state, sampled, self.machine.config.vocab_size, self.machine.vocabulary, drafts)
+            if inputs.copies is not None:
+                self._copy_states(inputs.copies.before)
             if self._fresh is not None:
                 self._mend(state, sampled, inputs)
             return inputs._replace(forward=self.machine.adapters.placed(inputs.forward, state))
@@ -62,9 +66,16 @@ class Batched:
         """The step's samples int64[S] and their logits float32 [S, V]."""
         with refusing():
             logits = self.machine.logits(inputs.forward, self.caches)
+            if inputs.copies is not None:
+                self._copy_states(inputs.copies.after)
             if logits is None or inputs.sampling is None:
                 return np.empty(0, dtype=np.int64), None
             return sample(logits, tensors_of_sampling(inputs.sampling)).tokens.numpy(), logits
+
+    def _copy_states(self, pairs: np.ndarray) -> None:
+        self.machine.copy_states(self.caches, pairs)
+        for source, target in pairs.tolist():
+            self._fresh_states[target] = self._fresh_states[source]
 
     # ---- what is in the cache ------------------------------------------------------------------------------------
 
@@ -76,21 +87,27 @@ class Batched:
         slots = np.concatenate([forward.slots, *(group.slots for group in forward.groups)])
         self._fresh[slots[slots % size == 0] // size] = True
         scheduled = state.in_flight[-1]
-        for id_, start in zip(scheduled.ids.tolist(), scheduled.starts.tolist()):
+        pages = np.full(len(scheduled.ids), -1) if forward.recurrent is None else np.asarray(forward.recurrent.pages)
+        for id_, start, page in zip(scheduled.ids.tolist(), scheduled.starts.tolist(), pages.tolist()):
             if start:
-                self._mend_row(state, sampled, int(np.flatnonzero(state.rows.id == id_)[0]), start)
+                self._mend_row(state, sampled, (int(np.flatnonzero(state.rows.id == id_)[0]), start), page)
+        self._fresh_states[pages[pages >= 0]] = True
 
-    def _mend_row(self, state: State, sampled: Sampled, row: int, start: int) -> None:
-        config = state.config
+    def _mend_row(self, state: State, sampled: Sampled, where: tuple[int, int], page: int) -> None:
+        """`where`: a row and the position that it goes on from; `page`: of its recurrent states, -1 without."""
+        config, (row, start) = state.config, where
         groups, blocks = config.group_count, blocks_for(start, config.block_size)
         table = row_table(state, row)[: blocks * groups].astype(np.int64)
         places = np.arange(blocks * groups)
         seen = places // groups >= first_kept(config, np.array([start]))[0][places % groups]
         missing = np.flatnonzero(seen & (table >= 0) & ~self._fresh[np.maximum(table, 0)])
-        if not len(missing):
+        lacks_state = page >= 0 and not self._fresh_states[page]
+        if not len(missing) and not lacks_state:
             return
         tokens = np.array(history_of(state, row, sampled), dtype=np.int32)
         scratch = self._alone.computed(state.requests[int(state.rows.id[row])], tokens, start)
         self.machine.copy_pages(scratch, missing, self.caches, table[missing])
+        if lacks_state:
+            self.machine.copy_state(scratch, self.caches, page)
         self._fresh[table[missing]] = True
         self.rebuilt_tokens += start

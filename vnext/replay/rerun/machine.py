@@ -5,8 +5,9 @@ Owns the loading, the check that the model is the log's, and the ranks' work. Kn
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,6 +20,7 @@ from vnext.models.config.model_config import load_config
 from vnext.models.errors import ModelError
 from vnext.models.layers.batch import ForwardBatch
 from vnext.models.layers.kv_cache import KvCache, kv_groups
+from vnext.models.layers.recurrent import copy_states
 from vnext.models.layers.sharding import check_world_size
 from vnext.models.loading.checkpoint import fingerprint
 from vnext.replay.rerun.adapters import Adapters
@@ -34,13 +36,16 @@ from vnext.sampling.constraint import Vocabulary
 from vnext.state.config import SchedulerConfig
 from vnext.state.events import EngineStarted
 
+Pools = Sequence[tuple[torch.Tensor, ...]]
+
 
 class Caches(NamedTuple):
-    """One cache per rank, each of `pages` pages of `block_size` tokens."""
+    """One cache per rank, each of `pages` pages of `block_size` tokens; `states`: each rank's pools of recurrent states."""
 
     of_rank: tuple[KvCache, ...]
     pages: int
     block_size: int
+    states: tuple[Pools, ...] = ()
 
 
 class Machine:
@@ -78,18 +83,19 @@ class Machine:
             "batch_invariant": str(shard.invariance),
         }
 
-    def caches(self, pages: int, block_size: int) -> Caches:
+    def caches(self, pages: int, block_size: int, state_pages: int = 0) -> Caches:
         """Empty caches for all ranks; memory is taken as pages are used. Raises CannotRun if there is not enough
         memory."""
         try:
-            return Caches(tuple(shard.cache(pages, block_size) for shard in self.shards), pages, block_size)
+            states = tuple(shard.states(state_pages) for shard in self.shards)
+            return Caches(tuple(shard.cache(pages, block_size) for shard in self.shards), pages, block_size, states)
         except (MemoryError, OSError, RuntimeError, OverflowError, ValueError) as error:
             raise CannotRun(f"there is no memory for a cache of {pages:,} blocks of {block_size} tokens ({error})") from error
 
     def logits(self, batch: ForwardBatch, caches: Caches) -> torch.Tensor | None:
         """One step on all ranks: float32 [S, V] of the sampled rows, None if there are none."""
         with self.kernels.used():
-            return self.turns.run(lambda rank: self.shards[rank].logits(batch, caches.of_rank[rank]))[0]
+            return self.turns.run(lambda rank: self.shards[rank].logits(*_of_rank(batch, caches, rank)))[0]
 
     def copy_pages(self, source: Caches, sources: np.ndarray, target: Caches, targets: np.ndarray) -> None:
         """Copy pages of one cache into another, on every rank (int64[n] each)."""
@@ -97,6 +103,25 @@ class Machine:
         for old, new in zip(source.of_rank, target.of_rank):
             for one, other in zip(tensors_of(old), tensors_of(new)):
                 other.index_copy_(0, there, one.index_select(0, here))
+
+
+    def copy_states(self, caches: Caches, pairs: np.ndarray) -> None:
+        """Copy pages of recurrent states (from, to), int64 [n, 2], one after the other, on every rank."""
+        for pools in caches.states:
+            copy_states(pools, pairs)
+
+    def copy_state(self, source: Caches, target: Caches, page: int) -> None:
+        """Copy a request's states from the first page of a cache, on every rank."""
+        for old, new in zip(source.states, target.states):
+            for one, other in zip(chain(*old), chain(*new)):
+                other[page] = one[0]
+
+
+def _of_rank(batch: ForwardBatch, caches: Caches, rank: int) -> tuple[ForwardBatch, KvCache]:
+    """A step and the cache as a rank sees them."""
+    if batch.recurrent is not None:
+        batch = batch._replace(recurrent=batch.recurrent._replace(pools=caches.states[rank]))
+    return batch, caches.of_rank[rank]
 
 
 def tensors_of(cache: KvCache) -> list[torch.Tensor]:
@@ -131,6 +156,7 @@ def require_fit(machine: Machine, config: SchedulerConfig) -> None:
     model = machine.config
     windows = kv_groups(model).windows
     pairs = (
+        ("recurrent layers", int(config.state_pages > 0), int(model.recurrent is not None)),
         ("tokens in its vocabulary", config.vocab_size or model.vocab_size, model.vocab_size),
         ("windows of attention", config.windows or (0,), windows or (0,)),
     )

@@ -66,6 +66,8 @@ class Search:
     def __init__(self, machine: Machine, other: Machine | None, caches: Caches, tolerance: float | None) -> None:
         if machine.numerics.ranks != 1:
             raise CannotRun("operations are watched on one rank: leave --tp to what it is compared with")
+        if machine.config.recurrent is not None:
+            raise CannotRun("bisect repeats operations, and those of recurrent layers change what they read: use exec")
         shard = machine.shards[0]
         self._machine, self._shard, self._caches = machine, shard, caches
         params = shard.params

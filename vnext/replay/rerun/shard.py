@@ -21,6 +21,7 @@ from vnext.models.config.model_config import load_config
 from vnext.models.layers.adapted import AdaptedForward, Adapter
 from vnext.models.layers.batch import ForwardBatch
 from vnext.models.layers.kv_cache import KvCache, cache_dtype, make_kv_cache
+from vnext.models.layers.recurrent import make_state_pools
 from vnext.models.layers.sharding import Parallel
 from vnext.models.loading.adapter import Base
 from vnext.models.loading.checkpoint import Checkpoint
@@ -68,6 +69,10 @@ class Shard:
     def cache(self, pages: int, block_size: int) -> KvCache:
         """An empty cache. Raises MemoryError or OSError if there is not enough memory."""
         return make_kv_cache(self.config, pages, block_size, self.kv_dtype, "cpu", self.parallel)
+
+    def states(self, pages: int) -> tuple[tuple[torch.Tensor, ...], ...]:
+        """Pools of so many pages for the states of recurrent layers."""
+        return make_state_pools(self.config, pages, self.dtype, "cpu", self.parallel.world_size)
 
     def logits(self, batch: ForwardBatch, cache: KvCache, params: Any = None) -> torch.Tensor | None:
         """Run one step: writes keys and values to the cache; returns float32 [S, V] of the sampled rows, None if there

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import numpy as np
-
 from vnext.kernels.arrays import torch_dtype
 from vnext.models.config.model_config import ModelConfig
-from vnext.models.layers.recurrent import make_state_pools
+from vnext.models.layers.recurrent import copy_states, make_state_pools
 from vnext.runtime.batch.step_inputs import StepInputs
 from vnext.runtime.batch.step_outputs import StepOutputs
 from vnext.runtime.protocol.settings import RankSettings, SettingsError
@@ -26,16 +24,10 @@ class StatePools:
         """One step: its rows go on from their pages and leave their states there."""
         states, copies = inputs.forward.recurrent, inputs.copies
         assert states is not None and copies is not None, "the state has recurrent layers"
-        self._copy(copies.before)
+        copy_states(self._pools, copies.before)
         outputs = compute(inputs._replace(forward=inputs.forward._replace(recurrent=states._replace(pools=self._pools))))
-        self._copy(copies.after)
+        copy_states(self._pools, copies.after)
         return outputs
-
-    def _copy(self, pairs: np.ndarray) -> None:
-        """Copy pages (from, to), int64 [n, 2], one after the other."""
-        for source, target in pairs.tolist():
-            for part in (part for parts in self._pools for part in parts):
-                part[target].copy_(part[source])
 
 
 def require_recurrent(settings: RankSettings, device: str) -> None:
