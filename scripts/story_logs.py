@@ -68,6 +68,7 @@ class Coming(msgspec.Struct, frozen=True, kw_only=True):
     answer: int
     salt: str = ""
     client: int = 0
+    priority: int = 0
 
 
 class Story(msgspec.Struct, frozen=True, kw_only=True):
@@ -160,7 +161,7 @@ class Run:
         sampling = Sampling(seed=self.state.next_id, max_tokens=coming.answer, ignore_eos=True)
         return RequestArrived(
             id=self.state.next_id, name=f"cmpl-{self.state.next_id}", prompt=pack_tokens(coming.prompt), sampling=sampling,
-            priority=0, arrival_ns=STARTED_NS + 1000 * coming.at_us, cache_salt=coming.salt,
+            priority=coming.priority, arrival_ns=STARTED_NS + 1000 * coming.at_us, cache_salt=coming.salt,
             client=coming.client,
         )  # fmt: skip
 
@@ -170,7 +171,7 @@ class Run:
             if plan is not None:
                 self._fold(plan)
                 scheduled = self.state.in_flight[-1]
-                took_us = round(step_us(scheduled))
+                took_us = self._took_us(scheduled)
                 self._device_us = max(self.clock.us, self._device_us) + took_us
                 self._busy_us.append((self._device_us, took_us))
                 self._report(plan.step)
@@ -178,6 +179,9 @@ class Run:
                 self._write()
             if plan is None:
                 return
+
+    def _took_us(self, scheduled: StepInFlight) -> int:
+        return round(step_us(scheduled))
 
     def _commit(self) -> None:
         _, took_us = self._busy_us.popleft()

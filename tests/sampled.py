@@ -35,6 +35,7 @@ SHARES: dict[str, int] = {
     "tests/cuda/steps/test_drafted_graphs.py": 8,
     "tests/cuda/test_sanitized.py": 3,
     "tests/cuda/shim/test_shim.py": 2,
+    "tests/replay/causes/test_causes.py": 4,
     "tests/kernels/test_batch_index.py": 4,
     "tests/kernels/test_cpu_attention.py": 4,
     "tests/kernels/test_cpu_codes.py::test_a_product_is_that_of_the_definition": 4,

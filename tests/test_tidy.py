@@ -125,6 +125,7 @@ ARROWS = {
     "replay/console": {"replay/reading", "log", "base"},
     "replay/answers": {"replay/console", "replay/reading", "routing/*", "log", "state", "sched/*"},
     "replay/futures": {"replay/console", "replay/reading", "routing/*", "log", "state/*", "state/facilities", "sched", "base", "sim"},
+    "replay/causes": {"replay/futures", "replay/console", "replay/reading", "log/reading", "state/*", "sched/explain"},
     "replay/rerun": {
         "kernels", "models", "sampling", "runtime/protocol", "runtime/batch", "runtime/processes", "state/*",
         "sched/*",

@@ -33,6 +33,7 @@ MODULES = {
     "cli.ui": ("ui",),
     "futures.shrinking": ("shrink",),
     "futures.to_test": ("to-test",),
+    "causes.explain": ("explain",),
     "answers.clients": ("clients",),
     "answers.trace": ("trace",),
     "futures.fork": ("fork",),

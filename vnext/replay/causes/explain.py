@@ -1,0 +1,265 @@
+"""explain: why a log was slow, the true cause first, in ten lines: what it cost, the evidence, what would have helped.
+
+Owns the words. ledger.py collects, charging.py judges, helping.py tries.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+
+import msgspec
+from rich.console import Console
+
+from vnext.replay.causes.charging import Charge, Charges, charges, usual_us
+from vnext.replay.causes.helping import Help, helping
+from vnext.replay.causes.ledger import Ledger, ledger
+from vnext.replay.console.commands import SAME, print_answer
+from vnext.replay.console.render import counted, printable
+from vnext.replay.reading.folding import first_state
+from vnext.replay.reading.naming import request_of
+from vnext.replay.reading.source import Log, UnusableLog, open_log
+from vnext.replay.reading.times import timestamps_of
+from vnext.replay.reading.window import time_of
+from vnext.state.config import SchedulerConfig
+from vnext.state.events import RequestArrived
+
+LOST_SHARE = 0.1
+"""Where less of the requests' time is lost, nothing stands out."""
+MINUTE_US, AROUND_US = 60e6, 2.5e6
+"""What a time means: 14:03 its whole minute, one with seconds what is around it."""
+ALSO_SHARE = 0.05
+SHOWN = 3
+
+HEADLINES = {
+    "client": "client {client} filled the engine, with {share} of its time; the others waited behind it",
+    "pause": "the engine was paused",
+    "crash": "the ranks had ended, and others took their place: everyone computed again",
+    "weights": "the weights were changed: the engine stood, and everyone computed again",
+    "flush": "the prefix cache was emptied: prompts were computed again that it had held",
+    "evicted": "the prefix cache is too small: prompts were computed again that it had evicted",
+    "prefix": "prompts differ in their first tokens, so the prefix cache does not have the long part that is the same",
+    "blocks": "the cache has too few pages: requests waited for the pages of others",
+    "preemption": "the cache has too few pages: requests were preempted {preemptions} times, and computed again",
+    "long": "long prompts held the others up; the longest is request {long}, of {prompt} tokens",
+    "budget": "the tokens of a step are too few (--max-num-batched-tokens {budget}): prompts waited for their share",
+    "sequences": "too few requests may run at once (--max-num-seqs {sequences}), though more would have fit",
+    "load": "more came than this engine can serve: no single client, prompt or limit stands out",
+    "aborts": "clients gave up {aborted} requests, whose work was in vain",
+    "errors": "{failed} requests ended with an error, such as a grammar that fails",
+    "stall": "a step hung for {worst} s: {who}",
+    "slow": "steps took {times} times as long as usual for their size: {who}",
+    "drafts": "drafts were hardly ever right, and made steps longer",
+    "adapter": "requests waited until a slot held their adapter (--max-loras {loras})",
+    "disk": "requests waited for blocks to be read from disk",
+    "priority": "requests of less priority waited while later ones were served",
+    "microbatch": "requests waited for the turn of their part of the batch",
+    "order": "requests waited behind others",
+}
+COMMANDS = {
+    "client": ("clients {log}",), "long": ("req {log} {long}",), "flush": ("cache {log}",), "evicted": ("cache {log}",),
+    "prefix": ("cache {log}",), "load": ("what-if {log} --replicas 1,2 --slo ttft=1s",), "none": ("slow {log}",),
+}  # fmt: skip
+
+
+class Cause(msgspec.Struct, frozen=True, kw_only=True):
+    """One cause: its word, the time of requests that it cost in ms, its share of all their time, the steps and the times (seconds
+    since 1970, UTC, None where the log has none) between which it did."""
+
+    cause: str
+    lost_ms: float
+    share: float
+    first_step: int
+    last_step: int
+    from_s: float | None
+    to_s: float | None
+
+
+class Explained(msgspec.Struct, frozen=True, kw_only=True):
+    """`headline` is the answer, `causes` all of them, the costliest first; `helps` is what would have helped most. `clock` and
+    `ended` as in `trace`."""
+
+    headline: str
+    lived_ms: float
+    causes: list[Cause]
+    evidence: list[str]
+    helps: Help | None
+    commands: list[str]
+    clock: str
+    ended: str
+
+
+class Asked(msgspec.Struct, frozen=True, kw_only=True):
+    """What to explain: a time, a request or a client; all of the log where nothing is given."""
+
+    at: str = ""
+    request: str = ""
+    client: str = ""
+
+
+def explained(path: Path, asked: Asked = Asked()) -> Explained:
+    """Why the requests asked for were slow. Raises UnusableLog."""
+    log = open_log(path)
+    written = ledger(log, _counts(log, asked))
+    found = charges(written, _window(log, asked.at))
+    lost = [each for each in found.found if each.ms >= ALSO_SHARE * found.lived_ms]
+    top = lost[0] if lost and lost[0].ms >= LOST_SHARE * found.lived_ms else None
+    words = _Words(log, written, found)
+    cause = top.cause if top else "none"
+    command_words = words.words | {"log": str(path)}
+    return Explained(
+        headline=words.headline(top),
+        lived_ms=found.lived_ms,
+        causes=[words.cause(each) for each in (lost if top else [])],
+        evidence=words.evidence(top) if top else [],
+        helps=helping(log, written, cause, found.client) if top else None,
+        commands=[f"vnext-replay {each.format_map(command_words)}" for each in COMMANDS.get(cause, ("slow {log}",))]
+        + ([f"vnext-replay show {path} {top.first_step}"] if top else []),
+        clock=written.clock,
+        ended=written.ended,
+    )
+
+
+def _counts(log: Log, asked: Asked) -> Callable[[int], bool]:
+    """Which requests count."""
+    if asked.request:
+        number = request_of(log, asked.request)
+        return lambda id_: id_ == number
+    if not asked.client:
+        return lambda id_: True
+    of = {id_: each.client for id_, each in first_state(log).requests.items()}
+    frames = (item for item in log.items() if hasattr(item, "events"))
+    of |= {event.id: event.client for frame in frames for event in frame.events if isinstance(event, RequestArrived)}
+    wanted = {client for client in of.values() if f"{client:016x}".startswith(asked.client.lower())}
+    if len(wanted) != 1:
+        raise UnusableLog(f"--client {asked.client}: {len(wanted)} clients of this log begin so; `vnext-replay clients` lists them")
+    (client,) = wanted
+    return lambda id_: of.get(id_) == client
+
+
+def _window(log: Log, at: str) -> tuple[float, float]:
+    if not at:
+        return -math.inf, math.inf
+    us = time_of(timestamps_of(log), at)
+    is_minute = at.count(":") == 1 and not at.startswith("+")
+    return (us, us + MINUTE_US) if is_minute else (us - AROUND_US, us + AROUND_US)
+
+
+class _Words:
+    """A log's facts, in words."""
+
+    def __init__(self, log: Log, written: Ledger, found: Charges) -> None:
+        timestamps = timestamps_of(log)
+        self._wall_us = timestamps.wall_minus_monotonic_ns / 1e3 if timestamps is not None else None
+        self._written, self._found = written, found
+        config, lives = log.header.started.config, written.lives
+        ends = [life.end for life in lives.values()]
+        self.words: dict[str, object] = {
+            "client": f"{found.client:016x}"[:8], "share": f"{100 * found.client_share:.0f}%", "long": found.long,
+            "prompt": f"{lives[found.long].prompt:,}" if found.long in lives else "?", "preemptions": f"{written.preemptions:,}",
+            "aborted": ends.count("abort (client)"), "failed": f"{sum('error' in end for end in ends)} of {len(ends)}",
+            **_limits(config), "worst": "", "times": "", "who": "",
+        }  # fmt: skip
+
+    def headline(self, top: Charge | None) -> str:
+        if top is None:
+            return "nothing stands out: the engine served its requests at its usual pace; look at clients and the network"
+        if top.cause in ("stall", "slow"):
+            self._slowness(top)
+        return HEADLINES[top.cause].format_map(self.words)
+
+    def _slowness(self, top: Charge) -> None:
+        """How slow steps were, and whether the device or the engine's process was."""
+        usual, _ = usual_us(self._written.entries)
+        inside = [
+            (entry.us, float(usual[place]), entry.busy_us) for place, entry in enumerate(self._written.entries)
+            if top.from_us <= entry.end_us <= top.to_us
+        ]  # fmt: skip
+        worst = max(inside, key=lambda each: each[0] - each[1] if top.cause == "stall" else each[0] / max(each[1], 1.0))
+        busy = worst[2] > 0.5 * worst[0]
+        who = "the device was busy with it" if busy else "not the device, the engine's process was held up (disk, processor)"
+        self.words |= {"worst": f"{worst[0] / 1e6:.1f}", "times": f"{worst[0] / max(worst[1], 1.0):.1f}", "who": who}
+
+    def cause(self, each: Charge) -> Cause:
+        return Cause(
+            cause=each.cause, lost_ms=each.ms, share=each.ms / max(self._found.lived_ms, 1e-9), first_step=each.first_step,
+            last_step=each.last_step, from_s=self._wall_s(each.from_us), to_s=self._wall_s(each.to_us),
+        )  # fmt: skip
+
+    def _wall_s(self, us: float) -> float | None:
+        return None if self._wall_us is None else (us + self._wall_us) / 1e6
+
+    def evidence(self, top: Charge) -> list[str]:
+        """What the log shows of a cause."""
+        loud = [
+            f"{_clock(self._wall_s(us))} step {step}: {printable(line)}" for us, step, line in self._written.loud
+            if top.from_us - 1e6 <= us <= top.to_us + 1e6
+        ]  # fmt: skip
+        if top.cause in ("pause", "crash", "weights", "flush") and loud:
+            more = [f"and {len(loud) - 2} more"] if len(loud) > SHOWN else []
+            return [*loud[: 2 if more else SHOWN], *more]
+        tokens = sum(entry.again.get(top.cause, 0) for entry in self._written.entries)
+        most = max((entry.queue for entry in self._written.entries if top.from_us <= entry.end_us <= top.to_us), default=0)
+        lines = [f"{tokens:,} tokens were computed in vain or again"] if tokens else []
+        if top.cause == "client":
+            own = [id_ for id_, life in self._written.lives.items() if life.client == self._found.client]
+            lines.append(f"it sent {counted(len(own), 'request')}, the first is {min(own)}")
+        return [*lines, *([f"up to {counted(most, 'request')} waited at once"] if most else [])]
+
+
+def _limits(config: SchedulerConfig) -> dict[str, object]:
+    return {"budget": config.max_num_batched_tokens, "sequences": config.max_num_seqs, "loras": config.max_loras}
+
+
+def _clock(seconds: float | None) -> str:
+    return "-" if seconds is None else f"{datetime.fromtimestamp(seconds, UTC):%H:%M:%S}"
+
+
+# ---- the command -------------------------------------------------------------------------------------------------
+
+
+def add_command(command: Callable[..., argparse.ArgumentParser]) -> None:
+    """Add `explain` to the commands."""
+    asking = command(
+        "explain", run, "say in ten lines why requests were slow: the cause, the evidence, what would have helped",
+        "Charges the time of requests to causes, and runs the arrivals again with what helps against the first one.",
+    )  # fmt: skip
+    says = "explain only this minute (14:03, UTC), or what is around 14:03:20 or +12.5"
+    asking.add_argument("--at", metavar="TIME", default="", help=says)
+    asking.add_argument("--request", metavar="ID", default="", help="explain only this request: its number or name")
+    asking.add_argument("--client", metavar="CLIENT", default="", help="explain only the requests of this client")
+
+
+def run(arguments: argparse.Namespace, console: Console) -> int:
+    """Returns 0."""
+    answer = explained(arguments.log, Asked(at=arguments.at, request=arguments.request, client=arguments.client))
+    print_answer(arguments, console, answer, print_explained)
+    return SAME
+
+
+def print_explained(console: Console, answer: Explained) -> None:
+    """Ten lines at most."""
+    lines = list[str]()
+    if answer.causes:
+        top = answer.causes[0]
+        when = f", {_clock(top.from_s)} to {_clock(top.to_s)} UTC" if top.from_s is not None else ""
+        lived = f"{top.lost_ms / 1e3:,.1f} of the {answer.lived_ms / 1e3:,.1f} s that requests lived, {top.share:.0%}"
+        lines.append(f"  cost     {lived}{when}, steps {top.first_step} to {top.last_step}")
+    lines += [f"  {'seen' if not place else '':7}  {each}" for place, each in enumerate(answer.evidence)]
+    if also := [f"{each.cause} {each.share:.0%}" for each in answer.causes[1 : 1 + SHOWN]]:
+        lines.append(f"  also     {', '.join(also)}")
+    if answer.helps is not None:
+        lines.append(f"  helps    {_helps(answer.helps)}")
+    lines += [f"  {'ask' if not place else '':7}  {each}" for place, each in enumerate(answer.commands)]
+    console.print(answer.headline, style="bold", soft_wrap=True)
+    for line in lines:
+        console.print(line, soft_wrap=True)
+
+
+def _helps(found: Help) -> str:
+    names = {"first_99": "first tokens at 99 %", "gap_99": "gaps between tokens at 99 %", "whole": "requests in the mean"}
+    before, after = (getattr(each, found.name) for each in (found.now, found.then))
+    return f"{found.what}: {names[found.name]} take {after:,.0f} ms instead of {before:,.0f}"
