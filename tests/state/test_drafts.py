@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 from core_drive import Engine
 
+from vnext.log.snapshot import decode, encode, load, snapshot
 from vnext.runtime.rank import draft_costs
+from vnext.sched.schedule import schedule
 from vnext.state.config import Speculation
 from vnext.state.errors import IllegalEvent
-from vnext.state.events import StepCommitted, StepPlanned, pack_tokens
+from vnext.state.events import DraftCostsMeasured, StepCommitted, StepPlanned, pack_tokens
 from vnext.state.outputs import Output
 from vnext.state.store import fields
 from vnext.state.store.drafts_numpy import paying
@@ -163,6 +165,30 @@ def test_drafts_that_are_never_kept_end_but_for_a_trial() -> None:
         drafted = {"counts": bytes([1]), "drafted": bytes([drafts])} if drafts else {}
         engine.fold(StepCommitted(step=engine.state.committed, tokens=pack_tokens([7]), **drafted))
     assert taken[1] == 3 and set(taken[20:]) == {0, 1} and sum(taken[20:]) == sum(n % 32 == 0 for n in range(21, 301))
+
+
+def test_costs_that_are_measured_again_decide_from_then_on() -> None:
+    """A start on a busy machine said that no draft pays; the snapshot of such a state decides alike."""
+    engine = Engine(speculation=Speculation(num_speculative_tokens=3, row_cost=1000, row_cost_many=1000, step_cost=900))
+    engine.arrive([1], max_tokens=40)
+
+    def drafts_of_next_step() -> int:
+        engine.plan()
+        (count,) = engine.state.in_flight[0].drafts.tolist()
+        engine.fold(StepCommitted(step=engine.state.committed, tokens=pack_tokens([7])))
+        return count
+
+    assert [drafts_of_next_step() for _ in range(4)] == [0, 0, 0, 0]
+    started = engine.state.config
+    engine.fold(DraftCostsMeasured(row_cost=40, step_cost=0, row_cost_many=60))
+    loaded = load(decode(encode(snapshot(engine.state), 2)), started)
+    assert loaded.config == engine.state.config and schedule(loaded) == schedule(engine.state)
+    assert drafts_of_next_step() == 3
+    for costs, why in (((40, 0, 60), "as before"), ((-1, 0, 0), "thousandths"), ((0, 1001, 0), "thousandths")):
+        with pytest.raises(IllegalEvent, match=why):
+            engine.fold(DraftCostsMeasured(row_cost=costs[0], step_cost=costs[1], row_cost_many=costs[2]))
+    with pytest.raises(IllegalEvent, match="without drafts"):
+        Engine().fold(DraftCostsMeasured(row_cost=1, step_cost=0, row_cost_many=0))
 
 
 def test_trials_are_rarer_where_a_row_costs_much() -> None:

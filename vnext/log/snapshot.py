@@ -18,8 +18,9 @@ from vnext.log.stored_pages import StoredStates, copies_of, indexed_blocks, page
 from vnext.state.allocate import TOKENS_SPARE
 from vnext.state.block_hash import block_hashes, versioned_root
 from vnext.state.config import SchedulerConfig
-from vnext.state.errors import LawBroken
+from vnext.state.errors import IllegalEvent, LawBroken
 from vnext.state.events import Pause, RequestId
+from vnext.state.facilities.draft_costs import costs_of, with_costs
 from vnext.state.facilities.tier import names_in
 from vnext.state.laws import check
 from vnext.state.params import Sampling, reads_cache
@@ -84,7 +85,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     `in_flight` are (step, entries int64[4, n], samples bool[n]). `queue` int32 are the places from `head` on, NOBODY
     where one is stale; `named` int32 are the blocks with a name, in rising order, `keys` their names. With speculation,
     `drafting` is the rows' second matrix and `drafts` int64[n] those of each step in flight. `slots` are the adapters',
-    `cautious`, `paused`, `weights`, `tier`, `clock`, `pins`, `clients` and `states` are the state's.
+    `cautious`, `paused`, `weights`, `tier`, `clock`, `pins`, `clients` and `states` are the state's; by `draft_costs` it decides.
     """
 
     sequence: int
@@ -116,6 +117,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     pins: StoredPins | None = None
     clients: StoredClients | None = None
     states: StoredStates | None = None
+    draft_costs: tuple[int, int, int] | None = None
 
 
 class BadSnapshot(Exception):
@@ -165,6 +167,7 @@ def snapshot(state: State) -> Snapshot:
         pins=None if pool.pins is None else _stored_pins(pool.pins),
         clients=None if state.clients is None else stored_clients(state.clients),
         states=stored_states(state),
+        draft_costs=None if state.config.speculation is None else costs_of(state.config.speculation),
     )
 
 
@@ -233,9 +236,9 @@ def _with_tokens(frame: Snapshot, tokens: list[bytes], width: int) -> Snapshot:
 def load(frame: Snapshot, config: SchedulerConfig) -> State:
     """The state of which `frame` was made; all laws hold in it. BadSnapshot if there is no such state."""
     try:
-        state = _state(frame, config)
+        state = _state(frame, _with_draft_costs(config, frame.draft_costs))
         check(state)
-    except (ValueError, TypeError, LookupError, OverflowError, LawBroken) as error:
+    except (ValueError, TypeError, LookupError, OverflowError, IllegalEvent, LawBroken) as error:
         raise BadSnapshot(f"it is no state of this engine ({error})") from error
     return state
 
@@ -280,6 +283,13 @@ def _state(frame: Snapshot, config: SchedulerConfig) -> State:
         clock=frame.clock,
         clients=_clients(frame, config, count),
     )
+
+
+def _with_draft_costs(config: SchedulerConfig, costs: tuple[int, int, int] | None) -> SchedulerConfig:
+    if config.speculation is None or costs is None:
+        _require(costs is None, "an engine without drafts has costs of drafts")
+        return config
+    return msgspec.structs.replace(config, speculation=with_costs(config.speculation, costs))
 
 
 def _clients(frame: Snapshot, config: SchedulerConfig, running: int) -> Clients | None:

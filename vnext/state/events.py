@@ -6,10 +6,10 @@ Token ids are little-endian int32 bytes.
     RequestAborted     engine core; scheduler      client gone, stop string found, shutdown
     StepPlanned        engine core; ranks          the decision, as its difference from the expected one
     StepCommitted      engine core; every rank     sampled tokens become part of the state (each rank knows its own)
-    PrefixCacheReset   engine core; everyone       cached contents are forgotten
+    PrefixCacheReset, DraftCostsMeasured    engine core; everyone       cached contents are forgotten; what drafts cost now
     AdapterLoaded, AdapterEvicted, EngineRecovered, RequestResumed    slots; the ranks' memory is gone; another engine had begun it
     EnginePaused, WeightsChanged, TierOpened, TierChanged, BlocksPromoted, PromotionEnded    who goes on; weights; blocks on disk
-    ClockTicked, PinsYielded, BlocksHandedOver, BlocksReceived    time passes; pins end early; blocks go to other engines; they come
+    ClockTicked, PinsYielded, BlocksHandedOver, BlocksReceived    time passes; pins end; blocks go to other engines; they come
 """
 
 from __future__ import annotations
@@ -309,10 +309,24 @@ class BlocksReceived(PromotionEnded, frozen=True, tag=21):
     )
 
 
+class DraftCostsMeasured(Event, frozen=True, tag=22):
+    """While it serves, the engine has measured what drafts cost: these row_cost, step_cost and row_cost_many decide from now on."""
+
+    row_cost: int
+    step_cost: int
+    row_cost_many: int
+
+    traits: ClassVar[Traits] = Traits(
+        lines=("a draft costs {row_cost} thousandths of a step, {row_cost_many} beside many, and drafting {step_cost}",),
+        marks="engine",
+    )
+
+
 AnyEvent = (
     EngineStarted | RequestArrived | RequestAborted | StepPlanned | StepCommitted | PrefixCacheReset | AdapterLoaded
     | AdapterEvicted | EngineRecovered | RequestResumed | EnginePaused | WeightsChanged | TierOpened | TierChanged
     | BlocksPromoted | PromotionEnded | ClockTicked | PinsYielded | BlocksHandedOver | BlocksReceived
+    | DraftCostsMeasured
 )  # fmt: skip
 
 

@@ -88,6 +88,10 @@ class EngineCore:
         """The newest one."""
         return self.engine.state
 
+    def measure_draft_costs(self) -> None:
+        """From now on, measure by the steps that are served what drafts cost. Call before any."""
+        self._facilities.measure_draft_costs()
+
     def begin_after(self, recovered: EngineRecovered) -> None:
         """Another engine core had the requests that clients submit from now on, with its weights and its pause. Call first."""
         engine, handover = self.engine, self._facilities.operations.handover
@@ -195,6 +199,8 @@ class EngineCore:
             due.commits[result.step] = event
         self._recorder.took(result.step, result.seconds)
         self._progress.took(engine.state.in_flight[0].tokens, result.seconds)
+        if (costs := self._facilities.draft_costs) is not None:
+            costs.took(engine.state.in_flight[0], event, result.seconds)
         self._abort_with(self._failures.errors(engine.state, result.failed))
         scored = any(result.logprobs)
         note = Beside(prompt_outputs(engine.state, result.prompts), result.logprobs) if scored or result.prompts else None

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from vnext.runtime.engine.adapters import AdapterLoading
 from vnext.runtime.engine.clients import Clients
 from vnext.runtime.engine.clock import EventClock
+from vnext.runtime.engine.draft_costs import DraftCosts
 from vnext.runtime.engine.facility import Facility, Send
 from vnext.runtime.engine.handovers import HandOvers
 from vnext.runtime.engine.operations import Operations
@@ -38,7 +39,13 @@ class Facilities:
             clients.to_hand_over = set()
             self._handovers = HandOvers(started.world_size, ticket, clients.tell, clients.to_hand_over)
             self.all.append(self._handovers)
+        self.draft_costs: DraftCosts | None = None
         self._takers = {kind: facility for facility in self.all for kind in facility.answers}
+
+    def measure_draft_costs(self) -> None:
+        """Measure what drafts cost, by the steps of which it is told."""
+        self.draft_costs = DraftCosts()
+        self.all.append(self.draft_costs)
 
     def taker(self, message: object) -> Facility | None:
         """Who takes this message of a rank; None if nobody does."""

@@ -51,7 +51,7 @@ from vnext.runtime.protocol.settings import (
     SettingsError,
     reads_generation_config,
 )
-from vnext.runtime.protocol.speculation import speculation_of
+from vnext.runtime.protocol.speculation import WITH_LAYERS, speculation_of
 from vnext.runtime.record.held import frames_held
 from vnext.runtime.record.recorder import LogLost, Recorder
 from vnext.runtime.record.segments import Bounds, LogUnwritable
@@ -295,12 +295,7 @@ def start_core(
     frames = frames_held(before.log) if before is not None else 0  # now: the ranks still import
     ranks = executor.start()
     started, engine = started_event(settings, ranks), settings.engine
-    bounds = Bounds(
-        max_bytes=engine.log_max_bytes, max_age_s=engine.log_max_age_s, timestamped=True, durable=engine.log_durable,
-        compressed=engine.log_compress, required=engine.log_required, indexed=engine.log_index,
-        starts_max=engine.log_keep, starts_bytes_max=engine.log_keep_bytes,
-    )  # fmt: skip
-    recorder = open_log(settings, started, bounds)
+    recorder = open_log(settings, started, log_bounds(engine))
     seed = secrets.randbits(64) if engine.seed is None else engine.seed % 2**64
     notes = CoreNotes(settings.run_dir)
     ready = EngineReady(
@@ -321,10 +316,30 @@ def start_core(
     secret = secret_of(engine.cluster_secret_file) if engine.cluster_secret_file else b""
     on_disk, ticket = opening(ranks, engine.kv_disk_bytes), ticket_of(ranks, engine.handover_transport, secret)
     core = EngineCore(started, executor, recorder, clients, engine.check_laws, engine.step_timeout_s, recovery, on_disk, ticket)
+    if measures_drafts(engine, started):
+        core.measure_draft_costs()
     if before is not None:
         core.begin_after(EngineRecovered(cause=before.cause, log=before.log, frames=frames))
     notes.write(READY)
     return core, clients
+
+
+def measures_drafts(engine: EngineSettings, started: EngineStarted) -> bool:
+    """Whether the times of served steps say what drafts cost: where that was left to measuring, of drafts that no model makes. On a
+    GPU and in stages a step's time holds more than its own work."""
+    speculation = speculation_of(engine.speculative_config)
+    if speculation is None or speculation.row_cost != MEASURED or speculation.method in WITH_LAYERS:
+        return False
+    return started.environment.get("device", "cpu") == "cpu" and engine.pipeline_parallel_size == 1
+
+
+def log_bounds(engine: EngineSettings) -> Bounds:
+    """The bounds of the log."""
+    return Bounds(
+        max_bytes=engine.log_max_bytes, max_age_s=engine.log_max_age_s, timestamped=True, durable=engine.log_durable,
+        compressed=engine.log_compress, required=engine.log_required, indexed=engine.log_index,
+        starts_max=engine.log_keep, starts_bytes_max=engine.log_keep_bytes,
+    )  # fmt: skip
 
 
 def open_log(settings: CoreSettings, started: EngineStarted, bounds: Bounds) -> Recorder:
