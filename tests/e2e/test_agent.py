@@ -223,3 +223,26 @@ def test_the_other_doors_hold_it_too(thinker: Server) -> None:
         f"{thinker.url}/v1/messages", json=message | {"tools": [tool], "tool_choice": ANY}, timeout=120
     ).json()
     assert answer["content"][0]["input"]["city"] in ("Rome", "Oslo") and answer["stop_reason"] == "tool_use"
+
+
+def test_an_answer_says_which_message_lost_the_cache(agent_server: Server) -> None:
+    """A clock in the system message, a rewritten turn, stripped history: the field's usual breakers, and what is none."""
+    words = [f"word{number} and more of it, so that this message has several blocks of its own" for number in range(5)]
+
+    def asked(*contents: str) -> dict[str, Any] | None:
+        roles = ["system", *["user", "assistant"] * 4]
+        messages = [{"role": role, "content": content} for role, content in zip(roles, contents)]
+        with openai.OpenAI(base_url=f"{agent_server.url}/v1", api_key="none", max_retries=0) as client:
+            answer = client.chat.completions.create(
+                model=client.models.list().data[0].id, messages=messages, max_tokens=1, temperature=0
+            )
+        assert answer.usage is not None
+        return answer.usage.model_dump().get("cache_miss")
+
+    assert asked(*words[:2]) is None and asked(*words[:4]) is None, "a talk that goes on"
+    for place in (0, 1, 2):
+        changed = [word.replace("more", "less") if number == place else word for number, word in enumerate(words[:4])]
+        miss = asked(*changed)
+        assert miss is not None and miss["reason"] == "changed" and miss["in"] == f"messages[{place}]"
+        assert miss["lost_tokens"] >= BLOCK and miss["lost_tokens"] % BLOCK == 0
+    assert "vnext_prefix_cache_lost_tokens_total{" in httpx.get(f"{agent_server.url}/metrics").text

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from vnext.runtime.protocol.cache_misses import CacheMiss
 from vnext.runtime.protocol.messages import PromptResult, RequestOutput, TokenLogprobs
 from vnext.runtime.protocol.sampling_params import SamplingParams
 from vnext.text.tokenizer import Tokenizer
@@ -55,6 +56,7 @@ class Answer:
         self.cached_token_count = 0
         self.accepted_drafts = self.rejected_drafts = 0
         self.retained: tuple[int, int] | None = None
+        self.missed: CacheMiss | None = None
 
     @property
     def is_scanned(self) -> bool:
@@ -78,6 +80,7 @@ class Answer:
         self.cached_token_count = max(self.cached_token_count, output.cached_tokens)
         self.accepted_drafts, self.rejected_drafts = output.accepted_drafts, output.rejected_drafts
         self.retained = output.retained
+        self.missed = self.missed or output.missed
         self.prompt += output.prompt
         if self._is_empty:
             finish = "length" if output.finish == "stop" else output.finish

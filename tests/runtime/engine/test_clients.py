@@ -108,7 +108,7 @@ def wish(name: str) -> bytes:
 
 
 def stats(steps: int) -> EngineStats:
-    numbers = {name: 0 for name in EngineStats.__struct_fields__ if name not in ("stalled", "adapters", "tier", "pins", "recovering", "residence")}
+    numbers = {name: 0 for name in EngineStats.__struct_fields__ if name not in ("stalled", "adapters", "tier", "pins", "recovering", "residence", "lost")}
     return EngineStats(**numbers | {"steps": steps})
 
 
@@ -313,9 +313,9 @@ def test_suspects_are_tried_one_at_a_time_and_named_before_they_begin(successor:
         socket.send(resumed(name, deaths=1 if name == "a" else 2))
     assert [event.name for event in successor.arrived()] == ["a", "b"] and notes.text(SUSPECT) is None
     assert not clients.is_behind
-    clients.begun((0,))
+    clients.begun((0,), {})
     assert notes.text(SUSPECT) is None
-    clients.begun((1,))
+    clients.begun((1,), {})
     assert notes.text(SUSPECT) == "b"
     clients.tell([news_of([0], {0: "a"}, 0, False)])
     assert successor.arrived() == [] and notes.text(SUSPECT) == "b" and notes.text(PROGRESS) == ""

@@ -110,7 +110,7 @@ def test_clients_hear_what_the_plain_outputs_say(peer_count: int, seed: int) -> 
 def test_a_request_that_ends_with_its_first_token_says_how_long_it_waited() -> None:
     owners = Owners()
     owners.add(PEERS[0], "short", 7)
-    owners.begun([7])
+    owners.begun([7], {})
     ((_, letter),) = owners.letters((None, [RequestOutput(name="short", tokens=b"", finish="length", number=7)]))
     assert letter.outputs[0].queue_seconds > 0
 

@@ -47,4 +47,4 @@ class LiveRequest:
         if not self._is_repeated:
             return output
         prompt = tuple(part for part in output.prompt if part.experts or not self._known)
-        return replace(output, queue_seconds=0.0, cached_tokens=0, prompt=prompt)
+        return replace(output, queue_seconds=0.0, cached_tokens=0, prompt=prompt, missed=None)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 
 import msgspec
@@ -20,6 +20,7 @@ from vnext.runtime.engine.backlog import Backlog
 from vnext.runtime.engine.owners import News, Owners
 from vnext.runtime.engine.trials import Trials
 from vnext.runtime.processes.run_dir import PROGRESS, CoreNotes
+from vnext.runtime.protocol.cache_misses import CacheMiss
 from vnext.runtime.protocol.messages import (
     NO_HEAD,
     AbortRequests,
@@ -164,9 +165,9 @@ class Clients:
             self._send(peer, Events(data=b""))
         return False
 
-    def begun(self, ids: Collection[int]) -> None:
-        """These requests have been planned into their first step."""
-        self._owners.begun(ids)
+    def begun(self, ids: Collection[int], missed: Mapping[int, CacheMiss]) -> None:
+        """These requests have been planned into their first step; `missed` of some prompts."""
+        self._owners.begun(ids, missed)
         self._trials.begun(ids)
 
     def tell_stats(self, stats: EngineStats) -> None:

@@ -22,6 +22,7 @@ from vnext.runtime.engine.due_reports import NOTHING_REPORTED, RankChecks
 from vnext.runtime.engine.executor import Executor, NoRanks
 from vnext.runtime.engine.facilities import Facilities
 from vnext.runtime.engine.failures import Failures
+from vnext.runtime.engine.misses import CacheMisses
 from vnext.runtime.engine.operations import Operations
 from vnext.runtime.engine.progress import Progress
 from vnext.runtime.engine.recovery import LOSSES, RankGaveUp, Recovery
@@ -76,9 +77,9 @@ class EngineCore:
         operations = Operations(started, executor.send, self._answer, clients.notes)
         self._facilities = Facilities(started, executor.send, clients, operations, tier, ticket)
         self.engine = Engine(start(started), self._facilities.all, check if all_laws else check_cheap)
-        self._unsent, self._failures = Unsent(), Failures()
+        self._unsent, self._failures, self._misses = Unsent(), Failures(), CacheMisses()
         self._checks, self._progress = RankChecks(started.world_size), Progress(step_timeout_s)
-        self._plan_seconds = self._stats_due_s = 0.0
+        self._stats_due_s = 0.0
         self._streams = EventStreams(started, __version__)
         executor.while_full = self._send_stats
         executor.send(encode_events([started]))
@@ -139,11 +140,12 @@ class EngineCore:
         plan, began_s = None, time.perf_counter()
         for ready in self.engine.turn():
             if (plan := ready.plan) is not None and plan.admitted:
-                self._clients.begun(ready.state.rows.id[-len(plan.admitted) :].tolist())
-            self._plan_seconds += time.perf_counter() - began_s
+                ids = ready.state.rows.id[-len(plan.admitted) :].tolist()
+                self._clients.begun(ids, self._misses.admitted(ready.befores[-1], ready.state, ids))
+            self._progress.plan_seconds += time.perf_counter() - began_s
             self._carry_out(ready)
             began_s = time.perf_counter()
-        self._plan_seconds += time.perf_counter() - began_s
+        self._progress.plan_seconds += time.perf_counter() - began_s
         return plan
 
     def _answer(self, peer: bytes, message: Operated) -> None:
@@ -154,6 +156,8 @@ class EngineCore:
     def _carry_out(self, ready: Ready) -> None:
         """Write the frame, broadcast its events, then send the clients their outputs."""
         self._write_frame(ready)
+        if ended := [each.id for _, outputs, _ in ready.news for each in outputs if each.finish]:
+            self._misses.ended(ready.befores[0], ended)
         self._unsent.add(ready)
         self._executor.send(encode_events(ready.events))
         if self._streams.readers:
@@ -322,13 +326,14 @@ class EngineCore:
             log_bytes=self._recorder.bytes_written,
             log_frames_lost=self._recorder.frames_lost,
             step_seconds_sum=self._progress.step_seconds,
-            plan_seconds_sum=self._plan_seconds,
+            plan_seconds_sum=self._progress.plan_seconds,
             digest_checks=self._checks.count,
             stalled=self._progress.stalled,
             step_silent_seconds=self._progress.silent_s,
             draft_tokens=counters.draft_tokens,
             accepted_tokens=counters.accepted_tokens,
             spoilt=self._failures.spoilt,
+            lost=self._misses.losses,
             recovering=recovery.sentence,
             recoveries=recovery.count,
             recovery_seconds=recovery.seconds,

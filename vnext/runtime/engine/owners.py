@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 import numpy as np
 
+from vnext.runtime.protocol.cache_misses import CacheMiss
 from vnext.runtime.protocol.messages import Outputs, RequestOutput
 from vnext.state.outputs import Going
 
@@ -31,6 +32,7 @@ class Owners:
         self._reported: set[int] = set()  # requests whose clients know the number
         self._came_s: dict[int, float] = {}  # when each request arrived, while it waits for its first step
         self._waited_s: dict[int, float] = {}  # how long each request waited, until its client has been informed
+        self._missed: dict[int, CacheMiss] = {}  # what the cache lacked of each request's prompt, until then
         self._shares: dict[bytes, np.ndarray | None] = {}
         self._shares_of: bytes | None = None
 
@@ -40,9 +42,10 @@ class Owners:
         self._live[peer] += 1
         self._came_s[id_] = time.monotonic()
 
-    def begun(self, ids: Iterable[int]) -> None:
-        """These requests have been planned into a step; only a request's first step counts."""
+    def begun(self, ids: Iterable[int], missed: Mapping[int, CacheMiss]) -> None:
+        """These requests have been planned into a step; only a request's first step counts. `missed` of some prompts."""
         now_s = time.monotonic()
+        self._missed |= missed
         for id_ in ids:
             if (came_s := self._came_s.pop(id_, None)) is not None:
                 self._waited_s[id_] = now_s - came_s
@@ -61,8 +64,9 @@ class Owners:
         shares = {} if going is None else self._shares_in(going, singles)
         for output in outputs:
             if (owner := self._owner.get(output.number)) is not None:
-                if waited_s := self._waited_s.pop(output.number, 0.0):
-                    output = msgspec.structs.replace(output, queue_seconds=waited_s)
+                waited_s, missed = self._first_said(output.number)
+                if waited_s or missed:
+                    output = msgspec.structs.replace(output, queue_seconds=waited_s, missed=missed)
                 singles[owner[0]].append(output)
                 self._note(output, owner)
         for peer in dict.fromkeys((*shares, *singles)):
@@ -108,11 +112,15 @@ class Owners:
         if (owner := self._owner.get(id_)) is None:
             return
         self._reported.add(id_)
-        waited_s = self._waited_s.pop(id_, 0.0)
+        waited_s, missed = self._first_said(id_)
         token, hit = going.tokens[place].tobytes(), int(going.cached[place])
         singles[owner[0]].append(
-            RequestOutput(name=owner[1], tokens=token, cached_tokens=hit, number=id_, queue_seconds=waited_s)
+            RequestOutput(name=owner[1], tokens=token, cached_tokens=hit, number=id_, queue_seconds=waited_s, missed=missed)
         )
+
+    def _first_said(self, id_: int) -> tuple[float, CacheMiss | None]:
+        """What a request's first output alone says."""
+        return self._waited_s.pop(id_, 0.0), self._missed.pop(id_, None)
 
 
 def _cut(going: Going, places: np.ndarray | None) -> tuple[bytes, bytes]:

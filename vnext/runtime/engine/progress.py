@@ -42,14 +42,14 @@ class RanksStalled(RuntimeError):
 
 class Progress:
     """The steps of one engine. Mutable. `silent_s`: how long the oldest step in flight has been the oldest, counted in looks.
-    `stalled`: a sentence while it is late. `step_seconds`: of all steps."""
+    `stalled`: a sentence while it is late. `step_seconds`, `plan_seconds`: of all steps, and of their decisions."""
 
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
         self._longest_s: dict[int, float] = {}
         self._step, self._looked_s = -1, 0.0
         self._late_after_s = 0.0
-        self.silent_s = self.step_seconds = 0.0
+        self.silent_s = self.step_seconds = self.plan_seconds = 0.0
         self.stalled = ""
 
     def took(self, tokens: int, seconds: float) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from vnext.runtime.protocol.cache_misses import CacheMiss
 from vnext.runtime.protocol.messages import PromptResult, RequestOutput, TokenLogprobs
 
 
@@ -20,8 +21,8 @@ class MergedOutput:
     """The outputs of one request, merged in order. Mutable."""
 
     __slots__ = (
-        "accepted_drafts", "cached_tokens", "error", "finish", "finish_s", "first_s", "logprobs", "prompt", "queue_seconds",
-        "rejected_drafts", "retained", "stop_token", "ticket", "tokens",
+        "accepted_drafts", "cached_tokens", "error", "finish", "finish_s", "first_s", "logprobs", "missed", "prompt",
+        "queue_seconds", "rejected_drafts", "retained", "stop_token", "ticket", "tokens",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -32,6 +33,7 @@ class MergedOutput:
         self.accepted_drafts = self.rejected_drafts = 0
         self.retained: tuple[int, int] | None = None
         self.ticket = ""
+        self.missed: CacheMiss | None = None
         self.first_s = self.finish_s = 0.0
 
     def add(self, output: RequestOutput) -> None:
@@ -46,6 +48,7 @@ class MergedOutput:
         self.accepted_drafts, self.rejected_drafts = output.accepted_drafts, output.rejected_drafts
         self.retained = output.retained
         self.ticket = output.ticket
+        self.missed = self.missed or output.missed
         self.cached_tokens = max(self.cached_tokens, output.cached_tokens)
         self.queue_seconds = max(self.queue_seconds, output.queue_seconds)
 
@@ -72,4 +75,5 @@ class MergedOutput:
             "rejected_drafts": self.rejected_drafts,
             "retained": self.retained,
             "ticket": self.ticket,
+            "missed": self.missed,
         }

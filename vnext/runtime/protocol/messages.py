@@ -10,6 +10,7 @@ import hashlib
 
 import msgspec
 
+from vnext.runtime.protocol.cache_misses import CacheLosses, CacheMiss
 from vnext.runtime.protocol.operations import AnyOperation, Residence
 from vnext.state.config import SchedulerConfig
 from vnext.state.events import AbortReason, StepCommitted
@@ -159,7 +160,7 @@ class RequestOutput(Message):
     `prompt` comes before the first token; parts come again, with the same bits, where a preempted request repeats them.
     `accepted_drafts` and `rejected_drafts` of the whole request come with its last output, and so does `retained`: how many of its
     tokens are pinned in the cache, and how many gave way; None for a request that wanted nothing to stay, or was aborted.
-    The last output of a prompt that was handed over has the `ticket`, "" where that has failed.
+    The last output of a prompt that was handed over has the `ticket`, "" where that has failed. `missed` comes with the first.
     """
 
     name: str
@@ -176,6 +177,7 @@ class RequestOutput(Message):
     rejected_drafts: int = 0
     retained: tuple[int, int] | None = None
     ticket: str = ""
+    missed: CacheMiss | None = None
 
 
 class Outputs(Message, tag=12):
@@ -236,11 +238,8 @@ class PinStats(Message):
 class EngineStats(Message, tag=13):
     """Current gauges, and counters since start. Seconds are floats.
 
-    `stalled` is a sentence while a step takes far longer than it should, else "". `step_silent_seconds` is the time for which
-    the oldest step in flight has had no result. `adapters`: None in an engine without slots; `tier`: without a disk tier;
-    `pins`: without any.
-    `recovering` is a sentence while the ranks are started again, else "". `recoveries` counts those, and `recovery_seconds` is the
-    sum of their times.
+    `stalled` is a sentence while a step takes far longer than it should, `recovering` one while the ranks are started again, else
+    "". `step_silent_seconds`: for how long the oldest step in flight has had no result. `adapters`, `tier`, `pins`: None without.
     """
 
     running: int
@@ -276,6 +275,7 @@ class EngineStats(Message, tag=13):
     tier: TierStats | None = None
     pins: PinStats | None = None
     spoilt: int = 0
+    lost: CacheLosses = CacheLosses()
 
 
 class EngineDied(Message, tag=14):

@@ -26,6 +26,7 @@ from vnext.runtime.protocol.sampling_params import (
     to_sampling,
     validate_ranges,
 )
+from vnext.server.answers.missed import missed_usage
 from vnext.server.answers.resuming import TOKEN_BYTES, EventIds, Replay, split
 from vnext.server.call import Call
 from vnext.server.context.adapters import failed
@@ -40,6 +41,8 @@ from vnext.text.tokenizer import banned_sequences
 
 RETAINED = ("retained_tokens", "unretained_tokens")
 """The members of a usage that say what stays in the cache and what has found no room there."""
+OWN_USAGE = (*RETAINED, "cache_miss")
+"""Members of a usage that are vnext's own, in every API."""
 _token_count = attrgetter("answer.token_count")
 
 
@@ -134,6 +137,7 @@ class Generation:
             self.prompts = [
                 truncated(prompt, asked.truncate_prompt_tokens, most, context.model_length) for prompt in call.prompts
             ]
+        self._miss_usage: dict[str, Any] = {}
         self.choices: list[Choice] = []
         self.of_name: dict[str, Choice] = {}
         self._requests: list[SubmitRequest] = []
@@ -240,13 +244,20 @@ class Generation:
         accepted = sum(choice.answer.accepted_drafts for choice in self.choices)
         rejected = sum(choice.answer.rejected_drafts for choice in self.choices)
         drafts = {"accepted_prediction_tokens": accepted, "rejected_prediction_tokens": rejected}
-        retained = retained_usage([choice.answer for choice in first])
+        more = retained_usage([choice.answer for choice in first]) | self._missed()
         return {
             "prompt_tokens": prompt,
             "completion_tokens": completion,
             "total_tokens": prompt + completion,
             "prompt_tokens_details": {"cached_tokens": cached},
-        } | ({"completion_tokens_details": drafts} if accepted or rejected else {}) | retained
+        } | ({"completion_tokens_details": drafts} if accepted or rejected else {}) | more
+
+    def _missed(self) -> dict[str, Any]:
+        """What the cache lacked of the prompts, looked up once."""
+        misses = [choice.answer.missed for choice in self.choices[:: self.call.params.n]]
+        if not self._miss_usage and any(misses):
+            self._miss_usage = missed_usage(self.call, self.prompts, misses)
+        return self._miss_usage
 
     def envelope(self, kind: str, choices: list[dict[str, Any] | None]) -> dict[str, Any]:
         """The object that both APIs put around their choices; `kind` is its type in the API."""

@@ -109,7 +109,7 @@ def _message(message: ChatMessage, path: str, template: ChatTemplate) -> dict[st
     if message.role not in _ROLES:
         raise InvalidRequest(f"{path}.role is {message.role!r}: it must be one of {', '.join(_ROLES)}.", f"{path}.role")
     role = template.developer_role if message.role == "developer" else message.role
-    shown: dict[str, Any] = {"role": role, "content": _content(message, path)}
+    shown: dict[str, Any] = {"role": role, "content": content_of(message, path)}
     if message.name is not None:
         shown["name"] = message.name
     if message.tool_call_id is not None:
@@ -138,7 +138,7 @@ def _call(call: ToolCall) -> dict[str, Any]:
     return shown if call.id is None else {"id": call.id, **shown}
 
 
-def _content(message: ChatMessage, path: str) -> str:
+def content_of(message: ChatMessage, path: str) -> str:
     if message.content is None and message.role in ANSWERS:  # an answer may be all calls, reasoning or a refusal, a result nothing
         return message.refusal or ""
     if message.content is None:

@@ -17,6 +17,7 @@ from typing import Protocol
 from prometheus_client import generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from vnext.runtime.protocol.cache_misses import CacheLosses
 from vnext.runtime.protocol.messages import AdapterStats, EngineStats
 from vnext.server.context.admission import WaitingPrompts
 from vnext.server.context.tallies import Histogram, LabelledCounter, TallyFile
@@ -59,6 +60,7 @@ _COUNTERS: Names = {
     "spoilt": ("vnext_requests_spoilt", "Requests that ended because the model computed what is no number (NaN)."),
     "log_frames_lost": ("vnext_log_frames_lost", "Frames of the log that a failing disk dropped."),
 }
+LOST = "Prompt tokens that the prefix cache could have had, by the reason why it had not."
 _ADAPTER_GAUGES: Names = {
     "slots": ("vnext_lora_slots", "LoRA adapters that may be in memory at once."),
     "resident": ("vnext_lora_resident", "LoRA adapters in memory."),
@@ -131,6 +133,10 @@ def _of_engine(engine: EngineFigures, shown: Shown) -> Iterator[Metric]:
     usage = stats.blocks_held / stats.blocks_total if stats.blocks_total else 0.0
     yield GaugeMetricFamily("vnext_kv_cache_usage_perc", "Part of the blocks that requests hold; 1 is all.", value=usage)
     yield from _families(stats, _GAUGES, _COUNTERS)
+    lost = CounterMetricFamily("vnext_prefix_cache_lost_tokens", LOST, labels=("reason",))
+    for reason in CacheLosses.__struct_fields__:
+        lost.add_metric((reason,), getattr(stats.lost, reason))
+    yield lost
     if stats.adapters is not None:
         yield from _families(stats.adapters, _ADAPTER_GAUGES, _ADAPTER_COUNTERS)
         yield _lora_requests_info(stats.adapters, shown)

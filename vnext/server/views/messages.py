@@ -10,7 +10,7 @@ from aiohttp import web
 
 from vnext.runtime.protocol.sampling_params import ContextExceeded, InvalidRequest
 from vnext.server.answers.chat_request import ChatRequest, prompt_tokens
-from vnext.server.answers.generation import RETAINED, Generation
+from vnext.server.answers.generation import OWN_USAGE, Generation
 from vnext.server.answers.parts import AnswerParts
 from vnext.server.answers.writing import EventWriter, Json
 from vnext.server.call import admit
@@ -103,7 +103,7 @@ class MessageWriter(EventWriter):
             "cache_creation_input_tokens": created,
             "cache_read_input_tokens": cached,
             "output_tokens": usage["completion_tokens"],
-        } | {name: usage[name] for name in RETAINED if name in usage}
+        } | {name: usage[name] for name in OWN_USAGE if name in usage}
 
     def whole(self) -> Json:
         return self.message

@@ -15,7 +15,7 @@ from aiohttp import web
 
 from vnext.runtime.protocol.sampling_params import InvalidRequest
 from vnext.server.answers.chat_request import ChatRequest, prompt_tokens
-from vnext.server.answers.generation import RETAINED, Generation
+from vnext.server.answers.generation import OWN_USAGE, Generation
 from vnext.server.answers.logprobs import ChatLogprobs, speller
 from vnext.server.answers.writing import EventWriter, Sink
 from vnext.server.call import admit
@@ -291,7 +291,7 @@ class ResponseWriter(EventWriter):
             "output_tokens": usage["completion_tokens"],
             "output_tokens_details": {"reasoning_tokens": thought},
             "total_tokens": usage["total_tokens"],
-        } | {name: usage[name] for name in RETAINED if name in usage}
+        } | {name: usage[name] for name in OWN_USAGE if name in usage}
 
 
 def _head(id_: str, generation: Generation, chat: ChatRequest, body: ResponsesBody) -> dict[str, Any]:

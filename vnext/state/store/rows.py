@@ -19,6 +19,7 @@ import numpy as np
 from vnext.state.store.fields import (
     BLOCK_HASH_0,
     BLOCKS,
+    CACHED,
     COMPUTED,
     DRAFTING_FIELD_COUNT,
     FIELD_COUNT,
@@ -93,6 +94,11 @@ class Rows(msgspec.Struct, frozen=True):
     @property
     def prompt(self) -> np.ndarray:
         return self.cells[PROMPT]
+
+    @property
+    def cached(self) -> np.ndarray:
+        """Prompt tokens that the prefix cache had when the request was first admitted."""
+        return self.cells[CACHED]
 
     @property
     def preemption_count(self) -> np.ndarray:

@@ -1,0 +1,171 @@
+"""Why the prefix cache had less of a prompt than it could have had: thirty ways to lose it, each named, and what is no loss."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from core_drive import Engine
+
+from vnext.runtime.engine import misses as misses_module
+from vnext.runtime.engine.misses import CacheMisses
+from vnext.runtime.protocol.cache_misses import CacheMiss
+from vnext.state.events import EnginePaused, StepPlanned, WeightsChanged
+
+SIZE = 4
+"""Tokens of a block in core_drive."""
+
+
+class Asked:
+    """An engine whose requests are asked one after another, and what its misses say of each."""
+
+    def __init__(self, **changes: object) -> None:
+        self.engine, self.misses = Engine(**{"max_model_len": 64, "max_num_batched_tokens": 64} | changes), CacheMisses()
+
+    def begin(self, prompt: list[int], max_tokens: int = 1, **changes: object) -> CacheMiss | None:
+        id_ = self.engine.arrive(prompt, max_tokens, **changes)
+        return self.plan().get(id_)
+
+    def plan(self) -> dict[int, CacheMiss]:
+        before, plan = self.engine.state, self.engine.decide()
+        assert isinstance(plan, StepPlanned)
+        after = self.engine.fold(plan)
+        ids = after.rows.id[-len(plan.admitted) :].tolist() if plan.admitted else []
+        return dict(self.misses.admitted(before, after, ids))
+
+    def run_out(self, token: int = 9) -> None:
+        while self.engine.state.requests:
+            if not self.engine.state.in_flight:
+                self.plan()
+            before = self.engine.state
+            ended = [each.id for each in self.engine.commit(*[token] * int(before.in_flight[0].samples.sum())) if each.finish]
+            if ended:
+                self.misses.ended(before, ended)
+
+    def ask(self, prompt: list[int], max_tokens: int = 1, token: int = 9, **changes: object) -> CacheMiss | None:
+        found = self.begin(prompt, max_tokens, **changes)
+        self.run_out(token)
+        return found
+
+
+LONG = list(range(10, 42))
+"""A prompt of eight blocks."""
+
+
+@pytest.mark.parametrize("place", [1, 2, 5, 7, 8, 13, 16, 19, 20, 23])
+def test_a_prompt_that_departs_from_an_earlier_one_says_where(place: int) -> None:
+    asked = Asked()
+    assert asked.ask(LONG) is None
+    miss = asked.ask([*LONG[:place], 77, *LONG[place + 1 :]])
+    assert miss == CacheMiss(reason="changed", at_token=place, lost_tokens=32 - place // SIZE * SIZE)
+    assert asked.misses.losses.changed == miss.lost_tokens
+
+
+@pytest.mark.parametrize("gone", [2, 3, 4, 6, 8])
+def test_blocks_that_have_left_are_evicted(gone: int) -> None:
+    """The end of a prefix leaves before its beginning."""
+    asked = Asked()
+    asked.ask(LONG)
+    asked.ask([90] * (4 * (8 + gone) - 2), client=99)
+    left = 4 * (8 - gone)
+    assert asked.ask(LONG) == CacheMiss(reason="evicted", at_token=left, lost_tokens=28 - left), "the last token is computed anyway"
+
+
+def test_a_reset_of_the_cache_evicts_too() -> None:
+    asked = Asked()
+    asked.ask(LONG)
+    asked.engine.reset()
+    assert asked.ask(LONG) == CacheMiss(reason="evicted", at_token=0, lost_tokens=28)
+    assert asked.ask(LONG) is None, "now it is there again"
+
+
+@pytest.mark.parametrize("answer", [1, 6, 12])
+def test_a_talk_that_goes_on_loses_nothing_and_its_answer_may_be_evicted(answer: int) -> None:
+    asked = Asked(page_count=24)
+    asked.ask(LONG[:16], max_tokens=answer)
+    next_turn = [*LONG[:16], *[9] * answer, 50, 51, 52, 53]
+    assert asked.ask(next_turn) is None
+    asked.engine.reset()
+    miss = asked.ask(next_turn)
+    assert miss is not None and (miss.reason, miss.at_token) == ("evicted", 0)
+    assert miss.lost_tokens == (len(next_turn) - 1) // SIZE * SIZE
+
+
+@pytest.mark.parametrize("place", [16, 18, 21, 24])
+def test_an_answer_that_comes_back_otherwise_is_found(place: int) -> None:
+    """As where a client strips reasoning, or a tokenizer splits an answer in another way."""
+    asked = Asked(page_count=24)
+    asked.ask(LONG[:16], max_tokens=14)
+    text = [*LONG[:16], *[9] * 13, 50, 51, 52]
+    text[place] = 77
+    miss = asked.ask(text)
+    assert miss is not None and (miss.reason, miss.at_token) == ("changed", place)
+    assert miss.lost_tokens == 28 - place // SIZE * SIZE
+
+
+def test_a_prompt_that_is_being_computed_is_no_eviction() -> None:
+    asked = Asked(max_num_batched_tokens=8, page_count=32)
+    asked.engine.arrive(LONG, 1)
+    asked.plan()
+    asked.engine.arrive(LONG, 1)
+    asked.engine.commit()
+    asked.engine.fold(asked.engine.decide() or pytest.fail("no plan"))
+    found: dict[int, CacheMiss] = {}
+    while not found and asked.engine.state.requests:
+        while asked.engine.state.in_flight:
+            asked.engine.commit(*[9] * int(asked.engine.state.in_flight[0].samples.sum()))
+        found = asked.plan() if asked.engine.state.requests else {}
+    assert {each.reason for each in found.values()} <= {"computing"}
+
+
+@pytest.mark.parametrize(("changes", "reason"), [({"cache_salt": "b"}, "salt"), ({"adapter": ""}, None)])
+def test_a_wall_that_the_same_client_put_up(changes: dict[str, str], reason: str | None) -> None:
+    asked = Asked()
+    asked.ask(LONG, client=5, cache_salt="a")
+    miss = asked.ask(LONG, client=5, **{"cache_salt": "a"} | changes)
+    assert (miss and miss.reason) == reason
+    assert miss is None or miss == CacheMiss(reason="salt", at_token=0, lost_tokens=32)
+
+
+@pytest.mark.parametrize("client", [0, 6])
+def test_nothing_is_said_of_another_clients_prompts(client: int) -> None:
+    asked = Asked()
+    asked.ask(LONG, client=5, cache_salt="a")
+    assert asked.ask(LONG, client=client, cache_salt="b") is None
+    assert asked.ask([*LONG[:9], 77, *LONG[10:]], client=client + 1, cache_salt="c") is None
+
+
+def test_other_weights_have_nothing_of_the_earlier_ones() -> None:
+    asked = Asked()
+    asked.ask(LONG, client=5)
+    asked.engine.fold(EnginePaused(mode="keep"))
+    asked.engine.fold(WeightsChanged(version=1, digest="d", path="p"))
+    asked.engine.fold(EnginePaused(mode=""))
+    miss = asked.ask(LONG, client=5)
+    assert miss == CacheMiss(reason="weights", at_token=0, lost_tokens=32)
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [(LONG, LONG), (LONG, LONG[:16]), (LONG[:16], LONG), (LONG, [77, *LONG]), (LONG[:3], LONG[:3]), (LONG, [10, 77, 78])],
+)
+def test_what_is_no_loss(first: list[int], second: list[int]) -> None:
+    """The same prompt, a part of it, one that goes on, one that is new, and those without a block."""
+    asked = Asked()
+    assert asked.ask(first) is None and asked.ask(second) is None
+    assert sum(getattr(asked.misses.losses, name) for name in asked.misses.losses.__struct_fields__) == 0
+
+
+def test_no_cache_no_loss() -> None:
+    asked = Asked(prefix_caching=False)
+    assert asked.ask(LONG) is None and asked.ask([77, *LONG[1:]]) is None
+
+
+def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(misses_module, "BLOCKS_REMEMBERED_MIN", 8)
+    monkeypatch.setattr(misses_module, "TEXT_BYTES_MAX", 1_000)
+    asked, rng = Asked(), np.random.default_rng(1)
+    for _ in range(100):
+        asked.ask(rng.integers(10, 90, 32).tolist(), max_tokens=3)
+    misses = asked.misses
+    assert len(misses._asked) <= 4 * 16 and len(misses._firsts) <= 8 and misses._text_bytes <= 1_000
+    assert misses._text_bytes == sum(len(each.tokens) for each in misses._seen.values())
