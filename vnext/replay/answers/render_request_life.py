@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from vnext.replay.answers.request_life import Moment, RequestLife, Waited
+from vnext.replay.answers.waiting import in_time
 from vnext.replay.console.render import counted, facts, printable, records
 
 SAMPLES_SHOWN = 12
@@ -33,6 +34,8 @@ class Span(msgspec.Struct):
 
 
 def print_life(console: Console, answer: RequestLife) -> None:
+    if answer.waited.line:
+        console.print(answer.waited.line, style="bold", soft_wrap=True)
     queued, waited = counted(answer.queued_steps, "step"), counted(answer.waited_steps, "step")
     facts(console, f"request {answer.id}", [
         ("name", answer.name),
@@ -41,6 +44,7 @@ def print_life(console: Console, answer: RequestLife) -> None:
         ("answer", f"{counted(answer.generated_tokens, 'token')} of at most {answer.tokens_max:,}{_brought(answer)}"),
         ("waited", f"{queued} before its first, {waited} in all"),
         *([("because of", _reasons(answer))] if answer.waits else []),
+        *([("in time", times)] if ", " in (times := in_time(answer.waited.by_reason)) else []),
         *([("adapter", printable(answer.adapter))] if answer.adapter else []),
         ("preempted", counted(answer.preemptions, "time")),
         *([("recovered", f"{counted(answer.recoveries, 'time')}: the ranks were replaced")] if answer.recoveries else []),
@@ -69,7 +73,7 @@ def _brought(answer: RequestLife) -> str:
 
 def _reasons(answer: RequestLife) -> str:
     """How many steps each reason has cost, most first."""
-    steps = Counter()
+    steps = Counter[str]()
     for wait in answer.waits:
         steps[wait.why] += wait.last_step - wait.first_step + 1
     return ", ".join(f"{why} {count:,}" for why, count in steps.most_common())

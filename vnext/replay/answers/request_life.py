@@ -10,14 +10,17 @@ from typing import Literal
 import msgspec
 
 from vnext.log.codec import Frame, Privacy, SegmentHeader
+from vnext.replay.answers.waiting import WaitClock, Waits
 from vnext.replay.reading.folding import Broken, Folded, fold_items
 from vnext.replay.reading.index import Index
 from vnext.replay.reading.source import Log, UnusableLog
+from vnext.replay.reading.times import Clock, timestamps_of
 from vnext.replay.reading.verify import why_not_decided
 from vnext.sched.admission import Why
 from vnext.sched.explain import explain
 from vnext.state.events import (
     AnyEvent,
+    EnginePaused,
     EngineRecovered,
     RequestAborted,
     RequestArrived,
@@ -74,7 +77,7 @@ class RequestLife(msgspec.Struct, frozen=True, kw_only=True):
     have joined and did not, including those. `adapter` is the digest of its LoRA adapter, and the name where the log has one;
     by law R1 each of its tokens was computed with it. `arrival_s` is the time from the engine's start to the arrival, in
     seconds. `recoveries` counts the times that ranks were replaced while it lived; `resumed_tokens` of its answer came from
-    another engine, whose log is `continues`.
+    another engine, whose log is `continues`. `waited` has the times.
     """
 
     id: int
@@ -97,13 +100,15 @@ class RequestLife(msgspec.Struct, frozen=True, kw_only=True):
     recoveries: int = 0
     resumed_tokens: int = 0
     continues: str = ""
+    waited: Waits = Waits()
 
 
 class _Story:
     """The request's life while the log is read."""
 
-    def __init__(self, request_id: int, why_unknown: str) -> None:
-        self.id = request_id
+    def __init__(self, request_id: int, why_unknown: str, clock: Clock) -> None:
+        self.id, self.clock, self.waiting = request_id, clock, WaitClock()
+        self.us: float | None = None
         self.waits: list[Waited] = []
         self.why_unknown = why_unknown
         self.arrival: RequestArrived | None = None
@@ -120,6 +125,8 @@ class _Story:
         self.moments.append(moment)
 
     def hear(self, item: Folded) -> None:
+        if self.clock.timestamped:
+            self.us = self.clock.frame_us(item.frame_end)
         match item.event:
             case RequestArrived():
                 self._arrived(item, item.event)
@@ -143,10 +150,13 @@ class _Story:
             self.tell(item, "reads", item.after.planned, 0, line_of(event))
         elif everyone_leaves(event):
             self._waits_again(item, f"{line_of(event)}: its tokens are computed anew")
+        if self.arrival is not None and isinstance(event, EnginePaused) and event.mode:
+            self.waiting.wait("pause", self.us)
 
     def _arrived(self, item: Folded, event: RequestArrived) -> None:
         if event.id == self.id:
             self.arrival = event
+            self.waiting.arrive(self.us, "pause" if item.after.paused else "step")
             place = [entry.id for entry in item.after.waiting].index(self.id)
             has = len(generated_by(event)) // 4
             back = f", back from another engine with {has} tokens of its answer" if isinstance(event, RequestResumed) else ""
@@ -161,11 +171,13 @@ class _Story:
         if gave_way:
             computed = int(item.before.rows.computed[rows.index(self.id)])
             self.tell(item, "preempted", event.step, computed, "its blocks were needed")
+            self.waiting.wait("preemption", self.us)
         scheduled = item.after.in_flight[-1]
         place = (scheduled.ids == self.id).nonzero()[0]
         if len(place) == 0:
             self._waited(item, event)
             return
+        self.waiting.wait("", self.us)
         start, count, samples = (
             int(column[place[0]]) for column in (scheduled.starts, scheduled.counts, scheduled.samples)
         )
@@ -184,10 +196,11 @@ class _Story:
         self.queued_steps += self.cached_tokens < 0
         if len(place) == 0 or int(wants(item.after.rows)[place[0]]) > 0:
             self.waited_steps += 1
-            self._ask_why(item.before, event)
+            why = self._ask_why(item.before, event)
+            self.waiting.wait(why, self.us, item.after.in_flight[-1], item.after)
 
-    def _ask_why(self, before: State, event: StepPlanned) -> None:
-        """Ask the scheduler for the reason, if it decides as recorded."""
+    def _ask_why(self, before: State, event: StepPlanned) -> str:
+        """Ask the scheduler for the reason, if it decides as recorded. Returns what the request that it is behind waits for."""
         reported = None if self.why_unknown else explain(before)
         found = (
             next((wait for wait in reported.waits if wait.id == self.id), None)
@@ -203,6 +216,8 @@ class _Story:
             last.last_step = event.step
         else:
             self.waits.append(now)
+        ahead = next((wait for wait in reported.waits if found and wait.id == found.behind), found) if reported else None
+        return ahead.why if ahead is not None else now.why
 
     def _admitted(self, item: Folded, step: int, start: int) -> None:
         self.cached_tokens = start if self.cached_tokens < 0 else self.cached_tokens
@@ -223,6 +238,7 @@ class _Story:
         for output in outputs(item.before, event, item.after):
             if output.id == self.id:
                 self.tell(item, "sampled", event.step, 1, f"token {output.token}", slot)
+                self.waiting.sample(self.us)
                 if output.finish:
                     self._ended(item, event.step, output.finish)
 
@@ -238,6 +254,7 @@ class _Story:
     def _recovered(self, item: Folded, event: EngineRecovered) -> None:
         """The ranks are new; what they had computed of the request is gone, and its tokens are not."""
         self.slots.clear()
+        self.waiting.wait("recovery", self.us)
         if self.arrival is None or self.id not in item.before.requests:
             return
         place = (item.before.rows.id == self.id).nonzero()[0]
@@ -270,13 +287,14 @@ class _Story:
             recoveries=sum(moment.kind == "recovered" for moment in self.moments),
             resumed_tokens=len(generated_by(arrival)) // 4,
             continues=continues,
+            waited=self.waiting.waits(),
         )
 
 
 def life(index: Index, request_id: int, own_policy: bool = False) -> RequestLife:
     """The life of one request. Raises UnusableLog if the log does not hold it. `own_policy` as in `verify`."""
     log, begin = index.log, index.first
-    story = _Story(request_id, why_not_decided(log, own_policy))
+    story = _Story(request_id, why_not_decided(log, own_policy), Clock(timestamps_of(log)))
     if request_id in begin.requests:
         story.arrival = _arrival(begin.requests[request_id])
     elif not begin.next_id <= request_id < index.last.next_id:
