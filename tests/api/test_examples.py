@@ -47,7 +47,9 @@ def test_every_example_is_on_the_page_and_tested() -> None:
     names = {path.name for path in EXAMPLES.iterdir() if path.is_file()}
     page, tests = (ROOT / "docs" / "python.md").read_text(), Path(__file__).read_text()
     assert {name for name in names if f"(../examples/{name})" not in page} == set()
-    assert {name for name in names if f'EXAMPLES / "{name}"' not in tests} == {"policy_gradient.py"}, "which tests/rollouts runs"
+    assert {name for name in names if f'EXAMPLES / "{name}"' not in tests} == {
+        "family.py", "policy_gradient.py",
+    }, "which tests/models and tests/rollouts run"  # fmt: skip
 
 
 def test_an_offline_batch(tmp_path: Path) -> None:

@@ -65,7 +65,7 @@ def test_a_disk_that_is_full_during_an_upload(server: EdgeServer, tmp_path: Path
     full = tmp_path / "full"
     full.symlink_to("/dev/full")
     with monkeypatch.context() as held:
-        held.setattr(store_module.Store, "draft", lambda self: full)
+        held.setattr(store_module.Store, "draft", lambda self, tenant: full)
         refused(server, lambda: upload(server, line("a", "say:x")))
     assert [*server.openai().files.list()] == [] and not full.exists()
     assert upload(server, line("a", "say:x"))

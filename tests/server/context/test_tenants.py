@@ -20,6 +20,8 @@ from fake_engine import FakeEngine, wait_until
 from toy_tokenizers import byte_level
 
 from vnext.runtime.protocol.messages import AdapterFiles, SubmitRequest
+from vnext.runtime.protocol.sampling_params import InvalidRequest
+from vnext.server.batches import store as store_module
 from vnext.server.batches.store import Store
 from vnext.server.context import adapters
 from vnext.server.context.adapters import ServedAdapters
@@ -182,6 +184,38 @@ def test_what_was_made_before_there_were_tenants_is_the_admins(settings: dict[st
         mine = upload(server, "b")
     with EdgeServer(**settings) as server:
         assert ids(server, "b", "/v1/files") == {mine}, "a key without a name keeps its things over a restart"
+
+
+def test_a_tenant_that_keeps_much_leaves_room_for_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of files, their bytes and batches: each tenant gets as much as is left free, so half, a quarter, an eighth."""
+    monkeypatch.setattr(store_module, "ENTRIES_MAX", 16)
+    monkeypatch.setattr(store_module, "STORE_BYTES_MAX", 16_000)
+    tenants = [Tenant(name, False) for name in ("a", "b", "c", "d")]
+    for size, counts in ((1, [8, 4, 2, 1]), (2_000, [4, 2, 1, 1])):
+        store = Store(tmp_path / str(size))
+
+        def fill(tenant: Tenant, store: Store = store, size: int = size) -> int:
+            for count in range(20):
+                try:
+                    draft = store.draft(tenant)
+                except InvalidRequest as error:
+                    assert "is full: delete some" in error.message
+                    return count
+                draft.write_bytes(b"x" * size)
+                store.add_file(draft, "in", "batch", owner=tenant.owner)
+            return 20
+
+        assert [fill(tenant) for tenant in tenants] == counts
+        store.delete_file(next(each.id for each in store.files.values() if each.owner == "a"))
+        assert fill(tenants[0]) == 0, "it has more than is left, and what it gives back is for the others"
+        assert store.draft(Tenant("admin", True))
+        file = next(iter(store.files.values()))
+        for tenant, count in zip(tenants, [8, 4, 2, 1]):
+            for _ in range(count):
+                store.add_batch("/v1/completions", file, "24h", None, tenant)
+            with pytest.raises(InvalidRequest, match="too many are there"):
+                store.add_batch("/v1/completions", file, "24h", None, tenant)
+        store.close()
 
 
 def test_a_batch_whose_key_is_gone_does_not_run_free(settings: dict[str, str]) -> None:

@@ -43,7 +43,7 @@ class Facilities:
         self._takers = {kind: facility for facility in self.all for kind in facility.answers}
 
     def measure_draft_costs(self) -> None:
-        """Measure what drafts cost, by the steps of which it is told."""
+        """Measure by the steps that follow what drafts cost."""
         self.draft_costs = DraftCosts()
         self.all.append(self.draft_costs)
 

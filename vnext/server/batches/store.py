@@ -13,7 +13,7 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal
@@ -131,10 +131,11 @@ class Store:
     def batch(self, id_: str, tenant: Tenant = EVERYONE) -> Batch:
         return _found(self.batches, id_, "batch", tenant)
 
-    def draft(self) -> Path:
-        """Where the bytes of a file to come are written. Raises InvalidRequest where the folder is full."""
-        size = sum(each.bytes for each in self.files.values())
-        if len(self.files) >= ENTRIES_MAX or size > STORE_BYTES_MAX:
+    def draft(self, tenant: Tenant = EVERYONE) -> Path:
+        """Where the bytes of a file to come are written. Raises InvalidRequest where the folder is full for this tenant."""
+        files = self.files.values()
+        has_room = _has_room(tenant, [(each.owner, each.bytes) for each in files], STORE_BYTES_MAX)
+        if not (has_room and _has_room(tenant, [(each.owner, 1) for each in files], ENTRIES_MAX)):
             raise InvalidRequest("The server's folder for files is full: delete some with DELETE /v1/files/ID.", "file")
         return self._files_at / f"{secrets.token_hex(12)}.draft"
 
@@ -162,8 +163,8 @@ class Store:
 
     def add_batch(self, endpoint: str, input_: File, window: str, metadata: dict[str, str] | None, tenant: Tenant) -> Batch:
         """A new batch of a tenant. Raises InvalidRequest where there are too many."""
-        if len(self.batches) >= ENTRIES_MAX:
-            raise InvalidRequest(f"The server keeps {ENTRIES_MAX} batches already: clear its folder for batches.")
+        if not _has_room(tenant, [(each.owner, 1) for each in self.batches.values()], ENTRIES_MAX):
+            raise InvalidRequest(f"The server keeps {ENTRIES_MAX} batches, and too many are there: clear its folder for batches.")
         now_s = int(time.time())
         return self.put(
             Batch(
@@ -243,6 +244,12 @@ def _write(folder: Path, entry: File | Batch) -> None:
         with open(draft, "wb", opener=private) as file:
             file.write(msgspec.json.encode(entry))
         os.replace(draft, folder / f"{entry.id}.json")
+
+
+def _has_room(tenant: Tenant, held: Sequence[tuple[str | UnsetType, int]], most: int) -> bool:
+    """Whether a tenant may hold more. Each of several gets as much as is left free, so there is always room for another."""
+    free = most - sum(size for _, size in held)
+    return free > (0 if tenant.is_admin else sum(size for owner, size in held if owner == tenant.owner))
 
 
 def _read(folder: Path, kind: type[Any]) -> list[Any]:

@@ -46,7 +46,7 @@ async def create_file(request: web.Request) -> web.Response:
     store = batches_of(request).store
     if request.content_type != "multipart/form-data":
         raise ContentRefused("A file comes as multipart/form-data, with the parts purpose and file (curl -F).")
-    draft = store.draft()
+    draft = store.draft(tenant_of(request))
     try:
         async with asyncio.timeout(PAUSE_S + FILE_BYTES_MAX / 1e6):
             with writing():
