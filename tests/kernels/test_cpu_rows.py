@@ -81,6 +81,9 @@ def test_gates(width: int, dtype: torch.dtype, level: Level) -> None:
         within(rows.silu_and_mul(x), silu, silu.abs() * (1.01 * ROUNDING[dtype] + 1e-6))
         gelu = torch.nn.functional.gelu(gate, approximate="tanh") * up
         within(rows.gelu_tanh_and_mul(x), gelu, gelu.abs() * (1.01 * ROUNDING[dtype] + 1e-6) + (gate * up).abs() * 4e-7)
+        low, near = gate.clamp(max=7.0), up.clamp(-7.0, 7.0) + 1
+        clamped = low * torch.sigmoid(1.702 * low) * near
+        within(rows.gate_and_mul(x, "swiglu_clamped"), clamped, clamped.abs() * (1.01 * ROUNDING[dtype] + 3e-6) + near.abs() * 1e-6)
 
 
 @levels

@@ -51,6 +51,13 @@ def test_silu_and_mul(dtype: torch.dtype) -> None:
     close(found, wide[:, :26] * torch.sigmoid(wide[:, :26]) * wide[:, 26:])
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_clamped_gate(dtype: torch.dtype) -> None:
+    x = draw(5, 52, dtype=dtype) * 8
+    gate, up = x.double()[:, :26].clamp(max=7.0), x.double()[:, 26:].clamp(-7.0, 7.0)
+    close(references.swiglu_clamped(x), gate * torch.sigmoid(1.702 * gate) * (up + 1))
+
+
 def test_silu_of_far_values_is_finite() -> None:
     x = torch.tensor([[-1e4, 1e4, 1.0, 1.0]])
     assert references.silu_and_mul(x).tolist() == [[0.0, 1e4]]

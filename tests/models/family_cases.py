@@ -108,6 +108,14 @@ CASES: dict[str, Case] = {
             "decoder_sparse_step": 2, "use_sliding_window": True, "sliding_window": 40, "max_window_layers": 2,
         },
     ),
+    "gpt_oss": Case(
+        "GptOssForCausalLM",
+        "GptOssConfig",
+        {
+            "head_dim": 24, "num_local_experts": 6, "num_experts_per_tok": 3, "sliding_window": 40,
+            "rope_parameters": {**YARN, "rope_theta": 1.5e5, "truncate": False},
+        },
+    ),
     "olmoe": Case("OlmoeForCausalLM", "OlmoeConfig", {"num_experts": 5, "num_experts_per_tok": 2, "intermediate_size": 40}),
     "glm4_moe": Case(
         "Glm4MoeForCausalLM",
@@ -215,7 +223,7 @@ def make_model(case_name: str) -> torch.nn.Module:
     with torch.no_grad():
         biases = [named for named in model.named_buffers() if named[0].endswith("correction_bias")]
         for name, parameter in (*model.named_parameters(), *biases):
-            if parameter.dim() == 1 or name.endswith("correction_bias"):
+            if parameter.dim() == 1 or name.endswith(("correction_bias", "_proj_bias")):
                 spread = 2.0 if name in ("model.norm.weight", "transformer.ln_f.weight", "gpt_neox.final_layer_norm.weight") else 0.3
                 parameter.add_(torch.randn(parameter.shape, generator=generator) * spread)
     return model

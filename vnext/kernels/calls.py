@@ -29,6 +29,28 @@ class Router(NamedTuple):
     group_best: int = 2
 
 
+class BiasedExperts(NamedTuple):
+    """What `pack_experts` gave of weights [E, out, in], and a bias [out] of each expert."""
+
+    weights: Any
+    biases: tuple[torch.Tensor, ...]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        found: tuple[int, ...] = tuple(self.weights.shape)
+        return found
+
+    @property
+    def dtype(self) -> torch.dtype:
+        found: torch.dtype = self.weights.dtype
+        return found
+
+
+def parts_of(experts: Any) -> tuple[Any, tuple[torch.Tensor, ...]]:
+    """Experts' weights, and their biases, () for none."""
+    return (experts.weights, experts.biases) if isinstance(experts, BiasedExperts) else (experts, ())
+
+
 class StateRows(NamedTuple):
     """R rows of a step and the pages of pools that hold their states: row r has the tokens starts[r] .. starts[r + 1] and goes on
     from page pages[r], or from zeros where fresh[r], and leaves its state there. starts int32 [R + 1], pages int32 [R], no two

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from vnext.kernels.arrays import have_dense_blocks
-from vnext.kernels.calls import AttentionCall, RotaryWrite, Router
+from vnext.kernels.calls import AttentionCall, RotaryWrite, Router, parts_of
 from vnext.kernels.codes import Codes
 from vnext.kernels.format import Format
 from vnext.kernels.formats.floats import PLAIN
@@ -29,7 +29,7 @@ FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 FP8 = torch.float8_e4m3fn
 """What a cache may also be: its keys and values are kept divided by a scale each. Or it is int8 (kernels/mxint8.py)."""
 INDICES = (torch.int64,)
-ACTIVATIONS = ("silu", "gelu_tanh")
+ACTIVATIONS = ("silu", "gelu_tanh", "swiglu_clamped")
 
 
 class ContractError(ValueError):
@@ -297,6 +297,9 @@ def check_experts(
     expect_weight("gate_up", gate_up, (None, None, width), x.dtype)
     expect_gate(gate_up.shape[1], activation)
     expect_weight("down", down, (gate_up.shape[0], width, gate_up.shape[1] // 2), x.dtype)
+    for name, (weights, biases) in (("gate_up", parts_of(gate_up)), ("down", parts_of(down))):
+        if biases:
+            expect(f"a bias of {name}", biases[0], (weights.shape[1],), (x.dtype,))
     expect_together(x, shares=shares, ids=ids)
 
 

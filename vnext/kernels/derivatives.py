@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 import torch
 from torch.nn import functional
 
-from vnext.kernels.calls import AttentionCall, RotaryWrite, Router
+from vnext.kernels.calls import AttentionCall, BiasedExperts, RotaryWrite, Router, parts_of
 from vnext.kernels.products import marks_of, shares_of
-from vnext.kernels.references import turn
+from vnext.kernels.references import swiglu_clamped, turn
 from vnext.kernels.table import Operations
 
 GATES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -123,18 +123,27 @@ class _Trainable:
     def experts(
         self, x: torch.Tensor, shares: torch.Tensor, ids: torch.Tensor, gate_up: TrainedWeight, down: TrainedWeight, activation: str
     ) -> torch.Tensor:
-        def kernel(x: torch.Tensor, shares: torch.Tensor, *_: torch.Tensor) -> torch.Tensor:
-            return self._base.experts(x, shares, ids, gate_up.packed, down.packed, activation)
+        (first, first_biases), (second, second_biases) = parts_of(gate_up), parts_of(down)
 
-        def plain(x: torch.Tensor, shares: torch.Tensor, wide: torch.Tensor, narrow: torch.Tensor) -> torch.Tensor:
-            total = torch.zeros_like(x, dtype=torch.float32)
+        def kernel(x: torch.Tensor, shares: torch.Tensor, *_: torch.Tensor) -> torch.Tensor:
+            both = [
+                BiasedExperts(weight.packed, tuple(bias.detach() for bias in biases)) if biases else weight.packed
+                for weight, biases in ((first, first_biases), (second, second_biases))
+            ]
+            return self._base.experts(x, shares, ids, *both, activation)
+
+        def plain(
+            x: torch.Tensor, shares: torch.Tensor, wide: torch.Tensor, narrow: torch.Tensor, *biases: torch.Tensor
+        ) -> torch.Tensor:
+            total, count = torch.zeros_like(x, dtype=torch.float32), len(first_biases)
             for expert in ids.unique().tolist():
                 tokens, places = (ids == expert).nonzero(as_tuple=True)
-                found = linear(gated(linear(x[tokens], wide[expert]), activation), narrow[expert])
+                own = biases[expert :: count or 1] if biases else (None, None)
+                found = linear(gated(linear(x[tokens], wide[expert], own[0]), activation), narrow[expert], own[1])
                 total = total.index_add(0, tokens, found.float() * shares[tokens, places, None])
             return total.to(x.dtype)
 
-        return exact(kernel, plain, x, shares, gate_up.weight, down.weight)
+        return exact(kernel, plain, x, shares, first.weight, second.weight, *first_biases, *second_biases)
 
     def rotary_kv_write(self, qkv: torch.Tensor, write: RotaryWrite) -> torch.Tensor:
         """Writes the cache; the query is derived with the attention that reads it."""
@@ -166,6 +175,8 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
 
 def gated(wide: torch.Tensor, activation: str) -> torch.Tensor:
     gate, up = wide.float().chunk(2, -1)
+    if activation == "swiglu_clamped":
+        return swiglu_clamped(wide)
     return (GATES[activation](gate) * up).to(wide.dtype)
 
 

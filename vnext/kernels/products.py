@@ -16,15 +16,15 @@ from typing import Any, NamedTuple
 import torch
 from torch.nn import functional
 
-from vnext.kernels.calls import Router
+from vnext.kernels.calls import Router, parts_of
 from vnext.kernels.codes import Codes
 from vnext.kernels.format import Format, PlainWeight
 from vnext.kernels.formats.coded import CodesWeight
 from vnext.kernels.formats.floats import PLAIN
-from vnext.kernels.references import gelu_tanh_and_mul, rows, silu_and_mul
+from vnext.kernels.references import gelu_tanh_and_mul, rows, silu_and_mul, swiglu_clamped
 from vnext.kernels.shards import joined as joined_sums
 
-GATES = MappingProxyType({"silu": silu_and_mul, "gelu_tanh": gelu_tanh_and_mul})
+GATES = MappingProxyType({"silu": silu_and_mul, "gelu_tanh": gelu_tanh_and_mul, "swiglu_clamped": swiglu_clamped})
 
 
 Change = Callable[[torch.Tensor], torch.Tensor]
@@ -137,7 +137,7 @@ def gated_linear(
 ) -> torch.Tensor:
     """activation(gate) * up -> [T, I] in x's dtype, where `linear` gives [T, 2 * I]: gate, then up.
 
-    Activations: "silu" and "gelu_tanh". `change` gets the product before its activation and returns what is activated.
+    Activations: those of GATES. `change` gets the product before its activation and returns what is activated.
     """
     wide = linear(x, weight, bias)
     return GATES[activation](wide if change is None else change(wide))
@@ -214,23 +214,28 @@ def experts_by(
 ) -> torch.Tensor:
     """The sum over a token's k experts of share * down(activation(gate(x)) * up(x)), for x [T, H] -> [T, H].
 
-    shares float32 and ids int64 [T, k]; gate_up [E, 2 * I, H], down [E, H, I]. Tokens are sorted by expert, and each
-    expert that has tokens makes one product of them all. A token's parts are summed in float32 in the order of its
+    shares float32 and ids int64 [T, k]; gate_up [E, 2 * I, H], down [E, H, I], either with biases. Tokens are sorted by expert,
+    and each expert that has tokens makes one product of them all. A token's parts are summed in float32 in the order of its
     ids, so who else went to its experts changes nothing. `join` adds the products [T * k, H] of ranks that
     have a part of I each, before they are rounded: `multiply` then gives sums.
     """
     chosen = ids.reshape(-1)
     order = chosen.argsort(stable=True)
+    (wide, wide_biases), (narrow, narrow_biases) = parts_of(gate_up), parts_of(down)
     sorted_x = x.index_select(0, torch.div(order, ids.shape[1], rounding_mode="floor"))
     products = torch.empty(sorted_x.shape, dtype=torch.float32 if join else x.dtype, device=x.device)
-    start = 0
-    for expert, size in enumerate(torch.bincount(chosen, minlength=gate_up.shape[0]).tolist()):
+    start, runs = 0, []
+    for expert, size in enumerate(torch.bincount(chosen, minlength=wide.shape[0]).tolist()):
         if size:
-            widened = multiply_gated(sorted_x[start : start + size], gate_up[expert], None, activation)
-            products[start : start + size] = multiply(widened, down[expert], None)
+            here = slice(start, start + size)
+            widened = multiply_gated(sorted_x[here], wide[expert], wide_biases[expert] if wide_biases else None, activation)
+            products[here] = multiply(widened, narrow[expert], None)
+            runs.append((expert, here))
             start += size
     if join:
         products = join(products).to(x.dtype)
+    for expert, here in runs if narrow_biases else ():
+        products[here] += narrow_biases[expert]
     return sum_of_shares(products, order, shares, x.dtype)
 
 

@@ -18,6 +18,7 @@ from vnext.kernels.format import PlainWeight
 
 GELU_SCALE = 2.0 * math.sqrt(2.0 / math.pi)
 GELU_CUBIC = 0.044715
+SWIGLU_SLOPE, SWIGLU_LIMIT = 1.702, 7.0
 FP8_MAX = 448.0
 """The largest number of float8_e4m3fn; torch makes a NaN of more, a GPU this."""
 
@@ -56,6 +57,14 @@ def silu_and_mul(x: torch.Tensor) -> torch.Tensor:
     """
     gate, up = x.float().chunk(2, dim=-1)
     return (gate / gate.neg().exp_().add_(1.0) * up).to(x.dtype)
+
+
+def swiglu_clamped(x: torch.Tensor) -> torch.Tensor:
+    """x [T, 2 * I] -> g * sigmoid(SWIGLU_SLOPE * g) * (u + 1), [T, I], of gate g, at most SWIGLU_LIMIT, and up u, at most as far
+    from 0 (gpt-oss, arXiv 2508.10925)."""
+    gate, up = x.float().chunk(2, dim=-1)
+    gate, up = gate.clamp(max=SWIGLU_LIMIT), up.clamp(-SWIGLU_LIMIT, SWIGLU_LIMIT)
+    return (gate / (gate * -SWIGLU_SLOPE).exp_().add_(1.0) * (up + 1)).to(x.dtype)
 
 
 def gelu_tanh_and_mul(x: torch.Tensor) -> torch.Tensor:

@@ -20,7 +20,7 @@ NEEDS = MappingProxyType(
             Jais2 MiniCPM ModernBertDecoder Mpt MPT NanoChat Olmo OpenAIGPT OPT Orion Persimmon Phi QWen VaultGemma
             XGLM XLM XLNet Yi""",
         "experts, or a choice of experts, that no family here has": """
-            Afmoe AriaText Beam Cohere2Moe Dbrx DeepseekV4 ExaoneMoe Flint GptOss GraniteMoe
+            Afmoe AriaText Beam Cohere2Moe Dbrx DeepseekV4 ExaoneMoe Flint GraniteMoe
             GraniteMoeShared GraniteMoeSWA Grok1 HYV3 JetMoe Kolibri1 Laguna Mellum MiMoV2Flash 
             Phimoe PhiMoE """,
         "attention over a latent cache (MLA)": """

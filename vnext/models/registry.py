@@ -52,6 +52,7 @@ ROWS = MappingProxyType(
         "Qwen2ForCausalLM": Row("qwen2", "qwen2", "Qwen2Model"),
         "MiMoForCausalLM": Row("mimo", "mimo"),
         "Qwen3ForCausalLM": Row("qwen3", "qwen3", "Qwen3Model"),
+        "GptOssForCausalLM": Row("experts.gpt_oss", "gpt_oss", "GptOssModel"),
         "Qwen3MoeForCausalLM": Row("experts.qwen3_moe", "qwen3_moe", "Qwen3MoeModel"),
         "Gemma2ForCausalLM": Row("gemma2", "gemma2", "Gemma2Model"),
         "Gemma3ForCausalLM": Row("gemma3", "gemma3_text", "Gemma3TextModel"),

@@ -30,7 +30,7 @@ def test_nothing_is_in_two_lists() -> None:
 
 NEEDS = {
     "FalconForCausalLM": "a decoder", "Qwen2_5_VLForConditionalGeneration": "images", "MambaForCausalLM": "a state",
-    "GptOssForCausalLM": "experts", "T5ForConditionalGeneration": "an encoder", "QwertyForCausalLM": "",
+    "JetMoeForCausalLM": "experts", "T5ForConditionalGeneration": "an encoder", "QwertyForCausalLM": "",
 }  # fmt: skip
 
 

@@ -44,7 +44,7 @@ class Kind(IntEnum):
     UINT8 = 6
 
 
-GATES = {"": 0, "silu": 1, "gelu_tanh": 2}
+GATES = {"": 0, "silu": 1, "gelu_tanh": 2, "swiglu_clamped": 3}
 """Activations of a gate that a product can apply itself."""
 
 PIECES_MAX = 8

@@ -166,7 +166,12 @@ def gated_linear(
 ) -> torch.Tensor:
     """As products.gated_linear: torch's product, our gate."""
     wide = products.linear(x, weight, bias)
-    return _gate_and_mul(wide if change is None else change(wide), activation)
+    return _gated(wide if change is None else change(wide), activation)
+
+
+def _gated(wide: torch.Tensor, activation: str) -> torch.Tensor:
+    """wide [T, 2 * I] -> [T, I] by our gate, or by the reference's."""
+    return _gate_and_mul(wide, activation) if activation in rows.GATES else products.GATES[activation](wide)
 
 
 def add_tiled(
@@ -187,7 +192,7 @@ def experts(
     join: products.Change | None = None,
 ) -> torch.Tensor:
     """As products.experts: torch's grouped product where it serves, our gate."""
-    return grouped.experts(_gate_and_mul, x, shares, ids, gate_up, down, activation, join)
+    return grouped.experts(_gated, x, shares, ids, gate_up, down, activation, join)
 
 
 def rotary_kv_write(qkv: torch.Tensor, write: RotaryWrite) -> torch.Tensor:

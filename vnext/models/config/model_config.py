@@ -38,7 +38,7 @@ class Experts(msgspec.Struct, frozen=True, kw_only=True):
     """Layers whose MLP is `count` experts of `intermediate_size`, among which `router` chooses for each token.
 
     `dense_layers`: indices of layers with a plain MLP instead. `shared_size`: of an MLP that every token goes through beside
-    them; 0 for none.
+    them; 0 for none. `whole_group`: so many neighbouring inputs of `down` have a scale, which no shard divides.
     """
 
     count: int
@@ -46,6 +46,7 @@ class Experts(msgspec.Struct, frozen=True, kw_only=True):
     router: Router
     dense_layers: tuple[int, ...] = ()
     shared_size: int = 0
+    whole_group: int = 1
 
     @property
     def per_token(self) -> int:

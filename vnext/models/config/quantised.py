@@ -15,8 +15,8 @@ from vnext.models.errors import ModelError
 MEMBERS = ("quantization_config", "compression_config")
 METHOD = "quant_method"
 REMEDY = (
-    "read are AWQ, GPTQ, compressed-tensors, FP8, bitsandbytes, ModelOpt and GGUF: take one of these of this model, or its float "
-    "checkpoint, with --quantization int8 if memory is short"
+    "read are AWQ, GPTQ, compressed-tensors, FP8, bitsandbytes, ModelOpt, MXFP4 and GGUF: take one of these of this model, or its "
+    "float checkpoint, with --quantization int8 if memory is short"
 )
 OTHER_FILES = MappingProxyType({"quantize_config.json": "gptq", "quant_config.json": "awq", "hf_quant_config.json": "modelopt"})
 """Files of older checkpoints whose config.json says nothing, and the method of each."""
@@ -107,6 +107,7 @@ CHECKS: MappingProxyType[str, Callable[[Settings], Settings]] = MappingProxyType
     {
         "awq": _awq, "gptq": _gptq, "auto-round": _auto_round, "intel/auto-round": _auto_round, "compressed-tensors": _compressed,
         "fp8": _as_is, "fbgemm_fp8": _as_is, "bitsandbytes": _as_is, "modelopt": _modelopt, "torchao": _as_is,
+        "mxfp4": _as_is,
     }
 )  # fmt: skip
 """By the method's name: each returns the settings, or raises ModelError for a variant that is not read."""

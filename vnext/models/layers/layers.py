@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vnext.kernels.arrays import Array
-from vnext.kernels.calls import AttentionCall, RotaryWrite, StateRows
+from vnext.kernels.calls import AttentionCall, BiasedExperts, RotaryWrite, StateRows
 from vnext.models.config.model_config import ModelConfig
 from vnext.models.layers.batch import ForwardBatch, host_batch
 from vnext.models.layers.kv_cache import KvCache, kv_groups
@@ -77,7 +77,7 @@ class GatedMlp(NamedTuple):
 class SparseMlp(NamedTuple):
     """Experts: `router` packed [E, hidden]; gate_up [E, 2 * I, hidden] and down [E, hidden, I] packed, I split. `shared` is of all
     tokens, times the sigmoid of what `shared_gate` packed [1, hidden] gives, where there is one. `bias` float32 [E] or None is the
-    router's."""
+    router's, for its choice alone; `score_bias` of the same form is added to its scores."""
 
     router: Any
     gate_up: Any
@@ -85,6 +85,7 @@ class SparseMlp(NamedTuple):
     shared: GatedMlp | None = None
     shared_gate: Any = None
     bias: Array | None = None
+    score_bias: Array | None = None
 
 
 Mlp = GatedMlp | PlainMlp | SparseMlp
@@ -261,9 +262,12 @@ def gated_mlp(layer: GatedMlp, x: torch.Tensor, step: Step) -> torch.Tensor:
 def sparse_mlp(layer: SparseMlp, x: torch.Tensor, step: Step) -> torch.Tensor:
     """Each token of x [T, hidden] through the experts that the router gives it. Every rank holds a part of each expert."""
     chosen = step.operations
-    shares, ids = chosen.route(chosen.logits(x, layer.router), step.config.experts.router, layer.bias)
+    scores = chosen.logits(x, layer.router)
+    if layer.score_bias is not None:
+        scores = scores + layer.score_bias
+    shares, ids = chosen.route(scores, step.config.experts.router, layer.bias)
     parallel, given = step.parallel, (x, shares, ids, layer.gate_up, layer.down, step.config.activation)
-    if parallel.world_size > 1 and parallel.is_exact:
+    if parallel.world_size > 1 and (parallel.is_exact or isinstance(layer.down, BiasedExperts)):  # a bias is added once
         found = chosen.experts(*given, parallel.all_reduce)
     else:
         found = parallel.all_reduce(chosen.experts(*given))

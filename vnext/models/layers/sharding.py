@@ -305,7 +305,15 @@ def shard_count(config: ModelConfig) -> int:
     """Into how many shards the inputs of row-parallel weights are cut, whatever the number of ranks: a power of two if the model
     splits over one, else the least number of ranks over which it does."""
     powers, others = (8, 4, 2), range(3, SHARDS_MAX)
-    return next((size for size in (*powers, *others) if divides(config, size)), 1)
+    return next((size for size in (*powers, *others) if divides(config, size) and _keeps_groups(config, size)), 1)
+
+
+def _keeps_groups(config: ModelConfig, count: int) -> bool:
+    """Whether so many shards divide no group of an expert's inputs that has one scale."""
+    experts = config.experts
+    if experts is None or experts.intermediate_size % experts.whole_group:
+        return True
+    return experts.intermediate_size // experts.whole_group % count == 0
 
 
 def sums_alike(config: ModelConfig, world_size: int) -> bool:

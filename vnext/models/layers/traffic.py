@@ -20,6 +20,6 @@ def _bytes(value: Any, config: ModelConfig) -> int:
     if isinstance(value, SparseMlp):
         assert config.experts is not None
         experts = _bytes(value.gate_up, config) + _bytes(value.down, config)
-        beside = (value.router, value.shared, value.shared_gate)
+        beside = (value.router, value.shared, value.shared_gate, value.bias, value.score_bias)
         return _bytes(beside, config) + experts * config.experts.per_token // config.experts.count
     return sum(_bytes(each, config) for each in value) if isinstance(value, tuple | list) else 0

@@ -23,7 +23,8 @@ from vnext.models.errors import ModelError
 from vnext.models.gguf.folder import linked_files
 from vnext.models.loading.dummy import drawn_tensors
 from vnext.models.loading.gguf_tensors import gguf_tensors
-from vnext.models.loading.sources.safetensors import DTYPES, ELEMENTS, INTEGERS, stored_tensors
+from vnext.models.loading.joined_experts import by_expert
+from vnext.models.loading.sources.safetensors import DTYPES, ELEMENTS, INTEGERS, Stored, stored_tensors
 
 STORED = ELEMENTS | dict.fromkeys(GGUF_BLOCKS, np.dtype("uint8"))
 """What formats of weights make numbers of."""
@@ -207,16 +208,16 @@ def folder_tensors(path: Path) -> Tensors:
     if linked_files(path):
         return dict(gguf_tensors(path))
     homes = assigned_files(path)
-    tensors: Tensors = {}
+    tensors: dict[str, Stored] = {}
     for file in weight_files(path):  # other files may hold stale copies: the index says which counts
         found = stored_tensors(file)
         tensors |= {name: each for name, each in found.items() if name not in tensors or homes.get(name) == file.name}
-    return tensors
+    return dict(by_expert(tensors))
 
 
 def file_tensors(file: Path) -> Tensors:
     """The tensors of a file of a checkpoint or an update. Raises ModelError."""
-    return folder_tensors(file.parent) if file.name == DUMMY_NAME else dict(stored_tensors(file))
+    return folder_tensors(file.parent) if file.name == DUMMY_NAME else dict(by_expert(stored_tensors(file)))
 
 
 def fingerprint(path: Path | str) -> str:

@@ -34,15 +34,16 @@ HARMLESS = frozenset(
     block_dim block_mlp_init_scale block_norm_eps block_out_init_scale block_use_swiglu block_use_xavier_init boi_token_index
     bos_token_id cache_implementation chunk_size_feed_forward classifier_dropout conv_dim conv_dim_out conv_use_xavier_init
     cross_attention_hidden_size decoder_start_token_id do_sample dtype embd_pdrop embedding_dropout eod_token_id
-    eoi_token_index eos_token_id finetuning_task forced_bos_token_id forced_eos_token_id hidden_dropout id2label
-    image_token_id image_token_index init_method initializer_factor initializer_range is_decoder is_encoder_decoder
-    is_llama_config label2id mamba_chunk_size mamba_ssm_dtype mm_tokens_per_image model_type n_ctx normalization_function
-    num_heads num_labels original_max_position_embeddings output_attentions output_hidden_states output_router_logits
-    output_scores pad_token_id prefix pretraining_tp problem_type remove_invalid_values reorder_and_upcast_attn resid_pdrop
-    residual_dropout return_dict return_dict_in_generate router_aux_loss_coef router_jitter_noise sep_token_id
-    summary_activation summary_first_dropout summary_proj_to_labels summary_type summary_use_proj task_specific_params
-    text_config tokenizer_class torch_dtype torchscript transformers.js_config transformers_version unk_token_id unsloth_fixed
-    unsloth_version use_cache use_pos_enc use_qk_norm video_token_id vision_config vision_end_token_id vision_start_token_id
+    eoi_token_index eos_token_id experts_per_token finetuning_task forced_bos_token_id forced_eos_token_id hidden_dropout id2label
+    image_token_id image_token_index init_method initial_context_length initializer_factor initializer_range is_decoder
+    is_encoder_decoder is_llama_config label2id mamba_chunk_size mamba_ssm_dtype mm_tokens_per_image model_type n_ctx
+    normalization_function num_heads num_labels original_max_position_embeddings output_attentions output_hidden_states
+    output_router_logits output_scores pad_token_id prefix pretraining_tp problem_type remove_invalid_values
+    reorder_and_upcast_attn resid_pdrop residual_dropout return_dict return_dict_in_generate router_aux_loss_coef
+    router_jitter_noise sep_token_id summary_activation summary_first_dropout summary_proj_to_labels summary_type
+    summary_use_proj task_specific_params text_config tokenizer_class torch_dtype torchscript transformers.js_config
+    transformers_version unk_token_id unsloth_fixed unsloth_version use_cache use_pos_enc use_qk_norm video_token_id
+    vision_config vision_end_token_id vision_start_token_id
     """.split()
 )
 """Members of config.json that change no answer, or that are read elsewhere."""

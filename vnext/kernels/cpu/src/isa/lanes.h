@@ -334,6 +334,13 @@ ALWAYS_INLINE Lanes activate(Lanes x, int gate) {
     return all(0.5f) * x * (all(1.0f) + tanh_lanes(inner));
 }
 
+/* What a gate and what it multiplies give. Constants as in vnext/kernels/references.py. */
+ALWAYS_INLINE Lanes gated(Lanes x, Lanes up, int gate) {
+    if (gate != SWIGLU_CLAMPED) return activate(x, gate) * up;
+    const Lanes limit = all(7.0f), below = smaller(x, limit), inside = larger(smaller(up, limit), all(0.0f) - limit);
+    return below / (all(1.0f) + exp_lanes(all(-1.702f) * below)) * (inside + all(1.0f));
+}
+
 /* The sum of so many shards, `stride` apart: by halves while their number is even, then in order. The ranks' sums are added
    by the same tree (rank_sum.h), so those of a rank's shards may be its lower part. */
 inline Lanes joined(const Lanes *sums, int64_t stride, int64_t count) {

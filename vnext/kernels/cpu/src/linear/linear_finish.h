@@ -40,8 +40,8 @@ ALWAYS_INLINE void finish_row(const LinearCall &call, int64_t row, int64_t panel
         return store_part(result + half + panel * 16, second, part);
     }
     if (w.gate != NO_GATE) {
-        const Lanes gated = activate(rounded(first, result), w.gate) * rounded(second, result);
-        store_part(result + panel * 16, gated, w.out / 2 - panel * 16);
+        const Lanes both = gated(rounded(first, result), rounded(second, result), w.gate);
+        store_part(result + panel * 16, both, w.out / 2 - panel * 16);
         return;
     }
     const int64_t left = w.out - panel * PANEL;

@@ -75,7 +75,7 @@ inline void gate_rows(const GateCall &call, int64_t first, int64_t last) {
         T *result = static_cast<T *>(call.result) + row * call.width;
         for (int64_t i = 0; i < call.width; i += 16) {
             const int64_t left = call.width - i;
-            store_part(result + i, activate(load_part(gate + i, left), call.gate) * load_part(up + i, left), left);
+            store_part(result + i, gated(load_part(gate + i, left), load_part(up + i, left), call.gate), left);
         }
     }
 }

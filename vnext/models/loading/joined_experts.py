@@ -1,0 +1,94 @@
+"""Experts of gpt-oss, which its files hold in one tensor a layer, as tensors of one expert each, under the usual names.
+
+    gate_up_proj [E, in, 2 * I], down_proj [E, I, out]                          floats
+    gate_up_proj_blocks [E, 2 * I, groups, 16], gate_up_proj_scales             MXFP4: two numbers in a byte, E8M0
+    gate_up_proj_bias [E, 2 * I], down_proj_bias [E, out]
+Outputs of gate and up take turns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from vnext.models.loading.sources.safetensors import Stored
+
+BIAS, EXPERTS = "gate_up_proj_bias", ".experts."
+ENDINGS = {"": "weight", "_blocks": "weight_packed", "_scales": "weight_scale", "_bias": "bias"}
+TURNED, IN_BYTES = "", "_blocks"
+
+
+class OneExpert(NamedTuple):
+    """Outputs `outputs` of expert `expert` in a tensor of all experts, as [out, in] or [out]; the file's are `turned`, or of more
+    axes."""
+
+    whole: Stored
+    expert: int
+    outputs: slice
+    turned: bool
+
+    @property
+    def file(self) -> Path:
+        return self.whole.file
+
+    @property
+    def dtype(self) -> str:
+        return self.whole.dtype
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        _, *sizes = self.whole.shape
+        if self.turned:
+            sizes = sizes[::-1]
+        count = len(range(sizes[0])[self.outputs])
+        return (count, *([int(np.prod(sizes[1:]))] if len(sizes) > 1 else []))
+
+    @property
+    def start(self) -> int:
+        return self.whole.start + self.expert * self._size_bytes
+
+    @property
+    def stop(self) -> int:
+        """As if outputs that take turns lay one behind the other: what it takes is right."""
+        return self.start + self._size_bytes // (self.outputs.step or 1)
+
+    def part(self, ranges: tuple[slice, ...]) -> np.ndarray:
+        """A part of the tensor, copied where it is not dense."""
+        found = self.whole.part(())[self.expert]
+        found = (found.T if self.turned else found)[self.outputs]
+        return np.ascontiguousarray(found.reshape(self.shape)[ranges])
+
+    def release(self) -> None:
+        """Release the memory of the tensor's pages, which hold the other experts too."""
+        self.whole.release()
+
+    @property
+    def _size_bytes(self) -> int:
+        return (self.whole.stop - self.whole.start) // self.whole.shape[0]
+
+
+def by_expert(tensors: dict[str, Stored]) -> dict[str, Stored | OneExpert]:
+    """The tensors of a file or more, those of all experts cut into those of each."""
+    if not any(name.endswith(EXPERTS + BIAS) for name in tensors):
+        return dict(tensors)
+    found: dict[str, Stored | OneExpert] = {}
+    for name, stored in tensors.items():
+        found.update(_parts(name, stored))
+    return found
+
+
+def _parts(name: str, stored: Stored) -> Iterator[tuple[str, Stored | OneExpert]]:
+    here, dot, own = name.partition(EXPERTS)
+    for module, parts in (("gate_up_proj", ("gate_proj", "up_proj")), ("down_proj", ("down_proj",))):
+        ending = ENDINGS.get(own.removeprefix(module)) if own.startswith(module) else None
+        if ending is None or len(stored.shape) < 2:
+            continue
+        turned = own == module
+        for expert in range(stored.shape[0]):
+            for place, part in enumerate(parts):
+                yield f"{here}{dot}{expert}.{part}.{ending}", OneExpert(stored, expert, slice(place, None, len(parts)), turned)
+        return
+    yield name, stored
