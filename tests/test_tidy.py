@@ -251,6 +251,7 @@ LATE_IMPORTS = {
 # Files that may read the environment, with the reason.
 ENVIRONMENT_READERS = {
     "vnext/options/reader.py",  # the one reader of argv and environment
+    "vnext/runtime/processes/state_dir.py",  # where a user's data lie, as HOME
     "vnext/commands/cli.py",  # its entry point
     "vnext/replay/cli/ui.py",  # a server's key, which `ps` would show among the arguments
     "vnext/server/context/text_work.py",  # writes one, for `tokenizers`: it reads its number of threads nowhere else

@@ -24,7 +24,7 @@ from vnext.server.settings import ServerSettings
 PREFIX = "VNEXT_"
 API_KEY_VARIABLE = KEY_VARIABLE
 ENGINE_HELP = {
-    "models_dir": "folder of models by name, which `vnext pull` fills (default: ~/.local/share/vnext/models)",
+    "models_dir": "folder of models by name, which `vnext pull` fills (default: vnext/models in $XDG_DATA_HOME or ~/.local/share)",
     "revision": "branch, tag or commit of a model on the hub (default: its head)",
     "tokenizer": "a folder or hub id whose tokenizer replaces the model's own",
     "hf_overrides": """JSON object whose members replace those of config.json, such as '{"rope_theta": 1e6}'""",

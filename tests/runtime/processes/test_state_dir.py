@@ -21,7 +21,7 @@ from vnext.replay.cli.exec import _version_of
 from vnext.replay.rerun.model_of_log import folder_of
 from vnext.replay.rerun.numerics import CannotRun
 from vnext.runtime.client.weight_update import file_of
-from vnext.runtime.processes.launch import DEMO_MODEL, StartRefused, find_model, log_directory
+from vnext.runtime.processes.launch import DEMO_MODEL, StartRefused, find_model, log_directory, named_models
 from vnext.runtime.processes.state_dir import state_dir
 from vnext.runtime.protocol.settings import EngineSettings, SettingsError
 from vnext.state.events import EngineStarted
@@ -56,6 +56,15 @@ def test_a_home_that_can_be_written_is_used(temporary: Path, tmp_path: Path, mon
     monkeypatch.setenv("HOME", str(tmp_path))
     assert state_dir(USUAL) == (tmp_path / ".local/state/vnext/logs", "")
     assert not temporary.exists() and not (tmp_path / ".local").exists()
+
+
+@pytest.mark.parametrize(("data", "found"), [("{}/data", "data"), ("", ".local/share"), ("data", ".local/share")])
+def test_models_lie_where_the_user_keeps_data(data: str, found: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A path that is not absolute counts for nothing there."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_DATA_HOME", data.format(tmp_path))
+    assert named_models("") == tmp_path / found / "vnext/models"
+    assert state_dir(USUAL).path == tmp_path / ".local/state/vnext/logs"
 
 
 def test_a_user_without_a_home_has_a_log_elsewhere_with_one_line(homeless: Path, caplog: pytest.LogCaptureFixture) -> None:

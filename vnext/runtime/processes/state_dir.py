@@ -1,7 +1,7 @@
-"""State folders: where logs and overlays go that a user has named no place for.
+"""State folders: where logs, overlays and models go that a user has named no place for.
 
-That is below the home. A container may run as a user without a home, or with one that cannot be written: then a folder of this
-user below the folder for temporary files serves, and the caller says so.
+That is below the home; for models below XDG_DATA_HOME where that is set. A container may run as a user without a home, or with one
+that cannot be written: then a folder of this user below the folder for temporary files serves, and the caller says so.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ import stat
 import tempfile
 from pathlib import Path
 from typing import NamedTuple
+
+DATA, DATA_VARIABLE = "~/.local/share/", "XDG_DATA_HOME"
 
 
 class StateDir(NamedTuple):
@@ -27,6 +29,8 @@ def state_dir(usual: str) -> StateDir:
     Raises OSError where the stand-in, too, cannot be had.
     """
     path = os.path.expanduser(usual)
+    if usual.startswith(DATA) and os.path.isabs(data := os.environ.get(DATA_VARIABLE, "")):
+        path = os.path.join(data, usual.removeprefix(DATA))
     if not os.path.isabs(path):
         return StateDir(_stand_in(Path(usual).name), "this user has no home")
     if not _can_be_made(Path(path)):
