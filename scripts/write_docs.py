@@ -146,7 +146,7 @@ class _Figures:
 
 class _Stats(_Figures):
     running, waiting = 0, 0
-    adapters, tier, pins, lost = _Figures(), _Figures(), _Figures(), _Figures()
+    adapters, tier, pins, lost, states = _Figures(), _Figures(), _Figures(), _Figures(), _Figures()
 
 
 class _Engine:

@@ -24,8 +24,8 @@ def print_ready(engine: RunningEngines, settings: ServerSettings, is_behind: boo
     end = "" if is_behind else f"vnext: try      {_try(engine, settings)}\nvnext: Ctrl-C stops\n"
     lines = (
         f"vnext: model    {engine.ready.model}: {environment['dtype']} on {_device(environment)}, "
-        f"{config.max_model_len} tokens a request, {config.page_count} cache blocks of {config.block_size} tokens{_states(config)}"
-        f"{_each(engine)}\n"
+        f"{config.max_model_len} tokens a request, {config.page_count} cache blocks of {config.block_size} tokens"
+        f"{_states(config, environment)}{_each(engine)}\n"
         f"vnext: batch    {invariance_line(environment)}\n"
         f"{_drafts_line(config)}{_adapters_line(config, settings)}"
         f"{''.join(_log_lines(engine))}"
@@ -38,8 +38,13 @@ def _try(engine: RunningEngines, settings: ServerSettings) -> str:
     return curl_line(url_of(settings), chat=_has_template(engine, settings), has_key=settings.needs_key)
 
 
-def _states(config: SchedulerConfig) -> str:
-    return f" and {config.state_pages} pages of recurrent states" if config.state_pages else ""
+def _states(config: SchedulerConfig, environment: Mapping[str, str]) -> str:
+    """What a rank keeps of recurrent layers."""
+    if not config.state_pages:
+        return ""
+    size = f"{int(environment['state_bytes']) / 1e6:,.2f} MB"
+    kept = f"kept every {config.snapshot_interval} tokens, not pinned" if config.takes_snapshots else "none kept, no prefix hits"
+    return f" and {config.state_pages} recurrent states of {size} a rank ({kept})"
 
 
 def _device(environment: Mapping[str, str]) -> str:

@@ -42,6 +42,7 @@ BOUNDS = {
     "kv_disk_bytes": (0, 2**60),
     "kv_disk_max_age_s": (0, 10**9),
     "pinned_kv_fraction": (0.0, 0.9),
+    "snapshot_interval": (0, COUNT_MAX),
     "prefill_engines": (0, 2**10),
     "handover_bytes": (0, 2**60),
     "ipc_bytes_max": (0, 2**40),

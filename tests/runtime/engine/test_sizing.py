@@ -140,3 +140,12 @@ def test_windows_of_no_layer_leave_the_plain_rule() -> None:
     model = ModelFacts(vocab_size=100, position_count_max=512, eos_token_ids=(2,), windows=(0, 0))
     config = scheduler_config(EngineSettings(), model, ranks(3))
     assert config.windows == () and config.max_model_len == 48
+
+
+@pytest.mark.parametrize(("asked", "interval"), [(1024, 1024), (100, 112), (16, 16), (0, 0)])
+def test_snapshots_stand_at_edges_of_blocks_as_often_as_asked(asked: int, interval: int) -> None:
+    found = (replace(ranks(10**6)[0], state_bytes=4096),)
+    config = scheduler_config(EngineSettings(snapshot_interval=asked, max_num_seqs=4), MODEL, found)
+    held = 3 if interval else 1
+    assert (config.snapshot_interval, config.takes_snapshots, config.state_pages) == (interval, interval > 0, 3 * held * 4)
+    assert config.pinned_kv_fraction == 0

@@ -14,8 +14,9 @@ from edge_server import EdgeServer
 from fake_engine import wait_until
 
 from vnext.runtime.protocol.cache_misses import CacheLosses
-from vnext.runtime.protocol.messages import AdapterStats, EngineStats, SubmitRequest
+from vnext.runtime.protocol.messages import EngineStats, SubmitRequest
 from vnext.runtime.protocol.operations import Residence
+from vnext.runtime.protocol.stats import AdapterStats
 from vnext.server import load_line
 from vnext.server.context import metrics as metrics_module
 from vnext.server.context.metrics import ServerMetrics, Stopwatch, _lengths_up_to
@@ -156,7 +157,7 @@ def test_lengths_are_told_up_to_the_longest_request() -> None:
 
 
 def stats(**figures: object) -> EngineStats:
-    numbers = dict.fromkeys(EngineStats.__struct_fields__, 0) | {"stalled": "", "recovering": "", "adapters": None, "tier": None, "pins": None, "blocks_total": 200}
+    numbers = dict.fromkeys(EngineStats.__struct_fields__, 0) | {"stalled": "", "recovering": "", "adapters": None, "tier": None, "pins": None, "states": None, "blocks_total": 200}
     return EngineStats(**numbers | {"residence": Residence(), "lost": CacheLosses()} | figures)
 
 

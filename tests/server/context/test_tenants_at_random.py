@@ -14,7 +14,8 @@ from edge_server import TOKENIZER, EdgeServer, echo_answer
 from fake_engine import CONFIG, FakeEngine, wait_until
 from toy_tokenizers import byte_level
 
-from vnext.runtime.protocol.messages import AbortRequests, AdapterFiles, AdapterStats, SubmitRequest
+from vnext.runtime.protocol.messages import AbortRequests, AdapterFiles, SubmitRequest
+from vnext.runtime.protocol.stats import AdapterStats
 from vnext.server.context import adapters
 from vnext.state.events import unpack_tokens
 

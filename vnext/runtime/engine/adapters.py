@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from vnext.runtime.engine.facility import NO_ERRORS, Facility, Send
-from vnext.runtime.protocol.messages import AdapterFiles, AdapterRead, AdapterStats, RankReady
+from vnext.runtime.protocol.messages import AdapterFiles, AdapterRead, RankReady
+from vnext.runtime.protocol.stats import AdapterStats
 from vnext.runtime.transport.ring.broadcast import ReadAdapter, encode_read
 from vnext.sched.residency import next_load
 from vnext.state.events import AdapterEvicted, AdapterLoaded

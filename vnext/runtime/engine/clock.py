@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 
 from vnext.runtime.engine.facility import Facility
-from vnext.runtime.protocol.messages import PinStats
+from vnext.runtime.protocol.stats import PinStats
 from vnext.sched.pinning import next_tick, next_yield, tick_due_s
 from vnext.state.events import AnyEvent, ClockTicked, PinsYielded, RequestArrived
 from vnext.state.pool import pinned_count

@@ -14,7 +14,9 @@ from vnext.runtime.engine.operations import Operations
 from vnext.runtime.engine.owners import News
 from vnext.runtime.engine.tiers import TierTransfers
 from vnext.runtime.protocol.messages import RankReady
+from vnext.runtime.protocol.stats import StateStats
 from vnext.state.events import EngineStarted, TierOpened
+from vnext.state.pool import Pool
 from vnext.state.state import State
 
 
@@ -67,4 +69,10 @@ class Facilities:
 
     def stats(self, state: State) -> Mapping[str, object]:
         """Fields of EngineStats."""
-        return {name: value for facility in self.all for name, value in facility.stats(state).items()}
+        found = {name: value for facility in self.all for name, value in facility.stats(state).items()}
+        return found if (states := state.pool.states) is None else found | {"states": _states(states)}
+
+
+def _states(states: Pool) -> StateStats:
+    held, snapshots = states.page_count - states.free, len(states.prefix_index)
+    return StateStats(pages=states.page_count, held=held, snapshots=snapshots)

@@ -19,7 +19,6 @@ from vnext.state.recurrent import pages_held
 from vnext.state.windows import pages_needed
 
 ASYNC_DEPTH = 2
-SNAPSHOT_INTERVAL = 1024
 STATES_PER_ROW = 3
 """State pages for each that a full batch holds; the others are for snapshots that nobody holds."""
 
@@ -73,7 +72,7 @@ def with_states(settings: EngineSettings, bounds: SchedulerConfig, ranks: Sequen
     the cache's memory at most. Nothing is pinned: pins keep blocks and no states. Raises SettingsError."""
     if not settings.enable_chunked_prefill:
         raise SettingsError("chunked prefill is off and the model has recurrent layers, whose snapshots cut prompts: leave it on")
-    interval = -(-SNAPSHOT_INTERVAL // settings.block_size) * settings.block_size
+    interval = -(-settings.snapshot_interval // settings.block_size) * settings.block_size
     bounds = replace(bounds, pinned_kv_fraction=0.0, microbatches=1, snapshot_interval=interval, state_pages=1)
     held = pages_held(bounds)
     least = held + bounds.takes_snapshots

@@ -11,7 +11,8 @@ import time
 from collections.abc import Mapping, Sequence
 
 from vnext.runtime.engine.facility import NO_ERRORS, Facility, Send
-from vnext.runtime.protocol.messages import BlocksRead, BlocksWritten, RankReady, TierStats
+from vnext.runtime.protocol.messages import BlocksRead, BlocksWritten, RankReady
+from vnext.runtime.protocol.stats import TierStats
 from vnext.runtime.transport.ring.broadcast import FetchBlocks, StoreBlocks, encode_fetch, encode_store
 from vnext.sched.tiering import evictions, next_cancellation, next_promotion
 from vnext.state.events import BlocksPromoted, BlocksReceived, PromotionEnded, TierChanged, TierOpened

@@ -12,6 +12,7 @@ import msgspec
 
 from vnext.runtime.protocol.cache_misses import CacheLosses, CacheMiss
 from vnext.runtime.protocol.operations import AnyOperation, Residence
+from vnext.runtime.protocol.stats import AdapterStats, PinStats, StateStats, TierStats
 from vnext.state.config import SchedulerConfig
 from vnext.state.events import AbortReason, StepCommitted
 from vnext.state.params import Sampling
@@ -190,56 +191,12 @@ class Outputs(Message, tag=12):
     tokens: bytes = b""
 
 
-class AdapterStats(Message):
-    """The adapters of an engine: how many it may hold at once and holds, what was loaded and evicted since the start, how many
-    waiting requests have an adapter that no slot holds, and the names of the adapters that running and waiting requests use."""
-
-    slots: int
-    resident: int
-    loads: int
-    evictions: int
-    requests_waiting: int
-    running: tuple[str, ...] = ()
-    waiting: tuple[str, ...] = ()
-
-
-class TierStats(Message):
-    """The disk tier: its `blocks` of `capacity`, and counts since the start: blocks written (`stored`), read back (`promoted`),
-    that left (`gone`), that were `damaged`, that left memory before they were written (`missed`) and that could not be written
-    (`errors`), and transfers that were `given_up`. `received` blocks came from other engines, and `absent` ones that were to come
-    could not be had."""
-
-    blocks: int
-    capacity: int
-    stored: int
-    promoted: int
-    gone: int
-    damaged: int
-    missed: int
-    errors: int
-    given_up: int
-    received: int = 0
-    absent: int = 0
-
-
-class PinStats(Message):
-    """Pins: `blocks` of at most `capacity`, and counts since the start: blocks that were `pinned`, and pins that have `expired`,
-    were `displaced` by others, have `yielded` to a request, and were `dropped` with the cache."""
-
-    blocks: int
-    capacity: int
-    pinned: int
-    expired: int
-    displaced: int
-    yielded: int
-    dropped: int
-
-
 class EngineStats(Message, tag=13):
     """Current gauges, and counters since start. Seconds are floats.
 
     `stalled` is a sentence while a step takes far longer than it should, `recovering` one while the ranks are started again, else
-    "". `step_silent_seconds`: for how long the oldest step in flight has had no result. `adapters`, `tier`, `pins`: None without.
+    "". `step_silent_seconds`: for how long the oldest step in flight has had no result. `adapters`, `tier`, `pins`, `states`: None
+    without.
     """
 
     running: int
@@ -276,6 +233,7 @@ class EngineStats(Message, tag=13):
     pins: PinStats | None = None
     spoilt: int = 0
     lost: CacheLosses = CacheLosses()
+    states: StateStats | None = None
 
 
 class EngineDied(Message, tag=14):

@@ -76,6 +76,8 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     `kv_disk_dir` is the folder of the disk tier ("" for none), which holds at most `kv_disk_bytes` of all ranks, and no block
     that was last used longer than `kv_disk_max_age_s` ago when an engine starts (0: whatever its age).
     `pinned_kv_fraction` is the share of the cache's blocks that requests may keep for a time (cache_control and the like).
+    `snapshot_interval`: after so many tokens, at a block's edge, the prefix cache keeps a snapshot of recurrent layers' states; 0
+    for no snapshots, and no hits.
     `role` is that of a server's engines; of those of `data_parallel_size` the first `prefill_engines` have the role prefill and the
     others decode, 0 for engines that do both. Blocks that are handed over take at most `handover_bytes` of shared memory, of all
     ranks; at `handover_address` ("host:port", the port of the first rank) they are served to other hosts, over
@@ -111,6 +113,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     kv_disk_bytes: int = 8 * 2**30
     kv_disk_max_age_s: float = 0.0
     pinned_kv_fraction: float = 0.25
+    snapshot_interval: int = 1024
     enable_prefix_caching: bool = True
     enable_chunked_prefill: bool = True
     async_scheduling: bool = True

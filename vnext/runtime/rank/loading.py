@@ -358,6 +358,8 @@ def describe_numbers(settings: RankSettings, runner: ModelRunner) -> dict[str, s
     if runner.device_type == "cpu":
         cores = f"{here()}, {place_of(settings)}"
         numbers |= {"threads": str(settings.threads), "token_bytes": str(runner.token_bytes()), "cores": cores}
+    if runner.config.recurrent is not None:
+        numbers["state_bytes"] = str(runner.state_bytes())
     if runner.kept.codes:
         numbers["codes"] = scheme(name for name, _ in runner.kept.codes.most_common())
     return numbers | {"batch_invariant": str(runner.invariance)}

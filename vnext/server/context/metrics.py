@@ -18,7 +18,8 @@ from prometheus_client import generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from vnext.runtime.protocol.cache_misses import CacheLosses
-from vnext.runtime.protocol.messages import AdapterStats, EngineStats
+from vnext.runtime.protocol.messages import EngineStats
+from vnext.runtime.protocol.stats import AdapterStats
 from vnext.server.context.admission import WaitingPrompts
 from vnext.server.context.tallies import Histogram, LabelledCounter, TallyFile
 from vnext.server.context.traces import AnswerTimes, CallTrace
@@ -97,6 +98,11 @@ _PIN_COUNTERS: Names = {
     "yielded": ("vnext_kv_pins_yielded", "Pins that gave way to a request that nothing else served."),
     "dropped": ("vnext_kv_pins_dropped", "Pins that ended with everything in the cache."),
 }
+_STATE_GAUGES: Names = {
+    "pages": ("vnext_state_pages", "Pages for the states of recurrent layers."),
+    "held": ("vnext_state_pages_held", "State pages that running requests hold."),
+    "snapshots": ("vnext_state_snapshots", "State pages with which a later request can go on."),
+}
 
 
 class EngineFigures(Protocol):
@@ -144,6 +150,8 @@ def _of_engine(engine: EngineFigures, shown: Shown) -> Iterator[Metric]:
         yield from _families(stats.tier, _TIER_GAUGES, _TIER_COUNTERS)
     if stats.pins is not None:
         yield from _families(stats.pins, _PIN_GAUGES, _PIN_COUNTERS)
+    if stats.states is not None:
+        yield from _families(stats.states, _STATE_GAUGES, {})
 
 
 def _families(stats: object, gauges: Names, counters: Names) -> Iterator[Metric]:

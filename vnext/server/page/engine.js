@@ -11,7 +11,7 @@ const whole = (value) => Math.round(value).toLocaleString("en");
 const share = (part, all) => (all ? `${((100 * part) / all).toFixed(1)} %` : "none yet");
 const each = (value, unit, scale) => (Number.isFinite(value) ? `${(value * scale).toPrecision(3)} ${unit}` : "none yet");
 
-// A part: its name, what its line draws, and its figures from the totals `now` and the changes a second `rate`.
+// A part: its name, what its line draws, its figures from the totals `now` and the changes a second `rate`, and without which it is none.
 const PARTS = [
   ["API server", ({ rate }) => rate.http_requests_total, ({ now, rate }) => [["requests/s", rate.http_requests_total.toFixed(1)], ["answered", whole(now.http_requests_total)]]],
   ["Queue", ({ now }) => now.num_requests_waiting, ({ now }) => [["waiting", whole(now.num_requests_waiting)], ["arrived", whole(now.requests_arrived_total)]]],
@@ -19,6 +19,7 @@ const PARTS = [
   ["Batch", ({ now }) => now.num_requests_running, ({ now, rate }) => [["running", whole(now.num_requests_running)], ["tokens a step", each(rate.generation_tokens_total / rate.steps_total, "", 1)]]],
   ["Prefix cache", ({ rate }) => rate.prefix_cache_hits_total, ({ now }) => [["hits", share(now.prefix_cache_hits_total, now.prefix_cache_queries_total)], ["blocks kept", whole(now.blocks_kept)], ["pinned", whole(now.kv_pinned_blocks || 0)]]],
   ["Key-value blocks", ({ now }) => now.blocks_held, ({ now }) => [["held", `${whole(now.blocks_held)} of ${whole(now.blocks)}`], ["in use", share(now.blocks_held, now.blocks)]]],
+  ["Recurrent states", ({ now }) => now.state_pages_held || 0, ({ now }) => [["held", `${whole(now.state_pages_held)} of ${whole(now.state_pages)}`], ["snapshots", whole(now.state_snapshots)]], "state_pages"],
   ["Ranks", ({ rate }) => rate.step_seconds_total / rate.steps_total || 0, ({ now, rate }) => [["a step", each(rate.step_seconds_total / rate.steps_total, "ms", 1e3)], ["digests equal", whole(now.digest_checks_total)], ["ring full", whole(now.ring_stalls_total)]]],
   ["Sampling", ({ rate }) => rate.generation_tokens_total, ({ now, rate }) => [["tokens/s", whole(rate.generation_tokens_total)], ["drafts kept", share(now.spec_decode_num_accepted_tokens_total, now.spec_decode_num_draft_tokens_total)]]],
   ["Log", ({ rate }) => rate.log_bytes, ({ now }) => [["size", now.log_bytes < 1e6 ? each(now.log_bytes, "kB", 1e-3) : each(now.log_bytes, "MB", 1e-6)], ["recoveries", whole(now.recoveries_total)], ["frames lost", whole(now.log_frames_lost_total)]]],
@@ -63,7 +64,7 @@ function draw({ now, buckets }, at) {
   const seconds = before ? Math.max(0.1, at - before.at) : 1;
   const rate = Object.fromEntries(Object.entries(now).map(([name, value]) => [name, before ? (value - (before.now[name] ?? value)) / seconds : 0]));
   engine.before = { now, at };
-  byId("parts").replaceChildren(...PARTS.map((part) => shown(part, { now, rate })));
+  byId("parts").replaceChildren(...PARTS.filter(([, , , needs]) => !needs || needs in now).map((part) => shown(part, { now, rate })));
   byId("times").replaceChildren(...TIMES.map(([name, title]) => histogram(title, buckets[`${name}_bucket`] || {}, now[`${name}_sum`] / now[`${name}_count`])));
 }
 
