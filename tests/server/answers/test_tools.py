@@ -238,6 +238,7 @@ def asked_for(*ids: str, arguments: str = "{}") -> dict[str, Any]:
 
 
 USER = {"role": "user", "content": "say:x"}
+RESULT = {"role": "tool", "tool_call_id": "a", "content": "r"}
 
 
 @pytest.mark.parametrize(
@@ -252,6 +253,10 @@ USER = {"role": "user", "content": "say:x"}
             "messages[0].tool_calls[1].id",
             "the call 'b' has no result behind it",
         ),
+        ([asked_for("a"), RESULT, RESULT, USER], "messages[2].tool_call_id", "is 'a': the call has a result already"),
+        ([asked_for("a"), RESULT, USER, RESULT], "messages[3].tool_call_id", "is 'a': the call has a result already"),
+        ([asked_for("a", "a"), RESULT, USER], "messages[0].tool_calls[1].id", "is 'a': a call that has no result yet has this id too"),
+        ([asked_for("a"), asked_for("a"), RESULT, USER], "messages[1].tool_calls[0].id", "has this id too, make each unique"),
     ],
 )
 def test_calls_and_results_are_pairs(tools_server: EdgeServer, messages: list[dict[str, Any]], param: str, words: str) -> None:
@@ -264,6 +269,21 @@ def test_results_come_in_any_order_and_a_call_that_was_cut_needs_none(tools_serv
     for messages in ([asked_for("a", "b"), *results, USER], [asked_for("a", arguments='{"ci'), USER], [asked_for("a"), *results[1:]] * 2):
         status, answer, _ = tools_server.post("/v1/chat/completions", {"messages": messages, "max_tokens": 1})
         assert status == 200, answer
+
+
+def test_pairs_are_pairs_at_every_door(tools_server: EdgeServer) -> None:
+    use, result = ({"type": "tool_use", "id": "a", "name": "f", "input": {}}, {"type": "tool_result", "tool_use_id": "a", "content": "r"})
+    for uses, results, param in (([use], [result] * 2, "messages[1].content[1].tool_use_id"), ([use] * 2, [result], "messages[0].content[1].id")):
+        messages = [{"role": "assistant", "content": uses}, {"role": "user", "content": results}]
+        status, made, _ = tools_server.post("/v1/messages", {"model": "toy", "max_tokens": 1, "messages": messages})
+        assert (status, made["error"]["param"]) == (400, param), made
+    call = {"type": "function_call", "call_id": "a", "name": "f", "arguments": "{}"}
+    output = {"type": "function_call_output", "call_id": "a", "output": "r"}
+    for items, param in (([call, output, output], "input[2].call_id"), ([call, call, output], "input[1].call_id")):
+        status, made, _ = tools_server.post("/v1/responses", {"model": "toy", "max_output_tokens": 1, "input": items})
+        assert (status, made["error"]["param"]) == (400, param), made
+    status, made, _ = tools_server.post("/v1/responses", {"model": "toy", "max_output_tokens": 1, "input": [call, output] * 2})
+    assert status == 200, made
 
 
 def test_two_tools_of_one_name_are_refused(tools_server: EdgeServer) -> None:

@@ -159,20 +159,27 @@ class CallPairs:
 
     def __init__(self) -> None:
         self._known: set[str] = set()
+        self._answered: set[str] = set()
         self._open: dict[str, str] = {}
 
     def call(self, id_: str, path: str, is_cut: bool = False) -> None:
-        """Take in a call; `is_cut`: its answer ended within it."""
+        """Take in a call; `is_cut`: its answer ended within it. Raises InvalidRequest for one with the id of another that waits."""
+        if id_ in self._open:
+            raise InvalidRequest(f"{path} is {id_[:60]!r}: a call that has no result yet has this id too, make each unique.", path)
         self._known.add(id_)
+        self._answered.discard(id_)
         if not is_cut:
             self._open[id_] = path
 
     def result(self, id_: str | None, path: str) -> None:
-        """Take in a result. Raises InvalidRequest for one without an id, or of no call before it."""
+        """Take in a result. Raises InvalidRequest for one without an id, of no call before it, or of one that has a result."""
         if not id_:
             raise InvalidRequest(f"{path} is missing: a result names the call that it answers.", path)
         if id_ not in self._known:
             raise InvalidRequest(f"{path} is {id_[:60]!r}: no call before it has this id.", path)
+        if id_ in self._answered:
+            raise InvalidRequest(f"{path} is {id_[:60]!r}: the call has a result already, send one for each call.", path)
+        self._answered.add(id_)
         self._open.pop(id_, None)
 
     def end(self) -> None:
