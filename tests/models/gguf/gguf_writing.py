@@ -9,14 +9,15 @@ from typing import Any
 
 import gguf
 import numpy as np
-from safetensors.numpy import load_file
+
+from vnext.models.loading.checkpoint import open_checkpoint
 
 ARCHITECTURES = {
     "LlamaForCausalLM": "llama", "MixtralForCausalLM": "llama", "Qwen2ForCausalLM": "qwen2", "Qwen3ForCausalLM": "qwen3",
     "Qwen3MoeForCausalLM": "qwen3moe", "Gemma2ForCausalLM": "gemma2", "Gemma3ForCausalLM": "gemma3", "Olmo2ForCausalLM": "olmo2",
     "SmolLM3ForCausalLM": "smollm3", "GraniteForCausalLM": "granite", "Glm4ForCausalLM": "glm4", "CohereForCausalLM": "command-r",
     "Cohere2ForCausalLM": "cohere2", "Starcoder2ForCausalLM": "starcoder2", "StableLmForCausalLM": "stablelm",
-    "Exaone4ForCausalLM": "exaone4", "SeedOssForCausalLM": "seed_oss", "ArceeForCausalLM": "arcee",
+    "Exaone4ForCausalLM": "exaone4", "SeedOssForCausalLM": "seed_oss", "GptOssForCausalLM": "gpt-oss", "ArceeForCausalLM": "arcee",
 }  # fmt: skip
 MEMBERS = {
     "context_length": "max_position_embeddings", "embedding_length": "hidden_size", "block_count": "num_hidden_layers",
@@ -33,6 +34,7 @@ OWN_MEMBERS = {
     },
     **dict.fromkeys(("command-r", "cohere2"), {"logit_scale": "logit_scale", "attention.layer_norm_epsilon": "layer_norm_eps"}),
     "starcoder2": {"attention.layer_norm_epsilon": "norm_epsilon"},
+    "gpt-oss": {"expert_feed_forward_length": "intermediate_size"},
     "stablelm": {"attention.layer_norm_epsilon": "layer_norm_eps", "use_parallel_residual": "use_parallel_residual"},
 }  # fmt: skip
 TOKENS = [f"t{number}" for number in range(97)]
@@ -102,6 +104,9 @@ def metadata_of(config: dict[str, Any], name: str) -> dict[str, Any]:
         found["expert_count"] = experts
     rope = config.get("rope_parameters") or {"rope_theta": config["rope_theta"]}
     found["rope.freq_base"] = float((rope.get("full_attention") or rope)["rope_theta"])
+    if rope.get("rope_type") == "yarn":
+        stretched = {"type": "yarn", "factor": rope["factor"], "original_context_length": rope["original_max_position_embeddings"]}
+        found |= {f"rope.scaling.{key}": value for key, value in stretched.items()}
     if rope.get("partial_rotary_factor") is not None:
         head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
         found["rope.dimension_count"] = int(rope["partial_rotary_factor"] * head_dim)
@@ -110,7 +115,8 @@ def metadata_of(config: dict[str, Any], name: str) -> dict[str, Any]:
 
 def tensors_of(folder: Path, config: dict[str, Any], name: str, type_: str | Callable[[str], str]) -> dict[str, tuple[np.ndarray, str]]:
     """The tensors by llama.cpp's names: experts in one, queries and keys of Llama's form by neighbours, Gemma's norms with 1."""
-    stored = load_file(folder / "model.safetensors")
+    with open_checkpoint(folder) as checkpoint:
+        stored = {key: checkpoint.part(key, checkpoint.shape(key) or (), ()).copy() for key in checkpoint.names()}
     number = next(number for number, each in gguf.MODEL_ARCH_NAMES.items() if each == name)
     names = gguf.get_tensor_name_map(number, config["num_hidden_layers"])
     found: dict[str, Any] = {}
@@ -121,6 +127,8 @@ def tensors_of(folder: Path, config: dict[str, Any], name: str, type_: str | Cal
             expert, _, rest = after.partition(".")
             own = f"{before}.experts.{rest}"
         place = names.get_name(own, (".weight", ".bias"))
+        if own.endswith(".sinks"):
+            place = f"{place}.weight"
         heads = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}.get(key.split(".")[-2])
         if name in ("llama", "smollm3", "granite", "arcee") and heads:
             array = neighbours(array, config[heads])
@@ -134,7 +142,7 @@ def tensors_of(folder: Path, config: dict[str, Any], name: str, type_: str | Cal
         found["rope_freqs.weight"] = stretches(rope, config["head_dim"])
     whole = {key: np.stack([each[i] for i in sorted(each)]) if isinstance(each, dict) else each for key, each in found.items()}
     types = {key: type_ if isinstance(type_, str) else type_(key) for key in whole}
-    return {key: (array, types[key] if array.ndim > 1 else "F32") for key, array in whole.items()}
+    return {key: (array, types[key] if array.ndim > 1 and not key.endswith(".bias") else "F32") for key, array in whole.items()}
 
 
 def stretches(rope: dict[str, Any], head_dim: int) -> np.ndarray:

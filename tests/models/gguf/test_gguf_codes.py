@@ -30,6 +30,7 @@ TOKENS, BLOCKS = [(7 * index + 3) % 97 for index in range(90)], list(range(8))
 TYPES: dict[str, str | Callable[[str], str]] = {"Q8_0": "Q8_0", "Q4_1": "Q4_1", "Q4_K_M": mixed}
 WIDE = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64, "num_hidden_layers": 2, "initializer_range": 0.05}
 FORMS = {"llama": Case("LlamaForCausalLM", "LlamaConfig", WIDE), "mixtral": Case("MixtralForCausalLM", "MixtralConfig", WIDE)}
+FORMS["gpt_oss"] = CASES["gpt_oss"]._replace(changes={**CASES["gpt_oss"].changes, "intermediate_size": 128})
 
 
 def written(folder: Path, family: str, type_: str | Callable[[str], str]) -> Path:
@@ -65,9 +66,11 @@ def test_any_cut_and_number_of_ranks_gives_the_same_bits(name: str, tmp_path: Pa
 
 
 @needs_native
+@pytest.mark.parametrize(("family", "type_"), [("mixtral", "Q8_0"), ("gpt_oss", "MXFP4")])
 @torch.inference_mode()
-def test_experts_stay_in_blocks(tmp_path: Path) -> None:
-    path = written(tmp_path, "mixtral", "Q8_0")
+def test_experts_stay_in_blocks(tmp_path: Path, family: str, type_: str) -> None:
+    path = written(tmp_path, family, lambda name: type_ if "_exps" in name or type_ == "Q8_0" else "F32")
+    assert type_.removesuffix("_0") in held(path)
     found = logits(path)
     assert near(found, logits(path, "none"))
     assert all(torch.equal(each, found) for each in ThreadGroup(2).run(lambda parallel: logits(path, "codes", parallel)))

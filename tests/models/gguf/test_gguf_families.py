@@ -41,6 +41,7 @@ FORMS = {
     "cohere2": Case("Cohere2ForCausalLM", "Cohere2Config", {"sliding_window": 40}),
     "exaone4": Case("Exaone4ForCausalLM", "Exaone4Config", {"sliding_window": 40, "head_dim": 24, "num_hidden_layers": 5}),
     "seed_oss": CASES["seed_oss"],
+    "gpt_oss": CASES["gpt_oss"],
     "arcee": Case("ArceeForCausalLM", "ArceeConfig", {}),
 }
 

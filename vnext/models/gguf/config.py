@@ -215,6 +215,17 @@ def _qwen3_moe(members: Members) -> dict[str, object]:
     } | _per_token(members)
 
 
+def _gpt_oss(members: Members) -> dict[str, object]:
+    """Its frequencies are stretched between fractions of pairs, whatever llama.cpp does."""
+    return {
+        "architectures": ["GptOssForCausalLM"],
+        "num_local_experts": members.number("expert_count"),
+        "sliding_window": _window(members),
+        "intermediate_size": members.number("expert_feed_forward_length", members.number("feed_forward_length")),
+        "rope_parameters": {**_rope(members), "truncate": False},
+    } | _per_token(members)
+
+
 def _per_token(members: Members) -> dict[str, object]:
     return {"num_experts_per_tok": members.number("expert_used_count")}
 
@@ -250,6 +261,7 @@ ARCHITECTURES = MappingProxyType(
         "qwen2": _plain("Qwen2ForCausalLM"),
         "qwen3": _plain("Qwen3ForCausalLM"),
         "qwen3moe": _qwen3_moe,
+        "gpt-oss": _gpt_oss,
         "gemma2": _gemma2,
         "gemma3": _gemma3,
         "olmo2": _plain("Olmo2ForCausalLM"),

@@ -101,6 +101,8 @@ class _Names(NamedTuple):
 
     def of(self, name: str) -> str:
         """The file's name of a tensor, "" for none."""
+        if name in self.table:  # a tensor that is no weight of a module
+            return f"{self.table[name]}.weight"
         base, dot, ending = name.rpartition(".")
         return f"{self.table[base]}{dot}{ending}" if base in self.table else ""
 
