@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from family_cases import CASES, VOCAB_SIZE, make_model
+from engine_here import engines_here
+from family_cases import CASES, VOCAB_SIZE, make_model, save_case
 from model_helpers import Chunk, ThreadGroup, load_model
 from safetensors.torch import load_file, save_file
 
+from vnext import LLM, SamplingParams
 from vnext.models.config.model_config import load_config, parse_config
 from vnext.models.errors import ModelError
 from vnext.models.layers.sharding import shard_count
 from vnext.models.loading.unread import unread
+from vnext.runtime.processes.launch import DEMO_MODEL
 
 PROMPT = [int(token) for token in torch.randint(0, VOCAB_SIZE, (90,), generator=torch.Generator().manual_seed(4))]
 FLOATS = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0])
-WIDE = 128
+WIDE, COUNT = 128, 12
 
 
 def in_mxfp4(folder: Path, monkeypatch: pytest.MonkeyPatch) -> torch.nn.Module:
@@ -74,3 +79,24 @@ def test_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert shard_count(config) == 4, "no scale's 32 inputs are divided, of 128"
     with pytest.raises(ModelError, match="swiglu_limit 5.0 is not supported; supported is 7.0"):
         parse_config(raw | {"swiglu_limit": 5.0}, {})
+
+
+@torch.inference_mode()
+def test_served_it_answers_the_same_in_any_batch(tmp_path: Path) -> None:
+    """Greedy tokens of transformers, with chunks of 7, with hits, and where blocks are short."""
+    oracle = save_case(tmp_path / "gpt_oss", "gpt_oss")
+    prompts = [PROMPT[:3], PROMPT, [*PROMPT[:64], *PROMPT[:20]], PROMPT]
+    expected = []
+    for prompt in prompts:
+        greedy = oracle.generate(
+            given := torch.tensor([prompt]), attention_mask=torch.ones_like(given), do_sample=False, max_new_tokens=COUNT, pad_token_id=0
+        )
+        expected.append(greedy[0, len(prompt) :].tolist())
+    greedily = SamplingParams(temperature=0.0, max_tokens=COUNT, ignore_eos=True)
+    shutil.copy(DEMO_MODEL / "tokenizer.json", tmp_path / "gpt_oss")
+    usual: dict[str, Any] = {"executor": "inproc", "log": "off", "threads": 1, "dtype": "float32", "max_model_len": 256}
+    short = {"num_blocks_override": 36, "max_num_batched_tokens": 24, "long_prefill_token_threshold": 7}
+    with engines_here(), LLM(tmp_path / "gpt_oss", **usual, **short) as llm:
+        for _ in range(2):
+            found = llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], greedily, use_tqdm=False)
+            assert [list(each.outputs[0].token_ids) for each in found] == expected
