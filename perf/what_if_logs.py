@@ -19,7 +19,8 @@ from vnext.base.version import __version__
 from vnext.commands.machine import machine
 from vnext.replay.futures.what_if import DRAWS, Trial, ground_of, reproduced, timed
 from vnext.replay.futures.what_if_run import rerun, retrace
-from vnext.replay.futures.what_if_score import Objective, score
+from vnext.replay.futures.what_if_score import score
+from vnext.replay.reading.objective import Objective
 from vnext.replay.reading.source import open_log
 
 

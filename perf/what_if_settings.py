@@ -22,7 +22,8 @@ import msgspec
 from vnext.base.version import __version__
 from vnext.commands.machine import machine
 from vnext.replay.futures.what_if import candidates, what_if
-from vnext.replay.futures.what_if_score import Objective, RunScore
+from vnext.replay.futures.what_if_score import RunScore
+from vnext.replay.reading.objective import Objective
 
 BASE = "base"
 SETTINGS = {

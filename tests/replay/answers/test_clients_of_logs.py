@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter, defaultdict
 from datetime import UTC, datetime
+from itertools import accumulate, pairwise
 from pathlib import Path
 
 import numpy as np
@@ -14,13 +15,17 @@ from log_drive import record, small_config
 from scripts.make_log import make_log
 from vnext.log.timestamps import Timestamps
 from vnext.replay.answers.clients import Client, ClientsOfLog, _Counting, clients, print_clients
+from vnext.replay.answers.cost import cost
+from vnext.replay.answers.slow import slow
+from vnext.replay.answers.stat import stat
 from vnext.replay.cli.main import main
 from vnext.replay.console.commands import terminal
 from vnext.replay.reading.folding import Folded, fold
 from vnext.replay.reading.index import Index
+from vnext.replay.reading.objective import objective_of
 from vnext.replay.reading.source import UnusableLog, open_log
 from vnext.replay.reading.times import Clock, timestamps_of
-from vnext.replay.reading.window import ALWAYS, step_at, time_of, window_of
+from vnext.replay.reading.window import ALWAYS, Window, step_at, time_of, window_of
 from vnext.state.events import RequestArrived, StepCommitted, StepPlanned
 from vnext.state.outputs import outputs
 
@@ -61,12 +66,21 @@ def counted(log_dir: Path, has=lambda us: True) -> tuple[dict[str, Counter], dic
             queued = Counter(of[each.id] for each in item.before.waiting)
             for client, count in queued.items():
                 by["waited_ms"][client] += lasted * count
+            parts = Counter()
             for id_, count in zip(step.ids.tolist(), step.counts.tolist()):
                 computed[of[id_]][id_] += count
                 by["computed_tokens"][of[id_]] += count
-                by["step_ms"][of[id_]] += lasted * count / step.tokens
+                parts[of[id_]] += count
                 by["held_ms"][of[id_]] += lasted * count / step.tokens * (sum(queued.values()) - queued[of[id_]])
+            for client, microseconds in split(round(lasted * 1e3), parts).items():
+                by["step_ms"][client] += microseconds / 1e3
     return by, computed
+
+
+def split(whole: int, parts: Counter) -> Counter:
+    """Whole numbers in proportion to the parts, which add up to the whole."""
+    ends = [whole * end // (parts.total() or 1) for end in accumulate(parts.values(), initial=0)]
+    return Counter({name: end - begin for name, (begin, end) in zip(parts, pairwise(ends))})
 
 
 def number_of(each: Client) -> int:
@@ -102,10 +116,10 @@ def test_a_part_of_a_log_has_the_steps_that_ended_in_it(tmp_path):
     timestamps = timestamps_of(open_log(log_dir))
     middle_s = (timestamps.times_ns[len(timestamps.times_ns) // 2] - timestamps.times_ns[0]) / 1e9
     window = window_of(timestamps, "", f"+{middle_s}")
-    answer, (by, _) = clients(open_log(log_dir), "", f"+{middle_s}"), counted(log_dir, window.has)
+    answer, (by, _) = clients(open_log(log_dir), window), counted(log_dir, window.has)
     for each in answer.clients:
         assert each.computed_tokens == by["computed_tokens"][number_of(each)]
-    late = clients(open_log(log_dir), f"+{middle_s}", "")
+    late = clients(open_log(log_dir), window_of(timestamps, f"+{middle_s}", ""))
     whole = clients(open_log(log_dir))
     assert answer.step_ms + late.step_ms == pytest.approx(whole.step_ms)
     assert 0 < sum(each.sampled_tokens for each in late.clients) < sum(each.sampled_tokens for each in whole.clients)
@@ -144,6 +158,48 @@ def test_a_step_is_found_by_its_number_and_by_its_time(tmp_path, capsys):
     assert main(["show", str(log_dir), f"{wall:%Y-%m-%dT%H:%M}"]) == 0
     assert f"step {planned[-1][0]}" in capsys.readouterr().out
     assert main(["show", str(log_dir), "soon"]) == 2 and "soon is no time" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("by", ["request", "tenant", "priority", "model"])
+def test_other_groups_add_up_to_the_same(log_dir, by):
+    one, other = clients(open_log(log_dir)), clients(open_log(log_dir), by=by)
+    assert other.step_ms == one.step_ms and round(sum(each.step_ms for each in other.clients) * 1e3) == round(one.step_ms * 1e3)
+    for name in ("requests", "computed_tokens", "sampled_tokens"):
+        assert sum(getattr(each, name) for each in other.clients) == sum(getattr(each, name) for each in one.clients)
+
+
+def test_costs_add_up_exactly_and_become_money(log_dir, capsys):
+    answer = cost(open_log(log_dir), per_hour=3.6, watts=100.0)
+    assert sum(round(each.step_ms * 1e3) for each in answer.requests) == round(answer.step_ms * 1e3) > 0
+    assert sum(each.price for each in answer.requests) == pytest.approx(answer.price) == pytest.approx(answer.step_ms / 1e6)
+    assert answer.joules == pytest.approx(answer.step_ms / 10)
+    assert main(["cost", str(log_dir), "--per-hour", "2", "--top", "3"]) == 0
+    assert "requests: 3" in capsys.readouterr().out
+    assert main(["cost", str(log_dir), "--watts", "-1"]) == 2 and "--watts -1.0: it must be" in capsys.readouterr().err
+
+
+def test_the_share_of_requests_that_met_an_objective(log_dir):
+    met = {
+        text: clients(open_log(log_dir), by="priority", objective=objective_of(text)).clients[0].met
+        for text in ("ttft=1us", "ttft=1000s", "ttft=1000s,itl=1us")
+    }
+    assert met["ttft=1000s"] == 1.0 > met["ttft=1us"] and met["ttft=1000s,itl=1us"] < 1.0
+    assert clients(open_log(log_dir)).clients[0].met is None
+
+
+def test_parts_of_a_log_add_up_to_its_steps_and_latencies(tmp_path):
+    """Split at any frame: steps, and waits for tokens but for those across the border."""
+    index = Index(open_log(record(tmp_path / "log", config=CROWDED, seed=3, arrivals=30, timestamped=True)))
+    timestamps, whole = timestamps_of(index.log), stat(index)
+    for frame in (len(timestamps.times_ns) // 3, len(timestamps.times_ns) // 2):
+        us = int(timestamps.times_ns[frame]) / 1e3
+        parts = Window(-np.inf, us), Window(us, np.inf)
+        assert sum(stat(index, part).steps for part in parts) == whole.steps
+        assert sum(stat(index, part).sampled_tokens for part in parts) == whole.sampled_tokens
+        found = [slow(index, 1000, part) for part in parts]
+        assert [sum(counts) for counts in zip(*(each.counts for each in found))] == list(slow(index, 1000).counts)
+    with pytest.raises(UnusableLog, match="nothing was recorded between these times"):
+        slow(index, 1, Window(us + 1e12, np.inf))
 
 
 def test_the_command_shows_the_first_clients(log_dir, capsys):

@@ -17,9 +17,10 @@ from vnext.replay.cli.main import main
 from vnext.replay.futures import recording
 from vnext.replay.futures.recording import kinds_of, recorded
 from vnext.replay.futures.step_times import Drawn, Noise, Pace, features_of, fit, misfit, noise
-from vnext.replay.futures.what_if import OPTIONS, Objective, candidates, ground_of, objective_of, timed, what_if
+from vnext.replay.futures.what_if import OPTIONS, candidates, ground_of, timed, what_if
 from vnext.replay.futures.what_if_run import as_recorded, rerun, retrace
 from vnext.replay.reading.index import Index
+from vnext.replay.reading.objective import Objective, objective_of
 from vnext.replay.reading.source import UnusableLog, open_log
 from vnext.replay.reading.verify import verify
 from vnext.runtime.protocol.settings import EngineSettings

@@ -27,7 +27,7 @@ ARGUMENTS = {
     "cache": "{log}", "diff": "{log} {whole}", "ranks": "{log}", "redact": "{log} -o {out}", "cut": "{log} 0 4 -o {out}",
     "merge": "{log} {log} -o {out}", "convert": "{log} --to jsonl -o {out}", "shrink": "{log}", "to-test": "{log} -o {out}",
     "trace": "{log} -o {out}", "fork": "{log} 2 --forks 2 --steps 5", "what-if": "{log} --set max_num_seqs=3",
-    "watch": "{log} --once --whole", "clients": "{log}", "explain": "{log}", "rollouts": "{log} -o {out}",
+    "watch": "{log} --once --whole", "clients": "{log}", "cost": "{log}", "explain": "{log}", "rollouts": "{log} -o {out}",
 }  # fmt: skip
 NEEDS_A_MODEL = {"exec", "bisect", "audit"}  # judged by test_exec; here they have no model, and refuse
 SERVES = {"ui"}

@@ -1,6 +1,7 @@
 """clients: who used the engine, who waited, and for whom: each client's requests, tokens and share of the steps' time.
 
-A step's time is split over its requests by the tokens that it computed for them, so that shares add up to one. While steps are
+Groups of requests may be others: tenants, priorities, models, or each request alone (cost). A step's time is split over its
+requests by the tokens that it computed for them, in whole microseconds that add up to it. While steps are
 computed, requests wait in the queue; a client holds the others up for the time of each step, times its share of the step, times
 the requests of others that wait. Clients are the numbers of RequestArrived, which a server makes of keys or addresses.
 """
@@ -19,25 +20,38 @@ from vnext.log.reading import read
 from vnext.replay.console import render
 from vnext.replay.console.commands import SAME, print_answer, top_of
 from vnext.replay.reading.folding import IMPOSSIBLE, Folded, first_state
+from vnext.replay.reading.objective import Objective, meets, objective_of
 from vnext.replay.reading.source import Log, contents, open_log
 from vnext.replay.reading.step_counts import percentiles
 from vnext.replay.reading.strides import Folding, Run
 from vnext.replay.reading.times import STEP_US, Clock, timestamps_of
-from vnext.replay.reading.window import Window, window_of
+from vnext.replay.reading.window import ALWAYS, Window, add_window, asked_window
 from vnext.state.events import RequestArrived, RequestResumed
 from vnext.state.fold_commit import MatchedSamples
-from vnext.state.state import State, StepInFlight
+from vnext.state.state import Request, State, StepInFlight
 from vnext.state.traits import everyone_leaves
 
 TOP_MAX = 10_000
+PLURALS = {"client": "clients", "tenant": "tenants", "priority": "priorities", "model": "models", "request": "requests"}
 COLUMNS = ("client", "requests", "tokens", "share", "waited s", "held up s", "first ms", "99 %", "largest")
 
 
+GROUPS: dict[str, Callable[[Request | RequestArrived], str]] = {
+    "client": lambda each: f"{each.client:016x}" if each.client else "",
+    "tenant": lambda each: each.cache_salt if isinstance(each, RequestArrived) else "",
+    "priority": lambda each: str(each.priority),
+    "model": lambda each: each.sampling.adapter,
+    "request": lambda each: str(each.id),
+}
+"""What groups requests: a client's number in hexadecimal, a cache salt, a priority, an adapter's digest, a request's number."""
+
+
 class Client(msgspec.Struct, frozen=True, kw_only=True):
-    """One client in the window. `client` is its number in hexadecimal, "" where none is known. `step_ms` is its part of the steps'
-    time and `share` that of all; its requests waited `waited_ms` in the queue, and held those of others up for `held_ms`, both in
-    ms times requests. `first_ms` are the median and the 99th percentile of the times to a first token, None without one.
-    `largest` is the request that most tokens were computed for."""
+    """One client in the window, or another group. `client` is its name in GROUPS, "" where none is known. `step_ms` is its part of
+    the steps' time and `share` that of all; its requests waited `waited_ms` in the queue, and held those of others up for
+    `held_ms`, both in ms times requests. `first_ms` are the median and the 99th percentile of the times to a first token, None
+    without one. `largest` is the request that most tokens were computed for. Of the requests that arrived in the window and got a
+    token, `met` is the share that met the objective, None without one."""
 
     client: str
     requests: int
@@ -50,6 +64,7 @@ class Client(msgspec.Struct, frozen=True, kw_only=True):
     held_ms: float
     first_ms: tuple[float | None, float | None]
     largest: int
+    met: float | None = None
 
 
 class ClientsOfLog(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,6 +74,17 @@ class ClientsOfLog(msgspec.Struct, frozen=True, kw_only=True):
     step_ms: float
     clock: str
     ended: str
+    by: str = "client"
+
+
+class Timing(msgspec.Struct):
+    """A request's times in us, and its tokens."""
+
+    group: str
+    arrived_us: float
+    first_us: float
+    last_us: float
+    tokens: int
 
 
 class _OfClient:
@@ -66,7 +92,8 @@ class _OfClient:
 
     def __init__(self) -> None:
         self.requests = self.prompt_tokens = self.sampled_tokens = 0
-        self.step_us = self.waited_us = self.held_us = 0.0
+        self.step_us = 0
+        self.waited_us = self.held_us = 0.0
         self.firsts_us: Counter[int] = Counter()
         self.computed: Counter[int] = Counter()  # by request
 
@@ -74,16 +101,17 @@ class _OfClient:
 class _Counting:
     """The counts while a log is folded. Mutable, for one use."""
 
-    def __init__(self, first: State, clock: Clock, window: Window) -> None:
-        self._clock, self._window = clock, window
-        self._client_of = {id_: request.client for id_, request in first.requests.items()}
+    def __init__(self, first: State, clock: Clock, window: Window, by: str = "client") -> None:
+        self._clock, self._window, self._group = clock, window, GROUPS[by]
+        self._client_of = {id_: self._group(request) for id_, request in first.requests.items()}
+        self.timings: dict[int, Timing] = {}
         self._arrived_us: dict[int, float | None] = {}
         self._planned_us: dict[int, float | None] = {}
         self._last_us: float | None = None if clock.timestamped else first.committed * STEP_US
         self._waiting = self._queue(first)
-        self.found: dict[int, _OfClient] = {}
+        self.found: dict[str, _OfClient] = {}
 
-    def of(self, client: int) -> _OfClient:
+    def of(self, client: str) -> _OfClient:
         return self.found.setdefault(client, _OfClient())
 
     def hear(self, item: Folded, matched: MatchedSamples | None) -> None:
@@ -91,9 +119,10 @@ class _Counting:
         us = self._clock.known_us(item.frame_end, item.before.committed)
         match item.event:
             case RequestArrived() | RequestResumed() as event:
-                self._client_of[event.id], self._arrived_us[event.id] = event.client, us
+                group = self._client_of[event.id] = self._group(event)
+                self._arrived_us[event.id] = us
                 if self._window.has(us):
-                    own = self.of(event.client)
+                    own = self.of(group)
                     own.requests += 1
                     own.prompt_tokens += len(event.prompt) // 4
         if matched is not None:
@@ -115,11 +144,12 @@ class _Counting:
         if not len(known):
             return
         lasted = np.diff(known, prepend=np.nan if self._last_us is None else self._last_us)
-        lasted[~self._window.holds(known) | np.isnan(lasted)] = 0.0
-        steps = int(self._window.holds(known).sum())
-        self._step(run.ids, np.full(len(run.ids), steps), float(lasted.sum()))
+        lasted = np.nan_to_num(lasted)[self._window.holds(known)]
+        steps = len(lasted)
+        self._step(run.ids, np.ones(len(run.ids), np.int64), lasted.astype(np.int64))
         for id_ in run.ids.tolist():
-            self.of(self._client_of.get(id_, 0)).sampled_tokens += steps
+            self.of(self._client_of.get(id_, "")).sampled_tokens += steps
+            self._got(id_, times[-1], len(known))
         self._last_us = None if np.isnan(known[-1]) else float(known[-1])
         self._planned_us.clear()
 
@@ -128,43 +158,54 @@ class _Counting:
         self._last_us = us
         for id_ in sampled.tolist():
             arrived_us = self._arrived_us.pop(id_, None)
+            if arrived_us is not None and us is not None and self._window.has(arrived_us):
+                self.timings[id_] = Timing(self._client_of[id_], arrived_us, us, us, 0)
+            self._got(id_, us, 1)
             if not self._window.has(us):
                 continue
-            own = self.of(self._client_of.get(id_, 0))
+            own = self.of(self._client_of.get(id_, ""))
             own.sampled_tokens += 1
             if arrived_us is not None and us is not None:
                 own.firsts_us[round(us - arrived_us)] += 1
         if self._window.has(us):
             starts = [each for each in (began_us, last_us) if each is not None]
             lasted_us = us - max(starts) if us is not None and starts else 0.0
-            self._step(scheduled.ids, scheduled.counts, lasted_us)
+            self._step(scheduled.ids, scheduled.counts, np.array([lasted_us]).astype(np.int64))
 
-    def _step(self, ids: np.ndarray, counts: np.ndarray, lasted_us: float) -> None:
-        """Split the time of one step, or of many alike, over the clients of its requests."""
-        tokens: Counter[int] = Counter()
+    def _got(self, id_: int, us: float | None, tokens: int) -> None:
+        """A request has got tokens, the last of them now."""
+        if (timing := self.timings.get(id_)) is not None:
+            timing.tokens += tokens
+            timing.last_us = timing.last_us if us is None else us
+
+    def _step(self, ids: np.ndarray, counts: np.ndarray, lasted_us: np.ndarray) -> None:
+        """Split the times (int64[n]) of a step, or of n alike, over the clients of its requests."""
+        tokens: Counter[str] = Counter()
         for id_, count in zip(ids.tolist(), counts.tolist()):
-            client = self._client_of.get(id_, 0)
+            client = self._client_of.get(id_, "")
             tokens[client] += count
-            self.of(client).computed[id_] += count
-        everyone, queued = sum(tokens.values()) or 1, sum(self._waiting.values())
+            self.of(client).computed[id_] += count * len(lasted_us)
+        everyone, queued, all_us = sum(tokens.values()) or 1, sum(self._waiting.values()), int(lasted_us.sum())
+        before, begun_us = 0, 0
         for client, count in tokens.items():
-            share_us = lasted_us * count / everyone
-            own = self.of(client)
-            own.step_us += share_us
-            own.held_us += share_us * (queued - self._waiting[client])
+            before += count
+            own, ended_us = self.of(client), int((lasted_us * before // everyone).sum())
+            own.step_us += ended_us - begun_us
+            own.held_us += all_us * count / everyone * (queued - self._waiting[client])
+            begun_us = ended_us
         for client, count in self._waiting.items():
-            self.of(client).waited_us += lasted_us * count
+            self.of(client).waited_us += all_us * count
 
-    def _queue(self, state: State) -> Counter[int]:
+    def _queue(self, state: State) -> Counter[str]:
         """How many requests of each client wait."""
-        return Counter(self._client_of.get(each.id, 0) for each in state.waiting)
+        return Counter(self._client_of.get(each.id, "") for each in state.waiting)
 
 
-def clients(log: Log, begin: str = "", end: str = "") -> ClientsOfLog:
-    """The clients of a log, or of its part from `begin` to `end` (window.py). Raises UnusableLog."""
+def clients(log: Log, window: Window = ALWAYS, by: str = "client", objective: Objective = Objective()) -> ClientsOfLog:
+    """The clients of a log, or another of GROUPS, in a window. Raises UnusableLog."""
     timestamps, first, ended = timestamps_of(log), first_state(log), "complete"
     clock = Clock(timestamps, absolute=True)
-    counting = _Counting(first, clock, window_of(timestamps, begin, end))
+    counting = _Counting(first, clock, window, by)
     try:
         for _, item in Folding(first, counting.hear).through((0, item) for item in read(contents(log.paths), steady=True)):
             if isinstance(item, Run):
@@ -172,15 +213,20 @@ def clients(log: Log, begin: str = "", end: str = "") -> ClientsOfLog:
     except IMPOSSIBLE as error:
         ended = str(error)
     all_us = sum(own.step_us for own in counting.found.values())
-    found = [_client(number, own, all_us) for number, own in counting.found.items()]
+    found = [_client(name, own, all_us, _met(counting, name, objective)) for name, own in counting.found.items()]
     found.sort(key=lambda each: (-each.held_ms, -each.share, each.client))
-    return ClientsOfLog(clients=found, step_ms=all_us / 1e3, clock="stamps" if clock.timestamped else "steps", ended=ended)
+    return ClientsOfLog(clients=found, step_ms=all_us / 1e3, clock="stamps" if clock.timestamped else "steps", ended=ended, by=by)
 
 
-def _client(number: int, own: _OfClient, all_us: float) -> Client:
+def _met(counting: _Counting, group: str, objective: Objective) -> float | None:
+    timings = [each for each in counting.timings.values() if each.group == group]
+    return None if objective.is_any or not timings else sum(meets(each, objective) for each in timings) / len(timings)
+
+
+def _client(name: str, own: _OfClient, all_us: int, met: float | None) -> Client:
     first = [each / 1e3 for each in percentiles(own.firsts_us, (50, 99))] if own.firsts_us else [None, None]
     return Client(
-        client=f"{number:016x}" if number else "",
+        client=name,
         requests=own.requests,
         prompt_tokens=own.prompt_tokens,
         computed_tokens=sum(own.computed.values()),
@@ -191,6 +237,7 @@ def _client(number: int, own: _OfClient, all_us: float) -> Client:
         held_ms=own.held_us / 1e3,
         first_ms=(first[0], first[1]),
         largest=max(own.computed, key=lambda id_: (own.computed[id_], -id_), default=-1),
+        met=met,
     )
 
 
@@ -203,39 +250,54 @@ def add_command(command: Callable[..., argparse.ArgumentParser]) -> None:
         "clients", run, "show who used the engine, who waited, and who held others up",
         "Splits each step's time over its requests. Continue with `req` and the client's largest request.",
     )  # fmt: skip
-    says = "only from this time on, as 14:03, 2026-11-28T14:03 or +12.5"
-    asking.add_argument("--from", dest="begin", metavar="TIME", default="", help=says)
-    asking.add_argument("--to", dest="end", metavar="TIME", default="", help="only up to this time")
+    add_window(asking)
     asking.add_argument("--top", type=int, default=10, help="number of clients (default 10)")
+    asking.add_argument("--by", choices=GROUPS, default="client", help="group requests by this instead")
+    asking.add_argument("--slo", default="", metavar="ttft=200ms,itl=50ms", help="show the share of requests that met it")
 
 
 def run(arguments: argparse.Namespace, console: Console) -> int:
     """Returns 0."""
     top = top_of(arguments, TOP_MAX)
-    answer = clients(open_log(arguments.log), arguments.begin, arguments.end)
+    objective = objective_of(arguments.slo)
+    log = open_log(arguments.log)
+    answer = clients(log, asked_window(log, arguments), arguments.by, objective)
     print_answer(arguments, console, msgspec.structs.replace(answer, clients=answer.clients[:top]), print_clients)
     return SAME
 
 
 def print_clients(console: Console, answer: ClientsOfLog) -> None:
     """One line on the client that held others up most, if it had more than an even share, then the table."""
-    if answer.clients and (most := answer.clients[0]).held_ms > 0 and most.share * len(answer.clients) > 1:
+    most = answer.clients[0] if answer.by == "client" and answer.clients else None
+    if most is not None and most.held_ms > 0 and most.share * len(answer.clients) > 1:
         caused = most.held_ms / (sum(each.waited_ms for each in answer.clients) or 1.0)
         words = f"{100 * most.share:.0f}% of the steps' time, {100 * caused:.0f}% of all waiting"
         largest = f"its largest request is {most.largest}"
         console.print(f"client {_name(most)} held others up most: {words}; {largest}", style="bold", soft_wrap=True)
-    render.records(console, "clients", COLUMNS, [_row(each) for each in answer.clients])
+    has_met = any(each.met is not None for each in answer.clients)
+    columns = (answer.by, *COLUMNS[1:-1], "met" if has_met else COLUMNS[-1])
+    last = [_share(each.met) if has_met else _id(each.largest) for each in answer.clients]
+    rows = [dict(zip(columns, (*_row(each, answer.by), cell))) for each, cell in zip(answer.clients, last)]
+    render.records(console, PLURALS[answer.by], columns, rows)
     if answer.clock == "steps":
         console.print("the log has no times: a step is taken as a millisecond")
 
 
-def _row(each: Client) -> dict[str, str]:
+def _row(each: Client, by: str) -> tuple[str, ...]:
     first, late = ("-" if ms is None else f"{ms:,.0f}" for ms in each.first_ms)
-    values = (
-        _name(each), f"{each.requests:,}", f"{each.computed_tokens:,}", f"{100 * each.share:.1f}%",
-        f"{each.waited_ms / 1e3:,.1f}", f"{each.held_ms / 1e3:,.1f}", first, late, f"{each.largest}" if each.largest >= 0 else "-",
+    name = _name(each) if by == "client" else each.client or "-"
+    return (
+        name, f"{each.requests:,}", f"{each.computed_tokens:,}", _share(each.share),
+        f"{each.waited_ms / 1e3:,.1f}", f"{each.held_ms / 1e3:,.1f}", first, late,
     )  # fmt: skip
-    return dict(zip(COLUMNS, values))
+
+
+def _id(number: int) -> str:
+    return f"{number}" if number >= 0 else "-"
+
+
+def _share(share: float | None) -> str:
+    return "-" if share is None else f"{100 * share:.1f}%"
 
 
 def _name(each: Client) -> str:

@@ -14,10 +14,12 @@ from rich.console import Console
 
 from vnext.replay.console import render
 from vnext.replay.console.commands import SAME, index_of, print_answer, top_of
+from vnext.replay.reading.between import between
 from vnext.replay.reading.client_latency import KEPT, ClientLatency, First, Gap, Step
 from vnext.replay.reading.index import Index
 from vnext.replay.reading.joining import joined
 from vnext.replay.reading.step_counts import percentiles
+from vnext.replay.reading.window import ALWAYS, Window, add_window, asked_window
 
 TOP_MAX = KEPT
 
@@ -38,17 +40,23 @@ class Slow(msgspec.Struct, frozen=True, kw_only=True):
     ended: str
 
 
-def slow(index: Index, top: int) -> Slow:
-    """The `top` worst of each kind, from the notes beside the log's segments."""
-    directories = [segment.directory for segment in index.segments]
-    found = joined([msgspec.msgpack.decode(each.latency, type=ClientLatency) for each in directories])
+def slow(index: Index, top: int, window: Window = ALWAYS) -> Slow:
+    """The `top` worst of each kind, from the notes beside the log's segments; in a window from its steps. Raises UnusableLog."""
+    if window == ALWAYS:
+        directories = [segment.directory for segment in index.segments]
+        parts = [msgspec.msgpack.decode(each.latency, type=ClientLatency) for each in directories]
+        stops = [each.stopped for each in directories]
+    else:
+        part = between(index, window)
+        parts, stops = [part.latency], [part.stopped]
+    found = joined(parts)
     kinds = (found.firsts, found.gaps, found.steps)
     counts = [kind.counts() for kind in kinds]
     return Slow(
         firsts=found.firsts.entries()[:top], gaps=found.gaps.entries()[:top], steps=found.steps.entries()[:top],
         counts=tuple(sum(each.values()) for each in counts),
         medians=tuple(percentiles(each, (50,))[0] / 1e3 if each else None for each in counts), clock=found.clock,
-        ended=next((each.stopped for each in directories if each.stopped), "complete"),
+        ended=next(filter(None, stops), "complete"),
     )  # fmt: skip
 
 
@@ -62,11 +70,13 @@ def add_command(command: Callable[..., argparse.ArgumentParser]) -> None:
         "Begin here, then look at a request with `req` and at a step with `show`.",
     )  # fmt: skip
     seeking.add_argument("--top", type=int, default=5, help="number of entries in each list (default 5)")
+    add_window(seeking)
 
 
 def run(arguments: argparse.Namespace, console: Console) -> int:
     """Returns 0."""
-    answer = slow(index_of(arguments.log), top_of(arguments, TOP_MAX))
+    index = index_of(arguments.log)
+    answer = slow(index, top_of(arguments, TOP_MAX), asked_window(index.log, arguments))
     print_answer(arguments, console, answer, print_slow)
     return SAME
 

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import msgspec
 
+from vnext.replay.reading.between import between
 from vnext.replay.reading.index import Index
 from vnext.replay.reading.info import PERCENTILES, Info, info
-from vnext.replay.reading.step_counts import added, percentiles
+from vnext.replay.reading.step_counts import StepCounts, added, percentiles
+from vnext.replay.reading.window import ALWAYS, Window
 from vnext.state.state import Counters
 
 
@@ -44,10 +46,17 @@ class Stat(msgspec.Struct, frozen=True, kw_only=True):
     stopped: str
 
 
-def stat(index: Index) -> Stat:
-    """The whole log's summary. Raises UnusableLog if nothing of it can be folded."""
-    directories = [segment.directory for segment in index.segments]
-    step_counts, counted = added([each.step_counts for each in directories]), info(index.log)
+def stat(index: Index, window: Window = ALWAYS) -> Stat:
+    """The summary of a log, or of a window; its size is the whole log's. Raises UnusableLog if nothing of it can be folded."""
+    if window == ALWAYS:
+        directories, counted = [segment.directory for segment in index.segments], info(index.log)
+        return _stat(added([each.step_counts for each in directories]), counted, [each.stopped for each in directories])
+    part = between(index, window)
+    counted = msgspec.structs.replace(info(index.log), sampled_tokens=part.sampled_tokens)
+    return _stat(part.step_counts, counted, [part.stopped])
+
+
+def _stat(step_counts: StepCounts, counted: Info, reasons: list[str]) -> Stat:
     last, first = (
         Counters(**dict(zip(Counters.__struct_fields__, each))) for each in (step_counts.last, step_counts.first)
     )
@@ -77,7 +86,7 @@ def stat(index: Index) -> Stat:
         aborted=last.aborted - first.aborted,
         size_bytes=counted.size_bytes,
         bytes_per_sampled_token=counted.bytes_per_sampled_token,
-        stopped=_stopped(counted, [each.stopped for each in directories]),
+        stopped=_stopped(counted, reasons),
     )
 
 

@@ -6,7 +6,6 @@ Owns the words. ledger.py collects, charging.py judges, helping.py tries.
 from __future__ import annotations
 
 import argparse
-import math
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -23,14 +22,12 @@ from vnext.replay.reading.folding import first_state
 from vnext.replay.reading.naming import request_of
 from vnext.replay.reading.source import Log, UnusableLog, open_log
 from vnext.replay.reading.times import timestamps_of
-from vnext.replay.reading.window import time_of
+from vnext.replay.reading.window import ALWAYS, window_at
 from vnext.state.config import SchedulerConfig
 from vnext.state.events import RequestArrived
 
 LOST_SHARE = 0.1
 """Where less of the requests' time is lost, nothing stands out."""
-MINUTE_US, AROUND_US = 60e6, 2.5e6
-"""What a time means: 14:03 its whole minute, one with seconds what is around it."""
 ALSO_SHARE = 0.05
 SHOWN = 3
 
@@ -104,7 +101,7 @@ def explained(path: Path, asked: Asked = Asked()) -> Explained:
     """Why the requests asked for were slow. Raises UnusableLog."""
     log = open_log(path)
     written = ledger(log, _counts(log, asked))
-    found = charges(written, _window(log, asked.at))
+    found = charges(written, window_at(timestamps_of(log), asked.at) if asked.at else ALWAYS)
     lost = [each for each in found.found if each.ms >= ALSO_SHARE * found.lived_ms]
     top = lost[0] if lost and lost[0].ms >= LOST_SHARE * found.lived_ms else None
     words = _Words(log, written, found)
@@ -138,14 +135,6 @@ def _counts(log: Log, asked: Asked) -> Callable[[int], bool]:
         raise UnusableLog(f"--client {asked.client}: {len(wanted)} clients of this log begin so; `vnext-replay clients` lists them")
     (client,) = wanted
     return lambda id_: of.get(id_) == client
-
-
-def _window(log: Log, at: str) -> tuple[float, float]:
-    if not at:
-        return -math.inf, math.inf
-    us = time_of(timestamps_of(log), at)
-    is_minute = at.count(":") == 1 and not at.startswith("+")
-    return (us, us + MINUTE_US) if is_minute else (us - AROUND_US, us + AROUND_US)
 
 
 class _Words:

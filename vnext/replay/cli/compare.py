@@ -8,20 +8,25 @@ from pathlib import Path
 
 from rich.console import Console
 
-from vnext.replay.answers import cache, render_compare, slow
+from vnext.replay.answers import cache, clients, render_compare, slow
 from vnext.replay.answers.diff import diff
 from vnext.replay.answers.ranks import ranks
 from vnext.replay.answers.stat import stat
 from vnext.replay.console.commands import DIFFERENT, SAME, command, index_of, print_answer
+from vnext.replay.reading.objective import objective_of
 from vnext.replay.reading.source import open_log
+from vnext.replay.reading.window import add_window, asked_window
 
 
 def add(commands) -> None:
     """Declare these commands."""
-    command(
+    counting = command(
         commands, "stat", _stat, "print percentiles of step times, tokens, batch and queue; hit rate, preemptions",
         "The first call folds the log to index it; later ones answer at once.",
     )  # fmt: skip
+    add_window(counting)
+    counting.add_argument("--by", choices=clients.GROUPS, default="", help="what clients saw instead, by this group of requests")
+    counting.add_argument("--slo", default="", metavar="ttft=200ms,itl=50ms", help="with --by: the share of requests that met it")
     for tool in (slow, cache):
         tool.add_command(partial(command, commands))
     comparing = command(
@@ -37,7 +42,13 @@ def add(commands) -> None:
 
 
 def _stat(arguments: argparse.Namespace, console: Console) -> int:
-    print_answer(arguments, console, stat(index_of(arguments.log)), render_compare.print_stat)
+    if arguments.by:
+        log, objective = open_log(arguments.log), objective_of(arguments.slo)
+        answer = clients.clients(log, asked_window(log, arguments), arguments.by, objective)
+        print_answer(arguments, console, answer, clients.print_clients)
+        return SAME
+    index = index_of(arguments.log)
+    print_answer(arguments, console, stat(index, asked_window(index.log, arguments)), render_compare.print_stat)
     return SAME
 
 

@@ -35,6 +35,7 @@ MODULES = {
     "futures.to_test": ("to-test",),
     "causes.explain": ("explain",),
     "answers.clients": ("clients",),
+    "answers.cost": ("cost",),
     "answers.trace": ("trace",),
     "futures.fork": ("fork",),
     "futures.what_if": ("what-if",),

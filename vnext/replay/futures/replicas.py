@@ -19,7 +19,8 @@ from rich.table import Table
 from vnext.replay.futures.recording import Recorded
 from vnext.replay.futures.step_times import Model
 from vnext.replay.futures.what_if_run import Ran, Rerun, StepTime
-from vnext.replay.futures.what_if_score import Objective, RunScore, score
+from vnext.replay.futures.what_if_score import RunScore, score
+from vnext.replay.reading.objective import Objective
 from vnext.replay.reading.source import UnusableLog
 from vnext.routing.policies import POLICIES, RoutingPolicyError, require_policy
 from vnext.routing.prompts import Prompt

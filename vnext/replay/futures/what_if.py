@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import itertools
 import multiprocessing
-import re
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
@@ -29,7 +28,8 @@ from vnext.replay.futures.recording import Recorded, kinds_of, on_times_of, reco
 from vnext.replay.futures.replicas import counts_of, policies_of, print_replicas, replicas
 from vnext.replay.futures.step_times import Drawn, Model, Noise, Pace, fit, held_out, misfit, noise
 from vnext.replay.futures.what_if_run import Ran, StepTime, rerun, retrace
-from vnext.replay.futures.what_if_score import Between, Objective, RunScore, recommendation, score, with_bounds, worth
+from vnext.replay.futures.what_if_score import Between, RunScore, recommendation, score, with_bounds, worth
+from vnext.replay.reading.objective import Objective, objective_of
 from vnext.replay.reading.source import Log, UnusableLog, open_log
 from vnext.replay.reading.verify import why_not_decided
 from vnext.sched.policies import PolicyError, policy_of
@@ -41,7 +41,6 @@ from vnext.state.state import StepInFlight
 
 NAME_WIDTH = 22  # leaves the figures enough room on a terminal of 80 columns
 BAR_WIDTH = 30
-UNITS = {"us": 1.0, "ms": 1e3, "s": 1e6}
 FIXED = {"eos_token_ids", "vocab_size"}
 """Settings that belong to the model, not to the configuration."""
 ERROR_P50_MAX, ERROR_P99_MAX = 0.05, 0.10
@@ -302,17 +301,6 @@ def value_of(name: str, text: str) -> object:
         return msgspec.convert(text, types[name], strict=False)
     except msgspec.ValidationError as error:
         raise UnusableLog(f"{name}={text} is no value of this setting ({error})") from error
-
-
-def objective_of(text: str) -> Objective:
-    """`ttft=200ms,itl=50ms` as an objective."""
-    found: dict[str, float] = {}
-    for part in filter(None, text.split(",")):
-        match = re.fullmatch(r"(ttft|itl)=(\d+(?:\.\d+)?)(us|ms|s)", part.strip())
-        if match is None:
-            raise UnusableLog(f"{part!r} is no objective: write ttft=200ms,itl=50ms")
-        found[f"{match[1]}_us"] = float(match[2]) * UNITS[match[3]]
-    return Objective(**found)
 
 
 def print_what_if(console: Console, answer: WhatIf) -> None:

@@ -13,24 +13,12 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
-from vnext.replay.futures.what_if_run import Ran, Served
+from vnext.replay.futures.what_if_run import Ran
+from vnext.replay.reading.objective import Objective, meets
 
 GAIN, MET_GAIN = 0.05, 0.005
 """Smaller gains, in a rate or in the share of requests that meet the objective, justify no change."""
 NO_OBJECTIVE = "nothing is recommended without an objective: say what a request should feel, as in --slo ttft=200ms,itl=50ms"
-
-
-class Objective(msgspec.Struct, frozen=True, kw_only=True):
-    """The target for a request: at most this many us until its first token, and between two tokens on average; 0: no
-    limit."""
-
-    ttft_us: float = 0.0
-    itl_us: float = 0.0
-
-    @property
-    def is_any(self) -> bool:
-        """Whether the objective sets no limit."""
-        return not (self.ttft_us or self.itl_us)
 
 
 Bounds = tuple[float, float]
@@ -86,14 +74,6 @@ def score(changes: str, ran: Ran, objective: Objective) -> RunScore:
         met=met, good_s=good_s, requests=count, refused=ran.refused, steps=ran.steps, larger=ran.larger,
         preemptions=ran.preemptions, hit_rate=ran.hit_tokens / max(ran.queried_tokens, 1), seconds=seconds,
     )  # fmt: skip
-
-
-def meets(served: Served, objective: Objective) -> bool:
-    """Whether a request met the objective: its first token in time, the others on average."""
-    if objective.ttft_us and served.first_us - served.arrived_us > objective.ttft_us:
-        return False
-    between = (served.last_us - served.first_us) / max(served.tokens - 1, 1)
-    return not objective.itl_us or between <= objective.itl_us
 
 
 def _ms(values_us: np.ndarray) -> tuple[float, float]:

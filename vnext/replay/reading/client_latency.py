@@ -202,6 +202,10 @@ class LatencyCollector:
         self.gaps = Worst(begun.gaps, begun.gap_us)
         self.steps = Worst(begun.steps, begun.step_us)
 
+    def forget(self) -> None:
+        """Count from here on only."""
+        self.firsts, self.gaps, self.steps = Worst([], {}), Worst([], {}), Worst([], {})
+
     def hear(self, item: Folded, matched: MatchedSamples | None) -> None:
         """Take one folded event."""
         event, before, after = item.event, item.before, item.after

@@ -4,6 +4,7 @@ after the log's first time.
 
 from __future__ import annotations
 
+import argparse
 import re
 from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
@@ -13,11 +14,14 @@ import numpy as np
 from vnext.log.timestamps import Timestamps
 from vnext.replay.reading.folding import FrameFolded, fold_items
 from vnext.replay.reading.index import Index
-from vnext.replay.reading.source import UnusableLog
+from vnext.replay.reading.source import Log, UnusableLog
 from vnext.replay.reading.times import timestamps_of
 
 FORMS = "write 14:03, 14:03:20, 2026-11-28T14:03 (UTC) or +12.5 (seconds after the log's beginning)"
 _CLOCK = re.compile(r"(?:(\d{4}-\d\d-\d\d)[T ])?(\d\d?:\d\d)(?::(\d\d(?:\.\d{1,6})?))?Z?")
+
+
+MINUTE_US, AROUND_US = 60e6, 2.5e6
 
 
 class Window(NamedTuple):
@@ -44,6 +48,31 @@ def window_of(timestamps: Timestamps | None, begin: str, end: str) -> Window:
     if found.from_us >= found.to_us:
         raise UnusableLog(f"--from {begin} is not before --to {end}")
     return found
+
+
+def window_at(timestamps: Timestamps | None, text: str) -> Window:
+    """What a time means alone: 14:03 its whole minute, one with seconds what is around it. Raises UnusableLog."""
+    us = time_of(timestamps, text)
+    is_minute = text.count(":") == 1 and not text.startswith("+")
+    return Window(us, us + MINUTE_US) if is_minute else Window(us - AROUND_US, us + AROUND_US)
+
+
+def add_window(asking: argparse.ArgumentParser) -> None:
+    """Add `--at`, `--from` and `--to`."""
+    says = "only this minute (14:03, UTC), or what is around 14:03:20 or +12.5"
+    asking.add_argument("--at", metavar="TIME", default="", help=says)
+    asking.add_argument("--from", dest="begin", metavar="TIME", default="", help="only from this time on")
+    asking.add_argument("--to", dest="end", metavar="TIME", default="", help="only up to this time")
+
+
+def asked_window(log: Log, asked: argparse.Namespace) -> Window:
+    """The window that a command's options name. Raises UnusableLog."""
+    if not (asked.at or asked.begin or asked.end):
+        return ALWAYS
+    if asked.at and (asked.begin or asked.end):
+        raise UnusableLog("--at says the whole window: leave --from and --to out")
+    timestamps = timestamps_of(log)
+    return window_at(timestamps, asked.at) if asked.at else window_of(timestamps, asked.begin, asked.end)
 
 
 def time_of(timestamps: Timestamps | None, text: str) -> float:
