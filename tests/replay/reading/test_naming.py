@@ -10,9 +10,10 @@ from unittest.mock import patch
 
 import log_drive
 import pytest
-from log_drive import engine, small_config, started
+from log_drive import engine, record, small_config, started
 from msgspec.structs import replace
 
+from vnext.log.codec import Frame
 from vnext.log.pseudonyms import name_label
 from vnext.replay.cli.main import main
 from vnext.replay.reading.naming import request_of
@@ -63,6 +64,19 @@ def test_the_beginning_of_a_name_is_enough_where_texts_are_kept(tmp_path, capsys
     assert json.loads(capsys.readouterr().out)["id"] == names[f"{ID}0003-1"]
     assert main(["req", str(tmp_path / "log"), ID]) == 2
     assert "is the beginning of 40 requests' names" in capsys.readouterr().err
+
+
+def test_any_part_of_a_name_is_enough_and_a_client_or_salt_that_one_request_has(tmp_path):
+    log = open_log(record(tmp_path / "log", arrivals=12))
+    arrivals = [event for item in log.items() if isinstance(item, Frame) for event in item.events if isinstance(event, RequestArrived)]
+    name = arrivals[10].name
+    assert request_of(log, name[3:]) == request_of(log, name) == 10
+    with pytest.raises(UnusableLog, match=f"{name[2:6]} is a part of 12 requests' names: 0"):
+        request_of(log, name[2:6])
+    for number, has in ((3, {"client": 0x7B96E314 << 32}), (4, {"cache_salt": "team-a"})):
+        events = [replace(event, **has) if event.id == number else event for event in arrivals]
+        with patch("vnext.replay.reading.naming._arrivals", lambda _, events=events: iter(events)):
+            assert request_of(log, "7b96e314" if number == 3 else "team-a") == number
 
 
 def test_without_the_key_a_shape_log_tells_no_name(tmp_path, capsys):

@@ -46,7 +46,7 @@ def add(commands) -> None:
         "Summarises steady decoding; --json lists every event.",
     )  # fmt: skip
     request.add_argument("--own-policy", action="store_true", help="import the policy that the log names, which runs its code")
-    request.add_argument("id", metavar="ID", help="the request's number in order of arrival, or the beginning of its name")
+    request.add_argument("id", metavar="ID", help="the request's number in order of arrival, a part of its name, or its client")
     request.add_argument("--key", type=Path, help="the key that hashed the names of a log without texts (default: LOG.key)")
 
 

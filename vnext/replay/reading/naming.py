@@ -1,4 +1,4 @@
-"""Finds a log's request by number, by name or by the beginning of its name.
+"""Finds a log's request by number, by its name or a part of it, or by its client, cache salt or adapter.
 
 Owns the search, which looks for the name's bytes and decodes only the frames that contain them. In a log without texts
 names are keyed hashes. The key lies beside the log's folder (vnext/runtime/record/recorder.py) or where the operator
@@ -7,7 +7,8 @@ has put it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import operator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -21,29 +22,53 @@ from vnext.replay.reading.source import Log, UnusableLog, contents
 from vnext.state.events import RequestArrived
 
 SHOWN = 5
+CLIENT_DIGITS_MIN = 4
 
 
 def request_of(log: Log, asked: str, key_file: Path | None = None) -> int:
-    """The number of the request `asked` for by number, by name or by a unique beginning of its name.
+    """The number of the request `asked` for by number, by name, by the beginning or any other part of its name, or by its client,
+    cache salt or adapter, if one request alone has it.
 
     Raises UnusableLog if no request or several requests match; for several, the message lists their numbers and names.
     """
     if asked.isdecimal():
         return int(asked)
     wanted = [asked, *_labels(log, asked, key_file)]
-    found: dict[int, str] = {}
-    for each in wanted:
-        found |= {id_: name for id_, name in _named(log, each) if name.startswith(each)}
-    exact = {id_: name for id_, name in found.items() if name in wanted} or found
-    if len(exact) == 1:
-        return next(iter(exact))
-    if not exact:
-        raise UnusableLog(_no_such(log, asked, key_file))
-    reported = ", ".join(f"{id_} ({name})" for id_, name in sorted(exact.items())[:SHOWN])
-    more = f" and {len(exact) - SHOWN} more" if len(exact) > SHOWN else ""
-    raise UnusableLog(
-        f"{asked} is the beginning of {len(exact)} requests' names: {reported}{more}; give one of these numbers"
-    )
+    found = {id_: name for each in wanted for id_, name in _named(log, each)}
+    for what, matches in MATCHES.items():
+        if matching := {id_: name for id_, name in found.items() if any(matches(name, each) for each in wanted)}:
+            return _only(asked, what, matching)
+    others: dict[int, str] = {event.id: event.name for event in _arrivals(log) if _has(event, asked)}
+    if others:
+        return _only(asked, "the client, salt or adapter of", others)
+    raise UnusableLog(_no_such(log, asked, key_file))
+
+
+MATCHES: dict[str, Callable[[str, str], bool]] = {
+    "the name of": operator.eq, "the beginning of": str.startswith, "a part of": operator.contains,
+}  # fmt: skip
+
+
+def _only(asked: str, what: str, found: dict[int, str]) -> int:
+    """The one request that was found. Raises UnusableLog for several."""
+    if len(found) == 1:
+        return next(iter(found))
+    reported = ", ".join(f"{id_} ({name})" for id_, name in sorted(found.items())[:SHOWN])
+    more = f" and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
+    whose = "requests" if "client" in what else "requests' names"
+    raise UnusableLog(f"{asked} is {what} {len(found)} {whose}: {reported}{more}; give one of these numbers")
+
+
+def _has(event: RequestArrived, asked: str) -> bool:
+    """Whether a request is of this client (the beginning of its number), or has this cache salt or adapter."""
+    is_client = len(asked) >= CLIENT_DIGITS_MIN and f"{event.client:016x}".startswith(asked.lower())
+    return (bool(event.client) and is_client) or asked in (event.cache_salt, event.sampling.adapter)
+
+
+def _arrivals(log: Log) -> Iterator[RequestArrived]:
+    for item in log.items():
+        if isinstance(item, codec.Frame):
+            yield from (event for event in item.events if isinstance(event, RequestArrived))
 
 
 # ---- logs without texts ------------------------------------------------------------------------------------------
@@ -75,7 +100,7 @@ def _usual_key(log: Log) -> Path:
 
 def _no_such(log: Log, asked: str, key_file: Path | None) -> str:
     if log.header.privacy == "full":
-        return f"no request of this log has a name that begins with {asked}: give its number, in order of arrival"
+        return f"no request of this log has a name, client, salt or adapter {asked}: give its number, in order of arrival"
     path = key_file or _usual_key(log)
     if not path.is_file():
         return f"this log has hashes for names, and their key is not at {path}: give it with --key, or the request's number"
