@@ -248,7 +248,7 @@ def test_prompts_are_embedded(llm: LLM) -> None:
     assert sum(value**2 for value in both[0].outputs.embedding) == pytest.approx(1.0)
     mean, last = (llm.embed("The module", pooling=pooling, normalize=False)[0].outputs.embedding for pooling in ("mean", "last"))
     assert mean != last and last == llm.embed("The module", normalize=False)[0].outputs.embedding
-    for wrong, words in (({"pooling": "max"}, "it must be one of last, mean, cls"), ({"dimensions": 0}, "between 1 and")):
+    for wrong, words in (({"pooling": "median"}, "it must be one of last, mean, cls, max"), ({"dimensions": 0}, "between 1 and")):
         with pytest.raises(InvalidRequest, match=words):
             llm.embed("The module", **wrong)
     with pytest.raises(InvalidRequest, match="0 with prompt_logprobs"):

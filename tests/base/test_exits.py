@@ -125,7 +125,7 @@ def half(folder: Path) -> None:
         (cut, "model.safetensors is truncated or corrupt"),
         (lambda folder: (folder / "config.json").write_text("{"), "config.json cannot be read as JSON"),
         (lambda folder: (folder / "config.json").write_text("[]"), "must hold a JSON object"),
-        (rewrite(architectures=["BertModel"]), "architecture 'BertModel' is not supported"),
+        (rewrite(architectures=["T5Model"]), "architecture 'T5Model' is not supported"),
         (rewrite(architectures=[{}]), "config.json names no architecture"),
         (rewrite(quantization_config={"quant_method": "hqq"}), "quantised weights (hqq) are not supported"),
         (lambda folder: (folder / "generation_config.json").write_text('{"temperature": -1}'), "temperature is -1"),

@@ -182,18 +182,21 @@ class LLM(EngineOperations):
         self,
         prompts: Prompt | Sequence[Prompt],
         *,
-        pooling: str = "last",
+        pooling: str | None = None,
         dimensions: int | None = None,
-        normalize: bool = True,
+        normalize: bool | None = None,
     ) -> list[Embedded]:
-        """One embedding for each prompt: the last hidden state of its last token, their mean ("mean") or that of its first
-        token ("cls"), cut to `dimensions` and scaled to length 1. Raises InvalidRequest, Refused, EngineDead."""
+        """One embedding for each prompt: the last hidden state of its last token ("last"), their mean ("mean") or maximum ("max")
+        or that of its first token ("cls"), cut to `dimensions` and scaled to length 1. None: as the model's files say, else that of
+        the last token, scaled. Raises InvalidRequest, Refused, EngineDead."""
         from vnext.text.prompt_arrays import embedding
-        from vnext.text.prompt_results import embedding_request
+        from vnext.text.prompt_results import embedding_request, usual_pooling
 
         dimensions = as_count(dimensions, "dimensions")
         tokens = [self._maker.tokens(prompt) for prompt in as_prompts(prompts)]
-        requests = [embedding_request(next(self._maker.names), each, pooling, self.max_model_len) for each in tokens]
+        usual = usual_pooling(self.ready.environment)
+        kind, normalize = pooling or usual.pooling, usual.normalize if normalize is None else normalize
+        requests = [embedding_request(next(self._maker.names), each, kind, self.max_model_len) for each in tokens]
         found: dict[str, list[PromptResult]] = {request.name: [] for request in requests}
         for output in self._client.run(requests, whole=True) if requests else ():
             if output.error:

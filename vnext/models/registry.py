@@ -95,6 +95,7 @@ ROWS = MappingProxyType(
         "OlmoeForCausalLM": Row("olmo2", "olmoe", "OlmoeModel"),
         "GemmaForCausalLM": Row("gemma2", "gemma", "GemmaModel"),
         "HeliumForCausalLM": Row("llama", "helium", "HeliumModel"),
+        "BertModel": Row("encoders.bert", "bert"),
     }
 )
 FAMILIES = MappingProxyType({architecture: row.file for architecture, row in ROWS.items()})

@@ -24,10 +24,10 @@ NO_LOGPROBS = -1
 ENGINE_DRAFTS = -1
 SPECULATIVE_TOKENS_MAX = 64
 """The most drafts of a request in a step: a commit counts them in a byte, and more never pay."""
-POOLINGS = ("", "last", "mean", "cls")
+POOLINGS = ("", "last", "mean", "cls", "max")
 """How the last hidden states of a prompt become an embedding: not at all, that of the last token, their mean, that of the
-first token."""
-NO_POOLING, LAST, MEAN, CLS = range(4)
+first token, the largest of each number."""
+NO_POOLING, LAST, MEAN, CLS, MAX = range(5)
 
 
 class Parameter(NamedTuple):

@@ -6,9 +6,11 @@ the same bits. What becomes an array is prompt_arrays.py's: most programs need n
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
 from vnext.runtime.protocol.messages import AdapterFiles, PromptResult, RequestOutput, SubmitRequest, TokenLogprobs
+from vnext.runtime.protocol.reasons import NORMALIZED
 from vnext.runtime.protocol.sampling_params import InvalidRequest, context_exceeded
 from vnext.state.events import pack_tokens
 from vnext.state.params import POOLINGS, Constraint, Sampling
@@ -28,6 +30,19 @@ def prompt_logprobs(parts: Iterable[PromptResult], prompt_length: int) -> list[T
             own = slice(place * width, (place + 1) * width)
             entries[part.first + place] = TokenLogprobs(logprob=logprob, rank=rank, top=tuple(zip(tokens[own], tops[own])))
     return entries
+
+
+class Pooled(NamedTuple):
+    """How states become a vector: one of POOLINGS, and whether its length is 1."""
+
+    pooling: str
+    normalize: bool
+
+
+def usual_pooling(environment: Mapping[str, str]) -> Pooled:
+    """That of requests that say nothing, by the engine's environment."""
+    named = environment.get("pooling", "last" + NORMALIZED)
+    return Pooled(named.removesuffix(NORMALIZED), named.endswith(NORMALIZED))
 
 
 def embedding_request(name: str, prompt: list[int], pooling: str, model_length: int) -> SubmitRequest:

@@ -30,14 +30,14 @@ from vnext.text.prompt_arrays import embedding
 from vnext.text.prompt_results import prompt_logprobs
 
 SCORED = {"prompt_logprobs": 2}
-WISHES = [SCORED, {"pooling": 1}, {}, {"pooling": 2}, {"prompt_logprobs": 0}, {"pooling": 3}, {"pooling": 2, **SCORED}]
+WISHES = [SCORED, {"pooling": 1}, {}, {"pooling": 2}, {"prompt_logprobs": 0}, {"pooling": 3}, {"pooling": 4}, {"pooling": 2, **SCORED}]
 Found = tuple[list[TokenLogprobs | None], list[float]]
 
 
 def arrivals(count: int = 14) -> list[RequestArrived]:
     """Requests of all kinds, of which every third begins as the others do, and whose prompts are in the cache soon."""
     some = some_arrivals(count, seed=3)
-    return [replace(each, sampling=replace(each.sampling, **WISHES[at % 7])) for at, each in enumerate(some)]
+    return [replace(each, sampling=replace(each.sampling, **WISHES[at % 8])) for at, each in enumerate(some)]
 
 
 def results(rank: Rank, monkeypatch: pytest.MonkeyPatch, given: list[RequestArrived], runner: ModelRunner, **changes) -> dict:
@@ -105,7 +105,7 @@ def check(arrival: RequestArrived, entries: list[TokenLogprobs | None], hidden: 
             surely, perhaps = (int((right > right[tokens[0, at]] + margin).sum()) for margin in (2e-4, -2e-4))
             assert surely <= entry.rank <= perhaps and len(entry.top) == sampling.prompt_logprobs
             assert [value for _, value in entry.top] == pytest.approx(right.topk(len(entry.top)).values.tolist(), abs=2e-4)
-    pooled = {"": [], "last": states[-1], "mean": states.mean(0), "cls": states[0]}[POOLINGS[sampling.pooling]]
+    pooled = {"": [], "last": states[-1], "mean": states.mean(0), "cls": states[0], "max": states.amax(0)}[POOLINGS[sampling.pooling]]
     assert hidden == pytest.approx([float(value) for value in pooled], abs=2e-3)
 
 

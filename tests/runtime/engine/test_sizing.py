@@ -28,6 +28,16 @@ def test_defaults_come_from_the_model() -> None:
     assert config.pipeline_depth == 2 and config.prefix_caching and config.chunked_prefill
 
 
+def test_a_step_of_whole_prompts_has_room_for_the_longest_and_finds_nothing_in_the_cache() -> None:
+    encoder = replace(MODEL, whole_prompts=True)
+    settings = EngineSettings(max_num_batched_tokens=64, long_prefill_token_threshold=8, pinned_kv_fraction=0.5)
+    config = scheduler_config(settings, encoder, ranks(10**6))
+    assert config.max_num_batched_tokens == config.max_model_len == 512
+    assert (config.chunked_prefill, config.prefix_caching, config.long_prefill_token_threshold) == (False, False, 0)
+    assert config.pinned_kv_fraction == 0.0 and config.windows == ()
+    assert scheduler_config(EngineSettings(), encoder, ranks(10**6)).max_num_batched_tokens == 2048
+
+
 def test_a_step_has_more_tokens_on_a_gpu_unless_the_user_says_how_many() -> None:
     def tokens(device: str, **settings: int) -> int:
         found = (replace(ranks(10**6)[0], environment={"device": device}),)

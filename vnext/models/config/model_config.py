@@ -17,6 +17,7 @@ from vnext.base.tokenizer_files import end_token
 from vnext.kernels.calls import Router
 from vnext.models.config.folder import OVERRIDDEN, architecture, read_config, stored_dtype
 from vnext.models.config.json_keys import Json, flag, number, positive, read_optional_json, required, shown, token_ids
+from vnext.models.config.pooling import Pooling, pooling_in
 from vnext.models.config.quantised import settings_of
 from vnext.models.config.rope_config import ASKED_LENGTH, Rope, parse_rope, reach, scaling_of
 from vnext.models.errors import ModelError
@@ -146,15 +147,25 @@ class Hosted(msgspec.Struct, frozen=True, kw_only=True):
     whole: str
 
 
+class Encoder(msgspec.Struct, frozen=True, kw_only=True):
+    """A model whose tokens see all of their text, and which writes nothing. Of `positions` learned ones, the first token of a text
+    has that at `first_position`. `types`: kinds of tokens, of which all have the first."""
+
+    positions: int = 0
+    first_position: int = 0
+    types: int = 0
+
+
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """A decoder-only model. `dtype` is the checkpoint's own; `position_count_max` the longest context in tokens.
+    """A decoder-only model, or an encoder. `dtype` is the checkpoint's own; `position_count_max` the longest context in tokens.
 
     `rms_norm_eps` applies to every norm. `windows`: per layer the tokens that attention sees, 0 for all; () if all layers see
     all. `local_rope`: the rope of the layers with a window, if it differs. `still_layers`: layers without rotation.
     `query_scale`: the factor of the scores, None for head_dim ** -0.5. Softcaps are 0.0 where there is none. `mtp_layers`: how many
     layers for multi-token prediction the checkpoint has beside `layer_count`. `stage`: which of a whole model's layers these are
     (stages.py); None for all. `form`: how the layers differ from Llama's. `recurrent`: the layers that have a state in the place of
-    keys and values, None where all attend. `hosted`: of a model that transformers computes.
+    keys and values, None where all attend. `hosted`: of a model that transformers computes. `encoder`: of one that writes nothing;
+    a request has one token more than its text. `pooling`: of vectors, None where no file says so.
     """
 
     architecture: str
@@ -188,6 +199,8 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     form: DecoderForm = DecoderForm()
     recurrent: Recurrent | None = None
     hosted: Hosted | None = None
+    encoder: Encoder | None = None
+    pooling: Pooling | None = None
 
     @property
     def attending_layers(self) -> tuple[int, ...]:
@@ -219,7 +232,16 @@ def load_config(path: Path, with_generation: bool = True, asked_length: int | No
     """
     generation = read_optional_json(path / "generation_config.json") if with_generation else {}
     raw = with_dtype(path, read_config(path))
-    return parse_config(raw | {ASKED_LENGTH: asked_length or 0, TOKENIZER_END: end_token(path)}, generation)
+    config = parse_config(raw | {ASKED_LENGTH: asked_length or 0, TOKENIZER_END: end_token(path)}, generation)
+    return with_pooling(config, pooling_in(path))
+
+
+def with_pooling(config: ModelConfig, found: Pooling | None) -> ModelConfig:
+    """The configuration with what the folder's files say of vectors, else, of an encoder, with what sentence-transformers takes."""
+    pooling = found or (Pooling(kind="mean") if config.encoder else None)
+    if config.encoder and pooling and pooling.length_max:
+        config = msgspec.structs.replace(config, position_count_max=min(config.position_count_max, pooling.length_max + 1))
+    return msgspec.structs.replace(config, pooling=pooling)
 
 
 def with_dtype(path: Path, raw: Json) -> Json:

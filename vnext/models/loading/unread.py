@@ -23,14 +23,16 @@ SHOWN = 4
 HARMLESS_TENSORS = re.compile(
     r"rotary_emb\.inv_freq$|\b(attn|attention)\.(masked_)?bias$|\bact_fn\.(beta|eps)$|"
     r"\bvision_tower\.|\bvisual\.|\bmulti_modal_projector\.|\bmtp_layers\.|"
+    r"\bembeddings\.position_ids$|\bpooler\.dense\.(weight|bias)$|"
     r"\.((input|output)_(global_)?scale|[qkv]_scale|weight_shape|(weight_)?g_idx|weight_format|weight\.quant_state\.\w+)$"
 )
-"""Computed anew, or of what is not served: images, and layers that draft; scales of activations, which are not rounded here; what
-formats of weights ask for once."""
+"""Computed anew, or of what is not served: images, layers that draft, what only BERT's training needs; scales of activations, which
+are not rounded here; what formats of weights ask for once."""
 HARMLESS = frozenset(
     """
     _attn_implementation _attn_implementation_autoset _name_or_path _sliding_window_pattern activation_dropout
-    add_cross_attention architectures attention_dropout attn_implementation attn_pdrop auto_map begin_suppress_tokens
+    add_cross_attention architectures attention_dropout attention_probs_dropout_prob attn_implementation attn_pdrop auto_map
+    begin_suppress_tokens hidden_dropout_prob
     block_dim block_mlp_init_scale block_norm_eps block_out_init_scale block_use_swiglu block_use_xavier_init boi_token_index
     bos_token_id cache_implementation chunk_size_feed_forward classifier_dropout conv_dim conv_dim_out conv_use_xavier_init
     cross_attention_hidden_size decoder_start_token_id do_sample dtype embd_pdrop embedding_dropout eod_token_id

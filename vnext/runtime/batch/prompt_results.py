@@ -15,7 +15,7 @@ from vnext.runtime.batch.prompts import PromptInputs, PromptRange
 from vnext.runtime.protocol.messages import PromptResult
 from vnext.sampling import host
 from vnext.sampling.inputs import REPORTED_TOGETHER
-from vnext.state.params import MEAN, NO_POOLING
+from vnext.state.params import MAX, MEAN, NO_POOLING
 
 
 class Places(NamedTuple):
@@ -46,7 +46,7 @@ def compute(
 
 
 class PromptSums:
-    """Turns computed tensors into results, step by step; keeps the sums of means that are not complete. Mutable."""
+    """Turns computed tensors into results, step by step; keeps what is there of means and maxima that are not complete. Mutable."""
 
     def __init__(self) -> None:
         self._sums: dict[int, np.ndarray] = {}
@@ -67,16 +67,16 @@ class PromptSums:
 
     def _pooled(self, each: PromptRange, hidden: np.ndarray) -> list[PromptResult]:
         request = each.request
-        if each.pooling != MEAN:
+        if each.pooling not in (MEAN, MAX):
             return [PromptResult(id=request.id, hidden=hidden[0].tobytes())]
-        total = self._sums[request.id] if each.first else np.zeros(hidden.shape[1])
+        total = self._sums[request.id] if each.first else np.full(hidden.shape[1], 0.0 if each.pooling == MEAN else -np.inf)
         for row in hidden:  # one after the other: sums in another order have other bits
-            total = total + row
+            total = total + row if each.pooling == MEAN else np.maximum(total, row)
         self._sums[request.id] = total
         if each.first + each.count < request.prompt_length:
             return []
-        mean = self._sums.pop(request.id) / request.prompt_length
-        return [PromptResult(id=request.id, hidden=mean.astype(np.float32).tobytes())]
+        pooled = self._sums.pop(request.id) / (request.prompt_length if each.pooling == MEAN else 1)
+        return [PromptResult(id=request.id, hidden=pooled.astype(np.float32).tobytes())]
 
 
 def scores(each: PromptRange, columns: Sequence[np.ndarray]) -> PromptResult:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from vnext.state.events import unpack_tokens
-from vnext.state.params import CLS, LAST, MEAN, NO_LOGPROBS, NO_POOLING
+from vnext.state.params import CLS, LAST, MAX, MEAN, NO_LOGPROBS, NO_POOLING
 from vnext.state.state import Request, StepInFlight
 
 
@@ -84,7 +84,7 @@ class PromptRows:
 def ranges_of(request: Request, start: int, count: int) -> list[PromptRange]:
     """What a step that computes positions [start, start + count) of a request computes of its prompt."""
     length, sampling = request.prompt_length, request.sampling
-    wanted = {MEAN: (0, length), LAST: (length - 1, length), CLS: (0, 1)}
+    wanted = {MEAN: (0, length), LAST: (length - 1, length), CLS: (0, 1), MAX: (0, length)}
     spans = [(sampling.pooling, *wanted[sampling.pooling])] if sampling.pooling else []
     if sampling.prompt_logprobs != NO_LOGPROBS:
         spans.append((NO_POOLING, 0, length - 1))

@@ -22,7 +22,6 @@ from vnext.runtime.engine.trials import Trials
 from vnext.runtime.processes.run_dir import PROGRESS, CoreNotes
 from vnext.runtime.protocol.cache_misses import CacheMiss
 from vnext.runtime.protocol.messages import (
-    NO_HEAD,
     AbortRequests,
     AdapterFiles,
     ClientMessage,
@@ -44,6 +43,7 @@ from vnext.runtime.protocol.messages import (
     derived_seed,
     encoder,
 )
+from vnext.runtime.protocol.reasons import NO_HEAD
 from vnext.state.config import SchedulerConfig
 from vnext.state.events import (
     AbortReason,

@@ -43,17 +43,21 @@ def scheduler_config(settings: EngineSettings, model: ModelFacts, ranks: Sequenc
 
 
 def _bounds(settings: EngineSettings, model: ModelFacts, on_gpu: bool) -> SchedulerConfig:
-    """The bounds before the memory is known: the longest model length allowed, and no cache."""
-    parts = microbatches(settings)
+    """The bounds before the memory is known: the longest model length allowed, and no cache. A step of whole prompts has room for
+    the longest."""
+    parts, length = microbatches(settings), model_length(settings, model)
+    chunked, cached = (
+        is_on and not model.whole_prompts for is_on in (settings.enable_chunked_prefill, settings.enable_prefix_caching)
+    )
     return SchedulerConfig(
         block_size=settings.block_size,
         page_count=0,
-        max_num_batched_tokens=settings.step_tokens(on_gpu),
+        max_num_batched_tokens=max(settings.step_tokens(on_gpu), length * model.whole_prompts),
         max_num_seqs=settings.max_num_seqs,
-        max_model_len=model_length(settings, model),
-        long_prefill_token_threshold=settings.long_prefill_token_threshold if settings.enable_chunked_prefill else 0,
-        prefix_caching=settings.enable_prefix_caching,
-        chunked_prefill=settings.enable_chunked_prefill,
+        max_model_len=length,
+        long_prefill_token_threshold=settings.long_prefill_token_threshold if chunked else 0,
+        prefix_caching=cached,
+        chunked_prefill=chunked,
         pipeline_depth=max(ASYNC_DEPTH, settings.pipeline_parallel_size, parts) if settings.async_scheduling else 1,
         policy=settings.scheduling_policy,
         eos_token_ids=model.eos_token_ids,
@@ -62,7 +66,7 @@ def _bounds(settings: EngineSettings, model: ModelFacts, on_gpu: bool) -> Schedu
         windows=model.windows if any(model.windows) else (),
         speculation=speculation_of(settings.speculative_config),
         max_loras=settings.max_loras if settings.enable_lora else 0,
-        pinned_kv_fraction=settings.pinned_kv_fraction if settings.enable_prefix_caching else 0.0,
+        pinned_kv_fraction=settings.pinned_kv_fraction if cached else 0.0,
         microbatches=parts,
     )
 

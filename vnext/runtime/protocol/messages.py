@@ -31,7 +31,6 @@ class Hello(Message, tag=0):
 
 SALT_END = "\x1f"
 """Ends the part of a cache salt by which a server tells its tenants apart; what the client gave follows."""
-NO_HEAD = "none"  # of the environment's member "head": the checkpoint has none, and the model makes embeddings only
 
 
 class AdapterFiles(Message):
@@ -271,12 +270,13 @@ EngineMessage = Operated | EngineReady | RequestRefused | Outputs | EngineStats 
 
 class ModelFacts(Message):
     """What decisions need to know of a model: its vocabulary size, its longest context in tokens, the tokens that end an
-    answer, and the attention window of each group of layers (0: unlimited)."""
+    answer, the attention window of each group of layers (0: unlimited), and whether steps compute whole prompts alone."""
 
     vocab_size: int
     position_count_max: int
     eos_token_ids: tuple[int, ...]
     windows: tuple[int, ...] = (0,)
+    whole_prompts: bool = False
 
 
 class DiskFound(Message):

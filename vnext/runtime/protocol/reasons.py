@@ -1,5 +1,8 @@
-"""Why the engine ends a request by itself, in words that ranks, engine core and servers share."""
+"""Words that ranks, engine core and servers share: why the engine ends a request by itself, and what it says of its model."""
 
 from __future__ import annotations
 
 NOT_A_NUMBER = "the model computes what is no number (NaN): its weights or an adapter's are damaged, or its --dtype is too narrow"
+NO_HEAD = "none"  # of the environment's member "head": the checkpoint has none, and the model makes embeddings only
+NORMALIZED = " normalized"
+"""Ends the environment's member "pooling" where files say that the vectors of texts have the length 1."""

@@ -40,7 +40,8 @@ from vnext.runtime.processes.determinism import describe_process, limit_torch
 from vnext.runtime.processes.placement import NOWHERE, Place, places
 from vnext.runtime.processes.thread_plan import TEAM_SPIN_US
 from vnext.runtime.processes.topology import here
-from vnext.runtime.protocol.messages import NO_HEAD, ModelFacts, RankReady
+from vnext.runtime.protocol.messages import ModelFacts, RankReady
+from vnext.runtime.protocol.reasons import NO_HEAD, NORMALIZED
 from vnext.runtime.protocol.settings import Isa, RankSettings, SettingsError
 from vnext.runtime.rank.draft_costs import SECONDS, draft_costs
 from vnext.runtime.rank.draft_model import load_draft_model
@@ -49,7 +50,7 @@ from vnext.runtime.rank.replica import Rank
 from vnext.runtime.rank.runner import ModelRunner
 from vnext.runtime.rank.stage import EarlierSteps, StageModel
 from vnext.runtime.rank.stage_links import StageLinks, stage_place
-from vnext.runtime.rank.state_pools import require_recurrent
+from vnext.runtime.rank.state_pools import require_plain_steps
 from vnext.runtime.rank.steps import HostSteps
 from vnext.runtime.rank.tier import HostPages, PageMemory, RankTier
 from vnext.runtime.rank.weights import RankWeights
@@ -271,8 +272,7 @@ def load_runner(settings: RankSettings, device: torch.device | str, parallel: Pa
     """Load the weights; the first rank shows a progress bar."""
     progress, path = _Bar() if settings.rank == 0 else None, Path(settings.model_path)
     config = load_config(path, settings.generation_config == "auto", settings.max_model_len)
-    if config.recurrent is not None:
-        require_recurrent(settings, str(device))
+    require_plain_steps(settings, config, str(device))
     config = of_stage(config, stage_place(settings).stage, settings.pipeline_parallel_size)
     if settings.rank == 0 and is_dummy(path):
         log.warning("The weights are random, as --load-format dummy asks: answers mean nothing.")
@@ -317,6 +317,7 @@ def ready_message(settings: RankSettings, runner: ModelRunner, rank: Rank | None
             position_count_max=runner.config.position_count_max,
             eos_token_ids=runner.config.eos_token_ids,
             windows=kv_groups(runner.config).windows,
+            whole_prompts=runner.config.encoder is not None,
         ),
         rank=settings.rank,
         page_count_max=budget // runner.block_bytes(settings.block_size),
@@ -350,8 +351,9 @@ def describe_numbers(settings: RankSettings, runner: ModelRunner) -> dict[str, s
         numbers["kv_cache_dtype"] = runner.kv_cache_dtype
     if settings.digests_weights and settings.rank == 0:
         numbers["weights_digest"] = weights_digest(settings.model_path)
-    if not runner.kept.has_head:
+    if not runner.kept.has_head or runner.config.encoder is not None:
         numbers["head"] = NO_HEAD
+    numbers |= {"pooling": found.kind + NORMALIZED * found.normalize} if (found := runner.config.pooling) else {}
     numbers["sums"] = describe_sums(runner)
     if runner.routed:
         numbers["routed_experts"] = "{} layers, {} of each token".format(*runner.routed.shape)

@@ -30,12 +30,14 @@ class StatePools:
         return outputs
 
 
-def require_recurrent(settings: RankSettings, device: str) -> None:
-    """Raise SettingsError for what does not go with recurrent layers yet."""
+def require_plain_steps(settings: RankSettings, config: ModelConfig, device: str) -> None:
+    """Raise SettingsError for what does not go with recurrent layers or encoders yet."""
+    if not (served := "models with recurrent layers" if config.recurrent else "encoders" if config.encoder else ""):
+        return
     others = {
         "--device cuda": device != "cpu", "--pipeline-parallel-size": settings.pipeline_parallel_size > 1,
         "--speculative-config": bool(settings.draft_method),
     }  # fmt: skip
     for option, is_given in others.items():
         if is_given:
-            raise SettingsError(f"{option} does not serve models with recurrent layers so far, and this is one: leave it out")
+            raise SettingsError(f"{option} does not serve {served} so far, and this is one: leave it out")

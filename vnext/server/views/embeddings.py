@@ -31,21 +31,18 @@ from vnext.server.context.errors import Aborted, in_names
 from vnext.server.context.metrics import Stopwatch
 from vnext.server.context.server_context import ServerContext
 from vnext.server.context.traces import call_trace
-from vnext.text.prompt_results import embedding_request
+from vnext.text.prompt_results import embedding_request, usual_pooling
 
 if TYPE_CHECKING:
     import numpy as np
 
 
-DEFAULT_POOLING = "last"
-
-
 class Wanted(NamedTuple):
-    """How vectors are made of the states. `pooling`: None for the default."""
+    """How vectors are made of the states. None: as the model's files say."""
 
     pooling: str | None = None
     dimensions: int | None = None
-    normalize: bool = True
+    normalize: bool | None = True
 
 
 async def embeddings_of(call: Call, prompts: list[list[int]], params: Sequence[str], wanted: Wanted) -> list[np.ndarray]:
@@ -55,10 +52,10 @@ async def embeddings_of(call: Call, prompts: list[list[int]], params: Sequence[s
     context.check_engine()
     model = context.model_name(call.body.model, client)
     given = {"adapter": context.adapter(model, client), "cache_salt": context.keys.salt(client, "")}
-    requests = []
+    requests, usual = [], usual_pooling(context.client.ready.environment)
     for place, (prompt, name) in enumerate(zip(prompts, params)):
         with in_names([("the input", name), ("input", name)]):
-            asked = embedding_request(f"{call.names}-{place}", prompt, wanted.pooling or DEFAULT_POOLING, context.model_length)
+            asked = embedding_request(f"{call.names}-{place}", prompt, wanted.pooling or usual.pooling, context.model_length)
         requests.append(replace(asked, client=context.client_number(client), **given))
     watches = {each.name: Stopwatch(context.metrics, call.started_s, len(each.prompt) // 4) for each in requests}
     found: dict[str, list[PromptResult]] = {request.name: [] for request in requests}
@@ -75,7 +72,8 @@ async def embeddings_of(call: Call, prompts: list[list[int]], params: Sequence[s
                 watch.end("abort")
     from vnext.text.prompt_arrays import embedding
 
-    return [embedding(parts, wanted.dimensions, wanted.normalize) for parts in found.values()]
+    normalize = usual.normalize if wanted.normalize is None else wanted.normalize
+    return [embedding(parts, wanted.dimensions, normalize) for parts in found.values()]
 
 
 async def _outputs(context: ServerContext, requests: Sequence[SubmitRequest]) -> AsyncIterator[RequestOutput]:
@@ -96,7 +94,7 @@ def _check(output: RequestOutput, adapter: AdapterFiles | None) -> None:
 
 
 class _Body(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The fields that these routes share. `pooling`: "last" (the default), "mean" or "cls"."""
+    """The fields that these routes share. `pooling`: "last", "mean", "cls" or "max"."""
 
     model: str | None = None
     pooling: str | None = None
@@ -140,7 +138,7 @@ async def create_embeddings(request: web.Request) -> web.Response:
     """POST /v1/embeddings."""
     call = await admit(request, "embd", _embedding)
     body: EmbeddingBody = call.body
-    wanted = Wanted(body.pooling, body.dimensions, body.normalize is not False)
+    wanted = Wanted(body.pooling, body.dimensions, body.normalize)
     vectors, count = await vectors_of(call, {"input": body.input}, wanted)
     shown = [base64.b64encode(each.tobytes()).decode() if body.encoding_format == "base64" else each.tolist() for each in vectors]
     data = [{"object": "embedding", "index": index, "embedding": each} for index, each in enumerate(shown)]

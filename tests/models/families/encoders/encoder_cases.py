@@ -1,0 +1,71 @@
+"""Small random encoders, as transformers makes them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import tokenizers
+import torch
+import transformers
+from tokenizers import models, normalizers, pre_tokenizers, processors
+
+VOCAB_SIZE = 97
+BASE: dict[str, Any] = dict(
+    vocab_size=VOCAB_SIZE,
+    hidden_size=64,
+    intermediate_size=120,
+    num_hidden_layers=3,
+    num_attention_heads=4,
+    max_position_embeddings=330,
+    initializer_range=0.15,
+)
+
+
+class Case(NamedTuple):
+    """A model class, and what its configuration has beside BASE."""
+
+    architecture: str
+    config: str
+    changes: dict[str, Any]
+
+
+CASES = {
+    "bert": Case("BertModel", "BertConfig", {}),
+    "bert_tanh": Case("BertModel", "BertConfig", {"hidden_act": "gelu_new", "type_vocab_size": 1}),
+}
+
+
+def save_encoder(path: Path, name: str) -> torch.nn.Module:
+    """Save a random model of this case; returns it as transformers computes it."""
+    case = CASES[name]
+    torch.manual_seed(1)
+    config = getattr(transformers, case.config)(**BASE | case.changes)
+    model = getattr(transformers, case.architecture)(config).eval()
+    for parameter in model.parameters():
+        if parameter.dim() == 1:  # norms and biases are ones and zeros in a new model
+            torch.nn.init.normal_(parameter, mean=float(parameter.detach().mean()), std=0.1)
+    model.save_pretrained(path)
+    return model
+
+
+WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghijklmnopqrstuvwxyz", *(f"##{letter}" for letter in "abcdefghij")]
+
+
+def save_tokenizer(path: Path) -> None:
+    """Save a WordPiece tokenizer of letters, which frames texts and pairs as BERT's does."""
+    tokenizer = tokenizers.Tokenizer(models.WordPiece({word: at for at, word in enumerate(WORDS)}, unk_token="[UNK]"))
+    tokenizer.normalizer, tokenizer.pre_tokenizer = normalizers.BertNormalizer(), pre_tokenizers.BertPreTokenizer()
+    tokenizer.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
+    tokenizer.add_special_tokens(WORDS[:5])
+    tokenizer.save(str(path / "tokenizer.json"))
+
+
+def save_modules(path: Path, pooling: dict[str, object], *kinds: str) -> None:
+    """Save what sentence-transformers writes beside a model: its modules and how it pools."""
+    modules = [{"idx": at, "path": f"{at}_{kind}" if at else "", "type": f"of.{kind}"} for at, kind in enumerate(kinds)]
+    (path / "modules.json").write_text(json.dumps(modules))
+    (path / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": 40, "do_lower_case": False}))
+    (path / "1_Pooling").mkdir(exist_ok=True)
+    (path / "1_Pooling" / "config.json").write_text(json.dumps(pooling))

@@ -1,0 +1,79 @@
+"""The encoder: token ids in, states out; each token sees all of its text, which one step computes whole.
+
+Owns the order of operations. Attention is that of decoders over one row for each token, which ends where the text does: all of a
+step's keys are written before any is read, so that the pages hold them for this step alone. No text's bits depend on others.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from vnext.kernels.arrays import Array
+from vnext.models.config.model_config import ModelConfig
+from vnext.models.layers.batch import ForwardBatch, HostBatch, host_batch
+from vnext.models.layers.kv_cache import KvCache
+from vnext.models.layers.layers import Attention, Mlp, Norm, attention, embed, layer_steps, mlp, norm_of
+from vnext.models.layers.sharding import Parallel
+
+if TYPE_CHECKING:
+    import torch
+
+
+class EncoderLayer(NamedTuple):
+    """A norm stands behind what attention or MLP is added to."""
+
+    attention: Attention
+    attention_norm: Norm
+    mlp: Mlp
+    mlp_norm: Norm
+
+
+class EncoderParams(NamedTuple):
+    """One rank's weights. `positions` [N, hidden] and `types` [K, hidden] are added to the embedding, whose norm is `norm`. It
+    has no `head`, and no `stack` of layers is one call."""
+
+    embedding: Any
+    positions: Array
+    types: Array | None
+    norm: Norm
+    layers: tuple[EncoderLayer, ...]
+    head: tuple[()] = ()
+    frequencies: Array | None = None
+    stack: None = None
+
+
+def forward(
+    params: EncoderParams, kv: KvCache, batch: ForwardBatch, config: ModelConfig, parallel: Parallel
+) -> tuple[torch.Tensor, KvCache]:
+    """Run one step of whole texts: (states [S, hidden] at batch.sample_at, the cache)."""
+    steps = layer_steps(kv, by_token(batch), config, parallel, params.frequencies)
+    hidden = norm_of(embedded(params, batch, config, parallel), params.norm, steps[0])
+    for layer, cache, step in zip(params.layers, kv, steps):
+        hidden = norm_of(hidden + attention(layer.attention, cache, hidden, step), layer.attention_norm, step)
+        hidden = norm_of(hidden + mlp(layer.mlp, hidden, step), layer.mlp_norm, step)
+    return hidden.index_select(0, batch.sample_at), kv
+
+
+def logits(params: EncoderParams, hidden: torch.Tensor, config: ModelConfig, parallel: Parallel) -> torch.Tensor:
+    """Float32 [S, vocab_size] zeros: a request of the engine ends with a token, which is not read."""
+    return hidden.new_zeros((len(hidden), 1)).float().expand(-1, config.vocab_size).contiguous()
+
+
+def embedded(params: EncoderParams, batch: ForwardBatch, config: ModelConfig, parallel: Parallel) -> torch.Tensor:
+    """What the tokens and their places and types add up to, [T, hidden]."""
+    assert config.encoder is not None
+    hidden = embed(params.embedding, batch.token_ids, parallel)
+    if params.types is not None:
+        hidden = hidden + params.types[:1]
+    return hidden + params.positions.index_select(0, batch.positions + config.encoder.first_position)
+
+
+def by_token(batch: ForwardBatch) -> ForwardBatch:
+    """The batch with a row for each token, which sees all that its text has."""
+    starts, lengths = host_batch(batch)
+    counts = np.diff(starts)
+    host = HostBatch(np.arange(len(batch.token_ids) + 1, dtype=np.int32), np.repeat(lengths, counts).astype(np.int32))
+    rows = batch.block_table.new_tensor(np.repeat(np.arange(len(counts)), counts)).long()
+    return batch._replace(host=host, block_table=batch.block_table.index_select(0, rows))
