@@ -6,6 +6,7 @@ float path are those of transformers 5; drafts print how many of them were accep
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -17,12 +18,15 @@ import gguf
 import jsonschema
 import numpy as np
 import pytest
+import tokenizers
 import torch
 from engine_here import engines_here
 
+from perf.gguf_tokenizers import drawn, special_texts
 from vnext import LLM, SamplingParams
 from vnext.commands.bench.load.blocking import BlockingClient
 from vnext.models.gguf.header import read_header
+from vnext.models.gguf.tokenizer import Vocabulary
 from vnext.models.loading.named import MODELS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -52,6 +56,8 @@ TOKENS = {
     "I'll  we've\tTAB\r\n\n  end ": [57, 3060, 216, 392, 3543, 197, 68, 5431, 201, 8866, 1112, 216],
     "<|im_start|>user\nhi<|im_end|>": [1, 4093, 198, 6004, 2],
 }  # fmt: skip
+DRAWN, DRAWN_SHA256 = 1000, "066d28c8af2bf2d4489d2c311c36c33a8143684cdb5003d0924d647087ab56bc"
+"""Lines of perf/gguf_tokenizers.py, and the hash of their ids as llama.cpp gave them too."""
 PARTS = {
     "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj", "attn_output": "self_attn.o_proj",
     "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj", "attn_norm": "input_layernorm",
@@ -76,6 +82,14 @@ COUNTRY = {
     "properties": {"capital": {"type": "string"}, "continent": {"enum": ["Asia", "Europe", "Africa"]}},
     "required": ["capital", "continent"], "additionalProperties": False,
 }  # fmt: skip
+
+
+def test_tokens_are_those_of_llama_cpp() -> None:
+    vocabulary = Vocabulary(read_header(FILE).metadata)
+    tokenizer = tokenizers.Tokenizer.from_str(json.dumps(vocabulary.json()))
+    lines = list(drawn(DRAWN, special_texts(vocabulary)))
+    ids = [each.ids for each in tokenizer.encode_batch(lines, add_special_tokens=False)]
+    assert hashlib.sha256(json.dumps(ids).encode()).hexdigest() == DRAWN_SHA256
 
 
 @pytest.fixture(scope="module")

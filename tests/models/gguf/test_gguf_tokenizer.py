@@ -79,6 +79,14 @@ def test_pieces_with_scores(begins_with_space: bool) -> None:
         ("tekken", "HelloWorld 12", ["Hello", "World", " ", "1", "2"]),
         ("gpt-4o", "HelloWorld's 1234", ["Hello", "World's", " ", "123", "4"]),
         ("gpt-2", "don't 123", ["don", "'t", " 123"]),
+        ("exaone4", "don't 123", ["don", "'t", " 123"]),
+        ("deepseek-v3", "ab中文12345.foo e\u0301,\n x", ["ab", "中文", "123", "45", ".foo", " e\u0301", ",\n", " x"]),
+        ("deepseek-coder", "a b,12\n中x", ["a", " b", ",", "1", "2", "\n", "中", "x"]),
+        ("seed-coder", "I'LL 12!\n", ["I", "'LL", " ", "1", "2", "!", "\n"]),
+        ("stablelm2", "I'LL 12!\n", ["I", "'LL", " ", "1", "2", "!\n"]),
+        ("falcon", "a+1234 b", ["a", "+", "123", "4", " b"]),
+        ("bloom", "a b, 12", ["a", " b", ",", " 12"]),
+        ("viking", "a b, 12", ["a", " b", ",", " ", "1", "2"]),
     ],
 )
 def test_how_texts_are_cut(name: str, text: str, words: list[str]) -> None:
