@@ -96,6 +96,9 @@ ROWS = MappingProxyType(
         "GemmaForCausalLM": Row("gemma2", "gemma", "GemmaModel"),
         "HeliumForCausalLM": Row("llama", "helium", "HeliumModel"),
         "BertModel": Row("encoders.bert", "bert"),
+        "RobertaModel": Row("encoders.bert", "roberta"),
+        "XLMRobertaModel": Row("encoders.bert", "xlm-roberta"),
+        "CamembertModel": Row("encoders.bert", "camembert"),
     }
 )
 FAMILIES = MappingProxyType({architecture: row.file for architecture, row in ROWS.items()})

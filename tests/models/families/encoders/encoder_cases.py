@@ -34,6 +34,9 @@ class Case(NamedTuple):
 CASES = {
     "bert": Case("BertModel", "BertConfig", {}),
     "bert_tanh": Case("BertModel", "BertConfig", {"hidden_act": "gelu_new", "type_vocab_size": 1}),
+    "roberta": Case("RobertaModel", "RobertaConfig", {"layer_norm_eps": 1e-5, "type_vocab_size": 1}),
+    "xlm_roberta": Case("XLMRobertaModel", "XLMRobertaConfig", {"type_vocab_size": 1}),
+    "camembert": Case("CamembertModel", "CamembertConfig", {"pad_token_id": 3}),
 }
 
 

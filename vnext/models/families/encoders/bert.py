@@ -1,4 +1,4 @@
-"""BERT: learned positions, types of tokens, layer norms behind attention and MLP."""
+"""BERT, RoBERTa, XLM-RoBERTa and CamemBERT: learned positions, types of tokens, layer norms behind attention and MLP."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ DEFAULTS = MappingProxyType(
         "type_vocab_size": 2,
         "hidden_act": "gelu",
         "layer_norm_eps": 1e-12,
+        "pad_token_id": 1,
         "tie_word_embeddings": True,
     }
 )
-ROOTS = ("", "bert.")
+ROOTS = ("", "bert.", "roberta.")
 NORM = Layout((Axis.HIDDEN,))
 LAYER = MappingProxyType(
     {
@@ -60,16 +61,17 @@ def WEIGHT_AXES(config: ModelConfig) -> Mapping[str, Layout]:  # noqa: N802  (a 
 
 
 def parse(raw: Json, generation: Json) -> ModelConfig:
-    """The configuration. Raises ModelError."""
+    """The configuration. RoBERTa's positions begin behind that of the token that pads. Raises ModelError."""
     raw = DEFAULTS | raw
     refuse(raw, "position_embedding_type", unless=("absolute",))
     refuse(raw, "is_decoder", unless=(False,))
     positions = positive(raw, "max_position_embeddings")
+    first = 0 if raw["architectures"] == ["BertModel"] else positive(raw, "pad_token_id") + 1
     return common_config(
-        raw | {"rms_norm_eps": number(raw, "layer_norm_eps"), "max_position_embeddings": positions + 1},
+        raw | {"rms_norm_eps": number(raw, "layer_norm_eps"), "max_position_embeddings": positions - first + 1},
         generation,
         activation=activation(raw, "hidden_act", PLAIN_ACTIVATIONS),
-        encoder=Encoder(positions=positions, types=positive(raw, "type_vocab_size")),
+        encoder=Encoder(positions=positions, first_position=first, types=positive(raw, "type_vocab_size")),
     )
 
 
