@@ -103,6 +103,25 @@ def test_prompts_decodes_and_chunks_agree(shape: tuple[int, int, int, int], dtyp
 
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(4, 1, 40, 16), (9, 1, 576, 5), (70, 1, 288, 16)])
+def test_rows_that_are_keys_and_values(shape: tuple[int, int, int, int], dtype: torch.dtype, level: Level) -> None:
+    """As latent attention keeps them: one head of one cache, as wide as DeepSeek's, for many heads of queries."""
+    lengths = [270, 65, 17]
+    sequences = typed(make_sequences(lengths, *shape), dtype)
+    sequences = sequences._replace(value=sequences.key, value_cache=sequences.key_cache)
+    with using(level):
+        together = attend(sequences, [(index, 0, length) for index, length in enumerate(lengths)])
+        for index in range(len(lengths)):
+            check(together[index], sequences, index)
+        found = attend(sequences, [(2, 0, 7), (0, 250, 261), (1, 64, 65)])
+        assert torch.equal(found[1], together[0][250:261]) and torch.equal(found[2], together[1][64:])
+    with using(level, threads=2):
+        last = attend(sequences, [(index, length - 1, length) for index, length in enumerate(lengths)])
+        assert all(torch.equal(one, whole[-1:]) for one, whole in zip(last, together, strict=True))
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
     "options",
     [

@@ -86,6 +86,8 @@ REFUSED: list[tuple[str, tuple[Any, ...], str]] = [
     ("route", (zeros(3, 8), Router(2, True), zeros(7)), r"bias must have the shape \[8\]"),
     ("experts", (zeros(3, 8), SHARES, IDS, zeros(4, 6, 8), zeros(4, 8, 6), "silu"), r"down must have .* \[4, 8, 3\]"),
     ("experts", (zeros(3, 8), SHARES, IDS[:2], zeros(4, 6, 8), zeros(4, 8, 3), "silu"), "ids must have the shape"),
+    ("head_products", (zeros(3, 4, 8), zeros(4, 5, 7)), r"weight must have the shape \[4, any, 8\]"),
+    ("head_products", (zeros(3, 32), zeros(4, 5, 8)), r"x must have the shape \[any, any, any\]"),
     ("rotary_kv_write", turned(qkv=zeros(3, 72)), "qkv is 72 wide, which is no query, key and value of 2"),
     ("rotary_kv_write", turned(qkv=zeros(3, 32)), "qkv is 32 wide"),
     ("rotary_kv_write", turned(q_norm=zeros(9)), r"q_norm must have the shape \[8\]"),

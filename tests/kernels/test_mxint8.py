@@ -41,7 +41,7 @@ def test_a_row_names_its_head_dim_and_each_number_keeps_seven_bits(head_dim: int
 @needs_native
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("head_dim", [8, 64, 80, 128, 256])
+@pytest.mark.parametrize("head_dim", [8, 64, 80, 256, 576])
 def test_the_kernels_write_the_plain_rows(head_dim: int, dtype: torch.dtype, level: Level) -> None:
     tokens, heads, kv_heads, block_size = 64, 4, 2, 5
     joined = numbers(tokens * (heads + 2 * kv_heads), head_dim, dtype).view(tokens, -1)
@@ -81,7 +81,7 @@ def test_attention_reads_what_the_codes_stand_for(
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("group", [1, 3, 4, 5, 8, 9])
-@pytest.mark.parametrize("head_dim", [32, 64, 96, 256])
+@pytest.mark.parametrize("head_dim", [32, 64, 96, 576])
 def test_a_decode_reads_codes_of_every_size(head_dim: int, group: int, dtype: torch.dtype, level: Level) -> None:
     """Heads of whole blocks, up to eight queries a key head, which are read from codes, and nine; numbers from 0 to near the largest."""
     sequences = typed(make_sequences([300, 65], 2 * group, 2, head_dim, 7), dtype)

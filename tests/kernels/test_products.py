@@ -41,6 +41,22 @@ def test_gated_linear(dtype: torch.dtype, activation: str) -> None:
     close(found, act * up)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("heads", "outputs", "inputs"), [(3, 7, 12), (5, 40, 64)])
+def test_each_head_has_its_own_product(dtype: torch.dtype, heads: int, outputs: int, inputs: int) -> None:
+    """Of a part of each head, the bits of a product alone, for any number of rows."""
+    x, weight = draw(70, heads, inputs + 9, dtype=dtype)[:, :, :inputs], draw(heads, outputs, inputs, dtype=dtype)
+    packed = choose("pack_experts", "cpu")(weight, "")
+    found = choose("head_products", "cpu")(x, packed)
+    assert found.dtype == dtype
+    close(found, torch.einsum("thi,hoi->tho", x.double(), weight.double()))
+    alone = [choose("linear", "cpu")(x[:, head], packed[head], None) for head in range(heads)]
+    assert torch.equal(found, torch.stack(alone, 1))
+    assert choose("head_products", "cpu")(x[:0], packed).shape == (0, heads, outputs)
+    if dtype is not torch.float16:  # of which torch's products make no such promise
+        assert torch.equal(choose("head_products", "cpu")(x[3:4], packed), found[3:4])
+
+
 def test_logits_are_float32() -> None:
     hidden, weight = draw(3, 12, dtype=torch.bfloat16), draw(9, 12, dtype=torch.bfloat16)
     found = choose("logits", "cpu")(hidden, choose("pack_weight", "cpu")(weight))

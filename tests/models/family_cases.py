@@ -54,6 +54,15 @@ GROUPED = {
 }  # fmt: skip
 MULTIPLIERS = {"embedding_multiplier": 6.0, "attention_multiplier": 0.2, "residual_multiplier": 0.4, "logits_scaling": 3.0}
 
+LATENT = {
+    "num_key_value_heads": 4, "kv_lora_rank": 32, "q_lora_rank": 40, "qk_nope_head_dim": 24, "qk_rope_head_dim": 8, "v_head_dim": 16,
+}  # fmt: skip
+FINE = {
+    "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24, "n_shared_experts": 2, "routed_scaling_factor": 1.5,
+}  # fmt: skip
+MSCALE = {**YARN, "mscale": 0.7, "mscale_all_dim": 0.9}
+SHORT = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0, 1.5, 2.0, 3.0], "long_factor": [1.0, 2.0, 4.0, 8.0]}
+
 
 class Case(NamedTuple):
     """A model class and what its configuration has beside BASE. `asked_length`: tokens of the requests it is loaded for."""
@@ -206,6 +215,30 @@ CASES: dict[str, Case] = {
     "stablelm_parallel": Case("StableLmForCausalLM", "StableLmConfig", {"use_parallel_residual": True}),
     "gpt_neox": Case("GPTNeoXForCausalLM", "GPTNeoXConfig", {}),
     "gpt_neox_serial": Case("GPTNeoXForCausalLM", "GPTNeoXConfig", {"use_parallel_residual": False, "attention_bias": False}),
+    "minicpm3": Case(
+        "MiniCPM3ForCausalLM",
+        "MiniCPM3Config",
+        {**LATENT, "scale_depth": 1.0, "dim_model_base": 32, "rope_parameters": {**SHORT, "original_max_position_embeddings": 512}},
+    ),
+    "deepseek_v2": Case(
+        "DeepseekV2ForCausalLM",
+        "DeepseekV2Config",
+        {
+            **LATENT, **FINE, "q_lora_rank": None, "topk_method": "group_limited_greedy", "n_group": 4, "topk_group": 2,
+            "first_k_dense_replace": 1,
+        },
+    ),
+    "deepseek_v2_greedy": Case("DeepseekV2ForCausalLM", "DeepseekV2Config", {**LATENT, **FINE, "rope_parameters": MSCALE}),
+    "deepseek_v3": Case(
+        "DeepseekV3ForCausalLM",
+        "DeepseekV3Config",
+        {
+            **LATENT, **FINE, "n_group": 4, "topk_group": 2, "first_k_dense_replace": 1, "attention_bias": True,
+            "rope_parameters": MSCALE,
+        },
+    ),
+    "glm4_moe_lite": Case("Glm4MoeLiteForCausalLM", "Glm4MoeLiteConfig", {**LATENT, **FINE}),
+    "youtu": Case("YoutuForCausalLM", "YoutuConfig", {**LATENT, "rope_interleave": False}),
     "olmo2_one_key": Case("Olmo2ForCausalLM", "Olmo2Config", {"num_key_value_heads": 1, "attention_bias": True}),
 }
 

@@ -138,6 +138,9 @@ class _Source:
         activation, shards = self._config.activation if gated else "", self._shards(groups[0][0])
         return TrainedWeight(weight, self._operations.pack_experts(weight.detach(), activation, PLAIN, shards))
 
+    def by_head(self, names: tuple[str, ...], sizes: tuple[int, int]) -> tuple[TrainedWeight, TrainedWeight]:
+        raise ModelError(f"{self._config.architecture} has latent attention, through which autograd does not go so far")
+
     def integers(self, name: str, count: int) -> torch.Tensor:
         return self._integers[name].long()[:count]
 

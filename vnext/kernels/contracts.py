@@ -303,6 +303,12 @@ def check_experts(
     expect_together(x, shares=shares, ids=ids)
 
 
+def check_head_products(x: torch.Tensor, weight: Any) -> None:
+    """x [T, H, in] float, weight [H, out, in] of x's dtype."""
+    expect("x", x, (None, None, None), FLOATS)
+    expect_weight("weight", weight, (x.shape[1], None, x.shape[2]), x.dtype)
+
+
 def check_caches(key_cache: torch.Tensor, value_cache: torch.Tensor) -> None:
     """Both [page_count, kv_heads, block_size, D], contiguous, of one dtype: a float or float8_e4m3fn, or int8 with rows as
     mxint8.py has them.

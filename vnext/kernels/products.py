@@ -148,6 +148,11 @@ def logits(hidden: torch.Tensor, weight: Any) -> torch.Tensor:
     return sums(hidden, weight).float()
 
 
+def head_products(x: torch.Tensor, weight: Any) -> torch.Tensor:
+    """Each head of x [T, H, in] by its own weight of [H, out, in], as `pack_experts` gives it -> [T, H, out] in x's dtype."""
+    return torch.stack([linear(x[:, head], weight[head], None) for head in range(x.shape[1])], 1)
+
+
 def route(scores: torch.Tensor, router: Router, bias: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
     """The experts of each token by scores [T, E], as `router` says: (shares float32 [T, per_token], ids int64 [T, per_token]).
 

@@ -60,6 +60,7 @@ class Operations(NamedTuple):
     pack_experts: Callable[..., Any]
     route: Callable[..., Any]
     experts: Callable[..., Any]
+    head_products: Callable[[torch.Tensor, Any], torch.Tensor]
     embedding_rows: Callable[..., Any]
     add_thin: Callable[..., Any]
     add_tiled: Callable[..., Any]
@@ -118,6 +119,7 @@ def reference_entries() -> list[Entry]:
         (contracts.check_pack_experts, products.pack_experts),
         (contracts.check_route, products.route),
         (contracts.check_experts, products.experts),
+        (contracts.check_head_products, products.head_products),
         (contracts.check_embedding_rows, references.embedding_rows),
         (contracts.check_add_thin, thin.add_thin),
         (contracts.check_add_tiled, thin_tiles.add_tiled),

@@ -99,6 +99,11 @@ ROWS = MappingProxyType(
         "RobertaModel": Row("encoders.bert", "roberta"),
         "XLMRobertaModel": Row("encoders.bert", "xlm-roberta"),
         "CamembertModel": Row("encoders.bert", "camembert"),
+        "MiniCPM3ForCausalLM": Row("latent.minicpm3", "minicpm3", "MiniCPM3Model"),
+        "DeepseekV2ForCausalLM": Row("latent.deepseek", "deepseek_v2", "DeepseekV2Model"),
+        "DeepseekV3ForCausalLM": Row("latent.deepseek", "deepseek_v3", "DeepseekV3Model"),
+        "Glm4MoeLiteForCausalLM": Row("latent.deepseek", "glm4_moe_lite", "Glm4MoeLiteModel"),
+        "YoutuForCausalLM": Row("latent.deepseek", "youtu", "YoutuModel"),
     }
 )
 FAMILIES = MappingProxyType({architecture: row.file for architecture, row in ROWS.items()})

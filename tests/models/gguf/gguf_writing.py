@@ -17,6 +17,7 @@ ARCHITECTURES = {
     "Qwen3MoeForCausalLM": "qwen3moe", "Gemma2ForCausalLM": "gemma2", "Gemma3ForCausalLM": "gemma3", "Olmo2ForCausalLM": "olmo2",
     "SmolLM3ForCausalLM": "smollm3", "GraniteForCausalLM": "granite", "Glm4ForCausalLM": "glm4", "CohereForCausalLM": "command-r",
     "Cohere2ForCausalLM": "cohere2", "Starcoder2ForCausalLM": "starcoder2", "StableLmForCausalLM": "stablelm",
+    **dict.fromkeys(("DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM", "YoutuForCausalLM"), "deepseek2"),
     "Exaone4ForCausalLM": "exaone4", "SeedOssForCausalLM": "seed_oss", "GptOssForCausalLM": "gpt-oss", "ArceeForCausalLM": "arcee",
 }  # fmt: skip
 MEMBERS = {
@@ -33,6 +34,12 @@ OWN_MEMBERS = {
         "logit_scale": "logits_scaling",
     },
     **dict.fromkeys(("command-r", "cohere2"), {"logit_scale": "logit_scale", "attention.layer_norm_epsilon": "layer_norm_eps"}),
+    "deepseek2": {
+        "attention.kv_lora_rank": "kv_lora_rank", "attention.q_lora_rank": "q_lora_rank", "rope.dimension_count": "qk_rope_head_dim",
+        "attention.value_length_mla": "v_head_dim", "expert_shared_count": "n_shared_experts", "expert_group_count": "n_group",
+        "expert_group_used_count": "topk_group", "leading_dense_block_count": "first_k_dense_replace",
+        "expert_weights_scale": "routed_scaling_factor", "expert_weights_norm": "norm_topk_prob",
+    },
     "starcoder2": {"attention.layer_norm_epsilon": "norm_epsilon"},
     "gpt-oss": {"expert_feed_forward_length": "intermediate_size"},
     "stablelm": {"attention.layer_norm_epsilon": "layer_norm_eps", "use_parallel_residual": "use_parallel_residual"},
@@ -100,8 +107,9 @@ def metadata_of(config: dict[str, Any], name: str) -> dict[str, Any]:
     """The members that the converter writes."""
     members = MEMBERS | OWN_MEMBERS.get(name, {})
     found = {key: config[own] for key, own in members.items() if config.get(own) is not None}
-    if (experts := config.get("num_local_experts") or config.get("num_experts")) is not None:
+    if (experts := config.get("num_local_experts") or config.get("num_experts") or config.get("n_routed_experts")) is not None:
         found["expert_count"] = experts
+    found |= latent_members(config) if name == "deepseek2" else {}
     rope = config.get("rope_parameters") or {"rope_theta": config["rope_theta"]}
     found["rope.freq_base"] = float((rope.get("full_attention") or rope)["rope_theta"])
     if rope.get("rope_type") == "yarn":
@@ -111,6 +119,26 @@ def metadata_of(config: dict[str, Any], name: str) -> dict[str, Any]:
         head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
         found["rope.dimension_count"] = int(rope["partial_rotary_factor"] * head_dim)
     return {"general.architecture": name} | {f"{name}.{key}": value for key, value in found.items()}
+
+
+def latent_members(config: dict[str, Any]) -> dict[str, Any]:
+    """What follows from several members of a model with latent attention."""
+    turning, rope = config["qk_rope_head_dim"], config["rope_parameters"]
+    found: dict[str, Any] = {
+        "attention.key_length": config["kv_lora_rank"] + turning, "attention.value_length": config["kv_lora_rank"],
+        "attention.key_length_mla": config["qk_nope_head_dim"] + turning, "attention.head_count_kv": 1,
+        "expert_gating_func": 1 + config["architectures"][0].startswith("DeepseekV3"),
+    }  # fmt: skip
+    if rope["rope_type"] == "yarn":
+        found["rope.scaling.yarn_log_multiplier"] = rope["mscale_all_dim"] / 10
+    return found
+
+
+def by_head(array: np.ndarray, config: dict[str, Any]) -> tuple[np.ndarray, np.ndarray]:
+    """What makes keys [heads, rank, plain], and values [heads, value, rank], of a row, as the converter parts them."""
+    heads = array.reshape(config["num_attention_heads"], -1, array.shape[1])
+    keys, values = np.split(heads, [config["qk_nope_head_dim"]], axis=1)
+    return np.ascontiguousarray(keys.swapaxes(1, 2)), np.ascontiguousarray(values)
 
 
 def tensors_of(folder: Path, config: dict[str, Any], name: str, type_: str | Callable[[str], str]) -> dict[str, tuple[np.ndarray, str]]:
@@ -126,7 +154,11 @@ def tensors_of(folder: Path, config: dict[str, Any], name: str, type_: str | Cal
             before, _, after = key.partition(".experts.")
             expert, _, rest = after.partition(".")
             own = f"{before}.experts.{rest}"
-        place = names.get_name(own, (".weight", ".bias"))
+        if key.endswith("kv_b_proj.weight") and config["architectures"] != ["YoutuForCausalLM"]:
+            layer = names.get_name(own.replace("kv_b", "k_b"), (".weight",)), names.get_name(own.replace("kv_b", "v_b"), (".weight",))
+            found |= dict(zip(layer, by_head(array, config)))
+            continue
+        place = names.get_name(own.replace("_correction_bias", "_correction.bias"), (".weight", ".bias"))
         if own.endswith(".sinks"):
             place = f"{place}.weight"
         heads = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}.get(key.split(".")[-2])

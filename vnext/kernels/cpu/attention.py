@@ -50,7 +50,7 @@ def paged_attention(query: torch.Tensor, call: AttentionCall) -> torch.Tensor:
     """Causal attention of query [T, heads, D], dense, to its rows' contexts in the paged caches -> [T, heads, D].
 
     The call's metadata is an AttentionPlan. Caches are of the query's dtype (float32 or bfloat16) or of int8 (kernels/mxint8.py),
-    without scales, D even and at most 256, both with dense blocks at equal distances. Tokens of no row give zeros.
+    without scales, D even and at most 640, both with dense blocks at equal distances. Tokens of no row give zeros.
     """
     key_cache, value_cache, step, scale, window, softcap, *_, sinks = call
     result = torch.empty_like(query) if step.token_count == query.shape[0] else torch.zeros_like(query)

@@ -218,6 +218,17 @@ def linear(
     return result
 
 
+def head_products(x: torch.Tensor, weights: list[PackedLinear]) -> torch.Tensor:
+    """x [T, H, inputs], its last axis dense, head by head by weights [out, inputs] of floats -> [T, H, out]."""
+    result = x.new_empty((*x.shape[:2], weights[0].outputs))
+    places = np.array([weight.address for weight in weights], dtype=np.int64)
+    module().head_products(
+        KINDS[x.dtype], x.data_ptr(), x.stride(0), x.stride(1), x.shape[0], places.ctypes.data, len(weights), result.data_ptr(),
+        weights[0].outputs,
+    )  # fmt: skip
+    return result
+
+
 def rows_of(packed: PackedLinear, ids: torch.Tensor, first: int = 0) -> torch.Tensor:
     """[N, inputs]: rows `ids` int64 [N], counted from `first`, of a weight that is neither gated nor in shards; zeros outside it.
 

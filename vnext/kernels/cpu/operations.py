@@ -25,7 +25,7 @@ from vnext.kernels.calls import AttentionCall, ConvolutionCall, RecurrenceCall, 
 from vnext.kernels.codes import Codes
 from vnext.kernels.cpu import attention, linear as packing, native, recurrence, rows, thin
 from vnext.kernels.cpu.linear import GATES
-from vnext.kernels.cpu.packed import HEAD_DIM_MAX, Packed, packed, packed_codes, packed_experts
+from vnext.kernels.cpu.packed import HEAD_DIM_MAX, Packed, PackedExperts, packed, packed_codes, packed_experts
 from vnext.kernels.format import Format
 from vnext.kernels.formats.floats import PLAIN
 from vnext.kernels.mxint8 import head_dim_of
@@ -131,6 +131,15 @@ def experts(
     contracts.check_experts(x, shares, ids, gate_up, down, activation)
     multiply = linear if join is None else products.without_bias(sums)
     return products.experts_by(multiply, gated_linear, x, shares, ids, gate_up, down, activation, join)
+
+
+def head_products(x: torch.Tensor, weight: Any) -> torch.Tensor:
+    """As products.head_products."""
+    serves = isinstance(weight, PackedExperts) and x.dtype is weight.dtype and x.dim() == 3 and x.stride(2) == 1
+    if serves and x.shape[1:] == (weight.shape[0], weight.shape[2]):
+        return packing.head_products(x, [each.linear for each in weight.weights])
+    contracts.check_head_products(x, weight)
+    return products.head_products(x, weight)
 
 
 def add_thin(
@@ -318,8 +327,8 @@ def paged_attention(query: torch.Tensor, call: AttentionCall) -> torch.Tensor:
 
 FUNCTIONS = (
     attention_metadata, paged_attention, rotary_kv_write, rms_norm, add_rms_norm, pack_weight, pack_gated_weight, pack_codes,
-    linear, sums, row_linear, gated_linear, logits, soft_cap, pack_experts, experts, embedding_rows, add_thin,
-    short_convolution, recur,
+    linear, sums, row_linear, gated_linear, logits, soft_cap, pack_experts, experts, head_products, embedding_rows,
+    add_thin, short_convolution, recur,
 )  # fmt: skip
 """What the kernels serve; the rest of the table stays the references'."""
 

@@ -21,7 +21,7 @@ from vnext.kernels.formats.floats import PLAIN
 if TYPE_CHECKING:
     import torch
 
-HEAD_DIM_MAX = 256
+HEAD_DIM_MAX = 640
 HOST_TYPES = ("float32", "bfloat16")
 """The dtypes of activations and weights that the kernels take."""
 

@@ -110,6 +110,26 @@ class Recurrent(msgspec.Struct, frozen=True, kw_only=True):
         return self.value_heads * self.value_dim
 
 
+class Latent(msgspec.Struct, frozen=True, kw_only=True):
+    """Layers that keep of a token, once for all heads, `rank` numbers that its keys and values are made of and `turning` that turn
+    with its position (multi-head latent attention, arXiv 2405.04434).
+
+    A head's query is `plain` numbers and `turning` ones; its value is `value` numbers. `query_rank`: of what queries are made of, 0
+    where they are made of the layer's input.
+    """
+
+    rank: int
+    turning: int
+    plain: int
+    value: int
+    query_rank: int = 0
+
+    @property
+    def width(self) -> int:
+        """Numbers that a token keeps in a layer."""
+        return self.rank + self.turning
+
+
 USUAL_LAYERS = 3
 """The layers of a target that a head reads where its configuration names none."""
 HEAD_ARCHITECTURE = "LlamaForCausalLMEagle3"
@@ -165,7 +185,8 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     layers for multi-token prediction the checkpoint has beside `layer_count`. `stage`: which of a whole model's layers these are
     (stages.py); None for all. `form`: how the layers differ from Llama's. `recurrent`: the layers that have a state in the place of
     keys and values, None where all attend. `hosted`: of a model that transformers computes. `encoder`: of one that writes nothing;
-    a request has one token more than its text. `pooling`: of vectors, None where no file says so.
+    a request has one token more than its text. `pooling`: of vectors, None where no file says so. `latent`: of layers that keep
+    one row of `head_dim` numbers for all heads; `kv_head_count` is then 1.
     """
 
     architecture: str
@@ -201,6 +222,12 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     hosted: Hosted | None = None
     encoder: Encoder | None = None
     pooling: Pooling | None = None
+    latent: Latent | None = None
+
+    @property
+    def turning_dim(self) -> int:
+        """The numbers of a head of which a share turns."""
+        return self.latent.turning if self.latent else self.head_dim
 
     @property
     def attending_layers(self) -> tuple[int, ...]:
@@ -361,5 +388,5 @@ def check_heads(config: ModelConfig) -> None:
             f"{config.head_count} attention heads cannot share {config.kv_head_count} key-value heads evenly; "
             "correct num_key_value_heads in config.json"
         )
-    if int(config.head_dim * config.rope.share) % 2:
+    if int(config.turning_dim * config.rope.share) % 2:
         raise ModelError(f"head_dim must be even for rotary embedding but is {config.head_dim}; correct config.json")

@@ -20,6 +20,8 @@ FLOATS = MappingProxyType({"F32": "float32", "F16": "float16"})
 GEMMA2_27B_LAYERS, GEMMA3_27B_LAYERS = 46, 62
 EMBEDDING, HEAD, STRETCHES, QUERY_BIAS = "token_embd.weight", "output.weight", "rope_freqs.weight", "blk.0.attn_q.bias"
 Stretches = Sequence[float]
+LATENT = "deepseek2"
+"""Whose heads share a row of each token: the numbers of a head mean something else."""
 PARTIAL = frozenset({"glm4", "stablelm"})
 """Architectures whose heads turn in part."""
 LLAMA3 = (1.0, 4.0, 8192)
@@ -70,7 +72,8 @@ def _common(members: Members) -> dict[str, object]:
     if (layers := members.number("block_count")) > len(members.tensors):
         raise ModelError(f"the file states {layers} layers and has {len(members.tensors)} tensors; download it again")
     head_dim = members.number("attention.key_length", hidden // heads)
-    for name in ("rope.dimension_count", "attention.value_length")[members.architecture in PARTIAL :]:
+    sizes = ("rope.dimension_count", "attention.value_length") if members.architecture != LATENT else ()
+    for name in sizes[members.architecture in PARTIAL :]:
         if (found := members.number(name, head_dim)) != head_dim:
             raise ModelError(
                 f"the file's {members.architecture}.{name} is {found}, and only that of a head's {head_dim} channels is read; take "
@@ -230,6 +233,44 @@ def _per_token(members: Members) -> dict[str, object]:
     return {"num_experts_per_tok": members.number("expert_used_count")}
 
 
+def _deepseek2(members: Members) -> dict[str, object]:
+    """DeepSeek 2 and 3 and what is built as they are, by how experts are marked: 2 stands for sigmoids."""
+    turning, query_rank = members.number("rope.dimension_count"), members.number("attention.q_lora_rank", 0)
+    keys, values = (f"attention.{each}_length" for each in ("key", "value"))
+    sizes = {
+        "kv_lora_rank": members.number("attention.kv_lora_rank"),
+        "q_lora_rank": query_rank or None,
+        "qk_rope_head_dim": turning,
+        "qk_nope_head_dim": members.number(keys + "_mla", members.number(keys, 0)) - turning,
+        "v_head_dim": members.number(values + "_mla", members.number(values, 0)),
+        "num_key_value_heads": members.number("attention.head_count"),
+        "rope_parameters": _warm(members),
+    }
+    if "expert_count" not in members:
+        return {"architectures": ["YoutuForCausalLM"]} | sizes
+    groups, is_second = members.number("expert_group_count", 1), members.number("expert_gating_func", 1) == 1
+    return {
+        "architectures": [f"DeepseekV{2 if is_second else 3}ForCausalLM"],
+        "n_routed_experts": members.number("expert_count"),
+        "n_shared_experts": members.number("expert_shared_count", 1),
+        "moe_intermediate_size": members.number("expert_feed_forward_length"),
+        "first_k_dense_replace": members.number("leading_dense_block_count", 0),
+        "routed_scaling_factor": members.number("expert_weights_scale", 1.0) or 1.0,
+        "norm_topk_prob": members.text("expert_weights_norm") == "True",
+        "topk_method": ("group_limited_greedy" if groups > 1 else "greedy") if is_second else "noaux_tc",
+        "n_group": groups,
+        "topk_group": members.number("expert_group_used_count", 1),
+    } | sizes | _per_token(members)
+
+
+def _warm(members: Members) -> dict[str, object]:
+    """The rope; by YaRN scores are warmed, by yarn_log_multiplier, a tenth of DeepSeek's mscale_all_dim, and angles are not."""
+    rope, warmth = _rope(members), members.number("rope.scaling.yarn_log_multiplier", 0.0)
+    if rope["rope_type"] != "yarn":
+        return rope
+    return rope | {"attention_factor": 1.0} | ({"mscale_all_dim": 10 * warmth} if warmth else {})
+
+
 def _gemma2(members: Members) -> dict[str, object]:
     return {
         "architectures": ["Gemma2ForCausalLM"],
@@ -262,6 +303,7 @@ ARCHITECTURES = MappingProxyType(
         "qwen3": _plain("Qwen3ForCausalLM"),
         "qwen3moe": _qwen3_moe,
         "gpt-oss": _gpt_oss,
+        LATENT: _deepseek2,
         "gemma2": _gemma2,
         "gemma3": _gemma3,
         "olmo2": _plain("Olmo2ForCausalLM"),

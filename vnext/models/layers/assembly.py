@@ -46,6 +46,10 @@ class Source(Protocol):
     def stacked(self, groups: tuple[tuple[str, ...], ...], gated: bool) -> Any:
         """The fused weights of each expert, packed; `gated`: gate and up."""
 
+    def by_head(self, names: tuple[str, ...], sizes: tuple[int, int]) -> tuple[Any, Any]:
+        """A tensor [heads * (K + V), in], K and V the sizes, packed head by head and never quantised: [heads, in, K] of its upper
+        rows, turned about, and [heads, V, in] of the others; or two tensors that hold these."""
+
     def integers(self, name: str, count: int) -> Array:
         """A tensor of whole numbers, int64 [count]."""
 

@@ -18,6 +18,7 @@ from vnext.models.layers.batch import ForwardBatch
 from vnext.models.layers.decoder_params import LayerParams, Mixing, Params
 from vnext.models.layers.heads import attention
 from vnext.models.layers.kv_cache import KvCache
+from vnext.models.layers.latent import LatentAttention, latent_attention
 from vnext.models.layers.layers import (
     Attention,
     LayerCache,
@@ -90,8 +91,8 @@ def assemble_decoder(
         layers=layers,
         norm=norm(source, names.root + names.norm),
         head=head,
-        frequencies=source.place(inverse_frequencies(turning, config.head_dim)) if turning else None,
-        local_frequencies=source.place(inverse_frequencies(local, config.head_dim)) if local else None,
+        frequencies=source.place(inverse_frequencies(turning, config.turning_dim)) if turning else None,
+        local_frequencies=source.place(inverse_frequencies(local, config.turning_dim)) if local else None,
         positions=source.fused((f"{names.root}{names.positions}.weight",)) if names.positions else None,
         embedding_scale=config.form.embedding_scale,
         stack=fused.describe(layers, config),
@@ -154,6 +155,8 @@ def mix(layer: Mixing, cache: tuple[Array, ...], x: torch.Tensor, step: Step) ->
     """Attention, or what a layer has in its place, of x [T, hidden]."""
     if isinstance(layer, Attention):
         return attention(layer, cache, x, step)
+    if isinstance(layer, LatentAttention):
+        return latent_attention(layer, cache, x, step)
     return recurrent(layer, cache, x, step)
 
 

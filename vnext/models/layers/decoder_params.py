@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from vnext.kernels.arrays import Array
+from vnext.models.layers.latent import LatentAttention
 from vnext.models.layers.layers import Attention, Mlp, Norm
 from vnext.models.layers.recurrent import Recurring
 
-Mixing = Attention | Recurring
+Mixing = Attention | LatentAttention | Recurring
 """What mixes the tokens of a row."""
 
 

@@ -3,7 +3,8 @@
 Layers that attend come in groups, those of one group seeing equally far back; all groups have pages of one size, so that one pool
 serves them. A page holds `block_size` tokens of every layer of a group: each place in a page has a pair (key, value) of
 [page_count, kv_heads_local, block_size, head_dim], shared by the layers that have this place in their groups. Heads come
-before slots so that one head's tokens of a page are one run of memory: attention reads a head at a time.
+before slots so that one head's tokens of a page are one run of memory: attention reads a head at a time. Latent attention keeps one
+row of a token for all heads, on every rank: key and value of such a pair are the same memory.
 """
 
 from __future__ import annotations
@@ -119,11 +120,13 @@ def make_kv_cache(
         found = spread(huge(math.prod(sizes) * dtype.itemsize)).view(host_dtype(dtype_name(dtype))).reshape(sizes)
         return found if isinstance(dtype, np.dtype) else as_tensor(found)
 
+    parts = row_count(config)
     if together:
-        pages = zeros(page_count, groups.page_layers, 2, *shape)
-        pairs = tuple((pages[:, place, 0], pages[:, place, 1]) for place in range(groups.page_layers))
+        pages = zeros(page_count, groups.page_layers, parts, *shape)
+        pairs = tuple((pages[:, place, 0], pages[:, place, parts - 1]) for place in range(groups.page_layers))
     else:
-        pairs = tuple((zeros(page_count, *shape), zeros(page_count, *shape)) for _ in range(groups.page_layers))
+        found = [[zeros(page_count, *shape) for _ in range(parts)] for _ in range(groups.page_layers)]
+        pairs = tuple((each[0], each[-1]) for each in found)
     layers = tuple(pairs[place] for place in groups.place_of)
     return KvPairs(layers) if is_host else layers  # compilers want a plain tuple
 
@@ -146,12 +149,17 @@ def cache_dtype(name: str, dtype: Any) -> Any:
     return host_dtype("int8") if isinstance(dtype, np.dtype) else torch_dtype("int8")
 
 
+def row_count(config: ModelConfig) -> int:
+    """Rows that a token has in a layer: a key and a value, or one for both."""
+    return 1 if config.latent else 2
+
+
 def row_width(config: ModelConfig, dtype: Any) -> int:
-    """Elements of a token's key, or value, of one head in a cache of `dtype`."""
+    """Elements of a token's key, or value, of one head in a cache of `dtype`, or of its row for both."""
     return packed_width(config.head_dim) if is_int8(dtype) else config.head_dim
 
 
 def kv_bytes_per_page(config: ModelConfig, block_size: int, dtype: Any, parallel: Parallel) -> int:
     """Bytes of one page on one rank, over all layers of a group, keys and values."""
-    per_layer = 2 * local_kv_heads(config, parallel.world_size) * block_size * row_width(config, dtype) * dtype.itemsize
-    return per_layer * kv_groups(config).page_layers
+    rows = row_count(config) * local_kv_heads(config, parallel.world_size) * block_size
+    return rows * row_width(config, dtype) * dtype.itemsize * kv_groups(config).page_layers

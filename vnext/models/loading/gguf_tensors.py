@@ -103,7 +103,7 @@ class _Names(NamedTuple):
         """The file's name of a tensor, "" for none."""
         if name in self.table:  # a tensor that is no weight of a module
             return f"{self.table[name]}.weight"
-        base, dot, ending = name.rpartition(".")
+        base, dot, ending = name.replace("_correction_bias", "_correction.bias").rpartition(".")
         return f"{self.table[base]}{dot}{ending}" if base in self.table else ""
 
 
@@ -154,6 +154,8 @@ def _found(name: str, names: _Names, stored: Mapping[str, Stored], config: Model
         tensor = Tensor(tensor.type, tensor.shape[1:], start, start + size)
     pairs = {"attn_q": config.head_count, "attn_k": config.kv_head_count} if names.architecture in PAIRED else {}
     dtype, shape = tensor.type if tensor.type in DTYPES else "F32", tensor.shape
+    if len(shape) == 3:  # heads one below the other
+        shape = (shape[0] * shape[1], shape[2])
     if tensor.type in GGUF_BLOCKS and len(shape) == 2:
         dtype, shape = tensor.type, (shape[0], (tensor.stop - tensor.start) // shape[0])
     return Quantised(

@@ -59,6 +59,9 @@ class Recording:
     def stacked(self, groups: tuple[tuple[str, ...], ...], gated: bool) -> Any:
         return self.fused(tuple(name for group in groups for name in group))
 
+    def by_head(self, names: tuple[str, ...], sizes: tuple[int, int]) -> Any:
+        return self.packed(names, exact=True), _Nothing()
+
     def integers(self, name: str, count: int) -> Any:
         return self.fused((name,))
 

@@ -46,6 +46,7 @@ HARMLESS = frozenset(
     summary_use_proj task_specific_params text_config tokenizer_class torch_dtype torchscript transformers.js_config
     transformers_version unk_token_id unsloth_fixed unsloth_version use_cache use_pos_enc use_qk_norm video_token_id
     vision_config vision_end_token_id vision_start_token_id
+    aux_loss_alpha embedding_initializer_range ep_size qk_head_dim seq_aux
     """.split()
 )
 """Members of config.json that change no answer, or that are read elsewhere."""

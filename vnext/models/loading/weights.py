@@ -223,6 +223,21 @@ class Loader:
             self._keep(self._key(group, format.name, gate), weight.linear.buffer)
         return self._kept.take(packed)
 
+    def by_head(self, names: tuple[str, ...], sizes: tuple[int, int]) -> tuple[Any, Any]:
+        """This rank's heads of a tensor [heads * (K + V), in], or of two: [heads, in, K] and [heads, V, in], packed."""
+        upper, *apart = (self._array((name,), self.dtype) for name in names)
+        if apart:
+            keys, values = upper.reshape(-1, apart[0].shape[1], sizes[0]), apart[0].reshape(-1, sizes[1], apart[0].shape[1])
+        else:
+            heads = upper.reshape(-1, sum(sizes), upper.shape[1])
+            keys, values = heads[:, : sizes[0]].swapaxes(1, 2), heads[:, sizes[0] :]
+        return self._kept.take(self._packed_heads(keys)), self._kept.take(self._packed_heads(values))
+
+    def _packed_heads(self, part: Array) -> Any:
+        target = self._place.zeros(tuple(part.shape), self.dtype)
+        target[...] = part
+        return self._place.pack_experts(target, "", self._formats.exact, 1)
+
     def integers(self, name: str, count: int) -> Array:
         """A tensor of whole numbers, int64 [count]."""
         self._kept.names[name] = (count,)

@@ -119,6 +119,13 @@ void do_linear(const void *x, int64_t x_stride, int64_t rows, const Packed *weig
     linear(x, x_stride, rows, weight, bias, result, result_stride, result_kind, apart != 0);
 }
 
+void do_head_products(int kind, const void *x, int64_t x_stride, int64_t head_stride, int64_t rows, const void *weights, int64_t heads,
+                      void *result, int64_t out) {
+    const auto *places = static_cast<const Packed *const *>(weights);
+    const WithoutLock unlocked(rows * heads * out * places[0]->in > LONG_WORK);
+    head_products(kind, x, x_stride, head_stride, rows, places, heads, result, out);
+}
+
 void do_norm(int kind, const void *x, int64_t x_stride, const void *residual, int64_t residual_stride,
              const void *weight, float offset, float eps, int64_t rows, int64_t width, void *normed, void *total) {
     rms_norm(kind, rows, {x, residual, weight, normed, total, width, x_stride, residual_stride, eps, offset});
@@ -293,6 +300,8 @@ PyMethodDef methods[] = {
     VNX_ENTRY("pack_codes", do_pack_codes, "pack_codes(parts, count, bias, bias_kind, in, x_kind, gate, shards, first, last, buffer)"),
     VNX_ENTRY("packed_rows", packed_rows, "packed_rows(ids, count, first, packed, result)"),
     VNX_ENTRY("linear", do_linear, "linear(x, x_stride, rows, packed, bias, result, result_stride, result_kind, apart)"),
+    VNX_ENTRY("head_products", do_head_products,
+             "head_products(kind, x, x_stride, head_stride, rows, weights, heads, result, out)"),
     VNX_ENTRY("rms_norm", do_norm,
              "rms_norm(kind, x, x_stride, residual, residual_stride, weight, offset, eps, rows, width, normed, total)"),
     VNX_ENTRY("gate_and_mul", do_gate, "gate_and_mul(kind, x, x_stride, rows, width, gate, result)"),

@@ -171,6 +171,26 @@ int64_t group_count(const Packed &w, int64_t rows, int64_t chunks) {
     return std::max<int64_t>(1, std::min({units / chunks, w.panel_count, w.panel_count * w.panel_bytes / UNIT_BYTES}));
 }
 
+std::atomic<uint64_t> calls{0};
+
+/* `alone`: in the calling thread. */
+void multiply(LinearCall call, bool alone) {
+    const Packed &w = *call.weight;
+    const bool is_coded = w.kind == CODES;
+    if (w.kind != FLOAT32 && !is_coded && w.shard_in() % STEP != 0) pad_rows(call);
+    const Rounding rounding = is_coded ? Rounding(call) : Rounding();
+    call.rounded = &rounding.to;
+    if (is_coded) rounding.run(call);
+    const int64_t height = chunk_rows(call.rows, w.in * (w.kind == FLOAT32 ? 4 : is_coded ? 1 : 2)), chunks = (call.rows + height - 1) / height;
+    const int64_t groups = group_count(w, call.rows, chunks);
+    const auto block = is_coded ? codes_kernels().linear : w.kind == FLOAT32 ? kernels().linear_f32 : kernels().linear_bf16;
+    for_units(chunks * groups, alone, [&](int64_t unit, int64_t) {
+        const int64_t chunk = unit / groups, group = unit % groups;
+        block(call, chunk * height, std::min(call.rows, (chunk + 1) * height), w.panel_count * group / groups,
+              w.panel_count * (group + 1) / groups);
+    });
+}
+
 }  // namespace
 
 int64_t packed_bytes(int64_t out, int64_t in, int kind, int gate, int shards) {
@@ -188,22 +208,16 @@ void pack_linear(const WeightPart *parts, int kind, const void *bias, int64_t ou
 
 void linear(const void *x, int64_t x_stride, int64_t rows, const Packed *weight, const void *bias, void *result,
             int64_t result_stride, int result_kind, bool apart, const ThinCall *behind) {
-    if (rows == 0) return;
-    static std::atomic<uint64_t> calls{0};
-    LinearCall call{weight, bias, x, x_stride, rows, result, result_stride, result_kind, apart, behind, ++calls};
-    const Packed &w = *weight;
-    const bool is_coded = w.kind == CODES;
-    if (w.kind != FLOAT32 && !is_coded && w.shard_in() % STEP != 0) pad_rows(call);
-    const Rounding rounding = is_coded ? Rounding(call) : Rounding();
-    call.rounded = &rounding.to;
-    if (is_coded) rounding.run(call);
-    const int64_t height = chunk_rows(rows, w.in * (w.kind == FLOAT32 ? 4 : is_coded ? 1 : 2)), chunks = (rows + height - 1) / height;
-    const int64_t groups = group_count(w, rows, chunks);
-    const auto block = is_coded ? codes_kernels().linear : w.kind == FLOAT32 ? kernels().linear_f32 : kernels().linear_bf16;
-    for_units(chunks * groups, false, [&](int64_t unit, int64_t) {
-        const int64_t chunk = unit / groups, group = unit % groups;
-        block(call, chunk * height, std::min(rows, (chunk + 1) * height), w.panel_count * group / groups,
-              w.panel_count * (group + 1) / groups);
+    if (rows > 0) multiply({weight, bias, x, x_stride, rows, result, result_stride, result_kind, apart, behind, ++calls}, false);
+}
+
+void head_products(int kind, const void *x, int64_t x_stride, int64_t head_stride, int64_t rows, const Packed *const *weights,
+                   int64_t heads, void *result, int64_t out) {
+    const int64_t size = kind == FLOAT32 ? 4 : 2;
+    for_units(rows == 0 ? 0 : heads, false, [&](int64_t head, int64_t) {
+        const void *from = static_cast<const char *>(x) + head * head_stride * size;
+        void *to = static_cast<char *>(result) + head * out * size;
+        multiply({weights[head], nullptr, from, x_stride, rows, to, heads * out, kind, false, nullptr, ++calls}, true);
     });
 }
 

@@ -141,7 +141,7 @@ inline void pack_codes(const T *from, int64_t head_dim, int8_t *to) {
 /* The last exponents of rows of codes, four in a word: the last four in words[0]. */
 template <int COUNT>
 struct Exponents {
-    alignas(64) uint32_t words[2][COUNT];
+    alignas(64) uint32_t words[(HEAD_MAX / CODES_A_SCALE + 3) / 4][COUNT];
     int64_t blocks;
 
     Exponents(const int8_t *const *rows, int64_t head_dim) : blocks(coded_bytes(head_dim) - head_dim) {

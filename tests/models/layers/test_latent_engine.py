@@ -1,0 +1,76 @@
+"""Models with latent attention in the engine: small pages, and the same tokens in any chunks, with hits, and when ranks die."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import psutil
+import pytest
+import tokenizers
+import torch
+from family_cases import VOCAB_SIZE, save_case
+
+from vnext import LLM, SamplingParams
+from vnext.models.config.model_config import load_config
+from vnext.models.layers.kv_cache import kv_bytes_per_page, make_kv_cache, page_rows
+from vnext.models.layers.sharding import Parallel, alone
+
+TOKEN_COUNT = 48
+GREEDY = SamplingParams(temperature=0.0, max_tokens=TOKEN_COUNT, ignore_eos=True)
+WAYS: dict[str, dict[str, object]] = {
+    "minicpm3": {"tensor_parallel_size": 1, "executor": "mp", "num_blocks_override": 100},
+    "deepseek_v3": {"tensor_parallel_size": 2, "max_num_batched_tokens": 7},
+}
+
+
+def save(path: Path, case: str) -> list[list[int]]:
+    """A checkpoint of the case, and what transformers answers to the prompts."""
+    oracle = save_case(path, case)
+    words = {f"t{number}": number for number in range(VOCAB_SIZE)}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="t0"))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    tokenizer.save(str(path / "tokenizer.json"))
+    expected = []
+    for prompt in prompts():
+        given = torch.tensor([prompt])
+        options = dict(do_sample=False, max_new_tokens=TOKEN_COUNT, pad_token_id=0, attention_mask=torch.ones_like(given))
+        expected.append(oracle.generate(given, **options)[0, len(prompt) :].tolist())
+    return expected
+
+
+def prompts() -> list[list[int]]:
+    """Of several lengths; two begin alike."""
+    generator = torch.Generator().manual_seed(5)
+    drawn = [torch.randint(0, VOCAB_SIZE, (length,), generator=generator).tolist() for length in (5, 61, 110, 30)]
+    drawn[2][:44] = drawn[1][:44]
+    return drawn
+
+
+@pytest.mark.parametrize("case", WAYS)
+def test_answers_are_those_of_transformers_with_hits_and_when_a_rank_is_killed(tmp_path: Path, case: str) -> None:
+    """On one rank with few pages, on two in chunks of 7; asked twice, and then until a killed rank has come back."""
+    expected, asked = save(tmp_path, case), [{"prompt_token_ids": prompt} for prompt in prompts()]
+    settings = {"dtype": "float32", "threads": 1, "log": "off", "max_num_seqs": 4, "block_size": 4} | WAYS[case]
+    with LLM(str(tmp_path), **settings) as llm:
+        twice = llm.generate(asked * 2, GREEDY, use_tqdm=False)
+        rank = max(psutil.Process(llm._engine.engines[0].child.pid).children(), key=psutil.Process.create_time)
+        killing = threading.Timer(0.05, rank.kill)
+        killing.start()
+        found = llm.generate(asked * 8, GREEDY, use_tqdm=False)
+        killing.join()
+        assert not rank.is_running() or rank.status() == psutil.STATUS_ZOMBIE
+    assert [answer.outputs[0].token_ids for answer in (*twice, *found)] == expected * 10
+
+
+def test_a_page_holds_one_row_of_a_token_on_every_rank(tmp_path: Path) -> None:
+    save_case(tmp_path, "minicpm3")
+    config, dtype = load_config(tmp_path), torch.float32
+    assert config.latent is not None and config.latent.width == 40
+    half = Parallel(rank=1, world_size=2, all_reduce=lambda tensor: tensor, all_gather=lambda tensor, dim: tensor)
+    for parallel in (alone(), half):
+        assert kv_bytes_per_page(config, 16, dtype, parallel) == config.layer_count * 16 * 40 * 4
+        cache = make_kv_cache(config, 5, 16, dtype, "cpu", parallel, together=True)
+        assert page_rows(cache).shape == (5, kv_bytes_per_page(config, 16, dtype, parallel))
+        assert all(key.shape == (5, 1, 16, 40) and key.data_ptr() == value.data_ptr() for key, value in cache)
+    assert kv_bytes_per_page(config, 16, torch.int8, alone()) == config.layer_count * 16 * 42

@@ -1,0 +1,46 @@
+"""Settings of latent attention as DeepSeek spells them: parsed from config.json, checked once, in vnext's terms."""
+
+from __future__ import annotations
+
+import math
+
+from vnext.models.config.json_keys import Json, flag, number, positive
+from vnext.models.config.model_config import Latent
+from vnext.models.config.rope_config import Rope, parse_rope, scaling_of
+from vnext.models.errors import ModelError
+
+
+def latent_fields(raw: Json) -> Json:
+    """The fields of ModelConfig that say how its heads share a row of each token, and how they turn. Raises ModelError."""
+    latent = parse_latent(raw)
+    rope, scaling = parse_latent_rope(raw, latent), scaling_of(raw)
+    scale = (latent.plain + latent.turning) ** -0.5
+    if rope.kind != "default" and scaling.get("mscale_all_dim"):
+        scale *= warmth(rope.factor, number(scaling, "mscale_all_dim")) ** 2
+    return dict(latent=latent, rope=rope, query_scale=scale, head_dim=latent.width, kv_head_count=1)
+
+
+def parse_latent(raw: Json) -> Latent:
+    """The sizes."""
+    latent = Latent(
+        rank=positive(raw, "kv_lora_rank"),
+        turning=positive(raw, "qk_rope_head_dim"),
+        plain=positive(raw, "qk_nope_head_dim"),
+        value=positive(raw, "v_head_dim"),
+        query_rank=0 if raw.get("q_lora_rank") is None else positive(raw, "q_lora_rank"),
+    )
+    if not latent.query_rank and flag(raw, "attention_bias"):
+        raise ModelError("attention_bias without q_lora_rank is not supported: queries and rows would need biases apart")
+    return latent
+
+
+def parse_latent_rope(raw: Json, latent: Latent) -> Rope:
+    """How the turning part turns: all of it, whatever share of a whole head it is said to be."""
+    scaling = {key: value for key, value in scaling_of(raw).items() if key != "partial_rotary_factor"}
+    whole = {key: value for key, value in raw.items() if key != "partial_rotary_factor"}
+    return parse_rope(whole, scaling, latent.turning)
+
+
+def warmth(factor: float, mscale: float) -> float:
+    """By what a context stretched by `factor` warms cosines and sines, in YaRN as DeepSeek has it."""
+    return 0.1 * mscale * math.log(factor) + 1.0 if factor > 1.0 else 1.0
