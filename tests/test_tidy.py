@@ -153,7 +153,7 @@ ARROWS = {
     # a bench and a talk drive vnext as its users do
     "commands/bench": {
         "api", "commands/*", "commands/bench/load", "models/errors", "options", "text", "runtime/protocol", "runtime/client",
-        "runtime/processes", "server/console", "base",
+        "runtime/processes", "server/console", "base", "replay/answers/convert", "replay/reading/source", "state/events",
     },
     "commands/bench/load": set(),
     "commands/chat": {"api", "commands/bench/load", "options", "text", "runtime/client", "runtime/processes", "runtime/protocol", "base"},

@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import json
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
+from log_drive import record
 from test_bench_cli import Backend
 
 from vnext.commands.bench.cli import main
 from vnext.commands.bench.datasets import RandomLengths, custom_samples, random_samples, sharegpt_samples
+from vnext.commands.bench.from_log import log_samples
 from vnext.commands.bench.load.events import Piece
 from vnext.commands.bench.load.generator import Timeline
 from vnext.commands.bench.vllm_figures import Wanted, details_of, result_of, table, wanted_of
+from vnext.log.codec import Frame
+from vnext.replay.answers.convert import convert
+from vnext.replay.reading.source import open_log
 from vnext.runtime.protocol.settings import SettingsError
+from vnext.state.events import RequestArrived, unpack_tokens
 from vnext.text.tokenizer import Tokenizer
 
 DEMO_MODEL = Path(__file__).resolve().parents[3] / "vnext" / "demo_model"
@@ -97,6 +104,29 @@ def test_a_chat_has_messages_of_text_and_warm_ups_are_not_counted(capsys: pytest
     assert report["figures"]["requests"] == 4 and report["workload"]["random_input_len"] == 6
 
 
+@pytest.mark.parametrize("privacy", ["full", "shape"])
+def test_a_recorded_log_comes_again_with_its_lengths_and_times(tmp_path: Path, tokenizer: Tokenizer, privacy: str) -> None:
+    """Also as a file of `vnext-replay convert`; prompts of a log without texts share what they shared."""
+    log_dir = record(tmp_path / "log", privacy, arrivals=12, timestamped=True)
+    events = [event for item in open_log(log_dir).items() if isinstance(item, Frame) for event in item.events]
+    arrivals = [event for event in events if isinstance(event, RequestArrived)]
+    found = log_samples(log_dir, 1000, tokenizer)
+    assert [each.input_tokens for each in found] == [len(event.prompt) // 4 for event in arrivals]
+    assert [round(each.due_s * 1e9) for each in found] == [event.arrival_ns - arrivals[0].arrival_ns for event in arrivals]
+    prompts = [unpack_tokens(event.prompt).tolist() for event in arrivals]
+    assert [one[:2] == other[:2] for one, other in pairwise(each.prompt for each in found)] == [
+        one[:2] == other[:2] for one, other in pairwise(prompts)
+    ]
+    assert max(max(each.prompt) for each in found) < tokenizer.vocab_size
+    backend = Both()
+    assert served(backend, "--from-log", str(log_dir), "--log-speed", "1000000") == 0
+    assert sorted(len(body["prompt"]) for body in backend.bodies) == sorted(each.input_tokens for each in found[:4])
+    assert {body["max_tokens"] for body in backend.bodies} <= {each.output_tokens for each in found}
+    assert convert(log_dir, tmp_path / "trace.jsonl", "mooncake", None).requests == 12
+    again = log_samples(tmp_path / "trace.jsonl", 5, tokenizer)
+    assert [each.input_tokens for each in again] == [each.input_tokens for each in found[:5]]
+
+
 def test_failures_are_noted_by_kind(capsys: pytest.CaptureFixture[str]) -> None:
     assert served(Both(refusals=2)) == 0
     assert "note: 2 requests failed (HTTP status 429), the first with: HTTP status 429: later" in capsys.readouterr().out
@@ -112,6 +142,8 @@ def test_failures_are_noted_by_kind(capsys: pytest.CaptureFixture[str]) -> None:
         (["--metadata", "alone"], "--metadata has 'alone'"),
         (["--dataset-name", "sharegpt"], "--dataset-name sharegpt needs its file"),
         (["--dataset-name", "custom", "--dataset-path", "/none.jsonl"], "--dataset-path /none.jsonl cannot be read"),
+        (["--from-log", "/none"], "--from-log: /none cannot be read"),
+        (["--log-speed", "0"], "--log-speed is 0"),
         (["--burstiness", "0"], "--burstiness is 0"),
         (["--random-range-ratio", "1"], "--random-range-ratio is 1"),
         (["--dataset-name", "sonnet"], "--dataset-name is 'sonnet'"),

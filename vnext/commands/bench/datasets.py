@@ -19,11 +19,12 @@ PROMPT_TOKENS_MIN, PROMPT_TOKENS_MAX, TOKENS_MAX = 4, 1024, 2048
 
 
 class Sample(msgspec.Struct, frozen=True):
-    """One request: a text or token ids, their number, and the tokens of the answer."""
+    """One request: a text or token ids, their number, and the tokens of the answer. `due_s` is when a recorded one came."""
 
     prompt: str | list[int]
     input_tokens: int
     output_tokens: int
+    due_s: float = 0.0
 
 
 class RandomLengths(msgspec.Struct, frozen=True, kw_only=True):

@@ -16,8 +16,9 @@ from tqdm import tqdm
 from vnext.commands.bench.client_watch import LoopWatch, client_notes
 from vnext.commands.bench.datasets import RandomLengths, Sample, custom_samples, random_samples, sharegpt_samples, texts
 from vnext.commands.bench.figures import server_figures
+from vnext.commands.bench.from_log import log_samples
 from vnext.commands.bench.load.answers import Models, RequestFailed
-from vnext.commands.bench.load.arrivals import at_once, poisson
+from vnext.commands.bench.load.arrivals import at_once, poisson, recorded
 from vnext.commands.bench.load.client import Client
 from vnext.commands.bench.load.generator import Pace, Request, Timeline, send_all
 from vnext.commands.bench.report import Result
@@ -45,6 +46,8 @@ TARGET = (
 PROMPTS = (
     Option("dataset_name", ("--dataset-name",), DATASETS, "random", "where prompts come from"),
     Option("dataset_path", ("--dataset-path",), str, "", "the file of sharegpt (JSON) or custom (JSONL, each line with a prompt)"),
+    Option("from_log", ("--from-log",), str, "", "a recorded log, or a file of vnext-replay convert: its requests at their times"),
+    Option("log_speed", ("--log-speed",), float, 1.0, "times as fast as they came"),
     Option("num_prompts", ("--num-prompts",), int, 1000, "number of requests"),
     Option("random_input_len", ("--random-input-len", "--input-len"), int, 1024, "tokens of a random prompt"),
     Option("random_output_len", ("--random-output-len", "--output-len"), int, 128, "tokens of its answer"),
@@ -131,6 +134,9 @@ def metadata_of(words: Sequence[str]) -> dict[str, str]:
 def samples_of(values: Mapping[str, Any], tokenizer: Tokenizer) -> list[Sample]:
     """The requests of the dataset; of a chat they are texts. Raises SettingsError."""
     name, count, seed = values["dataset_name"], values["num_prompts"], values["seed"]
+    if values["from_log"]:
+        samples = log_samples(Path(values["from_log"]).expanduser(), count, tokenizer)
+        return list(texts(samples, tokenizer)) if values["backend"] == "openai-chat" else samples
     if name != "random" and not values["dataset_path"]:
         raise SettingsError(f"--dataset-name {name} needs its file: add --dataset-path.")
     path, output_tokens = Path(values["dataset_path"]).expanduser(), values["dataset_output_len"]
@@ -157,8 +163,7 @@ async def measured(
     async with Client(url, values["api_key"]) as client:
         name = values["served_name"] or await name_of(client, str(values.get("model", "")))
         requests = [request_of(name, path, each, values["ignore_eos"]) for each in samples]
-        rate, count = values["request_rate"], len(requests)
-        times_s = at_once(count) if isinf(rate) or not rate else poisson(count, rate, values["seed"], values["burstiness"])
+        count, times_s = len(requests), due_s(values, samples)
         pace = Pace(times_s=times_s, concurrency=values["concurrency"], is_closed=values["concurrency"] > 0 and not any(times_s))
         await send_all(client, requests[:1] * values["num_warmups"], Pace(times_s=at_once(values["num_warmups"])), 0.0)
         with tqdm(total=count, desc="requests", disable=None, leave=False, dynamic_ncols=True) as bar:
@@ -168,6 +173,16 @@ async def measured(
     if all(each.error for each in timelines):
         raise MeasurementFailed(f"All {count} requests to {url} failed, the first with: {timelines[0].error}")
     return name, timelines, begin_s, elapsed_s, seen
+
+
+def due_s(values: Mapping[str, Any], samples: Sequence[Sample]) -> list[float]:
+    """When each request is due, in seconds after the start."""
+    rate, count = values["request_rate"], len(samples)
+    if not isinf(rate) and rate:
+        return poisson(count, rate, values["seed"], values["burstiness"])
+    if values["from_log"] and not values["concurrency"]:
+        return recorded([each.due_s for each in samples], values["log_speed"])
+    return at_once(count)
 
 
 async def name_of(client: Client, model: str) -> str:

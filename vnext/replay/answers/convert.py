@@ -37,11 +37,10 @@ def convert(source: Path, out: Path, format_: Format | None, like: Path | None) 
     """Write the arrivals of `source` to `out`: a file in a format, or a log with the engine of the log `like`."""
     if (format_ is None) == (like is None):
         raise UnusableLog("name what is wanted: --to jsonl, mooncake or vllm-vcr, or --like LOG for a log")
-    read = "log" if source.is_dir() or source.suffix == codec.SEGMENT_SUFFIX else format_of(source)
-    log = open_log(source) if read == "log" else None
-    model = open_log(like) if like else log
-    began_ns = (log or model).header.started.started_ns if log or model else 0
-    arrivals = arrivals_of(log) if log else _from_file(source, read, began_ns)
+    model = open_log(like) if like else None
+    log, arrivals = arrivals_in(source, model)
+    read, model = "log" if log else format_of(source), model or log
+    began_ns = model.header.started.started_ns if model else 0
     if like is not None:
         count = _write_log(arrivals, out, model)
     elif format_ == "vllm-vcr":
@@ -53,6 +52,14 @@ def convert(source: Path, out: Path, format_: Format | None, like: Path | None) 
         lines = to_jsonl(arrivals) if format_ == "jsonl" else to_mooncake(arrivals, answers, began_ns)
         count = _write_lines(lines, out)
     return Converted(requests=count, source=read, target=format_ or "log", out=str(out))
+
+
+def arrivals_in(source: Path, like: Log | None = None) -> tuple[Log | None, Iterator[RequestArrived]]:
+    """A log and its requests, or those of a file in any format, which come to an engine like this one. Raises UnusableLog."""
+    if source.is_dir() or source.suffix == codec.SEGMENT_SUFFIX:
+        log = open_log(source)
+        return log, arrivals_of(log)
+    return None, _from_file(source, format_of(source), like.header.started.started_ns if like else 0)
 
 
 def _from_file(path: Path, format_: str, began_ns: int) -> Iterator[RequestArrived]:
