@@ -130,11 +130,11 @@ class Shelf:
                 model.state = "loading"
                 began_s = time.monotonic()
                 found = await self._loader.load(model.names[0])
-                model.backend = self._fleet.add(found.url)
-                await self._health.look(model.backend)
-                self._health.watch(model.backend)
+                backend = model.backend = self._fleet.add(found.url)
+                await self._health.look(backend)
+                self._health.watch(backend)
                 model.state, model.used_s = "loaded", time.monotonic()
-                found.ended.add_done_callback(lambda _, backend=model.backend: self._ended(model, backend))
+                found.ended.add_done_callback(lambda _: self._ended(model, backend))
                 write_line(f"vnext: {model.names[0]} is loaded, after {time.monotonic() - began_s:.1f} s")
         finally:
             model.bringing = None

@@ -47,21 +47,22 @@ class Given(NamedTuple):
 class Parser(argparse.ArgumentParser):
     """A program of several commands, or one of these commands."""
 
-    def __init__(self, *args: Any, **keywords: Any) -> None:
-        super().__init__(*args, allow_abbrev=False, exit_on_error=False, **keywords)
+    def __init__(self, **keywords: Any) -> None:
+        super().__init__(**{"allow_abbrev": False, "exit_on_error": False} | keywords)
         self._options: dict[str, Option] = {}
         self._is_started: set[str] = set()
         self._foreign: Mapping[str, Foreign] = {}
-        self._commands: argparse._SubParsersAction | None = None
+        self._commands: dict[str, Parser] = {}
 
-    def add_commands(self, metavar: str) -> argparse._SubParsersAction:
+    def add_commands(self, metavar: str) -> argparse._SubParsersAction[Parser]:
         """The argparse object to which commands are added."""
-        self._commands = self.add_subparsers(dest="command", metavar=metavar)
-        return self._commands
+        added: argparse._SubParsersAction[Parser] = self.add_subparsers(dest="command", metavar=metavar)
+        self._commands = added.choices
+        return added
 
     def command(self, name: str) -> Parser:
         """One of the commands."""
-        return self._commands.choices[name]
+        return self._commands[name]
 
     def add_groups(self, options: Iterable[Option]) -> None:
         """Add options in their groups."""
@@ -72,7 +73,7 @@ class Parser(argparse.ArgumentParser):
         shown = self._get_positional_actions()
         words = (f"[{each.metavar} ...]" if each.nargs == "*" else f"[{each.dest.upper()}]" for each in shown)
         self.usage = " ".join((self.prog, *words, "[options]"))
-        names = ", ".join(each.title for each in self._action_groups[2:])
+        names = ", ".join(each.title or "" for each in self._action_groups[2:])
         self.description = f"`{self.prog} --help WORD` shows the options about a word, or one of these groups: {names}."
 
     def show_help(self, word: str) -> NoReturn:
@@ -113,12 +114,13 @@ class Parser(argparse.ArgumentParser):
             names = [name, "--no-" + name[2:]] if foreign.takes == 0 and name.startswith("--") else [name]
             if name not in self._option_string_actions and any(word.startswith(tuple(names)) for word in argv):
                 nargs = None if foreign.takes == 1 else foreign.takes
-                hidden = {"dest": "foreign", "default": argparse.SUPPRESS, "help": argparse.SUPPRESS}
-                self.add_argument(*names, action=_Collect, nargs=nargs, **hidden)
+                self.add_argument(
+                    *names, action=_Collect, nargs=nargs, dest="foreign", default=argparse.SUPPRESS, help=argparse.SUPPRESS
+                )
 
     def given(self, argv: Sequence[str], environment: Mapping[str, str]) -> Given:
         """Parse `argv`, which begins with a command; help and version end the program."""
-        if not argv or argv[0] not in self._commands.choices:
+        if not argv or argv[0] not in self._commands:
             if argv and argv[0] in self._option_string_actions:
                 self.parse_known_args(argv[:1])
             self.error(self._no_command(argv[0] if argv else ""))
@@ -159,7 +161,7 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: {message}\nSee {self.prog} --help.\n")
 
     def _no_command(self, word: str) -> str:
-        names = ", ".join(self._commands.choices)
+        names = ", ".join(self._commands)
         if not word or word.startswith("-"):
             return f"name a command first: {names}."
         return f"there is no command {word}: choose from {names}."
@@ -265,7 +267,7 @@ def _form(option: Option) -> dict[str, Any]:
         return {"action": argparse.BooleanOptionalAction, "help": words + usual}
     kinds = {hint, *get_args(hint)}
     if get_origin(hint) is Literal:
-        metavar = "|".join(get_args(hint))
+        metavar: str | None = "|".join(get_args(hint))
     elif option.name in REPEATED:
         return {"action": "append", "metavar": REPEATED[option.name], "help": words}
     elif takes_several(hint):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
@@ -146,9 +146,9 @@ def parse(argv: Sequence[str], environment: Mapping[str, str] = os.environ) -> C
         return ProgramCommand(module=PROGRAMS[word], argv=tuple(rest))
     parser = _parser()
     if word == VERSION:
-        return parser.parse_args(["--version"])
+        parser.parse_args(["--version"])
     if word == HELP:
-        return _help(parser, rest)
+        _help(parser, rest)
     if word and word not in (*_COMMANDS, "-h", "--help", "--version"):
         parser.error(unknown_word(word))
     given = parser.given(argv, environment)
@@ -336,7 +336,7 @@ def _models_command(given: Given, _: Mapping[str, str]) -> ModelsCommand:
     values = {name: value for name, value in given.values.items() if name in ("name", "models_dir", "revision")}
     if given.command != "list" and not values.get("name"):
         raise SettingsError(f"name is missing: write `vnext {given.command} NAME`; `vnext list` shows names.")
-    return ModelsCommand(word=given.command, **values)
+    return msgspec.convert({"word": given.command} | values, ModelsCommand)
 
 
 def _quantize_command(given: Given, _: Mapping[str, str]) -> QuantizeCommand:
@@ -395,7 +395,7 @@ def _doctor_command(given: Given, _: Mapping[str, str]) -> DoctorCommand:
     return DoctorCommand(**values)
 
 
-_COMMANDS = {
+_COMMANDS: Mapping[str, Callable[[Given, Mapping[str, str]], Command]] = {
     "serve": _serve_command, "run": _run_command, "chat": _chat_command, "pull": _models_command, "list": _models_command,
     "rm": _models_command, "quantize": _quantize_command, "batch": _batch_command, "restart": _restart_command,
     "router": _router_command, "doctor": _doctor_command,

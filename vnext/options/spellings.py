@@ -130,7 +130,8 @@ def _parts(value: Any) -> list[Any]:
     text = value[0] if isinstance(value, list) and len(value) == 1 else value
     if isinstance(text, str) and text.startswith("["):
         try:
-            return json.loads(text)
+            found: list[Any] = json.loads(text)
+            return found
         except ValueError as error:
             raise SettingsError(f"{text!r} is no JSON: write a list as a b c, or as [\"a\", \"b\"].") from error
     if isinstance(value, str):

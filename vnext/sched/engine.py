@@ -47,12 +47,15 @@ class Source(Protocol):
 
     def precede(self, state: State, event: AnyEvent) -> AnyEvent | None:
         """The event that comes before one from outside; None for none."""
+        return None
 
     def ask(self, state: State) -> None:
         """Ask for work behind a turn. Everything that has been folded is carried out."""
+        return
 
     def wait_ms(self, state: State) -> int | None:
         """After how long the source is to be asked again at the latest; None for no limit."""
+        return None
 
 
 News = tuple[Going | None, Sequence[Output], object]

@@ -103,7 +103,7 @@ def wanted(seen: PlainState) -> list[int]:
     config = seen.state.config
     most = config.long_prefill_token_threshold or config.max_model_len
     progress = zip(seen.computed, seen.known, seen.prompt, wants(seen))
-    return [up_to_edge(config, *its, min(want, most)) for *its, want in progress]
+    return [up_to_edge(config, computed, known, prompt, min(want, most)) for computed, known, prompt, want in progress]
 
 
 class Share(NamedTuple):

@@ -283,7 +283,9 @@ class Author:
         tier, ids = self.state.tier, tuple(self._ids[id_] for id_ in requests_of(move) if id_ in self._ids)
         if move.traits.requests and not ids:
             return None
-        names = {field: ids if isinstance(getattr(move, field), tuple) else ids[0] for field in move.traits.requests}
+        names: dict[str, object] = {
+            field: ids if isinstance(getattr(move, field), tuple) else ids[0] for field in move.traits.requests
+        }
         if move.traits.transfer == "begins" and tier is not None:
             names["transfer"] = tier.begun
         if move.traits.transfer == "ends" and tier is not None and tier.transfers:

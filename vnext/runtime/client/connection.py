@@ -24,7 +24,7 @@ class Connection:
     go on reading; `lost` is called once, when the other process has ended, after all that it had sent was received."""
 
     def __init__(
-        self, context: zmq.Context, address: str, receive: Callable[[bytes], bool], lost: Callable[[], None]
+        self, context: zmq.Context[zmq.Socket[bytes]], address: str, receive: Callable[[bytes], bool], lost: Callable[[], None]
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._receive, self._lost = receive, lost
@@ -33,8 +33,8 @@ class Connection:
         self._unsent: list[bytes] = []
         self._reads_on = self._is_closed = False
         self._socket.connect(address)
-        self._loop.add_reader(self._socket.fd, self._read)
-        self._loop.add_reader(self._monitor.fd, self._look_for_end)
+        self._loop.add_reader(_file(self._socket), self._read)
+        self._loop.add_reader(_file(self._monitor), self._look_for_end)
         self._loop.call_soon(self._look_for_end)
 
     def send(self, message: ClientMessage) -> None:
@@ -52,7 +52,7 @@ class Connection:
             self._flush()
         self._is_closed = True
         for socket in (self._socket, self._monitor):
-            self._loop.remove_reader(socket.fd)
+            self._loop.remove_reader(_file(socket))
         self._socket.disable_monitor()
         self._monitor.close(linger=0)
         self._socket.close(linger=linger_ms)
@@ -69,7 +69,7 @@ class Connection:
         a change once, and a change that sending has seen not at all."""
         receive, socket = self._receive, self._socket
         for _ in range(MESSAGES_A_TURN):
-            if self._is_closed or not socket.get(zmq.EVENTS) & _READABLE or not receive(socket.recv()):
+            if self._is_closed or not _has_come(socket) or not receive(socket.recv()):
                 return
         if not self._reads_on:
             self._reads_on = True
@@ -81,16 +81,24 @@ class Connection:
 
     def _look_for_end(self) -> None:
         """Watch the connection: on one machine it breaks only when the other process ends."""
-        if self._is_closed or not self._monitor.get(zmq.EVENTS) & _READABLE:
+        if self._is_closed or not _has_come(self._monitor):
             return
-        self._loop.remove_reader(self._monitor.fd)
-        while not self._is_closed and self._socket.get(zmq.EVENTS) & _READABLE and self._receive(self._socket.recv()):
+        self._loop.remove_reader(_file(self._monitor))
+        while not self._is_closed and _has_come(self._socket) and self._receive(self._socket.recv()):
             pass
         if not self._is_closed:
             self._lost()
 
 
-def _dealer(context: zmq.Context) -> zmq.Socket:
+def _file(socket: zmq.Socket[bytes]) -> int:
+    return int(socket.fd)
+
+
+def _has_come(socket: zmq.Socket[bytes]) -> bool:
+    return bool(int(socket.get(zmq.EVENTS)) & _READABLE)
+
+
+def _dealer(context: zmq.Context[zmq.Socket[bytes]]) -> zmq.Socket[bytes]:
     socket = context.socket(zmq.DEALER)
     # No heartbeats: ZMQ takes a stopped process for a dead one, and drops messages in transit.
     socket.set(zmq.RCVHWM, 0)  # everything is read at once

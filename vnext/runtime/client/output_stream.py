@@ -104,7 +104,7 @@ class OutputStream:
 
     def _give(self, output: RequestOutput) -> None:
         try:
-            is_ready = self._taker.output(output)
+            is_ready = self._taker is not None and self._taker.output(output)
         except Exception as error:  # for the task that feeds the taker: the client, whose turn this is, has other streams
             self._error, is_ready = self._error or error, False
         if not is_ready:

@@ -28,7 +28,7 @@ from vnext.runtime.client.client import EngineClient
 from vnext.runtime.client.connection import weights_folder
 from vnext.runtime.client.followers import Followers
 from vnext.runtime.client.live_request import LiveRequest
-from vnext.runtime.client.output_stream import EngineDead, OutputStream
+from vnext.runtime.client.output_stream import EngineDead, OutputStream, Refused
 from vnext.runtime.client.pending_operations import NotDone
 from vnext.runtime.protocol.messages import SALT_END, EngineReady, EngineStats, RequestOutput, SubmitRequest, derived_seed
 from vnext.runtime.protocol.operations import AnyOperation, CallRanks, UpdateWeights
@@ -185,7 +185,8 @@ class Replicas:
         errors = {number: each for (number, _), each in zip(living, answers) if isinstance(each, BaseException)}
         if errors:
             raise _failure(errors, [number for number, _ in living])
-        return [value for values in answers for value in values] if isinstance(operation, CallRanks) else answers[0]
+        done = [each for each in answers if not isinstance(each, BaseException)]
+        return [value for values in done for value in values] if isinstance(operation, CallRanks) else done[0]
 
     async def close(self) -> None:
         """As EngineClient does."""
@@ -343,5 +344,5 @@ class Prefill(OutputStream):
     def put_token(self, name: str, token: int) -> None:
         """The one token comes with the end."""
 
-    def fail(self, error: Exception) -> None:
+    def fail(self, error: EngineDead | Refused) -> None:
         self._original.stream.fail(error)

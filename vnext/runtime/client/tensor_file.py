@@ -53,14 +53,14 @@ def write_tensors(tensors: Mapping[str, Any] | Iterable[tuple[str, Any]], folder
 
 def write_shared(tensors: Iterable[SharedTensor], folder: Path) -> Path:
     """A new file in `folder` with tensors of shared memory. Raises BadTensors, OSError."""
-    tensors, segments = list(tensors), dict[str, mmap.mmap]()
+    tensors, segments, arrays = list(tensors), dict[str, mmap.mmap](), list[tuple[str, np.ndarray]]()
     try:
         for name in dict.fromkeys(tensor.segment for tensor in tensors):
             segments[name] = _mapped(name)
         arrays = [(tensor.name, _shared(tensor, segments[tensor.segment])) for tensor in tensors]
         return write_tensors(arrays, folder)
     finally:
-        arrays = None
+        arrays.clear()  # a segment that an array reads cannot be closed
         for segment in segments.values():
             segment.close()
 
@@ -92,7 +92,8 @@ def _array(name: str, tensor: Any) -> np.ndarray:
     if hasattr(tensor, "detach"):
         tensor = tensor.detach().cpu().contiguous()
         is_narrow = str(tensor.dtype) == "torch.bfloat16"  # numpy knows no such type, and ml_dtypes its bits
-        return tensor.view(tensor[:0].short().dtype).numpy().view(ml_dtypes.bfloat16) if is_narrow else tensor.numpy()
+        array: np.ndarray = tensor.view(tensor[:0].short().dtype).numpy() if is_narrow else tensor.numpy()
+        return array.view(ml_dtypes.bfloat16) if is_narrow else array
     raise BadTensors(f"{name!r} is a {type(tensor).__name__}: give an array of numpy or a tensor of torch")
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from vnext.runtime.client.connection import weights_folder
-from vnext.runtime.client.pending_operations import NotDone
+from vnext.runtime.client.pending_operations import BadTensors, NotDone
 from vnext.runtime.client.shared_tensor import SharedTensor
 from vnext.runtime.protocol.operations import AnyOperation, CheckPiece, Mode, UpdateWeights
 
@@ -43,7 +43,7 @@ class WeightUpdate:
 class WeightUpdates:
     """The updates of one program, one call after another. `operate` carries out an operation of the engine at `address`."""
 
-    def __init__(self, operate: Callable[[AnyOperation], Any], address: str) -> None:
+    def __init__(self, operate: Callable[[AnyOperation], dict[str, Any]], address: str) -> None:
         self._operate, self._address = operate, address
         self._started: WeightUpdate | None = None
 
@@ -74,9 +74,14 @@ def file_of(weights: Tensors, address: str) -> str:
         return str(Path(os.path.expanduser(weights)).resolve())  # as it is, where there is no such home
     from vnext.runtime.client.tensor_file import write_shared, write_tensors
 
-    given = weights if isinstance(weights, Mapping) else list(weights)
-    shared = not isinstance(given, Mapping) and bool(given) and isinstance(given[0], SharedTensor)
-    return str((write_shared if shared else write_tensors)(given, weights_folder(address)))
+    folder = weights_folder(address)
+    if isinstance(weights, Mapping):
+        return str(write_tensors(weights, folder))
+    given: list[Any] = list(weights)
+    shared = [isinstance(each, SharedTensor) for each in given]
+    if any(shared) and not all(shared):
+        raise BadTensors("some tensors are in shared memory and others are not: give them in two updates")
+    return str(write_shared(given, folder) if any(shared) else write_tensors(given, folder))
 
 
 def finished(update: WeightUpdate | None, version: int, mode: Mode) -> UpdateWeights:

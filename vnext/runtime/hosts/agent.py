@@ -88,7 +88,7 @@ class Agent:
         self._poller.register(wire.fileno(), zmq.POLLIN)
         while should_go_on():
             starting = self._ranks is not None and not self._are_ready
-            self._poller.poll(STARTING_POLL_MS if starting else BEAT_S * 1000 / 2)
+            self._poller.poll(int(STARTING_POLL_MS if starting else BEAT_S * 1000 / 2))
             for payload in wire.receive():
                 self._heard_s = time.monotonic()
                 self._obey(_frame_of(payload))
@@ -107,7 +107,7 @@ class Agent:
             case StartRanks():
                 self._start(frame)
             case RingMessage() if frame.generation == self._generation and self._ranks is not None:
-                self._pass_on(frame.data)
+                self._pass_on(self._ranks, frame.data)
             case EndRanks() if frame.generation == self._generation:
                 self._end_ranks()
 
@@ -125,32 +125,33 @@ class Agent:
         self._ranks.while_full = self._beat
         self._ranks.begin()
 
-    def _pass_on(self, data: bytes) -> None:
+    def _pass_on(self, ranks: LocalRanks, data: bytes) -> None:
         try:
-            self._ranks.send(data)
+            ranks.send(data)
         except LOST as error:
             self._lose(error)
 
     def _watch_ranks(self) -> None:
-        if self._ranks is None:
+        ranks = self._ranks
+        if ranks is None:
             return
         try:
             if not self._are_ready:
-                self._look_whether_ready()
+                self._look_whether_ready(ranks)
                 return
-            for message in self._ranks.receive():
+            for message in ranks.receive():
                 self._wire.send(encode(FromRank(generation=self._generation, data=encoder.encode(message))))
-            self._ranks.check()
+            ranks.check()
         except LOST as error:
             self._lose(error)
 
-    def _look_whether_ready(self) -> None:
-        ready = self._ranks.started()
+    def _look_whether_ready(self, ranks: LocalRanks) -> None:
+        ready = ranks.started()
         for message in ready or ():
             self._wire.send(encode(FromRank(generation=self._generation, data=encoder.encode(message))))
         if ready is not None:
             self._are_ready = True
-            self._ranks.watch(self._poller)
+            ranks.watch(self._poller)
 
     def _lose(self, error: Exception) -> None:
         why = error.how if isinstance(error, ChildDied) else str(error)
@@ -168,6 +169,7 @@ class Agent:
 def _frame_of(payload: bytes) -> AnyFrame:
     """Raises WireBroken."""
     try:
-        return decoder.decode(payload)
+        frame: AnyFrame = decoder.decode(payload)
+        return frame
     except (ValueError, RecursionError) as error:
         raise WireBroken(f"it sends what this version cannot read ({shown(str(error))})") from error

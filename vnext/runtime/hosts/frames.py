@@ -15,18 +15,18 @@ class Frame(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """Base of all messages."""
 
 
-class HostHere(Frame, tag=1):
+class HostHere(Frame, frozen=True, tag=1):
     """An agent's first message: which host it is, and under which address the others reach it."""
 
     node: int
     address: str
 
 
-class Beat(Frame, tag=2):
+class Beat(Frame, frozen=True, tag=2):
     """Says only that its sender is alive."""
 
 
-class StartRanks(Frame, tag=3):
+class StartRanks(Frame, frozen=True, tag=3):
     """End what there is, and start these ranks; the agent puts its own model folder, ring and sockets into their settings."""
 
     generation: int
@@ -34,27 +34,27 @@ class StartRanks(Frame, tag=3):
     ranks: tuple[RankSettings, ...]
 
 
-class RingMessage(Frame, tag=4):
+class RingMessage(Frame, frozen=True, tag=4):
     """One message of the ring, for all ranks of the host."""
 
     generation: int
     data: bytes
 
 
-class EndRanks(Frame, tag=5):
+class EndRanks(Frame, frozen=True, tag=5):
     """End the ranks at once; answered by RanksEnded."""
 
     generation: int
 
 
-class FromRank(Frame, tag=6):
+class FromRank(Frame, frozen=True, tag=6):
     """A rank's message to the engine core."""
 
     generation: int
     data: bytes
 
 
-class RanksEnded(Frame, tag=7):
+class RanksEnded(Frame, frozen=True, tag=7):
     """The host's ranks have ended. `why` is "" where the master has asked for it; `refused`: they could not start, and why."""
 
     generation: int

@@ -147,23 +147,25 @@ class Hosts:
             return
         self._is_closed = True
         self._thread.join(2 * BEAT_S)
-        for each in (self._listener, *(host.wire for host in self._present.values())):
-            each.close()
+        self._listener.close()
+        for host in self._present.values():
+            host.wire.close()
         os.close(self.news_fd)
         os.close(self._news)
         if self._placer is not None:
             self._placer.close()
 
     def _run(self) -> None:
-        due_s = 0.0
+        due_s, listener = 0.0, self._listener
+        assert listener is not None, "it listens before the thread starts"
         while not self._is_closed:
             hosts = [each for each in list(self._present.values()) if each.wire.is_open]
             try:
-                ready = readable((self._listener, *(host.wire for host in hosts)), BEAT_S / 4)
+                ready = readable((listener, *(host.wire for host in hosts)), BEAT_S / 4)
             except (ValueError, OSError):
                 continue  # the engine core has closed one meanwhile
-            if self._listener.fileno() in ready:
-                self._accept()
+            if listener.fileno() in ready:
+                self._accept(listener)
             for host in hosts:
                 self._look(host, host.wire.fileno() in ready)
             if time.monotonic() >= due_s:
@@ -171,9 +173,9 @@ class Hosts:
                 for host in hosts:
                     self._beat(host)
 
-    def _accept(self) -> None:
+    def _accept(self, listener: socket.socket) -> None:
         try:
-            connection, peer = self._listener.accept()
+            connection, peer = listener.accept()
         except OSError as error:  # it has left, or no descriptor is free: the hosts that are here stay
             log.warning("A host that comes cannot be taken in: %s.", error.strerror)
             time.sleep(BEAT_S / 4)

@@ -61,6 +61,7 @@ class Placer:
 
     def check(self) -> None:
         """Raise RankStartFailed with its sentence if the hosts cannot be placed, ChildDied if the process has ended otherwise."""
+        assert self._child is not None, "it has begun"
         try:
             self._child.check_alive()
         except ChildDied as error:

@@ -16,7 +16,7 @@ import threading
 import time
 from contextlib import suppress
 from hashlib import blake2b, sha256
-from typing import Literal
+from typing import Literal, TypeVar
 
 import msgspec
 
@@ -53,6 +53,9 @@ class Proof(msgspec.Struct, frozen=True, array_like=True, tag="proof"):
     """That its sender knows the secret."""
 
     digest: bytes
+
+
+Said = TypeVar("Said", Greeting, Proof)
 
 
 class Refusal(msgspec.Struct, frozen=True, array_like=True, tag="refusal"):
@@ -204,7 +207,7 @@ def _put(connection: socket.socket, message: Greeting | Proof | Refusal) -> None
     connection.sendall(_length.pack(len(data)) + data)
 
 
-def _take(connection: socket.socket, wanted: type, end_s: float) -> Greeting | Proof:
+def _take(connection: socket.socket, wanted: type[Said], end_s: float) -> Said:
     """The other side's next message of the handshake, which ends at `end_s` of the monotonic clock."""
     size = _length.unpack(_exactly(connection, _length.size, end_s))[0]
     if size > HANDSHAKE_BYTES_MAX:

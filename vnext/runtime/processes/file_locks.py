@@ -45,11 +45,11 @@ def _lock_of(line: int) -> bytes:
 
 
 def _ask(handle: int, line: int) -> bytes:
-    return fcntl.fcntl(handle, fcntl.F_OFD_GETLK, _lock_of(line))
+    return bytes(fcntl.fcntl(handle, fcntl.F_OFD_GETLK, _lock_of(line)))
 
 
 def _type_of(answer: bytes) -> int:
-    return _FLOCK.unpack(answer)[0]
+    return int(_FLOCK.unpack(answer)[0])
 
 
 def _can_ask(handle: int) -> bool:

@@ -46,7 +46,7 @@ def _timespec(timeout_s: float) -> _Timespec:
     return _Timespec(int(whole), int(fraction * 1e9))
 
 
-def _kernel_call() -> Callable[..., int]:
+def _kernel_call() -> ctypes._NamedFuncPointer:
     """The C library's `syscall`; a failure returns -1 and leaves the reason in ctypes.get_errno()."""
     call = ctypes.CDLL(None, use_errno=True).syscall
     call.restype = ctypes.c_long

@@ -139,6 +139,6 @@ class CoreNotes:
     def age_s(self, name: str) -> float:
         """For how long a note has been there, in seconds; 0 if it is not."""
         try:
-            return max(0.0, time.time() - (self._folder / name).stat().st_mtime)
+            return max(0.0, time.time() - (self._folder / name).stat().st_mtime) if self._folder is not None else 0.0
         except OSError:
             return 0.0

@@ -68,6 +68,7 @@ class _StderrTee:
 
     def _run(self) -> None:
         pipe = self.pipe
+        assert pipe is not None, "it is closed here alone"
         while chunk := os.read(pipe, 65536):
             self._tail = (self._tail + chunk)[-_TAIL_BYTES_MAX:]
             _pass_on(self._lines.push(chunk))
@@ -87,6 +88,8 @@ class Child:
         self.name = name
         self.process = process
         self.exit_fd = _open_exit_fd(process.pid)
+        assert process.stdin is not None and process.stderr is not None, "both are pipes"
+        self._stdin = process.stdin
         self._stderr = _StderrTee(os.dup(process.stderr.fileno()), name, process.pid)
         process.stderr.close()
         keep_from_forks(self)
@@ -94,8 +97,7 @@ class Child:
     @property
     def own_descriptors(self) -> tuple[int | None, ...]:
         """Of this process alone (forks.py): the lifeline, the child's stderr and `exit_fd`."""
-        lifeline = self.process.stdin
-        return (None if lifeline is None or lifeline.closed else lifeline.fileno()), self._stderr.pipe, self.exit_fd
+        return (None if self._stdin.closed else self._stdin.fileno()), self._stderr.pipe, self.exit_fd
 
     @property
     def pid(self) -> int:
@@ -111,8 +113,8 @@ class Child:
         if len(config) > CONFIG_BYTES_MAX:
             raise ValueError(f"a configuration of {len(config)} bytes is over the bound of {CONFIG_BYTES_MAX}")
         try:
-            self.process.stdin.write(_LENGTH.pack(len(config)) + config)
-            self.process.stdin.flush()
+            self._stdin.write(_LENGTH.pack(len(config)) + config)
+            self._stdin.flush()
         except BrokenPipeError as error:
             raise self._died(self.terminate(grace_s=_STDERR_END_TIMEOUT_S)) from error
 
@@ -146,7 +148,7 @@ class Child:
 
     def _close(self) -> None:
         try:
-            self.process.stdin.close()
+            self._stdin.close()
         except BrokenPipeError:
             pass  # configuration bytes that a dead child has not read
         exit_fd, self.exit_fd = self.exit_fd, None
@@ -197,8 +199,8 @@ def signals_held() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
-        for number in came:
-            signal.raise_signal(number)
+        for each in came:
+            signal.raise_signal(each)
 
 
 def check_alive(children: Iterable[Child]) -> None:

@@ -51,7 +51,8 @@ class Supervisor:
     and `core` are those of the present one, and `end` is why there will be none any more. `end_fd` becomes readable then."""
 
     def __init__(self, child: Child, core: CoreSettings, new_log_dir: Callable[[], str]) -> None:
-        self.child, self.core, self.end = child, core, None
+        self.child, self.core = child, core
+        self.end: ChildDied | None = None
         self._new_log_dir = new_log_dir
         self._wanted: CoreSettings | None = None
         self._before: CoreSettings | None = None  # until the one that replaces it is ready

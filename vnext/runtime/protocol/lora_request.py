@@ -82,4 +82,4 @@ class KnownAdapters:
             raise InvalidRequest(f"{counts}: give one, or one for each.", "lora_request")
         for request in {request for request in each if request is not None} - self._files.keys():
             self._files[request] = adapter_files(request, self._settings.max_lora_rank, self._layers)
-        return [request and self._files[request] for request in each]
+        return [None if request is None else self._files[request] for request in each]

@@ -25,7 +25,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 # ---- API process -> engine core ----------------------------------------------------------------------------------
 
 
-class Hello(Message, tag=0):
+class Hello(Message, frozen=True, tag=0):
     """A client's first message; the engine core answers with EngineReady."""
 
 
@@ -33,7 +33,7 @@ SALT_END = "\x1f"
 """Ends the part of a cache salt by which a server tells its tenants apart; what the client gave follows."""
 
 
-class AdapterFiles(Message):
+class AdapterFiles(Message, frozen=True):
     """A LoRA adapter: the name under which clients know it, the digest of its files (models/config/adapter_config.py) and
     the folder that holds them."""
 
@@ -42,7 +42,7 @@ class AdapterFiles(Message):
     path: str
 
 
-class SubmitRequest(Message, tag=1):
+class SubmitRequest(Message, frozen=True, tag=1):
     """`name` is unique among the client's live requests. Without `has_seed` the engine core draws the seed. `adapter`: what the
     request is computed with beside the model.
 
@@ -65,31 +65,31 @@ class SubmitRequest(Message, tag=1):
     client: int = 0
 
 
-class AbortRequests(Message, tag=2):
+class AbortRequests(Message, frozen=True, tag=2):
     names: tuple[str, ...]
     reason: AbortReason
 
 
-class ResetPrefixCache(Message, tag=3):
+class ResetPrefixCache(Message, frozen=True, tag=3):
     """Has no answer of its own; the next EngineStats shows the effect."""
 
 
-class Goodbye(Message, tag=4):
+class Goodbye(Message, frozen=True, tag=4):
     """The client leaves; its live requests are aborted."""
 
 
-class Ping(Message, tag=5):
+class Ping(Message, frozen=True, tag=5):
     """Asks whether a silent engine core still runs; answered by Pong."""
 
 
-class Operate(Message, tag=6):
+class Operate(Message, frozen=True, tag=6):
     """Asks for an operation; answered by an Operated of this name."""
 
     name: str
     operation: AnyOperation
 
 
-class Subscribe(Message, tag=7):
+class Subscribe(Message, frozen=True, tag=7):
     """Asks for the engine's event stream, from a new snapshot on; answered by Events. `is_on` False: no more of it."""
 
     is_on: bool = True
@@ -100,7 +100,7 @@ ClientMessage = Operate | Hello | SubmitRequest | AbortRequests | ResetPrefixCac
 # ---- engine core -> API process ----------------------------------------------------------------------------------
 
 
-class TokenLogprobs(Message):
+class TokenLogprobs(Message, frozen=True):
     """Log-probability of one sampled token, its rank (0 is the likeliest) and the best alternatives as (token, logprob)."""
 
     logprob: float
@@ -108,7 +108,7 @@ class TokenLogprobs(Message):
     top: tuple[tuple[int, float], ...]
 
 
-class EngineReady(Message, tag=10):
+class EngineReady(Message, frozen=True, tag=10):
     """With `max_restarts` > 0 another engine core follows one that ends. `root_seed` keys requests without a seed
     (derived_seed). `blamed` names the request in which the engine core before this one ended, if that is known. It `replaces`
     one that its operator has ended, and may have another model.
@@ -127,14 +127,14 @@ class EngineReady(Message, tag=10):
     replaces: bool = False
 
 
-class RequestRefused(Message, tag=11):
+class RequestRefused(Message, frozen=True, tag=11):
     """The client made a mistake: one sentence with the value and the remedy."""
 
     name: str
     message: str
 
 
-class PromptResult(Message):
+class PromptResult(Message, frozen=True):
     """What request `id` wanted of its prompt, or a part of it: scores of the prompt's tokens from index `first` on, or an
     embedding. As bytes of n tokens with K alternatives each: `logprobs` float32 [n], `ranks` int32 [n] (0 is the likeliest),
     `top_tokens` int32 [n, K], `top_logprobs` float32 [n, K]. `hidden` float32 [hidden size]. Or, of tokens of the prompt or the
@@ -151,7 +151,7 @@ class PromptResult(Message):
     experts_shape: tuple[int, int] = (0, 0)
 
 
-class RequestOutput(Message):
+class RequestOutput(Message, frozen=True):
     """What one commit gave one request. `finish` is "" while the request goes on, then "stop", "length" or "abort".
 
     `number` is the request's number in this engine; later `Outputs` refer to the request by it. -1 where it does not matter.
@@ -180,7 +180,7 @@ class RequestOutput(Message):
     missed: CacheMiss | None = None
 
 
-class Outputs(Message, tag=12):
+class Outputs(Message, frozen=True, tag=12):
     """What one event gave the requests of one client. The usual output is one token and nothing else. Such outputs are entries
     of two columns: `numbers` (int64 bytes), each introduced by an earlier output, and `tokens` (int32 bytes), one entry per
     token. No request is in both the columns and the list."""
@@ -190,7 +190,7 @@ class Outputs(Message, tag=12):
     tokens: bytes = b""
 
 
-class EngineStats(Message, tag=13):
+class EngineStats(Message, frozen=True, tag=13):
     """Current gauges, and counters since start. Seconds are floats.
 
     `stalled` is a sentence while a step takes far longer than it should, `recovering` one while the ranks are started again, else
@@ -235,7 +235,7 @@ class EngineStats(Message, tag=13):
     states: StateStats | None = None
 
 
-class EngineDied(Message, tag=14):
+class EngineDied(Message, frozen=True, tag=14):
     """`refused`: the engine did not start because of its input (a setting, a model, a folder). `is_followed`: another engine core
     follows this one."""
 
@@ -244,11 +244,11 @@ class EngineDied(Message, tag=14):
     is_followed: bool = False
 
 
-class Pong(Message, tag=15):
+class Pong(Message, frozen=True, tag=15):
     """Answers Ping: the engine core runs."""
 
 
-class Operated(Message, tag=16):
+class Operated(Message, frozen=True, tag=16):
     """What became of an operation: its value as JSON, or one sentence that says why it was not carried out."""
 
     name: str
@@ -256,7 +256,7 @@ class Operated(Message, tag=16):
     value: bytes = b"null"
 
 
-class Events(Message, tag=17):
+class Events(Message, frozen=True, tag=17):
     """The next whole records of the event stream (vnext/log/stream.py). Empty: it ended because this client did not read, and is to
     be asked for again."""
 
@@ -268,7 +268,7 @@ EngineMessage = Operated | EngineReady | RequestRefused | Outputs | EngineStats 
 # ---- rank -> engine core -----------------------------------------------------------------------------------------
 
 
-class ModelFacts(Message):
+class ModelFacts(Message, frozen=True):
     """What decisions need to know of a model: its vocabulary size, its longest context in tokens, the tokens that end an
     answer, the attention window of each group of layers (0: unlimited), and whether steps compute whole prompts alone."""
 
@@ -279,21 +279,21 @@ class ModelFacts(Message):
     whole_prompts: bool = False
 
 
-class DiskFound(Message):
+class DiskFound(Message, frozen=True):
     """What a rank has on disk: the names of its blocks, oldest first, and the bytes of a file."""
 
     blocks: bytes
     file_bytes: int
 
 
-class HandoverPlace(Message):
+class HandoverPlace(Message, frozen=True):
     """Where a rank puts blocks for other engines: the folder in shared memory, and the address that serves them, "" for none."""
 
     folder: str
     address: str = ""
 
 
-class RankReady(Message, tag=20):
+class RankReady(Message, frozen=True, tag=20):
     """The weights are loaded; `page_count_max` blocks of `block_bytes` fit into this rank's memory budget.
     `draft_costs` are the row_cost, step_cost and row_cost_many of Speculation, 0 where they are not asked for. `linear_layers`:
     (inputs, outputs) of those that adapters may change, by their modules' names in the checkpoint; none without adapters.
@@ -312,7 +312,7 @@ class RankReady(Message, tag=20):
     state_bytes: int = 0
 
 
-class StepResult(Message, tag=21):
+class StepResult(Message, frozen=True, tag=21):
     """Rank 0's result carries tokens (int32 bytes, schedule order), logprobs (one entry per sampled row, None if not asked) and
     (request, why) of the samples whose constraint could not be followed.
 
@@ -345,12 +345,12 @@ class StepResult(Message, tag=21):
         return StepCommitted(step=self.step, tokens=self.tokens, counts=self.counts, drafted=self.drafted)
 
 
-class RankFailed(Message, tag=22):
+class RankFailed(Message, frozen=True, tag=22):
     rank: int
     message: str
 
 
-class AdapterRead(Message, tag=23):
+class AdapterRead(Message, frozen=True, tag=23):
     """A rank has read an adapter that it was asked to read; `error` is a sentence if it could not."""
 
     rank: int
@@ -358,7 +358,7 @@ class AdapterRead(Message, tag=23):
     error: str = ""
 
 
-class RankAnswer(Message, tag=24):
+class RankAnswer(Message, frozen=True, tag=24):
     """A rank's answer to a command: its value as JSON, or why it was not carried out."""
 
     rank: int
@@ -367,7 +367,7 @@ class RankAnswer(Message, tag=24):
     value: bytes = b"null"
 
 
-class BlocksWritten(Message, tag=25):
+class BlocksWritten(Message, frozen=True, tag=25):
     """A rank has written those of the `blocks` that it was asked for which are `stored`; the others could not be."""
 
     rank: int
@@ -375,7 +375,7 @@ class BlocksWritten(Message, tag=25):
     stored: bytes
 
 
-class BlocksRead(Message, tag=26):
+class BlocksRead(Message, frozen=True, tag=26):
     """A rank has read the first `count` blocks of a transfer; `bad`: the name of one that is not as it was written, b"" if none.
     `checksums` (16 bytes each) of those from another engine."""
 
@@ -386,7 +386,7 @@ class BlocksRead(Message, tag=26):
     checksums: bytes = b""
 
 
-class BlocksPublished(Message, tag=27):
+class BlocksPublished(Message, frozen=True, tag=27):
     """A rank has put the first `count` blocks of a request where other engines find them."""
 
     rank: int

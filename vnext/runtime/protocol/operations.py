@@ -28,7 +28,7 @@ def _require_sendable(name: str, value: Plain) -> None:
         raise InvalidRequest(f"{name} is a number of more than 64 bits, which ranks cannot be sent.", name)
 
 
-class UpdateWeights(Operation, tag=0):
+class UpdateWeights(Operation, frozen=True, tag=0):
     """Compute with the tensors in the folders or files `paths`; `partial`: what they lack stays as it is. `version` 0 is the next
     one. Files in the run directory are the engine's, which removes them when it has no more use for them."""
 
@@ -41,26 +41,26 @@ class UpdateWeights(Operation, tag=0):
         _require_sendable("version", self.version)
 
 
-class PauseEngine(Operation, tag=1):
+class PauseEngine(Operation, frozen=True, tag=1):
     mode: Mode = "wait"
 
 
-class ResumeEngine(Operation, tag=2):
+class ResumeEngine(Operation, frozen=True, tag=2):
     """Has no fields."""
 
 
-class PutToSleep(Operation, tag=3):
+class PutToSleep(Operation, frozen=True, tag=3):
     """Level 1 gives back the memory of cache and weights, which come back from their files; level 2 forgets the weights."""
 
     level: int = 1
     mode: Mode = "wait"
 
 
-class WakeUp(Operation, tag=4):
+class WakeUp(Operation, frozen=True, tag=4):
     tags: tuple[Tag, ...] = TAGS
 
 
-class CallRanks(Operation, tag=5):
+class CallRanks(Operation, frozen=True, tag=5):
     """Call a registered function (rank/functions.py) on every rank; its value is one for each."""
 
     function: str
@@ -71,7 +71,7 @@ class CallRanks(Operation, tag=5):
             _require_sendable(f"kwargs.{name[:60]}", value)
 
 
-class CheckPiece(Operation, tag=6):
+class CheckPiece(Operation, frozen=True, tag=6):
     """Say whether the tensors in the file `path` may be a part of an update. One that may not is removed as after UpdateWeights."""
 
     path: str

@@ -168,10 +168,12 @@ class SamplingParams(UncheckedParams, frozen=True, kw_only=True):
     output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
 
     def __post_init__(self) -> None:
-        if not isinstance(self.output_kind, RequestOutputKind):
+        given: object = self.output_kind  # nothing judges what a program passes
+        if not isinstance(given, RequestOutputKind):
             names = ", ".join(f"RequestOutputKind.{kind.name}" for kind in RequestOutputKind)
-            raise InvalidRequest(f"output_kind is {self.output_kind!r}: it must be one of {names}.", "output_kind")
-        if isinstance(shape := self.structured_outputs, Mapping):
+            raise InvalidRequest(f"output_kind is {given!r}: it must be one of {names}.", "output_kind")
+        shape: object = self.structured_outputs
+        if isinstance(shape, Mapping):
             made = as_struct(StructuredOutputsParams, shape, "structured_outputs")
             msgspec.structs.force_setattr(self, "structured_outputs", made)
         validate(self, TOKEN_ID_MAX + 1)
@@ -205,7 +207,7 @@ IN_CHECKPOINT = tuple(name for name, each in PARAMETERS.items() if each.in_check
 _FromCheckpoint = msgspec.defstruct("_FromCheckpoint", [(name, float | None, None) for name in IN_CHECKPOINT])
 
 
-class SamplingDefaults(_FromCheckpoint, frozen=True, kw_only=True):
+class SamplingDefaults(_FromCheckpoint, frozen=True, kw_only=True):  # type: ignore[valid-type,misc,call-arg]  # of the table
     """The defaults of requests that leave a parameter unset, by the names of SamplingParams. None keeps SamplingParams' own."""
 
     max_tokens: int | None = None

@@ -135,7 +135,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     enforce_eager: bool = False
     graph_sizes: tuple[int, ...] = ()
     compile: bool = False
-    attention: AttentionName = "auto"
+    attention: AttentionName = "auto"  # type: ignore[valid-type]
     executor: ExecutorName = "mp"
     log_dir: str = ""
     log: LogPrivacy = "shape"
@@ -243,7 +243,7 @@ class GpuSettings(msgspec.Struct, frozen=True, kw_only=True):
     enforce_eager: bool = False
     graph_sizes: tuple[int, ...] = ()
     compile: bool = False
-    attention: AttentionName = "auto"
+    attention: AttentionName = "auto"  # type: ignore[valid-type]
     tokens_max: int = 2048
     rows_max: int = 256
     drafts_max: int = 0

@@ -9,7 +9,7 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """Base of all."""
 
 
-class AdapterStats(Figures):
+class AdapterStats(Figures, frozen=True):
     """The adapters of an engine: how many it may hold at once and holds, what was loaded and evicted since the start, how many
     waiting requests have an adapter that no slot holds, and the names of the adapters that running and waiting requests use."""
 
@@ -22,7 +22,7 @@ class AdapterStats(Figures):
     waiting: tuple[str, ...] = ()
 
 
-class TierStats(Figures):
+class TierStats(Figures, frozen=True):
     """The disk tier: its `blocks` of `capacity`, and counts since the start: blocks written (`stored`), read back (`promoted`),
     that left (`gone`), that were `damaged`, that left memory before they were written (`missed`) and that could not be written
     (`errors`), and transfers that were `given_up`. `received` blocks came from other engines, and `absent` ones that were to come
@@ -41,7 +41,7 @@ class TierStats(Figures):
     absent: int = 0
 
 
-class PinStats(Figures):
+class PinStats(Figures, frozen=True):
     """Pins: `blocks` of at most `capacity`, and counts since the start: blocks that were `pinned`, and pins that have `expired`,
     were `displaced` by others, have `yielded` to a request, and were `dropped` with the cache."""
 
@@ -54,7 +54,7 @@ class PinStats(Figures):
     dropped: int
 
 
-class StateStats(Figures):
+class StateStats(Figures, frozen=True):
     """The `pages` for states of recurrent layers: those that requests have `held`, those that are `snapshots`, held or not."""
 
     pages: int

@@ -53,7 +53,7 @@ class Recorder:
         self._width = header.token_width if header else 0
         self._redactor = redactor
         self._next_event = codec.FIRST_FRAME_EVENT
-        self._digest: int | None = None
+        self._digest: int | None = None  # before the first decision
         self._lost_now = 0
         self._gap = (0, 0)  # the event behind the last frame that reported lost ones, and their number
         self._frame = bytearray()
@@ -128,7 +128,7 @@ class Recorder:
     def _write(self, files: Segments) -> None:
         """Write the frame; count it as lost if the disk fails. Raises LogLost where the log is required."""
         try:
-            files.write(self._frame, self._digest, self._next_event, self._required)
+            files.write(self._frame, self._digest or 0, self._next_event, self._required)
         except OSError as error:
             self._lost_now += 1
             self.frames_lost += 1
@@ -212,7 +212,7 @@ class Recorder:
 
     def _write_end_frame(self, files: Segments) -> None:
         codec.put_frame(self._frame, codec.encode_body(self._next_event, (), (), self._lost_now, self._width))
-        files.write(self._frame, self._digest, self._next_event, patient=True)
+        files.write(self._frame, self._digest or 0, self._next_event, patient=True)
         if self._lost_now:
             files.mark_gap(is_open=False)
 

@@ -151,7 +151,7 @@ class Segments:
         self._dir = log_dir
         self._bounds, self._durable = bounds, bounds.durable
         self._closed: deque[_Closed] = deque()
-        self._fd = -1
+        self._fd, self._chain = -1, 0
         self._lock = lock_folder(log_dir)
         self._torn = False
         self.timestamps: TimestampFile | None = None

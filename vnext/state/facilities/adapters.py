@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Set
 import msgspec
 
 from vnext.state.errors import require
-from vnext.state.events import AdapterEvicted, AdapterLoaded, Event
+from vnext.state.events import AdapterEvicted, AdapterLoaded, AnyEvent
 from vnext.state.state import Slot, State
 
 replace = msgspec.structs.replace
@@ -64,7 +64,7 @@ def _with_slot(state: State, place: int, slot: Slot | None) -> State:
     return replace(state, slots=(*state.slots[:place], slot, *state.slots[place + 1 :]))
 
 
-def illegal(state: State) -> Iterator[Event]:
+def illegal(state: State) -> Iterator[AnyEvent]:
     """Nobody loads an adapter into a slot that is taken, nor twice, nor evicts one that running requests use."""
     users = held(state)
     for place, slot in enumerate(state.slots):
@@ -77,4 +77,4 @@ def illegal(state: State) -> Iterator[Event]:
             yield AdapterEvicted(slot=place)
 
 
-FOLDS: dict[type[Event], Callable[..., State]] = {AdapterLoaded: fold_adapter_loaded, AdapterEvicted: fold_adapter_evicted}
+FOLDS: dict[type[AnyEvent], Callable[..., State]] = {AdapterLoaded: fold_adapter_loaded, AdapterEvicted: fold_adapter_evicted}

@@ -12,7 +12,7 @@ import msgspec
 
 from vnext.state.config import Speculation
 from vnext.state.errors import require
-from vnext.state.events import DraftCostsMeasured, Event
+from vnext.state.events import AnyEvent, DraftCostsMeasured
 from vnext.state.state import State
 from vnext.state.store.fields import FEW_ROWS
 
@@ -43,7 +43,7 @@ def fold_draft_costs(state: State, event: DraftCostsMeasured) -> State:
     return replace(state, config=replace(state.config, speculation=with_costs(speculation, costs)))
 
 
-def illegal(state: State) -> Iterator[Event]:
+def illegal(state: State) -> Iterator[AnyEvent]:
     """No engine without drafts measures them, nothing is measured twice alike, and no cost is negative or above a step's."""
     if state.config.speculation is None:
         yield DraftCostsMeasured(row_cost=1, step_cost=0, row_cost_many=1)
@@ -54,4 +54,4 @@ def illegal(state: State) -> Iterator[Event]:
     yield DraftCostsMeasured(row_cost=row, step_cost=COST_MAX + 1, row_cost_many=many)
 
 
-FOLDS: dict[type[Event], Callable[..., State]] = {DraftCostsMeasured: fold_draft_costs}
+FOLDS: dict[type[AnyEvent], Callable[..., State]] = {DraftCostsMeasured: fold_draft_costs}

@@ -12,7 +12,7 @@ import numpy as np
 
 from vnext.state.block_hash import block_hashes
 from vnext.state.errors import require
-from vnext.state.events import BlocksHandedOver, BlocksReceived, Event, RequestId
+from vnext.state.events import AnyEvent, BlocksHandedOver, BlocksReceived, RequestId
 from vnext.state.facilities.tier import ending, fold_promotion_ended
 from vnext.state.state import State, root_of
 from vnext.state.windows import row_blocks
@@ -59,7 +59,7 @@ def handed_over(state: State, event: BlocksHandedOver) -> tuple[tuple[bytes, ...
     return names[: event.count], row_blocks(state, row)[: event.count]
 
 
-def illegal(state: State) -> Iterator[Event]:
+def illegal(state: State) -> Iterator[AnyEvent]:
     """No blocks leave of a request that waits, none at all, and none that are not complete."""
     rows = state.rows
     for entry in state.waiting[:1]:
@@ -69,4 +69,4 @@ def illegal(state: State) -> Iterator[Event]:
         yield BlocksHandedOver(id=id_, count=1 + min(hashed, (prompt - 1) // state.config.block_size))
 
 
-FOLDS: dict[type[Event], Callable[..., State]] = {BlocksHandedOver: fold_handed_over, BlocksReceived: fold_received}
+FOLDS: dict[type[AnyEvent], Callable[..., State]] = {BlocksHandedOver: fold_handed_over, BlocksReceived: fold_received}

@@ -12,7 +12,7 @@ import msgspec
 
 from vnext.state import pool as pools
 from vnext.state.errors import require
-from vnext.state.events import ClockTicked, Event, PinsYielded
+from vnext.state.events import AnyEvent, ClockTicked, PinsYielded
 from vnext.state.state import State
 
 replace = msgspec.structs.replace
@@ -36,11 +36,11 @@ def fold_pins_yielded(state: State, event: PinsYielded) -> State:
     return replace(state, pool=pools.unpin(state.pool, pinned[: event.count], "yielded"))
 
 
-def illegal(state: State) -> Iterator[Event]:
+def illegal(state: State) -> Iterator[AnyEvent]:
     """No clock stands still or goes back, and no pins yield that are not there."""
     yield ClockTicked(seconds=state.clock)
     yield PinsYielded(count=0)
     yield PinsYielded(count=pools.pinned_count(state.pool) + 1)
 
 
-FOLDS: dict[type[Event], Callable[..., State]] = {ClockTicked: fold_clock_ticked, PinsYielded: fold_pins_yielded}
+FOLDS: dict[type[AnyEvent], Callable[..., State]] = {ClockTicked: fold_clock_ticked, PinsYielded: fold_pins_yielded}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from vnext.state.events import Event
+from vnext.state.events import AnyEvent
 from vnext.state.facilities import adapters, draft_costs, handover, pins, tier, weights
 from vnext.state.state import State
 
@@ -13,7 +13,7 @@ FOLDS = {event: fold for facility in FACILITIES for event, fold in facility.FOLD
 """How the events of the facilities fold."""
 
 
-def illegal(state: State) -> Iterator[Event]:
+def illegal(state: State) -> Iterator[AnyEvent]:
     """Events that may not happen in this state, of every facility: each must be refused, with nothing changed."""
     for facility in FACILITIES:
         yield from facility.illegal(state)

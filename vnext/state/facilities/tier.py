@@ -17,7 +17,7 @@ import numpy as np
 from vnext.state import pool as pools
 from vnext.state.allocate import prefix_hits
 from vnext.state.errors import require
-from vnext.state.events import BlocksPromoted, Event, PromotionEnded, RequestId, TierChanged, TierOpened
+from vnext.state.events import AnyEvent, BlocksPromoted, PromotionEnded, RequestId, TierChanged, TierOpened
 from vnext.state.state import State, Tier, Transfer, Waiting
 from vnext.state.store.columns_numpy import BLOCK_HASH_SIZE
 from vnext.state.store.disk_index import disk_index_of
@@ -136,7 +136,7 @@ def _names(data: bytes) -> tuple[bytes, ...]:
     return names_in(data)
 
 
-def illegal(state: State) -> Iterator[Event]:
+def illegal(state: State) -> Iterator[AnyEvent]:
     """No transfer begins out of turn, for a stranger or twice, none ends that is not in flight, and no block leaves a disk that is
     not there."""
     begun = 0 if state.tier is None else state.tier.begun
@@ -150,7 +150,7 @@ def illegal(state: State) -> Iterator[Event]:
         yield BlocksPromoted(transfer=begun, id=entry.id, count=(entry.known - 1) // state.config.block_size + 1)
 
 
-FOLDS: dict[type[Event], Callable[..., State]] = {
+FOLDS: dict[type[AnyEvent], Callable[..., State]] = {
     TierOpened: fold_tier_opened,
     TierChanged: fold_tier_changed,
     BlocksPromoted: fold_promoted,

@@ -14,7 +14,7 @@ import msgspec
 from vnext.state import pool as pools
 from vnext.state.block_hash import block_hashes
 from vnext.state.errors import require
-from vnext.state.events import EnginePaused, Event, WeightsChanged
+from vnext.state.events import AnyEvent, EnginePaused, WeightsChanged
 from vnext.state.preempt import preempt
 from vnext.state.state import State, Waiting, Weights, root_of
 
@@ -63,7 +63,7 @@ def _named(state: State, entry: Waiting) -> Waiting:
     return replace(entry, block_hashes=block_hashes(root, entry.tokens, state.config.block_size))
 
 
-def illegal(state: State) -> Iterator[Event]:
+def illegal(state: State) -> Iterator[AnyEvent]:
     """No version comes twice, none without a digest, and no engine changes its weights or sleeps over a step in flight."""
     version = state.weights.version if state.weights else 0
     yield WeightsChanged(version=version, digest="another")
@@ -75,4 +75,4 @@ def illegal(state: State) -> Iterator[Event]:
         yield EnginePaused(mode="abort")
 
 
-FOLDS: dict[type[Event], Callable[..., State]] = {EnginePaused: fold_paused, WeightsChanged: fold_weights_changed}
+FOLDS: dict[type[AnyEvent], Callable[..., State]] = {EnginePaused: fold_paused, WeightsChanged: fold_weights_changed}
