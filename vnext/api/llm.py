@@ -185,15 +185,21 @@ class LLM(EngineOperations):
         pooling: str | None = None,
         dimensions: int | None = None,
         normalize: bool | None = None,
+        truncate_prompt_tokens: int | None = None,
     ) -> list[Embedded]:
         """One embedding for each prompt: the last hidden state of its last token ("last"), their mean ("mean") or maximum ("max")
         or that of its first token ("cls"), cut to `dimensions` and scaled to length 1. None: as the model's files say, else that of
-        the last token, scaled. Raises InvalidRequest, Refused, EngineDead."""
+        the last token, scaled. A prompt keeps its first `truncate_prompt_tokens`, -1: as many as the model takes. Raises
+        InvalidRequest, Refused, EngineDead."""
         from vnext.text.prompt_arrays import embedding
-        from vnext.text.prompt_results import embedding_request, usual_pooling
+        from vnext.text.prompt_results import embedding_request, shortened, usual_pooling
 
         dimensions = as_count(dimensions, "dimensions")
-        tokens = [self._maker.tokens(prompt) for prompt in as_prompts(prompts)]
+        texts = as_prompts(prompts)
+        tokens = [self._maker.tokens(prompt) for prompt in texts]
+        if truncate_prompt_tokens is not None:
+            frames = (self.tokenizer.encode("") if isinstance(each, str) else [] for each in texts)
+            tokens = [shortened(each, truncate_prompt_tokens, frame, self.max_model_len) for each, frame in zip(tokens, frames)]
         usual = usual_pooling(self.ready.environment)
         kind, normalize = pooling or usual.pooling, usual.normalize if normalize is None else normalize
         requests = [embedding_request(next(self._maker.names), each, kind, self.max_model_len) for each in tokens]

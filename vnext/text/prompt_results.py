@@ -45,6 +45,23 @@ def usual_pooling(environment: Mapping[str, str]) -> Pooled:
     return Pooled(named.removesuffix(NORMALIZED), named.endswith(NORMALIZED))
 
 
+def shortened(prompt: list[int], asked: int, frame: list[int], model_length: int) -> list[int]:
+    """The first `asked` tokens of a text, -1 for as many as the model takes. `frame`: the tokens of an empty text; those of its end
+    stay at the end. Raises InvalidRequest."""
+    room = model_length - EMBEDDING_TOKENS
+    if asked != -1 and not 1 <= asked <= room:
+        raise InvalidRequest(
+            f"truncate_prompt_tokens is {asked}: it must lie between 1 and the model's {room} tokens, or be -1.",
+            "truncate_prompt_tokens",
+        )
+    count = room if asked == -1 else asked
+    if len(prompt) <= count:
+        return prompt
+    begun = next((at for at, pair in enumerate(zip(prompt, frame)) if pair[0] != pair[1]), len(frame))
+    end = frame[begun:][-count:]
+    return [*prompt[: count - len(end)], *end]
+
+
 def embedding_request(name: str, prompt: list[int], pooling: str, model_length: int) -> SubmitRequest:
     """The request whose result is the embedding of `prompt`. Raises InvalidRequest for an unknown pooling or a prompt that is
     too long."""

@@ -90,7 +90,6 @@ ASKED: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     ("/v1/messages", MESSAGES, {"thinking_token_budget": 5}, "send thinking.budget_tokens"),
     ("/v1/messages", MESSAGES, {"parallel_tool_calls": False}, "send tool_choice.disable_parallel_tool_use"),
     ("/v1/messages/count_tokens", COUNT, {"response_format": {"type": "json_object"}}, "send output_config.format"),
-    ("/v1/embeddings", {"input": "a"}, {"truncate_prompt_tokens": 3}, "leave it out"),
     ("/v1/embeddings", {"input": "a"}, {"cache_salt": "s"}, "leave it out"),
     ("/v1/embeddings", {}, {"messages": CHAT["messages"]}, "send input"),
     ("/score", {"text_1": "a", "text_2": "b"}, {"dimensions": 3}, "leave it out"),

@@ -31,7 +31,7 @@ from vnext.server.context.errors import Aborted, in_names
 from vnext.server.context.metrics import Stopwatch
 from vnext.server.context.server_context import ServerContext
 from vnext.server.context.traces import call_trace
-from vnext.text.prompt_results import embedding_request, usual_pooling
+from vnext.text.prompt_results import embedding_request, shortened, usual_pooling
 
 if TYPE_CHECKING:
     import numpy as np
@@ -94,11 +94,13 @@ def _check(output: RequestOutput, adapter: AdapterFiles | None) -> None:
 
 
 class _Body(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The fields that these routes share. `pooling`: "last", "mean", "cls" or "max"."""
+    """The fields that these routes share. `pooling`: "last", "mean", "cls" or "max".
+    `truncate_prompt_tokens`: a text keeps so many of its first ones, -1: as many as the model takes."""
 
     model: str | None = None
     pooling: str | None = None
     add_special_tokens: bool | None = None
+    truncate_prompt_tokens: int | None = None
     request_id: str | None = None
 
 
@@ -188,7 +190,15 @@ async def vectors_of(call: Call, inputs: dict[str, Any], wanted: Wanted) -> tupl
         context.limiter.check_inputs(len(given), name)
     special, count = call.body.add_special_tokens is not False, min(context.limiter.inputs_max, sum(map(len, prompts.values())))
     with context.limiter.enter(count, client, in_waves=True):
-        tokens = [each for name, given in prompts.items() for each in await tokens_of(context, given, special, client, name)]
+        asked = call.body.truncate_prompt_tokens
+        most = 0 if asked is None else context.listed_tokens_max
+        tokens = [each for name, given in prompts.items() for each in await tokens_of(context, given, special, client, name, most)]
+        if asked is not None:
+            are_texts = [isinstance(each, str) for given in prompts.values() for each in given]
+            frame = context.tokenizer.encode("") if special else []
+            tokens = [
+                shortened(each, asked, frame if is_text else [], context.model_length) for each, is_text in zip(tokens, are_texts)
+            ]
         params = [param for name, given in prompts.items() for param in params_of(name, len(given))]
         vectors = await embeddings_of(call, tokens, params, wanted)
     return vectors, sum(map(len, tokens))

@@ -69,6 +69,7 @@ def test_vectors_are_sentence_transformers_and_have_their_bits_in_company(oracle
         assert len(llm.embed("a " * 328)[0].prompt_token_ids) == 330
         with pytest.raises(InvalidRequest, match="maximum context length is 330 tokens"):
             llm.embed("a " * 329)
+        assert [each.prompt_token_ids for each in llm.embed(["a b c", [5, 6, 7, 8]], truncate_prompt_tokens=3)] == [[2, 5, 3], [5, 6, 7]]
         with pytest.raises(Refused, match="makes embeddings and scores of them, and writes nothing"):
             llm.generate("a", SamplingParams(max_tokens=2), use_tqdm=False)
 
@@ -88,6 +89,14 @@ def test_a_server_takes_what_the_files_say(oracle: tuple[Path, torch.nn.Module],
                 assert entry["embedding"] == pytest.approx(expected(oracle, text, "cls"), abs=3e-5)
             status, refused, _ = server.post("/v1/embeddings", {"input": "a " * 39})
             assert status == 400 and "maximum context length is 40 tokens" in refused["error"]["message"]
+            cut = {"encoding_format": "base64", "dimensions": 8}
+            _, whole, _ = server.post("/v1/embeddings", cut | {"input": ["a " * 38, "a b"]})
+            for count, given in ((-1, ["a " * 5000, "a b"]), (4, ["a b c d", "a b"]), (4, [[2, 5, 6, 3, 8], [2, 5, 6, 3]])):
+                status, found, _ = server.post("/v1/embeddings", cut | {"input": given, "truncate_prompt_tokens": count})
+                assert found["data"][1] == whole["data"][1] and found["usage"]["total_tokens"] == (44 if count < 0 else 8)
+                assert found["data"][0]["embedding"] == whole["data"][count > 0]["embedding"]
+            status, refused, _ = server.post("/v1/embeddings", {"input": "a", "truncate_prompt_tokens": 41})
+            assert status == 400 and refused["error"]["param"] == "truncate_prompt_tokens"
             _, ranked, _ = server.post("/rerank", {"query": "a b", "documents": TEXTS})
             one, *others = [expected(oracle, text, "cls") for text in ("a b", *TEXTS)]
             for each in ranked["results"]:
