@@ -13,10 +13,11 @@ from vnext import LLM, SamplingParams
 from vnext.api.generation_config import sampling_defaults
 from vnext.models.config.model_config import load_config
 from vnext.models.errors import ModelError
-from vnext.models.loading.overlay import Overrides, merged, overlay, overridden
+from vnext.models.loading.overlay import VOCABULARIES, Overrides, merged, overlay, overridden
 from vnext.options.settings_check import engine_settings
 from vnext.runtime.processes import launch
 from vnext.runtime.processes.launch import DEMO_MODEL, StartRefused, find_model
+from vnext.runtime.protocol.sampling_params import InvalidRequest
 from vnext.runtime.protocol.settings import SettingsError, reads_generation_config
 from vnext.text.tokenizer import Tokenizer
 
@@ -25,7 +26,7 @@ NOTHING = Overrides({}, {})
 
 @pytest.fixture(autouse=True)
 def overlays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(launch, "OVERLAYS", tmp_path / "overlays")
+    monkeypatch.setattr(launch, "OVERLAYS", str(tmp_path / "overlays"))
     return tmp_path / "overlays"
 
 
@@ -134,3 +135,50 @@ def test_an_override_is_newer_than_the_file_in_whatever_spelling() -> None:
     found = overridden({"text_config": two}, {"rope_theta": 2e6, "rope_local_base_freq": 5e3})["text_config"]["rope_parameters"]
     assert found == {"full_attention": {"rope_theta": 2e6}, "sliding_attention": {"rope_theta": 5e3}}
     assert overridden({"text_config": {"hidden_size": 8}}, {"hidden_size": 4})["text_config"] == {"hidden_size": 4}
+
+
+def without_tokenizer(tmp_path: Path) -> Path:
+    folder = tmp_path / "bare"
+    folder.mkdir()
+    for name in ("config.json", "model.safetensors"):
+        (folder / name).symlink_to(DEMO_MODEL / name)
+    return folder
+
+
+def test_a_checkpoint_without_any_tokenizer_is_served_by_token_ids(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The answer is that of the whole checkpoint; its text is its ids, and a text may be ids."""
+    params, ids = SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True), [5, 80, 90, 100]
+    found = []
+    for model in (DEMO_MODEL, without_tokenizer(tmp_path)):
+        with LLM(str(model), executor="inproc", threads=1, log="off") as llm:
+            found.append(llm.generate({"prompt_token_ids": ids}, params, use_tqdm=False)[0].outputs[0])
+            if model != DEMO_MODEL:
+                again = llm.generate("5 80 90 100", params, use_tqdm=False)[0]
+                with pytest.raises(InvalidRequest, match="has no tokens for this text: send token ids"):
+                    llm.generate("hello", params, use_tqdm=False)
+                with pytest.raises(InvalidRequest, match="no chat template"):
+                    llm.chat([{"role": "user", "content": "a"}], params, use_tqdm=False)
+                stopped = llm.generate({"prompt_token_ids": ids}, msgspec.structs.replace(params, stop=[f" {found[0].token_ids[2]}"]), use_tqdm=False)
+    assert found[1].token_ids == found[0].token_ids == again.outputs[0].token_ids and again.prompt_token_ids == ids
+    assert found[1].text.split() == [str(each) for each in found[0].token_ids]
+    assert stopped[0].outputs[0].text.split() == [str(each) for each in found[0].token_ids[:2]]
+    assert "has no tokenizer: send token ids" in caplog.text
+
+
+@pytest.mark.parametrize("name", VOCABULARIES[1:])
+def test_a_vocabulary_of_another_form_is_not_passed_over(tmp_path: Path, overlays: Path, name: str) -> None:
+    folder = without_tokenizer(tmp_path)
+    (folder / name).write_text("{}")
+    assert overlay(folder, NOTHING, overlays) == folder
+    (folder / name).unlink()
+    tokenizer = Tokenizer.load(overlay(folder, NOTHING, overlays))
+    assert tokenizer.vocab_size == load_config(folder).vocab_size and tokenizer.encode("0 3071") == [0, 3071]
+    assert tokenizer.decode([7, 12]).split() == ["7", "12"]
+
+
+def test_without_a_size_of_the_vocabulary_there_is_one_sentence(tmp_path: Path, overlays: Path) -> None:
+    folder = tmp_path / "nothing"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    with pytest.raises(ModelError, match="neither a tokenizer nor a vocab_size"):
+        overlay(folder, NOTHING, overlays)

@@ -16,6 +16,7 @@ import msgspec
 import tokenizers
 
 from vnext.base.tokenizer_files import named_tokens, tokenizer_json
+from vnext.runtime.protocol.sampling_params import InvalidRequest
 from vnext.text.decoders import BYTE_LEVEL_ALPHABET, ByteLevel, Decoder, Pieces, read_decoder
 from vnext.text.detokenizer import (
     ByteLevelDetokenizer,
@@ -161,7 +162,10 @@ class Tokenizer:
 
     def _encoding(self, text: str, add_special_tokens: bool) -> tokenizers.Encoding:
         """Encode one text. The library's `encode` gives the same ids, but lets no other thread run."""
-        return self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0]
+        try:
+            return self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0]
+        except Exception as error:  # the library raises bare Exceptions for words that a vocabulary of whole words lacks
+            raise InvalidRequest("The model's vocabulary has no tokens for this text: send token ids.", "prompt") from error
 
     def _token_bytes(self, spelt: str) -> bytes:
         match self._decoder:

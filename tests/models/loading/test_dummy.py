@@ -35,7 +35,7 @@ PROMPTS = [{"prompt_token_ids": [5, 9, 60, 2, 17]}, {"prompt_token_ids": [7]}]
 
 @pytest.fixture(autouse=True)
 def overlays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(launch, "OVERLAYS", tmp_path / "overlays")
+    monkeypatch.setattr(launch, "OVERLAYS", str(tmp_path / "overlays"))
     return tmp_path / "overlays"
 
 

@@ -27,6 +27,7 @@ TOKENIZER_NAMES = (
     "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json", "added_tokens.json",
     "chat_template.jinja", "chat_template.json", TEMPLATES_FOLDER, "vocab.json", "merges.txt",
 )  # fmt: skip
+VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tekken.json")
 DUMMY_GENERATOR = 1
 """Of the numbers of dummy weights (dummy.py): it changes when they do."""
 ROPE_KEYS = ("rope_theta", "rope_scaling", "rope_local_base_freq", "rope_parameters")
@@ -46,7 +47,7 @@ class Overrides(NamedTuple):
 def overlay(folder: Path, overrides: Overrides, parent: Path) -> Path:
     """The folder in `parent` that shows the checkpoint `folder` with `overrides`; `folder` itself where there are none.
     Raises ModelError."""
-    if not (overrides.config or overrides.generation or overrides.tokenizer or overrides.is_dummy):
+    if not (overrides.config or overrides.generation or overrides.tokenizer or overrides.is_dummy or lacks_tokenizer(folder)):
         return folder
     folder = folder.resolve()
     texts = _texts(folder, overrides)
@@ -150,7 +151,25 @@ def _texts(folder: Path, overrides: Overrides) -> dict[str, str]:
         found[DUMMY_NAME] = {"generator": DUMMY_GENERATOR}
         if overrides.tokenizer is None and not (folder / "tokenizer.json").is_file():
             found["tokenizer.json"] = _byte_tokenizer()
+    elif overrides.tokenizer is None and lacks_tokenizer(folder):
+        found["tokenizer.json"] = _number_tokenizer(found.get(CONFIG_NAME) or read_json(folder / CONFIG_NAME))
     return {name: json.dumps(value, indent=2) for name, value in found.items()}
+
+
+def lacks_tokenizer(folder: Path) -> bool:
+    """Whether a checkpoint has no tokenizer in any form: then it is served by token ids."""
+    return (folder / CONFIG_NAME).is_file() and not any((folder / name).is_file() for name in VOCABULARIES)
+
+
+def _number_tokenizer(config: dict[str, Any]) -> dict[str, Any]:
+    """A tokenizer.json for a checkpoint that has none: a text is token ids, decimal numbers between blanks. Raises ModelError."""
+    inner = config.get("text_config")
+    size = (inner if isinstance(inner, dict) else config).get("vocab_size")
+    if not isinstance(size, int):
+        raise ModelError("the model has neither a tokenizer nor a vocab_size in config.json; give --tokenizer a folder with one")
+    words = {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "always", "split": True}
+    model = {"type": "WordLevel", "vocab": {f"\u2581{number}": number for number in range(size)}, "unk_token": ""}
+    return {"version": "1.0", "added_tokens": [], "pre_tokenizer": words, "decoder": words, "model": model}
 
 
 def _byte_tokenizer() -> dict[str, Any]:

@@ -24,7 +24,7 @@ from vnext.models.config.folder import require_checkpoint
 from vnext.models.errors import ModelError
 from vnext.models.gguf.folder import gguf_in
 from vnext.models.loading.hub import resolve
-from vnext.models.loading.overlay import Overrides, gguf_folder, overlay
+from vnext.models.loading.overlay import Overrides, gguf_folder, lacks_tokenizer, overlay
 from vnext.models.outside import use_file
 from vnext.models.registry import IMPLEMENTATION
 from vnext.runtime.processes.run_dir import RunDir
@@ -195,6 +195,8 @@ def find_model(settings: EngineSettings) -> Path:
         require_checkpoint(folder)
     except ModelError as error:
         raise StartRefused(str(error)) from error
+    if not settings.tokenizer and settings.load_format != "dummy" and lacks_tokenizer(own):
+        log.warning("%s has no tokenizer: send token ids; the text of an answer is its token ids in decimal.", own)
     return folder
 
 
