@@ -79,3 +79,13 @@ def test_any_log_has_an_answer(tmp_path, timestamped) -> None:
     record(tmp_path / "log", seed=5, arrivals=40, timestamped=timestamped, recovering=0.02, changing=0.02)
     answer = explained(tmp_path / "log")
     assert answer.ended == "complete" and answer.clock == ("stamps" if timestamped else "steps") and answer.headline
+    assert timestamped or not {"stall", "slow"} & {each.cause for each in answer.causes}, "a log without times cannot be slow"
+
+
+def test_slow_steps_are_counted_and_the_worst_is_named(tmp_path) -> None:
+    incidents.record(tmp_path, "slow_stretch")
+    answer = explained(tmp_path / "slow_stretch")
+    assert answer.headline == "steps took 3.3 times as long as usual for their size: the device was busy with it"
+    assert answer.evidence[0].startswith("31 of 715 steps were slow")
+    worst = int(answer.evidence[0].split("step ")[-1].split()[0])
+    assert answer.commands[-1].endswith(f" {worst}") and 260 < worst < 310

@@ -25,6 +25,8 @@ SLOW_US = 2_000.0
 """And by at least so much."""
 STALL_FROM = 20.0
 """A step this many times as long as usual is a stall."""
+STALL_US = 100_000.0
+"""And takes at least so long."""
 LOUD_SHARE = 0.12
 """A loss that takes this share of the time in which a queue stood made the queue."""
 LONG_FROM = 4.0
@@ -93,8 +95,9 @@ class _Charging:
         if entry.stopped:
             return {entry.stopped: entry.us}
         found: dict[str, float] = {}
-        if entry.us > max(SLOW_FROM * usual, usual + SLOW_US):
-            found["stall" if entry.us > STALL_FROM * usual else "slow"] = entry.us - usual
+        if is_slow(entry.us, usual):
+            stalls = entry.us > max(STALL_FROM * usual, STALL_US)
+            found["stall" if stalls else "slow"] = entry.us - usual
         rest = min(entry.us, usual)
         again = sum(entry.again.values())
         if again:
@@ -117,6 +120,11 @@ class _Charging:
             return 0.0
         rest = min(entry.us, float(self.usual[place]))
         return rest - self._without(entry, entry.most - 1, rest)
+
+
+def is_slow(us: float, usual: float) -> bool:
+    """Whether a step took much longer than usual."""
+    return us > max(SLOW_FROM * usual, usual + SLOW_US)
 
 
 def charges(ledger: Ledger, window: tuple[float, float] = (-np.inf, np.inf)) -> Charges:

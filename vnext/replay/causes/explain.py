@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 from rich.console import Console
 
-from vnext.replay.causes.charging import Charge, Charges, charges, usual_us
+from vnext.replay.causes.charging import Charge, Charges, charges, is_slow, usual_us
 from vnext.replay.causes.helping import Help, helping
 from vnext.replay.causes.ledger import Ledger, ledger
 from vnext.replay.console.commands import SAME, print_answer
@@ -105,16 +105,16 @@ def explained(path: Path, asked: Asked = Asked()) -> Explained:
     lost = [each for each in found.found if each.ms >= ALSO_SHARE * found.lived_ms]
     top = lost[0] if lost and lost[0].ms >= LOST_SHARE * found.lived_ms else None
     words = _Words(log, written, found)
-    cause = top.cause if top else "none"
+    cause, headline = top.cause if top else "none", words.headline(top)
     command_words = words.words | {"log": str(path)}
     return Explained(
-        headline=words.headline(top),
+        headline=headline,
         lived_ms=found.lived_ms,
         causes=[words.cause(each) for each in (lost if top else [])],
         evidence=words.evidence(top) if top else [],
         helps=helping(log, written, cause, found.client) if top else None,
         commands=[f"vnext-replay {each.format_map(command_words)}" for each in COMMANDS.get(cause, ("slow {log}",))]
-        + ([f"vnext-replay show {path} {top.first_step}"] if top else []),
+        + ([f"vnext-replay show {path} {words.words.get('step', top.first_step)}"] if top else []),
         clock=written.clock,
         ended=written.ended,
     )
@@ -143,7 +143,7 @@ class _Words:
     def __init__(self, log: Log, written: Ledger, found: Charges) -> None:
         timestamps = timestamps_of(log)
         self._wall_us = timestamps.wall_minus_monotonic_ns / 1e3 if timestamps is not None else None
-        self._written, self._found = written, found
+        self._written, self._found, self.seen = written, found, ""
         config, lives = log.header.started.config, written.lives
         ends = [life.end for life in lives.values()]
         self.words: dict[str, object] = {
@@ -162,15 +162,19 @@ class _Words:
 
     def _slowness(self, top: Charge) -> None:
         """How slow steps were, and whether the device or the engine's process was."""
-        usual, _ = usual_us(self._written.entries)
-        inside = [
-            (entry.us, float(usual[place]), entry.busy_us) for place, entry in enumerate(self._written.entries)
-            if top.from_us <= entry.end_us <= top.to_us
+        entries = self._written.entries
+        usual = [0.0 if entry.stopped else float(us) for entry, us in zip(entries, usual_us(entries)[0])]
+        slow = [
+            place for place, entry in enumerate(entries)
+            if top.from_us <= entry.end_us <= top.to_us and is_slow(entry.us, usual[place])
         ]  # fmt: skip
-        worst = max(inside, key=lambda each: each[0] - each[1] if top.cause == "stall" else each[0] / max(each[1], 1.0))
-        busy = worst[2] > 0.5 * worst[0]
+        worst = max(slow, key=lambda place: entries[place].us - usual[place])
+        all_us, busy_us = (sum(getattr(entries[place], name) for place in slow) for name in ("us", "busy_us"))
+        busy = busy_us > 0.5 * all_us
         who = "the device was busy with it" if busy else "not the device, the engine's process was held up (disk, processor)"
-        self.words |= {"worst": f"{worst[0] / 1e6:.1f}", "times": f"{worst[0] / max(worst[1], 1.0):.1f}", "who": who}
+        times = all_us / max(sum(usual[place] for place in slow), 1.0)
+        self.words |= {"worst": f"{entries[worst].us / 1e6:.1f}", "times": f"{times:.1f}", "who": who, "step": entries[worst].step}
+        self.seen = f"{len(slow):,} of {counted(len(entries), 'step')} were slow, step {entries[worst].step} most"
 
     def cause(self, each: Charge) -> Cause:
         return Cause(
@@ -192,7 +196,8 @@ class _Words:
             return [*loud[: 2 if more else SHOWN], *more]
         tokens = sum(entry.again.get(top.cause, 0) for entry in self._written.entries)
         most = max((entry.queue for entry in self._written.entries if top.from_us <= entry.end_us <= top.to_us), default=0)
-        lines = [f"{tokens:,} tokens were computed in vain or again"] if tokens else []
+        lines = [self.seen] if self.seen else []
+        lines += [f"{tokens:,} tokens were computed in vain or again"] if tokens else []
         if top.cause == "client":
             own = [id_ for id_, life in self._written.lives.items() if life.client == self._found.client]
             lines.append(f"it sent {counted(len(own), 'request')}, the first is {min(own)}")

@@ -165,7 +165,7 @@ class _Writing:
 
     def _plan(self, item: Folded, us: float | None) -> None:
         before, scheduled = item.before, item.after.in_flight[-1]
-        if not before.in_flight and us is not None and self._last_us is not None:
+        if self.clock.timestamped and not before.in_flight and us is not None and self._last_us is not None:
             self._stretch(before, us, scheduled.step)
         self._stopped = "pause" if before.paused else ""
         waits, queue = self._waits(item), len(item.after.waiting)
