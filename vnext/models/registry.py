@@ -164,10 +164,23 @@ def family(architecture: str) -> Family:
     return Family(*(getattr(_module(architecture), name) for name in Family._fields))
 
 
-def assemble_mtp(architecture: str) -> Callable[..., Any] | None:
-    """What puts together the layer that drafts of an architecture's checkpoints; None where they have none."""
-    found: Callable[..., Any] | None = getattr(_module(architecture), "assemble_mtp", None)
-    return found
+class Mtp(NamedTuple):
+    """What the module of a family with a layer that drafts defines as assemble_mtp, forward_mtp and combine_mtp.
+
+    `assemble(source, config)` puts the layer together, by the model's configuration; `forward(params, kv, batch, config)` gives
+    (normed hidden states, states for the next), [S, hidden] each; `combine(params, states, config)` what it reads of the model's
+    states [T, 1, hidden] before the last norm, [T, hidden].
+    """
+
+    assemble: Callable[..., Any]
+    forward: Callable[..., Any]
+    combine: Callable[..., Any]
+
+
+def mtp(architecture: str) -> Mtp | None:
+    """Those of an architecture; None where its checkpoints have no such layer."""
+    module = _module(architecture)
+    return Mtp(*(getattr(module, f"{name}_mtp") for name in Mtp._fields)) if hasattr(module, "assemble_mtp") else None
 
 
 def _module(architecture: str) -> Any:

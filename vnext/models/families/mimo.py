@@ -25,7 +25,7 @@ from vnext.models.layers.kv_cache import KvCache
 from vnext.models.layers.rope import inverse_frequencies
 from vnext.models.layers.sharding import WEIGHT_AXES as LLAMA_AXES, Axis, Layout, matrix
 
-__all__ = ["WEIGHT_AXES", "MtpParams", "assemble", "assemble_mtp", "forward", "forward_mtp", "logits", "parse"]
+__all__ = ["WEIGHT_AXES", "MtpParams", "assemble", "assemble_mtp", "combine_mtp", "forward", "forward_mtp", "logits", "parse"]
 
 WEIGHT_AXES = MappingProxyType(
     {
@@ -83,3 +83,8 @@ def forward_mtp(params: MtpParams, kv: KvCache, batch: HeadBatch, config: ModelC
     joined = chosen.linear(torch.cat(normed, dim=1), params.project, None)
     hidden, _ = run_head_layer(params.layer, kv, batch.rows, chosen.rms_norm(joined, params.input_norm, eps), joined, config)
     return hidden, hidden
+
+
+def combine_mtp(params: MtpParams, states: torch.Tensor, config: ModelConfig) -> torch.Tensor:
+    """The model's states [T, 1, hidden], as they are."""
+    return states.flatten(1)

@@ -57,6 +57,11 @@ def assemble_attention(source: Source, config: ModelConfig, prefix: str) -> Late
 
 def latent_attention(layer: LatentAttention, cache: LayerCache, x: torch.Tensor, step: Step) -> torch.Tensor:
     """Self-attention of x [T, hidden]: writes this step's rows, then reads the contexts."""
+    return attended(layer, cache, written(layer, cache, x, step), step)
+
+
+def written(layer: LatentAttention, cache: LayerCache, x: torch.Tensor, step: Step) -> torch.Tensor:
+    """Writes the rows of x [T, hidden] -> the queries [T, heads, rank + turning]."""
     chosen, latent = step.operations, step.config.latent
     assert latent is not None
     joined = chosen.linear(x, layer.inner.weight, layer.inner.bias)
@@ -64,7 +69,14 @@ def latent_attention(layer: LatentAttention, cache: LayerCache, x: torch.Tensor,
     if layer.query is not None:
         queries = chosen.linear(chosen.rms_norm(queries, layer.query_norm, EPS), layer.query.weight, layer.query.bias)
     query = placed(queries.unflatten(1, (-1, latent.plain + latent.turning)), kept, layer, step)
-    query = chosen.rotary_kv_write(query, RotaryWrite(None, None, EPS, None, None, *cache, step.slots))
+    found: torch.Tensor = chosen.rotary_kv_write(query, RotaryWrite(None, None, EPS, None, None, *cache, step.slots))
+    return found
+
+
+def attended(layer: LatentAttention, cache: LayerCache, query: torch.Tensor, step: Step) -> torch.Tensor:
+    """What queries [T, heads, rank + turning] see in their contexts -> [T, hidden]."""
+    chosen, latent = step.operations, step.config.latent
+    assert latent is not None
     seen = chosen.paged_attention(query, AttentionCall(*cache, step.metadata, step.scale, step.window))
     return row(chosen.head_products(seen[:, :, : latent.rank], layer.values).flatten(1), layer.output, step)
 

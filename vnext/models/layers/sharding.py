@@ -146,6 +146,8 @@ def latent_axes(config: ModelConfig) -> LayoutTable:
         **WEIGHT_AXES,
         **EXPERT_AXES,
         **shared_axes("shared_experts"),
+        "eh_proj": matrix(Axis.HIDDEN, Axis.TWICE_HIDDEN),
+        **dict.fromkeys(("enorm", "hnorm"), Layout((Axis.HIDDEN,))),
         "q_proj": Layout((by_head,), Axis.HIDDEN),
         "q_a_proj": Layout((queries,), Axis.HIDDEN),
         "q_a_layernorm": Layout((queries,)),

@@ -20,7 +20,7 @@ from vnext.models.config.folder import DUMMY_NAME
 from vnext.models.config.model_config import ModelConfig, load_config
 from vnext.models.layers.sharding import Layout, layout_of, weight_axes, whole_shape
 from vnext.models.loading.recording import Recording
-from vnext.models.registry import assemble_mtp, family
+from vnext.models.registry import family, mtp
 
 FILE_NAMES = MappingProxyType({"float32": "F32", "float16": "F16", "bfloat16": "BF16"})
 NUMBERS_A_BLOCK = 16
@@ -75,8 +75,8 @@ def drawn_tensors(path: Path) -> dict[str, Drawn]:
     config = load_config(path)
     recording, layouts = Recording(lambda name: True), weight_axes(config)
     family(config.architecture).assemble(recording, config)
-    if config.mtp_layers and (drafting := assemble_mtp(config.architecture)):
-        drafting(recording, config)
+    if config.mtp_layers and (drafting := mtp(config.architecture)):
+        drafting.assemble(recording, config)
     names = recording.read - recording.heads
     return {name: _drawn(path / DUMMY_NAME, name, layout_of(name, layouts), config) for name in sorted(names)}
 

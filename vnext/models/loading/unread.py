@@ -87,7 +87,9 @@ def unread_tensors(path: Path, config: ModelConfig) -> list[str]:
         family(config.architecture).assemble(source, config)
         formats = {name: format for name in source.read if (format := stored.format_of(name)) is not None}
         read = source.read.union(*(format.tensors(name) for name, format in formats.items()))
+        drafting = f"{ROOT}layers.{config.layer_count}." if config.mtp_layers == 1 else "/"
         left = [name for name in stored.names() if name not in read and not HARMLESS_TENSORS.search(name)]
+        left = [name for name in left if not name.startswith(drafting)]
         return sorted(name if name in own else name.removeprefix(ROOT) for name in left)
 
 

@@ -14,7 +14,7 @@ from vnext.state.params import SPECULATIVE_TOKENS_MAX
 WITH_MODEL = ("draft_model", "eagle3")
 WITH_LAYERS = (*WITH_MODEL, "mtp")
 """Methods that compute with a model, or beside one."""
-ALIASES = {"[ngram]": "ngram", "prompt_lookup": "ngram", "mimo_mtp": "mtp"}
+ALIASES = {"[ngram]": "ngram", "prompt_lookup": "ngram", "mimo_mtp": "mtp", "deepseek_mtp": "mtp"}
 FIELDS = tuple(field.name for field in msgspec.structs.fields(Speculation))
 BOUNDS = {
     "num_speculative_tokens": (1, SPECULATIVE_TOKENS_MAX), "prompt_lookup_min": (1, 64), "prompt_lookup_max": (1, 64),

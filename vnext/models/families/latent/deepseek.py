@@ -6,22 +6,36 @@ DeepSeek 2 marks experts by softmax, the others by sigmoids and choose with a bi
 from __future__ import annotations
 
 from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from vnext.kernels.arrays import Array
 from vnext.kernels.calls import Router
 from vnext.models.config.expert_keys import checked, first_layers, sigmoid_experts
 from vnext.models.config.json_keys import Json, flag, number, positive, refuse
 from vnext.models.config.latent_config import latent_fields
 from vnext.models.config.model_config import DecoderForm, Experts, ModelConfig, common_config
 from vnext.models.errors import ModelError
-from vnext.models.layers.assembly import ExpertNames, Source, gated_mlp, sparse_mlp
+from vnext.models.layers.assembly import ExpertNames, Source, gated_mlp, rms_norm, sparse_mlp
+from vnext.models.layers.batch import host_batch
 from vnext.models.layers.decoder import Params, assemble_decoder, forward, logits
-from vnext.models.layers.latent import assemble_attention
-from vnext.models.layers.layers import GatedMlp, SparseMlp
-from vnext.models.layers.sharding import latent_axes as WEIGHT_AXES
+from vnext.models.layers.decoder_params import LayerParams
+from vnext.models.layers.kv_cache import KvCache
+from vnext.models.layers.latent import LatentAttention, assemble_attention, attended, written
+from vnext.models.layers.layers import GatedMlp, SparseMlp, Step, add_and_norm, mlp, norm_of, operations
+from vnext.models.layers.rope import inverse_frequencies, rotary_angles
+from vnext.models.layers.sharding import alone, latent_axes as WEIGHT_AXES
 
-__all__ = ["WEIGHT_AXES", "assemble", "forward", "logits", "parse"]
+if TYPE_CHECKING:
+    import torch
 
-SECOND, FLASH, YOUTU = "DeepseekV2ForCausalLM", "Glm4MoeLiteForCausalLM", "YoutuForCausalLM"
+    from vnext.models.layers.head_layer import HeadBatch
+
+__all__ = [
+    "WEIGHT_AXES", "MtpParams", "assemble", "assemble_mtp", "combine_mtp", "forward", "forward_mtp", "logits", "parse",
+]  # fmt: skip
+
+SECOND, THIRD, FLASH, YOUTU = "DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM", "Glm4MoeLiteForCausalLM", "YoutuForCausalLM"
+COUNT = "num_nextn_predict_layers"
 GROUPED = "group_limited_greedy"
 SIZES = MappingProxyType(
     {"kv_lora_rank": 512, "q_lora_rank": 1536, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128}
@@ -56,7 +70,9 @@ def parse(raw: Json, generation: Json) -> ModelConfig:
         turns_neighbours=architecture == SECOND or flag(raw, "rope_interleave", True),
         output_bias=flag(raw, "attention_bias"),
     )
-    return common_config(raw, generation, form=form, experts=experts_of(raw, architecture), **latent_fields(raw))
+    drafting = 0 if architecture in (SECOND, YOUTU) else raw.get(COUNT, int(architecture == THIRD))
+    own = latent_fields(raw) | {"mtp_layers": positive({COUNT: drafting}, COUNT) if drafting else 0}
+    return common_config(raw, generation, form=form, experts=experts_of(raw, architecture), **own)
 
 
 def experts_of(raw: Json, architecture: str) -> Experts | None:
@@ -86,16 +102,76 @@ def dense_kinds(raw: Json) -> tuple[int, ...]:
     return tuple(layer for layer, kind in enumerate(kinds) if kind == "dense")
 
 
+class MtpParams(NamedTuple):
+    """The layer that drafts. `project` packed [hidden, 2 * hidden]: first the embedding, then the state, which both are normed; the
+    model's states by `last_norm` before. `norm` follows the layer."""
+
+    last_norm: Array
+    embedding_norm: Array
+    state_norm: Array
+    project: Any
+    layer: LayerParams
+    norm: Array
+    frequencies: Array
+
+
 def assemble(source: Source, config: ModelConfig) -> Params:
     """The parameters."""
-    is_marked = config.experts is not None and config.experts.router.marks == "sigmoid"
-    names = ExpertNames(bias="gate.e_score_correction_bias" if is_marked else "", shared="shared_experts")
+    return assemble_decoder(source, config, lambda prefix, index: parts_of(source, config, prefix, index))
 
-    def widening(prefix: str, index: int) -> GatedMlp | SparseMlp:
-        if config.experts is None or index in config.experts.dense_layers:
-            return gated_mlp(source, prefix)
-        return sparse_mlp(source, config, prefix + "mlp.", names)
 
-    return assemble_decoder(
-        source, config, lambda prefix, index: (assemble_attention(source, config, prefix), widening(prefix, index))
+def parts_of(source: Source, config: ModelConfig, prefix: str, index: int) -> tuple[LatentAttention, GatedMlp | SparseMlp]:
+    """Attention and MLP of one layer."""
+    mixing = assemble_attention(source, config, prefix)
+    if config.experts is None or index in config.experts.dense_layers:
+        return mixing, gated_mlp(source, prefix)
+    bias = "gate.e_score_correction_bias" if config.experts.router.marks == "sigmoid" else ""
+    return mixing, sparse_mlp(source, config, prefix + "mlp.", ExpertNames(bias=bias, shared="shared_experts"))
+
+
+def assemble_mtp(source: Source, config: ModelConfig) -> MtpParams:
+    """The parameters of the layer that drafts, which stands behind the model's. Raises ModelError."""
+    here = f"model.layers.{config.layer_count}."
+    if here + "eh_proj.weight" not in source:
+        raise ModelError(f"the checkpoint has no tensors {here}*, which method mtp needs: take another method")
+    mixing, widening = parts_of(source, config, here, config.layer_count)
+    return MtpParams(
+        last_norm=rms_norm(source, "model.norm"),
+        embedding_norm=rms_norm(source, here + "enorm"),
+        state_norm=rms_norm(source, here + "hnorm"),
+        project=source.packed((here + "eh_proj.weight",)),
+        layer=LayerParams(
+            rms_norm(source, here + "input_layernorm"), mixing, rms_norm(source, here + "post_attention_layernorm"), widening
+        ),
+        norm=rms_norm(source, here + "shared_head.norm"),
+        frequencies=source.place(inverse_frequencies(config.rope, config.turning_dim)),
     )
+
+
+def combine_mtp(params: MtpParams, states: torch.Tensor, config: ModelConfig) -> torch.Tensor:
+    """The model's states [T, 1, hidden], normed."""
+    found: torch.Tensor = operations(states.device.type).rms_norm(states.flatten(1), params.last_norm, config.rms_norm_eps)
+    return found
+
+
+def forward_mtp(params: MtpParams, kv: KvCache, batch: HeadBatch, config: ModelConfig) -> tuple[torch.Tensor, torch.Tensor]:
+    """Write the tokens' rows, and of those at sample_at give (normed hidden states, states for the next), [S, hidden] each, which
+    are the same."""
+    chosen, rows, layer, eps = operations(batch.states.device.type), batch.rows, params.layer, config.rms_norm_eps
+    joined = batch.states.new_empty((batch.states.shape[0], 2 * config.hidden_size))
+    joined[:, : config.hidden_size] = chosen.rms_norm(batch.embeddings, params.embedding_norm, eps)
+    joined[:, config.hidden_size :] = chosen.rms_norm(batch.states, params.state_norm, eps)
+    hidden = chosen.linear(joined, params.project, None)
+    angles = rotary_angles(rows.positions, params.frequencies, config.rope)
+    step = Step(chosen, config, alone(), rows.slots, None, *angles, config.query_scale, 0)
+    query = written(layer.attention, kv[0], norm_of(hidden, layer.attention_norm, step), step)
+    residual = hidden.index_select(0, rows.sample_at)
+    if not len(rows.sample_at):
+        return residual, residual
+    prepared = rows.attention.metadata[0] if rows.attention is not None else None
+    metadata = prepared or chosen.attention_metadata(*host_batch(rows), rows.block_table, 1, 1, (0,))
+    step = step._replace(metadata=metadata)
+    mixed = attended(layer.attention, kv[0], query.index_select(0, rows.sample_at), step)
+    normed, residual = add_and_norm(mixed, residual, layer.mlp_norm, step)
+    drafted, _ = add_and_norm(mlp(layer.mlp, normed, step), residual, params.norm, step)
+    return drafted, drafted
