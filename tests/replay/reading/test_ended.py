@@ -27,6 +27,7 @@ ARGUMENTS = {
     "cache": "{log}", "diff": "{log} {whole}", "ranks": "{log}", "redact": "{log} -o {out}", "cut": "{log} 0 4 -o {out}",
     "merge": "{log} {log} -o {out}", "convert": "{log} --to jsonl -o {out}", "shrink": "{log}", "to-test": "{log} -o {out}",
     "trace": "{log} -o {out}", "fork": "{log} 2 --forks 2 --steps 5", "what-if": "{log} --set max_num_seqs=3",
+    "gate": "{log} --set max_num_seqs=3 --slo ttft=1s",
     "watch": "{log} --once --whole", "clients": "{log}", "cost": "{log}", "explain": "{log}", "rollouts": "{log} -o {out}",
 }  # fmt: skip
 NEEDS_A_MODEL = {"exec", "bisect", "audit"}  # judged by test_exec; here they have no model, and refuse
@@ -98,7 +99,7 @@ def test_every_command_says_how_the_log_ends(command, damage, line, code, whole,
         assert ended_with == 1 or (ended_with == code == 0)
     else:
         assert ended_with == (2 if wanted.is_sound else 1) and (wanted.is_sound or f"ended: {wanted.line}" in err)
-        assert not wanted.is_sound or command in (*NEEDS_A_MODEL, "fork", "shrink", "to-test", "what-if"), err
+        assert not wanted.is_sound or command in (*NEEDS_A_MODEL, "fork", "gate", "shrink", "to-test", "what-if"), err
     shutil.rmtree(tmp_path / "out", ignore_errors=True)
     (tmp_path / "out").unlink(missing_ok=True)
     main(words)

@@ -253,7 +253,7 @@ def add_command(command: Callable[..., argparse.ArgumentParser]) -> None:
     add_window(asking)
     asking.add_argument("--top", type=int, default=10, help="number of clients (default 10)")
     asking.add_argument("--by", choices=GROUPS, default="client", help="group requests by this instead")
-    asking.add_argument("--slo", default="", metavar="ttft=200ms,itl=50ms", help="show the share of requests that met it")
+    asking.add_argument("--slo", default="", metavar="ttft=200ms,itl=50ms", help="the latency objective of a request")
 
 
 def run(arguments: argparse.Namespace, console: Console) -> int:

@@ -77,7 +77,7 @@ def add_command(command: Callable[..., argparse.ArgumentParser]) -> None:
     """Add `cost` to the commands."""
     asking = command(
         "cost", run, "show what each request cost of the steps' time, in money and energy too",
-        "Parts of a step's time follow its tokens, and add up to all steps' time exactly.",
+        "Parts of a step follow its tokens, and add up exactly.",
     )  # fmt: skip
     asking.add_argument("--per-hour", type=float, metavar="PRICE", help="what the engine's devices cost an hour")
     asking.add_argument("--watts", type=float, help="what they draw while a step is computed")

@@ -218,13 +218,13 @@ def _clock(seconds: float | None) -> str:
 def add_command(command: Callable[..., argparse.ArgumentParser]) -> None:
     """Add `explain` to the commands."""
     asking = command(
-        "explain", run, "say in ten lines why requests were slow: the cause, the evidence, what would have helped",
-        "Charges the time of requests to causes, and runs the arrivals again with what helps against the first one.",
+        "explain", run, "say in ten lines why requests were slow, and what would have helped",
+        "Charges the time of requests to causes, and runs the arrivals again with what helps.",
     )  # fmt: skip
-    says = "explain only this minute (14:03, UTC), or what is around 14:03:20 or +12.5"
+    says = "only this minute (14:03, UTC), or what is around 14:03:20 or +12.5"
     asking.add_argument("--at", metavar="TIME", default="", help=says)
-    asking.add_argument("--request", metavar="ID", default="", help="explain only this request: its number or name")
-    asking.add_argument("--client", metavar="CLIENT", default="", help="explain only the requests of this client")
+    asking.add_argument("--request", metavar="ID", default="", help="only this request")
+    asking.add_argument("--client", metavar="CLIENT", default="", help="only the requests of this client")
 
 
 def run(arguments: argparse.Namespace, console: Console) -> int:

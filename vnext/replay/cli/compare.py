@@ -25,8 +25,8 @@ def add(commands) -> None:
         "The first call folds the log to index it; later ones answer at once.",
     )  # fmt: skip
     add_window(counting)
-    counting.add_argument("--by", choices=clients.GROUPS, default="", help="what clients saw instead, by this group of requests")
-    counting.add_argument("--slo", default="", metavar="ttft=200ms,itl=50ms", help="with --by: the share of requests that met it")
+    counting.add_argument("--by", choices=clients.GROUPS, default="", help="what clients saw, by group")
+    counting.add_argument("--slo", default="", metavar="ttft=200ms,itl=50ms", help="the latency objective of a request")
     for tool in (slow, cache):
         tool.add_command(partial(command, commands))
     comparing = command(

@@ -39,6 +39,7 @@ MODULES = {
     "answers.trace": ("trace",),
     "futures.fork": ("fork",),
     "futures.what_if": ("what-if",),
+    "futures.gate": ("gate",),
     "answers.watch": ("watch",),
     "answers.routing": ("route",),
 }
