@@ -9,6 +9,7 @@ import torch
 from encoder_cases import CASES, VOCAB_SIZE, save_encoder
 from model_helpers import Chunk, Model, ThreadGroup, load_model, make_batch
 
+from vnext.models.layers.layers import gelu
 from vnext.models.layers.sharding import Parallel
 
 TEXT = torch.randint(5, VOCAB_SIZE, (300,), generator=torch.Generator().manual_seed(1)).tolist()
@@ -51,3 +52,12 @@ def test_the_same_bits_in_company_and_on_two_ranks(saved: tuple[Path, torch.nn.M
     beside = states(load_model(saved[0]), others[0], mine, *others[1:])
     assert torch.equal(beside[15:315], alone)
     assert all(torch.equal(each, alone) for each in ThreadGroup(2).run(on_a_rank))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_gelu_has_the_bits_of_float64_rounded_once(dtype: torch.dtype) -> None:
+    """In any number of rows, of which a few are computed at a time."""
+    x = torch.randn((37, 1536), generator=torch.Generator().manual_seed(1)).mul(3).to(dtype)
+    wide = x.double()
+    right = (wide * (1 + (wide * 0.5**0.5).erf()) / 2).to(dtype)
+    assert all(torch.equal(gelu(x[first:]), right[first:]) for first in (0, 1, 20, 36))
