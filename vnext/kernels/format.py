@@ -154,7 +154,7 @@ FORMATS = {
         ),
         FormatRow(
             "int4", "vnext.kernels.formats.rounded:INT4", dtype="bfloat16", devices=("cpu",),
-            option="int4 rounds the weights of layers to 4 bits, with a searched scale for each 64 or 32 inputs",
+            option="int4 rounds the weights of layers to 4 bits, with a searched scale for 32 inputs",
         ),
         FormatRow("wide", "vnext.kernels.formats.floats:WIDE"),
         FormatRow("fixed", "vnext.kernels.formats.floats:FIXED"),

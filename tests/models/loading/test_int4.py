@@ -35,7 +35,7 @@ def logits(path: Path, quantization: str, parallel: Parallel | None = None) -> t
 
 
 def test_it_has_the_bits_of_a_checkpoint_that_was_quantised_before(folder: Path, tmp_path: Path) -> None:
-    list(Quantiser(folder, tmp_path / "out", "w4a16", 64).run())
+    list(Quantiser(folder, tmp_path / "out", "w4a16", 32).run())
     found = logits(folder, "int4")
     assert torch.equal(found, logits(tmp_path / "out", "codes"))
     for each in ThreadGroup(2).run(lambda parallel: logits(folder, "int4", parallel)):

@@ -18,7 +18,6 @@ from vnext.kernels.formats.rounding import to_integers
 from vnext.kernels.formats.scales import coded
 
 SCALES = np.dtype(ml_dtypes.bfloat16)
-SMALL_GROUPS = (64, 32)
 
 
 class Rounded(Format):
@@ -61,14 +60,13 @@ class Int8(Floats):
 
 
 class Int4(Floats):
-    """The weights of layers that are whole groups."""
+    """The weights of layers that are whole groups of INPUTS: those of 64 made SmolLM2 diverge 1.4 times as far as Q4_0."""
 
     def __init__(self) -> None:
         super().__init__("int4", keeps_codes=True)
 
     def rounds(self, held: Format, inputs: int, run: int, is_of_layer: bool) -> Format | None:
-        group = next((each for each in SMALL_GROUPS if inputs % each == 0), 0)
-        return Rounded(self.name, 4, group, held) if group and is_of_layer else None
+        return Rounded(self.name, 4, INPUTS, held) if inputs % INPUTS == 0 and is_of_layer else None
 
 
 INT8, INT4 = Int8(), Int4()

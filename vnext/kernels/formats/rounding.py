@@ -27,7 +27,7 @@ def to_integers(weight: np.ndarray, bits: int, group: int, dtype: np.dtype) -> R
     """weight float32 [out, in], finite, in whole groups -> int8 numbers of so many bits, and scales of `dtype`.
 
     Of some scales for each group the one with the least sum of squared errors counts, and then the best one for its numbers. In 8
-    bits that is the largest number's, by less than a thousandth."""
+    bits that is the largest number's, by less than a thousandth; in fewer a scale may be below zero."""
     rows = max(1, TOGETHER // weight.shape[1])
     parts = [_integers(weight[row : row + rows], bits, group, dtype) for row in range(0, len(weight), rows)]
     return Rounded(*(np.concatenate([part[at] for part in parts]) for at in (0, 1)), sum(part.error for part in parts))
@@ -45,11 +45,13 @@ def to_float8(weight: np.ndarray, dtype: np.dtype) -> Rounded:
 def _integers(weight: np.ndarray, bits: int, group: int, dtype: np.dtype) -> Rounded:
     groups, half = weight.reshape(len(weight), -1, group), 2 ** (bits - 1)
     largest = np.abs(groups).max(-1) / np.float32(half - 1)
+    if bits < 8:  # there is one number more below zero than above: the largest one is there
+        largest = np.where(groups.max(-1) > -groups.min(-1), -largest, largest)
 
     def tried(scales: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """(numbers, scales, errors) of each group with these scales, rounded to `dtype`."""
         scales = scales.astype(dtype)
-        wide = np.where(scales > 0, scales, np.ones((), dtype)).astype(np.float32)[..., None]
+        wide = np.where(scales != 0, scales, np.ones((), dtype)).astype(np.float32)[..., None]
         numbers = np.clip(np.rint(groups / wide), -half, half - 1)
         return numbers, wide[..., 0], np.square(numbers * wide - groups).sum(-1)
 
