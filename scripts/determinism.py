@@ -27,7 +27,7 @@ from vnext.commands.machine import machine
 from vnext.kernels.cpu import native
 from vnext.kernels.format import QUANTIZATIONS
 from vnext.log.codec import Frame
-from vnext.models.config.model_config import load_config
+from vnext.models.config.model_config import ModelConfig, load_config
 from vnext.models.layers.sharding import sums_alike
 from vnext.models.loading.quantise import SCHEMES, Quantiser
 from vnext.replay.reading.info import info
@@ -157,14 +157,14 @@ def described(name: str, numbers: Numbers) -> str:
 def examine(name: str, requests: Requests, numbers: Numbers, folder: Path) -> dict[str, Any]:
     """Run all circumstances of one model and print progress."""
     path = model_of(name, folder)
-    ranks = next((count for count in (2, 3) if sums_alike(load_config(model_folder(path)), count)), 1)
+    config = load_config(model_folder(path))
+    ranks = next((count for count in (2, 3) if sums_alike(config, count)), 1)
     common = {**msgspec.structs.asdict(numbers), "executor": "inproc", "log": "shape"}
     title = described(name, numbers)
     expected, environment, seconds = run(path, ALONE, requests, common, folder / "alone")
     say(title, ALONE.name, sum(map(len, expected)), seconds)
     compared, different = {}, []
-    on_ranks = Circumstance(name=f"on {ranks} ranks", settings={"tensor_parallel_size": ranks, "executor": "mp"})
-    for place, circumstance in enumerate((*CIRCUMSTANCES, on_ranks) if ranks > 1 else CIRCUMSTANCES):
+    for place, circumstance in enumerate((*CIRCUMSTANCES, *on_ranks(ranks, config))):
         found, _, seconds = run(path, circumstance, requests, common, folder / str(place))
         wrong = [index for index in range(requests.count) if found[index] != expected[index]]
         compared[circumstance.name] = sum(map(len, found))
@@ -176,6 +176,14 @@ def examine(name: str, requests: Requests, numbers: Numbers, folder: Path) -> di
         "different": different,
         "environment": environment,
     }
+
+
+def on_ranks(ranks: int, config: ModelConfig) -> list[Circumstance]:
+    """Several ranks, and of a model with experts also whole ones on each."""
+    settings = {"tensor_parallel_size": ranks, "executor": "mp"}
+    whole = Circumstance(name=f"with whole experts on {ranks} ranks", settings={**settings, "enable_expert_parallel": True})
+    found = [Circumstance(name=f"on {ranks} ranks", settings=settings), *([whole] if config.experts else [])]
+    return found if ranks > 1 else []
 
 
 def model_of(name: str, folder: Path) -> str:

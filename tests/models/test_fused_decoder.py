@@ -29,8 +29,9 @@ LLAMA = {
 FUSED = (
     "llama", "llama_biases", "mistral", "qwen2", "qwen2_tied_yarn", "qwen3", "qwen3_bias_yarn", "phi3", "phi3_longrope",
     "smollm3", "granite_hybrid", "exaone4_whole", "glm", "glm4",
+    "mixtral", "qwen3_moe_mixed", "glm4_moe", "solar_open", "ernie_moe",
 )  # fmt: skip
-ONE_BY_ONE = ("mixtral", "qwen3_moe", "qwen3_moe_mixed")
+ONE_BY_ONE = ("qwen2_moe", "minimax_m2", "hunyuan_moe")
 TOKENS = torch.randint(0, VOCAB_SIZE, (200,), generator=torch.Generator().manual_seed(8)).tolist()
 STEPS = (
     [Chunk(TOKENS[:150], 0, range(10)), Chunk(TOKENS[40:57], 0, (20, 21))],
@@ -125,7 +126,7 @@ def test_one_call_is_the_calls_at_every_level(folders: Any, dtype: torch.dtype, 
 
 
 @pytest.mark.parametrize("name", ONE_BY_ONE)
-def test_experts_run_one_by_one(folders: Any, name: str) -> None:
+def test_gates_of_shared_experts_and_norms_of_all_heads_run_one_by_one(folders: Any, name: str) -> None:
     assert load_model(folders(name)).params.stack is None
 
 

@@ -398,7 +398,7 @@ def test_torchruns_variables_name_the_hosts_and_our_own_come_first() -> None:
 
 VLLM_LINES = [
     "-O3", "-O 2", "--compilation-config 3", '--structured-outputs-config {"backend":"xgrammar","disable_fallback":true}',
-    "--structured-outputs-config.backend guidance", "--enable-expert-parallel", "--all2all-backend pplx", "--task embed", "--runner pooling",
+    "--structured-outputs-config.backend guidance", "--all2all-backend pplx", "--task embed", "--runner pooling",
     "--convert embed", "--kv-offloading-backend native", "--enable-sleep-mode", "--enable-log-requests",
 ]  # fmt: skip
 

@@ -222,23 +222,25 @@ def experts_by(
     shares float32 and ids int64 [T, k]; gate_up [E, 2 * I, H], down [E, H, I], either with biases. Tokens are sorted by expert,
     and each expert that has tokens makes one product of them all. A token's parts are summed in float32 in the order of its
     ids, so who else went to its experts changes nothing. `join` adds the products [T * k, H] of ranks that
-    have a part of I each, before they are rounded: `multiply` then gives sums.
+    have a part of I each, before they are rounded: `multiply` then gives sums. Ids beyond the E experts are those of other ranks:
+    here they give zeros.
     """
-    chosen = ids.reshape(-1)
+    count, chosen = gate_up.shape[0], ids.reshape(-1)
+    chosen = chosen.where((chosen >= 0) & (chosen < count), count)
     order = chosen.argsort(stable=True)
     (wide, wide_biases), (narrow, narrow_biases) = parts_of(gate_up), parts_of(down)
     sorted_x = x.index_select(0, torch.div(order, ids.shape[1], rounding_mode="floor"))
-    products = torch.empty(sorted_x.shape, dtype=torch.float32 if join else x.dtype, device=x.device)
+    products = torch.zeros(sorted_x.shape, dtype=torch.float32 if join else x.dtype, device=x.device)
     start, runs = 0, []
-    for expert, size in enumerate(torch.bincount(chosen, minlength=wide.shape[0]).tolist()):
+    for expert, size in enumerate(torch.bincount(chosen, minlength=count).tolist()[:count]):
         if size:
             here = slice(start, start + size)
             widened = multiply_gated(sorted_x[here], wide[expert], wide_biases[expert] if wide_biases else None, activation)
             products[here] = multiply(widened, narrow[expert], None)
             runs.append((expert, here))
             start += size
-    if join:
-        products = join(products).to(x.dtype)
+    if join:  # in the order of tokens, which all ranks have
+        products = join(torch.empty_like(products).index_copy_(0, order, products)).to(x.dtype)[order]
     for expert, here in runs if narrow_biases else ():
         products[here] += narrow_biases[expert]
     return sum_of_shares(products, order, shares, x.dtype)

@@ -70,7 +70,7 @@ GRAMMARS = "llguidance keeps every schema and grammar"
 BY_REQUEST = "each request says how its JSON is written"
 FIGURES = "/metrics and --log-level provide what there is to see"
 THOUGHTS = "the server shows reasoning apart, by the marks that the model's chat template uses"
-EXPERTS = "each rank holds a part of every expert"
+EXPERTS = "each rank holds its share of the experts from start to end"
 LOCAL = "the engines of a server are on one machine"
 REPLICAS = "see --data-parallel-size, or start several servers behind a proxy"
 SEVERAL = "start several servers, each on its own port, behind a proxy"
@@ -187,7 +187,6 @@ FOREIGN: Mapping[str, Foreign] = MappingProxyType(
             *_refused(LOCAL, REPLICAS, "--data-parallel-hybrid-lb", "--data-parallel-external-lb",
                       "--headless", takes=0),
             *_switches("an engine can always sleep, see LLM.sleep and --enable-rl-routes", "--enable-sleep-mode"),
-            *_switches(EXPERTS, "--enable-expert-parallel"),
             *_values("*", EXPERTS, "", "--all2all-backend", "--expert-placement-strategy"),
             *_refused(EXPERTS, "leave it out", "--enable-eplb", "--enable-dbo", takes=0),
             *_refused(EXPERTS, "leave it out", "--eplb-config", "--dbo-decode-token-threshold"),

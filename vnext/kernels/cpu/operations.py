@@ -21,9 +21,9 @@ from vnext.kernels import (
     thin as plain_thin,
 )
 from vnext.kernels.arrays import dtype_name, have_dense_blocks
-from vnext.kernels.calls import AttentionCall, ConvolutionCall, RecurrenceCall, RotaryWrite
+from vnext.kernels.calls import AttentionCall, ConvolutionCall, RecurrenceCall, RotaryWrite, Router
 from vnext.kernels.codes import Codes
-from vnext.kernels.cpu import attention, linear as packing, native, recurrence, rows, thin
+from vnext.kernels.cpu import attention, experts as chosen, linear as packing, native, recurrence, rows, thin
 from vnext.kernels.cpu.linear import GATES
 from vnext.kernels.cpu.packed import HEAD_DIM_MAX, Packed, PackedExperts, packed, packed_codes, packed_experts
 from vnext.kernels.format import Format
@@ -129,6 +129,8 @@ def experts(
 ) -> torch.Tensor:
     """As products.experts, with the products of this file."""
     contracts.check_experts(x, shares, ids, gate_up, down, activation)
+    if join is None and _are_packed(gate_up, activation) and _are_packed(down, "") and x.stride(1) == 1:
+        return chosen.experts(x.contiguous(), shares.contiguous(), ids.contiguous(), gate_up, down)
     multiply = linear if join is None else products.without_bias(sums)
     return products.experts_by(multiply, gated_linear, x, shares, ids, gate_up, down, activation, join)
 
@@ -140,6 +142,16 @@ def head_products(x: torch.Tensor, weight: Any) -> torch.Tensor:
         return packing.head_products(x, [each.linear for each in weight.weights])
     contracts.check_head_products(x, weight)
     return products.head_products(x, weight)
+
+
+def _are_packed(weights: Any, gate: str) -> bool:
+    return isinstance(weights, PackedExperts) and all(weight.linear.gate == gate for weight in weights.weights)
+
+
+def route(scores: torch.Tensor, router: Router, bias: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+    """As products.route."""
+    contracts.check_route(scores, router, bias)
+    return chosen.route(scores.float().contiguous(), router, bias)
 
 
 def add_thin(
@@ -327,7 +339,7 @@ def paged_attention(query: torch.Tensor, call: AttentionCall) -> torch.Tensor:
 
 FUNCTIONS = (
     attention_metadata, paged_attention, rotary_kv_write, rms_norm, add_rms_norm, pack_weight, pack_gated_weight, pack_codes,
-    linear, sums, row_linear, gated_linear, logits, soft_cap, pack_experts, experts, head_products, embedding_rows,
+    linear, sums, row_linear, gated_linear, logits, soft_cap, pack_experts, route, experts, head_products, embedding_rows,
     add_thin, short_convolution, recur,
 )  # fmt: skip
 """What the kernels serve; the rest of the table stays the references'."""

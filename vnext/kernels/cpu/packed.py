@@ -44,10 +44,11 @@ class Packed(NamedTuple):
 
 
 class PackedExperts(NamedTuple):
-    """Weights [E, out, in], each packed."""
+    """Weights [E, out, in], each packed: of a model's experts those from `first` on."""
 
     weights: tuple[Packed, ...]
     shape: tuple[int, int, int]
+    first: int = 0
 
     @property
     def dtype(self) -> torch.dtype:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from vnext.kernels.arrays import Array, address, address_or_0
+from vnext.kernels.cpu.experts import Described
 from vnext.kernels.cpu.linear import PackedLinear
 from vnext.kernels.cpu.native import KINDS, Kind, agree_on_struct, module
 
@@ -33,12 +34,13 @@ class Caches(NamedTuple):
 class StackLayer(NamedTuple):
     """One layer's weights: `gate_up` holds its gate, all else is plain. Norms [hidden] and [head_dim], dense. `turns`: by which
     angles its heads turn, counted from 1, 0 for none; `turns_neighbours`: by pairs of neighbours. `group`: of which group of layers
-    it is. `residual_scale` multiplies what attention and MLP add."""
+    it is. `residual_scale` multiplies what attention and MLP add. With `experts`, which `router` chooses by the product with
+    `scores`, `gate_up` and `down` are of the MLP beside them, or None."""
 
     qkv: PackedLinear
     output: PackedLinear
-    gate_up: PackedLinear
-    down: PackedLinear
+    gate_up: PackedLinear | None
+    down: PackedLinear | None
     qkv_bias: Array | None
     output_bias: Array | None
     down_bias: Array | None
@@ -53,6 +55,9 @@ class StackLayer(NamedTuple):
     turns_neighbours: bool
     group: int
     residual_scale: float
+    scores: PackedLinear | None = None
+    router: Described | None = None
+    experts: Described | None = None
 
 
 agree_on_struct("StackLayer", StackLayer._fields)
@@ -94,8 +99,8 @@ def describe(layers: tuple[StackLayer, ...], norm_dtype: Any) -> Stack:
     return Stack(layers, table, kind, norm_kind, first.qkv.inputs, first.qkv.outputs)
 
 
-def _number(field: PackedLinear | Array | float | None) -> int:
-    if isinstance(field, PackedLinear):
+def _number(field: PackedLinear | Described | Array | float | None) -> int:
+    if isinstance(field, (PackedLinear, Described)):
         return field.address
     if isinstance(field, float):
         return int(np.float64(field).view(np.int64))

@@ -1,6 +1,6 @@
 """A decoder's layers as one call of the CPU's kernels, where they have the form for it.
 
-Owns the question whether they have: the common decoder with gated MLPs, weights and norms of one dtype that the kernels
+Owns the question whether they have: the common decoder with gated MLPs or experts, weights and norms of one dtype that the kernels
 packed, on one rank, with one group of layers in the cache. All else runs layer by layer in `decoder.py`, with the same bits; a
 whole step (`whole_step.py`) serves several ranks and groups too.
 """
@@ -13,15 +13,16 @@ import numpy as np
 
 from vnext.kernels.arrays import Array, is_dense, strides_of
 from vnext.kernels.cpu import stack as kernel
+from vnext.kernels.cpu.experts import describe_experts, describe_router
 from vnext.kernels.cpu.native import CACHE_KINDS, KINDS, Kind
-from vnext.kernels.cpu.packed import HEAD_DIM_MAX, Packed
+from vnext.kernels.cpu.packed import HEAD_DIM_MAX, Packed, PackedExperts
 from vnext.kernels.cpu.stack import Caches, Stack, StackLayer
 from vnext.kernels.mxint8 import head_dim_of
 from vnext.models.config.model_config import ModelConfig
 from vnext.models.layers.batch import ForwardBatch
 from vnext.models.layers.decoder_params import LayerParams
 from vnext.models.layers.kv_cache import KvCache, KvPairs, kv_groups
-from vnext.models.layers.layers import Attention, GatedMlp, LayerNorm, Step
+from vnext.models.layers.layers import Attention, GatedMlp, LayerNorm, PlainMlp, SparseMlp, Step
 
 if TYPE_CHECKING:
     import torch
@@ -87,15 +88,32 @@ def _is_common(layer: LayerParams, activation: str) -> bool:
     """Whether all weights were packed by the kernels, the MLP's gate among them, without a bias between it and up, and norms are of
     the kernels' kind."""
     around = (layer.attention_norm, layer.mlp_norm, layer.after_attention_norm, layer.after_mlp_norm)
-    if not (isinstance(layer.attention, Attention) and isinstance(layer.mlp, GatedMlp)):
+    if not isinstance(layer.attention, Attention) or isinstance(layer.mlp, PlainMlp):
         return False
     if any(isinstance(norm, LayerNorm) for norm in around):
         return False
-    weights = _products_of(layer)
-    if not all(isinstance(weight, Packed) for weight in weights):
+    if isinstance(layer.mlp, SparseMlp) and not _are_common(layer.mlp, activation):
         return False
-    gates = [weight.linear.gate for weight in weights]
-    return gates == ["", "", activation, ""] and layer.mlp.gate_up.bias is None
+    shared = _gated_of(layer)
+    wide = [(shared.gate_up.weight, activation), (shared.down.weight, "")] if shared else []
+    gates = [(layer.attention.qkv.weight, ""), (layer.attention.output.weight, ""), *wide]
+    are_packed = all(isinstance(weight, Packed) and weight.linear.gate == gate for weight, gate in gates)
+    return are_packed and (shared is None or shared.gate_up.bias is None)
+
+
+def _are_common(mlp: SparseMlp, activation: str) -> bool:
+    """Whether the kernels packed all experts and the router; they know no gate of the shared MLP and no bias of scores."""
+    packs = ((mlp.gate_up, activation), (mlp.down, ""))
+    are_packed = all(
+        isinstance(pack, PackedExperts) and all(weight.linear.gate == gate for weight in pack.weights) for pack, gate in packs
+    )
+    return are_packed and isinstance(mlp.router, Packed) and mlp.shared_gate is None and mlp.score_bias is None
+
+
+def _gated_of(layer: LayerParams) -> GatedMlp | None:
+    """The gated MLP of a layer, or that beside its experts."""
+    found = layer.mlp.shared if isinstance(layer.mlp, SparseMlp) else layer.mlp
+    return found if isinstance(found, GatedMlp) else None
 
 
 def _products_of(layer: LayerParams) -> tuple[Any, ...]:
@@ -110,15 +128,15 @@ def _turns(layer: int, window: int, config: ModelConfig) -> int:
 
 
 def _describe_layer(layer: LayerParams, at: int, window: int, group: int, config: ModelConfig) -> StackLayer:
-    attention, widening = layer.attention, layer.mlp
+    attention, widening, sparse = layer.attention, _gated_of(layer), layer.mlp if isinstance(layer.mlp, SparseMlp) else None
     return StackLayer(
         qkv=attention.qkv.weight.linear,
         output=attention.output.weight.linear,
-        gate_up=widening.gate_up.weight.linear,
-        down=widening.down.weight.linear,
+        gate_up=widening.gate_up.weight.linear if widening else None,
+        down=widening.down.weight.linear if widening else None,
         qkv_bias=attention.qkv.bias,
         output_bias=attention.output.bias,
-        down_bias=widening.down.bias,
+        down_bias=widening.down.bias if widening else None,
         attention_norm=layer.attention_norm,
         mlp_norm=layer.mlp_norm,
         query_norm=attention.q_norm,
@@ -130,14 +148,19 @@ def _describe_layer(layer: LayerParams, at: int, window: int, group: int, config
         turns_neighbours=config.form.turns_neighbours,
         group=group,
         residual_scale=config.form.residual_scale,
+        scores=sparse.router.linear if sparse else None,
+        router=describe_router(config.experts.router, sparse.router.shape[0], sparse.bias) if sparse else None,
+        experts=describe_experts(sparse.gate_up, sparse.down, sparse.gate_up.first) if sparse else None,
     )
 
 
 def _is_alike(layer: StackLayer, stack: Stack) -> bool:
     """Sizes and dtypes of the first layer throughout."""
-    fields: tuple[Any, ...] = (layer.qkv, layer.output, layer.gate_up, layer.down)
-    sizes = layer.qkv.inputs == layer.output.outputs == layer.gate_up.inputs == layer.down.outputs == stack.hidden
-    sizes = sizes and layer.qkv.outputs == stack.joined and layer.gate_up.width == layer.down.inputs
+    wide = () if layer.gate_up is None or layer.down is None else (layer.gate_up, layer.down)
+    fields: tuple[Any, ...] = (layer.qkv, layer.output, *wide)
+    sizes = layer.qkv.inputs == layer.output.outputs == stack.hidden and layer.qkv.outputs == stack.joined
+    if wide:
+        sizes = sizes and wide[0].inputs == wide[1].outputs == stack.hidden and wide[0].width == wide[1].inputs
     biases = [each for each in (layer.qkv_bias, layer.output_bias, layer.down_bias) if each is not None]
     norms = _norms_of(layer)
     dense = all(map(is_dense, (*biases, *norms)))

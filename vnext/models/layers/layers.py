@@ -16,7 +16,7 @@ from vnext.models.config.model_config import ModelConfig
 from vnext.models.layers.batch import ForwardBatch, host_batch
 from vnext.models.layers.kv_cache import KvCache, kv_groups
 from vnext.models.layers.rope import rotary_angles
-from vnext.models.layers.sharding import Parallel
+from vnext.models.layers.sharding import Parallel, own_experts
 
 if TYPE_CHECKING:
     import torch
@@ -270,14 +270,18 @@ def gated_mlp(layer: GatedMlp, x: torch.Tensor, step: Step) -> torch.Tensor:
 
 
 def sparse_mlp(layer: SparseMlp, x: torch.Tensor, step: Step) -> torch.Tensor:
-    """Each token of x [T, hidden] through the experts that the router gives it. Every rank holds a part of each expert."""
+    """Each token of x [T, hidden] through the experts that the router gives it. Every rank holds a part of each expert, or some
+    whole ones: the sums over ranks, in float32, are the same."""
     chosen = step.operations
     scores = chosen.logits(x, layer.router)
     if layer.score_bias is not None:
         scores = scores + layer.score_bias
     shares, ids = chosen.route(scores, step.config.experts.router, layer.bias)
-    parallel, given = step.parallel, (x, shares, ids, layer.gate_up, layer.down, step.config.activation)
-    if parallel.world_size > 1 and (parallel.is_exact or isinstance(layer.down, BiasedExperts)):  # a bias is added once
+    parallel = step.parallel
+    if parallel.by_expert:
+        ids = ids - own_experts(step.config.experts.count, parallel).start
+    given, adds_once = (x, shares, ids, layer.gate_up, layer.down, step.config.activation), isinstance(layer.down, BiasedExperts)
+    if parallel.world_size > 1 and (parallel.is_exact or parallel.by_expert or adds_once):  # a bias is added once
         found = chosen.experts(*given, parallel.all_reduce)
     else:
         found = parallel.all_reduce(chosen.experts(*given))

@@ -8,8 +8,8 @@
     mlp, expert_mlp, state evenly                gate and up projection (column), down projection (row); recurrent layers
     vocab                  evenly, last padded   embedding, output head
     those of draft heads   whole                 draft heads
-Models call the collectives. A row-parallel bias is whole on each rank and added after the reduce. The inputs of a
-row-parallel weight are cut into shards, as many as the model says, whatever the ranks (kernels/shards.py).
+With `Parallel.by_expert` experts are divided, not their axes. Models call the collectives. A row-parallel bias is whole on each
+rank and added after the reduce. The inputs of a row-parallel weight are cut into shards, as many as the model says (shards.py).
 """
 
 from __future__ import annotations
@@ -180,6 +180,7 @@ class Parallel(msgspec.Struct, frozen=True, kw_only=True):
     its result; None where nothing goes beside. `beside_rows_min`: from how many rows on products with weights [out, in] are split
     for it, as measured; those with other weights, where a part has `beside_bytes_min`. `host`: the same without tensors; None
     where ranks share no memory. `is_exact`: ranks send a product's sums in float32, before they are rounded.
+    `by_expert`: each has whole experts, a share of a layer's, and not a part of each.
     """
 
     rank: int
@@ -192,6 +193,7 @@ class Parallel(msgspec.Struct, frozen=True, kw_only=True):
     beside_rows_min: Mapping[tuple[int, int], int] = MappingProxyType({})
     host: HostRanks | None = None
     is_exact: bool = True
+    by_expert: bool = False
 
     def goes_beside(self, weight_shape: tuple[int, int], row_count: int, part_bytes: int) -> bool:
         """Whether the sum of one part of a product, of so many bytes, travels while the other is computed. It changes no bit."""
@@ -294,7 +296,8 @@ def whole_shape(layout: Layout, config: ModelConfig) -> tuple[int, ...]:
 def axis_part(axis: AnyAxis, config: ModelConfig, parallel: Parallel) -> Part:
     """This rank's part of an axis. Call `check_world_size` once before."""
     whole, rank, ranks = axis_size(axis, config), parallel.rank, parallel.world_size
-    if not axis.is_split if isinstance(axis, Sized) else axis in WHOLE:
+    is_whole = not axis.is_split if isinstance(axis, Sized) else axis in WHOLE
+    if is_whole or (axis is Axis.EXPERT_MLP and parallel.by_expert):
         return Part(start=0, stop=whole, size=whole)
     if axis is Axis.KV_HEADS:
         size = local_kv_heads(config, ranks) * config.head_dim
@@ -352,11 +355,42 @@ def local_shards(config: ModelConfig, parallel: Parallel) -> int:
     return shard_count(config) // parallel.world_size if is_exact else 1
 
 
+def own_experts(count: int, parallel: Parallel) -> range:
+    """Which of so many experts this rank holds, wholly or in part."""
+    if not parallel.by_expert:
+        return range(count)
+    return range(parallel.rank * count // parallel.world_size, (parallel.rank + 1) * count // parallel.world_size)
+
+
 def shards_of_layout(layout: Layout, config: ModelConfig, parallel: Parallel) -> int:
     """Into how many shards this rank's inputs of a weight are cut."""
     inner = layout.inner
     is_split = inner.is_split if isinstance(inner, Sized) else inner in SPLIT_INPUTS
-    return local_shards(config, parallel) if is_split else 1
+    shards = local_shards(config, parallel) if is_split else 1
+    if inner is not Axis.EXPERT_MLP or not parallel.by_expert or not sums_alike(config, parallel.world_size):
+        return shards
+    return shards * parallel.world_size if parallel.is_exact else 1
+
+
+BIASED = "swiglu_clamped"
+"""The activation of experts with biases, gpt-oss's."""
+
+
+def with_whole_experts(config: ModelConfig, parallel: Parallel) -> Parallel:
+    """The same rank with whole experts of the model, where there are several. Raises ModelError where they cannot have such."""
+    if parallel.world_size == 1:
+        return parallel
+    if config.hosted is not None or config.experts is None:
+        what = "a model that transformers computes" if config.hosted else "a model without experts"
+        raise ModelError(f"--enable-expert-parallel divides experts, and this is {what}: leave it out")
+    if config.activation == BIASED:
+        raise ModelError("--enable-expert-parallel divides experts without biases so far, and this model's have some: leave it out")
+    if config.experts.count < parallel.world_size:
+        raise ModelError(
+            f"--enable-expert-parallel cannot divide {config.experts.count} experts among {parallel.world_size} ranks: choose a "
+            "smaller --tensor-parallel-size"
+        )
+    return msgspec.structs.replace(parallel, by_expert=True)
 
 
 def check_world_size(config: ModelConfig, world_size: int) -> None:

@@ -131,7 +131,7 @@ def whole_step(
     params: Any, kv: KvCache, config: ModelConfig, parallel: Parallel, slots: Slots | None = None
 ) -> WholeStep | None:
     """The WholeStep of this model and cache, with the adapters of `slots`; None where the kernels cannot run it."""
-    if params.stack is None:
+    if params.stack is None or (slots is not None and config.experts is not None):
         return None
     if config.stage is not None or not _has_plain_ends(params, config, parallel.world_size):
         return None

@@ -23,7 +23,7 @@ from vnext.kernels.cpu.packed import Packed, PackedExperts, codes_bytes, packed_
 from vnext.kernels.format import AUTO, CODES, NO_FORMAT, Format, WeightFormats, only_dtype, weight_formats
 from vnext.models.config.model_config import DTYPES, ModelConfig
 from vnext.models.errors import ModelError
-from vnext.models.layers.sharding import Layout, Parallel, check_world_size, layout_of, weight_axes
+from vnext.models.layers.sharding import Layout, Parallel, check_world_size, layout_of, own_experts, weight_axes
 from vnext.models.loading.checkpoint import STORED, Checkpoint, fingerprint, open_checkpoint
 from vnext.models.loading.host_place import HostPlace, Place
 from vnext.models.loading.kept import Kept, Tie, copy_into
@@ -206,7 +206,10 @@ class Loader:
         return self._kept.take(self._pack(names, self._products(names), self._config.activation))
 
     def stacked(self, groups: tuple[tuple[str, ...], ...], gated: bool) -> Any:
-        """The fused weights of each expert [E, out, in], packed; `gated`: gate and up. Groups are of one shape."""
+        """The fused weights of each expert [E, out, in] that this rank holds, packed; `gated`: gate and up. Groups are of one
+        shape."""
+        own = own_experts(len(groups), self._parallel)
+        groups = groups[own.start : own.stop]
         names = tuple(name for group in groups for name in group)
         format = self._products(names)
         shape, gate = [self._local_shape(group) for group in groups][0], self._config.activation if gated else ""
@@ -214,14 +217,14 @@ class Loader:
         if not all(found) and all(self._forms(group, format, gate) for group in groups):
             found = [self._pack_and_keep(group, format, gate) for group in groups]
         if all(found):
-            return self._kept.take(PackedExperts(tuple(found), (len(groups), *shape)))
+            return self._kept.take(PackedExperts(tuple(found), (len(groups), *shape), own.start))
         target = self._place.zeros((len(groups), *shape), self.dtype)
         for place, group in zip(target, groups):
             self._fill(place, group)
         packed = self._place.pack_experts(target, gate, format, self._stored.shards(names[0]))
         for group, weight in zip(groups, packed.weights if self._file else ()):
             self._keep(self._key(group, format.name, gate), weight.linear.buffer)
-        return self._kept.take(packed)
+        return self._kept.take(packed._replace(first=own.start) if isinstance(packed, PackedExperts) else packed)
 
     def by_head(self, names: tuple[str, ...], sizes: tuple[int, int]) -> tuple[Any, Any]:
         """This rank's heads of a tensor [heads * (K + V), in], or of two: [heads, in, K] and [heads, V, in], packed."""

@@ -69,7 +69,8 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     `ipc_bytes_max`: up to this size, ranks on GPUs exchange tensors through memory that they map of each other; above it, over
     NCCL. The default has not been measured yet.
     With `enable_lora` up to `max_loras` LoRA adapters of at most `max_lora_rank` are in memory at once; others wait.
-    `enable_return_routed_experts`: requests get the expert ids of their tokens.
+    `enable_return_routed_experts`: requests get the expert ids of their tokens. `enable_expert_parallel`: the ranks that share a
+    layer have whole experts each, in place of a part of every one.
     The ranks are on `nnodes` hosts, and this is number `node_rank`; number 0 runs the engine and listens at `master_addr` and
     `master_port`. `cluster_secret_file` holds what all of them know. With the executor "ray" the other hosts are nodes of a Ray
     cluster, where Ray places them; port and secret are then new at each start.
@@ -164,6 +165,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     master_addr: str = "127.0.0.1"
     master_port: int = 29500
     cluster_secret_file: str = ""
+    enable_expert_parallel: bool = False
 
     @property
     def is_held_ready(self) -> bool:
@@ -268,7 +270,7 @@ class RankSettings(msgspec.Struct, frozen=True, kw_only=True):
     `link_key`: what stages on two hosts prove to each other.
     `kv_disk_dir`: the folder of the disk tier, `packed_weights_dir` that of packed weights, "" for none. `follows`: it takes the
     place of a rank that was lost. `handover_dir`: that of blocks for other engines, in shared memory; the rank has at most
-    `handover_bytes` there.
+    `handover_bytes` there. `enable_expert_parallel`: ranks that share a layer have whole experts each.
     """
 
     rank: int
@@ -317,6 +319,7 @@ class RankSettings(msgspec.Struct, frozen=True, kw_only=True):
     handover_bytes: int = 2**30
     cluster_secret_file: str = ""
     family: str = ""
+    enable_expert_parallel: bool = False
 
     @property
     def place(self) -> int:

@@ -41,7 +41,8 @@ class ByParts:
         slots: Slots | None,
         routed: RoutedExperts | None = None,
     ) -> None:
-        self._family, self._params, self._config, self._parallel = family, params, config, parallel
+        self._family, self._config, self._parallel = family, config, parallel
+        self._params = params._replace(stack=None) if routed else params  # layers as one call tell no expert ids
         self._adapted = AdaptedForward(family.forward, slots, "cpu") if slots else None
         self._sums, self._routed = PromptSums(), routed
 

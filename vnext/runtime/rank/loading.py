@@ -26,7 +26,7 @@ from vnext.models.config.folder import is_dummy
 from vnext.models.config.model_config import load_config
 from vnext.models.config.stages import of_stage
 from vnext.models.layers.kv_cache import kv_groups
-from vnext.models.layers.sharding import Parallel, sums_alike
+from vnext.models.layers.sharding import Parallel, sums_alike, with_whole_experts
 from vnext.models.loading.checkpoint import fingerprint, weights_digest
 from vnext.models.loading.held import scheme
 from vnext.models.loading.unread import unread
@@ -76,8 +76,8 @@ def load_rank(settings: RankSettings, rendezvous: Path) -> tuple[Rank, ModelRunn
     if device_of(settings) == "cpu":
         return _load_cpu_rank(settings, rendezvous)
     start_threads(settings.threads)
-    for name in ("pipeline_parallel_size", "nnodes"):
-        if getattr(settings, name) > 1:
+    for name, least in (("pipeline_parallel_size", 1), ("nnodes", 1), ("enable_expert_parallel", 0)):
+        if getattr(settings, name) > least:
             raise SettingsError(f"--{name.replace('_', '-')} works on a CPU so far: leave it out, or add --device cpu")
     if settings.role != "both":
         raise SettingsError("--role and --prefill-engines work on a CPU so far: leave them out, or add --device cpu")
@@ -260,8 +260,7 @@ def device_of(settings: RankSettings) -> str:
 
 
 def driver_finds_gpu() -> bool:
-    """Whether NVIDIA's driver is here and finds a GPU that this process may see. Where torch was built for CUDA, it takes three
-    seconds to ask torch."""
+    """Whether NVIDIA's driver finds a GPU that this process may see; a torch built for CUDA takes three seconds to say so."""
     try:
         return ctypes.CDLL("libcuda.so.1").cuInit(0) == 0
     except OSError:
@@ -273,6 +272,7 @@ def load_runner(settings: RankSettings, device: torch.device | str, parallel: Pa
     progress, path = _Bar() if settings.rank == 0 else None, Path(settings.model_path)
     config = load_config(path, settings.generation_config == "auto", settings.max_model_len)
     require_plain_steps(settings, config, str(device))
+    parallel = with_whole_experts(config, parallel) if settings.enable_expert_parallel else parallel
     config = of_stage(config, stage_place(settings).stage, settings.pipeline_parallel_size)
     if settings.rank == 0 and is_dummy(path):
         log.warning("The weights are random, as --load-format dummy asks: answers mean nothing.")

@@ -246,12 +246,13 @@ class ModelRunner:
         """Allocate the cache, pages for recurrent states, and the cache of what drafts. Raises MemoryError (RuntimeError on
         CUDA) if memory does not suffice."""
         together = self.device_type == "cpu"
+        is_whole = together and self.routed is None  # a whole step tells no expert ids
         self._known: ForwardBatch | None = None  # that of the last step, which steps of the same rows change in place
         self._kv = make_kv_cache(self.config, page_count, block_size, self._kv_dtype, self.device, self.parallel, together)
         self._kv_tensors: Any = None
         self._states = StatePools(self.config, state_pages, self.dtype, self.parallel.world_size) if state_pages else None
         self._whole = (
-            whole_step(self._params, self._kv, self.config, self.parallel, self.adapters) if together else None
+            whole_step(self._params, self._kv, self.config, self.parallel, self.adapters) if is_whole else None
         )
         self._on_arrays = self._whole and OnArrays(self._whole)
         for drafter in (self.draft, self.head):

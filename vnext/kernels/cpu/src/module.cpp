@@ -228,6 +228,16 @@ void do_attention(int kind, const AttentionPlan *plan, const void *query, const 
     run_attention(kind, *plan, call);
 }
 
+void do_route(const Router *router, const float *scores, int64_t rows, float *shares, int64_t *ids) {
+    route_rows(*router, scores, rows, shares, ids);
+}
+
+void do_experts(int kind, const Experts *experts, const void *x, int64_t rows, int64_t hidden, int64_t k, const float *shares,
+                const int64_t *ids, void *result) {
+    const WithoutLock apart(rows * k * hidden * experts->down[0]->in > LONG_WORK / 3);
+    run_experts(kind, *experts, x, rows, hidden, k, shares, ids, nullptr, result);
+}
+
 void do_stack(int kind, int norm_kind, int cache_kind, const void *layers, const void *caches, int64_t layer_count, int64_t block_stride,
               const void *last_norm, const AttentionPlan *plan, int64_t tokens, int64_t hidden, int64_t head_dim,
               int64_t rotated_dim, float eps, float scale, float cap, const float *cosine, const float *sine,
@@ -331,6 +341,8 @@ PyMethodDef methods[] = {
              "plan"),
     VNX_ENTRY("attention", do_attention,
              "attention(kind, plan, query, key_cache, value_cache, result, head_dim, block_stride, cache_kind, scale, window, cap)"),
+    VNX_ENTRY("route_rows", do_route, "route_rows(router, scores, rows, shares, ids)"),
+    VNX_ENTRY("run_experts", do_experts, "run_experts(kind, experts, x, rows, hidden, k, shares, ids, result)"),
     VNX_ENTRY("run_stack", do_stack,
              "run_stack(kind, norm_kind, cache_kind, layers, caches, layer_count, block_stride, last_norm, plan, tokens, hidden, head_dim, "
              "rotated_dim, eps, scale, cap, cosine, sine, slots, sample_at, samples, residual, result, aux_layers, aux_count, aux)"),
@@ -343,6 +355,8 @@ PyMethodDef methods[] = {
 /* Places in structs that Python writes as 64-bit numbers, and how many there are. */
 #define VNX_PLACE(within, name) {#within "." #name, offsetof(within, name) / 8},
 #define VNX_PLACES(type) {#type, sizeof(type) / 8},
+#define VNX_ROUTE(type, name) VNX_PLACE(Router, name)
+#define VNX_EXPERT(type, name) VNX_PLACE(Experts, name)
 #define VNX_LAYER(type, name) VNX_PLACE(StackLayer, name)
 #define VNX_MODEL(type, name) VNX_PLACE(StepModel, name)
 #define VNX_STEP(type, name) VNX_PLACE(StepArrays, name)
@@ -353,6 +367,8 @@ const Constant constants[] = {
     CONSTANT(FLOAT32) CONSTANT(BFLOAT16) CONSTANT(INT8) CONSTANT(BFLOAT16_WIDE_NORM)
     CONSTANT(CODES) CONSTANT(FLOAT16) CONSTANT(UINT8) CONSTANT(PIECES_MAX)
     CONSTANT(NO_GATE) CONSTANT(SILU) CONSTANT(GELU_TANH) CONSTANT(SWIGLU_CLAMPED) CONSTANT(SHARDS_MAX)
+    VNX_ROUTER(VNX_ROUTE) VNX_PLACES(Router)
+    VNX_EXPERTS(VNX_EXPERT) VNX_PLACES(Experts)
     VNX_STACK_LAYER(VNX_LAYER) VNX_PLACES(StackLayer)
     VNX_STEP_MODEL(VNX_MODEL) VNX_PLACES(StepModel)
     VNX_STEP_ARRAYS(VNX_STEP) VNX_PLACES(StepArrays)

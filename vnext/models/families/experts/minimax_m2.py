@@ -1,4 +1,4 @@
-"""MiniMax M2: experts marked by sigmoids and chosen with a bias, norms over all heads together, heads that turn in part."""
+"""MiniMax M2: the router of GLM 4.5, norms over all heads together, heads that turn in part."""
 
 from __future__ import annotations
 

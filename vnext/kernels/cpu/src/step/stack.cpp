@@ -19,6 +19,7 @@ struct Space {
     void *picked_query, *picked_residual;
     void *apart; /* gate and up, which adapters change before they meet */
     float *sums; /* of this rank's inputs of a product whose inputs the ranks share */
+    void *shared; /* what an MLP beside experts gives */
 };
 
 struct Sizes {
@@ -30,8 +31,12 @@ Sizes sizes_of(const StackCall &call) {
     Sizes sizes{call.kind == FLOAT32 ? 4 : 2, plan.heads * call.head_dim, 0, 0};
     sizes.joined_width = sizes.query_width + 2 * plan.kv_heads * call.head_dim;
     for (int64_t i = 0; i < call.layer_count; ++i)
-        sizes.wide_width = std::max(sizes.wide_width, call.layers[i].down->in);
+        if (call.layers[i].down != nullptr) sizes.wide_width = std::max(sizes.wide_width, call.layers[i].down->in);
     return sizes;
+}
+
+bool has_experts(const StackCall &call) {
+    return std::any_of(call.layers, call.layers + call.layer_count, [](const StackLayer &layer) { return layer.experts != nullptr; });
 }
 
 Space take_space(const StackCall &call, const Sizes &sizes) {
@@ -40,11 +45,12 @@ Space take_space(const StackCall &call, const Sizes &sizes) {
                   inner = bytes(call.tokens, std::max(sizes.query_width, call.hidden)),
                   picked_query = bytes(call.samples, sizes.query_width), kept = bytes(call.samples, call.hidden),
                   apart = call.part_starts == nullptr ? 0 : bytes(call.tokens, 2 * sizes.wide_width),
-                  sums = call.sum == nullptr ? 0 : padded(call.tokens * call.hidden * 4);
-    char *memory = static_cast<char *>(scratch(SLOT_STACK, size_t(outer + 2 * inner + picked_query + kept + apart + sums)));
+                  sums = call.sum == nullptr ? 0 : padded(call.tokens * call.hidden * 4),
+                  shared = has_experts(call) ? bytes(call.tokens, call.hidden) : 0;
+    char *memory = static_cast<char *>(scratch(SLOT_STACK, size_t(outer + 2 * inner + picked_query + kept + apart + sums + shared)));
     char *query = memory + outer, *normed = query + inner, *picked = normed + inner, *residual = picked + picked_query,
          *changed = residual + kept;
-    return {memory, query, normed, picked, residual, changed, reinterpret_cast<float *>(changed + apart)};
+    return {memory, query, normed, picked, residual, changed, reinterpret_cast<float *>(changed + apart), changed + apart + sums};
 }
 
 void round_all(const float *from, int64_t count, int kind, void *to) {
@@ -84,11 +90,34 @@ struct Layer {
     }
 
     /* What attention or MLP gives, by a weight whose inputs the ranks share. */
-    void mix(Product product, const void *x, int64_t rows, const Packed *weight, const void *bias) const {
-        if (call.sum == nullptr) return multiply(product, x, rows, weight, bias, space.query_or_mixed);
+    void mix(Product product, const void *x, int64_t rows, const Packed *weight, const void *bias, void *mixed) const {
+        if (call.sum == nullptr) return multiply(product, x, rows, weight, bias, mixed);
         linear(x, weight->in, rows, weight, nullptr, space.sums, call.hidden, FLOAT32);
         (*call.sum)(space.sums, rows * call.hidden * 4, FLOAT32);
-        round_all(space.sums, rows * call.hidden, call.kind, space.query_or_mixed);
+        round_all(space.sums, rows * call.hidden, call.kind, mixed);
+    }
+
+    /* What the gated MLP gives for the normed input. */
+    void widen(int64_t rows, void *mixed) const {
+        multiply(GATE_UP, space.seen_or_normed, rows, weights.gate_up, nullptr, space.joined_or_wide);
+        mix(DOWN, space.joined_or_wide, rows, weights.down, weights.down_bias, mixed);
+    }
+
+    /* What the experts give for the normed input, and the MLP beside them. */
+    void choose_experts(int64_t rows) const {
+        const Router &router = *weights.router;
+        const int64_t score_bytes = rows * router.count * 4, chosen = rows * router.per_token;
+        char *memory = static_cast<char *>(scratch(SLOT_ROUTES, size_t(padded(score_bytes) + chosen * 12)));
+        float *scores = reinterpret_cast<float *>(memory);
+        int64_t *ids = reinterpret_cast<int64_t *>(memory + padded(score_bytes));
+        float *shares = reinterpret_cast<float *>(ids + chosen);
+        linear(space.seen_or_normed, call.hidden, rows, weights.scores, nullptr, scores, router.count, FLOAT32);
+        route_rows(router, scores, rows, shares, ids);
+        run_experts(call.kind, *weights.experts, space.seen_or_normed, rows, call.hidden, router.per_token, shares, ids, call.sum,
+                    space.query_or_mixed);
+        if (weights.gate_up == nullptr) return;
+        widen(rows, space.shared);
+        add_rows(call.kind, rows, call.hidden, space.shared, space.query_or_mixed);
     }
 
     /* normed = norm(residual += mixed), or the sum itself without a norm. */
@@ -146,11 +175,13 @@ struct Layer {
 
     /* From what was seen to the next layer's normed input. */
     void finish(int64_t rows, void *residual, const void *next_norm, void *next) const {
-        mix(OUTPUT, space.seen_or_normed, rows, weights.output, weights.output_bias);
+        mix(OUTPUT, space.seen_or_normed, rows, weights.output, weights.output_bias, space.query_or_mixed);
         norm_mixed(rows, weights.after_attention_norm);
         add_and_norm(rows, space.query_or_mixed, residual, weights.mlp_norm, space.seen_or_normed);
-        multiply(GATE_UP, space.seen_or_normed, rows, weights.gate_up, nullptr, space.joined_or_wide);
-        mix(DOWN, space.joined_or_wide, rows, weights.down, weights.down_bias);
+        if (weights.experts == nullptr)
+            widen(rows, space.query_or_mixed);
+        else
+            choose_experts(rows);
         norm_mixed(rows, weights.after_mlp_norm);
         add_and_norm(rows, space.query_or_mixed, residual, next_norm, next);
     }

@@ -1,27 +1,28 @@
-/* A run of decoder layers in one call: norm, attention, norm, gated MLP, each added to the residual stream.
+/* A run of decoder layers in one call: norm, attention, norm, gated MLP or experts, each added to the residual stream.
 
    Owns the order of the operations and the memory between them; the arithmetic is that of linear.h, rows.h and
    attention.h, so every bit is what the separate calls give. */
 #pragma once
 
-#include <functional>
-
 #include "attention/attention.h"
 #include "kernels.h"
+#include "step/experts.h"
 
 namespace vnx {
 
 /* One layer's weights, described once at loading. Biases may be null, and so may norms. Those after attention and MLP are of what
    these give, which is then multiplied by `residual_scale`, before it is added. `window` 0 is none. `turns`: by which of StackCall's
    angles queries and keys turn, counted from 1; 0 for none. `turns_neighbours`: whether channels of a pair are neighbours, and not
-   half a head apart. `group`: which of its places are the layer's. `gate_up` has its gate within. Norms are of StackCall's
+   half a head apart. `group`: which of its places are the layer's. `gate_up` has its gate within; with
+   `experts`, which are chosen by `router` from the product with `scores`, it is that of a shared MLP, or null. Norms are of StackCall's
    `norm_kind`, all else is of the activations' kind. */
 #define VNX_STACK_LAYER(X)                                                                                          \
     X(const Packed *, qkv) X(const Packed *, output) X(const Packed *, gate_up) X(const Packed *, down)             \
     X(const void *, qkv_bias) X(const void *, output_bias) X(const void *, down_bias)                               \
     X(const void *, attention_norm) X(const void *, mlp_norm) X(const void *, query_norm) X(const void *, key_norm) \
     X(const void *, after_attention_norm) X(const void *, after_mlp_norm)                                           \
-    X(int64_t, window) X(int64_t, turns) X(int64_t, turns_neighbours) X(int64_t, group) X(double, residual_scale)
+    X(int64_t, window) X(int64_t, turns) X(int64_t, turns_neighbours) X(int64_t, group) X(double, residual_scale)     \
+    X(const Packed *, scores) X(const Router *, router) X(const Experts *, experts)
 struct StackLayer {
     VNX_STACK_LAYER(VNX_FIELD)
 };
@@ -47,9 +48,6 @@ struct StackPlaces {
     const AttentionPlan *plan;
     const int64_t *slots;
 };
-
-/* Sums `bytes` of values of this kind over the ranks of a group, in their place. What it throws ends the call. */
-using SumRanks = std::function<void(void *values, int64_t bytes, int kind)>;
 
 /* As in RotaryCall. */
 struct Angles {
