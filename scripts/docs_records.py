@@ -80,11 +80,11 @@ def gpus() -> str:
     return table(("", *GPUS, "target"), rows)
 
 
-LEVELS = ("amx", "avx512-bf16", "avx512", "avx2", "portable", "portable-int8-keys")
+LEVELS = ("amx", "avx512-bf16", "avx512", "avx2", "portable", "portable-int8-keys", "experts")
 
 
 def determinism() -> str:
-    """What the newest record of each instruction set has compared."""
+    """What the newest record of each instruction set, and of experts, has compared."""
     rows = []
     for record in (newest(f"determinism-{level}") for level in LEVELS):
         found = json.loads(record.read_text())
