@@ -238,6 +238,7 @@ CASES: dict[str, Case] = {
         },
     ),
     "glm4_moe_lite": Case("Glm4MoeLiteForCausalLM", "Glm4MoeLiteConfig", {**LATENT, **FINE}),
+    "mistral4": Case("Mistral4ForCausalLM", "Mistral4Config", {**LATENT, **FINE, "n_group": 2, "rope_parameters": MINISTRAL}),
     "youtu": Case("YoutuForCausalLM", "YoutuConfig", {**LATENT, "rope_interleave": False}),
     "olmo2_one_key": Case("Olmo2ForCausalLM", "Olmo2Config", {"num_key_value_heads": 1, "attention_bias": True}),
 }

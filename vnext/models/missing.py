@@ -24,7 +24,7 @@ NEEDS = MappingProxyType(
             GraniteMoeShared GraniteMoeSWA Grok1 HYV3 JetMoe Kolibri1 Laguna Mellum MiMoV2Flash 
             Phimoe PhiMoE """,
         "attention over a latent cache (MLA)": """
-            AXK1 AXK2 DeepseekV32 GlmMoeDsa HYV4 LongcatFlash Mistral4""",
+            AXK1 AXK2 DeepseekV32 GlmMoeDsa HYV4 LongcatFlash""",
         "layers with a state (Mamba, linear attention, recurrence)": """
             BailingHybrid FalconH1 FalconMamba Jamba KimiLinear Lfm2Moe Lfm3 Mamba Mamba2 MiniMax
             NemotronH OlmoHybrid Qwen3_5Moe Qwen3Next Qwen4Exp RecurrentGemma Rwkv RWKV xLSTM Zamba Zamba2 Zaya""",

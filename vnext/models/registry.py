@@ -103,6 +103,7 @@ ROWS = MappingProxyType(
         "DeepseekV2ForCausalLM": Row("latent.deepseek", "deepseek_v2", "DeepseekV2Model"),
         "DeepseekV3ForCausalLM": Row("latent.deepseek", "deepseek_v3", "DeepseekV3Model"),
         "Glm4MoeLiteForCausalLM": Row("latent.deepseek", "glm4_moe_lite", "Glm4MoeLiteModel"),
+        "Mistral4ForCausalLM": Row("latent.deepseek", "mistral4", "Mistral4Model"),
         "YoutuForCausalLM": Row("latent.deepseek", "youtu", "YoutuModel"),
     }
 )

@@ -86,6 +86,8 @@ def placed(query: torch.Tensor, kept: torch.Tensor, layer: LatentAttention, step
     keys and as values, [T, (heads + 2) * (rank + turning)]."""
     chosen, latent = step.operations, step.config.latent
     assert latent is not None
+    if step.query_factors is not None:
+        query = (query * step.query_factors[:, None]).to(query.dtype)
     heads = query.shape[1]
     joined = query.new_empty((query.shape[0], heads + 2, latent.width))
     joined[:, :heads, : latent.rank] = chosen.head_products(query[:, :, : latent.plain], layer.keys)

@@ -1,9 +1,9 @@
-"""Experts of gpt-oss, which its files hold in one tensor a layer, as tensors of one expert each, under the usual names.
+"""Experts that files hold in one tensor a layer, as tensors of one expert each, under the usual names. Those of gpt-oss:
 
     gate_up_proj [E, in, 2 * I], down_proj [E, I, out]                          floats
     gate_up_proj_blocks [E, 2 * I, groups, 16], gate_up_proj_scales             MXFP4: two numbers in a byte, E8M0
     gate_up_proj_bias [E, 2 * I], down_proj_bias [E, out]
-Outputs of gate and up take turns.
+Outputs of gate and up take turns. Without biases (Mistral 4) gate_up_proj is [E, 2 * I, in], gate above up, down_proj [E, out, I].
 """
 
 from __future__ import annotations
@@ -53,7 +53,8 @@ class OneExpert(NamedTuple):
     @property
     def stop(self) -> int:
         """As if outputs that take turns lay one behind the other: what it takes is right."""
-        return self.start + self._size_bytes // (self.outputs.step or 1)
+        outputs = self.whole.shape[-1 if self.turned else 1]
+        return self.start + self._size_bytes * self.shape[0] // outputs
 
     def part(self, ranges: tuple[slice, ...]) -> np.ndarray:
         """A part of the tensor, copied where it is not dense."""
@@ -72,23 +73,25 @@ class OneExpert(NamedTuple):
 
 def by_expert(tensors: dict[str, Stored]) -> dict[str, Stored | OneExpert]:
     """The tensors of a file or more, those of all experts cut into those of each."""
-    if not any(name.endswith(EXPERTS + BIAS) for name in tensors):
+    take_turns = any(name.endswith(EXPERTS + BIAS) for name in tensors)
+    if not take_turns and not any(name.endswith(EXPERTS + "gate_up_proj") for name in tensors):
         return dict(tensors)
     found: dict[str, Stored | OneExpert] = {}
     for name, stored in tensors.items():
-        found.update(_parts(name, stored))
+        found.update(_parts(name, stored, take_turns))
     return found
 
 
-def _parts(name: str, stored: Stored) -> Iterator[tuple[str, Stored | OneExpert]]:
+def _parts(name: str, stored: Stored, take_turns: bool) -> Iterator[tuple[str, Stored | OneExpert]]:
     here, dot, own = name.partition(EXPERTS)
     for module, parts in (("gate_up_proj", ("gate_proj", "up_proj")), ("down_proj", ("down_proj",))):
         ending = ENDINGS.get(own.removeprefix(module)) if own.startswith(module) else None
         if ending is None or len(stored.shape) < 2:
             continue
-        turned = own == module
+        turned, size = own == module and take_turns, stored.shape[1] // len(parts)
         for expert in range(stored.shape[0]):
             for place, part in enumerate(parts):
-                yield f"{here}{dot}{expert}.{part}.{ending}", OneExpert(stored, expert, slice(place, None, len(parts)), turned)
+                outputs = slice(place, None, len(parts)) if take_turns else slice(place * size, (place + 1) * size)
+                yield f"{here}{dot}{expert}.{part}.{ending}", OneExpert(stored, expert, outputs, turned)
         return
     yield name, stored

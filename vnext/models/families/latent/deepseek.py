@@ -1,6 +1,6 @@
-"""DeepSeek 2, 3 and R1, Kimi K2, GLM-4.7-Flash, Youtu: latent attention, experts.
+"""DeepSeek 2 to R1, Kimi K2, GLM-4.7-Flash, Mistral 4, Youtu: latent attention, experts.
 
-DeepSeek 2 marks experts by softmax, the others by sigmoids and choose with a bias; Youtu has none.
+DeepSeek 2 and Mistral 4 mark experts by softmax, the others by sigmoids and choose with a bias; Youtu has none.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from vnext.models.config.expert_keys import checked, first_layers, sigmoid_exper
 from vnext.models.config.json_keys import Json, flag, number, positive, refuse
 from vnext.models.config.latent_config import latent_fields
 from vnext.models.config.model_config import DecoderForm, Experts, ModelConfig, common_config
+from vnext.models.config.rope_config import scaling_of
 from vnext.models.errors import ModelError
 from vnext.models.layers.assembly import ExpertNames, Source, gated_mlp, rms_norm, sparse_mlp
 from vnext.models.layers.batch import host_batch
@@ -35,6 +36,7 @@ __all__ = [
 ]  # fmt: skip
 
 SECOND, THIRD, FLASH, YOUTU = "DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM", "Glm4MoeLiteForCausalLM", "YoutuForCausalLM"
+MISTRAL = "Mistral4ForCausalLM"
 COUNT = "num_nextn_predict_layers"
 GROUPED = "group_limited_greedy"
 SIZES = MappingProxyType(
@@ -46,6 +48,13 @@ USUAL = MappingProxyType(
         "n_group": 8, "topk_group": 4, "norm_topk_prob": True, "first_k_dense_replace": 3, "max_position_embeddings": 4096,
     }
 )  # fmt: skip
+STRETCHED = MappingProxyType(
+    {
+        "rope_type": "yarn", "rope_theta": 10000.0, "factor": 128.0, "original_max_position_embeddings": 8192, "mscale": 1.0,
+        "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1,
+    }
+)  # fmt: skip
+"""How Mistral 4 turns where its configuration does not say it."""
 DEFAULTS = MappingProxyType(
     {
         SECOND: {
@@ -57,6 +66,10 @@ DEFAULTS = MappingProxyType(
             "num_experts_per_tok": 4, "moe_intermediate_size": 1536, "routed_scaling_factor": 1.8, "norm_topk_prob": True,
             "max_position_embeddings": 202752, "rms_norm_eps": 1e-5,
         },
+        MISTRAL: {
+            **SIZES, "kv_lora_rank": 256, "q_lora_rank": 1024, "qk_nope_head_dim": 64, "n_routed_experts": 128,
+            "num_experts_per_tok": 4, "moe_intermediate_size": 2048, "norm_topk_prob": True, "max_position_embeddings": 1048576,
+        },
         YOUTU: {**SIZES, "tie_word_embeddings": True, "max_position_embeddings": 131072},
     }
 )  # fmt: skip
@@ -66,11 +79,14 @@ def parse(raw: Json, generation: Json) -> ModelConfig:
     """The configuration. Raises ModelError."""
     architecture = raw["architectures"][0]
     raw = DEFAULTS.get(architecture, USUAL) | raw
+    if architecture == MISTRAL and not scaling_of(raw):
+        raw = raw | {"rope_parameters": dict(STRETCHED)}
     form = DecoderForm(
         turns_neighbours=architecture == SECOND or flag(raw, "rope_interleave", True),
         output_bias=flag(raw, "attention_bias"),
+        query_growth=growth_of(raw) if architecture == MISTRAL else None,
     )
-    drafting = 0 if architecture in (SECOND, YOUTU) else raw.get(COUNT, int(architecture == THIRD))
+    drafting = 0 if architecture in (SECOND, MISTRAL, YOUTU) else raw.get(COUNT, int(architecture == THIRD))
     own = latent_fields(raw) | {"mtp_layers": positive({COUNT: drafting}, COUNT) if drafting else 0}
     return common_config(raw, generation, form=form, experts=experts_of(raw, architecture), **own)
 
@@ -79,18 +95,30 @@ def experts_of(raw: Json, architecture: str) -> Experts | None:
     """The experts; None in a model that has none."""
     if architecture == YOUTU:
         return None
+    is_second, by_softmax = architecture == SECOND, architecture in (SECOND, MISTRAL)
     refuse(raw, "moe_layer_freq", unless=(1,))
-    refuse(raw, "scoring_func", unless=("softmax" if architecture == SECOND else "sigmoid",))
-    refuse(raw, "topk_method", unless=("greedy", GROUPED) if architecture == SECOND else ("noaux_tc",))
-    if architecture != SECOND:
-        return sigmoid_experts(raw, dense_kinds(raw) if architecture == FLASH else first_layers(raw, "first_k_dense_replace"))
-    refuse(raw, "norm_topk_prob", unless=(False,))
-    groups = (positive(raw, "n_group"), positive(raw, "topk_group")) if raw["topk_method"] == GROUPED else (1, 1)
+    refuse(raw, "scoring_func", unless=("softmax" if by_softmax else "sigmoid",))
+    refuse(raw, "topk_method", unless=("greedy", GROUPED) if is_second else ("noaux_tc",))
+    dense = dense_kinds(raw) if architecture == FLASH else first_layers(raw, "first_k_dense_replace")
+    if not by_softmax:
+        return sigmoid_experts(raw, dense)
+    if is_second:
+        refuse(raw, "norm_topk_prob", unless=(False,))
+    has_groups = not is_second or raw["topk_method"] == GROUPED
+    groups = (positive(raw, "n_group", 1), positive(raw, "topk_group", 1)) if has_groups else (1, 1)
     count, wide = positive(raw, "n_routed_experts"), positive(raw, "moe_intermediate_size")
-    scale = number(raw, "routed_scaling_factor", 1.0)
-    router = Router(positive(raw, "num_experts_per_tok"), False, "softmax", scale, *groups, group_best=1)
-    dense, shared = first_layers(raw, "first_k_dense_replace"), wide * positive(raw, "n_shared_experts", 1)
+    normalise, scale = flag(raw, "norm_topk_prob"), number(raw, "routed_scaling_factor", 1.0)
+    router = Router(positive(raw, "num_experts_per_tok"), normalise, "softmax", scale, *groups, group_best=1 if is_second else 2)
+    shared = wide * positive(raw, "n_shared_experts", 1)
     return checked(Experts(count=count, intermediate_size=wide, router=router, dense_layers=dense, shared_size=shared))
+
+
+def growth_of(raw: Json) -> tuple[float, int] | None:
+    """How queries grow with their position, where they do."""
+    scaling = scaling_of(raw)
+    if scaling.get("llama_4_scaling_beta") is None:
+        return None
+    return number(scaling, "llama_4_scaling_beta"), positive(scaling, "original_max_position_embeddings")
 
 
 def dense_kinds(raw: Json) -> tuple[int, ...]:
