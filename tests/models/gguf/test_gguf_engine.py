@@ -15,10 +15,11 @@ from gguf_writing import convert, vocabulary_of
 
 from vnext import LLM, SamplingParams
 from vnext.models.errors import ModelError
+from vnext.models.loading import overlay as overlay_module
 from vnext.models.loading.checkpoint import fingerprint, open_checkpoint
 from vnext.models.loading.overlay import gguf_folder
 from vnext.models.loading.stored import StoredPart
-from vnext.runtime.processes.launch import DEMO_MODEL
+from vnext.runtime.processes.launch import DEMO_MODEL, model_folder
 
 TYPES = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "F16", "BF16")
 WIDE = Case("LlamaForCausalLM", "LlamaConfig", {"intermediate_size": 128})
@@ -82,6 +83,17 @@ def test_folders_of_files_that_are_gone_or_changed_go_too(demo: Path, tmp_path: 
     assert gguf_folder(demo, folders) == found and not gone.exists() and not changed.exists()
     assert {each.name for each in folders.iterdir()} == {found.parent.name, kept.parent.name, "0123.abcd"}
     assert gguf_folder(third, folders) == kept
+
+
+def test_the_folder_of_a_running_server_stays(demo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its file is replaced, and another server starts with the new one."""
+    held = model_folder(str(demo))
+    monkeypatch.setattr(overlay_module, "_HELD", {})  # as another process
+    os.utime(demo, ns=(0, 0))
+    other = model_folder(str(demo))
+    os.utime(demo, ns=(1, 1))
+    gguf_folder(demo, held.parents[1])
+    assert held.is_dir() and other.is_dir() and held != other
 
 
 def test_a_type_that_is_not_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

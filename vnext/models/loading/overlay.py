@@ -7,12 +7,14 @@ name is the hash of what it holds, so that equal overrides share one, and a log 
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
 import secrets
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,6 +32,8 @@ TOKENIZER_NAMES = (
 VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tekken.json")
 DUMMY_GENERATOR = 1
 """Of the numbers of dummy weights (dummy.py): it changes when they do."""
+_HELD: dict[Path, int] = {}
+"""An open descriptor of each folder that this process holds."""
 ROPE_KEYS = ("rope_theta", "rope_scaling", "rope_local_base_freq", "rope_parameters")
 
 
@@ -94,10 +98,31 @@ def _is_replaced(made: Path) -> bool:
         return True
 
 
+def hold(made: Path) -> None:
+    """While this process lives no start removes the folder `made` of this module, whatever becomes of its files: an engine that
+    ends is started again from there."""
+    if made.parent not in _HELD:
+        with suppress(OSError):
+            _HELD[made.parent] = descriptor = os.open(made.parent, os.O_RDONLY)
+            fcntl.flock(descriptor, fcntl.LOCK_SH)
+
+
+def _is_held(made: Path) -> bool:
+    """Whether a process holds such a folder."""
+    descriptor = os.open(made, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
 def _clear(parent: Path, is_stale: Callable[[Path], bool]) -> None:
-    """Remove the folders in `parent` for which no start will ask again. Those that another start is making have a dot."""
+    """Remove the folders in `parent` for which no start will ask again and that none holds. Those being made have a dot."""
     for made in parent.iterdir():
-        if "." not in made.name and is_stale(made):
+        if "." not in made.name and is_stale(made) and not _is_held(made):
             shutil.rmtree(made, ignore_errors=True)
 
 

@@ -24,7 +24,7 @@ from vnext.models.config.folder import require_checkpoint
 from vnext.models.errors import ModelError
 from vnext.models.gguf.folder import gguf_in
 from vnext.models.loading.hub import resolve
-from vnext.models.loading.overlay import Overrides, gguf_folder, lacks_tokenizer, overlay
+from vnext.models.loading.overlay import Overrides, gguf_folder, hold, lacks_tokenizer, overlay
 from vnext.models.outside import use_file
 from vnext.models.registry import IMPLEMENTATION
 from vnext.runtime.processes.run_dir import RunDir
@@ -197,6 +197,8 @@ def find_model(settings: EngineSettings) -> Path:
         raise StartRefused(str(error)) from error
     if not settings.tokenizer and settings.load_format != "dummy" and lacks_tokenizer(own):
         log.warning("%s has no tokenizer: send token ids; the text of an answer is its token ids in decimal.", own)
+    if folder != own:
+        hold(folder)
     return folder
 
 
@@ -225,7 +227,10 @@ def model_folder(model: str, revision: str = "", models_dir: str = "", with_weig
     """The folder of the model that a user names, "" for the demo model. Raises ModelError."""
     found = resolve(model, revision, with_weights, named_models(models_dir)) if model else DEMO_MODEL
     file = gguf_in(found) if found.is_dir() else found
-    return found if file is None else gguf_folder(file, _own_folders(GGUF_FOLDERS))
+    if file is None:
+        return found
+    hold(made := gguf_folder(file, _own_folders(GGUF_FOLDERS)))
+    return made
 
 
 def named_models(models_dir: str) -> Path:
