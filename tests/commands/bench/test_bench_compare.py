@@ -66,6 +66,20 @@ def test_a_file_that_is_no_result_is_one_sentence(tmp_path: Path, capsys: pytest
         assert status(["compare", *argv]) == 2 and len(capsys.readouterr().err.splitlines()) == 1
 
 
+@pytest.mark.parametrize(
+    ("form", "line"),
+    [("md", r"| a\|<b |  | 1 |"), ("csv", "requests,1234567,"), ("html", "<tr><th>a|&lt;b</th><td></td><td>1</td></tr>")],
+)
+def test_files_become_one_table(tmp_path: Path, capsys: pytest.CaptureFixture[str], form: str, line: str) -> None:
+    one, other = tmp_path / "one.json", tmp_path / "other.json"
+    one.write_text('{"figures": {"ttft_p99_ms": 5.5, "requests": 1234567}}')
+    other.write_text('{"figures": {"ttft_p99_ms": 7, "a|<b": 1}}')
+    assert status(["report", str(one), str(other), "--format", form]) == 0
+    shown = capsys.readouterr().out.splitlines()
+    assert line in shown and len(shown) >= 4 and "src=" not in "".join(shown)
+    assert status(["report"]) == 2 and "name the files" in capsys.readouterr().err
+
+
 def test_bounds_hold_or_are_named() -> None:
     figures = {"ttft_p99_ms": 812.3, "ttft_p99.9_ms": 900.0, "e2e_mean_ms": 2000.0, "failed": 0.0, "output_tokens_per_s": 99.0}
     good = ["ttft.p99<1s", "ttft.p99.9<=900ms", "e2e.avg < 2001", "failed<=0", "output_tokens_per_s>=99", "ttft.p99>500us"]

@@ -10,7 +10,7 @@ from functools import partial
 from math import isinf
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -23,6 +23,7 @@ from vnext.commands.bench.report import Result, make_report, text, write_report
 from vnext.commands.bench.serve import GROUPS, serve, tokenizer_of
 from vnext.commands.bench.server_runs import Load, Measured, MeasurementFailed, ServerUnusable, measure_server
 from vnext.commands.bench.sweep import LOADS, sweep
+from vnext.commands.bench.tables import table_of
 from vnext.commands.bench.workload import Workload, prompts
 from vnext.commands.machine import machine
 from vnext.models.errors import ModelError
@@ -48,10 +49,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     argv = command_line() if argv is None else list(argv)
     given = make_parser().given(argv, environment())
     try:
-        bounds = bounds_of(given.values["asserted"])
+        bounds = bounds_of(given.values.get("asserted", ()))
         require_writable(given.values.get("json", ""))
         if given.command == "compare":
             return compared(given, bounds)
+        if given.command == "report":
+            return tabled(given)
         before = machine(), cores_busy()
         measured = MEASURES[given.command](given)
     except (*REFUSALS, *FAILURES) as error:
@@ -89,6 +92,16 @@ def compared(given: Given, bounds: Sequence[Bound]) -> int:
     with reporting("vnext-bench"):
         print(shown)
     return held(bounds, ratios)
+
+
+def tabled(given: Given) -> int:
+    """Print files as one table."""
+    if not given.values["files"]:
+        raise SettingsError("name the files: vnext-bench report FILE...")
+    shown = table_of(list(map(Path, given.values["files"])), given.values["form"])
+    with reporting("vnext-bench"):
+        print(shown)
+    return DONE
 
 
 def without_key(argv: Sequence[str]) -> list[str]:
@@ -202,10 +215,13 @@ ASSERTED = Option(
 )
 
 
+FORM = Option("form", ("--format",), Literal["md", "csv", "html"], "md", "Markdown, CSV or a page of HTML")
+
+
 def make_parser() -> Parser:
     parser = Parser(prog="vnext-bench", description="Measure an engine or a server.")
     parser.add_argument("--version", action="version", version=f"vnext-bench {__version__}")
-    commands = parser.add_commands("serve | sweep | throughput | latency | startup | compare")
+    commands = parser.add_commands("serve | sweep | throughput | latency | startup | compare | report")
     running = commands.add_parser("serve", help="measure a running server as `vllm bench serve` does")
     add_load(running, GROUPS)
     swept = commands.add_parser("sweep", help="measure a running server at one load after another, and find the knee")
@@ -230,6 +246,9 @@ def make_parser() -> Parser:
     both.add_argument("before", nargs="?", default="", help="a file of --json or --save-result; --save-detailed adds intervals")
     both.add_argument("after", nargs="?", default="", help="another one")
     both.add_option(both, ASSERTED, stays_out=False)
+    many = commands.add_parser("report", help="print reports and result files as one table")
+    many.add_argument("files", nargs="*", default=(), help="files as of compare")
+    many.add_option(many, FORM, stays_out=False)
     return parser
 
 
