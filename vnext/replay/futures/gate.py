@@ -86,7 +86,7 @@ def add_command(command: Callable[..., argparse.ArgumentParser]) -> None:
     """Add `gate` to the commands."""
     asking = command(
         "gate", run, "hold a policy or settings to logs",
-        "Exit code 1: a log's requests would be served worse, or its own settings do not reproduce it.",
+        "Exit code 1: a log is worse, or its own settings do not reproduce it.",
     )  # fmt: skip
     asking.add_argument("others", metavar="LOG", nargs="*", type=Path, help="more logs")
     asking.add_argument("--policy", default="", help="the scheduling policy")
