@@ -87,6 +87,24 @@ def test_gates(width: int, dtype: torch.dtype, level: Level) -> None:
 
 
 @levels
+@dtypes
+@pytest.mark.parametrize("width", [1, 52, 344])
+def test_layer_norms_and_gelu_alone(width: int, dtype: torch.dtype, level: Level) -> None:
+    x, weight, bias = draw(5, width, dtype=dtype) * 4 + 3, draw(width), draw(width)
+    with using(level):
+        wide = x.double()
+        centred = wide - wide.mean(1, keepdim=True)
+        scale = (centred.square().mean(1, keepdim=True) + 1e-5).rsqrt()
+        expected = centred * scale * weight.double() + bias.double()
+        size = (wide.abs() * scale * weight.double().abs()) + bias.double().abs()
+        found = operations.layer_norm(x, weight, bias, 1e-5)
+        within(found, expected, expected.abs() * 1.01 * ROUNDING[dtype] + size * 2e-6)
+        assert torch.equal(operations.layer_norm(x[2:3], weight, bias, 1e-5), found[2:3])
+        gelu = torch.nn.functional.gelu(wide, approximate="tanh")
+        within(operations.gelu_tanh(x), gelu, gelu.abs() * (1.01 * ROUNDING[dtype] + 1e-6) + wide.abs() * 4e-7)
+
+
+@levels
 def test_a_soft_cap(level: Level) -> None:
     """Good to 2e-7 of the cap; a far value is the cap itself."""
     x = torch.cat((draw(5, 83) * 40, torch.full((5, 1), 1e9), torch.full((5, 1), -1e9)), dim=1)

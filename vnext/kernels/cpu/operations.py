@@ -218,6 +218,21 @@ def add_rms_norm(
     return references.add_rms_norm(x, residual, weight, eps)
 
 
+def layer_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float) -> torch.Tensor:
+    """As references.layer_norm; weights of other types than float32 are the reference's."""
+    fits = x.dim() == 2 and x.dtype in PACKED_TYPES and x.stride(1) == 1 and eps > 0
+    if fits and _is_row_of(weight, x.shape[1]) and _is_row_of(bias, x.shape[1]):
+        return rows.layer_norm(x, weight, bias, eps)
+    contracts.check_layer_norm(x, weight, bias, eps)
+    return references.layer_norm(x, weight, bias, eps)
+
+
+def gelu_tanh(x: torch.Tensor) -> torch.Tensor:
+    """As references.gelu_tanh."""
+    contracts.check_gelu_tanh(x)
+    return rows.gelu_tanh(x) if x.dtype in PACKED_TYPES else references.gelu_tanh(x)
+
+
 def soft_cap(x: torch.Tensor, cap: float) -> torch.Tensor:
     """As references.soft_cap, in place."""
     contracts.check_soft_cap(x, cap)
@@ -339,8 +354,8 @@ def paged_attention(query: torch.Tensor, call: AttentionCall) -> torch.Tensor:
 
 FUNCTIONS = (
     attention_metadata, paged_attention, rotary_kv_write, rms_norm, add_rms_norm, pack_weight, pack_gated_weight, pack_codes,
-    linear, sums, row_linear, gated_linear, logits, soft_cap, pack_experts, route, experts, head_products, embedding_rows,
-    add_thin, short_convolution, recur,
+    layer_norm, gelu_tanh, soft_cap, linear, sums, row_linear, gated_linear, logits, pack_experts, route, experts,
+    head_products, embedding_rows, add_thin, short_convolution, recur,
 )  # fmt: skip
 """What the kernels serve; the rest of the table stays the references'."""
 

@@ -38,11 +38,29 @@ def add_rms_norm(
     return normed, total
 
 
+def layer_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float) -> torch.Tensor:
+    """x [T, H] less its mean, divided by its deviation, times weight, plus bias, both float32 [H]."""
+    rows, width = x.shape
+    normed = torch.empty((rows, width), dtype=x.dtype)
+    module().layer_norm(
+        KINDS[x.dtype], x.data_ptr(), x.stride(0), weight.data_ptr(), bias.data_ptr(), eps, rows, width, normed.data_ptr()
+    )
+    return normed
+
+
+def gelu_tanh(x: torch.Tensor) -> torch.Tensor:
+    """GELU of x [T, I] by the tanh form."""
+    rows, width = x.shape
+    result = torch.empty((rows, width), dtype=x.dtype)
+    module().gate_and_mul(KINDS[x.dtype], x.data_ptr(), x.stride(0), rows, width, GATES["gelu_tanh"], result.data_ptr(), True)
+    return result
+
+
 def gate_and_mul(x: torch.Tensor, gate: str) -> torch.Tensor:
     """x [T, 2 * I] -> act(x[:, :I]) * x[:, I:], [T, I], with "silu" or "gelu_tanh"."""
     rows, width = x.shape[0], x.shape[1] // 2
     result = torch.empty((rows, width), dtype=x.dtype)
-    module().gate_and_mul(KINDS[x.dtype], x.data_ptr(), x.stride(0), rows, width, GATES[gate], result.data_ptr())
+    module().gate_and_mul(KINDS[x.dtype], x.data_ptr(), x.stride(0), rows, width, GATES[gate], result.data_ptr(), False)
     return result
 
 

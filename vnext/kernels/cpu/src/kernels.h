@@ -99,20 +99,24 @@ struct LinearCall {
 };
 
 /* Norms, gates and rotations; each over rows [first, last). Kinds: FLOAT32 or BFLOAT16 for all arrays of a call, or
-   BFLOAT16_WIDE_NORM: norm weights in FLOAT32, applied before the rounding, the rest BFLOAT16. */
+   BFLOAT16_WIDE_NORM: norm weights in FLOAT32, applied before the rounding, the rest BFLOAT16. With a bias [width] it is a layer
+   norm, whose weight and bias are FLOAT32, without a residual. */
 struct NormCall {
     const void *x, *residual, *weight;
     void *normed, *total;
     int64_t width, x_stride, residual_stride;
     float eps;
     float weight_offset;
+    const float *bias = nullptr;
 };
 
+/* `alone`: the activation of x [rows, width], which nothing is multiplied by. */
 struct GateCall {
     const void *x;
     void *result;
     int64_t width, x_stride;
     int gate;
+    bool alone = false;
 };
 
 /* A block of an adapter and the tokens that it is added to: product[token][first ..] += up(down(x[token])). `down` [in]

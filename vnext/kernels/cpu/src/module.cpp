@@ -131,8 +131,13 @@ void do_norm(int kind, const void *x, int64_t x_stride, const void *residual, in
     rms_norm(kind, rows, {x, residual, weight, normed, total, width, x_stride, residual_stride, eps, offset});
 }
 
-void do_gate(int kind, const void *x, int64_t x_stride, int64_t rows, int64_t width, int gate, void *result) {
-    gate_and_mul(kind, rows, {x, result, width, x_stride, gate});
+void do_layer_norm(int kind, const void *x, int64_t x_stride, const float *weight, const float *bias, float eps, int64_t rows,
+                   int64_t width, void *normed) {
+    rms_norm(kind, rows, {x, nullptr, weight, normed, nullptr, width, x_stride, 0, eps, 0, bias});
+}
+
+void do_gate(int kind, const void *x, int64_t x_stride, int64_t rows, int64_t width, int gate, void *result, bool alone) {
+    gate_and_mul(kind, rows, {x, result, width, x_stride, gate, alone});
 }
 
 void do_thin(int kind, const void *x, int64_t x_stride, int64_t in, int64_t shards, void *product, int64_t product_stride,
@@ -314,7 +319,8 @@ PyMethodDef methods[] = {
              "head_products(kind, x, x_stride, head_stride, rows, weights, heads, result, out)"),
     VNX_ENTRY("rms_norm", do_norm,
              "rms_norm(kind, x, x_stride, residual, residual_stride, weight, offset, eps, rows, width, normed, total)"),
-    VNX_ENTRY("gate_and_mul", do_gate, "gate_and_mul(kind, x, x_stride, rows, width, gate, result)"),
+    VNX_ENTRY("layer_norm", do_layer_norm, "layer_norm(kind, x, x_stride, weight, bias, eps, rows, width, normed)"),
+    VNX_ENTRY("gate_and_mul", do_gate, "gate_and_mul(kind, x, x_stride, rows, width, gate, result, alone)"),
     VNX_ENTRY("soft_cap", soft_cap, "soft_cap(rows, width, cap, x)"),
     VNX_ENTRY("add_thin", do_thin, "add_thin(kind, x, x_stride, in, shards, product, product_stride, parts, part_count, narrow, is_up)"),
     VNX_ENTRY("rotary_kv_write", do_rotary,

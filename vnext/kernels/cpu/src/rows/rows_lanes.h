@@ -56,7 +56,42 @@ inline void norm_rows(const NormCall &call, int64_t first, int64_t last) {
     }
 }
 
+/* The sum of part(i, left), sixteen numbers at place i of which `left` count, for all places below `width`; two sums by turns. */
+template <typename Part>
+inline float sum_of_parts(int64_t width, const Part &part) {
+    Lanes sums[2] = {all(0.0f), all(0.0f)};
+    for (int64_t i = 0; i < width; i += 16)
+        sums[i / 16 % 2] = sums[i / 16 % 2] + part(i, width - i);
+    return sum(sums[0] + sums[1]);
+}
+
+template <typename T>
+inline void layer_norm_rows(const NormCall &call, int64_t first, int64_t last) {
+    const float *weight = static_cast<const float *>(call.weight);
+    static const float ones[16] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
+    const float count = float(call.width);
+    for (int64_t row = first; row < last; ++row) {
+        const T *x = static_cast<const T *>(call.x) + row * call.x_stride;
+        T *result = static_cast<T *>(call.normed) + row * call.width;
+        const Lanes mean = all(sum_of_parts(call.width, [&](int64_t i, int64_t left) { return load_part(x + i, left); }) / count);
+        const float square = sum_of_parts(call.width, [&](int64_t i, int64_t left) {
+            const Lanes apart = (load_part(x + i, left) - mean) * load_part(ones, left);
+            return apart * apart;
+        });
+        const Lanes scale = all(1.0f / __builtin_sqrtf(square / count + call.eps));
+        for (int64_t i = 0; i < call.width; i += 16) {
+            const int64_t left = call.width - i;
+            const Lanes centred = (load_part(x + i, left) - mean) * scale;
+            store_part(result + i, centred * load_part(weight + i, left) + load_part(call.bias + i, left), left);
+        }
+    }
+}
+
 void norm(int kind, const NormCall &call, int64_t first, int64_t last) {
+    if (call.bias != nullptr) {
+        if (kind == FLOAT32) return layer_norm_rows<float>(call, first, last);
+        return layer_norm_rows<bf16>(call, first, last);
+    }
     if (kind == FLOAT32) return norm_rows<float, float>(call, first, last);
     if (kind == BFLOAT16_WIDE_NORM) return norm_rows<bf16, float>(call, first, last);
     norm_rows<bf16, bf16>(call, first, last);
@@ -75,7 +110,8 @@ inline void gate_rows(const GateCall &call, int64_t first, int64_t last) {
         T *result = static_cast<T *>(call.result) + row * call.width;
         for (int64_t i = 0; i < call.width; i += 16) {
             const int64_t left = call.width - i;
-            store_part(result + i, gated(load_part(gate + i, left), load_part(up + i, left), call.gate), left);
+            const Lanes x = load_part(gate + i, left);
+            store_part(result + i, call.alone ? activate(x, call.gate) : gated(x, load_part(up + i, left), call.gate), left);
         }
     }
 }
