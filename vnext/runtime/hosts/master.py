@@ -156,9 +156,8 @@ class Hosts:
             self._placer.close()
 
     def _run(self) -> None:
-        due_s, listener = 0.0, self._listener
-        assert listener is not None, "it listens before the thread starts"
-        while not self._is_closed:
+        due_s = 0.0
+        while not self._is_closed and (listener := self._listener) is not None:
             hosts = [each for each in list(self._present.values()) if each.wire.is_open]
             try:
                 ready = readable((listener, *(host.wire for host in hosts)), BEAT_S / 4)
