@@ -164,7 +164,7 @@ class Hosts:
             except (ValueError, OSError):
                 continue  # the engine core has closed one meanwhile
             if listener.fileno() in ready:
-                self._accept(listener)
+                self._accept()
             for host in hosts:
                 self._look(host, host.wire.fileno() in ready)
             if time.monotonic() >= due_s:
@@ -172,9 +172,10 @@ class Hosts:
                 for host in hosts:
                     self._beat(host)
 
-    def _accept(self, listener: socket.socket) -> None:
+    def _accept(self) -> None:
+        assert self._listener is not None, "it is listening"
         try:
-            connection, peer = listener.accept()
+            connection, peer = self._listener.accept()
         except OSError as error:  # it has left, or no descriptor is free: the hosts that are here stay
             log.warning("A host that comes cannot be taken in: %s.", error.strerror)
             time.sleep(BEAT_S / 4)
