@@ -12,7 +12,7 @@ other windows); the client's earlier prompt had another salt, adapter or version
 earlier one."""
 
 
-class CacheMiss(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+class CacheMiss(msgspec.Struct, frozen=True, array_like=True):
     """Why `lost_tokens` of a prompt, in whole blocks, are computed again. `at_token` is the first of them or, of a prompt that has
     `changed`, where it departs from the earlier one, which may lie inside a block."""
 
