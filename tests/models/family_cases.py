@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -252,7 +253,8 @@ def make_model(case_name: str) -> torch.nn.Module:
     case = CASES[case_name]
     torch.manual_seed(3)
     base = GPT2 if case.config == "GPT2Config" else BASE
-    model = getattr(transformers, case.architecture)(getattr(transformers, case.config)(**{**base, **case.changes})).eval()
+    settings = deepcopy({**base, **case.changes})  # transformers writes into what it is given
+    model = getattr(transformers, case.architecture)(getattr(transformers, case.config)(**settings)).eval()
     generator = torch.Generator().manual_seed(2)
     with torch.no_grad():
         biases = [named for named in model.named_buffers() if named[0].endswith("correction_bias")]

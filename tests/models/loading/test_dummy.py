@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from copy import deepcopy
 from pathlib import Path
 
 import numpy as np
@@ -49,7 +50,7 @@ def config_alone(folder: Path, architecture: str) -> Path:
     else:
         case = next(case for case in CASES.values() if case.architecture == architecture)
         base = GPT2 if case.config == "GPT2Config" else BASE
-        raw = getattr(transformers, case.config)(**{**base, **case.changes}).to_dict()
+        raw = getattr(transformers, case.config)(**deepcopy({**base, **case.changes})).to_dict()
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps({**raw, "architectures": [architecture], "torch_dtype": "float32"}))
     return folder

@@ -70,7 +70,7 @@ class Story:
     is_behind = False
     subscribed: tuple[()] = ()
 
-    def begun(self, ids: list[int]) -> None:
+    def begun(self, ids: list[int], missed: object) -> None:
         """Nobody waits."""
 
     def tell(self, news) -> None:
