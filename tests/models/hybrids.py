@@ -26,6 +26,7 @@ QWEN = {
     "linear_num_key_heads": 2,
     "linear_num_value_heads": 4,
 }
+EXPERTS = {"num_experts": 6, "num_experts_per_tok": 4, "moe_intermediate_size": 56}
 MAMBA = {"mamba_n_heads": 8, "mamba_n_groups": 1, "mamba_d_state": 24}
 IMAGES = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": 64, "num_position_embeddings": 16}
 CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
@@ -42,6 +43,14 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
         {**QWEN, "head_dim": 32, "linear_num_key_heads": 4, "tie_word_embeddings": True, "full_attention_interval": 2},
     ),
     "qwen3_5_images": ("Qwen3_5ForConditionalGeneration", "Qwen3_5Config", QWEN),
+    "qwen3_5_moe": ("Qwen3_5MoeForCausalLM", "Qwen3_5MoeTextConfig", {**QWEN, **EXPERTS, "shared_expert_intermediate_size": 40}),
+    "qwen3_5_moe_images": (
+        "Qwen3_5MoeForConditionalGeneration", "Qwen3_5MoeConfig", {**QWEN, **EXPERTS, "shared_expert_intermediate_size": 48},
+    ),
+    "lfm2_moe": (
+        "Lfm2MoeForCausalLM", "Lfm2MoeConfig",
+        {**EXPERTS, "layer_types": MIXED, "num_dense_layers": 1, "routed_scaling_factor": 1.5},
+    ),
     "granite_h": (
         "GraniteMoeHybridForCausalLM",
         "GraniteMoeHybridConfig",
@@ -60,7 +69,7 @@ def hybrid_config(name: str) -> transformers.PretrainedConfig:
     """That of a case."""
     _, config, changes = CASES[name]
     whole = {**BASE, **changes}
-    if config == "Qwen3_5Config":
+    if config in ("Qwen3_5Config", "Qwen3_5MoeConfig"):
         whole = {"text_config": whole, "vision_config": IMAGES}
     return getattr(transformers, config)(**whole)
 
@@ -71,8 +80,8 @@ def save_hybrid(path: Path, name: str) -> torch.nn.Module:
     model = getattr(transformers, CASES[name][0])(hybrid_config(name)).eval()
     generator = torch.Generator().manual_seed(2)
     with torch.no_grad():
-        for each, parameter in model.named_parameters():
-            if parameter.dim() == 1:
+        for each, parameter in (*model.named_parameters(), *model.named_buffers()):
+            if parameter.dim() == 1 and "inv_freq" not in each:
                 spread = 2.0 if each.endswith(("l.norm.weight", "embedding_norm.weight")) else 0.3
                 parameter.add_(torch.randn(parameter.shape, generator=generator) * spread)
     model.save_pretrained(path)

@@ -26,8 +26,8 @@ NEEDS = MappingProxyType(
         "attention over a latent cache (MLA)": """
             AXK1 AXK2 DeepseekV32 GlmMoeDsa HYV4 LongcatFlash""",
         "layers with a state (Mamba, linear attention, recurrence)": """
-            BailingHybrid FalconH1 FalconMamba Jamba KimiLinear Lfm2Moe Lfm3 Mamba Mamba2 MiniMax
-            NemotronH OlmoHybrid Qwen3_5Moe Qwen3Next Qwen4Exp RecurrentGemma Rwkv RWKV xLSTM Zamba Zamba2 Zaya""",
+            BailingHybrid FalconH1 FalconMamba Jamba KimiLinear Lfm3 Mamba Mamba2 MiniMax
+            NemotronH OlmoHybrid Qwen3Next Qwen4Exp RecurrentGemma Rwkv RWKV xLSTM Zamba Zamba2 Zaya""",
         "images or sound": """
             CohereCompass Dots3Note Emu3 Fuyu Gemma3n Gemma4 Gemma4Assistant Gemma4Unified Gemma4UnifiedAssistant Git Inkling
             Inkling2 Llama4 MiniMaxM3VL Mllama Moshi Musicgen MusicgenMelody Phi4MM Phi4Multimodal TrOCR Whisper""",

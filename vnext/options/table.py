@@ -52,7 +52,7 @@ ENGINE_HELP = {
     "kv_disk_bytes": "maximum size of the disk tier, of all ranks together; 8G is binary; the oldest blocks are deleted",
     "kv_disk_max_age_s": "seconds after which a block that was not used is deleted when an engine starts; 0 for never",
     "pinned_kv_fraction": "share of the cache blocks that requests may keep for a time, by cache_control or prompt_cache_retention",
-    "snapshot_interval": "tokens between two states of recurrent layers that the prefix cache keeps of a request; 0 for none",
+    "snapshot_interval": "tokens between two states of recurrent layers in the prefix cache; 0: none",
     "enable_prefix_caching": "share cache blocks between requests with equal beginnings",
     "enable_chunked_prefill": "allow a long prompt to take several steps",
     "async_scheduling": "plan the next step while this one runs",

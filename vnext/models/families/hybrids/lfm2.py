@@ -1,17 +1,19 @@
-"""LFM2: most layers mix tokens by a gated convolution over the last few."""
+"""LFM2, also with experts: most layers are gated convolutions."""
 
 from __future__ import annotations
 
 from types import MappingProxyType
 
+from vnext.kernels.calls import Router
+from vnext.models.config.expert_keys import checked, first_layers
 from vnext.models.config.json_keys import Json, flag, number, positive, shown
-from vnext.models.config.model_config import ModelConfig, Recurrent, common_config
+from vnext.models.config.model_config import Experts, ModelConfig, Recurrent, common_config
 from vnext.models.errors import ModelError
-from vnext.models.layers.assembly import Source, gated, linear
+from vnext.models.layers.assembly import ExpertNames, Source, gated, linear, sparse_mlp
 from vnext.models.layers.decoder import Mixing, Names, Params, assemble_decoder, forward, logits
-from vnext.models.layers.layers import Attention, GatedMlp
+from vnext.models.layers.layers import Attention, GatedMlp, SparseMlp
 from vnext.models.layers.recurrent import assemble_convolution
-from vnext.models.layers.sharding import WEIGHT_AXES as LLAMA_AXES, Axis, Layout, matrix
+from vnext.models.layers.sharding import EXPERT_AXES, WEIGHT_AXES as LLAMA_AXES, Axis, Layout, matrix
 
 __all__ = ["WEIGHT_AXES", "assemble", "forward", "logits", "parse"]
 
@@ -31,6 +33,11 @@ WEIGHT_AXES = MappingProxyType(
         "w1": matrix(Axis.MLP, Axis.HIDDEN),
         "w2": matrix(Axis.HIDDEN, Axis.MLP),
         "w3": matrix(Axis.MLP, Axis.HIDDEN),
+        **EXPERT_AXES,
+        "experts.w1": matrix(Axis.EXPERT_MLP, Axis.HIDDEN),
+        "experts.w2": matrix(Axis.HIDDEN, Axis.EXPERT_MLP),
+        "experts.w3": matrix(Axis.EXPERT_MLP, Axis.HIDDEN),
+        "expert_bias": Layout((Axis.EXPERTS,)),
     }
 )
 DEFAULTS = MappingProxyType(
@@ -46,11 +53,25 @@ DEFAULTS = MappingProxyType(
         "block_multiple_of": 256,
     }
 )
+EXPERT_DEFAULTS = MappingProxyType(
+    {
+        "intermediate_size": 7168,
+        "moe_intermediate_size": 1792,
+        "num_dense_layers": 2,
+        "num_experts": 32,
+        "num_experts_per_tok": 4,
+        "use_expert_bias": True,
+        "norm_topk_prob": True,
+        "block_auto_adjust_ff_dim": False,
+    }
+)
+EXPERTS = "Lfm2MoeForCausalLM"
 
 
 def parse(raw: Json, generation: Json) -> ModelConfig:
     """The configuration. Raises ModelError."""
-    raw = DEFAULTS | raw
+    has_experts = raw["architectures"][0] == EXPERTS
+    raw = DEFAULTS | (EXPERT_DEFAULTS if has_experts else {}) | raw
     named = {
         "rms_norm_eps": number(raw, "norm_eps"),
         "tie_word_embeddings": flag(raw, "tie_embedding", flag(raw, "tie_word_embeddings", True)),
@@ -59,7 +80,21 @@ def parse(raw: Json, generation: Json) -> ModelConfig:
     layers = convolving_layers(raw)
     recurrent = Recurrent(layers=layers, width=positive(raw, "conv_L_cache"), value_heads=positive(raw, "hidden_size"))
     bias = flag(raw, "conv_bias")
-    return common_config(raw | named, generation, recurrent=recurrent if layers else None, mlp_bias=bias)
+    experts = biased_experts(raw) if has_experts else None
+    return common_config(raw | named, generation, recurrent=recurrent if layers else None, mlp_bias=bias, experts=experts)
+
+
+def biased_experts(raw: Json) -> Experts:
+    """Experts behind the first layers, marked by sigmoids and chosen with a bias."""
+    router = Router(
+        positive(raw, "num_experts_per_tok"),
+        flag(raw, "norm_topk_prob"),
+        marks="sigmoid",
+        scale=number(raw, "routed_scaling_factor", 1.0),
+    )
+    count, size = positive(raw, "num_experts"), positive(raw, "moe_intermediate_size")
+    dense = first_layers(raw, "num_dense_layers")
+    return checked(Experts(count=count, intermediate_size=size, router=router, dense_layers=dense))
 
 
 def mlp_size(raw: Json) -> int:
@@ -103,12 +138,15 @@ def assemble(source: Source, config: ModelConfig) -> Params:
             k_norm=source.fused((here + "k_layernorm.weight",)),
         )
 
-    def widening(here: str) -> GatedMlp:
+    def widening(here: str, index: int) -> GatedMlp | SparseMlp:
+        if config.experts and index not in config.experts.dense_layers:
+            bias = "expert_bias" if here + "expert_bias" in source else ""
+            return sparse_mlp(source, config, here, ExpertNames(("w1", "w3"), "w2", bias=bias))
         return GatedMlp(gated(source, here, "w1", "w3"), linear(source, here, "w2"))
 
     return assemble_decoder(
         source,
         config,
-        lambda prefix, index: (mixing(prefix, index), widening(prefix + "feed_forward.")),
+        lambda prefix, index: (mixing(prefix, index), widening(prefix + "feed_forward.", index)),
         Names(norm="embedding_norm", attention_norm="operator_norm", mlp_norm="ffn_norm"),
     )

@@ -1,4 +1,4 @@
-"""Qwen 3.5: three of four layers are gated delta nets, the others attend with gates on what heads give.
+"""Qwen 3.5, also with experts: three of four layers are gated delta nets, the others attend with gates.
 
 Of multimodal models, it serves the language part. Norms multiply by 1 + weight, but for those of delta nets.
 """
@@ -7,14 +7,17 @@ from __future__ import annotations
 
 from types import MappingProxyType
 
+from vnext.kernels.calls import Router
+from vnext.models.config.expert_keys import checked
 from vnext.models.config.json_keys import Json, positive, refuse, required, shown
-from vnext.models.config.model_config import DecoderForm, ModelConfig, Recurrent, common_config
+from vnext.models.config.model_config import DecoderForm, Experts, ModelConfig, Recurrent, common_config
 from vnext.models.config.rope_config import parse_rope, scaling_of
 from vnext.models.errors import ModelError
-from vnext.models.layers.assembly import Source, attention, gated_mlp, shifted_norm
+from vnext.models.layers.assembly import ExpertNames, Source, attention, gated_mlp, shifted_norm, sparse_mlp
 from vnext.models.layers.decoder import Mixing, Names, Params, assemble_decoder, forward, logits
+from vnext.models.layers.layers import GatedMlp, SparseMlp
 from vnext.models.layers.recurrent import assemble_delta_net
-from vnext.models.layers.sharding import WEIGHT_AXES as LLAMA_AXES, Axis, Layout, matrix
+from vnext.models.layers.sharding import EXPERT_AXES, WEIGHT_AXES as LLAMA_AXES, Axis, Layout, matrix, shared_axes
 
 __all__ = ["WEIGHT_AXES", "assemble", "forward", "logits", "parse"]
 
@@ -22,6 +25,9 @@ KEYS, VALUES = Axis.STATE_KEYS, Axis.STATE_VALUES
 WEIGHT_AXES = MappingProxyType(
     {
         **LLAMA_AXES,
+        **EXPERT_AXES,
+        **shared_axes("shared_expert"),
+        "shared_expert_gate": matrix(Axis.ONE, Axis.HIDDEN),
         "q_proj": matrix(Axis.GATED_HEADS, Axis.HIDDEN),
         "in_proj_qkv": matrix((KEYS, KEYS, VALUES), Axis.HIDDEN),
         "in_proj_z": matrix(VALUES, Axis.HIDDEN),
@@ -47,6 +53,16 @@ DEFAULTS = MappingProxyType(
         "linear_num_value_heads": 32,
     }
 )
+EXPERT_DEFAULTS = MappingProxyType(
+    {
+        "num_key_value_heads": 2,
+        "moe_intermediate_size": 512,
+        "shared_expert_intermediate_size": 512,
+        "num_experts_per_tok": 8,
+        "num_experts": 256,
+    }
+)
+NAMES = ExpertNames(shared="shared_expert", shared_gate="shared_expert_gate")
 ROOTS = ("model.", "model.language_model.")
 
 
@@ -55,11 +71,28 @@ def parse(raw: Json, generation: Json) -> ModelConfig:
     if "text_config" in raw:
         text = {key: value for key, value in required(raw, "text_config", None).items() if value is not None}
         raw = raw | text | {"architectures": raw["architectures"]}
-    raw = raw | {key: value for key, value in DEFAULTS.items() if raw.get(key) is None}
+    has_experts = raw["architectures"][0].startswith("Qwen3_5Moe")
+    usual = DEFAULTS | EXPERT_DEFAULTS if has_experts else DEFAULTS
+    raw = raw | {key: value for key, value in usual.items() if raw.get(key) is None}
+    if has_experts:
+        raw["intermediate_size"] = positive(raw, "moe_intermediate_size")
     refuse(raw, "attn_output_gate", unless=(True,))
     rope = parse_rope(raw, scaling_of(raw), positive(raw, "head_dim"), partial=True)
     form = DecoderForm(is_gated=True)
-    return common_config(raw, generation, rope=rope, recurrent=delta_nets(raw), form=form)
+    experts = shared_experts(raw) if has_experts else None
+    return common_config(raw, generation, rope=rope, recurrent=delta_nets(raw), form=form, experts=experts)
+
+
+def shared_experts(raw: Json) -> Experts:
+    """The experts of every layer, whose shares sum to one, and the size of the one beside them."""
+    return checked(
+        Experts(
+            count=positive(raw, "num_experts"),
+            intermediate_size=positive(raw, "moe_intermediate_size"),
+            router=Router(positive(raw, "num_experts_per_tok"), normalise=True),
+            shared_size=positive(raw, "shared_expert_intermediate_size"),
+        )
+    )
 
 
 def delta_nets(raw: Json) -> Recurrent:
@@ -100,7 +133,10 @@ def assemble(source: Source, config: ModelConfig) -> Params:
         query, key = (shifted_norm(source, f"{prefix}self_attn.{name}_norm") for name in "qk")
         return attention(source, prefix, qkv_bias=bias, output_bias=bias)._replace(q_norm=query, k_norm=key)
 
+    def widening(prefix: str) -> GatedMlp | SparseMlp:
+        return sparse_mlp(source, config, prefix + "mlp.", NAMES) if config.experts else gated_mlp(source, prefix)
+
     root = next((root for root in ROOTS if root + "norm.weight" in source), ROOTS[0])
     return assemble_decoder(
-        source, config, lambda prefix, index: (mixing(prefix, index), gated_mlp(source, prefix)), Names(root=root), shifted_norm
+        source, config, lambda prefix, index: (mixing(prefix, index), widening(prefix)), Names(root=root), shifted_norm
     )
