@@ -146,8 +146,20 @@ def norms() -> Named:
 def gates() -> Named:
     for dtype, gate, width in itertools.product(KINDS, ("silu", "gelu"), (64, 35)):
         x, result = typed(8 * numbers(ROWS, 2 * width), dtype), np.empty((ROWS, width), typed(np.zeros(1, np.float32), dtype).dtype)
-        native.gate_and_mul(KINDS[dtype], at(x), 2 * width, ROWS, width, GATES[gate], at(result))
+        native.gate_and_mul(KINDS[dtype], at(x), 2 * width, ROWS, width, GATES[gate], at(result), False)
         yield f"gate {dtype} {gate} {width}", result
+        if gate == "gelu":
+            alone = np.empty((ROWS, width), result.dtype)
+            native.gate_and_mul(KINDS[dtype], at(x), 2 * width, ROWS, width, GATES[gate], at(alone), True)
+            yield f"{gate} {dtype} {width}", alone
+
+
+def layer_norms() -> Named:
+    for dtype, width in itertools.product(KINDS, (64, 70)):
+        x = typed(numbers(ROWS, width), dtype)
+        weight, bias, normed = numbers(width, seed=1), numbers(width, seed=2), np.empty_like(x)
+        native.layer_norm(KINDS[dtype], at(x), width, at(weight), at(bias), 1e-6, ROWS, width, at(normed))
+        yield f"layer norm {dtype} {width}", normed
 
 
 def thin() -> Named:
@@ -240,10 +252,10 @@ class Sequences:
         plan = native.plan_attention(
             at(starts), at(lengths), at(table), stride(table), len(ranges), self.heads, self.kv_heads, self.block_size
         )
-        result = np.empty_like(query)
+        result, sinks = np.empty_like(query), numbers(self.heads)
         native.attention(
             self.kind, plan, at(query), at(self.caches[0]), at(self.caches[1]), at(result), self.head_dim, stride(self.caches[0]),
-            self.cache_kind, self.head_dim**-0.5, window, cap,
+            self.cache_kind, self.head_dim**-0.5, window, cap, at(sinks if cap else None),
         )  # fmt: skip
         return np.split(result, starts[1:-1])
 
@@ -302,7 +314,9 @@ def reported(logits: np.ndarray, tokens: np.ndarray) -> Named:
     yield "penalised logits", penalised
 
 
-OPERATIONS: tuple[Callable[[], Named], ...] = (products, coded_products, norms, gates, thin, rotations, attentions, sampled)
+OPERATIONS: tuple[Callable[[], Named], ...] = (
+    products, coded_products, norms, layer_norms, gates, thin, rotations, attentions, sampled,
+)  # fmt: skip
 
 
 def results_of_level(level: str) -> dict[str, np.ndarray]:
