@@ -234,7 +234,7 @@ def test_an_answer_says_which_message_lost_the_cache(agent_server: Server) -> No
         messages = [{"role": role, "content": content} for role, content in zip(roles, contents)]
         with openai.OpenAI(base_url=f"{agent_server.url}/v1", api_key="none", max_retries=0) as client:
             answer = client.chat.completions.create(
-                model=client.models.list().data[0].id, messages=messages, max_tokens=1, temperature=0
+                model=client.models.list().data[0].id, messages=messages, max_tokens=1, temperature=0, extra_body={"cache_salt": "own"},
             )
         assert answer.usage is not None
         return answer.usage.model_dump().get("cache_miss")
