@@ -60,6 +60,15 @@ def test_a_prompt_that_departs_from_an_earlier_one_says_where(place: int) -> Non
     assert asked.misses.losses.changed == miss.lost_tokens
 
 
+@pytest.mark.parametrize("place", [1, 7, 20])
+def test_where_a_prompt_departs_from_another_clients_is_not_said(place: int) -> None:
+    """Token by token, the place would let a stranger guess the other's text."""
+    asked = Asked()
+    asked.ask(LONG, client=5)
+    assert asked.ask([*LONG[:place], 77, *LONG[place + 1 :]], client=6) is None
+    assert asked.misses.losses.changed == 0
+
+
 @pytest.mark.parametrize("gone", [2, 3, 4, 6, 8])
 def test_blocks_that_have_left_are_evicted(gone: int) -> None:
     """The end of a prefix leaves before its beginning."""

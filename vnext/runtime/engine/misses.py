@@ -1,8 +1,8 @@
 """Misses: why the prefix cache had less of a prompt than an earlier one has in common with it.
 
 Owns which blocks prompts asked for lately, and what is lost by each reason. Looks at decisions and makes none: an engine core that
-takes over begins without it, and no event depends on it. One request's walls are another's: nothing is said of prompts under
-another salt, unless the same client sent them.
+takes over begins without it, and no event depends on it. Of other clients' prompts it says what the tokens found in the cache say
+too, in whole blocks: where a prompt departs from another one, and what stands behind another salt, is for the same client alone.
 """
 
 from __future__ import annotations
@@ -100,7 +100,8 @@ class CacheMisses:
             lost = min(common // size, len(names)) * size - hit
             return self._absent(before, after, names[first], like, CacheMiss("evicted", hit, lost))
         lost = min(len(seen.tokens), len(request.prompt)) // (4 * size) * size - hit
-        if common and lost >= size:
+        is_own = seen.request.client == request.client  # a token's place would let a stranger guess the text
+        if is_own and common and lost >= size:
             return CacheMiss("changed", common, lost)
         return self._wall(after, request, size) if first == 0 else None
 
