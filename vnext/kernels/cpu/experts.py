@@ -36,7 +36,7 @@ class Described(NamedTuple):
 
 
 def describe_router(router: Router, count: int, bias: Array | None) -> Described:
-    """A router among so many experts."""
+    """What the C++ router needs to know of a layer's experts."""
     scale = int(np.float64(router.scale).view(np.int64))
     numbers = (router.per_token, router.normalise, router.marks == "sigmoid", scale, router.groups, router.kept_groups)
     table = np.array([count, *numbers, router.group_best, address_or_0(bias)], dtype=np.int64)

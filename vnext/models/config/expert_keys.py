@@ -32,7 +32,7 @@ def first_layers(raw: Json, key: str, usual: int = 0) -> tuple[int, ...]:
 
 
 def checked(experts: Experts) -> Experts:
-    """Raise ModelError for a router that cannot choose so many."""
+    """The same experts. Raises ModelError if they are too few for what the router chooses."""
     router, count = experts.router, experts.count
     size = count // router.groups
     whole = count % router.groups == 0 and router.kept_groups <= router.groups

@@ -35,7 +35,7 @@ def parse_latent(raw: Json) -> Latent:
 
 
 def parse_latent_rope(raw: Json, latent: Latent) -> Rope:
-    """How the turning part turns: all of it, whatever share of a whole head it is said to be."""
+    """The rope of the part that turns: all of that part turns, whatever share of a whole head config.json names."""
     scaling = {key: value for key, value in scaling_of(raw).items() if key != "partial_rotary_factor"}
     whole = {key: value for key, value in raw.items() if key != "partial_rotary_factor"}
     return parse_rope(whole, scaling, latent.turning)

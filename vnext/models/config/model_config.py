@@ -39,7 +39,7 @@ class Experts(msgspec.Struct, frozen=True, kw_only=True):
     """Layers whose MLP is `count` experts of `intermediate_size`, among which `router` chooses for each token.
 
     `dense_layers`: indices of layers with a plain MLP instead. `shared_size`: of an MLP that every token goes through beside
-    them; 0 for none. `whole_group`: so many neighbouring inputs of `down` have a scale, which no shard divides.
+    them; 0 for none. `whole_group`: the number of neighbouring inputs of `down` that share a scale; no shard divides them.
     """
 
     count: int

@@ -337,7 +337,7 @@ def shard_count(config: ModelConfig) -> int:
 
 
 def _keeps_groups(config: ModelConfig, count: int) -> bool:
-    """Whether so many shards divide no group of an expert's inputs that has one scale."""
+    """Whether every group of an expert's inputs with one scale stays whole in this number of shards."""
     experts = config.experts
     if experts is None or experts.intermediate_size % experts.whole_group:
         return True
@@ -356,7 +356,7 @@ def local_shards(config: ModelConfig, parallel: Parallel) -> int:
 
 
 def own_experts(count: int, parallel: Parallel) -> range:
-    """Which of so many experts this rank holds, wholly or in part."""
+    """The experts that this rank holds, wholly or in part, out of `count`."""
     if not parallel.by_expert:
         return range(count)
     return range(parallel.rank * count // parallel.world_size, (parallel.rank + 1) * count // parallel.world_size)
