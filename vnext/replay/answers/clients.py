@@ -9,8 +9,8 @@ the requests of others that wait. Clients are the numbers of RequestArrived, whi
 from __future__ import annotations
 
 import argparse
-from collections import Counter
-from collections.abc import Callable
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable
 
 import msgspec
 import numpy as np
@@ -213,14 +213,18 @@ def clients(log: Log, window: Window = ALWAYS, by: str = "client", objective: Ob
     except IMPOSSIBLE as error:
         ended = str(error)
     all_us = sum(own.step_us for own in counting.found.values())
-    found = [_client(name, own, all_us, _met(counting, name, objective)) for name, own in counting.found.items()]
+    met = {} if objective.is_any else _met(counting.timings.values(), objective)
+    found = [_client(name, own, all_us, met.get(name)) for name, own in counting.found.items()]
     found.sort(key=lambda each: (-each.held_ms, -each.share, each.client))
     return ClientsOfLog(clients=found, step_ms=all_us / 1e3, clock="stamps" if clock.timestamped else "steps", ended=ended, by=by)
 
 
-def _met(counting: _Counting, group: str, objective: Objective) -> float | None:
-    timings = [each for each in counting.timings.values() if each.group == group]
-    return None if objective.is_any or not timings else sum(meets(each, objective) for each in timings) / len(timings)
+def _met(timings: Iterable[Timing], objective: Objective) -> dict[str, float]:
+    """The part of each group's requests that met the objective."""
+    of_group: dict[str, list[bool]] = defaultdict(list)
+    for each in timings:
+        of_group[each.group].append(meets(each, objective))
+    return {group: sum(found) / len(found) for group, found in of_group.items()}
 
 
 def _client(name: str, own: _OfClient, all_us: int, met: float | None) -> Client:
