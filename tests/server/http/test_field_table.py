@@ -180,4 +180,6 @@ def _page() -> str:
 def _cell(kind: type[msgspec.Struct], name: str) -> str:
     fields = kind.__struct_fields__
     said = "yes" if name in fields else verdict(name, fields)
-    return "no" if said and said.startswith("leave") else said or "–"
+    if not said or said.startswith("leave"):
+        return "no" if said else "–"
+    return re.sub(r"^send it to /v1/(\w+)\S*$", r"→ \1", said).removeprefix("send ").removeprefix("it ")
