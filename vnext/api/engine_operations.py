@@ -91,7 +91,8 @@ class EngineOperations:
             raise NotDone("collective_rpc calls functions by their names: code is not sent to ranks")
         if args or timeout is not None:
             raise NotDone("collective_rpc takes arguments by name, in kwargs, and no timeout: leave args and timeout out")
-        return self._client.operate(CallRanks(function=method, arguments=dict(kwargs or {})))
+        values: list[Any] = self._client.operate(CallRanks(function=method, arguments=dict(kwargs or {})))
+        return values
 
     def reset_prefix_cache(self) -> None:
         """Forget what the cache holds of requests that have ended."""

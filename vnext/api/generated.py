@@ -26,7 +26,8 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 
     def to_dict(self) -> dict[str, Any]:
         """The fields, and those of what is in them, as plain dictionaries, lists and numbers, which json.dumps takes."""
-        return msgspec.to_builtins(self, enc_hook=lambda array: array.tolist())
+        found: dict[str, Any] = msgspec.to_builtins(self, enc_hook=lambda array: array.tolist())
+        return found
 
 
 class Metrics(Result, frozen=True, kw_only=True):
@@ -130,7 +131,8 @@ class Slot:
         self.answer = answer
         self.finished = self.has_news = False
         self.first_s = self.finish_s = self.queue_s = 0.0
-        self._text, self._finish, self._stop_reason = "", "", None
+        self._text = self._finish = ""
+        self._stop_reason: int | str | None = None
         self._tokens: list[int] = []
         self._logprobs: list[TokenLogprobs] = []
         self._named: list[dict[int, Logprob]] = []  # those of the first log-probabilities that were asked for
@@ -254,7 +256,9 @@ class Task:
             from vnext.text.prompt_results import prompt_logprobs
 
             entries = prompt_logprobs(first.answer.prompt, len(self.tokens))
-            self._scores = [entry and named_logprobs(tokenizer, token, entry) for token, entry in zip(self.tokens, entries)]
+            self._scores = [
+                None if entry is None else named_logprobs(tokenizer, token, entry) for token, entry in zip(self.tokens, entries)
+            ]
         return self._scores
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing, nullcontext
 from inspect import Parameter, Signature
 from pathlib import Path
@@ -174,8 +174,8 @@ class LLM(EngineOperations):
             for output in self._client.run([request for request, _ in requests.values()], whole=True):
                 requests[output.name][1].push(output)
         for task, search in zip(tasks, searches):
-            for slot, output in zip(task.slots, search.best(params.beam_width)):
-                slot.push(slot.answer.push(output))
+            for slot, best in zip(task.slots, search.best(params.beam_width)):
+                slot.push(slot.answer.push(best))
         return [task.generated(self.tokenizer) for task in tasks]
 
     def embed(
@@ -266,7 +266,7 @@ class LLM(EngineOperations):
     ) -> None:
         self.close()
 
-    def _deltas(self, tasks: Sequence[Task], whole: bool = False) -> Iterator[tuple[Slot, Delta]]:
+    def _deltas(self, tasks: Sequence[Task], whole: bool = False) -> Generator[tuple[Slot, Delta], None, None]:
         """Yield the answers' deltas as they come or, with `whole`, once an answer has ended, so that a stop string is found late.
 
         Closing the generator aborts the live answers.

@@ -65,7 +65,7 @@ def as_params(params: ParamsChoice, count: int) -> list[SamplingParams | None]:
     return [made[id(each)] for each in items]  # what is one stays one, and so does its grammar
 
 
-def as_conversations(messages: Message | Sequence[Message] | Sequence[Sequence[Message]]) -> list[list[Message]]:
+def as_conversations(messages: Message | Sequence[Message] | Sequence[Sequence[Message]] | str) -> list[list[Message]]:
     """Each conversation's messages; a single conversation, or message, becomes a list of one. Raises InvalidRequest."""
     name = "messages"
     if isinstance(messages, Mapping):
@@ -89,8 +89,10 @@ def as_conversation(messages: Message | Sequence[Message]) -> list[Message]:
 def as_adapters(choice: AdapterChoice | Mapping[str, Any]) -> AdapterChoice:
     """One adapter for all prompts, or a list with one or None for each. Raises InvalidRequest."""
     name = "lora_request"
-    if choice is None or isinstance(choice, msgspec.Struct | Mapping):
-        return choice and as_struct(LoRARequest, choice, name)
+    if choice is None:
+        return None
+    if isinstance(choice, msgspec.Struct | Mapping):
+        return as_struct(LoRARequest, choice, name)
     each = _items(choice, name, "LoRARequest(...), or a list with one or None for each prompt")
     return [one and as_struct(LoRARequest, one, f"{name}[{at}]") for at, one in enumerate(each)]
 

@@ -49,8 +49,10 @@ class TaskMaker:
 
     def default_params(self) -> SamplingParams:
         """SamplingParams() with the defaults of the model's file."""
-        length = {} if self._defaults.max_tokens is None else {"max_tokens": self._defaults.max_tokens}
-        return SamplingParams(**self._defaults.sampling(), **length)
+        given: dict[str, Any] = dict(self._defaults.sampling())
+        if self._defaults.max_tokens is not None:
+            given["max_tokens"] = self._defaults.max_tokens
+        return SamplingParams(**given)
 
     @cached_property
     def template(self) -> ChatTemplate:
@@ -116,10 +118,10 @@ class TaskMaker:
         """The default parameters, with `max_tokens` cut to fit the model's length."""
         params = self.default_params()
         room = max(1, self.max_model_len - prompt_length)
-        return msgspec.structs.replace(params, max_tokens=min(params.max_tokens, room))
+        return msgspec.structs.replace(params, max_tokens=room if params.max_tokens is None else min(params.max_tokens, room))
 
     def _request(
-        self, tokens: Sequence[int], params: SamplingParams, index: int, constraint: Constraint | None
+        self, tokens: list[int], params: SamplingParams, index: int, constraint: Constraint | None
     ) -> SubmitRequest:
         """One answer's request. Without a seed, the engine core derives its key from the LLM's seed."""
         from vnext.runtime.protocol.messages import SubmitRequest

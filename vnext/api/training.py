@@ -167,7 +167,11 @@ def _batch(rows: Sequence[Sequence[int]], sample_at: np.ndarray, group_count: in
     slots = positions + (firsts * BLOCK_SIZE).repeat(lengths)
     host = HostBatch(np.concatenate(([0], np.cumsum(lengths))).astype(np.int32), lengths.astype(np.int32))
     tokens = np.concatenate([np.array(row, np.int64) for row in rows])
-    arrays = [as_tensor(each) for each in (tokens, positions, slots, *host, table, sample_at)]
     count = int(pages.sum())
     groups = [(as_tensor(slots + group * count * BLOCK_SIZE), as_tensor(table + group * count)) for group in range(1, group_count)]
-    return ForwardBatch(*arrays, host=host, groups=tuple(GroupPlaces(*each) for each in groups)), count * group_count
+    batch = ForwardBatch(
+        as_tensor(tokens), as_tensor(positions), as_tensor(slots), as_tensor(host.query_starts),
+        as_tensor(host.context_lengths), as_tensor(table), as_tensor(sample_at), host,
+        groups=tuple(GroupPlaces(*each) for each in groups),
+    )  # fmt: skip
+    return batch, count * group_count

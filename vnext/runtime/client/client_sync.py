@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Generator, Iterable, Sequence
 from contextlib import suppress
 from types import TracebackType
 from typing import Any, TypeVar
@@ -78,7 +78,7 @@ class SyncEngineClient:
         if (death := self.death) is not None:
             raise EngineDead(death)
 
-    def run(self, requests: Sequence[SubmitRequest], whole: bool = False) -> Iterator[TakenOutput]:
+    def run(self, requests: Sequence[SubmitRequest], whole: bool = False) -> Generator[TakenOutput, None, None]:
         """Submit all, then yield outputs as they come, until each request has had its last. `whole`: yield as requests end.
 
         Closing the iterator, or an exception in its consumer, aborts the requests that are still live.
