@@ -32,7 +32,7 @@ from vnext.models.layers.sharding import sums_alike
 from vnext.models.loading.quantise import SCHEMES, Quantiser
 from vnext.replay.reading.info import info
 from vnext.replay.reading.source import open_log
-from vnext.runtime.processes.launch import DEMO_MODEL, model_folder
+from vnext.runtime.processes.launch import DEMO_MODEL, StartRefused, model_folder
 from vnext.runtime.protocol.sampling_params import SamplingParams
 from vnext.state.events import StepCommitted
 
@@ -163,9 +163,14 @@ def examine(name: str, requests: Requests, numbers: Numbers, folder: Path) -> di
     title = described(name, numbers)
     expected, environment, seconds = run(path, ALONE, requests, common, folder / "alone")
     say(title, ALONE.name, sum(map(len, expected)), seconds)
-    compared, different = {}, []
+    compared, different, refused = {}, [], {}
     for place, circumstance in enumerate((*CIRCUMSTANCES, *on_ranks(ranks, config))):
-        found, _, seconds = run(path, circumstance, requests, common, folder / str(place))
+        try:
+            found, _, seconds = run(path, circumstance, requests, common, folder / str(place))
+        except StartRefused as error:
+            refused[circumstance.name] = str(error)
+            print(f"{title}: {circumstance.name}: {error}", flush=True)
+            continue
         wrong = [index for index in range(requests.count) if found[index] != expected[index]]
         compared[circumstance.name] = sum(map(len, found))
         say(title, circumstance.name, compared[circumstance.name], seconds, wrong)
@@ -174,6 +179,7 @@ def examine(name: str, requests: Requests, numbers: Numbers, folder: Path) -> di
         "tokens_compared": sum(compared.values()),
         "circumstances": compared,
         "different": different,
+        "refused": refused,
         "environment": environment,
     }
 
