@@ -45,6 +45,7 @@ CUDA_TEST = [
     "nvidia-cuda-crt==13.0.88",
 ]
 TRANSFORMERS = ["transformers>=5.0"]
+IMAGES = ["pillow>=11.0"]
 DEV = [
     "anthropic>=2.12",
     "hypothesis>=6.100",
@@ -61,6 +62,7 @@ DEV = [
     "ruff>=0.17",
     "selenium>=4.20",
     *TRANSFORMERS,
+    *IMAGES,
 ]
 # Traces of requests: --otlp-traces-endpoint.
 OTEL = ["opentelemetry-sdk>=1.40", "opentelemetry-exporter-otlp-proto-http>=1.40"]
@@ -268,8 +270,8 @@ setup(
     ext_modules=[*COMPILED, cpu_kernels(), *launches()],
     cmdclass={"build_ext": Build},
     install_requires=CORE + RUNTIME + EDGE,
-    extras_require={"clients": CLIENTS, "cuda": CUDA, "cuda-test": CUDA_TEST, "dev": DEV, "otel": OTEL, "ray": RAY,
-                    "transformers": TRANSFORMERS},
+    extras_require={"clients": CLIENTS, "cuda": CUDA, "cuda-test": CUDA_TEST, "dev": DEV, "images": IMAGES, "otel": OTEL,
+                    "ray": RAY, "transformers": TRANSFORMERS},
     entry_points={"console_scripts": COMMANDS},
     zip_safe=False,
 )

@@ -134,18 +134,19 @@ def test_every_requirement_has_its_pin(reported: dict[str, Any], root: Path) -> 
 
 def test_everything_imported_is_required(reported: dict[str, Any], root: Path) -> None:
     """Third-party modules that the product imports come from install_requires; for a GPU, from the extra "cuda", for traces, from
-    "otel", for Ray, from "ray", and for decoders of other authors, from "transformers"."""
+    "otel", for images, from "images", for Ray, from "ray", and for decoders of other authors, from "transformers"."""
     distributions = {
         "zmq": "pyzmq",
         "jinja2": "jinja2",
         "huggingface_hub": "huggingface-hub",
         "numba": "numba-cuda",
         "yaml": "pyyaml",
+        "PIL": "pillow",
         "opentelemetry": "opentelemetry-sdk",
     }
     distributions["starlette"] = "ray"  # brought by Ray Serve
     distributions |= {"cupy": "cupy-cuda13x", "cuda": "cupy-cuda13x"}  # CuPy brings cuda.pathfinder
-    extras = (line for extra in ("cuda", "otel", "ray", "transformers") for line in reported["extras_require"][extra])
+    extras = (line for extra in ("cuda", "images", "otel", "ray", "transformers") for line in reported["extras_require"][extra])
     lines = [*reported["install_requires"], *extras]
     required = {canonicalize_name(Requirement(line).name) for line in lines}
     words = (line.split() for path in (root / "vnext").rglob("*.py") for line in path.read_text().splitlines())

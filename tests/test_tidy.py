@@ -31,7 +31,7 @@ LINE_LENGTH_MAX = 132  # the house writes 120; the tree holds to a little more
 
 # The rooms of vnext/, each a folder or a folder of runtime/: a room imports those before it only.
 ROOMS = (
-    "base", "kernels", "models", "state", "log", "routing", "sched", "sampling", "sim", "runtime/protocol", "runtime/processes",
+    "base", "media", "kernels", "models", "state", "log", "routing", "sched", "sampling", "sim", "runtime/protocol", "runtime/processes",
     "runtime/transport", "runtime/hosts", "runtime/batch", "runtime/gpu", "runtime/rank", "runtime/record", "runtime/engine",
     "runtime/client", "text", "server", "gateway", "options", "replay", "api", "commands", "ray",
 )  # fmt: skip
@@ -39,6 +39,7 @@ ROOMS = (
 # it, "room/file" one file.
 ARROWS = {
     "base": set(),
+    "media": set(),
     "runtime": set(),
     "runtime/transport": set(),
     "state": {"state/store", "state/facilities"},
@@ -200,7 +201,9 @@ LATE_IMPORTS = {
     "vnext/replay/execution/execution.py": (5, "torch"),
     "vnext/replay/execution/audit.py": (4, "torch"),
     "vnext/replay/execution/scores.py": (1, "torch"),
-    # an extra
+    # extras
+    "vnext/media/pictures.py": (2, "Pillow, when the first image comes"),
+    "vnext/media/tiles.py": (1, "Pillow"),
     "vnext/server/context/traces.py": (6, "OpenTelemetry, where traces are asked for"),
     # an order of starting
     "vnext/api/engine_operations.py": (2, "the engine starts while texts and client are imported"),

@@ -1,0 +1,121 @@
+"""Tests of images as a tower reads them: pixels, tiles and text are transformers'."""
+
+from __future__ import annotations
+
+from io import BytesIO
+
+import numpy as np
+import pytest
+
+from vnext.media.pictures import BYTES_MAX, MediaError, digest_of, picture_of
+from vnext.media.tiles import Span, TileForm, Tiles, numbers_of, spans_of, text_of, tile_form, tiles_of, with_images
+
+Image = pytest.importorskip("PIL.Image", reason="Pillow is not installed (pip install -e .[images])")
+SMALL = {"size": {"longest_edge": 128}, "max_image_size": {"longest_edge": 32}}
+
+
+def noise(height: int, width: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
+
+
+def file_of(pixels: np.ndarray, kind: str = "PNG") -> bytes:
+    out = BytesIO()
+    Image.fromarray(pixels).save(out, kind)
+    return out.getvalue()
+
+
+@pytest.mark.parametrize("splits", [True, False])
+@pytest.mark.parametrize("size", [(20, 20), (33, 90), (200, 31), (7, 301), (128, 128), (500, 333)])
+def test_tiles_are_those_of_transformers(size: tuple[int, int], splits: bool) -> None:
+    theirs = pytest.importorskip("transformers.models.idefics3.image_processing_pil_idefics3").Idefics3ImageProcessorPil
+    picture, raw = noise(*size), SMALL | {"do_image_splitting": splits, "image_mean": [0.5, 0.4, 0.3], "image_std": [0.2, 0.5, 0.3]}
+    right = theirs(**raw)(Image.fromarray(picture), return_tensors="np", return_row_col_info=True)
+    form = tile_form(raw, tokens=4)
+    found = tiles_of(picture, form, "it")
+    assert (found.rows, found.columns) == (right["rows"][0][0], right["cols"][0][0])
+    assert right["pixel_attention_mask"].all()  # no tile is padded
+    np.testing.assert_allclose(numbers_of(found.pixels, form), right["pixel_values"][0], rtol=0, atol=1e-6)
+
+
+def test_the_text_is_that_of_transformers() -> None:
+    theirs = pytest.importorskip("transformers.models.idefics3.processing_idefics3").Idefics3Processor
+    writer = theirs.__new__(theirs)
+    writer.fake_image_token, writer.image_token, writer.global_image_tag = "<fake_token_around_image>", "<image>", "<global-img>"
+    writer.image_seq_len, form = 3, tile_form(SMALL, tokens=3)
+    for tiles in (tiles_of(noise(90, 60), form, "it"), tiles_of(noise(20, 20), form._replace(splits=False), "it")):
+        right = writer.replace_image_token({"rows": [[tiles.rows]], "cols": [[tiles.columns]]}, 0)
+        assert text_of(tiles, form) == right
+        assert with_images("a<image>b", [tiles], form) == f"a{right}b"
+
+
+def test_an_image_more_or_less_than_its_places_is_refused() -> None:
+    with pytest.raises(MediaError, match="the prompt has 2 times <image> and 0 images"):
+        with_images("<image><image>", [], tile_form(SMALL, 3))
+
+
+def test_spans_stand_where_places_do() -> None:
+    tiles = Tiles(np.stack([noise(4, 4, 1), noise(4, 4, 2)]), 0, 0)
+    first, second = tiles.digests
+    assert first != second and first == digest_of(noise(4, 4, 1))
+    form = TileForm(longest=8, side=4, tokens=2)
+    assert spans_of([5, 9, 9, 5, 9, 9], 9, [tiles], form) == [Span(1, 2, first), Span(4, 2, second)]
+    with pytest.raises(MediaError, match="do not stand for 2 tiles of 2 places each"):
+        spans_of([5, 9, 9, 9, 9], 9, [tiles], form)
+
+
+def test_digests_know_the_form_and_each_pixel() -> None:
+    picture = noise(4, 6)
+    other = picture.copy()
+    other[3, 5, 2] ^= 1
+    assert len({digest_of(picture), digest_of(picture.reshape(6, 4, 3)), digest_of(other)}) == 3
+
+
+def test_pictures_are_turned_and_stand_on_white() -> None:
+    out, exif = BytesIO(), Image.Exif()
+    exif[0x0112] = 6  # to be turned by a quarter
+    Image.fromarray(noise(3, 5)).save(out, "PNG", exif=exif)
+    assert picture_of(out.getvalue(), "it").shape == (5, 3, 3)
+    out = BytesIO()
+    Image.new("RGBA", (2, 2), (0, 0, 0, 0)).save(out, "PNG")
+    assert picture_of(out.getvalue(), "it").tolist() == [[[255] * 3] * 2] * 2
+
+
+@pytest.mark.parametrize("kind", ["PNG", "WEBP", "GIF", "BMP", "JPEG"])
+def test_formats(kind: str) -> None:
+    assert picture_of(file_of(noise(9, 8), kind), "it").shape == (9, 8, 3)
+
+
+def test_what_is_wrong_is_one_sentence() -> None:
+    big = file_of(np.zeros((50, 50, 3), np.uint8))
+    for data, words in (
+        (b"", "is no image that can be read"), (b"II*\0" + bytes(90), "is no image"), (file_of(noise(9, 9), "TIFF"), "must be PNG"),
+        (bytes(BYTES_MAX + 1), "an image may have 20971520"), (big[:60], "is no image that can be read"),
+    ):  # fmt: skip
+        with pytest.raises(MediaError, match=f"^messages.*{words}"):
+            picture_of(data, "messages[0]")
+    with pytest.raises(MediaError, match="it has 50 x 50 pixels: an image may have 2499"):
+        picture_of(big, "it", 2499)
+    with pytest.raises(MediaError, match="it is 300 x 1 pixels: no side may be more than 200 times the other"):
+        tiles_of(noise(1, 300), tile_form(SMALL, 4), "it")
+
+
+def test_mutated_files_are_read_or_refused() -> None:
+    rng = np.random.default_rng(5)
+    for kind in ("PNG", "JPEG", "GIF", "WEBP", "BMP"):
+        whole = np.frombuffer(file_of(noise(16, 16), kind), np.uint8)
+        for _ in range(30):
+            data = whole.copy()
+            data[rng.integers(0, len(data), rng.integers(1, 9))] = rng.integers(0, 256, 1, dtype=np.uint8)
+            try:
+                assert picture_of(data[: rng.integers(1, len(data) + 1)].tobytes(), "it", 1 << 16).ndim == 3
+            except MediaError:
+                continue
+
+
+def test_configurations_that_say_nothing_sensible_are_refused() -> None:
+    for raw, words in (
+        ({"size": {"height": 3}}, "size.longest_edge is None"), ({"max_image_size": {"longest_edge": 0}}, "is 0: it must be 1 to"),
+        ({"image_mean": [1]}, "image_mean is"), ({"resample": "x"}, "resample 'x' must be numbers"),
+    ):  # fmt: skip
+        with pytest.raises(MediaError, match=words):
+            tile_form(raw, 4)

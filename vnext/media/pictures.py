@@ -1,0 +1,57 @@
+"""Pictures: bytes of a file -> pixels. Owns which formats there are, and how many bytes and pixels one image may have.
+
+What is wrong with an image is one sentence that begins with its name, which callers choose (`messages[0].content[1]`).
+"""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+from io import BytesIO
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
+BYTES_MAX = 20 << 20
+PIXELS_MAX = 40_000_000
+DIGEST_SIZE = 16
+
+
+class MediaError(ValueError):
+    """A user's image that cannot be read, in one sentence."""
+
+
+def picture_of(data: bytes, name: str, pixels_max: int = PIXELS_MAX) -> np.ndarray:
+    """The first frame as uint8 [height, width, 3], turned as its EXIF says, what is transparent on white. Raises MediaError."""
+    if len(data) > BYTES_MAX:
+        raise MediaError(f"{name} has {len(data)} bytes: an image may have {BYTES_MAX}")
+    try:
+        from PIL import Image, ImageOps
+    except ImportError as error:
+        raise MediaError(f"{name} is an image, and Pillow is missing here: pip install 'vnext[images]'") from error
+    try:
+        with Image.open(BytesIO(data), formats=FORMATS) as image:
+            if image.width * image.height <= pixels_max:
+                return np.array(_on_white(ImageOps.exif_transpose(image)))
+            size = f"{image.width} x {image.height}"
+    except Exception as error:  # decoders raise what they like
+        raise MediaError(f"{name} is no image that can be read: it must be {', '.join(FORMATS)}") from error
+    raise MediaError(f"{name} has {size} pixels: an image may have {pixels_max}")
+
+
+def _on_white(image: Image.Image) -> Image.Image:
+    from PIL import Image
+
+    if "A" not in image.getbands() and image.info.get("transparency") is None:
+        return image.convert("RGB")
+    clear = image.convert("RGBA")
+    return Image.alpha_composite(Image.new("RGBA", clear.size, (255, 255, 255, 255)), clear).convert("RGB")
+
+
+def digest_of(pixels: np.ndarray) -> bytes:
+    """A name of uint8 pixels [height, width, 3], 16 bytes: others have another, and so have the same in another form."""
+    head = b"%d %d %d\0" % pixels.shape
+    return blake2b(head + np.ascontiguousarray(pixels).data, digest_size=DIGEST_SIZE).digest()
