@@ -117,6 +117,12 @@ def check_gelu_tanh(x: torch.Tensor) -> None:
     expect("x", x, (None, None), FLOATS)
 
 
+def check_gate_by(x: torch.Tensor, gates: torch.Tensor) -> None:
+    """x [T, I] float; gates [T, I] or [T, 1] of its dtype."""
+    expect("x", x, (None, None), FLOATS)
+    expect("gates", gates, (x.shape[0], 1 if gates.shape[-1] == 1 else x.shape[1]), (x.dtype,))
+
+
 def check_soft_cap(x: torch.Tensor, cap: float) -> None:
     """x [S, V] float32; cap above 0."""
     expect("x", x, (None, None), (torch.float32,))

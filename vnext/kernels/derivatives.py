@@ -75,7 +75,7 @@ class _Trainable:
 
     def operations(self) -> Operations:
         own = ("linear", "gated_linear", "logits", "embedding_rows", "route", "experts", "rotary_kv_write", "paged_attention")
-        rows = ("rms_norm", "add_rms_norm", "layer_norm", "gelu_tanh", "soft_cap")
+        rows = ("rms_norm", "add_rms_norm", "layer_norm", "gelu_tanh", "gate_by", "soft_cap")
         derived = {name: getattr(self, name) for name in own} | {name: self._row(name) for name in rows}
         return self._base._replace(**derived)
 
@@ -197,6 +197,10 @@ def layer_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: f
 
 def gelu_tanh(x: torch.Tensor) -> torch.Tensor:
     return GATES["gelu_tanh"](x.float()).to(x.dtype)
+
+
+def gate_by(x: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
+    return (x.float() * gates.float().sigmoid()).to(x.dtype)
 
 
 def soft_cap(x: torch.Tensor, cap: float) -> torch.Tensor:

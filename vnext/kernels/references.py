@@ -78,6 +78,11 @@ def gelu_tanh(x: torch.Tensor) -> torch.Tensor:
     return wide_gelu(x.float()).to(x.dtype)
 
 
+def gate_by(x: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
+    """x [T, I] times the sigmoid of gates [T, I] or [T, 1], spelled out for the reason given at `silu_and_mul`."""
+    return (x.float() / gates.float().neg_().exp_().add_(1.0)).to(x.dtype)
+
+
 def soft_cap(x: torch.Tensor, cap: float) -> torch.Tensor:
     """cap * tanh(x / cap) of x [S, V] float32, which is used up where the device can."""
     return x.div(cap).tanh_().mul_(cap)

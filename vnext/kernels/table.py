@@ -48,6 +48,7 @@ class Operations(NamedTuple):
     add_rms_norm: Callable[..., Any]
     layer_norm: Callable[..., Any]
     gelu_tanh: Callable[..., Any]
+    gate_by: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
     soft_cap: Callable[..., Any]
     pack_weight: Callable[..., Any]
     pack_gated_weight: Callable[..., Any]
@@ -107,6 +108,7 @@ def reference_entries() -> list[Entry]:
         (contracts.check_add_rms_norm, references.add_rms_norm),
         (contracts.check_layer_norm, references.layer_norm),
         (contracts.check_gelu_tanh, references.gelu_tanh),
+        (contracts.check_gate_by, references.gate_by),
         (contracts.check_soft_cap, references.soft_cap),
         (contracts.check_pack_weight, products.pack_weight),
         (contracts.check_pack_gated_weight, products.pack_gated_weight),

@@ -44,7 +44,7 @@ class Engine:
         self.state = start(EngineStarted(config=config, model="", model_digest="", world_size=1, environment={}, started_ns=0))
         self.batch = PersistentBatch(config, VOCAB_SIZE)
         self.runner.make_cache(config.page_count, BLOCK_SIZE, config.state_pages)
-        for part in (part for parts in self.runner._states._pools for part in parts):
+        for part in (part for parts in self.runner._states.pools for part in parts):
             part.fill_(torch.nan)
         self.tokens: dict[int, list[int]] = {}
         self.computed: dict[int, int] = {}

@@ -233,6 +233,13 @@ def gelu_tanh(x: torch.Tensor) -> torch.Tensor:
     return rows.gelu_tanh(x) if x.dtype in PACKED_TYPES else references.gelu_tanh(x)
 
 
+def gate_by(x: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
+    """As references.gate_by; one gate for a whole row is the reference's."""
+    contracts.check_gate_by(x, gates)
+    serves = x.dtype in PACKED_TYPES and x.shape == gates.shape and x.stride(1) == gates.stride(1) == 1
+    return (rows if serves else references).gate_by(x, gates)
+
+
 def soft_cap(x: torch.Tensor, cap: float) -> torch.Tensor:
     """As references.soft_cap, in place."""
     contracts.check_soft_cap(x, cap)
@@ -354,7 +361,7 @@ def paged_attention(query: torch.Tensor, call: AttentionCall) -> torch.Tensor:
 
 FUNCTIONS = (
     attention_metadata, paged_attention, rotary_kv_write, rms_norm, add_rms_norm, pack_weight, pack_gated_weight, pack_codes,
-    layer_norm, gelu_tanh, soft_cap, linear, sums, row_linear, gated_linear, logits, pack_experts, route, experts,
+    layer_norm, gelu_tanh, gate_by, soft_cap, linear, sums, row_linear, gated_linear, logits, pack_experts, route, experts,
     head_products, embedding_rows, add_thin, short_convolution, recur,
 )  # fmt: skip
 """What the kernels serve; the rest of the table stays the references'."""

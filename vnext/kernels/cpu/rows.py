@@ -56,6 +56,15 @@ def gelu_tanh(x: torch.Tensor) -> torch.Tensor:
     return result
 
 
+def gate_by(x: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
+    """x [T, I] times the sigmoid of gates [T, I]."""
+    rows, width = x.shape
+    result = torch.empty((rows, width), dtype=x.dtype)
+    given = x.data_ptr(), x.stride(0), gates.data_ptr(), gates.stride(0)
+    module().gate_by(KINDS[x.dtype], *given, rows, width, result.data_ptr())
+    return result
+
+
 def gate_and_mul(x: torch.Tensor, gate: str) -> torch.Tensor:
     """x [T, 2 * I] -> act(x[:, :I]) * x[:, I:], [T, I], with "silu" or "gelu_tanh"."""
     rows, width = x.shape[0], x.shape[1] // 2

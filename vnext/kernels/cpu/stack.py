@@ -31,11 +31,39 @@ class Caches(NamedTuple):
     kind: Kind
 
 
+class Recurring(NamedTuple):
+    """A recurring layer between its products, as models/layers/recurrent.py has it, of this rank's channels and heads: gates around
+    a convolution with `value_heads` 0, a delta net with `beside`, else Mamba-2."""
+
+    beside: PackedLinear | None
+    weight: Array
+    bias: Array | None
+    channels: int
+    width: int
+    decay_logs: Array | None = None
+    step_bias: Array | None = None
+    norm: Array | None = None
+    skips: Array | None = None
+    key_heads: int = 0
+    key_dim: int = 0
+    value_heads: int = 0
+    value_dim: int = 0
+
+
+agree_on_struct("Recurring", Recurring._fields)
+
+
+def describe_recurring(layer: Recurring) -> Described:
+    """What the kernels need to know of it; arrays dense."""
+    return Described(np.array([_number(field) for field in layer], dtype=np.int64), (layer,))
+
+
 class StackLayer(NamedTuple):
     """One layer's weights: `gate_up` holds its gate, all else is plain. Norms [hidden] and [head_dim], dense. `turns`: by which
     angles its heads turn, counted from 1, 0 for none; `turns_neighbours`: by pairs of neighbours. `group`: of which group of layers
     it is. `residual_scale` multiplies what attention and MLP add. With `experts`, which `router` chooses by the product with
-    `scores`, `gate_up` and `down` are of the MLP beside them, or None."""
+    `scores`, `gate_up` and `down` are of the MLP beside them, or None. `is_gated`: each query head has a gate behind it. A layer
+    that is `recurring` has its first product in `qkv`."""
 
     qkv: PackedLinear
     output: PackedLinear
@@ -58,13 +86,16 @@ class StackLayer(NamedTuple):
     scores: PackedLinear | None = None
     router: Described | None = None
     experts: Described | None = None
+    is_gated: bool = False
+    recurring: Described | None = None
 
 
 agree_on_struct("StackLayer", StackLayer._fields)
 
 
 class Stack(NamedTuple):
-    """Layers with their description, int64 [layers, fields]: addresses into tensors that `layers` keeps alive."""
+    """Layers with their description, int64 [layers, fields]: addresses into tensors that `layers` keeps alive. `joined`: the size
+    of a token's queries, keys and values."""
 
     layers: tuple[StackLayer, ...]
     table: np.ndarray
@@ -91,12 +122,13 @@ class AuxStates(NamedTuple):
 
 
 def describe(layers: tuple[StackLayer, ...], norm_dtype: Any) -> Stack:
-    """The stack of these layers, whose activations are of one dtype and size, and norms of `norm_dtype`."""
-    first = layers[0]
+    """The stack of these layers, one of which attends; activations are of one dtype and size, norms of `norm_dtype`."""
+    first = next(layer for layer in layers if layer.recurring is None)
     table = np.array([[_number(field) for field in layer] for layer in layers], dtype=np.int64)
     kind = KINDS[first.qkv.dtype]
     norm_kind = kind if KINDS[norm_dtype] is kind else Kind.BFLOAT16_WIDE_NORM
-    return Stack(layers, table, kind, norm_kind, first.qkv.inputs, first.qkv.outputs)
+    joined = first.qkv.outputs - (first.output.inputs if first.is_gated else 0)
+    return Stack(layers, table, kind, norm_kind, first.qkv.inputs, joined)
 
 
 def _number(field: PackedLinear | Described | Array | float | None) -> int:

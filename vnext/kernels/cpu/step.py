@@ -64,7 +64,8 @@ class StepArrays(NamedTuple):
     `masks`: as mask_rows has them; None where no row has one. `parts` are what adapters add to the stack's products, four a layer;
     None where no token has an adapter. `aux` takes the inputs of some layers. `groups` int64 [n, 3]: of
     each group of layers behind the first, the addresses of its slots and block table, and the table's stride. `hidden` [S, hidden],
-    of the stack's dtype, takes the normed states of the samples in a step that goes no further, None in others."""
+    of the stack's dtype, takes the normed states of the samples in a step that goes no further, None in others. `states`: with
+    recurring layers each row's page, int32 [R], and whether it begins anew, bool [R]."""
 
     token_ids: Array
     positions: Array
@@ -79,9 +80,11 @@ class StepArrays(NamedTuple):
     aux: AuxStates | None = None
     groups: np.ndarray | None = None
     hidden: np.ndarray | None = None
+    states: tuple[Array, Array] | None = None
 
 
-FIELDS = (*StepArrays._fields[:-3], "part_starts", "aux_layers", "aux_count", "aux", "groups", "hidden", "sampled")
+BEHIND = ("part_starts", "aux_layers", "aux_count", "aux", "groups", "hidden", "state_pages", "state_fresh", "sampled")
+FIELDS = (*StepArrays._fields[:-4], *BEHIND)
 agree_on_struct("StepArrays", ("rows", "tokens", "samples", "table_stride", *FIELDS))
 
 
@@ -157,11 +160,12 @@ def describe_step(arrays: StepArrays) -> DescribedStep:
     """A step, for as long as its arrays are where they are; what they hold may change."""
     tokens = np.empty(arrays.sample_at.shape[0], dtype=np.int64)
     sizes = (len(arrays.context_lengths), len(arrays.token_ids), len(tokens), strides_of(arrays.block_table)[0])
-    *dense, _, masks, parts, aux, groups, hidden = arrays
+    *dense, _, masks, parts, aux, groups, hidden, states = arrays
     columns, masks_at = pointers(arrays.columns), 0 if masks is None else masks.ctypes.data
     parts_at = (0, 0) if parts is None else (parts.lines.ctypes.data, parts.starts.ctypes.data)
     arrays_at = map(address, dense)
-    behind = (*aux_numbers(aux), address_or_0(groups), address_or_0(hidden), tokens.ctypes.data)
+    states_at = (0, 0) if states is None else tuple(map(address, states))
+    behind = (*aux_numbers(aux), address_or_0(groups), address_or_0(hidden), *states_at, tokens.ctypes.data)
     addresses = (*arrays_at, columns.ctypes.data, masks_at, *parts_at, *behind)
     table = np.array([*sizes, *addresses], dtype=np.int64)
     return DescribedStep(table, table.ctypes.data, (arrays, columns), tokens)

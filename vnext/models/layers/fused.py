@@ -2,16 +2,17 @@
 
 Owns the question whether they have: the common decoder with gated MLPs or experts, weights and norms of one dtype that the kernels
 packed, on one rank, with one group of layers in the cache. All else runs layer by layer in `decoder.py`, with the same bits; a
-whole step (`whole_step.py`) serves several ranks and groups too.
+whole step (`whole_step.py`) serves several ranks and groups, and recurrent layers, too.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from vnext.kernels.arrays import Array, is_dense, strides_of
+from vnext.kernels.arrays import Array, address, is_dense, strides_of
 from vnext.kernels.cpu import stack as kernel
 from vnext.kernels.cpu.experts import describe_experts, describe_router
 from vnext.kernels.cpu.native import CACHE_KINDS, KINDS, Kind
@@ -23,17 +24,23 @@ from vnext.models.layers.batch import ForwardBatch
 from vnext.models.layers.decoder_params import LayerParams
 from vnext.models.layers.kv_cache import KvCache, KvPairs, kv_groups
 from vnext.models.layers.layers import Attention, GatedMlp, LayerNorm, PlainMlp, SparseMlp, Step
+from vnext.models.layers.recurrent import DeltaNet, Mamba, Recurring, ShortConvolution
 
 if TYPE_CHECKING:
     import torch
+
+WIDTHS = range(2, 5)
+"""Inputs that a convolution of the kernels sees."""
 
 
 def describe(layers: tuple[LayerParams, ...], config: ModelConfig) -> Stack | None:
     """The layers as the kernels see them; None where they must run one by one."""
     if not (layers and config.form.fits_one_call and all(_is_common(layer, config.activation) for layer in layers)):
         return None
-    windows, groups = config.windows or (0,) * len(layers), kv_groups(config).group_of
-    described = tuple(_describe_layer(layer, at, windows[at], groups[at], config) for at, layer in enumerate(layers))
+    if config.recurrent is not None and config.recurrent.width not in WIDTHS:
+        return None
+    windows, groups = config.windows or (0,) * len(layers), dict(zip(config.attending_layers, kv_groups(config).group_of))
+    described = tuple(_describe_layer(layer, at, windows[at], groups.get(at, 0), config) for at, layer in enumerate(layers))
     stack = kernel.describe(described, _norms_of(described[0])[0].dtype)
     return stack if all(_is_alike(layer, stack) for layer in described) else None
 
@@ -52,7 +59,7 @@ def run(
     """
     from vnext.kernels.cpu.operations import StepAttention  # needs torch, as residual does
 
-    if not isinstance(step.metadata, StepAttention) or not residual.is_contiguous() or batch.groups:
+    if not isinstance(step.metadata, StepAttention) or not residual.is_contiguous() or batch.groups or batch.recurrent:
         return None
     caches = caches_of(stack, norm, kv)
     _, kv_heads, block_size, _ = kv[0][0].shape
@@ -69,8 +76,9 @@ def run(
     )  # fmt: skip
 
 
-def caches_of(stack: Stack, norm: Array, kv: KvCache) -> Caches | None:
-    """The cache as the kernels see it beside these layers and the norm behind them; None where they do not take it."""
+def caches_of(stack: Stack, norm: Array, kv: KvCache, pools: Sequence[tuple[Array, ...]] = ()) -> Caches | None:
+    """The cache, and the pools of recurrent layers, as the kernels see them beside these layers and the norm behind them; None
+    where they do not take it."""
     keys = kv[0][0]
     kv_heads, head_dim = keys.shape[1], head_dim_of(keys)
     kind = CACHE_KINDS[keys.dtype]
@@ -81,14 +89,24 @@ def caches_of(stack: Stack, norm: Array, kv: KvCache) -> Caches | None:
     places = (kv if isinstance(kv, KvPairs) else KvPairs(kv)).places
     if places is None or (stack.joined // head_dim - 2 * kv_heads) % kv_heads:
         return None
+    if any(layer.recurring for layer in stack.layers):
+        places = _with_pools(stack, places, pools)
     return Caches(places, strides_of(keys)[0], head_dim, kind)
+
+
+def _with_pools(stack: Stack, places: np.ndarray, pools: Sequence[tuple[Array, ...]]) -> np.ndarray:
+    """Of each layer two addresses, those of its pools, the second 0 where it has one, among those of attending layers."""
+    assert all(is_dense(part) for parts in pools for part in parts)
+    attending, own = iter(places.reshape(-1, 2).tolist()), iter(pools)
+    found = [[*map(address, next(own)), 0][:2] if layer.recurring else next(attending) for layer in stack.layers]
+    return np.array(found, dtype=np.int64).reshape(-1)
 
 
 def _is_common(layer: LayerParams, activation: str) -> bool:
     """Whether all weights were packed by the kernels, the MLP's gate among them, without a bias between it and up, and norms are of
     the kernels' kind."""
     around = (layer.attention_norm, layer.mlp_norm, layer.after_attention_norm, layer.after_mlp_norm)
-    if not isinstance(layer.attention, Attention) or isinstance(layer.mlp, PlainMlp):
+    if not isinstance(layer.attention, Attention | Recurring) or isinstance(layer.mlp, PlainMlp):
         return False
     if any(isinstance(norm, LayerNorm) for norm in around):
         return False
@@ -96,7 +114,9 @@ def _is_common(layer: LayerParams, activation: str) -> bool:
         return False
     shared = _gated_of(layer)
     wide = [(shared.gate_up.weight, activation), (shared.down.weight, "")] if shared else []
-    gates = [(layer.attention.qkv.weight, ""), (layer.attention.output.weight, ""), *wide]
+    mixing = (layer.attention.qkv if isinstance(layer.attention, Attention) else layer.attention.inner, layer.attention.output)
+    beside = (layer.attention.beside,) if isinstance(layer.attention, DeltaNet) else ()
+    gates = [*((each.weight, "") for each in (*mixing, *beside)), *wide]
     are_packed = all(isinstance(weight, Packed) and weight.linear.gate == gate for weight, gate in gates)
     return are_packed and (shared is None or shared.gate_up.bias is None)
 
@@ -129,18 +149,20 @@ def _turns(layer: int, window: int, config: ModelConfig) -> int:
 
 def _describe_layer(layer: LayerParams, at: int, window: int, group: int, config: ModelConfig) -> StackLayer:
     attention, widening, sparse = layer.attention, _gated_of(layer), layer.mlp if isinstance(layer.mlp, SparseMlp) else None
+    attends = isinstance(attention, Attention)
+    given = attention.qkv if attends else attention.inner
     return StackLayer(
-        qkv=attention.qkv.weight.linear,
+        qkv=given.weight.linear,
         output=attention.output.weight.linear,
         gate_up=widening.gate_up.weight.linear if widening else None,
         down=widening.down.weight.linear if widening else None,
-        qkv_bias=attention.qkv.bias,
+        qkv_bias=given.bias,
         output_bias=attention.output.bias,
         down_bias=widening.down.bias if widening else None,
         attention_norm=layer.attention_norm,
         mlp_norm=layer.mlp_norm,
-        query_norm=attention.q_norm,
-        key_norm=attention.k_norm,
+        query_norm=attention.q_norm if attends else None,
+        key_norm=attention.k_norm if attends else None,
         after_attention_norm=layer.after_attention_norm,
         after_mlp_norm=layer.after_mlp_norm,
         window=window,
@@ -151,6 +173,32 @@ def _describe_layer(layer: LayerParams, at: int, window: int, group: int, config
         scores=sparse.router.linear if sparse else None,
         router=describe_router(config.experts.router, sparse.router.shape[0], sparse.bias) if sparse else None,
         experts=describe_experts(sparse.gate_up, sparse.down, sparse.gate_up.first) if sparse else None,
+        is_gated=attends and config.form.is_gated,
+        recurring=None if attends else kernel.describe_recurring(_recurring(attention, config)),
+    )
+
+
+def _recurring(layer: Recurring, config: ModelConfig) -> kernel.Recurring:
+    """What stands between the products of a recurrent layer."""
+    channels, width = layer.weight.shape
+    if isinstance(layer, ShortConvolution):
+        return kernel.Recurring(None, layer.weight, layer.bias, channels, width)
+    sizes, heads = config.recurrent, len(layer.decay_logs)
+    assert sizes is not None
+    return kernel.Recurring(
+        beside=layer.beside.weight.linear if isinstance(layer, DeltaNet) else None,
+        weight=layer.weight,
+        bias=layer.bias if isinstance(layer, Mamba) else None,
+        channels=channels,
+        width=width,
+        decay_logs=layer.decay_logs,
+        step_bias=layer.step_bias,
+        norm=layer.norm,
+        skips=layer.skips if isinstance(layer, Mamba) else None,
+        key_heads=heads * sizes.key_heads // sizes.value_heads,
+        key_dim=sizes.key_dim,
+        value_heads=heads,
+        value_dim=sizes.value_dim,
     )
 
 
@@ -158,7 +206,8 @@ def _is_alike(layer: StackLayer, stack: Stack) -> bool:
     """Sizes and dtypes of the first layer throughout."""
     wide = () if layer.gate_up is None or layer.down is None else (layer.gate_up, layer.down)
     fields: tuple[Any, ...] = (layer.qkv, layer.output, *wide)
-    sizes = layer.qkv.inputs == layer.output.outputs == stack.hidden and layer.qkv.outputs == stack.joined
+    sizes = layer.qkv.inputs == layer.output.outputs == stack.hidden
+    sizes = sizes and (layer.recurring is not None or layer.qkv.outputs == stack.joined + layer.is_gated * layer.output.inputs)
     if wide:
         sizes = sizes and wide[0].inputs == wide[1].outputs == stack.hidden and wide[0].width == wide[1].inputs
     biases = [each for each in (layer.qkv_bias, layer.output_bias, layer.down_bias) if each is not None]

@@ -209,7 +209,7 @@ def attend(
     query = chosen.rotary_kv_write(qkv, write)
     call = AttentionCall(*cache, step.metadata, step.scale, step.window, config.attention_softcap, sinks=layer.sinks)
     seen = chosen.paged_attention(query, call).flatten(1)
-    return row(seen if gates is None else gated_by(seen, gates), layer.output, step)
+    return row(seen if gates is None else chosen.gate_by(seen, gates), layer.output, step)
 
 
 def norm_of(x: torch.Tensor, norm: Norm | None, step: Step) -> torch.Tensor:
@@ -288,12 +288,7 @@ def sparse_mlp(layer: SparseMlp, x: torch.Tensor, step: Step) -> torch.Tensor:
     if layer.shared is None:
         return found
     shared = gated_mlp(layer.shared, x, step)
-    return found + (shared if layer.shared_gate is None else gated_by(shared, chosen.linear(x, layer.shared_gate, None)))
-
-
-def gated_by(x: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
-    """x times the sigmoid of gates, spelled out for the reason given at `references.silu_and_mul`."""
-    return (x.float() / gates.float().neg_().exp_().add_(1.0)).to(x.dtype)
+    return found + (shared if layer.shared_gate is None else chosen.gate_by(shared, chosen.linear(x, layer.shared_gate, None)))
 
 
 def row(x: torch.Tensor, linear: Linear, step: Step) -> torch.Tensor:

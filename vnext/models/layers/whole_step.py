@@ -7,7 +7,7 @@ are needed, go through `forward` and `logits`, with the same bits.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -102,6 +102,7 @@ class WholeStep:
         if self._step is None or batch is not self._batch or sampling is not self._sampling or parts is not self._parts:
             given = {name: getattr(batch, name) for name in kernel.StepArrays._fields if hasattr(batch, name)}
             given["groups"] = self._groups_of(batch)
+            given["states"] = batch.recurrent and (batch.recurrent.pages, batch.recurrent.fresh)
             given |= self._ends(len(batch.sample_at), sampling)
             self._step = kernel.describe_step(kernel.StepArrays(**given, parts=parts))
             self._batch, self._sampling, self._parts = batch, sampling, parts
@@ -128,17 +129,21 @@ class WholeStep:
 
 
 def whole_step(
-    params: Any, kv: KvCache, config: ModelConfig, parallel: Parallel, slots: Slots | None = None
+    params: Any,
+    kv: KvCache,
+    config: ModelConfig,
+    parallel: Parallel,
+    slots: Slots | None = None,
+    pools: Sequence[tuple[Array, ...]] = (),
 ) -> WholeStep | None:
-    """The WholeStep of this model and cache, with the adapters of `slots`; None where the kernels cannot run it."""
-    if params.stack is None or (slots is not None and config.experts is not None):
+    """The WholeStep of this model and cache, with the adapters of `slots`, and the pools of recurrent layers; None where the
+    kernels cannot run it."""
+    if params.stack is None or config.stage is not None or not _goes_with(config, slots, pools):
         return None
-    if config.stage is not None or not _has_plain_ends(params, config, parallel.world_size):
+    if not _has_plain_ends(params, config, parallel.world_size) or not _can_be_summed(params, parallel, slots):
         return None
-    if not _can_be_summed(params, parallel, slots):
-        return None
-    caches = fused.caches_of(params.stack, params.norm, kv)
-    if caches is None:
+    caches, local = fused.caches_of(params.stack, params.norm, kv, pools), params.local_frequencies
+    if caches is None or (local is not None and len(local) != len(params.frequencies)):
         return None
     _, kv_heads, block_size, _ = kv[0][0].shape
     head_dim = caches.head_dim
@@ -161,12 +166,19 @@ def whole_step(
         group_count=len(kv_groups(config).windows),
         ranks=_ranks_of(parallel),
     )
-    local = params.local_frequencies
-    if local is not None and len(local) != len(params.frequencies):
-        return None
-    frequencies = [(np.asarray(params.frequencies), config.rope)]
-    frequencies += [(np.asarray(local), config.local_rope)] if local is not None else []
-    return WholeStep(model, frequencies, _adapted_stack(params, slots) if slots else None)
+    return WholeStep(model, _frequencies_of(params, config), _adapted_stack(params, slots) if slots else None)
+
+
+def _frequencies_of(params: Any, config: ModelConfig) -> list[tuple[np.ndarray, Rope]]:
+    """Those of the model's angles and, where layers with a window have others, of theirs."""
+    own, local = [(np.asarray(params.frequencies), config.rope)], params.local_frequencies
+    return own if local is None or config.local_rope is None else [*own, (np.asarray(local), config.local_rope)]
+
+
+def _goes_with(config: ModelConfig, slots: Slots | None, pools: Sequence[tuple[Array, ...]]) -> bool:
+    """Whether adapters find none but dense layers that attend, and recurrent layers their pools."""
+    is_other = config.experts is not None or config.recurrent is not None
+    return not (is_other and slots is not None) and (config.recurrent is None or bool(pools))
 
 
 def _adapted_stack(params: Any, slots: Slots) -> AdaptedStack:

@@ -251,8 +251,9 @@ class ModelRunner:
         self._kv = make_kv_cache(self.config, page_count, block_size, self._kv_dtype, self.device, self.parallel, together)
         self._kv_tensors: Any = None
         self._states = StatePools(self.config, state_pages, self.dtype, self.parallel.world_size) if state_pages else None
+        pools = self._states.pools if self._states else ()
         self._whole = (
-            whole_step(self._params, self._kv, self.config, self.parallel, self.adapters) if is_whole else None
+            whole_step(self._params, self._kv, self.config, self.parallel, self.adapters, pools) if is_whole else None
         )
         self._on_arrays = self._whole and OnArrays(self._whole)
         for drafter in (self.draft, self.head):
@@ -281,7 +282,7 @@ class ModelRunner:
         if self.stage is not None:
             return self.stage.run(inputs)
         if self._states is not None:
-            return self._states.run(inputs, self.run_by_parts)
+            return self._states.run(inputs, self._run)
         if self.head is None:
             return self._run(inputs)
         batch = self.head.with_room(inputs.forward)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from vnext.kernels.arrays import torch_dtype
 from vnext.models.config.model_config import ModelConfig
+from vnext.models.layers.batch import ForwardBatch
 from vnext.models.layers.recurrent import copy_states, make_state_pools
 from vnext.runtime.batch.step_inputs import StepInputs
 from vnext.runtime.batch.step_outputs import StepOutputs
@@ -18,15 +19,20 @@ class StatePools:
     """Which page is whose is the state's business (vnext/state/recurrent.py)."""
 
     def __init__(self, config: ModelConfig, page_count: int, dtype: str, world_size: int) -> None:
-        self._pools = make_state_pools(config, page_count, torch_dtype(dtype), "cpu", world_size)
+        self.pools = make_state_pools(config, page_count, torch_dtype(dtype), "cpu", world_size)
+        self._given: ForwardBatch | None = None
+        self._forward: ForwardBatch | None = None
 
     def run(self, inputs: StepInputs, compute: Compute) -> StepOutputs:
         """One step: its rows go on from their pages and leave their states there."""
         states, copies = inputs.forward.recurrent, inputs.copies
         assert states is not None and copies is not None, "the state has recurrent layers"
-        copy_states(self._pools, copies.before)
-        outputs = compute(inputs._replace(forward=inputs.forward._replace(recurrent=states._replace(pools=self._pools))))
-        copy_states(self._pools, copies.after)
+        if inputs.forward is not self._given:  # a batch that comes again stays the same object
+            self._given, self._forward = inputs.forward, inputs.forward._replace(recurrent=states._replace(pools=self.pools))
+        assert self._forward is not None
+        copy_states(self.pools, copies.before)
+        outputs = compute(inputs._replace(forward=self._forward))
+        copy_states(self.pools, copies.after)
         return outputs
 
 

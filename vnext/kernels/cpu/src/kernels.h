@@ -110,13 +110,16 @@ struct NormCall {
     const float *bias = nullptr;
 };
 
-/* `alone`: the activation of x [rows, width], which nothing is multiplied by. */
+/* `alone`: the activation of x [rows, width], which nothing is multiplied by. With `others` [rows, width] these are multiplied by the
+   sigmoid of x [rows, width]. */
 struct GateCall {
     const void *x;
     void *result;
     int64_t width, x_stride;
     int gate;
     bool alone = false;
+    const void *others = nullptr;
+    int64_t others_stride = 0;
 };
 
 /* A block of an adapter and the tokens that it is added to: product[token][first ..] += up(down(x[token])). `down` [in]

@@ -157,6 +157,11 @@ void do_rotary(int kind, const void *joined, int64_t joined_stride, int64_t toke
                      heads, kv_heads, head_dim, rotated_dim, block_size, block_stride, eps, offset, cache_kind});
 }
 
+void do_gate_by(int kind, const void *x, int64_t x_stride, const void *gates, int64_t gates_stride, int64_t rows, int64_t width,
+                void *result) {
+    gate_and_mul(kind, rows, {gates, result, width, gates_stride, NO_GATE, false, x, x_stride});
+}
+
 void do_convolution(int kind, const void *x, int64_t x_stride, const void *weight, const void *bias, void *pool, int64_t page_stride,
                     int64_t channels, int64_t width, int silu, int gated, const int32_t *starts, const int32_t *pages,
                     const void *fresh, int64_t rows, int64_t tokens, void *result) {
@@ -253,7 +258,7 @@ void do_stack(int kind, int norm_kind, int cache_kind, const void *layers, const
     const Angles angles{cosine, sine};
     run_stack({kind, norm_kind, cache_kind, static_cast<const StackLayer *>(layers), static_cast<const StackCache *>(caches), layer_count,
                block_stride, last_norm, &places, tokens, hidden, head_dim, rotated_dim, eps, scale, cap, &angles,
-               sample_at, samples, nullptr, nullptr, residual, result, {aux_layers, aux_count, aux}, nullptr});
+               sample_at, samples, nullptr, nullptr, residual, result, {aux_layers, aux_count, aux}, nullptr, {}});
 }
 
 /* Calls a function of Python with numbers, by a thread that has given the lock away for the time being. */
@@ -321,6 +326,7 @@ PyMethodDef methods[] = {
              "rms_norm(kind, x, x_stride, residual, residual_stride, weight, offset, eps, rows, width, normed, total)"),
     VNX_ENTRY("layer_norm", do_layer_norm, "layer_norm(kind, x, x_stride, weight, bias, eps, rows, width, normed)"),
     VNX_ENTRY("gate_and_mul", do_gate, "gate_and_mul(kind, x, x_stride, rows, width, gate, result, alone)"),
+    VNX_ENTRY("gate_by", do_gate_by, "gate_by(kind, x, x_stride, gates, gates_stride, rows, width, result)"),
     VNX_ENTRY("soft_cap", soft_cap, "soft_cap(rows, width, cap, x)"),
     VNX_ENTRY("add_thin", do_thin, "add_thin(kind, x, x_stride, in, shards, product, product_stride, parts, part_count, narrow, is_up)"),
     VNX_ENTRY("rotary_kv_write", do_rotary,
@@ -363,6 +369,7 @@ PyMethodDef methods[] = {
 #define VNX_PLACES(type) {#type, sizeof(type) / 8},
 #define VNX_ROUTE(type, name) VNX_PLACE(Router, name)
 #define VNX_EXPERT(type, name) VNX_PLACE(Experts, name)
+#define VNX_RECURS(type, name) VNX_PLACE(Recurring, name)
 #define VNX_LAYER(type, name) VNX_PLACE(StackLayer, name)
 #define VNX_MODEL(type, name) VNX_PLACE(StepModel, name)
 #define VNX_STEP(type, name) VNX_PLACE(StepArrays, name)
@@ -375,6 +382,7 @@ const Constant constants[] = {
     CONSTANT(NO_GATE) CONSTANT(SILU) CONSTANT(GELU_TANH) CONSTANT(SWIGLU_CLAMPED) CONSTANT(SHARDS_MAX)
     VNX_ROUTER(VNX_ROUTE) VNX_PLACES(Router)
     VNX_EXPERTS(VNX_EXPERT) VNX_PLACES(Experts)
+    VNX_RECURRING(VNX_RECURS) VNX_PLACES(Recurring)
     VNX_STACK_LAYER(VNX_LAYER) VNX_PLACES(StackLayer)
     VNX_STEP_MODEL(VNX_MODEL) VNX_PLACES(StepModel)
     VNX_STEP_ARRAYS(VNX_STEP) VNX_PLACES(StepArrays)

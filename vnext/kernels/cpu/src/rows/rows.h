@@ -9,7 +9,7 @@ namespace vnx {
 /* normed [rows, width] = rms norm of x, or of total = x + residual where there is a residual. Results are contiguous.
  */
 void rms_norm(int kind, int64_t rows, const NormCall &call);
-/* result [rows, width] = activation(x[:, :width]) * x[:, width:]. */
+/* result [rows, width] = activation(x[:, :width]) * x[:, width:], or as GateCall says. */
 void gate_and_mul(int kind, int64_t rows, const GateCall &call);
 /* query [T, heads, D], and key and value of each token at its slot of the caches, from joined [T, (heads + 2 kv_heads)
  * * D]. */

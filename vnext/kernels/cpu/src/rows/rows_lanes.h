@@ -116,7 +116,25 @@ inline void gate_rows(const GateCall &call, int64_t first, int64_t last) {
     }
 }
 
+template <typename T>
+inline void sigmoid_rows(const GateCall &call, int64_t first, int64_t last) {
+    for (int64_t row = first; row < last; ++row) {
+        const T *gate = static_cast<const T *>(call.x) + row * call.x_stride;
+        const T *x = static_cast<const T *>(call.others) + row * call.others_stride;
+        T *result = static_cast<T *>(call.result) + row * call.width;
+        for (int64_t i = 0; i < call.width; i += 16) {
+            const int64_t left = call.width - i;
+            const Lanes inverse = all(1.0f) + exp_lanes(all(0.0f) - load_part(gate + i, left));
+            store_part(result + i, load_part(x + i, left) / inverse, left);
+        }
+    }
+}
+
 void gate(int kind, const GateCall &call, int64_t first, int64_t last) {
+    if (call.others != nullptr) {
+        if (kind == FLOAT32) return sigmoid_rows<float>(call, first, last);
+        return sigmoid_rows<bf16>(call, first, last);
+    }
     if (kind == FLOAT32) return gate_rows<float>(call, first, last);
     gate_rows<bf16>(call, first, last);
 }

@@ -20,18 +20,28 @@ struct Space {
     void *apart; /* gate and up, which adapters change before they meet */
     float *sums; /* of this rank's inputs of a product whose inputs the ranks share */
     void *shared; /* what an MLP beside experts gives */
+    void *beside; /* the second product of a recurring layer, or the gates of queries */
+    void *picked_gates;
 };
 
+/* `inner_width`: of what stands between a layer's products. */
 struct Sizes {
-    int64_t element, query_width, joined_width, wide_width;
+    int64_t element, query_width, joined_width, wide_width, inner_width, beside_width;
 };
 
 Sizes sizes_of(const StackCall &call) {
     const AttentionPlan &plan = *call.places->plan;
-    Sizes sizes{call.kind == FLOAT32 ? 4 : 2, plan.heads * call.head_dim, 0, 0};
-    sizes.joined_width = sizes.query_width + 2 * plan.kv_heads * call.head_dim;
-    for (int64_t i = 0; i < call.layer_count; ++i)
-        if (call.layers[i].down != nullptr) sizes.wide_width = std::max(sizes.wide_width, call.layers[i].down->in);
+    Sizes sizes{call.kind == FLOAT32 ? 4 : 2, plan.heads * call.head_dim, 0, 0, 0, 0};
+    sizes.inner_width = sizes.query_width;
+    for (int64_t i = 0; i < call.layer_count; ++i) {
+        const StackLayer &layer = call.layers[i];
+        sizes.joined_width = std::max(sizes.joined_width, layer.qkv->out);
+        if (layer.down != nullptr) sizes.wide_width = std::max(sizes.wide_width, layer.down->in);
+        if (layer.is_gated) sizes.beside_width = std::max(sizes.beside_width, sizes.query_width);
+        if (layer.recurring == nullptr) continue;
+        sizes.inner_width = std::max({sizes.inner_width, layer.recurring->values(), layer.recurring->channels});
+        if (layer.recurring->beside != nullptr) sizes.beside_width = std::max(sizes.beside_width, layer.recurring->beside->out);
+    }
     return sizes;
 }
 
@@ -42,15 +52,17 @@ bool has_experts(const StackCall &call) {
 Space take_space(const StackCall &call, const Sizes &sizes) {
     const auto bytes = [&](int64_t rows, int64_t width) { return padded(rows * width * sizes.element); };
     const int64_t outer = bytes(call.tokens, std::max(sizes.joined_width, sizes.wide_width)),
-                  inner = bytes(call.tokens, std::max(sizes.query_width, call.hidden)),
-                  picked_query = bytes(call.samples, sizes.query_width), kept = bytes(call.samples, call.hidden),
+                  inner = bytes(call.tokens, std::max(sizes.inner_width, call.hidden)),
+                  picked_query = bytes(call.samples, sizes.inner_width), kept = bytes(call.samples, call.hidden),
                   apart = call.part_starts == nullptr ? 0 : bytes(call.tokens, 2 * sizes.wide_width),
                   sums = call.sum == nullptr ? 0 : padded(call.tokens * call.hidden * 4),
-                  shared = has_experts(call) ? bytes(call.tokens, call.hidden) : 0;
-    char *memory = static_cast<char *>(scratch(SLOT_STACK, size_t(outer + 2 * inner + picked_query + kept + apart + sums + shared)));
+                  shared = has_experts(call) ? bytes(call.tokens, call.hidden) : 0,
+                  beside = bytes(call.tokens, sizes.beside_width), picked_gates = bytes(call.samples, sizes.beside_width);
+    char *memory = static_cast<char *>(
+        scratch(SLOT_STACK, size_t(outer + 2 * inner + picked_query + kept + apart + sums + shared + beside + picked_gates)));
     char *query = memory + outer, *normed = query + inner, *picked = normed + inner, *residual = picked + picked_query,
-         *changed = residual + kept;
-    return {memory, query, normed, picked, residual, changed, reinterpret_cast<float *>(changed + apart), changed + apart + sums};
+         *changed = residual + kept, *second = changed + apart + sums, *third = second + shared;
+    return {memory, query, normed, picked, residual, changed, reinterpret_cast<float *>(changed + apart), second, third, third + beside};
 }
 
 void round_all(const float *from, int64_t count, int kind, void *to) {
@@ -146,19 +158,44 @@ struct Layer {
         const AttentionPlan &plan = *places.plan;
         const Angles angles = weights.turns ? call.angles[weights.turns - 1] : Angles{};
         multiply(QKV, space.seen_or_normed, call.tokens, weights.qkv, weights.qkv_bias, space.joined_or_wide);
+        if (weights.is_gated) part_gates(plan);
         if (weights.turns && weights.turns_neighbours) {
             const int64_t heads = plan.heads + plan.kv_heads;
-            part_pairs(call.kind, call.tokens, {space.joined_or_wide, sizes.joined_width, heads, call.head_dim, call.rotated_dim});
+            part_pairs(call.kind, call.tokens, {space.joined_or_wide, weights.qkv->out, heads, call.head_dim, call.rotated_dim});
         }
         rotary_kv_write(weights.query_norm == nullptr ? call.kind : call.norm_kind, call.tokens,
                         {space.joined_or_wide, weights.query_norm, weights.key_norm, angles.cosine, angles.sine, places.slots,
-                         cache.keys, cache.values, space.query_or_mixed, sizes.joined_width, plan.heads, plan.kv_heads,
+                         cache.keys, cache.values, space.query_or_mixed, weights.qkv->out, plan.heads, plan.kv_heads,
                          call.head_dim, weights.turns ? call.rotated_dim : 0, plan.block_size, call.block_stride, call.eps, 0,
                          call.cache_kind});
     }
 
+    /* Queries come with a gate behind each: the gates go beside, queries, keys and values one behind the other. */
+    void part_gates(const AttentionPlan &plan) const {
+        const int64_t head = call.head_dim * sizes.element, width = weights.qkv->out * sizes.element;
+        for (int64_t token = 0; token < call.tokens; ++token) {
+            char *row = static_cast<char *>(space.joined_or_wide) + token * width;
+            char *gates = static_cast<char *>(space.beside) + token * plan.heads * head;
+            for (int64_t i = 0; i < plan.heads; ++i) {
+                std::memcpy(gates + i * head, row + (2 * i + 1) * head, size_t(head));
+                if (i > 0) std::memcpy(row + i * head, row + 2 * i * head, size_t(head));
+            }
+            std::memmove(row + plan.heads * head, row + 2 * plan.heads * head, size_t(2 * plan.kv_heads * head));
+        }
+    }
+
+    /* Reads the normed input, and leaves what the states give in its place. */
+    void go_on() const {
+        const Recurring &own = *weights.recurring;
+        multiply(QKV, space.seen_or_normed, call.tokens, weights.qkv, weights.qkv_bias, space.joined_or_wide);
+        if (own.beside != nullptr)
+            linear(space.seen_or_normed, call.hidden, call.tokens, own.beside, nullptr, space.beside, own.beside->out, call.kind);
+        run_recurring({call.kind, own, call.tokens, space.joined_or_wide, weights.qkv->out, space.beside, space.query_or_mixed,
+                       space.seen_or_normed, cache.keys, cache.values, call.states, call.eps});
+    }
+
     /* Leaves what these queries see in the place of the normed input. */
-    void attend(const AttentionPlan &plan, const void *query) const {
+    void attend(const AttentionPlan &plan, const void *query, const void *gates, int64_t rows) const {
         AttentionCall attention{};
         attention.query = query;
         attention.key_cache = cache.keys;
@@ -171,11 +208,23 @@ struct Layer {
         attention.cap = call.cap;
         attention.cache_kind = call.cache_kind;
         run_attention(call.kind, plan, attention);
+        if (!weights.is_gated) return;
+        GateCall gating{gates, space.seen_or_normed, sizes.query_width, sizes.query_width, NO_GATE};
+        gating.others = space.seen_or_normed;
+        gating.others_stride = sizes.query_width;
+        gate_and_mul(call.kind, rows, gating);
+    }
+
+    /* The layer's tokens, up to what its second product takes. */
+    void mix_tokens() const {
+        if (weights.recurring != nullptr) return go_on();
+        write_cache();
+        attend(*call.places[weights.group].plan, space.query_or_mixed, space.beside, call.tokens);
     }
 
     /* From what was seen to the next layer's normed input. */
-    void finish(int64_t rows, void *residual, const void *next_norm, void *next) const {
-        mix(OUTPUT, space.seen_or_normed, rows, weights.output, weights.output_bias, space.query_or_mixed);
+    void finish(const void *seen, int64_t rows, void *residual, const void *next_norm, void *next) const {
+        mix(OUTPUT, seen, rows, weights.output, weights.output_bias, space.query_or_mixed);
         norm_mixed(rows, weights.after_attention_norm);
         add_and_norm(rows, space.query_or_mixed, residual, weights.mlp_norm, space.seen_or_normed);
         if (weights.experts == nullptr)
@@ -186,14 +235,22 @@ struct Layer {
         add_and_norm(rows, space.query_or_mixed, residual, next_norm, next);
     }
 
-    /* The sampled rows alone, from the step's queries to the result. */
+    /* The last layer: the sampled rows alone, once keys, values and states are written. */
     void finish_sampled() const {
+        weights.recurring != nullptr ? go_on() : write_cache();
         if (call.samples == 0) return;
         const AttentionPlan &plan = *call.places[weights.group].plan;
-        pick(space.query_or_mixed, sizes.query_width, space.picked_query);
+        const void *seen = space.seen_or_normed;
         pick(call.residual, call.hidden, space.picked_residual);
-        attend(*plan_of_some(plan, call.sample_at, call.samples), space.picked_query);
-        finish(call.samples, space.picked_residual, call.last_norm, call.result);
+        if (weights.recurring != nullptr) {
+            pick(seen, weights.recurring->values(), space.picked_query);
+            seen = space.picked_query;
+        } else {
+            pick(space.query_or_mixed, sizes.query_width, space.picked_query);
+            if (weights.is_gated) pick(space.beside, sizes.query_width, space.picked_gates);
+            attend(*plan_of_some(plan, call.sample_at, call.samples), space.picked_query, space.picked_gates, call.samples);
+        }
+        finish(seen, call.samples, space.picked_residual, call.last_norm, call.result);
     }
 
     void pick(const void *rows, int64_t width, void *picked) const {
@@ -232,14 +289,13 @@ void run_stack(const StackCall &call) {
         const Layer layer{call, sizes, space, call.layers[i], call.caches[i], starts};
         const bool is_last = i + 1 == call.layer_count;
         keep_input(call, i, sizes.element);
-        layer.write_cache();
         if (is_last && !is_whole) {
             layer.finish_sampled();
             continue;
         }
-        layer.attend(*call.places[call.layers[i].group].plan, space.query_or_mixed);
+        layer.mix_tokens();
         const void *next_norm = is_last ? call.last_norm : call.layers[i + 1].attention_norm;
-        layer.finish(call.tokens, call.residual, next_norm, space.seen_or_normed);
+        layer.finish(space.seen_or_normed, call.tokens, call.residual, next_norm, space.seen_or_normed);
     }
     keep_input(call, call.layer_count, sizes.element);
     if (is_whole)

@@ -7,6 +7,7 @@
 #include "attention/attention.h"
 #include "kernels.h"
 #include "step/experts.h"
+#include "step/recurring.h"
 
 namespace vnx {
 
@@ -14,7 +15,8 @@ namespace vnx {
    these give, which is then multiplied by `residual_scale`, before it is added. `window` 0 is none. `turns`: by which of StackCall's
    angles queries and keys turn, counted from 1; 0 for none. `turns_neighbours`: whether channels of a pair are neighbours, and not
    half a head apart. `group`: which of its places are the layer's. `gate_up` has its gate within; with
-   `experts`, which are chosen by `router` from the product with `scores`, it is that of a shared MLP, or null. Norms are of StackCall's
+   `experts`, which are chosen by `router` from the product with `scores`, it is that of a shared MLP, or null. `is_gated`: each query
+   head comes with a gate behind it. A layer that is `recurring` has the product with its input in `qkv`. Norms are of StackCall's
    `norm_kind`, all else is of the activations' kind. */
 #define VNX_STACK_LAYER(X)                                                                                          \
     X(const Packed *, qkv) X(const Packed *, output) X(const Packed *, gate_up) X(const Packed *, down)             \
@@ -22,7 +24,8 @@ namespace vnx {
     X(const void *, attention_norm) X(const void *, mlp_norm) X(const void *, query_norm) X(const void *, key_norm) \
     X(const void *, after_attention_norm) X(const void *, after_mlp_norm)                                           \
     X(int64_t, window) X(int64_t, turns) X(int64_t, turns_neighbours) X(int64_t, group) X(double, residual_scale)     \
-    X(const Packed *, scores) X(const Router *, router) X(const Experts *, experts)
+    X(const Packed *, scores) X(const Router *, router) X(const Experts *, experts)                                \
+    X(int64_t, is_gated) X(const Recurring *, recurring)
 struct StackLayer {
     VNX_STACK_LAYER(VNX_FIELD)
 };
@@ -30,7 +33,8 @@ struct StackLayer {
 /* The products of a layer that adapters may change, in the order of StackCall's parts. */
 enum Product : int { QKV, OUTPUT, GATE_UP, DOWN, PRODUCT_COUNT };
 
-/* A layer's caches [block_count, kv_heads, block_size, head_dim], as in AttentionCall. */
+/* A layer's caches [block_count, kv_heads, block_size, head_dim], as in AttentionCall; of a recurring one the pools of inputs and of
+   states. */
 struct StackCache {
     void *keys, *values;
 };
@@ -76,6 +80,7 @@ struct StackCall {
     void *residual, *result;
     AuxStates aux;
     const SumRanks *sum;
+    StateRows states; /* of recurring layers */
 };
 
 /* In the last layer only the sampled rows go on once keys and values are written, unless there are adapters or its output is kept. */
