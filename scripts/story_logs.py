@@ -69,6 +69,7 @@ class Coming(msgspec.Struct, frozen=True, kw_only=True):
     salt: str = ""
     client: int = 0
     priority: int = 0
+    adapter: str = ""
 
 
 class Story(msgspec.Struct, frozen=True, kw_only=True):
@@ -158,7 +159,7 @@ class Run:
             self._plan()
 
     def _arrival(self, coming: Coming) -> RequestArrived:
-        sampling = Sampling(seed=self.state.next_id, max_tokens=coming.answer, ignore_eos=True)
+        sampling = Sampling(seed=self.state.next_id, max_tokens=coming.answer, ignore_eos=True, adapter=coming.adapter)
         return RequestArrived(
             id=self.state.next_id, name=f"cmpl-{self.state.next_id}", prompt=pack_tokens(coming.prompt), sampling=sampling,
             priority=coming.priority, arrival_ns=STARTED_NS + 1000 * coming.at_us, cache_salt=coming.salt,

@@ -18,14 +18,19 @@ sys.path.append(str(Path(__file__).resolve().parents[3] / "scripts"))
 import story_logs  # noqa: E402  (needs the path above)
 from story_logs import CLIENTS, Coming, Story, config, fraction, talks, text  # noqa: E402
 
+from vnext.sched.residency import next_load  # noqa: E402
+from vnext.sched.tiering import next_promotion  # noqa: E402
 from vnext.state.config import Speculation  # noqa: E402
 from vnext.state.events import (  # noqa: E402
     AnyEvent,
     EnginePaused,
     EngineRecovered,
     PrefixCacheReset,
+    PromotionEnded,
     RequestAborted,
     StepCommitted,
+    TierChanged,
+    TierOpened,
     WeightsChanged,
     pack_tokens,
 )
@@ -304,6 +309,50 @@ def starved() -> Incident:
     ]))  # fmt: skip
 
 
+def adapters() -> Incident:
+    """Six adapters in turns and one slot, which takes 0.4 s to load."""
+    clients = [Coming(at_us=each * 150_000, prompt=text(f"a {each}", 90), answer=10, client=CLIENTS[each % 3], adapter=str(each % 6) * 16)
+               for each in range(60)]  # fmt: skip
+
+    def load(state: State) -> list[AnyEvent]:
+        found = next_load(state)
+        return [] if found is None else list(found.events(f"adapter {found.digest[0]}"))
+
+    acts = [(at_us, load) for at_us in range(0, 30_000_000, 400_000)]
+    return Incident(cause="adapter", story=Story(config=config(max_loras=1), clients=clients), acts=acts)
+
+
+def slow_tier() -> Incident:
+    """Prompts come back from a disk that takes up to a second for each."""
+    def store(state: State) -> list[AnyEvent]:
+        return [PrefixCacheReset(), TierChanged(stored=b"".join(state.pool.prefix_index.blocks()))]
+
+    def read(state: State) -> list[AnyEvent]:
+        return [PromotionEnded(transfer=each.number, count=len(each.pages) - each.hits) for each in state.tier.transfers]
+
+    def promote(state: State) -> list[AnyEvent]:
+        found = next_promotion(state)
+        return [] if found is None else [found]
+
+    acts: Acts = [(0, lambda state: [TierOpened(capacity=4096)]), (2_480_000, store)]
+    acts += [(at_us, promote) for at_us in range(2_500_000, 12_000_000, 10_000)]
+    acts += [(at_us, read) for at_us in range(3_305_000, 13_000_000, 1_000_000)]
+    first = bot(40, 50_000, 300)
+    again = [msgspec.structs.replace(each, at_us=each.at_us + 2_500_000) for each in first]
+    return Incident(cause="disk", story=Story(config=config(), clients=[*first, *again]), acts=acts)
+
+
+def deadlines() -> Incident:
+    """Long answers, to clients whose time is over after 1.5 s."""
+    clients = [Coming(at_us=each * 50_000, prompt=text(f"d {each}", 200), answer=500, client=CLIENTS[each % 3]) for each in range(60)]
+
+    def leave(id_: int) -> Callable[[State], list[AnyEvent]]:
+        return lambda state: [RequestAborted(ids=(id_,), reason="client")] if id_ in state.requests else []
+
+    acts = [(coming.at_us + 1_500_000, leave(id_)) for id_, coming in enumerate(clients)]
+    return Incident(cause="deadline", story=Story(config=config(), clients=clients), acts=acts)
+
+
 def overload() -> Incident:
     """More comes than any setting can serve."""
     clients = [
@@ -322,6 +371,6 @@ INCIDENTS: dict[str, Callable[[], Incident]] = {
     for each in (
         noisy, noisy_tokens, paused, paused_wait, slept, weights, crash, crashes, flush, evicted, prefix, tiny_cache, thrash,
         long_prompts, long_prompts_small_budget, few_sequences, small_budget, abort_storm, grammar_failures, drift, slow_stretch,
-        disk_stall, device_stall, unlucky_drafts, starved, overload, slow_client,
+        disk_stall, device_stall, unlucky_drafts, starved, adapters, slow_tier, deadlines, overload, slow_client,
     )
 }  # fmt: skip

@@ -9,6 +9,7 @@ import incidents
 import pytest
 from log_drive import record
 
+from vnext.replay.causes import part
 from vnext.replay.causes.charging import charges
 from vnext.replay.causes.explain import HEADLINES, Asked, explained
 from vnext.replay.causes.ledger import ledger
@@ -31,7 +32,7 @@ def test_the_true_cause_is_first(tmp_path, name) -> None:
 
 def test_there_are_incidents_of_most_causes() -> None:
     causes = {make().cause for make in incidents.INCIDENTS.values()}
-    assert len(incidents.INCIDENTS) >= 25 and causes <= {*HEADLINES, "none"} and len(causes) >= 18
+    assert len(incidents.INCIDENTS) >= 30 and causes <= {*HEADLINES, "none"} and len(causes) >= 21
 
 
 def first_cause(log_dir: Path) -> str:
@@ -65,6 +66,17 @@ def test_what_the_trouble_has_cost(tmp_path, name, what) -> None:
     incidents.record(tmp_path, name)
     found = explained(tmp_path / name).helps
     assert found.what.startswith(what) and found.then.first_99 < found.now.first_99 / 5
+
+
+@pytest.mark.parametrize("asked", ({"at": "14:13:24"}, {"request": "cmpl-101"}), ids=str)
+def test_of_a_longer_log_only_the_part_that_is_asked_about_is_read(noisy, asked, monkeypatch) -> None:
+    monkeypatch.setattr(part, "BEFORE", 40)
+    monkeypatch.setattr(part, "AFTER", 20)
+    with part.part_of(noisy, Asked(**asked)) as (log, _, _):
+        read, whole = (len(ledger(each).entries) for each in (log, open_log(noisy)))
+    answer = explained(noisy, Asked(**asked))
+    assert read < 0.8 * whole and "client 7b96e314" in answer.headline and str(noisy) in answer.commands[0]
+    assert answer.helps.what == "--scheduling-policy fair" and answer.helps.then.first_99 < answer.helps.now.first_99
 
 
 def test_a_request_that_did_not_wait_and_clients_that_are_not_there(noisy) -> None:

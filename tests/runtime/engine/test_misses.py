@@ -60,6 +60,14 @@ def test_a_prompt_that_departs_from_an_earlier_one_says_where(place: int) -> Non
     assert asked.misses.losses.changed == miss.lost_tokens
 
 
+@pytest.mark.parametrize("common", [1, 2, 3, 4, 9])
+def test_fewer_tokens_than_a_block_are_equal_by_chance(common: int) -> None:
+    asked = Asked()
+    asked.ask(LONG)
+    miss = asked.ask([*LONG[:common], *range(50, 82 - common)])
+    assert (miss is None) == (common < SIZE) and (asked.misses.losses.changed == 0) == (common < SIZE)
+
+
 @pytest.mark.parametrize("place", [1, 7, 20])
 def test_where_a_prompt_departs_from_another_clients_is_not_said(place: int) -> None:
     """Token by token, the place would let a stranger guess the other's text."""

@@ -15,10 +15,10 @@ import msgspec
 
 from vnext.log import codec, pseudonyms, snapshot as snapshots, token_width
 from vnext.log.redaction import Redactor
-from vnext.replay.answers.slices import Written, proved, require_whole, with_events
+from vnext.replay.answers.slices import Written, proved
 from vnext.replay.reading.folding import Folded, FrameFolded, first_state, fold
 from vnext.replay.reading.source import Log, UnusableLog
-from vnext.replay.reading.writer import Writer
+from vnext.replay.reading.writer import Writer, require_whole, with_events
 from vnext.state.block_hash import root_hash
 from vnext.state.events import RequestArrived, generated_by
 from vnext.state.preempt import row_tokens

@@ -6,20 +6,19 @@ byte for byte equal to what they were cut from. redact (redacting.py) uses the s
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 
-from vnext.log import codec, snapshot as snapshots
-from vnext.log.codec import Frame, SegmentHeader
-from vnext.replay.reading.folding import Broken, FrameFolded, first_state, fold, fold_items
+from vnext.log import codec
+from vnext.log.codec import Frame
+from vnext.replay.reading.folding import FrameFolded, first_state, fold
 from vnext.replay.reading.index import Index
 from vnext.replay.reading.show import state_at
 from vnext.replay.reading.source import Log, UnusableLog, open_log
-from vnext.replay.reading.writer import Writer, snapshot_of_log
-from vnext.state.digest import DIGEST_VERSION, digest, hexadecimal
-from vnext.state.events import plan_of
+from vnext.replay.reading.writer import Writer, copied, require_whole, same_body, snapshot_of_log, writer_from
+from vnext.state.digest import digest, hexadecimal
 from vnext.state.state import State
 
 
@@ -61,29 +60,6 @@ def proved(writer: Writer, out: Path, first: State, last: State) -> Written:
     )
 
 
-def require_whole(item: object) -> None:
-    if isinstance(item, Broken):
-        raise UnusableLog(f"the log can be folded up to event {item.number} only: {item.message}")
-
-
-def with_events(header: SegmentHeader, frame: Frame, events: list, width: int) -> bytes:
-    """A frame with other events. The chain of real tokens is removed from its ranks' details.
-
-    Rank reports in another version of digests are dropped, because they mean nothing in a newly written log.
-    """
-    if header.digest_version != DIGEST_VERSION:
-        return codec.encode_body(frame.first_event, events, (), 0, width)
-    details = tuple(msgspec.structs.replace(each, token_digest=0) for each in frame.details)
-    return codec.encode_body(frame.first_event, events, frame.rank_digests, 0, width, details)
-
-
-def _same_body(header: SegmentHeader, frame: Frame) -> bytes:
-    """A frame's body: its own bytes if they mean the same in a newly written log."""
-    if header.digest_version == DIGEST_VERSION:
-        return frame.body
-    return with_events(header, frame, list(frame.events), header.token_width)
-
-
 # ---- cut and merge -----------------------------------------------------------------------------------------------
 
 
@@ -92,50 +68,18 @@ def cut(index: Index, out: Path, first_step: int, end_step: int | None) -> Writt
 
     Raises UnusableLog if the log does not have the first step, or there is nothing between the two.
     """
-    log = index.log
     if end_step is not None and end_step <= first_step:
         raise UnusableLog(f"no step lies from {first_step} to before {end_step}: name the end last")
     state_at(index, first_step)
-    place = index.at_step(first_step)
-    writer, first, before = None, place.state, place.state
-    closes = log.header.closes and end_step is None
-    if first_step == index.first.planned:
-        place, first, before = index.at_event(0), index.first, index.first
-        writer = _writer_from((log,), out, before, closes)
-    for item in fold_items(place.state, place.items):
-        require_whole(item)
-        if not isinstance(item, FrameFolded):
-            continue
-        planned = [plan.step for event in item.frame.events if (plan := plan_of(event)) is not None]
-        if end_step is not None and planned and planned[-1] >= end_step:
-            break
-        if writer is None and planned and planned[-1] >= first_step:
-            writer, first = _writer_from((log,), out, before, closes), before
-        if writer is not None:
-            writer.ready(before)
-            writer.write(_same_body(log.header, item.frame), item.state)
-        before = item.state
-    assert writer is not None, "the log has the first step"
-    return proved(writer, out, first, before)
-
-
-def _writer_from(parts: Sequence[Log], out: Path, state: State, closes: bool) -> Writer:
-    """A log made of these parts that begins in this state: as the first part does, or with a snapshot. `closes`: it
-    includes their end."""
-    header, privacy = msgspec.structs.replace(parts[0].header, closes=closes), parts[0].header.privacy
-    if state.sequence != header.first_event:
-        kept = snapshots.encode(snapshot_of_log(state, privacy), header.token_width)
-        header = msgspec.structs.replace(
-            header, index=max(1, header.index), previous=0, first_event=state.sequence, snapshot=kept
-        )
-    return Writer(out, header, lambda each: snapshot_of_log(each, privacy), made_of=parts)
+    writer, first, last = copied(index, out, first_step, end_step)
+    return proved(writer, out, first, last)
 
 
 def merge(parts: list[Log], out: Path) -> Written:
     """Join slices of one run into one log; overlapping parts must agree. Raises UnusableLog if they do not fit."""
     parts = sorted(parts, key=lambda log: log.header.first_event)
     first = state = first_state(parts[0])
-    writer = _writer_from(parts, out, first, parts[-1].header.closes)
+    writer = writer_from(parts, out, first, parts[-1].header.closes)
     for log in parts:
         joined = log is parts[0]
         for before, frame, after in _frames(log):
@@ -144,7 +88,7 @@ def merge(parts: list[Log], out: Path) -> Written:
                 joined = True
             if frame is not None and before.sequence == state.sequence:
                 writer.ready(state)
-                writer.write(_same_body(log.header, frame), after)
+                writer.write(same_body(log.header, frame), after)
                 state = after
     return proved(writer, out, first, state)
 

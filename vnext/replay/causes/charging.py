@@ -35,6 +35,8 @@ LONG_TOKENS = 512
 CLIENT_SHARE = 0.5
 """A client with this share of the computed time, of several, fills the engine."""
 FAILED_SHARE = 0.1
+SAME_AGE, DEADLINE_MIN = 0.05, 5
+"""Requests that were given up at one age, within this share of it, had a deadline; fewer may be chance."""
 PREEMPTED_SHARE = 0.25
 """With so many preemptions for each request, waiting for pages is due to them."""
 ROOM_GAIN = 1.5
@@ -233,9 +235,19 @@ def _charge_ends(charging: _Charging, window: tuple[float, float], lived_us: flo
     failed = [life for life in ended.values() if life.end in ("abort (error)", "error")]
     if charging.entries and len(failed) >= max(FAILED_SHARE * len(ended), 1):
         charging.charge("errors", max(lived_us, 1.0, *(1e3 * ms for ms in charging.lost.values())), len(charging.entries) - 1)
+    cause = "deadline" if deadline_us(lives) else "aborts"
     for life in ended.values():
         if life.end == "abort (client)":
-            charging.charge("aborts", life.cost_us, len(charging.entries) - 1)
+            charging.charge(cause, life.cost_us, len(charging.entries) - 1)
+
+
+def deadline_us(lives: dict[int, Life]) -> float:
+    """The age at which requests were given up, 0 where there is no one age."""
+    given_up = [life for life in lives.values() if life.end == "abort (client)"]
+    ages = [life.ended_us - life.came_us for life in given_up if life.ended_us is not None and life.came_us is not None]
+    middle = statistics.median(ages) if len(ages) >= DEADLINE_MIN else 0.0
+    near = sum(abs(age - middle) <= SAME_AGE * middle for age in ages)
+    return middle if near >= 0.8 * len(ages) else 0.0
 
 
 def _largest_client(lives: dict[int, Life]) -> tuple[int, float]:

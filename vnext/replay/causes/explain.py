@@ -1,6 +1,6 @@
 """explain: why a log was slow, the true cause first, in ten lines: what it cost, the evidence, what would have helped.
 
-Owns the words. ledger.py collects, charging.py judges, helping.py tries.
+Owns the words. part.py reads what is asked about, ledger.py collects, charging.py judges, helping.py tries.
 """
 
 from __future__ import annotations
@@ -13,18 +13,16 @@ from pathlib import Path
 import msgspec
 from rich.console import Console
 
-from vnext.replay.causes.charging import Charge, Charges, charges, is_slow, usual_us
+from vnext.replay.causes.charging import Charge, Charges, charges, deadline_us, is_slow, usual_us
 from vnext.replay.causes.helping import Help, helping
-from vnext.replay.causes.ledger import Ledger, ledger
+from vnext.replay.causes.ledger import Counted, Ledger, ledger
+from vnext.replay.causes.part import Asked, part_of
 from vnext.replay.console.commands import SAME, print_answer
 from vnext.replay.console.render import counted, printable
-from vnext.replay.reading.folding import first_state
-from vnext.replay.reading.naming import request_of
-from vnext.replay.reading.source import Log, UnusableLog, open_log
+from vnext.replay.reading.source import Log
 from vnext.replay.reading.times import timestamps_of
-from vnext.replay.reading.window import ALWAYS, window_at
+from vnext.replay.reading.window import Window
 from vnext.state.config import SchedulerConfig
-from vnext.state.events import RequestArrived
 
 LOST_SHARE = 0.1
 """Where less of the requests' time is lost, nothing stands out."""
@@ -46,6 +44,7 @@ HEADLINES = {
     "sequences": "too few requests may run at once (--max-num-seqs {sequences}), though more would have fit",
     "load": "more came than this engine can serve: no single client, prompt or limit stands out",
     "aborts": "clients gave up {aborted} requests, whose work was in vain",
+    "deadline": "{aborted} requests were given up after {age} s, their deadline (--request-timeout or their own)",
     "errors": "{failed} requests ended with an error, such as a grammar that fails",
     "stall": "a step hung for {worst} s: {who}",
     "slow": "steps took {times} times as long as usual for their size: {who}",
@@ -89,19 +88,15 @@ class Explained(msgspec.Struct, frozen=True, kw_only=True):
     ended: str
 
 
-class Asked(msgspec.Struct, frozen=True, kw_only=True):
-    """What to explain: a time, a request or a client; all of the log where nothing is given."""
-
-    at: str = ""
-    request: str = ""
-    client: str = ""
-
-
 def explained(path: Path, asked: Asked = Asked()) -> Explained:
     """Why the requests asked for were slow. Raises UnusableLog."""
-    log = open_log(path)
-    written = ledger(log, _counts(log, asked))
-    found = charges(written, window_at(timestamps_of(log), asked.at) if asked.at else ALWAYS)
+    with part_of(path, asked) as part:
+        return _explained(path, *part)
+
+
+def _explained(path: Path, log: Log, counts: Counted, window: Window) -> Explained:
+    written = ledger(log, counts)
+    found = charges(written, window)
     lost = [each for each in found.found if each.ms >= ALSO_SHARE * found.lived_ms]
     top = lost[0] if lost and lost[0].ms >= LOST_SHARE * found.lived_ms else None
     words = _Words(log, written, found)
@@ -120,23 +115,6 @@ def explained(path: Path, asked: Asked = Asked()) -> Explained:
     )
 
 
-def _counts(log: Log, asked: Asked) -> Callable[[int], bool]:
-    """Which requests count."""
-    if asked.request:
-        number = request_of(log, asked.request)
-        return lambda id_: id_ == number
-    if not asked.client:
-        return lambda id_: True
-    of = {id_: each.client for id_, each in first_state(log).requests.items()}
-    frames = (item for item in log.items() if hasattr(item, "events"))
-    of |= {event.id: event.client for frame in frames for event in frame.events if isinstance(event, RequestArrived)}
-    wanted = {client for client in of.values() if f"{client:016x}".startswith(asked.client.lower())}
-    if len(wanted) != 1:
-        raise UnusableLog(f"--client {asked.client}: {len(wanted)} clients of this log begin so; `vnext-replay clients` lists them")
-    (client,) = wanted
-    return lambda id_: of.get(id_) == client
-
-
 class _Words:
     """A log's facts, in words."""
 
@@ -149,7 +127,8 @@ class _Words:
         self.words: dict[str, object] = {
             "client": f"{found.client:016x}"[:8], "share": f"{100 * found.client_share:.0f}%", "long": found.long,
             "prompt": f"{lives[found.long].prompt:,}" if found.long in lives else "?", "preemptions": f"{written.preemptions:,}",
-            "aborted": ends.count("abort (client)"), "failed": f"{sum('error' in end for end in ends)} of {len(ends)}",
+            "age": f"{deadline_us(lives) / 1e6:.1f}", "aborted": ends.count("abort (client)"),
+            "failed": f"{sum('error' in end for end in ends)} of {len(ends)}",
             **_limits(config), "worst": "", "times": "", "who": "",
         }  # fmt: skip
 

@@ -115,9 +115,8 @@ def _ran(ground: Ground, config: SchedulerConfig) -> Ran:
 
 
 def _others(ledger: Ledger, client: int) -> tuple[bool, ...]:
-    """For each request of a log that has its beginning, whether it is of another client; () for other logs."""
-    whole = list(ledger.lives) == list(range(len(ledger.lives)))
-    return tuple(life.client != client for life in ledger.lives.values()) if whole else ()
+    """For each request that came in a log, whether it is of another client."""
+    return tuple(life.client != client for life in ledger.lives.values() if life.came_us is not None)
 
 
 def _tried(ground: Ground, changes: Changes, now: Figures, others: Sequence[bool]) -> list[Help]:
@@ -168,9 +167,10 @@ def _without(ground: Ground, left: Left, client: int) -> Figures:
 
 def figures_of(ran: Ran, others: Sequence[bool] = ()) -> Figures:
     """The figures of a run; with `others`, of these requests alone, without gaps."""
-    served = [each for each in ran.served if each.tokens and not each.is_older]
-    if len(others) == len(served):
-        return figures_of(replace(ran, served=list(itertools.compress(ran.served, others)), gaps_us=ran.gaps_us[:0]))
+    came = [each for each in ran.served if not each.is_older]
+    if len(others) == len(came):
+        return figures_of(replace(ran, served=list(itertools.compress(came, others)), gaps_us=ran.gaps_us[:0]))
+    served = [each for each in came if each.tokens]
     gap = float(np.percentile(ran.gaps_us, 99)) / 1e3 if len(ran.gaps_us) else None
     return _figures([each.first_us - each.arrived_us for each in served], [each.last_us - each.arrived_us for each in served], gap)
 

@@ -179,10 +179,9 @@ class _Writing:
         if longest <= 0:
             return
         counted = sum(each for id_, each in since.items() if self._counts(id_)) / longest
-        waits = {self._stopped or "stall": round(counted)}
-        self.entries.append(Entry(
-            end_us=us, us=longest, step=step, stopped=self._stopped or "stall", waits=waits, queue=len(since),
-        ))  # fmt: skip
+        stopped = self._stopped or ("disk" if before.tier is not None and before.tier.transfers else "stall")
+        waits = {stopped: round(counted)}
+        self.entries.append(Entry(end_us=us, us=longest, step=step, stopped=stopped, waits=waits, queue=len(since)))
 
     def _waits(self, item: Folded) -> Counter[str]:
         """How many requests that count wait behind this plan, by reason; who waits behind another one waits for its reason."""

@@ -40,7 +40,7 @@ class Reuse:
         self._why: dict[int, str] = {}  # by request: why it computes again
         self._lost: dict[int, tuple[int, str]] = {}  # by request: up to where the cache could have had its prompt, and why not
         self._asked: dict[int, tuple[bytes, ...]] = {}  # by waiting request: the blocks of its prompt that the cache had held
-        self._held: dict[bytes, int] = {}  # blocks that the cache had, with the number of the reset before
+        self._held = dict.fromkeys(first.pool.prefix_index.blocks(), 0)  # what the cache had, with the number of the reset before
         self.preemptions = 0
         self._resets, self._index = 0, first.pool.prefix_index
         self._prompts: deque[np.ndarray] = deque(maxlen=RECENT)

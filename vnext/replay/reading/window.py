@@ -111,9 +111,16 @@ def step_at(index: Index, text: str) -> int:
     timestamps = timestamps_of(index.log)
     us = time_of(timestamps, text)
     assert timestamps is not None  # else there is no time
+    if us * 1e3 < timestamps.times_ns[0]:
+        raise UnusableLog(f"{text} is before the log's first time")
+    return planned_by(index, timestamps, us) - 1
+
+
+def planned_by(index: Index, timestamps: Timestamps, us: float) -> int:
+    """How many steps had been planned at a time, as in `Window`."""
     frame = int(np.searchsorted(timestamps.times_ns, us * 1e3, side="right")) - 1
     if frame < 0:
-        raise UnusableLog(f"{text} is before the log's first time")
+        return index.segments[0].counts[1]
     next_event = int(timestamps.events[frame])
     place = index.at_event(next_event)
     state = place.state
@@ -121,4 +128,4 @@ def step_at(index: Index, text: str) -> int:
         if state.sequence >= next_event:
             break
         state = item.state if isinstance(item, FrameFolded) else state
-    return state.planned - 1
+    return state.planned

@@ -12,12 +12,15 @@ from pathlib import Path
 import msgspec
 
 from vnext.log import codec, snapshot as snapshots
-from vnext.log.codec import SegmentHeader
+from vnext.log.codec import Frame, SegmentHeader
 from vnext.log.schema import schema_digest
 from vnext.log.snapshot import Snapshot, snapshot
+from vnext.replay.reading.folding import Broken, FrameFolded, fold_items
+from vnext.replay.reading.index import Index
 from vnext.replay.reading.source import Log, UnusableLog
 from vnext.replay.reading.times import Carried, timestamps_path
 from vnext.state.digest import DIGEST_VERSION, digest
+from vnext.state.events import plan_of
 from vnext.state.state import State
 
 SNAPSHOT_SHARE = 4
@@ -98,3 +101,68 @@ class Writer:
         except OSError as error:
             raise UnusableLog(f"{path} cannot be written: {error}") from error
         self.bytes_written += len(self._data)
+
+
+# ---- frames of a log in another ----------------------------------------------------------------------------------
+
+
+def require_whole(item: object) -> None:
+    if isinstance(item, Broken):
+        raise UnusableLog(f"the log can be folded up to event {item.number} only: {item.message}")
+
+
+def with_events(header: SegmentHeader, frame: Frame, events: list, width: int) -> bytes:
+    """A frame with other events. The chain of real tokens is removed from its ranks' details.
+
+    Rank reports in another version of digests are dropped, because they mean nothing in a newly written log.
+    """
+    if header.digest_version != DIGEST_VERSION:
+        return codec.encode_body(frame.first_event, events, (), 0, width)
+    details = tuple(msgspec.structs.replace(each, token_digest=0) for each in frame.details)
+    return codec.encode_body(frame.first_event, events, frame.rank_digests, 0, width, details)
+
+
+def same_body(header: SegmentHeader, frame: Frame) -> bytes:
+    """A frame's body: its own bytes if they mean the same in a newly written log."""
+    if header.digest_version == DIGEST_VERSION:
+        return frame.body
+    return with_events(header, frame, list(frame.events), header.token_width)
+
+
+def copied(index: Index, out: Path, first_step: int, end_step: int | None) -> tuple[Writer, State, State]:
+    """The frames from the one that plans `first_step` to the one before the plan of `end_step`. Returns the writer, still open, and
+    the first and the last state."""
+    log = index.log
+    place = index.at_step(first_step)
+    writer, first, before = None, place.state, place.state
+    closes = log.header.closes and end_step is None
+    if first_step == index.first.planned:
+        place, first, before = index.at_event(0), index.first, index.first
+        writer = writer_from((log,), out, before, closes)
+    for item in fold_items(place.state, place.items):
+        require_whole(item)
+        if not isinstance(item, FrameFolded):
+            continue
+        planned = [plan.step for event in item.frame.events if (plan := plan_of(event)) is not None]
+        if end_step is not None and planned and planned[-1] >= end_step:
+            break
+        if writer is None and planned and planned[-1] >= first_step:
+            writer, first = writer_from((log,), out, before, closes), before
+        if writer is not None:
+            writer.ready(before)
+            writer.write(same_body(log.header, item.frame), item.state)
+        before = item.state
+    assert writer is not None, "the log has the first step"
+    return writer, first, before
+
+
+def writer_from(parts: Sequence[Log], out: Path, state: State, closes: bool) -> Writer:
+    """A log made of these parts that begins in this state: as the first part does, or with a snapshot. `closes`: it
+    includes their end."""
+    header, privacy = msgspec.structs.replace(parts[0].header, closes=closes), parts[0].header.privacy
+    if state.sequence != header.first_event:
+        kept = snapshots.encode(snapshot_of_log(state, privacy), header.token_width)
+        header = msgspec.structs.replace(
+            header, index=max(1, header.index), previous=0, first_event=state.sequence, snapshot=kept
+        )
+    return Writer(out, header, lambda each: snapshot_of_log(each, privacy), made_of=parts)

@@ -101,7 +101,7 @@ class CacheMisses:
             return self._absent(before, after, names[first], like, CacheMiss("evicted", hit, lost))
         lost = min(len(seen.tokens), len(request.prompt)) // (4 * size) * size - hit
         is_own = seen.request.client == request.client  # a token's place would let a stranger guess the text
-        if is_own and common and lost >= size:
+        if is_own and lost >= size and (common >= size or _go_on_alike(seen.tokens, request.prompt, common)):
             return CacheMiss("changed", common, lost)
         return self._wall(after, request, size) if first == 0 else None
 
@@ -150,6 +150,12 @@ class CacheMisses:
 
 
 _id_of = attrgetter("id")
+
+
+def _go_on_alike(one: bytes, other: bytes, common: int) -> bool:
+    """Whether two prompts are mostly the same behind the tokens in which they part: few equal ones before these may be chance."""
+    size = min(len(one), len(other)) // 4
+    return common > 0 and 2 * int((unpack_tokens(one)[common:size] == unpack_tokens(other)[common:size]).sum()) >= size - common
 
 
 def _common(one: bytes, other: bytes) -> int:
