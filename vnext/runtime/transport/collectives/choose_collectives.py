@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
 import msgspec
 import torch
@@ -21,6 +22,9 @@ from vnext.runtime.transport.collectives.device_memory import DeviceMemory, IpcM
 from vnext.runtime.transport.collectives.meeting import TIMEOUT, tell_all
 from vnext.runtime.transport.collectives.shared_group import SharedGroup
 from vnext.runtime.transport.collectives.torch_group import TorchGroup
+
+if TYPE_CHECKING:
+    from torch.distributed import Store
 
 MEMORY_ERRORS = (RuntimeError, OSError, ImportError, ValueError)  # CUDA's errors are RuntimeErrors
 
@@ -52,7 +56,7 @@ class HostGroup:
 
 
 def choose_device_group(
-    store: dist.Store, rank: int, world_size: int, device: torch.device, host: Group, limits: Limits,
+    store: Store, rank: int, world_size: int, device: torch.device, host: Group, limits: Limits,
     make_memory: MakeMemory = IpcMemory,
 ) -> Group:  # fmt: skip
     """This rank's group for tensors on `device`, the current one. Rank 0's `limits` apply to all ranks. Takes over `host`, the
@@ -62,7 +66,7 @@ def choose_device_group(
     limits = msgspec.json.decode(store.get("limits"), type=Limits)
     above = _nccl_group(store, rank, world_size, device, host)
     memory, addresses, reason = _map_memory(store, rank, world_size, host, limits, make_memory)
-    if memory is not None:
+    if memory is not None and isinstance(host, SharedGroup):
         return DeviceGroup(memory, addresses, device, rank, host, limits, above)
     if rank == 0:
         way = "NCCL alone" if above is not None else "the host's memory, which is slow"
@@ -87,7 +91,7 @@ def _has_nccl() -> bool:
 
 
 def _nccl_group(
-    store: dist.Store, rank: int, world_size: int, device: torch.device, host: Group
+    store: Store, rank: int, world_size: int, device: torch.device, host: Group
 ) -> TorchGroup | None:
     """NCCL where every rank has it and a GPU of its own: NCCL refuses two ranks on one GPU."""
     is_possible = device.type == "cuda" and _has_nccl() and isinstance(host, SharedGroup)
@@ -102,12 +106,13 @@ def _nccl_group(
 
 
 def _map_memory(
-    store: dist.Store, rank: int, world_size: int, host: Group, limits: Limits, make_memory: MakeMemory
+    store: Store, rank: int, world_size: int, host: Group, limits: Limits, make_memory: MakeMemory
 ) -> tuple[DeviceMemory | None, list[int], str]:
     """(memory, every rank's address in it, "") on every rank, or (None, [], the first reason) on every rank."""
     memory, reported = _make_memory(world_size, host, limits, make_memory)
     handles = tell_all(store, "memory", rank, world_size, reported)
-    if reasons := [f"rank {each}: {word[1:]}" for each, word in enumerate(handles) if word.startswith("-")]:
+    reasons = [f"rank {each}: {word[1:]}" for each, word in enumerate(handles) if word.startswith("-")]
+    if memory is None or reasons:
         if memory is not None:
             memory.close()
         return None, [], reasons[0]

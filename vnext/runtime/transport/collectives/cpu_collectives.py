@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from vnext.runtime.transport.collectives import exchange_memory
 from vnext.runtime.transport.collectives.exchange_memory import Exchange, ExchangeFile
@@ -19,8 +19,10 @@ from vnext.runtime.transport.collectives.meeting import Words, tell_all
 from vnext.runtime.transport.collectives.shared_group import CAPACITY_BYTES_DEFAULT, SharedGroup, default_one_shot_bytes_max
 
 if TYPE_CHECKING:
+    from types import ModuleType
+
     import torch
-    import torch.distributed as dist
+    from torch.distributed import Store
 
 
 class Group(Protocol):
@@ -43,7 +45,7 @@ class Group(Protocol):
         """Leave the group. Idempotent."""
 
 
-def choose_group(words: Words, rank: int, world_size: int, open_store: Callable[[], dist.Store]) -> Group:
+def choose_group(words: Words, rank: int, world_size: int, open_store: Callable[[], Store]) -> Group:
     """Shared memory if every rank has it, else gloo, for which `open_store` is called. All ranks report to each other before any of
     them chooses."""
     file, name = _make_file(world_size) if rank == 0 else (None, "")
@@ -53,21 +55,23 @@ def choose_group(words: Words, rank: int, world_size: int, open_store: Callable[
     reasons = tell_all(words, "exchange", rank, world_size, reason)
     if file is not None:
         file.unlink()  # every rank has mapped it, or none will
-    if not any(reasons):
+    if exchange is not None and not any(reasons):
         return SharedGroup(exchange, rank)
     if exchange is not None:
         exchange.close()
     if rank == 0:
         logging.getLogger(__name__).warning("the ranks exchange tensors over gloo: %s", next(filter(None, reasons)))
-    return _gloo().GlooGroup(open_store(), rank, world_size)
+    group: Group = _gloo().GlooGroup(open_store(), rank, world_size)
+    return group
 
 
 def group_of_hosts(store: str, address: str, rank: int, world_size: int) -> Group:
     """The group of ranks on several hosts, which meet at `store`; this one is reached at `address`. Raises RankLost."""
-    return _gloo().group_of_hosts(store, address, rank, world_size)
+    group: Group = _gloo().group_of_hosts(store, address, rank, world_size)
+    return group
 
 
-def _gloo() -> Any:
+def _gloo() -> ModuleType:
     from vnext.runtime.transport.collectives import gloo_group  # torch, which shared memory does without
 
     return gloo_group

@@ -12,6 +12,7 @@ import os
 import secrets
 import stat
 import struct
+from typing import Any
 
 from vnext.base.compiled import load
 from vnext.runtime.processes import shared_file
@@ -103,11 +104,12 @@ class Exchange:
 
 def implementation() -> str:
     """The implementation in use on this machine: "compiled" or "plain"."""
-    return "compiled" if _serves_compiled(choose_wait_method()) else "plain"
+    return "compiled" if _compiled(choose_wait_method()) else "plain"
 
 
-def _serves_compiled(waits: WaitMethod) -> bool:
-    return _exchange is not None and isinstance(waits, Futex)
+def _compiled(waits: WaitMethod) -> Any:
+    """The compiled module where it serves, else None."""
+    return _exchange if isinstance(waits, Futex) else None
 
 
 def _choose_memory(
@@ -115,8 +117,9 @@ def _choose_memory(
 ) -> PlainExchange:
     if waits is None:
         waits = choose_wait_method()
-        if _serves_compiled(waits):
-            return _exchange.Exchange(mapping, world_size, rank, capacity_bytes)
+        if (compiled := _compiled(waits)) is not None:
+            exchange: PlainExchange = compiled.Exchange(mapping, world_size, rank, capacity_bytes)
+            return exchange
     return PlainExchange(mapping, world_size, rank, capacity_bytes, waits, choose_fence())
 
 

@@ -9,6 +9,7 @@ stores; elsewhere a fence stands between (futex.choose_fence). A wake follows ev
 from __future__ import annotations
 
 import ctypes
+import mmap
 import os
 import struct
 import time
@@ -44,7 +45,7 @@ class PlainExchange:
 
     def __init__(
         self,
-        buffer: object,
+        buffer: mmap.mmap | bytearray,
         world_size: int,
         rank: int,
         capacity_bytes: int,
@@ -114,7 +115,7 @@ class PlainExchange:
         with np.errstate(over="ignore", invalid="ignore"):  # infinities and what is no number are results
             rounded = joined([np.frombuffer(slot, dtype).astype(np.float32) for slot in slots]).astype(dtype)
         own = slots[self._rank]
-        target = (ctypes.c_char * (count * size)).from_address(address) if address else own
+        target = memoryview((ctypes.c_char * (count * size)).from_address(address)) if address else own
         np.frombuffer(target, dtype)[:] = rounded
 
     def take(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -13,6 +14,9 @@ from vnext.kernels.shards import joined
 from vnext.runtime.transport.collectives.errors import RankLost
 from vnext.runtime.transport.collectives.meeting import TIMEOUT
 
+if TYPE_CHECKING:
+    from torch.distributed import Store
+
 
 class GlooGroup:
     """Gathers everything over sockets and sums here; see cpu_collectives.Group."""
@@ -20,13 +24,14 @@ class GlooGroup:
     can_capture = False
     beside_bytes_min = sys.maxsize  # only what was measured (split_products.py) goes beside the work
 
-    def __init__(self, store: dist.Store, rank: int, world_size: int, address: str = "127.0.0.1") -> None:
+    def __init__(self, store: Store, rank: int, world_size: int, address: str = "127.0.0.1") -> None:
         """`address`: where the other ranks reach this one."""
-        options = dist.ProcessGroupGloo._Options()
+        gloo: Any = dist.ProcessGroupGloo  # torch publishes no types of what a group is made with
+        options = gloo._Options()
         options._timeout = TIMEOUT
-        options._devices = [dist.ProcessGroupGloo.create_device(hostname=address)]
+        options._devices = [gloo.create_device(hostname=address)]
         self._world_size = world_size
-        self._group = dist.ProcessGroupGloo(store, rank, world_size, options)
+        self._group: Any = gloo(store, rank, world_size, options)
 
     def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
         """See Group. Raises RankLost."""
@@ -71,7 +76,7 @@ def _naming_the_lost() -> Iterator[None]:
         raise RankLost(f"another rank has ended or cannot be reached ({str(error).partition('. ')[0]})") from error
 
 
-def store_of_hosts(store: str, rank: int, world_size: int) -> dist.Store:
+def store_of_hosts(store: str, rank: int, world_size: int) -> Store:
     """Where the ranks of several hosts meet: rank 0 serves it at `store`, as address:port. Raises RankLost."""
     host, _, port = store.rpartition(":")
     try:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    import torch.distributed as dist
+    from torch.distributed import Store
 
 TIMEOUT = timedelta(minutes=5)
 POLL_S = 0.001
@@ -51,11 +51,11 @@ class Meeting:
                     raise TimeoutError(f"no rank has reported on {topic!r} within {TIMEOUT}") from None
             time.sleep(POLL_S)
 
-    def torch_store(self, name: str, world_size: int) -> dist.Store:
+    def torch_store(self, name: str, world_size: int) -> Store:
         """What torch.distributed calls a meeting, by its name; once on each rank."""
         import torch.distributed as dist  # most ranks do without
 
-        store = dist.FileStore(str(self._folder / f"{name}.store"), world_size)
+        store: Store = dist.FileStore(str(self._folder / f"{name}.store"), world_size)
         store.set_timeout(TIMEOUT)
         return store
 

@@ -9,7 +9,10 @@ prompt's tokens and its parameters.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Union, get_args
+from functools import reduce
+from operator import or_
+from types import GenericAlias
+from typing import Any, get_args
 
 import msgspec
 
@@ -25,7 +28,7 @@ class _Wire(msgspec.Struct, frozen=True, array_like=True):
     """Base of the types that replace an event in a message."""
 
 
-class _Arrived(_Wire, tag=1):
+class _Arrived(_Wire, tag=1, frozen=True):
     id_low: int
     prompt: bytes
     sampling: Sampling
@@ -34,31 +37,31 @@ class _Arrived(_Wire, tag=1):
     client: int
 
 
-class _Committed(_Wire, tag=4):
+class _Committed(_Wire, tag=4, frozen=True):
     step: int
 
 
-class ReadAdapter(_Wire, tag=100):
+class ReadAdapter(_Wire, tag=100, frozen=True):
     """No event: asks a rank to read an adapter beside its steps, so that AdapterLoaded takes no time. Answered by AdapterRead."""
 
     digest: str
     path: str
 
 
-class BeginFrom(_Wire, tag=101):
+class BeginFrom(_Wire, tag=101, frozen=True):
     """No event: a rank that has just started begins from this state (log/snapshot.py) in place of an engine's first."""
 
     snapshot: bytes
 
 
-class StoreBlocks(_Wire, tag=102):
+class StoreBlocks(_Wire, tag=102, frozen=True):
     """No event: asks a rank to write these `pages` to disk under the names `blocks` (16 bytes each). Answered by BlocksWritten."""
 
     blocks: bytes
     pages: tuple[int, ...]
 
 
-class FetchBlocks(_Wire, tag=103):
+class FetchBlocks(_Wire, tag=103, frozen=True):
     """No event: the blocks of a transfer that begins are those of another engine, whose `ticket` says where they are."""
 
     transfer: int
@@ -69,7 +72,7 @@ RankRequest = ReadAdapter | BeginFrom | StoreBlocks | FetchBlocks
 _as_they_are = [event for event in get_args(AnyEvent) if event not in (RequestArrived, StepCommitted)]
 _encoder = msgspec.msgpack.Encoder()
 _wires = (_Arrived, _Committed, *get_args(RankRequest), *get_args(AnyCommand), *_as_they_are)
-_decoder = msgspec.msgpack.Decoder(tuple[Union[_wires], ...])  # noqa: UP007
+_decoder: msgspec.msgpack.Decoder[tuple[Any, ...]] = msgspec.msgpack.Decoder(GenericAlias(tuple, (reduce(or_, _wires), ...)))
 
 
 def encode_events(events: Sequence[AnyEvent]) -> bytes:

@@ -12,7 +12,7 @@ import mmap
 import os
 import stat
 import struct
-from typing import Self
+from typing import Any, Self
 
 from vnext.base.compiled import load
 from vnext.runtime.processes import shared_file
@@ -108,19 +108,21 @@ class Segment:
 
 def implementation() -> str:
     """The implementation in use on this machine: "compiled" or "plain"."""
-    return "compiled" if _serves_compiled(choose_wait_method()) else "plain"
+    return "compiled" if _compiled(choose_wait_method()) else "plain"
 
 
-def _serves_compiled(waits: WaitMethod) -> bool:
-    return _ring is not None and isinstance(waits, Futex)
+def _compiled(waits: WaitMethod) -> Any:
+    """The compiled module where it serves, else None."""
+    return _ring if isinstance(waits, Futex) else None
 
 
 def _choose_memory(mapping: mmap.mmap, line_count: int, capacity_bytes: int, waits: WaitMethod | None) -> PlainMemory:
     """The compiled memory if it was built and no way of sleeping was requested, else the plain one."""
     if waits is None:
         waits = choose_wait_method()
-        if _serves_compiled(waits):
-            return _ring.Memory(mapping, line_count, capacity_bytes)
+        if (compiled := _compiled(waits)) is not None:
+            memory: PlainMemory = compiled.Memory(mapping, line_count, capacity_bytes)
+            return memory
     return PlainMemory(mapping, line_count, capacity_bytes, waits, choose_fence())
 
 

@@ -10,13 +10,16 @@ from __future__ import annotations
 
 import ctypes
 import enum
+import mmap
 import os
 import struct
 import time
 from collections.abc import Callable
+from typing import TypeVar
 
 from vnext.runtime.processes.futex import WaitMethod
 
+Word = TypeVar("Word", ctypes.c_uint32, ctypes.c_uint64)
 LINE_BYTES = 128  # two cache lines, because processors fetch pairs
 HEAD_BYTES = 8
 ALIGNMENT_BYTES = 8
@@ -47,7 +50,7 @@ class PlainMemory:
 
     def __init__(
         self,
-        buffer: object,
+        buffer: mmap.mmap | bytearray,
         line_count: int,
         capacity_bytes: int,
         waits: WaitMethod,
@@ -146,10 +149,10 @@ class PlainMemory:
 
     def release(self) -> None:
         """Give the buffer back, so that the mapping can be closed. Idempotent."""
-        self._positions = self._signals = ()
+        self._positions, self._signals = [], []
         self._data.release()
 
-    def _line(self, words: list, line: int) -> ctypes.c_uint32:
+    def _line(self, words: list[Word], line: int) -> Word:
         if not 0 <= line < len(words):
             raise ValueError(f"the ring's memory was released or has no line {line}")
         return words[line]

@@ -79,7 +79,7 @@ class RingReader:
                 raise RingAbandoned("the process of the ring's writer has ended without closing it")
             elif not self._segment.liveness.has_owner(WRITER):
                 is_dead = True  # its last message may have come after our look
-            elif end_s is not None and left_s(end_s) <= 0:
+            elif (rest_s := left_s(end_s)) is not None and rest_s <= 0:
                 return None
             spin_ns, poll_s = 0, min(2 * poll_s, IDLE_POLLS * WRITER_POLL_S)
 
@@ -93,7 +93,8 @@ class RingReader:
     def _wait_and_take(self, spin_ns: int, timeout_ns: int) -> bytes | None:
         """Wait for news; returns the message if it is whole, the usual case. None: look closer."""
         if self._missing_bytes is not None:
-            return self._memory.await_change(WRITER, self._position, spin_ns, timeout_ns)
+            self._memory.await_change(WRITER, self._position, spin_ns, timeout_ns)
+            return None
         message = self._memory.receive(self._line, self._position, self._number, spin_ns, timeout_ns)
         if message is not None:
             self._position += HEAD_BYTES + padded(len(message))
