@@ -10,8 +10,8 @@ import msgspec
 from vnext.models.config.json_keys import Json, flag, number, numbers, positive, shown
 from vnext.models.errors import ModelError
 
-RopeKind = Literal["default", "linear", "llama3", "yarn", "longrope"]
-ROPE_KINDS = ("default", "linear", "llama3", "yarn", "longrope", "dynamic")
+RopeKind = Literal["default", "linear", "llama3", "yarn", "longrope", "proportional"]
+ROPE_KINDS = ("default", "linear", "llama3", "yarn", "longrope", "proportional", "dynamic")
 """Supported names. "dynamic" stretches only contexts longer than max_position_embeddings, which are not served."""
 ASKED_LENGTH = "asked_length"
 """Key beside those of config.json: tokens of one request that the user asks for, 0 for as many as is usual."""
@@ -20,7 +20,8 @@ ASKED_LENGTH = "asked_length"
 class Rope(msgspec.Struct, frozen=True, kw_only=True):
     """Rotary embedding: base `theta` and how its frequencies are stretched.
 
-    `share` of a head's channels turn, the first ones. `attention_factor` multiplies cosines and sines (yarn, longrope).
+    `share` of a head's channels turn, the first ones; of "proportional", of its pairs, at the speeds that they would have if all
+    turned. `attention_factor` multiplies cosines and sines (yarn, longrope).
     `original_position_count`: the context of the training before the stretching. The other numbers belong to the kinds
     that their names and `rope.py` tell; `divisors` are longrope's, one a frequency, for contexts beyond the original one
     if `beyond`.
@@ -58,12 +59,13 @@ def parse_rope(raw: Json, scaling: Json, head_dim: int, *, partial: bool = False
     theta, share = number(beside, "rope_theta", 10000.0), number(beside, "partial_rotary_factor", 1.0)
     if theta < 1.0:
         raise ModelError(f"rope_theta must be at least 1 but is {theta}; correct config.json")
-    if share > 1.0 or (share != 1.0 and not partial):
+    if share > 1.0 or (share != 1.0 and not partial and kind != "proportional"):
         raise ModelError(f"partial_rotary_factor {share} is not supported; supported is {'at most ' * partial}1.0")
     if kind in ("default", "dynamic"):
         return Rope(theta=theta, share=share)
-    if kind == "linear":
-        return Rope(theta=theta, share=share, kind=kind, factor=number(scaling, "factor"))
+    if kind in ("linear", "proportional"):
+        usual = 1.0 if kind == "proportional" else None
+        return Rope(theta=theta, share=share, kind=kind, factor=number(scaling, "factor", usual))
     longest = positive(raw, "max_position_embeddings", 2048)
     holder = scaling if raw.get("original_max_position_embeddings") is None else raw
     original = positive(holder, "original_max_position_embeddings", longest)

@@ -15,14 +15,18 @@ from vnext.models.config.rope_config import Rope
 
 
 def inverse_frequencies(rope: Rope, head_dim: int) -> np.ndarray:
-    """Radians a position for each pair of a head that turns, float32 [share * head_dim / 2], stretched as asked."""
-    width = int(head_dim * rope.share)
-    exponents = np.arange(0, width, 2, dtype=np.float32) / np.float32(width)
+    """Radians a position for each pair of a head that turns, float32 [share * head_dim / 2], stretched as asked; of
+    "proportional" for each pair, 0 for those that stand."""
+    is_whole = rope.kind == "proportional"
+    width = 2 * int(head_dim * rope.share / 2) if is_whole else int(head_dim * rope.share)
+    exponents = np.arange(0, width, 2, dtype=np.float32) / np.float32(head_dim if is_whole else width)
     powers = np.power(rope.theta, exponents.astype(np.float64)).astype(np.float32)
     plain = np.float32(1) / powers
     match rope.kind:
         case "linear":
             return plain / np.float32(rope.factor)
+        case "proportional":
+            return np.pad(plain / np.float32(rope.factor), (0, (head_dim - width) // 2))
         case "llama3":
             return stretch_slow(plain, rope)
         case "yarn":
