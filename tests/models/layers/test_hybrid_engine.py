@@ -4,6 +4,7 @@ from, while what nobody has written is poisoned; and how little of a long talk i
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ from hybrids import load_oracle, save_hybrid
 from vnext import LLM, SamplingParams
 from vnext.models.layers.sharding import alone
 from vnext.runtime.batch.batch import PersistentBatch
+from vnext.runtime.batch.step_inputs import StepInputs
 from vnext.runtime.processes.launch import StartFailed
 from vnext.runtime.rank.runner import ModelRunner
 from vnext.sched.schedule import schedule
@@ -43,7 +45,7 @@ class Engine:
         config = SchedulerConfig(**(bounds | changes))
         self.state = start(EngineStarted(config=config, model="", model_digest="", world_size=1, environment={}, started_ns=0))
         self.batch = PersistentBatch(config, VOCAB_SIZE)
-        self.runner.make_cache(config.page_count, BLOCK_SIZE, config.state_pages)
+        self.runner.make_cache(config.page_count, config.block_size, config.state_pages)
         for part in (part for parts in self.runner._states.pools for part in parts):
             part.fill_(torch.nan)
         self.tokens: dict[int, list[int]] = {}
@@ -166,6 +168,28 @@ def test_a_batch_has_the_arrays_that_the_state_says(saved: Path) -> None:
     assert inputs.forward.recurrent.pages.dtype == np.int32
     assert inputs.forward.recurrent.pages.tolist() == engine.state.rows.recurrent[0].tolist()
     assert inputs.forward.recurrent.fresh.all() and inputs.copies is engine.state.in_flight[-1].copies
+
+
+def test_a_steady_decode_advances_the_same_arrays(saved: Path) -> None:
+    """Between the edges of blocks, with the copies of its own step; a prompt of one token begins with empty states once."""
+    engine, given = Engine(saved, block_size=16, pipeline_depth=1), []
+    run = engine.runner.run
+
+    def keep(inputs: StepInputs) -> object:
+        given.append((inputs.forward, inputs.copies, bool(inputs.forward.recurrent.fresh.any()), engine.state.in_flight[-1].copies))
+        return run(inputs)
+
+    engine.runner.run = keep
+    engine.arrive([7])
+    tokens = engine.run()
+    again = [ours[0] is before[0] for before, ours in pairwise(given)]
+    assert again == [False] + [True] * (TOKEN_COUNT - 2)
+    assert [fresh for _, _, fresh, _ in given] == [True] + [False] * (TOKEN_COUNT - 1)
+    assert all(copies is own for _, copies, _, own in given)
+    expected = Engine(saved, block_size=16, pipeline_depth=1)
+    expected.batch._may_stay = lambda inputs: False
+    expected.arrive([7])
+    assert expected.run() == tokens
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

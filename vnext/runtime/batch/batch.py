@@ -95,9 +95,11 @@ class PersistentBatch:
         return inputs
 
     def _may_stay(self, inputs: StepInputs) -> bool:
-        """Whether the next decode can advance these arrays: of one group of layers that attend, and no row is below its minimum
-        length."""
-        return self._groups == 1 and inputs.copies is None and inputs.sampling is not None and inputs.sampling.banned is None
+        """Whether the next decode can advance these arrays: of one group of layers that attend, no row is below its minimum length,
+        and none begins with empty states."""
+        recurrent = inputs.forward.recurrent
+        is_plain = self._groups == 1 and inputs.sampling is not None and inputs.sampling.banned is None
+        return is_plain and (recurrent is None or not recurrent.fresh.any())
 
     def take_sampled(self, scheduled: StepInFlight, tokens: np.ndarray) -> Kept | None:
         """Keep a step's samples (int64[S]): the next step may need them before they are committed. Steps come in their order.
@@ -321,7 +323,7 @@ class DecodeStep:
             self._steps_left = 0
             return None
         last.take(self._places, out=self._token_ids, mode="clip")
-        return self._inputs
+        return self._inputs if scheduled.copies is None else self._inputs._replace(copies=scheduled.copies)
 
 
 # ---- adapter rows ------------------------------------------------------------------------------------------------
