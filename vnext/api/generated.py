@@ -113,14 +113,21 @@ class Embedded(Result, frozen=True, kw_only=True):
     outputs: Embedding
 
 
+class Score(Result, frozen=True, kw_only=True):
+    score: float
+
+
 class Scored(Result, frozen=True, kw_only=True):
     """A prompt with an answer that the caller gave. `logprobs` has one float32 value per token of the answer, bit for bit what
-    `generate` reports for it with `SamplingParams(logprobs=0)`, whatever the temperature; `cumulative_logprob` is their sum."""
+    `generate` reports for it with `SamplingParams(logprobs=0)`, whatever the temperature; `cumulative_logprob` is their sum.
+
+    Of a model that scores pairs `outputs.score` is how alike the two texts are, `prompt_token_ids` are both, the rest is empty."""
 
     prompt_token_ids: list[int]
-    token_ids: list[int]
-    logprobs: list[float]
-    cumulative_logprob: float
+    token_ids: list[int] = []
+    logprobs: list[float] = []
+    cumulative_logprob: float = 0.0
+    outputs: Score | None = None
 
 
 class Slot:

@@ -20,7 +20,7 @@ import msgspec
 
 from vnext.api.chat_tokenizer import ChatTokenizer
 from vnext.api.engine_operations import EngineOperations
-from vnext.api.generated import Embedded, Embedding, Generated, Scored, Slot, Task
+from vnext.api.generated import Embedded, Generated, Scored, Slot, Task
 from vnext.api.generation_config import sampling_defaults
 from vnext.api.program_input import (
     Message,
@@ -38,6 +38,7 @@ from vnext.options.settings_check import engine_settings
 from vnext.runtime.processes.launch import find_model
 from vnext.runtime.processes.replicas import RunningEngines, StartingEngines, start_engines
 from vnext.runtime.protocol.lora_request import AdapterChoice
+from vnext.runtime.protocol.reasons import SCORES
 from vnext.runtime.protocol.sampling_params import BeamSearchParams, InvalidRequest, SamplingParams, as_struct
 from vnext.runtime.protocol.settings import EngineSettings, reads_generation_config
 
@@ -46,7 +47,6 @@ if TYPE_CHECKING:  # the engine's client and the text code import slowly: the en
 
     from vnext.runtime.client.client_sync import SyncEngineClient
     from vnext.runtime.protocol.merged_output import TakenOutput
-    from vnext.runtime.protocol.messages import PromptResult
     from vnext.text.answer import Delta
     from vnext.text.tokenizer import Tokenizer
 
@@ -191,38 +191,26 @@ class LLM(EngineOperations):
         or that of its first token ("cls"), cut to `dimensions` and scaled to length 1. None: as the model's files say, else that of
         the last token, scaled. A prompt keeps its first `truncate_prompt_tokens`, -1: as many as the model takes. Raises
         InvalidRequest, Refused, EngineDead."""
-        from vnext.text.prompt_arrays import embedding
-        from vnext.text.prompt_results import embedding_request, shortened, usual_pooling
+        from vnext.api.vectors import Wanted, embedded
 
-        dimensions = as_count(dimensions, "dimensions")
-        texts = as_prompts(prompts)
-        tokens = [self._maker.tokens(prompt) for prompt in texts]
-        if truncate_prompt_tokens is not None:
-            frames = (self.tokenizer.encode("") if isinstance(each, str) else [] for each in texts)
-            tokens = [shortened(each, truncate_prompt_tokens, frame, self.max_model_len) for each, frame in zip(tokens, frames)]
-        usual = usual_pooling(self.ready.environment)
-        kind, normalize = pooling or usual.pooling, usual.normalize if normalize is None else normalize
-        requests = [embedding_request(next(self._maker.names), each, kind, self.max_model_len) for each in tokens]
-        found: dict[str, list[PromptResult]] = {request.name: [] for request in requests}
-        for output in self._client.run(requests, whole=True) if requests else ():
-            if output.error:
-                raise InvalidRequest(f"{output.error.rstrip('.')}.")
-            found[output.name] += output.prompt
-        embeddings = [embedding(parts, dimensions, normalize).tolist() for parts in found.values()]
-        return [
-            Embedded(prompt_token_ids=each, outputs=Embedding(embedding=vector)) for each, vector in zip(tokens, embeddings)
-        ]
+        wanted = Wanted(pooling, as_count(dimensions, "dimensions"), normalize, truncate_prompt_tokens)
+        return embedded(self._maker, self._client, as_prompts(prompts), wanted)
 
     def score(
         self, prompts: Prompt | Sequence[Prompt], answers: Prompt | Sequence[Prompt], *, lora_request: AdapterChoice = None
     ) -> list[Scored]:
         """The log-probabilities of given answers, one for each prompt, by the kernels that generate and in their order
         (docs/rollouts.md). An answer is given as a prompt is; a text gets no special tokens. Prompt and answer together may have
-        `max_model_len` tokens. The likeness of two texts, which vLLM's LLM.score and the server's /score state, is the cosine of
-        their vectors from `embed`. Raises InvalidRequest, Refused, EngineDead."""
+        `max_model_len` tokens. A model that scores pairs of texts does so: `answers` are the documents, `prompts` the query of each
+        or one for all. By other models the likeness of two texts, which the server's /score states, is the cosine of their vectors
+        from `embed`. Raises InvalidRequest, Refused, EngineDead."""
         from vnext.text.prompt_results import Scoring
 
         prompts, answers = as_prompts(prompts), as_prompts(answers, "answers")
+        if SCORES in self.ready.environment:
+            from vnext.api.vectors import pair_scores
+
+            return pair_scores(self._maker, self._client, prompts, answers)
         if len(prompts) != len(answers):
             counts = f"There are {len(prompts)} prompts and {len(answers)} answers"
             raise InvalidRequest(f"{counts}: give one for each; to compare texts, see embed.", "answers")

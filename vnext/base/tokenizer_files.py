@@ -99,10 +99,10 @@ def tokenizer_json(folder: Path) -> bytes:
     return json.dumps(whole, ensure_ascii=False).encode()
 
 
-def end_token(folder: Path) -> int | None:
-    """The number of the tokenizer's eos_token; None where its files name none that it has, or cannot be read."""
+def special_token(folder: Path, role: str = "eos_token") -> int | None:
+    """The number of the tokenizer's token of a role; None where its files name none that it has, or cannot be read."""
     try:
-        text = named_tokens(tokenizer_settings(folder)).get("eos_token")
+        text = named_tokens(tokenizer_settings(folder)).get(role)
         if text is None:
             return None
         data = tokenizer_json(folder)

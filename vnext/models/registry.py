@@ -117,6 +117,14 @@ BODIES = MappingProxyType({row.body: architecture for architecture, row in ROWS.
 """Models saved without what makes them write -> the architecture that they belong to."""
 
 
+def whole_name(name: str) -> str:
+    """The architecture of the family that computes a model, which may be saved without what makes it write, or with a head that
+    scores."""
+    base = name.removesuffix("ForSequenceClassification")
+    bodies = (f"{base}ForCausalLM", f"{base}Model") if base != name else (BODIES.get(name, name),)
+    return next((each for each in bodies if each in ROWS), name)
+
+
 HEADS = MappingProxyType({"LlamaForCausalLMEagle3": "llama_eagle3"})
 """Heads that draft for a model and are none themselves."""
 

@@ -119,6 +119,15 @@ class Tokenizer:
             raise TooManyTokens(len(encoding))
         return encoding.ids
 
+    def encode_pair(self, one: str, other: str) -> list[int]:
+        """Token ids of two texts as the model reads them together. Raises InvalidRequest where the first holds the token that
+        separates it from the second: the model could not tell them apart."""
+        found = self._encoding((one, other), True)
+        texts = found.sequence_ids
+        if texts[-1:] == [None] and found.ids[-1] in (token for token, text in zip(found.ids, texts) if text == 0):
+            raise InvalidRequest(f"The first text holds {found.tokens[-1]}, which ends it: leave it out.")
+        return found.ids
+
     def decode(self, tokens: Sequence[int], skip_special_tokens: bool = True) -> str:
         """The text of all tokens at once. Lets other threads run."""
         return self._backend.decode_batch([tokens], skip_special_tokens=skip_special_tokens)[0]
@@ -160,8 +169,8 @@ class Tokenizer:
         data = self._token_bytes(spelt)
         return TokenText(data.decode(errors="replace"), data)
 
-    def _encoding(self, text: str, add_special_tokens: bool) -> tokenizers.Encoding:
-        """Encode one text. The library's `encode` gives the same ids, but lets no other thread run."""
+    def _encoding(self, text: str | tuple[str, str], add_special_tokens: bool) -> tokenizers.Encoding:
+        """Encode one text or a pair. The library's `encode` gives the same ids, but lets no other thread run."""
         try:
             return self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0]
         except Exception as error:  # the library raises bare Exceptions for words that a vocabulary of whole words lacks

@@ -19,7 +19,7 @@ from vnext.models.errors import ModelError
 from vnext.models.gguf.folder import SUFFIX, linked_files
 from vnext.models.gguf.header import read_header as gguf_header
 from vnext.models.missing import PREFIX, writers
-from vnext.models.registry import BODIES, MODEL_TYPES, computed_as, require_family
+from vnext.models.registry import MODEL_TYPES, computed_as, require_family, whole_name
 
 CONFIG_NAME = "config.json"
 INDEX_NAME = "model.safetensors.index.json"
@@ -68,7 +68,7 @@ def architecture(raw: Json) -> str:
         raise ModelError("config.json names no architecture; add 'architectures' as the model's authors have it")
     if names[0].startswith(PREFIX):
         return names[0]
-    return computed_as(BODIES.get(names[0], names[0]), raw)
+    return computed_as(whole_name(names[0]), raw)
 
 
 def weight_files(path: Path) -> list[Path]:

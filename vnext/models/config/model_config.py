@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from vnext.base.tokenizer_files import end_token
+from vnext.base.tokenizer_files import special_token
 from vnext.kernels.calls import Router
 from vnext.models.config.folder import OVERRIDDEN, architecture, read_config, stored_dtype
 from vnext.models.config.json_keys import Json, flag, number, positive, read_optional_json, required, shown, token_ids
@@ -169,11 +169,13 @@ class Hosted(msgspec.Struct, frozen=True, kw_only=True):
 
 class Encoder(msgspec.Struct, frozen=True, kw_only=True):
     """A model whose tokens see all of their text, and which writes nothing. Of `positions` learned ones, the first token of a text
-    has that at `first_position`. `types`: kinds of tokens, of which all have the first."""
+    has that at `first_position`. `types`: kinds of tokens, of which those behind the first `separator` have the second, where there
+    is one, and all others the first."""
 
     positions: int = 0
     first_position: int = 0
     types: int = 0
+    separator: int | None = None
 
 
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -259,15 +261,21 @@ def load_config(path: Path, with_generation: bool = True, asked_length: int | No
     """
     generation = read_optional_json(path / "generation_config.json") if with_generation else {}
     raw = with_dtype(path, read_config(path))
-    config = parse_config(raw | {ASKED_LENGTH: asked_length or 0, TOKENIZER_END: end_token(path)}, generation)
-    return with_pooling(config, pooling_in(path))
+    config = parse_config(raw | {ASKED_LENGTH: asked_length or 0, TOKENIZER_END: special_token(path)}, generation)
+    return with_pooling(config, pooling_in(path, raw), path)
 
 
-def with_pooling(config: ModelConfig, found: Pooling | None) -> ModelConfig:
-    """The configuration with what the folder's files say of vectors, else, of an encoder, with what sentence-transformers takes."""
+def with_pooling(config: ModelConfig, found: Pooling | None, path: Path) -> ModelConfig:
+    """The configuration with what the folder's files say of vectors, else, of an encoder, with what sentence-transformers takes.
+    Raises ModelError."""
     pooling = found or (Pooling(kind="mean") if config.encoder else None)
     if config.encoder and pooling and pooling.length_max:
         config = msgspec.structs.replace(config, position_count_max=min(config.position_count_max, pooling.length_max + 1))
+    if config.encoder and found and found.scores and config.encoder.types > 1:
+        if (separator := special_token(path, "sep_token")) is None:
+            raise ModelError(f"the tokenizer in {path} names no sep_token, behind which a second text has another type; add it")
+        encoder = msgspec.structs.replace(config.encoder, separator=separator)
+        config = msgspec.structs.replace(config, encoder=encoder)
     return msgspec.structs.replace(config, pooling=pooling)
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from vnext.kernels.arrays import Array
-from vnext.models.config.model_config import ModelConfig
+from vnext.models.config.model_config import Encoder, ModelConfig
 from vnext.models.layers.batch import ForwardBatch, HostBatch, host_batch
 from vnext.models.layers.kv_cache import KvCache
 from vnext.models.layers.layers import Attention, Mlp, Norm, attention, embed, layer_steps, mlp, norm_of
@@ -66,8 +66,17 @@ def embedded(params: EncoderParams, batch: ForwardBatch, config: ModelConfig, pa
     assert config.encoder is not None
     hidden = embed(params.embedding, batch.token_ids, parallel)
     if params.types is not None:
-        hidden = hidden + params.types[:1]
+        hidden = hidden + (params.types[:1] if config.encoder.separator is None else params.types[types_of(batch, config.encoder)])
     return hidden + params.positions.index_select(0, batch.positions + config.encoder.first_position)
+
+
+def types_of(batch: ForwardBatch, encoder: Encoder) -> torch.Tensor:
+    """int64 [T]: 1 for each token that has a separator before it in its text, else 0."""
+    starts = host_batch(batch)[0]
+    ends = (batch.token_ids == encoder.separator).long()
+    before = ends.cumsum(0) - ends
+    first = before.new_tensor(np.repeat(starts[:-1], np.diff(starts)))
+    return (before - before.index_select(0, first)).clamp(max=1)
 
 
 def by_token(batch: ForwardBatch) -> ForwardBatch:

@@ -85,6 +85,7 @@ def unread_tensors(path: Path, config: ModelConfig) -> list[str]:
         stored = own.rooted()
         source = Recording(lambda name: name in stored or stored.format_of(name) is not None)
         family(config.architecture).assemble(source, config)
+        source.read.update(name for each in (config.pooling.layers if config.pooling else ()) for name in (each.weight, each.bias))
         formats = {name: format for name in source.read if (format := stored.format_of(name)) is not None}
         read = source.read.union(*(format.tensors(name) for name, format in formats.items()))
         drafting = f"{ROOT}layers.{config.layer_count}." if config.mtp_layers == 1 else "/"

@@ -173,7 +173,8 @@ class Loader:
 
     def go_without(self, head: str) -> None:
         """There is no such head, and the embedding stands in for it. Raises ModelError for a checkpoint that should have one."""
-        if not self._checkpoint.is_bare and not self._kept.is_refilled:
+        scores = self._config.pooling is not None and self._config.pooling.scores
+        if not (self._checkpoint.is_bare or self._kept.is_refilled or scores):
             raise ModelError(
                 f"the checkpoint has no {head} and config.json does not tie it to the embedding; if this model's authors "
                 'did, add "tie_word_embeddings": true to config.json, else download the model again'

@@ -10,7 +10,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from vnext.models.layers.whole_step import WholeStep
-from vnext.runtime.batch.prompt_results import PromptSums, compute, places_of
+from vnext.runtime.batch.prompt_results import PromptSums, Tail, compute, places_of
 from vnext.runtime.batch.step_inputs import StepInputs
 from vnext.runtime.batch.step_outputs import NOTHING_SAMPLED, StepOutputs, reported, spoilt_rows
 from vnext.sampling.host import sample
@@ -19,8 +19,9 @@ from vnext.sampling.host import sample
 class OnArrays:
     """Steps of one model and cache."""
 
-    def __init__(self, whole: WholeStep) -> None:
-        self._whole, self._sums = whole, PromptSums()
+    def __init__(self, whole: WholeStep, tail: Tail | None = None) -> None:
+        """`tail`: as PromptSums'."""
+        self._whole, self._sums = whole, PromptSums(tail)
 
     def run(self, inputs: StepInputs) -> StepOutputs:
         """Compute one step: write to the cache, sample a token for each sampled row."""

@@ -16,6 +16,10 @@ from vnext.runtime.protocol.messages import PromptResult
 from vnext.sampling import host
 from vnext.sampling.inputs import REPORTED_TOGETHER
 from vnext.state.params import MAX, MEAN, NO_POOLING
+from vnext.state.state import Request
+
+Tail = Callable[[np.ndarray], np.ndarray]
+"""float32 [hidden] -> float32 [out]."""
 
 
 class Places(NamedTuple):
@@ -48,8 +52,10 @@ def compute(
 class PromptSums:
     """Turns computed tensors into results, step by step; keeps what is there of means and maxima that are not complete. Mutable."""
 
-    def __init__(self) -> None:
+    def __init__(self, tail: Tail | None = None) -> None:
+        """`tail`: what a text's vector goes through; None for nothing."""
         self._sums: dict[int, np.ndarray] = {}
+        self._tail = tail
 
     def results(self, prompts: PromptInputs, computed: Sequence[np.ndarray]) -> tuple[PromptResult, ...]:
         """The results of one step from the arrays of `compute`."""
@@ -68,7 +74,7 @@ class PromptSums:
     def _pooled(self, each: PromptRange, hidden: np.ndarray) -> list[PromptResult]:
         request = each.request
         if each.pooling not in (MEAN, MAX):
-            return [PromptResult(id=request.id, hidden=hidden[0].tobytes())]
+            return [self._result(request, hidden[0])]
         total = self._sums[request.id] if each.first else np.full(hidden.shape[1], 0.0 if each.pooling == MEAN else -np.inf)
         for row in hidden:  # one after the other: sums in another order have other bits
             total = total + row if each.pooling == MEAN else np.maximum(total, row)
@@ -76,7 +82,10 @@ class PromptSums:
         if each.first + each.count < request.prompt_length:
             return []
         pooled = self._sums.pop(request.id) / (request.prompt_length if each.pooling == MEAN else 1)
-        return [PromptResult(id=request.id, hidden=pooled.astype(np.float32).tobytes())]
+        return [self._result(request, pooled.astype(np.float32))]
+
+    def _result(self, request: Request, vector: np.ndarray) -> PromptResult:
+        return PromptResult(id=request.id, hidden=(self._tail(vector) if self._tail else vector).tobytes())
 
 
 def scores(each: PromptRange, columns: Sequence[np.ndarray]) -> PromptResult:

@@ -17,6 +17,7 @@ from vnext.models.layers.batch import ForwardBatch
 from vnext.models.layers.kv_cache import KvCache, kv_groups
 from vnext.models.layers.sharding import Parallel, local_heads
 from vnext.models.registry import Family
+from vnext.runtime.batch.prompt_results import Tail
 from vnext.runtime.gpu.adapter_regions import AdapterRegions
 
 
@@ -36,7 +37,7 @@ class DeviceHead(Protocol):
 class DeviceModel(NamedTuple):
     """One rank's model with its cache, whose last page is the null page: no request holds it. `adapters`: where adapters are, and
     how ranks sum in steps with them, whose products are not made in parts: a part would not see its tokens. `head`: what drafts
-    by the states of its layers."""
+    by the states of its layers. `tail`: what a text's vector goes through."""
 
     family: Family
     params: Any
@@ -46,6 +47,7 @@ class DeviceModel(NamedTuple):
     adapters: AdapterRegions | None = None
     adapted_parallel: Parallel | None = None
     head: DeviceHead | None = None
+    tail: Tail | None = None
 
     @property
     def windows(self) -> tuple[int, ...]:

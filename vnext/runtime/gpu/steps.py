@@ -142,7 +142,7 @@ class DeviceSteps:
         )
         samples_max = config.max_num_seqs * (1 + most_drafts(config) if config.speculation else 1)
         self._pieces = PiecewiseGraphs(device, model, samples_max, variants.operations.paged_attention)
-        self._sums = PromptSums()
+        self._sums = PromptSums(model.tail)
         self._watch = FedWatch(device, self._batch.parameters, model.adapters)
         self._common: tuple[bytes, int] = b"", 0
         self.variants_run: dict[str, int] = {"graph": 0, "pieces": 0, "eager": 0}

@@ -20,7 +20,7 @@ from vnext.models.layers.kv_cache import KvCache
 from vnext.models.layers.layers import embed
 from vnext.models.layers.sharding import Parallel
 from vnext.models.registry import Family
-from vnext.runtime.batch.prompt_results import PromptSums
+from vnext.runtime.batch.prompt_results import PromptSums, Tail
 from vnext.runtime.batch.prompt_tensors import compute, places_of
 from vnext.runtime.batch.step_inputs import StepInputs
 from vnext.runtime.batch.step_outputs import NOTHING_SAMPLED, StepOutputs, reported, spoilt_rows
@@ -40,11 +40,13 @@ class ByParts:
         parallel: Parallel,
         slots: Slots | None,
         routed: RoutedExperts | None = None,
+        tail: Tail | None = None,
     ) -> None:
+        """`tail`: as PromptSums'."""
         self._family, self._config, self._parallel = family, config, parallel
         self._params = params._replace(stack=None) if routed else params  # layers as one call tell no expert ids
         self._adapted = AdaptedForward(family.forward, slots, "cpu") if slots else None
-        self._sums, self._routed = PromptSums(), routed
+        self._sums, self._routed = PromptSums(tail), routed
 
     @torch.inference_mode()
     def run(self, inputs: StepInputs, kv: KvCache) -> StepOutputs:

@@ -41,7 +41,7 @@ from vnext.runtime.processes.placement import NOWHERE, Place, places
 from vnext.runtime.processes.thread_plan import TEAM_SPIN_US
 from vnext.runtime.processes.topology import here
 from vnext.runtime.protocol.messages import ModelFacts, RankReady
-from vnext.runtime.protocol.reasons import NO_HEAD, NORMALIZED
+from vnext.runtime.protocol.reasons import NO_HEAD, NORMALIZED, SCORES, WRITTEN_PAIRS
 from vnext.runtime.protocol.settings import Isa, RankSettings, SettingsError
 from vnext.runtime.rank.draft_costs import SECONDS, draft_costs
 from vnext.runtime.rank.draft_model import load_draft_model
@@ -351,15 +351,17 @@ def describe_numbers(settings: RankSettings, runner: ModelRunner) -> dict[str, s
         numbers["kv_cache_dtype"] = runner.kv_cache_dtype
     if settings.digests_weights and settings.rank == 0:
         numbers["weights_digest"] = weights_digest(settings.model_path)
-    if not runner.kept.has_head or runner.config.encoder is not None:
+    found, has_head = runner.config.pooling, runner.kept.has_head and runner.config.encoder is None
+    if not has_head or (found and found.scores not in ("", WRITTEN_PAIRS)):
         numbers["head"] = NO_HEAD
-    numbers |= {"pooling": found.kind + NORMALIZED * found.normalize} if (found := runner.config.pooling) else {}
+    if found:
+        numbers |= {"pooling": found.kind + NORMALIZED * found.normalize} | ({SCORES: found.scores} if found.scores else {})
     numbers["sums"] = describe_sums(runner)
     if runner.routed:
         numbers["routed_experts"] = "{} layers, {} of each token".format(*runner.routed.shape)
     if runner.device_type == "cpu":
-        cores = f"{here()}, {place_of(settings)}"
-        numbers |= {"threads": str(settings.threads), "token_bytes": str(runner.token_bytes()), "cores": cores}
+        threads, cores = str(settings.threads), f"{here()}, {place_of(settings)}"
+        numbers |= {"threads": threads, "token_bytes": str(runner.token_bytes()), "cores": cores}
     if runner.config.recurrent is not None:
         numbers["state_bytes"] = str(runner.state_bytes())
     if runner.kept.codes:
@@ -372,8 +374,7 @@ def describe_sums(runner: ModelRunner) -> str:
     ranks = runner.parallel.world_size
     if not (runner.parallel.is_exact and sums_alike(runner.config, ranks)):
         return f"of {ranks} ranks" if ranks > 1 else "of one rank"
-    fitting = ", ".join(str(size) for size in range(1, SHARDS_MAX + 1) if sums_alike(runner.config, size))
-    return f"alike for ranks: {fitting}"
+    return "alike for ranks: " + ", ".join(str(size) for size in range(1, SHARDS_MAX + 1) if sums_alike(runner.config, size))
 
 
 def kernels_of(device_type: str) -> str:
@@ -398,8 +399,7 @@ def default_cache_bytes(settings: RankSettings, runner: ModelRunner) -> int:
 def available_memory_bytes() -> int:
     """Memory that can be taken without swapping, as Linux estimates it; 4 GiB where the estimate is missing."""
     info = Path("/proc/meminfo")
-    lines = info.read_text().splitlines() if info.is_file() else []
-    for line in lines:
+    for line in info.read_text().splitlines() if info.is_file() else []:
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) * 1024
     return 4 * 2**30

@@ -29,6 +29,7 @@ from vnext.models.loading.checkpoint import Checkpoint
 from vnext.models.loading.held import is_quantised
 from vnext.models.loading.kept import Kept
 from vnext.models.loading.packed_file import PackedFile
+from vnext.models.loading.tail import Tail, load_tail
 from vnext.models.loading.targets import Target
 from vnext.models.loading.weights import Progress, choose_numbers, load_params, refill_params
 from vnext.models.registry import family
@@ -245,7 +246,7 @@ class ModelRunner:
     def make_cache(self, page_count: int, block_size: int, state_pages: int = 0) -> None:
         """Allocate the cache, pages for recurrent states, and the cache of what drafts. Raises MemoryError (RuntimeError on
         CUDA) if memory does not suffice."""
-        together = self.device_type == "cpu"
+        together, tail = self.device_type == "cpu", self.tail
         is_whole = together and self.routed is None  # a whole step tells no expert ids
         self._known: ForwardBatch | None = None  # that of the last step, which steps of the same rows change in place
         self._kv = make_kv_cache(self.config, page_count, block_size, self._kv_dtype, self.device, self.parallel, together)
@@ -255,7 +256,7 @@ class ModelRunner:
         self._whole = (
             whole_step(self._params, self._kv, self.config, self.parallel, self.adapters, pools) if is_whole else None
         )
-        self._on_arrays = self._whole and OnArrays(self._whole)
+        self._on_arrays = self._whole and OnArrays(self._whole, tail)
         for drafter in (self.draft, self.head):
             if drafter is not None:
                 drafter.make_cache(page_count, block_size)
@@ -272,7 +273,7 @@ class ModelRunner:
         if self.head is not None:
             self.head.make_cache(page_count + 1, block_size)
         params = tensors_of(self._params)
-        return DeviceModel(self._family, params, kv, self.config, self.parallel, self.regions, whole, self.head)
+        return DeviceModel(self._family, params, kv, self.config, self.parallel, self.regions, whole, self.head, self.tail)
 
     def run(self, inputs: StepInputs) -> StepOutputs:
         """Compute one step: write its keys and values to the cache and sample a token for each sampled row.
@@ -295,7 +296,13 @@ class ModelRunner:
         """The model for steps that no single call computes."""
         from vnext.runtime.rank.by_parts import ByParts  # torch, which other steps do without
 
-        return ByParts(self._family, host_tensors_of(self._params), self.config, self.parallel, self.adapters, self.routed)
+        params = host_tensors_of(self._params)
+        return ByParts(self._family, params, self.config, self.parallel, self.adapters, self.routed, self.tail)
+
+    @cached_property
+    def tail(self) -> Tail | None:
+        """What a text's vector goes through; None for nothing. Raises ModelError."""
+        return load_tail(self.path, self.config)
 
     def _run(self, inputs: StepInputs) -> StepOutputs:
         whole, sampling = self._whole, inputs.sampling

@@ -36,6 +36,7 @@ from vnext.server.settings import ServerSettings
 from vnext.state.config import request_length_max
 from vnext.state.params import Constraint
 from vnext.text.infill import infill_of
+from vnext.text.pairs import pair_prompt
 from vnext.text.template import ChatTemplate, TemplateSlow, TemplateUnreadable, read_template
 from vnext.text.tokenizer import Tokenizer, TooManyTokens
 
@@ -153,6 +154,20 @@ class ServerContext:
                 raise context_exceeded(self.model_length, asked, what, param, len(text) // longest)
         encode = partial(self._encode, add_special_tokens=add_special_tokens, what=what, count_max=count_max)
         return await self.work.run(sum(map(len, texts)), client, partial(list, map(encode, texts, params)))
+
+    async def encode_pairs(
+        self, pairs: Sequence[tuple[str, str]], template: ChatTemplate | None, client: str, params: Sequence[str], asked: int | None
+    ) -> list[list[int]]:
+        """Token ids of each pair of texts, as `pair_prompt` makes them. `params` are the names of the pairs. Raises InvalidRequest,
+        Overloaded."""
+        longest, most = self.tokenizer.characters_per_token, self.prompt_tokens_max if asked is None else self.listed_tokens_max
+        for (one, other), param in zip(pairs, params):
+            if (size := len(one) + len(other)) > longest * most:
+                found = f"there are {size} characters in the pair, and a token stands for at most {longest}"
+                raise context_exceeded(self.model_length, found, "pair", param, size // longest)
+        encode = partial(pair_prompt, self.tokenizer, template, model_length=self.model_length, asked=asked)
+        run = self.work.run if template is None else self.work.run_template
+        return await run(sum(len(one) + len(other) for one, other in pairs), client, lambda: list(map(encode, pairs)))
 
     async def decode(self, prompts: Sequence[list[int]], client: str, skip_special_tokens: bool = True) -> list[str]:
         """The text of each. Raises Overloaded."""

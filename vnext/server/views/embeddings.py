@@ -1,7 +1,8 @@
 """POST /v1/embeddings, /rerank and /score: vectors of texts, and how alike texts are by them.
 
 Owns the bodies, the requests to the engine that turn tokens into vectors, and the shapes of the answers: OpenAI's for embeddings,
-those of Jina, Cohere and vLLM for the others, where a score is the cosine of two embeddings.
+those of Jina, Cohere and vLLM for the others, where a score is the cosine of two embeddings, or what a model says that reads the
+two texts together.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from vnext.runtime.protocol.messages import AdapterFiles, PromptResult, RequestOutput, SubmitRequest
+from vnext.runtime.protocol.reasons import SCORES, WRITTEN_PAIRS
 from vnext.server.answers.generation import admitted
 from vnext.server.call import Call, admit
 from vnext.server.context.adapters import failed
@@ -31,6 +33,7 @@ from vnext.server.context.errors import Aborted, in_names
 from vnext.server.context.metrics import Stopwatch
 from vnext.server.context.server_context import ServerContext
 from vnext.server.context.traces import call_trace
+from vnext.text.pairs import NO_TEMPLATE
 from vnext.text.prompt_results import embedding_request, shortened, usual_pooling
 
 if TYPE_CHECKING:
@@ -154,8 +157,7 @@ async def rerank(request: web.Request) -> web.Response:
     texts = [document if isinstance(document, str) else document.text for document in body.documents]
     if body.top_n is not None and body.top_n < 1:
         raise InvalidRequest(f"top_n is {body.top_n}: it must be at least 1.", "top_n")
-    (query, *vectors), count = await vectors_of(call, {"query": body.query, "documents": texts}, Wanted(body.pooling))
-    scores = [_cosine(query, vector) for vector in vectors]
+    scores, count = await scores_of(call, {"query": [body.query], "documents": texts})
     best = sorted(range(len(scores)), key=lambda place: -scores[place])[: body.top_n]
     results = [
         {"index": place, "relevance_score": scores[place]}
@@ -172,19 +174,47 @@ async def score(request: web.Request) -> web.Response:
     one, other = ([texts] if isinstance(texts, str) else texts for texts in (body.text_1, body.text_2))
     if len(one) not in (1, len(other)):
         raise InvalidRequest(f"text_1 has {len(one)} texts and text_2 {len(other)}: give one, or as many as text_2.", "text_1")
-    vectors, count = await vectors_of(call, {"text_1": one, "text_2": other}, Wanted(body.pooling))
-    left = vectors[: len(one)] * (len(other) // len(one))
-    data = [
-        {"index": index, "object": "score", "score": _cosine(*pair)}
-        for index, pair in enumerate(zip(left, vectors[len(one) :], strict=True))
-    ]
+    scores, count = await scores_of(call, {"text_1": one, "text_2": other})
+    data = [{"index": index, "object": "score", "score": each} for index, each in enumerate(scores)]
     return _answer(call, count, {"object": "list", "data": data})
+
+
+async def scores_of(call: Call, inputs: dict[str, list[str]]) -> tuple[list[float], int]:
+    """How alike each text of the second field is to that of the first, or to the only one there, and the number of tokens."""
+    context, (ones, others) = call.context, inputs.values()
+    if how := context.client.ready.environment.get(SCORES):
+        return await _pair_scores(call, inputs, how)
+    vectors, count = await vectors_of(call, inputs, Wanted(call.body.pooling))
+    left = vectors[: len(ones)] * (len(others) // len(ones))
+    return [_cosine(*pair) for pair in zip(left, vectors[len(ones) :], strict=True)], count
+
+
+async def _pair_scores(call: Call, inputs: dict[str, list[str]], how: str) -> tuple[list[float], int]:
+    """As `scores_of`, by a model that reads both texts together."""
+    context, client, asked = call.context, call.client, call.body.truncate_prompt_tokens
+    if call.body.pooling is not None:
+        raise InvalidRequest("This model's own head scores a pair: leave pooling out.", "pooling")
+    context.model_name(call.body.model, client)
+    for name, given in inputs.items():
+        prompts_of(given, name)  # type: ignore[arg-type]  (lists of texts are lists of either)
+        context.limiter.check_inputs(len(given), name)
+    template = context.template if how == WRITTEN_PAIRS else None
+    if how == WRITTEN_PAIRS and template is None:
+        raise InvalidRequest(NO_TEMPLATE, "model")
+    (ones, others), (_, name) = inputs.values(), inputs
+    pairs, params = list(zip(ones * (len(others) // len(ones)), others)), params_of(name, len(others))
+    with context.limiter.enter(min(context.limiter.inputs_max, len(pairs)), client, in_waves=True):
+        tokens = await context.encode_pairs(pairs, template, client, params, asked)
+        vectors = await embeddings_of(call, tokens, params, Wanted(normalize=None))
+    return [float(vector[0]) for vector in vectors], sum(map(len, tokens))
 
 
 async def vectors_of(call: Call, inputs: dict[str, Any], wanted: Wanted) -> tuple[list[np.ndarray], int]:
     """The vectors of all inputs (by field) in order, and the number of their tokens."""
     context, client = call.context, call.client
     context.model_name(call.body.model, client)
+    if SCORES in context.client.ready.environment:
+        raise InvalidRequest("This model scores pairs of texts and makes no vectors: ask /rerank or /score.", "model")
     prompts = {name: prompts_of(given, name) for name, given in inputs.items()}
     for name, given in prompts.items():
         context.limiter.check_inputs(len(given), name)

@@ -40,12 +40,17 @@ CASES = {
 }
 
 
-def save_encoder(path: Path, name: str) -> torch.nn.Module:
-    """Save a random model of this case; returns it as transformers computes it."""
+SCORERS = {"bert": "Bert", "bert_tanh": "Bert", "roberta": "Roberta", "xlm_roberta": "XLMRoberta", "camembert": "Camembert"}
+"""Cases whose model may have a head that scores pairs, and what its class begins with."""
+
+
+def save_encoder(path: Path, name: str, labels: int = 0, **changes: Any) -> torch.nn.Module:
+    """Save a random model of this case, or one with a head of so many labels; returns it as transformers computes it."""
     case = CASES[name]
     torch.manual_seed(1)
-    config = getattr(transformers, case.config)(**BASE | case.changes)
-    model = getattr(transformers, case.architecture)(config).eval()
+    config = getattr(transformers, case.config)(**BASE | case.changes | changes, **({"num_labels": labels} if labels else {}))
+    architecture = f"{SCORERS[name]}ForSequenceClassification" if labels else case.architecture
+    model = getattr(transformers, architecture)(config).eval()
     for parameter in model.parameters():
         if parameter.dim() == 1:  # norms and biases are ones and zeros in a new model
             torch.nn.init.normal_(parameter, mean=float(parameter.detach().mean()), std=0.1)
@@ -63,6 +68,7 @@ def save_tokenizer(path: Path) -> None:
     tokenizer.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
     tokenizer.add_special_tokens(WORDS[:5])
     tokenizer.save(str(path / "tokenizer.json"))
+    (path / "tokenizer_config.json").write_text(json.dumps({"sep_token": "[SEP]", "cls_token": "[CLS]"}))
 
 
 def save_modules(path: Path, pooling: dict[str, object], *kinds: str) -> None:

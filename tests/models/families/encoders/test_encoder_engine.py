@@ -115,11 +115,11 @@ def test_a_server_takes_what_the_files_say(oracle: tuple[Path, torch.nn.Module],
 )
 def test_files_of_sentence_transformers(tmp_path: Path, pooling: dict[str, object], kinds: tuple[str, ...], found: Pooling) -> None:
     save_modules(tmp_path, pooling, *kinds)
-    assert pooling_in(tmp_path) == found
+    assert pooling_in(tmp_path, {}) == found
 
 
 def test_what_files_ask_for_that_is_not_served(tmp_path: Path) -> None:
-    assert pooling_in(tmp_path) is None
+    assert pooling_in(tmp_path, {}) is None
     wrong: dict[str, tuple[dict[str, object], tuple[str, ...]]] = {
         "names CNN, which is not supported": (MEAN, ("Transformer", "CNN", "Pooling")),
         "names no Pooling": (MEAN, ("Transformer",)),
@@ -131,7 +131,7 @@ def test_what_files_ask_for_that_is_not_served(tmp_path: Path) -> None:
         if "CNN" in kinds:
             (tmp_path / "2_Pooling").mkdir(exist_ok=True)
         with pytest.raises(ModelError, match=sentence):
-            pooling_in(tmp_path)
+            pooling_in(tmp_path, {})
 
 
 def test_only_encoders_are_cut_to_the_files_length(oracle: tuple[Path, torch.nn.Module], tmp_path: Path) -> None:
