@@ -156,6 +156,8 @@ def require_refillable(runner: ModelRunner) -> None:
     """Raise ModelError where parts of the weights are known elsewhere in another form, or no rank has all of them."""
     if runner.stage is not None:
         raise ModelError("the weights of a pipeline's stages cannot be updated: start another engine")
+    if runner.tail is not None:
+        raise ModelError("the layers behind a text's vector cannot be updated so far: start another engine")
     try:
         list(runner.kept.memory())
     except TypeError as error:
