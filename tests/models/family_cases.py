@@ -74,6 +74,8 @@ class Case(NamedTuple):
     asked_length: int | None = None
 
 
+UNSCALED = ("Gemma4TextConfig",)
+"""Nothing divides their scores by the root of a head's size: weights of norms do, in place of it."""
 CASES: dict[str, Case] = {
     "smollm3": Case("SmolLM3ForCausalLM", "SmolLM3Config", {"no_rope_layers": [1, 0, 1]}),
     "smollm3_window": Case(
@@ -167,6 +169,24 @@ CASES: dict[str, Case] = {
     "gemma3_caps": Case(
         "Gemma3ForCausalLM", "Gemma3TextConfig", {"head_dim": 16, "final_logit_softcapping": 20.0, "sliding_window": 17}
     ),
+    "gemma4": Case(  # 26B-A4B: experts beside the MLP, few wide heads, keys for values
+        "Gemma4ForCausalLM",
+        "Gemma4TextConfig",
+        {
+            "head_dim": 16, "global_head_dim": 24, "num_global_key_value_heads": 1, "attention_k_eq_v": True, "sliding_window": 40,
+            "layer_types": ["sliding_attention", "sliding_attention", "full_attention"], "hidden_size_per_layer_input": 0,
+            "enable_moe_block": True, "num_experts": 5, "top_k_experts": 2, "moe_intermediate_size": 40,
+        },
+    ),
+    "gemma4_shared": Case(  # E2B: inputs by layer, shared caches, wide MLPs above
+        "Gemma4ForCausalLM",
+        "Gemma4TextConfig",
+        {
+            "num_hidden_layers": 6, "head_dim": 16, "global_head_dim": 32, "sliding_window": 40, "num_kv_shared_layers": 2,
+            "layer_types": ["sliding_attention", "full_attention"] * 3, "use_double_wide_mlp": True,
+            "hidden_size_per_layer_input": 16, "vocab_size_per_layer_input": VOCAB_SIZE, "final_logit_softcapping": 20.0,
+        },
+    ),
     "phi3": Case("Phi3ForCausalLM", "Phi3Config", {"sliding_window": 40}),
     "phi3_longrope": Case(
         "Phi3ForCausalLM", "Phi3Config", {"rope_parameters": LONGROPE, "original_max_position_embeddings": 384}
@@ -257,11 +277,13 @@ def make_model(case_name: str) -> torch.nn.Module:
     model = getattr(transformers, case.architecture)(getattr(transformers, case.config)(**settings)).eval()
     generator = torch.Generator().manual_seed(2)
     with torch.no_grad():
-        biases = [named for named in model.named_buffers() if named[0].endswith("correction_bias")]
+        biases = [named for named in model.named_buffers() if named[0].endswith(("correction_bias", "layer_scalar"))]
         for name, parameter in (*model.named_parameters(), *biases):
             if parameter.dim() == 1 or name.endswith(("correction_bias", "_proj_bias")):
                 spread = 2.0 if name in ("model.norm.weight", "transformer.ln_f.weight", "gpt_neox.final_layer_norm.weight") else 0.3
                 parameter.add_(torch.randn(parameter.shape, generator=generator) * spread)
+            if name.endswith("q_norm.weight") and case.config in UNSCALED:
+                parameter.mul_(0.25)
     return model
 
 

@@ -154,6 +154,7 @@ def test_a_forward_can_be_captured_and_makes_no_host_wait(
 FULL_CONFIGS = {case.architecture: case.config for case in CASES.values()} | {
     "LlamaForCausalLM": "LlamaConfig",
     "Gemma3ForConditionalGeneration": "Gemma3Config",
+    "Gemma4ForConditionalGeneration": "Gemma4Config",
 }
 NEEDED: dict[str, dict[str, Any]] = {
     "Glm4MoeForCausalLM": {"head_dim": 128},

@@ -45,6 +45,8 @@ class Trainer:
         use_isa(isa)
         self.path = Path(path)
         self.dtype, self.config = torch_dtype(dtype), load_config(self.path, asked_length=max_model_len)
+        if self.config.has_unlike_layers:
+            raise ModelError("a trainer does not serve models with unlike layers so far, and this is one: take another model")
         self._family = family(self.config.architecture)
         found = _tensors(self.path, self.config)
         self._integers = {name: tensor for name, tensor in found.items() if not tensor.is_floating_point()}

@@ -57,6 +57,8 @@ ROWS = MappingProxyType(
         "Gemma2ForCausalLM": Row("gemma2", "gemma2", "Gemma2Model"),
         "Gemma3ForCausalLM": Row("gemma3", "gemma3_text", "Gemma3TextModel"),
         "Gemma3ForConditionalGeneration": Row("gemma3", "gemma3"),
+        "Gemma4ForCausalLM": Row("gemma4", "gemma4_text", "Gemma4TextModel"),
+        "Gemma4ForConditionalGeneration": Row("gemma4", "gemma4"),
         "Phi3ForCausalLM": Row("phi3", "phi3", "Phi3Model"),
         "GPT2LMHeadModel": Row("gpt2", "gpt2", "GPT2Model"),
         "Olmo2ForCausalLM": Row("olmo2", "olmo2", "Olmo2Model"),

@@ -1,4 +1,4 @@
-"""Models with latent attention in the engine: small pages, and the same tokens in any chunks, with hits, and when ranks die."""
+"""Models with latent attention or unlike layers in the engine: the same tokens in any chunks, with hits, and when ranks die."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=TOKEN_COUNT, ignore_eos=True
 WAYS: dict[str, dict[str, object]] = {
     "minicpm3": {"tensor_parallel_size": 1, "executor": "mp", "num_blocks_override": 100},
     "deepseek_v3": {"tensor_parallel_size": 2, "max_num_batched_tokens": 7},
+    "gemma4": {"tensor_parallel_size": 1, "executor": "mp", "num_blocks_override": 150},
+    "gemma4_shared": {"tensor_parallel_size": 2, "max_num_batched_tokens": 7},
 }
 
 

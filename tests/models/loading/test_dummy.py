@@ -28,6 +28,9 @@ MORE = {
     "Gemma3ForConditionalGeneration": {
         "text_config": {**BASE, "head_dim": 16, "sliding_window": 40, "model_type": "gemma3_text"}, "vision_config": {},
     },
+    "Gemma4ForConditionalGeneration": {
+        "text_config": {**BASE, "head_dim": 16, "global_head_dim": 32, "vocab_size_per_layer_input": VOCAB_SIZE}, "audio_config": {},
+    },
 }  # fmt: skip
 """Configurations of the families that are no cases of their own."""
 CHOICE = SamplingParams(max_tokens=6, temperature=0.0, logprobs=2, ignore_eos=True)

@@ -7,11 +7,13 @@ not change the arithmetic, and refuses unsupported keys that would. Reads two fi
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
 
 import msgspec
+from msgspec.structs import replace
 
 from vnext.base.tokenizer_files import special_token
 from vnext.kernels.calls import Router
@@ -63,7 +65,7 @@ class DecoderForm(msgspec.Struct, frozen=True, kw_only=True):
     channels of a pair that turns are neighbours. `is_by_head`: the product has query, key and value of a head side by side.
     `query_growth`: (b, n) where queries at position p are multiplied by 1 + b * log(1 + p // n), as in Llama 4.
     `is_gated`: a query head comes with a gate of its size, whose sigmoid multiplies what the head gives. `has_sinks`: each head's
-    softmax has a score without a key.
+    softmax has a score without a key. `norms_values`: values are normed over each head.
     """
 
     is_parallel: bool = False
@@ -77,11 +79,12 @@ class DecoderForm(msgspec.Struct, frozen=True, kw_only=True):
     query_growth: tuple[float, int] | None = None
     is_gated: bool = False
     has_sinks: bool = False
+    norms_values: bool = False
 
     @property
     def fits_one_call(self) -> bool:
         """Whether the kernels have layers of this form as one call."""
-        others = self.is_parallel or self.is_by_head or self.has_sinks or self.query_growth is not None
+        others = self.is_parallel or self.is_by_head or self.has_sinks or self.norms_values or self.query_growth is not None
         return not others and self.head_norms == "each"
 
 
@@ -167,6 +170,20 @@ class Hosted(msgspec.Struct, frozen=True, kw_only=True):
     whole: str
 
 
+class Heads(msgspec.Struct, frozen=True, kw_only=True):
+    """Key-value heads of a layer, and the size of its heads."""
+
+    kv_head_count: int
+    head_dim: int
+
+
+class LayerInputs(msgspec.Struct, frozen=True, kw_only=True):
+    """A table of `vocab_size` tokens with `size` numbers for each layer, which every layer adds behind its MLP."""
+
+    size: int
+    vocab_size: int
+
+
 class Encoder(msgspec.Struct, frozen=True, kw_only=True):
     """A model whose tokens see all of their text, and which writes nothing. Of `positions` learned ones, the first token of a text
     has that at `first_position`. `types`: kinds of tokens, of which those behind the first `separator` have the second, where there
@@ -188,7 +205,9 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     (stages.py); None for all. `form`: how the layers differ from Llama's. `recurrent`: the layers that have a state in the place of
     keys and values, None where all attend. `hosted`: of a model that transformers computes. `encoder`: of one that writes nothing;
     a request has one token more than its text. `pooling`: of vectors, None where no file says so. `latent`: of layers that keep
-    one row of `head_dim` numbers for all heads; `kv_head_count` is then 1.
+    one row of `head_dim` numbers for all heads; `kv_head_count` is then 1. `whole_heads`: the heads of the layers without a window,
+    if they differ. `cache_layers`: per layer whose keys and values it reads, () if all have their own. `mlp_sizes`: per layer the
+    width of its MLP, () if all have `intermediate_size`. `layer_inputs`: what tokens give to each layer, None for nothing.
     """
 
     architecture: str
@@ -225,6 +244,10 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     encoder: Encoder | None = None
     pooling: Pooling | None = None
     latent: Latent | None = None
+    whole_heads: Heads | None = None
+    cache_layers: tuple[int, ...] = ()
+    mlp_sizes: tuple[int, ...] = ()
+    layer_inputs: LayerInputs | None = None
 
     @property
     def turning_dim(self) -> int:
@@ -236,6 +259,16 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         """The layers that have keys and values, counted from the first of these layers."""
         without = self.recurrent.layers if self.recurrent else ()
         return tuple(layer for layer in range(self.layer_count) if layer not in without)
+
+    @property
+    def head_dim_max(self) -> int:
+        """The size of the largest heads."""
+        return max(self.head_dim, self.whole_heads.head_dim if self.whole_heads else 0)
+
+    @property
+    def has_unlike_layers(self) -> bool:
+        """Whether layers differ in the size of heads, read one another's caches or have inputs of their own."""
+        return self.whole_heads is not None or self.cache_layers != () or self.layer_inputs is not None
 
     @property
     def layer_numbers(self) -> range:
@@ -254,6 +287,13 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         return self.stage is None or self.stage.index == self.stage.count - 1
 
 
+@cache
+def without_windows(config: ModelConfig) -> ModelConfig:
+    """The configuration as the layers without a window have it."""
+    heads = config.whole_heads
+    return replace(config, kv_head_count=heads.kv_head_count, head_dim=heads.head_dim) if heads else config
+
+
 def load_config(path: Path, with_generation: bool = True, asked_length: int | None = None) -> ModelConfig:
     """The configuration of the checkpoint in folder `path`, its generation_config.json read or not. Raises ModelError.
 
@@ -270,13 +310,13 @@ def with_pooling(config: ModelConfig, found: Pooling | None, path: Path) -> Mode
     Raises ModelError."""
     pooling = found or (Pooling(kind="mean") if config.encoder else None)
     if config.encoder and pooling and pooling.length_max:
-        config = msgspec.structs.replace(config, position_count_max=min(config.position_count_max, pooling.length_max + 1))
+        config = replace(config, position_count_max=min(config.position_count_max, pooling.length_max + 1))
     if config.encoder and found and found.scores and config.encoder.types > 1:
         if (separator := special_token(path, "sep_token")) is None:
             raise ModelError(f"the tokenizer in {path} names no sep_token, behind which a second text has another type; add it")
-        encoder = msgspec.structs.replace(config.encoder, separator=separator)
-        config = msgspec.structs.replace(config, encoder=encoder)
-    return msgspec.structs.replace(config, pooling=pooling)
+        encoder = replace(config.encoder, separator=separator)
+        config = replace(config, encoder=encoder)
+    return replace(config, pooling=pooling)
 
 
 def with_dtype(path: Path, raw: Json) -> Json:
@@ -391,10 +431,11 @@ def checkpoint_dtype(raw: Json) -> str:
 
 def check_heads(config: ModelConfig) -> None:
     """Raise ModelError when queries cannot share the key-value heads or the head size cannot be rotated."""
-    if config.head_count % config.kv_head_count:
-        raise ModelError(
-            f"{config.head_count} attention heads cannot share {config.kv_head_count} key-value heads evenly; "
-            "correct num_key_value_heads in config.json"
-        )
+    for heads, key in ((config, "num_key_value_heads"), (config.whole_heads, "num_global_key_value_heads")):
+        if heads is not None and config.head_count % heads.kv_head_count:
+            raise ModelError(
+                f"{config.head_count} attention heads cannot share {heads.kv_head_count} key-value heads evenly; "
+                f"correct {key} in config.json"
+            )
     if int(config.turning_dim * config.rope.share) % 2:
         raise ModelError(f"head_dim must be even for rotary embedding but is {config.head_dim}; correct config.json")

@@ -11,19 +11,21 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 from vnext.kernels.arrays import Array
-from vnext.models.config.model_config import ModelConfig
+from vnext.models.config.model_config import ModelConfig, without_windows
 from vnext.models.layers import fused
 from vnext.models.layers.assembly import Source, embeddings, rms_norm
 from vnext.models.layers.batch import ForwardBatch
 from vnext.models.layers.decoder_params import LayerParams, Mixing, Params
-from vnext.models.layers.heads import attention
+from vnext.models.layers.heads import attention, reading_attention
 from vnext.models.layers.kv_cache import KvCache
 from vnext.models.layers.latent import LatentAttention, latent_attention
+from vnext.models.layers.layer_inputs import add, layer_inputs, with_experts
 from vnext.models.layers.layers import (
     Attention,
     LayerCache,
     Mlp,
     Norm,
+    ReadingAttention,
     Step,
     add_and_norm,
     embed,
@@ -91,7 +93,7 @@ def assemble_decoder(
         layers=layers,
         norm=norm(source, names.root + names.norm),
         head=head,
-        frequencies=source.place(inverse_frequencies(turning, config.turning_dim)) if turning else None,
+        frequencies=source.place(inverse_frequencies(turning, without_windows(config).turning_dim)) if turning else None,
         local_frequencies=source.place(inverse_frequencies(local, config.turning_dim)) if local else None,
         positions=source.fused((f"{names.root}{names.positions}.weight",)) if names.positions else None,
         embedding_scale=config.form.embedding_scale,
@@ -111,6 +113,9 @@ def forward(
         found = fused.run(params.stack, residual, params.norm, kv, batch, turning)
         if found is not None:
             return found, kv
+    if params.inputs is not None:
+        own = layer_inputs(params.inputs, batch.token_ids, residual, steps[0])
+        steps = tuple(step._replace(own=own[:, layer]) for layer, step in enumerate(steps))
     normed = norm_of(residual, params.layers[0].attention_norm, steps[0])
     next_norms = [layer.attention_norm for layer in params.layers[1:]] + [params.norm]
     for layer, cache, next_norm, step in zip(params.layers, layer_caches(kv, batch, config), next_norms, steps):
@@ -145,9 +150,15 @@ def run_layer(
         normed, residual = normed if layer.mlp_norm is None else norm_of(residual, layer.mlp_norm, step), residual + mixed
     else:
         normed, residual = add_and_norm(mixed, residual, layer.mlp_norm, step)
-    widened = norm_of(mlp(layer.mlp, normed, step), layer.after_mlp_norm, step)
+    widened = mlp(layer.mlp, normed, step)
+    if layer.beside is not None:
+        widened = with_experts(layer.beside, widened, residual, step)
+    widened = norm_of(widened, layer.after_mlp_norm, step)
     if form.residual_scale != 1.0:
         widened = widened * form.residual_scale
+    if layer.added is not None:
+        residual = add(layer.added, residual + widened, step)
+        return norm_of(residual, next_norm, step), residual
     return add_and_norm(widened, residual, next_norm, step)
 
 
@@ -155,6 +166,8 @@ def mix(layer: Mixing, cache: tuple[Array, ...], x: torch.Tensor, step: Step) ->
     """Attention, or what a layer has in its place, of x [T, hidden]."""
     if isinstance(layer, Attention):
         return attention(layer, cache, x, step)
+    if isinstance(layer, ReadingAttention):
+        return reading_attention(layer, cache, x, step)
     if isinstance(layer, LatentAttention):
         return latent_attention(layer, cache, x, step)
     return recurrent(layer, cache, x, step)

@@ -6,16 +6,17 @@ from typing import Any, NamedTuple
 
 from vnext.kernels.arrays import Array
 from vnext.models.layers.latent import LatentAttention
-from vnext.models.layers.layers import Attention, Mlp, Norm
+from vnext.models.layers.layer_inputs import Added, Beside, InputTable
+from vnext.models.layers.layers import Attention, Mlp, Norm, ReadingAttention
 from vnext.models.layers.recurrent import Recurring
 
-Mixing = Attention | LatentAttention | Recurring
+Mixing = Attention | ReadingAttention | LatentAttention | Recurring
 """What mixes the tokens of a row."""
 
 
 class LayerParams(NamedTuple):
     """One decoder layer. Norms stand before attention and MLP, behind them before what they give is added, or both; None where
-    there is none."""
+    there is none. `beside`: experts whose part is added to the MLP's; `added`: what the layer adds behind its MLP."""
 
     attention_norm: Norm | None
     attention: Mixing
@@ -23,6 +24,8 @@ class LayerParams(NamedTuple):
     mlp: Mlp
     after_attention_norm: Norm | None = None
     after_mlp_norm: Norm | None = None
+    beside: Beside | None = None
+    added: Added | None = None
 
 
 class Params(NamedTuple):
@@ -30,7 +33,7 @@ class Params(NamedTuple):
 
     `frequencies` are float32 [R / 2], None where nothing turns, and `local_frequencies` those of layers with a window, None where
     they have the same. `positions` [position_count_max, hidden] are learned ones. `stack` is the layers once more as one call,
-    where there is one; without it they run one by one, with the same bits.
+    where there is one; without it they run one by one, with the same bits. `inputs`: what tokens give to each layer, or None.
     """
 
     embedding: Any
@@ -42,3 +45,4 @@ class Params(NamedTuple):
     positions: Array | None = None
     embedding_scale: float = 1.0
     stack: Any = None
+    inputs: InputTable | None = None

@@ -35,6 +35,8 @@ WIDTHS = range(2, 5)
 
 def describe(layers: tuple[LayerParams, ...], config: ModelConfig) -> Stack | None:
     """The layers as the kernels see them; None where they must run one by one."""
+    if config.has_unlike_layers:
+        return None
     if not (layers and config.form.fits_one_call and all(_is_common(layer, config.activation) for layer in layers)):
         return None
     if config.recurrent is not None and config.recurrent.width not in WIDTHS:

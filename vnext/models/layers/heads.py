@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from vnext.kernels.shards import joined_along
-from vnext.models.layers.layers import Attention, LayerCache, Step, attend
+from vnext.models.layers.layers import Attention, LayerCache, ReadingAttention, Step, attend, read, row
 from vnext.models.layers.sharding import local_heads
 
 if TYPE_CHECKING:
@@ -33,7 +33,24 @@ def attention(layer: Attention, cache: LayerCache, x: torch.Tensor, step: Step) 
     if step.query_factors is not None:
         query, _ = split_heads(qkv, cache, step)
         query.copy_(query * step.query_factors[:, None])
+    if layer.v_norm is not None:
+        values = qkv[:, -cache[0].shape[1] * step.config.head_dim :]
+        values.copy_(by_head(values, layer.v_norm, step))
     return attend(qkv, layer, cache, step, gates)
+
+
+def reading_attention(layer: ReadingAttention, cache: LayerCache, x: torch.Tensor, step: Step) -> torch.Tensor:
+    """Attention of x [T, hidden] to what another layer has written of the same tokens, this step's too."""
+    query = by_head(step.operations.linear(x, layer.query.weight, layer.query.bias), layer.q_norm, step)
+    heads = query.unflatten(1, (-1, step.config.head_dim))
+    if step.cosine is not None:
+        turn((heads,), step)
+    return row(read(heads, cache, step), layer.output, step)
+
+
+def by_head(x: torch.Tensor, norm: torch.Tensor, step: Step) -> torch.Tensor:
+    """x [T, heads * head_dim], each head normed."""
+    return step.operations.rms_norm(x.reshape(-1, norm.shape[0]), norm, step.config.rms_norm_eps).view(x.shape)
 
 
 def split_gates(joined: torch.Tensor, step: Step) -> tuple[torch.Tensor, torch.Tensor]:
@@ -60,13 +77,13 @@ def part_pairs(parts: Iterable[torch.Tensor], width: int) -> None:
         turning.copy_(turning.unflatten(2, (-1, 2)).transpose(2, 3).flatten(2))
 
 
-def turn(parts: tuple[torch.Tensor, torch.Tensor], step: Step) -> None:
-    """In place: queries and keys turn, and are normed after it."""
-    from vnext.kernels.references import rotary  # needs torch
+def turn(parts: Iterable[torch.Tensor], step: Step) -> None:
+    """In place: heads [T, heads, head_dim] turn."""
+    from vnext.kernels.references import turn as turned  # needs torch
 
     assert step.cosine is not None and step.sine is not None
-    for part, turned in zip(parts, rotary(*parts, step.cosine, step.sine)):
-        part.copy_(turned)
+    for part in parts:
+        part.copy_(turned(part, step.cosine.unsqueeze(1), step.sine.unsqueeze(1)))
 
 
 def norm_heads_together(qkv: torch.Tensor, layer: Attention, step: Step) -> None:

@@ -1,16 +1,18 @@
 """The key-value cache: its layout, size and making. Who holds which block is not known here.
 
 Layers that attend come in groups, those of one group seeing equally far back; all groups have pages of one size, so that one pool
-serves them. A page holds `block_size` tokens of every layer of a group: each place in a page has a pair (key, value) of
-[page_count, kv_heads_local, block_size, head_dim], shared by the layers that have this place in their groups. Heads come
-before slots so that one head's tokens of a page are one run of memory: attention reads a head at a time. Latent attention keeps one
-row of a token for all heads, on every rank: key and value of such a pair are the same memory.
+serves them, also where heads differ from kind to kind. A page holds `block_size` tokens of every layer of a group: each place in a
+page has a pair (key, value) of [page_count, kv_heads_local, block_size, head_dim], shared by the layers that have this place in
+their groups. A layer that reads another one's cache has that one's group and place. Heads come before slots so that one head's
+tokens of a page are one run of memory: attention reads a head at a time. Latent attention keeps one row of a token for all heads,
+on every rank: key and value of such a pair are the same memory.
 """
 
 from __future__ import annotations
 
 import ctypes
 import math
+from collections.abc import Iterator
 from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -29,7 +31,8 @@ from vnext.kernels.arrays import (
 )
 from vnext.kernels.cpu.memory import huge, spread
 from vnext.kernels.mxint8 import packed_width
-from vnext.models.config.model_config import ModelConfig
+from vnext.models.config.model_config import ModelConfig, without_windows
+from vnext.models.errors import ModelError
 from vnext.models.layers.sharding import Parallel, local_kv_heads
 
 if TYPE_CHECKING:
@@ -60,15 +63,34 @@ class KvGroups(NamedTuple):
 
 
 def kv_groups(config: ModelConfig) -> KvGroups:
-    """The layers in groups of one size: that of the kind with the fewest layers, or, where the kinds have about as many
-    layers, of the one with the most. A group that is not full leaves places of its pages unused.
+    """The layers in groups of one size: that of the kind that takes least, or, where the kinds take about as much, of the one that
+    takes most. A group that is not full leaves a part of its pages unused.
 
     The rule and its factor are vLLM's (docs, "Hybrid KV Cache Manager"; v1/core/kv_cache_utils.py). The layers of a stage are in
     the groups that they have in the whole model, whose block tables they use.
     """
     if config.stage is not None:
         return _part(_grouped(config.stage.windows), config.layer_numbers)
-    return _grouped(config.windows or (0,) * len(config.attending_layers))
+    windows = config.windows or (0,) * len(config.attending_layers)
+    return _shared(windows, tuple(_sizes(config, windows)), config.cache_layers)
+
+
+def _sizes(config: ModelConfig, windows: tuple[int, ...]) -> Iterator[int]:
+    """What a token takes in each layer, as layers compare: 1 where all are alike."""
+    whole = config.whole_heads
+    for window in windows:
+        heads = config if window or whole is None else whole
+        yield heads.kv_head_count * heads.head_dim if whole else 1
+
+
+@cache
+def _shared(windows: tuple[int, ...], sizes: tuple[int, ...], cache_layers: tuple[int, ...]) -> KvGroups:
+    """Groups of the layers that write, each of the others with that which it reads."""
+    sources = cache_layers or tuple(range(len(windows)))
+    writing = sorted(set(sources))
+    found = _grouped(tuple(windows[layer] for layer in writing), tuple(sizes[layer] for layer in writing))
+    at = [writing.index(layer) for layer in sources]
+    return found._replace(group_of=tuple(found.group_of[each] for each in at), place_of=tuple(found.place_of[each] for each in at))
 
 
 def _part(whole: KvGroups, layers: range) -> KvGroups:
@@ -79,19 +101,21 @@ def _part(whole: KvGroups, layers: range) -> KvGroups:
 
 
 @cache
-def _grouped(layer_windows: tuple[int, ...]) -> KvGroups:
+def _grouped(layer_windows: tuple[int, ...], sizes: tuple[int, ...] = ()) -> KvGroups:
     kinds = {window: [] for window in layer_windows}
     for layer, window in enumerate(layer_windows):
         kinds[window].append(layer)
-    counts = [len(layers) for layers in kinds.values()]
-    size = max(counts) if max(counts) < 1.25 * min(counts) else min(counts)
+    size_of = dict(zip(layer_windows, sizes or (1,) * len(layer_windows)))
+    counts = [len(layers) * size_of[window] for window, layers in kinds.items()]
+    page = max(counts) if max(counts) < 1.25 * min(counts) else min(counts)
     windows, group_of, place_of = [], [0] * len(layer_windows), [0] * len(layer_windows)
     for window, layers in kinds.items():
+        size = max(1, page // size_of[window])
         for first in range(0, len(layers), size):
             for place, layer in enumerate(layers[first : first + size]):
                 group_of[layer], place_of[layer] = len(windows), place
             windows.append(window)
-    return KvGroups(tuple(windows), tuple(group_of), tuple(place_of), size)
+    return KvGroups(tuple(windows), tuple(group_of), tuple(place_of), 1 + max(place_of))
 
 
 def make_kv_cache(
@@ -111,6 +135,8 @@ def make_kv_cache(
     """
     groups, is_host = kv_groups(config), str(device) == "cpu"
     shape = (local_kv_heads(config, parallel.world_size), block_size, row_width(config, dtype))
+    if config.whole_heads is not None and not is_host:
+        raise ModelError("--device cuda does not serve layers of two head sizes so far: leave it out")
 
     def zeros(*sizes: int) -> Array:
         if not is_host:
@@ -121,6 +147,9 @@ def make_kv_cache(
         return found if isinstance(dtype, np.dtype) else as_tensor(found)
 
     parts = row_count(config)
+    if config.whole_heads is not None:
+        pages = zeros(page_count, kv_bytes_per_page(config, block_size, dtype, parallel) // dtype.itemsize)
+        return KvPairs(_unlike_layers(pages, config, block_size, dtype, parallel))
     if together:
         pages = zeros(page_count, groups.page_layers, parts, *shape)
         pairs = tuple((pages[:, place, 0], pages[:, place, parts - 1]) for place in range(groups.page_layers))
@@ -129,6 +158,26 @@ def make_kv_cache(
         pairs = tuple((each[0], each[-1]) for each in found)
     layers = tuple(pairs[place] for place in groups.place_of)
     return KvPairs(layers) if is_host else layers  # compilers want a plain tuple
+
+
+def _unlike_layers(
+    pages: Array, config: ModelConfig, block_size: int, dtype: Any, parallel: Parallel
+) -> Iterator[tuple[Array, Array]]:
+    """Each layer's keys and values in pages [page_count, elements], one behind the other in the places of its group."""
+    places = kv_groups(config).place_of
+    for place, (kv_heads, width) in zip(places, _shapes(config, dtype, parallel)):
+        size = kv_heads * block_size * width
+        ends = [(2 * place + part) * size for part in range(3)]
+        keys, values = (pages[:, ends[at] : ends[at + 1]].reshape(-1, kv_heads, block_size, width) for at in range(2))
+        yield keys, values
+
+
+def _shapes(config: ModelConfig, dtype: Any, parallel: Parallel) -> Iterator[tuple[int, int]]:
+    """Each attending layer's local key-value heads and the elements of a token's key in one."""
+    windows = config.windows or (0,) * len(config.attending_layers)
+    for window in windows:
+        own = config if window else without_windows(config)
+        yield local_kv_heads(own, parallel.world_size), row_width(own, dtype)
 
 
 def page_rows(cache: KvCache) -> np.ndarray:
@@ -160,6 +209,11 @@ def row_width(config: ModelConfig, dtype: Any) -> int:
 
 
 def kv_bytes_per_page(config: ModelConfig, block_size: int, dtype: Any, parallel: Parallel) -> int:
-    """Bytes of one page on one rank, over all layers of a group, keys and values."""
+    """Bytes of one page on one rank, over all layers of a group, keys and values; of the largest group where they differ."""
+    groups = kv_groups(config)
+    if config.whole_heads is not None:
+        shapes = zip(groups.place_of, _shapes(config, dtype, parallel))
+        widest = max((place + 1) * kv_heads * width for place, (kv_heads, width) in shapes)
+        return 2 * widest * block_size * dtype.itemsize
     rows = row_count(config) * local_kv_heads(config, parallel.world_size) * block_size
-    return rows * row_width(config, dtype) * dtype.itemsize * kv_groups(config).page_layers
+    return rows * row_width(config, dtype) * dtype.itemsize * groups.page_layers

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vnext.kernels.arrays import Array
 from vnext.kernels.calls import AttentionCall, BiasedExperts, RotaryWrite, StateRows
-from vnext.models.config.model_config import ModelConfig
+from vnext.models.config.model_config import ModelConfig, without_windows
 from vnext.models.layers.batch import ForwardBatch, host_batch
 from vnext.models.layers.kv_cache import KvCache, kv_groups
 from vnext.models.layers.rope import rotary_angles
@@ -41,13 +41,23 @@ class Linear(NamedTuple):
 
 class Attention(NamedTuple):
     """`qkv` is column-parallel and fused, `output` row-parallel; norms [head_dim] of each query and key head or None; `sinks`
-    float32 [heads], scores without a key, or None."""
+    float32 [heads], scores without a key, or None; `v_norm` [head_dim] of each value head, or None."""
 
     qkv: Linear
     output: Linear
     q_norm: Array | None = None
     k_norm: Array | None = None
     sinks: Array | None = None
+    v_norm: Array | None = None
+
+
+class ReadingAttention(NamedTuple):
+    """Attention to the keys and values that another layer writes: `query` is column-parallel, `output` row-parallel, `q_norm`
+    [head_dim] of each query head."""
+
+    query: Linear
+    output: Linear
+    q_norm: Array
 
 
 class LayerNorm(NamedTuple):
@@ -79,7 +89,8 @@ class GatedMlp(NamedTuple):
 class SparseMlp(NamedTuple):
     """Experts: `router` packed [E, hidden]; gate_up [E, 2 * I, hidden] and down [E, hidden, I] packed, I split. `shared` is of all
     tokens, times the sigmoid of what `shared_gate` packed [1, hidden] gives, where there is one. `bias` float32 [E] or None is the
-    router's, for its choice alone; `score_bias` of the same form is added to its scores."""
+    router's, for its choice alone; `score_bias` of the same form is added to its scores; `share_scales` of the same form multiply
+    experts' shares."""
 
     router: Any
     gate_up: Any
@@ -88,6 +99,7 @@ class SparseMlp(NamedTuple):
     shared_gate: Any = None
     bias: Array | None = None
     score_bias: Array | None = None
+    share_scales: Array | None = None
 
 
 Mlp = GatedMlp | PlainMlp | SparseMlp
@@ -98,7 +110,8 @@ class Step(NamedTuple):
 
     `cosine` and `sine` float32 [T, R / 2], None where nothing turns. `scale` multiplies scores.
     `aux` [T, hidden] takes the layer's input and `output` what the last layer adds up to; None where nothing reads it. `rows`:
-    where recurrent layers keep states. `query_factors` float32 [T, 1] multiply queries, None where nothing does.
+    where recurrent layers keep states. `query_factors` float32 [T, 1] multiply queries, None where nothing does. `own` [T, P]: what
+    the tokens give to this layer, None for nothing.
     """
 
     operations: Operations
@@ -114,6 +127,7 @@ class Step(NamedTuple):
     output: torch.Tensor | None = None
     rows: StateRows | None = None
     query_factors: torch.Tensor | None = None
+    own: torch.Tensor | None = None
 
 
 def state_rows(batch: ForwardBatch) -> StateRows | None:
@@ -151,13 +165,14 @@ def layer_steps(
     plain = Step(chosen, config, parallel, batch.slots, None, cosine, sine, scale, 0, rows=state_rows(batch), query_factors=factors)
     if local_frequencies is not None and config.local_rope is not None:
         cosine, sine = rotary_angles(batch.positions, local_frequencies, config.local_rope)
-    local = plain._replace(cosine=cosine, sine=sine)
+    local, plain = plain._replace(cosine=cosine, sine=sine), plain._replace(config=without_windows(config))
 
     def step_of(window: int, slots: torch.Tensor, metadata: Any) -> Step:
         return (local if window else plain)._replace(slots=slots, metadata=metadata, window=window)
 
     places = ((batch.slots, batch.block_table), *batch.groups)
-    metadata = describe_attention(kv, batch, chosen, groups.windows) if prepared is None else prepared.metadata
+    firsts = kv if config.whole_heads is None else [kv[groups.group_of.index(group)] for group in range(len(groups.windows))]
+    metadata = describe_attention(firsts, batch, chosen, groups.windows) if prepared is None else prepared.metadata
     steps = [step_of(window, slots, each) for window, (slots, _), each in zip(groups.windows, places, metadata, strict=True)]
     still = [step._replace(cosine=None, sine=None) for step in steps] if config.still_layers else steps
     group_of = dict(zip(config.attending_layers, groups.group_of))
@@ -181,15 +196,15 @@ def keep_output(hidden: torch.Tensor, step: Step) -> None:
 
 
 def describe_attention(
-    kv: KvCache, batch: ForwardBatch, chosen: Operations, windows: tuple[int, ...], *shared: int
+    kv: Sequence[LayerCache], batch: ForwardBatch, chosen: Operations, windows: tuple[int, ...], *shared: int
 ) -> list[Any]:
-    """The attention's metadata of each group of layers. `shared`: with how many common blocks all rows begin, for an
-    attention that reads them once."""
-    host, (_, kv_heads, block_size, _) = host_batch(batch), kv[0][0].shape
+    """The attention's metadata of each group of layers, whose caches have the shapes of these pairs, in turn. `shared`: with how
+    many common blocks all rows begin, for an attention that reads them once."""
+    host, (_, _, block_size, _) = host_batch(batch), kv[0][0].shape
     tables = [batch.block_table, *[group.block_table for group in batch.groups]]
     return [
-        chosen.attention_metadata(*host, table, block_size, kv_heads, (window,), *shared)
-        for window, table in zip(windows, tables, strict=True)
+        chosen.attention_metadata(*host, table, block_size, keys.shape[1], (window,), *shared)
+        for (window, table), (keys, _) in zip(zip(windows, tables, strict=True), kv)
     ]
 
 
@@ -206,10 +221,14 @@ def attend(
     give is multiplied by their sigmoid."""
     chosen, config = step.operations, step.config
     write = RotaryWrite(layer.q_norm, layer.k_norm, config.rms_norm_eps, step.cosine, step.sine, *cache, step.slots)
-    query = chosen.rotary_kv_write(qkv, write)
-    call = AttentionCall(*cache, step.metadata, step.scale, step.window, config.attention_softcap, sinks=layer.sinks)
-    seen = chosen.paged_attention(query, call).flatten(1)
+    seen = read(chosen.rotary_kv_write(qkv, write), cache, step, layer.sinks)
     return row(seen if gates is None else chosen.gate_by(seen, gates), layer.output, step)
+
+
+def read(query: torch.Tensor, cache: LayerCache, step: Step, sinks: Array | None = None) -> torch.Tensor:
+    """What queries [T, heads, head_dim] see of the contexts, [T, heads * head_dim]."""
+    call = AttentionCall(*cache, step.metadata, step.scale, step.window, step.config.attention_softcap, sinks=sinks)
+    return step.operations.paged_attention(query, call).flatten(1)
 
 
 def norm_of(x: torch.Tensor, norm: Norm | None, step: Step) -> torch.Tensor:
@@ -269,14 +288,16 @@ def gated_mlp(layer: GatedMlp, x: torch.Tensor, step: Step) -> torch.Tensor:
     return row(widened, layer.down, step)
 
 
-def sparse_mlp(layer: SparseMlp, x: torch.Tensor, step: Step) -> torch.Tensor:
-    """Each token of x [T, hidden] through the experts that the router gives it. Every rank holds a part of each expert, or some
-    whole ones: the sums over ranks, in float32, are the same."""
+def sparse_mlp(layer: SparseMlp, x: torch.Tensor, step: Step, routed: torch.Tensor | None = None) -> torch.Tensor:
+    """Each token of x [T, hidden] through the experts that the router gives it, by `routed` [T, hidden] where that is not x. Every
+    rank holds a part of each expert, or some whole ones: the sums over ranks, in float32, are the same."""
     chosen = step.operations
-    scores = chosen.logits(x, layer.router)
+    scores = chosen.logits(x if routed is None else routed, layer.router)
     if layer.score_bias is not None:
         scores = scores + layer.score_bias
     shares, ids = chosen.route(scores, step.config.experts.router, layer.bias)
+    if layer.share_scales is not None:
+        shares = shares * layer.share_scales[ids]
     parallel = step.parallel
     if parallel.by_expert:
         ids = ids - own_experts(step.config.experts.count, parallel).start

@@ -57,10 +57,12 @@ class Axis(StrEnum):
 
 
 class Sized(NamedTuple):
-    """An axis of a model that says its sizes by tensor: whole on every rank, or split evenly."""
+    """An axis of a model that says its sizes by tensor: whole on every rank, or split evenly, in units of so many numbers, which
+    neighbours share where there are fewer units than ranks."""
 
     size: int
     is_split: bool = False
+    unit: int = 1
 
 
 AnyAxis = Axis | Sized
@@ -299,9 +301,10 @@ def axis_part(axis: AnyAxis, config: ModelConfig, parallel: Parallel) -> Part:
     is_whole = not axis.is_split if isinstance(axis, Sized) else axis in WHOLE
     if is_whole or (axis is Axis.EXPERT_MLP and parallel.by_expert):
         return Part(start=0, stop=whole, size=whole)
-    if axis is Axis.KV_HEADS:
-        size = local_kv_heads(config, ranks) * config.head_dim
-        start = rank * config.kv_head_count // ranks * config.head_dim
+    unit = axis.unit if isinstance(axis, Sized) else config.head_dim if axis is Axis.KV_HEADS else 1
+    if unit > 1:
+        count = whole // unit
+        size, start = max(1, count // ranks) * unit, rank * count // ranks * unit
         return Part(start=start, stop=start + size, size=size)
     size = -(-whole // ranks)
     start = min(rank * size, whole)
@@ -323,10 +326,12 @@ def divides(config: ModelConfig, world_size: int) -> bool:
     if config.hosted is not None and world_size > 1 and (config.hosted.whole or config.kv_head_count % world_size):
         return False
     few, many = sorted((config.kv_head_count, world_size))
+    few_whole, many_whole = sorted((config.whole_heads.kv_head_count, world_size)) if config.whole_heads else (1, 1)
     wide = not any(axis_size(axis, config) % world_size for axis in (Axis.MLP, Axis.EXPERT_MLP, Axis.SHARED_MLP))
     recurrent = config.recurrent
     alike = recurrent is None or recurrent.value_heads % world_size == 0 == recurrent.key_heads % world_size
-    return config.head_count % world_size == 0 and many % few == 0 and wide and alike
+    shared = many % few == 0 == many_whole % few_whole
+    return config.head_count % world_size == 0 and shared and wide and alike
 
 
 def shard_count(config: ModelConfig) -> int:

@@ -22,7 +22,7 @@ from vnext.models.registry import family
 SHOWN = 4
 HARMLESS_TENSORS = re.compile(
     r"rotary_emb\.inv_freq$|\b(attn|attention)\.(masked_)?bias$|\bact_fn\.(beta|eps)$|"
-    r"\bvision_tower\.|\bvisual\.|\bmulti_modal_projector\.|\bmtp_layers\.|"
+    r"\b(vision|audio)_tower\.|\bembed_(vision|audio)\.|\bvisual\.|\bmulti_modal_projector\.|\bmtp_layers\.|"
     r"\bembeddings\.position_ids$|\bpooler\.dense\.(weight|bias)$|"
     r"\.((input|output)_(global_)?scale|[qkv]_scale|weight_shape|(weight_)?g_idx|weight_format|weight\.quant_state\.\w+)$"
 )
@@ -30,6 +30,7 @@ HARMLESS_TENSORS = re.compile(
 are not rounded here; what formats of weights ask for once."""
 HARMLESS = frozenset(
     """
+    audio_config audio_token_id boa_token_id boi_token_id eoa_token_id eoa_token_index eoi_token_id
     _attn_implementation _attn_implementation_autoset _name_or_path _sliding_window_pattern activation_dropout
     add_cross_attention architectures attention_dropout attention_probs_dropout_prob attn_implementation attn_pdrop auto_map
     begin_suppress_tokens hidden_dropout_prob
@@ -90,7 +91,9 @@ def unread_tensors(path: Path, config: ModelConfig) -> list[str]:
         read = source.read.union(*(format.tensors(name) for name, format in formats.items()))
         drafting = f"{ROOT}layers.{config.layer_count}." if config.mtp_layers == 1 else "/"
         left = [name for name in stored.names() if name not in read and not HARMLESS_TENSORS.search(name)]
-        left = [name for name in left if not name.startswith(drafting)]
+        reading = [layer for layer, source in enumerate(config.cache_layers) if source != layer]
+        idle = tuple(f"layers.{layer}.self_attn.{part}_" for layer in reading for part in "kv")  # transformers ignores them too
+        left = [name for name in left if not name.startswith(drafting) and not any(part in name for part in idle)]
         return sorted(name if name in own else name.removeprefix(ROOT) for name in left)
 
 

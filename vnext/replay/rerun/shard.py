@@ -49,10 +49,11 @@ class Shard:
         self.kv_dtype = cache_dtype(numerics.kv_cache_dtype, self.dtype)
         if (only := only_dtype(numerics.quantization)) and self.dtype is not torch_dtype(only):
             raise CannotRun(f"{numerics.quantization} weights are multiplied in {only}: give --dtype {only}, or leave it out")
+        products = weight_formats(numerics.quantization).products
         self.invariance = invariance(
             numerics.deterministic,
             str(self.dtype).removeprefix("torch."),
-            compiled=numerics.kernels != TORCH and serves_all(self.config.head_dim, weight_formats(numerics.quantization).products),
+            compiled=numerics.kernels != TORCH and serves_all(self.config.head_dim_max, products),
             strict_mkl=torch.backends.mkl.is_available() and has_strict_path(cpu_flags()),
         )
         targets: list[Target] = []

@@ -144,7 +144,7 @@ class ModelRunner:
     def _invariance(self, asked: bool | None, quantization: str) -> Invariance:
         if self.device_type != "cpu":
             return gpu_invariance(asked, quantization)
-        compiled = serves_all(self.config.head_dim, weight_formats(quantization).products)
+        compiled = serves_all(self.config.head_dim_max, weight_formats(quantization).products)
         strict_mkl = not (compiled and self._is_host) and has_strict_mkl()
         return invariance(asked, self.dtype, compiled=compiled, strict_mkl=strict_mkl)
 

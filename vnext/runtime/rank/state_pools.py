@@ -37,12 +37,17 @@ class StatePools:
 
 
 def require_plain_steps(settings: RankSettings, config: ModelConfig, device: str) -> None:
-    """Raise SettingsError for what does not go with recurrent layers or encoders yet."""
-    if not (served := "models with recurrent layers" if config.recurrent else "encoders" if config.encoder else ""):
+    """Raise SettingsError for what does not go with recurrent layers, encoders or unlike layers yet."""
+    kinds = {
+        "models with recurrent layers": config.recurrent is not None, "encoders": config.encoder is not None,
+        "models with unlike layers": config.has_unlike_layers,
+    }  # fmt: skip
+    served = next((kind for kind, is_one in kinds.items() if is_one), "")
+    if not served:
         return
     others = {
         "--device cuda": device != "cpu", "--pipeline-parallel-size": settings.pipeline_parallel_size > 1,
-        "--speculative-config": bool(settings.draft_method),
+        "--speculative-config": bool(settings.draft_method) and not config.has_unlike_layers,
     }  # fmt: skip
     for option, is_given in others.items():
         if is_given:
