@@ -46,6 +46,8 @@ CUDA_TEST = [
 ]
 TRANSFORMERS = ["transformers>=5.0"]
 IMAGES = ["pillow>=11.0"]
+# vnext-replay export --to parquet
+PARQUET = ["pyarrow>=14"]
 DEV = [
     "anthropic>=2.12",
     "hypothesis>=6.100",
@@ -63,6 +65,7 @@ DEV = [
     "selenium>=4.20",
     *TRANSFORMERS,
     *IMAGES,
+    *PARQUET,
 ]
 # Traces of requests: --otlp-traces-endpoint.
 OTEL = ["opentelemetry-sdk>=1.40", "opentelemetry-exporter-otlp-proto-http>=1.40"]
@@ -271,7 +274,7 @@ setup(
     cmdclass={"build_ext": Build},
     install_requires=CORE + RUNTIME + EDGE,
     extras_require={"clients": CLIENTS, "cuda": CUDA, "cuda-test": CUDA_TEST, "dev": DEV, "images": IMAGES, "otel": OTEL,
-                    "ray": RAY, "transformers": TRANSFORMERS},
+                    "parquet": PARQUET, "ray": RAY, "transformers": TRANSFORMERS},
     entry_points={"console_scripts": COMMANDS},
     zip_safe=False,
 )

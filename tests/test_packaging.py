@@ -146,7 +146,8 @@ def test_everything_imported_is_required(reported: dict[str, Any], root: Path) -
     }
     distributions["starlette"] = "ray"  # brought by Ray Serve
     distributions |= {"cupy": "cupy-cuda13x", "cuda": "cupy-cuda13x"}  # CuPy brings cuda.pathfinder
-    extras = (line for extra in ("cuda", "images", "otel", "ray", "transformers") for line in reported["extras_require"][extra])
+    names = ("cuda", "images", "otel", "parquet", "ray", "transformers")
+    extras = (line for extra in names for line in reported["extras_require"][extra])
     lines = [*reported["install_requires"], *extras]
     required = {canonicalize_name(Requirement(line).name) for line in lines}
     words = (line.split() for path in (root / "vnext").rglob("*.py") for line in path.read_text().splitlines())

@@ -129,6 +129,7 @@ ARROWS = {
     "replay/answers": {"replay/console", "replay/reading", "routing/*", "log", "state", "sched/*"},
     "replay/futures": {"replay/console", "replay/reading", "routing/*", "log", "state/*", "state/facilities", "sched", "base", "sim"},
     "replay/causes": {"replay/futures", "replay/console", "replay/reading", "log/reading", "state/*", "sched/explain"},
+    "replay/tables": {"replay/causes", "replay/answers", "replay/console", "replay/reading", "log", "state/traits"},
     "replay/rerun": {
         "kernels", "models", "sampling", "runtime/protocol", "runtime/batch", "runtime/processes", "state/*",
         "sched/*",

@@ -70,8 +70,8 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Life(msgspec.Struct, kw_only=True):
-    """A request: its prompt's tokens, its client, when it came, got its first token and ended, the time of steps that was its own,
-    and that time times the others that were there meanwhile. `end` is why it ended, "" while it lives."""
+    """A request: its prompt's tokens, its client, when it came, got its first token and ended, the time of steps that was its own
+    (`step_us`), and that time times those that were there meanwhile. `end` is why it ended, "" while it lives."""
 
     prompt: int
     client: int
@@ -83,6 +83,8 @@ class Life(msgspec.Struct, kw_only=True):
     end: str = ""
     tokens: int = 0
     cost_us: float = 0.0
+    step_us: float = 0.0
+    name: str = ""
 
 
 class Ledger(msgspec.Struct, frozen=True):
@@ -232,7 +234,9 @@ class _Writing:
         everyone, there = int(counts.sum()) or 1, len(ids) + queue
         for id_, count in zip(ids.tolist(), counts.tolist()):
             if id_ in self.lives:
-                self.lives[id_].cost_us += lasted_us * count / everyone * there
+                own_us = lasted_us * count / everyone
+                self.lives[id_].step_us += own_us
+                self.lives[id_].cost_us += own_us * there
 
     # ---- requests ------------------------------------------------------------------------------------------------
 
@@ -285,7 +289,7 @@ def _steady(run: Run, place: int) -> StepInFlight:
 
 
 def _life(each: Request | RequestArrived, came_us: float | None) -> Life:
-    return Life(prompt=len(each.prompt) // 4, client=each.client, priority=each.priority, came_us=came_us)
+    return Life(prompt=len(each.prompt) // 4, client=each.client, priority=each.priority, came_us=came_us, name=each.name)
 
 
 def _reason(why: str) -> str:

@@ -37,6 +37,7 @@ MODULES = {
     "answers.clients": ("clients",),
     "answers.cost": ("cost",),
     "answers.trace": ("trace",),
+    "tables.export": ("export",),
     "futures.fork": ("fork",),
     "futures.what_if": ("what-if",),
     "futures.gate": ("gate",),
