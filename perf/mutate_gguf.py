@@ -1,6 +1,6 @@
 """Change the headers of GGUF files at random and read what comes out: `python -m perf.mutate_gguf FILE ... --count 100000`.
 
-Each mutation must load, or be refused with one sentence, within SECONDS_MAX and MEMORY_BYTES_MAX, whatever it says. A header is
+Each mutation must load, or be refused with one sentence, within `--seconds` and MEMORY_BYTES_MAX, whatever it says. A header is
 that of the file with TOKENS_KEPT tokens and LAYERS_KEPT layers, since a reading takes a hundredth of the time then; `--whole` keeps
 all. Bits flip, numbers, counts, lengths, kinds and offsets become hostile ones, members and tensors swap, are doubled or go, texts
 become others, the file ends early, or gigabytes of zeros follow it. The weights are zeros, in a sparse file.
@@ -47,7 +47,7 @@ from vnext.text.files import CheckpointUnreadable
 from vnext.text.tokenizer import Tokenizer
 
 TOKENS_KEPT, LAYERS_KEPT = 600, 1
-SECONDS_MAX, MEMORY_BYTES_MAX = 5, 2**30
+MEMORY_BYTES_MAX = 2**30
 SPARSE_BYTES = 2**32
 """Of a file that claims gigabytes."""
 HOSTILE = (
@@ -275,13 +275,13 @@ def read(file: Path, folders: Path) -> None:
     load_params(folder, config, alone(), host_dtype(dtype), "cpu", formats=weight_formats(quantization))
 
 
-def judged(made: Mutation, folder: Path) -> str:
+def judged(made: Mutation, folder: Path, seconds_max: float = 5.0) -> str:
     """How a mutation was read: "loaded", "refused", or why that is wrong."""
     file, folders = folder / "m.gguf", folder / "folders"
     with file.open("wb") as stream:
         stream.write(made.data[: made.size_bytes])
         stream.truncate(made.size_bytes)
-    signal.setitimer(signal.ITIMER_REAL, SECONDS_MAX)
+    signal.setitimer(signal.ITIMER_REAL, seconds_max)
     try:
         read(file, folders)
         return "loaded"
@@ -295,18 +295,18 @@ def judged(made: Mutation, folder: Path) -> str:
         shutil.rmtree(folders, ignore_errors=True)
 
 
-def work(models: list[Model], numbers: range, out: Connection) -> None:
+def work(models: list[Model], numbers: range, seconds_max: float, out: Connection) -> None:
     """Read the mutations of these numbers, and report (number, verdict, seconds) of each, before each (number, "", 0)."""
     start_threads(1)
     signal.signal(signal.SIGALRM, on_alarm)
     with tempfile.TemporaryDirectory() as folder:
-        judged(Mutation(models[0].data, models[0].size_bytes, ""), Path(folder))  # what is imported late
+        judged(Mutation(models[0].data, models[0].size_bytes, ""), Path(folder), seconds_max)  # what is imported late
         resource.setrlimit(resource.RLIMIT_AS, (size := virtual_bytes() + MEMORY_BYTES_MAX + 4 * SPARSE_BYTES, size))
         before = peak_bytes()
         for number in numbers:
             out.send((number, "", 0.0))
             begun_s = time.monotonic()
-            verdict = judged(mutation(models, number), Path(folder))
+            verdict = judged(mutation(models, number), Path(folder), seconds_max)
             out.send((number, verdict, time.monotonic() - begun_s))
             if (used := peak_bytes()) > before + MEMORY_BYTES_MAX:
                 out.send((number, f"it took {used - before} bytes", 0.0))
@@ -314,7 +314,7 @@ def work(models: list[Model], numbers: range, out: Connection) -> None:
 
 
 def on_alarm(number: int, frame: Any) -> None:
-    raise TimeoutError(f"it takes more than {SECONDS_MAX} seconds")
+    raise TimeoutError("it takes more than --seconds")
 
 
 def peak_bytes() -> int:
@@ -331,15 +331,15 @@ def virtual_bytes() -> int:
 class Run:
     """The verdicts so far. Mutable."""
 
-    def __init__(self, models: list[Model]) -> None:
-        self.models = models
+    def __init__(self, models: list[Model], seconds_max: float) -> None:
+        self.models, self._seconds_max = models, seconds_max
         self.verdicts, self.failed, self.longest_s, self.memory_bytes = Counter[str](), list[int](), 0.0, 0.0
 
     def over(self, numbers: range) -> None:
         """Read the mutations of these numbers in a worker; after one that ends it, in another."""
         while numbers:
             ours, theirs = multiprocessing.Pipe(duplex=False)
-            worker = multiprocessing.get_context("fork").Process(target=work, args=(self.models, numbers, theirs))
+            worker = multiprocessing.get_context("fork").Process(target=work, args=(self.models, numbers, self._seconds_max, theirs))
             worker.start()
             theirs.close()
             last = self.heard(ours)
@@ -380,10 +380,11 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=1000)
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--whole", action="store_true", help="keep the whole vocabulary and all layers")
+    parser.add_argument("--seconds", type=float, default=5.0, help="that one may take")
     parser.add_argument("--json", type=Path, help="record to write")
     options = parser.parse_args()
     before = machine()
-    run = Run([model_of(file, options.whole) for file in options.files])
+    run = Run([model_of(file, options.whole) for file in options.files], options.seconds)
     begun_s, step = time.monotonic(), 2000
     for first in range(options.first, options.first + options.count, step):
         run.over(range(first, min(first + step, options.first + options.count)))
