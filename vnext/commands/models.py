@@ -15,13 +15,13 @@ from rich.table import Table
 from vnext.base.exits import DONE, FAILED, REFUSED
 from vnext.commands.restart import servers
 from vnext.models.errors import ModelError
-from vnext.models.gguf.folder import files_of, gguf_in
+from vnext.models.gguf.folder import SUFFIX, files_of, gguf_in
 from vnext.models.loading.hub import resolve
-from vnext.models.loading.named import MODELS, fetched, here, remove
+from vnext.models.loading.named import MODELS, fetched, here, name_of, remove
 from vnext.options.reader import ModelsCommand
 from vnext.runtime.processes.launch import named_models
 
-WEIGHTS = (".safetensors", ".gguf")
+WEIGHTS = (".safetensors", SUFFIX)
 
 
 def models(command: ModelsCommand) -> int:
@@ -34,7 +34,7 @@ def models(command: ModelsCommand) -> int:
             case "list":
                 return _list(folder)
             case "rm":
-                return _remove(command.name, folder)
+                return _remove(command, folder)
     except ModelError as error:
         print(f"vnext {command.word}: {error}{'' if str(error)[-1] == '?' else '.'}", file=sys.stderr)
         return REFUSED
@@ -48,11 +48,17 @@ def models(command: ModelsCommand) -> int:
 
 def _pull(command: ModelsCommand, folder: Path) -> int:
     found = resolve(command.name, command.revision, named=folder)
-    file = gguf_in(found) if found.is_dir() else found
-    files = files_of(file) if file else [path for path in found.iterdir() if path.suffix in WEIGHTS]
+    files = weights_in(found)
     size = sum(path.stat().st_size for path in files)
-    print(f"{command.name}: {size / 1e6:,.0f} MB in {file or found}; `vnext run {command.name}` talks with it")
+    place = files[0] if files and files[0].suffix == SUFFIX else found
+    print(f"{command.name}: {size / 1e6:,.0f} MB in {place}; `vnext run {command.name}` talks with it")
     return DONE
+
+
+def weights_in(place: Path) -> list[Path]:
+    """The files of weights of a model's folder or GGUF file. Raises ModelError."""
+    file = gguf_in(place) if place.is_dir() else place
+    return files_of(file) if file else [path for path in place.iterdir() if path.suffix in WEIGHTS]
 
 
 def _list(folder: Path) -> int:
@@ -60,7 +66,7 @@ def _list(folder: Path) -> int:
     here_already = fetched(folder)
     for each in here_already:
         table.add_row(each.name, f"{each.size_bytes / 1e6:,.0f} MB", each.source or str(folder / each.name))
-    for repository in _of_hub():
+    for repository in of_hub():
         table.add_row(repository.repo_id, f"{repository.size_on_disk / 1e6:,.0f} MB", "the hub's cache")
     for name in sorted(MODELS.keys() - {each.name for each in here_already}):
         named = MODELS[name]
@@ -72,8 +78,11 @@ def _list(folder: Path) -> int:
     return DONE
 
 
-def _remove(name: str, folder: Path) -> int:
-    cached = {each.repo_id: each for each in _of_hub()}
+def _remove(command: ModelsCommand, folder: Path) -> int:
+    name = command.name
+    if not command.force:
+        require_unserved(name, folder)
+    cached = {each.repo_id: each for each in of_hub()}
     if name in cached and here(name, folder) is None:
         strategy = scan_cache_dir().delete_revisions(*(each.commit_hash for each in cached[name].revisions))
         size = strategy.expected_freed_size
@@ -84,7 +93,18 @@ def _remove(name: str, folder: Path) -> int:
     return DONE
 
 
-def _of_hub() -> list[CachedRepoInfo]:
+def require_unserved(name: str, folder: Path) -> None:
+    """Raises ModelError where a running server has the model."""
+    place = here(name, folder)
+    for server in servers():
+        model = Path(server.model).expanduser()
+        is_inside = place is not None and server.model and model.exists() and model.resolve().is_relative_to(place.resolve())
+        if is_inside or name == server.model.partition(":")[0] or (name_of(name) and name_of(name) == name_of(server.model)):
+            where = f"process {server.pid}" if server.is_behind else f"process {server.pid} at {server.url}"
+            raise ModelError(f"{name} is served by {where}: stop that first, or remove the files under it with --force")
+
+
+def of_hub() -> list[CachedRepoInfo]:
     """The models in the hub's cache that have weights, by name."""
     try:
         found = scan_cache_dir().repos

@@ -36,13 +36,15 @@ FIXED = ("max_model_len", "enable_lora", "max_lora_rank", "max_restarts", "log",
 
 
 class Running(msgspec.Struct, frozen=True):
-    """A server: its process, its address, its run directory and its model's names. `is_behind`: clients know the one in front."""
+    """A server: its process, its address, its run directory, its model's names, and the model as it was given. `is_behind`: clients
+    know the one in front."""
 
     pid: int
     url: str
     folder: str
     models: tuple[str, ...] = ()
     is_behind: bool = False
+    model: str = ""
 
 
 # ---- the command ---------------------------------------------------------------------------------------------------

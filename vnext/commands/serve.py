@@ -61,7 +61,7 @@ def serve(command: ServeCommand) -> int:
         return DONE
     try:
         say_unused(command.engine, engines.ready.environment)
-        return _serve_engines(engines, edges, Replacements(engines, command.engine), command.is_behind)
+        return _serve_engines(engines, edges, Replacements(engines, command.engine), command)
     finally:
         engines.stop()
         write_line("vnext: stopped")
@@ -124,13 +124,14 @@ def usual_names(model: str, folder: Path) -> tuple[str, ...]:
     return (model,)  # its folder in the hub's cache has an internal name
 
 
-def _serve_engines(engines: RunningEngines, edges: ApiServers, replacements: Replacements, is_behind: bool) -> int:
-    names, url = edges.settings.served_model_names, url_of(edges.settings)
-    server = Running(os.getpid(), url, str(engines.run_dir), names, is_behind)
+def _serve_engines(engines: RunningEngines, edges: ApiServers, replacements: Replacements, command: ServeCommand) -> int:
+    names, url, model = edges.settings.served_model_names, url_of(edges.settings), command.engine.model
+    model = os.path.abspath(found) if model and (found := Path(model).expanduser()).exists() else model
+    server = Running(os.getpid(), url, str(engines.run_dir), names, command.is_behind, model)
     with _wake_on_signals() as wake, _asked_by_signals(replacements), listed(server):
         try:
             if _wait_until_healthy(engines, edges, wake):
-                print_ready(engines, edges.settings, is_behind)
+                print_ready(engines, edges.settings, command.is_behind)
                 while not _wait(engines, edges, wake, edges.wait_s(POLL_S)):
                     replacements.look()
                     edges.look()

