@@ -124,7 +124,9 @@ def metrics() -> str:
 
 
 def router_metrics() -> str:
-    return _metrics(text_string_to_metric_families(RouterMetrics(()).text().decode()))
+    metrics = RouterMetrics(())
+    metrics.follow(lambda: {"a": "loaded"})
+    return _metrics(text_string_to_metric_families(metrics.text().decode()))
 
 
 def _metrics(families: Iterable[Metric]) -> str:

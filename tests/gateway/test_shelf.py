@@ -9,10 +9,10 @@ from contextlib import AsyncExitStack
 import pytest
 
 from vnext.gateway.backends import Backend, Fleet
-from vnext.gateway.shelf import Bounds, Loaded, LoadFailed, Shelf
+from vnext.gateway.shelf import Bounds, Loaded, LoadFailed, ModelGone, ModelTooLarge, Shelf
 from vnext.server.context.errors import ModelUnknown
 
-FOREVER = Bounds(keep_alive_s=-1, loaded_max=2)
+FOREVER = Bounds(keep_alive_s=-1, loaded_max=2, memory_bytes=100)
 
 
 class Servers:
@@ -36,6 +36,9 @@ class Servers:
     async def unload(self, name: str) -> None:
         self.calls.append(f"unload {name}")
         self.ends[name].set_result(None)
+
+    def needed_bytes(self, name: str) -> int:
+        return {"a": 10, "b": 20, "c": 30}[name]
 
     async def look(self, backend: Backend) -> None:
         backend.trouble = ""
@@ -123,7 +126,7 @@ def test_an_idle_model_is_unloaded_and_one_in_use_is_not() -> None:
                 await asyncio.sleep(0.02)
             assert shelf.states()["a"] == "loaded"
 
-    tried(body, Bounds(keep_alive_s=0, loaded_max=2))
+    tried(body, Bounds(keep_alive_s=0, loaded_max=2, memory_bytes=100))
 
 
 def test_a_server_that_ends_is_started_again_by_the_next_request() -> None:
@@ -135,3 +138,41 @@ def test_a_server_that_ends_is_started_again_by_the_next_request() -> None:
         await use(shelf, "a")
 
     assert tried(body).calls == ["load a", "load a", "unload a"]
+
+
+def test_models_fit_into_the_memory_together_or_wait() -> None:
+    async def body(shelf: Shelf, servers: Servers) -> None:
+        await use(shelf, "a", "b", "c")
+        assert shelf.states() == {"a": "unloaded", "b": "unloaded", "c": "loaded"}
+        async with shelf.using("c"):
+            waiting = asyncio.create_task(use(shelf, "b"))
+            await use(shelf, "c")
+            await asyncio.sleep(0.05)
+            assert not waiting.done() and shelf.states()["b"] == "unloaded"
+        await waiting
+
+    assert tried(body, Bounds(-1, 3, memory_bytes=30)).calls == [
+        "load a", "load b", "unload a", "unload b", "load c", "unload c", "load b", "unload b",
+    ]  # fmt: skip
+
+
+def test_a_model_that_can_never_fit_unloads_no_other() -> None:
+    async def body(shelf: Shelf, servers: Servers) -> None:
+        await use(shelf, "b")
+        with pytest.raises(ModelTooLarge, match=r"The model 'c' takes about 0.0 GiB of memory, and there are 0.0 for models"):
+            await use(shelf, "c")
+
+    assert tried(body, Bounds(-1, 3, memory_bytes=29)).calls == ["load b", "unload b"]
+
+
+def test_what_an_unloaded_model_had_stored_is_gone() -> None:
+    async def body(shelf: Shelf, servers: Servers) -> None:
+        await use(shelf, "a")
+        backend = shelf.models[0].backend
+        assert shelf.name_at(backend) == "a"
+        servers.ends["a"].set_result(None)
+        await asyncio.sleep(0)
+        with pytest.raises(ModelGone, match="was unloaded"):
+            shelf.name_at(backend)
+
+    tried(body)

@@ -15,14 +15,22 @@ from urllib.parse import urlsplit
 import msgspec
 
 from vnext.base.exits import REFUSED
+from vnext.commands.machine import memory_fields
+from vnext.commands.models import of_hub, weights_in
 from vnext.commands.restart import servers
 from vnext.gateway.context import RouterContext
 from vnext.gateway.run import run_router
 from vnext.gateway.settings import RouterSettings
 from vnext.gateway.shelf import Bounds, Loaded, LoadFailed, Shelf
+from vnext.models.errors import ModelError
 from vnext.models.gguf.folder import SUFFIX
+from vnext.models.loading.named import MODELS, here, name_of
 from vnext.options.reader import ServeCommand
+from vnext.runtime.processes.cpu_limits import read
+from vnext.runtime.processes.launch import named_models
 from vnext.runtime.processes.subprocesses import Child, ChildDied, start_child
+from vnext.runtime.protocol.settings import EngineSettings
+from vnext.runtime.rank.loading import CACHE_BYTES_MAX, CACHE_SHARE
 from vnext.server.console import write_error, write_line
 from vnext.server.settings import ServerSettings
 
@@ -30,6 +38,12 @@ ADDRESS = "127.0.0.1"
 POLL_S = 0.1
 GRACE_S = 10.0
 """Beyond the drain time: an engine's end."""
+MEMORY_SHARE = 0.9
+"""Of the memory that is free at the start: for models."""
+PROCESSES_BYTES = 600 * 2**20
+"""Of one server, without weights and cache."""
+FREE_BYTES = 4 * 2**30
+"""Where the machine does not say."""
 OF_THE_FRONT = (
     "host", "port", "api_keys", "api_key_file", "key_requests_per_minute", "key_tokens_per_minute", "key_answers_max", "root_path",
     "allowed_origins", "allow_credentials", "ssl_certfile", "ssl_keyfile", "ssl_ca_certs", "other_models",
@@ -70,9 +84,9 @@ def names_of(models: tuple[str, ...], given: tuple[str, ...]) -> list[tuple[str,
 
 def _shelf(commands: dict[str, ServeCommand], names: list[tuple[str, ...]], context: RouterContext) -> Shelf:
     http = context.settings.http
-    shelf = Shelf(
-        names, Processes(commands), Bounds(http.keep_alive_s, http.max_loaded_models), context.fleet, context.health
-    )
+    processes = Processes(commands)
+    bounds = Bounds(http.keep_alive_s, http.max_loaded_models, processes.memory_bytes)
+    shelf = Shelf(names, processes, bounds, context.fleet, context.health)
     shelf.bring(shelf.models[0]).add_done_callback(_report)
     return shelf
 
@@ -89,6 +103,8 @@ class Processes:
     def __init__(self, commands: dict[str, ServeCommand]) -> None:
         self._commands = commands
         self._children: dict[str, tuple[Child, asyncio.Future[None]]] = {}
+        self._weights: dict[str, int] = {}
+        self.memory_bytes = int(free_bytes() * MEMORY_SHARE)
 
     async def load(self, name: str) -> Loaded:
         """As Loader.load."""
@@ -118,12 +134,43 @@ class Processes:
         self._end(child.exit_fd, ended)
         await asyncio.to_thread(child.terminate, self._commands[name].server.drain_s + GRACE_S)
 
+    def needed_bytes(self, name: str) -> int:
+        """As Loader.needed_bytes: processes, cache, and the weights' files as far as they are on this machine. A cache that is
+        given as a number of blocks counts for nothing, since its model's sizes are not known."""
+        engine = self._commands[name].engine
+        cache = engine.kv_cache_memory
+        if cache is None:
+            cache = 0 if engine.num_blocks_override else min(CACHE_BYTES_MAX, int(self.memory_bytes * CACHE_SHARE))
+        self._weights[name] = self._weights.get(name) or weights_bytes(engine)
+        return PROCESSES_BYTES + cache + self._weights[name]
+
     @staticmethod
     def _end(exit_fd: int | None, ended: asyncio.Future[None]) -> None:
         if exit_fd is not None:
             asyncio.get_running_loop().remove_reader(exit_fd)
         if not ended.done():
             ended.set_result(None)
+
+
+def free_bytes() -> int:
+    """The memory that this machine, or the control group of a container, has left."""
+    group = read(Path("/sys/fs/cgroup/memory.max"))
+    free = memory_fields().get("MemAvailable", FREE_BYTES)
+    return min(free, int(group)) if group.isdecimal() else free
+
+
+def weights_bytes(engine: EngineSettings) -> int:
+    """The size of a model's files of weights, 0 where they are not here yet."""
+    try:
+        folder = named_models(engine.models_dir)
+        place = found if (found := Path(engine.model).expanduser()).exists() else here(engine.model, folder)
+        if place is not None:
+            return sum(each.stat().st_size for each in weights_in(place))
+        if named := MODELS.get(name_of(engine.model)):
+            return named.wanted.size_bytes
+        return sum(each.size_on_disk for each in of_hub() if each.repo_id == engine.model.partition(":")[0])
+    except (ModelError, OSError):
+        return 0  # the start says what is wrong
 
 
 async def _answering(child: Child) -> str:

@@ -11,7 +11,7 @@ from aiohttp import web
 from vnext.gateway import views
 from vnext.gateway.backends import BackendRefused, NoBackend
 from vnext.gateway.context import ROUTER, RouterContext
-from vnext.gateway.shelf import LoadFailed
+from vnext.gateway.shelf import LoadFailed, ModelGone, ModelTooLarge
 from vnext.server.context.errors import Failure, KeyRejected, RoutesClosed
 from vnext.server.http.connections import CONNECTIONS, Connections, Runner
 from vnext.server.http.middleware import FRONT, Front, add_headers, bearer, observe, translate
@@ -24,6 +24,8 @@ CLEANUP_TIMEOUT_S = 2.0
 FAILURES = {
     NoBackend: lambda error: Failure(503, str(error), "server_error", code="no_backend"),
     LoadFailed: lambda error: Failure(503, str(error), "server_error", code="model_not_loaded"),
+    ModelTooLarge: lambda error: Failure(400, str(error), param="model", code="model_too_large"),
+    ModelGone: lambda error: Failure(404, str(error), code="not_found"),
     BackendRefused: lambda error: Failure(400, f"{error}.", param="backend"),
 }
 

@@ -27,7 +27,7 @@ from vnext.gateway.shelf import Shelf
 from vnext.routing.approximate import BYTES_PER_TOKEN
 from vnext.server.context.admission import Quota, RequestLimiter
 from vnext.server.context.api_keys import ApiKeys
-from vnext.server.context.errors import ModelUnknown
+from vnext.server.context.errors import BatchesOff, ModelUnknown
 from vnext.server.tls import verifying_context
 
 CONNECT_TIMEOUT_S = 3.0
@@ -132,8 +132,10 @@ class RouterContext:
 
     def choose(self, asked: Asked, known: Known, path: str, tried: Collection[Backend], begun_by: str = "") -> Backend:
         """The server for a request, none of `tried`. `begun_by`: the fingerprint of the system that began its stream. Raises
-        NoBackend, ModelUnknown."""
+        NoBackend, ModelUnknown, BatchesOff."""
         if path.startswith(OF_ONE_SERVER):
+            if self.shelf is not None:
+                raise BatchesOff("A server of several models keeps no files: start one with one model and --batch-dir FOLDER.")
             first = next(iter(self.fleet))
             if first in tried or not first.is_ready:
                 raise NoBackend("The server that keeps files and batches is not ready: try again later.")
@@ -170,12 +172,13 @@ class RouterContext:
     @asynccontextmanager
     async def loaded(self, asked: Asked, path: str) -> AsyncIterator[Asked]:
         """The request with the name of its model, which is loaded until the block ends where there is a shelf. Raises ModelUnknown,
-        LoadFailed."""
-        if self.shelf is None or not asked.body or self.homes.of(path, asked) is not None:
+        LoadFailed, ModelGone."""
+        home = self.homes.of(path, asked)
+        if self.shelf is None or not (asked.body or home):
             yield asked
             return
-        async with self.shelf.using(asked.model) as name:
-            yield msgspec.structs.replace(asked, model=name)
+        async with self.shelf.using(self.shelf.name_at(home) if home else asked.model) as name:
+            yield asked if home else msgspec.structs.replace(asked, model=name)
 
     async def close(self) -> None:
         if self.shelf is not None:

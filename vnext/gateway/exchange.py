@@ -43,7 +43,10 @@ log = logging.getLogger("vnext.routing")
 class Exchange:
     """See the module. Mutable."""
 
-    def __init__(self, context: RouterContext, request: web.Request, asked: Asked) -> None:
+    def __init__(
+        self, context: RouterContext, request: web.Request, asked: Asked, begun: web.StreamResponse | None = None
+    ) -> None:
+        """`begun`: the client's response, where its head is sent already."""
         self._context, self._request, self._asked = context, request, asked
         self._begun_by = origin_in(request.headers)
         self._seed = None if goes_on(request.headers) else asked.draw_seed()
@@ -55,7 +58,7 @@ class Exchange:
         self._known, self._ticket = NOTHING, ""
         self._headers: Pairs = []
         self._out: Outgoing | None = None
-        self._response = web.StreamResponse()
+        self._response = begun or web.StreamResponse()
 
     async def run(self) -> web.StreamResponse:
         """Pass the request on and its answer back. Raises NoBackend, ModelUnknown, ClientGone."""
@@ -210,13 +213,13 @@ class Exchange:
 
     async def _begin(self, backend: Backend, upstream: aiohttp.ClientResponse, is_events: bool) -> Outgoing:
         """Begin the client's response."""
-        response = web.StreamResponse(status=upstream.status, headers=to_client(upstream.headers))
-        if upstream.content_length is not None:
-            response.content_length = upstream.content_length
-        if self._seed is not None and backend.identity.is_vnext:
-            response.headers[SEED_HEADER] = str(self._seed)
-        await response.prepare(self._request)
-        self._response = response
+        if not self._response.prepared:
+            response = self._response = web.StreamResponse(status=upstream.status, headers=to_client(upstream.headers))
+            if upstream.content_length is not None:
+                response.content_length = upstream.content_length
+            if self._seed is not None and backend.identity.is_vnext:
+                response.headers[SEED_HEADER] = str(self._seed)
+            await response.prepare(self._request)
         return Outgoing(SHOWN[self._request.path]() if is_events and self._asked.is_stream else None, backend.identity.fingerprint)
 
     def _begun(self, live: Live) -> None:

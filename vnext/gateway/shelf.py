@@ -1,8 +1,8 @@
 """Shelf: the models of one server, each behind a server of its own, which is started when a request names the model.
 
-Owns which of them are loaded: at most `loaded_max`, of which the least recently used makes room for another, and none that has not
-been used for `keep_alive_s`. A model with requests is never unloaded; requests wait while theirs is loaded. Starts no process: a
-Loader does.
+Owns which of them are loaded: at most `loaded_max`, which fit into `memory_bytes` together and of which the least recently used
+makes room for another, and none that has not been used for `keep_alive_s`. A model with requests is never unloaded; requests wait
+while theirs is loaded. Starts no process: a Loader does.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from vnext.server.console import write_line
 from vnext.server.context.errors import ModelUnknown
 
 LOOK_S = 0.5
+GIB = 2**30
 State = Literal["unloaded", "loading", "loaded", "unloading"]
 
 
@@ -42,12 +43,25 @@ class Loader(Protocol):
     async def unload(self, name: str) -> None:
         """End it, with its requests."""
 
+    def needed_bytes(self, name: str) -> int:
+        """About how much memory the server takes, also before it is there."""
+
+
+class ModelTooLarge(LoadFailed):
+    """A model that would not fit if it were the only one."""
+
+
+class ModelGone(Exception):
+    """What a request is about was kept by a server that has been ended: one sentence."""
+
 
 class Bounds(NamedTuple):
-    """`keep_alive_s`: seconds without a request after which a model is unloaded; below 0 for never."""
+    """`keep_alive_s`: seconds without a request after which a model is unloaded; below 0 for never. `memory_bytes`: what all
+    models may take together."""
 
     keep_alive_s: float
     loaded_max: int
+    memory_bytes: int
 
 
 class Model:
@@ -95,6 +109,13 @@ class Shelf:
             model.bringing.add_done_callback(lambda task: task.cancelled() or task.exception())  # its requests may have gone
         return model.bringing
 
+    def name_at(self, backend: Backend) -> str:
+        """The model of a server that has stored a response. Raises ModelGone."""
+        found = next((model.names[0] for model in self.models if model.backend is backend), None)
+        if found is None:
+            raise ModelGone("That response is gone, since its model was unloaded: send the conversation again.")
+        return found
+
     def states(self) -> dict[str, State]:
         """By each model's first name."""
         return {model.names[0]: model.state for model in self.models}
@@ -126,7 +147,7 @@ class Shelf:
     async def _bring(self, model: Model) -> None:
         try:
             async with self._changes:
-                await self._make_room()
+                await self._make_room(self._needed_bytes(model))
                 model.state = "loading"
                 began_s = time.monotonic()
                 found = await self._loader.load(model.names[0])
@@ -141,9 +162,20 @@ class Shelf:
             if model.state == "loading":
                 model.state = "unloaded"
 
-    async def _make_room(self) -> None:
-        """Unload models until one more may be loaded; wait while all have requests."""
-        while len(loaded := [model for model in self.models if model.state == "loaded"]) >= self._bounds.loaded_max:
+    def _needed_bytes(self, model: Model) -> int:
+        """What it takes. Raises ModelTooLarge."""
+        needed, most = self._loader.needed_bytes(model.names[0]), self._bounds.memory_bytes
+        if needed > most:
+            sizes = f"{needed / GIB:.1f} GiB of memory, and there are {most / GIB:.1f} for models"
+            raise ModelTooLarge(f"The model {model.names[0]!r} takes about {sizes}: lower --kv-cache-memory or take another.")
+        return needed
+
+    async def _make_room(self, needed: int) -> None:
+        """Unload models until one more, of so many bytes, may be loaded; wait while all have requests."""
+        while loaded := [model for model in self.models if model.state == "loaded"]:
+            taken = sum(self._loader.needed_bytes(model.names[0]) for model in loaded)
+            if len(loaded) < self._bounds.loaded_max and taken + needed <= self._bounds.memory_bytes:
+                return
             self._freed.clear()
             if idle := [model for model in loaded if not model.uses]:
                 await self._unload(min(idle, key=lambda model: model.used_s))

@@ -9,13 +9,15 @@ import msgspec
 from aiohttp import web
 
 from vnext.base.version import __version__
-from vnext.gateway.asked import read_asked
+from vnext.gateway.asked import Asked, read_asked
 from vnext.gateway.backends import Backend, BackendRefused, NoBackend
 from vnext.gateway.context import ROUTER, RouterContext
 from vnext.gateway.exchange import Exchange
-from vnext.server.context.errors import ModelUnknown, RoutesClosed
+from vnext.gateway.loading import Head
+from vnext.server.context.errors import ClientGone, ModelUnknown, RoutesClosed
 from vnext.server.context.identity import VERSION_HEADER, client_of
 from vnext.server.http.bodies import body_pieces
+from vnext.server.http.middleware import FRONT, failure_at
 from vnext.server.http.pages import anthropic_model, anthropic_page
 
 PASSED = ("/v1/", "/v2/rerank", "/rerank", "/score", "/tokenize", "/detokenize", "/api/", "/openapi.json", "/docs")
@@ -40,11 +42,23 @@ async def forward(request: web.Request) -> web.StreamResponse:
             if request.can_read_body:
                 async for piece in body_pieces(request, context.body_bytes, client, context.settings.http.body_bytes_max):
                     body += piece
-            asked = read_asked(request.path, bytes(body), request.content_type.endswith("json"))
-            async with context.loaded(asked, request.path) as asked:
-                return await Exchange(context, request, asked).run()
+            return await _exchanged(request, read_asked(request.path, bytes(body), request.content_type.endswith("json")))
         finally:
             context.body_bytes.give(len(body), client)
+
+
+async def _exchanged(request: web.Request, asked: Asked) -> web.StreamResponse:
+    """The answer of a server, which is started first if it must be. Raises the errors of `forward`."""
+    context, head = request.app[ROUTER], Head(request)
+    interval_s = context.settings.http.sse_ping_interval_s if asked.is_stream and context.shelf is not None else 0.0
+    try:
+        async with head.commenting(interval_s), context.loaded(asked, request.path) as asked:
+            return await head.ended(await Exchange(context, request, asked, await head.stop()).run())
+    except Exception as error:  # the effect boundary of a stream that has begun, as `translate` is of others
+        if head.response is None or isinstance(error, (ClientGone, ConnectionError)):
+            raise
+        failure = failure_at(request, request.app[FRONT], error)
+        return await head.fail(failure.message, failure.code or failure.type)
 
 
 async def get_health(request: web.Request) -> web.Response:

@@ -105,10 +105,11 @@ async def translate(request: web.Request, handler: Handler) -> web.StreamRespons
         return web.Response(status=STATUS_GONE)
     except Exception as error:  # the effect boundary: a server fault in one request must not end the process silently
         api = api_of(_path(request, front), request.headers)
-        return _failure(request, front, error).response(api, request[REQUEST_ID])
+        return failure_at(request, front, error).response(api, request[REQUEST_ID])
 
 
-def _failure(request: web.Request, front: Front, error: Exception) -> Failure:
+def failure_at(request: web.Request, front: Front, error: Exception) -> Failure:
+    """An error as its client sees it; a fault of the server is logged, too."""
     if isinstance(error, web.HTTPNotFound):
         return absent(_path(request, front))
     if (form := front.failures.get(type(error))) is not None:
