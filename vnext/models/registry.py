@@ -104,6 +104,8 @@ ROWS = MappingProxyType(
         "RobertaModel": Row("encoders.bert", "roberta"),
         "XLMRobertaModel": Row("encoders.bert", "xlm-roberta"),
         "CamembertModel": Row("encoders.bert", "camembert"),
+        "ModernBertModel": Row("encoders.modernbert", "modernbert"),
+        "NomicBertModel": Row("encoders.nomic_bert", "nomic_bert"),
         "MiniCPM3ForCausalLM": Row("latent.minicpm3", "minicpm3", "MiniCPM3Model"),
         "DeepseekV2ForCausalLM": Row("latent.deepseek", "deepseek_v2", "DeepseekV2Model"),
         "DeepseekV3ForCausalLM": Row("latent.deepseek", "deepseek_v3", "DeepseekV3Model"),

@@ -187,12 +187,14 @@ class LayerInputs(msgspec.Struct, frozen=True, kw_only=True):
 class Encoder(msgspec.Struct, frozen=True, kw_only=True):
     """A model whose tokens see all of their text, and which writes nothing. Of `positions` learned ones, the first token of a text
     has that at `first_position`. `types`: kinds of tokens, of which those behind the first `separator` have the second, where there
-    is one, and all others the first."""
+    is one, and all others the first. `reaches`: how many tokens each layer sees on either side, 0 for all; () where all layers do.
+    """
 
     positions: int = 0
     first_position: int = 0
     types: int = 0
     separator: int | None = None
+    reaches: tuple[int, ...] = ()
 
 
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):

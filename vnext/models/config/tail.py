@@ -10,7 +10,7 @@ from types import MappingProxyType
 
 import msgspec
 
-from vnext.models.config.json_keys import Json, positive, read_optional_json
+from vnext.models.config.json_keys import Json, number, positive, read_optional_json, refuse
 from vnext.models.errors import ModelError
 
 SETTINGS = "config.json"
@@ -22,13 +22,21 @@ ACTIVATIONS = MappingProxyType({"Tanh": "tanh", "Identity": "", "Sigmoid": "sigm
 
 class TailLayer(msgspec.Struct, frozen=True, kw_only=True):
     """activation(weight @ x + bias). `weight` [out, in] and `bias` [out] are tensors in the folder `folder` of the checkpoint, ""
-    for its own; no bias is "". `rows`: the layer is row a of the weight, or row a less row b."""
+    for its own; no bias is "". `rows`: the layer is row a of the weight, or row a less row b. `norm`: weight and bias, "" for none,
+    of a layer norm behind the activation, with `eps`; () for none."""
 
     weight: str
     bias: str = ""
     activation: str = ""
     folder: str = ""
     rows: tuple[int, ...] = ()
+    norm: tuple[str, ...] = ()
+    eps: float = 0.0
+
+    @property
+    def tensors(self) -> list[str]:
+        """The names of all its tensors."""
+        return [name for name in (self.weight, self.bias, *self.norm) if name]
 
 
 class Scorer(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,9 +67,26 @@ def classifier_in(raw: Json) -> Scorer | None:
     name = str((raw.get("architectures") or [""])[0])
     if not name.endswith(CLASSIFIER):
         return None
-    found = HEADS.get(name.removesuffix(CLASSIFIER))
-    kind, layers = ("cls", found) if found else ("last", (TailLayer(weight="score.weight"),))
+    base = name.removesuffix(CLASSIFIER)
+    if base == "ModernBert":
+        kind, layers = str(raw.get("classifier_pooling", "cls")), _modern(raw)
+    else:
+        found = HEADS.get(base)
+        kind, layers = ("cls", found) if found else ("last", (TailLayer(weight="score.weight"),))
     return Scorer(kind=kind, layers=ended(layers, _asked(raw)))
+
+
+def _modern(raw: Json) -> tuple[TailLayer, ...]:
+    """ModernBERT's layers, between which there is a norm. Raises ModelError."""
+    refuse(raw, "classifier_activation", unless=("gelu",))
+    dense = TailLayer(
+        weight="head.dense.weight",
+        bias="head.dense.bias" if raw.get("classifier_bias") else "",
+        activation="gelu",
+        norm=("head.norm.weight", "head.norm.bias" if raw.get("norm_bias") else ""),
+        eps=number(raw, "norm_eps", 1e-5),
+    )
+    return (dense, *_labels("classifier"))
 
 
 def logit_score_in(path: Path, folder: Path, raw: Json) -> Scorer:

@@ -116,6 +116,7 @@ def forward(
     if params.inputs is not None:
         own = layer_inputs(params.inputs, batch.token_ids, residual, steps[0])
         steps = tuple(step._replace(own=own[:, layer]) for layer, step in enumerate(steps))
+    residual = norm_of(residual, params.embedding_norm, steps[0])
     normed = norm_of(residual, params.layers[0].attention_norm, steps[0])
     next_norms = [layer.attention_norm for layer in params.layers[1:]] + [params.norm]
     for layer, cache, next_norm, step in zip(params.layers, layer_caches(kv, batch, config), next_norms, steps):

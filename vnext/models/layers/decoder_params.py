@@ -34,6 +34,7 @@ class Params(NamedTuple):
     `frequencies` are float32 [R / 2], None where nothing turns, and `local_frequencies` those of layers with a window, None where
     they have the same. `positions` [position_count_max, hidden] are learned ones. `stack` is the layers once more as one call,
     where there is one; without it they run one by one, with the same bits. `inputs`: what tokens give to each layer, or None.
+    `embedding_norm` is of what the first layer gets.
     """
 
     embedding: Any
@@ -46,3 +47,4 @@ class Params(NamedTuple):
     embedding_scale: float = 1.0
     stack: Any = None
     inputs: InputTable | None = None
+    embedding_norm: Norm | None = None

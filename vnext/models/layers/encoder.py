@@ -1,7 +1,7 @@
 """The encoder: token ids in, states out; each token sees all of its text, which one step computes whole.
 
-Owns the order of operations. Attention is that of decoders over one row for each token, which ends where the text does: all of a
-step's keys are written before any is read, so that the pages hold them for this step alone. No text's bits depend on others.
+Owns the order of operations where norms stand behind what is added. Encoders of another order are decoders (decoder.py) that see to
+both sides (both_sides.py). The pages hold a text's keys for one step alone.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import numpy as np
 
 from vnext.kernels.arrays import Array
 from vnext.models.config.model_config import Encoder, ModelConfig
-from vnext.models.layers.batch import ForwardBatch, HostBatch, host_batch
+from vnext.models.layers.batch import ForwardBatch, host_batch
 from vnext.models.layers.kv_cache import KvCache
 from vnext.models.layers.layers import Attention, Mlp, Norm, attention, embed, layer_steps, mlp, norm_of
 from vnext.models.layers.sharding import Parallel
@@ -31,11 +31,11 @@ class EncoderLayer(NamedTuple):
 
 
 class EncoderParams(NamedTuple):
-    """One rank's weights. `positions` [N, hidden] and `types` [K, hidden] are added to the embedding, whose norm is `norm`. It
-    has no `head`, and no `stack` of layers is one call."""
+    """One rank's weights. `positions` [N, hidden] and `types` [K, hidden] are added to the embedding, whose norm is `norm`;
+    `frequencies` float32 [R / 2] turn what has no positions. It has no `head`, and no `stack` of layers is one call."""
 
     embedding: Any
-    positions: Array
+    positions: Array | None
     types: Array | None
     norm: Norm
     layers: tuple[EncoderLayer, ...]
@@ -48,7 +48,7 @@ def forward(
     params: EncoderParams, kv: KvCache, batch: ForwardBatch, config: ModelConfig, parallel: Parallel
 ) -> tuple[torch.Tensor, KvCache]:
     """Run one step of whole texts: (states [S, hidden] at batch.sample_at, the cache)."""
-    steps = layer_steps(kv, by_token(batch), config, parallel, params.frequencies)
+    steps = layer_steps(kv, batch, config, parallel, params.frequencies)
     hidden = norm_of(embedded(params, batch, config, parallel), params.norm, steps[0])
     for layer, cache, step in zip(params.layers, kv, steps):
         hidden = norm_of(hidden + attention(layer.attention, cache, hidden, step), layer.attention_norm, step)
@@ -67,6 +67,8 @@ def embedded(params: EncoderParams, batch: ForwardBatch, config: ModelConfig, pa
     hidden = embed(params.embedding, batch.token_ids, parallel)
     if params.types is not None:
         hidden = hidden + (params.types[:1] if config.encoder.separator is None else params.types[types_of(batch, config.encoder)])
+    if params.positions is None:
+        return hidden
     return hidden + params.positions.index_select(0, batch.positions + config.encoder.first_position)
 
 
@@ -77,12 +79,3 @@ def types_of(batch: ForwardBatch, encoder: Encoder) -> torch.Tensor:
     before = ends.cumsum(0) - ends
     first = before.new_tensor(np.repeat(starts[:-1], np.diff(starts)))
     return (before - before.index_select(0, first)).clamp(max=1)
-
-
-def by_token(batch: ForwardBatch) -> ForwardBatch:
-    """The batch with a row for each token, which sees all that its text has."""
-    starts, lengths = host_batch(batch)
-    counts = np.diff(starts)
-    host = HostBatch(np.arange(len(batch.token_ids) + 1, dtype=np.int32), np.repeat(lengths, counts).astype(np.int32))
-    rows = batch.block_table.new_tensor(np.repeat(np.arange(len(counts)), counts)).long()
-    return batch._replace(host=host, block_table=batch.block_table.index_select(0, rows))

@@ -14,6 +14,7 @@ from vnext.kernels.arrays import Array
 from vnext.kernels.calls import AttentionCall, BiasedExperts, RotaryWrite, StateRows
 from vnext.models.config.model_config import ModelConfig, without_windows
 from vnext.models.layers.batch import ForwardBatch, host_batch
+from vnext.models.layers.both_sides import Near, by_token
 from vnext.models.layers.kv_cache import KvCache, kv_groups
 from vnext.models.layers.rope import rotary_angles
 from vnext.models.layers.sharding import Parallel, own_experts
@@ -159,13 +160,14 @@ def layer_steps(
         chosen = batch.adapted(chosen)
     cosine, sine = (None, None) if frequencies is None else rotary_angles(batch.positions, frequencies, config.rope)
     scale = config.head_dim**-0.5 if config.query_scale is None else config.query_scale
-    growth, factors = config.form.query_growth, None
-    if growth is not None:
-        factors = (batch.positions.double().div(growth[1]).floor().log1p() * growth[0] + 1).float()[:, None]
+    growth = config.form.query_growth
+    factors = growth and (batch.positions.double().div(growth[1]).floor().log1p() * growth[0] + 1).float()[:, None]
     plain = Step(chosen, config, parallel, batch.slots, None, cosine, sine, scale, 0, rows=state_rows(batch), query_factors=factors)
     if local_frequencies is not None and config.local_rope is not None:
         cosine, sine = rotary_angles(batch.positions, local_frequencies, config.local_rope)
     local, plain = plain._replace(cosine=cosine, sine=sine), plain._replace(config=without_windows(config))
+    if config.encoder is not None:
+        return _both_sides(kv, batch, plain, local)
 
     def step_of(window: int, slots: torch.Tensor, metadata: Any) -> Step:
         return (local if window else plain)._replace(slots=slots, metadata=metadata, window=window)
@@ -181,6 +183,19 @@ def layer_steps(
         at, name = (layer, "aux") if layer < len(found) else (-1, "output")
         found[at] = found[at]._replace(**{name: batch.aux.states[:, place]})
     return tuple(found)
+
+
+def _both_sides(kv: KvCache, batch: ForwardBatch, plain: Step, local: Step) -> tuple[Step, ...]:
+    """The steps of layers that see to both sides, `local` where they do not see far."""
+    chosen, config, (_, kv_heads, block_size, _) = plain.operations, plain.config, kv[0][0].shape
+    whole = by_token(batch)
+    (metadata,) = describe_attention(kv, whole, chosen, (0,))
+    steps = {0: plain._replace(metadata=metadata)}
+    reaches = config.encoder.reaches or (0,) * config.layer_count
+    for reach in {*reaches} - {0}:
+        near = Near(chosen, batch, (block_size, kv_heads), reach)
+        steps[reach] = local._replace(operations=chosen._replace(paged_attention=near))
+    return tuple(steps[reach] for reach in reaches)
 
 
 def keep_input(hidden: torch.Tensor, step: Step) -> None:
@@ -263,6 +278,9 @@ def activated(x: torch.Tensor, slopes: tuple[torch.Tensor, torch.Tensor] | None,
             return x.relu().square()
         case "gelu":
             return gelu(x)
+        case "gated_gelu":
+            widened, gate = x.chunk(2, dim=1)
+            return gelu(widened) * gate
         case "xielu":
             assert slopes is not None
             above, below = (slope.double().exp().log1p() for slope in slopes)

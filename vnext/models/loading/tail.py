@@ -21,11 +21,14 @@ FILE = "model.safetensors"
 
 
 class Layer(NamedTuple):
-    """`weight` float32 [out, in], `bias` float64 [out] or None, and a name of `activated`."""
+    """`weight` float32 [out, in], `bias` float64 [out] or None, and a name of `activated`; `norm`: float64 weight and bias [out] of
+    what follows it, None for none."""
 
     weight: np.ndarray
     bias: np.ndarray | None
     activation: str
+    norm: tuple[np.ndarray, np.ndarray] | None
+    eps: float
 
 
 class Tail:
@@ -40,6 +43,8 @@ class Tail:
         for layer in self._layers:
             found = np.einsum("oi,i->o", layer.weight, found, dtype=np.float64)
             found = activated(found if layer.bias is None else found + layer.bias, layer.activation)
+            if layer.norm is not None:
+                found = (found - found.mean()) / np.sqrt(found.var() + layer.eps) * layer.norm[0] + layer.norm[1]
         return found.astype(np.float32)
 
 
@@ -91,5 +96,10 @@ def _layer(path: Path, own: Checkpoint, described: TailLayer, width: int) -> Lay
         weight = rows[0] if len(rows) == 1 else rows[0] - rows[1]
     else:
         weight = source.part(described.weight, shape, ()).astype(np.float32)
-    bias = source.part(described.bias, shape[:1], ()).astype(np.float64) if described.bias else None
-    return Layer(weight, bias, described.activation)
+
+    def vector(name: str) -> np.ndarray:
+        return source.part(name, shape[:1], ()).astype(np.float64) if name else np.zeros(shape[0])
+
+    bias = vector(described.bias) if described.bias else None
+    norm = (vector(described.norm[0]), vector(described.norm[1])) if described.norm else None
+    return Layer(weight, bias, described.activation, norm, described.eps)

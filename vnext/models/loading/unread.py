@@ -47,6 +47,8 @@ HARMLESS = frozenset(
     summary_use_proj task_specific_params text_config tokenizer_class torch_dtype torchscript transformers.js_config
     transformers_version unk_token_id unsloth_fixed unsloth_version use_cache use_pos_enc use_qk_norm video_token_id
     vision_config vision_end_token_id vision_start_token_id
+    classifier_activation classifier_bias classifier_pooling cls_token_id decoder_bias deterministic_flash_attn
+    initializer_cutoff_factor mlp_dropout norm_bias sparse_pred_ignore_index sparse_prediction
     aux_loss_alpha embedding_initializer_range ep_size qk_head_dim seq_aux
     """.split()
 )
@@ -86,7 +88,7 @@ def unread_tensors(path: Path, config: ModelConfig) -> list[str]:
         stored = own.rooted()
         source = Recording(lambda name: name in stored or stored.format_of(name) is not None)
         family(config.architecture).assemble(source, config)
-        source.read.update(name for each in (config.pooling.layers if config.pooling else ()) for name in (each.weight, each.bias))
+        source.read.update(name for each in (config.pooling.layers if config.pooling else ()) for name in each.tensors)
         formats = {name: format for name in source.read if (format := stored.format_of(name)) is not None}
         read = source.read.union(*(format.tensors(name) for name, format in formats.items()))
         drafting = f"{ROOT}layers.{config.layer_count}." if config.mtp_layers == 1 else "/"

@@ -31,16 +31,24 @@ class Case(NamedTuple):
     changes: dict[str, Any]
 
 
+IDS = dict.fromkeys(("pad_token_id", "bos_token_id", "cls_token_id"), 2) | dict.fromkeys(("eos_token_id", "sep_token_id"), 3)
 CASES = {
     "bert": Case("BertModel", "BertConfig", {}),
     "bert_tanh": Case("BertModel", "BertConfig", {"hidden_act": "gelu_new", "type_vocab_size": 1}),
     "roberta": Case("RobertaModel", "RobertaConfig", {"layer_norm_eps": 1e-5, "type_vocab_size": 1}),
     "xlm_roberta": Case("XLMRobertaModel", "XLMRobertaConfig", {"type_vocab_size": 1}),
     "camembert": Case("CamembertModel", "CamembertConfig", {"pad_token_id": 3}),
+    "modernbert": Case("ModernBertModel", "ModernBertConfig", {"local_attention": 24, **IDS}),
+    "modernbert_biased": Case(
+        "ModernBertModel",
+        "ModernBertConfig",
+        {"local_attention": 7, "norm_bias": True, "attention_bias": True, "mlp_bias": True, "global_attn_every_n_layers": 2, **IDS},
+    ),
+    "nomic_bert": Case("NomicBertModel", "NomicBertConfig", {"head_dim": 16}),
 }
 
 
-SCORERS = {"bert": "Bert", "bert_tanh": "Bert", "roberta": "Roberta", "xlm_roberta": "XLMRoberta", "camembert": "Camembert"}
+SCORERS = {name: CASES[name].architecture.removesuffix("Model") for name in CASES if name != "nomic_bert"}
 """Cases whose model may have a head that scores pairs, and what its class begins with."""
 
 

@@ -41,7 +41,7 @@ def saved(path: Path, name: str) -> torch.nn.Module:
 def expected(path: Path, model: torch.nn.Module, query: str, document: str) -> float:
     """The sigmoid of transformers' logit, which sentence-transformers takes of a head of one label."""
     pair = tokenizers.Tokenizer.from_file(str(path / "tokenizer.json")).encode(query, document)
-    types = {"token_type_ids": torch.tensor([pair.type_ids])} if model.config.type_vocab_size > 1 else {}
+    types = {"token_type_ids": torch.tensor([pair.type_ids])} if getattr(model.config, "type_vocab_size", 1) > 1 else {}
     with torch.inference_mode():
         return float(model(torch.tensor([pair.ids]), **types).logits[0, 0].sigmoid())
 
