@@ -88,7 +88,7 @@ def main() -> int:
     loads = {model.name: measured(model, options.threads, options.rounds) for model in options.models}
     for name, kinds in loads.items():
         print(name, *(f"{kind}: {each}" for kind, each in kinds.items()), sep="\n  ")
-    write_record(options.json, record_of(" ".join(["python", *map(str, sys.argv)]), before, {"loads": loads}))
+    write_record(options.json, record_of(" ".join(["python -m perf.load_memory", *sys.argv[1:]]), before, {"loads": loads}))
     return 0
 
 

@@ -394,7 +394,7 @@ def main() -> int:
         "first": options.first, **run.verdicts, "longest_s": round(run.longest_s, 2),
         "memory_bytes_max": int(run.memory_bytes), "seconds": round(time.monotonic() - begun_s),
     }  # fmt: skip
-    write_record(options.json, record_of(" ".join(["python", *map(str, sys.argv)]), before, measured))
+    write_record(options.json, record_of(" ".join(["python -m perf.mutate_gguf", *sys.argv[1:]]), before, measured))
     return int(bool(run.failed))
 
 
