@@ -56,7 +56,7 @@ def forward(
     return hidden.index_select(0, batch.sample_at), kv
 
 
-def logits(params: EncoderParams, hidden: torch.Tensor, config: ModelConfig, parallel: Parallel) -> torch.Tensor:
+def logits(params: Any, hidden: torch.Tensor, config: ModelConfig, parallel: Parallel) -> torch.Tensor:
     """Float32 [S, vocab_size] zeros: a request of the engine ends with a token, which is not read."""
     return hidden.new_zeros((len(hidden), 1)).float().expand(-1, config.vocab_size).contiguous()
 

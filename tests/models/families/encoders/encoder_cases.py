@@ -44,11 +44,16 @@ CASES = {
         "ModernBertConfig",
         {"local_attention": 7, "norm_bias": True, "attention_bias": True, "mlp_bias": True, "global_attn_every_n_layers": 2, **IDS},
     ),
+    "embedding_gemma": Case(
+        "Gemma3TextModel",
+        "Gemma3TextConfig",
+        {"use_bidirectional_attention": True, "sliding_window": 24, "head_dim": 16, "num_key_value_heads": 2, "query_pre_attn_scalar": 16},
+    ),
     "nomic_bert": Case("NomicBertModel", "NomicBertConfig", {"head_dim": 16}),
 }
 
 
-SCORERS = {name: CASES[name].architecture.removesuffix("Model") for name in CASES if name != "nomic_bert"}
+SCORERS = {name: CASES[name].architecture.removesuffix("Model") for name in CASES if name not in ("nomic_bert", "embedding_gemma")}
 """Cases whose model may have a head that scores pairs, and what its class begins with."""
 
 

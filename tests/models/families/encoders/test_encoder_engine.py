@@ -74,6 +74,19 @@ def test_vectors_are_sentence_transformers_and_have_their_bits_in_company(oracle
             llm.generate("a", SamplingParams(max_tokens=2), use_tqdm=False)
 
 
+@pytest.mark.parametrize("name", ["embedding_gemma", "modernbert", "nomic_bert"])
+def test_other_encoders_in_the_engine(tmp_path: Path, name: str) -> None:
+    oracle = tmp_path, save_encoder(tmp_path, name)
+    save_tokenizer(tmp_path)
+    with engines_here(), LLM(str(tmp_path), executor="inproc", threads=1, log="off") as llm:
+        together = vectors(llm, TEXTS * 2, normalize=False)
+        assert np.array_equal(together, np.concatenate([vectors(llm, [text], normalize=False) for text in TEXTS] * 2))
+        for text, found in zip(TEXTS, together):
+            assert found == pytest.approx(expected(oracle, text), abs=3e-5)
+        with pytest.raises(Refused, match="writes nothing"):
+            llm.generate("a", SamplingParams(max_tokens=2), use_tqdm=False)
+
+
 def test_a_server_takes_what_the_files_say(oracle: tuple[Path, torch.nn.Module], tmp_path: Path) -> None:
     """The first token's state, as long as it is, and at most 40 tokens; texts are compared by the cosine."""
     path, _ = oracle
