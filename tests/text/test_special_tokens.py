@@ -10,7 +10,7 @@ import pytest
 import transformers
 from toy_tokenizers import SPECIAL, byte_level_backend
 
-from vnext.base.tokenizer_files import end_token, tokenizer_json
+from vnext.base.tokenizer_files import special_token, tokenizer_json
 from vnext.models.config.model_config import load_config
 from vnext.runtime.processes.launch import DEMO_MODEL
 from vnext.sampling.constraint import Vocabulary
@@ -55,7 +55,7 @@ def test_as_in_transformers(tmp_path: Path, case: str) -> None:
     assert ours.encode(TEXT, add_special_tokens=False) == oracle.encode(TEXT, add_special_tokens=False)
     assert set(ours.special_ids.values()) == {number for number, token in oracle.added_tokens_decoder.items() if token.special}
     assert ours.special_tokens | oracle.special_tokens_map == ours.special_tokens
-    assert end_token(folder) == oracle.eos_token_id
+    assert special_token(folder) == oracle.eos_token_id
     read = json.loads(tokenizer_json(folder))
     assert {each["content"]: each["id"] for each in read["added_tokens"]} == ours.added_tokens
     vocabulary = Vocabulary(folder, COUNT + 8, [0]).tokenizer
@@ -90,7 +90,7 @@ def test_broken_files(tmp_path: Path, broken: dict[str, Any]) -> None:
     folder = folder_with(tmp_path, {"tokenizer_config.json": broken | {"eos_token": SPECIAL[1]}})
     with pytest.raises(CheckpointUnreadable, match="added_tokens_decoder that is no object of tokens"):
         Tokenizer.load(folder)
-    assert end_token(folder) is None
+    assert special_token(folder) is None
 
 
 @pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json", "added_tokens.json"])
