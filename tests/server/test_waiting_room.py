@@ -18,7 +18,7 @@ from vnext.server.settings import ServerSettings
 from vnext.server.tls import bind
 from vnext.server.waiting import WaitingRoom
 
-PEM = Path(__file__).parents[1] / "localhost.pem"
+PEM = Path(__file__).with_name("localhost.pem")
 HEALTH = b"GET /health HTTP/1.1\r\nHost: a\r\n\r\n"
 
 

@@ -52,7 +52,7 @@ class StagedModel:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [name for name in CASES if not name.startswith("gemma4")])  # refused in stages
 def test_stages_give_the_bits_of_the_whole(tmp_path: Path, name: str, dtype: torch.dtype) -> None:
     """Three layers in one, two and three stages: a prompt beside another, and then a token of both."""
     save_case(tmp_path, name)
@@ -69,7 +69,7 @@ def test_every_family_is_among_the_cases() -> None:
     whole = {architecture for architecture, *_ in HYBRIDS.values()}
     whole |= {architecture for architecture, file in FAMILIES.items() if file.startswith("encoders.")}
     missing = FAMILIES.keys() - {case.architecture for case in CASES.values()} - whole
-    multimodal = {"Gemma3ForConditionalGeneration", "Mistral3ForConditionalGeneration"}
+    multimodal = {"Gemma3ForConditionalGeneration", "Gemma4ForConditionalGeneration", "Mistral3ForConditionalGeneration"}
     assert missing == {"LlamaForCausalLM", "MiMoForCausalLM", "InternLM3ForCausalLM", *multimodal}
 
 

@@ -213,13 +213,14 @@ def keep_output(hidden: torch.Tensor, step: Step) -> None:
 def describe_attention(
     kv: Sequence[LayerCache], batch: ForwardBatch, chosen: Operations, windows: tuple[int, ...], *shared: int
 ) -> list[Any]:
-    """The attention's metadata of each group of layers, whose caches have the shapes of these pairs, in turn. `shared`: with how
-    many common blocks all rows begin, for an attention that reads them once."""
+    """The attention's metadata of each group of layers, whose caches have the shapes of these pairs, in turn, or of the last
+    one, as in a stage of few layers. `shared`: with how many common blocks all rows begin, for an attention that reads them
+    once."""
     host, (_, _, block_size, _) = host_batch(batch), kv[0][0].shape
     tables = [batch.block_table, *[group.block_table for group in batch.groups]]
     return [
-        chosen.attention_metadata(*host, table, block_size, keys.shape[1], (window,), *shared)
-        for (window, table), (keys, _) in zip(zip(windows, tables, strict=True), kv)
+        chosen.attention_metadata(*host, table, block_size, kv[min(at, len(kv) - 1)][0].shape[1], (window,), *shared)
+        for at, (window, table) in enumerate(zip(windows, tables, strict=True))
     ]
 
 
