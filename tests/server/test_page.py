@@ -50,7 +50,10 @@ class ChatPage(BrowserPage):
 
     @property
     def shown(self) -> list[str]:
-        return [each.text for each in self.driver.find_elements("css selector", "#messages article")]
+        """In one look, since the page draws articles anew while an answer comes."""
+        look = "return [...document.querySelectorAll('#messages article')].map(each => each.innerText.trim())"
+        found: list[str] = self.driver.execute_script(look)
+        return found
 
 
 @pytest.fixture
