@@ -53,19 +53,19 @@ def secret(tmp_path: Path) -> Path:
     return path
 
 
-def wishes() -> list[SubmitRequest]:
+def wishes(tokens: int) -> list[SubmitRequest]:
     return [
         SubmitRequest(
             name=f"r{at}", prompt=pack_tokens([10 + at, 11, 12] * (1 + 3 * at)),
-            sampling=Sampling(seed=at, max_tokens=60, temperature=0.9 * (at % 2), ignore_eos=True),
+            sampling=Sampling(seed=at, max_tokens=tokens, temperature=0.9 * (at % 2), ignore_eos=True),
         )
         for at in range(12)
     ]  # fmt: skip
 
 
-def tokens_of(client: SyncEngineClient, at: dict[int, Callable[[], None]] | None = None) -> dict[str, bytes]:
-    """Each request's tokens; `at[n]` is called after n of them."""
-    heard = heard_of(client.run(wishes()), at)
+def tokens_of(client: SyncEngineClient, at: dict[int, Callable[[], None]] | None = None, tokens: int = 60) -> dict[str, bytes]:
+    """So many tokens of each request; `at[n]` is called after n of all."""
+    heard = heard_of(client.run(wishes(tokens)), at)
     assert not any(output.error for outputs in heard.values() for output in outputs)
     return {name: b"".join(output.tokens for output in outputs) for name, outputs in heard.items()}
 
