@@ -15,6 +15,7 @@ from pathlib import Path
 import msgspec
 
 from vnext.runtime.processes.determinism import cpu_flags
+from vnext.runtime.processes.memory_limits import memory_fields
 
 INSTRUCTION_SETS = (
     "sse4_2", "avx", "avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512vl", "avx512_vnni", "avx512_bf16",
@@ -68,14 +69,6 @@ def cpu_model() -> str:
     lines = info.read_text().splitlines() if info.is_file() else []
     named = (line.partition(":")[2].strip() for line in lines if line.startswith(("model name", "Model")))
     return next(named, "") or platform.processor()
-
-
-def memory_fields() -> dict[str, int]:
-    """Linux's /proc/meminfo, in bytes."""
-    info = Path("/proc/meminfo")
-    lines = info.read_text().splitlines() if info.is_file() else []
-    words = (line.replace(":", "").split() for line in lines)
-    return {word[0]: int(word[1]) * 1024 for word in words if word[-1] == "kB"}
 
 
 def shm_sizes() -> tuple[int, int]:

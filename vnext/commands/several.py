@@ -15,7 +15,6 @@ from urllib.parse import urlsplit
 import msgspec
 
 from vnext.base.exits import REFUSED
-from vnext.commands.machine import memory_fields
 from vnext.commands.models import of_hub, weights_in
 from vnext.commands.restart import servers
 from vnext.gateway.context import RouterContext
@@ -28,9 +27,9 @@ from vnext.models.loading.named import MODELS, here, name_of
 from vnext.options.reader import ServeCommand
 from vnext.runtime.processes.cpu_limits import read
 from vnext.runtime.processes.launch import named_models
+from vnext.runtime.processes.memory_limits import available_memory_bytes, usual_cache_bytes
 from vnext.runtime.processes.subprocesses import Child, ChildDied, start_child
 from vnext.runtime.protocol.settings import EngineSettings
-from vnext.runtime.rank.loading import CACHE_BYTES_MAX, CACHE_SHARE
 from vnext.server.console import write_error, write_line
 from vnext.server.settings import ServerSettings
 
@@ -42,8 +41,6 @@ MEMORY_SHARE = 0.9
 """Of the memory that is free at the start: for models."""
 PROCESSES_BYTES = 600 * 2**20
 """Of one server, without weights and cache."""
-FREE_BYTES = 4 * 2**30
-"""Where the machine does not say."""
 OF_THE_FRONT = (
     "host", "port", "api_keys", "api_key_file", "key_requests_per_minute", "key_tokens_per_minute", "key_answers_max", "root_path",
     "allowed_origins", "allow_credentials", "ssl_certfile", "ssl_keyfile", "ssl_ca_certs", "other_models",
@@ -140,7 +137,7 @@ class Processes:
         engine = self._commands[name].engine
         cache = engine.kv_cache_memory
         if cache is None:
-            cache = 0 if engine.num_blocks_override else min(CACHE_BYTES_MAX, int(self.memory_bytes * CACHE_SHARE))
+            cache = 0 if engine.num_blocks_override else usual_cache_bytes(self.memory_bytes)
         self._weights[name] = self._weights.get(name) or weights_bytes(engine)
         return PROCESSES_BYTES + cache + self._weights[name]
 
@@ -155,7 +152,7 @@ class Processes:
 def free_bytes() -> int:
     """The memory that this machine, or the control group of a container, has left."""
     group = read(Path("/sys/fs/cgroup/memory.max"))
-    free = memory_fields().get("MemAvailable", FREE_BYTES)
+    free = available_memory_bytes()
     return min(free, int(group)) if group.isdecimal() else free
 
 

@@ -37,6 +37,7 @@ from vnext.runtime.hosts.handover.receiving import Receiver
 from vnext.runtime.hosts.handover.tcp import BlockServer
 from vnext.runtime.hosts.secret import secret_of
 from vnext.runtime.processes.determinism import describe_process, limit_torch
+from vnext.runtime.processes.memory_limits import available_memory_bytes, usual_cache_bytes
 from vnext.runtime.processes.placement import NOWHERE, Place, places
 from vnext.runtime.processes.thread_plan import TEAM_SPIN_US
 from vnext.runtime.processes.topology import here
@@ -60,8 +61,6 @@ if TYPE_CHECKING:
     import torch
     from tqdm import tqdm
 
-CACHE_SHARE = 0.25  # of the memory that is available once the weights are loaded
-CACHE_BYTES_MAX = 4 * 2**30
 PROGRESS_AFTER_S = 1.0  # most checkpoints load too fast for a progress bar
 SPLITS = "splits.json"  # in the engine's folder, for ranks that follow lost ones
 LOCK_WAIT_S = 2.0  # for the folder of the disk tier, where a rank was lost: one that can end does so within a moment
@@ -360,8 +359,8 @@ def describe_numbers(settings: RankSettings, runner: ModelRunner) -> dict[str, s
     if runner.routed:
         numbers["routed_experts"] = "{} layers, {} of each token".format(*runner.routed.shape)
     if runner.device_type == "cpu":
-        threads, cores = str(settings.threads), f"{here()}, {place_of(settings)}"
-        numbers |= {"threads": threads, "token_bytes": str(runner.token_bytes()), "cores": cores}
+        cores = f"{here()}, {place_of(settings)}"
+        numbers |= {"threads": str(settings.threads), "token_bytes": str(runner.token_bytes()), "cores": cores}
     if runner.config.recurrent is not None:
         numbers["state_bytes"] = str(runner.state_bytes())
     if runner.kept.codes:
@@ -393,16 +392,7 @@ def default_cache_bytes(settings: RankSettings, runner: ModelRunner) -> int:
         from vnext.runtime.rank.gpu_loading import fitting_cache_bytes
 
         return fitting_cache_bytes(settings, runner, runner.steps_device)
-    return int(min(CACHE_BYTES_MAX, available_memory_bytes() * CACHE_SHARE)) // settings.place_count
-
-
-def available_memory_bytes() -> int:
-    """Memory that can be taken without swapping, as Linux estimates it; 4 GiB where the estimate is missing."""
-    info = Path("/proc/meminfo")
-    for line in info.read_text().splitlines() if info.is_file() else []:
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    return 4 * 2**30
+    return usual_cache_bytes(available_memory_bytes()) // settings.place_count
 
 
 class _Bar:
