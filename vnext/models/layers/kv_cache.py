@@ -62,6 +62,7 @@ class KvGroups(NamedTuple):
     page_layers: int
 
 
+@cache
 def kv_groups(config: ModelConfig) -> KvGroups:
     """The layers in groups of one size: that of the kind that takes least, or, where the kinds take about as much, of the one that
     takes most. A group that is not full leaves a part of its pages unused.
@@ -83,7 +84,6 @@ def _sizes(config: ModelConfig, windows: tuple[int, ...]) -> Iterator[int]:
         yield heads.kv_head_count * heads.head_dim if whole else 1
 
 
-@cache
 def _shared(windows: tuple[int, ...], sizes: tuple[int, ...], cache_layers: tuple[int, ...]) -> KvGroups:
     """Groups of the layers that write, each of the others with that which it reads."""
     sources = cache_layers or tuple(range(len(windows)))
@@ -100,7 +100,6 @@ def _part(whole: KvGroups, layers: range) -> KvGroups:
     return whole._replace(group_of=group_of, place_of=place_of, page_layers=1 + max(place_of))
 
 
-@cache
 def _grouped(layer_windows: tuple[int, ...], sizes: tuple[int, ...] = ()) -> KvGroups:
     kinds = {window: [] for window in layer_windows}
     for layer, window in enumerate(layer_windows):
