@@ -10,10 +10,10 @@ from pathlib import Path
 import msgspec
 
 from vnext.models.config.json_keys import Json, read_optional_json
-from vnext.models.config.tail import Scorer, TailLayer, classifier_in, dense_in, logit_score_in
+from vnext.models.config.tail import SETTINGS, Scorer, TailLayer, classifier_in, dense_in, logit_score_in
 from vnext.models.errors import ModelError
 
-MODULES, LENGTHS, SETTINGS = "modules.json", "sentence_bert_config.json", "config.json"
+MODULES, LENGTHS = "modules.json", "sentence_bert_config.json"
 MODES = {"cls_token": "cls", "mean_tokens": "mean", "max_tokens": "max", "lasttoken": "last"}
 """What follows pooling_mode_ in a file, and the names that requests have for it."""
 NAMES = {"cls": "cls", "mean": "mean", "max": "max", "lasttoken": "last"}

@@ -40,8 +40,8 @@ class Log:
 
     def __init__(self, path: str | Path) -> None:
         self._log = open_log(Path(path))
-        timestamps = timestamps_of(self._log)
-        self._wall_s = timestamps.wall_minus_monotonic_ns / 1e9 if timestamps is not None else 0.0
+        self._timestamps = found = timestamps_of(self._log)
+        self._wall_s = found.wall_minus_monotonic_ns / 1e9 if found is not None else 0.0
 
     @cached_property
     def ledger(self) -> Ledger:
@@ -89,7 +89,7 @@ class Log:
         events = [event for frame in frames for event in frame.events]
         sizes = np.array([len(frame.events) for frame in frames], np.int64)
         firsts = np.array([frame.first_event for frame in frames], np.int64)
-        ends_us = Clock(timestamps_of(self._log), absolute=True).frames_us(firsts + sizes)
+        ends_us = Clock(self._timestamps, absolute=True).frames_us(firsts + sizes)
         return {
             "event": np.repeat(firsts - np.cumsum(sizes) + sizes, sizes) + np.arange(len(events)),
             "at": np.repeat(ends_us / 1e6 + self._wall_s, sizes),

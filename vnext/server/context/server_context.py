@@ -147,11 +147,8 @@ class ServerContext:
         text of more than `count_max` tokens (0: far more than a request may have), without tokenizing where the length alone
         proves it, and Overloaded."""
         count_max = count_max or self.prompt_tokens_max
-        longest = self.tokenizer.characters_per_token
         for text, param in zip(texts, params):
-            if len(text) > longest * count_max:
-                asked = f"there are {len(text)} characters in the {what}, and a token stands for at most {longest}"
-                raise context_exceeded(self.model_length, asked, what, param, len(text) // longest)
+            self._require_characters(len(text), count_max, what, param)
         encode = partial(self._encode, add_special_tokens=add_special_tokens, what=what, count_max=count_max)
         return await self.work.run(sum(map(len, texts)), client, partial(list, map(encode, texts, params)))
 
@@ -160,14 +157,20 @@ class ServerContext:
     ) -> list[list[int]]:
         """Token ids of each pair of texts, as `pair_prompt` makes them. `params` are the names of the pairs. Raises InvalidRequest,
         Overloaded."""
-        longest, most = self.tokenizer.characters_per_token, self.prompt_tokens_max if asked is None else self.listed_tokens_max
-        for (one, other), param in zip(pairs, params):
-            if (size := len(one) + len(other)) > longest * most:
-                found = f"there are {size} characters in the pair, and a token stands for at most {longest}"
-                raise context_exceeded(self.model_length, found, "pair", param, size // longest)
+        count_max = self.prompt_tokens_max if asked is None else self.listed_tokens_max
+        sizes = [len(one) + len(other) for one, other in pairs]
+        for size, param in zip(sizes, params):
+            self._require_characters(size, count_max, "pair", param)
         encode = partial(pair_prompt, self.tokenizer, template, model_length=self.model_length, asked=asked)
         run = self.work.run if template is None else self.work.run_template
-        return await run(sum(len(one) + len(other) for one, other in pairs), client, lambda: list(map(encode, pairs)))
+        return await run(sum(sizes), client, lambda: list(map(encode, pairs)))
+
+    def _require_characters(self, size: int, count_max: int, what: str, param: str) -> None:
+        """Raise InvalidRequest where so many characters prove more than `count_max` tokens."""
+        longest = self.tokenizer.characters_per_token
+        if size > longest * count_max:
+            asked = f"there are {size} characters in the {what}, and a token stands for at most {longest}"
+            raise context_exceeded(self.model_length, asked, what, param, size // longest)
 
     async def decode(self, prompts: Sequence[list[int]], client: str, skip_special_tokens: bool = True) -> list[str]:
         """The text of each. Raises Overloaded."""
