@@ -2,8 +2,8 @@
 
 Each load is a process of its own, from a file in the page cache: weights packed anew, and mapped from a packed file that an
 earlier load has left. The clock runs from the open header to the last weight; imports, tokenizer and cache are outside. Memory is
-what the process has resident beyond what it had before: `peak` at most during the load, `held` at its end; `anonymous` is the part
-of `held` that no file backs, so that the kernel cannot drop it. Ratios are to the bytes of the weights' files.
+the growth of the process's resident set: `peak` is its maximum during the load and `held` its value at the end; `anonymous` is the
+part of `held` that no file backs, so the kernel cannot drop it. Ratios are to the bytes of the weights' files.
 """
 
 from __future__ import annotations

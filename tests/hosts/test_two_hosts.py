@@ -64,7 +64,7 @@ def wishes(tokens: int) -> list[SubmitRequest]:
 
 
 def tokens_of(client: SyncEngineClient, at: dict[int, Callable[[], None]] | None = None, tokens: int = 60) -> dict[str, bytes]:
-    """So many tokens of each request; `at[n]` is called after n of all."""
+    """Generates `tokens` tokens for each request; `at[n]` is called once n tokens have come in all."""
     heard = heard_of(client.run(wishes(tokens)), at)
     assert not any(output.error for outputs in heard.values() for output in outputs)
     return {name: b"".join(output.tokens for output in outputs) for name, outputs in heard.items()}

@@ -37,7 +37,7 @@ class Head:
 
     @asynccontextmanager
     async def commenting(self, interval_s: float) -> AsyncIterator[None]:
-        """Send a comment every so many seconds, none for 0, until `stop` or the end of the block. Raises ConnectionError."""
+        """Send a comment every `interval_s` seconds (0: never) until `stop` or the end of the block. Raises ConnectionError."""
         self._commenting = asyncio.create_task(self._comment(interval_s))
         try:
             yield

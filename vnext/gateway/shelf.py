@@ -171,7 +171,7 @@ class Shelf:
         return needed
 
     async def _make_room(self, needed: int) -> None:
-        """Unload models until one more, of so many bytes, may be loaded; wait while all have requests."""
+        """Unload idle models until a model of `needed` bytes fits; wait while all of them have requests."""
         while loaded := [model for model in self.models if model.state == "loaded"]:
             taken = sum(self._loader.needed_bytes(model.names[0]) for model in loaded)
             if len(loaded) < self._bounds.loaded_max and taken + needed <= self._bounds.memory_bytes:

@@ -66,5 +66,5 @@ def assemble(source: Source, config: ModelConfig) -> Params:
 
 
 def logits(params: Params, hidden: torch.Tensor, config: ModelConfig, parallel: Parallel) -> torch.Tensor:
-    """As a decoder's, or an encoder's, which nobody reads."""
+    """The logits of a decoder; those of an encoder are zeros, which no request reads."""
     return (encoder.logits if config.encoder else decoder.logits)(params, hidden, config, parallel)

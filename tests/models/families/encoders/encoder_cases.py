@@ -58,7 +58,7 @@ SCORERS = {name: CASES[name].architecture.removesuffix("Model") for name in CASE
 
 
 def save_encoder(path: Path, name: str, labels: int = 0, **changes: Any) -> torch.nn.Module:
-    """Save a random model of this case, or one with a head of so many labels; returns it as transformers computes it."""
+    """Save a random model of this case, with a head of `labels` labels if there are any; return it as transformers computes it."""
     case = CASES[name]
     torch.manual_seed(1)
     config = getattr(transformers, case.config)(**BASE | case.changes | changes, **({"num_labels": labels} if labels else {}))
