@@ -30,6 +30,7 @@ FUSED = (
     "llama", "llama_biases", "mistral", "qwen2", "qwen2_tied_yarn", "qwen3", "qwen3_bias_yarn", "phi3", "phi3_longrope",
     "smollm3", "granite_hybrid", "exaone4_whole", "glm", "glm4",
     "mixtral", "qwen3_moe_mixed", "glm4_moe", "solar_open", "ernie_moe",
+    "minicpm3", "deepseek_v2", "deepseek_v3", "youtu",
 )  # fmt: skip
 ONE_BY_ONE = ("qwen2_moe", "minimax_m2", "hunyuan_moe")
 TOKENS = torch.randint(0, VOCAB_SIZE, (200,), generator=torch.Generator().manual_seed(8)).tolist()

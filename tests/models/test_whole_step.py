@@ -43,7 +43,7 @@ FORMS = [(name, dtype, "none") for name in FUSED for dtype in DTYPES]
 GROUPED = ("gemma2", "gemma3", "gemma3_short", "qwen2_window", "smollm3_window", "exaone4")
 """Layers of several groups, which run one by one or in a whole step."""
 SHARED = ("llama", "qwen2_tied_yarn", "qwen3", "phi3", "smollm3", "gemma2", "gemma3_caps", "granite_hybrid", "exaone4", "glm4",
-          "mixtral", "glm4_moe")  # fmt: skip
+          "mixtral", "glm4_moe", "deepseek_v2", "minicpm3")  # fmt: skip
 """Models whose outputs ranks can sum."""
 
 

@@ -14,6 +14,7 @@ from vnext.kernels.arrays import Array, address, address_or_0
 from vnext.kernels.cpu.experts import Described
 from vnext.kernels.cpu.linear import PackedLinear
 from vnext.kernels.cpu.native import KINDS, Kind, agree_on_struct, module
+from vnext.kernels.cpu.packed import PackedExperts
 
 if TYPE_CHECKING:
     import torch
@@ -88,9 +89,11 @@ class StackLayer(NamedTuple):
     experts: Described | None = None
     is_gated: bool = False
     recurring: Described | None = None
+    latent: Described | None = None
 
 
 agree_on_struct("StackLayer", StackLayer._fields)
+agree_on_struct("Latent", ("query", "query_norm", "norm", "keys", "values", "heads", "rank", "turning", "plain", "eps"))
 
 
 class Stack(NamedTuple):
@@ -103,6 +106,11 @@ class Stack(NamedTuple):
     norm_kind: Kind
     hidden: int
     joined: int
+    latent_heads: int = 0
+
+    def head_count(self, kv_heads: int, head_dim: int) -> int:
+        """Of queries, beside so many of keys."""
+        return self.latent_heads or self.joined // head_dim - 2 * kv_heads
 
 
 class Angles(NamedTuple):
@@ -121,14 +129,30 @@ class AuxStates(NamedTuple):
     states: Array
 
 
-def describe(layers: tuple[StackLayer, ...], norm_dtype: Any) -> Stack:
+def describe_latent(
+    query: PackedLinear | None,
+    norms: tuple[Array | None, Array],
+    keys: PackedExperts,
+    values: PackedExperts,
+    turning: int,
+    eps: float,
+) -> Described:
+    """Latent attention as in models/layers/latent.py. `norms`: of queries and of rows, of which `turning` numbers turn."""
+    places = [np.array([each.linear.address for each in packed.weights], dtype=np.int64) for packed in (keys, values)]
+    heads, rank, plain = keys.shape
+    starts = (query.address if query else 0, *map(address_or_0, norms), *(each.ctypes.data for each in places))
+    table = np.array([*starts, heads, rank, turning, plain, int(np.float64(eps).view(np.int64))], dtype=np.int64)
+    return Described(table, (query, norms, keys, values, places))
+
+
+def describe(layers: tuple[StackLayer, ...], norm_dtype: Any, latent_heads: int = 0) -> Stack:
     """The stack of these layers, one of which attends; activations are of one dtype and size, norms of `norm_dtype`."""
     first = next(layer for layer in layers if layer.recurring is None)
     table = np.array([[_number(field) for field in layer] for layer in layers], dtype=np.int64)
     kind = KINDS[first.qkv.dtype]
     norm_kind = kind if KINDS[norm_dtype] is kind else Kind.BFLOAT16_WIDE_NORM
     joined = first.qkv.outputs - (first.output.inputs if first.is_gated else 0)
-    return Stack(layers, table, kind, norm_kind, first.qkv.inputs, joined)
+    return Stack(layers, table, kind, norm_kind, first.qkv.inputs, joined, latent_heads)
 
 
 def _number(field: PackedLinear | Described | Array | float | None) -> int:

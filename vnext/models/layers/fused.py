@@ -1,8 +1,8 @@
 """A decoder's layers as one call of the CPU's kernels, where they have the form for it.
 
-Owns the question whether they have: the common decoder with gated MLPs or experts, weights and norms of one dtype that the kernels
-packed, on one rank, with one group of layers in the cache. All else runs layer by layer in `decoder.py`, with the same bits; a
-whole step (`whole_step.py`) serves several ranks and groups, and recurrent layers, too.
+Owns the question whether they have: the common decoder, or one with latent attention, with gated MLPs or experts, weights and
+norms of one dtype that the kernels packed, on one rank, with one group of layers in the cache. All else runs layer by layer in
+`decoder.py`, with the same bits; a whole step (`whole_step.py`) serves several ranks and groups, and recurrent layers, too.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 
 from vnext.kernels.arrays import Array, address, is_dense, strides_of
 from vnext.kernels.cpu import stack as kernel
-from vnext.kernels.cpu.experts import describe_experts, describe_router
+from vnext.kernels.cpu.experts import Described, describe_experts, describe_router
 from vnext.kernels.cpu.native import CACHE_KINDS, KINDS, Kind
 from vnext.kernels.cpu.packed import HEAD_DIM_MAX, Packed, PackedExperts
 from vnext.kernels.cpu.stack import Caches, Stack, StackLayer
@@ -23,6 +23,7 @@ from vnext.models.config.model_config import ModelConfig
 from vnext.models.layers.batch import ForwardBatch
 from vnext.models.layers.decoder_params import LayerParams
 from vnext.models.layers.kv_cache import KvCache, KvPairs, kv_groups
+from vnext.models.layers.latent import EPS, LatentAttention
 from vnext.models.layers.layers import Attention, GatedMlp, LayerNorm, PlainMlp, SparseMlp, Step
 from vnext.models.layers.recurrent import DeltaNet, Mamba, Recurring, ShortConvolution
 
@@ -43,7 +44,9 @@ def describe(layers: tuple[LayerParams, ...], config: ModelConfig) -> Stack | No
         return None
     windows, groups = config.windows or (0,) * len(layers), dict(zip(config.attending_layers, kv_groups(config).group_of))
     described = tuple(_describe_layer(layer, at, windows[at], groups.get(at, 0), config) for at, layer in enumerate(layers))
-    stack = kernel.describe(described, _norms_of(described[0])[0].dtype)
+    first = layers[0].attention
+    latent_heads = len(first.keys.weights) if isinstance(first, LatentAttention) else 0
+    stack = kernel.describe(described, _norms_of(described[0])[0].dtype, latent_heads)
     return stack if all(_is_alike(layer, stack) for layer in described) else None
 
 
@@ -67,7 +70,7 @@ def run(
     _, kv_heads, block_size, _ = kv[0][0].shape
     if caches is None or (kv_heads, block_size) != (step.metadata.kv_head_count, step.metadata.block_size):
         return None
-    plan, config = step.metadata.kernel(stack.joined // caches.head_dim - 2 * kv_heads), step.config
+    plan, config = step.metadata.kernel(stack.head_count(kv_heads, caches.head_dim)), step.config
     if plan.token_count != residual.shape[0]:
         return None
     angles = kernel.Angles(step.cosine, step.sine)
@@ -89,7 +92,7 @@ def caches_of(stack: Stack, norm: Array, kv: KvCache, pools: Sequence[tuple[Arra
     if head_dim > HEAD_DIM_MAX or head_dim % 2:
         return None
     places = (kv if isinstance(kv, KvPairs) else KvPairs(kv)).places
-    if places is None or (stack.joined // head_dim - 2 * kv_heads) % kv_heads:
+    if places is None or stack.head_count(kv_heads, head_dim) % kv_heads:
         return None
     if any(layer.recurring for layer in stack.layers):
         places = _with_pools(stack, places, pools)
@@ -108,7 +111,7 @@ def _is_common(layer: LayerParams, activation: str) -> bool:
     """Whether all weights were packed by the kernels, the MLP's gate among them, without a bias between it and up, and norms are of
     the kernels' kind."""
     around = (layer.attention_norm, layer.mlp_norm, layer.after_attention_norm, layer.after_mlp_norm)
-    if not isinstance(layer.attention, Attention | Recurring) or isinstance(layer.mlp, PlainMlp):
+    if isinstance(layer.mlp, PlainMlp):
         return False
     if any(isinstance(norm, LayerNorm) for norm in around):
         return False
@@ -118,9 +121,20 @@ def _is_common(layer: LayerParams, activation: str) -> bool:
     wide = [(shared.gate_up.weight, activation), (shared.down.weight, "")] if shared else []
     mixing = (layer.attention.qkv if isinstance(layer.attention, Attention) else layer.attention.inner, layer.attention.output)
     beside = (layer.attention.beside,) if isinstance(layer.attention, DeltaNet) else ()
+    beside += (layer.attention.query,) if isinstance(layer.attention, LatentAttention) and layer.attention.query else ()
     gates = [*((each.weight, "") for each in (*mixing, *beside)), *wide]
     are_packed = all(isinstance(weight, Packed) and weight.linear.gate == gate for weight, gate in gates)
-    return are_packed and (shared is None or shared.gate_up.bias is None)
+    if not are_packed or (isinstance(layer.attention, LatentAttention) and not _has_heads(layer.attention)):
+        return False
+    return shared is None or shared.gate_up.bias is None
+
+
+def _has_heads(attention: LatentAttention) -> bool:
+    """Whether the kernels packed the products of each head, and norms are of their dtype."""
+    norms = [norm for norm in (attention.query_norm, attention.norm) if norm is not None]
+    kinds = [KINDS[norm.dtype] is KINDS[attention.inner.weight.linear.dtype] for norm in norms]
+    packs = [isinstance(each, PackedExperts) for each in (attention.keys, attention.values)]
+    return all((*kinds, *packs, *map(is_dense, norms))) and (attention.query is None or attention.query.bias is None)
 
 
 def _are_common(mlp: SparseMlp, activation: str) -> bool:
@@ -176,8 +190,15 @@ def _describe_layer(layer: LayerParams, at: int, window: int, group: int, config
         router=describe_router(config.experts.router, sparse.router.shape[0], sparse.bias) if sparse else None,
         experts=describe_experts(sparse.gate_up, sparse.down, sparse.gate_up.first) if sparse else None,
         is_gated=attends and config.form.is_gated,
-        recurring=None if attends else kernel.describe_recurring(_recurring(attention, config)),
+        recurring=kernel.describe_recurring(_recurring(attention, config)) if isinstance(attention, Recurring) else None,
+        latent=_latent(attention, config) if isinstance(attention, LatentAttention) else None,
     )
+
+
+def _latent(attention: LatentAttention, config: ModelConfig) -> Described:
+    assert config.latent is not None
+    query, norms = attention.query and attention.query.weight.linear, (attention.query_norm, attention.norm)
+    return kernel.describe_latent(query, norms, attention.keys, attention.values, config.latent.turning, EPS)
 
 
 def _recurring(layer: Recurring, config: ModelConfig) -> kernel.Recurring:

@@ -150,7 +150,7 @@ def whole_step(
     model = kernel.StepModel(
         stack=params.stack,
         caches=caches,
-        head_count=params.stack.joined // head_dim - 2 * kv_heads,
+        head_count=params.stack.head_count(kv_heads, head_dim),
         kv_head_count=kv_heads,
         block_size=block_size,
         last_norm=params.norm,
@@ -177,7 +177,7 @@ def _frequencies_of(params: Any, config: ModelConfig) -> list[tuple[np.ndarray, 
 
 def _goes_with(config: ModelConfig, slots: Slots | None, pools: Sequence[tuple[Array, ...]]) -> bool:
     """Whether adapters find none but dense layers that attend, and recurrent layers their pools."""
-    is_other = config.experts is not None or config.recurrent is not None
+    is_other = any((config.experts, config.recurrent, config.latent))
     return not (is_other and slots is not None) and (config.recurrent is None or bool(pools))
 
 

@@ -108,6 +108,7 @@ struct NormCall {
     float eps;
     float weight_offset;
     const float *bias = nullptr;
+    int64_t normed_stride = 0; /* 0: width */
 };
 
 /* `alone`: the activation of x [rows, width], which nothing is multiplied by. With `others` [rows, width] these are multiplied by the
@@ -152,6 +153,7 @@ struct RotaryCall {
     int64_t joined_stride, heads, kv_heads, head_dim, rotated_dim, block_size, block_stride;
     float eps, weight_offset;
     int cache_kind;
+    int64_t turned_at = 0; /* the first channel of a head that turns */
 };
 
 /* Rows of a step and the pages of their states: row r has the tokens starts[r] .. starts[r + 1], and goes on from page pages[r] or,

@@ -123,7 +123,7 @@ void do_head_products(int kind, const void *x, int64_t x_stride, int64_t head_st
                       void *result, int64_t out) {
     const auto *places = static_cast<const Packed *const *>(weights);
     const WithoutLock unlocked(rows * heads * out * places[0]->in > LONG_WORK);
-    head_products(kind, x, x_stride, head_stride, rows, places, heads, result, out);
+    head_products(kind, {const_cast<void *>(x), x_stride, head_stride}, rows, places, heads, {result, heads * out, out});
 }
 
 void do_norm(int kind, const void *x, int64_t x_stride, const void *residual, int64_t residual_stride,
@@ -370,6 +370,7 @@ PyMethodDef methods[] = {
 #define VNX_ROUTE(type, name) VNX_PLACE(Router, name)
 #define VNX_EXPERT(type, name) VNX_PLACE(Experts, name)
 #define VNX_RECURS(type, name) VNX_PLACE(Recurring, name)
+#define VNX_LATENTS(type, name) VNX_PLACE(Latent, name)
 #define VNX_LAYER(type, name) VNX_PLACE(StackLayer, name)
 #define VNX_MODEL(type, name) VNX_PLACE(StepModel, name)
 #define VNX_STEP(type, name) VNX_PLACE(StepArrays, name)
@@ -383,6 +384,7 @@ const Constant constants[] = {
     VNX_ROUTER(VNX_ROUTE) VNX_PLACES(Router)
     VNX_EXPERTS(VNX_EXPERT) VNX_PLACES(Experts)
     VNX_RECURRING(VNX_RECURS) VNX_PLACES(Recurring)
+    VNX_LATENT(VNX_LATENTS) VNX_PLACES(Latent)
     VNX_STACK_LAYER(VNX_LAYER) VNX_PLACES(StackLayer)
     VNX_STEP_MODEL(VNX_MODEL) VNX_PLACES(StepModel)
     VNX_STEP_ARRAYS(VNX_STEP) VNX_PLACES(StepArrays)

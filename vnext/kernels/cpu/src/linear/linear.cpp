@@ -211,13 +211,12 @@ void linear(const void *x, int64_t x_stride, int64_t rows, const Packed *weight,
     if (rows > 0) multiply({weight, bias, x, x_stride, rows, result, result_stride, result_kind, apart, behind, ++calls}, false);
 }
 
-void head_products(int kind, const void *x, int64_t x_stride, int64_t head_stride, int64_t rows, const Packed *const *weights,
-                   int64_t heads, void *result, int64_t out) {
+void head_products(int kind, const HeadRows &x, int64_t rows, const Packed *const *weights, int64_t heads, const HeadRows &result) {
     const int64_t size = kind == FLOAT32 ? 4 : 2;
     for_units(rows == 0 ? 0 : heads, false, [&](int64_t head, int64_t) {
-        const void *from = static_cast<const char *>(x) + head * head_stride * size;
-        void *to = static_cast<char *>(result) + head * out * size;
-        multiply({weights[head], nullptr, from, x_stride, rows, to, heads * out, kind, false, nullptr, ++calls}, true);
+        const void *from = static_cast<const char *>(x.data) + head * x.head_stride * size;
+        void *to = static_cast<char *>(result.data) + head * result.head_stride * size;
+        multiply({weights[head], nullptr, from, x.stride, rows, to, result.stride, kind, false, nullptr, ++calls}, true);
     });
 }
 

@@ -24,10 +24,14 @@ void pack_linear(const WeightPart *parts, int kind, const void *bias, int64_t ou
 void linear(const void *x, int64_t x_stride, int64_t rows, const Packed *weight, const void *bias, void *result,
             int64_t result_stride, int result_kind, bool apart = false, const ThinCall *behind = nullptr);
 
-/* Head h of x, whose rows are x_stride and whose heads head_stride elements apart, by weights[h], of floats, all of one shape and kind:
-   result [rows, heads, out]. */
-void head_products(int kind, const void *x, int64_t x_stride, int64_t head_stride, int64_t rows, const Packed *const *weights,
-                   int64_t heads, void *result, int64_t out);
+/* Rows `stride` elements apart, and the parts of neighbouring heads head_stride. */
+struct HeadRows {
+    void *data;
+    int64_t stride, head_stride;
+};
+
+/* Head h of x by weights[h], of floats, all of one shape and kind, into head h of the result. */
+void head_products(int kind, const HeadRows &x, int64_t rows, const Packed *const *weights, int64_t heads, const HeadRows &result);
 
 /* result [count, in] = rows `ids` of a packed weight that is neither gated nor in shards; an id outside [first, first + out) gives
    zeros. */

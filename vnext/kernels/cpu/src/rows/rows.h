@@ -6,13 +6,13 @@
 
 namespace vnx {
 
-/* normed [rows, width] = rms norm of x, or of total = x + residual where there is a residual. Results are contiguous.
- */
+/* normed [rows, width] = rms norm of x, or of total = x + residual where there is a residual. Results are contiguous, but that
+   `normed` may have a stride. */
 void rms_norm(int kind, int64_t rows, const NormCall &call);
 /* result [rows, width] = activation(x[:, :width]) * x[:, width:], or as GateCall says. */
 void gate_and_mul(int kind, int64_t rows, const GateCall &call);
 /* query [T, heads, D], and key and value of each token at its slot of the caches, from joined [T, (heads + 2 kv_heads)
- * * D]. */
+ * * D]. Where both caches are one, values are not looked at. */
 void rotary_kv_write(int kind, int64_t tokens, const RotaryCall &call);
 /* x [rows, width] = cap * tanh(x / cap), in place. */
 void soft_cap(int64_t rows, int64_t width, float cap, float *x);

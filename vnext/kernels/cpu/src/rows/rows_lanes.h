@@ -48,7 +48,7 @@ inline void norm_rows(const NormCall &call, int64_t first, int64_t last) {
             x = total;
         }
         const float scale = inverse_size(x, call.width, call.eps);
-        T *result = static_cast<T *>(call.normed) + row * call.width;
+        T *result = static_cast<T *>(call.normed) + row * (call.normed_stride == 0 ? call.width : call.normed_stride);
         for (int64_t i = 0; i < call.width; i += 16) {
             const int64_t left = call.width - i;
             store_part(result + i, normed(load_part(x + i, left), scale, weight + i, left, call.weight_offset, x), left);
@@ -139,10 +139,13 @@ void gate(int kind, const GateCall &call, int64_t first, int64_t last) {
     gate_rows<bf16>(call, first, last);
 }
 
-/* Turn the pairs (i, i + rotated_dim / 2) of a head; the rest of it stays. */
+/* Turn the pairs (i, i + rotated_dim / 2) of a head, counted from `turned_at`; the rest of it stays. */
 template <typename T>
 inline void turn_head(const RotaryCall &call, const T *from, T *to, const float *cosine, const float *sine) {
-    const int64_t half = call.rotated_dim / 2;
+    const int64_t half = call.rotated_dim / 2, at = call.turned_at;
+    if (to != from) memcpy(to, from, size_t(at) * sizeof(T));
+    from += at;
+    to += at;
     for (int64_t i = 0; i < half; i += 16) {
         const int64_t left = half - i;
         const Lanes a = load_part(from + i, left), b = load_part(from + half + i, left);
@@ -150,7 +153,7 @@ inline void turn_head(const RotaryCall &call, const T *from, T *to, const float 
         store_part(to + i, a * c - b * s, left);
         store_part(to + half + i, b * c + a * s, left);
     }
-    if (to != from) memcpy(to + 2 * half, from + 2 * half, size_t(call.head_dim - 2 * half) * sizeof(T));
+    if (to != from) memcpy(to + 2 * half, from + 2 * half, size_t(call.head_dim - at - 2 * half) * sizeof(T));
 }
 
 /* Norm and turn one head of query or key. */
@@ -175,7 +178,7 @@ inline void place_head(const RotaryCall &call, const void *norm_weight, const T 
 
 template <typename T, typename W>
 inline void rotary_rows(const RotaryCall &call, int64_t first, int64_t last) {
-    const bool is_coded = call.cache_kind == INT8;
+    const bool is_coded = call.cache_kind == INT8, has_values = call.value_cache != call.key_cache;
     const int64_t size = call.head_dim, width = is_coded ? coded_bytes(size) : size;
     alignas(64) T turned[HEAD_MAX];
     for (int64_t token = first; token < last; ++token) {
@@ -191,11 +194,11 @@ inline void rotary_rows(const RotaryCall &call, int64_t first, int64_t last) {
             if (is_coded) {
                 place_head<T, W>(call, call.key_norm, keys + head * size, turned, token);
                 pack_codes(turned, size, static_cast<int8_t *>(call.key_cache) + place);
-                pack_codes(values + head * size, size, static_cast<int8_t *>(call.value_cache) + place);
+                if (has_values) pack_codes(values + head * size, size, static_cast<int8_t *>(call.value_cache) + place);
                 continue;
             }
             place_head<T, W>(call, call.key_norm, keys + head * size, static_cast<T *>(call.key_cache) + place, token);
-            memcpy(static_cast<T *>(call.value_cache) + place, values + head * size, size_t(size) * sizeof(T));
+            if (has_values) memcpy(static_cast<T *>(call.value_cache) + place, values + head * size, size_t(size) * sizeof(T));
         }
     }
 }

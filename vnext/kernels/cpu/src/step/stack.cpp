@@ -20,7 +20,7 @@ struct Space {
     void *apart; /* gate and up, which adapters change before they meet */
     float *sums; /* of this rank's inputs of a product whose inputs the ranks share */
     void *shared; /* what an MLP beside experts gives */
-    void *beside; /* the second product of a recurring layer, or the gates of queries */
+    void *beside; /* the second product of a recurring or a latent layer, or the gates of queries */
     void *picked_gates;
 };
 
@@ -38,6 +38,11 @@ Sizes sizes_of(const StackCall &call) {
         sizes.joined_width = std::max(sizes.joined_width, layer.qkv->out);
         if (layer.down != nullptr) sizes.wide_width = std::max(sizes.wide_width, layer.down->in);
         if (layer.is_gated) sizes.beside_width = std::max(sizes.beside_width, sizes.query_width);
+        if (layer.latent != nullptr) {
+            sizes.joined_width = std::max({sizes.joined_width, sizes.query_width + call.head_dim, layer.output->in});
+            sizes.inner_width = std::max(sizes.inner_width, layer.qkv->out);
+            if (layer.latent->query != nullptr) sizes.beside_width = std::max(sizes.beside_width, layer.latent->query->out);
+        }
         if (layer.recurring == nullptr) continue;
         sizes.inner_width = std::max({sizes.inner_width, layer.recurring->values(), layer.recurring->channels});
         if (layer.recurring->beside != nullptr) sizes.beside_width = std::max(sizes.beside_width, layer.recurring->beside->out);
@@ -157,18 +162,30 @@ struct Layer {
         const StackPlaces &places = call.places[weights.group];
         const AttentionPlan &plan = *places.plan;
         const Angles angles = weights.turns ? call.angles[weights.turns - 1] : Angles{};
-        multiply(QKV, space.seen_or_normed, call.tokens, weights.qkv, weights.qkv_bias, space.joined_or_wide);
-        if (weights.is_gated) part_gates(plan);
+        const int64_t turned_at = weights.latent == nullptr ? 0 : weights.latent->rank, width = multiply_into_heads(plan);
         if (weights.turns && weights.turns_neighbours) {
-            const int64_t heads = plan.heads + plan.kv_heads;
-            part_pairs(call.kind, call.tokens, {space.joined_or_wide, weights.qkv->out, heads, call.head_dim, call.rotated_dim});
+            void *first = static_cast<char *>(space.joined_or_wide) + turned_at * sizes.element;
+            part_pairs(call.kind, call.tokens, {first, width, plan.heads + plan.kv_heads, call.head_dim, call.rotated_dim});
         }
         rotary_kv_write(weights.query_norm == nullptr ? call.kind : call.norm_kind, call.tokens,
                         {space.joined_or_wide, weights.query_norm, weights.key_norm, angles.cosine, angles.sine, places.slots,
-                         cache.keys, cache.values, space.query_or_mixed, weights.qkv->out, plan.heads, plan.kv_heads,
-                         call.head_dim, weights.turns ? call.rotated_dim : 0, plan.block_size, call.block_stride, call.eps, 0,
-                         call.cache_kind});
+                         cache.keys, values(), space.query_or_mixed, width, plan.heads, plan.kv_heads, call.head_dim,
+                         weights.turns ? call.rotated_dim : 0, plan.block_size, call.block_stride, call.eps, 0, call.cache_kind,
+                         turned_at});
     }
+
+    /* Queries, keys and values of the normed input, or queries and rows, not turned yet, and how many numbers a token has of them. */
+    int64_t multiply_into_heads(const AttentionPlan &plan) const {
+        void *joined = weights.latent == nullptr ? space.joined_or_wide : space.query_or_mixed;
+        multiply(QKV, space.seen_or_normed, call.tokens, weights.qkv, weights.qkv_bias, joined);
+        if (weights.is_gated) part_gates(plan);
+        if (weights.latent == nullptr) return weights.qkv->out;
+        place_latent(call.kind, *weights.latent,
+                     {joined, weights.qkv->out, call.tokens, space.seen_or_normed, space.beside, space.joined_or_wide});
+        return sizes.query_width + call.head_dim;
+    }
+
+    void *values() const { return weights.latent == nullptr ? cache.values : cache.keys; }
 
     /* Queries come with a gate behind each: the gates go beside, queries, keys and values one behind the other. */
     void part_gates(const AttentionPlan &plan) const {
@@ -199,7 +216,7 @@ struct Layer {
         AttentionCall attention{};
         attention.query = query;
         attention.key_cache = cache.keys;
-        attention.value_cache = cache.values;
+        attention.value_cache = values();
         attention.result = space.seen_or_normed;
         attention.head_dim = call.head_dim;
         attention.block_stride = call.block_stride;
@@ -224,7 +241,9 @@ struct Layer {
 
     /* From what was seen to the next layer's normed input. */
     void finish(const void *seen, int64_t rows, void *residual, const void *next_norm, void *next) const {
-        mix(OUTPUT, seen, rows, weights.output, weights.output_bias, space.query_or_mixed);
+        if (weights.latent != nullptr) latent_values(call.kind, *weights.latent, seen, rows, space.joined_or_wide);
+        const void *given = weights.latent == nullptr ? seen : space.joined_or_wide;
+        mix(OUTPUT, given, rows, weights.output, weights.output_bias, space.query_or_mixed);
         norm_mixed(rows, weights.after_attention_norm);
         add_and_norm(rows, space.query_or_mixed, residual, weights.mlp_norm, space.seen_or_normed);
         if (weights.experts == nullptr)

@@ -7,6 +7,7 @@
 #include "attention/attention.h"
 #include "kernels.h"
 #include "step/experts.h"
+#include "step/latent.h"
 #include "step/recurring.h"
 
 namespace vnx {
@@ -17,7 +18,7 @@ namespace vnx {
    half a head apart. `group`: which of its places are the layer's. `gate_up` has its gate within; with
    `experts`, which are chosen by `router` from the product with `scores`, it is that of a shared MLP, or null. `is_gated`: each query
    head comes with a gate behind it. A layer that is `recurring` has the product with its input in `qkv`. Norms are of StackCall's
-   `norm_kind`, all else is of the activations' kind. */
+   `norm_kind`, all else is of the activations' kind. With `latent`, `qkv` is its first product, and a cache's keys are its values. */
 #define VNX_STACK_LAYER(X)                                                                                          \
     X(const Packed *, qkv) X(const Packed *, output) X(const Packed *, gate_up) X(const Packed *, down)             \
     X(const void *, qkv_bias) X(const void *, output_bias) X(const void *, down_bias)                               \
@@ -25,7 +26,7 @@ namespace vnx {
     X(const void *, after_attention_norm) X(const void *, after_mlp_norm)                                           \
     X(int64_t, window) X(int64_t, turns) X(int64_t, turns_neighbours) X(int64_t, group) X(double, residual_scale)     \
     X(const Packed *, scores) X(const Router *, router) X(const Experts *, experts)                                \
-    X(int64_t, is_gated) X(const Recurring *, recurring)
+    X(int64_t, is_gated) X(const Recurring *, recurring) X(const Latent *, latent)
 struct StackLayer {
     VNX_STACK_LAYER(VNX_FIELD)
 };
