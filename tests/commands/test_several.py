@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import shutil
@@ -11,12 +12,16 @@ import sys
 import time
 from pathlib import Path
 
+import aiohttp
 import psutil
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 
 from vnext.commands.bench.load.answers import RequestFailed
 from vnext.commands.bench.load.blocking import BlockingClient
-from vnext.commands.several import names_of
+from vnext.commands.restart import Running, listed
+from vnext.commands.several import names_of, url_when_ready
 from vnext.options.reader import parse
 from vnext.runtime.processes.launch import DEMO_MODEL
 
@@ -57,6 +62,26 @@ def test_two_models_take_turns(tmp_path: Path) -> None:
         process.stdout.read()
         assert process.wait(30) == 0
     assert [each for each in family if each.is_running()] == []
+
+
+def test_a_server_whose_model_loads_is_not_ready(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    statuses = iter([503, 503, 200])
+
+    async def health(_: web.Request) -> web.Response:
+        return web.json_response({}, status=next(statuses))
+
+    async def story() -> None:
+        app = web.Application()
+        app.router.add_get("/health", health)
+        async with TestServer(app) as server, aiohttp.ClientSession() as session:
+            assert await url_when_ready(os.getpid(), session) == ""  # its address is not known so far
+            with listed(Running(os.getpid(), url := str(server.make_url("")).rstrip("/"), str(tmp_path))):
+                assert [await url_when_ready(os.getpid(), session) for _ in range(3)] == ["", "", url]
+                await server.close()
+                assert await url_when_ready(os.getpid(), session) == ""
+
+    asyncio.run(story())
 
 
 def test_names_and_what_does_not_fit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

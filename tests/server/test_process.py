@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 
 import msgspec
@@ -108,6 +108,26 @@ def test_a_second_sigterm_aborts_what_is_live(tmp_path: Path) -> None:
         assert len(engine.wait_aborts("shutdown")) == 1
 
 
+def test_requests_wait_while_the_model_loads(tmp_path: Path) -> None:
+    """The engine comes when the server has listened for a while; the request that came before it gets its answer."""
+    address, settings = f"tcp://127.0.0.1:{free_port()}", ServerSettings(port=free_port(), model_path=checkpoint(tmp_path))
+    child = start_child("API server", "vnext.server")
+    child.send_config(msgspec.json.encode(msgspec.structs.replace(settings, engine_address=address)))
+    try:
+        wait_until(lambda: not refused(settings.port))
+        with closing(http.client.HTTPConnection("127.0.0.1", settings.port, timeout=10)) as early:
+            body = json.dumps({"model": tmp_path.name, "prompt": "say:bye"})
+            early.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
+            with closing(http.client.HTTPConnection("127.0.0.1", settings.port, timeout=10)) as probe:
+                probe.request("GET", "/health")
+                response = probe.getresponse()
+                assert (response.status, json.loads(response.read())) == (503, {"status": "loading", "loaded": 0.0})
+            with FakeEngine(echo_answer, address=address):
+                assert json.loads(early.getresponse().read())["choices"][0]["text"] == "bye"
+    finally:
+        child.terminate(grace_s=5)
+
+
 def test_sigterm_before_the_engine_is_ready(tmp_path: Path) -> None:
     with FakeEngine(echo_answer, silent=True) as engine, server_process(engine, tmp_path) as (child, _):
         engine.wait_for(lambda: len(engine.of_kind(Hello)) == 1)
@@ -149,12 +169,11 @@ def connect(port: int, child: Child) -> http.client.HTTPConnection:
     while True:
         child.check_alive()
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
-        try:
+        with suppress(ConnectionRefusedError):
             connection.request("GET", "/health")
-            assert connection.getresponse().read() == b'{"status": "ok"}'
-            return connection
-        except ConnectionRefusedError:
-            child.wait(0.05)
+            if connection.getresponse().read() == b'{"status": "ok"}':
+                return connection
+        child.wait(0.05)
 
 
 def test_a_port_in_use() -> None:

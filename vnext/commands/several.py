@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from urllib.parse import urlsplit
 
+import aiohttp
 import msgspec
 
 from vnext.base.exits import REFUSED
@@ -35,6 +36,7 @@ from vnext.server.settings import ServerSettings
 
 ADDRESS = "127.0.0.1"
 POLL_S = 0.1
+HEALTH_S = 5.0
 GRACE_S = 10.0
 """Beyond the drain time: an engine's end."""
 MEMORY_SHARE = 0.9
@@ -81,7 +83,7 @@ def names_of(models: tuple[str, ...], given: tuple[str, ...]) -> list[tuple[str,
 
 def _shelf(commands: dict[str, ServeCommand], names: list[tuple[str, ...]], context: RouterContext) -> Shelf:
     http = context.settings.http
-    processes = Processes(commands)
+    processes = Processes(commands, context.session)
     bounds = Bounds(http.keep_alive_s, http.max_loaded_models, processes.memory_bytes)
     shelf = Shelf(names, processes, bounds, context.fleet, context.health)
     shelf.bring(shelf.models[0]).add_done_callback(_report)
@@ -97,8 +99,8 @@ def _report(task: asyncio.Task[None]) -> None:
 class Processes:
     """The servers, by the first name of their model. Mutable."""
 
-    def __init__(self, commands: dict[str, ServeCommand]) -> None:
-        self._commands = commands
+    def __init__(self, commands: dict[str, ServeCommand], session: aiohttp.ClientSession) -> None:
+        self._commands, self._session = commands, session
         self._children: dict[str, tuple[Child, asyncio.Future[None]]] = {}
         self._weights: dict[str, int] = {}
         self.memory_bytes = int(free_bytes() * MEMORY_SHARE)
@@ -109,7 +111,7 @@ class Processes:
         child = start_child(f"server of {name}", "vnext.commands.one_model")
         try:
             child.send_config(msgspec.json.encode(self._commands[name]))
-            while not (url := await _answering(child)):
+            while not (url := await url_when_ready(child.pid, self._session)):
                 child.check_alive()
                 await asyncio.sleep(POLL_S)
         except ChildDied as error:
@@ -170,14 +172,11 @@ def weights_bytes(engine: EngineSettings) -> int:
         return 0  # the start says what is wrong
 
 
-async def _answering(child: Child) -> str:
-    """The URL of a server that listens, which it does once its engine is ready; "" before."""
-    url = next((each.url for each in servers() if each.pid == child.pid), "")
-    if not url:
-        return ""
-    try:
-        _, writer = await asyncio.open_connection(ADDRESS, urlsplit(url).port)
-    except OSError:
-        return ""
-    writer.close()
-    return url
+async def url_when_ready(pid: int, session: aiohttp.ClientSession) -> str:
+    """The URL of a server whose engine is ready; "" before. A server listens sooner, while its model loads."""
+    url = next((each.url for each in servers() if each.pid == pid), "")
+    with suppress(aiohttp.ClientError, TimeoutError):
+        if url:
+            async with session.get(f"{url}/health", timeout=aiohttp.ClientTimeout(total=HEALTH_S)) as answer:
+                return url if answer.ok else ""
+    return ""

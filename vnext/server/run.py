@@ -31,6 +31,7 @@ from vnext.server.context.traces import TracesUnusable, require_traces
 from vnext.server.http.connections import room_for
 from vnext.server.settings import ServerSettings
 from vnext.server.tls import AddressUnusable, TlsUnusable, bind, tls_context, unusable, url_at
+from vnext.server.waiting import BACKLOG, WaitingRoom
 from vnext.text.files import CheckpointUnreadable
 from vnext.text.template import TemplateUnreadable
 from vnext.text.tokenizer import Tokenizer
@@ -40,7 +41,6 @@ UNUSABLE = (
     AddressUnusable, CheckpointUnreadable, TemplateUnreadable, TlsUnusable, StoreUnusable, KeysUnusable, TracesUnusable,
     EngineDead, InvalidRequest,
 )  # fmt: skip
-_BACKLOG = 1024
 _ACCEPTED_AT_ONCE = 64  # in one turn of the event loop, a twentieth of a millisecond each
 
 
@@ -80,13 +80,14 @@ async def _serve(settings: ServerSettings) -> None:
         ApiKeys(settings)
         require_traces(settings.otlp_traces_endpoint)
         _leave_waiting()
+        waiting = _waiting_room(listener, settings)
         addresses = settings.engine_address, *settings.other_engines
         client = await connect_engines(
             addresses, settings.connect_timeout_s, settings.data_parallel_policy, settings.number, settings.prefill_engines
         )
         try:
             app = make_app(client, tokenizer, template, settings)
-            await _serve_until_signal(app, client, listener, settings)
+            await _serve_until_signal(app, client, waiting, listener, settings)
         finally:
             await client.close()
 
@@ -97,21 +98,24 @@ def _listener(settings: ServerSettings) -> socket.socket:
 
 
 async def _serve_until_signal(
-    app: web.Application, client: AnyEngineClient, listener: socket.socket, settings: ServerSettings
+    app: web.Application, client: AnyEngineClient, waiting: WaitingRoom, listener: socket.socket, settings: ServerSettings
 ) -> None:
     runner = make_runner(app)
     await runner.setup()
     site = web.SockSite(runner, listener, backlog=_ACCEPTED_AT_ONCE, ssl_context=tls_context(settings))
     stop = _stop_on_sigterm(client)
     try:
-        await _listen(site, settings)
         settle()
-        listener.listen(_BACKLOG)  # connections that may wait, independent of how many asyncio accepts at once
+        assert runner.server is not None  # since `setup`
+        taken = waiting.hand_over(runner.server)
+        await site.start()
+        listener.listen(BACKLOG)  # connections that may wait, independent of how many asyncio accepts at once
         host, port = listener.getsockname()[:2]
         if settings.number not in range(1, settings.api_server_count):  # of those that start together one says it
             names = ", ".join(app[SERVER_CONTEXT].model_names)
             write_line(f"vnext: serving {names} on {url_at(host, port, settings)}")
         await stop.wait()
+        taken.cancel()
         await drain(app, site, settings.drain_s)
     finally:
         await runner.cleanup()
@@ -151,8 +155,9 @@ def _stop_on_sigterm(client: AnyEngineClient) -> asyncio.Event:
     return stop
 
 
-async def _listen(site: web.SockSite, settings: ServerSettings) -> None:
+def _waiting_room(listener: socket.socket, settings: ServerSettings) -> WaitingRoom:
+    """Where clients wait for the model. Raises AddressUnusable."""
     try:
-        await site.start()
+        return WaitingRoom(listener, settings)
     except OSError as error:  # another program bound the port as we did, and listened first
         raise unusable(error, settings.host, settings.port) from error

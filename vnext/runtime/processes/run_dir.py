@@ -25,6 +25,8 @@ PREFIX = "vnext-"
 LOCK_NAME = "vnext.lock"
 READY, PROGRESS, SUSPECT, REFUSAL = "core.ready", "core.progress", "core.suspect", "core.refusal"
 WEIGHTS = "core.weights"
+LOADED = "loaded"
+"""How many hundredths of the weights the first rank has, while it loads them."""
 LEAVE = signal.SIGUSR1
 """Ends an engine core in whose place another one is started."""
 

@@ -9,8 +9,6 @@ from __future__ import annotations
 import ctypes
 import logging
 import os
-import sys
-import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -46,6 +44,7 @@ from vnext.runtime.protocol.reasons import NO_HEAD, NORMALIZED, SCORES, WRITTEN_
 from vnext.runtime.protocol.settings import Isa, RankSettings, SettingsError
 from vnext.runtime.rank.draft_costs import SECONDS, draft_costs
 from vnext.runtime.rank.draft_model import load_draft_model
+from vnext.runtime.rank.load_progress import LoadProgress
 from vnext.runtime.rank.page_files import HEADER_BYTES, FolderInUse, PageFiles, PageFolder
 from vnext.runtime.rank.replica import Rank
 from vnext.runtime.rank.runner import ModelRunner
@@ -59,9 +58,7 @@ from vnext.runtime.transport.collectives.group import StoreAddress, join_group
 
 if TYPE_CHECKING:
     import torch
-    from tqdm import tqdm
 
-PROGRESS_AFTER_S = 1.0  # most checkpoints load too fast for a progress bar
 SPLITS = "splits.json"  # in the engine's folder, for ranks that follow lost ones
 LOCK_WAIT_S = 2.0  # for the folder of the disk tier, where a rank was lost: one that can end does so within a moment
 log = logging.getLogger(__name__)
@@ -268,7 +265,7 @@ def driver_finds_gpu() -> bool:
 
 def load_runner(settings: RankSettings, device: torch.device | str, parallel: Parallel) -> ModelRunner:
     """Load the weights; the first rank shows a progress bar."""
-    progress, path = _Bar() if settings.rank == 0 else None, Path(settings.model_path)
+    progress, path = LoadProgress(settings.stack_file) if settings.rank == 0 else None, Path(settings.model_path)
     config = load_config(path, settings.generation_config == "auto", settings.max_model_len)
     require_plain_steps(settings, config, str(device))
     parallel = with_whole_experts(config, parallel) if settings.enable_expert_parallel else parallel
@@ -393,25 +390,6 @@ def default_cache_bytes(settings: RankSettings, runner: ModelRunner) -> int:
 
         return fitting_cache_bytes(settings, runner, runner.steps_device)
     return usual_cache_bytes(available_memory_bytes()) // settings.place_count
-
-
-class _Bar:
-    """Progress of loading on stderr, for checkpoints that take a while."""
-
-    def __init__(self) -> None:
-        self._bar: tqdm | None = None
-        self._began_s = time.monotonic()
-
-    def __call__(self, done_bytes: int, total_bytes: int) -> None:
-        if self._bar is None:
-            if time.monotonic() - self._began_s < PROGRESS_AFTER_S:
-                return
-            from tqdm import tqdm  # most checkpoints load without
-
-            self._bar = tqdm(total=total_bytes, unit="B", unit_scale=True, desc="loading weights", file=sys.stderr)
-        self._bar.update(done_bytes - self._bar.n)
-        if done_bytes >= total_bytes:
-            self._bar.close()
 
 
 # ---- the machine's cores and nodes -------------------------------------------------------------------------------
