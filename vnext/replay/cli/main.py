@@ -38,6 +38,7 @@ MODULES = {
     "answers.cost": ("cost",),
     "answers.trace": ("trace",),
     "tables.export": ("export",),
+    "tables.compare": ("compare",),
     "futures.fork": ("fork",),
     "futures.what_if": ("what-if",),
     "futures.gate": ("gate",),
