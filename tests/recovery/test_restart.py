@@ -30,7 +30,7 @@ from vnext.runtime.protocol.settings import EngineSettings
 from vnext.state.events import EngineRecovered, RequestResumed
 
 BODIES = [
-    {"prompt": f"def f{place}(x):", "max_tokens": 400, "seed": place, "temperature": 0.8 * (place % 2), "ignore_eos": True, **more}
+    {"prompt": f"def f{place}(x):", "max_tokens": 980, "seed": place, "temperature": 0.8 * (place % 2), "ignore_eos": True, **more}
     for place, more in enumerate([{}, {}, {"logprobs": 1}, {"presence_penalty": 0.6}, {"n": 2, "ignore_eos": False}, {"best_of": 1}])
 ]
 
