@@ -66,6 +66,7 @@ ARROWS = {
     "models/families/experts": {"models/*", "models/config", "models/layers", "kernels/calls"},
     "models/families/hybrids": {"models/*", "models/config", "models/layers", "kernels/calls"},
     "models/families/encoders": {"models/config", "models/layers"},
+    "models/families/towers": {"models/config", "models/layers"},
     "models/families/latent": {"models/*", "models/config", "models/layers", "kernels/calls", "kernels/arrays"},
     "sampling": {"kernels", "state/params", "base"},  # the table of sampling parameters
     "sampling/drafters": {"state/config", "base"},

@@ -112,6 +112,8 @@ ROWS = MappingProxyType(
         "Glm4MoeLiteForCausalLM": Row("latent.deepseek", "glm4_moe_lite", "Glm4MoeLiteModel"),
         "Mistral4ForCausalLM": Row("latent.deepseek", "mistral4", "Mistral4Model"),
         "YoutuForCausalLM": Row("latent.deepseek", "youtu", "YoutuModel"),
+        "Idefics3ForConditionalGeneration": Row("towers.idefics3", "idefics3"),
+        "SmolVLMForConditionalGeneration": Row("towers.idefics3", "smolvlm"),
     }
 )
 FAMILIES = MappingProxyType({architecture: row.file for architecture, row in ROWS.items()})
@@ -197,6 +199,20 @@ def mtp(architecture: str) -> Mtp | None:
     """Those of an architecture; None where its checkpoints have no such layer."""
     module = _module(architecture)
     return Mtp(*(getattr(module, f"{name}_mtp") for name in Mtp._fields)) if hasattr(module, "assemble_mtp") else None
+
+
+class TowerParts(NamedTuple):
+    """What the module of a family that reads images defines as tower_config and assemble_tower: `config(config)` gives the tower
+    as a model of its own; `assemble(source, tower)` puts its parameters together."""
+
+    config: Callable[..., Any]
+    assemble: Callable[..., Any]
+
+
+def tower_parts(architecture: str) -> TowerParts:
+    """Those of an architecture whose configuration has a tower."""
+    module = _module(architecture)
+    return TowerParts(module.tower_config, module.assemble_tower)
 
 
 def _module(architecture: str) -> Any:

@@ -31,6 +31,10 @@ MORE = {
     "Gemma4ForConditionalGeneration": {
         "text_config": {**BASE, "head_dim": 16, "global_head_dim": 32, "vocab_size_per_layer_input": VOCAB_SIZE}, "audio_config": {},
     },
+    **dict.fromkeys(
+        ("Idefics3ForConditionalGeneration", "SmolVLMForConditionalGeneration"),
+        {"text_config": {**BASE, "model_type": "llama"}, "vision_config": {"image_size": 32, "patch_size": 8}},
+    ),
 }  # fmt: skip
 """Configurations of the families that are no cases of their own."""
 CHOICE = SamplingParams(max_tokens=6, temperature=0.0, logprobs=2, ignore_eos=True)

@@ -22,6 +22,7 @@ from vnext.models.config.json_keys import Json, flag, number, positive, read_opt
 from vnext.models.config.pooling import Pooling, pooling_in
 from vnext.models.config.quantised import settings_of
 from vnext.models.config.rope_config import ASKED_LENGTH, Rope, parse_rope, reach, scaling_of
+from vnext.models.config.tower_config import Tower
 from vnext.models.errors import ModelError
 from vnext.models.registry import family
 
@@ -210,6 +211,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     one row of `head_dim` numbers for all heads; `kv_head_count` is then 1. `whole_heads`: the heads of the layers without a window,
     if they differ. `cache_layers`: per layer whose keys and values it reads, () if all have their own. `mlp_sizes`: per layer the
     width of its MLP, () if all have `intermediate_size`. `layer_inputs`: what tokens give to each layer, None for nothing.
+    `tower`: what makes vectors of images.
     """
 
     architecture: str
@@ -250,6 +252,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     cache_layers: tuple[int, ...] = ()
     mlp_sizes: tuple[int, ...] = ()
     layer_inputs: LayerInputs | None = None
+    tower: Tower | None = None
 
     @property
     def turning_dim(self) -> int:

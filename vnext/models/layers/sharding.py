@@ -82,12 +82,14 @@ class Layout(NamedTuple):
     """How a checkpoint holds `<name>.weight`: its axes as [out, in], or [out] of a norm; `<name>.bias` has the first.
 
     `out` may be several axes one below the other. `flipped`: the file holds [in, out]. `depthwise`: [out, 1, in].
+    `square`, where it is not 0: [out, colours, square, square], whose last three are `inner`.
     """
 
     out: tuple[AnyAxis, ...]
     inner: AnyAxis | None = None
     flipped: bool = False
     depthwise: bool = False
+    square: int = 0
 
 
 LayoutTable = Mapping[str, Layout]
@@ -291,7 +293,10 @@ def whole_shape(layout: Layout, config: ModelConfig) -> tuple[int, ...]:
     """A whole tensor's shape in its file."""
     shape: tuple[int, ...] = (sum(axis_size(axis, config) for axis in layout.out),)
     if layout.inner is not None:
-        shape += (1,) * layout.depthwise + (axis_size(layout.inner, config),)
+        inner = axis_size(layout.inner, config)
+        if layout.square:
+            return (*shape, inner // layout.square**2, layout.square, layout.square)
+        shape += (1,) * layout.depthwise + (inner,)
     return shape[::-1] if layout.flipped else shape
 
 

@@ -20,7 +20,7 @@ from vnext.models.config.folder import DUMMY_NAME
 from vnext.models.config.model_config import ModelConfig, load_config
 from vnext.models.layers.sharding import Layout, layout_of, weight_axes, whole_shape
 from vnext.models.loading.recording import Recording
-from vnext.models.registry import family, mtp
+from vnext.models.registry import family, mtp, tower_parts
 
 FILE_NAMES = MappingProxyType({"float32": "F32", "float16": "F16", "bfloat16": "BF16"})
 NUMBERS_A_BLOCK = 16
@@ -78,13 +78,22 @@ def drawn_tensors(path: Path) -> dict[str, Drawn]:
     if config.mtp_layers and (drafting := mtp(config.architecture)):
         drafting.assemble(recording, config)
     names = recording.read - recording.heads
-    return {name: _drawn(path / DUMMY_NAME, name, layout_of(name, layouts), config) for name in sorted(names)}
+    drawn = {name: _drawn(path / DUMMY_NAME, name, layout_of(name, layouts), config) for name in sorted(names)}
+    return drawn | _tower_tensors(path, config) if config.tower else drawn
+
+
+def _tower_tensors(path: Path, config: ModelConfig) -> dict[str, Drawn]:
+    parts, recording = tower_parts(config.architecture), Recording(lambda name: True)
+    tower = parts.config(config)
+    parts.assemble(recording, tower)
+    layouts = weight_axes(tower)
+    return {name: _drawn(path / DUMMY_NAME, name, layout_of(name, layouts), tower) for name in sorted(recording.read)}
 
 
 def _drawn(file: Path, name: str, layout: Layout, config: ModelConfig) -> Drawn:
     shape, dtype = whole_shape(layout, config), FILE_NAMES[config.dtype]
     key = int.from_bytes(blake2b(name.encode(), digest_size=16).digest(), "little")
     is_norm = layout.inner is None and not name.endswith(".bias")
-    inputs = shape[0] if layout.flipped else shape[-1]
+    inputs = shape[0] if layout.flipped else prod(shape[1:])
     exponent = 0 if is_norm else BIAS_EXPONENT if layout.inner is None else round(-log2(inputs) / 2 - log2(1.5))
     return Drawn(file, dtype, shape, key, exponent, not is_norm, prod(shape) * (4 if dtype == "F32" else 2))

@@ -22,7 +22,8 @@ from vnext.models.registry import family
 SHOWN = 4
 HARMLESS_TENSORS = re.compile(
     r"rotary_emb\.inv_freq$|\b(attn|attention)\.(masked_)?bias$|\bact_fn\.(beta|eps)$|"
-    r"\b(vision|audio)_tower\.|\bembed_(vision|audio)\.|\bvisual\.|\bmulti_modal_projector\.|\bmtp_layers\.|"
+    r"\b(vision|audio)_tower\.|\bembed_(vision|audio)\.|\bvisual\.|^model\.(vision_model|connector)\.|"
+    r"\bmulti_modal_projector\.|\bmtp_layers\.|"
     r"\bembeddings\.position_ids$|\bpooler\.dense\.(weight|bias)$|"
     r"\.((input|output)_(global_)?scale|[qkv]_scale|weight_shape|(weight_)?g_idx|weight_format|weight\.quant_state\.\w+)$"
 )

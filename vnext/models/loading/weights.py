@@ -395,8 +395,9 @@ class Loader:
             columns = self._stored.part(layout.inner)
             ranges += (slice(columns.start, columns.stop),)
         shape = self._stored.whole_shape(name, layout)
-        piece = self._checkpoint.part(name, shape, (rows,) if layout.depthwise else ranges[::-1] if layout.flipped else ranges)
-        if layout.depthwise:
+        is_deep = layout.depthwise or layout.square > 0
+        piece = self._checkpoint.part(name, shape, (rows,) if is_deep else ranges[::-1] if layout.flipped else ranges)
+        if is_deep:
             piece = piece.reshape(len(piece), -1)
         share = prod(shape) // len(layout.out)
         self._report(self._done_bytes + piece.itemsize * share)
