@@ -32,6 +32,12 @@ class BrowserPage:
         self.driver = driver
         driver.get_log("browser")  # what earlier tests left in it
 
+    def emulate(self, width: int, scheme: str) -> None:
+        """Take a screen of this width (0: the window) and a colour scheme ("": the browser's)."""
+        screen = {"width": width, "height": 900 if width else 0, "deviceScaleFactor": 1, "mobile": 0 < width < 500}
+        self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", screen)
+        self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": scheme}]})
+
     def press(self, *keys: str) -> None:
         from selenium.webdriver.common.action_chains import ActionChains
 

@@ -15,7 +15,7 @@ from rich.console import Console
 
 from vnext.replay.causes.charging import Charge, Charges, charges, deadline_us, is_slow, usual_us
 from vnext.replay.causes.helping import Help, helping
-from vnext.replay.causes.ledger import Counted, Ledger, ledger
+from vnext.replay.causes.ledger import Ledger, ledger
 from vnext.replay.causes.part import Asked, part_of
 from vnext.replay.console.commands import SAME, print_answer
 from vnext.replay.console.render import counted, printable
@@ -90,12 +90,12 @@ class Explained(msgspec.Struct, frozen=True, kw_only=True):
 
 def explained(path: Path, asked: Asked = Asked()) -> Explained:
     """Why the requests asked for were slow. Raises UnusableLog."""
-    with part_of(path, asked) as part:
-        return _explained(path, *part)
+    with part_of(path, asked) as (log, counts, window):
+        return explained_by(ledger(log, counts), path, log, window)
 
 
-def _explained(path: Path, log: Log, counts: Counted, window: Window) -> Explained:
-    written = ledger(log, counts)
+def explained_by(written: Ledger, path: Path, log: Log, window: Window) -> Explained:
+    """What the ledger of `log`, a part of the one at `path`, says of a time."""
     found = charges(written, window)
     lost = [each for each in found.found if each.ms >= ALSO_SHARE * found.lived_ms]
     top = lost[0] if lost and lost[0].ms >= LOST_SHARE * found.lived_ms else None
@@ -215,21 +215,25 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
 
 def print_explained(console: Console, answer: Explained) -> None:
     """Ten lines at most."""
-    lines = list[str]()
+    console.print(answer.headline, style="bold", soft_wrap=True)
+    for word, line in lines_of(answer):
+        console.print(f"  {word:7}  {line}", soft_wrap=True)
+
+
+def lines_of(answer: Explained) -> list[tuple[str, str]]:
+    """What stands below the headline: a word ("" for the one before) and what is said of it."""
+    lines = list[tuple[str, str]]()
     if answer.causes:
         top = answer.causes[0]
         when = f", {_clock(top.from_s)} to {_clock(top.to_s)} UTC" if top.from_s is not None else ""
         lived = f"{top.lost_ms / 1e3:,.1f} of the {answer.lived_ms / 1e3:,.1f} s that requests lived, {top.share:.0%}"
-        lines.append(f"  cost     {lived}{when}, steps {top.first_step} to {top.last_step}")
-    lines += [f"  {'seen' if not place else '':7}  {each}" for place, each in enumerate(answer.evidence)]
+        lines.append(("cost", f"{lived}{when}, steps {top.first_step} to {top.last_step}"))
+    lines += [("" if place else "seen", each) for place, each in enumerate(answer.evidence)]
     if also := [f"{each.cause} {each.share:.0%}" for each in answer.causes[1 : 1 + SHOWN]]:
-        lines.append(f"  also     {', '.join(also)}")
+        lines.append(("also", ", ".join(also)))
     if answer.helps is not None:
-        lines.append(f"  helps    {_helps(answer.helps)}")
-    lines += [f"  {'ask' if not place else '':7}  {each}" for place, each in enumerate(answer.commands)]
-    console.print(answer.headline, style="bold", soft_wrap=True)
-    for line in lines:
-        console.print(line, soft_wrap=True)
+        lines.append(("helps", _helps(answer.helps)))
+    return [*lines, *(("" if place else "ask", each) for place, each in enumerate(answer.commands))]
 
 
 def _helps(found: Help) -> str:

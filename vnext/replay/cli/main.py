@@ -39,6 +39,7 @@ MODULES = {
     "answers.trace": ("trace",),
     "tables.export": ("export",),
     "tables.compare": ("compare",),
+    "tables.report": ("report",),
     "futures.fork": ("fork",),
     "futures.what_if": ("what-if",),
     "futures.gate": ("gate",),

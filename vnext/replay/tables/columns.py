@@ -49,39 +49,11 @@ class Log:
 
     @cached_property
     def requests(self) -> Columns:
-        lives = self.ledger.lives
-        times = ("came_us", "first_us", "last_us", "ended_us")
-        came, first, last, ended = (self._seconds([getattr(life, name) for life in lives.values()]) for name in times)
-        tokens = np.array([life.tokens for life in lives.values()], np.int64)
-        return {
-            "id": np.array(list(lives), np.int64),
-            "name": np.array([life.name for life in lives.values()], object),
-            "client": np.array([f"{life.client:016x}" if life.client else "" for life in lives.values()], object),
-            "priority": np.array([life.priority for life in lives.values()], np.int64),
-            "prompt_tokens": np.array([life.prompt for life in lives.values()], np.int64),
-            "tokens": tokens, "came": came, "first": first, "last": last, "ended": ended,
-            "ttft_ms": 1e3 * (first - came),
-            "itl_ms": 1e3 * (last - first) / np.where(tokens > 1, tokens - 1, np.nan),
-            "e2e_ms": 1e3 * (last - came),
-            "step_ms": np.array([life.step_us for life in lives.values()]) / 1e3,
-            "end": np.array([life.end for life in lives.values()], object),
-        }  # fmt: skip
+        return requests_of(self.ledger, self._wall_s)
 
     @cached_property
     def steps(self) -> Columns:
-        entries = self.ledger.entries
-
-        def column(name: str) -> np.ndarray:
-            return np.array([getattr(entry, name) for entry in entries])
-
-        sizes = np.array([entry.features for entry in entries]).reshape(-1, 4)
-        return {
-            "step": column("step"), "ended": self._seconds(column("end_us").tolist()), "ms": column("us") / 1e3,
-            "busy_ms": column("busy_us") / 1e3, "tokens": sizes[:, 0].astype(np.int64), "requests": sizes[:, 1].astype(np.int64),
-            "queue": column("queue"), "free": column("free"),
-            "again": np.array([sum(entry.again.values()) for entry in entries], np.int64),
-            "stopped": np.array([entry.stopped for entry in entries], object),
-        }  # fmt: skip
+        return steps_of(self.ledger, self._wall_s)
 
     @cached_property
     def events(self) -> Columns:
@@ -98,6 +70,45 @@ class Log:
             "line": np.array([line_of(event) for event in events], object),
         }
 
-    def _seconds(self, times_us: Sequence[float | None]) -> np.ndarray:
-        """Times of the ledger in seconds since 1970 (float64[n], nan where unknown)."""
-        return np.array([np.nan if us is None else us for us in times_us], np.float64) / 1e6 + self._wall_s
+
+def requests_of(written: Ledger, wall_s: float) -> Columns:
+    """`Log.requests` of a ledger whose time 0 is `wall_s` seconds after 1970."""
+    lives = written.lives
+    times = ("came_us", "first_us", "last_us", "ended_us")
+    came, first, last, ended = (_seconds([getattr(life, name) for life in lives.values()], wall_s) for name in times)
+    tokens = np.array([life.tokens for life in lives.values()], np.int64)
+    return {
+        "id": np.array(list(lives), np.int64),
+        "name": np.array([life.name for life in lives.values()], object),
+        "client": np.array([f"{life.client:016x}" if life.client else "" for life in lives.values()], object),
+        "priority": np.array([life.priority for life in lives.values()], np.int64),
+        "prompt_tokens": np.array([life.prompt for life in lives.values()], np.int64),
+        "tokens": tokens, "came": came, "first": first, "last": last, "ended": ended,
+        "ttft_ms": 1e3 * (first - came),
+        "itl_ms": 1e3 * (last - first) / np.where(tokens > 1, tokens - 1, np.nan),
+        "e2e_ms": 1e3 * (last - came),
+        "step_ms": np.array([life.step_us for life in lives.values()]) / 1e3,
+        "end": np.array([life.end for life in lives.values()], object),
+    }  # fmt: skip
+
+
+def steps_of(written: Ledger, wall_s: float) -> Columns:
+    """`Log.steps` of a ledger, as `requests_of`."""
+    entries = written.entries
+
+    def column(name: str) -> np.ndarray:
+        return np.array([getattr(entry, name) for entry in entries])
+
+    sizes = np.array([entry.features for entry in entries]).reshape(-1, 4)
+    return {
+        "step": column("step"), "ended": _seconds(column("end_us").tolist(), wall_s), "ms": column("us") / 1e3,
+        "busy_ms": column("busy_us") / 1e3, "tokens": sizes[:, 0].astype(np.int64), "requests": sizes[:, 1].astype(np.int64),
+        "queue": column("queue"), "free": column("free"),
+        "again": np.array([sum(entry.again.values()) for entry in entries], np.int64),
+        "stopped": np.array([entry.stopped for entry in entries], object),
+    }  # fmt: skip
+
+
+def _seconds(times_us: Sequence[float | None], wall_s: float) -> np.ndarray:
+    """Times of a ledger in seconds since 1970 (float64[n], nan where unknown)."""
+    return np.array([np.nan if us is None else us for us in times_us], np.float64) / 1e6 + wall_s
