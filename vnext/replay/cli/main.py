@@ -40,6 +40,7 @@ MODULES = {
     "tables.export": ("export",),
     "tables.compare": ("compare",),
     "tables.report": ("report",),
+    "tables.fleet": ("fleet",),
     "futures.fork": ("fork",),
     "futures.what_if": ("what-if",),
     "futures.gate": ("gate",),
