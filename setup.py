@@ -140,6 +140,7 @@ X86_FLAGS = {
 ARM_FLAGS = {"level_neon.cpp": [], "level_neon_bf16.cpp": ["-march=armv8.2-a+bf16"]}
 ARM_FLAGS |= {"codes_neon.cpp": [], "codes_neon_dot.cpp": ["-march=armv8.2-a+dotprod"]}
 LEVEL_FLAGS = X86_FLAGS | ARM_FLAGS
+OWN, ALL = "own", "all"  # BUILD_LEVELS: the instructions that this processor has, the default where one builds in place; or all
 PROCESSORS = {"x86_64": X86_FLAGS, "amd64": X86_FLAGS, "aarch64": ARM_FLAGS, "arm64": ARM_FLAGS}
 
 
@@ -160,6 +161,17 @@ def cpu_kernels() -> Extension:
         language="c++",
         optional=True,
     )
+
+
+def runs_here(flags: list[str]) -> bool:
+    """Whether this processor has the instructions that these flags let a compiler use; True where Linux does not say."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return True
+    known = next((line.replace("_", "").split() for line in lines if line.startswith("flags")), None)
+    asked = (flag.removeprefix("-m").replace("-", "") for flag in flags if not flag.startswith("-march="))
+    return known is None or all(name in known for name in asked)
 
 
 # Built against torch's stable interface of 2.11: a module built with a later torch works with 2.11 too. Without torch (pip
@@ -203,6 +215,11 @@ class Build(build_ext):
     def finalize_options(self) -> None:
         super().finalize_options()
         self.parallel = self.parallel or os.cpu_count()
+        levels = os.environ.get("BUILD_LEVELS") or (OWN if self.inplace else ALL)
+        if levels not in (OWN, ALL):
+            raise SystemExit(f"BUILD_LEVELS is {levels!r}: it must be {OWN} or {ALL}")
+        for ext in self.extensions if levels == OWN else ():
+            ext.sources = [source for source in ext.sources if runs_here(LEVEL_FLAGS.get(Path(source).name, []))]
 
     def run(self) -> None:
         super().run()
@@ -219,8 +236,9 @@ class Build(build_ext):
             path.touch()  # sources that a checkout has only touched make no new build
         made.define_macros = [*ext.define_macros, ("VNEXT_BUILT_FROM", json.dumps(" ".join([said, *sources])))]
         if ext.name == CPU_KERNELS and not path.is_file():
+            longest_first = sorted(ext.sources, key=lambda source: Path(source).parent.name != "isa")
             with ThreadPoolExecutor(os.cpu_count()) as pool:
-                made.extra_objects = [*pool.map(lambda source: self.compiled_object(made, source), ext.sources)]
+                made.extra_objects = [*pool.map(lambda source: self.compiled_object(made, source), longest_first)]
             made.sources = []
         super().build_extension(made)
 

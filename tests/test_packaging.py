@@ -102,6 +102,53 @@ def test_each_processor_has_its_own_kernels(root: Path, monkeypatch: pytest.Monk
     assert not any(flag.startswith("-m") for flag in built.extra_compile_args)
 
 
+def built_levels(root: Path, monkeypatch: pytest.MonkeyPatch, inplace: bool, flags: str, **environment: str) -> set[str]:
+    """Files of instruction sets that setup.py compiles on an x86-64 processor with these flags, as Linux names them."""
+    arguments: dict[str, Any] = {}
+    monkeypatch.setattr("sysconfig.get_platform", lambda: "linux-x86_64")
+    monkeypatch.setattr(setuptools, "setup", arguments.update)
+    for name in ("BUILD_LEVELS", *environment):
+        monkeypatch.setenv(name, environment.get(name, ""))
+    build = runpy.run_path(str(root / "setup.py"))["Build"](setuptools.Distribution({"ext_modules": arguments["ext_modules"]}))
+    read = Path.read_text
+    told = f"processor\t: 0\nflags\t\t: {flags}\n"
+    monkeypatch.setattr(Path, "read_text", lambda path, **how: told if path == Path("/proc/cpuinfo") else read(path, **how))
+    build.inplace = inplace
+    build.ensure_finalized()
+    (kernels,) = (ext for ext in build.extensions if ext.name == "vnext.kernels.cpu._native")
+    return {path.stem for path in map(Path, kernels.sources) if path.stem.startswith(("level_", "codes_"))}
+
+
+AVX2 = "fpu sse4_2 avx f16c fma avx2"
+AVX512 = f"{AVX2} avx512f avx512dq avx512bw avx512vl"
+PLAIN = {"level_portable", "codes_portable"}
+OF_AVX2 = PLAIN | {"level_avx2", "codes_avx2"}
+EVERY = OF_AVX2 | {"codes_avx_vnni", "level_avx512", "codes_avx512_vnni", "level_avx512_bf16", "level_amx"}
+
+
+@pytest.mark.parametrize(
+    ("flags", "levels"),
+    [
+        ("fpu sse4_2 avx", PLAIN),
+        (AVX2, OF_AVX2),
+        (f"{AVX2} avx_vnni", OF_AVX2 | {"codes_avx_vnni"}),
+        (f"{AVX512} avx512_vnni", OF_AVX2 | {"level_avx512", "codes_avx512_vnni"}),
+        (f"{AVX512} avx512_vnni avx512_bf16 avx512vbmi avx_vnni", EVERY - {"level_amx"}),
+        (f"{AVX512} avx512_vnni avx512_bf16 avx512vbmi avx_vnni amx_bf16 amx_tile amx_int8", EVERY),
+    ],
+)
+def test_one_builds_in_place_what_the_processor_can_run(
+    root: Path, monkeypatch: pytest.MonkeyPatch, flags: str, levels: set[str]
+) -> None:
+    """A wheel has all; BUILD_LEVELS asks for the other."""
+    assert built_levels(root, monkeypatch, True, flags) == levels
+    assert built_levels(root, monkeypatch, False, flags) == EVERY
+    assert built_levels(root, monkeypatch, True, flags, BUILD_LEVELS="all") == EVERY
+    assert built_levels(root, monkeypatch, False, flags, BUILD_LEVELS="own") == levels
+    with pytest.raises(SystemExit, match="BUILD_LEVELS is 'avx9': it must be own or all"):
+        built_levels(root, monkeypatch, True, flags, BUILD_LEVELS="avx9")
+
+
 def test_a_build_without_a_compiler_says_what_it_lacks(root: Path, tmp_path: Path) -> None:
     ran = subprocess.run(
         [sys.executable, "setup.py", "-q", "build_ext", "--build-lib", tmp_path / "lib", "--build-temp", tmp_path / "temp"],

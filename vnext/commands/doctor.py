@@ -152,6 +152,8 @@ def warnings(here: Machine, gpu_count: int) -> list[str]:
     found = []
     if leftovers := compiled.leftovers():
         found.append(f"Modules of an earlier build lie where none is loaded: rm {shlex.join(map(str, leftovers))}")
+    if incomplete := native.why_incomplete():
+        found.append(incomplete)
     if gpu_count > 0 and (reason := why_cpu(1)):
         found.append(f"This machine has {gpu_count} GPU(s), but vnext runs on the CPU: {reason}.")
     if here.shm_available_bytes < SHM_FREE_BYTES_MIN:

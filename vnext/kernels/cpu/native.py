@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from vnext.base.compiled import NOT_BUILT, absent, agree, load
+from vnext.base.compiled import NOT_BUILT, REMEDY, absent, agree, load
 from vnext.kernels.arrays import dtype_name
 from vnext.kernels.shards import SHARDS_MAX
 
@@ -115,13 +115,21 @@ def bind_member(member: int, cpus: Sequence[int]) -> bool:
     return bool(module().bind_member(member, ids.ctypes.data, len(ids)))
 
 
+def why_incomplete() -> str:
+    """One sentence where this machine has instructions that the module was built without, else ""."""
+    if _native is None or _native.is_complete():
+        return ""
+    return f"The CPU kernels were built for a processor with fewer instructions, and are slower here than they could be: {REMEDY}."
+
+
 def best_level() -> Level:
-    """The highest instruction set of this machine; not its fastest on an Intel without tiles."""
+    """The highest instruction set of this machine that was built; not its fastest on an Intel without tiles."""
     return Level(module().best_level())
 
 
 def levels() -> tuple[Level, ...]:
-    """The instruction sets that this machine has, from the plainest to the best. Raises RuntimeError where none is compiled."""
+    """The instruction sets that this machine has and the module too, from the plainest to the best. Raises RuntimeError where
+    none is compiled."""
     return tuple(level for level in Level if module().has_level(level))
 
 

@@ -275,8 +275,9 @@ def load_runner(settings: RankSettings, device: torch.device | str, parallel: Pa
     if settings.rank == 0 and config.hosted is not None:
         name = config.architecture.partition("/")[2]
         log.warning("The code of transformers computes %s, with vnext's attention and products: slower than a family's.", name)
-    if settings.rank == 0 and (sentence := unread(path)):
-        log.warning("%s", sentence)
+    for sentence in (unread(path), native.why_incomplete() if str(device) == "cpu" else ""):
+        if settings.rank == 0 and sentence:
+            log.warning("%s", sentence)
     return ModelRunner(
         path, settings.dtype, device, parallel, progress, settings.quantization, settings.deterministic, config,
         settings.max_lora_rank, settings.kv_cache_dtype, settings.packed_weights_dir,

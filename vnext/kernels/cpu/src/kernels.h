@@ -286,19 +286,29 @@ struct Kernels {
     int64_t (*collect)(const Weights &from, int64_t blocks, float bound, float *values, int32_t *ids);
 };
 
+/* One that was not built has the address null. */
+#if defined(__GNUC__)
+#define MAYBE_BUILT __attribute__((weak))
+#else
+#define MAYBE_BUILT
+#endif
 extern const Kernels portable_kernels;
 extern const CodesKernels portable_codes;
 #if defined(__x86_64__)
-extern const CodesKernels avx2_codes, avx_vnni_codes, avx512_vnni_codes;
-extern const Kernels avx2_kernels, avx512_kernels, avx512_bf16_kernels, amx_kernels;
+extern MAYBE_BUILT const CodesKernels avx2_codes, avx_vnni_codes, avx512_vnni_codes;
+extern MAYBE_BUILT const Kernels avx2_kernels, avx512_kernels, avx512_bf16_kernels, amx_kernels;
 #elif defined(__aarch64__)
 extern const CodesKernels neon_codes, neon_dot_codes;
 extern const Kernels neon_kernels, neon_bf16_kernels;
 #endif
 
-/* The highest level that this machine and its system allow. Its fastest one is current at first. */
+/* The highest level that this machine and its system allow, and the highest of those that were built, whose fastest is current at
+   first. */
+Level machine_level();
 Level best_level();
 bool has_level(int level);
+/* Whether all that this machine can run was built. */
+bool is_complete();
 /* Use a level for all later calls; false where this machine lacks it. */
 bool set_level(int level);
 Level current_level();

@@ -312,6 +312,7 @@ PyMethodDef methods[] = {
     VNX_ENTRY("team_size", get_team_size, "team_size() -> members"),
     VNX_ENTRY("best_level", get_best_level, "best_level() -> level"),
     VNX_ENTRY("has_level", has_level, "has_level(level) -> whether this machine has it"),
+    VNX_ENTRY("is_complete", is_complete, "is_complete() -> whether all instructions of this machine that a level has were built"),
     VNX_ENTRY("level", get_level, "level() -> level in use"),
     VNX_ENTRY("set_level", set_level, "set_level(level) -> whether this machine has it"),
     VNX_ENTRY("packed_bytes", packed_bytes, "packed_bytes(out, in, kind, gate, shards) -> bytes"),

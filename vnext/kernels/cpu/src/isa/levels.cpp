@@ -65,6 +65,10 @@ bool is_intel() { return cpuid(0, 0).b == 0x756e6547; }  // "Genu"
 
 /* Intel's dot product of pairs takes two cycles, four times as long as a multiply-add: its processors are faster without it. */
 Level find_fastest() { return best_level() == AVX512_BF16 && is_intel() ? AVX512 : best_level(); }
+
+/* Of its dot products of int8, which not every processor of a level has. */
+bool has_wide_dots() { return has(cpuid(7, 0).c, {11}); }   // avx512_vnni
+bool has_narrow_dots() { return has(cpuid(7, 1).a, {4}); }  // avx_vnni
 #elif defined(__aarch64__)
 /* Every one has NEON. Linux names the rest. */
 Level find_level() {
@@ -91,7 +95,7 @@ Level find_level() { return PORTABLE; }
 Level find_fastest() { return best_level(); }
 #endif
 
-/* Null for a level of another architecture. */
+/* Null for a level of another architecture, or one that was not built. */
 const Kernels *table_of(int level) {
     switch (level) {
 #if defined(__x86_64__)
@@ -116,10 +120,9 @@ const Kernels *table_of(int level) {
     }
 }
 
-/* Products of int8 have instructions that not every processor of a level has. */
 const CodesKernels &codes_of(int level) {
 #if defined(__x86_64__)
-    static const bool has_wide = has(cpuid(7, 0).c, {11}), has_narrow = has(cpuid(7, 1).a, {4});  // avx512_vnni; avx_vnni
+    static const bool has_wide = has_wide_dots() && &avx512_vnni_codes, has_narrow = has_narrow_dots() && &avx_vnni_codes;
     if (level >= AVX512 && has_wide) return avx512_vnni_codes;
     if (level >= AVX2) return has_narrow ? avx_vnni_codes : avx2_codes;
 #elif defined(__aarch64__)
@@ -134,12 +137,30 @@ const Kernels *chosen_kernels = table_of(chosen);
 
 }  // namespace
 
+Level machine_level() {
+    static const Level found = find_level();
+    return found;
+}
+
+bool has_level(int level) { return level <= machine_level() && table_of(level) != nullptr; }
+
 Level best_level() {
-    static const Level best = find_level();
+    static const Level best = [] {
+        int level = machine_level();
+        while (!has_level(level))
+            --level;
+        return static_cast<Level>(level);
+    }();
     return best;
 }
 
-bool has_level(int level) { return level <= best_level() && table_of(level) != nullptr; }
+bool is_complete() {
+#if defined(__x86_64__)
+    if (best_level() >= AVX512 && has_wide_dots() && !&avx512_vnni_codes) return false;
+    if (best_level() >= AVX2 && has_narrow_dots() && !&avx_vnni_codes) return false;
+#endif
+    return best_level() == machine_level();
+}
 
 bool set_level(int level) {
     if (!has_level(level)) return false;
