@@ -74,7 +74,7 @@ class Case(NamedTuple):
     asked_length: int | None = None
 
 
-UNSCALED = ("Gemma4TextConfig",)
+UNSCALED = ("Gemma3nTextConfig", "Gemma4TextConfig")
 """Nothing divides their scores by the root of a head's size: weights of norms do, in place of it."""
 CASES: dict[str, Case] = {
     "smollm3": Case("SmolLM3ForCausalLM", "SmolLM3Config", {"no_rope_layers": [1, 0, 1]}),
@@ -185,6 +185,16 @@ CASES: dict[str, Case] = {
             "num_hidden_layers": 6, "head_dim": 16, "global_head_dim": 32, "sliding_window": 40, "num_kv_shared_layers": 2,
             "layer_types": ["sliding_attention", "full_attention"] * 3, "use_double_wide_mlp": True,
             "hidden_size_per_layer_input": 16, "vocab_size_per_layer_input": VOCAB_SIZE, "final_logit_softcapping": 20.0,
+        },
+    ),
+    "gemma3n": Case(
+        "Gemma3nForCausalLM",
+        "Gemma3nTextConfig",
+        {
+            "num_hidden_layers": 5, "head_dim": 24, "sliding_window": 40, "num_kv_shared_layers": 2, "laurel_rank": 12,
+            "layer_types": ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention", "full_attention"],
+            "intermediate_size": [120, 120, 120, 240, 240], "activation_sparsity_pattern": [0.75, 0.5, 0.0, 0.0, 0.9],
+            "hidden_size_per_layer_input": 16, "vocab_size_per_layer_input": 80, "final_logit_softcapping": 20.0,
         },
     ),
     "phi3": Case("Phi3ForCausalLM", "Phi3Config", {"sliding_window": 40}),

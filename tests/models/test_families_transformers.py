@@ -57,7 +57,8 @@ def relative_error(found: torch.Tensor, expected: torch.Tensor) -> float:
 def test_the_inputs_of_layers(tmp_path: Path, name: str) -> None:
     """What draft heads read are transformers' hidden states: before each layer, and behind the last one."""
     oracle = save_case(tmp_path / name, name)
-    expected = oracle(torch.tensor([PROMPT]), output_hidden_states=True).hidden_states
+    body = getattr(oracle, oracle.base_model_prefix)
+    expected = body(torch.tensor([PROMPT]), output_hidden_states=True)
     model = load_model(tmp_path / name, asked_length=CASES[name].asked_length)
     count = model.config.layer_count
     batch = make_batch([Chunk(PROMPT, 0, range(19))], 16, len(kv_groups(model.config).windows))
@@ -65,10 +66,9 @@ def test_the_inputs_of_layers(tmp_path: Path, name: str) -> None:
     model.family.forward(model.params, model.kv, batch, model.config, model.parallel)
     assert batch.aux is not None and count > 1
     for layer in range(count):
-        assert relative_error(batch.aux.states[:, layer], expected[layer][0]) < ERROR_MAX
-    body = getattr(oracle, oracle.base_model_prefix)
+        assert relative_error(batch.aux.states[:, layer], expected.hidden_states[layer][0]) < ERROR_MAX
     (norm,) = (part for part_name, part in body.named_children() if part_name in ("norm", "ln_f", "final_layer_norm"))
-    assert relative_error(norm(batch.aux.states[:, count]), expected[count][0]) < ERROR_MAX
+    assert relative_error(norm(batch.aux.states[:, count]), expected.last_hidden_state[0]) < ERROR_MAX
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -154,6 +154,7 @@ def test_a_forward_can_be_captured_and_makes_no_host_wait(
 FULL_CONFIGS = {case.architecture: case.config for case in CASES.values()} | {
     "LlamaForCausalLM": "LlamaConfig",
     "Gemma3ForConditionalGeneration": "Gemma3Config",
+    "Gemma3nForConditionalGeneration": "Gemma3nConfig",
     "Gemma4ForConditionalGeneration": "Gemma4Config",
 }
 NEEDED: dict[str, dict[str, Any]] = {

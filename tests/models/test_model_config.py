@@ -106,7 +106,7 @@ WITH_TOWER = {"text_config": PLAIN, "vision_config": {"image_size": 32, "patch_s
 
 
 def parse_as(architecture: str, **changes: Any) -> ModelConfig:
-    beginnings = {"GraniteMoeHybrid": GRANITE4, "Idefics3": WITH_TOWER, "SmolVLM": WITH_TOWER}
+    beginnings = {"Gemma3n": {"num_kv_shared_layers": 0}, "GraniteMoeHybrid": GRANITE4, "Idefics3": WITH_TOWER, "SmolVLM": WITH_TOWER}
     own = next((found for name, found in beginnings.items() if architecture.startswith(name)), GPT2)
     return parse_config({**PLAIN, **own, "architectures": [architecture], **changes}, {})
 

@@ -29,7 +29,7 @@ NEEDS = MappingProxyType(
             BailingHybrid FalconH1 FalconMamba Jamba KimiLinear Lfm3 Mamba Mamba2 MiniMax
             NemotronH OlmoHybrid Qwen3Next Qwen4Exp RecurrentGemma Rwkv RWKV xLSTM Zamba Zamba2 Zaya""",
         "images or sound": """
-            CohereCompass Dots3Note Emu3 Fuyu Gemma3n Gemma4Assistant Gemma4Unified Gemma4UnifiedAssistant Git Inkling
+            CohereCompass Dots3Note Emu3 Fuyu Gemma4Assistant Gemma4Unified Gemma4UnifiedAssistant Git Inkling
             Inkling2 Llama4 MiniMaxM3VL Mllama Moshi Musicgen MusicgenMelody Phi4MM Phi4Multimodal TrOCR Whisper""",
         "an encoder": """
             Albert Bart Bert BertGeneration BertGenerationDecoder BigBird BigBirdPegasus Blenderbot BlenderbotSmall Camembert

@@ -57,6 +57,8 @@ ROWS = MappingProxyType(
         "Gemma2ForCausalLM": Row("gemma2", "gemma2", "Gemma2Model"),
         "Gemma3ForCausalLM": Row("gemma3", "gemma3_text", "Gemma3TextModel"),
         "Gemma3ForConditionalGeneration": Row("gemma3", "gemma3"),
+        "Gemma3nForCausalLM": Row("gemma3n", "gemma3n_text", "Gemma3nTextModel"),
+        "Gemma3nForConditionalGeneration": Row("gemma3n", "gemma3n"),
         "Gemma4ForCausalLM": Row("gemma4", "gemma4_text", "Gemma4TextModel"),
         "Gemma4ForConditionalGeneration": Row("gemma4", "gemma4"),
         "Phi3ForCausalLM": Row("phi3", "phi3", "Phi3Model"),

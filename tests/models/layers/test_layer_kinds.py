@@ -8,7 +8,8 @@ from model_helpers import tiny_config
 from transformers import Gemma4TextConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from vnext.models.config.model_config import Heads, ModelConfig, check_heads, without_windows
+from vnext.models.config.layer_kinds import Heads
+from vnext.models.config.model_config import ModelConfig, check_heads, without_windows
 from vnext.models.config.rope_config import parse_rope
 from vnext.models.errors import ModelError
 from vnext.models.layers.kv_cache import kv_bytes_per_page, kv_groups, make_kv_cache, page_rows

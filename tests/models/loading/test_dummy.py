@@ -28,6 +28,9 @@ MORE = {
     "Gemma3ForConditionalGeneration": {
         "text_config": {**BASE, "head_dim": 16, "sliding_window": 40, "model_type": "gemma3_text"}, "vision_config": {},
     },
+    "Gemma3nForConditionalGeneration": {
+        "text_config": {**BASE, "num_hidden_layers": 5, "num_kv_shared_layers": 0, "head_dim": 16, "sliding_window": 40}, "audio_config": {},
+    },
     "Gemma4ForConditionalGeneration": {
         "text_config": {**BASE, "head_dim": 16, "global_head_dim": 32, "vocab_size_per_layer_input": VOCAB_SIZE}, "audio_config": {},
     },

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from vnext.models.config.json_keys import Json, flag, number, positive
-from vnext.models.config.model_config import Latent
+from vnext.models.config.layer_kinds import Latent
 from vnext.models.config.rope_config import Rope, parse_rope, scaling_of
 from vnext.models.errors import ModelError
 

@@ -19,6 +19,7 @@ from vnext.base.tokenizer_files import special_token
 from vnext.kernels.calls import Router
 from vnext.models.config.folder import OVERRIDDEN, architecture, read_config, stored_dtype
 from vnext.models.config.json_keys import Json, flag, number, positive, read_optional_json, required, shown, token_ids
+from vnext.models.config.layer_kinds import Encoder, Heads, Latent, LayerInputs, StreamSizes
 from vnext.models.config.pooling import Pooling, pooling_in
 from vnext.models.config.quantised import settings_of
 from vnext.models.config.rope_config import ASKED_LENGTH, Rope, parse_rope, reach, scaling_of
@@ -114,26 +115,6 @@ class Recurrent(msgspec.Struct, frozen=True, kw_only=True):
         return self.value_heads * self.value_dim
 
 
-class Latent(msgspec.Struct, frozen=True, kw_only=True):
-    """Layers that keep of a token, once for all heads, `rank` numbers that its keys and values are made of and `turning` that turn
-    with its position (multi-head latent attention, arXiv 2405.04434).
-
-    A head's query is `plain` numbers and `turning` ones; its value is `value` numbers. `query_rank`: of what queries are made of, 0
-    where they are made of the layer's input.
-    """
-
-    rank: int
-    turning: int
-    plain: int
-    value: int
-    query_rank: int = 0
-
-    @property
-    def width(self) -> int:
-        """Numbers that a token keeps in a layer."""
-        return self.rank + self.turning
-
-
 USUAL_LAYERS = 3
 """The layers of a target that a head reads where its configuration names none."""
 HEAD_ARCHITECTURE = "LlamaForCausalLMEagle3"
@@ -171,33 +152,6 @@ class Hosted(msgspec.Struct, frozen=True, kw_only=True):
     whole: str
 
 
-class Heads(msgspec.Struct, frozen=True, kw_only=True):
-    """Key-value heads of a layer, and the size of its heads."""
-
-    kv_head_count: int
-    head_dim: int
-
-
-class LayerInputs(msgspec.Struct, frozen=True, kw_only=True):
-    """A table of `vocab_size` tokens with `size` numbers for each layer, which every layer adds behind its MLP."""
-
-    size: int
-    vocab_size: int
-
-
-class Encoder(msgspec.Struct, frozen=True, kw_only=True):
-    """A model whose tokens see all of their text, and which writes nothing. Of `positions` learned ones, the first token of a text
-    has that at `first_position`. `types`: kinds of tokens, of which those behind the first `separator` have the second, where there
-    is one, and all others the first. `reaches`: how many tokens each layer sees on either side, 0 for all; () where all layers do.
-    """
-
-    positions: int = 0
-    first_position: int = 0
-    types: int = 0
-    separator: int | None = None
-    reaches: tuple[int, ...] = ()
-
-
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     """A decoder-only model, or an encoder. `dtype` is the checkpoint's own; `position_count_max` the longest context in tokens.
 
@@ -210,8 +164,9 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     a request has one token more than its text. `pooling`: of vectors, None where no file says so. `latent`: of layers that keep
     one row of `head_dim` numbers for all heads; `kv_head_count` is then 1. `whole_heads`: the heads of the layers without a window,
     if they differ. `cache_layers`: per layer whose keys and values it reads, () if all have their own. `mlp_sizes`: per layer the
-    width of its MLP, () if all have `intermediate_size`. `layer_inputs`: what tokens give to each layer, None for nothing.
-    `tower`: what makes vectors of images.
+    width of its MLP, () if all have `intermediate_size`. `gate_cutoffs`: per layer how many standard deviations above their mean
+    gates begin to count, () or None where all do. `layer_inputs`: what tokens give to each layer, None for nothing. `streams`: of
+    layers of several. `tower`: what makes vectors of images.
     """
 
     architecture: str
@@ -251,7 +206,9 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     whole_heads: Heads | None = None
     cache_layers: tuple[int, ...] = ()
     mlp_sizes: tuple[int, ...] = ()
+    gate_cutoffs: tuple[float | None, ...] = ()
     layer_inputs: LayerInputs | None = None
+    streams: StreamSizes | None = None
     tower: Tower | None = None
 
     @property

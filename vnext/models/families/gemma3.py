@@ -10,7 +10,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from vnext.models.config.json_keys import Json, positive
-from vnext.models.config.model_config import Encoder, ModelConfig, layer_windows, text_part
+from vnext.models.config.layer_kinds import Encoder
+from vnext.models.config.model_config import ModelConfig, layer_windows, text_part
 from vnext.models.config.rope_config import two_ropes
 from vnext.models.families.gemma2 import (
     DEFAULTS as GEMMA2_DEFAULTS,

@@ -11,16 +11,8 @@ from types import MappingProxyType
 from vnext.kernels.calls import Router
 from vnext.models.config.expert_keys import checked
 from vnext.models.config.json_keys import Json, flag, positive, refuse
-from vnext.models.config.model_config import (
-    DecoderForm,
-    Experts,
-    Heads,
-    LayerInputs,
-    ModelConfig,
-    layer_windows,
-    text_part,
-    without_windows,
-)
+from vnext.models.config.layer_kinds import Heads, LayerInputs
+from vnext.models.config.model_config import DecoderForm, Experts, ModelConfig, layer_windows, text_part, without_windows
 from vnext.models.config.rope_config import two_ropes
 from vnext.models.errors import ModelError
 from vnext.models.families.gemma2 import BOTH_SIDES, WEIGHT_AXES as GEMMA2_AXES, gemma_config
@@ -232,6 +224,7 @@ def input_table(source: Source, config: ModelConfig, names: Names) -> InputTable
     assert config.layer_inputs is not None
     return InputTable(
         table=source.table(names.root + "embed_tokens_per_layer.weight"),
+        known=config.layer_inputs.vocab_size,
         scale=rounded(source, config.layer_inputs.size**0.5),
         projection=source.packed((names.root + "per_layer_model_projection.weight",)),
         projection_scale=config.hidden_size**-0.5,

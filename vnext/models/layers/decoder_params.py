@@ -7,16 +7,44 @@ from typing import Any, NamedTuple
 from vnext.kernels.arrays import Array
 from vnext.models.layers.latent import LatentAttention
 from vnext.models.layers.layer_inputs import Added, Beside, InputTable
-from vnext.models.layers.layers import Attention, Mlp, Norm, ReadingAttention
+from vnext.models.layers.layers import Attention, Linear, Mlp, Norm, ReadingAttention
 from vnext.models.layers.recurrent import Recurring
 
 Mixing = Attention | ReadingAttention | LatentAttention | Recurring
 """What mixes the tokens of a row."""
 
 
+class LayerStreams(NamedTuple):
+    """How a layer of N streams predicts and corrects them (AltUp, arXiv 2301.13310), and what it learns beside attention (LAuReL,
+    arXiv 2411.07501).
+
+    The first stream, normed by `router_norm` float32 [hidden], gives tanh of `router` packed [N, hidden]; from these `predict`
+    packed [N * N, N] gives what streams add to streams and `correct` packed [N, N] their shares of what the layer found. `scale`
+    [hidden] multiplies what gates the layer's own inputs, None for nothing. `left` and `right` are the narrow pair beside
+    attention, normed by `norm` [hidden].
+    """
+
+    router_norm: Array
+    router: Any
+    predict: Any
+    correct: Any
+    scale: Array | None
+    left: Linear
+    right: Linear
+    norm: Array
+
+
+class Streams(NamedTuple):
+    """What makes N - 1 streams of the embedding, and what takes them back, packed [hidden, hidden] each."""
+
+    begin: tuple[Any, ...]
+    end: tuple[Any, ...]
+
+
 class LayerParams(NamedTuple):
     """One decoder layer. Norms stand before attention and MLP, behind them before what they give is added, or both; None where
-    there is none. `beside`: experts whose part is added to the MLP's; `added`: what the layer adds behind its MLP."""
+    there is none. `beside`: experts whose part is added to the MLP's; `added`: what the layer adds behind its MLP; `streams`: of a
+    layer of several."""
 
     attention_norm: Norm | None
     attention: Mixing
@@ -26,6 +54,7 @@ class LayerParams(NamedTuple):
     after_mlp_norm: Norm | None = None
     beside: Beside | None = None
     added: Added | None = None
+    streams: LayerStreams | None = None
 
 
 class Params(NamedTuple):
@@ -34,7 +63,7 @@ class Params(NamedTuple):
     `frequencies` are float32 [R / 2], None where nothing turns, and `local_frequencies` those of layers with a window, None where
     they have the same. `positions` [position_count_max, hidden] are learned ones. `stack` is the layers once more as one call,
     where there is one; without it they run one by one, with the same bits. `inputs`: what tokens give to each layer, or None.
-    `embedding_norm` is of what the first layer gets.
+    `embedding_norm` is of what the first layer gets. `streams`: of a model of several, or None.
     """
 
     embedding: Any
@@ -48,3 +77,4 @@ class Params(NamedTuple):
     stack: Any = None
     inputs: InputTable | None = None
     embedding_norm: Norm | None = None
+    streams: Streams | None = None

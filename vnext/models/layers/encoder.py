@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from vnext.kernels.arrays import Array
-from vnext.models.config.model_config import Encoder, ModelConfig
+from vnext.models.config.layer_kinds import Encoder
+from vnext.models.config.model_config import ModelConfig
 from vnext.models.layers.batch import ForwardBatch, host_batch
 from vnext.models.layers.kv_cache import KvCache
 from vnext.models.layers.layers import Attention, Mlp, Norm, attention, embed, layer_steps, mlp, norm_of

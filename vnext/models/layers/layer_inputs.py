@@ -15,10 +15,12 @@ if TYPE_CHECKING:
 
 
 class InputTable(NamedTuple):
-    """`table` [V_local, L * P] of the vocabulary, times `scale`; `projection` packed [L * P, hidden] of embeddings, whole on every
-    rank, times `projection_scale`, then normed by `norm` [P]; a layer's input is their sum times `sum_scale`."""
+    """`table` [V_local, L * P] of `known` tokens, the first one for all others, times `scale`; `projection` packed [L * P, hidden]
+    of embeddings, whole on every rank, times `projection_scale`, then normed by `norm` [P]; a layer's input is their sum times
+    `sum_scale`."""
 
     table: Array
+    known: int
     scale: float
     projection: Any
     projection_scale: float
@@ -55,7 +57,7 @@ class Beside(NamedTuple):
 def layer_inputs(inputs: InputTable, token_ids: torch.Tensor, embedded: torch.Tensor, step: Step) -> torch.Tensor:
     """What tokens of these embeddings [T, hidden] give to layers, [T, L, P]."""
     chosen, width = step.operations, inputs.norm.shape[0]
-    looked_up = embed(inputs.table, token_ids, step.parallel) * inputs.scale
+    looked_up = embed(inputs.table, token_ids.where(token_ids < inputs.known, 0), step.parallel) * inputs.scale
     projected = chosen.linear(embedded, inputs.projection, None) * inputs.projection_scale
     normed = chosen.rms_norm(projected.view(-1, width), inputs.norm, step.config.rms_norm_eps)
     return ((normed + looked_up.view(-1, width)) * inputs.sum_scale).view(len(token_ids), -1, width)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vnext.kernels.arrays import Array
 from vnext.kernels.calls import AttentionCall, BiasedExperts, RotaryWrite, StateRows
+from vnext.kernels.shards import joined_along
 from vnext.models.config.model_config import ModelConfig, without_windows
 from vnext.models.layers.batch import ForwardBatch, host_batch
 from vnext.models.layers.both_sides import Near, by_token
@@ -81,10 +82,12 @@ class PlainMlp(NamedTuple):
 
 
 class GatedMlp(NamedTuple):
-    """`gate_up` is column-parallel and fused, `down` row-parallel."""
+    """`gate_up` is column-parallel and fused, `down` row-parallel. `cutoff`: so many standard deviations above their mean gates
+    begin to count, and `gate_up` is packed without their activation; None where all count as they are."""
 
     gate_up: Linear
     down: Linear
+    cutoff: float | None = None
 
 
 class SparseMlp(NamedTuple):
@@ -303,8 +306,19 @@ def gelu(x: torch.Tensor) -> torch.Tensor:
 
 def gated_mlp(layer: GatedMlp, x: torch.Tensor, step: Step) -> torch.Tensor:
     """down(activation(gate(x)) * up(x)) of x [T, hidden]."""
+    if layer.cutoff is not None:
+        gates, ups = step.operations.linear(x, layer.gate_up.weight, None).chunk(2, dim=1)
+        return row(step.operations.gelu_tanh(largest(gates, layer.cutoff, step)) * ups, layer.down, step)
     widened = step.operations.gated_linear(x, layer.gate_up.weight, layer.gate_up.bias, step.config.activation)
     return row(widened, layer.down, step)
+
+
+def largest(gates: torch.Tensor, cutoff: float, step: Step) -> torch.Tensor:
+    """What gates [T, I_local] have above a place, `cutoff` standard deviations of the gates of all ranks above their mean."""
+    sums, count, exact = step.parallel.all_reduce, gates.shape[1] * step.parallel.world_size, gates.float()
+    mean = sums(joined_along(exact)[:, None]) / count
+    variance = sums(joined_along((exact - mean).square())[:, None]) / count
+    return (exact - mean - variance.sqrt() * cutoff).relu_().to(gates.dtype)
 
 
 def sparse_mlp(layer: SparseMlp, x: torch.Tensor, step: Step, routed: torch.Tensor | None = None) -> torch.Tensor:

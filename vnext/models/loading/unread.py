@@ -51,6 +51,7 @@ HARMLESS = frozenset(
     classifier_activation classifier_bias classifier_pooling cls_token_id decoder_bias deterministic_flash_attn
     initializer_cutoff_factor mlp_dropout norm_bias sparse_pred_ignore_index sparse_prediction
     aux_loss_alpha embedding_initializer_range ep_size qk_head_dim seq_aux
+    altup_coef_clip audio_soft_tokens_per_image vision_soft_tokens_per_image
     """.split()
 )
 """Members of config.json that change no answer, or that are read elsewhere."""

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from vnext.models.config.json_keys import Json, number, positive, refuse
-from vnext.models.config.model_config import PLAIN_ACTIVATIONS, Encoder, ModelConfig, activation, common_config
+from vnext.models.config.layer_kinds import Encoder
+from vnext.models.config.model_config import PLAIN_ACTIVATIONS, ModelConfig, activation, common_config
 from vnext.models.layers.assembly import Source, layer_norm, linear, plain_mlp
 from vnext.models.layers.encoder import EncoderLayer, EncoderParams, forward, logits
 from vnext.models.layers.layers import Attention

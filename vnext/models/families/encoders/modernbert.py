@@ -5,7 +5,8 @@ from __future__ import annotations
 from types import MappingProxyType
 
 from vnext.models.config.json_keys import Json, number, positive, refuse
-from vnext.models.config.model_config import Encoder, ModelConfig, common_config, layer_windows
+from vnext.models.config.layer_kinds import Encoder
+from vnext.models.config.model_config import ModelConfig, common_config, layer_windows
 from vnext.models.config.rope_config import two_ropes
 from vnext.models.layers.assembly import Source, bare_layer_norm, layer_norm, linear, plain_mlp
 from vnext.models.layers.decoder import forward

@@ -5,7 +5,8 @@ from __future__ import annotations
 from types import MappingProxyType
 
 from vnext.models.config.json_keys import Json, number, positive, refuse
-from vnext.models.config.model_config import Encoder, ModelConfig, common_config
+from vnext.models.config.layer_kinds import Encoder
+from vnext.models.config.model_config import ModelConfig, common_config
 from vnext.models.layers.assembly import Source, gated, layer_norm, linear
 from vnext.models.layers.encoder import EncoderLayer, EncoderParams, forward, logits
 from vnext.models.layers.layers import Attention, GatedMlp

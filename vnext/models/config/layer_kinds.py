@@ -1,0 +1,61 @@
+"""What some models' layers have beside those of a plain decoder, by its sizes, and what makes of layers an encoder."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Latent(msgspec.Struct, frozen=True, kw_only=True):
+    """Layers that keep of a token, once for all heads, `rank` numbers that its keys and values are made of and `turning` that turn
+    with its position (multi-head latent attention, arXiv 2405.04434).
+
+    A head's query is `plain` numbers and `turning` ones; its value is `value` numbers. `query_rank`: of what queries are made of, 0
+    where they are made of the layer's input.
+    """
+
+    rank: int
+    turning: int
+    plain: int
+    value: int
+    query_rank: int = 0
+
+    @property
+    def width(self) -> int:
+        """Numbers that a token keeps in a layer."""
+        return self.rank + self.turning
+
+
+class Heads(msgspec.Struct, frozen=True, kw_only=True):
+    """Key-value heads of a layer, and the size of its heads."""
+
+    kv_head_count: int
+    head_dim: int
+
+
+class LayerInputs(msgspec.Struct, frozen=True, kw_only=True):
+    """A table of `vocab_size` tokens with `size` numbers for each layer, which every layer adds behind its MLP."""
+
+    size: int
+    vocab_size: int
+
+
+class StreamSizes(msgspec.Struct, frozen=True, kw_only=True):
+    """Layers of `count` streams, with a narrow pair of `beside` numbers beside attention. `scales_gates`: each has numbers that
+    multiply what gates its own inputs."""
+
+    count: int
+    beside: int
+    scales_gates: bool
+
+
+class Encoder(msgspec.Struct, frozen=True, kw_only=True):
+    """A model whose tokens see all of their text, and which writes nothing. Of `positions` learned ones, the first token of a text
+    has that at `first_position`. `types`: kinds of tokens, of which those behind the first `separator` have the second, where there
+    is one, and all others the first. `reaches`: how many tokens each layer sees on either side, 0 for all; () where all layers do.
+    """
+
+    positions: int = 0
+    first_position: int = 0
+    types: int = 0
+    separator: int | None = None
+    reaches: tuple[int, ...] = ()
