@@ -70,7 +70,8 @@ def test_an_engine_that_was_not_there_is_named(folder, capsys) -> None:
     found = answer(capsys, "fleet", folder, "--from", "+9")[1]
     assert found["silent"] == ["disk_stall", "slow_client"] and [each["name"] for each in found["engines"]] == ["noisy"]
     whole = answer(capsys, "fleet", folder)[1]["engines"][1]
-    assert found["engines"][0]["tokens"] < whole["tokens"] and found["engines"][0]["seconds"] < whole["seconds"] - 8.5
+    assert found["engines"][0]["requests"] < whole["requests"] and found["engines"][0]["tokens"] < whole["tokens"]
+    assert found["engines"][0]["seconds"] < whole["seconds"] - 8.5
     assert main(["fleet", str(folder), "--from", "+99"]) == 2 and "no engine recorded" in capsys.readouterr().err
 
 

@@ -60,12 +60,32 @@ def test_a_prompt_that_departs_from_an_earlier_one_says_where(place: int) -> Non
     assert asked.misses.losses.changed == miss.lost_tokens
 
 
-@pytest.mark.parametrize("common", [1, 2, 3, 4, 9])
-def test_fewer_tokens_than_a_block_are_equal_by_chance(common: int) -> None:
+@pytest.mark.parametrize("common", [1, 2, 3, 4, 9, 16])
+def test_another_text_behind_the_same_beginning_has_lost_nothing(common: int) -> None:
+    """As of a BOS, a template or a system message."""
     asked = Asked()
     asked.ask(LONG)
-    miss = asked.ask([*LONG[:common], *range(50, 82 - common)])
-    assert (miss is None) == (common < SIZE) and (asked.misses.losses.changed == 0) == (common < SIZE)
+    assert asked.ask([*LONG[:common], *range(50, 82 - common)]) is None
+    assert asked.misses.losses.changed == 0
+
+
+@pytest.mark.parametrize("place", [1, 2, 6, 9])
+@pytest.mark.parametrize("shift", [-3, -1, 1, 2, 5])
+def test_a_text_that_is_shifted_has_changed(place: int, shift: int) -> None:
+    """A clock of other length, a tool more, a message less."""
+    asked = Asked()
+    asked.ask(LONG)
+    rest = LONG[place - min(shift, 0) :] if shift < 0 else [*range(70, 70 + shift), *LONG[place:]]
+    miss = asked.ask([*LONG[:place], *rest])
+    assert miss is not None and (miss.reason, miss.at_token) == ("changed", place) and miss.lost_tokens >= SIZE
+
+
+@pytest.mark.parametrize(("kept", "is_lost"), [(4, False), (22, True)])
+def test_most_of_the_rest_decides(kept: int, is_lost: bool) -> None:
+    asked = Asked()
+    asked.ask(LONG)
+    miss = asked.ask([*LONG[:4], 77, *LONG[5 : 5 + kept], *range(50, 77 - kept)])
+    assert (miss is not None) == is_lost
 
 
 @pytest.mark.parametrize("place", [1, 7, 20])

@@ -28,6 +28,9 @@ BLOCKS_REMEMBERED_MIN = 4_096
 TEXT_BYTES_MAX = 1 << 26
 """Of the prompts that are kept to say where another one departs from them."""
 
+SAMPLES, SAMPLE = 8, 8
+"""So many samples of so many tokens tell whether two texts are the same but for a shift."""
+
 
 class _Seen(msgspec.Struct, frozen=True, gc=False):
     """A request that was admitted, the label of the weights then, and its tokens: once it has ended with those that it wrote."""
@@ -101,7 +104,7 @@ class CacheMisses:
             return self._absent(before, after, names[first], like, CacheMiss("evicted", hit, lost))
         lost = min(len(seen.tokens), len(request.prompt)) // (4 * size) * size - hit
         is_own = seen.request.client == request.client  # a token's place would let a stranger guess the text
-        if is_own and lost >= size and (common >= size or _go_on_alike(seen.tokens, request.prompt, common)):
+        if is_own and lost >= size and _goes_on_alike(seen.tokens, request.prompt, common):
             return CacheMiss("changed", common, lost)
         return self._wall(after, request, size) if first == 0 else None
 
@@ -152,10 +155,17 @@ class CacheMisses:
 _id_of = attrgetter("id")
 
 
-def _go_on_alike(one: bytes, other: bytes, common: int) -> bool:
-    """Whether two prompts are mostly the same behind the tokens in which they part: few equal ones before these may be chance."""
+def _goes_on_alike(one: bytes, other: bytes, common: int) -> bool:
+    """Whether most of what follows the `common` tokens of `other` follows those of `one` too, at any place. If not, the
+    two are different texts behind one beginning, such as a template's, and nothing is lost."""
+    if not common:
+        return False
     size = min(len(one), len(other)) // 4
-    return common > 0 and 2 * int((unpack_tokens(one)[common:size] == unpack_tokens(other)[common:size]).sum()) >= size - common
+    if 2 * int((unpack_tokens(one)[common:size] == unpack_tokens(other)[common:size]).sum()) >= size - common:
+        return True
+    first, last = common + 1, len(other) // 4 - SAMPLE
+    samples = (other[4 * at : 4 * (at + SAMPLE)] for at in np.linspace(first, last, SAMPLES).astype(int).tolist())
+    return last >= first and 2 * sum(one.find(sample, 4 * common) >= 0 for sample in samples) >= SAMPLES
 
 
 def _common(one: bytes, other: bytes) -> int:
