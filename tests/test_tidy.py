@@ -208,6 +208,7 @@ LATE_IMPORTS = {
     "vnext/media/tiles.py": (1, "Pillow"),
     "vnext/server/context/traces.py": (6, "OpenTelemetry, where traces are asked for"),
     # an order of starting
+    "vnext/api/async_llm.py": (1, "vectors need numpy"),
     "vnext/api/engine_operations.py": (2, "the engine starts while texts and client are imported"),
     "vnext/api/generated.py": (2, "the engine starts while texts and client are imported"),
     "vnext/api/llm.py": (7, "the engine starts while texts and client are imported"),

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import inspect
 import os
 import signal
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -308,3 +310,58 @@ def test_after_the_end(tmp_path: Path) -> None:
 
     with engines_here():
         asyncio.run(run())
+
+
+def test_vectors_and_scores_are_those_of_llm(engine: AsyncLLM) -> None:
+    async def asked() -> tuple[list, list, list]:
+        return await asyncio.gather(
+            engine.embed(PROMPTS, dimensions=8), engine.score(PROMPTS, PROMPTS[::-1]), engine.embed([]), return_exceptions=False
+        )
+
+    vectors, scores, none = asyncio.run(asked())
+    assert vectors == engine.llm.embed(PROMPTS, dimensions=8) and scores == engine.llm.score(PROMPTS, PROMPTS[::-1]) and none == []
+    with pytest.raises(InvalidRequest, match="pooling is 'median'"):
+        asyncio.run(engine.embed("a", pooling="median"))
+    with pytest.raises(InvalidRequest, match="2 prompts and 1 answers"):
+        asyncio.run(engine.score(["a", "b"], "c"))
+    wait_until_idle(engine)
+
+
+def test_a_cancelled_call_aborts_its_requests(engine: AsyncLLM) -> None:
+    client, count, length = engine.llm._client, 600, 900
+
+    async def left() -> None:
+        task = asyncio.create_task(engine.embed([[10 + at // 30, 10 + at % 30] * (length // 2) for at in range(count)]))
+        while not client._client.live_count:
+            await asyncio.sleep(0.005)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        while client._client.live_count:
+            await asyncio.sleep(0.005)
+
+    before = client.stats.steps
+    asyncio.run(left())
+    wait_until_idle(engine)
+    whole = count * length / client.ready.config.max_num_batched_tokens
+    assert client.stats.steps - before < whole / 2, "the engine went on"
+
+
+def test_no_call_drops_an_adapter(engine: AsyncLLM) -> None:
+    """Every call that takes one refuses it where the engine serves none."""
+    adapter, talk = {"lora_name": "sql", "lora_path": "x"}, [{"role": "user", "content": "a"}]
+    given = {"prompt": "a", "prompts": "a", "answers": "b", "messages": talk, "lora_request": adapter}
+    refused = []
+
+    async def first(found: Any) -> None:
+        await (found if inspect.iscoroutine(found) else anext(found))
+
+    for one in (engine.llm, engine):
+        for name, method in inspect.getmembers(type(one), inspect.isfunction):
+            parameters = inspect.signature(method).parameters
+            if not name.startswith("_") and "lora_request" in parameters:
+                with pytest.raises(InvalidRequest, match="This engine serves no adapters"):
+                    found = method(one, **{key: value for key, value in given.items() if key in parameters})
+                    asyncio.run(first(found))
+                refused.append(name)
+    assert sorted(refused) == sorted(["chat", "embed", "generate", "score"] * 2)

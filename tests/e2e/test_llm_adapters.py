@@ -64,9 +64,15 @@ def test_the_merged_model_gives_the_same_tokens(adapters: list[LoRARequest], tmp
     settings = {"executor": "inproc", "threads": 1, "dtype": "float32", "log": "off"}
     with engines_here(), LLM(enable_lora=True, max_lora_rank=16, **settings) as llm:
         found = llm.generate(PROMPTS, GREEDY, False, adapters[3])
+        vectors, scores = llm.embed(PROMPTS, lora_request=adapters[3]), llm.score(PROMPTS, PROMPTS, lora_request=adapters[3])
+        assert vectors != llm.embed(PROMPTS) and vectors[:1] == llm.embed(PROMPTS[:2], lora_request=[adapters[3], None])[:1]
     merged = merge(DEMO, Path(adapters[3].lora_path), tmp_path / "merged")
     with engines_here(), LLM(str(merged), **settings) as llm:
         expected = llm.generate(PROMPTS, GREEDY, False)
+        for one, other in zip(vectors, llm.embed(PROMPTS)):
+            assert one.outputs.embedding == pytest.approx(other.outputs.embedding, abs=1e-5)
+        for one, other in zip(scores, llm.score(PROMPTS, PROMPTS)):
+            assert one.logprobs == pytest.approx(other.logprobs, abs=1e-4)
     assert [each.outputs[0].token_ids for each in found] == [each.outputs[0].token_ids for each in expected]
     for one, other in zip(found, expected):
         pairs = zip(one.outputs[0].logprobs, other.outputs[0].logprobs)

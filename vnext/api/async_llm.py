@@ -16,13 +16,14 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from vnext.api.chat_tokenizer import ChatTokenizer
-from vnext.api.generated import Generated, Task
+from vnext.api.generated import Embedded, Generated, Scored, Task
 from vnext.api.llm import LLM
 from vnext.api.program_input import Message, Params, Prompt, as_conversation, as_prompt, as_variables
-from vnext.runtime.protocol.lora_request import LoRARequest
+from vnext.runtime.protocol.lora_request import AdapterChoice, LoRARequest
 from vnext.runtime.protocol.sampling_params import InvalidRequest
 
 if TYPE_CHECKING:  # the client imports slowly: the engine starts meanwhile
+    from vnext.api.vectors import Asked, Result
     from vnext.runtime.client.bridged_stream import BridgedStream
     from vnext.runtime.protocol.merged_output import TakenOutput
 
@@ -95,6 +96,28 @@ class AsyncLLM:
 
         return self._stream(make, request_id)
 
+    async def embed(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        *,
+        pooling: str | None = None,
+        dimensions: int | None = None,
+        normalize: bool | None = None,
+        truncate_prompt_tokens: int | None = None,
+        lora_request: AdapterChoice = None,
+    ) -> list[Embedded]:
+        """LLM.embed; a cancelled call aborts its requests."""
+        from vnext.api.vectors import Wanted
+
+        wanted = Wanted(pooling, dimensions, normalize, truncate_prompt_tokens)
+        return await self._results(lambda: self.llm._embeddings(prompts, wanted, lora_request))
+
+    async def score(
+        self, prompts: Prompt | Sequence[Prompt], answers: Prompt | Sequence[Prompt], *, lora_request: AdapterChoice = None
+    ) -> list[Scored]:
+        """LLM.score; a cancelled call aborts its requests."""
+        return await self._results(lambda: self.llm._scores(prompts, answers, lora_request))
+
     async def abort(self, request_id: str | Sequence[str]) -> None:
         """End requests by their names: the loop over each gets one last output, with the finish_reason "abort". Names of requests
         that have ended are ignored. Raises EngineDead."""
@@ -125,6 +148,19 @@ class AsyncLLM:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await asyncio.to_thread(self.close)
+
+    async def _results(self, make: Callable[[], Asked[Result]]) -> list[Result]:
+        self.llm._client.require_alive()
+        asked = await asyncio.get_running_loop().run_in_executor(self._texts, make)
+        if asked.requests:
+            stream = self.llm._client.begin(asked.requests)
+            try:
+                while outputs := await stream.take():
+                    for output in outputs:
+                        asked.push(output)
+            finally:
+                stream.close()
+        return asked.results()
 
     async def _stream(self, make: Callable[[], list[Task]], request_id: str | None) -> AsyncGenerator[Generated, None]:
         self.llm._client.require_alive()

@@ -26,7 +26,6 @@ from vnext.api.program_input import (
     Message,
     ParamsChoice,
     Prompt,
-    as_adapters,
     as_conversation,
     as_conversations,
     as_count,
@@ -38,13 +37,13 @@ from vnext.options.settings_check import engine_settings
 from vnext.runtime.processes.launch import find_model
 from vnext.runtime.processes.replicas import RunningEngines, StartingEngines, start_engines
 from vnext.runtime.protocol.lora_request import AdapterChoice
-from vnext.runtime.protocol.reasons import SCORES
 from vnext.runtime.protocol.sampling_params import BeamSearchParams, InvalidRequest, SamplingParams, as_struct
 from vnext.runtime.protocol.settings import EngineSettings, reads_generation_config
 
 if TYPE_CHECKING:  # the engine's client and the text code import slowly: the engine starts meanwhile
     from tqdm import tqdm
 
+    from vnext.api.vectors import Asked, Result, Wanted
     from vnext.runtime.client.client_sync import SyncEngineClient
     from vnext.runtime.protocol.merged_output import TakenOutput
     from vnext.text.answer import Delta
@@ -186,15 +185,16 @@ class LLM(EngineOperations):
         dimensions: int | None = None,
         normalize: bool | None = None,
         truncate_prompt_tokens: int | None = None,
+        lora_request: AdapterChoice = None,
     ) -> list[Embedded]:
         """One embedding for each prompt: the last hidden state of its last token ("last"), their mean ("mean") or maximum ("max")
         or that of its first token ("cls"), cut to `dimensions` and scaled to length 1. None: as the model's files say, else that of
         the last token, scaled. A prompt keeps its first `truncate_prompt_tokens`, -1: as many as the model takes. Raises
         InvalidRequest, Refused, EngineDead."""
-        from vnext.api.vectors import Wanted, embedded
+        from vnext.api.vectors import Wanted
 
-        wanted = Wanted(pooling, as_count(dimensions, "dimensions"), normalize, truncate_prompt_tokens)
-        return embedded(self._maker, self._client, as_prompts(prompts), wanted)
+        wanted = Wanted(pooling, dimensions, normalize, truncate_prompt_tokens)
+        return self._results(self._embeddings(prompts, wanted, lora_request))
 
     def score(
         self, prompts: Prompt | Sequence[Prompt], answers: Prompt | Sequence[Prompt], *, lora_request: AdapterChoice = None
@@ -204,31 +204,25 @@ class LLM(EngineOperations):
         `max_model_len` tokens. A model that scores pairs of texts does so: `answers` are the documents, `prompts` the query of each
         or one for all. By other models the likeness of two texts, which the server's /score states, is the cosine of their vectors
         from `embed`. Raises InvalidRequest, Refused, EngineDead."""
-        from vnext.text.prompt_results import Scoring
+        return self._results(self._scores(prompts, answers, lora_request))
 
-        prompts, answers = as_prompts(prompts), as_prompts(answers, "answers")
-        if SCORES in self.ready.environment:
-            from vnext.api.vectors import pair_scores
+    def _embeddings(self, prompts: Prompt | Sequence[Prompt], wanted: Wanted, lora: AdapterChoice) -> Asked[Embedded]:
+        from vnext.api.vectors import embeddings
 
-            return pair_scores(self._maker, self._client, prompts, answers)
-        if len(prompts) != len(answers):
-            counts = f"There are {len(prompts)} prompts and {len(answers)} answers"
-            raise InvalidRequest(f"{counts}: give one for each; to compare texts, see embed.", "answers")
-        adapters = self._maker.adapters.of(len(prompts), as_adapters(lora_request))
-        pairs = [(self._maker.tokens(prompt), self._maker.tokens(answer, False)) for prompt, answer in zip(prompts, answers)]
-        scorings = {
-            name: Scoring(name, *pair, self.max_model_len, adapter)
-            for pair, adapter, name in zip(pairs, adapters, self._maker.names)
-        }
-        for output in self._client.run([each.request for each in scorings.values()], whole=True) if scorings else ():
-            if output.error:
-                raise InvalidRequest(f"{output.error.rstrip('.')}.")
-            scorings[output.name].push(output)
-        found = [each.logprobs() for each in scorings.values()]
-        return [
-            Scored(prompt_token_ids=prompt, token_ids=answer, logprobs=each, cumulative_logprob=sum(each))
-            for (prompt, answer), each in zip(pairs, found)
-        ]
+        wanted = wanted._replace(dimensions=as_count(wanted.dimensions, "dimensions"))
+        return embeddings(self._maker, self._client.ready, as_prompts(prompts), wanted, lora)
+
+    def _scores(
+        self, prompts: Prompt | Sequence[Prompt], answers: Prompt | Sequence[Prompt], lora: AdapterChoice
+    ) -> Asked[Scored]:
+        from vnext.api.vectors import scores
+
+        return scores(self._maker, self._client.ready, as_prompts(prompts), as_prompts(answers, "answers"), lora)
+
+    def _results(self, asked: Asked[Result]) -> list[Result]:
+        for output in self._client.run(asked.requests, whole=True) if asked.requests else ():
+            asked.push(output)
+        return asked.results()
 
     def get_default_sampling_params(self) -> SamplingParams:
         """The parameters of `generate` without `sampling_params`: SamplingParams() with the defaults of the model's file."""

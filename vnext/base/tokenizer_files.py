@@ -7,14 +7,14 @@ it lacks, by transformers' rules. Reads JSON only: no tokenizer library is neede
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
 
 VOCABULARY, SETTINGS, NAMES, ADDED = "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"
-TEMPLATES_FOLDER = "additional_chat_templates"
+TEMPLATE_FILE, TEMPLATES_FOLDER = "chat_template.jinja", "additional_chat_templates"
 BY_ID = "added_tokens_decoder"
 LISTS = ("additional_special_tokens", "extra_special_tokens")
 FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
@@ -85,6 +85,29 @@ def template_names(folder: Path) -> set[str]:
     return {str(name) for name in named} | {file.stem for file in (folder / TEMPLATES_FOLDER).glob("*.jinja")}
 
 
+def written_template(folder: Path) -> str:
+    """The source of the chat template that has no name; "" where no file has one, or none can be read."""
+    try:
+        if (folder / TEMPLATE_FILE).is_file():
+            return (folder / TEMPLATE_FILE).read_text(encoding="utf-8")
+        found = tokenizer_settings(folder).get("chat_template")
+    except (OSError, ValueError):  # who needs a template says what is wrong with it
+        return ""
+    return found if isinstance(found, str) else ""
+
+
+def vocabulary_numbers(folder: Path, words: Sequence[str]) -> list[int | None]:
+    """The numbers of tokens by their texts in tokenizer.json; None for one that it lacks, or where it cannot be read."""
+    try:
+        data = tokenizer_json(folder)
+        known = {each.get("content"): each.get("id") for each in msgspec.json.decode(data, type=_AddedTokens).added_tokens}
+        if not known.keys() >= {*words}:  # a whole vocabulary takes long to read
+            known = _numbers(msgspec.json.decode(data, type=_Vocabulary).model.vocab) | known
+    except (OSError, ValueError):  # who needs a tokenizer says what is wrong with it
+        return [None] * len(words)
+    return [number if isinstance(number := known.get(word), int) else None for word in words]
+
+
 def tokenizer_json(folder: Path) -> bytes:
     """tokenizer.json with the special tokens that only other files name. Raises OSError and ValueError, one sentence."""
     if is_pointer(data := (folder / VOCABULARY).read_bytes()):
@@ -103,15 +126,9 @@ def special_token(folder: Path, role: str = "eos_token") -> int | None:
     """The number of the tokenizer's token of a role; None where its files name none that it has, or cannot be read."""
     try:
         text = named_tokens(tokenizer_settings(folder)).get(role)
-        if text is None:
-            return None
-        data = tokenizer_json(folder)
-        added = msgspec.json.decode(data, type=_AddedTokens).added_tokens
-        found = next((each.get("id") for each in added if each.get("content") == text), None)
-        found = _numbers(msgspec.json.decode(data, type=_Vocabulary).model.vocab).get(text) if found is None else found
-        return found if isinstance(found, int) else None
     except (OSError, ValueError):  # who needs a tokenizer says what is wrong with it
         return None
+    return None if text is None else vocabulary_numbers(folder, [text])[0]
 
 
 def _tokens(folder: Path) -> Iterator[Token]:

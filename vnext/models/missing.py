@@ -33,9 +33,8 @@ NEEDS = MappingProxyType(
             Inkling2 Llama4 MiniMaxM3VL Mllama Moshi Musicgen MusicgenMelody Phi4MM Phi4Multimodal TrOCR Whisper""",
         "an encoder": """
             Albert Bart Bert BertGeneration BertGenerationDecoder BigBird BigBirdPegasus Blenderbot BlenderbotSmall Camembert
-            Data2VecText DebertaV2 DistilBert Electra Ernie Longformer Marian MBart MegatronBert ModernBert MPNet MT5 Mvp
-            NomicBert Pegasus PLBart ProphetNet Reformer RemBert Roberta RobertaPreLayerNorm RoCBert RoFormer T5 UMT5 XLMRoberta
-            XLMRobertaXL Xmod""",
+            Data2VecText DebertaV2 DistilBert Electra Ernie Longformer Marian MBart MegatronBert MPNet MT5 Mvp Pegasus PLBart
+            ProphetNet Reformer RemBert Roberta RobertaPreLayerNorm RoCBert RoFormer T5 UMT5 XLMRoberta XLMRobertaXL Xmod""",
     }
 )
 """What is needed -> the architectures."""
@@ -47,7 +46,7 @@ REMEDY = "pip install 'vnext[transformers]'"
 _CLASS = re.compile(r"^class (\w+(?:ForCausalLM|LMHeadModel))\(", re.MULTILINE)
 _KNOWN = MappingProxyType({name: need for need, names in NEEDS.items() for name in names.split()})
 _USE = re.compile(r"(For[A-Z]\w*|LMHeadModel|ModelWithLMHead|WithLMHeadModel|Model|LMHead)$")
-_LABELS = re.compile(r"For(\w+Classification|QuestionAnswering|MultipleChoice|MaskedLM)$|RewardModel$")
+_LABELS = re.compile(r"For(\w+Classification|QuestionAnswering|MultipleChoice|MaskedLM|PreTraining)$|RewardModel$")
 _MEDIA = re.compile(r"ForConditionalGeneration$|ForBlockDiffusion$|ForVision|Vision|VL|Omni|Ocr|OCR|Text2Text$|VideoLl|PI0")
 
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import msgspec
 
-from vnext.base.tokenizer_files import TEMPLATES_FOLDER, tokenizer_settings
+from vnext.base.tokenizer_files import TEMPLATE_FILE, TEMPLATES_FOLDER, tokenizer_settings
 
-TEMPLATE_FILE, PROCESSOR_FILE = "chat_template.jinja", "chat_template.json"
+PROCESSOR_FILE = "chat_template.json"
 DEFAULT, WITH_TOOLS = "default", "tool_use"
 """Names of templates that mean something to all: the usual one, and the one for requests with tools."""
 

@@ -6,7 +6,7 @@ the same bits. What becomes an array is prompt_arrays.py's: most programs need n
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from vnext.runtime.protocol.messages import AdapterFiles, PromptResult, RequestOutput, SubmitRequest, TokenLogprobs
@@ -75,7 +75,7 @@ def embedding_request(name: str, prompt: list[int], pooling: str, model_length: 
 
 
 class Scoring:
-    """The score of one answer while the engine computes it. Mutable.
+    """The score of one answer: its request, and what is read of the outputs.
 
     The prompt and all of the answer but its last token are a prompt whose tokens are scored. The last token is the only one that
     the request may sample, so it takes no room beyond its own. Penalties, temperature and limits do not change what is reported.
@@ -88,18 +88,13 @@ class Scoring:
         if (count := len(prompt) + len(answer)) > model_length:
             raise context_exceeded(model_length, f"prompt and answer have {count} tokens", "answer", "answers")
         self._first, self._scored = len(prompt), [*prompt, *answer[:-1]]
-        self._prompt: list[PromptResult] = []
-        self._last: tuple[TokenLogprobs, ...] = ()
         only = Constraint(allowed=(answer[-1],))
         sampling = Sampling(seed=0, max_tokens=1, temperature=0.0, logprobs=0, prompt_logprobs=0, constraint=only, ignore_eos=True)
         self.request = SubmitRequest(name=name, prompt=pack_tokens(self._scored), sampling=sampling, adapter=adapter)
 
-    def push(self, output: RequestOutput) -> None:
-        """Take in an output of the request."""
-        self._prompt += output.prompt
-        self._last += output.logprobs
-
-    def logprobs(self) -> list[float]:
-        """Those of the answer's tokens, once the request has ended."""
-        entries = [*prompt_logprobs(self._prompt, len(self._scored))[self._first :], *self._last]
+    def logprobs(self, outputs: Sequence[RequestOutput]) -> list[float]:
+        """Those of the answer's tokens, by all outputs of the request."""
+        parts = (part for output in outputs for part in output.prompt)
+        last = (entry for output in outputs for entry in output.logprobs)
+        entries = [*prompt_logprobs(parts, len(self._scored))[self._first :], *last]
         return [entry.logprob for entry in entries if entry is not None]

@@ -1,6 +1,7 @@
 """Pooling: how the states of a text's tokens become its vector, by the files that sentence-transformers writes beside config.json.
 
-Owns their names. A folder without modules.json says nothing of it, but where config.json names a head that scores pairs.
+Owns their names. A folder without modules.json says nothing of it, but where config.json names a head that scores pairs, or a chat
+template writes pairs, as those of Qwen3-Reranker do.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from vnext.models.config.json_keys import Json, read_optional_json
-from vnext.models.config.tail import SETTINGS, Scorer, TailLayer, classifier_in, dense_in, logit_score_in
+from vnext.models.config.tail import SETTINGS, WEIGHTS, Scorer, TailLayer, classifier_in, dense_in, judge_in, logit_score_in
 from vnext.models.errors import ModelError
 
 MODULES, LENGTHS = "modules.json", "sentence_bert_config.json"
@@ -41,12 +42,9 @@ def pooling_in(path: Path, raw: Json) -> Pooling | None:
     """That of the checkpoint in folder `path`, whose config.json is `raw`; None where no file says any. Raises ModelError."""
     scorer = classifier_in(raw)
     if not (path / MODULES).is_file():
+        scorer = scorer or judge_in(path, raw)
         return scored(scorer, path) if scorer else None
-    try:
-        modules = msgspec.json.decode((path / MODULES).read_bytes(), type=list[dict[str, object]])
-        named = [(str(module["type"]).rpartition(".")[2], path / str(module["path"])) for module in modules]
-    except (ValueError, RecursionError, KeyError) as error:
-        raise ModelError(f"{path / MODULES} is no list of modules ({error}); download the model again") from error
+    named = modules_in(path)
     kinds, order = dict(named), [kind for kind, _ in named]
     if others := kinds.keys() - {"Transformer", "Pooling", "Dense", "Normalize", "LogitScore"}:
         raise ModelError(f"modules.json names {min(others)}, which is not supported: {REMEDY}")
@@ -64,6 +62,23 @@ def pooling_in(path: Path, raw: Json) -> Pooling | None:
         length_max=longest_in(path),
         layers=tuple(dense_in(path, folder) for kind, folder in named if kind == "Dense"),
     )
+
+
+def modules_in(path: Path) -> list[tuple[str, Path]]:
+    """The kinds and folders of modules.json in folder `path`; none without the file. Raises ModelError."""
+    if not (path / MODULES).is_file():
+        return []
+    try:
+        modules = msgspec.json.decode((path / MODULES).read_bytes(), type=list[dict[str, object]])
+        return [(str(module["type"]).rpartition(".")[2], path / str(module["path"])) for module in modules]
+    except (ValueError, RecursionError, KeyError) as error:
+        raise ModelError(f"{path / MODULES} is no list of modules ({error}); download the model again") from error
+
+
+def tail_files(path: Path) -> list[Path]:
+    """What the modules behind the pooling are read from, in their order. Raises ModelError."""
+    folders = [folder for kind, folder in modules_in(path) if kind in ("Dense", "LogitScore")]
+    return [file for folder in folders for file in (folder / SETTINGS, folder / WEIGHTS) if file.is_file()]
 
 
 def scored(scorer: Scorer, path: Path) -> Pooling:

@@ -10,14 +10,19 @@ from types import MappingProxyType
 
 import msgspec
 
+from vnext.base.tokenizer_files import vocabulary_numbers, written_template
 from vnext.models.config.json_keys import Json, number, positive, read_optional_json, refuse
 from vnext.models.errors import ModelError
 
-SETTINGS = "config.json"
+SETTINGS, WEIGHTS = "config.json", "model.safetensors"
+SNAPSHOTS = "snapshots"
+"""The folder of the hub's cache between a model's and its versions'."""
 CROSS_SETTINGS = "config_sentence_transformers.json"
 CLASSIFIER = "ForSequenceClassification"
 ACTIVATIONS = MappingProxyType({"Tanh": "tanh", "Identity": "", "Sigmoid": "sigmoid", "ReLU": "relu", "GELU": "gelu"})
 """The classes of torch, and what they are called here."""
+VERDICTS = ("yes", "no")
+"""The tokens by which a model judges whose chat template asks for one of them."""
 
 
 class TailLayer(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,6 +100,30 @@ def logit_score_in(path: Path, folder: Path, raw: Json) -> Scorer:
     rows = tuple(positive(settings, key) for key in ("true_token_id", "false_token_id") if settings.get(key) is not None)
     if settings.get("true_token_id") is None:
         raise ModelError(f"{folder / SETTINGS} names no true_token_id; download the model again")
+    return _by_rows(path, rows, raw)
+
+
+def judge_in(path: Path, raw: Json) -> Scorer | None:
+    """That of a folder without modules.json whose chat template writes a query and a document and asks whether they fit, as
+    Qwen3-Reranker's does: yes against no. None for another model. Raises ModelError for a reranker by its name that says nowhere
+    how it scores."""
+    source = written_template(path).replace("\\", "").replace("'", '"')
+    if all(word in source for word in ('"query"', '"document"', '"yes" or "no"')):
+        numbers = vocabulary_numbers(path, VERDICTS)
+        if None in numbers:
+            raise ModelError(f"the tokenizer in {path} lacks {' or '.join(VERDICTS)}, between which its chat template lets choose")
+        return _by_rows(path, tuple(number for number in numbers if number is not None), raw)
+    named = path.absolute().parent.parent.name if path.absolute().parent.name == SNAPSHOTS else path.absolute().name
+    if "rerank" in named.lower():
+        raise ModelError(
+            f"{named} is a reranker by its name and says nowhere how it scores a pair: download all of its files, modules.json and "
+            "chat_template.jinja too, or give its folder another name to serve it as a model that writes"
+        )
+    return None
+
+
+def _by_rows(path: Path, rows: tuple[int, ...], raw: Json) -> Scorer:
+    """The logit of the first token, less that of the second."""
     head = "model.embed_tokens.weight" if raw.get("tie_word_embeddings") else "lm_head.weight"
     asked = read_optional_json(path / CROSS_SETTINGS).get("activation_fn")
     return Scorer(kind="last", layers=ended((TailLayer(weight=head, rows=rows),), asked), is_written=True)

@@ -18,6 +18,7 @@ import numpy as np
 
 from vnext.kernels.format import GGUF_BLOCKS, Format, Settings, stored_formats
 from vnext.models.config.folder import CONFIG_NAME, DUMMY_NAME, assigned_files, is_dummy, read_config, read_header, weight_files
+from vnext.models.config.pooling import tail_files
 from vnext.models.config.quantised import settings_in
 from vnext.models.errors import ModelError
 from vnext.models.gguf.folder import linked_files
@@ -223,16 +224,19 @@ def file_tensors(file: Path) -> Tensors:
 def fingerprint(path: Path | str) -> str:
     """A digest of a checkpoint, 32 hexadecimal digits, the same wherever and whenever its files are the same. See `weights_digest`.
 
-    Cheap, not complete: it covers config.json, generation_config.json, and of each weight file the name, size, header
-    and SAMPLE_COUNT pages spread over it; not every byte of gigabytes. Two trainings of one model differ in every
-    page, so they differ here; a single weight changed by hand may not. Raises ModelError.
+    Cheap, not complete: it covers config.json, generation_config.json, the settings of layers behind the pooling, and of each
+    weight file the name, size, header and SAMPLE_COUNT pages spread over it; not every byte of gigabytes. Two trainings of one
+    model differ in every page, so they differ here; a single weight changed by hand may not. Raises ModelError.
     """
     path = Path(path)
     digest = blake2b(digest_size=16)
     for name in (CONFIG_NAME, "generation_config.json"):
         content = (path / name).read_bytes() if (path / name).is_file() else b""
         digest.update(len(content).to_bytes(8, "little") + content)
-    for file in weight_files(path):
+    behind = tail_files(path)
+    for file in (each for each in behind if each.name == CONFIG_NAME):
+        digest.update(f"{file.relative_to(path)}:".encode() + file.read_bytes())
+    for file in (*weight_files(path), *(each for each in behind if each.name != CONFIG_NAME)):
         header, size = read_header(file), file.stat().st_size
         digest.update(f"{file.name}:{size}:{len(header)}:".encode())
         digest.update(header)
@@ -247,7 +251,7 @@ def weights_digest(path: Path | str) -> str:
     """A digest of every byte of a checkpoint's weight files, or of what random weights are drawn from, 64 hexadecimal digits. Reads
     them all. Raises ModelError."""
     digest = blake2b(digest_size=32)
-    for file in weight_files(path := Path(path)) or (path / CONFIG_NAME, path / DUMMY_NAME):
+    for file in (*(weight_files(path := Path(path)) or (path / CONFIG_NAME, path / DUMMY_NAME)), *tail_files(path)):
         digest.update(f"{file.name}:{file.stat().st_size}:".encode())
         with file.open("rb") as stream:
             while piece := stream.read(DIGESTED_TOGETHER):

@@ -12,12 +12,10 @@ from typing import NamedTuple
 import numpy as np
 
 from vnext.models.config.model_config import ModelConfig
-from vnext.models.config.tail import TailLayer
+from vnext.models.config.tail import WEIGHTS, TailLayer
 from vnext.models.errors import ModelError
 from vnext.models.loading.checkpoint import Checkpoint, open_checkpoint
 from vnext.models.loading.sources.safetensors import stored_tensors
-
-FILE = "model.safetensors"
 
 
 class Layer(NamedTuple):
@@ -80,7 +78,7 @@ def activated(x: np.ndarray, name: str) -> np.ndarray:
 
 def _layer(path: Path, own: Checkpoint, described: TailLayer, width: int) -> Layer:
     """One layer over `width` numbers. Raises ModelError."""
-    source, file = own, path / described.folder / FILE
+    source, file = own, path / described.folder / WEIGHTS
     if described.folder:
         if not file.is_file():
             raise ModelError(f"{file} is missing, which modules.json asks for; download the whole model")

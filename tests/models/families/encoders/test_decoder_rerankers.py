@@ -12,12 +12,13 @@ import torch
 import transformers
 from encoder_cases import save_encoder, save_modules, save_tokenizer
 from engine_here import engines_here
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from vnext import LLM, SamplingParams
 from vnext.models.config.model_config import load_config
 from vnext.models.config.pooling import pooling_in
 from vnext.models.errors import ModelError
+from vnext.models.loading.checkpoint import fingerprint, weights_digest
 from vnext.models.loading.tail import Tail, load_tail
 from vnext.models.loading.unread import unread
 from vnext.runtime.client.output_stream import Refused
@@ -112,6 +113,59 @@ def test_a_pair_needs_a_template_where_it_is_written(tmp_path: Path) -> None:
         load_tail(tmp_path, load_config(tmp_path))
 
 
+JUDGE = (
+    '{% for each in messages if each.role == "query" %}q {{ each.content }}{% endfor %} '
+    '{% for each in messages if each.role == "document" %}d {{ each.content }}{% endfor %} '
+    '{# the answer can only be "yes" or "no" #}x y'
+)
+"""As Qwen3-Reranker's, which has the words in the text."""
+
+
+def save_judge(path: Path, template: str, *words: str) -> None:
+    """Save a chat template alone, and a tokenizer that knows these words."""
+    raw = json.loads((path / "tokenizer.json").read_text())
+    known = raw["model"]["vocab"]
+    raw["model"]["vocab"] = known | {word: len(known) + at for at, word in enumerate(words)}
+    (path / "tokenizer.json").write_text(json.dumps(raw))
+    (path / "chat_template.jinja").write_text(template)
+
+
+def test_a_chat_template_that_asks_yes_or_no_scores_without_modules(tmp_path: Path) -> None:
+    model = save_decoder(tmp_path, "ForCausalLM", True)
+    save_judge(tmp_path, JUDGE)
+    with pytest.raises(ModelError, match="lacks yes or no, between which its chat template"):
+        load_config(tmp_path)
+    save_judge(tmp_path, JUDGE, "yes", "no")
+    with engines_here(), LLM(str(tmp_path), **OPTIONS) as llm:
+        found, tokenizer = scores(llm, DOCUMENTS), Tokenizer.load(tmp_path)
+        yes, no = tokenizer.encode("yes no", False)
+        last = [logits(model, tokenizer.encode(f"q {QUERY} d {each} x y", False))[-1] for each in DOCUMENTS]
+        assert found == pytest.approx([(each[yes] - each[no]).sigmoid().item() for each in last], abs=1e-5) and np.ptp(found) > 0.01
+
+
+def test_a_folder_named_a_reranker_must_say_how_it_scores(tmp_path: Path) -> None:
+    for folder in (tmp_path / "Qwen3-Reranker-0.6B", tmp_path / "models--x--Tiny-ReRanker" / "snapshots" / "abc"):
+        folder.mkdir(parents=True)
+        save_decoder(folder, "ForCausalLM", True)
+        with pytest.raises(ModelError, match="is a reranker by its name and says nowhere how it scores a pair: download"):
+            load_config(folder)
+        save_logit_score(folder)
+        assert load_config(folder).pooling
+
+
+@pytest.mark.parametrize("use", ["ForSequenceClassification", "ForCausalLM"])
+def test_two_ranks_score_as_one(tmp_path: Path, use: str) -> None:
+    """Bit for bit, scores and the vectors of a model with layers behind its pooling."""
+    save_decoder(tmp_path, use, False, **({"num_labels": 1} if use == "ForSequenceClassification" else {}))
+    if use == "ForCausalLM":
+        save_logit_score(tmp_path)
+    found = []
+    for ranks in (1, 2):
+        with LLM(str(tmp_path), tensor_parallel_size=ranks, threads=1, log="off", max_model_len=64) as llm:
+            found.append(scores(llm, DOCUMENTS))
+    assert found[0] == found[1] and np.ptp(found[0]) > 0.01
+
+
 # ---- Dense --------------------------------------------------------------------------------------------------------
 
 
@@ -139,6 +193,13 @@ def test_dense_layers_stand_behind_the_pooling(tmp_path: Path) -> None:
                 pooled = model(torch.tensor([Tokenizer.load(tmp_path).encode(text)])).last_hidden_state[0].mean(0)
                 right = second(first(pooled).tanh())
             assert vector == pytest.approx((right / right.norm()).tolist(), abs=1e-5)
+    digests = [fingerprint(tmp_path)]
+    changed = {name: tensor + 1 for name, tensor in load_file(tmp_path / "3_Dense" / "model.safetensors").items()}
+    save_file(changed, tmp_path / "3_Dense" / "model.safetensors")
+    digests += [fingerprint(tmp_path), weights_digest(tmp_path)]
+    (tmp_path / "2_Dense" / "config.json").write_text('{"activation_function": "torch.nn.modules.activation.ReLU"}')
+    digests += [fingerprint(tmp_path), weights_digest(tmp_path)]
+    assert len({*digests}) == 5, "another tail is another model"
     (tmp_path / "3_Dense" / "model.safetensors").unlink()
     with pytest.raises(ModelError, match="model.safetensors is missing, which modules.json asks for"):
         load_tail(tmp_path, load_config(tmp_path))
