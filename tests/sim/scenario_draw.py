@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
+from tests.sim.pictures import pictured
 from vnext.sched.policies import STEADY
 from vnext.sim.rng import Rng
 from vnext.sim.sample_policies import POLICIES
@@ -49,6 +50,8 @@ STAGED_SEEDS = 13
 """In one of so many scenarios requests decode in microbatches, drawn from a seed of its own."""
 RECURRENT_SEEDS = 17
 """In two of so many scenarios, if nothing else speaks against it, the model has recurrent layers, drawn from a seed of its own."""
+PICTURED_SEEDS = 6
+"""In one of so many scenarios prompts hold inputs; nothing is drawn for it."""
 SECONDS_US = (1, 3, 20, 100)
 PEER_SEEDS = 31
 """One in so many scenarios has such a disk, and blocks come from other engines and go to them; nothing is drawn for it."""
@@ -73,6 +76,7 @@ def scenario(seed: int, client_count: int = 60) -> Scenario:
     config = as_staged(Rng(seed + 2**54), config) if has_microbatches(seed) else config
     config = as_recurrent(Rng(seed + 2**53), config) if has_states(seed) else config
     clients = draw_clients(rng.fork(), config, client_count * (CROWD if config.max_num_seqs > LARGE_MAX_NUM_SEQS else 1))
+    clients = pictured(clients) if has_pictures(seed) else clients
     clients = with_own_bounds(clients) if speculates(seed) else clients
     clients = returning(Rng(seed + 2**58), clients) if has_disk(seed) else clients
     clients = retaining(Rng(seed + 2**56), clients) if retains(seed) else clients
@@ -103,6 +107,11 @@ def draw_weights(rng: Rng, end_us: int) -> tuple[tuple[int, Pause], ...]:
     """One to six changes of the weights; "sleep" stands for a sleep in mode "keep" before the change."""
     modes: tuple[Pause, ...] = ("wait", "keep", "abort", "sleep")
     return tuple((rng.below(end_us + 1), rng.choose(modes)) for _ in range(rng.between(1, 6)))
+
+
+def has_pictures(seed: int) -> bool:
+    """Whether prompts of this seed's scenario hold inputs, whose tokens no model scores."""
+    return seed % PICTURED_SEEDS == PICTURED_SEEDS - 1 and seed % SCORED_SEEDS != SCORED_SEEDS - 1
 
 
 def has_disk(seed: int) -> bool:

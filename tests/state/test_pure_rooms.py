@@ -14,7 +14,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PURE_ROOMS = ("state", "log", "sched", "sim")
-STORIES = ("copying", "crashes", "routing", "scenario_draw", "seeds")
+STORIES = ("copying", "crashes", "pictures", "routing", "scenario_draw", "seeds")
 """Files of tests/sim that are as pure as the simulator that they drive."""
 SEEN_BY = {"sched": {"log"}, "sim": {"log", "sched", "sim"}}
 PURE_IMPORTS = {

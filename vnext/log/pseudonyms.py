@@ -10,8 +10,12 @@ a multiplicative mixer (after splitmix64) is sufficient and fast. Lengths and eq
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 
 import numpy as np
+
+from vnext.state.events import pack_tokens, unpack_tokens
+from vnext.state.store.inputs import DIGEST_SIZE, inputs_in, with_inputs
 
 KEY_SIZE_BYTES = 16
 SECRET_SIZE_BYTES = 16
@@ -47,6 +51,21 @@ def client_label(key: bytes, client: int) -> int:
 def block_label(key: bytes, name: bytes) -> bytes:
     """The label (16 bytes) of a block whose content is in no known history."""
     return hashlib.blake2b(b"name of a block" + name, key=key, digest_size=SECRET_SIZE_BYTES).digest()
+
+
+def around_inputs(key: bytes, base: int, tokens: bytes, replace: Callable[[bytes], bytes]) -> bytes:
+    """What `replace` makes of a history (int32 bytes), which gets tokens of [0, base) only; inputs become inputs with digests under
+    the key, equal exactly for equal ones."""
+    read = unpack_tokens(tokens)
+    inputs = inputs_in(read)
+    if not inputs:
+        return replace(tokens)
+    shaped = unpack_tokens(replace(pack_tokens(np.where(read < 0, ~read % base, read))))
+    labelled = [
+        each._replace(digest=hashlib.blake2b(b"input" + each.digest, key=key, digest_size=DIGEST_SIZE).digest())
+        for each in inputs
+    ]
+    return pack_tokens(with_inputs(shaped, labelled))
 
 
 def name_key_file(log_folder: str) -> str:

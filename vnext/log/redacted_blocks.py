@@ -10,13 +10,12 @@ Where windows give pages back while their request lives, the owner of a kept pag
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import numpy as np
 
 from vnext.log import pseudonyms
-from vnext.log.open_blocks import OpenBlocks
 from vnext.state.block_hash import block_hashes, versioned_root
 from vnext.state.config import SchedulerConfig
 from vnext.state.preempt import row_tokens
@@ -56,11 +55,12 @@ class _Left(NamedTuple):
 class RedactedBlocks:
     """The redacted hashes of one engine's blocks. Mutable: call `leave` for each row before it leaves."""
 
-    def __init__(self, config: SchedulerConfig, open_blocks: OpenBlocks) -> None:
+    def __init__(self, config: SchedulerConfig, history: Callable[[bytes, bytes], bytes]) -> None:
+        """`history(secret, tokens)`: the pseudonyms of a whole history (int32 bytes) with this root secret."""
         self._config = config
         self._size = config.block_size
         self._naming = config.prefix_caching
-        self._open_blocks = open_blocks
+        self._history = history
         self._keys = np.zeros((config.page_count, BLOCK_HASH_SIZE), dtype=np.uint8)
         self._owner = np.full(config.page_count, NOBODY, dtype=np.int64)
         self._left: dict[int, _Left] = {}
@@ -103,7 +103,7 @@ class RedactedBlocks:
 
     def chain(self, roots: Roots, tokens: bytes, weights: str) -> tuple[bytes, tuple[bytes, ...]]:
         """A history (int32 bytes) as in the log: its pseudonyms, and the hashes of its full blocks."""
-        shaped = self._open_blocks.history(roots.secret, tokens)
+        shaped = self._history(roots.secret, tokens)
         return shaped, block_hashes(versioned_root(roots.key, weights), shaped, self._size) if self._naming else ()
 
     def of(self, state: State, blocks: np.ndarray, hash_chains: list[tuple[bytes, ...]]) -> bytes:

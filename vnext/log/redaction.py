@@ -55,7 +55,7 @@ class Redactor:
         self._key, self._name_key = key, name_key
         self._base = pseudonym_base(config)
         self._open_blocks = open_blocks.OpenBlocks(key, config.block_size, self._base)
-        self._redacted_blocks = RedactedBlocks(config, self._open_blocks)
+        self._redacted_blocks = RedactedBlocks(config, self._history)
         self._block_size = config.block_size
         self._no_salt, self._no_salt_root = self._roots("", ""), root_hash("", config.block_size)
         self._salted: dict[int, Roots] = {}
@@ -162,7 +162,7 @@ class Redactor:
                 self._salted[id_] = roots
         known = [(id_, row_tokens(state, row).tobytes()) for row, id_ in enumerate(state.rows.id.tolist())]
         for id_, tokens in (*known, *((entry.id, entry.tokens) for entry in state.waiting)):
-            self._open_blocks.arrive(id_, self._roots_of(id_).secret, tokens)
+            self._pseudonyms_of_arrival(id_, self._roots_of(id_).secret, tokens)
         known_roots = ((root, self._roots_at(root, adapter), tokens) for root, adapter, tokens in histories)
         self._redacted_blocks.resume(state, known_roots, self._key)
 
@@ -199,6 +199,14 @@ class Redactor:
         shaped = msgspec.structs.replace(life, name=name, sampling=sampling, root=roots.key, tokens=tokens, client=client)
         return shaped, (versioned_root(roots.key, weights), keys)
 
+    def _history(self, secret: bytes, tokens: bytes) -> bytes:
+        """The pseudonyms of a history (int32 bytes)."""
+        return pseudonyms.around_inputs(self._key, self._base, tokens, partial(self._open_blocks.history, secret))
+
+    def _pseudonyms_of_arrival(self, request_id: int, secret: bytes, tokens: bytes) -> bytes:
+        arrive = partial(self._open_blocks.arrive, request_id, secret)
+        return pseudonyms.around_inputs(self._key, self._base, tokens, arrive)
+
     def _name(self, request_id: int, name: str) -> str:
         return pseudonyms.name_label(self._name_key, name) if self._name_key else str(request_id)
 
@@ -233,7 +241,8 @@ class Redactor:
         salt = root_hash(event.cache_salt, self._block_size, adapter).hex() if event.cache_salt or adapter else ""
         if salt:
             roots = self._salted[event.id] = self._roots(salt, adapter)
-        tokens, end = self._open_blocks.arrive(event.id, roots.secret, event.prompt + generated_by(event)), len(event.prompt)
+        tokens = self._pseudonyms_of_arrival(event.id, roots.secret, event.prompt + generated_by(event))
+        end = len(event.prompt)
         return msgspec.structs.replace(
             event,
             name=self._name(event.id, event.name),

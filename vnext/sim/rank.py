@@ -43,6 +43,7 @@ from vnext.state.facilities.handover import handed_over
 from vnext.state.pool import indexed_since
 from vnext.state.reduce import reduce, start
 from vnext.state.state import State, Transfer
+from vnext.state.store.fields import DIGEST_WORDS, INPUT_BEGINS
 
 CHAIN_FACTOR = 0x9E3779B97F4A7C15
 CHAIN_MASK = 2**64 - 1
@@ -53,11 +54,8 @@ token_word = Struct("<i")
 
 
 class StepResult(msgspec.Struct, frozen=True):
-    """A rank's result of a step: its commit, and the rank's digest of the state in which it ran.
-
-    The digest is 0 if none was requested of the rank. `masks` is the digest of what the step's constraints allowed, and `failed`
-    are the requests whose constraints cannot be followed.
-    """
+    """A rank's result of a step: its commit, its digest of the state in which it ran, 0 if none was asked for, that of what the
+    step's constraints allowed (`masks`), and the requests whose constraints cannot be followed (`failed`)."""
 
     event: StepCommitted
     digest: int
@@ -96,9 +94,11 @@ class Story:
             raise Divergence(f"a request's history changed: {_ids(self.data)} became {_ids(history)}")
 
     def _continue(self, history: bytes) -> None:
-        last, chains, weights = self._last, self.chains, self.weights
-        for token in _ids(history[len(self.data) :]):
-            last = (last * CHAIN_FACTOR + token + 1) & CHAIN_MASK
+        last, chains, weights, added, whole = self._last, self.chains, self.weights, history[len(self.data) :], 0
+        for place, token in enumerate(_ids(added)):
+            if token < INPUT_BEGINS:  # what a model computes there follows from all of the input
+                whole = xxhash.xxh3_64_intdigest(added[4 * place : 4 * (place + DIGEST_WORDS)])
+            last = (last * CHAIN_FACTOR + (whole if token < 0 else token) + 1) & CHAIN_MASK
             weights.append(weights[-1] + len(weights) * token)
             chains.append(last)
         self._last, self.data = last, history

@@ -6,8 +6,9 @@ The reducer asserts the same function, so a log cannot hold such a request eithe
 from __future__ import annotations
 
 from vnext.state.config import SchedulerConfig
-from vnext.state.events import RequestArrived, generated_by
-from vnext.state.params import RETENTION_MAX_S
+from vnext.state.events import RequestArrived, generated_by, unpack_tokens
+from vnext.state.params import NO_LOGPROBS, RETENTION_MAX_S
+from vnext.state.store.inputs import are_whole
 from vnext.state.windows import pages_needed
 
 
@@ -18,6 +19,8 @@ def refusal(config: SchedulerConfig, arrival: RequestArrived) -> str | None:
         return "the prompt is empty: send at least one token"
     if wanted < 1:
         return f"max_tokens is {wanted}: ask for at least 1"
+    if why_not := _inputs_refusal(arrival):
+        return why_not
     if prompt + wanted > config.max_model_len:
         return (
             f"the prompt has {prompt} tokens and max_tokens is {wanted}, together more than the model's "
@@ -49,6 +52,17 @@ def _has_ended(config: SchedulerConfig, arrival: RequestArrived) -> str | None:
         return f"the request has {count} tokens already and max_tokens is {sampling.max_tokens}: it has ended"
     ends = last in sampling.stop_token_ids or (last in config.eos_token_ids and not sampling.ignore_eos)
     return f"the request has ended with token {last}" if ends and count > sampling.min_tokens else None
+
+
+def _inputs_refusal(arrival: RequestArrived) -> str | None:
+    tokens = unpack_tokens(arrival.prompt)
+    if int(tokens.min()) >= 0:
+        return None
+    if not are_whole(tokens):
+        return f"token id {int(tokens.min())} is below 0: give images as images, not as tokens"
+    if arrival.sampling.prompt_logprobs != NO_LOGPROBS:
+        return "prompt_logprobs does not go with images: leave one of them out"
+    return None
 
 
 def _retention_refusal(retention: tuple[tuple[int, int], ...]) -> str | None:

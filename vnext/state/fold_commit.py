@@ -13,7 +13,7 @@ import numpy as np
 import xxhash
 
 from vnext.state import pool as pools
-from vnext.state.block_hash import block_hashes
+from vnext.state.block_hash import leading_hashes
 from vnext.state.errors import IllegalEvent, require
 from vnext.state.events import StepCommitted, unpack_tokens
 from vnext.state.fold_drafts import Runs, runs_in_place, runs_of, settle
@@ -225,9 +225,9 @@ def _pinned(state: State, pool: pools.Pool, row: int) -> pools.Pool:
     it as it is, so that a block of another request with the same tokens has another name there.
     """
     config, request = state.config, state.requests[int(state.rows.id[row])]
-    history = row_tokens(state, row)[:-1]
+    history, size = row_tokens(state, row), config.block_size
     for tokens, seconds in request.sampling.retention:
-        keys = block_hashes(root_of(state, request), history[:tokens].tobytes(), config.block_size)
+        keys = leading_hashes(root_of(state, request), history.tobytes(), size, min(tokens, len(history) - 1) // size)
         hits = longest_hit(config, pool, keys) if config.windows else pools.longest_prefix(pool, keys, len(keys))
         if len(hits) == 0:
             continue

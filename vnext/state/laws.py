@@ -10,7 +10,7 @@ from collections import Counter
 
 import numpy as np
 
-from vnext.state.block_hash import block_hashes
+from vnext.state.block_hash import leading_hashes
 from vnext.state.config import SchedulerConfig, Speculation
 from vnext.state.drafting import spare_tokens
 from vnext.state.errors import LawBroken
@@ -365,7 +365,7 @@ def weights_root_the_names(state: State) -> None:
     size, rows = state.config.block_size, state.rows
     for entry in state.waiting:
         root = root_of(state, state.requests[entry.id])
-        right = block_hashes(root, entry.tokens[: 4 * size], size)
+        right = leading_hashes(root, entry.tokens, size, 1)
         _hold(entry.block_hashes[:1] == right, "W1", f"request {entry.id} waits with names that other weights have")
     for row in (rows.hashed_blocks == 0).nonzero()[0].tolist():
         id_ = int(rows.id[row])

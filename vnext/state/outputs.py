@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 import msgspec
 import numpy as np
 
-from vnext.state.block_hash import block_hashes
+from vnext.state.block_hash import leading_hashes
 from vnext.state.events import AnyEvent, RequestAborted, RequestId, StepCommitted
 from vnext.state.fold_commit import Effects, MatchedSamples, match_samples
 from vnext.state.pool import longest_prefix
@@ -102,9 +102,9 @@ def _retained(before: State, after: State, row: int, new: np.ndarray) -> Retaine
     config, request = before.config, before.requests[int(before.rows.id[row])]
     if not request.sampling.retention:
         return None
-    history = np.concatenate((row_tokens(before, row), new))[:-1]
-    most = max(tokens for tokens, _ in request.sampling.retention)
-    keys = block_hashes(root_of(before, request), history[:most].tobytes(), config.block_size)
+    history, size = np.concatenate((row_tokens(before, row), new)), config.block_size
+    most = min(max(tokens for tokens, _ in request.sampling.retention), len(history) - 1)
+    keys = leading_hashes(root_of(before, request), history.tobytes(), size, most // size)
     pool, pins, groups = after.pool, after.pool.pins, config.group_count
     if pins is None:
         return Retained(0, len(keys) * config.block_size)

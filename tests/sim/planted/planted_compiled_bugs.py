@@ -390,4 +390,16 @@ MICROBATCHES = [
     bug("turn.h", "a turn takes the microbatch before", "t->microbatches, t->step", "t->microbatches, t->step + BAD", OTHERWISE),
 ]  # fmt: skip
 
-COMPILED_BUGS = [*STEPS, *COMMITS, *NAMES, *BLOCKS, *TURNS, *LOG, *TAILS, *DRAFTS, *MICROBATCHES]
+INPUTS = [
+    bug("columns.h", "a name forgets the rest of a digest", "block[size - back] < INPUT_BEGINS", "back < BAD", "P1", "reads other content"),
+    bug(
+        "columns.h",
+        "a name has one word too few of a digest",
+        "DIGEST_WORDS - back < more ? DIGEST_WORDS - back",
+        "DIGEST_WORDS - back < more ? DIGEST_WORDS - back - BAD",
+        "P1",
+        "reads other content",
+    ),
+]
+
+COMPILED_BUGS = [*INPUTS, *STEPS, *COMMITS, *NAMES, *BLOCKS, *TURNS, *LOG, *TAILS, *DRAFTS, *MICROBATCHES]

@@ -462,7 +462,7 @@ ONE_RANK = [
         edits=(Edit("state.digest", "hashed(state.rows.cells[:STRUCTURE_FIELD_COUNT])", "0"),),
         one_rank=(Edit("state.allocate", "row[fields.MIN_KNOWN] = request.prompt_length + ", "row[fields.MIN_KNOWN] = waiting.known + "),)),
     Bug(name="one rank names blocks by other keys", found_by=("Y1",),
-        one_rank=(Edit("state.store.columns_numpy", "blake2b(parent + tokens[end - 4 * size : end],", "blake2b(tokens[end - 4 * size : end] + parent,"),)),
+        one_rank=(Edit("state.store.columns_numpy", "blake2b(parent + tokens[end - 4 * size : end + more],", "blake2b(tokens[end - 4 * size : end] + parent,"),)),
     Bug(name="one rank forgets no name at a reset", found_by=("Y1", "IllegalEvent"),
         one_rank=(Edit("state.pool", "_replace(pool, states=states, prefix_index=empty_prefix_index(pool.page_count), kept=0)", "pool"),)),
     Bug(name="one rank evicts the newest block first", found_by=("Y1",),
@@ -470,3 +470,30 @@ ONE_RANK = [
 ]  # fmt: skip
 
 STATE_BUGS = [*POOL, *SCORING, *SHARING, *PLANNING, *STEPS, *COMMITS, *LIVES, *ONE_RANK]
+
+INPUT_BUGS = [
+    bug(
+        "a name forgets the rest of an input's digest",
+        "state.store.columns_numpy",
+        "return fields.DIGEST_WORDS - 1 - int(begins[0]) if len(begins) else 0",
+        "return 0",
+        "P1",
+        "reads other content",
+    ),
+    bug(
+        "a name has one word too few of an input's digest",
+        "state.store.columns_numpy",
+        "return fields.DIGEST_WORDS - 1 - int(begins[0]) if",
+        "return fields.DIGEST_WORDS - 2 - int(begins[0]) if",
+        "P1",
+        "reads other content",
+    ),
+    bug(
+        "half an input is served",
+        "state.store.inputs",
+        "if any(length < DIGEST_WORDS for",
+        "if any(length < 1 for",
+        "should have been refused",
+        "ValueError",
+    ),
+]

@@ -10,12 +10,12 @@ from itertools import count
 
 import pytest
 from compiling import CompiledBug, Variants
-from planted_compiled_bugs import COMPILED_BUGS, DRAFTS, MICROBATCHES
+from planted_compiled_bugs import COMPILED_BUGS, DRAFTS, INPUTS, MICROBATCHES
 from planting import blank_arenas, is_found_by, small_arenas, without_twins
 from seen_before import SeenBefore
 from test_planted import CLIENTS, EVENTS_MAX, NEITHER, Find, first_failure
 
-from tests.sim.scenario_draw import has_microbatches, speculates
+from tests.sim.scenario_draw import has_microbatches, has_pictures, speculates
 from vnext.state.store import columns, columns_numpy
 
 NUMBER_OF = {bug.name: number for number, bug in enumerate(COMPILED_BUGS, start=1)}
@@ -41,7 +41,8 @@ def hunt(variants: Variants, number: int, seeds, events_max: int = EVENTS_MAX) -
 @pytest.mark.parametrize("bug", COMPILED_BUGS, ids=lambda bug: bug.name)
 def test_a_bug_in_c_is_found(bug: CompiledBug, variants: Variants, seen: SeenBefore) -> None:
     seeds = seen.seeds("compiled", bug.name)
-    shows = speculates if bug in DRAFTS else has_microbatches if bug in MICROBATCHES else None
+    kinds = ((DRAFTS, speculates), (MICROBATCHES, has_microbatches), (INPUTS, has_pictures))
+    shows = next((shows for bugs, shows in kinds if bug in bugs), None)
     found = hunt(variants, NUMBER_OF[bug.name], filter(shows, seeds) if shows else seeds)
     if found is not None:
         seen.keep("compiled", bug.name, found.seed, found.events)

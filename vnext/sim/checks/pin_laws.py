@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from vnext.sim.checks.fitting import longest_hit
 from vnext.sim.checks.plain_state import PlainState
-from vnext.state.block_hash import block_hashes
+from vnext.state.block_hash import leading_hashes
 from vnext.state.errors import LawBroken
 from vnext.state.events import (
     AnyEvent,
@@ -62,7 +62,8 @@ class PinBook:
         """The blocks that a request which leaves wants to stay, and that are a hit. Its last token was never computed for it."""
         state, config = after.state, after.state.config
         for tokens, seconds in request.sampling.retention if config.pinned_pages_max else ():
-            names = block_hashes(root_of(state, request), history[:-4][: 4 * tokens], config.block_size)
+            count = min(tokens, len(history) // 4 - 1) // config.block_size
+            names = leading_hashes(root_of(state, request), history, config.block_size, count)
             groups = range(config.group_count)
             found = state.pool.prefix_index.blocks_of(group_hash(name, group) for name in names for group in groups)
             for place, page in enumerate(longest_hit(after, found)):

@@ -86,5 +86,9 @@ class RedactedTape:
         size, salt = self._config.block_size, self._salts[id_]
         adapter = self._before.requests[id_].sampling.adapter
         root = pseudonyms.root_secret(KEY, root_hash(salt, size, adapter).hex() if salt or adapter else "")
-        secrets = pseudonyms.words(pseudonyms.block_secrets(KEY, root, pack_tokens(tokens), size))
-        return pack_tokens(pseudonyms.pseudonyms(secrets, unpack_tokens(pack_tokens(tokens)), size, self._base)[0])
+
+        def plain(data: bytes) -> bytes:
+            secrets = pseudonyms.words(pseudonyms.block_secrets(KEY, root, data, size))
+            return pack_tokens(pseudonyms.pseudonyms(secrets, unpack_tokens(data), size, self._base)[0])
+
+        return pseudonyms.around_inputs(KEY, self._base, pack_tokens(tokens), plain)

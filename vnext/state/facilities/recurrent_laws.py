@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from vnext.state.block_hash import block_hashes
+from vnext.state.block_hash import leading_hashes
 from vnext.state.errors import LawBroken
 from vnext.state.pool import Pool, free_blocks
 from vnext.state.preempt import row_tokens
@@ -27,7 +27,7 @@ def snapshots_are_of_their_tokens(state: State) -> None:
     for row, (_, newest, edge, spare, due) in enumerate(recurrent.T.tolist()):
         name = states.prefix_index.hash_of(newest)
         root = root_of(state, state.requests[int(rows.id[row])])
-        right = block_hashes(root, row_tokens(state, row)[:edge].tobytes(), size)[-1:]
+        right = leading_hashes(root, row_tokens(state, row).tobytes(), size, edge // size)[-1:]
         _hold(name is None or right == (name,), "N1", f"the snapshot of row {row} has another name than its {edge} tokens")
         known = int(rows.hashed_blocks[row]) * size
         _hold(not due or known < due <= rows.computed[row], "N1", f"row {row} has hashed {known} tokens and waits to name {due}")

@@ -175,7 +175,8 @@ static PyObject *block_hashes(PyObject *self, PyObject *args) {
         if (!key) Py_CLEAR(keys);
         if (!key) break;
         uint8_t *out = (uint8_t *)PyBytes_AS_STRING(key);
-        blake2b_16(out, before, BLAKE2B_DIGEST, (const char *)tokens.buf + i * width, width);
+        const int32_t *block = (const int32_t *)tokens.buf + i * size;
+        blake2b_16(out, before, BLAKE2B_DIGEST, block, width + 4 * rest_of_digest(block, size, (tokens.len - (i + 1) * width) / 4));
         PyTuple_SET_ITEM(keys, i, key);
         before = out;
     }

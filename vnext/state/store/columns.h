@@ -17,10 +17,11 @@
     X(MIN_KNOWN) X(CACHED) X(TABLE_HASH) X(TOKENS_AT) X(TOKENS_SIZE) X(TABLE_AT) X(TABLE_SIZE) X(BLOCK_HASH_0) X(BLOCK_HASH_1)
 #define ENUMERATOR(name) name,
 enum { FIELDS(ENUMERATOR) FIELD_COUNT };
-enum { IGNORE_EOS = 1, OWN_STOPS = 2, DRAFTS_SHIFT = 8 };
+enum { IGNORE_EOS = 1, OWN_STOPS = 2, DRAFTS_SHIFT = 8, DIGEST_WORDS = 4, INPUT_BEGINS = -(1 << 30) };
 
 /* What a module that includes this shares with columns.py. */
-#define COLUMNS_CONSTANTS FIELDS(CONSTANT) CONSTANT(FIELD_COUNT) CONSTANT(IGNORE_EOS) CONSTANT(OWN_STOPS) CONSTANT(DRAFTS_SHIFT)
+#define COLUMNS_CONSTANTS FIELDS(CONSTANT) CONSTANT(FIELD_COUNT) CONSTANT(IGNORE_EOS) CONSTANT(OWN_STOPS) CONSTANT(DRAFTS_SHIFT) \
+    CONSTANT(DIGEST_WORDS) CONSTANT(INPUT_BEGINS)
 
 /* One field of a matrix. */
 #define FIELD(cells, field, rows) ((cells) + (ptrdiff_t)(field) * (rows))
@@ -229,6 +230,14 @@ static inline void rows_take_tokens(int64_t *c, ptrdiff_t rows, const int64_t *w
     }
 }
 
+/* How many of the `more` tokens behind a block of `size` belong to its name: where an input begins within its last ones, those that
+   spell the rest of its digest. */
+static inline ptrdiff_t rest_of_digest(const int32_t *block, int64_t size, ptrdiff_t more) {
+    for (ptrdiff_t back = 1; back < DIGEST_WORDS && back <= size; ++back)
+        if (block[size - back] < INPUT_BEGINS) return DIGEST_WORDS - back < more ? DIGEST_WORDS - back : more;
+    return 0;
+}
+
 /* The next block of row r, a full one, is hashed_blocks: `key` (16 bytes) is its name. 0 if it is outside the histories. */
 static inline int row_hash_block(int64_t *c, ptrdiff_t rows, ptrdiff_t r, int64_t size, const int32_t *tokens, ptrdiff_t places,
                            uint8_t *key) {
@@ -236,7 +245,7 @@ static inline int row_hash_block(int64_t *c, ptrdiff_t rows, ptrdiff_t r, int64_
     if (at < 0 || at + size > places) return 0;
     memcpy(key, &FIELD(c, BLOCK_HASH_0, rows)[r], 8);
     memcpy(key + 8, &FIELD(c, BLOCK_HASH_1, rows)[r], 8);
-    blake2b_16(key, key, BLAKE2B_DIGEST, tokens + at, 4 * size);
+    blake2b_16(key, key, BLAKE2B_DIGEST, tokens + at, 4 * (size + rest_of_digest(tokens + at, size, places - at - size)));
     FIELD(c, HASHED_BLOCKS, rows)[r] += 1;
     memcpy(&FIELD(c, BLOCK_HASH_0, rows)[r], key, 8);
     memcpy(&FIELD(c, BLOCK_HASH_1, rows)[r], key + 8, 8);

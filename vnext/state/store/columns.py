@@ -11,7 +11,8 @@ from vnext.base.compiled import load
 from vnext.state.store import columns_numpy, fields
 
 CONSTANTS = {name: getattr(fields, name) for name in map(str.upper, fields.FIELD_NAMES)} | {
-    name: getattr(fields, name) for name in ("FIELD_COUNT", "IGNORE_EOS", "OWN_STOPS", "DRAFTS_SHIFT")
+    name: getattr(fields, name)
+    for name in ("FIELD_COUNT", "IGNORE_EOS", "OWN_STOPS", "DRAFTS_SHIFT", "DIGEST_WORDS", "INPUT_BEGINS")
 }
 """The constants of columns.h, which must equal those of fields.py; every module that includes it is checked."""
 

@@ -160,9 +160,17 @@ def block_hashes(parent: bytes, tokens: bytes, size: int) -> tuple[bytes, ...]:
     """The hashes of all full blocks of a history (int32 bytes), first to last."""
     keys = []
     for end in range(4 * size, len(tokens) + 1, 4 * size):
-        parent = blake2b(parent + tokens[end - 4 * size : end], digest_size=BLOCK_HASH_SIZE).digest()
+        more = 4 * _rest_of_digest(np.frombuffer(tokens[end - 4 * size : end], dtype=np.int32))
+        parent = blake2b(parent + tokens[end - 4 * size : end + more], digest_size=BLOCK_HASH_SIZE).digest()
         keys.append(parent)
     return tuple(keys)
+
+
+def _rest_of_digest(block: np.ndarray) -> int:
+    """How many tokens behind a block (int32[size]) belong to its name: where an input begins within its last ones, those that spell
+    the rest of its digest."""
+    begins = (block[::-1][: fields.DIGEST_WORDS - 1] < fields.INPUT_BEGINS).nonzero()[0]
+    return fields.DIGEST_WORDS - 1 - int(begins[0]) if len(begins) else 0
 
 
 def hash_full_blocks(
@@ -181,8 +189,8 @@ def hash_full_blocks(
     while len(rows := (ready >= (cells[fields.HASHED_BLOCKS] + 1) * size).nonzero()[0]):
         for row in rows.tolist():
             hashed_blocks, at, table = cells[[fields.HASHED_BLOCKS, fields.TOKENS_AT, fields.TABLE_AT], row].tolist()
-            words = tokens[at + hashed_blocks * size : at + (hashed_blocks + 1) * size].tobytes()
-            (key,) = block_hashes(cells[fields.BLOCK_HASH_0 :, row].tobytes(), words, size)
+            words = tokens[at + hashed_blocks * size :][: size + fields.DIGEST_WORDS - 1].tobytes()
+            key = block_hashes(cells[fields.BLOCK_HASH_0 :, row].tobytes(), words, size)[0]
             for group, window in enumerate(np.frombuffer(windows, dtype=np.int64).tolist()):
                 if window == 0 or hashed_blocks >= (int(cells[fields.COMPUTED, row]) - window + 1) // size:
                     pairs.append((group_hash(key, group), int(tables[table + hashed_blocks * groups + group])))

@@ -47,6 +47,10 @@ RECURRENT_FIELD_COUNT = 5
 
 IGNORE_EOS = 1
 OWN_STOPS = 2
+DIGEST_WORDS = 4
+"""Tokens that spell the digest of an input (inputs.py)."""
+INPUT_BEGINS = -(2**30)
+"""A token below is the first of an input."""
 DRAFTS_SHIFT = 8
 """FLAGS from this bit on: one more than the most drafts that the request wants in a step; 0 leaves that to the engine."""
 

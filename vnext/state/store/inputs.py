@@ -1,0 +1,65 @@
+"""Inputs: what a prompt holds beside text, an image say, as tokens below 0 that spell the input's digest.
+
+So whatever compares histories, block hashes above all, tells inputs apart; the input itself is needed only where it is computed.
+Four tokens in a row spell a digest, 30 bits each, over and over; the first of an input has one bit more. No text has such a token.
+Source of the idea: SGLang's padding of placeholders with values of an image's hash.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+
+from vnext.state.store.fields import DIGEST_WORDS, INPUT_BEGINS
+
+DIGEST_SIZE = 15
+BITS = 30
+
+
+class Input(NamedTuple):
+    """`length` tokens of a prompt from `start` on stand for the input with this `digest` (15 bytes)."""
+
+    start: int
+    length: int
+    digest: bytes
+
+
+def input_tokens(digest: bytes, length: int) -> np.ndarray:
+    """The tokens of an input: int32 [length]. Raises ValueError for fewer than DIGEST_WORDS, and for another size of digest."""
+    if length < DIGEST_WORDS or len(digest) != DIGEST_SIZE:
+        raise ValueError(f"an input has {DIGEST_SIZE} bytes and {DIGEST_WORDS} tokens or more, not {len(digest)} and {length}")
+    number = int.from_bytes(digest, "little")
+    words = [number >> BITS * place & (1 << BITS) - 1 for place in range(DIGEST_WORDS)]
+    tokens = ~np.resize(np.array(words, dtype=np.int32), length)
+    tokens[0] += INPUT_BEGINS
+    return tokens
+
+
+def inputs_in(tokens: np.ndarray) -> list[Input]:
+    """The inputs of a prompt (int32 [n]) that `are_whole`, in order."""
+    starts = (tokens < INPUT_BEGINS).nonzero()[0].tolist()
+    found = []
+    for start, limit in pairwise((*starts, len(tokens))):
+        ends = (tokens[start:limit] >= 0).nonzero()[0]
+        words = (~tokens[start : start + DIGEST_WORDS] & (1 << BITS) - 1).tolist()
+        number = sum(word << BITS * place for place, word in enumerate(words))
+        found.append(Input(start, int(ends[0]) if len(ends) else limit - start, number.to_bytes(DIGEST_SIZE, "little")))
+    return found
+
+
+def with_inputs(tokens: np.ndarray, inputs: list[Input]) -> np.ndarray:
+    """A copy of the tokens (int32 [n]) in which these inputs stand in their places."""
+    tokens = tokens.copy()
+    for start, length, digest in inputs:
+        tokens[start : start + length] = input_tokens(digest, length)
+    return tokens
+
+
+def are_whole(tokens: np.ndarray) -> bool:
+    """Whether the tokens below 0 of a prompt (int32 [n]) spell inputs, each from its first token on."""
+    inputs = inputs_in(tokens)
+    if any(length < DIGEST_WORDS for _, length, _ in inputs):
+        return False
+    return np.array_equal(with_inputs(np.maximum(tokens, 0), inputs), tokens)
