@@ -1,6 +1,6 @@
 """Change the headers of GGUF files at random and read what comes out: `python -m perf.mutate_gguf FILE ... --count 100000`.
 
-Each mutation must load, or be refused with one sentence, within `--seconds` and MEMORY_BYTES_MAX, whatever it says. A header is
+Each mutation must load, or be refused with one sentence, within `--seconds` of the processor and MEMORY_BYTES_MAX, whatever it says. A header is
 that of the file with TOKENS_KEPT tokens and LAYERS_KEPT layers, since a reading takes a hundredth of the time then; `--whole` keeps
 all. Bits flip, numbers, counts, lengths, kinds and offsets become hostile ones, members and tensors swap, are doubled or go, texts
 become others, the file ends early, or gigabytes of zeros follow it. The weights are zeros, in a sparse file.
@@ -281,7 +281,7 @@ def judged(made: Mutation, folder: Path, seconds_max: float = 5.0) -> str:
     with file.open("wb") as stream:
         stream.write(made.data[: made.size_bytes])
         stream.truncate(made.size_bytes)
-    signal.setitimer(signal.ITIMER_REAL, seconds_max)
+    signal.setitimer(signal.ITIMER_PROF, seconds_max)
     try:
         read(file, folders)
         return "loaded"
@@ -291,23 +291,23 @@ def judged(made: Mutation, folder: Path, seconds_max: float = 5.0) -> str:
     except Exception:  # whatever comes is a finding
         return traceback.format_exc()
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.setitimer(signal.ITIMER_PROF, 0)
         shutil.rmtree(folders, ignore_errors=True)
 
 
 def work(models: list[Model], numbers: range, seconds_max: float, out: Connection) -> None:
     """Read the mutations of these numbers, and report (number, verdict, seconds) of each, before each (number, "", 0)."""
     start_threads(1)
-    signal.signal(signal.SIGALRM, on_alarm)
+    signal.signal(signal.SIGPROF, on_alarm)
     with tempfile.TemporaryDirectory() as folder:
         judged(Mutation(models[0].data, models[0].size_bytes, ""), Path(folder), seconds_max)  # what is imported late
         resource.setrlimit(resource.RLIMIT_AS, (size := virtual_bytes() + MEMORY_BYTES_MAX + 4 * SPARSE_BYTES, size))
         before = peak_bytes()
         for number in numbers:
             out.send((number, "", 0.0))
-            begun_s = time.monotonic()
-            verdict = judged(mutation(models, number), Path(folder), seconds_max)
-            out.send((number, verdict, time.monotonic() - begun_s))
+            made, begun_s = mutation(models, number), time.process_time()
+            verdict = judged(made, Path(folder), seconds_max)
+            out.send((number, verdict, time.process_time() - begun_s))
             if (used := peak_bytes()) > before + MEMORY_BYTES_MAX:
                 out.send((number, f"it took {used - before} bytes", 0.0))
     out.send((-1, "", float(peak_bytes())))
@@ -380,7 +380,7 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=1000)
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--whole", action="store_true", help="keep the whole vocabulary and all layers")
-    parser.add_argument("--seconds", type=float, default=5.0, help="that one may take")
+    parser.add_argument("--seconds", type=float, default=5.0, help="of the processor that one may take")
     parser.add_argument("--json", type=Path, help="record to write")
     options = parser.parse_args()
     before = machine()

@@ -115,7 +115,7 @@ def coded(bits: int, group: int, outputs: int, inputs: int, has_lows: bool) -> n
     size = native.codes_bytes(at(fields), 1, inputs, CONSTANTS.NO_GATE, 1)
     buffer = np.zeros(size + 64, np.uint8)
     buffer = buffer[-buffer.ctypes.data % 64 :]
-    native.pack_codes(at(fields), 1, None, CONSTANTS.FLOAT32, inputs, CONSTANTS.FLOAT32, CONSTANTS.NO_GATE, 1, 0, -(-outputs // 32), at(buffer))
+    native.pack_codes(at(fields), None, 1, None, CONSTANTS.FLOAT32, inputs, CONSTANTS.FLOAT32, CONSTANTS.NO_GATE, 1, 0, -(-outputs // 32), at(buffer))
     return buffer
 
 

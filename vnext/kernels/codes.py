@@ -148,6 +148,14 @@ def _padded(numbers: np.ndarray, rows: int) -> np.ndarray:
     return np.pad(numbers, ((0, rows - len(numbers)), (0, 0)))
 
 
+class BlockRows(NamedTuple):
+    """Outputs of a weight as the blocks of a GGUF file, which the CPU kernels take apart themselves: uint8 [out, bytes], the bytes
+    of a row side by side. `type`: of the blocks, by llama.cpp's name."""
+
+    rows: np.ndarray
+    type: str
+
+
 class Activations(NamedTuple):
     """Rows of activations: `codes` int8 [T, in] times `scales` float32 [T, in / INPUTS]."""
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import gguf
 import numpy as np
 import pytest
 
-from vnext.kernels.codes import sums
+from vnext.kernels.codes import BlockRows, Codes, sums
+from vnext.kernels.cpu import linear, native
 from vnext.kernels.format import FORMATS, GGUF_BLOCKS, format_of, stored_formats
 from vnext.kernels.formats.gguf_blocks import BLOCKS, Blocks
 
@@ -14,15 +18,15 @@ ROWS, COUNT = 5, 3
 LINEAR = [name for name in GGUF_BLOCKS if getattr(BLOCKS, name).has_codes]
 
 
-def drawn(name: str, seed: int = 0) -> np.ndarray:
+def drawn(name: str, seed: int = 0, rows: int = ROWS, count: int = COUNT) -> np.ndarray:
     """Random bytes of blocks; scales are finite, small and negative ones among them."""
     blocks: Blocks = getattr(BLOCKS, name)
-    data = np.random.default_rng(seed).integers(0, 256, (ROWS, COUNT, blocks.size), np.uint8)
+    data = np.random.default_rng(seed).integers(0, 256, (rows, count, blocks.size), np.uint8)
     for place in halves(name):
         data[..., place + 1] &= 0xBF  # no exponent of float16 is its largest
     if name == "MXFP4":
         data[..., 0] = np.minimum(data[..., 0], 240)
-    return data.reshape(ROWS, -1)
+    return data.reshape(rows, -1)
 
 
 def halves(name: str) -> tuple[int, ...]:
@@ -79,3 +83,60 @@ def test_some_inputs_are_those_of_the_whole(name: str) -> None:
     x = np.random.default_rng(3).standard_normal((2, width)).astype(np.float32)
     halved = [sums(x[:, some], codes.inputs(some)) for some in (slice(0, 32), slice(32, width))]
     assert np.allclose(sum(halved), sums(x, codes), rtol=1e-4, atol=1e-3 * np.abs(floats).max())
+
+
+# ---- taken apart by the CPU kernels ------------------------------------------------------------------------------
+
+needs_native = pytest.mark.skipif(not native.is_built(), reason="the CPU kernels were not compiled here")
+
+
+def test_the_kernels_take_apart_each_type_that_has_codes() -> None:
+    assert [*native.BLOCK_TYPES] == LINEAR
+
+
+@needs_native
+@pytest.mark.parametrize(("gate", "shards"), [("", 1), ("silu", 1), ("", 3), ("", 6)])
+@pytest.mark.parametrize("name", LINEAR)
+def test_kernels_pack_blocks_as_the_codes_in_them(name: str, gate: str, shards: int) -> None:
+    """Two parts, of which some rows lie apart, in ranges and on two threads; the second is codes from row 64 on."""
+    data = [np.pad(drawn(name, seed, rows=88, count=3 * 256 // getattr(BLOCKS, name).group), ((0, 0), (0, 7))) for seed in (1, 2)]
+    rows = [each[:, :-7] for each in data]
+    whole = [format_of(name).codes((each,)) for each in rows]
+    inputs = whole[0].codes.shape[1]
+    codes = tuple(each.inputs(slice(0, inputs), inputs // shards) for each in whole)  # a shard has no part of a scale's inputs
+    expected = linear.pack_codes(codes, gate=gate, shards=shards)
+
+    def read(part: int, some: slice) -> Codes | BlockRows:
+        return codes[1].outputs(some) if part and some.start >= 64 else BlockRows(rows[part][some], name)
+
+    for threads in (1, 2):
+        native.start(threads, 0)
+        found = linear.pack_ranges(tuple(each.form for each in codes), read, gate=gate, shards=shards, together=32)
+        assert np.array_equal(found.buffer, expected.buffer)
+    native.start(1, 0)
+
+
+def rows_in(data: np.ndarray, name: str, part: int, rows: slice) -> BlockRows:
+    return BlockRows(data[rows], name)
+
+
+@needs_native
+@pytest.mark.parametrize("name", LINEAR)
+def test_kernels_refuse_what_codes_refuse(name: str) -> None:
+    """Every exponent of every scale, on the last row and block."""
+    form = format_of(name).codes((drawn(name),)).form
+
+    def is_refused(make: Callable[[], object]) -> bool:
+        try:
+            make()
+        except ValueError as error:
+            assert str(error) == "it has a scale that is not finite"
+            return True
+        return False
+
+    for place in halves(name) or (-1,):
+        for worst in (*range(0x74, 0x80), *range(0xF4, 256)):
+            data = drawn(name)
+            data.reshape(ROWS, COUNT, -1)[-1, -1, place + 1] = worst
+            read = partial(rows_in, data, name)
+            assert is_refused(partial(linear.pack_ranges, (form,), read)) == is_refused(partial(format_of(name).codes, (data,)))

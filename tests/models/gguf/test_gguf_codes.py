@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -17,13 +19,20 @@ from model_helpers import Chunk, ThreadGroup, load_model
 sys.path.append(str(Path(__file__).resolve().parents[2] / "kernels"))
 from cpu_levels import needs_native
 
+from vnext.kernels.arrays import host_dtype
+from vnext.kernels.codes import BlockRows
+from vnext.kernels.format import weight_formats
 from vnext.kernels.formats.coded import CodesWeight
 from vnext.kernels.table import plain_operations, substituted
+from vnext.models.config.model_config import load_config
 from vnext.models.errors import ModelError
 from vnext.models.layers.sharding import Parallel, alone
 from vnext.models.loading.held import held, scheme
+from vnext.models.loading.kept import Kept
 from vnext.models.loading.overlay import gguf_folder
+from vnext.models.loading.stored import StoredPart
 from vnext.models.loading.update import check_update, open_update, tensors_digest
+from vnext.models.loading.weights import load_params
 from vnext.runtime.rank.runner import ModelRunner
 
 TOKENS, BLOCKS = [(7 * index + 3) % 97 for index in range(90)], list(range(8))
@@ -112,6 +121,32 @@ def test_a_packed_file_has_them(tmp_path: Path) -> None:
     assert ours.tobytes() == theirs.tobytes() and np.shares_memory(theirs, second.packed_file._mapped.memory)  # type: ignore[union-attr]
 
 
+def memory(path: Path, parallel: Parallel) -> list[bytes]:
+    """What the weights of a rank take in memory, as it loads them."""
+    kept = Kept()
+    formats = weight_formats("codes")
+    load_params(path, load_config(path), parallel, host_dtype("bfloat16"), "cpu", formats=formats, kept=kept)
+    return [array.tobytes() for array in kept.memory()]
+
+
+@needs_native
+@pytest.mark.parametrize(("rank", "count"), [(0, 1), (0, 2), (1, 2)])
+def test_kernels_take_the_blocks_of_the_file_apart(rank: int, count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bytes are those of the plain form, which also serves where a rank's inputs cut a block."""
+    path, taken, blocks = written(tmp_path, "llama", mixed), Counter[bool](), StoredPart.blocks
+
+    def counted(*given: Any) -> BlockRows | None:
+        taken[(found := blocks(*given)) is not None] += 1
+        return found
+
+    parallel = msgspec.structs.replace(alone(), rank=rank, world_size=count)
+    monkeypatch.setattr(StoredPart, "blocks", counted)
+    found = memory(path, parallel)
+    assert taken[True] > 0 and (taken[False] > 0) == (count > 1)
+    monkeypatch.setattr(StoredPart, "blocks", lambda *given: None)
+    assert memory(path, parallel) == found
+
+
 @needs_native
 def test_codes_and_floats_have_packed_files_of_their_own(tmp_path: Path) -> None:
     path = written(tmp_path, "llama", mixed)
@@ -150,3 +185,5 @@ def test_a_scale_that_is_not_finite_is_refused(quantization: str, tmp_path: Path
     name = "v_proj.weight in .* cannot be read: it has a scale that is not finite; download the model again"
     with pytest.raises(ModelError, match=name):
         load_model(path, dtype=torch.bfloat16, quantization=quantization)
+    with pytest.raises(ModelError, match=name):
+        runner(path, quantization=quantization)

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from vnext.kernels.arrays import Array, address, dtype_name, host_dtype, strides_of, torch_dtype
-from vnext.kernels.codes import INPUTS, SHORTEST, Codes, CodesForm, ScaleForm
+from vnext.kernels.codes import INPUTS, SHORTEST, BlockRows, Codes, CodesForm, ScaleForm
 from vnext.kernels.cpu.memory import Arena
-from vnext.kernels.cpu.native import GATES, KINDS, NUMBER_KINDS, PIECES_MAX, module
+from vnext.kernels.cpu.native import BLOCK_TYPES, GATES, KINDS, NUMBER_KINDS, PIECES_MAX, module
 
 if TYPE_CHECKING:
     import torch
@@ -24,8 +24,8 @@ CONTAINERS = (8, 6, 5, 4, 3, 2)
 """Bits of codes that the kernels multiply by."""
 HALF = 16
 """Outputs of half a panel, which are of one form."""
-RANGE_ROWS = 512
-"""As many outputs of a weight have their codes unpacked at once."""
+RANGE_CODES = 2**21
+"""As many codes of a weight are unpacked at once, in whole outputs."""
 
 
 class PackedLinear(NamedTuple):
@@ -101,40 +101,47 @@ def pack_codes(
 
 def pack_ranges(
     forms: tuple[CodesForm, ...],
-    read: Callable[[int, slice], Codes],
+    read: Callable[[int, slice], Codes | BlockRows],
     *,
     gate: str = "",
     shards: int = 1,
     bias: Array | None = None,
     dtype: np.dtype | torch.dtype | str = "bfloat16",
     arena: Arena | None = None,
-    together: int = RANGE_ROWS,
+    together: int = 0,
 ) -> PackedLinear:
-    """As `pack_codes` of parts of these forms, of which `read` gives the outputs of a part, about as many as `together` at a time:
-    memory holds the codes of those alone, and what is packed."""
+    """As `pack_codes` of parts of these forms, of which `read` gives the outputs of a part, about as many as `together` at a time,
+    or RANGE_CODES numbers: memory holds the codes of those alone, and what is packed. Raises ValueError for a scale of blocks that
+    is not finite."""
     fields, width = _fields(forms, gate, shards), HALF if gate else 2 * HALF
     outputs, inputs = sum(form.shape[0] for form in forms), forms[0].shape[1]
     buffer = (arena or Arena()).take(codes_bytes(forms, gate=gate, shards=shards))
-    own, step = outputs // 2 if gate else outputs, max(1, together // (2 * HALF))
-    count = -(-own // width)
+    own, step = outputs // 2 if gate else outputs, max(1, (together or RANGE_CODES // inputs) // (2 * HALF))
+    count, types = -(-own // width), np.zeros(len(forms), np.int64)
     for first in range(0, count, step):
         last = min(first + step, count)
         inside = slice(first * width, min(last * width, own))
         spans = (inside, slice(own + inside.start, own + inside.stop)) if gate else (inside,)
-        kept = _read_into(fields, forms, spans, read)
-        module().pack_codes(
-            fields.ctypes.data, len(fields), None if bias is None else address(bias), KINDS[dtype], inputs, KINDS[dtype],
-            GATES[gate], shards, first, last, buffer.ctypes.data,
+        kept = _read_into(fields, types, forms, spans, read)
+        is_finite = module().pack_codes(
+            fields.ctypes.data, types.ctypes.data, len(fields), None if bias is None else address(bias), KINDS[dtype], inputs,
+            KINDS[dtype], GATES[gate], shards, first, last, buffer.ctypes.data,
         )  # fmt: skip
         del kept
+        if not is_finite:
+            raise ValueError("it has a scale that is not finite")
     return packed_in(buffer, (outputs, inputs), dtype, gate=gate, shards=shards)
 
 
 def _read_into(
-    fields: np.ndarray, forms: tuple[CodesForm, ...], spans: tuple[slice, ...], read: Callable[[int, slice], Codes]
+    fields: np.ndarray,
+    types: np.ndarray,
+    forms: tuple[CodesForm, ...],
+    spans: tuple[slice, ...],
+    read: Callable[[int, slice], Codes | BlockRows],
 ) -> list[np.ndarray]:
-    """Put into `fields` where the parts would begin of which the rows in `spans` of the weight are in memory. These arrays must
-    stay while the fields are used."""
+    """Put into `fields` where the parts would begin of which the rows in `spans` of the weight are in memory, and into `types` the
+    type of their blocks. These arrays must stay while the fields are used."""
     above, kept = 0, list[np.ndarray]()
     for part, (form, row) in enumerate(zip(forms, fields, strict=True)):
         height = form.shape[0]
@@ -145,6 +152,11 @@ def _read_into(
             continue
         rows = slice(min(start for start, _ in inside), max(stop for _, stop in inside))
         codes = read(part, rows)
+        types[part] = BLOCK_TYPES[codes.type] if isinstance(codes, BlockRows) else 0
+        if isinstance(codes, BlockRows):
+            kept.append(codes.rows)
+            row[0], row[2] = address(codes.rows) - rows.start * codes.rows.strides[0], codes.rows.strides[0]
+            continue
         assert codes.form == form._replace(shape=codes.codes.shape) and len(codes.codes) == rows.stop - rows.start
         for place, numbers in zip((0, 6, 8, 11, 13), (codes.codes, *codes.scales, *(codes.lows or ())), strict=False):
             if numbers is not None:

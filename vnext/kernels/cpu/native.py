@@ -50,10 +50,19 @@ GATES = {"": 0, "silu": 1, "gelu_tanh": 2, "swiglu_clamped": 3}
 PIECES_MAX = 8
 """Forms that a weight of codes may have side by side."""
 
-_native = load(NAME, {member.name: member for enum in (Level, Kind) for member in enum} | {
-    (name or "no_gate").upper(): number for name, number in GATES.items()
-} | {"SHARDS_MAX": SHARDS_MAX, "PIECES_MAX": PIECES_MAX})  # fmt: skip
+BLOCK_TYPES = {
+    "Q4_0": 1, "Q4_1": 2, "Q5_0": 3, "Q5_1": 4, "Q8_0": 5, "Q2_K": 6, "Q3_K": 7, "Q4_K": 8, "Q5_K": 9, "Q6_K": 10, "TQ1_0": 11,
+    "TQ2_0": 12, "IQ4_NL": 13, "IQ4_XS": 14, "MXFP4": 15,
+}  # fmt: skip
+"""Blocks of GGUF files that the module takes apart."""
 
+_native = load(
+    NAME,
+    {member.name: member for enum in (Level, Kind) for member in enum}
+    | {(name or "no_gate").upper(): number for name, number in GATES.items()}
+    | {f"BLOCK_{name}": number for name, number in BLOCK_TYPES.items()}
+    | {"SHARDS_MAX": SHARDS_MAX, "PIECES_MAX": PIECES_MAX},
+)
 
 
 class Kinds(dict[Any, Kind]):

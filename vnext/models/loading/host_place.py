@@ -9,19 +9,22 @@ from typing import Any, Protocol
 import numpy as np
 
 from vnext.kernels.arrays import Array
-from vnext.kernels.codes import Codes, CodesForm
+from vnext.kernels.codes import CodesForm
 from vnext.kernels.cpu.memory import Arena, apart
 from vnext.kernels.cpu.packed import packed, packed_experts, packed_ranges
 from vnext.kernels.format import Format
 
 APART_BYTES_MIN = 2**18  # smaller tensors are norms and biases, which stay
-ReadCodes = Callable[[int, slice], Codes]
+ReadCodes = Callable[[int, slice], Any]
+"""Gives Codes, or BlockRows where a place takes them."""
 
 
 class Place(Protocol):
-    """Where a loader puts what it reads. `is_host`: whether packing can read from the files' own memory."""
+    """Where a loader puts what it reads. `is_host`: whether packing can read from the files' own memory. `takes_blocks`: whether
+    `pack_codes` takes those of GGUF files as they are."""
 
     is_host: bool
+    takes_blocks: bool
 
     def zeros(self, shape: tuple[int, ...], dtype: np.dtype) -> Array:
         """Zeros to be filled; most of these are packed and then dropped."""
@@ -48,7 +51,7 @@ class Place(Protocol):
 class HostPlace:
     """Arrays of numpy, float32 or bfloat16. `passing`: what is packed does not stay."""
 
-    is_host = True
+    is_host = takes_blocks = True
 
     def __init__(self, passing: bool = False) -> None:
         self._arena = (lambda: Arena()) if passing else (lambda: None)

@@ -7,8 +7,8 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from vnext.kernels.codes import Codes, CodesForm
-from vnext.kernels.cpu.native import is_built
+from vnext.kernels.codes import INPUTS, BlockRows, Codes, CodesForm
+from vnext.kernels.cpu.native import BLOCK_TYPES, is_built
 from vnext.kernels.cpu.packed import codes_bytes
 from vnext.kernels.format import Format
 from vnext.kernels.formats.floats import FLIPPED, PLAIN
@@ -67,6 +67,15 @@ class StoredPart(NamedTuple):
         stop = max(start, min(end, -(-(first + rows.stop) // SHARED_ROWS) * SHARED_ROWS))
         found = self._replace(rows=slice(start, stop), size=max(stop, first + rows.stop) - start).codes(run)
         return found.outputs(slice(first + rows.start - start, first + rows.stop - start))
+
+    def blocks(self, rows: slice, run: int) -> BlockRows | None:
+        """The same as the blocks of the file; None where they are of another kind, where one would be divided, and for padding."""
+        first, last = self.rows.start + rows.start, self.rows.start + rows.stop
+        is_cut = self.inputs.start % self.format.group or self.inputs.stop % self.format.group or run % INPUTS
+        if self.format.name not in BLOCK_TYPES or is_cut or last > self.rows.stop:
+            return None
+        some = self._replace(rows=slice(first, last))
+        return some._read(lambda part: BlockRows(part[0], self.format.name))
 
     def probed(self) -> StoredPart:
         """The first few of the outputs."""

@@ -17,6 +17,8 @@ from vnext.models.loading.host_place import HostPlace, ReadCodes
 class TensorPlace:
     """Tensors on one device, by the contract of Place."""
 
+    takes_blocks = False
+
     def __init__(self, device: torch.device | str) -> None:
         self._device = torch.device(device)
         self._operations, self._host = operations(self._device.type), HostPlace()

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from vnext.kernels.arrays import Array, dtype_name, host_dtype
-from vnext.kernels.codes import Codes, CodesForm
+from vnext.kernels.codes import BlockRows, Codes, CodesForm
 from vnext.kernels.cpu.native import is_built
 from vnext.kernels.cpu.packed import Packed, PackedExperts, codes_bytes, packed_bytes, packed_in
 from vnext.kernels.format import AUTO, CODES, NO_FORMAT, Format, WeightFormats, only_dtype, weight_formats
@@ -330,15 +330,25 @@ class Loader:
 
     def _packed_codes(self, names: tuple[str, ...], gate: str) -> object:
         """Pack the codes that the files have."""
+        forms, shards = self._known_forms[names, gate], self._stored.shards(names[0])
         run, parts = self._stored.run(names[0]), [part for name in names for part in self._stored.parts(name)]
 
         def read(index: int, rows: slice) -> Codes:
-            found = parts[index].outputs(rows, run)
+            self._release(parts[index].name)  # of the rows before these
+            return parts[index].outputs(rows, run)
+
+        def read_blocks(index: int, rows: slice) -> Codes | BlockRows:
             self._release(parts[index].name)
-            return found
+            return parts[index].blocks(rows, run) or parts[index].outputs(rows, run)
 
         self._report_read(names)
-        return self._place.pack_codes(self._known_forms[names, gate], read, self.dtype, gate, self._stored.shards(names[0]))
+        try:
+            return self._place.pack_codes(forms, read_blocks if self._place.takes_blocks else read, self.dtype, gate, shards)
+        except ValueError:  # a scale is not finite; as codes it is refused by name
+            return self._place.pack_codes(forms, read, self.dtype, gate, shards)
+        finally:
+            for name in names:
+                self._release(name)
 
     def _forms(self, names: tuple[str, ...], format: Format, gate: str) -> tuple[CodesForm, ...]:
         """What the weight's codes are made of; () where it becomes floats: there are none, a rank or a shard would divide a group,

@@ -15,6 +15,7 @@
 
 #include "attention/attention.h"
 #include "kernels.h"
+#include "linear/blocks.h"
 #include "linear/codes.h"
 #include "linear/linear.h"
 #include "recurrence/recurrence.h"
@@ -103,10 +104,11 @@ void do_pack(const void *parts, int kind, const void *bias, int64_t out, int64_t
     pack_linear(static_cast<const WeightPart *>(parts), kind, bias, out, in, gate, shards, buffer);
 }
 
-void do_pack_codes(const void *parts, int64_t count, const void *bias, int bias_kind, int64_t in, int x_kind, int gate, int shards,
-                   int64_t first, int64_t last, void *buffer) {
+bool do_pack_codes(const void *parts, const void *types, int64_t count, const void *bias, int bias_kind, int64_t in, int x_kind, int gate,
+                   int shards, int64_t first, int64_t last, void *buffer) {
     const WithoutLock apart(true);
-    pack_codes(static_cast<const CodesPart *>(parts), count, bias, bias_kind, in, x_kind, gate, shards, first, last, buffer);
+    const auto *own = static_cast<const CodesPart *>(parts);
+    return pack_codes(own, static_cast<const int64_t *>(types), count, bias, bias_kind, in, x_kind, gate, shards, first, last, buffer);
 }
 
 int64_t do_codes_bytes(const void *parts, int64_t count, int64_t in, int gate, int shards) {
@@ -318,7 +320,8 @@ PyMethodDef methods[] = {
     VNX_ENTRY("packed_bytes", packed_bytes, "packed_bytes(out, in, kind, gate, shards) -> bytes"),
     VNX_ENTRY("pack_linear", do_pack, "pack_linear(parts, kind, bias, out, in, gate, shards, buffer)"),
     VNX_ENTRY("codes_bytes", do_codes_bytes, "codes_bytes(parts, count, in, gate, shards) -> bytes"),
-    VNX_ENTRY("pack_codes", do_pack_codes, "pack_codes(parts, count, bias, bias_kind, in, x_kind, gate, shards, first, last, buffer)"),
+    VNX_ENTRY("pack_codes", do_pack_codes,
+             "pack_codes(parts, types, count, bias, bias_kind, in, x_kind, gate, shards, first, last, buffer) -> whether scales are finite"),
     VNX_ENTRY("packed_rows", packed_rows, "packed_rows(ids, count, first, packed, result)"),
     VNX_ENTRY("linear", do_linear, "linear(x, x_stride, rows, packed, bias, result, result_stride, result_kind, apart)"),
     VNX_ENTRY("head_products", do_head_products,
@@ -375,6 +378,7 @@ PyMethodDef methods[] = {
 #define VNX_LAYER(type, name) VNX_PLACE(StackLayer, name)
 #define VNX_MODEL(type, name) VNX_PLACE(StepModel, name)
 #define VNX_STEP(type, name) VNX_PLACE(StepArrays, name)
+#define VNX_BLOCKS(name) CONSTANT(BLOCK_##name)
 
 const Constant constants[] = {
     CONSTANT(PORTABLE) CONSTANT(AVX2) CONSTANT(AVX512) CONSTANT(AVX512_BF16) CONSTANT(AMX)
@@ -382,6 +386,7 @@ const Constant constants[] = {
     CONSTANT(FLOAT32) CONSTANT(BFLOAT16) CONSTANT(INT8) CONSTANT(BFLOAT16_WIDE_NORM)
     CONSTANT(CODES) CONSTANT(FLOAT16) CONSTANT(UINT8) CONSTANT(PIECES_MAX)
     CONSTANT(NO_GATE) CONSTANT(SILU) CONSTANT(GELU_TANH) CONSTANT(SWIGLU_CLAMPED) CONSTANT(SHARDS_MAX)
+    VNX_BLOCK_TYPES(VNX_BLOCKS)
     VNX_ROUTER(VNX_ROUTE) VNX_PLACES(Router)
     VNX_EXPERTS(VNX_EXPERT) VNX_PLACES(Experts)
     VNX_RECURRING(VNX_RECURS) VNX_PLACES(Recurring)

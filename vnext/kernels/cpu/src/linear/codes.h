@@ -53,9 +53,11 @@ static inline const HalfPanel *halves_of(const Packed &p) {
 int64_t codes_bytes(const CodesPart *parts, int64_t count, int64_t in, int gate, int shards);
 
 /* Pack the parts with bias [out] of `bias_kind`, or null, for activations of `x_kind`. Parts of unlike forms meet between halves.
-   Of panels `first` to `last` alone, what describes the whole with each: only their rows are read. */
-void pack_codes(const CodesPart *parts, int64_t count, const void *bias, int bias_kind, int64_t in, int x_kind, int gate, int shards,
-                int64_t first, int64_t last, void *buffer);
+   Of panels `first` to `last` alone, what describes the whole with each: only their rows are read. Where `types` names a BlockType of a
+   part, its `codes` are rows of such blocks, which have its scales as well, and a shard is whole steps of inputs. Returns whether
+   the scales of blocks are finite. */
+bool pack_codes(const CodesPart *parts, const int64_t *types, int64_t count, const void *bias, int bias_kind, int64_t in, int x_kind,
+                int gate, int shards, int64_t first, int64_t last, void *buffer);
 
 /* A row of a packed weight that is neither gated nor in shards, float32 [in]. */
 void codes_row(const Packed &w, int64_t row, float *to);
