@@ -174,6 +174,14 @@ def runs_here(flags: list[str]) -> bool:
     return known is None or all(name in known for name in asked)
 
 
+def built_sources(sources: list[str], in_place: bool) -> list[str]:
+    """Without the levels that BUILD_LEVELS leaves out."""
+    levels = os.environ.get("BUILD_LEVELS") or (OWN if in_place else ALL)
+    if levels not in (OWN, ALL):
+        raise SystemExit(f"BUILD_LEVELS is {levels!r}: it must be {OWN} or {ALL}")
+    return [source for source in sources if levels == ALL or runs_here(LEVEL_FLAGS.get(Path(source).name, []))]
+
+
 # Built against torch's stable interface of 2.11: a module built with a later torch works with 2.11 too. Without torch (pip
 # builds in isolation by default) the Python implementation runs; `vnext doctor` reports it.
 LAUNCH_FOLDER = Path("vnext") / "kernels" / "cuda"
@@ -215,11 +223,8 @@ class Build(build_ext):
     def finalize_options(self) -> None:
         super().finalize_options()
         self.parallel = self.parallel or os.cpu_count()
-        levels = os.environ.get("BUILD_LEVELS") or (OWN if self.inplace else ALL)
-        if levels not in (OWN, ALL):
-            raise SystemExit(f"BUILD_LEVELS is {levels!r}: it must be {OWN} or {ALL}")
-        for ext in self.extensions if levels == OWN else ():
-            ext.sources = [source for source in ext.sources if runs_here(LEVEL_FLAGS.get(Path(source).name, []))]
+        for ext in self.extensions:
+            ext.sources = built_sources(ext.sources, bool(self.inplace))
 
     def run(self) -> None:
         super().run()

@@ -102,21 +102,16 @@ def test_each_processor_has_its_own_kernels(root: Path, monkeypatch: pytest.Monk
     assert not any(flag.startswith("-m") for flag in built.extra_compile_args)
 
 
-def built_levels(root: Path, monkeypatch: pytest.MonkeyPatch, inplace: bool, flags: str, **environment: str) -> set[str]:
+def built_levels(root: Path, monkeypatch: pytest.MonkeyPatch, in_place: bool, flags: str, levels: str = "") -> set[str]:
     """Files of instruction sets that setup.py compiles on an x86-64 processor with these flags, as Linux names them."""
-    arguments: dict[str, Any] = {}
     monkeypatch.setattr("sysconfig.get_platform", lambda: "linux-x86_64")
-    monkeypatch.setattr(setuptools, "setup", arguments.update)
-    for name in ("BUILD_LEVELS", *environment):
-        monkeypatch.setenv(name, environment.get(name, ""))
-    build = runpy.run_path(str(root / "setup.py"))["Build"](setuptools.Distribution({"ext_modules": arguments["ext_modules"]}))
-    read = Path.read_text
+    monkeypatch.setenv("BUILD_LEVELS", levels)
+    monkeypatch.setattr(setuptools, "setup", lambda **given: None)
+    made, read = runpy.run_path(str(root / "setup.py")), Path.read_text
     told = f"processor\t: 0\nflags\t\t: {flags}\n"
     monkeypatch.setattr(Path, "read_text", lambda path, **how: told if path == Path("/proc/cpuinfo") else read(path, **how))
-    build.inplace = inplace
-    build.ensure_finalized()
-    (kernels,) = (ext for ext in build.extensions if ext.name == "vnext.kernels.cpu._native")
-    return {path.stem for path in map(Path, kernels.sources) if path.stem.startswith(("level_", "codes_"))}
+    paths = map(Path, made["built_sources"](made["cpu_kernels"]().sources, in_place))
+    return {path.stem for path in paths if path.stem.startswith(("level_", "codes_"))}
 
 
 AVX2 = "fpu sse4_2 avx f16c fma avx2"
@@ -143,10 +138,10 @@ def test_one_builds_in_place_what_the_processor_can_run(
     """A wheel has all; BUILD_LEVELS asks for the other."""
     assert built_levels(root, monkeypatch, True, flags) == levels
     assert built_levels(root, monkeypatch, False, flags) == EVERY
-    assert built_levels(root, monkeypatch, True, flags, BUILD_LEVELS="all") == EVERY
-    assert built_levels(root, monkeypatch, False, flags, BUILD_LEVELS="own") == levels
+    assert built_levels(root, monkeypatch, True, flags, "all") == EVERY
+    assert built_levels(root, monkeypatch, False, flags, "own") == levels
     with pytest.raises(SystemExit, match="BUILD_LEVELS is 'avx9': it must be own or all"):
-        built_levels(root, monkeypatch, True, flags, BUILD_LEVELS="avx9")
+        built_levels(root, monkeypatch, True, flags, "avx9")
 
 
 def test_a_build_without_a_compiler_says_what_it_lacks(root: Path, tmp_path: Path) -> None:
