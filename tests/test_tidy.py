@@ -87,12 +87,12 @@ ARROWS = {
         "kernels",
     },
     "runtime/rank": {
-        "runtime/protocol", "runtime/processes", "runtime/transport/ring", "runtime/transport/collectives",
+        "media", "runtime/protocol", "runtime/processes", "runtime/transport/ring", "runtime/transport/collectives",
         "runtime/hosts", "runtime/batch", "runtime/gpu", "runtime/hosts/handover", "state/*", "state/facilities", "log/snapshot",
         "sampling", "models", "kernels", "base",
     },
     "runtime/engine": {
-        "runtime/protocol", "runtime/processes", "runtime/transport/ring", "runtime/record", "runtime/batch",
+        "media/store", "runtime/protocol", "runtime/processes", "runtime/transport/ring", "runtime/record", "runtime/batch",
         "runtime/rank", "runtime/hosts", "runtime/hosts/handover", "state/*", "state/facilities", "sched/*", "log", "models/errors",
         "models/weight_index", "base",
     },
@@ -251,7 +251,7 @@ LATE_IMPORTS = {
     "vnext/runtime/transport/collectives/meeting.py": (1, "gloo and GPUs"),
     "vnext/runtime/rank/gpu_loading.py": (1, "a second of torch's compiler"),
     "vnext/runtime/hosts/host_links.py": (1, "torch's store, for stages of several hosts"),
-    "vnext/runtime/rank/loading.py": (8, "a rank on a CPU starts sooner"),
+    "vnext/runtime/rank/loading.py": (9, "a rank on a CPU starts sooner"),
     "vnext/runtime/rank/load_progress.py": (1, "tqdm, for checkpoints that take a while"),
     # seldom needed
     "vnext/models/loading/hub.py": (2, "a model in a folder needs no hub"),

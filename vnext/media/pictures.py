@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 BYTES_MAX = 20 << 20
 PIXELS_MAX = 40_000_000
-DIGEST_SIZE = 16
+DIGEST_SIZE = 15
 
 
 class MediaError(ValueError):
@@ -52,6 +52,6 @@ def _on_white(image: Image.Image) -> Image.Image:
 
 
 def digest_of(pixels: np.ndarray) -> bytes:
-    """A name of uint8 pixels [height, width, 3], 16 bytes: others have another, and so have the same in another form."""
+    """A name of uint8 pixels [height, width, 3], 15 bytes: others have another, and so have the same in another form."""
     head = b"%d %d %d\0" % pixels.shape
     return blake2b(head + np.ascontiguousarray(pixels).data, digest_size=DIGEST_SIZE).digest()

@@ -50,6 +50,15 @@ class AdapterRows(NamedTuple):
     tokens: np.ndarray
 
 
+class InputPart(NamedTuple):
+    """`count` tokens of a step, from place `at` in T on, stand for the vectors from `first` on of the input with this `digest`."""
+
+    at: int
+    count: int
+    digest: bytes
+    first: int
+
+
 class RecurrentBatch(NamedTuple):
     """Where the recurrent layers keep the states of a step's R rows. `pools`: of each such layer in turn its tensors, whose first
     axis is pages. `pages` int32 [R]: the page that a row goes on from and leaves its state in, no two alike; from zeros where
@@ -73,7 +82,7 @@ class ForwardBatch(NamedTuple):
     adapter that the step computes with; on a device `tiles` says which tokens have one, and `adapted` gives the operations that
     compute with them. `aux` takes the inputs of some layers. `states` [T, hidden]: what the layers of the stages before have made
     of the tokens, which a stage behind the first goes on with in the place of their embeddings; it is used up. `recurrent` is None
-    where all layers attend.
+    where all layers attend. `inputs`: where tokens, which are below 0 there, stand for images.
     """
 
     token_ids: Array
@@ -92,6 +101,7 @@ class ForwardBatch(NamedTuple):
     adapted: Callable[[Operations], Operations] | None = None
     states: Array | None = None
     recurrent: RecurrentBatch | None = None
+    inputs: tuple[InputPart, ...] = ()
 
 
 def host_batch(batch: ForwardBatch) -> HostBatch:

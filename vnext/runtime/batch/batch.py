@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from vnext.models.layers.batch import AdapterRows, ForwardBatch, GroupPlaces, HostBatch, RecurrentBatch
+from vnext.models.layers.batch import AdapterRows, ForwardBatch, GroupPlaces, HostBatch, InputPart, RecurrentBatch
 from vnext.runtime.batch.draft_batch import DraftBatch
 from vnext.runtime.batch.draft_rows import NO_DRAFTS, Drafted, DraftRows, Grammars, Kept
 from vnext.runtime.batch.masks import failed_requests
@@ -26,7 +26,8 @@ from vnext.state.preempt import row_tokens
 from vnext.state.samples import SamplePoints, sample_points
 from vnext.state.state import State, StepInFlight, blocks_for
 from vnext.state.store import extents
-from vnext.state.store.fields import LIVE
+from vnext.state.store.fields import DIGEST_WORDS, LIVE
+from vnext.state.store.inputs import inputs_in
 from vnext.state.store.rows import Rows, find_rows
 
 ALL_ROWS = slice(None)
@@ -179,8 +180,9 @@ class PersistentBatch:
             starts[1:][points.entries] - 1 - points.back,
         )
         groups = tuple(GroupPlaces(*other) for other in others)
-        adapters = adapter_rows(state, scheduled)
-        return ForwardBatch(*arrays, host=host, groups=groups, adapters=adapters, recurrent=state_rows(state, rows, scheduled))
+        adapters, recurrent = adapter_rows(state, scheduled), state_rows(state, rows, scheduled)
+        inputs = input_parts(state, rows, scheduled, starts) if int(token_ids.min()) < 0 else ()
+        return ForwardBatch(*arrays, host=host, groups=groups, adapters=adapters, recurrent=recurrent, inputs=inputs)
 
     def _places_of(
         self, group: int, places: np.ndarray, owners: np.ndarray, block: np.ndarray, offset: np.ndarray, width: int
@@ -279,6 +281,21 @@ def positions_of(scheduled: StepInFlight) -> np.ndarray:
 def per_token(scheduled: StepInFlight, values: np.ndarray) -> np.ndarray:
     """Repeat one value per request for each of its tokens; the same array where each computes one token, as in a steady step."""
     return values if scheduled.tokens == len(values) else np.repeat(values, scheduled.counts)
+
+
+def input_parts(
+    state: State, rows: np.ndarray | slice, scheduled: StepInFlight, places: np.ndarray
+) -> tuple[InputPart, ...]:
+    """What the step computes of prompts' inputs. `places` int64[R + 1]: of each row's first token."""
+    found = []
+    entries = zip(scheduled.ids.tolist(), state.rows.tokens_at[rows].tolist(), scheduled.starts.tolist(), scheduled.counts.tolist())
+    for place, (id_, tokens_at, start, count) in zip(places.tolist(), entries):
+        prompt = extents.read(state.tokens, tokens_at, min(state.requests[id_].prompt_length, start + count + DIGEST_WORDS))
+        for begin, length, digest in inputs_in(prompt):
+            first, end = max(begin, start), min(begin + length, start + count)
+            if first < end:
+                found.append(InputPart(place + first - start, end - first, digest, first - begin))
+    return tuple(found)
 
 
 def state_rows(state: State, rows: np.ndarray | slice, scheduled: StepInFlight) -> RecurrentBatch | None:

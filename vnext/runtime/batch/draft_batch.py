@@ -137,6 +137,6 @@ class DraftBatch:
         slots = self._table[places.repeat(counts), block] * np.int64(size) + offset
         host = HostBatch(np.append(0, np.cumsum(counts)).astype(np.int32), ends.astype(np.int32))
         table = self._table[places, : int(block.max()) + 1]
-        token_ids = np.concatenate([run.tokens for run in runs]).astype(np.int64)
+        token_ids = np.maximum(np.concatenate([run.tokens for run in runs]).astype(np.int64), 0)  # no image is seen here
         arrays = (token_ids, positions, slots, *host, table, np.cumsum(counts) - 1)
         return ForwardBatch(*arrays, host=host)

@@ -49,7 +49,7 @@ class HeadDrafts(DraftBatch):
         sampled = np.cumsum(counts) - 1 if sampling is not None else np.empty(0, dtype=np.int64)
         host = HostBatch(np.arange(len(runs) + 1, dtype=np.int32), (ends - 1).astype(np.int32))
         table = np.ascontiguousarray(slots[:, 1:], dtype=np.int32)
-        token_ids = np.concatenate([run.tokens for run in runs]).astype(np.int64)
+        token_ids = np.maximum(np.concatenate([run.tokens for run in runs]).astype(np.int64), 0)  # no image is seen here
         arrays = (token_ids, positions - 1, slots[rows, positions], *host, table, sampled)
         batch = ForwardBatch(*arrays, host=host)
         return self._head.run(batch, slots[rows, positions - 1], sampling)

@@ -35,7 +35,8 @@ class TokenCounts:
 
     def __init__(self, tokens: np.ndarray, prompt_length: int, vocab_size: int) -> None:
         self.prompt = np.zeros(vocab_size, dtype=bool)
-        self.prompt[tokens[:prompt_length]] = True
+        prompt = tokens[:prompt_length]
+        self.prompt[prompt[prompt >= 0]] = True  # others stand for images
         self.output = np.bincount(tokens[prompt_length:], minlength=vocab_size).astype(np.int32)
 
     def plus(self, tokens: np.ndarray) -> TokenCounts:

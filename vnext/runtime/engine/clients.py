@@ -43,7 +43,7 @@ from vnext.runtime.protocol.messages import (
     derived_seed,
     encoder,
 )
-from vnext.runtime.protocol.reasons import NO_HEAD
+from vnext.runtime.protocol.reasons import IMAGES, NO_HEAD
 from vnext.state.config import SchedulerConfig
 from vnext.state.events import (
     AbortReason,
@@ -259,10 +259,11 @@ class Clients:
             return why_not
         if event.sampling.pooling == NO_POOLING and self._ready.environment.get("head") == NO_HEAD:
             return "this model's checkpoint has no output head: it makes embeddings and scores of them, and writes nothing"
+        reads_images = IMAGES in self._ready.environment  # which are tokens below 0 of a prompt
         tokens, vocabulary = unpack_tokens(event.prompt + generated_by(event)), state.config.vocab_size
-        if int(tokens.min()) < 0 or int(tokens.max()) >= vocabulary:
-            wrong = int(tokens.min()) if int(tokens.min()) < 0 else int(tokens.max())
-            return f"token id {wrong} is outside the model's vocabulary of {vocabulary}"
+        lowest = int((unpack_tokens(generated_by(event)) if reads_images else tokens).min(initial=0))
+        if lowest < 0 or int(tokens.max()) >= vocabulary:
+            return f"token id {min(lowest, 0) or int(tokens.max())} is outside the model's vocabulary of {vocabulary}"
         if event.sampling.constraint is None:
             return None
         return constraint_refusal(state.config, event.sampling, event.sampling.constraint)

@@ -23,6 +23,7 @@ from typing import Any, NoReturn
 import zmq
 
 from vnext.base.exits import DONE, FAILED, FOLLOWED, REFUSED
+from vnext.media.store import FOLDER
 from vnext.models.errors import ModelError
 from vnext.runtime.engine.clients import MESSAGES_AHEAD_MAX, Clients, read_messages
 from vnext.runtime.engine.engine_core import EngineCore
@@ -239,7 +240,8 @@ def make_executor(settings: CoreSettings, ranks: Sequence[Child], hosts: Hosts |
 def handover_settings(settings: CoreSettings) -> dict[str, Any]:
     """What ranks need to know of hand-overs."""
     room = settings.engine.handover_bytes // settings.engine.world_size
-    return {"role": settings.role, "handover_dir": str(shared_twin(settings.run_dir)), "handover_bytes": room}
+    own = {"handover_dir": str(shared_twin(settings.run_dir)), "media_dir": f"{settings.run_dir}/{FOLDER}"}
+    return {"role": settings.role, "handover_bytes": room, **own}
 
 
 def hosts_of(settings: CoreSettings) -> AbstractContextManager[Hosts | None]:

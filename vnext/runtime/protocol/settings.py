@@ -270,7 +270,8 @@ class RankSettings(msgspec.Struct, frozen=True, kw_only=True):
     `link_key`: what stages on two hosts prove to each other.
     `kv_disk_dir`: the folder of the disk tier, `packed_weights_dir` that of packed weights, "" for none. `follows`: it takes the
     place of a rank that was lost. `handover_dir`: that of blocks for other engines, in shared memory; the rank has at most
-    `handover_bytes` there. `enable_expert_parallel`: ranks that share a layer have whole experts each.
+    `handover_bytes` there. `enable_expert_parallel`: ranks that share a layer have whole experts each. `media_dir`: where clients
+    put images.
     """
 
     rank: int
@@ -320,6 +321,7 @@ class RankSettings(msgspec.Struct, frozen=True, kw_only=True):
     cluster_secret_file: str = ""
     family: str = ""
     enable_expert_parallel: bool = False
+    media_dir: str = ""
 
     @property
     def place(self) -> int:

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from vnext.kernels.cpu.stack import AuxStates
 from vnext.kernels.table import substituted
 from vnext.models.config.model_config import ModelConfig
+from vnext.models.errors import ModelError
 from vnext.models.layers.adapted import AdaptedForward, Slots
 from vnext.models.layers.batch import ForwardBatch
 from vnext.models.layers.kv_cache import KvCache
@@ -25,6 +26,7 @@ from vnext.runtime.batch.prompt_tensors import compute, places_of
 from vnext.runtime.batch.step_inputs import StepInputs
 from vnext.runtime.batch.step_outputs import NOTHING_SAMPLED, StepOutputs, reported, spoilt_rows
 from vnext.runtime.batch.tensors import tensors_of_batch, tensors_of_step
+from vnext.runtime.rank.images import Images
 from vnext.runtime.rank.routed_experts import RoutedExperts
 from vnext.sampling.sampling import sample
 
@@ -47,6 +49,7 @@ class ByParts:
         self._params = params._replace(stack=None) if routed else params  # layers as one call tell no expert ids
         self._adapted = AdaptedForward(family.forward, slots, "cpu") if slots else None
         self._sums, self._routed = PromptSums(tail), routed
+        self.images: Images | None = None  # makes vectors of images, where the model reads them
 
     @torch.inference_mode()
     def run(self, inputs: StepInputs, kv: KvCache) -> StepOutputs:
@@ -79,6 +82,10 @@ class ByParts:
         return found
 
     def _hidden(self, batch: ForwardBatch, kv: KvCache) -> torch.Tensor:
+        if batch.inputs and batch.states is None:
+            if self.images is None:
+                raise ModelError("The prompt holds images, which this engine does not have: no step computes them.")
+            batch = self.images.with_vectors(batch, self._params, self._parallel)
         forward = self._adapted if batch.adapters else self._family.forward
         with substituted(self._routed.watched()) if self._routed else nullcontext():
             hidden, _ = forward(self._params, kv, batch, self._config, self._parallel)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from vnext.base.version import __version__
+from vnext.kernels.arrays import torch_dtype
 from vnext.kernels.cpu import memory, native
 from vnext.kernels.format import is_served
 from vnext.kernels.shards import SHARDS_MAX
@@ -40,7 +41,7 @@ from vnext.runtime.processes.placement import NOWHERE, Place, places
 from vnext.runtime.processes.thread_plan import TEAM_SPIN_US
 from vnext.runtime.processes.topology import here
 from vnext.runtime.protocol.messages import ModelFacts, RankReady
-from vnext.runtime.protocol.reasons import NO_HEAD, NORMALIZED, SCORES, WRITTEN_PAIRS
+from vnext.runtime.protocol.reasons import IMAGES, NO_HEAD, NORMALIZED, SCORES, WRITTEN_PAIRS
 from vnext.runtime.protocol.settings import Isa, RankSettings, SettingsError
 from vnext.runtime.rank.draft_costs import SECONDS, draft_costs
 from vnext.runtime.rank.draft_model import load_draft_model
@@ -119,6 +120,7 @@ def _load_cpu_rank(settings: RankSettings, rendezvous: Path) -> tuple[Rank, Mode
 
         runner.routed = RoutedExperts(runner.config, settings.prefix_caching)
     load_drafter(settings, runner)
+    load_images(settings, runner)
     weights = RankWeights(settings.rank, settings.world_size, runner)
     tier, publisher = open_tier(settings, runner), open_publisher(settings, runner)
     return Rank(settings.rank, HostSteps(runner), weights, tier, publisher), runner
@@ -228,8 +230,22 @@ def _load_stage(settings: RankSettings) -> tuple[Rank, ModelRunner]:
     parallel = join_group(place.rank, place.size, Path(f"{settings.rendezvous}-stage-{place.stage}"))
     runner = load_runner(settings, "cpu", parallel)
     runner.stage = StageModel(runner, links)
+    load_images(settings, runner)
     steps = HostSteps(runner) if runner.config.is_last else EarlierSteps(runner, runner.stage, links)
     return Rank(settings.rank, steps, RankWeights(settings.rank, settings.world_size, runner)), runner
+
+
+def load_images(settings: RankSettings, runner: ModelRunner) -> None:
+    """Give the runner the tower of a model that reads images, where this rank embeds tokens. Raises ModelError."""
+    if reads_images(settings, runner) and runner.config.is_first:
+        from vnext.runtime.rank.images import Images  # computes in torch
+
+        runner.parts.images = Images(runner.path, runner.config, torch_dtype(runner.dtype), Path(settings.media_dir))
+
+
+def reads_images(settings: RankSettings, runner: ModelRunner) -> bool:
+    """Whether the engine takes images: its ranks compute on one host's CPU, so that all find them in one folder."""
+    return runner.config.tower is not None and runner.device_type == "cpu" and settings.nnodes == 1 and settings.media_dir != ""
 
 
 def load_drafter(settings: RankSettings, runner: ModelRunner) -> None:
@@ -354,6 +370,8 @@ def describe_numbers(settings: RankSettings, runner: ModelRunner) -> dict[str, s
     if found:
         numbers |= {"pooling": found.kind + NORMALIZED * found.normalize} | ({SCORES: found.scores} if found.scores else {})
     numbers["sums"] = describe_sums(runner)
+    if (tower := runner.config.tower) is not None and reads_images(settings, runner):
+        numbers[IMAGES] = f"{tower.image_token} {tower.vectors}"
     if runner.routed:
         numbers["routed_experts"] = "{} layers, {} of each token".format(*runner.routed.shape)
     if runner.device_type == "cpu":

@@ -306,7 +306,7 @@ class ModelRunner:
 
     def _run(self, inputs: StepInputs) -> StepOutputs:
         whole, sampling = self._whole, inputs.sampling
-        if whole is None or self._on_arrays is None:
+        if whole is None or self._on_arrays is None or inputs.forward.inputs:
             return self.run_by_parts(inputs)
         is_plain_step = inputs.prompts is None and sampling is not None and is_plain(sampling)
         if is_plain_step and whole.takes(len(inputs.logprobs)) and not self._may_be_spoilt(inputs.forward):

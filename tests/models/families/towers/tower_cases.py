@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
+from tokenizers import AddedToken, Tokenizer
+from tokenizers.decoders import Fuse
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
 
 IMAGE = 90
 SIDE, PATCH, SHUFFLE = 32, 4, 2
@@ -34,3 +39,32 @@ def save_model(path: Path, name: str = "Idefics3", **changes: Any) -> torch.nn.M
             torch.nn.init.normal_(parameter, mean=float(parameter.detach().mean()), std=0.1)
     model.save_pretrained(path)
     return model
+
+
+def save_reader(path: Path, name: str = "SmolVLM") -> torch.nn.Module:
+    """`save_model` with a tokenizer, a chat template and sizes of tiles; SPELLED are its special tokens."""
+    model = save_model(path, name)
+    vocab = {f"{chr(97 + at % 26)}{at}": at for at in range(3, TEXT["vocab_size"])} | {"<pad>": 0, "<bos>": 1, "<eos>": 2}
+    for word, token in SPELLED.items():
+        vocab = {each: at for each, at in vocab.items() if at != token} | {word: token}
+    tokenizer = Tokenizer(WordLevel(vocab, unk_token="a26"))
+    tokenizer.pre_tokenizer = WhitespaceSplit()
+    tokenizer.decoder = Fuse()
+    tokenizer.add_special_tokens([AddedToken(word, normalized=False) for word in ("<bos>", "<eos>", *SPELLED)])
+    tokenizer.save(str(path / "tokenizer.json"))
+    (path / "tokenizer_config.json").write_text(json.dumps({"chat_template": TEMPLATE, "eos_token": "<eos>"}))
+    sizes = {"size": {"longest_edge": 2 * SIDE}, "max_image_size": {"longest_edge": SIDE}}
+    (path / "preprocessor_config.json").write_text(json.dumps(sizes))
+    return model
+
+
+SPELLED = {
+    "<image>": IMAGE, "<fake_token_around_image>": 91, "<global-img>": 92,
+    **{f"<row_{at // 2 + 1}_col_{at % 2 + 1}>": 93 + at for at in range(4)},
+}  # fmt: skip
+TEMPLATE = (
+    "{% for message in messages %}<bos> {{ message.role }} "
+    "{% if message.content is string %}{{ message.content }}{% else %}{% for part in message.content %}"
+    "{% if part.type == 'image' %}<image>{% else %}{{ part.text }}{% endif %}{% endfor %}{% endif %} <eos> {% endfor %}"
+)
+"""SmolVLM's in a shorter form."""

@@ -1,0 +1,127 @@
+"""Images in an engine: tokens are transformers', for any chunk, rank count, hit and preemption, and a tile is computed once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tower_cases import IMAGE, SIDE, TILE_TOKENS, save_reader
+
+from vnext import LLM
+from vnext.media.pictures import MediaError, digest_of
+from vnext.media.store import FOLDER, MediaStore, folder_of, tile_in
+from vnext.media.tiles import numbers_of, tile_form
+from vnext.models.config.model_config import load_config
+from vnext.models.errors import ModelError
+from vnext.models.layers.batch import ForwardBatch, InputPart
+from vnext.models.layers.sharding import alone
+from vnext.models.loading.weights import load_params
+from vnext.runtime.protocol.messages import SubmitRequest
+from vnext.runtime.rank.images import Images
+from vnext.state.events import pack_tokens, unpack_tokens
+from vnext.state.params import Sampling
+from vnext.state.store.inputs import Input, input_tokens, with_inputs
+
+TILES = np.random.default_rng(0).integers(0, 256, (3, SIDE, SIDE, 3), dtype=np.uint8)
+COUNT = 10
+
+
+@pytest.fixture(scope="module")
+def reader(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, torch.nn.Module]:
+    path = tmp_path_factory.mktemp("towers") / "reader"
+    return path, save_reader(path)
+
+
+def prompt_of(*tiles: int) -> tuple[list[int], np.ndarray]:
+    """The tokens for transformers, and those of the engine."""
+    tokens, inputs = [5, 6], []
+    for tile in tiles:
+        inputs.append(Input(len(tokens), TILE_TOKENS, digest_of(TILES[tile])))
+        tokens += [IMAGE] * TILE_TOKENS + [7 + tile]
+    tokens += [8, 9]
+    return tokens, with_inputs(np.array(tokens, dtype=np.int32), inputs)
+
+
+def right(model: Any, *tiles: int) -> list[int]:
+    """transformers' greedy answer."""
+    tokens, _ = prompt_of(*tiles)
+    pixels = torch.from_numpy(numbers_of(TILES[list(tiles)], tile_form({}, TILE_TOKENS)))[None]
+    with torch.inference_mode():
+        found = model.generate(
+            input_ids=torch.tensor([tokens]), pixel_values=pixels, max_new_tokens=COUNT, do_sample=False, eos_token_id=None
+        )
+    return found[0, len(tokens) :].tolist()
+
+
+def answers(llm: LLM, prompts: Sequence[np.ndarray]) -> tuple[list[list[int]], list[int]]:
+    """The engine's answers, and the tokens that each found in the cache."""
+    MediaStore([folder_of(llm._address)]).put(TILES, "the image")
+    sampling, found = Sampling(seed=0, max_tokens=COUNT, temperature=0.0, ignore_eos=True), {str(at): [] for at in range(len(prompts))}
+    hits = dict.fromkeys(found, 0)
+    requests = [SubmitRequest(name=name, prompt=pack_tokens(each), sampling=sampling, has_seed=True) for name, each in zip(found, prompts)]
+    for output in llm._client.run(requests):
+        assert not output.error
+        found[output.name] += unpack_tokens(output.tokens).tolist()
+        hits[output.name] = max(hits[output.name], output.cached_tokens)
+    return [*found.values()], [*hits.values()]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"max_num_batched_tokens": 7}, {"tensor_parallel_size": 2}, {"num_blocks_override": 14, "max_model_len": 52}, {"pipeline_parallel_size": 2}],
+    ids=["plain", "chunks", "ranks", "preemption", "stages"],
+)
+def test_answers_are_those_of_transformers(reader: tuple[Path, torch.nn.Module], settings: dict[str, Any]) -> None:
+    path, model = reader
+    which = [(0,), (1, 0), (0,), (2,)]
+    with LLM(str(path), dtype="float32", block_size=4, **settings) as llm:
+        found, _ = answers(llm, [prompt_of(*tiles)[1] for tiles in which])
+    assert found == [right(model, *tiles) for tiles in which]
+
+
+def test_the_same_image_is_a_hit_and_another_one_is_none(reader: tuple[Path, torch.nn.Module]) -> None:
+    with LLM(str(reader[0]), dtype="float32", block_size=4) as llm:
+        first, hits = answers(llm, [prompt_of(0)[1]])
+        again, same = answers(llm, [prompt_of(0)[1]])
+        _, others = answers(llm, [prompt_of(1)[1]])
+    assert first == again and hits == [0] and same == [20] and others == [0]
+
+
+def test_a_tile_is_computed_once_and_whole(reader: tuple[Path, torch.nn.Module], tmp_path: Path) -> None:
+    path, _ = reader
+    config = load_config(path)
+    params = load_params(path, config, alone(), torch.float32, "cpu")
+    MediaStore([tmp_path]).put(TILES, "the image")
+    images = Images(path, config, torch.float32, tmp_path, kept_bytes=2 * TILE_TOKENS * config.hidden_size * 4)
+
+    def states(tile: int, first: int, count: int) -> torch.Tensor:
+        tokens = torch.from_numpy(input_tokens(digest_of(TILES[tile]), TILE_TOKENS)[first : first + count].astype(np.int64))
+        batch = ForwardBatch(tokens, *[None] * 6, inputs=(InputPart(0, count, digest_of(TILES[tile]), first),))
+        return images.with_vectors(batch, params, alone()).states
+
+    whole = states(0, 0, TILE_TOKENS)
+    assert torch.equal(torch.cat([states(0, at, 3) for at in range(0, 15, 3)]), whole[:15]) and images.computed == TILE_TOKENS
+    states(1, 0, 4), states(0, 0, 4), states(2, 0, 4), states(0, 0, 4)
+    assert images.computed == 3 * TILE_TOKENS
+    assert torch.equal(states(1, 0, 4), states(1, 0, 4)) and images.computed == 4 * TILE_TOKENS
+    (tmp_path / digest_of(TILES[2]).hex()).write_bytes(b"torn")
+    with pytest.raises(ModelError, match="is not in"):
+        states(2, 0, 4)
+
+
+def test_a_store_has_a_bound_and_notices_damage(tmp_path: Path) -> None:
+    folder = tmp_path / FOLDER
+    store = MediaStore([folder], room_bytes=2 * TILES[0].nbytes)
+    store.put(TILES[:2], "one")
+    store.put(TILES[:2], "one")
+    assert np.array_equal(tile_in(folder, digest_of(TILES[1]), SIDE), TILES[1]) and len([*folder.iterdir()]) == 2
+    with pytest.raises(MediaError, match=r"^two cannot be kept here: images that came in the last minutes have taken all room$"):
+        store.put(TILES[2:], "two")
+    file = folder / digest_of(TILES[0]).hex()
+    file.write_bytes(bytes(TILES[0].nbytes))
+    with pytest.raises(MediaError, match="is damaged"):
+        tile_in(folder, digest_of(TILES[0]), SIDE)
