@@ -114,3 +114,17 @@ def test_the_tokenizer_s_end_ends_answers(tmp_path: Path) -> None:
     assert load_config(tmp_path).eos_token_ids == (4,)
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [0, 7]}))
     assert load_config(tmp_path).eos_token_ids == (0, 7, 4) and load_config(tmp_path, with_generation=False).eos_token_ids == (4,)
+
+
+def test_changed_files_are_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And none that is as it was."""
+    folder = folder_with(tmp_path, {"tokenizer_config.json": {"eos_token": "he"}})
+    first = special_token(folder)
+    read = Path.read_bytes
+    monkeypatch.setattr(Path, "read_bytes", lambda path: pytest.fail(f"{path} is read"))
+    assert special_token(folder) == first is not None
+    monkeypatch.setattr(Path, "read_bytes", read)
+    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "ll"}))
+    assert special_token(folder) not in (first, None)
+    (folder / "tokenizer.json").unlink()
+    assert special_token(folder) is None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,6 +16,7 @@ import msgspec
 
 VOCABULARY, SETTINGS, NAMES, ADDED = "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"
 TEMPLATE_FILE, TEMPLATES_FOLDER = "chat_template.jinja", "additional_chat_templates"
+CONFIG = "config.json"
 BY_ID = "added_tokens_decoder"
 LISTS = ("additional_special_tokens", "extra_special_tokens")
 FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
@@ -123,7 +125,22 @@ def tokenizer_json(folder: Path) -> bytes:
 
 
 def special_token(folder: Path, role: str = "eos_token") -> int | None:
-    """The number of the tokenizer's token of a role; None where its files name none that it has, or cannot be read."""
+    """The number of the tokenizer's token of a role; None where its files name none that it has, or cannot be read. Files that are
+    as they were are not read again: a large vocabulary takes as long as the weights of a small model."""
+    return _special_token(folder, role, tuple(_state(folder / name) for name in (VOCABULARY, SETTINGS, NAMES, ADDED, CONFIG)))
+
+
+def _state(file: Path) -> tuple[int, ...]:
+    """What tells a file from what it was before, () where there is none."""
+    try:
+        found = file.stat()
+    except OSError:
+        return ()
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+
+
+@lru_cache(maxsize=64)
+def _special_token(folder: Path, role: str, states: tuple[tuple[int, ...], ...]) -> int | None:
     try:
         text = named_tokens(tokenizer_settings(folder)).get(role)
     except (OSError, ValueError):  # who needs a tokenizer says what is wrong with it
@@ -202,7 +219,7 @@ def _numbers(vocab: Any) -> dict[str, int]:
 
 
 def _width(folder: Path) -> int | None:
-    config = _object(folder / "config.json")
+    config = _object(folder / CONFIG)
     text = config.get("text_config")
     found = config.get("vocab_size") or (text.get("vocab_size") if isinstance(text, dict) else None)
     return found if isinstance(found, int) else None

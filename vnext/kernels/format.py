@@ -14,6 +14,7 @@ format's file only on use.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from importlib import import_module
 from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple, Protocol
@@ -190,7 +191,12 @@ def format_of(name: str) -> Format:
     """The format of this name. Raises ValueError for a name that the table lacks."""
     if name not in FORMATS:
         raise ValueError(f"the format {name!r} of a weight is not known; there are: {', '.join(FORMATS)}")
-    module, _, attribute = FORMATS[name].place.partition(":")
+    return _object_at(FORMATS[name].place)
+
+
+@cache
+def _object_at(place: str) -> Format:
+    module, _, attribute = place.partition(":")
     found: Format = attrgetter(attribute)(import_module(module))
     return found
 
