@@ -84,7 +84,7 @@ def test_uses_positions_and_seeds_share_no_word() -> None:
 
 
 def test_domains_are_distinct_and_fixed() -> None:
-    assert {domain.name: int(domain) for domain in Domain} == {"POSITION": 1, "INVERSION": 3, "GUMBEL": 4}
+    assert {domain.name: int(domain) for domain in Domain} == {"POSITION": 1, "INVERSION": 3, "GUMBEL": 4, "OUTSIDE": 5}
 
 
 def test_bits_are_balanced() -> None:

@@ -106,7 +106,7 @@ def test_a_parameter_with_a_default_is_no_second_one() -> None:
 
 
 OWN = ["last_come", "all_equal", "least_computed", "chaos"]
-DOCUMENTED = ["shortest_job_first", "shortest_job_first_aged", "fair_share", "priority_aged"]
+DOCUMENTED = ["shortest_job_first", "shortest_job_first_aged", "fair_share"]
 
 
 @pytest.mark.parametrize("function", OWN)

@@ -25,6 +25,7 @@ class Domain(IntEnum):
     POSITION = 1
     INVERSION = 3
     GUMBEL = 4
+    OUTSIDE = 5
 
 
 def threefry2x32(

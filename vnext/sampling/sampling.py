@@ -94,16 +94,20 @@ class Choose(Protocol):
     def __call__(self, logits: torch.Tensor, inputs: SamplingInputs, *, spoilt: torch.Tensor | None = None) -> torch.Tensor: ...
 
 
-def sample(logits: torch.Tensor, inputs: SamplingInputs, draw: Draw | None = None) -> Sampled:
+def sample(
+    logits: torch.Tensor, inputs: SamplingInputs, draw: Draw | None = None, own: Choose | None = None
+) -> Sampled:
     """One token for each row of `logits` float32[S, V], which is not changed.
 
     Greedy rows take the likeliest token, the lowest id among equals. So does a row that has nothing to draw from: every
-    token is banned, or a logit is NaN. With a `draw`, the torch form runs with that draw. Raises ValueError if `inputs`
-    breaks its contract.
+    token is banned, or a logit is NaN. With a `draw`, the torch form runs with that draw; `own` chooses in its
+    place. Raises ValueError if `inputs` breaks its contract.
     """
     check_inputs(logits, inputs)
     adjusted = adjust(logits, inputs, masking_for(logits.device.type) if draw is None else keep_allowed)
-    if draw is None and backend_for(logits.device.type).name == "compiled":
+    if own is not None:
+        tokens = own(adjusted, inputs)
+    elif draw is None and backend_for(logits.device.type).name == "compiled":
         tokens = choose_compiled(adjusted, inputs)
     else:
         tokens = choose(adjusted, inputs, draw or draw_by_inversion)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from importlib.metadata import EntryPoint, EntryPoints
 from pathlib import Path
 
 import msgspec
@@ -15,6 +16,7 @@ from vnext.replay.cli.main import main
 from vnext.replay.execution.recorded import Selection, Walk
 from vnext.replay.reading.info import info
 from vnext.replay.reading.source import open_log
+from vnext.sampling import outside
 from vnext.state.state import State
 
 replace = msgspec.structs.replace
@@ -46,6 +48,23 @@ def test_every_token_comes_out_again(full_log, answer, extra):
     assert (code, found["same"], found["differ"], found["end"]) == (0, True, 0, "complete")
     assert found["requests"] == 24 and found["rebuilt_tokens"] == 0
     assert found["tokens"] == (info(open_log(full_log)).sampled_tokens if extra != ("--solo",) else found["tokens"]) > 150
+
+
+def second(logits, rows):
+    """A sampler of no package."""
+    return logits.topk(2).indices[:, 1]
+
+
+def test_a_sampler_from_outside_chooses_again(checkpoint, tmp_path, answer, monkeypatch, capsys):
+    points = EntryPoints([EntryPoint("second", "test_exec:second", outside.GROUP)])
+    monkeypatch.setattr(outside, "entry_points", lambda group: points)
+    log = record(checkpoint, tmp_path / "own", requests=6, settings={"sampler": "second"})
+    for extra in ((), ("--solo",)):
+        code, found = answer("exec", log, *extra)
+        assert (code, found["same"]) == (0, True) and found["tokens"] > 20
+    monkeypatch.setattr(outside, "entry_points", lambda group: EntryPoints())
+    assert main(["exec", str(log)]) == 2
+    assert "chose tokens by a sampler from outside, and no installed package offers a sampler 'second'" in capsys.readouterr().err
 
 
 def test_a_model_that_turns_otherwise_for_long_requests_does_so_again(tmp_path, answer):

@@ -155,10 +155,15 @@ def test_a_disk_tier_is_left_its_memory_and_knows_all_of_a_page(roomy: None, tmp
 
 
 def test_weights_of_8_bits_are_for_a_cpu_and_floats_of_8_bits_stand_beside_16(roomy: None) -> None:
-    with pytest.raises(SettingsError, match="^--quantization int8 works on a CPU so far: leave it out .*, or add --device cpu$"):
+    with pytest.raises(SettingsError, match="^--quantization int8 works on a CPU so far: leave it out, or add --device cpu$"):
         loading.load_rank(settings_of(quantization="int8", dtype="bfloat16"), Path())
     with pytest.raises(SettingsError, match="^--kv-cache-dtype is fp8, .* and the dtype is float32: add --dtype bfloat16$"):
         loading.load_rank(settings_of(kv_cache_dtype="fp8"), Path())
+
+
+def test_a_sampler_from_outside_is_for_a_cpu(roomy: None) -> None:
+    with pytest.raises(SettingsError, match="^--sampler works on a CPU so far: leave it out, or add --device cpu$"):
+        loading.load_rank(settings_of(sampler="own"), Path())
 
 
 def test_packed_weights_are_for_a_cpu(roomy: None, tmp_path: Path) -> None:

@@ -104,7 +104,7 @@ class Alone:
             committed = b""
             if logits is not None:
                 with refusing():
-                    token = int(sample(logits, tensors_of_sampling(inputs.sampling)).tokens[0])
+                    token = int(sample(logits, tensors_of_sampling(inputs.sampling), own=self._machine.sampler).tokens[0])
                 yield position, token, logits[0]
                 committed = pack_tokens(tokens[position : position + 1])
                 position += 1

@@ -70,7 +70,7 @@ class Batched:
                 self._copy_states(inputs.copies.after)
             if logits is None or inputs.sampling is None:
                 return np.empty(0, dtype=np.int64), None
-            return sample(logits, tensors_of_sampling(inputs.sampling)).tokens.numpy(), logits
+            return sample(logits, tensors_of_sampling(inputs.sampling), own=self.machine.sampler).tokens.numpy(), logits
 
     def _copy_states(self, pairs: np.ndarray) -> None:
         self.machine.copy_states(self.caches, pairs)

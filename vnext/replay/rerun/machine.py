@@ -33,6 +33,7 @@ from vnext.runtime.processes.determinism import describe_process
 from vnext.runtime.processes.thread_plan import TEAM_SPIN_US, default_threads
 from vnext.runtime.protocol.settings import SettingsError
 from vnext.sampling.constraint import Vocabulary
+from vnext.sampling.outside import OwnSampler, SamplerError, own_sampler
 from vnext.state.config import SchedulerConfig
 from vnext.state.events import EngineStarted
 
@@ -71,6 +72,13 @@ class Machine:
         self.config, self.adapters = self.shards[0].config, Adapters(self.shards, folders)
         self.versions = Versions(path, self.shards, self.kernels, weights, checks)
         self.vocabulary = Vocabulary(path, self.config.vocab_size, self.config.eos_token_ids)
+        self.sampler = self._sampler(numerics.sampler)
+
+    def _sampler(self, name: str) -> OwnSampler | None:
+        try:
+            return own_sampler(name, self.config.vocab_size) if name else None
+        except SamplerError as error:
+            raise CannotRun(f"the log's engine chose tokens by a sampler from outside, and {error}") from error
 
     def environment(self) -> dict[str, str]:
         """The environment, in the format of a log's header."""

@@ -30,7 +30,7 @@ class Numerics(msgspec.Struct, frozen=True, kw_only=True):
 
     `model_length` is the longest request, 0 for the default; a model may use other rotary values for longer requests.
     `deterministic` is the engine's option. `ranks` share each layer. `threads` compute, 0 for as many as the machine
-    has; their number changes no bit.
+    has; their number changes no bit. `sampler` is one from outside, "" for vnext's own.
     """
 
     dtype: str = "auto"
@@ -41,6 +41,7 @@ class Numerics(msgspec.Struct, frozen=True, kw_only=True):
     ranks: int = 1
     threads: int = 0
     model_length: int = 0
+    sampler: str = ""
 
     def words(self) -> str:
         """The numerics in words."""
@@ -71,6 +72,7 @@ def recorded_numerics(environment: Mapping[str, str], ranks: int, model_length: 
         deterministic=asked,
         ranks=ranks,
         model_length=model_length,
+        sampler=environment.get("sampler", ""),
     )
 
 

@@ -58,7 +58,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     `hf_overrides` and `override_generation_config` are JSON objects whose members replace those of config.json and of
     generation_config.json ("" for none). `load_format` "dummy" takes random numbers for the weights, which need no files.
     `model_impl`: whose code computes the model; "vllm" means vnext's own. `family`: a Python file with a family
-    of the user's own, "" for none.
+    of the user's own, "" for none; `sampler`: a sampler of an installed package (sampling/outside.py), "" for vnext's.
     `speculative_config` is a JSON object (runtime/protocol/speculation.py), "" for no drafts.
     `device` "auto" selects a GPU where one works. On a GPU, `gpu_memory_utilization` is the share of its memory that the
     engine may take; `enforce_eager` captures no graphs; `graph_sizes` lists the row counts that are captured (() decides);
@@ -95,6 +95,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     load_format: LoadFormat = "auto"
     model_impl: ModelImpl = "auto"
     family: str = ""
+    sampler: str = ""
     device: DeviceName = "auto"
     dtype: Dtype = "auto"
     quantization: Quantization = "auto"
@@ -320,6 +321,7 @@ class RankSettings(msgspec.Struct, frozen=True, kw_only=True):
     handover_bytes: int = 2**30
     cluster_secret_file: str = ""
     family: str = ""
+    sampler: str = ""
     enable_expert_parallel: bool = False
     media_dir: str = ""
 

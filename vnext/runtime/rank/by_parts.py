@@ -28,7 +28,7 @@ from vnext.runtime.batch.step_outputs import NOTHING_SAMPLED, StepOutputs, repor
 from vnext.runtime.batch.tensors import tensors_of_batch, tensors_of_step
 from vnext.runtime.rank.images import Images
 from vnext.runtime.rank.routed_experts import RoutedExperts
-from vnext.sampling.sampling import sample
+from vnext.sampling.sampling import Choose, sample
 
 
 class ByParts:
@@ -50,6 +50,7 @@ class ByParts:
         self._adapted = AdaptedForward(family.forward, slots, "cpu") if slots else None
         self._sums, self._routed = PromptSums(tail), routed
         self.images: Images | None = None  # makes vectors of images, where the model reads them
+        self.sampler: Choose | None = None  # vnext's own
 
     @torch.inference_mode()
     def run(self, inputs: StepInputs, kv: KvCache) -> StepOutputs:
@@ -95,6 +96,6 @@ class ByParts:
         if inputs.sampling is None:
             return NOTHING_SAMPLED
         logits = self.logits(hidden)
-        sampled = sample(logits, inputs.sampling)
+        sampled = sample(logits, inputs.sampling, own=self.sampler)
         tokens = sampled.tokens.numpy()
         return StepOutputs(tokens, reported(sampled, inputs.logprobs), spoilt=spoilt_rows(logits.numpy(), tokens))

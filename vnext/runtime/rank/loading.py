@@ -19,7 +19,6 @@ from msgspec.structs import replace
 from vnext.base.version import __version__
 from vnext.kernels.arrays import torch_dtype
 from vnext.kernels.cpu import memory, native
-from vnext.kernels.format import is_served
 from vnext.kernels.shards import SHARDS_MAX
 from vnext.models.config.folder import is_dummy
 from vnext.models.config.model_config import load_config
@@ -51,14 +50,16 @@ from vnext.runtime.rank.replica import Rank
 from vnext.runtime.rank.runner import ModelRunner
 from vnext.runtime.rank.stage import EarlierSteps, StageModel
 from vnext.runtime.rank.stage_links import StageLinks, stage_place
-from vnext.runtime.rank.state_pools import require_plain_steps
 from vnext.runtime.rank.steps import HostSteps
 from vnext.runtime.rank.tier import HostPages, PageMemory, RankTier
+from vnext.runtime.rank.together import require_device, require_model
 from vnext.runtime.rank.weights import RankWeights
 from vnext.runtime.transport.collectives.group import StoreAddress, join_group
 
 if TYPE_CHECKING:
     import torch
+
+    from vnext.sampling.sampling import Choose
 
 SPLITS = "splits.json"  # in the engine's folder, for ranks that follow lost ones
 LOCK_WAIT_S = 2.0  # for the folder of the disk tier, where a rank was lost: one that can end does so within a moment
@@ -73,19 +74,7 @@ def load_rank(settings: RankSettings, rendezvous: Path) -> tuple[Rank, ModelRunn
     if device_of(settings) == "cpu":
         return _load_cpu_rank(settings, rendezvous)
     start_threads(settings.threads)
-    for name, least in (("pipeline_parallel_size", 1), ("nnodes", 1), ("enable_expert_parallel", 0)):
-        if getattr(settings, name) > least:
-            raise SettingsError(f"--{name.replace('_', '-')} works on a CPU so far: leave it out, or add --device cpu")
-    if settings.role != "both":
-        raise SettingsError("--role and --prefill-engines work on a CPU so far: leave them out, or add --device cpu")
-    if settings.returns_routed_experts:
-        raise SettingsError("--enable-return-routed-experts works on a CPU so far: leave it out, or add --device cpu")
-    if not is_served(settings.quantization, "cuda"):
-        raise SettingsError(
-            f"--quantization {settings.quantization} works on a CPU so far: leave it out (bfloat16 is faster), or add --device cpu"
-        )
-    if settings.packed_weights_dir:
-        raise SettingsError("--packed-weights-dir works on a CPU so far: leave it out, or add --device cpu")
+    require_device(settings, "cuda")
     from vnext.runtime.rank.gpu_loading import device_pages, device_rank, enough_memory, open_device
 
     device = open_device(settings.place)
@@ -131,11 +120,9 @@ def open_tier(settings: RankSettings, runner: ModelRunner, memory: PageMemory | 
     the runner's on the host. Raises SettingsError where it cannot be had."""
     files, receiver, page_bytes = None, None, runner.block_bytes(settings.block_size)
     if settings.kv_disk_dir:
-        require_plain_pages("--kv-disk-dir", runner)
         identity = page_identity(settings, runner, f"{settings.place} of {settings.place_count}")
         files = open_files(settings, Path(settings.kv_disk_dir).expanduser(), identity, page_bytes, settings.kv_disk_max_age_s)
     if settings.role == "decode":
-        require_plain_pages("a hand-over", runner)
         pages = handover_identity(settings, runner)
         receiver = Receiver(settings.rank, secret_for(settings), lambda folder: PageFolder(Path(folder), pages, page_bytes))
     if files is None and receiver is None:
@@ -164,7 +151,6 @@ def open_publisher(settings: RankSettings, runner: ModelRunner) -> Publisher | N
     """What hands this rank's blocks over; None in an engine that keeps them. Raises SettingsError where it cannot be had."""
     if settings.role != "prefill":
         return None
-    require_plain_pages("a hand-over", runner)
     page_bytes, server = runner.block_bytes(settings.block_size), None
     try:
         files = open_files(settings, Path(settings.handover_dir), handover_identity(settings, runner), page_bytes)
@@ -182,16 +168,6 @@ def open_publisher(settings: RankSettings, runner: ModelRunner) -> Publisher | N
             why = f"--handover-address is {settings.handover_address}, where rank {settings.rank} cannot listen"
             raise SettingsError(f"{why} ({error.strerror}): give another one") from error
     return Publisher(settings.rank, settings.handover_dir, files, runner.page_rows, settings.handover_bytes, server)
-
-
-def require_plain_pages(who: str, runner: ModelRunner) -> None:
-    """Raise SettingsError unless a page holds all that belongs to a block."""
-    if runner.head is not None or runner.routed is not None:
-        raise SettingsError(f"{who} keeps no state of a draft head and no expert ids: leave one of the two out")
-    if runner.config.recurrent is not None:
-        raise SettingsError(f"{who} serves models whose layers all attend so far, and this one has recurrent layers: leave it out")
-    if any(kv_groups(runner.config).windows):
-        raise SettingsError(f"{who} serves models with full attention so far, and this one has windows: leave it out")
 
 
 def secret_for(settings: RankSettings) -> bytes:
@@ -283,7 +259,7 @@ def load_runner(settings: RankSettings, device: torch.device | str, parallel: Pa
     """Load the weights; the first rank shows a progress bar."""
     progress, path = LoadProgress(settings.stack_file) if settings.rank == 0 else None, Path(settings.model_path)
     config = load_config(path, settings.generation_config == "auto", settings.max_model_len)
-    require_plain_steps(settings, config, str(device))
+    require_model(settings, config, str(device))
     parallel = with_whole_experts(config, parallel) if settings.enable_expert_parallel else parallel
     config = of_stage(config, stage_place(settings).stage, settings.pipeline_parallel_size)
     if settings.rank == 0 and is_dummy(path):
@@ -294,10 +270,23 @@ def load_runner(settings: RankSettings, device: torch.device | str, parallel: Pa
     for sentence in (unread(path), native.why_incomplete() if str(device) == "cpu" else ""):
         if settings.rank == 0 and sentence:
             log.warning("%s", sentence)
-    return ModelRunner(
+    runner = ModelRunner(
         path, settings.dtype, device, parallel, progress, settings.quantization, settings.deterministic, config,
         settings.max_lora_rank, settings.kv_cache_dtype, settings.packed_weights_dir,
     )  # fmt: skip
+    if settings.sampler:
+        runner.sampler = load_sampler(settings.sampler, config.vocab_size)
+    return runner
+
+
+def load_sampler(name: str, vocab_size: int) -> Choose:
+    """A sampler from outside. Raises SettingsError."""
+    from vnext.sampling.outside import SamplerError, own_sampler  # samplers are torch's
+
+    try:
+        return own_sampler(name, vocab_size)
+    except SamplerError as error:
+        raise SettingsError(f"--sampler: {error}") from error
 
 
 def use_isa(isa: Isa) -> None:
@@ -379,6 +368,8 @@ def describe_numbers(settings: RankSettings, runner: ModelRunner) -> dict[str, s
         numbers |= {"threads": str(settings.threads), "token_bytes": str(runner.token_bytes()), "cores": cores}
     if runner.config.recurrent is not None:
         numbers["state_bytes"] = str(runner.state_bytes())
+    if settings.sampler:
+        numbers["sampler"] = settings.sampler
     if runner.kept.codes:
         numbers["codes"] = scheme(name for name, _ in runner.kept.codes.most_common())
     return numbers | {"batch_invariant": str(runner.invariance)}

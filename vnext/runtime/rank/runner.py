@@ -6,7 +6,7 @@ Owns the tensors of a rank. Knows arrays, not requests; decides nothing.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -20,7 +20,7 @@ from vnext.kernels.format import CODES, NO_FORMAT, WeightFormats, weight_formats
 from vnext.models.config.model_config import ModelConfig, load_config
 from vnext.models.layers.batch import ForwardBatch
 from vnext.models.layers.kv_cache import cache_dtype, kv_bytes_per_page, make_kv_cache, page_rows
-from vnext.models.layers.recurrent import state_bytes_per_page
+from vnext.models.layers.recurrent import copy_states, make_state_pools, state_bytes_per_page
 from vnext.models.layers.sharding import Parallel
 from vnext.models.layers.tensors import host_tensors_of, tensors_of
 from vnext.models.layers.traffic import token_bytes
@@ -37,7 +37,6 @@ from vnext.runtime.batch.on_arrays import OnArrays
 from vnext.runtime.batch.step_inputs import StepInputs
 from vnext.runtime.batch.step_outputs import StepOutputs
 from vnext.runtime.processes.determinism import Invariance, cpu_flags, gpu_invariance, has_strict_path, invariance
-from vnext.runtime.rank.state_pools import StatePools
 from vnext.sampling.constraint import Vocabulary
 from vnext.sampling.inputs import SamplingInputs, is_plain
 
@@ -51,6 +50,7 @@ if TYPE_CHECKING:
     from vnext.runtime.rank.adapters import AdapterSlots
     from vnext.runtime.rank.by_parts import ByParts
     from vnext.runtime.rank.routed_experts import RoutedExperts
+    from vnext.sampling.sampling import Choose
 
 log = logging.getLogger(__name__)
 ZERO = bytes(8)
@@ -119,7 +119,6 @@ class ModelRunner:
         self.path, self.weights_path = path, str(path)
         self.config = config or load_config(path)
         self.device = str(device)
-        self.device_type = self.device.partition(":")[0]
         self.dtype, quantization = choose_numbers(dtype, self.config, quantization, self.device_type)
         self._is_host = self.device_type == "cpu" and serves(self.dtype, weight_formats(quantization).products)
         self._dtype = host_dtype(self.dtype) if self._is_host else torch_dtype(self.dtype)
@@ -138,8 +137,14 @@ class ModelRunner:
         self.draft: ModelRunner | None = None  # computes drafts, under the same page numbers
         self.head: Head | None = None  # does, and reads hidden states of this model
         self.routed: RoutedExperts | None = None  # keeps the expert ids of tokens, where requests get them
+        self.sampler: Choose | None = None  # chooses tokens in place of vnext's draw
         self.stage: StagePart | None = None  # computes this rank's part of a pipeline's steps
         self.steps_device: Device | None = None  # the interface of `gpu/steps.py` to a device other than the CPU
+
+    @property
+    def device_type(self) -> str:
+        """The kind of device."""
+        return self.device.partition(":")[0]
 
     def _invariance(self, asked: bool | None, quantization: str) -> Invariance:
         if self.device_type != "cpu":
@@ -297,7 +302,9 @@ class ModelRunner:
         from vnext.runtime.rank.by_parts import ByParts  # torch, which other steps do without
 
         params = host_tensors_of(self._params)
-        return ByParts(self._family, params, self.config, self.parallel, self.adapters, self.routed, self.tail)
+        parts = ByParts(self._family, params, self.config, self.parallel, self.adapters, self.routed, self.tail)
+        parts.sampler = self.sampler
+        return parts
 
     @cached_property
     def tail(self) -> Tail | None:
@@ -306,7 +313,7 @@ class ModelRunner:
 
     def _run(self, inputs: StepInputs) -> StepOutputs:
         whole, sampling = self._whole, inputs.sampling
-        if whole is None or self._on_arrays is None or inputs.forward.inputs:
+        if whole is None or self._on_arrays is None or inputs.forward.inputs or self.sampler is not None:
             return self.run_by_parts(inputs)
         is_plain_step = inputs.prompts is None and sampling is not None and is_plain(sampling)
         if is_plain_step and whole.takes(len(inputs.logprobs)) and not self._may_be_spoilt(inputs.forward):
@@ -331,6 +338,30 @@ class ModelRunner:
         if self._kv_tensors is None:
             self._kv_tensors = tensors_of(self._kv)
         return self._kv_tensors
+
+
+class StatePools:
+    """The pages in which a rank keeps the states of recurrent layers, and the copies among them that a step begins and ends with.
+
+    Which page is whose is the state's business (vnext/state/recurrent.py).
+    """
+
+    def __init__(self, config: ModelConfig, page_count: int, dtype: str, world_size: int) -> None:
+        self.pools = make_state_pools(config, page_count, torch_dtype(dtype), "cpu", world_size)
+        self._given: ForwardBatch | None = None
+        self._forward: ForwardBatch | None = None
+
+    def run(self, inputs: StepInputs, compute: Callable[[StepInputs], StepOutputs]) -> StepOutputs:
+        """One step: its rows go on from their pages and leave their states there."""
+        states, copies = inputs.forward.recurrent, inputs.copies
+        assert states is not None and copies is not None, "the state has recurrent layers"
+        if inputs.forward is not self._given:  # a batch that comes again stays the same object
+            self._given, self._forward = inputs.forward, inputs.forward._replace(recurrent=states._replace(pools=self.pools))
+        assert self._forward is not None
+        copy_states(self.pools, copies.before)
+        outputs = compute(inputs._replace(forward=self._forward))
+        copy_states(self.pools, copies.after)
+        return outputs
 
 
 def has_strict_mkl() -> bool:

@@ -20,7 +20,7 @@ from vnext.models.errors import ModelError
 from vnext.runtime.client.output_stream import Refused
 from vnext.runtime.protocol.sampling_params import InvalidRequest
 from vnext.runtime.protocol.settings import SettingsError
-from vnext.runtime.rank.state_pools import require_plain_steps
+from vnext.runtime.rank.together import require_model
 from vnext.text.tokenizer import Tokenizer
 
 sys.path += [str(Path(__file__).resolve().parents[3] / folder) for folder in ("server", "runtime")]
@@ -158,4 +158,4 @@ def test_options_that_do_not_serve_encoders_so_far(oracle: tuple[Path, torch.nn.
     config = load_config(oracle[0])
     for option, size, device in (("--pipeline-parallel-size", 2, "cpu"), ("--device cuda", 1, "cuda")):
         with pytest.raises(SettingsError, match=f"{option} does not serve encoders so far"):
-            require_plain_steps(SimpleNamespace(pipeline_parallel_size=size, draft_method=""), config, device)
+            require_model(SimpleNamespace(pipeline_parallel_size=size, draft_method="", kv_disk_dir="", role="both"), config, device)

@@ -1,0 +1,62 @@
+"""Together: which settings a rank refuses beside each other and beside its model, before it loads a weight.
+
+Owns the refusals that depend on the model or on the device; those of settings alone are in options/settings_check.py.
+docs/options.md has the table of both.
+"""
+
+from __future__ import annotations
+
+from vnext.kernels.format import is_served
+from vnext.models.config.model_config import ModelConfig
+from vnext.models.layers.kv_cache import kv_groups
+from vnext.runtime.protocol.settings import RankSettings, SettingsError
+
+HEADS = ("eagle3", "mtp")
+"""Methods whose drafts a head makes, which keeps states of its own."""
+
+
+def require_device(settings: RankSettings, device: str) -> None:
+    """Raise SettingsError for what works on a CPU so far, on another device."""
+    if device == "cpu":
+        return
+    given = {
+        "--pipeline-parallel-size": settings.pipeline_parallel_size > 1, "--nnodes": settings.nnodes > 1,
+        "--enable-expert-parallel": settings.enable_expert_parallel, "--sampler": bool(settings.sampler),
+        "--role (or --prefill-engines)": settings.role != "both",
+        "--enable-return-routed-experts": settings.returns_routed_experts,
+        f"--quantization {settings.quantization}": not is_served(settings.quantization, device),
+        "--packed-weights-dir": bool(settings.packed_weights_dir),
+    }  # fmt: skip
+    for option, is_given in given.items():
+        if is_given:
+            raise SettingsError(f"{option} works on a CPU so far: leave it out, or add --device cpu")
+
+
+def require_model(settings: RankSettings, config: ModelConfig, device: str) -> None:
+    """Raise SettingsError for what does not go with recurrent layers, encoders, unlike layers, or pages that windows empty."""
+    kinds = {
+        "models with recurrent layers": config.recurrent is not None, "encoders": config.encoder is not None,
+        "models with unlike layers": config.has_unlike_layers,
+    }  # fmt: skip
+    pages = {"--kv-disk-dir": bool(settings.kv_disk_dir), "a hand-over": settings.role != "both"}
+    served = next((kind for kind, is_one in kinds.items() if is_one), "")
+    others = {
+        "--device cuda": device != "cpu", "--pipeline-parallel-size": settings.pipeline_parallel_size > 1,
+        "--speculative-config": bool(settings.draft_method) and not config.has_unlike_layers,
+    }  # fmt: skip
+    for option, is_given in others.items():
+        if served and is_given:
+            raise SettingsError(f"{option} does not serve {served} so far, and this is one: leave it out")
+    for who, is_given in pages.items():
+        if is_given:
+            _require_plain_pages(who, settings, config)
+
+
+def _require_plain_pages(who: str, settings: RankSettings, config: ModelConfig) -> None:
+    """Raise SettingsError unless a page holds all that belongs to a block."""
+    if settings.draft_method in HEADS or settings.returns_routed_experts:
+        raise SettingsError(f"{who} keeps no state of a draft head and no expert ids: leave one of the two out")
+    if config.recurrent is not None:
+        raise SettingsError(f"{who} serves models whose layers all attend so far, and this one has recurrent layers: leave it out")
+    if any(kv_groups(config).windows):
+        raise SettingsError(f"{who} serves models with full attention so far, and this one has windows: leave it out")
