@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 from rich.console import Console
 
+from vnext.replay.answers.cache_curve import CacheCurve, Curve, print_curve
 from vnext.replay.console import render
 from vnext.replay.console.commands import SAME, print_answer, top_of
 from vnext.replay.reading.folding import Broken, Folded, fold
@@ -59,8 +60,8 @@ class CacheUse(msgspec.Struct, frozen=True, kw_only=True):
     absent at that moment (`absent`: evicted, forgotten, or not computed yet), and `new` ones. `partings` are sorted
     by missed tokens.
 
-    `caching` is whether the engine had the cache switched on. `requests` were admitted at least once. `retentions` are those that
-    were asked for.
+    `caching` is whether the engine had the cache switched on. `requests` were admitted at least once. `retentions` and `curve` are
+    there if asked for.
     """
 
     requests: int
@@ -73,6 +74,7 @@ class CacheUse(msgspec.Struct, frozen=True, kw_only=True):
     partings: list[Parting]
     ended: str
     retentions: list[Retention] = []
+    curve: Curve | None = None
 
 
 class _Asked(msgspec.Struct, frozen=True):
@@ -205,18 +207,21 @@ class _Counting:
         ]  # fmt: skip
 
 
-def cache_use(log: Log, top: int, ttls_s: Sequence[int] = ()) -> CacheUse:
-    """Compare every prompt of a log, and name the `top` places at which most is missed, and what retentions would have saved."""
+def cache_use(log: Log, top: int, ttls_s: Sequence[int] = (), curve: CacheCurve | None = None) -> CacheUse:
+    """Compare every prompt of a log, and name the `top` places at which most is missed, and what retentions would have saved.
+    Raises UnusableLog for a cache that `curve` does not know."""
     config, ended = log.header.started.config, "complete"
     retentions = Retentions(log, ttls_s)
     counting = _Counting(config, retentions)
     for item in fold(log):
         if isinstance(item, Folded):
             counting.hear(item)
+            if curve is not None:
+                curve.hear(item)
         elif isinstance(item, Broken):
             ended = item.message
     sums = {name: counting.sums[name] for name in ("requests", "asked", "found", "salted", "absent", "new")}
-    answers = {"partings": counting.partings(top), "retentions": retentions.answer()}
+    answers = {"partings": counting.partings(top), "retentions": retentions.answer(), "curve": curve and curve.done()}
     return CacheUse(**sums, caching=config.prefix_caching, ended=ended, **answers)
 
 
@@ -230,13 +235,15 @@ def add_command(command: Callable[..., argparse.ArgumentParser]) -> None:
         "Compares each prompt with all earlier texts.",
     )  # fmt: skip
     counting.add_argument("--top", type=int, default=5, help="number of the costliest places where prompts diverge (default 5)")
+    counting.add_argument("--curve", action="store_true", help="the hit rate that caches of other sizes would have had")
     counting.add_argument("--ttl", default="", help="times such as 5m,1h: what it would have saved to keep each prompt for so long")
 
 
 def run(arguments: argparse.Namespace, console: Console) -> int:
     """Returns 0."""
     ttls_s = ttls_of(arguments.ttl) if arguments.ttl else ()
-    answer = cache_use(open_log(arguments.log), top_of(arguments, TOP_MAX), ttls_s)
+    log = open_log(arguments.log)
+    answer = cache_use(log, top_of(arguments, TOP_MAX), ttls_s, CacheCurve(log) if arguments.curve else None)
     print_answer(arguments, console, answer, print_cache_use)
     return SAME
 
@@ -266,6 +273,8 @@ def print_cache_use(console: Console, answer: CacheUse) -> None:
     ]  # fmt: skip
     if kept:
         render.records(console, "if each prompt's blocks stayed after their last use", tuple(kept[0]), kept)
+    if answer.curve is not None:
+        print_curve(console, answer.curve)
 
 
 # ---- --ttl -------------------------------------------------------------------------------------------------------
