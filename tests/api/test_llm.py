@@ -178,7 +178,8 @@ def test_no_prompts_no_answers(llm: LLM) -> None:
         ([[10**6]], GREEDY, "token ids lie between 0 and"),
         (["a", "b"], [GREEDY], "2 prompts and 1 sampling_params"),
         (["a"], SamplingParams(stop_token_ids=[10**6]), "stop_token_ids names token 1000000"),
-        ([{"prompt": "a", "multi_modal_data": 1}], GREEDY, "A prompt has the keys 'prompt', 'multi_modal_data': give a text"),
+        ([{"prompt": "a", "multi_modal_data": 1}], GREEDY, 'A prompt with multi_modal_data is {"prompt": a text'),
+        ([{"prompt": "a", "multi_modal_data": {"image": b""}}], GREEDY, "This model reads no images"),
         ([[5] * 4000], GREEDY, "4000 in the prompt"),
     ],
 )

@@ -88,7 +88,9 @@ class LLM(EngineOperations):
         self._finalizer.detach()
         self._finalizer = weakref.finalize(self, _stop, os.getpid(), self._engine, client)
         self._client, self.ready = client, client.ready
-        self._maker = TaskMaker(self._settings, self.tokenizer, client.ready, defaults)
+        self._maker = TaskMaker(
+            self._settings, self.tokenizer, client.ready, defaults, model_path, self._engine.addresses
+        )
         self.vocab_size, self.max_model_len = self._maker.vocab_size, self._maker.max_model_len
 
     @property

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from operator import index
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -16,7 +16,17 @@ from vnext.runtime.protocol.lora_request import AdapterChoice, LoRARequest
 from vnext.runtime.protocol.sampling_params import InvalidRequest, SamplingParams, as_struct, kind_of
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
-"""A text, token ids, or {"prompt": a text} or {"prompt_token_ids": token ids}."""
+"""A text, token ids, {"prompt": a text}, also with images as "multi_modal_data", or {"prompt_token_ids": token ids}."""
+
+
+class WithImages(NamedTuple):
+    """A text that marks its images with <image>, and these: bytes of files, addresses, images of Pillow or arrays."""
+
+    text: str
+    images: list[Any]
+
+
+ReadPrompt = str | list[int] | WithImages
 Message = Mapping[str, Any]
 Params = SamplingParams | Mapping[str, Any] | None
 """SamplingParams, a dictionary of its fields, or None for the defaults."""
@@ -27,7 +37,7 @@ A_PROMPT = 'a text, token ids, {"prompt": ...} or {"prompt_token_ids": ...}'
 A_MESSAGE = '{"role": ..., "content": ...}'
 
 
-def as_prompts(prompts: Prompt | Iterable[Prompt], name: str = "prompts") -> list[str | list[int]]:
+def as_prompts(prompts: Prompt | Iterable[Prompt], name: str = "prompts") -> list[ReadPrompt]:
     """Each prompt's text or token ids; a single prompt becomes a list of one. Raises InvalidRequest."""
     if isinstance(prompts, str | Mapping):
         return [as_prompt(prompts, name)]
@@ -37,12 +47,14 @@ def as_prompts(prompts: Prompt | Iterable[Prompt], name: str = "prompts") -> lis
     return [as_prompt(each, f"{name}[{at}]") for at, each in enumerate(items)]
 
 
-def as_prompt(prompt: Prompt, name: str = "prompt") -> str | list[int]:
+def as_prompt(prompt: Prompt, name: str = "prompt") -> ReadPrompt:
     """The text or the token ids of one prompt. Raises InvalidRequest."""
-    if isinstance(prompt, str):
+    if isinstance(prompt, str | WithImages):
         return prompt
     if not isinstance(prompt, Mapping):
         return _token_ids(_items(prompt, name, A_PROMPT), name)
+    if "multi_modal_data" in prompt:
+        return _with_images(prompt)
     if len(prompt) != 1 or not prompt.keys() <= {"prompt", "prompt_token_ids"}:
         keys = ", ".join(map(repr, prompt))
         remedy = "give a text, token ids, or one of prompt and prompt_token_ids"
@@ -51,6 +63,14 @@ def as_prompt(prompt: Prompt, name: str = "prompt") -> str | list[int]:
     if isinstance(value, str):
         return value
     return _token_ids(_items(value, key, "token ids" if key == "prompt_token_ids" else "a text"), key)
+
+
+def _with_images(prompt: Mapping[str, Any]) -> WithImages:
+    text, data = prompt.get("prompt"), prompt["multi_modal_data"]
+    if not isinstance(text, str) or len(prompt) != 2 or not isinstance(data, Mapping) or data.keys() != {"image"}:
+        raise InvalidRequest('A prompt with multi_modal_data is {"prompt": a text, "multi_modal_data": {"image": ...}}.', "prompt")
+    images = data["image"]
+    return WithImages(text, list(images) if isinstance(images, list | tuple) else [images])
 
 
 def as_params(params: ParamsChoice, count: int) -> list[SamplingParams | None]:

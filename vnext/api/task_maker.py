@@ -9,13 +9,15 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from vnext.api.generated import Slot, Task
-from vnext.api.program_input import Message, ParamsChoice, as_adapters, as_params
+from vnext.api.program_input import Message, ParamsChoice, ReadPrompt, WithImages, as_adapters, as_params
 from vnext.runtime.protocol.lora_request import AdapterChoice, KnownAdapters
+from vnext.runtime.protocol.reasons import IMAGES
 from vnext.runtime.protocol.sampling_params import (
     InvalidRequest,
     SamplingDefaults,
@@ -27,8 +29,10 @@ from vnext.runtime.protocol.sampling_params import (
 )
 from vnext.runtime.protocol.settings import EngineSettings
 from vnext.state.config import request_length_max
+from vnext.state.events import pack_tokens
 
 if TYPE_CHECKING:  # the engine's client and the text code import slowly: the engine starts meanwhile
+    from vnext.media.reader import ImageReader
     from vnext.runtime.protocol.messages import AdapterFiles, EngineReady, SubmitRequest
     from vnext.state.params import Constraint
     from vnext.text.template import ChatTemplate
@@ -39,9 +43,17 @@ class TaskMaker:
     """Makes the tasks of one program with one engine, which is `ready`. `defaults` are those of the model's file."""
 
     def __init__(
-        self, settings: EngineSettings, tokenizer: Tokenizer, ready: EngineReady, defaults: SamplingDefaults
+        self,
+        settings: EngineSettings,
+        tokenizer: Tokenizer,
+        ready: EngineReady,
+        defaults: SamplingDefaults,
+        model_path: Path,
+        addresses: Sequence[str],
     ) -> None:
+        """`addresses`: of the engines."""
         self.tokenizer, self._defaults = tokenizer, defaults
+        self._image_sizes, self._model_path, self._addresses = ready.environment.get(IMAGES), model_path, addresses
         self.names = map(str, itertools.count())
         self.adapters = KnownAdapters(settings, ready.linear_layers)
         self.vocab_size = ready.config.vocab_size or tokenizer.vocab_size
@@ -74,15 +86,37 @@ class TaskMaker:
         named = [{**each, "role": template.developer_role} if each["role"] == "developer" else each for each in messages]
         return template.render(template.arranged(template.with_words(named, tools)), variables, add_generation_prompt)
 
-    def tasks(self, prompts: Sequence[str | list[int]], params: ParamsChoice, lora: AdapterChoice = None) -> list[Task]:
+    def tasks(self, prompts: Sequence[ReadPrompt], params: ParamsChoice, lora: AdapterChoice = None) -> list[Task]:
         """One for each prompt, which as_prompts has made. Raises InvalidRequest."""
         adapters, params = self.adapters.of(len(prompts), as_adapters(lora)), as_params(params, len(prompts))
         constraints = {key: self._constraint(one) for key, one in {id(one): one for one in params}.items()}
         each = zip(prompts, params, adapters)
         return [self._task(prompt, one, constraints[id(one)], adapter) for prompt, one, adapter in each]
 
-    def tokens(self, prompt: str | list[int], is_prompt: bool = True) -> list[int]:
+    @cached_property
+    def _reader(self) -> ImageReader:
+        if self._image_sizes is None:
+            raise InvalidRequest("This model reads no images: leave multi_modal_data out.", "multi_modal_data")
+        from vnext.media.reader import ImageReader  # needs numpy
+
+        return ImageReader(self._model_path, self._image_sizes, self._addresses)
+
+    def _with_images(self, prompt: WithImages) -> tuple[list[int], bytes]:
+        """The tokens of a prompt with images, and these as the engine gets them. Raises InvalidRequest."""
+        reader = self._reader
+        try:
+            images = [reader.seen(each, f"multi_modal_data['image'][{at}]") for at, each in enumerate(prompt.images)]
+            tokens = self.tokens(reader.written(prompt.text, images))
+            return tokens, reader.packed(tokens, images)
+        except InvalidRequest:
+            raise
+        except ValueError as error:  # MediaError, whose module needs numpy
+            raise InvalidRequest(f"{error}.", "multi_modal_data") from error
+
+    def tokens(self, prompt: ReadPrompt, is_prompt: bool = True) -> list[int]:
         """The tokens of a prompt, or of an answer, which gets no special ones. Raises InvalidRequest."""
+        if isinstance(prompt, WithImages):
+            raise InvalidRequest("multi_modal_data is for generate(): give a text or token ids here.", "multi_modal_data")
         tokens = self.tokenizer.encode(prompt, add_special_tokens=is_prompt) if isinstance(prompt, str) else prompt
         what, highest = "prompt" if is_prompt else "answer", self.vocab_size - 1
         if not tokens:
@@ -102,17 +136,17 @@ class TaskMaker:
         return constraint_of(asked_of(params.structured_outputs), self.tokenizer)
 
     def _task(
-        self, prompt: str | list[int], params: SamplingParams | None, limits: Constraint | None, lora: AdapterFiles | None
+        self, prompt: ReadPrompt, params: SamplingParams | None, limits: Constraint | None, lora: AdapterFiles | None
     ) -> Task:
-        text = prompt if isinstance(prompt, str) else None
-        tokens = self.tokens(prompt)
+        text = prompt.text if isinstance(prompt, WithImages) else prompt if isinstance(prompt, str) else None
+        tokens, packed = self._with_images(prompt) if isinstance(prompt, WithImages) else (self.tokens(prompt), b"")
         params = self._fitting_params(len(tokens)) if params is None else params
         validate(params, self.vocab_size)
         from vnext.text.answer import Answer
 
         slots = [Slot(index, Answer(self.tokenizer, tokens, params)) for index in range(params.n)]
-        requests = [msgspec.structs.replace(self._request(tokens, params, slot.index, limits), adapter=lora) for slot in slots]
-        return Task(text, tokens, params, slots, requests)
+        requests = [self._request(tokens, packed, params, slot.index, limits) for slot in slots]
+        return Task(text, tokens, params, slots, [msgspec.structs.replace(each, adapter=lora) for each in requests])
 
     def _fitting_params(self, prompt_length: int) -> SamplingParams:
         """The default parameters, with `max_tokens` cut to fit the model's length."""
@@ -121,18 +155,17 @@ class TaskMaker:
         return msgspec.structs.replace(params, max_tokens=room if params.max_tokens is None else min(params.max_tokens, room))
 
     def _request(
-        self, tokens: list[int], params: SamplingParams, index: int, constraint: Constraint | None
+        self, tokens: list[int], packed: bytes, params: SamplingParams, index: int, constraint: Constraint | None
     ) -> SubmitRequest:
         """One answer's request. Without a seed, the engine core derives its key from the LLM's seed."""
         from vnext.runtime.protocol.messages import SubmitRequest
-        from vnext.state.events import pack_tokens
         from vnext.text.tokenizer import banned_sequences
 
         seed = 0 if params.seed is None else answer_seed(params.seed, index)
         sampling = to_sampling(params, seed, len(tokens), self.max_model_len, constraint=constraint)
         return SubmitRequest(
             name=next(self.names),
-            prompt=pack_tokens(tokens),
+            prompt=packed or pack_tokens(tokens),
             sampling=restricted(sampling, params, banned_sequences(params.bad_words, self.tokenizer)),
             has_seed=params.seed is not None,
         )

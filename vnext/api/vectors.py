@@ -11,7 +11,7 @@ from typing import Generic, NamedTuple, TypeVar
 from msgspec.structs import replace
 
 from vnext.api.generated import Embedded, Embedding, Score, Scored
-from vnext.api.program_input import as_adapters
+from vnext.api.program_input import ReadPrompt, as_adapters
 from vnext.api.task_maker import TaskMaker
 from vnext.runtime.protocol.lora_request import AdapterChoice
 from vnext.runtime.protocol.messages import EngineReady, PromptResult, RequestOutput, SubmitRequest
@@ -21,7 +21,7 @@ from vnext.text.pairs import pair_prompt
 from vnext.text.prompt_arrays import embedding
 from vnext.text.prompt_results import Scoring, embedding_request, shortened, usual_pooling
 
-Texts = Sequence[str | list[int]]
+Texts = Sequence[ReadPrompt]
 Result = TypeVar("Result")
 
 

@@ -42,7 +42,8 @@ class Call(msgspec.Struct, frozen=True):
     answer's. `names` begin those of its requests to the engine. `seed`: of a stream, where the body has none. `last`: of a stream
     that the client picks up again. `ticket`: of a prompt that another server has computed, "" for none.
 
-    The rest is what its API makes of the body. `asked`: the body in OpenAI's terms. `usage`: where a stream shows it.
+    The rest is what its API makes of the body. `asked`: the body in OpenAI's terms. `packed`: the only prompt as the engine gets
+    it (int32 bytes), where that differs from its tokens: it holds images. `usage`: where a stream shows it.
     `retention`: (tokens, seconds) of the prompts' beginnings that stay in the cache, beside what the body wants.
     `usual_max_tokens`: of an answer without `max_tokens`, where they fit; None for the server's own."""
 
@@ -61,6 +62,7 @@ class Call(msgspec.Struct, frozen=True):
     usage: UsageShown = NO_USAGE
     params: UncheckedParams = UncheckedParams()
     prompts: Sequence[list[int]] = ()
+    packed: bytes = b""
     constraint: Constraint | None = None
     retention: tuple[tuple[int, int], ...] = ()
     usual_max_tokens: int | None = None

@@ -64,6 +64,9 @@ class ChatTemplate:
     reasoning, None where it knows none; `developer_role`: its role for the messages of OpenAI's role of that name;
     `reasoning_name`: the member of a message from which it takes an earlier answer's reasoning, None where it takes none.
 
+    `image_mark`: what stands for an image in messages and prompts, "" where the model reads none; a template that takes contents as
+    lists of parts gets such.
+
     `tool_parser` and `reasoning_parser`, vLLM's names, replace what is found of dialect and marks. `tool_source`: another template
     for requests with tools, whose dialect is that of all; "" for none."""
 
@@ -80,6 +83,8 @@ class ChatTemplate:
         found = dialect_of(source, added_tokens, tool_parser)
         self.shows_tools, self.dialect = shows_tools(source), found or generic.DIALECT
         self.knows_system = "system" in source
+        self.image_mark, self._takes_parts = "", False
+        self._takes_parts = "content" in source and "type" in source and self._tried_parts()
         self.marks = self._tried(marks_of(source, reasoning_parser))
         self.developer_role = "developer" if "developer" in source else "system"
         self.reasoning_name = next((name for name in REASONING_NAMES if re.search(rf"\b{name}\b", source)), None)
@@ -88,6 +93,27 @@ class ChatTemplate:
         if tool_source:
             self._with_tools = ChatTemplate(tool_source, special_tokens, added_tokens, tool_parser, reasoning_parser)
             self.dialect = self._with_tools.dialect
+
+    def mark_images(self, mark: str) -> None:
+        """`mark` stands for an image from now on."""
+        self.image_mark = self._with_tools.image_mark = mark
+
+    def _in_parts(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        """The message with its content as a list, in which each mark is an image."""
+        content, parts = message.get("content"), list[dict[str, str]]()
+        if not isinstance(content, str):
+            return dict(message)
+        for place, text in enumerate(content.split(self.image_mark) if self.image_mark else (content,)):
+            parts += [{"type": "image"}] if place else []
+            parts += [{"type": "text", "text": text}] if text or not content else []
+        return {**message, "content": parts}
+
+    def _tried_parts(self) -> bool:
+        """Whether the template shows a text only as a part of a list."""
+        word = "vnextprobe"
+        as_text = self._probed([{"role": "user", "content": word}])
+        as_list = self._probed([{"role": "user", "content": [{"type": "text", "text": word}]}])
+        return word not in (as_text or "") and word in (as_list or "")
 
     def with_words(self, messages: Sequence[Mapping[str, Any]], tools: Any) -> list[dict[str, Any]]:
         """The messages, in which tools and calls are words where the template knows none."""
@@ -135,6 +161,8 @@ class ChatTemplate:
         """The prompt's text. Raises InvalidRequest with the template's error message, and TemplateSlow after `limit_s` of this
         thread's computing time."""
         given = self._special_tokens | {"tools": None, "documents": None} | dict(variables)
+        if self._takes_parts:
+            messages = [self._in_parts(message) for message in messages]
         try:
             return within(
                 self._template.generate(

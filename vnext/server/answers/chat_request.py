@@ -25,10 +25,11 @@ from vnext.server.answers.beams import generation_of
 from vnext.server.answers.generation import Generation
 from vnext.server.answers.parts import AnswerParts
 from vnext.server.call import SHARED, Call, Checks
-from vnext.server.context.conversation import Breakpoint, asks_to_think, begins_answer
+from vnext.server.context.conversation import Breakpoint, asks_to_think, begins_answer, images_of
 from vnext.server.context.openai_types import NO_USAGE, ChatBody, ChatMessage, sampling_params, usage_shown
 from vnext.server.context.server_context import ServerContext
 from vnext.server.context.structure import ToolChoice, asked_structure, kept_tools, tool_choice_of
+from vnext.state.events import pack_tokens
 from vnext.state.params import ALL_TOKENS, Constraint
 from vnext.text.dialects.grammar import behind, either, speller
 from vnext.text.reasoning import Parser, ReasoningParser, with_reasoning
@@ -39,10 +40,11 @@ CALL_OPTIONS = StructuredOutputsParams(whitespace_pattern=" ?")  # as models are
 
 
 class Prompt(NamedTuple):
-    """What the template makes of a conversation."""
+    """What the template makes of a conversation. `packed`: as Call's."""
 
     text: str
     tokens: list[int]
+    packed: bytes = b""
 
 
 class ChatRequest:
@@ -85,7 +87,7 @@ class ChatRequest:
         constraint = await self._constraint(prompt.text, client)
         try:
             asked = replace(
-                call, asked=self._body, prompts=[prompt.tokens], constraint=constraint,
+                call, asked=self._body, prompts=[prompt.tokens], packed=prompt.packed, constraint=constraint,
                 usage=usage_shown(self._body) if self._body.stream_options else NO_USAGE,
                 params=self._shrunk(len(prompt.tokens)) if shrinks else self.params,
                 retention=await self._retention(prompt, breakpoints) if breakpoints else (),
@@ -123,7 +125,8 @@ class ChatRequest:
             return prompt
         if not self._choice.is_forced and body.thinking_token_budget is None and asked_structure(body) is None:
             return prompt
-        return Prompt(prompt.text + marks.open, prompt.tokens + tokens[0])
+        packed = prompt.packed and prompt.packed + pack_tokens(tokens[0])
+        return Prompt(prompt.text + marks.open, prompt.tokens + tokens[0], packed)
 
     def _shrunk(self, prompt_length: int) -> SamplingParams:
         room, wanted = self._context.model_length - prompt_length, self.params.max_tokens
@@ -231,11 +234,15 @@ async def prompt_of(context: ServerContext, body: ChatBody, tools: list[dict[str
             "This model has no chat template: use /v1/completions, or start the server with --chat-template.",
             "messages",
         )
+    asked = images_of(body.messages) if context.images else ()
+    images = await context.images.read(asked, client) if context.images and asked else []
     text = await context.render(body, tools, client)
+    if context.images and images:
+        text = context.images.written(text, images)
     [tokens] = await context.encode([text], False, client, ["messages"], "messages")
     if not tokens:
         raise InvalidRequest("The chat template made an empty prompt of these messages: send some text.", "messages")
-    return Prompt(text, tokens)
+    return Prompt(text, tokens, context.images.packed(tokens, images) if context.images and images else b"")
 
 
 async def prompt_tokens(context: ServerContext, body: ChatBody, client: str) -> list[int]:

@@ -162,7 +162,7 @@ class Generation:
             sampling = replace(sampling, retention=(*kept, *sampling.retention))
         if banned or params.allowed_token_ids is not None:
             sampling = restricted(sampling, params, banned)
-        packed = pack_tokens(prompt)
+        packed = call.packed or pack_tokens(prompt)
         for index in range(len(self.choices), len(self.choices) + params.n):
             name = f"{call.names}-{index}"
             watch = Stopwatch(context.metrics, call.started_s, len(prompt))

@@ -19,6 +19,8 @@ WORDS = 200
 """Characters of a message that are looked for."""
 SETTING = "template"
 """What stands before the first message: tools, and the template's own words."""
+NEVER = "\0"
+"""Stands for images, whose tokens are no text."""
 
 
 def missed_usage(call: Call, prompts: Sequence[Sequence[int]], misses: Sequence[CacheMiss | None]) -> dict[str, Any]:
@@ -38,7 +40,7 @@ def message_at(body: ChatBody, tokenizer: Tokenizer, prompt: Sequence[int], toke
     offset = len(tokenizer.decode(prompt[:token], skip_special_tokens=False))
     end, found = 0, SETTING
     for number, message in enumerate(body.messages):
-        words = content_of(message, "").strip()
+        words = max(content_of(message, "", NEVER).split(NEVER), key=len).strip()
         begin = text.find(words[:WORDS], end) if words else -1
         if begin > offset:
             break

@@ -18,8 +18,8 @@ from vnext.text.template import ChatTemplate, JsonObject
 
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 ANSWERS = ("assistant", "tool")
-TEXTS = ("text", "refusal")
-"""Types of parts, each with its text under the type's own name."""
+TEXTS, IMAGE_PART = ("text", "refusal"), "image_url"
+"""Types of parts, each with its text, or an image's address, under the type's own name."""
 TTLS_S = {"5m": 300, "1h": 3600}
 """Of Anthropic's `cache_control`; "5m" is the default."""
 
@@ -109,7 +109,7 @@ def _message(message: ChatMessage, path: str, template: ChatTemplate) -> dict[st
     if message.role not in _ROLES:
         raise InvalidRequest(f"{path}.role is {message.role!r}: it must be one of {', '.join(_ROLES)}.", f"{path}.role")
     role = template.developer_role if message.role == "developer" else message.role
-    shown: dict[str, Any] = {"role": role, "content": content_of(message, path)}
+    shown: dict[str, Any] = {"role": role, "content": content_of(message, path, template.image_mark)}
     if message.name is not None:
         shown["name"] = message.name
     if message.tool_call_id is not None:
@@ -138,20 +138,37 @@ def _call(call: ToolCall) -> dict[str, Any]:
     return shown if call.id is None else {"id": call.id, **shown}
 
 
-def content_of(message: ChatMessage, path: str) -> str:
+def content_of(message: ChatMessage, path: str, image_mark: str = "") -> str:
+    """A message's text, in which `image_mark` stands for each image; "" where the model reads none. Raises InvalidRequest."""
     if message.content is None and message.role in ANSWERS:  # an answer may be all calls, reasoning or a refusal, a result nothing
         return message.refusal or ""
     if message.content is None:
         raise InvalidRequest(f"{path}.content is missing: send a text or a list of text parts.", f"{path}.content")
     if isinstance(message.content, str):
         return message.content
+    kinds, found = (*TEXTS, IMAGE_PART) if image_mark else TEXTS, ""
     for place, part in enumerate(message.content):
         where = f"{path}.content[{place}]"
-        if part.type not in TEXTS:
-            raise InvalidRequest(f"{where}.type is {part.type!r}: this server reads text only here, leave it out.", f"{where}.type")
+        if part.type not in kinds:
+            reads = "text and images" if image_mark else "text only here"
+            raise InvalidRequest(f"{where}.type is {part.type!r}: this server reads {reads}, leave it out.", f"{where}.type")
         if getattr(part, part.type) is None:
             raise InvalidRequest(f"{where}.{part.type} is missing: it is required.", f"{where}.{part.type}")
-    return "\n".join(getattr(part, part.type) for part in message.content)
+        is_text = part.type != IMAGE_PART
+        between = "\n" if is_text and place and message.content[place - 1].type != IMAGE_PART else ""
+        found += between + (getattr(part, part.type) if is_text else image_mark)
+    return found
+
+
+def images_of(messages: Sequence[ChatMessage]) -> list[tuple[str, str]]:
+    """The address of each image, and where it stands."""
+    return [
+        (part.image_url.url, f"messages[{place}].content[{at}].image_url")
+        for place, message in enumerate(messages)
+        if isinstance(message.content, list)
+        for at, part in enumerate(message.content)
+        if part.type == IMAGE_PART and part.image_url is not None
+    ]
 
 
 class CallPairs:

@@ -84,10 +84,17 @@ class CompletionBody(GenerationBody, frozen=True, kw_only=True, forbid_unknown_f
     add_special_tokens: bool | None = None
 
 
+class ImageUrl(msgspec.Struct, frozen=True):
+    """`detail` is not looked at: an image has as many tiles as the model's files say."""
+
+    url: str
+
+
 class ContentPart(msgspec.Struct, frozen=True, kw_only=True):
     type: str
     text: str | None = None
     refusal: str | None = None
+    image_url: ImageUrl | None = None
 
 
 class FunctionCall(msgspec.Struct, frozen=True, kw_only=True):

@@ -12,13 +12,14 @@ from collections.abc import Sequence
 from functools import lru_cache, partial
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
 from vnext.runtime.client.engines import AnyEngineClient
 from vnext.runtime.client.output_stream import EngineDead, EngineStalled
 from vnext.runtime.protocol.messages import AdapterFiles, derived_seed
+from vnext.runtime.protocol.reasons import IMAGES
 from vnext.runtime.protocol.sampling_params import InvalidRequest, SamplingParams, context_exceeded
 from vnext.server.context.adapters import ServedAdapters
 from vnext.server.context.admission import Quota, RequestLimiter
@@ -39,6 +40,9 @@ from vnext.text.infill import infill_of
 from vnext.text.pairs import pair_prompt
 from vnext.text.template import ChatTemplate, TemplateSlow, TemplateUnreadable, read_template
 from vnext.text.tokenizer import Tokenizer, TooManyTokens
+
+if TYPE_CHECKING:
+    from vnext.server.context.images import PromptImages
 
 RENDER_INLINE_S = 0.005
 RENDER_INLINE_CHARACTERS_MAX = 2**16
@@ -79,6 +83,7 @@ class ServerContext:
         self.grammars = Grammars(tokenizer, self.work)
         self.model_names = settings.served_model_names or (Path(settings.model_path or client.ready.model).name,)
         self.adapters = ServedAdapters(settings, self.model_names, config.max_loras > 0, client.ready.linear_layers)
+        self.images = self._images(template)
         self.model_length = request_length_max(config)
         self.sampling_defaults = settings.sampling_defaults.sampling()
         place = settings.number % settings.api_server_count
@@ -95,6 +100,16 @@ class ServerContext:
         secret = bytes.fromhex(settings.client_secret) or secrets.token_bytes(16)
         self.client_number = lru_cache(CLIENTS_KNOWN)(partial(client_number, secret=secret))
         """The number under which the engine knows a client (client_of of identity.py)."""
+
+    def _images(self, template: ChatTemplate | None) -> PromptImages | None:
+        """For a model that reads images, whose template then marks them. Raises MediaError."""
+        if (sizes := self.client.ready.environment.get(IMAGES)) is None or template is None or not self.settings.engine_address:
+            return None
+        from vnext.server.context.images import PromptImages  # needs numpy
+
+        addresses = self.settings.engine_address, *self.settings.other_engines
+        template.mark_images(PromptImages.mark)
+        return PromptImages(self.settings.model_path, sizes, addresses, self.work)
 
     @property
     def fingerprint(self) -> str:

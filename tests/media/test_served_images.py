@@ -1,0 +1,135 @@
+"""An image through the doors: answers are transformers', the same image is a hit, and what is no image gets one sentence."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterator
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from tests.e2e.serving import Server, serving
+from tests.models.families.towers.tower_cases import TILE_TOKENS, save_reader
+from vnext import LLM, SamplingParams
+from vnext.media.tiles import numbers_of, tile_form, tiles_of
+from vnext.runtime.protocol.sampling_params import InvalidRequest
+
+PIXELS = np.random.default_rng(5).integers(0, 256, (40, 60, 3), dtype=np.uint8)
+COUNT = 12
+FIXED = {"max_tokens": COUNT, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
+
+
+@pytest.fixture(scope="module")
+def reader(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, torch.nn.Module]:
+    path = tmp_path_factory.mktemp("towers") / "reader"
+    return path, save_reader(path)
+
+
+@pytest.fixture(scope="module")
+def server(reader: tuple[Path, torch.nn.Module], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with serving(tmp_path_factory.mktemp("logs"), str(reader[0]), "--dtype", "float32", "--block-size", "4") as found:
+        yield found
+
+
+def file_of(pixels: np.ndarray) -> bytes:
+    written = BytesIO()
+    Image.fromarray(pixels).save(written, "PNG")
+    return written.getvalue()
+
+
+def address_of(pixels: np.ndarray) -> str:
+    return "data:image/png;base64," + base64.b64encode(file_of(pixels)).decode()
+
+
+def asked(server: Server, content: object, **more: Any) -> dict[str, Any]:
+    body = {"messages": [{"role": "user", "content": content}], **FIXED, **more}
+    return httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=60).json()
+
+
+def seen(pixels: np.ndarray, text: str = "d3 e4") -> list[dict[str, Any]]:
+    return [{"type": "image_url", "image_url": {"url": address_of(pixels)}}, {"type": "text", "text": text}]
+
+
+def right(reader: tuple[Path, torch.nn.Module], tokens: list[int], *images: np.ndarray) -> list[int]:
+    """transformers' greedy answer."""
+    form = tile_form(json.loads((reader[0] / "preprocessor_config.json").read_text()), TILE_TOKENS)
+    pixels = np.concatenate([numbers_of(tiles_of(each, form, "").pixels, form) for each in images])
+    with torch.inference_mode():
+        found = reader[1].generate(
+            input_ids=torch.tensor([tokens]), pixel_values=torch.from_numpy(pixels)[None], max_new_tokens=COUNT, do_sample=False,
+            eos_token_id=None,
+        )  # fmt: skip
+    return found[0, len(tokens) :].tolist()
+
+
+def test_a_chat_sees_its_images(server: Server, reader: tuple[Path, torch.nn.Module]) -> None:
+    other = PIXELS[::-1, ::-1].copy()
+    for content, images in ((seen(PIXELS), [PIXELS]), ([*seen(other), *seen(PIXELS, "f5")], [other, PIXELS])):
+        answer = asked(server, content)
+        tokens = answer["prompt_token_ids"]
+        assert answer["choices"][0]["token_ids"] == right(reader, tokens, *images)
+        assert answer["usage"]["prompt_tokens"] == len(tokens) > 5 * TILE_TOKENS * len(images)
+
+
+def test_the_same_image_is_a_hit_and_one_pixel_changes_all_behind(server: Server) -> None:
+    def cached(pixels: np.ndarray) -> tuple[int, int]:
+        usage = asked(server, seen(pixels, "g6"))["usage"]
+        return usage["prompt_tokens_details"]["cached_tokens"], usage["prompt_tokens"]
+
+    image = np.roll(PIXELS, 7, axis=0)
+    changed = image.copy()
+    changed[0, 0] ^= 255
+    assert cached(image)[0] <= 4  # the first tile is behind four tokens
+    hit, length = cached(image)
+    assert hit >= length - 4 and cached(changed)[0] <= 4
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        ([{"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}],
+         "messages[0].content[0].image_url is no image that can be read: it must be PNG, JPEG, WEBP, GIF, BMP."),
+        ([{"type": "image_url", "image_url": {"url": "http://127.0.0.1/x.png"}}],
+         "messages[0].content[0].image_url is an address of the web, which this server does not read: send the image as a data URL."),
+        ([{"type": "image_url", "image_url": {"url": "file:///etc/passwd"}}],
+         "messages[0].content[0].image_url is no file below the folder of --allowed-media-path."),
+        ([{"type": "image_url"}], "messages[0].content[0].image_url is missing: it is required."),
+        ([{"type": "input_audio"}], "messages[0].content[0].type is 'input_audio': this server reads text and images, leave it out."),
+        ([*seen(PIXELS), {"type": "text", "text": "<image>"}],
+         "the prompt has 2 times <image> and 1 images: they must be as many."),
+    ],
+)  # fmt: skip
+def test_what_is_no_image_gets_a_sentence(server: Server, content: object, sentence: str) -> None:
+    assert asked(server, content)["error"]["message"] == sentence
+
+
+def test_scores_of_an_image_are_refused(server: Server) -> None:
+    assert "prompt_logprobs does not go with images" in asked(server, seen(PIXELS), prompt_logprobs=0)["error"]["message"]
+
+
+def test_a_program_gives_images_in_any_form(reader: tuple[Path, torch.nn.Module]) -> None:
+    text = "<bos> user <image> d3 e4 <eos>"
+    with LLM(str(reader[0]), dtype="float32", block_size=4) as llm:
+        forms = (PIXELS, Image.fromarray(PIXELS), file_of(PIXELS), address_of(PIXELS))
+        prompts = [{"prompt": text, "multi_modal_data": {"image": each}} for each in forms]
+        found = llm.generate(prompts, SamplingParams(max_tokens=COUNT, temperature=0, ignore_eos=True), use_tqdm=False)
+        assert {tuple(each.outputs[0].token_ids) for each in found} == {tuple(right(reader, found[0].prompt_token_ids, PIXELS))}
+        for wrong, sentence in (
+            ({"prompt": text, "multi_modal_data": {"image": []}}, "1 times <image> and 0 images"),
+            ({"prompt": text, "multi_modal_data": {"image": [b"x"]}}, r"multi_modal_data\['image'\]\[0\] is no image that can be read"),
+            ({"prompt": text, "multi_modal_data": {"audio": b"x"}}, "A prompt with multi_modal_data is"),
+            ({"prompt_token_ids": [-5]}, "The prompt holds -5"),
+        ):
+            with pytest.raises(InvalidRequest, match=sentence):
+                llm.generate(wrong)
+        with pytest.raises(InvalidRequest, match="is for generate"):
+            llm.embed(prompts[0])
+    with LLM() as llm, pytest.raises(InvalidRequest, match="This model reads no images: leave multi_modal_data out"):
+        llm.generate(prompts[0])
