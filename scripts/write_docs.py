@@ -23,6 +23,7 @@ from prometheus_client.parser import text_string_to_metric_families
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
 
+from docs_features import features  # noqa: E402  (needs the path above)
 from docs_records import benchmarks, control_plane, determinism, gpus, scale, table  # noqa: E402  (needs the path above)
 
 from vnext.commands.chat.conversation import COMMANDS  # noqa: E402
@@ -285,6 +286,7 @@ def _form(action: argparse.Action) -> str:
 PARTS: dict[str, Callable[[], str]] = {
     "engine-options": lambda: options(EngineSettings),
     "server-options": lambda: options(ServerSettings),
+    "features": features,
     "other-options": other_options,
     "commands": commands,
     "chat-commands": chat_commands,

@@ -21,10 +21,13 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=TOKEN_COUNT, ignore_eos=True
 WAYS: dict[str, dict[str, object]] = {
     "minicpm3": {"tensor_parallel_size": 1, "executor": "mp", "num_blocks_override": 100},
     "deepseek_v3": {"tensor_parallel_size": 2, "max_num_batched_tokens": 7},
-    "gemma3n": {"tensor_parallel_size": 2, "max_num_batched_tokens": 7, "num_blocks_override": 200},
+    "gemma3n": {
+        "tensor_parallel_size": 2, "max_num_batched_tokens": 7, "num_blocks_override": 200,
+        "speculative_config": '{"method": "ngram", "num_speculative_tokens": 3}',
+    },
     "gemma4": {"tensor_parallel_size": 1, "executor": "mp", "num_blocks_override": 150},
     "gemma4_shared": {"tensor_parallel_size": 2, "max_num_batched_tokens": 7},
-}
+}  # fmt: skip
 
 
 def save(path: Path, case: str) -> list[list[int]]:
