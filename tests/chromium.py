@@ -34,8 +34,10 @@ class BrowserPage:
 
     def emulate(self, width: int, scheme: str) -> None:
         """Take a screen of this width (0: the window) and a colour scheme ("": the browser's)."""
-        screen = {"width": width, "height": 900 if width else 0, "deviceScaleFactor": 1, "mobile": 0 < width < 500}
-        self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", screen)
+        screen = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 500}
+        self.driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+        if width:
+            self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", screen)
         self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": scheme}]})
 
     def press(self, *keys: str) -> None:

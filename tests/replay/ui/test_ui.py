@@ -13,9 +13,11 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from threading import Event
+from urllib.parse import urlencode
 
 import numpy as np
 import pytest
@@ -23,6 +25,8 @@ from aiohttp.test_utils import TestClient, TestServer
 from log_drive import record, small_config
 from yarl import URL
 
+from tests.replay.log_answers import answer
+from vnext.replay import Log
 from vnext.replay.reading.cachefile import Directory
 from vnext.replay.reading.folding import Folded, fold
 from vnext.replay.reading.index import Index, Segment
@@ -233,6 +237,30 @@ def test_places_are_found(log_dir, walk):
     assert event == {"step": 30}
     assert walk.moment(request["step"]).after.next_id > arrived >= walk.moment(request["step"] - 1).after.next_id
     assert walk.moment(column["step"]).plan.preempted
+
+
+def test_places_are_found_by_name_and_by_time(tmp_path):
+    timed = record(tmp_path / "log", config=CONFIG, seed=3, arrivals=60, timestamped=True)
+    tables, steps = Log(timed), Index(open_log(timed)).last.planned
+    at = 30
+    ended = float(tables.steps["ended"][at])
+    moment = datetime.fromtimestamp(ended, UTC)
+    texts = ["secret name 12", "name 59", "+0.0", f"{moment:%Y-%m-%dT%H:%M:%S.%f}", "+99999", "secret name 1", "12345", "99:99:99"]
+    found = ask(timed, [f"/api/find?{urlencode({'text': text})}" for text in texts])
+    answers = [json.loads(body) for _, body in found]
+    ids = [json.loads(body)["step"] for _, body in ask(timed, ["/api/find?request=12", "/api/find?request=59"])]
+    assert [each["step"] for each in answers[:2]] == ids and answers[2]["step"] == 0 and answers[4]["step"] == steps - 1
+    assert abs(answers[3]["step"] - tables.steps["step"][at]) <= CONFIG.pipeline_depth
+    assert {status for status, _ in found} == {200} and [each["step"] for each in answers[6:]] == [None, None]
+    assert "request 12345 is not in this log" in answers[6]["why"] and "99:99:99 is no time" in answers[7]["why"]
+
+
+def test_the_slowest_are_those_of_the_command(tmp_path, capsys):
+    timed = record(tmp_path / "log", config=CONFIG, seed=3, arrivals=60, timestamped=True)
+    [(status, body)] = ask(timed, ["/api/slow"])
+    found, told = json.loads(body), answer(capsys, "slow", timed, "--top", 6)[1]
+    assert status == 200 and len(found["steps"]) == 6
+    assert [found[kind] for kind in ("firsts", "gaps", "steps")] == [told[kind] for kind in ("firsts", "gaps", "steps")]
 
 
 @pytest.mark.parametrize(

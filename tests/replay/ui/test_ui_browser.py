@@ -18,6 +18,7 @@ from chromium import WAIT_S, BrowserPage
 from log_drive import record, small_config
 
 from vnext.replay.answers.diff import diff
+from vnext.replay.answers.slow import slow
 from vnext.replay.cli.main import main as replay
 from vnext.replay.reading.index import Index
 from vnext.replay.reading.source import open_log
@@ -114,6 +115,43 @@ def test_keys_and_addresses_lead_to_steps(page):
     page.at(26)
     assert page.text("#error") == ""
     assert page.complaints == []
+
+
+def test_it_opens_at_the_slowest_step_and_leads_to_the_others(page, logs):
+    told = slow(Index(open_log(logs[0])), 6)
+    page.driver.get("about:blank")
+    page.driver.get(page.address)
+    page.at(told.steps[0].step)
+    assert f"slowest: step {told.steps[0].step} with" in page.text(".slowest summary")
+    page.find(".slowest summary").click()
+    lines = page.driver.find_elements(By.CSS_SELECTOR, ".log:first-child .slowest button")
+    assert len(lines) == 18 and f"request {told.firsts[2].id}," in lines[6 + 2].text
+    lines[6 + 2].click()
+    page.at(told.firsts[2].step)
+    assert page.complaints == []
+
+
+def test_a_request_is_found_by_its_name(page, logs):
+    page.open(0)
+    page.press("/", "secret name 25", Keys.ENTER)
+    walk = Walk(Index(open_log(logs[0])))
+    step = next(each for each in range(walk.last_step) if walk.moment(each).after.next_id > 25)
+    page.at(step)
+    assert "secret name" in page.text("table.rows")
+    page.press("/", "nobody", Keys.ENTER)
+    page.reported("#error", '"nobody" is no place: no request of this log has a name')
+
+
+@pytest.mark.parametrize("width", [390, 1440])
+def test_it_is_as_wide_as_the_screen(page, width):
+    page.emulate(width, "dark")
+    try:
+        page.open(40)
+        page.find(".slowest summary").click()
+        assert page.driver.execute_script("return document.documentElement.scrollWidth") <= width
+        assert page.complaints == []
+    finally:
+        page.emulate(0, "")
 
 
 def test_everything_is_drawn_light_and_dark(page):

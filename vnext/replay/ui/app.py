@@ -7,6 +7,7 @@ vnext/server/http/static_files.py.
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable
 from importlib import resources
 
@@ -14,7 +15,10 @@ import msgspec
 from aiohttp import web
 
 from vnext.replay.answers.diff import diff
-from vnext.replay.reading.source import UnusableLog
+from vnext.replay.answers.slow import slow
+from vnext.replay.reading.naming import request_of
+from vnext.replay.reading.source import Log, UnusableLog
+from vnext.replay.reading.window import step_at
 from vnext.replay.ui.lanes import WINDOW_MAX, lanes
 from vnext.replay.ui.live import LiveLog
 from vnext.replay.ui.opened import Opened
@@ -25,6 +29,8 @@ from vnext.replay.ui.walk import Kind, Walk
 from vnext.server.http.static_files import StaticFiles, isolate, new_token, refusal
 
 POINTS_MAX = 4000
+SLOWEST = 6
+TIME = re.compile(r"\+\d+(\.\d+)?|(\d{4}-\d\d-\d\d[T ])?\d\d?:\d\d(:\d\d(\.\d+)?)?Z?")
 WHOLE_MAX = 1 << 53
 """The largest number in a question: what the page's own numbers can hold."""
 
@@ -63,8 +69,14 @@ class Pages:
         return _json({"lanes": await found.ask(lambda walk: lanes(walk.moments(first, last)))})
 
     async def find(self, request: web.Request) -> web.Response:
-        """Find a step by `event`, by `request` (its arrival), or as the next one with something in `column`."""
+        """Find a step by `event`, by `request` (its arrival), as the next one with something in `column`, or by a `text`: a time,
+        or a request as people call it; where nothing is called so, the answer says `why`."""
         found = self._log(request)
+        if text := request.query.get("text", "").strip():
+            try:
+                return _json({"step": await found.ask(lambda walk: _step_called(walk, found.log, text))})
+            except UnusableLog as error:
+                return _json({"step": None, "why": str(error)})
         if "column" in request.query:
             column, step = request.query["column"], _whole(request, "step")
             if column not in COLUMNS:
@@ -77,6 +89,13 @@ class Pages:
         if not 0 <= wanted < last:
             raise UnusableLog(f"{what} {wanted} is not in this log: it has {last} of them")
         return _json({"step": await found.ask(lambda walk: _step_after(walk, what, wanted))})
+
+    async def slow(self, request: web.Request) -> web.Response:
+        """The slowest first tokens, gaps and steps; none of a log that grows."""
+        found = self._log(request)
+        if isinstance(found, LiveLog):
+            return _json({"firsts": [], "gaps": [], "steps": []})
+        return _json(await found.ask(lambda walk: slow(walk.index, SLOWEST)))
 
     async def difference(self, request: web.Request) -> web.Response:
         """The first step in which two logs differ, None if they are equal."""
@@ -100,6 +119,18 @@ def _step_after(walk: Walk, what: Kind, wanted: int) -> int:
         if (after.next_id if what == "request" else after.sequence) > wanted:
             return number
     return walk.last_step
+
+
+def _step_called(walk: Walk, log: Log, text: str) -> int:
+    """Raises UnusableLog if there is no such time or request, or more than one."""
+    if TIME.fullmatch(text):
+        if walk.index is None:
+            raise UnusableLog("times are not known yet in a log that grows")
+        return min(max(step_at(walk.index, text), walk.first_step), walk.last_step)
+    number = request_of(log, text)
+    if number >= walk.requests:
+        raise UnusableLog(f"request {number} is not in this log: it has {walk.requests} of them")
+    return _step_after(walk, "request", number)
 
 
 def _whole(request: web.Request, name: str, default: int | None = None) -> int:
@@ -145,7 +176,7 @@ def make_app(opened: list[Shown], token: str) -> web.Application:
     """The application for these logs. All paths begin with /TOKEN/."""
     pages, app = Pages(opened), web.Application(middlewares=[guard(token)])
     app.on_response_prepare.append(isolate)
-    for name in ("logs", "overview", "step", "lanes", "find", "difference"):
+    for name in ("logs", "overview", "step", "lanes", "find", "slow", "difference"):
         app.router.add_get(f"/{token}/api/{name}", getattr(pages, name))
     page_files().add_to(app, f"/{token}/")
     return app

@@ -43,7 +43,7 @@ def step_view(moment: Moment) -> dict[str, Any]:
         "budget": state.config.max_num_batched_tokens,
         "in_flight": len(state.in_flight),
         "rows": [_row(state, row, work, waits) for row in range(len(state.rows))],
-        "queue": [_queued(entry, waits.get(entry.id)) for entry in state.waiting],
+        "queue": [_queued(entry, state.requests[entry.id].name, waits.get(entry.id)) for entry in state.waiting],
         "admitted": len(moment.plan.admitted),
         "preempted": [int(moment.before.rows.id[row]) for row in moment.plan.preempted],
         "expected": not (moment.plan.admitted or moment.plan.preempted or moment.plan.changed),
@@ -86,9 +86,10 @@ def _row(state: State, row: int, work: dict[int, tuple[int, int, bool]], waits: 
     }
 
 
-def _queued(entry, wait: Wait | None) -> dict[str, Any]:
+def _queued(entry, name: str, wait: Wait | None) -> dict[str, Any]:
     return {
         "id": entry.id,
+        "name": name,
         "known": entry.known,
         "priority": entry.priority,
         "epoch": entry.preemption_count,

@@ -50,14 +50,19 @@ async function find(values) {
 
 const jump = safely(async (text) => {
   const found = /^\s*(step|event|request|req)?\s*(\d+)\s*$/.exec(text);
-  if (!found) {
-    if (!page.panels[0].found) await go(page.first);
-    throw new Error(`"${text}" is no place: give step 12, event 40 or request 3`);
-  }
+  if (!found) return called(text);
   const [, kind, number] = found;
   if (!kind || kind === "step") return visit(Number(number));
   return find({ [kind === "event" ? "event" : "request"]: number });
 });
+
+// A time of day, or a request by its name or a part of it, or by its client.
+async function called(text) {
+  if (!page.panels[0].found) await go(page.first);
+  const found = await ask("find", { log: 0, text });
+  if (found.step === null) throw new Error(`"${text}" is no place: ${found.why}`);
+  return go(found.step);
+}
 
 // A step that the user named. It may not exist; then a message says so beside the step shown instead.
 async function visit(step) {
@@ -124,7 +129,14 @@ function listen() {
 }
 
 // The target in the address: #step=12, #event=40 or #request=3.
-const place = () => location.hash.slice(1).replace("=", " ") || `step ${page.first}`;
+const place = () => decodeURIComponent(location.hash.slice(1)).replace("=", " ") || `step ${page.first}`;
+
+// Without a place in the address the page opens at the slowest step, unless the user has gone elsewhere meanwhile.
+async function worst(lists) {
+  await go(page.first);
+  const [{ steps }] = await Promise.all(lists.slice(0, 1));
+  if (steps.length && page.step === page.first) return go(steps[0].step);
+}
 
 // A log that is opened for the first time is indexed first.
 async function opened() {
@@ -162,7 +174,8 @@ async function start() {
   listen();
   const growing = Promise.all(page.panels.map((panel) => panel.start()));
   const along = page.live !== null && ["", "#live"].includes(location.hash);
-  await (along ? go(page.last, true) : jump(place()));
+  const lists = page.panels.map((panel) => panel.slowest());
+  await (along ? go(page.last, true) : location.hash ? jump(place()) : worst(lists));
   await growing;
   if (page.live) await page.live.run();
 }

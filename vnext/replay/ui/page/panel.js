@@ -4,6 +4,7 @@ import { ask } from "./api.js";
 import { Blocks, legend, paintLegend } from "./blocks.js";
 import { Lanes } from "./lanes.js";
 import { cell, head, hue, reason } from "./paint.js";
+import { list, summary } from "./slowest.js";
 import { Timeline } from "./timeline.js";
 
 export class Panel {
@@ -19,6 +20,8 @@ export class Panel {
     this.blocks = new Blocks(this.part("canvas.blocks"), this.part(".block-hint"));
     this.found = null;
     this.asked = 0;
+    this.go = go;
+    this.part(".slowest").hidden = about.live !== null;
   }
 
   part(selector) {
@@ -28,6 +31,14 @@ export class Panel {
   async start() {
     await this.timeline.load();
     await this.grow();
+  }
+
+  // What was slowest in this log, each a way to its step.
+  async slowest() {
+    const found = await ask("slow", { log: this.number });
+    this.part(".slowest summary").textContent = summary(found);
+    this.part(".slowest .columns").replaceChildren(...list(found, this.go));
+    return found;
   }
 
   // The overview is made in the background when a log is opened for the first time.
@@ -114,7 +125,7 @@ export class Panel {
       const box = document.createElement("i");
       box.style.setProperty("background", hue(row.id));
       name.prepend(box);
-      name.title = row.name;
+      named(name, row.name);
       cell(line, row.prompt);
       cell(line, row.known);
       cell(line, row.count ? `${row.start} to ${row.start + row.count - 1}${row.samples ? " +" : ""}` : "-");
@@ -129,7 +140,7 @@ export class Panel {
     if (!this.found.queue.length) cell(body.insertRow(), "none").colSpan = 4;
     for (const entry of this.found.queue) {
       const line = body.insertRow();
-      cell(line, entry.id);
+      named(cell(line, entry.id), entry.name);
       cell(line, entry.known);
       cell(line, entry.priority);
       cell(line, reason(entry.wait) || "it arrived after this step was decided");
@@ -153,4 +164,10 @@ export class Panel {
     paintLegend(this.part(".legend"));
     if (this.found) this.rows();
   }
+}
+
+function named(place, name) {
+  const small = document.createElement("small");
+  small.textContent = small.title = name;
+  place.append(small);
 }

@@ -76,6 +76,7 @@ export class Timeline {
 
   draw() {
     const { pen, width, height } = prepare(this.canvas);
+    if (!width) return;
     const steps = Math.max(1, this.last - this.first + 1);
     pen.drawImage(this.picture(width, height, steps), 0, 0, width, height);
     if (this.step === null) return;
