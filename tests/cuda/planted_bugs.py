@@ -160,6 +160,16 @@ SAMPLING_BUGS = [
 ]
 
 THIN = "thin.cu"
+FEW_BITS = "few_bits.cu"
+FEW_BITS_BUGS = [
+    Bug("codes in falling order", FEW_BITS, "word >> 4 * i & 15", "word >> 4 * (7 - i) & 15"),
+    Bug("a code one too large", FEW_BITS, "& 15) - zero)", "& 15) - zero + 1)"),
+    Bug("the scale of the group behind", FEW_BITS, "min(input, inputs - 1) >> group_log", "min(input + CODES, inputs - 1) >> group_log"),
+    Bug("a low that rounds with its product", FEW_BITS, "__fsub_rn(part, __fmul_rn(summed[r], low))", "fmaf(-summed[r], low, part)"),
+    Bug("a scale that rounds with its sum", FEW_BITS, "__fadd_rn(totals[o][r], part)", "fmaf(sums[r], scale, totals[o][r])"),
+    Bug("numbers behind the end of a row", FEW_BITS, "left, whole && left >= CODES);", "CODES, false);"),
+    Bug("the first output for all of a warp", FEW_BITS, "min(first + o, outputs - 1) * slabs", "first * slabs"),
+]
 THIN_BUGS = [
     Bug("no barrier before chains are added", THIN, "    __syncthreads();\n    for (int at", "    for (int at"),
     Bug("no barrier before the ranks are read", THIN, "    __syncthreads();\n    if (column", "    if (column"),

@@ -1,4 +1,5 @@
-"""Random rows for the row-wise kernels, bounds of rounding, and adapters with their tiles for the kernels of thin products."""
+"""Random rows for the row-wise kernels, bounds of rounding, adapters with their tiles for the kernels of thin products, and weights of
+four bits."""
 
 from __future__ import annotations
 
@@ -8,6 +9,9 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from vnext.kernels.codes import Codes, Scales
+from vnext.kernels.cuda import operations
+from vnext.kernels.cuda.few_bits import DeviceFewBits
 from vnext.kernels.thin import LANES, ThinBlock, ThinBlocks, thin_block, thin_bytes
 from vnext.kernels.thin_tiles import ThinLines, ThinTiles, header_bytes, make_tiles, write_header
 
@@ -67,3 +71,28 @@ def tiles_of(groups: Sequence[tuple[int, Sequence[int]]], unused: int = 0) -> Th
     tokens, tiles = make_tiles([(region, np.array(rows)) for region, rows in groups])
     tokens = np.concatenate((tokens, np.full(unused, -1, dtype=np.int32)))
     return ThinTiles(torch.from_numpy(tokens), torch.from_numpy(np.concatenate((tiles, np.zeros((unused, 3), dtype=np.int32)))))
+
+
+FORMS = ("zero", "lows", "parts", "wide")
+
+
+def weight(form: str, outputs: int, inputs: int, group: int, bits: int = 4) -> Codes:
+    """Random codes: with float16 scales and a zero, with lows too, with parts of spans as K blocks have them, with float32 scales."""
+    random = np.random.default_rng(outputs + inputs + group)
+    codes = random.integers(0, 2**bits, (outputs, inputs), np.uint8)
+    scales = (random.standard_normal((2, outputs, inputs // group)) / 8).astype(np.float32)
+    match form:
+        case "zero":
+            return Codes(codes, bits, Scales(scales[0].astype(np.float16)), 8)
+        case "lows":
+            return Codes(codes, bits, Scales(scales[0].astype(np.float16)), lows=Scales(scales[1].astype(np.float16)))
+        case "parts":
+            parts, spans = random.integers(0, 64, scales.shape, np.uint8), scales[:, :, :1].astype(np.float16)
+            return Codes(codes, bits, Scales(parts[0], spans[0]), lows=Scales(parts[1], spans[1]))
+    return Codes(codes, bits, Scales(scales[0]), 7)
+
+
+def device(codes: Codes, dtype: torch.dtype) -> DeviceFewBits:
+    found = operations.pack_codes((codes,), dtype, "", 1)
+    assert isinstance(found, DeviceFewBits)
+    return found

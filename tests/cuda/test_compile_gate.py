@@ -70,6 +70,11 @@ def thin(scalar: str) -> Form:
     return Form("thin.cu", (("SCALAR", scalar),), THIN)
 
 
+def few_bits(scalar: str, number: str, rows: int, registers: int) -> Form:
+    return Form("few_bits.cu", (("SCALAR", scalar), ("NUMBER", number), ("ROWS", str(rows))), {"multiply_few_bits": registers})
+
+
+FEW_BITS = [few_bits(BF16, HALF, 1, 96), few_bits(BF16, HALF, 8, 255), few_bits(HALF, FLOAT, 4, 168)]
 EXCHANGES = [exchange(HALF, 2), exchange(FLOAT, 8)]
 FORMS = [
     *ATTENTION,
@@ -82,10 +87,11 @@ FORMS = [
     rows(BF16, CACHE="__nv_fp8_e4m3"),
     rows(BF16, CACHE=CODE),
     *map(thin, (BF16, HALF, FLOAT)),
+    *FEW_BITS,
 ]
 TEST_FORMS = [attention(BF16, 16, 128), attention(FLOAT, 16, 128), attention(BF16, 64, 128, "__nv_fp8_e4m3")]
 """What only tests ask for: compiled by the check on a GPU before it runs them."""
-TYPICAL = [*ATTENTION[4:], exchange(BF16, 8), SAMPLING, rows(BF16), rows(BF16, CACHE=CODE), thin(BF16)]
+TYPICAL = [*ATTENTION[4:], exchange(BF16, 8), SAMPLING, rows(BF16), rows(BF16, CACHE=CODE), thin(BF16), FEW_BITS[1]]
 CASES = [*((form, "sm_90") for form in FORMS), *((form, arch) for form in TYPICAL for arch in ("sm_80", "sm_100"))]
 
 

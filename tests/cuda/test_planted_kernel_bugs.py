@@ -15,6 +15,7 @@ from planted_bugs import (
     ATTENTION_BUGS,
     CODE_BUGS,
     EXCHANGE_BUGS,
+    FEW_BITS_BUGS,
     FP8_BUGS,
     GROUP_BUGS,
     ROW_BUGS,
@@ -23,10 +24,10 @@ from planted_bugs import (
     Bug,
     plant,
 )
-from rows_cases import adapters, draw, tiles_of
+from rows_cases import adapters, device, draw, tiles_of, weight
 from sampling_cases import Draws, asked, masked, sampled
 
-from vnext.kernels import mxint8, references, thin_tiles
+from vnext.kernels import few_bits, mxint8, references, thin_tiles
 from vnext.kernels.calls import RotaryWrite
 from vnext.kernels.cuda import backends, rows, sampling, thin
 from vnext.runtime.transport.collectives.device_group import DeviceGroup
@@ -235,6 +236,26 @@ def test_rows(backend: HostBackend, request: pytest.FixtureRequest) -> None:
 @pytest.mark.parametrize("backend", [None, *THIN_BUGS], ids=name_of, indirect=True)
 def test_thin_products(backend: HostBackend, request: pytest.FixtureRequest) -> None:
     assert thin_products_are_right(backend) == (request.node.callspec.params["backend"] is None)
+
+
+def few_bits_are_right(backend: HostBackend) -> bool:
+    """Rows and outputs that fill no block, inputs that end within a slab."""
+    for form, rows_count in (("lows", 3), ("zero", 1)):
+        codes, x = weight(form, 7, 1088, 64), draw(rows_count, 1088, dtype=torch.bfloat16)
+        expected = torch.from_numpy(few_bits.sums(x.float().numpy(), few_bits.packed(codes)))
+        given = device(codes, torch.bfloat16)
+        try:
+            for backend.order in ORDERS[:2]:
+                if not torch.equal(given.sums(x), expected):
+                    return False
+        except KernelError:
+            return False
+    return True
+
+
+@pytest.mark.parametrize("backend", [None, *FEW_BITS_BUGS], ids=name_of, indirect=True)
+def test_products_of_few_bits(backend: HostBackend, request: pytest.FixtureRequest) -> None:
+    assert few_bits_are_right(backend) == (request.node.callspec.params["backend"] is None)
 
 
 @pytest.mark.parametrize("backend", [None, *SAMPLING_BUGS], ids=name_of, indirect=True)

@@ -160,9 +160,9 @@ FORMATS = {
         FormatRow("wide", "vnext.kernels.formats.floats:WIDE"),
         FormatRow("fixed", "vnext.kernels.formats.floats:FIXED"),
         FormatRow(
-            "codes", "vnext.kernels.formats.floats:CODES", devices=("cpu",),
-            option="codes keeps the few bits of a quantised checkpoint and multiplies by them; none makes floats of them; auto is "
-            "codes on a CPU in bfloat16, else none",
+            "codes", "vnext.kernels.formats.floats:CODES",
+            option="codes keeps the few bits of a quantised checkpoint, on a GPU 4, and multiplies by them; none makes floats of "
+            "them; auto is codes on a CPU in bfloat16, else none",
         ),
         *(FormatRow(name, f"vnext.kernels.formats.gguf_blocks:BLOCKS.{name}", is_stored=True) for name in GGUF_BLOCKS),
         FormatRow("awq", "vnext.kernels.formats.integers:AWQ", is_stored=True),

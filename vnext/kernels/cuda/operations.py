@@ -16,10 +16,11 @@ import torch
 
 from vnext.kernels import contracts, paged_attention as plain_attention, products, references
 from vnext.kernels.calls import AttentionCall, RotaryWrite
-from vnext.kernels.cuda import attention, compiled, exchange, experts as grouped, rows, sampling, thin
+from vnext.kernels.codes import Codes
+from vnext.kernels.cuda import attention, compiled, exchange, experts as grouped, few_bits, rows, sampling, thin
 from vnext.kernels.cuda.interface import SCALARS
 from vnext.kernels.cuda.plan import TILE_ROWS, StepPlan, make_plan
-from vnext.kernels.formats.floats import FixedWeight
+from vnext.kernels.formats.floats import PLAIN, FixedWeight
 from vnext.kernels.mxint8 import head_dim_of
 from vnext.kernels.thin_tiles import ThinLines
 
@@ -131,6 +132,11 @@ _add_tiled = register(
     thin.add_tiled,
     lambda *arguments: None,
 )
+register(
+    "multiply_few_bits(Tensor x, Tensor words, Tensor scales, Tensor? lows, int zero, int group) -> Tensor",
+    few_bits.multiply,
+    lambda x, words, *others: x.new_empty((x.shape[0], words.shape[0]), dtype=torch.float32),
+)
 # What other ranks see is no tensor of ours: that `memories` counts as written keeps every launch, and their order.
 _sum_over_ranks = register(
     "sum_over_ranks(Tensor x, Tensor(a!) memories, int rank, int capacity_bytes, int one_shot_bytes_max, int timeout_ms) "
@@ -172,6 +178,18 @@ def gated_linear(
 def _gated(wide: torch.Tensor, activation: str) -> torch.Tensor:
     """wide [T, 2 * I] -> [T, I] by our gate, or by the reference's."""
     return _gate_and_mul(wide, activation) if activation in rows.GATES else products.GATES[activation](wide)
+
+
+def pack_codes(codes: tuple[Codes, ...], dtype: torch.dtype, activation: str, shards: int) -> Any:
+    """As products.pack_codes, as tensors of the host: four bits for activations of 16 bits, floats where the kernel reads none."""
+    width = codes[0].codes.shape[1] // shards
+    inputs = [slice(at * width, (at + 1) * width) for at in range(shards)]
+    pieces = [few_bits.packed_parts(tuple(part.inputs(each) for part in codes)) for each in inputs]
+    if dtype == torch.float32 or None in pieces:
+        whole = torch.cat([torch.from_numpy(part.floats()).to(dtype) for part in codes])
+        return products.pack_weight(whole, PLAIN, shards)
+    weights = tuple(few_bits.on_host(piece, dtype) for piece in pieces if piece is not None)
+    return weights[0] if shards == 1 else products.CutWeight(weights)
 
 
 def add_tiled(
@@ -316,6 +334,6 @@ def paged_attention(query: torch.Tensor, call: AttentionCall) -> torch.Tensor:
 
 FUNCTIONS = (
     attention_metadata, paged_attention, rotary_kv_write, rms_norm, add_rms_norm, gated_linear, experts, embedding_rows,
-    add_tiled,
+    add_tiled, pack_codes,
 )  # fmt: skip
 """What the kernels serve of the table; the rest stays the references'."""

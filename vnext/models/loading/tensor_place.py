@@ -47,7 +47,18 @@ class TensorPlace:
 
     def pack_codes(self, forms: tuple[CodesForm, ...], read: ReadCodes, dtype: np.dtype, gate: str, shards: int) -> object:
         codes = tuple(read(part, slice(0, form.shape[0])) for part, form in enumerate(forms))
-        return self._operations.pack_codes(codes, torch_dtype(dtype), gate, shards)
+        found = self._operations.pack_codes(codes, torch_dtype(dtype), gate, shards)
+        return found if self.is_host else moved(found, self._device)
 
     def pack_experts(self, weights: torch.Tensor, gate: str, format: Format, shards: int) -> Any:
         return self._operations.pack_experts(weights, gate, format, shards)
+
+
+def moved(weight: Any, device: torch.device) -> Any:
+    """A tensor, or a tree of tuples with tensors, on a device."""
+    if isinstance(weight, torch.Tensor):
+        return weight.to(device)
+    if not isinstance(weight, tuple):
+        return weight
+    parts = [moved(each, device) for each in weight]
+    return tuple(parts) if type(weight) is tuple else type(weight)(*parts)

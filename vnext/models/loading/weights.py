@@ -215,7 +215,7 @@ class Loader:
         format = self._products(names)
         shape, gate = [self._local_shape(group) for group in groups][0], self._config.activation if gated else ""
         found = [self._found_packed(group, shape, format, gate) for group in groups]
-        if not all(found) and all(self._forms(group, format, gate) for group in groups):
+        if self._place.is_host and not all(found) and all(self._forms(group, format, gate) for group in groups):
             found = [self._pack_and_keep(group, format, gate) for group in groups]
         if all(found):
             return self._kept.take(PackedExperts(tuple(found), (len(groups), *shape), own.start))
