@@ -27,6 +27,7 @@ from yarl import URL
 
 from tests.replay.log_answers import answer
 from vnext.replay import Log
+from vnext.replay.answers.slow import slow
 from vnext.replay.reading.cachefile import Directory
 from vnext.replay.reading.folding import Folded, fold
 from vnext.replay.reading.index import Index, Segment
@@ -167,6 +168,24 @@ def test_a_log_that_lost_its_beginning_counts_from_where_it_begins(tmp_path):
     assert first.planned > 0 and overview.first_step == first.planned
     ended = [state.counters.finished + state.counters.aborted for state in (first, last)]
     assert ended[0] > 0 and 0 < sum(overview.points(0, last.planned, 10**6)["ended"]) <= ended[1] - ended[0]
+
+
+def test_steps_have_their_times_where_the_log_has_them(tmp_path, log_dir):
+    timed = record(tmp_path / "log", config=CONFIG, seed=3, arrivals=60, timestamped=True)
+    fresh, tables = made(timed), Log(timed)
+    fresh.make()
+    found, again = fresh.points(0, 10**6, 10**6), made(timed)
+    again.start()
+    assert again.points(0, 10**6, 10**6) == found and again.peaks()["took"] == max(found["took"])
+    worst = slow(Index(open_log(timed)), 1000).steps
+    assert len(worst) == len(tables.steps["step"])
+    assert all(found["took"][each.step] == pytest.approx(1e3 * each.ms, abs=1) for each in worst)
+    assert np.diff(found["at"]).min() >= 0 and len(found["at"]) == found["steps"]
+    late = tables.steps["ended"] - np.array(found["at"])[tables.steps["step"]]
+    assert (late >= 0).all() and late.max() <= max(found["took"]) * 3e-6
+    untimed = made(log_dir)
+    untimed.make()
+    assert "at" not in untimed.points(0, 10**6, 10**6) and untimed.peaks()["took"] == 0
 
 
 def test_the_next_step_with_something(log_dir):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import signal
 import subprocess
@@ -10,6 +11,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
@@ -17,6 +19,7 @@ import pytest
 from chromium import WAIT_S, BrowserPage
 from log_drive import record, small_config
 
+from vnext.replay import Log
 from vnext.replay.answers.diff import diff
 from vnext.replay.answers.slow import slow
 from vnext.replay.cli.main import main as replay
@@ -129,6 +132,22 @@ def test_it_opens_at_the_slowest_step_and_leads_to_the_others(page, logs):
     lines[6 + 2].click()
     page.at(told.firsts[2].step)
     assert page.complaints == []
+
+
+def test_the_time_line_says_when_and_how_long(browser, tmp_path):
+    timed = record(tmp_path / "log", config=small_config(page_count=15), seed=3, arrivals=60, timestamped=True)
+    with shown(browser, timed) as page:
+        page.open(30)
+        page.reported(".facts", "running in this step")
+        canvas = page.find("canvas.line")
+        ActionChains(browser, 1).move_to_element(canvas).perform()
+        found = re.fullmatch(r"step (\d+), (\d\d:\d\d:\d\d), ([\d.]+) ms step time, .*", canvas.get_attribute("title"))
+        assert found, canvas.get_attribute("title")
+        steps = Log(timed).steps
+        place = steps["step"].tolist().index(int(found[1]))
+        ended = {f"{datetime.fromtimestamp(steps['ended'][place] + off, UTC):%H:%M:%S}" for off in (-1, 0)}
+        assert found[2] in ended and float(found[3]) == pytest.approx(steps["ms"][place], abs=0.06)
+        assert page.complaints == []
 
 
 def test_a_request_is_found_by_its_name(page, logs):

@@ -23,7 +23,7 @@ from vnext.replay.reading.mirror import SEGMENTS_KEPT, Lost, Mirror, Silent
 from vnext.replay.reading.source import Log, UnusableLog, open_log
 from vnext.replay.reading.tail import Damaged, Tail
 from vnext.replay.ui.opened import about_log
-from vnext.replay.ui.overview import COLUMNS, GROWTH, Overview
+from vnext.replay.ui.overview import GROWTH, Overview
 from vnext.replay.ui.questions import Questions
 from vnext.replay.ui.walk import KEPT, Following, Kind, Moment, Walk
 from vnext.state.errors import LawBroken
@@ -62,7 +62,7 @@ class LiveOverview(Overview):
         if not gone:
             return
         left = self.count - gone
-        values = np.zeros((len(COLUMNS), left + GROWTH), dtype=np.int32)
+        values = np.zeros((len(self._values), left + GROWTH), dtype=np.int32)
         values[:, :left] = self._values[:, gone : self.count]
         with self._swapping:
             self._values, self.first_step, self.count = values, self.first_step + gone, left

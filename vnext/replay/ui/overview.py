@@ -15,12 +15,17 @@ import numpy as np
 from vnext.replay.reading.cachefile import made_by, replace_file
 from vnext.replay.reading.folding import Broken, Folded, fold
 from vnext.replay.reading.source import Log
+from vnext.replay.reading.times import Clock, timestamps_of
+from vnext.state.events import StepCommitted
 from vnext.state.state import State
 
 COLUMNS = ("tokens", "running", "waiting", "held", "kept", "admitted", "preempted", "ended")
 """For each step: tokens computed, requests running, requests waiting, blocks held, blocks kept for reuse; requests
 admitted and preempted in it, and those that ended since the step before."""
 SUMMED = (5, 6, 7)
+TIMES = ("took", "frame")
+"""For each step of a log with times: the microseconds that it took, as `slow` has them, and the event behind its plan's frame."""
+TOOK, FRAME = len(COLUMNS), len(COLUMNS) + 1
 SUFFIX = ".vnextsteps"
 MAGIC = b"vnextSTEPS"
 GROWTH = 65_536
@@ -39,7 +44,7 @@ class Head(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Overview:
-    """Columns int32[len(COLUMNS), count] from `first_step` on. `done` is true when no more will come."""
+    """Columns int32[len(COLUMNS) + len(TIMES), count] from `first_step` on. `done` is true when no more will come."""
 
     def __init__(self, log: Log, first: State) -> None:
         self.first_step = first.planned
@@ -48,19 +53,29 @@ class Overview:
         self.done = False
         self._log = log
         self._ended = _ended(first)
-        self._values = np.zeros((len(COLUMNS), GROWTH), dtype=np.int32)
+        self._values = np.zeros((len(COLUMNS) + len(TIMES), GROWTH), dtype=np.int32)
+        self._clock, self._wall_us = Clock(None), 0.0
 
     def start(self) -> None:
         """Load from the cache if there is one; otherwise fold the log in a separate thread."""
+        self._read_times()
         if not self._load():
             Thread(target=self.make, name="overview", daemon=True).start()
 
     def make(self) -> None:
         """Fold the whole log."""
+        self._read_times()
+        planned_us: dict[int, float | None] = {}
+        last_us: float | None = None
         try:
             for item in fold(self._log):
                 if isinstance(item, Folded) and (plan := item.plan) is not None:
-                    self._add(item.after, len(plan.admitted), len(plan.preempted))
+                    self._add(item.after, len(plan.admitted), len(plan.preempted), item.frame_end)
+                    planned_us[plan.step] = self._clock.frame_us(item.frame_end)
+                elif isinstance(item, Folded) and isinstance(item.event, StepCommitted):
+                    starts_us = [us for us in (planned_us.pop(item.event.step, None), last_us) if us is not None]
+                    last_us = self._clock.frame_us(item.frame_end)
+                    self._took(item.event.step, starts_us, last_us)
                 elif isinstance(item, Broken):
                     self.broken = item.message
             self._store()
@@ -79,11 +94,15 @@ class Overview:
         for number, name in enumerate(COLUMNS):
             merge = np.add if number in SUMMED else np.maximum
             found[name] = merge.reduceat(values[number], starts).tolist() if len(starts) else []
+        if len(starts) and self._clock.timestamped:
+            us = self._clock.frames_us(np.maximum.reduceat(values[FRAME], starts)) + self._wall_us
+            found["took"] = np.maximum.reduceat(values[TOOK], starts).tolist()
+            found["at"] = [None if np.isnan(each) else each / 1e6 for each in us.tolist()]
         return found
 
     def peaks(self) -> dict[str, int]:
         """The largest value of each column so far."""
-        return {name: int(self._values[number, : self.count].max(initial=0)) for number, name in enumerate(COLUMNS)}
+        return {name: int(self._values[number, : self.count].max(initial=0)) for number, name in enumerate((*COLUMNS, "took"))}
 
     def next_with(self, column: str, step: int, forwards: bool) -> int | None:
         """The next step after (or before) `step` in which this column is not zero."""
@@ -94,15 +113,25 @@ class Overview:
             return None
         return self.first_step + (here + 1 + int(found[0]) if forwards else int(found[-1]))
 
-    def _add(self, after: State, admitted: int, preempted: int) -> None:
+    def _read_times(self) -> None:
+        timestamps = timestamps_of(self._log)
+        self._clock = Clock(timestamps, absolute=True)
+        self._wall_us = timestamps.wall_minus_monotonic_ns / 1e3 if timestamps is not None else 0.0
+
+    def _took(self, step: int, starts_us: list[float], end_us: float | None) -> None:
+        """Note how long a step took, from the latest of `starts_us`."""
+        if step >= self.first_step and starts_us and end_us is not None:
+            self._values[TOOK, step - self.first_step] = min(max(end_us - max(starts_us), 0.0), np.iinfo(np.int32).max)
+
+    def _add(self, after: State, admitted: int, preempted: int, frame_end: int = 0) -> None:
         if self.count == self._values.shape[1]:
-            grown = np.zeros((len(COLUMNS), 2 * self.count), dtype=np.int32)
+            grown = np.zeros((len(self._values), 2 * self.count), dtype=np.int32)
             grown[:, : self.count] = self._values
             self._values = grown
         pool, ended = after.pool, _ended(after)
         self._values[:, self.count] = (
             after.in_flight[-1].tokens, len(after.rows), len(after.waiting), pool.page_count - pool.free, pool.kept,
-            admitted, preempted, ended - self._ended,
+            admitted, preempted, ended - self._ended, 0, frame_end,
         )  # fmt: skip
         self._ended = ended
         self.count += 1
@@ -115,7 +144,7 @@ class Overview:
 
     def _head(self) -> Head:
         stats = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in self._log.paths]
-        return Head(made_by(), COLUMNS, tuple(stats), self._log.chain, self.first_step, self.count, self.broken)
+        return Head(made_by(), COLUMNS + TIMES, tuple(stats), self._log.chain, self.first_step, self.count, self.broken)
 
     def _load(self) -> bool:
         try:
@@ -127,9 +156,9 @@ class Overview:
             wanted = msgspec.structs.replace(self._head(), count=head.count, broken=head.broken)
         except (OSError, ValueError, RecursionError, MemoryError):
             return False
-        if head != wanted or len(data) != 4 * len(COLUMNS) * head.count:
+        if head != wanted or len(data) != 4 * len(self._values) * head.count:
             return False
-        self._values = np.frombuffer(data, dtype="<i4").reshape(len(COLUMNS), head.count)
+        self._values = np.frombuffer(data, dtype="<i4").reshape(len(self._values), head.count)
         self.count, self.broken, self.done = head.count, head.broken, True
         return True
 

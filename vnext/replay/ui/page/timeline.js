@@ -1,15 +1,19 @@
-// The time line: four bands over all visible steps, with marks where requests were preempted. A click selects, the
-// wheel zooms.
+// The time line: bands over all visible steps, with marks where requests were preempted and the time below, if the log has
+// one. A click selects, the wheel zooms.
 
 import { ask } from "./api.js";
 import { FONT, colour, prepare } from "./paint.js";
 
+const AXIS = 16;
 const BANDS = [
+  { name: "took", title: "step time", unit: " ms", per: 1000, peak: (peaks) => peaks.took },
   { name: "tokens", title: "tokens", peak: (peaks) => peaks.tokens },
   { name: "running", title: "running", peak: (peaks) => peaks.running },
   { name: "waiting", title: "waiting", peak: (peaks) => peaks.waiting },
   { name: "held", title: "blocks", peak: (peaks, about) => about.config.block_count, colour: "memory" },
 ];
+
+const shown = (band, value) => `${(value / (band.per || 1)).toLocaleString("en", { maximumFractionDigits: 1 })}${band.unit || ""}`;
 
 export class Timeline {
   constructor(canvas, number, about, go) {
@@ -27,7 +31,19 @@ export class Timeline {
   tell(step) {
     const place = this.data ? Math.floor((step - this.data.first) / this.data.each) : -1;
     if (!this.data || place < 0 || place >= this.data.tokens.length) return `step ${step}`;
-    return `step ${step}: ` + BANDS.map((band) => `${this.data[band.name][place]} ${band.title}`).join(", ");
+    const figures = this.bands().map((band) => `${shown(band, this.data[band.name][place])} ${band.title}`);
+    return [`step ${step}`, this.when(place), ...figures].filter(Boolean).join(", ");
+  }
+
+  // The bands that this log has figures for.
+  bands() {
+    return BANDS.filter((band) => band.name !== "took" || this.about.overview.peaks.took > 0);
+  }
+
+  // The time of day of a place, UTC; "" where the log has none.
+  when(place) {
+    const seconds = this.data?.at?.[place];
+    return seconds ? new Date(1000 * seconds).toISOString().slice(11, 19) : "";
   }
 
   wheel(event) {
@@ -89,22 +105,24 @@ export class Timeline {
     const { canvas, about, data, first, last } = this;
     const peaks = JSON.stringify(about.overview.peaks);
     const key = [canvas.width, canvas.height, document.documentElement.dataset.theme, first, last, peaks];
-    if (this.drawn && this.drawn.data === data && this.drawn.key.every((value, place) => value === key[place])) return this.drawn.bands;
-    const bands = new OffscreenCanvas(canvas.width, canvas.height);
-    const pen = bands.getContext("2d");
+    if (this.drawn && this.drawn.data === data && this.drawn.key.every((value, place) => value === key[place])) return this.drawn.picture;
+    const picture = new OffscreenCanvas(canvas.width, canvas.height);
+    const pen = picture.getContext("2d");
     pen.scale(canvas.width / width, canvas.height / height);
     pen.font = FONT;
-    const tall = height / BANDS.length;
-    BANDS.forEach((band, number) => this.band(pen, band, width, number * tall, tall, steps));
-    if (data) this.marks(pen, width, height, steps);
-    this.drawn = { bands, data, key };
-    return bands;
+    const bands = this.bands();
+    const tall = (height - AXIS) / bands.length;
+    bands.forEach((band, number) => this.band(pen, band, width, number * tall, tall, steps));
+    if (data) this.marks(pen, width, height - AXIS, steps);
+    this.axis(pen, width, height);
+    this.drawn = { picture, data, key };
+    return picture;
   }
 
   band(pen, band, width, top, tall, steps) {
     const ink = colour(band.colour || band.name);
     const peak = Math.max(1, band.peak(this.about.overview.peaks, this.about));
-    if (this.data) {
+    if (this.data?.[band.name]) {
       pen.fillStyle = ink;
       const wide = (this.data.each / steps) * width;
       this.data[band.name].forEach((value, place) => {
@@ -115,13 +133,25 @@ export class Timeline {
     }
     pen.fillStyle = colour("line");
     pen.fillRect(0, top + tall - 1, width, 1);
-    const label = `${band.title} (of ${peak})`;
+    const label = `${band.title} (of ${shown(band, peak)})`;
     pen.globalAlpha = 0.75;
     pen.fillStyle = colour("back");
     pen.fillRect(3, top + 3, pen.measureText(label).width + 6, 14);
     pen.globalAlpha = 1;
     pen.fillStyle = colour("front");
     pen.fillText(label, 6, top + 14);
+  }
+
+  // The time, or the step where the log has no times, at both ends and in the middle.
+  axis(pen, width, height) {
+    const last = this.data ? this.data.tokens.length - 1 : -1;
+    pen.fillStyle = colour("soft");
+    for (const [share, align] of [[0, "left"], [0.5, "center"], [1, "right"]]) {
+      const step = Math.round(this.first + share * (this.last - this.first));
+      pen.textAlign = align;
+      pen.fillText(this.when(Math.round(share * last)) || `step ${step}`, 4 + share * (width - 8), height - 4);
+    }
+    pen.textAlign = "left";
   }
 
   marks(pen, width, height, steps) {
