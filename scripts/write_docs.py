@@ -251,10 +251,11 @@ def replay_commands() -> str:
     names = list(replay_names())
     lines = {name: [_option(action, commands.choices[name]) for action in _own(commands.choices[name])] for name in names}
     counts = Counter(line for own in lines.values() for line in own)
-    shared = {line: [f"`{name}`" for name in names if line in lines[name]] for line in counts if counts[line] > 2}
+    shared = {line: ", ".join(f"`{name}`" for name in names if line in lines[name]) for line in counts if counts[line] > 2}
     own = (_command(name, commands.choices[name], [line for line in lines[name] if line not in shared]) for name in names)
-    last = "".join(f"{line} ({', '.join(of)})\n" for line, of in shared.items())
-    return f"{''.join(own)}\n**Options of several commands**\n\n{last}"
+    alike = {of: "".join(f"{line}\n" for line in shared if shared[line] == of) for of in shared.values()}
+    last = (f"\n**{of}**\n\n{lines}" for of, lines in alike.items())
+    return f"{''.join(own)}{''.join(last)}"
 
 
 def replay_names() -> Iterator[str]:

@@ -132,7 +132,10 @@ ARROWS = {
     "replay/answers": {"replay/console", "replay/reading", "routing/*", "log", "state", "sched/*"},
     "replay/futures": {"replay/console", "replay/reading", "routing/*", "log", "state/*", "state/facilities", "sched", "base", "sim"},
     "replay/causes": {"replay/futures", "replay/console", "replay/reading", "log/reading", "state/*", "sched/explain"},
-    "replay/tables": {"replay/causes", "replay/answers", "replay/console", "replay/reading", "log", "state/traits"},
+    "replay/tables": {
+        "replay/causes", "replay/execution", "replay/rerun", "replay/answers", "replay/console", "replay/reading", "log",
+        "state/traits",
+    },
     "replay/rerun": {
         "kernels", "models", "sampling", "runtime/protocol", "runtime/batch", "runtime/processes", "state/*",
         "sched/*",
@@ -142,8 +145,8 @@ ARROWS = {
         "replay/answers", "replay/console", "replay/reading", "log", "state/*", "sched/*", "server/http/static_files",
     },  # one static server of pages
     "replay/cli": {
-        "replay/ui", "replay/execution", "replay/rerun", "replay/answers", "replay/console", "replay/reading", "log",
-        "base", "runtime/processes/inherited", "kernels/format",
+        "replay/ui", "replay/tables", "replay/execution", "replay/rerun", "replay/answers", "replay/console",
+        "replay/reading", "log", "base", "runtime/processes/inherited", "kernels/format",
     },
     "api": {
         "media", "runtime/protocol", "state/config", "state/events", "state/params", "text", "kernels", "models", "options",
@@ -205,6 +208,7 @@ LATE_IMPORTS = {
     "vnext/replay/execution/execution.py": (5, "torch"),
     "vnext/replay/execution/audit.py": (4, "torch"),
     "vnext/replay/execution/scores.py": (1, "torch"),
+    "vnext/replay/tables/profile.py": (3, "torch"),
     # extras
     "vnext/media/pictures.py": (2, "Pillow, when the first image comes"),
     "vnext/media/tiles.py": (1, "Pillow"),

@@ -29,9 +29,9 @@ ARGUMENTS = {
     "trace": "{log} -o {out}", "fork": "{log} 2 --forks 2 --steps 5", "what-if": "{log} --set max_num_seqs=3",
     "gate": "{log} --set max_num_seqs=3 --slo ttft=1s",
     "watch": "{log} --once --whole", "clients": "{log}", "cost": "{log}", "explain": "{log}", "rollouts": "{log} -o {out}",
-    "export": "{log} --to csv -o {out}",
+    "export": "{log} --to csv -o {out}", "compare": "{log} {whole}", "fleet": "{log} {whole}", "report": "{log} -o {out}",
 }  # fmt: skip
-NEEDS_A_MODEL = {"exec", "bisect", "audit"}  # judged by test_exec; here they have no model, and refuse
+NEEDS_A_MODEL = {"exec", "bisect", "profile", "audit"}  # judged by test_exec; here they have no model, and refuse
 SERVES = {"ui"}
 READS_NO_LOG = {"route"}
 

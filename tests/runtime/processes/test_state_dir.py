@@ -130,7 +130,7 @@ def test_a_path_below_a_home_that_there_is_not_is_told_in_one_sentence(path: str
     assert doctor.checkpoint(path)["checkpoint"].startswith(f"{path} has no config.json")
     assert file_of(path, "") == str(Path.cwd() / path)
     assert _version_of(f"2={path}") == (2, Path(path))
-    with pytest.raises(CannotRun, match=f"the log names the model '{path}', which is no folder here"):
+    with pytest.raises(CannotRun, match=f"the log names the model '{path}', which is not here"):
         folder_of(EngineStarted(config=None, model=path, model_digest="", world_size=1, environment={}, started_ns=0), None)
 
 

@@ -7,7 +7,7 @@ Times are microseconds since the first frame (times.py).
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import IO
 
@@ -99,10 +99,12 @@ class _Drawing:
         )  # fmt: skip
 
 
-def trace(log: Log, file: IO[str], path: str, each_chunk: bool = True) -> Traced:
-    """Write the timeline of a log, as far as it can be folded."""
+def trace(log: Log, file: IO[str], path: str, each_chunk: bool = True, more: Iterable[str] = ()) -> Traced:
+    """Write the timeline of a log, as far as it can be folded, and `more` lines of others."""
     drawing = _Drawing(log, file, each_chunk)
     drawing.draw()
+    for line in more:
+        drawing.writer.put(line)
     return drawing.traced(path)
 
 

@@ -1,4 +1,4 @@
-"""The commands that run the model again: exec and bisect. They alone load torch, and only when they run."""
+"""The commands that run the model again: exec, bisect and profile. They alone load torch, and only when they run."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from vnext.replay.execution.execution import ModelChoice, execute
 from vnext.replay.execution.recorded import add_range, selection_of
 from vnext.replay.reading.source import UnusableLog
 from vnext.replay.rerun.numerics import prepare
+from vnext.replay.tables.profile import print_profiled, profile
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 CACHES = ("auto", "int8")
@@ -40,6 +41,14 @@ def add(commands) -> None:
     add_model(executing)
     add_range(executing)
     executing.add_argument("--solo", action="store_true", help="run each request alone, in its own engine")
+    profiling = command(
+        commands, "profile", _profile, "run the model again on the recorded batches and measure each operation",
+        "LOG must contain texts (recorded with --log full). Shows the time and the rates of each operation of the CPU kernels, and "
+        "the engine's own times beside. Drafts that were not kept are left out.",
+    )  # fmt: skip
+    add_model(profiling)
+    profiling.add_argument("--steps", metavar="A:B", default="", help="steps from A up to, not including, B; a number is one step")
+    profiling.add_argument("-o", "--out", type=Path, help="also write the log's timeline with each operation, for ui.perfetto.dev")
     bisecting = command(
         commands, "bisect", _bisect, "find the first step, layer and operation that differs in another way to run the model",
         "Repeats each operation of each recorded step on the same inputs: with each request alone (the default), or as "
@@ -73,6 +82,13 @@ def _exec(arguments: argparse.Namespace, console: Console) -> int:
         answer = execute(arguments.log, selection, chosen, arguments.solo, progress)
     print_answer(arguments, console, answer, render_exec.print_executed)
     return SAME if answer.same else DIFFERENT
+
+
+def _profile(arguments: argparse.Namespace, console: Console) -> int:
+    with progress_of("steps") as progress:
+        answer = profile(arguments.log, selection_of(arguments.steps, ""), chosen_of(arguments), arguments.out, progress)
+    print_answer(arguments, console, answer, print_profiled)
+    return SAME
 
 
 def _bisect(arguments: argparse.Namespace, console: Console) -> int:

@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 from vnext.models.errors import ModelError
 from vnext.models.loading.checkpoint import fingerprint, weights_digest
+from vnext.models.loading.named import here
 from vnext.replay.rerun.numerics import CannotRun
-from vnext.runtime.processes.launch import DEMO_MODEL, model_folder
+from vnext.runtime.processes.launch import DEMO_MODEL, model_folder, named_models
 from vnext.state.events import EngineStarted
 
 
 def folder_of(started: EngineStarted, model: str | None) -> Path:
-    """The model's folder. Only a model that the user names may be downloaded; a name in a log must be a folder here, or
-    the bundled model."""
+    """The model's folder. Only a model that the user names may be downloaded; a name in a log must be a folder or a file here, or a
+    model that was fetched, or the bundled one."""
     name = started.model if model is None else model
     if name in ("", "demo") and not Path(name or "demo").is_dir():
         return DEMO_MODEL
-    if model is None and not os.path.isdir(os.path.expanduser(name)):
-        raise CannotRun(f"the log names the model {name!r}, which is no folder here: give the model with --model")
     try:
+        if model is None and not Path(name).expanduser().exists() and here(name, named_models("")) is None:
+            raise CannotRun(f"the log names the model {name!r}, which is not here: give the model with --model")
         return model_folder(name)
     except ModelError as error:
         raise CannotRun(str(error)) from error

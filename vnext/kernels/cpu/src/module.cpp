@@ -25,6 +25,7 @@
 #include "step/step.h"
 #include "team.h"
 #include "thin/thin.h"
+#include "traced.h"
 
 namespace {
 
@@ -301,6 +302,8 @@ void do_sample_step(const StepModel *model, const StepArrays *step) {
     sample_step(*model, *step);
 }
 
+void do_trace(void *record, int64_t room) { trace_operations(static_cast<TracedCall *>(record), room); }
+
 int64_t get_best_level() { return best_level(); }
 int64_t get_level() { return current_level(); }
 int64_t get_team_size() { return team_size(); }
@@ -365,6 +368,8 @@ PyMethodDef methods[] = {
     VNX_ENTRY("run_step", do_step, "run_step(model, step) -> whether all positions have angles, and all is done"),
     VNX_ENTRY("sample_step", do_sample_step, "sample_step(model, step): the sampling of a step with masks that ran"),
     VNX_ENTRY("step_logits", do_logits, "step_logits(model, hidden, rows, logits): those of normed states"),
+    VNX_ENTRY("trace_operations", do_trace, "trace_operations(record, room): from now on; None: no more"),
+    VNX_ENTRY("traced_operations", traced_operations, "traced_operations() -> how many there were"),
     {nullptr, nullptr, 0, nullptr},
 };
 
@@ -379,6 +384,7 @@ PyMethodDef methods[] = {
 #define VNX_MODEL(type, name) VNX_PLACE(StepModel, name)
 #define VNX_STEP(type, name) VNX_PLACE(StepArrays, name)
 #define VNX_BLOCKS(name) CONSTANT(BLOCK_##name)
+#define VNX_TRACED(type, name) VNX_PLACE(TracedCall, name)
 
 const Constant constants[] = {
     CONSTANT(PORTABLE) CONSTANT(AVX2) CONSTANT(AVX512) CONSTANT(AVX512_BF16) CONSTANT(AMX)
@@ -387,6 +393,8 @@ const Constant constants[] = {
     CONSTANT(CODES) CONSTANT(FLOAT16) CONSTANT(UINT8) CONSTANT(PIECES_MAX)
     CONSTANT(NO_GATE) CONSTANT(SILU) CONSTANT(GELU_TANH) CONSTANT(SWIGLU_CLAMPED) CONSTANT(SHARDS_MAX)
     VNX_BLOCK_TYPES(VNX_BLOCKS)
+    CONSTANT(OP_LAYER) CONSTANT(OP_PRODUCT) CONSTANT(OP_ATTENTION) CONSTANT(OP_NORM) CONSTANT(OP_GATE) CONSTANT(OP_ROTARY)
+    CONSTANT(OP_ADAPTERS) CONSTANT(OP_ROUTE) CONSTANT(OP_EXPERTS) CONSTANT(OP_CONVOLUTION) CONSTANT(OP_RECURRENCE) CONSTANT(OP_SAMPLE)
     VNX_ROUTER(VNX_ROUTE) VNX_PLACES(Router)
     VNX_EXPERTS(VNX_EXPERT) VNX_PLACES(Experts)
     VNX_RECURRING(VNX_RECURS) VNX_PLACES(Recurring)
@@ -394,6 +402,7 @@ const Constant constants[] = {
     VNX_STACK_LAYER(VNX_LAYER) VNX_PLACES(StackLayer)
     VNX_STEP_MODEL(VNX_MODEL) VNX_PLACES(StepModel)
     VNX_STEP_ARRAYS(VNX_STEP) VNX_PLACES(StepArrays)
+    VNX_TRACED_CALL(VNX_TRACED) VNX_PLACES(TracedCall)
     NO_CONSTANT,
 };
 

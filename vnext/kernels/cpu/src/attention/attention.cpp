@@ -11,6 +11,7 @@
 #include <cmath>
 
 #include "team.h"
+#include "traced.h"
 
 namespace vnx {
 namespace {
@@ -350,6 +351,21 @@ std::unique_ptr<AttentionPlan> plan_of_some(const AttentionPlan &plan, const int
     return planner.planned();
 }
 
+namespace {
+
+/* As if no rows shared their keys, and every query saw all that its row has before it. */
+void count_work(const AttentionPlan &plan, const AttentionCall &call, int kind, Traced &traced) {
+    int64_t pairs = 0, keys = 0;
+    for (const AttentionRow &row : plan.rows) {
+        pairs += int64_t(row.query_count) * row.context - int64_t(row.query_count) * (row.query_count - 1) / 2;
+        keys += row.context;
+    }
+    const int64_t row_bytes = call.cache_kind == INT8 ? coded_bytes(call.head_dim) : call.head_dim * (kind == FLOAT32 ? 4 : 2);
+    traced.did(4 * pairs * plan.heads * call.head_dim, 2 * keys * plan.kv_heads * row_bytes);
+}
+
+}  // namespace
+
 void run_attention(int kind, const AttentionPlan &plan, AttentionCall call) {
     static std::atomic<uint64_t> calls{0};
     call.number = ++calls;
@@ -357,6 +373,8 @@ void run_attention(int kind, const AttentionPlan &plan, AttentionCall call) {
     call.kv_heads = plan.kv_heads;
     call.block_size = plan.block_size;
     call.padded_dim = (call.head_dim + 31) / 32 * 32;
+    Traced traced(OP_ATTENTION, int64_t(plan.rows.size()), 0, call.heads);
+    if (trace_record.load() != nullptr) count_work(plan, call, kind, traced);
     const int64_t parts = plan.part_count * plan.kv_heads, rows = int64_t(plan.rows.size()),
                   open = rows * plan.kv_heads;
     char *memory =

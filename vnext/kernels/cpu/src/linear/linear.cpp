@@ -11,6 +11,7 @@
 #include "linear/codes.h"
 #include "linear/linear_turned.h"
 #include "team.h"
+#include "traced.h"
 
 namespace vnx {
 namespace {
@@ -208,11 +209,16 @@ void pack_linear(const WeightPart *parts, int kind, const void *bias, int64_t ou
 
 void linear(const void *x, int64_t x_stride, int64_t rows, const Packed *weight, const void *bias, void *result,
             int64_t result_stride, int result_kind, bool apart, const ThinCall *behind) {
-    if (rows > 0) multiply({weight, bias, x, x_stride, rows, result, result_stride, result_kind, apart, behind, ++calls}, false);
+    if (rows == 0) return;
+    Traced traced(OP_PRODUCT, rows, weight->in, weight->out);
+    traced.did(2 * rows * weight->in * weight->out, weight->total_bytes);
+    multiply({weight, bias, x, x_stride, rows, result, result_stride, result_kind, apart, behind, ++calls}, false);
 }
 
 void head_products(int kind, const HeadRows &x, int64_t rows, const Packed *const *weights, int64_t heads, const HeadRows &result) {
     const int64_t size = kind == FLOAT32 ? 4 : 2;
+    Traced traced(OP_PRODUCT, heads * rows, weights[0]->in, weights[0]->out);
+    traced.did(2 * heads * rows * weights[0]->in * weights[0]->out, heads * weights[0]->total_bytes);
     for_units(rows == 0 ? 0 : heads, false, [&](int64_t head, int64_t) {
         const void *from = static_cast<const char *>(x.data) + head * x.head_stride * size;
         void *to = static_cast<char *>(result.data) + head * result.head_stride * size;

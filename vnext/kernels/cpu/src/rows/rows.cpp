@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "team.h"
+#include "traced.h"
 
 namespace vnx {
 namespace {
@@ -35,15 +36,18 @@ void for_rows(int64_t rows, int64_t elements_per_row, const Body &body) {
 }  // namespace
 
 void rms_norm(int kind, int64_t rows, const NormCall &call) {
+    const Traced traced(OP_NORM, rows, call.width);
     for_rows(rows, call.width, [&](int64_t first, int64_t last) { kernels().norm(kind, call, first, last); });
 }
 
 void gate_and_mul(int kind, int64_t rows, const GateCall &call) {
+    const Traced traced(OP_GATE, rows, call.width);
     for_rows(rows, call.width * 4, [&](int64_t first, int64_t last) { kernels().gate(kind, call, first, last); });
 }
 
 void rotary_kv_write(int kind, int64_t tokens, const RotaryCall &call) {
     const int64_t elements = (call.heads + 2 * call.kv_heads) * call.head_dim;
+    const Traced traced(OP_ROTARY, tokens, elements);
     for_rows(tokens, elements, [&](int64_t first, int64_t last) { kernels().rotary(kind, call, first, last); });
 }
 

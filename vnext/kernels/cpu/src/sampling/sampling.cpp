@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "sampling/row.h"
+#include "traced.h"
 
 namespace vnx {
 
@@ -285,6 +286,7 @@ void mask_rows(const MaskCall &call) {
 }
 
 void sample_rows(const SampleCall &call) {
+    const Traced traced(OP_SAMPLE, call.rows, call.vocabulary);
     for_rows(call.rows, [&](int64_t at, bool shared) { sample_row(call, at, shared); });
 }
 

@@ -10,6 +10,7 @@
 #include "linear/linear.h"
 #include "rows/rows.h"
 #include "team.h"
+#include "traced.h"
 
 namespace vnx {
 namespace {
@@ -206,6 +207,7 @@ void add_up(const Products &products, int64_t rows, const float *shares, void *r
 }  // namespace
 
 void route_rows(const Router &router, const float *scores, int64_t rows, float *shares, int64_t *ids) {
+    const Traced traced(OP_ROUTE, rows, router.count);
     const int64_t units = std::max<int64_t>(1, std::min(rows, rows * router.count / 4096));
     for_units(units, units < 2, [&](int64_t unit, int64_t) {
         Choice choice(router);
@@ -217,6 +219,7 @@ void route_rows(const Router &router, const float *scores, int64_t rows, float *
 void run_experts(int kind, const Experts &experts, const void *x, int64_t rows, int64_t hidden, int64_t k, const float *shares,
                  const int64_t *ids, const SumRanks *sum, void *result) {
     if (rows == 0) return;
+    const Traced traced(OP_EXPERTS, rows * k, hidden);
     const Products products(kind, experts, x, rows, hidden, k, ids, sum != nullptr);
     if (sum == nullptr && kind == FLOAT32) return add_up<float, float>(products, rows, shares, result);
     if (sum == nullptr) return add_up<uint16_t, uint16_t>(products, rows, shares, result);

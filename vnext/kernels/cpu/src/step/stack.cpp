@@ -7,6 +7,7 @@
 #include "rows/rows.h"
 #include "team.h"
 #include "thin/thin.h"
+#include "traced.h"
 
 namespace vnx {
 namespace {
@@ -307,6 +308,7 @@ void run_stack(const StackCall &call) {
         const int64_t *starts = call.part_starts == nullptr ? nullptr : call.part_starts + PRODUCT_COUNT * i;
         const Layer layer{call, sizes, space, call.layers[i], call.caches[i], starts};
         const bool is_last = i + 1 == call.layer_count;
+        const Traced traced(OP_LAYER, call.tokens, i);
         keep_input(call, i, sizes.element);
         if (is_last && !is_whole) {
             layer.finish_sampled();

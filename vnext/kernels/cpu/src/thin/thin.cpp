@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "team.h"
+#include "traced.h"
 
 namespace vnx {
 namespace {
@@ -25,6 +26,7 @@ void add_thin(int kind, const ThinCall &call) {
     int64_t units = 0;
     for (const ThinPart *part = call.parts; part < call.parts + call.part_count; ++part)
         units += units_of(*part);
+    const Traced traced(OP_ADAPTERS, call.part_count, call.in);
     for_units(units, thin_work(call) < ALONE_WORK, [&](int64_t unit, int64_t) {
         const ThinPart *part = call.parts;
         float *narrow = call.narrow;

@@ -1,0 +1,218 @@
+"""profile: runs recorded steps again and says which operation took how long, beside the time that the engine took for each.
+
+Owns the split of a step's time over the operations of the compiled kernels (kernels/cpu/traced.py), and its lines in a timeline.
+Batches are the recorded ones, as in `exec`: what is measured is the load that was served. Tokens are not compared.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+from rich.console import Console
+
+from vnext.replay.answers.trace import trace
+from vnext.replay.causes.ledger import Entry, ledger
+from vnext.replay.console.render import counted, facts, records
+from vnext.replay.execution.execution import ModelChoice, described, is_ready, machine_of, sentences
+from vnext.replay.execution.recorded import RecordedStep, Selection, Walk
+from vnext.replay.execution.render_exec import numbers
+from vnext.replay.reading.source import UnusableLog, open_log
+from vnext.replay.reading.times import STEP_US, timestamps_of
+
+if TYPE_CHECKING:
+    from vnext.log.timestamps import Timestamps
+    from vnext.replay.execution.execution import Progress
+    from vnext.replay.rerun.machine import Machine
+    from vnext.replay.rerun.measured import MeasuredStep, Part
+
+SLOWEST = 8
+AGAIN = 3  # the process of a timeline, behind the engine's and the requests'
+
+
+class OperationTime(msgspec.Struct, frozen=True, kw_only=True):
+    """An operation's own time in all steps, without that of operations within it. `share` is of the run's time; `gflops` and
+    `gbytes` are 1e9 operations, and bytes of weights or of keys and values, in a second of it (0 where they are not counted)."""
+
+    name: str
+    calls: int
+    ms: float
+    share: float
+    gflops: float
+    gbytes: float
+
+
+class StepTime(msgspec.Struct, frozen=True, kw_only=True):
+    """A step's time here and, where the log has times, as rank 0 and the whole engine took it (0: unknown)."""
+
+    step: int
+    requests: int
+    tokens: int
+    ms: float
+    busy_ms: float
+    recorded_ms: float
+
+
+class Profiled(msgspec.Struct, frozen=True, kw_only=True):
+    """Of `steps` that were run again: `ms` and `busy_ms` are medians of a step here and on the log's rank 0 (0: unknown).
+    `skipped` steps were computed with weights that are not here. `left_out` calls are not counted."""
+
+    model: str
+    numerics: dict[str, object]
+    steps: int
+    tokens: int
+    total_ms: float
+    ms: float
+    busy_ms: float
+    operations: list[OperationTime]
+    slowest: list[StepTime]
+    skipped: int
+    left_out: int
+    end: str
+    timeline: str = ""
+
+
+def profile(
+    path: Path, selection: Selection, chosen: ModelChoice, out: Path | None = None, progress: Progress | None = None
+) -> Profiled:
+    """Run the steps, and write the timeline of the log with the run's operations to `out`. Raises UnusableLog."""
+    walk = Walk(path, selection)
+    with sentences():
+        machine = machine_of(walk, chosen)
+        if machine.kernels.is_torch:
+            raise UnusableLog("only compiled kernels are measured: leave out --kernels torch, or install vnext with a compiler")
+        run = _Run({entry.step: entry for entry in ledger(walk.log).entries if not entry.stopped}, timeline=out is not None)
+        _again(walk, machine, run, progress)
+    if not run.steps:
+        raise UnusableLog(f"nothing was run: {path} has no step in what was asked for")
+    if out is not None:
+        _draw(path, out, run.lines(timestamps_of(walk.log)))
+    times = [[step.ms for step in run.steps], [step.busy_ms for step in run.steps if step.busy_ms]]
+    medians = [float(np.median(each)) if each else 0.0 for each in times]
+    total_ms = sum(times[0])
+    return Profiled(
+        model=str(machine.path), numerics=described(machine), steps=len(run.steps), tokens=sum(step.tokens for step in run.steps),
+        total_ms=total_ms, ms=medians[0], busy_ms=medians[1], operations=_operations(run.parts, total_ms),
+        slowest=sorted(run.steps, key=lambda step: -step.ms)[:SLOWEST], skipped=run.skipped, left_out=run.left_out, end=walk.end,
+        timeline=str(out or ""),
+    )  # fmt: skip
+
+
+def _again(walk: Walk, machine: Machine, run: _Run, progress: Progress | None) -> None:
+    from vnext.replay.rerun.batched import Batched
+    from vnext.replay.rerun.measured import Measured
+
+    batched, recoveries = Batched(machine, walk.first, walk.whole), 0
+    measured = Measured(batched)
+    for step in walk.steps():
+        if walk.recoveries > recoveries:
+            recoveries = walk.recoveries
+            batched.forget()
+        if not is_ready(machine, step.state.weights):
+            run.skipped += 1
+            continue
+        if pages := walk.promoted(step.step):
+            batched.distrust(pages)
+        run.step(step, measured.run(batched.inputs(step.state, step.placeholders, step.drafts)))
+        if progress is not None:
+            progress(len(run.steps), 0)
+
+
+class _Run:
+    """What has been measured so far. Mutable."""
+
+    def __init__(self, recorded: dict[int, Entry], timeline: bool) -> None:
+        self._recorded, self._timeline = recorded, timeline
+        self.parts: dict[str, Part] = {}
+        self.steps: list[StepTime] = []
+        self.skipped = self.left_out = 0
+        self._drawn: list[MeasuredStep] = []
+
+    def step(self, step: RecordedStep, measured: MeasuredStep) -> None:
+        for name, part in measured.parts():
+            self.parts[name] = part.plus(self.parts[name]) if name in self.parts else part
+        self.left_out += measured.left_out
+        entry, planned = self._recorded.get(step.step), step.state.in_flight[-1]
+        self.steps.append(StepTime(
+            step=step.step, requests=len(planned.ids), tokens=planned.tokens, ms=measured.ns / 1e6,
+            busy_ms=entry.busy_us / 1e3 if entry else 0.0, recorded_ms=entry.us / 1e3 if entry else 0.0,
+        ))  # fmt: skip
+        if self._timeline:
+            self._drawn.append(measured)
+
+    def lines(self, timestamps: Timestamps | None) -> Iterator[str]:
+        """Trace events: each step where the log has it, or behind the one before where that took longer here."""
+        first_us = timestamps.times_ns[0] / 1e3 if timestamps is not None else 0.0
+        yield f'{{"ph":"M","pid":{AGAIN},"tid":0,"name":"process_name","args":{{"name":"run again by profile"}}}}'
+        free_us = 0.0
+        from vnext.replay.rerun.measured import name_of
+
+        for found, measured in zip(self.steps, self._drawn):
+            entry = self._recorded.get(found.step)
+            at_us = max(free_us, entry.end_us - entry.us - first_us if entry else found.step * STEP_US)
+            free_us = at_us + found.ms * 1e3
+            yield _slice(f"step {found.step}", 0, at_us, found.ms * 1e3, {"requests": found.requests, "tokens": found.tokens})
+            for call in measured.calls:
+                since_us, us = (call["began_ns"] - measured.began_ns) / 1e3, (call["ended_ns"] - call["began_ns"]) / 1e3
+                yield _slice(name_of(call), int(call["thread"]), at_us + since_us, us, _details(call, us))
+
+
+def _operations(parts: dict[str, Part], total_ms: float) -> list[OperationTime]:
+    found = [
+        OperationTime(
+            name=name, calls=part.calls, ms=part.ns / 1e6, share=part.ns / 1e6 / total_ms, gflops=part.work / max(1, part.ns),
+            gbytes=part.bytes / max(1, part.ns),
+        )
+        for name, part in parts.items()
+    ]  # fmt: skip
+    return sorted(found, key=lambda each: -each.ms)
+
+
+# ---- the timeline ------------------------------------------------------------------------------------------------
+
+
+def _draw(path: Path, out: Path, lines: Iterator[str]) -> None:
+    try:
+        with out.open("w") as file:
+            trace(open_log(path), file, str(out), more=lines)
+    except OSError as error:
+        raise UnusableLog(f"{out} cannot be written ({error}): give another file with -o") from error
+
+
+def _slice(name: str, thread: int, at_us: float, us: float, details: dict[str, object]) -> str:
+    found = {"ph": "X", "pid": AGAIN, "tid": thread, "ts": round(at_us, 3), "dur": round(us, 3), "name": name, "args": details}
+    return json.dumps(found, separators=(",", ":"))
+
+
+def _details(call: np.void, us: float) -> dict[str, object]:
+    rates = {"GFLOP/s": call["work"], "GB/s": call["bytes"]}
+    return {"rows": int(call["rows"])} | {name: round(float(count) / us / 1e3, 2) for name, count in rates.items() if count and us}
+
+
+# ---- for a terminal ----------------------------------------------------------------------------------------------
+
+
+def print_profiled(console: Console, answer: Profiled) -> None:
+    facts(console, "run again", [
+        ("model", answer.model),
+        ("numbers", numbers(answer.numerics)),
+        ("steps", f"{answer.steps:,}, {counted(answer.tokens, 'token')}, {answer.total_ms:,.1f} ms"),
+        ("a step's median", f"{answer.ms:.3f} ms here{f', {answer.busy_ms:.3f} ms in the log (rank 0)' if answer.busy_ms else ''}"),
+        *([("skipped", f"{counted(answer.skipped, 'step')} with weights that are not here")] if answer.skipped else []),
+        *([("left out", counted(answer.left_out, "call"))] if answer.left_out else []),
+        ("end", answer.end),
+    ])  # fmt: skip
+    rows = [
+        {"operation": each.name, "calls": f"{each.calls:,}", "ms": f"{each.ms:,.2f}", "share": f"{each.share:.1%}",
+         "GFLOP/s": f"{each.gflops:.1f}" if each.gflops else "", "GB/s": f"{each.gbytes:.1f}" if each.gbytes else ""}
+        for each in answer.operations
+    ]  # fmt: skip
+    records(console, "operations", tuple(rows[0]), rows)
+    slow = [{name: round(number, 3) for name, number in msgspec.structs.asdict(step).items()} for step in answer.slowest]
+    records(console, "slowest steps", tuple(slow[0]), slow)
+    if answer.timeline:
+        console.print(f"written: {answer.timeline}", soft_wrap=True)
