@@ -110,6 +110,27 @@ def test_what_is_no_image_gets_a_sentence(server: Server, content: object, sente
     assert asked(server, content)["error"]["message"] == sentence
 
 
+def test_other_doors_see_the_same_image(server: Server) -> None:
+    right = asked(server, seen(PIXELS))["choices"][0]["message"]["content"]
+    address = address_of(PIXELS)
+
+    def of(route: str, **body: Any) -> dict[str, Any]:
+        fixed = {"temperature": 0, "ignore_eos": True} if route == "responses" else {"temperature": 0}
+        return httpx.post(f"{server.url}/v1/{route}", json=fixed | body, timeout=60).json()
+
+    parts = [{"type": "input_image", "image_url": address}, {"type": "input_text", "text": "d3 e4"}]
+    answer = of("responses", input=[{"role": "user", "content": parts}], max_output_tokens=COUNT)
+    assert answer["output"][0]["content"][0]["text"] == right
+    source = {"type": "base64", "media_type": "image/png", "data": address.partition(",")[2]}
+    blocks = [{"type": "image", "source": source}, {"type": "text", "text": "d3 e4"}]
+    answer = of("messages", messages=[{"role": "user", "content": blocks}], max_tokens=COUNT)
+    assert right.startswith(answer["content"][0]["text"]) and answer["usage"]["input_tokens"] + answer["usage"]["cache_read_input_tokens"] > 80
+    wrong = of("responses", input=[{"role": "user", "content": [{"type": "input_image", "image_url": "data:x"}]}])
+    assert wrong["error"]["message"] == "input_image is no data URL of the form data:image/png;base64,...."
+    wrong = of("messages", messages=[{"role": "user", "content": [{"type": "image", "source": {"type": "file"}}]}], max_tokens=1)
+    assert wrong["error"]["message"] == "messages[0].content[0].source is no image: its type must be 'base64' or 'url'."
+
+
 def test_scores_of_an_image_are_refused(server: Server) -> None:
     assert "prompt_logprobs does not go with images" in asked(server, seen(PIXELS), prompt_logprobs=0)["error"]["message"]
 

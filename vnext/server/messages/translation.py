@@ -119,11 +119,11 @@ def names_of(body: CountTokensBody) -> Names:
     return [*_NAMES, (r"response_format\.json_schema\.schema", f"{format_}.schema"), (r"response_format", format_)]
 
 
-def chat_body(body: CountTokensBody, reasons: bool) -> ChatBody:
-    """The chat that `body` asks for; `reasons`: the model does. Raises InvalidRequest."""
+def chat_body(body: CountTokensBody, reasons: bool, sees: bool = False) -> ChatBody:
+    """The chat that `body` asks for; `reasons`: the model does; `sees`: it reads images. Raises InvalidRequest."""
     if body.thread:
         raise InvalidRequest("thread is not supported: send all messages in each request.", "thread", code=NO_THREADS)
-    fields: dict[str, Any] = {"model": body.model, "messages": _messages(body)}
+    fields: dict[str, Any] = {"model": body.model, "messages": _messages(body, sees)}
     fields |= _tools(body) | _thinking(body, reasons) | _format(body)
     if isinstance(body, MessagesBody):
         fields |= _sampling(body)
@@ -253,7 +253,7 @@ def _tool(tool: Tool, path: str) -> dict[str, Any]:
     return {"type": "function", "function": {name: value for name, value in function.items() if value is not None}}
 
 
-def _messages(body: CountTokensBody) -> list[dict[str, Any]]:
+def _messages(body: CountTokensBody, sees: bool = False) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     if system := _system(body.system):
         found.append({"role": "system", "content": system})
@@ -264,7 +264,7 @@ def _messages(body: CountTokensBody) -> list[dict[str, Any]]:
         if isinstance(message.content, str):
             found.append({"role": message.role, "content": message.content})
         else:
-            found += _assistant(message, path) if message.role == "assistant" else _user(message, path)
+            found += _assistant(message, path) if message.role == "assistant" else _user(message, path, sees)
     return found
 
 
@@ -302,17 +302,30 @@ def _call(block: Block, path: str) -> dict[str, Any]:
     return {"id": own_id(block.id), "type": "function", "function": {"name": block.name, "arguments": arguments}}
 
 
-def _user(message: Message, path: str) -> list[dict[str, Any]]:
-    """A message for each tool's result and for each run of texts between them."""
+def _user(message: Message, path: str, sees: bool) -> list[dict[str, Any]]:
+    """A message for each tool's result and for each run of texts, and of images that the model sees, between them."""
     found: list[dict[str, Any]] = []
     for block, where in blocks_of(message.content, path):
         if block.type == "tool_result":
             found.append({"role": "tool", "tool_call_id": own_id(block.tool_use_id or ""), "content": result_of(block, where)})
-        elif found and found[-1]["role"] == message.role:
-            found[-1]["content"] += "\n" + text_of(block, where)
-        else:
-            found.append({"role": message.role, "content": text_of(block, where)})
+            continue
+        if not found or found[-1]["role"] != message.role:
+            found.append({"role": message.role, "content": []})
+        is_seen = sees and block.type == "image"
+        found[-1]["content"].append(_image(block, where) if is_seen else {"type": "text", "text": text_of(block, where)})
+    for each in found:
+        if isinstance(each["content"], list) and all(part["type"] == "text" for part in each["content"]):
+            each["content"] = "\n".join(part["text"] for part in each["content"])
     return found or [{"role": message.role, "content": ""}]
+
+
+def _image(block: Block, path: str) -> dict[str, Any]:
+    match block.source:
+        case {"type": "base64", "media_type": str(kind), "data": str(data)}:
+            return {"type": "image_url", "image_url": {"url": f"data:{kind};base64,{data}"}}
+        case {"type": "url", "url": str(address)}:
+            return {"type": "image_url", "image_url": {"url": address}}
+    raise InvalidRequest(f"{path}.source is no image: its type must be 'base64' or 'url'.", f"{path}.source")
 
 
 def _object(required: tuple[str, ...], **properties: Any) -> dict[str, Any]:

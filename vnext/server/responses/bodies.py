@@ -15,6 +15,7 @@ class Content(msgspec.Struct, frozen=True, kw_only=True):
     type: str = ""
     text: str | None = None
     refusal: str | None = None
+    image_url: str | None = None
 
 
 class Item(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -44,15 +44,15 @@ SAME = (
     "bad_words", "allowed_token_ids", "min_tokens", "stop_token_ids",
 )  # fmt: skip
 _TEXTS = ("input_text", "output_text", "text")
-_REFUSALS = ("refusal",)
+_REFUSALS, IMAGE = ("refusal",), "input_image"
 
 
-def chat_body(body: ResponsesBody, earlier: Sequence[Item]) -> ChatBody:
-    """The chat that `body` asks for. Raises InvalidRequest."""
+def chat_body(body: ResponsesBody, earlier: Sequence[Item], sees: bool = False) -> ChatBody:
+    """The chat that `body` asks for; `sees`: the model reads images. Raises InvalidRequest."""
     items = [(item, "previous_response_id") for item in earlier]
     items += [(item, f"input[{place}]") for place, item in enumerate(input_items(body))]
     instructions = [{"role": "system", "content": body.instructions}] if body.instructions else []
-    messages = _with_one_beginning(instructions + _messages(items))
+    messages = _with_one_beginning(instructions + _messages(items, sees))
     if not messages:
         raise InvalidRequest("input is missing: send a text or a list of items.", "input")
     fields: dict[str, Any] = {name: value for name in SAME if (value := getattr(body, name)) is not None}
@@ -93,6 +93,7 @@ def names_of(body: ResponsesBody) -> Names:
         (r"response_format", "text.format"),
         (r"max_tokens", "max_output_tokens"),
         (r"reasoning_effort", "reasoning.effort"),
+        (r"messages\[\d+\]\.content\[\d+\]\.image_url", "input_image"),
         (r"the messages", "the input"),
         (r"messages$", "input"),
     ]
@@ -260,12 +261,12 @@ def _unforced(kind: str) -> InvalidRequest:
 # ---- items ----------------------------------------------------------------------------------------------------------------
 
 
-def _messages(items: Sequence[tuple[Item, str]]) -> list[dict[str, Any]]:
+def _messages(items: Sequence[tuple[Item, str]], sees: bool) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     for item, path in _read(items):
         match item.kind:
             case "message":
-                _add_message(found, item, path)
+                _add_message(found, item, path, sees)
             case "reasoning":
                 if thought := _thought(item):
                     _turn(found, "reasoning_content", "content", "tool_calls")["reasoning_content"] = thought
@@ -307,15 +308,27 @@ def _turn(found: list[dict[str, Any]], *later: str) -> dict[str, Any]:
     return found[-1]
 
 
-def _add_message(found: list[dict[str, Any]], item: Item, path: str) -> None:
+def _add_message(found: list[dict[str, Any]], item: Item, path: str, sees: bool) -> None:
     if item.role is None or item.content is None:
         name = "role" if item.role is None else "content"
         raise InvalidRequest(f"{path}.{name} is missing: it is required.", f"{path}.{name}")
+    if sees and item.role == "user" and isinstance(item.content, list) and any(part.type == IMAGE for part in item.content):
+        found.append({"role": "user", "content": [_seen(part, f"{path}.content[{at}]") for at, part in enumerate(item.content)]})
+        return
     text = item.content if isinstance(item.content, str) else _text(item.content, f"{path}.content")
     if item.role == "assistant":
         _turn(found, "content", "tool_calls")["content"] = text
     else:
         found.append({"role": item.role, "content": text})
+
+
+def _seen(part: Content, path: str) -> dict[str, Any]:
+    """A part of a message with images, as a chat has it."""
+    if part.type != IMAGE:
+        return {"type": "text", "text": _text([part], path)}
+    if part.image_url is None:
+        raise InvalidRequest(f"{path}.image_url is missing: send the image as a data URL.", f"{path}.image_url")
+    return {"type": "image_url", "image_url": {"url": part.image_url}}
 
 
 def _arguments(item: Item) -> str:

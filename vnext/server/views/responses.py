@@ -51,7 +51,7 @@ async def create_response(request: web.Request) -> web.StreamResponse:
     call = msgspec.structs.replace(call, body=body)
     earlier = _earlier(store, body.previous_response_id, tenant)
     with in_names(names_of(body)):
-        chat = ChatRequest(call, chat_body(body, earlier))
+        chat = ChatRequest(call, chat_body(body, earlier, call.context.images is not None))
         check_calls(body, earlier)
     with in_names(names_of(body)), ExitStack() as held:
         if body.background:
@@ -75,10 +75,10 @@ async def count_input_tokens(request: web.Request) -> web.Response:
     store, tenant = request.app[RESPONSES], tenant_of(request)
     body = await read_body(request, _DECODER)
     await _fetch_stored(request, body)
-    body = with_items(body, store.finder(tenant))
+    body, context = with_items(body, store.finder(tenant)), request.app[SERVER_CONTEXT]
     with in_names(names_of(body)):
-        chat = chat_body(body, _earlier(store, body.previous_response_id, tenant))
-        tokens = await prompt_tokens(request.app[SERVER_CONTEXT], chat, client_of(request))
+        chat = chat_body(body, _earlier(store, body.previous_response_id, tenant), context.images is not None)
+        tokens = await prompt_tokens(context, chat, client_of(request))
     counted = {"object": "response.input_tokens", "input_tokens": len(tokens)}
     return web.json_response(body=msgspec.json.encode(counted))
 
