@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import runpy
 import shutil
 from importlib.metadata import EntryPoint, EntryPoints
 from pathlib import Path
@@ -54,6 +55,20 @@ def test_an_engine_serves_it(tmp_path: Path) -> None:
     with LLM(str(tmp_path), family=str(EXAMPLE), model_impl="vnext", threads=1, log="off") as llm:
         (answer,) = llm.generate("def f(x):", SamplingParams(max_tokens=5, ignore_eos=True), use_tqdm=False)
     assert len(answer.outputs[0].token_ids) == 5
+
+
+@pytest.mark.parametrize("fault", ["", "layer_windows(raw, kinds)"])
+def test_a_model_in_60_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str], fault: str) -> None:
+    """A family and its check, which finds a fault in the family: no windows."""
+    check = runpy.run_path(str(EXAMPLE.with_name("check_family.py")))["main"]
+    assert sum(len(file.read_text().splitlines()) for file in (EXAMPLE, Path(check.__code__.co_filename))) <= 60
+    save_cwm(tmp_path / "model", json.loads((DEMO_MODEL / "config.json").read_text())["vocab_size"])
+    shutil.copy(DEMO_MODEL / "tokenizer.json", tmp_path / "model")
+    file = tmp_path / "own.py"
+    file.write_text(EXAMPLE.read_text().replace(fault, "()") if fault else EXAMPLE.read_text())
+    assert check(str(tmp_path / "model"), str(file)) == bool(fault)
+    same = [int(count) for count in re.findall(r"the first (\d+) of 64", capsys.readouterr().out)]
+    assert same == [64, 64] or (fault and 35 <= same[0] < 64), "a window of 40 shows behind 40 tokens"
 
 
 def test_a_package_offers_one(monkeypatch: pytest.MonkeyPatch) -> None:
