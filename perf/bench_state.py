@@ -9,82 +9,25 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
 
 import msgspec
 import numpy as np
 import pytest
 
+from vnext.commands.bench.control.steady import BLOCK_SIZE, VOCABULARY, advance, committed, steady_decode
 from vnext.sched.schedule import schedule
 from vnext.state.config import SchedulerConfig
 from vnext.state.digest import digest
-from vnext.state.events import AnyEvent, EngineStarted, RequestArrived, RequestId, StepCommitted, StepPlanned, pack_tokens
-from vnext.state.laws import check_cheap
+from vnext.state.events import AnyEvent, EngineStarted, RequestArrived, RequestId, StepPlanned, pack_tokens
 from vnext.state.params import Sampling
 from vnext.state.pool import new_pool, release, take
 from vnext.state.reduce import reduce, start
 from vnext.state.state import State
 
-PROMPT_LENGTH = 512
-BLOCK_SIZE = 16
-VOCABULARY = 32_000
-STEPS_MAX = 1_200
 ROUNDS = 400
 RUNNING = (32, 256, 1024)
 
 running = pytest.mark.parametrize("request_count", RUNNING)
-
-
-def empty_engine(request_count: int) -> State:
-    length = PROMPT_LENGTH + BLOCK_SIZE + STEPS_MAX
-    config = SchedulerConfig(
-        block_size=BLOCK_SIZE,
-        page_count=request_count * (length // BLOCK_SIZE + 2),
-        max_num_batched_tokens=8192,
-        max_num_seqs=request_count,
-        max_model_len=length + 1,
-        vocab_size=VOCABULARY,
-    )
-    return start(
-        EngineStarted(config=config, model="none", model_digest="", world_size=1, environment={}, started_ns=0)
-    )
-
-
-def arrivals(request_count: int) -> Iterator[RequestArrived]:
-    rng = np.random.default_rng(0)
-    for index in range(request_count):
-        prompt = rng.integers(3, VOCABULARY, PROMPT_LENGTH + index % BLOCK_SIZE)
-        sampling = Sampling(seed=index, max_tokens=STEPS_MAX, ignore_eos=True)
-        yield RequestArrived(
-            id=RequestId(index), name=str(index), prompt=pack_tokens(prompt), sampling=sampling, priority=0, arrival_ns=0
-        )
-
-
-def committed(state: State) -> StepCommitted:
-    """Return the oldest step's result: arbitrary tokens, one for each row that samples."""
-    scheduled = state.in_flight[0]
-    return StepCommitted(step=scheduled.step, tokens=pack_tokens(np.full(int(scheduled.samples.sum()), 7)))
-
-
-def advance(state: State) -> State:
-    """Plan the next step, then commit the oldest: the order of asynchronous mode, with the laws of a running engine."""
-    state = reduce(state, schedule(state))
-    check_cheap(state)
-    state = reduce(state, committed(state))
-    check_cheap(state)
-    return state
-
-
-def steady_decode(request_count: int) -> State:
-    """Return a state with all prompts computed and one step in flight, like every later state."""
-    state = empty_engine(request_count)
-    for event in arrivals(request_count):
-        state = reduce(state, event)
-    state = reduce(state, schedule(state))
-    while state.waiting or int((state.rows.known - state.rows.computed).max()) > 1:
-        state = advance(state)
-    assert len(state.rows) == request_count
-    return state
 
 
 @running

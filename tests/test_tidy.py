@@ -163,6 +163,9 @@ ARROWS = {
         "api", "commands/*", "commands/bench/load", "models/errors", "options", "text", "runtime/protocol", "runtime/client",
         "runtime/processes", "server/console", "base", "replay/answers/convert", "replay/reading/source", "state/events",
     },
+    "commands/bench/control": {
+        "commands/bench/*", "options", "runtime/protocol", "runtime/batch", "runtime/transport/ring", "sched", "state",
+    },
     "commands/bench/load": set(),
     "commands/chat": {"api", "commands/bench/load", "options", "text", "runtime/client", "runtime/processes", "runtime/protocol", "base"},
     # Ray starts hosts, servers and programs of vnext

@@ -7,6 +7,7 @@ import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from importlib import import_module
 from math import isinf
 from pathlib import Path
 from types import ModuleType
@@ -169,6 +170,12 @@ def engine_runs() -> ModuleType:
     return engine_runs
 
 
+def control(given: Given) -> Result:
+    """Measure the control plane alone, by the module of the command's name."""
+    found: Result = import_module(f"vnext.commands.bench.control.{given.command}").measure(given)
+    return found
+
+
 def plain(workload: Workload) -> dict[str, object]:
     found: dict[str, object] = msgspec.to_builtins(workload)
     return found
@@ -176,6 +183,7 @@ def plain(workload: Workload) -> dict[str, object]:
 
 MEASURES: dict[str, Callable[[Given], Result]] = {
     "serve": serve, "throughput": throughput, "latency": latency, "startup": startup, "sweep": sweep,
+    "comm": control, "sched": control,
 }  # fmt: skip
 
 
@@ -215,13 +223,22 @@ ASSERTED = Option(
 )
 
 
+BATCHES = Option("batches", ("--batches",), str, "32,64,128,256,512", "requests in decode, one line each")
+ROUNDS = Option("rounds", ("--rounds",), int, 64, "steps of each measurement")
+STEP_MS = Option("step_ms", ("--step-ms",), float, 10.0, "milliseconds in which the ranks compute a step")
+GPU_PRICE = Option("gpu_price", ("--gpu-price",), float, 2.0, "dollars for a GPU for an hour")
+CONTROL = (
+    ("comm", (BATCHES, ROUNDS), "measure what a step sends to the ranks, beside a broadcast of everything"),
+    ("sched", (BATCHES, ROUNDS, STEP_MS, GPU_PRICE), "measure what deciding a step takes, and what it costs"),
+)
+"""Commands with a module in control/."""
 FORM = Option("form", ("--format",), Literal["md", "csv", "html"], "md", "Markdown, CSV or a page of HTML")
 
 
 def make_parser() -> Parser:
     parser = Parser(prog="vnext-bench", description="Measure an engine or a server.")
     parser.add_argument("--version", action="version", version=f"vnext-bench {__version__}")
-    commands = parser.add_commands("serve | sweep | throughput | latency | startup | compare | report")
+    commands = parser.add_commands("serve | sweep | throughput | latency | startup | comm | sched | compare | report")
     running = commands.add_parser("serve", help="measure a running server as `vllm bench serve` does")
     add_load(running, GROUPS)
     swept = commands.add_parser("sweep", help="measure a running server at one load after another, and find the knee")
@@ -242,6 +259,11 @@ def make_parser() -> Parser:
     began.add_option(began, STARTS, stays_out=False)
     add_result(began)
     add_engine_options(began)
+    for name, options, words in CONTROL:
+        alone = commands.add_parser(name, help=words)
+        for option in options:
+            alone.add_option(alone, option, stays_out=False)
+        add_result(alone)
     both = commands.add_parser("compare", help="compare two reports or result files")
     both.add_argument("before", nargs="?", default="", help="a file of --json or --save-result; --save-detailed adds intervals")
     both.add_argument("after", nargs="?", default="", help="another one")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -29,7 +30,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     load: dict[str, float] = {}
     cores_busy_before: float = 0.0
     notes: tuple[str, ...] = ()
-    runs: tuple[dict[str, float], ...] = ()
+    runs: tuple[dict[str, Any], ...] = ()
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,7 +41,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     shown: str = ""
     load: dict[str, float] = {}
     notes: tuple[str, ...] = ()
-    runs: tuple[dict[str, float], ...] = ()
+    runs: tuple[dict[str, Any], ...] = ()
 
 
 def make_report(*, name: str, command: str, before: tuple[Machine, float], after: Machine, result: Result) -> Report:

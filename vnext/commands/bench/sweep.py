@@ -13,6 +13,7 @@ from typing import Any
 from vnext.commands.bench.figures import server_figures
 from vnext.commands.bench.report import Result
 from vnext.commands.bench.serve import failure_notes, measured, samples_of, tokenizer_of, workload_of
+from vnext.commands.bench.tables import runs_table
 from vnext.commands.bench.vllm_figures import is_good, wanted_of
 from vnext.options.parser import Given
 from vnext.options.table import Option
@@ -49,7 +50,8 @@ def sweep(given: Given) -> Result:
     best = runs[knee(runs, bool(goodput))]
     return Result(
         figures={f"knee_{name}": best["load"]} | {key: value for key, value in best.items() if key != "load"},
-        workload=workload_of(values), notes=tuple(notes), shown=table(runs, best, notes), runs=tuple(runs),
+        workload=workload_of(values), notes=tuple(notes),
+        shown="\n".join([runs_table(COLUMNS, runs, best), *(f"note: {note}" for note in notes)]), runs=tuple(runs),
     )  # fmt: skip
 
 
@@ -81,12 +83,3 @@ def knee(runs: Sequence[Mapping[str, Any]], has_bounds: bool) -> int:
         if after["output_tokens_per_s"] - before["output_tokens_per_s"] < WORTH * asked:
             return place
     return len(runs) - 1
-
-
-def table(runs: Sequence[Mapping[str, float]], best: Mapping[str, float], notes: Sequence[str]) -> str:
-    """A line for each run."""
-    names = [name for name in COLUMNS if any(name in run for run in runs)]
-    lines = ["".join(f"{COLUMNS[name]:>12}" for name in names)]
-    for run in runs:
-        lines.append("".join(f"{run.get(name, float('nan')):>12,.2f}" for name in names) + ("  <- knee" if run is best else ""))
-    return "\n".join([*lines, *(f"note: {note}" for note in notes)])

@@ -1,12 +1,13 @@
-"""`vnext-bench report FILE...`: reports and result files as one table, in Markdown, CSV or a page of HTML of its own."""
+"""Tables: the runs of one measurement as text, and files of `vnext-bench report` in Markdown, CSV or a page of HTML of its own."""
 
 from __future__ import annotations
 
 import csv
 import html
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from vnext.commands.bench.compare import read
 
@@ -27,6 +28,21 @@ def table_of(paths: Sequence[Path], form: str) -> str:
         csv.writer(out, lineterminator="\n").writerows(rows)
         return out.getvalue().rstrip("\n")
     return _page(rows) if form == "html" else _markdown(rows)
+
+
+def runs_table(columns: Mapping[str, str], runs: Sequence[Mapping[str, Any]], best: object = None) -> str:
+    """The runs of one measurement, a line each; `columns` has the headings of their figures. `best` is marked as the knee."""
+    names = [name for name in columns if any(name in run for run in runs)]
+    lines = ["".join(f"{columns[name]:>15}" for name in names)]
+    for run in runs:
+        lines.append("".join(f"{_cell(run.get(name, '-')):>15}" for name in names) + ("  <- knee" if run is best else ""))
+    return "\n".join(lines)
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:,.4g}" if abs(value) < 1 else f"{value:,.2f}"
+    return f"{value:,}" if isinstance(value, int) else str(value)
 
 
 def _markdown(rows: Sequence[Sequence[str]]) -> str:
