@@ -55,11 +55,12 @@ def _has_ended(config: SchedulerConfig, arrival: RequestArrived) -> str | None:
 
 
 def _inputs_refusal(arrival: RequestArrived) -> str | None:
-    tokens = unpack_tokens(arrival.prompt)
-    if int(tokens.min()) >= 0:
+    tokens = unpack_tokens(arrival.prompt[: len(arrival.prompt) // 4 * 4])
+    lowest = int(tokens.min(initial=0))
+    if lowest == 0:
         return None
     if not are_whole(tokens):
-        return f"token id {int(tokens.min())} is below 0: give images as images, not as tokens"
+        return f"token id {lowest} is below 0: give images as images, not as tokens"
     if arrival.sampling.prompt_logprobs != NO_LOGPROBS:
         return "prompt_logprobs does not go with images: leave one of them out"
     return None
