@@ -46,7 +46,7 @@ def test_more_replicas_share_the_requests_and_wait_less(tmp_path, capsys):
         (("--replicas", "0"), "write numbers between 1 and"),
         (("--replicas", "2,x"), "write numbers between 1 and"),
         (("--replicas", "2", "--routing", "fastest"), "there is no routing policy 'fastest'"),
-        (("--replicas", "2", "--sweep", "max_num_seqs=2,3"), "no --sweep"),
+        (("--replicas", "2", "--sweep", "max_num_seqs=2,3"), "neither --sweep nor --auto"),
     ],
 )
 def test_bad_input_is_one_sentence(tmp_path, capsys, arguments, words):

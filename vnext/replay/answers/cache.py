@@ -235,7 +235,7 @@ def add_command(command: Callable[..., argparse.ArgumentParser]) -> None:
         "Compares each prompt with all earlier texts.",
     )  # fmt: skip
     counting.add_argument("--top", type=int, default=5, help="number of the costliest places where prompts diverge (default 5)")
-    counting.add_argument("--curve", action="store_true", help="the hit rate that caches of other sizes would have had")
+    counting.add_argument("--curve", action="store_true", help="the hit rate of caches of other sizes")
     counting.add_argument("--ttl", default="", help="times such as 5m,1h: what it would have saved to keep each prompt for so long")
 
 

@@ -24,11 +24,12 @@ from rich.table import Table
 
 from vnext.replay.console import render
 from vnext.replay.console.commands import print_answer
+from vnext.replay.futures.auto import Changes, sought
 from vnext.replay.futures.recording import Recorded, kinds_of, on_times_of, recorded
 from vnext.replay.futures.replicas import counts_of, policies_of, print_replicas, replicas
 from vnext.replay.futures.step_times import Drawn, Model, Noise, Pace, fit, held_out, misfit, noise
 from vnext.replay.futures.what_if_run import Ran, StepTime, rerun, retrace
-from vnext.replay.futures.what_if_score import Between, RunScore, recommendation, score, with_bounds, worth
+from vnext.replay.futures.what_if_score import NO_OBJECTIVE, Between, RunScore, recommendation, score, with_bounds, worth
 from vnext.replay.reading.objective import Objective, objective_of
 from vnext.replay.reading.source import Log, UnusableLog, open_log
 from vnext.replay.reading.verify import why_not_decided
@@ -52,7 +53,6 @@ DRAWN_MAX = 12
 """At most this many configurations, the best ones, get drawn hiccups, besides the unchanged one."""
 
 
-Changes = tuple[tuple[str, object], ...]
 Paths = tuple[Path, Path | None]
 """The log, and the one that step times are learnt from, if that is another."""
 
@@ -64,7 +64,8 @@ class WhatIf(msgspec.Struct, frozen=True, kw_only=True):
     `reproduced` counts the leading events of the log, out of `events`, that recur on the recorded times. The errors are
     the model's, relative, on steps outside of the fit; `noise` is how much equal steps differ, a bound for any model,
     and `misfit` how far the model is from the usual time of equal steps. `recommended` are changes, "" to keep the
-    configuration. `revived` requests were alive where a log without its beginning starts.
+    configuration, and `serve` is the command line with them. `revived` requests were alive where a log
+    without its beginning starts.
     """
 
     step_error_p50: float
@@ -81,6 +82,7 @@ class WhatIf(msgspec.Struct, frozen=True, kw_only=True):
     recommended: str
     reason: str
     revived: int = 0
+    serve: str = ""
 
 
 class Trial(msgspec.Struct, frozen=True):
@@ -134,7 +136,7 @@ def what_if(
         misfit=misfit(features, step_us, model.predict(features)),
         reproduced=reproduced(taken, again) if again else 0, events=len(taken.events),
         recorded=score("", again, objective) if again else None, unchanged=unchanged, runs=runs,
-        recommended=recommended, reason=reason, revived=len(taken.lives),
+        recommended=recommended, reason=reason, revived=len(taken.lives), serve=serve_line(ground.started, recommended),
     )  # fmt: skip
 
 
@@ -208,6 +210,16 @@ def changed(started: EngineStarted, changes: Changes) -> SchedulerConfig:
     return config
 
 
+def serve_line(started: EngineStarted, recommended: str) -> str:
+    """The command with these changes (`words`) as options; "" where there are none."""
+    names = {stored: option for option, stored in OPTIONS.items()}
+    pairs = [each.partition("=") for each in recommended.split()]
+    flags = [(names.get(name, name).replace("_", "-"), value) for name, _, value in pairs]
+    given = {"True": "--{}", "False": "--no-{}"}
+    options = [given.get(value, "--{} {}").format(name, value) for name, value in flags]
+    return f"vnext serve {started.model} {' '.join(options)}" if options else ""
+
+
 def words(changes: Changes) -> str:
     return " ".join(f"{name}={value}" for name, value in changes)
 
@@ -223,6 +235,7 @@ def add_command(command: Callable[..., argparse.ArgumentParser]) -> None:
     )  # fmt: skip
     asking.add_argument("--set", metavar="K=V", action="append", default=[], help="a setting for every configuration")
     asking.add_argument("--sweep", metavar="K=A,B,C", action="append", default=[], help="values to try, in all combinations")
+    asking.add_argument("--auto", action="store_true", help="seek settings that meet --slo")
     asking.add_argument("--slo", default="", metavar="ttft=200ms,itl=50ms", help="the latency objective of a request")
     asking.add_argument(
         "--times-of", type=Path, metavar="LOG", help="learn step times from this log, if LOG has none"
@@ -240,15 +253,35 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     tried, objective = candidates(arguments.set, arguments.sweep), objective_of(arguments.slo)
     if arguments.replicas:
         return _run_replicas(arguments, console, tried, objective)
+    if arguments.auto:
+        tried += _sought(arguments, objective)
     answer = what_if(arguments.log, tried, objective, arguments.jobs, arguments.own_policy, arguments.times_of)
     print_answer(arguments, console, answer, print_what_if)
     return int(bool(answer.recommended))
 
 
+def _sought(arguments: argparse.Namespace, objective: Objective) -> list[Changes]:
+    """`what-if --auto`: what it finds best. Raises UnusableLog."""
+    if objective.is_any:
+        raise UnusableLog(f"--auto seeks the settings that meet an objective: {NO_OBJECTIVE}")
+    log = open_log(arguments.log)
+    if why_not := why_not_decided(log, arguments.own_policy):
+        raise UnusableLog(f"the steps of this log cannot be decided here: {why_not}")
+    ground = ground_of(log, arguments.times_of)
+
+    def score_of(changes: Changes) -> RunScore | None:
+        try:
+            return ground.score(Trial(changes, 0), objective)
+        except UnusableLog:
+            return None
+
+    return sought(score_of, ground.started.config)
+
+
 def _run_replicas(arguments: argparse.Namespace, console: Console, tried: Sequence[Changes], objective: Objective) -> int:
     """`what-if --replicas`: recommends nothing, so the answer is no difference. Raises UnusableLog."""
-    if len(tried) > 1:
-        raise UnusableLog("--replicas takes settings by --set, and no --sweep: compare one configuration over several engines")
+    if len(tried) > 1 or arguments.auto:
+        raise UnusableLog("--replicas takes settings by --set, and neither --sweep nor --auto: it compares one configuration")
     counts, policies, log = counts_of(arguments.replicas), policies_of(arguments.routing), open_log(arguments.log)
     if why_not := why_not_decided(log, arguments.own_policy):
         raise UnusableLog(f"the steps of this log cannot be decided here: {why_not}")
@@ -331,6 +364,8 @@ def print_what_if(console: Console, answer: WhatIf) -> None:
     verdict = "leave it as it is: " if answer.unchanged.met is not None else ""
     advice = f"set {answer.recommended}: {answer.reason}" if answer.recommended else f"{verdict}{answer.reason}"
     console.print(advice, style="bold green", soft_wrap=True)
+    if answer.serve:
+        console.print(render.printable(answer.serve), soft_wrap=True)
 
 
 def _print_accuracy(console: Console, answer: WhatIf) -> None:

@@ -194,7 +194,7 @@ def add_command(command: Callable[..., argparse.ArgumentParser]) -> None:
     """Add `compare` to the commands."""
     comparing = command(
         "compare", run, "show what differs between two logs: work, settings, step times, hits, latencies",
-        "Says which changes are more than chance, and where decisions first differ.",
+        "Says which changes are more than chance.",
     )  # fmt: skip
     comparing.add_argument("other", metavar="OTHER", type=Path, help="the log to compare with")
 

@@ -250,8 +250,8 @@ def _table(label: str, heads: Sequence[str], rows: Iterable[Sequence[object]]) -
 def add_command(command: Callable[..., argparse.ArgumentParser]) -> None:
     """Add `report` to the commands."""
     writing = command(
-        "report", run, "write an incident as one HTML page: its cause, plots, the worst step, the slowest requests",
-        "Without scripts, to send and to keep.",
+        "report", run, "write an incident as one HTML page: its cause, plots, the worst step, slow requests",
+        "It has no scripts.",
     )  # fmt: skip
     writing.add_argument("-o", "--out", type=Path, required=True, help="the file to write")
     says = "only this minute (14:03, UTC), or what is around 14:03:20 or +12.5"
