@@ -27,7 +27,7 @@ from perf.gpu.report import DIED, FAILED, MISSING, PASSED, ROOT, SKIPPED, Verdic
 from vnext.kernels.calls import AttentionCall
 from vnext.kernels.cuda import compiled
 
-KERNEL_TESTS = ("attention", "rows", "sampling", "thin", "operations")
+KERNEL_TESTS = ("test_cuda_attention", "test_cuda_rows", "test_cuda_sampling", "test_cuda_thin", "test_cuda_operations", "steps/test_cuda_few_bits")
 DRY_KERNEL_TESTS = ("tests/cuda/test_gpu_check.py", "-k", "carried")
 ATTENTION_SLACK = 256 * 2.0**-24
 """For float32 attention on a GPU, as in attention_steps.py; the shim uses the CPU's exponential."""
@@ -116,7 +116,7 @@ def kernels(dry: bool, folder: Path, findings: Findings) -> Verdict:
     if dry:
         checked = tests(findings, "--confcutdir=tests/cuda", *DRY_KERNEL_TESTS)
     else:
-        files = [f"tests/cuda/test_cuda_{name}.py" for name in KERNEL_TESTS]
+        files = [f"tests/cuda/{name}.py" for name in KERNEL_TESTS]
         checked = tests(findings, "--confcutdir=tests/cuda", *workers(), *files, VNEXT_KERNELS_ON="gpu")
     here, forms = place(dry, folder), []
     wrong = [checked.why] if checked.verdict == FAILED else []

@@ -6,6 +6,7 @@ Registers, spills and stack frames are the assembler's own words. Skipped where 
 from __future__ import annotations
 
 import re
+from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
@@ -89,7 +90,10 @@ FORMS = [
     *map(thin, (BF16, HALF, FLOAT)),
     *FEW_BITS,
 ]
-TEST_FORMS = [attention(BF16, 16, 128), attention(FLOAT, 16, 128), attention(BF16, 64, 128, "__nv_fp8_e4m3")]
+TEST_FORMS = [
+    attention(BF16, 16, 128), attention(FLOAT, 16, 128), attention(BF16, 64, 128, "__nv_fp8_e4m3"),
+    *(few_bits(*each, 255) for each in product((BF16, HALF), (HALF, FLOAT), (1, 2, 4, 8))),
+]  # fmt: skip
 """What only tests ask for: compiled by the check on a GPU before it runs them."""
 TYPICAL = [*ATTENTION[4:], exchange(BF16, 8), SAMPLING, rows(BF16), rows(BF16, CACHE=CODE), thin(BF16), FEW_BITS[1]]
 CASES = [*((form, "sm_90") for form in FORMS), *((form, arch) for form in TYPICAL for arch in ("sm_80", "sm_100"))]
