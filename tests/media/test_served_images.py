@@ -57,24 +57,27 @@ def seen(pixels: np.ndarray, text: str = "d3 e4") -> list[dict[str, Any]]:
     return [{"type": "image_url", "image_url": {"url": address_of(pixels)}}, {"type": "text", "text": text}]
 
 
-def right(reader: tuple[Path, torch.nn.Module], tokens: list[int], *images: np.ndarray) -> list[int]:
-    """transformers' greedy answer."""
+def right(reader: tuple[Path, torch.nn.Module], tokens: list[int], *images: np.ndarray) -> tuple[list[int], list[float]]:
+    """transformers' greedy answer, and its log-probabilities."""
     form = tile_form(json.loads((reader[0] / "preprocessor_config.json").read_text()), TILE_TOKENS)
     pixels = np.concatenate([numbers_of(tiles_of(each, form, "").pixels, form) for each in images])
     with torch.inference_mode():
         found = reader[1].generate(
             input_ids=torch.tensor([tokens]), pixel_values=torch.from_numpy(pixels)[None], max_new_tokens=COUNT, do_sample=False,
-            eos_token_id=None,
+            eos_token_id=None, output_logits=True, return_dict_in_generate=True,
         )  # fmt: skip
-    return found[0, len(tokens) :].tolist()
+    answer = found.sequences[0, len(tokens) :].tolist()
+    return answer, [float(each[0].log_softmax(-1)[token]) for each, token in zip(found.logits, answer)]
 
 
 def test_a_chat_sees_its_images(server: Server, reader: tuple[Path, torch.nn.Module]) -> None:
     other = PIXELS[::-1, ::-1].copy()
     for content, images in ((seen(PIXELS), [PIXELS]), ([*seen(other), *seen(PIXELS, "f5")], [other, PIXELS])):
-        answer = asked(server, content)
-        tokens = answer["prompt_token_ids"]
-        assert answer["choices"][0]["token_ids"] == right(reader, tokens, *images)
+        answer = asked(server, content, logprobs=True)
+        tokens, choice = answer["prompt_token_ids"], answer["choices"][0]
+        expected, logprobs = right(reader, tokens, *images)
+        assert choice["token_ids"] == expected
+        assert [each["logprob"] for each in choice["logprobs"]["content"]] == pytest.approx(logprobs, rel=1e-4, abs=1e-4)
         assert answer["usage"]["prompt_tokens"] == len(tokens) > 5 * TILE_TOKENS * len(images)
 
 
@@ -99,7 +102,7 @@ def test_the_same_image_is_a_hit_and_one_pixel_changes_all_behind(server: Server
         ([{"type": "image_url", "image_url": {"url": "http://127.0.0.1/x.png"}}],
          "messages[0].content[0].image_url is an address of the web, which this server does not read: send the image as a data URL."),
         ([{"type": "image_url", "image_url": {"url": "file:///etc/passwd"}}],
-         "messages[0].content[0].image_url is no file below the folder of --allowed-media-path."),
+         "messages[0].content[0].image_url is a file here, which is not read: send the image as a data URL."),
         ([{"type": "image_url"}], "messages[0].content[0].image_url is missing: it is required."),
         ([{"type": "input_audio"}], "messages[0].content[0].type is 'input_audio': this server reads text and images, leave it out."),
         ([*seen(PIXELS), {"type": "text", "text": "<image>"}],
@@ -141,7 +144,7 @@ def test_a_program_gives_images_in_any_form(reader: tuple[Path, torch.nn.Module]
         forms = (PIXELS, Image.fromarray(PIXELS), file_of(PIXELS), address_of(PIXELS))
         prompts = [{"prompt": text, "multi_modal_data": {"image": each}} for each in forms]
         found = llm.generate(prompts, SamplingParams(max_tokens=COUNT, temperature=0, ignore_eos=True), use_tqdm=False)
-        assert {tuple(each.outputs[0].token_ids) for each in found} == {tuple(right(reader, found[0].prompt_token_ids, PIXELS))}
+        assert {tuple(each.outputs[0].token_ids) for each in found} == {tuple(right(reader, found[0].prompt_token_ids, PIXELS)[0])}
         for wrong, sentence in (
             ({"prompt": text, "multi_modal_data": {"image": []}}, "1 times <image> and 0 images"),
             ({"prompt": text, "multi_modal_data": {"image": [b"x"]}}, r"multi_modal_data\['image'\]\[0\] is no image that can be read"),

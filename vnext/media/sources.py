@@ -68,9 +68,11 @@ def _inside(address: str, name: str) -> bytes:
 
 def _file(address: str, rules: MediaRules, name: str) -> bytes:
     """Links are followed before the look, so that none leads out of the folder."""
-    refused = MediaError(f"{name} is no file below the folder of --allowed-media-path")
+    if not rules.folder:
+        raise MediaError(f"{name} is a file here, which is not read: send the image as a data URL")
+    refused = MediaError(f"{name} is no file below the folder that may be read")
     parts = urlsplit(address)
-    if not rules.folder or parts.netloc not in ("", "localhost"):
+    if parts.netloc not in ("", "localhost"):
         raise refused
     try:
         path = Path(unquote(parts.path)).resolve(strict=True)
