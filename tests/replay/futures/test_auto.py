@@ -6,9 +6,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from log_drive import small_config, started
 
 from tests.replay.log_answers import answer
 from vnext.replay.cli.main import main
+from vnext.replay.futures.what_if import serve_line
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "causes"))
 
@@ -30,11 +32,10 @@ def test_what_helps_is_found(tmp_path, capsys, incident, objective, setting) -> 
     assert bool(found["serve"]) == bool(setting)
 
 
-def test_the_line_has_options_that_there_are(tmp_path, capsys) -> None:
-    incidents.record(tmp_path, "noisy")
-    log = tmp_path / "noisy"
-    found = answer(capsys, "what-if", log, "--set", "policy=fair", "--set", "enable_prefix_caching=false", "--slo", "ttft=1s")[1]
-    assert found["serve"] == "vnext serve example-8b --scheduling-policy fair --no-enable-prefix-caching"
+def test_the_line_has_the_options_of_serve() -> None:
+    line = serve_line(started(small_config()), "policy=fair prefix_caching=False chunked_prefill=True max_num_seqs=64")
+    options = "--scheduling-policy fair --no-enable-prefix-caching --enable-chunked-prefill --max-num-seqs 64"
+    assert line == f"vnext serve toy {options}" and serve_line(started(small_config()), "") == ""
 
 
 def test_without_an_objective_there_is_nothing_to_seek(tmp_path, capsys) -> None:

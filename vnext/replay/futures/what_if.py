@@ -64,7 +64,7 @@ class WhatIf(msgspec.Struct, frozen=True, kw_only=True):
     `reproduced` counts the leading events of the log, out of `events`, that recur on the recorded times. The errors are
     the model's, relative, on steps outside of the fit; `noise` is how much equal steps differ, a bound for any model,
     and `misfit` how far the model is from the usual time of equal steps. `recommended` are changes, "" to keep the
-    configuration, and `serve` is the command line with them. `revived` requests were alive where a log
+    configuration, and `serve`, of --auto, is the command line with them. `revived` requests were alive where a log
     without its beginning starts.
     """
 
@@ -136,7 +136,7 @@ def what_if(
         misfit=misfit(features, step_us, model.predict(features)),
         reproduced=reproduced(taken, again) if again else 0, events=len(taken.events),
         recorded=score("", again, objective) if again else None, unchanged=unchanged, runs=runs,
-        recommended=recommended, reason=reason, revived=len(taken.lives), serve=serve_line(ground.started, recommended),
+        recommended=recommended, reason=reason, revived=len(taken.lives),
     )  # fmt: skip
 
 
@@ -256,6 +256,8 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     if arguments.auto:
         tried += _sought(arguments, objective)
     answer = what_if(arguments.log, tried, objective, arguments.jobs, arguments.own_policy, arguments.times_of)
+    if arguments.auto:
+        answer = msgspec.structs.replace(answer, serve=serve_line(open_log(arguments.log).header.started, answer.recommended))
     print_answer(arguments, console, answer, print_what_if)
     return int(bool(answer.recommended))
 
