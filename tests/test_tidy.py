@@ -164,7 +164,9 @@ ARROWS = {
         "runtime/processes", "server/console", "base", "replay/answers/convert", "replay/reading/source", "state/events",
     },
     "commands/bench/control": {
-        "commands/bench/*", "options", "runtime/protocol", "runtime/batch", "runtime/transport/ring", "sched", "state",
+        "commands/bench/*", "commands/bench/load", "options", "models/config", "models/errors", "replay/futures",
+        "replay/reading/source", "runtime/protocol", "runtime/batch", "runtime/processes/launch", "runtime/transport/ring", "sched",
+        "state",
     },
     "commands/bench/load": set(),
     "commands/chat": {"api", "commands/bench/load", "options", "text", "runtime/client", "runtime/processes", "runtime/protocol", "base"},

@@ -23,7 +23,7 @@ from vnext.commands.bench.compare import compare
 from vnext.commands.bench.report import Result, make_report, text, write_report
 from vnext.commands.bench.serve import GROUPS, serve, tokenizer_of
 from vnext.commands.bench.server_runs import Load, Measured, MeasurementFailed, ServerUnusable, measure_server
-from vnext.commands.bench.sweep import LOADS, sweep
+from vnext.commands.bench.sweep import LOADS, RATES, sweep
 from vnext.commands.bench.tables import table_of
 from vnext.commands.bench.workload import Workload, prompts
 from vnext.commands.machine import machine
@@ -183,7 +183,7 @@ def plain(workload: Workload) -> dict[str, object]:
 
 MEASURES: dict[str, Callable[[Given], Result]] = {
     "serve": serve, "throughput": throughput, "latency": latency, "startup": startup, "sweep": sweep,
-    "comm": control, "sched": control,
+    "comm": control, "sched": control, "simulate": control,
 }  # fmt: skip
 
 
@@ -232,13 +232,22 @@ CONTROL = (
     ("sched", (BATCHES, ROUNDS, STEP_MS, GPU_PRICE), "measure what deciding a step takes, and what it costs"),
 )
 """Commands with a module in control/."""
+LOAD = (
+    RATES, Option("goodput", ("--goodput",), tuple[str, ...], (), "bounds of a good request in ms, as ttft:500 tpot:50"),
+    Option("num_prompts", ("--num-prompts",), int, 200, "number of requests of a run"), *WORKLOAD,
+    Option("max_num_seqs", ("--max-num-seqs",), int, 256, "requests in the batch"),
+    Option("max_num_batched_tokens", ("--max-num-batched-tokens",), int, 8192, "tokens in a step"),
+    Option("bench_device", ("--device",), str, "h100", "the GPU: a100, h100, h200, b200, l40s, l4 or rtx4090"),
+    Option("tensor_parallel_size", ("--tensor-parallel-size", "-tp"), int, 1, "GPUs that share the model"),
+    Option("from_log", ("--from-log",), str, "", "learn step times from this log, in place of the roofline"), GPU_PRICE,
+)
 FORM = Option("form", ("--format",), Literal["md", "csv", "html"], "md", "Markdown, CSV or a page of HTML")
 
 
 def make_parser() -> Parser:
     parser = Parser(prog="vnext-bench", description="Measure an engine or a server.")
     parser.add_argument("--version", action="version", version=f"vnext-bench {__version__}")
-    commands = parser.add_commands("serve | sweep | throughput | latency | startup | comm | sched | compare | report")
+    commands = parser.add_commands("serve | sweep | throughput | latency | startup | comm | sched | simulate | compare | report")
     running = commands.add_parser("serve", help="measure a running server as `vllm bench serve` does")
     add_load(running, GROUPS)
     swept = commands.add_parser("sweep", help="measure a running server at one load after another, and find the knee")
@@ -264,6 +273,8 @@ def make_parser() -> Parser:
         for option in options:
             alone.add_option(alone, option, stays_out=False)
         add_result(alone)
+    modelled = commands.add_parser("simulate", help="run the scheduler alone on modelled steps of a GPU, of 8b, 70b or any MODEL")
+    add_load(modelled, {"load": LOAD})
     both = commands.add_parser("compare", help="compare two reports or result files")
     both.add_argument("before", nargs="?", default="", help="a file of --json or --save-result; --save-detailed adds intervals")
     both.add_argument("after", nargs="?", default="", help="another one")

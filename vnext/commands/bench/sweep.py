@@ -21,8 +21,9 @@ from vnext.runtime.protocol.settings import SettingsError
 
 GOOD_SHARE, WORTH = 0.9, 0.5
 LOADS_MAX = 12
+RATES = Option("rates", ("--rates",), str, "", "requests per second, a run each, as 1,2,4 (default: doubled up to the knee)")
 LOADS = (
-    Option("rates", ("--rates",), str, "", "requests per second, one run each, as 1,2,4 (default: twice the last, up to the knee)"),
+    RATES,
     Option("concurrencies", ("--concurrencies",), str, "", "maximum requests at a time in place of rates, as 1,8,32"),
 )
 COLUMNS = {
