@@ -190,6 +190,28 @@ def test_no_cut_no_page_no_company_and_no_thread_shows(case: str, dtype: torch.d
         assert torch.equal(beside[TOKENS - 11 :], alone)
 
 
+@levels
+@dtypes
+@cases
+@pytest.mark.parametrize(("form", "error"), [("plain", 1e-5), ("run", 0.0)])
+def test_states_on_the_way_are_those_of_shorter_rows(case: str, dtype: torch.dtype, level: Any, form: str, error: float) -> None:
+    """Each token's page has the state that a row has which ends there; no result and no state at an end differs."""
+    made, counts, kept = CASES[case](dtype), (TOKENS - 11, 0, 11), {0: 4, 6: 7, 20: 5, TOKENS - 12: 6, TOKENS - 2: 9, TOKENS - 1: 8}
+    run, trail = getattr(made, form), torch.full((TOKENS,), -1, dtype=torch.int32)
+    for token, page in kept.items():
+        trail[token] = page
+    pool = made.pool.new_full((10, *made.pool.shape[1:]), float("nan"))
+    expected = pool.clone()
+    with using(level, threads=2):
+        whole = made.over(slice(0, TOKENS), rows(*counts), expected, run)
+        assert torch.equal(made.over(slice(0, TOKENS), rows(*counts)._replace(trail=trail), pool, run), whole)
+        for token, page in kept.items():
+            first = 0 if token < counts[0] else counts[0]
+            made.over(slice(first, token + 1), rows(token + 1 - first, pages=(page,)), expected, run)
+    torch.testing.assert_close(pool, expected, rtol=error, atol=error, equal_nan=True)
+    assert pool[0].isnan().all() and pool[3].isnan().all(), "a page of no token was written to"
+
+
 @cases
 def test_the_table_serves_them(case: str) -> None:
     """By the kernels where they have the numbers, by the plain form where not."""

@@ -9,6 +9,7 @@ import time
 from functools import partial
 from pathlib import Path
 
+import pytest
 import tokenizers
 from serving import ROOT, Server, complete_all, eventually, in_background, serving
 
@@ -42,8 +43,9 @@ def has_recovered(server: Server, recoveries: float) -> bool:
     return server.metric("vnext_recoveries_total") > recoveries
 
 
-def test_a_hybrid_is_served_whole_whatever_is_killed(tmp_path: Path) -> None:
-    with serving(tmp_path / "logs", str(saved(tmp_path / "qwen3_5")), *OPTIONS) as server:
+@pytest.mark.parametrize("drafts", [(), ("--speculative-config", '{"method": "suffix", "row_cost": 0}')], ids=["plain", "drafts"])
+def test_a_hybrid_is_served_whole_whatever_is_killed(tmp_path: Path, drafts: tuple[str, ...]) -> None:
+    with serving(tmp_path / "logs", str(saved(tmp_path / "qwen3_5")), *OPTIONS, *drafts) as server:
         assert "recurrent states of 0.0" in server.said and "(kept every 112 tokens, not pinned)" in server.said
         began_s = time.monotonic()
         expected = texts(server, 120)
@@ -54,6 +56,7 @@ def test_a_hybrid_is_served_whole_whatever_is_killed(tmp_path: Path) -> None:
         assert all(whole.startswith(part) for whole, part in zip(expected, texts(server, 4)))
         assert eventually(lambda: server.metric("vnext_prefix_cache_hits_total") == before + 288 + 336 + 368)
         assert server.metric("vnext_prefix_cache_lost_tokens_total") == 0
+        assert not drafts or server.metric("vnext_spec_decode_num_accepted_tokens_total") > 0
         for module in KILLED:
             child, recoveries = server.process_of(module).pid, server.metric("vnext_recoveries_total")
             thread, found = in_background(partial(texts, server, 120))

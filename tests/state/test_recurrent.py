@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from core_drive import Engine
 
+from vnext.state.config import Speculation
 from vnext.state.errors import IllegalEvent
 from vnext.state.events import StepPlanned
 from vnext.state.store.fields import LIVE, NEWEST, SPARE
@@ -144,3 +146,16 @@ def test_each_row_writes_a_page_of_its_own() -> None:
         many.arrive(PROMPT[:9], 9)
     many.step()
     assert len(set(many.state.rows.recurrent[LIVE].tolist())) == len(many.running) == 4
+
+
+def test_a_step_has_no_more_drafts_than_ranks_have_pages_for() -> None:
+    """Drafts end at a block's edge, and a quarter of the state pages is the most of a step."""
+    many = engine(speculation=Speculation(num_speculative_tokens=3))
+    for first in range(1, 5):
+        many.arrive([first] * 9, 20)
+    while many.decide().admitted or many.field(3, "known") < 10:
+        many.step()
+    plan = many.decide()
+    with pytest.raises(IllegalEvent, match="a step of more than 6 drafts"):
+        many.fold(msgspec.structs.replace(plan, changed=((2, 4), (3, 2))))
+    assert many.plan() == {0: 3, 1: 3, 2: 1, 3: 1}

@@ -54,11 +54,13 @@ def parts_of(experts: Any) -> tuple[Any, tuple[torch.Tensor, ...]]:
 class StateRows(NamedTuple):
     """R rows of a step and the pages of pools that hold their states: row r has the tokens starts[r] .. starts[r + 1] and goes on
     from page pages[r], or from zeros where fresh[r], and leaves its state there. starts int32 [R + 1], pages int32 [R], no two
-    alike among rows with tokens, fresh bool [R]."""
+    alike among rows with tokens, fresh bool [R]. The state behind token t is left in page trail[t], too, unless that is -1; trail
+    int32 [T], None for no token."""
 
     starts: torch.Tensor
     pages: torch.Tensor
     fresh: torch.Tensor
+    trail: torch.Tensor | None = None
 
 
 class ConvolutionCall(NamedTuple):

@@ -19,11 +19,14 @@ WIDTHS = range(2, 9)
 
 
 def check_rows(rows: StateRows, pool: torch.Tensor, tokens: int) -> None:
-    """starts int32 [R + 1], pages int32 [R], fresh bool [R], where the pool is. What they hold is not looked at."""
+    """starts int32 [R + 1], pages int32 [R], fresh bool [R], trail int32 [T] or None, where the pool is. What they hold is not
+    looked at."""
     expect("starts", rows.starts, (rows.pages.shape[0] + 1,), (torch.int32,))
     expect("pages", rows.pages, (None,), (torch.int32,))
     expect("fresh", rows.fresh, rows.pages.shape, (torch.bool,))
     expect_together(pool, starts=rows.starts, pages=rows.pages, fresh=rows.fresh)
+    if rows.trail is not None:
+        expect("trail", rows.trail, (tokens,), (torch.int32,))
 
 
 def check_short_convolution(x: torch.Tensor, call: ConvolutionCall) -> None:
@@ -65,10 +68,16 @@ def check_recur(x: torch.Tensor, call: RecurrenceCall) -> None:
 
 def spans(rows: StateRows) -> Iterator[tuple[int, slice, bool]]:
     """(page, tokens, whether it starts from zeros) of each row that has tokens. Waits for the device."""
-    starts, pages, fresh = (part.tolist() for part in rows)
+    starts, pages, fresh = (part.tolist() for part in rows[:3])
     for row, page in enumerate(pages):
         if starts[row] < starts[row + 1]:
             yield page, slice(starts[row], starts[row + 1]), fresh[row]
+
+
+def kept_on_the_way(rows: StateRows, tokens: slice) -> list[tuple[int, int]]:
+    """(token, page) of those of a row's tokens whose states are left in pages of their own."""
+    pages = [] if rows.trail is None else rows.trail[tokens].tolist()
+    return [(at, page) for at, page in enumerate(pages, tokens.start) if page >= 0]
 
 
 def short_convolution(x: torch.Tensor, call: ConvolutionCall) -> torch.Tensor:
@@ -91,6 +100,8 @@ def short_convolution(x: torch.Tensor, call: ConvolutionCall) -> torch.Tensor:
             total = total + call.bias.float()
         result[tokens] = activated(total, call.activation).to(x.dtype)
         past.copy_(seen[count:])
+        for at, page in kept_on_the_way(call.rows, tokens):
+            call.pool[page] = seen[at + 1 - tokens.start :][: width - 1]
     return result if behind is None else result * behind
 
 
@@ -116,12 +127,15 @@ def recur(x: torch.Tensor, call: RecurrenceCall) -> torch.Tensor:
         strength = call.strengths.float().sigmoid()
     result = torch.zeros_like(value)
     for page, span, is_fresh in spans(call.rows):
+        kept = dict(kept_on_the_way(call.rows, span))
         state = torch.zeros_like(call.pool[page]) if is_fresh else call.pool[page].clone()
         for at in range(span.start, span.stop):
             state = state * decay[at, :, None, None]
             change = value[at] - (state * key[at, :, :, None]).sum(1) if is_delta else value[at]
             state = state + key[at, :, :, None] * (change * strength[at, :, None])[:, None, :]
             result[at] = (state * query[at, :, :, None]).sum(1)
+            if at in kept:
+                call.pool[kept[at]] = state
         call.pool[page].copy_(state)
     return finished(result, value, call).flatten(1).to(x.dtype)
 

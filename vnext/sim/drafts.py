@@ -29,6 +29,13 @@ def most_of(config: SchedulerConfig) -> int:
     return min(config.speculation.num_speculative_tokens, (config.long_prefill_token_threshold or ONE) - 1)
 
 
+def most_together(config: SchedulerConfig) -> int:
+    """The most drafts of a step: with recurrent layers a rank has a page for each."""
+    assert config.speculation is not None
+    one = config.speculation.num_speculative_tokens
+    return min(max(config.state_pages // 4, one), config.max_num_seqs * one) if config.state_pages else 10**9
+
+
 def draft_room(seen: PlainState) -> list[int]:
     """The most drafts that a plan may give each row: none unless one token alone is to be computed."""
     config = seen.state.config
@@ -47,10 +54,13 @@ def with_drafts(seen: PlainState, tokens: list[int]) -> list[int]:
     config = seen.state.config
     if config.speculation is None:
         return tokens
-    budget, pages, taken = config.max_num_batched_tokens - sum(tokens), 0, []
+    budget, pages, taken, size = config.max_num_batched_tokens - sum(tokens), 0, [], config.block_size
+    budget = min(budget, most_together(config))
     for row, (count, wanted) in enumerate(zip(tokens, _wanted(seen))):
         drafts = min(wanted, budget) if count == 1 else 0
         budget -= drafts
+        if config.takes_snapshots:
+            drafts = min(drafts, -(seen.computed[row] + 1) % size)
         taken.append(count + drafts)
         pages += max(blocks_for(seen.computed[row] + taken[-1], config.block_size) - seen.blocks[row], 0)
     return taken if pages * config.group_count <= seen.state.pool.free else tokens

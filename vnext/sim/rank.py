@@ -272,12 +272,12 @@ class Rank:
             self._write(work)
         for work in works:
             self._read(work)
-        self._states.run(self.state, [(seen.id.index(work.id), work.chains, work.start, work.end) for work in works])
-        sampling = [work for work in works if work.samples]
-        tokens = {(work.id, work.preemption_count): self._sample(work) for work in sampling}
+        tokens = {(work.id, work.preemption_count): self._sample(work) for work in works if work.samples}
+        kept = [len(tokens.get((w.id, w.preemption_count), b"0000")) // 4 - 1 for w in works]
+        self._states.run(self.state, [(seen.id.index(w.id), w.chains, w.start, w.end + more) for w, more in zip(works, kept)])
         commit = StepCommitted(step=step, tokens=b"".join(tokens.values()))
-        if any(work.drafts for work in sampling):
-            counts, drafted = bytes(len(each) // 4 for each in tokens.values()), bytes(len(work.drafts) for work in sampling)
+        if any(work.drafts for work in works if work.samples):
+            counts, drafted = bytes(len(each) // 4 for each in tokens.values()), bytes(len(w.drafts) for w in works if w.samples)
             commit = msgspec.structs.replace(commit, counts=counts, drafted=drafted)
         self._in_flight.append(tokens)
         self._runs.append(_runs(commit))

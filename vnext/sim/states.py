@@ -18,8 +18,8 @@ class ShadowStates:
         self._pages: list[int] = [UNKNOWN] * page_count
 
     def run(self, state: State, works: Sequence[tuple[int, list[int], int, int]]) -> None:
-        """The newest step of a state: `works` are row, digests by position, start and end of each request. Divergence if a state
-        or a snapshot is of other tokens."""
+        """The newest step of a state: `works` are row, digests by position, start and end of each request, with the drafts that are
+        kept. Divergence if a state or a snapshot is of other tokens."""
         step, recurrent = state.in_flight[-1], state.rows.recurrent
         if step.copies is None or recurrent is None:
             return

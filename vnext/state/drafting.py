@@ -29,6 +29,15 @@ def spare_tokens(config: SchedulerConfig) -> int:
     return config.speculation.num_speculative_tokens * config.pipeline_depth if config.speculation else 0
 
 
+def drafts_a_step(config: SchedulerConfig) -> int:
+    """The most drafts of a step. A rank keeps the states of recurrent layers before each draft until it knows which are kept, in
+    pages of its own: as many as a full batch may want, or a quarter of what requests have."""
+    if config.speculation is None:
+        return 0
+    most = min(config.max_num_seqs * config.speculation.num_speculative_tokens, config.max_num_batched_tokens)
+    return min(most, max(config.state_pages // 4, config.speculation.num_speculative_tokens)) if config.state_pages else most
+
+
 def draft_room(config: SchedulerConfig, rows: Rows) -> np.ndarray:
     """The most drafts that a plan may give each row (int64[R])."""
     return drafts_numpy.draft_room(rows.cells, most_drafts(config))
@@ -43,10 +52,15 @@ def decided_by(config: SchedulerConfig) -> tuple[int, int, int, int]:
 
 
 def expected_drafts(config: SchedulerConfig, rows: Rows, tokens: np.ndarray) -> tuple[np.ndarray, int]:
-    """The drafts of the expected plan (int64[R]) beside the `tokens` (int64[R]) that rows compute without them, and their sum."""
+    """The drafts of the expected plan (int64[R]) beside the `tokens` (int64[R]) that rows compute without them, and their sum. None
+    goes beyond a block's edge where snapshots are taken."""
     drafts = np.empty(len(rows), dtype=np.int64)
     assert rows.drafting is not None
-    total = columns.impl.drafts(
-        rows.cells, rows.drafting, tokens, drafts, decided_by(config), config.max_num_batched_tokens
-    )
+    budget = config.max_num_batched_tokens
+    if config.state_pages:
+        budget = min(budget, int(tokens.sum()) + drafts_a_step(config))
+    total = columns.impl.drafts(rows.cells, rows.drafting, tokens, drafts, decided_by(config), budget)
+    if config.takes_snapshots:
+        np.minimum(drafts, config.block_size - 1 - rows.computed % config.block_size, out=drafts)
+        total = int(drafts.sum())
     return drafts, total

@@ -12,6 +12,7 @@ import numpy as np
 
 from vnext.state.errors import require
 from vnext.state.events import StepCommitted
+from vnext.state.recurrent import without_untrue
 from vnext.state.samples import runs_in
 from vnext.state.state import State, StepInFlight
 from vnext.state.store import columns, fields
@@ -81,7 +82,7 @@ def settle(state: State, runs: Runs, ended: np.ndarray) -> State:
     drafted, kept = columns.impl.settle(cells, drafting, runs.rows, (runs.counts, runs.drafted, runs.planned), back)
     if len(ended):
         drafting[fields.TENTATIVE, ended] = cells[fields.COMPUTED, ended] - before.computed_at_least[ended]
-    rows = Rows(cells, drafting)
+    rows = Rows(cells, drafting, without_untrue(before.recurrent, cells[fields.KNOWN], back))
     counters, in_flight = state.counters, state.in_flight
     if back.any():
         in_flight = (in_flight[0], *(_moved(scheduled, rows, back) for scheduled in in_flight[1:]))

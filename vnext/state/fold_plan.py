@@ -24,7 +24,7 @@ from vnext.state.allocate import (
     write_history,
     write_table,
 )
-from vnext.state.drafting import draft_room
+from vnext.state.drafting import draft_room, drafts_a_step
 from vnext.state.errors import IllegalEvent, require
 from vnext.state.events import StepPlanned
 from vnext.state.expected import Work, expected_work, work_of
@@ -120,7 +120,10 @@ def planned_work(state: State, changed: tuple[tuple[int, int], ...], drafts: boo
         require(0 <= row < len(tokens), f"no such row: {row}")
         require(0 <= count <= most[row], f"row {row} cannot take {count} tokens: it wants {most[row]}")
         tokens[row] = count
-    return work_of(state, tokens, np.maximum(tokens - wanted, 0) if config.speculation else None)
+    drafted = np.maximum(tokens - wanted, 0) if config.speculation else None
+    if config.state_pages and drafted is not None:
+        require(drafted.sum() <= drafts_a_step(config), f"a step of more than {drafts_a_step(config)} drafts")
+    return work_of(state, tokens, drafted)
 
 
 def advance(state: State, work: Work) -> State:

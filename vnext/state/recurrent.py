@@ -157,6 +157,16 @@ def with_copies(state: State, scheduled: StepInFlight, before: list[tuple[int, i
     return state, replace(scheduled, copies=copies)
 
 
+def without_untrue(recurrent: np.ndarray | None, known: np.ndarray, back: np.ndarray) -> np.ndarray | None:
+    """The rows' matrix once `back` tokens (int64[R]) are taken back of rows with so many `known` ones: a snapshot beyond those is
+    of drafts that were not kept, and gets no name."""
+    if recurrent is None or not (untrue := (back > 0) & (recurrent[DUE] >= known)).any():
+        return recurrent
+    recurrent = recurrent.copy()
+    recurrent[DUE, untrue] = 0
+    return recurrent
+
+
 def name_snapshots(state: State) -> State:
     """The state in which each snapshot has a name whose tokens are all known now: the row has hashed the blocks up to there."""
     rows, states = state.rows, state.pool.states

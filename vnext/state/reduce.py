@@ -103,7 +103,7 @@ def _require_states(config: SchedulerConfig) -> None:
     least = pages_held(config) + config.takes_snapshots
     require(pages >= least, f"state_pages is {pages}: one request may need {least}")
     for there, what in (
-        (not config.chunked_prefill, "prompts in one piece"), (config.speculation is not None, "drafts"),
+        (not config.chunked_prefill, "prompts in one piece"),
         (config.pinned_kv_fraction > 0, "pins"), (config.microbatches > 1, "microbatches"),
     ):  # fmt: skip
         require(not there, f"an engine with recurrent layers has no {what}")

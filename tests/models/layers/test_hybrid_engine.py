@@ -6,22 +6,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
 import tokenizers
 import torch
-from family_cases import VOCAB_SIZE
+import transformers
+from family_cases import BASE, VOCAB_SIZE
 from hybrids import load_oracle, save_hybrid
 
 from vnext import LLM, SamplingParams
 from vnext.models.layers.sharding import alone
-from vnext.runtime.batch.batch import PersistentBatch
 from vnext.runtime.batch.step_inputs import StepInputs
 from vnext.runtime.processes.launch import StartFailed
 from vnext.runtime.rank.runner import ModelRunner
+from vnext.runtime.rank.steps import HostSteps
 from vnext.sched.schedule import schedule
-from vnext.state.config import SchedulerConfig
+from vnext.state.config import SchedulerConfig, Speculation
 from vnext.state.errors import IllegalEvent
 from vnext.state.events import EngineStarted, RequestArrived, StepCommitted, StepPlanned, pack_tokens
 from vnext.state.laws import check
@@ -36,16 +38,18 @@ LENGTHS = (5, 61, 150, 30, 61)
 class Engine:
     """State, scheduler, persistent batch and model in one thread."""
 
-    def __init__(self, path: Path, **changes: object) -> None:
+    def __init__(self, path: Path, draft: Path | None = None, **changes: object) -> None:
         self.runner = ModelRunner(path, "float32", "cpu", alone())
+        self.runner.draft = draft and ModelRunner(draft, "float32", "cpu", alone())
         bounds = dict(
             block_size=BLOCK_SIZE, page_count=400, max_num_batched_tokens=64, max_num_seqs=4, max_model_len=2048,
             vocab_size=VOCAB_SIZE, state_pages=40, snapshot_interval=32,
         )  # fmt: skip
         config = SchedulerConfig(**(bounds | changes))
         self.state = start(EngineStarted(config=config, model="", model_digest="", world_size=1, environment={}, started_ns=0))
-        self.batch = PersistentBatch(config, VOCAB_SIZE)
-        self.runner.make_cache(config.page_count, config.block_size, config.state_pages)
+        self.steps = HostSteps(self.runner)
+        self.steps.start(self.state)
+        self.batch = self.steps._batch
         for part in (part for parts in self.runner._states.pools for part in parts):
             part.fill_(torch.nan)
         self.tokens: dict[int, list[int]] = {}
@@ -61,26 +65,24 @@ class Engine:
 
     def run(self, preempted: Sequence[int] = ()) -> list[list[int]]:
         """Until everybody has an answer. At the given steps the last row gives way, where there are two."""
-        results: list[bytes] = []
         while self.state.requests:
             while (plan := schedule(self.state)) is not None:
                 whim = StepPlanned(step=plan.step, preempted=(len(self.state.rows) - 1,))
                 try:
-                    self._plan(whim if plan.step in preempted and len(self.state.rows) > 1 else plan, results)
+                    self._plan(whim if plan.step in preempted and len(self.state.rows) > 1 else plan)
                 except IllegalEvent:  # nobody else has anything to compute
-                    self._plan(plan, results)
-            self._commit(StepCommitted(step=self.state.committed, tokens=results.pop(0)))
+                    self._plan(plan)
+            done = self.steps.wait()
+            self._commit(StepCommitted(step=self.state.committed, tokens=done.tokens, counts=done.counts, drafted=done.drafted))
         return [self.tokens[id_] for id_ in sorted(self.tokens)]
 
-    def _plan(self, plan: StepPlanned, results: list[bytes]) -> None:
+    def _plan(self, plan: StepPlanned) -> None:
         self.state = reduce(self.state, plan)
         check(self.state)
         step = self.state.in_flight[-1]
         for id_, count in zip(step.ids.tolist(), step.counts.tolist()):
             self.computed[id_] = self.computed.get(id_, 0) + count
-        sampled = self.runner.run(self.batch.step_inputs(self.state)).tokens
-        self.batch.take_sampled(step, sampled)
-        results.append(pack_tokens(sampled))
+        self.steps.launch(self.state)
 
     def _commit(self, event: StepCommitted) -> None:
         before, self.state = self.state, reduce(self.state, event)
@@ -206,9 +208,79 @@ def test_a_server_s_engine_serves_one_on_any_number_of_ranks(saved: Path, ranks:
 
 
 @pytest.mark.parametrize(
-    "option", [{"pipeline_parallel_size": 2}, {"speculative_config": {"method": "ngram", "num_speculative_tokens": 2}}], ids=lambda each: [*each][0]
+    ("name", "option"),
+    [
+        ("--pipeline-parallel-size", {"pipeline_parallel_size": 2}),
+        ("--speculative-config with method mtp", {"speculative_config": {"method": "mtp", "num_speculative_tokens": 2}}),
+    ],
 )
-def test_what_does_not_go_with_recurrent_layers_is_said_at_the_start(saved: Path, option: dict[str, object]) -> None:
-    name = "--" + [*option][0].replace("_", "-")
+def test_what_does_not_go_with_recurrent_layers_is_said_at_the_start(saved: Path, name: str, option: dict[str, object]) -> None:
     with pytest.raises(StartFailed, match=f"{name} does not serve models with recurrent layers so far"):
         LLM(str(saved), threads=1, log="off", **option)
+
+
+REPEATING = [([1, 2, 3, 4, 5, 6, 7] * 20)[: 40 + 11 * which] + [which] for which in range(5)]
+ANSWER = 60
+
+
+class Talks(NamedTuple):
+    """The answers to prompts that repeat, to the same again and to talks that go on behind them, and what was drafted for them."""
+
+    answers: list[list[int]]
+    drafted: int
+    kept: int
+
+
+def talks(path: Path, method: str = "", preempted: Sequence[int] = (), **changes: object) -> Talks:
+    speculation = Speculation(method=method, num_speculative_tokens=5) if method else None
+    engine = Engine(path, speculation=speculation, **{"block_size": 8} | changes)
+    prompts_ = REPEATING * 2
+    for _ in range(2):
+        for prompt in prompts_:
+            engine.arrive(prompt, ANSWER)
+        answers = engine.run(preempted)
+        prompts_ = [[*prompt, *answer, 3] for prompt, answer in zip(REPEATING, answers)]
+    counters, states = engine.state.counters, engine.state.pool.states
+    assert states.free == engine.state.config.state_pages, "a page is lost"
+    return Talks(answers, counters.draft_tokens, counters.accepted_tokens)
+
+
+@pytest.fixture(scope="module")
+def dense(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path: Path = tmp_path_factory.mktemp("dense")
+    torch.manual_seed(4)
+    transformers.LlamaForCausalLM(transformers.LlamaConfig(**BASE)).save_pretrained(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def undrafted(saved: Path) -> list[list[int]]:
+    return talks(saved).answers
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"method": "ngram"},
+        {"method": "suffix"},
+        {"method": "suffix", "pipeline_depth": 1},
+        {"method": "suffix", "max_num_batched_tokens": 7},
+        {"method": "suffix", "preempted": range(3, 300, 3)},
+        {"method": "ngram", "preempted": range(3, 300, 2), "max_num_batched_tokens": 7},
+        {"method": "ngram", "snapshot_interval": 0},
+        {"method": "ngram", "state_pages": 13, "snapshot_interval": 8},
+        {"method": "suffix", "prefix_caching": False},
+    ],
+    ids=str,
+)
+def test_tokens_do_not_depend_on_drafts(saved: Path, undrafted: list[list[int]], changes: dict[str, object]) -> None:
+    """Drafts that are kept and drafts that are not, and states that were kept before each of them."""
+    found = talks(saved, **changes)
+    assert found.answers == undrafted
+    assert found.drafted > found.kept > 0
+
+
+def test_a_draft_model_drafts_for_one(saved: Path, dense: Path, undrafted: list[list[int]]) -> None:
+    found = talks(saved, "draft_model", draft=dense)
+    assert found.answers == undrafted
+    assert found.drafted > found.kept

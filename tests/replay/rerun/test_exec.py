@@ -17,6 +17,7 @@ from vnext.replay.execution.recorded import Selection, Walk
 from vnext.replay.reading.info import info
 from vnext.replay.reading.source import open_log
 from vnext.sampling import outside
+from vnext.state.config import Speculation
 from vnext.state.state import State
 
 replace = msgspec.structs.replace
@@ -126,6 +127,21 @@ def test_a_model_with_recurrent_layers_comes_out_again_and_from_any_step(tmp_pat
     code, found = answer("exec", log)
     assert (code, found["differ"]) == (0, 0) and found["rebuilt_tokens"] > 0
     assert "those of recurrent layers change what they read" in sentence("bisect", log)
+
+
+def test_drafts_of_a_model_with_recurrent_layers_come_out_again(tmp_path, answer):
+    """What a step leaves in a state page is behind its drafts, also those that were not kept."""
+    from hybrids import save_hybrid
+
+    save_hybrid(tmp_path / "granite_h", "granite_h")
+    drafted = Speculation(method="suffix", prompt_lookup_min=1, suffix_decoding_min_token_prob=0.01)
+    sizes = dict(tokens=60, max_model_len=160, page_count=120, state_pages=20, snapshot_interval=16)
+    log = record(tmp_path / "granite_h", tmp_path / "log", seed=5, speculation=drafted, **sizes)
+    *_, last = Walk(log, Selection()).steps()
+    assert last.state.counters.draft_tokens > last.state.counters.accepted_tokens > 0
+    for extra in ((), ("--solo",), ("--steps", "12:")):
+        code, found = answer("exec", log, *extra)
+        assert (code, found["differ"]) == (0, 0) and found["tokens"] > 20
 
 
 def test_an_altered_token_is_named_at_its_step(full_log, tmp_path, answer):

@@ -42,7 +42,10 @@ class ToyRunner:
     def vocabulary(self, end_tokens: Sequence[int]) -> Vocabulary:
         return Vocabulary(Path("without a tokenizer"), 50, end_tokens)
 
-    def make_cache(self, page_count: int, block_size: int, state_pages: int) -> None:
+    def make_cache(self, page_count: int, block_size: int, state_pages: int, drafts: int) -> None:
+        pass
+
+    def keep_states(self, counts: bytes) -> None:
         pass
 
     def run(self, inputs: StepInputs) -> StepOutputs:

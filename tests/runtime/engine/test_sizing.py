@@ -10,6 +10,7 @@ from vnext.runtime.engine.sizing import scheduler_config
 from vnext.runtime.protocol.messages import ModelFacts, RankReady
 from vnext.runtime.protocol.settings import EngineSettings, SettingsError
 from vnext.state.config import SchedulerConfig
+from vnext.state.drafting import drafts_a_step
 from vnext.state.windows import pages_needed
 
 MODEL = ModelFacts(vocab_size=100, position_count_max=512, eos_token_ids=(2,))
@@ -159,3 +160,22 @@ def test_snapshots_stand_at_edges_of_blocks_as_often_as_asked(asked: int, interv
     held = 3 if interval else 1
     assert (config.snapshot_interval, config.takes_snapshots, config.state_pages) == (interval, interval > 0, 3 * held * 4)
     assert config.pinned_kv_fraction == 0
+
+
+@pytest.mark.parametrize("drafts", [1, 4, 20])
+def test_states_before_drafts_share_the_memory_of_states(drafts: int) -> None:
+    """No more than half of the memory goes to both; the least that suffices is said and does."""
+    settings = EngineSettings(max_num_seqs=4, speculative_config=f'{{"num_speculative_tokens": {drafts}, "row_cost": 0}}')
+
+    def of(kib: int) -> SchedulerConfig:
+        return scheduler_config(settings, MODEL, (replace(ranks(kib)[0], state_bytes=4096),))
+
+    for pages in (500, 900, 10**6):
+        config = of(pages)
+        block_bytes = ranks(1)[0].block_bytes
+        assert 0 < drafts_a_step(config) <= 4 * drafts and config.state_pages >= 4
+        assert 2 * (config.state_pages + drafts_a_step(config)) * 4096 <= pages * block_bytes
+    with pytest.raises(SettingsError, match="raise --kv-cache-memory to") as error:
+        of(10)
+    needed = int(str(error.value).rpartition(" to ")[2].split()[0])
+    assert of(-(-needed // block_bytes)).state_pages == 4

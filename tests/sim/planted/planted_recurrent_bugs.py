@@ -49,3 +49,10 @@ RECURRENT_BUGS = [
     Bug(name="one rank copies nothing behind a step", found_by=("Y1",), one_rank=(
         Edit("state.recurrent", "        if len(due):\n", "        if len(due) > 99:\n"),)),
 ]  # fmt: skip
+DRAFTED_STATE_BUGS = [
+    bug("a snapshot of rejected drafts gets a name", "state.recurrent", "(back > 0) & (recurrent[DUE] >= known)", "(back < 0) & (recurrent[DUE] >= known)",
+        "N1"),
+    bug("drafts go beyond an edge", "state.drafting", "config.block_size - 1 - rows.computed", "config.block_size - rows.computed", "S6"),
+    bug("a step has more drafts than a rank has pages for", "state.drafting", "budget = min(budget, int(tokens.sum()) + drafts_a_step(config))",
+        "pass", "S6", "IllegalEvent"),
+]  # fmt: skip

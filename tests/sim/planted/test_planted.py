@@ -19,7 +19,7 @@ from planted_draft_bugs import DRAFT_BUGS
 from planted_edge_bugs import EDGE_BUGS
 from planted_microbatch_bugs import MICROBATCH_BUGS
 from planted_pin_bugs import PIN_BUGS, PIN_LOSS_BUGS
-from planted_recurrent_bugs import RECURRENT_BUGS
+from planted_recurrent_bugs import DRAFTED_STATE_BUGS, RECURRENT_BUGS
 from planted_recovery_bugs import CRASH_BUGS, RECOVERY_BUGS
 from planted_router_bugs import ROUTER_BUGS
 from planted_sched_bugs import SCHED_BUGS
@@ -54,11 +54,16 @@ def loses_pins(seed: int) -> bool:
     return retains(seed) and (dies(seed) or changes_weights(seed))
 
 
+def drafts_with_states(seed: int) -> bool:
+    """Whether the engine speculates and its model has recurrent layers."""
+    return speculates(seed) and has_states(seed)
+
+
 SHOWN = {
     speculates: DRAFT_BUGS, constrains: CONSTRAINT_BUGS, is_interrupted: FAILING_BUGS, drafts_by_grammar: FORCING_BUGS,
     dies: RECOVERY_BUGS, changes_weights: WEIGHTS_BUGS, has_disk: TIER_BUGS, has_peers: PEER_BUGS, retains: PIN_BUGS,
     loses_pins: PIN_LOSS_BUGS, has_microbatches: MICROBATCH_BUGS, takes_turns: CLIENT_BUGS,
-    has_states: RECURRENT_BUGS, has_pictures: INPUT_BUGS,
+    has_states: RECURRENT_BUGS, drafts_with_states: DRAFTED_STATE_BUGS, has_pictures: INPUT_BUGS,
 }  # fmt: skip
 """Which seeds show some faults."""
 BUGS = [*STATE_BUGS, *SCHED_BUGS, *EDGE_BUGS, *WINDOW_BUGS, *ADAPTER_BUGS, *(bug for bugs in SHOWN.values() for bug in bugs)]

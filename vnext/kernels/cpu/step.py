@@ -80,10 +80,11 @@ class StepArrays(NamedTuple):
     aux: AuxStates | None = None
     groups: np.ndarray | None = None
     hidden: np.ndarray | None = None
-    states: tuple[Array, Array] | None = None
+    states: tuple[Array, Array, Array | None] | None = None
 
 
-BEHIND = ("part_starts", "aux_layers", "aux_count", "aux", "groups", "hidden", "state_pages", "state_fresh", "sampled")
+STATES = ("state_pages", "state_fresh", "state_trail")
+BEHIND = ("part_starts", "aux_layers", "aux_count", "aux", "groups", "hidden", *STATES, "sampled")
 FIELDS = (*StepArrays._fields[:-4], *BEHIND)
 agree_on_struct("StepArrays", ("rows", "tokens", "samples", "table_stride", *FIELDS))
 
@@ -164,7 +165,7 @@ def describe_step(arrays: StepArrays) -> DescribedStep:
     columns, masks_at = pointers(arrays.columns), 0 if masks is None else masks.ctypes.data
     parts_at = (0, 0) if parts is None else (parts.lines.ctypes.data, parts.starts.ctypes.data)
     arrays_at = map(address, dense)
-    states_at = (0, 0) if states is None else tuple(map(address, states))
+    states_at = (0, 0, 0) if states is None else tuple(map(address_or_0, states))
     behind = (*aux_numbers(aux), address_or_0(groups), address_or_0(hidden), *states_at, tokens.ctypes.data)
     addresses = (*arrays_at, columns.ctypes.data, masks_at, *parts_at, *behind)
     table = np.array([*sizes, *addresses], dtype=np.int64)

@@ -62,11 +62,12 @@ class InputPart(NamedTuple):
 class RecurrentBatch(NamedTuple):
     """Where the recurrent layers keep the states of a step's R rows. `pools`: of each such layer in turn its tensors, whose first
     axis is pages. `pages` int32 [R]: the page that a row goes on from and leaves its state in, no two alike; from zeros where
-    `fresh`, bool [R]. Rows without tokens change nothing."""
+    `fresh`, bool [R]. Rows without tokens change nothing. `trail` as in StateRows: None in a step without drafts."""
 
     pools: Sequence[tuple[Array, ...]]
     pages: Array
     fresh: Array
+    trail: Array | None = None
 
 
 class ForwardBatch(NamedTuple):

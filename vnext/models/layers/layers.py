@@ -136,7 +136,8 @@ class Step(NamedTuple):
 
 def state_rows(batch: ForwardBatch) -> StateRows | None:
     """Where the batch's rows keep the states of recurrent layers; None where all layers attend."""
-    return batch.recurrent and StateRows(batch.query_starts, batch.recurrent.pages, batch.recurrent.fresh)
+    states = batch.recurrent
+    return states and StateRows(batch.query_starts, states.pages, states.fresh, states.trail)
 
 
 def operations(device_type: str) -> Operations:

@@ -102,7 +102,7 @@ class WholeStep:
         if self._step is None or batch is not self._batch or sampling is not self._sampling or parts is not self._parts:
             given = {name: getattr(batch, name) for name in kernel.StepArrays._fields if hasattr(batch, name)}
             given["groups"] = self._groups_of(batch)
-            given["states"] = batch.recurrent and (batch.recurrent.pages, batch.recurrent.fresh)
+            given["states"] = batch.recurrent and tuple(batch.recurrent[1:])
             given |= self._ends(len(batch.sample_at), sampling)
             self._step = kernel.describe_step(kernel.StepArrays(**given, parts=parts))
             self._batch, self._sampling, self._parts = batch, sampling, parts

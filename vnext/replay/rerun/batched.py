@@ -33,6 +33,7 @@ class Batched:
         self.rebuilt_tokens = 0
         self._fresh = None if whole else np.zeros(config.page_count, dtype=bool)
         self._fresh_states = np.zeros(config.state_pages, dtype=bool)
+        self._drafted: list[int] = []
         self._alone = Alone(machine, config)
 
     def forget(self) -> None:
@@ -60,17 +61,28 @@ class Batched:
                 self._copy_states(inputs.copies.before)
             if self._fresh is not None:
                 self._mend(state, sampled, inputs)
+            if (states := inputs.forward.recurrent) is not None:
+                rows = zip(state.in_flight[-1].ids.tolist(), states.pages.tolist(), strict=True)
+                self._drafted = [page for id_, page in rows if drafts.get(id_)]
             return inputs._replace(forward=self.machine.adapters.placed(inputs.forward, state))
 
     def run(self, inputs: StepInputs) -> tuple[np.ndarray, torch.Tensor | None]:
         """The step's samples int64[S] and their logits float32 [S, V]."""
         with refusing():
             logits = self.machine.logits(inputs.forward, self.caches)
+            self._doubt_states()
             if inputs.copies is not None:
                 self._copy_states(inputs.copies.after)
             if logits is None or inputs.sampling is None:
                 return np.empty(0, dtype=np.int64), None
             return sample(logits, tensors_of_sampling(inputs.sampling), own=self.machine.sampler).tokens.numpy(), logits
+
+    def _doubt_states(self) -> None:
+        """What a step with drafts leaves is behind all of them, also those that are not kept: readers compute it again."""
+        if self._drafted and self._fresh is None:
+            self._fresh = np.ones(self.caches.pages, dtype=bool)
+            self._fresh_states[:] = True
+        self._fresh_states[self._drafted] = False
 
     def _copy_states(self, pairs: np.ndarray) -> None:
         self.machine.copy_states(self.caches, pairs)
@@ -86,9 +98,9 @@ class Batched:
         forward = inputs.forward
         slots = np.concatenate([forward.slots, *(group.slots for group in forward.groups)])
         self._fresh[slots[slots % size == 0] // size] = True
-        scheduled = state.in_flight[-1]
-        pages = np.full(len(scheduled.ids), -1) if forward.recurrent is None else np.asarray(forward.recurrent.pages)
-        for id_, start, page in zip(scheduled.ids.tolist(), scheduled.starts.tolist(), pages.tolist()):
+        ids, starts = state.in_flight[-1].ids, forward.positions[forward.query_starts[:-1]]
+        pages = np.full(len(ids), -1) if forward.recurrent is None else np.asarray(forward.recurrent.pages)
+        for id_, start, page in zip(ids.tolist(), starts.tolist(), pages.tolist()):
             if start:
                 self._mend_row(state, sampled, (int(np.flatnonzero(state.rows.id == id_)[0]), start), page)
         self._fresh_states[pages[pages >= 0]] = True

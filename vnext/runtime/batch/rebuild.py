@@ -108,7 +108,8 @@ def entries_of(state: State, sampled: Sampled, drafts: Drafts) -> Iterator[Entry
         row = int(np.flatnonzero(state.rows.id == id_)[0])
         own, table = list(drafts.get(int(id_), ())), row_table(state, row).tolist()
         history = history_of(state, row, sampled) + own
-        yield Entry(row, history, table, int(start), int(start + count), range(len(own), -1, -1) if samples else ())
+        first = min(int(start), len(history) - int(count))  # a step of a request that has left stands as planned
+        yield Entry(row, history, table, first, first + int(count), range(len(own), -1, -1) if samples else ())
 
 
 def allowed(answers: list[tuple[int, Sampling, list[int]]], vocabulary: Vocabulary | None) -> Allowed | None:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from vnext.kernels.arrays import as_array, as_tensor
-from vnext.models.layers.batch import ForwardBatch
+from vnext.models.layers.batch import ForwardBatch, RecurrentBatch
 from vnext.runtime.batch.step_inputs import StepInputs
 from vnext.sampling.inputs import SamplingInputs
 
@@ -41,7 +41,7 @@ def arrays_of_step(inputs: StepInputs) -> StepInputs:
 
 def _batch(batch: ForwardBatch, change: Callable[[Any], Any]) -> ForwardBatch:
     groups, states = tuple(_fields(group, change) for group in batch.groups), batch.recurrent
-    states = states and states._replace(pages=change(states.pages), fresh=change(states.fresh))
+    states = states and RecurrentBatch(states.pools, *(each if each is None else change(each) for each in states[1:]))
     return _fields(batch, change)._replace(groups=groups, recurrent=states)
 
 

@@ -15,6 +15,7 @@ from vnext.runtime.protocol.settings import EngineSettings, SettingsError
 from vnext.runtime.protocol.speculation import speculation_of
 from vnext.sched.policies import PolicyError, policy_of
 from vnext.state.config import MEASURED, SchedulerConfig
+from vnext.state.drafting import drafts_a_step
 from vnext.state.recurrent import pages_held
 from vnext.state.windows import pages_needed
 
@@ -78,11 +79,12 @@ def with_states(settings: EngineSettings, bounds: SchedulerConfig, ranks: Sequen
         raise SettingsError("chunked prefill is off and the model has recurrent layers, whose snapshots cut prompts: leave it on")
     interval = -(-settings.snapshot_interval // settings.block_size) * settings.block_size
     bounds = replace(bounds, pinned_kv_fraction=0.0, microbatches=1, snapshot_interval=interval, state_pages=1)
-    held = pages_held(bounds)
+    held, few = pages_held(bounds), bounds.speculation.num_speculative_tokens if bounds.speculation else 0
     least = held + bounds.takes_snapshots
     fitting = min(rank.page_count_max * rank.block_bytes // 2 // rank.state_bytes for rank in ranks)
+    fitting = min(fitting - few, fitting * 4 // 5) if few else fitting  # what drafts_a_step takes beside
     if fitting < least:
-        needed = 2 * least * max(rank.state_bytes for rank in ranks)
+        needed = 2 * (least + few) * max(rank.state_bytes for rank in ranks)
         raise SettingsError(
             f"the cache's memory is too small for one request's {least} pages of recurrent states: raise --kv-cache-memory to "
             f"{needed} bytes"
@@ -121,7 +123,8 @@ def cache_blocks(settings: EngineSettings, bounds: SchedulerConfig, ranks: Seque
     """Pages of the cache: as many as fit into the smallest rank's memory, and no more than a full batch could ever use."""
     if settings.num_blocks_override is not None:
         return settings.num_blocks_override
-    fitting = min(rank.page_count_max - -(-bounds.state_pages * rank.state_bytes // rank.block_bytes) for rank in ranks)
+    drafts = drafts_a_step(bounds) if bounds.state_pages else 0
+    fitting = min(rank.page_count_max - -(-(bounds.state_pages + drafts) * rank.state_bytes // rank.block_bytes) for rank in ranks)
     if fitting < bounds.group_count:
         block_bytes = max(rank.block_bytes for rank in ranks) * bounds.group_count
         raise SettingsError(

@@ -68,7 +68,7 @@ def _step_seconds(
         block_size=block_size, page_count=rows * LENGTH // block_size * (len(windows) or 1),
         max_num_batched_tokens=rows * BLOCK_SIZE, max_num_seqs=rows, max_model_len=LENGTH,
         vocab_size=runner.config.vocab_size, pipeline_depth=pipeline_depth, digest_interval=2**31 - 1, windows=windows,
-        speculation=speculation,
+        speculation=speculation, state_pages=rows if runner.config.recurrent else 0, snapshot_interval=0,
     )  # fmt: skip
     started = EngineStarted(config=config, model="", model_digest="", world_size=1, environment={}, started_ns=0)
     steps, state = make_steps(runner), start(started)

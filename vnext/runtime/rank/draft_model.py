@@ -52,6 +52,8 @@ def why_not(path: Path, draft: ModelConfig, target_path: Path, target: ModelConf
         return "whose tokenizer.json gives tokens other numbers than the model's: name one with the model's tokenizer"
     if draft.position_count_max < longest:
         return f"which knows {draft.position_count_max} positions of {longest}: take --max-model-len {draft.position_count_max}"
+    if draft.recurrent is not None:
+        return "which has recurrent layers: name one whose layers all attend"
     if any((*kv_groups(draft).windows, *kv_groups(target).windows)):
         return "and it or the model has attention windows: name models with full attention, or another method"
     return ""

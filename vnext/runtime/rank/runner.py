@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 from msgspec.structs import replace
@@ -39,6 +39,7 @@ from vnext.runtime.batch.step_outputs import StepOutputs
 from vnext.runtime.processes.determinism import Invariance, cpu_flags, gpu_invariance, has_strict_path, invariance
 from vnext.sampling.constraint import Vocabulary
 from vnext.sampling.inputs import SamplingInputs, is_plain
+from vnext.state.recurrent import NO_COPIES
 
 if TYPE_CHECKING:
     import torch
@@ -248,15 +249,16 @@ class ModelRunner:
         """Bytes of the states that this rank's recurrent layers keep of one request."""
         return state_bytes_per_page(self.config, host_dtype(self.dtype), self.parallel.world_size)
 
-    def make_cache(self, page_count: int, block_size: int, state_pages: int = 0) -> None:
-        """Allocate the cache, pages for recurrent states, and the cache of what drafts. Raises MemoryError (RuntimeError on
-        CUDA) if memory does not suffice."""
+    def make_cache(self, page_count: int, block_size: int, state_pages: int = 0, drafts: int = 0) -> None:
+        """Allocate the cache, pages for recurrent states, with those of a step of so many `drafts`, and the cache of what drafts.
+        Raises MemoryError (RuntimeError on CUDA) if memory does not suffice."""
         together, tail = self.device_type == "cpu", self.tail
         is_whole = together and self.routed is None  # a whole step tells no expert ids
         self._known: ForwardBatch | None = None  # that of the last step, which steps of the same rows change in place
         self._kv = make_kv_cache(self.config, page_count, block_size, self._kv_dtype, self.device, self.parallel, together)
         self._kv_tensors: Any = None
-        self._states = StatePools(self.config, state_pages, self.dtype, self.parallel.world_size) if state_pages else None
+        made = (self.config, state_pages, drafts, self.dtype, self.parallel.world_size)
+        self._states = StatePools(*made) if state_pages else None
         pools = self._states.pools if self._states else ()
         self._whole = (
             whole_step(self._params, self._kv, self.config, self.parallel, self.adapters, pools) if is_whole else None
@@ -295,6 +297,11 @@ class ModelRunner:
         outputs = self._run(inputs._replace(forward=batch))
         self.head.keep(batch)
         return outputs
+
+    def keep_states(self, counts: bytes) -> None:
+        """Of the last step's requests so many samples are kept; b"" in a step without drafts. Before the next step."""
+        if self._states is not None:
+            self._states.keep(counts)
 
     @cached_property
     def parts(self) -> ByParts:
@@ -340,28 +347,67 @@ class ModelRunner:
         return self._kv_tensors
 
 
+class Trail(NamedTuple):
+    """The states that a step with drafts leaves on its way. `pages` int32 [T]: the trail of StateRows. `live` and `firsts`: the
+    page of each request that samples, and where its first state on the way is."""
+
+    pages: np.ndarray
+    live: list[int]
+    firsts: list[int]
+
+
 class StatePools:
-    """The pages in which a rank keeps the states of recurrent layers, and the copies among them that a step begins and ends with.
+    """Which page is whose is the state's business (vnext/state/recurrent.py). Behind its pages, a rank has its own for one step's
+    states before each draft: once it knows which drafts are kept, the state behind them goes into the request's page."""
 
-    Which page is whose is the state's business (vnext/state/recurrent.py).
-    """
-
-    def __init__(self, config: ModelConfig, page_count: int, dtype: str, world_size: int) -> None:
-        self.pools = make_state_pools(config, page_count, torch_dtype(dtype), "cpu", world_size)
+    def __init__(self, config: ModelConfig, page_count: int, draft_count: int, dtype: str, world_size: int) -> None:
+        """Has met no step. `draft_count`: the most drafts of one."""
+        self.pools = make_state_pools(config, page_count + draft_count, torch_dtype(dtype), "cpu", world_size)
+        self._own = page_count
         self._given: ForwardBatch | None = None
         self._forward: ForwardBatch | None = None
+        self._trail: Trail | None = None
+        self._after = NO_COPIES
 
     def run(self, inputs: StepInputs, compute: Callable[[StepInputs], StepOutputs]) -> StepOutputs:
-        """One step: its rows go on from their pages and leave their states there."""
+        """One step: its rows go on from their pages and leave their states there, once `keep` knows which drafts are kept."""
         states, copies = inputs.forward.recurrent, inputs.copies
         assert states is not None and copies is not None, "the state has recurrent layers"
         if inputs.forward is not self._given:  # a batch that comes again stays the same object
-            self._given, self._forward = inputs.forward, inputs.forward._replace(recurrent=states._replace(pools=self.pools))
+            self._trail = trail_of(inputs.forward, self._own)
+            states = states._replace(pools=self.pools, trail=self._trail and self._trail.pages)
+            self._given, self._forward = inputs.forward, inputs.forward._replace(recurrent=states)
         assert self._forward is not None
         copy_states(self.pools, copies.before)
         outputs = compute(inputs._replace(forward=self._forward))
-        copy_states(self.pools, copies.after)
+        self._after = copies.after
+        if self._trail is None:
+            self.keep(b"")
         return outputs
+
+    def keep(self, counts: bytes) -> None:
+        """The step keeps so many samples of each request that sampled; b"": all of them."""
+        if self._trail is not None and counts:
+            sizes = np.diff(self._trail.firsts) + 1
+            ends = zip(counts, sizes.tolist(), self._trail.firsts, self._trail.live, strict=False)
+            pairs = [(first + count - 1, live) for count, size, first, live in ends if count < size]
+            copy_states(self.pools, np.array(pairs, dtype=np.int64).reshape(-1, 2))
+        copy_states(self.pools, self._after)
+        self._after = NO_COPIES
+
+
+def trail_of(forward: ForwardBatch, first: int) -> Trail | None:
+    """Pages from `first` on for the states behind all samples of a step but each row's last; None where each row samples once."""
+    assert forward.recurrent is not None
+    starts, at = np.asarray(forward.query_starts), np.asarray(forward.sample_at)
+    rows, firsts = np.unique(np.searchsorted(starts, at, side="right") - 1, return_index=True)
+    if len(rows) == len(at):
+        return None
+    pages = np.full(len(forward.token_ids), -1, dtype=np.int32)
+    between = at[~np.isin(at + 1, starts)]
+    pages[between] = np.arange(first, first + len(between))
+    own = first + np.append(firsts, len(at)) - np.arange(len(rows) + 1)
+    return Trail(pages, np.asarray(forward.recurrent.pages)[rows].tolist(), own.tolist())
 
 
 def has_strict_mkl() -> bool:

@@ -22,6 +22,7 @@ from vnext.runtime.protocol.messages import PromptResult, TokenLogprobs
 from vnext.runtime.rank.runner import ModelRunner
 from vnext.runtime.transport.collectives.group import require_whole_group
 from vnext.state.config import SchedulerConfig
+from vnext.state.drafting import drafts_a_step
 from vnext.state.events import pack_tokens
 from vnext.state.state import State, StepInFlight
 
@@ -120,7 +121,8 @@ class HostSteps:
 
     def start(self, state: State) -> None:
         self._batch = make_batch(self._runner, state.config)
-        self._runner.make_cache(state.config.page_count, state.config.block_size, state.config.state_pages)
+        config = state.config
+        self._runner.make_cache(config.page_count, config.block_size, config.state_pages, drafts_a_step(config))
 
     def launch(self, state: State) -> None:
         began_s, scheduled = time.perf_counter(), state.in_flight[-1]
@@ -131,6 +133,7 @@ class HostSteps:
         failed = self._batch.failed_constraints(scheduled)
         failed += spoilt_requests(scheduled, outputs)
         done = finished(self._batch, scheduled, outputs, words, began_s)._replace(failed=failed)
+        self._runner.keep_states(done.counts)
         if routed := self._runner.routed:
             done = done._replace(prompts=done.prompts + routed.results(scheduled, inputs.forward, state.requests))
         self._done.append(done)

@@ -157,10 +157,11 @@ struct RotaryCall {
 };
 
 /* Rows of a step and the pages of their states: row r has the tokens starts[r] .. starts[r + 1], and goes on from page pages[r] or,
-   where fresh[r], from zeros. */
+   where fresh[r], from zeros. Where `trail` is not null, the state behind token t is in page trail[t], too, unless that is -1. */
 struct StateRows {
     const int32_t *starts, *pages;
     const uint8_t *fresh;
+    const int32_t *trail;
     int64_t count;
 };
 

@@ -167,21 +167,21 @@ void do_gate_by(int kind, const void *x, int64_t x_stride, const void *gates, in
 
 void do_convolution(int kind, const void *x, int64_t x_stride, const void *weight, const void *bias, void *pool, int64_t page_stride,
                     int64_t channels, int64_t width, int silu, int gated, const int32_t *starts, const int32_t *pages,
-                    const void *fresh, int64_t rows, int64_t tokens, void *result) {
+                    const void *fresh, const int32_t *trail, int64_t rows, int64_t tokens, void *result) {
     const WithoutLock apart(tokens * channels * width > LONG_WORK);
     short_convolution(kind, {x, weight, bias, pool, result, x_stride, channels, width, page_stride, silu, gated,
-                             {starts, pages, static_cast<const uint8_t *>(fresh), rows}});
+                             {starts, pages, static_cast<const uint8_t *>(fresh), trail, rows}});
 }
 
 void do_recur(int kind, const void *x, int64_t x_stride, int64_t queries_at, int64_t keys_at, int64_t values_at, const void *steps,
               const void *strengths, int64_t step_stride, const void *gates, int64_t gate_stride, const float *decay_logs,
               const float *step_bias, const float *norm, const float *skips, float eps, float *pool, int64_t page_stride,
               int64_t key_heads, int64_t key_dim, int64_t value_heads, int64_t value_dim, const int32_t *starts,
-              const int32_t *pages, const void *fresh, int64_t rows, int64_t tokens, void *result) {
+              const int32_t *pages, const void *fresh, const int32_t *trail, int64_t rows, int64_t tokens, void *result) {
     const WithoutLock apart(tokens * value_heads * key_dim * value_dim > LONG_WORK);
     recur(kind, {x, steps, strengths, gates, decay_logs, step_bias, norm, skips, pool, result, x_stride, queries_at, keys_at,
                  values_at, step_stride, gate_stride, page_stride, key_heads, key_dim, value_heads, value_dim, eps,
-                 {starts, pages, static_cast<const uint8_t *>(fresh), rows}});
+                 {starts, pages, static_cast<const uint8_t *>(fresh), trail, rows}});
 }
 
 constexpr int64_t LONG_SAMPLING = int64_t(1) << 22;  // logits
@@ -342,11 +342,11 @@ PyMethodDef methods[] = {
              "key_cache, value_cache, slots, heads, kv_heads, head_dim, block_size, block_stride, cache_kind, query)"),
     VNX_ENTRY("short_convolution", do_convolution,
              "short_convolution(kind, x, x_stride, weight, bias, pool, page_stride, channels, width, silu, gated, starts, pages, "
-             "fresh, rows, tokens, result)"),
+             "fresh, trail, rows, tokens, result)"),
     VNX_ENTRY("recur", do_recur,
              "recur(kind, x, x_stride, queries_at, keys_at, values_at, steps, strengths, step_stride, gates, gate_stride, "
              "decay_logs, step_bias, norm, skips, eps, pool, page_stride, key_heads, key_dim, value_heads, value_dim, starts, "
-             "pages, fresh, rows, tokens, result)"),
+             "pages, fresh, trail, rows, tokens, result)"),
     VNX_ENTRY("gather_rows", gather_rows, "gather_rows(table, row_bytes, table_rows, ids, count, first, result)"),
     VNX_ENTRY("sample_rows", do_sample,
              "sample_rows(logits, stride, rows, vocabulary, columns, tokens)"),

@@ -38,6 +38,11 @@ inline void convolve_lanes(const ConvolutionCall &call, int64_t row, int64_t cha
     const Lanes bias = call.bias == nullptr ? all(0.0f) : load_part(static_cast<const T *>(call.bias) + channel, left);
     const T *x = static_cast<const T *>(call.x) + token * stride + channel;
     T *result = static_cast<T *>(call.result) + token * channels + channel;
+    const int32_t *trail = call.rows.trail == nullptr ? nullptr : call.rows.trail + token;
+    const auto leave = [&](T *to) {
+        for (int i = 1; i < W; ++i)
+            store_part(to + (i - 1) * channels, seen[i], left);
+    };
     for (int64_t t = 0; t < count; ++t, x += stride, result += channels) {
         for (int i = 0; i + 1 < W; ++i)
             seen[i] = seen[i + 1];
@@ -49,9 +54,9 @@ inline void convolve_lanes(const ConvolutionCall &call, int64_t row, int64_t cha
         if (call.silu != 0) total = activate(total, SILU);
         if (is_gated) total = rounded(total, x) * load_part(x + channels, left);
         store_part(result, total, left);
+        if (trail != nullptr && trail[t] >= 0) leave(static_cast<T *>(call.pool) + trail[t] * call.page_stride + channel);
     }
-    for (int i = 1; i < W; ++i)
-        store_part(pool + (i - 1) * channels, seen[i], left);
+    leave(pool);
 }
 
 template <typename T>
@@ -220,18 +225,27 @@ inline void finish_token(const RecurrenceCall &call, int64_t token, int64_t head
     }
 }
 
+/* How many of these tokens go up to the first whose state is kept. */
+inline int64_t tokens_until_kept(const int32_t *trail, int64_t count) {
+    for (int64_t t = 0; t < count; ++t)
+        if (trail[t] >= 0) return t + 1;
+    return count;
+}
+
 template <typename T>
 inline void recur_head(const RecurrenceCall &call, int64_t row, int64_t head) {
     const int64_t keys = call.key_dim, width = call.value_dim, shared = head / (call.value_heads / call.key_heads);
     const int64_t last = call.rows.starts[row + 1];
-    float *state = call.pool + call.rows.pages[row] * call.page_stride + head * keys * width;
+    const int32_t *trail = call.rows.trail;
+    float *states = call.pool + head * keys * width, *state = states + call.rows.pages[row] * call.page_stride;
     if (call.rows.fresh[row] != 0) memset(state, 0, size_t(keys * width) * 4);
     float *queries = static_cast<float *>(scratch(SLOT_ROWS, size_t(TOKENS_A_BLOCK * 2 * (keys + width)) * 4));
     float *own_keys = queries + TOKENS_A_BLOCK * keys, *values = own_keys + TOKENS_A_BLOCK * keys;
     float *results = values + TOKENS_A_BLOCK * width;
     alignas(64) float decays[16], strengths[16];
-    for (int64_t token = call.rows.starts[row]; token < last; token += TOKENS_A_BLOCK) {
-        const int64_t count = last - token < TOKENS_A_BLOCK ? last - token : TOKENS_A_BLOCK;
+    for (int64_t token = call.rows.starts[row], count; token < last; token += count) {
+        count = last - token < TOKENS_A_BLOCK ? last - token : TOKENS_A_BLOCK;
+        if (trail != nullptr) count = tokens_until_kept(trail + token, count);
         for (int64_t t = 0; t < count; ++t) {
             const T *x = static_cast<const T *>(call.x) + (token + t) * call.x_stride;
             widen_part(x + call.queries_at + shared * keys, keys, queries + t * keys);
@@ -246,6 +260,8 @@ inline void recur_head(const RecurrenceCall &call, int64_t row, int64_t head) {
         call.strengths == nullptr ? pass_tokens<false>(tokens, state) : pass_tokens<true>(tokens, state);
         for (int64_t t = 0; t < count; ++t)
             finish_token<T>(call, token + t, head, values + t * width, results + t * width);
+        if (trail != nullptr && trail[token + count - 1] >= 0)
+            memcpy(states + trail[token + count - 1] * call.page_stride, state, size_t(keys * width) * 4);
     }
 }
 

@@ -106,7 +106,7 @@ bool run_step(const StepModel &model, const StepArrays &step, const Ranks *ranks
                model.block_stride, model.last_norm, places.data(), step.tokens, model.hidden, model.head_dim, model.rotated_dim,
                float(model.eps), float(model.scale), float(model.cap), angles, step.sample_at, step.samples, step.parts,
                step.part_starts, space.residual, step.hidden == nullptr ? space.hidden : step.hidden, {step.aux_layers, step.aux_count, step.aux},
-               ranks == nullptr ? nullptr : &ranks->sum, {step.query_starts, step.state_pages, step.state_fresh, step.rows}});
+               ranks == nullptr ? nullptr : &ranks->sum, {step.query_starts, step.state_pages, step.state_fresh, step.state_trail, step.rows}});
     if (step.hidden != nullptr) return true;
     find_logits(model, ranks, space.hidden, step.samples, space.part, space.logits);
     if (step.masks == nullptr) sample(model, step, space);

@@ -39,8 +39,8 @@ struct GroupPlaces {
    (vnext/models/layers/batch.py), SampleCall for what stands behind
    `sample_at`, MaskCall for `masks` (null where no row has one), and StackCall for the parts of adapters and for
    the states that are kept (`aux_count` 0: none). `groups` [group_count - 1] are those behind the first. Where `hidden` is not null,
-   the normed states [samples, hidden] go there, and the step has neither logits nor tokens. `state_pages` and `state_fresh` [rows] as
-   in StateRows, null without recurring layers. */
+   the normed states [samples, hidden] go there, and the step has neither logits nor tokens. `state_pages` and `state_fresh` [rows], and
+   `state_trail`, are as in StateRows, null without recurring layers. */
 #define VNX_STEP_ARRAYS(X)                                                                                           \
     X(int64_t, rows) X(int64_t, tokens) X(int64_t, samples) X(int64_t, table_stride)                                 \
     X(const int64_t *, token_ids) X(const int64_t *, positions) X(const int64_t *, slots)                            \
@@ -48,7 +48,7 @@ struct GroupPlaces {
     X(const int64_t *, sample_at) X(const SampleColumns *, columns) X(const uint32_t *const *, masks)                   \
     X(const ThinPart *, parts) X(const int64_t *, part_starts) X(const int64_t *, aux_layers) X(int64_t, aux_count) \
     X(void *, aux) X(const GroupPlaces *, groups) X(void *, hidden) X(const int32_t *, state_pages)                      \
-    X(const uint8_t *, state_fresh) X(int64_t *, sampled)
+    X(const uint8_t *, state_fresh) X(const int32_t *, state_trail) X(int64_t *, sampled)
 struct StepArrays {
     VNX_STEP_ARRAYS(VNX_FIELD)
 };
