@@ -146,12 +146,14 @@ def norms() -> Named:
 def gates() -> Named:
     for dtype, gate, width in itertools.product(KINDS, ("silu", "gelu"), (64, 35)):
         x, result = typed(8 * numbers(ROWS, 2 * width), dtype), np.empty((ROWS, width), typed(np.zeros(1, np.float32), dtype).dtype)
-        native.gate_and_mul(KINDS[dtype], at(x), 2 * width, ROWS, width, GATES[gate], at(result), False)
+        native.gate_and_mul(KINDS[dtype], at(x), 2 * width, ROWS, width, GATES[gate], at(result))
         yield f"gate {dtype} {gate} {width}", result
-        if gate == "gelu":
-            alone = np.empty((ROWS, width), result.dtype)
-            native.gate_and_mul(KINDS[dtype], at(x), 2 * width, ROWS, width, GATES[gate], at(alone), True)
-            yield f"{gate} {dtype} {width}", alone
+    slopes = np.array([0.8, 0.9], np.float32)
+    for dtype, width, alone in itertools.product(KINDS, (64, 35), ("GELU_TANH", "GELU", "RELU2", "XIELU")):
+        x = typed(2 * numbers(ROWS, width), dtype)
+        result, number = np.empty_like(x), getattr(CONSTANTS, alone)
+        native.activate(KINDS[dtype], at(x), width, ROWS, width, number, at(slopes[:1]), at(slopes[1:]), at(result))
+        yield f"{alone} {dtype} {width}", result
 
 
 def layer_norms() -> Named:

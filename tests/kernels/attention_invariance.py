@@ -47,7 +47,7 @@ def check_rows(width: int) -> None:
         "rms_norm": lambda part: choose("rms_norm", "cpu")(part, weight, 1e-5),
         "layer_norm": lambda part: choose("layer_norm", "cpu")(part, weight, weight, 1e-5),
         "silu_and_mul": references.silu_and_mul,
-        "gelu_tanh": choose("gelu_tanh", "cpu"),
+        **{name: lambda part, name=name: choose("activate", "cpu")(part, None, None, name) for name in ("gelu_tanh", "gelu", "relu2")},
         "gelu_tanh_and_mul": references.gelu_tanh_and_mul,
         "softcap": lambda part: part.div(30.0).tanh_().mul_(30.0),
     }

@@ -101,7 +101,38 @@ def test_layer_norms_and_gelu_alone(width: int, dtype: torch.dtype, level: Level
         within(found, expected, expected.abs() * 1.01 * ROUNDING[dtype] + size * 2e-6)
         assert torch.equal(operations.layer_norm(x[2:3], weight, bias, 1e-5), found[2:3])
         gelu = torch.nn.functional.gelu(wide, approximate="tanh")
-        within(operations.gelu_tanh(x), gelu, gelu.abs() * (1.01 * ROUNDING[dtype] + 1e-6) + wide.abs() * 4e-7)
+        found = operations.activate(x, None, None, "gelu_tanh")
+        within(found, gelu, gelu.abs() * (1.01 * ROUNDING[dtype] + 1e-6) + wide.abs() * 4e-7)
+
+
+@levels
+@dtypes
+@pytest.mark.parametrize("width", [2, 52, 344])
+def test_activations_of_float64_are_the_references(width: int, dtype: torch.dtype, level: Level) -> None:
+    """Rounded once, to the bit where few digits are lost; far below zero, where the reference loses some, to its place."""
+    x, slopes = draw(5, width, dtype=dtype) * 4, (torch.tensor([0.8]), torch.tensor([-0.3]))
+    x[0, 0], x[1, 0] = -1e4, 1e4
+    with using(level):
+        for name, given in (("gelu", (None, None)), ("relu2", (None, None)), ("gated_gelu", (None, None)), ("xielu", slopes)):
+            found, expected = (chosen.activate(x, *given, name) for chosen in (operations, references))
+            within(found, expected.double(), expected.double().abs() * 1.01 * ROUNDING[dtype] + 1e-13)
+            near = x[:, : found.shape[1]] > -4  # below, the reference loses digits
+            assert torch.equal(found[near], expected[near]), name
+            assert torch.equal(operations.activate(x[2:3], *given, name), found[2:3])
+        far = operations.activate(torch.tensor([[-7.0, -20.0, -40.0, float("-inf"), float("nan")]]), None, None, "gelu")[0]
+    assert far[0].item() == pytest.approx(-7.0 * 1.279812543885835e-12, rel=1e-6) and far[2] == 0 and far[3:].isnan().all()
+    assert far[1].item() == pytest.approx(-20.0 * 2.7536241186062337e-89, rel=1e-6)
+
+
+@levels
+@dtypes
+def test_one_gate_for_a_row(dtype: torch.dtype, level: Level) -> None:
+    x, gates = draw(5, 52, dtype=dtype), draw(5, 1, dtype=dtype) * 4
+    with using(level):
+        expected = x.double() * gates.double().sigmoid()
+        found = operations.gate_by(x, gates)
+        within(found, expected, expected.abs() * (1.01 * ROUNDING[dtype] + 1e-6))
+        assert torch.equal(found, operations.gate_by(x, gates.expand(5, 52).contiguous()))
 
 
 @levels

@@ -40,10 +40,11 @@ STEPS = (
 )
 DTYPES = (torch.float32, torch.bfloat16)
 FORMS = [(name, dtype, "none") for name in FUSED for dtype in DTYPES]
-GROUPED = ("gemma2", "gemma3", "gemma3_short", "qwen2_window", "smollm3_window", "exaone4")
+GROUPED = ("gemma2", "gemma3", "gemma3_short", "qwen2_window", "smollm3_window", "exaone4", "cohere2", "olmo3", "qwen2_moe")
 """Layers of several groups, which run one by one or in a whole step."""
 SHARED = ("llama", "qwen2_tied_yarn", "qwen3", "phi3", "smollm3", "gemma2", "gemma3_caps", "granite_hybrid", "exaone4", "glm4",
-          "mixtral", "glm4_moe", "deepseek_v2", "minicpm3")  # fmt: skip
+          "mixtral", "glm4_moe", "deepseek_v2", "minicpm3", "llama_biases", "gpt2_inner", "gpt_neox", "cohere", "arcee", "granite",
+          "olmo2", "olmo2_one_key", "hunyuan", "minimax_m2", "qwen2_moe")  # fmt: skip
 """Models whose outputs ranks can sum."""
 
 
@@ -251,7 +252,7 @@ def test_what_it_does_not_serve_goes_the_long_way(tmp_path: Path) -> None:
     ):
         assert whole_step(*case) is None
     sharing = Parallel(rank=0, world_size=2, all_reduce=None, all_gather=None, host=SimpleNamespace(sum_at=print, join_at=print))
-    for name, slots, is_served in (("llama", None, True), ("llama", SimpleNamespace(), False), ("llama_biases", None, False)):
+    for name, slots, is_served in (("llama", None, True), ("llama", SimpleNamespace(), False)):
         save(tmp_path, name)
         _, params, kv, _, config = load(tmp_path, torch.float32, "none", sharing)
         assert (whole_step(params, kv, config, sharing, slots) is not None) is is_served, name

@@ -30,6 +30,9 @@ FP8 = torch.float8_e4m3fn
 """What a cache may also be: its keys and values are kept divided by a scale each. Or it is int8 (kernels/mxint8.py)."""
 INDICES = (torch.int64,)
 ACTIVATIONS = ("silu", "gelu_tanh", "swiglu_clamped")
+"""Of a gate."""
+ALONE = ("gelu_tanh", "gelu", "gated_gelu", "relu2", "xielu")
+"""Of an MLP without one."""
 
 
 class ContractError(ValueError):
@@ -112,9 +115,16 @@ def check_layer_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, 
     expect_together(x, bias=bias)
 
 
-def check_gelu_tanh(x: torch.Tensor) -> None:
-    """x [T, I] float."""
+def check_activate(x: torch.Tensor, above: torch.Tensor | None, below: torch.Tensor | None, activation: str) -> None:
+    """x [T, I] float; above and below float32 [1], of "xielu" alone; an activation of an MLP without a gate."""
     expect("x", x, (None, None), FLOATS)
+    if activation not in ALONE:
+        raise ContractError(f"activation {activation!r} is not known; there are: {', '.join(ALONE)}")
+    for name, slope in (("above", above), ("below", below)):
+        if slope is not None:
+            expect(name, slope, (1,), (torch.float32,))
+    if (above is None or below is None) == (activation == "xielu"):
+        raise ContractError("slopes above and below are those of xielu, which has both")
 
 
 def check_gate_by(x: torch.Tensor, gates: torch.Tensor) -> None:

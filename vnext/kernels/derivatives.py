@@ -14,12 +14,13 @@ from torch.nn import functional
 
 from vnext.kernels.calls import AttentionCall, BiasedExperts, RotaryWrite, Router, parts_of
 from vnext.kernels.products import marks_of, shares_of
-from vnext.kernels.references import swiglu_clamped, turn
+from vnext.kernels.references import XIELU_BETA, XIELU_EPS, swiglu_clamped, turn
 from vnext.kernels.table import Operations
 
 GATES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "silu": functional.silu, "gelu_tanh": lambda x: functional.gelu(x, approximate="tanh"),
 }  # fmt: skip
+ALONE = {"gelu_tanh": GATES["gelu_tanh"], "gelu": functional.gelu, "relu2": lambda x: functional.relu(x).square()}
 
 
 class TrainedWeight(NamedTuple):
@@ -75,7 +76,7 @@ class _Trainable:
 
     def operations(self) -> Operations:
         own = ("linear", "gated_linear", "logits", "embedding_rows", "route", "experts", "rotary_kv_write", "paged_attention")
-        rows = ("rms_norm", "add_rms_norm", "layer_norm", "gelu_tanh", "gate_by", "soft_cap")
+        rows = ("rms_norm", "add_rms_norm", "layer_norm", "activate", "gate_by", "soft_cap")
         derived = {name: getattr(self, name) for name in own} | {name: self._row(name) for name in rows}
         return self._base._replace(**derived)
 
@@ -195,8 +196,16 @@ def layer_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: f
     return functional.layer_norm(x.float(), x.shape[-1:], weight.float(), bias.float(), eps).to(x.dtype)
 
 
-def gelu_tanh(x: torch.Tensor) -> torch.Tensor:
-    return GATES["gelu_tanh"](x.float()).to(x.dtype)
+def activate(x: torch.Tensor, above: torch.Tensor | None, below: torch.Tensor | None, activation: str) -> torch.Tensor:
+    if activation == "gated_gelu":
+        widened, gate = x.chunk(2, dim=1)
+        return (functional.gelu(widened.float()) * gate.float()).to(x.dtype)
+    if above is not None and below is not None:
+        above, below = functional.softplus(above), functional.softplus(below)
+        wide = x.float()
+        curved = (wide.clamp(max=XIELU_EPS).expm1() - wide) * (below + XIELU_BETA)
+        return (curved.where(wide <= 0, wide.square() * above) + wide * XIELU_BETA).to(x.dtype)
+    return ALONE[activation](x.float()).to(x.dtype)
 
 
 def gate_by(x: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:

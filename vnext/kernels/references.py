@@ -19,6 +19,9 @@ from vnext.kernels.format import PlainWeight
 GELU_SCALE = 2.0 * math.sqrt(2.0 / math.pi)
 GELU_CUBIC = 0.044715
 SWIGLU_SLOPE, SWIGLU_LIMIT = 1.702, 7.0
+XIELU_BETA, XIELU_EPS = 0.5, -1e-6
+WIDE_NUMBERS = 1 << 14
+"""In float64, of an activation at once."""
 FP8_MAX = 448.0
 """The largest number of float8_e4m3fn; torch makes a NaN of more, a GPU this."""
 
@@ -73,9 +76,35 @@ def gelu_tanh_and_mul(x: torch.Tensor) -> torch.Tensor:
     return (wide_gelu(gate) * up).to(x.dtype)
 
 
-def gelu_tanh(x: torch.Tensor) -> torch.Tensor:
-    """GELU of x [T, I] in its tanh form (Hendrycks and Gimpel, arXiv 1606.08415), also called gelu_new."""
-    return wide_gelu(x.float()).to(x.dtype)
+def activate(x: torch.Tensor, above: torch.Tensor | None, below: torch.Tensor | None, activation: str) -> torch.Tensor:
+    """The activation of x [T, I], [T, I]: "gelu_tanh" (Hendrycks and Gimpel, arXiv 1606.08415, also called gelu_new), "gelu",
+    "relu2", "xielu" (arXiv 2411.13010) with slopes of float32 [1] above 0 and below; of "gated_gelu" [T, I / 2].
+
+    Powers are made in float64 and rounded once, for the reason that models/layers/rope.py gives.
+    """
+    if activation == "relu2":
+        return x.relu().square()
+    if activation == "gelu":
+        return gelu(x)
+    if activation == "gated_gelu":
+        widened, gate = x.chunk(2, dim=1)
+        return gelu(widened) * gate
+    if activation == "gelu_tanh":
+        return wide_gelu(x.float()).to(x.dtype)
+    assert above is not None and below is not None
+    above, below = (slope.double().exp().log1p() for slope in (above, below))
+    wide = x.double()
+    curved = (wide.clamp(max=XIELU_EPS).expm1() - wide) * (below + XIELU_BETA)
+    return (curved.where(wide <= 0, wide.square() * above) + wide * XIELU_BETA).to(x.dtype)
+
+
+def gelu(x: torch.Tensor) -> torch.Tensor:
+    """x [T, I] times the share of a normal distribution below it, of a few rows at a time, which stay in a cache."""
+    found, count = x.new_empty(x.shape), max(1, WIDE_NUMBERS // x.shape[1])
+    for rows, target in zip(x.split(count), found.split(count)):
+        wide = rows.double()
+        target.copy_((wide * 0.5**0.5).erf_().add_(1).mul_(wide).div_(2))
+    return found
 
 
 def gate_by(x: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:

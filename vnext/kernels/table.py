@@ -47,7 +47,7 @@ class Operations(NamedTuple):
     rms_norm: Callable[..., Any]
     add_rms_norm: Callable[..., Any]
     layer_norm: Callable[..., Any]
-    gelu_tanh: Callable[..., Any]
+    activate: Callable[..., Any]
     gate_by: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
     soft_cap: Callable[..., Any]
     pack_weight: Callable[..., Any]
@@ -107,7 +107,7 @@ def reference_entries() -> list[Entry]:
         (contracts.check_rms_norm, references.rms_norm),
         (contracts.check_add_rms_norm, references.add_rms_norm),
         (contracts.check_layer_norm, references.layer_norm),
-        (contracts.check_gelu_tanh, references.gelu_tanh),
+        (contracts.check_activate, references.activate),
         (contracts.check_gate_by, references.gate_by),
         (contracts.check_soft_cap, references.soft_cap),
         (contracts.check_pack_weight, products.pack_weight),

@@ -46,6 +46,8 @@ class Kind(IntEnum):
 
 GATES = {"": 0, "silu": 1, "gelu_tanh": 2, "swiglu_clamped": 3}
 """Activations of a gate that a product can apply itself."""
+ACTIVATIONS = GATES | {"gelu": 4, "relu2": 5, "xielu": 6}
+"""With those that rows alone have."""
 
 PIECES_MAX = 8
 """Forms that a weight of codes may have side by side."""
@@ -59,7 +61,7 @@ BLOCK_TYPES = {
 _native = load(
     NAME,
     {member.name: member for enum in (Level, Kind) for member in enum}
-    | {(name or "no_gate").upper(): number for name, number in GATES.items()}
+    | {(name or "no_gate").upper(): number for name, number in ACTIVATIONS.items()}
     | {f"BLOCK_{name}": number for name, number in BLOCK_TYPES.items()}
     | {"SHARDS_MAX": SHARDS_MAX, "PIECES_MAX": PIECES_MAX},
 )

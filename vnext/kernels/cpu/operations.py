@@ -227,16 +227,20 @@ def layer_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: f
     return references.layer_norm(x, weight, bias, eps)
 
 
-def gelu_tanh(x: torch.Tensor) -> torch.Tensor:
-    """As references.gelu_tanh."""
-    contracts.check_gelu_tanh(x)
-    return rows.gelu_tanh(x) if x.dtype in PACKED_TYPES else references.gelu_tanh(x)
+def activate(x: torch.Tensor, above: torch.Tensor | None, below: torch.Tensor | None, activation: str) -> torch.Tensor:
+    """As references.activate."""
+    contracts.check_activate(x, above, below, activation)
+    if x.dtype not in PACKED_TYPES or x.stride(1) != 1:
+        return references.activate(x, above, below, activation)
+    if activation == "gated_gelu":
+        return rows.gate_and_mul(x, "gelu")
+    return rows.activate(x, above, below, activation)
 
 
 def gate_by(x: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
-    """As references.gate_by; one gate for a whole row is the reference's."""
+    """As references.gate_by."""
     contracts.check_gate_by(x, gates)
-    serves = x.dtype in PACKED_TYPES and x.shape == gates.shape and x.stride(1) == gates.stride(1) == 1
+    serves = x.dtype in PACKED_TYPES and x.stride(1) == gates.stride(1) == 1
     return (rows if serves else references).gate_by(x, gates)
 
 
@@ -361,7 +365,7 @@ def paged_attention(query: torch.Tensor, call: AttentionCall) -> torch.Tensor:
 
 FUNCTIONS = (
     attention_metadata, paged_attention, rotary_kv_write, rms_norm, add_rms_norm, pack_weight, pack_gated_weight, pack_codes,
-    layer_norm, gelu_tanh, gate_by, soft_cap, linear, sums, row_linear, gated_linear, logits, pack_experts, route, experts,
+    layer_norm, activate, gate_by, soft_cap, linear, sums, row_linear, gated_linear, logits, pack_experts, route, experts,
     head_products, embedding_rows, add_thin, short_convolution, recur,
 )  # fmt: skip
 """What the kernels serve; the rest of the table stays the references'."""

@@ -9,8 +9,7 @@ from __future__ import annotations
 import torch
 
 from vnext.kernels.calls import RotaryWrite
-from vnext.kernels.cpu.linear import GATES
-from vnext.kernels.cpu.native import CACHE_KINDS, KINDS, Kind, module
+from vnext.kernels.cpu.native import ACTIVATIONS, CACHE_KINDS, KINDS, Kind, module
 from vnext.kernels.mxint8 import head_dim_of
 
 
@@ -48,28 +47,29 @@ def layer_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: f
     return normed
 
 
-def gelu_tanh(x: torch.Tensor) -> torch.Tensor:
-    """GELU of x [T, I] by the tanh form."""
+def activate(x: torch.Tensor, above: torch.Tensor | None, below: torch.Tensor | None, activation: str) -> torch.Tensor:
+    """As references.activate, of x [T, I], but for those that halve it."""
     rows, width = x.shape
-    result = torch.empty((rows, width), dtype=x.dtype)
-    module().gate_and_mul(KINDS[x.dtype], x.data_ptr(), x.stride(0), rows, width, GATES["gelu_tanh"], result.data_ptr(), True)
+    result, slopes = torch.empty((rows, width), dtype=x.dtype), (address(above), address(below))
+    given = x.data_ptr(), x.stride(0), rows, width, ACTIVATIONS[activation]
+    module().activate(KINDS[x.dtype], *given, *slopes, result.data_ptr())
     return result
 
 
 def gate_by(x: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
-    """x [T, I] times the sigmoid of gates [T, I]."""
+    """x [T, I] times the sigmoid of gates [T, I] or [T, 1]."""
     rows, width = x.shape
     result = torch.empty((rows, width), dtype=x.dtype)
     given = x.data_ptr(), x.stride(0), gates.data_ptr(), gates.stride(0)
-    module().gate_by(KINDS[x.dtype], *given, rows, width, result.data_ptr())
+    module().gate_by(KINDS[x.dtype], *given, rows, width, gates.shape[1] < width, result.data_ptr())
     return result
 
 
 def gate_and_mul(x: torch.Tensor, gate: str) -> torch.Tensor:
-    """x [T, 2 * I] -> act(x[:, :I]) * x[:, I:], [T, I], with "silu" or "gelu_tanh"."""
+    """x [T, 2 * I] -> act(x[:, :I]) * x[:, I:], [T, I], with an activation of a gate, or "gelu"."""
     rows, width = x.shape[0], x.shape[1] // 2
     result = torch.empty((rows, width), dtype=x.dtype)
-    module().gate_and_mul(KINDS[x.dtype], x.data_ptr(), x.stride(0), rows, width, GATES[gate], result.data_ptr(), False)
+    module().gate_and_mul(KINDS[x.dtype], x.data_ptr(), x.stride(0), rows, width, ACTIVATIONS[gate], result.data_ptr())
     return result
 
 

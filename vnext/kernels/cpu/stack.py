@@ -64,7 +64,9 @@ class StackLayer(NamedTuple):
     angles its heads turn, counted from 1, 0 for none; `turns_neighbours`: by pairs of neighbours. `group`: of which group of layers
     it is. `residual_scale` multiplies what attention and MLP add. With `experts`, which `router` chooses by the product with
     `scores`, `gate_up` and `down` are of the MLP beside them, or None. `is_gated`: each query head has a gate behind it. A layer
-    that is `recurring` has its first product in `qkv`."""
+    that is `recurring` has its first product in `qkv`. Norms with biases, float32 as these, are layer norms. `activation` is
+    that of a `gate_up` without a gate, or with one that a bias keeps apart; `above` and `below` are xIELU's. `norms_joined`: how
+    many numbers of queries, on all ranks, are normed together, 0 for none; the rest as in DecoderForm."""
 
     qkv: PackedLinear
     output: PackedLinear
@@ -90,6 +92,17 @@ class StackLayer(NamedTuple):
     is_gated: bool = False
     recurring: Described | None = None
     latent: Described | None = None
+    attention_norm_bias: Array | None = None
+    mlp_norm_bias: Array | None = None
+    gate_up_bias: Array | None = None
+    activation: int = 0
+    above: Array | None = None
+    below: Array | None = None
+    is_parallel: bool = False
+    is_by_head: bool = False
+    norms_turned: bool = False
+    norms_joined: int = 0
+    shared_gate: PackedLinear | None = None
 
 
 agree_on_struct("StackLayer", StackLayer._fields)
@@ -166,7 +179,7 @@ def _number(field: PackedLinear | Described | Array | float | None) -> int:
 def run(
     stack: Stack,
     residual: torch.Tensor,
-    last_norm: Array,
+    last_norm: tuple[Array, Array | None],
     caches: Caches,
     plan: AttentionPlan,
     slots: torch.Tensor,
@@ -177,7 +190,8 @@ def run(
     softcap: float,
     aux: AuxStates | None = None,
 ) -> torch.Tensor:
-    """All layers on residual [T, hidden], dense, which is used up -> rows `sample_at` int64 [S] after `last_norm`.
+    """All layers on residual [T, hidden], dense, which is used up -> rows `sample_at` int64 [S] after `last_norm`, which may have a
+    bias.
 
     Slots and angles as in `rows.rotary_kv_write`; `plan`, `scale` and `softcap` as in `attention.paged_attention`, with every
     token of the step in a row of the plan. `aux` takes the inputs of some layers.
@@ -188,7 +202,7 @@ def run(
     module().run_stack(
         stack.kind, stack.norm_kind, caches.kind,
         stack.table.ctypes.data, caches.places.ctypes.data, len(stack.layers), caches.block_stride,
-        address(last_norm), plan.handle, tokens, stack.hidden, caches.head_dim, rotated, eps, scale, softcap,
+        *map(address_or_0, last_norm), plan.handle, tokens, stack.hidden, caches.head_dim, rotated, eps, scale, softcap,
         address_or_0(angles.cosine), address_or_0(angles.sine), slots.data_ptr(), sample_at.data_ptr(), samples,
         residual.data_ptr(), found.data_ptr(), *aux_numbers(aux),
     )  # fmt: skip

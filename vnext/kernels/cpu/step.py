@@ -37,6 +37,7 @@ class StepRanks(NamedTuple):
 class StepModel(NamedTuple):
     """A decoder without its angles. `embedding` [V, hidden] is packed, or dense and of the stack's dtype; `head` [V, hidden].
 
+    `last_norm` may have a bias. `places` [N, hidden] of the stack's dtype are added to the embedding.
     Of a group of `ranks` each has equal shares of the vocabulary, the last one padded to `head.outputs` tokens."""
 
     stack: Stack
@@ -44,7 +45,7 @@ class StepModel(NamedTuple):
     head_count: int
     kv_head_count: int
     block_size: int
-    last_norm: Array
+    last_norm: tuple[Array, Array | None]
     embedding: PackedLinear | Array
     head: PackedLinear
     vocab_size: int
@@ -54,6 +55,7 @@ class StepModel(NamedTuple):
     embedding_scale: float = 1.0
     logits_scale: float = 1.0
     logits_cap: float = 0.0
+    places: Array | None = None
     group_count: int = 1
     ranks: StepRanks | None = None
 
@@ -126,7 +128,8 @@ def describe_model(model: StepModel, angles: Angles, local: Angles = NO_ANGLES) 
         "block_size": model.block_size,
         "head_dim": caches.head_dim,
         "hidden": stack.hidden,
-        "last_norm": address(model.last_norm),
+        "last_norm": address(model.last_norm[0]),
+        "last_norm_bias": address_or_0(model.last_norm[1]),
         "embedding": model.embedding.address if packed else address(model.embedding),
         "embedding_is_packed": packed,
         "embedding_rows": embedding_rows,
@@ -140,14 +143,20 @@ def describe_model(model: StepModel, angles: Angles, local: Angles = NO_ANGLES) 
         "sine": address(angles.sine),
         "local_cosine": address_or_0(local.cosine),
         "local_sine": address_or_0(local.sine),
+        "places": address_or_0(model.places),
+        "place_rows": 0 if model.places is None else model.places.shape[0],
         "group_count": model.group_count,
-        "rank_count": ranks.count if ranks else 1,
-        "sum": id(ranks.sum) if ranks else 0,
-        "join": id(ranks.join) if ranks else 0,
-    } | _numbers(model)
+    } | _meeting(ranks) | _numbers(model)
     agree_on_struct("StepModel", list(fields))
     table = np.array([*fields.values()], dtype=np.int64)
     return DescribedModel(table, table.ctypes.data, (model, angles, local))
+
+
+def _meeting(ranks: StepRanks | None) -> dict[str, int]:
+    """How many ranks there are and how they meet."""
+    if ranks is None:
+        return {"rank_count": 1, "sum": 0, "join": 0}
+    return {"rank_count": ranks.count, "sum": id(ranks.sum), "join": id(ranks.join)}
 
 
 def _numbers(model: StepModel) -> dict[str, int]:

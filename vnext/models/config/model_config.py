@@ -86,8 +86,7 @@ class DecoderForm(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def fits_one_call(self) -> bool:
         """Whether the kernels have layers of this form as one call."""
-        others = self.is_parallel or self.is_by_head or self.has_sinks or self.norms_values or self.query_growth is not None
-        return not others and self.head_norms == "each"
+        return not (self.has_sinks or self.norms_values or self.query_growth is not None)
 
 
 class Recurrent(msgspec.Struct, frozen=True, kw_only=True):

@@ -209,7 +209,7 @@ def gelu_tanh(x: torch.Tensor) -> torch.Tensor:
     """GELU in its tanh form."""
     if x.is_meta:
         return torch.empty_like(x)
-    found: torch.Tensor = operations(x.device.type).gelu_tanh(x.reshape(-1, x.shape[-1]))
+    found: torch.Tensor = operations(x.device.type).activate(x.reshape(-1, x.shape[-1]), None, None, "gelu_tanh")
     return found.view(x.shape)
 
 

@@ -1,7 +1,7 @@
 """A decoder's layers as one call of the CPU's kernels, where they have the form for it.
 
-Owns the question whether they have: the common decoder, or one with latent attention, with gated MLPs or experts, weights and
-norms of one dtype that the kernels packed, on one rank, with one group of layers in the cache. All else runs layer by layer in
+Owns the question whether they have: the common decoder, or one with latent attention, with MLPs or experts, weights and norms of
+one dtype that the kernels packed, on one rank, with one group of layers in the cache. All else runs layer by layer in
 `decoder.py`, with the same bits; a whole step (`whole_step.py`) serves several ranks and groups, and recurrent layers, too.
 """
 
@@ -15,7 +15,7 @@ import numpy as np
 from vnext.kernels.arrays import Array, address, is_dense, strides_of
 from vnext.kernels.cpu import stack as kernel
 from vnext.kernels.cpu.experts import Described, describe_experts, describe_router
-from vnext.kernels.cpu.native import CACHE_KINDS, KINDS, Kind
+from vnext.kernels.cpu.native import ACTIVATIONS, CACHE_KINDS, KINDS, Kind
 from vnext.kernels.cpu.packed import HEAD_DIM_MAX, Packed, PackedExperts
 from vnext.kernels.cpu.stack import Caches, Stack, StackLayer
 from vnext.kernels.mxint8 import head_dim_of
@@ -24,7 +24,7 @@ from vnext.models.layers.batch import ForwardBatch
 from vnext.models.layers.decoder_params import LayerParams
 from vnext.models.layers.kv_cache import KvCache, KvPairs, kv_groups
 from vnext.models.layers.latent import EPS, LatentAttention
-from vnext.models.layers.layers import Attention, GatedMlp, LayerNorm, PlainMlp, SparseMlp, Step
+from vnext.models.layers.layers import Attention, GatedMlp, LayerNorm, Linear, Norm, PlainMlp, SparseMlp, Step
 from vnext.models.layers.recurrent import DeltaNet, Mamba, Recurring, ShortConvolution
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ WIDTHS = range(2, 5)
 
 def describe(layers: tuple[LayerParams, ...], config: ModelConfig) -> Stack | None:
     """The layers as the kernels see them; None where they must run one by one."""
-    if config.has_unlike_layers:
+    if config.has_unlike_layers or config.encoder is not None:
         return None
     if not (layers and config.form.fits_one_call and all(_is_common(layer, config.activation) for layer in layers)):
         return None
@@ -56,7 +56,7 @@ def products(layers: tuple[LayerParams, ...]) -> list[Any]:
 
 
 def run(
-    stack: Stack, residual: torch.Tensor, norm: torch.Tensor, kv: KvCache, batch: ForwardBatch, step: Step
+    stack: Stack, residual: torch.Tensor, norm: Norm, kv: KvCache, batch: ForwardBatch, step: Step
 ) -> torch.Tensor | None:
     """The layers on residual [T, hidden], which is used up -> [S, hidden] at batch.sample_at after the last norm.
 
@@ -66,7 +66,8 @@ def run(
 
     if not isinstance(step.metadata, StepAttention) or not residual.is_contiguous() or batch.groups or batch.recurrent:
         return None
-    caches = caches_of(stack, norm, kv)
+    last_norm = parts_of(norm)
+    caches = caches_of(stack, last_norm[0], kv)
     _, kv_heads, block_size, _ = kv[0][0].shape
     if caches is None or (kv_heads, block_size) != (step.metadata.kv_head_count, step.metadata.block_size):
         return None
@@ -76,7 +77,7 @@ def run(
     angles = kernel.Angles(step.cosine, step.sine)
     aux = batch.aux and batch.aux._replace(layers=np.array(batch.aux.layers, dtype=np.int64))
     return kernel.run(
-        stack, residual, norm, caches, plan, step.slots, angles, batch.sample_at, config.rms_norm_eps, step.scale,
+        stack, residual, last_norm, caches, plan, step.slots, angles, batch.sample_at, config.rms_norm_eps, step.scale,
         config.attention_softcap, aux,
     )  # fmt: skip
 
@@ -108,25 +109,24 @@ def _with_pools(stack: Stack, places: np.ndarray, pools: Sequence[tuple[Array, .
 
 
 def _is_common(layer: LayerParams, activation: str) -> bool:
-    """Whether all weights were packed by the kernels, the MLP's gate among them, without a bias between it and up, and norms are of
-    the kernels' kind."""
-    around = (layer.attention_norm, layer.mlp_norm, layer.after_attention_norm, layer.after_mlp_norm)
-    if isinstance(layer.mlp, PlainMlp):
+    """Whether all weights were packed by the kernels, and norms behind attention and MLP are of the kernels' kind."""
+    if isinstance(layer.after_attention_norm, LayerNorm) or isinstance(layer.after_mlp_norm, LayerNorm):
         return False
-    if any(isinstance(norm, LayerNorm) for norm in around):
+    if isinstance(layer.mlp, GatedMlp) and layer.mlp.cutoff is not None:
         return False
     if isinstance(layer.mlp, SparseMlp) and not _are_common(layer.mlp, activation):
         return False
-    shared = _gated_of(layer)
-    wide = [(shared.gate_up.weight, activation), (shared.down.weight, "")] if shared else []
+    wide = _wide_of(layer)
     mixing = (layer.attention.qkv if isinstance(layer.attention, Attention) else layer.attention.inner, layer.attention.output)
     beside = (layer.attention.beside,) if isinstance(layer.attention, DeltaNet) else ()
     beside += (layer.attention.query,) if isinstance(layer.attention, LatentAttention) and layer.attention.query else ()
-    gates = [*((each.weight, "") for each in (*mixing, *beside)), *wide]
-    are_packed = all(isinstance(weight, Packed) and weight.linear.gate == gate for weight, gate in gates)
-    if not are_packed or (isinstance(layer.attention, LatentAttention) and not _has_heads(layer.attention)):
+    if not all(isinstance(each.weight, Packed) for each in (*mixing, *beside, *wide)):
         return False
-    return shared is None or shared.gate_up.bias is None
+    if isinstance(layer.attention, LatentAttention) and not _has_heads(layer.attention):
+        return False
+    plain, may_gate = (*mixing, *beside, *wide[1:]), wide and wide[0].bias is None and not isinstance(layer.mlp, PlainMlp)
+    gates = ("", activation) if may_gate else ("",)
+    return all(not each.weight.linear.gate for each in plain) and all(each.weight.linear.gate in gates for each in wide[:1])
 
 
 def _has_heads(attention: LatentAttention) -> bool:
@@ -138,22 +138,30 @@ def _has_heads(attention: LatentAttention) -> bool:
 
 
 def _are_common(mlp: SparseMlp, activation: str) -> bool:
-    """Whether the kernels packed all experts and the router; they know no gate of the shared MLP and no bias of scores."""
+    """Whether the kernels packed all experts, the router and the shared MLP's gate; they know no bias of scores."""
     packs = ((mlp.gate_up, activation), (mlp.down, ""))
     are_packed = all(
         isinstance(pack, PackedExperts) and all(weight.linear.gate == gate for weight in pack.weights) for pack, gate in packs
     )
-    return are_packed and isinstance(mlp.router, Packed) and mlp.shared_gate is None and mlp.score_bias is None
+    are_packed = are_packed and (mlp.shared_gate is None or isinstance(mlp.shared_gate, Packed))
+    return are_packed and isinstance(mlp.router, Packed) and mlp.score_bias is None and mlp.share_scales is None
 
 
-def _gated_of(layer: LayerParams) -> GatedMlp | None:
-    """The gated MLP of a layer, or that beside its experts."""
+def _wide_of(layer: LayerParams) -> tuple[()] | tuple[Linear, Linear]:
+    """The products of a layer's MLP, or of that beside its experts."""
     found = layer.mlp.shared if isinstance(layer.mlp, SparseMlp) else layer.mlp
-    return found if isinstance(found, GatedMlp) else None
+    if found is None:
+        return ()
+    return (found.up if isinstance(found, PlainMlp) else found.gate_up), found.down
+
+
+def parts_of(norm: Norm | None) -> tuple[Array | None, Array | None]:
+    """Its weight, and the bias of a layer norm."""
+    return norm if isinstance(norm, LayerNorm) else (norm, None)
 
 
 def _products_of(layer: LayerParams) -> tuple[Any, ...]:
-    return layer.attention.qkv.weight, layer.attention.output.weight, layer.mlp.gate_up.weight, layer.mlp.down.weight
+    return tuple(each.weight for each in (layer.attention.qkv, layer.attention.output, *_wide_of(layer)))
 
 
 def _turns(layer: int, window: int, config: ModelConfig) -> int:
@@ -164,35 +172,54 @@ def _turns(layer: int, window: int, config: ModelConfig) -> int:
 
 
 def _describe_layer(layer: LayerParams, at: int, window: int, group: int, config: ModelConfig) -> StackLayer:
-    attention, widening, sparse = layer.attention, _gated_of(layer), layer.mlp if isinstance(layer.mlp, SparseMlp) else None
-    attends = isinstance(attention, Attention)
+    attention, form, attends = layer.attention, config.form, isinstance(layer.attention, Attention)
     given = attention.qkv if attends else attention.inner
+    attention_norm = parts_of(layer.attention_norm)
+    mlp_norm = attention_norm if form.is_parallel and layer.mlp_norm is None else parts_of(layer.mlp_norm)
     return StackLayer(
         qkv=given.weight.linear,
         output=attention.output.weight.linear,
-        gate_up=widening.gate_up.weight.linear if widening else None,
-        down=widening.down.weight.linear if widening else None,
         qkv_bias=given.bias,
         output_bias=attention.output.bias,
-        down_bias=widening.down.bias if widening else None,
-        attention_norm=layer.attention_norm,
-        mlp_norm=layer.mlp_norm,
+        attention_norm=attention_norm[0],
+        mlp_norm=mlp_norm[0],
         query_norm=attention.q_norm if attends else None,
         key_norm=attention.k_norm if attends else None,
         after_attention_norm=layer.after_attention_norm,
         after_mlp_norm=layer.after_mlp_norm,
         window=window,
         turns=_turns(at, window, config),
-        turns_neighbours=config.form.turns_neighbours,
+        turns_neighbours=form.turns_neighbours,
         group=group,
-        residual_scale=config.form.residual_scale,
-        scores=sparse.router.linear if sparse else None,
-        router=describe_router(config.experts.router, sparse.router.shape[0], sparse.bias) if sparse else None,
-        experts=describe_experts(sparse.gate_up, sparse.down, sparse.gate_up.first) if sparse else None,
-        is_gated=attends and config.form.is_gated,
+        residual_scale=form.residual_scale,
+        is_gated=attends and form.is_gated,
         recurring=kernel.describe_recurring(_recurring(attention, config)) if isinstance(attention, Recurring) else None,
         latent=_latent(attention, config) if isinstance(attention, LatentAttention) else None,
+        attention_norm_bias=attention_norm[1],
+        mlp_norm_bias=mlp_norm[1],
+        is_parallel=form.is_parallel,
+        is_by_head=form.is_by_head,
+        norms_turned=form.head_norms == "turned",
+        norms_joined=config.head_count * config.head_dim if form.head_norms == "all" else 0,
+        **_widening(layer, config),
     )
+
+
+def _widening(layer: LayerParams, config: ModelConfig) -> dict[str, Any]:
+    """The fields of a layer's MLP and experts."""
+    mlp, (up, down) = layer.mlp, _wide_of(layer) or (None, None)
+    found = dict.fromkeys(("gate_up", "down", "gate_up_bias", "down_bias"))
+    if up is not None and down is not None:
+        found = {"gate_up": up.weight.linear, "down": down.weight.linear, "gate_up_bias": up.bias, "down_bias": down.bias}
+        found["activation"] = 0 if up.weight.linear.gate else ACTIVATIONS[config.activation]
+    if isinstance(mlp, PlainMlp) and mlp.slopes:
+        found["above"], found["below"] = mlp.slopes
+    if isinstance(mlp, SparseMlp):
+        assert config.experts is not None
+        found["scores"], found["shared_gate"] = mlp.router.linear, mlp.shared_gate and mlp.shared_gate.linear
+        found["router"] = describe_router(config.experts.router, mlp.router.shape[0], mlp.bias)
+        found["experts"] = describe_experts(mlp.gate_up, mlp.down, mlp.gate_up.first)
+    return found
 
 
 def _latent(attention: LatentAttention, config: ModelConfig) -> Described:
@@ -232,8 +259,9 @@ def _is_alike(layer: StackLayer, stack: Stack) -> bool:
     sizes = layer.qkv.inputs == layer.output.outputs == stack.hidden
     sizes = sizes and (layer.recurring is not None or layer.qkv.outputs == stack.joined + layer.is_gated * layer.output.inputs)
     if wide:
-        sizes = sizes and wide[0].inputs == wide[1].outputs == stack.hidden and wide[0].width == wide[1].inputs
-    biases = [each for each in (layer.qkv_bias, layer.output_bias, layer.down_bias) if each is not None]
+        sizes = sizes and wide[0].inputs == wide[1].outputs == stack.hidden
+        sizes = sizes and wide[0].width in (wide[1].inputs, 2 * wide[1].inputs)
+    biases = [each for each in (layer.qkv_bias, layer.output_bias, layer.gate_up_bias, layer.down_bias) if each is not None]
     norms = _norms_of(layer)
     dense = all(map(is_dense, (*biases, *norms)))
     heads = (layer.query_norm is None) is (layer.key_norm is None)

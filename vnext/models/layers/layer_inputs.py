@@ -67,7 +67,7 @@ def narrowed(layer: Narrow, x: torch.Tensor, step: Step) -> torch.Tensor:
     """The layer's own inputs, gated by x [T, hidden], as what is added to the stream [T, hidden]."""
     chosen = step.operations
     assert step.own is not None
-    gates = chosen.gelu_tanh(chosen.linear(x, layer.gate.weight, layer.gate.bias))
+    gates = chosen.activate(chosen.linear(x, layer.gate.weight, layer.gate.bias), None, None, "gelu_tanh")
     found = chosen.linear(gates * step.own, layer.projection.weight, layer.projection.bias)
     return norm_of(found, layer.norm, step)
 

@@ -26,10 +26,6 @@ if TYPE_CHECKING:
     from vnext.kernels.table import Operations
 
 LayerCache = tuple[Array, Array]
-XIELU_BETA, XIELU_EPS = 0.5, -1e-6
-"""Of xIELU (arXiv 2411.13010), as all checkpoints have them."""
-WIDE_NUMBERS = 1 << 14
-"""In float64, of an activation at once."""
 PART_ROWS = 64
 """Parts of a product are multiples of it: of a tile, and of products of one shape."""
 
@@ -271,45 +267,15 @@ def mlp(layer: Mlp, x: torch.Tensor, step: Step) -> torch.Tensor:
     """Any kind of MLP of x [T, hidden]."""
     if isinstance(layer, PlainMlp):
         widened = step.operations.linear(x, layer.up.weight, layer.up.bias)
-        return row(activated(widened, layer.slopes, step), layer.down, step)
+        return row(step.operations.activate(widened, *(layer.slopes or (None, None)), step.config.activation), layer.down, step)
     return gated_mlp(layer, x, step) if isinstance(layer, GatedMlp) else sparse_mlp(layer, x, step)
-
-
-def activated(x: torch.Tensor, slopes: tuple[torch.Tensor, torch.Tensor] | None, step: Step) -> torch.Tensor:
-    """The activation of x [T, I] in an MLP without a gate. Powers are made in float64 and rounded once, for the reason that
-    models/layers/rope.py gives."""
-    match step.config.activation:
-        case "relu2":
-            return x.relu().square()
-        case "gelu":
-            return gelu(x)
-        case "gated_gelu":
-            widened, gate = x.chunk(2, dim=1)
-            return gelu(widened) * gate
-        case "xielu":
-            assert slopes is not None
-            above, below = (slope.double().exp().log1p() for slope in slopes)
-            wide = x.double()
-            curved = (wide.clamp(max=XIELU_EPS).expm1() - wide) * (below + XIELU_BETA)
-            return (curved.where(wide <= 0, wide.square() * above) + wide * XIELU_BETA).to(x.dtype)
-        case _:
-            return step.operations.gelu_tanh(x)
-
-
-def gelu(x: torch.Tensor) -> torch.Tensor:
-    """x [T, I] times the share of a normal distribution below it, of a few rows at a time, which stay in a cache."""
-    found, count = x.new_empty(x.shape), max(1, WIDE_NUMBERS // x.shape[1])
-    for rows, target in zip(x.split(count), found.split(count)):
-        wide = rows.double()
-        target.copy_((wide * 0.5**0.5).erf_().add_(1).mul_(wide).div_(2))
-    return found
 
 
 def gated_mlp(layer: GatedMlp, x: torch.Tensor, step: Step) -> torch.Tensor:
     """down(activation(gate(x)) * up(x)) of x [T, hidden]."""
     if layer.cutoff is not None:
         gates, ups = step.operations.linear(x, layer.gate_up.weight, None).chunk(2, dim=1)
-        return row(step.operations.gelu_tanh(largest(gates, layer.cutoff, step)) * ups, layer.down, step)
+        return row(step.operations.activate(largest(gates, layer.cutoff, step), None, None, "gelu_tanh") * ups, layer.down, step)
     widened = step.operations.gated_linear(x, layer.gate_up.weight, layer.gate_up.bias, step.config.activation)
     return row(widened, layer.down, step)
 

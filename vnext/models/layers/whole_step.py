@@ -140,20 +140,20 @@ def whole_step(
     kernels cannot run it."""
     if params.stack is None or config.stage is not None or not _goes_with(config, slots, pools):
         return None
-    if not _has_plain_ends(params, config, parallel.world_size) or not _can_be_summed(params, parallel, slots):
+    if not _has_plain_ends(params, config, parallel.world_size) or not _can_be_summed(parallel, slots):
         return None
-    caches, local = fused.caches_of(params.stack, params.norm, kv, pools), params.local_frequencies
+    local, last_norm = params.local_frequencies, fused.parts_of(params.norm)
+    caches = fused.caches_of(params.stack, last_norm[0], kv, pools)
     if caches is None or (local is not None and len(local) != len(params.frequencies)):
         return None
-    _, kv_heads, block_size, _ = kv[0][0].shape
-    head_dim = caches.head_dim
+    (_, kv_heads, block_size, _), head_dim = kv[0][0].shape, caches.head_dim
     model = kernel.StepModel(
         stack=params.stack,
         caches=caches,
         head_count=params.stack.head_count(kv_heads, head_dim),
         kv_head_count=kv_heads,
         block_size=block_size,
-        last_norm=params.norm,
+        last_norm=last_norm,
         embedding=params.embedding.linear if isinstance(params.embedding, Packed) else params.embedding,
         head=params.head.linear,
         vocab_size=config.vocab_size,
@@ -163,6 +163,7 @@ def whole_step(
         embedding_scale=params.embedding_scale,
         logits_scale=config.form.logits_scale,
         logits_cap=config.logits_softcap,
+        places=params.positions,
         group_count=len(kv_groups(config).windows),
         ranks=_ranks_of(parallel),
     )
@@ -171,7 +172,8 @@ def whole_step(
 
 def _frequencies_of(params: Any, config: ModelConfig) -> list[tuple[np.ndarray, Rope]]:
     """Those of the model's angles and, where layers with a window have others, of theirs."""
-    own, local = [(np.asarray(params.frequencies), config.rope)], params.local_frequencies
+    frequencies = np.empty(0) if params.frequencies is None else np.asarray(params.frequencies)
+    own, local = [(frequencies, config.rope)], params.local_frequencies
     return own if local is None or config.local_rope is None else [*own, (np.asarray(local), config.local_rope)]
 
 
@@ -198,12 +200,9 @@ def _ranks_of(parallel: Parallel) -> kernel.StepRanks | None:
     return kernel.StepRanks(parallel.rank, parallel.world_size, sum_over_ranks, group.join_at)
 
 
-def _can_be_summed(params: Any, parallel: Parallel, slots: Slots | None) -> bool:
-    """Whether several ranks can sum what the kernels leave in memory: nothing is added to a sum, and no adapter to its parts."""
-    if parallel.world_size == 1:
-        return True
-    biases = [bias for layer in params.stack.layers for bias in (layer.output_bias, layer.down_bias)]
-    return parallel.host is not None and slots is None and all(bias is None for bias in biases)
+def _can_be_summed(parallel: Parallel, slots: Slots | None) -> bool:
+    """Whether several ranks can sum what the kernels leave in memory: no adapter adds to its parts."""
+    return parallel.world_size == 1 or (parallel.host is not None and slots is None)
 
 
 def _has_plain_ends(params: Any, config: ModelConfig, rank_count: int) -> bool:

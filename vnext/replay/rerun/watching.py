@@ -18,7 +18,7 @@ from vnext.kernels.table import Operations
 ACTIVATIONS = MappingProxyType(
     {
         "paged_attention": (0,), "rotary_kv_write": (0,), "rms_norm": (0,), "add_rms_norm": (0, 1),
-        "layer_norm": (0,), "gelu_tanh": (0,), "linear": (0,), "gated_linear": (0,), "logits": (0,), "route": (0,),
+        "layer_norm": (0,), "activate": (0,), "linear": (0,), "gated_linear": (0,), "logits": (0,), "route": (0,),
         "experts": (0,), "embedding_rows": (), "add_thin": (0, 1),
     }  # fmt: skip
 )

@@ -9,7 +9,7 @@ import torch
 from encoder_cases import CASES, VOCAB_SIZE, save_encoder
 from model_helpers import Chunk, Model, ThreadGroup, load_model, make_batch
 
-from vnext.models.layers.layers import gelu
+from vnext.kernels.references import gelu
 from vnext.models.layers.sharding import Parallel
 
 TEXT = torch.randint(5, VOCAB_SIZE, (300,), generator=torch.Generator().manual_seed(1)).tolist()

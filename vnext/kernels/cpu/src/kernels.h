@@ -13,7 +13,7 @@ namespace vnx {
 /* A processor has those of its architecture, rising, up to its best one; every processor has PORTABLE. Logs name them. */
 enum Level : int { PORTABLE, AVX2, AVX512, AVX512_BF16, AMX, NEON, NEON_BF16 };
 enum Kind : int { FLOAT32, BFLOAT16, INT8, BFLOAT16_WIDE_NORM, CODES, FLOAT16, UINT8 };
-enum Gate : int { NO_GATE, SILU, GELU_TANH, SWIGLU_CLAMPED };
+enum Gate : int { NO_GATE, SILU, GELU_TANH, SWIGLU_CLAMPED, GELU, RELU2, XIELU };  // products apply those up to SWIGLU_CLAMPED
 
 constexpr int PANEL = 32;      // output columns of a packed panel, two halves of 16
 constexpr int STEP = 32;       // inputs of one step over K in bfloat16 panels and in codes
@@ -112,7 +112,7 @@ struct NormCall {
 };
 
 /* `alone`: the activation of x [rows, width], which nothing is multiplied by. With `others` [rows, width] these are multiplied by the
-   sigmoid of x [rows, width]. */
+   sigmoid of x [rows, width], or by that of x [rows, 1] with `is_one`. `above` and `below`: XIELU's slopes. */
 struct GateCall {
     const void *x;
     void *result;
@@ -121,6 +121,8 @@ struct GateCall {
     bool alone = false;
     const void *others = nullptr;
     int64_t others_stride = 0;
+    bool is_one = false;
+    double above = 0, below = 0;
 };
 
 /* A block of an adapter and the tokens that it is added to: product[token][first ..] += up(down(x[token])). `down` [in]
@@ -154,6 +156,7 @@ struct RotaryCall {
     float eps, weight_offset;
     int cache_kind;
     int64_t turned_at = 0; /* the first channel of a head that turns */
+    bool norms_last = false; /* norms come behind the turn */
 };
 
 /* Rows of a step and the pages of their states: row r has the tokens starts[r] .. starts[r + 1], and goes on from page pages[r] or,

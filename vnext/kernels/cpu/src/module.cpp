@@ -139,8 +139,13 @@ void do_layer_norm(int kind, const void *x, int64_t x_stride, const float *weigh
     rms_norm(kind, rows, {x, nullptr, weight, normed, nullptr, width, x_stride, 0, eps, 0, bias});
 }
 
-void do_gate(int kind, const void *x, int64_t x_stride, int64_t rows, int64_t width, int gate, void *result, bool alone) {
-    gate_and_mul(kind, rows, {x, result, width, x_stride, gate, alone});
+void do_gate(int kind, const void *x, int64_t x_stride, int64_t rows, int64_t width, int gate, void *result) {
+    gate_and_mul(kind, rows, {x, result, width, x_stride, gate});
+}
+
+void do_activate(int kind, const void *x, int64_t x_stride, int64_t rows, int64_t width, int gate, const float *above,
+                 const float *below, void *result) {
+    activate(kind, rows, {x, result, width, x_stride, gate}, above, below);
 }
 
 void do_thin(int kind, const void *x, int64_t x_stride, int64_t in, int64_t shards, void *product, int64_t product_stride,
@@ -161,8 +166,8 @@ void do_rotary(int kind, const void *joined, int64_t joined_stride, int64_t toke
 }
 
 void do_gate_by(int kind, const void *x, int64_t x_stride, const void *gates, int64_t gates_stride, int64_t rows, int64_t width,
-                void *result) {
-    gate_and_mul(kind, rows, {gates, result, width, gates_stride, NO_GATE, false, x, x_stride});
+                bool is_one, void *result) {
+    gate_and_mul(kind, rows, {gates, result, width, gates_stride, NO_GATE, false, x, x_stride, is_one});
 }
 
 void do_convolution(int kind, const void *x, int64_t x_stride, const void *weight, const void *bias, void *pool, int64_t page_stride,
@@ -252,7 +257,7 @@ void do_experts(int kind, const Experts *experts, const void *x, int64_t rows, i
 }
 
 void do_stack(int kind, int norm_kind, int cache_kind, const void *layers, const void *caches, int64_t layer_count, int64_t block_stride,
-              const void *last_norm, const AttentionPlan *plan, int64_t tokens, int64_t hidden, int64_t head_dim,
+              const void *last_norm, const float *last_norm_bias, const AttentionPlan *plan, int64_t tokens, int64_t hidden, int64_t head_dim,
               int64_t rotated_dim, float eps, float scale, float cap, const float *cosine, const float *sine,
               const int64_t *slots, const int64_t *sample_at, int64_t samples, void *residual, void *result,
               const int64_t *aux_layers, int64_t aux_count, void *aux) {
@@ -260,7 +265,7 @@ void do_stack(int kind, int norm_kind, int cache_kind, const void *layers, const
     const StackPlaces places{plan, slots};
     const Angles angles{cosine, sine};
     run_stack({kind, norm_kind, cache_kind, static_cast<const StackLayer *>(layers), static_cast<const StackCache *>(caches), layer_count,
-               block_stride, last_norm, &places, tokens, hidden, head_dim, rotated_dim, eps, scale, cap, &angles,
+               block_stride, last_norm, last_norm_bias, &places, tokens, hidden, head_dim, rotated_dim, eps, scale, cap, &angles,
                sample_at, samples, nullptr, nullptr, residual, result, {aux_layers, aux_count, aux}, nullptr, {}});
 }
 
@@ -332,8 +337,9 @@ PyMethodDef methods[] = {
     VNX_ENTRY("rms_norm", do_norm,
              "rms_norm(kind, x, x_stride, residual, residual_stride, weight, offset, eps, rows, width, normed, total)"),
     VNX_ENTRY("layer_norm", do_layer_norm, "layer_norm(kind, x, x_stride, weight, bias, eps, rows, width, normed)"),
-    VNX_ENTRY("gate_and_mul", do_gate, "gate_and_mul(kind, x, x_stride, rows, width, gate, result, alone)"),
-    VNX_ENTRY("gate_by", do_gate_by, "gate_by(kind, x, x_stride, gates, gates_stride, rows, width, result)"),
+    VNX_ENTRY("gate_and_mul", do_gate, "gate_and_mul(kind, x, x_stride, rows, width, gate, result)"),
+    VNX_ENTRY("activate", do_activate, "activate(kind, x, x_stride, rows, width, gate, above, below, result)"),
+    VNX_ENTRY("gate_by", do_gate_by, "gate_by(kind, x, x_stride, gates, gates_stride, rows, width, is_one, result)"),
     VNX_ENTRY("soft_cap", soft_cap, "soft_cap(rows, width, cap, x)"),
     VNX_ENTRY("add_thin", do_thin, "add_thin(kind, x, x_stride, in, shards, product, product_stride, parts, part_count, narrow, is_up)"),
     VNX_ENTRY("rotary_kv_write", do_rotary,
@@ -363,7 +369,7 @@ PyMethodDef methods[] = {
     VNX_ENTRY("route_rows", do_route, "route_rows(router, scores, rows, shares, ids)"),
     VNX_ENTRY("run_experts", do_experts, "run_experts(kind, experts, x, rows, hidden, k, shares, ids, result)"),
     VNX_ENTRY("run_stack", do_stack,
-             "run_stack(kind, norm_kind, cache_kind, layers, caches, layer_count, block_stride, last_norm, plan, tokens, hidden, head_dim, "
+             "run_stack(kind, norm_kind, cache_kind, layers, caches, layer_count, block_stride, last_norm, last_norm_bias, plan, tokens, hidden, head_dim, "
              "rotated_dim, eps, scale, cap, cosine, sine, slots, sample_at, samples, residual, result, aux_layers, aux_count, aux)"),
     VNX_ENTRY("run_step", do_step, "run_step(model, step) -> whether all positions have angles, and all is done"),
     VNX_ENTRY("sample_step", do_sample_step, "sample_step(model, step): the sampling of a step with masks that ran"),
@@ -391,7 +397,8 @@ const Constant constants[] = {
     CONSTANT(NEON) CONSTANT(NEON_BF16)
     CONSTANT(FLOAT32) CONSTANT(BFLOAT16) CONSTANT(INT8) CONSTANT(BFLOAT16_WIDE_NORM)
     CONSTANT(CODES) CONSTANT(FLOAT16) CONSTANT(UINT8) CONSTANT(PIECES_MAX)
-    CONSTANT(NO_GATE) CONSTANT(SILU) CONSTANT(GELU_TANH) CONSTANT(SWIGLU_CLAMPED) CONSTANT(SHARDS_MAX)
+    CONSTANT(NO_GATE) CONSTANT(SILU) CONSTANT(GELU_TANH) CONSTANT(SWIGLU_CLAMPED) CONSTANT(GELU) CONSTANT(RELU2) CONSTANT(XIELU)
+    CONSTANT(SHARDS_MAX)
     VNX_BLOCK_TYPES(VNX_BLOCKS)
     CONSTANT(OP_LAYER) CONSTANT(OP_PRODUCT) CONSTANT(OP_ATTENTION) CONSTANT(OP_NORM) CONSTANT(OP_GATE) CONSTANT(OP_ROTARY)
     CONSTANT(OP_ADAPTERS) CONSTANT(OP_ROUTE) CONSTANT(OP_EXPERTS) CONSTANT(OP_CONVOLUTION) CONSTANT(OP_RECURRENCE) CONSTANT(OP_SAMPLE)

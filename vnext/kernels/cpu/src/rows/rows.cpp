@@ -1,6 +1,7 @@
 #include "rows/rows.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 
 #include "team.h"
@@ -45,6 +46,15 @@ void gate_and_mul(int kind, int64_t rows, const GateCall &call) {
     for_rows(rows, call.width * 4, [&](int64_t first, int64_t last) { kernels().gate(kind, call, first, last); });
 }
 
+void activate(int kind, int64_t rows, GateCall call, const float *above, const float *below) {
+    call.alone = true;
+    if (call.gate == XIELU) {
+        call.above = std::log1p(std::exp(double(*above)));
+        call.below = std::log1p(std::exp(double(*below)));
+    }
+    gate_and_mul(kind, rows, call);
+}
+
 void rotary_kv_write(int kind, int64_t tokens, const RotaryCall &call) {
     const int64_t elements = (call.heads + 2 * call.kv_heads) * call.head_dim;
     const Traced traced(OP_ROTARY, tokens, elements);
@@ -67,19 +77,26 @@ void scale_rows(int kind, int64_t rows, int64_t width, float factor, void *x) {
     });
 }
 
-void add_rows(int kind, int64_t rows, int64_t width, const void *from, void *to) {
+/* to += from, `stride` elements from one row of it to the next. */
+void add(int kind, int64_t rows, int64_t width, const void *from, int64_t stride, void *to) {
     for_rows(rows, width, [&](int64_t first, int64_t last) {
-        const float *wide = static_cast<const float *>(from);
-        const uint16_t *narrow = static_cast<const uint16_t *>(from);
-        float *wide_sums = static_cast<float *>(to);
-        uint16_t *narrow_sums = static_cast<uint16_t *>(to);
-        for (int64_t i = first * width; i < last * width; ++i)
-            if (kind == FLOAT32)
-                wide_sums[i] += wide[i];
-            else
-                narrow_sums[i] = rounded(widened(narrow_sums[i]) + widened(narrow[i]));
+        for (int64_t row = first; row < last; ++row) {
+            const float *wide = static_cast<const float *>(from) + row * stride;
+            const uint16_t *narrow = static_cast<const uint16_t *>(from) + row * stride;
+            float *wide_sums = static_cast<float *>(to) + row * width;
+            uint16_t *narrow_sums = static_cast<uint16_t *>(to) + row * width;
+            for (int64_t i = 0; i < width; ++i)
+                if (kind == FLOAT32)
+                    wide_sums[i] += wide[i];
+                else
+                    narrow_sums[i] = rounded(widened(narrow_sums[i]) + widened(narrow[i]));
+        }
     });
 }
+
+void add_rows(int kind, int64_t rows, int64_t width, const void *from, void *to) { add(kind, rows, width, from, width, to); }
+
+void add_bias(int kind, int64_t rows, int64_t width, const void *bias, void *to) { add(kind, rows, width, bias, 0, to); }
 
 template <typename Element>
 void part_row(Element *row, const PairsCall &call) {
@@ -102,6 +119,55 @@ void part_pairs(int kind, int64_t rows, const PairsCall &call) {
             else
                 part_row(static_cast<uint16_t *>(call.x) + row * call.stride, call);
     });
+}
+
+/* By halves while the number of parts is even, then in order. */
+template <typename Part>
+float joined_parts(int64_t first, int64_t count, const Part &part) {
+    if (count % 2 == 0) return joined_parts(first, count / 2, part) + joined_parts(first + count / 2, count / 2, part);
+    float total = part(first);
+    for (int64_t i = 1; i < count; ++i)
+        total += part(first + i);
+    return total;
+}
+
+float number(float x) { return x; }
+float number(uint16_t x) { return widened(x); }
+void put(float x, float *to) { *to = x; }
+void put(float x, uint16_t *to) { *to = rounded(x); }
+
+template <typename T>
+void sum_squares_of(int64_t rows, const HeadsCall &call) {
+    for_rows(rows, call.heads * call.head_dim, [&](int64_t first, int64_t last) {
+        for (int64_t row = first; row < last; ++row) {
+            const T *x = static_cast<const T *>(call.x) + row * call.stride;
+            const auto square = [&](int64_t i) { return number(x[i]) * number(x[i]); };
+            const auto head = [&](int64_t i) { return joined_parts(i * call.head_dim, call.head_dim, square); };
+            call.squares[row * call.square_stride] = joined_parts(0, call.heads, head);
+        }
+    });
+}
+
+template <typename T, typename W>
+void norm_heads_of(int64_t rows, const HeadsCall &call) {
+    const W *weight = static_cast<const W *>(call.weight);
+    for_rows(rows, call.heads * call.head_dim, [&](int64_t first, int64_t last) {
+        for (int64_t row = first; row < last; ++row) {
+            T *x = static_cast<T *>(call.x) + row * call.stride;
+            const float scale = 1.0f / std::sqrt(call.squares[row * call.square_stride] / float(call.count) + call.eps);
+            for (int64_t i = 0; i < call.heads * call.head_dim; ++i)
+                put(number(x[i]) * scale * number(weight[i]), x + i);
+        }
+    });
+}
+
+void sum_squares(int kind, int64_t rows, const HeadsCall &call) {
+    kind == FLOAT32 ? sum_squares_of<float>(rows, call) : sum_squares_of<uint16_t>(rows, call);
+}
+
+void norm_heads(int kind, int64_t rows, const HeadsCall &call) {
+    if (kind == FLOAT32) return norm_heads_of<float, float>(rows, call);
+    call.is_wide ? norm_heads_of<uint16_t, float>(rows, call) : norm_heads_of<uint16_t, uint16_t>(rows, call);
 }
 
 void gather_rows(const void *table, int64_t row_bytes, int64_t table_rows, const int64_t *ids, int64_t count,

@@ -5,6 +5,7 @@
 #pragma once
 
 #include "rows/codes_lanes.h"
+#include "rows/wide_lanes.h"
 
 namespace vnx {
 namespace VNX_LEVEL {
@@ -103,6 +104,16 @@ void soft_cap(float *x, int64_t count, float cap) {
         store_part(x + i, all(cap) * tanh_lanes(load_part(x + i, count - i) / all(cap)), count - i);
 }
 
+/* The activation of x; GELU is rounded to T before anything is multiplied by it. */
+template <typename T>
+inline Lanes activated(Lanes x, const GateCall &call, const T *kind) {
+    if (call.gate == RELU2) {
+        const Lanes positive = where_less(x, all(0.0f), all(0.0f), x);
+        return positive * positive;
+    }
+    return call.gate == GELU || call.gate == XIELU ? rounded(activate_wide(x, call), kind) : activate(x, call.gate);
+}
+
 template <typename T>
 inline void gate_rows(const GateCall &call, int64_t first, int64_t last) {
     for (int64_t row = first; row < last; ++row) {
@@ -111,7 +122,12 @@ inline void gate_rows(const GateCall &call, int64_t first, int64_t last) {
         for (int64_t i = 0; i < call.width; i += 16) {
             const int64_t left = call.width - i;
             const Lanes x = load_part(gate + i, left);
-            store_part(result + i, call.alone ? activate(x, call.gate) : gated(x, load_part(up + i, left), call.gate), left);
+            if (call.alone)
+                store_part(result + i, activated(x, call, gate), left);
+            else if (call.gate == GELU)
+                store_part(result + i, activated(x, call, gate) * load_part(up + i, left), left);
+            else
+                store_part(result + i, gated(x, load_part(up + i, left), call.gate), left);
         }
     }
 }
@@ -124,7 +140,8 @@ inline void sigmoid_rows(const GateCall &call, int64_t first, int64_t last) {
         T *result = static_cast<T *>(call.result) + row * call.width;
         for (int64_t i = 0; i < call.width; i += 16) {
             const int64_t left = call.width - i;
-            const Lanes inverse = all(1.0f) + exp_lanes(all(0.0f) - load_part(gate + i, left));
+            const Lanes given = call.is_one ? all(sum(load_part(gate, 1))) : load_part(gate + i, left);
+            const Lanes inverse = all(1.0f) + exp_lanes(all(0.0f) - given);
             store_part(result + i, load_part(x + i, left) / inverse, left);
         }
     }
@@ -156,10 +173,15 @@ inline void turn_head(const RotaryCall &call, const T *from, T *to, const float 
     if (to != from) memcpy(to + 2 * half, from + 2 * half, size_t(call.head_dim - at - 2 * half) * sizeof(T));
 }
 
-/* Norm and turn one head of query or key. */
+/* Norm and turn one head of query or key, or turn it first. */
 template <typename T, typename W>
 inline void place_head(const RotaryCall &call, const void *norm_weight, const T *from, T *to, int64_t token) {
     const int64_t half = call.rotated_dim / 2;
+    const bool turns_first = call.norms_last && call.cosine != nullptr;
+    if (turns_first) {
+        turn_head(call, from, to, call.cosine + token * half, call.sine + token * half);
+        from = to;
+    }
     if (norm_weight != nullptr) {
         const W *weight = static_cast<const W *>(norm_weight);
         const float scale = inverse_size(from, call.head_dim, call.eps);
@@ -170,7 +192,7 @@ inline void place_head(const RotaryCall &call, const void *norm_weight, const T 
         }
         from = to;
     }
-    if (call.cosine != nullptr)
+    if (call.cosine != nullptr && !turns_first)
         turn_head(call, from, to, call.cosine + token * half, call.sine + token * half);
     else if (to != from)
         memcpy(to, from, size_t(call.head_dim) * sizeof(T));

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <vector>
 
 #include "linear/linear.h"
 #include "rows/rows.h"
@@ -18,7 +19,7 @@ int64_t padded(int64_t bytes) { return (bytes + 4095) / 4096 * 4096; }
 struct Space {
     void *joined_or_wide, *query_or_mixed, *seen_or_normed;
     void *picked_query, *picked_residual;
-    void *apart; /* gate and up, which adapters change before they meet */
+    void *apart; /* gate and up, which adapters change, or a bias, before they meet */
     float *sums; /* of this rank's inputs of a product whose inputs the ranks share */
     void *shared; /* what an MLP beside experts gives */
     void *beside; /* the second product of a recurring or a latent layer, or the gates of queries */
@@ -38,6 +39,7 @@ Sizes sizes_of(const StackCall &call) {
         const StackLayer &layer = call.layers[i];
         sizes.joined_width = std::max(sizes.joined_width, layer.qkv->out);
         if (layer.down != nullptr) sizes.wide_width = std::max(sizes.wide_width, layer.down->in);
+        if (layer.is_by_head) sizes.inner_width = std::max(sizes.inner_width, layer.qkv->out);
         if (layer.is_gated) sizes.beside_width = std::max(sizes.beside_width, sizes.query_width);
         if (layer.latent != nullptr) {
             sizes.joined_width = std::max({sizes.joined_width, sizes.query_width + call.head_dim, layer.output->in});
@@ -51,18 +53,22 @@ Sizes sizes_of(const StackCall &call) {
     return sizes;
 }
 
-bool has_experts(const StackCall &call) {
-    return std::any_of(call.layers, call.layers + call.layer_count, [](const StackLayer &layer) { return layer.experts != nullptr; });
+template <typename Question>
+bool has_any(const StackCall &call, const Question &question) {
+    return std::any_of(call.layers, call.layers + call.layer_count, question);
 }
+
+bool has_experts(const StackLayer &layer) { return layer.experts != nullptr; }
+bool has_gate_apart(const StackLayer &layer) { return layer.activation != NO_GATE && layer.gate_up->out != layer.down->in; }
 
 Space take_space(const StackCall &call, const Sizes &sizes) {
     const auto bytes = [&](int64_t rows, int64_t width) { return padded(rows * width * sizes.element); };
     const int64_t outer = bytes(call.tokens, std::max(sizes.joined_width, sizes.wide_width)),
                   inner = bytes(call.tokens, std::max(sizes.inner_width, call.hidden)),
                   picked_query = bytes(call.samples, sizes.inner_width), kept = bytes(call.samples, call.hidden),
-                  apart = call.part_starts == nullptr ? 0 : bytes(call.tokens, 2 * sizes.wide_width),
+                  apart = call.part_starts == nullptr && !has_any(call, has_gate_apart) ? 0 : bytes(call.tokens, 2 * sizes.wide_width),
                   sums = call.sum == nullptr ? 0 : padded(call.tokens * call.hidden * 4),
-                  shared = has_experts(call) ? bytes(call.tokens, call.hidden) : 0,
+                  shared = has_any(call, has_experts) ? bytes(call.tokens, call.hidden) : 0,
                   beside = bytes(call.tokens, sizes.beside_width), picked_gates = bytes(call.samples, sizes.beside_width);
     char *memory = static_cast<char *>(
         scratch(SLOT_STACK, size_t(outer + 2 * inner + picked_query + kept + apart + sums + shared + beside + picked_gates)));
@@ -83,6 +89,27 @@ void round_all(const float *from, int64_t count, int kind, void *to) {
         const uint16_t upper = uint16_t((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
         rounded[i] = from[i] != from[i] ? 0x7fc0 : upper;
     }
+}
+
+/* A norm of the stream: none, one by the root mean square, or with a bias a layer norm. */
+struct Norm {
+    const void *weight;
+    const float *bias;
+};
+
+/* normed [rows, hidden] = the norm of x. */
+void norm_rows(const StackCall &call, int64_t rows, const void *x, const Norm &norm, void *normed) {
+    if (norm.weight == nullptr)
+        std::memcpy(normed, x, size_t(rows * call.hidden) * (call.kind == FLOAT32 ? 4 : 2));
+    else
+        rms_norm(call.norm_kind, rows,
+                 {x, nullptr, norm.weight, normed, nullptr, call.hidden, call.hidden, 0, call.eps, 0, norm.bias});
+}
+
+/* That of the input of layer `index`; behind the last one, of the stack's result. */
+Norm norm_before(const StackCall &call, int64_t index) {
+    if (index == call.layer_count) return {call.last_norm, call.last_norm_bias};
+    return {call.layers[index].attention_norm, call.layers[index].attention_norm_bias};
 }
 
 struct Layer {
@@ -113,11 +140,20 @@ struct Layer {
         linear(x, weight->in, rows, weight, nullptr, space.sums, call.hidden, FLOAT32);
         (*call.sum)(space.sums, rows * call.hidden * 4, FLOAT32);
         round_all(space.sums, rows * call.hidden, call.kind, mixed);
+        if (bias != nullptr) add_bias(call.kind, rows, call.hidden, bias, mixed);
     }
 
-    /* What the gated MLP gives for the normed input. */
+    /* What the MLP gives for the normed input. */
     void widen(int64_t rows, void *mixed) const {
-        multiply(GATE_UP, space.seen_or_normed, rows, weights.gate_up, nullptr, space.joined_or_wide);
+        void *wide = has_gate_apart(weights) ? space.apart : space.joined_or_wide;
+        multiply(GATE_UP, space.seen_or_normed, rows, weights.gate_up, weights.gate_up_bias, wide);
+        if (weights.activation != NO_GATE) {
+            const GateCall gating{wide, space.joined_or_wide, weights.down->in, weights.gate_up->out, int(weights.activation)};
+            if (has_gate_apart(weights))
+                gate_and_mul(call.kind, rows, gating);
+            else
+                activate(call.kind, rows, gating, weights.above, weights.below);
+        }
         mix(DOWN, space.joined_or_wide, rows, weights.down, weights.down_bias, mixed);
     }
 
@@ -135,18 +171,25 @@ struct Layer {
                     space.query_or_mixed);
         if (weights.gate_up == nullptr) return;
         widen(rows, space.shared);
+        if (weights.shared_gate != nullptr) {
+            linear(space.seen_or_normed, call.hidden, rows, weights.shared_gate, nullptr, space.joined_or_wide, 1, call.kind);
+            GateCall gating{space.joined_or_wide, space.shared, call.hidden, 1, NO_GATE};
+            gating.others = space.shared;
+            gating.others_stride = call.hidden;
+            gating.is_one = true;
+            gate_and_mul(call.kind, rows, gating);
+        }
         add_rows(call.kind, rows, call.hidden, space.shared, space.query_or_mixed);
     }
 
     /* normed = norm(residual += mixed), or the sum itself without a norm. */
-    void add_and_norm(int64_t rows, const void *mixed, void *residual, const void *weight, void *normed) const {
-        if (weight == nullptr) {
+    void add_and_norm(int64_t rows, const void *mixed, void *residual, const Norm &norm, void *normed) const {
+        if (norm.weight == nullptr || norm.bias != nullptr) {
             add_rows(call.kind, rows, call.hidden, mixed, residual);
-            std::memcpy(normed, residual, size_t(rows * call.hidden * sizes.element));
-            return;
+            return norm_rows(call, rows, residual, norm, normed);
         }
         rms_norm(call.norm_kind, rows,
-                 {mixed, residual, weight, normed, residual, call.hidden, call.hidden, call.hidden, call.eps, 0});
+                 {mixed, residual, norm.weight, normed, residual, call.hidden, call.hidden, call.hidden, call.eps, 0});
     }
 
     /* Norm and scale what attention or MLP gave, in its place, where the layer does. */
@@ -168,18 +211,39 @@ struct Layer {
             void *first = static_cast<char *>(space.joined_or_wide) + turned_at * sizes.element;
             part_pairs(call.kind, call.tokens, {first, width, plan.heads + plan.kv_heads, call.head_dim, call.rotated_dim});
         }
-        rotary_kv_write(weights.query_norm == nullptr ? call.kind : call.norm_kind, call.tokens,
-                        {space.joined_or_wide, weights.query_norm, weights.key_norm, angles.cosine, angles.sine, places.slots,
+        if (weights.norms_joined != 0) norm_heads_together(plan, width);
+        const bool norms = weights.query_norm != nullptr && weights.norms_joined == 0;
+        rotary_kv_write(norms ? call.norm_kind : call.kind, call.tokens,
+                        {space.joined_or_wide, norms ? weights.query_norm : nullptr, norms ? weights.key_norm : nullptr, angles.cosine, angles.sine, places.slots,
                          cache.keys, values(), space.query_or_mixed, width, plan.heads, plan.kv_heads, call.head_dim,
                          weights.turns ? call.rotated_dim : 0, plan.block_size, call.block_stride, call.eps, 0, call.cache_kind,
-                         turned_at});
+                         turned_at, weights.norms_turned != 0});
+    }
+
+    /* Queries and keys, before they turn. Ranks that share a key head count it once each. */
+    void norm_heads_together(const AttentionPlan &plan, int64_t width) const {
+        std::vector<float> squares(size_t(2 * call.tokens));
+        const int64_t ranks = weights.norms_joined / sizes.query_width;
+        char *keys = static_cast<char *>(space.joined_or_wide) + sizes.query_width * sizes.element;
+        const bool is_wide = call.norm_kind == BFLOAT16_WIDE_NORM;
+        const HeadsCall parts[] = {
+            {space.joined_or_wide, width, plan.heads, call.head_dim, squares.data(), 2, weights.norms_joined, weights.query_norm, is_wide,
+             call.eps},
+            {keys, width, plan.kv_heads, call.head_dim, squares.data() + 1, 2, plan.kv_heads * call.head_dim * ranks, weights.key_norm,
+             is_wide, call.eps}};
+        for (const HeadsCall &part : parts)
+            sum_squares(call.kind, call.tokens, part);
+        if (call.sum != nullptr) (*call.sum)(squares.data(), 2 * call.tokens * 4, FLOAT32);
+        for (const HeadsCall &part : parts)
+            norm_heads(call.kind, call.tokens, part);
     }
 
     /* Queries, keys and values of the normed input, or queries and rows, not turned yet, and how many numbers a token has of them. */
     int64_t multiply_into_heads(const AttentionPlan &plan) const {
-        void *joined = weights.latent == nullptr ? space.joined_or_wide : space.query_or_mixed;
+        void *joined = weights.latent == nullptr && !weights.is_by_head ? space.joined_or_wide : space.query_or_mixed;
         multiply(QKV, space.seen_or_normed, call.tokens, weights.qkv, weights.qkv_bias, joined);
         if (weights.is_gated) part_gates(plan);
+        if (weights.is_by_head) part_heads(plan);
         if (weights.latent == nullptr) return weights.qkv->out;
         place_latent(call.kind, *weights.latent,
                      {joined, weights.qkv->out, call.tokens, space.seen_or_normed, space.beside, space.joined_or_wide});
@@ -200,6 +264,15 @@ struct Layer {
             }
             std::memmove(row + plan.heads * head, row + 2 * plan.heads * head, size_t(2 * plan.kv_heads * head));
         }
+    }
+
+    /* Heads come with query, key and value side by side: all queries come first, then all keys, then all values. */
+    void part_heads(const AttentionPlan &plan) const {
+        const int64_t head = call.head_dim * sizes.element, width = weights.qkv->out * sizes.element;
+        for (int64_t at = 0; at < call.tokens * width; at += width)
+            for (int64_t i = 0; i < 3 * plan.heads; ++i)
+                std::memcpy(static_cast<char *>(space.joined_or_wide) + at + (i % 3 * plan.heads + i / 3) * head,
+                            static_cast<const char *>(space.query_or_mixed) + at + i * head, size_t(head));
     }
 
     /* Reads the normed input, and leaves what the states give in its place. */
@@ -241,12 +314,18 @@ struct Layer {
     }
 
     /* From what was seen to the next layer's normed input. */
-    void finish(const void *seen, int64_t rows, void *residual, const void *next_norm, void *next) const {
+    void finish(const void *seen, int64_t rows, void *residual, const Norm &next_norm, void *next) const {
         if (weights.latent != nullptr) latent_values(call.kind, *weights.latent, seen, rows, space.joined_or_wide);
         const void *given = weights.latent == nullptr ? seen : space.joined_or_wide;
         mix(OUTPUT, given, rows, weights.output, weights.output_bias, space.query_or_mixed);
         norm_mixed(rows, weights.after_attention_norm);
-        add_and_norm(rows, space.query_or_mixed, residual, weights.mlp_norm, space.seen_or_normed);
+        const Norm norm{weights.mlp_norm, weights.mlp_norm_bias};
+        if (weights.is_parallel) {
+            norm_rows(call, rows, residual, norm, space.seen_or_normed);
+            add_rows(call.kind, rows, call.hidden, space.query_or_mixed, residual);
+        } else {
+            add_and_norm(rows, space.query_or_mixed, residual, norm, space.seen_or_normed);
+        }
         if (weights.experts == nullptr)
             widen(rows, space.query_or_mixed);
         else
@@ -270,7 +349,7 @@ struct Layer {
             if (weights.is_gated) pick(space.beside, sizes.query_width, space.picked_gates);
             attend(*plan_of_some(plan, call.sample_at, call.samples), space.picked_query, space.picked_gates, call.samples);
         }
-        finish(seen, call.samples, space.picked_residual, call.last_norm, call.result);
+        finish(seen, call.samples, space.picked_residual, norm_before(call, call.layer_count), call.result);
     }
 
     void pick(const void *rows, int64_t width, void *picked) const {
@@ -298,12 +377,7 @@ void run_stack(const StackCall &call) {
     const Sizes sizes = sizes_of(call);
     const Space space = take_space(call, sizes);
     const bool is_whole = call.part_starts != nullptr || keeps_output(call) || call.samples >= call.tokens;
-    if (call.layers[0].attention_norm == nullptr)
-        std::memcpy(space.seen_or_normed, call.residual, size_t(call.tokens * call.hidden * sizes.element));
-    else
-        rms_norm(call.norm_kind, call.tokens,
-                 {call.residual, nullptr, call.layers[0].attention_norm, space.seen_or_normed, nullptr, call.hidden, call.hidden, 0,
-                  call.eps, 0});
+    norm_rows(call, call.tokens, call.residual, norm_before(call, 0), space.seen_or_normed);
     for (int64_t i = 0; i < call.layer_count; ++i) {
         const int64_t *starts = call.part_starts == nullptr ? nullptr : call.part_starts + PRODUCT_COUNT * i;
         const Layer layer{call, sizes, space, call.layers[i], call.caches[i], starts};
@@ -315,8 +389,7 @@ void run_stack(const StackCall &call) {
             continue;
         }
         layer.mix_tokens();
-        const void *next_norm = is_last ? call.last_norm : call.layers[i + 1].attention_norm;
-        layer.finish(space.seen_or_normed, call.tokens, call.residual, next_norm, space.seen_or_normed);
+        layer.finish(space.seen_or_normed, call.tokens, call.residual, norm_before(call, i + 1), space.seen_or_normed);
     }
     keep_input(call, call.layer_count, sizes.element);
     if (is_whole)

@@ -51,6 +51,11 @@ void embed(const StepModel &model, const StepArrays &step, const Ranks *ranks, v
         gather_rows(model.embedding, row_bytes, model.embedding_rows, step.token_ids, step.tokens, model.embedding_first, residual);
     if (ranks != nullptr) ranks->sum(residual, step.tokens * row_bytes, int(model.kind));
     if (model.embedding_scale != 1) scale_rows(int(model.kind), step.tokens, model.hidden, float(model.embedding_scale), residual);
+    if (model.places == nullptr) return;
+    for (int64_t i = 0; i < step.tokens; ++i)
+        if (step.positions[i] < model.place_rows)
+            add_rows(int(model.kind), 1, model.hidden, static_cast<const char *>(model.places) + step.positions[i] * row_bytes,
+                     static_cast<char *>(residual) + i * row_bytes);
 }
 
 /* Those of the step's positions. */
@@ -103,7 +108,7 @@ bool run_step(const StepModel &model, const StepArrays &step, const Ranks *ranks
     take_angles(model, step, space);
     const Angles angles[] = {{space.angles[0], space.angles[1]}, {space.angles[2], space.angles[3]}};
     run_stack({int(model.kind), int(model.norm_kind), int(model.cache_kind), model.layers, model.caches, model.layer_count,
-               model.block_stride, model.last_norm, places.data(), step.tokens, model.hidden, model.head_dim, model.rotated_dim,
+               model.block_stride, model.last_norm, model.last_norm_bias, places.data(), step.tokens, model.hidden, model.head_dim, model.rotated_dim,
                float(model.eps), float(model.scale), float(model.cap), angles, step.sample_at, step.samples, step.parts,
                step.part_starts, space.residual, step.hidden == nullptr ? space.hidden : step.hidden, {step.aux_layers, step.aux_count, step.aux},
                ranks == nullptr ? nullptr : &ranks->sum, {step.query_starts, step.state_pages, step.state_fresh, step.state_trail, step.rows}});
