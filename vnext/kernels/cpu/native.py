@@ -5,7 +5,7 @@ Owns the only import of `_native`. Without a compiler at installation the module
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import IntEnum
 from types import ModuleType
 from typing import Any
@@ -105,10 +105,15 @@ def module() -> ModuleType:
     return _native
 
 
+def agree_on(constants: Mapping[str, int]) -> None:
+    """Raises StaleModule unless the module has these numbers under these names."""
+    if _native is not None:
+        agree(_native, constants)
+
+
 def agree_on_struct(name: str, fields: Sequence[str]) -> None:
     """Raises StaleModule unless the module's struct of that name is these fields, of 64 bits each, in this order."""
-    if _native is not None:
-        agree(_native, {name: len(fields), **{f"{name}.{field}": place for place, field in enumerate(fields)}})
+    agree_on({name: len(fields), **{f"{name}.{field}": place for place, field in enumerate(fields)}})
 
 
 def start(threads: int, spin_us: int) -> None:

@@ -11,7 +11,6 @@ from typing import TypeVar
 
 import numpy as np
 
-from vnext.base.compiled import agree
 from vnext.kernels.cpu import native
 
 T = TypeVar("T")
@@ -39,8 +38,7 @@ CALL = np.dtype([(name, np.int64) for name in FIELDS])
 """`work`: multiplications and additions; `bytes`: of weights, or of keys and values, where each row reads its own. The `in` of a
 layer is its number. Times in nanoseconds, as time.monotonic_ns has them."""
 native.agree_on_struct("TracedCall", FIELDS)
-if native.is_built():
-    agree(native.module(), {f"OP_{each.name}": each for each in Operation})
+native.agree_on({f"OP_{each.name}": each for each in Operation})
 
 
 def traced(work: Callable[[], T], record: np.ndarray) -> tuple[T, np.ndarray, int]:

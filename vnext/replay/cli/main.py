@@ -27,7 +27,7 @@ from vnext.runtime.processes.inherited import open_standard_streams
 MODULES = {
     "cli.log": ("info", "verify", "show", "state", "req"),
     "cli.compare": ("stat", "slow", "cache", "diff", "ranks"),
-    "cli.exec": ("exec", "bisect", "profile"),
+    "cli.exec": ("exec", "profile", "bisect"),
     "cli.audit": ("rollouts", "audit"),
     "cli.files": ("redact", "cut", "merge", "convert"),
     "cli.ui": ("ui",),

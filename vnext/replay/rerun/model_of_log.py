@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from vnext.models.errors import ModelError
@@ -19,7 +20,7 @@ def folder_of(started: EngineStarted, model: str | None) -> Path:
     if name in ("", "demo") and not Path(name or "demo").is_dir():
         return DEMO_MODEL
     try:
-        if model is None and not Path(name).expanduser().exists() and here(name, named_models("")) is None:
+        if model is None and not os.path.exists(os.path.expanduser(name)) and here(name, named_models("")) is None:
             raise CannotRun(f"the log names the model {name!r}, which is not here: give the model with --model")
         return model_folder(name)
     except ModelError as error:
