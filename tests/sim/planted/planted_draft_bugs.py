@@ -40,13 +40,15 @@ DRAFT_BUGS = [
     bug("drafts take pages that are not there", "state.expected", "if drafting.pages_sum <= state.pool.free:", "if True:", "S4", "S6",
         "IllegalEvent"),
     bug("drafts in a plan that preempts", PLAN, "drafts=not event.preempted)", "drafts=True)", "S6", "IllegalEvent"),
-    bug("drafts that do not pay", COLUMNS, "pays = (odds > least)", "pays = (odds >= 0)", "S6"),
     bug("beside many rows a draft costs what it costs beside few", COLUMNS, "many_cost if many else few_cost", "few_cost", "S6"),
-    bug("a step drafts at any cost", COLUMNS, "int(drafts.sum()) * row_cost + step_cost", "int(drafts.sum()) * row_cost", "S6"),
-    bug("a trial as often where a row costs much", COLUMNS, "TRIAL_INTERVAL << 4 * least // RATE_ONE", "TRIAL_INTERVAL", "S6"),
     bug("windows move with drafts that may be rejected", "state.store.rows",
         "self.computed if self.drafting is None else self.computed - self.drafting[TENTATIVE]", "self.computed", "M2", "content"),
     bug("windows stay where drafts were kept", FOLD, "if matched.runs is not None and state.config.windows:", "if False:", "M2"),
     bug("a request that ends gives pages back one by one", DRAFTS,
         "drafting[fields.TENTATIVE, ended] = cells[fields.COMPUTED, ended] - before.computed_at_least[ended]", "pass", "P1"),
+]  # fmt: skip
+COST_BUGS = [
+    bug("drafts that do not pay", COLUMNS, "pays = (odds > least)", "pays = (odds >= 0)", "S6"),
+    bug("a step drafts at any cost", COLUMNS, "int(drafts.sum()) * row_cost + step_cost", "int(drafts.sum()) * row_cost", "S6"),
+    bug("a trial as often where a row costs much", COLUMNS, "TRIAL_INTERVAL << 4 * least // RATE_ONE", "TRIAL_INTERVAL", "S6"),
 ]  # fmt: skip

@@ -15,7 +15,7 @@ from planted_adapter_bugs import ADAPTER_BUGS
 from planted_client_bugs import CLIENT_BUGS
 from planted_compiled_bugs import COMPILED_BUGS
 from planted_constraint_bugs import CONSTRAINT_BUGS, FAILING_BUGS, FORCING_BUGS
-from planted_draft_bugs import DRAFT_BUGS
+from planted_draft_bugs import COST_BUGS, DRAFT_BUGS
 from planted_edge_bugs import EDGE_BUGS
 from planted_microbatch_bugs import MICROBATCH_BUGS
 from planted_pin_bugs import PIN_BUGS, PIN_LOSS_BUGS
@@ -54,14 +54,19 @@ def loses_pins(seed: int) -> bool:
     return retains(seed) and (dies(seed) or changes_weights(seed))
 
 
+def drafts_at_a_price(seed: int) -> bool:
+    """Whether the engine speculates, and one more token adds to a step's time."""
+    return speculates(seed) and scenario(seed, client_count=CLIENTS).config.speculation.row_cost > 0
+
+
 def drafts_with_states(seed: int) -> bool:
     """Whether the engine speculates and its model has recurrent layers."""
     return speculates(seed) and has_states(seed)
 
 
 SHOWN = {
-    speculates: DRAFT_BUGS, constrains: CONSTRAINT_BUGS, is_interrupted: FAILING_BUGS, drafts_by_grammar: FORCING_BUGS,
-    dies: RECOVERY_BUGS, changes_weights: WEIGHTS_BUGS, has_disk: TIER_BUGS, has_peers: PEER_BUGS, retains: PIN_BUGS,
+    speculates: DRAFT_BUGS, drafts_at_a_price: COST_BUGS, drafts_by_grammar: FORCING_BUGS, constrains: CONSTRAINT_BUGS,
+    is_interrupted: FAILING_BUGS, dies: RECOVERY_BUGS, changes_weights: WEIGHTS_BUGS, has_disk: TIER_BUGS, has_peers: PEER_BUGS, retains: PIN_BUGS,
     loses_pins: PIN_LOSS_BUGS, has_microbatches: MICROBATCH_BUGS, takes_turns: CLIENT_BUGS,
     has_states: RECURRENT_BUGS, drafts_with_states: DRAFTED_STATE_BUGS, has_pictures: INPUT_BUGS,
 }  # fmt: skip
