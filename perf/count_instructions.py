@@ -1,9 +1,10 @@
 """Count the instructions of a steady step, a visit, a streamed token and a request: `python -m perf.count_instructions`.
 
 Owns the counting: valgrind's callgrind runs `steady_core` and `steady_edge`, and calls of an otherwise unused libc function
-separate the parts. ZMQ's threads are counted, kernel work is not. Counts repeat on a busy machine (within 3 % for a step) but
-differ between processors, so a record belongs to one processor model. `--record` writes a record; otherwise the counts are
-compared with the newest record of this processor. The exit status is always 0: `.ci/run` prints the lines.
+separate the parts. ZMQ's threads are counted, kernel work is not. Beside busy processes messages come at other times, and a run's
+counts vary by 10 %, so each count is the median of several runs, one after another. Counts differ between processors, so a record belongs to one processor model. `--record`
+writes a record, `--json` one elsewhere; the counts are compared with the newest record of this processor. The exit status is
+always 0: `.ci/run` prints the lines.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -26,13 +27,14 @@ from typing import Any
 import msgspec
 
 from vnext.base.version import __version__
-from vnext.commands.machine import machine
+from vnext.commands.machine import Machine, machine
 
 ROWS = 64
 STEPS, WINDOWS = 48, 4
 WARM_STEPS = 16
 ARRIVALS = 12
 VISITORS, VISITS = 16, 8
+RUNS = 3
 TIMEOUT_S = 300
 SUITE = "instructions"
 RECORDS = Path(__file__).resolve().parent / "records"
@@ -49,7 +51,9 @@ _divide = os.getppid  # callgrind dumps its counts before each call
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--program", choices=PROGRAMS, action="append", help="only this one")
+    parser.add_argument("--runs", type=int, default=RUNS, help="runs of each program, of which the medians are taken (default: %(default)s)")
     parser.add_argument("--record", action="store_true", help="write a record of this processor")
+    parser.add_argument("--json", type=Path, help="record to write, with the counts of each run")
     parser.add_argument("--drive", choices=PROGRAMS, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.drive:
@@ -58,18 +62,19 @@ def main() -> int:
     if (why_not := reason_not_to_count()) is not None:
         print(f"instructions: not counted, {why_not}")
         return 0
-    before, counted = machine(), {}
+    before, runs = machine(), {}
     try:
         for program in options.program or PROGRAMS:
-            counted |= count(program)
+            runs |= count_often(program, options.runs)
     except (Uncounted, subprocess.TimeoutExpired) as error:
         print(f"instructions: not counted, because {error}")
         return 0
+    counted = medians(runs)
     known = newest_record(before.cpu_model, before.instruction_sets)
     for line in compared(counted, known["instructions"] if known else None, before.cpu_model):
         print(f"instructions: {line}")
-    if options.record:
-        write_record(counted, msgspec.to_builtins(before))
+    for path in [record_path(before)] * options.record + [options.json] * bool(options.json):
+        write_record(path, runs, msgspec.to_builtins(before))
     return 0
 
 
@@ -122,6 +127,17 @@ def drive_edge() -> None:
 DRIVES = {"core": drive_core, "edge": drive_edge}
 
 
+def count_often(program: str, runs: int) -> dict[str, list[int]]:
+    """Return the instructions of each part of a program in each of these runs, by its name in MEANS."""
+    counts = [count(program) for _ in range(runs)]
+    return {part: [each[part] for each in counts] for part in PROGRAMS[program]}
+
+
+def medians(runs: Mapping[str, Sequence[int]]) -> dict[str, int]:
+    """Return the median of each count over the runs."""
+    return {part: int(median(each)) for part, each in runs.items()}
+
+
 def count(program: str) -> dict[str, int]:
     """Return the instructions of each part of a program, by its name in MEANS."""
     with tempfile.TemporaryDirectory(prefix="vnext-count-") as folder:
@@ -172,17 +188,23 @@ def compared(counted: dict[str, int], known: dict[str, int] | None, cpu_model: s
     ]  # fmt: skip
 
 
-def write_record(counted: dict[str, int], before: dict[str, Any]) -> None:
-    words = f"{before['cpu_model']} {''.join(before['instruction_sets'][-1:])}"
+def record_path(of: Machine) -> Path:
+    """Return where today's record of a machine's processor belongs."""
+    words = f"{of.cpu_model} {''.join(of.instruction_sets[-1:])}"
     model = re.sub(r"[^a-z0-9]+", "-", words.lower()).strip("-")
-    path = RECORDS / f"{time.strftime('%Y-%m-%d')}-{SUITE}-{model}.json"
+    return RECORDS / f"{time.strftime('%Y-%m-%d')}-{SUITE}-{model}.json"
+
+
+def write_record(path: Path, runs: Mapping[str, Sequence[int]], before: dict[str, Any]) -> None:
+    """Write the medians and the counts of each run."""
     record = {
         "command": "python -m perf.count_instructions --record",
         "measured_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "vnext": __version__,
         "machine": before,
         "means": MEANS,
-        "instructions": counted,
+        "instructions": medians(runs),
+        "runs": runs,
     }
     path.write_text(json.dumps(record, indent=2) + "\n")
     print(f"written: {path}")

@@ -30,7 +30,7 @@ if [ "$processes" -gt 1 ]; then
 fi
 [ -z "${MEASURE_TREE:-}" ] || { "$VENV/bin/python" scripts/house.py || echo "house: not measured"; } &
 if [ -n "${COUNT_INSTRUCTIONS:-}" ]; then  # reports how they changed; never fails
-    timeout 60 "$VENV/bin/python" -m perf.count_instructions --program core || echo "instructions: not counted within a minute"
+    timeout 150 "$VENV/bin/python" -m perf.count_instructions --program core || echo "instructions: not counted within 150 s"
 fi
 wait
 exec "$VENV/bin/python" -m pytest -p no:langsmith_plugin "$@" # a client package brings it, and a second of imports

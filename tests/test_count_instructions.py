@@ -25,6 +25,19 @@ def test_a_change_is_told_against_the_newest_record_of_this_processor(tmp_path: 
     assert count_instructions.compared({"step": 90}, None, "third")[-1] == "no record of third to compare with"
 
 
+def test_the_median_of_the_runs_is_taken_and_each_is_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    steps = [100, 112, 101, 99, 102]  # one run of five had its messages come at another time
+    monkeypatch.setattr(count_instructions, "count", lambda program: {"step": steps.pop(), "visit": 7})
+    monkeypatch.setattr(count_instructions, "reason_not_to_count", lambda: None)
+    monkeypatch.setattr("sys.argv", ["count_instructions", "--program", "core", "--runs", "5", "--json", str(tmp_path / "counted.json")])
+    assert count_instructions.main() == 0 and "instructions: step 101" in capsys.readouterr().out
+    record = json.loads((tmp_path / "counted.json").read_text())
+    assert record["instructions"] == {"step": 101, "visit": 7}
+    assert sorted(record["runs"]["step"]) == [99, 100, 101, 102, 112] and record["runs"]["visit"] == [7] * 5
+
+
 def test_without_valgrind_one_line_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(shutil, "which", lambda name: None)
     monkeypatch.setattr("sys.argv", ["count_instructions"])
