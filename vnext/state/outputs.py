@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -76,9 +77,14 @@ def outputs_apart(before: State, after: State, matched: MatchedSamples) -> tuple
 
 def going_of(cells: np.ndarray, rows: np.ndarray, tokens: np.ndarray) -> Going:
     """The news of these rows (int64[n], ascending) of a matrix, which get these tokens."""
-    if len(rows) == cells.shape[1] and (rows == np.arange(len(rows))).all():
+    if len(rows) == cells.shape[1] and rows.tobytes() == _all_rows(len(rows)):
         return Going(cells[fields.ID], tokens, cells[fields.CACHED])
     return Going(cells[fields.ID].take(rows), tokens, cells[fields.CACHED].take(rows))
+
+
+@lru_cache(maxsize=256)
+def _all_rows(count: int) -> bytes:
+    return np.arange(count).tobytes()
 
 
 def _of_commit(before: State, after: State, matched: MatchedSamples, places: np.ndarray | None = None) -> tuple[Output, ...]:

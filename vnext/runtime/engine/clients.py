@@ -103,7 +103,8 @@ class Clients:
         next_id = state.next_id
         if self._backlogs:
             self._catch_up()
-        yield from self._forget_gone()
+        if self._gone:
+            yield from self._forget_gone()
         for peer, message in self._received() if ready is None or self._socket in ready else ():
             if self._follows and peer not in self._peers and not isinstance(message, Hello):
                 continue
@@ -130,8 +131,10 @@ class Clients:
                     self._send(peer, Pong())
                 case Goodbye():
                     self._gone.add(peer)
-        yield from self._forget_gone()
-        yield from self._suspects(state, next_id)
+        if self._gone:
+            yield from self._forget_gone()
+        if self._trials.queue:
+            yield from self._suspects(state, next_id)
 
     def _suspects(self, state: State, next_id: int) -> Iterator[AnyEvent]:
         """Arrivals of requests that may be tried now."""
@@ -147,7 +150,8 @@ class Clients:
         for each in news:
             for peer, letter in self._owners.letters(each):
                 self._send(peer, letter)
-            self._trials.heard(each)
+            if self._trials.on_trial is not None:
+                self._trials.heard(each)
             if not self._has_sent_tokens and each[0] is not None:
                 self.notes.write(PROGRESS)
                 self._has_sent_tokens = True

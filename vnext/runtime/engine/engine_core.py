@@ -156,9 +156,8 @@ class EngineCore:
     def _carry_out(self, ready: Ready) -> None:
         """Write the frame, broadcast its events, then send the clients their outputs."""
         self._write_frame(ready)
-        if ended := [each.id for _, outputs, _ in ready.news for each in outputs if each.finish]:
+        if ended := self._unsent.add(ready):
             self._misses.ended(ready.befores[0], ended)
-        self._unsent.add(ready)
         self._executor.send(encode_events(ready.events))
         if self._streams.readers:
             for peer, frame in self._streams.frames(ready.events, ready.state, digest(ready.state)):
@@ -177,7 +176,7 @@ class EngineCore:
     def _write_frame(self, ready: Ready) -> None:
         """Record the events and the ranks' reports."""
         events, state_digest = ready.events, digest(ready.state)
-        if events and isinstance(last := events[-1], StepPlanned) and last.step % ready.state.config.digest_interval == 0:
+        if events and type(last := events[-1]) is StepPlanned and last.step % ready.state.config.digest_interval == 0:
             self._checks.expect(last.step, state_digest, ready.state)
         reported = self._checks.take_new() if self._checks.new.digests else NOTHING_REPORTED
         self._recorder.append(events, ready.befores, state_digest, reported.digests, ready.matched, reported.details)
@@ -186,12 +185,13 @@ class EngineCore:
 
     def _take_result(self, message: RankMessage, is_last: bool) -> None:
         """Take one rank's message. If it `is_last` of the arrived ones, the next plan may be folded with it."""
-        if isinstance(message, RankFailed):
-            raise RankGaveUp(f"rank {message.rank} failed: {message.message}")
-        if (taker := self._facilities.taker(message)) is not None:
+        if type(message) is not StepResult:
+            if isinstance(message, RankFailed):
+                raise RankGaveUp(f"rank {message.rank} failed: {message.message}")
+            taker = self._facilities.taker(message)
+            assert taker is not None, "a rank says that it is ready once, before the engine starts"
             self._abort_with(taker.answered(message, self.engine.state))
             return
-        assert isinstance(message, StepResult), "a rank says that it is ready once, before the engine starts"
         if message.step % self._started.config.digest_interval == 0:
             self._checks.compare(message)
         if message.rank == 0:
@@ -199,13 +199,15 @@ class EngineCore:
 
     def _take_step(self, result: StepResult, is_last: bool) -> None:
         engine, event = self.engine, result.commit
-        for due in self._checks.due.values():
-            due.commits[result.step] = event
+        if self._checks.due:
+            for due in self._checks.due.values():
+                due.commits[result.step] = event
         self._recorder.took(result.step, result.seconds)
         self._progress.took(engine.state.in_flight[0].tokens, result.seconds)
         if (costs := self._facilities.draft_costs) is not None:
             costs.took(engine.state.in_flight[0], event, result.seconds)
-        self._abort_with(self._failures.errors(engine.state, result.failed))
+        if result.failed:
+            self._abort_with(self._failures.errors(engine.state, result.failed))
         scored = any(result.logprobs)
         note = Beside(prompt_outputs(engine.state, result.prompts), result.logprobs) if scored or result.prompts else None
         if is_last and not scored:
@@ -297,8 +299,7 @@ class EngineCore:
     def _send_stats(self) -> None:
         """Send gauges and counters: a few times a second while something happens, and at once when activity ends."""
         now = time.monotonic()
-        idle = not self.state.requests
-        if now < self._stats_due_s and not idle:
+        if now < self._stats_due_s and self.engine.state.requests:
             return
         self._stats_due_s = now + STATS_INTERVAL_S
         self._progress.watch(now, self.engine.state.in_flight, self._executor)

@@ -179,7 +179,7 @@ class MpExecutor:
                 log.warning("a rank's message could not be read and was dropped: %s", error)
                 continue
             self._came.append(message)
-            if isinstance(message, StepResult):
+            if type(message) is StepResult:
                 self._answered[message.rank % len(self._children)] = message.step
         for ended in self._results.take_ended():
             self._unwatch(ended.fileno())

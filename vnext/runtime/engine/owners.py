@@ -69,9 +69,9 @@ class Owners:
                     output = msgspec.structs.replace(output, queue_seconds=waited_s, missed=missed)
                 singles[owner[0]].append(output)
                 self._note(output, owner)
-        for peer in dict.fromkeys((*shares, *singles)):
+        for peer in dict.fromkeys((*shares, *singles)) if singles else shares:
             numbers, tokens = _cut(going, shares[peer]) if peer in shares else (b"", b"")
-            yield peer, Outputs(outputs=tuple(singles.get(peer, ())), numbers=numbers, tokens=tokens)
+            yield peer, Outputs(outputs=tuple(singles[peer]) if peer in singles else (), numbers=numbers, tokens=tokens)
 
     def _note(self, output: RequestOutput, owner: tuple[bytes, str]) -> None:
         if not output.finish:

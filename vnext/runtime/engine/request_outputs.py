@@ -38,18 +38,25 @@ class Unsent:
         self._news: list[News] = []
         self._drafts = DraftCounts()
 
-    def add(self, ready: Ready) -> None:
-        """The news of these events."""
+    def add(self, ready: Ready) -> Sequence[int]:
+        """The news of these events. Returns the requests that end with them."""
         if ready.state.config.speculation is not None:
             for before, matched in zip(ready.befores, ready.matched):
                 if matched is not None:
                     self._drafts.take(before, matched)
+        ended: list[int] = []
         for going, outputs, note in ready.news:
+            if note is None and not outputs:
+                if going is not None:
+                    self._news.append((going, ()))
+                continue
             beside = note if isinstance(note, Beside) else NOTHING_BESIDE
             if beside.prompts:
                 self._news.append((None, beside.prompts))
             if going is not None or outputs:
                 self._news.append((going, to_clients(outputs, self._drafts, beside) if outputs else ()))
+            ended += [each.id for each in outputs if each.finish]
+        return ended
 
     def take(self) -> list[News]:
         """All of it, once."""

@@ -18,54 +18,53 @@ Submitted = tuple[bytes, SubmitRequest]
 
 
 class Trials:
-    """Mutable. `notes`: where the one on trial is named."""
+    """Mutable. `notes`: where the one `on_trial` (its id and name) is named. `queue`: the suspects that wait."""
 
     def __init__(self, notes: CoreNotes) -> None:
         self._notes = notes
-        self._queue: list[Submitted] = []
-        self._on_trial: tuple[int, str] | None = None  # id and name
+        self.queue: list[Submitted] = []
+        self.on_trial: tuple[int, str] | None = None
         self._is_noted = False
 
     @property
     def are_due(self) -> bool:
         """Whether `next` has one."""
-        return bool(self._queue) and self._on_trial is None
+        return bool(self.queue) and self.on_trial is None
 
     def takes(self, peer: bytes, request: SubmitRequest) -> bool:
         """Whether the request is a suspect, which then waits for its trial."""
         if request.deaths < DEATHS_MIN:
             return False
-        self._queue.append((peer, request))
+        self.queue.append((peer, request))
         return True
 
     def next(self) -> Submitted | None:
         """The next suspect, if none is on trial."""
-        return self._queue.pop(0) if self.are_due else None
+        return self.queue.pop(0) if self.are_due else None
 
     def admit(self, id_: int, name: str, is_next: bool) -> None:
         """This suspect arrives at the engine; `is_next`: nobody waits before it."""
-        self._on_trial = id_, name
+        self.on_trial = id_, name
         if is_next:
             self.begun((id_,))
 
     def begun(self, ids: Collection[int]) -> None:
         """These requests are about to have their first step."""
-        if self._on_trial is not None and self._on_trial[0] in ids and not self._is_noted:
-            self._notes.write(SUSPECT, self._on_trial[1])
+        if self.on_trial is not None and self.on_trial[0] in ids and not self._is_noted:
+            self._notes.write(SUSPECT, self.on_trial[1])
             self._is_noted = True
 
     def heard(self, news: News) -> None:
-        """The clients get this: a token or the end of the one on trial ends the trial."""
-        if self._on_trial is None:
-            return
-        (going, outputs), id_ = news, self._on_trial[0]
+        """The clients get this while one is on trial: its token or its end ends the trial."""
+        assert self.on_trial is not None, "nobody is on trial"
+        (going, outputs), id_ = news, self.on_trial[0]
         named = any(output.number == id_ and (output.tokens or output.finish) for output in outputs)
         if named or (going is not None and (going.ids == id_).any()):
             self._notes.erase(SUSPECT)
-            self._on_trial, self._is_noted = None, False
+            self.on_trial, self._is_noted = None, False
 
     def forget(self, peer: bytes, names: Collection[str] | None = None) -> None:
         """A client has left, or does not want these requests any more."""
-        self._queue = [
-            each for each in self._queue if each[0] != peer or (names is not None and each[1].name not in names)
+        self.queue = [
+            each for each in self.queue if each[0] != peer or (names is not None and each[1].name not in names)
         ]

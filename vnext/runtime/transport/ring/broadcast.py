@@ -114,15 +114,18 @@ def decode_events(message: bytes, next_id: int = 0) -> tuple[AnyEvent | RankRequ
     """
     events = []
     for wire in _decoder.decode(message):
-        if isinstance(wire, _Arrived):
+        if type(wire) is _Committed:  # isinstance would ask the metaclass of structs
+            events.append(StepCommitted(wire.step, b""))
+            continue
+        if type(wire) is _Arrived:
             wire = _arrival(wire, next_id)
-        events.append(StepCommitted(step=wire.step, tokens=b"") if isinstance(wire, _Committed) else wire)
+        events.append(wire)
         next_id += isinstance(wire, RequestArrived)
     return tuple(events)
 
 
 def _to_wire(event: AnyEvent) -> AnyEvent | _Wire:
-    if isinstance(event, StepCommitted):
+    if type(event) is StepCommitted:
         return _Committed(event.step)
     if type(event) is RequestArrived:
         return _Arrived(event.id & _ID_MASK, event.prompt, event.sampling, event.priority, event.cache_salt, event.client)

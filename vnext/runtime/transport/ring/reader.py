@@ -62,10 +62,11 @@ class RingReader:
         written.
         """
         require_open(self._segment)
-        end_s = deadline_s(timeout_s)
+        only_looks = timeout_s is not None and timeout_s <= 0  # and reads no clock
+        end_s = None if only_looks else deadline_s(timeout_s)
         spin_ns, is_dead, poll_s = self._spin_ns, False, WRITER_POLL_S
         while True:
-            rest_s = left_s(end_s)
+            rest_s = 0.0 if only_looks else left_s(end_s)
             wait_s = poll_s if rest_s is None else max(0.0, min(rest_s, poll_s))
             if (message := self._wait_and_take(spin_ns, 0 if is_dead else int(wait_s * NANOSECONDS))) is not None:
                 return message
@@ -79,7 +80,7 @@ class RingReader:
                 raise RingAbandoned("the process of the ring's writer has ended without closing it")
             elif not self._segment.liveness.has_owner(WRITER):
                 is_dead = True  # its last message may have come after our look
-            elif (rest_s := left_s(end_s)) is not None and rest_s <= 0:
+            elif only_looks or ((rest_s := left_s(end_s)) is not None and rest_s <= 0):
                 return None
             spin_ns, poll_s = 0, min(2 * poll_s, IDLE_POLLS * WRITER_POLL_S)
 
