@@ -48,7 +48,7 @@ def test_every_example_is_on_the_page_and_tested() -> None:
     page, tests = (ROOT / "docs" / "python.md").read_text(), Path(__file__).read_text()
     assert {name for name in names if f"(../examples/{name})" not in page} == set()
     assert {name for name in names if f'EXAMPLES / "{name}"' not in tests} == {
-        "family.py", "policy_gradient.py",
+        "check_family.py", "family.py", "policy_gradient.py",
     }, "which tests/models and tests/rollouts run"  # fmt: skip
 
 
