@@ -53,9 +53,9 @@ def parser_of(doc: str) -> argparse.ArgumentParser:
 
 
 def record_of(command: str, before: Machine, measured: dict[str, Any]) -> dict[str, Any]:
-    """The record of what was measured since `before`."""
+    """The record of what was measured since `before`. Of absolute paths in the command it keeps the last name."""
     head = {
-        "command": command, "measured_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "vnext": __version__,
+        "command": " ".join(Path(word).name if word.startswith("/") else word for word in command.split(" ")), "measured_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "vnext": __version__,
         "machine": msgspec.to_builtins(before), "load_after": machine().load,
     }  # fmt: skip
     return head | measured

@@ -111,6 +111,11 @@ def test_commands_that_pages_show_parse(page: Path) -> None:
             write_docs.replay.parser(words[0]).parse_args(words)
 
 
+def test_records_name_no_folder_of_a_machine() -> None:
+    named = re.compile(r'"command": "(?:[^"]* )?/')
+    assert [path.name for path in (ROOT / "perf" / "records").rglob("*.json") if named.search(path.read_text())] == []
+
+
 # ---- bounds ------------------------------------------------------------------------------------------------------
 
 
