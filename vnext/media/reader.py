@@ -5,7 +5,6 @@ Owns the order of the two and what must agree: as many marks in the text as imag
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,10 +14,9 @@ import numpy as np
 from vnext.media.pictures import MediaError, picture_of
 from vnext.media.sources import MediaRules, bytes_at
 from vnext.media.store import MediaStore, folder_of
-from vnext.media.tiles import Tiles, tile_form, tiles_of, with_images
+from vnext.media.tiles import Tiles, form_in, tiles_of, with_images
 from vnext.state.store.inputs import Input, with_inputs
 
-FORM_FILE = "preprocessor_config.json"
 IMAGES_MAX = 32
 """Of one prompt."""
 
@@ -30,12 +28,7 @@ class ImageReader:
         """`sizes`: the token of an image and how many stand for a tile, as the engine tells them; `addresses`: of the engines.
         Raises MediaError."""
         self._token, count = map(int, sizes.split())
-        path = model_path / FORM_FILE
-        try:
-            raw = json.loads(path.read_text()) if path.is_file() else {}
-        except (OSError, ValueError) as error:
-            raise MediaError(f"{path} cannot be read: {error}") from error
-        self._form, self._rules = tile_form(raw, count), rules
+        self._form, self._rules = form_in(model_path, count), rules
         self._store = MediaStore(map(folder_of, addresses))
 
     def at(self, addresses: Sequence[tuple[str, str]]) -> list[Tiles]:

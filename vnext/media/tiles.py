@@ -5,14 +5,17 @@ Owns the sizes and the text that stands for an image. Numbers are transformers':
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 from vnext.media.pictures import MediaError, digest_of
 
+FORM_FILE = "preprocessor_config.json"
 EDGE_MAX = 4096
 RATIO_MAX = 200
 IMAGE = "<image>"
@@ -47,6 +50,16 @@ class Tiles(NamedTuple):
     @property
     def digests(self) -> list[bytes]:
         return [digest_of(tile) for tile in self.pixels]
+
+
+def form_in(folder: Path, tokens: int) -> TileForm:
+    """What a model's preprocessor_config.json says, the usual where it has none. Raises MediaError."""
+    path = folder / FORM_FILE
+    try:
+        raw = json.loads(path.read_text()) if path.is_file() else {}
+    except (OSError, ValueError) as error:
+        raise MediaError(f"{path} cannot be read: {error}") from error
+    return tile_form(raw, tokens)
 
 
 def tile_form(raw: Mapping[str, object], tokens: int) -> TileForm:

@@ -40,7 +40,7 @@ def log(request, tmp_path_factory) -> Path:
 
 
 def found(path: Path, pages: int) -> int:
-    """The tokens that the curve says are found with so many pages."""
+    """How many tokens a cache of this many pages finds, by the curve."""
     curve = CacheCurve(open_log(path))
     for item in fold(open_log(path)):
         if isinstance(item, Folded):
@@ -59,13 +59,13 @@ def test_a_rerun_with_such_a_cache_has_these_hits(log, pages) -> None:
 
 
 def test_the_command_has_the_curve(log, capsys) -> None:
-    code, told = answer(capsys, "cache", log, "--curve")
-    points = {each["pages"]: each["found"] for each in told["curve"]["points"]}
-    assert code == 0 and points[1000] == told["found"] and len(points) >= 12
+    code, shown = answer(capsys, "cache", log, "--curve")
+    points = {each["pages"]: each["found"] for each in shown["curve"]["points"]}
+    assert code == 0 and points[1000] == shown["found"] and len(points) >= 12
     assert list(points.values()) == sorted(points.values()) and list(points) == sorted(points)
     assert all(value == found(log, pages) for pages, value in list(points.items())[::4])
-    assert found(log, told["curve"]["enough"]) >= 0.99 * max(points.values()) > found(log, told["curve"]["enough"] - 1)
-    assert "curve" in told and answer(capsys, "cache", log)[1]["curve"] is None
+    assert found(log, shown["curve"]["enough"]) >= 0.99 * max(points.values()) > found(log, shown["curve"]["enough"] - 1)
+    assert "curve" in shown and answer(capsys, "cache", log)[1]["curve"] is None
     assert main(["cache", str(log), "--curve"]) == 0 and "1,000 (this engine)" in capsys.readouterr().out
 
 

@@ -15,21 +15,20 @@ from vnext.models.config.layer_kinds import LayerInputs, StreamSizes
 from vnext.models.config.model_config import DecoderForm, ModelConfig, layer_windows, text_part
 from vnext.models.config.rope_config import two_ropes
 from vnext.models.errors import ModelError
-from vnext.models.families.gemma2 import BOTH_SIDES, WEIGHT_AXES as GEMMA2_AXES, gemma_config
+from vnext.models.families.gemma2 import WEIGHT_AXES as GEMMA2_AXES, gemma_config
 from vnext.models.families.gemma4 import (
     ROOTS,
     SLIDING,
     WHOLE,
-    any_attention,
+    assemble_below,
     cache_layers,
     input_axes,
-    input_table,
     narrow_gate,
-    rounded,
+    root_of,
     unlike_axes,
 )
 from vnext.models.layers.assembly import Source, gated_mlp, linear, wide_norm
-from vnext.models.layers.decoder import Params, assemble_decoder, logits
+from vnext.models.layers.decoder import Params, logits
 from vnext.models.layers.decoder_params import LayerParams, LayerStreams, Streams
 from vnext.models.layers.layer_inputs import Added
 from vnext.models.layers.layers import GatedMlp
@@ -128,22 +127,10 @@ def WEIGHT_AXES(config: ModelConfig) -> LayoutTable:  # noqa: N802  # a field of
 
 def assemble(source: Source, config: ModelConfig) -> Params:
     """The parameters, wherever this checkpoint keeps its language part."""
-    root = next((root for root in ROOTS if root + "norm.weight" in source), ROOTS[0])
-    names = BOTH_SIDES._replace(root=root)
-    found = assemble_decoder(
-        source,
-        config,
-        lambda prefix, index: (any_attention(source, config, prefix, index), mlp(source, config, prefix, index)),
-        names,
-        wide_norm,
-    )
-    layers = (with_streams(layer, source, config, f"{root}layers.{at}.") for at, layer in enumerate(found.layers))
-    return found._replace(
-        embedding_scale=rounded(source, config.hidden_size**0.5),
-        layers=tuple(layers),
-        inputs=input_table(source, config, names),
-        streams=Streams(*(ends(source, config, f"{root}altup_{name}projections") for name in ("", "unembed_"))),
-    )
+    root = root_of(source)
+    found = assemble_below(root, source, config, lambda prefix, at: mlp(source, config, prefix, at), with_streams)
+    streams = (ends(source, config, f"{root}altup_{name}projections") for name in ("", "unembed_"))
+    return found._replace(streams=Streams(*streams))
 
 
 def mlp(source: Source, config: ModelConfig, prefix: str, index: int) -> GatedMlp:

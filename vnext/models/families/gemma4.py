@@ -5,7 +5,7 @@ Values are normed, and keys stand in for them where config.json says so. Of mult
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import MappingProxyType
 
 from vnext.kernels.calls import Router
@@ -20,7 +20,7 @@ from vnext.models.layers.assembly import ExpertNames, Source, attention, gated_m
 from vnext.models.layers.decoder import Names, Params, assemble_decoder, forward, logits
 from vnext.models.layers.decoder_params import LayerParams
 from vnext.models.layers.layer_inputs import Added, Beside, InputTable, Narrow
-from vnext.models.layers.layers import Attention, ReadingAttention
+from vnext.models.layers.layers import Attention, GatedMlp, ReadingAttention
 from vnext.models.layers.sharding import EXPERT_AXES, AnyAxis, Axis, Layout, LayoutTable, Sized
 
 __all__ = ["WEIGHT_AXES", "assemble", "forward", "logits", "parse"]
@@ -157,19 +157,26 @@ def unlike_axes(config: ModelConfig) -> Iterator[tuple[str, Layout]]:
 
 def assemble(source: Source, config: ModelConfig) -> Params:
     """The parameters, wherever this checkpoint keeps its language part."""
-    root = next((root for root in ROOTS if root + "norm.weight" in source), ROOTS[0])
+    return assemble_below(root_of(source), source, config, lambda prefix, _: gated_mlp(source, prefix), with_own)
+
+
+def root_of(source: Source) -> str:
+    """Below which this checkpoint keeps its language part."""
+    return next((root for root in ROOTS if root + "norm.weight" in source), ROOTS[0])
+
+
+def assemble_below(
+    root: str, source: Source, config: ModelConfig, mlp: Callable[[str, int], GatedMlp],
+    with_more: Callable[[LayerParams, Source, ModelConfig, str], LayerParams],
+) -> Params:  # fmt: skip
+    """The parameters below `root`, with the MLP of each layer by its prefix and number, and what `with_more` adds to a layer."""
     names = BOTH_SIDES._replace(root=root)
     found = assemble_decoder(
-        source,
-        config,
-        lambda prefix, index: (any_attention(source, config, prefix, index), gated_mlp(source, prefix)),
-        names,
-        wide_norm,
+        source, config, lambda prefix, at: (any_attention(source, config, prefix, at), mlp(prefix, at)), names, wide_norm
     )
-    layers = (with_own(layer, source, config, f"{root}layers.{at}.") for at, layer in enumerate(found.layers))
     return found._replace(
         embedding_scale=rounded(source, config.hidden_size**0.5),
-        layers=tuple(layers),
+        layers=tuple(with_more(layer, source, config, f"{root}layers.{at}.") for at, layer in enumerate(found.layers)),
         inputs=input_table(source, config, names) if config.layer_inputs else None,
     )
 

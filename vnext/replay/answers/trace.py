@@ -17,9 +17,9 @@ from rich.console import Console
 from vnext.log.reading import read
 from vnext.replay.answers.timeline import Timeline, Writer
 from vnext.replay.console import render
-from vnext.replay.console.commands import SAME, print_answer
+from vnext.replay.console.commands import SAME, print_answer, writing
 from vnext.replay.reading.folding import IMPOSSIBLE, Folded, first_state
-from vnext.replay.reading.source import Log, UnusableLog, contents, open_log
+from vnext.replay.reading.source import Log, contents, open_log
 from vnext.replay.reading.strides import Folding, Run
 from vnext.replay.reading.times import Clock, timestamps_of
 from vnext.replay.reading.verify import why_not_decided
@@ -124,11 +124,8 @@ def add_command(command: Callable[..., argparse.ArgumentParser]) -> None:
 def run(arguments: argparse.Namespace, console: Console) -> int:
     """Returns 0."""
     log = open_log(arguments.log)
-    try:
-        with arguments.out.open("w") as file:
-            answer = trace(log, file, str(arguments.out), not arguments.brief)
-    except OSError as error:
-        raise UnusableLog(f"{arguments.out} cannot be written ({error}): give another file with -o") from error
+    with writing(arguments.out), arguments.out.open("w") as file:
+        answer = trace(log, file, str(arguments.out), not arguments.brief)
     print_answer(arguments, console, answer, print_traced)
     return SAME
 

@@ -21,7 +21,7 @@ from vnext.replay.console.commands import SAME, print_answer
 from vnext.replay.console.render import counted, printable
 from vnext.replay.reading.source import Log
 from vnext.replay.reading.times import timestamps_of
-from vnext.replay.reading.window import Window
+from vnext.replay.reading.window import Window, add_at
 from vnext.state.config import SchedulerConfig
 
 LOST_SHARE = 0.1
@@ -200,8 +200,7 @@ def add_command(command: Callable[..., argparse.ArgumentParser]) -> None:
         "explain", run, "say in ten lines why requests were slow, and what would have helped",
         "Charges the time of requests to causes, and runs the arrivals again with what helps.",
     )  # fmt: skip
-    says = "only this minute (14:03, UTC), or what is around 14:03:20 or +12.5"
-    asking.add_argument("--at", metavar="TIME", default="", help=says)
+    add_at(asking)
     asking.add_argument("--request", metavar="ID", default="", help="only this request")
     asking.add_argument("--client", metavar="CLIENT", default="", help="only the requests of this client")
 

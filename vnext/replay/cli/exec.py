@@ -17,7 +17,7 @@ from vnext.replay.console.commands import DIFFERENT, SAME, command, print_answer
 from vnext.replay.execution import render_exec
 from vnext.replay.execution.bisection import bisect
 from vnext.replay.execution.execution import ModelChoice, execute
-from vnext.replay.execution.recorded import add_range, selection_of
+from vnext.replay.execution.recorded import add_range, add_steps, selection_of
 from vnext.replay.reading.source import UnusableLog
 from vnext.replay.rerun.numerics import prepare
 from vnext.replay.tables.profile import print_profiled, profile
@@ -47,7 +47,7 @@ def add(commands) -> None:
         "the engine's own times beside. Drafts that were not kept are left out.",
     )  # fmt: skip
     add_model(profiling)
-    profiling.add_argument("--steps", metavar="A:B", default="", help="steps from A up to, not including, B; a number is one step")
+    add_steps(profiling)
     profiling.add_argument("-o", "--out", type=Path, help="also write the log's timeline with each operation, for ui.perfetto.dev")
     bisecting = command(
         commands, "bisect", _bisect, "find the first step, layer and operation that differs in another way to run the model",
@@ -55,7 +55,7 @@ def add(commands) -> None:
         "the other options say, and compares it with the log's own settings.",
     )  # fmt: skip
     add_model(bisecting)
-    bisecting.add_argument("--steps", metavar="A:B", default="", help="steps from A up to, not including, B; a number is one step")
+    add_steps(bisecting)
     bisecting.add_argument("--solo", action="store_true", help="compare with each request alone, by the same kernels")
     bisecting.add_argument("--tolerance", type=float, help="difference allowed, relative to a row's maximum (by dtype, 0 alone)")
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NoReturn
 
@@ -67,6 +68,15 @@ def print_ended(console: Console, found: Ended) -> None:
     if found.kind != "complete":
         line = f"ended: {render.printable(found.line)}"
         console.print(line, style="yellow" if found.is_sound else "bold red", soft_wrap=True)
+
+
+@contextmanager
+def writing(out: Path, what: str = "file") -> Iterator[None]:
+    """Write what `-o` names. Raises UnusableLog where the system does not allow it."""
+    try:
+        yield
+    except OSError as error:
+        raise UnusableLog(f"{out} cannot be written ({error}): give another {what} with -o") from error
 
 
 def how_ended(arguments: argparse.Namespace) -> Ended:

@@ -24,6 +24,7 @@ from vnext.state.state import Weights
 
 if TYPE_CHECKING:
     from vnext.replay.rerun.alone import Alone
+    from vnext.replay.rerun.batched import Batched
     from vnext.replay.rerun.machine import Machine
     from vnext.replay.rerun.tokens import Choice
 
@@ -138,19 +139,29 @@ def _run_batches(walk: Walk, machine: Machine, comparing: _Comparing) -> int:
     from vnext.replay.rerun.batched import Batched
 
     batched = Batched(machine, walk.first, walk.whole)
+    for step, can_run in steps_of(walk, batched):
+        if not can_run:
+            comparing.skipped += 1
+            continue
+        inputs = batched.inputs(step.state, step.placeholders, step.drafts)
+        comparing.step(step, *batched.run(inputs))
+    return batched.rebuilt_tokens
+
+
+def steps_of(walk: Walk, batched: Batched) -> Iterator[tuple[RecordedStep, bool]]:
+    """Each step, and whether it can run now: the weights that it was computed with are here and in use, and `batched` knows which
+    pages still hold what was written. Raises CannotRun as `is_ready` does."""
     recoveries = 0
     for step in walk.steps():
         if walk.recoveries > recoveries:
             recoveries = walk.recoveries
             batched.forget()
-        if not is_ready(machine, step.state.weights):
-            comparing.skipped += 1
+        if not is_ready(batched.machine, step.state.weights):
+            yield step, False
             continue
         if pages := walk.promoted(step.step):
             batched.distrust(pages)
-        inputs = batched.inputs(step.state, step.placeholders, step.drafts)
-        comparing.step(step, *batched.run(inputs))
-    return batched.rebuilt_tokens
+        yield step, True
 
 
 def is_ready(machine: Machine, weights: Weights | None) -> bool:

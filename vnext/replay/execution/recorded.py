@@ -226,8 +226,12 @@ def _living(state: State) -> Iterator[tuple[Request, np.ndarray]]:
 
 def add_range(parser: argparse.ArgumentParser) -> None:
     """The options that `selection_of` reads."""
-    parser.add_argument("--steps", metavar="A:B", default="", help="steps from A up to, not including, B; a number is one step")
+    add_steps(parser)
     parser.add_argument("--requests", metavar="ID,ID", default="", help="compare only these requests")
+
+
+def add_steps(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--steps", metavar="A:B", default="", help="steps from A up to, not including, B; a number is one step")
 
 
 def selection_of(steps: str, requests: str) -> Selection:

@@ -18,7 +18,7 @@ import msgspec
 from rich.console import Console
 
 from vnext.replay.console import render
-from vnext.replay.console.commands import print_answer
+from vnext.replay.console.commands import print_answer, writing
 from vnext.replay.futures.redecided import Predicate, answers_of, events_of, finding, is_toy, predicate_of, strange_places
 from vnext.replay.reading.source import UnusableLog, open_log
 from vnext.sim.findings import Finding, reported
@@ -174,11 +174,8 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     if len(events) > EVENTS_MAX:
         raise UnusableLog(f"{len(events)} events are no story: `vnext-replay shrink` makes at most {EVENTS_MAX} of them")
     text, found = file_text(events, predicate_of(arguments.predicate) if arguments.predicate else None)
-    try:
-        with arguments.out.open("x") as file:
-            file.write(text)
-    except OSError as error:
-        raise UnusableLog(f"{arguments.out} cannot be written ({error}): give another file with -o") from error
+    with writing(arguments.out), arguments.out.open("x") as file:
+        file.write(text)
     kind, message = (found.kind, found.message) if found is not None else ("", "")
     answer = Written(path=str(arguments.out), events=len(events), kind=kind, message=message)
     print_answer(arguments, console, answer, print_written)

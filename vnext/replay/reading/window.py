@@ -57,10 +57,14 @@ def window_at(timestamps: Timestamps | None, text: str) -> Window:
     return Window(us, us + MINUTE_US) if is_minute else Window(us - AROUND_US, us + AROUND_US)
 
 
-def add_window(asking: argparse.ArgumentParser) -> None:
-    """Add `--at`, `--from` and `--to`."""
+def add_at(asking: argparse.ArgumentParser) -> None:
     says = "only this minute (14:03, UTC), or what is around 14:03:20 or +12.5"
     asking.add_argument("--at", metavar="TIME", default="", help=says)
+
+
+def add_window(asking: argparse.ArgumentParser) -> None:
+    """Add `--at`, `--from` and `--to`."""
+    add_at(asking)
     asking.add_argument("--from", dest="begin", metavar="TIME", default="", help="only from this time on")
     asking.add_argument("--to", dest="end", metavar="TIME", default="", help="only up to this time")
 

@@ -18,7 +18,7 @@ import xxhash
 from rich.console import Console
 
 from vnext.replay.answers.trace import trace
-from vnext.replay.console.commands import SAME, print_answer
+from vnext.replay.console.commands import SAME, print_answer, writing
 from vnext.replay.console.render import counted
 from vnext.replay.reading.source import UnusableLog, open_log
 from vnext.replay.tables.columns import Columns, Log
@@ -32,10 +32,8 @@ class Exported(msgspec.Struct, frozen=True, kw_only=True):
 
 def exported(path: Path, form: str, out: Path) -> Exported:
     """Write a log in a form of FORMS to a file, or tables into a folder. Raises UnusableLog."""
-    try:
+    with writing(out, "place"):
         return Exported(files=FORMS[form](path, out))
-    except OSError as error:
-        raise UnusableLog(f"{out} cannot be written ({error}): give another place with -o") from error
 
 
 def _perfetto(path: Path, out: Path) -> dict[str, int]:

@@ -17,8 +17,9 @@ from rich.console import Console
 
 from vnext.replay.answers.trace import trace
 from vnext.replay.causes.ledger import Entry, ledger
+from vnext.replay.console.commands import writing
 from vnext.replay.console.render import counted, facts, records
-from vnext.replay.execution.execution import ModelChoice, described, is_ready, machine_of, sentences
+from vnext.replay.execution.execution import ModelChoice, described, machine_of, sentences, steps_of
 from vnext.replay.execution.recorded import RecordedStep, Selection, Walk
 from vnext.replay.execution.render_exec import numbers
 from vnext.replay.reading.source import UnusableLog, open_log
@@ -106,17 +107,12 @@ def _again(walk: Walk, machine: Machine, run: _Run, progress: Progress | None) -
     from vnext.replay.rerun.batched import Batched
     from vnext.replay.rerun.measured import Measured
 
-    batched, recoveries = Batched(machine, walk.first, walk.whole), 0
+    batched = Batched(machine, walk.first, walk.whole)
     measured = Measured(batched)
-    for step in walk.steps():
-        if walk.recoveries > recoveries:
-            recoveries = walk.recoveries
-            batched.forget()
-        if not is_ready(machine, step.state.weights):
+    for step, can_run in steps_of(walk, batched):
+        if not can_run:
             run.skipped += 1
             continue
-        if pages := walk.promoted(step.step):
-            batched.distrust(pages)
         run.step(step, measured.run(batched.inputs(step.state, step.placeholders, step.drafts)))
         if progress is not None:
             progress(len(run.steps), 0)
@@ -176,11 +172,8 @@ def _operations(parts: dict[str, Part], total_ms: float) -> list[OperationTime]:
 
 
 def _draw(path: Path, out: Path, lines: Iterator[str]) -> None:
-    try:
-        with out.open("w") as file:
-            trace(open_log(path), file, str(out), more=lines)
-    except OSError as error:
-        raise UnusableLog(f"{out} cannot be written ({error}): give another file with -o") from error
+    with writing(out), out.open("w") as file:
+        trace(open_log(path), file, str(out), more=lines)
 
 
 def _slice(name: str, thread: int, at_us: float, us: float, details: dict[str, object]) -> str:

@@ -21,11 +21,12 @@ from vnext.replay.causes.charging import is_slow, usual_us
 from vnext.replay.causes.explain import Asked, Explained, explained_by, lines_of
 from vnext.replay.causes.ledger import Ledger, ledger
 from vnext.replay.causes.part import part_of
-from vnext.replay.console.commands import SAME, how_ended, index_of, print_answer
+from vnext.replay.console.commands import SAME, how_ended, index_of, print_answer, writing
 from vnext.replay.console.render import counted, printable
 from vnext.replay.reading.show import state_at
-from vnext.replay.reading.source import Log, UnusableLog
+from vnext.replay.reading.source import Log
 from vnext.replay.reading.times import timestamps_of
+from vnext.replay.reading.window import add_at
 from vnext.replay.tables import plots
 from vnext.replay.tables.columns import Columns, requests_of, steps_of
 
@@ -77,10 +78,8 @@ def report(path: Path, out: Path, asked: Asked, end: str = "complete") -> Report
         answer = explained_by(written, path, log, window)
         page = _Page(path, log, written, answer)
         text = page.text(end if end != "complete" else written.ended)
-    try:
+    with writing(out, "place"):
         out.write_text(text)
-    except OSError as error:
-        raise UnusableLog(f"{out} cannot be written ({error}): give another place with -o") from error
     return Report(
         out=str(out), headline=answer.headline, requests=len(page.requests["id"]), steps=page.step_count, ended=written.ended
     )  # fmt: skip
@@ -249,13 +248,12 @@ def _table(label: str, heads: Sequence[str], rows: Iterable[Sequence[object]]) -
 
 def add_command(command: Callable[..., argparse.ArgumentParser]) -> None:
     """Add `report` to the commands."""
-    writing = command(
+    reporting = command(
         "report", run, "write an incident as one HTML page: its cause, plots, the worst step, slow requests",
         "It has no scripts.",
     )  # fmt: skip
-    writing.add_argument("-o", "--out", type=Path, required=True, help="the file to write")
-    says = "only this minute (14:03, UTC), or what is around 14:03:20 or +12.5"
-    writing.add_argument("--at", metavar="TIME", default="", help=says)
+    reporting.add_argument("-o", "--out", type=Path, required=True, help="the file to write")
+    add_at(reporting)
 
 
 def run(arguments: argparse.Namespace, console: Console) -> int:

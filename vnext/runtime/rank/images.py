@@ -6,7 +6,6 @@ computes a part of it, so its vectors have the same bits in any step and on ever
 
 from __future__ import annotations
 
-import json
 from collections import OrderedDict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +14,7 @@ import torch
 
 from vnext.media.pictures import MediaError
 from vnext.media.store import tile_in
-from vnext.media.tiles import numbers_of, tile_form
+from vnext.media.tiles import form_in, numbers_of
 from vnext.models.config.model_config import ModelConfig
 from vnext.models.errors import ModelError
 from vnext.models.layers.batch import ForwardBatch
@@ -30,7 +29,6 @@ if TYPE_CHECKING:
     from vnext.models.config.tower_config import Tower
 
 KEPT_BYTES = 256 << 20
-FORM_FILE = "preprocessor_config.json"
 
 
 class Images:
@@ -45,10 +43,9 @@ class Images:
         self._params = load_params(path, self._config, alone(), dtype, "cpu", assemble=parts.assemble)
         self._kv = make_kv_cache(self._config, page_count(self._tower.grid**2), BLOCK_SIZE, dtype, "cpu", alone())
         try:
-            form = json.loads((path / FORM_FILE).read_text()) if (path / FORM_FILE).is_file() else {}
-            self._form = tile_form(form, self._tower.vectors)
-        except (ValueError, OSError) as error:
-            raise ModelError(f"{path / FORM_FILE} cannot be read: {error}") from error
+            self._form = form_in(path, self._tower.vectors)
+        except MediaError as error:
+            raise ModelError(f"{error}.") from error
         self._kept: OrderedDict[bytes, torch.Tensor] = OrderedDict()
         self.computed = 0
 

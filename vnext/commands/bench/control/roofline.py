@@ -14,6 +14,7 @@ import msgspec
 from vnext.models.config.folder import is_dummy, weight_files
 from vnext.models.config.model_config import ModelConfig, load_config
 from vnext.models.errors import ModelError
+from vnext.replay.futures.step_times import features_of
 from vnext.runtime.processes.launch import model_folder
 from vnext.runtime.protocol.settings import SettingsError
 from vnext.state.state import StepInFlight
@@ -134,9 +135,8 @@ class Roofline:
 
     def step_s(self, scheduled: StepInFlight) -> float:
         """Seconds of a step."""
-        ends = scheduled.starts + scheduled.counts
-        attended = float((scheduled.counts * (scheduled.starts + ends)).sum()) / 2
-        return self.seconds(scheduled.tokens, float(ends.sum()), attended)
+        _, _, context, attended = features_of(scheduled).tolist()
+        return self.seconds(scheduled.tokens, context, attended)
 
     def seconds(self, tokens: int, context: float, attended: float) -> float:
         """Of a step of `tokens`, which reads the cache of `context` tokens and attends `attended` pairs of tokens."""
