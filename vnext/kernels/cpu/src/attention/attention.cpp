@@ -190,7 +190,8 @@ struct LongPart {
     }
 };
 
-/* Neighbouring parts of a long row, split by split: what a level widens of a split serves all of them. */
+/* Neighbouring parts of a long row, split by split: what is read of a split from memory, and what a level widens of it, serves all of
+   them. */
 void run_long(Run &run, const AttentionItem *items, int count, int64_t kv_head) {
     const int64_t width = run.call.padded_dim;
     LongPart parts[TOGETHER_MAX];
@@ -249,14 +250,11 @@ void run_short(Run &run, const AttentionItem &item, int64_t kv_head, const Split
     }
 }
 
-/* Whether this level widens a split before it multiplies. */
-bool is_widening() { return current_level() != AVX512_BF16 && current_level() != AMX; }
-
 /* The first items of the units, and the end: some parts of a long row together where enough units are left, else single items. */
 std::vector<int32_t> units_of(const AttentionPlan &plan) {
     const std::vector<AttentionItem> &items = plan.items;
     const int64_t fair = int64_t(items.size()) * plan.kv_heads / (UNITS_LEAST * team_size());
-    const int64_t together = is_widening() ? std::clamp<int64_t>(fair, 1, TOGETHER_MAX) : 1;
+    const int64_t together = std::clamp<int64_t>(fair, 1, TOGETHER_MAX);
     std::vector<int32_t> starts;
     for (int32_t i = 0; i < int32_t(items.size()); ++i) {
         const bool fits = !starts.empty() && i - starts.back() < together && items[i].split < 0 &&
