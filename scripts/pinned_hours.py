@@ -23,9 +23,9 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from tests.sim.scenario_draw import retains, scenario  # noqa: E402
+from tests.sim.simulator import Simulation  # noqa: E402
 from vnext.base.version import __version__  # noqa: E402
 from vnext.commands.machine import machine  # noqa: E402
-from vnext.sim.simulator import Simulation  # noqa: E402
 from vnext.state.events import ClockTicked  # noqa: E402
 
 COUNTS = ("pinned", "expired", "displaced", "yielded", "dropped")

@@ -202,7 +202,8 @@ def laws_of_a_state() -> str:
 
 def laws_of_a_run() -> str:
     """The functions of the simulator that check a law which their docstrings name."""
-    return _laws((name, text, False) for path in sorted((ROOT / "vnext" / "sim").rglob("*.py")) for name, text in _documented(path))
+    paths = sorted([*(ROOT / "vnext" / "sim").rglob("*.py"), *(ROOT / "tests" / "sim").glob("*.py")], key=lambda path: path.name)
+    return _laws((name, text, False) for path in paths for name, text in _documented(path))
 
 
 def _documented(path: Path) -> Iterator[tuple[str, str]]:

@@ -48,7 +48,7 @@ ARROWS = {
     "log": {"state", "base"},
     "sched": {"state"},
     "sim": {"sim/checks", "sched/*", "log", "state", "sampling/constraint"},  # the product's own fold
-    "sim/checks": {"sched/*", "log", "state"},
+    "sim/checks": {"sched/*", "state"},
     "kernels": {"kernels/cpu", "kernels/cuda", "kernels/formats"},  # its table chooses among them
     "kernels/cpu": {"kernels/*", "kernels/formats", "base"},
     "kernels/cuda": {"kernels/*", "kernels/formats", "base"},
@@ -182,7 +182,7 @@ SOURCES = {".py", ".c", ".cpp", ".h", ".cu", ".cuh", ".js"}
 # attributes, 8 parameters, 35 files under 40 lines, no `Any`.
 ATTRIBUTES = {
     "ModelRunner": 31, "ServerContext": 27, "Segments": 25, "_Checks": 24,
-    "PlainState": 21, "EngineClient": 20, "Recovery": 20, "Simulation": 19, "Rerun": 18, "TierTransfers": 18,
+    "PlainState": 21, "EngineClient": 20, "Recovery": 20, "Rerun": 18, "TierTransfers": 18,
     "Clients": 17, "PersistentBatch": 17, "ServerMetrics": 17, "DeviceBatch": 16, "Rank": 16,
 }  # fmt: skip
 PARAMETERS = {

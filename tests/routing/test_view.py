@@ -11,6 +11,7 @@ from core_drive import Engine, arrival_of, started_with
 from msgspec.structs import replace
 
 from tests.sim.scenario_draw import scenario
+from tests.sim.simulator import Simulation
 from vnext.log import codec
 from vnext.log.reading import read
 from vnext.log.stream import EventStreams
@@ -19,7 +20,6 @@ from vnext.routing.prompts import Prompt
 from vnext.routing.view import View
 from vnext.sim.checks.contents import contents, differences
 from vnext.sim.checks.plain_state import PlainState
-from vnext.sim.simulator import Simulation
 from vnext.state import reduce as reducer
 from vnext.state.digest import digest
 from vnext.state.events import AnyEvent, EnginePaused, EngineStarted, WeightsChanged, pack_tokens

@@ -11,11 +11,11 @@ from core_drive import Engine, config_of
 from log_drive import drawn_config, engine, small_config
 from msgspec.structs import replace
 
+from tests.sim.scenario import Scenario
 from tests.sim.scenario_draw import scenario
+from tests.sim.simulator import simulate
 from vnext.sched.explain import Explanation, bound_behind, explain
 from vnext.sched.schedule import schedule
-from vnext.sim.scenario import Scenario
-from vnext.sim.simulator import simulate
 from vnext.state.events import EnginePaused, StepPlanned
 from vnext.state.reduce import reduce, start
 from vnext.state.state import State

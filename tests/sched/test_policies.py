@@ -11,11 +11,11 @@ from core_drive import Engine, check_decision
 from log_drive import record, small_config
 
 from tests.sim.scenario_draw import scenario
+from tests.sim.simulator import simulate
 from vnext.replay.cli.main import main
 from vnext.sched import ranking
 from vnext.sched.policies import BUILT_IN, SAMPLES, Candidate, PolicyError, policy_of
 from vnext.sched.schedule import schedule
-from vnext.sim.simulator import simulate
 from vnext.state.digest import digest
 from vnext.state.store.clients import services
 

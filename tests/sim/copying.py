@@ -16,6 +16,11 @@ from typing import Any, TypeVar
 import msgspec
 import numpy as np
 
+from tests.sim.fleet import Fleet
+from tests.sim.simulator import Simulation
+from tests.sim.streams import Streams
+from tests.sim.tier import SimClock, SimTier
+from tests.sim.weight_changes import WeightChanges
 from vnext.sampling.constraint import Matcher
 from vnext.sched.engine import Engine
 from vnext.sim.checks.accounting import Accounting, Entry
@@ -25,15 +30,10 @@ from vnext.sim.checks.microbatch_laws import TurnBook
 from vnext.sim.checks.pin_laws import PinBook
 from vnext.sim.checks.plain_state import PlainState
 from vnext.sim.core import Core
-from vnext.sim.fleet import Fleet
 from vnext.sim.rank import Contents, Rank, Story
 from vnext.sim.rng import Rng
-from vnext.sim.simulator import Simulation
 from vnext.sim.states import ShadowStates
-from vnext.sim.streams import Streams
-from vnext.sim.tier import SimClock, SimTier
 from vnext.sim.toy_grammar import ToyMatcher, ToyVocabulary
-from vnext.sim.weight_changes import WeightChanges
 
 Copied = TypeVar("Copied")
 VALUES = {int, str, bytes, bool, float, frozenset, FunctionType, NoneType, type, PlainState, History, ToyVocabulary, Path}

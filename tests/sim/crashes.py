@@ -15,11 +15,11 @@ import msgspec
 from msgspec.structs import replace
 
 from tests.sim.copying import copy_of
+from tests.sim.scenario import Client, Scenario
 from tests.sim.scenario_draw import scenario
 from tests.sim.seeds import Form
+from tests.sim.simulator import CoreDied, Simulation
 from vnext.sim.checks.errors import Divergence
-from vnext.sim.scenario import Client, Scenario
-from vnext.sim.simulator import CoreDied, Simulation
 from vnext.sim.toy import Answer
 from vnext.state.digest import digest
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from vnext.sim.scenario import Client
+from tests.sim.scenario import Client
 from vnext.state.store.fields import DIGEST_WORDS
 from vnext.state.store.inputs import DIGEST_SIZE, input_tokens
 

@@ -10,11 +10,11 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from tests.sim.pictures import pictured
+from tests.sim.scenario import NEVER, Client, Faults, Scenario, capacity
+from tests.sim.tier import as_kept, draw_disk, returning
 from vnext.sched.policies import STEADY
 from vnext.sim.rng import Rng
 from vnext.sim.sample_policies import POLICIES
-from vnext.sim.scenario import NEVER, Client, Faults, Scenario, capacity
-from vnext.sim.tier import as_kept, draw_disk, returning
 from vnext.sim.toy_grammar import BREAKS
 from vnext.state.config import SchedulerConfig, Speculation
 from vnext.state.events import Pause

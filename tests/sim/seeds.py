@@ -7,13 +7,17 @@ in place of the compiled ones.
 
 from __future__ import annotations
 
-import msgspec
+from collections.abc import Callable
 
+import msgspec
+from msgspec.structs import replace
+
+from tests.sim.scenario import Faults, Scenario
 from tests.sim.scenario_draw import scenario
+from tests.sim.simulator import Simulation
 from vnext.log import log_bytes, log_plain, redaction
-from vnext.sim.findings import check_events, failing_like, fewer_clients, kind_of, reported, toy_voice
-from vnext.sim.shrink import shrink
-from vnext.sim.simulator import Simulation
+from vnext.sim.findings import check_events, failing_like, kind_of, reported, toy_voice
+from vnext.sim.shrink import reduced, shrink
 from vnext.state import allocate, reduce as reducer
 from vnext.state.events import AnyEvent
 from vnext.state.store import columns, columns_numpy, prefix_index, prefix_index_plain
@@ -85,3 +89,24 @@ def explained(failed: SeedFailed) -> Explanation:
             kind = kind_of(failed.error)
             small = fewer_clients(simulation, lambda caught: kind_of(caught) == kind)
         return Explanation(small, tuple(reported(small)), str(check_events(small) or finding or failed.error))
+
+
+def fewer_clients(simulation: Simulation, same: Callable[[Exception], bool]) -> tuple[AnyEvent, ...]:
+    """The events of the smallest scenario that fails in the same way: faults switched off, clients left out."""
+    best = simulation
+    for changes in ({"faults": Faults()}, {"reset_us": ()}, {"weights": ()}, {"disk": None}):
+        best = failed(replace(best.scenario, **changes), same) or best
+    scenario = best.scenario
+    for clients in reduced(scenario.clients, lambda kept: failed(replace(scenario, clients=kept), same) is not None):
+        best = failed(replace(scenario, clients=clients), same) or best
+    return tuple(best.events)
+
+
+def failed(scenario: Scenario, same: Callable[[Exception], bool]) -> Simulation | None:
+    """The simulation of a scenario, None unless it fails in the same way."""
+    simulation = Simulation(scenario)
+    try:
+        simulation.run_and_require_all()
+    except Exception as error:  # any failure of any kind: the caller knows which it looks for
+        return simulation if same(error) else None
+    return None

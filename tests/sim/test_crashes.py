@@ -28,13 +28,13 @@ from tests.sim.crashes import (
 )
 from tests.sim.scenario_draw import scenario
 from tests.sim.seeds import Form
+from tests.sim.simulator import Simulation
+from tests.sim.streams import Streams
+from tests.sim.tier import SimTier
 from vnext.sim.checks.accounting import Accounting
 from vnext.sim.checks.errors import Divergence
 from vnext.sim.rank import Rank
 from vnext.sim.rng import Rng
-from vnext.sim.simulator import Simulation
-from vnext.sim.streams import Streams
-from vnext.sim.tier import SimTier
 from vnext.sim.toy import Answer
 from vnext.state.digest import digest
 from vnext.state.errors import IllegalEvent, LawBroken

@@ -8,18 +8,17 @@ from collections.abc import Callable
 import pytest
 from msgspec.structs import replace
 
-from tests.sim import scenario_draw as scenarios
+from tests.sim import illegal_events, scenario_draw as scenarios
+from tests.sim.fleet import Fleet
+from tests.sim.scenario import NEVER, Client, Faults, Scenario, servable
 from tests.sim.scenario_draw import scenario
-from vnext.sim import illegal_events
+from tests.sim.simulator import Simulation, simulate
 from vnext.sim.checks.errors import Divergence
 from vnext.sim.core import Core
 from vnext.sim.findings import check_events
-from vnext.sim.fleet import Fleet
 from vnext.sim.log import Tape, events_of
 from vnext.sim.rng import Rng
-from vnext.sim.scenario import NEVER, Client, Faults, Scenario, servable
 from vnext.sim.shrink import Author, Whim, moves_of
-from vnext.sim.simulator import Simulation, simulate
 from vnext.sim.toy import next_token
 from vnext.state.errors import IllegalEvent
 from vnext.state.params import Sampling
@@ -197,7 +196,7 @@ def test_a_log_cut_anywhere_is_its_whole_frames() -> None:
 
 def test_a_rank_that_lost_frames_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The simulator compares what was read with what is whole: a reader that stops a frame early is found."""
-    monkeypatch.setattr("vnext.sim.fleet.events_of", lambda data: (events_of(data)[0][:-1], "torn"))
+    monkeypatch.setattr("tests.sim.fleet.events_of", lambda data: (events_of(data)[0][:-1], "torn"))
     with pytest.raises(Divergence, match="X2"):
         simulate(replace(scenario(3), faults=Faults(crash=100, logged=True)))
 

@@ -8,10 +8,10 @@ from core_drive import arrival_of, config_of, started_with
 from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from tests.sim.illegal_events import illegal_event, strange_plan
 from vnext.sim.checks.contents import contents
 from vnext.sim.checks.plain_state import PlainState
 from vnext.sim.core import Core
-from vnext.sim.illegal_events import illegal_event, strange_plan
 from vnext.sim.rank import Rank
 from vnext.sim.rng import Rng
 from vnext.sim.sample_policies import POLICIES

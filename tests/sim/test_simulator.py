@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 from core_drive import check_decision
 
+from tests.sim.scenario import NEVER, Faults, Scenario
 from tests.sim.scenario_draw import scenario
+from tests.sim.simulator import Outcome, simulate
 from vnext.sim import laws as sim_laws
 from vnext.sim.checks.errors import Divergence
 from vnext.sim.checks.plain_state import PlainState
 from vnext.sim.rank import Rank, Story, rebuilt
 from vnext.sim.rng import Rng
-from vnext.sim.scenario import NEVER, Faults, Scenario
-from vnext.sim.simulator import Outcome, simulate
 from vnext.sim.toy import Answer, answer, next_token
 from vnext.state.config import SchedulerConfig
 from vnext.state.digest import digest

@@ -9,13 +9,13 @@ import pytest
 from msgspec.structs import replace
 
 from tests.sim.scenario_draw import scenario
+from tests.sim.simulator import simulate
 from vnext.sched import ranking
 from vnext.sched.policies import BUILT_IN
 from vnext.sim import sample_policies
 from vnext.sim.checks.plain_state import PlainState
 from vnext.sim.core import Core
 from vnext.sim.order import PATIENCE, SAMPLE_ORDERS, policy_keys
-from vnext.sim.simulator import simulate
 from vnext.state.reduce import reduce, start
 from vnext.state.state import State
 from vnext.state.store import extents, fields

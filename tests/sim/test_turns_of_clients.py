@@ -7,9 +7,9 @@ import pytest
 from core_drive import Engine
 
 from tests.sim.scenario_draw import scenario
+from tests.sim.simulator import simulate
 from vnext.sim.checks.client_laws import ClientBook
 from vnext.sim.checks.plain_state import PlainState
-from vnext.sim.simulator import simulate
 from vnext.state.errors import LawBroken
 
 replace = msgspec.structs.replace

@@ -14,9 +14,9 @@ import pytest
 from core_drive import arrival_of
 
 from tests.sim.scenario_draw import scenario
+from tests.sim.simulator import simulate
 from vnext.replay.reading.show import view
 from vnext.sched.schedule import schedule
-from vnext.sim.simulator import simulate
 from vnext.state import allocate, reduce as reducer
 from vnext.state.digest import digest, parts
 from vnext.state.events import AnyEvent, StepCommitted, pack_tokens
@@ -173,7 +173,7 @@ def digests(events: tuple[AnyEvent, ...]) -> list[int]:
 CHILD = """
 import sys
 from tests.sim.scenario_draw import scenario
-from vnext.sim.simulator import simulate
+from tests.sim.simulator import simulate
 from vnext.state.digest import digest
 from vnext.state.reduce import reduce, start
 import xxhash

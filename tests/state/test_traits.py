@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from tests.sim.scenario_draw import scenario
-from vnext.sim.simulator import Simulation
+from tests.sim.simulator import Simulation
 from vnext.state.events import (
     AdapterLoaded,
     AnyEvent,

@@ -6,19 +6,16 @@ shadow cache, the model's answers and the history are checked after every event.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import msgspec
-from msgspec.structs import replace
 
 from vnext.sched.schedule import schedule
 from vnext.sim.checks.errors import Divergence
 from vnext.sim.core import Core
 from vnext.sim.laws import constraint_laws, decision_laws
 from vnext.sim.rank import Rank
-from vnext.sim.scenario import Faults, Scenario
-from vnext.sim.shrink import Failure, Voice, reduced
-from vnext.sim.simulator import Simulation
+from vnext.sim.shrink import Failure, Voice
 from vnext.sim.toy import answer, constrained, next_token
 from vnext.state.config import SchedulerConfig
 from vnext.state.errors import LawBroken
@@ -89,27 +86,6 @@ def failing_like(kind: str, toy: bool = True) -> Failure:
         return found.length if found is not None and found.kind == kind else None
 
     return failure
-
-
-def fewer_clients(simulation: Simulation, same: Callable[[Exception], bool]) -> tuple[AnyEvent, ...]:
-    """The events of the smallest scenario that fails in the same way: faults switched off, clients left out."""
-    best = simulation
-    for changes in ({"faults": Faults()}, {"reset_us": ()}, {"weights": ()}, {"disk": None}):
-        best = failed(replace(best.scenario, **changes), same) or best
-    scenario = best.scenario
-    for clients in reduced(scenario.clients, lambda kept: failed(replace(scenario, clients=kept), same) is not None):
-        best = failed(replace(scenario, clients=clients), same) or best
-    return tuple(best.events)
-
-
-def failed(scenario: Scenario, same: Callable[[Exception], bool]) -> Simulation | None:
-    """The simulation of a scenario, None unless it fails in the same way."""
-    simulation = Simulation(scenario)
-    try:
-        simulation.run_and_require_all()
-    except Exception as error:  # any failure of any kind: the caller knows which it looks for
-        return simulation if same(error) else None
-    return None
 
 
 def toy_voice(config: SchedulerConfig) -> Voice:

@@ -11,6 +11,7 @@ import pytest
 from log_drive import record, small_config
 
 from tests.sim.scenario_draw import scenario
+from tests.sim.simulator import simulate
 from vnext.replay.cli.main import main
 from vnext.replay.futures.redecided import (
     answers_of,
@@ -28,7 +29,6 @@ from vnext.replay.futures.to_test import file_text, literal
 from vnext.replay.reading.folding import first_state
 from vnext.replay.reading.source import open_log
 from vnext.replay.reading.verify import verify
-from vnext.sim.simulator import simulate
 from vnext.state import events as event_types
 from vnext.state.config import SchedulerConfig
 from vnext.state.events import RequestArrived, StepCommitted, StepPlanned, pack_tokens, unpack_tokens

@@ -19,9 +19,9 @@ import pytest
 
 from vnext.sim import core
 from vnext.sim.checks.errors import Divergence
-from vnext.sim.fleet import Fleet
+from tests.sim.fleet import Fleet
 from vnext.sim.rank import StepResult
-from vnext.sim.checks.redacted_tape import RedactedTape
+from tests.sim.redacted_tape import RedactedTape
 from vnext.log import log_bytes, log_plain, redaction
 from vnext.state import allocate, reduce as reducer
 from vnext.state.store import columns, columns_numpy, extents, prefix_index as names, prefix_index_plain

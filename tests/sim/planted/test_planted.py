@@ -35,7 +35,7 @@ from tests.sim.scenario_draw import (
     changes_weights, constrains, dies, drafts_by_grammar, has_disk, has_microbatches, has_peers, has_pictures, has_states,
     is_interrupted, retains, scenario, speculates,
 )  # fmt: skip
-from vnext.sim.simulator import Simulation
+from tests.sim.simulator import Simulation
 
 EVENTS_MAX = 20_000
 CLIENTS = 30

@@ -18,7 +18,7 @@ from vnext.replay.futures.to_test import file_text
 from vnext.sim.findings import failing_like
 from tests.sim.scenario_draw import scenario
 from vnext.sim.shrink import shrink, without_ends
-from vnext.sim.simulator import Simulation
+from tests.sim.simulator import Simulation
 from vnext.state.events import AnyEvent
 
 STORY_EVENTS_MAX = 40

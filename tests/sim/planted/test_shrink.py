@@ -18,8 +18,8 @@ from vnext.sim.shrink import Author, Voice, reduced, shrink, simpler_arrivals
 from vnext.sim.findings import Finding, failing_like, check_events, kind_of, reported, toy_voice
 from tests.sim.scenario_draw import scenario
 from tests.sim.seeds import SeedFailed
-from vnext.sim.scenario import NEVER, Faults
-from vnext.sim.simulator import Simulation, simulate
+from tests.sim.scenario import NEVER, Faults
+from tests.sim.simulator import Simulation, simulate
 from vnext.state.errors import LawBroken
 from vnext.state.events import AnyEvent, RequestArrived, pack_tokens
 from vnext.state.params import Sampling

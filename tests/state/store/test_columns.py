@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests.sim.scenario_draw import scenario
-from vnext.sim.simulator import simulate
+from tests.sim.simulator import simulate
 from vnext.state.store import columns, columns_numpy, fields
 from vnext.state.store.fields import FIELD_COUNT, FIELD_NAMES
 

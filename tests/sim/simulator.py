@@ -14,19 +14,19 @@ from typing import Any, Literal
 
 import msgspec
 
+from tests.sim.fleet import Fleet
+from tests.sim.illegal_events import illegal_event, strange_plan
+from tests.sim.scenario import NEVER, Scenario, servable
+from tests.sim.streams import Streams
+from tests.sim.tier import ReadBack, SimClock, SimTier, Stored
+from tests.sim.weight_changes import WeightChanges
 from vnext.sched.residency import next_load
 from vnext.sim.checks.errors import Divergence
 from vnext.sim.core import Core
-from vnext.sim.fleet import Fleet
-from vnext.sim.illegal_events import illegal_event, strange_plan
 from vnext.sim.laws import constraint_laws
 from vnext.sim.rank import Contents, StepResult
 from vnext.sim.rng import Rng
-from vnext.sim.scenario import NEVER, Scenario, servable
-from vnext.sim.streams import Streams
-from vnext.sim.tier import ReadBack, SimClock, SimTier, Stored
 from vnext.sim.toy import Answer
-from vnext.sim.weight_changes import WeightChanges
 from vnext.state.events import (
     AbortReason,
     AnyEvent,

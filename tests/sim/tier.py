@@ -12,13 +12,13 @@ from typing import Literal, NamedTuple
 
 from msgspec.structs import replace
 
+from tests.sim.scenario import Client, Disk
 from vnext.sched.engine import Source
 from vnext.sched.handover import next_hand_over
 from vnext.sched.pinning import next_tick, next_yield, tick_due_s
 from vnext.sched.tiering import evictions, next_cancellation, next_promotion
 from vnext.sim.core import Core
 from vnext.sim.rng import Rng
-from vnext.sim.scenario import Client, Disk
 from vnext.state.config import SchedulerConfig
 from vnext.state.events import AnyEvent, BlocksPromoted, BlocksReceived, PromotionEnded, TierChanged, TierOpened
 from vnext.state.pool import Pool, indexed_since

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from tests.sim.scenario import Scenario
 from vnext.sim.checks.accounting import Entry
 from vnext.sim.checks.errors import Divergence
 from vnext.sim.rng import Rng
-from vnext.sim.scenario import Scenario
 from vnext.sim.toy import Answer, answer
 from vnext.state.outputs import Output
 
