@@ -12,9 +12,11 @@ import torch
 from model_logs import record
 
 from vnext.kernels.cpu import native
+from vnext.replay.causes.ledger import ledger
 from vnext.replay.reading.folding import Folded, fold
 from vnext.replay.reading.info import info
-from vnext.replay.reading.source import open_log
+from vnext.replay.reading.source import Log, open_log
+from vnext.replay.tables import profile as profiling
 
 if not native.is_built():
     pytest.skip("the CPU kernels are not compiled", allow_module_level=True)
@@ -84,6 +86,25 @@ def test_the_timeline_has_the_log_and_the_operations_of_each_step(log, answer, t
     )
     assert sum(held.values()) == len(again) - len(steps) and min(held.values()) > 10
     assert any(each["args"].get("GFLOP/s", 0) > 0 for each in again)
+    drawn = {each["name"] for each in slices if each["pid"] == 1 and each["name"].startswith("step ")}
+    assert {f"step {number}" for number in range(4, 12)} <= drawn and len(drawn) <= 14
+
+
+@pytest.mark.parametrize("steps", ["4:12", "7", "20:", ":3"])
+def test_of_a_long_log_only_the_steps_asked_for_are_read(log, answer, monkeypatch, steps):
+    whole = {entry.step: entry.us for entry in ledger(open_log(log)).entries}
+    read: list[int] = []
+
+    def counted(part: Log):
+        found = ledger(part)
+        read.extend(entry.step for entry in found.entries)
+        return found
+
+    monkeypatch.setattr(profiling, "ledger", counted)
+    _, found = answer("profile", log, "--steps", steps, "--threads", "1")
+    asked = {step["step"]: step["recorded_ms"] for step in found["slowest"]}
+    assert len(read) <= found["steps"] + 8 < len(whole)
+    assert all(us == pytest.approx(1e3 * asked[step], abs=1.5) for step, us in whole.items() if step in asked and step)
 
 
 def call(operation: Operation, began: int, ended: int, thread: int = 0, work: int = 0) -> tuple[int, ...]:

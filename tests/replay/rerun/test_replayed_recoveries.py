@@ -12,6 +12,8 @@ from model_logs import record
 from vnext.log.codec import Frame
 from vnext.replay.execution.recorded import Selection, Walk
 from vnext.replay.reading.source import open_log
+from vnext.replay.rerun.batched import Batched
+from vnext.replay.rerun.machine import tensors_of
 from vnext.runtime.record.recorder import Recorder
 from vnext.runtime.record.segments import Bounds
 from vnext.sched.schedule import schedule
@@ -109,3 +111,19 @@ def test_every_token_behind_a_recovery_comes_out_again(disturbed, answer, extra)
 def test_its_operations_differ_nowhere(disturbed, answer):
     code, found = answer("bisect", disturbed, "--steps", ":25")
     assert code == 0 and found["same"] and found["steps"] > 15
+
+
+@pytest.mark.parametrize("extra", [("--solo",), ("--tp", "2")], ids=" ".join)
+def test_operations_read_nothing_from_before_a_recovery(disturbed, answer, monkeypatch, extra):
+    """What the ranks had written that were lost is made no number here."""
+    plain, lost = Batched.forget, []
+
+    def forget(self: Batched) -> None:
+        lost.append(self.caches)
+        for tensor in tensors_of(self.caches.of_rank[0]):
+            tensor.fill_(float("nan"))
+        plain(self)
+
+    monkeypatch.setattr(Batched, "forget", forget)
+    code, found = answer("bisect", disturbed, "--steps", ":25", *extra)
+    assert code == 0 and found["same"] and len(lost) > 1

@@ -16,6 +16,7 @@ from log_drive import record
 from tests.replay.log_answers import answer, events_of
 from vnext.replay import Log
 from vnext.replay.tables.export import _cell
+from vnext.state.events import StepCommitted
 
 
 @pytest.fixture(scope="module")
@@ -36,6 +37,12 @@ def test_columns_are_those_of_the_log(log, capsys) -> None:
     assert len(real["ms"]) <= info["steps"] and (real["ms"] > 0).all()
     assert real["tokens"].sum() <= answer(capsys, "stat", log)[1]["computed_tokens"]
     assert requests["step_ms"].sum() == pytest.approx(real["ms"].sum(), rel=1e-6)
+
+
+def test_a_log_without_times_has_all_its_steps_too(tmp_path, capsys) -> None:
+    path = record(tmp_path / "log", "full", arrivals=60)
+    steps, committed = Log(path).steps, [event.step for event in events_of(path) if isinstance(event, StepCommitted)]
+    assert steps["step"].tolist() == committed and (steps["ms"] == 1).all()
 
 
 def test_events_are_in_their_order_with_their_times(log) -> None:

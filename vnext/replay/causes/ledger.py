@@ -207,8 +207,7 @@ class _Writing:
     def _committed(self, item: Folded, event: StepCommitted, us: float | None) -> None:
         scheduled = item.before.in_flight[0]
         planned = self._planned.pop(scheduled.step, _Planned())
-        starts = [each for each in (planned.us, self._last_us) if each is not None]
-        lasted_us = us - max(starts) if us is not None and starts else 0.0
+        lasted_us = self._lasted_us(us, planned)
         self._last_us = us
         counters = item.after.counters, item.before.counters
         rejected = counters[0].draft_tokens - counters[1].draft_tokens - (counters[0].accepted_tokens - counters[1].accepted_tokens)
@@ -217,6 +216,13 @@ class _Writing:
         self._outputs(item, event, us)
         if us is not None and lasted_us > 0:
             self._enter(scheduled, us, lasted_us, planned)
+
+    def _lasted_us(self, us: float | None, planned: _Planned) -> float:
+        """How long a step took that ends at `us`; 0 where the log does not say."""
+        if not self.clock.timestamped:
+            return STEP_US
+        starts = [each for each in (planned.us, self._last_us) if each is not None]
+        return us - max(starts) if us is not None and starts else 0.0
 
     def _enter(self, scheduled: StepInFlight, us: float, lasted_us: float, planned: _Planned) -> None:
         most = int(scheduled.counts.argmax())
@@ -264,10 +270,9 @@ class _Writing:
             step = run.step + place
             ahead = run.in_flight[place] if place < len(run.in_flight) else _steady(run, place)
             planned = self._planned.pop(step, _Planned(None, waits, queue, run.after.pool.free))
-            starts = [each for each in (planned.us, self._last_us) if each is not None]
-            self._last_us = us
-            if us is not None and starts:
-                self._enter(ahead, us, us - max(starts), planned)
+            lasted_us, self._last_us = self._lasted_us(us, planned), us
+            if us is not None and lasted_us > 0:
+                self._enter(ahead, us, lasted_us, planned)
         for id_ in run.ids.tolist():
             if (life := self.lives.get(id_)) is not None:
                 life.tokens += run.frames

@@ -51,14 +51,21 @@ def part_of(path: Path, asked: Asked) -> Iterator[tuple[Log, Counted, Window]]:
     if timestamps is not None and asked.at:
         begins, ends = (planned_by(index, timestamps, us) for us in window)
         first, end = max(first, begins), min(end, ends)
-    first, end = max(first - BEFORE, index.segments[0].counts[1]), min(max(first, end) + AFTER, index.last.planned)
+    with steps_between(index, first - BEFORE, max(first, end) + AFTER) as part:
+        yield part, counts, window
+
+
+@contextmanager
+def steps_between(index: Index, first: int, end: int) -> Iterator[Log]:
+    """The log's steps from `first` up to before `end`, as far as it has them. Raises UnusableLog."""
+    first, end = max(min(first, index.last.planned - 1), index.segments[0].counts[1]), min(end, index.last.planned)
     with tempfile.TemporaryDirectory() as folder:
         try:
             writer, _, _ = copied(index, Path(folder) / "part", first, end)
         except IMPOSSIBLE as error:
             raise UnusableLog(f"steps {first} to {end} of the log cannot be read: {error}") from error
         writer.close()
-        yield open_log(Path(folder) / "part"), counts, window
+        yield open_log(Path(folder) / "part")
 
 
 def _steps_of(index: Index, number: int) -> tuple[int, int]:

@@ -17,10 +17,10 @@ from vnext.replay.execution.execution import (
     Progress,
     TokenDifference,
     described,
-    is_ready,
     machine_of,
     numerics_of,
     sentences,
+    steps_of,
     token_differences,
 )
 from vnext.replay.execution.recorded import RecordedStep, Selection, Walk
@@ -123,20 +123,18 @@ def _search(
     from vnext.replay.rerun.search import Search
 
     batched = Batched(machine, walk.first, walk.whole)
-    search = Search(machine, other, batched.caches, tolerance)
+    search = Search(machine, other, tolerance)
     as_recorded = walk.log.header.started.world_size == 1
     steps, token, found = 0, None, None
-    for step in walk.steps():
-        if not all(is_ready(each, step.state.weights) for each in (machine, other) if each):
+    for step, can_run in steps_of(walk, batched, other):
+        if not can_run:
             continue
-        if pages := walk.promoted(step.step):
-            batched.distrust(pages)
         inputs = batched.inputs(step.state, step.placeholders, step.drafts)
         tokens, logits = batched.run(inputs)
         if as_recorded:
             token = token or next(iter(token_differences(step, tokens, logits)), None)
         steps += 1
-        if search.step(inputs.forward, logits):
+        if search.step(inputs.forward, logits, batched.caches):
             found = _difference(step, search.found)
             break
         if progress is not None:

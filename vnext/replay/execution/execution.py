@@ -148,15 +148,15 @@ def _run_batches(walk: Walk, machine: Machine, comparing: _Comparing) -> int:
     return batched.rebuilt_tokens
 
 
-def steps_of(walk: Walk, batched: Batched) -> Iterator[tuple[RecordedStep, bool]]:
-    """Each step, and whether it can run now: the weights that it was computed with are here and in use, and `batched` knows which
-    pages still hold what was written. Raises CannotRun as `is_ready` does."""
-    recoveries = 0
+def steps_of(walk: Walk, batched: Batched, other: Machine | None = None) -> Iterator[tuple[RecordedStep, bool]]:
+    """Each step, and whether it can run now: the weights that it was computed with are here and in use, by `other` too, and
+    `batched` knows which pages still hold what was written. Raises CannotRun as `is_ready` does."""
+    machines, recoveries = [each for each in (batched.machine, other) if each is not None], 0
     for step in walk.steps():
         if walk.recoveries > recoveries:
             recoveries = walk.recoveries
             batched.forget()
-        if not is_ready(batched.machine, step.state.weights):
+        if not all(is_ready(each, step.state.weights) for each in machines):
             yield step, False
             continue
         if pages := walk.promoted(step.step):

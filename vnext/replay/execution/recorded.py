@@ -111,6 +111,8 @@ class Walk:
 
     def adapter_folders(self) -> dict[str, str]:
         """Where the log's LoRA adapters were read from, by digest."""
+        if not self.first.config.max_loras:
+            return {}
         events = (event for item in self.log.items() if isinstance(item, Frame) for event in item.events)
         return {event.digest: event.path for event in events if isinstance(event, AdapterLoaded)}
 

@@ -63,42 +63,51 @@ class Search:
     """With `other` None, each request runs alone, by the same kernels. With `tolerance` None, the tolerance is zero
     where bits must be equal, otherwise that of rounding."""
 
-    def __init__(self, machine: Machine, other: Machine | None, caches: Caches, tolerance: float | None) -> None:
+    def __init__(self, machine: Machine, other: Machine | None, tolerance: float | None) -> None:
         if machine.numerics.ranks != 1:
             raise CannotRun("operations are watched on one rank: leave --tp to what it is compared with")
         if machine.config.recurrent is not None:
             raise CannotRun("bisect repeats operations, and those of recurrent layers change what they read: use exec")
         shard = machine.shards[0]
-        self._machine, self._shard, self._caches = machine, shard, caches
+        self._machine, self._shard, self._other = machine, shard, other
         params = shard.params
         self._has_stack = getattr(params, STACK, None) is not None
         self._params = params._replace(stack=None) if self._has_stack else params
-        names = Names(self._params)
-        served = machine.kernels.operations
-        self._watch = Watch(served, names, self._meet)
+        self._names = Names(self._params)
+        self._watch = Watch(machine.kernels.operations, self._names, self._meet)
         exact = other is None and shard.invariance.holds
         widest = max(ROUNDING[each.shards[0].dtype] for each in (machine, other or machine))
         self.tolerance = tolerance if tolerance is not None else 0.0 if exact else widest
-        alone = Single(machine, served, caches) if other is None else None
-        self._counterpart: Counterpart = alone or Elsewhere(other, names, caches, machine.adapters)
+        self._caches: Caches | None = None
+        self._counterpart: Counterpart
         self.seen: dict[str, Seen] = {}
         self._tokens = 0
         self.found: Found | None = None
 
-    def step(self, batch: ForwardBatch, logits: torch.Tensor | None) -> bool:
-        """Whether something differs in this step; `logits` are those that the machine computed as the engine does."""
+    def step(self, batch: ForwardBatch, logits: torch.Tensor | None, caches: Caches) -> bool:
+        """Whether something differs in this step; `logits` are those that the machine computed as the engine does, in `caches`."""
+        if caches is not self._caches:
+            self._use(caches)
         self._watch.begin()
         self._counterpart.begin(batch, self._watch)
         self._tokens = batch.token_ids.shape[0]
         with self._machine.kernels.used(), torch.inference_mode():
             try:
                 with substituted(self._watch.operations):
-                    watched = self._shard.logits(batch, self._caches.of_rank[0], self._params)
+                    watched = self._shard.logits(batch, caches.of_rank[0], self._params)
             except _Differs:
                 return True
         if self._has_stack and logits is not None and watched is not None:
             self._compare_stack(watched, logits)
         return self.found is not None
+
+    def _use(self, caches: Caches) -> None:
+        """Compare in these caches from here on: the first ones, or those of ranks that took others' places."""
+        self._caches, machine = caches, self._machine
+        if self._other is None:
+            self._counterpart = Single(machine, machine.kernels.operations, caches)
+        else:
+            self._counterpart = Elsewhere(self._other, self._names, caches, machine.adapters)
 
     def _compare_stack(self, watched: torch.Tensor, logits: torch.Tensor) -> None:
         """Check that all layers as one call give exactly the bits of the layers one by one."""

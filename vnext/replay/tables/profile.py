@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,12 +18,13 @@ from rich.console import Console
 
 from vnext.replay.answers.trace import trace
 from vnext.replay.causes.ledger import Entry, ledger
-from vnext.replay.console.commands import writing
+from vnext.replay.causes.part import steps_between
+from vnext.replay.console.commands import index_of, writing
 from vnext.replay.console.render import counted, facts, records
 from vnext.replay.execution.execution import ModelChoice, described, machine_of, sentences, steps_of
 from vnext.replay.execution.recorded import RecordedStep, Selection, Walk
 from vnext.replay.execution.render_exec import numbers
-from vnext.replay.reading.source import UnusableLog, open_log
+from vnext.replay.reading.source import Log, UnusableLog
 from vnext.replay.reading.times import STEP_US, timestamps_of
 
 if TYPE_CHECKING:
@@ -80,18 +82,20 @@ class Profiled(msgspec.Struct, frozen=True, kw_only=True):
 def profile(
     path: Path, selection: Selection, chosen: ModelChoice, out: Path | None = None, progress: Progress | None = None
 ) -> Profiled:
-    """Run the steps, and write the timeline of the log with the run's operations to `out`. Raises UnusableLog."""
+    """Run the steps, and write the timeline of these steps of the log with the run's operations to `out`. Raises UnusableLog."""
     walk = Walk(path, selection)
     with sentences():
         machine = machine_of(walk, chosen)
         if machine.kernels.is_torch:
             raise UnusableLog("only compiled kernels are measured: leave out --kernels torch, or install vnext with a compiler")
-        run = _Run({entry.step: entry for entry in ledger(walk.log).entries if not entry.stopped}, timeline=out is not None)
-        _again(walk, machine, run, progress)
-    if not run.steps:
-        raise UnusableLog(f"nothing was run: {path} has no step in what was asked for")
-    if out is not None:
-        _draw(path, out, run.lines(timestamps_of(walk.log)))
+        with _part(walk, path, selection) as part:
+            run = _Run({entry.step: entry for entry in ledger(part).entries if not entry.stopped}, timeline=out is not None)
+            _again(walk, machine, run, progress)
+            if not run.steps:
+                raise UnusableLog(f"nothing was run: {path} has no step in what was asked for")
+            if out is not None:
+                with writing(out), out.open("w") as file:
+                    trace(part, file, str(out), more=run.lines(timestamps_of(part)))
     times = [[step.ms for step in run.steps], [step.busy_ms for step in run.steps if step.busy_ms]]
     medians = [float(np.median(each)) if each else 0.0 for each in times]
     total_ms = sum(times[0])
@@ -101,6 +105,18 @@ def profile(
         slowest=sorted(run.steps, key=lambda step: -step.ms)[:SLOWEST], skipped=run.skipped, left_out=run.left_out, end=walk.end,
         timeline=str(out or ""),
     )  # fmt: skip
+
+
+@contextmanager
+def _part(walk: Walk, path: Path, selection: Selection) -> Iterator[Log]:
+    """The log of what was asked for, with the steps that were in flight at its ends."""
+    if not selection.first and selection.end is None:
+        yield walk.log
+        return
+    index, depth = index_of(path), walk.first.config.pipeline_depth + 1
+    end = index.last.planned if selection.end is None else selection.end + depth
+    with steps_between(index, selection.first - depth, end) as part:
+        yield part
 
 
 def _again(walk: Walk, machine: Machine, run: _Run, progress: Progress | None) -> None:
@@ -166,14 +182,6 @@ def _operations(parts: dict[str, Part], total_ms: float) -> list[OperationTime]:
         for name, part in parts.items()
     ]  # fmt: skip
     return sorted(found, key=lambda each: -each.ms)
-
-
-# ---- the timeline ------------------------------------------------------------------------------------------------
-
-
-def _draw(path: Path, out: Path, lines: Iterator[str]) -> None:
-    with writing(out), out.open("w") as file:
-        trace(open_log(path), file, str(out), more=lines)
 
 
 def _slice(name: str, thread: int, at_us: float, us: float, details: dict[str, object]) -> str:
