@@ -97,6 +97,42 @@ def test_where_a_prompt_departs_from_another_clients_is_not_said(place: int) -> 
     assert asked.misses.losses.changed == 0
 
 
+@pytest.mark.parametrize("place", [1, 9, 17, 20])
+@pytest.mark.parametrize("others", [1, 2])
+def test_what_other_clients_asked_meanwhile_hides_nothing(place: int, others: int) -> None:
+    """Everyone's prompt begins with the same sixteen tokens."""
+    asked = Asked(page_count=64)
+    asked.ask(LONG, client=5)
+    for other in range(others):
+        asked.ask([*LONG[:16], *range(60 + other, 76 + other)], client=6 + other)
+    changed = [*LONG[:place], 77, *LONG[place + 1 :]]
+    miss = asked.ask(changed, client=5)
+    assert miss == CacheMiss(reason="changed", at_token=place, lost_tokens=32 - place // SIZE * SIZE)
+    assert asked.ask([*LONG[:place], 78, *LONG[place + 1 :]], client=9) is None, "a stranger learns nothing"
+
+
+@pytest.mark.parametrize("place", [16, 18, 19])
+def test_of_a_clients_talks_the_one_that_goes_on_alike_is_compared(place: int) -> None:
+    """Two talks behind one instruction, in turns, and one of them changes where they part."""
+    asked = Asked(page_count=64)
+    talks = [[*LONG[:16], *range(50 + 20 * each, 66 + 20 * each)] for each in range(3)]
+    for talk in talks:
+        assert asked.ask(talk, client=5) is None
+    for talk in talks:
+        miss = asked.ask([*talk[:place], 99, *talk[place + 1 :]], client=5)
+        assert miss is not None and (miss.reason, miss.at_token, miss.lost_tokens) == ("changed", place, 16)
+
+
+@pytest.mark.parametrize("place", [5, 9, 17, 30])
+def test_another_salts_text_is_never_compared(place: int) -> None:
+    """One client may ask for several users, each with a salt: the same is said however much of the text is guessed."""
+    asked = Asked(page_count=64)
+    asked.ask(LONG, client=5, cache_salt="a")
+    guess = [*LONG[:place], *range(60, 92 - place)]
+    assert asked.ask(guess, client=5, cache_salt="b") == CacheMiss(reason="salt", at_token=0, lost_tokens=32)
+    assert asked.ask([*LONG[:place], 99, *LONG[place + 1 :]], client=5, cache_salt="b") is None, "of its own salt, another text"
+
+
 @pytest.mark.parametrize("gone", [2, 3, 4, 6, 8])
 def test_blocks_that_have_left_are_evicted(gone: int) -> None:
     """The end of a prefix leaves before its beginning."""
@@ -202,7 +238,9 @@ def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(misses_module, "TEXT_BYTES_MAX", 1_000)
     asked, rng = Asked(), np.random.default_rng(1)
     for _ in range(100):
-        asked.ask(rng.integers(10, 90, 32).tolist(), max_tokens=3)
+        asked.ask(rng.integers(10, 90, 32).tolist(), max_tokens=3, client=int(rng.integers(1, 10)))
     misses = asked.misses
     assert max(len(misses._asked), len(misses._asked_before)) <= 4 * 16 + 9 and len(misses._firsts) <= 8 and misses._text_bytes <= 1_000
+    assert max(sum(map(len, each.values())) for each in (misses._own, misses._own_before)) <= 4 * 16 + 9 and misses._own_size <= 73
+    assert len(misses._recent) <= 10 and max(map(len, misses._recent.values())) <= 3
     assert misses._text_bytes == sum(len(each.tokens) for each in misses._seen.values())

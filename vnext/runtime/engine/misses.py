@@ -8,15 +8,15 @@ too, in whole blocks: where a prompt departs from another one, and what stands b
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import Counter
-from collections.abc import Collection, Mapping
+from collections import Counter, defaultdict, deque
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import islice
 from operator import attrgetter
 
 import msgspec
 import numpy as np
 
 from vnext.runtime.protocol.cache_misses import CacheLosses, CacheMiss, MissReason
-from vnext.state.block_hash import versioned_root
 from vnext.state.events import unpack_tokens
 from vnext.state.params import reads_cache
 from vnext.state.preempt import row_tokens
@@ -28,14 +28,21 @@ BLOCKS_REMEMBERED_MIN = 4_096
 TEXT_BYTES_MAX = 1 << 26
 """Of the prompts that are kept to say where another one departs from them."""
 
+RECENT = 3
+"""A prompt is compared with so many of its client's last ones, beside the last that has its beginning."""
+STRETCH = 4_096
+"""Bytes that are compared at once."""
+
 SAMPLES, SAMPLE = 8, 8
 """So many samples of so many tokens tell whether two texts are the same but for a shift."""
 
 
 class _Seen(msgspec.Struct, frozen=True, gc=False):
-    """A request that was admitted, the label of the weights then, and its tokens: once it has ended with those that it wrote."""
+    """A request that was admitted, its root and the label of the weights then, and its tokens: once it has ended with those that it
+    wrote."""
 
     request: Request
+    root: bytes
     weights: str
     tokens: bytes
 
@@ -46,6 +53,10 @@ class CacheMisses:
     def __init__(self) -> None:
         self._asked: dict[bytes, int] = {}  # block hash, or root -> the last request that asked for it
         self._asked_before: dict[bytes, int] = {}  # the generation before, which goes when this one is full
+        self._own: dict[int, dict[bytes, int]] = defaultdict(dict)  # the same of each client alone, by its number
+        self._own_before: dict[int, dict[bytes, int]] = {}
+        self._own_size = 0
+        self._recent: dict[int, deque[int]] = {}  # the last requests of each client
         self._seen: dict[int, _Seen] = {}
         self._text_bytes = 0
         self._firsts: dict[tuple[int, bytes], int] = {}  # client, if known, and first block's tokens -> the last request
@@ -83,7 +94,7 @@ class CacheMisses:
             if before.rows.hashed_blocks[row] > len(seen.tokens) // block_bytes:
                 del self._seen[id_]
                 self._text_bytes -= len(seen.tokens)
-                self._keep(id_, _Seen(seen.request, seen.weights, row_tokens(before, row).tobytes()))
+                self._keep(id_, _Seen(seen.request, seen.root, seen.weights, row_tokens(before, row).tobytes()))
 
     def _miss(self, before: State, after: State, entry: Waiting, request: Request, hit: int) -> CacheMiss | None:
         size = before.config.block_size
@@ -94,19 +105,29 @@ class CacheMisses:
         if like is not None:
             known = next(place for place in range(len(names) - 1, first - 1, -1) if self._asker(names[place]) is not None)
             return self._absent(before, after, names[first], like, CacheMiss("evicted", hit, (known + 1 - first) * size))
-        parents = (*reversed(names[:first]), root_of(after, request))  # blocks that an answer filled were not asked for
-        like = next((asker for asker in map(self._asker, parents) if asker is not None), None)
-        if like is None or (seen := self._seen.get(like)) is None:
-            return self._wall(after, request, size) if first == 0 else None
-        common = _common(seen.tokens, request.prompt)
-        if common >= hit + size:  # in what the earlier request wrote
-            lost = min(common // size, len(names)) * size - hit
-            return self._absent(before, after, names[first], like, CacheMiss("evicted", hit, lost))
-        lost = min(len(seen.tokens), len(request.prompt)) // (4 * size) * size - hit
-        is_own = seen.request.client == request.client  # a token's place would let a stranger guess the text
-        if is_own and lost >= size and _goes_on_alike(seen.tokens, request.prompt, common):
-            return CacheMiss("changed", common, lost)
+        root = root_of(after, request)
+        parents = (*reversed(names[:first]), root)  # blocks that an answer filled were not asked for
+        for seen, common in self._alike(parents, root, request):
+            if common >= hit + size:  # in what the earlier request wrote
+                lost = min(common // size, len(names)) * size - hit
+                return self._absent(before, after, names[first], seen.request.id, CacheMiss("evicted", hit, lost))
+            lost = min(len(seen.tokens), len(request.prompt)) // (4 * size) * size - hit
+            is_own = seen.request.client == request.client  # a token's place would let a stranger guess the text
+            if is_own and lost >= size and _goes_on_alike(seen.tokens, request.prompt, common):
+                return CacheMiss("changed", common, lost)
         return self._wall(after, request, size) if first == 0 else None
+
+    def _alike(self, parents: Sequence[bytes], root: bytes, request: Request) -> Iterator[tuple[_Seen, int]]:
+        """Earlier requests under the same root, and how many tokens are common: the client's own with most of them first, then the
+        last one of anybody with the same blocks."""
+        own = (self._own.get(request.client, {}), self._own_before.get(request.client, {}))
+        last = next((asker for name in parents for asked in own if (asker := asked.get(name)) is not None), None)
+        ids = dict.fromkeys((*([] if last is None else [last]), *reversed(self._recent.get(request.client, ()))))
+        found = [(seen, _common(seen.tokens, request.prompt)) for id_ in ids if (seen := self._seen.get(id_)) and seen.root == root]
+        yield from sorted(found, key=lambda each: -each[1])
+        like = next((asker for asker in map(self._asker, parents) if asker is not None), None)
+        if like is not None and like not in ids and (seen := self._seen.get(like)) is not None:
+            yield seen, _common(seen.tokens, request.prompt)
 
     def _asker(self, name: bytes) -> int | None:
         return self._asked.get(name, self._asked_before.get(name))
@@ -125,21 +146,31 @@ class CacheMisses:
         seen = self._seen.get(self._firsts.get((request.client, request.prompt[: 4 * size]), -1))
         if seen is None or not request.client:
             return None
-        if versioned_root(seen.request.root, seen.weights) == root_of(state, request):
+        if seen.root == root_of(state, request):
             return None
         reason: MissReason = "salt"
+        alike = len(request.prompt) // 4
         if seen.request.sampling.adapter != request.sampling.adapter:
             reason = "adapter"
         elif seen.weights != label_of(state.weights):
             reason = "weights"
-        return CacheMiss(reason, 0, _common(seen.tokens, request.prompt) // size * size)
+        if reason != "salt":  # behind another salt may stand another user's text: its length would tell how much is the same
+            alike = _common(seen.tokens, request.prompt)
+        return CacheMiss(reason, 0, alike // size * size)
 
     def _remember(self, state: State, entry: Waiting, request: Request) -> None:
-        self._asked[root_of(state, request)] = request.id
-        self._asked |= dict.fromkeys(entry.block_hashes, int(request.id))
-        if len(self._asked) > max(BLOCKS_REMEMBERED_MIN, BLOCKS_REMEMBERED * state.pool.page_count):
+        root, own = root_of(state, request), self._own[request.client]
+        asked = dict.fromkeys((root, *entry.block_hashes), int(request.id))
+        self._own_size -= len(own)
+        self._asked |= asked
+        own |= asked
+        self._own_size += len(own)
+        if max(len(self._asked), self._own_size) > max(BLOCKS_REMEMBERED_MIN, BLOCKS_REMEMBERED * state.pool.page_count):
             self._asked_before, self._asked = self._asked, {}
-        self._keep(request.id, _Seen(request, label_of(state.weights), request.prompt))
+            self._own_before, self._own, self._own_size = self._own, defaultdict(dict), 0
+            self._recent = {client: each for client, each in self._recent.items() if client in self._own_before}
+        self._recent.setdefault(request.client, deque(maxlen=RECENT)).append(request.id)
+        self._keep(request.id, _Seen(request, root, label_of(state.weights), request.prompt))
         if request.client:
             self._firsts[request.client, request.prompt[: 4 * state.config.block_size]] = request.id
             if len(self._firsts) > BLOCKS_REMEMBERED_MIN:
@@ -164,14 +195,19 @@ def _goes_on_alike(one: bytes, other: bytes, common: int) -> bool:
     if 2 * int((unpack_tokens(one)[common:size] == unpack_tokens(other)[common:size]).sum()) >= size - common:
         return True
     first, last = common + 1, len(other) // 4 - SAMPLE
-    samples = (other[4 * at : 4 * (at + SAMPLE)] for at in np.linspace(first, last, SAMPLES).astype(int).tolist())
-    return last >= first and 2 * sum(one.find(sample, 4 * common) >= 0 for sample in samples) >= SAMPLES
+    if last < first:
+        return False
+    places = (first + (last - first) * each // (SAMPLES - 1) for each in range(SAMPLES))
+    absent = (at for at in places if one.find(other[4 * at : 4 * (at + SAMPLE)], 4 * common) < 0)
+    return next(islice(absent, SAMPLES // 2, None), None) is None
 
 
 def _common(one: bytes, other: bytes) -> int:
     """The number of equal leading tokens (int32 bytes each)."""
     if one[:4] != other[:4]:
         return 0
-    size = min(len(one), len(other)) // 4
-    differ = np.flatnonzero(unpack_tokens(one)[:size] != unpack_tokens(other)[:size])
-    return int(differ[0]) if len(differ) else size
+    size = min(len(one), len(other))
+    alike = next((at for at in range(0, size, STRETCH) if one[at : at + STRETCH] != other[at : at + STRETCH]), size)
+    end = min(alike + STRETCH, size)
+    differ = np.flatnonzero(unpack_tokens(one[alike:end]) != unpack_tokens(other[alike:end]))
+    return (alike // 4 + int(differ[0])) if len(differ) else size // 4

@@ -14,7 +14,7 @@ earlier one."""
 
 class CacheMiss(msgspec.Struct, frozen=True, array_like=True):
     """Why `lost_tokens` of a prompt, in whole blocks, are computed again. `at_token` is the first of them or, of a prompt that has
-    `changed`, where it departs from the earlier one, which may lie inside a block."""
+    `changed`, where it departs from the earlier one, which may lie inside a block. Behind another `salt` all blocks count."""
 
     reason: MissReason
     at_token: int
