@@ -63,7 +63,7 @@ ARROWS = {
     "models/loading/sources": {"models/*", "models/config", "kernels/arrays"},
     "models/hosted": {"models/*", "models/config", "models/layers", "kernels/*"},
     "models/families": {"models/*", "models/config", "models/layers", "kernels"},  # a draft head is no decoder
-    "models/families/experts": {"models/*", "models/config", "models/layers", "kernels/calls"},
+    "models/families/experts": {"models/config", "models/layers", "kernels/calls"},
     "models/families/hybrids": {"models/*", "models/config", "models/layers", "kernels/calls"},
     "models/families/encoders": {"models/config", "models/layers"},
     "models/families/towers": {"models/config", "models/layers"},

@@ -231,6 +231,12 @@ CASES: dict[str, Case] = {
             "mamba_n_heads": 4,
         },
     ),
+    "granite_moe": Case("GraniteMoeForCausalLM", "GraniteMoeConfig", {**MULTIPLIERS, "num_local_experts": 5, "intermediate_size": 40}),
+    "granite_moe_shared": Case(
+        "GraniteMoeSharedForCausalLM",
+        "GraniteMoeSharedConfig",
+        {**MULTIPLIERS, "num_local_experts": 4, "intermediate_size": 40, "shared_intermediate_size": 56},
+    ),
     "seed_oss": Case("SeedOssForCausalLM", "SeedOssConfig", {"head_dim": 24}),
     "ernie": Case("Ernie4_5ForCausalLM", "Ernie4_5Config", {"head_dim": 24, "use_bias": True}),
     "cohere": Case("CohereForCausalLM", "CohereConfig", {"logit_scale": 0.5, "attention_bias": True}),

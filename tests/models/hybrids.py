@@ -47,6 +47,10 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "qwen3_5_moe_images": (
         "Qwen3_5MoeForConditionalGeneration", "Qwen3_5MoeConfig", {**QWEN, **EXPERTS, "shared_expert_intermediate_size": 48},
     ),
+    "qwen3_next": (
+        "Qwen3NextForCausalLM", "Qwen3NextConfig",
+        {**QWEN, **EXPERTS, "shared_expert_intermediate_size": 40, "mlp_only_layers": [1], "norm_topk_prob": False},
+    ),
     "lfm2_moe": (
         "Lfm2MoeForCausalLM", "Lfm2MoeConfig",
         {**EXPERTS, "layer_types": MIXED, "num_dense_layers": 1, "routed_scaling_factor": 1.5},
@@ -58,6 +62,15 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
             **MAMBA, "layer_types": ["linear_attention", "full_attention", "linear_attention", "linear_attention"],
             "num_local_experts": 0, "shared_intermediate_size": 120, "position_embedding_type": None, "embedding_multiplier": 3.0,
             "residual_multiplier": 0.4, "attention_multiplier": 0.2, "logits_scaling": 2.0,
+        },
+    ),
+    "granite_h_moe": (
+        "GraniteMoeHybridForCausalLM",
+        "GraniteMoeHybridConfig",
+        {
+            **MAMBA, "mamba_n_groups": 2, "layer_types": ["linear_attention", "full_attention", "linear_attention", "linear_attention"],
+            "num_local_experts": 5, "num_experts_per_tok": 3, "intermediate_size": 40, "shared_intermediate_size": 56,
+            "embedding_multiplier": 3.0, "attention_multiplier": 0.2,
         },
     ),
     "bamba": ("BambaForCausalLM", "BambaConfig", {**MAMBA, "attn_layer_indices": [1, 3], "mamba_n_groups": 2, "mamba_conv_bias": False}),

@@ -20,14 +20,14 @@ NEEDS = MappingProxyType(
             Jais2 MiniCPM ModernBertDecoder Mpt MPT NanoChat Olmo OpenAIGPT OPT Orion Persimmon Phi QWen VaultGemma
             XGLM XLM XLNet Yi""",
         "experts, or a choice of experts, that no family here has": """
-            Afmoe AriaText Beam Cohere2Moe Dbrx DeepseekV4 ExaoneMoe Flint GraniteMoe
-            GraniteMoeShared GraniteMoeSWA Grok1 HYV3 JetMoe Kolibri1 Laguna Mellum MiMoV2Flash 
+            Afmoe AriaText Beam Cohere2Moe Dbrx DeepseekV4 ExaoneMoe Flint
+            GraniteMoeSWA Grok1 HYV3 JetMoe Kolibri1 Laguna Mellum MiMoV2Flash 
             Phimoe PhiMoE """,
         "attention over a latent cache (MLA)": """
             AXK1 AXK2 DeepseekV32 GlmMoeDsa HYV4 LongcatFlash""",
         "layers with a state (Mamba, linear attention, recurrence)": """
             BailingHybrid FalconH1 FalconMamba Jamba KimiLinear Lfm3 Mamba Mamba2 MiniMax
-            NemotronH OlmoHybrid Qwen3Next Qwen4Exp RecurrentGemma Rwkv RWKV xLSTM Zamba Zamba2 Zaya""",
+            NemotronH OlmoHybrid Qwen4Exp RecurrentGemma Rwkv RWKV xLSTM Zamba Zamba2 Zaya""",
         "images or sound": """
             CohereCompass Dots3Note Emu3 Fuyu Gemma4Assistant Gemma4Unified Gemma4UnifiedAssistant Git Inkling
             Inkling2 Llama4 MiniMaxM3VL Mllama Moshi Musicgen MusicgenMelody Phi4MM Phi4Multimodal TrOCR Whisper""",

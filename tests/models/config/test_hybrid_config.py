@@ -67,7 +67,7 @@ def test_their_sizes() -> None:
 REFUSED = [
     (LFM2, {"full_attn_idxs": []}, "layer_types names no layer of full_attention"),
     (LFM2, {"layer_types": ["conv"]}, "layer_types must name full_attention or conv for each of 16 layers"),
-    (GRANITE, {"num_local_experts": 8}, "num_local_experts 8 is not supported; supported is 0"),
+    (GRANITE, {"num_local_experts": 8, "num_experts_per_tok": 9}, "8 experts in 1 groups, of which 1 are kept, cannot give each token 9"),
     (GRANITE, {"time_step_limit": [0.0, 0.1]}, "time_step_limit .* is not supported"),
     (GRANITE, {"mamba_n_heads": 7}, "mamba_n_heads must divide 1536, and mamba_n_groups it, but they are 7 and 1"),
     (GRANITE, {"layer_types": ["mamba"] * 4}, "full_attention once at least"),

@@ -27,7 +27,9 @@ from test_whole_step import STEPS, load, sampling_of
 
 pytestmark = needs_native
 
-WHOLE = ("lfm2", "lfm2_bias", "lfm2_moe", "qwen3_5", "qwen3_5_wide", "granite_h", "bamba")
+WHOLE = (
+    "lfm2", "lfm2_bias", "lfm2_moe", "qwen3_5", "qwen3_5_wide", "qwen3_next", "granite_h", "granite_h_moe", "bamba",
+)  # fmt: skip
 ROWS = ((3, 5), (3, 5, 7), (3,))
 """The pages of the rows of STEPS."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from vnext.kernels.calls import Router
-from vnext.models.config.json_keys import Json, flag, number, positive
+from vnext.models.config.json_keys import Json, flag, number, positive, shown
 from vnext.models.config.model_config import Experts
 from vnext.models.errors import ModelError
 
@@ -29,6 +29,15 @@ def first_layers(raw: Json, key: str, usual: int = 0) -> tuple[int, ...]:
     """The layers with a plain MLP where a key counts the first ones, which may be 0. Raises ModelError."""
     count = raw.get(key, usual)
     return tuple(range(positive(raw, key) if count else 0))
+
+
+def dense_layers(raw: Json) -> tuple[int, ...]:
+    """Layers with a plain MLP: those named, and those between every decoder_sparse_step-th."""
+    named, step = raw.get("mlp_only_layers") or [], positive(raw, "decoder_sparse_step", 1)
+    if not isinstance(named, list):
+        raise ModelError(f"mlp_only_layers must be a list of layers but is {shown(named)}; correct config.json")
+    count = positive(raw, "num_hidden_layers")
+    return tuple(index for index in range(count) if index in named or (index + 1) % step)
 
 
 def checked(experts: Experts) -> Experts:

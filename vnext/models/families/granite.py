@@ -1,23 +1,25 @@
-"""Granite 3 and 4, also H, and Bamba, without experts: multipliers, and layers that are Mamba-2 where they do not attend.
+"""Granite 3 and 4, also with experts and H, and Bamba: multipliers, and layers that are Mamba-2 where they do not attend.
 
-Dense models of Granite 4 have the form of the hybrid ones, and the MLP that experts would share. Bamba has Granite 4's Mamba-2, no
-multipliers, and heads that turn in half.
+Models of Granite 4 have the form of the hybrid ones, and an MLP that experts share. Bamba has Granite 4's Mamba-2, no multipliers,
+and heads that turn in half.
 """
 
 from __future__ import annotations
 
 from types import MappingProxyType
 
-from vnext.models.config.json_keys import Json, number, positive, refuse, shown
+from vnext.kernels.calls import Router
+from vnext.models.config.expert_keys import checked
+from vnext.models.config.json_keys import Json, number, positive, shown
 from vnext.models.config.mamba_config import mamba_layers
-from vnext.models.config.model_config import DecoderForm, ModelConfig, common_config
+from vnext.models.config.model_config import DecoderForm, Experts, ModelConfig, common_config
 from vnext.models.config.rope_config import parse_rope, scaling_of
 from vnext.models.errors import ModelError
-from vnext.models.layers.assembly import Source, attention, gated, gated_mlp, linear
+from vnext.models.layers.assembly import ExpertNames, Source, attention, gated, gated_mlp, linear, sparse_mlp
 from vnext.models.layers.decoder import Mixing, Names, Params, assemble_decoder, forward, logits
-from vnext.models.layers.layers import GatedMlp
+from vnext.models.layers.layers import GatedMlp, SparseMlp
 from vnext.models.layers.recurrent import assemble_mamba
-from vnext.models.layers.sharding import WEIGHT_AXES as LLAMA_AXES, Axis, Layout, matrix
+from vnext.models.layers.sharding import EXPERT_AXES, WEIGHT_AXES as LLAMA_AXES, Axis, Layout, matrix
 
 __all__ = ["WEIGHT_AXES", "assemble", "forward", "logits", "parse"]
 
@@ -25,6 +27,8 @@ KEYS, VALUES = Axis.STATE_KEYS, Axis.STATE_VALUES
 WEIGHT_AXES = MappingProxyType(
     {
         **LLAMA_AXES,
+        **EXPERT_AXES,
+        "router.layer": matrix(Axis.EXPERTS, Axis.HIDDEN),
         "mamba": Layout((Axis.STATE_HEADS,)),
         "mamba.in_proj": matrix((VALUES, VALUES, KEYS, KEYS, Axis.STATE_HEADS), Axis.HIDDEN),
         "mamba.conv1d": Layout((VALUES, KEYS, KEYS), Axis.STATE_WIDTH, depthwise=True),
@@ -37,7 +41,7 @@ WEIGHT_AXES = MappingProxyType(
     }
 )
 ATTENDING = ("attention", "full_attention")
-HYBRID, BAMBA = "GraniteMoeHybridForCausalLM", "BambaForCausalLM"
+HYBRID, BAMBA, DENSE = "GraniteMoeHybridForCausalLM", "BambaForCausalLM", "GraniteForCausalLM"
 BAMBA_DEFAULTS = MappingProxyType(
     {"num_key_value_heads": 8, "max_position_embeddings": 262144, "rms_norm_eps": 1e-5, "partial_rotary_factor": 0.5}
 )
@@ -48,10 +52,11 @@ def parse(raw: Json, generation: Json) -> ModelConfig:
     """The configuration. Raises ModelError."""
     if raw["architectures"][0] == BAMBA:
         return bamba_config(raw, generation)
-    is_hybrid, still, recurrent = raw["architectures"][0] == HYBRID, (), None
-    if is_hybrid:
-        refuse(raw, "num_local_experts", unless=(0,))
-        raw = raw | {"intermediate_size": positive(raw, "shared_intermediate_size", 1024)}
+    architecture, still, recurrent = raw["architectures"][0], (), None
+    experts = None if architecture == DENSE else own_experts(raw)
+    if shared := raw.get("shared_intermediate_size", 1024 if architecture == HYBRID else 0):
+        raw = raw | {"intermediate_size": shared}
+    if architecture == HYBRID:
         count = positive(raw, "num_hidden_layers")
         kinds = raw.get("layer_types") or raw.get("layers_block_type")
         if not isinstance(kinds, list) or len(kinds) != count or not set(kinds) & set(ATTENDING):
@@ -68,7 +73,15 @@ def parse(raw: Json, generation: Json) -> ModelConfig:
         logits_scale=1 / number(raw, "logits_scaling", 1.0),
     )
     scale = number(raw, "attention_multiplier", 1.0)
-    return common_config(raw, generation, form=form, query_scale=scale, still_layers=still, recurrent=recurrent)
+    return common_config(raw, generation, form=form, query_scale=scale, still_layers=still, recurrent=recurrent, experts=experts)
+
+
+def own_experts(raw: Json) -> Experts | None:
+    """The experts of every layer, whose shares sum to one; None where there are none. Raises ModelError."""
+    if raw.get("num_local_experts") == 0:
+        return None
+    router, count = Router(positive(raw, "num_experts_per_tok", 2), normalise=True), positive(raw, "num_local_experts", 8)
+    return checked(Experts(count=count, intermediate_size=positive(raw, "intermediate_size"), router=router))
 
 
 def bamba_config(raw: Json, generation: Json) -> ModelConfig:
@@ -92,11 +105,17 @@ def assemble(source: Source, config: ModelConfig) -> Params:
             return assemble_mamba(source, config, prefix + "mamba.")
         return attention(source, prefix, qkv_bias=bias, output_bias=bias)
 
-    def widening(prefix: str) -> GatedMlp:
-        if architecture == HYBRID:
-            here = prefix + "shared_mlp."
-            return GatedMlp(gated(source, here, "input_linear"), linear(source, here, "output_linear"))
-        return gated_mlp(source, prefix, bias=config.mlp_bias, name="feed_forward." if architecture == BAMBA else "mlp.")
+    def shared(here: str) -> GatedMlp | None:
+        if architecture != HYBRID and here + "input_linear.weight" not in source:
+            return None
+        return GatedMlp(gated(source, here, "input_linear"), linear(source, here, "output_linear"))
+
+    def widening(prefix: str) -> GatedMlp | SparseMlp:
+        if config.experts:
+            found = sparse_mlp(source, config, prefix + "block_sparse_moe.", ExpertNames(router="router.layer"))
+            return found._replace(shared=shared(prefix + "shared_mlp."))
+        name = "feed_forward." if architecture == BAMBA else "mlp."
+        return shared(prefix + "shared_mlp.") or gated_mlp(source, prefix, bias=config.mlp_bias, name=name)
 
     names = BAMBA_NAMES if architecture == BAMBA else Names()
     return assemble_decoder(source, config, lambda prefix, index: (mixing(prefix, index), widening(prefix)), names)

@@ -82,7 +82,8 @@ class Layout(NamedTuple):
     """How a checkpoint holds `<name>.weight`: its axes as [out, in], or [out] of a norm; `<name>.bias` has the first.
 
     `out` may be several axes one below the other. `flipped`: the file holds [in, out]. `depthwise`: [out, 1, in].
-    `square`, where it is not 0: [out, colours, square, square], whose last three are `inner`.
+    `square`, where it is not 0: [out, colours, square, square], whose last three are `inner`. `by_state`: `out` takes turns, each
+    head of a state's keys having its parts of all its axes together.
     """
 
     out: tuple[AnyAxis, ...]
@@ -90,6 +91,7 @@ class Layout(NamedTuple):
     flipped: bool = False
     depthwise: bool = False
     square: int = 0
+    by_state: bool = False
 
 
 LayoutTable = Mapping[str, Layout]

@@ -3,7 +3,8 @@
     gate_up_proj [E, in, 2 * I], down_proj [E, I, out]                          floats
     gate_up_proj_blocks [E, 2 * I, groups, 16], gate_up_proj_scales             MXFP4: two numbers in a byte, E8M0
     gate_up_proj_bias [E, 2 * I], down_proj_bias [E, out]
-Outputs of gate and up take turns. Without biases (Mistral 4) gate_up_proj is [E, 2 * I, in], gate above up, down_proj [E, out, I].
+Outputs of gate and up take turns. Without biases (Mistral 4) gate_up_proj is [E, 2 * I, in], gate above up, down_proj [E, out, I];
+Granite calls the two input_linear and output_linear.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ import numpy as np
 from vnext.models.loading.sources.safetensors import Stored
 
 BIAS, EXPERTS = "gate_up_proj_bias", ".experts."
+GRANITE = ".block_sparse_moe."
+GRANITE_NAMES = {f"{GRANITE}input_linear.weight": "gate_up_proj", f"{GRANITE}output_linear.weight": "down_proj"}
 ENDINGS = {"": "weight", "_blocks": "weight_packed", "_scales": "weight_scale", "_bias": "bias"}
 TURNED, IN_BYTES = "", "_blocks"
 
@@ -73,6 +76,8 @@ class OneExpert(NamedTuple):
 
 def by_expert(tensors: dict[str, Stored]) -> dict[str, Stored | OneExpert]:
     """The tensors of a file or more, those of all experts cut into those of each."""
+    for ending, name in GRANITE_NAMES.items():
+        tensors = {each.replace(ending, f"{GRANITE[:-1]}{EXPERTS}{name}"): stored for each, stored in tensors.items()}
     take_turns = any(name.endswith(EXPERTS + BIAS) for name in tensors)
     if not take_turns and not any(name.endswith(EXPERTS + "gate_up_proj") for name in tensors):
         return dict(tensors)

@@ -124,11 +124,25 @@ class StoredWeights:
 
     def rows(self, layout: Layout) -> Iterator[tuple[Part, slice]]:
         """This rank's part of each output axis, and its rows of the tensor."""
+        if layout.by_state:
+            yield from self._rows_by_state(layout)
+            return
         above = 0
         for axis in layout.out:
             part = self.part(axis)
             yield part, slice(above + part.start, above + part.stop)
             above += axis_size(axis, self._config)
+
+    def _rows_by_state(self, layout: Layout) -> Iterator[tuple[Part, slice]]:
+        """As `rows`, of axes that take turns: of each axis one part for each of this rank's heads of keys."""
+        recurrent = self._config.recurrent
+        assert recurrent is not None
+        sizes = [axis_size(axis, self._config) // recurrent.key_heads for axis in layout.out]
+        own = recurrent.key_heads // self._parallel.world_size
+        for at, size in enumerate(sizes):
+            for head in range(self._parallel.rank * own, (self._parallel.rank + 1) * own):
+                start = head * sum(sizes) + sum(sizes[:at])
+                yield Part(start=head * size, stop=(head + 1) * size, size=size), slice(start, start + size)
 
     def shards(self, name: str) -> int:
         """Into how many shards this rank's inputs of a weight are cut."""

@@ -15,5 +15,6 @@ class Target(NamedTuple):
 
 
 def may_be_target(names: tuple[str, ...], layouts: LayoutTable) -> bool:
-    """Whether these weights are linear layers, and neither embedding nor head."""
-    return all(Axis.VOCAB not in (layout := layout_of(name, layouts)).out and layout.inner is not None for name in names)
+    """Whether these weights are linear layers, whose outputs do not take turns, and neither embedding nor head."""
+    found = [layout_of(name, layouts) for name in names]
+    return all(Axis.VOCAB not in layout.out and layout.inner is not None and not layout.by_state for layout in found)

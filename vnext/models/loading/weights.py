@@ -409,7 +409,7 @@ class Loader:
         piece = self._checkpoint.part(name, shape, (rows,) if is_deep else ranges[::-1] if layout.flipped else ranges)
         if is_deep:
             piece = piece.reshape(len(piece), -1)
-        share = prod(shape) // len(layout.out)
+        share = prod(shape) // (len(layout.out) * (self._config.recurrent.key_heads if layout.by_state else 1))
         self._report(self._done_bytes + piece.itemsize * share)
         return piece.T if layout.flipped else piece
 

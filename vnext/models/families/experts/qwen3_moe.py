@@ -5,9 +5,9 @@ from __future__ import annotations
 from types import MappingProxyType
 
 from vnext.kernels.calls import Router
-from vnext.models.config.json_keys import Json, flag, positive, shown
+from vnext.models.config.expert_keys import dense_layers
+from vnext.models.config.json_keys import Json, flag, positive
 from vnext.models.config.model_config import DecoderForm, Experts, ModelConfig, common_config, layer_windows, same_window
-from vnext.models.errors import ModelError
 from vnext.models.layers.assembly import ExpertNames, Source, gated_mlp, own_attention, sparse_mlp
 from vnext.models.layers.decoder import Params, assemble_decoder, forward, logits
 from vnext.models.layers.layers import GatedMlp, SparseMlp
@@ -74,15 +74,6 @@ def every_other(raw: Json) -> tuple[int, ...]:
     below = raw.get("max_window_layers") or 0
     kinds = ["full" if index % 2 or index >= below else "sliding" for index in range(positive(raw, "num_hidden_layers"))]
     return layer_windows(raw, [f"{kind}_attention" for kind in kinds])
-
-
-def dense_layers(raw: Json) -> tuple[int, ...]:
-    """Layers with a plain MLP: those named, and those between every decoder_sparse_step-th."""
-    named, step = raw.get("mlp_only_layers") or [], positive(raw, "decoder_sparse_step", 1)
-    if not isinstance(named, list):
-        raise ModelError(f"mlp_only_layers must be a list of layers but is {shown(named)}; correct config.json")
-    count = positive(raw, "num_hidden_layers")
-    return tuple(index for index in range(count) if index in named or (index + 1) % step)
 
 
 def assemble(source: Source, config: ModelConfig) -> Params:

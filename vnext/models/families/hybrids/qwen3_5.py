@@ -1,4 +1,4 @@
-"""Qwen 3.5, also with experts: three of four layers are gated delta nets, the others attend with gates.
+"""Qwen 3.5, also with experts, and Qwen 3 Next: three of four layers are gated delta nets, the others attend with gates.
 
 Of multimodal models, it serves the language part. Norms multiply by 1 + weight, but for those of delta nets.
 """
@@ -8,8 +8,8 @@ from __future__ import annotations
 from types import MappingProxyType
 
 from vnext.kernels.calls import Router
-from vnext.models.config.expert_keys import checked
-from vnext.models.config.json_keys import Json, positive, refuse, required, shown
+from vnext.models.config.expert_keys import checked, dense_layers
+from vnext.models.config.json_keys import Json, flag, positive, refuse, required, shown
 from vnext.models.config.model_config import DecoderForm, Experts, ModelConfig, Recurrent, common_config
 from vnext.models.config.rope_config import parse_rope, scaling_of
 from vnext.models.errors import ModelError
@@ -31,6 +31,8 @@ WEIGHT_AXES = MappingProxyType(
         "q_proj": matrix(Axis.GATED_HEADS, Axis.HIDDEN),
         "in_proj_qkv": matrix((KEYS, KEYS, VALUES), Axis.HIDDEN),
         "in_proj_z": matrix(VALUES, Axis.HIDDEN),
+        "in_proj_qkvz": Layout((KEYS, KEYS, VALUES, VALUES), Axis.HIDDEN, by_state=True),
+        "in_proj_ba": Layout((Axis.STATE_HEADS, Axis.STATE_HEADS), Axis.HIDDEN, by_state=True),
         "in_proj_b": matrix(Axis.STATE_HEADS, Axis.HIDDEN),
         "in_proj_a": matrix(Axis.STATE_HEADS, Axis.HIDDEN),
         "conv1d": Layout((KEYS, KEYS, VALUES), Axis.STATE_WIDTH, depthwise=True),
@@ -62,6 +64,10 @@ EXPERT_DEFAULTS = MappingProxyType(
         "num_experts": 256,
     }
 )
+NEXT = "Qwen3NextForCausalLM"
+NEXT_DEFAULTS = MappingProxyType(
+    {**EXPERT_DEFAULTS, "num_experts_per_tok": 10, "num_experts": 512, "intermediate_size": 5632}
+)
 NAMES = ExpertNames(shared="shared_expert", shared_gate="shared_expert_gate")
 ROOTS = ("model.", "model.language_model.")
 
@@ -71,25 +77,27 @@ def parse(raw: Json, generation: Json) -> ModelConfig:
     if "text_config" in raw:
         text = {key: value for key, value in required(raw, "text_config", None).items() if value is not None}
         raw = raw | text | {"architectures": raw["architectures"]}
-    has_experts = raw["architectures"][0].startswith("Qwen3_5Moe")
-    usual = DEFAULTS | EXPERT_DEFAULTS if has_experts else DEFAULTS
+    is_next = raw["architectures"][0] == NEXT
+    has_experts = is_next or raw["architectures"][0].startswith("Qwen3_5Moe")
+    usual = DEFAULTS | (NEXT_DEFAULTS if is_next else EXPERT_DEFAULTS) if has_experts else DEFAULTS
     raw = raw | {key: value for key, value in usual.items() if raw.get(key) is None}
-    if has_experts:
+    if has_experts and not is_next:
         raw["intermediate_size"] = positive(raw, "moe_intermediate_size")
     refuse(raw, "attn_output_gate", unless=(True,))
     rope = parse_rope(raw, scaling_of(raw), positive(raw, "head_dim"), partial=True)
     form = DecoderForm(is_gated=True)
-    experts = shared_experts(raw) if has_experts else None
+    experts = shared_experts(raw, dense_layers(raw) if is_next else ()) if has_experts else None
     return common_config(raw, generation, rope=rope, recurrent=delta_nets(raw), form=form, experts=experts)
 
 
-def shared_experts(raw: Json) -> Experts:
-    """The experts of every layer, whose shares sum to one, and the size of the one beside them."""
+def shared_experts(raw: Json, dense: tuple[int, ...]) -> Experts:
+    """The experts of all layers but these, whose shares sum to one unless asked otherwise, and the size of the one beside them."""
     return checked(
         Experts(
             count=positive(raw, "num_experts"),
             intermediate_size=positive(raw, "moe_intermediate_size"),
-            router=Router(positive(raw, "num_experts_per_tok"), normalise=True),
+            router=Router(positive(raw, "num_experts_per_tok"), normalise=flag(raw, "norm_topk_prob", True)),
+            dense_layers=dense,
             shared_size=positive(raw, "shared_expert_intermediate_size"),
         )
     )
@@ -133,10 +141,12 @@ def assemble(source: Source, config: ModelConfig) -> Params:
         query, key = (shifted_norm(source, f"{prefix}self_attn.{name}_norm") for name in "qk")
         return attention(source, prefix, qkv_bias=bias, output_bias=bias)._replace(q_norm=query, k_norm=key)
 
-    def widening(prefix: str) -> GatedMlp | SparseMlp:
-        return sparse_mlp(source, config, prefix + "mlp.", NAMES) if config.experts else gated_mlp(source, prefix)
+    def widening(prefix: str, index: int) -> GatedMlp | SparseMlp:
+        if config.experts is None or index in config.experts.dense_layers:
+            return gated_mlp(source, prefix)
+        return sparse_mlp(source, config, prefix + "mlp.", NAMES)
 
     root = next((root for root in ROOTS if root + "norm.weight" in source), ROOTS[0])
     return assemble_decoder(
-        source, config, lambda prefix, index: (mixing(prefix, index), widening(prefix)), Names(root=root), shifted_norm
+        source, config, lambda prefix, index: (mixing(prefix, index), widening(prefix, index)), Names(root=root), shifted_norm
     )
