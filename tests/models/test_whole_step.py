@@ -40,11 +40,11 @@ STEPS = (
 )
 DTYPES = (torch.float32, torch.bfloat16)
 FORMS = [(name, dtype, "none") for name in FUSED for dtype in DTYPES]
-GROUPED = ("gemma2", "gemma3", "gemma3_short", "qwen2_window", "smollm3_window", "exaone4", "cohere2", "olmo3", "qwen2_moe")
+GROUPED = ("gemma2", "gemma3", "gemma3_short", "qwen2_window", "smollm3_window", "exaone4", "cohere2", "olmo3", "qwen2_moe", "gpt_oss", "dots1")
 """Layers of several groups, which run one by one or in a whole step."""
 SHARED = ("llama", "qwen2_tied_yarn", "qwen3", "phi3", "smollm3", "gemma2", "gemma3_caps", "granite_hybrid", "exaone4", "glm4",
           "mixtral", "glm4_moe", "deepseek_v2", "minicpm3", "llama_biases", "gpt2_inner", "gpt_neox", "cohere", "arcee", "granite",
-          "olmo2", "olmo2_one_key", "hunyuan", "minimax_m2", "qwen2_moe")  # fmt: skip
+          "olmo2", "olmo2_one_key", "hunyuan", "minimax_m2", "qwen2_moe", "gpt_oss", "ministral3", "mistral4")  # fmt: skip
 """Models whose outputs ranks can sum."""
 
 

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from vnext.kernels.arrays import Array, address_or_0, torch_dtype
-from vnext.kernels.calls import Router
-from vnext.kernels.cpu.native import KINDS, agree_on_struct, module
+from vnext.kernels.arrays import Array, address, address_or_0, torch_dtype
+from vnext.kernels.calls import BiasedExperts, Router, parts_of
+from vnext.kernels.cpu.native import ACTIVATIONS, KINDS, agree_on_struct, module
 from vnext.kernels.cpu.packed import PackedExperts
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 agree_on_struct(
     "Router", ("count", "per_token", "normalise", "sigmoid", "scale", "groups", "kept_groups", "group_best", "bias")
 )
-agree_on_struct("Experts", ("gate_up", "down", "first", "held"))
+agree_on_struct("Experts", ("gate_up", "down", "first", "held", "gate_up_biases", "down_biases", "activation"))
 
 
 class Described(NamedTuple):
@@ -43,11 +43,17 @@ def describe_router(router: Router, count: int, bias: Array | None) -> Described
     return Described(table, (bias,))
 
 
-def describe_experts(gate_up: PackedExperts, down: PackedExperts, first: int) -> Described:
-    """Experts of which these are held; `first`: the number that ids have for the first of them."""
-    places = [np.array([each.linear.address for each in packed.weights], dtype=np.int64) for packed in (gate_up, down)]
-    table = np.array([*(each.ctypes.data for each in places), first, len(gate_up.weights)], dtype=np.int64)
-    return Described(table, (*places, gate_up, down))
+def describe_experts(
+    gate_up: PackedExperts | BiasedExperts, down: PackedExperts | BiasedExperts, first: int, activation: str = ""
+) -> Described:
+    """Experts of which these are held; `first`: the number that ids have for the first of them; `activation`: of a `gate_up` packed
+    without its gate."""
+    (wide, wide_biases), (narrow, narrow_biases) = parts_of(gate_up), parts_of(down)
+    places = [np.array([each.linear.address for each in packed.weights], dtype=np.int64) for packed in (wide, narrow)]
+    biases = [np.array([address(each) for each in given], dtype=np.int64) for given in (wide_biases, narrow_biases)]
+    biases_at = [each.ctypes.data if len(each) else 0 for each in biases]
+    fields = [*(each.ctypes.data for each in places), first, len(wide.weights), *biases_at, ACTIVATIONS[activation]]
+    return Described(np.array(fields, dtype=np.int64), (*places, *biases, gate_up, down))
 
 
 def route(scores: torch.Tensor, router: Router, bias: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:

@@ -103,6 +103,10 @@ class StackLayer(NamedTuple):
     norms_turned: bool = False
     norms_joined: int = 0
     shared_gate: PackedLinear | None = None
+    sinks: Array | None = None
+    scores_bias: Array | None = None
+    share_scales: Array | None = None
+    head_norm_kind: int = 0
 
 
 agree_on_struct("StackLayer", StackLayer._fields)
@@ -127,10 +131,11 @@ class Stack(NamedTuple):
 
 
 class Angles(NamedTuple):
-    """float32 [T, R / 2] each, dense, or None where nothing turns."""
+    """float32 [T, R / 2] each, dense, None where nothing turns. `query_factors` float32 [T] multiply queries, None for nothing."""
 
     cosine: Array | None
     sine: Array | None
+    query_factors: Array | None = None
 
 
 class AuxStates(NamedTuple):
@@ -163,9 +168,14 @@ def describe(layers: tuple[StackLayer, ...], norm_dtype: Any, latent_heads: int 
     first = next(layer for layer in layers if layer.recurring is None)
     table = np.array([[_number(field) for field in layer] for layer in layers], dtype=np.int64)
     kind = KINDS[first.qkv.dtype]
-    norm_kind = kind if KINDS[norm_dtype] is kind else Kind.BFLOAT16_WIDE_NORM
+    norm_kind = norm_kind_of(norm_dtype, kind)
     joined = first.qkv.outputs - (first.output.inputs if first.is_gated else 0)
     return Stack(layers, table, kind, norm_kind, first.qkv.inputs, joined, latent_heads)
+
+
+def norm_kind_of(dtype: object, kind: Kind) -> Kind:
+    """That of norms with weights of this dtype beside activations of `kind`."""
+    return kind if KINDS[dtype] is kind else Kind.BFLOAT16_WIDE_NORM
 
 
 def _number(field: PackedLinear | Described | Array | float | None) -> int:
@@ -204,7 +214,7 @@ def run(
         stack.table.ctypes.data, caches.places.ctypes.data, len(stack.layers), caches.block_stride,
         *map(address_or_0, last_norm), plan.handle, tokens, stack.hidden, caches.head_dim, rotated, eps, scale, softcap,
         address_or_0(angles.cosine), address_or_0(angles.sine), slots.data_ptr(), sample_at.data_ptr(), samples,
-        residual.data_ptr(), found.data_ptr(), *aux_numbers(aux),
+        residual.data_ptr(), found.data_ptr(), *aux_numbers(aux), address_or_0(angles.query_factors),
     )  # fmt: skip
     return found
 

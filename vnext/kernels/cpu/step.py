@@ -137,19 +137,26 @@ def describe_model(model: StepModel, angles: Angles, local: Angles = NO_ANGLES) 
         "head": model.head.address,
         "head_rows": model.head.outputs,
         "vocabulary": model.vocab_size,
+        "places": address_or_0(model.places),
+        "place_rows": 0 if model.places is None else model.places.shape[0],
+        "group_count": model.group_count,
+    } | _by_position(angles, local) | _meeting(ranks) | _numbers(model)
+    agree_on_struct("StepModel", list(fields))
+    table = np.array([*fields.values()], dtype=np.int64)
+    return DescribedModel(table, table.ctypes.data, (model, angles, local))
+
+
+def _by_position(angles: Angles, local: Angles) -> dict[str, int]:
+    """What depends on a token's position."""
+    return {
         "rotated_dim": 2 * angles.cosine.shape[1],
         "angle_rows": angles.cosine.shape[0],
         "cosine": address(angles.cosine),
         "sine": address(angles.sine),
         "local_cosine": address_or_0(local.cosine),
         "local_sine": address_or_0(local.sine),
-        "places": address_or_0(model.places),
-        "place_rows": 0 if model.places is None else model.places.shape[0],
-        "group_count": model.group_count,
-    } | _meeting(ranks) | _numbers(model)
-    agree_on_struct("StepModel", list(fields))
-    table = np.array([*fields.values()], dtype=np.int64)
-    return DescribedModel(table, table.ctypes.data, (model, angles, local))
+        "query_factors": address_or_0(angles.query_factors),
+    }
 
 
 def _meeting(ranks: StepRanks | None) -> dict[str, int]:

@@ -86,7 +86,7 @@ class DecoderForm(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def fits_one_call(self) -> bool:
         """Whether the kernels have layers of this form as one call."""
-        return not (self.has_sinks or self.norms_values or self.query_growth is not None)
+        return not (self.norms_values or (self.query_growth and self.head_norms == "turned"))
 
 
 class Recurrent(msgspec.Struct, frozen=True, kw_only=True):

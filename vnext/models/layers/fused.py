@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from vnext.kernels.arrays import Array, address, is_dense, strides_of
+from vnext.kernels.calls import BiasedExperts, parts_of as experts_and_biases
 from vnext.kernels.cpu import stack as kernel
 from vnext.kernels.cpu.experts import Described, describe_experts, describe_router
 from vnext.kernels.cpu.native import ACTIVATIONS, CACHE_KINDS, KINDS, Kind
@@ -21,7 +22,7 @@ from vnext.kernels.cpu.stack import Caches, Stack, StackLayer
 from vnext.kernels.mxint8 import head_dim_of
 from vnext.models.config.model_config import ModelConfig
 from vnext.models.layers.batch import ForwardBatch
-from vnext.models.layers.decoder_params import LayerParams
+from vnext.models.layers.decoder_params import LayerParams, Mixing
 from vnext.models.layers.kv_cache import KvCache, KvPairs, kv_groups
 from vnext.models.layers.latent import EPS, LatentAttention
 from vnext.models.layers.layers import Attention, GatedMlp, LayerNorm, Linear, Norm, PlainMlp, SparseMlp, Step
@@ -74,7 +75,7 @@ def run(
     plan, config = step.metadata.kernel(stack.head_count(kv_heads, caches.head_dim)), step.config
     if plan.token_count != residual.shape[0]:
         return None
-    angles = kernel.Angles(step.cosine, step.sine)
+    angles = kernel.Angles(step.cosine, step.sine, step.query_factors)
     aux = batch.aux and batch.aux._replace(layers=np.array(batch.aux.layers, dtype=np.int64))
     return kernel.run(
         stack, residual, last_norm, caches, plan, step.slots, angles, batch.sample_at, config.rms_norm_eps, step.scale,
@@ -138,13 +139,14 @@ def _has_heads(attention: LatentAttention) -> bool:
 
 
 def _are_common(mlp: SparseMlp, activation: str) -> bool:
-    """Whether the kernels packed all experts, the router and the shared MLP's gate; they know no bias of scores."""
-    packs = ((mlp.gate_up, activation), (mlp.down, ""))
+    """Whether the kernels packed all experts, the router and the shared MLP's gate."""
+    packs = ((mlp.gate_up, "" if isinstance(mlp.gate_up, BiasedExperts) else activation), (mlp.down, ""))
+    packed = [(*experts_and_biases(pack), gate) for pack, gate in packs]
     are_packed = all(
-        isinstance(pack, PackedExperts) and all(weight.linear.gate == gate for weight in pack.weights) for pack, gate in packs
+        isinstance(pack, PackedExperts) and all(weight.linear.gate == gate for weight in pack.weights) for pack, _, gate in packed
     )
-    are_packed = are_packed and (mlp.shared_gate is None or isinstance(mlp.shared_gate, Packed))
-    return are_packed and isinstance(mlp.router, Packed) and mlp.score_bias is None and mlp.share_scales is None
+    are_packed = are_packed and all(isinstance(each, Packed) for each in (mlp.router, mlp.shared_gate or mlp.router))
+    return are_packed and all(is_dense(bias) for _, biases, _ in packed for bias in biases)
 
 
 def _wide_of(layer: LayerParams) -> tuple[()] | tuple[Linear, Linear]:
@@ -200,9 +202,19 @@ def _describe_layer(layer: LayerParams, at: int, window: int, group: int, config
         is_parallel=form.is_parallel,
         is_by_head=form.is_by_head,
         norms_turned=form.head_norms == "turned",
+        sinks=attention.sinks if attends else None,
+        head_norm_kind=_head_norm_kind(attention),
         norms_joined=config.head_count * config.head_dim if form.head_norms == "all" else 0,
         **_widening(layer, config),
     )
+
+
+def _head_norm_kind(attention: Mixing) -> Kind:
+    """That of the norms of its queries and keys."""
+    if not isinstance(attention, Attention):
+        return Kind.FLOAT32
+    kind = KINDS[attention.qkv.weight.linear.dtype]
+    return kind if attention.q_norm is None else kernel.norm_kind_of(attention.q_norm.dtype, kind)
 
 
 def _widening(layer: LayerParams, config: ModelConfig) -> dict[str, Any]:
@@ -218,7 +230,9 @@ def _widening(layer: LayerParams, config: ModelConfig) -> dict[str, Any]:
         assert config.experts is not None
         found["scores"], found["shared_gate"] = mlp.router.linear, mlp.shared_gate and mlp.shared_gate.linear
         found["router"] = describe_router(config.experts.router, mlp.router.shape[0], mlp.bias)
-        found["experts"] = describe_experts(mlp.gate_up, mlp.down, mlp.gate_up.first)
+        packed, is_biased = experts_and_biases(mlp.gate_up)[0], isinstance(mlp.gate_up, BiasedExperts)
+        found["experts"] = describe_experts(mlp.gate_up, mlp.down, packed.first, config.activation if is_biased else "")
+        found["scores_bias"], found["share_scales"] = mlp.score_bias, mlp.share_scales
     return found
 
 
@@ -262,17 +276,17 @@ def _is_alike(layer: StackLayer, stack: Stack) -> bool:
         sizes = sizes and wide[0].inputs == wide[1].outputs == stack.hidden
         sizes = sizes and wide[0].width in (wide[1].inputs, 2 * wide[1].inputs)
     biases = [each for each in (layer.qkv_bias, layer.output_bias, layer.gate_up_bias, layer.down_bias) if each is not None]
-    norms = _norms_of(layer)
-    dense = all(map(is_dense, (*biases, *norms)))
-    heads = (layer.query_norm is None) is (layer.key_norm is None)
+    norms, own = _norms_of(layer), [norm for norm in (layer.query_norm, layer.key_norm) if norm is not None]
+    dense = all(map(is_dense, (*biases, *norms, *own)))
+    heads = len({norm.dtype for norm in own}) < 2 and len(own) != 1
     kinds = all(KINDS[field.dtype] is stack.kind for field in (*fields, *biases))
     return sizes and dense and heads and kinds and all(KINDS[norm.dtype] is _norm_kind(stack) for norm in norms)
 
 
 def _norms_of(layer: StackLayer) -> list[Array]:
-    """The norms that a layer has."""
+    """The norms of the stream that a layer has."""
     around = (layer.attention_norm, layer.mlp_norm, layer.after_attention_norm, layer.after_mlp_norm)
-    return [norm for norm in (*around, layer.query_norm, layer.key_norm) if norm is not None]
+    return [norm for norm in around if norm is not None]
 
 
 def _norm_kind(stack: Stack) -> Kind:

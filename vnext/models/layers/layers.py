@@ -10,14 +10,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from vnext.kernels.arrays import Array
+import numpy as np
+
+from vnext.kernels.arrays import Array, as_tensor
 from vnext.kernels.calls import AttentionCall, BiasedExperts, RotaryWrite, StateRows
 from vnext.kernels.shards import joined_along
 from vnext.models.config.model_config import ModelConfig, without_windows
 from vnext.models.layers.batch import ForwardBatch, host_batch
 from vnext.models.layers.both_sides import Near, by_token
 from vnext.models.layers.kv_cache import KvCache, kv_groups
-from vnext.models.layers.rope import rotary_angles
+from vnext.models.layers.rope import query_factors, rotary_angles
 from vnext.models.layers.sharding import Parallel, own_experts
 
 if TYPE_CHECKING:
@@ -161,7 +163,7 @@ def layer_steps(
     cosine, sine = (None, None) if frequencies is None else rotary_angles(batch.positions, frequencies, config.rope)
     scale = config.head_dim**-0.5 if config.query_scale is None else config.query_scale
     growth = config.form.query_growth
-    factors = growth and (batch.positions.double().div(growth[1]).floor().log1p() * growth[0] + 1).float()[:, None]
+    factors = growth and as_tensor(query_factors(batch.positions, growth, isinstance(frequencies, np.ndarray)))[:, None]
     plain = Step(chosen, config, parallel, batch.slots, None, cosine, sine, scale, 0, rows=state_rows(batch), query_factors=factors)
     if local_frequencies is not None and config.local_rope is not None:
         cosine, sine = rotary_angles(batch.positions, local_frequencies, config.local_rope)

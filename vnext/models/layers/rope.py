@@ -79,6 +79,16 @@ def rotary_angles(positions: Array, frequencies: Array, rope: Rope) -> tuple[Arr
     return angles.cos().float().mul_(rope.attention_factor), angles.sin().float().mul_(rope.attention_factor)
 
 
+def query_factors(positions: Array, growth: tuple[float, int], on_host: bool) -> Array:
+    """What queries are multiplied by, float32 [T], at positions int64 [T]: 1 + b * log(1 + p // n) of growth (b, n), in float64 and
+    rounded once, as in Llama 4. `on_host`: an array, made without torch."""
+    rate, span = growth
+    if on_host:
+        given = positions if isinstance(positions, np.ndarray) else positions.numpy()
+        return (np.log1p(np.floor(given / span)) * rate + 1).astype(np.float32)
+    return (positions.double().div(span).floor().log1p() * rate + 1).float()
+
+
 def _host_angles(positions: np.ndarray, frequencies: np.ndarray, rope: Rope) -> tuple[np.ndarray, np.ndarray]:
     angles = (positions.astype(np.float32)[:, None] * frequencies).astype(np.float64)
     factor = np.float32(rope.attention_factor)

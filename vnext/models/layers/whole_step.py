@@ -22,7 +22,7 @@ from vnext.models.config.rope_config import Rope
 from vnext.models.layers import fused
 from vnext.models.layers.batch import ForwardBatch
 from vnext.models.layers.kv_cache import KvCache, kv_groups
-from vnext.models.layers.rope import rotary_angles
+from vnext.models.layers.rope import query_factors, rotary_angles
 from vnext.models.layers.sharding import Parallel
 
 if TYPE_CHECKING:
@@ -54,9 +54,10 @@ class WholeStep:
     """A model with its cache. Describes steps of the same batch object once, and reads its tensors again in each step."""
 
     def __init__(
-        self, model: kernel.StepModel, frequencies: list[tuple[np.ndarray, Rope]], adapted: AdaptedStack | None
-    ) -> None:
-        self._model, self._frequencies, self._adapted = model, frequencies, adapted
+        self, model: kernel.StepModel, frequencies: list[tuple[np.ndarray, Rope]], growth: tuple[float, int] | None,
+        adapted: AdaptedStack | None,
+    ) -> None:  # fmt: skip
+        self._model, self._frequencies, self._growth, self._adapted = model, frequencies, growth, adapted
         self._described = self._with_angles(POSITIONS_MIN)
         self._batch: ForwardBatch | None = None
         self._sampling: Sampled | None = None
@@ -125,7 +126,9 @@ class WholeStep:
 
     def _with_angles(self, position_count: int) -> kernel.DescribedModel:
         positions = np.arange(position_count)
-        return kernel.describe_model(self._model, *(Angles(*rotary_angles(positions, *each)) for each in self._frequencies))
+        factors = self._growth and query_factors(positions, self._growth, on_host=True)
+        angles = (Angles(*rotary_angles(positions, *each), factors) for each in self._frequencies)
+        return kernel.describe_model(self._model, *angles)
 
 
 def whole_step(
@@ -167,7 +170,7 @@ def whole_step(
         group_count=len(kv_groups(config).windows),
         ranks=_ranks_of(parallel),
     )
-    return WholeStep(model, _frequencies_of(params, config), _adapted_stack(params, slots) if slots else None)
+    return WholeStep(model, _frequencies_of(params, config), config.form.query_growth, _adapted_stack(params, slots))
 
 
 def _frequencies_of(params: Any, config: ModelConfig) -> list[tuple[np.ndarray, Rope]]:
@@ -183,7 +186,9 @@ def _goes_with(config: ModelConfig, slots: Slots | None, pools: Sequence[tuple[A
     return not (is_other and slots is not None) and (config.recurrent is None or bool(pools))
 
 
-def _adapted_stack(params: Any, slots: Slots) -> AdaptedStack:
+def _adapted_stack(params: Any, slots: Slots | None) -> AdaptedStack | None:
+    if not slots:
+        return None
     from vnext.models.layers.adapted import AdaptedStack  # needs torch, as adapters do
 
     return AdaptedStack(fused.products(params.layers), slots)

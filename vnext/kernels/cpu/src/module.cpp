@@ -260,13 +260,13 @@ void do_stack(int kind, int norm_kind, int cache_kind, const void *layers, const
               const void *last_norm, const float *last_norm_bias, const AttentionPlan *plan, int64_t tokens, int64_t hidden, int64_t head_dim,
               int64_t rotated_dim, float eps, float scale, float cap, const float *cosine, const float *sine,
               const int64_t *slots, const int64_t *sample_at, int64_t samples, void *residual, void *result,
-              const int64_t *aux_layers, int64_t aux_count, void *aux) {
+              const int64_t *aux_layers, int64_t aux_count, void *aux, const float *query_factors) {
     const WithoutLock apart(true);
     const StackPlaces places{plan, slots};
     const Angles angles{cosine, sine};
     run_stack({kind, norm_kind, cache_kind, static_cast<const StackLayer *>(layers), static_cast<const StackCache *>(caches), layer_count,
                block_stride, last_norm, last_norm_bias, &places, tokens, hidden, head_dim, rotated_dim, eps, scale, cap, &angles,
-               sample_at, samples, nullptr, nullptr, residual, result, {aux_layers, aux_count, aux}, nullptr, {}});
+               sample_at, samples, nullptr, nullptr, residual, result, {aux_layers, aux_count, aux}, nullptr, {}, query_factors});
 }
 
 /* Calls a function of Python with numbers, by a thread that has given the lock away for the time being. */
@@ -370,7 +370,7 @@ PyMethodDef methods[] = {
     VNX_ENTRY("run_experts", do_experts, "run_experts(kind, experts, x, rows, hidden, k, shares, ids, result)"),
     VNX_ENTRY("run_stack", do_stack,
              "run_stack(kind, norm_kind, cache_kind, layers, caches, layer_count, block_stride, last_norm, last_norm_bias, plan, tokens, hidden, head_dim, "
-             "rotated_dim, eps, scale, cap, cosine, sine, slots, sample_at, samples, residual, result, aux_layers, aux_count, aux)"),
+             "rotated_dim, eps, scale, cap, cosine, sine, slots, sample_at, samples, residual, result, aux_layers, aux_count, aux, query_factors)"),
     VNX_ENTRY("run_step", do_step, "run_step(model, step) -> whether all positions have angles, and all is done"),
     VNX_ENTRY("sample_step", do_sample_step, "sample_step(model, step): the sampling of a step with masks that ran"),
     VNX_ENTRY("step_logits", do_logits, "step_logits(model, hidden, rows, logits): those of normed states"),

@@ -65,16 +65,26 @@ void soft_cap(int64_t rows, int64_t width, float cap, float *x) {
     for_rows(rows, width, [&](int64_t first, int64_t last) { kernels().soft_cap(x + first * width, (last - first) * width, cap); });
 }
 
-void scale_rows(int kind, int64_t rows, int64_t width, float factor, void *x) {
+/* The factor of a row is `step` from that of the one before. */
+void scale(int kind, int64_t rows, int64_t width, int64_t stride, const float *factors, int64_t step, void *x) {
     for_rows(rows, width, [&](int64_t first, int64_t last) {
-        float *wide = static_cast<float *>(x);
-        uint16_t *narrow = static_cast<uint16_t *>(x);
-        for (int64_t i = first * width; i < last * width; ++i)
-            if (kind == FLOAT32)
-                wide[i] *= factor;
-            else
-                narrow[i] = rounded(widened(narrow[i]) * factor);
+        for (int64_t row = first; row < last; ++row) {
+            float *wide = static_cast<float *>(x) + row * stride;
+            uint16_t *narrow = static_cast<uint16_t *>(x) + row * stride;
+            const float factor = factors[row * step];
+            for (int64_t i = 0; i < width; ++i)
+                if (kind == FLOAT32)
+                    wide[i] *= factor;
+                else
+                    narrow[i] = rounded(widened(narrow[i]) * factor);
+        }
     });
+}
+
+void scale_rows(int kind, int64_t rows, int64_t width, float factor, void *x) { scale(kind, rows, width, width, &factor, 0, x); }
+
+void scale_each(int kind, int64_t rows, int64_t width, int64_t stride, const float *factors, void *x) {
+    scale(kind, rows, width, stride, factors, 1, x);
 }
 
 /* to += from, `stride` elements from one row of it to the next. */

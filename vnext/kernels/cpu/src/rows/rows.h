@@ -20,6 +20,8 @@ void rotary_kv_write(int kind, int64_t tokens, const RotaryCall &call);
 void soft_cap(int64_t rows, int64_t width, float cap, float *x);
 /* x [rows, width], FLOAT32 or BFLOAT16, times a factor, in place. */
 void scale_rows(int kind, int64_t rows, int64_t width, float factor, void *x);
+/* x [rows, width], FLOAT32 or BFLOAT16 and `stride` apart, each row times a factor of its own, in place. */
+void scale_each(int kind, int64_t rows, int64_t width, int64_t stride, const float *factors, void *x);
 /* to [rows, width] += from, FLOAT32 or BFLOAT16. */
 void add_rows(int kind, int64_t rows, int64_t width, const void *from, void *to);
 /* to [rows, width] += bias [width] in each row, both of this kind. */

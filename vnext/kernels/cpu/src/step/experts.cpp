@@ -125,6 +125,8 @@ float widened(uint16_t x) {
 void store(float x, float *to) { *to = x; }
 void store(float x, uint16_t *to) { *to = to_bf16(x); }
 
+const void *bias_of(const void *const *biases, int64_t expert) { return biases == nullptr ? nullptr : biases[expert]; }
+
 /* What the held experts give, sorted by expert: of `kind`, or FLOAT32 where ranks add theirs. */
 struct Products {
     int64_t hidden, k, count;
@@ -137,24 +139,32 @@ struct Products {
              bool is_wide)
         : hidden(width), k(per_token), count(rows * k), sorted(experts, ids, count, k) {
         const int64_t element = kind == FLOAT32 ? 4 : 2, made = is_wide ? 4 : element, inner = experts.down[0]->in;
-        const int64_t own = int64_t(sorted.order.size());
+        const int64_t own = int64_t(sorted.order.size()), wide = experts.activation == NO_GATE ? 0 : experts.gate_up[0]->out;
         const auto padded = [](int64_t bytes) { return (bytes + 63) / 64 * 64; };
         const int64_t picked_bytes = padded(own * hidden * element), inner_bytes = padded(own * inner * element);
+        const int64_t made_bytes = padded(own * hidden * made), wide_bytes = padded(own * wide * element);
         const int64_t placed_bytes = is_wide ? count * hidden * 4 : 0;
         char *picked = static_cast<char *>(
-            scratch(SLOT_EXPERTS, size_t(picked_bytes + inner_bytes + padded(own * hidden * made) + placed_bytes)));
+            scratch(SLOT_EXPERTS, size_t(picked_bytes + inner_bytes + made_bytes + wide_bytes + placed_bytes)));
         char *between = picked + picked_bytes;
         rows_at = between + inner_bytes;
-        if (is_wide) placed_at = reinterpret_cast<float *>(rows_at + padded(own * hidden * made));
+        char *apart = rows_at + made_bytes;
+        if (is_wide) placed_at = reinterpret_cast<float *>(apart + wide_bytes);
         gather_rows(x, hidden * element, rows, sorted.tokens.data(), own, 0, picked);
         for (int64_t i = 0; i < experts.held; ++i) {
             const int64_t start = sorted.starts[size_t(i)], size = sorted.starts[size_t(i + 1)] - start;
-            linear(picked + start * hidden * element, hidden, size, experts.gate_up[i], nullptr, between + start * inner * element,
-                   inner, kind);
+            if (wide == 0)
+                linear(picked + start * hidden * element, hidden, size, experts.gate_up[i], nullptr,
+                       between + start * inner * element, inner, kind);
+            else
+                linear(picked + start * hidden * element, hidden, size, experts.gate_up[i], bias_of(experts.gate_up_biases, i),
+                       apart + start * wide * element, wide, kind);
         }
+        if (wide != 0) gate_and_mul(kind, own, {apart, between, inner, wide, int(experts.activation)});
         for (int64_t i = 0; i < experts.held; ++i) {
             const int64_t start = sorted.starts[size_t(i)], size = sorted.starts[size_t(i + 1)] - start;
-            linear(between + start * inner * element, inner, size, experts.down[i], nullptr, rows_at + start * hidden * made, hidden,
+            const void *bias = is_wide ? nullptr : bias_of(experts.down_biases, i);
+            linear(between + start * inner * element, inner, size, experts.down[i], bias, rows_at + start * hidden * made, hidden,
                    is_wide ? FLOAT32 : kind);
         }
         places.resize(size_t(count));
@@ -180,9 +190,11 @@ struct Products {
     }
 };
 
-/* The sums of shares times products, which are of type `Given` and are rounded to `Kept` first. */
+/* The sums of shares times products, which are of type `Given` and are rounded to `Kept` first. `late`: biases by expert that are added
+   then, or null. */
 template <typename Given, typename Kept>
-void add_up(const Products &products, int64_t rows, const float *shares, void *result) {
+void add_up(const Products &products, int64_t rows, const float *shares, void *result, const void *const *late = nullptr,
+            const int64_t *ids = nullptr) {
     for_units(rows, rows < 8, [&](int64_t token, int64_t) {
         Kept *to = static_cast<Kept *>(result) + token * products.hidden;
         const int64_t first = token * products.k;
@@ -191,9 +203,11 @@ void add_up(const Products &products, int64_t rows, const float *shares, void *r
             const int64_t size = std::min(BLOCK, products.hidden - start);
             for (int64_t i = 0; i < products.k; ++i) {
                 const Given *from = products.row<Given>(first + i) + start;
+                const Kept *bias = late == nullptr ? nullptr : static_cast<const Kept *>(late[ids[first + i]]) + start;
                 for (int64_t j = 0; j < size; ++j) {
                     Kept kept;
                     store(widened(from[j]), &kept);
+                    if (bias != nullptr) store(widened(kept) + widened(bias[j]), &kept);
                     const float part = widened(kept) * shares[first + i];
                     totals[j] = i == 0 ? part : totals[j] + part;
                 }
@@ -225,8 +239,8 @@ void run_experts(int kind, const Experts &experts, const void *x, int64_t rows, 
     if (sum == nullptr) return add_up<uint16_t, uint16_t>(products, rows, shares, result);
     float *placed = products.placed();
     (*sum)(placed, rows * k * hidden * 4, FLOAT32);
-    if (kind == FLOAT32) return add_up<float, float>(products, rows, shares, result);
-    add_up<float, uint16_t>(products, rows, shares, result);
+    if (kind == FLOAT32) return add_up<float, float>(products, rows, shares, result, experts.down_biases, ids);
+    add_up<float, uint16_t>(products, rows, shares, result, experts.down_biases, ids);
 }
 
 }  // namespace vnx

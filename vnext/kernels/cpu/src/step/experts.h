@@ -18,8 +18,11 @@ struct Router {
     VNX_ROUTER(VNX_FIELD)
 };
 
-/* `gate_up` and `down` are packed weights, one an expert: those of the experts from `first` on, `held` of them. */
-#define VNX_EXPERTS(X) X(const Packed *const *, gate_up) X(const Packed *const *, down) X(int64_t, first) X(int64_t, held)
+/* `gate_up` and `down` are packed weights, one an expert: those of the experts from `first` on, `held` of them. Biases, one an expert
+   and of the activations' kind, or null; `activation` is that of a `gate_up` without its gate within. */
+#define VNX_EXPERTS(X)                                                                                               \
+    X(const Packed *const *, gate_up) X(const Packed *const *, down) X(int64_t, first) X(int64_t, held)              \
+    X(const void *const *, gate_up_biases) X(const void *const *, down_biases) X(int64_t, activation)
 struct Experts {
     VNX_EXPERTS(VNX_FIELD)
 };
@@ -28,8 +31,8 @@ struct Experts {
 void route_rows(const Router &router, const float *scores, int64_t rows, float *shares, int64_t *ids);
 
 /* result [rows, hidden] = the sum of shares [rows, k] times what the experts `ids` [rows, k] give for x [rows, hidden], dense and of
-   `kind`, in float32 and in their order. What experts give is rounded first; where ranks have a part of it each, `sum` adds these
-   before. Experts that are not held give zeros. */
+   `kind`, in float32 and in their order. What experts give is rounded first, then has its bias and is rounded again; where ranks have a
+   part of it each, `sum` adds these before. Experts that are not held give zeros. */
 void run_experts(int kind, const Experts &experts, const void *x, int64_t rows, int64_t hidden, int64_t k, const float *shares,
                  const int64_t *ids, const SumRanks *sum, void *result);
 

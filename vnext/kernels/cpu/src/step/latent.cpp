@@ -24,6 +24,8 @@ void place_latent(int kind, const Latent &latent, const LatentCall &call) {
         linear(call.normed, query.in, call.rows, &query, nullptr, call.queries, query.out, kind);
         queries = {call.queries, query.out, latent.plain + latent.turning};
     }
+    if (call.factors != nullptr)
+        scale_each(kind, call.rows, latent.heads * queries.head_stride, queries.stride, call.factors, queries.data);
     head_products(kind, queries, call.rows, latent.keys, latent.heads, {call.joined, stride, width});
     const int64_t kept = call.inner_width - width, own = latent.heads * width;
     NormCall norm{at(inner, kept, element), nullptr, latent.norm, at(call.joined, own, element), nullptr, latent.rank,

@@ -18,11 +18,12 @@ struct Latent {
 };
 
 /* `joined` [rows, heads + 1, width] = queries of rows, then the rows, not turned yet, from inner [rows, inner_width]: what queries are
-   made of, then the row. `normed` and `queries` have room for what is between. */
+   made of, then the row. `normed` and `queries` have room for what is between. `factors` [rows] of queries, or null. */
 struct LatentCall {
     const void *inner;
     int64_t inner_width, rows;
     void *normed, *queries, *joined;
+    const float *factors;
 };
 void place_latent(int kind, const Latent &latent, const LatentCall &call);
 

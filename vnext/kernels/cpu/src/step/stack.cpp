@@ -165,8 +165,10 @@ struct Layer {
         float *scores = reinterpret_cast<float *>(memory);
         int64_t *ids = reinterpret_cast<int64_t *>(memory + padded(score_bytes));
         float *shares = reinterpret_cast<float *>(ids + chosen);
-        linear(space.seen_or_normed, call.hidden, rows, weights.scores, nullptr, scores, router.count, FLOAT32);
+        linear(space.seen_or_normed, call.hidden, rows, weights.scores, weights.scores_bias, scores, router.count, FLOAT32);
         route_rows(router, scores, rows, shares, ids);
+        for (int64_t i = 0; weights.share_scales != nullptr && i < chosen; ++i)
+            shares[i] *= weights.share_scales[ids[i]];
         run_experts(call.kind, *weights.experts, space.seen_or_normed, rows, call.hidden, router.per_token, shares, ids, call.sum,
                     space.query_or_mixed);
         if (weights.gate_up == nullptr) return;
@@ -212,8 +214,10 @@ struct Layer {
             part_pairs(call.kind, call.tokens, {first, width, plan.heads + plan.kv_heads, call.head_dim, call.rotated_dim});
         }
         if (weights.norms_joined != 0) norm_heads_together(plan, width);
+        if (call.query_factors != nullptr && weights.latent == nullptr)
+            scale_each(call.kind, call.tokens, sizes.query_width, width, call.query_factors, space.joined_or_wide);
         const bool norms = weights.query_norm != nullptr && weights.norms_joined == 0;
-        rotary_kv_write(norms ? call.norm_kind : call.kind, call.tokens,
+        rotary_kv_write(norms ? int(weights.head_norm_kind) : call.kind, call.tokens,
                         {space.joined_or_wide, norms ? weights.query_norm : nullptr, norms ? weights.key_norm : nullptr, angles.cosine, angles.sine, places.slots,
                          cache.keys, values(), space.query_or_mixed, width, plan.heads, plan.kv_heads, call.head_dim,
                          weights.turns ? call.rotated_dim : 0, plan.block_size, call.block_stride, call.eps, 0, call.cache_kind,
@@ -225,7 +229,7 @@ struct Layer {
         std::vector<float> squares(size_t(2 * call.tokens));
         const int64_t ranks = weights.norms_joined / sizes.query_width;
         char *keys = static_cast<char *>(space.joined_or_wide) + sizes.query_width * sizes.element;
-        const bool is_wide = call.norm_kind == BFLOAT16_WIDE_NORM;
+        const bool is_wide = weights.head_norm_kind == BFLOAT16_WIDE_NORM;
         const HeadsCall parts[] = {
             {space.joined_or_wide, width, plan.heads, call.head_dim, squares.data(), 2, weights.norms_joined, weights.query_norm, is_wide,
              call.eps},
@@ -246,7 +250,7 @@ struct Layer {
         if (weights.is_by_head) part_heads(plan);
         if (weights.latent == nullptr) return weights.qkv->out;
         place_latent(call.kind, *weights.latent,
-                     {joined, weights.qkv->out, call.tokens, space.seen_or_normed, space.beside, space.joined_or_wide});
+                     {joined, weights.qkv->out, call.tokens, space.seen_or_normed, space.beside, space.joined_or_wide, call.query_factors});
         return sizes.query_width + call.head_dim;
     }
 
@@ -297,6 +301,7 @@ struct Layer {
         attention.window = weights.window;
         attention.scale = call.scale;
         attention.cap = call.cap;
+        attention.sinks = weights.sinks;
         attention.cache_kind = call.cache_kind;
         run_attention(call.kind, plan, attention);
         if (!weights.is_gated) return;

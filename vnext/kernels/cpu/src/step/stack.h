@@ -18,12 +18,13 @@ namespace vnx {
    half a head apart. `group`: which of its places are the layer's. `gate_up` has its gate within; with
    `experts`, which are chosen by `router` from the product with `scores`, it is that of a shared MLP, or null. `is_gated`: each query
    head comes with a gate behind it; `is_by_head`: its query, key and value stand side by side. A layer that is `recurring` has the
-   product with its input in `qkv`. Norms are of StackCall's `norm_kind`, all else is of the activations' kind. With `latent`, `qkv` is
+   product with its input in `qkv`. Norms are of StackCall's `norm_kind`, those of heads of `head_norm_kind`, all else is of the activations' kind. With `latent`, `qkv` is
    its first product, and a cache's keys are its values. A norm with a bias, in float32 as its weight is, is a layer norm. With
    `is_parallel` the MLP reads the stream that attention read, by its own norm. `activation` is that of a `gate_up` without a gate
    within, which has a gate if `down` takes half of what it gives; `above` and `below` are numbers of XIELU. `norms_turned`: the norms
    of queries and keys come behind their turn, and `norms_joined`: over all heads at once, of `query_heads` on all ranks, with weights
-   of all heads here. `shared_gate` is that of the MLP beside experts, or null. */
+   of all heads here. `shared_gate` is that of the MLP beside experts, or null.
+   `sinks` [heads] are as in AttentionCall; `scores_bias` and `share_scales` [experts], of scores and of shares, may be null. */
 #define VNX_STACK_LAYER(X)                                                                                          \
     X(const Packed *, qkv) X(const Packed *, output) X(const Packed *, gate_up) X(const Packed *, down)             \
     X(const void *, qkv_bias) X(const void *, output_bias) X(const void *, down_bias)                               \
@@ -34,7 +35,8 @@ namespace vnx {
     X(int64_t, is_gated) X(const Recurring *, recurring) X(const Latent *, latent)                                 \
     X(const float *, attention_norm_bias) X(const float *, mlp_norm_bias) X(const void *, gate_up_bias)            \
     X(int64_t, activation) X(const float *, above) X(const float *, below) X(int64_t, is_parallel) X(int64_t, is_by_head) \
-    X(int64_t, norms_turned) X(int64_t, norms_joined) X(const Packed *, shared_gate)
+    X(int64_t, norms_turned) X(int64_t, norms_joined) X(const Packed *, shared_gate) X(const float *, sinks)       \
+    X(const float *, scores_bias) X(const float *, share_scales) X(int64_t, head_norm_kind)
 struct StackLayer {
     VNX_STACK_LAYER(VNX_FIELD)
 };
@@ -71,7 +73,8 @@ struct Angles {
    entry for each group of layers, and all plans have the same heads. All arrays are of one `kind`, norms of `norm_kind`: the same,
    or BFLOAT16_WIDE_NORM. What adapters add to product p of layer i are the parts from
    part_starts[PRODUCT_COUNT * i + p] to the next; `part_starts` is null where no token has an adapter. `sum` joins what the ranks
-   have of a layer's outputs, in float32, before they are rounded and have their bias. Null for one rank alone. */
+   have of a layer's outputs, in float32, before they are rounded and have their bias. Null for one rank alone. `query_factors` [tokens]
+   multiply queries before they turn, or null. */
 struct StackCall {
     int kind, norm_kind, cache_kind;
     const StackLayer *layers;
@@ -91,6 +94,7 @@ struct StackCall {
     AuxStates aux;
     const SumRanks *sum;
     StateRows states; /* of recurring layers */
+    const float *query_factors;
 };
 
 /* In the last layer only the sampled rows go on once keys and values are written, unless there are adapters or its output is kept. */

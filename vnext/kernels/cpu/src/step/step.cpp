@@ -18,6 +18,7 @@ struct Space {
     void *residual, *hidden;
     float *logits, *part; /* of the whole vocabulary, and this rank's where that is not all */
     float *angles[4];     /* cosine, sine, and those of the second kind */
+    float *factors;
     int64_t *query_starts, *context_lengths;
 };
 
@@ -30,16 +31,17 @@ Space take_space(const StepModel &model, const StepArrays &step) {
     const int64_t samples = step.hidden == nullptr ? step.samples : 0;
     const int64_t sizes[] = {step.tokens * model.hidden * element, samples * model.hidden * element,
                              samples * logits_width(model) * 4, angles, angles, local, local, (step.rows + 1) * 8,
-                             step.rows * 8, model.rank_count > 1 ? samples * model.head_rows * 4 : 0};
+                             step.rows * 8, model.rank_count > 1 ? samples * model.head_rows * 4 : 0,
+                             model.query_factors == nullptr ? 0 : step.tokens * 4};
     int64_t total = 0;
     for (const int64_t size : sizes)
         total += padded(size);
     char *at = static_cast<char *>(scratch(SLOT_STEP, size_t(total)));
-    void *parts[10];
-    for (int i = 0; i < 10; at += padded(sizes[i++]))
+    void *parts[11];
+    for (int i = 0; i < 11; at += padded(sizes[i++]))
         parts[i] = at;
     const auto floats = [&](int part) { return static_cast<float *>(parts[part]); };
-    return {parts[0], parts[1], floats(2), floats(9), {floats(3), floats(4), floats(5), floats(6)}, static_cast<int64_t *>(parts[7]),
+    return {parts[0], parts[1], floats(2), floats(9), {floats(3), floats(4), floats(5), floats(6)}, floats(10), static_cast<int64_t *>(parts[7]),
             static_cast<int64_t *>(parts[8])};
 }
 
@@ -63,6 +65,7 @@ void take_angles(const StepModel &model, const StepArrays &step, const Space &sp
     const float *const tables[] = {model.cosine, model.sine, model.local_cosine, model.local_sine};
     for (int i = 0; i < 4 && tables[i] != nullptr; ++i)
         gather_rows(tables[i], model.rotated_dim * 2, model.angle_rows, step.positions, step.tokens, 0, space.angles[i]);
+    if (model.query_factors != nullptr) gather_rows(model.query_factors, 4, model.angle_rows, step.positions, step.tokens, 0, space.factors);
 }
 
 using Plans = std::vector<std::unique_ptr<AttentionPlan>>;
@@ -111,7 +114,8 @@ bool run_step(const StepModel &model, const StepArrays &step, const Ranks *ranks
                model.block_stride, model.last_norm, model.last_norm_bias, places.data(), step.tokens, model.hidden, model.head_dim, model.rotated_dim,
                float(model.eps), float(model.scale), float(model.cap), angles, step.sample_at, step.samples, step.parts,
                step.part_starts, space.residual, step.hidden == nullptr ? space.hidden : step.hidden, {step.aux_layers, step.aux_count, step.aux},
-               ranks == nullptr ? nullptr : &ranks->sum, {step.query_starts, step.state_pages, step.state_fresh, step.state_trail, step.rows}});
+               ranks == nullptr ? nullptr : &ranks->sum, {step.query_starts, step.state_pages, step.state_fresh, step.state_trail, step.rows},
+               model.query_factors == nullptr ? nullptr : space.factors});
     if (step.hidden != nullptr) return true;
     find_logits(model, ranks, space.hidden, step.samples, space.part, space.logits);
     if (step.masks == nullptr) sample(model, step, space);
