@@ -120,6 +120,7 @@ def test_one_token_by_itself() -> None:
     assert b"".join(tokenizer.token_text(token).data for token in tokens) == "中".encode()
     assert tokenizer.token_text(tokens[0]).text == "\ufffd"
     assert tokenizer.token_text(1).text == "<|eos|>"
+    assert tokenizer.token_text(1) is tokenizer.token_text(1), "alternatives are spelt again and again"
     assert tokenizer.token_text(10**6).data == b""
     fallback = byte_fallback()
     assert fallback.token_text(3 + 0xE4).data == b"\xe4"

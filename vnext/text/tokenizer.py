@@ -7,8 +7,8 @@ the source of the chat template (files.py). Renders no template and keeps no tex
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from functools import cached_property
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -29,6 +29,7 @@ from vnext.text.detokenizer import (
 from vnext.text.files import DEFAULT, WITH_TOOLS, CheckpointUnreadable, chat_templates, tokenizer_config
 
 PROBE_CHARACTERS_PER_TOKEN = 12  # prose has 3 to 5
+TEXTS_KEPT = 2**14  # of single tokens: 20 alternatives of a token cost as much as its step
 
 
 class _Model(TypedDict, total=False):
@@ -79,6 +80,7 @@ class Tokenizer:
         self.added_tokens = {token.content: id_ for id_, token in backend.get_added_tokens_decoder().items()}
         self.special_ids = {text: id_ for text, id_ in self.added_tokens.items() if id_ in self._special}
         self._tokens = {skip: self._token_table(skip) for skip in (False, True)}
+        self.token_text: Callable[[int], TokenText] = lru_cache(TEXTS_KEPT)(self._token_text)
         self.vocab_size = backend.get_vocab_size(with_added_tokens=True)
         self.special_tokens = named_tokens(config or {})
         self.chat_template, self.tool_template = chat_template, tool_template
@@ -161,8 +163,8 @@ class Tokenizer:
             case None:
                 return None
 
-    def token_text(self, token: int) -> TokenText:
-        """One token by itself, special or not, as answers report it beside log-probabilities."""
+    def _token_text(self, token: int) -> TokenText:
+        """`token_text`: one token by itself, special or not, as answers report it beside log-probabilities."""
         spelt = self._backend.id_to_token(token)
         if spelt is None:
             return TokenText("", b"")

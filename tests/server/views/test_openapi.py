@@ -81,3 +81,10 @@ def test_the_document_is_made_once(server: EdgeServer, monkeypatch: pytest.Monke
     first = httpx.get(f"{server.openai().base_url}../openapi.json").content
     monkeypatch.setattr(welcome, "document", lambda routes: pytest.fail("it is made again"))
     assert httpx.get(f"{server.openai().base_url}../openapi.json").content == first and first.startswith(b"{")
+
+
+def test_a_client_that_has_the_document_gets_no_bytes(server: EdgeServer) -> None:
+    url = f"{server.url}/openapi.json"
+    first = httpx.get(url)
+    again = httpx.get(url, headers={"If-None-Match": first.headers["ETag"]})
+    assert (first.status_code, again.status_code, again.content) == (200, 304, b"")

@@ -15,6 +15,7 @@ import zmq
 from vnext.runtime.protocol.messages import ClientMessage, encoder
 
 MESSAGES_A_TURN = 16  # as many tokens of a stream as go out in one write, and a millisecond of the event loop
+BYTES_A_TURN = 2**13  # of many streams, or with log-probabilities: two milliseconds
 RECONNECT_MS = 10
 _READABLE = int(zmq.POLLIN)
 
@@ -67,10 +68,13 @@ class Connection:
     def _read(self) -> None:
         """Take in what has arrived, the rest in the next turn: an engine that is ahead must not keep the loop. ZMQ's file reports
         a change once, and a change that sending has seen not at all."""
-        receive, socket = self._receive, self._socket
+        receive, socket, left = self._receive, self._socket, BYTES_A_TURN
         for _ in range(MESSAGES_A_TURN):
-            if self._is_closed or not _has_come(socket) or not receive(socket.recv()):
+            if self._is_closed or not _has_come(socket) or not receive(data := socket.recv()):
                 return
+            left -= len(data)
+            if left <= 0:
+                break
         if not self._reads_on:
             self._reads_on = True
             self._loop.call_soon(self._read_on)

@@ -21,6 +21,7 @@ from vnext.server.answers.resuming import EventIds
 from vnext.server.context.errors import Failure, OtherSystem
 from vnext.server.context.server_context import tenant_of
 from vnext.server.http.event_ids import CHOICES_MAX, HEADER, LastEvent, Origin, reads_ids
+from vnext.server.http.starts import unhurried
 from vnext.server.http.streaming import DONE, SSE, Events, TextFrame, event_frame, frame_of, respond
 from vnext.text.answer import Delta
 from vnext.text.parts import Part, Words
@@ -155,7 +156,7 @@ class ChunkWriter:
         that nothing follows."""
         if not self.call.body.stream:
             await self.generation.answer(Whole(self.generation.choices, self.renderers))
-            return web.json_response(body=_encode(self.whole()))
+            return web.json_response(body=await self._written())
         ids, has_usage = event_ids(self.generation, self._by_token), self.call.usage.at_end
         if ids is None:
             return await respond(self.call.request, partial(self._stream, None))
@@ -163,6 +164,13 @@ class ChunkWriter:
             return web.Response(status=204)
         answering = _nothing if ids.has_all(has_usage) else partial(self._stream, ids)
         return await respond(self.call.request, answering, lambda: b"".join(ids.closing(DONE, has_usage)))
+
+    async def _written(self) -> bytes:
+        """The whole response as JSON: answers with log-probabilities take milliseconds each, and others have their turn between."""
+        shown = self.whole()
+        if len(shown["choices"]) > 1:
+            shown["choices"] = [msgspec.Raw(_encode(each)) async for each in unhurried(shown["choices"], 1)]
+        return _encode(shown)
 
     async def _stream(self, ids: EventIds | None, events: Events) -> None:
         await self.generation.answer(Streamed(events, self.renderers, self.chunk, ids), ids)

@@ -36,10 +36,12 @@ from vnext.server.context.identity import (
     REQUEST_ID,
     REQUEST_ID_HEADER,
     api_of,
+    client_of,
     identify,
 )
 from vnext.server.http.connections import CONNECTIONS
 from vnext.server.http.origins import check_origin, is_preflight, permit, preflight_answer
+from vnext.server.http.starts import Starts
 from vnext.server.settings import ServerSettings
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -59,7 +61,7 @@ OPERATORS = frozenset(
 class Front(msgspec.Struct, frozen=True):
     """What stands before the views of an application. `count`: counts an answer. `open_paths` need no key; `operators` are for
     admin keys. `own_check`: of paths that are not for keys; whether it has judged one.
-    `failures`: of errors that only this application has."""
+    `failures`: of errors that only this application has. `starts`: the line before the views."""
 
     settings: ServerSettings
     keys: ApiKeys
@@ -70,6 +72,7 @@ class Front(msgspec.Struct, frozen=True):
     operators: frozenset[str] = frozenset()
     own_check: Callable[[web.Request], bool] | None = None
     failures: Mapping[type[Exception], Callable[[Any], Failure]] = {}
+    starts: Starts = msgspec.field(default_factory=Starts)
 
 
 FRONT = web.AppKey("front", Front)
@@ -99,6 +102,8 @@ async def translate(request: web.Request, handler: Handler) -> web.StreamRespons
         if request.method == "OPTIONS" and is_preflight(request):
             return preflight_answer(request, front.settings, front.has_keys)
         authorise(request, front)
+        if _path(request, front) not in front.open_paths:
+            await front.starts.turn(client_of(request))
         return await handler(request)
     except (ClientGone, ConnectionError) as error:  # a view's only connection is its client's
         front.log.debug("a client left within its %s %s: %s", request.method, request.path, error.__cause__ or error)

@@ -46,7 +46,8 @@ class StaticFiles:
     """The files of one page, read once. A requested name is looked up in `files`, never on the disk."""
 
     def __init__(self, folder: Traversable) -> None:
-        self.files = {each.name: _file(each) for each in folder.iterdir() if each.is_file()}
+        found = [each for each in folder.iterdir() if each.is_file()]
+        self.files = {each.name: file_of(TYPES[PurePath(each.name).suffix], each.read_bytes()) for each in found}
 
     def add_to(self, app: web.Application, prefix: str) -> None:
         """Serve them below a path that begins and ends with "/"; the path itself is START."""
@@ -58,15 +59,19 @@ class StaticFiles:
         found = self.files.get(request.match_info.get("name") or START)
         if found is None:
             raise web.HTTPNotFound(text="the page has no such file")
-        etag = f'"{found.digest}"'
-        if request.headers.get("If-None-Match") == etag:
-            return web.Response(status=304, headers={"ETag": etag})
-        return web.Response(body=found.body, content_type=found.content_type, charset="utf-8", headers={"ETag": etag})
+        return answer_with(request, found)
 
 
-def _file(path: Traversable) -> File:
-    body = path.read_bytes()
-    return File(TYPES[PurePath(path.name).suffix], body, hashlib.sha256(body).hexdigest())
+def answer_with(request: web.Request, found: File) -> web.Response:
+    """A file; 304 for a client that has it."""
+    etag = f'"{found.digest}"'
+    if request.headers.get("If-None-Match") == etag:
+        return web.Response(status=304, headers={"ETag": etag})
+    return web.Response(body=found.body, content_type=found.content_type, charset="utf-8", headers={"ETag": etag})
+
+
+def file_of(content_type: str, body: bytes) -> File:
+    return File(content_type, body, hashlib.sha256(body).hexdigest())
 
 
 def refusal(request: web.Request, token: str) -> web.Response | None:

@@ -65,8 +65,7 @@ async def create_file(request: web.Request) -> web.Response:
     except ValueError as error:  # aiohttp's own word on a body that is no multipart
         raise InvalidRequest(f"The body is no valid multipart/form-data: {error}.") from error
     finally:
-        with writing():
-            draft.unlink(missing_ok=True)
+        await _free(draft)
 
 
 async def list_files(request: web.Request) -> web.Response:
@@ -93,7 +92,7 @@ async def delete_file(request: web.Request) -> web.Response:
     """DELETE /v1/files/{file_id}."""
     id_ = request.match_info["file_id"]
     store = batches_of(request).store
-    store.delete_file(store.file(id_, tenant_of(request)).id)
+    await _free(store.delete_file(store.file(id_, tenant_of(request)).id))
     return _json({"id": id_, "object": "file", "deleted": True})
 
 
@@ -129,6 +128,12 @@ async def _save(part: BodyPartReader, draft: Path) -> None:
             if size > FILE_BYTES_MAX:
                 raise web.HTTPRequestEntityTooLarge(FILE_BYTES_MAX, size)
             await asyncio.to_thread(file.write, data)
+
+
+async def _free(left: Path) -> None:
+    """Free the bytes of a file that nothing names, beside the event loop. Raises StoreUnusable."""
+    with writing():
+        await asyncio.to_thread(left.unlink, missing_ok=True)
 
 
 async def _skip(part: BodyPartReader) -> None:

@@ -28,7 +28,7 @@ from vnext.server.http.streaming import NDJSON, line_frame
 from vnext.server.ollama.bodies import NamedBody, OllamaChatBody, OllamaEmbedBody, OllamaGenerateBody
 from vnext.server.ollama.translation import NAMES, chat_body, generate_body, model_of
 from vnext.server.views.completions import CompletionRequest
-from vnext.server.views.embeddings import EmbeddingBody, Wanted, vectors_of
+from vnext.server.views.embeddings import EmbeddingBody, Wanted, vectors_of, written
 from vnext.text.parts import CallArguments, CallBegun, CallEnded, Part, Reasoning, Words
 
 API_VERSION = "0.9.0"
@@ -170,7 +170,7 @@ async def ollama_embed(request: web.Request) -> web.Response:
     asked = EmbeddingBody(input=[body.input] if isinstance(body.input, str) else [*body.input], model=model_of(body.model))
     vectors, count = await vectors_of(replace(call, body=asked), {"input": asked.input}, Wanted(dimensions=body.dimensions))
     model, lasted_s = call.context.model_name(asked.model, call.client), time.monotonic() - call.started_s
-    found = {"model": model, "embeddings": [each.tolist() for each in vectors], "total_duration": int(lasted_s * 1e9)}
+    found = {"model": model, "embeddings": await written(vectors), "total_duration": int(lasted_s * 1e9)}
     return web.json_response(body=msgspec.json.encode(found | {"load_duration": 0, "prompt_eval_count": count}))
 
 

@@ -20,7 +20,7 @@ from aiohttp import web
 from vnext.base.version import __version__
 from vnext.server.console import curl_line
 from vnext.server.context.server_context import SERVER_CONTEXT
-from vnext.server.http.static_files import HEADERS as PAGE_HEADERS, StaticFiles
+from vnext.server.http.static_files import HEADERS as PAGE_HEADERS, File, StaticFiles, answer_with, file_of
 
 JSON, TEXT, HTML, EVENTS, BYTES = "application/json", "text/plain", "text/html", "text/event-stream", "application/octet-stream"
 NDJSON = "application/x-ndjson"
@@ -147,13 +147,13 @@ def _example(request: web.Request) -> str:
 
 async def get_openapi(request: web.Request) -> web.Response:
     """The view."""
-    return web.json_response(body=_encoded(tuple(request.app[ROUTES])))
+    return answer_with(request, _encoded(tuple(request.app[ROUTES])))
 
 
 @cache
-def _encoded(routes: tuple[Route, ...]) -> bytes:
+def _encoded(routes: tuple[Route, ...]) -> File:
     """Made once: it takes 45 ms of the event loop, and anyone may ask for it."""
-    return msgspec.json.encode(document(routes))
+    return file_of(JSON, msgspec.json.encode(document(routes)))
 
 
 def document(routes: Iterable[Route]) -> dict[str, Any]:
