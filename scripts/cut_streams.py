@@ -1,9 +1,9 @@
 """Cut streams at random bytes while what serves them is killed: `python scripts/cut_streams.py --json RECORD`.
 
-Owns two `vnext serve` over the bundled model behind two `vnext router`, streams of all APIs that read from any of the four, and
-the killing of API servers, engine cores and routers by SIGKILL. A client that is cut sends its request again with
-`Last-Event-ID`, to any of the four. What it has in the end must be what an uncut stream of the same request has: nothing lost,
-repeated or changed.
+Owns two `vnext serve` over the bundled model, one of them with two API servers, behind two `vnext router`, streams of all APIs that
+read from any of the four, and the killing of API servers, engine cores, ranks and routers by SIGKILL. A client that is cut sends
+its request again with `Last-Event-ID`, to any of the four. What it has in the end must be what an uncut stream of the same request
+has: nothing lost, repeated or changed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import json
 import os
 import random
 import re
-import signal
 import subprocess
 import sys
 import tempfile
@@ -37,8 +36,9 @@ from serving import Server, serving  # noqa: E402
 from vnext.commands.machine import machine  # noqa: E402
 
 OPTIONS = ("--dtype", "float32", "--threads", "1", "--served-model-name", "demo", "--max-restarts", "1000")
-CORE, API = "vnext.runtime.engine.main", "vnext.server"
+MODULES = {"API server": "vnext.server", "engine core": "vnext.runtime.engine.main", "rank": "vnext.runtime.rank.main"}
 TEXT = rb'"(?:text|content|delta|partial_json|arguments)":"((?:[^"\\]|\\.)*)"'
+SCORES = re.compile(rb'"(?:logprob":|token_logprobs":\[)([-\d.e,]+)')
 OWN = re.compile(
     rb'"(?:id|item_id|call_id)":"[^"]*",?|"(?:created|created_at|completed_at|sequence_number|completion_tokens|total_tokens|'
     rb'cached_tokens|input_tokens|cache_read_input_tokens|cache_creation_input_tokens)":\d+,?'
@@ -47,6 +47,8 @@ OWN = re.compile(
 ENDS = (b"data: [DONE]", b"event: message_stop", b"event: response.completed", b"event: response.incomplete")
 READ_TIMEOUT_S = 20.0
 PAUSE_S = 0.2
+CUTS_A_KILL = 10
+"""At least, so that streams get on."""
 USER = [{"role": "user", "content": "Tell me of the sea, in many words."}]
 TOOLS = [{"type": "function", "function": {"name": "find", "parameters": {"type": "object"}}}]
 
@@ -111,27 +113,28 @@ class Stream:
             self.events.append(event)
             self.is_over = any(line.startswith(ENDS) for line in event.split(b"\n"))
 
-    def content(self) -> dict[bytes, tuple[bytes, list[bytes]]]:
-        """By choice: its text, and what is not text, in order."""
-        found: dict[bytes, tuple[bytes, list[bytes]]] = {}
+    def content(self) -> dict[bytes, tuple[bytes, bytes, list[bytes]]]:
+        """By choice: its text, its log-probabilities, and what is neither, in order."""
+        found: dict[bytes, tuple[bytes, bytes, list[bytes]]] = {}
         for event in self.events:
             shown = OWN.sub(b"", event.partition(b"\n")[2])
             match = re.search(rb'"index":(\d+),"(?:text|delta)":(?!\{"type")', shown)
-            text, others = found.setdefault(match[1] if match else b"", (b"", []))
+            text, scores, others = found.setdefault(match[1] if match else b"", (b"", b"", []))
+            scores += b"".join(each.rstrip(b",") + b"," for each in SCORES.findall(shown))
             other = re.sub(rb'"logprobs":\{.*?\}\]?\}|"logprobs":\[.*?\]', b"", re.sub(TEXT, b"", shown))
             is_new = other not in others and (b"delta" not in event or b'_reason":null' not in event)
-            found[match[1] if match else b""] = text + b"".join(re.findall(TEXT, shown)), others + [other] * is_new
+            found[match[1] if match else b""] = text + b"".join(re.findall(TEXT, shown)), scores, others + [other] * is_new
         return found
 
-    def faults(self, uncut: Stream) -> list[str]:
-        """How the stream differs from an uncut one of the same request."""
+    def faults(self, uncut: Stream) -> dict[str, str]:
+        """How the stream differs from an uncut one of the same request, by kind."""
         ids = [event.partition(b"\n")[0] for event in self.events]
         numbers = [int(each) for each in re.findall(rb'"sequence_number":(\d+)', b"\n".join(self.events))]
-        found = ["refused " + self.refused] if self.refused else []
-        found += ["an id twice"] if len({*ids}) < len(ids) else []
-        found += ["two requests"] if len({each.rpartition(b".")[0] for each in ids}) != 1 else []
-        found += ["numbers with a gap"] if numbers != [*range(len(numbers))] else []
-        return found + (["other text"] if self.content() != uncut.content() else [])
+        found = {"lost": "refused " + self.refused} if self.refused else {}
+        found |= {"lost": "numbers with a gap"} if numbers != [*range(len(numbers))] else {}
+        found |= {"repeated": "an id twice"} if len({*ids}) < len(ids) else {}
+        found |= {"changed": "two requests"} if len({each.rpartition(b".")[0] for each in ids}) != 1 else {}
+        return found | ({"changed": "other content"} if self.content() != uncut.content() else {})
 
 
 class Routers:
@@ -163,73 +166,98 @@ class Routers:
             each.wait()
 
 
-async def storm(servers: Sequence[Server], routers: Routers, streams: int, cuts: int, seed: int, kill_s: float) -> dict[str, Any]:
-    """Cut `streams` concurrent streams until there have been `cuts`, with a kill every `kill_s`."""
-    rng, urls = random.Random(seed), [*routers.urls, *(server.url for server in servers)]
+class Storm:
+    """Clients that cut their streams, and a killer, until there have been enough of both. Mutable."""
+
+    def __init__(self, servers: Sequence[Server], routers: Routers, seed: int, cuts: int, kills: int) -> None:
+        """`cuts`: at least so many in all; `kills`: of each kind."""
+        self._servers, self._routers, self._rng = servers, routers, random.Random(seed)
+        self._urls = [*routers.urls, *(server.url for server in servers)]
+        self._cuts, self._kills = cuts, kills
+        self.found: Counter[str] = Counter()
+        self.kills = Counter({kind: 0 for kind in (*MODULES, "router")})
+        self.faults: list[str] = []
+
+    @property
+    def is_over(self) -> bool:
+        return self.found["cuts"] >= self._cuts and min(self.kills.values()) >= self._kills
+
+    async def client(self, asked: list[tuple[str, dict[str, Any]]], uncut: list[Stream]) -> None:
+        while not self.is_over:
+            place = self._rng.randrange(len(asked))
+            await self._read(stream := Stream(*asked[place]))
+            self.found["streams"] += 1
+            for kind, what in stream.faults(uncut[place]).items():
+                self.found[kind] += 1
+                self.faults.append(f"{stream.path}: {kind}, {what}")
+
+    async def _read(self, stream: Stream) -> None:
+        while not stream.is_over and not stream.refused:
+            bytes_max = 2**40 if self.is_over else self._rng.randrange(1, 12_000)
+            try:
+                self.found["cuts"] += await stream.read(self._rng.choice(self._urls), bytes_max)
+            except (OSError, asyncio.IncompleteReadError, TimeoutError):
+                self.found["broken by kills"] += 1
+                await asyncio.sleep(PAUSE_S)
+
+    async def killer(self, every_s: float) -> None:
+        while True:
+            cuts = self.found["cuts"]
+            await asyncio.sleep(every_s * self._rng.uniform(0.5, 1.5))
+            while self.found["cuts"] < cuts + CUTS_A_KILL:  # on a busy machine what was killed takes longer to serve again
+                await asyncio.sleep(PAUSE_S)
+            kind = self._rng.choice([*self.kills])
+            if kind == "router":
+                self._routers.kill(self._rng.randrange(len(self._routers.urls)))
+            else:
+                processes = self._rng.choice(self._servers).processes
+                with suppress(psutil.Error, IndexError):
+                    self._rng.choice([each for each in processes if MODULES[kind] in each.cmdline()]).kill()
+            self.kills[kind] += 1
+
+
+async def storm(
+    servers: Sequence[Server], routers: Routers, streams: int, seed: int, cuts: int, kills: int, every_s: float
+) -> dict[str, Any]:
+    """Cut `streams` concurrent streams until there have been `cuts`, and `kills` of each kind, one every `every_s`."""
     asked = bodies(max(12, streams // 4))
     uncut = [Stream(*each) for each in asked]
     for each in uncut:
         await each.read(servers[0].url, 2**40)
         assert each.is_over and not each.refused, each.refused
-    found: Counter[str] = Counter()
-    faults: list[str] = []
-    kills: Counter[str] = Counter()
-
-    async def client() -> None:
-        while found["cuts"] < cuts:
-            place = rng.randrange(len(asked))
-            stream = Stream(*asked[place])
-            while not stream.is_over and not stream.refused:
-                bytes_max = rng.randrange(1, 12_000) if found["cuts"] < cuts else 2**40
-                try:
-                    was_cut = await stream.read(rng.choice(urls), bytes_max)
-                    found["cuts"] += was_cut
-                except (OSError, asyncio.IncompleteReadError, TimeoutError):
-                    found["broken"] += 1
-                    await asyncio.sleep(PAUSE_S)
-            found["streams"] += 1
-            faults.extend(f"{stream.path}: {each}" for each in stream.faults(uncut[place]))
-
-    killer = asyncio.create_task(_kill(servers, routers, rng, kill_s, kills))
-    began_s = time.monotonic()
-    await asyncio.gather(*(client() for _ in range(streams)))
+    made, began_s = Storm(servers, routers, seed, cuts, kills), time.monotonic()
+    killer = asyncio.create_task(made.killer(every_s))
+    await asyncio.gather(*(made.client(asked, uncut) for _ in range(streams)))
     killer.cancel()
     return {
-        "streams": found["streams"], "at_once": streams, "cuts": found["cuts"], "broken_by_kills": found["broken"],
-        "kills": dict(kills), "faults": faults, "seconds": round(time.monotonic() - began_s, 1),
+        "seed": seed, "streams": made.found["streams"], "at_once": streams, "cuts": made.found["cuts"],
+        "broken_by_kills": made.found["broken by kills"], "kills": dict(made.kills),
+        "lost": made.found["lost"], "repeated": made.found["repeated"], "changed": made.found["changed"],
+        "faults": made.faults, "seconds": round(time.monotonic() - began_s, 1),
     }  # fmt: skip
-
-
-async def _kill(servers: Sequence[Server], routers: Routers, rng: random.Random, kill_s: float, kills: Counter[str]) -> None:
-    while True:
-        await asyncio.sleep(kill_s * rng.uniform(0.5, 1.5))
-        kind = rng.choice(["API server", "engine core", *(["router"] if routers.urls else [])])
-        if kind == "router":
-            routers.kill(rng.randrange(len(routers.urls)))
-        else:
-            with suppress(psutil.Error, StopIteration):
-                os.kill(rng.choice(servers).process_of(API if kind == "API server" else CORE).pid, signal.SIGKILL)
-        kills[kind] += 1
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--streams", type=int, default=64, help="at once")
-    parser.add_argument("--cuts", type=int, default=1000)
+    parser.add_argument("--cuts", type=int, default=1000, help="at least so many")
+    parser.add_argument("--kills", type=int, default=15, help="at least so many of each kind of process")
     parser.add_argument("--kill-every", type=float, default=4.0, metavar="SECONDS")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", help="write a record here")
     options = parser.parse_args()
-    before = machine()
+    before, amounts = machine(), (options.streams, options.seed, options.cuts, options.kills, options.kill_every)
     with ExitStack() as stack:
         folders = [Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="vnext-cut-"))) for _ in range(2)]
-        servers = [stack.enter_context(serving(folder, *OPTIONS)) for folder in folders]
+        counts = [("--api-server-count", str(count)) for count in (2, 1)]
+        servers = [stack.enter_context(serving(folder, *OPTIONS, *count)) for folder, count in zip(folders, counts)]
         routers = Routers(2, servers)
         stack.callback(routers.close)
-        found = asyncio.run(storm(servers, routers, options.streams, options.cuts, options.seed, options.kill_every))
+        found = asyncio.run(storm(servers, routers, *amounts))
     print(json.dumps(found, indent=2))
     if options.json:
-        record = {"command": "python scripts/cut_streams.py", "machine": msgspec.to_builtins(before), "found": found}
+        command = f"python scripts/cut_streams.py --seed {options.seed}"
+        record = {"command": command, "machine": msgspec.to_builtins(before), "found": found}
         Path(options.json).write_text(json.dumps(record, indent=2) + "\n")
     return bool(found["faults"])
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,7 +31,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Engines of tests compute on the CPU, also where --device auto would find a GPU; tests/gpu is run by its own name. A process
-    that crashes ends the run, and the report names its test: another one would begin the same file with the same test."""
+    that crashes ends the run, and the report names its test: another one would begin the same file with the same test. What tests
+    start heeds SIGINT, which a shell's background jobs inherit as ignored."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     if config.pluginmanager.hasplugin("xdist") and config.option.maxworkerrestart is None:
         config.option.maxworkerrestart = "0"
     config.pluginmanager.register(Costs(), "costs")

@@ -22,7 +22,8 @@ from vnext.commands.bench.load.client import COMPLETIONS, Client
 
 ROOT = Path(__file__).resolve().parents[2]
 END_TIMEOUT_S = 30
-SOON_S = 10
+SOON_S = 60
+"""What was killed serves again after 13 s on a busy machine."""
 REQUEST_TIMEOUT_S = 240
 
 

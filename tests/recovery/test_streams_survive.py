@@ -48,6 +48,11 @@ def text_of(server: Server) -> object:
     return complete_all(server.url, [LONG], 1)[0]["choices"][0]["text"]
 
 
+def wait_until_it_runs(server: Server, thread: threading.Thread) -> None:
+    while server.metric("vnext_num_requests_running") < 1:
+        assert thread.is_alive(), "the request has ended before it was seen"
+
+
 def respond(server: Server, **body: object) -> dict[str, object]:
     asked = urllib.request.Request(f"{server.url}/v1/responses", json.dumps(body).encode(), {"Content-Type": "application/json"})
     with urllib.request.urlopen(asked, timeout=20) as answer:
@@ -106,8 +111,7 @@ def test_another_api_server_answers_at_the_port_and_the_old_ones_requests_end(tm
         expected = text_of(server)
         stored = respond(server, input="One", max_output_tokens=4)
         thread, found = in_background(lambda: text_of(server))
-        while server.metric("vnext_num_requests_running") < 1:
-            pass
+        wait_until_it_runs(server, thread)
         kill(server, "vnext.server")
         thread.join(END_TIMEOUT_S)
         assert isinstance(found[0], Exception), "its sockets are lost"
@@ -125,8 +129,7 @@ def test_an_engine_core_that_always_dies_ends_the_server_with_a_sentence(tmp_pat
     with serving(tmp_path, *COMMON, "--max-restarts", "2") as server:
         family = server.processes
         thread, found = in_background(lambda: text_of(server))
-        while server.metric("vnext_num_requests_running") < 1:
-            pass
+        wait_until_it_runs(server, thread)
         killed: set[int] = set()
         while server.process.poll() is None and len(killed) < 4:
             for pid in cores_of(server) - killed:
@@ -149,8 +152,7 @@ def test_a_signal_during_a_recovery_drains_or_ends(tmp_path: Path, signals: int)
         expected = text_of(server)
         family = server.processes
         thread, found = in_background(lambda: text_of(server))
-        while server.metric("vnext_num_requests_running") < 1:
-            pass
+        wait_until_it_runs(server, thread)
         kill(server, CORE)
         for _ in range(signals):
             server.process.send_signal(signal.SIGTERM)

@@ -34,7 +34,8 @@ from vnext.runtime.protocol.messages import (
 from vnext.state.config import SchedulerConfig
 from vnext.state.events import pack_tokens
 
-WAIT_S = 10.0
+WAIT_S = 60.0
+"""The longest that anything may take on a busy machine: ranks that are killed begin again in ten seconds there."""
 RETAINED = (16, 8)
 """Tokens that stay and tokens that gave way, of every request that asks for pins."""
 

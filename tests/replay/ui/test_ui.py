@@ -14,7 +14,6 @@ import sys
 import urllib.error
 import urllib.request
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 from threading import Event
 from urllib.parse import urlencode
@@ -355,9 +354,8 @@ def test_a_window_of_lanes_is_bounded(log_dir):
 
 def test_the_command_serves_until_it_is_stopped(log_dir):
     command = [sys.executable, "-m", "vnext.replay", "ui", str(log_dir), "--json"]
-    heeds = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # a shell's background jobs inherit that it is ignored
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    served = subprocess.Popen(command, **pipes, text=True, cwd=ROOT, preexec_fn=heeds)
+    served = subprocess.Popen(command, **pipes, text=True, cwd=ROOT)
     try:
         address = json.loads(served.stdout.readline())["address"]
         page = urllib.request.urlopen(address, timeout=20)

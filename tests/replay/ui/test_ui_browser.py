@@ -12,7 +12,6 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -62,8 +61,7 @@ def page(request, browser, logs) -> Iterator[Page]:
 @contextmanager
 def shown(browser, *logs: Path, code: int = 0) -> Iterator[Page]:
     command = [sys.executable, "-m", "vnext.replay", "ui", *map(str, logs), "--json"]
-    heeds = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # a shell's background jobs inherit that it is ignored
-    served = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT, preexec_fn=heeds)
+    served = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT)
     try:
         yield Page(browser, json.loads(served.stdout.readline())["address"], len(logs))
     finally:

@@ -7,7 +7,6 @@ import re
 import signal
 import socket
 import threading
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,6 +22,8 @@ from tests.runtime.killed import Heard, heard_of, in_turn
 from vnext.kernels.cpu import native
 from vnext.models.config.adapter_config import adapter_digest
 from vnext.replay.cli.main import main as replay
+from vnext.replay.reading.folding import Folded, fold
+from vnext.replay.reading.source import open_log
 from vnext.runtime.client.client_sync import SyncEngineClient
 from vnext.runtime.client.output_stream import EngineDead
 from vnext.runtime.engine import process as core_process
@@ -31,7 +32,7 @@ from vnext.runtime.processes.run_dir import RunDir
 from vnext.runtime.processes.subprocesses import Child, start_child
 from vnext.runtime.protocol.messages import AdapterFiles, EngineStats, SubmitRequest
 from vnext.runtime.protocol.settings import CoreSettings, EngineSettings
-from vnext.state.events import pack_tokens
+from vnext.state.events import EngineRecovered, pack_tokens
 from vnext.state.params import Constraint, Sampling
 
 LENGTH = 60
@@ -47,15 +48,17 @@ KINDS = (
     {"temperature": 0.0, "logprobs": 0},
     {"top_k": 20, "min_p": 0.02, "logit_bias": ((7, 2.0),), "min_tokens": 9, "ignore_eos": False},
 )
+LONG = 150
+"""Tokens of answers that go on while their client, on a busy machine, still reads what comes before a kill."""
 QUICK = 2
 """So many of them import nothing into a rank: a step that does takes a second, and a rank hangs after thirty times the longest."""
 
 
-def mixed(adapters: Sequence[AdapterFiles] = (), count: int = 16) -> list[SubmitRequest]:
+def mixed(adapters: Sequence[AdapterFiles] = (), count: int = 16, length: int = LENGTH) -> list[SubmitRequest]:
     """Greedy and seeded requests with constraints, log-probabilities, penalties, scores of prompts and adapters."""
     made = []
     for number in range(count):
-        fields = {"seed": number, "max_tokens": LENGTH, "temperature": 0.8, "ignore_eos": True, **KINDS[number % len(KINDS)]}
+        fields = {"seed": number, "max_tokens": length, "temperature": 0.8, "ignore_eos": True, **KINDS[number % len(KINDS)]}
         prompt = pack_tokens([10 + number, 11, 12] * (1 + number))
         adapter = adapters[number // 3] if number % 3 == 0 and number // 3 < len(adapters) else None
         made.append(SubmitRequest(name=f"r{number}", prompt=prompt, sampling=Sampling(**fields), adapter=adapter))
@@ -91,6 +94,12 @@ def kill_and_again_while_they_start(pid: int) -> None:
     kill_last(pid)
 
 
+def lost_under_streams(log_dir: str) -> int:
+    """How often the ranks were lost while requests ran."""
+    states = (item for item in fold(open_log(Path(log_dir))) if isinstance(item, Folded))
+    return sum(isinstance(each.event, EngineRecovered) and bool(each.after.requests) for each in states)
+
+
 @pytest.fixture(scope="module")
 def adapters(tmp_path_factory: pytest.TempPathFactory) -> list[AdapterFiles]:
     folders = [save_adapter(DEMO, tmp_path_factory.mktemp("adapters") / str(seed), seed=seed) for seed in range(3)]
@@ -106,33 +115,33 @@ def test_streams_outlive_killed_ranks_with_the_same_bits(
 ) -> None:
     """Killed in prompts, in answers, and while other ranks start in their place."""
     with running(tmp_path / "undisturbed", tensor_parallel_size=size, **LORA) as (_, client):
-        undisturbed = told(heard_of(client.run(mixed(adapters))))
+        undisturbed = told(heard_of(client.run(mixed(adapters, length=LONG))))
     files = len(os.listdir("/dev/shm"))
     with running(tmp_path / "killed", tensor_parallel_size=size, log=log, **LORA) as (engine, client):
         pid = engine.child.pid
         kill, again = (lambda: kill_last(pid)), (lambda: kill_and_again_while_they_start(pid))
-        found = told(heard_of(client.run(mixed(adapters)), in_turn(client, {3: kill, 200: kill, 500: again}) | {150: lambda: time.sleep(3)}))
+        found = told(heard_of(client.run(mixed(adapters, length=LONG)), in_turn(client, {3: kill, 100: kill, 250: again})))
         wait_until(lambda: (client.stats.recoveries, client.stats.recovering) == (3, ""))
         assert client.stats.recovery_seconds > 0
         ranks = ranks_of(pid)
         assert len(ranks) == size
     assert found == undisturbed
     assert engine.stop() == 0 and not any(rank.is_running() for rank in ranks)
-    assert replay(["verify", "--laws", engine.log_dir]) == 0
+    assert replay(["verify", "--laws", engine.log_dir]) == 0 and lost_under_streams(engine.log_dir) == 3
     assert len(os.listdir("/dev/shm")) <= files
 
 
 def test_streams_outlive_killed_stages_with_the_bits_of_one_process(tmp_path: Path) -> None:
     """The first stage is killed in prompts and in answers, the last one in answers."""
     with running(tmp_path / "one", log="off") as (_, client):
-        expected = told(heard_of(client.run(mixed())))
+        expected = told(heard_of(client.run(mixed(length=LONG))))
     with running(tmp_path / "two", pipeline_parallel_size=2) as (engine, client):
         pid = engine.child.pid
         first, last = (lambda at=at: os.kill(ranks_of(pid)[at].pid, signal.SIGKILL) for at in (1, 0))
-        assert told(heard_of(client.run(mixed()), in_turn(client, {3: first, 200: first, 500: last}))) == expected
+        assert told(heard_of(client.run(mixed(length=LONG)), in_turn(client, {3: first, 100: first, 250: last}))) == expected
         wait_until(lambda: client.stats.recoveries == 3)
     assert engine.stop() == 0
-    assert replay(["verify", "--laws", engine.log_dir]) == 0
+    assert replay(["verify", "--laws", engine.log_dir]) == 0 and lost_under_streams(engine.log_dir) == 3
 
 
 def test_an_idle_engine_whose_rank_dies_serves_the_next_request(tmp_path: Path) -> None:
