@@ -66,7 +66,7 @@ ARROWS = {
     "models/families/experts": {"models/config", "models/layers", "kernels/calls"},
     "models/families/hybrids": {"models/*", "models/config", "models/layers", "kernels/calls"},
     "models/families/encoders": {"models/config", "models/layers"},
-    "models/families/towers": {"models/config", "models/layers"},
+    "models/families/towers": {"models/*", "models/config", "models/layers", "kernels/arrays"},
     "models/families/latent": {"models/*", "models/config", "models/layers", "kernels/calls", "kernels/arrays"},
     "sampling": {"kernels", "state/params", "base"},  # the table of sampling parameters
     "sampling/drafters": {"state/config", "base"},
@@ -93,8 +93,8 @@ ARROWS = {
     },
     "runtime/engine": {
         "media/store", "runtime/protocol", "runtime/processes", "runtime/transport/ring", "runtime/record", "runtime/batch",
-        "runtime/rank", "runtime/hosts", "runtime/hosts/handover", "state/*", "state/facilities", "sched/*", "log", "models/errors",
-        "models/weight_index", "base",
+        "runtime/rank", "runtime/hosts", "runtime/hosts/handover", "state/*", "state/facilities", "state/store/inputs", "sched/*",
+        "log", "models/errors", "models/weight_index", "base",
     },
     "routing": {"state/*", "log"},
     "runtime/client": {"runtime/protocol", "state/*", "routing/*", "base"},

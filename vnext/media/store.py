@@ -1,6 +1,6 @@
-"""The store: tiles on their way from the process that reads an image to the ranks, as files under their digests.
+"""The store: tiles of images, and sounds, on their way from the process that reads them to the ranks, as files under their digests.
 
-Owns the files: whole or not there, each written once, and the bound on their bytes. Equal tiles are one file. Old files go when
+Owns the files: whole or not there, each written once, and the bound on their bytes. Equal ones are one file. Old files go when
 there is no room for new ones; ranks keep the vectors of what they have computed.
 """
 
@@ -9,12 +9,13 @@ from __future__ import annotations
 import os
 import secrets
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from hashlib import blake2b
 from pathlib import Path
 
 import numpy as np
 
-from vnext.media.pictures import MediaError, digest_of
+from vnext.media.pictures import DIGEST_SIZE, MediaError, digest_of
 
 FOLDER = "media"
 """In an engine's run directory, beside the socket of its clients."""
@@ -36,7 +37,14 @@ class MediaStore:
 
     def put(self, tiles: np.ndarray, name: str) -> None:
         """Keep tiles uint8 [N, side, side, 3] of the image `name`. Raises MediaError where there is no room."""
-        named = {digest_of(tile).hex(): tile for tile in tiles}
+        self._keep({digest_of(tile).hex(): tile for tile in tiles}, name)
+
+    def put_sound(self, samples: np.ndarray, name: str) -> bytes:
+        """Keep samples float32 [N] of the sound `name`; returns their digest. Raises MediaError as `put`."""
+        self._keep({(digest := sound_digest(samples)).hex(): samples}, name)
+        return digest
+
+    def _keep(self, named: Mapping[str, np.ndarray], name: str) -> None:
         try:
             for folder in self._folders:
                 folder.mkdir(mode=0o700, exist_ok=True)
@@ -61,6 +69,22 @@ def tile_in(folder: Path, digest: bytes, side: int) -> np.ndarray:
     return pixels
 
 
+def sound_in(folder: Path, digest: bytes) -> np.ndarray:
+    """A sound float32 [N]. Raises MediaError for one that is not there as it was written."""
+    try:
+        samples = np.fromfile(folder / digest.hex(), dtype=np.float32)
+    except (OSError, ValueError) as error:
+        raise MediaError(f"the sound {digest.hex()} is not in {folder}") from error
+    if sound_digest(samples) != digest:
+        raise MediaError(f"the sound {digest.hex()} in {folder} is damaged")
+    return samples
+
+
+def sound_digest(samples: np.ndarray) -> bytes:
+    """A name of samples float32 [N], 15 bytes."""
+    return blake2b(b"sound\0" + np.ascontiguousarray(samples).data, digest_size=DIGEST_SIZE).digest()
+
+
 def _is_there(path: Path) -> bool:
     """Whether the file is there, which is new then."""
     try:
@@ -83,4 +107,4 @@ def _make_room(folder: Path, room: int) -> None:
         Path(path).unlink(missing_ok=True)
         size -= bytes_
     if size > room:
-        raise OSError(0, "images that came in the last minutes have taken all room")
+        raise OSError(0, "what came in the last minutes has taken all room")

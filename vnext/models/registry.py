@@ -119,6 +119,7 @@ ROWS = MappingProxyType(
         "YoutuForCausalLM": Row("latent.deepseek", "youtu", "YoutuModel"),
         "Idefics3ForConditionalGeneration": Row("towers.idefics3", "idefics3"),
         "SmolVLMForConditionalGeneration": Row("towers.idefics3", "smolvlm"),
+        "WhisperForConditionalGeneration": Row("towers.whisper", "whisper"),
     }
 )
 FAMILIES = MappingProxyType({architecture: row.file for architecture, row in ROWS.items()})
@@ -207,8 +208,8 @@ def mtp(architecture: str) -> Mtp | None:
 
 
 class TowerParts(NamedTuple):
-    """What the module of a family that reads images defines as tower_config and assemble_tower: `config(config)` gives the tower
-    as a model of its own; `assemble(source, tower)` puts its parameters together."""
+    """What the module of a family that reads images or sounds defines as tower_config and assemble_tower: `config(config)` gives
+    the tower as a model of its own; `assemble(source, tower)` puts its parameters together."""
 
     config: Callable[..., Any]
     assemble: Callable[..., Any]

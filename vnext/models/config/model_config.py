@@ -23,7 +23,7 @@ from vnext.models.config.layer_kinds import Encoder, Heads, Latent, LayerInputs,
 from vnext.models.config.pooling import Pooling, pooling_in
 from vnext.models.config.quantised import settings_of
 from vnext.models.config.rope_config import ASKED_LENGTH, Rope, parse_rope, reach, scaling_of
-from vnext.models.config.tower_config import Tower
+from vnext.models.config.tower_config import SoundTower, Tower
 from vnext.models.errors import ModelError
 from vnext.models.registry import family
 
@@ -165,7 +165,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     if they differ. `cache_layers`: per layer whose keys and values it reads, () if all have their own. `mlp_sizes`: per layer the
     width of its MLP, () if all have `intermediate_size`. `gate_cutoffs`: per layer how many standard deviations above their mean
     gates begin to count, () or None where all do. `layer_inputs`: what tokens give to each layer, None for nothing. `streams`: of
-    layers of several. `tower`: what makes vectors of images.
+    layers of several. `tower`: what makes vectors of images; `sound`: of the sound with which each prompt begins.
     """
 
     architecture: str
@@ -209,6 +209,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     layer_inputs: LayerInputs | None = None
     streams: StreamSizes | None = None
     tower: Tower | None = None
+    sound: SoundTower | None = None
 
     @property
     def turning_dim(self) -> int:

@@ -67,3 +67,33 @@ def parse_tower(raw: Json, width: int) -> Tower:
         head_count=heads,
         eps=number(vision, "layer_norm_eps", 1e-6),
     )
+
+
+SPAN_UNIT = 32
+"""A sound takes a multiple of it in tokens, so that texts begin with a block of the cache."""
+HOP = 160
+"""Samples from one column of a spectrogram to the next."""
+
+
+class SoundTower(msgspec.Struct, frozen=True, kw_only=True):
+    """An encoder of sounds of one length: two convolutions over spectrograms of `bands`, the second one in steps of two, then
+    layers over `states`. `places`: of text tokens behind a sound. `eps`: of norms."""
+
+    bands: int
+    states: int
+    places: int
+    hidden_size: int
+    intermediate_size: int
+    layer_count: int
+    head_count: int
+    eps: float
+
+    @property
+    def span(self) -> int:
+        """How many tokens of a prompt stand for a sound: for each of its states, and for none at the end."""
+        return -(-self.states // SPAN_UNIT) * SPAN_UNIT
+
+    @property
+    def samples(self) -> int:
+        """Of a sound of full length."""
+        return 2 * self.states * HOP

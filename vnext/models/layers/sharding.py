@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from enum import StrEnum
+from math import prod
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
@@ -82,15 +83,15 @@ class Layout(NamedTuple):
     """How a checkpoint holds `<name>.weight`: its axes as [out, in], or [out] of a norm; `<name>.bias` has the first.
 
     `out` may be several axes one below the other. `flipped`: the file holds [in, out]. `depthwise`: [out, 1, in].
-    `square`, where it is not 0: [out, colours, square, square], whose last three are `inner`. `by_state`: `out` takes turns, each
-    head of a state's keys having its parts of all its axes together.
+    `kernel`, where it is not (): [out, channels, *kernel], all of which but the first are `inner`. `by_state`: `out` takes turns,
+    each head of a state's keys having its parts of all its axes together.
     """
 
     out: tuple[AnyAxis, ...]
     inner: AnyAxis | None = None
     flipped: bool = False
     depthwise: bool = False
-    square: int = 0
+    kernel: tuple[int, ...] = ()
     by_state: bool = False
 
 
@@ -296,8 +297,8 @@ def whole_shape(layout: Layout, config: ModelConfig) -> tuple[int, ...]:
     shape: tuple[int, ...] = (sum(axis_size(axis, config) for axis in layout.out),)
     if layout.inner is not None:
         inner = axis_size(layout.inner, config)
-        if layout.square:
-            return (*shape, inner // layout.square**2, layout.square, layout.square)
+        if layout.kernel:
+            return (*shape, inner // prod(layout.kernel), *layout.kernel)
         shape += (1,) * layout.depthwise + (inner,)
     return shape[::-1] if layout.flipped else shape
 

@@ -6,6 +6,7 @@ holds one layer's keys and values of one image. No image's bits depend on others
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -47,15 +48,21 @@ def encode(params: TowerParams, kv: KvCache, pixels: torch.Tensor, config: Model
     """Vectors [N, width] of one image, float32 [3, side, side]; `kv` is a cache for its patches and one layer, used up."""
     tower = config.tower
     assert tower is not None
-    step = _step(kv, tower.grid**2, config)
+    step = step_of_all(kv, tower.grid**2, config)
     chosen, patch = step.operations, tower.patch
     cut = pixels.reshape(3, tower.grid, patch, tower.grid, patch).permute(1, 3, 0, 2, 4).reshape(-1, tower.patch_size)
     hidden = chosen.linear(cut.to(params.positions.dtype).contiguous(), *params.patches)
     hidden = hidden + params.positions.index_select(0, as_tensor(place_numbers(tower.grid)))
-    for layer in params.layers:
+    hidden = through(params.layers, hidden, kv, step)
+    return chosen.linear(shuffled(norm_of(hidden, params.norm, step), tower.grid, tower.shuffle), params.projection, None)
+
+
+def through(layers: Sequence[TowerLayer], hidden: torch.Tensor, kv: KvCache, step: Step) -> torch.Tensor:
+    """States [N, hidden] as the layers leave them, before any last norm."""
+    for layer in layers:
         hidden = hidden + attention(layer.attention, kv[0], norm_of(hidden, layer.attention_norm, step), step)
         hidden = hidden + mlp(layer.mlp, norm_of(hidden, layer.mlp_norm, step), step)
-    return chosen.linear(shuffled(norm_of(hidden, params.norm, step), tower.grid, tower.shuffle), params.projection, None)
+    return hidden
 
 
 def shuffled(states: torch.Tensor, grid: int, by: int) -> torch.Tensor:
@@ -74,11 +81,11 @@ def place_numbers(grid: int) -> np.ndarray:
 
 
 def page_count(patches: int) -> int:
-    """Blocks of a cache for one image."""
+    """Blocks of a cache for one image, or one sound."""
     return -(-patches // BLOCK_SIZE)
 
 
-def _step(kv: KvCache, patches: int, config: ModelConfig) -> Step:
+def step_of_all(kv: KvCache, patches: int, config: ModelConfig) -> Step:
     """A step of one row for each patch, which sees all of them; layers are all alike."""
     starts, contexts = np.arange(patches + 1, dtype=np.int32), np.full(patches, patches, dtype=np.int32)
     table = np.tile(np.arange(page_count(patches), dtype=np.int32), (patches, 1))

@@ -79,7 +79,7 @@ def drawn_tensors(path: Path) -> dict[str, Drawn]:
         drafting.assemble(recording, config)
     names = recording.read - recording.heads
     drawn = {name: _drawn(path / DUMMY_NAME, name, layout_of(name, layouts), config) for name in sorted(names)}
-    return drawn | _tower_tensors(path, config) if config.tower else drawn
+    return drawn | _tower_tensors(path, config) if config.tower or config.sound else drawn
 
 
 def _tower_tensors(path: Path, config: ModelConfig) -> dict[str, Drawn]:

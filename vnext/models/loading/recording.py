@@ -16,7 +16,7 @@ from vnext.models.registry import family
 class _Nothing:
     """A weight without numbers."""
 
-    def __add__(self, other: object) -> _Nothing:
+    def __add__(self, *others: object) -> _Nothing:
         return self
 
     __mul__ = reshape = __add__

@@ -22,7 +22,7 @@ from vnext.models.registry import family
 SHOWN = 4
 HARMLESS_TENSORS = re.compile(
     r"rotary_emb\.inv_freq$|\b(attn|attention)\.(masked_)?bias$|\bact_fn\.(beta|eps)$|"
-    r"\b(vision|audio)_tower\.|\bembed_(vision|audio)\.|\bvisual\.|^model\.(vision_model|connector)\.|"
+    r"\b(vision|audio)_tower\.|\bembed_(vision|audio)\.|\bvisual\.|^model\.(vision_model|connector|encoder)\.|"
     r"\bmulti_modal_projector\.|\bmtp_layers\.|"
     r"\bembeddings\.position_ids$|\bpooler\.dense\.(weight|bias)$|"
     r"\.((input|output)_(global_)?scale|[qkv]_scale|weight_shape|(weight_)?g_idx|weight_format|weight\.quant_state\.\w+)$"
@@ -51,6 +51,8 @@ HARMLESS = frozenset(
     classifier_activation classifier_bias classifier_pooling cls_token_id decoder_bias deterministic_flash_attn
     initializer_cutoff_factor mlp_dropout norm_bias sparse_pred_ignore_index sparse_prediction
     aux_loss_alpha embedding_initializer_range ep_size qk_head_dim seq_aux
+    apply_spec_augment classifier_proj_size decoder_layerdrop encoder_layerdrop init_std mask_feature_length
+    mask_feature_min_masks mask_feature_prob mask_time_length mask_time_min_masks mask_time_prob median_filter_width
     altup_coef_clip audio_soft_tokens_per_image vision_soft_tokens_per_image
     """.split()
 )

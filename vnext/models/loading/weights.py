@@ -405,7 +405,7 @@ class Loader:
             columns = self._stored.part(layout.inner)
             ranges += (slice(columns.start, columns.stop),)
         shape = self._stored.whole_shape(name, layout)
-        is_deep = layout.depthwise or layout.square > 0
+        is_deep = layout.depthwise or layout.kernel != ()
         piece = self._checkpoint.part(name, shape, (rows,) if is_deep else ranges[::-1] if layout.flipped else ranges)
         if is_deep:
             piece = piece.reshape(len(piece), -1)

@@ -43,7 +43,7 @@ from vnext.runtime.protocol.messages import (
     derived_seed,
     encoder,
 )
-from vnext.runtime.protocol.reasons import IMAGES, NO_HEAD
+from vnext.runtime.protocol.reasons import IMAGES, NO_HEAD, SOUNDS
 from vnext.state.config import SchedulerConfig
 from vnext.state.events import (
     AbortReason,
@@ -59,6 +59,7 @@ from vnext.state.events import (
 from vnext.state.feasibility import refusal
 from vnext.state.params import NO_POOLING, Constraint, Sampling
 from vnext.state.state import State
+from vnext.state.store.inputs import inputs_in
 
 READABLE = int(zmq.POLLIN)
 MORE_AT_ONCE = int(zmq.SNDMORE | zmq.NOBLOCK)  # combining the enums for each message would cost time
@@ -263,7 +264,9 @@ class Clients:
             return why_not
         if event.sampling.pooling == NO_POOLING and self._ready.environment.get("head") == NO_HEAD:
             return "this model's checkpoint has no output head: it makes embeddings and scores of them, and writes nothing"
-        reads_images = IMAGES in self._ready.environment  # which are tokens below 0 of a prompt
+        if (sounds := self._ready.environment.get(SOUNDS)) and (why_not := sound_refusal(event.prompt, int(sounds.split()[0]))):
+            return why_not
+        reads_images = IMAGES in self._ready.environment or bool(sounds)  # which are tokens below 0 of a prompt
         tokens, vocabulary = unpack_tokens(event.prompt + generated_by(event)), state.config.vocab_size
         lowest = int((unpack_tokens(generated_by(event)) if reads_images else tokens).min(initial=0))
         if lowest < 0 or int(tokens.max()) >= vocabulary:
@@ -279,6 +282,14 @@ class Clients:
         ids = tuple(RequestId(id_) for id_ in found if id_ is not None)
         if ids:
             yield RequestAborted(ids=ids, reason=reason)
+
+
+def sound_refusal(prompt: bytes, length: int) -> str | None:
+    """Why a model that listens cannot read a prompt (int32 bytes), in one sentence; None if it can. `length`: a sound's tokens."""
+    tokens = unpack_tokens(prompt)
+    if [(each.start, each.length) for each in inputs_in(tokens)] == [(0, length)] and len(tokens) > length:
+        return None
+    return "this model writes what it hears: send a sound to /v1/audio/transcriptions or /v1/audio/translations"
 
 
 def constraint_refusal(config: SchedulerConfig, sampling: Sampling, constraint: Constraint) -> str | None:

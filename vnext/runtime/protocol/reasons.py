@@ -8,6 +8,8 @@ NOT_A_NUMBER = "the model computes what is no number (NaN): its weights or an ad
 NO_HEAD = "none"  # of the environment's member "head": the checkpoint has none, and the model makes embeddings only
 IMAGES = "images"
 """Member of the environment of a model that reads images: the token of an image, and how many stand for a tile."""
+SOUNDS = "sounds"
+"""Member of the environment of a model that listens: how many tokens stand for a sound, and the samples that it reads of one."""
 NORMALIZED = " normalized"
 """Ends the environment's member "pooling" where files say that the vectors of texts have the length 1."""
 SCORES, WRITTEN_PAIRS = "scores", WRITTEN

@@ -26,7 +26,7 @@ from vnext.runtime.batch.prompt_tensors import compute, places_of
 from vnext.runtime.batch.step_inputs import StepInputs
 from vnext.runtime.batch.step_outputs import NOTHING_SAMPLED, StepOutputs, reported, spoilt_rows
 from vnext.runtime.batch.tensors import tensors_of_batch, tensors_of_step
-from vnext.runtime.rank.images import Images
+from vnext.runtime.rank.images import Inputs
 from vnext.runtime.rank.routed_experts import RoutedExperts
 from vnext.sampling.sampling import Choose, sample
 
@@ -49,7 +49,7 @@ class ByParts:
         self._params = params._replace(stack=None) if routed else params  # layers as one call tell no expert ids
         self._adapted = AdaptedForward(family.forward, slots, "cpu") if slots else None
         self._sums, self._routed = PromptSums(tail), routed
-        self.images: Images | None = None  # makes vectors of images, where the model reads them
+        self.inputs: Inputs | None = None  # makes vectors of images or sounds, where the model reads them
         self.sampler: Choose | None = None  # vnext's own
 
     @torch.inference_mode()
@@ -84,9 +84,9 @@ class ByParts:
 
     def _hidden(self, batch: ForwardBatch, kv: KvCache) -> torch.Tensor:
         if batch.inputs and batch.states is None:
-            if self.images is None:
-                raise ModelError("The prompt holds images, which this engine does not have: no step computes them.")
-            batch = self.images.with_vectors(batch, self._params, self._parallel)
+            if self.inputs is None:
+                raise ModelError("The prompt holds images or sounds, which this engine does not have: no step computes them.")
+            batch = self.inputs.with_vectors(batch, self._params, self._parallel)
         forward = self._adapted if batch.adapters else self._family.forward
         with substituted(self._routed.watched()) if self._routed else nullcontext():
             hidden, _ = forward(self._params, kv, batch, self._config, self._parallel)

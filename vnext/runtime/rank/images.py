@@ -1,7 +1,7 @@
-"""Images at a rank: a tower makes vectors of tiles, and these stand in steps where prompts have the tiles' tokens.
+"""Images and sounds at a rank: a tower makes vectors of them, which stand in steps where prompts have their tokens.
 
-Owns the tower and the vectors of the newest tiles, by their digests. A tile is computed alone and whole, in the first step that
-computes a part of it, so its vectors have the same bits in any step and on every rank.
+Owns the tower and the newest vectors, by the digests of what they are of. A tile, or a sound, is computed alone and whole, in the
+first step that computes a part of it, so its vectors have the same bits in any step and on every rank.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from vnext.media.pictures import MediaError
-from vnext.media.store import tile_in
+from vnext.media.spectrogram import spectrogram_of
+from vnext.media.store import sound_in, tile_in
 from vnext.media.tiles import form_in, numbers_of
 from vnext.models.config.model_config import ModelConfig
 from vnext.models.errors import ModelError
@@ -21,6 +22,7 @@ from vnext.models.layers.batch import ForwardBatch
 from vnext.models.layers.decoder import embedded
 from vnext.models.layers.kv_cache import make_kv_cache
 from vnext.models.layers.sharding import Parallel, alone
+from vnext.models.layers.sound_tower import listen
 from vnext.models.layers.tower import BLOCK_SIZE, encode, page_count
 from vnext.models.loading.weights import load_params
 from vnext.models.registry import tower_parts
@@ -31,45 +33,85 @@ if TYPE_CHECKING:
 KEPT_BYTES = 256 << 20
 
 
-class Images:
-    """The tower of one rank. `computed` counts the vectors that it has made."""
+class Inputs:
+    """The tower of one rank, and the newest of its vectors. `computed` counts those that it has made."""
 
-    def __init__(self, path: Path, config: ModelConfig, dtype: torch.dtype, folder: Path, kept_bytes: int = KEPT_BYTES) -> None:
-        """`folder`: the store of tiles. Raises ModelError."""
-        parts = tower_parts(config.architecture)
-        assert config.tower is not None, "a model that reads images"
-        self._tower: Tower = config.tower
-        self._config, self._folder, self._kept_bytes = parts.config(config), folder, kept_bytes
-        self._params = load_params(path, self._config, alone(), dtype, "cpu", assemble=parts.assemble)
-        self._kv = make_kv_cache(self._config, page_count(self._tower.grid**2), BLOCK_SIZE, dtype, "cpu", alone())
-        try:
-            self._form = form_in(path, self._tower.vectors)
-        except MediaError as error:
-            raise ModelError(f"{error}.") from error
+    def __init__(self, stands_for: int, kept_bytes: int = KEPT_BYTES) -> None:
+        """Has met no input. `stands_for`: a token of the vocabulary in the place of inputs' tokens."""
+        self._token, self._kept_bytes = stands_for, kept_bytes
         self._kept: OrderedDict[bytes, torch.Tensor] = OrderedDict()
         self.computed = 0
 
+    def encoded(self, digest: bytes) -> torch.Tensor:
+        """The vectors of an input [N, width], computed. Raises ModelError for one that is gone."""
+        raise AssertionError("a tower says how it encodes")
+
     def with_vectors(self, batch: ForwardBatch, params: Any, parallel: Parallel) -> ForwardBatch:
-        """The batch, tensors, with the embeddings of its tokens, among which vectors of images are. Raises ModelError for an image
+        """The batch, tensors, with the embeddings of its tokens, among which vectors of inputs are. Raises ModelError for an input
         that is gone."""
-        batch = batch._replace(token_ids=torch.where(batch.token_ids < 0, self._tower.image_token, batch.token_ids))
+        batch = batch._replace(token_ids=torch.where(batch.token_ids < 0, self._token, batch.token_ids))
         states = embedded(params, batch, parallel)
         for at, count, digest, first in batch.inputs:
             states[at : at + count] = self._vectors(digest)[first : first + count]
         return batch._replace(states=states)
 
     def _vectors(self, digest: bytes) -> torch.Tensor:
-        """Of a tile [N, width]."""
+        """Of an input [N, width]."""
         found = self._kept.get(digest)
         if found is None:
-            try:
-                tile = tile_in(self._folder, digest, self._tower.side)
-            except MediaError as error:
-                raise ModelError(f"{error}.") from error
-            pixels = torch.from_numpy(numbers_of(tile[None], self._form)[0])
-            found = self._kept[digest] = encode(self._params, self._kv, pixels, self._config)
+            found = self._kept[digest] = self.encoded(digest)
             self.computed += len(found)
             while len(self._kept) > max(1, self._kept_bytes // found.nbytes):
                 self._kept.popitem(last=False)
         self._kept.move_to_end(digest)
         return found
+
+
+class Images(Inputs):
+    """The tower of images."""
+
+    def __init__(self, path: Path, config: ModelConfig, dtype: torch.dtype, folder: Path, kept_bytes: int = KEPT_BYTES) -> None:
+        """`folder`: the store of tiles. Raises ModelError."""
+        parts = tower_parts(config.architecture)
+        assert config.tower is not None, "a model that reads images"
+        self._tower: Tower = config.tower
+        super().__init__(self._tower.image_token, kept_bytes)
+        self._config, self._folder = parts.config(config), folder
+        self._params = load_params(path, self._config, alone(), dtype, "cpu", assemble=parts.assemble)
+        self._kv = make_kv_cache(self._config, page_count(self._tower.grid**2), BLOCK_SIZE, dtype, "cpu", alone())
+        try:
+            self._form = form_in(path, self._tower.vectors)
+        except MediaError as error:
+            raise ModelError(f"{error}.") from error
+
+    def encoded(self, digest: bytes) -> torch.Tensor:
+        """As Inputs, of a tile."""
+        try:
+            tile = tile_in(self._folder, digest, self._tower.side)
+        except MediaError as error:
+            raise ModelError(f"{error}.") from error
+        return encode(self._params, self._kv, torch.from_numpy(numbers_of(tile[None], self._form)[0]), self._config)
+
+
+class Sounds(Inputs):
+    """The tower of sounds."""
+
+    def __init__(self, path: Path, config: ModelConfig, dtype: torch.dtype, folder: Path, kept_bytes: int = KEPT_BYTES) -> None:
+        """`folder`: the store of sounds. Raises ModelError."""
+        super().__init__(0, kept_bytes)
+        parts = tower_parts(config.architecture)
+        assert config.sound is not None, "a model that listens"
+        self._sound, self._config, self._folder = config.sound, parts.config(config), folder
+        self._params = load_params(path, self._config, alone(), dtype, "cpu", assemble=parts.assemble)
+        self._kv = make_kv_cache(self._config, page_count(self._sound.states), BLOCK_SIZE, dtype, "cpu", alone())
+
+    def encoded(self, digest: bytes) -> torch.Tensor:
+        """As Inputs, of a sound."""
+        try:
+            samples = sound_in(self._folder, digest)
+        except MediaError as error:
+            raise ModelError(f"{error}.") from error
+        if len(samples) > self._sound.samples:
+            raise ModelError(f"The sound {digest.hex()} has {len(samples)} samples: the model reads {self._sound.samples}.")
+        spectrogram = spectrogram_of(samples, self._sound.bands, self._sound.samples)
+        return listen(self._params, self._kv, torch.from_numpy(spectrogram), self._config)

@@ -23,6 +23,7 @@ from vnext.kernels.shards import SHARDS_MAX
 from vnext.models.config.folder import is_dummy
 from vnext.models.config.model_config import load_config
 from vnext.models.config.stages import of_stage
+from vnext.models.errors import ModelError
 from vnext.models.layers.kv_cache import kv_groups
 from vnext.models.layers.sharding import Parallel, sums_alike, with_whole_experts
 from vnext.models.loading.checkpoint import fingerprint, weights_digest
@@ -40,7 +41,7 @@ from vnext.runtime.processes.placement import NOWHERE, Place, places
 from vnext.runtime.processes.thread_plan import TEAM_SPIN_US
 from vnext.runtime.processes.topology import here
 from vnext.runtime.protocol.messages import ModelFacts, RankReady
-from vnext.runtime.protocol.reasons import IMAGES, NO_HEAD, NORMALIZED, SCORES, WRITTEN_PAIRS
+from vnext.runtime.protocol.reasons import IMAGES, NO_HEAD, NORMALIZED, SCORES, SOUNDS, WRITTEN_PAIRS
 from vnext.runtime.protocol.settings import Isa, RankSettings, SettingsError
 from vnext.runtime.rank.draft_costs import SECONDS, draft_costs
 from vnext.runtime.rank.draft_model import load_draft_model
@@ -109,7 +110,7 @@ def _load_cpu_rank(settings: RankSettings, rendezvous: Path) -> tuple[Rank, Mode
 
         runner.routed = RoutedExperts(runner.config, settings.prefix_caching)
     load_drafter(settings, runner)
-    load_images(settings, runner)
+    load_tower(settings, runner)
     weights = RankWeights(settings.rank, settings.world_size, runner)
     tier, publisher = open_tier(settings, runner), open_publisher(settings, runner)
     return Rank(settings.rank, HostSteps(runner), weights, tier, publisher), runner
@@ -206,22 +207,27 @@ def _load_stage(settings: RankSettings) -> tuple[Rank, ModelRunner]:
     parallel = join_group(place.rank, place.size, Path(f"{settings.rendezvous}-stage-{place.stage}"))
     runner = load_runner(settings, "cpu", parallel)
     runner.stage = StageModel(runner, links)
-    load_images(settings, runner)
+    load_tower(settings, runner)
     steps = HostSteps(runner) if runner.config.is_last else EarlierSteps(runner, runner.stage, links)
     return Rank(settings.rank, steps, RankWeights(settings.rank, settings.world_size, runner)), runner
 
 
-def load_images(settings: RankSettings, runner: ModelRunner) -> None:
-    """Give the runner the tower of a model that reads images, where this rank embeds tokens. Raises ModelError."""
-    if reads_images(settings, runner) and runner.config.is_first:
-        from vnext.runtime.rank.images import Images  # computes in torch
+def load_tower(settings: RankSettings, runner: ModelRunner) -> None:
+    """Give the runner the tower of a model that reads images or sounds, where this rank embeds tokens. Raises ModelError."""
+    config = runner.config
+    if config.sound is not None and config.stage is not None:
+        raise ModelError("A model that listens is not cut into stages: leave --pipeline-parallel-size out.")
+    if reads_inputs(settings, runner) and config.is_first:
+        from vnext.runtime.rank.images import Images, Sounds  # compute in torch
 
-        runner.parts.images = Images(runner.path, runner.config, torch_dtype(runner.dtype), Path(settings.media_dir))
+        tower = Sounds if config.sound is not None else Images
+        runner.parts.inputs = tower(runner.path, config, torch_dtype(runner.dtype), Path(settings.media_dir))
 
 
-def reads_images(settings: RankSettings, runner: ModelRunner) -> bool:
-    """Whether the engine takes images: its ranks compute on one host's CPU, so that all find them in one folder."""
-    return runner.config.tower is not None and runner.device_type == "cpu" and settings.nnodes == 1 and settings.media_dir != ""
+def reads_inputs(settings: RankSettings, runner: ModelRunner) -> bool:
+    """Whether the engine takes images or sounds: its ranks compute on one host's CPU, so that all find them in one folder."""
+    has_tower = runner.config.tower is not None or runner.config.sound is not None
+    return has_tower and runner.device_type == "cpu" and settings.nnodes == 1 and settings.media_dir != ""
 
 
 def load_drafter(settings: RankSettings, runner: ModelRunner) -> None:
@@ -359,8 +365,10 @@ def describe_numbers(settings: RankSettings, runner: ModelRunner) -> dict[str, s
     if found:
         numbers |= {"pooling": found.kind + NORMALIZED * found.normalize} | ({SCORES: found.scores} if found.scores else {})
     numbers["sums"] = describe_sums(runner)
-    if (tower := runner.config.tower) is not None and reads_images(settings, runner):
-        numbers[IMAGES] = f"{tower.image_token} {tower.vectors}"
+    if reads_inputs(settings, runner):
+        tower, sound = runner.config.tower, runner.config.sound
+        numbers |= {IMAGES: f"{tower.image_token} {tower.vectors}"} if tower else {}
+        numbers |= {SOUNDS: f"{sound.span} {sound.samples}"} if sound else {}
     if runner.routed:
         numbers["routed_experts"] = "{} layers, {} of each token".format(*runner.routed.shape)
     if runner.device_type == "cpu":

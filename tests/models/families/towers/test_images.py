@@ -119,7 +119,7 @@ def test_a_store_has_a_bound_and_notices_damage(tmp_path: Path) -> None:
     store.put(TILES[:2], "one")
     store.put(TILES[:2], "one")
     assert np.array_equal(tile_in(folder, digest_of(TILES[1]), SIDE), TILES[1]) and len([*folder.iterdir()]) == 2
-    with pytest.raises(MediaError, match=r"^two cannot be kept here: images that came in the last minutes have taken all room$"):
+    with pytest.raises(MediaError, match=r"^two cannot be kept here: what came in the last minutes has taken all room$"):
         store.put(TILES[2:], "two")
     file = folder / digest_of(TILES[0]).hex()
     file.write_bytes(bytes(TILES[0].nbytes))

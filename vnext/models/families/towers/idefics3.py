@@ -38,7 +38,7 @@ def WEIGHT_AXES(config: ModelConfig) -> Mapping[str, Layout]:  # noqa: N802  (a 
     return {
         **LLAMA,
         **TOWER_AXES,
-        "patch_embedding": Layout((Axis.HIDDEN,), Sized(tower.patch_size), square=tower.patch),
+        "patch_embedding": Layout((Axis.HIDDEN,), Sized(tower.patch_size), kernel=(tower.patch, tower.patch)),
         "position_embedding": Layout((Sized(tower.grid**2),), Axis.HIDDEN),
         "proj": Layout((Sized(tower.width),), square),
     }
