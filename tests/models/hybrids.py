@@ -73,6 +73,20 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
             "embedding_multiplier": 3.0, "attention_multiplier": 0.2,
         },
     ),
+    "falcon_h1": (
+        "FalconH1ForCausalLM",
+        "FalconH1Config",
+        {
+            **MAMBA, "mamba_n_groups": 2, "mamba_d_ssm": 96, "mlp_multipliers": [0.6, 1.5], "ssm_multipliers": [0.5, 1.5, 0.7, 1.2, 0.8],
+            "embedding_multiplier": 3.0, "lm_head_multiplier": 0.4, "key_multiplier": 0.5, "attention_in_multiplier": 1.3,
+            "attention_out_multiplier": 0.7, "ssm_in_multiplier": 1.2, "ssm_out_multiplier": 0.6,
+        },
+    ),
+    "falcon_h1_norm": (
+        "FalconH1ForCausalLM",
+        "FalconH1Config",
+        {**MAMBA, "mamba_d_ssm": None, "mamba_rms_norm": True, "mamba_norm_before_gate": False, "attention_bias": True},
+    ),
     "bamba": ("BambaForCausalLM", "BambaConfig", {**MAMBA, "attn_layer_indices": [1, 3], "mamba_n_groups": 2, "mamba_conv_bias": False}),
 }  # fmt: skip
 """Architecture, configuration and what it has beside BASE."""

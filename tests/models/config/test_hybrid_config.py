@@ -47,20 +47,33 @@ QWEN: dict[str, Any] = {
         },
     },
 }  # fmt: skip
+FALCON: dict[str, Any] = {
+    "architectures": ["FalconH1ForCausalLM"], "attention_bias": False, "attention_in_multiplier": 1.0, "attention_out_multiplier": 0.9375,
+    "bos_token_id": 1, "embedding_multiplier": 5.656854249492381, "eos_token_id": 11, "head_dim": 64, "hidden_act": "silu",
+    "hidden_size": 1024, "intermediate_size": 2048, "key_multiplier": 0.390625, "lm_head_multiplier": 0.0390625,
+    "mamba_chunk_size": 128, "mamba_conv_bias": True, "mamba_d_conv": 4, "mamba_d_head": 64, "mamba_d_ssm": 1536, "mamba_d_state": 128,
+    "mamba_expand": 2, "mamba_n_groups": 1, "mamba_n_heads": 24, "mamba_norm_before_gate": False, "mamba_proj_bias": False,
+    "mamba_rms_norm": False, "mamba_use_mlp": True, "max_position_embeddings": 16384, "mlp_bias": False, "mlp_expansion_factor": 8,
+    "mlp_multipliers": [0.8838834764831844, 0.5859375], "model_type": "falcon_h1", "num_attention_heads": 8, "num_hidden_layers": 36,
+    "num_key_value_heads": 2, "num_logits_to_keep": 1, "projectors_bias": False, "rms_norm_eps": 1e-05, "rope_theta": 100000000000.0,
+    "ssm_in_multiplier": 1.25, "ssm_multipliers": [0.3535533905932738, 0.25, 0.3535533905932738, 0.5, 0.3535533905932738],
+    "ssm_out_multiplier": 0.23570226039551587, "tie_word_embeddings": False, "torch_dtype": "bfloat16", "vocab_size": 32784,
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("raw", [LFM2, GRANITE, QWEN], ids=["lfm2", "granite", "qwen"])
+@pytest.mark.parametrize("raw", [LFM2, GRANITE, QWEN, FALCON], ids=["lfm2", "granite", "qwen", "falcon"])
 def test_all_of_a_published_configuration_is_read(raw: dict[str, Any]) -> None:
     assert unread_members(raw) == []
 
 
 def test_their_sizes() -> None:
-    lfm2, granite, qwen = (parse_config(raw, {}) for raw in (LFM2, GRANITE, QWEN))
+    lfm2, granite, qwen, falcon = (parse_config(raw, {}) for raw in (LFM2, GRANITE, QWEN, FALCON))
     assert lfm2.intermediate_size == 4608 and lfm2.attending_layers == (2, 5, 8, 10, 12, 14) and lfm2.tie_embeddings
     assert (lfm2.recurrent.width, lfm2.recurrent.values, lfm2.recurrent.keys) == (3, 1024, 0)
     assert granite.attending_layers == granite.still_layers == (2,) and granite.form.logits_scale == 1 / 3
     assert (granite.recurrent.values, granite.recurrent.keys, granite.recurrent.has_bias) == (1536, 128, True)
     assert qwen.attending_layers == (3,) and qwen.rope.share == 0.25 and qwen.rope.theta == 1e7 and qwen.form.is_gated
+    assert falcon.attending_layers == falcon.recurrent.layers == tuple(range(36)) and falcon.recurrent.values == 1536
     assert (qwen.recurrent.values, qwen.recurrent.keys, qwen.recurrent.width) == (2048, 2048, 4)
 
 
@@ -71,6 +84,8 @@ REFUSED = [
     (GRANITE, {"time_step_limit": [0.0, 0.1]}, "time_step_limit .* is not supported"),
     (GRANITE, {"mamba_n_heads": 7}, "mamba_n_heads must divide 1536, and mamba_n_groups it, but they are 7 and 1"),
     (GRANITE, {"layer_types": ["mamba"] * 4}, "full_attention once at least"),
+    (FALCON, {"ssm_multipliers": [1.0] * 4}, "ssm_multipliers must be a list of 5 numbers"),
+    (FALCON, {"mamba_rms_norm": True, "mamba_norm_before_gate": True}, "mamba_norm_before_gate True is not supported"),
     (QWEN["text_config"], {"attn_output_gate": False}, "attn_output_gate False is not supported"),
     (QWEN["text_config"], {"linear_num_key_heads": 3}, "16 heads of values cannot share 3 heads of keys evenly"),
     (QWEN["text_config"], {"layer_types": ["full_attention"] * 4}, "each of the two once at least"),

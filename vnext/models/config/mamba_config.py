@@ -32,6 +32,8 @@ def mamba_layers(raw: Json, attending: tuple[int, ...]) -> Recurrent | None:
     refuse(raw, "time_step_limit", unless=NO_LIMITS)
     refuse(raw, "mamba_proj_bias", unless=(False,))
     inner, heads = positive(raw, "mamba_expand") * positive(raw, "hidden_size"), positive(raw, "mamba_n_heads")
+    if raw.get("mamba_d_ssm") is not None:
+        inner = positive(raw, "mamba_d_ssm")
     head_dim = inner // heads if raw.get("mamba_d_head") in (None, "auto") else positive(raw, "mamba_d_head")
     groups = positive(raw, "mamba_n_groups")
     if head_dim * heads != inner or heads % groups:

@@ -67,7 +67,8 @@ class DecoderForm(msgspec.Struct, frozen=True, kw_only=True):
     channels of a pair that turns are neighbours. `is_by_head`: the product has query, key and value of a head side by side.
     `query_growth`: (b, n) where queries at position p are multiplied by 1 + b * log(1 + p // n), as in Llama 4.
     `is_gated`: a query head comes with a gate of its size, whose sigmoid multiplies what the head gives. `has_sinks`: each head's
-    softmax has a score without a key. `norms_values`: values are normed over each head.
+    softmax has a score without a key. `norms_values`: values are normed over each head. `mlp_scales` multiply what an MLP gets and
+    what it gives, None for nothing.
     """
 
     is_parallel: bool = False
@@ -82,11 +83,13 @@ class DecoderForm(msgspec.Struct, frozen=True, kw_only=True):
     is_gated: bool = False
     has_sinks: bool = False
     norms_values: bool = False
+    mlp_scales: tuple[float, float] | None = None
 
     @property
     def fits_one_call(self) -> bool:
         """Whether the kernels have layers of this form as one call."""
-        return not (self.norms_values or (self.query_growth and self.head_norms == "turned"))
+        unlike = self.norms_values or self.mlp_scales is not None
+        return not (unlike or (self.query_growth and self.head_norms == "turned"))
 
 
 class Recurrent(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,7 +97,9 @@ class Recurrent(msgspec.Struct, frozen=True, kw_only=True):
     `width` tokens, and of each value head, where `key_dim` is not 0, key_dim x value_dim numbers.
 
     `layers` are rising. Heads of keys are shared by as many neighbouring heads of values. The convolution's channels are those of
-    queries, keys and values; it may have a bias.
+    queries, keys and values; it may have a bias. Of Mamba-2, `scales` multiply gates, values, keys, queries and steps, () for
+    nothing, and there may be no norm. `beside`: of layers that attend, too, what multiplies the input of attention, what it gives,
+    and what is beside it.
     """
 
     layers: tuple[int, ...]
@@ -104,6 +109,9 @@ class Recurrent(msgspec.Struct, frozen=True, kw_only=True):
     key_heads: int = 0
     key_dim: int = 0
     has_bias: bool = False
+    has_norm: bool = True
+    scales: tuple[float, ...] = ()
+    beside: tuple[float, float, float] | None = None
 
     @property
     def keys(self) -> int:
@@ -219,7 +227,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def attending_layers(self) -> tuple[int, ...]:
         """The layers that have keys and values, counted from the first of these layers."""
-        without = self.recurrent.layers if self.recurrent else ()
+        without = self.recurrent.layers if self.recurrent and self.recurrent.beside is None else ()
         return tuple(layer for layer in range(self.layer_count) if layer not in without)
 
     @property

@@ -19,21 +19,16 @@ from vnext.models.layers.assembly import ExpertNames, Source, attention, gated, 
 from vnext.models.layers.decoder import Mixing, Names, Params, assemble_decoder, forward, logits
 from vnext.models.layers.layers import GatedMlp, SparseMlp
 from vnext.models.layers.recurrent import assemble_mamba
-from vnext.models.layers.sharding import EXPERT_AXES, WEIGHT_AXES as LLAMA_AXES, Axis, Layout, matrix
+from vnext.models.layers.sharding import EXPERT_AXES, MAMBA_AXES, WEIGHT_AXES as LLAMA_AXES, Axis, Layout, matrix
 
 __all__ = ["WEIGHT_AXES", "assemble", "forward", "logits", "parse"]
 
-KEYS, VALUES = Axis.STATE_KEYS, Axis.STATE_VALUES
 WEIGHT_AXES = MappingProxyType(
     {
         **LLAMA_AXES,
         **EXPERT_AXES,
         "router.layer": matrix(Axis.EXPERTS, Axis.HIDDEN),
-        "mamba": Layout((Axis.STATE_HEADS,)),
-        "mamba.in_proj": matrix((VALUES, VALUES, KEYS, KEYS, Axis.STATE_HEADS), Axis.HIDDEN),
-        "mamba.conv1d": Layout((VALUES, KEYS, KEYS), Axis.STATE_WIDTH, depthwise=True),
-        "mamba.norm": Layout((VALUES,)),
-        "mamba.out_proj": matrix(Axis.HIDDEN, VALUES),
+        **MAMBA_AXES,
         "pre_ff_layernorm": Layout((Axis.HIDDEN,)),
         "final_layernorm": Layout((Axis.HIDDEN,)),
         "shared_mlp.input_linear": matrix((Axis.MLP, Axis.MLP), Axis.HIDDEN),

@@ -15,7 +15,7 @@ from vnext.models.config.model_config import ModelConfig, without_windows
 from vnext.models.layers import fused
 from vnext.models.layers.assembly import Source, embeddings, rms_norm
 from vnext.models.layers.batch import ForwardBatch
-from vnext.models.layers.decoder_params import LayerParams, Mixing, Params
+from vnext.models.layers.decoder_params import LayerParams, Mixing, Params, SideBySide
 from vnext.models.layers.heads import attention, reading_attention
 from vnext.models.layers.kv_cache import KvCache
 from vnext.models.layers.latent import LatentAttention, latent_attention
@@ -151,7 +151,7 @@ def run_layer(
         normed, residual = normed if layer.mlp_norm is None else norm_of(residual, layer.mlp_norm, step), residual + mixed
     else:
         normed, residual = add_and_norm(mixed, residual, layer.mlp_norm, step)
-    widened = mlp(layer.mlp, normed, step)
+    widened = widen(layer.mlp, normed, step)
     if layer.beside is not None:
         widened = with_experts(layer.beside, widened, residual, step)
     widened = norm_of(widened, layer.after_mlp_norm, step)
@@ -171,7 +171,18 @@ def mix(layer: Mixing, cache: tuple[Array, ...], x: torch.Tensor, step: Step) ->
         return reading_attention(layer, cache, x, step)
     if isinstance(layer, LatentAttention):
         return latent_attention(layer, cache, x, step)
+    if isinstance(layer, SideBySide):
+        assert step.config.recurrent is not None and step.config.recurrent.beside is not None
+        before, behind, beside = step.config.recurrent.beside
+        attended = attention(layer.attention, cache[:2], x * before, step) * behind
+        return attended + recurrent(layer.recurring, cache[2:], x, step) * beside
     return recurrent(layer, cache, x, step)
+
+
+def widen(layer: Mlp, x: torch.Tensor, step: Step) -> torch.Tensor:
+    """The MLP of x [T, hidden]."""
+    scales = step.config.form.mlp_scales
+    return mlp(layer, x, step) if scales is None else mlp(layer, x * scales[0], step) * scales[1]
 
 
 def logits(params: Params, hidden: torch.Tensor, config: ModelConfig, parallel: Parallel) -> torch.Tensor:

@@ -10,7 +10,15 @@ from vnext.models.layers.layer_inputs import Added, Beside, InputTable
 from vnext.models.layers.layers import Attention, Linear, Mlp, Norm, ReadingAttention
 from vnext.models.layers.recurrent import Recurring
 
-Mixing = Attention | ReadingAttention | LatentAttention | Recurring
+
+class SideBySide(NamedTuple):
+    """Attention and a recurrent layer of one input, whose parts are added."""
+
+    attention: Attention
+    recurring: Recurring
+
+
+Mixing = Attention | ReadingAttention | LatentAttention | Recurring | SideBySide
 """What mixes the tokens of a row."""
 
 

@@ -39,9 +39,9 @@ def describe(layers: tuple[LayerParams, ...], config: ModelConfig) -> Stack | No
     """The layers as the kernels see them; None where they must run one by one."""
     if config.has_unlike_layers or config.encoder is not None:
         return None
-    if not (layers and config.form.fits_one_call and all(_is_common(layer, config.activation) for layer in layers)):
+    if config.recurrent is not None and (config.recurrent.width not in WIDTHS or config.recurrent.beside is not None):
         return None
-    if config.recurrent is not None and config.recurrent.width not in WIDTHS:
+    if not (layers and config.form.fits_one_call and all(_is_common(layer, config.activation) for layer in layers)):
         return None
     windows, groups = config.windows or (0,) * len(layers), dict(zip(config.attending_layers, kv_groups(config).group_of))
     described = tuple(_describe_layer(layer, at, windows[at], groups.get(at, 0), config) for at, layer in enumerate(layers))

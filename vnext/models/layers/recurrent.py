@@ -56,7 +56,7 @@ class DeltaNet(NamedTuple):
 
 class Mamba(NamedTuple):
     """Mamba-2. `inner` is column-parallel: gates, values, keys, queries, steps. weight [channels, W] and bias [channels] or None of
-    the convolution; decay_logs, step_bias and skips float32 [H]; norm float32 [H * V], over the heads of each group of keys.
+    the convolution; decay_logs, step_bias and skips float32 [H]; norm float32 [H * V], over the heads of each group, or None.
     `output` is row-parallel."""
 
     inner: Linear
@@ -65,7 +65,7 @@ class Mamba(NamedTuple):
     decay_logs: Array
     step_bias: Array
     skips: Array
-    norm: Array
+    norm: Array | None
     output: Linear
 
 
@@ -114,13 +114,13 @@ def copy_states(pools: Sequence[tuple[Array, ...]], pairs: np.ndarray) -> None:
 
 
 def layer_caches(kv: KvCache, batch: ForwardBatch, config: ModelConfig) -> tuple[tuple[Array, ...], ...]:
-    """Each layer's keys and values, or its pools."""
+    """Each layer's keys and values, its pools, or both."""
     if config.recurrent is None:
         return kv
     if batch.recurrent is None:
         raise ModelError(f"{config.architecture} has layers with a state, for which this batch has no place")
-    of_layer = dict(zip(config.recurrent.layers, batch.recurrent.pools)) | dict(zip(config.attending_layers, kv))
-    return tuple(of_layer[layer] for layer in range(config.layer_count))
+    own, seen = dict(zip(config.recurrent.layers, batch.recurrent.pools)), dict(zip(config.attending_layers, kv))
+    return tuple((*seen.get(layer, ()), *own.get(layer, ())) for layer in range(config.layer_count))
 
 
 def assemble_convolution(source: Source, prefix: str, *, bias: bool) -> ShortConvolution:
@@ -158,7 +158,7 @@ def assemble_mamba(source: Source, config: ModelConfig, prefix: str) -> Mamba:
         decay_logs=source.wide(prefix + "A_log"),
         step_bias=source.wide(prefix + "dt_bias"),
         skips=source.wide(prefix + "D"),
-        norm=source.wide(prefix + "norm.weight"),
+        norm=source.wide(prefix + "norm.weight") if config.recurrent.has_norm else None,
         output=linear(source, prefix, "out_proj"),
     )
 
@@ -175,8 +175,13 @@ def mamba(layer: Mamba, pools: tuple[Array, ...], x: torch.Tensor, step: Step) -
     chosen, (convolved, states) = step.operations, pools
     assert step.rows is not None and step.config.recurrent is not None
     inner = chosen.linear(x, layer.inner.weight, layer.inner.bias)
-    groups = step.config.recurrent.key_heads // step.parallel.world_size
-    values, channels = len(layer.norm), len(layer.weight)
+    sizes = step.config.recurrent
+    groups = sizes.key_heads // step.parallel.world_size
+    values, channels = len(layer.decay_logs) * sizes.value_dim, len(layer.weight)
+    if sizes.scales:
+        keys = groups * sizes.key_dim
+        for part, scale in zip(inner.split((values, values, keys, keys, len(layer.decay_logs)), 1), sizes.scales):
+            part.mul_(scale)
     call = ConvolutionCall(layer.weight, layer.bias, convolved, step.rows, "silu")
     mixed = chosen.recur(
         chosen.short_convolution(inner[:, values : values + channels], call),
@@ -194,6 +199,8 @@ def mamba(layer: Mamba, pools: tuple[Array, ...], x: torch.Tensor, step: Step) -
             rows=step.rows,
         ),
     )
+    if layer.norm is None:
+        return row(mixed, layer.output, step)
     parts = zip(mixed.chunk(groups, 1), layer.norm.chunk(groups))
     normed = [chosen.rms_norm(part, weight, step.config.rms_norm_eps) for part, weight in parts]
     return row(normed[0] if groups == 1 else _beside(normed), layer.output, step)

@@ -135,6 +135,17 @@ EXPERT_AXES: LayoutTable = MappingProxyType(
     }
 )
 """The usual names of experts and their router."""
+_KEYS, _VALUES = Axis.STATE_KEYS, Axis.STATE_VALUES
+MAMBA_AXES: LayoutTable = MappingProxyType(
+    {
+        "mamba": Layout((Axis.STATE_HEADS,)),
+        "mamba.in_proj": matrix((_VALUES, _VALUES, _KEYS, _KEYS, Axis.STATE_HEADS), Axis.HIDDEN),
+        "mamba.conv1d": Layout((_VALUES, _KEYS, _KEYS), Axis.STATE_WIDTH, depthwise=True),
+        "mamba.norm": Layout((_VALUES,)),
+        "mamba.out_proj": matrix(Axis.HIDDEN, _VALUES),
+    }
+)
+"""The usual names of Mamba-2."""
 
 
 def shared_axes(name: str) -> LayoutTable:
