@@ -28,6 +28,7 @@ QWEN = {
 }
 EXPERTS = {"num_experts": 6, "num_experts_per_tok": 4, "moe_intermediate_size": 56}
 MAMBA = {"mamba_n_heads": 8, "mamba_n_groups": 1, "mamba_d_state": 24}
+KINDS_OF_NEMOTRON = {"M": "linear_attention", "*": "full_attention", "-": "mlp"}
 IMAGES = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": 64, "num_position_embeddings": 16}
 CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "lfm2": ("Lfm2ForCausalLM", "Lfm2Config", {"layer_types": MIXED, "block_multiple_of": 8}),
@@ -86,6 +87,14 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
         "FalconH1ForCausalLM",
         "FalconH1Config",
         {**MAMBA, "mamba_d_ssm": None, "mamba_rms_norm": True, "mamba_norm_before_gate": False, "attention_bias": True},
+    ),
+    "nemotron_h": (
+        "NemotronHForCausalLM",
+        "NemotronHConfig",
+        {
+            "layers_block_type": [KINDS_OF_NEMOTRON[sign] for sign in "M-M*-MM"], "head_dim": 24, "ssm_state_size": 24,
+            "mamba_num_heads": 8, "mamba_head_dim": 16, "n_groups": 2, "time_step_min": 1e-6, "tie_word_embeddings": False,
+        },
     ),
     "bamba": ("BambaForCausalLM", "BambaConfig", {**MAMBA, "attn_layer_indices": [1, 3], "mamba_n_groups": 2, "mamba_conv_bias": False}),
 }  # fmt: skip

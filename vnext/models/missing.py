@@ -27,7 +27,7 @@ NEEDS = MappingProxyType(
             AXK1 AXK2 DeepseekV32 GlmMoeDsa HYV4 LongcatFlash""",
         "layers with a state (Mamba, linear attention, recurrence)": """
             BailingHybrid FalconMamba Jamba KimiLinear Lfm3 Mamba Mamba2 MiniMax
-            NemotronH OlmoHybrid Qwen4Exp RecurrentGemma Rwkv RWKV xLSTM Zamba Zamba2 Zaya""",
+            OlmoHybrid Qwen4Exp RecurrentGemma Rwkv RWKV xLSTM Zamba Zamba2 Zaya""",
         "images or sound": """
             CohereCompass Dots3Note Emu3 Fuyu Gemma4Assistant Gemma4Unified Gemma4UnifiedAssistant Git Inkling
             Inkling2 Llama4 MiniMaxM3VL Mllama Moshi Musicgen MusicgenMelody Phi4MM Phi4Multimodal TrOCR Whisper""",

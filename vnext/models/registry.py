@@ -70,6 +70,7 @@ ROWS = MappingProxyType(
         "Qwen3_5MoeForCausalLM": Row("hybrids.qwen3_5", "qwen3_5_moe_text", "Qwen3_5MoeTextModel"),
         "Qwen3_5MoeForConditionalGeneration": Row("hybrids.qwen3_5", "qwen3_5_moe"),
         "FalconH1ForCausalLM": Row("hybrids.falcon_h1", "falcon_h1", "FalconH1Model"),
+        "NemotronHForCausalLM": Row("hybrids.nemotron_h", "nemotron_h", "NemotronHModel"),
         "Qwen3NextForCausalLM": Row("hybrids.qwen3_5", "qwen3_next", "Qwen3NextModel"),
         "Lfm2MoeForCausalLM": Row("hybrids.lfm2", "lfm2_moe", "Lfm2MoeModel"),
         "GraniteForCausalLM": Row("granite", "granite", "GraniteModel"),

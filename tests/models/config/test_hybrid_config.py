@@ -59,21 +59,35 @@ FALCON: dict[str, Any] = {
     "ssm_in_multiplier": 1.25, "ssm_multipliers": [0.3535533905932738, 0.25, 0.3535533905932738, 0.5, 0.3535533905932738],
     "ssm_out_multiplier": 0.23570226039551587, "tie_word_embeddings": False, "torch_dtype": "bfloat16", "vocab_size": 32784,
 }  # fmt: skip
+NEMOTRON: dict[str, Any] = {
+    "architectures": ["NemotronHForCausalLM"], "attention_bias": False, "bos_token_id": 1, "chunk_size": 128, "conv_kernel": 4,
+    "eos_token_id": 2, "expand": 2, "head_dim": 128, "hidden_dropout": 0.0, "hidden_size": 4480,
+    "hybrid_override_pattern": "M-M-M-MM-M-M-M*-M-M-M*-M-M-M-M*-M-M-M-M*-M-MM-M-M-M-M-M-", "intermediate_size": 15680,
+    "layer_norm_epsilon": 1e-05, "mamba_head_dim": 64, "mamba_hidden_act": "silu", "mamba_num_heads": 128, "mamba_proj_bias": False,
+    "max_position_embeddings": 131072, "mlp_bias": False, "mlp_hidden_act": "relu2", "model_type": "nemotron_h", "n_groups": 8,
+    "num_attention_heads": 40, "num_hidden_layers": 56, "num_key_value_heads": 8, "num_logits_to_keep": 1, "rescale_prenorm_residual": True,
+    "residual_in_fp32": False, "rms_norm_eps": 1e-05, "sliding_window": None, "ssm_state_size": 128, "tie_word_embeddings": False,
+    "time_step_floor": 0.0001, "time_step_limit": [0.0, {"__float__": "Infinity"}], "time_step_max": 0.1, "time_step_min": 0.001,
+    "time_step_rank": 256, "torch_dtype": "bfloat16", "use_bias": False, "use_conv_bias": True, "use_mamba_kernels": True,
+    "vocab_size": 131072,
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("raw", [LFM2, GRANITE, QWEN, FALCON], ids=["lfm2", "granite", "qwen", "falcon"])
+@pytest.mark.parametrize("raw", [LFM2, GRANITE, QWEN, FALCON, NEMOTRON], ids=["lfm2", "granite", "qwen", "falcon", "nemotron"])
 def test_all_of_a_published_configuration_is_read(raw: dict[str, Any]) -> None:
     assert unread_members(raw) == []
 
 
 def test_their_sizes() -> None:
-    lfm2, granite, qwen, falcon = (parse_config(raw, {}) for raw in (LFM2, GRANITE, QWEN, FALCON))
+    lfm2, granite, qwen, falcon, nemotron = (parse_config(raw, {}) for raw in (LFM2, GRANITE, QWEN, FALCON, NEMOTRON))
     assert lfm2.intermediate_size == 4608 and lfm2.attending_layers == (2, 5, 8, 10, 12, 14) and lfm2.tie_embeddings
     assert (lfm2.recurrent.width, lfm2.recurrent.values, lfm2.recurrent.keys) == (3, 1024, 0)
     assert granite.attending_layers == granite.still_layers == (2,) and granite.form.logits_scale == 1 / 3
     assert (granite.recurrent.values, granite.recurrent.keys, granite.recurrent.has_bias) == (1536, 128, True)
     assert qwen.attending_layers == (3,) and qwen.rope.share == 0.25 and qwen.rope.theta == 1e7 and qwen.form.is_gated
     assert falcon.attending_layers == falcon.recurrent.layers == tuple(range(36)) and falcon.recurrent.values == 1536
+    assert nemotron.attending_layers == nemotron.still_layers == (14, 21, 30, 39) and nemotron.activation == "relu2"
+    assert nemotron.layer_count == 56 and len(nemotron.recurrent.layers) == 27 and nemotron.recurrent.keys == 1024
     assert (qwen.recurrent.values, qwen.recurrent.keys, qwen.recurrent.width) == (2048, 2048, 4)
 
 
@@ -86,6 +100,8 @@ REFUSED = [
     (GRANITE, {"layer_types": ["mamba"] * 4}, "full_attention once at least"),
     (FALCON, {"ssm_multipliers": [1.0] * 4}, "ssm_multipliers must be a list of 5 numbers"),
     (FALCON, {"mamba_rms_norm": True, "mamba_norm_before_gate": True}, "mamba_norm_before_gate True is not supported"),
+    (NEMOTRON, {"hybrid_override_pattern": "M-*E"}, "Nemotron H with experts is not served"),
+    (NEMOTRON, {"hybrid_override_pattern": "M-M-"}, "each of the first two at least once"),
     (QWEN["text_config"], {"attn_output_gate": False}, "attn_output_gate False is not supported"),
     (QWEN["text_config"], {"linear_num_key_heads": 3}, "16 heads of values cannot share 3 heads of keys evenly"),
     (QWEN["text_config"], {"layer_types": ["full_attention"] * 4}, "each of the two once at least"),

@@ -99,7 +99,7 @@ class Recurrent(msgspec.Struct, frozen=True, kw_only=True):
     `layers` are rising. Heads of keys are shared by as many neighbouring heads of values. The convolution's channels are those of
     queries, keys and values; it may have a bias. Of Mamba-2, `scales` multiply gates, values, keys, queries and steps, () for
     nothing, and there may be no norm. `beside`: of layers that attend, too, what multiplies the input of attention, what it gives,
-    and what is beside it.
+    and what is beside it. `idle` layers, of models whose layers are one thing each, are an MLP alone.
     """
 
     layers: tuple[int, ...]
@@ -112,6 +112,7 @@ class Recurrent(msgspec.Struct, frozen=True, kw_only=True):
     has_norm: bool = True
     scales: tuple[float, ...] = ()
     beside: tuple[float, float, float] | None = None
+    idle: tuple[int, ...] = ()
 
     @property
     def keys(self) -> int:
@@ -227,7 +228,8 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def attending_layers(self) -> tuple[int, ...]:
         """The layers that have keys and values, counted from the first of these layers."""
-        without = self.recurrent.layers if self.recurrent and self.recurrent.beside is None else ()
+        recurrent = self.recurrent
+        without = {*recurrent.idle, *(recurrent.layers if recurrent.beside is None else ())} if recurrent else ()
         return tuple(layer for layer in range(self.layer_count) if layer not in without)
 
     @property

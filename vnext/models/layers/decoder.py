@@ -62,12 +62,12 @@ class Names(NamedTuple):
 def assemble_decoder(
     source: Source,
     config: ModelConfig,
-    parts: Callable[[str, int], tuple[Mixing, Mlp]],
+    parts: Callable[[str, int], tuple[Mixing | None, Mlp | None]],
     names: Names = Names(),
     norm: Callable[[Source, str], Norm] = rms_norm,
 ) -> Params:
-    """The parameters; `parts(prefix, index)` gives attention, or what is in its place, and MLP of a layer, `prefix` ends with a
-    dot; `norm` one norm by its name."""
+    """The parameters; `parts(prefix, index)` gives attention, or what is in its place, and MLP of a layer, or one of the two,
+    `prefix` ends with a dot; `norm` one norm by its name."""
 
     def layer(index: int) -> LayerParams:
         prefix = f"{names.root}{names.layers}.{index}."
@@ -144,6 +144,9 @@ def run_layer(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """One layer on [T, hidden]: (input of the next layer, already normed; residual stream)."""
     form = step.config.form
+    if layer.attention is None or layer.mlp is None:
+        given = mix(layer.attention, cache, normed, step) if layer.attention is not None else widen(layer.mlp, normed, step)
+        return add_and_norm(given, residual, next_norm, step)
     mixed = norm_of(mix(layer.attention, cache, normed, step), layer.after_attention_norm, step)
     if form.residual_scale != 1.0:
         mixed = mixed * form.residual_scale
@@ -179,8 +182,9 @@ def mix(layer: Mixing, cache: tuple[Array, ...], x: torch.Tensor, step: Step) ->
     return recurrent(layer, cache, x, step)
 
 
-def widen(layer: Mlp, x: torch.Tensor, step: Step) -> torch.Tensor:
+def widen(layer: Mlp | None, x: torch.Tensor, step: Step) -> torch.Tensor:
     """The MLP of x [T, hidden]."""
+    assert layer is not None
     scales = step.config.form.mlp_scales
     return mlp(layer, x, step) if scales is None else mlp(layer, x * scales[0], step) * scales[1]
 

@@ -50,14 +50,14 @@ class Streams(NamedTuple):
 
 
 class LayerParams(NamedTuple):
-    """One decoder layer. Norms stand before attention and MLP, behind them before what they give is added, or both; None where
-    there is none. `beside`: experts whose part is added to the MLP's; `added`: what the layer adds behind its MLP; `streams`: of a
-    layer of several."""
+    """One decoder layer; attention or MLP is None where the other stands alone. Norms stand before attention and MLP, behind them
+    before what they give is added, or both; None where there is none. `beside`: experts whose part is added to the MLP's; `added`:
+    what the layer adds behind its MLP; `streams`: of a layer of several."""
 
     attention_norm: Norm | None
-    attention: Mixing
+    attention: Mixing | None
     mlp_norm: Norm | None
-    mlp: Mlp
+    mlp: Mlp | None
     after_attention_norm: Norm | None = None
     after_mlp_norm: Norm | None = None
     beside: Beside | None = None

@@ -49,7 +49,8 @@ HARMLESS = frozenset(
     transformers_version unk_token_id unsloth_fixed unsloth_version use_cache use_pos_enc use_qk_norm video_token_id
     vision_config vision_end_token_id vision_start_token_id
     classifier_activation classifier_bias classifier_pooling cls_token_id decoder_bias deterministic_flash_attn
-    mamba_use_mlp mlp_expansion_factor num_logits_to_keep
+    chunk_size expand mamba_use_mlp mlp_expansion_factor num_logits_to_keep rescale_prenorm_residual
+    time_step_floor time_step_max time_step_min time_step_rank use_mamba_kernels
     initializer_cutoff_factor mlp_dropout norm_bias sparse_pred_ignore_index sparse_prediction
     aux_loss_alpha embedding_initializer_range ep_size qk_head_dim seq_aux
     apply_spec_augment classifier_proj_size decoder_layerdrop encoder_layerdrop init_std mask_feature_length
