@@ -14,6 +14,7 @@ from toy_tokenizers import byte_level
 from vnext.runtime.protocol.sampling_params import InvalidRequest, StructuredOutputsParams
 from vnext.text.structured import grammar as module
 from vnext.text.structured.asked import asked_of
+from vnext.text.structured.depth import depth_of
 from vnext.text.structured.grammar import LIMITS, grammar_of, vocabulary
 
 TOKENIZER = byte_level()
@@ -136,3 +137,39 @@ def test_rules_behind_a_schema_are_counted_too() -> None:
         rules = "".join(f"\nr{at}: {text or 'A'}\ns{at}: %json {{}}" for at, text in enumerate(texts))
         with pytest.raises(InvalidRequest, match="more than 500 alternatives"):
             grammar(grammar=f'start: s0 s1 s2 r0 r1 r2\nA: "a"{rules}')
+
+
+FLAT = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"enum": ["x"]}}, "required": ["a"], "additionalProperties": False}
+TREE = {"type": "object", "properties": {"of": {"type": "array", "items": {"$ref": "#/$defs/t"}}}, "additionalProperties": False}
+
+
+@pytest.mark.parametrize(
+    ("schema", "value", "widest"),
+    [
+        (FLAT, {"a": 1, "b": "x"}, 4),
+        ({"properties": {"a": {}}, "type": "object", "required": ["a"]}, {"a": 1, "more": [2]}, 32),
+        (FLAT | {"additionalProperties": True}, {"a": 1, "more": [2]}, 8),
+        ({"type": "array", "items": FLAT}, [{"a": 1}], 8),
+        ({"type": "array", "items": {"type": "array", "items": {"type": "array", "items": FLAT}}}, [[[{"a": 1}]]], 16),
+        ({"anyOf": [{"type": "null"}, {"$ref": "#/$defs/f"}], "$defs": {"f": FLAT}}, {"a": 1}, 4),
+        ({"$ref": "#/$defs/t", "$defs": {"t": TREE}}, {"of": [{"of": [{}]}]}, 32),
+        ({"type": "object"}, {"a": [{"b": [{"c": {}}]}]}, 32),
+        ({"const": {"a": [1]}}, {"a": [1]}, 32),
+        ({}, [[[1]]], 32),
+    ],
+)
+def test_a_line_is_indented_as_deep_as_the_values_lie(schema: Any, value: Any, widest: int) -> None:
+    for indent in (None, 0, 2, 4):
+        assert admits(json.dumps(value, indent=indent), json=schema)
+    text = json.dumps(value)
+    for gap in (" ", "\n", "\n" + " " * widest, "\r\n" + "\t" * widest):
+        assert admits(text[0] + gap + text[1:], json=schema), gap
+    for gap in ("  ", "\t", "\n\n", " \n", "\n" + " " * (widest + 1)):
+        assert not admits(text[0] + gap + text[1:], json=schema), gap
+
+
+def test_the_depth_of_a_wide_schema_is_found_at_once() -> None:
+    """Definitions that refer to each other 100 times each: 100^8 paths."""
+    wide = {name: {"type": "object", "additionalProperties": False, "properties": {f"p{at}": {"$ref": f"#/$defs/{name + 1}"} for at in range(100)}} for name in range(7)}
+    found = {str(name): each for name, each in wide.items()} | {"7": {"anyOf": [{"$ref": "#/$defs/7"}, {"type": "null"}]}}
+    assert depth_of({"$ref": "#/$defs/0", "$defs": found}, 8) == 7

@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
-from vnext.text.structured.json_schema import Members, Schema, is_inexact
+from vnext.text.structured.json_schema import BOUNDS, Members, Schema, is_beyond, is_inexact
+from vnext.text.structured.ranges import pattern_of
 
 _KINDS = ("null", "boolean", "number", "string", "array", "object")
 _KIND_OF = {
@@ -17,6 +18,7 @@ _KIND_OF = {
 }  # fmt: skip
 _OF_OBJECTS = frozenset(("type", "properties", "required", "additionalProperties"))
 _OF_LISTS = frozenset(("type", "items", "minItems", "maxItems"))
+_OF_NUMBERS = frozenset(("type", *BOUNDS))
 _TEXT = r'/"([^"\\\x00-\x1f\x7f]|\\[nrbtf"\\])*"/'
 
 
@@ -38,7 +40,7 @@ def has_inexact(schema: object, definitions: Mapping[str, Schema], seen: frozens
     if (name := _reference(schema)) in definitions.keys() - seen and has_inexact(definitions[name], definitions, seen | {name}):
         return True
     values = [schema[key] for key in ("const", "enum") if key in schema]
-    return is_inexact(values) or any(
+    return is_inexact(values) or any(is_beyond(schema.get(name)) for name in BOUNDS) or any(
         has_inexact([*each.values()] if key in ("properties", "patternProperties", "$defs") else each, definitions, seen)
         for key, each in schema.items()
         if key not in ("const", "enum")
@@ -87,6 +89,10 @@ class ExactRules:
             return self._kinds("object", schema, self._object)
         if names <= _OF_LISTS:
             return self._kinds("array", schema, self._list)
+        if names <= _OF_NUMBERS:
+            kind = "integer" if _is_whole(schema) else "number"
+            listed = [each for each in _listed(schema) if kind == each or each not in ("integer", "number")]
+            return self._kinds(kind, {**schema, "type": listed}, self._number)
         raise Inexact(f"a number beyond 2**53 is only kept beside 'type', not beside {', '.join(sorted(names))}: make it a string")
 
     def _definition(self, name: str) -> str:
@@ -113,10 +119,17 @@ class ExactRules:
 
     def _kinds(self, kind: str, schema: Members, rule: Callable[[Members], Iterable[str]]) -> str:
         """The rule of one kind, and of the others that a schema admits, which it does not bound."""
-        listed = schema.get("type", [*_KINDS])
-        kinds = listed if isinstance(listed, list) else [listed]
+        kinds = _listed(schema)
         others = [each for each in kinds if each != kind]
         return self._either(rule(schema) if kind in kinds else (), {"type": others} if others else None)
+
+    def _number(self, schema: Members) -> Iterator[str]:
+        try:
+            pattern = pattern_of(schema, _is_whole(schema))
+        except ValueError as error:
+            raise Inexact(str(error)) from error
+        if pattern:
+            yield f"/{pattern}/"
 
     def _object(self, schema: Members) -> Iterator[str]:
         """Its members in the order of the schema, and any further ones behind them."""
@@ -156,6 +169,17 @@ class ExactRules:
             yield f'"[" {self._space} ({items}){"" if low else "?"} "]"'
         elif low == 0:
             yield f'"[" {self._space} "]"'
+
+
+def _is_whole(schema: Members) -> bool:
+    """Whether a schema admits whole numbers only."""
+    return "integer" in (kinds := _listed(schema)) and "number" not in kinds
+
+
+def _listed(schema: Members) -> list[str]:
+    """The kinds that a schema admits."""
+    listed = schema.get("type", [*_KINDS])
+    return listed if isinstance(listed, list) else [listed]
 
 
 def _quoted(value: object) -> str:

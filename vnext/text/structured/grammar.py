@@ -20,6 +20,7 @@ from llguidance.gbnf_to_lark import any_to_lark
 from vnext.runtime.protocol.sampling_params import InvalidRequest, StructuredOutputsParams
 from vnext.state.params import GRAMMAR_ROW_MAX, Constraint
 from vnext.text.structured.asked import Asked
+from vnext.text.structured.depth import depth_of
 from vnext.text.structured.exact import ExactRules, Inexact, is_exact
 from vnext.text.structured.json_schema import Schema, SchemaReader, dumps
 from vnext.text.tokenizer import Tokenizer
@@ -41,7 +42,8 @@ REASON_CHARACTERS_MAX = 300
 COMPILING_S_MAX, STEP_S_MAX = 0.5, 0.1
 SLOW = f"it takes more than {COMPILING_S_MAX:g} s of computing, or {STEP_S_MAX:g} s for one token, simplify it"
 
-_WHITESPACE = r"\x20|\x0D?\x0A[\x20\x09]{0,32}"  # a blank, or a line end and its indentation; free space makes small models ramble
+_WHITESPACE = r"\x20|\x0D?\x0A[\x20\x09]{0,%d}"  # a blank, or a line end and its indentation; free space makes small models ramble
+_INDENTATION_MAX, _INDENTATION_STEP = 32, 4
 _WHITESPACE_ONLY = re.compile(r"(?:[ \t\n\r\[\]()|*+?]|\\[ntrs]|\{\d*,?\d*\})*")
 _LARK_TEXTS = re.compile(r'"(?:\\.|[^"\\\n])*"|//[^\n]*|#[^\n]*|/(?:\\.|[^/\\\n])+/')
 _LARK_TERMINAL = re.compile(r"^[ \t]*[A-Z][A-Z0-9_]*(?:\.-?\d+)?[ \t]*:(?:.|\n[ \t]*\|)*", re.MULTILINE)
@@ -207,12 +209,18 @@ def _loaded(value: Any, refuse: Refuse) -> Any:
 def _with_options(schema: Schema, params: StructuredOutputsParams) -> Schema:
     """The schema with llguidance's own options in it. Only short escapes are allowed: a name written with \\u would pass for
     another name, and its value escape its schema."""
-    whitespace: dict[str, object] = {"whitespace_pattern": (params.whitespace_pattern or _WHITESPACE).replace(r"\s", r"[ \t\n\r]")}
+    whitespace: dict[str, object] = {"whitespace_pattern": _white_space(schema, params)}
     options: dict[str, object] = {"whitespace_flexible": False} if params.disable_any_whitespace else whitespace
     options |= {"lenient": False, "coerce_one_of": False, "json_allowed_escapes": 'nrbtf"\\'}
     return (
         {**schema, "x-guidance": options} if isinstance(schema, dict) else _with_options({} if schema else {"enum": []}, params)
     )
+
+
+def _white_space(schema: Schema, params: StructuredOutputsParams) -> str:
+    """What may stand in a gap. A line is indented by at most a step for each level of the values that the schema describes."""
+    usual = _WHITESPACE % min(_INDENTATION_MAX, _INDENTATION_STEP * depth_of(schema, _INDENTATION_MAX // _INDENTATION_STEP))
+    return (params.whitespace_pattern or usual).replace(r"\s", r"[ \t\n\r]")
 
 
 def json_grammar(schema: Schema, params: StructuredOutputsParams) -> str:
@@ -233,7 +241,9 @@ def _rules(name: str, schema: str, params: StructuredOutputsParams) -> str:
     """Rules of Lark for a schema's text, with its options; the first is named so. Raises Inexact."""
     if not _LONG_NUMBER.search(schema) or is_exact(read := json.loads(schema)):
         return f"{name}: %json {schema}"
-    pattern = (params.whitespace_pattern or _WHITESPACE).replace("\n", r"\n").replace(r"\s", r"[ \t\n\r]")
+    pattern = _white_space(read, params)
+    params = msgspec.structs.replace(params, whitespace_pattern=pattern)  # of the whole, for its parts
+    pattern = pattern.replace("\n", r"\n")
     space = '""' if params.disable_any_whitespace else f"/({pattern})?/"
     del read["x-guidance"]
     return "\n".join(ExactRules(name, read, lambda part: f"%json {dumps(_with_options(part, params))}", space).rules)

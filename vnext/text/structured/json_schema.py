@@ -30,7 +30,7 @@ INTEGER_MIN = -(2**62)
 """llguidance crashes on integers that are at most about -2**63."""
 BOUND_MAX = 2**62
 """llguidance reads larger lower bounds as about 2**63."""
-INTEGER_BITS_MAX = 4_096
+INTEGER_BITS_MAX, BOUND_BITS_MAX = 4_096, 128
 STEP = Decimal("1e-9")
 
 _ONE = ("additionalProperties", "additionalItems", "items")
@@ -118,7 +118,7 @@ class SchemaReader:
             except InvalidRequest as error:
                 kept = self._without({key: value for key, value in kept.items() if key != name}, error)
         self._check_names(kept, path)
-        return _with_sound_bounds(kept)
+        return kept if any(is_beyond(kept.get(name)) for name in BOUNDS) else _with_sound_bounds(kept)
 
     def _without(self, kept: Kept, error: InvalidRequest) -> Kept:
         """What is kept where an error's cause is dropped. Raises the error where nothing is."""
@@ -157,6 +157,9 @@ class SchemaReader:
     def _plain(self, name: str, value: Any, place: str) -> Iterator[tuple[str, Any]]:
         if name in ("const", "enum"):
             self._value(value, place, 0)
+        elif name in BOUNDS and is_beyond(value):
+            if not self._exact or value.bit_length() > BOUND_BITS_MAX:
+                raise self._refuse(place, "it cannot be kept exactly, since it is beyond 2**53: name a nearer bound")
         elif name in ("maximum", "exclusiveMaximum") and isinstance(value, int | float):
             self._number(value, place)
         elif name in ("minimum", "exclusiveMinimum") and _is_number(value) and value > BOUND_MAX:
@@ -294,15 +297,11 @@ def _wants_text(schema: Mapping[str, Any]) -> bool:
 
 
 def _with_sound_bounds(kept: dict[str, Any]) -> dict[str, Any]:
-    """The bounds of numbers, so that llguidance lets no number through that breaks them. It reads them as float64, so integers
-    beyond 2**53 are rounded inwards; and it takes a whole exclusive bound for an inclusive one where the other bound, here or in a
-    schema that is joined with this one, has the same whole part, so these become inclusive ones STEP away or, beside a nearer
-    bound, less."""
+    """The bounds of numbers, so that llguidance lets no number through that breaks them. It takes a whole exclusive
+    bound for an inclusive one where the other bound, here or in a schema that is joined with this one, has the same whole part, so
+    these become inclusive ones STEP away or, beside a nearer bound, less. It reads them as float64: see `is_beyond`."""
     found = dict(kept)
-    for names, others, sign in ((_LOWER, _UPPER, 1), (_UPPER, _LOWER, -1)):
-        for name in names:
-            if isinstance(bound := found.get(name), int) and not isinstance(bound, bool):
-                found[name] = _rounded(bound, sign)
+    for names, others, sign in ((LOWER, UPPER, 1), (UPPER, LOWER, -1)):
         inclusive, exclusive = names
         bound = found.get(exclusive)
         if kept.get("type") == "integer" or not _is_number(bound) or bound != int(bound):
@@ -314,22 +313,17 @@ def _with_sound_bounds(kept: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-_LOWER, _UPPER = ("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")
+LOWER, UPPER = ("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")
+BOUNDS = LOWER + UPPER
 
 
 def _is_number(value: Any) -> TypeGuard[int | float]:
     return not isinstance(value, bool) and (isinstance(value, int) or (isinstance(value, float) and math.isfinite(value)))
 
 
-def _rounded(bound: int, sign: int) -> int:
-    """An integer that float64 holds, at or inside of the bound, as its shortest decimal is; one beyond float64's range as it is."""
-    try:
-        near = float(bound)
-    except OverflowError:
-        return bound
-    while sign * near < sign * bound or sign * Decimal(repr(near)) < sign * bound:
-        near = math.nextafter(near, sign * math.inf)
-    return int(near)
+def is_beyond(bound: object) -> bool:
+    """Whether a bound is an integer that llguidance may take for another one."""
+    return isinstance(bound, int) and abs(bound) > 2**53
 
 
 def _beside(bound: float, others: list[float], sign: int) -> float:
