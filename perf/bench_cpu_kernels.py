@@ -140,7 +140,7 @@ def test_layers_of_a_step(benchmark, name: str, rows: int, queries: int, context
     weights, norm = layer_weights(shape, int8=False), torch.ones(shape.hidden).bfloat16()
     layers = stack.describe(
         tuple(
-            stack.StackLayer(*weights[4 * i : 4 * i + 4], None, None, None, norm, norm, None, None, None, None, 0, 1, False, 0, 1.0)
+            stack.StackLayer(*weights[4 * i : 4 * i + 4], None, None, None, norm, norm, None, None, None, None, 0, 1, False, 0, 1.0, head_dim=shape.head_dim)
             for i in range(shape.layers)
         ),
         norm.dtype,
@@ -157,7 +157,7 @@ def test_layers_of_a_step(benchmark, name: str, rows: int, queries: int, context
     last, states = torch.arange(1, rows + 1) * queries - 1, draw(rows * queries, shape.hidden)
 
     def step() -> None:
-        stack.run(layers, states.clone(), norm, caches, plan, slots, angles, last, 1e-5, shape.head_dim**-0.5, 0.0)
+        stack.run(layers, states.clone(), (norm, None), caches, plan, slots, angles, last, 1e-5, shape.head_dim**-0.5, 0.0)
 
     benchmark.pedantic(step, rounds=ROUNDS if queries == 1 else 5, warmup_rounds=1)
     seconds = benchmark.stats.stats.min

@@ -35,7 +35,7 @@ FUSED = (
     "granite", "olmo2", "olmo2_one_key", "hunyuan", "minimax_m2", "hunyuan_moe",
     "ministral3", "mistral4", "gemma", "helium", "seed_oss", "ernie", "olmoe", "flex_olmo",
 )  # fmt: skip
-ONE_BY_ONE = ("gemma4", "gemma4_shared", "gemma3n")
+ONE_BY_ONE = ("gemma3n",)
 TOKENS = torch.randint(0, VOCAB_SIZE, (200,), generator=torch.Generator().manual_seed(8)).tolist()
 STEPS = (
     [Chunk(TOKENS[:150], 0, range(10)), Chunk(TOKENS[40:57], 0, (20, 21))],
@@ -130,7 +130,7 @@ def test_one_call_is_the_calls_at_every_level(folders: Any, dtype: torch.dtype, 
 
 
 @pytest.mark.parametrize("name", ONE_BY_ONE)
-def test_layers_with_inputs_or_heads_of_their_own_run_one_by_one(folders: Any, name: str) -> None:
+def test_streams_run_one_by_one(folders: Any, name: str) -> None:
     assert load_model(folders(name)).params.stack is None
 
 

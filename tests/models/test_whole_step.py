@@ -29,7 +29,7 @@ from vnext.sampling.inputs import Allowed, SamplingInputs
 from vnext.sampling.sampling import sample
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "kernels"))  # cpu_levels is shared with the kernels' tests
-from cpu_levels import needs_native
+from cpu_levels import LEVELS, needs_native, using
 
 pytestmark = needs_native
 
@@ -40,11 +40,12 @@ STEPS = (
 )
 DTYPES = (torch.float32, torch.bfloat16)
 FORMS = [(name, dtype, "none") for name in FUSED for dtype in DTYPES]
-GROUPED = ("gemma2", "gemma3", "gemma3_short", "qwen2_window", "smollm3_window", "exaone4", "cohere2", "olmo3", "qwen2_moe", "gpt_oss", "dots1")
+GROUPED = ("gemma2", "gemma3", "gemma3_short", "qwen2_window", "smollm3_window", "exaone4", "cohere2", "olmo3", "qwen2_moe", "gpt_oss", "dots1", "gemma4", "gemma4_shared")
 """Layers of several groups, which run one by one or in a whole step."""
 SHARED = ("llama", "qwen2_tied_yarn", "qwen3", "phi3", "smollm3", "gemma2", "gemma3_caps", "granite_hybrid", "exaone4", "glm4",
           "mixtral", "glm4_moe", "deepseek_v2", "minicpm3", "llama_biases", "gpt2_inner", "gpt_neox", "cohere", "arcee", "granite",
-          "olmo2", "olmo2_one_key", "hunyuan", "minimax_m2", "qwen2_moe", "gpt_oss", "ministral3", "mistral4")  # fmt: skip
+          "olmo2", "olmo2_one_key", "hunyuan", "minimax_m2", "qwen2_moe", "gpt_oss", "ministral3", "mistral4", "gemma4",
+          "gemma4_shared")  # fmt: skip
 """Models whose outputs ranks can sum."""
 
 
@@ -136,6 +137,21 @@ def test_ranks_sum_in_one_call_as_layer_by_layer(tmp_path: Path, name: str, dtyp
     assert ranks[0] == ranks[1] and len(set(ranks[0])) > 9
 
 
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", ["gpt_oss", "gemma4", "gemma4_shared"])
+def test_one_call_is_layer_by_layer_at_every_level(tmp_path: Path, name: str, dtype: torch.dtype, level: Any) -> None:
+    chosen, params, kv, plain_kv, config = loaded(tmp_path, name, dtype, "none")
+    whole = whole_step(params, kv, config, alone())
+    assert whole is not None
+    for chunks, threads in zip(STEPS, (3, 1, 3)):
+        batch = make_batch(chunks, 16, len(kv_groups(config).windows))
+        batch = batch._replace(sample_at=batch.sample_at[1::3].clone())
+        with using(level, threads):
+            expected, _ = chosen.forward(params, plain_kv, batch, config, alone())
+            assert torch.equal(as_tensor(whole.hidden(batch)), expected)
+
+
 def test_what_ranks_raise_ends_the_step(tmp_path: Path) -> None:
     """With its own exception; the next step is whole again."""
     save(tmp_path, "llama")
@@ -179,7 +195,10 @@ def test_the_inputs_of_layers_are_those_of_layer_by_layer(tmp_path: Path, name: 
             sampling.position.add_(1)
 
 
-@pytest.mark.parametrize(("name", "dtype", "quantization"), [*FORMS[:4], ("gemma2", torch.bfloat16, "none")])
+@pytest.mark.parametrize(
+    ("name", "dtype", "quantization"),
+    [*FORMS[:4], *((name, torch.bfloat16, "none") for name in ("gemma2", "gemma4", "gemma4_shared"))],
+)
 def test_states_and_their_logits_are_those_of_the_long_way(tmp_path: Path, name: str, dtype: torch.dtype, quantization: str) -> None:
     """A step that goes as far as the normed states, in turns with one that samples; logits of some of them, in any number."""
     chosen, params, kv, plain_kv, config = loaded(tmp_path, name, dtype, quantization)

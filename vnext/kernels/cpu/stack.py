@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 class Caches(NamedTuple):
     """Addresses int64 [2 * layers] of each layer's keys and values [page_count, kv_heads, block_size, head_dim], their blocks
-    dense and `block_stride` elements of `kind` apart."""
+    dense and `block_stride` elements of `kind` apart. `head_dim`: of the first layer that attends."""
 
     places: np.ndarray
     block_stride: int
@@ -107,6 +107,18 @@ class StackLayer(NamedTuple):
     scores_bias: Array | None = None
     share_scales: Array | None = None
     head_norm_kind: int = 0
+    head_dim: int = 0
+    reads: bool = False
+    value_norm: Array | None = None
+    router_norm: Array | None = None
+    experts_norm: Array | None = None
+    after_experts_norm: Array | None = None
+    after_shared_norm: Array | None = None
+    own_gate: PackedLinear | None = None
+    own_product: PackedLinear | None = None
+    own_norm: Array | None = None
+    own_at: int = 0
+    stream_scale: Array | None = None
 
 
 agree_on_struct("StackLayer", StackLayer._fields)
@@ -124,6 +136,7 @@ class Stack(NamedTuple):
     hidden: int
     joined: int
     latent_heads: int = 0
+    head_dim: int = 0
 
     def head_count(self, kv_heads: int, head_dim: int) -> int:
         """Of queries, beside so many of keys."""
@@ -170,7 +183,7 @@ def describe(layers: tuple[StackLayer, ...], norm_dtype: Any, latent_heads: int 
     kind = KINDS[first.qkv.dtype]
     norm_kind = norm_kind_of(norm_dtype, kind)
     joined = first.qkv.outputs - (first.output.inputs if first.is_gated else 0)
-    return Stack(layers, table, kind, norm_kind, first.qkv.inputs, joined, latent_heads)
+    return Stack(layers, table, kind, norm_kind, first.qkv.inputs, joined, latent_heads, first.head_dim)
 
 
 def norm_kind_of(dtype: object, kind: Kind) -> Kind:
@@ -212,7 +225,7 @@ def run(
     module().run_stack(
         stack.kind, stack.norm_kind, caches.kind,
         stack.table.ctypes.data, caches.places.ctypes.data, len(stack.layers), caches.block_stride,
-        *map(address_or_0, last_norm), plan.handle, tokens, stack.hidden, caches.head_dim, rotated, eps, scale, softcap,
+        *map(address_or_0, last_norm), plan.handle, tokens, stack.hidden, rotated, eps, scale, softcap,
         address_or_0(angles.cosine), address_or_0(angles.sine), slots.data_ptr(), sample_at.data_ptr(), samples,
         residual.data_ptr(), found.data_ptr(), *aux_numbers(aux), address_or_0(angles.query_factors),
     )  # fmt: skip

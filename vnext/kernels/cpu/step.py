@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from vnext.kernels.arrays import Array, address, address_or_0, strides_of
+from vnext.kernels.cpu.experts import Described
 from vnext.kernels.cpu.linear import PackedLinear
 from vnext.kernels.cpu.native import agree_on_struct, module
 from vnext.kernels.cpu.sampling import pointers
@@ -37,13 +38,14 @@ class StepRanks(NamedTuple):
 class StepModel(NamedTuple):
     """A decoder without its angles. `embedding` [V, hidden] is packed, or dense and of the stack's dtype; `head` [V, hidden].
 
-    `last_norm` may have a bias. `places` [N, hidden] of the stack's dtype are added to the embedding.
+    `kv_head_counts` int64 of each group of layers. `last_norm` may have a bias. `places` [N, hidden] of the stack's dtype are added
+    to the embedding.
     Of a group of `ranks` each has equal shares of the vocabulary, the last one padded to `head.outputs` tokens."""
 
     stack: Stack
     caches: Caches
     head_count: int
-    kv_head_count: int
+    kv_head_counts: np.ndarray
     block_size: int
     last_norm: tuple[Array, Array | None]
     embedding: PackedLinear | Array
@@ -56,7 +58,7 @@ class StepModel(NamedTuple):
     logits_scale: float = 1.0
     logits_cap: float = 0.0
     places: Array | None = None
-    group_count: int = 1
+    inputs: Described | None = None
     ranks: StepRanks | None = None
 
 
@@ -111,6 +113,30 @@ class DescribedStep(NamedTuple):
 NO_ANGLES = Angles(None, None)
 
 
+def describe_inputs(
+    table: PackedLinear | Array, first: int, known: int, projection: PackedLinear, norm: Array, scales: tuple[float, float, float]
+) -> Described:
+    """What tokens give to layers, as in models/layers/layer_inputs.py. `first`: the token of the table's first row on this rank;
+    `scales`: of the table, of the projection, and of their sum."""
+    is_packed = isinstance(table, PackedLinear)
+    own, projected, both = np.array(scales).view(np.int64).tolist()
+    fields = {
+        "table": table.address if is_packed else address(table),
+        "table_is_packed": is_packed,
+        "table_rows": table.outputs if is_packed else table.shape[0],
+        "first": first,
+        "known": known,
+        "scale": own,
+        "projection": projection.address,
+        "projection_scale": projected,
+        "norm": address(norm),
+        "width": norm.shape[0],
+        "sum_scale": both,
+    }
+    agree_on_struct("Inputs", list(fields))
+    return Described(np.array([*fields.values()], dtype=np.int64), (table, projection, norm))
+
+
 def describe_model(model: StepModel, angles: Angles, local: Angles = NO_ANGLES) -> DescribedModel:
     """The model with `angles` [positions, R / 2] of the positions from 0 on, and the `local` ones of layers that have others."""
     stack, caches, packed, ranks = model.stack, model.caches, isinstance(model.embedding, PackedLinear), model.ranks
@@ -124,9 +150,8 @@ def describe_model(model: StepModel, angles: Angles, local: Angles = NO_ANGLES) 
         "layer_count": len(stack.layers),
         "block_stride": caches.block_stride,
         "heads": model.head_count,
-        "kv_heads": model.kv_head_count,
+        "kv_heads": model.kv_head_counts.ctypes.data,
         "block_size": model.block_size,
-        "head_dim": caches.head_dim,
         "hidden": stack.hidden,
         "last_norm": address(model.last_norm[0]),
         "last_norm_bias": address_or_0(model.last_norm[1]),
@@ -137,9 +162,10 @@ def describe_model(model: StepModel, angles: Angles, local: Angles = NO_ANGLES) 
         "head": model.head.address,
         "head_rows": model.head.outputs,
         "vocabulary": model.vocab_size,
+        "inputs": model.inputs.address if model.inputs else 0,
         "places": address_or_0(model.places),
         "place_rows": 0 if model.places is None else model.places.shape[0],
-        "group_count": model.group_count,
+        "group_count": len(model.kv_head_counts),
     } | _by_position(angles, local) | _meeting(ranks) | _numbers(model)
     agree_on_struct("StepModel", list(fields))
     table = np.array([*fields.values()], dtype=np.int64)
@@ -153,6 +179,7 @@ def _by_position(angles: Angles, local: Angles) -> dict[str, int]:
         "angle_rows": angles.cosine.shape[0],
         "cosine": address(angles.cosine),
         "sine": address(angles.sine),
+        "local_rotated_dim": 0 if local.cosine is None else 2 * local.cosine.shape[1],
         "local_cosine": address_or_0(local.cosine),
         "local_sine": address_or_0(local.sine),
         "query_factors": address_or_0(angles.query_factors),

@@ -88,8 +88,7 @@ class DecoderForm(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def fits_one_call(self) -> bool:
         """Whether the kernels have layers of this form as one call."""
-        unlike = self.norms_values or self.mlp_scales is not None
-        return not (unlike or (self.query_growth and self.head_norms == "turned"))
+        return self.mlp_scales is None and not (self.query_growth and self.head_norms == "turned")
 
 
 class Recurrent(msgspec.Struct, frozen=True, kw_only=True):

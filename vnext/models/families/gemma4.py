@@ -16,6 +16,7 @@ from vnext.models.config.model_config import DecoderForm, Experts, ModelConfig, 
 from vnext.models.config.rope_config import two_ropes
 from vnext.models.errors import ModelError
 from vnext.models.families.gemma2 import BOTH_SIDES, WEIGHT_AXES as GEMMA2_AXES, gemma_config
+from vnext.models.layers import fused
 from vnext.models.layers.assembly import ExpertNames, Source, attention, gated_mlp, linear, sparse_mlp, wide_norm
 from vnext.models.layers.decoder import Names, Params, assemble_decoder, forward, logits
 from vnext.models.layers.decoder_params import LayerParams
@@ -174,9 +175,11 @@ def assemble_below(
     found = assemble_decoder(
         source, config, lambda prefix, at: (any_attention(source, config, prefix, at), mlp(prefix, at)), names, wide_norm
     )
+    layers = tuple(with_more(layer, source, config, f"{root}layers.{at}.") for at, layer in enumerate(found.layers))
     return found._replace(
         embedding_scale=rounded(source, config.hidden_size**0.5),
-        layers=tuple(with_more(layer, source, config, f"{root}layers.{at}.") for at, layer in enumerate(found.layers)),
+        layers=layers,
+        stack=fused.describe(layers, config),
         inputs=input_table(source, config, names) if config.layer_inputs else None,
     )
 

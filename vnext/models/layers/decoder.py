@@ -108,7 +108,7 @@ def forward(
     steps = layer_steps(kv, batch, config, parallel, params.frequencies, params.local_frequencies)
     residual = embedded(params, batch, parallel) if batch.states is None else batch.states
     is_alone = parallel.world_size == 1 and not batch.adapters and batch.adapted is None
-    if params.stack is not None and params.local_frequencies is None and is_alone:
+    if params.stack is not None and params.local_frequencies is None and params.inputs is None and is_alone:
         turning = next((step for step in steps if step.cosine is not None), steps[0])
         found = fused.run(params.stack, residual, params.norm, kv, batch, turning)
         if found is not None:

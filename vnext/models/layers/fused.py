@@ -20,12 +20,12 @@ from vnext.kernels.cpu.native import ACTIVATIONS, CACHE_KINDS, KINDS, Kind
 from vnext.kernels.cpu.packed import HEAD_DIM_MAX, Packed, PackedExperts
 from vnext.kernels.cpu.stack import Caches, Stack, StackLayer
 from vnext.kernels.mxint8 import head_dim_of
-from vnext.models.config.model_config import ModelConfig
+from vnext.models.config.model_config import ModelConfig, without_windows
 from vnext.models.layers.batch import ForwardBatch
 from vnext.models.layers.decoder_params import LayerParams, Mixing
 from vnext.models.layers.kv_cache import KvCache, KvPairs, kv_groups
 from vnext.models.layers.latent import EPS, LatentAttention
-from vnext.models.layers.layers import Attention, GatedMlp, LayerNorm, Linear, Norm, PlainMlp, SparseMlp, Step
+from vnext.models.layers.layers import Attention, GatedMlp, LayerNorm, Linear, Norm, PlainMlp, ReadingAttention, SparseMlp, Step
 from vnext.models.layers.recurrent import DeltaNet, Mamba, Recurring, ShortConvolution
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ WIDTHS = range(2, 5)
 
 def describe(layers: tuple[LayerParams, ...], config: ModelConfig) -> Stack | None:
     """The layers as the kernels see them; None where they must run one by one."""
-    if config.has_unlike_layers or config.encoder is not None:
+    if config.streams is not None or config.encoder is not None:
         return None
     if config.recurrent is not None and (config.recurrent.width not in WIDTHS or config.recurrent.beside is not None):
         return None
@@ -89,14 +89,15 @@ def caches_of(stack: Stack, norm: Array, kv: KvCache, pools: Sequence[tuple[Arra
     """The cache, and the pools of recurrent layers, as the kernels see them beside these layers and the norm behind them; None
     where they do not take it."""
     keys = kv[0][0]
-    kv_heads, head_dim = keys.shape[1], head_dim_of(keys)
-    kind = CACHE_KINDS[keys.dtype]
+    head_dim, kind = head_dim_of(keys), CACHE_KINDS[keys.dtype]
+    sizes = {head_dim_of(each) for each, _ in kv}
     if kind not in (stack.kind, Kind.INT8) or KINDS[norm.dtype] is not _norm_kind(stack):
         return None
-    if head_dim > HEAD_DIM_MAX or head_dim % 2:
+    if any(size > HEAD_DIM_MAX or size % 2 for size in sizes):
         return None
     places = (kv if isinstance(kv, KvPairs) else KvPairs(kv)).places
-    if places is None or stack.head_count(kv_heads, head_dim) % kv_heads:
+    heads = stack.head_count(keys.shape[1], head_dim)
+    if places is None or any(heads % kv_heads for kv_heads in {each.shape[1] for each, _ in kv}):
         return None
     if any(layer.recurring for layer in stack.layers):
         places = _with_pools(stack, places, pools)
@@ -117,10 +118,15 @@ def _is_common(layer: LayerParams, activation: str) -> bool:
         return False
     if isinstance(layer.mlp, GatedMlp) and layer.mlp.cutoff is not None:
         return False
-    if isinstance(layer.mlp, SparseMlp) and not _are_common(layer.mlp, activation):
+    experts = experts_of(layer)
+    if experts is not None and not _are_common(experts, activation):
         return False
     wide = _wide_of(layer)
-    mixing = (layer.attention.qkv if isinstance(layer.attention, Attention) else layer.attention.inner, layer.attention.output)
+    mixing = (first_of(layer.attention), layer.attention.output)
+    if layer.added is not None and layer.added.narrow is not None:
+        narrow = layer.added.narrow
+        if not _is_plain(narrow.gate) or not _is_plain(narrow.projection):
+            return False
     beside = (layer.attention.beside,) if isinstance(layer.attention, DeltaNet) else ()
     beside += (layer.attention.query,) if isinstance(layer.attention, LatentAttention) and layer.attention.query else ()
     if not all(isinstance(each.weight, Packed) for each in (*mixing, *beside, *wide)):
@@ -130,6 +136,25 @@ def _is_common(layer: LayerParams, activation: str) -> bool:
     plain, may_gate = (*mixing, *beside, *wide[1:]), wide and wide[0].bias is None and not isinstance(layer.mlp, PlainMlp)
     gates = ("", activation) if may_gate else ("",)
     return all(not each.weight.linear.gate for each in plain) and all(each.weight.linear.gate in gates for each in wide[:1])
+
+
+def _is_plain(layer: Linear) -> bool:
+    """Whether the kernels packed its weight, without a gate, and it has no bias."""
+    return isinstance(layer.weight, Packed) and not layer.weight.linear.gate and layer.bias is None
+
+
+def first_of(attention: Mixing) -> Linear:
+    """The product with a layer's input."""
+    if isinstance(attention, ReadingAttention):
+        return attention.query
+    return attention.qkv if isinstance(attention, Attention) else attention.inner
+
+
+def experts_of(layer: LayerParams) -> SparseMlp | None:
+    """A layer's experts, in the place of its MLP or beside it."""
+    if layer.beside is not None:
+        return layer.beside.experts
+    return layer.mlp if isinstance(layer.mlp, SparseMlp) else None
 
 
 def _has_heads(attention: LatentAttention) -> bool:
@@ -165,7 +190,7 @@ def parts_of(norm: Norm | None) -> tuple[Array | None, Array | None]:
 
 
 def _products_of(layer: LayerParams) -> tuple[Any, ...]:
-    return tuple(each.weight for each in (layer.attention.qkv, layer.attention.output, *_wide_of(layer)))
+    return tuple(each.weight for each in (first_of(layer.attention), layer.attention.output, *_wide_of(layer)))
 
 
 def _turns(layer: int, window: int, config: ModelConfig) -> int:
@@ -177,7 +202,7 @@ def _turns(layer: int, window: int, config: ModelConfig) -> int:
 
 def _describe_layer(layer: LayerParams, at: int, window: int, group: int, config: ModelConfig) -> StackLayer:
     attention, form, attends = layer.attention, config.form, isinstance(layer.attention, Attention)
-    given = attention.qkv if attends else attention.inner
+    given, reads = first_of(attention), isinstance(attention, ReadingAttention)
     attention_norm = parts_of(layer.attention_norm)
     mlp_norm = attention_norm if form.is_parallel and layer.mlp_norm is None else parts_of(layer.mlp_norm)
     return StackLayer(
@@ -187,7 +212,7 @@ def _describe_layer(layer: LayerParams, at: int, window: int, group: int, config
         output_bias=attention.output.bias,
         attention_norm=attention_norm[0],
         mlp_norm=mlp_norm[0],
-        query_norm=attention.q_norm if attends else None,
+        query_norm=attention.q_norm if attends or reads else None,
         key_norm=attention.k_norm if attends else None,
         after_attention_norm=layer.after_attention_norm,
         after_mlp_norm=layer.after_mlp_norm,
@@ -206,36 +231,53 @@ def _describe_layer(layer: LayerParams, at: int, window: int, group: int, config
         norms_turned=form.head_norms == "turned",
         sinks=attention.sinks if attends else None,
         head_norm_kind=_head_norm_kind(attention),
+        head_dim=(config if window else without_windows(config)).head_dim,
+        reads=reads,
+        value_norm=attention.v_norm if attends else None,
         norms_joined=config.head_count * config.head_dim if form.head_norms == "all" else 0,
         **_widening(layer, config),
+        **_beside_and_added(layer, at),
     )
 
 
 def _head_norm_kind(attention: Mixing) -> Kind:
     """That of the norms of its queries and keys."""
-    if not isinstance(attention, Attention):
+    if not isinstance(attention, (Attention, ReadingAttention)):
         return Kind.FLOAT32
-    kind = KINDS[attention.qkv.weight.linear.dtype]
+    kind = KINDS[first_of(attention).weight.linear.dtype]
     return kind if attention.q_norm is None else kernel.norm_kind_of(attention.q_norm.dtype, kind)
 
 
 def _widening(layer: LayerParams, config: ModelConfig) -> dict[str, Any]:
     """The fields of a layer's MLP and experts."""
-    mlp, (up, down) = layer.mlp, _wide_of(layer) or (None, None)
+    mlp, experts, (up, down) = layer.mlp, experts_of(layer), _wide_of(layer) or (None, None)
     found = dict.fromkeys(("gate_up", "down", "gate_up_bias", "down_bias"))
     if up is not None and down is not None:
         found = {"gate_up": up.weight.linear, "down": down.weight.linear, "gate_up_bias": up.bias, "down_bias": down.bias}
         found["activation"] = 0 if up.weight.linear.gate else ACTIVATIONS[config.activation]
     if isinstance(mlp, PlainMlp) and mlp.slopes:
         found["above"], found["below"] = mlp.slopes
-    if isinstance(mlp, SparseMlp):
+    if experts is not None:
         assert config.experts is not None
-        found["scores"], found["shared_gate"] = mlp.router.linear, mlp.shared_gate and mlp.shared_gate.linear
-        found["router"] = describe_router(config.experts.router, mlp.router.shape[0], mlp.bias)
-        packed, is_biased = experts_and_biases(mlp.gate_up)[0], isinstance(mlp.gate_up, BiasedExperts)
-        found["experts"] = describe_experts(mlp.gate_up, mlp.down, packed.first, config.activation if is_biased else "")
-        found["scores_bias"], found["share_scales"] = mlp.score_bias, mlp.share_scales
+        found["scores"], found["shared_gate"] = experts.router.linear, experts.shared_gate and experts.shared_gate.linear
+        found["router"] = describe_router(config.experts.router, experts.router.shape[0], experts.bias)
+        packed, is_biased = experts_and_biases(experts.gate_up)[0], isinstance(experts.gate_up, BiasedExperts)
+        found["experts"] = describe_experts(experts.gate_up, experts.down, packed.first, config.activation if is_biased else "")
+        found["scores_bias"], found["share_scales"] = experts.score_bias, experts.share_scales
     return found
+
+
+def _beside_and_added(layer: LayerParams, at: int) -> dict[str, Any]:
+    """The fields of norms around experts beside an MLP, and of what the layer adds behind it."""
+    norms = ("router_norm", "experts_norm", "after_shared_norm", "after_experts_norm")
+    found = dict(zip(norms, layer.beside[1:])) if layer.beside else {}
+    if layer.added is None:
+        return found
+    if layer.added.narrow is not None:
+        gate, projection, norm = layer.added.narrow
+        found |= {"own_gate": gate.weight.linear, "own_product": projection.weight.linear, "own_norm": norm}
+        found["own_at"] = at * gate.weight.linear.outputs
+    return found | {"stream_scale": layer.added.scale}
 
 
 def _latent(attention: LatentAttention, config: ModelConfig) -> Described:
@@ -273,14 +315,15 @@ def _is_alike(layer: StackLayer, stack: Stack) -> bool:
     wide = () if layer.gate_up is None or layer.down is None else (layer.gate_up, layer.down)
     fields: tuple[Any, ...] = (layer.qkv, layer.output, *wide)
     sizes = layer.qkv.inputs == layer.output.outputs == stack.hidden
-    sizes = sizes and (layer.recurring is not None or layer.qkv.outputs == stack.joined + layer.is_gated * layer.output.inputs)
+    is_unlike = layer.recurring is not None or layer.reads or layer.head_dim != stack.head_dim
+    sizes = sizes and (is_unlike or layer.qkv.outputs == stack.joined + layer.is_gated * layer.output.inputs)
     if wide:
         sizes = sizes and wide[0].inputs == wide[1].outputs == stack.hidden
         sizes = sizes and wide[0].width in (wide[1].inputs, 2 * wide[1].inputs)
     biases = [each for each in (layer.qkv_bias, layer.output_bias, layer.gate_up_bias, layer.down_bias) if each is not None]
     norms, own = _norms_of(layer), [norm for norm in (layer.query_norm, layer.key_norm) if norm is not None]
     dense = all(map(is_dense, (*biases, *norms, *own)))
-    heads = len({norm.dtype for norm in own}) < 2 and len(own) != 1
+    heads = len({norm.dtype for norm in own}) < 2 and (layer.reads or len(own) != 1)
     kinds = all(KINDS[field.dtype] is stack.kind for field in (*fields, *biases))
     return sizes and dense and heads and kinds and all(KINDS[norm.dtype] is _norm_kind(stack) for norm in norms)
 
@@ -288,7 +331,8 @@ def _is_alike(layer: StackLayer, stack: Stack) -> bool:
 def _norms_of(layer: StackLayer) -> list[Array]:
     """The norms of the stream that a layer has."""
     around = (layer.attention_norm, layer.mlp_norm, layer.after_attention_norm, layer.after_mlp_norm)
-    return [norm for norm in around if norm is not None]
+    beside = (layer.router_norm, layer.experts_norm, layer.after_experts_norm, layer.after_shared_norm, layer.own_norm)
+    return [norm for norm in (*around, *beside) if norm is not None]
 
 
 def _norm_kind(stack: Stack) -> Kind:

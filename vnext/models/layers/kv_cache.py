@@ -49,7 +49,8 @@ class KvPairs(KvCache):
         """Addresses int64 [2 * layers] of keys and values, one layer after the other, where all have dense blocks at equal
         distances; else None."""
         caches = [cache for pair in self for cache in pair]
-        return np.array([address(cache) for cache in caches], dtype=np.int64) if have_dense_blocks(*caches) else None
+        alike = all(have_dense_blocks(*pair) for pair in self) and len({strides_of(cache)[0] for cache in caches}) == 1
+        return np.array([address(cache) for cache in caches], dtype=np.int64) if alike else None
 
 
 class KvGroups(NamedTuple):

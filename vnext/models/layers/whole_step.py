@@ -14,6 +14,7 @@ import numpy as np
 
 from vnext.kernels.arrays import Array, address, host_dtype, is_dense, strides_of
 from vnext.kernels.cpu import step as kernel
+from vnext.kernels.cpu.experts import Described
 from vnext.kernels.cpu.native import KINDS, Kind
 from vnext.kernels.cpu.packed import Packed
 from vnext.kernels.cpu.stack import Angles
@@ -22,6 +23,7 @@ from vnext.models.config.rope_config import Rope
 from vnext.models.layers import fused
 from vnext.models.layers.batch import ForwardBatch
 from vnext.models.layers.kv_cache import KvCache, kv_groups
+from vnext.models.layers.layer_inputs import InputTable
 from vnext.models.layers.rope import query_factors, rotary_angles
 from vnext.models.layers.sharding import Parallel
 
@@ -121,7 +123,7 @@ class WholeStep:
     def _groups_of(self, batch: ForwardBatch) -> np.ndarray | None:
         """As StepArrays has them. The batch keeps the arrays."""
         places = [(address(slots), address(table), strides_of(table)[0]) for slots, table in batch.groups]
-        assert 1 + len(places) == self._model.group_count, "a batch of other groups of layers"
+        assert 1 + len(places) == len(self._model.kv_head_counts), "a batch of other groups of layers"
         return np.array(places, dtype=np.int64) if places else None
 
     def _with_angles(self, position_count: int) -> kernel.DescribedModel:
@@ -145,16 +147,16 @@ def whole_step(
         return None
     if not _has_plain_ends(params, config, parallel.world_size) or not _can_be_summed(parallel, slots):
         return None
-    local, last_norm = params.local_frequencies, fused.parts_of(params.norm)
+    last_norm = fused.parts_of(params.norm)
     caches = fused.caches_of(params.stack, last_norm[0], kv, pools)
-    if caches is None or (local is not None and len(local) != len(params.frequencies)):
+    if caches is None:
         return None
     (_, kv_heads, block_size, _), head_dim = kv[0][0].shape, caches.head_dim
     model = kernel.StepModel(
         stack=params.stack,
         caches=caches,
         head_count=params.stack.head_count(kv_heads, head_dim),
-        kv_head_count=kv_heads,
+        kv_head_counts=_kv_head_counts(kv, config),
         block_size=block_size,
         last_norm=last_norm,
         embedding=params.embedding.linear if isinstance(params.embedding, Packed) else params.embedding,
@@ -167,10 +169,26 @@ def whole_step(
         logits_scale=config.form.logits_scale,
         logits_cap=config.logits_softcap,
         places=params.positions,
-        group_count=len(kv_groups(config).windows),
+        inputs=_inputs_of(params.inputs, parallel.rank),
         ranks=_ranks_of(parallel),
     )
     return WholeStep(model, _frequencies_of(params, config), config.form.query_growth, _adapted_stack(params, slots))
+
+
+def _kv_head_counts(kv: KvCache, config: ModelConfig) -> np.ndarray:
+    """Those of each group of layers, int64."""
+    groups = kv_groups(config)
+    return np.array([kv[groups.group_of.index(group)][0].shape[1] for group in range(len(groups.windows))], dtype=np.int64)
+
+
+def _inputs_of(inputs: InputTable | None, rank: int) -> Described | None:
+    """What tokens give to layers, as the kernels see it."""
+    if inputs is None:
+        return None
+    table = inputs.table.linear if isinstance(inputs.table, Packed) else inputs.table
+    scales = inputs.scale, inputs.projection_scale, inputs.sum_scale
+    first = rank * inputs.table.shape[0]
+    return kernel.describe_inputs(table, first, inputs.known, inputs.projection.linear, inputs.norm, scales)
 
 
 def _frequencies_of(params: Any, config: ModelConfig) -> list[tuple[np.ndarray, Rope]]:
@@ -182,7 +200,7 @@ def _frequencies_of(params: Any, config: ModelConfig) -> list[tuple[np.ndarray, 
 
 def _goes_with(config: ModelConfig, slots: Slots | None, pools: Sequence[tuple[Array, ...]]) -> bool:
     """Whether adapters find none but dense layers that attend, and recurrent layers their pools."""
-    is_other = any((config.experts, config.recurrent, config.latent))
+    is_other = any((config.experts, config.recurrent, config.latent, config.has_unlike_layers))
     return not (is_other and slots is not None) and (config.recurrent is None or bool(pools))
 
 
@@ -212,11 +230,18 @@ def _can_be_summed(parallel: Parallel, slots: Slots | None) -> bool:
 
 def _has_plain_ends(params: Any, config: ModelConfig, rank_count: int) -> bool:
     """Whether the kernels look up the embedding and multiply by the head as they are."""
-    embedding, head, kind = params.embedding, params.head, params.stack.kind
+    embedding, head, kind, inputs = params.embedding, params.head, params.stack.kind, params.inputs
+    if inputs is not None and not (_is_table(inputs.table, kind) and isinstance(inputs.projection, Packed)):
+        return False
+    if params.embedding_norm is not None:
+        return False
     if not isinstance(head, Packed) or head.linear.gate or head.shape[0] != -(-config.vocab_size // rank_count):
         return False
-    if KINDS[head.linear.dtype] is not kind:
-        return False
-    if isinstance(embedding, Packed):
-        return KINDS[embedding.linear.dtype] is kind
-    return hasattr(embedding, "dtype") and is_dense(embedding) and KINDS[embedding.dtype] is kind
+    return KINDS[head.linear.dtype] is kind and _is_table(embedding, kind)
+
+
+def _is_table(table: object, kind: Kind) -> bool:
+    """Whether the kernels look up its rows, of this kind."""
+    if isinstance(table, Packed):
+        return KINDS[table.linear.dtype] is kind
+    return hasattr(table, "dtype") and is_dense(table) and KINDS[table.dtype] is kind

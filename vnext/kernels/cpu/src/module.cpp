@@ -257,16 +257,15 @@ void do_experts(int kind, const Experts *experts, const void *x, int64_t rows, i
 }
 
 void do_stack(int kind, int norm_kind, int cache_kind, const void *layers, const void *caches, int64_t layer_count, int64_t block_stride,
-              const void *last_norm, const float *last_norm_bias, const AttentionPlan *plan, int64_t tokens, int64_t hidden, int64_t head_dim,
-              int64_t rotated_dim, float eps, float scale, float cap, const float *cosine, const float *sine,
+              const void *last_norm, const float *last_norm_bias, const AttentionPlan *plan, int64_t tokens, int64_t hidden, int64_t rotated_dim, float eps, float scale, float cap, const float *cosine, const float *sine,
               const int64_t *slots, const int64_t *sample_at, int64_t samples, void *residual, void *result,
               const int64_t *aux_layers, int64_t aux_count, void *aux, const float *query_factors) {
     const WithoutLock apart(true);
     const StackPlaces places{plan, slots};
-    const Angles angles{cosine, sine};
+    const Angles angles{cosine, sine, rotated_dim};
     run_stack({kind, norm_kind, cache_kind, static_cast<const StackLayer *>(layers), static_cast<const StackCache *>(caches), layer_count,
-               block_stride, last_norm, last_norm_bias, &places, tokens, hidden, head_dim, rotated_dim, eps, scale, cap, &angles,
-               sample_at, samples, nullptr, nullptr, residual, result, {aux_layers, aux_count, aux}, nullptr, {}, query_factors});
+               block_stride, last_norm, last_norm_bias, &places, tokens, hidden, eps, scale, cap, &angles,
+               sample_at, samples, nullptr, nullptr, residual, result, {aux_layers, aux_count, aux}, nullptr, {}, query_factors, nullptr, 0});
 }
 
 /* Calls a function of Python with numbers, by a thread that has given the lock away for the time being. */
@@ -369,7 +368,7 @@ PyMethodDef methods[] = {
     VNX_ENTRY("route_rows", do_route, "route_rows(router, scores, rows, shares, ids)"),
     VNX_ENTRY("run_experts", do_experts, "run_experts(kind, experts, x, rows, hidden, k, shares, ids, result)"),
     VNX_ENTRY("run_stack", do_stack,
-             "run_stack(kind, norm_kind, cache_kind, layers, caches, layer_count, block_stride, last_norm, last_norm_bias, plan, tokens, hidden, head_dim, "
+             "run_stack(kind, norm_kind, cache_kind, layers, caches, layer_count, block_stride, last_norm, last_norm_bias, plan, tokens, hidden, "
              "rotated_dim, eps, scale, cap, cosine, sine, slots, sample_at, samples, residual, result, aux_layers, aux_count, aux, query_factors)"),
     VNX_ENTRY("run_step", do_step, "run_step(model, step) -> whether all positions have angles, and all is done"),
     VNX_ENTRY("sample_step", do_sample_step, "sample_step(model, step): the sampling of a step with masks that ran"),
@@ -388,6 +387,7 @@ PyMethodDef methods[] = {
 #define VNX_LATENTS(type, name) VNX_PLACE(Latent, name)
 #define VNX_LAYER(type, name) VNX_PLACE(StackLayer, name)
 #define VNX_MODEL(type, name) VNX_PLACE(StepModel, name)
+#define VNX_INPUT(type, name) VNX_PLACE(Inputs, name)
 #define VNX_STEP(type, name) VNX_PLACE(StepArrays, name)
 #define VNX_BLOCKS(name) CONSTANT(BLOCK_##name)
 #define VNX_TRACED(type, name) VNX_PLACE(TracedCall, name)
@@ -407,6 +407,7 @@ const Constant constants[] = {
     VNX_RECURRING(VNX_RECURS) VNX_PLACES(Recurring)
     VNX_LATENT(VNX_LATENTS) VNX_PLACES(Latent)
     VNX_STACK_LAYER(VNX_LAYER) VNX_PLACES(StackLayer)
+    VNX_INPUTS(VNX_INPUT) VNX_PLACES(Inputs)
     VNX_STEP_MODEL(VNX_MODEL) VNX_PLACES(StepModel)
     VNX_STEP_ARRAYS(VNX_STEP) VNX_PLACES(StepArrays)
     VNX_TRACED_CALL(VNX_TRACED) VNX_PLACES(TracedCall)

@@ -83,6 +83,10 @@ void scale(int kind, int64_t rows, int64_t width, int64_t stride, const float *f
 
 void scale_rows(int kind, int64_t rows, int64_t width, float factor, void *x) { scale(kind, rows, width, width, &factor, 0, x); }
 
+void scale_by(int kind, int64_t rows, int64_t width, const void *factor, void *x) {
+    scale_rows(kind, rows, width, kind == FLOAT32 ? *static_cast<const float *>(factor) : widened(*static_cast<const uint16_t *>(factor)), x);
+}
+
 void scale_each(int kind, int64_t rows, int64_t width, int64_t stride, const float *factors, void *x) {
     scale(kind, rows, width, stride, factors, 1, x);
 }
@@ -107,6 +111,21 @@ void add(int kind, int64_t rows, int64_t width, const void *from, int64_t stride
 void add_rows(int kind, int64_t rows, int64_t width, const void *from, void *to) { add(kind, rows, width, from, width, to); }
 
 void add_bias(int kind, int64_t rows, int64_t width, const void *bias, void *to) { add(kind, rows, width, bias, 0, to); }
+
+void multiply_rows(int kind, int64_t rows, int64_t width, const void *from, int64_t stride, const int64_t *at, void *to) {
+    for_rows(rows, width, [&](int64_t first, int64_t last) {
+        for (int64_t row = first; row < last; ++row) {
+            const int64_t place = (at == nullptr ? row : at[row]) * stride;
+            for (int64_t i = 0; i < width; ++i)
+                if (kind == FLOAT32) {
+                    static_cast<float *>(to)[row * width + i] *= static_cast<const float *>(from)[place + i];
+                } else {
+                    uint16_t *product = static_cast<uint16_t *>(to) + row * width + i;
+                    *product = rounded(widened(*product) * widened(static_cast<const uint16_t *>(from)[place + i]));
+                }
+        }
+    });
+}
 
 template <typename Element>
 void part_row(Element *row, const PairsCall &call) {

@@ -20,10 +20,14 @@ void rotary_kv_write(int kind, int64_t tokens, const RotaryCall &call);
 void soft_cap(int64_t rows, int64_t width, float cap, float *x);
 /* x [rows, width], FLOAT32 or BFLOAT16, times a factor, in place. */
 void scale_rows(int kind, int64_t rows, int64_t width, float factor, void *x);
+/* The same with a factor of the rows' kind. */
+void scale_by(int kind, int64_t rows, int64_t width, const void *factor, void *x);
 /* x [rows, width], FLOAT32 or BFLOAT16 and `stride` apart, each row times a factor of its own, in place. */
 void scale_each(int kind, int64_t rows, int64_t width, int64_t stride, const float *factors, void *x);
 /* to [rows, width] += from, FLOAT32 or BFLOAT16. */
 void add_rows(int kind, int64_t rows, int64_t width, const void *from, void *to);
+/* to [rows, width] *= from, whose rows are `stride` apart: row r is `at`[r], or r where that is null. */
+void multiply_rows(int kind, int64_t rows, int64_t width, const void *from, int64_t stride, const int64_t *at, void *to);
 /* to [rows, width] += bias [width] in each row, both of this kind. */
 void add_bias(int kind, int64_t rows, int64_t width, const void *bias, void *to);
 /* Of each head's first `turning` channels, pairs of neighbours become pairs of halves, in place. Rows of FLOAT32 or BFLOAT16 begin

@@ -6,76 +6,13 @@
 
 #include "linear/linear.h"
 #include "rows/rows.h"
+#include "step/space.h"
 #include "team.h"
 #include "thin/thin.h"
 #include "traced.h"
 
 namespace vnx {
 namespace {
-
-int64_t padded(int64_t bytes) { return (bytes + 4095) / 4096 * 4096; }
-
-/* What lies between the operations of a layer; no two of one name are needed at once. Rows are dense. */
-struct Space {
-    void *joined_or_wide, *query_or_mixed, *seen_or_normed;
-    void *picked_query, *picked_residual;
-    void *apart; /* gate and up, which adapters change, or a bias, before they meet */
-    float *sums; /* of this rank's inputs of a product whose inputs the ranks share */
-    void *shared; /* what an MLP beside experts gives */
-    void *beside; /* the second product of a recurring or a latent layer, or the gates of queries */
-    void *picked_gates;
-};
-
-/* `inner_width`: of what stands between a layer's products. */
-struct Sizes {
-    int64_t element, query_width, joined_width, wide_width, inner_width, beside_width;
-};
-
-Sizes sizes_of(const StackCall &call) {
-    const AttentionPlan &plan = *call.places->plan;
-    Sizes sizes{call.kind == FLOAT32 ? 4 : 2, plan.heads * call.head_dim, 0, 0, 0, 0};
-    sizes.inner_width = sizes.query_width;
-    for (int64_t i = 0; i < call.layer_count; ++i) {
-        const StackLayer &layer = call.layers[i];
-        sizes.joined_width = std::max(sizes.joined_width, layer.qkv->out);
-        if (layer.down != nullptr) sizes.wide_width = std::max(sizes.wide_width, layer.down->in);
-        if (layer.is_by_head) sizes.inner_width = std::max(sizes.inner_width, layer.qkv->out);
-        if (layer.is_gated) sizes.beside_width = std::max(sizes.beside_width, sizes.query_width);
-        if (layer.latent != nullptr) {
-            sizes.joined_width = std::max({sizes.joined_width, sizes.query_width + call.head_dim, layer.output->in});
-            sizes.inner_width = std::max(sizes.inner_width, layer.qkv->out);
-            if (layer.latent->query != nullptr) sizes.beside_width = std::max(sizes.beside_width, layer.latent->query->out);
-        }
-        if (layer.recurring == nullptr) continue;
-        sizes.inner_width = std::max({sizes.inner_width, layer.recurring->values(), layer.recurring->channels});
-        if (layer.recurring->beside != nullptr) sizes.beside_width = std::max(sizes.beside_width, layer.recurring->beside->out);
-    }
-    return sizes;
-}
-
-template <typename Question>
-bool has_any(const StackCall &call, const Question &question) {
-    return std::any_of(call.layers, call.layers + call.layer_count, question);
-}
-
-bool has_experts(const StackLayer &layer) { return layer.experts != nullptr; }
-bool has_gate_apart(const StackLayer &layer) { return layer.activation != NO_GATE && layer.gate_up->out != layer.down->in; }
-
-Space take_space(const StackCall &call, const Sizes &sizes) {
-    const auto bytes = [&](int64_t rows, int64_t width) { return padded(rows * width * sizes.element); };
-    const int64_t outer = bytes(call.tokens, std::max(sizes.joined_width, sizes.wide_width)),
-                  inner = bytes(call.tokens, std::max(sizes.inner_width, call.hidden)),
-                  picked_query = bytes(call.samples, sizes.inner_width), kept = bytes(call.samples, call.hidden),
-                  apart = call.part_starts == nullptr && !has_any(call, has_gate_apart) ? 0 : bytes(call.tokens, 2 * sizes.wide_width),
-                  sums = call.sum == nullptr ? 0 : padded(call.tokens * call.hidden * 4),
-                  shared = has_any(call, has_experts) ? bytes(call.tokens, call.hidden) : 0,
-                  beside = bytes(call.tokens, sizes.beside_width), picked_gates = bytes(call.samples, sizes.beside_width);
-    char *memory = static_cast<char *>(
-        scratch(SLOT_STACK, size_t(outer + 2 * inner + picked_query + kept + apart + sums + shared + beside + picked_gates)));
-    char *query = memory + outer, *normed = query + inner, *picked = normed + inner, *residual = picked + picked_query,
-         *changed = residual + kept, *second = changed + apart + sums, *third = second + shared;
-    return {memory, query, normed, picked, residual, changed, reinterpret_cast<float *>(changed + apart), second, third, third + beside};
-}
 
 void round_all(const float *from, int64_t count, int kind, void *to) {
     if (kind == FLOAT32) {
@@ -121,6 +58,8 @@ struct Layer {
 
     const int64_t *part_starts; /* of this layer, or null */
 
+    int64_t queries_width() const { return query_width(call, weights); }
+
     void multiply(Product product, const void *x, int64_t rows, const Packed *weight, const void *bias, void *result) const {
         const bool is_changed = part_starts != nullptr && part_starts[product] < part_starts[product + 1];
         const bool is_gated = weight->gate != NO_GATE;
@@ -157,22 +96,36 @@ struct Layer {
         mix(DOWN, space.joined_or_wide, rows, weights.down, weights.down_bias, mixed);
     }
 
-    /* What the experts give for the normed input, and the MLP beside them. */
-    void choose_experts(int64_t rows) const {
+    /* x by the norm, beside the MLP's input, or that input where there is none. */
+    const void *read(int64_t rows, const void *x, const void *norm) const {
+        if (norm == nullptr) return space.seen_or_normed;
+        norm_rows(call, rows, x, {norm, nullptr}, space.shared);
+        return space.shared;
+    }
+
+    void norm_in_place(int64_t rows, const void *weight, void *x) const {
+        if (weight != nullptr) rms_norm(call.norm_kind, rows, {x, nullptr, weight, x, nullptr, call.hidden, call.hidden, 0, call.eps, 0});
+    }
+
+    /* What the experts give for the normed input, or for the stream by norms of theirs, and the MLP beside them. */
+    void choose_experts(int64_t rows, const void *stream) const {
         const Router &router = *weights.router;
         const int64_t score_bytes = rows * router.count * 4, chosen = rows * router.per_token;
         char *memory = static_cast<char *>(scratch(SLOT_ROUTES, size_t(padded(score_bytes) + chosen * 12)));
         float *scores = reinterpret_cast<float *>(memory);
         int64_t *ids = reinterpret_cast<int64_t *>(memory + padded(score_bytes));
         float *shares = reinterpret_cast<float *>(ids + chosen);
-        linear(space.seen_or_normed, call.hidden, rows, weights.scores, weights.scores_bias, scores, router.count, FLOAT32);
+        const void *routed = read(rows, stream, weights.router_norm);
+        linear(routed, call.hidden, rows, weights.scores, weights.scores_bias, scores, router.count, FLOAT32);
         route_rows(router, scores, rows, shares, ids);
         for (int64_t i = 0; weights.share_scales != nullptr && i < chosen; ++i)
             shares[i] *= weights.share_scales[ids[i]];
-        run_experts(call.kind, *weights.experts, space.seen_or_normed, rows, call.hidden, router.per_token, shares, ids, call.sum,
+        run_experts(call.kind, *weights.experts, read(rows, stream, weights.experts_norm), rows, call.hidden, router.per_token, shares, ids, call.sum,
                     space.query_or_mixed);
+        norm_in_place(rows, weights.after_experts_norm, space.query_or_mixed);
         if (weights.gate_up == nullptr) return;
         widen(rows, space.shared);
+        norm_in_place(rows, weights.after_shared_norm, space.shared);
         if (weights.shared_gate != nullptr) {
             linear(space.seen_or_normed, call.hidden, rows, weights.shared_gate, nullptr, space.joined_or_wide, 1, call.kind);
             GateCall gating{space.joined_or_wide, space.shared, call.hidden, 1, NO_GATE};
@@ -196,9 +149,7 @@ struct Layer {
 
     /* Norm and scale what attention or MLP gave, in its place, where the layer does. */
     void norm_mixed(int64_t rows, const void *weight) const {
-        if (weight != nullptr)
-            rms_norm(call.norm_kind, rows,
-                     {space.query_or_mixed, nullptr, weight, space.query_or_mixed, nullptr, call.hidden, call.hidden, 0, call.eps, 0});
+        norm_in_place(rows, weight, space.query_or_mixed);
         if (weights.residual_scale != 1)
             scale_rows(call.kind, rows, call.hidden, float(weights.residual_scale), space.query_or_mixed);
     }
@@ -209,31 +160,43 @@ struct Layer {
         const AttentionPlan &plan = *places.plan;
         const Angles angles = weights.turns ? call.angles[weights.turns - 1] : Angles{};
         const int64_t turned_at = weights.latent == nullptr ? 0 : weights.latent->rank, width = multiply_into_heads(plan);
+        const int64_t kv_heads = weights.reads ? 0 : plan.kv_heads, head_dim = weights.head_dim;
         if (weights.turns && weights.turns_neighbours) {
             void *first = static_cast<char *>(space.joined_or_wide) + turned_at * sizes.element;
-            part_pairs(call.kind, call.tokens, {first, width, plan.heads + plan.kv_heads, call.head_dim, call.rotated_dim});
+            part_pairs(call.kind, call.tokens, {first, width, plan.heads + kv_heads, head_dim, angles.rotated_dim});
         }
         if (weights.norms_joined != 0) norm_heads_together(plan, width);
         if (call.query_factors != nullptr && weights.latent == nullptr)
-            scale_each(call.kind, call.tokens, sizes.query_width, width, call.query_factors, space.joined_or_wide);
+            scale_each(call.kind, call.tokens, queries_width(), width, call.query_factors, space.joined_or_wide);
+        if (weights.value_norm != nullptr) norm_values(plan, width);
         const bool norms = weights.query_norm != nullptr && weights.norms_joined == 0;
         rotary_kv_write(norms ? int(weights.head_norm_kind) : call.kind, call.tokens,
                         {space.joined_or_wide, norms ? weights.query_norm : nullptr, norms ? weights.key_norm : nullptr, angles.cosine, angles.sine, places.slots,
-                         cache.keys, values(), space.query_or_mixed, width, plan.heads, plan.kv_heads, call.head_dim,
-                         weights.turns ? call.rotated_dim : 0, plan.block_size, call.block_stride, call.eps, 0, call.cache_kind,
+                         cache.keys, values(), space.query_or_mixed, width, plan.heads, kv_heads, head_dim, angles.rotated_dim, plan.block_size, call.block_stride, call.eps, 0, call.cache_kind,
                          turned_at, weights.norms_turned != 0});
+    }
+
+    /* Each head's values, in their place. */
+    void norm_values(const AttentionPlan &plan, int64_t width) const {
+        char *first = static_cast<char *>(space.joined_or_wide) + (queries_width() + plan.kv_heads * weights.head_dim) * sizes.element;
+        for (int64_t head = 0; head < plan.kv_heads; ++head) {
+            char *values = first + head * weights.head_dim * sizes.element;
+            NormCall norm{values, nullptr, weights.value_norm, values, nullptr, weights.head_dim, width, 0, call.eps, 0};
+            norm.normed_stride = width;
+            rms_norm(int(weights.head_norm_kind), call.tokens, norm);
+        }
     }
 
     /* Queries and keys, before they turn. Ranks that share a key head count it once each. */
     void norm_heads_together(const AttentionPlan &plan, int64_t width) const {
         std::vector<float> squares(size_t(2 * call.tokens));
-        const int64_t ranks = weights.norms_joined / sizes.query_width;
-        char *keys = static_cast<char *>(space.joined_or_wide) + sizes.query_width * sizes.element;
+        const int64_t ranks = weights.norms_joined / queries_width();
+        char *keys = static_cast<char *>(space.joined_or_wide) + queries_width() * sizes.element;
         const bool is_wide = weights.head_norm_kind == BFLOAT16_WIDE_NORM;
         const HeadsCall parts[] = {
-            {space.joined_or_wide, width, plan.heads, call.head_dim, squares.data(), 2, weights.norms_joined, weights.query_norm, is_wide,
+            {space.joined_or_wide, width, plan.heads, weights.head_dim, squares.data(), 2, weights.norms_joined, weights.query_norm, is_wide,
              call.eps},
-            {keys, width, plan.kv_heads, call.head_dim, squares.data() + 1, 2, plan.kv_heads * call.head_dim * ranks, weights.key_norm,
+            {keys, width, plan.kv_heads, weights.head_dim, squares.data() + 1, 2, plan.kv_heads * weights.head_dim * ranks, weights.key_norm,
              is_wide, call.eps}};
         for (const HeadsCall &part : parts)
             sum_squares(call.kind, call.tokens, part);
@@ -251,14 +214,14 @@ struct Layer {
         if (weights.latent == nullptr) return weights.qkv->out;
         place_latent(call.kind, *weights.latent,
                      {joined, weights.qkv->out, call.tokens, space.seen_or_normed, space.beside, space.joined_or_wide, call.query_factors});
-        return sizes.query_width + call.head_dim;
+        return queries_width() + weights.head_dim;
     }
 
     void *values() const { return weights.latent == nullptr ? cache.values : cache.keys; }
 
     /* Queries come with a gate behind each: the gates go beside, queries, keys and values one behind the other. */
     void part_gates(const AttentionPlan &plan) const {
-        const int64_t head = call.head_dim * sizes.element, width = weights.qkv->out * sizes.element;
+        const int64_t head = weights.head_dim * sizes.element, width = weights.qkv->out * sizes.element;
         for (int64_t token = 0; token < call.tokens; ++token) {
             char *row = static_cast<char *>(space.joined_or_wide) + token * width;
             char *gates = static_cast<char *>(space.beside) + token * plan.heads * head;
@@ -272,7 +235,7 @@ struct Layer {
 
     /* Heads come with query, key and value side by side: all queries come first, then all keys, then all values. */
     void part_heads(const AttentionPlan &plan) const {
-        const int64_t head = call.head_dim * sizes.element, width = weights.qkv->out * sizes.element;
+        const int64_t head = weights.head_dim * sizes.element, width = weights.qkv->out * sizes.element;
         for (int64_t at = 0; at < call.tokens * width; at += width)
             for (int64_t i = 0; i < 3 * plan.heads; ++i)
                 std::memcpy(static_cast<char *>(space.joined_or_wide) + at + (i % 3 * plan.heads + i / 3) * head,
@@ -296,7 +259,7 @@ struct Layer {
         attention.key_cache = cache.keys;
         attention.value_cache = values();
         attention.result = space.seen_or_normed;
-        attention.head_dim = call.head_dim;
+        attention.head_dim = weights.head_dim;
         attention.block_stride = call.block_stride;
         attention.window = weights.window;
         attention.scale = call.scale;
@@ -305,9 +268,9 @@ struct Layer {
         attention.cache_kind = call.cache_kind;
         run_attention(call.kind, plan, attention);
         if (!weights.is_gated) return;
-        GateCall gating{gates, space.seen_or_normed, sizes.query_width, sizes.query_width, NO_GATE};
+        GateCall gating{gates, space.seen_or_normed, queries_width(), queries_width(), NO_GATE};
         gating.others = space.seen_or_normed;
-        gating.others_stride = sizes.query_width;
+        gating.others_stride = queries_width();
         gate_and_mul(call.kind, rows, gating);
     }
 
@@ -318,8 +281,24 @@ struct Layer {
         attend(*call.places[weights.group].plan, space.query_or_mixed, space.beside, call.tokens);
     }
 
-    /* From what was seen to the next layer's normed input. */
-    void finish(const void *seen, int64_t rows, void *residual, const Norm &next_norm, void *next) const {
+    /* The stream, with what the layer's own inputs give by a narrow gate, scaled. `tokens`: of the rows, null for all. */
+    void add_own(int64_t rows, const int64_t *tokens, void *residual) const {
+        if (weights.own_gate != nullptr) {
+            const int64_t width = weights.own_gate->out;
+            void *gates = space.joined_or_wide;
+            linear(residual, call.hidden, rows, weights.own_gate, nullptr, gates, width, call.kind);
+            activate(call.kind, rows, {gates, gates, width, width, GELU_TANH}, nullptr, nullptr);
+            multiply_rows(call.kind, rows, width, static_cast<const char *>(call.own) + weights.own_at * sizes.element, call.own_width,
+                          tokens, gates);
+            linear(gates, width, rows, weights.own_product, nullptr, space.query_or_mixed, call.hidden, call.kind);
+            norm_in_place(rows, weights.own_norm, space.query_or_mixed);
+            add_rows(call.kind, rows, call.hidden, space.query_or_mixed, residual);
+        }
+        if (weights.stream_scale != nullptr) scale_by(call.kind, rows, call.hidden, weights.stream_scale, residual);
+    }
+
+    /* From what was seen to the next layer's normed input. `tokens`: of the rows, null for all. */
+    void finish(const void *seen, int64_t rows, const int64_t *tokens, void *residual, const Norm &next_norm, void *next) const {
         if (weights.latent != nullptr) latent_values(call.kind, *weights.latent, seen, rows, space.joined_or_wide);
         const void *given = weights.latent == nullptr ? seen : space.joined_or_wide;
         mix(OUTPUT, given, rows, weights.output, weights.output_bias, space.query_or_mixed);
@@ -334,9 +313,13 @@ struct Layer {
         if (weights.experts == nullptr)
             widen(rows, space.query_or_mixed);
         else
-            choose_experts(rows);
+            choose_experts(rows, residual);
         norm_mixed(rows, weights.after_mlp_norm);
-        add_and_norm(rows, space.query_or_mixed, residual, next_norm, next);
+        if (weights.own_gate == nullptr && weights.stream_scale == nullptr)
+            return add_and_norm(rows, space.query_or_mixed, residual, next_norm, next);
+        add_rows(call.kind, rows, call.hidden, space.query_or_mixed, residual);
+        add_own(rows, tokens, residual);
+        norm_rows(call, rows, residual, next_norm, next);
     }
 
     /* The last layer: the sampled rows alone, once keys, values and states are written. */
@@ -350,11 +333,11 @@ struct Layer {
             pick(seen, weights.recurring->values(), space.picked_query);
             seen = space.picked_query;
         } else {
-            pick(space.query_or_mixed, sizes.query_width, space.picked_query);
-            if (weights.is_gated) pick(space.beside, sizes.query_width, space.picked_gates);
+            pick(space.query_or_mixed, queries_width(), space.picked_query);
+            if (weights.is_gated) pick(space.beside, queries_width(), space.picked_gates);
             attend(*plan_of_some(plan, call.sample_at, call.samples), space.picked_query, space.picked_gates, call.samples);
         }
-        finish(seen, call.samples, space.picked_residual, norm_before(call, call.layer_count), call.result);
+        finish(seen, call.samples, call.sample_at, space.picked_residual, norm_before(call, call.layer_count), call.result);
     }
 
     void pick(const void *rows, int64_t width, void *picked) const {
@@ -394,7 +377,7 @@ void run_stack(const StackCall &call) {
             continue;
         }
         layer.mix_tokens();
-        layer.finish(space.seen_or_normed, call.tokens, call.residual, norm_before(call, i + 1), space.seen_or_normed);
+        layer.finish(space.seen_or_normed, call.tokens, nullptr, call.residual, norm_before(call, i + 1), space.seen_or_normed);
     }
     keep_input(call, call.layer_count, sizes.element);
     if (is_whole)

@@ -24,7 +24,11 @@ namespace vnx {
    within, which has a gate if `down` takes half of what it gives; `above` and `below` are numbers of XIELU. `norms_turned`: the norms
    of queries and keys come behind their turn, and `norms_joined`: over all heads at once, of `query_heads` on all ranks, with weights
    of all heads here. `shared_gate` is that of the MLP beside experts, or null.
-   `sinks` [heads] are as in AttentionCall; `scores_bias` and `share_scales` [experts], of scores and of shares, may be null. */
+   `sinks` [heads] are as in AttentionCall; `scores_bias` and `share_scales` [experts], of scores and of shares, may be null. A layer
+   that `reads` another one's cache has queries alone in `qkv`. `value_norm` is that of each head's values. With `router_norm` the router
+   and, by `experts_norm`, the experts read the stream; what they give and what the MLP beside them gives have the norms behind each.
+   `own_gate` and `own_product`, with a norm behind, are of the inputs that tokens give to this layer, from `own_at` on in a row of
+   StackCall's; `stream_scale` [1] multiplies what the layer leaves. All these may be null. */
 #define VNX_STACK_LAYER(X)                                                                                          \
     X(const Packed *, qkv) X(const Packed *, output) X(const Packed *, gate_up) X(const Packed *, down)             \
     X(const void *, qkv_bias) X(const void *, output_bias) X(const void *, down_bias)                               \
@@ -36,7 +40,11 @@ namespace vnx {
     X(const float *, attention_norm_bias) X(const float *, mlp_norm_bias) X(const void *, gate_up_bias)            \
     X(int64_t, activation) X(const float *, above) X(const float *, below) X(int64_t, is_parallel) X(int64_t, is_by_head) \
     X(int64_t, norms_turned) X(int64_t, norms_joined) X(const Packed *, shared_gate) X(const float *, sinks)       \
-    X(const float *, scores_bias) X(const float *, share_scales) X(int64_t, head_norm_kind)
+    X(const float *, scores_bias) X(const float *, share_scales) X(int64_t, head_norm_kind)  \
+    X(int64_t, head_dim) X(int64_t, reads) X(const void *, value_norm) X(const void *, router_norm)                 \
+    X(const void *, experts_norm) X(const void *, after_experts_norm) X(const void *, after_shared_norm)            \
+    X(const Packed *, own_gate) X(const Packed *, own_product) X(const void *, own_norm) X(int64_t, own_at)         \
+    X(const void *, stream_scale)
 struct StackLayer {
     VNX_STACK_LAYER(VNX_FIELD)
 };
@@ -67,14 +75,15 @@ struct StackPlaces {
 /* As in RotaryCall. */
 struct Angles {
     const float *cosine, *sine;
+    int64_t rotated_dim;
 };
 
 /* residual [tokens, hidden] is used up; result [samples, hidden] holds the rows `sample_at` after the last norm. `places` has one
-   entry for each group of layers, and all plans have the same heads. All arrays are of one `kind`, norms of `norm_kind`: the same,
+   entry for each group of layers, and all plans have the same query heads. All arrays are of one `kind`, norms of `norm_kind`: the same,
    or BFLOAT16_WIDE_NORM. What adapters add to product p of layer i are the parts from
    part_starts[PRODUCT_COUNT * i + p] to the next; `part_starts` is null where no token has an adapter. `sum` joins what the ranks
    have of a layer's outputs, in float32, before they are rounded and have their bias. Null for one rank alone. `query_factors` [tokens]
-   multiply queries before they turn, or null. */
+   multiply queries before they turn, or null. `own` [tokens, own_width] is what tokens give to layers. */
 struct StackCall {
     int kind, norm_kind, cache_kind;
     const StackLayer *layers;
@@ -83,7 +92,7 @@ struct StackCall {
     const void *last_norm;
     const float *last_norm_bias; /* of a layer norm, or null */
     const StackPlaces *places;
-    int64_t tokens, hidden, head_dim, rotated_dim;
+    int64_t tokens, hidden;
     float eps, scale, cap;
     const Angles *angles;
     const int64_t *sample_at;
@@ -95,6 +104,8 @@ struct StackCall {
     const SumRanks *sum;
     StateRows states; /* of recurring layers */
     const float *query_factors;
+    const void *own;
+    int64_t own_width;
 };
 
 /* In the last layer only the sampled rows go on once keys and values are written, unless there are adapters or its output is kept. */

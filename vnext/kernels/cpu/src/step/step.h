@@ -9,20 +9,30 @@
 
 namespace vnx {
 
+/* What tokens give to layers, as InputTable in vnext/models/layers/layer_inputs.py has it: rows of a table, packed or of the activations'
+   kind, for `known` tokens, those from `first` on on this rank, and of a product with their embeddings, `width` numbers for each layer.
+   Python writes the fields as 64-bit numbers. */
+#define VNX_INPUTS(X)                                                                                                \
+    X(const void *, table) X(int64_t, table_is_packed) X(int64_t, table_rows) X(int64_t, first) X(int64_t, known) X(double, scale) \
+    X(const Packed *, projection) X(double, projection_scale) X(const void *, norm) X(int64_t, width) X(double, sum_scale)
+struct Inputs {
+    VNX_INPUTS(VNX_FIELD)
+};
+
 /* What stays from step to step. The embedding is packed, or
    rows of `hidden` elements of `kind`; `embedding_first` is the token of its first row, which is not 0 on later ranks of a group.
    The head has the logits of `head_rows` tokens. cosine and sine [angle_rows, rotated_dim / 2] are those of each position from 0 on, the
    local ones a second kind of angles, or null. `embedding_scale` multiplies the embedding's rows, `logits_scale` the logits; 1 for none.
    `logits_cap` 0: none. `query_factors` [angle_rows] are of each position, or null. `places` [place_rows, hidden] are added to the embedding, or null.
    `rank_count`: of the group; `sum` and `join` are the caller's words for how its ranks meet, null for one rank alone.
-   `layers`, `caches` and the rest as in StackCall. */
+   `kv_heads` [group_count] are those of each group of layers; the rest as in StackCall. `inputs`: of layers with inputs of their own. */
 #define VNX_STEP_MODEL(X)                                                                                            \
     X(int64_t, kind) X(int64_t, norm_kind) X(int64_t, cache_kind) X(const StackLayer *, layers) X(const StackCache *, caches) X(int64_t, layer_count)             \
-    X(int64_t, block_stride) X(int64_t, heads) X(int64_t, kv_heads) X(int64_t, block_size) X(int64_t, head_dim)      \
+    X(int64_t, block_stride) X(int64_t, heads) X(const int64_t *, kv_heads) X(int64_t, block_size)      \
     X(int64_t, hidden) X(const void *, last_norm) X(const float *, last_norm_bias) X(const void *, embedding) X(int64_t, embedding_is_packed)         \
     X(int64_t, embedding_rows) X(int64_t, embedding_first) X(const Packed *, head) X(int64_t, head_rows) X(int64_t, vocabulary)                \
-    X(const void *, places) X(int64_t, place_rows) X(int64_t, group_count) X(int64_t, rotated_dim) X(int64_t, angle_rows) X(const float *, cosine) X(const float *, sine)      \
-    X(const float *, local_cosine) X(const float *, local_sine) X(const float *, query_factors) X(int64_t, rank_count) X(void *, sum) X(void *, join)                              \
+    X(const Inputs *, inputs) X(const void *, places) X(int64_t, place_rows) X(int64_t, group_count) X(int64_t, rotated_dim) X(int64_t, angle_rows) X(const float *, cosine) X(const float *, sine)      \
+    X(int64_t, local_rotated_dim) X(const float *, local_cosine) X(const float *, local_sine) X(const float *, query_factors) X(int64_t, rank_count) X(void *, sum) X(void *, join)                              \
     X(double, embedding_scale) X(double, logits_scale) X(double, logits_cap) X(double, eps) X(double, scale) X(double, cap)
 struct StepModel {
     VNX_STEP_MODEL(VNX_FIELD)
