@@ -23,9 +23,9 @@ import pytest
 from scripts.make_log import make_log
 from vnext.log import codec
 from vnext.replay.answers.diff import diff
-from vnext.replay.answers.redacting import redact
 from vnext.replay.answers.request_life import life
 from vnext.replay.answers.stat import stat
+from vnext.replay.cli.files import redact
 from vnext.replay.reading.cachefile import CACHE_SUFFIX
 from vnext.replay.reading.index import Index
 from vnext.replay.reading.info import info

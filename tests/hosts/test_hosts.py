@@ -16,10 +16,10 @@ from test_two_hosts import agent, secret  # noqa: F401  a fixture
 
 from vnext.runtime.hosts import agent as agents, master as masters
 from vnext.runtime.hosts.agent import Agent
-from vnext.runtime.hosts.errors import HostLost, RankStartFailed
 from vnext.runtime.hosts.frames import EndRanks, FromRank, HostHere, RanksEnded, RingMessage, StartRanks, decoder, encode
 from vnext.runtime.hosts.master import HostedExecutor, Hosts, MeetingPlace
 from vnext.runtime.hosts.wire import Wire, connected
+from vnext.runtime.processes.subprocesses import HostLost, RankStartFailed
 from vnext.runtime.protocol.messages import ModelFacts, RankReady, StepResult, encoder
 from vnext.runtime.protocol.settings import EngineSettings, RankSettings, SettingsError
 

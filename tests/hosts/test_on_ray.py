@@ -178,11 +178,11 @@ def test_a_cluster_that_cannot_be_joined_is_refused(
 
 @needs_ray
 def test_a_node_of_another_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    from vnext.ray import agents
+    from vnext.ray import placer
 
-    monkeypatch.setattr(agents, "get_node_ip_address", lambda: "10.0.0.7")
-    agent = agents.NodeAgent(1, b"", ("127.0.0.1", 1), b"", "0.0.9")
-    ours = agents.__version__
+    monkeypatch.setattr(placer, "get_node_ip_address", lambda: "10.0.0.7")
+    agent = placer.NodeAgent(1, b"", ("127.0.0.1", 1), b"", "0.0.9")
+    ours = placer.__version__
     assert agent.refusal() == (
         f"node 10.0.0.7 of the Ray cluster has vnext {ours} and the engine's node 0.0.9: install one version on all nodes"
     )

@@ -11,7 +11,6 @@ from vnext.kernels.cpu.native import Level
 from vnext.kernels.cpu.sampling import penalise_rows, sample_rows
 from vnext.sampling.inputs import Allowed, SamplingInputs
 from vnext.sampling.logits import keep_allowed, penalise_seen
-from vnext.sampling.logprobs import token_logprobs
 from vnext.sampling.sampling import (
     choose,
     choose_compiled,
@@ -19,6 +18,7 @@ from vnext.sampling.sampling import (
     keep_allowed_compiled,
     report,
     report_plain,
+    token_logprobs,
 )
 from vnext.sampling.weights import LEAST_EXPONENT, WEIGHT_BITS, WEIGHT_ONE, fixed_point
 from vnext.state.params import CHOOSING

@@ -9,7 +9,7 @@ import pytest
 
 from vnext.api.llm import LLM
 from vnext.kernels.cpu import native
-from vnext.models.loading import packed_format
+from vnext.models.loading import packed_file
 from vnext.replay.cli.main import main as replay
 from vnext.replay.reading.folding import fold
 from vnext.replay.reading.source import open_log
@@ -70,9 +70,9 @@ def test_the_later_start_computes_with_what_the_file_holds(tmp_path: Path) -> No
     plain = answered(tmp_path, folder, **settings)
     (path,) = files(folder)
     with path.open("rb") as file:
-        made_for = packed_format._read_index(file.fileno())["made_for"]
-    mapped = packed_format.open_packed(path, made_for)
+        made_for = packed_file._read_index(file.fileno())["made_for"]
+    mapped = packed_file.open_packed(path, made_for)
     norm = next(buffer for name, buffer in mapped.buffers.items() if name.startswith("model.norm.weight"))
     norm[:] = norm[::-1].copy()
-    packed_format.finish(packed_format.write_draft(path, made_for, mapped.buffers, lambda: False), path)
+    packed_file.finish(packed_file.write_draft(path, made_for, mapped.buffers, lambda: False), path)
     assert answered(tmp_path, folder, **settings)[0] != plain[0]

@@ -14,9 +14,9 @@ import pytest
 from aiohttp import web
 
 from vnext.runtime.processes.run_dir import LOADED
+from vnext.server.run import WaitingRoom
 from vnext.server.settings import ServerSettings
 from vnext.server.tls import bind
-from vnext.server.waiting import WaitingRoom
 
 PEM = Path(__file__).with_name("localhost.pem")
 HEALTH = b"GET /health HTTP/1.1\r\nHost: a\r\n\r\n"

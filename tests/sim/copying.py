@@ -25,11 +25,10 @@ from vnext.sampling.constraint import Matcher
 from vnext.sched.engine import Engine
 from vnext.sim.checks.accounting import Accounting, Entry
 from vnext.sim.checks.client_laws import ClientBook
-from vnext.sim.checks.history import History
 from vnext.sim.checks.microbatch_laws import TurnBook
 from vnext.sim.checks.pin_laws import PinBook
 from vnext.sim.checks.plain_state import PlainState
-from vnext.sim.core import Core
+from vnext.sim.core import Core, History
 from vnext.sim.rank import Contents, Rank, Story
 from vnext.sim.rng import Rng
 from vnext.sim.states import ShadowStates

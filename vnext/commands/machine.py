@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from vnext.runtime.processes.determinism import cpu_flags
-from vnext.runtime.processes.memory_limits import memory_fields
+from vnext.runtime.processes.proc import memory_fields
 
 INSTRUCTION_SETS = (
     "sse4_2", "avx", "avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512vl", "avx512_vnni", "avx512_bf16",

@@ -28,7 +28,7 @@ from vnext.models.loading.named import MODELS, here, name_of
 from vnext.options.reader import ServeCommand
 from vnext.runtime.processes.cpu_limits import read
 from vnext.runtime.processes.launch import named_models
-from vnext.runtime.processes.memory_limits import available_memory_bytes, usual_cache_bytes
+from vnext.runtime.processes.proc import available_memory_bytes, usual_cache_bytes
 from vnext.runtime.processes.subprocesses import Child, ChildDied, start_child
 from vnext.runtime.protocol.settings import EngineSettings
 from vnext.server.console import write_error, write_line

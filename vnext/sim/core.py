@@ -9,21 +9,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from vnext.sched.engine import Engine, Ready, Source, unchecked
-from vnext.sched.turn import Turn
+from vnext.sched.schedule import schedule
+from vnext.sched.turn import Turn, steady_turn
 from vnext.sim.checks.accounting import Accounting
 from vnext.sim.checks.client_laws import ClientBook
 from vnext.sim.checks.contents import contents, differences
 from vnext.sim.checks.errors import Divergence
-from vnext.sim.checks.history import History
 from vnext.sim.checks.microbatch_laws import TurnBook
-from vnext.sim.checks.pin_laws import PinBook
+from vnext.sim.checks.pin_laws import PinBook, resets_forget, tiers_block_nobody
 from vnext.sim.checks.plain_state import PlainState
-from vnext.sim.checks.tier_laws import resets_forget, tiers_block_nobody
-from vnext.sim.checks.turning import require_same, turn_of
 from vnext.sim.laws import decision_laws, event_laws, going
 from vnext.sim.order import policy_keys
+from vnext.state.digest import digest
 from vnext.state.errors import IllegalEvent
-from vnext.state.events import AnyEvent, EngineStarted, StepPlanned
+from vnext.state.events import AnyEvent, EngineStarted, RequestAborted, StepCommitted, StepPlanned, pack_tokens
 from vnext.state.laws import check
 from vnext.state.outputs import Output
 from vnext.state.reduce import reduce, start
@@ -142,3 +141,76 @@ class Core:
             what = "was refused and changed" if refused else "may happen, and trying it changed"
             raise Divergence(f"Y2: {type(event).__name__} {what} {', '.join(differ)}")
         return refused
+
+
+# ---- turning -------------------------------------------------------------------------------------------------------
+# Turning: occasionally a simulation also computes a commit's steady turn, which must equal the reducer and the scheduler.
+# Owns the comparison. The turn is computed first and then discarded, so both are futures of one state, and neither may disturb
+# the other.
+
+TURN_COMMITS = 3
+"""The number of commits between two turns that are computed."""
+
+
+def turn_of(before: State, event: AnyEvent) -> Turn | None:
+    """The steady turn that begins with this event, if one is due."""
+    if isinstance(event, StepCommitted) and event.step % TURN_COMMITS == 0:
+        return steady_turn(before, event)
+    return None
+
+
+def require_same(turn: Turn, after: State) -> None:
+    """Raise Divergence unless the scheduler's plan leads from the state after the commit to the turn's state."""
+    plan = schedule(after)
+    if plan != turn.plan:
+        raise Divergence(f"a turn goes on with {turn.plan} where the scheduler says {plan}")
+    expected = reduce(after, plan)
+    differ = differences(contents(PlainState(turn.state)), contents(PlainState(expected)))
+    if differ or digest(turn.state) != digest(expected):
+        raise Divergence(f"a turn is not what its events make: {', '.join(differ) or 'the digest'}")
+
+
+# ---- history -------------------------------------------------------------------------------------------------------
+# A state that was left behind stays as it was, whatever is folded afterwards, and can be given another future.
+# States share arenas and stores. A bug in that sharing writes into a state that somebody else still holds: a trial of the
+# scheduler into the engine's state, the replay of an old state into a newer one.
+
+
+class History:
+    """One event of the run: the states around it, and what they said then."""
+
+    def __init__(self, before: PlainState, event: AnyEvent, after: PlainState) -> None:
+        self._before, self._event, self._after = before.state, event, after.state
+        self._reported_before, self._reported_after = contents(before), contents(after)
+
+    def require_unchanged(self, now: PlainState) -> None:
+        """Y2: folding the event again gives the same state; another future changes neither the past nor the present."""
+        reported_now = contents(now)
+        again = reduce(self._before, self._event)
+        self._same("the same event of the same state", self._reported_after, again)
+        other_future(self._before)
+        other_future(self._after)
+        self._same("the state before", self._reported_before, self._before)
+        self._same("the state after", self._reported_after, self._after)
+        self._same("the state made again", self._reported_after, again)
+        self._same("the newest state", reported_now, now.state)
+
+    def _same(self, what: str, reported: dict[str, object], state: State) -> None:
+        differ = differences(reported, contents(PlainState(state)))
+        if differ:
+            number = self._before.sequence
+            raise Divergence(
+                f"Y2: {what} has other {', '.join(differ)} after folding event {number} and other futures again"
+            )
+
+
+def other_future(state: State) -> State:
+    """What might have been: one more step, an oldest step with other tokens, and the oldest request aborted."""
+    plan = schedule(state)
+    if plan is not None:
+        state = reduce(state, plan)
+    if state.in_flight:
+        tokens = pack_tokens([1] * int(state.in_flight[0].samples.sum()))
+        state = reduce(state, StepCommitted(step=state.committed, tokens=tokens))
+    oldest = [entry.id for entry in state.waiting[:1]] + state.rows.id.tolist()[:1]
+    return reduce(state, RequestAborted(ids=tuple(oldest), reason="client")) if oldest else state

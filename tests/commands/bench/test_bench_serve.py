@@ -15,9 +15,9 @@ from test_bench_cli import Backend
 
 from vnext.commands.bench.cli import main
 from vnext.commands.bench.datasets import RandomLengths, custom_samples, random_samples, sharegpt_samples
-from vnext.commands.bench.from_log import log_samples
 from vnext.commands.bench.load.events import Piece
 from vnext.commands.bench.load.generator import Timeline
+from vnext.commands.bench.serve import log_samples
 from vnext.commands.bench.vllm_figures import Wanted, details_of, result_of, table, wanted_of
 from vnext.log.codec import Frame
 from vnext.replay.answers.convert import convert

@@ -21,8 +21,8 @@ from vnext.models.config.model_config import load_config, parse_config
 from vnext.models.config.stages import of_stage
 from vnext.models.errors import ModelError
 from vnext.models.hosted import modules, skeleton
+from vnext.models.hosted.looking import FUNCTIONS
 from vnext.models.hosted.modules import ACTIVATIONS
-from vnext.models.hosted.operations import FUNCTIONS
 from vnext.models.layers.sharding import Parallel, alone, check_world_size
 from vnext.models.loading.checkpoint import open_checkpoint
 from vnext.models.loading.kept import Kept

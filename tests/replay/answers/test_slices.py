@@ -14,8 +14,7 @@ from log_drive import drawn_config, engine, record, small_config, started
 from vnext.log.codec import Frame
 from vnext.replay.answers import redacting
 from vnext.replay.answers.arrivals import from_jsonl, from_mooncake, to_jsonl, to_mooncake
-from vnext.replay.answers.arrivals_vcr import from_vcr, hashes
-from vnext.replay.answers.convert import answers_of, arrivals_of
+from vnext.replay.answers.convert import answers_of, arrivals_of, from_vcr, hashes
 from vnext.replay.answers.redacting import redact
 from vnext.replay.answers.slices import cut, decisions_of, merge
 from vnext.replay.answers.slow import slow

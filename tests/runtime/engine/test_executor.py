@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from vnext.runtime.engine.executor import MpExecutor
 from vnext.runtime.engine.progress import RanksStalled
-from vnext.runtime.processes.process_state import why_halted
+from vnext.runtime.processes.proc import why_halted
 from vnext.runtime.processes.subprocesses import start_child
 from vnext.runtime.protocol.messages import StepResult, encoder
 from vnext.runtime.transport.ring.reader import RingReader

@@ -13,7 +13,7 @@ from toy_ranks import ToyExecutor
 from vnext.log.codec import Frame
 from vnext.replay.cli.main import main as replay
 from vnext.replay.reading.source import open_log
-from vnext.runtime.engine import poison, recovery as recoveries
+from vnext.runtime.engine import recovery as recoveries
 from vnext.runtime.engine.executor import RankStartFailed
 from vnext.runtime.engine.progress import RanksStalled
 from vnext.runtime.engine.recovery import NoMoreRanks, Recovery
@@ -310,7 +310,7 @@ class Poisoned(Ranks):
 def test_a_request_that_kills_the_ranks_is_ended_and_the_others_go_on(
     make_bench, monkeypatch: pytest.MonkeyPatch, depth: int, position: int, victim: int, budget: int  # noqa: F811
 ) -> None:
-    """Where prompts take several steps, one other may be blamed before it (poison.py)."""
+    """Where prompts take several steps, one other may be blamed before it (PoisonGuard)."""
     monkeypatch.setattr(recoveries, "FIRST_DELAY_S", 0.0)
     made: list[ToyExecutor] = []
 
@@ -347,8 +347,8 @@ def test_one_alone_is_to_blame_at_its_second_death(make_bench, monkeypatch: pyte
 
 def test_one_that_a_second_death_meets_alone_is_blamed_at_the_third(monkeypatch: pytest.MonkeyPatch) -> None:
     """It may have been the first to come back: an operator who kills ranks twice has no quarrel with it."""
-    guard, met = poison.PoisonGuard(), iter(({RequestId(1): 5, RequestId(2): 5}, {RequestId(1): 5}, {RequestId(1): 5}))
-    monkeypatch.setattr(poison, "in_flight", lambda state: next(met))
+    guard, met = recoveries.PoisonGuard(), iter(({RequestId(1): 5, RequestId(2): 5}, {RequestId(1): 5}, {RequestId(1): 5}))
+    monkeypatch.setattr(recoveries, "in_flight", lambda state: next(met))
     state = SimpleNamespace(in_flight=(0,), config=SimpleNamespace(speculation=None), next_id=3, cautious=0)
     assert [guard.judge(state).blamed for _ in range(3)] == [None, None, 1]
 

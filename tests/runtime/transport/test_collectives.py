@@ -1,5 +1,5 @@
 """The choice of the ranks' collectives: shared memory if every rank has it, else gloo; both give the same bits,
-and so does what stands for NCCL (torch_group.py), run here over gloo."""
+and so does what stands for NCCL (TorchGroup), run here over gloo."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from vnext.runtime.transport.collectives import group
-from vnext.runtime.transport.collectives.torch_group import TorchGroup
+from vnext.runtime.transport.collectives.choose_collectives import TorchGroup
 
 ROOT = Path(__file__).parents[3]
 RANKS = """
@@ -25,7 +25,7 @@ import json, os, signal, sys, torch
 from pathlib import Path
 torch.set_num_threads(1)
 from vnext.runtime.transport.collectives import cpu_collectives, exchange_memory, group
-from vnext.runtime.transport.collectives.torch_group import TorchGroup
+from vnext.runtime.transport.collectives.choose_collectives import TorchGroup
 
 DTYPES, WORLD_SIZE = (torch.float32, torch.bfloat16, torch.float16), 3
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import operator
+import re
 import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -10,14 +12,13 @@ from functools import partial
 from importlib import import_module
 from math import isinf
 from pathlib import Path
-from types import ModuleType
+from types import MappingProxyType, ModuleType
 from typing import Any, Literal
 
 import msgspec
 
 from vnext.base.exits import DONE, FAILED, INTERRUPTED, REFUSED
 from vnext.base.version import __version__
-from vnext.commands.bench.asserted import Bound, bounds_of, broken
 from vnext.commands.bench.client_watch import client_notes, cores_busy
 from vnext.commands.bench.compare import compare
 from vnext.commands.bench.report import Result, make_report, text, write_report
@@ -307,6 +308,49 @@ def add_workload(parser: Parser, count: Option) -> None:
 def add_result(parser: Parser) -> None:
     parser.add_argument("--json", default="", metavar="FILE", help="also write the report to FILE")
     parser.add_option(parser, ASSERTED, stays_out=False)
+
+
+BOUND = re.compile(r"\s*([A-Za-z_]\w*)(?:\.(\w+(?:\.\d+)?))?\s*(<=|>=|<|>)\s*([0-9.]+(?:e[+-]?\d+)?)\s*(us|ms|s|%)?\s*")
+HOLDS: Mapping[str, Callable[[float, float], bool]] = MappingProxyType(
+    {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
+)
+IN_MS = MappingProxyType({"us": 1e-3, "ms": 1.0, "s": 1e3})
+KINDS = MappingProxyType({"mean": "mean", "median": "p50", "avg": "mean"})
+
+
+class Bound(msgspec.Struct, frozen=True):
+    """`text` as the user wrote it; the figure of this name must hold against the value. Times are in ms."""
+
+    text: str
+    figure: str
+    sign: str
+    value: float
+
+
+def bounds_of(texts: Sequence[str]) -> list[Bound]:
+    """From the option's texts. Raises SettingsError."""
+    return [_bound(text) for text in texts]
+
+
+def _bound(text: str) -> Bound:
+    match = BOUND.fullmatch(text)
+    try:
+        name, kind, sign, number, unit = match.groups() if match else ("", None, "", "", None)
+        value = float(number)
+    except ValueError:
+        raise SettingsError(f"--assert has {text!r}: write a figure and its bound, as ttft.p99<500ms or failed<=0.") from None
+    value *= IN_MS.get(unit or "", 0.01 if unit == "%" else 1.0)
+    is_time = kind is not None
+    return Bound(text, f"{name}_{KINDS.get(str(kind), kind)}_ms" if is_time else name, sign, value)
+
+
+def broken(bounds: Sequence[Bound], figures: Mapping[str, float]) -> list[str]:
+    """A sentence on each bound that does not hold. Raises MeasurementFailed for a figure that the report lacks."""
+    for bound in bounds:
+        if bound.figure not in figures:
+            raise MeasurementFailed(f"--assert {bound.text}: there is no figure {bound.figure}; there are {', '.join(figures)}.")
+    wrong = [bound for bound in bounds if not HOLDS[bound.sign](figures[bound.figure], bound.value)]
+    return [f"{bound.text} does not hold: {bound.figure} is {figures[bound.figure]:,}" for bound in wrong]
 
 
 if __name__ == "__main__":

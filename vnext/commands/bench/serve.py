@@ -16,19 +16,21 @@ from tqdm import tqdm
 from vnext.commands.bench.client_watch import LoopWatch, client_notes
 from vnext.commands.bench.datasets import RandomLengths, Sample, custom_samples, random_samples, sharegpt_samples, texts
 from vnext.commands.bench.figures import server_figures
-from vnext.commands.bench.from_log import log_samples
 from vnext.commands.bench.load.answers import Models, RequestFailed
-from vnext.commands.bench.load.arrivals import at_once, poisson, recorded
 from vnext.commands.bench.load.client import Client
-from vnext.commands.bench.load.generator import Pace, Request, Timeline, send_all
+from vnext.commands.bench.load.generator import Pace, Request, Timeline, at_once, poisson, recorded, send_all
 from vnext.commands.bench.report import Result
 from vnext.commands.bench.server_runs import MeasurementFailed, model_of
 from vnext.commands.bench.vllm_figures import Value, details_of, result_of, table, wanted_of
+from vnext.commands.bench.workload import plain_ids
 from vnext.options.parser import Given
 from vnext.options.reader import server_url
 from vnext.options.table import API_KEY_VARIABLE, Option
+from vnext.replay.answers.convert import answers_of, arrivals_in
+from vnext.replay.reading.source import UnusableLog
 from vnext.runtime.processes.launch import DEMO_MODEL, model_folder
 from vnext.runtime.protocol.settings import SettingsError
+from vnext.state.events import RequestArrived, unpack_tokens
 from vnext.text.tokenizer import Tokenizer
 
 ENDPOINTS = {"openai": "/v1/completions", "vllm": "/v1/completions", "openai-chat": "/v1/chat/completions"}
@@ -219,3 +221,34 @@ def save(values: Mapping[str, Any], result: Mapping[str, Value]) -> None:
         path.write_bytes(msgspec.json.encode(result) + b"\n")
     except OSError as error:
         raise SettingsError(f"--result-dir: {path} cannot be written ({error.strerror}).") from error
+
+
+# ---- --from-log ----------------------------------------------------------------------------------------------------
+# `--from-log`: the requests of a recorded log, or of a file of `vnext-replay convert`, at their times.
+# Owns what a tokenizer makes of another one's tokens: a log without texts has pseudonyms, equal where the texts were, and a
+# trace has lengths. Such tokens become tokens with some text, equal ones equal, so that prompts share what they shared.
+
+
+def log_samples(path: Path, count: int, tokenizer: Tokenizer) -> list[Sample]:
+    """The first `count` requests, each due as long after the first one as in the log, with an answer as long as there. Raises
+    SettingsError."""
+    try:
+        log, arrivals = arrivals_in(path)
+        lengths, found = answers_of(log) if log is not None else {}, list(arrivals)[:count]
+    except UnusableLog as error:
+        raise SettingsError(f"--from-log: {error}.") from error
+    if not found:
+        raise SettingsError(f"--from-log {path} holds no request.")
+    pool = plain_ids(tokenizer)
+    found.sort(key=lambda each: each.arrival_ns)
+    return [_sample(each, lengths, tokenizer, pool, found[0].arrival_ns) for each in found]
+
+
+def _sample(
+    event: RequestArrived, lengths: dict[int, int], tokenizer: Tokenizer, pool: list[int], began_ns: int
+) -> Sample:
+    tokens = unpack_tokens(event.prompt).tolist()
+    if max(tokens) >= tokenizer.vocab_size:
+        tokens = [pool[token % len(pool)] for token in tokens]
+    output_tokens = lengths.get(event.id, event.sampling.max_tokens)
+    return Sample(tokens, len(tokens), output_tokens, (event.arrival_ns - began_ns) / 1e9)

@@ -11,9 +11,8 @@ from tqdm import tqdm
 from vnext.commands.bench.client_watch import LoopWatch
 from vnext.commands.bench.figures import server_figures
 from vnext.commands.bench.load.answers import Models, RequestFailed
-from vnext.commands.bench.load.arrivals import at_once, poisson
 from vnext.commands.bench.load.client import Client
-from vnext.commands.bench.load.generator import Pace, Request, send_all
+from vnext.commands.bench.load.generator import Pace, Request, at_once, poisson, send_all
 from vnext.commands.bench.workload import Workload
 
 

@@ -15,11 +15,22 @@ from typing import NamedTuple, Protocol
 from rich.console import Console
 
 from vnext.base.exits import DONE, FAILED, REFUSED
+from vnext.commands.bench.load.answers import Models, RequestFailed
+from vnext.commands.bench.load.blocking import BlockingClient
 from vnext.commands.chat.conversation import BY_NAME, Conversation, is_command, obey
 from vnext.commands.chat.engine import Fitting
 from vnext.commands.chat.lines import Lines
-from vnext.commands.chat.server import ServerTalker
-from vnext.commands.chat.talker import Talker, TalkFailed, TalkRefused, require_sampling, sampling_options
+from vnext.commands.chat.talker import (
+    TOO_LONG,
+    Messages,
+    Sampling,
+    Talker,
+    TalkFailed,
+    TalkRefused,
+    TalkTooLong,
+    require_sampling,
+    sampling_options,
+)
 from vnext.options.reader import ChatCommand
 
 GREETING = "/help lists the commands, Ctrl-C ends an answer, Ctrl-D the chat"
@@ -159,3 +170,44 @@ def speed(shown: Shown) -> str:
     rest_s = shown.elapsed_s - shown.first_s
     rate = f", {(shown.tokens - 1) / rest_s:.1f} tokens/s after that" if shown.tokens > 1 and rest_s > 0 else ""
     return f"{shown.tokens} tokens in {words}{rate}"
+
+
+class ServerTalker:
+    """A server that speaks OpenAI's chat API."""
+
+    def __init__(self, command: ChatCommand) -> None:
+        self._client = BlockingClient(command.url, command.api_key)
+        self.title, self.context = self._first_model()
+
+    def answer(self, messages: Messages, sampling: Sampling) -> Generator[str, None, int]:
+        body = {"model": self.title, "messages": messages, "stream": True, "stream_options": {"include_usage": True}, **sampling}
+        tokens = 0
+        try:
+            for chunk in self._client.stream("/v1/chat/completions", body):
+                tokens = chunk.usage.completion_tokens if chunk.usage else tokens
+                yield chunk.text
+        except RequestFailed as error:
+            raise self._failed(error) from error
+        return tokens
+
+    def _first_model(self) -> tuple[str, int]:
+        """The name of the model to use and its context, 0 where the server does not say. Raises TalkRefused, because no chat has
+        begun yet."""
+        try:
+            model = self._client.ask("/v1/models", None, Models).first
+            return model.id, model.max_model_len if isinstance(model.max_model_len, int) else 0
+        except RequestFailed as error:
+            if error.kind == "broken":
+                raise TalkRefused(f"{self._client.url} does not answer as an OpenAI server: is the URL right?") from error
+            raise TalkRefused(str(self._failed(error))) from error
+
+    def _failed(self, error: RequestFailed) -> TalkFailed:
+        """A failed request as the user reads it: the server's own sentence, where there is one."""
+        sentence, code = error.stated
+        if code == TOO_LONG:
+            return TalkTooLong(sentence)
+        if not sentence and error.status:
+            sentence = f"The server answered with {error.kind}."
+        elif not sentence and error.kind == "connect":
+            sentence = f"{self._client.url} cannot be reached ({error}): is a server running there?"
+        return TalkFailed(sentence or f"The answer broke off: {error}.")

@@ -9,22 +9,28 @@ from __future__ import annotations
 
 import json
 import logging
+import mmap
 import os
 import platform
-from collections.abc import Mapping
+import secrets
+import struct
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from hashlib import blake2b
 from pathlib import Path
 from threading import Event, Thread, get_native_id
+from typing import Any, NamedTuple
 
 import numpy as np
+import xxhash
 
-from vnext.kernels.cpu.memory import in_place_of
+from vnext.kernels.cpu.memory import ALIGNMENT, in_place_of
 from vnext.kernels.cpu.native import module
 from vnext.models.config.folder import weight_files
 from vnext.models.errors import ModelError
 from vnext.models.loading.checkpoint import fingerprint
-from vnext.models.loading.packed_format import DamagedFile, Mapped, finish, is_made_for, open_packed, write_draft
 
 FORMAT_VERSION = 1  # of the file, and of what the loader puts into it under a name
 SUFFIX = ".packed"
@@ -137,3 +143,161 @@ class PackedFile:
         finally:
             self._copied.set()
             self._buffers = {}
+
+
+# ---- the format ----------------------------------------------------------------------------------------------------
+# The format of a file of packed weights: buffers side by side at whole pages, which a rank maps and computes with.
+#
+#     page 0     MAGIC, place and size of the index, a checksum of both and of the index
+#     buffers    as the operations take them
+#     index      JSON: what the file was made for, place and size of each buffer by name, a checksum of every PIECE_BYTES before
+#
+# A file is read whole when it is opened, which takes a fraction of what packing takes: bytes that a disk has damaged are noticed.
+# It is written under another name, in pieces of whole huge pages, so that Linux keeps it in huge pages and maps it as such where
+# the file system can, and renamed when it is on the disk.
+
+MAGIC = b"vnext packed weights\n"
+DRAFT = ".part"
+DRAFT_AGE_MAX_S = 600.0  # of one that nobody writes any more
+PIECE_BYTES = 8 << 20
+CHECKERS = 2
+_HEAD = struct.Struct("<24sQQ16s")
+
+
+class DamagedFile(Exception):
+    """A file is not as it was written: what is wrong, in a few words."""
+
+
+class Mapped(NamedTuple):
+    """A file in memory, uint8 [its size], and the buffers in it by name. Mapped privately: what is written goes into memory."""
+
+    memory: np.ndarray
+    buffers: dict[str, np.ndarray]
+
+
+def open_packed(path: Path, made_for: str) -> Mapped | None:
+    """Map a file; None for one that is not there or was made for something else. Raises DamagedFile, OSError."""
+    try:
+        file = path.open("rb")
+    except FileNotFoundError:
+        return None
+    with file:
+        index = _read_index(file.fileno())
+        if index["made_for"] != made_for:
+            return None
+        area = mmap.mmap(file.fileno(), 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with suppress(OSError):  # a system without huge pages
+            area.madvise(mmap.MADV_HUGEPAGE)
+    memory = np.frombuffer(area, dtype=np.uint8)
+    end = index["end"]
+    pieces = [memory[max(place, ALIGNMENT) : min(place + PIECE_BYTES, end)] for place in range(0, end, PIECE_BYTES)]
+    with ThreadPoolExecutor(CHECKERS) as checkers:
+        if list(checkers.map(xxhash.xxh3_64_hexdigest, pieces)) != index["sums"]:
+            raise DamagedFile("some of its bytes have changed")
+    return Mapped(memory, {name: memory[place : place + size] for name, (place, size) in index["buffers"].items()})
+
+
+def is_made_for(path: Path, made_for: str) -> bool:
+    """Whether there is a file that was made for this, by its index alone."""
+    try:
+        with path.open("rb") as file:
+            return bool(_read_index(file.fileno())["made_for"] == made_for)
+    except (OSError, DamagedFile):
+        return False
+
+
+def write_draft(path: Path, made_for: str, buffers: Mapping[str, np.ndarray], is_stopped: Callable[[], bool]) -> Path | None:
+    """Write the file under another name, and return that; None where it was stopped. Reads the buffers, uint8 each, and removes
+    what others have left half written. Raises OSError, with nothing left behind."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for left in path.parent.glob(f"{path.name}.*{DRAFT}"):
+        with suppress(OSError):
+            if time.time() - left.stat().st_mtime > DRAFT_AGE_MAX_S:
+                left.unlink()
+    draft = path.with_name(f"{path.name}.{secrets.token_hex(4)}{DRAFT}")
+    try:
+        with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb", buffering=0) as file:
+            if _write(file.fileno(), made_for, buffers, is_stopped):
+                return draft
+    except OSError:
+        draft.unlink(missing_ok=True)
+        raise
+    draft.unlink()
+    return None
+
+
+def finish(draft: Path, path: Path) -> None:
+    """Give a draft its name once it is on the disk. Raises OSError, with nothing left behind."""
+    try:
+        with draft.open("rb") as file:
+            os.fsync(file.fileno())
+        draft.replace(path)
+    except OSError:
+        draft.unlink(missing_ok=True)
+        raise
+
+
+def _write(handle: int, made_for: str, buffers: Mapping[str, np.ndarray], is_stopped: Callable[[], bool]) -> bool:
+    """Whether all has been written."""
+    places, end = _places(buffers)
+    sums = []
+    for place, piece in _pieces([(places[name][0], buffer) for name, buffer in buffers.items()], end):
+        if is_stopped():
+            return False
+        _write_all(handle, memoryview(piece), place)
+        sums.append(xxhash.xxh3_64_hexdigest(piece[max(place, ALIGNMENT) - place :]))
+    index = json.dumps({"made_for": made_for, "end": end, "buffers": places, "sums": sums}).encode()
+    _write_all(handle, memoryview(index), end)
+    _write_all(handle, memoryview(_head(end, index)), 0)
+    return True
+
+
+def _places(buffers: Mapping[str, np.ndarray]) -> tuple[dict[str, tuple[int, int]], int]:
+    """Place and size of each buffer, and where the last one's pages end."""
+    places, end = {}, ALIGNMENT
+    for name, buffer in buffers.items():
+        places[name] = end, len(buffer)
+        end += -(-len(buffer) // ALIGNMENT) * ALIGNMENT
+    return places, end
+
+
+def _pieces(placed: list[tuple[int, np.ndarray]], end: int) -> Iterator[tuple[int, np.ndarray]]:
+    """The file before its index, piece by piece with their places. A piece is valid until the next."""
+    stage, start = np.zeros(PIECE_BYTES, dtype=np.uint8), 0
+    for place, buffer in placed:
+        done = 0
+        while done < len(buffer):
+            at = place + done - start
+            if at >= PIECE_BYTES:
+                yield start, stage
+                stage[:], start = 0, start + PIECE_BYTES
+                continue
+            count = min(len(buffer) - done, PIECE_BYTES - at)
+            stage[at : at + count] = buffer[done : done + count]
+            done += count
+    yield start, stage[: end - start]
+
+
+def _head(end: int, index: bytes) -> bytes:
+    numbers = struct.pack("<QQ", end, len(index))
+    return _HEAD.pack(MAGIC, end, len(index), xxhash.xxh3_128_digest(numbers + index))
+
+
+def _read_index(handle: int) -> dict[str, Any]:
+    head = os.pread(handle, _HEAD.size, 0)
+    if len(head) < _HEAD.size or not head.startswith(MAGIC):
+        raise DamagedFile("it is no file of packed weights")
+    _, end, size, _ = _HEAD.unpack(head)
+    if end + size != os.fstat(handle).st_size:
+        raise DamagedFile("it is not as long as it was")
+    index = os.pread(handle, size, end)
+    if head != _head(end, index):
+        raise DamagedFile("its header has changed")
+    return dict(json.loads(index))
+
+
+def _write_all(handle: int, data: memoryview, place: int) -> None:
+    while len(data):
+        count = os.pwrite(handle, data, place)
+        data, place = data[count:], place + count

@@ -4,7 +4,7 @@ Owns the formats. `jsonl` has one request per line with every field of its event
 numbers keep their exact values. `mooncake` is the trace format of Mooncake (Qin et al., 2024: timestamp in ms,
 input_length, output_length, hash_ids of 512 tokens each): lengths, times and shared prefixes without texts. Reading it
 makes up tokens such that prompts share exactly what their hash_ids share. Hash ids are numbered in order of first
-mention, as in the published traces. arrivals_vcr.py owns the format `vllm-vcr`.
+mention, as in the published traces. convert.py owns the format `vllm-vcr`.
 """
 
 from __future__ import annotations

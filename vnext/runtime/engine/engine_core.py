@@ -21,7 +21,7 @@ from vnext.runtime.engine.clients import Clients
 from vnext.runtime.engine.due_reports import NOTHING_REPORTED, RankChecks
 from vnext.runtime.engine.executor import Executor, NoRanks
 from vnext.runtime.engine.facilities import Facilities
-from vnext.runtime.engine.failures import Failures
+from vnext.runtime.engine.facility import NO_ERRORS
 from vnext.runtime.engine.misses import CacheMisses
 from vnext.runtime.engine.operations import Operations
 from vnext.runtime.engine.progress import Progress
@@ -35,6 +35,7 @@ from vnext.runtime.protocol.messages import (
     RankMessage,
     StepResult,
 )
+from vnext.runtime.protocol.reasons import NOT_A_NUMBER
 from vnext.runtime.record.recorder import Recorder
 from vnext.runtime.transport.ring.broadcast import encode_begin, encode_events
 from vnext.sched.engine import Engine, Ready
@@ -52,7 +53,33 @@ from vnext.state.events import (
 )
 from vnext.state.laws import check, check_cheap
 from vnext.state.reduce import start
+from vnext.state.samples import still_owed
 from vnext.state.state import State
+
+# ---- failures ------------------------------------------------------------------------------------------------------
+# Failures of single requests, as the first rank reports them with a step: constraints that it could not follow, and NaN.
+# Counts the latter and says so once. Decides nothing else.
+
+
+class Failures:
+    """`spoilt`: how many requests ended because of what is no number."""
+
+    def __init__(self) -> None:
+        self.spoilt = 0
+
+    def errors(self, state: State, failed: tuple[tuple[int, str], ...]) -> Mapping[int, str]:
+        """Which requests are to be aborted before they get the tokens that a rank chose nevertheless, and why. One that has given
+        way since the step was planned fails again when it is back: it is still owed tokens."""
+        if not failed:
+            return NO_ERRORS
+        owed = still_owed(state)
+        found = {id_: why for id_, why in failed if id_ in owed}
+        count = sum(why == NOT_A_NUMBER for why in found.values())
+        if count and not self.spoilt:
+            log.error("A request has ended because %s. More of them are counted in vnext_requests_spoilt_total.", NOT_A_NUMBER)
+        self.spoilt += count
+        return found
+
 
 STATS_INTERVAL_S = 0.25
 PATIENCE_MS, BEHIND_PATIENCE_MS, RECOVERY_PATIENCE_MS = 1000, 50, 20

@@ -16,7 +16,6 @@ from pathlib import Path
 import zmq
 from msgspec.structs import replace
 
-from vnext.runtime.hosts.errors import RankStartFailed
 from vnext.runtime.hosts.frames import (
     BEAT_S,
     SILENCE_S,
@@ -34,7 +33,7 @@ from vnext.runtime.hosts.frames import (
 from vnext.runtime.hosts.local import LocalRanks
 from vnext.runtime.hosts.wire import Wire, WireBroken, connected, link_key, shown
 from vnext.runtime.processes.rank_processes import start_ranks
-from vnext.runtime.processes.subprocesses import Child, ChildDied
+from vnext.runtime.processes.subprocesses import Child, ChildDied, RankStartFailed
 from vnext.runtime.protocol.messages import encoder
 from vnext.runtime.protocol.settings import RankSettings
 from vnext.runtime.transport.ring.common import RingClosed

@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING
 import msgspec
 import zmq
 
-from vnext.runtime.hosts.errors import HostLost, RankStartFailed
 from vnext.runtime.hosts.frames import (
     BEAT_S,
     SILENCE_S,
@@ -39,6 +38,7 @@ from vnext.runtime.hosts.placer import Placer
 from vnext.runtime.hosts.secret import secret_of
 from vnext.runtime.hosts.wire import Wire, WireBroken, WireRefused, connected, link_key, shown
 from vnext.runtime.processes.readable import readable
+from vnext.runtime.processes.subprocesses import HostLost, RankStartFailed
 from vnext.runtime.protocol.messages import RankFailed, RankMessage, RankReady, StepResult, rank_decoder
 from vnext.runtime.protocol.settings import EngineSettings, RankSettings, SettingsError
 

@@ -11,8 +11,7 @@ from pathlib import Path
 import msgspec
 
 from vnext.base.exits import REFUSED
-from vnext.runtime.hosts.errors import RankStartFailed
-from vnext.runtime.processes.subprocesses import Child, ChildDied, start_child
+from vnext.runtime.processes.subprocesses import Child, ChildDied, RankStartFailed, start_child
 from vnext.runtime.protocol.settings import EngineSettings
 
 MODULE = "vnext.ray.placer"

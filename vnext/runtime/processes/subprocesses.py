@@ -38,6 +38,14 @@ _STDIN, _STDERR = 0, 2
 _PASSING_ON = threading.Lock()
 
 
+class RankStartFailed(Exception):
+    """A rank could not start: the rank's own sentence."""
+
+
+class HostLost(RuntimeError):
+    """A host of the engine, or its ranks, cannot be reached any more: one sentence."""
+
+
 class ChildDied(Exception):
     """A child ended while it was needed. `returncode` is negative for a signal, as in subprocess; `how` is the error without the
     child's last lines."""

@@ -22,8 +22,7 @@ from vnext.models.layers.batch import ForwardBatch
 from vnext.models.layers.kv_cache import cache_dtype, kv_bytes_per_page, make_kv_cache, page_rows
 from vnext.models.layers.recurrent import copy_states, make_state_pools, state_bytes_per_page
 from vnext.models.layers.sharding import Parallel
-from vnext.models.layers.tensors import host_tensors_of, tensors_of
-from vnext.models.layers.traffic import token_bytes
+from vnext.models.layers.tensors import host_tensors_of, tensors_of, token_bytes
 from vnext.models.layers.whole_step import WholeStep, whole_step
 from vnext.models.loading.checkpoint import Checkpoint
 from vnext.models.loading.held import is_quantised

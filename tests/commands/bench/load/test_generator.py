@@ -11,9 +11,18 @@ import numpy as np
 import pytest
 from load_server import load_server
 
-from vnext.commands.bench.load.arrivals import at_once, constant, poisson, recorded
 from vnext.commands.bench.load.client import Client
-from vnext.commands.bench.load.generator import Pace, Request, Timeline, keep_sending, send_all
+from vnext.commands.bench.load.generator import (
+    Pace,
+    Request,
+    Timeline,
+    at_once,
+    constant,
+    keep_sending,
+    poisson,
+    recorded,
+    send_all,
+)
 
 
 @pytest.fixture(scope="module")

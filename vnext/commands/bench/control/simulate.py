@@ -16,9 +16,8 @@ import numpy as np
 from vnext.commands.bench.control.roofline import Roofline, device_named, form_of
 from vnext.commands.bench.control.steady import committed, started
 from vnext.commands.bench.figures import server_figures
-from vnext.commands.bench.load.arrivals import poisson
 from vnext.commands.bench.load.events import Piece
-from vnext.commands.bench.load.generator import Timeline
+from vnext.commands.bench.load.generator import Timeline, poisson
 from vnext.commands.bench.report import Result
 from vnext.commands.bench.sweep import COLUMNS, doubled, knee, loads_of
 from vnext.commands.bench.tables import runs_table

@@ -6,10 +6,12 @@ A request that fails is counted by its kind and never repeated.
 from __future__ import annotations
 
 import asyncio
+import random
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from itertools import accumulate
 
 import msgspec
 
@@ -27,7 +29,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Pace(msgspec.Struct, frozen=True, kw_only=True):
-    """When requests are due (arrivals.py), in seconds after the start, and how many there are at a time, 0 for no bound.
+    """When requests are due, in seconds after the start, and how many there are at a time, 0 for no bound.
 
     A closed loop is so many clients, each of which sends its next request after an answer: a request is due when there is room.
     """
@@ -138,3 +140,35 @@ async def keep_sending(
 
     await asyncio.gather(*(send() for _ in range(senders)))
     return found, took_s
+
+
+# ---- arrivals ------------------------------------------------------------------------------------------------------
+# Arrivals: the seconds after the start at which each request is due. Arithmetic only.
+# Latencies count from these times: a client's wait begins when it wants an answer, not when the load generator sends the
+# request. So latencies show a server that cannot keep up, which otherwise only slows down the load (coordinated omission).
+
+
+def at_once(count: int) -> list[float]:
+    """All at the start: what a bound on the requests at a time makes of it is a closed loop."""
+    return [0.0] * count
+
+
+def constant(count: int, rate: float) -> list[float]:
+    """`rate` requests a second at equal distances."""
+    return [(place + 1) / rate for place in range(count)]
+
+
+def poisson(count: int, rate: float, seed: int, burstiness: float = 1.0) -> list[float]:
+    """Gaps of a gamma distribution with this shape, stretched so that the last request comes after count / rate seconds.
+
+    A burstiness of 1 is a Poisson process; less comes in bursts, more is more even.
+    """
+    rng = random.Random(seed)
+    gaps = (rng.expovariate(1.0) if burstiness == 1 else rng.gammavariate(burstiness, 1 / burstiness) for _ in range(count))
+    moments = list(accumulate(gaps))
+    return [moment * (count / rate) / moments[-1] for moment in moments]
+
+
+def recorded(moments_s: Sequence[float], speed: float = 1.0) -> list[float]:
+    """Moments of a record, from its first on, `speed` times as fast."""
+    return [(moment - moments_s[0]) / speed for moment in moments_s]

@@ -2,7 +2,7 @@
 
 Owns the interface of a group and the choice of its implementation, the same on every rank; group.py joins a group. On a CPU:
 shared memory (shared_group.py), or gloo (gloo_group.py) if any rank cannot have that. On GPUs: memory that they map of each other
-(device_group.py) and NCCL (torch_group.py); choose_collectives.py takes what is available. A sum is taken by one tree
+(device_group.py) and NCCL (TorchGroup); choose_collectives.py takes what is available. A sum is taken by one tree
 (kernels/shards.py) in float32 and rounded once: the same bits on every rank and in every implementation, since each rank samples
 by itself.
 """

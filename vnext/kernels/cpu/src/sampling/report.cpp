@@ -10,7 +10,7 @@ namespace {
 
 constexpr double LN_2 = 0x1.62e42fefa39efp-1, ROOT_OF_HALF = 0x1.6a09e667f3bcdp-1;
 
-/* The natural logarithm of total / 2^WEIGHT_BITS: log_weight of vnext/sampling/logprobs.py, operation by operation. */
+/* The natural logarithm of total / 2^WEIGHT_BITS: log_weight of vnext/sampling/sampling.py, operation by operation. */
 double log_weight(int64_t total) {
     int exponent;
     double fraction = std::frexp(double(total), &exponent);

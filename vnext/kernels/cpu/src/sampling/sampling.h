@@ -29,7 +29,7 @@ struct MaskCall {
 
 void mask_rows(const MaskCall &call);
 
-/* What `tokens` [rows] are among the raw logits: their log-probabilities (vnext/sampling/logprobs.py), the numbers of likelier tokens, and
+/* What `tokens` [rows] are among the raw logits: their log-probabilities (vnext/sampling/sampling.py), the numbers of likelier tokens, and
    the `count` likeliest tokens with theirs, [rows, count], the lowest id first among equals. */
 struct ReportCall {
     const float *logits;

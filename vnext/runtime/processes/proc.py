@@ -1,4 +1,4 @@
-"""How much memory this machine has left, as Linux estimates it, and how much of that a cache takes by default."""
+"""What Linux says in /proc: how much memory is left, of which a cache takes a share by default, and whether a process is halted."""
 
 from __future__ import annotations
 
@@ -26,3 +26,21 @@ def available_memory_bytes() -> int:
 def usual_cache_bytes(available_bytes: int) -> int:
     """A cache on the CPU for which no option names a size."""
     return int(min(CACHE_BYTES_MAX, available_bytes * CACHE_SHARE))
+
+
+HALTED = {
+    "T": " is stopped by a signal",
+    "t": " is held by a debugger",
+    "D": " waits for a disk or a device",
+    "Z": " has ended",
+}
+"""By the letter in /proc/PID/stat."""
+
+
+def why_halted(pid: int) -> str:
+    """What holds a process, as the end of a sentence about it; "" if the process may run or its state is unknown."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return ""
+    return HALTED.get(stat.rpartition(")")[2].split()[0], "")  # the name is in brackets and may contain any character
