@@ -32,8 +32,8 @@ from perf.record import parser_of, record_of, write_record
 from perf.recording import spread
 from vnext.commands.bench.load.blocking import BlockingClient
 from vnext.commands.machine import machine
-from vnext.gateway.app import make_app, make_runner
 from vnext.gateway.context import RouterContext
+from vnext.gateway.run import make_app, make_runner
 from vnext.gateway.settings import RouterSettings
 from vnext.server.context.text_work import settle
 

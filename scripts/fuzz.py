@@ -204,7 +204,7 @@ def write_log(events, folder: Path) -> None:
     """Write a log directory as the engine does."""
     from vnext.base.version import __version__
     from vnext.log.codec import segment_name
-    from vnext.sim.log import segment
+    from vnext.sim.findings import segment
 
     folder.mkdir(parents=True, exist_ok=True)
     (folder / segment_name(0)).write_bytes(segment(events, __version__))

@@ -13,8 +13,8 @@ from typing import Any
 import openai
 from aiohttp import web
 
-from vnext.gateway.app import make_app, make_runner
 from vnext.gateway.context import RouterContext
+from vnext.gateway.run import make_app, make_runner
 from vnext.gateway.settings import RouterSettings
 from vnext.server.settings import ServerSettings
 

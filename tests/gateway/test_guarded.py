@@ -8,8 +8,8 @@ import re
 
 from router_here import RouterHere, Toy, wait_until
 
-from vnext.gateway.app import ADMIN, OPEN, make_app
 from vnext.gateway.exchange import SEED_HEADER
+from vnext.gateway.run import ADMIN, OPEN, make_app
 from vnext.server.context.identity import ENGINES_HEADER, TICKET_HEADER
 from vnext.server.routes import ROUTES
 

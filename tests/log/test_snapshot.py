@@ -15,8 +15,7 @@ from vnext.log import redacted_blocks, snapshot as snapshots
 from vnext.log.redaction import Redactor
 from vnext.log.snapshot import BadSnapshot, snapshot
 from vnext.sched.schedule import schedule
-from vnext.sim.checks.contents import contents, differences
-from vnext.sim.checks.plain_state import PlainState
+from vnext.sim.checks.plain_state import PlainState, contents, differences
 from vnext.state.digest import digest
 from vnext.state.events import RequestArrived, StepPlanned, pack_tokens
 from vnext.state.laws import check

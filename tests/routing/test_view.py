@@ -18,8 +18,7 @@ from vnext.log.stream import EventStreams
 from vnext.routing.policies import Candidate
 from vnext.routing.prompts import Prompt
 from vnext.routing.view import View
-from vnext.sim.checks.contents import contents, differences
-from vnext.sim.checks.plain_state import PlainState
+from vnext.sim.checks.plain_state import PlainState, contents, differences
 from vnext.state import reduce as reducer
 from vnext.state.digest import digest
 from vnext.state.events import AnyEvent, EnginePaused, EngineStarted, WeightsChanged, pack_tokens

@@ -17,9 +17,9 @@ from vnext.runtime.processes.launch import DEMO_MODEL
 from vnext.sampling.constraint import COMPILED_MAX, Matcher, Vocabulary
 from vnext.sampling.inputs import Allowed, SamplingInputs
 from vnext.sampling.sampling import draw_by_inversion, sample
-from vnext.sim import toy_grammar
+from vnext.sim import toy
 from vnext.sim.rng import Rng
-from vnext.sim.toy_grammar import ToyVocabulary
+from vnext.sim.toy import ToyVocabulary
 from vnext.state.params import Constraint
 
 TOKENIZER = Tokenizer.from_file(str(DEMO_MODEL / "tokenizer.json"))
@@ -214,9 +214,9 @@ def test_a_fold_allows_what_its_description_does_of_the_whole_answer() -> None:
         answer: list[int] = []
         matcher = Matcher(constraint, vocabulary)
         for _ in range(9):
-            now = toy_grammar.allowed(constraint, answer, 12, ends)
+            now = toy.allowed(constraint, answer, 12, ends)
             assert allowed(matcher) == now, (seed, answer)
-            assert matcher.forced() == [] or matcher.forced() == toy_grammar.forced(constraint, answer, ends)
+            assert matcher.forced() == [] or matcher.forced() == toy.forced(constraint, answer, ends)
             if matcher.error or 1 in answer:
                 break
             begin = [*constraint.reasoning_begin]

@@ -17,7 +17,7 @@ from fake_engine import wait_until
 
 from vnext.commands.api_servers import GRACE_S
 from vnext.commands.production import FILES_MIN, PROCESSES_MIN
-from vnext.gateway.app import CLEANUP_TIMEOUT_S
+from vnext.gateway.run import CLEANUP_TIMEOUT_S
 from vnext.options.reader import DoctorCommand, RouterCommand, ServeCommand, parse
 from vnext.server.settings import ServerSettings
 

@@ -32,7 +32,7 @@ from vnext.sim.core import Core, History
 from vnext.sim.rank import Contents, Rank, Story
 from vnext.sim.rng import Rng
 from vnext.sim.states import ShadowStates
-from vnext.sim.toy_grammar import ToyMatcher, ToyVocabulary
+from vnext.sim.toy import ToyMatcher, ToyVocabulary
 
 Copied = TypeVar("Copied")
 VALUES = {int, str, bytes, bool, float, frozenset, FunctionType, NoneType, type, PlainState, History, ToyVocabulary, Path}

@@ -19,7 +19,7 @@ from tests.sim.scenario import Client, Scenario
 from tests.sim.scenario_draw import scenario
 from tests.sim.seeds import Form
 from tests.sim.simulator import CoreDied, Simulation
-from vnext.sim.checks.errors import Divergence
+from vnext.sim.checks.plain_state import Divergence
 from vnext.sim.toy import Answer
 from vnext.state.digest import digest
 

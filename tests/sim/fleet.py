@@ -8,11 +8,9 @@ from __future__ import annotations
 from tests.sim.redacted_tape import RedactedTape
 from tests.sim.scenario import Faults
 from vnext.log.snapshot import decode, encode, load, snapshot
-from vnext.sim.checks.contents import contents, differences
-from vnext.sim.checks.errors import Divergence
-from vnext.sim.checks.plain_state import PlainState
+from vnext.sim.checks.plain_state import Divergence, PlainState, contents, differences
 from vnext.sim.core import WHOLE_CHECK_EVENTS, Core
-from vnext.sim.log import Tape, events_of
+from vnext.sim.findings import Tape, events_of
 from vnext.sim.rank import Contents, Rank, StepResult, rebuilt
 from vnext.sim.rng import Rng
 from vnext.state.digest import digest

@@ -11,7 +11,7 @@ import numpy as np
 from vnext.log import codec, pseudonyms, token_width
 from vnext.log.log_plain import FRAME_HEAD
 from vnext.log.redaction import Redactor
-from vnext.sim.checks.errors import Divergence
+from vnext.sim.checks.plain_state import Divergence
 from vnext.state.block_hash import root_hash
 from vnext.state.digest import digest
 from vnext.state.events import AnyEvent, EngineStarted, RequestArrived, StepCommitted, pack_tokens, unpack_tokens

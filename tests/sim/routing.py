@@ -15,9 +15,7 @@ from vnext.log.stream import EventStreams
 from vnext.routing.policies import POLICIES
 from vnext.routing.prompts import Prompt
 from vnext.routing.router import Router
-from vnext.sim.checks.contents import contents, differences
-from vnext.sim.checks.errors import Divergence
-from vnext.sim.checks.plain_state import PlainState
+from vnext.sim.checks.plain_state import Divergence, PlainState, contents, differences
 from vnext.sim.core import Core
 from vnext.sim.rng import Rng
 from vnext.state.config import SchedulerConfig

@@ -15,7 +15,7 @@ from tests.sim.tier import as_kept, draw_disk, returning
 from vnext.sched.policies import STEADY
 from vnext.sim.rng import Rng
 from vnext.sim.sample_policies import POLICIES
-from vnext.sim.toy_grammar import BREAKS
+from vnext.sim.toy import BREAKS
 from vnext.state.config import SchedulerConfig, Speculation
 from vnext.state.events import Pause
 from vnext.state.params import ENGINE_DRAFTS, LAST, MEAN, NO_LOGPROBS, NO_POOLING, Constraint, Sampling

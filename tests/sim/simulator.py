@@ -21,7 +21,7 @@ from tests.sim.streams import Streams
 from tests.sim.tier import ReadBack, SimClock, SimTier, Stored
 from tests.sim.weight_changes import WeightChanges
 from vnext.sched.residency import next_load
-from vnext.sim.checks.errors import Divergence
+from vnext.sim.checks.plain_state import Divergence
 from vnext.sim.core import Core
 from vnext.sim.laws import constraint_laws
 from vnext.sim.rank import Contents, StepResult

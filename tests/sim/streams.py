@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from tests.sim.scenario import Scenario
 from vnext.sim.checks.accounting import Entry
-from vnext.sim.checks.errors import Divergence
+from vnext.sim.checks.plain_state import Divergence
 from vnext.sim.rng import Rng
 from vnext.sim.toy import Answer, answer
 from vnext.state.outputs import Output

@@ -32,7 +32,7 @@ from tests.sim.simulator import Simulation
 from tests.sim.streams import Streams
 from tests.sim.tier import SimTier
 from vnext.sim.checks.accounting import Accounting
-from vnext.sim.checks.errors import Divergence
+from vnext.sim.checks.plain_state import Divergence
 from vnext.sim.rank import Rank
 from vnext.sim.rng import Rng
 from vnext.sim.toy import Answer

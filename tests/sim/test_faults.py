@@ -13,10 +13,9 @@ from tests.sim.fleet import Fleet
 from tests.sim.scenario import NEVER, Client, Faults, Scenario, servable
 from tests.sim.scenario_draw import scenario
 from tests.sim.simulator import Simulation, simulate
-from vnext.sim.checks.errors import Divergence
+from vnext.sim.checks.plain_state import Divergence
 from vnext.sim.core import Core
-from vnext.sim.findings import check_events
-from vnext.sim.log import Tape, events_of
+from vnext.sim.findings import Tape, check_events, events_of
 from vnext.sim.rng import Rng
 from vnext.sim.shrink import Author, Whim, moves_of
 from vnext.sim.toy import next_token

@@ -9,8 +9,7 @@ from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from tests.sim.illegal_events import illegal_event, strange_plan
-from vnext.sim.checks.contents import contents
-from vnext.sim.checks.plain_state import PlainState
+from vnext.sim.checks.plain_state import PlainState, contents
 from vnext.sim.core import Core
 from vnext.sim.rank import Rank
 from vnext.sim.rng import Rng

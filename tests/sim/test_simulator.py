@@ -11,8 +11,7 @@ from tests.sim.scenario import NEVER, Faults, Scenario
 from tests.sim.scenario_draw import scenario
 from tests.sim.simulator import Outcome, simulate
 from vnext.sim import laws as sim_laws
-from vnext.sim.checks.errors import Divergence
-from vnext.sim.checks.plain_state import PlainState
+from vnext.sim.checks.plain_state import Divergence, PlainState
 from vnext.sim.rank import Rank, Story, rebuilt
 from vnext.sim.rng import Rng
 from vnext.sim.toy import Answer, answer, next_token

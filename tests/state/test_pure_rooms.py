@@ -30,7 +30,7 @@ EXTRA_IMPORTS = {
     "sched/policies.py": {"contextlib", "importlib", "inspect", "re", "sys"},  # finds the policy that a configuration names
     "tests/sim/routing.py": {"vnext.routing.policies", "vnext.routing.prompts", "vnext.routing.router"},  # what it simulates
     "sim/rank.py": {"vnext.sampling.constraint"},  # folds the grammars that ranks fold
-    "sim/toy_grammar.py": {"vnext.sampling.constraint", "ctypes", "pathlib"},  # stands in for a tokenizer and for llguidance
+    "sim/toy.py": {"vnext.sampling.constraint", "ctypes", "pathlib"},  # stands in for a tokenizer and for llguidance
 }
 EXTRA_CALLS = {"tests/sim/copying.py": {"id"}}  # which objects it has copied; no number reaches a result
 IMPURE_CALLS = {"hash", "id", "open", "input", "print", "eval", "exec", "globals", "__import__"}

@@ -9,8 +9,7 @@ from types import FrameType
 from vnext.base.exits import DONE, REFUSED
 from vnext.runtime.engine.executor import MpExecutor
 from vnext.runtime.hosts.agent import Agent
-from vnext.runtime.hosts.secret import secret_of
-from vnext.runtime.hosts.wire import WireRefused
+from vnext.runtime.hosts.wire import WireRefused, secret_of
 from vnext.runtime.processes.launch import StartRefused, find_model
 from vnext.runtime.processes.run_dir import RunDir
 from vnext.runtime.protocol.settings import EngineSettings, SettingsError

@@ -7,25 +7,30 @@ no state that a file would have to keep: a router that is killed is right again 
 from __future__ import annotations
 
 import asyncio
+import hmac
+import logging
 import signal
 import socket
 from collections.abc import Callable
+from functools import partial
 
 import msgspec
 from aiohttp import web
 
 from vnext.base.exits import DONE, REFUSED
 from vnext.base.version import __version__
-from vnext.gateway.app import make_app, make_runner
-from vnext.gateway.backends import BackendRefused, DecisionsUnusable
-from vnext.gateway.context import RouterContext
+from vnext.gateway import views
+from vnext.gateway.backends import BackendRefused, DecisionsUnusable, NoBackend
+from vnext.gateway.context import ROUTER, RouterContext
 from vnext.gateway.settings import RouterSettings
-from vnext.gateway.shelf import Shelf
+from vnext.gateway.shelf import LoadFailed, ModelGone, ModelTooLarge, Shelf
 from vnext.runtime.protocol import log_lines
 from vnext.server.console import write_error, write_line
 from vnext.server.context.api_keys import KeysUnusable
+from vnext.server.context.errors import Failure, KeyRejected, RoutesClosed
 from vnext.server.context.text_work import settle
-from vnext.server.http.connections import room_for
+from vnext.server.http.connections import CONNECTIONS, Connections, Runner, room_for
+from vnext.server.http.middleware import FRONT, Front, add_headers, bearer, observe, translate
 from vnext.server.tls import AddressUnusable, TlsUnusable, bind, tls_context, unusable, url_at
 
 FIRST_LOOK_S = 0.5
@@ -119,3 +124,78 @@ def _start_line(context: RouterContext, listener: socket.socket) -> str:
     ready = sum(each.is_ready for each in backends)
     where = f"{settings.routing_policy} on {url_at(host, port, settings.http)}"
     return f"vnext {__version__}: routing by {where}; {ready} of {len(backends)} servers are ready"
+
+
+OPEN = frozenset({"/health", "/ping", "/live", "/version", "/metrics"})
+"""Paths that need no key."""
+ADMIN = "/router/"
+CLEANUP_TIMEOUT_S = 2.0
+
+FAILURES = {
+    NoBackend: lambda error: Failure(503, str(error), "server_error", code="no_backend"),
+    LoadFailed: lambda error: Failure(503, str(error), "server_error", code="model_not_loaded"),
+    ModelTooLarge: lambda error: Failure(400, str(error), param="model", code="model_too_large"),
+    ModelGone: lambda error: Failure(404, str(error), code="not_found"),
+    BackendRefused: lambda error: Failure(400, f"{error}.", param="backend"),
+}
+
+
+def make_app(context: RouterContext) -> web.Application:
+    """The application. Serve it with `make_runner`."""
+    app = web.Application(middlewares=[observe, translate])
+    app[ROUTER] = context
+    app[CONNECTIONS] = Connections(context.settings.http, context.metrics.closed.add)
+    app.on_response_prepare.append(add_headers)
+    app[FRONT] = _front(context)
+    app.add_routes(
+        [
+            web.get("/health", views.get_health),
+            web.get("/ping", views.get_health),
+            web.get("/live", views.get_live),
+            web.get("/version", views.get_version),
+            web.get("/metrics", views.get_metrics),
+            web.get("/v1/models", views.list_models),
+            web.get("/v1/models/{model:.+}", views.get_model),
+            web.get("/router/backends", views.list_backends),
+            web.post("/router/backends", views.add_backend),
+            web.delete("/router/backends", views.remove_backend),
+            web.post("/router/drain", views.drain_backend),
+            web.post("/router/resume", views.resume_backend),
+            web.route("*", "/{path:.*}", views.forward),
+        ]
+    )
+    return app
+
+
+def make_runner(app: web.Application) -> Runner:
+    """A runner that cancels a view when its client disconnects; the view then ends its server's work."""
+    return Runner(
+        app,
+        app[CONNECTIONS],
+        handler_cancellation=True,
+        access_log=None,
+        keepalive_timeout=app[ROUTER].settings.http.keepalive_timeout_s,
+        auto_decompress=False,  # the view decompresses within its bound
+        shutdown_timeout=CLEANUP_TIMEOUT_S,
+    )
+
+
+def _front(context: RouterContext) -> Front:
+    def count(_: web.Request, response: web.StreamResponse) -> None:
+        context.metrics.http.add(str(response.status))
+
+    return Front(
+        context.settings.http, context.keys, bool(context.keys), logging.getLogger("vnext.routing"), count, OPEN,
+        own_check=partial(_judges, context.settings.admin_key), failures=FAILURES,
+    )  # fmt: skip
+
+
+def _judges(admin_key: str, request: web.Request) -> bool:
+    """Whether a path is the operator's, whose key is checked. Raises KeyRejected, RoutesClosed."""
+    if not request.path.startswith(ADMIN):
+        return False
+    if not admin_key:
+        raise RoutesClosed("The routes below /router are closed: start the router with --admin-key.")
+    if not hmac.compare_digest(*(key.encode(errors="surrogateescape") for key in (admin_key, bearer(request)))):
+        raise KeyRejected("The admin key is missing or wrong: send the header 'Authorization: Bearer <key>'.")
+    return True

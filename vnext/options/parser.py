@@ -13,8 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any, Literal, NamedTuple, NoReturn, get_args, get_origin
 
-from vnext.options.foreign import FOREIGN, ON, Foreign
-from vnext.options.hints import unknown_option
+from vnext.options.foreign import FOREIGN, ON, Foreign, unknown_option
 from vnext.options.settings_check import checked
 from vnext.options.sources import SourcedValue, from_environment, from_file, known_environment, takes_several, unknown_variables
 from vnext.options.spellings import SIZES, size_text

@@ -16,8 +16,7 @@ import msgspec
 
 from vnext.kernels.attention_backends import ATTENTION_BACKENDS
 from vnext.kernels.format import only_dtype
-from vnext.options.foreign import FOREIGN, ON
-from vnext.options.hints import unknown_setting
+from vnext.options.foreign import FOREIGN, ON, unknown_setting
 from vnext.options.spellings import plain_value, size_text
 from vnext.options.table import ENGINE_HELP, flags_of
 from vnext.routing.policies import RoutingPolicyError, require_policy

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from vnext.kernels.arrays import Array, address, dtype_name, is_dense, torch_dtype
-from vnext.sampling.marks import IN_PROMPT  # noqa: F401  of RowTables.history
 from vnext.state.params import DEFAULTS, ROW_DTYPES
 
 if TYPE_CHECKING:
     import torch
+
 
 
 VOCABULARY_MAX = 2**22
@@ -243,3 +243,7 @@ def check_penalties(logits: torch.Tensor, penalties: Penalties) -> None:
 def _shape(table: Array | tuple[Array, ...]) -> tuple[int, ...]:
     """That of a table, or of the rows of one."""
     return (len(table), *table[0].shape) if isinstance(table, tuple) else tuple(table.shape)
+
+
+IN_PROMPT = 2**30
+"""Added to the count of a penalised request's token if the token is in the prompt."""

@@ -11,8 +11,7 @@ from collections.abc import Callable
 
 import torch
 
-from vnext.sampling.inputs import NO_DRAFTS, Allowed, BehindDrafts, Penalties, RowTables, SamplingInputs
-from vnext.sampling.marks import IN_PROMPT
+from vnext.sampling.inputs import IN_PROMPT, NO_DRAFTS, Allowed, BehindDrafts, Penalties, RowTables, SamplingInputs
 
 Keep = Callable[[torch.Tensor, Allowed], None]
 

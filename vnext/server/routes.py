@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from vnext.server.context.openai_types import ChatBody, CompletionBody
 from vnext.server.messages.bodies import CountTokensBody, MessagesBody
-from vnext.server.ollama.bodies import NamedBody, OllamaChatBody, OllamaEmbedBody, OllamaGenerateBody
+from vnext.server.ollama.translation import NamedBody, OllamaChatBody, OllamaEmbedBody, OllamaGenerateBody
 from vnext.server.responses.bodies import ResponsesBody
 from vnext.server.views.batches import (
     BatchBody,
@@ -24,7 +24,6 @@ from vnext.server.views.batches import (
 from vnext.server.views.chat import create_chat_completion
 from vnext.server.views.completions import create_completion
 from vnext.server.views.embeddings import EmbeddingBody, RerankBody, ScoreBody, create_embeddings, rerank, score
-from vnext.server.views.handover import HandoverBody, hand_over
 from vnext.server.views.log_view import list_segments, read_segment, stream_events
 from vnext.server.views.messages import count_tokens, create_message
 from vnext.server.views.ollama import (
@@ -36,6 +35,7 @@ from vnext.server.views.ollama import (
     ollama_version,
 )
 from vnext.server.views.operations import (
+    HandoverBody,
     LoadAdapterBody,
     UnloadAdapterBody,
     get_health,
@@ -45,6 +45,7 @@ from vnext.server.views.operations import (
     get_model,
     get_server_info,
     get_version,
+    hand_over,
     list_models,
     load_adapter,
     unload_adapter,

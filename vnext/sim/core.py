@@ -13,11 +13,9 @@ from vnext.sched.schedule import schedule
 from vnext.sched.turn import Turn, steady_turn
 from vnext.sim.checks.accounting import Accounting
 from vnext.sim.checks.client_laws import ClientBook
-from vnext.sim.checks.contents import contents, differences
-from vnext.sim.checks.errors import Divergence
 from vnext.sim.checks.microbatch_laws import TurnBook
 from vnext.sim.checks.pin_laws import PinBook, resets_forget, tiers_block_nobody
-from vnext.sim.checks.plain_state import PlainState
+from vnext.sim.checks.plain_state import Divergence, PlainState, contents, differences
 from vnext.sim.laws import decision_laws, event_laws, going
 from vnext.sim.order import policy_keys
 from vnext.state.digest import digest

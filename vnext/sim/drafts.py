@@ -12,7 +12,7 @@ from itertools import pairwise
 import xxhash
 
 from vnext.sim.checks.plain_state import PlainState
-from vnext.sim.toy_grammar import fails, forced
+from vnext.sim.toy import fails, forced
 from vnext.state.config import SchedulerConfig
 from vnext.state.params import Constraint
 from vnext.state.state import blocks_for

@@ -10,15 +10,18 @@ from collections.abc import Sequence
 
 import msgspec
 
+from vnext.log import reading as log_read
+from vnext.log.codec import EndKind, Frame, LogEnd, SegmentStart, chained, encode_body, encode_frame, first_header, open_segment
 from vnext.sched.schedule import schedule
-from vnext.sim.checks.errors import Divergence
+from vnext.sim.checks.plain_state import Divergence
 from vnext.sim.core import Core
 from vnext.sim.laws import constraint_laws, decision_laws
 from vnext.sim.rank import Rank
 from vnext.sim.shrink import Failure, Voice
 from vnext.sim.toy import answer, constrained, next_token
 from vnext.state.config import SchedulerConfig
-from vnext.state.errors import LawBroken
+from vnext.state.digest import digest
+from vnext.state.errors import IllegalEvent, LawBroken
 from vnext.state.events import (
     AnyEvent,
     EngineRecovered,
@@ -200,3 +203,54 @@ def _planned(step: int, preempted: Sequence[int], scheduled: StepInFlight) -> st
     works = ", ".join(f"{id_} [{start}, {end}){' samples' if samples else ''}" for id_, start, end, samples in parts)
     gone = f"; rows {list(preempted)} give way" if preempted else ""
     return f"step {step} is planned: {works}{gone}"
+
+
+class Tape:
+    """A segment that grows by frames. Mutable; `width` bytes a token; `ends` says behind how many bytes how many events
+    are whole."""
+
+    def __init__(self, started: EngineStarted, code_version: str) -> None:
+        header = first_header(started, "full", code_version)
+        data, self._chain = open_segment(header)
+        self.width, self._parts = header.token_width, [data]
+        self.ends = [(len(data), 1)]
+
+    def write(self, events: Sequence[AnyEvent], after: State) -> None:
+        """One frame: an iteration of the engine, and the digest of the state that it left."""
+        size, count = self.ends[-1]
+        body = encode_body(count, events, (), 0, self.width)
+        self._chain = chained(self._chain, digest(after), body)
+        self._parts.append(encode_frame(self._chain, body))
+        self.ends.append((size + len(self._parts[-1]), count + len(events)))
+
+    def data(self) -> bytes:
+        """The segment so far."""
+        return b"".join(self._parts)
+
+
+def events_of(data: bytes) -> tuple[list[AnyEvent], EndKind]:
+    """The events of a segment, EngineStarted first, and how it ends."""
+    events: list[AnyEvent] = []
+    for item in log_read.read([data]):
+        if isinstance(item, LogEnd):
+            return events, item.kind
+        if isinstance(item, Frame):
+            events += item.events
+        elif isinstance(item, SegmentStart):
+            events.append(item.header.started)
+    raise AssertionError("a log has an end")
+
+
+def segment(events: Sequence[AnyEvent], code_version: str) -> bytes:
+    """The events, EngineStarted first, each in a frame of its own. It ends with an event that the reducer refuses."""
+    started = first_of(events)
+    tape, state = Tape(started, code_version), start(started)
+    for event in events[1:]:
+        try:
+            state, refused = reduce(state, event), False
+        except IllegalEvent:
+            refused = True
+        tape.write((event,), state)
+        if refused:
+            break
+    return tape.data()

@@ -12,14 +12,13 @@ from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import NamedTuple
 
+from vnext.sim.checks import fitting
 from vnext.sim.checks.accounting import Entry
-from vnext.sim.checks.fitting import first_chunk, given_back, needs_slot, needs_whole_prompt, surely_hit
 from vnext.sim.checks.microbatch_laws import left_out, wants
 from vnext.sim.checks.plain_state import PlainState, in_sight
-from vnext.sim.checks.recurrent_checks import snapshot_count, up_to_edge
 from vnext.sim.drafts import with_drafts
 from vnext.sim.order import policy_keys
-from vnext.sim.toy_grammar import allowed, is_finished
+from vnext.sim.toy import allowed, is_finished
 from vnext.state.config import SchedulerConfig
 from vnext.state.errors import LawBroken
 from vnext.state.events import (
@@ -87,7 +86,7 @@ def event_laws(before: PlainState, event: AnyEvent, after: PlainState) -> None:
         return
     rows: Sequence[int]
     if isinstance(event, StepPlanned):
-        rows, later = event.preempted, given_back(after)
+        rows, later = event.preempted, fitting.given_back(after)
     else:
         rows, later = [row for row, id_ in enumerate(before.id) if id_ not in after.id], set()
     if rows:
@@ -103,7 +102,7 @@ def wanted(seen: PlainState) -> list[int]:
     config = seen.state.config
     most = config.long_prefill_token_threshold or config.max_model_len
     progress = zip(seen.computed, seen.known, seen.prompt, wants(seen))
-    return [up_to_edge(config, computed, known, prompt, min(want, most)) for computed, known, prompt, want in progress]
+    return [fitting.up_to_edge(config, computed, known, prompt, min(want, most)) for computed, known, prompt, want in progress]
 
 
 class Share(NamedTuple):
@@ -165,7 +164,7 @@ def work_is_conserved(seen: PlainState, share: Share) -> None:
     best = min(queue := going(seen), key=lambda entry: key_of[entry.id], default=None)
     if (state.paused or transferring(state)) and not queue and not seen.id:
         return
-    if not state.in_flight and (seen.id or best is None or not needs_slot(seen, best)):
+    if not state.in_flight and (seen.id or best is None or not fitting.needs_slot(seen, best)):
         raise LawBroken("S6", f"{len(state.requests)} requests live and the decision is to do nothing")
     if any(share.tokens):
         raise LawBroken("S6", f"{sum(share.tokens)} tokens could be computed and the decision is to do nothing")
@@ -195,7 +194,8 @@ def budget_is_used(before: PlainState, plan: StepPlanned, after: PlainState, sha
     for place, tokens in plan.admitted:
         waiting = before.state.waiting[place]
         rest = waiting.known - (start := starts[waiting.id])
-        cut = up_to_edge(config, start, waiting.known, before.state.requests[waiting.id].prompt_length, min(rest, most, budget))
+        limit = min(rest, most, budget)
+        cut = fitting.up_to_edge(config, start, waiting.known, before.state.requests[waiting.id].prompt_length, limit)
         if tokens != (cut if config.chunked_prefill else rest):
             raise LawBroken("S6", f"request {waiting.id} begins with {tokens} of {rest} tokens, and {budget} were left")
         budget -= tokens
@@ -222,9 +222,9 @@ def nobody_is_passed_over(before: PlainState, plan: StepPlanned, after: PlainSta
 
 def _must_wait(before: PlainState, after: PlainState, best: Waiting, budget: int) -> None:
     """S3 for one request."""
-    if needs_slot(after, best):
+    if fitting.needs_slot(after, best):
         return
-    if tokens := first_chunk(before, after, best, budget):
+    if tokens := fitting.first_chunk(before, after, best, budget):
         raise LawBroken("S3", f"request {best.id} waits and {tokens} of its tokens would fit")
 
 
@@ -235,7 +235,7 @@ def hits_are_the_longest(before: PlainState, plan: StepPlanned, after: PlainStat
     starts = dict(zip(after.in_flight[-1].ids, after.in_flight[-1].starts))
     for place, _ in plan.admitted:
         waiting = before.state.waiting[place]
-        start, tokens = starts[waiting.id], surely_hit(before, after, waiting)
+        start, tokens = starts[waiting.id], fitting.surely_hit(before, after, waiting)
         if start < tokens:
             raise LawBroken("P1", f"request {waiting.id} starts at {start} where the cache has {tokens} tokens of it")
 
@@ -245,7 +245,7 @@ def scored_prompts_are_computed(before: PlainState, plan: StepPlanned, after: Pl
     starts = dict(zip(after.in_flight[-1].ids, after.in_flight[-1].starts))
     for place, _ in plan.admitted:
         id_ = before.state.waiting[place].id
-        if starts[id_] and needs_whole_prompt(before.state.requests[id_].sampling):
+        if starts[id_] and fitting.needs_whole_prompt(before.state.requests[id_].sampling):
             raise LawBroken("P4", f"request {id_} needs its whole prompt and starts at {starts[id_]}")
 
 
@@ -336,7 +336,7 @@ def memory_is_gone(before: PlainState, after: PlainState) -> None:
     numbers go on. C2: everybody waits, with every token that was known and, who ran, one preemption more."""
     old, state = before.state, after.state
     left = [name for name, there in (
-        ("steps", state.in_flight), ("rows", after.id), ("slots", any(state.slots)), ("snapshots", snapshot_count(state)),
+        ("steps", state.in_flight), ("rows", after.id), ("slots", any(state.slots)), ("snapshots", fitting.snapshot_count(state)),
         ("names", len(state.pool.prefix_index)), ("pages", max(after.holders) or state.pool.free < state.config.page_count),
     ) if there]  # fmt: skip
     if left or (state.planned, state.committed) != (old.planned, old.planned):

@@ -17,12 +17,10 @@ import numpy as np
 import xxhash
 
 from vnext.sampling.constraint import Matcher
-from vnext.sim.checks.errors import Divergence
-from vnext.sim.checks.plain_state import PlainState, in_sight
+from vnext.sim.checks.plain_state import Divergence, PlainState, in_sight
 from vnext.sim.drafts import drafts_behind
 from vnext.sim.states import ShadowStates
-from vnext.sim.toy import constrained
-from vnext.sim.toy_grammar import ToyVocabulary, nearest
+from vnext.sim.toy import ToyVocabulary, constrained, nearest
 from vnext.state.digest import digest
 from vnext.state.events import (
     AnyEvent,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from vnext.sim.checks.errors import Divergence
+from vnext.sim.checks.plain_state import Divergence
 from vnext.state.state import State
 from vnext.state.store.fields import LIVE, NEWEST, NEWEST_EDGE
 

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 
 import msgspec
 
-from vnext.runtime.protocol.cache_misses import CacheMiss
 from vnext.runtime.protocol.messages import PromptResult, RequestOutput, TokenLogprobs
 from vnext.runtime.protocol.sampling_params import SamplingParams
+from vnext.runtime.protocol.stats import CacheMiss
 from vnext.text.tokenizer import Tokenizer
 
 

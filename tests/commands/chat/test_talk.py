@@ -16,9 +16,8 @@ from rich.console import Console
 
 from vnext.commands.chat.conversation import Conversation, is_command, obey
 from vnext.commands.chat.engine import EngineTalker
-from vnext.commands.chat.lines import Lines
 from vnext.commands.chat.talker import TalkFailed, TalkTooLong
-from vnext.commands.chat.terminal import ServerTalker, Shown, chat, show, speed, talk, talker
+from vnext.commands.chat.terminal import Lines, ServerTalker, Shown, chat, show, speed, talk, talker
 from vnext.options.reader import ChatCommand, parse
 from vnext.runtime.protocol.sampling_params import SamplingParams, context_exceeded
 

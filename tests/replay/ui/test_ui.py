@@ -33,8 +33,7 @@ from vnext.replay.reading.index import Index, Segment
 from vnext.replay.reading.show import show
 from vnext.replay.reading.source import UnusableLog, open_log
 from vnext.replay.ui import questions, walk as walking
-from vnext.replay.ui.app import Opened, make_app, page_files
-from vnext.replay.ui.lanes import lanes
+from vnext.replay.ui.app import Opened, lanes, make_app, page_files
 from vnext.replay.ui.overview import COLUMNS, Overview
 from vnext.replay.ui.step import FREE, HELD, KEPT, SHARED, explained, step_view
 from vnext.replay.ui.walk import Walk

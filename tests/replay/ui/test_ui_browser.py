@@ -24,7 +24,7 @@ from vnext.replay.answers.slow import slow
 from vnext.replay.cli.main import main as replay
 from vnext.replay.reading.index import Index
 from vnext.replay.reading.source import open_log
-from vnext.replay.ui.lanes import lanes
+from vnext.replay.ui.app import lanes
 from vnext.replay.ui.step import explained
 from vnext.replay.ui.walk import Walk
 

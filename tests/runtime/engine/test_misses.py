@@ -8,7 +8,7 @@ from core_drive import Engine
 
 from vnext.runtime.engine import misses as misses_module
 from vnext.runtime.engine.misses import CacheMisses
-from vnext.runtime.protocol.cache_misses import CacheMiss
+from vnext.runtime.protocol.stats import CacheMiss
 from vnext.state.events import EnginePaused, StepPlanned, WeightsChanged
 
 SIZE = 4

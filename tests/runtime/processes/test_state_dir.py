@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from vnext.commands import doctor
-from vnext.commands.chat import lines
+from vnext.commands.chat import terminal
 from vnext.commands.restart import Running, listed, servers
 from vnext.kernels.cuda import compiling
 from vnext.options.reader import parse
@@ -111,7 +111,7 @@ def test_servers_are_listed_and_chats_have_no_history(homeless: Path, monkeypatc
     with listed(Running(os.getpid(), "http://127.0.0.1:1", str(tmp_path))):
         assert [server.url for server in servers()] == ["http://127.0.0.1:1"]
     assert servers() == []
-    assert parse(["chat"], {}).history == "" and lines.Lines("> ", ". ", "") is not None
+    assert parse(["chat"], {}).history == "" and terminal.Lines("> ", ". ", "") is not None
     assert not (tmp_path / "~").exists()
 
 

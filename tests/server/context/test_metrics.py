@@ -13,10 +13,9 @@ import pytest
 from edge_server import EdgeServer
 from fake_engine import wait_until
 
-from vnext.runtime.protocol.cache_misses import CacheLosses
 from vnext.runtime.protocol.messages import EngineStats, SubmitRequest
 from vnext.runtime.protocol.operations import Residence
-from vnext.runtime.protocol.stats import AdapterStats
+from vnext.runtime.protocol.stats import AdapterStats, CacheLosses
 from vnext.server import load_line
 from vnext.server.context import metrics as metrics_module
 from vnext.server.context.metrics import ServerMetrics, Stopwatch, _lengths_up_to

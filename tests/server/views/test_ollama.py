@@ -11,8 +11,7 @@ from edge_server import TOKENIZER, EdgeServer
 from toy_tokenizers import byte_level
 
 from vnext.runtime.protocol.messages import SubmitRequest
-from vnext.server.ollama.bodies import OllamaMessage
-from vnext.server.ollama.translation import chat_body
+from vnext.server.ollama.translation import OllamaMessage, chat_body
 from vnext.server.views.ollama import OllamaChatBody
 from vnext.state.events import unpack_tokens
 

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from vnext.sim import core
-from vnext.sim.checks.errors import Divergence
+from vnext.sim.checks.plain_state import Divergence
 from tests.sim.fleet import Fleet
 from vnext.sim.rank import StepResult
 from tests.sim.redacted_tape import RedactedTape

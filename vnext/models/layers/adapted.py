@@ -21,7 +21,7 @@ from vnext.kernels.table import Operations, operations, substituted
 from vnext.kernels.thin import StackLines, StackParts, ThinBlocks, ThinParts, ThinRows, stack_lines, stack_parts, thin_rows
 from vnext.models.config.model_config import ModelConfig
 from vnext.models.layers.batch import ForwardBatch
-from vnext.models.layers.sharding import Parallel
+from vnext.models.layers.sharding import Axis, LayoutTable, Parallel, layout_of
 
 
 class Adapter:
@@ -124,3 +124,16 @@ def adapted(base: Operations, chosen: Chosen) -> Operations:
         return base.gated_linear(x, weight, bias, activation, Addition(base.add_thin, x, parts))
 
     return base._replace(linear=linear, row_linear=row_linear, gated_linear=gated_linear)
+
+
+class Target(NamedTuple):
+    """A packed weight that an adapter may change, and the checkpoint's names of what it is made of, top to bottom."""
+
+    names: tuple[str, ...]
+    weight: Any
+
+
+def may_be_target(names: tuple[str, ...], layouts: LayoutTable) -> bool:
+    """Whether these weights are linear layers, whose outputs do not take turns, and neither embedding nor head."""
+    found = [layout_of(name, layouts) for name in names]
+    return all(Axis.VOCAB not in layout.out and layout.inner is not None and not layout.by_state for layout in found)

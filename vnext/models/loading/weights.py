@@ -23,13 +23,13 @@ from vnext.kernels.cpu.packed import Packed, PackedExperts, codes_bytes, packed_
 from vnext.kernels.format import AUTO, CODES, NO_FORMAT, Format, WeightFormats, only_dtype, weight_formats
 from vnext.models.config.model_config import DTYPES, ModelConfig
 from vnext.models.errors import ModelError
+from vnext.models.layers.adapted import Target, may_be_target
 from vnext.models.layers.sharding import Layout, Parallel, check_world_size, layout_of, own_experts, weight_axes
 from vnext.models.loading.checkpoint import STORED, Checkpoint, fingerprint, open_checkpoint
 from vnext.models.loading.host_place import HostPlace, Place
 from vnext.models.loading.kept import Kept, Tie, copy_into
 from vnext.models.loading.packed_file import PackedFile
 from vnext.models.loading.stored import StoredWeights
-from vnext.models.loading.targets import Target, may_be_target
 from vnext.models.registry import family
 
 if TYPE_CHECKING:

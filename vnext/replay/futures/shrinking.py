@@ -29,8 +29,7 @@ from vnext.replay.futures.redecided import (
 from vnext.replay.reading.folding import first_state
 from vnext.replay.reading.source import Log, UnusableLog, open_log
 from vnext.replay.reading.verify import verify
-from vnext.sim.findings import Finding, failing_like, reported
-from vnext.sim.log import segment
+from vnext.sim.findings import Finding, failing_like, reported, segment
 from vnext.sim.shrink import shrink
 from vnext.state.events import AnyEvent
 

@@ -10,6 +10,7 @@ import asyncio
 import re
 from collections.abc import Callable
 from importlib import resources
+from typing import Any
 
 import msgspec
 from aiohttp import web
@@ -19,13 +20,12 @@ from vnext.replay.answers.slow import slow
 from vnext.replay.reading.naming import request_of
 from vnext.replay.reading.source import Log, UnusableLog
 from vnext.replay.reading.window import step_at
-from vnext.replay.ui.lanes import WINDOW_MAX, lanes
 from vnext.replay.ui.live import LiveLog
 from vnext.replay.ui.opened import Opened
 from vnext.replay.ui.overview import COLUMNS
 from vnext.replay.ui.questions import Indexing
-from vnext.replay.ui.step import step_view
-from vnext.replay.ui.walk import Kind, Walk
+from vnext.replay.ui.step import explained, reason, step_view
+from vnext.replay.ui.walk import Kind, Moment, Walk
 from vnext.server.http.static_files import StaticFiles, isolate, new_token, refusal
 
 POINTS_MAX = 4000
@@ -197,3 +197,34 @@ async def serve(opened: list[Shown], port: int, ready: Callable[[str], None]) ->
         await asyncio.Event().wait()
     finally:
         await runner.cleanup()
+
+
+WINDOW_MAX = 240
+
+
+def lanes(moments: list[Moment]) -> list[dict[str, Any]]:
+    """Lanes in order of arrival: {"id", "runs": [[first, last, kind, reason or None], ...]}.
+
+    Kinds: `prompt` (positions that were known), `answer` (one token), `wait` (in the queue, or running without work).
+    """
+    found: dict[int, list[list]] = {}
+    for moment in moments:
+        scheduled = moment.after.in_flight[-1]
+        for id_, count, samples in zip(scheduled.ids.tolist(), scheduled.counts.tolist(), scheduled.samples.tolist()):
+            _extend(found, id_, moment.step, "answer" if samples and count == 1 else "prompt", None)
+        for wait in explained(moment).waits:
+            _extend(found, wait.id, moment.step, "wait", reason(wait))
+    return [{"id": id_, "runs": runs} for id_, runs in sorted(found.items())]
+
+
+def _extend(found: dict[int, list[list]], id_: int, step: int, kind: str, why: dict | None) -> None:
+    runs = found.setdefault(id_, [])
+    if runs and runs[-1][1] == step - 1 and runs[-1][2] == kind and _same(runs[-1][3], why):
+        runs[-1][1] = step
+        runs[-1][3] = why
+    else:
+        runs.append([step, step, kind, why])
+
+
+def _same(one: dict | None, other: dict | None) -> bool:
+    return (one and one["why"]) == (other and other["why"])

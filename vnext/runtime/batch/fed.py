@@ -15,7 +15,7 @@ import numpy as np
 import xxhash
 
 from vnext.log.pseudonyms import GOLDEN, ONE, mix
-from vnext.sampling.marks import IN_PROMPT
+from vnext.sampling.inputs import IN_PROMPT
 from vnext.state.config import SchedulerConfig
 from vnext.state.events import StepCommitted, unpack_tokens
 from vnext.state.params import CHOOSING, PARAMETERS, PENALTIES, Sampling, is_penalised

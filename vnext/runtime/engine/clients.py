@@ -21,7 +21,6 @@ from vnext.runtime.batch.fed import stop_ids
 from vnext.runtime.engine.owners import News, Owners
 from vnext.runtime.engine.trials import Trials
 from vnext.runtime.processes.run_dir import PROGRESS, CoreNotes
-from vnext.runtime.protocol.cache_misses import CacheMiss
 from vnext.runtime.protocol.merged_output import MergedOutput
 from vnext.runtime.protocol.messages import (
     AbortRequests,
@@ -47,6 +46,7 @@ from vnext.runtime.protocol.messages import (
     encoder,
 )
 from vnext.runtime.protocol.reasons import IMAGES, NO_HEAD, SOUNDS
+from vnext.runtime.protocol.stats import CacheMiss
 from vnext.state.config import SchedulerConfig
 from vnext.state.events import (
     AbortReason,

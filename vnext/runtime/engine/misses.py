@@ -16,7 +16,7 @@ from operator import attrgetter
 import msgspec
 import numpy as np
 
-from vnext.runtime.protocol.cache_misses import CacheLosses, CacheMiss, MissReason
+from vnext.runtime.protocol.stats import CacheLosses, CacheMiss, MissReason
 from vnext.state.events import unpack_tokens
 from vnext.state.params import reads_cache
 from vnext.state.preempt import row_tokens

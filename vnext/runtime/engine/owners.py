@@ -13,8 +13,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import msgspec
 import numpy as np
 
-from vnext.runtime.protocol.cache_misses import CacheMiss
 from vnext.runtime.protocol.messages import Outputs, RequestOutput
+from vnext.runtime.protocol.stats import CacheMiss
 from vnext.state.outputs import Going
 
 News = tuple[Going | None, Sequence[RequestOutput]]

@@ -35,7 +35,7 @@ from vnext.runtime.engine.sizing import require_policy, scheduler_config
 from vnext.runtime.engine.tiers import opening
 from vnext.runtime.hosts.master import HostedExecutor, Hosts, MeetingPlace
 from vnext.runtime.hosts.placer import Placer
-from vnext.runtime.hosts.secret import secret_of
+from vnext.runtime.hosts.wire import secret_of
 from vnext.runtime.processes.determinism import prepare_process
 from vnext.runtime.processes.rank_processes import start_ranks, threads_of
 from vnext.runtime.processes.readable import readable

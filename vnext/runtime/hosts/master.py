@@ -35,8 +35,7 @@ from vnext.runtime.hosts.frames import (
     encode,
 )
 from vnext.runtime.hosts.placer import Placer
-from vnext.runtime.hosts.secret import secret_of
-from vnext.runtime.hosts.wire import Wire, WireBroken, WireRefused, connected, link_key, shown
+from vnext.runtime.hosts.wire import Wire, WireBroken, WireRefused, connected, link_key, secret_of, shown
 from vnext.runtime.processes.readable import readable
 from vnext.runtime.processes.subprocesses import HostLost, RankStartFailed
 from vnext.runtime.protocol.messages import RankFailed, RankMessage, RankReady, StepResult, rank_decoder

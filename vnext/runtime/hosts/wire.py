@@ -16,12 +16,14 @@ import threading
 import time
 from contextlib import suppress
 from hashlib import blake2b, sha256
+from pathlib import Path
 from typing import Literal, TypeVar
 
 import msgspec
 
 from vnext.base.version import __version__
 from vnext.runtime.processes.readable import readable
+from vnext.runtime.protocol.settings import SettingsError
 
 Role = Literal["master", "host"]
 FRAME_BYTES_MAX = 1 << 30
@@ -239,3 +241,18 @@ def _exactly(connection: socket.socket, size: int, end_s: float) -> bytes:
             raise WireBroken("the other side has ended the connection in the handshake")
         found += data
     return bytes(found)
+
+
+BYTES_MIN = 16
+
+
+def secret_of(path: str) -> bytes:
+    """The secret in a file, without white space around it. Raises SettingsError."""
+    try:
+        secret = Path(path).expanduser().read_bytes().strip()
+    except OSError as error:
+        why = f"cluster_secret_file {path} cannot be read ({error.strerror})"
+        raise SettingsError(f"{why}: give a file that all hosts have") from error
+    if len(secret) < BYTES_MIN:
+        raise SettingsError(f"cluster_secret_file {path} has {len(secret)} bytes: a secret has at least {BYTES_MIN}")
+    return secret

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from vnext.runtime.protocol.cache_misses import CacheMiss
 from vnext.runtime.protocol.messages import PromptResult, RequestOutput, TokenLogprobs
+from vnext.runtime.protocol.stats import CacheMiss
 
 
 class TakenOutput(RequestOutput, frozen=True, kw_only=True, array_like=True):

@@ -10,9 +10,8 @@ import hashlib
 
 import msgspec
 
-from vnext.runtime.protocol.cache_misses import CacheLosses, CacheMiss
 from vnext.runtime.protocol.operations import AnyOperation, Residence
-from vnext.runtime.protocol.stats import AdapterStats, PinStats, StateStats, TierStats
+from vnext.runtime.protocol.stats import AdapterStats, CacheLosses, CacheMiss, PinStats, StateStats, TierStats
 from vnext.state.config import SchedulerConfig
 from vnext.state.events import AbortReason, StepCommitted
 from vnext.state.params import Sampling

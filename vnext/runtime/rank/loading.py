@@ -34,7 +34,7 @@ from vnext.runtime.hosts.handover.addresses import split_address
 from vnext.runtime.hosts.handover.publishing import Publisher
 from vnext.runtime.hosts.handover.receiving import Receiver
 from vnext.runtime.hosts.handover.tcp import BlockServer
-from vnext.runtime.hosts.secret import secret_of
+from vnext.runtime.hosts.wire import secret_of
 from vnext.runtime.processes.determinism import describe_process, limit_torch
 from vnext.runtime.processes.placement import NOWHERE, Place, places
 from vnext.runtime.processes.proc import available_memory_bytes, usual_cache_bytes

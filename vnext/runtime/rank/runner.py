@@ -18,6 +18,7 @@ from vnext.kernels.arrays import Array, as_array, host_dtype, torch_dtype
 from vnext.kernels.cpu.packed import serves, serves_all
 from vnext.kernels.format import CODES, NO_FORMAT, WeightFormats, weight_formats
 from vnext.models.config.model_config import ModelConfig, load_config
+from vnext.models.layers.adapted import Target
 from vnext.models.layers.batch import ForwardBatch
 from vnext.models.layers.kv_cache import cache_dtype, kv_bytes_per_page, make_kv_cache, page_rows
 from vnext.models.layers.recurrent import copy_states, make_state_pools, state_bytes_per_page
@@ -29,7 +30,6 @@ from vnext.models.loading.held import is_quantised
 from vnext.models.loading.kept import Kept
 from vnext.models.loading.packed_file import PackedFile
 from vnext.models.loading.tail import Tail, load_tail
-from vnext.models.loading.targets import Target
 from vnext.models.loading.weights import Progress, choose_numbers, load_params, refill_params
 from vnext.models.registry import family
 from vnext.runtime.batch.on_arrays import OnArrays

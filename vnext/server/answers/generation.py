@@ -18,7 +18,6 @@ from typing import Any, Protocol
 import msgspec
 from msgspec.structs import replace
 
-from vnext.runtime.protocol.cache_misses import CacheMiss
 from vnext.runtime.protocol.messages import RequestOutput, SubmitRequest
 from vnext.runtime.protocol.sampling_params import (
     InvalidRequest,
@@ -27,6 +26,7 @@ from vnext.runtime.protocol.sampling_params import (
     to_sampling,
     validate_ranges,
 )
+from vnext.runtime.protocol.stats import CacheMiss
 from vnext.server.answers.resuming import TOKEN_BYTES, EventIds, Replay, split
 from vnext.server.call import Call
 from vnext.server.context.adapters import failed

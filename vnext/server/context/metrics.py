@@ -17,9 +17,8 @@ from typing import Protocol
 from prometheus_client import generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from vnext.runtime.protocol.cache_misses import CacheLosses
 from vnext.runtime.protocol.messages import EngineStats
-from vnext.runtime.protocol.stats import AdapterStats
+from vnext.runtime.protocol.stats import AdapterStats, CacheLosses
 from vnext.server.context.admission import WaitingPrompts
 from vnext.server.context.tallies import Histogram, LabelledCounter, TallyFile
 from vnext.server.context.traces import AnswerTimes, CallTrace

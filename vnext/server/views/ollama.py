@@ -25,8 +25,16 @@ from vnext.server.context.openai_types import ChatBody
 from vnext.server.context.server_context import SERVER_CONTEXT, ServerContext, tenant_of
 from vnext.server.http.bodies import read_body
 from vnext.server.http.streaming import NDJSON, line_frame
-from vnext.server.ollama.bodies import NamedBody, OllamaChatBody, OllamaEmbedBody, OllamaGenerateBody
-from vnext.server.ollama.translation import NAMES, chat_body, generate_body, model_of
+from vnext.server.ollama.translation import (
+    NAMES,
+    NamedBody,
+    OllamaChatBody,
+    OllamaEmbedBody,
+    OllamaGenerateBody,
+    chat_body,
+    generate_body,
+    model_of,
+)
 from vnext.server.views.completions import CompletionRequest
 from vnext.server.views.embeddings import EmbeddingBody, Wanted, vectors_of, written
 from vnext.text.parts import CallArguments, CallBegun, CallEnded, Part, Reasoning, Words

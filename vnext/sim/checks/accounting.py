@@ -9,8 +9,7 @@ from collections.abc import Sequence
 
 import xxhash
 
-from vnext.sim.checks.errors import Divergence
-from vnext.sim.checks.plain_state import PlainState
+from vnext.sim.checks.plain_state import Divergence, PlainState
 from vnext.state.events import (
     AnyEvent,
     RequestAborted,

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from vnext.sim.checks.fitting import first_chunk, longest_hit, needs_slot
+from vnext.sim.checks.fitting import first_chunk, longest_hit, needs_slot, snapshot_count
 from vnext.sim.checks.plain_state import PlainState
-from vnext.sim.checks.recurrent_checks import snapshot_count
 from vnext.state.block_hash import leading_hashes
 from vnext.state.errors import LawBroken
 from vnext.state.events import (

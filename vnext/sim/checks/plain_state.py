@@ -11,9 +11,10 @@ import numpy as np
 
 from vnext.state.config import SchedulerConfig
 from vnext.state.pool import HELD, free_blocks
-from vnext.state.state import State, StepInFlight
+from vnext.state.state import State, StepInFlight, Tier
 from vnext.state.store import fields
 from vnext.state.store.extents import Extents
+from vnext.state.store.pins import Pins
 
 
 class Step(msgspec.Struct, frozen=True):
@@ -40,41 +41,7 @@ class PlainState:
     `at_least` the tokens computed if no draft in flight is kept.
     """
 
-    __slots__ = (
-        "state",
-        "cells",
-        "id",
-        "known",
-        "computed",
-        "placeholders",
-        "limit",
-        "blocks",
-        "hashed_blocks",
-        "prompt",
-        "preemption_count",
-        "priority",
-        "tables",
-        "held",
-        "histories",
-        "in_flight",
-        "holders",
-        "places",
-        "tentative",
-        "rates",
-        "at_least",
-    )
-
     cells: list[list[int]]
-    id: list[int]
-    known: list[int]
-    computed: list[int]
-    placeholders: list[int]
-    limit: list[int]
-    blocks: list[int]
-    hashed_blocks: list[int]
-    prompt: list[int]
-    preemption_count: list[int]
-    priority: list[int]
     tables: list[list[int]]
     held: list[list[int]]
     histories: list[bytes]
@@ -95,7 +62,8 @@ class PlainState:
             self.holders = [-word if word < 0 else 0 for word in status]
             self.places = [word if word >= 0 else HELD for word in status]
         old = before if before is not None and before.state.rows is state.rows else None
-        self.cells = cells = state.rows.cells.tolist() if old is None else old.cells
+        cells: list[list[int]] = state.rows.cells.tolist() if old is None else old.cells
+        self.cells = cells
         (
             self.id,
             self.known,
@@ -174,3 +142,62 @@ def _step(scheduled: StepInFlight) -> Step:
     owed = [(id_, preemptions) for id_, preemptions, asks in zip(ids, preemptions, samples) if asks]
     drafts = [0] * len(ids) if scheduled.drafts is None else scheduled.drafts.tolist()
     return Step(scheduled.step, ids, preemptions, scheduled.starts.tolist(), scheduled.counts.tolist(), samples, owed, drafts)
+
+
+class Divergence(Exception):
+    """A cache, a replica or a stream is not what it must be: a bug of the engine."""
+
+
+# ---- contents ------------------------------------------------------------------------------------------------------
+# Contents: all that a state says, in comparable form, wherever its arenas keep it.
+# More than the digest: texts, content keys and cold data too. The simulator compares whole replicas with it, so that a field
+# which the digest overlooks is still compared, and it notices when folding one state writes into another.
+
+STORAGE = range(fields.TOKENS_AT, fields.TABLE_SIZE + 1)
+
+
+def contents(seen: PlainState) -> dict[str, object]:
+    """Every part of a state by name. Equal for equal states; places inside arenas and stale queue places do not count."""
+    state, pool = seen.state, seen.state.pool
+    return {
+        "scalars": (state.sequence, state.next_id, state.planned, state.committed, state.token_digest, pool.free, state.cautious),
+        "slots": state.slots,
+        "tier": _tier(state.tier),
+        "pins": (state.clock, _pins(pool.pins)),
+        "counters": state.counters,
+        "rows": [column for field, column in enumerate(seen.cells) if field not in STORAGE],
+        "histories": seen.histories,
+        "tables": seen.tables,
+        "holders": seen.holders,
+        "free order": seen.queued,
+        "names": dict(pool.prefix_index.blocks()),
+        "waiting": state.waiting,
+        "requests": dict(state.requests.mapping()),
+        "flights": seen.in_flight,
+        "drafting": (seen.tentative, seen.rates),
+        "states": _states(state),
+    }
+
+
+def _states(state: State) -> object:
+    states, rows = state.pool.states, state.rows.recurrent
+    if states is None or rows is None:
+        return None
+    copies = [(each.before.tolist(), each.after.tolist()) for step in state.in_flight if (each := step.copies)]
+    return rows.tolist(), copies, states.ref.tolist(), free_blocks(states).tolist(), dict(states.prefix_index.blocks())
+
+
+def _tier(tier: Tier | None) -> object:
+    if tier is None:
+        return None
+    counts = tier.capacity, tier.begun, tier.stored, tier.gone, tier.promoted
+    return counts, list(tier.disk.oldest_first()), tier.transfers
+
+
+def _pins(pins: Pins | None) -> object:
+    return pins and (pins.ends.values().tolist(), msgspec.structs.astuple(pins)[1:])
+
+
+def differences(left: dict[str, object], right: dict[str, object]) -> list[str]:
+    """Names of the parts in which two contents differ."""
+    return [name for name in left if left[name] != right[name]]
