@@ -30,10 +30,12 @@ class Router(NamedTuple):
 
 
 class BiasedExperts(NamedTuple):
-    """What `pack_experts` gave of weights [E, out, in], and a bias [out] of each expert."""
+    """What `pack_experts` gave of weights [E, out, in], and a bias [out] of each expert of the model, whose first one with a weight
+    here is number `first`."""
 
     weights: Any
     biases: tuple[torch.Tensor, ...]
+    first: int = 0
 
     @property
     def shape(self) -> tuple[int, ...]:

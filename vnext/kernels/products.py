@@ -231,18 +231,19 @@ def experts_by(
     (wide, wide_biases), (narrow, narrow_biases) = parts_of(gate_up), parts_of(down)
     sorted_x = x.index_select(0, torch.div(order, ids.shape[1], rounding_mode="floor"))
     products = torch.zeros(sorted_x.shape, dtype=torch.float32 if join else x.dtype, device=x.device)
-    start, runs = 0, []
+    start = 0
     for expert, size in enumerate(torch.bincount(chosen, minlength=count).tolist()[:count]):
         if size:
             here = slice(start, start + size)
-            widened = multiply_gated(sorted_x[here], wide[expert], wide_biases[expert] if wide_biases else None, activation)
-            products[here] = multiply(widened, narrow[expert], None)
-            runs.append((expert, here))
+            bias = wide_biases[gate_up.first + expert] if wide_biases else None
+            products[here] = multiply(multiply_gated(sorted_x[here], wide[expert], bias, activation), narrow[expert], None)
             start += size
     if join:  # in the order of tokens, which all ranks have
         products = join(torch.empty_like(products).index_copy_(0, order, products)).to(x.dtype)[order]
-    for expert, here in runs if narrow_biases else ():
-        products[here] += narrow_biases[expert]
+    if narrow_biases:
+        numbers = ids.reshape(-1)[order] + down.first
+        for expert in numbers.unique().tolist():
+            products[numbers == expert] += narrow_biases[expert]
     return sum_of_shares(products, order, shares, x.dtype)
 
 

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from vnext.kernels.calls import Router
 from vnext.models.config.model_config import Experts, Hosted
 from vnext.models.errors import ModelError
+from vnext.models.layers.kv_cache import kv_groups
 from vnext.models.layers.sharding import Parallel, alone, with_whole_experts
 from vnext.models.layers.whole_step import WholeStep, whole_step
 
@@ -29,6 +30,8 @@ CASES: list[tuple[str, torch.dtype, str, int]] = [
     ("glm4_moe", torch.bfloat16, "none", 2),
     ("mixtral", torch.bfloat16, "int8", 2),
     ("mixtral", torch.bfloat16, "int4", 2),
+    ("gpt_oss", torch.float32, "none", 2),
+    ("gpt_oss", torch.bfloat16, "none", 2),
 ]
 
 
@@ -46,16 +49,17 @@ def test_no_logit_differs(tmp_path: Path, name: str, dtype: torch.dtype, quantiz
 
 
 @needs_native
-def test_one_call_is_layer_by_layer(tmp_path: Path) -> None:
-    save_case(tmp_path, "glm4_moe")
+@pytest.mark.parametrize(("name", "count"), [("glm4_moe", 4), ("gpt_oss", 3)])
+def test_one_call_is_layer_by_layer(tmp_path: Path, name: str, count: int) -> None:
+    save_case(tmp_path, name)
 
     def work(parallel: Parallel) -> list[int]:
         parallel = divided(parallel)
         chosen, params, kv, plain_kv, config = load(tmp_path, torch.bfloat16, "none", parallel)
         whole, found = whole_step(params, kv, config, parallel), []
-        assert isinstance(whole, WholeStep) and params.layers[1].mlp.gate_up.shape[0] == 4
+        assert isinstance(whole, WholeStep) and params.layers[1].mlp.gate_up.shape[0] == count
         for chunks in STEPS:
-            batch = make_batch(chunks, 16)
+            batch = make_batch(chunks, 16, len(kv_groups(config).windows))
             chosen.forward(params, plain_kv, batch, config, parallel)
             found += whole.run(batch, sampling_of(batch.positions)).tolist()
             assert all(torch.equal(*pair) for ours, theirs in zip(kv, plain_kv) for pair in zip(ours, theirs))
@@ -71,7 +75,6 @@ def test_what_cannot_be_divided_is_refused() -> None:
     for config, words in (
         (few, "cannot divide 2 experts among 4 ranks: choose a smaller --tensor-parallel-size"),
         (tiny_config(), "divides experts, and this is a model without experts: leave it out"),
-        (replace(few, activation="swiglu_clamped"), "divides experts without biases so far, and this model's have some: leave it out"),
         (tiny_config(hosted=Hosted(settings="", whole="")), "this is a model that transformers computes: leave it out"),
     ):
         with pytest.raises(ModelError, match=words):

@@ -300,10 +300,11 @@ def sparse_mlp(layer: SparseMlp, x: torch.Tensor, step: Step, routed: torch.Tens
     shares, ids = chosen.route(scores, step.config.experts.router, layer.bias)
     if layer.share_scales is not None:
         shares = shares * layer.share_scales[ids]
-    parallel = step.parallel
+    parallel, packs = step.parallel, (layer.gate_up, layer.down)
     if parallel.by_expert:
-        ids = ids - own_experts(step.config.experts.count, parallel).start
-    given, adds_once = (x, shares, ids, layer.gate_up, layer.down, step.config.activation), isinstance(layer.down, BiasedExperts)
+        first = own_experts(step.config.experts.count, parallel).start
+        ids, packs = ids - first, tuple(pack._replace(first=first) if isinstance(pack, BiasedExperts) else pack for pack in packs)
+    given, adds_once = (x, shares, ids, *packs, step.config.activation), isinstance(layer.down, BiasedExperts)
     if parallel.world_size > 1 and (parallel.is_exact or parallel.by_expert or adds_once):  # a bias is added once
         found = chosen.experts(*given, parallel.all_reduce)
     else:

@@ -396,10 +396,6 @@ def shards_of_layout(layout: Layout, config: ModelConfig, parallel: Parallel) ->
     return shards * parallel.world_size if parallel.is_exact else 1
 
 
-BIASED = "swiglu_clamped"
-"""The activation of experts with biases, gpt-oss's."""
-
-
 def with_whole_experts(config: ModelConfig, parallel: Parallel) -> Parallel:
     """The same rank with whole experts of the model, where there are several. Raises ModelError where they cannot have such."""
     if parallel.world_size == 1:
@@ -407,8 +403,6 @@ def with_whole_experts(config: ModelConfig, parallel: Parallel) -> Parallel:
     if config.hosted is not None or config.experts is None:
         what = "a model that transformers computes" if config.hosted else "a model without experts"
         raise ModelError(f"--enable-expert-parallel divides experts, and this is {what}: leave it out")
-    if config.activation == BIASED:
-        raise ModelError("--enable-expert-parallel divides experts without biases so far, and this model's have some: leave it out")
     if config.experts.count < parallel.world_size:
         raise ModelError(
             f"--enable-expert-parallel cannot divide {config.experts.count} experts among {parallel.world_size} ranks: choose a "
