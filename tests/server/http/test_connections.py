@@ -167,3 +167,17 @@ def test_many_are_closed_in_several_turns(monkeypatch: pytest.MonkeyPatch) -> No
     with EdgeServer(head_timeout_s=0.3) as server, ExitStack() as stack:
         idle = [stack.enter_context(connected(server)) for _ in range(12)]
         assert all(map(ended, idle))
+
+
+@pytest.mark.parametrize("expectation", [b"\xa0p\xff", b"200-maybe", b"100-continue, x", b"100-Continue", b""])
+@pytest.mark.parametrize(("line", "status"), [(b"POST /v1/completions", b"200"), (b"POST /nowhere", b"404"), (b"POST /version", b"405")])
+def test_an_expectation_that_is_not_known_is_passed_over(expectation: bytes, line: bytes, status: bytes) -> None:
+    """Its bytes reach aiohttp before any view, check or middleware."""
+    body = b'{"prompt": "say:a"}'
+    head = line + b" HTTP/1.1\r\nHost: here\r\nContent-Type: application/json\r\nConnection: close\r\nExpect: " + expectation
+    with EdgeServer() as server, socket.create_connection(("127.0.0.1", server.port)) as connection:
+        connection.sendall(head + b"\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
+        answer = b"".join(iter(lambda: connection.recv(2**16), b""))
+    interim = b"HTTP/1.1 100 Continue\r\n\r\n"
+    assert answer.startswith(interim) == (expectation.lower() == b"100-continue")
+    assert answer.removeprefix(interim)[9:12] == status and b"Content-Type: application/json" in answer

@@ -16,7 +16,9 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from aiohttp import web
+from aiohttp.http_parser import RawRequestMessage
 from aiohttp.web_protocol import RequestHandler
+from multidict import CIMultiDict, CIMultiDictProxy
 
 from vnext.server.context.admission import CLIENT_SHARE, share_of
 from vnext.server.settings import ServerSettings
@@ -24,6 +26,7 @@ from vnext.server.settings import ServerSettings
 LOOK_INTERVAL_S = 0.25
 CLOSED_AT_ONCE_MAX = 100  # closing one takes a twentieth of a millisecond
 PROGRESS_BYTES = 4096  # that a slow reader must read, or all that waits for it, to get more time
+EXPECTED = "100-continue"
 FILES_BESIDE = 256  # other files of this process: sockets to the engine, the log's parts, libraries
 
 log = logging.getLogger("vnext.server")
@@ -140,6 +143,19 @@ class Connections:
 CONNECTIONS = web.AppKey("connections", Connections)
 
 
+def expecting_little(make: Callable[..., web.BaseRequest]) -> Callable[..., web.BaseRequest]:
+    """What makes requests, of which each loses an Expect that this server does not know: aiohttp would answer it in words of its
+    own, before any check, and with a fault of the server where its bytes are no text."""
+
+    def made(message: RawRequestMessage, *rest: object) -> web.BaseRequest:
+        if message.headers.get("Expect", EXPECTED).lower() != EXPECTED:
+            kept = CIMultiDict((name, value) for name, value in message.headers.items() if name.lower() != "expect")
+            message = message._replace(headers=CIMultiDictProxy(kept))
+        return make(message, *rest)
+
+    return made
+
+
 class Runner(web.AppRunner):
     """Serves an application and watches over its connections."""
 
@@ -150,6 +166,7 @@ class Runner(web.AppRunner):
 
     async def setup(self) -> None:
         await super().setup()
+        self.server.request_factory = expecting_little(self.server.request_factory)
         self._watch = asyncio.create_task(self._connections.watch(lambda: self.server.connections))
 
     async def cleanup(self) -> None:
