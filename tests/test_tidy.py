@@ -206,8 +206,7 @@ LATE_IMPORTS = {
     "vnext/replay/reading/index.py": (1, "reading an index that is there needs no scheduler"),
     "vnext/runtime/batch/masks.py": (1, "llguidance takes 70 ms, and most ranks never need it"),
     "vnext/sampling/constraint.py": (2, "the same"),
-    "vnext/models/gguf/header.py": (1, "gguf takes 300 ms, and only files of this kind need it"),
-    "vnext/kernels/formats/gguf_blocks.py": (1, "the same, for types that have no codes"),
+    "vnext/kernels/formats/gguf_blocks.py": (1, "gguf takes 300 ms, and only types that have no codes need it"),
     # torch and the model's side come when a log has been found good
     "vnext/replay/execution/bisection.py": (3, "torch"),
     "vnext/replay/execution/execution.py": (5, "torch"),

@@ -77,6 +77,8 @@ class Format:
     """Neighbouring inputs that share a scale: a weight is made of whole groups, and so is each shard that is made at loading."""
     has_codes = False
     """Whether `codes` gives the numbers that a checkpoint has."""
+    has_one_form = False
+    """Whether the codes of all weights are of one form but for their shape."""
 
     # ---- in a checkpoint
 

@@ -6,6 +6,8 @@ import json
 import os
 import random
 import struct
+import subprocess
+import sys
 import tracemalloc
 from array import array
 from pathlib import Path
@@ -182,3 +184,11 @@ def header_of(**changes: int) -> Header:
 def test_numbers_that_do_not_fit(name: str, value: int, sentence: str) -> None:
     with pytest.raises(ModelError, match=sentence):
         config_of(header_of(**{name: value}))
+
+
+def test_a_load_does_not_import_what_writes_files(file: Path, tmp_path: Path) -> None:
+    """Which takes longer than the load of a small model."""
+    source = "import sys; from vnext.models.gguf.header import read_header, sizes; read_header(__import__('pathlib').Path(sys.argv[1]))"
+    shows = "print(sorted({'gguf', 'yaml'} & {*sys.modules}), len(sizes()) > 30)"
+    ran = subprocess.run([sys.executable, "-c", f"{source}; {shows}", str(file)], capture_output=True, text=True, check=True)
+    assert ran.stdout == "[] True\n"

@@ -145,6 +145,8 @@ class Blocks(Format):
     """Blocks of `group` inputs and `size` bytes each. `codes_of`: what blocks uint8 [out, n, size] stand for, None where only the
     package knows."""
 
+    has_one_form = True
+
     def __init__(self, name: str, group: int, size: int, codes_of: Callable[[np.ndarray], Codes] | None = None) -> None:
         self.name, self.dtypes, self.group, self.size = name, (name,), group, size
         self._codes_of, self.has_codes = codes_of, codes_of is not None

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import mmap
 import struct
+import sys
 from array import array
 from collections.abc import Callable
 from functools import cache
+from importlib import import_module
+from importlib.util import find_spec
 from math import prod
 from pathlib import Path
 from types import ModuleType
@@ -28,6 +31,8 @@ LEAST_ENTRY_BYTES = 12
 SIZE_BYTES_MAX = 2**26
 """Of a header: that of the largest vocabularies has a tenth. A file of gigabytes may say that all of them are one text."""
 ALIGNMENT = "general.alignment"
+LIBRARY = "vnext_gguf"
+"""The name of what `library` imports from."""
 Value: TypeAlias = "str | int | float | bool | list[str] | array[int] | array[float]"
 Read = TypeVar("Read")
 
@@ -173,11 +178,16 @@ def _placed(name: str, shape: tuple[int, ...], kind: int, offset: int, begin: in
 @cache
 def sizes() -> dict[int, tuple[str, int, int]]:
     """By a type's number: its name, the numbers and the bytes of a block."""
-    return {int(kind): (kind.name, *size) for kind, size in library().GGML_QUANT_SIZES.items()}
+    return {int(kind): (kind.name, *size) for kind, size in library("constants").GGML_QUANT_SIZES.items()}
 
 
-def library() -> ModuleType:
-    """The package of ggml's authors: types, names of tensors, and what quantised numbers are."""
-    import gguf
-
-    return gguf
+@cache
+def library(name: str) -> ModuleType:
+    """A module of the package of ggml's authors: `constants`, types and architectures, or `tensor_mapping`, names of tensors. Not
+    by way of the package, which also imports what writes files: that takes longer than a small model's load."""
+    if LIBRARY not in sys.modules:
+        found = find_spec("gguf")
+        assert found is not None, "a requirement of this package"
+        sys.modules[LIBRARY] = package = ModuleType(LIBRARY)
+        package.__path__ = list(found.submodule_search_locations or ())
+    return import_module(f"{LIBRARY}.{name}")

@@ -77,7 +77,7 @@ class Checkpoint:
         self.is_bare = is_bare
         self.settings = settings
         self._tensors = tensors
-        self._formats: dict[str, Format | None] = {}
+        self._stored_formats, self._formats = stored_formats(), dict[str, Format | None]()
 
     def __contains__(self, name: str) -> bool:
         return name in self._tensors
@@ -117,7 +117,7 @@ class Checkpoint:
         """The format that holds a weight; None for floats, and where there is no such weight. Raises ModelError."""
         if name not in self._formats:
             try:
-                self._formats[name] = next(filter(None, (each.found(name, self) for each in stored_formats())), None)
+                self._formats[name] = next(filter(None, (each.found(name, self) for each in self._stored_formats)), None)
             except ValueError as error:
                 raise ModelError(f"{name} in {self.path} cannot be read: {error}") from error
         return self._formats[name]

@@ -28,6 +28,7 @@ from vnext.models.registry import family
 PAIRED = frozenset({"llama", "smollm3", "granite", "arcee"})
 """Architectures whose queries and keys turn by pairs of neighbours."""
 SHIFTED = frozenset({"gemma2", "gemma3"})
+LAYER = re.compile(r"(?<=\.)\d+(?=\.)")
 EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(.*)")
 Stored = tuple[Path, mmap.mmap, Tensor]
 
@@ -94,22 +95,30 @@ class _Opened(NamedTuple):
 
 
 class _Names(NamedTuple):
-    """llama.cpp's name of an architecture, and its table of tensors' names."""
+    """llama.cpp's name of an architecture, its table of tensors' names for the first layer, and how many layers there are."""
 
     architecture: str
     table: Mapping[str, str]
+    layer_count: int
 
     def of(self, name: str) -> str:
         """The file's name of a tensor, "" for none."""
-        if name in self.table:  # a tensor that is no weight of a module
-            return f"{self.table[name]}.weight"
+        if found := self._of_module(name):  # a tensor that is no weight of a module
+            return f"{found}.weight"
         base, dot, ending = name.replace("_correction_bias", "_correction.bias").rpartition(".")
-        return f"{self.table[base]}{dot}{ending}" if base in self.table else ""
+        found = self._of_module(base)
+        return found and f"{found}{dot}{ending}"
+
+    def _of_module(self, name: str) -> str:
+        layer = LAYER.search(name)
+        if name in self.table or layer is None or int(layer[0]) >= self.layer_count:
+            return self.table.get(name, "")
+        return self.table.get(f"{name[: layer.start()]}0{name[layer.end() :]}", "").replace("blk.0.", f"blk.{layer[0]}.")
 
 
 def _read(folder: Path, opened: _Opened) -> dict[str, Quantised]:
     config, stored = load_config(folder), opened.stored
-    names = _names(opened.architecture, config)
+    names = file_names(opened.architecture, config)
     recording = Recording(lambda name: _place(name, names)[0] in stored)
     family(config.architecture).assemble(recording, config)
     tied = recording.heads if config.tie_embeddings else set()
@@ -117,10 +126,11 @@ def _read(folder: Path, opened: _Opened) -> dict[str, Quantised]:
     return {name: tensor for name, tensor in found.items() if tensor is not None}
 
 
-def _names(architecture: str, config: ModelConfig) -> _Names:
-    number = next(number for number, name in library().MODEL_ARCH_NAMES.items() if name == architecture)
-    whole = library().get_tensor_name_map(number, config.layer_count).mapping
-    return _Names(architecture, {key: name for key, (_, name) in whole.items()})
+def file_names(architecture: str, config: ModelConfig) -> _Names:
+    """The names of tensors in files of a model by llama.cpp's name of its architecture."""
+    number = next(number for number, name in library("constants").MODEL_ARCH_NAMES.items() if name == architecture)
+    first = library("tensor_mapping").get_tensor_name_map(number, 1).mapping
+    return _Names(architecture, {key: name for key, (_, name) in first.items()}, config.layer_count)
 
 
 def _opened(folder: Path) -> _Opened:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import cache
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -15,7 +16,7 @@ from vnext.kernels.formats.floats import FLIPPED, PLAIN
 from vnext.models.config.model_config import ModelConfig
 from vnext.models.errors import ModelError
 from vnext.models.layers.sharding import (
-    Axis,
+    AnyAxis,
     Layout,
     LayoutTable,
     Parallel,
@@ -116,11 +117,15 @@ class StoredWeights:
     """Where one rank's parts of a checkpoint's weights lie."""
 
     def __init__(self, checkpoint: Checkpoint, config: ModelConfig, parallel: Parallel, layouts: LayoutTable) -> None:
-        self._checkpoint, self._config, self._parallel, self._layouts = checkpoint, config, parallel, layouts
-
-    def part(self, axis: Axis) -> Part:
-        """This rank's part of an axis."""
-        return axis_part(axis, self._config, self._parallel)
+        """`layout`: of a tensor of this name; `part`: this rank's part of an axis. Both are asked for again and again, and found
+        once: `cut`: into how many shards this rank's inputs of a weight of this layout are cut; `whole`: the shape of a whole
+        tensor of it."""
+        self._checkpoint, self._config, self._parallel = checkpoint, config, parallel
+        self.layout: Callable[[str], Layout] = cache(lambda name: layout_of(name, layouts))
+        self.part: Callable[[AnyAxis], Part] = cache(lambda axis: axis_part(axis, config, parallel))
+        self._forms: dict[tuple[str, int, int, int], CodesForm] = {}
+        self._cut: Callable[[Layout], int] = cache(lambda layout: shards_of_layout(layout, config, parallel))
+        self._whole: Callable[[Layout], tuple[int, ...]] = cache(lambda layout: whole_shape(layout, config))
 
     def rows(self, layout: Layout) -> Iterator[tuple[Part, slice]]:
         """This rank's part of each output axis, and its rows of the tensor."""
@@ -146,22 +151,22 @@ class StoredWeights:
 
     def shards(self, name: str) -> int:
         """Into how many shards this rank's inputs of a weight are cut."""
-        return shards_of_layout(layout_of(name, self._layouts), self._config, self._parallel)
+        return self._cut(self.layout(name))
 
     def run(self, name: str) -> int:
         """How many inputs each of them has."""
-        inner = layout_of(name, self._layouts).inner
+        inner = self.layout(name).inner
         assert inner is not None
         return self.part(inner).size // self.shards(name)
 
     def whole_shape(self, name: str, layout: Layout) -> tuple[int, ...]:
         """A tensor's whole shape in its file; no format flips a weight."""
-        shape = whole_shape(layout, self._config)
+        shape = self._whole(layout)
         return shape[::-1] if layout.flipped and self._checkpoint.format_of(name) is not None else shape
 
     def parts(self, name: str) -> list[StoredPart]:
         """This rank's parts of a weight that the checkpoint holds in a format."""
-        layout, format = layout_of(name, self._layouts), self._checkpoint.format_of(name)
+        layout, format = self.layout(name), self._checkpoint.format_of(name)
         assert layout.inner is not None and format is not None
         inputs, shape = self.part(layout.inner), self.whole_shape(name, layout)
         some = slice(inputs.start, inputs.stop)
@@ -174,7 +179,7 @@ class StoredWeights:
 
     def round(self, name: str, products: Format) -> None:
         """Count a weight without codes as held in what the format of products rounds it to, if it does."""
-        held, layout = self._checkpoint.format_of(name), layout_of(name, self._layouts)
+        held, layout = self._checkpoint.format_of(name), self.layout(name)
         is_float = held is None and self._checkpoint.dtype(name) is not None
         if layout.inner is None or not (is_float or (held is not None and not held.has_codes)):
             return
@@ -188,8 +193,16 @@ class StoredWeights:
         kernels have no order for them."""
         run, parts = self.run(names[0]), [part for name in names for part in self.parts(name)]
         try:
-            probed = [part.probed().codes(run).form for part in parts]
+            probed = [self._form(part, run) for part in parts]
         except ValueError:
             return ()
         forms = tuple(form._replace(shape=(part.size, form.shape[1])) for part, form in zip(parts, probed))
         return forms if not is_built() or codes_bytes(forms, gate, self.shards(names[0])) else ()
+
+    def _form(self, part: StoredPart, run: int) -> CodesForm:
+        key = (part.format.name, part.inputs.start, part.inputs.stop, run)
+        if not part.format.has_one_form:
+            return part.probed().codes(run).form
+        if key not in self._forms:
+            self._forms[key] = part.probed().codes(run).form
+        return self._forms[key]

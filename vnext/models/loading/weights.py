@@ -24,7 +24,7 @@ from vnext.kernels.format import AUTO, CODES, NO_FORMAT, Format, WeightFormats, 
 from vnext.models.config.model_config import DTYPES, ModelConfig
 from vnext.models.errors import ModelError
 from vnext.models.layers.adapted import Target, may_be_target
-from vnext.models.layers.sharding import Layout, Parallel, check_world_size, layout_of, own_experts, weight_axes
+from vnext.models.layers.sharding import Layout, Parallel, check_world_size, own_experts, weight_axes
 from vnext.models.loading.checkpoint import STORED, Checkpoint, fingerprint, open_checkpoint
 from vnext.models.loading.host_place import HostPlace, Place
 from vnext.models.loading.kept import Kept, Tie, copy_into
@@ -146,9 +146,9 @@ class Loader:
         self._place = place
         self._progress = progress
         self._formats = formats or weight_formats()
-        self._layouts = weight_axes(config)
-        self._stored = StoredWeights(checkpoint, config, parallel, self._layouts)
+        self._stored = StoredWeights(checkpoint, config, parallel, weight_axes(config))
         self._done_bytes = 0
+        self._known_shapes: dict[tuple[str, ...], tuple[int, ...]] = {}
         self._known_forms: dict[tuple[tuple[str, ...], str], tuple[CodesForm, ...]] = {}
         self.targets: list[Target] = []
 
@@ -294,7 +294,7 @@ class Loader:
         name of a format or of a dtype."""
         if self._file is None:
             return ""
-        layouts = [layout_of(name, self._layouts) for name in names]
+        layouts = [self._stored.layout(name) for name in names]
         parts = [[self._stored.part(axis) for axis in (*layout.out, *filter(None, (layout.inner,)))] for layout in layouts]
         cuts = [(layout.flipped, *[(part.start, part.stop, part.size) for part in cut]) for layout, cut in zip(layouts, parts)]
         return f"{' '.join(names)} {kind} {gate} {self._stored.shards(names[0])} {cuts}"
@@ -307,7 +307,7 @@ class Loader:
     def _pack(self, names: tuple[str, ...], format: Format, gate: str) -> Any:
         """Take the weight from the packed file, or pack it; adapters may change it."""
         packed = self._found_packed(names, self._local_shape(names), format, gate) or self._pack_and_keep(names, format, gate)
-        if may_be_target(names, self._layouts):
+        if may_be_target(map(self._stored.layout, names)):
             self.targets.append(Target(names, packed))
         return packed
 
@@ -365,7 +365,7 @@ class Loader:
 
     def _is_in_file(self, name: str) -> bool:
         """Whether a tensor's file has this rank's part of it in the wanted dtype, row by row and without padding."""
-        layout = layout_of(name, self._layouts)
+        layout = self._stored.layout(name)
         axes = layout.out if layout.inner is None else (*layout.out, layout.inner)
         whole = all((part := self._stored.part(axis)).stop - part.start == part.size for axis in axes)
         is_float = self._checkpoint.dtype(name) == self.dtype and self._checkpoint.format_of(name) is None
@@ -373,11 +373,13 @@ class Loader:
 
     def _local_shape(self, names: tuple[str, ...]) -> tuple[int, ...]:
         """Of this rank's parts, one below the other. Raises ModelError before memory is taken for what is not there."""
-        layouts = [layout_of(name, self._layouts) for name in names]
-        for name, layout in zip(names, layouts):
-            self._require(name, self._stored.whole_shape(name, layout))
-        height = sum(self._stored.part(axis).size for layout in layouts for axis in layout.out)
-        return (height,) if layouts[0].inner is None else (height, self._stored.part(layouts[0].inner).size)
+        if names not in self._known_shapes:
+            layouts = [self._stored.layout(name) for name in names]
+            for name, layout in zip(names, layouts):
+                self._require(name, self._stored.whole_shape(name, layout))
+            height, inner = sum(self._stored.part(axis).size for layout in layouts for axis in layout.out), layouts[0].inner
+            self._known_shapes[names] = (height,) if inner is None else (height, self._stored.part(inner).size)
+        return self._known_shapes[names]
 
     def _fill(self, target: Array, names: tuple[str, ...]) -> None:
         """Copy this rank's parts of the tensors into `target`, one below the other."""
@@ -394,7 +396,7 @@ class Loader:
             self._report_read((name,))
             yield from ((some.size, some.floats()) for part in self._stored.parts(name) for some in part.in_pieces())
             return
-        layout = layout_of(name, self._layouts)
+        layout = self._stored.layout(name)
         for part, rows in self._stored.rows(layout):
             yield part.size, self._read(name, layout, rows)
 

@@ -24,6 +24,9 @@ ELEMENTS = DTYPES | INTEGERS | {
 }  # fmt: skip
 """What can be read: the floats, and what formats of weights make numbers of."""
 
+AROUND = max(2**16, mmap.PAGESIZE)
+"""Bytes that become memory together at a fault: Linux's fault_around_bytes."""
+
 
 class Stored(NamedTuple):
     """A tensor in a file: its dtype by the file's own name, its whole shape, and the bytes [start, stop) of the file."""
@@ -52,9 +55,9 @@ def mapped(file: Path) -> mmap.mmap:
 
 
 def release(mapping: mmap.mmap, start: int, stop: int) -> None:
-    """Release the memory of the pages with the bytes [start, stop)."""
-    first = start // mmap.PAGESIZE * mmap.PAGESIZE
-    mapping.madvise(mmap.MADV_DONTNEED, first, stop - first)
+    """Release the memory of the pages with the bytes [start, stop), and of the neighbours that Linux maps with them."""
+    first = max(0, start // mmap.PAGESIZE * mmap.PAGESIZE - AROUND)
+    mapping.madvise(mmap.MADV_DONTNEED, first, min(stop + AROUND, len(mapping)) - first)
 
 
 def stored_tensors(file: Path) -> dict[str, Stored]:
