@@ -31,7 +31,7 @@ import psutil
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "e2e")]
 
-from serving import Server, serving  # noqa: E402
+from serving import Server, in_background, serving  # noqa: E402
 
 from vnext.commands.machine import machine  # noqa: E402
 
@@ -251,6 +251,8 @@ def main() -> int:
         folders = [Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="vnext-cut-"))) for _ in range(2)]
         counts = [("--api-server-count", str(count)) for count in (2, 1)]
         servers = [stack.enter_context(serving(folder, *OPTIONS, *count)) for folder, count in zip(folders, counts)]
+        for server in servers:
+            in_background(server.process.stderr.read)
         routers = Routers(2, servers)
         stack.callback(routers.close)
         found = asyncio.run(storm(servers, routers, *amounts))

@@ -165,6 +165,24 @@ def test_a_signal_during_a_recovery_drains_or_ends(tmp_path: Path, signals: int)
     assert found == [expected] or is_cut_off, "a quick engine is back before the second signal"
 
 
+def test_an_engine_is_started_again_though_nobody_reads_what_its_server_says(tmp_path: Path) -> None:
+    """Its stderr is a pipe that is full."""
+    with serving(tmp_path, *COMMON) as server:
+        expected = text_of(server)
+        full = os.open(f"/proc/{server.process.pid}/fd/2", os.O_WRONLY | os.O_NONBLOCK)
+        with suppress(BlockingIOError):
+            while os.write(full, b"." * 4096):
+                pass
+        with suppress(BlockingIOError):
+            while os.write(full, b"."):
+                pass
+        os.close(full)
+        first = cores_of(server)
+        kill(server, CORE)
+        assert eventually(lambda: bool(cores_of(server) - first)) and text_of(server) == expected
+        assert server.stop() == 0
+
+
 def test_a_killed_launcher_takes_everything_along_also_during_a_recovery(tmp_path: Path) -> None:
     with serving(tmp_path, *COMMON) as server:
         first = cores_of(server)

@@ -24,6 +24,7 @@ from vnext.runtime.processes.forks import keep_from_forks
 from vnext.runtime.processes.inherited import begin_process, open_standard_streams
 from vnext.runtime.processes.readable import readable
 from vnext.runtime.protocol.log_lines import ChildLines
+from vnext.runtime.protocol.patient import STDERR
 
 CONFIG_BYTES_MAX = 64 * 2**20
 KILLED_TIMEOUT_S = 10.0
@@ -34,8 +35,7 @@ PARENT_DIED_EXIT_CODE = 86
 _LENGTH = struct.Struct("<Q")
 _TAIL_BYTES_MAX = 16 * 2**10
 _STDERR_END_TIMEOUT_S = 1.0
-_STDIN, _STDERR = 0, 2
-_PASSING_ON = threading.Lock()
+_STDIN = 0
 
 
 class RankStartFailed(Exception):
@@ -79,8 +79,8 @@ class _StderrTee:
         assert pipe is not None, "it is closed here alone"
         while chunk := os.read(pipe, 65536):
             self._tail = (self._tail + chunk)[-_TAIL_BYTES_MAX:]
-            _pass_on(self._lines.push(chunk))
-        _pass_on(self._lines.push(b""))
+            STDERR.pass_on(self._lines.push(chunk))
+        STDERR.pass_on(self._lines.push(b""))
         self.pipe = None
         os.close(pipe)
 
@@ -294,15 +294,3 @@ def _open_exit_fd(pid: int) -> int | None:
         return os.pidfd_open(pid)
     except (AttributeError, OSError):  # not Linux, or a sandbox without the call
         return None
-
-
-def _pass_on(chunk: bytes) -> None:
-    """Write to our stderr, one child at a time, so that whole lines stay whole. If that is closed, reading goes on: the child's
-    last lines are kept for the error."""
-    rest = memoryview(chunk)
-    try:
-        with _PASSING_ON:
-            while rest:
-                rest = rest[os.write(_STDERR, rest) :]
-    except OSError:
-        return

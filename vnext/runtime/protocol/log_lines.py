@@ -19,6 +19,7 @@ from typing import Any
 
 import msgspec
 
+from vnext.runtime.protocol.patient import STDERR
 from vnext.runtime.protocol.settings import LogFormat
 
 LINE_BYTES_MAX = 64 * 2**10
@@ -41,7 +42,7 @@ class JsonFormatter(logging.Formatter):
 def begin(process: str, log_format: LogFormat, level: str, text_format: str) -> None:
     """Write this process's log lines to stderr from now on, in one of the formats. `level` is the lowest that is written."""
     global _process
-    handler = logging.StreamHandler()
+    handler = logging.StreamHandler(STDERR)
     handler.setFormatter(JsonFormatter() if log_format == "json" else logging.Formatter(text_format))
     logging.basicConfig(level=level.upper(), handlers=[handler])
     if log_format == "json":
