@@ -270,10 +270,11 @@ def test_a_damaged_file_is_one_sentence_and_replaced(
 
 def test_ranks_that_write_at_once_leave_one_whole_file(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, barrier, drafts = tmp_path / "packed", threading.Barrier(4, timeout=20), []
+    write = packed_file.write_draft
 
     def together(*given: Any) -> Path | None:
         barrier.wait()
-        draft = packed_file.write_draft(*given)
+        draft = write(*given)
         drafts.append(draft)
         barrier.wait()
         return draft
