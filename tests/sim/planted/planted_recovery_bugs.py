@@ -15,7 +15,7 @@ POOL, SLOTS = "pools.new_pool(state.config.page_count, state.pool.pins, state.co
 CRASH_BUGS = [
     Bug(
         name="the request of a client that has left goes on in another engine",
-        edits=(Edit("sim.streams", "if is_over or number in self.left:", "if is_over:"),),
+        edits=(Edit("tests.sim.streams", "if is_over or number in self.left:", "if is_over:"),),
         found_by=("C5",),
     ),
     # the client has left, and the engine died before it had said so: crash stories alone come upon it soon

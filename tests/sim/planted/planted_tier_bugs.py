@@ -13,7 +13,7 @@ def bug(name: str, module: str, old: str, new: str, *found_by: str) -> Bug:
 HITS = ("reads other content", "P1", "K1")
 TIER_BUGS = [
     bug(
-        "a damaged block is a hit", "sim.tier", "key in self.damaged or key not in self.blocks", "key not in self.blocks",
+        "a damaged block is a hit", "tests.sim.tier", "key in self.damaged or key not in self.blocks", "key not in self.blocks",
         *HITS,
     ),
     bug("a block counts that was not read", "state.facilities.tier", "end = hits + event.count", "end = len(pages)", *HITS),

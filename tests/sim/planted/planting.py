@@ -29,7 +29,7 @@ from vnext.state.errors import LawBroken
 
 
 class Edit(msgspec.Struct, frozen=True):
-    """`old` becomes `new` in the source of `module` (below `vnext.`)."""
+    """`old` becomes `new` in the source of `module`: below `vnext.`, or a part of the simulator, `tests.sim.NAME`."""
 
     module: str
     old: str
@@ -70,7 +70,7 @@ def swaps(edits: tuple[Edit, ...]) -> list[Swap]:
 
 
 def _module_swaps(name: str, edits: list[Edit]) -> list[Swap]:
-    module = importlib.import_module(f"vnext.{name}")
+    module = _imported(name)
     source, lines = source_with(name, edits)
     codes = dict(_codes(compile(source, module.__file__, "exec")))
     names = dict.fromkeys(_qualified_name(source, line) for line in lines)
@@ -78,9 +78,13 @@ def _module_swaps(name: str, edits: list[Edit]) -> list[Swap]:
     return [(function, function.__code__, code) for function, code in functions]
 
 
+def _imported(name: str) -> ModuleType:
+    return importlib.import_module(name if name.startswith("tests.") else f"vnext.{name}")
+
+
 def source_with(name: str, edits: Sequence[Edit]) -> tuple[str, list[int]]:
     """A module's source with the edits, and the line of each."""
-    source, lines = inspect.getsource(importlib.import_module(f"vnext.{name}")), []
+    source, lines = inspect.getsource(_imported(name)), []
     for edit in edits:
         assert source.count(edit.old) == 1, f"{name} has {edit.old!r} {source.count(edit.old)} times: choose another text"
         lines.append(source[: source.index(edit.old)].count("\n") + 1)
