@@ -28,6 +28,7 @@ from vnext.state.events import (  # noqa: E402
     PrefixCacheReset,
     PromotionEnded,
     RequestAborted,
+    RequestArrived,
     StepCommitted,
     TierChanged,
     TierOpened,
@@ -43,7 +44,7 @@ Acts = list[tuple[int, Callable[[State], list[AnyEvent]]]]
 
 class Incident(msgspec.Struct, frozen=True, kw_only=True):
     """A story with a trouble. `held_us`: (from, to) in which the engine core does nothing. `kept`: the share of drafts that are
-    right."""
+    right, until `kept_until_us`. `wall_step_us`: the wall clock goes on so much further behind the first half of the requests."""
 
     cause: str
     story: Story
@@ -51,6 +52,8 @@ class Incident(msgspec.Struct, frozen=True, kw_only=True):
     pace: Pace = lambda us, step: 1.0
     held_us: tuple[int, int] = (0, 0)
     kept: float = 0.0
+    kept_until_us: int = sys.maxsize
+    wall_step_us: int = 0
 
 
 class IncidentRun(story_logs.Run):
@@ -74,6 +77,11 @@ class IncidentRun(story_logs.Run):
                 self._commit()
             self._plan()
 
+    def _arrival(self, coming: Coming) -> RequestArrived:
+        event = super()._arrival(coming)
+        is_later = 2 * event.id > len(self.story.clients)
+        return msgspec.structs.replace(event, arrival_ns=event.arrival_ns + 1000 * self.incident.wall_step_us * is_later)
+
     def _act(self, act: Callable[[State], list[AnyEvent]]) -> None:
         for event in act(self.state):
             while isinstance(event, EnginePaused | WeightsChanged) and self._busy_us:
@@ -91,7 +99,7 @@ class IncidentRun(story_logs.Run):
         return round(story_logs.step_us(scheduled) * self.incident.pace(begin_us, scheduled.step))
 
     def _commit(self) -> None:
-        scheduled = self.state.in_flight[0]
+        scheduled, kept_share = self.state.in_flight[0], self.incident.kept if self.clock.us < self.incident.kept_until_us else 0.0
         if scheduled.drafts is None:
             super()._commit()
             return
@@ -100,7 +108,7 @@ class IncidentRun(story_logs.Run):
         tokens, counts, drafted = [], [], []
         for place in scheduled.samples.nonzero()[0].tolist():
             id_, drafts = int(scheduled.ids[place]), int(scheduled.drafts[place])
-            kept = sum(fraction("draft", id_, scheduled.step, each) < self.incident.kept for each in range(drafts))
+            kept = sum(fraction("draft", id_, scheduled.step, each) < kept_share for each in range(drafts))
             row = int((self.state.rows.id == id_).nonzero()[0][0])
             end = int(self.state.rows.known[row])
             tokens += [story_logs.sampled(id_, end + each) for each in range(kept + 1)]
@@ -111,9 +119,9 @@ class IncidentRun(story_logs.Run):
         self._fold(StepCommitted(step=scheduled.step, tokens=pack_tokens(tokens), counts=columns[0], drafted=columns[1]))
 
 
-def record(folder: Path, name: str) -> Incident:
-    """Write the log of an incident."""
-    incident = INCIDENTS[name]()
+def record(folder: Path, name: str, incident: Incident | None = None) -> Incident:
+    """Write the log of an incident, of INCIDENTS if it is not given."""
+    incident = incident or INCIDENTS[name]()
     IncidentRun(folder / name, incident).run()
     return incident
 

@@ -18,6 +18,7 @@ from vnext.state.events import (
     EngineRecovered,
     PrefixCacheReset,
     RequestArrived,
+    RequestResumed,
     WeightsChanged,
     unpack_tokens,
 )
@@ -41,7 +42,7 @@ class Reuse:
         self._lost: dict[int, tuple[int, str]] = {}  # by request: up to where the cache could have had its prompt, and why not
         self._asked: dict[int, tuple[bytes, ...]] = {}  # by waiting request: the blocks of its prompt that the cache had held
         self._held = dict.fromkeys(first.pool.prefix_index.blocks(), 0)  # what the cache had, with the number of the reset before
-        self.preemptions = 0
+        self.preemptions, self._follows = 0, False  # `_follows`: another engine core had requests of this log
         self._resets, self._index = 0, first.pool.prefix_index
         self._prompts: deque[np.ndarray] = deque(maxlen=RECENT)
 
@@ -51,6 +52,10 @@ class Reuse:
         match event:
             case RequestArrived():
                 self._arrived(item, event)
+                if isinstance(event, RequestResumed) and event.generated and self._follows:
+                    self._reached[event.id], self._why[event.id] = len(event.prompt + event.generated) // 4, "crash"
+            case EngineRecovered():
+                self._follows |= bool(event.log)
             case PrefixCacheReset():
                 self._resets += 1
         if (plan := item.plan) is not None:
