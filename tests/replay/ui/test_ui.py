@@ -26,6 +26,8 @@ from yarl import URL
 
 from tests.replay.log_answers import answer
 from vnext.replay import Log
+from vnext.replay.answers.render_request_life import spans
+from vnext.replay.answers.request_life import life
 from vnext.replay.answers.slow import slow
 from vnext.replay.reading.cachefile import Directory
 from vnext.replay.reading.folding import Folded, fold
@@ -186,6 +188,50 @@ def test_steps_have_their_times_where_the_log_has_them(tmp_path, log_dir):
     assert "at" not in untimed.points(0, 10**6, 10**6) and untimed.peaks()["took"] == 0
 
 
+@pytest.fixture(scope="module")
+def timed(tmp_path_factory) -> Path:
+    return record(tmp_path_factory.mktemp("timed") / "log", config=CONFIG, seed=3, arrivals=60, timestamped=True)
+
+
+def test_each_step_has_the_longest_waits_for_the_tokens_it_gave(timed):
+    overview, worst = made(timed), slow(Index(open_log(timed)), 1000)
+    overview.make()
+    found = overview.points(0, 10**6, 10**6)
+    firsts = dict[int, float]()
+    for each in worst.firsts:
+        firsts[each.step] = max(firsts.get(each.step, 0.0), 1e3 * each.ms)
+    assert len(firsts) > 10 and {step: us for step, us in enumerate(found["ttft"]) if us} == pytest.approx(firsts, abs=1)
+    gaps = {each.step: 1e3 * each.ms for each in worst.gaps}
+    assert len(gaps) > 50 and {step: us for step, us in enumerate(found["itl"]) if us} == pytest.approx(gaps, abs=1)
+
+
+def test_a_part_says_what_happened_in_its_steps(timed, log_dir):
+    overview, (first, last) = made(timed), (20, 60)
+    overview.make()
+    columns = overview.points(first, last, 10**6)
+    [(status, body)] = ask(timed, [f"/api/part?first={first}&last={last}"])
+    found, whole = json.loads(body), slow(Index(open_log(timed)), 1000)
+    assert status == 200 and (found["first"], found["last"]) == (first, last)
+    assert [found[name] for name in ("tokens", "ended")] == [sum(columns[name]) for name in ("tokens", "ended")]
+    assert [found[name] for name in ("running", "waiting")] == [max(columns[name]) for name in ("running", "waiting")]
+    here = [each.ms for each in whole.firsts if first <= each.step <= last]
+    assert min(here) * 0.9 <= found["firsts"][0] <= found["firsts"][1] <= max(here) * 1.1 and found["gaps"][0] > 0
+    [(_, body)] = ask(log_dir, ["/api/part?first=0&last=9"])
+    assert json.loads(body)["window"] is None and "firsts" not in json.loads(body)
+    [(_, body)] = ask(timed, ["/api/part?first=5000000&last=9"])
+    assert json.loads(body)["tokens"] == 0
+
+
+def test_a_requests_life_is_that_of_req(timed):
+    index = Index(open_log(timed))
+    for number in (0, 7, 30):
+        [(status, body)] = ask(timed, [f"/api/request?id={number}"])
+        found, told = json.loads(body), life(index, number)
+        assert status == 200 and (found["line"], found["end"]) == (told.waited.line, told.finish)
+        assert found["reasons"] == told.waited.by_reason and len(found["waits"]) == len(told.waits)
+        assert [each["step"] for each in found["moments"]] == [each.first.step for each in spans(told.moments)]
+
+
 def test_the_next_step_with_something(log_dir):
     overview, wanted = made(log_dir), counted(log_dir)
     overview.make()
@@ -290,6 +336,8 @@ def test_the_slowest_are_those_of_the_command(tmp_path, capsys):
         ("/api/step?step=1&log=4", "there is no log 4"),
         ("/api/find?event=99999999", "event 99999999 is not in this log"),
         ("/api/find?request=-2", "request -2 is not in this log"),
+        ("/api/request?id=99999", "request 99999 is not in this log"),
+        ("/api/part?first=1", "last must be a whole number"),
         ("/api/difference", "one log has nothing to differ from"),
         ("/api/find?column=magic&step=1", "there is no column magic"),
         (f"/api/overview?first={10**30}", "first must be a whole number"),

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
+import numpy as np
 import pytest
 from chromium import WAIT_S, BrowserPage
 from log_drive import record, small_config
@@ -25,6 +26,7 @@ from vnext.replay.cli.main import main as replay
 from vnext.replay.reading.index import Index
 from vnext.replay.reading.source import open_log
 from vnext.replay.ui.app import lanes
+from vnext.replay.ui.overview import Overview
 from vnext.replay.ui.step import explained
 from vnext.replay.ui.walk import Walk
 
@@ -227,6 +229,68 @@ def test_a_place_that_is_not_there_is_said(page, logs):
         page.reported("#where", " of ")
         page.reported("#error", words)
     assert page.complaints == []
+
+
+def test_marked_steps_say_what_happened_in_them(page, logs):
+    page.open(10)
+    page.press("[")
+    for _ in range(5):
+        page.press(Keys.ARROW_RIGHT)
+    page.at(15)
+    page.press("]")
+    overview = Overview(open_log(logs[0]), Walk(Index(open_log(logs[0]))).index.first)
+    overview.make()
+    tokens = overview.part(10, 15)["tokens"]
+    page.reported(".part", "steps 10 to 15")
+    assert f"6 steps {tokens} tokens computed" in re.sub(r"\s+", " ", page.text(".part"))
+    page.driver.find_element(By.CSS_SELECTOR, ".part button").click()
+    line = page.driver.find_element(By.CSS_SELECTOR, "canvas.line")
+    ActionChains(page.driver, 1).move_to_element(line).click_and_hold().move_by_offset(60, 0).release().perform()
+    page.reported(".part", "tokens computed")
+    assert page.complaints == []
+
+
+def test_two_logs_stand_at_the_same_time(browser, tmp_path):
+    config = small_config(page_count=15)
+    logs = [record(tmp_path / f"run-{seed}", config=config, seed=seed, arrivals=60, timestamped=True) for seed in (3, 4)]
+    starts = []
+    for log in logs:
+        overview = Overview(open_log(log), Walk(Index(open_log(log))).index.first)
+        overview.make()
+        starts.append(np.array(overview.points(0, 10**6, 10**6)["at"]))
+    with shown(browser, *logs) as page:
+        page.open(30)
+        page.press("a")
+        wanted = int(np.searchsorted(starts[1] - starts[1][0], starts[0][30] - starts[0][0], side="right")) - 1
+        steps = "return [...document.querySelectorAll('.log')].map(each => each.dataset.step)"
+        WebDriverWait(browser, WAIT_S).until(lambda _: browser.execute_script(steps)[0] == "30" != browser.execute_script(steps)[1])
+        assert abs(int(browser.execute_script(steps)[1]) - wanted) <= 1 and abs(wanted - 30) > 1
+        assert page.find("#align").get_attribute("aria-pressed") == "true"
+        page.press("a")
+        page.at(30)
+        assert page.complaints == []
+
+
+def test_only_what_is_wanted_is_shown_and_a_number_leads_to_a_life(page, logs):
+    walk = Walk(Index(open_log(logs[0])))
+    step = next(step for step in range(20, walk.last_step) if len(walk.moment(step).after.rows) > 2)
+    number = int(walk.moment(step).after.rows.id[1])
+    page.open(step)
+    page.press("o", str(number), Keys.ENTER)
+    rows = "return [...document.querySelector('table.rows tbody').rows].map(row => row.cells[0].querySelector('button')?.textContent)"
+    WebDriverWait(page.driver, WAIT_S).until(lambda driver: driver.execute_script(rows) == [str(number)])
+    page.press(Keys.ARROW_RIGHT, Keys.ARROW_LEFT)
+    page.at(step)
+    assert page.driver.execute_script(rows) == [str(number)], "the next steps show no others"
+    page.driver.find_element(By.CSS_SELECTOR, "table.rows button").click()
+    page.reported("#request-title", f"request {number}")
+    assert "prompt tokens" in page.text("#request-facts")
+    arrived = page.driver.find_element(By.CSS_SELECTOR, "#request-moments button")
+    words = arrived.text
+    arrived.click()
+    place = int(re.findall(r"\d+", words)[0])
+    page.at(place)
+    assert not page.driver.execute_script("return document.querySelector('#request').open") and page.complaints == []
 
 
 @pytest.mark.parametrize("page", [2], indirect=True, ids=["two"])

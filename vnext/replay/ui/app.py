@@ -16,15 +16,19 @@ import msgspec
 from aiohttp import web
 
 from vnext.replay.answers.diff import diff
+from vnext.replay.answers.render_request_life import reason as wait_words, reported, spans
+from vnext.replay.answers.request_life import life
 from vnext.replay.answers.slow import slow
+from vnext.replay.reading.between import between
 from vnext.replay.reading.naming import request_of
 from vnext.replay.reading.source import Log, UnusableLog
-from vnext.replay.reading.window import step_at
+from vnext.replay.reading.step_counts import percentiles
+from vnext.replay.reading.window import Window, step_at
 from vnext.replay.ui.live import LiveLog
 from vnext.replay.ui.opened import Opened
-from vnext.replay.ui.overview import COLUMNS
+from vnext.replay.ui.overview import COLUMNS, PARTS_MAX
 from vnext.replay.ui.questions import Indexing
-from vnext.replay.ui.step import explained, reason, step_view
+from vnext.replay.ui.step import explained, named, reason, step_view
 from vnext.replay.ui.walk import Kind, Moment, Walk
 from vnext.server.http.static_files import StaticFiles, isolate, new_token, refusal
 
@@ -97,6 +101,38 @@ class Pages:
             return _json({"firsts": [], "gaps": [], "steps": []})
         return _json(await found.ask(lambda walk: slow(walk.index, SLOWEST)))
 
+    async def part(self, request: web.Request) -> web.Response:
+        """What happened in the steps `first` to `last`, with the percentiles 50 and 99 of first tokens and gaps (ms)."""
+        found = self._log(request)
+        part = found.overview.part(_whole(request, "first"), _whole(request, "last"))
+        if part["window"] is not None and not isinstance(found, LiveLog) and part["last"] - part["first"] < PARTS_MAX:
+            latency = (await found.ask(lambda walk: between(walk.index, Window(*part["window"])))).latency
+            part |= {name: _percentiles(kind) for name, kind in (("firsts", latency.first_us), ("gaps", latency.gap_us))}
+        return _json(part)
+
+    async def request(self, request: web.Request) -> web.Response:
+        """A request's life: its first line, what it waited for, and each thing that happened, with its step."""
+        found, number = self._log(request), _whole(request, "id")
+        if not 0 <= number < found.walk.requests:
+            raise UnusableLog(f"request {number} is not in this log: it has {found.walk.requests} of them")
+        if isinstance(found, LiveLog):
+            raise UnusableLog("lives of requests are told of logs that have ended: open this one without --live")
+        its = await found.ask(lambda walk: life(walk.index, number))
+        return _json({
+            "id": its.id, "name": its.name, "line": its.waited.line, "end": its.finish, "reasons": its.waited.by_reason,
+            "facts": {"prompt tokens": its.prompt_tokens, "from the cache": its.cached_tokens, "tokens": its.generated_tokens,
+                      "steps waited": its.waited_steps, "preemptions": its.preemptions},
+            "waits": [{"step": each.first_step, "last": each.last_step, "words": wait_words(each)} for each in its.waits],
+            "moments": [{"step": each.first.step, "last": each.last.step, "words": reported(each)} for each in spans(its.moments)],
+        })  # fmt: skip
+
+    async def aligned(self, request: web.Request) -> web.Response:
+        """For each log, the step that is as long after its first one as `step` is in log 0."""
+        one, *others = (each.overview for each in self.opened)
+        step = _whole(request, "step")
+        since_us = one.since_us(step)
+        return _json({"steps": [step, *(each.step_since(since_us) for each in others)], "since_s": since_us / 1e6})
+
     async def difference(self, request: web.Request) -> web.Response:
         """The first step in which two logs differ, None if they are equal."""
         if len(self.opened) < 2:
@@ -146,6 +182,11 @@ def _whole(request: web.Request, name: str, default: int | None = None) -> int:
     return found
 
 
+def _percentiles(times_us: dict[int, int]) -> list[float]:
+    """The percentiles 50 and 99 in ms; none of no times."""
+    return [us / 1e3 for us in percentiles(times_us, (50, 99))] if times_us else []
+
+
 def _json(value: object) -> web.Response:
     return web.Response(body=msgspec.json.encode(value), content_type="application/json")
 
@@ -176,7 +217,7 @@ def make_app(opened: list[Shown], token: str) -> web.Application:
     """The application for these logs. All paths begin with /TOKEN/."""
     pages, app = Pages(opened), web.Application(middlewares=[guard(token)])
     app.on_response_prepare.append(isolate)
-    for name in ("logs", "overview", "step", "lanes", "find", "slow", "difference"):
+    for name in ("logs", "overview", "step", "lanes", "find", "slow", "part", "request", "aligned", "difference"):
         app.router.add_get(f"/{token}/api/{name}", getattr(pages, name))
     page_files().add_to(app, f"/{token}/")
     return app
@@ -203,18 +244,20 @@ WINDOW_MAX = 240
 
 
 def lanes(moments: list[Moment]) -> list[dict[str, Any]]:
-    """Lanes in order of arrival: {"id", "runs": [[first, last, kind, reason or None], ...]}.
+    """Lanes in order of arrival: {"id", "name", "client", "runs": [[first, last, kind, reason or None], ...]}.
 
     Kinds: `prompt` (positions that were known), `answer` (one token), `wait` (in the queue, or running without work).
     """
     found: dict[int, list[list]] = {}
+    names: dict[int, dict[str, str]] = {}
     for moment in moments:
         scheduled = moment.after.in_flight[-1]
         for id_, count, samples in zip(scheduled.ids.tolist(), scheduled.counts.tolist(), scheduled.samples.tolist()):
             _extend(found, id_, moment.step, "answer" if samples and count == 1 else "prompt", None)
         for wait in explained(moment).waits:
             _extend(found, wait.id, moment.step, "wait", reason(wait))
-    return [{"id": id_, "runs": runs} for id_, runs in sorted(found.items())]
+        names |= {id_: named(moment.after.requests[id_]) for id_ in found.keys() - names.keys()}
+    return [{"id": id_, **names[id_], "runs": runs} for id_, runs in sorted(found.items())]
 
 
 def _extend(found: dict[int, list[list]], id_: int, step: int, kind: str, why: dict | None) -> None:

@@ -14,18 +14,23 @@ import numpy as np
 
 from vnext.replay.reading.cachefile import made_by, replace_file
 from vnext.replay.reading.folding import Broken, Folded, fold
-from vnext.replay.reading.source import Log
+from vnext.replay.reading.source import Log, UnusableLog
 from vnext.replay.reading.times import Clock, timestamps_of
-from vnext.state.events import StepCommitted
+from vnext.state.events import RequestArrived, StepCommitted
+from vnext.state.fold_commit import match_samples
 from vnext.state.state import State
 
 COLUMNS = ("tokens", "running", "waiting", "held", "kept", "admitted", "preempted", "ended")
 """For each step: tokens computed, requests running, requests waiting, blocks held, blocks kept for reuse; requests
 admitted and preempted in it, and those that ended since the step before."""
 SUMMED = (5, 6, 7)
-TIMES = ("took", "frame")
-"""For each step of a log with times: the microseconds that it took, as `slow` has them, and the event behind its plan's frame."""
-TOOK, FRAME = len(COLUMNS), len(COLUMNS) + 1
+TIMES = ("took", "frame", "ttft", "itl")
+"""For each step of a log with times: the microseconds that it took, as `slow` has them, the event behind its plan's frame, and of
+the requests that it gave a token the longest time to a first one and the longest gap to another (microseconds)."""
+TOOK, FRAME, TTFT, ITL = range(len(COLUMNS), len(COLUMNS) + len(TIMES))
+PEAKS = (*COLUMNS, "took", "", "ttft", "itl")
+PARTS_MAX = 20_000
+"""Steps of a part whose latencies are read again."""
 SUFFIX = ".vnextsteps"
 MAGIC = b"vnextSTEPS"
 GROWTH = 65_536
@@ -67,15 +72,19 @@ class Overview:
         self._read_times()
         planned_us: dict[int, float | None] = {}
         last_us: float | None = None
+        tokens = _Tokens()
         try:
             for item in fold(self._log):
-                if isinstance(item, Folded) and (plan := item.plan) is not None:
+                if isinstance(item, Folded) and isinstance(item.event, RequestArrived):
+                    tokens.came(item.event, self._clock.frame_us(item.frame_end))
+                elif isinstance(item, Folded) and (plan := item.plan) is not None:
                     self._add(item.after, len(plan.admitted), len(plan.preempted), item.frame_end)
                     planned_us[plan.step] = self._clock.frame_us(item.frame_end)
                 elif isinstance(item, Folded) and isinstance(item.event, StepCommitted):
                     starts_us = [us for us in (planned_us.pop(item.event.step, None), last_us) if us is not None]
                     last_us = self._clock.frame_us(item.frame_end)
                     self._took(item.event.step, starts_us, last_us)
+                    self._waited(item, tokens, last_us)
                 elif isinstance(item, Broken):
                     self.broken = item.message
             self._store()
@@ -96,13 +105,50 @@ class Overview:
             found[name] = merge.reduceat(values[number], starts).tolist() if len(starts) else []
         if len(starts) and self._clock.timestamped:
             us = self._clock.frames_us(np.maximum.reduceat(values[FRAME], starts)) + self._wall_us
-            found["took"] = np.maximum.reduceat(values[TOOK], starts).tolist()
+            for name, place in (("took", TOOK), ("ttft", TTFT), ("itl", ITL)):
+                found[name] = np.maximum.reduceat(values[place], starts).tolist()
             found["at"] = [None if np.isnan(each) else each / 1e6 for each in us.tolist()]
         return found
 
     def peaks(self) -> dict[str, int]:
         """The largest value of each column so far."""
-        return {name: int(self._values[number, : self.count].max(initial=0)) for number, name in enumerate((*COLUMNS, "took"))}
+        return {name: int(self._values[number, : self.count].max(initial=0)) for number, name in enumerate(PEAKS) if name}
+
+    def part(self, first: int, last: int) -> dict:
+        """What happened in steps [first, last], and `window`: from the first one's plan to the last one's end (microseconds since
+        the machine's start), None where the log has no times."""
+        first, last = max(first, self.first_step), min(last, self.first_step + self.count - 1)
+        values = self._values[:, first - self.first_step : max(0, last + 1 - self.first_step)]
+        found: dict = {"first": first, "last": last, "window": None}
+        for number, name in enumerate(COLUMNS):
+            found[name] = int(values[number].sum() if number in SUMMED or name == "tokens" else values[number].max(initial=0))
+        if not values.shape[1] or not self._clock.timestamped:
+            return found
+        begin_us, end_us = self._clock.frames_us(values[FRAME][[0, -1]]).tolist()
+        if not np.isnan(begin_us + end_us):
+            found["window"] = (begin_us, end_us + int(values[TOOK, -1]) + 1)
+        found["took"] = [float(each) for each in np.percentile(values[TOOK], (50, 99))]
+        return found
+
+    def since_us(self, step: int) -> float:
+        """When a step was planned, after the first one (microseconds). Raises UnusableLog where the log does not say."""
+        place = step - self.first_step
+        since_us = float(np.subtract(*self._planned_us()[[place, 0]])) if 0 <= place < self.count else np.nan
+        if np.isnan(since_us):
+            raise UnusableLog(f"the time of step {step} is not known")
+        return since_us
+
+    def step_since(self, us: float) -> int:
+        """The last step that was planned at most so long after the first one; the last of all where the log has no more."""
+        planned_us = self._planned_us()
+        known = np.fmax.accumulate(planned_us) if len(planned_us) else planned_us
+        if not len(known) or np.isnan(known[0]):
+            raise UnusableLog("the log has no times, so its steps have only numbers")
+        return self.first_step + max(0, int(np.searchsorted(known - known[0], us, side="right")) - 1)
+
+    def _planned_us(self) -> np.ndarray:
+        """When each step was planned (float64[count], nan where the log does not say)."""
+        return self._clock.frames_us(self._values[FRAME, : self.count])
 
     def next_with(self, column: str, step: int, forwards: bool) -> int | None:
         """The next step after (or before) `step` in which this column is not zero."""
@@ -123,6 +169,15 @@ class Overview:
         if step >= self.first_step and starts_us and end_us is not None:
             self._values[TOOK, step - self.first_step] = min(max(end_us - max(starts_us), 0.0), np.iinfo(np.int32).max)
 
+    def _waited(self, item: Folded, tokens: _Tokens, us: float | None) -> None:
+        """Note how long the requests that got a token had waited for it."""
+        event, before = item.event, item.before
+        assert isinstance(event, StepCommitted), "a step that gave tokens"
+        found = tokens.given(before.rows.id[match_samples(before, event).rows].tolist(), us)
+        if event.step >= self.first_step:
+            most = np.iinfo(np.int32).max
+            self._values[TTFT : ITL + 1, event.step - self.first_step] = [min(each, most) for each in found]
+
     def _add(self, after: State, admitted: int, preempted: int, frame_end: int = 0) -> None:
         if self.count == self._values.shape[1]:
             grown = np.zeros((len(self._values), 2 * self.count), dtype=np.int32)
@@ -131,7 +186,7 @@ class Overview:
         pool, ended = after.pool, _ended(after)
         self._values[:, self.count] = (
             after.in_flight[-1].tokens, len(after.rows), len(after.waiting), pool.page_count - pool.free, pool.kept,
-            admitted, preempted, ended - self._ended, 0, frame_end,
+            admitted, preempted, ended - self._ended, 0, frame_end, 0, 0,
         )  # fmt: skip
         self._ended = ended
         self.count += 1
@@ -170,6 +225,27 @@ class Overview:
             return  # a segment has been deleted since
         columns = [np.ascontiguousarray(values[: self.count], dtype="<i4").data for values in self._values]
         replace_file(self._path, (MAGIC, len(head).to_bytes(4, "little"), head, *columns))
+
+
+class _Tokens:
+    """When each live request came and got its last token. Mutable."""
+
+    def __init__(self) -> None:
+        """Knows no request."""
+        self._last: dict[int, tuple[float | None, bool]] = {}  # by request: the time, and whether it is of a token
+
+    def came(self, event: RequestArrived, us: float | None) -> None:
+        self._last[event.id] = (us if not event.generated else None), bool(event.generated)
+
+    def given(self, ids: list[int], us: float | None) -> tuple[int, int]:
+        """The longest times to a first token and to another one (microseconds, 0 for none) of these requests, which get one now."""
+        longest = [0.0, 0.0]
+        for id_ in ids:
+            before_us, is_token = self._last.get(id_, (None, True))
+            if us is not None and before_us is not None:
+                longest[is_token] = max(longest[is_token], us - before_us)
+            self._last[id_] = us, True
+        return int(longest[0]), int(longest[1])
 
 
 def _ended(state: State) -> int:

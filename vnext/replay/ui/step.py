@@ -16,7 +16,7 @@ from vnext.sched.admission import Wait
 from vnext.sched.explain import Explanation, explain
 from vnext.sched.policies import BUILT_IN
 from vnext.state.digest import digest, hexadecimal
-from vnext.state.state import State
+from vnext.state.state import Request, State
 from vnext.state.traits import line_of
 from vnext.state.windows import row_blocks
 
@@ -43,7 +43,7 @@ def step_view(moment: Moment) -> dict[str, Any]:
         "budget": state.config.max_num_batched_tokens,
         "in_flight": len(state.in_flight),
         "rows": [_row(state, row, work, waits) for row in range(len(state.rows))],
-        "queue": [_queued(entry, state.requests[entry.id].name, waits.get(entry.id)) for entry in state.waiting],
+        "queue": [_queued(entry, state.requests[entry.id], waits.get(entry.id)) for entry in state.waiting],
         "admitted": len(moment.plan.admitted),
         "preempted": [int(moment.before.rows.id[row]) for row in moment.plan.preempted],
         "expected": not (moment.plan.admitted or moment.plan.preempted or moment.plan.changed),
@@ -74,7 +74,7 @@ def _row(state: State, row: int, work: dict[int, tuple[int, int, bool]], waits: 
     request = state.requests[id_]
     return {
         "id": id_,
-        "name": request.name,
+        **named(request),
         "prompt": request.prompt_length,
         "known": int(state.rows.known[row]),
         "start": start,
@@ -86,10 +86,15 @@ def _row(state: State, row: int, work: dict[int, tuple[int, int, bool]], waits: 
     }
 
 
-def _queued(entry, name: str, wait: Wait | None) -> dict[str, Any]:
+def named(request: Request) -> dict[str, str]:
+    """What people may call it by: its name, and its client's number (hexadecimal, "" where none is known)."""
+    return {"name": request.name, "client": f"{request.client:016x}" if request.client else ""}
+
+
+def _queued(entry, request: Request, wait: Wait | None) -> dict[str, Any]:
     return {
         "id": entry.id,
-        "name": name,
+        **named(request),
         "known": entry.known,
         "priority": entry.priority,
         "epoch": entry.preemption_count,

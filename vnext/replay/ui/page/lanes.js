@@ -11,10 +11,25 @@ const SPAN = 90;
 
 export class Lanes {
   constructor(canvas, hint, number, about, go) {
-    Object.assign(this, { canvas, hint, number, about, go, lanes: [], first: 0, step: 0, asked: 0 });
+    Object.assign(this, { canvas, hint, number, about, go, every: [], lanes: [], first: 0, step: 0, asked: 0 });
+    this.wants = () => true;
     canvas.addEventListener("mousemove", (event) => this.tell(event));
     canvas.addEventListener("mouseleave", (event) => tip(hint, event, ""));
-    canvas.addEventListener("click", (event) => event.offsetX > LABEL && go(this.at(event.offsetX)));
+    canvas.addEventListener("click", (event) => this.click(event));
+  }
+
+  // A name leads to the request's life, a cell to its step.
+  click(event) {
+    const lane = this.lanes[Math.floor((event.offsetY - 2) / TALL)];
+    if (event.offsetX > LABEL) this.go(this.at(event.offsetX));
+    else if (lane) this.life(lane.id);
+  }
+
+  // Show only requests that are wanted.
+  filter(wants) {
+    this.wants = wants;
+    this.lanes = this.choose(this.every.filter(wants));
+    this.draw();
   }
 
   at(x) {
@@ -29,8 +44,8 @@ export class Lanes {
     const found = await ask("lanes", { log: this.number, first, last: first + SPAN - 1 });
     if (latest !== this.asked) return;
     this.first = first;
-    this.lanes = this.choose(found.lanes);
-    this.draw();
+    this.every = found.lanes;
+    this.filter(this.wants);
   }
 
   // If there are too many, requests that do something in this very step come first.

@@ -5,7 +5,7 @@ import { ask, waits } from "./api.js";
 import { Live } from "./live.js";
 import { Panel } from "./panel.js";
 
-const page = { step: 0, panels: [], first: 0, last: 0, live: null };
+const page = { step: 0, panels: [], first: 0, last: 0, live: null, begin: null, byTime: false };
 const byId = (id) => document.getElementById(id);
 
 function fail(error) {
@@ -23,7 +23,8 @@ const go = safely(async (step, along = false) => {
   where();
   if (page.last < page.first) return;
   history.replaceState(null, "", along ? "#live" : `#step=${page.step}`);
-  await Promise.all(page.panels.map((panel) => panel.show(page.step)));
+  const steps = page.byTime ? (await ask("aligned", { step: page.step })).steps : page.panels.map(() => page.step);
+  await Promise.all(page.panels.map((panel, number) => panel.show(steps[number])));
   if (page.panels.length === 2) compare();
 });
 
@@ -39,7 +40,7 @@ function where() {
 
 function compare() {
   const [one, other] = page.panels.map((panel) => panel.found && panel.found.digest);
-  for (const panel of page.panels) panel.section.classList.toggle("different", one !== other);
+  for (const panel of page.panels) panel.section.classList.toggle("different", !page.byTime && one !== other);
 }
 
 async function find(values) {
@@ -71,12 +72,38 @@ async function visit(step) {
   fail(new Error(`step ${step} is not in this log, which has steps ${page.first} to ${page.last}: step ${page.step} is shown`));
 }
 
+// Show only requests whose number is the text, or whose name or client has it.
+function filter(text) {
+  const wanted = text.trim().toLowerCase();
+  const has = (each) => each.name.toLowerCase().includes(wanted) || each.client.startsWith(wanted) || String(each.id) === wanted;
+  for (const panel of page.panels) panel.filter(wanted ? has : () => true);
+}
+
+// The keyboard's way to mark steps.
+function begin() {
+  page.begin = page.step;
+  for (const panel of page.panels) panel.timeline.mark([page.step, page.step]);
+}
+
+const end = safely(() => {
+  const ends = [page.begin ?? page.first, page.step];
+  return Promise.all(page.panels.map((panel) => panel.tell(Math.min(...ends), Math.max(...ends))));
+});
+
 const difference = safely(async () => {
   if (page.panels.length < 2) throw new Error("only one log is open: open a second one to compare");
   const found = await ask("difference");
   if (found.step === null) throw new Error("the two logs do not differ");
   return go(found.step);
 });
+
+// Two logs at the same time since their beginning, or at the same step.
+function align() {
+  if (page.panels.length < 2) return fail(new Error("only one log is open: open a second one to compare"));
+  page.byTime = !page.byTime;
+  byId("align").setAttribute("aria-pressed", page.byTime);
+  return go(page.step);
+}
 
 const zoom = safely((factor) => Promise.all(page.panels.map((panel) => panel.timeline.zoom(factor))));
 
@@ -96,19 +123,23 @@ const KEYS = {
   n: safely(() => find({ column: "preempted", step: page.step })),
   p: safely(() => find({ column: "preempted", step: page.step, back: 1 })),
   d: difference,
+  a: align,
   "+": () => zoom(0.5),
   "=": () => zoom(0.5),
   "-": () => zoom(2),
   0: () => zoom(0),
   t: otherTheme,
   "/": () => byId("to").select(),
+  "[": begin,
+  "]": end,
+  o: () => byId("filter").select(),
   "?": () => byId("keys").showModal(),
 };
 
 function listen() {
   document.addEventListener("keydown", (event) => {
     const work = KEYS[event.key];
-    if (!work || event.target === byId("to") || event.ctrlKey || event.metaKey || event.altKey) return;
+    if (!work || event.target.tagName === "INPUT" || document.querySelector("dialog[open]") || event.ctrlKey || event.metaKey || event.altKey) return;
     event.preventDefault();
     work(event);
   });
@@ -117,12 +148,19 @@ function listen() {
   byId("back").onclick = KEYS.ArrowLeft;
   byId("on").onclick = KEYS.ArrowRight;
   byId("follow").onclick = KEYS.f;
+  byId("align").hidden = page.panels.length < 2;
+  byId("align").onclick = align;
   byId("theme").onclick = otherTheme;
   byId("help").onclick = KEYS["?"];
   byId("jump").onsubmit = (event) => {
     event.preventDefault();
     byId("to").blur();
     jump(byId("to").value);
+  };
+  byId("filter").oninput = () => filter(byId("filter").value);
+  byId("filtering").onsubmit = (event) => {
+    event.preventDefault();
+    byId("filter").blur();
   };
   window.addEventListener("resize", () => page.panels.forEach((panel) => panel.redraw()));
   window.addEventListener("hashchange", () => location.hash !== "#live" && jump(place()));
@@ -169,7 +207,7 @@ async function start() {
   page.first = Math.min(...logs.map((log) => log.first_step));
   page.last = Math.max(...logs.map((log) => log.last_step));
   summary(logs);
-  page.panels = logs.map((about, number) => new Panel(number, about, go));
+  page.panels = logs.map((about, number) => new Panel(number, about, go, safely));
   if (logs[0].live) page.live = new Live(byId("live"), byId("more"), byId("follow"), safely(grown));
   listen();
   const growing = Promise.all(page.panels.map((panel) => panel.start()));

@@ -3,21 +3,26 @@
 import { ask } from "./api.js";
 import { Blocks, legend, paintLegend } from "./blocks.js";
 import { Lanes } from "./lanes.js";
+import * as life from "./life.js";
 import { cell, head, hue, reason } from "./paint.js";
+import * as part from "./part.js";
 import { list, summary } from "./slowest.js";
 import { Timeline } from "./timeline.js";
 
 export class Panel {
-  constructor(number, about, go) {
+  // `safely` wraps what may fail.
+  constructor(number, about, go, safely) {
     this.number = number;
     this.about = about;
     this.section = document.getElementById("log").content.firstElementChild.cloneNode(true);
     document.getElementById("logs").append(this.section);
     this.part("h2").textContent = `${about.name} · ${about.model}`;
     legend(this.part(".legend"));
-    this.timeline = new Timeline(this.part("canvas.line"), number, about, go);
+    this.timeline = new Timeline(this.part("canvas.line"), number, about, go, safely((first, last) => this.tell(first, last)));
     this.lanes = new Lanes(this.part("canvas.lanes"), this.part(".lane-hint"), number, about, go);
     this.blocks = new Blocks(this.part("canvas.blocks"), this.part(".block-hint"));
+    this.life = this.lanes.life = safely((id) => life.show(number, id, go));
+    this.wants = () => true;
     this.found = null;
     this.asked = 0;
     this.go = go;
@@ -31,6 +36,25 @@ export class Panel {
   async start() {
     await this.timeline.load();
     await this.grow();
+  }
+
+  // What happened in these steps.
+  tell(first, last) {
+    this.timeline.mark([first, last]);
+    const place = this.part(".part");
+    return part.tell(place, this.number, first, last, () => {
+      place.hidden = true;
+      this.timeline.mark(null);
+    });
+  }
+
+  // Show only requests that are wanted, by their number, name or client.
+  filter(wants) {
+    this.wants = wants;
+    this.lanes.filter(wants);
+    if (!this.found) return;
+    this.rows();
+    this.queue();
   }
 
   // What was slowest in this log, each a way to its step.
@@ -118,10 +142,11 @@ export class Panel {
 
   rows() {
     const body = head(this.part("table.rows"), ["request", "prompt", "known", "computes", "blocks", "limit", ""]);
-    if (!this.found.rows.length) cell(body.insertRow(), "none").colSpan = 7;
-    for (const row of this.found.rows) {
+    const rows = this.found.rows.filter(this.wants);
+    if (!rows.length) cell(body.insertRow(), "none").colSpan = 7;
+    for (const row of rows) {
       const line = body.insertRow();
-      const name = cell(line, row.id);
+      const name = this.request(line, row.id);
       const box = document.createElement("i");
       box.style.setProperty("background", hue(row.id));
       name.prepend(box);
@@ -135,12 +160,25 @@ export class Panel {
     }
   }
 
+  // A cell with a request's number, which leads to its life.
+  request(line, id) {
+    const made = line.insertCell();
+    const button = document.createElement("button");
+    button.type = "button";
+    button.textContent = id;
+    button.title = `the life of request ${id}`;
+    button.onclick = () => this.life(id);
+    made.append(button);
+    return made;
+  }
+
   queue() {
     const body = head(this.part("table.queue"), ["request", "tokens", "priority", "why it waits"]);
-    if (!this.found.queue.length) cell(body.insertRow(), "none").colSpan = 4;
-    for (const entry of this.found.queue) {
+    const queue = this.found.queue.filter(this.wants);
+    if (!queue.length) cell(body.insertRow(), "none").colSpan = 4;
+    for (const entry of queue) {
       const line = body.insertRow();
-      named(cell(line, entry.id), entry.name);
+      named(this.request(line, entry.id), entry.name);
       cell(line, entry.known);
       cell(line, entry.priority);
       cell(line, reason(entry.wait) || "it arrived after this step was decided");

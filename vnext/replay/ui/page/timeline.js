@@ -1,5 +1,5 @@
 // The time line: bands over all visible steps, with marks where requests were preempted and the time below, if the log has
-// one. A click selects, the wheel zooms.
+// one. A click selects, a drag tells what happened in its steps, the wheel zooms.
 
 import { ask } from "./api.js";
 import { FONT, colour, prepare } from "./paint.js";
@@ -7,6 +7,8 @@ import { FONT, colour, prepare } from "./paint.js";
 const AXIS = 16;
 const BANDS = [
   { name: "took", title: "step time", unit: " ms", per: 1000, peak: (peaks) => peaks.took },
+  { name: "ttft", title: "first token", unit: " ms", per: 1000, peak: (peaks) => peaks.ttft, colour: "waiting" },
+  { name: "itl", title: "gap between tokens", unit: " ms", per: 1000, peak: (peaks) => peaks.itl, colour: "memory" },
   { name: "tokens", title: "tokens", peak: (peaks) => peaks.tokens },
   { name: "running", title: "running", peak: (peaks) => peaks.running },
   { name: "waiting", title: "waiting", peak: (peaks) => peaks.waiting },
@@ -15,12 +17,46 @@ const BANDS = [
 
 const shown = (band, value) => `${(value / (band.per || 1)).toLocaleString("en", { maximumFractionDigits: 1 })}${band.unit || ""}`;
 
+const DRAG_MIN = 5;
+const TIMED = ["took", "ttft", "itl"];
+
 export class Timeline {
-  constructor(canvas, number, about, go) {
-    Object.assign(this, { canvas, number, about, go, first: about.first_step, last: about.last_step, step: null, data: null });
-    canvas.addEventListener("click", (event) => go(this.at(event.offsetX)));
+  // `part(first, last)` is called when steps have been marked.
+  constructor(canvas, number, about, go, part) {
+    Object.assign(this, { canvas, number, about, go, part, first: about.first_step, last: about.last_step, step: null, data: null });
+    Object.assign(this, { pressed: null, marked: null });
+    canvas.addEventListener("pointerdown", (event) => event.button === 0 && this.press(event));
+    canvas.addEventListener("pointermove", (event) => this.drag(event));
+    canvas.addEventListener("pointerup", (event) => this.release(event));
+    canvas.addEventListener("pointercancel", () => this.mark(null));
     canvas.addEventListener("wheel", (event) => this.wheel(event), { passive: false });
     canvas.addEventListener("mousemove", (event) => (canvas.title = this.tell(this.at(event.offsetX))));
+  }
+
+  press(event) {
+    this.pressed = event.offsetX;
+    this.canvas.setPointerCapture(event.pointerId);
+  }
+
+  drag(event) {
+    if (this.pressed === null || Math.abs(event.offsetX - this.pressed) < DRAG_MIN) return;
+    const ends = [this.at(this.pressed), this.at(event.offsetX)];
+    this.mark([Math.min(...ends), Math.max(...ends)], true);
+  }
+
+  release(event) {
+    const pressed = this.pressed;
+    this.pressed = null;
+    if (pressed === null) return;
+    if (Math.abs(event.offsetX - pressed) < DRAG_MIN) this.go(this.at(event.offsetX));
+    else this.part(...this.marked);
+  }
+
+  // Mark steps [first, last]; null for none.
+  mark(steps, dragging = false) {
+    if (!dragging) this.pressed = null;
+    this.marked = steps;
+    this.draw();
   }
 
   at(x) {
@@ -37,7 +73,7 @@ export class Timeline {
 
   // The bands that this log has figures for.
   bands() {
-    return BANDS.filter((band) => band.name !== "took" || this.about.overview.peaks.took > 0);
+    return BANDS.filter((band) => !TIMED.includes(band.name) || this.about.overview.peaks[band.name] > 0);
   }
 
   // The time of day of a place, UTC; "" where the log has none.
@@ -95,6 +131,13 @@ export class Timeline {
     if (!width) return;
     const steps = Math.max(1, this.last - this.first + 1);
     pen.drawImage(this.picture(width, height, steps), 0, 0, width, height);
+    if (this.marked) {
+      const [begin, end] = [this.marked[0], this.marked[1] + 1].map((step) => ((step - this.first) / steps) * width);
+      pen.fillStyle = colour("tokens");
+      pen.globalAlpha = 0.22;
+      pen.fillRect(begin, 0, end - begin, height);
+      pen.globalAlpha = 1;
+    }
     if (this.step === null) return;
     pen.fillStyle = colour("mark");
     pen.fillRect(((this.step + 0.5 - this.first) / steps) * width - 1, 0, 2, height);
