@@ -50,6 +50,7 @@ from vnext.server.views.operations import (
     load_adapter,
     unload_adapter,
 )
+from vnext.server.views.profile import start_profile, stop_profile
 from vnext.server.views.responses import (
     cancel_response,
     count_input_tokens,
@@ -157,6 +158,8 @@ ROUTES = (
     Route("POST", "/collective_rpc", collective_rpc, "calls a registered function on every rank", CallBody),
     Route("GET", "/log", list_segments, "the log as it grows, with --show-log: vnext-replay ui --live reads it"),
     Route("GET", r"/log/{segment:\d{1,9}}", read_segment, answers=(BYTES,)),
+    Route("POST", "/start_profile", start_profile, "notes the kernels' calls from now on (with --show-log)"),
+    Route("POST", "/stop_profile", stop_profile, "draws them within the log's timeline, in a file beside it"),
     Route("GET", "/events", stream_events, "the engine's events, with --show-events: vnext router follows them", answers=(BYTES,)),
     Route("GET", "/", get_welcome, "for a browser a chat and the engine as it runs, else this list", answers=(TEXT, HTML)),
     Route("GET", "/page/{name}", get_page_file, answers=(HTML,)),

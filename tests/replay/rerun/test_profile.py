@@ -23,7 +23,7 @@ if not native.is_built():
 
 from vnext.kernels.cpu.linear import linear, pack
 from vnext.kernels.cpu.traced import CALL, Operation, traced
-from vnext.replay.rerun.measured import ELSEWHERE, Part, parts_of
+from vnext.replay.rerun.calls import ELSEWHERE, Part, parts_of
 
 
 @pytest.fixture(scope="module")

@@ -32,6 +32,7 @@ def start(parent: Path, day: int, size: int = 4096) -> Path:
     for name in ("segment-000000.vnextlog", "segment-000000.vnexttimes", "segment-000000.vnextcache", "segment-000001.packing"):
         (folder / name).write_bytes(b"x" * size)
     (folder / "rank-0.stacks").write_text("")
+    (folder / "profile-000001.json").write_text("")
     (parent / f"{folder.name}.key").write_text("00")
     return folder
 
@@ -75,7 +76,7 @@ def test_the_log_of_a_running_engine_stays_until_it_ends_however_it_ends(tmp_pat
     with subprocess.Popen([sys.executable, "-c", PROGRAM, str(running)], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert int(process.stdout.readline()) >= 0 and lock_folder(running) == -1
         forget(newest, 1, 1)
-        assert left(tmp_path) == [1, 2] and len(list(running.iterdir())) == 5
+        assert left(tmp_path) == [1, 2] and len(list(running.iterdir())) == 6
         process.send_signal(signal.SIGKILL)
         process.wait()
     forget(newest, 1, 0)
@@ -87,7 +88,7 @@ def test_a_folder_with_a_file_of_somebody_stays_whole(tmp_path: Path, name: str)
     old, newest = start(tmp_path, 1), start(tmp_path, 2)
     (old / name).write_text("mine")
     forget(newest, 1, 0)
-    assert left(tmp_path) == [1, 2] and len(list(old.iterdir())) == 6
+    assert left(tmp_path) == [1, 2] and len(list(old.iterdir())) == 7
 
 
 def test_links_folders_in_it_other_names_and_other_owners_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,7 +102,7 @@ def test_links_folders_in_it_other_names_and_other_owners_stay(tmp_path: Path, m
     (deep / "rank-folder").mkdir()
     forget(newest, 1, 0)
     assert len(list(parent.glob("*-77-*[0-9]"))) == 4 and (parent / "my own log").is_dir()
-    assert len(list((elsewhere / "20260101-120000-77-000001").iterdir())) == 5
+    assert len(list((elsewhere / "20260101-120000-77-000001").iterdir())) == 6
     own = start(parent, 4)
     monkeypatch.setattr(os, "getuid", lambda: 12345)
     forget(newest, 1, 0)

@@ -45,11 +45,23 @@ def traced(work: Callable[[], T], record: np.ndarray) -> tuple[T, np.ndarray, in
     """What the work gives, its calls in the order in which they began (a view of `record`, CALL[n]), and how many more there were
     for which `record` has no room. Only one at a time in a process; nothing else may compute meanwhile. Raises RuntimeError
     without compiled kernels."""
-    module = native.module()
-    module.trace_operations(record.ctypes.data, len(record))
+    begin_tracing(record)
     try:
         found = work()
-        count: int = module.traced_operations()
     finally:
-        module.trace_operations(None, 0)
-    return found, record[:count], max(0, count - len(record))
+        calls, more = end_tracing(record)
+    return found, calls, more
+
+
+def begin_tracing(record: np.ndarray) -> None:
+    """Have every call from now on written into `record` (CALL[n]), which must live as long as the process where calls may run when
+    it ends. Raises RuntimeError without compiled kernels."""
+    native.module().trace_operations(record.ctypes.data, len(record))
+
+
+def end_tracing(record: np.ndarray) -> tuple[np.ndarray, int]:
+    """The calls since `begin_tracing` with this record, and how many more there were, as `traced` has them."""
+    module = native.module()
+    count: int = module.traced_operations()
+    module.trace_operations(None, 0)
+    return record[:count], max(0, count - len(record))

@@ -20,6 +20,7 @@ from vnext.replay.execution.execution import ModelChoice, execute
 from vnext.replay.execution.recorded import add_range, add_steps, selection_of
 from vnext.replay.reading.source import UnusableLog
 from vnext.replay.rerun.numerics import prepare
+from vnext.replay.tables.live_profile import print_served, served
 from vnext.replay.tables.profile import print_profiled, profile
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
@@ -48,6 +49,7 @@ def add(commands) -> None:
     )  # fmt: skip
     add_model(profiling)
     add_steps(profiling)
+    profiling.add_argument("--calls", type=Path, help="run nothing: draw what a server's /stop_profile wrote, into --out")
     profiling.add_argument("-o", "--out", type=Path, help="also write the log's timeline with each operation, for ui.perfetto.dev")
     bisecting = command(
         commands, "bisect", _bisect, "find the first step, layer and operation that differs in another way to run the model",
@@ -85,6 +87,10 @@ def _exec(arguments: argparse.Namespace, console: Console) -> int:
 
 
 def _profile(arguments: argparse.Namespace, console: Console) -> int:
+    if arguments.calls is not None:
+        out = arguments.out or arguments.calls.with_suffix(".json")
+        print_answer(arguments, console, served(arguments.log, arguments.calls, out), print_served)
+        return SAME
     with progress_of("steps") as progress:
         answer = profile(arguments.log, selection_of(arguments.steps, ""), chosen_of(arguments), arguments.out, progress)
     print_answer(arguments, console, answer, print_profiled)

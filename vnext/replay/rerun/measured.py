@@ -1,43 +1,24 @@
 """Measured: a recorded step runs on a warm cache, and each call of the compiled kernels is timed (kernels/cpu/traced.py).
 
-Owns the record of the calls, their names, and what is each one's own part.
+Owns the record of the calls; calls.py has their names.
 """
 
 from __future__ import annotations
 
 import time
-from collections import defaultdict
 from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
 
-from vnext.kernels.cpu.traced import CALL, Operation, traced
+from vnext.kernels.cpu.traced import CALL, traced
 from vnext.models.layers.batch import ForwardBatch
 from vnext.replay.rerun.batched import Batched
+from vnext.replay.rerun.calls import ELSEWHERE, Part, parts_of
 from vnext.replay.rerun.machine import Caches
 from vnext.runtime.batch.step_inputs import StepInputs
 
 CALLS_MAX = 1 << 17  # of one step
-ELSEWHERE = "outside of the kernels"
-WORDS = {
-    Operation.LAYER: "sums, copies", Operation.ATTENTION: "attention", Operation.NORM: "norm", Operation.GATE: "gate",
-    Operation.ROTARY: "rotation, cache write", Operation.ADAPTERS: "adapters", Operation.ROUTE: "choice of experts",
-    Operation.EXPERTS: "experts' rows", Operation.CONVOLUTION: "convolution", Operation.RECURRENCE: "recurrence",
-    Operation.SAMPLE: "sampling",
-}  # fmt: skip
-
-
-class Part(NamedTuple):
-    """Calls of one name, all its own."""
-
-    calls: int = 0
-    ns: int = 0
-    work: int = 0
-    bytes: int = 0
-
-    def plus(self, other: Part) -> Part:
-        return Part(*(mine + its for mine, its in zip(self, other)))
 
 
 class MeasuredStep(NamedTuple):
@@ -78,29 +59,3 @@ class Measured:
         cold = np.setdiff1d(slots // caches.block_size, warm)
         self._batched.machine.copy_pages(caches, cold, caches, cold)
         self._warm = caches, np.concatenate([warm, cold])
-
-
-def parts_of(calls: np.ndarray) -> Iterator[tuple[str, Part]]:
-    """Each call's name and what is its own: a call that another one of its thread holds counts for itself alone."""
-    open_calls: dict[int, list[list]] = defaultdict(list)
-    for call in calls:
-        held = open_calls[int(call["thread"])]
-        while held and held[-1][0]["ended_ns"] <= call["began_ns"]:
-            yield _own(*held.pop())
-        ns = int(call["ended_ns"] - call["began_ns"])
-        if held:
-            held[-1][1] -= ns
-        held.append([call, ns])
-    for held in open_calls.values():
-        while held:
-            yield _own(*held.pop())
-
-
-def _own(call: np.void, ns: int) -> tuple[str, Part]:
-    return name_of(call), Part(1, ns, int(call["work"]), int(call["bytes"]))
-
-
-def name_of(call: np.void) -> str:
-    """What a person calls it; a product by how many inputs and outputs it has."""
-    operation = Operation(int(call["operation"]))
-    return f"product {call['in']} to {call['out']}" if operation is Operation.PRODUCT else WORDS[operation]

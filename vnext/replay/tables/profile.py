@@ -30,8 +30,9 @@ from vnext.replay.reading.times import STEP_US, timestamps_of
 if TYPE_CHECKING:
     from vnext.log.timestamps import Timestamps
     from vnext.replay.execution.execution import Progress
+    from vnext.replay.rerun.calls import Part
     from vnext.replay.rerun.machine import Machine
-    from vnext.replay.rerun.measured import MeasuredStep, Part
+    from vnext.replay.rerun.measured import MeasuredStep
 
 SLOWEST = 8
 AGAIN = 3  # the process of a timeline, behind the engine's and the requests'
@@ -101,7 +102,7 @@ def profile(
     total_ms = sum(times[0])
     return Profiled(
         model=str(machine.path), numerics=described(machine), steps=len(run.steps), tokens=sum(step.tokens for step in run.steps),
-        total_ms=total_ms, ms=medians[0], busy_ms=medians[1], operations=_operations(run.parts, total_ms),
+        total_ms=total_ms, ms=medians[0], busy_ms=medians[1], operations=operations_of(run.parts, total_ms),
         slowest=sorted(run.steps, key=lambda step: -step.ms)[:SLOWEST], skipped=run.skipped, left_out=run.left_out, end=walk.end,
         timeline=str(out or ""),
     )  # fmt: skip
@@ -161,19 +162,19 @@ class _Run:
         first_us = timestamps.times_ns[0] / 1e3 if timestamps is not None else 0.0
         yield f'{{"ph":"M","pid":{AGAIN},"tid":0,"name":"process_name","args":{{"name":"run again by profile"}}}}'
         free_us = 0.0
-        from vnext.replay.rerun.measured import name_of
+        from vnext.replay.rerun.calls import name_of
 
         for found, measured in zip(self.steps, self._drawn):
             entry = self._recorded.get(found.step)
             at_us = max(free_us, entry.end_us - entry.us - first_us if entry else found.step * STEP_US)
             free_us = at_us + found.ms * 1e3
-            yield _slice(f"step {found.step}", 0, at_us, found.ms * 1e3, {"requests": found.requests, "tokens": found.tokens})
+            yield slice_of(f"step {found.step}", 0, at_us, found.ms * 1e3, {"requests": found.requests, "tokens": found.tokens})
             for call in measured.calls:
                 since_us, us = (call["began_ns"] - measured.began_ns) / 1e3, (call["ended_ns"] - call["began_ns"]) / 1e3
-                yield _slice(name_of(call), int(call["thread"]), at_us + since_us, us, _details(call, us))
+                yield slice_of(name_of(call), int(call["thread"]), at_us + since_us, us, details_of(call, us))
 
 
-def _operations(parts: dict[str, Part], total_ms: float) -> list[OperationTime]:
+def operations_of(parts: dict[str, Part], total_ms: float) -> list[OperationTime]:
     found = [
         OperationTime(
             name=name, calls=part.calls, ms=part.ns / 1e6, share=part.ns / 1e6 / total_ms, gflops=part.work / max(1, part.ns),
@@ -184,12 +185,14 @@ def _operations(parts: dict[str, Part], total_ms: float) -> list[OperationTime]:
     return sorted(found, key=lambda each: -each.ms)
 
 
-def _slice(name: str, thread: int, at_us: float, us: float, details: dict[str, object]) -> str:
-    found = {"ph": "X", "pid": AGAIN, "tid": thread, "ts": round(at_us, 3), "dur": round(us, 3), "name": name, "args": details}
+def slice_of(name: str, thread: int, at_us: float, us: float, details: dict[str, object], pid: int = AGAIN) -> str:
+    """A trace event."""
+    found = {"ph": "X", "pid": pid, "tid": thread, "ts": round(at_us, 3), "dur": round(us, 3), "name": name, "args": details}
     return json.dumps(found, separators=(",", ":"))
 
 
-def _details(call: np.void, us: float) -> dict[str, object]:
+def details_of(call: np.void, us: float) -> dict[str, object]:
+    """A call's rows and rates."""
     rates = {"GFLOP/s": call["work"], "GB/s": call["bytes"]}
     return {"rows": int(call["rows"])} | {name: round(float(count) / us / 1e3, 2) for name, count in rates.items() if count and us}
 
@@ -207,13 +210,17 @@ def print_profiled(console: Console, answer: Profiled) -> None:
         *([("left out", counted(answer.left_out, "call"))] if answer.left_out else []),
         ("end", answer.end),
     ])  # fmt: skip
-    rows = [
-        {"operation": each.name, "calls": f"{each.calls:,}", "ms": f"{each.ms:,.2f}", "share": f"{each.share:.1%}",
-         "GFLOP/s": f"{each.gflops:.1f}" if each.gflops else "", "GB/s": f"{each.gbytes:.1f}" if each.gbytes else ""}
-        for each in answer.operations
-    ]  # fmt: skip
-    records(console, "operations", tuple(rows[0]), rows)
+    print_operations(console, answer.operations)
     slow = [{name: round(number, 3) for name, number in msgspec.structs.asdict(step).items()} for step in answer.slowest]
     records(console, "slowest steps", tuple(slow[0]), slow)
     if answer.timeline:
         console.print(f"written: {answer.timeline}", soft_wrap=True)
+
+
+def print_operations(console: Console, operations: list[OperationTime]) -> None:
+    rows = [
+        {"operation": each.name, "calls": f"{each.calls:,}", "ms": f"{each.ms:,.2f}", "share": f"{each.share:.1%}",
+         "GFLOP/s": f"{each.gflops:.1f}" if each.gflops else "", "GB/s": f"{each.gbytes:.1f}" if each.gbytes else ""}
+        for each in operations
+    ]  # fmt: skip
+    records(console, "operations", tuple(rows[0]), rows)

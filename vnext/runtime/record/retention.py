@@ -18,9 +18,9 @@ from vnext.log import codec, pseudonyms
 
 START = re.compile(r"\d{8}-\d{6}-\d+-\d+")
 """The name of a start's folder (processes/launch.py); names sort by time."""
-PART = re.compile(r"segment-\d+\.\w+|decisions-[\d-]+\.\w+|(rank|stacks).*|" + codec.GAP_NAME)
-"""The files of a log: segments, timestamps, indices, what a kill left of a compression, a router's decisions, stacks of ranks, the
-mark of a gap."""
+PART = re.compile(r"segment-\d+\.\w+|decisions-[\d-]+\.\w+|(rank|stacks|profile-).*|" + codec.GAP_NAME)
+"""The files of a log: segments, timestamps, indices, what a kill left of a compression, a router's decisions, stacks of ranks,
+profiles, the mark of a gap."""
 
 logger = logging.getLogger(__name__)
 

@@ -56,14 +56,14 @@ READERS = web.AppKey("readers", Readers)
 
 async def list_segments(request: web.Request) -> web.Response:
     """GET /log: the log's name, its segments as [number, bytes], oldest first, and `part`, the most bytes of one answer."""
-    folder = _folder(request)
+    folder = log_folder(request)
     segments = await asyncio.to_thread(_segments, folder)
     return web.json_response({"log": folder.name, "segments": segments, "part": PART_BYTES_MAX})
 
 
 async def read_segment(request: web.Request) -> web.StreamResponse:
     """GET /log/{segment}?offset=BYTES: the bytes from the offset on, at most PART_BYTES_MAX; empty at the end."""
-    folder, number, offset = _folder(request), int(request.match_info["segment"]), request.query.get("offset", "0")
+    folder, number, offset = log_folder(request), int(request.match_info["segment"]), request.query.get("offset", "0")
     if not offset.isascii() or not offset.isdigit() or len(offset) > 15:
         raise web.HTTPBadRequest(reason="offset must be a whole number of bytes")
     from vnext.log.codec import segment_name
@@ -94,7 +94,7 @@ async def _send(request: web.Request, part: bytes) -> web.StreamResponse:
     return response
 
 
-def _folder(request: web.Request) -> Path:
+def log_folder(request: web.Request) -> Path:
     """The log's folder, if this client may read it. Raises LogHidden."""
     context = request.app[SERVER_CONTEXT]
     settings: ServerSettings = context.settings
