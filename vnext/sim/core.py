@@ -93,12 +93,13 @@ class Core:
             if plan is None and hear is not None:
                 hear(news)
         before = self.seen if plan is None else before
-        self.turns.write(before, plan, self.seen)
+        self.turns.write(before, self.seen, plan is not None and not plan.preempted)
         decision_laws(before, plan, self.seen)
-        key_of = policy_keys(before) if before.state.tier else {}
-        queue = going(self.seen) if before.state.tier else ()
-        best = min(queue, key=lambda entry: key_of[entry.id], default=None)
-        tiers_block_nobody(before, plan, self.seen, best)
+        if plan is not None and before.state.tier:
+            key_of = policy_keys(before)
+            queue = () if plan.admitted else going(self.seen)
+            best = min(queue, key=lambda entry: key_of[entry.id], default=None)
+            tiers_block_nobody(before, plan.preempted, self.seen, best)
         return plan
 
     def _turn(self) -> Iterator[Ready]:

@@ -29,7 +29,7 @@ from vnext.sched.ranking import PATIENCE
 from vnext.sched.schedule import schedule
 from vnext.state.digest import digest
 from vnext.state.errors import IllegalEvent, LawBroken
-from vnext.state.events import AdapterEvicted, AdapterLoaded, AnyEvent, EngineRecovered, StepPlanned, plan_of
+from vnext.state.events import AdapterEvicted, AdapterLoaded, AnyEvent, EngineRecovered, plan_of
 from vnext.state.facilities.adapters import may_run
 from vnext.state.laws import check, check_cheap
 from vnext.state.reduce import reduce
@@ -104,7 +104,12 @@ class Watcher:
 
     def _event(self, event: AnyEvent) -> None:
         if (plan := plan_of(event)) is not None and self._decides:
-            self._decision(plan)
+            try:
+                if difference := plan_difference(self.state, plan):
+                    message = f"step {plan.step} has {difference[0]} {difference[1]} where the scheduler decides {difference[2]}"
+                    self.alarm = Alarm(kind="decision", step=plan.step, event=self.state.sequence, message=message)
+            except PolicyError as error:
+                self.raise_alarm("decision", str(error))
         if isinstance(event, AdapterLoaded | AdapterEvicted) and self._decides:
             if difference := load_difference(self.state, event):
                 self.raise_alarm("decision", f"of adapters {difference[1]} where the scheduler decides {difference[2]}")
@@ -120,17 +125,6 @@ class Watcher:
         self.steps += plan is not None
         if why := self._stuck.event(event, self.state):
             self.raise_alarm("stuck", why)
-
-    def _decision(self, event: StepPlanned) -> None:
-        try:
-            decided = schedule(self.state)
-        except PolicyError as error:
-            self.raise_alarm("decision", str(error))
-            return
-        if decided != event:
-            field, was, due = plan_difference(event, decided)
-            message = f"step {event.step} has {field} {was} where the scheduler decides {due}"
-            self.alarm = Alarm(kind="decision", step=event.step, event=self.state.sequence, message=message)
 
     def _require(self, laws: Callable[[State], None]) -> None:
         try:

@@ -32,7 +32,7 @@ from vnext.state.events import (
     RequestAborted,
     RequestArrived,
     StepCommitted,
-    StepPlanned,
+    plan_of,
 )
 from vnext.state.feasibility import refusal
 from vnext.state.laws import check
@@ -207,7 +207,7 @@ class _Course:
         before, event = ready.befores[0], ready.events[0]
         if self._predicate is not None and self._predicate(before, event, ready.state):
             raise Predicated(f"the predicate holds after event {before.sequence}")
-        self.steps += isinstance(ready.events[-1], StepPlanned)
+        self.steps += plan_of(ready.events[-1]) is not None
 
 
 def _tokens(seed: int, vocab: int, count: int) -> np.ndarray:

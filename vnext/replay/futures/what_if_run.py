@@ -30,9 +30,9 @@ from vnext.state.events import (
     RequestAborted,
     RequestArrived,
     StepCommitted,
-    StepPlanned,
     generated_by,
     pack_tokens,
+    plan_of,
 )
 from vnext.state.feasibility import refusal
 from vnext.state.state import State, StepInFlight
@@ -207,8 +207,8 @@ class Rerun:
         for event, now_us in zip(self._log.events, self._log.times_us):
             self._loading.now_us = now_us
             match event:
-                case StepPlanned():
-                    if self._turn() is None:
+                case _ if plan_of(event) is not None:
+                    if not self._turn():
                         return
                     self._counts["steps"] += 1
                     self._ends.append(self._now_us)
@@ -253,16 +253,16 @@ class Rerun:
             case _:
                 self._fold(event)
 
-    def _turn(self) -> StepPlanned | None:
-        """The next decision, behind the loads that are done and pins that yield."""
+    def _turn(self) -> bool:
+        """Take the next decision, behind the loads that are done and pins that yield; False where there is none."""
         plan = None
         for ready in self.engine.turn():
             self._events += ready.events
             plan = ready.plan
-        return plan
+        return plan is not None
 
     def _plan(self) -> None:
-        while self._turn() is not None:
+        while self._turn():
             self._counts["steps"] += 1
             scheduled = self.state.in_flight[-1]
             self._counts["larger"] += scheduled.tokens > self._most[0] or len(scheduled.samples) > self._most[1]

@@ -109,6 +109,10 @@ def verify(log: Log, all_laws: bool = False, own_policy: bool = False, also: Eve
     return check_log.verdict()
 
 
+COUNTED = ("events", "steps", "decisions_differ", "digests", "rank_digests", "rank_digests_unchecked", "snapshots")
+"""The numbers of a verdict that count up from 0."""
+
+
 class _Checks:
     """The running comparison."""
 
@@ -119,24 +123,21 @@ class _Checks:
         self.end: LogEnd | None = None
         self.difference: Difference | None = None
         self._all_laws = all_laws
-        self._first_event, self._first_index = log.header.first_event, log.header.index
-        self._written_by = log.header.code_version
+        self._first = log.header
         self._plans_unchecked = why_not_decided(log, own_policy)
         self._digests_unchecked = why_not_digested(log)
         self._reported: dict[int, State] = {}
         self._equal_steps: dict[int, int] = {}
-        self._has_texts = log.header.privacy == "full"
-        self._decisions_differ = 0
         self._step_digests: dict[int, int] = {}
         self._digested: State | None = None
         self._digest = 0
-        self._events = self._steps = self._digests = self._rank_digests = self._unchecked = self._snapshots = 0
+        self._counts = dict.fromkeys(COUNTED, 0)
 
     def segment(self, item: SegmentFolded) -> None:
         """Check that a segment's snapshot is the state that the segments before it lead to."""
         header = item.start.header
         self.chain = item.start.chain
-        if not header.snapshot or header.index == self._first_index or self._digests_unchecked:
+        if not header.snapshot or header.index == self._first.index or self._digests_unchecked:
             return
         try:
             recorded = decode(header.snapshot)
@@ -145,7 +146,7 @@ class _Checks:
             return
         if recorded.sequence != item.state.sequence:
             return  # frames are missing before it; the next one reports that
-        self._snapshots += 1
+        self._counts["snapshots"] += 1
         due = snapshot(item.state)
         if header.privacy == "shape":  # it starts a new chain of tokens
             due = msgspec.structs.replace(due, token_digest=0)
@@ -158,16 +159,15 @@ class _Checks:
         if self._plans_unchecked:
             return
         try:
-            decided = schedule(item.before)
+            difference = plan_difference(item.before, item.event)
         except PolicyError as error:
             self._differ(item.event.step, item.number, "plan", str(item.event), "none", str(error))
             return
-        if decided == item.event:
-            return
-        self._decides_differently(item.event.step, item.number, plan_difference(item.event, decided))
+        if difference is not None:
+            self._decides_differently(item.event.step, item.number, difference)
 
     def _decides_differently(self, step: int, number: int, difference: tuple[str, str, str]) -> None:
-        self._decisions_differ += 1
+        self._counts["decisions_differ"] += 1
         if len(self.decisions) < DECISIONS_SHOWN:
             field, recorded, recomputed = difference
             why = "the scheduler decides differently now"
@@ -176,14 +176,14 @@ class _Checks:
             )
 
     def folded(self, item: Folded) -> None:
-        self._events += 1
+        self._counts["events"] += 1
         if self._also is not None and (why := self._also(item.before, item.event, item.after)):
             self._differ(item.after.planned - 1, item.number, "tokens", "", "", why)
         if isinstance(item.event, AdapterLoaded | AdapterEvicted) and not self._plans_unchecked:
             if difference := load_difference(item.before, item.event):
                 self._decides_differently(item.before.planned - 1, item.number, difference)
         if isinstance(item.event, StepPlanned):
-            self._steps += 1
+            self._counts["steps"] += 1
             if not self._digests_unchecked:
                 self._step_digests[item.event.step] = self._digest_of(item.after)
                 self._step_digests.pop(item.event.step - DIGESTS_KEPT, None)
@@ -216,9 +216,9 @@ class _Checks:
         if not self._all_laws:
             self._require(check_cheap, item.state)
         if self._digests_unchecked:
-            self._unchecked += len(item.frame.rank_digests)
+            self._counts["rank_digests_unchecked"] += len(item.frame.rank_digests)
             return
-        self._digests += 1
+        self._counts["digests"] += 1
         self.chain = codec.chained(self.chain, self._digest_of(item.state), item.frame.body)
         if self.chain != item.frame.digest:
             why = "the state after this event, or the frame's bytes, are not what the engine had"
@@ -229,9 +229,9 @@ class _Checks:
     def _rank(self, report: RankDigest, number: int, reported: tuple[RankDetail, ...]) -> None:
         due = self._step_digests.get(report.step)
         if due is None:
-            self._unchecked += 1
+            self._counts["rank_digests_unchecked"] += 1
             return
-        self._rank_digests += 1
+        self._counts["rank_digests"] += 1
         if due != report.digest:
             fields = drifted_fields(reported, report, self._reported.get(report.step))
             why = f"rank {report.rank} had another state in step {report.step}" + (f": {', '.join(fields)}" if fields else "")
@@ -255,7 +255,7 @@ class _Checks:
         why += f", for request {', '.join(map(str, reported.requests))}" if reported.requests else ""
         why += f"; it agreed up to step {since}" if since is not None else ""
         state = self._reported.get(reported.step)
-        due = hexadecimal(state.token_digest) if state is not None and self._has_texts else ""
+        due = hexadecimal(state.token_digest) if state is not None and self._first.privacy == "full" else ""
         self._differ(
             reported.step,
             number,
@@ -281,18 +281,12 @@ class _Checks:
         difference = self.difference or next(iter(self.decisions), None)
         return Verdict(
             same=difference is None and self.end is not None and self.end.kind in ("complete", "torn"),
-            written_by=self._written_by,
-            first_event=self._first_event,
-            events=self._events,
-            steps=self._steps,
+            written_by=self._first.code_version,
+            first_event=self._first.first_event,
             plans_unchecked=self._plans_unchecked,
-            decisions_differ=self._decisions_differ,
             decisions=self.decisions,
             digests_unchecked=self._digests_unchecked,
-            digests=self._digests,
-            rank_digests=self._rank_digests,
-            rank_digests_unchecked=self._unchecked,
-            snapshots=self._snapshots,
+            **self._counts,
             laws="all" if self._all_laws else "cheap",
             difference=difference,
             end=self.end,
@@ -346,8 +340,12 @@ def _change(event: AdapterLoaded | AdapterEvicted) -> str:
     return f"{event.digest} into slot {event.slot}" if isinstance(event, AdapterLoaded) else f"slot {event.slot} is evicted"
 
 
-def plan_difference(recorded: StepPlanned, decided: StepPlanned | None) -> tuple[str, str, str]:
-    """Field, recorded value and recomputed value of the first field in which two plans differ."""
+def plan_difference(before: State, recorded: StepPlanned) -> tuple[str, str, str] | None:
+    """Field, recorded value and recomputed value of the first field in which a plan differs from what the scheduler decides; None
+    where it decides so too. Raises PolicyError."""
+    decided = schedule(before)
+    if decided == recorded:
+        return None
     if decided is None:
         return "plan", str(recorded), "nothing to plan"
     for field in StepPlanned.__struct_fields__:

@@ -47,9 +47,9 @@ from vnext.state.events import (
     EngineStarted,
     RequestAborted,
     RequestId,
-    StepPlanned,
     TierOpened,
     WeightsChanged,
+    plan_of,
 )
 from vnext.state.laws import check, check_cheap
 from vnext.state.reduce import start
@@ -159,11 +159,10 @@ class EngineCore:
 
     def _advance(self) -> None:
         """Decide as far ahead as the pipeline allows, and carry out what is decided."""
-        plan = self._turn()
-        while plan is not None:
-            plan = self._turn()
+        while self._turn():
+            pass
 
-    def _turn(self) -> StepPlanned | None:
+    def _turn(self) -> bool:
         plan, began_s = None, time.perf_counter()
         for ready in self.engine.turn():
             if (plan := ready.plan) is not None and plan.admitted:
@@ -173,7 +172,7 @@ class EngineCore:
             self._carry_out(ready)
             began_s = time.perf_counter()
         self._progress.plan_seconds += time.perf_counter() - began_s
-        return plan
+        return plan is not None
 
     def _answer(self, peer: bytes, message: Operated) -> None:
         """Answer an operation, behind statistics that show what it did."""
@@ -203,8 +202,8 @@ class EngineCore:
     def _write_frame(self, ready: Ready) -> None:
         """Record the events and the ranks' reports."""
         events, state_digest = ready.events, digest(ready.state)
-        if events and type(last := events[-1]) is StepPlanned and last.step % ready.state.config.digest_interval == 0:
-            self._checks.expect(last.step, state_digest, ready.state)
+        if events and (plan := plan_of(events[-1])) is not None and plan.step % ready.state.config.digest_interval == 0:
+            self._checks.expect(plan.step, state_digest, ready.state)
         reported = self._checks.take_new() if self._checks.new.digests else NOTHING_REPORTED
         self._recorder.append(events, ready.befores, state_digest, reported.digests, ready.matched, reported.details)
 

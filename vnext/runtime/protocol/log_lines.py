@@ -52,11 +52,6 @@ def begin(process: str, log_format: LogFormat, level: str, text_format: str) -> 
         threading.excepthook = lambda caught: _log_uncaught(caught.exc_type, caught.exc_value, caught.exc_traceback)
 
 
-def writes_json() -> bool:
-    """Whether this process has begun with JSON."""
-    return bool(_process)
-
-
 def line(message: str, level: str = "INFO", log_format: LogFormat | None = None) -> str:
     """What this program says to its operator, without an end: JSON where the process writes it or `log_format` asks for it,
     and there one object for each line of the message."""

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from vnext.sim.checks.plain_state import PlainState
 from vnext.state.errors import LawBroken
-from vnext.state.events import StepPlanned
 
 
 def wants(seen: PlainState) -> list[int]:
@@ -50,14 +49,14 @@ class TurnBook:
         self._step = 0
         self._passed: dict[int, int] = {}
 
-    def write(self, before: PlainState, plan: StepPlanned | None, after: PlainState) -> None:
-        """S7, S8 of one decision. Raises LawBroken.
+    def write(self, before: PlainState, after: PlainState, fills: bool) -> None:
+        """S7, S8 of one decision, which `fills` a step and preempts nothing. Raises LawBroken.
 
         S7: a step takes no request whose token is in flight, and at most a part of those that decode.
         S8: while the same requests decode, each of them whose token is not in flight is in one of as many steps as there are
         microbatches, unless a step's budget ends before it.
         """
-        if plan is None or plan.preempted or (parts := parts_of(before)) == 1:
+        if not fills or (parts := parts_of(before)) == 1:
             self._decoding = []
             return
         step, owed = after.in_flight[-1], [id_ for id_, due in zip(before.id, before.placeholders) if due]

@@ -5,6 +5,7 @@ K5 is a law of every state (vnext/state/laws.py). That pins stop nobody is a par
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from vnext.sim.checks.fitting import first_chunk, longest_hit, needs_slot, snapshot_count
@@ -20,7 +21,6 @@ from vnext.state.events import (
     PrefixCacheReset,
     RequestAborted,
     StepCommitted,
-    StepPlanned,
     WeightsChanged,
     pack_tokens,
 )
@@ -93,14 +93,14 @@ class PinBook:
 # K1 is the shadow cache's (rank.py), K3 is a law of every state (vnext/state/laws.py).
 
 
-def tiers_block_nobody(before: PlainState, plan: StepPlanned | None, after: PlainState, best: Waiting | None) -> None:
+def tiers_block_nobody(before: PlainState, preempted: Sequence[int], after: PlainState, best: Waiting | None) -> None:
     """K2: while a transfer holds pages, no row is preempted for want of pages, and the best waiting request that has none does not
-    wait for them. `best`: that one, of those that may be admitted."""
-    if plan is None or not transferring(before.state):
+    wait for them. `best`: that one, of those that may be admitted; None where one was."""
+    if not transferring(before.state):
         return
-    if plan.preempted:
-        raise LawBroken("K2", f"rows {plan.preempted} give way while blocks are read from disk")
-    if plan.admitted or best is None or len(after) >= after.state.config.max_num_seqs or before.state.cautious:
+    if preempted:
+        raise LawBroken("K2", f"rows {preempted} give way while blocks are read from disk")
+    if best is None or len(after) >= after.state.config.max_num_seqs or before.state.cautious:
         return
     budget = before.state.config.max_num_batched_tokens - sum(after.in_flight[-1].counts)
     if budget > 0 and not needs_slot(after, best) and not first_chunk(before, after, best, budget, transfers=True):
