@@ -46,6 +46,8 @@ CUDA_TEST = [
 ]
 TRANSFORMERS = ["transformers>=5.0"]
 IMAGES = ["pillow>=11.0"]
+# Sounds that are no WAV files.
+AUDIO = ["soundfile>=0.13"]
 # vnext-replay export --to parquet
 PARQUET = ["pyarrow>=14"]
 DEV = [
@@ -296,8 +298,8 @@ setup(
     ext_modules=[*COMPILED, cpu_kernels(), *launches()],
     cmdclass={"build_ext": Build},
     install_requires=CORE + RUNTIME + EDGE,
-    extras_require={"clients": CLIENTS, "cuda": CUDA, "cuda-test": CUDA_TEST, "dev": DEV, "images": IMAGES, "otel": OTEL,
-                    "parquet": PARQUET, "ray": RAY, "transformers": TRANSFORMERS},
+    extras_require={"audio": AUDIO, "clients": CLIENTS, "cuda": CUDA, "cuda-test": CUDA_TEST, "dev": DEV, "images": IMAGES,
+                    "otel": OTEL, "parquet": PARQUET, "ray": RAY, "transformers": TRANSFORMERS},
     entry_points={"console_scripts": COMMANDS},
     zip_safe=False,
 )

@@ -215,6 +215,7 @@ LATE_IMPORTS = {
     "vnext/replay/tables/profile.py": (3, "torch"),
     # extras
     "vnext/media/pictures.py": (2, "Pillow, when the first image comes"),
+    "vnext/media/sounds.py": (1, "soundfile, when the first sound comes that is no WAV"),
     "vnext/media/tiles.py": (1, "Pillow"),
     "vnext/server/context/traces.py": (6, "OpenTelemetry, where traces are asked for"),
     # an order of starting
@@ -234,7 +235,7 @@ LATE_IMPORTS = {
     "vnext/runtime/client/engines.py": (1, "a router, for several engines, with numpy"),
     "vnext/runtime/client/weight_update.py": (1, "numpy"),
     "vnext/server/views/embeddings.py": (1, "numpy"),
-    "vnext/server/context/server_context.py": (1, "images, with numpy"),
+    "vnext/server/context/server_context.py": (2, "images and sounds, with numpy"),
     "vnext/server/answers/logprobs.py": (1, "numpy"),
     "vnext/server/context/structure.py": (1, "llguidance takes 70 ms, and many servers never need it"),
     "vnext/server/views/log_view.py": (2, "the log's format, with numpy"),

@@ -60,6 +60,7 @@ from vnext.server.views.responses import (
     list_input_items,
 )
 from vnext.server.views.tokens import DetokenizeBody, TokenizeBody, detokenize, tokenize
+from vnext.server.views.transcriptions import transcribe, translate
 from vnext.server.views.weights import (
     CallBody,
     FinishBody,
@@ -98,6 +99,8 @@ ROUTES = (
     ),
     Route("POST", "/v1/completions", create_completion, "continues a text, or several", CompletionBody, (JSON, EVENTS)),
     Route("POST", "/v1/embeddings", create_embeddings, "vectors of texts", EmbeddingBody),
+    Route("POST", "/v1/audio/transcriptions", transcribe, "what a sound says", answers=(JSON, TEXT)),
+    Route("POST", "/v1/audio/translations", translate, "what a sound says, in English", answers=(JSON, TEXT)),
     Route("POST", "/rerank", rerank, "sorts documents by their likeness to a query; also /v1/rerank, /v2/rerank", RerankBody),
     Route("POST", "/v1/rerank", rerank),
     Route("POST", "/v2/rerank", rerank),

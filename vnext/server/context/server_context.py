@@ -9,7 +9,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Sequence
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +19,7 @@ from aiohttp import web
 from vnext.runtime.client.engines import AnyEngineClient
 from vnext.runtime.client.output_stream import EngineDead, EngineStalled
 from vnext.runtime.protocol.messages import AdapterFiles, derived_seed
-from vnext.runtime.protocol.reasons import IMAGES
+from vnext.runtime.protocol.reasons import IMAGES, SOUNDS
 from vnext.runtime.protocol.sampling_params import InvalidRequest, SamplingParams, context_exceeded
 from vnext.server.context.adapters import ServedAdapters
 from vnext.server.context.admission import Quota, RequestLimiter
@@ -43,6 +43,7 @@ from vnext.text.tokenizer import Tokenizer, TooManyTokens
 
 if TYPE_CHECKING:
     from vnext.server.context.images import PromptImages
+    from vnext.server.context.sounds import PromptSounds
 
 RENDER_INLINE_S = 0.005
 RENDER_INLINE_CHARACTERS_MAX = 2**16
@@ -110,6 +111,15 @@ class ServerContext:
         addresses = self.settings.engine_address, *self.settings.other_engines
         template.mark_images(PromptImages.mark)
         return PromptImages(self.settings.model_path, sizes, addresses, self.work)
+
+    @cached_property
+    def sounds(self) -> PromptSounds | None:
+        """For a model that listens."""
+        if (sizes := self.client.ready.environment.get(SOUNDS)) is None or not self.settings.engine_address:
+            return None
+        from vnext.server.context.sounds import PromptSounds  # needs numpy
+
+        return PromptSounds(sizes, (self.settings.engine_address, *self.settings.other_engines), self.work)
 
     @property
     def fingerprint(self) -> str:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import transformers
+from tokenizers import AddedToken, Tokenizer
+from tokenizers.decoders import Fuse
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
 
 STATES, SPAN, PLACES = 50, 64, 40
 SAMPLES = 2 * STATES * 160
@@ -27,6 +32,27 @@ def save_listener(path: Path, **changes: Any) -> torch.nn.Module:
             torch.nn.init.normal_(parameter, mean=float(parameter.detach().mean()), std=0.1)
     model.generation_config = transformers.GenerationConfig(eos_token_id=2, pad_token_id=0)
     model.save_pretrained(path)
+    return model
+
+
+TIMES = 46
+"""The first token that is a time: one second has 51 of them."""
+SPELLED = {
+    "<eos>": 2, "<|startoftranscript|>": 3, "<|en|>": 4, "<|de|>": 5, "<|transcribe|>": 6, "<|translate|>": 7, "<|startofprev|>": 8,
+    "<|notimestamps|>": TIMES - 1,
+}  # fmt: skip
+
+
+def save_transcriber(path: Path) -> torch.nn.Module:
+    """`save_listener` with a tokenizer; SPELLED are its special tokens."""
+    model = save_listener(path)
+    vocab = {f"{chr(97 + at % 26)}{at}": at for at in range(SIZES["vocab_size"]) if at not in SPELLED.values()} | SPELLED
+    tokenizer = Tokenizer(WordLevel(vocab, unk_token="a26"))
+    tokenizer.pre_tokenizer = WhitespaceSplit()
+    tokenizer.decoder = Fuse()
+    tokenizer.add_special_tokens([AddedToken(word, normalized=False) for word in SPELLED])
+    tokenizer.save(str(path / "tokenizer.json"))
+    (path / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<eos>"}))
     return model
 
 

@@ -1,0 +1,116 @@
+"""A sound through the doors: transcripts are transformers', in every form, and what is no transcription gets one sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+import torch
+from test_sounds import wav
+
+from tests.e2e.serving import Server, serving
+from tests.models.families.towers.listener_cases import PLACES, SAMPLES, SPELLED, TIMES, save_transcriber, sounds
+from vnext.media.sounds import sound_of
+from vnext.media.spectrogram import spectrogram_of
+
+SOUND = wav(sounds(1, seed=3)[0][:, None], 1, 16)
+BEGIN, EN, TASK, TRANSLATE, NO_TIMES = SPELLED["<|startoftranscript|>"], 4, 6, 7, TIMES - 1
+
+
+@pytest.fixture(scope="module")
+def listener(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, torch.nn.Module]:
+    path = tmp_path_factory.mktemp("towers") / "listener"
+    return path, save_transcriber(path)
+
+
+@pytest.fixture(scope="module")
+def server(listener: tuple[Path, torch.nn.Module], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with serving(tmp_path_factory.mktemp("logs"), str(listener[0]), "--dtype", "float32", "--block-size", "4") as found:
+        yield found
+
+
+def asked(server: Server, data: bytes = SOUND, route: str = "transcriptions", **fields: str) -> httpx.Response:
+    files = {"file": ("a.wav", data, "audio/wav")}
+    return httpx.post(f"{server.url}/v1/audio/{route}", data=fields, files=files, timeout=60)
+
+
+def right(model: Any, data: bytes, text: Sequence[int], allowed: Sequence[int] = (), count: int = PLACES) -> list[int]:
+    """transformers' greedy answer, without tokens that steer."""
+    features = torch.from_numpy(spectrogram_of(sound_of(data, "file"), 80, SAMPLES))[None]
+    tokens, banned = list(text), [id_ for id_ in SPELLED.values() if id_ != 2]
+    with torch.inference_mode():
+        while len(tokens) < min(PLACES, len(text) + count):
+            logits = model(input_features=features, decoder_input_ids=torch.tensor([tokens])).logits[0, -1]
+            logits[banned if not allowed else [at for at in range(len(logits)) if at not in allowed]] = -torch.inf
+            tokens.append(int(logits.argmax()))
+            if tokens[-1] == 2:
+                break
+    return [token for token in tokens[len(text) :] if token != 2]
+
+
+def spelled(tokens: Sequence[int]) -> str:
+    return "".join(f"{chr(97 + at % 26)}{at}" for at in tokens)
+
+
+def test_transcripts_are_those_of_transformers(server: Server, listener: tuple[Path, torch.nn.Module]) -> None:
+    model = listener[1]
+    whole = right(model, SOUND, [BEGIN, EN, TASK, NO_TIMES])
+    plain = spelled(token for token in whole if token < TIMES)
+    assert asked(server, language="en").json()["text"] == plain and plain
+    assert asked(server, language="en", response_format="text").text == plain + "\n"
+    heard = right(model, SOUND, [BEGIN], allowed=(4, 5), count=1)
+    assert asked(server).json()["text"] == spelled(t for t in right(model, SOUND, [BEGIN, *heard, TASK, NO_TIMES]) if t < TIMES)
+    translated = right(model, SOUND, [BEGIN, EN, TRANSLATE, NO_TIMES])
+    assert asked(server, route="translations", language="en").json()["text"] == spelled(t for t in translated if t < TIMES)
+
+
+def test_times_are_in_every_form(server: Server) -> None:
+    found = asked(server, language="en", response_format="verbose_json").json()
+    assert found["task"] == "transcribe" and found["language"] == "en" and found["duration"] == 1.0 and found["segments"]
+    assert all(0 <= each["start"] <= each["end"] <= 1 and each["text"] for each in found["segments"])
+    assert "".join(each["text"] for each in found["segments"]) == found["text"]
+    assert asked(server, language="en", response_format="srt").text.startswith("1\n00:00:0")
+    assert asked(server, language="en", response_format="vtt").text.startswith("WEBVTT\n\n00:00:0")
+
+
+def test_a_long_sound_is_heard_to_its_end(server: Server) -> None:
+    long = np.concatenate(sounds(3, seed=5))[: 5 * SAMPLES // 2, None]
+    found = asked(server, wav(long, 1, 16), language="en", response_format="verbose_json").json()
+    starts = [each["start"] for each in found["segments"]]
+    assert found["duration"] == 2.5 and starts == sorted(starts) and starts[-1] > 1.5
+    assert asked(server, wav(long, 1, 16), language="en", response_format="verbose_json").json() == found
+
+
+@pytest.mark.parametrize(
+    ("data", "fields", "sentence"),
+    [
+        (b"no sound", {}, "file is no WAV file, and soundfile is missing here: send WAV, or pip install 'vnext[audio]'."),
+        (b"", {}, "file is missing: it is required."),
+        (b"RIFF\0\0\0\0WAVE", {}, "file is no whole WAV file: it lacks its format or its samples."),
+        (SOUND, {"language": "xx"}, "language is 'xx': it must be one of de, en."),
+        (SOUND, {"response_format": "xml"}, "response_format is 'xml': it must be one of json, text, verbose_json, srt, vtt."),
+        (SOUND, {"temperature": "3"}, "temperature is 3.0: it must lie between 0 and 1."),
+        (SOUND, {"stream": "true"}, "stream is not supported for transcriptions: leave it out."),
+        (SOUND, {"beams": "3"}, "beams is no field of a transcription: leave it out."),
+        (SOUND, {"timestamp_granularities[]": "word"}, "timestamp_granularities[] must be segment: there are no times of words."),
+    ],
+)
+def test_what_is_no_transcription_gets_a_sentence(
+    server: Server, data: bytes, fields: dict[str, str], sentence: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    message = asked(server, data, **fields).json()["error"]["message"]
+    assert message in (sentence, "file is no sound that can be read: send WAV, FLAC, Ogg or MP3.") if data == b"no sound" else message == sentence
+
+
+def test_a_body_that_is_no_form_gets_a_sentence(server: Server) -> None:
+    url = f"{server.url}/v1/audio/transcriptions"
+    plain = httpx.post(url, json={"file": "x"}).json()["error"]["message"]
+    assert plain == "Send the body as multipart/form-data, with the part file (curl -F)."
+    cut = httpx.post(url, content=b"--x\r\n", headers={"Content-Type": "multipart/form-data; boundary=x"}).json()["error"]["message"]
+    assert cut == "The body is no valid multipart/form-data: it does not end with its boundary."
+    said = httpx.post(f"{server.url}/v1/completions", json={"prompt": "a26", "max_tokens": 4}).json()["error"]["message"]
+    assert "this model writes what it hears" in said

@@ -1,0 +1,159 @@
+"""Sounds: bytes of a file -> samples that a model listens to. Owns which WAV files there are, and how long a sound may be.
+
+WAV is read here: whole numbers of 8 to 32 bits and floats of 32 or 64, any rate and channels. What else there is soundfile reads,
+the extra `audio`. What is wrong with a sound is one sentence that begins with its name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from io import BytesIO
+from math import gcd
+from typing import NamedTuple
+
+import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
+
+from vnext.media.pictures import MediaError
+from vnext.media.spectrogram import SAMPLE_RATE
+from vnext.state.store.inputs import input_tokens
+
+SECONDS_MAX = 3600
+FRAMES_MAX = 1 << 25
+"""Of all of a file, at its own rate: twelve minutes at 48,000 Hz, half an hour at 16,000."""
+RATES = range(1_000, 384_001)
+CHANNELS_MAX = 32
+PCM, FLOAT, EXTENSIBLE = 1, 3, 0xFFFE
+ZERO_CROSSINGS, SHAPE = 24, 9.0
+"""Of the low-pass filter on either side, and its Kaiser window's."""
+BLOCK_FRAMES = 1 << 16
+
+
+class Format(NamedTuple):
+    """What a WAV file says of its samples: `kind` is PCM or FLOAT, `width` bytes of one."""
+
+    kind: int
+    channels: int
+    rate: int
+    width: int
+
+
+def sound_of(data: bytes, name: str) -> np.ndarray:
+    """The sound as float32 [N] at SAMPLE_RATE, the mean of its channels. Raises MediaError."""
+    wave, rate = _wave(data, name) if data[:4] in (b"RIFF", b"RIFX") and data[8:12] == b"WAVE" else _other(data, name)
+    if len(wave) > SECONDS_MAX * rate:
+        raise MediaError(f"{name} has more than {SECONDS_MAX} seconds, which a sound may have: send it in parts")
+    wave = np.nan_to_num(wave, nan=0.0, posinf=1.0, neginf=-1.0)
+    return np.clip(resampled(wave, rate), -1.0, 1.0)
+
+
+def _wave(data: bytes, name: str) -> tuple[np.ndarray, int]:
+    order = "<" if data[:4] == b"RIFF" else ">"
+    at, found = 12, None
+    while at + 8 <= len(data):
+        kind, size = data[at : at + 4], int.from_bytes(data[at + 4 : at + 8], "little" if order == "<" else "big")
+        body = memoryview(data)[at + 8 : at + 8 + size]
+        if kind == b"fmt ":
+            found = _format(bytes(body[:40]), order, name)
+        elif kind == b"data":
+            if found is None:
+                break
+            return _mean(np.frombuffer(body[: len(body) // found.width * found.width], np.uint8), found, order, name), found.rate
+        at += 8 + size + size % 2
+    raise MediaError(f"{name} is no whole WAV file: it lacks its format or its samples")
+
+
+def _format(body: bytes, order: str, name: str) -> Format:
+    if len(body) < 16:
+        raise MediaError(f"{name} is no whole WAV file: its format is cut off")
+    kind, channels = (int(each) for each in np.frombuffer(body[:4], order + "u2"))
+    rate, bits = int(np.frombuffer(body[4:8], order + "u4")[0]), int(np.frombuffer(body[14:16], order + "u2")[0])
+    if kind == EXTENSIBLE and len(body) >= 26:
+        kind = int(np.frombuffer(body[24:26], order + "u2")[0])
+    if (kind, bits) not in {(PCM, 8), (PCM, 16), (PCM, 24), (PCM, 32), (FLOAT, 32), (FLOAT, 64)}:
+        raise MediaError(f"{name} is WAV in a form that is not read (kind {kind}, {bits} bits): send 16 bits")
+    if not 1 <= channels <= CHANNELS_MAX or rate not in RATES:
+        raise MediaError(f"{name} has {channels} channels at {rate} Hz: {CHANNELS_MAX} at {RATES[0]} to {RATES[-1]} are read")
+    return Format(kind, channels, rate, bits // 8)
+
+
+def _mean(raw: np.ndarray, found: Format, order: str, name: str) -> np.ndarray:
+    """The mean of the channels, float32 [N], block by block."""
+    size = found.width * found.channels
+    count = len(raw) // size
+    _check_frames(count, name)
+    mean = np.empty(count, dtype=np.float32)
+    for first in range(0, count, BLOCK_FRAMES):
+        block = raw[first * size : min(first + BLOCK_FRAMES, count) * size]
+        mean[first : first + len(block) // size] = _numbers(block, found, order).reshape(-1, found.channels).mean(1)
+    return mean
+
+
+def _numbers(raw: np.ndarray, found: Format, order: str) -> np.ndarray:
+    """Samples of bytes: float32 in [-1, 1]."""
+    if found.kind == FLOAT:
+        with np.errstate(all="ignore"):
+            return np.clip(np.nan_to_num(raw.view(f"{order}f{found.width}")), -1.0, 1.0).astype(np.float32)
+    if found.width == 1:
+        return (raw.astype(np.float32) - 128.0) / 128.0
+    if found.width == 3:
+        wide = np.zeros((len(raw) // 3, 4), dtype=np.uint8)
+        wide[:, 1:] = raw.reshape(-1, 3) if order == "<" else raw.reshape(-1, 3)[:, ::-1]
+        return (wide.reshape(-1).view("<i4") / 2.0**31).astype(np.float32)
+    return (raw.view(f"{order}i{found.width}") / 2.0 ** (8 * found.width - 1)).astype(np.float32)
+
+
+def _check_frames(count: int, name: str) -> None:
+    if count > FRAMES_MAX:
+        raise MediaError(f"{name} has {count} samples of each channel: a sound may have {FRAMES_MAX}, send it in parts")
+
+
+def _other(data: bytes, name: str) -> tuple[np.ndarray, int]:
+    try:
+        import soundfile
+    except (ImportError, OSError) as error:
+        remedy = "send WAV, or pip install 'vnext[audio]'"
+        raise MediaError(f"{name} is no WAV file, and soundfile is missing here: {remedy}") from error
+    try:
+        with soundfile.SoundFile(BytesIO(data)) as file:
+            rate, channels = file.samplerate, file.channels
+            if 1 <= channels <= CHANNELS_MAX and rate in RATES:
+                blocks, count = [], 0
+                while len(block := file.read(BLOCK_FRAMES, dtype="float32", always_2d=True)):
+                    _check_frames(count := count + len(block), name)
+                    blocks.append(block.mean(1))
+                return np.concatenate(blocks) if blocks else np.zeros(0, np.float32), rate
+    except MediaError:
+        raise
+    except Exception as error:  # decoders raise what they like
+        raise MediaError(f"{name} is no sound that can be read: send WAV, FLAC, Ogg or MP3") from error
+    raise MediaError(f"{name} has {channels} channels at {rate} Hz: {CHANNELS_MAX} at {RATES[0]} to {RATES[-1]} are read")
+
+
+def prompt_of(digest: bytes, span: int, tokens: Sequence[int]) -> bytes:
+    """A prompt, int32 bytes: `span` tokens that stand for the sound with this digest, and the tokens behind it."""
+    return np.concatenate((input_tokens(digest, span), np.array(tokens, dtype=np.int32))).tobytes()
+
+
+def resampled(wave: np.ndarray, rate: int) -> np.ndarray:
+    """The sound float32 [N] at `rate`, at SAMPLE_RATE: by a sinc below half of the lower rate, windowed by Kaiser's window."""
+    if rate == SAMPLE_RATE or not len(wave):
+        return wave
+    up, down = SAMPLE_RATE // gcd(rate, SAMPLE_RATE), rate // gcd(rate, SAMPLE_RATE)
+    narrow = min(1.0, SAMPLE_RATE / rate)
+    half = int(np.ceil(ZERO_CROSSINGS / narrow))
+    count = -(-len(wave) * up // down)
+    padded = np.zeros(len(wave) + 2 * half + 2, dtype=np.float32)
+    padded[half : half + len(wave)] = wave
+    windows, found = sliding_window_view(padded, 2 * half + 1), np.empty(count, dtype=np.float32)
+    for phase in range(min(up, count)):
+        first, part = divmod(phase * down, up)
+        away = (np.arange(-half, half + 1) - part / up) * narrow
+        inside = np.sqrt(np.maximum(0.0, 1.0 - (away / (half * narrow + 1e-9)) ** 2))
+        weights = np.sinc(away) * np.i0(SHAPE * inside) / np.i0(SHAPE) * narrow
+        place = found[phase::up]
+        for at in range(0, len(place), BLOCK_FRAMES):  # bounded memory
+            end = min(at + BLOCK_FRAMES, len(place))
+            rows = windows[first + at * down : first + (end - 1) * down + 1 : down]
+            place[at:end] = np.einsum("nk,k->n", rows, weights.astype(np.float32))
+    return found

@@ -1,0 +1,44 @@
+"""Sounds of requests: bytes of a file to samples, and parts of these to prompts as the engine gets them.
+
+Imported where the engine's model listens: other servers need no numpy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+import numpy as np
+
+from vnext.media.pictures import MediaError
+from vnext.media.sounds import SAMPLE_RATE, prompt_of, sound_of
+from vnext.media.store import MediaStore, folder_of
+from vnext.runtime.protocol.sampling_params import InvalidRequest
+from vnext.server.context.text_work import TextWork
+
+
+class PromptSounds:
+    """The sounds of one server's requests. `span`: tokens that stand for a sound; `samples`: of one that the model reads whole."""
+
+    rate = SAMPLE_RATE
+
+    def __init__(self, sizes: str, addresses: Sequence[str], work: TextWork) -> None:
+        """`sizes`: as the engine tells them; `addresses`: of the engines."""
+        self.span, self.samples = map(int, sizes.split())
+        self._store, self._work = MediaStore(map(folder_of, addresses)), work
+
+    async def read(self, data: bytes, client: str) -> np.ndarray:
+        """The samples of a file, float32 [N]. Raises InvalidRequest, Overloaded."""
+        try:
+            return await self._work.run(len(data), client, partial(sound_of, data, "file"))
+        except MediaError as error:
+            raise InvalidRequest(f"{error}.", "file") from error
+
+    def packed(self, samples: np.ndarray, tokens: Sequence[int]) -> bytes:
+        """A prompt of a sound float32 [N] and the tokens behind it, int32 bytes; its sound is where ranks find it. Raises
+        InvalidRequest."""
+        try:
+            digest = self._store.put_sound(samples, "file")
+        except MediaError as error:
+            raise InvalidRequest(f"{error}.", "file") from error
+        return prompt_of(digest, self.span, tokens)

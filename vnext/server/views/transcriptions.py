@@ -1,0 +1,215 @@
+"""POST /v1/audio/transcriptions and /v1/audio/translations: what a sound says, in OpenAI's API.
+
+A sound is heard in windows, each a request to the engine, whose prompt says the language and the task; where a window's last text
+ends, the next one begins. Texts are those of tokens; times come of tokens that stand for them (answers/transcripts).
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from typing import TYPE_CHECKING
+
+import msgspec
+from aiohttp import web
+
+from vnext.runtime.protocol.sampling_params import InvalidRequest, UncheckedParams
+from vnext.server.answers.generation import Choice, Generation
+from vnext.server.answers.transcripts import Segment, segments_of, subtitles, verbose
+from vnext.server.answers.writing import Json
+from vnext.server.call import Call
+from vnext.server.context.identity import answer_id, client_of
+from vnext.server.context.openai_types import GenerationBody
+from vnext.server.context.server_context import SERVER_CONTEXT, ServerContext
+from vnext.server.http.forms import read_form
+from vnext.state.params import Constraint
+from vnext.text.answer import Delta
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from vnext.server.context.sounds import PromptSounds
+
+FORMATS = ("json", "text", "verbose_json", "srt", "vtt")
+BEGIN, NO_TIMES, EARLIER = "<|startoftranscript|>", "<|notimestamps|>", "<|startofprev|>"
+LANGUAGE = re.compile(r"<\|([a-z]{2,3})\|>")
+STEPS_MAX = 30
+"""Windows that begin within the length of one, and as small a part of it is not heard alone at the end."""
+IGNORED = {"include[]", "include", "chunking_strategy", "user", "known_speaker_names[]", "timestamp_granularities"}
+FIELDS = {"file", "model", "language", "prompt", "response_format", "temperature", "timestamp_granularities[]", "stream", "seed"}
+
+
+class TranscriptionBody(msgspec.Struct, frozen=True, kw_only=True):
+    """The fields beside the file. `language`: of two or three letters, None to be heard."""
+
+    model: str | None = None
+    language: str | None = None
+    prompt: str = ""
+    response_format: str = "json"
+    temperature: float = 0.0
+    seed: int | None = None
+
+
+async def transcribe(request: web.Request) -> web.Response:
+    """POST /v1/audio/transcriptions."""
+    return await _written(request, "transcribe")
+
+
+async def translate(request: web.Request) -> web.Response:
+    """POST /v1/audio/translations: in English."""
+    return await _written(request, "translate")
+
+
+async def _written(request: web.Request, task: str) -> web.Response:
+    started_s, context = time.monotonic(), request.app[SERVER_CONTEXT]
+    sounds = context.sounds
+    if sounds is None:
+        raise InvalidRequest("The model here does not listen: serve one that does, such as Whisper.", "model")
+    form = await read_form(request, "file")
+    body, client = body_of(form), client_of(request)
+    call = Call(
+        request, context, body, client, started_s, answer_id(request, "transcript"), int(time.time()), "",
+        params=UncheckedParams(temperature=body.temperature, seed=body.seed, max_tokens=None),
+        asked=GenerationBody(model=body.model),
+    )  # fmt: skip
+    context.model_name(body.model, client)
+    with context.limiter.enter(1, client):
+        return shown(await Transcript(call, sounds, task, await sounds.read(form["file"][0], client)).heard(), body.response_format)
+
+
+def body_of(form: dict[str, list[bytes]]) -> TranscriptionBody:
+    """The fields of a form. Raises InvalidRequest."""
+    if wrong := [name for name in form if name not in FIELDS | IGNORED]:
+        raise InvalidRequest(f"{wrong[0][:80]} is no field of a transcription: leave it out.", wrong[0][:80])
+    if not form.get("file", [b""])[0]:
+        raise InvalidRequest("file is missing: it is required.", "file")
+    given = {name: values[0].decode(errors="replace") for name, values in form.items() if name != "file"}
+    if given.pop("stream", "false").lower() not in ("false", "0", ""):
+        raise InvalidRequest("stream is not supported for transcriptions: leave it out.", "stream")
+    if (kinds := form.get("timestamp_granularities[]")) and set(kinds) != {b"segment"}:
+        raise InvalidRequest("timestamp_granularities[] must be segment: there are no times of words.", "timestamp_granularities[]")
+    try:
+        body = msgspec.convert({name: value for name, value in given.items() if value}, TranscriptionBody, strict=False)
+    except msgspec.ValidationError as error:
+        name = str(error).rpartition("$.")[2].rstrip("`")
+        raise InvalidRequest(f"{name} has a wrong type: {str(error).partition(' - at')[0]}.", name) from error
+    if body.response_format not in FORMATS:
+        known = ", ".join(FORMATS)
+        raise InvalidRequest(f"response_format is {body.response_format[:80]!r}: it must be one of {known}.", "response_format")
+    if not 0 <= body.temperature <= 1:
+        raise InvalidRequest(f"temperature is {body.temperature}: it must lie between 0 and 1.", "temperature")
+    return body
+
+
+def shown(found: Json, form: str) -> web.Response:
+    """The transcript as verbose_json in the form that is asked for."""
+    if form == "json":
+        return web.json_response(body=msgspec.json.encode({"text": found["text"], "usage": found["usage"]}))
+    if form == "verbose_json":
+        return web.json_response(body=msgspec.json.encode(found))
+    lines = [(each["start"], each["end"], each["text"]) for each in found["segments"]]
+    return web.Response(text=found["text"] + "\n" if form == "text" else subtitles(lines, form == "vtt"))
+
+
+class Heard:
+    """A generation.Reader that keeps the tokens."""
+
+    def __init__(self) -> None:
+        """Has met no token."""
+        self.tokens: list[int] = []
+
+    def delta(self, choice: Choice, delta: Delta) -> bool:
+        self.tokens += delta.token_ids
+        return True
+
+    def text(self, choice: Choice, text: str) -> bool:
+        raise AssertionError("no choice is plain")
+
+    async def room(self) -> None:
+        """Return at once: there is always room."""
+
+
+class Transcript:
+    """One sound's transcript. `samples` float32 [N]."""
+
+    def __init__(self, call: Call, sounds: PromptSounds, task: str, samples: np.ndarray) -> None:
+        """Has heard nothing. Raises InvalidRequest."""
+        self._call, self._sounds, self._samples = call, sounds, samples
+        self._known = call.context.tokenizer.added_tokens
+        self._task, self._asked = task, 0
+        self._languages = {match[1]: id_ for text, id_ in self._known.items() if (match := LANGUAGE.fullmatch(text))}
+        self._first = self._token(NO_TIMES) + 1
+        language = call.body.language and call.body.language.lower()
+        if language and language not in self._languages:
+            known = ", ".join(sorted(self._languages)) or "none, since the model knows English alone"
+            raise InvalidRequest(f"language is {language[:80]!r}: it must be one of {known}.", "language")
+        self._language = language
+
+    async def heard(self) -> Json:
+        """All of it as verbose_json. Raises as Generation."""
+        size, rate = self._sounds.samples, self._sounds.rate
+        at, found, earlier = 0, [], await self._earlier()
+        timed = len(self._samples) > size or self._call.body.response_format in ("verbose_json", "srt", "vtt")
+        while at == 0 or len(self._samples) - at > size // STEPS_MAX:
+            window = self._samples[at : at + size]
+            tokens = await self._written(window, [*earlier, *await self._prompt(window, timed)])
+            length_s = len(window) / rate
+            heard = tokens if timed else [token for token in tokens if token < self._first]
+            segments, on_s = segments_of(heard, self._first, length_s)
+            texts = await self._call.context.decode([each.tokens for each in segments], self._call.client)
+            moved = [Segment(at / rate + each.start_s, at / rate + each.end_s, each.tokens) for each in segments]
+            found += zip(moved, texts)
+            at, earlier = at + max(round(on_s * rate), size // STEPS_MAX), []
+        seconds = len(self._samples) / rate
+        usage = {"usage": {"type": "duration", "seconds": round(seconds)}}
+        return verbose(self._task, self._language or "en", seconds, found) | usage
+
+    async def _earlier(self) -> list[int]:
+        """What the prompt says went before, its last part where it is long."""
+        if not (text := self._call.body.prompt.strip()):
+            return []
+        context = self._call.context
+        [tokens] = await context.encode([" " + text], False, self._call.client, ["prompt"])
+        room = (context.model_length - self._sounds.span) // 2 - 1
+        return [self._token(EARLIER), *tokens[-room:]]
+
+    async def _prompt(self, window: np.ndarray, timed: bool) -> list[int]:
+        """The tokens that say the language, the task and whether there are times."""
+        if self._languages and self._language is None:
+            self._language = await self._language_of(window)
+        task = [self._languages[self._language], self._token(f"<|{self._task}|>")] if self._language else []
+        return [self._token(BEGIN), *task, self._first if timed else self._first - 1]
+
+    async def _language_of(self, window: np.ndarray) -> str:
+        """The likeliest language of a sound."""
+        names = {id_: name for name, id_ in self._languages.items()}
+        params = UncheckedParams(temperature=0.0, max_tokens=1, allowed_token_ids=list(names))
+        [token] = await self._written(window, [self._token(BEGIN)], params)
+        return names[token]
+
+    async def _written(self, window: np.ndarray, tokens: list[int], params: UncheckedParams | None = None) -> list[int]:
+        """What the model writes behind a sound and these tokens."""
+        call = self._call
+        self._asked += 1
+        generation = Generation(
+            msgspec.structs.replace(
+                call, prompts=[[0] * self._sounds.span + tokens], packed=self._sounds.packed(window, tokens),
+                params=params or call.params, names=f"{call.id}-{self._asked}",
+                constraint=None if params else banned(call.context),
+            )
+        )  # fmt: skip
+        reader = Heard()
+        await generation.answer(reader)
+        ends = call.context.end_tokens(generation.call.params)
+        return [token for token in reader.tokens if token not in ends]
+
+    def _token(self, text: str) -> int:
+        if (found := self._known.get(text)) is None:
+            raise InvalidRequest(f"The model's tokenizer has no {text}: save it with transformers once more.", "model")
+        return found
+
+
+def banned(context: ServerContext) -> Constraint:
+    """What no transcript has: tokens that steer."""
+    known, ends = context.tokenizer.special_ids, context.client.ready.config.eos_token_ids
+    return Constraint(banned=tuple((id_,) for id_ in sorted(known.values()) if id_ not in ends and id_ < context.vocab_size))
