@@ -18,7 +18,6 @@ from typing import Any
 from aiohttp import web
 from aiohttp.http_parser import RawRequestMessage
 from aiohttp.web_protocol import RequestHandler
-from multidict import CIMultiDict, CIMultiDictProxy
 
 from vnext.server.context.admission import CLIENT_SHARE, share_of
 from vnext.server.settings import ServerSettings
@@ -149,8 +148,9 @@ def expecting_little(make: Callable[..., web.BaseRequest]) -> Callable[..., web.
 
     def made(message: RawRequestMessage, *rest: object) -> web.BaseRequest:
         if message.headers.get("Expect", EXPECTED).lower() != EXPECTED:
-            kept = CIMultiDict((name, value) for name, value in message.headers.items() if name.lower() != "expect")
-            message = message._replace(headers=CIMultiDictProxy(kept))
+            kept = message.headers.copy()
+            del kept["Expect"]
+            message = message._replace(headers=type(message.headers)(kept))
         return make(message, *rest)
 
     return made
