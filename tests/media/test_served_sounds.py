@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -66,6 +68,20 @@ def test_transcripts_are_those_of_transformers(server: Server, listener: tuple[P
     assert asked(server).json()["text"] == spelled(t for t in right(model, SOUND, [BEGIN, *heard, TASK, NO_TIMES]) if t < TIMES)
     translated = right(model, SOUND, [BEGIN, EN, TRANSLATE, NO_TIMES])
     assert asked(server, route="translations", language="en").json()["text"] == spelled(t for t in translated if t < TIMES)
+
+
+def test_what_the_model_suppresses_is_in_no_transcript(listener: tuple[Path, torch.nn.Module], tmp_path: Path) -> None:
+    path, model = tmp_path / "listener", listener[1]
+    shutil.copytree(listener[0], path)
+    prompt, texts = [BEGIN, EN, TASK, NO_TIMES], [token for token in range(TIMES - 1) if token not in SPELLED.values()]
+    allowed = [token for token in texts if not right(model, SOUND, prompt, (2, token), 1)][:2]  # the end is likelier
+    never = [token for token in range(97) if token not in (2, *allowed)]
+    said = {"eos_token_id": 2, "suppress_tokens": never, "begin_suppress_tokens": [2]}
+    (path / "generation_config.json").write_text(json.dumps(said))
+    with serving(tmp_path, str(path), "--dtype", "float32", "--block-size", "4") as server:
+        found = asked(server, language="en").json()["text"]
+    begun = right(model, SOUND, prompt, allowed, 1)
+    assert found == spelled([*begun, *right(model, SOUND, [*prompt, *begun], (2, *allowed))]) and found
 
 
 def test_times_are_in_every_form(server: Server) -> None:

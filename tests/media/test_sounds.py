@@ -54,6 +54,18 @@ def test_the_standard_librarys_files_are_read() -> None:
     assert np.abs(sound_of(written.getvalue(), "file") - TONE).max() < 1e-4
 
 
+@pytest.mark.parametrize("form", ["FLAC", "OGG", "MP3"])
+def test_other_files_are_read_by_soundfile(form: str) -> None:
+    soundfile = pytest.importorskip("soundfile", reason="soundfile is missing: pip install 'vnext[audio]'", exc_type=ImportError)
+    written, both = BytesIO(), np.stack((TONE, TONE), axis=1)
+    soundfile.write(written, both, 16_000, format=form)
+    found = sound_of(written.getvalue(), "file")
+    assert found.dtype == np.float32 and abs(len(found) - len(TONE)) <= (2_000 if form == "MP3" else 0)
+    assert np.abs(np.abs(np.fft.rfft(found[:4000])).argmax() - 110) <= 1 and np.abs(found).max() <= 0.6
+    if form == "FLAC":
+        assert np.abs(found - TONE).max() < 1e-4
+
+
 @pytest.mark.parametrize("rate", [8_000, 11_025, 22_050, 44_100, 44_101, 48_000, 96_000])
 def test_other_rates_keep_what_is_below_half_of_the_lower_one(rate: int) -> None:
     at = np.arange(rate) / rate

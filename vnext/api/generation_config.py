@@ -9,14 +9,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from vnext.models.config.json_keys import read_optional_json
+from vnext.models.config.json_keys import read_optional_json, token_ids
 from vnext.models.errors import ModelError
 from vnext.runtime.processes.launch import StartRefused
 from vnext.runtime.protocol.sampling_params import IN_CHECKPOINT, InvalidRequest, SamplingDefaults, SamplingParams
 
 FILE_NAME = "generation_config.json"
 FIELDS = {name: name for name in IN_CHECKPOINT} | {"max_new_tokens": "max_tokens"}
-"""The file's names and those of SamplingParams."""
+TOKENS = {"suppress_tokens": "suppressed", "begin_suppress_tokens": "suppressed_first"}
+"""The file's names and those of SamplingParams, and of SamplingDefaults where they are lists of tokens."""
 
 
 def sampling_defaults(folder: Path, is_read: bool = True) -> SamplingDefaults:
@@ -27,6 +28,7 @@ def sampling_defaults(folder: Path, is_read: bool = True) -> SamplingDefaults:
         found = read_optional_json(folder / FILE_NAME)
         given = {name: found[theirs] for theirs, name in FIELDS.items() if found.get(theirs) is not None}
         SamplingParams(**given)
+        given |= {name: token_ids(found, theirs) for theirs, name in TOKENS.items() if found.get(theirs) is not None}
     except ModelError as error:
         raise StartRefused(f"{error}, or leave it alone with --generation-config none") from error
     except InvalidRequest as error:

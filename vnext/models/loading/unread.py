@@ -74,10 +74,12 @@ USED_TEMPLATES = frozenset({"default", "tool_use"})
 
 def unread(path: Path) -> str:
     """One sentence on what is left unread of the checkpoint in folder `path`, "" where there is nothing. Raises ModelError."""
+    config = load_config(path)
+    only = GENERATION_ONLY - ({"suppress_tokens"} if config.sound else set())
     parts = {
-        "tensors": unread_tensors(path, load_config(path)),
+        "tensors": unread_tensors(path, config),
         "members of config.json": unread_members(read_config(path)),
-        "members of generation_config.json": _set(read_optional_json(path / "generation_config.json"), GENERATION_ONLY),
+        "members of generation_config.json": _set(read_optional_json(path / "generation_config.json"), only),
         "chat templates": sorted(template_names(path) - USED_TEMPLATES),
     }
     found = [f"{what} {_shown(names)}" for what, names in parts.items() if names]

@@ -208,9 +208,12 @@ _FromCheckpoint = msgspec.defstruct("_FromCheckpoint", [(name, float | None, Non
 
 
 class SamplingDefaults(_FromCheckpoint, frozen=True, kw_only=True):  # type: ignore[valid-type,misc,call-arg]  # of the table
-    """The defaults of requests that leave a parameter unset, by the names of SamplingParams. None keeps SamplingParams' own."""
+    """The defaults of requests that leave a parameter unset, by the names of SamplingParams. None keeps SamplingParams' own.
+    `suppressed` are tokens that no transcript of a sound has, `suppressed_first` those that none begins with."""
 
     max_tokens: int | None = None
+    suppressed: tuple[int, ...] = ()
+    suppressed_first: tuple[int, ...] = ()
 
     def sampling(self) -> dict[str, float]:
         """The defaults that are set, without the answer's length, which each API handles itself."""

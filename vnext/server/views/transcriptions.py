@@ -69,7 +69,9 @@ async def _written(request: web.Request, task: str) -> web.Response:
     body, client = body_of(form), client_of(request)
     call = Call(
         request, context, body, client, started_s, answer_id(request, "transcript"), int(time.time()), "",
-        params=UncheckedParams(temperature=body.temperature, seed=body.seed, max_tokens=None),
+        params=UncheckedParams(
+            temperature=body.temperature, seed=body.seed, max_tokens=None, min_tokens=int(begins_with_text(context))
+        ),
         asked=GenerationBody(model=body.model),
     )  # fmt: skip
     context.model_name(body.model, client)
@@ -210,6 +212,12 @@ class Transcript:
 
 
 def banned(context: ServerContext) -> Constraint:
-    """What no transcript has: tokens that steer."""
-    known, ends = context.tokenizer.special_ids, context.client.ready.config.eos_token_ids
-    return Constraint(banned=tuple((id_,) for id_ in sorted(known.values()) if id_ not in ends and id_ < context.vocab_size))
+    """What no transcript has: tokens that steer, and those that the model's generation_config.json suppresses."""
+    ends = context.client.ready.config.eos_token_ids
+    never = {*context.tokenizer.special_ids.values(), *context.settings.sampling_defaults.suppressed}
+    return Constraint(banned=tuple((id_,) for id_ in sorted(never) if id_ not in ends and id_ < context.vocab_size))
+
+
+def begins_with_text(context: ServerContext) -> bool:
+    """Whether generation_config.json says that no transcript begins with its end."""
+    return not set(context.client.ready.config.eos_token_ids).isdisjoint(context.settings.sampling_defaults.suppressed_first)
