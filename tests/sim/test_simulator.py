@@ -20,6 +20,7 @@ from vnext.state.digest import digest
 from vnext.state.errors import LawBroken
 from vnext.state.events import StepCommitted, StepPlanned, pack_tokens
 from vnext.state.params import Sampling
+from vnext.state.store.inputs import DIGEST_SIZE, input_tokens
 
 replace = msgspec.structs.replace
 
@@ -149,6 +150,15 @@ def test_a_story_never_changes() -> None:
     other = Story("another salt")
     other.agree(pack_tokens([1, 2]))
     assert other.chains[0] != story.chains[0]
+
+
+def test_two_equal_inputs_are_not_one_long_input() -> None:
+    """Two of four tokens each and one of eight, as their block names tell them apart."""
+    twice, once = Story(""), Story("")
+    image = bytes(range(DIGEST_SIZE))
+    twice.agree(np.tile(input_tokens(image, 4), 2).tobytes())
+    once.agree(input_tokens(image, 8).tobytes())
+    assert [a == b for a, b in zip(twice.chains, once.chains)] == [True] * 4 + [False] * 4
 
 
 # ---- laws of a decision -----------------------------------------------------------------------------------------

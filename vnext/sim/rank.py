@@ -97,6 +97,7 @@ class Story:
             if token < INPUT_BEGINS:  # what a model computes there follows from all of the input
                 whole = xxhash.xxh3_64_intdigest(added[4 * place : 4 * (place + DIGEST_WORDS)])
             last = (last * CHAIN_FACTOR + (whole if token < 0 else token) + 1) & CHAIN_MASK
+            whole += 1  # so equal inputs in a row are not one long input
             weights.append(weights[-1] + len(weights) * token)
             chains.append(last)
         self._last, self.data = last, history
