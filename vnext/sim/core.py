@@ -93,7 +93,7 @@ class Core:
             if plan is None and hear is not None:
                 hear(news)
         before = self.seen if plan is None else before
-        self.turns.write(before, self.seen, plan is not None and not plan.preempted)
+        self.turns.write(before, self.seen, plan is not None and not (plan.preempted or plan.changed))
         decision_laws(before, plan, self.seen)
         if plan is not None and before.state.tier:
             key_of = policy_keys(before)

@@ -50,7 +50,7 @@ class TurnBook:
         self._passed: dict[int, int] = {}
 
     def write(self, before: PlainState, after: PlainState, fills: bool) -> None:
-        """S7, S8 of one decision, which `fills` a step and preempts nothing. Raises LawBroken.
+        """S7, S8 of one decision, which `fills` a step and makes no room: a step that does may take everybody. Raises LawBroken.
 
         S7: a step takes no request whose token is in flight, and at most a part of those that decode.
         S8: while the same requests decode, each of them whose token is not in flight is in one of as many steps as there are
