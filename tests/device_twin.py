@@ -148,6 +148,9 @@ class TwinDevice:
     def graph(self) -> TwinGraph:
         return TwinGraph(self)
 
+    def free_unused(self) -> None:
+        pass
+
     def begin_peak(self) -> None:
         pass
 

@@ -8,7 +8,7 @@
     abort a b | reset | blocks   abort; forget cached contents; show every block table and the free blocks
     disk open 8 | read | end 2   (`store a`, `offer a`: its blocks; `came 2`; `leave a`) a tier; transfers; the oldest ends with 2
     arrive a keep=8:300 | tick 60 | yield   its first 8 tokens stay for 300 s; the clock stands at 60 s; decide which pins yield
-    recover cautious=2           other ranks begin; below 2 they join one at a time; `resume a has=9,9`: `arrive` with these tokens
+    recover cautious=2 | lack | suffice   other ranks begin; below 2 they join one at a time; memory lacks; no more; `resume a has=9,9`: `arrive` with these tokens
 A trace: `+a` is admitted, `-a` gives way, `a[0,5)` computes these positions, `*` and samples; `a:9` takes a token.
 """
 
@@ -19,6 +19,7 @@ from core_drive import Engine, arrival_of, check_decision, resumed_of
 from vnext.sched.handover import next_hand_over
 from vnext.sched.pinning import next_yield
 from vnext.sched.schedule import schedule
+from vnext.sched.shortage import raised, ran_short
 from vnext.sched.tiering import evictions, next_cancellation, next_promotion
 from vnext.state.events import (
     BlocksReceived,
@@ -76,6 +77,10 @@ class Player:
             case "recover":
                 self.engine.recover(**{name: _value(value) for name, value in _pairs(arguments).items()})
                 return [self._line("its ranks are new")]
+            case "lack" | "suffice":
+                state = self.engine.state
+                self.engine.fold(ran_short(state, "rank 0 has no room") if command == "lack" else raised(state))
+                return [self._line(f"at most {self.engine.state.config.max_num_batched_tokens} tokens a step")]
             case "plan":
                 return [self._line(self._plan())]
             case "commit":

@@ -11,7 +11,8 @@ from vnext.log.snapshot import decode, encode, load, snapshot
 from vnext.sim.checks.plain_state import Divergence, PlainState, contents, differences
 from vnext.sim.core import WHOLE_CHECK_EVENTS, Core
 from vnext.sim.findings import Tape, events_of
-from vnext.sim.rank import Contents, Rank, StepResult, rebuilt
+from vnext.sim.rank import Rank, rebuilt
+from vnext.sim.rank_values import Contents, StepResult
 from vnext.sim.rng import Rng
 from vnext.state.digest import digest
 from vnext.state.events import AnyEvent, EngineRecovered, EngineStarted, first_of, plan_of

@@ -21,7 +21,8 @@ class Faults(msgspec.Struct, frozen=True, kw_only=True):
     with `logged` a rank that crashed comes back from the bytes of a log whose tail is torn. Of the engine core:
     `hesitation` leaves it idle, `illegal` is an event that may not happen and must be refused, `whim` a plan that nobody
     would have decided and that may happen. After any event all ranks may die (`ranks_die`) or the engine core with them
-    (`core_dies`), `deaths` times at most; `crash` is a rank that comes back by itself.
+    (`core_dies`), `deaths` times at most; `crash` is a rank that comes back by itself. A step may lack memory (`short`), so that no
+    rank computes it, `shortages` times at most.
     """
 
     duplicate_result: int = 0
@@ -38,6 +39,8 @@ class Faults(msgspec.Struct, frozen=True, kw_only=True):
     ranks_die: int = 0
     core_dies: int = 0
     deaths: int = 0
+    short: int = 0
+    shortages: int = 0
 
 
 class Disk(msgspec.Struct, frozen=True, kw_only=True):

@@ -56,6 +56,8 @@ SECONDS_US = (1, 3, 20, 100)
 PEER_SEEDS = 31
 """One in so many scenarios has such a disk, and blocks come from other engines and go to them; nothing is drawn for it."""
 PEER_PERCENT = 60
+SHORT_SEEDS = 6
+"""In one of so many scenarios memory runs short, drawn from a seed of its own."""
 PRIORITIES = ((0,), (0, 1, 2), (0, 1, 2), (-(2**31), -1, 0, 2**31 - 1))
 
 
@@ -95,7 +97,7 @@ def scenario(seed: int, client_count: int = 60) -> Scenario:
         clients=clients,
         reset_us=tuple(rng.below(end_us + 1) for _ in range(resets)),
         rank_count=rng.choose((1, 1, 1, 1, 1, 1, 2, 2, 2, 3)),
-        faults=with_deaths(Rng(seed + 2**61), draw_faults(rng.fork(), config), seed),
+        faults=with_shortages(Rng(seed + 2**52), with_deaths(Rng(seed + 2**61), draw_faults(rng.fork(), config), seed), seed),
         shutdown_us=rng.below(end_us + 1) if rng.happens(5) else NEVER,
         weights=draw_weights(Rng(seed + 2**61), end_us) if changes_weights(seed) else (),
         disk=replace(draw_disk(Rng(seed + 2**60)), peers=PEER_PERCENT * has_peers(seed)) if has_disk(seed) else None,
@@ -306,6 +308,18 @@ def with_deaths(rng: Rng, faults: Faults, seed: int) -> Faults:
         return faults
     ranks, core = rng.choose(((1, 0), (0, 1), (1, 1), (30, 0), (0, 30), (20, 20)))
     return replace(faults, ranks_die=ranks, core_dies=core, deaths=rng.between(1, 24))
+
+
+def lacks_memory(seed: int) -> bool:
+    """Whether memory runs short in this seed's scenario."""
+    return seed % SHORT_SEEDS == 2
+
+
+def with_shortages(rng: Rng, faults: Faults, seed: int) -> Faults:
+    """The same faults and, of some seeds, steps that lack memory: one now and then, or several in a row."""
+    if not lacks_memory(seed):
+        return faults
+    return replace(faults, short=rng.choose((1, 5, 30, 90)), shortages=rng.between(1, 24))
 
 
 def draw_clients(rng: Rng, config: SchedulerConfig, count: int) -> tuple[Client, ...]:

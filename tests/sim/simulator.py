@@ -12,21 +12,20 @@ import heapq
 from collections.abc import Iterable
 from typing import Any, Literal
 
-import msgspec
-
 from tests.sim.fleet import Fleet
 from tests.sim.illegal_events import illegal_event, strange_plan
 from tests.sim.scenario import NEVER, Scenario, servable
-from tests.sim.streams import Streams
+from tests.sim.shortages import Shortages
+from tests.sim.streams import Outcome, Streams
 from tests.sim.tier import ReadBack, SimClock, SimTier, Stored
 from tests.sim.weight_changes import WeightChanges
 from vnext.sched.residency import next_load
+from vnext.sched.shortage import ran_short
 from vnext.sim.checks.plain_state import Divergence
 from vnext.sim.core import Core
 from vnext.sim.laws import constraint_laws
-from vnext.sim.rank import Contents, StepResult
+from vnext.sim.rank_values import Contents, StepResult
 from vnext.sim.rng import Rng
-from vnext.sim.toy import Answer
 from vnext.state.events import (
     AbortReason,
     AnyEvent,
@@ -60,17 +59,6 @@ class CoreDied(Exception):
     """The engine core of a simulation ends, and all of its ranks, in the middle of whatever it did."""
 
 
-class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of a simulation: the log and the last state of its (last) engine, each client's stream by its number, and its
-    duration in virtual time."""
-
-    events: tuple[AnyEvent, ...]
-    state: State
-    answers: dict[int, Answer]
-    refused: int
-    duration_us: int
-
-
 def simulate(scenario: Scenario) -> Outcome:
     """Run a scenario to its end. Raises LawBroken, IllegalEvent or Divergence where the engine is wrong."""
     simulation = Simulation(scenario)
@@ -87,6 +75,7 @@ class Simulation:
         self.streams = Streams(scenario)
         self.contents = Contents()
         self.tier = SimTier(scenario.disk, Rng(scenario.seed + 2**59), self.contents.damaged) if scenario.disk else None
+        self.shortages = Shortages(scenario.faults, Rng(scenario.seed + 2**51), self.contents.short)
         self.clock = SimClock(scenario.second_us, scenario.faults.clock_jump_us, Rng(scenario.seed + 2**55))
         self.now_us = self.refused = self.deaths = self._events_before = self._order = 0
         self._due: list[tuple[int, int, Kind, object]] = []
@@ -100,6 +89,7 @@ class Simulation:
         sources = [self.clock] if self.tier is None else [self.tier, self.clock]
         self.core = Core(started, sources=sources)
         self.fleet = Fleet(self.core, started, self.scenario.faults, self.rng, self.contents)
+        self.shortages.short.clear()
         self.busy_until_us = self.now_us
         self._results: dict[int, StepResult] = {}
         self._leaving: list[RequestId] = []
@@ -154,7 +144,7 @@ class Simulation:
                 self._iterate()
             except CoreDied:
                 self._start_again()
-            if self.state.planned > most * (1 + self.deaths):
+            if self.state.planned > most * (1 + self.deaths + self.shortages.count):
                 raise Divergence(f"L1: {self.state.planned} steps for {tokens} tokens, and no end")
 
     def _iterate(self) -> None:
@@ -168,6 +158,7 @@ class Simulation:
             for event in illegal(self.state):
                 self.core.require_refused(event)
         self._begin_load()
+        self._fold_all(self.shortages.relief(self.state))
         self._plan()
         self._change_weights()
         self.clock.wake(self.state, self._at)
@@ -294,6 +285,7 @@ class Simulation:
                 self._fold(event)
 
     def _tell_ranks(self) -> None:
+        self.shortages.strike(self.core.events[-1], self.state)
         result = self.fleet.tell()
         if result is not None:
             self._send(result)
@@ -418,7 +410,8 @@ class Simulation:
             result = self._results.pop(self.state.committed)
             self._abort_failed(result.failed)
             if result.step == self.state.committed:
-                self._fold(result.event)
+                self._results = {} if result.is_short else self._results
+                self._fold(ran_short(self.state, "rank 0 has no room") if result.is_short else result.event)
 
     def _abort_failed(self, failed: tuple[int, ...]) -> None:
         """Abort the requests whose constraints ranks could not follow, before the tokens that they chose nevertheless."""

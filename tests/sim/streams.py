@@ -8,15 +8,30 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import msgspec
+
 from tests.sim.scenario import Scenario
 from vnext.sim.checks.accounting import Entry
 from vnext.sim.checks.plain_state import Divergence
 from vnext.sim.rng import Rng
 from vnext.sim.toy import Answer, answer
+from vnext.state.events import AnyEvent
 from vnext.state.outputs import Output
+from vnext.state.state import State
 
 LOST_PERCENT = 50
 """Of clients that have not heard what an engine said in the moment of its death."""
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """The result of a simulation: the log and the last state of its (last) engine, each client's stream by its number, and its
+    duration in virtual time."""
+
+    events: tuple[AnyEvent, ...]
+    state: State
+    answers: dict[int, Answer]
+    refused: int
+    duration_us: int
 
 
 class Streams:

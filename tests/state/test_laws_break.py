@@ -304,6 +304,8 @@ BREAKS: list[tuple[str, Callable[[State], None], Break]] = [
     ("K5", laws.pins_are_bounded, lambda s: with_pins(s, ends=2**20)),
     ("K5", laws.pins_are_bounded, lambda s: with_pins(s, displaced=1)),
     ("Y1", laws.pins_are_bounded, lambda s: with_wrong_sum(s)),
+    ("S9", laws.limits_are_lowered, lambda s: replace(s, lowered_from=s.config.max_num_batched_tokens)),
+    ("S9", laws.limits_are_lowered, lambda s: replace(s, lowered_from=9, config=replace(s.config, max_num_batched_tokens=0))),
     ("F3", laws.clients_have_their_requests, lambda s: with_clients(s, live=VersionedMap())),
     ("F3", laws.clients_have_their_requests, lambda s: with_clients(s, live=VersionedMap({(0, 0): Client(0, 3)}))),
     ("F3", laws.clients_have_their_requests, lambda s: with_clients(s, classes={0: ClientClass(live=2)})),

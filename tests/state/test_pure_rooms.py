@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PURE_ROOMS = ("state", "log", "sched", "sim")
 STORIES = (
     "copying", "crashes", "fleet", "illegal_events", "pictures", "redacted_tape", "routing", "scenario", "scenario_draw", "seeds",
-    "simulator", "streams", "tier", "weight_changes",
+    "shortages", "simulator", "streams", "tier", "weight_changes",
 )  # fmt: skip
 """The simulator and what drives it, which are as pure as what they simulate."""
 SEEN_BY = {"sched": {"log"}, "sim": {"log", "sched", "sim"}}

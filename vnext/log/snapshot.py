@@ -21,6 +21,7 @@ from vnext.state.config import SchedulerConfig
 from vnext.state.errors import IllegalEvent, LawBroken
 from vnext.state.events import Pause, RequestId
 from vnext.state.facilities.draft_costs import costs_of, with_costs
+from vnext.state.facilities.shortage import lowered
 from vnext.state.facilities.tier import names_in
 from vnext.state.laws import check
 from vnext.state.params import Sampling, reads_cache
@@ -86,6 +87,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     where one is stale; `named` int32 are the blocks with a name, in rising order, `keys` their names. With speculation,
     `drafting` is the rows' second matrix and `drafts` int64[n] those of each step in flight. `slots` are the adapters',
     `cautious`, `paused`, `weights`, `tier`, `clock`, `pins`, `clients` and `states` are the state's; by `draft_costs` it decides.
+    `lowered`: while memory is short, the tokens that a step may take, and those before.
     """
 
     sequence: int
@@ -118,6 +120,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     clients: StoredClients | None = None
     states: StoredStates | None = None
     draft_costs: tuple[int, int, int] | None = None
+    lowered: tuple[int, int] | None = None
 
 
 class BadSnapshot(Exception):
@@ -168,6 +171,7 @@ def snapshot(state: State) -> Snapshot:
         clients=None if state.clients is None else stored_clients(state.clients),
         states=stored_states(state),
         draft_costs=None if state.config.speculation is None else costs_of(state.config.speculation),
+        lowered=(state.config.max_num_batched_tokens, state.lowered_from) if state.lowered_from else None,
     )
 
 
@@ -236,7 +240,7 @@ def _with_tokens(frame: Snapshot, tokens: list[bytes], width: int) -> Snapshot:
 def load(frame: Snapshot, config: SchedulerConfig) -> State:
     """The state of which `frame` was made; all laws hold in it. BadSnapshot if there is no such state."""
     try:
-        state = _state(frame, _with_draft_costs(config, frame.draft_costs))
+        state = _state(frame, lowered(_with_draft_costs(config, frame.draft_costs), frame.lowered))
         check(state)
     except (ValueError, TypeError, LookupError, OverflowError, IllegalEvent, LawBroken) as error:
         raise BadSnapshot(f"it is no state of this engine ({error})") from error
@@ -280,8 +284,7 @@ def _state(frame: Snapshot, config: SchedulerConfig) -> State:
         paused=frame.paused,
         weights=frame.weights,
         tier=_tier(frame.tier) if frame.tier else None,
-        clock=frame.clock,
-        clients=_clients(frame, config, count),
+        clock=frame.clock, clients=_clients(frame, config, count), lowered_from=frame.lowered[1] if frame.lowered else 0,
     )
 
 

@@ -18,6 +18,7 @@ from vnext.sim.checks.pin_laws import PinBook, resets_forget, tiers_block_nobody
 from vnext.sim.checks.plain_state import Divergence, PlainState, contents, differences
 from vnext.sim.laws import decision_laws, event_laws, going
 from vnext.sim.order import policy_keys
+from vnext.sim.rank_values import shortages_lose_nothing
 from vnext.state.digest import digest
 from vnext.state.errors import IllegalEvent
 from vnext.state.events import AnyEvent, EngineStarted, RequestAborted, StepCommitted, StepPlanned, pack_tokens
@@ -69,6 +70,7 @@ class Core:
         check(state)
         event_laws(before, event, after)
         resets_forget(event, after)
+        shortages_lose_nothing(before, event, after)
         news = tuple(output for _, outputs, _ in ready.news for output in outputs)
         self.pins.write(before, event, after, news)
         self.clients.write(before, event, after)

@@ -24,12 +24,10 @@ from vnext.state.errors import LawBroken
 from vnext.state.events import (
     AdapterEvicted,
     AnyEvent,
-    EnginePaused,
     EngineRecovered,
     RequestArrived,
     StepCommitted,
     StepPlanned,
-    WeightsChanged,
     generated_by,
 )
 from vnext.state.facilities.tier import transferring
@@ -37,6 +35,7 @@ from vnext.state.outputs import Output
 from vnext.state.pool import pinned_pages
 from vnext.state.state import Waiting, blocks_for
 from vnext.state.store.columns_numpy import group_hash
+from vnext.state.traits import everyone_leaves
 
 
 def decision_laws(before: PlainState, plan: StepPlanned | None, after: PlainState) -> None:
@@ -297,7 +296,7 @@ def ranges_continue(before: PlainState, after: PlainState) -> None:
 
 
 def windows_hold_what_they_see(seen: PlainState) -> None:
-    """M2: a page's holders are the rows that may still see it, counted token by token, and pins; laws.py relies on windows.py."""
+    """M2: a page's holders are the rows that may still see it, counted token by token, and pins."""
     if not seen.state.config.windows:
         return
     counts = [0] * len(seen.holders)
@@ -309,7 +308,7 @@ def windows_hold_what_they_see(seen: PlainState) -> None:
 
 
 def preemption_counts_are_new(before: PlainState, event: AnyEvent, after: PlainState) -> None:
-    """A2: a preempted request returns with its preemption count increased and with every known token."""
+    """A2: a preempted request returns with one preemption more and with every known token."""
     rows = preempted_by(before, event)
     queued: dict[int, Waiting] = {entry.id: entry for entry in after.state.waiting} if rows else {}
     for row in rows:
@@ -332,8 +331,8 @@ def caution_lasts(before: PlainState, event: AnyEvent, after: PlainState) -> Non
 
 
 def memory_is_gone(before: PlainState, after: PlainState) -> None:
-    """C1: behind a recovery nothing is in flight or runs, every page is free, and no page and no slot holds anything; step
-    numbers go on. C2: everybody waits, with every token that was known and, who ran, one preemption more."""
+    """C1: behind a recovery nothing is in flight or runs, every page is free, and none and no slot holds anything; step
+    numbers go on. C2: everybody waits, with every known token and, who ran, one preemption more."""
     old, state = before.state, after.state
     left = [name for name, there in (
         ("steps", state.in_flight), ("rows", after.id), ("slots", any(state.slots)), ("snapshots", fitting.snapshot_count(state)),
@@ -364,8 +363,7 @@ def preempted_by(before: PlainState, event: AnyEvent) -> Sequence[int]:
     """The rows that an event sends back to the queue."""
     if isinstance(event, StepPlanned):
         return event.preempted
-    everything = isinstance(event, WeightsChanged) or (isinstance(event, EnginePaused) and event.mode == "sleep")
-    return range(len(before.id)) if everything else ()
+    return range(len(before.id)) if everyone_leaves(event) else ()
 
 
 def arrivals_come_in_order(seen: PlainState) -> None:
@@ -414,10 +412,11 @@ def evictions_are_free(before: PlainState, event: AnyEvent) -> None:
 
 
 def tails_leave_first(before: PlainState, gone: Sequence[int], after: PlainState, later: set[int]) -> None:
-    """P1: the end of a prefix is evicted before its beginning: requests free their blocks in turn, each its last one first.
+    """P1: the end of a prefix is evicted before its beginning.
 
-    A block that several of them held is freed by the last of those. `later`: pages that others held a little longer, until
-    they gave them back. Blocks that the same plan took again are not in the queue.
+    Requests free their blocks in turn, each its last one first. A block that several of them held is freed by the last of
+    those. `later`: pages that others held a little longer, until they gave them back. Blocks that the same plan took again are
+    not in the queue.
     """
     holders, freed = before.holders.copy(), []
     for row in gone:
@@ -433,10 +432,10 @@ def tails_leave_first(before: PlainState, gone: Sequence[int], after: PlainState
 def endings_are_not_indexed(
     before: PlainState, event: AnyEvent, gone: Sequence[int], after: PlainState, later: set[int]
 ) -> None:
-    """P1: the token that ends a request is in no named block: what the cache offers may not depend on the pipeline.
+    """P1: the token that ends a request is in no named block.
 
-    `later`: pages that others may have taken, filled, named and given back in the same plan. Drafts that were kept before the
-    end may have completed blocks.
+    Otherwise what the cache offers would depend on the pipeline. `later`: pages that others may have taken, filled, named and
+    given back in the same plan. Drafts that were kept before the end may have completed blocks.
     """
     counts = dict(zip(before.in_flight[0].owed, event.counts)) if isinstance(event, StepCommitted) else {}
     names, size, groups = after.state.pool.prefix_index, before.state.config.block_size, before.state.config.group_count

@@ -19,6 +19,7 @@ import xxhash
 from vnext.sampling.constraint import Matcher
 from vnext.sim.checks.plain_state import Divergence, PlainState, in_sight
 from vnext.sim.drafts import drafts_behind
+from vnext.sim.rank_values import Contents, StepResult, is_short_in, spoil
 from vnext.sim.states import ShadowStates
 from vnext.sim.toy import ToyVocabulary, constrained, nearest
 from vnext.state.digest import digest
@@ -30,6 +31,7 @@ from vnext.state.events import (
     EnginePaused,
     EngineRecovered,
     EngineStarted,
+    MemoryRanShort,
     PromotionEnded,
     RequestArrived,
     StepCommitted,
@@ -40,7 +42,7 @@ from vnext.state.events import (
 from vnext.state.facilities.handover import handed_over
 from vnext.state.pool import indexed_since
 from vnext.state.reduce import reduce, start
-from vnext.state.state import State, Transfer
+from vnext.state.state import State
 from vnext.state.store.fields import DIGEST_WORDS, INPUT_BEGINS
 
 CHAIN_FACTOR = 0x9E3779B97F4A7C15
@@ -49,20 +51,6 @@ GROUP_STEP = CHAIN_MASK + 1
 STORIES_SPARE = 32
 GARBAGE = -7
 token_word = Struct("<i")
-
-
-class StepResult(msgspec.Struct, frozen=True):
-    """A rank's result of a step: its commit, its digest of the state in which it ran, 0 if none was asked for, that of what the
-    step's constraints allowed (`masks`), and the requests whose constraints cannot be followed (`failed`)."""
-
-    event: StepCommitted
-    digest: int
-    masks: int
-    failed: tuple[int, ...]
-
-    @property
-    def step(self) -> int:
-        return self.event.step
 
 
 class Story:
@@ -139,16 +127,6 @@ class Work(msgspec.Struct, frozen=True):
         return self.end + len(self.drafts)
 
 
-class Contents:
-    """What a disk tier has of each block, and those that it has not as they were written. Mutable; all ranks of a run share it.
-    `found` are those of a transfer that were damaged when it ended: a rank that folds its events later finds the disk as it was."""
-
-    def __init__(self) -> None:
-        self.blocks: dict[bytes, list[int]] = {}
-        self.damaged: set[bytes] = set()
-        self.found: dict[Transfer, frozenset[bytes]] = {}
-
-
 class Rank:
     """One replica of the engine. Mutable: give it every event once, in order. `cache` holds a chain for each slot."""
 
@@ -171,9 +149,12 @@ class Rank:
         self.cache = [[0] * config.block_size for _ in range(config.page_count)]
         self._states = ShadowStates(config.state_pages)
         self._stories: dict[int, Story] = {}
+        self._drop_steps()
+
+    def _drop_steps(self) -> None:
+        """No step is in flight."""
         self._matchers: dict[tuple[int, int], Matcher] = {}
-        self._masks = 0
-        self._failed: list[int] = []
+        self._masks, self._failed = 0, list[int]()
         self._in_flight: deque[dict[tuple[int, int], bytes]] = deque()
         self._runs: deque[tuple[bytes, bytes]] = deque()
 
@@ -199,6 +180,8 @@ class Rank:
             self._arrived(event)
         if isinstance(event, EngineRecovered):
             self._begin()
+        if isinstance(event, MemoryRanShort):
+            self._drop_steps()
         self._forget(event)
         if isinstance(event, BlocksPromoted):
             self._expect(before)
@@ -209,9 +192,11 @@ class Rank:
         if (plan := plan_of(event)) is None:
             self._copy_out(before)
             return None
-        commit = self._run(plan.step, shared or PlainState(self.state))
+        is_short, seen = plan.step in self._contents.short, shared or PlainState(self.state)
+        commit = spoil(self.cache, seen) if is_short else self._run(plan.step, seen)
         self._copy_out(before)
-        return StepResult(commit, digest(self.state) if digests and shared is None else 0, self._masks, tuple(self._failed))
+        word = digest(self.state) if digests and shared is None else 0
+        return StepResult(commit, word, 0 if is_short else self._masks, () if is_short else tuple(self._failed), is_short)
 
     def _arrived(self, event: RequestArrived) -> None:
         self._salts[event.id] = f"{event.cache_salt} {event.sampling.adapter}" if event.sampling.adapter else event.cache_salt
@@ -225,11 +210,15 @@ class Rank:
             self._states = ShadowStates(self.state.config.state_pages)
 
     def _copy_out(self, before: State) -> None:
-        """K1: when a block becomes complete, its content equals what the disk tier holds under its name."""
-        pool = self.state.pool
-        if self.state.tier is None or pool.prefix_index is before.pool.prefix_index:
+        """K1: when a block becomes complete, its content equals what the disk tier holds under its name.
+
+        Where steps lack memory nothing is complete until they are over, and then what has a name still.
+        """
+        pool, was_short = self.state.pool, is_short_in(before, self._contents.short)
+        changes = self.state.tier is not None and (was_short or pool.prefix_index is not before.pool.prefix_index)
+        if not changes or is_short_in(self.state, self._contents.short):
             return
-        for key, block in indexed_since(pool, before.pool):
+        for key, block in list(pool.prefix_index.blocks().items()) if was_short else indexed_since(pool, before.pool):
             content = self.cache[block]
             if self._contents.blocks.setdefault(key, content.copy()) != content:
                 raise Divergence(f"K1: block {block} has a name that stands for another content on disk")
@@ -254,7 +243,12 @@ class Rank:
                 self.cache[transfer.pages[place]] = [GARBAGE] * len(content) if key in damaged else content.copy()
 
     def _hand_over(self, event: BlocksHandedOver) -> None:
-        """H1: what leaves under a name is what the disk tier has under it, which was copied when the block became complete."""
+        """H1: what leaves under a name is what the disk tier has under it.
+
+        It was copied when the block became complete. A rank hands nothing over while it lacks memory.
+        """
+        if is_short_in(self.state, self._contents.short):
+            return
         for name, page in zip(*handed_over(self.state, event), strict=True):
             if self._contents.blocks.get(name) != self.cache[page]:
                 raise Divergence(f"H1: request {event.id} hands over page {page} under a name that stands for another content")
@@ -311,7 +305,10 @@ class Rank:
         return story, len(history) // 4
 
     def _compare_name(self, work: Work, hashed_blocks: int) -> None:
-        """P1: a hash has one content, and a content has one hash. Checks the last block that the row has hashed."""
+        """P1: a hash has one content, and a content has one hash.
+
+        Of the last block that the row has hashed.
+        """
         for group in range(self._groups):
             self._compare_page(work, group, hashed_blocks)
 

@@ -17,12 +17,14 @@ import numpy as np
 from msgspec.structs import replace
 
 from vnext.sched.schedule import schedule
+from vnext.sched.shortage import ran_short
 from vnext.sim.drafts import drafts_behind, grammar_drafts
 from vnext.state.errors import IllegalEvent
 from vnext.state.events import (
     AnyEvent,
     BlocksReceived,
     EngineStarted,
+    MemoryRanShort,
     RequestArrived,
     RequestId,
     RequestResumed,
@@ -273,6 +275,8 @@ class Author:
                 return self._strange(move.plan)
             case StepCommitted():
                 return self._committed()
+            case MemoryRanShort():
+                return ran_short(self.state, move.cause) if self.state.in_flight else None
             case EngineStarted():
                 return None
         event = self._renamed(move)

@@ -62,6 +62,8 @@ def digest(state: State) -> int:
         words.append(hashed(_pins(state)))
     if state.clients is not None:
         words.append(hashed(_clients(state.clients)))
+    if state.lowered_from:
+        words += (state.config.max_num_batched_tokens, state.lowered_from)
     if state.pool.states is not None:
         words.append(hashed(_states(state, state.pool.states)))
     return hashed(struct.pack(f"<{len(words)}Q", *words))
@@ -78,7 +80,7 @@ def parts(state: State) -> list[tuple[str, bytes]]:
         ("holders and free order", pool.status.values().tobytes() + (_states(state, pool.states) if pool.states else b"")),
         ("waiting", _queue(state)),
         ("flights", b"".join(_step_in_flight(scheduled) for scheduled in state.in_flight) + _drafting(state)),
-        ("adapters", _slots(state) + _weights(state) + _tier(state) + _pins(state) + _clients(state.clients)),
+        ("adapters", _slots(state) + _weights(state) + _tier(state) + _pins(state) + _clients(state.clients) + _limit(state)),
     ]
 
 
@@ -176,6 +178,11 @@ def _clients(clients: Clients | None) -> bytes:
     idle = [(priority, service) for (priority, _), service in clients.idle.items()]
     classes = sorted((priority, group.live, group.next_start) for priority, group in clients.classes.items())
     return repr((live, idle, classes)).encode()
+
+
+def _limit(state: State) -> bytes:
+    """The tokens of a step while a shortage of memory has lowered them, and those before; empty otherwise."""
+    return f"{state.config.max_num_batched_tokens} {state.lowered_from}".encode() if state.lowered_from else b""
 
 
 def _states(state: State, states: Pool) -> bytes:

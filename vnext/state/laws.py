@@ -16,6 +16,7 @@ from vnext.state.drafting import spare_tokens
 from vnext.state.errors import LawBroken
 from vnext.state.facilities import recurrent_laws
 from vnext.state.facilities.adapters import held
+from vnext.state.facilities.shortage import limits_are_lowered
 from vnext.state.pool import free_blocks
 from vnext.state.state import State, StepInFlight, root_of
 from vnext.state.store import columns, extents, fields
@@ -436,7 +437,7 @@ ALL = (
     full_blocks_are_hashed, placeholders_match, drafts_are_bounded,
     steps_continue, prefix_index_is_mutual, histories_begin_with_prompts,
     adapters_are_resident, roots_are_of_one_adapter, weights_root_the_names, tier_is_bounded, pins_are_bounded,
-    clients_have_their_requests, *recurrent_laws.ALL,
+    clients_have_their_requests, limits_are_lowered, *recurrent_laws.ALL,
 )  # fmt: skip
 CHEAP = (
     bounds_hold, progress_is_ordered, capacity_covers, steps_are_in_order, arrivals_are_accounted, adapters_are_resident,

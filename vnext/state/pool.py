@@ -198,9 +198,9 @@ def clear_prefix_index(pool: Pool) -> Pool:
     return _replace(pool, states=states, prefix_index=empty_prefix_index(pool.page_count), kept=0)
 
 
-def without_name(pool: Pool, page: int) -> Pool:
-    """The pool in which a held page has no name."""
-    return _replace(pool, prefix_index=pool.prefix_index.remove(np.array([page], dtype=np.int32)))
+def without_name(pool: Pool, *pages: int) -> Pool:
+    """The pool in which these held pages have no names."""
+    return _replace(pool, prefix_index=pool.prefix_index.remove(np.array(pages, dtype=np.int32)))
 
 
 def longest_prefix(pool: Pool, keys: tuple[bytes, ...], page_count_max: int) -> np.ndarray:

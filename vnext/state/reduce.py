@@ -24,6 +24,7 @@ from vnext.state.events import (
     generated_by,
 )
 from vnext.state.facilities import tier
+from vnext.state.facilities.shortage import started_config
 from vnext.state.facilities.table import FOLDS
 from vnext.state.feasibility import refusal
 from vnext.state.fold_commit import Effects, count_ended, finish, fold_step_committed
@@ -141,7 +142,7 @@ def reduce(state: State, event: AnyEvent) -> State:
 def _fold_request_arrived(state: State, event: RequestArrived) -> State:
     require(event.id == state.next_id, f"request {event.id} arrived where {state.next_id} is due")
     require(0 <= event.client <= CLIENT_MAX, f"request {event.id} has the client {event.client}: it must be 0 to {CLIENT_MAX}")
-    why_not = refusal(state.config, event)
+    why_not = refusal(started_config(state), event)
     require(why_not is None, f"request {event.id} should have been refused: {why_not}")
     request = Request(
         id=event.id,

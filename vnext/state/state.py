@@ -171,7 +171,8 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     tokens. `slots` are those of adapters, None where one is empty. While requests with ids below `cautious` wait or have
     not come, steps follow one another and each admits one request at most. `paused` is the mode of EnginePaused; `weights` are None
     before the first change. `tier` is None in an engine without a disk tier. `clock` is the second of the last tick.
-    `clients` (store/clients.py) are None but under the policy `fair`.
+    `clients` (store/clients.py) are None but under the policy `fair`. `lowered_from`: the tokens of a step that the engine started
+    with, while a shortage of memory has lowered those of the configuration (facilities/shortage.py), else 0.
     """
 
     config: SchedulerConfig
@@ -196,6 +197,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     tier: Tier | None = None
     clock: int = 0
     clients: Clients | None = None
+    lowered_from: int = 0
 
 
 def root_of(state: State, request: Request) -> bytes:

@@ -19,12 +19,14 @@ import story_logs  # noqa: E402  (needs the path above)
 from story_logs import CLIENTS, Coming, Story, config, fraction, talks, text  # noqa: E402
 
 from vnext.sched.residency import next_load  # noqa: E402
+from vnext.sched.shortage import raised, ran_short  # noqa: E402
 from vnext.sched.tiering import next_promotion  # noqa: E402
 from vnext.state.config import Speculation  # noqa: E402
 from vnext.state.events import (  # noqa: E402
     AnyEvent,
     EnginePaused,
     EngineRecovered,
+    MemoryRanShort,
     PrefixCacheReset,
     PromotionEnded,
     RequestAborted,
@@ -87,7 +89,7 @@ class IncidentRun(story_logs.Run):
             while isinstance(event, EnginePaused | WeightsChanged) and self._busy_us:
                 self.clock.us = max(self.clock.us, self._busy_us[0][0])
                 self._commit()
-            if isinstance(event, EngineRecovered):
+            if isinstance(event, EngineRecovered | MemoryRanShort):
                 self._busy_us.clear()
                 self._device_us = self.clock.us
             self._fold(event)
@@ -197,6 +199,19 @@ def crashes() -> Incident:
     recovered = EngineRecovered(cause="rank 0 has ended (exit status 1)")
     acts = [(at_us, lambda state: [recovered]) for at_us in range(500_000, 4_500_000, 400_000)]
     return Incident(cause="crash", story=Story(config=config(), clients=asked(60, 80_000)), acts=acts)
+
+
+def short_memory() -> Incident:
+    """Another program takes the memory for three seconds."""
+    def lack(state: State) -> list[AnyEvent]:
+        return [ran_short(state, "rank 0 lacks memory (Unable to allocate 2.0 GiB)")] if state.in_flight else []
+
+    def suffice(state: State) -> list[AnyEvent]:
+        return [raised(state)] if state.lowered_from else []
+
+    acts = [(at_us, lack) for at_us in range(1_000_000, 4_000_000, 150_000)]
+    acts += [(at_us, suffice) for at_us in range(4_100_000, 6_500_000, 200_000)]
+    return Incident(cause="memory", story=Story(config=config(), clients=asked(80, 60_000)), acts=acts)
 
 
 def flush() -> Incident:
@@ -377,7 +392,7 @@ def slow_client() -> Incident:
 INCIDENTS: dict[str, Callable[[], Incident]] = {
     each.__name__: each
     for each in (
-        noisy, noisy_tokens, paused, paused_wait, slept, weights, crash, crashes, flush, evicted, prefix, tiny_cache, thrash,
+        noisy, noisy_tokens, paused, paused_wait, slept, weights, crash, crashes, short_memory, flush, evicted, prefix, tiny_cache, thrash,
         long_prompts, long_prompts_small_budget, few_sequences, small_budget, abort_storm, grammar_failures, drift, slow_stretch,
         disk_stall, device_stall, unlucky_drafts, starved, adapters, slow_tier, deadlines, overload, slow_client,
     )

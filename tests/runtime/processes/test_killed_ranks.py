@@ -32,7 +32,7 @@ from vnext.runtime.processes.run_dir import RunDir
 from vnext.runtime.processes.subprocesses import Child, start_child
 from vnext.runtime.protocol.messages import AdapterFiles, EngineStats, SubmitRequest
 from vnext.runtime.protocol.settings import CoreSettings, EngineSettings
-from vnext.state.events import EngineRecovered, pack_tokens
+from vnext.state.events import EngineRecovered, MemoryRanShort, pack_tokens
 from vnext.state.params import Constraint, Sampling
 
 LENGTH = 60
@@ -207,8 +207,10 @@ def test_a_stopped_rank_is_replaced_and_said_to_be_stopped(tmp_path: Path, capfd
 
 
 @contextmanager
-def engine_of_spoilt_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **settings: object) -> Iterator[SyncEngineClient]:
-    """An engine core as a thread here, whose ranks are the processes of spoilt_rank.py."""
+def engine_of_spoilt_ranks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: str = "spoilt_rank", **settings: object
+) -> Iterator[SyncEngineClient]:
+    """An engine core as a thread here, whose ranks are the processes of spoilt_rank.py, or of another module."""
     run_dir = RunDir()
     engine = EngineSettings(**{"dtype": "float32", "threads": 1, "digest_interval": 1, "log": "full", **settings})
     core = CoreSettings(
@@ -219,7 +221,7 @@ def engine_of_spoilt_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **se
     environment = {**process_environment(1), "PYTHONPATH": os.pathsep.join([folder, os.environ.get("PYTHONPATH", "")])}
 
     def ranks(engine: EngineSettings) -> list[Child]:
-        return [start_child("rank 0", "spoilt_rank", environment=environment)]
+        return [start_child(f"rank {rank}", module, environment=environment) for rank in range(engine.tensor_parallel_size)]
 
     monkeypatch.setattr(core_process, "start_ranks", ranks)
     wake, waker = socket.socketpair()
@@ -270,3 +272,24 @@ def test_the_stack_of_a_rank_that_hangs_lies_in_the_log(
     assert re.search(r"most recent call first\):\n[\s\S]*in hang\b[\s\S]*in launch", stack.read_text())
     assert str(stack) in caplog.text
     assert replay(["verify", "--laws", str(tmp_path / "log")]) == 0
+
+
+@pytest.mark.parametrize(("size", "rank"), [(1, 0), (2, 0), (2, 1)])
+def test_ranks_that_lack_memory_give_the_step_up_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int, rank: int
+) -> None:
+    """One of them lacks it, before, behind and amid a step; no process ends."""
+    monkeypatch.setenv("SHORT_RANK", str(rank))
+    found = []
+    for count in (0, 8):
+        monkeypatch.setenv("SHORT_COUNT", str(count))
+        with engine_of_spoilt_ranks(tmp_path / str(count), monkeypatch, "short_rank", tensor_parallel_size=size) as client:
+            found.append(told(heard_of(client.run(mixed(count=4)))))
+            wait_until(lambda: client.stats.finished == 4)
+            stats = client.stats
+    assert found[0] == found[1] and stats.recoveries == 0
+    events = [event for item in open_log(tmp_path / "8" / "log").items() for event in getattr(item, "events", ())]
+    causes = {event.cause for event in events if isinstance(event, MemoryRanShort)}
+    assert len([event for event in events if isinstance(event, MemoryRanShort)]) == stats.shortages == (8 if size > 1 else 5)
+    assert causes == {f"rank {rank} lacks memory" + (" (Unable to allocate 3 GiB)" if rank == 0 else "")}
+    assert replay(["verify", "--laws", str(tmp_path / "8" / "log")]) == 0

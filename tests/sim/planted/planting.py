@@ -20,7 +20,7 @@ import pytest
 from vnext.sim import core
 from vnext.sim.checks.plain_state import Divergence
 from tests.sim.fleet import Fleet
-from vnext.sim.rank import StepResult
+from vnext.sim.rank_values import StepResult
 from tests.sim.redacted_tape import RedactedTape
 from vnext.log import log_bytes, log_plain, redaction
 from vnext.state import allocate, reduce as reducer

@@ -23,6 +23,7 @@ from planted_recurrent_bugs import DRAFTED_STATE_BUGS, RECURRENT_BUGS
 from planted_recovery_bugs import CRASH_BUGS, RECOVERY_BUGS
 from planted_router_bugs import ROUTER_BUGS
 from planted_sched_bugs import SCHED_BUGS
+from planted_shortage_bugs import SHORTAGE_BUGS
 from planted_state_bugs import INPUT_BUGS, STATE_BUGS
 from planted_tier_bugs import PEER_BUGS, TIER_BUGS
 from planted_weights_bugs import WEIGHTS_BUGS
@@ -33,7 +34,7 @@ from planting import (
 from seen_before import SeenBefore
 from tests.sim.scenario_draw import (
     changes_weights, constrains, dies, drafts_by_grammar, has_disk, has_microbatches, has_peers, has_pictures, has_states,
-    is_interrupted, retains, scenario, speculates,
+    is_interrupted, lacks_memory, retains, scenario, speculates,
 )  # fmt: skip
 from tests.sim.simulator import Simulation
 
@@ -68,7 +69,7 @@ SHOWN = {
     speculates: DRAFT_BUGS, drafts_at_a_price: COST_BUGS, drafts_by_grammar: FORCING_BUGS, constrains: CONSTRAINT_BUGS,
     is_interrupted: FAILING_BUGS, dies: RECOVERY_BUGS, changes_weights: WEIGHTS_BUGS, has_disk: TIER_BUGS, has_peers: PEER_BUGS, retains: PIN_BUGS,
     loses_pins: PIN_LOSS_BUGS, has_microbatches: MICROBATCH_BUGS, takes_turns: CLIENT_BUGS,
-    has_states: RECURRENT_BUGS, drafts_with_states: DRAFTED_STATE_BUGS, has_pictures: INPUT_BUGS,
+    has_states: RECURRENT_BUGS, drafts_with_states: DRAFTED_STATE_BUGS, has_pictures: INPUT_BUGS, lacks_memory: SHORTAGE_BUGS,
 }  # fmt: skip
 """Which seeds show some faults."""
 BUGS = [*STATE_BUGS, *SCHED_BUGS, *EDGE_BUGS, *WINDOW_BUGS, *ADAPTER_BUGS, *(bug for bugs in SHOWN.values() for bug in bugs)]

@@ -33,6 +33,7 @@ HEADLINES = {
     "client": "client {client} filled the engine, with {share} of its time; the others waited behind it",
     "pause": "the engine was paused",
     "crash": "the ranks had ended, and others took their place: everyone computed again",
+    "memory": "memory ran short: steps were cut in halves and took fewer tokens for a while, and everyone computed some again",
     "weights": "the weights were changed: the engine stood, and everyone computed again",
     "flush": "the prefix cache was emptied: prompts were computed again that it had held",
     "evicted": "the prefix cache is too small: prompts were computed again that it had evicted",
@@ -170,7 +171,7 @@ class _Words:
             f"{_clock(self._wall_s(us))} step {step}: {printable(line)}" for us, step, line in self._written.loud
             if top.from_us - 1e6 <= us <= top.to_us + 1e6
         ]  # fmt: skip
-        if top.cause in ("pause", "crash", "weights", "flush") and loud:
+        if top.cause in ("pause", "crash", "memory", "weights", "flush") and loud:
             more = [f"and {len(loud) - 2} more"] if len(loud) > SHOWN else []
             return [*loud[: 2 if more else SHOWN], *more]
         tokens = sum(entry.again.get(top.cause, 0) for entry in self._written.entries)

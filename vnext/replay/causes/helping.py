@@ -21,7 +21,7 @@ from vnext.replay.futures.what_if_run import Ran, rerun
 from vnext.replay.reading.source import Log, UnusableLog
 from vnext.replay.reading.verify import why_not_decided
 from vnext.state.config import SchedulerConfig
-from vnext.state.events import EngineRecovered, PrefixCacheReset, RequestArrived
+from vnext.state.events import EngineRecovered, MemoryRanShort, PrefixCacheReset, RequestArrived
 
 STEPS_MAX = 100_000
 """A longer log is not run again; the answer names the command."""
@@ -143,6 +143,7 @@ WITHOUT: dict[str, tuple[str, Left]] = {
     "pause": ("without the pause", lambda each, client: True),
     "weights": ("without the change of weights", lambda each, client: not isinstance(each.event, PrefixCacheReset)),
     "crash": ("without the crash", lambda each, client: not isinstance(each.event, EngineRecovered)),
+    "memory": ("with enough memory", lambda each, client: not isinstance(each.event, MemoryRanShort)),
     "flush": ("without emptying the cache", lambda each, client: not isinstance(each.event, PrefixCacheReset)),
     "stall": ("without the stall", lambda each, client: True),
     "slow": ("at the machine's usual pace", lambda each, client: True),

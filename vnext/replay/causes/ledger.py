@@ -27,6 +27,7 @@ from vnext.state.events import (
     BlocksPromoted,
     EnginePaused,
     EngineRecovered,
+    MemoryRanShort,
     PrefixCacheReset,
     RequestAborted,
     RequestArrived,
@@ -41,7 +42,7 @@ from vnext.state.traits import everyone_leaves, line_of
 LIMITS = ("sequences", "budget", "blocks")
 ASKED_AGAIN = 16
 """While a queue stays the same, the scheduler is asked for its reasons in every so many steps."""
-LOUD = (EngineRecovered, WeightsChanged, EnginePaused, PrefixCacheReset)
+LOUD = (EngineRecovered, WeightsChanged, EnginePaused, PrefixCacheReset, MemoryRanShort)
 Counted = Callable[[int], bool]
 """Whether a request counts."""
 
@@ -152,6 +153,8 @@ class _Writing:
         match event:
             case EngineRecovered():
                 self._stopped = "crash"
+            case MemoryRanShort():
+                self._stopped = "memory"
             case WeightsChanged():
                 self._stopped = "weights"
             case EnginePaused() if event.mode and self._stopped != "weights":
@@ -200,6 +203,7 @@ class _Writing:
                 wait = reasons.get(entry.id)
                 first = reasons.get(wait.behind, wait) if wait is not None else None
                 why = _reason(first.why) if first is not None else "order"
+                why = "memory" if why == "budget" and before.lowered_from else why
                 found["order" if why in LIMITS and entry.id < latest else why] += 1
         self._asked = (item.after.waiting, item.before.planned, found)
         return found

@@ -16,6 +16,7 @@ from vnext.state.events import (
     AnyEvent,
     EnginePaused,
     EngineRecovered,
+    MemoryRanShort,
     PrefixCacheReset,
     RequestArrived,
     RequestResumed,
@@ -126,6 +127,8 @@ def _why(event: AnyEvent) -> str:
     match event:
         case EngineRecovered():
             return "crash"
+        case MemoryRanShort():
+            return "memory"
         case WeightsChanged():
             return "weights"
         case EnginePaused():

@@ -21,6 +21,7 @@ from vnext.replay.reading.source import Log, UnusableLog, open_log
 from vnext.state.events import (
     AdapterLoaded,
     EngineRecovered,
+    MemoryRanShort,
     PromotionEnded,
     RequestArrived,
     StepCommitted,
@@ -136,10 +137,10 @@ class Walk:
                 states[plan.step] = item.after
             elif isinstance(item.event, PromotionEnded):
                 self._promoted += [(item.after.planned, promoted_pages(item.before, item.event))]
-            elif isinstance(item.event, EngineRecovered):
+            elif isinstance(item.event, EngineRecovered | MemoryRanShort):
                 self.uncommitted += len(states)
                 states.clear()
-                self.recoveries += self._selection.holds(item.after.planned)
+                self.recoveries += isinstance(item.event, EngineRecovered) and self._selection.holds(item.after.planned)
             elif isinstance(item.event, StepCommitted):
                 step = item.event.step
                 if self._selection.end is not None and step >= self._selection.end:

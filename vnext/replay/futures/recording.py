@@ -24,11 +24,13 @@ from vnext.replay.reading.times import Clock, timestamps_of
 from vnext.state.events import (
     AnyEvent,
     EngineRecovered,
+    MemoryRanShort,
     PrefixCacheReset,
     RequestAborted,
     RequestArrived,
     RequestResumed,
     StepCommitted,
+    StepLimitRaised,
     unpack_tokens,
 )
 from vnext.state.outputs import outputs
@@ -177,7 +179,7 @@ def outside_of(event: AnyEvent, time_us: float, answers: dict[int, list[int]]) -
     match event:
         case RequestAborted():
             return Outside(time_us, event, {id_: len(answers.get(id_, ())) for id_ in event.ids})
-        case RequestArrived() | PrefixCacheReset() | EngineRecovered():
+        case RequestArrived() | PrefixCacheReset() | EngineRecovered() | MemoryRanShort() | StepLimitRaised():
             return Outside(time_us, event, {})
     return Outside(time_us, PrefixCacheReset(), {}) if everyone_leaves(event) else None
 

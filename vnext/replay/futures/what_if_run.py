@@ -19,6 +19,7 @@ from vnext.replay.futures.loads import LoadClock, Yields
 from vnext.replay.futures.recording import Recorded
 from vnext.replay.futures.revived import salted, warmed
 from vnext.sched.engine import Engine, unchecked
+from vnext.sched.shortage import raised, ran_short
 from vnext.state.config import SchedulerConfig
 from vnext.state.events import (
     AdapterEvicted,
@@ -26,10 +27,12 @@ from vnext.state.events import (
     AnyEvent,
     EngineRecovered,
     EngineStarted,
+    MemoryRanShort,
     PinsYielded,
     RequestAborted,
     RequestArrived,
     StepCommitted,
+    StepLimitRaised,
     generated_by,
     pack_tokens,
     plan_of,
@@ -248,7 +251,13 @@ class Rerun:
                 self._fold(event)
                 self._ends.clear()
                 self._device_us = self._now_us
-            case PinsYielded():
+            case MemoryRanShort() if self.state.in_flight:
+                self._fold(ran_short(self.state, event.cause))
+                self._ends.clear()
+                self._device_us = self._now_us
+            case StepLimitRaised() if self.state.lowered_from:
+                self._fold(raised(self.state))
+            case PinsYielded() | MemoryRanShort() | StepLimitRaised():
                 pass  # decided anew
             case _:
                 self._fold(event)

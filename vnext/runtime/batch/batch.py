@@ -125,6 +125,12 @@ class PersistentBatch:
         self._drafts.take(places, counts, found.tokens)
         return found
 
+    def drop_steps(self) -> None:
+        """The steps without samples are over, and all that are in the batch leave it with the next step."""
+        self._sampled.clear()
+        self._decode_step = None
+        self._owners, self._blocks = (b"", b""), b""
+
     def failed_constraints(self, scheduled: StepInFlight) -> tuple[tuple[int, str], ...]:
         """(request, why) of the newest step's samples whose constraint cannot be followed."""
         return failed_requests(scheduled.ids[scheduled.samples], self._sampling.failed(self._newest))

@@ -81,6 +81,11 @@ class RankChecks:
             for report, names in due.fed_otherwise():
                 raise self._drifted(report, due.state, "batch", names)
 
+    def lose_steps(self, first: int) -> None:
+        """No rank reports of the steps from `first` on."""
+        for step in [step for step in self.due if step >= first]:
+            del self.due[step]
+
     def take_new(self) -> Reported:
         """What has been reported since the last call."""
         new, self.new = self.new, Reported([], [])

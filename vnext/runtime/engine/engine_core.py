@@ -218,6 +218,9 @@ class EngineCore:
             assert taker is not None, "a rank says that it is ready once, before the engine starts"
             self._abort_with(taker.answered(message, self.engine.state))
             return
+        if message.short:
+            self._lack_memory(message)
+            return
         if message.step % self._started.config.digest_interval == 0:
             self._checks.compare(message)
         if message.rank == 0:
@@ -240,6 +243,15 @@ class EngineCore:
             engine.fold_last(event, note)
         else:
             engine.fold(event, note, apart=not scored)
+
+    def _lack_memory(self, result: StepResult) -> None:
+        """No rank computes a step: what rank 0 says, all say. Nothing is in flight behind it."""
+        state = self.engine.state
+        if result.rank or not state.in_flight or result.step != state.in_flight[0].step:
+            return
+        self.engine.fold(self._facilities.shortages.lacking(state, result.short))
+        self._checks.lose_steps(result.step)
+        self._facilities.lose_steps()
 
     def _abort_with(self, errors: Mapping[int, str]) -> None:
         """Abort these requests and tell their clients why."""

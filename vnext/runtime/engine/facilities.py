@@ -12,6 +12,7 @@ from vnext.runtime.engine.facility import Facility, Send
 from vnext.runtime.engine.handovers import HandOvers
 from vnext.runtime.engine.operations import Operations
 from vnext.runtime.engine.owners import News
+from vnext.runtime.engine.recovery import Shortages
 from vnext.runtime.engine.tiers import TierTransfers
 from vnext.runtime.protocol.messages import RankReady
 from vnext.runtime.protocol.stats import StateStats
@@ -28,7 +29,8 @@ class Facilities:
     ) -> None:
         """`tier`: what ranks have on disk, None without a disk tier. `ticket`: "" where this engine hands nothing over."""
         self.operations = operations
-        self.all: list[Facility] = [operations]
+        self.shortages = Shortages()
+        self.all: list[Facility] = [operations, self.shortages]
         if started.config.max_loras:
             self.all.append(AdapterLoading(started.world_size, send, clients.adapter_files))
         if tier is not None:
@@ -52,6 +54,11 @@ class Facilities:
     def taker(self, message: object) -> Facility | None:
         """Who takes this message of a rank; None if nobody does."""
         return self._takers.get(type(message))
+
+    def lose_steps(self) -> None:
+        """Memory ran short for the steps in flight."""
+        for facility in self.all:
+            facility.lose_steps()
 
     def lose_ranks(self) -> None:
         """The ranks are lost."""

@@ -28,6 +28,9 @@ class Facility(Source, Protocol):
         """Take a rank's answer; one of something that is over is dropped. Returns the requests that can never go on, and why."""
         return NO_ERRORS
 
+    def lose_steps(self) -> None:
+        """The steps in flight are over, because memory ran short: ranks have not done what was asked behind them."""
+
     def lose_ranks(self) -> None:
         """The ranks are lost: what they were to do is not done."""
 

@@ -78,6 +78,12 @@ class HandOvers(Facility):
             self._end(output.number, self._ticket)
         return True
 
+    def lose_steps(self) -> None:
+        """Blocks of requests that wait again leave when they are computed."""
+        for id_ in [id_ for id_ in self._answered if id_ not in self._kept]:
+            del self._answered[id_]
+            self._wanted.add(id_)
+
     def lose_ranks(self) -> None:
         """Clients whose blocks were to leave go on without a ticket."""
         for id_ in list(self._answered):

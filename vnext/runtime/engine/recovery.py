@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,16 +17,20 @@ from msgspec.structs import asdict
 
 from vnext.runtime.engine.due_reports import Drifted
 from vnext.runtime.engine.executor import STOP_GRACE_S, Executor, RankStartFailed
+from vnext.runtime.engine.facility import Facility
 from vnext.runtime.engine.progress import RanksStalled
 from vnext.runtime.processes.subprocesses import ChildDied, HostLost
 from vnext.runtime.protocol.messages import RankReady
 from vnext.runtime.transport.ring.common import RingClosed, RingCorrupt
-from vnext.state.events import EngineRecovered, RequestId
+from vnext.sched.shortage import SUFFICED, is_stuck, patience, raised, ran_short
+from vnext.state.events import EngineRecovered, MemoryRanShort, RequestId, StepLimitRaised
 from vnext.state.state import State
 
 FIRST_DELAY_S, DELAY_MAX_S = 0.1, 10.0
 HELD_MAX_S = 10.0
 """A killed process gives its memory back within a moment, unless it waits inside the system, which SIGKILL does not end."""
+STUCK_MAX, STUCK_S = 8, 0.01
+"""Attempts at a step that lacks memory and cannot be smaller, and how long the first waits; each next one waits twice as long."""
 MAY_DIFFER = ("page_count_max", "draft_costs", "disk")
 """Facts that a start measures; a cache keeps its size."""
 log = logging.getLogger(__name__)
@@ -243,3 +247,56 @@ def in_flight(state: State) -> dict[RequestId, int]:
     known |= {entry.id: len(entry.tokens) // 4 for entry in state.waiting}
     flown = {id_ for step in state.in_flight for id_ in step.ids.tolist()}
     return {RequestId(id_): count for id_, count in known.items() if id_ in flown}
+
+
+# ---- shortages of memory -----------------------------------------------------------------------------------------
+# A rank lacks memory for a step, and later it suffices again: decisions are those of vnext/sched/shortage.py. Where a step cannot
+# be cut any more, the next attempt waits a little, and after STUCK_MAX in a row the ranks start again.
+
+
+class Shortages(Facility):
+    """Those of one engine. Mutable. `is_on` while steps take less than the engine started with."""
+
+    is_on = False
+
+    def __init__(self) -> None:
+        """Memory has sufficed so far."""
+        self._wait, self._since, self._next_step, self._stuck = SUFFICED, 0, -1, 0
+        self._raised_at: int | None = None
+        self.count = 0
+
+    def lacking(self, state: State, cause: str) -> MemoryRanShort:
+        """The event of a shortage in the oldest step in flight. Raises RankGaveUp where the step cannot be smaller and was tried
+        often enough."""
+        event = ran_short(state, cause)
+        is_early = self._raised_at is not None and state.committed - self._raised_at < self._wait
+        self._wait_if_stuck(state, cause)
+        if not self.count or event.limit < state.config.max_num_batched_tokens:
+            log.warning("Memory ran short at step %d, steps take %d tokens at most for now: %s.", event.step, event.limit, cause)
+        self.count, self.is_on = self.count + 1, state.config.chunked_prefill
+        self._wait, self._raised_at = patience(self._wait, is_early), None
+        self._since = self._next_step = state.planned
+        return event
+
+    def _wait_if_stuck(self, state: State, cause: str) -> None:
+        again = state.in_flight[0].step == self._next_step  # no step has been computed between
+        self._stuck = self._stuck + 1 if again and is_stuck(state) else 0
+        if self._stuck >= STUCK_MAX:
+            self._stuck = 0
+            raise RankGaveUp(f"{cause}, for a step that cannot be smaller, {STUCK_MAX + 1} times in a row")
+        if self._stuck:
+            time.sleep(STUCK_S * 2 ** (self._stuck - 1))
+
+    def next_event(self, state: State) -> StepLimitRaised | None:
+        """A higher limit, once enough steps have had enough."""
+        if not state.lowered_from or state.committed - self._since < self._wait:
+            self.is_on = state.lowered_from > 0
+            return None
+        self._since = self._raised_at = state.committed
+        event = raised(state)
+        if event.limit == state.lowered_from:
+            log.warning("Memory suffices again: steps take %d tokens.", event.limit)
+        return event
+
+    def stats(self, state: State) -> Mapping[str, object]:
+        return {"shortages": self.count, "step_tokens_max": state.config.max_num_batched_tokens}

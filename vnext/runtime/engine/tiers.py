@@ -72,6 +72,12 @@ class TierTransfers(Facility):
         self._fetched.clear()
         self._seen = None
 
+    def lose_steps(self) -> None:
+        """Ranks have written none of what they were asked for: it is asked again, as far as it is complete."""
+        self._asked, self._seen = b"", None
+        self._written.clear()
+        self._pending.clear()
+
     def wait_ms(self, state: State) -> int | None:
         """A transfer in flight may take too long."""
         return LOOK_MS if self._began_s else None

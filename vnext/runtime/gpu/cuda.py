@@ -114,6 +114,9 @@ class CudaDevice:
             self._first_graph = first
         return CudaGraph(self._pool)
 
+    def free_unused(self) -> None:
+        torch.cuda.empty_cache()
+
     def begin_peak(self) -> None:
         torch.cuda.synchronize()
         torch.cuda.empty_cache()

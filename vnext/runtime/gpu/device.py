@@ -95,6 +95,9 @@ class Device(Protocol):
     def graph(self) -> Graph:
         """A new graph."""
 
+    def free_unused(self) -> None:
+        """Give back what the allocator holds and no tensor uses."""
+
     def begin_peak(self) -> None:
         """Forget the peak so far."""
 

@@ -188,6 +188,22 @@ class DeviceSteps:
         found = fetched[: len(of_samples)] or None
         return PendingStep(state.in_flight[-1], began_s, found, mark, step.asked, fed, results, failed, samples)
 
+    @property
+    def is_one_of_many(self) -> bool:
+        """Whether other ranks compute the steps too."""
+        return self._model.parallel.world_size > 1
+
+    def give_up(self) -> None:
+        """Memory lacks for the newest step: wait for what of it was started, and give the device all that is not in use."""
+        self._device.mark().wait()
+        self._masking.take()
+        self._device.free_unused()
+
+    def drop_steps(self) -> None:
+        """The steps that were launched are over."""
+        self._batch.unread.read()
+        self._batch.drop_steps()
+
     def _choice(self, step: HostStep, shared: int) -> Choice:
         """The step's variant. No graph holds the hidden states that prompts need."""
         if step.prompts is not None:

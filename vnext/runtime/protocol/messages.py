@@ -193,7 +193,8 @@ class EngineStats(Message, frozen=True, tag=13):
     """Current gauges, and counters since start. Seconds are floats.
 
     `stalled` is a sentence while a step takes far longer than it should, `recovering` one while the ranks are started again, else
-    "". `step_silent_seconds`: for how long the oldest step in flight has had no result. `adapters`, `tier`, `pins`, `states`: None
+    "". `step_silent_seconds`: for how long the oldest step in flight has had no result. `step_tokens_max`: what a
+    step may take now, fewer behind `shortages` of memory. `adapters`, `tier`, `pins`, `states`: None
     without.
     """
 
@@ -232,6 +233,8 @@ class EngineStats(Message, frozen=True, tag=13):
     spoilt: int = 0
     lost: CacheLosses = CacheLosses()
     states: StateStats | None = None
+    shortages: int = 0
+    step_tokens_max: int = 0
 
 
 class EngineDied(Message, frozen=True, tag=14):
@@ -319,7 +322,8 @@ class StepResult(Message, frozen=True, tag=21):
     tokens; 0 where none was due. When a digest is due, the result also carries the words of digest.DETAIL_NAMES and of
     digest.histories, which identify what has drifted, and those of fed.NAMES, which hash the inputs of the model. `fed` is ()
     on a rank that hashes no batch. `prompts`, of rank 0: what the step computed of prompts. `counts` and `drafted`, of rank 0,
-    are those of StepCommitted, and `drafts` (int32 bytes) the drafts behind `fed`, where that is due.
+    are those of StepCommitted, and `drafts` (int32 bytes) the drafts behind `fed`, where that is due. `short`: why this rank
+    lacks the memory for the step, which then has no other result; "" where it has been computed.
     """
 
     rank: int
@@ -337,6 +341,7 @@ class StepResult(Message, frozen=True, tag=21):
     counts: bytes = b""
     drafted: bytes = b""
     drafts: bytes = b""
+    short: str = ""
 
     @property
     def commit(self) -> StepCommitted:

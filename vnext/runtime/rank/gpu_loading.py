@@ -341,6 +341,15 @@ class LaterSteps:
         done = Computed(tokens, outputs.logprobs, seconds, words, pending_step.failures(outputs), outputs.prompts)
         return with_drafts(done, found) if found else done
 
+    def give_up(self, error: Exception) -> None:
+        if self.made.is_one_of_many:
+            raise error
+        self.made.give_up()
+
+    def drop(self) -> None:
+        self._pending_steps.clear()
+        self.made.drop_steps()
+
 
 # ---- memory of a GPU ---------------------------------------------------------------------------------------------
 # Memory of a GPU: how much of it the cache may take, from a trial of the largest step.

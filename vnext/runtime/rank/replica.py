@@ -3,7 +3,8 @@
 It folds the same events as every other process, has each planned step computed, and samples by itself. It knows the tokens
 of a commit from its own sampling, so no token is broadcast. Owns its replica and the reports of its steps; decides nothing.
 A step's digest describes the state at its launch; its result exists once its tokens do. A commit may arrive before this
-rank has its own tokens, because another rank was quicker: the rank then waits for its tokens.
+rank has its own tokens, because another rank was quicker: the rank then waits for its tokens. A rank that lacks memory for a step
+says so, and computes, writes and hands over nothing until the engine core has ended the steps in flight.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from vnext.runtime.protocol.messages import AdapterRead, BlocksPublished, Blocks
 from vnext.runtime.rank.steps import Steps, is_due
 from vnext.runtime.rank.tier import RankTier
 from vnext.runtime.rank.weights import RankWeights
+from vnext.runtime.transport.collectives.errors import GaveUp
 from vnext.runtime.transport.ring.broadcast import BeginFrom, FetchBlocks, RankRequest, ReadAdapter, StoreBlocks, decode_events
 from vnext.runtime.transport.ring.commands import AnyCommand
 from vnext.state.digest import details, digest, histories
@@ -25,8 +27,10 @@ from vnext.state.events import (
     AdapterEvicted,
     AdapterLoaded,
     AnyEvent,
+    BlocksHandedOver,
     EngineStarted,
     Event,
+    MemoryRanShort,
     StepCommitted,
     WeightsChanged,
     plan_of,
@@ -36,6 +40,9 @@ from vnext.state.state import State
 
 replace = msgspec.structs.replace
 READING_LOOK_S = 2e-3
+ON_DEVICE, ON_HOST = "OutOfMemoryError", "can't allocate memory"
+"""How torch says that memory lacks: by an error of its own for a GPU, by the words of a RuntimeError for a CPU."""
+CAUSE_MAX = 160
 
 
 class Rank:
@@ -53,6 +60,7 @@ class Rank:
         self._asked: deque[StepResult] = deque()  # without the fields that only a computed step can fill
         self._completed: list[StepResult] = []
         self._own: dict[int, StepCommitted] = {}
+        self._short = ""  # why memory lacks for the steps in flight
 
     @property
     def poll_timeout_s(self) -> float | None:
@@ -72,6 +80,9 @@ class Rank:
         """Results that are complete by now, reports of what has been read and written, and answers, without waiting."""
         while self._asked and self.steps.is_there():
             self._wait_for_step()
+        if self._asked and self._asked[0].short:
+            self._completed += self._asked
+            self._asked.clear()
         completed, self._completed = self._completed, []
         read = self.steps.adapters.done() if self.steps.adapters else ()
         moved = [report for each in (self.tier, self.publisher) if each for report in each.reports()]
@@ -99,18 +110,35 @@ class Rank:
         if isinstance(event, WeightsChanged):
             self._weights.fold(event)
         for each in (self.tier, self.publisher):
-            if each is not None:
+            if each is not None and not (self._short and isinstance(event, BlocksHandedOver)):
                 each.fold(event, self._state)
+        if isinstance(event, MemoryRanShort):
+            self._short = ""
+            self._asked.clear()
+            self._own.clear()
+            self.steps.drop()
         if (plan := plan_of(event)) is not None:
-            self.steps.launch(self._state)
-            self._asked.append(self._report(plan.step))
+            self._launch(plan.step)
+
+    def _launch(self, step: int) -> None:
+        """Have the newest step computed, unless memory lacks for it or for one before it."""
+        if not self._short:
+            try:
+                self.steps.launch(self._state)
+            except Exception as error:  # torch has several for one thing
+                if not (why := shortage_of(error, self._rank)):
+                    raise
+                self.steps.give_up(error)
+                self._short = why
+        self._asked.append(replace(self._report(step), short=self._short))
 
     def _do(self, request: RankRequest | AnyCommand) -> None:
         """What the engine core asks for beside the events."""
         if isinstance(request, ReadAdapter):
             self.steps.adapters.read(request)
         elif isinstance(request, StoreBlocks):
-            self.tier.store(request)
+            if not self._short:
+                self.tier.store(request)
         elif isinstance(request, FetchBlocks):
             self.tier.expect(request)
         elif isinstance(request, BeginFrom):
@@ -149,3 +177,12 @@ class Rank:
             details=details(state) if due else (),
             histories=histories(state) if due else (),
         )
+
+
+def shortage_of(error: Exception, rank: int) -> str:
+    """What a rank says of it; "" for any other error."""
+    if isinstance(error, GaveUp):
+        return str(error)
+    is_one = isinstance(error, MemoryError) or type(error).__name__ == ON_DEVICE or ON_HOST in str(error)
+    words = " ".join(str(error).split())[:CAUSE_MAX]
+    return f"rank {rank} lacks memory" + (f" ({words})" if words else "") if is_one else ""

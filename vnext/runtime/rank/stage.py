@@ -100,6 +100,12 @@ class EarlierSteps:
             self._take()
         return self._done.popleft()
 
+    def give_up(self, error: Exception) -> None:
+        raise error
+
+    def drop(self) -> None:
+        raise AssertionError("no rank of a pipeline gives a step up")
+
     def _take(self) -> None:
         """Take the tokens of the oldest step that has none yet; waits for them. Raises RankLost."""
         step = self._awaited.popleft()

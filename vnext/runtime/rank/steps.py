@@ -20,7 +20,7 @@ from vnext.runtime.batch.step_outputs import StepOutputs, spoilt_requests
 from vnext.runtime.batch.words import fed_words
 from vnext.runtime.protocol.messages import PromptResult, TokenLogprobs
 from vnext.runtime.rank.runner import ModelRunner
-from vnext.runtime.transport.collectives.group import require_whole_group
+from vnext.runtime.transport.collectives.group import agree_in_group, give_up_in_group, require_whole_group
 from vnext.state.config import SchedulerConfig
 from vnext.state.drafting import drafts_a_step
 from vnext.state.events import pack_tokens
@@ -69,6 +69,12 @@ class Steps(Protocol):
 
     def wait(self) -> Computed:
         """The result of the oldest step that was launched and not waited for."""
+
+    def give_up(self, error: Exception) -> None:
+        """Memory lacks for the step that `launch` was to start. Raises `error` where other ranks do not hear of it."""
+
+    def drop(self) -> None:
+        """The steps that were launched and not waited for are over; everybody leaves the batch."""
 
 
 def is_due(state: State, step: int) -> bool:
@@ -136,6 +142,7 @@ class HostSteps:
         self._runner.keep_states(done.counts)
         if routed := self._runner.routed:
             done = done._replace(prompts=done.prompts + routed.results(scheduled, inputs.forward, state.requests))
+        agree_in_group()
         self._done.append(done)
 
     def is_there(self) -> bool:
@@ -143,3 +150,12 @@ class HostSteps:
 
     def wait(self) -> Computed:
         return self._done.popleft()
+
+    def give_up(self, error: Exception) -> None:
+        if self._runner.stage is not None:
+            raise error
+        give_up_in_group(error)
+
+    def drop(self) -> None:
+        self._done.clear()
+        self._batch.drop_steps()

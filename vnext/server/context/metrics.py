@@ -38,6 +38,7 @@ _GAUGES: Names = {
     "blocks_held": ("vnext_blocks_held", "Blocks that a running request holds."),
     "blocks_kept": ("vnext_blocks_kept", "Free blocks whose content a later request can still reuse."),
     "log_bytes": ("vnext_log_bytes", "Size of the engine's log."),
+    "step_tokens_max": ("vnext_step_tokens_max", "Tokens that a step may take now."),
     "step_silent_seconds": ("vnext_step_silent_seconds", "For how long the oldest step in flight has had no result."),
 }
 _COUNTERS: Names = {
@@ -58,6 +59,7 @@ _COUNTERS: Names = {
     "plan_seconds_sum": ("vnext_plan_seconds", "Time spent in planning."),
     "digest_checks": ("vnext_digest_checks", "Digests of ranks that were compared."),
     "spoilt": ("vnext_requests_spoilt", "Requests that ended because the model computed what is no number (NaN)."),
+    "shortages": ("vnext_memory_shortages", "Steps that lacked memory."),
     "log_frames_lost": ("vnext_log_frames_lost", "Frames of the log that a failing disk dropped."),
 }
 LOST = "Prompt tokens that the prefix cache could have had, by the reason why it had not."

@@ -17,6 +17,7 @@ from vnext.state.events import (
     ClockTicked,
     EnginePaused,
     EngineRecovered,
+    MemoryRanShort,
     PinsYielded,
     PrefixCacheReset,
     RequestAborted,
@@ -52,6 +53,8 @@ class PinBook:
             case PinsYielded():
                 self._leave(event.count)
             case PrefixCacheReset() | WeightsChanged() | EngineRecovered() | EnginePaused(mode="sleep"):
+                self._ends.clear()
+            case MemoryRanShort() if len(after.state.pool.prefix_index) == 0:
                 self._ends.clear()
             case StepCommitted() | RequestAborted():
                 for row, id_ in enumerate(before.id):
@@ -94,8 +97,11 @@ class PinBook:
 
 
 def tiers_block_nobody(before: PlainState, preempted: Sequence[int], after: PlainState, best: Waiting | None) -> None:
-    """K2: while a transfer holds pages, no row is preempted for want of pages, and the best waiting request that has none does not
-    wait for them. `best`: that one, of those that may be admitted; None where one was."""
+    """K2: while a transfer holds pages, no row is preempted for want of pages, and the best request without one does not wait for
+    them.
+
+    `best`: that one, of those that may be admitted; None where one was.
+    """
     if not transferring(before.state):
         return
     if preempted:

@@ -75,6 +75,7 @@ struct Team {
     Share shares[MEMBERS_MAX];
     int size = 1;
     bool ending = false;
+    std::atomic<bool> lacks_memory{false};
     std::chrono::nanoseconds spin{0};
     std::vector<std::thread> helpers;
     std::mutex busy;
@@ -110,7 +111,11 @@ void take_from(Team &t, Share &share) {
     for (;;) {
         const int64_t unit = share.next.fetch_add(1, std::memory_order_relaxed);
         if (unit >= share.end) return;
-        t.work(t.context, unit, unit + 1 < share.end ? unit + 1 : -1);
+        try {
+            t.work(t.context, unit, unit + 1 < share.end ? unit + 1 : -1);
+        } catch (const std::bad_alloc &) { /* a helper's thread has no caller: the one of run_team hears of it */
+            t.lacks_memory.store(true);
+        }
     }
 }
 
@@ -219,6 +224,7 @@ void run_team(Work work, void *context, int64_t count) {
     uint32_t inside = t.gate.fetch_and(~OPEN) & ~OPEN;
     while (inside != 0)
         inside = await_change(t.gate, inside, t.caller_sleeps, t.spin);
+    if (t.lacks_memory.exchange(false)) throw std::bad_alloc();
 }
 
 void *scratch(Slot slot, size_t bytes) {
@@ -234,6 +240,7 @@ void *scratch(Slot slot, size_t bytes) {
     if (buffers.size[slot] < bytes) {
         const size_t rounded = (bytes + bytes / 2 + 4095) & ~size_t(4095);
         std::free(buffers.data[slot]);
+        buffers.size[slot] = 0;
         buffers.data[slot] = std::aligned_alloc(64, rounded);
         if (buffers.data[slot] == nullptr) throw std::bad_alloc();
         buffers.size[slot] = rounded;

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from vnext.models.layers.sharding import Parallel, alone
+from vnext.runtime.transport.collectives.errors import GaveUp
 
 if TYPE_CHECKING:
     import torch
@@ -72,6 +73,22 @@ def require_whole_group() -> None:
     """Raise RankLost if this process's group lost a rank on its GPU. Call it before using a result of the device."""
     for group in _joined:
         group.require_whole()
+
+
+def agree_in_group() -> None:
+    """Wait until every rank has computed the step, where they can give one up. Raises GaveUp if one has, and RankLost."""
+    for group in _joined:
+        if (agree := getattr(group, "agree", None)) is not None:
+            agree()
+
+
+def give_up_in_group(error: Exception) -> None:
+    """This rank computes no more of the step that the others compute. Raises `error` if it cannot tell them."""
+    for group in _joined:
+        if not hasattr(group, "give_up"):
+            raise error
+        if not isinstance(error, GaveUp):
+            group.give_up()
 
 
 def leave_group() -> None:

@@ -10,11 +10,13 @@ speed. If a rank ends, for any reason, the others report it within LIVENESS_POLL
 
 from __future__ import annotations
 
+import re
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from vnext.kernels.arrays import dtype_name, host_dtype
 from vnext.runtime.processes.thread_plan import ranks_spin_us
-from vnext.runtime.transport.collectives.errors import RankLost
+from vnext.runtime.transport.collectives.errors import GaveUp, RankLost
 from vnext.runtime.transport.collectives.exchange_memory import Exchange
 from vnext.runtime.transport.collectives.exchange_plain import ADDED, ANY_KIND, NOBODY, is_before
 
@@ -26,6 +28,9 @@ ONE_SHOT_BYTES_MAX = {True: 2**14, False: 2**16}  # by whether ranks spin, measu
 LIVENESS_POLL_S = 0.1
 TIMEOUT_S = 3600.0  # for a rank that lives but does not come; the engine core's bound (progress.py) ends this earlier
 
+GIVEN_UP = ANY_KIND + 1
+"""The kind of an operation in which a rank takes no part."""
+GAVE_UP = re.compile(rf"rank (\d+) with 0 of kind {GIVEN_UP}$")
 _KINDS = {name: kind for kind, name in enumerate(ADDED)}
 _ITEM_BYTES = tuple(host_dtype(name).itemsize for name in ADDED)
 _TICKS_MASK = 0xFFFFFFFF
@@ -83,6 +88,16 @@ class SharedGroup:
         for done in range(0, size_bytes, self._capacity_bytes):
             self._gather_piece(part, joined, done, min(size_bytes - done, self._capacity_bytes), row_bytes)
 
+    def agree(self) -> None:
+        """Meet all ranks behind a step that this one has computed. Raises GaveUp, RankLost."""
+        self._enter(ANY_KIND, 0, 0)
+
+    def give_up(self) -> None:
+        """In place of the next operation, tell the other ranks that this one lacks memory for it: they raise GaveUp there. Raises
+        RankLost."""
+        with suppress(GaveUp):
+            self._enter(GIVEN_UP, 0, 0)
+
     def require_whole(self) -> None:
         """Does nothing: the collectives themselves have raised any error."""
 
@@ -127,7 +142,12 @@ class SharedGroup:
         self._operation += 1
         self._ticks = self._ticks + 1 & _TICKS_MASK
         self._memory.enter(self._operation, self._ticks, kind, address, size_bytes)
-        self._meet(kind, size_bytes)
+        try:
+            self._meet(kind, size_bytes)
+        except ValueError as error:  # the tickets of this operation differ
+            if (who := GAVE_UP.search(str(error))) is None and kind != GIVEN_UP:
+                raise
+            raise GaveUp(f"rank {who[1] if who else self._rank} lacks memory") from error
 
     def _meet(self, kind: int, size_bytes: int) -> None:
         """Wait until every rank has ticked as often as this one."""

@@ -1,0 +1,99 @@
+"""Memory that runs short while an engine serves: every stream goes on with the same text, and the log names each shortage."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from engine_here import engines_here
+
+from vnext import LLM, SamplingParams
+from vnext.replay.cli.main import main as replay
+from vnext.replay.reading.source import open_log
+from vnext.runtime.batch.step_inputs import StepInputs
+from vnext.runtime.engine import recovery
+from vnext.runtime.processes.launch import DEMO_MODEL
+from vnext.runtime.rank.runner import ModelRunner
+from vnext.sched import shortage
+from vnext.sim.rng import Rng
+from vnext.state.events import AnyEvent, MemoryRanShort, StepLimitRaised
+
+COUNT = 200
+ERRORS: tuple[Exception, ...] = (
+    MemoryError(), MemoryError("Unable to allocate 1.5 GiB for an array with shape (9, 9) and data type float32"),
+    RuntimeError("[enforce fail at alloc_cpu.cpp:117] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to allocate 64 bytes."),
+)  # fmt: skip
+PROMPTS = [f"{'The module is here. ' * (place % 5)}Number {place}" for place in range(24)]
+PARAMS = [
+    SamplingParams(temperature=(0.0, 0.9)[place % 2], seed=place, max_tokens=24 + 9 * (place % 4), ignore_eos=True, presence_penalty=0.5 * (place % 3))
+    for place in range(24)
+]
+WAYS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "in step": {"async_scheduling": False},
+    "no cache": {"enable_prefix_caching": False},
+    "tight": {"num_gpu_blocks_override": 40},
+    "drafts": {"speculative_config": {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1}},
+}
+
+
+class Shim:
+    """In place of ModelRunner.run: now and then memory lacks, before a step, behind it, or when it has overwritten all that it was to
+    write. Mutable."""
+
+    def __init__(self, count: int, percent: int) -> None:
+        self.left, self.given, self._percent, self._rng = count, 0, percent, Rng(count)
+        self._run: Callable[..., Any] = ModelRunner.run
+
+    def __call__(self, runner: ModelRunner, inputs: StepInputs) -> object:
+        if not self.left or runner.draft is not None or not self._rng.happens(self._percent):
+            return self._run(runner, inputs)
+        self.left, self.given = self.left - 1, self.given + 1
+        if kind := self._rng.below(3):
+            self._run(runner, inputs)
+        if kind == 2:
+            pages = np.unique(np.asarray(inputs.forward.slots) // 16)
+            for memory in runner.page_rows():
+                memory[pages] = 77
+        raise self._rng.choose(ERRORS)
+
+
+def answers(folder: Path, shim: Shim | None = None, **settings: Any) -> list[tuple[str, str]]:
+    """The texts and the ends of all prompts at once, rounds of them while the shim has errors left."""
+    found = []
+    with engines_here(), pytest.MonkeyPatch.context() as patch, LLM(
+        DEMO_MODEL, executor="inproc", threads=1, block_size=16, max_num_batched_tokens=96, log_dir=str(folder), **settings
+    ) as llm:
+        if shim is not None:
+            patch.setattr(ModelRunner, "run", lambda runner, inputs: shim(runner, inputs))
+        while not found or (shim is not None and shim.left):
+            made = llm.generate(PROMPTS, PARAMS, use_tqdm=False)
+            found.append([(each.outputs[0].text, str(each.outputs[0].finish_reason)) for each in made])
+    assert all(each == found[0] for each in found)
+    return found[0]
+
+
+def log_in(folder: Path) -> Path:
+    return next(each for each in folder.iterdir() if each.suffix != ".key")
+
+
+def events_of(folder: Path) -> list[AnyEvent]:
+    return [event for item in open_log(log_in(folder)).items() for event in getattr(item, "events", ())]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_no_stream_is_lost_and_no_text_differs(tmp_path: Path, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recovery, "STUCK_S", 0.0)
+    monkeypatch.setattr(shortage, "SUFFICED_MAX", 64)
+    right = answers(tmp_path / "calm", **WAYS[way])
+    shim = Shim(COUNT if way == "plain" else 40, 15)
+    assert answers(tmp_path / "short", shim, **WAYS[way]) == right
+    events = events_of(tmp_path / "short")
+    found = [event for event in events if isinstance(event, MemoryRanShort)]
+    assert len(found) == shim.given == (COUNT if way == "plain" else 40) and not shim.left
+    assert all(event.cause.startswith("rank 0 lacks memory") for event in found)
+    assert any("1.5 GiB" in event.cause for event in found) and any(isinstance(event, StepLimitRaised) for event in events)
+    assert replay(["verify", "--laws", str(log_in(tmp_path / "short"))]) == 0
