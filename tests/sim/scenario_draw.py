@@ -161,7 +161,7 @@ def as_staged(rng: Rng, config: SchedulerConfig) -> SchedulerConfig:
 
 def has_states(seed: int) -> bool:
     """Whether the model of this seed's scenario has recurrent layers."""
-    others = has_disk(seed), retains(seed), has_microbatches(seed)
+    others = has_disk(seed), has_microbatches(seed)
     return seed % RECURRENT_SEEDS in (10, 11) and not any(others)
 
 

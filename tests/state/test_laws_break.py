@@ -9,7 +9,7 @@ import pytest
 from core_drive import Engine
 from msgspec.structs import replace
 
-from vnext.state import laws
+from vnext.state import laws, pool as pools
 from vnext.state.config import Speculation
 from vnext.state.errors import LawBroken
 from vnext.state.facilities import recurrent_laws
@@ -216,6 +216,12 @@ def with_state_pool(change: Callable[[Pool], Pool]) -> State:
     return replace(state, pool=replace(state.pool, states=change(state.pool.states)))
 
 
+def with_pinned_state(share: float) -> State:
+    """A snapshot is pinned and its block is not, where pins may hold this share."""
+    found = with_state_pool(lambda pool: pools.pin(pool, np.array([row_page(fields.NEWEST)], np.int32), np.array([2**30]), 16))
+    return replace(found, config=replace(found.config, pinned_kv_fraction=share))
+
+
 def with_copies(*pairs: tuple[int, int]) -> State:
     state = recurring()
     return with_step_in_flight(state, copies=replace(state.in_flight[-1].copies, before=np.array(pairs)))
@@ -327,6 +333,8 @@ BREAKS: list[tuple[str, Callable[[State], None], Break]] = [
     ("N4", recurrent_laws.state_pages_are_conserved, lambda _: with_state_pool(lambda pool: replace(pool, free=pool.free + 1))),
     ("N4", recurrent_laws.state_pages_are_conserved, lambda _: with_state_pool(lambda pool: replace(pool, kept=pool.kept + 1))),
     ("N4", recurrent_laws.state_pages_are_conserved, lambda _: with_state_pool(lambda pool: replace(pool, head=pool.head + 1))),
+    ("N5", recurrent_laws.pinned_snapshots_are_of_pinned_blocks, lambda _: with_pinned_state(0.0)),
+    ("N5", recurrent_laws.pinned_snapshots_are_of_pinned_blocks, lambda _: with_pinned_state(0.9)),
     ("W1", laws.weights_root_the_names, lambda s: replace(s, waiting=(replace(s.waiting[0], block_hashes=(bytes(16),)),))),
 ]
 

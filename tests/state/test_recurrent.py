@@ -8,7 +8,8 @@ from core_drive import Engine
 
 from vnext.state.config import Speculation
 from vnext.state.errors import IllegalEvent
-from vnext.state.events import StepPlanned
+from vnext.state.events import ClockTicked, StepPlanned
+from vnext.state.pool import pinned_count
 from vnext.state.store.fields import LIVE, NEWEST, SPARE
 
 PROMPT = list(range(1, 42))
@@ -132,7 +133,6 @@ def test_a_reset_and_a_recovery_forget_snapshots() -> None:
         ({"state_pages": 3}, "one request may need 4"),
         ({"snapshot_interval": 18}, "must be a multiple of 4"),
         ({"chunked_prefill": False}, "no prompts in one piece"),
-        ({"pinned_kv_fraction": 0.5}, "no pins"),
     ],
 )
 def test_what_does_not_go_with_recurrent_layers(changes: dict[str, object], words: str) -> None:
@@ -159,3 +159,56 @@ def test_a_step_has_no_more_drafts_than_ranks_have_pages_for() -> None:
     with pytest.raises(IllegalEvent, match="a step of more than 6 drafts"):
         many.fold(msgspec.structs.replace(plan, changed=((2, 4), (3, 2))))
     assert many.plan() == {0: 3, 1: 3, 2: 1, 3: 1}
+
+
+def flood(engine: Engine) -> None:
+    """Requests that pass through every page of states and of the cache which nobody holds."""
+    for first in range(40, 90):
+        engine.arrive([first] * 13, 1)
+        engine.run_out()
+
+
+def test_a_pinned_prefix_keeps_its_snapshot() -> None:
+    """Up to its last one; and where its time is over, nothing stays."""
+    pinned = engine(pinned_kv_fraction=0.5)
+    pinned.arrive(PROMPT, 1, retention=((100, 300),))
+    pinned.run_out()
+    assert pinned.news[-1].retained == (40, 0)
+    flood(pinned)
+    assert start_of(pinned, PROMPT) == 40
+    pinned.fold(ClockTicked(seconds=300))
+    assert not pinned_count(pinned.state.pool) + pinned_count(pinned.state.pool.states)
+    flood(pinned)
+    assert start_of(pinned, PROMPT) == 0
+
+
+def test_a_beginning_is_pinned_up_to_its_last_snapshot() -> None:
+    pinned = engine(pinned_kv_fraction=0.5)
+    pinned.arrive(PROMPT, 1, retention=((25, 300),))
+    pinned.run_out()
+    assert pinned.news[-1].retained == (16, 8)
+    flood(pinned)
+    assert start_of(pinned, PROMPT) == 16
+
+
+def test_pins_leave_the_state_pages_that_one_request_needs() -> None:
+    tight = engine(state_pages=6, pinned_kv_fraction=0.9, max_num_seqs=1)
+    for first in range(1, 7):
+        tight.arrive([first] * 9, 1, retention=((9, 300 * first),))
+        tight.run_out()
+    assert pinned_count(tight.state.pool.states) == 2 and start_of(tight, [6] * 9) == 8 and start_of(tight, [1] * 9) == 0
+
+
+def test_a_request_whose_newest_snapshot_another_pins_writes_another_page() -> None:
+    pinned, longer = engine(snapshot_interval=64, pinned_kv_fraction=0.5), [*PROMPT, *[9] * 4]
+    first = pinned.arrive(PROMPT, 30)
+    pinned.step()
+    while pinned.field(first, "known") < 46:
+        pinned.step()
+    pinned.arrive(longer, 1, retention=((100, 300),))
+    while len(pinned.running) + len(pinned.waiting) > 1:
+        pinned.step()
+    assert pinned_count(pinned.state.pool.states) == 1 and pinned.running == [first]
+    pinned.run_out()
+    flood(pinned)
+    assert start_of(pinned, longer) == 44

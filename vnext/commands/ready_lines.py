@@ -43,7 +43,7 @@ def _states(config: SchedulerConfig, environment: Mapping[str, str]) -> str:
     if not config.state_pages:
         return ""
     size = f"{int(environment['state_bytes']) / 1e6:,.2f} MB"
-    kept = f"kept every {config.snapshot_interval} tokens, not pinned" if config.takes_snapshots else "none kept, no prefix hits"
+    kept = f"kept every {config.snapshot_interval} tokens" if config.takes_snapshots else "none kept, no prefix hits"
     return f" and {config.state_pages} recurrent states of {size} a rank ({kept})"
 
 

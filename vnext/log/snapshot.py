@@ -14,7 +14,18 @@ import numpy as np
 from vnext.log import log_bytes
 from vnext.log.log_plain import WIDTH_MAX
 from vnext.log.stored_clients import StoredClients, clients_of, stored_clients
-from vnext.log.stored_pages import StoredStates, copies_of, indexed_blocks, pages_of, recurrent_of, stored_queue, stored_states
+from vnext.log.stored_pages import (
+    StoredPins,
+    StoredStates,
+    copies_of,
+    indexed_blocks,
+    pages_of,
+    pins_of,
+    recurrent_of,
+    stored_pins,
+    stored_queue,
+    stored_states,
+)  # fmt: skip
 from vnext.state.allocate import TOKENS_SPARE
 from vnext.state.block_hash import block_hashes, versioned_root
 from vnext.state.config import SchedulerConfig
@@ -32,9 +43,8 @@ from vnext.state.store.clients import Clients
 from vnext.state.store.columns_numpy import BLOCK_HASH_SIZE
 from vnext.state.store.disk_index import disk_index_of
 from vnext.state.store.extents import Extents
-from vnext.state.store.pins import Pins
 from vnext.state.store.rows import Rows
-from vnext.state.store.versions import VersionedArray, VersionedMap
+from vnext.state.store.versions import VersionedMap
 from vnext.state.waiting_queue import queue_hash
 from vnext.state.windows import NULL, held_entries
 
@@ -42,7 +52,6 @@ ARENA_PLACES_MIN = 1 << 12
 KEPT_FIELDS = (*range(fields.STRUCTURE_FIELD_COUNT), fields.BLOCK_HASH_0, fields.BLOCK_HASH_1)
 DRAFTLESS_COUNTERS = 7
 """The leading counters, which every engine has; the others count drafts."""
-PIN_COUNTS = ("pinned", "expired", "displaced", "yielded", "dropped")
 
 
 class LiveRequest(msgspec.Struct, frozen=True, array_like=True):
@@ -67,15 +76,6 @@ class StoredTier(msgspec.Struct, frozen=True, array_like=True):
     blocks: bytes
     transfers: tuple[Transfer, ...]
     asked: tuple[tuple[int, int], ...]
-
-
-class StoredPins(msgspec.Struct, frozen=True, array_like=True):
-    """The pins: `counts` are how many pages were pinned and how many pins have ended in each way, `pages` (int32 bytes) the pinned
-    pages and `ends` (int64 bytes) when their pins end."""
-
-    counts: tuple[int, ...]
-    pages: bytes
-    ends: bytes
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
@@ -167,7 +167,7 @@ def snapshot(state: State) -> Snapshot:
         weights=state.weights,
         tier=None if state.tier is None else _stored_tier(state.tier, state.waiting),
         clock=state.clock,
-        pins=None if pool.pins is None else _stored_pins(pool.pins),
+        pins=stored_pins(pool.pins),
         clients=None if state.clients is None else stored_clients(state.clients),
         states=stored_states(state),
         draft_costs=None if state.config.speculation is None else costs_of(state.config.speculation),
@@ -179,12 +179,6 @@ def _stored_tier(tier: Tier, waiting: tuple[Waiting, ...]) -> StoredTier:
     counts = tier.capacity, tier.begun, tier.stored, tier.gone, tier.promoted
     asked = tuple((entry.id, entry.transfer) for entry in waiting if entry.transfer >= 0)
     return StoredTier(counts, b"".join(tier.disk.oldest_first()), tier.transfers, asked)
-
-
-def _stored_pins(pins: Pins) -> StoredPins:
-    pages = pins.first_to_leave()
-    counts = tuple(getattr(pins, name) for name in PIN_COUNTS)
-    return StoredPins(counts, pages.tobytes(), pins.ends.at(pages).tobytes())
 
 
 def _lives(state: State) -> list[LiveRequest]:
@@ -315,16 +309,6 @@ def _tier(frame: StoredTier) -> Tier:
     )
 
 
-def _pins(frame: StoredPins | None, page_count: int) -> Pins | None:
-    if frame is None:
-        return None
-    pages, ends = np.frombuffer(frame.pages, dtype=np.int32), np.zeros(page_count, dtype=np.int64)
-    _require(not len(pages) or 0 <= pages.min() <= pages.max() < page_count, "a page is pinned that does not exist")
-    ends[pages] = np.frombuffer(frame.ends, dtype=np.int64)
-    counts = dict(zip(PIN_COUNTS, frame.counts, strict=True))
-    return Pins(ends=VersionedArray(ends), count=len(pages), **counts)
-
-
 def _require(condition: bool, message: str) -> None:
     if not condition:
         raise ValueError(message)
@@ -387,14 +371,17 @@ def _reserved(cells: np.ndarray, field: int, sizes: np.ndarray) -> Extents:
 
 
 def _pool(frame: Snapshot, config: SchedulerConfig, tables: np.ndarray, recurrent: np.ndarray | None) -> Pool:
-    pins = _pins(frame.pins, config.page_count)
+    pins = pins_of(frame.pins, config.page_count)
     moving = (np.array(each.pages, np.int32) for each in (frame.tier.transfers if frame.tier else ()))
     held = np.concatenate((tables, *moving, *(() if pins is None else (pins.first_to_leave(),))))
     pool = msgspec.structs.replace(pages_of(frame, config.page_count, held), pins=pins)
     if frame.states is None or recurrent is None:
         return pool
     own = recurrent[[fields.LIVE, fields.NEWEST, fields.SPARE]]
-    return msgspec.structs.replace(pool, states=pages_of(frame.states, config.state_pages, own[own >= 0]))
+    kept = pins_of(frame.states.pins, config.state_pages)
+    held = np.concatenate((own[own >= 0], *(() if kept is None else (kept.first_to_leave(),))))
+    states = msgspec.structs.replace(pages_of(frame.states, config.state_pages, held), pins=kept)
+    return msgspec.structs.replace(pool, states=states)
 
 
 def _drafting(frame: Snapshot, config: SchedulerConfig, row_count: int) -> np.ndarray | None:

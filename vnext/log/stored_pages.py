@@ -12,11 +12,13 @@ from vnext.state.pool import Pool, free_blocks
 from vnext.state.state import Copies, State
 from vnext.state.store import extents, fields
 from vnext.state.store.columns_numpy import BLOCK_HASH_SIZE
+from vnext.state.store.pins import Pins
 from vnext.state.store.prefix_index import prefix_index_of
 from vnext.state.store.versions import VersionedArray
 
 QUEUE_RATIO_MAX = 64
 NOBODY = -1
+PIN_COUNTS = ("pinned", "expired", "displaced", "yielded", "dropped")
 
 
 class StoredPages(Protocol):
@@ -34,9 +36,18 @@ class StoredPages(Protocol):
     def keys(self) -> bytes: ...
 
 
+class StoredPins(msgspec.Struct, frozen=True, array_like=True):
+    """The pins: `counts` are how many pages were pinned and how many pins have ended in each way, `pages` (int32 bytes) the pinned
+    pages and `ends` (int64 bytes) when their pins end."""
+
+    counts: tuple[int, ...]
+    pages: bytes
+    ends: bytes
+
+
 class StoredStates(msgspec.Struct, frozen=True, array_like=True):
     """The pages for the states of recurrent layers: `queue` as that of a snapshot, `rows` int64[5, R], `named` and `keys` the
-    snapshots among them, and `copies` (int64[n, 2] before and after) of each step in flight."""
+    snapshots among them, `copies` (int64[n, 2] before and after) of each step in flight, and the pins of snapshots."""
 
     head: int
     queue_capacity: int
@@ -45,6 +56,7 @@ class StoredStates(msgspec.Struct, frozen=True, array_like=True):
     named: bytes
     keys: bytes
     copies: tuple[tuple[bytes, bytes], ...]
+    pins: StoredPins | None = None
 
 
 def stored_states(state: State) -> StoredStates | None:
@@ -55,7 +67,28 @@ def stored_states(state: State) -> StoredStates | None:
     names = pool.prefix_index.keys()
     copies = tuple((each.before.tobytes(), each.after.tobytes()) for step in state.in_flight if (each := step.copies))
     keys, named = b"".join(filter(None, names)), indexed_blocks(names).tobytes()
-    return StoredStates(pool.head, pool.queue.capacity, stored_queue(pool).tobytes(), rows.tobytes(), named, keys, copies)
+    queue, pins = stored_queue(pool).tobytes(), stored_pins(pool.pins)
+    return StoredStates(pool.head, pool.queue.capacity, queue, rows.tobytes(), named, keys, copies, pins)
+
+
+def stored_pins(pins: Pins | None) -> StoredPins | None:
+    """What a snapshot keeps of pins, None without."""
+    if pins is None:
+        return None
+    pages = pins.first_to_leave()
+    counts = tuple(getattr(pins, name) for name in PIN_COUNTS)
+    return StoredPins(counts, pages.tobytes(), pins.ends.at(pages).tobytes())
+
+
+def pins_of(frame: StoredPins | None, page_count: int) -> Pins | None:
+    """The pins of which `frame` was made, None without."""
+    if frame is None:
+        return None
+    pages, ends = np.frombuffer(frame.pages, dtype=np.int32), np.zeros(page_count, dtype=np.int64)
+    require(not len(pages) or 0 <= pages.min() <= pages.max() < page_count, "a page is pinned that does not exist")
+    ends[pages] = np.frombuffer(frame.ends, dtype=np.int64)
+    counts = dict(zip(PIN_COUNTS, frame.counts, strict=True))
+    return Pins(ends=VersionedArray(ends), count=len(pages), **counts)
 
 
 def recurrent_of(frame: StoredStates | None, config: SchedulerConfig, row_count: int) -> np.ndarray | None:

@@ -190,7 +190,8 @@ def _states(state: State, states: Pool) -> bytes:
     counts = states.head, states.free, len(states.prefix_index), states.status.hash
     copies = [each for step in state.in_flight if (each := step.copies)]
     rows = b"" if state.rows.recurrent is None else state.rows.recurrent.tobytes()
-    return b"".join((repr(counts).encode(), rows, *(each.before.tobytes() + each.after.tobytes() for each in copies)))
+    pinned = b"" if states.pins is None else states.pins.ends.values().tobytes()
+    return b"".join((repr(counts).encode(), rows, pinned, *(each.before.tobytes() + each.after.tobytes() for each in copies)))
 
 
 def _step_in_flight(scheduled: StepInFlight) -> bytes:

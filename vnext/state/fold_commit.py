@@ -18,8 +18,9 @@ from vnext.state.errors import IllegalEvent, require
 from vnext.state.events import StepCommitted, unpack_tokens
 from vnext.state.fold_drafts import Runs, runs_in_place, runs_of, settle
 from vnext.state.fold_plan import NO_ROWS, hash_full_blocks, move_tokens
+from vnext.state.pool import longest_prefix
 from vnext.state.preempt import release_row, row_tokens, without_rows
-from vnext.state.recurrent import name_snapshots
+from vnext.state.recurrent import name_snapshots, with_pin, with_pins_of_blocks, with_snapshot
 from vnext.state.state import Counters, State, root_of
 from vnext.state.store import columns, extents, fields
 from vnext.state.store.clients import left_batch
@@ -209,7 +210,7 @@ def finish(state: State, gone: list[int], ending: Ending) -> State:
     """Remove these rows and forget their requests; their blocks are released last first, but for those that are pinned."""
     pool, ids = state.pool, state.rows.id[gone].tolist()
     for row in gone if state.config.pinned_pages_max else ():
-        pool = _pinned(state, pool, row)
+        pool = with_pins_of_blocks(state.config, _pinned(state, pool, row), "displaced")
     for row in gone:
         pool = release_row(state, pool, row)
     return replace(
@@ -228,11 +229,15 @@ def _pinned(state: State, pool: pools.Pool, row: int) -> pools.Pool:
     history, size = row_tokens(state, row), config.block_size
     for tokens, seconds in request.sampling.retention:
         keys = leading_hashes(root_of(state, request), history.tobytes(), size, min(tokens, len(history) - 1) // size)
-        hits = longest_hit(config, pool, keys) if config.windows else pools.longest_prefix(pool, keys, len(keys))
+        if config.windows:
+            hits = longest_hit(config, pool, keys)
+        else:
+            hits = with_snapshot(pool, keys, longest_prefix(pool, keys, len(keys)))
         if len(hits) == 0:
             continue
         ends = ends_of(len(hits) // config.group_count, state.clock + seconds).repeat(config.group_count)
         pool = pools.pin(pool, hits[hits != NULL], ends[hits != NULL], config.pinned_pages_max)
+        pool = with_pin(config, pool, keys[len(hits) // config.group_count - 1], int(ends[-1]))
     return pool
 
 

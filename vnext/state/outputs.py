@@ -11,7 +11,7 @@ import numpy as np
 from vnext.state.block_hash import leading_hashes
 from vnext.state.events import AnyEvent, RequestAborted, RequestId, StepCommitted
 from vnext.state.fold_commit import Effects, MatchedSamples, match_samples
-from vnext.state.pool import longest_prefix
+from vnext.state.pool import Pool, is_pinned, longest_prefix
 from vnext.state.preempt import row_tokens
 from vnext.state.state import State, root_of
 from vnext.state.store import fields
@@ -115,6 +115,15 @@ def _retained(before: State, after: State, row: int, new: np.ndarray) -> Retaine
     if pins is None:
         return Retained(0, len(keys) * config.block_size)
     hits = longest_hit(config, pool, keys) if config.windows else longest_prefix(pool, keys, len(keys))
+    if pool.states is not None:
+        there = keys[: len(hits) // groups]
+        hits = hits[: groups * max((at + 1 for at, key in enumerate(there) if _pins(pool.states, key)), default=0)]
     stays = ((hits == NULL) | (pins.ends.at(hits) > 0)).reshape(-1, groups).all(axis=1)
     pinned = int(np.argmin(np.append(stays, False)))
     return Retained(pinned * config.block_size, (len(keys) - pinned) * config.block_size)
+
+
+def _pins(states: Pool, key: bytes) -> bool:
+    """Whether the snapshot behind the block of this name is pinned."""
+    page = states.prefix_index.block_of(key)
+    return page is not None and is_pinned(states, page)

@@ -176,6 +176,11 @@ def unpin(pool: Pool, pages: np.ndarray, ending: Ending) -> Pool:
     return _replace(release(pool, pages), pins=pool.pins.without(pages, ending))
 
 
+def is_pinned(pool: Pool, page: int) -> bool:
+    """Whether a page is pinned."""
+    return pool.pins is not None and bool(pool.pins.ends.at(np.array([page], dtype=np.int32))[0] > 0)
+
+
 def pinned_count(pool: Pool) -> int:
     """The number of pinned pages."""
     return 0 if pool.pins is None else pool.pins.count
@@ -188,6 +193,8 @@ def pinned_pages(pool: Pool) -> np.ndarray:
 
 def without_pins(pool: Pool) -> Pool:
     """The pool in which every pin is over, because what it keeps is never a hit again."""
+    if pool.states is not None:
+        pool = _replace(pool, states=without_pins(pool.states))
     return unpin(pool, pinned_pages(pool), "dropped")
 
 

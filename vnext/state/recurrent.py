@@ -4,8 +4,9 @@ A running request writes its states in place, in one live page. A snapshot is a 
 same pool, which the index knows by the hash of that block: it stands for exactly the tokens up to there. A request that is
 admitted starts behind the longest prefix of which the cache has the blocks *and* a snapshot, which is copied into its live page.
 With snapshots a request holds three pages: LIVE, NEWEST (its newest snapshot) and SPARE (for the next one), so that it never
-lacks one while it runs. What was NEWEST stays in the cache where `is_kept` says so, as long as nobody needs its page; else it is
-the next SPARE. Ranks run steps in order: a page is copied before anything that a later plan lets write it.
+lacks one while it runs. What was NEWEST stays in the cache where `is_kept` says so or a pin does, as long as nobody needs its page;
+else it is the next SPARE. A pinned prefix has its last snapshot pinned, while that one's block is and pins of snapshots have room.
+Ranks run steps in order: a page is copied before anything that a later plan lets write it.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ from vnext.state import pool as pools
 from vnext.state.config import SchedulerConfig
 from vnext.state.pool import Pool
 from vnext.state.state import Copies, State, StepInFlight, Waiting
+from vnext.state.store.columns_numpy import group_hash
 from vnext.state.store.fields import DUE, LIVE, NEWEST, NEWEST_EDGE, RECURRENT_FIELD_COUNT, SPARE
+from vnext.state.store.pins import Ending
 from vnext.state.store.rows import Rows
 
 replace = msgspec.structs.replace
@@ -138,6 +141,40 @@ def release_states(pool: Pool, rows: Rows, row: int) -> Pool:
     return replace(pool, states=pools.release(pool.states, pages[pages >= 0].astype(np.int32)))
 
 
+# ---- pins --------------------------------------------------------------------------------------------------------
+
+
+def pinned_max(config: SchedulerConfig) -> int:
+    """State pages that pins may hold: their share, and none that one request alone needs."""
+    if not config.takes_snapshots:
+        return 0
+    return min(int(config.state_pages * config.pinned_kv_fraction), config.state_pages - pages_held(config) - 1)
+
+
+def with_pin(config: SchedulerConfig, pool: Pool, key: bytes, end: int) -> Pool:
+    """The pool in which the snapshot behind the block of this name is pinned until `end`, as that block is, if there is room."""
+    if pool.states is None:
+        return pool
+    page = np.array([pool.states.prefix_index.block_of(key)], dtype=np.int32)
+    return replace(pool, states=pools.pin(pool.states, page, np.array([end]), pinned_max(config)))
+
+
+def with_pins_of_blocks(config: SchedulerConfig, pool: Pool, ending: Ending) -> Pool:
+    """The pool in which no snapshot is pinned whose block is not."""
+    states = pool.states
+    if states is None or not pools.pinned_count(states):
+        return pool
+    loose = [page for page in pools.pinned_pages(states).tolist() if not has_pinned_block(config, pool, page)]
+    return replace(pool, states=pools.unpin(states, np.array(loose, dtype=np.int32), ending))
+
+
+def has_pinned_block(config: SchedulerConfig, pool: Pool, page: int) -> bool:
+    """Whether the block behind which this snapshot stands is pinned, in one group of layers at least."""
+    name = None if pool.states is None else pool.states.prefix_index.hash_of(page)
+    names = () if name is None else (group_hash(name, group) for group in range(config.group_count))
+    return any(block is not None and pools.is_pinned(pool, block) for block in pool.prefix_index.blocks_of(names))
+
+
 # ---- steps -------------------------------------------------------------------------------------------------------
 
 
@@ -176,7 +213,9 @@ def name_snapshots(state: State) -> State:
     for row in np.flatnonzero((rows.recurrent[DUE] > 0) & (rows.recurrent[DUE] == at)).tolist():
         _, newest, edge, spare, due = recurrent[:, row].tolist()
         states = pools.insert_hashes(states, [(rows.block_hash(row), spare)])
-        if edge and is_kept(state.config, edge, int(rows.prompt[row])):
+        if pools.is_pinned(states, newest) and not states.free:  # nothing else is left to write the next one to
+            states = pools.unpin(states, np.array([newest], dtype=np.int32), "displaced")
+        if edge and (pools.is_pinned(states, newest) or is_kept(state.config, edge, int(rows.prompt[row]))):
             states, pages = pools.take(pools.release(states, np.array([newest], dtype=np.int32)), 1)
             newest = int(pages[0])
         else:

@@ -103,10 +103,7 @@ def _require_states(config: SchedulerConfig) -> None:
     require(interval % config.block_size == 0, f"snapshot_interval is {interval}: it must be a multiple of {config.block_size}")
     least = pages_held(config) + config.takes_snapshots
     require(pages >= least, f"state_pages is {pages}: one request may need {least}")
-    for there, what in (
-        (not config.chunked_prefill, "prompts in one piece"),
-        (config.pinned_kv_fraction > 0, "pins"), (config.microbatches > 1, "microbatches"),
-    ):  # fmt: skip
+    for there, what in ((not config.chunked_prefill, "prompts in one piece"), (config.microbatches > 1, "microbatches")):
         require(not there, f"an engine with recurrent layers has no {what}")
 
 

@@ -159,7 +159,7 @@ def test_snapshots_stand_at_edges_of_blocks_as_often_as_asked(asked: int, interv
     config = scheduler_config(EngineSettings(snapshot_interval=asked, max_num_seqs=4), MODEL, found)
     held = 3 if interval else 1
     assert (config.snapshot_interval, config.takes_snapshots, config.state_pages) == (interval, interval > 0, 3 * held * 4)
-    assert config.pinned_kv_fraction == 0
+    assert config.pinned_kv_fraction == 0.25
 
 
 @pytest.mark.parametrize("drafts", [1, 4, 20])

@@ -31,7 +31,7 @@ PIN_BUGS = [
     bug("more pins yield than there are", "state.facilities.pins", "require(0 < event.count <= len(pinned),", "require(True,", "should have been refused"),
     bug("pins never yield", "sched.pinning", "if lacking <= 0:", "if True:", "S6"),
     bug("pins yield to a request and not to a row", "sched.pinning", "stuck = work.pages_sum > pool.free and", "stuck = False and", "S6"),
-    bug("a snapshot forgets pins", "log.snapshot", "    pins = _pins(frame.pins, config.page_count)\n", "    pins = None\n", "X2", "BadSnapshot", "IllegalEvent", "M1"),
+    bug("a snapshot forgets pins", "log.snapshot", "    pins = pins_of(frame.pins, config.page_count)\n", "    pins = None\n", "X2", "BadSnapshot", "IllegalEvent", "M1"),
     bug("a snapshot forgets the clock", "log.snapshot", "clock=frame.clock", "clock=0", "X2", "IllegalEvent"),
 ]  # fmt: skip
 PIN_LOSS_BUGS = [

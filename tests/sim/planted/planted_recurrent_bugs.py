@@ -49,6 +49,20 @@ RECURRENT_BUGS = [
     Bug(name="one rank copies nothing behind a step", found_by=("Y1",), one_rank=(
         Edit("state.recurrent", "        if len(due):\n", "        if len(due) > 99:\n"),)),
 ]  # fmt: skip
+PINNED_STATE_BUGS = [
+    bug("a pin keeps blocks and no snapshot", "state.fold_commit", "        pool = with_pin(config, pool, keys[len(hits) // config.group_count - 1], int(ends[-1]))\n",
+        "", "K6"),
+    bug("blocks behind the last snapshot are pinned", "state.fold_commit", "with_snapshot(pool, keys, longest_prefix(pool, keys, len(keys)))",
+        "longest_prefix(pool, keys, len(keys))", "K6", "TypeError"),
+    bug("a snapshot outlives its block's pin", "state.facilities.pins",
+        '        pool = with_pins_of_blocks(state.config, pool, "expired")\n', "", "N5"),
+    bug("a snapshot is pinned where its block yields", "state.facilities.pins",
+        'pool=with_pins_of_blocks(state.config, pool, "yielded")', "pool=pool", "N5"),
+    bug("pins take the last state pages", "state.recurrent", "config.state_pages - pages_held(config) - 1)", "config.state_pages)",
+        "S6", "N5", "K6"),
+    bug("a log's snapshot forgets the pins of states", "log.snapshot", "    kept = pins_of(frame.states.pins, config.state_pages)\n", "    kept = None\n",
+        "X2", "BadSnapshot", "N4"),
+]  # fmt: skip
 DRAFTED_STATE_BUGS = [
     bug("a snapshot of rejected drafts gets a name", "state.recurrent", "(back > 0) & (recurrent[DUE] >= known)", "(back < 0) & (recurrent[DUE] >= known)",
         "N1"),

@@ -19,7 +19,7 @@ from planted_draft_bugs import COST_BUGS, DRAFT_BUGS
 from planted_edge_bugs import EDGE_BUGS
 from planted_microbatch_bugs import MICROBATCH_BUGS
 from planted_pin_bugs import PIN_BUGS, PIN_LOSS_BUGS
-from planted_recurrent_bugs import DRAFTED_STATE_BUGS, RECURRENT_BUGS
+from planted_recurrent_bugs import DRAFTED_STATE_BUGS, PINNED_STATE_BUGS, RECURRENT_BUGS
 from planted_recovery_bugs import CRASH_BUGS, RECOVERY_BUGS
 from planted_router_bugs import ROUTER_BUGS
 from planted_sched_bugs import SCHED_BUGS
@@ -38,7 +38,7 @@ from tests.sim.scenario_draw import (
 )  # fmt: skip
 from tests.sim.simulator import Simulation
 
-EVENTS_MAX = 20_000
+EVENTS_MAX = 25_000
 CLIENTS = 30
 """Requests of a scenario: fewer than in the walk, so that as many events meet more scenarios."""
 NEITHER = 2**30
@@ -65,11 +65,17 @@ def drafts_with_states(seed: int) -> bool:
     return speculates(seed) and has_states(seed)
 
 
+def pins_states(seed: int) -> bool:
+    """Whether requests want their beginnings kept and the model has recurrent layers."""
+    return retains(seed) and has_states(seed)
+
+
 SHOWN = {
     speculates: DRAFT_BUGS, drafts_at_a_price: COST_BUGS, drafts_by_grammar: FORCING_BUGS, constrains: CONSTRAINT_BUGS,
     is_interrupted: FAILING_BUGS, dies: RECOVERY_BUGS, changes_weights: WEIGHTS_BUGS, has_disk: TIER_BUGS, has_peers: PEER_BUGS, retains: PIN_BUGS,
     loses_pins: PIN_LOSS_BUGS, has_microbatches: MICROBATCH_BUGS, takes_turns: CLIENT_BUGS,
-    has_states: RECURRENT_BUGS, drafts_with_states: DRAFTED_STATE_BUGS, has_pictures: INPUT_BUGS, lacks_memory: SHORTAGE_BUGS,
+    has_states: RECURRENT_BUGS, drafts_with_states: DRAFTED_STATE_BUGS, pins_states: PINNED_STATE_BUGS, has_pictures: INPUT_BUGS,
+    lacks_memory: SHORTAGE_BUGS,
 }  # fmt: skip
 """Which seeds show some faults."""
 BUGS = [*STATE_BUGS, *SCHED_BUGS, *EDGE_BUGS, *WINDOW_BUGS, *ADAPTER_BUGS, *(bug for bugs in SHOWN.values() for bug in bugs)]

@@ -17,7 +17,7 @@ from vnext.runtime.engine.tiers import TierTransfers
 from vnext.runtime.protocol.messages import RankReady
 from vnext.runtime.protocol.stats import StateStats
 from vnext.state.events import EngineStarted, TierOpened
-from vnext.state.pool import Pool
+from vnext.state.pool import HELD, Pool, pinned_pages
 from vnext.state.state import State
 
 
@@ -82,4 +82,5 @@ class Facilities:
 
 def _states(states: Pool) -> StateStats:
     held, snapshots = states.page_count - states.free, len(states.prefix_index)
+    held -= int((states.status.at(pinned_pages(states)) == HELD).sum())  # by a pin alone
     return StateStats(pages=states.page_count, held=held, snapshots=snapshots)

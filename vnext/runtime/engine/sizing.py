@@ -74,11 +74,11 @@ def _bounds(settings: EngineSettings, model: ModelFacts, on_gpu: bool) -> Schedu
 
 def with_states(settings: EngineSettings, bounds: SchedulerConfig, ranks: Sequence[RankReady]) -> SchedulerConfig:
     """The bounds with pages for the states of recurrent layers: what a full batch holds and as many snapshots and more, in half of
-    the cache's memory at most. Nothing is pinned: pins keep blocks and no states. Raises SettingsError."""
+    the cache's memory at most. Raises SettingsError."""
     if not settings.enable_chunked_prefill:
         raise SettingsError("chunked prefill is off and the model has recurrent layers, whose snapshots cut prompts: leave it on")
     interval = -(-settings.snapshot_interval // settings.block_size) * settings.block_size
-    bounds = replace(bounds, pinned_kv_fraction=0.0, microbatches=1, snapshot_interval=interval, state_pages=1)
+    bounds = replace(bounds, microbatches=1, snapshot_interval=interval, state_pages=1)
     held, few = pages_held(bounds), bounds.speculation.num_speculative_tokens if bounds.speculation else 0
     least = held + bounds.takes_snapshots
     fitting = min(rank.page_count_max * rank.block_bytes // 2 // rank.state_bytes for rank in ranks)

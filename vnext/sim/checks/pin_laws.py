@@ -27,6 +27,8 @@ from vnext.state.events import (
 )
 from vnext.state.facilities.tier import transferring
 from vnext.state.outputs import Output
+from vnext.state.pool import is_pinned, pinned_count
+from vnext.state.recurrent import pinned_max
 from vnext.state.state import Request, Waiting, root_of
 from vnext.state.store.columns_numpy import group_hash
 from vnext.state.store.pins import DEPTHS
@@ -39,11 +41,18 @@ class End(NamedTuple):
     height: int
 
 
+def _edges(after: PlainState, names: tuple[bytes, ...]) -> list[bool]:
+    """Behind which of these blocks a request could go on."""
+    states = after.state.pool.states
+    return [states is None or states.prefix_index.block_of(name) is not None for name in names]
+
+
 class PinBook:
     """The pinned pages of one run. Mutable: give it every event once, in order."""
 
     def __init__(self) -> None:
         self._ends: dict[int, End] = {}
+        self._wanted: list[bytes] = []
 
     def write(self, before: PlainState, event: AnyEvent, after: PlainState, news: tuple[Output, ...]) -> None:
         """K6: a pin lasts until its time is over, others need its place, it yields to a request, or nothing is a hit any more."""
@@ -61,6 +70,7 @@ class PinBook:
                     if id_ not in after.id:
                         came = pack_tokens([each.token for each in news if each.id == id_ and each.token >= 0])
                         self._pin(before.state.requests[id_], before.histories[row] + came, after)
+                        self._require_snapshots(before, after)
         self._compare(after)
 
     def _pin(self, request: Request, history: bytes, after: PlainState) -> None:
@@ -71,11 +81,26 @@ class PinBook:
             names = leading_hashes(root_of(state, request), history, config.block_size, count)
             groups = range(config.group_count)
             found = state.pool.prefix_index.blocks_of(group_hash(name, group) for name in names for group in groups)
-            for place, page in enumerate(longest_hit(after, found)):
+            hits = longest_hit(after, found, _edges(after, names))
+            for place, page in enumerate(hits):
                 if page is not None:
                     end = End(state.clock + seconds, -(place // config.group_count))
                     self._ends[page] = max(end, self._ends.get(page, end))
             self._leave(len(self._ends) - config.pinned_pages_max)
+            if any(page in self._ends for page in hits[-config.group_count :]):
+                self._wanted.append(names[len(hits) // config.group_count - 1])
+
+    def _require_snapshots(self, before: PlainState, after: PlainState) -> None:
+        """With the blocks stays the snapshot behind the last one, unless pins of snapshots give way in this event."""
+        then, now, wanted = before.state.pool.states, after.state.pool.states, self._wanted
+        self._wanted = []
+        if then is None or now is None or pinned_count(now) >= pinned_max(after.state.config):
+            return
+        pages = [page for page in now.prefix_index.blocks_of(wanted) if page is not None]
+        if (then.pins.displaced if then.pins else 0) == (now.pins.displaced if now.pins else 0):
+            loose = [page for page in pages if not is_pinned(now, page)]
+            if loose:
+                raise LawBroken("K6", f"the snapshots {loose} of pinned prefixes are not pinned")
 
     def _leave(self, count: int) -> None:
         for page in sorted(self._ends, key=lambda page: (self._ends[page], page))[: max(count, 0)]:

@@ -184,7 +184,8 @@ def _states(state: State) -> object:
     if states is None or rows is None:
         return None
     copies = [(each.before.tolist(), each.after.tolist()) for step in state.in_flight if (each := step.copies)]
-    return rows.tolist(), copies, states.ref.tolist(), free_blocks(states).tolist(), dict(states.prefix_index.blocks())
+    queued, names = free_blocks(states).tolist(), dict(states.prefix_index.blocks())
+    return _pins(states.pins), rows.tolist(), copies, states.ref.tolist(), queued, names
 
 
 def _tier(tier: Tier | None) -> object:

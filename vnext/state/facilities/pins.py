@@ -13,6 +13,7 @@ import msgspec
 from vnext.state import pool as pools
 from vnext.state.errors import require
 from vnext.state.events import AnyEvent, ClockTicked, PinsYielded
+from vnext.state.recurrent import with_pins_of_blocks
 from vnext.state.state import State
 
 replace = msgspec.structs.replace
@@ -26,6 +27,7 @@ def fold_clock_ticked(state: State, event: ClockTicked) -> State:
     pool = state.pool
     if pool.pins is not None:
         pool = pools.unpin(pool, pool.pins.over(event.seconds), "expired")
+        pool = with_pins_of_blocks(state.config, pool, "expired")
     return replace(state, pool=pool, clock=event.seconds)
 
 
@@ -33,7 +35,8 @@ def fold_pins_yielded(state: State, event: PinsYielded) -> State:
     """The state without the pins that were nearest to their ends."""
     pinned = pools.pinned_pages(state.pool)
     require(0 < event.count <= len(pinned), f"{event.count} pins of {len(pinned)} end")
-    return replace(state, pool=pools.unpin(state.pool, pinned[: event.count], "yielded"))
+    pool = pools.unpin(state.pool, pinned[: event.count], "yielded")
+    return replace(state, pool=with_pins_of_blocks(state.config, pool, "yielded"))
 
 
 def illegal(state: State) -> Iterator[AnyEvent]:

@@ -6,9 +6,9 @@ import numpy as np
 
 from vnext.state.block_hash import leading_hashes
 from vnext.state.errors import LawBroken
-from vnext.state.pool import Pool, free_blocks
+from vnext.state.pool import Pool, free_blocks, pinned_pages
 from vnext.state.preempt import row_tokens
-from vnext.state.recurrent import pages_held
+from vnext.state.recurrent import has_pinned_block, pages_held, pinned_max
 from vnext.state.state import State, root_of
 from vnext.state.store import columns
 from vnext.state.store.fields import LIVE, NEWEST, SPARE
@@ -64,14 +64,25 @@ def state_pages_are_conserved(state: State) -> None:
     if (pool := state.pool.states) is None or state.rows.recurrent is None:
         return
     held, queued = _held(state.rows.recurrent), free_blocks(pool).tolist()
-    right = np.bincount(held, minlength=pool.page_count)
-    _hold(len(right) == pool.page_count and bool((right == pool.ref).all()), "N4", "holders of state pages are not the rows")
+    right = np.bincount(np.concatenate((held, pinned_pages(pool))), minlength=pool.page_count)
+    _hold(len(right) == pool.page_count and bool((right == pool.ref).all()), "N4", "holders of state pages are not rows and pins")
     _hold(len(set(queued)) == len(queued) == pool.free, "N4", f"{queued} are queued where {pool.free} state pages are free")
-    _hold(len(queued) + len(held) == pool.page_count, "N4", f"{len(queued)} free and {len(held)} held of {pool.page_count}")
+    count = int(np.count_nonzero(right))
+    _hold(len(queued) + count == pool.page_count, "N4", f"{len(queued)} free and {count} held of {pool.page_count}")
     kept = pool.prefix_index.count(queued)
     _hold(kept == pool.kept, "N4", f"{kept} snapshots are kept, {pool.kept} are counted")
     _hold(pool.status.hash == columns.impl.array_hash(pool.status.values()), "N4", "the sum of the pages' status is another")
     _hold(_is_mutual(pool), "N4", "a snapshot is known by another name")
+
+
+def pinned_snapshots_are_of_pinned_blocks(state: State) -> None:
+    """N5: pins hold their share of state pages at most, snapshots of pinned blocks."""
+    if (states := state.pool.states) is None or states.pins is None:
+        return
+    pages = pinned_pages(states)
+    _hold(len(pages) == states.pins.count <= pinned_max(state.config), "N5", f"{len(pages)} state pages are pinned")
+    loose = [page for page in pages.tolist() if not has_pinned_block(state.config, state.pool, page)]
+    _hold(not loose, "N5", f"the state pages {loose} are pinned, and the blocks before them are not")
 
 
 def _held(recurrent: np.ndarray) -> np.ndarray:
@@ -84,4 +95,7 @@ def _is_mutual(pool: Pool) -> bool:
     return pool.prefix_index.blocks() == {key: page for page, key in enumerate(keys) if key is not None}
 
 
-ALL = (snapshots_are_of_their_tokens, state_pages_are_of_one_row, copies_do_not_alias, state_pages_are_conserved)
+ALL = (
+    snapshots_are_of_their_tokens, state_pages_are_of_one_row, copies_do_not_alias, state_pages_are_conserved,
+    pinned_snapshots_are_of_pinned_blocks,
+)  # fmt: skip
