@@ -102,6 +102,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
 
 GPT2 = {"n_embd": 32, "n_head": 4, "n_layer": 2, "full_attention_interval": 2, "mamba_n_heads": 4, "attn_layer_indices": [1]}
 GRANITE4 = {"num_local_experts": 0, "layers_block_type": ["attention", "attention"]}
+NEMOTRON = {"layers_block_type": ["mamba", "attention"], "mamba_num_heads": 4, "mamba_head_dim": 8, "ssm_state_size": 8, "n_groups": 1}
 WITH_TOWER = {"text_config": PLAIN, "vision_config": {"image_size": 32, "patch_size": 8}}
 WHISPER = {f"{part}_{name}": 2 for part in ("encoder", "decoder") for name in ("layers", "ffn_dim", "attention_heads")} | {"d_model": 8}
 
@@ -109,7 +110,7 @@ WHISPER = {f"{part}_{name}": 2 for part in ("encoder", "decoder") for name in ("
 def parse_as(architecture: str, **changes: Any) -> ModelConfig:
     beginnings = {
         "Gemma3n": {"num_kv_shared_layers": 0}, "GraniteMoeHybrid": GRANITE4, "Idefics3": WITH_TOWER, "SmolVLM": WITH_TOWER,
-        "Whisper": WHISPER,
+        "NemotronH": NEMOTRON, "Whisper": WHISPER,
     }  # fmt: skip
     own = next((found for name, found in beginnings.items() if architecture.startswith(name)), GPT2)
     return parse_config({**PLAIN, **own, "architectures": [architecture], **changes}, {})

@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 
 from tests.sim.fleet import Fleet
+from tests.sim.shortages import Shortages
 from tests.sim.simulator import Simulation
 from tests.sim.streams import Streams
 from tests.sim.tier import SimClock, SimTier
@@ -38,7 +39,7 @@ from vnext.sim.toy import ToyMatcher, ToyVocabulary
 Copied = TypeVar("Copied")
 VALUES = {int, str, bytes, bool, float, frozenset, FunctionType, NoneType, type, PlainState, History, ToyVocabulary, Path}
 ENTITIES = {
-    Accounting, ClientBook, Contents, Core, Engine, Entry, Fleet, Matcher, PinBook, Rank, Rng, ShadowStates, SimClock, SimTier, Story,
+    Accounting, ClientBook, Contents, Core, Engine, Entry, Fleet, Matcher, PinBook, Rank, Rng, ShadowStates, Shortages, SimClock, SimTier, Story,
     Streams, ToyMatcher, TurnBook, WeightChanges,
 }  # fmt: skip
 

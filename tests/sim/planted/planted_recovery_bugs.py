@@ -30,7 +30,7 @@ RECOVERY_BUGS = [
                 f"{PREEMPTED}; {SHORTER}; state = dequeue(state, gone); [state := enqueue(state, entry) for entry in less]",
             ),
         ),
-        found_by=("C2",),
+        found_by=("C2", "A2"),
     ),
     Bug(
         name="who runs is as it was behind a recovery",
@@ -40,7 +40,7 @@ RECOVERY_BUGS = [
     Bug(
         name="the youngest request is lost with the ranks",
         edits=(Edit("state.reduce", f"state = {LOST}", f"state = finish({LOST}, [len(state.rows) - 1][: len(state.rows)], 'aborted')"),),
-        found_by=("C2",),
+        found_by=("C2", "A2"),
     ),
     Bug(
         name="a request waits twice behind a recovery",
@@ -50,7 +50,7 @@ RECOVERY_BUGS = [
     Bug(
         name="a recovered request has the epoch of steps that are lost",
         edits=(Edit("state.reduce", PREEMPTED, f"{PREEMPTED}; {SAME_EPOCH}"),),
-        found_by=("C2",),
+        found_by=("C2", "A2"),
     ),
     Bug(
         name="kept pages survive a recovery",

@@ -7,7 +7,7 @@ sums of a fixed order: a row's bits do not depend on the rows beside it nor on t
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 from weakref import WeakKeyDictionary
@@ -21,7 +21,7 @@ from vnext.kernels.table import Operations, operations, substituted
 from vnext.kernels.thin import StackLines, StackParts, ThinBlocks, ThinParts, ThinRows, stack_lines, stack_parts, thin_rows
 from vnext.models.config.model_config import ModelConfig
 from vnext.models.layers.batch import ForwardBatch
-from vnext.models.layers.sharding import Axis, Layout, Parallel
+from vnext.models.layers.sharding import Parallel
 
 
 class Adapter:
@@ -124,15 +124,3 @@ def adapted(base: Operations, chosen: Chosen) -> Operations:
         return base.gated_linear(x, weight, bias, activation, Addition(base.add_thin, x, parts))
 
     return base._replace(linear=linear, row_linear=row_linear, gated_linear=gated_linear)
-
-
-class Target(NamedTuple):
-    """A packed weight that an adapter may change, and the checkpoint's names of what it is made of, top to bottom."""
-
-    names: tuple[str, ...]
-    weight: Any
-
-
-def may_be_target(layouts: Iterable[Layout]) -> bool:
-    """Whether weights of these layouts are linear layers, whose outputs do not take turns, and neither embedding nor head."""
-    return all(Axis.VOCAB not in layout.out and layout.inner is not None and not layout.by_state for layout in layouts)

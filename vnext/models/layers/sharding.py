@@ -14,11 +14,11 @@ rank and added after the reduce. The inputs of a row-parallel weight are cut int
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from enum import StrEnum
 from math import prod
 from types import MappingProxyType
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import msgspec
 
@@ -428,3 +428,15 @@ def check_world_size(config: ModelConfig, world_size: int) -> None:
         f"{config.intermediate_size}{experts} do not split over {world_size} ranks; choose a world size out of "
         f"{', '.join(fitting)}"
     )
+
+
+class Target(NamedTuple):
+    """A packed weight that an adapter may change, and the checkpoint's names of what it is made of, top to bottom."""
+
+    names: tuple[str, ...]
+    weight: Any
+
+
+def may_be_target(layouts: Iterable[Layout]) -> bool:
+    """Whether weights of these layouts are linear layers, whose outputs do not take turns, and neither embedding nor head."""
+    return all(Axis.VOCAB not in layout.out and layout.inner is not None and not layout.by_state for layout in layouts)

@@ -22,8 +22,8 @@ from vnext.models.config.adapter_config import WEIGHTS_NAME, AdapterSettings, ad
 from vnext.models.config.adapter_header import COPIES, AdaptedModule, check_adapter_header
 from vnext.models.config.model_config import ModelConfig
 from vnext.models.errors import ModelError
-from vnext.models.layers.adapted import Adapter, Target
-from vnext.models.layers.sharding import Axis, LayoutTable, Parallel, axis_part, axis_size, layout_of, weight_axes
+from vnext.models.layers.adapted import Adapter
+from vnext.models.layers.sharding import Axis, LayoutTable, Parallel, Target, axis_part, axis_size, layout_of, weight_axes
 from vnext.models.loading.checkpoint import COMPARED_ROWS, Checkpoint, open_checkpoint
 from vnext.models.loading.sources.safetensors import stored_tensors
 

@@ -23,8 +23,7 @@ from vnext.kernels.cpu.packed import Packed, PackedExperts, codes_bytes, packed_
 from vnext.kernels.format import AUTO, CODES, NO_FORMAT, Format, WeightFormats, only_dtype, weight_formats
 from vnext.models.config.model_config import DTYPES, ModelConfig
 from vnext.models.errors import ModelError
-from vnext.models.layers.adapted import Target, may_be_target
-from vnext.models.layers.sharding import Layout, Parallel, check_world_size, own_experts, weight_axes
+from vnext.models.layers.sharding import Layout, Parallel, Target, check_world_size, may_be_target, own_experts, weight_axes
 from vnext.models.loading.checkpoint import STORED, Checkpoint, fingerprint, open_checkpoint
 from vnext.models.loading.host_place import HostPlace, Place
 from vnext.models.loading.kept import Kept, Tie, copy_into

@@ -18,11 +18,11 @@ from vnext.kernels.cpu.packed import serves_all
 from vnext.kernels.format import QUANTIZATIONS, only_dtype, weight_formats
 from vnext.kernels.table import Operations, operations, plain_operations, substituted
 from vnext.models.config.model_config import load_config
-from vnext.models.layers.adapted import AdaptedForward, Adapter, Target
+from vnext.models.layers.adapted import AdaptedForward, Adapter
 from vnext.models.layers.batch import ForwardBatch
 from vnext.models.layers.kv_cache import KvCache, cache_dtype, make_kv_cache
 from vnext.models.layers.recurrent import make_state_pools
-from vnext.models.layers.sharding import Parallel
+from vnext.models.layers.sharding import Parallel, Target
 from vnext.models.loading.adapter import Base
 from vnext.models.loading.checkpoint import Checkpoint
 from vnext.models.loading.kept import Kept

@@ -18,11 +18,10 @@ from vnext.kernels.arrays import Array, as_array, host_dtype, torch_dtype
 from vnext.kernels.cpu.packed import serves, serves_all
 from vnext.kernels.format import CODES, NO_FORMAT, WeightFormats, weight_formats
 from vnext.models.config.model_config import ModelConfig, load_config
-from vnext.models.layers.adapted import Target
 from vnext.models.layers.batch import ForwardBatch
 from vnext.models.layers.kv_cache import cache_dtype, kv_bytes_per_page, make_kv_cache, page_rows
 from vnext.models.layers.recurrent import copy_states, make_state_pools, state_bytes_per_page
-from vnext.models.layers.sharding import Parallel
+from vnext.models.layers.sharding import Parallel, Target
 from vnext.models.layers.tensors import host_tensors_of, tensors_of, token_bytes
 from vnext.models.layers.whole_step import WholeStep, whole_step
 from vnext.models.loading.checkpoint import Checkpoint
