@@ -72,8 +72,7 @@ def _format(body: bytes, order: str, name: str) -> Format:
         kind = int(np.frombuffer(body[24:26], order + "u2")[0])
     if (kind, bits) not in {(PCM, 8), (PCM, 16), (PCM, 24), (PCM, 32), (FLOAT, 32), (FLOAT, 64)}:
         raise MediaError(f"{name} is WAV in a form that is not read (kind {kind}, {bits} bits): send 16 bits")
-    if not 1 <= channels <= CHANNELS_MAX or rate not in RATES:
-        raise MediaError(f"{name} has {channels} channels at {rate} Hz: {CHANNELS_MAX} at {RATES[0]} to {RATES[-1]} are read")
+    _check_form(channels, rate, name)
     return Format(kind, channels, rate, bits // 8)
 
 
@@ -103,6 +102,11 @@ def _numbers(raw: np.ndarray, found: Format, order: str) -> np.ndarray:
     return (raw.view(f"{order}i{found.width}") / 2.0 ** (8 * found.width - 1)).astype(np.float32)
 
 
+def _check_form(channels: int, rate: int, name: str) -> None:
+    if not 1 <= channels <= CHANNELS_MAX or rate not in RATES:
+        raise MediaError(f"{name} has {channels} channels at {rate} Hz: {CHANNELS_MAX} at {RATES[0]} to {RATES[-1]} are read")
+
+
 def _check_frames(count: int, name: str) -> None:
     if count > FRAMES_MAX:
         raise MediaError(f"{name} has {count} samples of each channel: a sound may have {FRAMES_MAX}, send it in parts")
@@ -116,18 +120,16 @@ def _other(data: bytes, name: str) -> tuple[np.ndarray, int]:
         raise MediaError(f"{name} is no WAV file, and soundfile is missing here: {remedy}") from error
     try:
         with soundfile.SoundFile(BytesIO(data)) as file:
-            rate, channels = file.samplerate, file.channels
-            if 1 <= channels <= CHANNELS_MAX and rate in RATES:
-                blocks, count = [], 0
-                while len(block := file.read(BLOCK_FRAMES, dtype="float32", always_2d=True)):
-                    _check_frames(count := count + len(block), name)
-                    blocks.append(block.mean(1))
-                return np.concatenate(blocks) if blocks else np.zeros(0, np.float32), rate
+            _check_form(file.channels, file.samplerate, name)
+            blocks, count = [], 0
+            while len(block := file.read(BLOCK_FRAMES, dtype="float32", always_2d=True)):
+                _check_frames(count := count + len(block), name)
+                blocks.append(block.mean(1))
+            return np.concatenate(blocks) if blocks else np.zeros(0, np.float32), file.samplerate
     except MediaError:
         raise
     except Exception as error:  # decoders raise what they like
         raise MediaError(f"{name} is no sound that can be read: send WAV, FLAC, Ogg or MP3") from error
-    raise MediaError(f"{name} has {channels} channels at {rate} Hz: {CHANNELS_MAX} at {RATES[0]} to {RATES[-1]} are read")
 
 
 def prompt_of(digest: bytes, span: int, tokens: Sequence[int]) -> bytes:

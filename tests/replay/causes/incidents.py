@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import msgspec
@@ -345,21 +345,25 @@ def adapters() -> Incident:
     return Incident(cause="adapter", story=Story(config=config(max_loras=1), clients=clients), acts=acts)
 
 
-def slow_tier() -> Incident:
-    """Prompts come back from a disk that takes up to a second for each."""
-    def store(state: State) -> list[AnyEvent]:
+def with_tier(empty_us: Iterable[int], promote_us: Iterable[int], read_us: Iterable[int]) -> Acts:
+    """A disk tier: when the cache is emptied, whose blocks the tier has then, when blocks are asked for, and when they have come."""
+    def empty(state: State) -> list[AnyEvent]:
         return [PrefixCacheReset(), TierChanged(stored=b"".join(state.pool.prefix_index.blocks()))]
-
-    def read(state: State) -> list[AnyEvent]:
-        return [PromotionEnded(transfer=each.number, count=len(each.pages) - each.hits) for each in state.tier.transfers]
 
     def promote(state: State) -> list[AnyEvent]:
         found = next_promotion(state)
         return [] if found is None else [found]
 
-    acts: Acts = [(0, lambda state: [TierOpened(capacity=4096)]), (2_480_000, store)]
-    acts += [(at_us, promote) for at_us in range(2_500_000, 12_000_000, 10_000)]
-    acts += [(at_us, read) for at_us in range(3_305_000, 13_000_000, 1_000_000)]
+    def read(state: State) -> list[AnyEvent]:
+        return [PromotionEnded(transfer=each.number, count=len(each.pages) - each.hits) for each in state.tier.transfers]
+
+    acts: Acts = [(0, lambda state: [TierOpened(capacity=4096)])]
+    return acts + [(at_us, act) for act, times in ((empty, empty_us), (promote, promote_us), (read, read_us)) for at_us in times]
+
+
+def slow_tier() -> Incident:
+    """Prompts come back from a disk that takes up to a second for each."""
+    acts = with_tier([2_480_000], range(2_500_000, 12_000_000, 10_000), range(3_305_000, 13_000_000, 1_000_000))
     first = bot(40, 50_000, 300)
     again = [msgspec.structs.replace(each, at_us=each.at_us + 2_500_000) for each in first]
     return Incident(cause="disk", story=Story(config=config(), clients=[*first, *again]), acts=acts)

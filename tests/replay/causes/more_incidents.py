@@ -19,9 +19,9 @@ from incidents import (
     config,
     documents,
     next_load,
-    next_promotion,
     talks,
     text,
+    with_tier,
 )
 
 from vnext.state.config import Speculation
@@ -29,12 +29,8 @@ from vnext.state.events import (
     AnyEvent,
     EnginePaused,
     EngineRecovered,
-    PrefixCacheReset,
-    PromotionEnded,
     RequestAborted,
     RequestResumed,
-    TierChanged,
-    TierOpened,
     WeightsChanged,
 )
 from vnext.state.state import State
@@ -159,20 +155,9 @@ def preemption_storm() -> Incident:
 
 def tier_thrash() -> Incident:
     """Every instruction comes from disk for each question, because something empties the cache behind it."""
-    def empty(state: State) -> list[AnyEvent]:
-        return [PrefixCacheReset(), TierChanged(stored=b"".join(state.pool.prefix_index.blocks()))]
-
-    def read(state: State) -> list[AnyEvent]:
-        return [PromotionEnded(transfer=each.number, count=len(each.pages) - each.hits) for each in state.tier.transfers]
-
-    def promote(state: State) -> list[AnyEvent]:
-        found = next_promotion(state)
-        return [] if found is None else [found]
-
-    acts: Acts = [(0, lambda state: [TierOpened(capacity=4096)])]
-    acts += [(at_us, empty) for at_us in range(2_090_000, 9_000_000, 700_000)]
-    acts += [(at_us, promote) for at_us in range(2_100_000, 14_000_000, 10_000)]
-    acts += [(at_us, read) for at_us in range(2_405_000, 14_500_000, 600_000)]
+    acts = with_tier(
+        range(2_090_000, 9_000_000, 700_000), range(2_100_000, 14_000_000, 10_000), range(2_405_000, 14_500_000, 600_000)
+    )
     return Incident(cause="disk", story=Story(config=config(), clients=bot(110, 60_000, 700)), acts=acts)
 
 

@@ -38,7 +38,7 @@ from tests.sim.scenario_draw import (
 )  # fmt: skip
 from tests.sim.simulator import Simulation
 
-EVENTS_MAX = 25_000
+EVENTS_MAX = 20_000
 CLIENTS = 30
 """Requests of a scenario: fewer than in the walk, so that as many events meet more scenarios."""
 NEITHER = 2**30

@@ -6,7 +6,7 @@ Loads no torch: a running engine's calls are drawn beside it.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -53,6 +53,12 @@ def parts_of(calls: np.ndarray) -> Iterator[tuple[str, Part]]:
     for held in open_calls.values():
         while held:
             yield _own(*held.pop())
+
+
+def add_parts(totals: dict[str, Part], more: Iterable[tuple[str, Part]]) -> None:
+    """Add named parts to those that are there."""
+    for name, part in more:
+        totals[name] = part.plus(totals[name]) if name in totals else part
 
 
 def _own(call: np.void, ns: int) -> tuple[str, Part]:

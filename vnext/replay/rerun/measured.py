@@ -14,7 +14,7 @@ import numpy as np
 from vnext.kernels.cpu.traced import CALL, traced
 from vnext.models.layers.batch import ForwardBatch
 from vnext.replay.rerun.batched import Batched
-from vnext.replay.rerun.calls import ELSEWHERE, Part, parts_of
+from vnext.replay.rerun.calls import ELSEWHERE, Part, add_parts, parts_of
 from vnext.replay.rerun.machine import Caches
 from vnext.runtime.batch.step_inputs import StepInputs
 
@@ -29,8 +29,11 @@ class MeasuredStep(NamedTuple):
     calls: np.ndarray
     left_out: int
 
-    def parts(self) -> Iterator[tuple[str, Part]]:
-        """What belongs to each call, and to none."""
+    def add_to(self, totals: dict[str, Part]) -> None:
+        """Add what belongs to each call, and to none."""
+        add_parts(totals, self._parts())
+
+    def _parts(self) -> Iterator[tuple[str, Part]]:
         within = 0
         for name, part in parts_of(self.calls):
             within += part.ns

@@ -20,8 +20,8 @@ from vnext.replay.console.render import counted, facts
 from vnext.replay.reading.source import UnusableLog
 from vnext.replay.reading.times import timestamps_of
 from vnext.replay.reading.window import planned_by
-from vnext.replay.rerun.calls import Part, calls_in, name_of, parts_of
-from vnext.replay.tables.profile import AGAIN, OperationTime, details_of, operations_of, print_operations, slice_of
+from vnext.replay.rerun.calls import Part, add_parts, calls_in, parts_of
+from vnext.replay.tables.profile import AGAIN, OperationTime, call_slice, operations_of, print_operations, process_line
 
 
 class RankCalls(msgspec.Struct, frozen=True):
@@ -65,8 +65,8 @@ def served(path: Path, calls_file: Path, out: Path) -> Served:
         first_us = found.times_ns[0] / 1e3 if found is not None else 0.0
         trace(part, file, str(out), more=[line for rank, each in enumerate(calls) for line in _lines(rank, each, first_us)])
     parts = dict[str, Part]()
-    for name, one in (pair for each in calls for pair in parts_of(each)):
-        parts[name] = one.plus(parts[name]) if name in parts else one
+    for each in calls:
+        add_parts(parts, parts_of(each))
     total_ms = sum(part.ns for part in parts.values()) / 1e6
     return Served(
         timeline=str(out), first_step=first, steps=max(end - first, 1), ranks=len(calls), calls=len(every),
@@ -77,13 +77,8 @@ def served(path: Path, calls_file: Path, out: Path) -> Served:
 def _lines(rank: int, calls: np.ndarray, first_us: float) -> list[str]:
     """Trace events of a rank's calls."""
     pid = AGAIN + rank
-    name = f'{{"ph":"M","pid":{pid},"tid":0,"name":"process_name","args":{{"name":"kernels of rank {rank}"}}}}'
-    found = [name]
-    for call in calls:
-        us = (call["ended_ns"] - call["began_ns"]) / 1e3
-        at_us = call["began_ns"] / 1e3 - first_us
-        found.append(slice_of(name_of(call), int(call["thread"]), at_us, us, details_of(call, us), pid))
-    return found
+    drawn = (call_slice(call, call["began_ns"] / 1e3 - first_us, pid) for call in calls)
+    return [process_line(f"kernels of rank {rank}", pid), *drawn]
 
 
 def print_served(console: Console, answer: Served) -> None:

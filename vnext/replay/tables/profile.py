@@ -146,8 +146,7 @@ class _Run:
         self._drawn: list[MeasuredStep] = []
 
     def step(self, step: RecordedStep, measured: MeasuredStep) -> None:
-        for name, part in measured.parts():
-            self.parts[name] = part.plus(self.parts[name]) if name in self.parts else part
+        measured.add_to(self.parts)
         self.left_out += measured.left_out
         entry, planned = self._recorded.get(step.step), step.state.in_flight[-1]
         self.steps.append(StepTime(
@@ -160,18 +159,15 @@ class _Run:
     def lines(self, timestamps: Timestamps | None) -> Iterator[str]:
         """Trace events: each step where the log has it, or behind the one before where that took longer here."""
         first_us = timestamps.times_ns[0] / 1e3 if timestamps is not None else 0.0
-        yield f'{{"ph":"M","pid":{AGAIN},"tid":0,"name":"process_name","args":{{"name":"run again by profile"}}}}'
+        yield process_line("run again by profile")
         free_us = 0.0
-        from vnext.replay.rerun.calls import name_of
-
         for found, measured in zip(self.steps, self._drawn):
             entry = self._recorded.get(found.step)
             at_us = max(free_us, entry.end_us - entry.us - first_us if entry else found.step * STEP_US)
             free_us = at_us + found.ms * 1e3
             yield slice_of(f"step {found.step}", 0, at_us, found.ms * 1e3, {"requests": found.requests, "tokens": found.tokens})
             for call in measured.calls:
-                since_us, us = (call["began_ns"] - measured.began_ns) / 1e3, (call["ended_ns"] - call["began_ns"]) / 1e3
-                yield slice_of(name_of(call), int(call["thread"]), at_us + since_us, us, details_of(call, us))
+                yield call_slice(call, at_us + (call["began_ns"] - measured.began_ns) / 1e3)
 
 
 def operations_of(parts: dict[str, Part], total_ms: float) -> list[OperationTime]:
@@ -191,7 +187,20 @@ def slice_of(name: str, thread: int, at_us: float, us: float, details: dict[str,
     return json.dumps(found, separators=(",", ":"))
 
 
-def details_of(call: np.void, us: float) -> dict[str, object]:
+def process_line(name: str, pid: int = AGAIN) -> str:
+    """The trace event that names a process."""
+    return f'{{"ph":"M","pid":{pid},"tid":0,"name":"process_name","args":{{"name":"{name}"}}}}'
+
+
+def call_slice(call: np.void, at_us: float, pid: int = AGAIN) -> str:
+    """The trace event of a call of a kernel."""
+    from vnext.replay.rerun.calls import name_of
+
+    us = (call["ended_ns"] - call["began_ns"]) / 1e3
+    return slice_of(name_of(call), int(call["thread"]), at_us, us, _details_of(call, us), pid)
+
+
+def _details_of(call: np.void, us: float) -> dict[str, object]:
     """A call's rows and rates."""
     rates = {"GFLOP/s": call["work"], "GB/s": call["bytes"]}
     return {"rows": int(call["rows"])} | {name: round(float(count) / us / 1e3, 2) for name, count in rates.items() if count and us}

@@ -36,14 +36,21 @@ KEPT_BYTES = 256 << 20
 class Inputs:
     """The tower of one rank, and the newest of its vectors. `computed` counts those that it has made."""
 
-    def __init__(self, stands_for: int, kept_bytes: int = KEPT_BYTES) -> None:
-        """Has met no input. `stands_for`: a token of the vocabulary in the place of inputs' tokens."""
+    def __init__(
+        self, path: Path, config: ModelConfig, dtype: torch.dtype, states: int, stands_for: int, kept_bytes: int = KEPT_BYTES
+    ) -> None:
+        """Has met no input. `states`: that the tower computes of one; `stands_for`: a token of the vocabulary in the place of
+        inputs' tokens. Raises ModelError."""
+        parts = tower_parts(config.architecture)
+        self._config = parts.config(config)
+        self._params = load_params(path, self._config, alone(), dtype, "cpu", assemble=parts.assemble)
+        self._kv = make_kv_cache(self._config, page_count(states), BLOCK_SIZE, dtype, "cpu", alone())
         self._token, self._kept_bytes = stands_for, kept_bytes
         self._kept: OrderedDict[bytes, torch.Tensor] = OrderedDict()
         self.computed = 0
 
     def encoded(self, digest: bytes) -> torch.Tensor:
-        """The vectors of an input [N, width], computed. Raises ModelError for one that is gone."""
+        """The vectors of an input [N, width], computed. Raises MediaError for one that is gone, and ModelError."""
         raise AssertionError("a tower says how it encodes")
 
     def with_vectors(self, batch: ForwardBatch, params: Any, parallel: Parallel) -> ForwardBatch:
@@ -59,7 +66,10 @@ class Inputs:
         """Of an input [N, width]."""
         found = self._kept.get(digest)
         if found is None:
-            found = self._kept[digest] = self.encoded(digest)
+            try:
+                found = self._kept[digest] = self.encoded(digest)
+            except MediaError as error:
+                raise ModelError(f"{error}.") from error
             self.computed += len(found)
             while len(self._kept) > max(1, self._kept_bytes // found.nbytes):
                 self._kept.popitem(last=False)
@@ -72,13 +82,10 @@ class Images(Inputs):
 
     def __init__(self, path: Path, config: ModelConfig, dtype: torch.dtype, folder: Path, kept_bytes: int = KEPT_BYTES) -> None:
         """`folder`: the store of tiles. Raises ModelError."""
-        parts = tower_parts(config.architecture)
         assert config.tower is not None, "a model that reads images"
         self._tower: Tower = config.tower
-        super().__init__(self._tower.image_token, kept_bytes)
-        self._config, self._folder = parts.config(config), folder
-        self._params = load_params(path, self._config, alone(), dtype, "cpu", assemble=parts.assemble)
-        self._kv = make_kv_cache(self._config, page_count(self._tower.grid**2), BLOCK_SIZE, dtype, "cpu", alone())
+        self._folder = folder
+        super().__init__(path, config, dtype, self._tower.grid**2, self._tower.image_token, kept_bytes)
         try:
             self._form = form_in(path, self._tower.vectors)
         except MediaError as error:
@@ -86,10 +93,7 @@ class Images(Inputs):
 
     def encoded(self, digest: bytes) -> torch.Tensor:
         """As Inputs, of a tile."""
-        try:
-            tile = tile_in(self._folder, digest, self._tower.side)
-        except MediaError as error:
-            raise ModelError(f"{error}.") from error
+        tile = tile_in(self._folder, digest, self._tower.side)
         return encode(self._params, self._kv, torch.from_numpy(numbers_of(tile[None], self._form)[0]), self._config)
 
 
@@ -98,19 +102,13 @@ class Sounds(Inputs):
 
     def __init__(self, path: Path, config: ModelConfig, dtype: torch.dtype, folder: Path, kept_bytes: int = KEPT_BYTES) -> None:
         """`folder`: the store of sounds. Raises ModelError."""
-        super().__init__(0, kept_bytes)
-        parts = tower_parts(config.architecture)
         assert config.sound is not None, "a model that listens"
-        self._sound, self._config, self._folder = config.sound, parts.config(config), folder
-        self._params = load_params(path, self._config, alone(), dtype, "cpu", assemble=parts.assemble)
-        self._kv = make_kv_cache(self._config, page_count(self._sound.states), BLOCK_SIZE, dtype, "cpu", alone())
+        self._sound, self._folder = config.sound, folder
+        super().__init__(path, config, dtype, self._sound.states, 0, kept_bytes)
 
     def encoded(self, digest: bytes) -> torch.Tensor:
         """As Inputs, of a sound."""
-        try:
-            samples = sound_in(self._folder, digest)
-        except MediaError as error:
-            raise ModelError(f"{error}.") from error
+        samples = sound_in(self._folder, digest)
         if len(samples) > self._sound.samples:
             raise ModelError(f"The sound {digest.hex()} has {len(samples)} samples: the model reads {self._sound.samples}.")
         spectrogram = spectrogram_of(samples, self._sound.bands, self._sound.samples)

@@ -101,8 +101,9 @@ async def translate(request: web.Request, handler: Handler) -> web.StreamRespons
     try:
         if request.method == "OPTIONS" and is_preflight(request):
             return preflight_answer(request, front.settings, front.has_keys)
-        authorise(request, front)
-        if _path(request, front) not in front.open_paths:
+        path = _path(request, front)
+        authorise(request, front, path)
+        if path not in front.open_paths:
             await front.starts.turn(client_of(request))
         return await handler(request)
     except (ClientGone, ConnectionError) as error:  # a view's only connection is its client's
@@ -157,10 +158,9 @@ def _path(request: web.Request, front: Front) -> str:
     return request.path.removeprefix(front.settings.root_path)
 
 
-def authorise(request: web.Request, front: Front) -> None:
+def authorise(request: web.Request, front: Front, path: str) -> None:
     """Check the API key, in constant time so that it cannot be guessed byte by byte, and note the client that it stands for.
     Raises KeyRejected, OriginRejected, RoutesClosed."""
-    path = _path(request, front)
     if path in front.open_paths or isinstance(request.match_info.http_exception, web.HTTPNotFound):
         return
     if front.own_check is not None and front.own_check(request):
