@@ -10,7 +10,6 @@ from sampling_values import values_of
 
 from vnext.kernels.cuda import sampling
 from vnext.sampling.inputs import (
-    IN_PROMPT,
     NO_DRAFTS,
     Allowed,
     Banned,
@@ -20,7 +19,7 @@ from vnext.sampling.inputs import (
     RowTables,
     SamplingInputs,
 )
-from vnext.state.params import CHOOSING
+from vnext.state.params import CHOOSING, IN_PROMPT
 
 THREADS = 128
 INFINITY, NAN = float("inf"), float("nan")

@@ -54,7 +54,7 @@ def wait_until_it_runs(server: Server, thread: threading.Thread) -> None:
 
 
 def respond(server: Server, **body: object) -> dict[str, object]:
-    asked = urllib.request.Request(f"{server.url}/v1/responses", json.dumps(body).encode(), {"Content-Type": "application/json"})
+    asked = urllib.request.Request(f"{server.url}/v1/responses", json.dumps({"temperature": 0} | body).encode(), {"Content-Type": "application/json"})
     with urllib.request.urlopen(asked, timeout=20) as answer:
         return json.load(answer)
 

@@ -243,7 +243,3 @@ def check_penalties(logits: torch.Tensor, penalties: Penalties) -> None:
 def _shape(table: Array | tuple[Array, ...]) -> tuple[int, ...]:
     """That of a table, or of the rows of one."""
     return (len(table), *table[0].shape) if isinstance(table, tuple) else tuple(table.shape)
-
-
-IN_PROMPT = 2**30
-"""Added to the count of a penalised request's token if the token is in the prompt."""

@@ -11,7 +11,8 @@ from collections.abc import Callable
 
 import torch
 
-from vnext.sampling.inputs import IN_PROMPT, NO_DRAFTS, Allowed, BehindDrafts, Penalties, RowTables, SamplingInputs
+from vnext.sampling.inputs import NO_DRAFTS, Allowed, BehindDrafts, Penalties, RowTables, SamplingInputs
+from vnext.state.params import IN_PROMPT
 
 Keep = Callable[[torch.Tensor, Allowed], None]
 

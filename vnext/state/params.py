@@ -162,6 +162,10 @@ def is_filtered(sampling: Sampling) -> bool:
     return any(getattr(sampling, name) != DEFAULTS[name] for name in FILTERS)
 
 
+IN_PROMPT = 2**30
+"""Added to the count of a penalised request's token if the token is in the prompt."""
+
+
 def is_penalised(sampling: Sampling) -> bool:
     """Whether a penalty is on."""
     return any(getattr(sampling, name) != DEFAULTS[name] for name in PENALTIES)

@@ -19,8 +19,9 @@ from vnext.runtime.batch.tensors import arrays_of_step
 from vnext.runtime.gpu.device_batch import DeviceBatch, HostStep, Samples
 from vnext.runtime.gpu.row_parameters import RowParameters
 from vnext.runtime.gpu.staging import Layout, Staging
-from vnext.sampling.inputs import IN_PROMPT, Banned, LogitBias, Penalties, SamplingInputs
+from vnext.sampling.inputs import Banned, LogitBias, Penalties, SamplingInputs
 from vnext.state.config import SchedulerConfig
+from vnext.state.params import IN_PROMPT
 from vnext.state.state import State, StepInFlight
 
 

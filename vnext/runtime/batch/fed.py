@@ -15,10 +15,9 @@ import numpy as np
 import xxhash
 
 from vnext.log.pseudonyms import GOLDEN, ONE, mix
-from vnext.sampling.inputs import IN_PROMPT
 from vnext.state.config import SchedulerConfig
 from vnext.state.events import StepCommitted, unpack_tokens
-from vnext.state.params import CHOOSING, PARAMETERS, PENALTIES, Sampling, is_penalised
+from vnext.state.params import CHOOSING, IN_PROMPT, PARAMETERS, PENALTIES, Sampling, is_penalised
 from vnext.state.samples import runs_in, sample_points
 from vnext.state.state import State, StepInFlight
 from vnext.state.store import extents

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 import torch
 
 from vnext.runtime.gpu.sampling_updates import FLOATS, LONGS, ROOM
-from vnext.sampling.inputs import IN_PROMPT, RowTables, SamplingInputs
-from vnext.state.params import DEFAULTS, PENALTIES
+from vnext.sampling.inputs import RowTables, SamplingInputs
+from vnext.state.params import DEFAULTS, IN_PROMPT, PENALTIES
 
 ENTRY_BYTES = 4
 RATES_AT, MARKS_AT = FLOATS.index(PENALTIES[0]), LONGS.index("until")
