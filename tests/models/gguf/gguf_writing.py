@@ -11,6 +11,7 @@ import gguf
 import numpy as np
 
 from vnext.models.loading.checkpoint import open_checkpoint
+from vnext.models.loading.gguf_tensors import name_map
 
 ARCHITECTURES = {
     "LlamaForCausalLM": "llama", "MixtralForCausalLM": "llama", "Qwen2ForCausalLM": "qwen2", "Qwen3ForCausalLM": "qwen3",
@@ -145,8 +146,7 @@ def tensors_of(folder: Path, config: dict[str, Any], name: str, type_: str | Cal
     """The tensors by llama.cpp's names: experts in one, queries and keys of Llama's form by neighbours, Gemma's norms with 1."""
     with open_checkpoint(folder) as checkpoint:
         stored = {key: checkpoint.part(key, checkpoint.shape(key) or (), ()).copy() for key in checkpoint.names()}
-    number = next(number for number, each in gguf.MODEL_ARCH_NAMES.items() if each == name)
-    names = gguf.get_tensor_name_map(number, config["num_hidden_layers"])
+    names = name_map(name, config["num_hidden_layers"])
     found: dict[str, Any] = {}
     for key in sorted(stored):
         own, array = key, stored[key].astype(np.float32)

@@ -11,7 +11,7 @@ import mmap
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -24,6 +24,9 @@ from vnext.models.gguf.header import Tensor, library, read_header
 from vnext.models.loading.recording import Recording
 from vnext.models.loading.sources.safetensors import DTYPES, mapped, release
 from vnext.models.registry import family
+
+if TYPE_CHECKING:
+    from gguf.tensor_mapping import TensorNameMap
 
 PAIRED = frozenset({"llama", "smollm3", "granite", "arcee"})
 """Architectures whose queries and keys turn by pairs of neighbours."""
@@ -128,9 +131,15 @@ def _read(folder: Path, opened: _Opened) -> dict[str, Quantised]:
 
 def file_names(architecture: str, config: ModelConfig) -> _Names:
     """The names of tensors in files of a model by llama.cpp's name of its architecture."""
-    number = next(number for number, name in library("constants").MODEL_ARCH_NAMES.items() if name == architecture)
-    first = library("tensor_mapping").get_tensor_name_map(number, 1).mapping
+    first = name_map(architecture, 1).mapping
     return _Names(architecture, {key: name for key, (_, name) in first.items()}, config.layer_count)
+
+
+def name_map(architecture: str, layer_count: int) -> TensorNameMap:
+    """The package's map of tensors' names, as a class of its own: an architecture's names of blocks are written into the class."""
+    number = next(number for number, name in library("constants").MODEL_ARCH_NAMES.items() if name == architecture)
+    shared = library("tensor_mapping").TensorNameMap
+    return type("NameMap", (shared,), {"block_mappings_cfg": dict(shared.block_mappings_cfg)})(number, layer_count)
 
 
 def _opened(folder: Path) -> _Opened:
