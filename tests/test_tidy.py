@@ -161,7 +161,8 @@ ARROWS = {
     # a bench and a talk drive vnext as its users do
     "commands/bench": {
         "api", "commands/*", "commands/bench/load", "models/errors", "options", "text", "runtime/protocol", "runtime/client",
-        "runtime/processes", "server/console", "base", "replay/answers/convert", "replay/reading/source", "state/events",
+        "runtime/processes", "server/console", "base", "replay/answers/convert", "replay/reading/folding", "replay/reading/source",
+        "runtime/gpu/cascade", "state/events", "state/state",
     },
     "commands/bench/control": {
         "commands/bench/*", "commands/bench/load", "options", "models/config", "models/errors", "replay/futures",

@@ -64,5 +64,5 @@ def test_sched_measures_and_holds_to_bounds(capsys: pytest.CaptureFixture[str]) 
 def test_batches_are_numbers() -> None:
     assert batches_of("1,4096") == [1, 4096] and ROUNDS_MAX > 500
     for wrong in ("", "0", "a", "8,5000"):
-        with pytest.raises(SettingsError, match="write numbers of requests from 1 to 4096"):
+        with pytest.raises(SettingsError, match="write numbers from 1 to 4096"):
             batches_of(wrong)

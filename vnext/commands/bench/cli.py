@@ -13,7 +13,7 @@ from importlib import import_module
 from math import isinf
 from pathlib import Path
 from types import MappingProxyType, ModuleType
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
@@ -58,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if given.command == "report":
             return tabled(given)
         before = machine(), cores_busy()
-        measured = MEASURES[given.command](given)
+        measured = MEASURES.get(given.command, alone)(given)
     except (*REFUSALS, *FAILURES) as error:
         print(f"vnext-bench: {as_flags(str(error), given.labels)}", file=sys.stderr)
         return REFUSED if isinstance(error, REFUSALS) else FAILED
@@ -171,9 +171,9 @@ def engine_runs() -> ModuleType:
     return engine_runs
 
 
-def control(given: Given) -> Result:
-    """Measure the control plane alone, by the module of the command's name."""
-    found: Result = import_module(f"vnext.commands.bench.control.{given.command}").measure(given)
+def alone(given: Given) -> Result:
+    """Measure by the command's own module, which no other command loads."""
+    found: Result = import_module(f"vnext.commands.bench.{OWN[given.command].module}").measure(given)
     return found
 
 
@@ -184,8 +184,7 @@ def plain(workload: Workload) -> dict[str, object]:
 
 MEASURES: dict[str, Callable[[Given], Result]] = {
     "serve": serve, "throughput": throughput, "latency": latency, "startup": startup, "sweep": sweep,
-    "comm": control, "sched": control, "simulate": control,
-}  # fmt: skip
+}
 
 
 def workload_of(given: Mapping[str, Any]) -> Workload:
@@ -228,11 +227,13 @@ BATCHES = Option("batches", ("--batches",), str, "32,64,128,256,512", "requests 
 ROUNDS = Option("rounds", ("--rounds",), int, 64, "steps of each measurement")
 STEP_MS = Option("step_ms", ("--step-ms",), float, 10.0, "milliseconds in which the ranks compute a step")
 GPU_PRICE = Option("gpu_price", ("--gpu-price",), float, 2.0, "dollars for a GPU for an hour")
-CONTROL = (
-    ("comm", (BATCHES, ROUNDS), "measure what a step sends to the ranks, beside a broadcast of everything"),
-    ("sched", (BATCHES, ROUNDS, STEP_MS, GPU_PRICE), "measure what deciding a step takes, and what it costs"),
+CACHE = (
+    Option("hit_rates", ("--hit-rates",), str, "0,25,50,75,100", "percentages of a prompt that all share"),
+    Option("num_prompts", ("--num-prompts",), int, 16, "number of prompts of each rate"),
+    Option("input_len", ("--input-len",), int, 256, "tokens of each prompt"),
+    Option("output_len", ("--output-len",), int, 16, "tokens of each answer"),
+    Option("workload_seed", ("--workload-seed",), int, 0, "seed of the prompts"),
 )
-"""Commands with a module in control/."""
 LOAD = (
     RATES, Option("goodput", ("--goodput",), tuple[str, ...], (), "bounds of a good request in ms, as ttft:500 tpot:50"),
     Option("num_prompts", ("--num-prompts",), int, 200, "number of requests of a run"), *WORKLOAD,
@@ -242,13 +243,31 @@ LOAD = (
     Option("tensor_parallel_size", ("--tensor-parallel-size", "-tp"), int, 1, "GPUs that share the model"),
     Option("from_log", ("--from-log",), str, "", "learn step times from this log, in place of the roofline"), GPU_PRICE,
 )
+class Own(NamedTuple):
+    """A command with a module of its own, which no other command loads."""
+
+    module: str
+    help: str
+    options: tuple[Option, ...]
+    has_model: bool = False
+    has_engine: bool = False
+
+
+OWN = MappingProxyType({
+    "cache": Own("cache", "measure throughput by the hit rate of the prefix cache, and what attention reads", CACHE, True, True),
+    "comm": Own("control.comm", "measure what a step sends to the ranks, beside a broadcast of everything", (BATCHES, ROUNDS)),
+    "sched": Own(
+        "control.sched", "measure what deciding a step takes, and what it costs", (BATCHES, ROUNDS, STEP_MS, GPU_PRICE)
+    ),
+    "simulate": Own("control.simulate", "run the scheduler alone on modelled steps of a GPU, of 8b, 70b or any MODEL", LOAD, True),
+})  # fmt: skip
 FORM = Option("form", ("--format",), Literal["md", "csv", "html"], "md", "Markdown, CSV or a page of HTML")
 
 
 def make_parser() -> Parser:
     parser = Parser(prog="vnext-bench", description="Measure an engine or a server.")
     parser.add_argument("--version", action="version", version=f"vnext-bench {__version__}")
-    commands = parser.add_commands("serve | sweep | throughput | latency | startup | comm | sched | simulate | compare | report")
+    commands = parser.add_commands(" | ".join([*MEASURES, *OWN, "compare", "report"]))
     running = commands.add_parser("serve", help="measure a running server as `vllm bench serve` does")
     add_load(running, GROUPS)
     swept = commands.add_parser("sweep", help="measure a running server at one load after another, and find the knee")
@@ -269,13 +288,8 @@ def make_parser() -> Parser:
     began.add_option(began, STARTS, stays_out=False)
     add_result(began)
     add_engine_options(began)
-    for name, options, words in CONTROL:
-        alone = commands.add_parser(name, help=words)
-        for option in options:
-            alone.add_option(alone, option, stays_out=False)
-        add_result(alone)
-    modelled = commands.add_parser("simulate", help="run the scheduler alone on modelled steps of a GPU, of 8b, 70b or any MODEL")
-    add_load(modelled, {"load": LOAD})
+    for name, own in OWN.items():
+        add_own(commands.add_parser(name, help=own.help), own)
     both = commands.add_parser("compare", help="compare two reports or result files")
     both.add_argument("before", nargs="?", default="", help="a file of --json or --save-result; --save-detailed adds intervals")
     both.add_argument("after", nargs="?", default="", help="another one")
@@ -284,6 +298,17 @@ def make_parser() -> Parser:
     many.add_argument("files", nargs="*", default=(), help="files as of compare")
     many.add_option(many, FORM, stays_out=False)
     return parser
+
+
+def add_own(parser: Parser, own: Own) -> None:
+    if own.has_model:
+        parser.add_model()
+    group = parser.add_argument_group("workload")
+    for option in own.options:
+        parser.add_option(group, option, stays_out=False)
+    add_result(parser)
+    if own.has_engine:
+        add_engine_options(parser)
 
 
 def add_load(parser: Parser, groups: Mapping[str, tuple[Option, ...]]) -> None:

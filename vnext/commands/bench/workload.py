@@ -12,6 +12,7 @@ import random
 import msgspec
 
 from vnext.runtime.protocol.sampling_params import SamplingParams
+from vnext.runtime.protocol.settings import SettingsError
 from vnext.text.tokenizer import Tokenizer
 
 
@@ -24,6 +25,17 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     shared_length: int = 0
     random: bool = False
     seed: int = 0
+
+
+def numbers_of(text: str, flag: str, low: int, high: int) -> list[int]:
+    """The numbers of an option. Raises SettingsError for one outside of these bounds."""
+    try:
+        found = [int(word) for word in text.split(",")]
+    except ValueError:
+        found = [low - 1]
+    if any(not low <= each <= high for each in found):
+        raise SettingsError(f"{flag} is {text!r}: write numbers from {low} to {high} with commas between them.")
+    return found
 
 
 def prompts(workload: Workload, tokenizer: Tokenizer) -> list[list[int]]:

@@ -17,9 +17,9 @@ import numpy as np
 from vnext.commands.bench.control.steady import STEPS_MAX, VOCABULARY, committed, planned, steady_decode
 from vnext.commands.bench.report import Result
 from vnext.commands.bench.tables import runs_table
+from vnext.commands.bench.workload import numbers_of
 from vnext.options.parser import Given
 from vnext.runtime.batch.batch import PersistentBatch
-from vnext.runtime.protocol.settings import SettingsError
 from vnext.runtime.transport.ring.broadcast import decode_events, encode_events
 from vnext.runtime.transport.ring.reader import RingReader
 from vnext.runtime.transport.ring.writer import RingWriter
@@ -72,13 +72,7 @@ def measure(given: Given) -> Result:
 
 def batches_of(text: str) -> list[int]:
     """Raises SettingsError."""
-    try:
-        found = [int(word) for word in text.split(",")]
-    except ValueError:
-        found = [0]
-    if any(not 1 <= each <= 4096 for each in found):
-        raise SettingsError(f"--batches is {text!r}: write numbers of requests from 1 to 4096, as 32,256.")
-    return found
+    return numbers_of(text, "--batches", 1, 4096)
 
 
 class Form(NamedTuple):
