@@ -39,11 +39,14 @@ def test_a_weight_of_int8_is_at_most_half_a_step_off(inputs: int, run: int, grou
 
 
 def test_what_is_rounded_is_what_the_format_says() -> None:
-    """The head too in 8 bits, not in 4, where a weight that is no whole groups stays as well."""
-    for is_of_layer in (True, False):
-        assert INT8.rounds(PLAIN, 64, 64, is_of_layer) is not None
-        assert (INT4.rounds(PLAIN, 64, 64, is_of_layer) is not None) == is_of_layer
-    assert INT4.rounds(PLAIN, 48, 48, True) is None and PLAIN.rounds(PLAIN, 64, 64, True) is None
+    """The head in 8 bits beside layers of 4 as well, and what is no whole groups."""
+    weight = (draw(8, 96).numpy(),)
+    for products, inputs, is_of_layer, bits in (
+        (INT8, 96, True, 8), (INT8, 96, False, 8), (INT4, 96, True, 4), (INT4, 96, False, 8), (INT4, 48, True, 8),
+    ):  # fmt: skip
+        found = products.rounds(PLAIN, inputs, inputs, is_of_layer)
+        assert found is not None and found.codes(weight).bits == bits
+    assert PLAIN.rounds(PLAIN, 64, 64, True) is None
     assert [rounded(INT4, inputs, inputs).group for inputs in (64, 96)] == [32, 32]
 
 

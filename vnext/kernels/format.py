@@ -157,7 +157,7 @@ FORMATS = {
         ),
         FormatRow(
             "int4", "vnext.kernels.formats.rounded:INT4", dtype="bfloat16", devices=("cpu",),
-            option="int4 rounds the weights of layers to 4 bits, with a searched scale for 32 inputs",
+            option="int4 rounds those of layers to 4 bits, by a searched scale, and others as int8",
         ),
         FormatRow("wide", "vnext.kernels.formats.floats:WIDE"),
         FormatRow("fixed", "vnext.kernels.formats.floats:FIXED"),
