@@ -162,7 +162,7 @@ ARROWS = {
     "commands/bench": {
         "api", "commands/*", "commands/bench/load", "models/errors", "options", "text", "runtime/protocol", "runtime/client",
         "runtime/processes", "server/console", "base", "replay/answers/convert", "replay/reading/folding", "replay/reading/source",
-        "runtime/gpu/cascade", "state/events", "state/state",
+        "runtime/gpu/cascade", "runtime/transport/collectives", "state/events", "state/state",
     },
     "commands/bench/control": {
         "commands/bench/*", "commands/bench/load", "options", "models/config", "models/errors", "replay/futures",

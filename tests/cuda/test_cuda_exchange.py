@@ -12,6 +12,7 @@ import os
 import re
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -25,10 +26,12 @@ from device_ranks import LIMITS, HeapMemory, RankBackend, join, run_threads, wro
 from host_shim import ORDERS, SEED_SHIFT, STRAGGLING
 from rank_sums import same_bits, tree_sum, values
 
+from vnext.commands.bench.all_reduce_ranks import device_forms
 from vnext.kernels.cuda import backends
 from vnext.kernels.cuda.exchange import SUMMED, memory_bytes
 from vnext.runtime.transport.collectives import choose_collectives, device_memory
 from vnext.runtime.transport.collectives.device_group import DeviceGroup, default_limits
+from vnext.runtime.transport.collectives.meeting import Meeting
 
 HERE = Path(__file__).parent
 TIMEOUT_S = 250
@@ -42,6 +45,23 @@ def ranks(libraries: Path, shim: Any) -> Iterator[RankBackend]:
     backends.use("cpu", lambda: backend)
     yield backend
     backends.use("cpu", lambda: shim)
+
+
+def test_the_bench_of_sums_adds_by_either_kernel(ranks: RankBackend, tmp_path: Path) -> None:
+    """vnext-bench allreduce on GPUs; the shim has no NCCL."""
+    given = [torch.full((4096,), value, dtype=torch.bfloat16) for value in (1, 2)]
+    entered = threading.Barrier(2)
+
+    def rank_main(rank: int) -> list[float]:
+        ranks.order = ORDERS[rank]
+        forms = device_forms(Meeting(tmp_path / "meeting"), rank, 2, torch.device("cpu"), HeapMemory)
+        assert list(forms) == ["one_shot", "two_shot"]
+        sums = [float(add(given[rank].clone()).sum()) for add in forms.values()]
+        entered.wait(TIMEOUT_S)  # the memory of both is mapped until both have added
+        return sums
+
+    with ThreadPoolExecutor(2) as threads:
+        assert list(threads.map(rank_main, range(2))) == [[3 * 4096] * 2] * 2
 
 
 # ---- processes ---------------------------------------------------------------------------------------------------

@@ -243,6 +243,14 @@ LOAD = (
     Option("tensor_parallel_size", ("--tensor-parallel-size", "-tp"), int, 1, "GPUs that share the model"),
     Option("from_log", ("--from-log",), str, "", "learn step times from this log, in place of the roofline"), GPU_PRICE,
 )
+SUMS = (
+    Option("ranks", ("--ranks",), str, "2", "numbers of ranks, as 2,4"),
+    Option("sizes", ("--sizes",), str, "2,8,32,128,512,2048", "KiB of a rank's tensor"),
+    Option("rounds", ("--rounds",), int, 30, "rounds of each size"),
+    Option("bench_device", ("--device",), Literal["auto", "cpu", "cuda"], "auto", "auto takes GPUs where each rank has one"),
+)
+
+
 class Own(NamedTuple):
     """A command with a module of its own, which no other command loads."""
 
@@ -255,6 +263,7 @@ class Own(NamedTuple):
 
 OWN = MappingProxyType({
     "cache": Own("cache", "measure throughput by the hit rate of the prefix cache, and what attention reads", CACHE, True, True),
+    "allreduce": Own("all_reduce", "measure sums over ranks by size: the library's and ours, and where to switch", SUMS),
     "comm": Own("control.comm", "measure what a step sends to the ranks, beside a broadcast of everything", (BATCHES, ROUNDS)),
     "sched": Own(
         "control.sched", "measure what deciding a step takes, and what it costs", (BATCHES, ROUNDS, STEP_MS, GPU_PRICE)
