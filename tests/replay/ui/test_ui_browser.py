@@ -163,13 +163,15 @@ def test_a_request_is_found_by_its_name(page, logs):
     page.reported("#error", '"nobody" is no place: no request of this log has a name')
 
 
-@pytest.mark.parametrize("width", [390, 1440])
+@pytest.mark.parametrize("width", [390, 1024, 1440])
 def test_it_is_as_wide_as_the_screen(page, width):
     page.emulate(width, "dark")
     try:
         page.open(40)
         page.find(".slowest summary").click()
         assert page.driver.execute_script("return document.documentElement.scrollWidth") <= width
+        lines = page.driver.execute_script("return document.querySelector('header').offsetHeight") / page.find("#to").size["height"]
+        assert lines < {390: 10, 1024: 4, 1440: 2}[width], "the header leaves the window to the log"
         assert page.complaints == []
     finally:
         page.emulate(0, "")

@@ -25,7 +25,8 @@ function lines(place, entries, words, go) {
 export async function show(number, id, go) {
   const found = await ask("request", { log: number, id });
   const facts = Object.entries(found.facts).map(([name, value]) => `${whole(value)} ${name}`);
-  const causes = Object.entries(found.reasons).map(([why, ms]) => `${whole(Math.round(ms))} ms ${why}`);
+  const waits = Object.entries(found.reasons).filter(([, ms]) => ms >= 0.5);
+  const causes = waits.map(([why, ms]) => `${whole(Math.round(ms))} ms ${why}`);
   byId("request-title").textContent = `request ${found.id}${found.name ? ` · ${found.name}` : ""}`;
   byId("request-line").textContent = found.line || "the log has no times";
   byId("request-facts").textContent = [...facts, `end: ${found.end || "it lives"}`].join(", ");

@@ -198,7 +198,8 @@ async function grown(about) {
 
 function summary(logs) {
   const counts = logs.map((log) => `${log.last_request + 1} requests, ${log.last_event + 1} events`);
-  byId("about").textContent = logs.length === 1 ? counts[0] : counts.map((words, number) => `${logs[number].name}: ${words}`).join(" | ");
+  byId("about").textContent = counts.join(" | ");
+  byId("about").title = logs.map((log, number) => `${log.name}: ${counts[number]}`).join("\n");
 }
 
 async function start() {
