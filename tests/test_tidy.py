@@ -161,7 +161,7 @@ ARROWS = {
     # a bench and a talk drive vnext as its users do
     "commands/bench": {
         "api", "commands/*", "commands/bench/load", "models/errors", "options", "text", "runtime/protocol", "runtime/client",
-        "runtime/processes", "server/console", "base", "replay/answers/convert", "replay/reading/folding", "replay/reading/source",
+        "runtime/processes", "server/console", "base", "replay/answers/convert", "replay/futures/recording", "replay/reading/folding", "replay/reading/source",
         "runtime/gpu/cascade", "runtime/transport/collectives", "state/events", "state/state",
     },
     "commands/bench/control": {

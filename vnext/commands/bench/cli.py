@@ -243,6 +243,12 @@ LOAD = (
     Option("tensor_parallel_size", ("--tensor-parallel-size", "-tp"), int, 1, "GPUs that share the model"),
     Option("from_log", ("--from-log",), str, "", "learn step times from this log, in place of the roofline"), GPU_PRICE,
 )
+OVERLAP = (
+    Option("batches", ("--batches",), str, "1,8,32", "requests in decode, one line each"),
+    Option("input_len", ("--input-len",), int, 32, "tokens of each prompt"),
+    Option("output_len", ("--output-len",), int, 128, "tokens of each answer"),
+    Option("workload_seed", ("--workload-seed",), int, 0, "seed of the prompts"),
+)
 SUMS = (
     Option("ranks", ("--ranks",), str, "2", "numbers of ranks, as 2,4"),
     Option("sizes", ("--sizes",), str, "2,8,32,128,512,2048", "KiB of a rank's tensor"),
@@ -268,6 +274,7 @@ OWN = MappingProxyType({
     "sched": Own(
         "control.sched", "measure what deciding a step takes, and what it costs", (BATCHES, ROUNDS, STEP_MS, GPU_PRICE)
     ),
+    "overlap": Own("overlap", "measure which share of the control plane compute hides, by batch", OVERLAP, True, True),
     "simulate": Own("control.simulate", "run the scheduler alone on modelled steps of a GPU, of 8b, 70b or any MODEL", LOAD, True),
 })  # fmt: skip
 FORM = Option("form", ("--format",), Literal["md", "csv", "html"], "md", "Markdown, CSV or a page of HTML")
