@@ -171,6 +171,7 @@ HANDS_OVER = "--role prefill --cluster-secret-file s --handover-address "
         ("--device cpu --gpu-memory-utilization 0.8", "--gpu-memory-utilization is for a GPU, and device is cpu: use --device cuda"),
         ("--device cuda --graph-sizes 4 0", "--graph-sizes is 0: it must lie between 1 and"),
         ("--cpu-offload-gb 4", "vnext serve: --cpu-offload-gb is '4': weights stay on the device that computes with them; see --quant"),
+        ("--num-gpu-blocks 4", "there is no option --num-gpu-blocks: did you mean --num-gpu-blocks-override?\nSee vnext serve --help."),
         ("--max-model-length 4", "there is no option --max-model-length: did you mean --max-model-len?\nSee vnext serve --help."),
         ("a --port 1 b", "nothing takes 'b': models stand side by side"),
         ("--log off --durable", "--log-durable is on and the log is off: leave one of the two out"),

@@ -7,8 +7,12 @@ from collections.abc import Iterable
 
 CUTOFF = 0.82
 """The similarity of two names at which one is suggested for the other: --stream-interval must not suggest --digest-interval."""
+BEGUN_MIN = 6
+"""Letters of a name left unfinished."""
 
 
 def close_to(name: str, known: Iterable[str], cutoff: float = CUTOFF) -> str:
-    """The name in `known` that `name` is a misspelling of, "" for none."""
-    return next(iter(difflib.get_close_matches(name, known, n=1, cutoff=cutoff)), "")
+    """The name in `known` that `name` is a misspelling of, or alone begins with several letters of it; "" for none."""
+    known = list(known)
+    begun = [each for each in known if each.startswith(name)] if len(name) >= BEGUN_MIN else []
+    return next(iter(difflib.get_close_matches(name, known, n=1, cutoff=cutoff)), begun[0] if len(begun) == 1 else "")
