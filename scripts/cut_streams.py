@@ -207,13 +207,13 @@ class Storm:
             while self.found["cuts"] < cuts + CUTS_A_KILL:  # on a busy machine what was killed takes longer to serve again
                 await asyncio.sleep(PAUSE_S)
             kind = self._rng.choice([*self.kills])
-            if kind == "router":
-                self._routers.kill(self._rng.randrange(len(self._routers.urls)))
-            else:
-                processes = self._rng.choice(self._servers).processes
-                with suppress(psutil.Error, IndexError):
+            with suppress(psutil.Error, IndexError):  # a process that is being started again cannot be killed, and does not count
+                if kind == "router":
+                    self._routers.kill(self._rng.randrange(len(self._routers.urls)))
+                else:
+                    processes = self._rng.choice(self._servers).processes
                     self._rng.choice([each for each in processes if MODULES[kind] in each.cmdline()]).kill()
-            self.kills[kind] += 1
+                self.kills[kind] += 1
 
 
 async def storm(
