@@ -174,10 +174,19 @@ def test_the_working_folder_has_a_name(monkeypatch: pytest.MonkeyPatch, tmp_path
     assert usual_names(".", Path(".")) == (tmp_path.name, ".")
 
 
-def test_a_server_goes_on_when_nobody_reads_what_it_says(root: Path) -> None:
+@pytest.mark.parametrize("is_open", [False, True])
+@pytest.mark.parametrize("write", ["write_line", "write_error"])
+def test_a_server_goes_on_when_nobody_reads_what_it_says(root: Path, write: str, is_open: bool) -> None:
+    """Its reader has gone, or reads nothing of a pipe that holds 64 KiB."""
     reader, writer = os.pipe()
-    os.close(reader)
-    code = "import sys; from vnext.server.console import write_line; write_line('one'); write_line('two'); print('alive', file=sys.stderr)"
-    ran = subprocess.run([sys.executable, "-c", code], cwd=root, stdout=writer, stderr=subprocess.PIPE, text=True)
+    if not is_open:
+        os.close(reader)
+    code = f"import os; from vnext.server.console import {write} as write\nfor _ in range(300): write('word ' * 100)\nos._exit(7)"
+    streams = {"stdout": writer, "stderr": writer} | {"stdout" if write == "write_error" else "stderr": subprocess.PIPE}
+    ran = subprocess.run([sys.executable, "-c", code], cwd=root, text=True, timeout=60, **streams)
     os.close(writer)
-    assert (ran.returncode, ran.stderr) == (0, "alive\n")
+    assert (ran.returncode, ran.stdout or "", ran.stderr or "") == (7, "", "")
+    if is_open:
+        lines = os.read(reader, 2**20).decode().splitlines()
+        os.close(reader)
+        assert len(lines) > 100 and set(lines[:-1]) == {"word " * 100}

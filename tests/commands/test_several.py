@@ -26,6 +26,10 @@ from vnext.options.reader import parse
 from vnext.runtime.processes.launch import DEMO_MODEL
 
 ROOT = Path(__file__).resolve().parents[2]
+sys.path.append(str(ROOT / "tests" / "e2e"))
+
+from serving import fill  # noqa: E402
+
 SMALL = ("--threads", "1", "--num-blocks-override", "64", "--max-num-seqs", "4", "--port", "0")
 ASKED = {"prompt": "What is Python?", "max_tokens": 4, "temperature": 0}
 COMMAND = (sys.executable, "-m", "vnext.commands.cli")
@@ -57,9 +61,11 @@ def test_two_models_take_turns(tmp_path: Path) -> None:
         assert len(list((tmp_path / "logs").glob("*.key"))) == 3 and len(family) > 2
         with pytest.raises(RequestFailed, match="gone' cannot be loaded: there is no folder"):
             client.ask("/v1/completions", ASKED | {"model": models[2]}, dict)
+        fill(process, 1)  # nobody reads that models are loaded, unloaded and gone
+        assert client.ask("/v1/completions", ASKED, dict)["choices"][0]["text"] == first["choices"][0]["text"]
+        family += psutil.Process(process.pid).children(recursive=True)
     finally:
         process.send_signal(signal.SIGINT)
-        process.stdout.read()
         assert process.wait(30) == 0
     assert [each for each in family if each.is_running()] == []
 

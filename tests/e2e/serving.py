@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +82,16 @@ def eventually(condition: Callable[[], bool], timeout_s: float = SOON_S) -> bool
             return False
         time.sleep(0.05)
     return True
+
+
+def fill(process: subprocess.Popen[str], descriptor: int) -> None:
+    """Leave no room in the pipe that is its standard output or error."""
+    full = os.open(f"/proc/{process.pid}/fd/{descriptor}", os.O_WRONLY | os.O_NONBLOCK)
+    for size in (4096, 1):
+        with suppress(BlockingIOError):
+            while os.write(full, b"." * size):
+                pass
+    os.close(full)
 
 
 @contextmanager

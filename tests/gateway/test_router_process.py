@@ -23,7 +23,7 @@ TESTS = Path(__file__).resolve().parents[1]
 sys.path.append(str(TESTS / "e2e"))
 
 from router_here import Toy  # noqa: E402  (needs the path above)
-from serving import ROOT, Server, eventually, serving  # noqa: E402
+from serving import ROOT, Server, eventually, fill, serving  # noqa: E402
 
 from vnext.server.settings import ServerSettings  # noqa: E402
 from vnext.server.tls import tls_context  # noqa: E402
@@ -129,6 +129,19 @@ def test_a_server_behind_https_is_one_whose_certificate_the_machine_trusts(is_tr
 def trouble_of(router: RouterProcess) -> str:
     """Why its last server gets no requests, "" if it does."""
     return router.backends()[-1]["trouble"] or ""
+
+
+def test_a_router_routes_though_nobody_reads_what_it_says() -> None:
+    """That a server is ill and well again is said in the loop that passes requests on."""
+    with Toy() as toy, routing("--port", "0", "--backend", toy.url, "--health-interval", "0.1") as router:
+        fill(router.process, 1)
+        for status in (500, 200, 500, 200):
+            toy.health = status
+            assert eventually(lambda status=status: bool(trouble_of(router)) == (status == 500), 30)
+        with urllib.request.urlopen(f"{router.url}/v1/anything", timeout=10) as answer:
+            assert json.loads(answer.read())["path"] == "/v1/anything"
+        router.process.terminate()
+        assert router.process.wait(10) == 0
 
 
 def test_a_killed_server_a_killed_router_and_a_drain(pair: list[Server]) -> None:

@@ -1,7 +1,7 @@
 """Console: lines for the operator on standard output and standard error, and the curl line that gets an answer from a server.
 
-The server keeps serving when the lines' reader has gone, or when they go to a file for which there is no room. A report that
-cannot be written ends its program.
+The server keeps serving when the lines' reader has gone or reads nothing, or when they go to a file for which there is no room.
+A report that cannot be written ends its program.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from contextlib import contextmanager
 
 from vnext.base.exits import FAILED
 from vnext.runtime.protocol.log_lines import line
+from vnext.runtime.protocol.patient import STDERR, STDOUT
 
 UNWRITTEN = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EPIPE)
 """Errors of an output that takes no more."""
@@ -24,19 +25,13 @@ EXAMPLE_WORDS = "What is Python?"
 
 
 def write_line(words: str) -> None:
-    """Print and flush."""
-    try:
-        print(line(words), flush=True)
-    except OSError:
-        _discard(sys.stdout.fileno())
+    """Write a line for the operator. It is left out where nobody takes it."""
+    (STDOUT if sys.stdout is sys.__stdout__ else sys.stdout).write(line(words) + "\n")
 
 
 def write_error(sentence: str) -> None:
-    """Print on standard error and flush."""
-    try:
-        print(line(sentence, "ERROR"), file=sys.stderr, flush=True)
-    except OSError:
-        _discard(sys.stderr.fileno())
+    """Write it on standard error, as a line."""
+    (STDERR if sys.stderr is sys.__stderr__ else sys.stderr).write(line(sentence, "ERROR") + "\n")
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Stderr that nobody has to read: a pipe that is full stops neither who serves nor who starts it again."""
+"""Standard output and error that nobody has to read: a pipe that is full stops neither who serves nor who starts it again."""
 
 from __future__ import annotations
 
@@ -40,5 +40,5 @@ class PatientStream:
         return not self._is_stuck
 
 
-STDERR = PatientStream(2)
+STDOUT, STDERR = PatientStream(1), PatientStream(2)
 """This process's own."""
