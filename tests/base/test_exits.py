@@ -15,9 +15,11 @@ import pytest
 from vnext.base.exits import FAILED, REFUSED
 from vnext.commands import api_servers, cli, serve as serving
 from vnext.commands.bench import cli as bench
+from vnext.gateway import run as router
 from vnext.replay.cli import main as replay
 from vnext.runtime.processes import launch
 from vnext.runtime.processes.launch import DEMO_MODEL, StartFailed, StartRefused
+from vnext.server.tls import AddressUnusable
 
 NOBODY = "http://127.0.0.1:1"
 WRONG_BY_COMMAND = [
@@ -176,14 +178,16 @@ def test_an_engine_that_could_not_start(
         ([], False),
     ],
 )
+@pytest.mark.parametrize("command", [["serve"], ["serve", "one", "two"], ["router", "--backend", NOBODY]], ids=["server", "several", "router"])
 def test_a_server_that_others_reach_without_a_key_says_so(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str], is_said: bool
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: list[str], arguments: list[str], is_said: bool
 ) -> None:
     def fail(*_: object) -> None:
-        raise StartFailed("It is so.")
+        raise StartFailed("It is so.") if len(command) == 1 else AddressUnusable("It is so.")
 
     monkeypatch.setattr(serving, "start", fail)
-    assert cli.main(["serve", *arguments]) == FAILED
+    monkeypatch.setattr(router, "_serve", fail)
+    assert cli.main([*command, *arguments]) == (FAILED if len(command) == 1 else REFUSED)
     assert ("may use this server, since it has no key: give it --api-key" in capsys.readouterr().out) == is_said
 
 

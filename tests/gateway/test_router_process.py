@@ -133,7 +133,7 @@ def trouble_of(router: RouterProcess) -> str:
 
 def test_a_router_routes_though_nobody_reads_what_it_says() -> None:
     """That a server is ill and well again is said in the loop that passes requests on."""
-    with Toy() as toy, routing("--port", "0", "--backend", toy.url, "--health-interval", "0.1") as router:
+    with Toy() as toy, routing("--port", "0", "--backend", toy.url) as router:
         fill(router.process, 1)
         for status in (500, 200, 500, 200):
             toy.health = status

@@ -35,9 +35,9 @@ from vnext.runtime.protocol.log_lines import begin
 from vnext.runtime.protocol.lora_request import adapter_files, module_of
 from vnext.runtime.protocol.sampling_params import InvalidRequest
 from vnext.runtime.protocol.settings import EngineSettings, reads_generation_config
-from vnext.server.console import write_error, write_line
+from vnext.server.console import say_who_comes_in, write_error, write_line
 from vnext.server.settings import ServerSettings
-from vnext.server.tls import AddressUnusable, TlsUnusable, bind, is_loopback, tls_context
+from vnext.server.tls import AddressUnusable, TlsUnusable, bind, tls_context
 
 POLL_S = 0.5
 STARTING_POLL_S = 0.01
@@ -49,8 +49,7 @@ def serve(command: ServeCommand) -> int:
     if command.engine.node_rank > 0:
         return int(importlib.import_module("vnext.commands.node").serve_node(command.engine))
     write_line(f"vnext {__version__}: starting {command.engine.model or 'the demo model'} ...")
-    if not command.server.needs_key and not is_loopback(command.server.host):
-        write_line(f"vnext: whoever reaches {command.server.host} may use this server, since it has no key: give it --api-key")
+    say_who_comes_in(command.server)
     try:
         with _terminate_as_interrupt():
             engines, edges = start(command)

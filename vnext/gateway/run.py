@@ -25,7 +25,7 @@ from vnext.gateway.context import ROUTER, RouterContext
 from vnext.gateway.settings import RouterSettings
 from vnext.gateway.shelf import LoadFailed, ModelGone, ModelTooLarge, Shelf
 from vnext.runtime.protocol import log_lines
-from vnext.server.console import write_error, write_line
+from vnext.server.console import say_who_comes_in, write_error, write_line
 from vnext.server.context.api_keys import KeysUnusable
 from vnext.server.context.errors import Failure, KeyRejected, RoutesClosed
 from vnext.server.context.text_work import settle
@@ -43,6 +43,7 @@ def run_router(settings: RouterSettings, word: str = "router", shelf: Callable[[
     `shelf` makes that of a server with several models."""
     http = msgspec.structs.replace(settings.http, connections_max=room_for(2 * settings.http.connections_max) // 2)
     log_lines.begin("router", http.log_format, http.log_level, "%(asctime)s %(levelname)s %(name)s: %(message)s")
+    say_who_comes_in(http)
     try:
         asyncio.run(_serve(msgspec.structs.replace(settings, http=http), shelf))
     except (AddressUnusable, TlsUnusable, KeysUnusable, BackendRefused, DecisionsUnusable) as error:

@@ -17,6 +17,8 @@ from contextlib import contextmanager
 from vnext.base.exits import FAILED
 from vnext.runtime.protocol.log_lines import line
 from vnext.runtime.protocol.patient import STDERR, STDOUT
+from vnext.server.settings import ServerSettings
+from vnext.server.tls import is_loopback
 
 UNWRITTEN = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EPIPE)
 """Errors of an output that takes no more."""
@@ -32,6 +34,12 @@ def write_line(words: str) -> None:
 def write_error(sentence: str) -> None:
     """Write it on standard error, as a line."""
     (STDERR if sys.stderr is sys.__stderr__ else sys.stderr).write(line(sentence, "ERROR") + "\n")
+
+
+def say_who_comes_in(settings: ServerSettings) -> None:
+    """A line if others reach the server and it asks for no key."""
+    if not settings.needs_key and not is_loopback(settings.host):
+        write_line(f"vnext: whoever reaches {settings.host} may use this server, since it has no key: give it --api-key")
 
 
 @contextmanager

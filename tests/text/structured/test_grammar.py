@@ -154,7 +154,7 @@ TREE = {"type": "object", "properties": {"of": {"type": "array", "items": {"$ref
         ({"anyOf": [{"type": "null"}, {"$ref": "#/$defs/f"}], "$defs": {"f": FLAT}}, {"a": 1}, 4),
         ({"$ref": "#/$defs/t", "$defs": {"t": TREE}}, {"of": [{"of": [{}]}]}, 32),
         ({"type": "object"}, {"a": [{"b": [{"c": {}}]}]}, 32),
-        ({"const": {"a": [1]}}, {"a": [1]}, 32),
+        ({"const": {"a": [1]}}, {"a": [1]}, 8),
         ({}, [[[1]]], 32),
     ],
 )

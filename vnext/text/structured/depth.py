@@ -6,8 +6,6 @@ from collections.abc import Iterator, Mapping
 
 from vnext.text.structured.json_schema import Members, Schema
 
-_CONTAINERS = (list, tuple, dict)
-
 
 def depth_of(schema: Schema, most: int) -> int:
     """The depth, up to `most`; values that are free, and those of schemas that contain themselves, have that."""
@@ -26,11 +24,11 @@ class _Depths:
         if not isinstance(schema, dict) or left <= 0:
             return left if schema else 0
         within, beside = [*_within(schema)], [*_beside(schema)]
-        listed = [*schema.get("enum", ()), schema.get("const")]
-        if any(isinstance(each, _CONTAINERS) for each in listed) or _is_free(schema, bool(within or beside)):
+        if _is_free(schema, bool(within or beside)):
             return left
         found = [self.of(each, left) for each in beside]
         found += [1 + self.of(each, left - 1) for each in within]
+        found += [_levels(each, left) for each in (*schema.get("enum", ()), schema.get("const"))]
         if isinstance(name := schema.get("$ref"), str):
             found.append(self._definition(name.removeprefix("#/$defs/"), left))
         if "properties" in schema and schema.get("additionalProperties", True) is True:
@@ -42,6 +40,12 @@ class _Depths:
             self._known[name, left] = 0  # while it is looked at: a reference to itself adds no level
             self._known[name, left] = self.of(self._definitions.get(name, True), left)
         return self._known[name, left]
+
+
+def _levels(value: object, left: int) -> int:
+    """The depth of one value."""
+    within = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else None
+    return 0 if within is None or left <= 0 else 1 + max((_levels(each, left - 1) for each in within), default=0)
 
 
 def _within(schema: Members) -> Iterator[object]:
