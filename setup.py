@@ -66,6 +66,7 @@ DEV = [
     "ruff>=0.17",
     "selenium>=4.20",
     *TRANSFORMERS,
+    *AUDIO,
     *IMAGES,
     *PARQUET,
 ]
