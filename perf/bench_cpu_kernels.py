@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from vnext.kernels.calls import AttentionCall
+from vnext.kernels.calls import AttentionCall, AttentionStep
 from vnext.kernels.cpu import attention, linear as products, native, stack
 from vnext.kernels.cpu.memory import Arena
 from vnext.kernels.formats.floats import PLAIN
@@ -103,7 +103,7 @@ def test_attention(benchmark, name: str, rows: int, queries: int, context: int, 
     table = torch.randperm(page_count).to(torch.int32).view(rows, -1)
     query = torch.randn(rows * queries, shape.heads, shape.head_dim).to(dtype)
     starts, lengths = np.arange(rows + 1) * queries, np.full(rows, context)
-    step = attention.plan(starts, lengths, table, BLOCK_SIZE, shape.kv_heads, shape.heads)
+    step = attention.plan(AttentionStep(starts, lengths, table, BLOCK_SIZE, shape.kv_heads), shape.heads)
 
     def attend() -> None:
         attention.paged_attention(query, AttentionCall(caches[0], caches[1], step, shape.head_dim**-0.5))
@@ -151,7 +151,7 @@ def test_layers_of_a_step(benchmark, name: str, rows: int, queries: int, context
     caches = stack.Caches(pairs.places, pages.stride(0), shape.head_dim, native.Kind.BFLOAT16)
     table = torch.arange(page_count, dtype=torch.int32).view(rows, -1)
     starts, lengths = np.arange(rows + 1) * queries, np.full(rows, context)
-    plan = attention.plan(starts, lengths, table, BLOCK_SIZE, shape.kv_heads, shape.heads)
+    plan = attention.plan(AttentionStep(starts, lengths, table, BLOCK_SIZE, shape.kv_heads), shape.heads)
     slots = (torch.arange(rows)[:, None] * context + torch.arange(context - queries, context)).flatten()
     angles = stack.Angles(*torch.randn(2, rows * queries, shape.head_dim // 2))
     last, states = torch.arange(1, rows + 1) * queries - 1, draw(rows * queries, shape.hidden)

@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 import torch
 
-from vnext.kernels.calls import AttentionCall, RotaryWrite
+from vnext.kernels.calls import AttentionCall, AttentionStep, RotaryWrite
 from vnext.kernels.cuda import backends, compiled, interface, operations
 from vnext.kernels.table import cuda_door
 
@@ -80,7 +80,7 @@ def attention(lengths: list[int]) -> tuple[object, ...]:
     """Return attention arguments: row i has `lengths[i]` queries after CONTEXT tokens."""
     starts, contexts = np.cumsum([0, *lengths]), np.full(len(lengths), CONTEXT)
     table = torch.zeros(len(lengths), -(-CONTEXT // BLOCK_SIZE), dtype=torch.int32)
-    metadata = operations.attention_metadata(starts, contexts, table, BLOCK_SIZE, KV_HEADS)
+    metadata = operations.attention_metadata(AttentionStep(starts, contexts, table, BLOCK_SIZE, KV_HEADS))
     metadata.plan(HEADS, HEAD_DIM, 0)
     return some(sum(lengths), HEADS, HEAD_DIM), AttentionCall(*caches(), metadata, HEAD_DIM**-0.5)
 

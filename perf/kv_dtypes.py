@@ -23,7 +23,7 @@ import torch
 
 from vnext.commands.machine import machine
 from vnext.kernels import mxint8
-from vnext.kernels.calls import AttentionCall
+from vnext.kernels.calls import AttentionCall, AttentionStep
 from vnext.kernels.cpu import attention, native
 from vnext.kernels.cpu.memory import huge
 
@@ -61,7 +61,7 @@ def reader(case: Case, layers: int, dtype: torch.dtype) -> tuple[Callable[[], to
     heads = case.group * case.kv_heads
     query = torch.randn(case.rows, heads, case.head_dim, generator=torch.Generator().manual_seed(1)).bfloat16()
     lengths = np.full(case.rows, CONTEXT)
-    step = attention.plan(np.arange(case.rows + 1), lengths, table, BLOCK_SIZE, case.kv_heads, heads)
+    step = attention.plan(AttentionStep(np.arange(case.rows + 1), lengths, table, BLOCK_SIZE, case.kv_heads), heads)
 
     def attend() -> torch.Tensor:
         for layer in range(layers):

@@ -19,7 +19,7 @@ from perf.gpu.peers import Asked, compared
 from perf.gpu.place import Place
 from perf.gpu.report import Figure, figure
 from vnext.kernels import mxint8
-from vnext.kernels.calls import AttentionCall
+from vnext.kernels.calls import AttentionCall, AttentionStep
 from vnext.kernels.cuda import operations as cuda_operations
 from vnext.kernels.table import Operations
 
@@ -115,7 +115,7 @@ def decode(
     layer, caches = narrowed(make_layer(place, shape), shape.cache)
     query = torch.randn(shape.rows, shape.heads, shape.head_dim, dtype=BF16, device=place.device)
     starts, contexts = np.arange(shape.rows + 1), np.full(shape.rows, shape.context)
-    metadata = place.operations.attention_metadata(starts, contexts, layer.table, shape.block_size, shape.kv_heads)
+    metadata = place.operations.attention_metadata(AttentionStep(starts, contexts, layer.table, shape.block_size, shape.kv_heads))
     scale = shape.head_dim**-0.5
 
     def ours() -> torch.Tensor:
@@ -155,7 +155,7 @@ def chunk(place: Place, shape: Shape, new: int) -> tuple[tuple[Figure, ...], dic
     starts, contexts, scale = np.array([0, new]), np.array([shape.context]), shape.head_dim**-0.5
 
     def attending(operations: Operations) -> Callable[[], torch.Tensor]:
-        metadata = operations.attention_metadata(starts, contexts, layer.table, shape.block_size, shape.kv_heads)
+        metadata = operations.attention_metadata(AttentionStep(starts, contexts, layer.table, shape.block_size, shape.kv_heads))
         return lambda: operations.paged_attention(query, AttentionCall(layer.key_cache, layer.value_cache, metadata, scale))
 
     cut = attending(place.operations)
@@ -176,7 +176,7 @@ def prefill(place: Place, shape: Shape, target: float) -> tuple[tuple[Figure, ..
     tokens = shape.rows * shape.context
     query = torch.randn(tokens, shape.heads, shape.head_dim, dtype=BF16, device=place.device)
     starts, contexts = np.arange(shape.rows + 1) * shape.context, np.full(shape.rows, shape.context)
-    metadata = place.operations.attention_metadata(starts, contexts, layer.table, shape.block_size, shape.kv_heads)
+    metadata = place.operations.attention_metadata(AttentionStep(starts, contexts, layer.table, shape.block_size, shape.kv_heads))
     dense = query.view(shape.rows, shape.context, shape.heads, shape.head_dim).transpose(1, 2).contiguous()
     keys, values = (gathered(cache, layer.table, shape.context).contiguous() for cache in layer[:2])
     group = shape.heads // shape.kv_heads

@@ -16,6 +16,7 @@ import torch
 
 from perf.gpu.place import Place, launch_forms
 from perf.gpu.report import Figure, figure
+from vnext.kernels.calls import AttentionStep
 
 TOKENS, HEADS, KV_HEADS, HEAD_DIM, BLOCK_SIZE, INNER = 8, 32, 8, 128, 16, 14336
 TOY_HEADS, TOY_KV_HEADS, TOY_HEAD_DIM, TOY_INNER = 4, 2, 16, 32
@@ -60,7 +61,7 @@ def cases(place: Place) -> dict[str, Callable[[], torch.Tensor]]:
     lengths = [1] * TOKENS + [CHUNK]
     table = torch.zeros(len(lengths), -(-CONTEXT // BLOCK_SIZE), dtype=torch.int32, device=device)
     starts, contexts = np.cumsum([0, *lengths]), np.full(len(lengths), CONTEXT)
-    metadata = place.operations.attention_metadata(starts, contexts, table, BLOCK_SIZE, kv_heads)
+    metadata = place.operations.attention_metadata(AttentionStep(starts, contexts, table, BLOCK_SIZE, kv_heads))
     x, weight, gates = draw(TOKENS, heads * head_dim), draw(heads * head_dim), draw(TOKENS, 2 * inner)
     qkv, angles = draw(TOKENS, (heads + 2 * kv_heads) * head_dim), draw(TOKENS, head_dim // 2).float()
     query, caches = draw(sum(lengths), heads, head_dim), draw(2, 4, kv_heads, BLOCK_SIZE, head_dim)

@@ -20,6 +20,7 @@ from perf.gpu.bench_rows import inputs_of
 from perf.gpu.place import Place
 from perf.gpu.report import Figure, figure
 from perf.gpu.timing import Times
+from vnext.kernels.calls import AttentionStep
 from vnext.kernels.cuda.operations import sample_rows
 from vnext.kernels.format import format_of
 from vnext.kernels.table import Operations
@@ -152,7 +153,7 @@ class Decode:
         from vnext.models.layers.sharding import alone
 
         config, params = self.config, self.params
-        metadata = operations.attention_metadata(*self.host, self.table, BLOCK_SIZE, config.kv_head_count)
+        metadata = operations.attention_metadata(AttentionStep(*self.host, self.table, BLOCK_SIZE, config.kv_head_count))
 
         def logits() -> torch.Tensor:
             angles = rotary_angles(self.positions, params.frequencies, config.rope)

@@ -24,7 +24,7 @@ import torch
 from perf.gpu.findings import Findings, collected, tests_of
 from perf.gpu.place import CASES, Place, launch_forms, place, use_cases
 from perf.gpu.report import DIED, FAILED, MISSING, PASSED, ROOT, SKIPPED, Verdict
-from vnext.kernels.calls import AttentionCall
+from vnext.kernels.calls import AttentionCall, AttentionStep
 from vnext.kernels.cuda import compiled
 
 KERNEL_TESTS = ("test_cuda_attention", "test_cuda_rows", "test_cuda_sampling", "test_cuda_thin", "test_cuda_operations", "steps/test_cuda_few_bits")
@@ -165,7 +165,7 @@ def on_device(here: Place) -> None:
 def captured_agrees(here: Place, step: object) -> None:
     """A replayed launch reads the current contents of its tensors, and torch.compile takes it without a graph break."""
     operations, caches = here.operations, step.caches.nan_to_num(0.0)
-    metadata = operations.attention_metadata(step.starts, step.contexts, step.table, 16, 2)
+    metadata = operations.attention_metadata(AttentionStep(step.starts, step.contexts, step.table, 16, 2))
     query = step.query.clone()
     weight = torch.ones(16, dtype=query.dtype, device=here.device)
 

@@ -16,7 +16,7 @@ import torch
 from perf.gpu.place import Place
 from perf.gpu.report import Figure, figure
 from perf.gpu.timing import Times
-from vnext.kernels.calls import AttentionCall
+from vnext.kernels.calls import AttentionCall, AttentionStep
 from vnext.kernels.cuda import flashinfer, flex as flex_backend
 
 Work = Callable[[], torch.Tensor]
@@ -76,14 +76,14 @@ def flex(place: Place, asked: Asked) -> Work:
 def by_flex_backend(asked: Asked) -> Work:
     """`--attention flex`: the same over the pages, whose copy counts. Rows that it does not take are our kernel's."""
     _, kv_heads, block_size, head_dim = asked.key_cache.shape
-    metadata = flex_backend.attention_metadata(asked.starts, asked.contexts, asked.table, block_size, kv_heads)
+    metadata = flex_backend.attention_metadata(AttentionStep(asked.starts, asked.contexts, asked.table, block_size, kv_heads))
     return lambda: flex_backend.paged_attention(asked.query, AttentionCall(asked.key_cache, asked.value_cache, metadata, head_dim**-0.5))
 
 
 def by_flashinfer(asked: Asked) -> Work:
     """FlashInfer over the pages, planned beforehand like our kernel."""
     _, kv_heads, block_size, head_dim = asked.key_cache.shape
-    metadata = flashinfer.attention_metadata(asked.starts, asked.contexts, asked.table, block_size, kv_heads)
+    metadata = flashinfer.attention_metadata(AttentionStep(asked.starts, asked.contexts, asked.table, block_size, kv_heads))
     return lambda: flashinfer.paged_attention(asked.query, AttentionCall(asked.key_cache, asked.value_cache, metadata, head_dim**-0.5))
 
 

@@ -14,7 +14,7 @@ from attention_steps import Sequences, Shape, make_sequences
 from rows_cases import ROUNDING, adapters, draw, tiles_of
 
 from vnext.kernels import contracts
-from vnext.kernels.calls import AttentionCall, RotaryWrite
+from vnext.kernels.calls import AttentionCall, AttentionStep, RotaryWrite
 from vnext.kernels.contracts import FP8
 from vnext.kernels.mxint8 import pack, packed_width
 
@@ -124,7 +124,6 @@ def thin_products_agree(faster: Functions, plain: Functions, device: torch.devic
 
 
 def attended(functions: Functions, step: Step, caches: torch.Tensor, *options: float) -> torch.Tensor:
-    metadata = functions["attention_metadata"](
-        step.starts, step.contexts, step.table, 16, 2, tuple({0, options[1]}), step.shared_blocks
-    )
+    described = AttentionStep(step.starts, step.contexts, step.table, 16, 2, tuple({0, options[1]}), step.shared_blocks)
+    metadata = functions["attention_metadata"](described)
     return functions["paged_attention"](step.query, AttentionCall(*caches, metadata, *options))

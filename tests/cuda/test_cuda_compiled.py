@@ -19,7 +19,7 @@ from host_shim import HostBackend, HostLauncher
 from rows_cases import draw
 from table_cases import mixed_step
 
-from vnext.kernels.calls import AttentionCall, RotaryWrite
+from vnext.kernels.calls import AttentionCall, AttentionStep, RotaryWrite
 from vnext.kernels.contracts import ContractError
 from vnext.kernels.cuda import attention, backends, compiled, operations, rows
 from vnext.kernels.cuda.arguments import Arguments, three
@@ -216,7 +216,7 @@ def memory_is_filled() -> Iterator[None]:
 
 def test_tokens_of_no_row_and_queries_apart_in_memory(recorded: Recorded, both_attend: list[int], memory_is_filled: None) -> None:
     step = mixed_step(CPU, BF16)
-    plan = operations.attention_metadata(step.starts, step.contexts, step.table, 16, 2).plan(4, 16, 0)
+    plan = operations.attention_metadata(AttentionStep(step.starts, step.contexts, step.table, 16, 2)).plan(4, 16, 0)
     apart = torch.cat((step.query, step.query[:5])).repeat_interleave(2, 1)[:, ::2]
     assert not apart.is_contiguous()
     attention.paged_attention(apart, step.table, AttentionCall(*step.caches, plan, 0.25))
@@ -236,7 +236,7 @@ def test_a_launch_goes_to_the_current_stream(recorded: Recorded) -> None:
 
 def test_python_is_asked_once_in_each_thread_and_for_more_shared_memory(recorded: Recorded) -> None:
     step = mixed_step(CPU, BF16)
-    plan = operations.attention_metadata(step.starts, step.contexts, step.table, 16, 2).plan(4, 16, 0)
+    plan = operations.attention_metadata(AttentionStep(step.starts, step.contexts, step.table, 16, 2)).plan(4, 16, 0)
 
     def twice() -> None:
         for _ in range(2):
@@ -284,7 +284,7 @@ def test_what_goes_wrong_is_told_in_its_own_words(recorded: Recorded) -> None:
 def test_attention_looks_at_its_arguments_and_the_contract_says_what_is_wrong(recorded: Recorded) -> None:
     """Each of what it was not given a plan for is one change of a call that is right."""
     step = mixed_step(CPU)
-    metadata = operations.attention_metadata(step.starts, step.contexts, step.table, 16, 2)
+    metadata = operations.attention_metadata(AttentionStep(step.starts, step.contexts, step.table, 16, 2))
     right = (step.query, *step.caches, metadata, 0.25, 0, 0.0, 1.0, 1.0)
     door = cuda_door(operations.paged_attention, True)
     door(right[0], AttentionCall(*right[1:]))

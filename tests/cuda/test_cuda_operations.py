@@ -15,7 +15,7 @@ from sampling_cases import Draws, asked, masked
 from table_cases import agree, mixed_step, rotary_step
 
 from vnext.kernels import contracts, paged_attention as plain_attention, table
-from vnext.kernels.calls import AttentionCall
+from vnext.kernels.calls import AttentionCall, AttentionStep
 from vnext.kernels.cuda import compiled, operations
 from vnext.kernels.table import checked, plain_operations
 
@@ -69,7 +69,7 @@ def test_thin_products_are_a_good_operation(shim: HostBackend) -> None:
 
 def test_attention_is_a_good_operation(form: str) -> None:
     query, caches, starts, contexts, places, _ = mixed_step(CPU)
-    plan = operations.attention_metadata(starts, contexts, places, 16, 2).plan(4, 16, 0)
+    plan = operations.attention_metadata(AttentionStep(starts, contexts, places, 16, 2)).plan(4, 16, 0)
     arguments = (query, *caches, places, list(plan[:7]), plan.slot_count, plan.narrow_is_partial, 0.25, 0, 0.0)
     torch.library.opcheck(OPS.paged_attention.default, arguments, test_utils=CHECKS)
 
@@ -88,7 +88,7 @@ def test_the_tables_functions_agree_with_the_references(form: str) -> None:
 def test_both_forms_give_the_same_bits(from_cpp: HostLauncher) -> None:
     """And the same caches. Where C++ makes dense copies of its own, too: of a query, of angles."""
     step, steps = mixed_step(CPU), []
-    plan = operations.attention_metadata(step.starts, step.contexts, step.table, 16, 2).plan(4, 16, 0)
+    plan = operations.attention_metadata(AttentionStep(step.starts, step.contexts, step.table, 16, 2)).plan(4, 16, 0)
     apart = step.query.repeat_interleave(2, 1)[:, ::2]
     qkv, q_norm, k_norm, cosine, sine, _, _, slots = rotary_step(CPU)
     turns = [torch.cat((part, part), 1)[:, : part.shape[1]] for part in (cosine, sine)]
@@ -125,7 +125,7 @@ def test_a_compiler_and_a_graph_take_them(from_cpp: HostLauncher) -> None:
 
 def test_what_no_kernel_was_written_for_is_the_references(shim: HostBackend) -> None:
     query, caches, starts, contexts, places, _ = mixed_step(CPU)
-    metadata = operations.attention_metadata(starts, contexts, places, 16, 2)
+    metadata = operations.attention_metadata(AttentionStep(starts, contexts, places, 16, 2))
     mixed = operations.paged_attention(query.half(), AttentionCall(*caches.nan_to_num(0.0), metadata, 0.25))
     assert torch.equal(mixed, plain_attention.paged_attention(query.half(), AttentionCall(*caches.nan_to_num(0.0), metadata.plain(), 0.25)))
     integers = torch.arange(6).view(3, 2)

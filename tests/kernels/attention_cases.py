@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from vnext.kernels.calls import AttentionCall
+from vnext.kernels.calls import AttentionCall, AttentionStep
 from vnext.kernels.references import kv_write
 from vnext.kernels.table import choose
 
@@ -59,9 +59,8 @@ def attend(
     starts = np.cumsum([0] + [stop - start for _, start, stop in ranges]).astype(np.int32)
     lengths = np.array([stop for _, _, stop in ranges], dtype=np.int32)
     _, kv_heads, block_size, head_dim = sequences.key_cache.shape
-    metadata = choose("attention_metadata", "cpu")(
-        starts, lengths, torch.from_numpy(table), block_size, kv_heads, tuple({0, window})
-    )
+    step = AttentionStep(starts, lengths, torch.from_numpy(table), block_size, kv_heads, tuple({0, window}))
+    metadata = choose("attention_metadata", "cpu")(step)
     query = torch.cat([sequences.query[index][start:stop] for index, start, stop in ranges])
     call = AttentionCall(sequences.key_cache, sequences.value_cache, metadata, head_dim**-0.5, window, softcap, sinks=sinks)
     output = choose("paged_attention", "cpu")(query, call)

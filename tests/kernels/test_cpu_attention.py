@@ -10,7 +10,7 @@ import torch
 from attention_cases import Sequences, make_sequences
 from cpu_levels import LEVELS, OWN_ATTENTION, ROUNDING, needs_native, using, within
 
-from vnext.kernels.calls import AttentionCall
+from vnext.kernels.calls import AttentionCall, AttentionStep
 from vnext.kernels.cpu import attention
 from vnext.kernels.cpu.native import Level
 
@@ -48,7 +48,7 @@ def attend(
     lengths = np.array([stop for _, _, stop in ranges], dtype=np.int32)
     query = torch.cat([sequences.query[index][start:stop] for index, start, stop in ranges])
     _, kv_heads, block_size, _ = sequences.key_cache.shape
-    step = attention.plan(starts, lengths, torch.from_numpy(table), block_size, kv_heads, query.shape[1])
+    step = attention.plan(AttentionStep(starts, lengths, torch.from_numpy(table), block_size, kv_heads), query.shape[1])
     call = AttentionCall(sequences.key_cache, sequences.value_cache, step, query.shape[2] ** -0.5, **options._asdict())
     found = attention.paged_attention(query, call)
     return list(found.split([stop - start for _, start, stop in ranges]))
@@ -196,7 +196,7 @@ def test_tokens_of_no_row_and_idle_rows(dtype: torch.dtype) -> None:
     assert found[1].shape == (0, 4, 16)
     check(found[2], sequences, 1)
     table = torch.tensor([sequences.blocks[0]], dtype=torch.int32)
-    step = attention.plan(np.array([0, 1]), np.array([40]), table, 16, 2, 4)
+    step = attention.plan(AttentionStep(np.array([0, 1]), np.array([40]), table, 16, 2), 4)
     padded = torch.cat((sequences.query[0][-1:], sequences.query[0][:2]))
     result = attention.paged_attention(padded, AttentionCall(sequences.key_cache, sequences.value_cache, step, 0.25))
     assert torch.equal(result[:1], found[0]) and not result[1:].any()

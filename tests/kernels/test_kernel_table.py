@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from vnext.kernels.calls import AttentionCall, RotaryWrite, Router
+from vnext.kernels.calls import AttentionCall, AttentionStep, RotaryWrite, Router
 from vnext.kernels.contracts import ContractError
 from vnext.kernels.cuda import compiled, operations as cuda_operations
 from vnext.kernels.table import DEVICE_TYPES, Operations, choose, cuda_door, operations, rows
@@ -32,7 +32,7 @@ def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 
 CACHE = zeros(4, 2, 16, 8)
 METADATA = choose("attention_metadata", "cpu")(
-    np.array([0, 3]), np.array([3]), torch.zeros(1, 1, dtype=torch.int32), 16, 2
+    AttentionStep(np.array([0, 3]), np.array([3]), torch.zeros(1, 1, dtype=torch.int32), 16, 2)
 )
 
 
@@ -100,10 +100,10 @@ REFUSED: list[tuple[str, tuple[Any, ...], str]] = [
     ("rotary_kv_write", turned(cosine=zeros(3, 5), sine=zeros(3, 5)), "5 angles turn more than a head of 8 has"),
     ("rotary_kv_write", turned(value_cache=CACHE.transpose(1, 2)), "value_cache"),
     ("rotary_kv_write", turned(slots=zeros(3).int()), "slots must be torch.int64"),
-    ("attention_metadata", (integers(0, 1), integers(1, 1), TABLE, 16, 2), "query_starts must have 3 entries"),
-    ("attention_metadata", (integers(0, 2, 1), integers(2, 1), TABLE, 16, 2), "query_starts must not fall"),
-    ("attention_metadata", (integers(0, 2, 3), integers(1, 1), TABLE, 16, 2), "count the tokens of this step too"),
-    ("attention_metadata", (integers(0, 2, 3), integers(49, 1), TABLE, 16, 2), "a context of 49 tokens needs more"),
+    ("attention_metadata", (AttentionStep(integers(0, 1), integers(1, 1), TABLE, 16, 2),), "query_starts must have 3 entries"),
+    ("attention_metadata", (AttentionStep(integers(0, 2, 1), integers(2, 1), TABLE, 16, 2),), "query_starts must not fall"),
+    ("attention_metadata", (AttentionStep(integers(0, 2, 3), integers(1, 1), TABLE, 16, 2),), "count the tokens of this step too"),
+    ("attention_metadata", (AttentionStep(integers(0, 2, 3), integers(49, 1), TABLE, 16, 2),), "a context of 49 tokens needs more"),
     ("paged_attention", attended(zeros(3, 3, 8), CACHE, CACHE, METADATA, 1.0), "3 query heads cannot share 2"),
     ("paged_attention", attended(zeros(3, 4, 4), CACHE, CACHE, METADATA, 1.0), "query must have the shape"),
     ("paged_attention", attended(zeros(3, 4, 8), CACHE[:, :1].clone(), CACHE[:, :1].clone(), METADATA, 1.0), "metadata was"),
@@ -111,8 +111,8 @@ REFUSED: list[tuple[str, tuple[Any, ...], str]] = [
     ("paged_attention", attended(zeros(3, 4, 8), CACHE, CACHE, METADATA, 1.0, 0, -1.0), "softcap not below it"),
     ("paged_attention", attended(zeros(3, 4, 8), CACHE, CACHE, METADATA, 1.0, 0, 0.0, 1.0, 1.0, zeros(3)), r"sinks must .* \[4\]"),
     ("paged_attention", attended(zeros(3, 4, 8), CACHE, CACHE, METADATA, 1.0, 5), r"made for the windows \(0,\) but .* is 5"),
-    ("attention_metadata", (integers(0, 1), integers(1), TABLE[:1], 16, 2, ()), "windows must be at least one number"),
-    ("attention_metadata", (integers(0, 1), integers(1), TABLE[:1], 16, 2, (0,), 4), "4 shared blocks do not stand in"),
+    ("attention_metadata", (AttentionStep(integers(0, 1), integers(1), TABLE[:1], 16, 2, ()),), "windows must be at least one number"),
+    ("attention_metadata", (AttentionStep(integers(0, 1), integers(1), TABLE[:1], 16, 2, (0,), 4),), "4 shared blocks do not stand in"),
     ("paged_attention", attended(zeros(3, 4, 8), CACHE, CACHE, METADATA, 1.0, 0, 0.0, 2.0), "float32 has no scales but they are 2.0"),
     ("rotary_kv_write", turned(key_scale=1.0, value_scale=0.0), "scales of keys and values must be above 0"),
     ("write_spans", (TABLE.t(), zeros(1), zeros(1), zeros(2), zeros(1)), "target must be contiguous"),

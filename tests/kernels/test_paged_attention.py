@@ -11,7 +11,7 @@ import pytest
 import torch
 from attention_cases import attend, dense, make_sequences
 
-from vnext.kernels.calls import AttentionCall
+from vnext.kernels.calls import AttentionCall, AttentionStep
 from vnext.runtime.processes.determinism import cpu_flags, mkl_branch
 
 HERE = Path(__file__).resolve().parent
@@ -92,7 +92,7 @@ def test_idle_rows_and_padding_tokens_give_zeros() -> None:
     sequences = make_sequences([20, 9], 2, 2, 8, 16)
     table = torch.tensor([[-1, -1], sequences.blocks[0], [-1, -1]], dtype=torch.int32)
     starts, lengths = np.array([0, 0, 20, 20], np.int32), np.array([0, 20, 0], np.int32)
-    metadata = choose("attention_metadata", "cpu")(starts, lengths, table, 16, 2)
+    metadata = choose("attention_metadata", "cpu")(AttentionStep(starts, lengths, table, 16, 2))
     query = torch.cat((sequences.query[0], sequences.query[1]))
     caches = sequences.key_cache, sequences.value_cache
     found = choose("paged_attention", "cpu")(query, AttentionCall(*caches, metadata, 8**-0.5))

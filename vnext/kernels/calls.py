@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
 
 
@@ -122,6 +123,24 @@ class RotaryWrite(NamedTuple):
     slots: torch.Tensor
     key_scale: float = 1.0
     value_scale: float = 1.0
+
+
+class AttentionStep(NamedTuple):
+    """What attention_metadata is given: R rows, whose queries are query_starts[r]:query_starts[r + 1] and end their contexts.
+
+    query_starts [R + 1] and context_lengths [R] are host arrays, so nothing waits for the device; block_table int32 [R, W] is on
+    it, and what it holds beyond a row's context is never looked at. Rows without queries are idle. `windows`: those of the model's
+    layers, in tokens; 0 stands for the whole context. `shared_blocks`: with how many common blocks all rows begin; a form may read
+    them once for all of them.
+    """
+
+    query_starts: np.ndarray
+    context_lengths: np.ndarray
+    block_table: torch.Tensor
+    block_size: int
+    kv_head_count: int
+    windows: tuple[int, ...] = (0,)
+    shared_blocks: int = 0
 
 
 class AttentionCall(NamedTuple):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from vnext.kernels.arrays import have_dense_blocks
-from vnext.kernels.calls import AttentionCall, RotaryWrite, Router, parts_of
+from vnext.kernels.calls import AttentionCall, AttentionStep, RotaryWrite, Router, parts_of
 from vnext.kernels.codes import Codes
 from vnext.kernels.format import Format
 from vnext.kernels.formats.floats import PLAIN
@@ -20,7 +20,6 @@ from vnext.kernels.mxint8 import head_dim_of
 from vnext.kernels.shards import SHARDS_MAX
 
 if TYPE_CHECKING:
-    import numpy as np
 
     from vnext.kernels.thin import ThinParts
     from vnext.kernels.thin_tiles import ThinLines
@@ -383,19 +382,9 @@ def check_angles(cosine: torch.Tensor | None, sine: torch.Tensor | None, tokens:
             raise ContractError(f"{cosine.shape[1]} angles turn more than a head of {head_dim} has")
 
 
-def check_attention_metadata(
-    query_starts: np.ndarray,
-    context_lengths: np.ndarray,
-    block_table: torch.Tensor,
-    block_size: int,
-    kv_head_count: int,
-    windows: tuple[int, ...] = (0,),
-    shared_blocks: int = 0,
-) -> None:
-    """Host arrays query_starts [R + 1] and context_lengths [R]; block_table int32 [R, W] wide enough for them.
-
-    `shared_blocks`, at most W: every row with a query begins with the same so many blocks.
-    """
+def check_attention_metadata(step: AttentionStep) -> None:
+    """A block table wide enough for the contexts; `shared_blocks`, at most W: of every row with a query."""
+    query_starts, context_lengths, block_table, block_size, kv_head_count, windows, shared_blocks = step
     if not windows or min(windows) < 0:
         raise ContractError(f"windows must be at least one number that is not negative but are {windows}")
     rows = context_lengths.shape[0]

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from vnext.kernels import mxint8
-from vnext.kernels.calls import AttentionCall
+from vnext.kernels.calls import AttentionCall, AttentionStep
 
 PIECE_TOKENS = 128
 TILE_WIDTH = 16
@@ -64,17 +64,6 @@ class TileGroup(NamedTuple):
     pieces: tuple[Piece, ...]
 
 
-class DescribedStep(NamedTuple):
-    """What `attention_metadata` is given of a step, by its names there."""
-
-    query_starts: np.ndarray
-    context_lengths: np.ndarray
-    block_table: torch.Tensor
-    block_size: int
-    kv_head_count: int
-    windows: tuple[int, ...]
-
-
 class AttentionMetadata(NamedTuple):
     """What attention knows of one step, made once and used by every layer. `groups[i]` serve the layers of windows[i]."""
 
@@ -82,6 +71,23 @@ class AttentionMetadata(NamedTuple):
     kv_head_count: int
     windows: tuple[int, ...]
     groups: tuple[tuple[TileGroup, ...], ...]
+
+
+class StepAttention:
+    """One step for all layers, for kernels that plan it when a layer shows its heads: described once."""
+
+    __slots__ = ("step", "_plain", "block_size", "kv_head_count", "windows")
+
+    def __init__(self, step: AttentionStep) -> None:
+        self.step = step
+        self._plain: AttentionMetadata | None = None
+        self.block_size, self.kv_head_count, self.windows = step.block_size, step.kv_head_count, step.windows
+
+    def plain(self) -> AttentionMetadata:
+        """The reference's metadata."""
+        if self._plain is None:
+            self._plain = attention_metadata(self.step)
+        return self._plain
 
 
 class Tiles(NamedTuple):
@@ -93,22 +99,9 @@ class Tiles(NamedTuple):
     limit: np.ndarray
 
 
-def attention_metadata(
-    query_starts: np.ndarray,
-    context_lengths: np.ndarray,
-    block_table: torch.Tensor,
-    block_size: int,
-    kv_head_count: int,
-    windows: tuple[int, ...] = (0,),
-    shared_blocks: int = 0,
-) -> AttentionMetadata:
-    """Describe one step: R rows whose queries are query_starts[r]:query_starts[r + 1] and end their contexts.
-
-    query_starts [R + 1] and context_lengths [R] are host arrays, so nothing waits for the device; block_table int32
-    [R, W] is on it, and what it holds beyond a row's context is never looked at. Rows without queries are idle.
-    `windows`: those of the model's layers, in tokens; 0 stands for the whole context. `shared_blocks`: with how many
-    common blocks all rows begin; a form may read them once for all of them, this one reads each row's.
-    """
+def attention_metadata(step: AttentionStep) -> AttentionMetadata:
+    """Describe one step. Of blocks that rows share, each row reads its own."""
+    query_starts, context_lengths, block_table, block_size, kv_head_count, windows, _ = step
     lengths = query_starts[1:] - query_starts[:-1]
     groups: list[list[TileGroup]] = [[] for _ in windows]
     for rows, width in ((np.flatnonzero(lengths == 1), 1), (np.flatnonzero(lengths > 1), TILE_WIDTH)):

@@ -17,7 +17,7 @@ from device_twin import TwinDevice
 from msgspec.structs import replace
 from rank_drive import device_rank, drive, runner_of, some_arrivals, started_with, tiny_checkpoint
 
-from vnext.kernels.calls import AttentionCall
+from vnext.kernels.calls import AttentionCall, AttentionStep
 from vnext.kernels.cuda import flashinfer
 from vnext.kernels.table import plain_operations
 from vnext.runtime.gpu.buckets import Shapes
@@ -101,7 +101,7 @@ def attend(sequences: Sequences, ranges: list[Range], options: Options) -> list[
     query = torch.cat([sequences.query[index][start:stop] for index, start, stop in ranges])
     contexts = torch.tensor([stop for _, _, stop in ranges]).numpy()
     described = (lengths.cumsum(0).numpy(), contexts, table, shape.block_size, shape.kv_heads, (options.window,))
-    metadata = flashinfer.attention_metadata(*described)
+    metadata = flashinfer.attention_metadata(AttentionStep(*described))
     found = [flashinfer.paged_attention(query, AttentionCall(*sequences.caches, metadata, shape.head_dim**-0.5, *options)) for _ in range(2)]
     assert torch.equal(*found), "two layers share a plan"
     return list(found[0].split(lengths[1:].tolist()))

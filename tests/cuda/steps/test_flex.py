@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from rank_drive import device_rank, drive, runner_of, some_arrivals, started_with, tiny_checkpoint
 from torch.nn.attention.flex_attention import flex_attention
 
-from vnext.kernels.calls import AttentionCall
+from vnext.kernels.calls import AttentionCall, AttentionStep
 from vnext.kernels.contracts import ContractError
 from vnext.kernels.cuda import flex
 from vnext.kernels.table import Operations
@@ -52,7 +52,7 @@ def attend(sequences: Sequences, ranges: list[Range], options: Options = Options
     query = torch.cat([sequences.query[index][start:stop] for index, start, stop in ranges])
     contexts = np.array([stop for *_, stop in ranges])
     described = (np.cumsum([0, *counts]), contexts, table, shape.block_size, shape.kv_heads, (options.window,))
-    metadata = flex.attention_metadata(*described)
+    metadata = flex.attention_metadata(AttentionStep(*described))
     found = [flex.paged_attention(query, AttentionCall(*sequences.caches, metadata, shape.head_dim**-0.5, *options)) for _ in range(2)]
     assert torch.equal(*found), "two layers share a mask"
     return list(found[0].split(counts))

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from vnext.kernels.calls import AttentionCall
+from vnext.kernels.calls import AttentionCall, AttentionStep
 from vnext.kernels.cpu.native import CACHE_KINDS, KINDS, module
 
 
@@ -24,21 +24,11 @@ class AttentionPlan(NamedTuple):
     token_count: int
 
 
-def plan(
-    query_starts: np.ndarray,
-    context_lengths: np.ndarray,
-    block_table: torch.Tensor,
-    block_size: int,
-    kv_head_count: int,
-    head_count: int,
-) -> AttentionPlan:
-    """Describe one step: R rows whose queries are query_starts[r]:query_starts[r + 1] and end their contexts.
-
-    query_starts [R + 1], context_lengths [R]; block_table int32 [R, W], rows dense; what it holds beyond a row's
-    context is never looked at. Rows without queries are idle.
-    """
-    starts = np.ascontiguousarray(query_starts, dtype=np.int64)
-    lengths = np.ascontiguousarray(context_lengths, dtype=np.int64)
+def plan(step: AttentionStep, head_count: int) -> AttentionPlan:
+    """Plan a step, the rows of whose block table are dense."""
+    block_table, block_size, kv_head_count = step.block_table, step.block_size, step.kv_head_count
+    starts = np.ascontiguousarray(step.query_starts, dtype=np.int64)
+    lengths = np.ascontiguousarray(step.context_lengths, dtype=np.int64)
     handle = module().plan_attention(
         starts.ctypes.data, lengths.ctypes.data, block_table.data_ptr(), block_table.stride(0),
         len(lengths), head_count, kv_head_count, block_size,

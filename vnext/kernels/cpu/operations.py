@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import torch
 
 from vnext.kernels import (
@@ -21,7 +20,7 @@ from vnext.kernels import (
     thin as plain_thin,
 )
 from vnext.kernels.arrays import dtype_name, have_dense_blocks
-from vnext.kernels.calls import AttentionCall, ConvolutionCall, RecurrenceCall, RotaryWrite, Router
+from vnext.kernels.calls import AttentionCall, AttentionStep, ConvolutionCall, RecurrenceCall, RotaryWrite, Router
 from vnext.kernels.codes import Codes
 from vnext.kernels.cpu import attention, experts as chosen, linear as packing, native, recurrence, rows, thin
 from vnext.kernels.cpu.linear import GATES
@@ -300,47 +299,26 @@ def _norms(
 # ---- attention ---------------------------------------------------------------------------------------------------
 
 
-class StepAttention:
-    """One step for all layers: described once, planned by the kernel when the first layer shows its heads."""
+class StepAttention(plain_attention.StepAttention):
+    """Planned by the kernel when the first layer shows its heads."""
 
-    __slots__ = ("_described", "_kernel", "_plain", "block_size", "kv_head_count", "windows")
+    __slots__ = ("_kernel",)
 
-    def __init__(self, described: plain_attention.DescribedStep) -> None:
-        self._described = described
+    def __init__(self, step: AttentionStep) -> None:
+        super().__init__(step)
         self._kernel: attention.AttentionPlan | None = None
-        self._plain: plain_attention.AttentionMetadata | None = None
-        self.block_size, self.kv_head_count, self.windows = described.block_size, described.kv_head_count, described.windows
 
     def kernel(self, head_count: int) -> attention.AttentionPlan:
         """The plan of the kernel."""
         if self._kernel is None:
-            step = self._described
-            self._kernel = attention.plan(
-                step.query_starts, step.context_lengths, step.block_table, self.block_size, self.kv_head_count, head_count
-            )
+            self._kernel = attention.plan(self.step, head_count)
         return self._kernel
 
-    def plain(self) -> plain_attention.AttentionMetadata:
-        """The reference's metadata."""
-        if self._plain is None:
-            self._plain = plain_attention.attention_metadata(**self._described._asdict())
-        return self._plain
 
-
-def attention_metadata(
-    query_starts: np.ndarray,
-    context_lengths: np.ndarray,
-    block_table: torch.Tensor,
-    block_size: int,
-    kv_head_count: int,
-    windows: tuple[int, ...] = (0,),
-    shared_blocks: int = 0,
-) -> StepAttention:
+def attention_metadata(step: AttentionStep) -> StepAttention:
     """As paged_attention.attention_metadata; the arrays are kept until the step is over. The kernel sees by itself what
     rows share."""
-    return StepAttention(
-        plain_attention.DescribedStep(query_starts, context_lengths, block_table, block_size, kv_head_count, windows)
-    )
+    return StepAttention(step)
 
 
 def _is_row_of(x: torch.Tensor, count: int) -> bool:

@@ -15,9 +15,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from vnext.kernels.calls import AttentionCall
+from vnext.kernels.calls import AttentionCall, AttentionStep
 from vnext.kernels.contracts import ContractError
 from vnext.kernels.cuda.plan import on_device
+from vnext.kernels.paged_attention import StepAttention
 
 WORKSPACE_BYTES = 128 * 2**20
 """As its documentation recommends; shared by all plans, whose launches go to one stream."""
@@ -75,18 +76,14 @@ class Planners:
 _planners: dict[torch.device, Planners] = {}
 
 
-class StepPages:
-    """One step for the layers of a group: described once, planned when a layer shows its heads, scale and cap."""
+class StepPages(StepAttention):
+    """Of the layers of a group: planned when a layer shows its heads, scale and cap."""
 
-    __slots__ = ("_pages", "_planned", "_starts", "block_size", "block_table", "kv_head_count", "windows")
+    __slots__ = ("_pages", "_planned")
 
-    def __init__(
-        self, query_starts: np.ndarray, context_lengths: np.ndarray, block_table: torch.Tensor, block_size: int,
-        kv_head_count: int, windows: tuple[int, ...],
-    ) -> None:  # fmt: skip
-        self.block_table, self.block_size, self.kv_head_count, self.windows = block_table, block_size, kv_head_count, windows
-        self._starts = query_starts
-        self._pages = pages_of(context_lengths, block_table, block_size)
+    def __init__(self, step: AttentionStep) -> None:
+        super().__init__(step)
+        self._pages = pages_of(step.context_lengths, step.block_table, step.block_size)
         self._planned: dict[tuple[Any, ...], Any] = {}
 
     def wrapper(self, query: torch.Tensor, cache: torch.Tensor, scale: float, window: int, softcap: float) -> Any:
@@ -104,8 +101,8 @@ class StepPages:
             _planners[device] = Planners(device)
         _, heads, head_dim = query.shape
         return _planners[device].plan(
-            device, on_host(self._starts), *self._pages, heads, self.kv_head_count, head_dim, self.block_size, causal=True,
-            sm_scale=scale, window_left=window - 1 if window else -1, logits_soft_cap=softcap, q_data_type=query.dtype,
+            device, on_host(self.step.query_starts), *self._pages, heads, self.kv_head_count, head_dim, self.block_size,
+            causal=True, sm_scale=scale, window_left=window - 1 if window else -1, logits_soft_cap=softcap, q_data_type=query.dtype,
             kv_data_type=cache.dtype,
         )  # fmt: skip
 
@@ -128,16 +125,9 @@ def on_host(array: np.ndarray) -> torch.Tensor:
     return torch.from_numpy(array.astype(np.int32))
 
 
-def attention_metadata(
-    query_starts: np.ndarray,
-    context_lengths: np.ndarray,
-    block_table: torch.Tensor,
-    block_size: int,
-    kv_head_count: int,
-    windows: tuple[int, ...] = (0,),
-) -> StepPages:
+def attention_metadata(step: AttentionStep) -> StepPages:
     """As paged_attention.attention_metadata; every row has a query."""
-    return StepPages(query_starts, context_lengths, block_table, block_size, kv_head_count, windows)
+    return StepPages(step)
 
 
 def paged_attention(query: torch.Tensor, call: AttentionCall) -> torch.Tensor:

@@ -17,7 +17,7 @@ import torch
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from vnext.kernels import paged_attention as plain
-from vnext.kernels.calls import AttentionCall
+from vnext.kernels.calls import AttentionCall, AttentionStep
 from vnext.kernels.contracts import ContractError
 from vnext.kernels.cuda import operations as ours
 from vnext.kernels.cuda.plan import numbered, on_device
@@ -121,35 +121,28 @@ class StepPrompts:
         return self._blocks[window]
 
 
-def attention_metadata(
-    query_starts: np.ndarray,
-    context_lengths: np.ndarray,
-    block_table: torch.Tensor,
-    block_size: int,
-    kv_head_count: int,
-    windows: tuple[int, ...] = (0,),
-    shared_blocks: int = 0,
-) -> Any:
+def attention_metadata(step: AttentionStep) -> Any:
     """As paged_attention.attention_metadata: the kernel's own where no row is long."""
+    query_starts, context_lengths, block_table, block_size, kv_head_count, windows, _ = step
     starts, contexts = query_starts.astype(np.int64), context_lengths.astype(np.int64)
     lengths = starts[1:] - starts[:-1]
     long = np.flatnonzero(lengths >= QUERIES_MIN)
     long = long[np.cumsum(up(contexts[long])) <= KEYS_MAX]
     if not len(long):
-        given = (query_starts, context_lengths, block_table, block_size, kv_head_count, windows, shared_blocks)
-        return ours.attention_metadata(*given)
+        return ours.attention_metadata(step)
     first = contexts[long] - lengths[long]
     since = np.zeros_like(first) if 0 in windows else np.maximum(first - max(windows) + 1, 0)
     rows = Rows(long, starts[long], lengths[long], contexts[long], since)
-    step = StepPrompts(rows, pack(rows, block_table, block_size, kv_head_count))
+    made = StepPrompts(rows, pack(rows, block_table, block_size, kv_head_count))
     rest = np.setdiff1d(np.flatnonzero(lengths), long)
     if len(rest):
         place, turn = numbered(lengths[rest])
         own = np.concatenate(([0], np.cumsum(lengths[rest]))).astype(query_starts.dtype)
-        step.rest_at, others = on_device((starts[rest][place] + turn, rest), block_table.device, np.int64)
+        made.rest_at, others = on_device((starts[rest][place] + turn, rest), block_table.device, np.int64)
         table = block_table.index_select(0, others)
-        step.rest = ours.attention_metadata(own, context_lengths[rest], table, block_size, kv_head_count, windows, shared_blocks)
-    return step
+        left = step._replace(query_starts=own, context_lengths=context_lengths[rest], block_table=table)
+        made.rest = ours.attention_metadata(left)
+    return made
 
 
 def pack(rows: Rows, block_table: torch.Tensor, block_size: int, kv_head_count: int) -> Packed:
@@ -241,10 +234,10 @@ def why_not_here(device: torch.device, dtype: torch.dtype, heads: tuple[int, int
             table = torch.arange(pages, dtype=torch.int32, device=device)[None]
             caches = torch.randn(2, pages, kv_heads, BLOCK, head_dim, device=device).to(dtype)
             query = torch.randn(queries, query_heads, head_dim, device=device).to(dtype)
-            described = np.array([0, queries]), np.array([context]), table, BLOCK, kv_heads
-            call = AttentionCall(*caches, attention_metadata(*described), head_dim**-0.5)
+            step = AttentionStep(np.array([0, queries]), np.array([context]), table, BLOCK, kv_heads)
+            call = AttentionCall(*caches, attention_metadata(step), head_dim**-0.5)
             found = paged_attention(query, call)
-            expected = plain.paged_attention(query, call._replace(metadata=plain.attention_metadata(*described)))
+            expected = plain.paged_attention(query, call._replace(metadata=plain.attention_metadata(step)))
             error = float((found.float() - expected.float()).abs().max())
             if not error <= ERROR_MAX:
                 return f"its results on this GPU differ by {error:.3g} from the plain form's"

@@ -11,11 +11,10 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
-import numpy as np
 import torch
 
 from vnext.kernels import contracts, paged_attention as plain_attention, products, references
-from vnext.kernels.calls import AttentionCall, RotaryWrite
+from vnext.kernels.calls import AttentionCall, AttentionStep, RotaryWrite
 from vnext.kernels.codes import Codes
 from vnext.kernels.cuda import attention, compiled, exchange, experts as grouped, few_bits, rows, sampling, thin
 from vnext.kernels.cuda.interface import SCALARS
@@ -258,57 +257,32 @@ def multiprocessors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 8
 
 
-class StepAttention:
-    """One step for all layers: described once, planned when a layer shows its heads and its window."""
+class StepAttention(plain_attention.StepAttention):
+    """Planned when a layer shows its heads and its window."""
 
-    __slots__ = ("_described", "_plain", "_plans", "_shared_blocks", "block_size", "kv_head_count", "windows")
+    __slots__ = ("_plans", "block_table")
 
-    def __init__(self, described: plain_attention.DescribedStep, shared_blocks: int) -> None:
-        self._described, self._shared_blocks = described, shared_blocks
-        self._plain: plain_attention.AttentionMetadata | None = None
+    def __init__(self, step: AttentionStep) -> None:
+        super().__init__(step)
         self._plans: dict[tuple[int, int, int], StepPlan] = {}
-        self.block_size, self.kv_head_count, self.windows = described.block_size, described.kv_head_count, described.windows
-
-    @property
-    def block_table(self) -> torch.Tensor:
-        return self._described.block_table
+        self.block_table = step.block_table
 
     def plan(self, head_count: int, head_dim: int, window: int) -> StepPlan:
         """The kernel's plan."""
         key = (head_count // self.kv_head_count, attention.warps_of(head_dim), window)
         if key not in self._plans:
-            step, shared = self._described, self._shared_blocks * self.block_size
-            device = step.block_table.device
+            step, device = self.step, self.block_table.device
+            shared = step.shared_blocks * step.block_size
             blocks = self.kv_head_count * -(-key[0] // TILE_ROWS)  # of a unit
             self._plans[key] = make_plan(
                 step.query_starts, step.context_lengths, key[0], window, shared, key[1], device, multiprocessors(device) // blocks
             )
         return self._plans[key]
 
-    def plain(self) -> plain_attention.AttentionMetadata:
-        """The reference's metadata."""
-        if self._plain is None:
-            self._plain = plain_attention.attention_metadata(**self._described._asdict())
-        return self._plain
 
-
-def attention_metadata(
-    query_starts: np.ndarray,
-    context_lengths: np.ndarray,
-    block_table: torch.Tensor,
-    block_size: int,
-    kv_head_count: int,
-    windows: tuple[int, ...] = (0,),
-    shared_blocks: int = 0,
-) -> StepAttention:
-    """As paged_attention.attention_metadata; the arrays are kept until the step is over.
-
-    `shared_blocks`: with how many common blocks all rows begin, which are then read once for all of them.
-    """
-    described = plain_attention.DescribedStep(
-        query_starts, context_lengths, block_table, block_size, kv_head_count, windows
-    )
-    return StepAttention(described, shared_blocks)
+def attention_metadata(step: AttentionStep) -> StepAttention:
+    """As paged_attention.attention_metadata; arrays are kept until the step is over, and blocks that rows share are read once."""
+    return StepAttention(step)
 
 
 def is_made_for(metadata: StepAttention, query: torch.Tensor, key_cache: torch.Tensor, window: int) -> bool:

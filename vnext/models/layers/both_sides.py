@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from vnext.kernels.calls import AttentionCall
+from vnext.kernels.calls import AttentionCall, AttentionStep
 from vnext.models.layers.batch import ForwardBatch, HostBatch, host_batch
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class Near:
         chosen: Operations, batch: ForwardBatch, sizes: tuple[int, int], tokens: np.ndarray, seen: np.ndarray, window: int
     ) -> _Rows:
         rows = by_token(batch, tokens, seen)
-        made = chosen.attention_metadata(*host_batch(rows), rows.block_table, *sizes, (window,))
+        made = chosen.attention_metadata(AttentionStep(*host_batch(rows), rows.block_table, *sizes, (window,)))
         return _Rows(batch.block_table.new_tensor(tokens).long(), made, window)
 
     def __call__(self, query: torch.Tensor, call: AttentionCall) -> torch.Tensor:

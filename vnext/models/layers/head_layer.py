@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import torch
 
-from vnext.kernels.calls import AttentionCall, RotaryWrite
+from vnext.kernels.calls import AttentionCall, AttentionStep, RotaryWrite
 from vnext.kernels.table import operations
 from vnext.models.config.model_config import ModelConfig
 from vnext.models.layers.batch import ForwardBatch, host_batch
@@ -55,7 +55,7 @@ def run_head_layer(
     if rows.attention is not None:
         (metadata,) = rows.attention.metadata
     else:
-        metadata = chosen.attention_metadata(*host_batch(rows), rows.block_table, 1, config.kv_head_count, (0,))
+        metadata = chosen.attention_metadata(AttentionStep(*host_batch(rows), rows.block_table, 1, config.kv_head_count))
     call = AttentionCall(*kv[0], metadata, config.head_dim**-0.5)
     seen = chosen.paged_attention(query.index_select(0, rows.sample_at), call)
     mixed = chosen.linear(seen.flatten(1), layer.attention.output.weight, layer.attention.output.bias)

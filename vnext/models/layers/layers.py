@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from vnext.kernels.arrays import Array, as_tensor
-from vnext.kernels.calls import AttentionCall, BiasedExperts, RotaryWrite, StateRows
+from vnext.kernels.calls import AttentionCall, AttentionStep, BiasedExperts, RotaryWrite, StateRows
 from vnext.kernels.shards import joined_along
 from vnext.models.config.model_config import ModelConfig, without_windows
 from vnext.models.layers.batch import ForwardBatch, host_batch
@@ -221,7 +221,7 @@ def describe_attention(
     host, (_, _, block_size, _) = host_batch(batch), kv[0][0].shape
     tables = [batch.block_table, *[group.block_table for group in batch.groups]]
     return [
-        chosen.attention_metadata(*host, table, block_size, kv[min(at, len(kv) - 1)][0].shape[1], (window,), *shared)
+        chosen.attention_metadata(AttentionStep(*host, table, block_size, kv[min(at, len(kv) - 1)][0].shape[1], (window,), *shared))
         for at, (window, table) in enumerate(zip(windows, tables, strict=True))
     ]
 

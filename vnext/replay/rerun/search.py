@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 import torch
 
+from vnext.kernels.calls import AttentionStep
 from vnext.kernels.table import Operations, substituted
 from vnext.kernels.thin import ThinBlocks, ThinParts
 from vnext.models.layers.adapted import Addition
@@ -229,7 +230,8 @@ class Single:
             starts, contexts, table, *rest = self._watch.described(metadata)
             alone = np.array([0, starts[number + 1] - starts[number]], dtype=starts.dtype)
             here = slice(number, number + 1)
-            self._metadata[key] = self._served.attention_metadata(alone, contexts[here].copy(), table[here].contiguous(), *rest)
+            step = AttentionStep(alone, contexts[here].copy(), table[here].contiguous(), *rest)
+            self._metadata[key] = self._served.attention_metadata(step)
         return self._metadata[key]
 
 
@@ -367,8 +369,7 @@ class Elsewhere:
         for rank in range(self._ranks):
             arguments, (query, kv) = self._arguments(call, rank), self._heads(rank)
             arguments[0] = arguments[0][:, query].contiguous()
-            described = self._watch.described(call.arguments[METADATA])
-            pages = described[2].unique().long()
+            pages = self._watch.described(call.arguments[METADATA]).block_table.unique().long()
             for place in CACHES[call.operation]:
                 own = self._own[rank][id(call.arguments[place])]
                 own.index_copy_(0, pages, call.arguments[place].index_select(0, pages)[:, kv].to(own.dtype))
@@ -380,9 +381,8 @@ class Elsewhere:
     def _described(self, metadata: Any, rank: int, kv_heads: int) -> Any:
         key = id(metadata), rank
         if key not in self._metadata:
-            starts, contexts, table, block_size, _, windows = self._watch.described(metadata)
-            served = self._machine.kernels.operations
-            self._metadata[key] = served.attention_metadata(starts, contexts, table, block_size, kv_heads, windows)
+            step = self._watch.described(metadata)._replace(kv_head_count=kv_heads)
+            self._metadata[key] = self._machine.kernels.operations.attention_metadata(step)
         return self._metadata[key]
 
 

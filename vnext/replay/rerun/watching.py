@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from vnext.kernels.calls import AttentionCall, RotaryWrite
+from vnext.kernels.calls import AttentionCall, AttentionStep, RotaryWrite
 from vnext.kernels.table import Operations
 
 ACTIVATIONS = MappingProxyType(
@@ -107,29 +107,29 @@ class Watch:
         self.operations = Operations(*(self._door(name, getattr(served, name)) for name in Operations._fields))
         self._names, self._meet = names, meet
         self._layer, self._weight = -1, ""
-        self._described: dict[int, tuple[Any, tuple[Any, ...]]] = {}
+        self._described: dict[int, tuple[Any, AttentionStep]] = {}
 
     def begin(self) -> None:
         """Begin the next step."""
         self._layer, self._weight = -1, ""
         self._described.clear()
 
-    def described(self, metadata: Any) -> tuple[Any, ...]:
-        """The arguments from which this step's metadata were made."""
+    def described(self, metadata: Any) -> AttentionStep:
+        """The step of which these metadata were made."""
         return self._described[id(metadata)][1]
 
     def _door(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         if name == "attention_metadata":
-            return lambda *arguments: self._describe(function, arguments)
+            return lambda step: self._describe(function, step)
         if name not in ACTIVATIONS:
             return function
         if name in GIVEN:
             return lambda first, given: self._call(name, of_fields(name, function), (first, *given))
         return lambda *arguments: self._call(name, function, arguments)
 
-    def _describe(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
-        metadata = function(*arguments)
-        self._described[id(metadata)] = metadata, arguments
+    def _describe(self, function: Callable[..., Any], step: AttentionStep) -> Any:
+        metadata = function(step)
+        self._described[id(metadata)] = metadata, step
         return metadata
 
     def _call(self, name: str, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:

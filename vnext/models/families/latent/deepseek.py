@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vnext.kernels.arrays import Array
-from vnext.kernels.calls import Router
+from vnext.kernels.calls import AttentionStep, Router
 from vnext.models.config.expert_keys import checked, first_layers, sigmoid_experts
 from vnext.models.config.json_keys import Json, flag, number, positive, refuse
 from vnext.models.config.latent_config import latent_fields
@@ -197,7 +197,7 @@ def forward_mtp(params: MtpParams, kv: KvCache, batch: HeadBatch, config: ModelC
     if not len(rows.sample_at):
         return residual, residual
     prepared = rows.attention.metadata[0] if rows.attention is not None else None
-    metadata = prepared or chosen.attention_metadata(*host_batch(rows), rows.block_table, 1, 1, (0,))
+    metadata = prepared or chosen.attention_metadata(AttentionStep(*host_batch(rows), rows.block_table, 1, 1))
     step = step._replace(metadata=metadata)
     mixed = attended(layer.attention, kv[0], query.index_select(0, rows.sample_at), step)
     normed, residual = add_and_norm(mixed, residual, layer.mlp_norm, step)
