@@ -193,7 +193,7 @@ PARAMETERS = {
     "_grammar": 9, "add_tiled": 9, "experts_by": 9,
 }  # fmt: skip
 SHORT_FILES_MAX = 35
-ANYS_MAX = 990
+ANYS_MAX = 987
 EVENT_FILES_MAX = 21
 # How many imports stand inside functions, with the reason. All others are at the top of their file.
 LATE_IMPORTS = {

@@ -133,14 +133,14 @@ def _check_beams(body: GenerationBody, _: ServerContext) -> None:
 
 
 def _check_priority(body: GenerationBody, _: ServerContext) -> None:
-    if not -PRIORITY_MAX <= body.priority <= PRIORITY_MAX:
+    if body.priority is not None and not -PRIORITY_MAX <= body.priority <= PRIORITY_MAX:
         raise InvalidRequest(
             f"priority is {body.priority}: it must lie between {-PRIORITY_MAX} and {PRIORITY_MAX}.", "priority"
         )
 
 
 def _check_cache_salt(body: GenerationBody, _: ServerContext) -> None:
-    if (count := len(body.cache_salt)) > CACHE_SALT_CHARACTERS_MAX:
+    if (count := len(body.cache_salt or "")) > CACHE_SALT_CHARACTERS_MAX:
         sentence = f"cache_salt has {count} characters: at most {CACHE_SALT_CHARACTERS_MAX} are allowed."
         raise InvalidRequest(sentence, "cache_salt")
 

@@ -68,7 +68,7 @@ def _discard(handle: int) -> None:
 def curl_line(url: str, *, chat: bool, has_key: bool) -> str:
     """A command for the reader's shell. It names the key's variable and never shows the key."""
     key = f' -H "Authorization: Bearer ${KEY_VARIABLE}"' if has_key else ""
-    body = {"messages": [{"role": "user", "content": EXAMPLE_WORDS}]} if chat else {"prompt": EXAMPLE_WORDS}
+    asked = {"messages": [{"role": "user", "content": EXAMPLE_WORDS}]} if chat else {"prompt": EXAMPLE_WORDS}
     path = "chat/completions" if chat else "completions"
-    body = json.dumps(body | {"max_tokens": 60, "temperature": 0})
+    body = json.dumps(asked | {"max_tokens": 60, "temperature": 0})
     return f"curl -s {shlex.quote(url)}/v1/{path} -H 'Content-Type: application/json'{key} -d {shlex.quote(body)}"

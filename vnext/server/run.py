@@ -145,7 +145,9 @@ def _leave_waiting() -> None:
     """Make SIGTERM cancel this task from now on. A plain handler runs only when the interpreter does: a signal right before the
     loop begins to wait would go unnoticed, and the handler's exception might leave a half-made socket, for which ZMQ waits
     forever."""
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, asyncio.current_task().cancel)
+    task = asyncio.current_task()
+    assert task is not None, "a coroutine runs in one"
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
 
 
 def _stop_on_sigterm(client: AnyEngineClient) -> asyncio.Event:

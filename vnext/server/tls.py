@@ -65,11 +65,12 @@ def without_certificates() -> Iterator[None]:
     check them. Those of vnext say it."""
     import ssl
 
-    make, ssl.create_default_context = ssl.create_default_context, verifying_context
+    names, name = vars(ssl), "create_default_context"
+    make, names[name] = names[name], verifying_context
     try:
         yield
     finally:
-        ssl.create_default_context = make
+        names[name] = make
 
 
 def is_tls_error(error: OSError) -> bool:

@@ -312,7 +312,7 @@ def parse_config(raw: Json, generation: Json) -> ModelConfig:
     """config.json and generation_config.json (may be empty) as one configuration. Raises ModelError."""
     try:
         raw = raw | {"architectures": [architecture(raw)]}
-        config = family(raw["architectures"][0]).parse(raw, generation)
+        config: ModelConfig = family(raw["architectures"][0]).parse(raw, generation)
         check_heads(config)
     except (TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as error:  # no reader foresees every form
         raise ModelError(f"config.json has a value of the wrong type ({error}); correct config.json") from error

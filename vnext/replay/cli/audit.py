@@ -9,7 +9,7 @@ from rich.console import Console
 
 from vnext.replay.answers.rollouts import Rollouts, write_rollouts
 from vnext.replay.cli.exec import add_model, chosen_of, progress_of
-from vnext.replay.console.commands import DIFFERENT, SAME, command, print_answer
+from vnext.replay.console.commands import DIFFERENT, SAME, Commands, command, print_answer
 from vnext.replay.console.render import counted, facts, records
 from vnext.replay.execution.audit import Audited, audit, share_of
 from vnext.replay.execution.scores import scores_of
@@ -17,7 +17,7 @@ from vnext.replay.execution.scores import scores_of
 FIELDS = ("field", "request", "position", "step", "recorded", "found")
 
 
-def add(commands) -> None:
+def add(commands: Commands) -> None:
     """Declare these commands."""
     writing = command(
         commands, "rollouts", _rollouts, "write the finished answers of a log as a trainer's file, with one digest of them all",

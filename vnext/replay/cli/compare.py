@@ -12,13 +12,13 @@ from vnext.replay.answers import cache, clients, render_compare, slow
 from vnext.replay.answers.diff import diff
 from vnext.replay.answers.ranks import ranks
 from vnext.replay.answers.stat import stat
-from vnext.replay.console.commands import DIFFERENT, SAME, command, index_of, print_answer
+from vnext.replay.console.commands import DIFFERENT, SAME, Commands, command, index_of, print_answer
 from vnext.replay.reading.objective import objective_of
 from vnext.replay.reading.source import open_log
 from vnext.replay.reading.window import add_window, asked_window
 
 
-def add(commands) -> None:
+def add(commands: Commands) -> None:
     """Declare these commands."""
     counting = command(
         commands, "stat", _stat, "print percentiles of step times, tokens, batch and queue; hit rate, preemptions",

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from vnext.kernels.format import QUANTIZATIONS
-from vnext.replay.console.commands import DIFFERENT, SAME, command, print_answer, terminal
+from vnext.replay.console.commands import DIFFERENT, SAME, Commands, command, print_answer, terminal
 from vnext.replay.execution import render_exec
 from vnext.replay.execution.bisection import bisect
 from vnext.replay.execution.execution import ModelChoice, execute
@@ -33,7 +33,7 @@ OTHERWISE = {
 """Options that change the run, and what they change."""
 
 
-def add(commands) -> None:
+def add(commands: Commands) -> None:
     """Declare these commands."""
     executing = command(
         commands, "exec", _exec, "run the model again on the recorded batches and compare every token",

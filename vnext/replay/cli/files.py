@@ -10,12 +10,12 @@ from rich.console import Console
 from vnext.replay.answers.convert import Converted, convert
 from vnext.replay.answers.redacting import redact
 from vnext.replay.answers.slices import Written, cut, merge
-from vnext.replay.console.commands import DIFFERENT, SAME, command, index_of, print_answer
+from vnext.replay.console.commands import DIFFERENT, SAME, Commands, command, index_of, print_answer
 from vnext.replay.console.render import counted, facts
 from vnext.replay.reading.source import open_log
 
 
-def add(commands) -> None:
+def add(commands: Commands) -> None:
     """Declare these commands."""
     redacting = command(
         commands, "redact", _redact, "write a log without its texts, in which every decision stays as it was",

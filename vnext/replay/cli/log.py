@@ -10,14 +10,14 @@ from msgspec.structs import replace
 from rich.console import Console
 
 from vnext.replay.console import render
-from vnext.replay.console.commands import DIFFERENT, SAME, command, index_of, print_answer
+from vnext.replay.console.commands import DIFFERENT, SAME, Commands, command, index_of, print_answer
 from vnext.replay.reading.source import Log, UnusableLog, open_log
 
 if TYPE_CHECKING:
     from vnext.replay.rerun.grammars import GrammarCheck
 
 
-def add(commands) -> None:
+def add(commands: Commands) -> None:
     """Declare these commands."""
     command(
         commands, "info", _info, "summarise a log: engine, size, requests, tokens", "Counts events without folding them."

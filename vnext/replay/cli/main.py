@@ -107,7 +107,7 @@ class Parser(argparse.ArgumentParser):
 def parser(asked: str = "") -> argparse.ArgumentParser:
     """The command line with the command `asked` and the others of its module, or with all commands if there is no such
     command."""
-    top = Parser(
+    top: argparse.ArgumentParser = Parser(
         prog="vnext-replay",
         description="Read, verify and explain the log of an engine.",
         epilog="Exit codes: 0 all is well, 1 the log differs or is damaged, 2 there is nothing to work with.",

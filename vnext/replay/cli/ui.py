@@ -8,22 +8,26 @@ import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
 from vnext.log.codec import SEGMENT_SUFFIX
 from vnext.replay.console import render
-from vnext.replay.console.commands import SAME, command, how_ended, print_ended
+from vnext.replay.console.commands import SAME, Commands, command, how_ended, print_ended
 from vnext.replay.console.ended import COMPLETE
 from vnext.replay.reading.mirror import Mirror
 from vnext.replay.reading.source import UnusableLog
 from vnext.replay.reading.tail import newest_log
 
+if TYPE_CHECKING:
+    from vnext.replay.ui.live import LiveLog
+
 KEY_VARIABLE = "VNEXT_API_KEY"
 ADDRESSES = ("http://", "https://")
 
 
-def add(commands) -> None:
+def add(commands: Commands) -> None:
     """Declare this command."""
     scrubbing = command(
         commands, "ui", _ui, "serve a page to browse a log: timeline, blocks, queue, requests, why they wait",
@@ -44,7 +48,7 @@ def _ui(arguments: argparse.Namespace, console: Console) -> int:
     """Imports the server here, so that other commands do not wait for it."""
     import asyncio
 
-    from vnext.replay.ui.app import Opened, serve
+    from vnext.replay.ui import app, opened as complete
 
     def ready(address: str) -> None:
         if arguments.json:
@@ -56,11 +60,11 @@ def _ui(arguments: argparse.Namespace, console: Console) -> int:
     arguments.ended = COMPLETE  # a growing log has not ended
     with contextlib.ExitStack() as stack, contextlib.suppress(KeyboardInterrupt):
         if arguments.live:
-            opened = [stack.enter_context(_followed(arguments))]
+            opened: list[app.Shown] = [stack.enter_context(_followed(arguments))]
         else:
-            opened = [Opened(path) for path in (_path(arguments.log), arguments.other) if path is not None]
+            opened = [complete.Opened(path) for path in (_path(arguments.log), arguments.other) if path is not None]
             arguments.ended = how_ended(arguments)
-        asyncio.run(serve(opened, arguments.port, ready))
+        asyncio.run(app.serve(opened, arguments.port, ready))
     return SAME
 
 
@@ -71,7 +75,7 @@ def _path(text: str) -> Path:
 
 
 @contextlib.contextmanager
-def _followed(arguments: argparse.Namespace) -> Iterator:
+def _followed(arguments: argparse.Namespace) -> Iterator[LiveLog]:
     """Yield the requested running engine; stop following it when the block ends."""
     from vnext.replay.ui.live import LiveLog
 

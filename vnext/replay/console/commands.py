@@ -7,8 +7,9 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NoReturn
+from typing import TypeAlias, TypeVar
 
+import msgspec
 from rich.console import Console
 
 from vnext.log.codec import SEGMENT_SUFFIX
@@ -20,12 +21,14 @@ from vnext.replay.reading.source import UnusableLog, open_log
 SAME, DIFFERENT, UNUSABLE = 0, 1, 2
 INTERRUPTED, CUT_SHORT = 130, 141  # as shells define them: Ctrl-C, and a closed pipe; no answer is not a good answer
 Run = Callable[[argparse.Namespace, Console], int]
+Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+Answer = TypeVar("Answer", bound=msgspec.Struct)
 
 
 class Terminal(Console):
     """A console whose reader may close the pipe: `vnext-replay show LOG | head` must not report a difference."""
 
-    def on_broken_pipe(self) -> NoReturn:
+    def on_broken_pipe(self) -> None:
         try:
             super().on_broken_pipe()
         except SystemExit as ended:
@@ -38,11 +41,11 @@ def terminal(stderr: bool = False) -> Console:
 
 
 def command(
-    commands, name: str, run: Run, summary: str, more: str, *, aliases: tuple[str, ...] = (), log: bool = True
+    commands: Commands, name: str, run: Run, summary: str, more: str, *, aliases: tuple[str, ...] = (), log: bool = True
 ) -> argparse.ArgumentParser:
     """Declare a command. `run` takes the arguments and a console and returns the exit code."""
     described = f"{summary[0].upper()}{summary[1:]}. {more}"
-    found = commands.add_parser(name, help=summary, description=described, aliases=aliases)
+    found: argparse.ArgumentParser = commands.add_parser(name, help=summary, description=described, aliases=aliases)
     if log:
         found.add_argument("log", metavar="LOG", type=Path, help="directory of a log, or one segment file")
     found.add_argument("--json", action="store_true", help="print one JSON object for programs")
@@ -50,7 +53,9 @@ def command(
     return found
 
 
-def print_answer(arguments: argparse.Namespace, console: Console, answer, print_tables) -> None:
+def print_answer(
+    arguments: argparse.Namespace, console: Console, answer: Answer, print_tables: Callable[[Console, Answer], None]
+) -> None:
     """Print the answer as one JSON object or as text, and how the log ends. `arguments.ended` keeps the end for the
     exit code."""
     found = arguments.ended = getattr(arguments, "ended", None) or how_ended(arguments)

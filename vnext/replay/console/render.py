@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 from rich.box import SIMPLE_HEAD
@@ -15,7 +15,7 @@ from vnext.base.version import __version__
 
 if TYPE_CHECKING:  # rendering one answer must not import the others
     from vnext.replay.reading.info import Info
-    from vnext.replay.reading.show import Shown
+    from vnext.replay.reading.show import Json, Shown
     from vnext.replay.reading.verify import Verdict
 
 PERCENTILE_NAMES = ("median", "90 %", "99 %", "most")
@@ -24,7 +24,7 @@ LABELS = {"epoch": "preempted"}  # a field of an answer as JSON, and the words f
 ROW_FIELDS = ("id", "prompt", "known", "computed", "limit", "epoch")
 
 
-def print_json(console: Console, answer: msgspec.Struct, **more: object) -> None:
+def print_json(console: Console, answer: msgspec.Struct | dict[str, str], **more: object) -> None:
     """One JSON object on one line."""
     console.out(json.dumps(msgspec.to_builtins(answer) | more))
 
@@ -46,7 +46,7 @@ def facts(console: Console, title: str, pairs: list[tuple[str, object]]) -> None
     console.print(table)
 
 
-def records(console: Console, title: str, fields: tuple[str, ...], rows: list[dict]) -> None:
+def records(console: Console, title: str, fields: tuple[str, ...], rows: list[Json]) -> None:
     """Print a table of records of one shape; one line if there are none."""
     console.print()
     if not rows:
@@ -54,7 +54,7 @@ def records(console: Console, title: str, fields: tuple[str, ...], rows: list[di
         return
     table = Table(title=f"{title}: {len(rows)}", title_justify="left", title_style="bold", box=SIMPLE_HEAD)
     for field in fields:
-        justify = "left" if isinstance(rows[0][field], (str, list)) else "right"
+        justify: Literal["left", "right"] = "left" if isinstance(rows[0][field], (str, list)) else "right"
         label = LABELS.get(field, field)
         width = len(label) if justify == "right" else None  # never break a header above numbers
         table.add_column(label, justify=justify, overflow="fold", header_style="cyan", min_width=width)
@@ -255,13 +255,13 @@ def print_shown(console: Console, answer: Shown) -> None:
         records(console, "adapters", ("slot", "name", "digest", "requests"), held)
 
 
-def _pins(pins: dict, clock: int) -> str:
+def _pins(pins: Json, clock: int) -> str:
     ends = f", the next one ends in {pins['next_end'] - clock:,} s" if pins["count"] else ""
     over = ", ".join(f"{pins[name]:,} {name}" for name in ("expired", "displaced", "yielded", "dropped") if pins[name])
     return f"{pins['count']:,} blocks{ends}; of {pins['pinned']:,}: {over or 'none is over'}"
 
 
-def _disk(disk: dict) -> str:
+def _disk(disk: Json) -> str:
     moving = "".join(f"; {each['blocks']} are read for request {each['request']}" for each in disk["transfers"])
     return f"{disk['blocks']:,} blocks of {disk['capacity']:,}, {disk['promoted']:,} read back{moving}"
 
@@ -271,7 +271,7 @@ def _totals(counters: dict[str, int], names: tuple[str, ...]) -> str:
     return ", ".join(f"{counters[name]:,} {words[name]}" for name in names)
 
 
-def _with_steps_in_flight(state: dict) -> tuple[list[str], list[dict]]:
+def _with_steps_in_flight(state: Json) -> tuple[list[str], list[Json]]:
     """The running rows, with a column for each step in flight: the positions that it computes, and + where it samples."""
     columns = {f"step {scheduled['step']}": _chunks(scheduled) for scheduled in state["flights"]}
     rows = []
@@ -292,11 +292,11 @@ def ranges(numbers: list[int]) -> str:
     return " ".join(f"{first}" if first == last else f"{first}-{last}" for first, last in runs)
 
 
-def _chunks(scheduled: dict) -> dict[int, str]:
+def _chunks(scheduled: Json) -> dict[int, str]:
     return {entry["id"]: _chunk(entry) for entry in scheduled["requests"]}
 
 
-def _chunk(entry: dict) -> str:
+def _chunk(entry: Json) -> str:
     last = entry["start"] + entry["tokens"] - 1
     places = f"{entry['start']}" if entry["tokens"] == 1 else f"{entry['start']}-{last}"
     return f"{places} +" if entry["samples"] else places

@@ -12,7 +12,8 @@ from __future__ import annotations
 import heapq
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 import msgspec
 import numpy as np
@@ -131,36 +132,40 @@ class ClientLatency(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     last_us: float | None = None
 
 
-class Worst:
+Timed = TypeVar("Timed", First, Gap, Step)
+
+
+class Worst(Generic[Timed]):
     """The longest times of a sequence, and how often each time occurred. Mutable."""
 
-    def __init__(self, entries: Sequence, counts: dict[int, int]) -> None:
-        self._heap = [((entry.ms, -place), entry) for place, entry in enumerate(entries)]
+    def __init__(self, entries: Sequence[Timed], counts: dict[int, int]) -> None:
+        self._heap: list[tuple[tuple[float, int], Timed]] = [((entry.ms, -place), entry) for place, entry in enumerate(entries)]
         heapq.heapify(self._heap)
         self._met = len(entries)
-        self._counts, self._times = Counter(counts), Counter()  # in us of three digits; in ms, unrounded
+        self._counts = Counter(counts)  # in us of three digits
+        self._times: Counter[float] = Counter()  # in ms, unrounded
         self._many: dict[int, list[np.ndarray]] = {}
 
-    def meet(self, ms: float, made: Callable[[], msgspec.Struct]) -> None:
+    def meet(self, ms: float, made: Callable[[], Timed]) -> None:
         """Add a time; `made` builds the entry if it is one of the longest. Of equal times the first is kept."""
         self._times[ms] += 1
         self._offer(ms, made)
 
-    def meet_all(self, ms: np.ndarray, each: int, made: Callable[[int, float], msgspec.Struct]) -> None:
+    def meet_all(self, ms: np.ndarray, each: int, made: Callable[[int, float], Timed]) -> None:
         """Add times (float64[n]), each occurring `each` times; `made` builds the entry at an index. nan means no time."""
         known = np.flatnonzero(~np.isnan(ms))
         self._many.setdefault(each, []).append(ms[known])
         if len(self._heap) == KEPT:
             known = known[ms[known] > self._heap[0][0][0]]
         for place, value in zip(known.tolist(), ms[known].tolist()):
-            self._offer(value, lambda place=place, value=value: made(place, value))
+            self._offer(value, partial(made, place, value))
 
     def add(self, ms: float, count: int) -> None:
         """Count a time `count` times without an entry."""
         if count:
             self._times[ms] += count
 
-    def _offer(self, ms: float, made: Callable[[], msgspec.Struct]) -> None:
+    def _offer(self, ms: float, made: Callable[[], Timed]) -> None:
         self._met += 1
         key = (ms, -self._met)
         if len(self._heap) < KEPT:
@@ -168,7 +173,7 @@ class Worst:
         elif key > self._heap[0][0]:
             heapq.heapreplace(self._heap, (key, made()))
 
-    def entries(self) -> list:
+    def entries(self) -> list[Timed]:
         return [entry for _, entry in sorted(self._heap, key=lambda pair: pair[0], reverse=True)]
 
     def counts(self) -> dict[int, int]:
@@ -196,7 +201,8 @@ class LatencyCollector:
         self._tokens = [scheduled.tokens for scheduled in first.in_flight]
         self._first_step = self._committed_steps = first.committed
         self._abreast: dict[int, None] = {}  # in order: the requests to which the last commit gave a token
-        self._abreast_step, self._abreast_us = NONE, None
+        self._abreast_step = NONE
+        self._abreast_us: float | None = None
         self._opened, self._early = list(begun.opened), list(begun.early)
         self.firsts = Worst(begun.firsts, begun.first_us)
         self.gaps = Worst(begun.gaps, begun.gap_us)
@@ -204,7 +210,7 @@ class LatencyCollector:
 
     def forget(self) -> None:
         """Count from here on only."""
-        self.firsts, self.gaps, self.steps = Worst([], {}), Worst([], {}), Worst([], {})
+        self.firsts, self.gaps, self.steps = Worst[First]([], {}), Worst[Gap]([], {}), Worst[Step]([], {})
 
     def hear(self, item: Folded, matched: MatchedSamples | None) -> None:
         """Take one folded event."""
@@ -217,6 +223,7 @@ class LatencyCollector:
                     is_older=bool(generated_by(event)),
                 )  # fmt: skip
             case StepCommitted():
+                assert matched is not None, "a commit has samples"
                 self._committed(event, before, matched, us)
             case RequestAborted():
                 for id_ in event.ids:
@@ -423,7 +430,7 @@ def first_of(alive: Alive, step: int, ms: float) -> First:
     )
 
 
-def gap_met(gaps: Worst, waited: list[tuple[float, Alive, int]], step: int) -> None:
+def gap_met(gaps: Worst[Gap], waited: list[tuple[float, Alive, int]], step: int) -> None:
     """Note the waits that a step ended, each shared by several requests: the longest becomes an entry, the others are
     only counted."""
     longest = max(range(len(waited)), key=lambda place: waited[place][0])

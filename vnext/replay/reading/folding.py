@@ -86,6 +86,7 @@ def fold_items(state: State, items: Iterable[Item]) -> Iterator[Fold]:
     """Fold the items that follow `state`."""
     for item in items:
         if not isinstance(item, Frame):
+            assert isinstance(item, (SegmentStart, LogEnd)), "a log that is read frame by frame has no runs"
             yield SegmentFolded(item, state) if isinstance(item, SegmentStart) else item
             continue
         if item.first_event != state.sequence:

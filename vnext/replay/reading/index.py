@@ -131,8 +131,9 @@ class Segment:
             return None
         known = found.known or Known(entry=len(found.entries) - 1, step_counts=found.step_counts, latency=found.latency)
         path, entries = cachefile.cache_path(self.path), found.entries[: known.entry + 1]
-        data = [cachefile.read_snapshot(path, entry) for entry in entries[1:]]
-        if not data or None in data or not self._fits(entries[-1], self._loaded(data[-1]), must_follow=True):
+        read = [cachefile.read_snapshot(path, entry) for entry in entries[1:]]
+        data = [each for each in read if each is not None]
+        if not data or len(data) < len(read) or not self._fits(entries[-1], self._loaded(data[-1]), must_follow=True):
             return None
         return self._build(list(entries), data, "extended", known)
 

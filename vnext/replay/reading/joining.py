@@ -6,13 +6,25 @@ and committed in another. A log that begins in the middle knows nothing of the t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import groupby
+from collections.abc import Iterable, Sequence
+from itertools import chain, groupby
 from operator import attrgetter
 
 import msgspec
 
-from vnext.replay.reading.client_latency import NONE, Alive, ClientLatency, Early, Worst, first_of, gap_met
+from vnext.replay.reading.client_latency import (
+    NONE,
+    Alive,
+    ClientLatency,
+    Early,
+    First,
+    Gap,
+    Step,
+    Timed,
+    Worst,
+    first_of,
+    gap_met,
+)
 
 replace = msgspec.structs.replace
 
@@ -20,9 +32,9 @@ replace = msgspec.structs.replace
 class Joined(msgspec.Struct, frozen=True):
     """The worst of each kind in a whole log, and how often each time occurred."""
 
-    firsts: Worst
-    gaps: Worst
-    steps: Worst
+    firsts: Worst[First]
+    gaps: Worst[Gap]
+    steps: Worst[Step]
     clock: str
 
 
@@ -30,24 +42,25 @@ def joined(parts: Sequence[ClientLatency]) -> Joined:
     """Join the notes of all segments. If some have timestamps, segments without any contribute no times."""
     clock = "stamps" if any(part.clock == "stamps" for part in parts) else "steps"
     reported = [part for part in parts if part.clock == clock]
-    firsts = Worst(_worst(reported, "firsts"), _sums(reported, "first_us"))
-    gaps = Worst(_worst(reported, "gaps"), _sums(reported, "gap_us"))
-    steps = Worst(_worst(reported, "steps"), _sums(reported, "step_us"))
+    firsts = Worst(_worst(each.firsts for each in reported), _sums(reported, "first_us"))
+    gaps = Worst(_worst(each.gaps for each in reported), _sums(reported, "gap_us"))
+    steps = Worst(_worst(each.steps for each in reported), _sums(reported, "step_us"))
     found = Joined(firsts, gaps, steps, clock)
     before: ClientLatency | None = None
     alive: dict[int, Alive] = {}
     for part in parts:
-        known = before is not None and part.clock == before.clock == clock
-        for early in part.early if known else ():
-            _close_step(found, early, before)
-        alive = _close_requests(found if known else None, part, alive)
+        last = before if before is not None and part.clock == before.clock == clock else None
+        if last is not None:
+            for early in part.early:
+                _close_step(found, early, last)
+        alive = _close_requests(None if last is None else found, part, alive)
         before = part
     return found
 
 
-def _worst(parts: Sequence[ClientLatency], kind: str) -> list:
+def _worst(parts: Iterable[list[Timed]]) -> list[Timed]:
     """The worst entries of all segments, worst first; of equal entries the earlier one."""
-    return sorted((entry for part in parts for entry in getattr(part, kind)), key=lambda entry: -entry.ms)
+    return sorted(chain.from_iterable(parts), key=lambda entry: -entry.ms)
 
 
 def _sums(parts: Sequence[ClientLatency], kind: str) -> dict[int, int]:
@@ -79,7 +92,7 @@ def _close_requests(found: Joined | None, part: ClientLatency, before: dict[int,
                 found.firsts.meet(ms, lambda: first_of(whole, step, ms))  # noqa: B023  made at once
             else:
                 waited.append((ms, whole, 1))
-        if waited:
+        if found is not None and waited:
             gap_met(found.gaps, waited, step)
     return {
         each.id: each if not each.is_older else _followed(before.get(each.id), each) or each for each in part.alive

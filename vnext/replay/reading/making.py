@@ -89,6 +89,7 @@ class Making:
             for offset, item in self._folding.through(items):
                 if isinstance(item, LogEnd):
                     return msgspec.structs.replace(item, offset_bytes=base + item.offset_bytes), ""
+                assert isinstance(item, (Frame, Run)), "a segment that is read from its first frame on has these"
                 self._pass_by(item, base + offset)
                 if progress is not None:
                     progress(self._offset, len(data))

@@ -5,6 +5,8 @@ The state of step t is the state in which the step runs: right after its plan wa
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 from vnext.replay.reading.folding import Broken, Folded, fold_items
@@ -19,6 +21,9 @@ from vnext.state.store.fields import STORED_FIELD_NAMES, STRUCTURE_FIELD_COUNT
 from vnext.state.store.pins import Pins
 from vnext.state.windows import row_blocks
 
+Json = dict[str, Any]
+"""A state, or a part of it, as plain values."""
+
 
 class Shown(msgspec.Struct, frozen=True, kw_only=True):
     """`event` is the number of the last folded event; `plan` is the step's plan, None at the end of the log."""
@@ -27,7 +32,7 @@ class Shown(msgspec.Struct, frozen=True, kw_only=True):
     event: int
     digest: str
     plan: StepPlanned | None
-    state: dict
+    state: Json
 
 
 def show(index: Index, step: int | str | None) -> Shown:
@@ -71,7 +76,7 @@ def _steps(first: int, planned: int) -> str:
 # ---- a state as plain values -------------------------------------------------------------------------------------
 
 
-def view(state: State) -> dict[str, object]:
+def view(state: State) -> Json:
     """Everything but token values, JSON-ready."""
     return {
         "sequence": state.sequence,

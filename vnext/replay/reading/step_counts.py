@@ -114,13 +114,14 @@ def rounded(value: float) -> int:
 
 def added(parts: list[StepCounts]) -> StepCounts:
     """The step counts of consecutive segments, added."""
-    counts = {name: sum((Counter(getattr(each, name)) for each in parts), Counter()) for name in COUNTED}
-    return StepCounts(**{name: dict(each) for name, each in counts.items()}, first=parts[0].first, last=parts[-1].last)
+    counts = [dict(sum((Counter(getattr(each, name)) for each in parts), Counter[int]())) for name in COUNTED]
+    return StepCounts(*counts, first=parts[0].first, last=parts[-1].last)
 
 
 def percentiles(counts: dict[int, int], places: tuple[int, ...]) -> list[int]:
     """The values below which the given percentages lie, each an observed one; empty for no values."""
-    total, found, seen = sum(counts.values()), [], 0
+    found: list[int] = []
+    total, seen = sum(counts.values()), 0
     ranks = [(total - 1) * place // 100 for place in places]
     for value in sorted(counts):
         seen += counts[value]

@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterable, Iterator
 import msgspec
 import numpy as np
 
-from vnext.log.codec import FRAME_HEAD, Frame
+from vnext.log.codec import Frame
+from vnext.log.log_plain import FRAME_HEAD
 from vnext.log.reading import STEADY_MIN, Item, Steady
 from vnext.replay.reading.folding import IMPOSSIBLE, Folded, missing, refused
 from vnext.sched.turn import steady_turn

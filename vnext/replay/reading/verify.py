@@ -16,7 +16,7 @@ from vnext.log import codec
 from vnext.log.codec import LogEnd, RankDetail, RankDigest
 from vnext.log.snapshot import BadSnapshot, decode, snapshot
 from vnext.replay.reading.continued import Continued
-from vnext.replay.reading.folding import Broken, Folded, FrameFolded, Planning, SegmentFolded, first_state, fold
+from vnext.replay.reading.folding import Broken, Fold, Folded, FrameFolded, Planning, SegmentFolded, first_state, fold
 from vnext.replay.reading.handed_over import HandedOver
 from vnext.replay.reading.source import Log
 from vnext.sched.policies import BUILT_IN, PolicyError, policy_of
@@ -98,12 +98,8 @@ def verify(log: Log, all_laws: bool = False, own_policy: bool = False, also: Eve
     check_log = _Checks(log, all_laws, own_policy, also)
     if also is not None:
         also.begin(first_state(log))
-    meet = {
-        Planning: check_log.plan, Folded: check_log.folded, FrameFolded: check_log.frame,
-        SegmentFolded: check_log.segment, Broken: check_log.broken, LogEnd: check_log.ended,
-    }  # fmt: skip
     for item in fold(log):
-        meet[type(item)](item)
+        check_log.meet(item)
         if check_log.difference is not None:
             break
     return check_log.verdict()
@@ -132,6 +128,22 @@ class _Checks:
         self._digested: State | None = None
         self._digest = 0
         self._counts = dict.fromkeys(COUNTED, 0)
+
+    def meet(self, item: Fold) -> None:
+        """Check what was folded next."""
+        match item:
+            case Planning():
+                self.plan(item)
+            case Folded():
+                self.folded(item)
+            case FrameFolded():
+                self.frame(item)
+            case SegmentFolded():
+                self.segment(item)
+            case Broken():
+                self.broken(item)
+            case LogEnd():
+                self.ended(item)
 
     def segment(self, item: SegmentFolded) -> None:
         """Check that a segment's snapshot is the state that the segments before it lead to."""
@@ -278,7 +290,7 @@ class _Checks:
         )
 
     def verdict(self) -> Verdict:
-        difference = self.difference or next(iter(self.decisions), None)
+        difference, counts = self.difference or next(iter(self.decisions), None), self._counts
         return Verdict(
             same=difference is None and self.end is not None and self.end.kind in ("complete", "torn"),
             written_by=self._first.code_version,
@@ -286,7 +298,13 @@ class _Checks:
             plans_unchecked=self._plans_unchecked,
             decisions=self.decisions,
             digests_unchecked=self._digests_unchecked,
-            **self._counts,
+            events=counts["events"],
+            steps=counts["steps"],
+            decisions_differ=counts["decisions_differ"],
+            digests=counts["digests"],
+            rank_digests=counts["rank_digests"],
+            rank_digests_unchecked=counts["rank_digests_unchecked"],
+            snapshots=counts["snapshots"],
             laws="all" if self._all_laws else "cheap",
             difference=difference,
             end=self.end,

@@ -20,7 +20,7 @@ from vnext.replay.reading.index import Index
 from vnext.replay.reading.source import Log, UnusableLog
 from vnext.replay.reading.times import Carried, timestamps_path
 from vnext.state.digest import DIGEST_VERSION, digest
-from vnext.state.events import plan_of
+from vnext.state.events import AnyEvent, plan_of
 from vnext.state.state import State
 
 SNAPSHOT_SHARE = 4
@@ -111,7 +111,7 @@ def require_whole(item: object) -> None:
         raise UnusableLog(f"the log can be folded up to event {item.number} only: {item.message}")
 
 
-def with_events(header: SegmentHeader, frame: Frame, events: list, width: int) -> bytes:
+def with_events(header: SegmentHeader, frame: Frame, events: list[AnyEvent], width: int) -> bytes:
     """A frame with other events. The chain of real tokens is removed from its ranks' details.
 
     Rank reports in another version of digests are dropped, because they mean nothing in a newly written log.

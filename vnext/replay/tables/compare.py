@@ -100,11 +100,11 @@ def of_requests(one: Columns, other: Columns) -> list[Change]:
     """The spreads of the requests' columns in both logs, of those that have a value, in their order of arrival."""
     rng, found = np.random.default_rng(0), list[Change]()
     for name, words in NAMES.items():
-        values = [column[~np.isnan(column)] for column in (each[name].astype(float) for each in (one, other))]
-        if all(map(len, values)):
-            draws = [_drawn(each, rng) for each in values]
+        ones, others = (column[~np.isnan(column)] for column in (each[name].astype(float) for each in (one, other)))
+        if len(ones) and len(others):
+            draws = _drawn(ones, rng), _drawn(others, rng)
             found += [
-                _change(f"{words}, {kind}", *(float(of(np.sort(each))) for each in values), *(each[place] for each in draws))
+                _change(f"{words}, {kind}", float(of(np.sort(ones))), float(of(np.sort(others))), draws[0][place], draws[1][place])
                 for place, (kind, of) in enumerate(KINDS.items())
             ]
     corrected = holm(np.array([each.p for each in found]))

@@ -114,17 +114,19 @@ def _read(name: str, path: Path, index: Index, window: Window) -> _Read:
         latencies = [msgspec.msgpack.decode(each.directory.latency, type=ClientLatency) for each in index.segments]
     else:
         latencies = [between(index, window).latency]
-    found, counted, when = joined(latencies), stat(index, window), (None, None)
+    found, counted = joined(latencies), stat(index, window)
+    began: float | None = None
+    seconds: float | None = None
     times = {kind: Counter(worst.counts()) for kind, worst in (("first_us", found.firsts), ("gap_us", found.gaps))}
     requests = sum(times["first_us"].values())
     if (timestamps := timestamps_of(index.log)) is None:
         times = {kind: Counter() for kind in KINDS}
     else:
         inside = timestamps.times_ns[window.holds(timestamps.times_ns / 1e3)] / 1e9
-        when = (float(inside[0]) + timestamps.wall_minus_monotonic_ns / 1e9, float(inside[-1] - inside[0]))
+        began, seconds = float(inside[0]) + timestamps.wall_minus_monotonic_ns / 1e9, float(inside[-1] - inside[0])
     engine = Engine(
-        name=name, log=str(path), began=when[0], seconds=when[1], requests=requests, tokens=counted.computed_tokens,
-        tokens_per_s=counted.sampled_tokens / when[1] if when[1] else None, first_ms=_pair(times["first_us"]),
+        name=name, log=str(path), began=began, seconds=seconds, requests=requests, tokens=counted.computed_tokens,
+        tokens_per_s=counted.sampled_tokens / seconds if seconds else None, first_ms=_pair(times["first_us"]),
         gap_ms=_pair(times["gap_us"]), queried=counted.queried_tokens, hit_rate=counted.hit_rate,
         waiting=max(counted.queue, default=0), preemptions=counted.preemptions,
     )  # fmt: skip

@@ -18,9 +18,9 @@ from rich.console import Console
 
 from vnext.replay.answers.clients import Client, clients
 from vnext.replay.causes.charging import is_slow, usual_us
-from vnext.replay.causes.explain import Asked, Explained, explained_by, lines_of
+from vnext.replay.causes.explain import Explained, explained_by, lines_of
 from vnext.replay.causes.ledger import Ledger, ledger
-from vnext.replay.causes.part import part_of
+from vnext.replay.causes.part import Asked, part_of
 from vnext.replay.console.commands import SAME, how_ended, index_of, print_answer, writing
 from vnext.replay.console.render import counted, printable
 from vnext.replay.reading.show import state_at
@@ -113,8 +113,9 @@ class _Page:
         begin, end = (float(known.min()), float(known.max())) if len(known) else (0.0, 0.0)
         worst = float(self.steps["ended"][self.worst]) if self.step_count else np.nan
         top = self.answer.causes[0] if self.answer.causes else None
-        is_known = top is not None and top.from_s is not None and top.to_s is not None
-        cause = (top.from_s, top.to_s) if is_known else (np.nan, np.nan)
+        cause = (np.nan, np.nan)
+        if top is not None and top.from_s is not None and top.to_s is not None:
+            cause = top.from_s, top.to_s
         return plots.Axis(begin, end, self.moment, worst, cause)
 
     def moment(self, seconds: float) -> str:

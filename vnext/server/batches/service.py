@@ -45,7 +45,7 @@ class Batches:
         self._task = asyncio.create_task(self.worker.run())
 
     async def stop(self) -> None:
-        if self._task is not None:
+        if self._task is not None and self._session is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
             await self._session.close()
@@ -53,6 +53,7 @@ class Batches:
         self.store.close()
 
     def _asker(self, owner: str) -> Ask:
+        assert self._session is not None, "batches have begun"
         return asker(self._session, "http://self", self._context.keys.own(owner))
 
     def _bounds(self) -> LineBounds:

@@ -13,10 +13,10 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -94,6 +94,9 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
     owner: str | UnsetType = UNSET
 
 
+Entry = TypeVar("Entry", File, Batch)
+
+
 class Store:
     """See the module. Mutable. Raises FileUnknown for an id of nothing, StoreUnusable where it cannot write: then nothing has
     changed."""
@@ -108,8 +111,8 @@ class Store:
                     path.chmod(0o700)
             self._lock = (folder / "lock").open("ab")
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            self.files = {each.id: each for each in _read(self._files_at, File)}
-            self.batches = {each.id: each for each in _read(self._batches_at, Batch)}
+            self.files: dict[str, File] = {each.id: each for each in _read(self._files_at, File)}
+            self.batches: dict[str, Batch] = {each.id: each for each in _read(self._batches_at, Batch)}
         except BlockingIOError as error:
             raise StoreUnusable(f"the folder {folder} serves another server's batches: choose another with --batch-dir") from error
         except OSError as error:
@@ -235,7 +238,7 @@ def seen(entries: dict[str, Any], tenant: Tenant) -> list[Any]:
     return [entry for entry in reversed(entries.values()) if tenant.sees(entry.owner or "")]
 
 
-def _found(entries: dict[str, Any], id_: str, kind: str, tenant: Tenant) -> Any:
+def _found(entries: Mapping[str, Entry], id_: str, kind: str, tenant: Tenant) -> Entry:
     if id_ not in entries or not tenant.sees(entries[id_].owner or ""):
         raise FileUnknown(f"There is no {kind} {id_[:60]!r}.")
     return entries[id_]

@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator
 import msgspec
 
 from vnext.server.batches.lines import Answer, LineBounds, Request, answered, body_of, faults_of, requests_of, result_line
-from vnext.server.batches.store import LIVE, Batch, Counts, Faults, Store, append, new_id, writing
+from vnext.server.batches.store import LIVE, Batch, Counts, Faults, Status, Store, append, new_id, writing
 from vnext.server.batches.usage import Spent, Usage, spent_by, spent_in
 from vnext.server.context.errors import StoreUnusable
 
@@ -174,13 +174,14 @@ class Worker:
             model=batch.model or spent.model,
         )
 
-    def _finish(self, id_: str, status: str) -> None:
+    def _finish(self, id_: str, status: Status) -> None:
         """The results become files, and the batch has ended. Their ids are kept first: a restart in between finds them."""
         batch, paths = self._store.batches[id_], self._store.results(id_)
         ids = batch.output_file_id, batch.error_file_id
         if ids == (None, None):
-            ids = tuple(new_id("file") if path.is_file() and path.stat().st_size else None for path in paths)
-            self._store.put(msgspec.structs.replace(batch, output_file_id=ids[0], error_file_id=ids[1]))
+            output, error = (new_id("file") if path.is_file() and path.stat().st_size else None for path in paths)
+            ids = output, error
+            self._store.put(msgspec.structs.replace(batch, output_file_id=output, error_file_id=error))
         for path, name, file_id in zip(paths, ("output", "error"), ids):
             if file_id is None:
                 path.unlink(missing_ok=True)

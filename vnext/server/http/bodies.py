@@ -50,7 +50,7 @@ class Values:
         self._quotes = 0
         self._escape = b""
 
-    def count(self, part: bytes) -> None:
+    def count(self, part: bytes | bytearray) -> None:
         """Take in the next part. Raises InvalidRequest."""
         text = self._escape + part
         odd = (len(text) - len(text.rstrip(b"\\"))) % 2
@@ -112,18 +112,19 @@ class Unpacker:
         if not self._is_needed:
             yield part
             return
-        if self._inner is None and part:
-            self._inner = zlib.decompressobj(_bits(part, self._encoding))
+        if not part:
+            return
+        inner = self._inner = self._inner or zlib.decompressobj(_bits(part, self._encoding))
         piece = b"more"
         while part or len(piece) == PIECE_BYTES:
             try:
-                piece = self._inner.decompress(part, PIECE_BYTES)
+                piece = inner.decompress(part, PIECE_BYTES)
             except zlib.error as error:
                 words = f"The header Content-Encoding says {self._encoding}, and the body is none"
                 raise InvalidRequest(f"{words}: leave the header out, or pack the body.") from error
-            if self._inner.unused_data:
+            if inner.unused_data:
                 raise InvalidRequest(f"The body's {self._encoding} data continues after its end: compress the body as one piece.")
-            part = self._inner.unconsumed_tail
+            part = inner.unconsumed_tail
             yield piece
 
     def end(self) -> None:
@@ -141,8 +142,8 @@ def _bits(part: bytes, encoding: str) -> int:
 async def body_pieces(request: web.Request, quota: Quota, client: str, size_max: int) -> AsyncIterator[bytes]:
     """A request's body, decompressed, as it comes. Each piece is taken from `quota`; the caller gives all that it got back. Raises
     InvalidRequest, ContentRefused, BodyTooSlow, ClientGone, Overloaded, HTTPException (413)."""
-    if (request.content_length or 0) > size_max:
-        raise web.HTTPRequestEntityTooLarge(size_max, request.content_length)
+    if (length := request.content_length or 0) > size_max:
+        raise web.HTTPRequestEntityTooLarge(size_max, length)
     encoding, size = request.headers.get("Content-Encoding"), 0
     unpacker, upload = Unpacker(encoding) if encoding else None, Upload(request.content)
     while not request.content.at_eof():
@@ -175,7 +176,7 @@ async def read_body(request: web.Request, decoder: msgspec.json.Decoder[Body]) -
         context.body_bytes.give(len(data), client)
 
 
-async def _count(values: Values, part: bytes) -> None:
+async def _count(values: Values, part: bytearray) -> None:
     """Count in pieces, yielding to other tasks after each."""
     for start in range(0, len(part), PIECE_BYTES):
         values.count(part[start : start + PIECE_BYTES])

@@ -166,8 +166,10 @@ class Runner(web.AppRunner):
 
     async def setup(self) -> None:
         await super().setup()
-        self.server.request_factory = expecting_little(self.server.request_factory)
-        self._watch = asyncio.create_task(self._connections.watch(lambda: self.server.connections))
+        server = self.server
+        assert server is not None, "the runner has been set up"
+        server.request_factory = expecting_little(server.request_factory)
+        self._watch = asyncio.create_task(self._connections.watch(lambda: server.connections))
 
     async def cleanup(self) -> None:
         if self._watch is not None:

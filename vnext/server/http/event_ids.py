@@ -120,9 +120,9 @@ def _parsed(given: str) -> LastEvent | None:
     if len(given) > CHARACTERS_MAX or position is None or not _ANSWER.fullmatch(answer):
         return None
     written = tuple(position[1].split(","))
-    choices = [_CHOICE.fullmatch(each) for each in written]
+    choices = [choice for each in written if (choice := _CHOICE.fullmatch(each))]
     origin = _origin(answer, packed)
-    if origin is None or not all(choices) or not given.isascii() or len(choices) > CHOICES_MAX:
+    if origin is None or len(choices) < len(written) or not given.isascii() or len(choices) > CHOICES_MAX:
         return None
     found = LastEvent(origin, tuple(map(_reached, choices)), written, int(position[2] or 0))
     return None if found.closing and not found.all_ended else found

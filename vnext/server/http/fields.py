@@ -113,7 +113,7 @@ USUAL: Mapping[str, Any] = MappingProxyType(
     | {"response_format": {"type": "text"}, "text": {"format": {"type": "text"}}}
 )
 """What a field asks for where it is left out: with this value it changes nothing, wherever it is sent."""
-_NOTHING = (None, False, "", "none", "auto", [], {})
+_NOTHING: tuple[object, ...] = (None, False, "", "none", "auto", [], {})
 
 
 def verdict(name: str, fields: Collection[str]) -> str | None:
@@ -226,6 +226,8 @@ def _is_like(words: Sequence[str], others: Sequence[str]) -> bool:
 @cache
 def _struct_in(kind: type[msgspec.Struct], name: str) -> type[msgspec.Struct] | None:
     """The struct that a field holds, alone or in a list."""
-    of_field = next(field.type for field in msgspec.inspect.type_info(kind).fields if field.name == name)
+    info = msgspec.inspect.type_info(kind)
+    assert isinstance(info, msgspec.inspect.StructType)
+    of_field = next(field.type for field in info.fields if field.name == name)
     inner = [getattr(each, "item_type", each) for each in getattr(of_field, "types", (of_field,))]
     return next((each.cls for each in inner if isinstance(each, msgspec.inspect.StructType)), None)

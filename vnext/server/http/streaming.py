@@ -275,7 +275,8 @@ def line_frame(event: Mapping[str, object]) -> bytes:
 
 def event_frame(event: dict[str, Any]) -> bytes:
     """An event under its own name, its `type`."""
-    return b"event: " + event["type"].encode() + b"\n" + frame_of(event)
+    name: str = event["type"]
+    return b"event: " + name.encode() + b"\n" + frame_of(event)
 
 
 class TextFrame:

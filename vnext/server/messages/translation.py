@@ -105,7 +105,7 @@ def _titled(text: str, *heads: str | None) -> str:
     return "\n".join([*filter(None, heads), text])
 
 
-def _content(content: object, path: str) -> str:
+def _content(content: str | list[Block] | dict[str, Any] | None, path: str) -> str:
     if content is None or isinstance(content, str):
         return content or ""
     if isinstance(content, dict):

@@ -152,7 +152,8 @@ class ResponseStore:
         self._of_item |= {item.id: id_ for item in found.own_items()[found.input_count :] if item.id}
         self.size_bytes += found.size_bytes
         while self.size_bytes > self._bytes_max or len(self._kept) > COUNT_MAX:
-            self._drop(next(iter(max(self._of_owner.values(), key=self._share))))
+            widest = max(self._of_owner.values(), key=self._share)
+            self._drop(next(iter(widest)))
 
     def _share(self, own: dict[str, int]) -> int:
         """What part of the two bounds a tenant takes."""
@@ -227,6 +228,6 @@ class Folder:
 
     def remove(self, id_: str) -> None:
         """Delete an entry, whether or not it is there."""
-        for name in (id_, f"{id_}.draft") if self._path is not None else ():
+        for path in (self._path / id_, self._path / f"{id_}.draft") if self._path is not None else ():
             with suppress(OSError):
-                (self._path / name).unlink()
+                path.unlink()

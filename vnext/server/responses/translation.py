@@ -162,7 +162,9 @@ def _reasoning(body: ResponsesBody) -> dict[str, Any]:
 
 def _format(body: ResponsesBody) -> dict[str, Any]:
     asked = None if body.text is None else body.text.format
-    match asked.type if asked else "text":
+    if asked is None:
+        return {}
+    match asked.type:
         case "text":
             return {}
         case "json_object":
@@ -200,7 +202,7 @@ def _flat(tools: Sequence[Tool] | None) -> list[tuple[Tool, str | None, str]]:
     return found
 
 
-def _full_name(name: str, namespace: str | None) -> str:
+def _full_name(name: str, namespace: object) -> str:
     return f"{namespace}__{name}" if namespace else name
 
 
@@ -235,8 +237,8 @@ def _parameters(tool: Tool) -> dict[str, Any]:
 
 def _choice(choice: str | dict[str, Any] | None) -> str | dict[str, Any] | None:
     match choice:
-        case {"type": "function" | "custom", "name": str(name)}:
-            return {"type": "function", "function": {"name": _full_name(name, choice.get("namespace"))}}
+        case {"type": "function" | "custom", "name": str(name), **rest}:
+            return {"type": "function", "function": {"name": _full_name(name, rest.get("namespace"))}}
         case {"type": "allowed_tools", "mode": mode, "tools": [*tools]}:
             known = [_choice(tool) for tool in tools if not (isinstance(tool, dict) and tool.get("type") in LEFT_OUT)]
             if tools and not known and mode == "required":
