@@ -220,9 +220,12 @@ def cache_use(log: Log, top: int, ttls_s: Sequence[int] = (), curve: CacheCurve 
                 curve.hear(item)
         elif isinstance(item, Broken):
             ended = item.message
-    sums = {name: counting.sums[name] for name in ("requests", "asked", "found", "salted", "absent", "new")}
-    answers = {"partings": counting.partings(top), "retentions": retentions.answer(), "curve": curve and curve.done()}
-    return CacheUse(**sums, caching=config.prefix_caching, ended=ended, **answers)
+    sums = counting.sums
+    return CacheUse(
+        requests=sums["requests"], asked=sums["asked"], found=sums["found"], salted=sums["salted"], absent=sums["absent"],
+        new=sums["new"], caching=config.prefix_caching, ended=ended, partings=counting.partings(top),
+        retentions=retentions.answer(), curve=None if curve is None else curve.done(),
+    )  # fmt: skip
 
 
 # ---- the command -------------------------------------------------------------------------------------------------

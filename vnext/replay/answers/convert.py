@@ -32,7 +32,7 @@ from vnext.replay.reading.folding import IMPOSSIBLE, Broken, Folded, fold
 from vnext.replay.reading.source import Log, UnusableLog, open_log
 from vnext.replay.reading.times import Clock, timestamps_of
 from vnext.replay.reading.writer import Writer, snapshot_of_log
-from vnext.state.events import RequestArrived, RequestResumed, generated_by, pack_tokens
+from vnext.state.events import RequestArrived, RequestId, RequestResumed, generated_by, pack_tokens
 from vnext.state.outputs import outputs
 from vnext.state.params import Sampling
 from vnext.state.reduce import reduce, start
@@ -53,9 +53,9 @@ def convert(source: Path, out: Path, format_: Format | None, like: Path | None) 
         raise UnusableLog("name what is wanted: --to jsonl, mooncake or vllm-vcr, or --like LOG for a log")
     model = open_log(like) if like else None
     log, arrivals = arrivals_in(source, model)
-    read, model = "log" if log else format_of(source), model or log
-    began_ns = model.header.started.started_ns if model else 0
-    if like is not None:
+    read, engine = "log" if log else format_of(source), model or log
+    began_ns = engine.header.started.started_ns if engine else 0
+    if model is not None:
         count = _write_log(arrivals, out, model)
     elif format_ == "vllm-vcr":
         if log is None:
@@ -213,7 +213,7 @@ def to_vcr(log: Log) -> Iterator[bytes]:
         block_size=BLOCK_SIZE,
     )  # fmt: skip
     yield msgspec.json.encode(MetaLine(meta=meta))
-    clock, living = Clock(timestamps_of(log)), {}
+    clock, living = Clock(timestamps_of(log)), dict[int, _Life]()
     for item in fold(log):
         if isinstance(item, Folded):
             yield from _ended(item, clock.known_us(item.frame_end, item.before.committed), living, started.started_ns)
@@ -284,12 +284,18 @@ def from_vcr(lines: Iterable[bytes], began_ns: int, vocabulary: int = VOCABULARY
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
             raise UnusableLog(f"line {number + 1} is no request of a vllm-vcr trace ({error})") from error
     numbers: dict[int, int] = {}
-    for number, request in enumerate(sorted(reported, key=lambda each: each.arrival_ms)):
+    for number, request in enumerate(sorted(reported, key=_arrival_ms)):
         yield RequestArrived(
-            id=number, name=f"request-{number}", prompt=pack_tokens(_tokens(request, number, block_size, numbers, vocabulary)),
+            id=RequestId(number), name=f"request-{number}",
+            prompt=pack_tokens(_tokens(request, number, block_size, numbers, vocabulary)),
             sampling=Sampling(seed=number, max_tokens=request.output_tokens, ignore_eos=True), priority=0,
-            arrival_ns=began_ns + round(request.arrival_ms * NS_PER_MS),
+            arrival_ns=began_ns + round(_arrival_ms(request) * NS_PER_MS),
         )  # fmt: skip
+
+
+def _arrival_ms(request: VcrLine) -> float:
+    assert request.arrival_ms is not None, "a line without is not sane"
+    return request.arrival_ms
 
 
 def _block_size(meta: Meta) -> int:

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import msgspec
 
-from vnext.log.codec import RankDetail, RankDigest
+from vnext.log.codec import SEGMENT_SUFFIX, RankDetail, RankDigest
 from vnext.replay.answers.diff import Diff, diff
 from vnext.replay.reading.folding import Folded, FrameFolded, fold
-from vnext.replay.reading.source import SEGMENT_SUFFIX, Log, UnusableLog, open_log
+from vnext.replay.reading.source import Log, UnusableLog, open_log
 from vnext.replay.reading.verify import drifted_fields, reported_by, why_not_digested
 from vnext.state.digest import digest, hexadecimal
 from vnext.state.state import State

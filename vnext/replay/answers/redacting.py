@@ -20,7 +20,7 @@ from vnext.replay.reading.folding import Folded, FrameFolded, first_state, fold
 from vnext.replay.reading.source import Log, UnusableLog
 from vnext.replay.reading.writer import Writer, require_whole, with_events
 from vnext.state.block_hash import root_hash
-from vnext.state.events import RequestArrived, generated_by
+from vnext.state.events import AnyEvent, RequestArrived, generated_by
 from vnext.state.preempt import row_tokens
 from vnext.state.state import State
 
@@ -40,7 +40,7 @@ def redact(log: Log, out: Path, segment_bytes: int = codec.SEGMENT_SIZE_BYTES) -
         kept = snapshots.encode(redactor.snapshot(first), width)
         shaped_header = msgspec.structs.replace(shaped_header, previous=0, snapshot=kept)
     writer = Writer(out, shaped_header, redactor.snapshot, segment_bytes, made_of=(log,))
-    shaped: list = []
+    shaped: list[AnyEvent] = []
     for item in fold(log):
         require_whole(item)
         if isinstance(item, Folded):

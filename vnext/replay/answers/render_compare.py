@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rich.console import Console
 
-from vnext.replay.answers.diff import Diff
+from vnext.replay.answers.diff import Diff, Field
 from vnext.replay.answers.ranks import RankLine, Ranks
 from vnext.replay.answers.stat import Stat
 from vnext.replay.console.render import PERCENTILE_NAMES, counted, facts, records
+from vnext.replay.reading.show import Json
 
 
 def print_stat(console: Console, answer: Stat) -> None:
@@ -31,7 +34,7 @@ def print_stat(console: Console, answer: Stat) -> None:
     records(console, "per step", ("value", *PERCENTILE_NAMES), rows)
 
 
-def _row(name: str, values: list) -> dict:
+def _row(name: str, values: Sequence[float]) -> Json:
     reported = [f"{value:,.2f}" if isinstance(value, float) else f"{value:,}" for value in values] or ["-"] * len(
         PERCENTILE_NAMES
     )
@@ -48,7 +51,7 @@ def print_diff(console: Console, answer: Diff) -> None:
     console.print(_conclusion(answer), style="bold green" if answer.same else "bold red")
 
 
-def _fields(fields: list) -> list[dict]:
+def _fields(fields: Sequence[Field]) -> list[Json]:
     return [{"name": field.name, "one": field.one, "other": field.other} for field in fields]
 
 

@@ -157,7 +157,7 @@ class _Story:
         if event.id == self.id:
             self.arrival = event
             self.waiting.arrive(self.us, "pause" if item.after.paused else "step")
-            place = [entry.id for entry in item.after.waiting].index(self.id)
+            place = [entry.id for entry in item.after.waiting].index(event.id)
             has = len(generated_by(event)) // 4
             back = f", back from another engine with {has} tokens of its answer" if isinstance(event, RequestResumed) else ""
             note = f"{place} ahead of it in the queue{back}"

@@ -46,8 +46,8 @@ class Rollout(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     def word(self) -> int:
         """The digest of what was asked and answered, and with which weights, as a number. Names, versions and log-probabilities do
         not count."""
-        what = (self.prompt_token_ids, self.token_ids, self.finish_reason, self.seed, self.sampling, self.weights)
-        what += (self.before,) if self.before else ()
+        what = [self.prompt_token_ids, self.token_ids, self.finish_reason, self.seed, self.sampling, self.weights]
+        what += [self.before] if self.before else []
         return int.from_bytes(hashlib.blake2b(msgspec.msgpack.encode(what), digest_size=DIGEST_BYTES).digest(), "little")
 
 

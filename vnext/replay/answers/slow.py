@@ -50,14 +50,17 @@ def slow(index: Index, top: int, window: Window = ALWAYS) -> Slow:
         part = between(index, window)
         parts, stops = [part.latency], [part.stopped]
     found = joined(parts)
-    kinds = (found.firsts, found.gaps, found.steps)
-    counts = [kind.counts() for kind in kinds]
+    firsts, gaps, steps = found.firsts.counts(), found.gaps.counts(), found.steps.counts()
     return Slow(
         firsts=found.firsts.entries()[:top], gaps=found.gaps.entries()[:top], steps=found.steps.entries()[:top],
-        counts=tuple(sum(each.values()) for each in counts),
-        medians=tuple(percentiles(each, (50,))[0] / 1e3 if each else None for each in counts), clock=found.clock,
+        counts=(sum(firsts.values()), sum(gaps.values()), sum(steps.values())),
+        medians=(_median(firsts), _median(gaps), _median(steps)), clock=found.clock,
         ended=next(filter(None, stops), "complete"),
     )  # fmt: skip
+
+
+def _median(counts: dict[int, int]) -> float | None:
+    return percentiles(counts, (50,))[0] / 1e3 if counts else None
 
 
 # ---- the command -------------------------------------------------------------------------------------------------

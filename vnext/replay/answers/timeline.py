@@ -19,7 +19,7 @@ from vnext.replay.reading.strides import Run
 from vnext.replay.reading.times import STEP_US, Clock
 from vnext.sched.explain import bound_behind, explain, first_bound
 from vnext.state.events import AnyEvent, RequestAborted, RequestArrived, StepCommitted, StepPlanned
-from vnext.state.state import State, StepInFlight
+from vnext.state.state import State, StepInFlight, Waiting
 from vnext.state.traits import everyone_leaves, line_of, requests_of
 
 ENGINE, REQUESTS = 1, 2
@@ -44,7 +44,7 @@ class Writer:
     """Writes trace events, one per line. Mutable."""
 
     def __init__(self, file: IO[str]) -> None:
-        self._file, self._lines, self.count = file, [], 0
+        self._file, self._lines, self.count = file, list[str](), 0
         file.write('{"displayTimeUnit":"ms","traceEvents":[\n')
 
     def put(self, lines: str, events: int = 1) -> None:
@@ -86,7 +86,7 @@ class _Chunks:
         flown = sum(len(scheduled.ids) == len(run.ids) or np.isin(run.ids, scheduled.ids) for scheduled in in_flight)
         self._starts = (run.after.rows.computed - flown - (run.frames - len(in_flight))).tolist()
         self._lines = ",\n".join(CHUNK % (each.lane, "%s", "%s", 1, "%d") for each in living)
-        self._given: list = [None] * (3 * len(living))
+        self._given: list[object] = [None] * (3 * len(living))
         self._count = len(living)
 
     def put(self, writer: Writer, plan: int, began_us: float, passed_us: float) -> None:
@@ -109,7 +109,7 @@ class Timeline:
         self._last_commit_us = 0.0
         self._latest_us = 0.0 if clock.timestamped else first.committed * STEP_US
         self._why_unknown = why_unknown
-        self._reasoned: tuple | None = None
+        self._reasoned: tuple[tuple[Waiting, ...], str | None] | None = None
         writer.name(ENGINE, 0, "process_name", "engine")
         writer.name(ENGINE, STEPS_LANE, "thread_name", "steps")
         writer.name(REQUESTS, 0, "process_name", "requests")
@@ -195,7 +195,7 @@ class Timeline:
     def _commit(self, event: StepCommitted, before: State, after: State, now_us: float | None) -> None:
         scheduled = before.in_flight[0]
         began_us = self._began(event.step, now_us)
-        if began_us is not None:
+        if began_us is not None and now_us is not None:
             self._writer.put(STEP % (
                 began_us, now_us - began_us, event.step, len(scheduled.samples), scheduled.tokens, len(event.tokens) // 4
             ))  # fmt: skip
@@ -275,7 +275,7 @@ class Timeline:
         for place, (began_us, now_us) in enumerate(zip(begun_us, times_us)):
             scheduled = run.in_flight[place] if place < depth else None
             count, tokens = (len(scheduled.samples), scheduled.tokens) if scheduled else plans[place - depth][:2]
-            if began_us is not None:
+            if began_us is not None and now_us is not None:
                 put(STEP % (began_us, now_us - began_us, run.step + place, count, tokens, requests))
                 if scheduled and self._each_chunk:
                     self._chunks(scheduled, began_us, now_us)
@@ -290,7 +290,8 @@ class Timeline:
     def _reason(self, before: State, plan: StepPlanned, after: State, now_us: float | None) -> None:
         """Draw why the first requests in the queue wait despite a new step, as the scheduler explains it, when the
         reason changes."""
-        whys, bound = {}, UNKNOWN
+        whys: dict[int, str] = {}
+        bound: str | None = UNKNOWN
         if not self._why_unknown:
             known = not before.cautious and not before.paused
             bound = bound_behind(after.config, plan, after.in_flight[-1].tokens, len(after.rows)) if known else None

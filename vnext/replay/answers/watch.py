@@ -24,8 +24,7 @@ from vnext.replay.reading.folding import first_state
 from vnext.replay.reading.source import Log, UnusableLog
 from vnext.replay.reading.tail import Damaged, Tail, newest_log
 from vnext.replay.reading.verify import load_difference, plan_difference, why_not_decided
-from vnext.sched.policies import BUILT_IN, PolicyError
-from vnext.sched.ranking import PATIENCE
+from vnext.sched.policies import BUILT_IN, PATIENCE, PolicyError
 from vnext.sched.schedule import schedule
 from vnext.state.digest import digest
 from vnext.state.errors import IllegalEvent, LawBroken

@@ -234,8 +234,8 @@ def causes_of(
     alone = Alone(machine, walk.first.config)
     causes = [_cause(found, walk, alone) for found in list(firsts.values())[:EXPLAINED]]
     unknown = [firsts[cause.request] for cause in causes if cause.field == UNKNOWN]
-    if unknown and (found := _numerics(unknown, walk, machine, chosen)):
-        return [found]
+    if unknown and (other := _numerics(unknown, walk, machine, chosen)):
+        return [other]
     if len(unknown) == len(causes) and 2 * len(firsts) >= sampled and unknown:
         message = "most requests differ: the weights, the configuration or the numbers of the model are not those of the log"
         first = unknown[0]

@@ -134,7 +134,7 @@ def _search(
         if as_recorded:
             token = token or next(iter(token_differences(step, tokens, logits)), None)
         steps += 1
-        if search.step(inputs.forward, logits, batched.caches):
+        if search.step(inputs.forward, logits, batched.caches) and search.found is not None:
             found = _difference(step, search.found)
             break
         if progress is not None:

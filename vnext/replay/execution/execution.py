@@ -23,6 +23,8 @@ from vnext.state.samples import sample_points
 from vnext.state.state import Weights
 
 if TYPE_CHECKING:
+    import torch
+
     from vnext.replay.rerun.alone import Alone
     from vnext.replay.rerun.batched import Batched
     from vnext.replay.rerun.machine import Machine
@@ -200,7 +202,7 @@ class _Comparing:
         self.differ = 0
         self._progress = progress
 
-    def step(self, step: RecordedStep, again, logits) -> None:
+    def step(self, step: RecordedStep, again: np.ndarray, logits: torch.Tensor | None) -> None:
         """Compare the samples of a step, including those of requests that have left since."""
         scheduled = step.state.in_flight[-1]
         sampled = scheduled.ids[sample_points(scheduled).entries].tolist()
@@ -246,7 +248,7 @@ class _Comparing:
             self._progress(done, self.tokens)
 
 
-def token_differences(step: RecordedStep, again, logits) -> list[TokenDifference]:
+def token_differences(step: RecordedStep, again: np.ndarray, logits: torch.Tensor | None) -> list[TokenDifference]:
     """The differing samples of a step: `again` int64[S], from logits float32 [S, V]."""
     from vnext.replay.rerun.tokens import differing, samples_of
 

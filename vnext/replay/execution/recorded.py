@@ -159,17 +159,19 @@ class Walk:
         self, item: Folded, state: State | None, placeholders: dict[tuple[int, int, int], list[int]]
     ) -> RecordedStep | None:
         """The step, if it was requested. Remembers its samples for steps that were planned ahead."""
-        scheduled = with_kept_drafts(item.before.in_flight[0], item.event)
-        tokens, sampled = unpack_tokens(item.event.tokens), scheduled.samples
+        event = item.event
+        assert isinstance(event, StepCommitted)
+        scheduled = with_kept_drafts(item.before.in_flight[0], event)
+        tokens, sampled = unpack_tokens(event.tokens), scheduled.samples
         self._require_tokens(tokens, f"step {scheduled.step} sampled")
         if self._telling:
-            self._tell(item)
+            self._tell(item, event.step)
         before = {
             key: sampled
             for key, sampled in placeholders.items()
             if key[0] >= scheduled.step - item.before.config.pipeline_depth
         }
-        counts, _ = runs_in(item.event, int(np.count_nonzero(sampled)))
+        counts, _ = runs_in(event, int(np.count_nonzero(sampled)))
         runs = [run.tolist() for run in np.split(tokens, np.cumsum(counts)[:-1])]
         owners = list(zip(scheduled.ids[sampled].tolist(), scheduled.preemption_counts[sampled].tolist()))
         placeholders.clear()
@@ -191,12 +193,12 @@ class Walk:
         if self._telling:
             self.reported[request.id] = Reported(request=request, tokens=tokens.tolist(), first=len(tokens))
 
-    def _tell(self, item: Folded) -> None:
+    def _tell(self, item: Folded, step: int) -> None:
         for output in outputs(item.before, item.event, item.after):
             reported = self.reported[output.id]
             reported.take(output.token, item.before.weights)
-            if self._selection.holds(item.event.step):
-                reported.steps.append(item.event.step)
+            if self._selection.holds(step):
+                reported.steps.append(step)
             else:
                 reported.first += 1
 

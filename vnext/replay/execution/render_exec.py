@@ -27,7 +27,7 @@ def print_executed(console: Console, answer: Executed) -> None:
         ("rebuilt", f"{counted(answer.rebuilt_tokens, 'position')} of the cache, older than the first step"),
         ("end", answer.end),
     ])  # fmt: skip
-    if answer.differences:
+    if answer.first is not None and answer.differences:
         print_tokens(console, answer.first, answer.differences)
     print_lacking(console, answer.lacking)
     console.print(_conclusion(answer), style="bold green" if answer.same else "bold red", soft_wrap=True)
@@ -41,7 +41,7 @@ def print_lacking(console: Console, lacking: list[str]) -> None:
 
 def numbers(numerics: dict[str, object]) -> str:
     """How numbers are stored, multiplied and shared, in words."""
-    ranks, threads = numerics["ranks"], numerics["threads"]
+    ranks, threads = int(str(numerics["ranks"])), int(str(numerics["threads"]))
     form = [] if numerics["quantization"] == "none" else [numerics["quantization"]]
     cache = [] if numerics["kv_cache_dtype"] == "auto" else [f"a cache of {numerics['kv_cache_dtype']}"]
     words = [numerics["dtype"], *form, *cache, numerics["kernels"], counted(threads, "thread")]

@@ -19,7 +19,7 @@ from vnext.runtime.batch.tensors import tensors_of_sampling
 from vnext.sampling.sampling import report, sample
 from vnext.sched.schedule import schedule
 from vnext.state.config import SchedulerConfig
-from vnext.state.events import AdapterLoaded, EngineStarted, RequestArrived, StepCommitted, pack_tokens
+from vnext.state.events import AdapterLoaded, EngineStarted, RequestArrived, RequestId, StepCommitted, pack_tokens
 from vnext.state.reduce import reduce, start
 from vnext.state.state import Request, State, blocks_for
 
@@ -44,7 +44,7 @@ def engine_of(config: SchedulerConfig, request: Request, tokens: np.ndarray) -> 
     own = replace(config, page_count=pages, state_pages=min(config.state_pages, 1), **NOBODY_ELSE)
     state = start(EngineStarted(config=own, model="", model_digest="", world_size=1, environment={}, started_ns=0))
     arrival = RequestArrived(
-        id=0, name="", prompt=request.prompt, sampling=request.sampling, priority=0, arrival_ns=0
+        id=RequestId(0), name="", prompt=request.prompt, sampling=request.sampling, priority=0, arrival_ns=0
     )  # fmt: skip
     state = reduce(state, arrival)
     if request.sampling.adapter:
@@ -83,7 +83,10 @@ class Alone:
             if len(at):
                 logits = self._machine.logits(inputs.forward._replace(sample_at=at - start), caches)
                 following = torch.from_numpy(tokens[at + 1].astype(np.int64))
-                found += report(logits, following, 0).logprob.tolist()
+                assert logits is not None
+                logprobs = report(logits, following, 0).logprob
+                assert logprobs is not None, "log-probabilities were asked for"
+                found += logprobs.tolist()
             else:
                 self._machine.logits(inputs.forward._replace(sample_at=at), caches)
             if end < len(tokens) - 1:
@@ -102,7 +105,7 @@ class Alone:
             state, inputs = self._planned(state)
             logits = self._machine.logits(inputs.forward, caches)
             committed = b""
-            if logits is not None:
+            if logits is not None and inputs.sampling is not None:
                 with refusing():
                     token = int(sample(logits, tensors_of_sampling(inputs.sampling), own=self._machine.sampler).tokens[0])
                 yield position, token, logits[0]
@@ -111,7 +114,9 @@ class Alone:
             state = reduce(state, StepCommitted(step=state.committed, tokens=committed))
 
     def _planned(self, state: State) -> tuple[State, StepInputs]:
-        state = reduce(state, schedule(state))
+        plan = schedule(state)
+        assert plan is not None, "the request is not done"
+        state = reduce(state, plan)
         inputs = rebuild(state, {}, self._machine.config.vocab_size, self._machine.vocabulary)
         return state, inputs._replace(forward=self._machine.adapters.placed(inputs.forward, state))
 

@@ -60,7 +60,7 @@ class Batched:
             if inputs.copies is not None:
                 self._copy_states(inputs.copies.before)
             if self._fresh is not None:
-                self._mend(state, sampled, inputs)
+                self._mend(state, sampled, inputs, self._fresh)
             if (states := inputs.forward.recurrent) is not None:
                 rows = zip(state.in_flight[-1].ids.tolist(), states.pages.tolist(), strict=True)
                 self._drafted = [page for id_, page in rows if drafts.get(id_)]
@@ -91,28 +91,28 @@ class Batched:
 
     # ---- what is in the cache ------------------------------------------------------------------------------------
 
-    def _mend(self, state: State, sampled: Sampled, inputs: StepInputs) -> None:
+    def _mend(self, state: State, sampled: Sampled, inputs: StepInputs, fresh: np.ndarray) -> None:
         """Compute what the step reads and the cache lacks. Pages that the step writes from their first slot on need
         nothing."""
         size = state.config.block_size
         forward = inputs.forward
         slots = np.concatenate([forward.slots, *(group.slots for group in forward.groups)])
-        self._fresh[slots[slots % size == 0] // size] = True
+        fresh[slots[slots % size == 0] // size] = True
         ids, starts = state.in_flight[-1].ids, forward.positions[forward.query_starts[:-1]]
         pages = np.full(len(ids), -1) if forward.recurrent is None else np.asarray(forward.recurrent.pages)
         for id_, start, page in zip(ids.tolist(), starts.tolist(), pages.tolist()):
             if start:
-                self._mend_row(state, sampled, (int(np.flatnonzero(state.rows.id == id_)[0]), start), page)
+                self._mend_row(state, sampled, fresh, (int(np.flatnonzero(state.rows.id == id_)[0]), start), page)
         self._fresh_states[pages[pages >= 0]] = True
 
-    def _mend_row(self, state: State, sampled: Sampled, where: tuple[int, int], page: int) -> None:
+    def _mend_row(self, state: State, sampled: Sampled, fresh: np.ndarray, where: tuple[int, int], page: int) -> None:
         """`where`: a row and the position that it goes on from; `page`: of its recurrent states, -1 without."""
         config, (row, start) = state.config, where
         groups, blocks = config.group_count, blocks_for(start, config.block_size)
         table = row_table(state, row)[: blocks * groups].astype(np.int64)
         places = np.arange(blocks * groups)
         seen = places // groups >= first_kept(config, np.array([start]))[0][places % groups]
-        missing = np.flatnonzero(seen & (table >= 0) & ~self._fresh[np.maximum(table, 0)])
+        missing = np.flatnonzero(seen & (table >= 0) & ~fresh[np.maximum(table, 0)])
         lacks_state = page >= 0 and not self._fresh_states[page]
         if not len(missing) and not lacks_state:
             return
@@ -121,5 +121,5 @@ class Batched:
         self.machine.copy_pages(scratch, missing, self.caches, table[missing])
         if lacks_state:
             self.machine.copy_state(scratch, self.caches, page)
-        self._fresh[table[missing]] = True
+        fresh[table[missing]] = True
         self.rebuilt_tokens += start

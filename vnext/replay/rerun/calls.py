@@ -41,15 +41,15 @@ def calls_in(data: bytes) -> np.ndarray:
 
 def parts_of(calls: np.ndarray) -> Iterator[tuple[str, Part]]:
     """Each call's name and what is its own: a call that another one of its thread holds counts for itself alone."""
-    open_calls: dict[int, list[list]] = defaultdict(list)
+    open_calls: dict[int, list[tuple[np.void, int]]] = defaultdict(list)
     for call in calls:
         held = open_calls[int(call["thread"])]
         while held and held[-1][0]["ended_ns"] <= call["began_ns"]:
             yield _own(*held.pop())
         ns = int(call["ended_ns"] - call["began_ns"])
         if held:
-            held[-1][1] -= ns
-        held.append([call, ns])
+            held[-1] = held[-1][0], held[-1][1] - ns
+        held.append((call, ns))
     for held in open_calls.values():
         while held:
             yield _own(*held.pop())

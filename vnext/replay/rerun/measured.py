@@ -58,7 +58,7 @@ class Measured:
         """Have the system give the memory of pages that are written for the first time, which an engine has by then."""
         caches = self._batched.caches
         warm = self._warm[1] if self._warm[0] is caches else self._warm[1][:0]
-        slots = np.concatenate([np.asarray(each.slots) for each in (forward, *forward.groups)])
+        slots = np.concatenate([np.asarray(each) for each in (forward.slots, *(group.slots for group in forward.groups))])
         cold = np.setdiff1d(slots // caches.block_size, warm)
         self._batched.machine.copy_pages(caches, cold, caches, cold)
         self._warm = caches, np.concatenate([warm, cold])

@@ -12,7 +12,6 @@ import msgspec
 import numpy as np
 import torch
 
-from vnext.kernels.calls import AttentionStep
 from vnext.kernels.table import Operations, substituted
 from vnext.kernels.thin import ThinBlocks, ThinParts
 from vnext.models.layers.adapted import Addition
@@ -227,11 +226,11 @@ class Single:
         """The metadata of one request alone."""
         key = id(metadata), number
         if key not in self._metadata:
-            starts, contexts, table, *rest = self._watch.described(metadata)
+            step, here = self._watch.described(metadata), slice(number, number + 1)
+            starts, contexts, table = step.query_starts, step.context_lengths[here].copy(), step.block_table[here].contiguous()
             alone = np.array([0, starts[number + 1] - starts[number]], dtype=starts.dtype)
-            here = slice(number, number + 1)
-            step = AttentionStep(alone, contexts[here].copy(), table[here].contiguous(), *rest)
-            self._metadata[key] = self._served.attention_metadata(step)
+            own = step._replace(query_starts=alone, context_lengths=contexts, block_table=table)
+            self._metadata[key] = self._served.attention_metadata(own)
         return self._metadata[key]
 
 

@@ -83,7 +83,8 @@ class Shard:
             hidden, _ = forward(params, cache, batch, self.config, self.parallel)
             if batch.sample_at.shape[0] == 0:
                 return None
-            return self.family.logits(params, hidden, self.config, self.parallel)
+            logits: torch.Tensor = self.family.logits(params, hidden, self.config, self.parallel)
+            return logits
 
 
 class Kernels:

@@ -31,13 +31,17 @@ class Sample(msgspec.Struct, frozen=True):
 
 def choice(place: int, recorded: int, again: int, logits: torch.Tensor) -> Choice:
     """A difference with its log-probabilities, from logits float32 [V]."""
-    logprobs = report(logits.expand(2, -1), torch.tensor([recorded, again]), 0).logprob.tolist()
+    found = report(logits.expand(2, -1), torch.tensor([recorded, again]), 0).logprob
+    assert found is not None, "log-probabilities were asked for"
+    logprobs = found.tolist()
     return Choice(place=place, recorded=recorded, again=again, recorded_logprob=logprobs[0], again_logprob=logprobs[1])
 
 
 def differing(recorded: np.ndarray, again: np.ndarray, logits: torch.Tensor | None) -> list[Choice]:
     """The differing samples of one step, in order."""
     places = np.flatnonzero(recorded != again).tolist()
+    if logits is None:
+        return []  # nothing was sampled
     return [choice(place, int(recorded[place]), int(again[place]), logits[place]) for place in places]
 
 

@@ -53,7 +53,7 @@ class Call(NamedTuple):
     def rows(self) -> int:
         """The number of tokens, or of samples."""
         first = (*ACTIVATIONS[self.operation], *BESIDE.get(self.operation, ()))[0]
-        return self.arguments[first].shape[0]
+        return len(self.arguments[first])
 
 
 def of_fields(operation: str, function: Callable[..., Any]) -> Callable[..., Any]:

@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 from aiohttp import web
+from aiohttp.typedefs import Handler, Middleware
 
 from vnext.replay.answers.diff import diff
 from vnext.replay.answers.render_request_life import reason as wait_words, reported, spans
@@ -21,6 +22,7 @@ from vnext.replay.answers.request_life import life
 from vnext.replay.answers.slow import slow
 from vnext.replay.reading.between import between
 from vnext.replay.reading.naming import request_of
+from vnext.replay.reading.show import Json
 from vnext.replay.reading.source import Log, UnusableLog
 from vnext.replay.reading.step_counts import percentiles
 from vnext.replay.reading.window import Window, step_at
@@ -55,7 +57,7 @@ class Pages:
         for each in self.opened:
             if each.error:
                 raise UnusableLog(each.error)
-        return _json({"logs": [await each.ask(lambda _, each=each: each.about()) for each in self.opened], "columns": COLUMNS})
+        return _json({"logs": [await _about(each) for each in self.opened], "columns": COLUMNS})
 
     async def overview(self, request: web.Request) -> web.Response:
         found = self._log(request)
@@ -86,6 +88,7 @@ class Pages:
             if column not in COLUMNS:
                 raise UnusableLog(f"there is no column {column}: ask for one of {', '.join(COLUMNS)}")
             return _json({"step": found.overview.next_with(column, step, "back" not in request.query)})
+        what: Kind
         if "request" in request.query:
             what, wanted, last = "request", _whole(request, "request"), found.walk.requests
         else:
@@ -99,14 +102,14 @@ class Pages:
         found = self._log(request)
         if isinstance(found, LiveLog):
             return _json({"firsts": [], "gaps": [], "steps": []})
-        return _json(await found.ask(lambda walk: slow(walk.index, SLOWEST)))
+        return _json(await found.ask(lambda walk: slow(walk.indexed(), SLOWEST)))
 
     async def part(self, request: web.Request) -> web.Response:
         """What happened in the steps `first` to `last`, with the percentiles 50 and 99 of first tokens and gaps (ms)."""
         found = self._log(request)
         part = found.overview.part(_whole(request, "first"), _whole(request, "last"))
         if part["window"] is not None and not isinstance(found, LiveLog) and part["last"] - part["first"] < PARTS_MAX:
-            latency = (await found.ask(lambda walk: between(walk.index, Window(*part["window"])))).latency
+            latency = (await found.ask(lambda walk: between(walk.indexed(), Window(*part["window"])))).latency
             part |= {name: _percentiles(kind) for name, kind in (("firsts", latency.first_us), ("gaps", latency.gap_us))}
         return _json(part)
 
@@ -117,7 +120,7 @@ class Pages:
             raise UnusableLog(f"request {number} is not in this log: it has {found.walk.requests} of them")
         if isinstance(found, LiveLog):
             raise UnusableLog("lives of requests are told of logs that have ended: open this one without --live")
-        its = await found.ask(lambda walk: life(walk.index, number))
+        its = await found.ask(lambda walk: life(walk.indexed(), number))
         return _json({
             "id": its.id, "name": its.name, "line": its.waited.line, "end": its.finish, "reasons": its.waited.by_reason,
             "facts": {"prompt tokens": its.prompt_tokens, "from the cache": its.cached_tokens, "tokens": its.generated_tokens,
@@ -169,6 +172,11 @@ def _step_called(walk: Walk, log: Log, text: str) -> int:
     return _step_after(walk, "request", number)
 
 
+async def _about(shown: Shown) -> Json:
+    found: Json = await shown.ask(lambda _: shown.about())
+    return found
+
+
 def _whole(request: web.Request, name: str, default: int | None = None) -> int:
     text = request.query.get(name)
     if text is None and default is not None:
@@ -176,8 +184,8 @@ def _whole(request: web.Request, name: str, default: int | None = None) -> int:
     try:
         found = int(text or "")
     except ValueError:
-        found = None
-    if found is None or abs(found) > WHOLE_MAX:
+        found = WHOLE_MAX + 1
+    if abs(found) > WHOLE_MAX:
         raise UnusableLog(f"{name} must be a whole number, not {(text or '')[:40]!r}")
     return found
 
@@ -191,12 +199,12 @@ def _json(value: object) -> web.Response:
     return web.Response(body=msgspec.json.encode(value), content_type="application/json")
 
 
-def guard(token: str) -> Callable:
+def guard(token: str) -> Middleware:
     """The middleware: admits loopback hosts with the token only, answers errors with one sentence, and reports the
     index's progress for questions that must wait."""
 
     @web.middleware
-    async def guarded(request: web.Request, handler: Callable) -> web.StreamResponse:
+    async def guarded(request: web.Request, handler: Handler) -> web.StreamResponse:
         if (refused := refusal(request, token)) is not None:
             return refused
         try:
@@ -241,6 +249,7 @@ async def serve(opened: list[Shown], port: int, ready: Callable[[str], None]) ->
 
 
 WINDOW_MAX = 240
+Span = tuple[int, int, str, Json | None]
 
 
 def lanes(moments: list[Moment]) -> list[dict[str, Any]]:
@@ -248,7 +257,7 @@ def lanes(moments: list[Moment]) -> list[dict[str, Any]]:
 
     Kinds: `prompt` (positions that were known), `answer` (one token), `wait` (in the queue, or running without work).
     """
-    found: dict[int, list[list]] = {}
+    found: dict[int, list[Span]] = {}
     names: dict[int, dict[str, str]] = {}
     for moment in moments:
         scheduled = moment.after.in_flight[-1]
@@ -260,14 +269,13 @@ def lanes(moments: list[Moment]) -> list[dict[str, Any]]:
     return [{"id": id_, **names[id_], "runs": runs} for id_, runs in sorted(found.items())]
 
 
-def _extend(found: dict[int, list[list]], id_: int, step: int, kind: str, why: dict | None) -> None:
+def _extend(found: dict[int, list[Span]], id_: int, step: int, kind: str, why: Json | None) -> None:
     runs = found.setdefault(id_, [])
     if runs and runs[-1][1] == step - 1 and runs[-1][2] == kind and _same(runs[-1][3], why):
-        runs[-1][1] = step
-        runs[-1][3] = why
+        runs[-1] = runs[-1][0], step, kind, why
     else:
-        runs.append([step, step, kind, why])
+        runs.append((step, step, kind, why))
 
 
-def _same(one: dict | None, other: dict | None) -> bool:
-    return (one and one["why"]) == (other and other["why"])
+def _same(one: Json | None, other: Json | None) -> bool:
+    return bool((one and one["why"]) == (other and other["why"]))

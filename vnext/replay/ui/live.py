@@ -17,9 +17,11 @@ from typing import Any, Literal
 import numpy as np
 
 from vnext.log.codec import Frame, SegmentStart
+from vnext.replay.reading.cachefile import Progress
 from vnext.replay.reading.folding import IMPOSSIBLE, first_state
-from vnext.replay.reading.index import Index, Place, Progress, Segment
+from vnext.replay.reading.index import Index, Place, Segment
 from vnext.replay.reading.mirror import SEGMENTS_KEPT, Lost, Mirror, Silent
+from vnext.replay.reading.show import Json
 from vnext.replay.reading.source import Log, UnusableLog, open_log
 from vnext.replay.reading.tail import Damaged, Tail
 from vnext.replay.ui.opened import about_log
@@ -48,7 +50,7 @@ class LiveOverview(Overview):
         super().__init__(log, first)
         self._swapping = Lock()
 
-    def points(self, first: int, last: int, count: int) -> dict:
+    def points(self, first: int, last: int, count: int) -> Json:
         with self._swapping:
             return super().points(first, last, count)
 
@@ -152,7 +154,7 @@ class LiveWalk(Walk):
 class LiveLog:
     """A running engine's log from its newest segment on, with the same interface as an opened log, and ready at once."""
 
-    opening, error = False, ""
+    opening, error, indexed = False, "", (0, 0)
 
     def __init__(self, folder: Path, mirror: Mirror | None = None) -> None:
         """`folder` holds the log, or a copy that `mirror` makes. Raises UnusableLog if there is none."""

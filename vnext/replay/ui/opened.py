@@ -27,8 +27,8 @@ class Opened:
         self.path = path
         self.log = open_log(path)
         self._questions = Questions()
-        self.walk = Walk(Index(self.log, self._questions.progress, waits=False))
-        self.overview = Overview(self.log, self.walk.index.first)
+        index = Index(self.log, self._questions.progress, waits=False)
+        self.walk, self.overview = Walk(index), Overview(self.log, index.first)
         self.error = ""
         self.ended = COMPLETE
         self._opening = Thread(target=self._open, name="index", daemon=True)
@@ -45,7 +45,7 @@ class Opened:
 
     def _open(self) -> None:
         try:
-            self.walk.index.segments[-1].made()
+            self.walk.indexed().segments[-1].made()
             self.ended = ended(self.log)
         except UnusableLog as error:
             self.error = str(error)

@@ -14,6 +14,7 @@ import numpy as np
 
 from vnext.replay.reading.cachefile import made_by, replace_file
 from vnext.replay.reading.folding import Broken, Folded, fold
+from vnext.replay.reading.show import Json
 from vnext.replay.reading.source import Log, UnusableLog
 from vnext.replay.reading.times import Clock, timestamps_of
 from vnext.state.events import RequestArrived, StepCommitted
@@ -91,7 +92,7 @@ class Overview:
         finally:
             self.done = True
 
-    def points(self, first: int, last: int, count: int) -> dict:
+    def points(self, first: int, last: int, count: int) -> Json:
         """Steps [first, last] in at most `count` buckets of equal size, with each column's largest value, or the sum
         for events. {"first", "each" steps in a bucket, one list a column}."""
         first = max(first, self.first_step)
@@ -114,12 +115,12 @@ class Overview:
         """The largest value of each column so far."""
         return {name: int(self._values[number, : self.count].max(initial=0)) for number, name in enumerate(PEAKS) if name}
 
-    def part(self, first: int, last: int) -> dict:
+    def part(self, first: int, last: int) -> Json:
         """What happened in steps [first, last], and `window`: from the first one's plan to the last one's end (microseconds since
         the machine's start), None where the log has no times."""
         first, last = max(first, self.first_step), min(last, self.first_step + self.count - 1)
         values = self._values[:, first - self.first_step : max(0, last + 1 - self.first_step)]
-        found: dict = {"first": first, "last": last, "window": None}
+        found: Json = {"first": first, "last": last, "window": None}
         for number, name in enumerate(COLUMNS):
             found[name] = int(values[number].sum() if number in SUMMED or name == "tokens" else values[number].max(initial=0))
         if not values.shape[1] or not self._clock.timestamped:
@@ -223,7 +224,7 @@ class Overview:
             head = msgspec.msgpack.encode(self._head())
         except OSError:
             return  # a segment has been deleted since
-        columns = [np.ascontiguousarray(values[: self.count], dtype="<i4").data for values in self._values]
+        columns = [np.ascontiguousarray(values[: self.count], dtype="<i4").tobytes() for values in self._values]
         replace_file(self._path, (MAGIC, len(head).to_bytes(4, "little"), head, *columns))
 
 

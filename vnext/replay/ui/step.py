@@ -16,7 +16,7 @@ from vnext.sched.admission import Wait
 from vnext.sched.explain import Explanation, explain
 from vnext.sched.policies import BUILT_IN
 from vnext.state.digest import digest, hexadecimal
-from vnext.state.state import Request, State
+from vnext.state.state import Request, State, Waiting
 from vnext.state.traits import line_of
 from vnext.state.windows import row_blocks
 
@@ -91,7 +91,7 @@ def named(request: Request) -> dict[str, str]:
     return {"name": request.name, "client": f"{request.client:016x}" if request.client else ""}
 
 
-def _queued(entry, request: Request, wait: Wait | None) -> dict[str, Any]:
+def _queued(entry: Waiting, request: Request, wait: Wait | None) -> dict[str, Any]:
     return {
         "id": entry.id,
         **named(request),

@@ -72,27 +72,32 @@ class Walk:
         self._kept: OrderedDict[int, Moment] = OrderedDict()
         self._ahead: tuple[int, Iterator[Moment]] | None = None
 
+    def indexed(self) -> Index:
+        """The index, which a log that grows lacks until someone asks for the past."""
+        assert self.index is not None
+        return self.index
+
     @property
     def first_step(self) -> int:
-        return self.index.first.planned
+        return self.indexed().first.planned
 
     @property
     def last_step(self) -> int:
         """The last step of the log; `first_step` - 1 for a log without steps."""
-        return self.index.last.planned - 1
+        return self.indexed().last.planned - 1
 
     @property
     def events(self) -> int:
         """The number of events of the log, including those before its beginning."""
-        return self.index.last.sequence
+        return self.indexed().last.sequence
 
     @property
     def requests(self) -> int:
-        return self.index.last.next_id
+        return self.indexed().last.next_id
 
     def place(self, kind: Kind, value: int) -> Place:
         """A state shortly before this step, event or request."""
-        return self._at(self.index, kind, value)
+        return self._at(self.indexed(), kind, value)
 
     def moment(self, step: int) -> Moment:
         """Raises UnusableLog if the log has no such step."""
