@@ -23,7 +23,8 @@ POLICIES = ("fcfs", "fair", "priority")
 def sought(score_of: Callable[[Changes], RunScore | None], config: SchedulerConfig) -> list[Changes]:
     """The best changes of each round, each with those of the round before. `score_of` says what they give, None where the engine
     cannot have them."""
-    found, before, best = list[Changes](), (), score_of(())
+    found, best = list[Changes](), score_of(())
+    before: Changes = ()
     for _ in range(ROUNDS):
         scores = [(score, changes) for changes in _next(config, before) if (score := score_of(changes)) is not None]
         served = [pair for pair in scores if not pair[0].refused]

@@ -132,7 +132,7 @@ class _Taken:
         self._entries: list[np.ndarray] = []
         self._commits: list[StepCommitted] = []
         self._places: dict[int, int] = {}
-        self._answers = {life.arrival.id: unpack_tokens(life.last).tolist() for life in self._lives}
+        self._answers: dict[int, list[int]] = {life.arrival.id: unpack_tokens(life.last).tolist() for life in self._lives}
         self._events: list[AnyEvent] = []
         self._times_us: list[float] = []
         self._loads, self._drafts = LoadsSeen(), DraftsSeen({}, {})

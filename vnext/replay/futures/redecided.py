@@ -112,10 +112,17 @@ def folded(state: State, events: Sequence[AnyEvent]) -> Iterator[tuple[State, An
         state = after
 
 
+def started_of(events: Sequence[AnyEvent]) -> EngineStarted:
+    """The event with which a whole list begins."""
+    started = events[0]
+    assert isinstance(started, EngineStarted)
+    return started
+
+
 def answers_of(events: Sequence[AnyEvent]) -> dict[str, list[int]]:
     """The reported tokens of each request, by its name; those that it brought from another engine first."""
     answers = _brought(events)
-    for news in _news(start(events[0]), events[1:]):
+    for news in _news(start(started_of(events)), events[1:]):
         answers.setdefault(news.name, []).append(news.token)
     return answers
 
@@ -159,13 +166,13 @@ def own_ends(events: Sequence[AnyEvent]) -> set[int]:
 
 def voice_of(events: Sequence[AnyEvent], toy: bool) -> Voice:
     """The model of a log: the simulator's toy, or what was recorded."""
-    config = events[0].config
+    config = started_of(events).config
     return toy_voice(config) if toy else recorded_voice(config, answers_of(events), own_ends(events))
 
 
 def redecided(events: Sequence[AnyEvent], voice: Voice, strange: Collection[int] = ()) -> list[AnyEvent]:
     """The list as this engine runs it: plans decided anew except at the places `strange`, samples drawn anew."""
-    author = Author(events[0], voice)
+    author = Author(started_of(events), voice)
     for place, event in enumerate(events[1:], start=1):
         if not author.follow(place, Whim(plan) if (plan := plan_of(event)) is not None and place in strange else event):
             break
@@ -183,7 +190,7 @@ def finding(
     `answers` are recorded ones by name; with None the simulator's toy model answers, and is compared too. A `predicate`
     replaces the laws.
     """
-    config = events[0].config
+    config = started_of(events).config
     voice = toy_voice(config) if answers is None else recorded_voice(config, answers, own_ends(events))
     story = redecided(events, voice, strange)
     if predicate is None:
@@ -203,7 +210,7 @@ def checked_events(events: Sequence[AnyEvent]) -> tuple[Finding | None, bool]:
 
 def is_toy(events: Sequence[AnyEvent]) -> bool:
     """Whether the simulator's model produced the answers, and can produce them again: most first tokens are its own."""
-    started = events[0]
+    started = started_of(events)
     if started.model != "toy" or not started.config.vocab_size:
         return False
     answers, right, reported = answers_of(events), 0, 0
@@ -222,7 +229,7 @@ def failing(predicate: Predicate) -> Failure:
     """The failure that `shrink` looks for: an event for which the predicate is true."""
 
     def failure(events: Sequence[AnyEvent]) -> int | None:
-        place = held_at(predicate, start(events[0]), events[1:])
+        place = held_at(predicate, start(started_of(events)), events[1:])
         return None if place is None else place + 2
 
     return failure
@@ -248,12 +255,14 @@ def predicate_of(name: str) -> Predicate:
     if not path or not Path(path).is_file():
         raise UnusableLog(f"there is no predicate {name}: give FILE:FUNC, a Python file and a function in it")
     spec = importlib.util.spec_from_file_location(Path(path).stem, path)
-    module = importlib.util.module_from_spec(spec)
     try:
+        if spec is None or spec.loader is None:
+            raise ImportError("its name does not end in .py")
+        module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
     except Exception as error:  # foreign code runs when its file is imported
         raise UnusableLog(f"the predicate's file {path} cannot be imported ({type(error).__name__}: {error})") from error
-    found = getattr(module, function, None)
+    found: Predicate | None = getattr(module, function, None)
     if not callable(found):
         raise UnusableLog(f"{path} has no function {function}: write def {function}(before, event, after) -> bool")
     return found

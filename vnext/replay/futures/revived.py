@@ -18,7 +18,7 @@ from vnext.replay.futures.loads import resident
 from vnext.sched.schedule import schedule
 from vnext.state.block_hash import root_hash
 from vnext.state.config import SchedulerConfig
-from vnext.state.events import EngineStarted, RequestArrived, StepCommitted
+from vnext.state.events import EngineStarted, RequestArrived, RequestId, StepCommitted
 from vnext.state.feasibility import refusal
 from vnext.state.preempt import row_tokens
 from vnext.state.reduce import reduce, start
@@ -67,7 +67,7 @@ def _salt_of(root: bytes, config: SchedulerConfig, adapter: str) -> str:
     return "" if root == root_hash("", config.block_size, adapter) else root.hex()
 
 
-def warmed(started: EngineStarted, first: State, lives: Sequence[Revived]) -> tuple[State, dict[int, int]]:
+def warmed(started: EngineStarted, first: State, lives: Sequence[Revived]) -> tuple[State, dict[int, RequestId]]:
     """An engine in which `lives`, the requests of state `first`, continue, and their new numbers by their old ones; rejected
     requests have none. It begins with the adapters of `first`, as many as there are slots for.
 
@@ -78,7 +78,7 @@ def warmed(started: EngineStarted, first: State, lives: Sequence[Revived]) -> tu
     wide = replace(
         config, max_num_batched_tokens=max(config.max_num_batched_tokens, tokens), long_prefill_token_threshold=0
     )
-    state, ids = start(replace(started, config=wide)), {}
+    state, ids = start(replace(started, config=wide)), dict[int, RequestId]()
     for load in resident(first, config.max_loras):
         state = reduce(state, load)
     for life in (life for life in lives if life.last):
@@ -87,15 +87,15 @@ def warmed(started: EngineStarted, first: State, lives: Sequence[Revived]) -> tu
     if plan is not None:
         state = reduce(state, plan)
         scheduled, lasts = state.in_flight[0], {ids[life.arrival.id]: life.last for life in lives if life.arrival.id in ids}
-        tokens = b"".join(lasts[id_] for id_ in scheduled.ids[scheduled.samples].tolist())
-        state = reduce(state, StepCommitted(step=scheduled.step, tokens=tokens))
+        sampled = b"".join(lasts[id_] for id_ in scheduled.ids[scheduled.samples].tolist())
+        state = reduce(state, StepCommitted(step=scheduled.step, tokens=sampled))
     state = replace(state, config=config)
     for life in (life for life in lives if not life.last):
         state = _arrived(state, life, ids, config)
     return state, ids
 
 
-def _arrived(state: State, life: Revived, ids: dict[int, int], config: SchedulerConfig) -> State:
+def _arrived(state: State, life: Revived, ids: dict[int, RequestId], config: SchedulerConfig) -> State:
     """The state after an arrival, whose number is added to `ids`; the same state if the request is rejected."""
     arrival = replace(life.arrival, id=state.next_id)
     if refusal(config, arrival) is not None:

@@ -69,8 +69,8 @@ class Model(msgspec.Struct, frozen=True):
 
     def predict(self, features: np.ndarray) -> np.ndarray:
         """Microseconds (float64[n]) of steps with these features."""
-        usual: np.ndarray = _basis(features, self.knots, self.largest) @ self.weights
-        return np.maximum(usual, self.floor_us)
+        usual: np.ndarray = np.maximum(_basis(features, self.knots, self.largest) @ self.weights, self.floor_us)
+        return usual
 
     def step_us(self, scheduled: StepInFlight) -> float:
         """As `predict`, for one step and without arrays."""

@@ -45,7 +45,8 @@ def file_text(events: Sequence[AnyEvent], predicate: Predicate | None = None) ->
 
     Requests must be named by their numbers (`events_of`).
     """
-    strange, answers = strange_places(events), answers_of(events)
+    answers: dict[str, list[int]] | None = answers_of(events)
+    strange = strange_places(events)
     found = finding(events, answers, strange, predicate)
     if found is None and predicate is None and is_toy(events):
         found = finding(events, None, strange)

@@ -150,7 +150,8 @@ def ground_of(log: Log, times_of: Path | None = None) -> Ground:
 
 def usual_us(model: Model, taken: Recorded) -> np.ndarray:
     """The usual time of each step of a log and its turn (float64[n])."""
-    return model.predict(taken.features) + taken.overhead_us[kinds_of(taken.features, taken.began_us, taken.ends_us)]
+    usual: np.ndarray = model.predict(taken.features) + taken.overhead_us[kinds_of(taken.features, taken.began_us, taken.ends_us)]
+    return usual
 
 
 def timed(model: Model, taken: Recorded, pace: Pace | Drawn) -> StepTime:
@@ -426,15 +427,15 @@ def _bounds(between: Between, has_objective: bool) -> list[str]:
     """The bounds of each figure; empty where they are equal."""
     figures = [*between.ttft_ms, *between.itl_ms, between.tokens_s]
     pairs = [tuple(f"{bound:.0f}" if bounds[1] >= 100 else f"{bound:.1f}" for bound in bounds) for bounds in figures]
-    if has_objective:
+    if has_objective and between.met is not None:
         pairs.append(tuple(f"{bound:.0%}" for bound in between.met))
     return ["" if low == high else f"{low}-{high}" for low, high in pairs]
 
 
 def _bars(console: Console, answer: WhatIf) -> None:
     runs = [("unchanged", answer.unchanged), *((run.changes, run) for run in answer.runs)]
-    by_objective = answer.unchanged.met is not None and any(run.met < 1 for _, run in runs)
-    values = [run.good_s if by_objective else run.tokens_s for _, run in runs]
+    by_objective = answer.unchanged.met is not None and any((run.met or 0.0) < 1 for _, run in runs)
+    values = [(run.good_s or 0.0) if by_objective else run.tokens_s for _, run in runs]
     most, width = max(values) or 1.0, max(len(name) for name, _ in runs)
     console.print("requests within the objective a second" if by_objective else "tokens a second", style="bold")
     for (name, _), value in zip(runs, values):

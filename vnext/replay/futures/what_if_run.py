@@ -31,6 +31,7 @@ from vnext.state.events import (
     PinsYielded,
     RequestAborted,
     RequestArrived,
+    RequestId,
     StepCommitted,
     StepLimitRaised,
     generated_by,
@@ -129,6 +130,7 @@ class Rerun:
         self._device_us = 0.0
         self._counts: Counter[str] = Counter()
         self._most = log.features[:, :2].max(axis=0).tolist() if len(log.features) else (0.0, 0.0)
+        self._ids: dict[int, RequestId]
         if exact:
             state, self._ids = log.first, {life.arrival.id: life.arrival.id for life in log.lives}
         else:
@@ -137,9 +139,9 @@ class Rerun:
         self._loading = LoadClock(log.loads, exact)
         self.engine = Engine(state, (self._loading, Yields()), unchecked)
         self._before = state.counters
-        self._recorded_of = {id_: recorded for recorded, id_ in self._ids.items()}
+        self._recorded_of: dict[int, int] = {id_: recorded for recorded, id_ in self._ids.items()}
         self._served |= self._older()
-        self._reported_at = {life.arrival.id: len(life.arrival.prompt) // 4 for life in log.lives}
+        self._reported_at: dict[int, int] = {life.arrival.id: len(life.arrival.prompt) // 4 for life in log.lives}
         self._events: list[AnyEvent] = []
         self._stops: dict[int, int] = {}
         self._outside = deque(self._timed())
@@ -158,7 +160,7 @@ class Rerun:
 
     def _older(self) -> dict[int, Served]:
         """The revived requests: a running one has already received its last token; one without room has not."""
-        running, found = set(self.state.rows.id.tolist()), {}
+        running, found = set(self.state.rows.id.tolist()), dict[int, Served]()
         for life in self._log.lives:
             id_ = self._ids.get(life.arrival.id)
             if id_ is not None:
@@ -302,7 +304,7 @@ class Rerun:
         stop = self._stops.get(self._recorded_of[id_]) if self._stops else None
         if stop is not None and not finished and served.tokens >= stop:
             served.finished = True
-            self._fold(RequestAborted(ids=(id_,), reason="stop"))
+            self._fold(RequestAborted(ids=(RequestId(id_),), reason="stop"))
 
     def _result(self, scheduled: StepInFlight) -> StepCommitted:
         """The recorded token at each place; where none was recorded, a token that ends nothing. Drafts are as the log shows

@@ -89,21 +89,26 @@ def _ms(values_us: np.ndarray) -> tuple[float, float]:
 def with_bounds(run: RunScore, draws: Sequence[RunScore]) -> RunScore:
     """A run with the bounds of each figure."""
     every = [run, *draws]
-    times = (zip(*(getattr(each, name) for each in every)) for name in ("ttft_ms", "itl_ms"))
-    pairs = {name: tuple(map(_bounds, pair)) for name, pair in zip(("ttft_ms", "itl_ms"), times)}
+    ttft_ms, itl_ms = _both([each.ttft_ms for each in every]), _both([each.itl_ms for each in every])
     met, good_s = (None if run.met is None else _bounds([getattr(each, name) for each in every]) for name in ("met", "good_s"))
     tokens_s = _bounds([each.tokens_s for each in every])
-    return msgspec.structs.replace(run, between=Between(draws=len(draws), **pairs, tokens_s=tokens_s, met=met, good_s=good_s))
+    return msgspec.structs.replace(run, between=Between(
+        draws=len(draws), ttft_ms=ttft_ms, itl_ms=itl_ms, tokens_s=tokens_s, met=met, good_s=good_s,
+    ))  # fmt: skip
+
+
+def _both(pairs: Sequence[tuple[float, float]]) -> tuple[Bounds, Bounds]:
+    return _bounds([one for one, _ in pairs]), _bounds([other for _, other in pairs])
 
 
 def _bounds(values: Sequence[float]) -> Bounds:
     return min(values), max(values)
 
 
-def worth(run: RunScore) -> tuple:
+def worth(run: RunScore) -> tuple[float, ...]:
     """A sort key; greater is better: the objective met more often, then more good answers per second, then earlier
     first tokens at 99 %; without an objective, tokens per second."""
-    good = (0.0, run.tokens_s) if run.met is None else (round(run.met, 4), run.good_s)
+    good = (0.0, run.tokens_s) if run.met is None or run.good_s is None else (round(run.met, 4), run.good_s)
     return good[0], -run.refused, round(good[1], 2), -round(run.ttft_ms[1], 3)
 
 
@@ -127,7 +132,7 @@ def _stands_out(
     """Whether a figure lies outside of the unchanged configuration's bounds, and is better in every draw of hiccups."""
     before, after = getattr(unchanged, name), getattr(run, name)
     least = before + MET_GAIN if name == "met" else (1 + GAIN) * before
-    if after <= max(least, getattr(unchanged.between, name)[1]) or run.met < unchanged.met:
+    if after <= max(least, getattr(unchanged.between, name)[1]) or (run.met or 0.0) < (unchanged.met or 0.0):
         return False
     return all(getattr(other, name) > getattr(one, name) for one, other in zip(plain, changed))
 
