@@ -114,8 +114,14 @@ def rounded(value: float) -> int:
 
 def added(parts: list[StepCounts]) -> StepCounts:
     """The step counts of consecutive segments, added."""
-    counts = [dict(sum((Counter(getattr(each, name)) for each in parts), Counter[int]())) for name in COUNTED]
-    return StepCounts(*counts, first=parts[0].first, last=parts[-1].last)
+
+    def of(name: str) -> dict[int, int]:
+        return dict(sum((Counter(getattr(each, name)) for each in parts), Counter[int]()))
+
+    return StepCounts(
+        tokens=of("tokens"), requests=of("requests"), queue=of("queue"), running=of("running"), free=of("free"),
+        step_us=of("step_us"), first=parts[0].first, last=parts[-1].last,
+    )  # fmt: skip
 
 
 def percentiles(counts: dict[int, int], places: tuple[int, ...]) -> list[int]:

@@ -139,58 +139,88 @@ class _Patience:
         self.over_ns += until_ns - from_ns
 
 
+class _Newest(msgspec.Struct, kw_only=True):
+    """The segment that is written: its file, what the next frame follows (`chain`, at `size`; `before_last`: before the last frame
+    that can be taken back, with `written_event`), and when it is full, old and indexed again (0.0: never old; monotonic clock).
+    `torn`: half a frame may lie behind its end. Mutable."""
+
+    fd: int
+    header: SegmentHeader
+    chain: int
+    size: int
+    full_at: int
+    index_at: int
+    begun_s: float
+    old_at: float
+    timestamps: TimestampFile | None
+    before_last: tuple[int, int, int] | None = None
+    torn: bool = False
+
+    def cut(self) -> None:
+        """Truncate a half-written frame; until that succeeds, nothing may follow it."""
+        os.ftruncate(self.fd, self.size)
+        self.torn = False
+
+    def let_go(self) -> None:
+        if self.timestamps is not None:
+            self.timestamps.close()
+        os.close(self.fd)
+
+
 class Segments:
     """The newest segment file, the write position in it, and the older segments.
 
     `is_due`: the next frame belongs in a new segment, because this one is full or old. `failure` is the last error.
-    `written_event` is the number behind the last written event. `timestamps` are the newest segment's, None if timestamps are
-    off.
+    `written_event` is the number behind the last written event.
     """
 
     def __init__(self, log_dir: Path, header: SegmentHeader, bounds: Bounds) -> None:
         self._dir = log_dir
         self._bounds, self._durable = bounds, bounds.durable
         self._closed: deque[_Closed] = deque()
-        self._fd, self._chain = -1, 0
         self._lock = lock_folder(log_dir)
-        self._torn = False
-        self.timestamps: TimestampFile | None = None
         self._compressor = Compressor(bounds.durable) if bounds.compressed else None
         self._indexer = Indexer() if bounds.indexed else None
-        self._index_at = sys.maxsize
         self._patience = _Patience()
         self.written_event = header.first_event
-        self._before_last: tuple[int, int, int] | None = None
-        self._bytes_before = self._size = self._frames = 0
+        self._bytes_before = self._frames = 0
         self.bytes_deleted = 0
         self.failure = ""
         try:
-            self._start(header, FIRST_FLAGS)
+            self._newest = self._started(header, FIRST_FLAGS)
         except OSError:
             self._unlock()
             raise
 
     @property
+    def timestamps(self) -> TimestampFile | None:
+        """The newest segment's; None if timestamps are off."""
+        return self._newest.timestamps
+
+    @property
     def bytes_written(self) -> int:
         """Bytes written to all segments, including deleted ones."""
-        return self._bytes_before + self._size
+        return self._bytes_before + self._newest.size
 
     def start_next(self, snapshot: bytes) -> None:
         """Begin the next segment with the state before its first frame; on failure, continue the current segment.
 
         The new segment follows the written frames, not the lost ones: the frame after a gap explains the gap.
         """
-        ended = _Closed(self._dir / codec.segment_name(self._header.index), self._size, time.monotonic())
+        newest = self._newest
+        ended = _Closed(self._dir / codec.segment_name(newest.header.index), newest.size, time.monotonic())
         try:
-            if self._torn:
-                self._cut()
-            header = codec.next_header(self._header, self._chain, self.written_event, snapshot, self._frames)
-            self._start(header, NEXT_FLAGS)
+            if newest.torn:
+                newest.cut()
+            header = codec.next_header(newest.header, newest.chain, self.written_event, snapshot, self._frames)
+            self._newest = self._started(header, NEXT_FLAGS)
         except OSError as error:
             self.failure = str(error)
-            self._full_at = self._size + self._bounds.segment_bytes_max // RETRY_SHARE
-            self.is_due, self._old_at = False, 0.0
+            newest.full_at, newest.old_at = newest.size + self._bounds.segment_bytes_max // RETRY_SHARE, 0.0
+            self.is_due = False
             return
+        newest.let_go()
+        self._bytes_before += newest.size
         self._closed.append(ended)
         self._delete_oldest()
         if self._compressor is not None:
@@ -208,39 +238,41 @@ class Segments:
         if self._patience.over_ns and not patient and self._patience.is_out(began_ns):
             self.failure = "the disk is too slow for the log"
             raise OSError(self.failure)
-        if self._torn:
-            self._cut()
-        digest, size = codec.seal_frame(frame, self._chain, state_digest), len(frame)
+        newest = self._newest
+        if newest.torn:
+            newest.cut()
+        digest, size = codec.seal_frame(frame, newest.chain, state_digest), len(frame)
         try:
-            if (written := os.write(self._fd, frame)) != size:
+            if (written := os.write(newest.fd, frame)) != size:
                 raise _cut_short(written, size)
             if self._durable:
-                os.fdatasync(self._fd)
+                os.fdatasync(newest.fd)
         except OSError as error:
-            self._torn, self.failure = True, str(error)
-            self._cut()
+            newest.torn, self.failure = True, str(error)
+            newest.cut()
             raise
         now_ns = time.monotonic_ns()
         if now_ns - began_ns > NOTICED_NS and not self._durable:
             self._patience.waited(began_ns, now_ns)
-        self._before_last = self._size, self._chain, self.written_event
-        self._chain, self.written_event = digest, next_event
-        self._size = reached = self._size + size
+        newest.before_last = newest.size, newest.chain, self.written_event
+        newest.chain, self.written_event = digest, next_event
+        newest.size = reached = newest.size + size
         self._frames += 1
-        if self.timestamps is not None:
-            self.timestamps.add(next_event, now_ns)
-        if reached >= self._full_at or (self._old_at and time.monotonic() > self._old_at):
+        if newest.timestamps is not None:
+            newest.timestamps.add(next_event, now_ns)
+        if reached >= newest.full_at or (newest.old_at and time.monotonic() > newest.old_at):
             self.is_due = True
-        if self._indexer is not None and reached >= self._index_at:
-            self._index_at = next_due(reached)
-            self._indexer.add(self._dir / codec.segment_name(self._header.index))
+        if self._indexer is not None and reached >= newest.index_at:
+            newest.index_at = next_due(reached)
+            self._indexer.add(self._dir / codec.segment_name(newest.header.index))
 
     def take_last_back(self) -> bool:
         """Truncate the last frame, to free its room. Returns False if this segment has none."""
-        if self._before_last is None:
+        newest = self._newest
+        if newest.before_last is None:
             return False
-        self._size, self._chain, self.written_event = self._before_last
-        self._before_last, self._torn = None, True
+        newest.size, newest.chain, self.written_event = newest.before_last
+        newest.before_last, newest.torn = None, True
         self._frames -= 1
         return True
 
@@ -252,8 +284,8 @@ class Segments:
     def renew(self) -> None:
         """After a gap, folding can go on only from the next snapshot: let the next segment begin soon, but not after every
         gap."""
-        due = self._begun_s + RENEW_S
-        self._old_at = min(self._old_at, due) if self._old_at else due
+        newest, due = self._newest, self._newest.begun_s + RENEW_S
+        newest.old_at = min(newest.old_at, due) if newest.old_at else due
         self.is_due = self.is_due or time.monotonic() > due
 
     def close(self) -> None:
@@ -261,7 +293,7 @@ class Segments:
             self._compressor.close()
         if self._indexer is not None:
             self._indexer.close()
-        self._let_go()
+        self._newest.let_go()
         self._unlock()
 
     def _unlock(self) -> None:
@@ -269,12 +301,7 @@ class Segments:
             os.close(self._lock)
             self._lock = -1
 
-    def _let_go(self) -> None:
-        if self.timestamps is not None:
-            self.timestamps.close()
-        os.close(self._fd)
-
-    def _start(self, header: SegmentHeader, flags: int) -> None:
+    def _started(self, header: SegmentHeader, flags: int) -> _Newest:
         data, chain = codec.open_segment(header)
         path = self._dir / codec.segment_name(header.index)
         fd = os.open(path, flags, FILE_MODE)
@@ -286,17 +313,14 @@ class Segments:
             os.close(fd)
             path.unlink(missing_ok=True)
             raise
-        if self._fd >= 0:
-            self._let_go()
-        self.timestamps = TimestampFile(path) if self._bounds.timestamped else None
-        self._fd, self._header, self._chain = fd, msgspec.structs.replace(header, snapshot=b""), chain
-        self._bytes_before += self._size
-        self._size, self.is_due = len(data), False
-        self._before_last = None
-        self._full_at = max(self._bounds.segment_bytes_max, SNAPSHOT_SHARE * len(data))
-        self._index_at = next_due(0) if self._indexer is not None else sys.maxsize
-        self._begun_s = time.monotonic()
-        self._old_at = self._begun_s + self._bounds.segment_age_s_max if self._bounds.max_age_s else 0.0
+        self.is_due, begun_s = False, time.monotonic()
+        return _Newest(
+            fd=fd, header=msgspec.structs.replace(header, snapshot=b""), chain=chain, size=len(data),
+            full_at=max(self._bounds.segment_bytes_max, SNAPSHOT_SHARE * len(data)),
+            index_at=next_due(0) if self._indexer is not None else sys.maxsize, begun_s=begun_s,
+            old_at=begun_s + self._bounds.segment_age_s_max if self._bounds.max_age_s else 0.0,
+            timestamps=TimestampFile(path) if self._bounds.timestamped else None,
+        )  # fmt: skip
 
     def _delete_oldest(self) -> None:
         """Delete segments to keep the bounds, with room for the newest segment to grow."""
@@ -322,7 +346,7 @@ class Segments:
             return True
         if not bounds.max_bytes:
             return False
-        newest = self._full_at + self._full_at // RETRY_SHARE  # the frame that fills a segment is its last
+        newest = self._newest.full_at + self._newest.full_at // RETRY_SHARE  # the frame that fills a segment is its last
         if bounds.indexed and newest >= next_due(0):
             newest *= 2  # an index takes at most as much as its segment
         if not bounds.compressed and not bounds.indexed:
@@ -331,12 +355,6 @@ class Segments:
             self._closed[-1].size if bounds.compressed else 0
         )  # the compressed form stands beside the plain one for a moment
         return sum(each.room() for each in self._closed) + newest + packing > bounds.max_bytes
-
-    def _cut(self) -> None:
-        """Truncate a half-written frame; until that succeeds, nothing may follow it."""
-        os.ftruncate(self._fd, self._size)
-        self._torn = False
-
 
 def _write_whole(fd: int, data: bytes, durable: bool) -> None:
     """One os.write; a short one is an error, because the rest could not follow at once. `durable`: also sync to the device."""
