@@ -194,7 +194,7 @@ PARAMETERS = {
 }  # fmt: skip
 SHORT_FILES_MAX = 35
 ANYS_MAX = 987
-EVENT_FILES_MAX = 21
+EVENT_FILES_MAX = 20
 # How many imports stand inside functions, with the reason. All others are at the top of their file.
 LATE_IMPORTS = {
     # a command imports what it runs, and no other's

@@ -123,7 +123,7 @@ class Engine:
             self.fold(event, note)
             return
         before, self.state = self.state, turn.state
-        self._events = [event, turn.plan]
+        self._events = [event, StepPlanned(step=before.planned)]
         self._befores = [before, before]  # nothing reads the state before such a plan
         self._matched = [turn.matched, None]
         self._news = [(turn.going, (), note)]

@@ -17,7 +17,7 @@ import xxhash
 from vnext.state import pool as pools
 from vnext.state.config import SchedulerConfig
 from vnext.state.drafting import decided_by, spare_tokens
-from vnext.state.events import StepCommitted, StepPlanned
+from vnext.state.events import StepCommitted
 from vnext.state.fold_commit import MatchedSamples
 from vnext.state.outputs import Going, going_of
 from vnext.state.state import State, StepInFlight
@@ -30,9 +30,9 @@ NO_DRAFTING = np.empty((0, 0), np.int64)
 
 
 class Turn(msgspec.Struct, frozen=True):
-    """The plan that follows a commit, the state after both, and the commit's news as in `match_samples` and `outputs_apart`."""
+    """The state after a commit and the usual plan behind it, which goes on with all rows; the commit's news as in `match_samples`
+    and `outputs_apart`."""
 
-    plan: StepPlanned
     state: State
     matched: MatchedSamples
     going: Going
@@ -74,7 +74,7 @@ def steady_turn(state: State, event: StepCommitted, recorded: bool = False) -> T
     reached = _reached(state, event, Rows(out, state.rows.drafting), next_step, pool, tables)
     rows, (places, nobody) = work[0, :given], _shared(given)
     matched = MatchedSamples(rows=rows, tokens=sampled, samples=places, stopped=nobody, at_limit=nobody, ended=0)
-    return Turn(StepPlanned(step=state.planned), reached, matched, going_of(cells, rows, sampled))
+    return Turn(reached, matched, going_of(cells, rows, sampled))
 
 
 def _may_be_steady(state: State, event: StepCommitted, recorded: bool) -> bool:
