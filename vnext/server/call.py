@@ -145,7 +145,7 @@ def _check_cache_salt(body: GenerationBody, _: ServerContext) -> None:
         raise InvalidRequest(sentence, "cache_salt")
 
 
-SHARED: Mapping[str, Check] = {
+SHARED: dict[str, Check] = {
     "prompt_logprobs": _check_scored_stream,
     "stream_options": _check_stream_options,
     "return_routed_experts": _check_experts,

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import msgspec
 
 from vnext.runtime.protocol.messages import PromptResult, RequestOutput, TokenLogprobs
-from vnext.runtime.protocol.sampling_params import SamplingParams
+from vnext.runtime.protocol.sampling_params import UncheckedParams
 from vnext.runtime.protocol.stats import CacheMiss
 from vnext.text.tokenizer import Tokenizer
 
@@ -42,7 +42,7 @@ class Answer:
     """The text of one request that continues the tokens `prompt`. `prompt`, of an answer: what came of its prompt so far. With
     `max_tokens` 0 the answer is empty: the one token that its request samples is dropped."""
 
-    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int], params: SamplingParams) -> None:
+    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int], params: UncheckedParams) -> None:
         self._detokenizer = tokenizer.detokenizer(prompt, params.skip_special_tokens)
         self._stops = StopScanner(params.stop_strings(), params.include_stop_str_in_output)
         self._show_stop_token = params.include_stop_str_in_output

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from typing import get_type_hints
+
 import httpx
 import jsonschema
 import pytest
 from edge_server import EdgeServer
 
+from vnext.runtime.protocol.sampling_params import UncheckedParams
 from vnext.server.context.errors import FAILURES, failure_of
-from vnext.server.context.openai_types import ChatBody
+from vnext.server.context.openai_types import ChatBody, SamplingFields
 from vnext.server.routes import ROUTES
 from vnext.server.views import welcome
 from vnext.server.views.welcome import ERRORS, document
@@ -24,6 +27,11 @@ def test_every_route_and_field_is_in_the_document(server: EdgeServer) -> None:
     assert len(names) == len(set(names))
     schema = found["components"]["schemas"]["ChatBody"]
     assert {*schema["properties"]} == {*ChatBody.__struct_fields__} and schema["required"] == ["messages"]
+
+
+def test_bodies_have_every_sampling_parameter_with_its_type() -> None:
+    parameters = get_type_hints(UncheckedParams)
+    assert get_type_hints(SamplingFields) == {name: kind | None for name, kind in parameters.items() if name != "logprobs"}
 
 
 def test_every_reference_leads_somewhere() -> None:

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import msgspec
 from msgspec.structs import replace
 
-from vnext.runtime.protocol.sampling_params import InvalidRequest, SamplingParams, StructuredOutputsParams
+from vnext.runtime.protocol.sampling_params import InvalidRequest, StructuredOutputsParams, UncheckedParams
 from vnext.server.answers.beams import generation_of
 from vnext.server.answers.generation import Generation
 from vnext.server.answers.parts import AnswerParts
@@ -69,7 +69,7 @@ class ChatRequest:
         of_reasoning = context.marks is not None and context.tokenizer.special_id(context.marks.close) is not None
         return of_reasoning or (context.dialect is not None and context.dialect.has_marks(self.tools))
 
-    def _with_ends(self, params: SamplingParams) -> SamplingParams:
+    def _with_ends(self, params: UncheckedParams) -> UncheckedParams:
         """The parameters with the tokens that end an answer in the model's dialect."""
         context = self._context
         ends = [] if context.dialect is None or params.ignore_eos else map(context.tokenizer.special_id, context.dialect.ends)
@@ -128,7 +128,7 @@ class ChatRequest:
         packed = prompt.packed and prompt.packed + pack_tokens(tokens[0])
         return Prompt(prompt.text + marks.open, prompt.tokens + tokens[0], packed)
 
-    def _shrunk(self, prompt_length: int) -> SamplingParams:
+    def _shrunk(self, prompt_length: int) -> UncheckedParams:
         room, wanted = self._context.model_length - prompt_length, self.params.max_tokens
         return msgspec.structs.replace(self.params, max_tokens=min(wanted, max(room, 1))) if wanted else self.params
 
@@ -140,8 +140,9 @@ class ChatRequest:
     def parts(self) -> AnswerParts:
         """For one answer, once `start` has made the prompt."""
         context, dialect = self._context, self._context.dialect
-        is_read = dialect is not None and (dialect.is_whole or self.tools is not None)
-        parser: Parser | None = dialect.parser(self.tools or [], holds=not self._body.stream) if is_read else None
+        parser: Parser | None = None
+        if dialect is not None and (dialect.is_whole or self.tools is not None):
+            parser = dialect.parser(self.tools or [], holds=not self._body.stream)
         if context.marks:
             parser = ReasoningParser(context.marks, self._begun, parser)
         shows_reasoning = self._body.include_reasoning is not False
@@ -221,9 +222,10 @@ class ChatRequest:
                 constraint = Constraint(grammar=behind(head, constraint.grammar))
             if constraint and self._may_call:
                 constraint = Constraint(grammar=either(await self._calls(client), constraint.grammar))
-        if context.mark_tokens is None or not context.marks.are_expected(prompt) or self._is_held_at_once(constraint):
+        marks, tokens = context.marks, context.mark_tokens
+        if marks is None or tokens is None or not marks.are_expected(prompt) or self._is_held_at_once(constraint):
             return constraint
-        return with_reasoning(constraint, context.mark_tokens, self._begun, self._body.thinking_token_budget)
+        return with_reasoning(constraint, tokens, self._begun, self._body.thinking_token_budget)
 
 
 async def prompt_of(context: ServerContext, body: ChatBody, tools: list[dict[str, Any]] | None, client: str) -> Prompt:
@@ -264,7 +266,7 @@ def _check_budget(body: ChatBody, context: ServerContext) -> None:
     name, budget = "thinking_token_budget", body.thinking_token_budget
     if context.marks is None:
         raise InvalidRequest(f"{name} is {budget}, and this model's chat template marks no reasoning: leave it out.", name)
-    if not 0 <= budget <= BUDGET_MAX:
+    if budget is not None and not 0 <= budget <= BUDGET_MAX:
         raise InvalidRequest(f"{name} is {budget}: it must lie between 0 and {BUDGET_MAX}.", name)
 
 
@@ -294,7 +296,7 @@ def _in_words_of_chat(error: InvalidRequest, body: ChatBody) -> InvalidRequest:
     return changed
 
 
-def _params(body: ChatBody, context: ServerContext, marked_calls: bool) -> SamplingParams:
+def _params(body: ChatBody, context: ServerContext, marked_calls: bool) -> UncheckedParams:
     """The body's parameters. `marked_calls`: special tokens stay in the text, because some models mark calls with them."""
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     params = sampling_params(body, max_tokens=None, **context.sampling_defaults)

@@ -110,8 +110,10 @@ class Taker:
             self._push(choice, output)  # no part of the answer yet
             return True
         while self._by_token and len(output.tokens) > TOKEN_BYTES and not choice.finished:
-            head, output = split(output, 1)
+            head, rest = split(output, 1)
+            assert rest is not None, "it has more tokens"
             self._reader.delta(choice, self._push(choice, head))
+            output = rest
         return choice.finished or self._reader.delta(choice, self._push(choice, output))
 
     def token(self, name: str, token: int) -> bool:
@@ -177,9 +179,8 @@ class Generation:
         answers when cancelled. Raises Refused, EngineDead, Aborted, Overloaded, RequestTimedOut, and the errors of `reader`."""
         context = self.call.context
         async with self._held():
-            taker: Taker | Replay = Taker(self, reader, ids is not None and ids.by_token)
-            if ids is not None and ids.lacking:
-                taker = Replay(taker, ids)
+            plain = Taker(self, reader, ids is not None and ids.by_token)
+            taker: Taker | Replay[Choice] = Replay(plain, ids) if ids is not None and ids.lacking else plain
             for requests in context.limiter.waves(self._requests):
                 async with context.client.submit_all(requests) as stream:
                     while await stream.feed(taker):
@@ -260,7 +261,7 @@ class Generation:
             self._miss_usage = missed_usage(self.call, self.prompts, misses)
         return self._miss_usage
 
-    def envelope(self, kind: str, choices: list[dict[str, Any] | None]) -> dict[str, Any]:
+    def envelope(self, kind: str, choices: Sequence[dict[str, Any] | None]) -> dict[str, Any]:
         """The object that both APIs put around their choices; `kind` is its type in the API."""
         return {
             "id": self.call.id,

@@ -60,7 +60,7 @@ def named_prompt_logprobs(
 ) -> list[dict[str, dict[str, Any]] | None]:
     """vLLM's `prompt_logprobs`: an object by token id for each token of the prompt, null for the first."""
     return [
-        entry and _ranked(tokenizer, token, entry, count)
+        None if entry is None else _ranked(tokenizer, token, entry, count)
         for token, entry in zip(prompt, prompt_logprobs(parts, len(prompt)))
     ]
 

@@ -135,7 +135,7 @@ def joined(parts: Sequence[Part]) -> list[Part]:
             last = found[-1] if found else None
             if not part.text:
                 continue
-            if _joins(last, part):
+            if isinstance(last, (Words, Reasoning, CallArguments)) and _joins(last, part):
                 found[-1] = msgspec.structs.replace(last, text=last.text + part.text)
                 continue
         found.append(part)

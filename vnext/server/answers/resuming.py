@@ -8,7 +8,7 @@ no events. `call` reads the id that a client sends; writing.py refuses one that 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
 import msgspec
 from msgspec.structs import replace
@@ -88,20 +88,23 @@ class Choice(Protocol):
     answer: Answer
 
 
-class Taker(Protocol):
+AnyChoice = TypeVar("AnyChoice", bound=Choice)
+
+
+class Taker(Protocol[AnyChoice]):
     """Passes outputs on to a reader."""
 
-    def choice_of(self, name: str) -> Choice: ...
+    def choice_of(self, name: str) -> AnyChoice: ...
 
-    def take(self, choice: Choice, output: RequestOutput) -> bool: ...
+    def take(self, choice: AnyChoice, output: RequestOutput) -> bool: ...
 
     def token(self, name: str, token: int) -> bool: ...
 
 
-class Replay:
+class Replay(Generic[AnyChoice]):
     """Takes a resumed stream's outputs. Mutable."""
 
-    def __init__(self, taker: Taker, ids: EventIds) -> None:
+    def __init__(self, taker: Taker[AnyChoice], ids: EventIds) -> None:
         self._taker, self._ids = taker, ids
         self._held: dict[int, MergedOutput] = {}
 
@@ -113,9 +116,9 @@ class Replay:
     def output(self, output: RequestOutput) -> bool:
         return self.take(self._taker.choice_of(output.name), output)
 
-    def take(self, choice: Choice, output: RequestOutput) -> bool:
+    def take(self, choice: AnyChoice, output: RequestOutput) -> bool:
         """As Taker. Raises OtherSystem for an answer that ends before its client's place."""
-        if choice.finished:  # by a stop string, whose abort comes back while the events of the end are made
+        if is_over(choice):  # by a stop string, whose abort comes back while the events of the end are made
             return True
         if self._ids.cached_tokens is not None:  # what the client has been sent
             output = replace(output, cached_tokens=self._ids.cached_tokens)
@@ -134,10 +137,10 @@ class Replay:
                 raise OtherSystem("The answer ends before the event that Last-Event-ID names: begin anew without the header.")
             if choice.answer.token_count < reached.tokens:
                 return True
-            output = rest
+            return self._behind(choice, rest)
         return self._behind(choice, output)
 
-    def _behind(self, choice: Choice, output: RequestOutput | None) -> bool:
+    def _behind(self, choice: AnyChoice, output: RequestOutput | None) -> bool:
         """Take in what follows the tokens that the client has seen to the end; None for nothing yet."""
         reached = self._ids.lacking[choice.index]
         if reached.events:
@@ -154,6 +157,11 @@ class Replay:
             self._ids.skip(choice.index, 0)
             is_ready = True
         return is_ready if output is None else self._taker.take(choice, output)
+
+
+def is_over(choice: Choice) -> bool:
+    """Whether it has ended by now."""
+    return choice.finished
 
 
 def split(output: RequestOutput, count: int) -> tuple[RequestOutput, RequestOutput | None]:

@@ -8,6 +8,7 @@ whether a client goes on with the same one. Views own the shapes; `streaming` ow
 from __future__ import annotations
 
 import hashlib
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol
@@ -202,7 +203,7 @@ class Parts(Protocol):
     def push(self, delta: Delta) -> list[Part]: ...
 
 
-class EventWriter:
+class EventWriter(ABC):
     """Shows the one answer of a generation as events, or whole. An API says which events it has, and in which form."""
 
     form = SSE
@@ -212,15 +213,19 @@ class EventWriter:
         self.generation, self.call, self.parts = generation, generation.call, parts
         self.ids = event_ids(generation, by_token) if self.call.body.stream else None
 
+    @abstractmethod
     def begin(self) -> Iterable[Json]:
         """The events before the first part."""
 
+    @abstractmethod
     def part(self, part: Part) -> Iterable[Json]:
         """The events of a part."""
 
+    @abstractmethod
     def end(self, finish: str, stop_reason: str | int | None) -> Iterable[Json]:
         """The events after the last part. `finish` is "stop" or "length"."""
 
+    @abstractmethod
     def whole(self) -> Json:
         """The whole answer, once it is complete."""
 
@@ -228,6 +233,7 @@ class EventWriter:
         """An event as bytes, here under the name of its type."""
         return event_frame(event)
 
+    @abstractmethod
     def fault_frame(self, failure: Failure) -> bytes:
         """What ends a stream in the middle of an answer."""
 

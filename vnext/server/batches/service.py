@@ -44,6 +44,11 @@ class Batches:
         self.worker = Worker(self.store, self._asker, width, self._is_free, self._bounds())
         self._task = asyncio.create_task(self.worker.run())
 
+    def its_worker(self) -> Worker:
+        """Who works on them since `start`."""
+        assert self.worker is not None
+        return self.worker
+
     async def stop(self) -> None:
         if self._task is not None and self._session is not None:
             self._task.cancel()

@@ -191,7 +191,7 @@ class RequestLimiter:
         request_max: int = 0,
         client_max: int = 0,
         waiting_tokens_max: int = 0,
-        limits_of: Callable[[str], KeyLimits | None] = {}.get,
+        limits_of: Callable[[str], KeyLimits | None] = lambda client: None,
     ) -> None:
         """Shares of 0 follow `count_max`: a sixteenth at a time for a request, three quarters for a client."""
         self.request_max = min(count_max, request_max or share_of(count_max, REQUEST_SHARE))

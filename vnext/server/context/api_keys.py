@@ -122,9 +122,14 @@ def shown(client: str) -> str:
 
 
 def _limits_of(key: ApiKey, settings: ServerSettings) -> tuple[int, int, int]:
-    usual = settings.key_requests_per_minute, settings.key_tokens_per_minute, settings.key_answers_max
-    own = key.requests_per_minute, key.tokens_per_minute, key.max_answers
-    return tuple(default if value is None else value for value, default in zip(own, usual))
+    def own(value: int | None, usual: int) -> int:
+        return usual if value is None else value
+
+    return (
+        own(key.requests_per_minute, settings.key_requests_per_minute),
+        own(key.tokens_per_minute, settings.key_tokens_per_minute),
+        own(key.max_answers, settings.key_answers_max),
+    )
 
 
 def _nameless(key: str) -> str:

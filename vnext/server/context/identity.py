@@ -64,7 +64,8 @@ def api_of(path: str, headers: Mapping[str, str]) -> str:
 def client_of(request: web.Request) -> str:
     """The client whose share a request takes: its API key, where there are several or it has limits, else its address, or the
     network of an IPv6 address."""
-    if key := request.get(KEY_CLIENT, ""):
+    key: str = request.get(KEY_CLIENT, "")
+    if key:
         return key
     address = request.remote or ""
     return ":".join(address.split(":")[:4]) if address.count(":") > 1 and "." not in address else address

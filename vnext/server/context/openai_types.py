@@ -6,11 +6,11 @@ Owns the list of supported fields, some of them vLLM's; `fields` decides about a
 from __future__ import annotations
 
 from operator import attrgetter
-from typing import Any, NamedTuple, get_type_hints
+from typing import Any, NamedTuple
 
 import msgspec
 
-from vnext.runtime.protocol.sampling_params import UncheckedParams
+from vnext.runtime.protocol.sampling_params import StructuredOutputsParams, UncheckedParams
 
 
 class StreamOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -18,14 +18,38 @@ class StreamOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     continuous_usage_stats: bool | None = None
 
 
-SHARED_FIELDS = tuple(name for name in UncheckedParams.__struct_fields__ if name != "logprobs")  # each API has its own logprobs
+class SamplingFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The sampling fields of a body: those of UncheckedParams but `logprobs`, of which each API has its own. None stands for a
+    field's default."""
+
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    top_n_sigma: float | None = None
+    n: int | None = None
+    seed: int | None = None
+    logit_bias: dict[int, float] | None = None
+    prompt_logprobs: int | None = None
+    max_tokens: int | None = None
+    min_tokens: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    allowed_token_ids: list[int] | None = None
+    bad_words: list[str] | None = None
+    structured_outputs: StructuredOutputsParams | None = None
+    num_speculative_tokens: int | None = None
+    prompt_cache_retention: str | None = None
+
+
+SHARED_FIELDS = SamplingFields.__struct_fields__
 _shared = attrgetter(*SHARED_FIELDS)
-SamplingFields = msgspec.defstruct(
-    "SamplingFields",
-    [(name, get_type_hints(UncheckedParams)[name] | None, None) for name in SHARED_FIELDS],
-    frozen=True, kw_only=True, forbid_unknown_fields=True,
-)  # fmt: skip
-"""The sampling fields of a body: those of SamplingParams. None stands for a field's default."""
 
 
 class JsonSchema(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

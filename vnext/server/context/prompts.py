@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
+from typing import TypeGuard
 
 from vnext.runtime.protocol.sampling_params import InvalidRequest
 from vnext.server.context.server_context import ServerContext
@@ -10,7 +12,7 @@ from vnext.server.context.server_context import ServerContext
 Prompt = str | list[int]
 
 
-def prompts_of(given: str | list[str | int | list[int]], name: str = "prompt") -> list[Prompt]:
+def prompts_of(given: str | Sequence[str | int | list[int]], name: str = "prompt") -> list[Prompt]:
     """The prompts of the field `name`, one or many. Raises InvalidRequest for an empty or a mixed list."""
     if isinstance(given, str):
         return [given]
@@ -19,7 +21,11 @@ def prompts_of(given: str | list[str | int | list[int]], name: str = "prompt") -
     kinds = set(map(type, given))
     if len(kinds) > 1:
         raise InvalidRequest(f"{name} mixes texts, tokens and lists: all its entries must be of one kind.", name)
-    return [given] if kinds == {int} else given
+    return [given] if _are_tokens(given, kinds) else [each for each in given if not isinstance(each, int)]
+
+
+def _are_tokens(given: Sequence[object], kinds: set[type]) -> TypeGuard[list[int]]:
+    return isinstance(given, list) and kinds == {int}
 
 
 def params_of(name: str, count: int) -> list[str]:
@@ -51,11 +57,11 @@ async def tokens_of(
 ) -> list[list[int]]:
     """Token ids of each prompt of the field `name`, none of which may be empty. Raises InvalidRequest, Overloaded."""
     params = params_of(name, len(prompts))
-    if isinstance(prompts[0], str):
-        tokens = await context.encode(prompts, add_special_tokens, client, params, name, count_max)
+    if texts := [each for each in prompts if isinstance(each, str)]:
+        tokens = await context.encode(texts, add_special_tokens, client, params, name, count_max)
     else:
-        tokens = prompts
-        for place, (prompt, param) in enumerate(zip(prompts, params)):
+        tokens = [each for each in prompts if not isinstance(each, str)]
+        for place, (prompt, param) in enumerate(zip(tokens, params)):
             if place:
                 await asyncio.sleep(0)  # let other tasks run
             context.check_tokens(prompt, param, count_max or context.prompt_tokens_max)

@@ -20,7 +20,7 @@ from vnext.runtime.client.engines import AnyEngineClient
 from vnext.runtime.client.output_stream import EngineDead, EngineStalled
 from vnext.runtime.protocol.messages import AdapterFiles, derived_seed
 from vnext.runtime.protocol.reasons import IMAGES, SOUNDS
-from vnext.runtime.protocol.sampling_params import InvalidRequest, SamplingParams, context_exceeded
+from vnext.runtime.protocol.sampling_params import InvalidRequest, UncheckedParams, context_exceeded
 from vnext.server.context.adapters import ServedAdapters
 from vnext.server.context.admission import Quota, RequestLimiter
 from vnext.server.context.api_keys import ApiKeys, Tenant
@@ -65,13 +65,11 @@ class ServerContext:
         self, client: AnyEngineClient, tokenizer: Tokenizer, template: ChatTemplate | None, settings: ServerSettings
     ) -> None:
         config = client.ready.config
-        self.client = client
-        self.tokenizer = tokenizer
-        self.settings = settings
-        self.template = template
+        self.client, self.tokenizer, self.settings, self.template = client, tokenizer, settings, template
         self.dialect = None if template is None else template.dialect
         self.marks = None if template is None else template.marks
-        self.mark_tokens = self.marks and tuple(tokenizer.encode(mark, False) for mark in (self.marks.open, self.marks.close))
+        marks, encode = self.marks, partial(tokenizer.encode, add_special_tokens=False)
+        self.mark_tokens = None if marks is None else (encode(marks.open), encode(marks.close))
         self.infill = infill_of(tokenizer.added_tokens.get)
         self.keys = ApiKeys(settings)
         self.limiter = RequestLimiter(
@@ -207,20 +205,21 @@ class ServerContext:
         if len(body.messages) > self.model_length:
             asked = f"there are {len(body.messages)} messages, each of at least one token"
             raise context_exceeded(self.model_length, asked, "messages", "messages", len(body.messages))
-        size = text_size(body)
+        size, template = text_size(body), self.template
+        assert template is not None, "who renders has looked for one"
         if size <= RENDER_INLINE_CHARACTERS_MAX:
             try:
-                return prompt_text(self.template, body, tools, RENDER_INLINE_S)
+                return prompt_text(template, body, tools, RENDER_INLINE_S)
             except TemplateSlow:
                 pass  # retry on the slow thread, where no other request waits
         limit_s = self.settings.template_limit_s
         try:
-            return await self.work.run_template(size, client, lambda: prompt_text(self.template, body, tools, limit_s))
+            return await self.work.run_template(size, client, lambda: prompt_text(template, body, tools, limit_s))
         except TemplateSlow as error:
             sentence = f"The model's chat template computes for more than {limit_s:g} s with these messages: send fewer of them."
             raise InvalidRequest(sentence, "messages") from error
 
-    def end_tokens(self, params: SamplingParams) -> frozenset[int]:
+    def end_tokens(self, params: UncheckedParams) -> frozenset[int]:
         """The tokens that end an answer."""
         ends = () if params.ignore_eos else self.client.ready.config.eos_token_ids
         return frozenset((*ends, *params.stop_token_ids))

@@ -11,7 +11,8 @@ from functools import partial
 import numpy as np
 
 from vnext.media.pictures import MediaError
-from vnext.media.sounds import SAMPLE_RATE, prompt_of, sound_of
+from vnext.media.sounds import prompt_of, sound_of
+from vnext.media.spectrogram import SAMPLE_RATE
 from vnext.media.store import MediaStore, folder_of
 from vnext.runtime.protocol.sampling_params import InvalidRequest
 from vnext.server.context.text_work import TextWork

@@ -69,7 +69,8 @@ class Grammars:
 
 def grammar_of(asked: Asked, tokenizer: Tokenizer) -> str:
     """As that of text/structured/grammar.py."""
-    return _structured()[0].grammar_of(asked, tokenizer)
+    text: str = _structured()[0].grammar_of(asked, tokenizer)
+    return text
 
 
 def kept_tools(tools: list[dict[str, Any]], strict: Collection[str], options: StructuredOutputsParams) -> list[dict[str, Any]]:
@@ -103,7 +104,9 @@ def asked_structure(body: GenerationBody) -> Asked | None:
 
 def _of_format(asked: ResponseFormat | None) -> Asked | None:
     name = "response_format"
-    match asked.type if asked else "text":
+    if asked is None:
+        return None
+    match asked.type:
         case "text":
             return None
         case "json_object":
@@ -193,8 +196,8 @@ def _tools(body: ChatBody) -> list[dict[str, Any]]:
             raise InvalidRequest(f"tools[{place}].type is {tool.type!r}: only 'function' is supported.", f"tools[{place}].type")
     check_names([(tool.function.name, f"tools[{place}].function.name") for place, tool in enumerate(body.tools)])
     shown: list[dict[str, Any]] = msgspec.to_builtins(body.tools)
-    for tool in shown:
-        tool["function"].pop("strict", None)
+    for each in shown:
+        each["function"].pop("strict", None)
     return shown
 
 

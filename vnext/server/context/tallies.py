@@ -38,7 +38,7 @@ class TallyFile:
         self._memory = memoryview(_mapped(paths[place]) if folder else mmap.mmap(-1, SIZE_BYTES))
         self._rows = dict(_rows(self._memory))
 
-    def row(self, name: str, count: int) -> memoryview:
+    def row(self, name: str, count: int) -> memoryview[float]:
         """The row of this name with `count` values (float64), which are 0 in a new one. A file that is full takes no more: the row
         is then this process's alone."""
         found = self._rows.get(name)
@@ -48,14 +48,14 @@ class TallyFile:
 
     def sums(self) -> dict[str, list[float]]:
         """Every row, summed over the processes."""
-        found = {name: list(row) for name, row in self._rows.items()}
+        found: dict[str, list[float]] = {name: list(row) for name, row in self._rows.items()}
         for path in self._others:
             for name, values in _read(path):
                 own = found.get(name)
                 found[name] = list(values) if own is None else [sum(pair) for pair in zip(own, values, strict=True)]
         return found
 
-    def _appended(self, name: bytes, count: int) -> memoryview:
+    def _appended(self, name: bytes, count: int) -> memoryview[float]:
         (used,) = _USED.unpack_from(self._memory)
         at = _USED.size + used
         values_at = at + _RECORD.size + _padded(len(name))
@@ -69,7 +69,7 @@ class TallyFile:
         return self._memory[values_at:end].cast("d")
 
 
-def _rows(memory: memoryview) -> Iterator[tuple[str, memoryview]]:
+def _rows(memory: memoryview) -> Iterator[tuple[str, memoryview[float]]]:
     (used,) = _USED.unpack_from(memory)
     at, end = _USED.size, _USED.size + used
     while at < end:
@@ -79,7 +79,7 @@ def _rows(memory: memoryview) -> Iterator[tuple[str, memoryview]]:
         yield bytes(memory[name_at : name_at + size]).decode(), memory[at - 8 * count : at].cast("d")
 
 
-def _read(path: Path) -> list[tuple[str, memoryview]]:
+def _read(path: Path) -> list[tuple[str, memoryview[float]]]:
     try:
         data = path.read_bytes()
     except FileNotFoundError:  # it has not started yet
@@ -128,7 +128,7 @@ class LabelledCounter(Collector):
     def __init__(self, name: str, help_: str, labels: Sequence[str], file: TallyFile | None = None) -> None:
         self._name, self._help, self._labels = name, help_, tuple(labels)
         self._file = file or TallyFile()
-        self._rows: dict[tuple[str, ...], memoryview] = {}
+        self._rows: dict[tuple[str, ...], memoryview[float]] = {}
 
     def add(self, *values: str) -> None:
         """Count one, by the labels' values."""

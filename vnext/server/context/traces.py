@@ -60,10 +60,10 @@ class CallTrace:
         self._trace, self._tracer, self._offset_ns = trace, traces.tracer, time.time_ns() - time.monotonic_ns()
         named = {"gen_ai.operation.name": operation, "gen_ai.provider.name": PROVIDER, "gen_ai.request.model": model}
         self._span = self._tracer.start_span(
-            f"{operation} {model}", _PARENT.get(), trace.SpanKind.SERVER, named | attributes, start_time=self._ns(started_s)
+            f"{operation} {model}", _PARENT.get(), trace.SpanKind.SERVER, {**named, **attributes}, start_time=self._ns(started_s)
         )
         self._below = trace.set_span_in_context(self._span)
-        self._started_s, self._reasons = started_s, []
+        self._started_s, self._reasons = started_s, list[str]()
         self._first_s = 0.0
 
     def answer(self, times: AnswerTimes) -> None:
@@ -81,7 +81,7 @@ class CallTrace:
 
     def end(self, attributes: Mapping[str, Any], error: BaseException | None) -> None:
         """The call has ended, with `error` where it failed. An error's sentence stays out: it may quote the request."""
-        self._span.set_attributes(attributes | {"gen_ai.response.finish_reasons": tuple(self._reasons)})
+        self._span.set_attributes({**attributes, "gen_ai.response.finish_reasons": tuple(self._reasons)})
         if self._first_s:
             self._span.set_attribute("gen_ai.response.time_to_first_chunk", self._first_s - self._started_s)
         if error is not None:

@@ -177,7 +177,7 @@ async def create_batch(request: web.Request) -> web.Response:
     tenant = tenant_of(request)
     input_ = batches.store.file(body.input_file_id, tenant)
     batch = batches.store.add_batch(body.endpoint, input_, body.completion_window, body.metadata, tenant)
-    batches.worker.news.set()
+    batches.its_worker().news.set()
     return _json(batch)
 
 
@@ -194,7 +194,7 @@ async def get_batch(request: web.Request) -> web.Response:
 async def cancel_batch(request: web.Request) -> web.Response:
     """POST /v1/batches/{batch_id}/cancel."""
     batches = batches_of(request)
-    return _json(batches.worker.cancel(batches.store.batch(request.match_info["batch_id"], tenant_of(request))))
+    return _json(batches.its_worker().cancel(batches.store.batch(request.match_info["batch_id"], tenant_of(request))))
 
 
 def _json(value: Any) -> web.Response:

@@ -129,8 +129,8 @@ class ChatWriter(ChunkWriter):
     chunk_kind, kind = "chat.completion.chunk", "chat.completion"
 
     def __init__(self, chat: ChatRequest, generation: Generation) -> None:
-        renderers = [_ChoiceRenderer(chat, generation, choice) for choice in generation.choices]
-        super().__init__(generation, renderers, chat.is_parsed)
+        self._shown = [_ChoiceRenderer(chat, generation, choice) for choice in generation.choices]
+        super().__init__(generation, self._shown, chat.is_parsed)
         self._chat = chat
 
     def usage(self) -> Json:
@@ -146,7 +146,7 @@ class ChatWriter(ChunkWriter):
         """As ChunkWriter."""
         body, generation = self.call.body, self.generation
         [prompt] = generation.prompts
-        shown = [renderer.choice() for renderer in self.renderers]
+        shown = [renderer.choice() for renderer in self._shown]
         if body.return_routed_experts:
             shown = [each | experts_member(of.answer, len(prompt)) for each, of in zip(shown, generation.choices)]
         answer = generation.envelope(self.kind, shown) | {"usage": self.usage()}

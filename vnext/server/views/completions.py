@@ -71,8 +71,10 @@ class CompletionRequest:
 
     async def echoed(self, generation: Generation) -> Sequence[str]:
         """The texts of the prompts that are computed. Raises Overloaded."""
-        prompts = self._prompts if self._call.body.truncate_prompt_tokens is None else generation.prompts
-        return prompts if isinstance(prompts[0], str) else await self._call.context.decode(prompts, self._call.client)
+        given = self._prompts if self._call.body.truncate_prompt_tokens is None else generation.prompts
+        texts = [each for each in given if isinstance(each, str)]
+        tokens = [each for each in given if not isinstance(each, str)]
+        return texts or await self._call.context.decode(tokens, self._call.client)
 
 
 def _check_suffix(body: CompletionBody, _: ServerContext) -> None:
@@ -108,12 +110,13 @@ class _ChoiceRenderer:
 
     def push(self, delta: Delta) -> None:
         """Take in a delta."""
-        if self._echoes:
+        count, spell = self._count, self._spell
+        if count is not None and spell is not None and self._echoes:
             parts, self._echoes = self._choice.answer.prompt, False
-            self.shown = echoed_logprobs(self._tokenizer, self._spell, self._scored, parts, self._count)
-        if self._spell is not None:
-            more = completion_logprobs(self._spell, self._counted(delta), self._count, self._prefix_length)
-            self.shown = more if self.shown is None else {name: self.shown[name] + more[name] for name in more}
+            self.shown = echoed_logprobs(self._tokenizer, spell, self._scored, parts, count)
+        if count is not None and spell is not None:
+            more, shown = completion_logprobs(spell, self._counted(delta), count, self._prefix_length), self.shown
+            self.shown = more if shown is None else {name: shown[name] + more[name] for name in more}
         self._ids += delta.token_ids
         self.texts.append(delta.text)
         self.finish, self.stop_reason = delta.finish or None, delta.stop_reason
@@ -190,7 +193,7 @@ def _params(body: CompletionBody, context: ServerContext) -> UncheckedParams:
 
 def _sampled(body: CompletionBody, params: UncheckedParams) -> UncheckedParams:
     """The parameters that sample `best_of` answers, of which the likeliest n are shown. Raises InvalidRequest."""
-    if body.best_of == params.n:
+    if body.best_of is None or body.best_of == params.n:
         return params
     if not params.n <= body.best_of <= CHOICES_MAX:
         bounds = f"it must lie between n, which is {params.n}, and {CHOICES_MAX}"

@@ -212,7 +212,7 @@ async def _pair_scores(call: Call, inputs: dict[str, list[str]], how: str) -> tu
         raise InvalidRequest("This model's own head scores a pair: leave pooling out.", "pooling")
     context.model_name(call.body.model, client)
     for name, given in inputs.items():
-        prompts_of(given, name)  # type: ignore[arg-type]  (lists of texts are lists of either)
+        prompts_of(given, name)
         context.limiter.check_inputs(len(given), name)
     template = context.template if how == WRITTEN_PAIRS else None
     if how == WRITTEN_PAIRS and template is None:

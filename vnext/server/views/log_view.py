@@ -191,5 +191,6 @@ def _number(request: web.Request, count: int) -> int:
 
 async def end_streams(app: web.Application) -> None:
     """The server stops: nobody waits for streams that never end."""
-    for task in tuple(app[FOLLOWERS]):
+    followers = app[FOLLOWERS]
+    for task in tuple(followers):
         task.cancel()

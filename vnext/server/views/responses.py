@@ -17,7 +17,7 @@ from vnext.runtime.protocol.sampling_params import InvalidRequest
 from vnext.server.answers.chat_request import ChatRequest, prompt_tokens
 from vnext.server.answers.generation import OWN_USAGE, Generation
 from vnext.server.answers.logprobs import ChatLogprobs, speller
-from vnext.server.answers.writing import EventWriter, Sink
+from vnext.server.answers.writing import EventWriter, Json, Sink
 from vnext.server.call import admit
 from vnext.server.context.api_keys import Tenant
 from vnext.server.context.errors import Failure, FileUnknown, in_names
@@ -151,13 +151,16 @@ async def get_response(request: web.Request) -> web.StreamResponse:
 
 async def _follow(request: web.Request, id_: str) -> web.StreamResponse:
     """The events of a background response behind the one that the client names. Raises FileUnknown, InvalidRequest."""
-    running = request.app[BACKGROUND].get(id_, tenant_of(request))
-    found = None if running else _stored(request, id_)
-    if not (running.frames or running.forgotten if running else found.events):
+    running, forgotten = request.app[BACKGROUND].get(id_, tenant_of(request)), 0
+    if running:
+        frames, forgotten = running.frames, running.forgotten
+    else:
+        found = _stored(request, id_)
+        frames = found.frames() if found.events else []
+    if not (frames or forgotten):
         why = "this response was not created with background and stream, or its events took too much room to be kept"
         raise InvalidRequest(f"stream is true: {why}.", "stream")
-    frames = running.frames if running else found.frames()
-    place = _place(request, frames, running.forgotten if running else 0)
+    place = _place(request, frames, forgotten)
     following = partial(running.follow, place=place) if running else partial(send_all, frames=frames[place:])
     return await respond(request, following, b"")
 
@@ -333,7 +336,7 @@ def _given(struct: msgspec.Struct) -> dict[str, Any]:
 
 def _shown(item: Item, id_: str) -> dict[str, Any]:
     """An input item as OpenAI lists it: with a type and an id, and its text as a part."""
-    shown = {"type": "message", "id": id_, "status": "completed"} | msgspec.to_builtins(item)
+    shown: Json = {"type": "message", "id": id_, "status": "completed"} | msgspec.to_builtins(item)
     if isinstance(item.content, str):
         shown["content"] = [{"type": "output_text" if item.role == "assistant" else "input_text", "text": item.content}]
     return shown

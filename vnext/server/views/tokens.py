@@ -76,10 +76,11 @@ def _answer(value: dict[str, Any]) -> web.Response:
 async def _tokens(context: ServerContext, body: TokenizeBody, client: str) -> list[int]:
     if (body.prompt is None) == (body.messages is None):
         raise InvalidRequest("Either prompt or messages is required, and not both.", "prompt")
-    if body.messages is None:
+    if body.prompt is not None:
         special, count_max = body.add_special_tokens is not False, context.listed_tokens_max
         [tokens] = await context.encode([body.prompt], special, client, ["prompt"], count_max=count_max)
         return tokens
+    assert body.messages is not None
     chat = ChatBody(
         messages=body.messages, tools=body.tools, add_generation_prompt=body.add_generation_prompt,
         continue_final_message=body.continue_final_message, chat_template_kwargs=body.chat_template_kwargs,

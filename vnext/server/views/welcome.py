@@ -105,12 +105,12 @@ async def get_welcome(request: web.Request) -> web.Response:
     """GET /."""
     if "text/html" in request.headers.get("Accept", ""):
         return await get_page_file(request)
-    return web.Response(text=f"{_text(tuple(request.app[ROUTES]))}\n\n{_example(request)}\n", headers=HEADERS)
+    return web.Response(text=f"{_text(request.app[ROUTES])}\n\n{_example(request)}\n", headers=HEADERS)
 
 
 async def get_docs(request: web.Request) -> web.Response:
     """GET /docs."""
-    before, after = _page(tuple(request.app[ROUTES]))
+    before, after = _page(request.app[ROUTES])
     return web.Response(text=before + escape(_example(request)) + after, content_type="text/html", headers=HEADERS)
 
 
@@ -147,7 +147,7 @@ def _example(request: web.Request) -> str:
 
 async def get_openapi(request: web.Request) -> web.Response:
     """The view."""
-    return answer_with(request, _encoded(tuple(request.app[ROUTES])))
+    return answer_with(request, _encoded(request.app[ROUTES]))
 
 
 @cache
