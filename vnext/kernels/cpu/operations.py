@@ -23,7 +23,7 @@ from vnext.kernels.arrays import dtype_name, have_dense_blocks
 from vnext.kernels.calls import AttentionCall, AttentionStep, ConvolutionCall, RecurrenceCall, RotaryWrite, Router
 from vnext.kernels.codes import Codes
 from vnext.kernels.cpu import attention, experts as chosen, linear as packing, native, recurrence, rows, thin
-from vnext.kernels.cpu.linear import GATES
+from vnext.kernels.cpu.native import GATES
 from vnext.kernels.cpu.packed import HEAD_DIM_MAX, Packed, PackedExperts, packed, packed_codes, packed_experts
 from vnext.kernels.format import Format
 from vnext.kernels.formats.floats import PLAIN
@@ -167,7 +167,7 @@ def short_convolution(x: torch.Tensor, call: ConvolutionCall) -> torch.Tensor:
     """As recurrence.short_convolution."""
     plain_recurrence.check_short_convolution(x, call)
     serves = x.dtype in PACKED_TYPES and call.weight.shape[1] in recurrence.WIDTHS and call.pool[0].is_contiguous()
-    return (recurrence if serves else plain_recurrence).short_convolution(x, call)
+    return recurrence.short_convolution(x, call) if serves else plain_recurrence.short_convolution(x, call)
 
 
 def recur(x: torch.Tensor, call: RecurrenceCall) -> torch.Tensor:
@@ -175,7 +175,7 @@ def recur(x: torch.Tensor, call: RecurrenceCall) -> torch.Tensor:
     plain_recurrence.check_recur(x, call)
     alike = call.strengths is None or call.strengths.stride(0) == call.steps.stride(0)
     serves = x.dtype in PACKED_TYPES and alike and call.pool[0].is_contiguous()
-    return (recurrence if serves else plain_recurrence).recur(x, call)
+    return recurrence.recur(x, call) if serves else plain_recurrence.recur(x, call)
 
 
 def embedding_rows(table: Any, ids: torch.Tensor, first: int) -> torch.Tensor:
@@ -240,7 +240,7 @@ def gate_by(x: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
     """As references.gate_by."""
     contracts.check_gate_by(x, gates)
     serves = x.dtype in PACKED_TYPES and x.stride(1) == gates.stride(1) == 1
-    return (rows if serves else references).gate_by(x, gates)
+    return rows.gate_by(x, gates) if serves else references.gate_by(x, gates)
 
 
 def soft_cap(x: torch.Tensor, cap: float) -> torch.Tensor:

@@ -43,6 +43,6 @@ def recur(x: torch.Tensor, call: RecurrenceCall) -> torch.Tensor:
     return result
 
 
-def _addresses(rows: StateRows) -> tuple[int, int, int, int, int]:
+def _addresses(rows: StateRows) -> tuple[int, int, int, int | None, int]:
     starts, pages, fresh, trail = rows
     return starts.data_ptr(), pages.data_ptr(), fresh.data_ptr(), address(trail), pages.shape[0]

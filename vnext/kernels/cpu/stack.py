@@ -234,4 +234,7 @@ def run(
 
 def aux_numbers(aux: AuxStates | None) -> tuple[int, int, int]:
     """The addresses of the layers and of the states, and between them how many layers there are."""
-    return (0, 0, 0) if aux is None else (aux.layers.ctypes.data, len(aux.layers), address(aux.states))
+    if aux is None:
+        return 0, 0, 0
+    assert isinstance(aux.layers, np.ndarray), "the kernel reads them where they are"
+    return aux.layers.ctypes.data, len(aux.layers), address(aux.states)

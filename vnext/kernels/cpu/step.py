@@ -30,7 +30,7 @@ class StepRanks(NamedTuple):
     rows of all ranks' parts, each part of so many bytes, come one beside the other."""
 
     rank: int
-    count: int
+    world_size: int
     sum: Callable[[int, int], None]
     join: Callable[[int, int, int, int], None]
 
@@ -123,7 +123,7 @@ def describe_inputs(
     fields = {
         "table": table.address if is_packed else address(table),
         "table_is_packed": is_packed,
-        "table_rows": table.outputs if is_packed else table.shape[0],
+        "table_rows": table.outputs if isinstance(table, PackedLinear) else table.shape[0],
         "first": first,
         "known": known,
         "scale": own,
@@ -140,7 +140,7 @@ def describe_inputs(
 def describe_model(model: StepModel, angles: Angles, local: Angles = NO_ANGLES) -> DescribedModel:
     """The model with `angles` [positions, R / 2] of the positions from 0 on, and the `local` ones of layers that have others."""
     stack, caches, packed, ranks = model.stack, model.caches, isinstance(model.embedding, PackedLinear), model.ranks
-    embedding_rows = model.embedding.outputs if packed else model.embedding.shape[0]
+    embedding_rows = model.embedding.outputs if isinstance(model.embedding, PackedLinear) else model.embedding.shape[0]
     fields = {
         "kind": stack.kind,
         "norm_kind": stack.norm_kind,
@@ -174,6 +174,7 @@ def describe_model(model: StepModel, angles: Angles, local: Angles = NO_ANGLES) 
 
 def _by_position(angles: Angles, local: Angles) -> dict[str, int]:
     """What depends on a token's position."""
+    assert angles.cosine is not None, "those of the model"
     return {
         "rotated_dim": 2 * angles.cosine.shape[1],
         "angle_rows": angles.cosine.shape[0],
@@ -190,7 +191,7 @@ def _meeting(ranks: StepRanks | None) -> dict[str, int]:
     """How many ranks there are and how they meet."""
     if ranks is None:
         return {"rank_count": 1, "sum": 0, "join": 0}
-    return {"rank_count": ranks.count, "sum": id(ranks.sum), "join": id(ranks.join)}
+    return {"rank_count": ranks.world_size, "sum": id(ranks.sum), "join": id(ranks.join)}
 
 
 def _numbers(model: StepModel) -> dict[str, int]:
@@ -219,7 +220,8 @@ def run(model: DescribedModel, step: DescribedStep) -> bool:
     """Compute the step: the caches take its keys and values, `step.tokens` what is sampled; a step with masks is sampled by
     `sample`, one with `hidden` not at all. False, with nothing done, where a position is beyond the angles. Raises what the
     functions of `ranks` raise."""
-    return module().run_step(model.address, step.address)
+    done: bool = module().run_step(model.address, step.address)
+    return done
 
 
 def sample(model: DescribedModel, step: DescribedStep) -> None:

@@ -90,7 +90,7 @@ class WholeStep:
 
     def logits(self, hidden: np.ndarray) -> np.ndarray:
         """Those of normed states [S, hidden]: float32 [S, V], the caller's until the next call. Every rank asks for the same."""
-        width = self._model.head.outputs * (self._model.ranks.count if self._model.ranks else 1)
+        width = self._model.head.outputs * (self._model.ranks.world_size if self._model.ranks else 1)
         size = len(hidden) * width
         room = self._room if size <= len(self._room) else np.empty(size, np.float32)
         if size <= LOGITS_MAX:
