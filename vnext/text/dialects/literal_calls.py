@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from vnext.text.dialects.dialect import Dialect, Tools, names_of
 from vnext.text.dialects.grammar import Frame, Functions, Spell, json_rule, properties_of, quoted, schema_of, start
@@ -26,6 +26,17 @@ _NAME = re.compile(r"[A-Za-z_][\w.:/-]*")
 _IDENTIFIER = re.compile(r"[A-Za-z_]\w*")
 _TEXT_KEYWORDS = {"type", "title", "description", "default", "examples"}
 Value = Callable[[Mapping[str, Any], str, Spell], str]  # (schema, the rule's name, spell) -> rules
+
+
+class Style(NamedTuple):
+    """How a forced call is written. `marks`: between a key and its value, and between two arguments. `whole`: the text around
+    arguments that are one JSON object, None where they stand in place of head's and tail's braces."""
+
+    head: str
+    tail: str
+    marks: tuple[str, str]
+    value: Value
+    whole: tuple[str, str] | None
 
 
 def _name(reader: Reader, mark: str) -> Reading[str]:
@@ -114,7 +125,7 @@ def _python(name: str, opened: str, close: str) -> Dialect:
 
     def grammar(functions: Functions, parallel: bool, spell: Spell) -> str:
         frame = Frame(head=str, before=f"{opened}[", between=", ", after=f"]{close if opened else ''}")
-        return _grammar(functions, parallel, spell, frame, "{}(", ")", ("**", ""), ("=", ", "), _python_value)
+        return _grammar(functions, parallel, spell, frame, Style("{}(", ")", ("=", ", "), _python_value, ("**", "")))
 
     return Dialect(name=name, opens=(opened,) if opened else (), read=read, grammar=grammar)
 
@@ -150,8 +161,8 @@ def _gemma(name: str, opened: str, close: str, quote: str) -> Dialect:
         return f"{rule}: {spell(quote)} {rule}_text {spell(quote)}\n{rule}_text: /([^<]|<+[^<{mark}])*/"
 
     def grammar(functions: Functions, parallel: bool, spell: Spell) -> str:
-        frame = Frame(head=str)
-        return _grammar(functions, parallel, spell, frame, f"{opened}call:{{}}{{{{", f"}}{close}", None, (":", ","), value)
+        style = Style(f"{opened}call:{{}}{{{{", f"}}{close}", (":", ","), value, None)
+        return _grammar(functions, parallel, spell, Frame(head=str), style)
 
     return Dialect(name=name, opens=(opened,), read=read, grammar=grammar)
 
@@ -159,45 +170,31 @@ def _gemma(name: str, opened: str, close: str, quote: str) -> Dialect:
 # ---- forced calls ------------------------------------------------------------------------------------------------
 
 
-def _grammar(
-    functions: Functions,
-    parallel: bool,
-    spell: Spell,
-    frame: Frame,
-    head: str,
-    tail: str,
-    whole: tuple[str, str] | None,
-    marks: tuple[str, str],
-    value: Value,
-) -> str:
-    """`whole`: the text around arguments that are one JSON object, None where they stand in place of head's and tail's braces.
-    `marks`: between a key and its value, and between two arguments."""
+def _grammar(functions: Functions, parallel: bool, spell: Spell, frame: Frame, style: Style) -> str:
     rules = []
     for place, function in enumerate(functions):
         call, properties = f"call_{place}", properties_of(function)
-        opened, closed = head.format(function["name"]), tail
+        opened, closed = style.head.format(function["name"]), style.tail
         if properties is None or not all(map(_IDENTIFIER.fullmatch, properties)):
-            before, after = whole or ("", "")
-            opened, closed = (opened + before, after + closed) if whole else (opened[:-1], closed[1:])
+            before, after = style.whole or ("", "")
+            opened, closed = (opened + before, after + closed) if style.whole else (opened[:-1], closed[1:])
             rules += [f"{call}: {spell(opened)} arguments_{place} {spell(closed)}"]
             rules += [f"arguments_{place}: {json_rule(schema_of(function))}"]
         else:
             rules += [f"{call}: {spell(opened)} {call}_from_0 {spell(closed)}"]
-            rules += _arguments(call, properties, spell, marks, value)
+            rules += _arguments(call, properties, spell, style)
     return "\n".join([start(len(functions), parallel, spell, frame), *rules]) + "\n"
 
 
-def _arguments(
-    call: str, properties: dict[str, tuple[dict[str, Any], bool]], spell: Spell, marks: tuple[str, str], value: Value
-) -> list[str]:
+def _arguments(call: str, properties: dict[str, tuple[dict[str, Any], bool]], spell: Spell, style: Style) -> list[str]:
     """Rules: `_from_N` is the arguments from the Nth on where none stands before them, `_after_N` where one does."""
     rules = []
     for place, (name, (schema, required)) in enumerate(properties.items()):
         one = f"{call}_{place}"
-        rules += [f"{one}: {spell(name + marks[0])} {one}_value", value(schema, f"{one}_value", spell)]
+        rules += [f"{one}: {spell(name + style.marks[0])} {one}_value", style.value(schema, f"{one}_value", spell)]
         rest = f"{call}_after_{place + 1}"
         rules += [f"{call}_from_{place}: {one} {rest}" + ("" if required else f" | {call}_from_{place + 1}")]
-        rules += [f"{call}_after_{place}: {spell(marks[1])} {one} {rest}" + ("" if required else f" | {rest}")]
+        rules += [f"{call}_after_{place}: {spell(style.marks[1])} {one} {rest}" + ("" if required else f" | {rest}")]
     end = len(properties)
     return [*rules, f'{call}_from_{end}: ""', f'{call}_after_{end}: ""']
 
