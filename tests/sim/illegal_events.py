@@ -12,9 +12,9 @@ from typing import TypedDict
 from msgspec.structs import replace
 
 from vnext.sched.schedule import schedule
+from vnext.sim.checks.fitting import wanted
 from vnext.sim.checks.plain_state import PlainState
 from vnext.sim.drafts import draft_room
-from vnext.sim.laws import wanted
 from vnext.sim.rng import Rng
 from vnext.state.events import (
     AnyEvent,
@@ -58,7 +58,7 @@ def strange_plan(rng: Rng, seen: PlainState) -> StepPlanned | None:
     if len(state.in_flight) >= config.pipeline_depth:
         return None
     gone = [row for row in range(len(seen)) if rng.happens(10)]
-    want, budget, changed = wanted(seen), config.max_num_batched_tokens, []
+    want, budget, changed = wanted(seen)[0], config.max_num_batched_tokens, []
     room = [0 if gone else most for most in draft_room(seen)]
     for row, most in enumerate(want[row] for row in range(len(seen)) if row not in gone):
         tokens = max(min(most, budget), 0)

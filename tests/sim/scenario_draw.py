@@ -78,7 +78,8 @@ def scenario(seed: int, client_count: int = 60) -> Scenario:
     config = as_staged(Rng(seed + 2**54), config) if has_microbatches(seed) else config
     config = as_recurrent(Rng(seed + 2**53), config) if has_states(seed) else config
     clients = draw_clients(rng.fork(), config, client_count * (CROWD if config.max_num_seqs > LARGE_MAX_NUM_SEQS else 1))
-    clients = pictured(clients) if has_pictures(seed) else clients
+    if has_pictures(seed):
+        config, clients = as_encoding(Rng(seed + 2**51), config), pictured(clients)
     clients = with_own_bounds(clients) if speculates(seed) else clients
     clients = returning(Rng(seed + 2**58), clients) if has_disk(seed) else clients
     clients = retaining(Rng(seed + 2**56), clients) if retains(seed) else clients
@@ -114,6 +115,11 @@ def draw_weights(rng: Rng, end_us: int) -> tuple[tuple[int, Pause], ...]:
 def has_pictures(seed: int) -> bool:
     """Whether prompts of this seed's scenario hold inputs, whose tokens no model scores."""
     return seed % PICTURED_SEEDS == PICTURED_SEEDS - 1 and seed % SCORED_SEEDS != SCORED_SEEDS - 1
+
+
+def as_encoding(rng: Rng, config: SchedulerConfig) -> SchedulerConfig:
+    """With one input a step, a few or any number."""
+    return replace(config, inputs_a_step=rng.choose((0, 1, 1, 2, 3)) if config.chunked_prefill else 0)
 
 
 def has_disk(seed: int) -> bool:

@@ -18,6 +18,7 @@ from vnext.sched.ranking import places_best_first
 from vnext.state import pool as pools
 from vnext.state.allocate import allocate, fits, hit_tokens_of, new_page_count, prefix_hits, shared
 from vnext.state.config import SchedulerConfig
+from vnext.state.expected import first_up_to_inputs, in_turn, most_wanted
 from vnext.state.facilities.adapters import may_run
 from vnext.state.facilities.tier import transferring
 from vnext.state.pool import Pool
@@ -27,6 +28,7 @@ from vnext.state.store.rows import wants
 
 Why = Literal[
     "budget", "blocks", "sequences", "adapter", "order", "preempted", "room", "caution", "pause", "disk", "microbatch", "states",
+    "inputs",
 ]  # fmt: skip
 """budget: requests before it use up the step's tokens, or leave too few for a prompt that may not be split
 blocks: it is the best waiting request, and the cache has too few free pages for it
@@ -40,6 +42,7 @@ pause: the engine is paused
 disk: its blocks are being read from disk; others overtake it
 microbatch: its token is in flight, or it is the turn of others that decode
 states: it is the best waiting request, and too few pages for the states of its recurrent layers are free
+inputs: requests before it begin as many images' tiles and sounds as a step may encode
 """
 NOBODY = -1
 NO_HITS = np.empty(0, dtype=np.int32)
@@ -115,6 +118,7 @@ def verdicts(state: State, places: Sequence[int], running_tokens: int, running_p
     config, room = state.config, admitted_max(state)
     budget = config.max_num_batched_tokens - running_tokens
     pool = pools.take(state.pool, running_pages)[0] if budget > 0 else state.pool
+    inputs = most_wanted(state, in_turn(state))[1] if config.inputs_a_step else 0
     joins: tuple[Waiting, np.ndarray, int] | None = None  # whose blocks the pool does not have yet: mostly nobody looks at it again
     for number, place in enumerate(places):
         waiting = state.waiting[place]
@@ -124,7 +128,7 @@ def verdicts(state: State, places: Sequence[int], running_tokens: int, running_p
             spent = budget <= 0 and not 0 < room <= number  # a full batch is the better reason, unless it was full before
             yield from _bound(state, pool, places[number:], number, spent)
             return
-        wait, hits, tokens = tried(state, pool, waiting, budget)
+        wait, hits, tokens, inputs = tried(state, pool, waiting, budget, inputs)
         if wait is not None:
             yield place, wait
             yield from ((each, _behind(state.waiting[each], wait)) for each in places[number + 1 :])
@@ -134,22 +138,26 @@ def verdicts(state: State, places: Sequence[int], running_tokens: int, running_p
         joins = waiting, hits, tokens
 
 
-def tried(state: State, pool: Pool, waiting: Waiting, budget: int) -> tuple[Wait | None, np.ndarray, int]:
-    """What the best waiting request gets of this pool and budget: why it waits, the blocks that it hits, its tokens."""
+def tried(state: State, pool: Pool, waiting: Waiting, budget: int, inputs: int) -> tuple[Wait | None, np.ndarray, int, int]:
+    """What the best waiting request gets of this pool, budget and number of `inputs` that may begin: why it waits, the blocks that
+    it hits, its tokens, and how many inputs are left."""
     config = state.config
     if not may_run(state, waiting.id):
-        return Wait(id=waiting.id, why="adapter", need=1, have=0), NO_HITS, 0  # until a slot holds its adapter
+        return Wait(id=waiting.id, why="adapter", need=1, have=0), NO_HITS, 0, 0  # until a slot holds its adapter
     hits = prefix_hits(config, pool, waiting)
     rest = waiting.known - hit_tokens_of(config, hits)
     tokens = first_tokens(state, waiting, waiting.known - rest, chunk(config, rest, budget))
     if tokens == 0:
-        return Wait(id=waiting.id, why="budget", need=rest, have=budget), hits, 0
+        return Wait(id=waiting.id, why="budget", need=rest, have=budget), hits, 0, 0
+    tokens, left = first_up_to_inputs(config, waiting, waiting.known - rest, tokens, inputs)
+    if tokens == 0:
+        return Wait(id=waiting.id, why="inputs", need=1, have=inputs), hits, 0, 0
     if lacks := lacking(config, pool, source_of(pool, waiting, len(hits) // config.group_count)):
         assert pool.states is not None, "the model has recurrent layers"
-        return Wait(id=waiting.id, why="states", need=pool.states.free + lacks, have=pool.states.free), hits, 0
+        return Wait(id=waiting.id, why="states", need=pool.states.free + lacks, have=pool.states.free), hits, 0, 0
     if not fits(config, pool, hits, tokens):
-        return Wait(id=waiting.id, why="blocks", need=pages_of(config, pool, hits, tokens), have=pool.free), hits, 0
-    return None, hits, tokens
+        return Wait(id=waiting.id, why="blocks", need=pages_of(config, pool, hits, tokens), have=pool.free), hits, 0, 0
+    return None, hits, tokens, left
 
 
 def pages_of(config: SchedulerConfig, pool: Pool, hits: np.ndarray, tokens: int) -> int:
@@ -188,7 +196,9 @@ def kept_out(
     means that a trial is needed.
     """
     known, size = waiting.known, config.block_size
-    if config.windows or config.takes_snapshots or known > min(budget, config.long_prefill_token_threshold or known):
+    if config.windows or config.takes_snapshots or config.inputs_a_step:
+        return False
+    if known > min(budget, config.long_prefill_token_threshold or known):
         return False
     lacks = blocks_for(known, size) - free
     if lacks <= 0:

@@ -40,7 +40,7 @@ def explain(state: State) -> Explanation:
     work = expected_work(state)
     if work.pages_sum > state.pool.free:
         return _explain_room(state, work)
-    held_up = _held_up(state.rows, work, in_turn(state), state.config.max_num_batched_tokens)
+    held_up = _held_up(state.config, state.rows, work, in_turn(state))
     moving, queue = transferring(state), state.waiting
     places = [place for place in places_best_first(state, len(queue)) if queue[place].id not in moving]
     admitted, waits = list[tuple[int, int]](), list[Wait]()
@@ -78,12 +78,14 @@ def bound_behind(config: SchedulerConfig, plan: StepPlanned, tokens: int, runnin
     return first_bound(config, tokens, running)
 
 
-def _held_up(rows: Rows, work: Work, turn: np.ndarray, budget: int) -> list[Wait]:
-    """Running requests that get nothing, because it is not their turn (bool[R]) or the rows before them use up the budget."""
-    wanted, left = wants(rows), budget - work.tokens_sum
+def _held_up(config: SchedulerConfig, rows: Rows, work: Work, turn: np.ndarray) -> list[Wait]:
+    """Running requests that get nothing, because it is not their turn (bool[R]), or the rows before them use up the budget or begin
+    as many inputs as may."""
+    wanted, left = wants(rows), config.max_num_batched_tokens - work.tokens_sum
+    why: Why = "inputs" if config.inputs_a_step and left > 0 else "budget"
     places = np.flatnonzero((work.tokens == 0) & (wanted > 0)).tolist()
     return [
-        Wait(id=int(rows.id[row]), why="budget", need=int(wanted[row]), have=left)
+        Wait(id=int(rows.id[row]), why=why, need=int(wanted[row]), have=left)
         if turn[row] else Wait(id=int(rows.id[row]), why="microbatch", need=1, have=0) for row in places
     ]  # fmt: skip
 
@@ -98,5 +100,5 @@ def _explain_room(state: State, work: Work) -> Explanation:
     if plan is not None:
         rest = msgspec.structs.replace(state, rows=without_rows(state.rows, gone))
         turn = np.delete(in_turn(state), gone)
-        waits += _held_up(rest.rows, planned_work(rest, plan.changed), turn, state.config.max_num_batched_tokens)
+        waits += _held_up(state.config, rest.rows, planned_work(rest, plan.changed), turn)
     return Explanation(plan, tuple(waits))

@@ -13,7 +13,7 @@ from vnext.sched.preemption import make_room
 from vnext.sched.ranking import places_best_first
 from vnext.state.allocate import fits, hit_tokens_of, prefix_hits, shared
 from vnext.state.events import ClockTicked, PinsYielded
-from vnext.state.expected import expected_work
+from vnext.state.expected import expected_work, first_up_to_inputs
 from vnext.state.facilities.adapters import may_run
 from vnext.state.facilities.tier import transferring
 from vnext.state.pool import HELD
@@ -67,7 +67,9 @@ def _lacking(state: State) -> tuple[int, np.ndarray]:
         return 0, NOTHING
     entry = state.waiting[best[0]]
     table = prefix_hits(config, pool, entry)
-    hits, tokens = shared(config, table), chunk(config, entry.known - hit_tokens_of(config, table), config.max_num_batched_tokens)
+    hits, start = shared(config, table), hit_tokens_of(config, table)
+    tokens = chunk(config, entry.known - start, config.max_num_batched_tokens)
+    tokens, _ = first_up_to_inputs(config, entry, start, tokens, config.inputs_a_step)
     if tokens == 0 or fits(config, pool, table, tokens):
         return 0, NOTHING
     return pages_of(config, pool, table, tokens) - pool.free, hits

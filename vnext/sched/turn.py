@@ -86,6 +86,7 @@ def _may_be_steady(state: State, event: StepCommitted, recorded: bool) -> bool:
         or len(event.tokens) % 4
         or config.windows
         or config.state_pages
+        or (config.inputs_a_step and (state.rows.computed < state.rows.prompt).any())
         or state.cautious
         or state.paused
         or event.counts

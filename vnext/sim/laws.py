@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from vnext.sim.checks import fitting
 from vnext.sim.checks.accounting import Entry
-from vnext.sim.checks.microbatch_laws import left_out, wants
+from vnext.sim.checks.microbatch_laws import left_out
 from vnext.sim.checks.plain_state import PlainState, in_sight
 from vnext.sim.drafts import with_drafts
 from vnext.sim.order import policy_keys
@@ -96,14 +96,6 @@ def event_laws(before: PlainState, event: AnyEvent, after: PlainState) -> None:
 # ---- decisions ---------------------------------------------------------------------------------------------------
 
 
-def wanted(seen: PlainState) -> list[int]:
-    """The number of tokens that each row could take alone in a step."""
-    config = seen.state.config
-    most = config.long_prefill_token_threshold or config.max_model_len
-    progress = zip(seen.computed, seen.known, seen.prompt, wants(seen))
-    return [fitting.up_to_edge(config, computed, known, prompt, min(want, most)) for computed, known, prompt, want in progress]
-
-
 class Share(NamedTuple):
     """The running rows' fair share: the rows to preempt, in order, and the tokens of each row (0 for preempted rows)."""
 
@@ -116,16 +108,18 @@ def fair_share(seen: PlainState) -> Share:
 
     Rows are served in order, each with all that it may take of the remaining budget. While a row lacks pages, the worst
     row by policy is preempted, and its pages and tokens become available to the rows behind. Where that leaves nothing of a
-    microbatch, all rows are served.
+    microbatch, all rows are served. A step that preempts begins any number of inputs.
     """
     share = _served(seen, others := left_out(seen))
-    return _served(seen, set()) if others and share.victims and not any(share.tokens) else share
+    if share.victims and seen.state.config.inputs_a_step:
+        share = _served(seen, others, any_inputs=True)
+    return _served(seen, set(), any_inputs=True) if others and share.victims and not any(share.tokens) else share
 
 
-def _served(seen: PlainState, others: set[int]) -> Share:
-    """The share of all rows but `others`."""
+def _served(seen: PlainState, others: set[int], any_inputs: bool = False) -> Share:
+    """The share of all rows but `others`. `any_inputs`: they may begin as many as they want."""
     size, groups = seen.state.config.block_size, seen.state.config.group_count
-    want = [0 if row in others else most for row, most in enumerate(wanted(seen))]
+    want = [0 if row in others else most for row, most in enumerate(fitting.wanted(seen, any_inputs)[0])]
     budget, free = seen.state.config.max_num_batched_tokens, seen.state.pool.free
     tokens, pages = [0] * len(want), [0] * len(want)
     victims: list[int] = []
@@ -190,11 +184,13 @@ def budget_is_used(before: PlainState, plan: StepPlanned, after: PlainState, sha
         if took.get(id_, 0) != count:
             raise LawBroken("S6", f"request {id_} takes {took.get(id_, 0)} tokens where {count} are its share")
     most, budget = config.long_prefill_token_threshold or config.max_model_len, config.max_num_batched_tokens - sum(share.tokens)
+    inputs = fitting.inputs_left(before, before)
     for place, tokens in plan.admitted:
         waiting = before.state.waiting[place]
         rest = waiting.known - (start := starts[waiting.id])
         limit = min(rest, most, budget)
         cut = fitting.up_to_edge(config, start, waiting.known, before.state.requests[waiting.id].prompt_length, limit)
+        cut, inputs = fitting.up_to_input(config, waiting.tokens, start, cut, inputs, is_new=True)
         if tokens != (cut if config.chunked_prefill else rest):
             raise LawBroken("S6", f"request {waiting.id} begins with {tokens} of {rest} tokens, and {budget} were left")
         budget -= tokens

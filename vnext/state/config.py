@@ -67,7 +67,8 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, rename=STORED_N
     no request has one. `pinned_kv_fraction`: the share of the pages that pins may hold. `microbatches`: the parts into which
     requests that decode are spread, so that the stages of a pipeline compute at once (expected.py); 1 means that each step takes
     all of them. `state_pages`: pages for the states of recurrent layers (recurrent.py), 0 for a model without; the cache keeps a
-    snapshot every `snapshot_interval` tokens, a multiple of the block's, 0 for none.
+    snapshot every `snapshot_interval` tokens, a multiple of the block's, 0 for none. `inputs_a_step`: images' tiles and sounds that
+    the prompts of a step may begin (expected.py), 0 for any number.
     """
 
     block_size: int
@@ -90,6 +91,7 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, rename=STORED_N
     microbatches: int = 1
     state_pages: int = 0
     snapshot_interval: int = 1024
+    inputs_a_step: int = 0
 
     @property
     def group_count(self) -> int:

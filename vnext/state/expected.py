@@ -4,6 +4,10 @@ Plans are recorded and sent as differences from this one, so a steady step costs
 
 With microbatches, a step takes its part of the requests that decode, and none whose token is in flight. The stages of a pipeline
 then compute several steps at once: the next step needs no token of the one before. Prompts are computed in every step.
+
+A rank encodes an input, a tile of an image or a sound, whole, in the first step that computes a part of it, and everybody waits for
+that. So with `inputs_a_step` a chunk ends where one more input would begin: rows are served in order, then admitted requests. A
+step that preempts begins any number, since those who are left must go on. Source: vLLM's encoder budget.
 """
 
 from __future__ import annotations
@@ -11,10 +15,13 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
+from vnext.state.config import SchedulerConfig
 from vnext.state.drafting import expected_drafts
+from vnext.state.preempt import row_tokens
 from vnext.state.recurrent import cut
-from vnext.state.state import State
+from vnext.state.state import State, Waiting
 from vnext.state.store import columns, columns_numpy
+from vnext.state.store.fields import INPUT_BEGINS
 from vnext.state.store.rows import wants
 
 
@@ -62,7 +69,7 @@ def microbatches(state: State) -> int:
 
 
 def _without_drafts(state: State) -> Work:
-    if state.config.takes_snapshots:
+    if state.config.takes_snapshots or state.config.inputs_a_step:
         return _up_to_edges(state)
     config, both = state.config, np.empty((2, len(state.rows)), dtype=np.int64)
     tokens_sum, blocks_sum = columns.impl.expected(
@@ -75,14 +82,19 @@ def _without_drafts(state: State) -> Work:
 
 
 def _up_to_edges(state: State) -> Work:
-    """As `columns.expected`, cut where snapshots of recurrent layers are taken."""
+    """As `columns.expected`, cut where snapshots of recurrent layers are taken and where more inputs would begin than may."""
+    most = most_wanted(state, in_turn(state))[0]
+    before = np.cumsum(most) - most
+    return work_of(state, np.minimum(np.maximum(state.config.max_num_batched_tokens - before, 0), most))
+
+
+def most_wanted(state: State, turn: np.ndarray) -> tuple[np.ndarray, int]:
+    """The tokens that each row of `turn` (bool[R]) may take without others' (int64[R]), and how many inputs others may begin."""
     config, rows = state.config, state.rows
-    most = wants(rows)
+    most = wants(rows) * turn
     if config.long_prefill_token_threshold:
         most = np.minimum(most, config.long_prefill_token_threshold)
-    most = cut(config, rows, most)
-    before = np.cumsum(most) - most
-    return work_of(state, np.minimum(np.maximum(config.max_num_batched_tokens - before, 0), most))
+    return up_to_inputs(state, cut(config, rows, most))
 
 
 def work_of(state: State, tokens: np.ndarray, drafts: np.ndarray | None = None) -> Work:
@@ -91,3 +103,34 @@ def work_of(state: State, tokens: np.ndarray, drafts: np.ndarray | None = None) 
     need = np.empty(len(rows), dtype=np.int64)
     blocks = columns.impl.needed(rows.cells, tokens, need, config.block_size)
     return Work(tokens, need, int(tokens.sum()), blocks * config.group_count, drafts)
+
+
+# ---- inputs --------------------------------------------------------------------------------------------------------
+
+
+def up_to_inputs(state: State, tokens: np.ndarray) -> tuple[np.ndarray, int]:
+    """`tokens` of the rows (int64[R]), cut where they would begin more inputs than a step may, and how many are left for others."""
+    left = state.config.inputs_a_step
+    if not left:
+        return tokens, 0
+    found, rows = tokens.copy(), state.rows
+    for row in np.flatnonzero((rows.computed < rows.prompt) & (tokens > 0)).tolist():
+        part = row_tokens(state, row)[int(rows.computed[row]) :][: int(tokens[row])]
+        starts = np.flatnonzero(part < INPUT_BEGINS)
+        found[row], left = _cut(starts, int(tokens[row]), left)
+    return found, left
+
+
+def first_up_to_inputs(config: SchedulerConfig, waiting: Waiting, start: int, tokens: int, left: int) -> tuple[int, int]:
+    """`tokens` of a waiting request from `start` on, cut as those of a row, and how many inputs others may still begin. It begins
+    the input in which it starts, too."""
+    if not config.inputs_a_step:
+        return tokens, left
+    part = np.frombuffer(waiting.tokens, np.int32)[start : start + tokens]
+    starts = np.flatnonzero((part < INPUT_BEGINS) | ((part < 0) & (np.arange(len(part)) == 0)))
+    return _cut(starts, tokens, left)
+
+
+def _cut(starts: np.ndarray, tokens: int, left: int) -> tuple[int, int]:
+    """How many of `tokens`, among which inputs begin at `starts`, begin no more than `left`, and how many those leave."""
+    return (int(starts[left]), 0) if len(starts) > left else (tokens, left - len(starts))

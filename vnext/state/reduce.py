@@ -91,6 +91,8 @@ def _require_sane(config: SchedulerConfig) -> None:
         config.chunked_prefill or config.long_prefill_token_threshold == 0,
         "long_prefill_token_threshold needs chunked prefill",
     )
+    require(config.inputs_a_step >= 0, f"inputs_a_step is {config.inputs_a_step}: it must be 0 or more")
+    require(config.chunked_prefill or not config.inputs_a_step, "inputs_a_step needs chunked prefill")
     _require_states(config)
 
 

@@ -28,7 +28,7 @@ RECURRENT_BUGS = [
         "        recurrent[[NEWEST, NEWEST_EDGE, SPARE, DUE], row] = spare, due - state.config.block_size, newest, 0", "N1"),
     bug("a snapshot has the name of the block behind it", "state.recurrent", "(rows.recurrent[DUE] == at)", "(rows.recurrent[DUE] <= at + 1)",
         "N1"),
-    bug("a step is not cut at an edge", "state.expected", "most = cut(config, rows, most)", "most = most", "S6"),
+    bug("a step is not cut at an edge", "state.expected", "up_to_inputs(state, cut(config, rows, most))", "up_to_inputs(state, most)", "S6"),
     bug("an admission is not cut at an edge", "sched.admission", "first_tokens(state, waiting, waiting.known - rest, chunk(config, rest, budget))",
         "chunk(config, rest, budget)", "S6"),
     bug("a snapshot is taken inside a block", "state.recurrent", "(computed % size == 0) & (last", "(computed > 0) & (last", "N1"),

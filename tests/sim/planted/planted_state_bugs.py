@@ -496,4 +496,12 @@ INPUT_BUGS = [
         "should have been refused",
         "ValueError",
     ),
+    bug("rows begin any number of inputs", "state.expected", "return up_to_inputs(state, cut(config, rows, most))",
+        "return cut(config, rows, most), config.inputs_a_step", "S6"),
+    bug("admitted requests begin any number of inputs", "sched.admission",
+        "first_up_to_inputs(config, waiting, waiting.known - rest, tokens, inputs)", "(tokens, inputs)", "S6"),
+    bug("an input that has begun leaves as many to others", "state.expected", "(tokens, left - len(starts))", "(tokens, left)", "S6"),
+    bug("a request that starts in an input begins none", "state.expected", " | ((part < 0) & (np.arange(len(part)) == 0))", "", "S6"),
+    bug("a quick turn forgets the bound of inputs", "sched.turn",
+        "or (config.inputs_a_step and (state.rows.computed < state.rows.prompt).any())", "", "a turn is not what its events make"),
 ]

@@ -113,6 +113,8 @@ def reason(wait: Waited) -> str:
             return "caution: behind fatal steps, requests are admitted one at a time"
         case "states":
             return f"states: it needs {counted(wait.need, 'state page')} and {wait.have:,} are free"
+        case "inputs":
+            return "inputs: as many images and sounds as a step may encode came before"
         case "microbatch":
             return "microbatch: its token is in flight, or it is the turn of others"
         case _:

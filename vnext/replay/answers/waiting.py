@@ -22,6 +22,7 @@ WORDS = {
     "adapter": "a slot for its adapter", "disk": "blocks on disk", "room": "free blocks", "preempted": "free blocks",
     "preemption": "its turn after a preemption", "caution": "requests that come back one by one",
     "microbatch": "its part's turn", "states": "free state pages",
+    "inputs": "images and sounds before it",
 }  # fmt: skip
 
 

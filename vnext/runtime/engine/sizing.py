@@ -20,6 +20,8 @@ from vnext.state.recurrent import pages_held
 from vnext.state.windows import pages_needed
 
 ASYNC_DEPTH = 2
+INPUTS_A_STEP = 1
+"""Streams wait at most for the encoder's work on one tile of an image, or one sound."""
 STATES_PER_ROW = 3
 """State pages for each that a full batch holds; the others are for snapshots that nobody holds."""
 
@@ -69,6 +71,7 @@ def _bounds(settings: EngineSettings, model: ModelFacts, on_gpu: bool) -> Schedu
         max_loras=settings.max_loras if settings.enable_lora else 0,
         pinned_kv_fraction=settings.pinned_kv_fraction if cached else 0.0,
         microbatches=parts,
+        inputs_a_step=INPUTS_A_STEP if model.reads_inputs and chunked else 0,
     )
 
 

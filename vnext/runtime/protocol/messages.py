@@ -272,13 +272,15 @@ EngineMessage = Operated | EngineReady | RequestRefused | Outputs | EngineStats 
 
 class ModelFacts(Message, frozen=True):
     """What decisions need to know of a model: its vocabulary size, its longest context in tokens, the tokens that end an
-    answer, the attention window of each group of layers (0: unlimited), and whether steps compute whole prompts alone."""
+    answer, the attention window of each group of layers (0: unlimited), whether steps compute whole prompts alone, and whether
+    prompts have inputs (state/store/inputs.py)."""
 
     vocab_size: int
     position_count_max: int
     eos_token_ids: tuple[int, ...]
     windows: tuple[int, ...] = (0,)
     whole_prompts: bool = False
+    reads_inputs: bool = False
 
 
 class DiskFound(Message, frozen=True):

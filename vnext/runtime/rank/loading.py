@@ -326,6 +326,7 @@ def ready_message(settings: RankSettings, runner: ModelRunner, rank: Rank | None
             eos_token_ids=runner.config.eos_token_ids,
             windows=kv_groups(runner.config).windows,
             whole_prompts=runner.config.encoder is not None,
+            reads_inputs=runner.config.tower is not None or runner.config.sound is not None,
         ),
         rank=settings.rank,
         page_count_max=budget // runner.block_bytes(settings.block_size),

@@ -6,12 +6,16 @@ last. The engine's forms are in vnext/state/allocate.py and windows.py; this one
 
 from __future__ import annotations
 
+import msgspec
+
+from vnext.sim.checks.microbatch_laws import wants
 from vnext.sim.checks.plain_state import PlainState, in_sight
 from vnext.state.config import SchedulerConfig
+from vnext.state.events import unpack_tokens
 from vnext.state.params import POOLINGS, Sampling
 from vnext.state.state import State, Waiting, blocks_for
 from vnext.state.store.columns_numpy import group_hash
-from vnext.state.store.fields import LIVE, NEWEST, SPARE
+from vnext.state.store.fields import INPUT_BEGINS, LIVE, NEWEST, SPARE
 
 
 def first_chunk(before: PlainState, after: PlainState, waiting: Waiting, budget: int, transfers: bool = False) -> int:
@@ -23,6 +27,7 @@ def first_chunk(before: PlainState, after: PlainState, waiting: Waiting, budget:
     rest = waiting.known - start
     tokens = min(rest, config.long_prefill_token_threshold or rest, budget)
     tokens = up_to_edge(config, start, waiting.known, after.state.requests[waiting.id].prompt_length, tokens)
+    tokens, _ = up_to_input(config, waiting.tokens, start, tokens, inputs_left(before, after), is_new=True)
     if not state_pages_fit(before, after, waiting, start // config.block_size):
         return 0
     if tokens < rest and not config.chunked_prefill:
@@ -118,6 +123,55 @@ def taken_pages(before: PlainState, after: PlainState) -> tuple[set[int], set[in
         else:
             completed.update(table[: ends[id_] // config.block_size * config.group_count])
     return by_rows, completed
+
+
+# ---- inputs --------------------------------------------------------------------------------------------------------
+# How far prompts may go in a step that encodes few inputs, decided a second time, token by token. The engine's form is in
+# vnext/state/expected.py.
+
+
+def wanted(seen: PlainState, any_inputs: bool = False) -> tuple[list[int], int]:
+    """The number of tokens that each row could take in a step without others' tokens, and how many inputs others may begin.
+    `any_inputs`: as if they may begin any number."""
+    config, found = seen.state.config, []
+    config = msgspec.structs.replace(config, inputs_a_step=0) if any_inputs else config
+    most, left = config.long_prefill_token_threshold or config.max_model_len, config.inputs_a_step
+    for row, want in enumerate(wants(seen)):
+        start, known = seen.computed[row], seen.known[row]
+        tokens = up_to_edge(config, start, known, seen.prompt[row], min(want, most))
+        tokens, left = up_to_input(config, seen.histories[row], start, tokens, left)
+        found.append(tokens)
+    return found, left
+
+
+def up_to_input(
+    config: SchedulerConfig, history: bytes, start: int, count: int, left: int, is_new: bool = False
+) -> tuple[int, int]:
+    """`count` tokens from `start` on, up to where one more input than `left` would begin, and how many are left. Who `is_new`
+    begins the input that it starts in, too."""
+    if not config.inputs_a_step:
+        return count, left
+    for place, token in enumerate(unpack_tokens(history)[start : start + count]):
+        if token < INPUT_BEGINS or (token < 0 and is_new and place == 0):
+            if left == 0:
+                return place, 0
+            left -= 1
+    return count, left
+
+
+def inputs_left(before: PlainState, after: PlainState) -> int:
+    """How many inputs the step may still begin behind all that the plan takes and admits."""
+    if not before.state.config.inputs_a_step:
+        return 0
+    left = wanted(before)[1]
+    if before is after:
+        return left
+    step = after.in_flight[-1]
+    for id_, start, count in zip(step.ids, step.starts, step.counts):
+        if id_ not in before.id:
+            history = after.histories[after.id.index(id_)]
+            left = up_to_input(after.state.config, history, start, count, left, is_new=True)[1]
+    return left
 
 
 # ---- recurrent checks ----------------------------------------------------------------------------------------------

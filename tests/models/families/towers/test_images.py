@@ -20,10 +20,14 @@ from vnext.models.errors import ModelError
 from vnext.models.layers.batch import ForwardBatch, InputPart
 from vnext.models.layers.sharding import alone
 from vnext.models.loading.weights import load_params
+from vnext.replay.reading.index import Index
+from vnext.replay.reading.source import open_log
+from vnext.replay.ui.walk import Walk
 from vnext.runtime.protocol.messages import SubmitRequest
 from vnext.runtime.rank.images import Images
 from vnext.state.events import pack_tokens, unpack_tokens
 from vnext.state.params import Sampling
+from vnext.state.store.fields import INPUT_BEGINS
 from vnext.state.store.inputs import Input, input_tokens, with_inputs
 
 TILES = np.random.default_rng(0).integers(0, 256, (3, SIDE, SIDE, 3), dtype=np.uint8)
@@ -89,6 +93,23 @@ def test_the_same_image_is_a_hit_and_another_one_is_none(reader: tuple[Path, tor
         again, same = answers(llm, [prompt_of(0)[1]])
         _, others = answers(llm, [prompt_of(1)[1]])
     assert first == again and hits == [0] and same == [20] and others == [0]
+
+
+def test_a_step_encodes_one_tile(reader: tuple[Path, torch.nn.Module], tmp_path: Path) -> None:
+    path, model = reader
+    which = [(0, 1, 2), (1, 0), (2,)]
+    with LLM(str(path), dtype="float32", block_size=4, log_dir=str(tmp_path)) as llm:
+        found, _ = answers(llm, [prompt_of(*tiles)[1] for tiles in which])
+        log = llm.log_dir
+    assert found == [right(model, *tiles) for tiles in which]
+    walk, begun = Walk(Index(open_log(Path(log)))), []
+    for step in range(walk.index.first.planned, walk.last_step + 1):
+        after = walk.moment(step).after
+        begun.append(0)
+        for id_, start, count in zip(*(getattr(after.in_flight[-1], name).tolist() for name in ("ids", "starts", "counts"))):
+            prompt = unpack_tokens(after.requests[id_].prompt)[start : start + count]
+            begun[-1] += int((prompt < INPUT_BEGINS).sum())
+    assert max(begun) == 1 and sum(begun) == 6
 
 
 def test_a_tile_is_computed_once_and_whole(reader: tuple[Path, torch.nn.Module], tmp_path: Path) -> None:

@@ -49,6 +49,7 @@ const REASONS = {
   sequences: (why) => `the batch is full: ${why.have} requests run`,
   adapter: () => "no slot holds its adapter yet",
   caution: () => "behind fatal steps, requests are admitted one at a time",
+  inputs: () => "as many images and sounds as a step may encode came before",
   microbatch: () => "its token is in flight, or it is the turn of others",
   states: (why) => `too few free state pages: needs ${why.need}, ${why.have} free`,
   order: (why) => `request ${why.behind} comes first and is waiting too`,
