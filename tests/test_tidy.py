@@ -224,7 +224,7 @@ LATE_IMPORTS = {
     "vnext/api/engine_operations.py": (2, "the engine starts while texts and client are imported"),
     "vnext/api/generated.py": (2, "the engine starts while texts and client are imported"),
     "vnext/api/llm.py": (7, "the engine starts while texts and client are imported"),
-    "vnext/api/task_maker.py": (7, "the engine starts while texts and client are imported"),
+    "vnext/api/task_maker.py": (8, "the engine starts while texts and client are imported"),
     "vnext/server/__main__.py": (1, "imported with the garbage collector off"),
     "vnext/runtime/engine/main.py": (1, "the ranks, whose imports take longest, are started first"),
     "vnext/runtime/rank/main.py": (1, "imported with the garbage collector off"),

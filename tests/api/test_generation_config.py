@@ -19,8 +19,8 @@ from vnext.runtime.protocol.sampling_params import SamplingDefaults
 from vnext.state.events import RequestArrived
 
 SAID = {"temperature": 0.5, "top_k": 7, "top_p": 0.9, "repetition_penalty": 1.25, "max_new_tokens": 5, "do_sample": False}
-SAID |= {"suppress_tokens": [3, 1], "begin_suppress_tokens": [2]}
-TAKEN = SamplingDefaults(temperature=0.5, top_k=7, top_p=0.9, repetition_penalty=1.25, max_tokens=5, suppressed=(3, 1), suppressed_first=(2,))
+SAID |= {"suppress_tokens": [3, 1], "begin_suppress_tokens": [2], "max_initial_timestamp_index": 7}
+TAKEN = SamplingDefaults(temperature=0.5, top_k=7, top_p=0.9, repetition_penalty=1.25, max_tokens=5, suppressed=(3, 1), suppressed_first=(2,), latest_first=(7,))
 
 
 def model(folder: Path, said: dict[str, Any] | str) -> Path:
@@ -45,7 +45,7 @@ def test_what_is_taken_from_the_file(tmp_path: Path) -> None:
         ("{", "cannot be read as JSON .*; download the model again, or leave it alone with --generation-config none"),
         ('["temperature"]', "must hold a JSON object but holds list, or leave it alone"),
         ({"temperature": "hot"}, "temperature has a wrong type: expected .*; correct it, or leave it alone with"),
-        ({"suppress_tokens": "x"}, "suppress_tokens .*, or leave it alone with"),
+        ({"suppress_tokens": "x"}, "suppress_tokens .*; correct generation_config.json, or leave it alone with"),
         ({"top_p": 0}, "top_p is 0: it must be more than 0 and at most 1; correct it"),
         ({"max_new_tokens": 0}, "max_tokens is 0: it must be at least 1, .*; correct it"),
     ],

@@ -148,7 +148,8 @@ def test_a_program_gives_images_in_any_form(reader: tuple[Path, torch.nn.Module]
         for wrong, sentence in (
             ({"prompt": text, "multi_modal_data": {"image": []}}, "1 times <image> and 0 images"),
             ({"prompt": text, "multi_modal_data": {"image": [b"x"]}}, r"multi_modal_data\['image'\]\[0\] is no image that can be read"),
-            ({"prompt": text, "multi_modal_data": {"audio": b"x"}}, "A prompt with multi_modal_data is"),
+            ({"prompt": text, "multi_modal_data": {"sound": b"x"}}, "A prompt with multi_modal_data is"),
+            ({"prompt": text, "multi_modal_data": {"audio": b"x"}}, "This model reads no sounds: leave multi_modal_data out"),
             ({"prompt_token_ids": [-5]}, "The prompt holds -5"),
         ):
             with pytest.raises(InvalidRequest, match=sentence):

@@ -28,6 +28,7 @@ def some_inputs(rng: np.random.Generator, rows: int, vocabulary: int) -> Samplin
     pairs = np.unique(rng.integers(0, (rows, vocabulary), (rng.integers(1, 40), 2)), axis=0)
     rates = (rng.choice([[1.0], [1.3], [0.7]], len(few)), *rng.choice([0.0, 0.5, -1.5], (2, len(few), 1)))
     words = rng.integers(0, 2**32, (rows, -(-vocabulary // 32)), np.uint32) | rng.integers(0, 2**32, (rows, 1), np.uint32)
+    firsts = rng.integers(1, vocabulary + 1, len(few)) if rng.integers(2) else None
     parts = {
         "penalties": Penalties(
             few,
@@ -37,7 +38,7 @@ def some_inputs(rng: np.random.Generator, rows: int, vocabulary: int) -> Samplin
         ),
         "bias": LogitBias(pairs[:, 0], pairs[:, 1], rng.uniform(-8, 8, len(pairs)).astype(np.float32)),
         "banned": Banned(pairs[::2, 0], pairs[::2, 1]),
-        "allowed": Allowed(few, rng.permutation(rows)[: len(few)], words.view(np.int32)),
+        "allowed": Allowed(few, rng.permutation(rows)[: len(few)], words.view(np.int32), firsts=firsts),
     }
     return SamplingInputs(
         temperature=rng.choice([0.0, 0.7, 1.0, 1.5], rows).astype(np.float32),

@@ -91,7 +91,7 @@ def test_each_is_refused_out_of_its_bounds_and_stored_as_nothing_below_its_least
 
 def test_a_checkpoint_sets_those_that_say_so() -> None:
     assert IN_CHECKPOINT == tuple(name for name in PARAMETERS if PARAMETERS[name].in_checkpoint)
-    assert SamplingDefaults.__struct_fields__ == (*IN_CHECKPOINT, "max_tokens", "suppressed", "suppressed_first")
+    assert SamplingDefaults.__struct_fields__ == (*IN_CHECKPOINT, "max_tokens", "suppressed", "suppressed_first", "latest_first")
 
 
 def test_rows_have_a_column_for_each() -> None:

@@ -6,11 +6,17 @@ import random
 
 import numpy as np
 import pytest
+import torch
 from llguidance import LLMatcher
+from transformers import GenerationConfig
+from transformers.generation.logits_process import SuppressTokensAtBeginLogitsProcessor, WhisperTimeStampLogitsProcessor
 
 from vnext.runtime.engine.clients import constraint_refusal
 from vnext.runtime.processes.launch import DEMO_MODEL
 from vnext.sampling.constraint import Matcher, Vocabulary
+from vnext.sampling.inputs import Allowed
+from vnext.sampling.logits import keep_allowed, prefer_times
+from vnext.sim.toy import ToyVocabulary
 from vnext.state.config import SchedulerConfig
 from vnext.state.params import Constraint, Sampling
 from vnext.text.tokenizer import Tokenizer, banned_sequences
@@ -65,6 +71,37 @@ def test_a_list_of_allowed_tokens_holds_while_the_model_reasons() -> None:
     assert allowed(matcher) == {9}
 
 
+def test_times_are_those_of_transformers() -> None:
+    """Masks and preferred times together are its processors' logits, behind every place of random answers."""
+    end, first = 60, 70  # as in Whisper, texts end below the token that ends the answer
+    config = GenerationConfig(eos_token_id=end, no_timestamps_token_id=first - 1, max_initial_timestamp_index=4)
+    processors = SuppressTokensAtBeginLogitsProcessor((3, end), 1), WhisperTimeStampLogitsProcessor(config, 1)
+    vocabulary, steering, preferred = ToyVocabulary(90, (end,)), tuple((token,) for token in range(end + 1, first)), 0
+    constraint = Constraint(banned=steering, not_first=(3, end), times=(first, first + 4))
+    for seed in range(200):
+        rng = np.random.default_rng(seed)
+        matcher, answer = Matcher(constraint, vocabulary), [0]
+        for _ in range(16):
+            logits = rng.normal(0, rng.choice([0.5, 3.0]), (1, 90)).astype(np.float32)
+            logits[:, end + 1 : first] = -np.inf
+            wanted = torch.from_numpy(logits.copy())
+            for processor in processors:
+                wanted = processor(torch.tensor([answer]), wanted)
+            mask = vocabulary.mask_of(np.flatnonzero(matcher.allowed()).tolist()).view(np.int32)[None]
+            given = Allowed(np.array([0]), np.array([0]), mask, firsts=np.array([first]))
+            found = torch.from_numpy(logits)
+            keep_allowed(found, given._replace(rows=torch.tensor([0]), places=torch.tensor([0]), masks=torch.from_numpy(mask)))
+            preferred -= int((found[0, :first] > -torch.inf).any())
+            prefer_times(found, given)
+            preferred += int((found[0, :first] > -torch.inf).any())
+            assert torch.equal(found, wanted), (seed, answer)
+            answer.append(int(rng.choice(np.flatnonzero(found[0] > -torch.inf))))
+            if answer[-1] == end:
+                break
+            matcher.take(answer[-1])
+    assert preferred < -100
+
+
 def test_words_become_sequences_at_a_beginning_and_after_a_space() -> None:
     found = banned_sequences(["module", " module", "the import statement"], TOKENIZER)
     plain, spaced = (tuple(TOKENIZER.encode(text, add_special_tokens=False)) for text in ("module", " module"))
@@ -84,5 +121,7 @@ def test_an_engine_core_refuses_what_no_answer_can_keep() -> None:
     assert refusal(Constraint(allowed=(1, 99), banned=((5, 6),))) is None
     assert "100 of allowed_token_ids" in refusal(Constraint(allowed=(100,)))
     assert "-1 of bad_words" in refusal(Constraint(banned=((3, -1),)))
+    assert "100 of times" in refusal(Constraint(times=(60, 100))) and "-1 of not_first" in refusal(Constraint(not_first=(-1,)))
+    assert "times must name" in refusal(Constraint(times=(60,))) and refusal(Constraint(times=(60, 99), not_first=(1,))) is None
     assert "without tokens" in refusal(Constraint(banned=((),)))
     assert "min_tokens forbids them" in refusal(Constraint(allowed=(1,)), min_tokens=2)

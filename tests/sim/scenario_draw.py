@@ -441,6 +441,9 @@ def draw_constraint(rng: Rng, tokens: list[int]) -> Constraint:
         banned=tuple(some(3, 2) for _ in range(rng.between(1, 2))) if rng.happens(25) else (),
     )
     end, mixed = found.reasoning_end, sum(found.reasoning_end)
+    if mixed % 5 == 0 and not found.grammar:
+        first = VOCAB_SIZE // 2
+        found = replace(found, times=(first, first + 1), not_first=(first,) if found.reasoning_max == 0 else ())
     return replace(found, reasoning_begin=(end[-1], *end[: mixed % 3])) if mixed % 2 else found
 
 

@@ -16,8 +16,10 @@ from vnext.runtime.protocol.sampling_params import IN_CHECKPOINT, InvalidRequest
 
 FILE_NAME = "generation_config.json"
 FIELDS = {name: name for name in IN_CHECKPOINT} | {"max_new_tokens": "max_tokens"}
-TOKENS = {"suppress_tokens": "suppressed", "begin_suppress_tokens": "suppressed_first"}
-"""The file's names and those of SamplingParams, and of SamplingDefaults where they are lists of tokens."""
+TOKENS = {
+    "suppress_tokens": "suppressed", "begin_suppress_tokens": "suppressed_first", "max_initial_timestamp_index": "latest_first",
+}  # fmt: skip
+"""The file's names and those of SamplingParams, and of SamplingDefaults where they are lists of tokens, or of one number."""
 
 
 def sampling_defaults(folder: Path, is_read: bool = True) -> SamplingDefaults:
@@ -28,7 +30,7 @@ def sampling_defaults(folder: Path, is_read: bool = True) -> SamplingDefaults:
         found = read_optional_json(folder / FILE_NAME)
         given = {name: found[theirs] for theirs, name in FIELDS.items() if found.get(theirs) is not None}
         SamplingParams(**given)
-        given |= {name: token_ids(found, theirs) for theirs, name in TOKENS.items() if found.get(theirs) is not None}
+        given |= {name: token_ids(found, theirs, FILE_NAME) for theirs, name in TOKENS.items() if found.get(theirs) is not None}
     except ModelError as error:
         raise StartRefused(f"{error}, or leave it alone with --generation-config none") from error
     except InvalidRequest as error:

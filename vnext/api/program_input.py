@@ -16,7 +16,7 @@ from vnext.runtime.protocol.lora_request import AdapterChoice, LoRARequest
 from vnext.runtime.protocol.sampling_params import InvalidRequest, SamplingParams, as_struct, kind_of
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
-"""A text, token ids, {"prompt": a text}, also with images as "multi_modal_data", or {"prompt_token_ids": token ids}."""
+"""A text, token ids, {"prompt": a text}, also with images or a sound as "multi_modal_data", or {"prompt_token_ids": token ids}."""
 
 
 class WithImages(NamedTuple):
@@ -26,7 +26,14 @@ class WithImages(NamedTuple):
     images: list[Any]
 
 
-ReadPrompt = str | list[int] | WithImages
+class WithSound(NamedTuple):
+    """A text behind a sound: bytes of a file, or (samples [N], their rate)."""
+
+    text: str
+    sound: object
+
+
+ReadPrompt = str | list[int] | WithImages | WithSound
 Message = Mapping[str, Any]
 Params = SamplingParams | Mapping[str, Any] | None
 """SamplingParams, a dictionary of its fields, or None for the defaults."""
@@ -49,12 +56,12 @@ def as_prompts(prompts: Prompt | Iterable[Prompt], name: str = "prompts") -> lis
 
 def as_prompt(prompt: Prompt, name: str = "prompt") -> ReadPrompt:
     """The text or the token ids of one prompt. Raises InvalidRequest."""
-    if isinstance(prompt, str | WithImages):
+    if isinstance(prompt, str | WithImages | WithSound):
         return prompt
     if not isinstance(prompt, Mapping):
         return _token_ids(_items(prompt, name, A_PROMPT), name)
     if "multi_modal_data" in prompt:
-        return _with_images(prompt)
+        return _with_media(prompt)
     if len(prompt) != 1 or not prompt.keys() <= {"prompt", "prompt_token_ids"}:
         keys = ", ".join(map(repr, prompt))
         remedy = "give a text, token ids, or one of prompt and prompt_token_ids"
@@ -65,10 +72,14 @@ def as_prompt(prompt: Prompt, name: str = "prompt") -> ReadPrompt:
     return _token_ids(_items(value, key, "token ids" if key == "prompt_token_ids" else "a text"), key)
 
 
-def _with_images(prompt: Mapping[str, Any]) -> WithImages:
+def _with_media(prompt: Mapping[str, Any]) -> WithImages | WithSound:
     text, data = prompt.get("prompt"), prompt["multi_modal_data"]
-    if not isinstance(text, str) or len(prompt) != 2 or not isinstance(data, Mapping) or data.keys() != {"image"}:
-        raise InvalidRequest('A prompt with multi_modal_data is {"prompt": a text, "multi_modal_data": {"image": ...}}.', "prompt")
+    known = isinstance(data, Mapping) and (data.keys() == {"image"} or data.keys() == {"audio"})
+    if not isinstance(text, str) or len(prompt) != 2 or not known:
+        remedy = 'is {"prompt": a text, "multi_modal_data": {"image": ...}}, or has "audio" there'
+        raise InvalidRequest(f"A prompt with multi_modal_data {remedy}.", "prompt")
+    if "audio" in data:
+        return WithSound(text, data["audio"])
     images = data["image"]
     return WithImages(text, list(images) if isinstance(images, list | tuple) else [images])
 

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from vnext.api.generated import Slot, Task
-from vnext.api.program_input import Message, ParamsChoice, ReadPrompt, WithImages, as_adapters, as_params
+from vnext.api.program_input import Message, ParamsChoice, ReadPrompt, WithImages, WithSound, as_adapters, as_params
 from vnext.runtime.protocol.lora_request import AdapterChoice, KnownAdapters
-from vnext.runtime.protocol.reasons import IMAGES
+from vnext.runtime.protocol.reasons import IMAGES, SOUNDS
 from vnext.runtime.protocol.sampling_params import (
     InvalidRequest,
     SamplingDefaults,
@@ -33,6 +33,7 @@ from vnext.state.events import pack_tokens
 
 if TYPE_CHECKING:  # the engine's client and the text code import slowly: the engine starts meanwhile
     from vnext.media.reader import ImageReader
+    from vnext.media.sounds import SoundReader
     from vnext.runtime.protocol.messages import AdapterFiles, EngineReady, SubmitRequest
     from vnext.state.params import Constraint
     from vnext.text.template import ChatTemplate
@@ -53,7 +54,7 @@ class TaskMaker:
     ) -> None:
         """`addresses`: of the engines."""
         self.tokenizer, self._defaults = tokenizer, defaults
-        self._image_sizes, self._model_path, self._addresses = ready.environment.get(IMAGES), model_path, addresses
+        self._environment, self._model_path, self._addresses = ready.environment, model_path, addresses
         self.names = map(str, itertools.count())
         self.adapters = KnownAdapters(settings, ready.linear_layers)
         self.vocab_size = ready.config.vocab_size or tokenizer.vocab_size
@@ -93,29 +94,49 @@ class TaskMaker:
         each = zip(prompts, params, adapters)
         return [self._task(prompt, one, constraints[id(one)], adapter) for prompt, one, adapter in each]
 
+    def _sizes(self, key: str, kind: str) -> str:
+        """What the engine says of the media that it takes. Raises InvalidRequest."""
+        if (found := self._environment.get(key)) is None:
+            raise InvalidRequest(f"This model reads no {kind}: leave multi_modal_data out.", "multi_modal_data")
+        return found
+
     @cached_property
     def _reader(self) -> ImageReader:
-        if self._image_sizes is None:
-            raise InvalidRequest("This model reads no images: leave multi_modal_data out.", "multi_modal_data")
+        sizes = self._sizes(IMAGES, "images")
         from vnext.media.reader import ImageReader  # needs numpy
 
-        return ImageReader(self._model_path, self._image_sizes, self._addresses)
+        return ImageReader(self._model_path, sizes, self._addresses)
 
-    def _with_images(self, prompt: WithImages) -> tuple[list[int], bytes]:
-        """The tokens of a prompt with images, and these as the engine gets them. Raises InvalidRequest."""
-        reader = self._reader
+    @cached_property
+    def _sounds(self) -> SoundReader:
+        sizes = self._sizes(SOUNDS, "sounds")
+        from vnext.media.sounds import SoundReader  # needs numpy
+
+        return SoundReader(sizes, self._addresses)
+
+    def _with_media(self, prompt: WithImages | WithSound) -> tuple[list[int], bytes]:
+        """The tokens of a prompt with images or a sound, and these as the engine gets them. Raises InvalidRequest."""
         try:
-            images = [reader.seen(each, f"multi_modal_data['image'][{at}]") for at, each in enumerate(prompt.images)]
-            tokens = self.tokens(reader.written(prompt.text, images))
-            return tokens, reader.packed(tokens, images)
+            return self._with_images(prompt) if isinstance(prompt, WithImages) else self._with_sound(prompt)
         except InvalidRequest:
             raise
         except ValueError as error:  # MediaError, whose module needs numpy
             raise InvalidRequest(f"{error}.", "multi_modal_data") from error
 
+    def _with_images(self, prompt: WithImages) -> tuple[list[int], bytes]:
+        reader = self._reader
+        images = [reader.seen(each, f"multi_modal_data['image'][{at}]") for at, each in enumerate(prompt.images)]
+        tokens = self.tokens(reader.written(prompt.text, images))
+        return tokens, reader.packed(tokens, images)
+
+    def _with_sound(self, prompt: WithSound) -> tuple[list[int], bytes]:
+        reader, tokens = self._sounds, self.tokens(self.tokenizer.encode(prompt.text, add_special_tokens=False))
+        samples = reader.seen(prompt.sound, name := "multi_modal_data['audio']")
+        return [0] * reader.span + tokens, reader.packed(samples, tokens, name)
+
     def tokens(self, prompt: ReadPrompt, is_prompt: bool = True) -> list[int]:
         """The tokens of a prompt, or of an answer, which gets no special ones. Raises InvalidRequest."""
-        if isinstance(prompt, WithImages):
+        if isinstance(prompt, WithImages | WithSound):
             raise InvalidRequest("multi_modal_data is for generate(): give a text or token ids here.", "multi_modal_data")
         tokens = self.tokenizer.encode(prompt, add_special_tokens=is_prompt) if isinstance(prompt, str) else prompt
         what, highest = "prompt" if is_prompt else "answer", self.vocab_size - 1
@@ -138,8 +159,12 @@ class TaskMaker:
     def _task(
         self, prompt: ReadPrompt, params: SamplingParams | None, limits: Constraint | None, lora: AdapterFiles | None
     ) -> Task:
-        text = prompt.text if isinstance(prompt, WithImages) else prompt if isinstance(prompt, str) else None
-        tokens, packed = self._with_images(prompt) if isinstance(prompt, WithImages) else (self.tokens(prompt), b"")
+        text = prompt if isinstance(prompt, str) else None
+        if isinstance(prompt, WithImages | WithSound):
+            text = prompt.text
+            tokens, packed = self._with_media(prompt)
+        else:
+            tokens, packed = self.tokens(prompt), b""
         params = self._fitting_params(len(tokens)) if params is None else params
         validate(params, self.vocab_size)
         from vnext.text.answer import Answer

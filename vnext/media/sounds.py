@@ -16,6 +16,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 from vnext.media.pictures import MediaError
 from vnext.media.spectrogram import SAMPLE_RATE
+from vnext.media.store import MediaStore, folder_of
 from vnext.state.store.inputs import input_tokens
 
 SECONDS_MAX = 3600
@@ -43,8 +44,7 @@ def sound_of(data: bytes, name: str) -> np.ndarray:
     wave, rate = _wave(data, name) if data[:4] in (b"RIFF", b"RIFX") and data[8:12] == b"WAVE" else _other(data, name)
     if len(wave) > SECONDS_MAX * rate:
         raise MediaError(f"{name} has more than {SECONDS_MAX} seconds, which a sound may have: send it in parts")
-    wave = np.nan_to_num(wave, nan=0.0, posinf=1.0, neginf=-1.0)
-    return np.clip(resampled(wave, rate), -1.0, 1.0)
+    return as_heard(wave, rate)
 
 
 def _wave(data: bytes, name: str) -> tuple[np.ndarray, int]:
@@ -132,9 +132,40 @@ def _other(data: bytes, name: str) -> tuple[np.ndarray, int]:
         raise MediaError(f"{name} is no sound that can be read: send WAV, FLAC, Ogg or MP3") from error
 
 
-def prompt_of(digest: bytes, span: int, tokens: Sequence[int]) -> bytes:
-    """A prompt, int32 bytes: `span` tokens that stand for the sound with this digest, and the tokens behind it."""
-    return np.concatenate((input_tokens(digest, span), np.array(tokens, dtype=np.int32))).tobytes()
+class SoundReader:
+    """Puts sounds for one model where its ranks find them. `span`: tokens that stand for a sound; `samples`: of one that the model
+    reads whole. Any thread may call it."""
+
+    def __init__(self, sizes: str, addresses: Sequence[str]) -> None:
+        """`sizes`: as the engine tells them; `addresses`: of the engines."""
+        self.span, self.samples = map(int, sizes.split())
+        self._store = MediaStore(map(folder_of, addresses))
+
+    def seen(self, sound: object, name: str) -> np.ndarray:
+        """The samples float32 [N] of a file's bytes, or of (samples [N], their rate), at SAMPLE_RATE. Raises MediaError."""
+        if isinstance(sound, bytes):
+            found = sound_of(sound, name)
+        else:
+            samples, rate = sound if isinstance(sound, tuple | list) and len(sound) == 2 else (None, 0)
+            wave = np.asarray(samples)
+            if wave.ndim != 1 or wave.dtype.kind != "f" or not isinstance(rate, int | float) or int(rate) not in RATES:
+                raise MediaError(f"{name} is no sound: give a file's bytes, or (samples as floats [N], their rate)")
+            _check_frames(len(wave), name)
+            found = as_heard(wave.astype(np.float32), int(rate))
+        if len(found) > self.samples:
+            seconds, most = len(found) / SAMPLE_RATE, self.samples / SAMPLE_RATE
+            raise MediaError(f"{name} has {seconds:.1f} seconds: the model reads {most:g} at once, give its parts")
+        return found
+
+    def packed(self, samples: np.ndarray, tokens: Sequence[int], name: str) -> bytes:
+        """A prompt, int32 bytes: the tokens of a sound float32 [N], and those behind it. Raises MediaError."""
+        digest = self._store.put_sound(samples, name)
+        return np.concatenate((input_tokens(digest, self.span), np.array(tokens, dtype=np.int32))).tobytes()
+
+
+def as_heard(wave: np.ndarray, rate: int) -> np.ndarray:
+    """Samples float32 [N] at a rate, at SAMPLE_RATE and in [-1, 1]."""
+    return np.clip(resampled(np.nan_to_num(wave, nan=0.0, posinf=1.0, neginf=-1.0), rate), -1.0, 1.0)
 
 
 def resampled(wave: np.ndarray, rate: int) -> np.ndarray:

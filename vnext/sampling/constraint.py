@@ -3,7 +3,9 @@
 Owns a matcher's phases. Where the answer may begin with reasoning, its first tokens decide: as long as they are those of
 the opening mark, the mark may go on, and so may the grammar. While the model reasons, everything is allowed but the end of
 the answer; a budget forces the tokens that end the reasoning. After them, or at once where there is none, llguidance matches
-the grammar, and a finished grammar admits only an end token. Lists of allowed tokens and banned sequences hold throughout.
+the grammar, and a finished grammar admits only an end token. Lists of allowed tokens and banned sequences hold throughout, and
+so do the rules for times: an answer begins with one, each text stands between two, they never fall, and none comes thrice in a
+row. Source: ApplyTimestampRules of Whisper's decoding.py. That times may outweigh a text is a rule over logits (logits.py).
 The fold knows no clock: a grammar that exceeds llguidance's limits fails at the same token on every rank and in every replay.
 """
 
@@ -13,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from copy import copy
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -68,16 +70,43 @@ class Vocabulary:
         """The mask that allows every token. Not to be written to."""
         return self.mask_of(range(self.size))
 
-    def mask_of(self, tokens: Iterable[int]) -> np.ndarray:
-        """The mask that allows these tokens: uint32[words], a bit each, the lowest bit of the first word first."""
+    def mask_of(self, tokens: Iterable[int] | slice) -> np.ndarray:
+        """The mask that allows these tokens or this part of all: uint32[words], a bit each, the lowest of the first word first."""
         bits = np.zeros(32 * mask_words(self.size), dtype=np.uint8)
-        bits[list(tokens)] = 1
+        bits[tokens if isinstance(tokens, slice) else list(tokens)] = 1
         return np.packbits(bits, bitorder="little").view(np.uint32)
 
 
 def mask_words(size: int) -> int:
     """Words of a mask of `size` tokens."""
     return (size + 31) // 32
+
+
+class TimeRules(NamedTuple):
+    """The rules for times behind some tokens. `times`: as a Constraint has them; `bounds`: the last time and the first one that may
+    come next; `last`: whether each of the last two tokens is a time, () before the first token."""
+
+    times: tuple[int, ...]
+    vocabulary: Vocabulary
+    least: int = 0
+    last: tuple[bool, ...] = ()
+
+    def behind(self, token: int) -> TimeRules:
+        """The rules behind one more token."""
+        is_time = token >= self.times[0]
+        return self._replace(least=token if is_time else self.least, last=(self.last or (True,))[-1:] + (is_time,))
+
+    def allowed(self) -> np.ndarray:
+        """The mask of what may come next. Not to be written to."""
+        (first, latest), mask_of = self.times, self.vocabulary.mask_of
+        if not self.last:
+            return mask_of(slice(first, latest + 1))
+        if self.last == (True, True):
+            return mask_of(slice(first))
+        is_end = self.last == (False, True)
+        mask = mask_of(slice(self.least if is_end else self.least + 1, None))
+        mask |= mask_of(self.vocabulary.end_tokens if is_end else slice(first))
+        return mask
 
 
 class Matcher:
@@ -88,9 +117,13 @@ class Matcher:
         self._constraint, self._vocabulary = constraint, vocabulary
         self._tail: tuple[int, ...] = ()
         self._recent: tuple[int, ...] = ()
+        self._is_begun = False
         self._recent_max = max((len(sequence) - 1 for sequence in constraint.banned), default=0)
         self._listed = vocabulary.mask_of(constraint.allowed) if constraint.allowed else vocabulary.everything
-        self._has_lists = bool(constraint.allowed or constraint.banned)
+        self._listed = self._listed & ~vocabulary.mask_of(each[0] for each in constraint.banned if len(each) == 1)
+        self._sequences = [sequence for sequence in constraint.banned if len(sequence) > 1]
+        self._has_lists = bool(constraint.allowed or constraint.banned or constraint.not_first or constraint.times)
+        self._times = TimeRules(constraint.times, vocabulary) if constraint.times else None
         self._reasoned = 0
         self._grammar: LLMatcher | None = None
         self.error = ""
@@ -103,6 +136,9 @@ class Matcher:
 
     def take(self, token: int) -> None:
         """The answer goes on with `token`."""
+        self._is_begun = True
+        if self._times is not None:
+            self._times = self._times.behind(token)
         if self._recent_max:
             self._recent = (*self._recent, token)[-self._recent_max :]
         if self._opened >= 0:
@@ -161,9 +197,13 @@ class Matcher:
 
     def _apply_lists(self, mask: np.ndarray) -> None:
         mask &= self._listed
-        for sequence in self._constraint.banned:
+        for sequence in self._sequences:
             if self._ends_with(sequence[:-1]):
                 mask[sequence[-1] // 32] &= ~np.uint32(1 << sequence[-1] % 32)
+        if not self._is_begun:
+            mask &= ~self._vocabulary.mask_of(self._constraint.not_first)
+        if self._times is not None:
+            mask &= self._times.allowed()
         if not mask.any():
             self._fail("no token is left that may come next")
 
@@ -206,7 +246,7 @@ class Matcher:
 
     def _ends_with(self, tokens: tuple[int, ...]) -> bool:
         """Whether the answer so far does."""
-        return not tokens or self._recent[-len(tokens) :] == tokens
+        return self._recent[-len(tokens) :] == tokens
 
     def _without_grammar(self) -> np.ndarray:
         if self.is_reasoning:

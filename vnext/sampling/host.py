@@ -38,7 +38,18 @@ def adjust(logits: np.ndarray, inputs: SamplingInputs) -> np.ndarray:
     if allowed is not None:
         allowed.wait()
         mask_rows(adjusted, allowed.addresses(len(adjusted)))
+        if allowed.firsts is not None:
+            prefer_times(adjusted, allowed.rows.tolist(), allowed.firsts.tolist())
     return adjusted
+
+
+def prefer_times(logits: np.ndarray, rows: list[int], firsts: list[int]) -> None:
+    """As logits.prefer_times."""
+    for at, first in zip(rows, firsts):
+        with np.errstate(invalid="ignore", over="ignore"):  # where no text may come
+            weight = np.exp(logits[at, first:].astype(np.float64) - logits[at, :first].max()).sum()
+        if weight > 1:
+            logits[at, :first] = -np.inf
 
 
 def choose(logits: np.ndarray, inputs: SamplingInputs) -> np.ndarray:

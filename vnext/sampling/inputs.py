@@ -84,18 +84,24 @@ class Allowed(NamedTuple):
     """Which tokens C of the S rows may go on with: row rows[i] those of masks[places[i]].
 
     `rows` int64[C] without repeats; `places` int64[C]; `masks` int32[B, V / 32, rounded up], dense, one bit a token, the lowest bit
-    of the first word first. `wait` returns when the masks are complete; until then they may not be read.
+    of the first word first. `wait` returns when the masks are complete; until then they may not be read. `firsts` int64[C], on the
+    host: the first token of each row that is a time, the number of tokens where none is; None where no row has times.
     """
 
     rows: Array
     places: Array
     masks: Array
     wait: Callable[[], None] = nothing_to_wait_for
+    firsts: np.ndarray | None = None
 
     def masks_of_rows(self) -> Array:
         """int32[C, V / 32, rounded up]."""
         self.wait()
         return self.masks[self.places]
+
+    def timed(self) -> tuple[np.ndarray, ...]:
+        """`firsts`, where there are some."""
+        return () if self.firsts is None else (self.firsts,)
 
     def addresses(self, count: int) -> np.ndarray:
         """Of the masks of `count` rows (int64), as the CPU's `mask_rows` takes them. Waits for nothing."""
@@ -197,7 +203,8 @@ class Sampled(NamedTuple):
 def is_plain(inputs: SamplingInputs) -> bool:
     """Whether only tokens are requested, drawn from logits that at most a mask adjusts."""
     adjusted = (inputs.bias, inputs.banned, inputs.penalties)
-    return inputs.logprobs < 0 and all(each is None for each in adjusted)
+    is_masked_alone = inputs.allowed is None or inputs.allowed.firsts is None
+    return inputs.logprobs < 0 and is_masked_alone and all(each is None for each in adjusted)
 
 
 def check_vocabulary(size: int) -> None:

@@ -1,8 +1,8 @@
 """Logits, adjusted: bias, bans and penalties of the rows that have them.
 
 Owns every change of logits before a token is chosen. A row's bits never depend on the parameters of other rows. Order:
-bias, bans, repetition, frequency and presence, constraints. `adjust` takes the inputs of a step and never writes to the
-caller's tensor. `adjust_rows` takes the tables that a device keeps and has one shape whatever the rows request.
+bias, bans, repetition, frequency and presence, constraints, times. `adjust` takes the inputs of a step and never writes to
+the caller's tensor. `adjust_rows` takes the tables that a device keeps and has one shape whatever the rows request.
 """
 
 from __future__ import annotations
@@ -41,7 +41,19 @@ def adjust(logits: torch.Tensor, inputs: SamplingInputs, keep: Keep = keep_allow
         adjusted[inputs.penalties.rows] = penalise(adjusted[inputs.penalties.rows], inputs.penalties)
     if inputs.allowed is not None:
         keep(adjusted, inputs.allowed)
+        prefer_times(adjusted, inputs.allowed)
     return adjusted
+
+
+def prefer_times(logits: torch.Tensor, allowed: Allowed) -> None:
+    """Set texts to minus infinity, in place, in rows of logits float32[S, V] whose times together are likelier than the likeliest
+    text. Waits for no device if `allowed.rows` is on the host. Source: ApplyTimestampRules of Whisper's decoding.py."""
+    if allowed.firsts is None:
+        return
+    for at, first in enumerate(allowed.firsts.tolist()):
+        row = logits[int(allowed.rows[at])]
+        weight = (row[first:].double() - row[:first].max()).exp().sum()
+        row[:first].masked_fill_(weight > 1, float("-inf"))
 
 
 def penalise(logits: torch.Tensor, penalties: Penalties) -> torch.Tensor:

@@ -171,7 +171,22 @@ def _listed(constraint: Constraint, answer: Sequence[int], size: int, end_tokens
         return set()
     found = found | _opening(constraint, answer)
     found = found & set(constraint.allowed) if constraint.allowed else found
+    found = found - (set() if answer else {*constraint.not_first})
+    found = found & _timed(constraint.times, answer, size, end_tokens) if constraint.times else found
     return found - {last for *first, last in constraint.banned if not first or [*answer[-len(first) :]] == first}
+
+
+def _timed(times: Sequence[int], answer: Sequence[int], size: int, end_tokens: Sequence[int]) -> set[int]:
+    """The tokens that the rules for times leave."""
+    first, latest = times
+    if not answer:
+        return {*range(first, min(latest + 1, size))}
+    texts, earlier = {*range(first)}, [token for token in answer if token >= first]
+    if answer[-1] < first:
+        return texts | {*range(earlier[-1] + 1 if earlier else first, size)}
+    if len(answer) == 1 or answer[-2] >= first:
+        return texts
+    return {*range(earlier[-1], size), *end_tokens}
 
 
 def is_finished(constraint: Constraint, answer: Sequence[int], end_tokens: Sequence[int]) -> bool:

@@ -81,7 +81,8 @@ class Constraint(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     begin it: an answer that begins otherwise has none, and keeps to the grammar from its first token; () where the prompt has
     begun it. After `reasoning_max` tokens of reasoning, its beginning included, `reasoning_end` is the only continuation; -1
     sets no limit. `allowed` are the only tokens of an answer, () for all. `banned` are sequences that an answer never
-    completes: the last token of one may not follow the others.
+    completes: the last token of one may not follow the others. `not_first` are tokens that no answer begins with. `times`, () or
+    (first, latest): tokens from `first` on are times, which obey Whisper's rules, and the answer begins with one up to `latest`.
     """
 
     grammar: str = ""
@@ -90,6 +91,8 @@ class Constraint(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     allowed: tuple[int, ...] = ()
     banned: tuple[tuple[int, ...], ...] = ()
     reasoning_begin: tuple[int, ...] = ()
+    not_first: tuple[int, ...] = ()
+    times: tuple[int, ...] = ()
 
 
 class Sampling(msgspec.Struct, frozen=True, kw_only=True, array_like=True):

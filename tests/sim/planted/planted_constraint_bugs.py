@@ -35,6 +35,9 @@ CONSTRAINT_BUGS = [
     bug("other tokens than the listed", FOLD, "        mask &= self._listed\n", "", "G1"),
     bug("a banned sequence of several tokens", FOLD, "if self._ends_with(sequence[:-1]):", "if len(sequence) == 1:", "G1"),
     bug("a banned sequence counts from its second token", FOLD, "[-self._recent_max :]", "[-1:]", "G1"),
+    bug("an answer begins with any token", FOLD, "if not self._is_begun:", "if False:", "G1"),
+    bug("a time may fall", FOLD, "slice(self.least if is_end", "slice(first if is_end", "G1"),
+    bug("times come thrice in a row", FOLD, "if self.last == (True, True):", "if False:", "G1"),
     Bug(name="one rank forgets what is banned", one_rank=(Edit(FOLD, "if self._ends_with(sequence[:-1]):", "if False:"),), found_by=("G3",)),
     Bug(name="one rank reasons longer", one_rank=(Edit(FOLD, BUDGET, "if 0 <= limit < self._reasoned:"),), found_by=("G3",)),
     Bug(

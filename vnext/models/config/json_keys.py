@@ -120,13 +120,13 @@ def flag(raw: Json, key: str, default: bool = False) -> bool:
     return value
 
 
-def token_ids(raw: Json, key: str) -> tuple[int, ...]:
-    """One id or a list of ids as a tuple, () when absent. Some files write an id as text, and -1 for none."""
+def token_ids(raw: Json, key: str, file: str = "config.json") -> tuple[int, ...]:
+    """One id or a list of ids, a member of `file`, as a tuple, () when absent. Some files write an id as text, and -1 for none."""
     value = raw.get(key)
     items = value if isinstance(value, list) else [] if value is None else [value]
     ids = [int(item) if isinstance(item, str) and item.isdecimal() and item.isascii() else item for item in items]
     if any(isinstance(item, bool) or not isinstance(item, int) or not -1 <= item <= COUNT_MAX for item in ids):
-        raise ModelError(f"{key} must be a token id or a list of them but is {shown(value)}; correct config.json")
+        raise ModelError(f"{key} must be a token id or a list of them but is {shown(value)}; correct {file}")
     return tuple(item for item in ids if item >= 0)
 
 

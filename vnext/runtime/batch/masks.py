@@ -39,11 +39,14 @@ class RowMasks:
         self._matchers: dict[int, Future[Matcher]] = {}
         self._forced: dict[int, Future[dict[int, list[int]]]] = {}
         self._followed: dict[int, int] = {}
+        self._firsts: dict[int, int] = {}
         self._work: list[Future[object]] = []
 
     def join(self, place: int, constraint: Constraint, answer: Sequence[int]) -> None:
         """A constrained request, with its answer so far, takes a batch row."""
         assert self._vocabulary is not None and self._masks.size, "constraints need the checkpoint's vocabulary"
+        if constraint.times:
+            self._firsts[place] = constraint.times[0]
         self._matchers[place] = made = self._thread.submit(Matcher, constraint, self._vocabulary, answer)
         self._work.append(self._thread.submit(self._fill, [(place, made, [])]))
 
@@ -51,6 +54,7 @@ class RowMasks:
         """Its row becomes free, if it had one."""
         self._matchers.pop(place, None)
         self._forced.pop(place, None)
+        self._firsts.pop(place, None)
 
     def of(self, places: np.ndarray) -> list[ConstrainedRow]:
         """Those of a step's samples, at batch rows `places` int64[S], that have a constraint."""
@@ -104,7 +108,8 @@ class RowMasks:
             masks.append(self._draft_mask(row.place, counted[row.place] - 1) if counted[row.place] else row.place)
             counted[row.place] += 1
         at = np.array([row.at for row in rows], dtype=np.int64)
-        return Allowed(at, np.array(masks, dtype=np.int64), self._masks.view(np.int32), self.wait)
+        firsts = firsts_of([self._firsts.get(row.place) for row in rows], self._vocabulary.size)
+        return Allowed(at, np.array(masks, dtype=np.int64), self._masks.view(np.int32), self.wait, firsts)
 
     def _draft_mask(self, place: int, at: int) -> int:
         """Which mask is that of the token behind draft number `at` of a row."""
@@ -161,6 +166,11 @@ class RowMasks:
             self._executor.unsafe_compute_mask_ptr(grammars, masks.ctypes.data, masks.strides[0], len(masks))
         for place, matcher in matchers:
             matcher.complete(self._masks[place])
+
+
+def firsts_of(firsts: Sequence[int | None], size: int) -> np.ndarray | None:
+    """`Allowed.firsts` of rows with a vocabulary of `size`; None stands for a row without times."""
+    return np.array([size if each is None else each for each in firsts], dtype=np.int64) if any(firsts) else None
 
 
 def failed_requests(ids: np.ndarray, failed: list[tuple[int, str]]) -> tuple[tuple[int, str], ...]:

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from vnext.models.layers.batch import AdapterRows, ForwardBatch, GroupPlaces, HostBatch, RecurrentBatch
+from vnext.runtime.batch.masks import firsts_of
 from vnext.runtime.batch.sampling_rows import (
     TokenCounts,
     banned,
@@ -121,7 +122,8 @@ def allowed(answers: list[tuple[int, Sampling, list[int]]], vocabulary: Vocabula
     may_come = [Matcher(constraint, vocabulary, answer).allowed() for _, constraint, answer in bound]
     masks = np.stack([vocabulary.mask_of(np.flatnonzero(each).tolist()) for each in may_come])
     rows = np.array([at for at, *_ in bound])
-    return Allowed(rows, np.arange(len(bound)), masks.view(np.int32))
+    firsts = firsts_of([constraint.times[0] if constraint.times else None for _, constraint, _ in bound], vocabulary.size)
+    return Allowed(rows, np.arange(len(bound)), masks.view(np.int32), firsts=firsts)
 
 
 def places_of(config: SchedulerConfig, entries: list[Entry], group: int, width: int) -> GroupPlaces:

@@ -59,7 +59,7 @@ def _sampling_words(sampling: SamplingInputs, asked: np.ndarray) -> tuple[int, .
         NO_WORD if bias is None else fed.word(bias.rows, bias.tokens, bias.values),
         NO_WORD if banned is None else fed.word(banned.rows, banned.tokens),
         NO_WORD if penalties is None else fed.word(_counted(penalties)),
-        NO_WORD if allowed is None else fed.word(allowed.rows, allowed.masks_of_rows()),
+        NO_WORD if allowed is None else fed.word(allowed.rows, allowed.masks_of_rows(), *allowed.timed()),
     )
 
 

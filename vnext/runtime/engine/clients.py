@@ -298,13 +298,15 @@ def sound_refusal(prompt: bytes, length: int) -> str | None:
 def constraint_refusal(config: SchedulerConfig, sampling: Sampling, constraint: Constraint) -> str | None:
     """Why no answer could keep to a constraint, in one sentence; None if one can."""
     lists = {"reasoning_end": constraint.reasoning_end, "allowed_token_ids": constraint.allowed}
-    lists["reasoning_begin"] = constraint.reasoning_begin
+    lists |= {"reasoning_begin": constraint.reasoning_begin, "not_first": constraint.not_first, "times": constraint.times}
     lists["bad_words"] = tuple(token for sequence in constraint.banned for token in sequence)
     for name, tokens in lists.items():
         if wrong := [token for token in tokens if not 0 <= token < config.vocab_size]:
             return f"token id {wrong[0]} of {name} is outside the model's vocabulary of {config.vocab_size}"
     if constraint.reasoning_begin and not constraint.reasoning_end:
         return "reasoning_begin says how reasoning begins, and reasoning_end not how it ends: give both"
+    if constraint.times and not (len(constraint.times) == 2 and 0 < constraint.times[0] <= constraint.times[1]):
+        return "times must name the first token that is a time, behind all texts, and the latest that may come first"
     if not all(constraint.banned):
         return "bad_words holds a sequence without tokens: leave it out"
     if constraint.allowed and sampling.min_tokens and set(constraint.allowed) <= set(stop_ids(config, sampling)):

@@ -39,7 +39,7 @@ from vnext.runtime.gpu.unread import StepSamples, Unread
 from vnext.runtime.protocol.messages import PromptResult, TokenLogprobs
 from vnext.sampling.constraint import Vocabulary
 from vnext.sampling.inputs import Allowed, Sampled
-from vnext.sampling.logits import Keep, adjust_rows, keep_allowed
+from vnext.sampling.logits import Keep, adjust_rows, keep_allowed, prefer_times
 from vnext.sampling.sampling import Adjust, Choose, report_in_parts
 from vnext.state.drafting import most_drafts
 from vnext.state.state import State, StepInFlight
@@ -330,8 +330,9 @@ class Masking:
         sent = self._staging.send({"rows": allowed.rows, "masks": masks.reshape(-1)})
         here = torch.arange(len(rows), device=logits.device)
         self._keep(logits, Allowed(sent["rows"], here, sent["masks"].view(masks.shape)))
+        prefer_times(logits, allowed)
         self._staging.release()
-        kept = Allowed(allowed.rows, np.arange(len(rows)), masks)
+        kept = Allowed(allowed.rows, np.arange(len(rows)), masks, firsts=allowed.firsts)
         self._masked = Masked(rows, kept, self._masks.failed(rows))
 
     def take(self) -> Masked:

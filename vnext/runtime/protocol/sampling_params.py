@@ -209,11 +209,13 @@ _FromCheckpoint = msgspec.defstruct("_FromCheckpoint", [(name, float | None, Non
 
 class SamplingDefaults(_FromCheckpoint, frozen=True, kw_only=True):  # type: ignore[valid-type,misc,call-arg]  # of the table
     """The defaults of requests that leave a parameter unset, by the names of SamplingParams. None keeps SamplingParams' own.
-    `suppressed` are tokens that no transcript of a sound has, `suppressed_first` those that none begins with."""
+    `suppressed` are tokens that no transcript of a sound has, `suppressed_first` those that none begins with, `latest_first` the
+    latest time that one with times begins with, in steps of 20 ms."""
 
     max_tokens: int | None = None
     suppressed: tuple[int, ...] = ()
     suppressed_first: tuple[int, ...] = ()
+    latest_first: tuple[int, ...] = ()
 
     def sampling(self) -> dict[str, float]:
         """The defaults that are set, without the answer's length, which each API handles itself."""

@@ -11,9 +11,8 @@ from functools import partial
 import numpy as np
 
 from vnext.media.pictures import MediaError
-from vnext.media.sounds import prompt_of, sound_of
+from vnext.media.sounds import SoundReader, sound_of
 from vnext.media.spectrogram import SAMPLE_RATE
-from vnext.media.store import MediaStore, folder_of
 from vnext.runtime.protocol.sampling_params import InvalidRequest
 from vnext.server.context.text_work import TextWork
 
@@ -25,8 +24,8 @@ class PromptSounds:
 
     def __init__(self, sizes: str, addresses: Sequence[str], work: TextWork) -> None:
         """`sizes`: as the engine tells them; `addresses`: of the engines."""
-        self.span, self.samples = map(int, sizes.split())
-        self._store, self._work = MediaStore(map(folder_of, addresses)), work
+        self._reader, self._work = SoundReader(sizes, addresses), work
+        self.span, self.samples = self._reader.span, self._reader.samples
 
     async def read(self, data: bytes, client: str) -> np.ndarray:
         """The samples of a file, float32 [N]. Raises InvalidRequest, Overloaded."""
@@ -39,7 +38,6 @@ class PromptSounds:
         """A prompt of a sound float32 [N] and the tokens behind it, int32 bytes; its sound is where ranks find it. Raises
         InvalidRequest."""
         try:
-            digest = self._store.put_sound(samples, "file")
+            return self._reader.packed(samples, tokens, "file")
         except MediaError as error:
             raise InvalidRequest(f"{error}.", "file") from error
-        return prompt_of(digest, self.span, tokens)

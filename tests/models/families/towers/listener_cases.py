@@ -23,29 +23,30 @@ SIZES: dict[str, Any] = dict(
 )  # fmt: skip
 
 
-def save_listener(path: Path, **changes: Any) -> torch.nn.Module:
+def save_listener(path: Path, seed: int = 1, **changes: Any) -> torch.nn.Module:
     """Save a random model; returns it as transformers computes it."""
-    torch.manual_seed(1)
+    torch.manual_seed(seed)
     model = transformers.WhisperForConditionalGeneration(transformers.WhisperConfig(**SIZES | changes)).eval()
     for parameter in model.parameters():
         if parameter.dim() == 1:  # norms and biases are ones and zeros in a new model
             torch.nn.init.normal_(parameter, mean=float(parameter.detach().mean()), std=0.1)
-    model.generation_config = transformers.GenerationConfig(eos_token_id=2, pad_token_id=0)
+    model.generation_config = transformers.GenerationConfig(eos_token_id=model.config.eos_token_id, pad_token_id=0)
     model.save_pretrained(path)
     return model
 
 
-TIMES = 46
-"""The first token that is a time: one second has 51 of them."""
+TIMES, END = 46, 38
+"""The first token that is a time, of which one second has 51; the token that ends a transcript: as in Whisper, those below are texts,
+those between them steer."""
 SPELLED = {
-    "<eos>": 2, "<|startoftranscript|>": 3, "<|en|>": 4, "<|de|>": 5, "<|transcribe|>": 6, "<|translate|>": 7, "<|startofprev|>": 8,
-    "<|notimestamps|>": TIMES - 1,
-}  # fmt: skip
+    name: END + at
+    for at, name in enumerate(("<eos>", "<|startoftranscript|>", "<|en|>", "<|de|>", "<|transcribe|>", "<|translate|>", "<|startofprev|>"))
+} | {"<|notimestamps|>": TIMES - 1}
 
 
 def save_transcriber(path: Path) -> torch.nn.Module:
     """`save_listener` with a tokenizer; SPELLED are its special tokens."""
-    model = save_listener(path)
+    model = save_listener(path, seed=19, init_std=0.3, eos_token_id=END, decoder_start_token_id=END + 1)
     vocab = {f"{chr(97 + at % 26)}{at}": at for at in range(SIZES["vocab_size"]) if at not in SPELLED.values()} | SPELLED
     tokenizer = Tokenizer(WordLevel(vocab, unk_token="a26"))
     tokenizer.pre_tokenizer = WhitespaceSplit()
