@@ -9,6 +9,7 @@ from typing import Any
 
 import gguf
 import numpy as np
+from hybrid_writing import hybrid_forms, hybrid_members
 
 from vnext.models.loading.checkpoint import open_checkpoint
 from vnext.models.loading.gguf_tensors import name_map
@@ -20,26 +21,50 @@ ARCHITECTURES = {
     "Cohere2ForCausalLM": "cohere2", "Starcoder2ForCausalLM": "starcoder2", "StableLmForCausalLM": "stablelm",
     **dict.fromkeys(("DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM", "YoutuForCausalLM"), "deepseek2"),
     "Exaone4ForCausalLM": "exaone4", "SeedOssForCausalLM": "seed_oss", "GptOssForCausalLM": "gpt-oss", "ArceeForCausalLM": "arcee",
+    "GemmaForCausalLM": "gemma", "Ernie4_5ForCausalLM": "ernie4_5", "HunYuanDenseV1ForCausalLM": "hunyuan-dense", "Qwen2MoeForCausalLM": "qwen2moe",
+    "OlmoeForCausalLM": "olmoe", "Glm4MoeForCausalLM": "glm4moe", "Dots1ForCausalLM": "dots1", "MiniMaxM2ForCausalLM": "minimax-m2",
+    "Ernie4_5_MoeForCausalLM": "ernie4_5-moe", "HunYuanMoEV1ForCausalLM": "hunyuan-moe",
+    **dict.fromkeys(("GraniteMoeForCausalLM", "GraniteMoeSharedForCausalLM"), "granitemoe"),
+    "Lfm2ForCausalLM": "lfm2", "Lfm2MoeForCausalLM": "lfm2moe", "Qwen3NextForCausalLM": "qwen3next", "Qwen3_5ForCausalLM": "qwen35",
+    "Qwen3_5MoeForCausalLM": "qwen35moe", **dict.fromkeys(("GraniteMoeHybridForCausalLM", "BambaForCausalLM"), "granitehybrid"),
+    "FalconH1ForCausalLM": "falcon-h1", "NemotronHForCausalLM": "nemotron_h",
 }  # fmt: skip
 MEMBERS = {
     "context_length": "max_position_embeddings", "embedding_length": "hidden_size", "block_count": "num_hidden_layers",
     "feed_forward_length": "intermediate_size", "attention.head_count": "num_attention_heads",
     "attention.head_count_kv": "num_key_value_heads", "attention.layer_norm_rms_epsilon": "rms_norm_eps",
-    "attention.key_length": "head_dim", "attention.sliding_window": "sliding_window", "expert_used_count": "num_experts_per_tok",
+    "attention.key_length": "head_dim", "attention.value_length": "head_dim", "attention.sliding_window": "sliding_window", "expert_used_count": "num_experts_per_tok",
     "expert_feed_forward_length": "moe_intermediate_size", "attn_logit_softcapping": "attn_logit_softcapping",
     "final_logit_softcapping": "final_logit_softcapping",
 }  # fmt: skip
+SIGMOID = {
+    "expert_shared_count": "n_shared_experts", "expert_group_count": "n_group", "expert_group_used_count": "topk_group",
+    "leading_dense_block_count": "first_k_dense_replace", "expert_weights_scale": "routed_scaling_factor",
+    "expert_weights_norm": "norm_topk_prob",
+}  # fmt: skip
+SHARED = {"expert_shared_feed_forward_length": "shared_expert_intermediate_size"}
 OWN_MEMBERS = {
-    "granite": {
-        "embedding_scale": "embedding_multiplier", "residual_scale": "residual_multiplier", "attention.scale": "attention_multiplier",
-        "logit_scale": "logits_scaling",
+    **dict.fromkeys(
+        ("granite", "granitemoe", "granitehybrid"),
+        {
+            "embedding_scale": "embedding_multiplier", "residual_scale": "residual_multiplier",
+            "attention.scale": "attention_multiplier", "logit_scale": "logits_scaling",
+            "expert_shared_feed_forward_length": "shared_intermediate_size",
+        },
+    ),
+    **dict.fromkeys(("qwen2moe", "qwen3next", "qwen35moe"), SHARED),
+    **dict.fromkeys(("glm4moe", "dots1"), SIGMOID),
+    "minimax-m2": {"expert_feed_forward_length": "intermediate_size", "rope.dimension_count": "rotary_dim"},
+    "hunyuan-moe": {"expert_feed_forward_length": "intermediate_size", "expert_used_count": "moe_topk"},
+    "ernie4_5-moe": {
+        "expert_used_count": "moe_k", "expert_count": "moe_num_experts", "expert_shared_count": "moe_num_shared_experts",
+        "leading_dense_block_count": "moe_layer_start_index", "interleave_moe_layer_step": "moe_layer_interval",
     },
+    "lfm2moe": {"leading_dense_block_count": "num_dense_layers", "expert_weights_scale": "routed_scaling_factor"},
     **dict.fromkeys(("command-r", "cohere2"), {"logit_scale": "logit_scale", "attention.layer_norm_epsilon": "layer_norm_eps"}),
     "deepseek2": {
         "attention.kv_lora_rank": "kv_lora_rank", "attention.q_lora_rank": "q_lora_rank", "rope.dimension_count": "qk_rope_head_dim",
-        "attention.value_length_mla": "v_head_dim", "expert_shared_count": "n_shared_experts", "expert_group_count": "n_group",
-        "expert_group_used_count": "topk_group", "leading_dense_block_count": "first_k_dense_replace",
-        "expert_weights_scale": "routed_scaling_factor", "expert_weights_norm": "norm_topk_prob",
+        "attention.value_length_mla": "v_head_dim", **SIGMOID,
     },
     "starcoder2": {"attention.layer_norm_epsilon": "norm_epsilon"},
     "gpt-oss": {"expert_feed_forward_length": "intermediate_size"},
@@ -98,6 +123,7 @@ def convert(
 ) -> Path:
     """The checkpoint in `folder` as a GGUF file at `path`, its matrices as this type, or each as the type for its name."""
     config = json.loads((folder / "config.json").read_text())
+    config.setdefault("num_hidden_layers", len(config.get("layers_block_type") or ()))
     name = ARCHITECTURES[config["architectures"][0]]
     if vocabulary is None:
         vocabulary = {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "gpt-2", "tokenizer.ggml.tokens": TOKENS}
@@ -108,11 +134,21 @@ def metadata_of(config: dict[str, Any], name: str) -> dict[str, Any]:
     """The members that the converter writes."""
     members = MEMBERS | OWN_MEMBERS.get(name, {})
     found = {key: config[own] for key, own in members.items() if config.get(own) is not None}
-    if (experts := config.get("num_local_experts") or config.get("num_experts") or config.get("n_routed_experts")) is not None:
+    kinds = config.get("layers_block_type") or ("moe",)
+    if (experts := config.get("num_local_experts") or config.get("num_experts") or config.get("n_routed_experts")) and "moe" in kinds:
         found["expert_count"] = experts
+    if "expert_count" not in found:
+        found.pop("expert_used_count", None)
+    if name == "ernie4_5-moe":
+        found["expert_shared_feed_forward_length"] = config["moe_intermediate_size"] * config["moe_num_shared_experts"]
+    if name in ("glm4moe", "dots1", "minimax-m2", "lfm2moe"):
+        found["expert_gating_func"] = 2
     found |= latent_members(config) if name == "deepseek2" else {}
-    rope = config.get("rope_parameters") or {"rope_theta": config["rope_theta"]}
-    found["rope.freq_base"] = float((rope.get("full_attention") or rope)["rope_theta"])
+    found |= hybrid_members(config, name)
+    rope = config.get("rope_parameters") or config
+    found["rope.freq_base"] = float((rope.get("full_attention") or rope).get("rope_theta", 1e4))
+    if rope.get("alpha"):  # Hunyuan's
+        found["rope.freq_base"] *= rope["alpha"] ** (config["head_dim"] / (config["head_dim"] - 2))
     if rope.get("rope_type") == "yarn":
         stretched = {"type": "yarn", "factor": rope["factor"], "original_context_length": rope["original_max_position_embeddings"]}
         found |= {f"rope.scaling.{key}": value for key, value in stretched.items()}
@@ -146,35 +182,44 @@ def tensors_of(folder: Path, config: dict[str, Any], name: str, type_: str | Cal
     """The tensors by llama.cpp's names: experts in one, queries and keys of Llama's form by neighbours, Gemma's norms with 1."""
     with open_checkpoint(folder) as checkpoint:
         stored = {key: checkpoint.part(key, checkpoint.shape(key) or (), ()).copy() for key in checkpoint.names()}
-    names = name_map(name, config["num_hidden_layers"])
     found: dict[str, Any] = {}
     for key in sorted(stored):
-        own, array = key, stored[key].astype(np.float32)
-        if ".experts." in key:
-            before, _, after = key.partition(".experts.")
-            expert, _, rest = after.partition(".")
-            own = f"{before}.experts.{rest}"
-        if key.endswith("kv_b_proj.weight") and config["architectures"] != ["YoutuForCausalLM"]:
-            layer = names.get_name(own.replace("kv_b", "k_b"), (".weight",)), names.get_name(own.replace("kv_b", "v_b"), (".weight",))
-            found |= dict(zip(layer, by_head(array, config)))
-            continue
-        place = names.get_name(own.replace("_correction_bias", "_correction.bias"), (".weight", ".bias"))
-        if own.endswith(".sinks"):
-            place = f"{place}.weight"
-        heads = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}.get(key.split(".")[-2])
-        if name in ("llama", "smollm3", "granite", "arcee") and heads:
-            array = neighbours(array, config[heads])
-        if name in ("gemma2", "gemma3") and "norm" in key:
-            array = array + 1
-        if ".experts." in key:
-            found.setdefault(place, {})[int(expert)] = array
-        else:
-            found[place] = array
+        for own, array in hybrid_forms(key, stored[key].astype(np.float32), config, name):
+            add(found, own, array, config, name)
     if (rope := config.get("rope_parameters") or {}).get("rope_type") == "llama3":
         found["rope_freqs.weight"] = stretches(rope, config["head_dim"])
     whole = {key: np.stack([each[i] for i in sorted(each)]) if isinstance(each, dict) else each for key, each in found.items()}
     types = {key: type_ if isinstance(type_, str) else type_(key) for key in whole}
-    return {key: (array, types[key] if array.ndim > 1 and not key.endswith(".bias") else "F32") for key, array in whole.items()}
+    exact = [key for key, array in whole.items() if array.ndim < 2 or key.endswith(".bias") or "conv" in key or "ssm_a" in key]
+    return {key: (array, "F32" if key in exact else types[key]) for key, array in whole.items()}
+
+
+def add(found: dict[str, Any], key: str, array: np.ndarray, config: dict[str, Any], name: str) -> None:
+    """Put a tensor among those found, an expert's among its like."""
+    names, own = name_map(name, config["num_hidden_layers"]), key
+    if ".experts." in key:
+        before, _, after = key.partition(".experts.")
+        expert, _, rest = after.partition(".")
+        own = f"{before}.experts.{rest}"
+    if key.endswith("kv_b_proj.weight") and config["architectures"] != ["YoutuForCausalLM"]:
+        layer = names.get_name(own.replace("kv_b", "k_b"), (".weight",)), names.get_name(own.replace("kv_b", "v_b"), (".weight",))
+        found |= dict(zip(layer, by_head(array, config)))
+        return
+    place = names.get_name(own.replace("_correction_bias", "_correction.bias"), (".weight", ".bias"))
+    assert place is not None, own
+    if own.endswith(".sinks"):
+        place = f"{place}.weight"
+    if own.endswith(".expert_bias"):
+        place = f"{place}.bias"
+    heads = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}.get(key.split(".")[-2])
+    if name in ("llama", "smollm3", "granite", "granitemoe", "granitehybrid", "arcee") and heads:
+        array = neighbours(array, config[heads])
+    if name in ("gemma", "gemma2", "gemma3") and "norm" in key:
+        array = array + 1
+    if ".experts." in key:
+        found.setdefault(place, {})[int(expert)] = array
+    else:
+        found[place] = array
 
 
 def stretches(rope: dict[str, Any], head_dim: int) -> np.ndarray:

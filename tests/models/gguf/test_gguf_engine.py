@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from family_cases import CASES, Case, save_case
 from gguf_writing import convert, vocabulary_of
+from hybrids import CASES as HYBRIDS, QWEN, save_hybrid
 
 from vnext import LLM, SamplingParams
 from vnext.models.errors import ModelError
@@ -39,6 +40,29 @@ def test_parts_are_those_of_the_whole(type_: str, tmp_path: Path, monkeypatch: p
             else:
                 found = StoredPart(written, name, format, shape, *ranges, 37).floats()
             assert np.array_equal(found.astype(np.float32), whole[theirs][ranges])
+
+
+@pytest.mark.parametrize("value_dim", [32, 16])
+def test_heads_that_take_turns_stay_in_blocks_of_one_head(value_dim: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows keep their blocks; columns do where no block has numbers of two heads, else they become floats."""
+    changes = {**QWEN, "intermediate_size": 128, "linear_key_head_dim": value_dim, "linear_value_head_dim": value_dim}
+    monkeypatch.setitem(HYBRIDS, "turns", ("Qwen3_5ForCausalLM", "Qwen3_5TextConfig", changes))
+    save_hybrid(tmp_path / "checkpoint", "turns")
+    folder = gguf_folder(convert(tmp_path / "checkpoint", tmp_path / "model.gguf", type_="Q8_0"), tmp_path / "folders")
+    with open_checkpoint(tmp_path / "checkpoint") as plain, open_checkpoint(folder) as written:
+        for name in ("in_proj_qkv", "in_proj_z", "out_proj"):
+            name = f"model.layers.0.linear_attn.{name}.weight"
+            shape = plain.shape(name)
+            assert shape is not None
+            wanted = plain.part(name, shape, ())
+            if (format := written.format_of(name)) is None:
+                assert name.endswith("out_proj.weight") and value_dim == 16
+                found = written.part(name, shape, ())
+                assert np.abs(found - wanted).max() < 0.02 * np.abs(wanted).max()
+            else:
+                found = StoredPart(written, name, format, shape, slice(0, shape[0]), slice(0, shape[1]), 37).floats()
+                rounded = gguf.quants.quantize(wanted, gguf.GGMLQuantizationType.Q8_0)
+                assert np.array_equal(found, gguf.quants.dequantize(rounded, gguf.GGMLQuantizationType.Q8_0))
 
 
 @pytest.fixture

@@ -100,17 +100,19 @@ def assemble(source: Source, config: ModelConfig) -> Params:
             return assemble_mamba(source, config, prefix + "mamba.")
         return attention(source, prefix, qkv_bias=bias, output_bias=bias)
 
-    def shared(here: str) -> GatedMlp | None:
-        if architecture != HYBRID and here + "input_linear.weight" not in source:
-            return None
-        return GatedMlp(gated(source, here, "input_linear"), linear(source, here, "output_linear"))
+    def shared(prefix: str) -> GatedMlp | None:
+        here = prefix + "shared_mlp."
+        if here + "input_linear.weight" in source:
+            return GatedMlp(gated(source, here, "input_linear"), linear(source, here, "output_linear"))
+        here = prefix + "mlp."  # as GGUF files have it
+        return gated_mlp(source, here, name="shared_expert.") if here + "shared_expert.up_proj.weight" in source else None
 
     def widening(prefix: str) -> GatedMlp | SparseMlp:
         if config.experts:
             found = sparse_mlp(source, config, prefix + "block_sparse_moe.", ExpertNames(router="router.layer"))
-            return found._replace(shared=shared(prefix + "shared_mlp."))
+            return found._replace(shared=shared(prefix))
         name = "feed_forward." if architecture == BAMBA else "mlp."
-        return shared(prefix + "shared_mlp.") or gated_mlp(source, prefix, bias=config.mlp_bias, name=name)
+        return shared(prefix) or gated_mlp(source, prefix, bias=config.mlp_bias, name=name)
 
     names = BAMBA_NAMES if architecture == BAMBA else Names()
     return assemble_decoder(source, config, lambda prefix, index: (mixing(prefix, index), widening(prefix)), names)

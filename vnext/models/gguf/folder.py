@@ -10,14 +10,15 @@ import struct
 from pathlib import Path
 
 from vnext.models.errors import ModelError
-from vnext.models.gguf.config import STRETCHES, config_of
+from vnext.models.gguf.config import config_of
 from vnext.models.gguf.header import Header, read_header
+from vnext.models.gguf.members import STRETCHES
 from vnext.models.gguf.tokenizer import Vocabulary
 
 SUFFIX = ".gguf"
 LINK = "vnext-weights-{:05}.gguf"
 LINKS = "vnext-weights-*.gguf"
-FORM = 1
+FORM = 2
 """Of the JSON files: another number makes all folders anew."""
 SPLIT = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
 

@@ -135,10 +135,11 @@ def assemble_convolution(source: Source, prefix: str, *, bias: bool) -> ShortCon
 
 def assemble_delta_net(source: Source, prefix: str) -> DeltaNet:
     """The gated delta net at `prefix`, which ends with a dot."""
-    is_joined = prefix + "in_proj_ba.weight" in source
-    beside = source.packed(tuple(f"{prefix}in_proj_{part}.weight" for part in (("ba",) if is_joined else "ba")), exact=True)
+    joined = ("in_proj_qkvz", "in_proj_ba")
+    wide, small = (prefix + name + ".weight" in source for name in joined)
+    beside = source.packed(tuple(f"{prefix}in_proj_{part}.weight" for part in (("ba",) if small else "ba")), exact=True)
     return DeltaNet(
-        inner=linear(source, prefix, *(("in_proj_qkvz",) if is_joined else ("in_proj_qkv", "in_proj_z"))),
+        inner=linear(source, prefix, *(joined[:1] if wide else ("in_proj_qkv", "in_proj_z"))),
         beside=Linear(beside, None),
         weight=source.fused((prefix + "conv1d.weight",)),
         decay_logs=source.wide(prefix + "A_log"),

@@ -1,8 +1,8 @@
 """The tensors of GGUF files under Hugging Face's names, as numbers.
 
 Names follow from llama.cpp's table in the package `gguf`. Matrices of quantised blocks are rows of bytes, which formats know
-(kernels/formats/gguf_blocks.py). Three families store numbers otherwise there: Llama's queries and keys have the channels of a pair
-side by side, and Gemma's norms contain the 1.
+(kernels/formats/gguf_blocks.py). Some families store numbers otherwise there: Llama's queries and keys have the channels of a pair
+side by side, norms contain the 1, decays stand for their logarithms, and heads of values take turns. Axes of length 1 are left out.
 """
 
 from __future__ import annotations
@@ -10,7 +10,9 @@ from __future__ import annotations
 import mmap
 import re
 from collections.abc import Mapping
+from math import prod
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -18,9 +20,10 @@ import numpy as np
 from vnext.kernels.format import GGUF_BLOCKS, format_of
 from vnext.models.config.model_config import ModelConfig, load_config
 from vnext.models.errors import ModelError
-from vnext.models.gguf.config import STRETCHES
 from vnext.models.gguf.folder import linked_files
-from vnext.models.gguf.header import Tensor, library, read_header
+from vnext.models.gguf.header import Tensor, library, read_header, sizes
+from vnext.models.gguf.members import STRETCHES
+from vnext.models.layers.sharding import layout_of, weight_axes, whole_shape
 from vnext.models.loading.recording import Recording
 from vnext.models.loading.sources.safetensors import DTYPES, mapped, release
 from vnext.models.registry import family
@@ -28,9 +31,23 @@ from vnext.models.registry import family
 if TYPE_CHECKING:
     from gguf.tensor_mapping import TensorNameMap
 
-PAIRED = frozenset({"llama", "smollm3", "granite", "arcee"})
+PAIRED = frozenset({"llama", "smollm3", "granite", "granitemoe", "granitehybrid", "arcee"})
 """Architectures whose queries and keys turn by pairs of neighbours."""
-SHIFTED = frozenset({"gemma2", "gemma3"})
+SHIFTED = frozenset({"gemma", "gemma2", "gemma3", "qwen3next", "qwen35", "qwen35moe"})
+"""Architectures whose norms contain the 1, but for those of states."""
+IN_TURNS = frozenset({"qwen35", "qwen35moe"})
+"""Architectures whose heads of values take turns among those of keys, the first of each before the second of any."""
+ENDINGS = MappingProxyType({"A_log": "", "D": "", "expert_bias": ".bias", "e_score_correction_bias": ".bias", "weight": ""})
+"""Of a tensor that is no weight of a module; of others it is .weight."""
+OTHERWISE = (
+    (".dt_bias", ".dt_proj.bias"),
+    ("_correction_bias", "_correction.bias"),
+    (".block_sparse_moe.experts.", ".mlp.experts."),
+    (".feed_forward.experts.w1.", ".mlp.experts.gate_proj."),
+    (".feed_forward.experts.w2.", ".mlp.experts.down_proj."),
+    (".feed_forward.experts.w3.", ".mlp.experts.up_proj."),
+)
+"""Parts of names, and what stands for them in the table where that does not know the name."""
 LAYER = re.compile(r"(?<=\.)\d+(?=\.)")
 EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(.*)")
 Stored = tuple[Path, mmap.mmap, Tensor]
@@ -38,8 +55,9 @@ Stored = tuple[Path, mmap.mmap, Tensor]
 
 class Quantised(NamedTuple):
     """A tensor of a GGUF file: the dtype of its numbers, its whole shape, and its bytes [start, stop). A matrix of blocks has their
-    type as dtype and shape [out, bytes of a row]. `type`: how numbers stand there, as `own_name`. `pairs`: how many heads have the
-    channels of a pair side by side, 0 for none. `shift` is taken off each number."""
+    type as dtype and shape [out, bytes of a row]. `type`: how numbers stand there, as `own_name`. `rows` and `columns`: where the
+    file has each row, and each head's columns; None where they are in order. `shift` is taken off each number; `is_decay`: the
+    numbers are -exp of those wanted."""
 
     file: Path
     mapping: mmap.mmap
@@ -49,32 +67,38 @@ class Quantised(NamedTuple):
     stop: int
     type: str
     own_name: str
-    pairs: int = 0
+    rows: np.ndarray | None = None
+    columns: np.ndarray | None = None
     shift: float = 0.0
+    is_decay: bool = False
 
     def part(self, ranges: tuple[slice, ...]) -> np.ndarray:
         """A part of the tensor; of a vector float32 where its numbers are quantised."""
-        count = self.shape[0] if len(self.shape) > 1 or self.pairs else 1
-        rows = np.frombuffer(self.mapping, np.uint8, self.stop - self.start, self.start).reshape(count, -1)
         first, *others = ranges or (slice(None),)
+        count = self.shape[0] if len(self.shape) > 1 else 1
+        found = np.frombuffer(self.mapping, np.uint8, self.stop - self.start, self.start).reshape(count, -1)
         if len(self.shape) == 1:
-            return self._numbers(rows[self._order(count)] if self.pairs else rows).reshape(-1)[first]
-        rows = rows[self._order(count)[first] if self.pairs else first]
-        return (rows if self.dtype == self.type in GGUF_BLOCKS else self._numbers(rows))[:, *others]
+            found = self._numbers(found).reshape(-1)
+            return (found if self.rows is None else found[self.rows])[first]
+        found = found[first if self.rows is None else self.rows[first]]
+        if self.dtype != self.type or self.type not in GGUF_BLOCKS:
+            found = self._numbers(found)
+        if self.columns is not None:
+            found = found.reshape(len(found), len(self.columns), -1)[:, self.columns]
+        _, *inner = self.shape
+        return found.reshape(len(found), *inner)[:, *others]
 
     def release(self) -> None:
         """Release the memory of the tensor's pages."""
         release(self.mapping, self.start, self.stop)
-
-    def _order(self, count: int) -> np.ndarray:
-        """The file's row of each row: in a head [2, half] becomes [half, 2]."""
-        return np.arange(count).reshape(self.pairs, -1, 2).swapaxes(1, 2).reshape(-1)
 
     def _numbers(self, rows: np.ndarray) -> np.ndarray:
         if self.type in DTYPES:
             numbers = np.ascontiguousarray(rows).view(DTYPES[self.type])
         else:
             numbers = format_of(self.type).to_float((rows,))
+        if self.is_decay:
+            numbers = np.log(-numbers.astype(np.float64)).astype(np.float32)
         return numbers - np.float32(self.shift) if self.shift else numbers
 
 
@@ -106,11 +130,13 @@ class _Names(NamedTuple):
 
     def of(self, name: str) -> str:
         """The file's name of a tensor, "" for none."""
-        if found := self._of_module(name):  # a tensor that is no weight of a module
-            return f"{found}.weight"
-        base, dot, ending = name.replace("_correction_bias", "_correction.bias").rpartition(".")
-        found = self._of_module(base)
-        return found and f"{found}{dot}{ending}"
+        if found := self._of_module(name):
+            return found + ENDINGS.get(name.rpartition(".")[2], ".weight")
+        base, dot, ending = name.rpartition(".")
+        if ending in ("weight", "bias") and (found := self._of_module(base)):
+            return f"{found}{dot}{ending}"
+        other = next((name.replace(*each) for each in OTHERWISE if each[0] in name), "")
+        return other and self.of(other)
 
     def _of_module(self, name: str) -> str:
         layer = LAYER.search(name)
@@ -171,15 +197,40 @@ def _found(name: str, names: _Names, stored: Mapping[str, Stored], config: Model
         size = (tensor.stop - tensor.start) // tensor.shape[0]
         start = tensor.start + expert * size
         tensor = Tensor(tensor.type, tensor.shape[1:], start, start + size)
-    pairs = {"attn_q": config.head_count, "attn_k": config.kv_head_count} if names.architecture in PAIRED else {}
-    dtype, shape = tensor.type if tensor.type in DTYPES else "F32", tensor.shape
+    shape, is_blocks = tensor.shape, tensor.type in GGUF_BLOCKS
+    rows, columns = _orders(place.split(".")[-2 if place.endswith((".weight", ".bias")) else -1], shape[0], names, config)
+    dtype = tensor.type if tensor.type in DTYPES else "F32"
     if len(shape) == 3:  # heads one below the other
         shape = (shape[0] * shape[1], shape[2])
-    if tensor.type in GGUF_BLOCKS and len(shape) == 2:
+    elif len(shape) != len(wanted := whole_shape(layout_of(name, weight_axes(config)), config)) and prod(shape) == prod(wanted):
+        shape = wanted
+    if is_blocks and len(shape) == 2 and (columns is None or shape[1] // len(columns) % _block(tensor.type) == 0):
         dtype, shape = tensor.type, (shape[0], (tensor.stop - tensor.start) // shape[0])
     return Quantised(
-        file, mapping, dtype, shape, tensor.start, tensor.stop, tensor.type,
-        own_name=place,
-        pairs=pairs.get(place.split(".")[-2], 0),
-        shift=float(names.architecture in SHIFTED and "norm" in place),
+        file, mapping, dtype, shape, tensor.start, tensor.stop, tensor.type, place, rows, columns,
+        shift=float(names.architecture in SHIFTED and "norm" in place and "ssm_norm" not in place),
+        is_decay=place.endswith(".ssm_a"),
     )  # fmt: skip
+
+
+def _block(type_: str) -> int:
+    """How many numbers a block of a type has."""
+    return next(count for name, count, _ in sizes().values() if name == type_)
+
+
+def _orders(part: str, count: int, names: _Names, config: ModelConfig) -> tuple[np.ndarray | None, np.ndarray | None]:
+    """Where the file has each of `count` rows of a tensor, and each head's columns; None where they are in order."""
+    heads = {"attn_q": config.head_count, "attn_k": config.kv_head_count}.get(part)
+    if names.architecture in PAIRED and heads:  # in a head [2, half] becomes [half, 2]
+        return np.arange(count).reshape(heads, -1, 2).swapaxes(1, 2).reshape(-1), None
+    recurrent = config.recurrent
+    if names.architecture not in IN_TURNS or recurrent is None or recurrent.key_heads == recurrent.value_heads:
+        return None, None
+    own = np.arange(recurrent.value_heads).reshape(-1, recurrent.key_heads).T.reshape(-1)
+    if part in ("ssm_a", "ssm_dt", "ssm_alpha", "ssm_beta"):
+        return own, None
+    values = (own[:, None] * recurrent.value_dim + np.arange(recurrent.value_dim)).reshape(-1)
+    if part in ("attn_qkv", "ssm_conv1d"):
+        keys = 2 * recurrent.keys
+        return np.concatenate((np.arange(keys), keys + values)), None
+    return values if part == "attn_gate" else None, own if part == "ssm_out" else None
