@@ -182,6 +182,21 @@ def test_what_is_no_transcription_gets_a_sentence(
     assert message in (sentence, "file is no sound that can be read: send WAV, FLAC, Ogg or MP3.") if data == b"no sound" else message == sentence
 
 
+def test_fields_in_brackets_are_read_as_openais_client_spells_them(server: Server) -> None:
+    plain = asked(server, language="en").json()
+    assert asked(server, language="en", **{"chunking_strategy[type]": "server_vad", "known_speaker_references[]": "x"}).json() == plain
+
+
+def test_a_part_is_sent_once_and_has_a_name(server: Server) -> None:
+    url, file = f"{server.url}/v1/audio/transcriptions", ("file", ("a.wav", SOUND))
+    assert httpx.post(url, files=[file, file]).json()["error"]["message"] == "file is given twice: send it once."
+    twice = httpx.post(url, files=[file], data={"language": ["en", "de"]}).json()["error"]["message"]
+    assert twice == "language is given twice: send it once."
+    body, form = b"--x\r\n\r\nhello\r\n--x--\r\n", {"Content-Type": "multipart/form-data; boundary=x"}
+    nameless = httpx.post(url, content=body, headers=form).json()["error"]["message"]
+    assert nameless == "The body is no valid multipart/form-data: a part has no name."
+
+
 def test_a_body_that_is_no_form_gets_a_sentence(server: Server) -> None:
     url = f"{server.url}/v1/audio/transcriptions"
     plain = httpx.post(url, json={"file": "x"}).json()["error"]["message"]

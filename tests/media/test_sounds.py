@@ -46,6 +46,13 @@ def test_every_form_of_wav_is_read(kind: int, bits: int, extensible: bool) -> No
     assert found.dtype == np.float32 and np.abs(found - both.mean(1)).max() <= 2.5 / 2 ** min(bits, 24)
 
 
+def test_a_size_that_was_never_filled_in_is_that_of_the_file() -> None:
+    whole = wav(TONE[:, None], 1, 16)
+    at = whole.index(b"data") + 4
+    for size in (0, 2**32 - 1):
+        assert np.array_equal(sound_of(whole[:at] + struct.pack("<I", size) + whole[at + 4 :], "file"), sound_of(whole, "file"))
+
+
 def test_the_standard_librarys_files_are_read() -> None:
     written = BytesIO()
     with wave.open(written, "wb") as file:
@@ -90,6 +97,7 @@ def test_spectrograms_are_those_of_transformers(bands: int, count: int) -> None:
     ("data", "sentence"),
     [
         (b"RIFF\0\0\0\0WAVE", "file is no whole WAV file: it lacks its format or its samples"),
+        (wav(TONE[:0, None], 1, 16), "file has no samples: send a sound"),
         (wav(TONE[:, None], 1, 16)[:50], "file is no whole WAV file: it lacks its format or its samples"),
         (wav(TONE[:, None], 1, 16).replace(b"fmt \x10\0\0\0\1\0", b"fmt \x10\0\0\0\x55\0"),
          "file is WAV in a form that is not read (kind 85, 16 bits): send 16 bits"),

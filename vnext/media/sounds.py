@@ -42,6 +42,8 @@ class Format(NamedTuple):
 def sound_of(data: bytes, name: str) -> np.ndarray:
     """The sound as float32 [N] at SAMPLE_RATE, the mean of its channels. Raises MediaError."""
     wave, rate = _wave(data, name) if data[:4] in (b"RIFF", b"RIFX") and data[8:12] == b"WAVE" else _other(data, name)
+    if not len(wave):
+        raise MediaError(f"{name} has no samples: send a sound")
     if len(wave) > SECONDS_MAX * rate:
         raise MediaError(f"{name} has more than {SECONDS_MAX} seconds, which a sound may have: send it in parts")
     return as_heard(wave, rate)
@@ -52,6 +54,8 @@ def _wave(data: bytes, name: str) -> tuple[np.ndarray, int]:
     at, found = 12, None
     while at + 8 <= len(data):
         kind, size = data[at : at + 4], int.from_bytes(data[at + 4 : at + 8], "little" if order == "<" else "big")
+        if kind == b"data" and not size:  # never filled in by what wrote it to a pipe
+            size = len(data)
         body = memoryview(data)[at + 8 : at + 8 + size]
         if kind == b"fmt ":
             found = _format(bytes(body[:40]), order, name)

@@ -17,7 +17,8 @@ FIELD_BYTES_MAX = 2**16
 
 
 async def read_form(request: web.Request, file: str) -> dict[str, list[bytes]]:
-    """Each field's values, in order; that of `file` may be large. Raises ContentRefused, InvalidRequest and as `body_pieces`."""
+    """Each field's values, in order, one unless its name ends in []; `file` may be large. Raises ContentRefused, InvalidRequest
+    and as `body_pieces`."""
     if request.content_type != "multipart/form-data":
         raise ContentRefused(f"Send the body as multipart/form-data, with the part {file} (curl -F).")
     context, client, data = request.app[SERVER_CONTEXT], client_of(request), bytearray()
@@ -43,6 +44,10 @@ def fields_of(data: bytes, content_type: str, file: str) -> dict[str, list[bytes
         head, _, value = part.lstrip(b" \t").removeprefix(b"\r\n").partition(b"\r\n\r\n")
         named = BytesHeaderParser().parsebytes(head[:FIELD_BYTES_MAX])
         name = str(named.get_param("name", "", header="Content-Disposition"))
+        if not name:
+            raise InvalidRequest("The body is no valid multipart/form-data: a part has no name.")
+        if name in found and not name.endswith("[]"):
+            raise InvalidRequest(f"{name[:80]} is given twice: send it once.", name[:80])
         if name != file and len(value) > FIELD_BYTES_MAX:
             raise InvalidRequest(f"The part {name[:80]!r} has {len(value)} bytes: at most {FIELD_BYTES_MAX} are read.", name[:80])
         found.setdefault(name, []).append(value)

@@ -43,7 +43,8 @@ LATEST_FIRST = 50
 """The time that a transcript begins with at the latest, in steps of 20 ms, as in Whisper's own decoding.py."""
 STEPS_MAX = 30
 """Windows that begin within the length of one, and as small a part of it is not heard alone at the end."""
-IGNORED = {"include[]", "include", "chunking_strategy", "user", "known_speaker_names[]", "timestamp_granularities"}
+IGNORED = {"include", "chunking_strategy", "user", "known_speaker_names", "known_speaker_references", "timestamp_granularities"}
+"""With what stands in brackets behind a name, as OpenAI's client spells lists and objects."""
 FIELDS = {"file", "model", "language", "prompt", "response_format", "temperature", "timestamp_granularities[]", "stream", "seed"}
 
 
@@ -101,7 +102,7 @@ async def _streamed(transcript: Transcript, events: Events) -> None:
 
 def body_of(form: dict[str, list[bytes]]) -> TranscriptionBody:
     """The fields of a form. Raises InvalidRequest."""
-    if wrong := [name for name in form if name not in FIELDS | IGNORED]:
+    if wrong := [name for name in form if name not in FIELDS and name.partition("[")[0] not in IGNORED]:
         raise InvalidRequest(f"{wrong[0][:80]} is no field of a transcription: leave it out.", wrong[0][:80])
     if not form.get("file", [b""])[0]:
         raise InvalidRequest("file is missing: it is required.", "file")
