@@ -138,6 +138,7 @@ def test_a_program_gives_a_sound_beside_its_text(listener: tuple[Path, torch.nn.
         found = [answer.outputs[0] for answer in llm.generate(prompts, greedy)]
         wrong = (
             (samples, "is no sound: give a file's bytes, or"), ((samples[None], 16_000), "is no sound"), ((samples, 0), "is no sound"),
+            ((samples[:0], 16_000), "has no samples: send a sound"),
             ((np.zeros(20_000, np.float32), 16_000), "has 1.2 seconds: the model reads 1 at once, give its parts"),
         )  # fmt: skip
         for sound, sentence in wrong:

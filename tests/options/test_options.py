@@ -169,6 +169,7 @@ HANDS_OVER = "--role prefill --cluster-secret-file s --handover-address "
         ("--scheduling-policy fifo", "--scheduling-policy: there is no policy 'fifo': choose fcfs, priority, fair, or name your own"),
         ("--quantization int8 --dtype float16", "--quantization is int8, which computes in bfloat16, and dtype is float16"),
         ("--device cpu --gpu-memory-utilization 0.8", "--gpu-memory-utilization is for a GPU, and device is cpu: use --device cuda"),
+        ("--graph-sizes many", "graph-sizes is ['many']: it must be a list, each a whole number."),
         ("--device cuda --graph-sizes 4 0", "--graph-sizes is 0: it must lie between 1 and"),
         ("--cpu-offload-gb 4", "vnext serve: --cpu-offload-gb is '4': weights stay on the device that computes with them; see --quant"),
         ("--num-gpu-blocks 4", "there is no option --num-gpu-blocks: did you mean --num-gpu-blocks-override?\nSee vnext serve --help."),

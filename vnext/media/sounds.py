@@ -42,8 +42,7 @@ class Format(NamedTuple):
 def sound_of(data: bytes, name: str) -> np.ndarray:
     """The sound as float32 [N] at SAMPLE_RATE, the mean of its channels. Raises MediaError."""
     wave, rate = _wave(data, name) if data[:4] in (b"RIFF", b"RIFX") and data[8:12] == b"WAVE" else _other(data, name)
-    if not len(wave):
-        raise MediaError(f"{name} has no samples: send a sound")
+    _check_frames(len(wave), name)
     if len(wave) > SECONDS_MAX * rate:
         raise MediaError(f"{name} has more than {SECONDS_MAX} seconds, which a sound may have: send it in parts")
     return as_heard(wave, rate)
@@ -112,6 +111,8 @@ def _check_form(channels: int, rate: int, name: str) -> None:
 
 
 def _check_frames(count: int, name: str) -> None:
+    if not count:
+        raise MediaError(f"{name} has no samples: send a sound")
     if count > FRAMES_MAX:
         raise MediaError(f"{name} has {count} samples of each channel: a sound may have {FRAMES_MAX}, send it in parts")
 

@@ -206,6 +206,8 @@ def _expected(hint: Any) -> str:
         return "one of " + ", ".join(repr(choice) for choice in get_args(hint))
     if get_origin(hint) in (Union, UnionType):
         return " or ".join(_expected(part) for part in get_args(hint))
+    if get_origin(hint) is tuple:
+        return f"a list, each {_expected(get_args(hint)[0])}"
     words = {int: "a whole number", str: "a text", bool: "True or False", float: "a number", type(None): "auto"}
     return words.get(hint, str(hint))
 
