@@ -195,7 +195,8 @@ class Storm:
         while not stream.is_over and not stream.refused:
             bytes_max = 2**40 if self.is_over else self._rng.randrange(1, 12_000)
             try:
-                self.found["cuts"] += await stream.read(self._rng.choice(self._urls), bytes_max)
+                was_cut = await stream.read(self._rng.choice(self._urls), bytes_max)
+                self.found["cuts"] += was_cut  # not in one line: `+=` would read the count before it waits
             except (OSError, asyncio.IncompleteReadError, TimeoutError):
                 self.found["broken by kills"] += 1
                 await asyncio.sleep(PAUSE_S)
