@@ -119,7 +119,7 @@ def test_bad_inputs_are_one_sentence(tmp_path, predicate, capsys, options, words
 @pytest.mark.parametrize("privacy", ["full", "shape"])
 def test_a_ring_is_shrunk_from_where_it_begins(tmp_path, predicate, capsys, privacy, seed):
     """What lives there comes anew with its tokens so far, and goes on as it did: the same failure, in a whole log."""
-    ring = record(tmp_path / "ring", privacy, small_config(page_count=16), seed, arrivals=140, size=1500, max_bytes=8000)
+    ring = record(tmp_path / "ring", privacy, small_config(page_count=16), seed, arrivals=140, size=2000, max_bytes=8000)
     log = open_log(ring)
     lived = len(first_state(log).requests)
     assert log.header.index > 0 and lived

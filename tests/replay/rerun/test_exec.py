@@ -117,7 +117,7 @@ def test_a_model_with_recurrent_layers_comes_out_again_and_from_any_step(tmp_pat
     from hybrids import save_hybrid
 
     save_hybrid(tmp_path / "qwen3_5", "qwen3_5")
-    log = record(tmp_path / "qwen3_5", tmp_path / "log", seed=5, requests=8, state_pages=20, snapshot_interval=16, segment_bytes=900)
+    log = record(tmp_path / "qwen3_5", tmp_path / "log", seed=5, requests=16, state_pages=20, snapshot_interval=16, segment_bytes=2000)
     for extra in ((), ("--solo",), ("--steps", "12:"), ("--tp", "2")):
         code, found = answer("exec", log, *extra)
         assert (code, found["differ"], found["rebuilt_tokens"] > 0) == (0, 0, extra == ("--steps", "12:")) and found["tokens"] > 20

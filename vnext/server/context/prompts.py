@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import TypeGuard
+from typing import cast
 
 from vnext.runtime.protocol.sampling_params import InvalidRequest
 from vnext.server.context.server_context import ServerContext
@@ -21,11 +21,7 @@ def prompts_of(given: str | Sequence[str | int | list[int]], name: str = "prompt
     kinds = set(map(type, given))
     if len(kinds) > 1:
         raise InvalidRequest(f"{name} mixes texts, tokens and lists: all its entries must be of one kind.", name)
-    return [given] if _are_tokens(given, kinds) else [each for each in given if not isinstance(each, int)]
-
-
-def _are_tokens(given: Sequence[object], kinds: set[type]) -> TypeGuard[list[int]]:
-    return isinstance(given, list) and kinds == {int}
+    return [cast(list[int], given)] if kinds == {int} else cast(list[Prompt], given)
 
 
 def params_of(name: str, count: int) -> list[str]:
@@ -57,10 +53,10 @@ async def tokens_of(
 ) -> list[list[int]]:
     """Token ids of each prompt of the field `name`, none of which may be empty. Raises InvalidRequest, Overloaded."""
     params = params_of(name, len(prompts))
-    if texts := [each for each in prompts if isinstance(each, str)]:
-        tokens = await context.encode(texts, add_special_tokens, client, params, name, count_max)
+    if isinstance(prompts[0], str):
+        tokens = await context.encode(cast(list[str], prompts), add_special_tokens, client, params, name, count_max)
     else:
-        tokens = [each for each in prompts if not isinstance(each, str)]
+        tokens = cast(list[list[int]], prompts)
         for place, (prompt, param) in enumerate(zip(tokens, params)):
             if place:
                 await asyncio.sleep(0)  # let other tasks run
