@@ -353,7 +353,7 @@ def test_bench_and_replay_are_words_of_vnext() -> None:
     assert parse(["replay"], {}) == ProgramCommand(module="vnext.replay.cli.main", argv=())
 
 
-EVERY = "serve, run, chat, pull, list, rm, quantize, batch, restart, router, doctor, bench, replay"
+EVERY = "serve, run, chat, pull, list, rm, quantize, batch, restart, router, doctor, size, bench, replay"
 
 
 @pytest.mark.parametrize(

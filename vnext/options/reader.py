@@ -145,7 +145,8 @@ def parse(argv: Sequence[str], environment: Mapping[str, str] = os.environ) -> C
     """The command in `argv`, which excludes the program's name. An error ends the program with one sentence and status 2."""
     word, rest = (argv[0], argv[1:]) if argv else ("", ())
     if word in PROGRAMS:
-        return ProgramCommand(module=PROGRAMS[word], argv=tuple(rest))
+        module, *before = PROGRAMS[word].split()
+        return ProgramCommand(module=module, argv=(*before, *rest))
     parser = _parser()
     if word == VERSION:
         parser.parse_args(["--version"])
@@ -177,7 +178,7 @@ def _parser() -> Parser:
     parser = Parser(prog="vnext", description="Serve large language models with an engine built as a replicated state machine.")
     parser.add_argument("--version", action="version", version=f"vnext {__version__}")
     commands = parser.add_commands(
-        "serve | run | chat | pull | list | rm | quantize | batch | restart | router | doctor | bench | replay"
+        "serve | run | chat | pull | list | rm | quantize | batch | restart | router | doctor | size | bench | replay"
     )
     _add_serve(commands.add_parser("serve", help="serve a model over HTTP through OpenAI's API"))
     _add_chat(commands.add_parser("run", help="fetch a model if it is not here, and chat with it"))
@@ -200,6 +201,7 @@ def _parser() -> Parser:
     for option in (*options_of(EngineSettings), *options_of(ServerSettings)):
         if option.name in PRODUCTION:
             doctor.add_option(doctor, option)
+    commands.add_parser("size", help="say how many GPUs hold a load to its objectives, by a model of their steps")
     commands.add_parser("bench", help="measure an engine or a server (vnext-bench)")
     commands.add_parser("replay", help="read, verify and explain an engine's log (vnext-replay)")
     return parser
@@ -410,8 +412,8 @@ _COMMANDS: Mapping[str, Callable[[Given, Mapping[str, str]], Command]] = {
 
 
 COMMANDS = tuple(_COMMANDS)
-PROGRAMS = {"bench": "vnext.commands.bench.cli", "replay": "vnext.replay.cli.main"}
-"""Commands that are separate programs too: `vnext bench` is `vnext-bench`."""
+PROGRAMS = {"size": "vnext.commands.bench.cli size", "bench": "vnext.commands.bench.cli", "replay": "vnext.replay.cli.main"}
+"""Commands of other programs: `vnext bench` is `vnext-bench`, `vnext size` is `vnext-bench size`."""
 HELP, VERSION = "help", "version"
 CUTOFF = 0.75
 """The similarity that a misspelling needs. It is low because the words are short: sevre is serve."""

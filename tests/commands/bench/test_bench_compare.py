@@ -11,7 +11,7 @@ import pytest
 from aiohttp.test_utils import TestServer
 from test_bench_cli import Backend, SlowBackend, status
 
-from vnext.commands.bench.cli import bounds_of, broken
+from vnext.commands.bench.bounds import bounds_of, broken
 from vnext.commands.bench.compare import compare
 from vnext.commands.bench.server_runs import MeasurementFailed
 from vnext.commands.bench.sweep import knee

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import operator
-import re
 import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +17,7 @@ import msgspec
 
 from vnext.base.exits import DONE, FAILED, INTERRUPTED, REFUSED
 from vnext.base.version import __version__
+from vnext.commands.bench.bounds import Bound, bounds_of, broken
 from vnext.commands.bench.client_watch import client_notes, cores_busy
 from vnext.commands.bench.compare import compare
 from vnext.commands.bench.report import Result, make_report, text, write_report
@@ -234,14 +233,21 @@ CACHE = (
     Option("output_len", ("--output-len",), int, 16, "tokens of each answer"),
     Option("workload_seed", ("--workload-seed",), int, 0, "seed of the prompts"),
 )
+PROMPTS = (
+    Option("num_prompts", ("--num-prompts",), int, 200, "number of requests of a run"), *WORKLOAD,
+    Option("max_num_batched_tokens", ("--max-num-batched-tokens",), int, 8192, "tokens in a step"),
+    Option("bench_device", ("--device",), str, "h100", "the GPU: a100, h100, h200, b200, l40s, l4 or rtx4090"), GPU_PRICE,
+)
 LOAD = (
     RATES, Option("goodput", ("--goodput",), tuple[str, ...], (), "bounds of a good request in ms, as ttft:500 tpot:50"),
-    Option("num_prompts", ("--num-prompts",), int, 200, "number of requests of a run"), *WORKLOAD,
-    Option("max_num_seqs", ("--max-num-seqs",), int, 256, "requests in the batch"),
-    Option("max_num_batched_tokens", ("--max-num-batched-tokens",), int, 8192, "tokens in a step"),
-    Option("bench_device", ("--device",), str, "h100", "the GPU: a100, h100, h200, b200, l40s, l4 or rtx4090"),
+    *PROMPTS, Option("max_num_seqs", ("--max-num-seqs",), int, 256, "requests in the batch"),
     Option("tensor_parallel_size", ("--tensor-parallel-size", "-tp"), int, 1, "GPUs that share the model"),
-    Option("from_log", ("--from-log",), str, "", "learn step times from this log, in place of the roofline"), GPU_PRICE,
+    Option("from_log", ("--from-log",), str, "", "learn step times from this log, in place of the roofline"),
+)
+SIZE = (
+    Option("slo", ("--slo",), str, "", "what must hold, as ttft.p99<500ms,itl.p99<50ms"),
+    Option("request_rate", ("--request-rate",), float, 10.0, "requests a second of all replicas together"), *PROMPTS,
+    Option("gpus_each", ("--gpus-each",), str, "1,2,4,8", "numbers of GPUs that may share the model"),
 )
 OVERLAP = (
     Option("batches", ("--batches",), str, "1,8,32", "requests in decode, one line each"),
@@ -275,6 +281,7 @@ OWN = MappingProxyType({
         "control.sched", "measure what deciding a step takes, and what it costs", (BATCHES, ROUNDS, STEP_MS, GPU_PRICE)
     ),
     "overlap": Own("overlap", "measure which share of the control plane compute hides, by batch", OVERLAP, True, True),
+    "size": Own("control.size", "say how many GPUs hold a load to --slo, by the model of `simulate` (`vnext size`)", SIZE, True),
     "simulate": Own("control.simulate", "run the scheduler alone on modelled steps of a GPU, of 8b, 70b or any MODEL", LOAD, True),
 })  # fmt: skip
 FORM = Option("form", ("--format",), Literal["md", "csv", "html"], "md", "Markdown, CSV or a page of HTML")
@@ -349,49 +356,6 @@ def add_workload(parser: Parser, count: Option) -> None:
 def add_result(parser: Parser) -> None:
     parser.add_argument("--json", default="", metavar="FILE", help="also write the report to FILE")
     parser.add_option(parser, ASSERTED, stays_out=False)
-
-
-BOUND = re.compile(r"\s*([A-Za-z_]\w*)(?:\.(\w+(?:\.\d+)?))?\s*(<=|>=|<|>)\s*([0-9.]+(?:e[+-]?\d+)?)\s*(us|ms|s|%)?\s*")
-HOLDS: Mapping[str, Callable[[float, float], bool]] = MappingProxyType(
-    {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
-)
-IN_MS = MappingProxyType({"us": 1e-3, "ms": 1.0, "s": 1e3})
-KINDS = MappingProxyType({"mean": "mean", "median": "p50", "avg": "mean"})
-
-
-class Bound(msgspec.Struct, frozen=True):
-    """`text` as the user wrote it; the figure of this name must hold against the value. Times are in ms."""
-
-    text: str
-    figure: str
-    sign: str
-    value: float
-
-
-def bounds_of(texts: Sequence[str]) -> list[Bound]:
-    """From the option's texts. Raises SettingsError."""
-    return [_bound(text) for text in texts]
-
-
-def _bound(text: str) -> Bound:
-    match = BOUND.fullmatch(text)
-    try:
-        name, kind, sign, number, unit = match.groups() if match else ("", None, "", "", None)
-        value = float(number)
-    except ValueError:
-        raise SettingsError(f"--assert has {text!r}: write a figure and its bound, as ttft.p99<500ms or failed<=0.") from None
-    value *= IN_MS.get(unit or "", 0.01 if unit == "%" else 1.0)
-    is_time = kind is not None
-    return Bound(text, f"{name}_{KINDS.get(str(kind), kind)}_ms" if is_time else name, sign, value)
-
-
-def broken(bounds: Sequence[Bound], figures: Mapping[str, float]) -> list[str]:
-    """A sentence on each bound that does not hold. Raises MeasurementFailed for a figure that the report lacks."""
-    for bound in bounds:
-        if bound.figure not in figures:
-            raise MeasurementFailed(f"--assert {bound.text}: there is no figure {bound.figure}; there are {', '.join(figures)}.")
-    wrong = [bound for bound in bounds if not HOLDS[bound.sign](figures[bound.figure], bound.value)]
-    return [f"{bound.text} does not hold: {bound.figure} is {figures[bound.figure]:,}" for bound in wrong]
 
 
 if __name__ == "__main__":

@@ -30,12 +30,12 @@ def table_of(paths: Sequence[Path], form: str) -> str:
     return _page(rows) if form == "html" else _markdown(rows)
 
 
-def runs_table(columns: Mapping[str, str], runs: Sequence[Mapping[str, Any]], best: object = None) -> str:
-    """The runs of one measurement, a line each; `columns` has the headings of their figures. `best` is marked as the knee."""
+def runs_table(columns: Mapping[str, str], runs: Sequence[Mapping[str, Any]], best: object = None, word: str = "knee") -> str:
+    """The runs of one measurement, a line each; `columns` has the headings of their figures. `best` is marked with the word."""
     names = [name for name in columns if any(name in run for run in runs)]
     lines = ["".join(f"{columns[name]:>15}" for name in names)]
     for run in runs:
-        lines.append("".join(f"{_cell(run.get(name, '-')):>15}" for name in names) + ("  <- knee" if run is best else ""))
+        lines.append("".join(f"{_cell(run.get(name, '-')):>15}" for name in names) + (f"  <- {word}" if run is best else ""))
     return "\n".join(lines)
 
 

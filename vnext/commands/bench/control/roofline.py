@@ -125,12 +125,12 @@ class Roofline:
 
     def __init__(self, form: Form, device: Device, ranks: int) -> None:
         """`ranks`: devices that share the model, by tensor parallelism."""
-        self._form, self._device, self._ranks = form, device, ranks
+        self._form, self._device, self.ranks = form, device, ranks
 
     @property
     def cache_tokens(self) -> int:
         """Tokens whose keys and values fit beside the weights; 0 where the weights do not fit."""
-        free = FREE_SHARE * self._device.memory * self._ranks - self._form.weight_bytes
+        free = FREE_SHARE * self._device.memory * self.ranks - self._form.weight_bytes
         return max(int(free // self._form.token_bytes), 0)
 
     def step_s(self, scheduled: StepInFlight) -> float:
@@ -145,11 +145,11 @@ class Roofline:
         touched = 1 - (1 - dense) ** max(tokens, 1)  # of the experts, as if each token chose its own
         read = form.weight_bytes * max(dense, touched) + form.token_bytes * context
         products = 2 * form.active * tokens + 4 * form.layers * form.query * attended
-        work = max(read / (device.read * MEMORY_SHARE), products / (device.compute * COMPUTE_SHARE)) / self._ranks
+        work = max(read / (device.read * MEMORY_SHARE), products / (device.compute * COMPUTE_SHARE)) / self.ranks
         return work + STEP_S + self._all_reduces_s(tokens)
 
     def _all_reduces_s(self, tokens: int) -> float:
-        if self._ranks == 1:
+        if self.ranks == 1:
             return 0.0
-        sent = 2 * (self._ranks - 1) / self._ranks * tokens * self._form.hidden * CACHE_BYTES
+        sent = 2 * (self.ranks - 1) / self.ranks * tokens * self._form.hidden * CACHE_BYTES
         return 2 * self._form.layers * (ALL_REDUCE_S + sent / self._device.link)

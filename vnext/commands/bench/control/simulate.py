@@ -50,6 +50,10 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     shared: int = 0
     seed: int = 0
 
+    def at(self, rate: float) -> Asked:
+        """The same load at another rate."""
+        return msgspec.structs.replace(self, rate=rate)
+
 
 class Clock(msgspec.Struct, frozen=True, kw_only=True):
     """Steps' seconds, the tokens that the cache holds, and a sentence on where they come from."""
