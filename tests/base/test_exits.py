@@ -40,6 +40,8 @@ WRONG_BY_COMMAND = [
     (cli.main, [], "name a command first: serve, run, chat, pull, list, rm, quantize, batch, restart, router, doctor"),
     (cli.main, ["bench", "latency", "no/such/folder"], "vnext-bench: there is no folder 'no/such/folder'"),
     (cli.main, ["replay", "info", "no/such/log"], "there is no log at no/such/log"),
+    (bench.main, ["simulate"], "name a model: a folder, a hub id, or a shape: "),
+    (bench.main, ["size"], "name a model: a folder, a hub id, or a shape: "),
     (bench.main, [], "name a command first: serve, sweep, throughput, latency, startup, "),
     (bench.main, ["server"], "there is no command server: choose from serve, sweep, "),
     (bench.main, ["latency", "no/such/folder"], "there is no folder 'no/such/folder'"),

@@ -82,7 +82,7 @@ def measure(given: Given) -> Result:
 def clock_of(given: Given) -> Clock:
     """Raises SettingsError, ModelError."""
     values = given.values
-    form, ranks = form_of(values["model"]), values["tensor_parallel_size"]
+    form, ranks = form_of(values.get("model", "")), values["tensor_parallel_size"]
     roofline = Roofline(form, device_named(values["bench_device"]), ranks)
     if not roofline.cache_tokens:
         raise SettingsError(f"{form.weight_bytes / 1e9:.0f} GB of weights do not fit on {ranks} such devices: give more of them.")

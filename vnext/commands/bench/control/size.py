@@ -55,7 +55,7 @@ class Found(NamedTuple):
 def measure(given: Given) -> Result:
     """Every number of GPUs that holds the weights. Raises SettingsError, ModelError."""
     values = given.values
-    form, device = form_of(values["model"]), device_named(values["bench_device"])
+    form, device = form_of(values.get("model", "")), device_named(values["bench_device"])
     load = load_of(given)
     shared = numbers_of(values["gpus_each"], "--gpus-each", 1, 64)
     rooms = [each for each in (Roofline(form, device, ranks) for ranks in sorted(set(shared))) if each.cache_tokens]
