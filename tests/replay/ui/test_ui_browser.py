@@ -94,6 +94,18 @@ class Page(BrowserPage):
             raise AssertionError(f"step {step} is not shown: {self.text('#where')} {self.text('#error')}") from None
         assert self.text("#where").startswith(f"step {step} of")
 
+    def point(self, element, place: tuple[int, int], hint: str, words: str) -> None:
+        """Move the pointer about this place until the hint begins so: what is drawn later moves what lies below it."""
+        right = 0
+
+        def says(driver) -> bool:
+            nonlocal right
+            right = 1 - right
+            ActionChains(driver, 1).move_to_element_with_offset(element, place[0] + right, place[1]).perform()
+            return self.text(hint).startswith(words)
+
+        WebDriverWait(self.driver, WAIT_S).until(says)
+
     def colours(self, selector: str) -> int:
         """How many different colours a canvas has."""
         return self.driver.execute_script(
@@ -202,12 +214,11 @@ def test_why_not_is_told_where_the_pointer_is(page, logs):
     first = max(walk.first_step, min(step - SPAN // 2, walk.last_step - SPAN + 1))
     right = LABEL + (step - first + 0.5) * (width - LABEL) / SPAN
     lane = [each["id"] for each in lanes(walk.moments(first, first + SPAN - 1))].index(number)
-    pointer = ActionChains(page.driver, 1)
-    pointer.move_to_element_with_offset(canvas, int(right - width / 2), int((lane + 0.6) * LANE - height / 2)).perform()
-    assert page.text(".lane-hint").startswith(f"request {number}, ") and why in page.text(".lane-hint")
+    place = int(right - width / 2), int((lane + 0.6) * LANE - height / 2)
+    page.point(canvas, place, ".lane-hint", f"request {number}, ")
+    assert why in page.text(".lane-hint")
     blocks = page.driver.find_element(By.CSS_SELECTOR, "canvas.blocks")
-    pointer.move_to_element_with_offset(blocks, 5 - blocks.size["width"] // 2, 0).perform()
-    assert page.text(".block-hint").startswith("block ")
+    page.point(blocks, (5 - blocks.size["width"] // 2, 0), ".block-hint", "block ")
 
 
 def test_a_place_that_is_not_there_is_said(page, logs):
