@@ -127,8 +127,9 @@ def first_up_to_inputs(config: SchedulerConfig, waiting: Waiting, start: int, to
     if not config.inputs_a_step:
         return tokens, left
     part = np.frombuffer(waiting.tokens, np.int32)[start : start + tokens]
-    starts = np.flatnonzero((part < INPUT_BEGINS) | ((part < 0) & (np.arange(len(part)) == 0)))
-    return _cut(starts, tokens, left)
+    begins = part < INPUT_BEGINS
+    begins[:1] = part[:1] < 0
+    return _cut(np.flatnonzero(begins), tokens, left)
 
 
 def _cut(starts: np.ndarray, tokens: int, left: int) -> tuple[int, int]:

@@ -501,7 +501,7 @@ INPUT_BUGS = [
     bug("admitted requests begin any number of inputs", "sched.admission",
         "first_up_to_inputs(config, waiting, waiting.known - rest, tokens, inputs)", "(tokens, inputs)", "S6"),
     bug("an input that has begun leaves as many to others", "state.expected", "(tokens, left - len(starts))", "(tokens, left)", "S6"),
-    bug("a request that starts in an input begins none", "state.expected", " | ((part < 0) & (np.arange(len(part)) == 0))", "", "S6"),
+    bug("a request that starts in an input begins none", "state.expected", "    begins[:1] = part[:1] < 0\n", "", "S6"),
     bug("a quick turn forgets the bound of inputs", "sched.turn",
         "or (config.inputs_a_step and (state.rows.computed < state.rows.prompt).any())", "", "a turn is not what its events make"),
 ]

@@ -89,12 +89,11 @@ def load_of(given: Given) -> Load:
 
 def fewest(load: Load, room: Roofline) -> Found | None:
     """The fewest replicas that hold the load; None where REPLICAS_MAX do not. Raises SettingsError."""
-    low, high, best = 0, 1, None  # `low` do not hold it
-    while (found := held(load, room, high)) is None:
+    low, high = 0, 1  # `low` do not hold it
+    while (best := held(load, room, high)) is None:
         low, high = high, 2 * high
         if high > REPLICAS_MAX:
             return None
-    best = found
     while best.replicas - low > 1:
         half = (low + best.replicas) // 2
         if (found := held(load, room, half)) is None:
