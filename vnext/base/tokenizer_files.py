@@ -127,10 +127,10 @@ def tokenizer_json(folder: Path) -> bytes:
 def special_token(folder: Path, role: str = "eos_token") -> int | None:
     """The number of the tokenizer's token of a role; None where its files name none that it has, or cannot be read. Files that are
     as they were are not read again: a large vocabulary takes as long as the weights of a small model."""
-    return _special_token(folder, role, tuple(_state(folder / name) for name in (VOCABULARY, SETTINGS, NAMES, ADDED, CONFIG)))
+    return _special_token(folder, role, tuple(file_state(folder / name) for name in (VOCABULARY, SETTINGS, NAMES, ADDED, CONFIG)))
 
 
-def _state(file: Path) -> tuple[int, ...]:
+def file_state(file: Path) -> tuple[int, ...]:
     """What tells a file from what it was before, () where there is none."""
     try:
         found = file.stat()

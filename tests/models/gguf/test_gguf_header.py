@@ -63,14 +63,24 @@ def test_without_texts_the_rest_is_the_same(file: Path) -> None:
     assert texts and rest == whole._replace(metadata=whole.metadata | dict.fromkeys(texts, []))
 
 
+def test_a_file_is_read_once_until_it_changes(file: Path) -> None:
+    first = read_header(file, has_texts=False)
+    assert read_header(file, has_texts=False) is first
+    file.write_bytes(file.read_bytes() + b"more")
+    assert read_header(file, has_texts=False) == first and read_header(file, has_texts=False) is not first
+    file.write_bytes(b"")
+    with pytest.raises(ModelError, match="no GGUF file"):
+        read_header(file, has_texts=False)
+
+
 @pytest.mark.parametrize("has_texts", [True, False])
 def test_any_change_of_a_header_is_read_or_refused(file: Path, has_texts: bool) -> None:
     """Bounded in memory: counts are believed only as far as the file goes."""
     data, size, rng = file.read_bytes(), read_header(file).size_bytes, random.Random(4)
     refused = 0
     tracemalloc.start()
-    for _ in range(MUTATIONS):
-        broken = bytearray(data)
+    for number in range(MUTATIONS):
+        broken, file = bytearray(data), file.with_name(f"{number}.gguf")
         for _ in range(rng.choice((1, 1, 2, 8))):
             place = rng.randrange(size)
             broken[place : place + 1] = rng.choice((bytes([rng.randrange(256)]), b"\xff" * 8, b"", b"\0" * 4))

@@ -11,7 +11,7 @@ import struct
 import sys
 from array import array
 from collections.abc import Callable
-from functools import cache
+from functools import cache, lru_cache
 from importlib import import_module
 from importlib.util import find_spec
 from math import prod
@@ -19,6 +19,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
+from vnext.base.tokenizer_files import file_state
 from vnext.models.errors import ModelError
 
 MAGIC, VERSIONS = b"GGUF", (2, 3)
@@ -31,6 +32,8 @@ LEAST_ENTRY_BYTES = 12
 SIZE_BYTES_MAX = 2**26
 """Of a header: that of the largest vocabularies has a tenth. A file of gigabytes may say that all of them are one text."""
 ALIGNMENT = "general.alignment"
+FILES_KEPT = 64
+"""Of how many files, so many as a large model is split into, the headers stay."""
 LIBRARY = "vnext_gguf"
 """The name of what `library` imports from."""
 Value: TypeAlias = "str | int | float | bool | list[str] | array[int] | array[float]"
@@ -119,6 +122,16 @@ class _Cursor:
 def read_header(file: Path, has_texts: bool = True) -> Header:
     """The header of a GGUF file. Without `has_texts` the lists of texts are empty, which are most of it. Raises ModelError, one
     sentence."""
+    return _read_header(file) if has_texts else _rest_of_header(file, file_state(file))
+
+
+@lru_cache(maxsize=FILES_KEPT)
+def _rest_of_header(file: Path, _state: tuple[int, ...]) -> Header:
+    """A start asks for it several times, and to pass over a vocabulary takes as long as to import numpy."""
+    return _read_header(file, has_texts=False)
+
+
+def _read_header(file: Path, has_texts: bool = True) -> Header:
     try:
         with file.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
             return _header(_Cursor(data, has_texts), len(data))
