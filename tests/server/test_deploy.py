@@ -11,9 +11,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import yaml
-from edge_server import EdgeServer
-from fake_engine import wait_until
 
 from vnext.commands.api_servers import GRACE_S
 from vnext.commands.production import FILES_MIN, PROCESSES_MIN
@@ -104,49 +101,6 @@ def test_the_container_serves_with_its_variables() -> None:
     assert str(command.server.port) == found["EXPOSE"] and command.engine.log_dir == found["VOLUME"]
     probe = json.loads(found["HEALTHCHECK"].partition(" CMD ")[2])
     assert probe[:2] == ["python", "-c"] and f":{command.server.port}/live'" in probe[2] and compile(probe[2], "probe", "exec")
-
-
-@pytest.fixture(scope="module")
-def metrics() -> str:
-    """The body of /metrics of a server that has answered."""
-    with EdgeServer() as server:
-        assert server.post("/v1/completions", {"prompt": "say:a"})[0] == 200
-        wait_until(lambda: "vnext_num_preemptions_total" in server.get("/metrics")[1])
-        return server.get("/metrics")[1]
-
-
-def shown(metrics: str) -> set[str]:
-    return set(re.findall(r"^vnext_\w+", metrics, re.MULTILINE))
-
-
-def test_alerts_ask_for_metrics_that_there_are(metrics: str) -> None:
-    rules = [rule for group in yaml.safe_load((DEPLOY / "alerts.yaml").read_text())["groups"] for rule in group["rules"]]
-    asked = {name for rule in rules for name in re.findall(r"vnext_\w+", rule["expr"])}
-    assert len(rules) > 5 and asked <= shown(metrics) and all(rule["annotations"]["summary"] for rule in rules)
-
-
-def test_the_dashboard_asks_for_metrics_and_labels_that_there_are(metrics: str) -> None:
-    board = json.loads((DEPLOY / "grafana.json").read_text())
-    targets = [target for panel in board["panels"] for target in panel["targets"]]
-    variables = {each["name"] for each in board["templating"]["list"]}
-    names = shown(metrics) | {name for name in re.findall(r"^# TYPE (vnext_\w+)", metrics, re.MULTILINE)}
-    for target in targets:
-        asked = set(re.findall(r"vnext_\w+", target["expr"]))
-        labels = {label for by in re.findall(r"by \((\w+)\)", target["expr"]) for label in [by]} - {"instance", "le"}
-        assert asked and asked <= names, target
-        assert all(re.search(rf'{next(iter(asked))}{{.*{label}="', metrics) for label in labels) or "closed" in str(asked), target
-        assert set(re.findall(r"\$([a-z]\w*)", target["expr"])) <= variables
-    assert len({panel["id"] for panel in board["panels"]}) == len(board["panels"]) >= 12
-    assert len({(panel["gridPos"]["x"], panel["gridPos"]["y"]) for panel in board["panels"]}) == len(board["panels"])
-
-
-def test_names_of_metrics_say_what_they_are(metrics: str) -> None:
-    """As Prometheus has it: a counter ends with _total, and nothing else does."""
-    kinds = dict(re.findall(r"^# TYPE (\w+) (\w+)", metrics, re.MULTILINE))
-    assert {name for name, kind in kinds.items() if kind == "counter"} == {name for name in kinds if name.endswith("_total")}
-    endings = ("_total", "_sum", "_count", "_bucket", "_created")
-    assert not [name for name, kind in kinds.items() if kind == "gauge" and name.endswith(endings)]
-    assert kinds["vnext_blocks"] == "gauge"
 
 
 def test_the_copied_files_are_enough_to_build_from(tmp_path: Path) -> None:
