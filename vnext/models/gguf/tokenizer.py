@@ -102,18 +102,18 @@ class Vocabulary:
         scores: Sequence[float] = self._get("scores", ())
         if len(scores) != len(self.tokens):
             raise ModelError("the file's vocabulary has no score for each token, which its merges follow from; download it again")
-        numbers, found = self._numbers(), []
-        for piece, type_, score in zip(self.tokens, self.types, scores):
-            if type_ in (CONTROL, UNKNOWN, BYTE):
+        tokens, types, numbers = self.tokens, self.types, self._numbers()
+        found: list[tuple[str, str]] = []
+        for number in sorted(range(len(tokens)), key=scores.__getitem__, reverse=True):
+            piece = tokens[number]
+            if types[number] in (CONTROL, UNKNOWN, BYTE):
                 continue
             if len(piece) > CHARACTERS_MAX:
                 raise ModelError(f"the file's vocabulary has a token of {len(piece)} characters; download it again")
             halves = ((piece[:cut], piece[cut:]) for cut in range(1, len(piece)))
-            pairs = [pair for pair in halves if pair[0] in numbers and pair[1] in numbers]
-            pairs.sort(key=lambda pair: (numbers[pair[0]], numbers[pair[1]]))
-            found += [(-score, pair) for pair in pairs]
-        found.sort(key=lambda each: each[0])
-        return [pair for _, pair in found]
+            pairs = sorted((numbers[one], numbers[two]) for one, two in halves if one in numbers and two in numbers)
+            found += [(tokens[first], tokens[second]) for first, second in pairs]
+        return found
 
     def _beginning(self, usual: bool) -> dict[str, object] | None:
         """What puts the token that begins texts before one; None where the model has none there."""
