@@ -77,6 +77,8 @@ RAY = ["ray[data,serve]>=2.60"]
 # Packages that talk to a server, whose sessions are tests. instructor and litellm contradict the versions of "dev":
 # scripts/check_clients.sh talks to a server with them.
 CLIENTS = ["langchain-openai>=1.7", "pydantic-ai-slim[openai]>=2.60"]
+# What judges the files of scripts/deploy: Helm's own code, and the schemas of Kubernetes and of compose files.
+DEPLOY = ["compose-spec>=0.2.1", "helm-python-sdk>=0.2.2", "kubernetes-validate>=1.37"]
 CUDA += ["nvidia-nvvm==13.0.*"]  # numba-cuda compiles with it
 COMMANDS = [
     "vnext = vnext.commands.cli:main",
@@ -299,8 +301,8 @@ setup(
     ext_modules=[*COMPILED, cpu_kernels(), *launches()],
     cmdclass={"build_ext": Build},
     install_requires=CORE + RUNTIME + EDGE,
-    extras_require={"audio": AUDIO, "clients": CLIENTS, "cuda": CUDA, "cuda-test": CUDA_TEST, "dev": DEV, "images": IMAGES,
-                    "otel": OTEL, "parquet": PARQUET, "ray": RAY, "transformers": TRANSFORMERS},
+    extras_require={"audio": AUDIO, "clients": CLIENTS, "cuda": CUDA, "cuda-test": CUDA_TEST, "deploy": DEPLOY, "dev": DEV,
+                    "images": IMAGES, "otel": OTEL, "parquet": PARQUET, "ray": RAY, "transformers": TRANSFORMERS},
     entry_points={"console_scripts": COMMANDS},
     zip_safe=False,
 )

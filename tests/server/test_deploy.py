@@ -98,7 +98,11 @@ def test_the_container_serves_with_its_variables() -> None:
     environment = dict(pair.split("=", 1) for pair in found["ENV"].split())
     command = parse([*json.loads(found["ENTRYPOINT"])[1:], "--model", "/models/a"], environment)
     assert isinstance(command, ServeCommand) and (command.server.host, command.engine.log_keep) == ("0.0.0.0", 10)
-    assert str(command.server.port) == found["EXPOSE"] and command.engine.log_dir == found["VOLUME"]
+    volumes = found["VOLUME"].split()
+    assert str(command.server.port) == found["EXPOSE"] and [command.engine.log_dir, environment["HF_HOME"]] == volumes
+    user = next(rest for name, rest in instructions() if name == "RUN" and "useradd" in rest)
+    assert all(f" {volume}" in user.partition("chown")[2] for volume in volumes), "a new volume takes its owner from the image"
+    assert re.findall(r"--uid (\d+)", user) * 2 == found["USER"].split(":"), "Kubernetes asks for a number"
     probe = json.loads(found["HEALTHCHECK"].partition(" CMD ")[2])
     assert probe[:2] == ["python", "-c"] and f":{command.server.port}/live'" in probe[2] and compile(probe[2], "probe", "exec")
 
