@@ -30,6 +30,7 @@ from vnext.commands.chat.conversation import COMMANDS  # noqa: E402
 from vnext.gateway.context import RouterMetrics  # noqa: E402
 from vnext.log.codec import FrameBody, RankDetail, RankDigest, SegmentHeader  # noqa: E402
 from vnext.models.registry import FAMILIES  # noqa: E402
+from vnext.options.foreign import LLAMA_CPP, OLLAMA, SGLANG, VLLM  # noqa: E402
 from vnext.options.parser import _form as form_of, groups  # noqa: E402  (needs the path above)
 from vnext.options.reader import _parser as vnext_parser  # noqa: E402
 from vnext.options.table import (  # noqa: E402
@@ -90,6 +91,26 @@ def other_options() -> str:
     return f"{text}\n`vnext router` also has these options of the server: {shared}.\n"
 
 
+OURS = re.compile(r"see (--[a-z-]+(?: [a-z]+)?(?: and --[a-z-]+)?)")
+
+
+def migration() -> str:
+    """What other servers' options are called here, by server: those whose place options of ours take alone."""
+    found = ""
+    for server, options_here in {"vLLM": VLLM, "SGLang": SGLANG, "llama.cpp": LLAMA_CPP}.items():
+        names: dict[str, list[str]] = {}
+        for name, foreign in options_here.items():
+            if (ours := OURS.fullmatch(foreign.remedy)) and not foreign.fine:
+                names.setdefault(ours[1], []).append(f"`{name}`")
+        found += _renamed(server, ((", ".join(theirs), ours) for ours, theirs in names.items()))
+    return found + _renamed("Ollama", ((f"`{theirs}`", ours) for theirs, ours in OLLAMA.items()))
+
+
+def _renamed(server: str, rows: Iterable[tuple[str, str]]) -> str:
+    marked = ((theirs, re.sub(r"(--[a-z-]+( (?:info|debug|full))?)", r"`\1`", ours)) for theirs, ours in rows)
+    return table((server, "vnext"), marked) + "\n"
+
+
 def commands() -> str:
     """The commands of `vnext`, as its help lists them."""
     listed = next(action for action in vnext_parser()._actions if isinstance(action, argparse._SubParsersAction))
@@ -133,8 +154,8 @@ def router_metrics() -> str:
 def _metrics(families: Iterable[Metric]) -> str:
     found = {family.name: family for family in families}
     return table(
-        ("metric", "kind", "what it is"),
-        ((f"`{name}{'_total' * (family.type == 'counter')}`", family.type, family.documentation) for name, family in found.items()),
+        ("metric", "what it is"),
+        ((f"`{name}{'_total' * (family.type == 'counter')}`", family.documentation) for name, family in found.items()),
     )
 
 
@@ -197,29 +218,30 @@ LAW = re.compile(r"([A-Z]\d(?:, [A-Z]\d)*): ")
 
 def laws_of_a_state() -> str:
     """The laws that `vnext.state.laws.check` checks."""
-    return _laws((law.__name__, law.__doc__ or "", law in state_laws.CHEAP) for law in state_laws.ALL)
+    return _laws((law.__doc__ or "", law in state_laws.CHEAP) for law in state_laws.ALL)
 
 
 def laws_of_a_run() -> str:
     """The functions of the simulator that check a law which their docstrings name."""
     paths = sorted([*(ROOT / "vnext" / "sim").rglob("*.py"), *(ROOT / "tests" / "sim").glob("*.py")], key=lambda path: path.name)
-    return _laws((name, text, False) for path in paths for name, text in _documented(path))
+    return _laws((text, False) for path in paths for text in _docstrings(path))
 
 
-def _documented(path: Path) -> Iterator[tuple[str, str]]:
+def _docstrings(path: Path) -> Iterator[str]:
+    """Those of a file's functions."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.FunctionDef):
-            yield node.name, ast.get_docstring(node) or ""
+            yield ast.get_docstring(node) or ""
 
 
-def _laws(laws: Iterable[tuple[str, str, bool]]) -> str:
+def _laws(laws: Iterable[tuple[str, bool]]) -> str:
     rows = {}
-    for function, text, is_cheap in laws:
+    for text, is_cheap in laws:
         text = re.sub(r"\s+", " ", text.partition("\n\n")[0]).removesuffix(" Raises LawBroken.").strip()
         if names := LAW.match(text):
             sentence = text[names.end() :]
-            rows[text] = (names[1], sentence[0].upper() + sentence[1:] + " (*cheap*)" * is_cheap, f"`{function.strip('_')}`")
-    return table(("name", "law", "function"), rows.values())
+            rows[text] = (names[1], sentence[0].upper() + sentence[1:] + " (*cheap*)" * is_cheap)
+    return table(("name", "law"), rows.values())
 
 
 # ---- the log -----------------------------------------------------------------------------------------------------
@@ -291,6 +313,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "features": features,
     "other-options": other_options,
     "commands": commands,
+    "migration": migration,
     "chat-commands": chat_commands,
     "routes": routes,
     "metrics": metrics,

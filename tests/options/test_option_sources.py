@@ -13,7 +13,7 @@ import pytest
 from vnext.base.spelling import close_to
 from vnext.commands.bench import cli as bench
 from vnext.commands.bench.cli import make_parser
-from vnext.options.foreign import FOREIGN
+from vnext.options.foreign import FOREIGN, OLLAMA
 from vnext.options.parser import FIRST, groups
 from vnext.options.reader import ProgramCommand, ServeCommand, parse
 from vnext.options.settings_check import engine_settings
@@ -174,6 +174,29 @@ def test_the_table_of_other_engines_options_holds_none_of_ours_and_says_why_each
         assert foreign.remedy or foreign.fine == ("*",), f"{name} may be refused and has no remedy"
         assert "leave it out" not in foreign.sentence(name, "x").removesuffix("; leave it out."), name
         assert not foreign.sentence(name, "x").endswith(": leave it out."), f"{name} is refused without a reason"
+
+
+def test_remedies_name_options_that_there_are() -> None:
+    measured = ("--url", "--input-len", "--output-len", "--random")  # vnext-bench's
+    known = {*measured, *(flag for option in every_option() for flag in option.flags)}
+    known |= {flag.replace("--", "--no-", 1) for flag in known}
+    remedies = {name: foreign.remedy for name, foreign in FOREIGN.items()} | dict(OLLAMA)
+    wrong = [name for name, remedy in remedies.items() if not {*re.findall(r"(?<![\w-])--[a-z-]+", remedy)} <= known]
+    assert wrong == [] and "--kv-cache-dtype" in OLLAMA["OLLAMA_KV_CACHE_TYPE"]
+
+
+def test_options_of_llama_cpp_and_sglang_name_ours(capsys: pytest.CaptureFixture[str]) -> None:
+    said = refusal(capsys, "serve", "-c", "4096", "-ctk", "q8_0", "--disable-radix-cache", "--cuda-graph-bs", "1", "2", "-np", "4")
+    for words in ("-c: see --max-model-len", "-ctk: see --kv-cache-dtype", "radix-cache: see --no-enable-prefix-caching",
+                  "--cuda-graph-bs: see --graph-sizes", "-np: see --max-num-seqs"):  # fmt: skip
+        assert words in said
+    parse(["serve", "--metrics", "-cb", "--embedding", "--grammar-backend", "xgrammar"])
+    assert capsys.readouterr().err.count("ignored: ") == 4
+
+
+def test_variables_of_ollama_are_named_with_what_takes_their_place(capsys: pytest.CaptureFixture[str]) -> None:
+    parse(["serve"], {"OLLAMA_HOST": "0.0.0.0", "OLLAMA_KEEP_ALIVE": "5m", "OLLAMA_UNKNOWN": "1"})
+    assert "OLLAMA_HOST, OLLAMA_KEEP_ALIVE: Ollama's variables are not read; see --host and --port, --keep-alive.\n" in capsys.readouterr().err
 
 
 def test_a_name_is_offered_only_for_its_misspelling() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 import numpy as np
@@ -373,9 +374,8 @@ def test_the_quick_form_sees_every_cheap_law(
 def test_laws_are_documented(root) -> None:
     text = (root / "docs" / "laws.md").read_text()
     for law in ALL:
-        assert f"`{law.__name__}`" in text, f"docs/laws.md does not mention {law.__name__}"
         for name in law.__doc__.split(":")[0].split(", "):
-            assert name in text
+            assert re.search(rf"^\| (.*, )?{name}\b", text, re.MULTILINE), f"docs/laws.md does not mention {name}"
 
 
 def test_another_pool_state_is_not_an_error() -> None:

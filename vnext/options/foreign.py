@@ -1,8 +1,8 @@
-"""Foreign options: options of vLLM, SGLang and llama.cpp that vnext does not have, and what each means here.
+"""Foreign options: what vLLM, SGLang, llama.cpp and Ollama have and vnext does not, and what each option means here.
 
-Owns the table. An option is ignored, with the reason, if its value requests what vnext does anyway. Any other is refused
-with the reason and the remedy, because the server would not behave as the user asked. Options with the same meaning as a
-vnext option are alternative names of it, in table.py.
+Owns the tables, of which docs/migration.md shows a part. An option is ignored, with the reason, if its value requests what
+vnext does anyway. Any other is refused with the reason and the remedy, because the server would not behave as the user asked.
+Options with the same meaning as a vnext option are alternative names of it, in table.py.
 """
 
 from __future__ import annotations
@@ -65,6 +65,11 @@ def _refused(reason: str, remedy: str, *names: str, takes: int | str = 1) -> Ite
     return ((name, Foreign(takes, (), reason, remedy)) for name in names)
 
 
+def _renamed(ours: str, *names: str, takes: int | str = 1) -> Iterator[tuple[str, Foreign]]:
+    """Options whose meaning an option of ours has, with values of its own."""
+    return _refused("", f"see {ours}", *names, takes=takes)
+
+
 TOOLS = "the server reads tool calls in the format that the model's chat template teaches"
 PROXY = "the server listens on a port"
 NO_MEDIA = "images and audio are not supported"
@@ -77,10 +82,10 @@ LOCAL = "the engines of a server are on one machine"
 REPLICAS = "see --data-parallel-size, or start several servers behind a proxy"
 SEVERAL = "start several servers, each on its own port, behind a proxy"
 
-FOREIGN: Mapping[str, Foreign] = MappingProxyType(
+VLLM: Mapping[str, Foreign] = MappingProxyType(
     dict(
         [
-            # vLLM's switches that request what vnext does anyway
+            # switches that request what vnext does anyway
             *_switches("vnext never runs a checkpoint's code; it has its own model families", "--trust-remote-code"),
             *_switches(TOOLS, "--enable-auto-tool-choice"),
             *_switches("the model never sees tools when tool_choice is none", "--exclude-tools-when-tool-choice-none"),
@@ -200,23 +205,86 @@ FOREIGN: Mapping[str, Foreign] = MappingProxyType(
             *_values("*", "graphs and compiled code change no answer, see --compile, --graph-sizes and --enforce-eager", "",
                      "--compilation-config", "-O", "--optimization-level", "--compile-sizes"),
             *_refused("attention reads what the model's windows say", "leave it out", "--disable-sliding-window", takes=0),
-            # SGLang and llama.cpp
-            *_refused("", "see --max-model-len", "-c", "--ctx-size", "--context-length"),
-            *_refused("", "see --max-num-batched-tokens", "-b", "--batch-size", "--chunked-prefill-size"),
-            *_refused("", "see --max-num-seqs", "-np", "--parallel", "--max-running-requests"),
-            *_refused("", "see --gpu-memory-utilization", "--mem-fraction-static"),
-            *_refused("", "see --tensor-parallel-size", "--tp", "--tp-size"),
-            *_refused("", "see --url", "--base-url"),
-            *_refused("", "see --input-len", "--random-input-len"),
-            *_refused("", "see --output-len", "--random-output-len"),
+            # of vllm bench
+            *_renamed("--url", "--base-url"),
+            *_renamed("--input-len", "--random-input-len"),
+            *_renamed("--output-len", "--random-output-len"),
             *_refused("prompts are running text", "see --random for random tokens", "--dataset-name"),
-            *_refused("", "name the model itself, as in `vnext serve MODEL`", "--model-path", "-hf"),
-            *_refused("a model is computed in one place", "see --device", "-ngl", "--n-gpu-layers"),
-            *_refused("attention is chosen by the machine", "`vnext doctor` says which", "--flash-attn", "-fa", takes="?"),
-            *_switches("the model's chat template is always used", "--jinja"),
         ]
     )
 )
+SGLANG: Mapping[str, Foreign] = MappingProxyType(
+    dict(
+        [
+            *_refused("", "name the model itself, as in `vnext serve MODEL`", "--model-path"),
+            *_renamed("--tokenizer", "--tokenizer-path"),
+            *_renamed("--max-model-len", "--context-length"),
+            *_renamed("--max-num-batched-tokens", "--chunked-prefill-size", "--max-prefill-tokens"),
+            *_renamed("--max-num-seqs", "--max-running-requests"),
+            *_renamed("--gpu-memory-utilization", "--mem-fraction-static"),
+            *_renamed("--tensor-parallel-size", "--tp", "--tp-size"),
+            *_renamed("--data-parallel-size", "--dp", "--dp-size"),
+            *_renamed("--pipeline-parallel-size", "--pp-size"),
+            *_renamed("--enable-expert-parallel", "--ep", "--ep-size"),
+            *_renamed("--master-addr and --master-port", "--dist-init-addr"),
+            *_renamed("--scheduling-policy", "--schedule-policy"),
+            *_renamed("--block-size", "--page-size"),
+            *_renamed("--seed", "--random-seed"),
+            *_renamed("--hf-overrides", "--json-model-override-args"),
+            *_renamed("--speculative-config", "--speculative-algorithm", "--speculative-draft-model-path",
+                      "--speculative-num-steps", "--speculative-eagle-topk", "--speculative-num-draft-tokens"),
+            *_renamed("--lora-modules", "--lora-paths"),
+            *_renamed("--max-loras", "--max-loras-per-batch"),
+            *_renamed("--no-enable-prefix-caching", "--disable-radix-cache", takes=0),
+            *_renamed("--no-async-scheduling", "--disable-overlap-schedule", takes=0),
+            *_renamed("--enforce-eager", "--disable-cuda-graph", takes=0),
+            *_renamed("--graph-sizes", "--cuda-graph-max-bs"),
+            *_renamed("--graph-sizes", "--cuda-graph-bs", takes="*"),
+            *_renamed("--compile", "--enable-torch-compile", takes=0),
+            *_renamed("--deterministic", "--enable-deterministic-inference", takes=0),
+            *_renamed("--kv-disk-dir", "--enable-hierarchical-cache", takes=0),
+            *_renamed("--log-level info", "--log-requests", takes=0),
+            *_values("*", GRAMMARS, "", "--grammar-backend"),
+            *_switches(FIGURES, "--enable-metrics"),
+            *_switches("usage includes them anyway", "--enable-cache-report"),
+        ]
+    )
+)
+LLAMA_CPP: Mapping[str, Foreign] = MappingProxyType(
+    dict(
+        [
+            *_refused("", "name the model itself, as in `vnext serve owner/name:Q4_K_M`", "-hf", "-hfr", "--hf-repo"),
+            *_renamed("--max-model-len", "-c", "--ctx-size"),
+            *_renamed("--max-num-batched-tokens", "-b", "--batch-size", "-ub", "--ubatch-size"),
+            *_renamed("--max-num-seqs", "-np", "--parallel"),
+            *_renamed("--threads", "-tb", "--threads-batch"),
+            *_renamed("--api-server-count", "--threads-http"),
+            *_renamed("--kv-cache-dtype", "-ctk", "--cache-type-k", "-ctv", "--cache-type-v"),
+            *_renamed("--served-model-name", "-a", "--alias"),
+            *_renamed("--lora-modules", "--lora"),
+            *_renamed("--speculative-config", "-md", "--model-draft", "--draft", "--draft-max", "--draft-min"),
+            *_renamed("--hf-overrides", "--rope-freq-base", "--rope-scale"),
+            *_renamed("--chat-template", "--chat-template-file"),
+            *_renamed("--reasoning-parser", "--reasoning-format"),
+            *_renamed("--override-generation-config", "--top-k", "--top-p", "--min-p", "--repeat-penalty"),
+            *_refused("a request says how long its answer may be", "send max_tokens", "-n", "--predict", "--n-predict"),
+            *_refused("a model is computed in one place", "see --device", "-ngl", "--gpu-layers", "--n-gpu-layers"),
+            *_refused("attention is chosen by the machine", "`vnext doctor` says which", "--flash-attn", "-fa", takes="?"),
+            *_switches("the model's chat template is always used", "--jinja"),
+            *_switches("a request joins the batch as soon as there is room", "-cb", "--cont-batching"),
+            *_switches(FIGURES, "--metrics", "--slots"),
+            *_switches("these routes always answer", "--embedding", "--embeddings", "--rerank", "--reranking"),
+        ]
+    )
+)
+OLLAMA: Mapping[str, str] = MappingProxyType({
+    "OLLAMA_HOST": "--host and --port", "OLLAMA_MODELS": "--models-dir", "OLLAMA_CONTEXT_LENGTH": "--max-model-len",
+    "OLLAMA_NUM_PARALLEL": "--max-num-seqs", "OLLAMA_MAX_QUEUE": "--max-waiting-tokens", "OLLAMA_KEEP_ALIVE": "--keep-alive",
+    "OLLAMA_MAX_LOADED_MODELS": "--max-loaded-models", "OLLAMA_KV_CACHE_TYPE": "--kv-cache-dtype",
+    "OLLAMA_ORIGINS": "--allowed-origins", "OLLAMA_DEBUG": "--log-level debug",
+})  # fmt: skip
+"""Its variables, which are not read, and what says the same here."""
+FOREIGN: Mapping[str, Foreign] = MappingProxyType({**VLLM, **SGLANG, **LLAMA_CPP})
 """Options by name."""
 
 

@@ -245,7 +245,7 @@ def help_word(argv: Sequence[str]) -> str | None:
 
 
 def _takes_no_value(action: argparse.Action) -> str:
-    flags = [flag for flag in action.option_strings if flag.startswith("--")]
+    flags = [flag for flag in action.option_strings if flag.startswith("--")] or action.option_strings
     return f"{flags[0]} takes no value: write {' or '.join(flags)}."
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
 from vnext.base.spelling import close_to
-from vnext.options.foreign import FOREIGN
+from vnext.options.foreign import FOREIGN, OLLAMA
 from vnext.options.table import API_KEY_VARIABLE, PREFIX, Option
 from vnext.runtime.protocol.settings import SettingsError
 
@@ -63,6 +63,9 @@ def unknown_variables(environment: Mapping[str, str], options: Iterable[Option])
     sentences = [f"{name} is no option's variable{_meant(close_to(name, known))}" for name in unknown]
     if of_vllm := sorted(name for name in environment if name.startswith("VLLM_") and name != VLLM_API_KEY):
         sentences.append(f"{', '.join(of_vllm)}: vLLM's variables are not read, see vnext serve --help.")
+    if of_ollama := sorted(environment.keys() & OLLAMA.keys()):
+        ours = ", ".join(OLLAMA[name] for name in of_ollama)
+        sentences.append(f"{', '.join(of_ollama)}: Ollama's variables are not read; see {ours}.")
     return sentences
 
 
