@@ -121,7 +121,9 @@ ARROWS = {
         "server/context", "text", "state/events", "state/params", "log", "runtime/protocol", "runtime/client", "base",
     },
     # `vnext router` is a server's outside once more
-    "gateway": {"routing/*", "state/events", "server/*", "server/http", "server/context", "runtime/protocol", "base"},
+    "gateway": {
+        "routing/*", "state/events", "server/*", "server/http", "server/context", "server/views/welcome", "runtime/protocol", "base",
+    },
     "options": {
         "kernels/attention_backends", "kernels/format", "routing/policies", "gateway/settings", "runtime/protocol",
         "runtime/hosts/handover/addresses", "server/*", "sched/policies", "base",

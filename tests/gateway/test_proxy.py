@@ -72,6 +72,18 @@ def test_models_health_and_paths_that_do_not_pass(pair: tuple[Toy, Toy, RouterHe
     assert router.call("POST", "/v1/messages/batches", {})[0] == 200, "a path below /v1 is the server's to judge"
 
 
+def test_a_browser_finds_the_page_and_the_paths_that_pass() -> None:
+    with RouterHere(http={"api_keys": ("sk-one",)}) as router:
+        for path in ("/", "/docs", "/page/index.html"):
+            status, page, headers = router.call("GET", path, Accept="text/html")
+            assert status == 200 and "page/main.js" in page and "default-src 'self'" in headers["Content-Security-Policy"]
+        status, text, _ = router.call("GET", "/")
+        assert status == 200 and "POST /v1/chat/completions" in text and "/pause" not in text
+        assert f"curl -s http://127.0.0.1:{router.port}/v1/chat/completions" in text and "Authorization: Bearer" in text
+        paths = router.call("GET", "/openapi.json")[1]["paths"]
+        assert {"/v1/messages", "/health", "/api/tags"} < paths.keys() and not paths.keys() & {"/sleep", "/log", "/v1/load_lora_adapter"}
+
+
 def test_a_model_decides_among_servers() -> None:
     with Toy("a", "both") as first, Toy("b", "both") as second, RouterHere(first.url, second.url) as router:
         assert {model["id"] for model in router.call("GET", "/v1/models")[1]["data"]} == {"a", "b", "both"}

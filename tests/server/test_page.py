@@ -1,4 +1,4 @@
-"""The page at / in a real browser: talk, stop, change, call a tool, keep to a schema, see probabilities, a cut, a key, the engine."""
+"""The page at / in a real browser: talk, stop, change, call a tool, keep to a schema, see probabilities, a cut, a key, the engine, the API."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from edge_server import EdgeServer
 from toy_tokenizers import byte_level
 
 from vnext.runtime.protocol.messages import AbortRequests, SubmitRequest
+from vnext.server.routes import ROUTES
 
 pytest.importorskip("selenium.webdriver", reason="selenium is not installed (pip install -e .[dev])")
 from selenium.webdriver.common.keys import Keys  # noqa: E402
@@ -177,8 +178,37 @@ def test_the_engine_is_shown_as_it_runs(page, server):
     assert page.text("#replay") == f"vnext-replay ui --live {server.url}" and page.complaints == []
 
 
+def test_the_api_is_listed_and_tried(page, server):
+    page.driver.get(f"{server.url}/docs")
+    page.reported("#model", "toy")
+    page.reported("#statuses", "a field is wrong")
+    routes = page.driver.find_elements("css selector", ".route")
+    assert len(routes) == len(ROUTES)
+    chat = next(each for each in routes if "/v1/chat/completions" in each.text)
+    chat.click()
+    page.reported(".route[open] table", "max_completion_tokens\ninteger".replace("\n", " "))
+    page.reported(".route[open]", "list of ChatMessage required")
+    page.reported(".route[open] caption", "ChatMessage")
+    body = chat.find_element("css selector", "textarea")
+    assert json.loads(body.get_attribute("value"))["model"] == "toy"
+    chat.find_element("css selector", "button").click()
+    page.reported(".route[open] .try pre", '"object": "chat.completion"')
+    page.driver.execute_script("arguments[0].value = arguments[1]", body, '{"messages": []}')
+    chat.find_element("css selector", "button").click()
+    page.reported(".route[open] .try pre", "400 Bad Request")
+    page.driver.execute_script("arguments[0].click()", chat.find_element("css selector", "summary"))
+    models = next(each for each in routes if "/v1/models/{model}" in each.text)
+    models.click()
+    models.find_element("css selector", "input").send_keys("toy")
+    models.find_element("css selector", "button").click()
+    page.reported(".route[open] .try pre", '"id": "toy"')
+    sound = next(each for each in routes if "/v1/audio/transcriptions" in each.text)
+    page.driver.execute_script("arguments[0].firstChild.click()", sound)
+    assert sound.find_element("css selector", "input").get_attribute("type") == "file"
+
+
 @pytest.mark.parametrize("width", [390, 1440])
-@pytest.mark.parametrize("view", ["chat", "engine"])
+@pytest.mark.parametrize("view", ["chat", "engine", "api"])
 def test_the_page_fits_its_window(page, width, view):
     try:
         page.driver.set_window_size(width, 844)
@@ -186,6 +216,6 @@ def test_the_page_fits_its_window(page, width, view):
         page.reported("header", "vnext")
         assert page.driver.execute_script("return document.documentElement.scrollWidth <= innerWidth")
         composer = page.driver.execute_script("return document.getElementById('composer').getBoundingClientRect().bottom")
-        assert view == "engine" or composer <= page.driver.execute_script("return innerHeight")
+        assert view != "chat" or composer <= page.driver.execute_script("return innerHeight")
     finally:
         page.driver.set_window_size(1400, 1800)

@@ -25,13 +25,15 @@ from vnext.gateway.context import ROUTER, RouterContext
 from vnext.gateway.settings import RouterSettings
 from vnext.gateway.shelf import LoadFailed, ModelGone, ModelTooLarge, Shelf
 from vnext.runtime.protocol import log_lines
-from vnext.server.console import say_who_comes_in, write_error, write_line
+from vnext.server.console import curl_line, say_who_comes_in, write_error, write_line
 from vnext.server.context.api_keys import KeysUnusable
 from vnext.server.context.errors import Failure, KeyRejected, RoutesClosed
 from vnext.server.context.text_work import settle
 from vnext.server.http.connections import CONNECTIONS, Connections, Runner, room_for
 from vnext.server.http.middleware import FRONT, Front, add_headers, bearer, observe, translate
+from vnext.server.routes import ROUTES
 from vnext.server.tls import AddressUnusable, TlsUnusable, bind, tls_context, unusable, url_at
+from vnext.server.views import welcome
 
 FIRST_LOOK_S = 0.5
 """For the servers' first answers, before clients are served."""
@@ -127,7 +129,9 @@ def _start_line(context: RouterContext, listener: socket.socket) -> str:
     return f"vnext {__version__}: routing by {where}; {ready} of {len(backends)} servers are ready"
 
 
-OPEN = frozenset({"/health", "/ping", "/live", "/version", "/metrics"})
+PAGES = frozenset({"/", "/docs", "/openapi.json", "/page/{name}"})
+OWN = frozenset({"/health", "/ping", "/live", "/version", "/metrics"}) | PAGES
+OPEN = OWN - {"/page/{name}"} | welcome.PAGE_PATHS
 """Paths that need no key."""
 ADMIN = "/router/"
 CLEANUP_TIMEOUT_S = 2.0
@@ -148,8 +152,11 @@ def make_app(context: RouterContext) -> web.Application:
     app[CONNECTIONS] = Connections(context.settings.http, context.metrics.closed.add)
     app.on_response_prepare.append(add_headers)
     app[FRONT] = _front(context)
+    app[welcome.ROUTES] = tuple(each for each in ROUTES if each.path in OWN or views.passes(each.path))
+    app[welcome.EXAMPLE] = lambda url: curl_line(url, chat=True, has_key=bool(context.keys))
     app.add_routes(
         [
+            *(web.get(each.path, each.view) for each in ROUTES if each.path in PAGES),
             web.get("/health", views.get_health),
             web.get("/ping", views.get_health),
             web.get("/live", views.get_live),

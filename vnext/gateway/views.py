@@ -23,7 +23,7 @@ from vnext.server.http.bodies import body_pieces
 from vnext.server.http.middleware import FRONT, failure_at
 from vnext.server.http.pages import anthropic_model, anthropic_page
 
-PASSED = ("/v1/", "/v2/rerank", "/rerank", "/score", "/tokenize", "/detokenize", "/api/", "/openapi.json", "/docs")
+PASSED = ("/v1/", "/v2/rerank", "/rerank", "/score", "/tokenize", "/detokenize", "/api/")
 """Beginnings of the paths that pass."""
 OF_A_SERVER = (
     "/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/update_weights", "/pause", "/resume", "/is_paused", "/sleep", "/wake_up",
@@ -37,7 +37,7 @@ async def forward(request: web.Request) -> web.StreamResponse:
     context, client = request.app[ROUTER], client_of(request)
     if request.path.startswith(OF_A_SERVER):
         raise RoutesClosed(f"{request.path} is about one server's own state: ask that server itself, not the router.")
-    if not request.path.startswith(PASSED) or ".." in request.path.split("/"):  # a server might take /v1/../sleep for /sleep
+    if not passes(request.path):
         raise web.HTTPNotFound
     with context.limiter.enter(1, client):
         body = bytearray()
@@ -48,6 +48,12 @@ async def forward(request: web.Request) -> web.StreamResponse:
             return await _exchanged(request, read_asked(request.path, bytes(body), request.content_type.endswith("json")))
         finally:
             context.body_bytes.give(len(body), client)
+
+
+def passes(path: str) -> bool:
+    """Whether requests with this path go to a server."""
+    beyond = ".." in path.split("/")  # a server might take /v1/../sleep for /sleep
+    return path.startswith(PASSED) and not path.startswith(OF_A_SERVER) and not beyond
 
 
 async def _exchanged(request: web.Request, asked: Asked) -> web.StreamResponse:

@@ -13,6 +13,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 from vnext.runtime.client.engines import AnyEngineClient
 from vnext.server.batches.service import BATCHES, Batches
+from vnext.server.console import curl_line
 from vnext.server.context.server_context import SERVER_CONTEXT, ServerContext
 from vnext.server.http.background import BACKGROUND, Background, close_background
 from vnext.server.http.connections import CONNECTIONS, Connections, Runner
@@ -56,6 +57,7 @@ def make_app(
     app[TURN] = Turn(settings.sse_ping_interval_s)
     app.cleanup_ctx.append(report_load)
     app[welcome.ROUTES] = ROUTES
+    app[welcome.EXAMPLE] = lambda url: curl_line(url, chat=template is not None, has_key=settings.needs_key)
     for prefix in dict.fromkeys(("", settings.root_path)):
         app.add_routes([getattr(web, route.method.lower())(prefix + route.path, route.view) for route in ROUTES])
     return app

@@ -24,13 +24,19 @@ async function checked(response) {
   throw new Error(sentence || `the server answers with status ${response.status}`);
 }
 
+// An answer of any path, a refusal as an error with its sentence where `asError`.
+export async function ask(path, { method = "GET", body } = {}, asError = true) {
+  const type = typeof body === "string" ? { "Content-Type": "application/json" } : {};
+  const response = await fetch(path, { method, headers: headers(type), body });
+  return asError ? checked(response) : response;
+}
+
 export async function models() {
-  const found = await checked(await fetch("v1/models", { headers: headers() }));
-  return (await found.json()).data.map((each) => each.id);
+  return (await (await ask("v1/models")).json()).data.map((each) => each.id);
 }
 
 export async function figures() {
-  return (await checked(await fetch("metrics"))).text();
+  return (await ask("metrics")).text();
 }
 
 // Calls `take` with each chunk. Where the connection breaks, the same request goes on behind the last event that came.

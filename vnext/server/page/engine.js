@@ -34,13 +34,19 @@ export function watch(isOn) {
 async function look() {
   const began = performance.now();
   try {
-    draw(read(await figures()), began / 1000);
-    byId("silent").hidden = true;
+    const found = read(await figures());
+    const isEngine = "steps_total" in found.now;
+    if (isEngine) draw(found, began / 1000);
+    say(isEngine ? "" : "A router answers here: each server behind it shows its own engine.");
   } catch (error) {
-    byId("silent").hidden = false;
-    byId("silent").textContent = `The server does not answer (${error.message}); these are its last figures.`;
+    say(`The server does not answer (${error.message}); these are its last figures.`);
   }
   engine.timer = setTimeout(look, PERIOD_MS);
+}
+
+function say(sentence) {
+  byId("silent").hidden = !sentence;
+  byId("silent").textContent = sentence;
 }
 
 // Prometheus' text form -> sums over labels, and the buckets of histograms.

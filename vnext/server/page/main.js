@@ -3,9 +3,10 @@
 import { models, setKey } from "./api.js";
 import { begin } from "./chat.js";
 import { watch } from "./engine.js";
+import { list as listRoutes } from "./reference.js";
 
 const byId = (id) => document.getElementById(id);
-const VIEWS = ["chat", "engine"];
+const VIEWS = ["chat", "engine", "api"];
 
 function fail(error) {
   byId("error").hidden = !error;
@@ -19,11 +20,12 @@ function view(name) {
   }
   history.replaceState(null, "", name === "chat" ? location.pathname : `#${name}`);
   watch(name === "engine");
+  if (name === "api") listRoutes().catch(fail);
 }
 
 async function list() {
   try {
-    byId("model").replaceChildren(...(await models()).map((name) => new Option(name)));
+    byId("model").replaceChildren(...(await models()).map((name) => new Option(name.startsWith("/") ? name.split("/").pop() : name, name)));
     fail(null);
   } catch (error) {
     fail(error);
@@ -51,4 +53,4 @@ byId("replay").textContent = `vnext-replay ui --live ${location.origin}`;
 if (matchMedia("(max-width: 800px)").matches) byId("settings-fold").open = false;
 begin(fail);
 list();
-view(location.hash === "#engine" ? "engine" : "chat");
+view(VIEWS.find((each) => location.hash === `#${each}`) || (location.pathname.endsWith("/docs") ? "api" : "chat"));

@@ -18,8 +18,6 @@ import msgspec
 from aiohttp import web
 
 from vnext.base.version import __version__
-from vnext.server.console import curl_line
-from vnext.server.context.server_context import SERVER_CONTEXT
 from vnext.server.http.static_files import HEADERS as PAGE_HEADERS, File, StaticFiles, answer_with, file_of
 
 JSON, TEXT, HTML, EVENTS, BYTES = "application/json", "text/plain", "text/html", "text/event-stream", "application/octet-stream"
@@ -85,6 +83,8 @@ class Route(NamedTuple):
 
 PARAMETER = re.compile(r"\{(\w+)(?::((?:[^{}]|\{[^{}]*\})*))?\}")
 ROUTES: web.AppKey[tuple[Route, ...]] = web.AppKey("routes")
+EXAMPLE: web.AppKey[Callable[[str], str]] = web.AppKey("example")
+"""The command line to try at an address."""
 HEADERS = {"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'", "X-Content-Type-Options": "nosniff"}
 HOST_UNKNOWN = "127.0.0.1:8000"
 STYLE = "body{font:16px/1.5 sans-serif;max-width:60em;margin:2em auto;padding:0 1em}td{padding:.2em 1em .2em 0;vertical-align:top}"
@@ -109,7 +109,9 @@ async def get_welcome(request: web.Request) -> web.Response:
 
 
 async def get_docs(request: web.Request) -> web.Response:
-    """GET /docs."""
+    """GET /docs: to a browser the page, which shows the API in its own view; without scripts the paths and their fields."""
+    if "text/html" in request.headers.get("Accept", ""):
+        return await get_page_file(request)
     before, after = _page(request.app[ROUTES])
     return web.Response(text=before + escape(_example(request)) + after, content_type="text/html", headers=HEADERS)
 
@@ -140,9 +142,8 @@ def _page(routes: tuple[Route, ...]) -> tuple[str, str]:
 
 
 def _example(request: web.Request) -> str:
-    context = request.app[SERVER_CONTEXT]
     host = request.host if request.host.isascii() else HOST_UNKNOWN  # a name on the wire is ASCII
-    return curl_line(f"http://{host}", chat=context.template is not None, has_key=context.settings.needs_key)
+    return request.app[EXAMPLE](f"{request.scheme}://{host}")
 
 
 async def get_openapi(request: web.Request) -> web.Response:
