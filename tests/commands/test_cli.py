@@ -37,6 +37,11 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == f"vnext {__version__}\n"
 
 
+def test_the_package_is_the_command(root: Path) -> None:
+    run = subprocess.run([sys.executable, "-m", "vnext", "--version"], cwd=root, capture_output=True, text=True)
+    assert run.returncode == 0 and run.stdout == f"vnext {__version__}\n" and not run.stderr
+
+
 LOADED = "import json, sys; before = set(sys.modules); import {}; print(json.dumps(sorted(set(sys.modules) - before)))"
 
 
