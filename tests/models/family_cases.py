@@ -112,6 +112,15 @@ CASES: dict[str, Case] = {
         "Qwen3MoeConfig",
         {"num_experts": 4, "moe_intermediate_size": 40, "num_experts_per_tok": 2, "mlp_only_layers": [1]},
     ),
+    "mellum": Case(
+        "MellumForCausalLM",
+        "MellumConfig",
+        {
+            "head_dim": 24, "num_local_experts": 5, "moe_intermediate_size": 40, "num_experts_per_tok": 2, "sliding_window": 40,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "mlp_layer_types": ["sparse", "dense", "sparse"],
+        },
+    ),
     "qwen2_moe": Case(
         "Qwen2MoeForCausalLM",
         "Qwen2MoeConfig",
@@ -136,6 +145,17 @@ CASES: dict[str, Case] = {
     ),
     "solar_open": Case("SolarOpenForCausalLM", "SolarOpenConfig", {**GROUPED, "head_dim": 24, "n_group": 1}),
     "dots1": Case("Dots1ForCausalLM", "Dots1Config", {**GROUPED, "sliding_window": 40, "max_window_layers": 2}),
+    "hy_v3": Case(
+        "HYV3ForCausalLM", "HYV3Config", {"head_dim": 24, "num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 40}
+    ),
+    "afmoe": Case(
+        "AfmoeForCausalLM",
+        "AfmoeConfig",
+        {
+            "head_dim": 24, "sliding_window": 40, "global_attn_every_n_layers": 2, "num_experts": 5, "num_experts_per_tok": 2,
+            "moe_intermediate_size": 40, "route_scale": 1.5, "mup_enabled": True,
+        },
+    ),
     "minimax_m2": Case(
         "MiniMaxM2ForCausalLM", "MiniMaxM2Config", {"head_dim": 24, "num_local_experts": 5, "num_experts_per_tok": 2, "rotary_dim": 12}
     ),
@@ -216,8 +236,18 @@ CASES: dict[str, Case] = {
         "Exaone4ForCausalLM", "Exaone4Config", {"sliding_window": 40, "sliding_window_pattern": 2, "head_dim": 24}
     ),
     "exaone4_whole": Case("Exaone4ForCausalLM", "Exaone4Config", {"sliding_window": None, "layer_types": ["full_attention"] * 3}),
+    "exaone_moe": Case(
+        "ExaoneMoeForCausalLM",
+        "ExaoneMoeConfig",
+        {
+            "sliding_window": 40, "sliding_window_pattern": 2, "head_dim": 24, "num_experts": 8, "num_experts_per_tok": 3,
+            "moe_intermediate_size": 40, "n_group": 2, "topk_group": 1,
+        },
+    ),
     "ministral3": Case("Ministral3ForCausalLM", "Ministral3Config", {"head_dim": 16, "rope_parameters": MINISTRAL}),
     "granite": Case("GraniteForCausalLM", "GraniteConfig", {**MULTIPLIERS, "attention_bias": True, "mlp_bias": True}),
+    "hyperclovax": Case("HyperCLOVAXForCausalLM", "HyperCLOVAXConfig", {**MULTIPLIERS, "head_dim": 24}),
+    "hyperclovax_plain": Case("HyperCLOVAXForCausalLM", "HyperCLOVAXConfig", {"use_post_norm": False}),
     "granite_hybrid": Case(
         "GraniteMoeHybridForCausalLM",
         "GraniteMoeHybridConfig",
@@ -295,7 +325,7 @@ def make_model(case_name: str) -> torch.nn.Module:
     with torch.no_grad():
         biases = [named for named in model.named_buffers() if named[0].endswith(("correction_bias", "layer_scalar"))]
         for name, parameter in (*model.named_parameters(), *biases):
-            if parameter.dim() == 1 or name.endswith(("correction_bias", "_proj_bias")):
+            if parameter.dim() == 1 or name.endswith(("correction_bias", "_proj_bias", "router.gate.weight")):
                 spread = 2.0 if name in ("model.norm.weight", "transformer.ln_f.weight", "gpt_neox.final_layer_norm.weight") else 0.3
                 parameter.add_(torch.randn(parameter.shape, generator=generator) * spread)
             if name.endswith("q_norm.weight") and case.config in UNSCALED:

@@ -16,13 +16,13 @@ NEEDS = MappingProxyType(
     {
         "a decoder with parts of its own": """
             Baichuan BioGpt BitNet Bloom Blt ChatGLM CodeGen CpmAnt CTRL Cwm DiffLlama Doge Exaone Falcon
-            GPTBigCode GPTJ GPTNeo GPTNeoXJapanese GraniteSWA HrmText HyperCLOVAX InternLM InternLM2 Jais
+            GPTBigCode GPTJ GPTNeo GPTNeoXJapanese GraniteSWA HrmText InternLM InternLM2 Jais
             Jais2 MiniCPM ModernBertDecoder Mpt MPT NanoChat Olmo OpenAIGPT OPT Orion Persimmon Phi QWen VaultGemma
             XGLM XLM XLNet Yi""",
         "experts, or a choice of experts, that no family here has": """
-            Afmoe AriaText Beam Cohere2Moe Dbrx DeepseekV4 ExaoneMoe Flint
-            GraniteMoeSWA Grok1 HYV3 JetMoe Kolibri1 Laguna Mellum MiMoV2Flash 
-            Phimoe PhiMoE """,
+            AriaText Beam Cohere2Moe Dbrx DeepseekV4 Flint
+            GraniteMoeSWA Grok1 JetMoe Kolibri1 Laguna MiMoV2Flash
+            Phimoe PhiMoE""",
         "attention over a latent cache (MLA)": """
             AXK1 AXK2 DeepseekV32 GlmMoeDsa HYV4 LongcatFlash""",
         "layers with a state (Mamba, linear attention, recurrence)": """

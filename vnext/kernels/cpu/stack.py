@@ -59,11 +59,15 @@ def describe_recurring(layer: Recurring) -> Described:
     return Described(np.array([_number(field) for field in layer], dtype=np.int64), (layer,))
 
 
+GATES_APART = 2
+
+
 class StackLayer(NamedTuple):
     """One layer's weights: `gate_up` holds its gate, all else is plain. Norms [hidden] and [head_dim], dense. `turns`: by which
     angles its heads turn, counted from 1, 0 for none; `turns_neighbours`: by pairs of neighbours. `group`: of which group of layers
     it is. `residual_scale` multiplies what attention and MLP add. With `experts`, which `router` chooses by the product with
-    `scores`, `gate_up` and `down` are of the MLP beside them, or None. `is_gated`: each query head has a gate behind it. A layer
+    `scores`, `gate_up` and `down` are of the MLP beside them, or None. `is_gated`: each query head has a gate behind it, or with
+    GATES_APART all gates stand behind all queries. A layer
     that is `recurring` has its first product in `qkv`. Norms with biases, float32 as these, are layer norms. `activation` is
     that of a `gate_up` without a gate, or with one that a bias keeps apart; `above` and `below` are xIELU's. `norms_joined`: how
     many numbers of queries, on all ranks, are normed together, 0 for none; the rest as in DecoderForm."""
@@ -89,7 +93,7 @@ class StackLayer(NamedTuple):
     scores: PackedLinear | None = None
     router: Described | None = None
     experts: Described | None = None
-    is_gated: bool = False
+    is_gated: int = 0
     recurring: Described | None = None
     latent: Described | None = None
     attention_norm_bias: Array | None = None

@@ -31,6 +31,15 @@ def first_layers(raw: Json, key: str, usual: int = 0) -> tuple[int, ...]:
     return tuple(range(positive(raw, key) if count else 0))
 
 
+def dense_kinds(raw: Json, first: int) -> tuple[int, ...]:
+    """The layers that mlp_layer_types calls dense, without it the first ones. Raises ModelError."""
+    count = positive(raw, "num_hidden_layers")
+    kinds = raw.get("mlp_layer_types") or ["dense" if layer < first else "sparse" for layer in range(count)]
+    if len(kinds) != count or not set(kinds) <= {"dense", "sparse"}:
+        raise ModelError(f"mlp_layer_types must name dense or sparse for each of {count} layers but is {shown(kinds)}")
+    return tuple(layer for layer, kind in enumerate(kinds) if kind == "dense")
+
+
 def dense_layers(raw: Json) -> tuple[int, ...]:
     """Layers with a plain MLP: those named, and those between every decoder_sparse_step-th."""
     named, step = raw.get("mlp_only_layers") or [], positive(raw, "decoder_sparse_step", 1)

@@ -66,9 +66,9 @@ class DecoderForm(msgspec.Struct, frozen=True, kw_only=True):
     it has turned, or over all heads together. `output_bias`: as attention_bias, of attention's output. `turns_neighbours`: the
     channels of a pair that turns are neighbours. `is_by_head`: the product has query, key and value of a head side by side.
     `query_growth`: (b, n) where queries at position p are multiplied by 1 + b * log(1 + p // n), as in Llama 4.
-    `is_gated`: a query head comes with a gate of its size, whose sigmoid multiplies what the head gives. `has_sinks`: each head's
-    softmax has a score without a key. `norms_values`: values are normed over each head. `mlp_scales` multiply what an MLP gets and
-    what it gives, None for nothing.
+    `is_gated`: a query head comes with a gate of its size, whose sigmoid multiplies what the head gives; with `gates_apart` all
+    stand behind all queries, else each behind its own. `has_sinks`: each head's softmax has a score without a key. `norms_values`:
+    values are normed over each head. `mlp_scales` multiply what an MLP gets and what it gives, None for nothing.
     """
 
     is_parallel: bool = False
@@ -81,6 +81,7 @@ class DecoderForm(msgspec.Struct, frozen=True, kw_only=True):
     is_by_head: bool = False
     query_growth: tuple[float, int] | None = None
     is_gated: bool = False
+    gates_apart: bool = False
     has_sinks: bool = False
     norms_values: bool = False
     mlp_scales: tuple[float, float] | None = None

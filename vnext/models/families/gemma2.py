@@ -1,4 +1,4 @@
-"""Gemma 1 and 2: scaled embeddings; in Gemma 2 norms on both sides, soft caps, windows in every other layer.
+"""Gemma 1 and 2: scaled embeddings; Gemma 2 has norms on both sides, soft caps, windows in every other layer.
 
 A norm multiplies by 1 + weight, in float32 before rounding: the sum is made once at load and kept in float32. Gemma 3
 shares the forward, with a norm over each query and key head and its own rope in the layers with a window.

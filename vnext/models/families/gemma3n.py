@@ -1,4 +1,4 @@
-"""Gemma 3n, text only: several streams, inputs by layer, upper layers that read lower ones' caches, sparse gates.
+"""Gemma 3n, text only: several streams, inputs by layer, shared caches, sparse gates.
 
 Layers share `gemma4.py`'s parts. Of multimodal models, it serves the language part.
 """

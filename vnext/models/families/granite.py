@@ -1,4 +1,4 @@
-"""Granite 3 and 4, also with experts and H, and Bamba: multipliers, and layers that are Mamba-2 where they do not attend.
+"""Granite 3, 4, 4 H, HyperCLOVA X, Bamba: multipliers, experts, Mamba-2 in layers that do not attend.
 
 Models of Granite 4 have the form of the hybrid ones, and an MLP that experts share. Bamba has Granite 4's Mamba-2, no multipliers,
 and heads that turn in half.
@@ -30,16 +30,19 @@ WEIGHT_AXES = MappingProxyType(
         "router.layer": matrix(Axis.EXPERTS, Axis.HIDDEN),
         **MAMBA_AXES,
         "pre_ff_layernorm": Layout((Axis.HIDDEN,)),
-        "final_layernorm": Layout((Axis.HIDDEN,)),
+        **dict.fromkeys(("final_layernorm", "post_norm1", "post_norm2"), Layout((Axis.HIDDEN,))),
         "shared_mlp.input_linear": matrix((Axis.MLP, Axis.MLP), Axis.HIDDEN),
         "shared_mlp.output_linear": matrix(Axis.HIDDEN, Axis.MLP),
     }
 )
 ATTENDING = ("attention", "full_attention")
 HYBRID, BAMBA, DENSE = "GraniteMoeHybridForCausalLM", "BambaForCausalLM", "GraniteForCausalLM"
+CLOVA = "HyperCLOVAXForCausalLM"
+"""It multiplies logits by what divides those of Granite, and has norms on both sides."""
 BAMBA_DEFAULTS = MappingProxyType(
     {"num_key_value_heads": 8, "max_position_embeddings": 262144, "rms_norm_eps": 1e-5, "partial_rotary_factor": 0.5}
 )
+CLOVA_NAMES = Names(after_attention_norm="post_norm1", after_mlp_norm="post_norm2")
 BAMBA_NAMES = Names(mlp_norm="pre_ff_layernorm", norm="final_layernorm")
 
 
@@ -48,7 +51,7 @@ def parse(raw: Json, generation: Json) -> ModelConfig:
     if raw["architectures"][0] == BAMBA:
         return bamba_config(raw, generation)
     architecture, still, recurrent = raw["architectures"][0], (), None
-    experts = None if architecture == DENSE else own_experts(raw)
+    experts = None if architecture in (DENSE, CLOVA) else own_experts(raw)
     if shared := raw.get("shared_intermediate_size", 1024 if architecture == HYBRID else 0):
         raw = raw | {"intermediate_size": shared}
     if architecture == HYBRID:
@@ -65,9 +68,10 @@ def parse(raw: Json, generation: Json) -> ModelConfig:
     form = DecoderForm(
         embedding_scale=number(raw, "embedding_multiplier", 1.0),
         residual_scale=number(raw, "residual_multiplier", 1.0),
-        logits_scale=1 / number(raw, "logits_scaling", 1.0),
+        logits_scale=number(raw, "logits_scaling", 1.0) ** (1 if architecture == CLOVA else -1),
     )
-    scale = number(raw, "attention_multiplier", 1.0)
+    usual = positive(raw, "head_dim", positive(raw, "hidden_size") // positive(raw, "num_attention_heads")) ** -0.5
+    scale = number(raw, "attention_multiplier", usual if architecture == CLOVA else 1.0)
     return common_config(raw, generation, form=form, query_scale=scale, still_layers=still, recurrent=recurrent, experts=experts)
 
 
@@ -114,5 +118,6 @@ def assemble(source: Source, config: ModelConfig) -> Params:
         name = "feed_forward." if architecture == BAMBA else "mlp."
         return shared(prefix) or gated_mlp(source, prefix, bias=config.mlp_bias, name=name)
 
-    names = BAMBA_NAMES if architecture == BAMBA else Names()
+    behind = CLOVA_NAMES if "model.layers.0.post_norm1.weight" in source else Names()
+    names = BAMBA_NAMES if architecture == BAMBA else behind
     return assemble_decoder(source, config, lambda prefix, index: (mixing(prefix, index), widening(prefix)), names)

@@ -1,4 +1,4 @@
-"""OLMo 2, 3, OLMoE and FlexOlmo: norms over all heads together; those of layers stand behind attention and MLP, but in OLMoE.
+"""OLMo 2, 3, OLMoE, FlexOlmo: norms over all heads; those of layers stand behind attention and MLP, but in OLMoE.
 
 Norm weights multiply in float32 before rounding, so they are kept in float32. Three layers of four have a window in OLMo 3, which
 stretches the rope of the others.
@@ -74,12 +74,16 @@ def _olmoe(raw: Json, generation: Json) -> ModelConfig:
 
 
 def windows(raw: Json) -> tuple[int, ...]:
-    """Three layers of four have one, or those that layer_types names."""
+    """Three layers of four have one, or all but every n-th, or those marked L by letters that come again, the last one never; or
+    those that layer_types names."""
     count, pattern = positive(raw, "num_hidden_layers"), raw.get("sliding_window_pattern") or 4
     if raw.get("sliding_window") is None:
         return (0,) * count
-    kinds = ["sliding_attention" if (index + 1) % pattern else "full_attention" for index in range(count)]
-    return layer_windows(raw, kinds)
+    if isinstance(pattern, str):
+        have = [index != count - 1 and pattern[index % len(pattern)] == "L" for index in range(count)]
+    else:
+        have = [(index + 1) % pattern != 0 for index in range(count)]
+    return layer_windows(raw, ["sliding_attention" if each else "full_attention" for each in have])
 
 
 def assemble(source: Source, config: ModelConfig) -> Params:

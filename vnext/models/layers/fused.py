@@ -221,7 +221,7 @@ def _describe_layer(layer: LayerParams, at: int, window: int, group: int, config
         turns_neighbours=form.turns_neighbours,
         group=group,
         residual_scale=form.residual_scale,
-        is_gated=attends and form.is_gated,
+        is_gated=attends and (kernel.GATES_APART if form.gates_apart else int(form.is_gated)),
         recurring=kernel.describe_recurring(_recurring(attention, config)) if isinstance(attention, Recurring) else None,
         latent=_latent(attention, config) if isinstance(attention, LatentAttention) else None,
         attention_norm_bias=attention_norm[1],
@@ -316,7 +316,7 @@ def _is_alike(layer: StackLayer, stack: Stack) -> bool:
     fields: tuple[Any, ...] = (layer.qkv, layer.output, *wide)
     sizes = layer.qkv.inputs == layer.output.outputs == stack.hidden
     is_unlike = layer.recurring is not None or layer.reads or layer.head_dim != stack.head_dim
-    sizes = sizes and (is_unlike or layer.qkv.outputs == stack.joined + layer.is_gated * layer.output.inputs)
+    sizes = sizes and (is_unlike or layer.qkv.outputs == stack.joined + (layer.is_gated > 0) * layer.output.inputs)
     if wide:
         sizes = sizes and wide[0].inputs == wide[1].outputs == stack.hidden
         sizes = sizes and wide[0].width in (wide[1].inputs, 2 * wide[1].inputs)

@@ -54,12 +54,16 @@ def by_head(x: torch.Tensor, norm: torch.Tensor, step: Step) -> torch.Tensor:
 
 
 def split_gates(joined: torch.Tensor, step: Step) -> tuple[torch.Tensor, torch.Tensor]:
-    """[T, (2 * heads + 2 * kv_heads) * head_dim], each query with its gate behind it -> (queries, keys and values; gates)."""
+    """[T, (2 * heads + 2 * kv_heads) * head_dim], each query with its gate behind it, or all queries before all gates ->
+    (queries, keys and values; gates)."""
     import torch  # as its callers, which have tensors
 
     heads, head_dim = local_heads(step.config, step.parallel.world_size), step.config.head_dim
     width = 2 * heads * head_dim
-    queries, gates = joined[:, :width].unflatten(1, (heads, 2, head_dim)).unbind(2)
+    if step.config.form.gates_apart:
+        queries, gates = joined[:, :width].unflatten(1, (2, heads, head_dim)).unbind(1)
+    else:
+        queries, gates = joined[:, :width].unflatten(1, (heads, 2, head_dim)).unbind(2)
     return torch.cat((queries.flatten(1), joined[:, width:]), dim=1), gates.flatten(1)
 
 

@@ -1,4 +1,4 @@
-"""ModernBERT: norms before attention and MLP, two ropes, two layers of three that see 64 tokens on either side, gated MLPs."""
+"""ModernBERT: two ropes, two layers of three that see 64 tokens around, gated MLPs."""
 
 from __future__ import annotations
 

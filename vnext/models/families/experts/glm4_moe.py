@@ -1,26 +1,33 @@
-"""GLM 4.5 to 4.7, Solar Open, and dots.llm1: experts marked by sigmoids and chosen with a bias, shared ones beside them.
+"""GLM 4.5 to 4.7, Solar Open, dots.llm1, Hy3: experts chosen by sigmoids with a bias, shared ones beside.
 
-The first layers of GLM and dots have a plain MLP. Half of each head of GLM turns; heads of dots, and of large GLMs, are normed.
+The first layers of GLM, dots and Hy3 have a plain MLP. Half of each head of GLM turns; heads of dots, Hy3, and of large GLMs, are
+normed.
 """
 
 from __future__ import annotations
 
 from types import MappingProxyType
 
-from vnext.models.config.expert_keys import first_layers, sigmoid_experts
+from vnext.models.config.expert_keys import dense_kinds, first_layers, sigmoid_experts
 from vnext.models.config.json_keys import Json, flag, positive
 from vnext.models.config.model_config import DecoderForm, ModelConfig, common_config, layer_windows
 from vnext.models.config.rope_config import parse_rope, scaling_of
 from vnext.models.layers.assembly import ExpertNames, Source, gated_mlp, own_attention, sparse_mlp
 from vnext.models.layers.decoder import Params, assemble_decoder, forward, logits
 from vnext.models.layers.layers import Attention, GatedMlp, SparseMlp
-from vnext.models.layers.sharding import EXPERT_AXES, WEIGHT_AXES as LLAMA_AXES, shared_axes
+from vnext.models.layers.sharding import EXPERT_AXES, WEIGHT_AXES as LLAMA_AXES, Axis, Layout, shared_axes
 
 __all__ = ["WEIGHT_AXES", "assemble", "forward", "logits", "parse"]
 
-WEIGHT_AXES = MappingProxyType({**LLAMA_AXES, **EXPERT_AXES, **shared_axes("shared_experts")})
+WEIGHT_AXES = MappingProxyType(
+    {
+        **LLAMA_AXES, **EXPERT_AXES, **shared_axes("shared_experts"), **shared_axes("shared_mlp"),
+        "expert_bias": Layout((Axis.EXPERTS,)),
+    }
+)  # fmt: skip
 NAMES = ExpertNames(bias="gate.e_score_correction_bias", shared="shared_experts")
-DOTS, SOLAR = "Dots1ForCausalLM", "SolarOpenForCausalLM"
+HY_NAMES = ExpertNames(router="router.gate", bias="expert_bias", shared="shared_mlp")
+DOTS, SOLAR, HY = "Dots1ForCausalLM", "SolarOpenForCausalLM", "HYV3ForCausalLM"
 USUAL = MappingProxyType(
     {
         "num_key_value_heads": 8, "max_position_embeddings": 131072, "rms_norm_eps": 1e-5, "n_routed_experts": 128,
@@ -33,12 +40,23 @@ DEFAULTS = MappingProxyType(
             **USUAL, "moe_intermediate_size": 1408, "first_k_dense_replace": 1, "partial_rotary_factor": 0.5,
         },
         SOLAR: {**USUAL, "moe_intermediate_size": 1280, "head_dim": 128, "rope_theta": 1e6},
+        HY: {
+            **USUAL, "moe_intermediate_size": 1536, "head_dim": 128, "rope_theta": 11158840.0, "num_experts": 192,
+            "router_scaling_factor": 2.826, "num_shared_experts": 1,
+        },
         DOTS: {
             "num_key_value_heads": 32, "moe_intermediate_size": 1408, "sliding_window": 4096, "max_window_layers": 62,
             "n_routed_experts": 128, "n_shared_experts": 2, "num_experts_per_tok": 6,
         },
     }
 )  # fmt: skip
+HY_KEYS = MappingProxyType(
+    {
+        "n_routed_experts": "num_experts", "n_shared_experts": "num_shared_experts",
+        "routed_scaling_factor": "router_scaling_factor",
+    }
+)  # fmt: skip
+"""DeepSeek's names of what Hy3 names otherwise."""
 
 
 def parse(raw: Json, generation: Json) -> ModelConfig:
@@ -47,15 +65,24 @@ def parse(raw: Json, generation: Json) -> ModelConfig:
     raw = DEFAULTS[architecture] | raw
     if architecture == SOLAR:
         raw = raw | {"intermediate_size": positive(raw, "moe_intermediate_size")}
+    if architecture == HY:
+        raw = raw | {key: raw[own] for key, own in HY_KEYS.items()}
     is_dots, usual = architecture == DOTS, positive(raw, "hidden_size") // positive(raw, "num_attention_heads")
     return common_config(
         raw,
         generation,
         rope=parse_rope(raw, scaling_of(raw), positive(raw, "head_dim", usual), partial=True),
-        experts=sigmoid_experts(raw, () if architecture == SOLAR else first_layers(raw, "first_k_dense_replace")),
+        experts=sigmoid_experts(raw, plain_layers(raw, architecture)),
         windows=later_windows(raw) if is_dots else (),
-        form=DecoderForm(output_bias=is_dots and flag(raw, "attention_bias")),
+        form=DecoderForm(output_bias=architecture in (DOTS, HY) and flag(raw, "attention_bias")),
     )
+
+
+def plain_layers(raw: Json, architecture: str) -> tuple[int, ...]:
+    """The layers without experts. Raises ModelError."""
+    if architecture == SOLAR:
+        return ()
+    return dense_kinds(raw, 1) if architecture == HY else first_layers(raw, "first_k_dense_replace")
 
 
 def later_windows(raw: Json) -> tuple[int, ...]:
@@ -67,10 +94,12 @@ def later_windows(raw: Json) -> tuple[int, ...]:
 
 def assemble(source: Source, config: ModelConfig) -> Params:
     """The parameters."""
-    dense = config.experts.dense_layers
+    dense, names = config.experts.dense_layers, HY_NAMES if config.architecture == HY else NAMES
 
     def widening(prefix: str, index: int) -> GatedMlp | SparseMlp:
-        return gated_mlp(source, prefix) if index in dense else sparse_mlp(source, config, prefix + "mlp.", NAMES)
+        if index in dense:
+            return gated_mlp(source, prefix, bias=config.mlp_bias)
+        return sparse_mlp(source, config, prefix + "mlp.", names)
 
     def mixing(prefix: str) -> Attention:
         has_norms = f"{prefix}self_attn.q_norm.weight" in source

@@ -1,4 +1,4 @@
-"""gpt-oss: experts with biases and a clamped gate, a sink for each head, windows in every other layer.
+"""gpt-oss: experts with biases and a clamped gate, sinks, windows in every other layer.
 
 The published checkpoints hold experts in MXFP4 (loading/joined_experts.py).
 """

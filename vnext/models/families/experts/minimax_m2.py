@@ -1,4 +1,4 @@
-"""MiniMax M2: the router of GLM 4.5, norms over all heads together, heads that turn in part."""
+"""MiniMax M2: GLM 4.5's router, norms over all heads, heads that turn in part."""
 
 from __future__ import annotations
 

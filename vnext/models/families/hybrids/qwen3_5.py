@@ -1,4 +1,4 @@
-"""Qwen 3.5, also with experts, and Qwen 3 Next: three of four layers are gated delta nets, the others attend with gates.
+"""Qwen 3.5, also with experts, and Qwen 3 Next: gated delta nets, and attention with gates in one layer of four.
 
 Of multimodal models, it serves the language part. Norms multiply by 1 + weight, but for those of delta nets.
 """

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vnext.kernels.arrays import Array
 from vnext.kernels.calls import AttentionStep, Router
-from vnext.models.config.expert_keys import checked, first_layers, sigmoid_experts
+from vnext.models.config.expert_keys import checked, dense_kinds, first_layers, sigmoid_experts
 from vnext.models.config.json_keys import Json, flag, number, positive, refuse
 from vnext.models.config.latent_config import latent_fields
 from vnext.models.config.model_config import DecoderForm, Experts, ModelConfig, common_config
@@ -99,7 +99,7 @@ def experts_of(raw: Json, architecture: str) -> Experts | None:
     refuse(raw, "moe_layer_freq", unless=(1,))
     refuse(raw, "scoring_func", unless=("softmax" if by_softmax else "sigmoid",))
     refuse(raw, "topk_method", unless=("greedy", GROUPED) if is_second else ("noaux_tc",))
-    dense = dense_kinds(raw) if architecture == FLASH else first_layers(raw, "first_k_dense_replace")
+    dense = dense_kinds(raw, 1) if architecture == FLASH else first_layers(raw, "first_k_dense_replace")
     if not by_softmax:
         return sigmoid_experts(raw, dense)
     if is_second:
@@ -119,15 +119,6 @@ def growth_of(raw: Json) -> tuple[float, int] | None:
     if scaling.get("llama_4_scaling_beta") is None:
         return None
     return number(scaling, "llama_4_scaling_beta"), positive(scaling, "original_max_position_embeddings")
-
-
-def dense_kinds(raw: Json) -> tuple[int, ...]:
-    """The layers that mlp_layer_types calls dense, or the first one."""
-    count = positive(raw, "num_hidden_layers")
-    kinds = raw.get("mlp_layer_types") or ["dense", *["sparse"] * (count - 1)]
-    if len(kinds) != count or not set(kinds) <= {"dense", "sparse"}:
-        raise ModelError(f"mlp_layer_types must name dense or sparse for each of {count} layers but is {kinds}")
-    return tuple(layer for layer, kind in enumerate(kinds) if kind == "dense")
 
 
 class MtpParams(NamedTuple):

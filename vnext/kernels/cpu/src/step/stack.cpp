@@ -219,13 +219,15 @@ struct Layer {
 
     void *values() const { return weights.latent == nullptr ? cache.values : cache.keys; }
 
-    /* Queries come with a gate behind each: the gates go beside, queries, keys and values one behind the other. */
+    /* Queries come with a gate behind each, or all before all gates: the gates go beside, queries, keys and values one behind the
+       other. */
     void part_gates(const AttentionPlan &plan) const {
         const int64_t head = weights.head_dim * sizes.element, width = weights.qkv->out * sizes.element;
         for (int64_t token = 0; token < call.tokens; ++token) {
             char *row = static_cast<char *>(space.joined_or_wide) + token * width;
             char *gates = static_cast<char *>(space.beside) + token * plan.heads * head;
-            for (int64_t i = 0; i < plan.heads; ++i) {
+            if (weights.is_gated == GATES_APART) std::memcpy(gates, row + plan.heads * head, size_t(plan.heads * head));
+            for (int64_t i = 0; i < plan.heads && weights.is_gated != GATES_APART; ++i) {
                 std::memcpy(gates + i * head, row + (2 * i + 1) * head, size_t(head));
                 if (i > 0) std::memcpy(row + i * head, row + 2 * i * head, size_t(head));
             }
