@@ -82,6 +82,36 @@ def test_a_talk_is_streamed_changed_and_regenerated(page, server):
     assert not page.shown and page.complaints == []
 
 
+ANSWER = """## Rivers
+Of *Europe*, the **longest**:
+1. Volga
+2. Danube
+
+| river | km |
+|---|---|
+| Volga | 3,530 |
+
+3. Ural
+2 * 3 * 4
+of them
+```python
+print(1 * 2 * 3)
+```"""
+
+
+def test_an_answer_is_set_as_its_marks_say(page):
+    page.say(f"say:{ANSWER}")
+    page.reported(f"{LAST} .note", "tokens in (")
+    look = "return [...document.querySelectorAll(arguments[0])].map(each => each.innerText)"
+    found = {name: page.driver.execute_script(look, f"{LAST} {name}") for name in ("h4", "em", "strong", "li", "th", "td", "pre code", "p")}
+    assert found.pop("p")[:2] == ["Of Europe, the longest:", "2 * 3 * 4\nof them"]
+    assert found == {
+        "h4": ["Rivers"], "em": ["Europe"], "strong": ["longest"], "li": ["Volga", "Danube", "Ural"], "th": ["river", "km"],
+        "td": ["Volga", "3,530"], "pre code": ["print(1 * 2 * 3)\n"],
+    }  # fmt: skip
+    assert page.driver.execute_script("return [...document.querySelectorAll('ol')].map(each => each.start)") == [1, 3]
+
+
 def test_an_answer_can_be_stopped(page, server):
     server.engine.running.clear()
     page.fill("#max_tokens", "50")
