@@ -93,6 +93,8 @@ BOUNDS = {
     "concurrency": (0, COUNT_MAX),
     "request_rate": (0, float("inf")),
     "burstiness": (0.001, 10**6),
+    "ramp_up_start_rps": (0.0, 10**6),
+    "ramp_up_end_rps": (0.0, 10**6),
     "log_speed": (0.001, 10**9),
     "num_warmups": (0, COUNT_MAX),
     "random_input_len": (1, COUNT_MAX),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 from itertools import pairwise
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from test_bench_cli import Backend
 from vnext.commands.bench.cli import main
 from vnext.commands.bench.datasets import RandomLengths, custom_samples, random_samples, sharegpt_samples
 from vnext.commands.bench.load.events import Piece
-from vnext.commands.bench.load.generator import Timeline
+from vnext.commands.bench.load.generator import Timeline, ramp
 from vnext.commands.bench.serve import log_samples
 from vnext.commands.bench.vllm_figures import Wanted, details_of, result_of, table, wanted_of
 from vnext.log.codec import Frame
@@ -73,6 +74,7 @@ def test_the_result_file_has_vllms_names(tmp_path: Path, capsys: pytest.CaptureF
         "date", "endpoint_type", "backend", "label", "model_id", "tokenizer_id", "num_prompts", "request_rate", "burstiness",
         "max_concurrency", "duration", "completed", "failed", "total_input_tokens", "total_output_tokens", "request_throughput",
         "request_goodput", "output_throughput", "total_token_throughput", "max_output_tokens_per_s", "max_concurrent_requests",
+        "confidence_95",
     }  # fmt: skip
     spread = {f"{kind}_{name}_ms" for kind in ("mean", "median", "std", "p50", "p99.9") for name in ("ttft", "tpot", "itl", "e2el")}
     assert names | spread | {"machine", "name"} == found.keys()
@@ -80,6 +82,9 @@ def test_the_result_file_has_vllms_names(tmp_path: Path, capsys: pytest.CaptureF
     assert (found["request_rate"], found["max_concurrency"], found["model_id"], found["machine"]) == ("inf", None, "m", "mine")
     assert found["request_goodput"] == found["request_throughput"]
     assert found["name"].startswith("openai-infqps-m-")
+    intervals = found["confidence_95"]
+    assert intervals.keys() == {name for name in spread if name[:4] not in ("mean", "std_") and "itl" not in name}, "one read each"
+    assert intervals["median_ttft_ms"] == [None, None] and intervals["p99.9_ttft_ms"][1] is None
     shown = capsys.readouterr().out
     assert " Serving Benchmark Result " in shown and "P99.9 E2EL (ms):" in shown
     assert {(len(body["prompt"]), body["max_tokens"], body["ignore_eos"]) for body in backend.bodies} == {(6, 2, True)}
@@ -127,6 +132,21 @@ def test_a_recorded_log_comes_again_with_its_lengths_and_times(tmp_path: Path, t
     assert [each.input_tokens for each in again] == [each.input_tokens for each in found[:5]]
 
 
+@pytest.mark.parametrize("strategy", ["linear", "exponential"])
+def test_the_rate_of_a_ramp_rises(strategy: str, tmp_path: Path) -> None:
+    times_s = ramp(2000, (10.0, 90.0), strategy == "exponential", 3)
+    meant_s = 2000 * (math.log(90 / 10) / 80 if strategy == "linear" else (1 / 10 - 1 / 90) / math.log(90 / 10))
+    assert times_s == sorted(times_s) == ramp(2000, (10.0, 90.0), strategy == "exponential", 3)
+    assert times_s[-1] == pytest.approx(meant_s, rel=0.01)
+    early, late = 200 / times_s[199], 200 / (times_s[-1] - times_s[-201])
+    assert 9 < early < 16 and 70 < late < 100
+    assert ramp(1, (5.0, 9.0), True, 0) == [pytest.approx(0.2)]
+    more = ["--ramp-up-strategy", strategy, "--ramp-up-start-rps", "50", "--ramp-up-end-rps", "500"]
+    assert served(Both(), "--save-result", "--result-dir", str(tmp_path), *more) == 0
+    found = result(tmp_path)
+    assert (found["ramp_up_strategy"], found["ramp_up_start_rps"], found["ramp_up_end_rps"]) == (strategy, 50.0, 500.0)
+
+
 def test_failures_are_noted_by_kind(capsys: pytest.CaptureFixture[str]) -> None:
     assert served(Both(refusals=2)) == 0
     assert "note: 2 requests failed (HTTP status 429), the first with: HTTP status 429: later" in capsys.readouterr().out
@@ -147,6 +167,9 @@ def test_failures_are_noted_by_kind(capsys: pytest.CaptureFixture[str]) -> None:
         (["--burstiness", "0"], "--burstiness is 0"),
         (["--random-range-ratio", "1"], "--random-range-ratio is 1"),
         (["--dataset-name", "sonnet"], "--dataset-name is 'sonnet'"),
+        (["--ramp-up-strategy", "linear"], "--ramp-up-strategy needs --ramp-up-start-rps"),
+        (["--ramp-up-strategy", "linear", "--request-rate", "3"], "says what --request-rate would"),
+        (["--ramp-up-strategy", "wild"], "--ramp-up-strategy is 'wild'"),
         (["--base-url", "http://127.0.0.1:1"], "is it running?"),
     ],
 )
@@ -203,6 +226,18 @@ def test_prompts_of_files(tokenizer: Tokenizer, tmp_path: Path) -> None:
     (tmp_path / "lines.jsonl").write_text(f'{json.dumps({"prompt": long})}\n{json.dumps({"prompt": "b", "output_tokens": 7})}\n')
     assert [each.output_tokens for each in custom_samples(tmp_path / "lines.jsonl", 3, tokenizer, 0)] == [256, 7, 256]
     assert [each.output_tokens for each in custom_samples(tmp_path / "lines.jsonl", 2, tokenizer, 9)] == [9, 9]
+    parquet, arrow = pytest.importorskip("pyarrow.parquet"), pytest.importorskip("pyarrow")
+    parquet.write_table(arrow.Table.from_pylist(talk), tmp_path / "talks.parquet")
+    assert sharegpt_samples(tmp_path / "talks.parquet", 3, tokenizer, 0, 0) == found
+    rows = [{"id": 1, "prompt": long, "output_tokens": None}, {"id": 2, "prompt": "b", "output_tokens": 7}]
+    parquet.write_table(arrow.Table.from_pylist(rows), tmp_path / "lines.parquet")
+    lines = (custom_samples(tmp_path / f"lines.{kind}", 3, tokenizer, 0) for kind in ("jsonl", "parquet"))
+    assert next(lines) == next(lines)
+    (tmp_path / "other.parquet").write_bytes(b"PAR1 and no more")
+    for read in (lambda path: custom_samples(path, 3, tokenizer, 0), lambda path: sharegpt_samples(path, 3, tokenizer, 0, 0)):
+        for name in ("other.parquet", "none.parquet"):
+            with pytest.raises(SettingsError, match=rf"{name} cannot be read as Parquet of (conversations|output_tokens, prompt) \("):
+                read(tmp_path / name)
     (tmp_path / "empty.json").write_text("[]")
     with pytest.raises(SettingsError, match="has no prompt of a usable length"):
         sharegpt_samples(tmp_path / "empty.json", 3, tokenizer, 0, 0)

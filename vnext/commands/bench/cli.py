@@ -294,7 +294,8 @@ def make_parser() -> Parser:
     running = commands.add_parser("serve", help="measure a running server as `vllm bench serve` does")
     add_load(running, GROUPS)
     swept = commands.add_parser("sweep", help="measure a running server at one load after another, and find the knee")
-    without = {option.name for option in GROUPS["result"]} - {"goodput"} | {"request_rate", "concurrency"}
+    without = {option.name for option in GROUPS["result"]} - {"goodput"}
+    without |= {option.name for option in GROUPS["arrivals"]} - {"burstiness", "num_warmups"}
     kept = {title: tuple(option for option in options if option.name not in without) for title, options in GROUPS.items()}
     add_load(swept, kept | {"loads": LOADS})
     fast = commands.add_parser("throughput", help="measure the throughput of many requests")

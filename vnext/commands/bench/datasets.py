@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
@@ -16,6 +18,9 @@ ANSWER_TOKENS = 256
 """The length of an answer to a prompt of a file that names none."""
 PROMPT_TOKENS_MIN, PROMPT_TOKENS_MAX, TOKENS_MAX = 4, 1024, 2048
 """Conversations of ShareGPT outside these bounds are left out, as vLLM does."""
+
+
+T = TypeVar("T", bound=msgspec.Struct)
 
 
 class Sample(msgspec.Struct, frozen=True):
@@ -109,6 +114,8 @@ def _tokens(tokenizer: Tokenizer, text: str) -> int:
 
 
 def _read(path: Path) -> list[_Conversation]:
+    if path.suffix == ".parquet":
+        return _rows(path, _Conversation)
     try:
         return msgspec.json.decode(path.read_bytes(), type=list[_Conversation])
     except (OSError, ValueError, RecursionError) as error:
@@ -116,7 +123,23 @@ def _read(path: Path) -> list[_Conversation]:
 
 
 def _read_lines(path: Path) -> list[_Line]:
+    if path.suffix == ".parquet":
+        return _rows(path, _Line)
     try:
         return msgspec.json.Decoder(_Line).decode_lines(path.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
         raise SettingsError(f"--dataset-path {path} cannot be read as JSON lines with a prompt each ({error}).") from error
+
+
+def _rows(path: Path, kind: type[T]) -> list[T]:
+    """The rows of a Parquet file, whose columns are the members of the JSON forms; others are left aside."""
+    try:
+        parquet, names = import_module("pyarrow.parquet"), set(kind.__struct_fields__)
+        columns = [name for name in parquet.read_schema(path).names if name in names]
+        rows = parquet.read_table(path, columns=columns).to_pylist()
+        known = [{name: value for name, value in row.items() if value is not None} for row in rows]
+        return msgspec.convert(known, list[kind])  # type: ignore[valid-type]
+    except ImportError as error:
+        raise SettingsError("--dataset-path: Parquet needs pyarrow: pip install 'vnext[parquet]', or give JSON.") from error
+    except (OSError, ValueError, msgspec.ValidationError) as error:
+        raise SettingsError(f"--dataset-path {path} cannot be read as Parquet of {', '.join(sorted(names))} ({error}).") from error

@@ -18,10 +18,19 @@ from vnext.commands.bench.datasets import RandomLengths, Sample, custom_samples,
 from vnext.commands.bench.figures import server_figures
 from vnext.commands.bench.load.answers import Models, RequestFailed
 from vnext.commands.bench.load.client import Client
-from vnext.commands.bench.load.generator import Pace, Request, Timeline, at_once, poisson, recorded, send_all
+from vnext.commands.bench.load.generator import Pace, Request, Timeline, at_once, poisson, ramp, recorded, send_all
 from vnext.commands.bench.report import Result
 from vnext.commands.bench.server_runs import MeasurementFailed, model_of
-from vnext.commands.bench.vllm_figures import Value, details_of, result_of, table, wanted_of
+from vnext.commands.bench.vllm_figures import (
+    Interval,
+    Value,
+    details_of,
+    interval_lines,
+    intervals_of,
+    result_of,
+    table,
+    wanted_of,
+)
 from vnext.commands.bench.workload import plain_ids
 from vnext.options.parser import Given
 from vnext.options.reader import server_url
@@ -35,6 +44,7 @@ from vnext.text.tokenizer import Tokenizer
 
 ENDPOINTS = {"openai": "/v1/completions", "vllm": "/v1/completions", "openai-chat": "/v1/chat/completions"}
 DATASETS = Literal["random", "sharegpt", "custom"]
+RAMPS = Literal["", "linear", "exponential"]
 TARGET = (
     Option("backend", ("--backend",), Literal["openai", "vllm", "openai-chat"], "openai", "the API: completions, or chats"),
     Option("base_url", ("--base-url", "--url"), str, "", "the server (default: http://HOST:PORT)"),
@@ -62,6 +72,9 @@ PROMPTS = (
 ARRIVALS = (
     Option("request_rate", ("--request-rate",), float, inf, "requests per second; inf for all at once"),
     Option("burstiness", ("--burstiness",), float, 1.0, "shape of the gaps: 1 is a Poisson process, less is more bursty"),
+    Option("ramp_up_strategy", ("--ramp-up-strategy",), RAMPS, "", "let the rate rise by equal steps, or by equal factors"),
+    Option("ramp_up_start_rps", ("--ramp-up-start-rps",), float, 0.0, "requests per second at the beginning of such a ramp"),
+    Option("ramp_up_end_rps", ("--ramp-up-end-rps",), float, 0.0, "requests per second at its end"),
     Option("concurrency", ("--max-concurrency", "--concurrency"), int, 0, "maximum requests at a time; 0 for no limit"),
     Option("num_warmups", ("--num-warmups",), int, 0, "requests before the clock starts"),
 )
@@ -82,7 +95,9 @@ def serve(given: Given) -> Result:
     """Send the load. Raises SettingsError, ServerUnusable and MeasurementFailed; writes the result where that is asked for."""
     values = given.values
     wanted = wanted_of(values["percentile_metrics"], values["percentiles"], values["goodput"])
-    extra = metadata_of(values["metadata"])
+    extra: dict[str, Value] = {**metadata_of(values["metadata"])}
+    if values["ramp_up_strategy"]:
+        extra |= dict(zip(("ramp_up_start_rps", "ramp_up_end_rps"), ramp_of(values)), ramp_up_strategy=values["ramp_up_strategy"])
     samples = samples_of(values, tokenizer_of(values))
     name, timelines, begin_s, elapsed_s, seen = asyncio.run(measured(values, samples))
     rate = 0.0 if isinf(values["request_rate"]) else values["request_rate"]
@@ -92,15 +107,16 @@ def serve(given: Given) -> Result:
         "request_rate": rate or "inf", "burstiness": values["burstiness"], "max_concurrency": values["concurrency"] or None,
         **result_of(timelines, elapsed_s, wanted),
     }  # fmt: skip
+    intervals = intervals_of(timelines, wanted)
     if values["save_result"]:
-        save(values, result | (details_of(timelines) if values["save_detailed"] else {}))
+        save(values, {**result, "confidence_95": intervals, **(details_of(timelines) if values["save_detailed"] else {})})
     notes = [*client_notes(seen), *failure_notes(timelines)]
     return Result(
         figures=server_figures(timelines, elapsed_s, rate, begin_s) | seen,
         workload=workload_of(values),
         load={"concurrency": values["concurrency"], "request_rate": rate, "burstiness": values["burstiness"]},
         notes=tuple(notes),
-        shown="\n".join([table(result, wanted), *(f"note: {note}" for note in notes)]),
+        shown="\n".join([table(result, wanted), *interval_lines(intervals), *(f"note: {note}" for note in notes)]),
     )
 
 
@@ -180,11 +196,23 @@ async def measured(
 def due_s(values: Mapping[str, Any], samples: Sequence[Sample]) -> list[float]:
     """When each request is due, in seconds after the start."""
     rate, count = values["request_rate"], len(samples)
+    if values.get("ramp_up_strategy"):
+        return ramp(count, ramp_of(values), values["ramp_up_strategy"] == "exponential", values["seed"], values["burstiness"])
     if not isinf(rate) and rate:
         return poisson(count, rate, values["seed"], values["burstiness"])
     if values["from_log"] and not values["concurrency"]:
         return recorded([each.due_s for each in samples], values["log_speed"])
     return at_once(count)
+
+
+def ramp_of(values: Mapping[str, float]) -> tuple[float, float]:
+    """The first and the last rate. Raises SettingsError."""
+    first, last = values["ramp_up_start_rps"], values["ramp_up_end_rps"]
+    if not isinf(values["request_rate"]):
+        raise SettingsError("--ramp-up-strategy says what --request-rate would: leave one of the two out.")
+    if min(first, last) <= 0:
+        raise SettingsError("--ramp-up-strategy needs --ramp-up-start-rps and --ramp-up-end-rps: from which rate to which.")
+    return first, last
 
 
 async def name_of(client: Client, model: str) -> str:
@@ -210,7 +238,7 @@ def request_of(name: str, path: str, sample: Sample, ignore_eos: bool) -> Reques
     return Request(path=path, body=msgspec.json.encode(body), input_tokens=sample.input_tokens)
 
 
-def save(values: Mapping[str, Any], result: Mapping[str, Value]) -> None:
+def save(values: Mapping[str, Any], result: Mapping[str, Value | Mapping[str, Interval]]) -> None:
     """Write the result file. Raises SettingsError."""
     bound = f"-concurrency{result['max_concurrency']}" if result["max_concurrency"] else ""
     model = str(result["model_id"]).rpartition("/")[2]

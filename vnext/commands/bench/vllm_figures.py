@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 
 from vnext.commands.bench.figures import between_tokens_s, tpot_s
+from vnext.commands.bench.intervals import interval
 from vnext.commands.bench.load.generator import Timeline
 from vnext.runtime.protocol.settings import SettingsError
 
@@ -20,6 +21,7 @@ METRICS = {
     "ttft": "Time to First Token", "tpot": "Time per Output Token (excl. 1st token)", "itl": "Inter-token Latency",
     "e2el": "End-to-end Latency",
 }  # fmt: skip
+Interval = tuple[float | None, float | None]
 Value = float | int | str | None | list[int] | list[float] | list[str] | list[list[float]]
 
 
@@ -80,6 +82,28 @@ def spread(name: str, values_ms: np.ndarray, percentiles: Sequence[float]) -> di
         f"std_{name}_ms": float(values_ms.std()),
     }  # fmt: skip
     return found | {f"p{share:g}_{name}_ms": float(np.percentile(values_ms, share)) for share in percentiles}
+
+
+def intervals_of(timelines: Sequence[Timeline], wanted: Wanted) -> dict[str, Interval]:
+    """The bounds in ms, by 95 %, of the medians and percentiles of `result_of`, by their names there."""
+    good, found = [each for each in timelines if not each.error and each.pieces], dict[str, Interval]()
+    for name in wanted.metrics:
+        arrays = [1e3 * np.asarray(VALUES_S[name]([each]), float) for each in good]
+        if arrays := [each for each in arrays if len(each)]:
+            shares = {"median": 50.0} | {f"p{share:g}": share for share in wanted.percentiles}
+            found |= {f"{kind}_{name}_ms": interval(arrays, share) for kind, share in shares.items()}
+    return found
+
+
+def interval_lines(found: Mapping[str, Interval]) -> list[str]:
+    """A line for each metric."""
+    shown: dict[str, list[str]] = {}
+    for key, (low, high) in found.items():
+        kind, name, _ = key.split("_")
+        known = [f"{each:,.2f}" for each in (low, high) if each is not None]
+        word = "" if len(known) == 2 else "above " if low is not None else "below "
+        shown.setdefault(name, []).append(f"{kind.title()} {word + ' to '.join(known) if known else 'unknown, of too few'}")
+    return [f"95 % intervals of {name.upper()} (ms): {'; '.join(parts)}" for name, parts in shown.items()]
 
 
 VALUES_S: dict[str, Callable[[list[Timeline]], list[float]]] = {

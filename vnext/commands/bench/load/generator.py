@@ -169,6 +169,17 @@ def poisson(count: int, rate: float, seed: int, burstiness: float = 1.0) -> list
     return [moment * (count / rate) / moments[-1] for moment in moments]
 
 
+def ramp(count: int, rates: tuple[float, float], is_exponential: bool, seed: int, burstiness: float = 1.0) -> list[float]:
+    """Gaps as of `poisson`, at a rate that goes from the first to the second of `rates` with each request: by equal steps, or by
+    equal factors. The last request comes when it would without chance."""
+    first, last = rates
+    shares = [place / max(count - 1, 1) for place in range(count)]
+    meant_s = [1 / (first * (last / first) ** share if is_exponential else first + (last - first) * share) for share in shares]
+    moments = [0.0, *poisson(count, 1.0, seed, burstiness)]
+    found = list(accumulate((after - before) * gap_s for before, after, gap_s in zip(moments, moments[1:], meant_s)))
+    return [moment * sum(meant_s) / found[-1] for moment in found]
+
+
 def recorded(moments_s: Sequence[float], speed: float = 1.0) -> list[float]:
     """Moments of a record, from its first on, `speed` times as fast."""
     return [(moment - moments_s[0]) / speed for moment in moments_s]
