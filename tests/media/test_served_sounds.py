@@ -23,7 +23,7 @@ from vnext.media.spectrogram import spectrogram_of
 from vnext.server.answers.transcripts import Segment, segments_of
 
 SOUND = wav(sounds(1, seed=3)[0][:, None], 1, 16)
-BEGIN, EN, DE, TASK, TRANSLATE, _, NO_TIMES = [*SPELLED.values()][1:]
+BEGIN, EN, DE, TASK, TRANSLATE, *_, NO_TIMES = [*SPELLED.values()][1:]
 
 
 @pytest.fixture(scope="module")
@@ -107,7 +107,7 @@ def test_times_keep_to_whispers_rules(listener: tuple[Path, torch.nn.Module], tm
             again = next((at for at in range(1, len(tokens)) if TIMES <= tokens[at] < max(tokens[:at])), len(tokens))  # the next window
             expected, _ = segments_of(tokens[:again], TIMES, 1.0)
             found = asked(server, data, language="en", response_format="verbose_json").json()["segments"]
-            rounded = [Segment(round(start_s, 2), round(end_s, 2), texts) for start_s, end_s, texts in expected]
+            rounded = [Segment(round(each.start_s, 2), round(each.end_s, 2), each.tokens) for each in expected]
             assert [Segment(each["start"], each["end"], each["tokens"]) for each in found[: len(expected)]] == rounded
             seen |= {len(expected), expected[0].start_s}
     assert len(seen) > 3

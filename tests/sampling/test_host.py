@@ -28,7 +28,7 @@ def some_inputs(rng: np.random.Generator, rows: int, vocabulary: int) -> Samplin
     pairs = np.unique(rng.integers(0, (rows, vocabulary), (rng.integers(1, 40), 2)), axis=0)
     rates = (rng.choice([[1.0], [1.3], [0.7]], len(few)), *rng.choice([0.0, 0.5, -1.5], (2, len(few), 1)))
     words = rng.integers(0, 2**32, (rows, -(-vocabulary // 32)), np.uint32) | rng.integers(0, 2**32, (rows, 1), np.uint32)
-    firsts = rng.integers(1, vocabulary + 1, len(few)) if rng.integers(2) else None
+    firsts = rng.integers(1, vocabulary + 2, len(few)) if rng.integers(2) else None
     parts = {
         "penalties": Penalties(
             few,
@@ -55,7 +55,11 @@ def some_inputs(rng: np.random.Generator, rows: int, vocabulary: int) -> Samplin
 
 def by_torch(logits: np.ndarray, inputs: SamplingInputs) -> Sampled:
     given, values = tensors_of_sampling(inputs), torch.from_numpy(logits)
-    tokens = choose(adjust(values, given), given, draw_by_inversion)
+    adjusted = adjust(values, given)
+    tokens = choose(adjusted, given, draw_by_inversion)
+    if inputs.allowed is not None and inputs.allowed.firsts is not None:
+        judged = {row for row, first in zip(inputs.allowed.rows.tolist(), inputs.allowed.firsts.tolist()) if first != values.shape[1]}
+        values = torch.stack([adjusted[row] if row in judged else values[row] for row in range(len(values))])
     return Sampled(tokens) if inputs.logprobs < 0 else report_plain(values, tokens, inputs.logprobs)
 
 

@@ -131,7 +131,7 @@ class Matcher:
         self._opened = 0 if constraint.reasoning_begin else -1  # tokens of the opening mark so far, -1 once it is decided
         if not self.is_reasoning:
             self._begin_grammar()
-        for token in tokens:
+        for token in (*constraint.begun, *tokens):
             self.take(token)
 
     def take(self, token: int) -> None:

@@ -18,7 +18,10 @@ if native.is_built():
 
 def sample(logits: np.ndarray, inputs: SamplingInputs) -> Sampled:
     """As `sampling.sample`, of `logits` float32[S, V] with dense rows, which are overwritten."""
-    tokens = choose(adjust(logits, inputs), inputs)
+    adjusted = adjust(logits, inputs)
+    tokens = choose(adjusted, inputs)
+    if inputs.logprobs >= 0 and inputs.allowed is not None and (judged := inputs.allowed.judged(logits.shape[1])):
+        logits[judged] = adjusted[judged]
     return report(logits, tokens, inputs.logprobs)
 
 
@@ -59,7 +62,7 @@ def choose(logits: np.ndarray, inputs: SamplingInputs) -> np.ndarray:
 
 
 def report(logits: np.ndarray, tokens: np.ndarray, count: int) -> Sampled:
-    """`tokens` with their log-probabilities and the `count` likeliest tokens of the raw logits; -1 requests neither."""
+    """`tokens` with their log-probabilities and the `count` likeliest tokens of the logits; -1 requests neither."""
     if count < 0:
         return Sampled(tokens)
     return Sampled(tokens, *report_rows(logits, tokens, min(count, logits.shape[1])))

@@ -85,7 +85,8 @@ class Allowed(NamedTuple):
 
     `rows` int64[C] without repeats; `places` int64[C]; `masks` int32[B, V / 32, rounded up], dense, one bit a token, the lowest bit
     of the first word first. `wait` returns when the masks are complete; until then they may not be read. `firsts` int64[C], on the
-    host: the first token of each row that is a time, the number of tokens where none is; None where no row has times.
+    host: the first token of each row that is a time; where none is, the number of tokens, and one more where log-probabilities are
+    those among what may come, as in rows with times; None where that is so nowhere.
     """
 
     rows: Array
@@ -102,6 +103,10 @@ class Allowed(NamedTuple):
     def timed(self) -> tuple[np.ndarray, ...]:
         """`firsts`, where there are some."""
         return () if self.firsts is None else (self.firsts,)
+
+    def judged(self, size: int) -> list[int]:
+        """The rows whose log-probabilities are those among what may come; `size`: the number of tokens."""
+        return [] if self.firsts is None else self.rows[self.firsts != size].tolist()
 
     def addresses(self, count: int) -> np.ndarray:
         """Of the masks of `count` rows (int64), as the CPU's `mask_rows` takes them. Waits for nothing."""
@@ -187,7 +192,8 @@ NO_DRAFTS = BehindDrafts()
 
 
 class Sampled(NamedTuple):
-    """One token for each row. The other fields are None unless logprobs were requested; they describe the raw logits.
+    """One token for each row. The other fields are None unless logprobs were requested; they describe the raw logits, or in rows
+    that are judged (Allowed) the adjusted ones.
 
     `tokens` int64[S]; `logprob` float32[S] of that token; `rank` int64[S], the number of likelier tokens; `top_tokens`
     int64[S, K], likeliest first, lower id first among equals, with `top_logprobs` float32[S, K].

@@ -110,6 +110,9 @@ def sample(
         tokens = choose_compiled(adjusted, inputs)
     else:
         tokens = choose(adjusted, inputs, draw or draw_by_inversion)
+    if inputs.logprobs >= 0 and inputs.allowed is not None and (judged := inputs.allowed.judged(logits.shape[1])):
+        logits = logits.clone()
+        logits[judged] = adjusted[judged]
     return report(logits, tokens, inputs.logprobs)
 
 
@@ -184,7 +187,7 @@ def report_in_parts(logits: torch.Tensor, tokens: torch.Tensor, count: int) -> S
 
 
 def report(logits: torch.Tensor, tokens: torch.Tensor, count: int) -> Sampled:
-    """`tokens` with their log-probabilities and the `count` likeliest tokens of the raw logits; -1 requests neither."""
+    """`tokens` with their log-probabilities and the `count` likeliest tokens of the logits; -1 requests neither."""
     if count < 0:
         return Sampled(tokens)
     if backend_for(logits.device.type).name == "compiled":

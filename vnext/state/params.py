@@ -83,6 +83,8 @@ class Constraint(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     sets no limit. `allowed` are the only tokens of an answer, () for all. `banned` are sequences that an answer never
     completes: the last token of one may not follow the others. `not_first` are tokens that no answer begins with. `times`, () or
     (first, latest): tokens from `first` on are times, which obey Whisper's rules, and the answer begins with one up to `latest`.
+    Log-probabilities are those among what may come where there are times or the answer is `judged` so, else those among all tokens.
+    `begun`: tokens at the prompt's end that count as the answer's first.
     """
 
     grammar: str = ""
@@ -93,6 +95,8 @@ class Constraint(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     reasoning_begin: tuple[int, ...] = ()
     not_first: tuple[int, ...] = ()
     times: tuple[int, ...] = ()
+    judged: bool = False
+    begun: tuple[int, ...] = ()
 
 
 class Sampling(msgspec.Struct, frozen=True, kw_only=True, array_like=True):

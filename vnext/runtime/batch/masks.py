@@ -45,8 +45,8 @@ class RowMasks:
     def join(self, place: int, constraint: Constraint, answer: Sequence[int]) -> None:
         """A constrained request, with its answer so far, takes a batch row."""
         assert self._vocabulary is not None and self._masks.size, "constraints need the checkpoint's vocabulary"
-        if constraint.times:
-            self._firsts[place] = constraint.times[0]
+        if first := first_of(constraint, self._vocabulary.size):
+            self._firsts[place] = first
         self._matchers[place] = made = self._thread.submit(Matcher, constraint, self._vocabulary, answer)
         self._work.append(self._thread.submit(self._fill, [(place, made, [])]))
 
@@ -168,8 +168,14 @@ class RowMasks:
             matcher.complete(self._masks[place])
 
 
+def first_of(constraint: Constraint, size: int) -> int | None:
+    """The first token that is a time, with a vocabulary of `size`; None without times, one more than the last for an answer without
+    times that is judged."""
+    return constraint.times[0] if constraint.times else size + 1 if constraint.judged else None
+
+
 def firsts_of(firsts: Sequence[int | None], size: int) -> np.ndarray | None:
-    """`Allowed.firsts` of rows with a vocabulary of `size`; None stands for a row without times."""
+    """`Allowed.firsts` of rows with a vocabulary of `size`; each as first_of has it."""
     return np.array([size if each is None else each for each in firsts], dtype=np.int64) if any(firsts) else None
 
 

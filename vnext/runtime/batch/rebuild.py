@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from vnext.models.layers.batch import AdapterRows, ForwardBatch, GroupPlaces, HostBatch, RecurrentBatch
-from vnext.runtime.batch.masks import firsts_of
+from vnext.runtime.batch.masks import first_of, firsts_of
 from vnext.runtime.batch.sampling_rows import (
     TokenCounts,
     banned,
@@ -122,7 +122,7 @@ def allowed(answers: list[tuple[int, Sampling, list[int]]], vocabulary: Vocabula
     may_come = [Matcher(constraint, vocabulary, answer).allowed() for _, constraint, answer in bound]
     masks = np.stack([vocabulary.mask_of(np.flatnonzero(each).tolist()) for each in may_come])
     rows = np.array([at for at, *_ in bound])
-    firsts = firsts_of([constraint.times[0] if constraint.times else None for _, constraint, _ in bound], vocabulary.size)
+    firsts = firsts_of([first_of(constraint, vocabulary.size) for _, constraint, _ in bound], vocabulary.size)
     return Allowed(rows, np.arange(len(bound)), masks.view(np.int32), firsts=firsts)
 
 

@@ -299,6 +299,7 @@ def constraint_refusal(config: SchedulerConfig, sampling: Sampling, constraint: 
     """Why no answer could keep to a constraint, in one sentence; None if one can."""
     lists = {"reasoning_end": constraint.reasoning_end, "allowed_token_ids": constraint.allowed}
     lists |= {"reasoning_begin": constraint.reasoning_begin, "not_first": constraint.not_first, "times": constraint.times}
+    lists["begun"] = constraint.begun
     lists["bad_words"] = tuple(token for sequence in constraint.banned for token in sequence)
     for name, tokens in lists.items():
         if wrong := [token for token in tokens if not 0 <= token < config.vocab_size]:

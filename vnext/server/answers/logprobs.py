@@ -118,8 +118,8 @@ class ChatLogprobs:
         return found if part else []
 
     def _object(self, token: int, logprobs: TokenLogprobs) -> dict[str, Any]:
-        top = [_entry(self._tokenizer, self._spell, other, logprob) for other, logprob in logprobs.top[: self._count]]
-        return _entry(self._tokenizer, self._spell, token, logprobs.logprob) | {"top_logprobs": top}
+        top = [logprob_entry(self._tokenizer, self._spell, other, logprob) for other, logprob in logprobs.top[: self._count]]
+        return logprob_entry(self._tokenizer, self._spell, token, logprobs.logprob) | {"top_logprobs": top}
 
 
 def _alternatives(spell: Spell, text: str, logprobs: TokenLogprobs, count: int) -> dict[str, float]:
@@ -131,7 +131,8 @@ def _alternatives(spell: Spell, text: str, logprobs: TokenLogprobs, count: int) 
     return found
 
 
-def _entry(tokenizer: Tokenizer, spell: Spell, token: int, logprob: float) -> dict[str, Any]:
+def logprob_entry(tokenizer: Tokenizer, spell: Spell, token: int, logprob: float) -> dict[str, Any]:
+    """A token with its bytes."""
     return {"token": spell(token), "logprob": _finite(logprob), "bytes": list(tokenizer.token_text(token).data)}
 
 

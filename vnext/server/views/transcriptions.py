@@ -1,16 +1,20 @@
 """POST /v1/audio/transcriptions and /v1/audio/translations: what a sound says, in OpenAI's API.
 
-A sound is heard in windows, each a request to the engine, whose prompt says the language and the task; where a window's last text
-ends, the next one begins. Texts are those of tokens; times come of tokens that stand for them (answers/transcripts). A stream has
-the text of a sound without times token by token, and that of others window by window.
+A sound is heard in windows, each a request to the engine, whose prompt says the language, the task and what was said before; where
+a window's last text ends, the next one begins. At temperature 0, a window whose answer is unlikely or repeats itself is heard again
+at higher ones, and one that is probably silent has no text (answers/transcripts). Texts are those of tokens; times come of tokens
+that stand for them. A stream has the text of a sound without times token by token, for which it is heard once, and that of others
+window by window.
 """
 
 from __future__ import annotations
 
+import math
 import re
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -18,7 +22,20 @@ from aiohttp import web
 
 from vnext.runtime.protocol.sampling_params import InvalidRequest, UncheckedParams
 from vnext.server.answers.generation import Choice, Generation
-from vnext.server.answers.transcripts import Segment, segments_of, subtitles, verbose
+from vnext.server.answers.logprobs import logprob_entry, speller
+from vnext.server.answers.transcripts import (
+    BEST_OF,
+    FORGETFUL,
+    TEMPERATURES,
+    Said,
+    Trial,
+    chosen_of,
+    compression_ratio,
+    segments_of,
+    subtitles,
+    verbose,
+    without_times,
+)
 from vnext.server.answers.writing import Json
 from vnext.server.call import Call
 from vnext.server.context.identity import answer_id, client_of
@@ -38,14 +55,18 @@ if TYPE_CHECKING:
 STREAMED = ("json", "text")
 FORMATS = (*STREAMED, "verbose_json", "srt", "vtt")
 BEGIN, NO_TIMES, EARLIER = "<|startoftranscript|>", "<|notimestamps|>", "<|startofprev|>"
+SILENCE = ("<|nospeech|>", "<|nocaptions|>")
+"""What the model calls it, in newer and in older tokenizers."""
 LANGUAGE = re.compile(r"<\|([a-z]{2,3})\|>")
 LATEST_FIRST = 50
 """The time that a transcript begins with at the latest, in steps of 20 ms, as in Whisper's own decoding.py."""
 STEPS_MAX = 30
 """Windows that begin within the length of one, and as small a part of it is not heard alone at the end."""
-IGNORED = {"include", "chunking_strategy", "user", "known_speaker_names", "known_speaker_references", "timestamp_granularities"}
+IGNORED = {"chunking_strategy", "user", "known_speaker_names", "known_speaker_references"}
 """With what stands in brackets behind a name, as OpenAI's client spells lists and objects."""
-FIELDS = {"file", "model", "language", "prompt", "response_format", "temperature", "timestamp_granularities[]", "stream", "seed"}
+LISTS = {"timestamp_granularities": ("segment", ": there are no times of words"), "include": ("logprobs", "")}
+"""Lists with [] behind their names or without, the only value of each, and why."""
+FIELDS = {"file", "model", "language", "prompt", "response_format", "temperature", "stream", "seed"}
 
 
 class TranscriptionBody(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,6 +79,7 @@ class TranscriptionBody(msgspec.Struct, frozen=True, kw_only=True):
     temperature: float = 0.0
     seed: int | None = None
     stream: bool = False
+    has_logprobs: bool = False
 
 
 async def transcribe(request: web.Request) -> web.StreamResponse:
@@ -97,20 +119,24 @@ async def _streamed(transcript: Transcript, events: Events) -> None:
         return events.send(frame_of({"type": "transcript.text.delta", "delta": text}))
 
     found = await transcript.heard(Sent(say, events.room))
-    events.send(frame_of({"type": "transcript.text.done", "text": found["text"], "usage": found["usage"]}))
+    events.send(frame_of({"type": "transcript.text.done"} | briefly(found)))
 
 
 def body_of(form: dict[str, list[bytes]]) -> TranscriptionBody:
     """The fields of a form. Raises InvalidRequest."""
-    if wrong := [name for name in form if name not in FIELDS and name.partition("[")[0] not in IGNORED]:
+    fields = FIELDS | {f"{name}{end}" for name in LISTS for end in ("", "[]")}
+    if wrong := [name for name in form if name not in fields and name.partition("[")[0] not in IGNORED]:
         raise InvalidRequest(f"{wrong[0][:80]} is no field of a transcription: leave it out.", wrong[0][:80])
     if not form.get("file", [b""])[0]:
         raise InvalidRequest("file is missing: it is required.", "file")
-    given = {name: values[0].decode(errors="replace") for name, values in form.items() if name != "file"}
-    if (kinds := form.get("timestamp_granularities[]")) and set(kinds) != {b"segment"}:
-        raise InvalidRequest("timestamp_granularities[] must be segment: there are no times of words.", "timestamp_granularities[]")
+    for name, found in form.items():
+        only, why = LISTS.get(name.removesuffix("[]"), ("", ""))
+        if only and {*found} != {only.encode()}:
+            raise InvalidRequest(f"{name} must be {only}{why}.", name)
+    given = {name: values[0].decode(errors="replace") for name, values in form.items() if name in FIELDS - {"file"} and values[0]}
+    given |= {"has_logprobs": "true"} if "include" in form or "include[]" in form else {}
     try:
-        body = msgspec.convert({name: value for name, value in given.items() if value}, TranscriptionBody, strict=False)
+        body = msgspec.convert(given, TranscriptionBody, strict=False)
     except msgspec.ValidationError as error:
         name = str(error).rpartition("$.")[2].rstrip("`")
         raise InvalidRequest(f"{name} has a wrong type: {str(error).partition(' - at')[0]}.", name) from error
@@ -119,6 +145,8 @@ def body_of(form: dict[str, list[bytes]]) -> TranscriptionBody:
         raise InvalidRequest(f"response_format is {body.response_format[:80]!r}: it must be one of {known}.", "response_format")
     if body.stream and body.response_format not in STREAMED:
         raise InvalidRequest(f"response_format is {body.response_format}: a stream has json or text.", "response_format")
+    if body.has_logprobs and body.response_format != "json":
+        raise InvalidRequest(f"response_format is {body.response_format}: include[] is only allowed with json.", "include[]")
     if not 0 <= body.temperature <= 1:
         raise InvalidRequest(f"temperature is {body.temperature}: it must lie between 0 and 1.", "temperature")
     return body
@@ -127,11 +155,16 @@ def body_of(form: dict[str, list[bytes]]) -> TranscriptionBody:
 def shown(found: Json, form: str) -> web.Response:
     """The transcript as verbose_json in the form that is asked for."""
     if form == "json":
-        return web.json_response(body=msgspec.json.encode({"text": found["text"], "usage": found["usage"]}))
+        return web.json_response(body=msgspec.json.encode(briefly(found)))
     if form == "verbose_json":
         return web.json_response(body=msgspec.json.encode(found))
     lines = [(each["start"], each["end"], each["text"]) for each in found["segments"]]
     return web.Response(text=found["text"] + "\n" if form == "text" else subtitles(lines, form == "vtt"))
+
+
+def briefly(found: Json) -> Json:
+    """What json and a stream's end have of a transcript."""
+    return {name: found[name] for name in ("text", "logprobs", "usage") if name in found}
 
 
 async def always() -> None:
@@ -143,7 +176,7 @@ class Sent:
 
     def __init__(self, say: Callable[[str], bool] | None = None, room: Callable[[], Awaitable[None]] = always) -> None:
         """Has sent nothing. `say`: sends a text, and returns whether more can be sent before there is `room`."""
-        self.room = room
+        self.room, self.is_live = room, say is not None
         self._say, self._space, self._has_begun = say, "", False
 
     def text(self, text: str) -> bool:
@@ -156,15 +189,20 @@ class Sent:
 
 
 class Heard:
-    """A generation.Reader that keeps the tokens, and sends the texts among them, those below `first`."""
+    """A generation.Reader that keeps the tokens of each answer and their log-probabilities, and sends the texts among those of the
+    first, which are below `first`."""
 
     def __init__(self, sent: Sent, spelled: Detokenizer, first: int) -> None:
         """Has met no token."""
-        self.tokens: list[int] = []
+        self.answers: dict[int, tuple[list[int], list[float]]] = {}
         self._sent, self._spelled, self._first = sent, spelled, first
 
     def delta(self, choice: Choice, delta: Delta) -> bool:
-        self.tokens += delta.token_ids
+        tokens, logprobs = self.answers.setdefault(choice.index, ([], []))
+        tokens += delta.token_ids
+        logprobs += (each.logprob for each in delta.logprobs)
+        if choice.index:
+            return True
         text = "".join(self._spelled.push(token) for token in delta.token_ids if token < self._first)
         return self._sent.text(text + (self._spelled.finish() if delta.finish else ""))
 
@@ -190,38 +228,84 @@ class Transcript:
             known = ", ".join(sorted(self._languages)) or "none, since the model knows English alone"
             raise InvalidRequest(f"language is {language[:80]!r}: it must be one of {known}.", "language")
         self._language = language
+        tokenizer = call.context.tokenizer
+        self._entry = partial(logprob_entry, tokenizer, speller(tokenizer, None))
 
     async def heard(self, sent: Sent) -> Json:
         """All of it as verbose_json, which `sent` gets as it comes. Raises as Generation."""
-        size, rate = self._sounds.samples, self._sounds.rate
-        at, found, earlier = 0, [], await self._earlier()
-        timed = len(self._samples) > size or self._call.body.response_format in ("verbose_json", "srt", "vtt")
+        size, rate, body = self._sounds.samples, self._sounds.rate, self._call.body
+        at, found, earlier = 0, list[Said](), await self._earlier()
+        timed = len(self._samples) > size or body.response_format in ("verbose_json", "srt", "vtt")
+        logprobs = list[Json]()
         while at == 0 or len(self._samples) - at > size // STEPS_MAX:
             window = self._samples[at : at + size]
-            prompt = [*earlier, *await self._prompt(window, timed)]
-            tokens = await self._written(window, prompt, self._call.params, self._rules(timed), Sent() if timed else sent)
+            before = [self._known[EARLIER], *earlier[-self._room :]] if earlier else []
+            trial = await self._best(window, [*before, *await self._prompt(window, timed)], timed, Sent() if timed else sent)
             length_s = len(window) / rate
-            heard = tokens if timed else [token for token in tokens if token < self._first]
-            segments, on_s = segments_of(heard, self._first, length_s)
-            texts = await self._call.context.decode([each.tokens for each in segments], self._call.client)
-            moved = [Segment(at / rate + each.start_s, at / rate + each.end_s, each.tokens) for each in segments]
-            found += zip(moved, texts)
+            segments, on_s = ([], length_s) if trial.is_silent else segments_of(trial.tokens, self._first, length_s)
+            texts = await self._texts([each.tokens for each in segments])
+            for segment, text in zip(segments, texts):
+                start_s, end_s, tokens, place = segment
+                moved = segment._replace(start_s=at / rate + start_s, end_s=at / rate + end_s)
+                found.append(Said(moved, text, trial, at * 100 // rate))
+                logprobs += map(self._entry, tokens, trial.logprobs[place:]) if body.has_logprobs else ()
+                earlier += trial.tokens[max(0, place - 1) : place + len(tokens) + 1]
             if timed:
                 sent.text("".join(texts))
                 await sent.room()
-            at, earlier = at + max(round(on_s * rate), size // STEPS_MAX), []
+            at += max(round(on_s * rate), size // STEPS_MAX)
+            earlier = [] if trial.temperature > FORGETFUL or EARLIER not in self._known else earlier
         seconds = len(self._samples) / rate
-        usage = {"usage": {"type": "duration", "seconds": round(seconds)}}
-        return verbose(self._task, self._language or "en", seconds, found) | usage
+        more = {"usage": {"type": "duration", "seconds": round(seconds)}} | ({"logprobs": logprobs} if body.has_logprobs else {})
+        return verbose(self._task, self._language or "en", seconds, found) | more
+
+    async def _best(self, window: np.ndarray, prompt: list[int], timed: bool, sent: Sent) -> Trial:
+        """The transcript of a window, at the temperature that is asked for; 0 means the lowest one at which it is good, unless it
+        was sent already. Without a seed, nothing is left to chance then."""
+        body, trials, silence = self._call.body, list[Trial](), None
+        if body.response_format == "verbose_json":
+            silence = await self._silence(window, prompt)
+        for temperature in (body.temperature,) if body.temperature or sent.is_live else TEMPERATURES:
+            params = msgspec.structs.replace(self._call.params, temperature=temperature, logprobs=0)
+            if temperature > body.temperature:
+                params = msgspec.structs.replace(params, n=BEST_OF, seed=body.seed or 0)
+            answers = await self._written(window, prompt, params, self._rules(timed), sent)
+            if not timed:
+                answers = [without_times(*answer, self._first) for answer in answers]
+            texts = await self._texts([[token for token in tokens if token < self._first] for tokens, _ in answers])
+            tried = [Trial(temperature, *answer, compression_ratio(text)) for answer, text in zip(answers, texts)]
+            best = max(tried, key=attrgetter("avg_logprob"))
+            if best.is_unlikely and silence is None and not sent.is_live:
+                silence = await self._silence(window, prompt)
+            trials.append(best._replace(silence=silence))
+            if trials[-1].is_good or trials[-1].is_silent:
+                break
+        return chosen_of(trials)
+
+    async def _silence(self, window: np.ndarray, prompt: Sequence[int]) -> float:
+        """How likely nothing is said in a window: what the model gives the token for it behind the prompt's beginning, or 0.0."""
+        token = next((self._known[name] for name in SILENCE if name in self._known), None)
+        if token is None:
+            return 0.0
+        params, begin = UncheckedParams(temperature=0.0, max_tokens=1, logprobs=0), prompt.index(self._token(BEGIN)) + 1
+        [(_, logprobs)] = await self._written(window, prompt[:begin], params, Constraint(allowed=(token,)), Sent())
+        return math.exp(logprobs[0])
+
+    async def _texts(self, tokens: Sequence[list[int]]) -> list[str]:
+        return await self._call.context.decode(tokens, self._call.client)
+
+    @property
+    def _room(self) -> int:
+        """The tokens of what was said before that a prompt may have, as Whisper's own."""
+        return (self._call.context.model_length - self._sounds.span) // 2 - 1
 
     async def _earlier(self) -> list[int]:
-        """What the prompt says went before, its last part where it is long."""
+        """What the body says went before."""
         if not (text := self._call.body.prompt.strip()):
             return []
-        context = self._call.context
-        [tokens] = await context.encode([" " + text], False, self._call.client, ["prompt"])
-        room = (context.model_length - self._sounds.span) // 2 - 1
-        return [self._token(EARLIER), *tokens[-room:]]
+        self._token(EARLIER)
+        [tokens] = await self._call.context.encode([" " + text], False, self._call.client, ["prompt"])
+        return tokens
 
     async def _prompt(self, window: np.ndarray, timed: bool) -> list[int]:
         """The tokens that say the language, the task and whether there are times."""
@@ -234,7 +318,7 @@ class Transcript:
         """The likeliest language of a sound."""
         names = {id_: name for name, id_ in self._languages.items()}
         params = UncheckedParams(temperature=0.0, max_tokens=1)
-        [token] = await self._written(window, [self._token(BEGIN)], params, Constraint(allowed=tuple(sorted(names))), Sent())
+        [([token], _)] = await self._written(window, [self._token(BEGIN)], params, Constraint(allowed=tuple(sorted(names))), Sent())
         return names[token]
 
     def _rules(self, timed: bool) -> Constraint:
@@ -246,18 +330,19 @@ class Transcript:
         never = {*context.tokenizer.special_ids.values(), *defaults.suppressed} - {*ends}
         return Constraint(
             banned=tuple((id_,) for id_ in sorted(never) if id_ < size), times=(self._first, self._first + latest) if timed else (),
-            not_first=tuple(id_ for id_ in defaults.suppressed_first if id_ < size),
+            not_first=tuple(id_ for id_ in defaults.suppressed_first if id_ < size), judged=True,
         )  # fmt: skip
 
     async def _written(
-        self, window: np.ndarray, tokens: list[int], params: UncheckedParams, constraint: Constraint, sent: Sent
-    ) -> list[int]:
-        """What the model writes behind a sound and these tokens; `sent` gets the texts as they come."""
+        self, window: np.ndarray, prompt: Sequence[int], params: UncheckedParams, constraint: Constraint, sent: Sent
+    ) -> list[tuple[list[int], list[float]]]:
+        """The answers to a sound and these tokens behind it: their tokens without the end, and log-probabilities with the end's.
+        `sent` gets the first one's texts as they come."""
         call = self._call
         self._asked += 1
         generation = Generation(
             msgspec.structs.replace(
-                call, prompts=[[0] * self._sounds.span + tokens], packed=self._sounds.packed(window, tokens),
+                call, prompts=[[0] * self._sounds.span + list(prompt)], packed=self._sounds.packed(window, prompt),
                 params=params, names=f"{call.id}-{self._asked}",
                 constraint=constraint,
             )
@@ -265,7 +350,9 @@ class Transcript:
         reader = Heard(sent, call.context.tokenizer.detokenizer([], True), self._first)
         await generation.answer(reader)
         ends = call.context.end_tokens(generation.call.params)
-        return [token for token in reader.tokens if token not in ends]
+        return [
+            ([token for token in tokens if token not in ends], logprobs) for _, (tokens, logprobs) in sorted(reader.answers.items())
+        ]
 
     def _token(self, text: str) -> int:
         if (found := self._known.get(text)) is None:

@@ -35,18 +35,22 @@ def save_listener(path: Path, seed: int = 1, **changes: Any) -> torch.nn.Module:
     return model
 
 
-TIMES, END = 46, 38
+TIMES, END = 46, 37
 """The first token that is a time, of which one second has 51; the token that ends a transcript: as in Whisper, those below are texts,
 those between them steer."""
 SPELLED = {
     name: END + at
-    for at, name in enumerate(("<eos>", "<|startoftranscript|>", "<|en|>", "<|de|>", "<|transcribe|>", "<|translate|>", "<|startofprev|>"))
+    for at, name in enumerate(("<eos>", "<|startoftranscript|>", "<|en|>", "<|de|>", "<|transcribe|>", "<|translate|>", "<|startofprev|>", "<|nospeech|>"))
 } | {"<|notimestamps|>": TIMES - 1}
 
 
-def save_transcriber(path: Path) -> torch.nn.Module:
-    """`save_listener` with a tokenizer; SPELLED are its special tokens."""
+def save_transcriber(path: Path, certainty: float = 4.0) -> torch.nn.Module:
+    """`save_listener` with a tokenizer; SPELLED are its special tokens. Logits are `certainty` times as far apart."""
     model = save_listener(path, seed=19, init_std=0.3, eos_token_id=END, decoder_start_token_id=END + 1)
+    with torch.no_grad():
+        for each in model.model.decoder.layer_norm.parameters():
+            each *= certainty
+    model.save_pretrained(path)
     vocab = {f"{chr(97 + at % 26)}{at}": at for at in range(SIZES["vocab_size"]) if at not in SPELLED.values()} | SPELLED
     tokenizer = Tokenizer(WordLevel(vocab, unk_token="a26"))
     tokenizer.pre_tokenizer = WhitespaceSplit()
