@@ -93,6 +93,8 @@ BOUNDS = {
     "concurrency": (0, COUNT_MAX),
     "request_rate": (0, float("inf")),
     "burstiness": (0.001, 10**6),
+    "agent_turns": (1, COUNT_MAX),
+    "agent_result_len": (1, COUNT_MAX),
     "ramp_up_start_rps": (0.0, 10**6),
     "ramp_up_end_rps": (0.0, 10**6),
     "log_speed": (0.001, 10**9),

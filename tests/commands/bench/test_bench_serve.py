@@ -15,7 +15,14 @@ from log_drive import record
 from test_bench_cli import Backend
 
 from vnext.commands.bench.cli import main
-from vnext.commands.bench.datasets import RandomLengths, custom_samples, random_samples, sharegpt_samples
+from vnext.commands.bench.datasets import (
+    RandomLengths,
+    agent_samples,
+    agent_traces,
+    custom_samples,
+    random_samples,
+    sharegpt_samples,
+)
 from vnext.commands.bench.load.events import Piece
 from vnext.commands.bench.load.generator import Timeline, ramp
 from vnext.commands.bench.serve import log_samples
@@ -147,6 +154,50 @@ def test_the_rate_of_a_ramp_rises(strategy: str, tmp_path: Path) -> None:
     assert (found["ramp_up_strategy"], found["ramp_up_start_rps"], found["ramp_up_end_rps"]) == (strategy, 50.0, 500.0)
 
 
+TRACE = [
+    {"role": "system", "content": "You repair programs."}, {"role": "user", "content": "The test fails."},
+    {"role": "assistant", "content": None, "tool_calls": [
+        {"id": "a", "type": "function", "function": {"name": "read", "arguments": '{"path": "add.py"}'}}]},
+    {"role": "tool", "tool_call_id": "a", "content": "def add(a, b): return a - b", "delay_s": 0.2},
+    {"role": "assistant", "content": "The sign is wrong."}, {"role": "user", "content": "Then repair it."},
+    {"role": "assistant", "content": "It is repaired."},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+def test_a_trace_of_an_agent_comes_turn_by_turn(tokenizer: Tokenizer, tmp_path: Path, kind: str) -> None:
+    """Each turn has all messages before an answer of the trace, with the tools' results, and comes behind the answer before it."""
+    path, session = tmp_path / f"agents.{kind}", {"messages": TRACE, "tools": [{"type": "function", "function": {"name": "read"}}]}
+    if kind == "jsonl":
+        path.write_text(2 * f"{json.dumps(session)}\n")
+    else:
+        arrow = pytest.importorskip("pyarrow")
+        pytest.importorskip("pyarrow.parquet").write_table(arrow.Table.from_pylist([session, session]), path)
+    found = agent_traces(path, 8, tokenizer, 0)
+    assert [each.follows for each in found] == [False, True, True, False, True, True, False, True]
+    assert [each.delay_s for each in found[:3]] == [0.0, 0.2, 0.0]
+    assert [len(each.prompt) for each in found[:3]] == [2, 4, 6] and "delay_s" not in found[1].prompt[3]
+    assert found[0].output_tokens == len(tokenizer.encode('{"path": "add.py"}', add_special_tokens=False))
+    backend, chat = Both(), ["--backend", "openai-chat", "--dataset-name", "agent", "--dataset-path", str(path)]
+    assert served(backend, *chat, "--num-prompts", "6", "--max-concurrency", "1", "--json", str(tmp_path / "report.json")) == 0
+    assert [len(body["messages"]) for body in backend.bodies] == [2, 4, 6, 2, 4, 6]
+    assert backend.bodies[1]["messages"][2]["tool_calls"] == TRACE[2]["tool_calls"] and backend.bodies[0]["tools"] == session["tools"]
+    assert json.loads((tmp_path / "report.json").read_text())["figures"]["elapsed_s"] >= 0.4, "two tools took 0.2 s each"
+
+
+def test_agents_of_random_tokens(tokenizer: Tokenizer) -> None:
+    lengths = RandomLengths(input=20, output=5, prefix=10)
+    found = agent_samples(7, lengths, 3, 8, tokenizer, 0, is_chat=False)
+    assert [each.input_tokens for each in found] == [len(each.prompt) for each in found] == [30, 43, 56, 30, 43, 56, 30]
+    assert found[1].prompt[:30] == found[0].prompt and found[3].prompt[:10] == found[0].prompt[:10]
+    assert found[3].prompt[:30] != found[0].prompt and [each.follows for each in found[:4]] == [False, True, True, False]
+    chat = agent_samples(3, lengths, 3, 8, tokenizer, 0, is_chat=True)
+    assert [message["role"] for message in chat[2].prompt] == ["user", "assistant", "tool", "assistant", "tool"]
+    backend = Both()
+    assert served(backend, "--dataset-name", "agent", "--agent-turns", "2", "--request-rate", "200") == 0
+    assert sorted(len(body["prompt"]) for body in backend.bodies) == [6, 6, 264, 264]
+
+
 def test_failures_are_noted_by_kind(capsys: pytest.CaptureFixture[str]) -> None:
     assert served(Both(refusals=2)) == 0
     assert "note: 2 requests failed (HTTP status 429), the first with: HTTP status 429: later" in capsys.readouterr().out
@@ -167,6 +218,7 @@ def test_failures_are_noted_by_kind(capsys: pytest.CaptureFixture[str]) -> None:
         (["--burstiness", "0"], "--burstiness is 0"),
         (["--random-range-ratio", "1"], "--random-range-ratio is 1"),
         (["--dataset-name", "sonnet"], "--dataset-name is 'sonnet'"),
+        (["--dataset-name", "agent", "--dataset-path", "/none"], "are a chat's: add --backend openai-chat"),
         (["--ramp-up-strategy", "linear"], "--ramp-up-strategy needs --ramp-up-start-rps"),
         (["--ramp-up-strategy", "linear", "--request-rate", "3"], "says what --request-rate would"),
         (["--ramp-up-strategy", "wild"], "--ramp-up-strategy is 'wild'"),

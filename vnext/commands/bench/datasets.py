@@ -21,15 +21,20 @@ PROMPT_TOKENS_MIN, PROMPT_TOKENS_MAX, TOKENS_MAX = 4, 1024, 2048
 
 
 T = TypeVar("T", bound=msgspec.Struct)
+Messages = list[dict[str, object]]
 
 
 class Sample(msgspec.Struct, frozen=True):
-    """One request: a text or token ids, their number, and the tokens of the answer. `due_s` is when a recorded one came."""
+    """One request: a text, token ids or a chat's messages with its tools, the number of tokens, and those of the answer. `due_s` is
+    when a recorded one came; an agent's turn `follows` the sample before it, `delay_s` after its answer."""
 
-    prompt: str | list[int]
+    prompt: str | list[int] | Messages
     input_tokens: int
     output_tokens: int
     due_s: float = 0.0
+    follows: bool = False
+    delay_s: float = 0.0
+    tools: Messages = []
 
 
 class RandomLengths(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,6 +61,11 @@ class _Conversation(msgspec.Struct):
 class _Line(msgspec.Struct):
     prompt: str
     output_tokens: int = 0
+
+
+class _Session(msgspec.Struct):
+    messages: Messages
+    tools: Messages = []
 
 
 def random_samples(count: int, lengths: RandomLengths, tokenizer: Tokenizer, seed: int) -> list[Sample]:
@@ -87,12 +97,73 @@ def sharegpt_samples(path: Path, count: int, tokenizer: Tokenizer, output_tokens
 def custom_samples(path: Path, count: int, tokenizer: Tokenizer, output_tokens: int) -> list[Sample]:
     """The lines of a JSONL file, each with a `prompt` and perhaps `output_tokens`, which a number above 0 overrides. Raises
     SettingsError."""
-    lines = _read_lines(path)
+    lines = _lines(path, _Line, "a prompt")
     samples = [
         Sample(each.prompt, _tokens(tokenizer, each.prompt), output_tokens or each.output_tokens or ANSWER_TOKENS)
         for each in lines[:count]
     ]  # fmt: skip
     return repeated(samples, count, path)
+
+
+TOOL: dict[str, object] = {
+    "type": "function",
+    "function": {"name": "run", "parameters": {"type": "object", "properties": {"step": {"type": "integer"}}}},
+}  # fmt: skip
+
+
+def agent_samples(
+    count: int, lengths: RandomLengths, turns: int, result_tokens: int, tokenizer: Tokenizer, seed: int, is_chat: bool
+) -> list[Sample]:
+    """Agents of random tokens: each asks so many times, with all that was before, its answer, and the result of a tool."""
+    rng, pool, samples = random.Random(seed), plain_ids(tokenizer), list[Sample]()
+    prefix = rng.choices(pool, k=lengths.prefix)
+    while len(samples) < count:
+        parts = [prefix + rng.choices(pool, k=lengths.draw(rng, lengths.input))]
+        for turn in range(turns):
+            output = lengths.draw(rng, lengths.output)
+            prompt = _messages(parts, tokenizer) if is_chat else [token for part in parts for token in part]
+            tools = [TOOL] if is_chat else []
+            samples.append(Sample(prompt, sum(map(len, parts)), output, follows=turn > 0, tools=tools))
+            parts += [rng.choices(pool, k=output), rng.choices(pool, k=lengths.draw(rng, result_tokens))]
+    return samples[:count]
+
+
+def _messages(parts: list[list[int]], tokenizer: Tokenizer) -> Messages:
+    """A question, then calls of a tool with its results."""
+    found: Messages = [{"role": "user", "content": tokenizer.decode(parts[0])}]
+    for step, part in enumerate(parts[1:]):
+        name = f"call_{step // 2}"
+        call = {"id": name, "type": "function", "function": {"name": "run", "arguments": f'{{"step": {step // 2}}}'}}
+        own = {"role": "tool", "tool_call_id": name} if step % 2 else {"role": "assistant", "tool_calls": [call]}
+        found.append({**own, "content": tokenizer.decode(part)})
+    return found
+
+
+def agent_traces(path: Path, count: int, tokenizer: Tokenizer, output_tokens: int) -> list[Sample]:
+    """The sessions of a file of JSON lines or Parquet, each with the `messages` of a chat and perhaps its `tools`: a request for
+    each message of the assistant, with all before it. A message's `delay_s` is how long a tool or a person took. Raises
+    SettingsError."""
+    samples: list[Sample] = []
+    for each in _lines(path, _Session, "messages"):
+        follows, delay_s, before, read = False, 0.0, Messages(), 0
+        for message in each.messages:
+            own = {name: value for name, value in message.items() if name != "delay_s" and value is not None}
+            tokens = _tokens(tokenizer, "".join(_texts(own)))
+            if own.get("role") == "assistant":
+                samples.append(Sample([*before], read, output_tokens or max(tokens, 1), 0.0, follows, delay_s, each.tools))
+                follows, delay_s = True, 0.0
+            if isinstance(took_s := message.get("delay_s"), int | float):
+                delay_s += took_s
+            before, read = [*before, own], read + tokens
+    return repeated(samples, count, path)
+
+
+def _texts(value: object) -> Iterator[str]:
+    """The contents of a message, its calls' arguments among them."""
+    for name, each in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
+        if isinstance(each, str) and name in ("content", "text", "arguments", "reasoning_content"):
+            yield each
+        yield from _texts(each)
 
 
 def repeated(samples: list[Sample], count: int, path: Path) -> list[Sample]:
@@ -103,10 +174,13 @@ def repeated(samples: list[Sample], count: int, path: Path) -> list[Sample]:
 
 
 def texts(samples: list[Sample], tokenizer: Tokenizer) -> Iterator[Sample]:
-    """The same with prompts of text, for a chat."""
+    """The same with messages, for a chat."""
     for each in samples:
-        text = each.prompt if isinstance(each.prompt, str) else tokenizer.decode(each.prompt)
-        yield msgspec.structs.replace(each, prompt=text)
+        if isinstance(each.prompt, list) and isinstance(each.prompt[0], dict):
+            yield each
+        else:
+            text = each.prompt if isinstance(each.prompt, str) else tokenizer.decode(each.prompt)
+            yield msgspec.structs.replace(each, prompt=[{"role": "user", "content": text}])
 
 
 def _tokens(tokenizer: Tokenizer, text: str) -> int:
@@ -122,13 +196,14 @@ def _read(path: Path) -> list[_Conversation]:
         raise SettingsError(f"--dataset-path {path} cannot be read as ShareGPT's JSON ({error}).") from error
 
 
-def _read_lines(path: Path) -> list[_Line]:
+def _lines(path: Path, kind: type[T], member: str) -> list[T]:
+    """The lines of a JSONL file, or the rows of a Parquet file."""
     if path.suffix == ".parquet":
-        return _rows(path, _Line)
+        return _rows(path, kind)
     try:
-        return msgspec.json.Decoder(_Line).decode_lines(path.read_bytes())
+        return msgspec.json.Decoder(kind).decode_lines(path.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
-        raise SettingsError(f"--dataset-path {path} cannot be read as JSON lines with a prompt each ({error}).") from error
+        raise SettingsError(f"--dataset-path {path} cannot be read as JSON lines with {member} each ({error}).") from error
 
 
 def _rows(path: Path, kind: type[T]) -> list[T]:

@@ -14,7 +14,16 @@ import msgspec
 from tqdm import tqdm
 
 from vnext.commands.bench.client_watch import LoopWatch, client_notes
-from vnext.commands.bench.datasets import RandomLengths, Sample, custom_samples, random_samples, sharegpt_samples, texts
+from vnext.commands.bench.datasets import (
+    RandomLengths,
+    Sample,
+    agent_samples,
+    agent_traces,
+    custom_samples,
+    random_samples,
+    sharegpt_samples,
+    texts,
+)
 from vnext.commands.bench.figures import server_figures
 from vnext.commands.bench.load.answers import Models, RequestFailed
 from vnext.commands.bench.load.client import Client
@@ -43,7 +52,7 @@ from vnext.state.events import RequestArrived, unpack_tokens
 from vnext.text.tokenizer import Tokenizer
 
 ENDPOINTS = {"openai": "/v1/completions", "vllm": "/v1/completions", "openai-chat": "/v1/chat/completions"}
-DATASETS = Literal["random", "sharegpt", "custom"]
+DATASETS = Literal["random", "sharegpt", "custom", "agent"]
 RAMPS = Literal["", "linear", "exponential"]
 TARGET = (
     Option("backend", ("--backend",), Literal["openai", "vllm", "openai-chat"], "openai", "the API: completions, or chats"),
@@ -57,7 +66,9 @@ TARGET = (
 )
 PROMPTS = (
     Option("dataset_name", ("--dataset-name",), DATASETS, "random", "where prompts come from"),
-    Option("dataset_path", ("--dataset-path",), str, "", "the file of sharegpt (JSON) or custom (JSONL, each line with a prompt)"),
+    Option("dataset_path", ("--dataset-path",), str, "", "JSON of sharegpt, JSONL of custom or agent (prompt, messages), Parquet"),
+    Option("agent_turns", ("--agent-turns",), int, 8, "requests of an agent without a file, one after another"),
+    Option("agent_result_len", ("--agent-result-len",), int, 256, "tokens of the tool's result between two of them"),
     Option("from_log", ("--from-log",), str, "", "a recorded log, or a file of vnext-replay convert: its requests at their times"),
     Option("log_speed", ("--log-speed",), float, 1.0, "times as fast as they came"),
     Option("num_prompts", ("--num-prompts",), int, 1000, "number of requests"),
@@ -101,6 +112,7 @@ def serve(given: Given) -> Result:
     samples = samples_of(values, tokenizer_of(values))
     name, timelines, begin_s, elapsed_s, seen = asyncio.run(measured(values, samples))
     rate = 0.0 if isinf(values["request_rate"]) else values["request_rate"]
+    asked = 0.0 if any(each.follows for each in samples) else rate  # that of agents is not that of requests
     result: dict[str, Value] = {
         "date": time.strftime("%Y%m%d-%H%M%S"), "endpoint_type": values["backend"], "backend": values["backend"], "label": None,
         "model_id": name, "tokenizer_id": tokenizer_name(values), "num_prompts": len(samples), **extra,
@@ -112,7 +124,7 @@ def serve(given: Given) -> Result:
         save(values, {**result, "confidence_95": intervals, **(details_of(timelines) if values["save_detailed"] else {})})
     notes = [*client_notes(seen), *failure_notes(timelines)]
     return Result(
-        figures=server_figures(timelines, elapsed_s, rate, begin_s) | seen,
+        figures=server_figures(timelines, elapsed_s, asked, begin_s) | seen,
         workload=workload_of(values),
         load={"concurrency": values["concurrency"], "request_rate": rate, "burstiness": values["burstiness"]},
         notes=tuple(notes),
@@ -150,25 +162,31 @@ def metadata_of(words: Sequence[str]) -> dict[str, str]:
 
 
 def samples_of(values: Mapping[str, Any], tokenizer: Tokenizer) -> list[Sample]:
-    """The requests of the dataset; of a chat they are texts. Raises SettingsError."""
+    """The requests of the dataset; of a chat they are messages. Raises SettingsError."""
     name, count, seed = values["dataset_name"], values["num_prompts"], values["seed"]
+    is_chat = values["backend"] == "openai-chat"
+    path, output_tokens = Path(values["dataset_path"]).expanduser(), values["dataset_output_len"]
+    lengths = RandomLengths(
+        input=values["random_input_len"], output=values["random_output_len"], prefix=values["random_prefix_len"],
+        range_ratio=values["random_range_ratio"],
+    )  # fmt: skip
     if values["from_log"]:
         samples = log_samples(Path(values["from_log"]).expanduser(), count, tokenizer)
-        return list(texts(samples, tokenizer)) if values["backend"] == "openai-chat" else samples
-    if name != "random" and not values["dataset_path"]:
-        raise SettingsError(f"--dataset-name {name} needs its file: add --dataset-path.")
-    path, output_tokens = Path(values["dataset_path"]).expanduser(), values["dataset_output_len"]
-    if name == "sharegpt":
-        samples = sharegpt_samples(path, count, tokenizer, output_tokens, seed)
-    elif name == "custom":
-        samples = custom_samples(path, count, tokenizer, output_tokens)
-    else:
-        lengths = RandomLengths(
-            input=values["random_input_len"], output=values["random_output_len"], prefix=values["random_prefix_len"],
-            range_ratio=values["random_range_ratio"],
-        )  # fmt: skip
+    elif name == "random":
         samples = random_samples(count, lengths, tokenizer, seed)
-    return list(texts(samples, tokenizer)) if values["backend"] == "openai-chat" else samples
+    elif name == "agent" and not values["dataset_path"]:
+        samples = agent_samples(count, lengths, values["agent_turns"], values["agent_result_len"], tokenizer, seed, is_chat)
+    elif not values["dataset_path"]:
+        raise SettingsError(f"--dataset-name {name} needs its file: add --dataset-path.")
+    elif name == "agent" and not is_chat:
+        raise SettingsError("--dataset-name agent: the messages of a file are a chat's: add --backend openai-chat.")
+    elif name == "agent":
+        samples = agent_traces(path, count, tokenizer, output_tokens)
+    elif name == "sharegpt":
+        samples = sharegpt_samples(path, count, tokenizer, output_tokens, seed)
+    else:
+        samples = custom_samples(path, count, tokenizer, output_tokens)
+    return list(texts(samples, tokenizer)) if is_chat else samples
 
 
 async def measured(
@@ -195,7 +213,7 @@ async def measured(
 
 def due_s(values: Mapping[str, Any], samples: Sequence[Sample]) -> list[float]:
     """When each request is due, in seconds after the start."""
-    rate, count = values["request_rate"], len(samples)
+    rate, count = values["request_rate"], sum(not each.follows for each in samples)
     if values.get("ramp_up_strategy"):
         return ramp(count, ramp_of(values), values["ramp_up_strategy"] == "exponential", values["seed"], values["burstiness"])
     if not isinf(rate) and rate:
@@ -228,14 +246,17 @@ async def name_of(client: Client, model: str) -> str:
 def request_of(name: str, path: str, sample: Sample, ignore_eos: bool) -> Request:
     """The body of one request, made before the clock starts."""
     if path.endswith("/chat/completions"):
-        own = {"messages": [{"role": "user", "content": sample.prompt}], "max_completion_tokens": sample.output_tokens}
+        own = {"messages": sample.prompt, "max_completion_tokens": sample.output_tokens}
+        own |= {"tools": sample.tools} if sample.tools else {}
     else:
         own = {"prompt": sample.prompt, "max_tokens": sample.output_tokens}
     body = own | {
         "model": name, "temperature": 0, "stream": True,
         "stream_options": {"include_usage": True, "continuous_usage_stats": True},
     } | ({"ignore_eos": True} if ignore_eos else {})  # fmt: skip
-    return Request(path=path, body=msgspec.json.encode(body), input_tokens=sample.input_tokens)
+    return Request(
+        path=path, body=msgspec.json.encode(body), input_tokens=sample.input_tokens, follows=sample.follows, delay_s=sample.delay_s
+    )
 
 
 def save(values: Mapping[str, Any], result: Mapping[str, Value | Mapping[str, Interval]]) -> None:

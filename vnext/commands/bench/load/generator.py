@@ -21,15 +21,19 @@ from vnext.commands.bench.load.events import Piece, Stream
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
-    """A body of JSON and its path; `input_tokens` of its prompt, as far as they are known."""
+    """A body of JSON and its path; `input_tokens` of its prompt, as far as they are known. One that `follows` is due `delay_s`
+    after the answer to the request before it, as an agent's next turn."""
 
     body: bytes = b""
     path: str = COMPLETIONS
     input_tokens: int = 0
+    follows: bool = False
+    delay_s: float = 0.0
 
 
 class Pace(msgspec.Struct, frozen=True, kw_only=True):
-    """When requests are due, in seconds after the start, and how many there are at a time, 0 for no bound.
+    """When requests are due, in seconds after the start, and how many there are at a time, 0 for no bound. Those that follow others
+    have no time of their own, and all of an agent's take one place.
 
     A closed loop is so many clients, each of which sends its next request after an answer: a request is due when there is room.
     """
@@ -74,17 +78,39 @@ async def send_all(
     """Send every request when it is due, counted from `begin_s` of time.perf_counter; `ended` gets each that has ended."""
     room: asyncio.Semaphore | nullcontext[None] = asyncio.Semaphore(pace.concurrency) if pace.concurrency else nullcontext()
     sending = []
-    for request, after_s in zip(requests, pace.times_s, strict=True):
+    for turns, after_s in zip(turns_of(requests), pace.times_s, strict=True):
         if (early_s := begin_s + after_s - time.perf_counter()) > 0:
             await asyncio.sleep(early_s)
-        sending.append(asyncio.create_task(_send(client, room, request, None if pace.is_closed else begin_s + after_s)))
-        sending[-1].add_done_callback(lambda task: task.cancelled() or ended(task.result()))
-    return await asyncio.gather(*sending)
+        due_s = None if pace.is_closed else begin_s + after_s
+        sending.append(asyncio.create_task(_send(client, room, turns, due_s, ended)))
+    return [timeline for found in await asyncio.gather(*sending) for timeline in found]
 
 
-async def _send(client: Client, room: asyncio.Semaphore | nullcontext[None], request: Request, due_s: float | None) -> Timeline:
+def turns_of(requests: Sequence[Request]) -> list[list[Request]]:
+    """Each request with those that follow it."""
+    found: list[list[Request]] = []
+    for request in requests:
+        if request.follows and found:
+            found[-1].append(request)
+        else:
+            found.append([request])
+    return found
+
+
+async def _send(
+    client: Client, room: asyncio.Semaphore | nullcontext[None], turns: Sequence[Request], due_s: float | None,
+    ended: Callable[[Timeline], object],
+) -> list[Timeline]:  # fmt: skip
+    """One after another; a turn that fails does not keep the next one back."""
+    found: list[Timeline] = []
     async with room:
-        return await send_one(client, request, due_s)
+        for request in turns:
+            if found:
+                due_s = found[-1].ended_s + request.delay_s
+                await asyncio.sleep(max(0.0, due_s - time.perf_counter()))
+            found.append(await send_one(client, request, due_s))
+            ended(found[-1])
+    return found
 
 
 async def send_one(client: Client, request: Request, due_s: float | None = None) -> Timeline:
