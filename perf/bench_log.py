@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import xxhash
 
-from perf.bench_state import VOCABULARY, arrivals, empty_engine
+from vnext.commands.bench.control.steady import VOCABULARY, arrivals, empty_engine
 from vnext.log import codec, log_bytes, snapshot as snapshots
 from vnext.log.redaction import Redactor
 from vnext.log.snapshot import snapshot

@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 
 from vnext import LLM, SamplingParams
-from vnext.api.llm import Generated, Logprob
+from vnext.api.generated import Generated, Logprob
 from vnext.base.version import __version__
 from vnext.commands.machine import machine
 
