@@ -107,6 +107,27 @@ def test_routes_of_a_batch_are_those_of_each_token() -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("tokens", [0, 1, 30])
+def test_experts_without_gates(dtype: torch.dtype, tokens: int) -> None:
+    """Kernels give what a loop gives, the reference's bits in float32, and ranks that have halves of them the same sum."""
+    x, up, down = draw(tokens, 12, dtype=dtype), draw(6, 10, 12).to(dtype), draw(6, 12, 10).to(dtype)
+    shares, ids = choose("route", "cpu")(draw(tokens, 6, seed=4), Router(3, True))
+    pack, experts = choose("pack_experts", "cpu"), choose("experts", "cpu")
+    found = experts(x, shares, ids, pack(up, ""), pack(down, ""), "relu2")
+    expected = torch.zeros(tokens, 12, dtype=torch.float64)
+    for token in range(tokens):
+        for share, expert in zip(shares[token].tolist(), ids[token].tolist()):
+            inner = (x[token].float() @ up[expert].float().t()).to(dtype).relu().square()
+            expected[token] += share * (inner @ down[expert].t()).double()
+    close(found, expected)
+    halves = [(up[:, half].contiguous(), down[:, :, half].contiguous()) for half in (slice(0, 5), slice(5, 10))]
+    given: list[torch.Tensor] = []
+    for join in (lambda own: given.append(own) or own, lambda own: own + given[0]):
+        both = experts(x, shares, ids, *(pack(part, "") for part in halves[len(given)]), "relu2", join)
+    close(both, expected)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("tokens", [0, 1, 30])
 def test_experts_equal_a_loop_over_tokens(dtype: torch.dtype, tokens: int) -> None:
     count, hidden, wide = 6, 12, 5
     x, gate_up, down = draw(tokens, hidden, dtype=dtype), draw(count, 2 * wide, hidden), draw(count, hidden, wide)

@@ -28,7 +28,7 @@ QWEN = {
 }
 EXPERTS = {"num_experts": 6, "num_experts_per_tok": 4, "moe_intermediate_size": 56}
 MAMBA = {"mamba_n_heads": 8, "mamba_n_groups": 1, "mamba_d_state": 24}
-KINDS_OF_NEMOTRON = {"M": "linear_attention", "*": "full_attention", "-": "mlp"}
+KINDS_OF_NEMOTRON = {"M": "linear_attention", "*": "full_attention", "-": "mlp", "E": "moe"}
 IMAGES = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": 64, "num_position_embeddings": 16}
 CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "lfm2": ("Lfm2ForCausalLM", "Lfm2Config", {"layer_types": MIXED, "block_multiple_of": 8}),
@@ -94,6 +94,26 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
         {
             "layers_block_type": [KINDS_OF_NEMOTRON[sign] for sign in "M-M*-MM"], "head_dim": 24, "ssm_state_size": 24,
             "mamba_num_heads": 8, "mamba_head_dim": 16, "n_groups": 2, "time_step_min": 1e-6, "tie_word_embeddings": False,
+        },
+    ),
+    "nemotron_h_moe": (
+        "NemotronHForCausalLM",
+        "NemotronHConfig",
+        {
+            "layers_block_type": [KINDS_OF_NEMOTRON[sign] for sign in "ME*EM-E"], "head_dim": 24, "ssm_state_size": 24,
+            "mamba_num_heads": 8, "mamba_head_dim": 16, "n_groups": 2, "time_step_min": 1e-6, "tie_word_embeddings": False,
+            "n_routed_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 40, "routed_scaling_factor": 1.5,
+            "moe_shared_expert_intermediate_size": 56,
+        },
+    ),
+    "nemotron_h_narrow": (
+        "NemotronHForCausalLM",
+        "NemotronHConfig",
+        {
+            "layers_block_type": [KINDS_OF_NEMOTRON[sign] for sign in "MEM*E-E"], "head_dim": 24, "ssm_state_size": 24,
+            "mamba_num_heads": 8, "mamba_head_dim": 16, "n_groups": 2, "time_step_min": 1e-6, "tie_word_embeddings": False,
+            "n_routed_experts": 8, "num_experts_per_tok": 2, "n_group": 2, "topk_group": 1, "moe_intermediate_size": 40,
+            "moe_shared_expert_intermediate_size": 56, "moe_latent_size": 24,
         },
     ),
     "bamba": ("BambaForCausalLM", "BambaConfig", {**MAMBA, "attn_layer_indices": [1, 3], "mamba_n_groups": 2, "mamba_conv_bias": False}),

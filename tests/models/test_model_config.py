@@ -144,6 +144,8 @@ def test_windows() -> None:
     assert parse_as("Qwen2ForCausalLM", **upper).windows == (0, 40)
     assert parse_as("Gemma2ForCausalLM", sliding_window=40, num_hidden_layers=4).windows == (40, 0, 40, 0)
     assert parse_as("Gemma3ForCausalLM", sliding_window=40, num_hidden_layers=7).windows == (40,) * 5 + (0, 40)
+    letters = {"sliding_window": 40, "sliding_window_pattern": "LLLG"}
+    assert parse_as("Exaone4ForCausalLM", num_hidden_layers=6, **letters).windows == (40, 40, 40, 0, 40, 0)
     named = {"layer_types": ["full_attention", "sliding_attention"], "sliding_window": 40}
     assert parse_as("Gemma2ForCausalLM", **named).windows == (0, 40)
     with pytest.raises(ModelError, match="layer_types must name full_attention or sliding_attention for each of 2"):

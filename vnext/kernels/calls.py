@@ -30,6 +30,10 @@ class Router(NamedTuple):
     group_best: int = 2
 
 
+GATELESS = ("relu2",)
+"""Activations of experts that have no gate: what is packed as theirs has `up` alone, [E, I, H]."""
+
+
 class BiasedExperts(NamedTuple):
     """What `pack_experts` gave of weights [E, out, in], and a bias [out] of each expert of the model, whose first one with a weight
     here is number `first`."""

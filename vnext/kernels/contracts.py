@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from vnext.kernels.arrays import have_dense_blocks
-from vnext.kernels.calls import AttentionCall, AttentionStep, RotaryWrite, Router, parts_of
+from vnext.kernels.calls import GATELESS, AttentionCall, AttentionStep, RotaryWrite, Router, parts_of
 from vnext.kernels.codes import Codes
 from vnext.kernels.format import Format
 from vnext.kernels.formats.floats import PLAIN
@@ -274,6 +274,8 @@ def check_gated_linear(
 
 def expect_gate(width: int, activation: str) -> None:
     """Gate and up side by side, and an activation that is known."""
+    if activation in GATELESS:
+        return
     if width % 2:
         raise ContractError(f"weight must hold gate and up side by side, an even height, but is {width} high")
     if activation not in ACTIVATIONS:
@@ -303,15 +305,15 @@ def check_experts(
     activation: str,
     join: Callable[..., Any] | None = None,
 ) -> None:
-    """x [T, H], shares float32 [T, k], ids int64 [T, k]; gate_up [E, 2 * I, H] and down [E, H, I] of x's dtype; `join` as of
-    check_row_linear."""
+    """x [T, H], shares float32 [T, k], ids int64 [T, k]; gate_up [E, 2 * I, H], or [E, I, H] without a gate, and down [E, H, I] of
+    x's dtype; `join` as of check_row_linear."""
     expect("x", x, (None, None), FLOATS)
     tokens, width = x.shape
     expect("shares", shares, (tokens, None), (torch.float32,))
     expect("ids", ids, shares.shape, INDICES)
     expect_weight("gate_up", gate_up, (None, None, width), x.dtype)
     expect_gate(gate_up.shape[1], activation)
-    expect_weight("down", down, (gate_up.shape[0], width, gate_up.shape[1] // 2), x.dtype)
+    expect_weight("down", down, (gate_up.shape[0], width, gate_up.shape[1] // (1 if activation in GATELESS else 2)), x.dtype)
     for name, (weights, biases) in (("gate_up", parts_of(gate_up)), ("down", parts_of(down))):
         if biases:
             expect(f"a bias of {name}", biases[0], (weights.shape[1],), (x.dtype,))

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.nn import functional
 
-from vnext.kernels.calls import AttentionCall, BiasedExperts, RotaryWrite, Router, parts_of
+from vnext.kernels.calls import GATELESS, AttentionCall, BiasedExperts, RotaryWrite, Router, parts_of
 from vnext.kernels.products import marks_of, shares_of
 from vnext.kernels.references import XIELU_BETA, XIELU_EPS, swiglu_clamped, turn
 from vnext.kernels.table import Operations
@@ -178,6 +178,8 @@ def gated(wide: torch.Tensor, activation: str) -> torch.Tensor:
     gate, up = wide.float().chunk(2, -1)
     if activation == "swiglu_clamped":
         return swiglu_clamped(wide)
+    if activation in GATELESS:
+        return activate(wide, None, None, activation)
     return (GATES[activation](gate) * up).to(wide.dtype)
 
 

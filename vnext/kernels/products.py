@@ -24,7 +24,10 @@ from vnext.kernels.formats.floats import PLAIN
 from vnext.kernels.references import gelu_tanh_and_mul, rows, silu_and_mul, swiglu_clamped
 from vnext.kernels.shards import joined as joined_sums
 
-GATES = MappingProxyType({"silu": silu_and_mul, "gelu_tanh": gelu_tanh_and_mul, "swiglu_clamped": swiglu_clamped})
+GATES = MappingProxyType(
+    {"silu": silu_and_mul, "gelu_tanh": gelu_tanh_and_mul, "swiglu_clamped": swiglu_clamped, "relu2": lambda x: x.relu().square()}
+)
+"""By activation; of those in GATELESS without gates."""
 
 
 Change = Callable[[torch.Tensor], torch.Tensor]
@@ -219,11 +222,11 @@ def experts_by(
 ) -> torch.Tensor:
     """The sum over a token's k experts of share * down(activation(gate(x)) * up(x)), for x [T, H] -> [T, H].
 
-    shares float32 and ids int64 [T, k]; gate_up [E, 2 * I, H], down [E, H, I], either with biases. Tokens are sorted by expert,
-    and each expert that has tokens makes one product of them all. A token's parts are summed in float32 in the order of its
-    ids, so who else went to its experts changes nothing. `join` adds the products [T * k, H] of ranks that
-    have a part of I each, before they are rounded: `multiply` then gives sums. Ids beyond the E experts are those of other ranks:
-    here they give zeros.
+    shares float32 and ids int64 [T, k]; gate_up [E, 2 * I, H], or [E, I, H] of up alone for activations in GATELESS, down
+    [E, H, I], either with biases. Tokens are sorted by expert, and each expert that has tokens makes one product of them all. A
+    token's parts are summed in float32 in the order of its ids, so who else went to its experts changes nothing. `join` adds the
+    products [T * k, H] of ranks that have a part of I each, before they are rounded: `multiply` then gives sums. Ids beyond the E
+    experts are those of other ranks: here they give zeros.
     """
     count, chosen = gate_up.shape[0], ids.reshape(-1)
     chosen = chosen.where((chosen >= 0) & (chosen < count), count)

@@ -100,7 +100,7 @@ REFUSED = [
     (GRANITE, {"layer_types": ["mamba"] * 4}, "full_attention once at least"),
     (FALCON, {"ssm_multipliers": [1.0] * 4}, "ssm_multipliers must be a list of 5 numbers"),
     (FALCON, {"mamba_rms_norm": True, "mamba_norm_before_gate": True}, "mamba_norm_before_gate True is not supported"),
-    (NEMOTRON, {"hybrid_override_pattern": "M-*E"}, "Nemotron H with experts is not served"),
+    (NEMOTRON, {"hybrid_override_pattern": "M-*E", "n_routed_experts": 1}, "1 experts in 1 groups.* cannot give each token 2"),
     (NEMOTRON, {"hybrid_override_pattern": "M-M-"}, "each of the first two at least once"),
     (QWEN["text_config"], {"attn_output_gate": False}, "attn_output_gate False is not supported"),
     (QWEN["text_config"], {"linear_num_key_heads": 3}, "16 heads of values cannot share 3 heads of keys evenly"),

@@ -47,7 +47,7 @@ def describe_experts(
     gate_up: PackedExperts | BiasedExperts, down: PackedExperts | BiasedExperts, first: int, activation: str = ""
 ) -> Described:
     """Experts of which these are held; `first`: the number that ids have for the first of them; `activation`: of a `gate_up` packed
-    without its gate."""
+    without its gate, or that has none."""
     (wide, wide_biases), (narrow, narrow_biases) = parts_of(gate_up), parts_of(down)
     places = [np.array([each.linear.address for each in packed.weights], dtype=np.int64) for packed in (wide, narrow)]
     biases = [np.array([address(each) for each in given], dtype=np.int64) for given in (wide_biases, narrow_biases)]
@@ -67,10 +67,10 @@ def route(scores: torch.Tensor, router: Router, bias: torch.Tensor | None) -> tu
 
 
 def experts(
-    x: torch.Tensor, shares: torch.Tensor, ids: torch.Tensor, gate_up: PackedExperts, down: PackedExperts
+    x: torch.Tensor, shares: torch.Tensor, ids: torch.Tensor, gate_up: PackedExperts, down: PackedExperts, alone: str = ""
 ) -> torch.Tensor:
-    """As products.experts of one rank, all dense, of gate and up packed with their gate."""
-    described, (rows, hidden) = describe_experts(gate_up, down, 0), x.shape
+    """As products.experts of one rank, all dense, of gate and up packed with their gate, or of up whose activation is `alone`."""
+    described, (rows, hidden) = describe_experts(gate_up, down, 0, alone), x.shape
     found = x.new_empty((rows, hidden))
     module().run_experts(
         KINDS[x.dtype], described.address, x.data_ptr(), rows, hidden, ids.shape[1], shares.data_ptr(), ids.data_ptr(),

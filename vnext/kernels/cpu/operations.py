@@ -20,7 +20,7 @@ from vnext.kernels import (
     thin as plain_thin,
 )
 from vnext.kernels.arrays import dtype_name, have_dense_blocks
-from vnext.kernels.calls import AttentionCall, AttentionStep, ConvolutionCall, RecurrenceCall, RotaryWrite, Router
+from vnext.kernels.calls import GATELESS, AttentionCall, AttentionStep, ConvolutionCall, RecurrenceCall, RotaryWrite, Router
 from vnext.kernels.codes import Codes
 from vnext.kernels.cpu import attention, experts as chosen, linear as packing, native, recurrence, rows, thin
 from vnext.kernels.cpu.native import GATES
@@ -105,6 +105,8 @@ def gated_linear(
     if is_gated and change is None:
         return packing.linear(x, weight.linear)
     wide = packing.linear(x, weight.linear, apart=True) if is_gated else linear(x, weight, bias)
+    if activation in GATELESS:
+        return rows.activate(wide if change is None else change(wide), None, None, activation)
     return rows.gate_and_mul(wide if change is None else change(wide), activation)
 
 
@@ -128,8 +130,9 @@ def experts(
 ) -> torch.Tensor:
     """As products.experts, with the products of this file."""
     contracts.check_experts(x, shares, ids, gate_up, down, activation)
-    if join is None and _are_packed(gate_up, activation) and _are_packed(down, "") and x.stride(1) == 1:
-        return chosen.experts(x.contiguous(), shares.contiguous(), ids.contiguous(), gate_up, down)
+    gate, alone = ("", activation) if activation in GATELESS else (activation, "")
+    if join is None and _are_packed(gate_up, gate) and _are_packed(down, "") and x.stride(1) == 1:
+        return chosen.experts(x.contiguous(), shares.contiguous(), ids.contiguous(), gate_up, down, alone)
     multiply = linear if join is None else products.without_bias(sums)
     return products.experts_by(multiply, gated_linear, x, shares, ids, gate_up, down, activation, join)
 

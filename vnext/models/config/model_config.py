@@ -42,8 +42,9 @@ DTYPES = ("float32", "bfloat16", "float16")
 class Experts(msgspec.Struct, frozen=True, kw_only=True):
     """Layers whose MLP is `count` experts of `intermediate_size`, among which `router` chooses for each token.
 
-    `dense_layers`: indices of layers with a plain MLP instead. `shared_size`: of an MLP that every token goes through beside
-    them; 0 for none. `whole_group`: the number of neighbouring inputs of `down` that share a scale; no shard divides them.
+    `dense_layers`: indices of layers without any. `shared_size`: of an MLP that every token goes through beside them; 0 for none.
+    `input_size`: of what they read, 0 for that of the stream. `whole_group`: the number of neighbouring inputs of `down` that share
+    a scale; no shard divides them.
     """
 
     count: int
@@ -51,6 +52,7 @@ class Experts(msgspec.Struct, frozen=True, kw_only=True):
     router: Router
     dense_layers: tuple[int, ...] = ()
     shared_size: int = 0
+    input_size: int = 0
     whole_group: int = 1
 
     @property

@@ -159,8 +159,8 @@ def gated_mlp(source: Source, prefix: str, *, bias: bool = False, name: str = "m
 
 
 class ExpertNames(NamedTuple):
-    """How a checkpoint names what its experts have: `gate_up` of each, one below the other, and `down`; the router; its bias; and
-    the shared MLP and its gate. "" for none."""
+    """How a checkpoint names what its experts have: `gate_up` of each, one below the other, or up alone, and `down`; the router;
+    its bias; and the shared MLP and its gate. "" for none."""
 
     gate_up: tuple[str, ...] = ("gate_proj", "up_proj")
     down: str = "down_proj"
@@ -178,10 +178,12 @@ def sparse_mlp(source: Source, config: ModelConfig, here: str, names: ExpertName
     experts = [f"{here}experts.{index}." for index in range(config.experts.count)]
     first, joined = (f"{experts[0]}{part}.weight" for part in (names.gate_up[0], JOINED))
     parts = names.gate_up if first in source or joined not in source else (JOINED,)
-    has_shared, gate = config.experts.shared_size > 0, names.shared_gate
+    has_shared, gate = config.experts.shared_size > 0 and names.shared != "", names.shared_gate
     return SparseMlp(
         router=source.packed((f"{here}{names.router}.weight",), exact=True),
-        gate_up=source.stacked(tuple(tuple(f"{expert}{part}.weight" for part in parts) for expert in experts), True),
+        gate_up=source.stacked(
+            tuple(tuple(f"{expert}{part}.weight" for part in parts) for expert in experts), len(names.gate_up) > 1
+        ),
         down=source.stacked(tuple((f"{expert}{names.down}.weight",) for expert in experts), False),
         shared=gated_mlp(source, here, name=names.shared + ".") if has_shared else None,
         shared_gate=source.packed((f"{here}{gate}.weight",), exact=True) if has_shared and gate else None,

@@ -89,19 +89,21 @@ class GatedMlp(NamedTuple):
 
 
 class SparseMlp(NamedTuple):
-    """Experts: `router` packed [E, hidden]; gate_up [E, 2 * I, hidden] and down [E, hidden, I] packed, I split. `shared` is of all
-    tokens, times the sigmoid of what `shared_gate` packed [1, hidden] gives, where there is one. `bias` float32 [E] or None is the
-    router's, for its choice alone; `score_bias` of the same form is added to its scores; `share_scales` of the same form multiply
-    experts' shares."""
+    """Experts: `router` packed [E, hidden]; gate_up [E, 2 * I, hidden], or [E, I, hidden] without gates, and down [E, hidden, I]
+    packed, I split. `shared` is of all tokens, times the sigmoid of what `shared_gate` packed [1, hidden] gives, or None for 1.
+    `bias` float32 [E] or None is the router's, for its choice alone; `score_bias` of the same form is added to its scores;
+    `share_scales` of the same form multiply experts' shares. `narrow`: experts read what the first makes of their input, and the
+    second makes [T, hidden] of what they give together."""
 
     router: Any
     gate_up: Any
     down: Any
-    shared: GatedMlp | None = None
+    shared: GatedMlp | PlainMlp | None = None
     shared_gate: Any = None
     bias: Array | None = None
     score_bias: Array | None = None
     share_scales: Array | None = None
+    narrow: tuple[Linear, Linear] | None = None
 
 
 Mlp = GatedMlp | PlainMlp | SparseMlp
@@ -301,17 +303,20 @@ def sparse_mlp(layer: SparseMlp, x: torch.Tensor, step: Step, routed: torch.Tens
     if layer.share_scales is not None:
         shares = shares * layer.share_scales[ids]
     parallel, packs = step.parallel, (layer.gate_up, layer.down)
+    seen = x if layer.narrow is None else chosen.linear(x, *layer.narrow[0])
     if parallel.by_expert:
         first = own_experts(step.config.experts.count, parallel).start
         ids, packs = ids - first, tuple(pack._replace(first=first) if isinstance(pack, BiasedExperts) else pack for pack in packs)
-    given, adds_once = (x, shares, ids, *packs, step.config.activation), isinstance(layer.down, BiasedExperts)
+    given, adds_once = (seen, shares, ids, *packs, step.config.activation), isinstance(layer.down, BiasedExperts)
     if parallel.world_size > 1 and (parallel.is_exact or parallel.by_expert or adds_once):  # a bias is added once
         found = chosen.experts(*given, parallel.all_reduce)
     else:
         found = parallel.all_reduce(chosen.experts(*given))
+    if layer.narrow is not None:
+        found = chosen.linear(found, *layer.narrow[1])
     if layer.shared is None:
         return found
-    shared = gated_mlp(layer.shared, x, step)
+    shared = mlp(layer.shared, x, step)
     return found + (shared if layer.shared_gate is None else chosen.gate_by(shared, chosen.linear(x, layer.shared_gate, None)))
 
 

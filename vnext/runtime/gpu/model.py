@@ -98,7 +98,7 @@ def why_not_captured(config: ModelConfig, parallel: Parallel, dtype: torch.dtype
     """Why steps of this model are never captured; "" where they may be. `is_fixed`: products have one shape."""
     if config.experts is not None:
         wide = config.experts.intermediate_size // parallel.world_size
-        if is_fixed or not experts.serves(dtype, config.hidden_size, wide):
+        if is_fixed or not experts.serves(dtype, config.experts.input_size or config.hidden_size, wide):
             return "the experts' products are cut by the host, which waits for their sizes"
     if torch.cuda.is_available() and not attention.serves(*heads_like(dtype, config.head_dim)):
         return "the GPU's kernel does not serve heads of this size and type, and the reference's attention waits for the device"

@@ -1,37 +1,42 @@
-"""Nemotron H: layers that are one thing each: Mamba-2, attention without positions, or an MLP with a square.
+"""Nemotron H and 3: layers that are one thing each: Mamba-2, attention without positions, an MLP with a square, or such experts.
 
 Steps have no lower bound, as in their authors' own code; transformers has one of 0.001 for whole prompts alone.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from types import MappingProxyType
 
 from msgspec.structs import replace
 
+from vnext.models.config.expert_keys import sigmoid_experts
 from vnext.models.config.json_keys import Json, flag, number, positive, refuse, shown
 from vnext.models.config.mamba_config import mamba_layers
-from vnext.models.config.model_config import PLAIN_ACTIVATIONS, ModelConfig, activation, common_config
+from vnext.models.config.model_config import PLAIN_ACTIVATIONS, Experts, ModelConfig, activation, common_config
 from vnext.models.errors import ModelError
-from vnext.models.layers.assembly import Source, linear, plain_mlp, wide_norm
+from vnext.models.layers import sharding
+from vnext.models.layers.assembly import ExpertNames, Source, linear, plain_mlp, sparse_mlp, wide_norm
 from vnext.models.layers.decoder import Mixing, Names, Params, assemble_decoder, forward, logits
-from vnext.models.layers.layers import Attention, PlainMlp
+from vnext.models.layers.layers import Attention, PlainMlp, SparseMlp
 from vnext.models.layers.recurrent import assemble_mamba
-from vnext.models.layers.sharding import MAMBA_AXES, WEIGHT_AXES as LLAMA_AXES, Axis, Layout, matrix
+from vnext.models.layers.sharding import EXPERT_AXES, MAMBA_AXES, Axis, Layout, Sized, matrix, shared_axes
 
 __all__ = ["WEIGHT_AXES", "assemble", "forward", "logits", "parse"]
 
-WEIGHT_AXES = MappingProxyType(
+OWN_AXES = MappingProxyType(
     {
-        **LLAMA_AXES,
+        **sharding.WEIGHT_AXES,
+        **EXPERT_AXES,
+        **shared_axes("shared_experts"),
         **{name.replace("mamba", "mixer"): layout for name, layout in MAMBA_AXES.items()},
         "embeddings": matrix(Axis.VOCAB, Axis.HIDDEN),
         "norm_f": Layout((Axis.HIDDEN,)),
     }
 )
-MAMBA, ATTENDING, PLAIN = OWN = ("linear_attention", "full_attention", "mlp")
+MAMBA, ATTENDING, PLAIN, SPARSE = OWN = ("linear_attention", "full_attention", "mlp", "moe")
 KINDS = MappingProxyType(
-    {"M": MAMBA, "*": ATTENDING, "-": PLAIN, "mamba": MAMBA, "attention": ATTENDING} | dict(zip(OWN, OWN))
+    {"M": MAMBA, "*": ATTENDING, "-": PLAIN, "E": SPARSE, "mamba": MAMBA, "attention": ATTENDING} | dict(zip(OWN, OWN))
 )
 """What a layer is, by the names that configurations have for it."""
 DEFAULTS = MappingProxyType(
@@ -48,9 +53,29 @@ DEFAULTS = MappingProxyType(
         "n_groups": 8,
         "conv_kernel": 4,
         "use_conv_bias": True,
+        "n_routed_experts": 8,
+        "num_experts_per_tok": 2,
+        "norm_topk_prob": True,
+        "moe_intermediate_size": 7688,
+        "moe_shared_expert_intermediate_size": 7688,
     }
 )
+EXPERTS = ExpertNames(gate_up=("up_proj",), bias="gate.e_score_correction_bias")
 ROOTS = ("backbone.", "model.")
+
+
+def WEIGHT_AXES(config: ModelConfig) -> Mapping[str, Layout]:  # noqa: N802  (a field of Family)
+    """The layouts. Experts may read and give what a product makes narrow."""
+    if config.experts is None or not config.experts.input_size:
+        return OWN_AXES
+    narrow = Sized(config.experts.input_size)
+    return {
+        **OWN_AXES,
+        "experts.up_proj": Layout((Axis.EXPERT_MLP,), narrow),
+        "experts.down_proj": Layout((narrow,), Axis.EXPERT_MLP),
+        "fc1_latent_proj": Layout((narrow,), Axis.HIDDEN),
+        "fc2_latent_proj": Layout((Axis.HIDDEN,), narrow),
+    }
 
 
 def parse(raw: Json, generation: Json) -> ModelConfig:
@@ -61,7 +86,7 @@ def parse(raw: Json, generation: Json) -> ModelConfig:
     refuse(raw, "mamba_hidden_act", unless=("silu",))
     kinds = layer_kinds(raw)
     attending = tuple(layer for layer, kind in enumerate(kinds) if kind == ATTENDING)
-    idle = tuple(layer for layer, kind in enumerate(kinds) if kind == PLAIN)
+    idle = tuple(layer for layer, kind in enumerate(kinds) if kind in (PLAIN, SPARSE))
     inner = positive(raw, "mamba_num_heads") * positive(raw, "mamba_head_dim")
     named = {
         "num_hidden_layers": len(kinds),
@@ -79,21 +104,27 @@ def parse(raw: Json, generation: Json) -> ModelConfig:
         raw | named,
         generation,
         activation=activation(raw, "mlp_hidden_act", PLAIN_ACTIVATIONS),
+        experts=own_experts(raw, kinds) if SPARSE in kinds else None,
         recurrent=recurrent and replace(recurrent, idle=idle),
         still_layers=attending,
     )
 
 
+def own_experts(raw: Json, kinds: list[str]) -> Experts:
+    """The experts of the layers that are such. Raises ModelError."""
+    found = sigmoid_experts(raw, tuple(layer for layer, kind in enumerate(kinds) if kind != SPARSE))
+    narrow = 0 if raw.get("moe_latent_size") is None else positive(raw, "moe_latent_size")
+    return replace(found, shared_size=positive(raw, "moe_shared_expert_intermediate_size"), input_size=narrow)
+
+
 def layer_kinds(raw: Json) -> list[str]:
     """What each layer is: by a word a layer, or by a sign. Raises ModelError."""
     given = raw.get("layers_block_type") or raw.get("layer_types") or list(raw.get("hybrid_override_pattern") or "")
-    if "moe" in given or "E" in given:
-        raise ModelError("Nemotron H with experts is not served, for its experts have no gates; use a model of it without experts")
     kinds = [KINDS.get(each, "") for each in given]
     if not all(kinds) or not {MAMBA, ATTENDING} <= set(kinds):
         raise ModelError(
-            "layers_block_type must name linear_attention, full_attention or mlp for each layer, each of the first two at least "
-            f"once, but is {shown(given)}; correct config.json"
+            "layers_block_type must name linear_attention, full_attention, mlp or moe for each layer, each of the first two at "
+            f"least once, but is {shown(given)}; correct config.json"
         )
     return kinds
 
@@ -108,8 +139,18 @@ def assemble(source: Source, config: ModelConfig) -> Params:
             return assemble_mamba(source, config, here)
         return Attention(linear(source, here, "q_proj", "k_proj", "v_proj", bias=bias), linear(source, here, "o_proj", bias=bias))
 
-    def parts(prefix: str, index: int) -> tuple[Mixing | None, PlainMlp | None]:
+    def sparse(here: str) -> SparseMlp:
+        shared = plain_mlp(source, here + "shared_experts.", "up_proj", "down_proj", bias=config.mlp_bias)
+        found = sparse_mlp(source, config, here, EXPERTS)._replace(shared=shared)
+        if not config.experts.input_size:
+            return found
+        narrow, wide = (linear(source, here, f"fc{part}_latent_proj", bias=config.mlp_bias) for part in (1, 2))
+        return found._replace(narrow=(narrow, wide))
+
+    def parts(prefix: str, index: int) -> tuple[Mixing | None, PlainMlp | SparseMlp | None]:
         here = prefix + "mixer."
+        if config.experts and index not in config.experts.dense_layers:
+            return None, sparse(here)
         if index in recurrent.idle:
             return None, plain_mlp(source, here, "up_proj", "down_proj", bias=config.mlp_bias)
         return mixing(here, index), None

@@ -160,7 +160,10 @@ struct Products {
                 linear(picked + start * hidden * element, hidden, size, experts.gate_up[i], bias_of(experts.gate_up_biases, experts.first + i),
                        apart + start * wide * element, wide, kind);
         }
-        if (wide != 0) gate_and_mul(kind, own, {apart, between, inner, wide, int(experts.activation)});
+        if (wide == inner)
+            activate(kind, own, {apart, between, inner, wide, int(experts.activation)}, nullptr, nullptr);
+        else if (wide != 0)
+            gate_and_mul(kind, own, {apart, between, inner, wide, int(experts.activation)});
         for (int64_t i = 0; i < experts.held; ++i) {
             const int64_t start = sorted.starts[size_t(i)], size = sorted.starts[size_t(i + 1)] - start;
             const void *bias = is_wide ? nullptr : bias_of(experts.down_biases, experts.first + i);

@@ -19,7 +19,8 @@ struct Router {
 };
 
 /* `gate_up` and `down` are packed weights, one an expert: those of the experts from `first` on, `held` of them. Biases, one for
-   each expert of the model and of the activations' kind, or null; `activation` is that of a `gate_up` without its gate within. */
+   each expert of the model and of the activations' kind, or null; `activation` is that of a `gate_up` without its gate within,
+   which has none if `down` takes all that it gives. */
 #define VNX_EXPERTS(X)                                                                                               \
     X(const Packed *const *, gate_up) X(const Packed *const *, down) X(int64_t, first) X(int64_t, held)              \
     X(const void *const *, gate_up_biases) X(const void *const *, down_biases) X(int64_t, activation)
