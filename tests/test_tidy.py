@@ -164,7 +164,7 @@ ARROWS = {
     "commands/bench": {
         "api", "commands/*", "commands/bench/load", "models/errors", "options", "text", "runtime/protocol", "runtime/client",
         "runtime/processes", "server/console", "base", "replay/answers/convert", "replay/futures/recording", "replay/reading/folding", "replay/reading/source",
-        "runtime/gpu/cascade", "runtime/transport/collectives", "state/events", "state/state",
+        "replay/tables/plots", "runtime/gpu/cascade", "runtime/transport/collectives", "state/events", "state/state",
     },
     "commands/bench/control": {
         "commands/bench/*", "commands/bench/load", "options", "models/config", "models/errors", "replay/futures",

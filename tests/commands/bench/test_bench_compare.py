@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from pathlib import Path
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
 from aiohttp.test_utils import TestServer
+from chromium import BrowserPage
 from test_bench_cli import Backend, SlowBackend, status
 
 from vnext.commands.bench.bounds import bounds_of, broken
@@ -68,16 +71,72 @@ def test_a_file_that_is_no_result_is_one_sentence(tmp_path: Path, capsys: pytest
 
 @pytest.mark.parametrize(
     ("form", "line"),
-    [("md", r"| a\|<b |  | 1 |"), ("csv", "requests,1234567,"), ("html", "<tr><th>a|&lt;b</th><td></td><td>1</td></tr>")],
+    [("md", r"| a\|<b |  | 1 |"), ("csv", "requests,1234567,"), ("html", '<tr><th scope="row">a|&lt;b</th><td></td><td>1</td></tr>')],
 )
 def test_files_become_one_table(tmp_path: Path, capsys: pytest.CaptureFixture[str], form: str, line: str) -> None:
     one, other = tmp_path / "one.json", tmp_path / "other.json"
     one.write_text('{"figures": {"ttft_p99_ms": 5.5, "requests": 1234567}}')
     other.write_text('{"figures": {"ttft_p99_ms": 7, "a|<b": 1}}')
     assert status(["report", str(one), str(other), "--format", form]) == 0
-    shown = capsys.readouterr().out.splitlines()
-    assert line in shown and len(shown) >= 4 and "src=" not in "".join(shown)
+    shown = capsys.readouterr().out
+    assert line in shown and len(shown.replace("</tr>", "\n").splitlines()) >= 4 and "src=" not in shown
     assert status(["report"]) == 2 and "name the files" in capsys.readouterr().err
+
+
+RUNS = [{"load": load, "output_tokens_per_s": 90.0 * load, "ttft_p50_ms": 10.0, "ttft_p99_ms": 20.0 * load, "kind": "x"} for load in (1, 4)]
+
+
+def pages(folder: Path) -> list[Path]:
+    """Two detailed results, one with bounds and a name that is markup, and a sweep."""
+    (folder / "sweep.json").write_text(json.dumps({"figures": {"knee_request_rate": 4.0}, "runs": RUNS}))
+    known = {"median_ttft_ms": 100.0, "p99_ttft_ms": 180.0, "confidence_95": {"median_ttft_ms": [98.5, 101.5], "p99_ttft_ms": [150, None]}}
+    return [written(folder / "a<b>&.json"), written(folder / "slow.json", 1.3, **known), folder / "sweep.json"]
+
+
+def test_a_page_has_curves_and_every_figure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It parses as XML but for its doctype and its empty elements, and every curve ends where its figure says."""
+    assert status(["report", *map(str, pages(tmp_path)), "--format", "html"]) == 0
+    shown = capsys.readouterr().out
+    found = ElementTree.fromstring(re.sub(r"<(meta|!doctype)[^>]*>", "", shown))
+    titles = [each.text for each in found.iter("figcaption")]
+    assert titles == ["Tokens a second", "Time to first token", "Time to first token", "Time per token after it",
+                      "Time between two tokens", "Time of a request"]  # fmt: skip
+    figures = list(found.iter("figure"))
+    assert [len(each.findall(".//path[@class='curve']")) for each in figures] == [1, 2, 2, 2, 2, 2]
+    tokens = [float(place) for place in re.findall(r" ([\d.]+)", figures[0].find(".//path[@class='curve']").get("d"))]
+    assert tokens[0] == pytest.approx(100 * (1 - 90 / 400), abs=1) and tokens[-1] == pytest.approx(100 * (1 - 360 / 400), abs=1)
+    assert figures[0].find(".//path[@class='worst']") is not None and figures[2].find(".//path[@class='worst']") is None
+    assert [span.text or span[0].tail for span in figures[2].findall("figcaption/span")][1:] == ["a<b>&", "slow"]
+    cells = {row[0].text: ["".join(cell.itertext()) for cell in row[1:]] for row in found.iter("tr")}
+    assert cells["median_ttft_ms"] == ["", "10098.5 to 101.5", ""] and cells["p99_ttft_ms"][1] == "180150 to ?"
+    assert cells["output_throughput"][:2] == ["100", "76.9231"] and cells["knee_request_rate"] == ["", "", "4"]
+    assert "<script" not in shown and "http" not in shown.replace("HTTP", "")
+
+
+def test_files_without_figures_make_a_page_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "empty.json").write_text('{"figures": {}, "runs": [{"load": 1}, 5], "confidence_95": {}}')
+    assert status(["report", str(tmp_path / "empty.json"), "--format", "html"]) == 0
+    shown = capsys.readouterr().out
+    assert "The files have no figures." in shown and "<figure>" not in shown
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [390, 1440])
+def test_a_browser_shows_the_page_whole(browser, tmp_path: Path, capsys: pytest.CaptureFixture[str], width: int, scheme: str) -> None:
+    assert status(["report", *map(str, pages(tmp_path)), "--format", "html"]) == 0
+    (tmp_path / "page.html").write_text(capsys.readouterr().out)
+    shown = BrowserPage(browser)
+    shown.emulate(width, scheme)
+    try:
+        browser.get((tmp_path / "page.html").as_uri())
+        wide, back, plot_widths = browser.execute_script(
+            "return [document.documentElement.scrollWidth, getComputedStyle(document.body).backgroundColor,"
+            " [...document.querySelectorAll('svg')].map(each => each.getBoundingClientRect().width)]"
+        )
+        assert wide <= width and len(plot_widths) == 6 and min(plot_widths) > 0.3 * width and not shown.complaints
+        assert (back == "rgb(255, 255, 255)") == (scheme == "light")
+    finally:
+        shown.emulate(0, "")
 
 
 def test_bounds_hold_or_are_named() -> None:

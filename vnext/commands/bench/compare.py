@@ -7,7 +7,7 @@ change is real where 95 % of the draws lie on one side of none.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -27,11 +27,14 @@ LOAD = ("num_prompts", "request_rate", "burstiness", "max_concurrency", "total_i
 
 
 class Measured(NamedTuple):
-    """A file's figures by name, and by metric the values of each good request in ms."""
+    """A file's figures by name, by metric the values of each good request in ms, the figures of each run of a sweep, and the bounds
+    of figures."""
 
     figures: dict[str, float]
     load: dict[str, Any]
     requests: dict[str, list[np.ndarray]]
+    runs: Sequence[Mapping[str, float]] = ()
+    intervals: Mapping[str, Sequence[float | None]] = MappingProxyType({})
 
 
 class Row(NamedTuple):
@@ -77,12 +80,19 @@ def read(path: Path) -> Measured:
     if not isinstance(found, dict):
         raise SettingsError(f"{path} is no report of --json and no file of --save-result.")
     own = found.get("figures", found)
-    figures = {name: float(value) for name, value in own.items() if isinstance(value, int | float) and not isinstance(value, bool)}
+    figures = numbers_of(own)
     load = found if own is found else found.get("workload", {}) | found.get("load", {})
     try:
-        return Measured(figures, load, requests_of(found))
+        requests = requests_of(found)
     except (TypeError, ValueError, IndexError) as error:
         raise SettingsError(f"{path}: its lists of requests do not fit together.") from error
+    runs = [numbers_of(run) for run in found.get("runs", ()) if isinstance(run, dict)]
+    bounds = found.get("confidence_95", {})
+    return Measured(figures, load, requests, runs, {name: (bounds[name] + [None, None])[:2] for name in bounds})
+
+
+def numbers_of(found: Mapping[str, object]) -> dict[str, float]:
+    return {name: float(value) for name, value in found.items() if isinstance(value, int | float) and not isinstance(value, bool)}
 
 
 def requests_of(found: Mapping[str, Any]) -> dict[str, list[np.ndarray]]:

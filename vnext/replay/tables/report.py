@@ -31,34 +31,6 @@ from vnext.replay.tables import plots
 from vnext.replay.tables.columns import Columns, requests_of, steps_of
 
 SLOWEST, LARGEST, CLIENTS = 12, 8, 6
-STYLE = """
-:root { color-scheme: light dark; --back: #fff; --front: #1b1f24; --soft: #5c6670; --line: #d5dae0; --panel: #f5f7f9;
-  --mark: #c4320a; --steps: #2f6fdb; --running: #178a5b; --waiting: #a86a00; --free: #8a5cd0; }
-@media (prefers-color-scheme: dark) { :root { --back: #14171b; --front: #e6e9ec; --soft: #97a1ab; --line: #333a42; --panel: #1c2126;
-  --mark: #ff7a4d; --steps: #6ea3ff; --running: #4cc38a; --waiting: #e0b04c; --free: #b794f6; } }
-* { box-sizing: border-box; }
-body { margin: 0 auto; max-width: 84rem; padding: 1rem clamp(.8rem, 2.5vw, 2rem) 3rem; background: var(--back); color: var(--front);
-  font: 15px/1.5 system-ui, sans-serif; }
-header p, footer, .note { color: var(--soft); margin: 0; }
-h1 { font-size: clamp(1.25rem, 3.2vw, 1.8rem); line-height: 1.25; margin: .3rem 0 1rem; max-width: 52rem; }
-h1::first-letter { text-transform: uppercase; }
-h2 { font-size: 1.05rem; margin: 2rem 0 .7rem; }
-.note + .plots, .note + .lines { margin-top: .8rem; }
-.lines { display: grid; grid-template-columns: auto 1fr; gap: .3rem 1rem; margin: 0; padding: .8rem 1rem; background: var(--panel);
-  border-left: 4px solid var(--mark); border-radius: 4px; }
-.lines dt { color: var(--soft); } .lines dd { margin: 0; overflow-wrap: anywhere; }
-code { font: .87em ui-monospace, monospace; }
-.damaged { color: var(--mark); font-weight: 600; }
-.plots { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 30rem), 1fr)); gap: 1.6rem 2rem; }
-.table { overflow-x: auto; }
-table { border-collapse: collapse; min-width: min(100%, 44rem); font-variant-numeric: tabular-nums; font-size: .9rem; }
-th, td { text-align: right; padding: .28rem .6rem; border-bottom: 1px solid var(--line); white-space: nowrap; }
-th { color: var(--soft); font-weight: 500; }
-td.name { max-width: 15rem; overflow: hidden; text-overflow: ellipsis; }
-.name { text-align: left; }
-:focus-visible { outline: 2px solid var(--steps); }
-@media print { body { max-width: none; } .table { overflow: visible; } }
-"""
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
@@ -142,7 +114,7 @@ class _Page:
             f"<footer><p>Log {name}, of vnext {escape(printable(self.log.header.code_version))}</p></footer>",
         ])  # fmt: skip
         head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{name}: {headline}</title>'
-        style = f"<style>{STYLE}{plots.STYLE}</style>"
+        style = f"<style>{plots.PAGE}{plots.STYLE}</style>"
         return f'<!doctype html><html lang="en"><head>{head}{style}</head><body>{body}</body></html>\n'
 
     def _plots(self) -> Iterable[str]:
