@@ -10,11 +10,12 @@ import httpx
 import numpy as np
 import pytest
 import torch
-from test_served_sounds import BEGIN, EN, NO_TIMES, SOUND, TASK, asked
+from test_served_sounds import BEGIN, EN, NO_TIMES, SOUND, TASK, asked, spelled
 from test_sounds import wav
 
 from tests.e2e.serving import Server, serving
 from tests.models.families.towers.listener_cases import END, PLACES, SAMPLES, SPELLED, TIMES, save_transcriber, sounds
+from tests.text.test_beams import as_whisper_does
 from vnext.media.sounds import sound_of
 from vnext.media.spectrogram import spectrogram_of
 from vnext.replay.reading.source import open_log
@@ -153,3 +154,50 @@ def test_both_spellings_of_a_list_are_read(server: Server) -> None:
     both = {"timestamp_granularities[]": ["segment", "word"], "response_format": "verbose_json"}
     assert "no times of words" in httpx.post(url, files=[file], data=both).json()["error"]["message"]
     assert asked(server, language="en", timestamp_granularities="segment").json() == asked(server, language="en").json()
+
+
+def test_beams_find_the_transcript_that_whisper_finds(server: Server, sure: tuple[Path, torch.nn.Module]) -> None:
+    """By transformers' logits; a stream has it window by window."""
+    others = 0
+    for seed in range(4):
+        data = wav(sounds(1, seed=seed)[0][:, None], 1, 16)
+        features = torch.from_numpy(spectrogram_of(sound_of(data, "file"), 80, SAMPLES))[None]
+
+        def after(tokens: tuple[int, ...]) -> list[float]:
+            text = torch.tensor([[BEGIN, EN, TASK, NO_TIMES, *tokens]])
+            logits = sure[1](input_features=features, decoder_input_ids=text).logits[0, -1].double()  # noqa: B023
+            logits[[id_ for id_ in SPELLED.values() if id_ != END]] = -torch.inf
+            return list(logits.log_softmax(0))
+
+        with torch.inference_mode():
+            expected = as_whisper_does(after, 3, PLACES - 4, END)
+        found = asked(server, data, language="en", beam_width="3").json()["text"]
+        assert found == spelled(token for token in expected if token not in (END, *range(TIMES, 97)))
+        lines = asked(server, data, language="en", stream="true", beam_width="3").text.split("\n\n")
+        assert json.loads(lines[-3].removeprefix("data: "))["text"] == found
+        others += found != asked(server, data, language="en").json()["text"]
+    assert others
+
+
+def test_beams_keep_to_the_rules_for_times(server: Server) -> None:
+    likelier = 0
+    for seed in range(5):
+        data = wav(sounds(1, seed=seed)[0][:, None], 1, 16)
+        one, several = (asked(server, data, language="en", response_format="verbose_json", beam_width=width).json() for width in "15")
+        assert several == asked(server, data, language="en", response_format="verbose_json", beam_width="5").json()
+        assert all(0 <= each["start"] < each["end"] <= 1 and each["text"] for each in several["segments"])
+        likelier += several["segments"][0]["avg_logprob"] > one["segments"][0]["avg_logprob"]
+    assert likelier >= 3
+
+
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        ({"beam_width": "11"}, "beam_width is 11: it must lie between 1 and 10."),
+        ({"beam_width": "5", "temperature": "0.5"}, "beam_width is only allowed at temperature 0."),
+        ({"beam_width": "a"}, "beam_width has a wrong type: Expected `int`, got `str`."),
+    ],
+)
+def test_what_no_beam_search_has_gets_a_sentence(server: Server, fields: dict[str, str], sentence: str) -> None:
+    answer = asked(server, **fields)
+    assert answer.status_code == 400 and answer.json()["error"]["message"] == sentence

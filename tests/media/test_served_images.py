@@ -19,7 +19,7 @@ from tests.e2e.serving import Server, serving
 from tests.models.families.towers.tower_cases import TILE_TOKENS, save_reader
 from vnext import LLM, SamplingParams
 from vnext.media.tiles import numbers_of, tile_form, tiles_of
-from vnext.runtime.protocol.sampling_params import InvalidRequest
+from vnext.runtime.protocol.sampling_params import BeamSearchParams, InvalidRequest
 
 PIXELS = np.random.default_rng(5).integers(0, 256, (40, 60, 3), dtype=np.uint8)
 COUNT = 12
@@ -79,6 +79,16 @@ def test_a_chat_sees_its_images(server: Server, reader: tuple[Path, torch.nn.Mod
         assert choice["token_ids"] == expected
         assert [each["logprob"] for each in choice["logprobs"]["content"]] == pytest.approx(logprobs, rel=1e-4, abs=1e-4)
         assert answer["usage"]["prompt_tokens"] == len(tokens) > 5 * TILE_TOKENS * len(images)
+
+
+def test_beams_see_their_images(server: Server, reader: tuple[Path, torch.nn.Module]) -> None:
+    answer = asked(server, seen(PIXELS), use_beam_search=True, beam_width=1)
+    assert answer["choices"][0]["token_ids"] == right(reader, answer["prompt_token_ids"], PIXELS)[0]
+    with LLM(str(reader[0]), dtype="float32", block_size=4) as llm:
+        prompt = {"prompt": "<image> d3 e4", "multi_modal_data": {"image": PIXELS}}
+        [plain] = llm.generate(prompt, SamplingParams(temperature=0, max_tokens=COUNT, ignore_eos=True))
+        [found] = llm.beam_search([prompt], BeamSearchParams(beam_width=1, max_tokens=COUNT, ignore_eos=True))
+    assert found.outputs[0].token_ids == plain.outputs[0].token_ids
 
 
 def test_the_same_image_is_a_hit_and_one_pixel_changes_all_behind(server: Server) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -100,6 +101,16 @@ def test_times_are_those_of_transformers() -> None:
                 break
             matcher.take(answer[-1])
     assert preferred < -100
+
+
+def test_what_an_answer_has_begun_with_may_stand_in_its_prompt() -> None:
+    """For times, banned sequences and what none begins with alike."""
+    constraint = Constraint(banned=((3, 4), (5,)), not_first=(6,), times=(70, 74))
+    for answer in ((), (70,), (71, 3), (71, 3, 72), (71, 3, 72, 72, 8, 3)):
+        whole = Matcher(constraint, ToyVocabulary(90, (60,)), answer)
+        for size in range(len(answer) + 1):
+            begun = msgspec.structs.replace(constraint, begun=answer[:size])
+            assert allowed(Matcher(begun, ToyVocabulary(90, (60,)), answer[size:])) == allowed(whole)
 
 
 def test_words_become_sequences_at_a_beginning_and_after_a_space() -> None:

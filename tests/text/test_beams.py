@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import itertools
 import math
+import random
+from collections.abc import Callable
 
 import pytest
 
 from vnext.runtime.protocol.messages import RequestOutput, SubmitRequest, TokenLogprobs
 from vnext.runtime.protocol.sampling_params import BeamSearchParams
-from vnext.state.events import unpack_tokens
-from vnext.text.beams import BeamSearch
+from vnext.state.events import pack_tokens, unpack_tokens
+from vnext.state.params import Constraint
+from vnext.text.beams import BeamSearch, TranscriptSearch
 
 END, VOCABULARY = 2, 3
 PROMPT = [0, 1, 1]
@@ -30,7 +33,7 @@ def answer(request: SubmitRequest) -> RequestOutput:
 
 def run(params: BeamSearchParams, ends: tuple[int, ...] = (END,)) -> tuple[list[RequestOutput], int]:
     """The best answers, and how many steps they took."""
-    search, steps = BeamSearch("name", PROMPT, params, ends), 0
+    search, steps = BeamSearch("name", pack_tokens(PROMPT), params, ends), 0
     while requests := search.requests():
         steps += 1
         for request in reversed(requests):
@@ -89,7 +92,62 @@ def test_an_ended_answer_waits_for_a_longer_one_that_may_still_pass_it(monkeypat
 
 
 def test_an_aborted_request_ends_the_search() -> None:
-    search = BeamSearch("name", PROMPT, BeamSearchParams(beam_width=1, max_tokens=3), (END,))
+    search = BeamSearch("name", pack_tokens(PROMPT), BeamSearchParams(beam_width=1, max_tokens=3), (END,))
     [request] = search.requests()
     search.push(RequestOutput(name=request.name, tokens=b"", finish="abort"))
     assert search.requests() == [] and [output.finish for output in search.best(1)] == ["abort"]
+
+
+# ---- transcripts -----------------------------------------------------------------------------------------------------
+
+
+def drawn_model(seed: int) -> Callable[[tuple[int, ...]], list[float]]:
+    """Log-probabilities of seven tokens behind others; one may not come."""
+
+    def after(tokens: tuple[int, ...]) -> list[float]:
+        draw = random.Random(f"{seed} {tokens}")
+        weights = [draw.random() ** 3 for _ in range(7)]
+        weights[draw.randrange(7)] = 0.0
+        return [math.log(each / sum(weights)) if each else -math.inf for each in weights]
+
+    return after
+
+
+def as_whisper_does(after: Callable[[tuple[int, ...]], list[float]], width: int, length: int, end: int = END) -> tuple[int, ...]:
+    """The answer of Whisper's BeamSearchDecoder and MaximumLikelihoodRanker, read anew."""
+    live, ended = {(): 0.0}, dict[tuple[int, ...], float]()
+    for _ in range(length):
+        scores = {(*tokens, token): total + each for tokens, total in live.items() for token, each in enumerate(after(tokens))}
+        live, newly = {}, dict[tuple[int, ...], float]()
+        for tokens in sorted(scores, key=scores.__getitem__, reverse=True):
+            if math.isinf(scores[tokens]) or len(live) == width:
+                break
+            (newly if tokens[-1] == end else live)[tokens] = scores[tokens]
+        for tokens in newly:
+            if len(ended) < width:
+                ended[tokens] = newly[tokens]
+        if len(ended) == width:
+            break
+    found = ended if len(ended) == width else ended | live
+    return max(found, key=lambda tokens: found[tokens] / max(1, len(tokens) - (tokens[-1] == end)))
+
+
+@pytest.mark.parametrize("width", [1, 2, 5])
+def test_a_transcript_is_the_one_that_whisper_finds(width: int) -> None:
+    lengths = set()
+    for seed in range(100):
+        after, params = drawn_model(seed), BeamSearchParams(beam_width=width, max_tokens=9)
+        search = TranscriptSearch("name", pack_tokens(PROMPT), params, (END,), "salt", Constraint(judged=True))
+        while requests := search.requests():
+            for request in requests:
+                tokens = tuple(unpack_tokens(request.prompt).tolist())[len(PROMPT) :]
+                assert request.sampling.constraint == Constraint(judged=True, begun=tokens) and request.cache_salt == "salt"
+                ranked = sorted(enumerate(after(tokens)), key=lambda pair: -pair[1])[: request.sampling.logprobs]
+                found = TokenLogprobs(logprob=ranked[0][1], rank=0, top=tuple(ranked))
+                search.push(RequestOutput(name=request.name, tokens=b"\0\0\0\0", finish="length", logprobs=(found,)))
+        [best] = search.best(1)
+        tokens = tuple(unpack_tokens(best.tokens).tolist())
+        assert tokens == as_whisper_does(after, width, 9), seed
+        assert sum(each.logprob for each in best.logprobs) == pytest.approx(sum(after(tokens[:at])[token] for at, token in enumerate(tokens)))
+        lengths.add(len(tokens))
+    assert len(lengths) > 4

@@ -170,7 +170,7 @@ class LLM(EngineOperations):
         )  # fmt: skip
         tasks = self._maker.tasks(as_prompts(prompts), sampling)
         ends = () if params.ignore_eos else self._client.ready.config.eos_token_ids
-        searches = [BeamSearch(task.requests[0].name, task.tokens, params, ends) for task in tasks]
+        searches = [BeamSearch(task.requests[0].name, task.requests[0].prompt, params, ends) for task in tasks]
         while requests := {each.name: (each, search) for search in searches for each in search.requests()}:
             for output in self._client.run([request for request, _ in requests.values()], whole=True):
                 requests[output.name][1].push(output)

@@ -2,18 +2,24 @@
 
 Owns which beams go on and which answers win; sends nothing, so that the API server and the library share it. Each step asks
 the engine for the likeliest next tokens of every live beam. A score is the sum of an answer's log-probabilities, by the
-model's own logits, over (tokens of prompt and answer) ** length_penalty, as in vLLM. Equal scores keep their order.
+model's own logits, over (tokens of prompt and answer) ** length_penalty, as in vLLM. Equal scores keep their order. A transcript
+is searched as in Whisper's decoding.py: its length alone counts, and what has ended is an answer only while it is likelier than
+what goes on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
+from math import isfinite
+from operator import attrgetter
 from typing import NamedTuple
+
+from msgspec.structs import replace
 
 from vnext.runtime.protocol.messages import RequestOutput, SubmitRequest, TokenLogprobs
 from vnext.runtime.protocol.sampling_params import BeamSearchParams
 from vnext.state.events import pack_tokens
-from vnext.state.params import Sampling
+from vnext.state.params import Constraint, Sampling
 
 CANDIDATES = 2
 """Likeliest tokens asked for, per beam: even if half of them end answers, enough beams go on."""
@@ -32,13 +38,12 @@ class BeamSearch:
     """The search for one prompt. While `requests` gives some, send them and `push` each one's output. Mutable."""
 
     def __init__(
-        self, name: str, prompt: Sequence[int], params: BeamSearchParams, ends: Collection[int], priority: int = 0,
-        cache_salt: str = "",
+        self, name: str, prompt: bytes, params: BeamSearchParams, ends: Collection[int], priority: int = 0, cache_salt: str = "",
     ) -> None:  # fmt: skip
-        """`name` begins the requests' names. `ends`: the tokens that end an answer."""
+        """`name` begins the requests' names. `prompt`: as a request has it. `ends`: the tokens that end an answer."""
         self.cached_tokens = 0
         self._name, self._params, self._ends = name, params, ends
-        self._prompt, self._prompt_length = pack_tokens(tuple(prompt)), len(prompt)
+        self._prompt, self._prompt_length = prompt, len(prompt) // 4
         self._priority, self._cache_salt = priority, cache_salt
         self._sampling = Sampling(
             seed=0, max_tokens=1, temperature=0.0, logprobs=CANDIDATES * params.beam_width, ignore_eos=True
@@ -58,7 +63,7 @@ class BeamSearch:
             SubmitRequest(
                 name=f"{self._name}-{self._steps}.{place}",
                 prompt=self._prompt + pack_tokens(beam.tokens),
-                sampling=self._sampling,
+                sampling=self._sampling_of(beam),
                 priority=self._priority,
                 cache_salt=self._cache_salt,
             )
@@ -89,9 +94,16 @@ class BeamSearch:
             for beam, output in zip(self._live, outputs)
             for rank, (token, logprob) in enumerate(output.logprobs[0].top)
         ]
+        self._keep(grown)
+
+    def _keep(self, grown: list[Beam]) -> None:
         self._ended += [beam for beam in grown if beam.end >= 0]
         going = sorted((beam for beam in grown if beam.end < 0), key=self._score, reverse=True)
         self._live = going[: self._params.beam_width]
+
+    def _sampling_of(self, beam: Beam) -> Sampling:
+        """The parameters of the request for what comes behind a beam."""
+        return self._sampling
 
     def _is_decided(self) -> bool:
         """Whether no live beam can still be among the best: its sum only falls, and its length has a bound."""
@@ -117,6 +129,32 @@ class BeamSearch:
             cached_tokens=self.cached_tokens,
             logprobs=beam.reported,
         )
+
+
+class TranscriptSearch(BeamSearch):
+    """The search for the transcript of a sound, which keeps to `rules` and judges by what these allow."""
+
+    def __init__(
+        self, name: str, prompt: bytes, params: BeamSearchParams, ends: Collection[int], cache_salt: str, rules: Constraint
+    ) -> None:
+        """As BeamSearch. `rules`: as of one answer."""
+        super().__init__(name, prompt, params, ends, cache_salt=cache_salt)
+        self._rules = rules
+
+    def _sampling_of(self, beam: Beam) -> Sampling:
+        return replace(self._sampling, constraint=replace(self._rules, begun=beam.tokens))
+
+    def _keep(self, grown: list[Beam]) -> None:
+        """The best go on; those that have ended are kept among them, until there are enough."""
+        live = list[Beam]()
+        for beam in sorted((beam for beam in grown if isfinite(beam.logprob)), key=attrgetter("logprob"), reverse=True):
+            if len(live) < self._params.beam_width:
+                (live if beam.end < 0 else self._ended).append(beam)
+        del self._ended[self._params.beam_width :]
+        self._live = live if len(self._ended) < self._params.beam_width else []
+
+    def _score(self, beam: Beam) -> float:
+        return beam.logprob / float(max(1, len(beam.tokens) - (beam.end >= 0)) ** self._params.length_penalty)
 
 
 def _chosen(output: RequestOutput, logprob: float, rank: int) -> TokenLogprobs:

@@ -13,7 +13,7 @@ from vnext.server.answers.generation import Generation, Reader, Taker
 from vnext.server.answers.resuming import EventIds, Replay
 from vnext.server.call import Call
 from vnext.server.context.openai_types import GenerationBody
-from vnext.text.beams import BeamSearch
+from vnext.text.beams import BeamSearch, TranscriptSearch
 
 HEEDED = {
     "n", "max_tokens", "temperature", "seed", "ignore_eos", "stop_token_ids", "logprobs", "include_stop_str_in_output",
@@ -37,8 +37,8 @@ class BeamGeneration(Generation):
         width = params.n if asked.beam_width is None else asked.beam_width
         if width < params.n:
             raise InvalidRequest(f"beam_width is {width}: it must be at least n, which is {params.n}.", "beam_width")
-        self._searches = []
-        for prompt, request in zip(self.prompts, self._requests[:: params.n]):
+        self._searches = list[BeamSearch]()
+        for request in self._requests[:: params.n]:
             search = BeamSearchParams(
                 beam_width=width,
                 max_tokens=request.sampling.max_tokens,
@@ -46,7 +46,10 @@ class BeamGeneration(Generation):
             )
             validate_beams(search)
             ends = call.context.end_tokens(params)
-            self._searches.append(BeamSearch(request.name, prompt, search, ends, request.priority, request.cache_salt))
+            given, salt = (request.name, request.prompt, search, ends), request.cache_salt
+            rules = request.sampling.constraint
+            made = BeamSearch(*given, request.priority, salt) if rules is None else TranscriptSearch(*given, salt, rules)
+            self._searches.append(made)
 
     async def answer(self, reader: Reader, ids: EventIds | None = None) -> None:
         """As Generation.answer; the reader gets each answer as one delta."""

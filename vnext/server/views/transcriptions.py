@@ -20,8 +20,9 @@ from typing import TYPE_CHECKING
 import msgspec
 from aiohttp import web
 
-from vnext.runtime.protocol.sampling_params import InvalidRequest, UncheckedParams
-from vnext.server.answers.generation import Choice, Generation
+from vnext.runtime.protocol.sampling_params import BeamSearchParams, InvalidRequest, UncheckedParams
+from vnext.server.answers.beams import generation_of
+from vnext.server.answers.generation import Choice
 from vnext.server.answers.logprobs import logprob_entry, speller
 from vnext.server.answers.transcripts import (
     BEST_OF,
@@ -66,7 +67,7 @@ IGNORED = {"chunking_strategy", "user", "known_speaker_names", "known_speaker_re
 """With what stands in brackets behind a name, as OpenAI's client spells lists and objects."""
 LISTS = {"timestamp_granularities": ("segment", ": there are no times of words"), "include": ("logprobs", "")}
 """Lists with [] behind their names or without, the only value of each, and why."""
-FIELDS = {"file", "model", "language", "prompt", "response_format", "temperature", "stream", "seed"}
+FIELDS = {"file", "model", "language", "prompt", "response_format", "temperature", "stream", "seed", "beam_width"}
 
 
 class TranscriptionBody(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,6 +80,7 @@ class TranscriptionBody(msgspec.Struct, frozen=True, kw_only=True):
     temperature: float = 0.0
     seed: int | None = None
     stream: bool = False
+    beam_width: int = 1
     has_logprobs: bool = False
 
 
@@ -147,6 +149,9 @@ def body_of(form: dict[str, list[bytes]]) -> TranscriptionBody:
         raise InvalidRequest(f"response_format is {body.response_format}: a stream has json or text.", "response_format")
     if body.has_logprobs and body.response_format != "json":
         raise InvalidRequest(f"response_format is {body.response_format}: include[] is only allowed with json.", "include[]")
+    BeamSearchParams(beam_width=body.beam_width)
+    if body.beam_width > 1 and body.temperature:
+        raise InvalidRequest("beam_width is only allowed at temperature 0.", "beam_width")
     if not 0 <= body.temperature <= 1:
         raise InvalidRequest(f"temperature is {body.temperature}: it must lie between 0 and 1.", "temperature")
     return body
@@ -236,11 +241,11 @@ class Transcript:
         size, rate, body = self._sounds.samples, self._sounds.rate, self._call.body
         at, found, earlier = 0, list[Said](), await self._earlier()
         timed = len(self._samples) > size or body.response_format in ("verbose_json", "srt", "vtt")
-        logprobs = list[Json]()
+        logprobs, is_whole = list[Json](), timed or body.beam_width > 1
         while at == 0 or len(self._samples) - at > size // STEPS_MAX:
             window = self._samples[at : at + size]
             before = [self._known[EARLIER], *earlier[-self._room :]] if earlier else []
-            trial = await self._best(window, [*before, *await self._prompt(window, timed)], timed, Sent() if timed else sent)
+            trial = await self._best(window, [*before, *await self._prompt(window, timed)], timed, Sent() if is_whole else sent)
             length_s = len(window) / rate
             segments, on_s = ([], length_s) if trial.is_silent else segments_of(trial.tokens, self._first, length_s)
             texts = await self._texts([each.tokens for each in segments])
@@ -250,7 +255,7 @@ class Transcript:
                 found.append(Said(moved, text, trial, at * 100 // rate))
                 logprobs += map(self._entry, tokens, trial.logprobs[place:]) if body.has_logprobs else ()
                 earlier += trial.tokens[max(0, place - 1) : place + len(tokens) + 1]
-            if timed:
+            if is_whole:
                 sent.text("".join(texts))
                 await sent.room()
             at += max(round(on_s * rate), size // STEPS_MAX)
@@ -269,7 +274,8 @@ class Transcript:
             params = msgspec.structs.replace(self._call.params, temperature=temperature, logprobs=0)
             if temperature > body.temperature:
                 params = msgspec.structs.replace(params, n=BEST_OF, seed=body.seed or 0)
-            answers = await self._written(window, prompt, params, self._rules(timed), sent)
+            beams = 1 if temperature else body.beam_width
+            answers = await self._written(window, prompt, params, self._rules(timed), sent, beams)
             if not timed:
                 answers = [without_times(*answer, self._first) for answer in answers]
             texts = await self._texts([[token for token in tokens if token < self._first] for tokens, _ in answers])
@@ -334,17 +340,17 @@ class Transcript:
         )  # fmt: skip
 
     async def _written(
-        self, window: np.ndarray, prompt: Sequence[int], params: UncheckedParams, constraint: Constraint, sent: Sent
+        self, window: np.ndarray, prompt: Sequence[int], params: UncheckedParams, constraint: Constraint, sent: Sent, beams: int = 1
     ) -> list[tuple[list[int], list[float]]]:
         """The answers to a sound and these tokens behind it: their tokens without the end, and log-probabilities with the end's.
         `sent` gets the first one's texts as they come."""
         call = self._call
         self._asked += 1
-        generation = Generation(
+        generation = generation_of(
             msgspec.structs.replace(
                 call, prompts=[[0] * self._sounds.span + list(prompt)], packed=self._sounds.packed(window, prompt),
-                params=params, names=f"{call.id}-{self._asked}",
-                constraint=constraint,
+                params=params, names=f"{call.id}-{self._asked}", constraint=constraint,
+                asked=GenerationBody(model=call.body.model, use_beam_search=beams > 1, beam_width=beams if beams > 1 else None),
             )
         )  # fmt: skip
         reader = Heard(sent, call.context.tokenizer.detokenizer([], True), self._first)
