@@ -13,7 +13,7 @@ from log_drive import engine, small_config, started
 from vnext.log import pseudonyms
 from vnext.log.codec import pseudonym_base, token_bound
 from vnext.log.redaction import Redactor, redact_sampling
-from vnext.log.snapshot import snapshot
+from vnext.log.snapshot import load, snapshot
 from vnext.sched.schedule import schedule
 from vnext.state.digest import digest
 from vnext.state.events import AnyEvent, RequestArrived, StepCommitted, StepPlanned, pack_tokens, unpack_tokens
@@ -170,6 +170,25 @@ def test_a_log_without_texts_tells_clients_apart_and_names_none():
     assert {label: charged for _, label, charged in found.clients.live} == {
         dict(zip((5, 6, 0), (shown[0], shown[1], 0)))[number]: charged for _, number, charged in snapshot(state).clients.live
     }
+
+
+def test_who_is_alone_is_so_in_a_snapshot_too() -> None:
+    config = small_config(policy="fair", counts_alone=False)
+    redactor, real = Redactor(started(config), KEY), start(started(config))
+    arrivals = [
+        RequestArrived(
+            id=id_, name="n", prompt=pack_tokens([1, 2]), sampling=Sampling(seed=1, max_tokens=2), priority=3, arrival_ns=1, client=client
+        )
+        for id_, client in enumerate((5, 5, 6))
+    ]
+    for event in arrivals[:2]:
+        redactor.redact(real, event)
+        real = reduce(real, event)
+    found, shown = load(snapshot(real), config), redactor.snapshot(real).clients
+    assert real.clients.alone == found.clients.alone == (3, 5) and shown.alone not in (None, (3, 5)) and shown.live == ()
+    after, again = reduce(real, arrivals[2]), reduce(found, arrivals[2])
+    assert digest(found) == digest(real) and digest(again) == digest(after)
+    assert after.clients.alone is None and dict(after.clients.live.items())[3, 5].queue == (0, 1)
 
 
 def test_no_private_text_is_left_in_any_event() -> None:

@@ -243,7 +243,7 @@ def draw_config(rng: Rng) -> SchedulerConfig:
         vocab_size=VOCAB_SIZE if rng.happens(80) else rng.choose((300, 70_000, 70_000)),
     )
     if config.policy.endswith(":fair_share") and config.page_count % 2:
-        config = replace(config, policy="fair")
+        config = replace(config, policy="fair", counts_alone=config.page_count % 4 == 1)
     return with_windows(rng, config) if rng.happens(30) else config
 
 

@@ -15,11 +15,12 @@ from vnext.state.store.versions import VersionedMap
 
 class StoredClients(msgspec.Struct, frozen=True, array_like=True):
     """(priority, number, charged) of the clients that live, in rising order; (priority, number, service) of those that are
-    remembered, longest first; (priority, least service of the next one that is lifted)."""
+    remembered, longest first; (priority, least service of the next one that is lifted). `alone`: as in Clients."""
 
     live: tuple[tuple[int, int, int], ...]
     idle: tuple[tuple[int, int, int], ...]
     next_starts: tuple[tuple[int, int], ...]
+    alone: tuple[int, int] | None = None
 
 
 def stored_clients(clients: Clients) -> StoredClients:
@@ -27,6 +28,7 @@ def stored_clients(clients: Clients) -> StoredClients:
         live=tuple(sorted((*key, client.charged) for key, client in clients.live.items())),
         idle=tuple((*key, service) for key, service in clients.idle.items()),
         next_starts=tuple(sorted((priority, group.next_start) for priority, group in clients.classes.items())),
+        alone=clients.alone,
     )
 
 
@@ -35,7 +37,8 @@ def renumbered(stored: StoredClients, number_of: Callable[[int], int]) -> Stored
     live, idle = (
         tuple((priority, number_of(number), tokens) for priority, number, tokens in some) for some in (stored.live, stored.idle)
     )
-    return StoredClients(tuple(sorted(live)), idle, stored.next_starts)
+    alone = stored.alone and (stored.alone[0], number_of(stored.alone[1]))
+    return StoredClients(tuple(sorted(live)), idle, stored.next_starts, alone)
 
 
 def clients_of(
@@ -43,8 +46,8 @@ def clients_of(
 ) -> Clients | None:
     """The clients of a state with these live requests, of which `running` are in the batch and the others wait. None where the
     policy takes no turns. A snapshot from before there were any has been charged nothing."""
-    if no_clients(config.policy) is None:
-        return None
+    if (clients := no_clients(config.policy)) is None or stored and stored.alone:
+        return clients and msgspec.structs.replace(clients, alone=stored and stored.alone)
     stored = stored or StoredClients((), (), ())
     rows, queues = Counter(keys[id_] for id_ in running), defaultdict[ClientKey, list[int]](list)
     for id_ in sorted(set(keys).difference(running)):

@@ -22,6 +22,8 @@ Turn = tuple[int, int, int, int]
 def places_in_turn(state: State, count: int) -> Sequence[int]:
     """Up to `count` places in the queue, best first. Each request counts with its tokens for those behind it."""
     assert state.clients is not None
+    if state.clients.alone is not None:
+        return range(min(count, len(state.waiting)))
     queues = {key: client.queue for key, client in state.clients.live.mapping().items() if client.queue}
     if len(queues) <= 1:
         return range(min(count, len(state.waiting)))
@@ -41,6 +43,9 @@ def places_in_turn(state: State, count: int) -> Sequence[int]:
 def rows_in_turn(state: State) -> list[int]:
     """All rows, best first. The last one is preempted first: the latest of the client with the most service."""
     assert state.clients is not None
+    if state.clients.alone is not None:
+        by_arrival: list[int] = state.rows.id.argsort().tolist()
+        return by_arrival
     ids, preemptions = state.rows.id.tolist(), state.rows.preemption_count.tolist()
     served, oldest = services(state, state.clients), _oldest(state)
     turns = []

@@ -54,8 +54,8 @@ def turn_keys(seen: PlainState) -> dict[int, Key]:
     clients were charged."""
     state, requests = seen.state, seen.state.requests.mapping()
     assert state.clients is not None
-    served = {key: client.charged for key, client in state.clients.live.items()}
     of = {id_: (requests[id_].priority, requests[id_].client) for id_ in (*seen.id, *(entry.id for entry in state.waiting))}
+    served = dict.fromkeys(of.values(), 0) | {key: client.charged for key, client in state.clients.live.items()}
     oldest = {key: min(id_ for id_ in of if of[id_] == key) for key in of.values()}
     for id_, computed in zip(seen.id, seen.computed):
         served[of[id_]] += computed

@@ -59,10 +59,10 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, rename=STORED_N
     `block_size`: tokens in a block. `page_count`: pages in the cache. `max_num_batched_tokens`: tokens in a step.
     `max_num_seqs`: requests in the batch. `max_model_len`: tokens in a request. `long_prefill_token_threshold`: tokens
     that one request may compute in one step; 0 means no limit. `pipeline_depth`: steps planned and not yet committed; 1
-    is synchronous. `policy`: the name of the scheduling policy (vnext/sched/policies.py); the state only counts
-    for `fair` what each client had computed. `digest_interval`: steps between two digests that every rank reports. `windows`: the
-    attention window of each
-    group of layers in tokens, 0 for full attention; a block takes one page of the cache in each group (windows.py). ()
+    is synchronous. `policy`: the name of the scheduling policy (vnext/sched/policies.py); the state only counts for `fair` what
+    each client had computed, and of one that is alone nothing, unless `counts_alone` says so, as engines once did.
+    `digest_interval`: steps between two digests that every rank reports. `windows`: the attention window of each group of layers in
+    tokens, 0 for full attention; a block takes one page of the cache in each group (windows.py). ()
     means one group with full attention. `speculation`: None means no drafts. `max_loras`: slots for LoRA adapters; 0 means that
     no request has one. `pinned_kv_fraction`: the share of the pages that pins may hold. `microbatches`: the parts into which
     requests that decode are spread, so that the stages of a pipeline compute at once (expected.py); 1 means that each step takes
@@ -92,6 +92,7 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, rename=STORED_N
     state_pages: int = 0
     snapshot_interval: int = 1024
     inputs_a_step: int = 0
+    counts_alone: bool = True
 
     @property
     def group_count(self) -> int:

@@ -17,7 +17,6 @@ import xxhash
 from vnext.state.pool import Pool
 from vnext.state.state import State, StepInFlight, label_of
 from vnext.state.store import extents
-from vnext.state.store.clients import Clients
 from vnext.state.store.fields import FIELD_NAMES, STRUCTURE_FIELD_COUNT
 
 DIGEST_VERSION = 2
@@ -61,7 +60,7 @@ def digest(state: State) -> int:
     if state.clock or state.pool.pins is not None:
         words.append(hashed(_pins(state)))
     if state.clients is not None:
-        words.append(hashed(_clients(state.clients)))
+        words.append(hashed(state.clients.structure))
     if state.lowered_from:
         words += (state.config.max_num_batched_tokens, state.lowered_from)
     if state.pool.states is not None:
@@ -80,7 +79,7 @@ def parts(state: State) -> list[tuple[str, bytes]]:
         ("holders and free order", pool.status.values().tobytes() + (_states(state, pool.states) if pool.states else b"")),
         ("waiting", _queue(state)),
         ("flights", b"".join(_step_in_flight(scheduled) for scheduled in state.in_flight) + _drafting(state)),
-        ("adapters", _slots(state) + _weights(state) + _tier(state) + _pins(state) + _clients(state.clients) + _limit(state)),
+        ("adapters", _slots(state) + _weights(state) + _tier(state) + _pins(state) + _clients(state) + _limit(state)),
     ]
 
 
@@ -170,14 +169,8 @@ def _pins(state: State) -> bytes:
     return repr((state.clock, pins.ends.hash, *msgspec.structs.astuple(pins)[1:])).encode()
 
 
-def _clients(clients: Clients | None) -> bytes:
-    """What each client was charged and has in the batch and in the queue, without its number; empty where none take turns."""
-    if clients is None:
-        return b""
-    live = sorted((key[0], client.queue, client.rows, client.charged) for key, client in clients.live.items())
-    idle = [(priority, service) for (priority, _), service in clients.idle.items()]
-    classes = sorted((priority, group.live, group.next_start) for priority, group in clients.classes.items())
-    return repr((live, idle, classes)).encode()
+def _clients(state: State) -> bytes:
+    return b"" if state.clients is None else state.clients.structure
 
 
 def _limit(state: State) -> bytes:

@@ -411,6 +411,10 @@ def clients_have_their_requests(state: State) -> None:
     """F3: every live request is counted once, as a row or in the queue of its client."""
     if state.clients is None:
         return
+    if (alone := state.clients.alone) is not None:
+        others = {key_of(each) for _, each in state.requests.items()} - {alone}
+        nothing = not (len(state.clients.live) or state.clients.idle or state.clients.classes)
+        return _hold(nothing and not others, "F3", f"client {alone} is alone, and {others or state.clients} is there too")
     rows: Counter[ClientKey] = Counter(key_of(state.requests[id_]) for id_ in state.rows.id.tolist())
     queues: dict[ClientKey, tuple[int, ...]] = {}
     for entry in state.waiting:

@@ -103,8 +103,9 @@ def bench() -> Iterator[Bench]:
     context.destroy(linger=0)
 
 
-def wish(name: str) -> bytes:
-    return encoder.encode(SubmitRequest(name=name, prompt=pack_tokens([1, 2]), sampling=Sampling(seed=1, max_tokens=STEPS)))
+def wish(name: str, priority: int = 0) -> bytes:
+    sampling = Sampling(seed=1, max_tokens=STEPS)
+    return encoder.encode(SubmitRequest(name=name, prompt=pack_tokens([1, 2]), sampling=sampling, priority=priority))
 
 
 def stats(steps: int) -> EngineStats:
@@ -259,6 +260,19 @@ def test_a_constraint_that_no_answer_can_keep_is_refused(changes: dict, constrai
     config = msgspec.structs.replace(CONFIG, eos_token_ids=(1,), vocab_size=100)
     why_not = constraint_refusal(config, Sampling(seed=0, max_tokens=4, **changes), constraint)
     assert why_not is None if words is None else words in (why_not or "")
+
+
+@pytest.mark.parametrize(("policy", "seen"), [("fair", [0, 3]), ("priority", [-4, 3]), ("fcfs", [-4, 3])])
+def test_no_priority_gets_a_client_before_its_turn(bench: Bench, policy: str, seen: list[int]) -> None:
+    """Under `fair` one below 0 counts as 0, and one may still let others go first."""
+    bench.state = start(msgspec.structs.replace(STARTED, config=msgspec.structs.replace(CONFIG, policy=policy)))
+    socket = bench.client()
+    for priority in (-4, 3):
+        socket.send(wish(str(priority), priority))
+    found: list[AnyEvent] = []
+    while len(found) < len(seen):
+        found += bench.arrived()
+    assert [event.priority for event in found if isinstance(event, RequestArrived)] == seen
 
 
 def test_a_grammar_needs_a_model_with_an_end_token() -> None:

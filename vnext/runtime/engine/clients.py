@@ -243,7 +243,7 @@ class Clients:
             name=wish.name,
             prompt=wish.prompt,
             sampling=sampling,
-            priority=wish.priority,
+            priority=wish.priority if state.clients is None else max(wish.priority, 0),
             arrival_ns=time.time_ns(),
             cache_salt=wish.cache_salt,
             client=wish.client,

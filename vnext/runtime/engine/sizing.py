@@ -72,6 +72,7 @@ def _bounds(settings: EngineSettings, model: ModelFacts, on_gpu: bool) -> Schedu
         pinned_kv_fraction=settings.pinned_kv_fraction if cached else 0.0,
         microbatches=parts,
         inputs_a_step=INPUTS_A_STEP if model.reads_inputs and chunked else 0,
+        counts_alone=False,
     )
 
 

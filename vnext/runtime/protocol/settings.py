@@ -120,7 +120,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     enable_chunked_prefill: bool = True
     async_scheduling: bool = True
     speculative_config: str = ""
-    scheduling_policy: str = "fcfs"
+    scheduling_policy: str = "fair"
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
     pipeline_microbatches: int = 0

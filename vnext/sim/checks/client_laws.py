@@ -29,6 +29,7 @@ class ClientBook:
         self._got: dict[ClientKey, int] = {}
         self._since: dict[ClientKey, dict[ClientKey, int]] = {}
         self._most: dict[int, int] = {}
+        self._alone: ClientKey | None = None
 
     def write(self, before: PlainState, event: AnyEvent, after: PlainState) -> None:
         """F1, F2 of one event. Raises LawBroken."""
@@ -92,6 +93,13 @@ class ClientBook:
 
     def _count(self, before: PlainState, event: AnyEvent, after: PlainState, gained: Counter[ClientKey]) -> None:
         begin = [self._keys[id_] for id_ in _who_waits(before, event)]
+        if isinstance(event, RequestArrived) and not before.state.config.counts_alone and self._alone != begin[0]:
+            if not before.id and not before.state.waiting:
+                self._service, self._idle, self._next_starts, self._alone = {}, {}, {}, begin[0]
+            elif self._alone is not None:
+                self._service, self._alone = {self._alone: sum(before.computed)}, None
+        if self._alone is not None:
+            return
         if isinstance(event, RequestArrived) and begin[0] not in self._service:
             self._service[begin[0]] = self._idle.pop(begin[0], 0)
         waited = dict.fromkeys(self._keys[entry.id] for entry in before.state.waiting)

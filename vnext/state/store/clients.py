@@ -5,11 +5,14 @@ service is what it was charged and what its rows have computed, so that a step w
 Who begins to wait is lifted to the least service of those who wait already, or to the most of those who run where nobody does: time
 without requests earns nothing. Each one who is lifted puts the next one off by NEXT_TOKENS, so that no crowd of newcomers starves
 who waits. A client whose last request has ended is remembered while others of its priority live: what it is ahead stays.
+
+Who comes into an empty engine is alone, and nothing is counted until another one comes. It begins then with what its rows have.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from typing import Any, Protocol
 
 import msgspec
@@ -43,30 +46,58 @@ class ClientClass(msgspec.Struct, frozen=True):
     next_start: int = 0
 
 
-class Clients(msgspec.Struct, frozen=True, kw_only=True):
-    """All clients with live requests, the service of those remembered without any, longest first, and their priorities."""
+class Clients(msgspec.Struct, frozen=True, kw_only=True, dict=True):
+    """All clients with live requests, the service of those remembered without any, longest first, and their priorities. `alone`:
+    the only one, for whom nothing else is here; None while clients are counted."""
 
     live: VersionedMap[ClientKey, Client]
     idle: dict[ClientKey, int]
     classes: dict[int, ClientClass]
+    alone: ClientKey | None = None
+
+    @cached_property
+    def structure(self) -> bytes:
+        """What each client was charged and has in the batch and in the queue, without its number."""
+        if self.alone is not None:
+            return f"alone {self.alone[0]}".encode()
+        live = sorted((key[0], client.queue, client.rows, client.charged) for key, client in self.live.items())
+        idle = [(priority, service) for (priority, _), service in self.idle.items()]
+        classes = sorted((priority, group.live, group.next_start) for priority, group in self.classes.items())
+        return repr((live, idle, classes)).encode()
 
 
-class Owned(Protocol):
-    """What of a request tells its client."""
+class Numbered(Protocol):
+    """What of a request tells which one it is."""
 
     @property
     def id(self) -> int: ...
+
+
+class Owned(Numbered, Protocol):
+    """What of a request tells its client."""
+
     @property
     def priority(self) -> int: ...
     @property
     def client(self) -> int: ...
 
 
+class Counting(Protocol):
+    """What of a configuration tells whether one that is alone is counted."""
+
+    @property
+    def counts_alone(self) -> bool: ...
+
+
 class Served(Protocol):
     """What of a state tells the service of its clients; `requests` are `Owned`."""
 
     @property
+    def config(self) -> Counting: ...
+    @property
     def clients(self) -> Clients | None: ...
+    @property
+    def waiting(self) -> Sequence[Numbered]: ...
     @property
     def rows(self) -> Rows: ...
     @property
@@ -93,7 +124,9 @@ def key_of(request: Owned) -> ClientKey:
 
 
 def services(state: Served, clients: Clients) -> dict[ClientKey, int]:
-    """The service of every client with a live request, in tokens. Costs time proportional to the clients and the rows."""
+    """The service of every client that is counted, in tokens. Costs time proportional to the clients and the rows."""
+    if clients.alone is not None:
+        return {}
     found = {key: client.charged for key, client in clients.live.mapping().items()}
     requests = state.requests.mapping()
     for id_, computed in zip(state.rows.id.tolist(), state.rows.computed.tolist()):
@@ -105,8 +138,12 @@ def services(state: Served, clients: Clients) -> dict[ClientKey, int]:
 def arrived(state: Served, request: Owned) -> Clients | None:
     """The clients after a request has joined the queue."""
     clients, key = state.clients, key_of(request)
-    if clients is None:
-        return None
+    if clients is None or clients.alone == key:
+        return clients
+    if len(state.requests) == 0 and not state.config.counts_alone:
+        return Clients(live=VersionedMap(), idle={}, classes={}, alone=key)
+    if clients.alone is not None:
+        clients = _counted(state, clients.alone)
     if key not in clients.live:
         clients = _with_newcomer(clients, key)
     return _changed(_lifted(state, clients, [key]), [_Change(key, joins=request.id)])
@@ -114,30 +151,36 @@ def arrived(state: Served, request: Owned) -> Clients | None:
 
 def left_queue(state: Served, ids: Iterable[int]) -> Clients | None:
     """The clients after these waiting requests have ended."""
-    return _changed(state.clients, [_Change(key_of(state.requests[id_]), leaves=id_) for id_ in ids])
+    return _changed(state.clients, (_Change(key_of(state.requests[id_]), leaves=id_) for id_ in ids))
 
 
 def admitted(state: Served, ids: Iterable[int], starts: Sequence[int]) -> Clients | None:
     """The clients after these requests have become rows, which compute from `starts` on."""
     pairs = zip(ids, starts)
-    return _changed(state.clients, [_Change(key_of(state.requests[id_]), -at, 1, leaves=id_) for id_, at in pairs])
+    return _changed(state.clients, (_Change(key_of(state.requests[id_]), -at, 1, leaves=id_) for id_, at in pairs))
 
 
 def left_batch(state: Served, rows: Iterable[int]) -> Clients | None:
     """The clients after the requests of these rows have ended."""
-    return _changed(state.clients, [_gone(state, row) for row in rows]) if state.clients else None
+    return _changed(state.clients, (_gone(state, row) for row in rows))
 
 
 def preempted(state: Served, rows: Sequence[int]) -> Clients | None:
     """The clients after the requests of these rows wait again."""
-    if (clients := state.clients) is None:
-        return None
+    if (clients := state.clients) is None or clients.alone is not None:
+        return clients
     changes = [replace(_gone(state, row), joins=int(state.rows.id[row])) for row in rows]
     return _changed(_lifted(state, clients, dict.fromkeys(change.key for change in changes)), changes)
 
 
 def _gone(state: Served, row: int) -> _Change:
     return _Change(key_of(state.requests[int(state.rows.id[row])]), tokens=int(state.rows.computed[row]), rows=-1)
+
+
+def _counted(state: Served, key: ClientKey) -> Clients:
+    """The clients of a state from here on, where one was alone."""
+    client = Client(charged=0, rows=len(state.rows), queue=tuple(entry.id for entry in state.waiting))
+    return Clients(live=VersionedMap({key: client}), idle={}, classes={key[0]: ClientClass(live=1)})
 
 
 def _with_newcomer(clients: Clients, key: ClientKey) -> Clients:
@@ -173,8 +216,8 @@ def _least(clients: Clients, key: ClientKey, served: Mapping[ClientKey, int]) ->
 
 def _changed(clients: Clients | None, changes: Iterable[_Change]) -> Clients | None:
     """The clients after these changes, in order. Who has no request any more is remembered by what it is ahead."""
-    if clients is None:
-        return None
+    if clients is None or clients.alone is not None:
+        return clients
     changed: dict[ClientKey, Client] = {}
     for change in changes:
         client = changed.get(change.key) or clients.live[change.key]
