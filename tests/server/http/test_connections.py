@@ -7,16 +7,23 @@ import http.client
 import json
 import resource
 import socket
+import ssl
+from asyncio import selector_events, sslproto
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 
 import pytest
+from aiohttp import web
 from edge_server import EdgeServer
 from fake_engine import wait_until
 
 from vnext.server.http import connections
-from vnext.server.http.connections import FILES_BESIDE, room_for
+from vnext.server.http.connections import FILES_BESIDE, READ_BYTES, Connections, Runner, room_for
+from vnext.server.settings import ServerSettings
+from vnext.server.tls import tls_context
 
+PEM = str(Path(__file__).parents[1] / "localhost.pem")
 REQUEST = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
 BODY = json.dumps({"prompt": "a", "stream": True, "max_tokens": 400}).encode()
 STREAM = (
@@ -181,3 +188,32 @@ def test_an_expectation_that_is_not_known_is_passed_over(expectation: bytes, lin
     interim = b"HTTP/1.1 100 Continue\r\n\r\n"
     assert answer.startswith(interim) == (expectation.lower() == b"100-continue")
     assert answer.removeprefix(interim)[9:12] == status and b"Content-Type: application/json" in answer
+
+
+@pytest.mark.parametrize("is_tls", [False, True])
+def test_a_turn_reads_and_parses_few_bytes_of_a_connection(is_tls: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chunks of a byte cost microseconds each."""
+    for transport in (selector_events._SelectorTransport, sslproto.SSLProtocol):
+        monkeypatch.setattr(transport, "max_size", 2**18)  # as asyncio has it
+    sizes: list[int] = []
+
+    class Noting(asyncio.Protocol):
+        def data_received(self, data: bytes) -> None:
+            sizes.append(len(data))
+
+    async def run() -> None:
+        runner = Runner(web.Application(), Connections(ServerSettings()))
+        await runner.setup()
+        contexts = (tls_context(ServerSettings(ssl_certfile=PEM)), ssl.create_default_context(cafile=PEM)) if is_tls else (None, None)
+        server = await asyncio.get_running_loop().create_server(Noting, "127.0.0.1", 0, ssl=contexts[0])
+        named = {"server_hostname": "localhost"} if is_tls else {}
+        _, writer = await asyncio.open_connection(*server.sockets[0].getsockname(), ssl=contexts[1], **named)
+        writer.write(bytes(2**20))
+        while sum(sizes) < 2**20:
+            await asyncio.sleep(0.001)
+        writer.close()
+        server.close()
+        await runner.cleanup()
+
+    asyncio.run(run())
+    assert max(sizes) <= READ_BYTES and len(sizes) >= 2**20 // READ_BYTES

@@ -301,6 +301,9 @@ def test_an_item_may_be_named_in_place_of_itself(server: EdgeServer) -> None:
     assert prompt(server).startswith(named)
     size, _, _ = server.post("/v1/responses/input_tokens", {"input": [*names, *rest]})
     assert size == 200
+    for again in (asked.id, f"{first.id}_00", f"{first.id}_\u0660"):  # a few bytes would stand for all that is stored
+        status, answer, _ = server.post("/v1/responses", {"input": [{"id": asked.id}, *names, {"id": again}, *rest]})
+        assert status == 400 and f"the item {again!r} is in the input already" in answer["error"]["message"]
     server.openai().responses.delete(first.id)
     status, answer, _ = server.post("/v1/responses", {"input": names})
     assert status == 400 and answer["error"]["param"] == "input[0].id"

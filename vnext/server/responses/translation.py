@@ -100,17 +100,23 @@ def names_of(body: ResponsesBody) -> Names:
 
 
 def with_items(body: ResponsesBody, find: Callable[[str], Item | None]) -> ResponsesBody:
-    """The body with the stored items that its references name. Raises InvalidRequest for one that `find` does not find."""
+    """The body with the stored items that its references name, each at most once: a few bytes would stand for gigabytes. Raises
+    InvalidRequest for one that `find` does not find, or finds again."""
     if not isinstance(body.input, list) or all(item.kind != "item_reference" for item in body.input):
         return body
-    items = [_referred(item, f"input[{place}].id", find) for place, item in enumerate(body.input)]
+    seen: set[int] = set()
+    items = [_referred(item, f"input[{place}].id", find, seen) for place, item in enumerate(body.input)]
     return msgspec.structs.replace(body, input=items)
 
 
-def _referred(item: Item, path: str, find: Callable[[str], Item | None]) -> Item:
+def _referred(item: Item, path: str, find: Callable[[str], Item | None], seen: set[int]) -> Item:
+    """`seen`: the identities of items that others have named."""
     if item.kind != "item_reference":
         return item
     found = find(item.id or "")
+    if id(found) in seen:
+        raise InvalidRequest(f"{path}: the item {(item.id or '')[:60]!r} is in the input already: name it once.", path)
+    seen |= {id(found)} if found is not None else set()
     if found is None:
         raise InvalidRequest(
             f"{path}: there is no item {(item.id or '')[:60]!r} here, it was not stored or was dropped for later ones: send the "

@@ -9,20 +9,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import msgspec
-from aiohttp import BodyPartReader, web
-from aiohttp.http_exceptions import BadHttpMessage
+from aiohttp import web
 from msgspec import UNSET
 
 from vnext.runtime.protocol.sampling_params import InvalidRequest
 from vnext.server.batches.service import batches_of
 from vnext.server.batches.store import FILE_BYTES_MAX, private, seen, writing
-from vnext.server.context.errors import BodyTooSlow, ContentRefused
+from vnext.server.context.errors import BodyTooSlow
 from vnext.server.context.server_context import tenant_of
-from vnext.server.http.bodies import PAUSE_S, read_body
+from vnext.server.http.bodies import PAUSE_S, body_pieces, read_body
+from vnext.server.http.forms import Begun, FormReader
 from vnext.server.http.pages import Pages, ordered, page_of
 
 ENDPOINTS = (
@@ -37,15 +38,12 @@ PURPOSES = ("batch",)
 FILE_PAGES = Pages(usual=10_000, most=10_000)
 NAME_CHARACTERS_MAX = 256
 PURPOSE_BYTES_MAX = 64
-PARTS_MAX = 16
-PIECE_BYTES = 2**16
+OTHER_BYTES_MAX = 2**20  # of a body, beside its file
 
 
 async def create_file(request: web.Request) -> web.Response:
     """POST /v1/files."""
     store = batches_of(request).store
-    if request.content_type != "multipart/form-data":
-        raise ContentRefused("A file comes as multipart/form-data, with the parts purpose and file (curl -F).")
     draft = store.draft(tenant_of(request))
     try:
         async with asyncio.timeout(PAUSE_S + FILE_BYTES_MAX / 1e6):
@@ -58,12 +56,6 @@ async def create_file(request: web.Request) -> web.Response:
         return _json(store.add_file(draft, name, purpose, owner=tenant_of(request).owner or UNSET))
     except TimeoutError:
         raise BodyTooSlow("The file came too slowly: send it again.") from None
-    except BadHttpMessage:
-        raise InvalidRequest("The body is no valid multipart/form-data: a part has a header that is none.") from None
-    except InvalidRequest:
-        raise
-    except ValueError as error:  # aiohttp's own word on a body that is no multipart
-        raise InvalidRequest(f"The body is no valid multipart/form-data: {error}.") from error
     finally:
         await _free(draft)
 
@@ -105,45 +97,30 @@ def listed(newest_first: list[Any], query: Mapping[str, str], pages: Pages) -> d
 
 async def _parts(request: web.Request, draft: Path) -> tuple[str, str]:
     """The file's name and purpose; its bytes go into `draft`."""
-    name, purpose, count = "", "", 0
-    reader = await request.multipart()
-    while isinstance(part := await reader.next(), BodyPartReader):
-        count += 1
-        if count > PARTS_MAX:
-            raise InvalidRequest(f"The body has more than {PARTS_MAX} parts: purpose and file are enough.")
-        if part.name == "file":
-            name = (part.filename or "upload.jsonl")[:NAME_CHARACTERS_MAX]
-            await _save(part, draft)
-        elif part.name == "purpose":
-            purpose = (await part.read_chunk(PURPOSE_BYTES_MAX)).decode(errors="replace")
-        await _skip(part)
-    return name, purpose
-
-
-async def _save(part: BodyPartReader, draft: Path) -> None:
-    size = 0
-    with open(draft, "wb", opener=private) as file:
-        while data := await part.read_chunk(PIECE_BYTES):
-            size += len(data)
-            if size > FILE_BYTES_MAX:
-                raise web.HTTPRequestEntityTooLarge(FILE_BYTES_MAX, size)
-            await asyncio.to_thread(file.write, data)
+    reader, part, name, purpose, size = FormReader(request, "the parts purpose and file"), "", "", b"", 0
+    with ExitStack() as held:
+        async for piece in body_pieces(request, None, "", FILE_BYTES_MAX + OTHER_BYTES_MAX):
+            for each in reader.read(piece):
+                if isinstance(each, Begun):
+                    part = each.name
+                    if part == "file":
+                        name = (each.filename or "upload.jsonl")[:NAME_CHARACTERS_MAX]
+                        file = held.enter_context(open(draft, "wb", opener=private))
+                elif part == "file":
+                    if (size := size + len(each)) > FILE_BYTES_MAX:
+                        raise web.HTTPRequestEntityTooLarge(FILE_BYTES_MAX, size)
+                    await asyncio.to_thread(file.write, each)
+                elif part == "purpose":
+                    purpose = (purpose + each)[:PURPOSE_BYTES_MAX]
+            await asyncio.sleep(0)  # the next piece may be here already
+    reader.end()
+    return name, purpose.decode(errors="replace")
 
 
 async def _free(left: Path) -> None:
     """Free the bytes of a file that nothing names, beside the event loop. Raises StoreUnusable."""
     with writing():
         await asyncio.to_thread(left.unlink, missing_ok=True)
-
-
-async def _skip(part: BodyPartReader) -> None:
-    """Read the rest of a part that nobody wants."""
-    size = 0
-    while not part.at_eof():
-        size += len(await part.read_chunk(PIECE_BYTES))
-        if size > FILE_BYTES_MAX:
-            raise web.HTTPRequestEntityTooLarge(FILE_BYTES_MAX, size)
-        await asyncio.sleep(0)
 
 
 class BatchBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
