@@ -295,3 +295,14 @@ def test_a_tenant_that_stores_much_drops_only_its_own(monkeypatch: pytest.Monkey
         store.put({"id": f"theirs_{number}", "output": [], "text": "x" * 300}, [], (), "bravo")
     kept = [id_ for id_ in store._kept if id_.startswith("mine")]
     assert len(kept) == 10 and 25 <= len(store._kept) <= count_max and "theirs_499" in store._kept
+
+
+def test_few_long_conversations_weigh_as_much_as_they_hold() -> None:
+    store, turn = ResponseStore(20_000), msgspec.convert([{"role": "user", "content": "x" * 3_000}], list[Item])
+    for number in range(10):
+        store.put({"id": f"mine_{number}", "output": []}, [], (), "alpha")
+    for number in range(9):
+        store.put({"id": f"theirs_{number}", "output": []}, [], turn, "bravo")
+    kept = [*store._kept]
+    assert [id_ for id_ in kept if id_.startswith("mine")] == [f"mine_{number}" for number in range(10)]
+    assert 4 <= len(kept) - 10 <= 6 and kept[-1] == "theirs_8"
