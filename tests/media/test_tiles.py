@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from io import BytesIO
 
 import numpy as np
@@ -97,6 +98,17 @@ def test_what_is_wrong_is_one_sentence() -> None:
         picture_of(big, "it", 2499)
     with pytest.raises(MediaError, match="it is 300 x 1 pixels: no side may be more than 200 times the other"):
         tiles_of(noise(1, 300), tile_form(SMALL, 4), "it")
+
+
+def test_a_jpeg_of_many_scans_is_refused_before_it_is_decoded() -> None:
+    file = BytesIO()
+    Image.new("L", (6_000, 6_000)).save(file, "JPEG", progressive=True)
+    data = file.getvalue()
+    scan, began_s = data[data.rindex(b"\xff\xda") : -2], time.process_time()
+    with pytest.raises(MediaError, match="image has 20.. scans: an image may have 100, save it again"):
+        picture_of(data[:-2] + scan * 2_000 + data[-2:], "image")
+    assert time.process_time() - began_s < 2, "each would take 15 ms"
+    assert picture_of(data, "image").shape == (6_000, 6_000, 3)
 
 
 def test_mutated_files_are_read_or_refused() -> None:

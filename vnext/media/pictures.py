@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 BYTES_MAX = 20 << 20
 PIXELS_MAX = 40_000_000
+SCANS_MAX = 100
+"""Of a JPEG, where cameras and browsers write ten: each goes over all pixels, and takes 60 bytes."""
 DIGEST_SIZE = 15
 
 
@@ -34,12 +36,19 @@ def picture_of(data: bytes, name: str, pixels_max: int = PIXELS_MAX) -> np.ndarr
         raise MediaError(f"{name} is an image, and Pillow is missing here: pip install 'vnext[images]'") from error
     try:
         with Image.open(BytesIO(data), formats=FORMATS) as image:
-            if image.width * image.height <= pixels_max:
+            size, scans = f"{image.width} x {image.height}", _scans(data, image)
+            if image.width * image.height <= pixels_max and scans <= SCANS_MAX:
                 return np.array(_on_white(ImageOps.exif_transpose(image)))
-            size = f"{image.width} x {image.height}"
     except Exception as error:  # decoders raise what they like
         raise MediaError(f"{name} is no image that can be read: it must be {', '.join(FORMATS)}") from error
+    if scans > SCANS_MAX:
+        raise MediaError(f"{name} has {scans} scans: an image may have {SCANS_MAX}, save it again")
     raise MediaError(f"{name} has {size} pixels: an image may have {pixels_max}")
+
+
+def _scans(data: bytes, image: Image.Image) -> int:
+    """How often a JPEG goes over its pixels, at most: its mark of a scan stands in no compressed bytes."""
+    return data.count(b"\xff\xda") if image.format in ("JPEG", "MPO") else 1
 
 
 def _on_white(image: Image.Image) -> Image.Image:
