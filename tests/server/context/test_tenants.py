@@ -306,3 +306,10 @@ def test_few_long_conversations_weigh_as_much_as_they_hold() -> None:
     kept = [*store._kept]
     assert [id_ for id_ in kept if id_.startswith("mine")] == [f"mine_{number}" for number in range(10)]
     assert 4 <= len(kept) - 10 <= 6 and kept[-1] == "theirs_8"
+
+
+def test_what_no_chat_reads_is_not_kept() -> None:
+    """It costs its client no token."""
+    store, given = ResponseStore(2**22), msgspec.convert([{"type": "mcp_call", "id": "m", "output": "x" * 2**20}], list[Item])
+    store.put({"id": "resp_0", "output": []}, given, ())
+    assert store.size_bytes < 200 and [(item.id, item.kind) for item in store.get("resp_0").conversation()] == [("m", "mcp_call")]

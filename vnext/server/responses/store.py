@@ -19,6 +19,7 @@ import msgspec
 
 from vnext.server.context.api_keys import EVERYONE, Tenant
 from vnext.server.responses.bodies import Item
+from vnext.server.responses.translation import PASSED_OVER
 
 COUNT_MAX = 10_000
 
@@ -64,6 +65,13 @@ class Stored(msgspec.Struct, frozen=True):
 
 _items = msgspec.json.Decoder(tuple[Item, ...])  # an argument may be a number beyond 64 bits, which MessagePack has not
 _encode = msgspec.json.Encoder().encode
+
+
+def _kept(item: Item) -> Item:
+    """An item without what no chat reads: megabytes of it would cost no token, and each later request would carry them along."""
+    if item.kind not in PASSED_OVER:
+        return item
+    return Item(type=item.type, id=item.id, status=item.status, call_id=item.call_id)
 
 
 class ResponseStore:
@@ -125,14 +133,14 @@ class ResponseStore:
         """Keep a complete response to the input `given`, which followed the conversation `earlier`; without its events where these
         are too large."""
         output = msgspec.convert(response["output"], list[Item])
-        own = _encode((*given, *output))
+        own = _encode((*map(_kept, given), *output))
         kept = msgspec.msgpack.encode(events) if events else b""
         found = Stored(msgspec.json.encode(response), _encode(tuple(earlier)), own, len(given), owner, kept)
         self.keep(response["id"], found)
 
     def begin(self, response: Mapping[str, object], given: Sequence[Item], owner: str) -> None:
         """Let the process that follows this one know of a response that it makes, to the input `given`."""
-        own = _encode(tuple(given))
+        own = _encode(tuple(map(_kept, given)))
         self._folder.write(str(response["id"]), Stored(msgspec.json.encode(response), b"[]", own, len(given), owner, ended=False))
 
     def keep(self, id_: str, found: Stored) -> None:
