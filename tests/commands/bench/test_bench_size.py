@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from vnext.commands.bench.bounds import bounds_of
+from vnext.commands.bench.bounds import bounds_of, broken
 from vnext.commands.bench.cli import main
+from vnext.commands.bench.control import size
 from vnext.commands.bench.control.roofline import DEVICES, SHAPES, Roofline
 from vnext.commands.bench.control.simulate import Asked
-from vnext.commands.bench.control.size import Load, fewest, held
+from vnext.commands.bench.control.size import BATCHES, REPLICAS_MAX, Found, Load, fewest, held, least, seen
 
 ARGV = ["size", "8b", "--device", "h100", "--gpus-each", "1,2", "--num-prompts", "60", "--input-len", "64", "--output-len", "16"]
 SLO = ["--slo", "ttft.p99<200ms,itl.p99<30ms"]
@@ -35,6 +36,58 @@ def test_replicas_are_as_few_as_hold() -> None:
     assert found is not None and 9 <= found.replicas <= 24
     assert held(load, room, found.replicas) is not None and held(load, room, found.replicas - 1) is None
     assert fewest(load._replace(bounds=bounds_of(["ttft.p99<5ms"])), room) is None, "a first token takes 80 ms"
+
+
+def searched(load: Load, room: Roofline) -> Found | None:
+    """The plain search: doubled from one on, then halved, with every batch."""
+
+    def tried(replicas: int) -> Found | None:
+        for batch in BATCHES:
+            figures, most = seen(load, room, replicas, batch)
+            if not broken(load.bounds, figures):
+                return Found(replicas, min(batch, 1 << (most - 1).bit_length()), figures)
+        return None
+
+    low, high = 0, 1
+    while (best := tried(high)) is None:
+        low, high = high, 2 * high
+        if high > REPLICAS_MAX:
+            return None
+    while best.replicas - low > 1:
+        half = (low + best.replicas) // 2
+        if (found := tried(half)) is None:
+            low = half
+        else:
+            best = found
+    return best
+
+
+@pytest.mark.parametrize(("shape", "ranks", "rate", "slo"), [
+    ("8b", 1, 3.0, "ttft.p99<100ms"), ("8b", 1, 900.0, "ttft.p99<100ms,itl.p99<20ms"), ("8b", 2, 4000.0, "itl.p99<9ms"),
+    ("70b", 4, 400.0, "ttft.p99<300ms"), ("8b", 1, 4000.0, "ttft.p99<1000s"), ("8b", 1, 100.0, "itl.p99<1us"),
+])  # fmt: skip
+def test_a_search_from_the_bound_finds_what_the_plain_one_does(
+    shape: str, ranks: int, rate: float, slo: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where a bound so lax holds that queues grow to the end, and where none holds."""
+    simulations: list[int] = []
+    plain = size.simulated
+    monkeypatch.setattr(size, "simulated", lambda asked, *rest: simulations.append(asked.count) or plain(asked, *rest))
+    load = Load(Asked(count=40, rate=rate, input=48, output=12, shared=16), bounds_of(slo.split(",")), 2048)
+    room = Roofline(SHAPES[shape], DEVICES["h100"], ranks)
+    found, took = fewest(load, room), sum(simulations)
+    assert found == searched(load, room)
+    if found is not None and found.replicas > 2:
+        assert took < 0.8 * (sum(simulations) - took), "requests simulated"
+
+
+def test_what_the_work_takes_alone_is_near_what_holds() -> None:
+    """A little above it where a short load ends before its queue is too long."""
+    for rate in (1.0, 300.0, 3000.0):
+        load = Load(Asked(count=40, rate=rate, input=256, output=32), bounds_of(["ttft.p99<200ms"]), 8192)
+        room = Roofline(SHAPES["8b"], DEVICES["h100"], 1)
+        found = fewest(load, room)
+        assert found is not None and 0.5 <= least(load, room) / found.replicas <= 1.25
 
 
 def test_a_smaller_batch_where_a_large_one_is_too_slow() -> None:

@@ -1,8 +1,8 @@
 """`vnext size` and `vnext-bench size`: how many GPUs and replicas hold a load to its objectives, with which batch and which memory.
 
 The scheduler on a roofline's clock, as in `simulate`. For each number of GPUs that share the model, the fewest replicas are looked
-for by halving, each with its part of the requests; they are taken as a Poisson process, as a router that looks at nothing leaves
-them. Of all answers the one with the fewest GPUs counts, then the one with fewer replicas.
+for from what the products and bytes take alone on, each with its part of the requests; they are taken as a Poisson process, as a
+router that looks at nothing leaves them. Of all answers the one with the fewest GPUs counts, then the one with fewer replicas.
 """
 
 from __future__ import annotations
@@ -37,11 +37,12 @@ MEMORY = {"gpus_each": "GPUs each", "weights": "weights GB", "cache": "cache GB"
 
 
 class Load(NamedTuple):
-    """What all replicas together get, and what must hold for each."""
+    """What all replicas together get, and what must hold for each. `life_s`: of a lone request, 0 where that is not known."""
 
     asked: Asked
     bounds: Sequence[Bound]
     max_num_batched_tokens: int
+    life_s: float = 0.0
 
 
 class Found(NamedTuple):
@@ -88,24 +89,40 @@ def load_of(given: Given) -> Load:
 
 
 def fewest(load: Load, room: Roofline) -> Found | None:
-    """The fewest replicas that hold the load; None where REPLICAS_MAX do not. Raises SettingsError."""
-    low, high = 0, 1  # `low` do not hold it
-    while (best := held(load, room, high)) is None:
-        low, high = high, 2 * high
-        if high > REPLICAS_MAX:
+    """The fewest replicas that hold the load; None where REPLICAS_MAX do not. Looks around the number that the work alone takes.
+    Raises SettingsError."""
+    load = load._replace(life_s=life_s(load, room))
+    low, best = 0, None  # `low` do not hold it
+    high = min(least(load, room), REPLICAS_MAX)
+    stride, back = max(1, high // 8), 1
+    while best is None and (best := held(load, room, high)) is None:
+        if high == REPLICAS_MAX:
             return None
+        low, high, stride = high, min(high + stride, REPLICAS_MAX), 2 * stride
     while best.replicas - low > 1:
-        half = (low + best.replicas) // 2
+        half = (low + best.replicas) // 2 if low else max(best.replicas - back, 1)
         if (found := held(load, room, half)) is None:
             low = half
         else:
-            best = found
+            best, back = found, 2 * back
     return best
+
+
+def least(load: Load, room: Roofline) -> int:
+    """How many replicas the products and bytes of the load take with the largest batch, without any waiting; at least 1."""
+    asked, batch, chunk = load.asked, BATCHES[0], load.max_num_batched_tokens
+    read, context = asked.input - asked.shared, asked.input + asked.output / 2
+    prompt_s = read / chunk * room.seconds(chunk, chunk, chunk * asked.input / 2)
+    decode_s = (asked.output - 1) / batch * room.seconds(batch, batch * context, batch * context)
+    return max(1, ceil(asked.rate * (prompt_s + decode_s)))
 
 
 def held(load: Load, room: Roofline, replicas: int) -> Found | None:
     """Whether so many hold it, and with which batch: the largest that does. Raises SettingsError."""
+    most = BATCHES[0] + 1
     for batch in BATCHES:
+        if most <= batch:
+            continue  # no more requests were there at once: a smaller batch decides the same
         figures, most = seen(load, room, replicas, batch)
         try:
             if not broken(load.bounds, figures, "--slo"):
@@ -115,14 +132,22 @@ def held(load: Load, room: Roofline, replicas: int) -> Found | None:
     return None
 
 
+def life_s(load: Load, room: Roofline) -> float:
+    """How long a lone request takes. Raises SettingsError."""
+    asked = replace(load.asked, count=1, rate=1e9)
+    (lone,) = simulated(asked, config_of(asked, clock_of(room), BATCHES[0], load.max_num_batched_tokens), room.step_s)
+    return lone.ended_s
+
+
+def clock_of(room: Roofline) -> Clock:
+    return Clock(step_s=room.step_s, cache_tokens=room.cache_tokens, note="")
+
+
 def seen(load: Load, room: Roofline, replicas: int, batch: int) -> tuple[dict[str, float], int]:
     """What the clients of one replica see, and the most requests that it had at once. Raises SettingsError."""
-    clock = Clock(step_s=room.step_s, cache_tokens=room.cache_tokens, note="")
     asked = load.asked.at(load.asked.rate / replicas)
-    config = config_of(asked, clock, batch, load.max_num_batched_tokens)
-    (lone,) = simulated(replace(asked, count=1, rate=1e9), config, clock.step_s)
-    asked = replace(asked, count=max(asked.count, ceil(LIVES * lone.ended_s * asked.rate)))
-    timelines = simulated(asked, config, clock.step_s)
+    asked = replace(asked, count=max(asked.count, ceil(LIVES * (load.life_s or life_s(load, room)) * asked.rate)))
+    timelines = simulated(asked, config_of(asked, clock_of(room), batch, load.max_num_batched_tokens), room.step_s)
     return server_figures(timelines, max(each.ended_s for each in timelines), asked.rate), concurrent_max(timelines)
 
 
