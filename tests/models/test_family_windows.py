@@ -73,7 +73,7 @@ class Engine:
     def _poison(self, state: State) -> None:
         keys = state.pool.prefix_index.keys()
         pages = [page for page in np.flatnonzero(state.pool.ref == 0).tolist() if keys[page] is None]
-        for key, value in self.runner._kv:
+        for key, value in self.runner.cache.kv:
             key[pages], value[pages] = torch.nan, torch.nan
 
     def _commit(self, event: StepCommitted) -> None:

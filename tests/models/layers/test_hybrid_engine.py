@@ -50,7 +50,7 @@ class Engine:
         self.steps = HostSteps(self.runner)
         self.steps.start(self.state)
         self.batch = self.steps._batch
-        for part in (part for parts in self.runner._states.pools for part in parts):
+        for part in (part for parts in self.runner.cache.states.pools for part in parts):
             part.fill_(torch.nan)
         self.tokens: dict[int, list[int]] = {}
         self.computed: dict[int, int] = {}

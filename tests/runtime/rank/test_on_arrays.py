@@ -73,4 +73,4 @@ def test_logits_that_no_memory_is_kept_for(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(whole_step, "LOGITS_MAX", runner.config.vocab_size)
     monkeypatch.setattr(runner, "run_by_parts", None)
     assert answered(runner, arrivals, {}, monkeypatch) == expected
-    assert runner._whole is not None and len(runner._whole._room) <= runner.config.vocab_size
+    assert runner.cache._whole is not None and len(runner.cache._whole._room) <= runner.config.vocab_size

@@ -53,7 +53,7 @@ from vnext.runtime.rank.stage import EarlierSteps, StageModel
 from vnext.runtime.rank.stage_links import StageLinks, stage_place
 from vnext.runtime.rank.steps import HostSteps
 from vnext.runtime.rank.tier import HostPages, PageMemory, RankTier
-from vnext.runtime.rank.together import require_device, require_model
+from vnext.runtime.rank.together import HEADS, require_device, require_model
 from vnext.runtime.rank.weights import RankWeights
 from vnext.runtime.transport.collectives.group import StoreAddress, join_group
 
@@ -232,14 +232,10 @@ def reads_inputs(settings: RankSettings, runner: ModelRunner) -> bool:
 
 def load_drafter(settings: RankSettings, runner: ModelRunner) -> None:
     """Load the draft model or head that the settings name, if any, on the runner's device. Raises ModelError, SettingsError."""
-    if settings.draft_method == "eagle3":
-        from vnext.runtime.rank.eagle_head import load_eagle_head  # heads compute in torch
+    if settings.draft_method in HEADS:
+        from vnext.runtime.rank.heads import load_head  # heads compute in torch
 
-        runner.head = load_eagle_head(settings, runner)
-    elif settings.draft_method == "mtp":
-        from vnext.runtime.rank.mtp_layer import load_mtp_layer
-
-        runner.head = load_mtp_layer(settings, runner)
+        runner.head = load_head(settings, runner)
     elif settings.draft_path:
         runner.draft = load_draft_model(settings, runner)
 

@@ -6,10 +6,10 @@ Owns the tensors of a rank. Knows arrays, not requests; decides nothing.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from msgspec.structs import replace
@@ -20,10 +20,10 @@ from vnext.kernels.format import CODES, NO_FORMAT, WeightFormats, weight_formats
 from vnext.models.config.model_config import ModelConfig, load_config
 from vnext.models.layers.batch import ForwardBatch
 from vnext.models.layers.kv_cache import cache_dtype, kv_bytes_per_page, make_kv_cache, page_rows
-from vnext.models.layers.recurrent import copy_states, make_state_pools, state_bytes_per_page
+from vnext.models.layers.recurrent import state_bytes_per_page
 from vnext.models.layers.sharding import Parallel, Target
 from vnext.models.layers.tensors import host_tensors_of, tensors_of, token_bytes
-from vnext.models.layers.whole_step import WholeStep, whole_step
+from vnext.models.layers.whole_step import whole_step
 from vnext.models.loading.checkpoint import Checkpoint
 from vnext.models.loading.held import is_quantised
 from vnext.models.loading.kept import Kept
@@ -31,13 +31,12 @@ from vnext.models.loading.packed_file import PackedFile
 from vnext.models.loading.tail import Tail, load_tail
 from vnext.models.loading.weights import Progress, choose_numbers, load_params, refill_params
 from vnext.models.registry import family
-from vnext.runtime.batch.on_arrays import OnArrays
 from vnext.runtime.batch.step_inputs import StepInputs
 from vnext.runtime.batch.step_outputs import StepOutputs
 from vnext.runtime.processes.determinism import Invariance, cpu_flags, gpu_invariance, has_strict_path, invariance
+from vnext.runtime.rank.host_cache import HostCache, StatePools
 from vnext.sampling.constraint import Vocabulary
-from vnext.sampling.inputs import SamplingInputs, is_plain
-from vnext.state.recurrent import NO_COPIES
+from vnext.sampling.inputs import SamplingInputs
 
 if TYPE_CHECKING:
     import torch
@@ -52,8 +51,6 @@ if TYPE_CHECKING:
     from vnext.sampling.sampling import Choose
 
 log = logging.getLogger(__name__)
-ZERO = bytes(8)
-"""A token 0, as steps have it."""
 
 
 class Head(Protocol):
@@ -122,7 +119,6 @@ class ModelRunner:
         self._is_host = self.device_type == "cpu" and serves(self.dtype, weight_formats(quantization).products)
         self._dtype = host_dtype(self.dtype) if self._is_host else torch_dtype(self.dtype)
         self.kv_cache_dtype, self._kv_dtype = kv_cache_dtype, cache_dtype(kv_cache_dtype, self._dtype)
-        self._family = family(self.config.architecture)
         self.invariance = self._invariance(deterministic, quantization)
         self.parallel = parallel = replace(parallel, is_exact=self.invariance.holds)
         self.targets, self.kept = list[Target](), Kept()
@@ -130,9 +126,7 @@ class ModelRunner:
         self._params = self._load(progress, packed_weights_dir)
         self.adapters = self.adapter_slots(max_lora_rank) if max_lora_rank else None
         self.regions: AdapterRegions | None = None  # of a device: where the adapters are
-        self._kv: Any = None
-        self._whole: WholeStep | None = None
-        self._on_arrays: OnArrays | None = None
+        self.cache = HostCache(())
         self.draft: ModelRunner | None = None  # computes drafts, under the same page numbers
         self.head: Head | None = None  # does, and reads hidden states of this model
         self.routed: RoutedExperts | None = None  # keeps the expert ids of tokens, where requests get them
@@ -219,11 +213,11 @@ class ModelRunner:
 
     def cache_memory(self) -> list[Array]:
         """The arrays of the cache, on the host."""
-        return [each for pair in self._kv or () for each in pair]
+        return [each for pair in self.cache.kv for each in pair]
 
     def page_rows(self) -> list[np.ndarray]:
         """The memory of the pages on the host, the draft model's too: uint8 [page_count, bytes] each."""
-        return [page_rows(self._kv), *(self.draft.page_rows() if self.draft else ())]
+        return [page_rows(self.cache.kv), *(self.draft.page_rows() if self.draft else ())]
 
     def block_bytes(self, block_size: int) -> int:
         """Bytes of one page of the cache on this rank, the draft model's and the head's too."""
@@ -250,18 +244,14 @@ class ModelRunner:
     def make_cache(self, page_count: int, block_size: int, state_pages: int = 0, drafts: int = 0) -> None:
         """Allocate the cache, pages for recurrent states, with those of a step of so many `drafts`, and the cache of what drafts.
         Raises MemoryError (RuntimeError on CUDA) if memory does not suffice."""
-        together, tail = self.device_type == "cpu", self.tail
-        is_whole = together and self.routed is None  # a whole step tells no expert ids
-        self._known: ForwardBatch | None = None  # that of the last step, which steps of the same rows change in place
-        self._kv = make_kv_cache(self.config, page_count, block_size, self._kv_dtype, self.device, self.parallel, together)
-        self._kv_tensors: Any = None
+        together = self.device_type == "cpu"
+        is_whole = together and self.routed is None and self.sampler is None  # a whole step tells no expert ids, and draws itself
+        kv = make_kv_cache(self.config, page_count, block_size, self._kv_dtype, self.device, self.parallel, together)
         made = (self.config, state_pages, drafts, self.dtype, self.parallel.world_size)
-        self._states = StatePools(*made) if state_pages else None
-        pools = self._states.pools if self._states else ()
-        self._whole = (
-            whole_step(self._params, self._kv, self.config, self.parallel, self.adapters, pools) if is_whole else None
-        )
-        self._on_arrays = self._whole and OnArrays(self._whole, tail)
+        states = StatePools(*made) if state_pages else None
+        pools = states.pools if states else ()
+        whole = whole_step(self._params, kv, self.config, self.parallel, self.adapters, pools) if is_whole else None
+        self.cache = HostCache(kv, whole, self.tail, states)
         for drafter in (self.draft, self.head):
             if drafter is not None:
                 drafter.make_cache(page_count, block_size)
@@ -278,7 +268,9 @@ class ModelRunner:
         if self.head is not None:
             self.head.make_cache(page_count + 1, block_size)
         params = tensors_of(self._params)
-        return DeviceModel(self._family, params, kv, self.config, self.parallel, self.regions, whole, self.head, self.tail)
+        return DeviceModel(
+            family(self.config.architecture), params, kv, self.config, self.parallel, self.regions, whole, self.head, self.tail
+        )
 
     def run(self, inputs: StepInputs) -> StepOutputs:
         """Compute one step: write its keys and values to the cache and sample a token for each sampled row.
@@ -287,8 +279,8 @@ class ModelRunner:
         """
         if self.stage is not None:
             return self.stage.run(inputs)
-        if self._states is not None:
-            return self._states.run(inputs, self._run)
+        if self.cache.states is not None:
+            return self.cache.states.run(inputs, self._run)
         if self.head is None:
             return self._run(inputs)
         batch = self.head.with_room(inputs.forward)
@@ -298,8 +290,8 @@ class ModelRunner:
 
     def keep_states(self, counts: bytes) -> None:
         """Of the last step's requests so many samples are kept; b"" in a step without drafts. Before the next step."""
-        if self._states is not None:
-            self._states.keep(counts)
+        if self.cache.states is not None:
+            self.cache.states.keep(counts)
 
     @cached_property
     def parts(self) -> ByParts:
@@ -307,7 +299,7 @@ class ModelRunner:
         from vnext.runtime.rank.by_parts import ByParts  # torch, which other steps do without
 
         params = host_tensors_of(self._params)
-        parts = ByParts(self._family, params, self.config, self.parallel, self.adapters, self.routed, self.tail)
+        parts = ByParts(family(self.config.architecture), params, self.config, self.parallel, self.adapters, self.routed, self.tail)
         parts.sampler = self.sampler
         return parts
 
@@ -317,95 +309,15 @@ class ModelRunner:
         return load_tail(self.path, self.config)
 
     def _run(self, inputs: StepInputs) -> StepOutputs:
-        whole, sampling = self._whole, inputs.sampling
-        if whole is None or self._on_arrays is None or inputs.forward.inputs or self.sampler is not None:
-            return self.run_by_parts(inputs)
-        is_plain_step = inputs.prompts is None and sampling is not None and is_plain(sampling)
-        if is_plain_step and whole.takes(len(inputs.logprobs)) and not self._may_be_spoilt(inputs.forward):
-            return StepOutputs(whole.run(inputs.forward, sampling), ())
-        return self._on_arrays.run(inputs)
-
-    def _may_be_spoilt(self, forward: ForwardBatch) -> bool:
-        """Whether logits that are no numbers are to be looked for, which a single call does not do: in steps of other rows than
-        the last one's, and behind the token 0, which all others become where nothing is a number."""
-        known, self._known = self._known, forward
-        return forward is not known or ZERO in np.asarray(forward.token_ids).tobytes()
+        return self.cache.run(inputs) or self.run_by_parts(inputs)
 
     def run_by_parts(self, inputs: StepInputs) -> StepOutputs:
         """As `run`, with the same bits, for every model and kind of sampling; not fused."""
-        return self.parts.run(inputs, self._cache_tensors())
+        return self.parts.run(inputs, self.cache.tensors)
 
     def states(self, batch: ForwardBatch) -> np.ndarray:
         """The layers' hidden states of the step's tokens [T, hidden], which the next stage of a pipeline goes on with."""
-        return as_array(self.parts.states(batch, self._cache_tensors(), torch_dtype(self.dtype)))
-
-    def _cache_tensors(self) -> Any:
-        if self._kv_tensors is None:
-            self._kv_tensors = tensors_of(self._kv)
-        return self._kv_tensors
-
-
-class Trail(NamedTuple):
-    """The states that a step with drafts leaves on its way. `pages` int32 [T]: the trail of StateRows. `live` and `firsts`: the
-    page of each request that samples, and where its first state on the way is."""
-
-    pages: np.ndarray
-    live: list[int]
-    firsts: list[int]
-
-
-class StatePools:
-    """Which page is whose is the state's business (vnext/state/recurrent.py). Behind its pages, a rank has its own for one step's
-    states before each draft: once it knows which drafts are kept, the state behind them goes into the request's page."""
-
-    def __init__(self, config: ModelConfig, page_count: int, draft_count: int, dtype: str, world_size: int) -> None:
-        """Has met no step. `draft_count`: the most drafts of one."""
-        self.pools = make_state_pools(config, page_count + draft_count, torch_dtype(dtype), "cpu", world_size)
-        self._own = page_count
-        self._given: ForwardBatch | None = None
-        self._forward: ForwardBatch | None = None
-        self._trail: Trail | None = None
-        self._after = NO_COPIES
-
-    def run(self, inputs: StepInputs, compute: Callable[[StepInputs], StepOutputs]) -> StepOutputs:
-        """One step: its rows go on from their pages and leave their states there, once `keep` knows which drafts are kept."""
-        states, copies = inputs.forward.recurrent, inputs.copies
-        assert states is not None and copies is not None, "the state has recurrent layers"
-        if inputs.forward is not self._given:  # a batch that comes again stays the same object
-            self._trail = trail_of(inputs.forward, self._own)
-            states = states._replace(pools=self.pools, trail=self._trail and self._trail.pages)
-            self._given, self._forward = inputs.forward, inputs.forward._replace(recurrent=states)
-        assert self._forward is not None
-        copy_states(self.pools, copies.before)
-        outputs = compute(inputs._replace(forward=self._forward))
-        self._after = copies.after
-        if self._trail is None:
-            self.keep(b"")
-        return outputs
-
-    def keep(self, counts: bytes) -> None:
-        """The step keeps so many samples of each request that sampled; b"": all of them."""
-        if self._trail is not None and counts:
-            sizes = np.diff(self._trail.firsts) + 1
-            ends = zip(counts, sizes.tolist(), self._trail.firsts, self._trail.live, strict=False)
-            pairs = [(first + count - 1, live) for count, size, first, live in ends if count < size]
-            copy_states(self.pools, np.array(pairs, dtype=np.int64).reshape(-1, 2))
-        copy_states(self.pools, self._after)
-        self._after = NO_COPIES
-
-
-def trail_of(forward: ForwardBatch, first: int) -> Trail | None:
-    """Pages from `first` on for the states behind all samples of a step but each row's last; None where each row samples once."""
-    assert forward.recurrent is not None
-    starts, at = np.asarray(forward.query_starts), np.asarray(forward.sample_at)
-    rows, firsts = np.unique(np.searchsorted(starts, at, side="right") - 1, return_index=True)
-    if len(rows) == len(at):
-        return None
-    pages = np.full(len(forward.token_ids), -1, dtype=np.int32)
-    between = at[~np.isin(at + 1, starts)]
-    pages[between] = np.arange(first, first + len(between))
-    own = first + np.append(firsts, len(at)) - np.arange(len(rows) + 1)
-    return Trail(pages, np.asarray(forward.recurrent.pages)[rows].tolist(), own.tolist())
+        return as_array(self.parts.states(batch, self.cache.tensors, torch_dtype(self.dtype)))
 
 
 def has_strict_mkl() -> bool:
