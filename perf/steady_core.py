@@ -63,7 +63,7 @@ class Rank:
         if not self._planned:
             return False
         step, structure = self._planned.popleft()
-        scheduled = next(scheduled for scheduled in core.state.in_flight if scheduled.step == step)
+        scheduled = next(scheduled for scheduled in core.engine.state.in_flight if scheduled.step == step)
         tokens = pack_tokens(np.full(int(scheduled.samples.sum()), 7 + step % 100))
         result = StepResult(rank=0, step=step, digest=structure, token_digest=0, seconds=0.001, tokens=tokens)
         self._results.send(encoder.encode(result))
@@ -129,8 +129,9 @@ class SteadyCore:
 
     def run(self, steps: int) -> None:
         """Run until `steps` more steps are committed."""
-        end = self.core.state.committed + steps
-        while self.core.state.committed < end:
+        engine = self.core.engine
+        end = engine.state.committed + steps
+        while engine.state.committed < end:
             self._rank.answer(self.core)
             self._turn()
 

@@ -15,7 +15,7 @@ from collections.abc import Callable
 import numpy as np
 
 from vnext.state.events import pack_tokens, unpack_tokens
-from vnext.state.store.inputs import DIGEST_SIZE, inputs_in, with_inputs
+from vnext.state.store.inputs import DIGEST_SIZE, has_inputs, inputs_in, with_inputs
 
 KEY_SIZE_BYTES = 16
 SECRET_SIZE_BYTES = 16
@@ -44,8 +44,10 @@ def salt_label(key: bytes, cache_salt: str) -> str:
 
 def client_label(key: bytes, client: int) -> int:
     """The number of a client under a log's key: equal exactly for equal clients (except with odds 2^-63 a pair); 0 stays 0."""
+    if not client:
+        return 0
     digest = hashlib.blake2b(b"client" + client.to_bytes(8, "little"), key=key, digest_size=8).digest()
-    return int.from_bytes(digest, "little") >> 1 if client else 0
+    return int.from_bytes(digest, "little") >> 1
 
 
 def block_label(key: bytes, name: bytes) -> bytes:
@@ -56,14 +58,13 @@ def block_label(key: bytes, name: bytes) -> bytes:
 def around_inputs(key: bytes, base: int, tokens: bytes, replace: Callable[[bytes], bytes]) -> bytes:
     """What `replace` makes of a history (int32 bytes), which gets tokens of [0, base) only; inputs become inputs with digests under
     the key, equal exactly for equal ones."""
-    read = unpack_tokens(tokens)
-    inputs = inputs_in(read)
-    if not inputs:
+    if not has_inputs(tokens):
         return replace(tokens)
+    read = unpack_tokens(tokens)
     shaped = unpack_tokens(replace(pack_tokens(np.where(read < 0, ~read % base, read))))
     labelled = [
         each._replace(digest=hashlib.blake2b(b"input" + each.digest, key=key, digest_size=DIGEST_SIZE).digest())
-        for each in inputs
+        for each in inputs_in(read)
     ]
     return pack_tokens(with_inputs(shaped, labelled))
 

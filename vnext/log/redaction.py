@@ -74,14 +74,16 @@ class Redactor:
             case BlocksPromoted():
                 self._begin_promotion(before, event)
         traits = event.traits
-        if traits.leave.who != "nobody":
-            self._leave(before, leaving(event, before.rows.id))
+        if traits.leave.who != "nobody" and (rows := leaving(event, before.rows.id)):
+            self._leave(before, rows)
         if traits.transfer == "loses":
             self._promoted.clear()
+        if not (traits.hashes or traits.private or traits.folders):
+            return event
         changed: dict[str, object] = {field: self._labels(getattr(event, field)) for field in traits.hashes}
         changed |= {field: "" for field in traits.private}
         changed |= {field: getattr(event, field).rpartition("/")[2] for field in traits.folders}
-        return msgspec.structs.replace(event, **changed) if changed else event
+        return msgspec.structs.replace(event, **changed)
 
     def _labels(self, names: bytes) -> bytes:
         """What is on disk, under names that tell nothing and match no request."""

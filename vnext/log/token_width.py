@@ -32,22 +32,19 @@ class PlainCommit(msgspec.Struct, frozen=True, array_like=True, tag=4):
 
 def narrow_events(events: Sequence[AnyEvent], width: int) -> tuple[tuple[AnyEvent, ...], int]:
     """The events as they stand in a frame, and the width of its tokens: `width` if every token fits it, else 4."""
-    packed = tuple(_narrowed(event, width) for event in events)
-    fitting = tuple(event for event in packed if event is not None)
-    if len(fitting) < len(packed):
-        fitting, width = tuple(events), WIDTH_MAX
-    return tuple(map(_shortened, fitting)), width
-
-
-def _shortened(event: AnyEvent) -> AnyEvent:
-    """The event, or the PlainCommit that reads as it."""
-    if type(event) is not StepCommitted or event.counts:
-        return event
-    return cast(AnyEvent, PlainCommit(event.step, event.tokens))
+    packed: list[AnyEvent] = []
+    for event in events:
+        if (narrow := _narrowed(event, width)) is None:
+            return narrow_events(events, WIDTH_MAX)
+        packed.append(narrow)
+    return tuple(packed), width
 
 
 def _narrowed(event: AnyEvent, width: int) -> AnyEvent | None:
     """The event as it stands in a frame of this width; None if one of its tokens does not fit."""
+    if type(event) is StepCommitted and not event.counts:
+        tokens = event.tokens if width == WIDTH_MAX else log_bytes.impl.narrow(event.tokens, width)
+        return None if tokens is None else cast(AnyEvent, PlainCommit(event.step, tokens))
     fields = event.traits.tokens
     if not fields or width == WIDTH_MAX:
         return event

@@ -106,7 +106,7 @@ def admitted_max(state: State) -> int:
     """The number of requests that a step may admit. A cautious state admits one, and the next one when that one has computed its
     tokens, so that a step which is fatal shows whose it was.
     """
-    room = state.config.max_num_seqs - len(state.rows)
+    room: int = state.config.max_num_seqs - state.rows.cells.shape[1]
     if not state.cautious:
         return room
     return 0 if (wants(state.rows) > 1).any() else min(room, 1)
@@ -145,11 +145,12 @@ def tried(state: State, pool: Pool, waiting: Waiting, budget: int, inputs: int) 
     if not may_run(state, waiting.id):
         return Wait(id=waiting.id, why="adapter", need=1, have=0), NO_HITS, 0, 0  # until a slot holds its adapter
     hits = prefix_hits(config, pool, waiting)
-    rest = waiting.known - hit_tokens_of(config, hits)
-    tokens = first_tokens(state, waiting, waiting.known - rest, chunk(config, rest, budget))
+    hit = hit_tokens_of(config, hits)
+    rest = waiting.known - hit
+    tokens = first_tokens(state, waiting, hit, chunk(config, rest, budget))
     if tokens == 0:
         return Wait(id=waiting.id, why="budget", need=rest, have=budget), hits, 0, 0
-    tokens, left = first_up_to_inputs(config, waiting, waiting.known - rest, tokens, inputs)
+    tokens, left = first_up_to_inputs(config, waiting, hit, tokens, inputs)
     if tokens == 0:
         return Wait(id=waiting.id, why="inputs", need=1, have=inputs), hits, 0, 0
     if lacks := lacking(config, pool, source_of(pool, waiting, len(hits) // config.group_count)):

@@ -84,12 +84,11 @@ class Engine:
     def __init__(
         self, state: State, sources: Sequence[Source] = (), check: Callable[[State], None] = check_cheap
     ) -> None:
-        """`check` raises LawBroken where a state breaks a law."""
+        """`check` raises LawBroken where a state breaks a law. Sources that join later neither precede nor ask."""
         self.state = state
         self._sources, self._check = sources, check
-        self._begin()
-
-    def _begin(self) -> None:
+        self._preceding = [source for source in sources if source.precedes]
+        self._asking = [source for source in sources if source.asks_behind]
         self._events: list[AnyEvent] = []
         self._befores: list[State] = []
         self._matched: list[MatchedSamples | None] = []
@@ -97,8 +96,8 @@ class Engine:
 
     def arrive(self, event: AnyEvent) -> None:
         """Fold an event from outside, behind those that must come before it."""
-        for source in self._sources:
-            if source.precedes and (first := source.precede(self.state, event)) is not None:
+        for source in self._preceding:
+            if (first := source.precede(self.state, event)) is not None:
                 self.fold(first)
         self.fold(event)
 
@@ -141,14 +140,14 @@ class Engine:
             self.fold(plan)
         if self._events:
             yield self.take(plan)
-        for source in self._sources:
-            if source.asks_behind and source.is_on:
+        for source in self._asking:
+            if source.is_on:
                 source.ask(self.state)
 
     def take(self, plan: StepPlanned | None = None) -> Ready:
         """What has been folded since the last call."""
         ready = Ready(self._events, self._befores, self._matched, self._news, self.state, plan)
-        self._begin()
+        self._events, self._befores, self._matched, self._news = [], [], [], []
         return ready
 
     @property

@@ -92,33 +92,34 @@ def new_row(
     waiting: Waiting,
     allocation: Allocation,
     tokens: int,
-    tokens_at: int,
-    table_at: int,
+    history: tuple[int, int],
+    table: tuple[int, int],
     root: bytes,
 ) -> np.ndarray:
-    """The admitted request's column of the matrix (int64[FIELD_COUNT]); `root` is the parent of its first block."""
-    sampling, computed = request.sampling, allocation.hit_tokens + tokens
-    row = np.zeros(fields.FIELD_COUNT, dtype=np.int64)
-    row[fields.ID], row[fields.KNOWN], row[fields.COMPUTED] = request.id, waiting.known, computed
-    row[fields.PLACEHOLDERS] = computed == waiting.known
-    row[fields.LIMIT] = request.prompt_length + sampling.max_tokens
+    """The admitted request's column of the matrix (int64[FIELD_COUNT]). `history` and `table`: place and size of its extents;
+    `root` is the parent of its first block."""
+    sampling, computed, known, prompt = request.sampling, allocation.hit_tokens + tokens, waiting.known, request.prompt_length
+    row = [0] * fields.FIELD_COUNT
+    row[fields.ID], row[fields.KNOWN], row[fields.COMPUTED] = request.id, known, computed
+    row[fields.PLACEHOLDERS] = computed == known
+    row[fields.LIMIT] = prompt + sampling.max_tokens
     row[fields.BLOCKS] = (len(allocation.hits) + len(allocation.new_pages)) // config.group_count
-    row[fields.HASHED_BLOCKS], row[fields.PROMPT] = allocation.hashed_blocks, request.prompt_length
+    row[fields.HASHED_BLOCKS], row[fields.PROMPT] = allocation.hashed_blocks, prompt
     row[fields.PREEMPTION_COUNT], row[fields.PRIORITY] = waiting.preemption_count, request.priority
     row[fields.FLAGS] = fields.IGNORE_EOS * sampling.ignore_eos + fields.OWN_STOPS * bool(sampling.stop_token_ids)
     row[fields.FLAGS] += (sampling.num_speculative_tokens + 1) << fields.DRAFTS_SHIFT
-    row[fields.MIN_KNOWN] = request.prompt_length + sampling.min_tokens
+    row[fields.MIN_KNOWN] = prompt + sampling.min_tokens
     row[fields.TABLE_HASH] = table_hash(np.concatenate((allocation.hits, allocation.new_pages)))
     row[fields.CACHED] = allocation.hit_tokens if waiting.cached < 0 else waiting.cached
-    row[fields.TOKENS_AT], row[fields.TOKENS_SIZE] = tokens_at, tokens_size(request, waiting)
-    row[fields.TABLE_AT], row[fields.TABLE_SIZE] = table_at, table_size(config, request)
+    row[fields.TOKENS_AT], row[fields.TOKENS_SIZE] = history
+    row[fields.TABLE_AT], row[fields.TABLE_SIZE] = table
     parent = (
         waiting.block_hashes[allocation.hashed_blocks - 1]
         if waiting.block_hashes and allocation.hashed_blocks
         else root
     )
-    row[fields.BLOCK_HASH_0 :] = np.frombuffer(parent, dtype=np.int64)
-    return row
+    row[fields.BLOCK_HASH_0 :] = np.frombuffer(parent, dtype=np.int64).tolist()
+    return np.array(row, dtype=np.int64)
 
 
 def table_hash(blocks: np.ndarray) -> int:

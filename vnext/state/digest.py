@@ -7,7 +7,7 @@ chains the committed tokens separately.
 
 from __future__ import annotations
 
-import struct
+from array import array
 from collections.abc import Callable, Sequence
 
 import msgspec
@@ -33,7 +33,7 @@ DETAIL_NAMES = (
     "waiting", "flights", "adapters",
 )  # fmt: skip
 _WORD = 2**64 - 1
-_hashed: Callable[[bytes | np.ndarray], int] = xxhash.xxh3_64_intdigest  # type: ignore[assignment]  # numpy names no buffer
+_hashed: Callable[[bytes | np.ndarray | array[int]], int] = xxhash.xxh3_64_intdigest  # type: ignore[assignment]  # no buffer to it
 
 
 def digest(state: State) -> int:
@@ -65,7 +65,7 @@ def digest(state: State) -> int:
         words += (state.config.max_num_batched_tokens, state.lowered_from)
     if state.pool.states is not None:
         words.append(hashed(_states(state, state.pool.states)))
-    return hashed(struct.pack(f"<{len(words)}Q", *words))
+    return hashed(array("Q", words))
 
 
 def parts(state: State) -> list[tuple[str, bytes]]:
@@ -121,7 +121,7 @@ def hexadecimal(value: int) -> str:
 def _scalars(state: State) -> tuple[int, ...]:
     pool, counters = state.pool, state.counters
     return (
-        state.sequence, state.next_id, state.planned, state.committed, len(state.rows), state.waiting_hash,
+        state.sequence, state.next_id, state.planned, state.committed, state.rows.cells.shape[1], state.waiting_hash,
         len(state.requests), len(state.in_flight), pool.head, pool.free, 2 * len(pool.prefix_index), pool.status.hash,
         counters.finished, counters.aborted, counters.preempted, counters.prompt_tokens, counters.generated_tokens,
         counters.prefix_queried_tokens, counters.prefix_hit_tokens,

@@ -370,11 +370,9 @@ def generated_by(event: RequestArrived) -> bytes:
 
 def pack_tokens(tokens: np.ndarray | list[int] | tuple[int, ...]) -> bytes:
     """Token ids as little-endian int32 bytes. Raises OverflowError for a number that has no place in them."""
-    if isinstance(tokens, list | tuple):
+    if isinstance(tokens, (list, tuple)):
         return array("i", tokens).tobytes()
-    import numpy as np
-
-    return np.asarray(tokens, dtype="<i4").tobytes()
+    return tokens.astype("<i4", copy=False).tobytes()
 
 
 def unpack_tokens(data: bytes) -> np.ndarray:

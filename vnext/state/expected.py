@@ -69,11 +69,12 @@ def microbatches(state: State) -> int:
 
 
 def _without_drafts(state: State) -> Work:
-    if state.config.takes_snapshots or state.config.inputs_a_step:
+    config, cells = state.config, state.rows.cells
+    if config.inputs_a_step or (config.state_pages and config.takes_snapshots):
         return _up_to_edges(state)
-    config, both = state.config, np.empty((2, len(state.rows)), dtype=np.int64)
+    both = np.empty((2, cells.shape[1]), dtype=np.int64)
     tokens_sum, blocks_sum = columns.impl.expected(
-        state.rows.cells, both, config.max_num_batched_tokens, config.long_prefill_token_threshold, config.block_size,
+        cells, both, config.max_num_batched_tokens, config.long_prefill_token_threshold, config.block_size,
         microbatches(state), state.planned,
     )  # fmt: skip
     if config.windows:

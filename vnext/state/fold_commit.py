@@ -226,6 +226,8 @@ def _pinned(state: State, pool: pools.Pool, row: int) -> pools.Pool:
     it as it is, so that a block of another request with the same tokens has another name there.
     """
     config, request = state.config, state.requests[int(state.rows.id[row])]
+    if not request.sampling.retention:
+        return pool
     history, size = row_tokens(state, row), config.block_size
     for tokens, seconds in request.sampling.retention:
         keys = leading_hashes(root_of(state, request), history.tobytes(), size, min(tokens, len(history) - 1) // size)

@@ -129,7 +129,7 @@ def planned_work(state: State, changed: tuple[tuple[int, int], ...], drafts: boo
 def advance(state: State, work: Work) -> State:
     """Every row computes its tokens and takes its pages, in row order."""
     rows, pool, tables = state.rows, state.pool, state.tables
-    if len(rows) == 0:
+    if rows.cells.shape[1] == 0:
         return state
     if work.pages_sum > pool.free:
         raise IllegalEvent(f"a plan needs {work.pages_sum} blocks where {pool.free} are free")
@@ -224,9 +224,11 @@ def admit(state: State, waiting: Waiting, tokens: int) -> tuple[State, np.ndarra
     source = source_of(state.pool, waiting, len(hits) // config.group_count)
     require(not lacking(config, state.pool, source), f"no state pages for request {waiting.id}")
     allocation = allocate(config, state.pool, waiting, hits, tokens)
-    histories, tokens_at = extents.reserve(state.tokens, tokens_size(request, waiting))
-    tables, table_at = extents.reserve(state.tables, table_size(config, request))
-    row = new_row(config, request, waiting, allocation, tokens, tokens_at, table_at, root_of(state, request))
+    sizes = tokens_size(request, waiting), table_size(config, request)
+    histories, tokens_at = extents.reserve(state.tokens, sizes[0])
+    tables, table_at = extents.reserve(state.tables, sizes[1])
+    places = (tokens_at, sizes[0]), (table_at, sizes[1])
+    row = new_row(config, request, waiting, allocation, tokens, *places, root_of(state, request))
     return replace(
         state,
         pool=allocation.pool,

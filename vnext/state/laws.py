@@ -47,10 +47,10 @@ def _cheap_hold(state: State) -> bool:
     config, in_flight, counters = state.config, state.in_flight, state.counters
     return (
         _rows_hold(state)
-        and len(state.rows) <= config.max_num_seqs
+        and state.rows.cells.shape[1] <= config.max_num_seqs
         and (not in_flight or _step_holds(config, in_flight[-1]))
         and len(in_flight) == state.planned - state.committed <= config.pipeline_depth
-        and all(scheduled.step == state.committed + at for at, scheduled in enumerate(in_flight))
+        and [scheduled.step for scheduled in in_flight] == list(range(state.committed, state.planned))
         and (not state.slots or held(state) <= _resident(state))
         and state.next_id == counters.finished + counters.aborted + len(state.requests)
     )
@@ -58,12 +58,14 @@ def _cheap_hold(state: State) -> bool:
 
 def _rows_hold(state: State) -> bool:
     """Whether S2, M4 and D2 hold."""
-    if not columns.impl.lawful(state.rows.cells, state.config.block_size, spare_tokens(state.config)):
+    rows, config, in_flight = state.rows, state.config, state.in_flight
+    speculation = config.speculation
+    is_lawful = columns.impl.lawful(rows.cells, config.block_size, spare_tokens(config) if speculation else 0)
+    if not is_lawful or (speculation is None) != (rows.drafting is None):
         return False
-    speculation, newest = state.config.speculation, state.in_flight[-1:]
-    if (speculation is None) != (state.rows.drafting is None):
-        return False
-    return all(_drafts_are_bounded(speculation, scheduled) for scheduled in newest)
+    if speculation is None:
+        return not in_flight or in_flight[-1].drafts is None
+    return not in_flight or _drafts_are_bounded(speculation, in_flight[-1])
 
 
 def _step_holds(config: SchedulerConfig, scheduled: StepInFlight) -> bool:

@@ -26,6 +26,7 @@ from vnext.state.store.rows import Rows
 replace = msgspec.structs.replace
 NOWHERE = np.iinfo(np.int64).max
 NO_COPIES = np.empty((0, 2), dtype=np.int64)
+NO_PAGES = np.empty(0, dtype=np.int32)
 
 
 # ---- policy ------------------------------------------------------------------------------------------------------
@@ -119,7 +120,7 @@ def lacking(config: SchedulerConfig, pool: Pool, source: int) -> int:
 def held_for(config: SchedulerConfig, pool: Pool, source: int) -> tuple[Pool, np.ndarray]:
     """The pool with the pages of one more request (int32[pages_held]). Its snapshot is not among them, and is as good as new."""
     if pool.states is None:
-        return pool, np.empty(0, dtype=np.int32)
+        return pool, NO_PAGES
     used = np.array([source] if source >= 0 else [], dtype=np.int32)
     states, pages = pools.take(pools.hold(pool.states, used), pages_held(config))
     return replace(pool, states=pools.release(states, used)), pages

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-from vnext.runtime.engine.request_outputs import Unsent
+from vnext.runtime.engine.request_outputs import ClientNews
 from vnext.state.outputs import Output
 
 
@@ -13,12 +13,11 @@ def ready(*news: object) -> SimpleNamespace:
 
 
 def test_nothing_is_sent_of_events_without_news() -> None:
-    unsent = Unsent()
-    assert unsent.add(ready((None, (), None))) == [] and unsent.take() == []
+    assert ClientNews().of(ready((None, (), None))) == ([], [])
 
 
 def test_who_ends_is_named_and_what_goes_on_is_kept() -> None:
-    unsent, going = Unsent(), object()
+    going = object()
     ended = Output(4, "r4", 7, 0, "length", -1, 0)
-    assert unsent.add(ready((going, (), None), (None, (ended,), None))) == [4]
-    assert [each[0] for each in unsent.take()] == [going, None] and unsent.take() == []
+    news, gone = ClientNews().of(ready((going, (), None), (None, (ended,), None)))
+    assert gone == [4] and [each[0] for each in news] == [going, None]

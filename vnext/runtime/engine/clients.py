@@ -62,7 +62,7 @@ from vnext.state.events import (
 from vnext.state.feasibility import refusal
 from vnext.state.params import NO_POOLING, Constraint, Sampling
 from vnext.state.state import State
-from vnext.state.store.inputs import inputs_in
+from vnext.state.store.inputs import has_inputs, inputs_in
 
 READABLE = int(zmq.POLLIN)
 MORE_AT_ONCE = int(zmq.SNDMORE | zmq.NOBLOCK)  # combining the enums for each message would cost time
@@ -233,8 +233,9 @@ class Clients:
         self._gone.clear()
 
     def _arrival(self, state: State, peer: bytes, wish: SubmitRequest, next_id: int) -> RequestArrived | None:
-        adapter = wish.adapter.digest if wish.adapter else ""
-        sampling = msgspec.structs.replace(wish.sampling, adapter=adapter)
+        adapter, sampling = wish.adapter.digest if wish.adapter else "", wish.sampling
+        if sampling.adapter != adapter:
+            sampling = msgspec.structs.replace(sampling, adapter=adapter)
         if not wish.has_seed:
             sampling = msgspec.structs.replace(sampling, seed=derived_seed(self._root_seed, next_id))
         kind = partial(RequestResumed, generated=wish.generated) if wish.deaths else RequestArrived
@@ -270,10 +271,11 @@ class Clients:
         if (sounds := self._ready.environment.get(SOUNDS)) and (why_not := sound_refusal(event.prompt, int(sounds.split()[0]))):
             return why_not
         reads_images = IMAGES in self._ready.environment or bool(sounds)  # which are tokens below 0 of a prompt
-        tokens, vocabulary = unpack_tokens(event.prompt + generated_by(event)), state.config.vocab_size
-        lowest = int((unpack_tokens(generated_by(event)) if reads_images else tokens).min(initial=0))
-        if lowest < 0 or int(tokens.max()) >= vocabulary:
-            return f"token id {min(lowest, 0) or int(tokens.max())} is outside the model's vocabulary of {vocabulary}"
+        tokens, vocabulary = event.prompt + generated_by(event), state.config.vocab_size
+        texts, highest = generated_by(event) if reads_images else tokens, int(unpack_tokens(tokens).max())
+        if has_inputs(texts) or highest >= vocabulary:
+            wrong = unpack_tokens(texts).min() if has_inputs(texts) else highest
+            return f"token id {wrong} is outside the model's vocabulary of {vocabulary}"
         if event.sampling.constraint is None:
             return None
         return constraint_refusal(state.config, event.sampling, event.sampling.constraint)

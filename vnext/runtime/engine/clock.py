@@ -18,9 +18,10 @@ from vnext.state.state import State
 
 
 class EventClock(Facility):
-    """Knows which live requests make pins when they end."""
+    """Knows which live requests make pins when they end. It is on while one of them lives or a page is pinned."""
 
     precedes = True
+    is_on = False
 
     def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
         self._now_s, self._began_s = now_s, now_s()
@@ -31,13 +32,13 @@ class EventClock(Facility):
         if not (isinstance(event, RequestArrived) and event.sampling.retention and state.config.pinned_pages_max):
             return None
         self._retaining.add(event.id)
+        self.is_on = True
         return next_tick(state, self._seconds(), True)
 
     def next_event(self, state: State) -> ClockTicked | PinsYielded | None:
         """The tick that is due now, or the end of pins without which nobody could go on; None while there is neither."""
-        if not self._retaining and state.pool.pins is None:
-            return None
         self._retaining = {id_ for id_ in self._retaining if id_ in state.requests}
+        self.is_on = bool(self._retaining) or state.pool.pins is not None
         return next_tick(state, self._seconds(), bool(self._retaining)) or next_yield(state)
 
     def stats(self, state: State) -> dict[str, object]:

@@ -8,8 +8,8 @@ same.
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Collection, Mapping
+from time import monotonic, perf_counter
 
 import zmq
 
@@ -26,7 +26,7 @@ from vnext.runtime.engine.misses import CacheMisses
 from vnext.runtime.engine.operations import Operations
 from vnext.runtime.engine.progress import Progress
 from vnext.runtime.engine.recovery import LOSSES, RankGaveUp, Recovery
-from vnext.runtime.engine.request_outputs import Beside, Unsent, prompt_outputs
+from vnext.runtime.engine.request_outputs import Beside, ClientNews, prompt_outputs
 from vnext.runtime.protocol.messages import (
     EngineDied,
     EngineStats,
@@ -104,7 +104,7 @@ class EngineCore:
         operations = Operations(started, executor.send, self._answer, clients.notes)
         self._facilities = Facilities(started, executor.send, clients, operations, tier, ticket)
         self.engine = Engine(start(started), self._facilities.all, check if all_laws else check_cheap)
-        self._unsent, self._failures, self._misses = Unsent(), Failures(), CacheMisses()
+        self._news, self._failures, self._misses = ClientNews(), Failures(), CacheMisses()
         self._checks, self._progress = RankChecks(started.world_size), Progress(step_timeout_s)
         self._stats_due_s = 0.0
         self._streams = EventStreams(started, __version__)
@@ -159,20 +159,19 @@ class EngineCore:
 
     def _advance(self) -> None:
         """Decide as far ahead as the pipeline allows, and carry out what is decided."""
-        while self._turn():
-            pass
-
-    def _turn(self) -> bool:
-        plan, began_s = None, time.perf_counter()
-        for ready in self.engine.turn():
-            if (plan := ready.plan) is not None and plan.admitted:
-                ids = ready.state.rows.id[-len(plan.admitted) :].tolist()
-                self._clients.begun(ids, self._misses.admitted(ready.befores[-1], ready.state, ids))
-            self._progress.plan_seconds += time.perf_counter() - began_s
-            self._carry_out(ready)
-            began_s = time.perf_counter()
-        self._progress.plan_seconds += time.perf_counter() - began_s
-        return plan is not None
+        progress, goes_on, began_s = self._progress, True, perf_counter()
+        while goes_on:
+            goes_on = False
+            for ready in self.engine.turn():
+                if (plan := ready.plan) is not None:
+                    goes_on = True
+                    if plan.admitted:
+                        ids = ready.state.rows.id[-len(plan.admitted) :].tolist()
+                        self._clients.begun(ids, self._misses.admitted(ready.befores[-1], ready.state, ids))
+                progress.plan_seconds += perf_counter() - began_s
+                self._carry_out(ready)
+                began_s = perf_counter()
+        progress.plan_seconds += perf_counter() - began_s
 
     def _answer(self, peer: bytes, message: Operated) -> None:
         """Answer an operation, behind statistics that show what it did."""
@@ -182,14 +181,15 @@ class EngineCore:
     def _carry_out(self, ready: Ready) -> None:
         """Write the frame, broadcast its events, then send the clients their outputs."""
         self._write_frame(ready)
-        if ended := self._unsent.add(ready):
+        news, ended = self._news.of(ready)
+        if ended:
             self._misses.ended(ready.befores[0], ended)
         self._executor.send(encode_events(ready.events))
         if self._streams.readers:
             for peer, frame in self._streams.frames(ready.events, ready.state, digest(ready.state)):
                 if not self._clients.stream(peer, frame):
                     self._streams.end(peer)
-        self._clients.tell(self._facilities.for_clients(self._unsent.take()))
+        self._clients.tell(self._facilities.for_clients(news))
 
     def _begin_streams(self) -> None:
         """Begin and end event streams, as clients have asked. Every folded event is written by now."""
@@ -231,10 +231,11 @@ class EngineCore:
         if self._checks.due:
             for due in self._checks.due.values():
                 due.commits[result.step] = event
+        ended = engine.state.in_flight[0]
         self._recorder.took(result.step, result.seconds)
-        self._progress.took(engine.state.in_flight[0].tokens, result.seconds)
+        self._progress.took(ended.tokens, result.seconds)
         if (costs := self._facilities.draft_costs) is not None:
-            costs.took(engine.state.in_flight[0], event, result.seconds)
+            costs.took(ended, event, result.seconds)
         if result.failed:
             self._abort_with(self._failures.errors(engine.state, result.failed))
         scored = any(result.logprobs)
@@ -336,7 +337,7 @@ class EngineCore:
 
     def _send_stats(self) -> None:
         """Send gauges and counters: a few times a second while something happens, and at once when activity ends."""
-        now = time.monotonic()
+        now = monotonic()
         if now < self._stats_due_s and self.engine.state.requests:
             return
         self._stats_due_s = now + STATS_INTERVAL_S

@@ -76,7 +76,9 @@ class Facilities:
 
     def stats(self, state: State) -> Mapping[str, object]:
         """Fields of EngineStats."""
-        found = {name: value for facility in self.all for name, value in facility.stats(state).items()}
+        found: dict[str, object] = {}
+        for facility in self.all:
+            found.update(facility.stats(state))
         return found if (states := state.pool.states) is None else found | {"states": _states(states)}
 
 

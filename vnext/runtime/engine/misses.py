@@ -17,10 +17,11 @@ import msgspec
 import numpy as np
 
 from vnext.runtime.protocol.stats import CacheLosses, CacheMiss, MissReason
+from vnext.state.block_hash import versioned_root
 from vnext.state.events import unpack_tokens
 from vnext.state.params import reads_cache
 from vnext.state.preempt import row_tokens
-from vnext.state.state import Request, State, Waiting, label_of, root_of
+from vnext.state.state import Request, State, Waiting, label_of
 
 BLOCKS_REMEMBERED = 4
 """Times the blocks of the cache: how many of a generation are known after they have left it."""
@@ -35,6 +36,9 @@ STRETCH = 4_096
 
 SAMPLES, SAMPLE = 8, 8
 """So many samples of so many tokens tell whether two texts are the same but for a shift."""
+
+
+NOTHING_LOST = CacheLosses()
 
 
 class _Seen(msgspec.Struct, frozen=True, gc=False):
@@ -65,38 +69,40 @@ class CacheMisses:
     @property
     def losses(self) -> CacheLosses:
         """Tokens since the start."""
-        return CacheLosses(**{str(reason): tokens for reason, tokens in self._lost.items()})
+        return CacheLosses(**{str(reason): tokens for reason, tokens in self._lost.items()}) if self._lost else NOTHING_LOST
 
     def admitted(self, before: State, after: State, ids: Collection[int]) -> Mapping[int, CacheMiss]:
         """What the requests in the last rows of `after`, which waited in `before`, lost; none that computes again what it had."""
         if not before.config.prefix_caching:
             return {}
         queue, found = before.waiting, dict[int, CacheMiss]()
+        requests, weights = after.requests.mapping(), label_of(after.weights)
         for id_, hit in zip(ids, after.rows.cached[-len(ids) :].tolist()):
             entry = queue[0] if queue[0].id == id_ else queue[bisect_left(queue, id_, key=_id_of)]
             if entry.preemption_count or not entry.block_hashes:
                 continue
-            request = after.requests[entry.id]
-            if (miss := self._miss(before, after, entry, request, hit)) is not None:
+            request = requests[entry.id]
+            root = versioned_root(request.root, weights)
+            if (miss := self._miss(before, after, entry, request, root, hit)) is not None:
                 found[id_] = miss
                 self._lost[miss.reason] += miss.lost_tokens
-            self._remember(after, entry, request)
+            self._remember(after, entry, _Seen(request, root, weights, request.prompt))
         return found
 
     def ended(self, before: State, ids: Collection[int]) -> None:
         """These requests, of which some have a row in `before`, have ended: what they wrote is known too."""
-        rows, block_bytes = before.rows.id.tolist(), 4 * before.config.block_size
+        block_bytes = 4 * before.config.block_size
         for id_ in ids:
-            seen = self._seen.get(id_)
-            if seen is None or id_ not in rows:
+            seen, rows = self._seen.get(id_), (before.rows.id == id_).nonzero()[0]
+            if seen is None or not len(rows):
                 continue
-            row = rows.index(id_)
+            row = int(rows[0])
             if before.rows.hashed_blocks[row] > len(seen.tokens) // block_bytes:
                 del self._seen[id_]
                 self._text_bytes -= len(seen.tokens)
                 self._keep(id_, _Seen(seen.request, seen.root, seen.weights, row_tokens(before, row).tobytes()))
 
-    def _miss(self, before: State, after: State, entry: Waiting, request: Request, hit: int) -> CacheMiss | None:
+    def _miss(self, before: State, after: State, entry: Waiting, request: Request, root: bytes, hit: int) -> CacheMiss | None:
         size = before.config.block_size
         first, names = hit // size, entry.block_hashes[: (entry.known - 1) // size]
         if first >= len(names) or not reads_cache(request.sampling):
@@ -105,7 +111,6 @@ class CacheMisses:
         if like is not None:
             known = next(place for place in range(len(names) - 1, first - 1, -1) if self._asker(names[place]) is not None)
             return self._absent(before, after, names[first], like, CacheMiss("evicted", hit, (known + 1 - first) * size))
-        root = root_of(after, request)
         parents = (*reversed(names[:first]), root)  # blocks that an answer filled were not asked for
         for seen, common in self._alike(parents, root, request):
             if common >= hit + size:  # in what the earlier request wrote
@@ -115,7 +120,7 @@ class CacheMisses:
             is_own = seen.request.client == request.client  # a token's place would let a stranger guess the text
             if is_own and lost >= size and _goes_on_alike(seen.tokens, request.prompt, common):
                 return CacheMiss("changed", common, lost)
-        return self._wall(after, request, size) if first == 0 else None
+        return self._wall(after, request, root, size) if first == 0 else None
 
     def _alike(self, parents: Sequence[bytes], root: bytes, request: Request) -> Iterator[tuple[_Seen, int]]:
         """Earlier requests under the same root, and how many tokens are common: the client's own with most of them first, then the
@@ -141,12 +146,12 @@ class CacheMisses:
         is_there = before.pool.prefix_index.block_of(name) is not None
         return msgspec.structs.replace(miss, reason="incomplete") if is_there else miss
 
-    def _wall(self, state: State, request: Request, size: int) -> CacheMiss | None:
+    def _wall(self, state: State, request: Request, root: bytes, size: int) -> CacheMiss | None:
         """The same client's earlier prompt with the same first block, under another salt, adapter or weights."""
         seen = self._seen.get(self._firsts.get((request.client, request.prompt[: 4 * size]), -1))
         if seen is None or not request.client:
             return None
-        if seen.root == root_of(state, request):
+        if seen.root == root:
             return None
         reason: MissReason = "salt"
         alike = len(request.prompt) // 4
@@ -158,9 +163,9 @@ class CacheMisses:
             alike = _common(seen.tokens, request.prompt)
         return CacheMiss(reason, 0, alike // size * size)
 
-    def _remember(self, state: State, entry: Waiting, request: Request) -> None:
-        root, own = root_of(state, request), self._own[request.client]
-        asked = dict.fromkeys((root, *entry.block_hashes), int(request.id))
+    def _remember(self, state: State, entry: Waiting, seen: _Seen) -> None:
+        request = seen.request
+        own, asked = self._own[request.client], dict.fromkeys((seen.root, *entry.block_hashes), int(request.id))
         self._own_size -= len(own)
         self._asked |= asked
         own |= asked
@@ -169,8 +174,10 @@ class CacheMisses:
             self._asked_before, self._asked = self._asked, {}
             self._own_before, self._own, self._own_size = self._own, defaultdict(dict), 0
             self._recent = {client: each for client, each in self._recent.items() if client in self._own_before}
-        self._recent.setdefault(request.client, deque(maxlen=RECENT)).append(request.id)
-        self._keep(request.id, _Seen(request, root, label_of(state.weights), request.prompt))
+        if (recent := self._recent.get(request.client)) is None:
+            recent = self._recent[request.client] = deque(maxlen=RECENT)
+        recent.append(request.id)
+        self._keep(request.id, seen)
         if request.client:
             self._firsts[request.client, request.prompt[: 4 * state.config.block_size]] = request.id
             if len(self._firsts) > BLOCKS_REMEMBERED_MIN:

@@ -20,6 +20,8 @@ from vnext.state.outputs import Going
 News = tuple[Going | None, Sequence[RequestOutput]]
 """Of one event: the requests that go on, and the outputs of the others with their numbers."""
 Singles = dict[bytes, list[RequestOutput]]
+Places = np.ndarray | slice | None
+"""Of one client's requests in columns, None for all."""
 
 
 class Owners:
@@ -33,8 +35,8 @@ class Owners:
         self._came_s: dict[int, float] = {}  # when each request arrived, while it waits for its first step
         self._waited_s: dict[int, float] = {}  # how long each request waited, until its client has been informed
         self._missed: dict[int, CacheMiss] = {}  # what the cache lacked of each request's prompt, until then
-        self._shares: dict[bytes, np.ndarray | None] = {}
-        self._shares_of: bytes | None = None
+        self._shares: dict[bytes, Places] = {}  # of columns with these ids, all of which their clients know
+        self._shares_of = b""
 
     def add(self, peer: bytes, name: str, id_: int) -> None:
         self._owner[id_] = peer, name
@@ -84,27 +86,34 @@ class Owners:
         if not self._live[owner[0]]:
             del self._live[owner[0]]
 
-    def _shares_in(self, going: Going, singles: Singles) -> dict[bytes, np.ndarray | None]:
+    def _shares_in(self, going: Going, singles: Singles) -> dict[bytes, Places]:
         """Positions of each client's requests in the columns, None for all. Requests that a client must be sent by name go to
         `singles`.
 
-        The usual step goes on with the requests of the step before, so their positions stay the same.
+        The usual step goes on with the requests of the step before, so their positions stay the same, also where others join.
         """
-        ids = going.ids.tobytes()
+        ids, count = going.ids.tobytes(), len(going.ids)
         if ids == self._shares_of:
             return self._shares
-        numbers, reported, count = going.ids.tolist(), self._reported, len(going.ids)
+        first = len(self._shares_of) // 8 if ids.startswith(self._shares_of) else 0
+        if first and self._reported.isdisjoint(going.ids[first:].tolist()):
+            for place in range(first, count):
+                self._begin(going, place, singles)
+            return {peer: slice(first) if places is None else places for peer, places in self._shares.items()}
+        numbers, reported = going.ids.tolist(), self._reported
         known = [place for place, id_ in enumerate(numbers) if id_ in reported]
+        shares: dict[bytes, list[int]] = defaultdict(list)
         if len(self._live) == 1:
             shares = dict.fromkeys(self._live, known) if known else {}
         else:
-            shares = defaultdict(list)
             for place in known:
                 shares[self._owner[numbers[place]][0]].append(place)
-        begun = len(known) < count and [self._begin(going, place, singles) for place in sorted(set(range(count)).difference(known))]
-        self._shares = {peer: None if len(places) == count else np.array(places) for peer, places in shares.items()}
-        self._shares_of = None if begun else ids
-        return self._shares
+        found: dict[bytes, Places] = {peer: None if len(each) == count else np.array(each) for peer, each in shares.items()}
+        if len(known) == count:
+            self._shares, self._shares_of = found, ids
+        for place in sorted(set(range(count)).difference(known)) if len(known) < count else ():
+            self._begin(going, place, singles)
+        return found
 
     def _begin(self, going: Going, place: int, singles: Singles) -> None:
         """A request's first token, sent to its client by name, unless the request has left."""
@@ -123,7 +132,7 @@ class Owners:
         return self._waited_s.pop(id_, 0.0), self._missed.pop(id_, None)
 
 
-def _cut(going: Going, places: np.ndarray | None) -> tuple[bytes, bytes]:
+def _cut(going: Going, places: Places) -> tuple[bytes, bytes]:
     if places is None:
         return going.ids.tobytes(), going.tokens.tobytes()
     return going.ids[places].tobytes(), going.tokens[places].tobytes()

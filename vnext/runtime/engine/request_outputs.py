@@ -1,5 +1,5 @@
-"""What clients read of their requests, from the outputs of the state and the results of ranks: what is to be sent and is not sent
-yet, and the drafts of each live request, how many of which became tokens of its answer and how many did not. Reads no clock."""
+"""What clients read of their requests, from the outputs of the state and the results of ranks, and the drafts of each live request:
+how many of them became tokens of its answer and how many did not. Reads no clock."""
 
 from __future__ import annotations
 
@@ -31,37 +31,32 @@ class Beside(NamedTuple):
 NOTHING_BESIDE = Beside()
 
 
-class Unsent:
-    """The news that clients are to be sent. Mutable."""
+class ClientNews:
+    """Makes what clients are sent of an engine's news. Mutable: counts the drafts of live requests."""
 
     def __init__(self) -> None:
-        self._news: list[News] = []
         self._drafts = DraftCounts()
 
-    def add(self, ready: Ready) -> Sequence[int]:
-        """The news of these events. Returns the requests that end with them."""
+    def of(self, ready: Ready) -> tuple[list[News], list[int]]:
+        """What clients are sent of these events, and the requests that end with them."""
         if ready.state.config.speculation is not None:
             for before, matched in zip(ready.befores, ready.matched):
                 if matched is not None:
                     self._drafts.take(before, matched)
+        found: list[News] = []
         ended: list[int] = []
         for going, outputs, note in ready.news:
             if note is None and not outputs:
                 if going is not None:
-                    self._news.append((going, ()))
+                    found.append((going, ()))
                 continue
             beside = note if isinstance(note, Beside) else NOTHING_BESIDE
             if beside.prompts:
-                self._news.append((None, beside.prompts))
+                found.append((None, beside.prompts))
             if going is not None or outputs:
-                self._news.append((going, to_clients(outputs, self._drafts, beside) if outputs else ()))
+                found.append((going, to_clients(outputs, self._drafts, beside) if outputs else ()))
             ended += [each.id for each in outputs if each.finish]
-        return ended
-
-    def take(self) -> list[News]:
-        """All of it, once."""
-        news, self._news = self._news, []
-        return news
+        return found, ended
 
 
 class DraftCounts:

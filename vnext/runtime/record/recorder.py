@@ -116,7 +116,7 @@ class Recorder:
             return
         if files.is_due and befores:
             files.start_next(snapshots.encode(self._snapshot(befores[0]), self._width))
-        if len(events) != 2 or rank_digests or self._lost_now or not self._put_steady(events, befores, matched):
+        if rank_digests or self._lost_now or not self._put_steady(events, befores, matched):
             if self._redactor is not None:
                 events = list(map(self._redactor.redact, befores, events, matched or repeat(None)))
             reported = events, rank_digests, self._lost_now, self._width, details
@@ -156,8 +156,8 @@ class Recorder:
     def took(self, step: int, seconds: float) -> None:
         """How long rank 0 was busy with a step (timestamp_file.py)."""
         files = self._files
-        if files is not None and files.timestamps is not None:
-            files.timestamps.took(step, seconds)
+        if files is not None and (timestamps := files.timestamps) is not None:
+            timestamps.took(step, seconds)
 
     def _put_steady(
         self, events: Sequence[AnyEvent], befores: Sequence[State], matched: Sequence[MatchedSamples | None]

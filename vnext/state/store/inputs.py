@@ -37,6 +37,11 @@ def input_tokens(digest: bytes, length: int) -> np.ndarray:
     return tokens
 
 
+def has_inputs(prompt: bytes) -> bool:
+    """Whether there are tokens below 0 in a prompt (int32 bytes), which most have not; reads their signs alone."""
+    return not prompt[3::4].isascii()
+
+
 def inputs_in(tokens: np.ndarray) -> list[Input]:
     """The inputs of a prompt (int32 [n]) that `are_whole`, in order."""
     starts = (tokens < INPUT_BEGINS).nonzero()[0].tolist()

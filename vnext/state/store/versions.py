@@ -83,7 +83,7 @@ class VersionedArray(Version[np.ndarray, tuple[np.ndarray, np.ndarray]]):
 
     def values(self) -> np.ndarray:
         """The whole array, read-only. It is valid until another version is read or made, so read it at once."""
-        view = self._own().view()
+        view = (self._turned_round() if self._store is None else self._store).view()
         view.flags.writeable = False
         return view
 
@@ -122,10 +122,10 @@ class VersionedMap(Version[dict[Key, Value], _Change[Key, Value]], Generic[Key, 
         return self._count
 
     def __contains__(self, key: Key) -> bool:
-        return key in self._own()
+        return key in (self._turned_round() if self._store is None else self._store)
 
     def __getitem__(self, key: Key) -> Value:
-        return self._own()[key]
+        return (self._turned_round() if self._store is None else self._store)[key]
 
     def get(self, key: Key) -> Value | None:
         return self._own().get(key)
