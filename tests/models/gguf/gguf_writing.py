@@ -27,7 +27,8 @@ ARCHITECTURES = {
     **dict.fromkeys(("GraniteMoeForCausalLM", "GraniteMoeSharedForCausalLM"), "granitemoe"),
     "Lfm2ForCausalLM": "lfm2", "Lfm2MoeForCausalLM": "lfm2moe", "Qwen3NextForCausalLM": "qwen3next", "Qwen3_5ForCausalLM": "qwen35",
     "Qwen3_5MoeForCausalLM": "qwen35moe", **dict.fromkeys(("GraniteMoeHybridForCausalLM", "BambaForCausalLM"), "granitehybrid"),
-    "FalconH1ForCausalLM": "falcon-h1", "NemotronHForCausalLM": "nemotron_h",
+    "FalconH1ForCausalLM": "falcon-h1", "NemotronHForCausalLM": "nemotron_h", "Phi3ForCausalLM": "phi3", "NemotronForCausalLM": "nemotron",
+    "Olmo3ForCausalLM": "olmo2", "AfmoeForCausalLM": "afmoe", "ExaoneMoeForCausalLM": "exaone-moe",
 }  # fmt: skip
 MEMBERS = {
     "context_length": "max_position_embeddings", "embedding_length": "hidden_size", "block_count": "num_hidden_layers",
@@ -67,6 +68,16 @@ OWN_MEMBERS = {
         "attention.value_length_mla": "v_head_dim", **SIGMOID,
     },
     "starcoder2": {"attention.layer_norm_epsilon": "norm_epsilon"},
+    "nemotron": {"attention.layer_norm_epsilon": "norm_eps"},
+    "phi3": {"rope.scaling.original_context_length": "original_max_position_embeddings"},
+    "exaone-moe": SIGMOID | {"expert_shared_count": "num_shared_experts"},
+    "nemotron_h_moe": SIGMOID | {
+        "expert_shared_feed_forward_length": "moe_shared_expert_intermediate_size", "moe_latent_size": "moe_latent_size",
+    },
+    "afmoe": {
+        "expert_shared_count": "num_shared_experts", "leading_dense_block_count": "num_dense_layers",
+        "expert_weights_scale": "route_scale",
+    },
     "gpt-oss": {"expert_feed_forward_length": "intermediate_size"},
     "stablelm": {"attention.layer_norm_epsilon": "layer_norm_eps", "use_parallel_residual": "use_parallel_residual"},
 }  # fmt: skip
@@ -125,6 +136,7 @@ def convert(
     config = json.loads((folder / "config.json").read_text())
     config.setdefault("num_hidden_layers", len(config.get("layers_block_type") or ()))
     name = ARCHITECTURES[config["architectures"][0]]
+    name += "_moe" * (name == "nemotron_h" and "moe" in config["layers_block_type"])
     if vocabulary is None:
         vocabulary = {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "gpt-2", "tokenizer.ggml.tokens": TOKENS}
     return write(path, metadata_of(config, name) | vocabulary, tensors_of(folder, config, name, type_))
@@ -141,7 +153,7 @@ def metadata_of(config: dict[str, Any], name: str) -> dict[str, Any]:
         found.pop("expert_used_count", None)
     if name == "ernie4_5-moe":
         found["expert_shared_feed_forward_length"] = config["moe_intermediate_size"] * config["moe_num_shared_experts"]
-    if name in ("glm4moe", "dots1", "minimax-m2", "lfm2moe"):
+    if name in ("glm4moe", "dots1", "minimax-m2", "lfm2moe", "afmoe", "exaone-moe"):
         found["expert_gating_func"] = 2
     found |= latent_members(config) if name == "deepseek2" else {}
     found |= hybrid_members(config, name)
@@ -149,6 +161,7 @@ def metadata_of(config: dict[str, Any], name: str) -> dict[str, Any]:
     found["rope.freq_base"] = float((rope.get("full_attention") or rope).get("rope_theta", 1e4))
     if rope.get("alpha"):  # Hunyuan's
         found["rope.freq_base"] *= rope["alpha"] ** (config["head_dim"] / (config["head_dim"] - 2))
+    rope = rope.get("full_attention") or rope
     if rope.get("rope_type") == "yarn":
         stretched = {"type": "yarn", "factor": rope["factor"], "original_context_length": rope["original_max_position_embeddings"]}
         found |= {f"rope.scaling.{key}": value for key, value in stretched.items()}
@@ -186,6 +199,8 @@ def tensors_of(folder: Path, config: dict[str, Any], name: str, type_: str | Cal
     for key in sorted(stored):
         for own, array in hybrid_forms(key, stored[key].astype(np.float32), config, name):
             add(found, own, array, config, name)
+    if name == "phi3" and "long_factor" in config["rope_parameters"]:
+        found |= {f"rope_factors_{each}.weight": np.float32(config["rope_parameters"][f"{each}_factor"]) for each in ("long", "short")}
     if (rope := config.get("rope_parameters") or {}).get("rope_type") == "llama3":
         found["rope_freqs.weight"] = stretches(rope, config["head_dim"])
     whole = {key: np.stack([each[i] for i in sorted(each)]) if isinstance(each, dict) else each for key, each in found.items()}
@@ -214,7 +229,7 @@ def add(found: dict[str, Any], key: str, array: np.ndarray, config: dict[str, An
     heads = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}.get(key.split(".")[-2])
     if name in ("llama", "smollm3", "granite", "granitemoe", "granitehybrid", "arcee") and heads:
         array = neighbours(array, config[heads])
-    if name in ("gemma", "gemma2", "gemma3") and "norm" in key:
+    if name in ("gemma", "gemma2", "gemma3", "nemotron") and key.endswith("norm.weight"):
         array = array + 1
     if ".experts." in key:
         found.setdefault(place, {})[int(expert)] = array

@@ -14,7 +14,7 @@ from vnext.models.families.hybrids.lfm2 import mlp_size
 
 Config = dict[str, Any]
 DELTA_NETS = ("qwen3next", "qwen35", "qwen35moe")
-MAMBAS = ("granitehybrid", "falcon-h1", "nemotron_h")
+MAMBAS = ("granitehybrid", "falcon-h1", "nemotron_h", "nemotron_h_moe")
 
 
 def hybrid_members(config: Config, name: str) -> dict[str, Any]:
@@ -46,8 +46,9 @@ def mamba_members(config: Config, name: str) -> dict[str, Any]:
     if name == "falcon-h1":
         return found
     found["attention.head_count_kv"] = by_layer(config, config["num_key_value_heads"])
-    if name == "nemotron_h":
-        sizes = [config["intermediate_size"] if kind == "mlp" else 0 for kind in kinds_of(config)]
+    if name.startswith("nemotron_h"):
+        wide = config["moe_intermediate_size"] if name == "nemotron_h_moe" else config["intermediate_size"]
+        sizes = [wide if kind in ("mlp", "moe") else 0 for kind in kinds_of(config)]
         return found | {"feed_forward_length": sizes, "attention.layer_norm_epsilon": config["layer_norm_epsilon"]}
     return found | {"rope.scaling.finetuned": config["architectures"] == ["BambaForCausalLM"]}
 
@@ -89,6 +90,8 @@ def hybrid_forms(key: str, array: np.ndarray, config: Config, name: str) -> list
             key = key.replace("feed_forward.experts", "mlp.experts").replace(f".{own}.", f".{usual}.")
     if name in MAMBAS:
         array = mamba_form(key, scaled(key, array, config) if name == "falcon-h1" else array, config)
+    if ".mixer.experts." in key:
+        key = key.replace("backbone.", "model.").replace(".mixer.experts.", ".mlp.experts.")
     if name in DELTA_NETS:
         return delta_net_forms(key, array, config, name)
     return [(key.replace(".dt_bias", ".dt_proj.bias"), array)]

@@ -11,7 +11,7 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from family_cases import CASES, GROUPED, LATENT, MSCALE, MULTIPLIERS, VOCAB_SIZE, Case, save_case
+from family_cases import CASES, GROUPED, HALF, LATENT, MSCALE, MULTIPLIERS, VOCAB_SIZE, YARN, Case, save_case
 from gguf_writing import convert
 from hybrids import CASES as HYBRIDS, Row, load_hybrid, save_hybrid
 from model_helpers import Chunk, load_model
@@ -63,9 +63,24 @@ FORMS = {
         "Qwen2MoeConfig",
         {"num_experts": 5, "moe_intermediate_size": 40, "shared_expert_intermediate_size": 56, "num_experts_per_tok": 2},
     ),
+    **{name: CASES[name] for name in ("phi3", "phi3_longrope")},
+    "nemotron": Case("NemotronForCausalLM", "NemotronConfig", {"rope_parameters": HALF}),
+    "olmo3": Case(
+        "Olmo3ForCausalLM",
+        "Olmo3Config",
+        {
+            "num_hidden_layers": 5, "sliding_window": 40,
+            "rope_parameters": {"full_attention": YARN, "sliding_attention": {"rope_type": "default", "rope_theta": YARN["rope_theta"]}},
+        },
+    ),
+    "afmoe": CASES["afmoe"]._replace(changes={**CASES["afmoe"].changes, "num_hidden_layers": 5, "global_attn_every_n_layers": 4}),
+    "exaone_moe": CASES["exaone_moe"]._replace(
+        changes={**CASES["exaone_moe"].changes, "num_hidden_layers": 5, "sliding_window_pattern": 4}
+    ),
     "dots1": CASES["dots1"]._replace(changes=GROUPED),
 }
-MIXED = ("lfm2", "lfm2_moe", "qwen3_5", "qwen3_5_moe", "qwen3_next", "granite_h", "granite_h_moe", "falcon_h1_norm", "nemotron_h", "bamba")
+MIXED = ("lfm2", "lfm2_moe", "qwen3_5", "qwen3_5_moe", "qwen3_next", "granite_h", "granite_h_moe", "falcon_h1_norm", "nemotron_h", "bamba",
+         "nemotron_h_moe", "nemotron_h_narrow")  # fmt: skip
 SPLIT = {"kv_b_proj": 2, "in_proj_qkvz": 2, "shared_mlp.input_linear": 2, "shared_mlp.output_linear": 1}
 """Tensors in whose place a file has others, and how many."""
 POWERS = {
@@ -86,6 +101,10 @@ class Pair(NamedTuple):
 def pair(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pair:
     if request.param in FORMS:
         monkeypatch.setitem(CASES, request.param, FORMS[request.param])
+    if request.param in ("nemotron_h_moe", "nemotron_h_narrow"):  # such files have no MLPs alone, or groups of which some are kept
+        name, config, changes = HYBRIDS[request.param]
+        kinds = [kind.replace("mlp", "moe") for kind in changes["layers_block_type"]]
+        monkeypatch.setitem(HYBRIDS, request.param, (name, config, {**changes, "layers_block_type": kinds}))
     if request.param == "qwen3_next":  # no such file has layers without experts, or shares that sum to less than one
         name, config, changes = HYBRIDS["qwen3_next"]
         monkeypatch.setitem(HYBRIDS, "qwen3_next", (name, config, {**changes, "mlp_only_layers": [], "norm_topk_prob": True}))

@@ -22,6 +22,7 @@ from vnext.models.errors import ModelError
 from vnext.models.gguf.config import config_of
 from vnext.models.gguf.folder import gguf_in
 from vnext.models.gguf.header import ALIGNMENT, SIZE_BYTES_MAX, Header, Tensor, read_header
+from vnext.models.gguf.members import STRETCHES
 from vnext.models.loading.overlay import gguf_folder
 from vnext.runtime.processes.launch import DEMO_MODEL
 
@@ -172,7 +173,7 @@ def test_a_split_model_needs_all_its_files(file: Path, tmp_path: Path) -> None:
 def test_stretches_that_no_llama_has(stretches: tuple[float, ...]) -> None:
     assert config_of(header_of())["hidden_size"] == 8
     with pytest.raises(ModelError, match="as no Llama does"):
-        config_of(header_of(), stretches)
+        config_of(header_of(), {STRETCHES: stretches})
 
 
 def header_of(**changes: int) -> Header:

@@ -1,4 +1,4 @@
-"""EXAONE 4, with norms behind attention and MLP, and K-EXAONE, with experts; layers without a window have no rope."""
+"""EXAONE 4, with norms behind attention and MLP, and K-EXAONE, with experts; no rope without a window."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hunyuan, dense and with experts, one of them for all tokens: norms over heads that have turned."""
+"""Hunyuan, dense and with experts, one for all tokens: norms over heads that have turned."""
 
 from __future__ import annotations
 

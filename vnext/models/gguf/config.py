@@ -7,6 +7,7 @@ its tensors, as in llama.cpp.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from math import prod
 from types import MappingProxyType
 
@@ -19,6 +20,7 @@ from vnext.models.gguf.members import (
     Stretches,
     biased,
     epsilon_of,
+    long_rope,
     multipliers,
     per_token,
     plain,
@@ -31,13 +33,16 @@ FLOATS = MappingProxyType({"F32": "float32", "F16": "float16"})
 GEMMA2_27B_LAYERS, GEMMA3_27B_LAYERS = 46, 62
 EMBEDDING, HEAD = "token_embd.weight", "output.weight"
 PARTIAL = frozenset(
-    {"glm4", "stablelm", "glm4moe", "minimax-m2", "qwen3next", "qwen35", "qwen35moe", "granitehybrid", "nemotron_h"}
-)
+    {
+        "glm4", "stablelm", "glm4moe", "minimax-m2", "qwen3next", "qwen35", "qwen35moe", "granitehybrid", "nemotron_h",
+        "nemotron_h_moe", "nemotron", "phi3",
+    }
+)  # fmt: skip
 """Architectures whose heads turn in part, or not at all."""
 
 
-def config_of(header: Header, stretches: Stretches | None = None) -> dict[str, object]:
-    """config.json of a file. `stretches`: the numbers of STRETCHES in it, float32 [head_dim / 2]. Raises ModelError."""
+def config_of(header: Header, stretches: Mapping[str, Stretches] = MappingProxyType({})) -> dict[str, object]:
+    """config.json of a file. `stretches`: the numbers of its tensors of a number a turning pair, by name. Raises ModelError."""
     members = Members(header, stretches)
     if members.architecture not in ARCHITECTURES:
         raise ModelError(
@@ -134,6 +139,27 @@ def _stablelm(members: Members) -> dict[str, object]:
     }
 
 
+def _nemotron(members: Members) -> dict[str, object]:
+    return {
+        "architectures": ["NemotronForCausalLM"],
+        "norm_eps": members.number("attention.layer_norm_epsilon"),
+        "partial_rotary_factor": turning_share(members),
+    }
+
+
+def _phi3(members: Members) -> dict[str, object]:
+    return {"architectures": ["Phi3ForCausalLM"], "sliding_window": window_of(members) or None} | long_rope(members)
+
+
+def _olmo2(members: Members) -> dict[str, object]:
+    """OLMo 2, or OLMo 3, whose layers with a window turn as the others would unstretched."""
+    if (window := window_of(members)) is None:
+        return {"architectures": ["Olmo2ForCausalLM"]}
+    local = {"rope_type": "default", "rope_theta": members.number("rope.freq_base", 10000.0)}
+    ropes = {"full_attention": rope_of(members), "sliding_attention": local}
+    return {"architectures": ["Olmo3ForCausalLM"], "sliding_window": window, "rope_parameters": ropes}
+
+
 def _exaone4(members: Members) -> dict[str, object]:
     return {"architectures": ["Exaone4ForCausalLM"], "sliding_window": window_of(members)}
 
@@ -171,7 +197,9 @@ ARCHITECTURES = MappingProxyType(
         "gemma": plain("GemmaForCausalLM"),
         "gemma2": _gemma2,
         "gemma3": _gemma3,
-        "olmo2": plain("Olmo2ForCausalLM"),
+        "olmo2": _olmo2,
+        "phi3": _phi3,
+        "nemotron": _nemotron,
         "smollm3": plain("SmolLM3ForCausalLM"),
         "granite": _granite,
         "glm4": _glm4,

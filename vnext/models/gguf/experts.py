@@ -73,6 +73,25 @@ def _glm4_moe(members: Members) -> dict[str, object]:
     return biased("Glm4MoeForCausalLM")(members) | norms | grouped(members)
 
 
+def _exaone_moe(members: Members) -> dict[str, object]:
+    own = {"num_experts": members.number("expert_count"), "num_shared_experts": members.number("expert_shared_count", 1)}
+    return {"architectures": ["ExaoneMoeForCausalLM"], "sliding_window": window_of(members)} | grouped(members) | own
+
+
+def _afmoe(members: Members) -> dict[str, object]:
+    """Its embeddings are scaled, as llama.cpp always does."""
+    return {
+        "architectures": ["AfmoeForCausalLM"],
+        "mup_enabled": True,
+        "sliding_window": window_of(members),
+        "num_experts": members.number("expert_count"),
+        "num_shared_experts": members.number("expert_shared_count", 0),
+        "moe_intermediate_size": members.number("expert_feed_forward_length"),
+        "num_dense_layers": members.number("leading_dense_block_count", 0),
+        "route_scale": members.number("expert_weights_scale", 1.0) or 1.0,
+    } | per_token(members)
+
+
 def _dots1(members: Members) -> dict[str, object]:
     return {"architectures": ["Dots1ForCausalLM"], "sliding_window": None} | grouped(members)
 
@@ -133,6 +152,8 @@ ARCHITECTURES = MappingProxyType(
         "gpt-oss": _gpt_oss,
         LATENT: _deepseek2,
         "glm4moe": _glm4_moe,
+        "exaone-moe": _exaone_moe,
+        "afmoe": _afmoe,
         "dots1": _dots1,
         "minimax-m2": _minimax_m2,
         "ernie4_5-moe": _ernie4_5_moe,

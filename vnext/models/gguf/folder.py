@@ -12,7 +12,7 @@ from pathlib import Path
 from vnext.models.errors import ModelError
 from vnext.models.gguf.config import config_of
 from vnext.models.gguf.header import Header, read_header
-from vnext.models.gguf.members import STRETCHES
+from vnext.models.gguf.members import BY_LENGTH, STRETCHES
 from vnext.models.gguf.tokenizer import Vocabulary
 
 SUFFIX = ".gguf"
@@ -64,11 +64,14 @@ def texts_of(files: list[Path]) -> dict[str, dict[str, object]]:
     }
 
 
-def _stretches(file: Path, header: Header) -> tuple[float, ...] | None:
-    tensor = header.tensors.get(STRETCHES)
-    if tensor is None or tensor.type != "F32":
-        return None
-    with file.open("rb") as stream:
-        stream.seek(tensor.start)
-        data = stream.read(tensor.stop - tensor.start)
-    return struct.unpack(f"<{len(data) // 4}f", data)
+def _stretches(file: Path, header: Header) -> dict[str, tuple[float, ...]]:
+    found = {}
+    for name in (STRETCHES, *BY_LENGTH.values()):
+        tensor = header.tensors.get(name)
+        if tensor is None or tensor.type != "F32":
+            continue
+        with file.open("rb") as stream:
+            stream.seek(tensor.start)
+            data = stream.read(tensor.stop - tensor.start)
+        found[name] = struct.unpack(f"<{len(data) // 4}f", data)
+    return found

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from types import MappingProxyType
 
-from vnext.models.gguf.members import QUERY_BIAS, Members, epsilon_of, multipliers, per_token, turning_share
+from vnext.models.gguf.members import QUERY_BIAS, Members, epsilon_of, grouped, multipliers, per_token, turning_share
 
 CONVOLUTION, SHORT = "ssm_conv1d.weight", "shortconv.conv.weight"
 ATTENDING, RECURRENT = "full_attention", "linear_attention"
@@ -127,7 +127,14 @@ def _nemotron_h(members: Members) -> dict[str, object]:
         "ssm_state_size": mamba["mamba_d_state"],
         "conv_kernel": mamba["mamba_d_conv"],
         "use_conv_bias": mamba["mamba_conv_bias"],
-    }
+    } | (_sparse(members) if "moe" in kinds else {})
+
+
+def _sparse(members: Members) -> dict[str, object]:
+    """Nemotron's experts."""
+    narrow = members.number("moe_latent_size") if "moe_latent_size" in members else None
+    shared = members.number("expert_shared_feed_forward_length")
+    return grouped(members) | {"moe_shared_expert_intermediate_size": shared, "moe_latent_size": narrow}
 
 
 ARCHITECTURES = MappingProxyType(
@@ -138,7 +145,7 @@ ARCHITECTURES = MappingProxyType(
         "qwen35moe": _delta_nets("Qwen3_5MoeForCausalLM"),
         "granitehybrid": _granite_hybrid,
         "falcon-h1": _falcon_h1,
-        "nemotron_h": _nemotron_h,
+        **dict.fromkeys(("nemotron_h", "nemotron_h_moe"), _nemotron_h),
     }
 )
 """By general.architecture."""

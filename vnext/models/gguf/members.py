@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from vnext.models.errors import ModelError
 from vnext.models.gguf.header import Header
 
 Stretches = Sequence[float]
 STRETCHES, QUERY_BIAS = "rope_freqs.weight", "blk.0.attn_q.bias"
+BY_LENGTH = {"short_factor": "rope_factors_short.weight", "long_factor": "rope_factors_long.weight"}
+"""What divides frequencies in texts within the original context, and in longer ones."""
 LLAMA3 = (1.0, 4.0, 8192)
 """Turns within the original context below which frequencies are stretched, and above which they are not; that context."""
 
@@ -18,7 +20,7 @@ LLAMA3 = (1.0, 4.0, 8192)
 class Members:
     """The metadata of one architecture."""
 
-    def __init__(self, header: Header, stretches: Stretches | None) -> None:
+    def __init__(self, header: Header, stretches: Mapping[str, Stretches]) -> None:
         self.tensors, self._metadata, self.stretches = header.tensors, header.metadata, stretches
         self.architecture = header.metadata.get("general.architecture")
 
@@ -64,9 +66,20 @@ def rope_of(members: Members) -> dict[str, object]:
     if kind == "yarn":
         original = members.number("rope.scaling.original_context_length", members.number("context_length"))
         rope |= {"original_max_position_embeddings": original}
-    if members.stretches is not None:
-        rope |= _llama3(members.stretches, float(members.number("rope.freq_base", 10000.0)))
+    if STRETCHES in members.stretches:
+        rope |= _llama3(members.stretches[STRETCHES], float(members.number("rope.freq_base", 10000.0)))
     return rope
+
+
+def long_rope(members: Members) -> dict[str, object]:
+    """Phi's, which divides frequencies by numbers of its own where the file has them."""
+    original = members.number("rope.scaling.original_context_length", members.number("context_length"))
+    rope = {**rope_of(members), "partial_rotary_factor": turning_share(members)}
+    if all(name in members.stretches for name in BY_LENGTH.values()):
+        rope |= {"rope_type": "longrope"} | {key: list(members.stretches[name]) for key, name in BY_LENGTH.items()}
+        if "rope.scaling.attn_factor" in members:
+            rope["attention_factor"] = members.number("rope.scaling.attn_factor")
+    return {"rope_parameters": rope, "original_max_position_embeddings": original}
 
 
 def _llama3(stretches: Stretches, theta: float) -> dict[str, object]:

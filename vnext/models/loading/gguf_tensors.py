@@ -22,7 +22,7 @@ from vnext.models.config.model_config import ModelConfig, load_config
 from vnext.models.errors import ModelError
 from vnext.models.gguf.folder import linked_files
 from vnext.models.gguf.header import Tensor, library, read_header, sizes
-from vnext.models.gguf.members import STRETCHES
+from vnext.models.gguf.members import BY_LENGTH, STRETCHES
 from vnext.models.layers.sharding import layout_of, weight_axes, whole_shape
 from vnext.models.loading.recording import Recording
 from vnext.models.loading.sources.safetensors import DTYPES, mapped, release
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 PAIRED = frozenset({"llama", "smollm3", "granite", "granitemoe", "granitehybrid", "arcee"})
 """Architectures whose queries and keys turn by pairs of neighbours."""
-SHIFTED = frozenset({"gemma", "gemma2", "gemma3", "qwen3next", "qwen35", "qwen35moe"})
+SHIFTED = frozenset({"gemma", "gemma2", "gemma3", "qwen3next", "qwen35", "qwen35moe", "nemotron"})
 """Architectures whose norms contain the 1, but for those of states."""
 IN_TURNS = frozenset({"qwen35", "qwen35moe"})
 """Architectures whose heads of values take turns among those of keys, the first of each before the second of any."""
@@ -43,6 +43,8 @@ OTHERWISE = (
     (".dt_bias", ".dt_proj.bias"),
     ("_correction_bias", "_correction.bias"),
     (".block_sparse_moe.experts.", ".mlp.experts."),
+    (".mixer.experts.", ".mlp.experts."),
+    ("backbone.", "model."),
     (".feed_forward.experts.w1.", ".mlp.experts.gate_proj."),
     (".feed_forward.experts.w2.", ".mlp.experts.down_proj."),
     (".feed_forward.experts.w3.", ".mlp.experts.up_proj."),
@@ -111,7 +113,7 @@ def unread_gguf(folder: Path) -> list[str]:
     """The file's names of tensors that the family does not read. Raises ModelError."""
     opened = _opened(folder)
     read = {tensor.own_name for tensor in _read(folder, opened).values()}
-    return sorted(opened.stored.keys() - read - {STRETCHES})
+    return sorted(opened.stored.keys() - read - {STRETCHES, *BY_LENGTH.values()})
 
 
 class _Opened(NamedTuple):
@@ -208,7 +210,7 @@ def _found(name: str, names: _Names, stored: Mapping[str, Stored], config: Model
         dtype, shape = tensor.type, (shape[0], (tensor.stop - tensor.start) // shape[0])
     return Quantised(
         file, mapping, dtype, shape, tensor.start, tensor.stop, tensor.type, place, rows, columns,
-        shift=float(names.architecture in SHIFTED and "norm" in place and "ssm_norm" not in place),
+        shift=float(names.architecture in SHIFTED and place.endswith("norm.weight") and "ssm_norm" not in place),
         is_decay=place.endswith(".ssm_a"),
     )  # fmt: skip
 

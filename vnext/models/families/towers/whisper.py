@@ -1,4 +1,4 @@
-"""Whisper: an encoder of sounds, and a decoder that listens to it; learned positions, layer norms."""
+"""Whisper: an encoder of sounds, and a decoder that listens to it."""
 
 from __future__ import annotations
 
