@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shutil
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,6 +20,7 @@ from vnext.replay.reading.index import Index
 from vnext.replay.reading.source import UnusableLog, open_log
 
 SAME, DIFFERENT, UNUSABLE = 0, 1, 2
+PIPE_WIDTH = 250
 INTERRUPTED, CUT_SHORT = 130, 141  # as shells define them: Ctrl-C, and a closed pipe; no answer is not a good answer
 Run = Callable[[argparse.Namespace, Console], int]
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
@@ -36,8 +38,9 @@ class Terminal(Console):
 
 
 def terminal(stderr: bool = False) -> Console:
-    """A console that prints text verbatim: values from a log are not markup."""
-    return Terminal(stderr=stderr, highlight=False, markup=False, emoji=False)
+    """A console that prints text verbatim: values from a log are not markup. In a file or a pipe no table is folded."""
+    width = shutil.get_terminal_size((PIPE_WIDTH, 0)).columns
+    return Terminal(stderr=stderr, width=width, highlight=False, markup=False, emoji=False)
 
 
 def command(

@@ -18,6 +18,7 @@ if TYPE_CHECKING:  # rendering one answer must not import the others
     from vnext.replay.reading.show import Json, Shown
     from vnext.replay.reading.verify import Verdict
 
+WIDTH_MAX = 1_000
 PERCENTILE_NAMES = ("median", "90 %", "99 %", "most")
 TIME_NS_MAX = 250_000_000_000 * 10**9  # the year 9892
 LABELS = {"epoch": "preempted"}  # a field of an answer as JSON, and the words for it
@@ -60,6 +61,8 @@ def records(console: Console, title: str, fields: tuple[str, ...], rows: list[Js
         table.add_column(label, justify=justify, overflow="fold", header_style="cyan", min_width=width)
     for row in rows:
         table.add_row(*(printable(row[field]) for field in fields))
+    if console.measure(table, options=console.options.update(width=WIDTH_MAX)).maximum > console.width:
+        table.padding = (0, 0)
     console.print(table)
 
 
