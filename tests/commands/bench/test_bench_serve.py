@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
+from edge_server import EdgeServer
 from log_drive import record
 from test_bench_cli import Backend
 
@@ -116,6 +117,40 @@ def test_a_chat_has_messages_of_text_and_warm_ups_are_not_counted(capsys: pytest
     assert report["figures"]["requests"] == 4 and report["workload"]["random_input_len"] == 6
 
 
+@pytest.mark.parametrize("backend", ["openai-chat", "openai-responses", "anthropic"])
+def test_every_api_that_streams_says_its_tokens(backend: str, tmp_path: Path) -> None:
+    """Of a server of ours, with one event a token: the counts, and a time for each token behind the first read."""
+    with EdgeServer() as server:
+        more = ["--backend", backend, "--json", str(tmp_path / "r.json"), "--save-result", "--save-detailed", "--result-dir", str(tmp_path)]
+        argv = ["serve", "--base-url", server.url, *SMALL, "--random-output-len", "5", "--result-filename", "d.json", *more]
+        assert main(argv) == 0
+    figures, found = (json.loads((tmp_path / name).read_text()) for name in ("r.json", "d.json"))
+    assert figures["figures"]["failed"] == 0 and figures["figures"]["output_tokens"] == 20
+    assert found["generated_texts"] == ["xxxxx"] * 4 and found["output_lens"] == [5] * 4
+    assert "itl_p50_ms" in figures["figures"] and all(1 <= len(gaps) <= 4 for gaps in found["itls"])
+    assert found["total_input_tokens"] > 24, "as the server counts them: a template adds some"
+
+
+@pytest.mark.parametrize(("backend", "path"), [("openai-embeddings", "/v1/embeddings"), ("vllm-rerank", "/v1/rerank")])
+def test_answers_that_are_no_streams_have_a_time_too(backend: str, path: str, tmp_path: Path) -> None:
+    bodies = []
+
+    async def answer(request: web.Request) -> web.Response:
+        bodies.append(await request.json())
+        return web.json_response({"usage": {"prompt_tokens": 9}}) if len(bodies) > 1 else web.Response(status=400, text="no")
+
+    server = Both()
+    server.app.add_routes([web.post(path, answer)])
+    assert served(server, "--backend", backend, "--percentile-metrics", "e2el", "--json", str(tmp_path / "report.json")) == 0
+    figures = json.loads((tmp_path / "report.json").read_text())["figures"]
+    assert (figures["requests"], figures["failed"], figures["input_tokens"], figures["output_tokens"]) == (3, 1, 27, 0)
+    assert figures["e2e_p50_ms"] > 0 and "stream" not in bodies[0]
+    if backend == "vllm-rerank":
+        assert all(body["documents"][0].startswith(body["query"]) for body in bodies)
+    else:
+        assert all(len(body["input"]) == 6 for body in bodies)
+
+
 @pytest.mark.parametrize("privacy", ["full", "shape"])
 def test_a_recorded_log_comes_again_with_its_lengths_and_times(tmp_path: Path, tokenizer: Tokenizer, privacy: str) -> None:
     """Also as a file of `vnext-replay convert`; prompts of a log without texts share what they shared."""
@@ -219,6 +254,7 @@ def test_failures_are_noted_by_kind(capsys: pytest.CaptureFixture[str]) -> None:
         (["--random-range-ratio", "1"], "--random-range-ratio is 1"),
         (["--dataset-name", "sonnet"], "--dataset-name is 'sonnet'"),
         (["--dataset-name", "agent", "--dataset-path", "/none"], "are a chat's: add --backend openai-chat"),
+        (["--dataset-name", "agent", "--backend", "anthropic"], "has no form for --backend anthropic: take openai-chat"),
         (["--ramp-up-strategy", "linear"], "--ramp-up-strategy needs --ramp-up-start-rps"),
         (["--ramp-up-strategy", "linear", "--request-rate", "3"], "says what --request-rate would"),
         (["--ramp-up-strategy", "wild"], "--ramp-up-strategy is 'wild'"),

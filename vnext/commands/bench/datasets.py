@@ -179,8 +179,12 @@ def texts(samples: list[Sample], tokenizer: Tokenizer) -> Iterator[Sample]:
         if isinstance(each.prompt, list) and isinstance(each.prompt[0], dict):
             yield each
         else:
-            text = each.prompt if isinstance(each.prompt, str) else tokenizer.decode(each.prompt)
-            yield msgspec.structs.replace(each, prompt=[{"role": "user", "content": text}])
+            yield msgspec.structs.replace(each, prompt=[{"role": "user", "content": text_of(each, tokenizer)}])
+
+
+def text_of(sample: Sample, tokenizer: Tokenizer) -> str:
+    """A prompt that has no messages."""
+    return sample.prompt if isinstance(sample.prompt, str) else tokenizer.decode(sample.prompt)  # type: ignore[arg-type]
 
 
 def _tokens(tokenizer: Tokenizer, text: str) -> int:

@@ -22,6 +22,7 @@ from vnext.commands.bench.datasets import (
     custom_samples,
     random_samples,
     sharegpt_samples,
+    text_of,
     texts,
 )
 from vnext.commands.bench.figures import server_figures
@@ -51,11 +52,19 @@ from vnext.runtime.protocol.settings import SettingsError
 from vnext.state.events import RequestArrived, unpack_tokens
 from vnext.text.tokenizer import Tokenizer
 
-ENDPOINTS = {"openai": "/v1/completions", "vllm": "/v1/completions", "openai-chat": "/v1/chat/completions"}
+ENDPOINTS = {
+    "openai": "/v1/completions", "vllm": "/v1/completions", "openai-chat": "/v1/chat/completions",
+    "openai-responses": "/v1/responses", "anthropic": "/v1/messages", "openai-embeddings": "/v1/embeddings",
+    "vllm-rerank": "/v1/rerank",
+}  # fmt: skip
+WHOLE = frozenset({"openai-embeddings", "vllm-rerank"})
+"""Backends whose answers are no streams."""
+QUERY_CHARACTERS = 100
+"""Of a prompt that is also the query of its reranking."""
 DATASETS = Literal["random", "sharegpt", "custom", "agent"]
 RAMPS = Literal["", "linear", "exponential"]
 TARGET = (
-    Option("backend", ("--backend",), Literal["openai", "vllm", "openai-chat"], "openai", "the API: completions, or chats"),
+    Option("backend", ("--backend",), Literal[tuple(ENDPOINTS)], "openai", "the API"),
     Option("base_url", ("--base-url", "--url"), str, "", "the server (default: http://HOST:PORT)"),
     Option("bench_host", ("--host",), str, "127.0.0.1", "the server's host"),
     Option("port", ("--port",), int, 8000, "the server's port"),
@@ -164,7 +173,9 @@ def metadata_of(words: Sequence[str]) -> dict[str, str]:
 def samples_of(values: Mapping[str, Any], tokenizer: Tokenizer) -> list[Sample]:
     """The requests of the dataset; of a chat they are messages. Raises SettingsError."""
     name, count, seed = values["dataset_name"], values["num_prompts"], values["seed"]
-    is_chat = values["backend"] == "openai-chat"
+    is_chat = values["backend"] in ("openai-chat", "openai-responses", "anthropic")
+    if name == "agent" and values["backend"] not in ("openai", "vllm", "openai-chat"):
+        raise SettingsError(f"--dataset-name agent has no form for --backend {values['backend']}: take openai-chat.")
     path, output_tokens = Path(values["dataset_path"]).expanduser(), values["dataset_output_len"]
     lengths = RandomLengths(
         input=values["random_input_len"], output=values["random_output_len"], prefix=values["random_prefix_len"],
@@ -186,6 +197,8 @@ def samples_of(values: Mapping[str, Any], tokenizer: Tokenizer) -> list[Sample]:
         samples = sharegpt_samples(path, count, tokenizer, output_tokens, seed)
     else:
         samples = custom_samples(path, count, tokenizer, output_tokens)
+    if values["backend"] == "vllm-rerank":
+        return [msgspec.structs.replace(each, prompt=text_of(each, tokenizer)) for each in samples]
     return list(texts(samples, tokenizer)) if is_chat else samples
 
 
@@ -198,7 +211,7 @@ async def measured(
     path = values["endpoint"] or ENDPOINTS[values["backend"]]
     async with Client(url, values["api_key"]) as client:
         name = values["served_name"] or await name_of(client, str(values.get("model", "")))
-        requests = [request_of(name, path, each, values["ignore_eos"]) for each in samples]
+        requests = [request_of(name, path, values["backend"], each, values["ignore_eos"]) for each in samples]
         count, times_s = len(requests), due_s(values, samples)
         pace = Pace(times_s=times_s, concurrency=values["concurrency"], is_closed=values["concurrency"] > 0 and not any(times_s))
         await send_all(client, requests[:1] * values["num_warmups"], Pace(times_s=at_once(values["num_warmups"])), 0.0)
@@ -243,20 +256,29 @@ async def name_of(client: Client, model: str) -> str:
     return model if model in listed else first
 
 
-def request_of(name: str, path: str, sample: Sample, ignore_eos: bool) -> Request:
+def request_of(name: str, path: str, backend: str, sample: Sample, ignore_eos: bool) -> Request:
     """The body of one request, made before the clock starts."""
-    if path.endswith("/chat/completions"):
-        own = {"messages": sample.prompt, "max_completion_tokens": sample.output_tokens}
-        own |= {"tools": sample.tools} if sample.tools else {}
+    own, count = {"model": name}, sample.output_tokens
+    drawn = own | {"temperature": 0, "stream": True} | ({"ignore_eos": True} if ignore_eos and backend != "anthropic" else {})
+    counted = drawn | {"stream_options": {"include_usage": True, "continuous_usage_stats": True}}
+    body: dict[str, object]
+    if backend == "openai-embeddings":
+        body = own | {"input": sample.prompt}
+    elif backend == "vllm-rerank":
+        body = own | {"query": str(sample.prompt)[:QUERY_CHARACTERS], "documents": [sample.prompt]}
+    elif backend == "openai-responses":
+        body = drawn | {"input": sample.prompt, "max_output_tokens": count, "store": False}
+    elif backend == "anthropic":
+        body = drawn | {"messages": sample.prompt, "max_tokens": count}
+    elif backend == "openai-chat":
+        tools = {"tools": sample.tools} if sample.tools else {}
+        body = {**counted, "messages": sample.prompt, "max_completion_tokens": count, **tools}
     else:
-        own = {"prompt": sample.prompt, "max_tokens": sample.output_tokens}
-    body = own | {
-        "model": name, "temperature": 0, "stream": True,
-        "stream_options": {"include_usage": True, "continuous_usage_stats": True},
-    } | ({"ignore_eos": True} if ignore_eos else {})  # fmt: skip
+        body = counted | {"prompt": sample.prompt, "max_tokens": count}
     return Request(
-        path=path, body=msgspec.json.encode(body), input_tokens=sample.input_tokens, follows=sample.follows, delay_s=sample.delay_s
-    )
+        path=path, body=msgspec.json.encode(body), input_tokens=sample.input_tokens, follows=sample.follows, delay_s=sample.delay_s,
+        is_whole=backend in WHOLE,
+    )  # fmt: skip
 
 
 def save(values: Mapping[str, Any], result: Mapping[str, Value | Mapping[str, Interval]]) -> None:

@@ -64,21 +64,62 @@ class PromptDetails(msgspec.Struct):
 
 
 class Usage(msgspec.Struct):
-    """The tokens of a request until now."""
+    """The tokens of a request until now; those of /v1/messages and /v1/responses have other names."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
+    input_tokens: int = 0
+    output_tokens: int = 0
     prompt_tokens_details: PromptDetails | None = None
+
+    @property
+    def read(self) -> int:
+        """Tokens of the prompt."""
+        return self.prompt_tokens or self.input_tokens
+
+    @property
+    def written(self) -> int:
+        """Tokens of the answer."""
+        return self.completion_tokens or self.output_tokens
+
+
+class Part(msgspec.Struct):
+    """What an event of /v1/messages adds to a block."""
+
+    text: str = ""
+    thinking: str = ""
+    partial_json: str = ""
+
+
+class Whole(msgspec.Struct):
+    """The message or response that an event carries."""
+
+    usage: Usage | None = None
 
 
 class Chunk(msgspec.Struct):
-    """The object in one event of a streamed answer, or a whole completion. `at_s`: when it was read, of time.perf_counter."""
+    """The object in one event of a streamed answer, or a whole completion; `delta`, `message` and `response` are those of events of
+    /v1/messages and /v1/responses. `at_s`: when it was read, of time.perf_counter."""
 
     id: str = ""
     choices: list[Choice] | None = None
     usage: Usage | None = None
+    delta: str | Part | None = None
+    message: Whole | None = None
+    response: Whole | None = None
     error: msgspec.Raw = NULL
     at_s: float = 0.0
+
+    @property
+    def counted(self) -> Usage | None:
+        """The tokens until now, wherever they stand."""
+        return self.usage or (self.message or self.response or Whole()).usage
+
+    @property
+    def added(self) -> str:
+        """What an event of /v1/messages or /v1/responses adds."""
+        delta = self.delta
+        return delta.text or delta.thinking or delta.partial_json if isinstance(delta, Part) else delta or ""
 
     @property
     def token_ids(self) -> list[int]:
@@ -88,12 +129,12 @@ class Chunk(msgspec.Struct):
     @property
     def text(self) -> str:
         """The text of all choices."""
-        return "".join(choice.text or (choice.delta and choice.delta.content) or "" for choice in self.choices or ())
+        return self.added or "".join(choice.text or (choice.delta and choice.delta.content) or "" for choice in self.choices or ())
 
     @property
     def has_tokens(self) -> bool:
         """Whether it brings tokens of an answer. The first chunk of a chat, which names the role alone, does not."""
-        return any(choice.delta is None or not choice.delta.is_empty for choice in self.choices or ())
+        return bool(self.added) or any(choice.delta is None or not choice.delta.is_empty for choice in self.choices or ())
 
 
 decode_chunk = msgspec.json.Decoder(Chunk).decode

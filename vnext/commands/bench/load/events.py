@@ -111,15 +111,21 @@ class Stream:
                 continue
             chunk = decode_chunk(event.data)
             self.error = self.error or error_of(chunk)
-            if chunk.usage:
-                total = max(total or 0, chunk.usage.completion_tokens)
-                self.prompt_tokens = max(self.prompt_tokens, chunk.usage.prompt_tokens)
+            if usage := chunk.counted:
+                total = max(total or 0, usage.written)
+                self.prompt_tokens = max(self.prompt_tokens, usage.read)
             if chunk.has_tokens:
                 chunks += 1
                 self._texts.append(chunk.text)
         self._total = self._total if total is None else total
         if chunks:
             self._reads.append(_Read(at_s, chunks, total))
+
+    def read_whole(self, data: bytes, at_s: float) -> None:
+        """Take in an answer that is no stream and has no tokens. Raises msgspec.DecodeError."""
+        found = decode_chunk(data)
+        self.prompt_tokens = found.usage.read if found.usage else 0
+        self._reads.append(_Read(at_s, 0, None))
 
     @property
     def text(self) -> str:

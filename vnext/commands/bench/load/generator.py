@@ -22,13 +22,14 @@ from vnext.commands.bench.load.events import Piece, Stream
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
     """A body of JSON and its path; `input_tokens` of its prompt, as far as they are known. One that `follows` is due `delay_s`
-    after the answer to the request before it, as an agent's next turn."""
+    after the answer to the request before it, as an agent's next turn. Answers are streams, or come whole."""
 
     body: bytes = b""
     path: str = COMPLETIONS
     input_tokens: int = 0
     follows: bool = False
     delay_s: float = 0.0
+    is_whole: bool = False
 
 
 class Pace(msgspec.Struct, frozen=True, kw_only=True):
@@ -120,6 +121,8 @@ async def send_one(client: Client, request: Request, due_s: float | None = None)
         async with client.asking(request.path, request.body) as response:
             if response.status >= 400:
                 raise refused(response.status, await response.read())
+            if request.is_whole:
+                stream.read_whole(await response.read(), time.perf_counter())
             async for data in response.content.iter_any():
                 stream.read(data, time.perf_counter())
         if stream.error:
