@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import itertools
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,10 @@ import pytest
 from engine_here import engines_here
 
 from vnext import LLM, AsyncLLM, BeamSearchParams, InvalidRequest, LoRARequest, SamplingParams, StructuredOutputsParams
+from vnext.api.program_input import MARK, as_conversations
+from vnext.media.tiles import IMAGE
+from vnext.server.context.conversation import content_of, images_of
+from vnext.server.context.openai_types import ChatMessage
 from vnext.text.template import ChatTemplate
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
@@ -75,8 +80,8 @@ def one(call: str, *arguments: Any, **more: Any) -> Callable[[LLM], Any]:
         (chat([{"content": "hello"}]), r"messages\[0\] has no role: give"),
         (chat([USER, {"role": 5, "content": "hello"}]), r"messages\[1\] has an int as its role"),
         (chat([{"role": "user", "content": 5}]), r"messages\[0\].content is an int"),
-        (chat([{"role": "user", "content": [{"type": "image_url"}]}]), r"messages\[0\].content\[0\] is 'image_url': models read text"),
-        (chat([USER, {"role": "user", "content": ["words"]}]), r"messages\[1\].content\[0\] is a str: models read text only here, give"),
+        (chat([{"role": "user", "content": [{"type": "image_url"}]}]), r"messages\[0\].content\[0\].image_url is missing: it is"),
+        (chat([USER, {"role": "user", "content": ["words"]}]), r"messages\[1\].content\[0\] is a str: give"),
         (chat([USER], tools="search"), "tools is a str: give a list of dictionaries"),
         (chat([USER], tools=["search"]), r"tools\[0\] is a str: give a dictionary"),
         (chat([USER], chat_template_kwargs=["x"]), "chat_template_kwargs is a list: give a dictionary"),
@@ -218,3 +223,12 @@ def test_a_conversation_s_roles_are_arranged_as_at_the_http_door(
     messages = [{"role": role, "content": [{"type": "text", "text": "abcd"[at]}]} for at, role in enumerate(roles.split())]
     assert llm.get_tokenizer().apply_chat_template(messages, tokenize=False) == written
     assert messages[0]["content"][0]["text"] == "a", "what a program passes stays as it is"
+
+
+def test_parts_become_the_text_that_the_server_makes() -> None:
+    text, image = {"type": "text", "text": "words"}, {"type": "image_url", "image_url": {"url": "data:,"}}
+    for parts in itertools.product((text, image), repeat=4):
+        [found] = as_conversations([{"role": "user", "content": list(parts)}])
+        message = msgspec.convert({"role": "user", "content": list(parts)}, ChatMessage)
+        assert found.messages[0]["content"] == content_of(message, "", MARK) and MARK == IMAGE
+        assert [name for name, _ in found.images] == [name for _, name in images_of([message])]

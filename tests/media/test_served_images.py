@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 from collections.abc import Iterator
 from io import BytesIO
 from pathlib import Path
@@ -159,12 +160,108 @@ def test_a_program_gives_images_in_any_form(reader: tuple[Path, torch.nn.Module]
             ({"prompt": text, "multi_modal_data": {"image": []}}, "1 times <image> and 0 images"),
             ({"prompt": text, "multi_modal_data": {"image": [b"x"]}}, r"multi_modal_data\['image'\]\[0\] is no image that can be read"),
             ({"prompt": text, "multi_modal_data": {"sound": b"x"}}, "A prompt with multi_modal_data is"),
-            ({"prompt": text, "multi_modal_data": {"audio": b"x"}}, "This model reads no sounds: leave multi_modal_data out"),
+            ({"prompt": text, "multi_modal_data": {"audio": b"x"}}, "This model reads no sounds: leave them out"),
             ({"prompt_token_ids": [-5]}, "The prompt holds -5"),
         ):
             with pytest.raises(InvalidRequest, match=sentence):
                 llm.generate(wrong)
         with pytest.raises(InvalidRequest, match="is for generate"):
             llm.embed(prompts[0])
-    with LLM() as llm, pytest.raises(InvalidRequest, match="This model reads no images: leave multi_modal_data out"):
+    with LLM() as llm, pytest.raises(InvalidRequest, match="This model reads no images: leave them out"):
         llm.generate(prompts[0])
+
+
+# ---- other doors -----------------------------------------------------------------------------------------------------
+
+FORMS: dict[str, Any] = {
+    "a data URL": {"type": "image_url", "image_url": {"url": address_of(PIXELS)}},
+    "a data URL alone": {"type": "image_url", "image_url": address_of(PIXELS)},
+    "Pillow's": {"type": "image", "image": Image.fromarray(PIXELS)},
+    "Pillow's, as vLLM has it": {"type": "image_pil", "image_pil": Image.fromarray(PIXELS)},
+    "bytes": {"type": "image", "image": file_of(PIXELS)},
+    "an array": {"type": "image", "image": PIXELS},
+}
+
+
+def test_a_program_chats_with_images_as_clients_do(server: Server, reader: tuple[Path, torch.nn.Module]) -> None:
+    greedy, text = SamplingParams(temperature=0, max_tokens=COUNT, ignore_eos=True), {"type": "text", "text": "d3 e4"}
+    right = asked(server, seen(PIXELS))
+    other = [{"type": "text", "text": "f5"}, *seen(PIXELS), {"type": "text", "text": "g6"}]
+    between = asked(server, other)
+    with LLM(str(reader[0]), dtype="float32", block_size=4) as llm:
+        chats = [[{"role": "user", "content": [each, text]}] for each in FORMS.values()]
+        found = llm.chat([*chats, [{"role": "user", "content": other}]], greedy)
+        for answer in found[:-1]:
+            assert answer.outputs[0].text == right["choices"][0]["message"]["content"]
+            assert answer.prompt_token_ids == right["prompt_token_ids"]
+        assert found[-1].prompt_token_ids == between["prompt_token_ids"]
+        assert "".join(llm.stream_chat(chats[0], greedy)) == found[0].outputs[0].text
+        wrong = (
+            ({"type": "image_url", "image_url": {"url": "/etc/passwd"}}, "image_url has no address that begins with data:, file: or https:"),
+            ({"type": "image_url", "image_url": {"url": "file:///etc/passwd"}}, "image_url is a file here, which is not read: send"),
+            ({"type": "image_url", "image_url": {"url": "http://127.0.0.1/a"}}, "image_url is an address of the web, which this"),
+            ({"type": "image", "image": 3}, "image is no image: give an address, a file's bytes, Pillow's image or"),
+            ({"type": "image", "image": b"no image"}, "image is no image that can be read: it must be PNG, JPEG"),
+            ({"type": "image"}, "image is missing: it is required."),
+            ({"type": "input_audio"}, r"""is 'input_audio': give {"type": "text", "text": ...}, or an image as "image_url"."""),
+        )
+        for part, sentence in wrong:
+            with pytest.raises(InvalidRequest, match=rf"^messages\[0\]\.content\[1\].{re.escape(sentence)}"):
+                llm.chat([{"role": "user", "content": [text, part]}], greedy)
+        with pytest.raises(InvalidRequest, match="the prompt has 2 times <image> and 1 images: they must be as many"):
+            llm.chat([{"role": "user", "content": [FORMS["bytes"], {"type": "text", "text": "<image>"}]}], greedy)
+    with LLM() as llm, pytest.raises(InvalidRequest, match="^This model reads no images: leave them out"):
+        llm.chat(chats[0])
+
+
+def test_ollamas_clients_show_images(server: Server) -> None:
+    right = asked(server, seen(PIXELS))["choices"][0]["message"]["content"]
+    image = address_of(PIXELS).partition(",")[2]
+
+    def of(route: str, **body: Any) -> dict[str, Any]:
+        options = {"temperature": 0, "num_predict": COUNT}
+        return httpx.post(f"{server.url}/api/{route}", json={"stream": False, "options": options, **body}, timeout=60).json()
+
+    chat = of("chat", messages=[{"role": "user", "content": "d3 e4", "images": [image]}])
+    assert right.startswith(chat["message"]["content"]) and chat["prompt_eval_count"] > 80
+    plain = of("generate", prompt="d3 e4", images=[image])
+    assert plain["response"] == chat["message"]["content"] and plain["prompt_eval_count"] == chat["prompt_eval_count"]
+    assert of("generate", images=[image])["prompt_eval_count"] > 80
+    assert "vision" in of("show", model="reader")["capabilities"]
+    assert of("chat", messages=[{"role": "user", "content": "d3", "images": ["AAAA"]}])["error"].startswith("images is no image that")
+    assert of("generate", prompt="d3", raw=True, images=[image])["error"] == "images does not go with raw or suffix: leave them out."
+
+
+def test_tools_results_show_images(server: Server) -> None:
+    address, call = address_of(PIXELS), {"id": "call_1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+    parts = [{"type": "text", "text": "d3"}, {"type": "image_url", "image_url": {"url": address}}]
+    talk = [{"role": "user", "content": "e4"}, {"role": "assistant", "content": "", "tool_calls": [call]}]
+    tool = {"role": "tool", "tool_call_id": "call_1", "content": parts}
+    body = {"messages": [*talk, tool], **FIXED}
+    right = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=60).json()
+    words, length = right["choices"][0]["message"]["content"], right["usage"]["prompt_tokens"]
+    assert length > 80
+
+    source = {"type": "base64", "media_type": "image/png", "data": address.partition(",")[2]}
+    result = {"type": "tool_result", "tool_use_id": "call_1", "content": [parts[0], {"type": "image", "source": source}]}
+    messages = [
+        talk[0], {"role": "assistant", "content": [{"type": "tool_use", "id": "call_1", "name": "look", "input": {}}]},
+        {"role": "user", "content": [result]},
+    ]  # fmt: skip
+    anthropic = {"messages": messages, "max_tokens": COUNT, "temperature": 0}
+    answer = httpx.post(f"{server.url}/v1/messages", json=anthropic, timeout=60).json()
+    usage = answer["usage"]
+    assert words.startswith(answer["content"][0]["text"]) and usage["input_tokens"] + usage["cache_read_input_tokens"] == length
+    counted = httpx.post(f"{server.url}/v1/messages/count_tokens", json={"messages": messages}).json()
+    assert counted["input_tokens"] == length
+    result["is_error"] = True
+    assert httpx.post(f"{server.url}/v1/messages/count_tokens", json={"messages": messages}).json()["input_tokens"] > length
+
+    output = [{"type": "input_text", "text": "d3"}, {"type": "input_image", "image_url": address}]
+    items = [
+        talk[0], {"type": "function_call", "call_id": "call_1", "name": "look", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "call_1", "output": output},
+    ]  # fmt: skip
+    body = {"input": items, "max_output_tokens": COUNT, "temperature": 0, "ignore_eos": True}
+    answer = httpx.post(f"{server.url}/v1/responses", json=body, timeout=60).json()
+    assert answer["output"][0]["content"][0]["text"] == words and answer["usage"]["input_tokens"] == length

@@ -139,10 +139,12 @@ class LLM(EngineOperations):
     ) -> list[Generated]:
         """`generate` for one conversation or several, each a list of {"role": ..., "content": ...}.
 
-        The chat template sees `tools` and the variables in `chat_template_kwargs`; calls stay in the answer's text.
+        The chat template sees `tools` and the variables in `chat_template_kwargs`; calls stay in the answer's text. A content may
+        be a list of parts, {"type": "text", "text": ...} and images: "image_url" with a data URL, or "image" with Pillow's image,
+        bytes of a file or an array.
         """
         variables = as_variables(tools, chat_template_kwargs)
-        prompts = [self._maker.render(each, variables) for each in as_conversations(messages)]
+        prompts: list[Any] = [self._maker.render(each, variables) for each in as_conversations(messages)]
         return self.generate(prompts, sampling_params, use_tqdm, lora_request)
 
     def stream_chat(
@@ -234,7 +236,8 @@ class LLM(EngineOperations):
         """The model's tokenizer, under the names that programs know from transformers."""
 
         def written(conversation: Sequence[Message], tools: Any, variables: Mapping[str, Any], add_generation_prompt: bool) -> str:
-            return self._maker.written(as_conversation(conversation), as_variables(tools, variables), add_generation_prompt)
+            messages = as_conversation(conversation).messages
+            return self._maker.written(messages, as_variables(tools, variables), add_generation_prompt)
 
         return ChatTokenizer(self.tokenizer, written)
 

@@ -20,10 +20,12 @@ Prompt = str | Sequence[int] | Mapping[str, Any]
 
 
 class WithImages(NamedTuple):
-    """A text that marks its images with <image>, and these: bytes of files, addresses, images of Pillow or arrays."""
+    """A text that marks its images with MARK, and these: bytes of files, addresses, images of Pillow or arrays. `names`: of the
+    images of a conversation, whose text has its special tokens; () elsewhere."""
 
     text: str
-    images: list[Any]
+    images: list[object]
+    names: tuple[str, ...] = ()
 
 
 class WithSound(NamedTuple):
@@ -35,11 +37,23 @@ class WithSound(NamedTuple):
 
 ReadPrompt = str | list[int] | WithImages | WithSound
 Message = Mapping[str, Any]
+
+
+class Conversation(NamedTuple):
+    """Messages whose contents are texts, in which MARK stands for each image; (name, image) of these, as WithImages has them."""
+
+    messages: list[Message]
+    images: list[tuple[str, object]]
+
+
 Params = SamplingParams | Mapping[str, Any] | None
 """SamplingParams, a dictionary of its fields, or None for the defaults."""
 ParamsChoice = Params | Sequence[Params]
 """One for all prompts, or a list with one for each."""
 
+MARK = "<image>"
+"""As the media's reader knows it."""
+IMAGE_KINDS = ("image_url", "image", "image_pil")
 A_PROMPT = 'a text, token ids, {"prompt": ...} or {"prompt_token_ids": ...}'
 A_MESSAGE = '{"role": ..., "content": ...}'
 
@@ -96,8 +110,8 @@ def as_params(params: ParamsChoice, count: int) -> list[SamplingParams | None]:
     return [made[id(each)] for each in items]  # what is one stays one, and so does its grammar
 
 
-def as_conversations(messages: Message | Sequence[Message] | Sequence[Sequence[Message]] | str) -> list[list[Message]]:
-    """Each conversation's messages; a single conversation, or message, becomes a list of one. Raises InvalidRequest."""
+def as_conversations(messages: Message | Sequence[Message] | Sequence[Sequence[Message]] | str) -> list[Conversation]:
+    """Each conversation; a single conversation, or message, becomes a list of one. Raises InvalidRequest."""
     name = "messages"
     if isinstance(messages, Mapping):
         return [_conversation([messages], name)]
@@ -109,8 +123,8 @@ def as_conversations(messages: Message | Sequence[Message] | Sequence[Sequence[M
     return [_conversation(items, name)]
 
 
-def as_conversation(messages: Message | Sequence[Message]) -> list[Message]:
-    """The messages of the one conversation. Raises InvalidRequest."""
+def as_conversation(messages: Message | Sequence[Message]) -> Conversation:
+    """The one conversation. Raises InvalidRequest."""
     found = as_conversations(messages)
     if len(found) != 1:
         raise InvalidRequest(f"messages has {len(found)} conversations: give one, a list of {A_MESSAGE}.", "messages")
@@ -158,8 +172,8 @@ def _params(params: Any, name: str) -> SamplingParams | None:
     return as_struct(SamplingParams, params, name)
 
 
-def _conversation(messages: Any, name: str) -> list[Message]:
-    found = _items(messages, name, f"a list of {A_MESSAGE}")
+def _conversation(messages: Any, name: str) -> Conversation:
+    found, images = _items(messages, name, f"a list of {A_MESSAGE}"), list[tuple[str, object]]()
     for at, message in enumerate(found):
         if not isinstance(message, Mapping):
             raise InvalidRequest(f"{name}[{at}] is {kind_of(message)}: give {A_MESSAGE}.", "messages")
@@ -170,17 +184,29 @@ def _conversation(messages: Any, name: str) -> list[Message]:
         if not isinstance(content, str | list | tuple | None):
             raise InvalidRequest(f"{name}[{at}].content is {kind_of(content)}: give a text or a list of parts.", "messages")
         if isinstance(content, list | tuple):
-            texts = [_text(part, f"{name}[{at}].content[{place}]") for place, part in enumerate(content)]
-            found[at] = {**message, "content": "\n".join(texts)}
+            found[at] = {**message, "content": _content(content, f"{name}[{at}].content", images)}
+    return Conversation(found, images)
+
+
+def _content(parts: Sequence[object], name: str, images: list[tuple[str, object]]) -> str:
+    """The text of a message's parts as the server makes it; its images go to `images`. Raises InvalidRequest."""
+    found, is_behind_text = "", False
+    for at, part in enumerate(parts):
+        given = part if isinstance(part, Mapping) else {}
+        kind = given.get("type")
+        value = given.get(kind) if kind in ("text", *IMAGE_KINDS) else None
+        if value is None and kind in ("text", *IMAGE_KINDS):
+            raise InvalidRequest(f"{name}[{at}].{kind} is missing: it is required.", "messages")
+        if kind in IMAGE_KINDS:
+            images.append((f"{name}[{at}].{kind}", value.get("url") if isinstance(value, Mapping) else value))
+            found, is_behind_text = found + MARK, False
+        elif isinstance(value, str):
+            found, is_behind_text = found + ("\n" if is_behind_text else "") + value, True
+        else:
+            what = repr(kind) if kind is not None else kind_of(part)
+            remedy = 'give {"type": "text", "text": ...}, or an image as "image_url"'
+            raise InvalidRequest(f"{name}[{at}] is {what}: {remedy}.", "messages")
     return found
-
-
-def _text(part: object, name: str) -> str:
-    text = part.get("text") if isinstance(part, Mapping) and part.get("type") == "text" else None
-    if not isinstance(text, str):
-        kind = repr(part["type"]) if isinstance(part, Mapping) and "type" in part else kind_of(part)
-        raise InvalidRequest(f'{name} is {kind}: models read text only here, give {{"type": "text", "text": ...}}.', "messages")
-    return text
 
 
 def _items(value: Any, name: str, remedy: str) -> list[Any]:

@@ -15,7 +15,16 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from vnext.api.generated import Slot, Task
-from vnext.api.program_input import Message, ParamsChoice, ReadPrompt, WithImages, WithSound, as_adapters, as_params
+from vnext.api.program_input import (
+    Conversation,
+    Message,
+    ParamsChoice,
+    ReadPrompt,
+    WithImages,
+    WithSound,
+    as_adapters,
+    as_params,
+)
 from vnext.runtime.protocol.lora_request import AdapterChoice, KnownAdapters
 from vnext.runtime.protocol.reasons import IMAGES, SOUNDS
 from vnext.runtime.protocol.sampling_params import (
@@ -76,9 +85,13 @@ class TaskMaker:
 
         return ChatTemplate(source, self.tokenizer.special_tokens, tool_source=self.tokenizer.tool_template)
 
-    def render(self, messages: Sequence[Message], variables: Mapping[str, Any]) -> list[int]:
-        """The tokens of a conversation. The template sees the `variables`."""
-        return self.tokenizer.encode(self.written(messages, variables), add_special_tokens=False)
+    def render(self, conversation: Conversation, variables: Mapping[str, Any]) -> ReadPrompt:
+        """A conversation as a prompt. The template sees the `variables`."""
+        text = self.written(conversation.messages, variables)
+        if conversation.images:
+            names, images = zip(*conversation.images)
+            return WithImages(text, [*images], names)
+        return self.tokenizer.encode(text, add_special_tokens=False)
 
     def written(self, messages: Sequence[Message], variables: Mapping[str, Any], add_generation_prompt: bool = True) -> str:
         """The text of a conversation, with the beginning of the model's turn or without."""
@@ -97,7 +110,7 @@ class TaskMaker:
     def _sizes(self, key: str, kind: str) -> str:
         """What the engine says of the media that it takes. Raises InvalidRequest."""
         if (found := self._environment.get(key)) is None:
-            raise InvalidRequest(f"This model reads no {kind}: leave multi_modal_data out.", "multi_modal_data")
+            raise InvalidRequest(f"This model reads no {kind}: leave them out.", "multi_modal_data")
         return found
 
     @cached_property
@@ -121,12 +134,14 @@ class TaskMaker:
         except InvalidRequest:
             raise
         except ValueError as error:  # MediaError, whose module needs numpy
-            raise InvalidRequest(f"{error}.", "multi_modal_data") from error
+            raise InvalidRequest(f"{error}.", "messages" if str(error).startswith("messages") else "multi_modal_data") from error
 
     def _with_images(self, prompt: WithImages) -> tuple[list[int], bytes]:
         reader = self._reader
-        images = [reader.seen(each, f"multi_modal_data['image'][{at}]") for at, each in enumerate(prompt.images)]
-        tokens = self.tokens(reader.written(prompt.text, images))
+        names = prompt.names or [f"multi_modal_data['image'][{at}]" for at in range(len(prompt.images))]
+        images = [reader.seen(*each) for each in zip(prompt.images, names)]
+        text = reader.written(prompt.text, images)
+        tokens = self.tokens(self.tokenizer.encode(text, add_special_tokens=False) if prompt.names else text)
         return tokens, reader.packed(tokens, images)
 
     def _with_sound(self, prompt: WithSound) -> tuple[list[int], bytes]:

@@ -307,7 +307,7 @@ def _user(message: Message, path: str, sees: bool) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     for block, where in blocks_of(message.content, path):
         if block.type == "tool_result":
-            found.append({"role": "tool", "tool_call_id": own_id(block.tool_use_id or ""), "content": result_of(block, where)})
+            found.append({"role": "tool", "tool_call_id": own_id(block.tool_use_id or ""), "content": _result(block, where, sees)})
             continue
         if not found or found[-1]["role"] != message.role:
             found.append({"role": message.role, "content": []})
@@ -317,6 +317,17 @@ def _user(message: Message, path: str, sees: bool) -> list[dict[str, Any]]:
         if isinstance(each["content"], list) and all(part["type"] == "text" for part in each["content"]):
             each["content"] = "\n".join(part["text"] for part in each["content"])
     return found or [{"role": message.role, "content": ""}]
+
+
+def _result(block: Block, path: str, sees: bool) -> str | list[dict[str, Any]]:
+    """A tool's result, with its images where the model sees them."""
+    if not sees or not isinstance(block.content, list) or all(each.type != "image" for each in block.content):
+        return result_of(block, path)
+    found = [
+        _image(each, where) if each.type == "image" else {"type": "text", "text": text_of(each, where)}
+        for each, where in blocks_of(block.content, path)
+    ]
+    return [{"type": "text", "text": "Error:"}, *found] if block.is_error else found
 
 
 def _image(block: Block, path: str) -> dict[str, Any]:

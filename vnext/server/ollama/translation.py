@@ -21,6 +21,7 @@ NAMES: Names = (
     (r"response_format\.json_schema\.schema", "format"),
     ("response_format", "format"),
     ("reasoning_effort", "think"),
+    (r"messages\[\d+\]\.content\[\d+\]\.image_url", "images"),
     *((name, f"options.{name}") for name in _SAME),
 )
 """A chat's fields -> this API's."""
@@ -29,25 +30,26 @@ PICTURE = "[An image was here. This model reads text only.]"
 """In its place, because it stays in the client's history, and a refusal would end the talk for good."""
 
 
-def chat_body(body: OllamaChatBody) -> ChatBody:
-    """Raises InvalidRequest."""
-    fields: dict[str, object] = {"messages": _messages(body.messages), "tools": body.tools or None}
+def chat_body(body: OllamaChatBody, sees: bool = False) -> ChatBody:
+    """`sees`: the model reads images. Raises InvalidRequest."""
+    fields: dict[str, object] = {"messages": _messages(body.messages, sees), "tools": body.tools or None}
     return msgspec.convert(_shared(body) | fields, ChatBody)
 
 
-def generate_body(body: OllamaGenerateBody) -> ChatBody | CompletionBody:
-    """A text to go on with where it is `raw` or has a suffix, else a chat of one message. Raises InvalidRequest."""
+def generate_body(body: OllamaGenerateBody, sees: bool = False) -> ChatBody | CompletionBody:
+    """A text to go on with where it is `raw` or has a suffix, else a chat of one message. `sees`: as for a chat. Raises
+    InvalidRequest."""
     for name in ("template", "context"):
         if getattr(body, name):
             remedy = "send the text as it is with raw" if name == "template" else "send the conversation to /api/chat"
             raise InvalidRequest(f"{name} is not supported: {remedy}.", name)
     if body.raw or body.suffix:
-        if body.system:
-            raise InvalidRequest("system does not go with raw or suffix: write it into the prompt.", "system")
+        for name, remedy in (("system", "write it into the prompt"), ("images", "leave them out")):
+            if getattr(body, name):
+                raise InvalidRequest(f"{name} does not go with raw or suffix: {remedy}.", name)
         return msgspec.convert(_shared(body) | {"prompt": body.prompt, "suffix": body.suffix}, CompletionBody)
-    texts = [*[PICTURE] * len(body.images or ()), body.prompt]
-    messages = [{"role": "system", "content": body.system}] if body.system else []
-    messages.append({"role": "user", "content": "\n".join(texts)})
+    messages: list[dict[str, object]] = [{"role": "system", "content": body.system}] if body.system else []
+    messages.append({"role": "user", "content": _content(body.images or (), body.prompt, sees)})
     return msgspec.convert(_shared(body) | {"messages": messages}, ChatBody)
 
 
@@ -81,12 +83,20 @@ def _sampling(options: Options) -> dict[str, object]:
     return fields | {"repetition_penalty": options.repeat_penalty}
 
 
-def _messages(messages: Sequence[OllamaMessage]) -> list[dict[str, object]]:
+def _content(images: Sequence[str], text: str, sees: bool) -> str | list[dict[str, object]]:
+    """A message's content: its images, as base64, before its text."""
+    if not sees or not images:
+        return "\n".join([*[PICTURE] * len(images), text])
+    parts: list[dict[str, object]] = [{"type": "image_url", "image_url": {"url": f"data:;base64,{each}"}} for each in images]
+    return [*parts, {"type": "text", "text": text}]
+
+
+def _messages(messages: Sequence[OllamaMessage], sees: bool) -> list[dict[str, object]]:
     found: list[dict[str, object]] = []
     open_calls: list[tuple[str, str]] = []  # (name, id) of calls without a result
     for place, message in enumerate(messages):
-        texts = [*[PICTURE] * len(message.images or ()), message.content or ""]
-        shown: dict[str, object] = {"role": message.role, "content": "\n".join(texts)}
+        content = _content(message.images or (), message.content or "", sees)
+        shown: dict[str, object] = {"role": message.role, "content": content}
         if message.thinking:
             shown["reasoning_content"] = message.thinking
         if message.tool_calls:

@@ -284,7 +284,7 @@ def _messages(items: Sequence[tuple[Item, str]], sees: bool) -> list[dict[str, A
                 arguments = json.dumps({ARGUMENT: item.input or ""}, ensure_ascii=False)
                 _turn(found).setdefault("tool_calls", []).append(_call(item, arguments, path))
             case "function_call_output" | "custom_tool_call_output":
-                found.append({"role": "tool", "tool_call_id": item.call_id, "content": _output(item, f"{path}.output")})
+                found.append({"role": "tool", "tool_call_id": item.call_id, "content": _output(item, f"{path}.output", sees)})
             case kind:
                 raise InvalidRequest(
                     f"{path}.type is {kind!r}: this server reads messages, reasoning, calls and their outputs; leave it out.",
@@ -344,9 +344,11 @@ def _arguments(item: Item) -> str:
     return given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
 
 
-def _output(item: Item, path: str) -> str:
+def _output(item: Item, path: str, sees: bool) -> str | list[dict[str, Any]]:
     if isinstance(item.output, dict):
         raise InvalidRequest(f"{path} is an object: send a text or a list of text parts.", path)
+    if sees and isinstance(item.output, list) and any(part.type == IMAGE for part in item.output):
+        return [_seen(part, f"{path}[{at}]") for at, part in enumerate(item.output)]
     return item.output if isinstance(item.output, str) else _text(item.output or [], path)
 
 
