@@ -74,7 +74,7 @@ class Case(NamedTuple):
     asked_length: int | None = None
 
 
-UNSCALED = ("Gemma3nTextConfig", "Gemma4TextConfig")
+UNSCALED = ("Gemma3nTextConfig", "Gemma4TextConfig", "Gemma4UnifiedTextConfig")
 """Nothing divides their scores by the root of a head's size: weights of norms do, in place of it."""
 CASES: dict[str, Case] = {
     "smollm3": Case("SmolLM3ForCausalLM", "SmolLM3Config", {"no_rope_layers": [1, 0, 1]}),
@@ -207,6 +207,14 @@ CASES: dict[str, Case] = {
             "hidden_size_per_layer_input": 16, "vocab_size_per_layer_input": VOCAB_SIZE, "final_logit_softcapping": 20.0,
         },
     ),
+    "gemma4_unified": Case(  # 12B
+        "Gemma4UnifiedForCausalLM",
+        "Gemma4UnifiedTextConfig",
+        {
+            "head_dim": 16, "global_head_dim": 24, "num_global_key_value_heads": 1, "attention_k_eq_v": True, "sliding_window": 40,
+            "layer_types": ["sliding_attention", "sliding_attention", "full_attention"], "use_bidirectional_attention": "vision",
+        },
+    ),
     "gemma3n": Case(
         "Gemma3nForCausalLM",
         "Gemma3nTextConfig",
@@ -246,6 +254,16 @@ CASES: dict[str, Case] = {
     ),
     "ministral3": Case("Ministral3ForCausalLM", "Ministral3Config", {"head_dim": 16, "rope_parameters": MINISTRAL}),
     "granite": Case("GraniteForCausalLM", "GraniteConfig", {**MULTIPLIERS, "attention_bias": True, "mlp_bias": True}),
+    "granite_swa": Case(
+        "GraniteSWAForCausalLM",
+        "GraniteSWAConfig",
+        {**MULTIPLIERS, "sliding_window": 40, "num_hidden_layers": 5, "layer_rope_theta": [1e6, 1e4, 0, 1e4, 1e6]},
+    ),
+    "granite_moe_swa": Case(
+        "GraniteMoeSWAForCausalLM",
+        "GraniteMoeSWAConfig",
+        {**MULTIPLIERS, "sliding_window": 40, "num_local_experts": 5, "intermediate_size": 40},
+    ),
     "hyperclovax": Case("HyperCLOVAXForCausalLM", "HyperCLOVAXConfig", {**MULTIPLIERS, "head_dim": 24}),
     "hyperclovax_plain": Case("HyperCLOVAXForCausalLM", "HyperCLOVAXConfig", {"use_post_norm": False}),
     "granite_hybrid": Case(

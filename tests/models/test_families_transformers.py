@@ -156,6 +156,7 @@ FULL_CONFIGS = {case.architecture: case.config for case in CASES.values()} | {
     "Gemma3ForConditionalGeneration": "Gemma3Config",
     "Gemma3nForConditionalGeneration": "Gemma3nConfig",
     "Gemma4ForConditionalGeneration": "Gemma4Config",
+    "Gemma4UnifiedForConditionalGeneration": "Gemma4UnifiedConfig",
 }
 NEEDED: dict[str, dict[str, Any]] = {
     "Glm4MoeForCausalLM": {"head_dim": 128},

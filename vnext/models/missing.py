@@ -16,12 +16,12 @@ NEEDS = MappingProxyType(
     {
         "a decoder with parts of its own": """
             Baichuan BioGpt BitNet Bloom Blt ChatGLM CodeGen CpmAnt CTRL Cwm DiffLlama Doge Exaone Falcon
-            GPTBigCode GPTJ GPTNeo GPTNeoXJapanese GraniteSWA HrmText InternLM InternLM2 Jais
+            GPTBigCode GPTJ GPTNeo GPTNeoXJapanese HrmText InternLM InternLM2 Jais
             Jais2 MiniCPM ModernBertDecoder Mpt MPT NanoChat Olmo OpenAIGPT OPT Orion Persimmon Phi QWen VaultGemma
             XGLM XLM XLNet Yi""",
         "experts, or a choice of experts, that no family here has": """
             AriaText Beam Cohere2Moe Dbrx DeepseekV4 Flint
-            GraniteMoeSWA Grok1 JetMoe Kolibri1 Laguna MiMoV2Flash
+            Grok1 JetMoe Kolibri1 Laguna MiMoV2Flash
             Phimoe PhiMoE""",
         "attention over a latent cache (MLA)": """
             AXK1 AXK2 DeepseekV32 GlmMoeDsa HYV4 LongcatFlash""",
@@ -29,7 +29,7 @@ NEEDS = MappingProxyType(
             BailingHybrid FalconMamba Jamba KimiLinear Lfm3 Mamba Mamba2 MiniMax
             OlmoHybrid Qwen4Exp RecurrentGemma Rwkv RWKV xLSTM Zamba Zamba2 Zaya""",
         "images or sound": """
-            CohereCompass Dots3Note Emu3 Fuyu Gemma4Assistant Gemma4Unified Gemma4UnifiedAssistant Git Inkling
+            CohereCompass Dots3Note Emu3 Fuyu Gemma4Assistant Gemma4UnifiedAssistant Git Inkling
             Inkling2 Llama4 MiniMaxM3VL Mllama Moshi Musicgen MusicgenMelody Phi4MM Phi4Multimodal TrOCR Whisper""",
         "an encoder": """
             Albert Bart Bert BertGeneration BertGenerationDecoder BigBird BigBirdPegasus Blenderbot BlenderbotSmall Camembert

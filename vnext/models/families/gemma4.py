@@ -39,6 +39,10 @@ ROPES = MappingProxyType(
         "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
     }
 )
+UNIFIED = MappingProxyType(
+    {"hidden_size_per_layer_input": 0, "enable_moe_block": False, "sliding_window": 1024, "max_position_embeddings": 262144}
+)
+"""What Gemma 4 12B assumes, which has neither inputs by layer nor experts."""
 GLOBAL_HEAD_DIM = 512
 ROOTS = ("model.", "model.language_model.")
 SLIDING, WHOLE = "sliding_attention", "full_attention"
@@ -50,7 +54,7 @@ def parse(raw: Json, generation: Json) -> ModelConfig:
     if "text_config" in raw:
         raw = text_part(raw)
     refuse(raw, "attention_bias", unless=(False,))
-    raw = DEFAULTS | raw
+    raw = DEFAULTS | (UNIFIED if "Unified" in raw["architectures"][0] else {}) | raw
     if raw.get("use_bidirectional_attention") == "vision":
         raw = raw | {"use_bidirectional_attention": None}
     count = positive(raw, "num_hidden_layers")

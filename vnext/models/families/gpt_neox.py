@@ -1,4 +1,4 @@
-"""GPT-NeoX and Pythia: layer norms, attention and MLP in parallel, a fused projection."""
+"""GPT-NeoX and Pythia: layer norms, attention and MLP in parallel."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mistral, Ministral, Magistral, Devstral: windows; queries of Ministral 3 grow with their position.
+"""Mistral, Ministral, Magistral, Devstral: windows; queries of Ministral 3 grow by position.
 
 Each layer has a sliding window, or those that layer_types names. Of multimodal models (Mistral 3), it serves the language part.
 """

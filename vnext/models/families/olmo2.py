@@ -1,4 +1,4 @@
-"""OLMo 2, 3, OLMoE, FlexOlmo: norms over all heads; those of layers stand behind attention and MLP, but in OLMoE.
+"""OLMo 2, 3, OLMoE, FlexOlmo: norms over all heads and, but in OLMoE, behind attention and MLP.
 
 Norm weights multiply in float32 before rounding, so they are kept in float32. Three layers of four have a window in OLMo 3, which
 stretches the rope of the others.

@@ -1,4 +1,4 @@
-"""BERT, RoBERTa, XLM-RoBERTa, CamemBERT: learned positions, types of tokens, layer norms behind attention and MLP."""
+"""BERT, RoBERTa, XLM-RoBERTa, CamemBERT: learned positions, layer norms behind attention and MLP."""
 
 from __future__ import annotations
 

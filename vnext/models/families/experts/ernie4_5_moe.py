@@ -1,4 +1,4 @@
-"""Ernie 4.5 with experts: softmax with a bias, shared ones beside them; neighbours turn."""
+"""Ernie 4.5 with experts: softmax with a bias, shared experts; neighbours turn."""
 
 from __future__ import annotations
 
