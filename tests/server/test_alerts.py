@@ -132,6 +132,8 @@ def test_the_dashboard_asks_for_metrics_and_labels_that_there_are(labels: dict[s
         metric, label = re.fullmatch(r"label_values\((\w+), (\w+)\)", each["query"]).groups()
         assert label in labels[metric] | OF_PROMETHEUS
     assert len({panel["id"] for panel in panels}) == len(panels) >= 12
+    drawn = {each.metric for panel in panels for target in panel["targets"] for each in asked(target["expr"])}
+    assert {each.metric for rule in RULES for each in asked(rule["expr"])} <= drawn, "what wakes a person is on the dashboard"
     assert len({(panel["gridPos"]["x"], panel["gridPos"]["y"]) for panel in panels}) == len(panels)
 
 

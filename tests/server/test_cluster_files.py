@@ -69,6 +69,7 @@ def test_a_composed_container_runs_what_we_have(name: str) -> None:
     if isinstance(command, RouterCommand):
         assert [f"http://{each}:8000" for each in service["depends_on"]] == list(command.settings.backends)
         assert set(service["depends_on"]) < set(services)
+        assert command.settings.backend_api_key == "sk-1", "or no replica is ready for it"
     else:
         mounts = {target: source for source, target in (each.split(":")[:2] for each in service["volumes"])}
         assert set(mounts) == {"/models", *FILE["VOLUME"].split()} and mounts["/models"] == GIVEN["MODELS"]
@@ -160,7 +161,8 @@ def test_a_pod_runs_what_we_have_and_has_time_to_end(values: dict[str, Any]) -> 
     for kind, name in (("StatefulSet", "prod-replica"), ("Deployment", "prod-router")):
         template = found[kind, name]["spec"]["template"]
         pod, [container] = template["spec"], template["spec"]["containers"]
-        given = {each["name"]: "sk-1" for each in container.get("env", ()) if each["name"].startswith("VNEXT_")}
+        keys = {each["name"]: each["valueFrom"]["secretKeyRef"]["key"] for each in container.get("env", ())}
+        given = {name: f"sk-{key}" for name, key in keys.items() if name.startswith("VNEXT_")}
         command = command_of(container.get("command", json.loads(FILE["ENTRYPOINT"])), container["args"], given)
         assert isinstance(command, RouterCommand if kind == "Deployment" else ServeCommand)
         http = command.settings.http if isinstance(command, RouterCommand) else command.server
@@ -171,7 +173,9 @@ def test_a_pod_runs_what_we_have_and_has_time_to_end(values: dict[str, Any]) -> 
         assert container["ports"] == [{"name": "http", "containerPort": int(FILE["EXPOSE"])}]
         assert f"{pod['securityContext']['runAsUser']}:{pod['securityContext']['fsGroup']}" == FILE["USER"]
         assert pod["enableServiceLinks"] is False, "a Service named vnext would set VNEXT_PORT"
-        assert bool(http.api_keys) == ("secret" in values)
+        assert http.api_keys == (("sk-VNEXT_API_KEY",) if "secret" in values else ())
+        if isinstance(command, RouterCommand):
+            assert command.settings.backend_api_key == "".join(http.api_keys), "or no replica is ready for it"
 
 
 @pytest.mark.parametrize("values", [LEAST, MUCH], ids=["least", "much"])

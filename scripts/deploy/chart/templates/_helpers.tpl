@@ -31,7 +31,7 @@ lifecycle: {preStop: {exec: {command: [sleep, "5"]}}}
 {{- end -}}
 
 {{- define "vnext.secrets" -}}
-{{- range .names }}
-- {name: {{ . }}, valueFrom: {secretKeyRef: {name: {{ $.secret | quote }}, key: {{ . }}, optional: true}}}
+{{- range $name, $key := .names }}
+- {name: {{ $name }}, valueFrom: {secretKeyRef: {name: {{ $.secret | quote }}, key: {{ $key }}, optional: true}}}
 {{- end }}
 {{- end -}}
