@@ -144,11 +144,11 @@ def test_no_graph_serves_a_step_that_needs_more_hidden_states(monkeypatch: pytes
 
 def forgetful(self, each, hidden):
     """A mean of the last chunk alone."""
-    return summed(self, each._replace(first=0, count=each.first + each.count), hidden)
+    return summed(self, replace(each, first=0, count=each.first + each.count), hidden)
 
 
 def shifted(request, start, count):
-    return [each._replace(first=each.first - (each.first > 0 and each.pooling == 0)) for each in ranges(request, start, count)]
+    return [replace(each, first=each.first - (each.first > 0 and each.pooling == 0)) for each in ranges(request, start, count)]
 
 
 summed, ranges = prompt_results.PromptSums._pooled, prompts.ranges_of

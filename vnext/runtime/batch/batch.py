@@ -67,7 +67,9 @@ class PersistentBatch:
     def _draft_rows(self, grammars: Grammars, model_drafts: DraftBatch | None = None) -> DraftRows | None:
         """The rows' drafts; None in an engine without any."""
         speculation = self._config.speculation
-        return speculation and DraftRows(drafter_of(speculation), grammars, self._config.max_num_seqs, model_drafts)
+        if speculation is None:
+            return None
+        return DraftRows(drafter_of(speculation), grammars, self._config.max_num_seqs, model_drafts)
 
     def step_inputs(self, state: State) -> StepInputs:
         """The newest step in flight of `state` as arrays. Brings the rows in line with the state first, and drafts."""
@@ -89,7 +91,7 @@ class PersistentBatch:
         points = sample_points(scheduled)
         sampling, logprobs = self._sampling.inputs(places[points.entries], ends[points.entries] - points.back, self._before(points))
         forward = self._forward(state, scheduled, rows, places, ends, points)
-        prompts = self._prompts.inputs(scheduled, places, forward.host.query_starts)
+        prompts = self._prompts.inputs(scheduled, places, host_of(forward).query_starts)
         inputs = StepInputs(forward, sampling, logprobs, prompts, scheduled.copies)
         may_stay = prompts is None and scheduled.tokens == len(places) == len(sampled) and self._may_stay(inputs)
         self._decode_step = DecodeStep(inputs, scheduled, places, self._config.block_size) if may_stay else None
@@ -213,14 +215,15 @@ class PersistentBatch:
         known = state.rows.known[rows]
         ahead = np.flatnonzero(scheduled.starts >= known)
         if len(ahead) == scheduled.tokens:
-            return self._last[places]
+            newest: np.ndarray = self._last[places]
+            return newest
         drafted = self._drafted.tokens if self._drafted is not None else NO_DRAFTS
         from_state = np.minimum(positions, per_token(scheduled, known) - 1)
         offsets = per_token(scheduled, state.rows.tokens_at[rows])
         tokens = extents.gather(state.tokens, offsets + from_state).astype(np.int64)
         if len(ahead):
             tokens[starts[ahead]] = self._last[places[ahead]]
-        if len(drafted):
+        if len(drafted) and scheduled.drafts is not None:
             tokens[extents.spans(starts[1:] - scheduled.drafts, scheduled.drafts)] = drafted
         return tokens
 
@@ -229,6 +232,7 @@ class PersistentBatch:
         if self._drafted is None or not len(self._drafted.tokens):
             return None
         drafts = self._drafted.scheduled.drafts
+        assert drafts is not None, "the step has drafts"
         firsts = np.cumsum(drafts) - drafts
         begins, sizes = firsts[points.entries], (drafts[points.entries] - points.back)
         return [self._drafted.tokens[first : first + size] for first, size in zip(begins.tolist(), sizes.tolist())]
@@ -318,6 +322,12 @@ def state_rows(state: State, rows: np.ndarray | slice, scheduled: StepInFlight) 
 # as long as every row decodes and none enters another block. Gives the same arrays that `PersistentBatch` would build anew.
 
 
+def host_of(forward: ForwardBatch) -> HostBatch:
+    """What of a batch stays on the host."""
+    assert forward.host is not None, "batches of this room have it"
+    return forward.host
+
+
 class DecodeStep:
     """`inputs` belong to a step on the CPU in which each row computes and samples one token; no other step shares their
     arrays."""
@@ -329,8 +339,9 @@ class DecodeStep:
         self._owners, self._samples = scheduled.entries[:2].tobytes(), scheduled.samples.tobytes()
         self._token_ids = forward.token_ids
         self._positions = forward.positions
+        assert inputs.sampling is not None, "every row samples"
         sampled = inputs.sampling.position
-        self._moved = (self._positions, forward.slots, forward.host.context_lengths, sampled)
+        self._moved = (self._positions, forward.slots, host_of(forward).context_lengths, sampled)
         self._steps_left = int((-sampled % block_size).min())
 
     def next(self, scheduled: StepInFlight, last: np.ndarray) -> StepInputs | None:

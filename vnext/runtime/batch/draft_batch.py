@@ -54,7 +54,7 @@ class DraftBatch:
     made: Any = None
     """The drafts on a device that keeps them (see runtime/gpu/head_drafts.py)."""
 
-    def __init__(self, model: DraftModel, table: np.ndarray, sampling: SamplingColumns, config: SchedulerConfig) -> None:
+    def __init__(self, model: DraftModel | None, table: np.ndarray, sampling: SamplingColumns, config: SchedulerConfig) -> None:
         self._model, self._table, self._sampling, self._config = model, table, sampling, config
         self._held = np.zeros(config.page_count, dtype=np.int64)  # tokens of each page, from its first, that the draft model holds
 
@@ -118,6 +118,7 @@ class DraftBatch:
     def _run(self, runs: Sequence[Run], sampling: SamplingInputs | None) -> np.ndarray:
         """Compute the runs and sample the token behind each (int64[R]), none without `sampling`."""
         logprobs = np.full(len(runs) if sampling else 0, -1, dtype=np.int64)
+        assert self._model is not None, "a head runs its own steps"
         tokens: np.ndarray = self._model.run(StepInputs(self._forward(runs), sampling, logprobs)).tokens
         return tokens
 

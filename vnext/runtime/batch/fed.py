@@ -105,6 +105,7 @@ def _as_computed(state: State, commits: Commits, drafted: bytes) -> StepInFlight
     back: dict[tuple[int, int], int] = {}
     for step in state.in_flight[:-1]:
         counts, _ = runs_in(commits[step.step], int(np.count_nonzero(step.samples)))
+        assert step.drafts is not None, "all steps of an engine have drafts, or none has"
         rejected = step.drafts[step.samples] + 1 - counts
         for owner, by in zip(_owners(step, step.samples), rejected.tolist()):
             back[owner] = back.get(owner, 0) + by
@@ -183,7 +184,8 @@ def _slots(state: State, scheduled: StepInFlight, tables: np.ndarray, positions:
     """int64[T]: where each token's keys and values go, in one group of layers."""
     size = state.config.block_size
     at = np.repeat(tables, scheduled.counts) + positions // size * state.config.group_count + group
-    return extents.gather(state.tables, at).astype(np.int64) * size + positions % size
+    slots: np.ndarray = extents.gather(state.tables, at).astype(np.int64) * size + positions % size
+    return slots
 
 
 def _table_places(state: State, scheduled: StepInFlight, tables: np.ndarray) -> list[np.ndarray]:
@@ -211,7 +213,7 @@ def _sampling_words(samples: Sequence[Sampling]) -> tuple[int, ...]:
     return *words, _table_word(bias, np.int64, np.int64, np.float32)
 
 
-def _table_word(rows: Sequence[tuple], *dtypes: type) -> int:
+def _table_word(rows: Sequence[tuple[object, ...]], *dtypes: type) -> int:
     """The word of a table's columns, one after the other."""
     return word(*(np.array(column, dtype=dtype) for column, dtype in zip(zip(*rows), dtypes)))
 

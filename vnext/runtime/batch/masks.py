@@ -40,7 +40,7 @@ class RowMasks:
         self._forced: dict[int, Future[dict[int, list[int]]]] = {}
         self._followed: dict[int, int] = {}
         self._firsts: dict[int, int] = {}
-        self._work: list[Future[object]] = []
+        self._work: list[Future[None] | Future[dict[int, list[int]]]] = []
 
     def join(self, place: int, constraint: Constraint, answer: Sequence[int]) -> None:
         """A constrained request, with its answer so far, takes a batch row."""
@@ -108,7 +108,7 @@ class RowMasks:
             masks.append(self._draft_mask(row.place, counted[row.place] - 1) if counted[row.place] else row.place)
             counted[row.place] += 1
         at = np.array([row.at for row in rows], dtype=np.int64)
-        firsts = firsts_of([self._firsts.get(row.place) for row in rows], self._vocabulary.size)
+        firsts = firsts_of([self._firsts.get(row.place) for row in rows], self._size)
         return Allowed(at, np.array(masks, dtype=np.int64), self._masks.view(np.int32), self.wait, firsts)
 
     def _draft_mask(self, place: int, at: int) -> int:
@@ -122,10 +122,16 @@ class RowMasks:
         self.wait()
         return [(row.at, error) for row in rows if (error := row.matcher.result().error)]
 
+    @property
+    def _size(self) -> int:
+        """Tokens of the vocabulary."""
+        assert self._vocabulary is not None, "constraints need the checkpoint's vocabulary"
+        return self._vocabulary.size
+
     @cached_property
     def _masks(self) -> np.ndarray:
         """uint32[rows, words]; they stay where they are."""
-        return np.zeros((self._row_count * (1 + self._drafts_max), mask_words(self._vocabulary.size)), dtype=np.uint32)
+        return np.zeros((self._row_count * (1 + self._drafts_max), mask_words(self._size)), dtype=np.uint32)
 
     @cached_property
     def _thread(self) -> ThreadPoolExecutor:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 
 from vnext.state.events import unpack_tokens
@@ -15,7 +16,7 @@ from vnext.state.params import CLS, LAST, MAX, MEAN, NO_LOGPROBS, NO_POOLING
 from vnext.state.state import Request, StepInFlight
 
 
-class PromptRange(NamedTuple):
+class PromptRange(msgspec.Struct, frozen=True):
     """Positions [first, first + count) of one request's prompt, of which a step computes what `pooling` names: with
     NO_POOLING the log-probabilities of the tokens that follow."""
 

@@ -146,7 +146,8 @@ def history_of(state: State, row: int, sampled: Sampled) -> list[int]:
     placeholders = [
         token for scheduled in state.in_flight[:-1] for token in sampled.get((scheduled.step, id_, preemptions), ())
     ]
-    return row_tokens(state, row).tolist() + placeholders
+    known: list[int] = row_tokens(state, row).tolist()
+    return known + placeholders
 
 
 def sampling_of(

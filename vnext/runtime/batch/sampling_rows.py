@@ -11,10 +11,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from vnext.kernels.arrays import Array
 from vnext.runtime.batch.fed import stop_ids
 from vnext.runtime.batch.masks import RowMasks
 from vnext.sampling.constraint import Vocabulary
-from vnext.sampling.inputs import Allowed, Banned, LogitBias, Penalties, SamplingInputs
+from vnext.sampling.inputs import Banned, LogitBias, Penalties, SamplingInputs
 from vnext.state.config import SchedulerConfig
 from vnext.state.params import CHOOSING, DEFAULTS, FILTERS, PENALTIES, ROW_DTYPES, Sampling, is_penalised
 from vnext.state.preempt import row_tokens
@@ -51,11 +52,11 @@ class TokenCounts:
 class CachedInputs(NamedTuple):
     """Inputs that stay the same from step to step while the same rows are sampled.
 
-    `fields` are those of SamplingInputs that no sampled token changes.
-    `logprobs` int64[S]. `special` has (index among the samples, parameters) of rows with penalties, bias or a minimum length.
+    `inputs` lack what sampled tokens change: their position, penalties and banned tokens. `logprobs` int64[S]. `special` has (index
+    among the samples, parameters) of rows with penalties, bias or a minimum length.
     """
 
-    fields: dict[str, np.ndarray | LogitBias | Allowed | int | bool | None]
+    inputs: SamplingInputs
     logprobs: np.ndarray
     special: list[tuple[int, Sampling]]
 
@@ -122,31 +123,32 @@ class SamplingColumns:
         cached_inputs = self._cached_inputs.get(places.tobytes()) or self._cache_inputs(places)
         special = cached_inputs.special
         if not special:
-            return SamplingInputs(**cached_inputs.fields, position=positions), cached_inputs.logprobs
+            return cached_inputs.inputs._replace(position=positions), cached_inputs.logprobs
         early = positions < self._columns["min_known"][places]
-        return SamplingInputs(
-            **cached_inputs.fields,
+        return cached_inputs.inputs._replace(
             position=positions,
             penalties=self._penalties(places, special, before),
             banned=banned(self._config, [(at, sampling) for at, sampling in special if early[at]]),
         ), cached_inputs.logprobs
 
     def _cache_inputs(self, places: np.ndarray) -> CachedInputs:
-        arrays = {name: self._columns[name][places] for name in (*CHOOSING, "seed")}
+        arrays: dict[str, Array] = {name: self._columns[name][places] for name in (*CHOOSING, "seed")}
         logprobs = self._columns["logprobs"][places]
         random = arrays["temperature"] > 0
         filtered = np.any([arrays[name] != DEFAULTS[name] for name in FILTERS], axis=0)
         special = [(at, self._special[place]) for at, place in enumerate(places.tolist()) if place in self._special]
-        fields = arrays | {
-            "bias": logit_bias(special),
-            "allowed": self._masks.allowed(self._masks.of(places)),
-            "logprobs": int(logprobs.max()),
-            "any_random": bool(random.any()),
-            "any_filter": bool((random & filtered).any()),
-        }
+        inputs = SamplingInputs(
+            **arrays,
+            position=places,
+            bias=logit_bias(special),
+            allowed=self._masks.allowed(self._masks.of(places)),
+            logprobs=int(logprobs.max()),
+            any_random=bool(random.any()),
+            any_filter=bool((random & filtered).any()),
+        )
         if len(self._cached_inputs) == CACHED_MAX:
             self._cached_inputs = {}
-        made = self._cached_inputs[places.tobytes()] = CachedInputs(fields, logprobs, special)
+        made = self._cached_inputs[places.tobytes()] = CachedInputs(inputs, logprobs, special)
         return made
 
     def _penalties(
@@ -163,9 +165,12 @@ def penalties(rows: list[tuple[int, Sampling]], counts: list[TokenCounts]) -> Pe
     if not rows:
         return None
     rates = [[getattr(sampling, name) for _, sampling in rows] for name in PENALTIES]
+    repetition, presence, frequency = np.array(rates, dtype=np.float32)
     return Penalties(
         np.array([at for at, _ in rows], dtype=np.int64),
-        *np.array(rates, dtype=np.float32),
+        repetition,
+        presence,
+        frequency,
         prompt_mask=tuple(count.prompt for count in counts),
         output_counts=tuple(count.output for count in counts),
     )

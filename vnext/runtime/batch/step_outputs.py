@@ -29,6 +29,7 @@ def reported(sampled: Sampled, asked: np.ndarray) -> tuple[TokenLogprobs | None,
     """Log-probabilities of the rows that asked for them, each with the number of alternatives it asked for."""
     if sampled.logprob is None:
         return ()
+    assert sampled.rank is not None and sampled.top_tokens is not None and sampled.top_logprobs is not None, "they come together"
     logprobs, ranks = sampled.logprob.tolist(), sampled.rank.tolist()
     tokens, values = sampled.top_tokens.tolist(), sampled.top_logprobs.tolist()
     return tuple(

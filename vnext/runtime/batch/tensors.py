@@ -42,12 +42,14 @@ def arrays_of_step(inputs: StepInputs) -> StepInputs:
 def _batch(batch: ForwardBatch, change: Callable[[Any], Any]) -> ForwardBatch:
     groups, states = tuple(_fields(group, change) for group in batch.groups), batch.recurrent
     states = states and RecurrentBatch(states.pools, *(each if each is None else change(each) for each in states[1:]))
-    return _fields(batch, change)._replace(groups=groups, recurrent=states)
+    changed: ForwardBatch = _fields(batch, change)
+    return changed._replace(groups=groups, recurrent=states)
 
 
 def _sampling(inputs: SamplingInputs, change: Callable[[Any], Any]) -> SamplingInputs:
     nested = {name: getattr(inputs, name) for name in ("penalties", "bias", "banned", "allowed")}
-    return _fields(inputs, change)._replace(**{name: _fields(part, change) for name, part in nested.items() if part is not None})
+    changed: SamplingInputs = _fields(inputs, change)
+    return changed._replace(**{name: _fields(part, change) for name, part in nested.items() if part is not None})
 
 
 def _fields(part: Any, change: Callable[[Any], Any]) -> Any:

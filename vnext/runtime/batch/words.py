@@ -67,7 +67,8 @@ def _counted(penalties: Penalties | Counted) -> np.ndarray:
     """Each penalised row's counts as one word (uint64[P]), as `fed.due` computes it from its tokens. Only tokens with a count
     are weighed, whatever the vocabulary."""
     if isinstance(penalties, Counted):
-        return penalties.counted.view(np.uint64)
+        counted: np.ndarray = penalties.counted.view(np.uint64)
+        return counted
     sums = []
     for counts, is_prompt in zip(penalties.output_counts, penalties.prompt_mask):
         sampled, prompt = np.flatnonzero(counts), np.flatnonzero(is_prompt)
