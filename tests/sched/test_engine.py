@@ -99,6 +99,19 @@ def test_events_of_sources_come_before_the_decision(goes_out: bool):
     assert rest == (["PrefixCacheReset", "StepPlanned"] if goes_out else []) and source.asked == ["event"] * 3 + ["work"]
 
 
+@pytest.mark.parametrize("goes_out", [False, True])
+def test_a_plan_that_came_with_its_commit_ends_its_frame(goes_out: bool) -> None:
+    """Whoever carries it out looks for a plan at the end."""
+    source = Resets(0, goes_out)
+    engine = begun(source)
+    engine.arrive(arrival_of(0, PROMPT, max_tokens=4))
+    turned(engine)
+    engine.fold_last(StepCommitted(step=0, tokens=pack_tokens([21])))
+    source.left = 1
+    first, second = ([type(event) for event in ready.events] for ready in turned(engine))
+    assert first == [StepCommitted, StepPlanned] and second == [PrefixCacheReset]
+
+
 def test_a_source_that_is_off_is_not_asked_and_one_that_waits_bounds_the_wait():
     source = Resets(2, False)
     source.is_on = False

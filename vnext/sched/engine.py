@@ -18,7 +18,7 @@ import msgspec
 
 from vnext.sched.schedule import schedule
 from vnext.sched.turn import steady_turn
-from vnext.state.events import AnyEvent, StepCommitted, StepPlanned
+from vnext.state.events import AnyEvent, StepCommitted, StepPlanned, plan_of
 from vnext.state.fold_commit import MatchedSamples
 from vnext.state.laws import check_cheap
 from vnext.state.outputs import Going, Output, outputs, outputs_apart
@@ -133,6 +133,8 @@ class Engine:
         for source in self._sources:
             if source.is_on:
                 while (event := source.next_event(self.state)) is not None:
+                    if self._events and plan_of(self._events[-1]) is not None:  # fold_last's: it ends its frame
+                        yield self.take()
                     self.fold(event)
                     if source.goes_out:
                         yield self.take()
