@@ -12,7 +12,8 @@ from vnext.sched.shortage import SUFFICED, SUFFICED_MAX, is_stuck, patience, rai
 from vnext.state.digest import digest
 from vnext.state.errors import IllegalEvent
 from vnext.state.events import MemoryRanShort, StepLimitRaised
-from vnext.state.pool import pinned_count
+from vnext.state.laws import check
+from vnext.state.pool import free_blocks, pinned_count
 from vnext.state.state import State
 
 
@@ -31,8 +32,9 @@ def test_what_was_computed_keeps_its_names_and_what_was_not_has_none() -> None:
     engine.plan(), engine.plan()  # and three more that no rank computes
     assert named(engine) == 5
     state = lack(engine)
-    assert (named(engine), engine.running, engine.waiting, state.in_flight) == (2, [], [first], ())
-    assert (state.committed, state.planned) == (3, 3) and state.counters.preempted == 1
+    assert (named(engine), engine.running, engine.waiting, state.in_flight) == (2, [first], [], ())
+    assert (state.committed, state.planned) == (3, 3) and state.counters.preempted == 0
+    assert (state.rows.computed.tolist(), state.rows.blocks.tolist(), state.rows.preemption_count.tolist()) == ([8], [2], [1])
     assert (state.config.max_num_batched_tokens, state.lowered_from) == (4, 8)
     assert engine.plan() == {first: 4} and engine.state.in_flight[-1].starts.tolist() == [8]
 
@@ -46,6 +48,41 @@ def test_a_block_that_a_commit_named_and_no_step_completed_has_no_name() -> None
     assert named(engine) == 1 and engine.state.rows.computed.tolist() == [4]
     lack(engine)
     assert named(engine) == 0
+
+
+def test_rows_go_back_to_what_was_computed_without_the_steps_in_flight() -> None:
+    """Who decodes keeps a block that is not full; who hits a block that was to be written goes back before it; whose prompt is scored
+    begins anew."""
+    engine = Engine(block_size=4, pipeline_depth=3, max_num_batched_tokens=40)
+    decodes, scored = engine.arrive([1] * 5), engine.arrive([2] * 6, prompt_logprobs=1)
+    engine.step()
+    first = engine.arrive([3] * 9)
+    engine.plan()
+    second = engine.arrive([3] * 9)
+    engine.plan(), engine.plan()
+    before = engine.state.rows
+    assert engine.running == [decodes, scored, first, second] and before.computed.tolist() == [8, 9, 11, 10]
+    state = lack(engine)
+    assert engine.running == [decodes, scored, first, second] and not engine.waiting
+    assert state.rows.computed.tolist() == [5, 0, 0, 0] and state.rows.blocks.tolist() == [2, 0, 0, 0]
+    assert state.rows.placeholders.tolist() == [0] * 4 and len(free_blocks(state.pool)) == 14
+    check(state)
+    engine.run_out()
+
+
+def test_an_engine_whose_every_second_step_lacks_memory_comes_to_an_end() -> None:
+    engine = Engine(block_size=4, pipeline_depth=2, max_num_batched_tokens=16)
+    for number in range(3):
+        engine.arrive([number + 1] * 9, max_tokens=6)
+    for turn in range(400):
+        engine.plan()
+        if not engine.state.in_flight:
+            break
+        if turn % 2:
+            lack(engine)
+        else:
+            engine.commit(*[9] * int(engine.state.in_flight[0].samples.sum()))
+    assert not engine.state.requests and turn < 150
 
 
 @pytest.mark.parametrize("leaves", [True, False])

@@ -40,7 +40,7 @@ from vnext.state.fold_drafts import rounds
 from vnext.state.params import Sampling
 from vnext.state.preempt import row_tokens
 from vnext.state.state import State, label_of
-from vnext.state.traits import leaving
+from vnext.state.traits import leaving, loses_steps
 
 SWEEP_MIN = 32
 
@@ -74,7 +74,9 @@ class Redactor:
             case BlocksPromoted():
                 self._begin_promotion(before, event)
         traits = event.traits
-        if traits.leave.who != "nobody" and (rows := leaving(event, before.rows.id)):
+        if traits.leave.who != "nobody" and (
+            rows := range(len(before.rows)) if loses_steps(event) else leaving(event, before.rows.id)
+        ):
             self._leave(before, rows)
         if traits.transfer == "loses":
             self._promoted.clear()

@@ -1,13 +1,13 @@
 """Shortage: what an engine decides when a step lacks memory, and when steps may take more again. Pure.
 
-The step is cut in halves: nothing of it is known, and the next ones take at most half of its tokens. After SUFFICED steps that had
-enough, the limit is doubled; each time that this was too early, it waits twice as long.
+The step is cut in halves: nothing of it is known, and the next ones take at most half of its tokens, of the same rows where these
+can go back. After SUFFICED steps that had enough, the limit is doubled; each time that this was too early, it waits twice as long.
 """
 
 from __future__ import annotations
 
-from vnext.state.events import MemoryRanShort, StepLimitRaised
-from vnext.state.facilities.shortage import halved
+from vnext.state.events import MemoryRanShort, StepLimitRaised, StepRewound
+from vnext.state.facilities.shortage import halved, rewound
 from vnext.state.state import State
 
 SUFFICED, SUFFICED_MAX = 32, 4096
@@ -16,7 +16,8 @@ SUFFICED, SUFFICED_MAX = 32, 4096
 
 def ran_short(state: State, cause: str) -> MemoryRanShort:
     """The event of a shortage in the oldest step in flight."""
-    return MemoryRanShort(step=state.in_flight[0].step, limit=halved(state), cause=cause)
+    event = MemoryRanShort if rewound(state) is None else StepRewound
+    return event(step=state.in_flight[0].step, limit=halved(state), cause=cause)
 
 
 def is_stuck(state: State) -> bool:

@@ -6,9 +6,10 @@ from collections.abc import Collection
 
 import msgspec
 
+from vnext.sim.checks import fitting
 from vnext.sim.checks.plain_state import PlainState
 from vnext.state.errors import LawBroken
-from vnext.state.events import AnyEvent, MemoryRanShort, StepCommitted, StepLimitRaised
+from vnext.state.events import AnyEvent, MemoryRanShort, StepCommitted, StepLimitRaised, StepRewound
 from vnext.state.state import State, Transfer
 
 SPOILT = -11
@@ -59,7 +60,7 @@ def spoil(cache: list[list[int]], seen: PlainState) -> StepCommitted:
 
 
 def shortages_lose_nothing(before: PlainState, event: AnyEvent, after: PlainState) -> None:
-    """C6: behind a shortage nothing runs, and steps take half at most.
+    """C6: behind a shortage nothing runs, or all with what was computed before, and steps take half at most.
 
     Raises LawBroken.
     """
@@ -69,8 +70,28 @@ def shortages_lose_nothing(before: PlainState, event: AnyEvent, after: PlainStat
         raise LawBroken("C6", f"the engine started with {old.lowered_from or limit} tokens a step, and now says {most}")
     if isinstance(event, MemoryRanShort):
         half = max(sum(before.in_flight[0].counts) // 2, 1) if state.config.chunked_prefill else limit
-        left = after.id or state.in_flight or (state.planned, state.committed) != (old.planned, old.planned)
+        stay = before.id if isinstance(event, StepRewound) else []
+        left = after.id != stay or state.in_flight or (state.planned, state.committed) != (old.planned, old.planned)
         if left or now > half:
             raise LawBroken("C6", f"behind a shortage requests {after.id} run, and a step takes {now} tokens of {half}")
+        if stay and (after.computed, after.placeholders) != (computed_before(before), [0] * len(stay)):
+            raise LawBroken("C6", f"requests {stay} have {after.computed} tokens where {computed_before(before)} were computed")
     elif now < limit or (now > limit and not isinstance(event, StepLimitRaised)):
         raise LawBroken("C6", f"a step takes {now} tokens behind {type(event).__name__}, and took {limit}")
+
+
+def computed_before(seen: PlainState) -> list[int]:
+    """How many tokens each row has from steps that are over, in pages that no step in flight was to write; none where its result
+    needs every position of its prompt."""
+    size, starts = seen.state.config.block_size, dict(zip(zip(seen.id, seen.preemption_count), seen.computed))
+    for step in reversed(seen.in_flight):
+        starts |= {owner: start for owner, start in zip(step.owners, step.starts) if owner in starts}
+    found = list(starts.values())
+    flown = {owner for step in seen.in_flight for owner in step.owners}
+    pages = {page for owner, table, start in zip(starts, seen.tables, found) if owner in flown for page in table[start // size :]}
+    for row, owner in enumerate(starts):
+        if owner in flown:
+            shared = [place * size for place in range(found[row] // size) if seen.tables[row][place] in pages]
+            is_scored = fitting.needs_whole_prompt(seen.state.requests[owner[0]].sampling)
+            found[row] = 0 if is_scored else min([found[row], *shared])
+    return found

@@ -6,7 +6,7 @@ Token ids are little-endian int32 bytes.
     RequestAborted     engine core; scheduler      client gone, stop string found, shutdown
     StepPlanned        engine core; ranks          the decision, as its difference from the expected one
     StepCommitted      engine core; every rank     sampled tokens become part of the state (each rank knows its own)
-    PrefixCacheReset, DraftCostsMeasured, MemoryRanShort, StepLimitRaised    contents are forgotten; costs of drafts; sizes of steps
+    PrefixCacheReset, DraftCostsMeasured, MemoryRanShort, StepRewound, StepLimitRaised    forgotten; costs of drafts; sizes of steps
     AdapterLoaded, AdapterEvicted, EngineRecovered, RequestResumed    slots; the ranks' memory is gone; another engine had begun it
     EnginePaused, WeightsChanged, TierOpened, TierChanged, BlocksPromoted, PromotionEnded    who goes on; weights; blocks on disk
     ClockTicked, PinsYielded, BlocksHandedOver, BlocksReceived    time passes; pins end; blocks go to other engines; they come
@@ -335,6 +335,15 @@ class MemoryRanShort(Event, frozen=True, tag=23):
     )  # fmt: skip
 
 
+class StepRewound(MemoryRanShort, frozen=True, tag=25):
+    """Step `step` lacks memory: what is in flight is over, all go on from before it, steps take `limit` tokens at most."""
+
+    traits: ClassVar[Traits] = Traits(
+        lines=("memory ran short at step {step}, all go on from before it, steps take {limit} tokens at most: {cause}",),
+        public=("cause",), leave=Leave("back"), marks="engine",
+    )  # fmt: skip
+
+
 class StepLimitRaised(Event, frozen=True, tag=24):
     """Memory has sufficed: steps may take `limit` tokens."""
 
@@ -347,7 +356,7 @@ AnyEvent = (
     EngineStarted | RequestArrived | RequestAborted | StepPlanned | StepCommitted | PrefixCacheReset | AdapterLoaded
     | AdapterEvicted | EngineRecovered | RequestResumed | EnginePaused | WeightsChanged | TierOpened | TierChanged
     | BlocksPromoted | PromotionEnded | ClockTicked | PinsYielded | BlocksHandedOver | BlocksReceived
-    | DraftCostsMeasured | MemoryRanShort | StepLimitRaised
+    | DraftCostsMeasured | MemoryRanShort | StepRewound | StepLimitRaised
 )  # fmt: skip
 
 

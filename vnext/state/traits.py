@@ -17,9 +17,10 @@ TOKEN_BYTES, HASH_BYTES = 4, 16
 
 class Leave(msgspec.Struct, frozen=True):
     """Which running requests leave the batch by an event, before it is folded: "rows" are in its field `field`, "requests" have
-    the ids in it, and "everyone" leaves where the field has `value` (always without a field)."""
+    the ids in it, and "everyone" leaves where the field has `value` (always without a field). With "back" all stay, and
+    go back behind the steps in flight."""
 
-    who: Literal["nobody", "rows", "requests", "everyone"]
+    who: Literal["nobody", "back", "rows", "requests", "everyone"]
     field: str = ""
     value: str = ""
 
@@ -85,11 +86,16 @@ def everyone_leaves(event: Event) -> bool:
     return leave.who == "everyone" and (not leave.field or getattr(event, leave.field) == leave.value)
 
 
+def loses_steps(event: Event) -> bool:
+    """Whether the steps in flight are over behind this event, without tokens."""
+    return event.traits.leave.who == "back" or everyone_leaves(event)
+
+
 def leaving(event: Event, ids: Collection[int]) -> Sequence[int]:
     """The rows of the running requests `ids` (one of each row) that the event itself takes from the batch; a commit's ends are
     found by folding it. Not checked: of an illegal event they may be no rows."""
     leave = event.traits.leave
-    if leave.who == "nobody":
+    if leave.who in ("nobody", "back"):
         return ()
     if leave.who == "everyone":
         return range(len(ids)) if everyone_leaves(event) else ()

@@ -29,7 +29,7 @@ from vnext.replay.reading.window import ALWAYS, Window, add_window, asked_window
 from vnext.state.events import RequestArrived, RequestResumed
 from vnext.state.fold_commit import MatchedSamples
 from vnext.state.state import Request, State, StepInFlight
-from vnext.state.traits import everyone_leaves
+from vnext.state.traits import loses_steps
 
 TOP_MAX = 10_000
 PLURALS = {"client": "clients", "tenant": "tenants", "priority": "priorities", "model": "models", "request": "requests"}
@@ -129,7 +129,7 @@ class _Counting:
             self._committed(item.before.in_flight[0], item.before.rows.id[matched.rows], us)
         elif (plan := item.plan) is not None:
             self._planned_us[plan.step] = us
-        elif everyone_leaves(item.event):
+        elif loses_steps(item.event):
             self._planned_us.clear()
         if len(item.after.waiting) != len(item.before.waiting):
             self._waiting = self._queue(item.after)

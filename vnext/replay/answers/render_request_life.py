@@ -155,6 +155,8 @@ def reported(span: Span) -> str:
             return f"is preempted with {counted(first.tokens, 'token')} computed: {first.note}"
         case "recovered":
             return f"its ranks are replaced, {counted(first.tokens, 'token')} computed are lost: {first.note}"
+        case "reads":
+            return first.note
         case "ended":
             return f"ends: {first.note}"
         case "sampled":

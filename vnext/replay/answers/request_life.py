@@ -33,7 +33,7 @@ from vnext.state.facilities.adapters import slot_of
 from vnext.state.outputs import outputs
 from vnext.state.state import Request, Slot, State
 from vnext.state.store.rows import wants
-from vnext.state.traits import everyone_leaves, line_of, requests_of, transfer_of
+from vnext.state.traits import everyone_leaves, line_of, loses_steps, requests_of, transfer_of
 
 Kind = Literal["arrived", "reads", "admitted", "preempted", "recovered", "computed", "sampled", "ended"]
 
@@ -150,6 +150,8 @@ class _Story:
             self.tell(item, "reads", item.after.planned, 0, line_of(event))
         elif everyone_leaves(event):
             self._waits_again(item, f"{line_of(event)}: its tokens are computed anew")
+        elif loses_steps(event) and self.arrival is not None and self.id in item.before.rows.id:
+            self.tell(item, "reads", item.before.planned - 1, 0, line_of(event))
         if self.arrival is not None and isinstance(event, EnginePaused) and event.mode:
             self.waiting.wait("pause", self.us)
 

@@ -20,7 +20,7 @@ from vnext.replay.reading.times import STEP_US, Clock
 from vnext.sched.explain import bound_behind, explain, first_bound
 from vnext.state.events import AnyEvent, RequestAborted, RequestArrived, StepCommitted, StepPlanned
 from vnext.state.state import State, StepInFlight, Waiting
-from vnext.state.traits import everyone_leaves, line_of, requests_of
+from vnext.state.traits import everyone_leaves, line_of, loses_steps, requests_of
 
 ENGINE, REQUESTS = 1, 2
 STEPS_LANE = 1
@@ -143,6 +143,10 @@ class Timeline:
         for id_ in requests_of(event) if marks == "request" else ():
             if id_ in self._living:
                 self._instant(REQUESTS, self._living[id_].lane, now_us, line, "t")
+        if loses_steps(event):
+            for scheduled in before.in_flight:  # they end without a slice
+                self._planned_us.pop(scheduled.step, None)
+            self._reasoned = None
         if everyone_leaves(event):
             why = "its ranks are gone" if event.traits.transfer == "loses" else f"waits again: {line}"
             self._everyone_leaves(before, now_us, why)
@@ -208,15 +212,12 @@ class Timeline:
                     self._end(id_, now_us, "end")
 
     def _everyone_leaves(self, before: State, now_us: float | None, why: str) -> None:
-        """Steps in flight end without a slice, and every running request waits again."""
-        for scheduled in before.in_flight:
-            self._planned_us.pop(scheduled.step, None)
+        """Every running request waits again."""
         for id_ in before.rows.id.tolist():
             lived = self._living[id_]
             self._phase(lived, now_us)
             lived.waits, lived.note = True, ""
             self._instant(REQUESTS, lived.lane, now_us, why, "t")
-        self._reasoned = None
 
     def _began(self, step: int, now_us: float | None) -> float | None:
         """When the step committed now began; None if a time is unknown. A step that was planned before the previous

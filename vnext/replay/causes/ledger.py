@@ -37,7 +37,7 @@ from vnext.state.events import (
 from vnext.state.fold_commit import MatchedSamples
 from vnext.state.outputs import outputs
 from vnext.state.state import Request, State, StepInFlight
-from vnext.state.traits import everyone_leaves, line_of
+from vnext.state.traits import line_of, loses_steps
 
 LIMITS = ("sequences", "budget", "blocks")
 ASKED_AGAIN = 16
@@ -163,7 +163,7 @@ class _Writing:
                 self._stopped = self._stopped or "disk"
             case AdapterLoaded():
                 self._stopped = self._stopped or "adapter"
-        if everyone_leaves(event):
+        if loses_steps(event):
             self._planned.clear()
 
     # ---- steps ---------------------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from vnext.replay.reading.times import STEP_US, Clock
 from vnext.state.events import RequestAborted, RequestArrived, StepCommitted, generated_by
 from vnext.state.fold_commit import MatchedSamples
 from vnext.state.state import State, StepInFlight
-from vnext.state.traits import everyone_leaves
+from vnext.state.traits import everyone_leaves, loses_steps
 
 if TYPE_CHECKING:
     from vnext.replay.reading.folding import Folded
@@ -234,8 +234,8 @@ class LatencyCollector:
             for row in plan.preempted:
                 self._alive[int(before.rows.id[row])].preempted += 1
             self._planned(after, len(before.rows) - len(plan.preempted))
-        elif everyone_leaves(event):
-            self._recovered(before)
+        elif loses_steps(event):
+            self._lost_steps(before, everyone_leaves(event))
 
     # ---- event by event ------------------------------------------------------------------------------------------
 
@@ -248,13 +248,13 @@ class LatencyCollector:
             if alive.admitted_step == NONE:
                 alive.admitted_step, alive.cached = scheduled.step, int(scheduled.starts[scheduled.ids == id_][0])
 
-    def _recovered(self, before: State) -> None:
-        """Steps in flight never end, and the next token of each running request comes from a place in the queue."""
+    def _lost_steps(self, before: State, all_wait: bool) -> None:
+        """Steps in flight never end. Where `all_wait`, the next token of each running request comes from a place in the queue."""
         for scheduled in before.in_flight:
             self._planned_us.pop(scheduled.step, None)
         self._fall_behind(list(self._abreast))
         self._abreast, self._abreast_us = {}, None
-        for id_ in before.rows.id.tolist():
+        for id_ in before.rows.id.tolist() if all_wait else ():
             self._alive[id_].preempted += 1
 
     def _committed(self, event: StepCommitted, before: State, matched: MatchedSamples, us: float | None) -> None:

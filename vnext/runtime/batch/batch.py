@@ -128,7 +128,7 @@ class PersistentBatch:
         return found
 
     def drop_steps(self) -> None:
-        """The steps without samples are over, and all that are in the batch leave it with the next step."""
+        """The steps without samples are over, and who was in them leaves the batch, or takes a row anew, with the next step."""
         self._sampled.clear()
         self._decode_step = None
         self._owners, self._blocks = (b"", b""), b""

@@ -74,7 +74,7 @@ class Steps(Protocol):
         """Memory lacks for the step that `launch` was to start. Raises `error` where other ranks do not hear of it."""
 
     def drop(self) -> None:
-        """The steps that were launched and not waited for are over; everybody leaves the batch."""
+        """The steps that were launched and not waited for are over; who was in them leaves the batch, or takes a row anew."""
 
 
 def is_due(state: State, step: int) -> bool:

@@ -56,12 +56,13 @@ class ClientBook:
         self._since.clear()
 
     def _gained(self, before: PlainState, after: PlainState) -> Counter[ClientKey]:
-        """The tokens that an event computes for each client: of rows that were there, and of those that join behind their hits."""
-        had = dict(zip(zip(before.id, before.preemption_count), before.computed))
+        """The tokens that an event computes for each client, less what rows lose that go back: of rows that were there, and of
+        those that join behind their hits."""
+        had = dict(zip(before.id, before.computed))
         starts = dict(zip(after.in_flight[-1].ids, after.in_flight[-1].starts)) if after.in_flight else {}
         gained: Counter[ClientKey] = Counter()
-        for id_, preemptions, computed in zip(after.id, after.preemption_count, after.computed):
-            start = had.get((id_, preemptions))
+        for id_, computed in zip(after.id, after.computed):
+            start = had.get(id_)
             gained[self._keys[id_]] += computed - (starts[id_] if start is None else start)
         return gained
 

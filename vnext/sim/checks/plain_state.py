@@ -30,6 +30,11 @@ class Step(msgspec.Struct, frozen=True):
     owed: list[tuple[int, int]]
     drafts: list[int]
 
+    @property
+    def owners(self) -> list[tuple[int, int]]:
+        """(id, preemption_count) of each entry."""
+        return list(zip(self.ids, self.preemption_counts))
+
 
 class PlainState:
     """Never written after it was taken.
