@@ -18,7 +18,7 @@ from vnext.sched.ranking import places_best_first
 from vnext.state import pool as pools
 from vnext.state.allocate import allocate, fits, hit_tokens_of, new_page_count, prefix_hits, shared
 from vnext.state.config import SchedulerConfig
-from vnext.state.expected import first_up_to_inputs, in_turn, most_wanted
+from vnext.state.expected import Work, first_up_to_inputs
 from vnext.state.facilities.adapters import may_run
 from vnext.state.facilities.tier import transferring
 from vnext.state.pool import Pool
@@ -65,10 +65,10 @@ Verdict = tuple[int, int | Wait]
 """A place in the queue, and the tokens of its request or why it waits."""
 
 
-def admissions(state: State, running_tokens: int, running_pages: int) -> tuple[tuple[int, int], ...]:
-    """(place in the queue, tokens) of the requests that fit after the running rows have taken their pages, best first."""
+def admissions(state: State, work: Work) -> tuple[tuple[int, int], ...]:
+    """(place in the queue, tokens) of the requests that fit behind running rows that take what their `work` needs, best first."""
     config = state.config
-    budget = config.max_num_batched_tokens - running_tokens
+    budget = config.max_num_batched_tokens - work.tokens_sum
     room = admitted_max(state)
     if budget <= 0 or room <= 0 or not state.waiting:
         return ()
@@ -76,10 +76,10 @@ def admissions(state: State, running_tokens: int, running_pages: int) -> tuple[t
     if not places:
         return ()
     blocks, status = pool.prefix_index.blocks(), pool.status.values()
-    if kept_out(config, blocks, status, state.waiting[places[0]], budget, pool.free - running_pages):
+    if kept_out(config, blocks, status, state.waiting[places[0]], budget, pool.free - work.pages_sum):
         return ()
     admitted: list[tuple[int, int]] = []
-    for place, verdict in verdicts(state, places, running_tokens, running_pages):
+    for place, verdict in verdicts(state, places, work):
         if isinstance(verdict, Wait):
             break
         admitted.append((place, verdict))
@@ -112,13 +112,12 @@ def admitted_max(state: State) -> int:
     return 0 if (wants(state.rows) > 1).any() else min(room, 1)
 
 
-def verdicts(state: State, places: Sequence[int], running_tokens: int, running_pages: int) -> Iterator[Verdict]:
-    """One verdict for each of these places in the queue, best first, behind running rows that take so many tokens and pages. No
+def verdicts(state: State, places: Sequence[int], work: Work) -> Iterator[Verdict]:
+    """One verdict for each of these places in the queue, best first, behind running rows that take what their `work` needs. No
     request overtakes one that waits."""
     config, room = state.config, admitted_max(state)
-    budget = config.max_num_batched_tokens - running_tokens
-    pool = pools.take(state.pool, running_pages)[0] if budget > 0 else state.pool
-    inputs = most_wanted(state, in_turn(state))[1] if config.inputs_a_step else 0
+    budget, inputs = config.max_num_batched_tokens - work.tokens_sum, work.inputs
+    pool = pools.take(state.pool, work.pages_sum)[0] if budget > 0 else state.pool
     joins: tuple[Waiting, np.ndarray, int] | None = None  # whose blocks the pool does not have yet: mostly nobody looks at it again
     for number, place in enumerate(places):
         waiting = state.waiting[place]

@@ -44,7 +44,7 @@ def explain(state: State) -> Explanation:
     moving, queue = transferring(state), state.waiting
     places = [place for place in places_best_first(state, len(queue)) if queue[place].id not in moving]
     admitted, waits = list[tuple[int, int]](), list[Wait]()
-    for place, verdict in verdicts(state, places, work.tokens_sum, work.pages_sum):
+    for place, verdict in verdicts(state, places, work):
         waits.append(verdict) if isinstance(verdict, Wait) else admitted.append((place, verdict))
     waits += [Wait(id=entry.id, why="disk", need=0, have=0) for entry in queue if entry.id in moving]
     if state.paused:

@@ -24,7 +24,7 @@ def schedule(state: State) -> StepPlanned | None:
     work = expected_work(state)
     if work.pages_sum > state.pool.free:
         return make_room(state)
-    admitted = admissions(state, work.tokens_sum, work.pages_sum)
+    admitted = admissions(state, work)
     if work.tokens_sum == 0 and not admitted:
         return None
     return StepPlanned(step=state.planned, admitted=admitted)

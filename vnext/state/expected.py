@@ -29,7 +29,7 @@ class Work(msgspec.Struct, frozen=True):
     """The work of one step: new tokens of each row and the blocks it lacks for them (int64[R] each, never written again).
 
     `tokens_sum` is the sum of the tokens, `pages_sum` the number of pages that all these blocks take. `drafts` int64[R]: how
-    many of the tokens are drafts; None without speculation.
+    many of the tokens are drafts; None without speculation. `inputs` is how many inputs admitted requests may begin.
     """
 
     tokens: np.ndarray
@@ -37,6 +37,7 @@ class Work(msgspec.Struct, frozen=True):
     tokens_sum: int
     pages_sum: int
     drafts: np.ndarray | None = None
+    inputs: int = 0
 
 
 def expected_work(state: State, drafts: bool = True) -> Work:
@@ -52,7 +53,7 @@ def expected_work(state: State, drafts: bool = True) -> Work:
         drafted, total = expected_drafts(state.config, state.rows, work.tokens)
         if not total:
             return msgspec.structs.replace(work, drafts=drafted)
-        drafting = work_of(state, work.tokens + drafted, drafted)
+        drafting = work_of(state, work.tokens + drafted, drafted, work.inputs)
         if drafting.pages_sum <= state.pool.free:
             return drafting
     return msgspec.structs.replace(work, drafts=np.zeros_like(work.tokens))
@@ -84,26 +85,22 @@ def _without_drafts(state: State) -> Work:
 
 def _up_to_edges(state: State) -> Work:
     """As `columns.expected`, cut where snapshots of recurrent layers are taken and where more inputs would begin than may."""
-    most = most_wanted(state, in_turn(state))[0]
-    before = np.cumsum(most) - most
-    return work_of(state, np.minimum(np.maximum(state.config.max_num_batched_tokens - before, 0), most))
-
-
-def most_wanted(state: State, turn: np.ndarray) -> tuple[np.ndarray, int]:
-    """The tokens that each row of `turn` (bool[R]) may take without others' (int64[R]), and how many inputs others may begin."""
     config, rows = state.config, state.rows
-    most = wants(rows) * turn
+    most = wants(rows) * in_turn(state)
     if config.long_prefill_token_threshold:
         most = np.minimum(most, config.long_prefill_token_threshold)
-    return up_to_inputs(state, cut(config, rows, most))
+    most, inputs = up_to_inputs(state, cut(config, rows, most))
+    before = np.cumsum(most) - most
+    return work_of(state, np.minimum(np.maximum(config.max_num_batched_tokens - before, 0), most), inputs=inputs)
 
 
-def work_of(state: State, tokens: np.ndarray, drafts: np.ndarray | None = None) -> Work:
-    """The work of computing the given number of tokens in each row, of which `drafts` are drafts (int64[R] each)."""
+def work_of(state: State, tokens: np.ndarray, drafts: np.ndarray | None = None, inputs: int = 0) -> Work:
+    """The work of computing the given number of tokens in each row, of which `drafts` are drafts (int64[R] each), with so many
+    inputs left for others."""
     config, rows = state.config, state.rows
     need = np.empty(len(rows), dtype=np.int64)
     blocks = columns.impl.needed(rows.cells, tokens, need, config.block_size)
-    return Work(tokens, need, int(tokens.sum()), blocks * config.group_count, drafts)
+    return Work(tokens, need, int(tokens.sum()), blocks * config.group_count, drafts, inputs)
 
 
 # ---- inputs --------------------------------------------------------------------------------------------------------

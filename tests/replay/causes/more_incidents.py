@@ -5,6 +5,7 @@ Own no checks; each is made as those of incidents.py.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 
 import msgspec
@@ -34,6 +35,7 @@ from vnext.state.events import (
     WeightsChanged,
 )
 from vnext.state.state import State
+from vnext.state.store.inputs import DIGEST_SIZE, input_tokens
 
 
 def core_killed() -> Incident:
@@ -172,10 +174,20 @@ def late_grammars() -> Incident:
     return Incident(cause="none", story=Story(config=config(), clients=asked(12, 2_000_000)))
 
 
+def albums() -> Incident:
+    """Ten images in each of most prompts, and steps that encode one: who comes waits for the images of those before."""
+    clients = []
+    for number in range(40):
+        rng = random.Random(number)
+        images = [token for _ in range(10) for token in input_tokens(rng.randbytes(DIGEST_SIZE), 64).tolist()]
+        clients.append(Coming(at_us=60_000 * number, prompt=[*images, 7], answer=20, client=CLIENTS[number % 3]))
+    return Incident(cause="inputs", story=Story(config=config(inputs_a_step=1), clients=[*clients, *asked(30, 80_000)]))
+
+
 MORE: dict[str, Callable[[], Incident]] = {
     each.__name__: each
     for each in (
         core_killed, draft_collapse, periodic_stalls, cold_start, throttled, weights_again, breaker_of_one, two_slots, dead_replica,
-        retries, preemption_storm, tier_thrash, clock_step, late_grammars,
+        retries, preemption_storm, tier_thrash, clock_step, late_grammars, albums,
     )
 }  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import get_args
 
 import incidents
 import more_incidents
@@ -13,9 +14,10 @@ from log_drive import record
 from vnext.replay.causes import part
 from vnext.replay.causes.charging import charges
 from vnext.replay.causes.explain import HEADLINES, Asked, explained
-from vnext.replay.causes.ledger import ledger
+from vnext.replay.causes.ledger import ledger, reason_word
 from vnext.replay.cli.main import main
 from vnext.replay.reading.source import UnusableLog, open_log
+from vnext.sched.admission import Why
 
 
 @pytest.fixture(scope="module")
@@ -41,6 +43,10 @@ def test_the_true_cause_is_first_of_later_kinds_too(tmp_path, name) -> None:
 def test_there_are_incidents_of_most_causes() -> None:
     causes = {make().cause for make in incidents.INCIDENTS.values()}
     assert len(incidents.INCIDENTS) >= 30 and causes <= {*HEADLINES, "none"} and len(causes) >= 21
+
+
+def test_there_is_a_sentence_for_each_reason_of_the_scheduler() -> None:
+    assert {reason_word(why) for why in get_args(Why)} <= {*HEADLINES}
 
 
 def first_cause(log_dir: Path) -> str:

@@ -39,7 +39,7 @@ ADMISSION = [
     bug(
         "blocks of running rows are thought free",
         "sched.admission",
-        "pools.take(state.pool, running_pages)",
+        "pools.take(state.pool, work.pages_sum)",
         "pools.take(state.pool, 0)",
         "IllegalEvent",
     ),
@@ -102,8 +102,8 @@ ADMISSION = [
     bug(
         "the head of the line is stuck",
         "sched.admission",
-        "    for place, verdict in verdicts(state, places, running_tokens, running_pages):",
-        "    for place, verdict in verdicts(state, places[1:], running_tokens, running_pages):",
+        "    for place, verdict in verdicts(state, places, work):",
+        "    for place, verdict in verdicts(state, places[1:], work):",
         "S3",
     ),
     bug("admission stops after one", "sched.admission", "if budget == 0:", "if True:", "S3"),

@@ -41,7 +41,7 @@ PREEMPTED_SHARE = 0.25
 """With so many preemptions for each request, waiting for pages is due to them."""
 ROOM_GAIN = 1.5
 """Where twice the work takes less than this many times as long, a larger limit serves more."""
-WAITS = ("sequences", "budget", "blocks", "order", "microbatch")
+WAITS = ("sequences", "budget", "blocks", "order", "microbatch", "inputs")
 
 
 class Charge(NamedTuple):
@@ -218,8 +218,8 @@ def _behind(charging: _Charging, entry: Entry, why: str, long: float) -> str:
         return "client"
     if why == "order":
         return "priority"
-    if why == "blocks":
-        return "blocks"
+    if why in ("blocks", "inputs"):
+        return why
     tokens, requests, *rest = entry.features
     if charging.model is None or why == "microbatch":
         return why

@@ -53,6 +53,7 @@ HEADLINES = {
     "adapter": "requests waited until a slot held their adapter (--max-loras {loras})",
     "disk": "requests waited for blocks to be read from disk",
     "priority": "requests of less priority waited while later ones were served",
+    "inputs": "requests waited for images and sounds before them: a step encodes {inputs} at most",
     "microbatch": "requests waited for the turn of their part of the batch",
     "order": "requests waited behind others",
 }
@@ -185,7 +186,10 @@ class _Words:
 
 
 def _limits(config: SchedulerConfig) -> dict[str, object]:
-    return {"budget": config.max_num_batched_tokens, "sequences": config.max_num_seqs, "loras": config.max_loras}
+    return {
+        "budget": config.max_num_batched_tokens, "sequences": config.max_num_seqs, "loras": config.max_loras,
+        "inputs": config.inputs_a_step,
+    }  # fmt: skip
 
 
 def _clock(seconds: float | None) -> str:

@@ -202,7 +202,7 @@ class _Writing:
             if self._counts(entry.id):
                 wait = reasons.get(entry.id)
                 first = reasons.get(wait.behind, wait) if wait is not None else None
-                why = _reason(first.why) if first is not None else "order"
+                why = reason_word(first.why) if first is not None else "order"
                 why = "memory" if why == "budget" and before.lowered_from else why
                 found["order" if why in LIMITS and entry.id < latest else why] += 1
         self._asked = (item.after.waiting, item.before.planned, found)
@@ -301,7 +301,7 @@ def _life(each: Request | RequestArrived, came_us: float | None) -> Life:
     return Life(prompt=len(each.prompt) // 4, client=each.client, priority=each.priority, came_us=came_us, name=each.name)
 
 
-def _reason(why: str) -> str:
+def reason_word(why: str) -> str:
     """The scheduler's word, with one for each kind of lacking pages."""
     return {"room": "blocks", "preempted": "blocks", "caution": "crash", "states": "blocks"}.get(why, why)
 
