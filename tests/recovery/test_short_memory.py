@@ -16,10 +16,12 @@ from vnext.replay.reading.source import open_log
 from vnext.runtime.batch.step_inputs import StepInputs
 from vnext.runtime.engine import recovery
 from vnext.runtime.processes.launch import DEMO_MODEL
+from vnext.runtime.rank import replica
 from vnext.runtime.rank.runner import ModelRunner
 from vnext.sched import shortage
 from vnext.sim.rng import Rng
-from vnext.state.events import AnyEvent, MemoryRanShort, StepLimitRaised
+from vnext.state.events import AnyEvent, EngineRecovered, MemoryRanShort, StepLimitRaised
+from vnext.state.state import State
 
 COUNT = 200
 ERRORS: tuple[Exception, ...] = (
@@ -96,4 +98,21 @@ def test_no_stream_is_lost_and_no_text_differs(tmp_path: Path, way: str, monkeyp
     assert len(found) == shim.given == (COUNT if way == "plain" else 40) and not shim.left
     assert all(event.cause.startswith("rank 0 lacks memory") for event in found)
     assert any("1.5 GiB" in event.cause for event in found) and any(isinstance(event, StepLimitRaised) for event in events)
+    assert replay(["verify", "--laws", str(log_in(tmp_path / "short"))]) == 0
+
+
+def test_memory_that_lacks_for_the_report_of_a_step_is_a_shortage_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng, details = Rng(3), replica.details
+
+    def lacking(state: State) -> tuple[int, ...]:
+        if rng.happens(10):
+            raise MemoryError
+        return details(state)
+
+    right = answers(tmp_path / "calm")
+    monkeypatch.setattr(replica, "details", lacking)
+    monkeypatch.setattr(recovery, "STUCK_S", 0.0)
+    assert answers(tmp_path / "short", digest_interval=1) == right
+    found = [type(event) for event in events_of(tmp_path / "short")]
+    assert sum(issubclass(each, MemoryRanShort) for each in found) >= 5 and EngineRecovered not in found
     assert replay(["verify", "--laws", str(log_in(tmp_path / "short"))]) == 0

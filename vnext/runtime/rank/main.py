@@ -45,7 +45,7 @@ def main() -> int:
         try:
             serve(settings, results)
         except START_ERRORS as error:
-            results.send(encoder.encode(RankFailed(rank=settings.rank, message=str(error))))
+            results.send(encoder.encode(RankFailed(rank=settings.rank, message=str(error) or "memory lacks")))
             return 2
         except RankLost as error:  # the engine core, if it is alive, is about to notice by itself
             print(f"rank {settings.rank} stops: {error}", file=sys.stderr)

@@ -121,16 +121,19 @@ class Rank:
             self._launch(plan.step)
 
     def _launch(self, step: int) -> None:
-        """Have the newest step computed, unless memory lacks for it or for one before it."""
+        """Have the newest step computed, unless memory lacks for it, its report, or a step before it."""
         if not self._short:
             try:
+                report = self._report(step, is_due(self._state, step))
                 self.steps.launch(self._state)
+                self._asked.append(report)
+                return
             except Exception as error:  # torch has several for one thing
                 if not (why := shortage_of(error, self._rank)):
                     raise
                 self.steps.give_up(error)
                 self._short = why
-        self._asked.append(replace(self._report(step), short=self._short))
+        self._asked.append(replace(self._report(step, False), short=self._short))
 
     def _do(self, request: RankRequest | AnyCommand) -> None:
         """What the engine core asks for beside the events."""
@@ -164,8 +167,8 @@ class Rank:
         reported = {name: getattr(computed, name) for name in names}
         self._completed.append(replace(report, seconds=computed.seconds, fed=computed.fed, **reported))
 
-    def _report(self, step: int) -> StepResult:
-        state, due = self._state, is_due(self._state, step)
+    def _report(self, step: int, due: bool) -> StepResult:
+        state = self._state
         return StepResult(
             rank=self._rank,
             step=step,
