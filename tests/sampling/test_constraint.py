@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import random
 from pathlib import Path
@@ -48,6 +49,18 @@ def drawn(matcher: Matcher, rng: random.Random) -> list[int]:
         matcher.take(tokens[-1])
         assert len(tokens) < 400
     return tokens
+
+
+def test_memory_that_lacks_for_a_grammar_is_not_the_grammars_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lacking(vocabulary: Vocabulary, grammar: str) -> LLMatcher:
+        raise OSError(error, "what the system says")
+
+    monkeypatch.setattr(Vocabulary, "compiled", lacking)
+    error = errno.EACCES
+    assert "what the system says" in Matcher(Constraint(grammar=GRAMMAR), VOCABULARY).error
+    error = errno.ENOMEM
+    with pytest.raises(MemoryError, match="what the system says"):
+        Matcher(Constraint(grammar=GRAMMAR), VOCABULARY)
 
 
 def test_whatever_is_drawn_keeps_the_schema() -> None:

@@ -11,6 +11,7 @@ The fold knows no clock: a grammar that exceeds llguidance's limits fails at the
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterable, Sequence
 from copy import copy
 from functools import cached_property
@@ -236,6 +237,8 @@ class Matcher:
         try:
             self._grammar = self._vocabulary.compiled(self._constraint.grammar).deep_copy()
         except (OSError, ValueError) as error:
+            if isinstance(error, OSError) and error.errno == errno.ENOMEM:  # the step's trouble, not the request's
+                raise MemoryError(error.strerror) from error
             self._fail(f"the model's tokenizer cannot be read: {error}")
             return
         if self._grammar.is_error():
