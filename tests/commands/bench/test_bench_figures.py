@@ -132,6 +132,23 @@ def test_a_line_that_comes_in_two_reads_is_one() -> None:
     assert [piece.tokens for piece in stream.pieces()] == [1]
 
 
+def test_a_message_counts_what_the_cache_had() -> None:
+    """Anthropic's input_tokens leave out the tokens that were read from the cache."""
+    stream = Stream()
+    usage = {"input_tokens": 3, "cache_read_input_tokens": 40, "cache_creation_input_tokens": None, "output_tokens": 0}
+    events = [
+        {"type": "message_start", "message": {"usage": usage}},
+        {"type": "content_block_delta", "delta": {"type": "thinking_delta", "thinking": "a"}},
+        {"type": "content_block_delta", "delta": {"type": "text_delta", "text": "b"}},
+        {"type": "content_block_delta", "delta": {"type": "signature_delta", "signature": "s"}},
+        {"type": "message_delta", "delta": {"stop_reason": "end_turn"}, "usage": {"output_tokens": 2}},
+    ]  # fmt: skip
+    for at_s, event in enumerate(events):
+        stream.read(b"data: " + json.dumps(event).encode() + b"\n\n", at_s)
+    assert (stream.prompt_tokens, stream.token_count, stream.text) == (43, 2, "ab")
+    assert stream.pieces() == (Piece(1, 1), Piece(2, 1))
+
+
 def test_a_busy_machine_and_a_slow_client_get_a_word() -> None:
     assert busy_notes(0.1) == [] and "kept 1.5 of" in busy_notes(1.5)[0]
     assert client_notes({"client_late_p99_ms": 1.0, "client_cores": 0.3}) == []

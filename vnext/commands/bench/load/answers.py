@@ -64,18 +64,22 @@ class PromptDetails(msgspec.Struct):
 
 
 class Usage(msgspec.Struct):
-    """The tokens of a request until now; those of /v1/messages and /v1/responses have other names."""
+    """The tokens of a request until now. /v1/messages and /v1/responses have other names, and the former counts what the cache had
+    apart."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
     input_tokens: int = 0
     output_tokens: int = 0
+    cache_read_input_tokens: int | None = None
+    cache_creation_input_tokens: int | None = None
     prompt_tokens_details: PromptDetails | None = None
 
     @property
     def read(self) -> int:
         """Tokens of the prompt."""
-        return self.prompt_tokens or self.input_tokens
+        cached = (self.cache_read_input_tokens or 0) + (self.cache_creation_input_tokens or 0)
+        return self.prompt_tokens or self.input_tokens + cached
 
     @property
     def written(self) -> int:
