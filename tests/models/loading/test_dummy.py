@@ -34,6 +34,7 @@ MORE = {
     "Gemma4ForConditionalGeneration": {
         "text_config": {**BASE, "head_dim": 16, "global_head_dim": 32, "vocab_size_per_layer_input": VOCAB_SIZE}, "audio_config": {},
     },
+    "Gemma4UnifiedForConditionalGeneration": {"text_config": {**BASE, "head_dim": 16, "global_head_dim": 32}, "audio_config": {}},
     **dict.fromkeys(
         ("Idefics3ForConditionalGeneration", "SmolVLMForConditionalGeneration"),
         {"text_config": {**BASE, "model_type": "llama"}, "vision_config": {"image_size": 32, "patch_size": 8}},

@@ -22,7 +22,7 @@ from vnext.models.registry import family
 SHOWN = 4
 HARMLESS_TENSORS = re.compile(
     r"rotary_emb\.inv_freq$|\b(attn|attention)\.(masked_)?bias$|\bact_fn\.(beta|eps)$|"
-    r"\b(vision|audio)_tower\.|\bembed_(vision|audio)\.|\bvisual\.|^model\.(vision_model|connector|encoder)\.|"
+    r"\b(vision|audio)_tower\.|\bvision_embedder\.|\bembed_(vision|audio)\.|\bvisual\.|^model\.(vision_model|connector|encoder)\.|"
     r"\bmulti_modal_projector\.|\bmtp_layers\.|"
     r"\bembeddings\.position_ids$|\bpooler\.dense\.(weight|bias)$|"
     r"\.((input|output)_(global_)?scale|[qkv]_scale|weight_shape|(weight_)?g_idx|weight_format|weight\.quant_state\.\w+)$"
@@ -56,6 +56,7 @@ HARMLESS = frozenset(
     apply_spec_augment classifier_proj_size decoder_layerdrop encoder_layerdrop init_std mask_feature_length
     mask_feature_min_masks mask_feature_prob mask_time_length mask_time_min_masks mask_time_prob median_filter_width
     altup_coef_clip audio_soft_tokens_per_image vision_soft_tokens_per_image
+    enable_moe_fp32_combine moe_shared_expert_overlap mtp_hybrid_override_pattern mtp_layers_block_type use_post_norm
     """.split()
 )
 """Members of config.json that change no answer, or that are read elsewhere."""
