@@ -2,6 +2,7 @@
 
     python -m perf.whisper --fetch                                        # into the folder of models, once: 150 MB
     python -m perf.whisper --beside ENV/bin/python --json FILE            # ENV: pip install faster-whisper; on a quiet machine
+    python -m perf.whisper --beside ENV/bin/python --joined --json FILE   # all sentences as one sound of three minutes
 
 Owns the way from CTranslate2's format, which the package registry has, to the hub's. Both programs hear the same WAV files, one
 after the other, on as many threads, greedily or by five beams. faster-whisper has zeros behind a short sound's spectrogram, where
@@ -217,6 +218,17 @@ def spoken(sentences: Sequence[str], folder: Path) -> list[Path]:
     return paths
 
 
+def joined(paths: Sequence[Path], folder: Path) -> Path:
+    """One WAV file of all, with half a second between them."""
+    with wave.open(str(found := folder / "joined.wav"), "wb") as out:
+        for path in paths:
+            with wave.open(str(path)) as file:
+                if path == paths[0]:
+                    out.setparams(file.getparams())
+                out.writeframes(file.readframes(file.getnframes()) + bytes(file.getsampwidth() * (file.getframerate() // 2)))
+    return found
+
+
 def seconds_of(path: Path) -> float:
     with wave.open(str(path)) as file:
         return file.getnframes() / file.getframerate()
@@ -259,7 +271,7 @@ def by_vnext(paths: Sequence[Path], threads: int, timed: bool = False, beams: in
             answer = httpx.post(f"{server.url}/v1/audio/transcriptions", data=form, files=files, timeout=600)
             return str(answer.raise_for_status().json()["text"])
 
-        asked(paths[0])
+        asked(spoken(["Good morning."], Path(folder))[0])  # none of those that are measured, which the cache would know
         begin_s = time.monotonic()
         return [asked(path) for path in paths], time.monotonic() - begin_s
 
@@ -290,6 +302,7 @@ def main() -> None:
     parser = parser_of(__doc__)
     parser.add_argument("--fetch", action="store_true", help="fetch the model, and no more")
     parser.add_argument("--beside", default="", help="the Python of an environment with faster-whisper")
+    parser.add_argument("--joined", action="store_true", help="all sentences as one sound")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=3)
     options, before = parser.parse_args(), machine()
@@ -298,7 +311,9 @@ def main() -> None:
         return
     found: dict[str, list[tuple[float, float]]] = {}
     with tempfile.TemporaryDirectory() as folder:
-        paths = spoken(SENTENCES, Path(folder))
+        paths, sentences = spoken(SENTENCES, Path(folder)), SENTENCES
+        if options.joined:
+            paths, sentences = [joined(paths, Path(folder))], [" ".join(SENTENCES)]
         seconds = sum(map(seconds_of, paths))
         runs = {"vnext": lambda: by_vnext(paths, options.threads), "vnext, with times": lambda: by_vnext(paths, options.threads, True)}
         runs["vnext, with times, beams: 5"] = lambda: by_vnext(paths, options.threads, True, 5)
@@ -309,7 +324,7 @@ def main() -> None:
         for _ in range(options.rounds):
             for name, run in runs.items():
                 texts, took_s = run()
-                found.setdefault(name, []).append((error_rate(SENTENCES, texts), took_s / seconds))
+                found.setdefault(name, []).append((error_rate(sentences, texts), took_s / seconds))
                 print(f"{name}: word errors {found[name][-1][0]:.2f} %, real-time factor {found[name][-1][1]:.3f}", file=sys.stderr)
     if options.json:
         measured = {name: dict(zip(("word_errors_percent", "real_time_factor"), zip(*each))) for name, each in found.items()}
