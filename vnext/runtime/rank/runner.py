@@ -115,14 +115,12 @@ class ModelRunner:
         self.path, self.weights_path = path, str(path)
         self.config = config or load_config(path)
         self.device = str(device)
-        self.dtype, quantization = choose_numbers(dtype, self.config, quantization, self.device_type)
-        self._is_host = self.device_type == "cpu" and serves(self.dtype, weight_formats(quantization).products)
+        self.dtype, self._quantization = choose_numbers(dtype, self.config, quantization, self.device_type)
         self._dtype = host_dtype(self.dtype) if self._is_host else torch_dtype(self.dtype)
-        self.kv_cache_dtype, self._kv_dtype = kv_cache_dtype, cache_dtype(kv_cache_dtype, self._dtype)
-        self.invariance = self._invariance(deterministic, quantization)
+        self.kv_cache_dtype = kv_cache_dtype
+        self.invariance = self._invariance(deterministic, self._quantization)
         self.parallel = parallel = replace(parallel, is_exact=self.invariance.holds)
         self.targets, self.kept = list[Target](), Kept()
-        self._quantization = quantization
         self._params = self._load(progress, packed_weights_dir)
         self.adapters = self.adapter_slots(max_lora_rank) if max_lora_rank else None
         self.regions: AdapterRegions | None = None  # of a device: where the adapters are
@@ -138,6 +136,15 @@ class ModelRunner:
     def device_type(self) -> str:
         """The kind of device."""
         return self.device.partition(":")[0]
+
+    @property
+    def _is_host(self) -> bool:
+        """Whether the CPU kernels compute."""
+        return self.device_type == "cpu" and serves(self.dtype, weight_formats(self._quantization).products)
+
+    @property
+    def _kv_dtype(self) -> Any:
+        return cache_dtype(self.kv_cache_dtype, self._dtype)
 
     def _invariance(self, asked: bool | None, quantization: str) -> Invariance:
         if self.device_type != "cpu":
