@@ -24,7 +24,7 @@ import psutil
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from attack_server import SLOW, Attack, Outcome, Serve, nothing, run, serving  # noqa: E402  (needs the path above)
+from attack_server import SLOW, Attack, Outcome, Serve, nothing, posted, raw, run, serving  # noqa: E402  (needs the path above)
 
 from vnext.commands.bench.load.client import COMPLETIONS, Client  # noqa: E402
 from vnext.commands.bench.load.generator import Request, keep_sending  # noqa: E402
@@ -40,6 +40,7 @@ SENDERS = 16
 CONNECTIONS = 1_200
 BATCH_LINES = 500
 UPLOADS, UPLOAD_BYTES, LINE_BYTES = 4, 100_000_000, 190_000_000
+LINE_ENDS = 10_000_000
 READERS = 48
 FLOOD, FEW_ROWS, ANSWER_S = 1_000, ("--max-num-seqs", "16"), 60.0
 TICKET = {"folder": "/x", "addresses": ["127.0.0.1:9"], "seal": "\u00e9"}
@@ -141,6 +142,13 @@ async def long_line(url: str, seconds: float) -> Outcome:
     return outcome
 
 
+def begun_late() -> bytes:
+    """The upload of a form whose first boundary comes late."""
+    body = b"\n" * LINE_ENDS + b"--x--\r\n"
+    head = f"Authorization: Bearer {KEY}\r\nContent-Length: {len(body)}\r\n"
+    return posted("/v1/files", "multipart/form-data; boundary=x", body, head)
+
+
 async def unread(url: str, seconds: float) -> Outcome:
     """Ask for long streams and read nothing of them."""
     host, port = url.removeprefix("http://").split(":")
@@ -215,9 +223,10 @@ ATTACKS: dict[str, tuple[Serve, Attack]] = {
     f"a batch of {BATCH_LINES} for a key of {REQUESTS_PER_MINUTE} a minute": (decoding, batch),
     f"{UPLOADS} uploads of {UPLOAD_BYTES // 10**6} MB at once": (decoding, uploads),
     f"a batch's line of {LINE_BYTES // 10**6} MB": (decoding, long_line),
+    f"forms behind {LINE_ENDS // 10**6} M empty rows": (decoding, raw(begun_late, 1)),
     f"{READERS} readers that read nothing": (decoding, unread),
-    f"{FLOOD:,} answers of one key, fcfs": (partial(guarded, FEW_ROWS), flood),
-    f"{FLOOD:,} answers of one key, fair": (partial(guarded, (*FEW_ROWS, "--scheduling-policy", "fair")), flood),
+    f"{FLOOD:,} answers of one key, fcfs": (partial(guarded, (*FEW_ROWS, "--scheduling-policy", "fcfs")), flood),
+    f"{FLOOD:,} answers of one key, fair": (partial(guarded, FEW_ROWS), flood),
 }
 
 if __name__ == "__main__":

@@ -42,6 +42,7 @@ SETTLE_S = 1.0
 DRAIN_TIMEOUT_S = 120.0
 IDLE_CONNECTIONS = 2_000
 STREAM = json.dumps({"prompt": "Once upon a time", "stream": True, "max_tokens": 16, "ignore_eos": True}).encode()
+CHUNKS = b"1\r\n \r\n" * 2_000_000 + b"0\r\n\r\n"
 SLOW = (
     "{% for m in messages %}{% if 'slow' in m.content %}{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}"
     "{% endfor %}{% endif %}{{ m.content }}{% endfor %}"
@@ -113,6 +114,39 @@ async def idle(url: str, seconds: float) -> Outcome:
     return outcome
 
 
+def posted(path: str, kind: str, body: bytes, head: str = "") -> bytes:
+    """The bytes of a request whose connection ends behind it. `kind`: the body's type; `head`: more headers, or its length."""
+    length = head or f"Content-Length: {len(body)}\r\n"
+    return f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: {kind}\r\n{length}Connection: close\r\n\r\n".encode() + body
+
+
+def raw(make: Callable[[], bytes], senders: int = 2) -> Attack:
+    """Sends bytes, from each of some senders, and reads the status."""
+
+    async def attack(url: str, seconds: float) -> Outcome:
+        end_s, outcome = time.monotonic() + seconds, Outcome()
+
+        async def send() -> None:
+            while time.monotonic() < end_s:
+                reader, writer = await asyncio.open_connection(urlsplit(url).hostname, urlsplit(url).port)
+                with contextlib.suppress(ConnectionError):
+                    writer.write(make())
+                    await writer.drain()
+                with contextlib.suppress(ConnectionError):
+                    outcome[(await reader.readline())[9:12].decode() or "closed"] += 1
+                writer.close()
+
+        await asyncio.gather(*[send() for _ in range(senders)])
+        return outcome
+
+    return attack
+
+
+def bracketed() -> bytes:
+    """A request with a content type of its own, which takes its reader long."""
+    return posted("/v1/completions", f"application/json;x={time.time_ns()};a={'(' * 7_000}", b"{}")
+
+
 async def nothing(url: str, seconds: float) -> Outcome:
     await asyncio.sleep(seconds)
     return Counter()
@@ -122,6 +156,8 @@ ATTACKS: dict[str, Attack] = {
     "none": nothing,
     **{name: sending(name) for name in BODIES},
     f"{IDLE_CONNECTIONS:,} idle connections": idle,
+    "content types of brackets": raw(bracketed),
+    "2 M chunks of a byte": raw(lambda: posted("/v1/completions", "application/json", CHUNKS, "Transfer-Encoding: chunked\r\n"), 1),
 }
 
 

@@ -20,7 +20,7 @@ from attack_server import ATTACKS, attacked, serving  # noqa: E402  (needs the p
 
 FAR_TOO_LONG_MS = 4_000  # a stop of seconds; perf/records has what an idle machine takes
 GROWTH_BYTES = 150 * 2**20
-FAILS = {"connections": "closed", "a batch of": "in_progress", "line": "failed"}
+FAILS = {"connections": "closed", "a batch of": "in_progress", "line": "failed", "forms": "400"}
 """A word in the name of an attack -> what its attacker gets, where it is no answer."""
 ADMITTED = ("none", "256 prompts of 2 kB", "256 prompts of 1,000 ids", "/detokenize of 65,536 ids, 3 senders")
 
