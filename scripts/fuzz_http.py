@@ -117,12 +117,15 @@ def fault_of(sent: Case, got: Response) -> str:
     if got.status >= 500:
         return f"status {got.status}: {got.body[:200]!r}"
     if got.status >= 400:
-        return "" if not sent.is_http or got.status == 417 or sent.data.startswith(b"HEAD") else _fault_of_refusal(got)
+        return "" if not sent.is_http or got.status == 417 or sent.data.startswith(b"HEAD") else _fault_of_refusal(sent, got)
     if "text/event-stream" in got.headers.get("content-type", ""):
         last = got.body.rstrip(b"\n").rpartition(b"\n\n")[2]
         ends = (b'data: {"error"', b"event: error\n", b"event: message_stop\n", *RESPONSE_ENDS)
         last = last.partition(b"\n")[2] if last.startswith(b"id: ") else last
         return "" if last == b"data: [DONE]" or last.startswith(ends) else f"a stream ends with {last[-100:]!r}"
+    if "ndjson" in got.headers.get("content-type", ""):
+        last = got.body.rstrip(b"\n").rpartition(b"\n")[2]
+        return "" if b'"done":true' in last or last.startswith(b'{"error"') else f"a stream of lines ends with {last[-100:]!r}"
     if got.body and "json" in got.headers.get("content-type", ""):
         with suppress(ValueError):
             return "" if json.loads(got.body) is not None else "null"
@@ -130,12 +133,14 @@ def fault_of(sent: Case, got: Response) -> str:
     return ""
 
 
-def _fault_of_refusal(got: Response) -> str:
+def _fault_of_refusal(sent: Case, got: Response) -> str:
     try:
         error = json.loads(got.body)["error"]
     except (ValueError, LookupError, TypeError):
         return f"status {got.status} without an error object: {got.body[:200]!r}"
-    message = error["message"]
+    if isinstance(error, str) and sent.data.partition(b" ")[2].startswith(b"/api/"):  # as Ollama's are
+        error = {"message": error, "type": "error"}
+    message = error["message"] if isinstance(error, dict) else None
     is_sentence = isinstance(message, str) and 10 < len(message) < 2000 and error["type"] and "x-request-id" in got.headers
     return "" if is_sentence else f"status {got.status} with an odd error: {str(error)[:300]}"
 

@@ -56,6 +56,11 @@ FORCED = {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"nam
 REASONED = {"reasoning_effort": "low", "include_reasoning": False, "thinking_token_budget": 1, "enable_thinking": True}
 BEAMS = {"use_beam_search": True, "beam_width": 2, "n": 2, "length_penalty": 0.5, "temperature": 0}
 ECHOED = {"echo": True, "logprobs": 2, "prompt_logprobs": 1, "truncate_prompt_tokens": 4, "return_tokens_as_token_ids": True}
+OLLAMA_OPTIONS = {"num_predict": 2, "temperature": 0.5, "top_k": 5, "seed": 7, "stop": ["x"], "repeat_penalty": 1.1, "mirostat": 0}
+OLLAMA_TALK = [
+    USER, {"role": "assistant", "thinking": "Hm.", "tool_calls": [{"function": {"name": "f", "arguments": {"a": 1}}}]},
+    {"role": "tool", "tool_name": "f", "content": "done", "images": ["eA=="]},
+]  # fmt: skip
 BATCH_LINE = {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"prompt": "a", "max_tokens": 1}}
 BODIES: list[tuple[str, dict[str, Any]]] = [
     ("/v1/completions", {"prompt": "Once upon", "max_tokens": 2}),
@@ -88,6 +93,12 @@ BODIES: list[tuple[str, dict[str, Any]]] = [
     ("/score", {"text_1": "a", "text_2": ["b", "c"], "pooling": "cls"}),
     ("/v1/batches", {"input_file_id": "file-1", "endpoint": "/v1/completions", "completion_window": "24h", "metadata": {"a": "b"}}),
     ("/v1/files", {"purpose": "batch", "file": [BATCH_LINE]}),
+    ("/api/chat", {"messages": OLLAMA_TALK, "tools": [TOOL], "think": True, "format": SCHEMA, "options": OLLAMA_OPTIONS}),
+    ("/api/generate", {"prompt": "Once", "system": "a", "images": ["eA=="], "stream": False, "options": OLLAMA_OPTIONS}),
+    ("/api/generate", {"prompt": "Once", "suffix": "end", "raw": True, "keep_alive": "5m", "options": OLLAMA_OPTIONS}),
+    ("/api/embed", {"input": ["a", "b"], "dimensions": 8, "truncate": True, "keep_alive": 1.5}),
+    ("/api/show", {"model": "a:latest", "name": "b"}),
+    ("/v1/responses/input_tokens", {"input": ITEMS, "tools": RESPONSE_TOOLS, "instructions": "a"}),
     ("/tokenize", {"prompt": "Once upon", "add_special_tokens": True, "return_token_strs": True}),
     ("/tokenize", {"messages": [USER], "tools": [TOOL], "add_generation_prompt": True}),
     ("/detokenize", {"tokens": [5, 6, 7]}),

@@ -11,7 +11,7 @@ from edge_server import EdgeServer
 
 ROOT = Path(__file__).resolve().parents[2]
 SEEDS = [*range(400), 1568]
-VECTORS = (b"/v1/embeddings", b"/rerank", b"/score")  # the server of these tests has no model that computes them
+VECTORS = (b"/v1/embeddings", b"/api/embed", b"/rerank", b"/score")  # the server of these tests has no model that computes them
 """1568: an old client asks to keep a connection whose end is the only end of its stream."""
 
 
@@ -59,6 +59,9 @@ def test_a_case_is_a_function_of_its_seed(fuzz_http: ModuleType, monkeypatch: py
         (400, {}, b"Bad Request", "without an error object"),
         (400, {"x-request-id": "a"}, b'{"error": {"message": "", "type": "t"}}', "odd error"),
         (400, {}, b'{"error": {"message": "a whole sentence", "type": "t"}}', "odd error"),
+        (400, {"x-request-id": "a"}, b'{"error": "a whole sentence"}', "odd error"),
+        (200, {"content-type": "application/x-ndjson"}, b'{"done":false}\n', "a stream of lines ends with"),
+        (200, {"content-type": "application/x-ndjson"}, b'{"done":false}\n{"done":true}\n', ""),
         (200, {"content-type": "application/json"}, b'{"id":', "no JSON"),
         (200, {"content-type": "text/event-stream"}, b'data: {"id": 1}\n\n', "a stream ends with"),
         (200, {"content-type": "text/event-stream"}, b'data: {"id": 1}\n\ndata: [DONE]\n\n', ""),

@@ -105,6 +105,8 @@ def test_a_schema_is_kept_to_and_thinking_asked_for():
         ("/api/chat", {"messages": said(""), "options": {"mirostat": 2}}, 400, "options.mirostat"),
         ("/api/chat", {"messages": said(""), "format": "yaml"}, 400, "format is 'yaml'"),
         ("/api/chat", {"messages": said(""), "format": {"type": "rain"}}, 400, "format"),
+        ("/api/chat", {"messages": said(""), "format": {"enum": 1}}, 400, "format cannot be kept at enum: it is a list of values"),
+        ("/api/chat", {"messages": said(""), "tools": [{"function": {"name": "f", "description": {}}}]}, 400, "tools[0].function.description"),
         ("/api/generate", {"prompt": "a", "context": [1, 2]}, 400, "/api/chat"),
         ("/api/generate", {"prompt": "a", "template": "{{ .Prompt }}"}, 400, "raw"),
         ("/api/show", {"model": "other"}, 404, "'other' is not served here"),

@@ -20,6 +20,11 @@ PIECES = sorted({mark for _, dialect in DIALECTS for mark in dialect.opens}) + [
     "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>", " ", "\n", "<", "ü", "\x00", '"a": 1', ",", "```",
 ]  # fmt: skip
 
+CALLS = (
+    "<tool_call>\n<function=now>\n<parameter=a>\n5\n</parameter>\n</function>\n</tool_call>",
+    "<tool_call>now\n<arg_key>a</arg_key>\n<arg_value>5</arg_value>\n</tool_call>",
+    '<tool_call>{"name": "now", "arguments": {"a": 5}}</tool_call>', "[now(a=5)]", "call:now{a:5}",
+)  # fmt: skip
 HARMONY = '<|channel|>commentary to=functions.now<|message|>{"a": '
 
 
@@ -63,3 +68,20 @@ def test_deep_and_huge_arguments_are_passed_on(inner: str) -> None:
 def test_thousands_of_marks_without_a_call(name: str) -> None:
     text = NAMES[name].opens[0] * 5_000 + "<" * 50_000
     assert shown(parts_of(NAMES[name], list(text), TOOLS)) == [text]
+
+
+CIRCLE = {"anyOf": [{"$ref": "#/$defs/a"}] * 10, "oneOf": [{"$ref": "#/$defs/b"}]}
+ODD_SCHEMAS = [
+    {"properties": {"a": {"$ref": "#/$defs/a"}}, "$defs": {"a": CIRCLE, "b": {"allOf": [CIRCLE, {"$ref": "#/$defs/b"}]}}},
+    {"properties": {"a": {"enum": 1}}}, {"properties": {"a": {"type": 1}}}, {"properties": {"a": {"anyOf": 5, "oneOf": {}, "$ref": 7}}},
+    {"properties": ["a"]}, {"properties": {"a": 3}}, {"properties": {"a": {"$ref": "#/properties/a"}}}, {"type": 1},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("schema", ODD_SCHEMAS, ids=range(len(ODD_SCHEMAS)))
+@pytest.mark.parametrize("name", [name for name, _ in DIALECTS])
+def test_a_call_is_read_whatever_its_schema_says(name: str, schema: dict[str, object]) -> None:
+    """A circle of ten references is followed once, not ten times ten times ten."""
+    tools = [{"type": "function", "function": {"name": "now", "parameters": schema}}]
+    for text in CALLS:
+        assert parts_of(NAMES[name], [text], tools)

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from aiohttp import web
@@ -30,6 +30,7 @@ NO_THREADS = "thread_unsupported_request"
 """The code that makes Anthropic's package send the whole conversation again, without a thread."""
 SCORING = (r", or 0 with prompt_logprobs, to score a prompt only", "")
 """What only OpenAI's older APIs have."""
+Body = TypeVar("Body", bound=msgspec.Struct)
 Names = Sequence[tuple[str, str]]
 """(regular expression of a chat's name, the client's name), tried in order."""
 
@@ -212,6 +213,14 @@ def absent(path: str) -> Failure:
     is_batch = f"{path}/".startswith("/v1/messages/batches/")
     sentence = MESSAGE_BATCHES if is_batch else f"There is nothing at {path}: GET / lists the paths of this server."
     return Failure(404, sentence, code="not_found")
+
+
+def converted(fields: Mapping[str, object], kind: type[Body]) -> Body:
+    """The body of another API that has these fields, some of them as their client sent them. Raises InvalidRequest."""
+    try:
+        return msgspec.convert(fields, kind)
+    except msgspec.ValidationError as error:
+        raise invalid_body(error) from error
 
 
 def invalid_body(error: Exception) -> InvalidRequest:

@@ -17,7 +17,7 @@ import msgspec
 
 from vnext.runtime.protocol.sampling_params import InvalidRequest
 from vnext.server.context.conversation import TTLS_S, Breakpoint, CallPairs, needed
-from vnext.server.context.errors import NO_THREADS, SCORING, Names
+from vnext.server.context.errors import NO_THREADS, SCORING, Names, converted
 from vnext.server.context.openai_types import ChatBody
 from vnext.server.messages.blocks import own_id
 from vnext.server.messages.bodies import Block, CacheControl, CountTokensBody, Message, MessagesBody, Tool
@@ -130,7 +130,7 @@ def chat_body(body: CountTokensBody, reasons: bool, sees: bool = False) -> ChatB
     last = fields["messages"][-1] if fields["messages"] else {}
     if last.get("role") == "assistant" and last.get("content") and not last.get("tool_calls"):
         fields["continue_final_message"] = True
-    return msgspec.convert(fields, ChatBody)
+    return converted(fields, ChatBody)
 
 
 def check_calls(body: MessagesBody) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from vnext.runtime.protocol.sampling_params import InvalidRequest
-from vnext.server.context.errors import Names
+from vnext.server.context.errors import Names, converted
 from vnext.server.context.openai_types import ChatBody, CompletionBody
 
 _SAME = ("temperature", "top_p", "top_k", "min_p", "seed", "stop", "presence_penalty", "frequency_penalty")
@@ -33,7 +33,7 @@ PICTURE = "[An image was here. This model reads text only.]"
 def chat_body(body: OllamaChatBody, sees: bool = False) -> ChatBody:
     """`sees`: the model reads images. Raises InvalidRequest."""
     fields: dict[str, object] = {"messages": _messages(body.messages, sees), "tools": body.tools or None}
-    return msgspec.convert(_shared(body) | fields, ChatBody)
+    return converted(_shared(body) | fields, ChatBody)
 
 
 def generate_body(body: OllamaGenerateBody, sees: bool = False) -> ChatBody | CompletionBody:
@@ -47,10 +47,10 @@ def generate_body(body: OllamaGenerateBody, sees: bool = False) -> ChatBody | Co
         for name, remedy in (("system", "write it into the prompt"), ("images", "leave them out")):
             if getattr(body, name):
                 raise InvalidRequest(f"{name} does not go with raw or suffix: {remedy}.", name)
-        return msgspec.convert(_shared(body) | {"prompt": body.prompt, "suffix": body.suffix}, CompletionBody)
+        return converted(_shared(body) | {"prompt": body.prompt, "suffix": body.suffix}, CompletionBody)
     messages: list[dict[str, object]] = [{"role": "system", "content": body.system}] if body.system else []
     messages.append({"role": "user", "content": _content(body.images or (), body.prompt, sees)})
-    return msgspec.convert(_shared(body) | {"messages": messages}, ChatBody)
+    return converted(_shared(body) | {"messages": messages}, ChatBody)
 
 
 def model_of(name: str | None) -> str | None:

@@ -17,7 +17,7 @@ import msgspec
 
 from vnext.runtime.protocol.sampling_params import InvalidRequest
 from vnext.server.context.conversation import CallPairs, is_object
-from vnext.server.context.errors import SCORING, Names
+from vnext.server.context.errors import SCORING, Names, converted
 from vnext.server.context.openai_types import ChatBody
 from vnext.server.context.structure import check_names
 from vnext.server.responses.bodies import Content, Item, ResponsesBody, Tool
@@ -59,7 +59,7 @@ def chat_body(body: ResponsesBody, earlier: Sequence[Item], sees: bool = False) 
     fields |= {"messages": messages, "max_tokens": body.max_output_tokens}
     fields |= _tools(body) | _format(body) | _reasoning(body) | _logprobs(body)
     _check(body)
-    return msgspec.convert(fields, ChatBody)
+    return converted(fields, ChatBody)
 
 
 def check_calls(body: ResponsesBody, earlier: Sequence[Item]) -> None:

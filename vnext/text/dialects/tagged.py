@@ -134,7 +134,7 @@ class _Arguments:
             raise NoCall
         functions = (tool["function"] for tool in tools)
         self._schema = next((schema_of(function) for function in functions if function["name"] == name), {})
-        self._properties = self._schema.get("properties") or {}
+        self._properties = found if isinstance(found := self._schema.get("properties"), Mapping) else {}
         self._reader = reader
         self._name = name
         self._has_begun = False
@@ -251,7 +251,7 @@ _BY_KIND = {bool: "boolean", int: "integer", float: "number", str: "string", lis
 
 def json_of(text: str, schema: Any, root: Mapping[str, Any]) -> str:
     """The JSON of an argument. `schema` is its own, `root` the function's, in which references lead to others."""
-    kinds = frozenset(_kinds(schema, root, 0))
+    kinds = frozenset(_kinds(schema, root, 0, set()))
     if kinds == {"string"}:
         return json.dumps(text, ensure_ascii=False)
     written = text.strip()
@@ -283,21 +283,27 @@ def _fits(kind: str, kinds: frozenset[str]) -> bool:
     return kind in kinds or (kind == "integer" and "number" in kinds)
 
 
-def _kinds(schema: Any, root: Mapping[str, Any], depth: int) -> Iterator[str]:
-    """The kinds of value that a schema wants, as JSON Schema names them; none where it says nothing about them."""
+def _kinds(schema: Any, root: Mapping[str, Any], depth: int, seen: set[str]) -> Iterator[str]:
+    """The kinds of value that a schema wants, as JSON Schema names them; none where it says nothing about them. `seen`: the
+    references that were followed, each once."""
     if not isinstance(schema, Mapping) or depth > _DEPTH_MAX:
         return
     named = schema.get("type")
     if named is not None:
         yield from (kind for kind in (named if isinstance(named, list) else [named]) if isinstance(kind, str))
         return
-    for value in [schema["const"]] if "const" in schema else schema.get("enum") or ():
+    for value in [schema["const"]] if "const" in schema else _listed(schema, "enum"):
         yield _BY_KIND.get(type(value), "")
     for name in ("anyOf", "oneOf", "allOf"):
-        for each in schema.get(name) or ():
-            yield from _kinds(each, root, depth + 1)
-    if isinstance(reference := schema.get("$ref"), str):
-        yield from _kinds(_target(reference, root), root, depth + 1)
+        for each in _listed(schema, name):
+            yield from _kinds(each, root, depth + 1, seen)
+    if isinstance(reference := schema.get("$ref"), str) and reference not in seen:
+        seen.add(reference)
+        yield from _kinds(_target(reference, root), root, depth + 1, seen)
+
+
+def _listed(schema: Mapping[str, object], name: str) -> list[object]:
+    return found if isinstance(found := schema.get(name), list) else []
 
 
 def _target(reference: str, root: Mapping[str, Any]) -> Any:

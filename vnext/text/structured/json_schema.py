@@ -155,6 +155,10 @@ class SchemaReader:
             raise self._refuse(path, "'$id' is only supported at the top, leave it out")
 
     def _plain(self, name: str, value: Any, place: str) -> Iterator[tuple[str, Any]]:
+        if name == "enum" and not isinstance(value, list | tuple):
+            raise self._refuse(place, "it is a list of values")
+        if name == "type" and not all(isinstance(each, str) for each in (value if isinstance(value, list | tuple) else [value])):
+            raise self._refuse(place, "it is the name of a type, or a list of them")
         if name in ("const", "enum"):
             self._value(value, place, 0)
         elif name in BOUNDS and is_beyond(value):
