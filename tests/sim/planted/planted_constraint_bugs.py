@@ -13,7 +13,7 @@ FOLD = "sampling.constraint"
 BUDGET = "if 0 <= limit <= self._reasoned:"
 
 CONSTRAINT_BUGS = [
-    bug("a matcher forgets the answer before a preemption", FOLD, "for token in tokens:", "for token in ():", "G1", "G2", "history changed"),
+    bug("a matcher forgets the answer before a preemption", FOLD, "(*constraint.begun, *tokens)", "constraint.begun", "G1", "G2", "history changed"),
     bug("a grammar takes no token", FOLD, "if self._grammar is not None and not self.error", "if False", "G1", "was answered"),
     bug(
         "a finished grammar goes on",
@@ -42,7 +42,7 @@ CONSTRAINT_BUGS = [
     Bug(name="one rank reasons longer", one_rank=(Edit(FOLD, BUDGET, "if 0 <= limit < self._reasoned:"),), found_by=("G3",)),
     Bug(
         name="one rank forgets the answer before a preemption",
-        one_rank=(Edit(FOLD, "for token in tokens:", "for token in ():"),),
+        one_rank=(Edit(FOLD, "(*constraint.begun, *tokens)", "constraint.begun"),),
         found_by=("G3",),
     ),
 ]  # fmt: skip
