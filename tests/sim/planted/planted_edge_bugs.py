@@ -147,8 +147,8 @@ LOG = [
     )),
     bug("a token's third byte is lost", "log.log_plain", "wide[place::4] = packed[place::width]",
         "wide[place::4] = packed[place % 2 :: width]", "X2", "did not sample", "history changed", "IllegalEvent"),
-    bug("a reset that is not written", "log.token_width", "packed = tuple(_narrowed(event, width) for event in events)",
-        "packed = tuple(_narrowed(event, width) for event in events if len(type(event).__name__) < 16)", "X2"),
+    bug("a reset that is not written", "log.token_width", "        packed.append(narrow)",
+        "        packed += [narrow] * (len(type(event).__name__) < 16)", "X2"),
 ]  # fmt: skip
 
 SNAPSHOTS = [

@@ -29,7 +29,7 @@ RECURRENT_BUGS = [
     bug("a snapshot has the name of the block behind it", "state.recurrent", "(rows.recurrent[DUE] == at)", "(rows.recurrent[DUE] <= at + 1)",
         "N1"),
     bug("a step is not cut at an edge", "state.expected", "up_to_inputs(state, cut(config, rows, most))", "up_to_inputs(state, most)", "S6"),
-    bug("an admission is not cut at an edge", "sched.admission", "first_tokens(state, waiting, waiting.known - rest, chunk(config, rest, budget))",
+    bug("an admission is not cut at an edge", "sched.admission", "first_tokens(state, waiting, hit, chunk(config, rest, budget))",
         "chunk(config, rest, budget)", "S6"),
     bug("a snapshot is taken inside a block", "state.recurrent", "(computed % size == 0) & (last", "(computed > 0) & (last", "N1"),
     bug("a preempted request keeps its state page", "state.recurrent", "rows.recurrent[[LIVE, SPARE, NEWEST], row]",
