@@ -61,6 +61,9 @@ class _AddedTokens(msgspec.Struct):
     added_tokens: list[dict[str, Any]] = []
 
 
+_added_decoder, _vocabulary_decoder = msgspec.json.Decoder(_AddedTokens), msgspec.json.Decoder(_Vocabulary)
+
+
 def tokenizer_settings(folder: Path) -> dict[str, Any]:
     """tokenizer_config.json with what special_tokens_map.json adds; an older file of the first kind gives way to it. Raises OSError
     and ValueError, one sentence."""
@@ -102,9 +105,9 @@ def vocabulary_numbers(folder: Path, words: Sequence[str]) -> list[int | None]:
     """The numbers of tokens by their texts in tokenizer.json; None for one that it lacks, or where it cannot be read."""
     try:
         data = tokenizer_json(folder)
-        known = {each.get("content"): each.get("id") for each in msgspec.json.decode(data, type=_AddedTokens).added_tokens}
+        known = {each.get("content"): each.get("id") for each in _added_decoder.decode(data).added_tokens}
         if not known.keys() >= {*words}:  # a whole vocabulary takes long to read
-            known = _numbers(msgspec.json.decode(data, type=_Vocabulary).model.vocab) | known
+            known = _numbers(_vocabulary_decoder.decode(data).model.vocab) | known
     except (OSError, ValueError):  # who needs a tokenizer says what is wrong with it
         return [None] * len(words)
     return [number if isinstance(number := known.get(word), int) else None for word in words]
@@ -114,11 +117,11 @@ def tokenizer_json(folder: Path) -> bytes:
     """tokenizer.json with the special tokens that only other files name. Raises OSError and ValueError, one sentence."""
     if is_pointer(data := (folder / VOCABULARY).read_bytes()):
         raise ValueError(pointer_sentence(folder / VOCABULARY))
-    known = {each.get("content") for each in msgspec.json.decode(data, type=_AddedTokens).added_tokens}
+    known = {each.get("content") for each in _added_decoder.decode(data).added_tokens}
     missing = [token for token in _tokens(folder) if token.text not in known]
     if not missing:
         return data
-    entries = list(_entries(msgspec.json.decode(data, type=_Vocabulary), missing, _width(folder)))
+    entries = list(_entries(_vocabulary_decoder.decode(data), missing, _width(folder)))
     whole = json.loads(data)
     whole["added_tokens"] = [*whole.get("added_tokens", ()), *entries]
     return json.dumps(whole, ensure_ascii=False).encode()

@@ -49,6 +49,9 @@ class _Spec(TypedDict):
     pre_tokenizer: Any
 
 
+_spec_decoder = msgspec.json.Decoder(_Spec)
+
+
 class TokenText(msgspec.Struct, frozen=True):
     """One token by itself: its text (broken characters replaced) and its bytes."""
 
@@ -105,7 +108,7 @@ class Tokenizer:
     @cached_property
     def characters_per_token(self) -> int:
         """The most characters that a token may stand for. The first call reads the whole vocabulary."""
-        return characters_per_token(msgspec.json.decode(self._backend.to_str(), type=_Spec))
+        return characters_per_token(_spec_decoder.decode(self._backend.to_str()))
 
     def encode(self, text: str, add_special_tokens: bool = True, count_max: int | None = None) -> list[int]:
         """Token ids; `add_special_tokens` adds a beginning-of-text token where the model needs one. Lets other threads run.

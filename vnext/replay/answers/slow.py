@@ -15,7 +15,7 @@ from rich.console import Console
 from vnext.replay.console import render
 from vnext.replay.console.commands import SAME, index_of, print_answer, top_of
 from vnext.replay.reading.between import between
-from vnext.replay.reading.client_latency import KEPT, ClientLatency, First, Gap, Step
+from vnext.replay.reading.client_latency import KEPT, First, Gap, Step, latency_decoder
 from vnext.replay.reading.index import Index
 from vnext.replay.reading.joining import joined
 from vnext.replay.reading.step_counts import percentiles
@@ -44,7 +44,7 @@ def slow(index: Index, top: int, window: Window = ALWAYS) -> Slow:
     """The `top` worst of each kind, from the notes beside the log's segments; in a window from its steps. Raises UnusableLog."""
     if window == ALWAYS:
         directories = [segment.directory for segment in index.segments]
-        parts = [msgspec.msgpack.decode(each.latency, type=ClientLatency) for each in directories]
+        parts = [latency_decoder.decode(each.latency) for each in directories]
         stops = [each.stopped for each in directories]
     else:
         part = between(index, window)

@@ -132,6 +132,9 @@ class ClientLatency(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     last_us: float | None = None
 
 
+latency_decoder = msgspec.msgpack.Decoder(ClientLatency)
+
+
 Timed = TypeVar("Timed", First, Gap, Step)
 
 

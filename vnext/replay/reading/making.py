@@ -16,7 +16,7 @@ from vnext.log.reading import STEADY_MIN, read_frames
 from vnext.log.snapshot import snapshot
 from vnext.replay.reading import cachefile
 from vnext.replay.reading.cachefile import Entry, Known, Progress
-from vnext.replay.reading.client_latency import ClientLatency, LatencyCollector
+from vnext.replay.reading.client_latency import ClientLatency, LatencyCollector, latency_decoder
 from vnext.replay.reading.folding import IMPOSSIBLE, first_state
 from vnext.replay.reading.source import Log
 from vnext.replay.reading.step_counts import StepCounter, StepCounts
@@ -65,7 +65,7 @@ class Making:
 
     def made(self, data: memoryview, number: int, clock: Clock, known: Known | None, progress: Progress | None) -> Made:
         """Fold all that follows in `data`, the bytes of segment `number`."""
-        latency = msgspec.msgpack.decode(known.latency, type=ClientLatency) if known is not None else None
+        latency = latency_decoder.decode(known.latency) if known is not None else None
         self._step_counter = StepCounter(known.step_counts if known is not None else StepCounts(), self._first, clock)
         self._latency_collector = LatencyCollector(latency, self._first, clock)
         self._known_until = clock.last_event

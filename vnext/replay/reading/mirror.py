@@ -108,7 +108,7 @@ class Mirror:
         status, data = self._ask("/log")
         if status == http.HTTPStatus.OK:
             try:
-                return msgspec.json.decode(data, type=Listing)
+                return _listing_decoder.decode(data)
             except (ValueError, RecursionError) as error:
                 raise Lost(f"{self.url} is no vnext server: it answers /log with something else ({error})") from error
         if status in (http.HTTPStatus.TOO_MANY_REQUESTS, http.HTTPStatus.SERVICE_UNAVAILABLE):
@@ -145,10 +145,13 @@ class _Failed(msgspec.Struct):
     error: _ErrorBody
 
 
+_listing_decoder, _failed_decoder = msgspec.json.Decoder(Listing), msgspec.json.Decoder(_Failed)
+
+
 def _words(status: int, data: bytes) -> str:
     """The server's own error message, if the answer has our error format."""
     try:
-        return f"{status}: {msgspec.json.decode(data, type=_Failed).error.message}"
+        return f"{status}: {_failed_decoder.decode(data).error.message}"
     except (ValueError, RecursionError):
         return f"{status}, which is no answer of a vnext server"
 

@@ -17,7 +17,7 @@ from vnext.replay.answers.stat import stat
 from vnext.replay.console import render
 from vnext.replay.console.commands import SAME, index_of, logs_of, print_answer
 from vnext.replay.reading.between import between
-from vnext.replay.reading.client_latency import ClientLatency
+from vnext.replay.reading.client_latency import latency_decoder
 from vnext.replay.reading.index import Index
 from vnext.replay.reading.joining import joined
 from vnext.replay.reading.source import UnusableLog
@@ -111,7 +111,7 @@ def _overlaps(index: Index, window: Window) -> bool:
 
 def _read(name: str, path: Path, index: Index, window: Window) -> _Read:
     if window == ALWAYS:
-        latencies = [msgspec.msgpack.decode(each.directory.latency, type=ClientLatency) for each in index.segments]
+        latencies = [latency_decoder.decode(each.directory.latency) for each in index.segments]
     else:
         latencies = [between(index, window).latency]
     found, counted = joined(latencies), stat(index, window)

@@ -45,10 +45,13 @@ class Served(msgspec.Struct, frozen=True, kw_only=True):
     left_out: int
 
 
+_calls_decoder = msgspec.json.Decoder(list[RankCalls])
+
+
 def served(path: Path, calls_file: Path, out: Path) -> Served:
     """Draw the calls in a file into the timeline of the log's steps around them. Raises UnusableLog."""
     try:
-        ranks = msgspec.json.decode(calls_file.read_bytes(), type=list[RankCalls])
+        ranks = _calls_decoder.decode(calls_file.read_bytes())
         calls = [calls_in(each.calls) for each in ranks]
     except (OSError, *BAD_FORM) as error:
         raise UnusableLog(f"{calls_file} has no calls of kernels: {error}") from error

@@ -49,6 +49,9 @@ class Head(msgspec.Struct, frozen=True, array_like=True):
     broken: str
 
 
+_head_decoder = msgspec.msgpack.Decoder(Head)
+
+
 class Overview:
     """Columns int32[len(COLUMNS) + len(TIMES), count] from `first_step` on. `done` is true when no more will come."""
 
@@ -207,7 +210,7 @@ class Overview:
             with self._path.open("rb") as file:
                 if file.read(len(MAGIC)) != MAGIC:
                     return False
-                head = msgspec.msgpack.decode(file.read(int.from_bytes(file.read(4), "little")), type=Head)
+                head = _head_decoder.decode(file.read(int.from_bytes(file.read(4), "little")))
                 data = file.read()
             wanted = msgspec.structs.replace(self._head(), count=head.count, broken=head.broken)
         except (OSError, ValueError, RecursionError, MemoryError):

@@ -72,7 +72,7 @@ class _Result(msgspec.Struct, frozen=True, kw_only=True):
 
 
 RESULT_BEGINS = b'{"id":"batch_req_'
-_decoder = msgspec.json.Decoder(Request)
+_decoder, _result_decoder = msgspec.json.Decoder(Request), msgspec.json.Decoder(_Result)
 
 
 def requests_of(path: Path, bounds: LineBounds, endpoint: str = "") -> Iterator[Request | Fault]:
@@ -130,7 +130,7 @@ def answered(path: Path) -> set[str]:
     if data and not data.startswith(RESULT_BEGINS[: len(data)]):
         raise msgspec.DecodeError("its lines are no results")
     whole = data[: data.rfind(b"\n") + 1]
-    found = {msgspec.json.decode(line, type=_Result).custom_id for line in whole.splitlines()}
+    found = {_result_decoder.decode(line).custom_id for line in whole.splitlines()}
     if len(whole) < len(data):
         with path.open("r+b") as file:
             file.truncate(len(whole))

@@ -63,6 +63,9 @@ class _Line(msgspec.Struct, frozen=True, kw_only=True):
     response: _Response
 
 
+_line_decoder, _body_decoder = msgspec.json.Decoder(_Line), msgspec.json.Decoder(_Body)
+
+
 def spent_by(body: Any) -> Spent:
     """What one answer has cost; nothing for one that counts no tokens."""
     try:
@@ -77,7 +80,7 @@ def spent_in(path: Path) -> Spent:
     usage, model = Usage(), None
     for line in path.read_bytes().splitlines() if path.is_file() else ():
         try:
-            found = msgspec.json.decode(msgspec.json.decode(line, type=_Line).response.body, type=_Body)
+            found = _body_decoder.decode(_line_decoder.decode(line).response.body)
         except (ValueError, RecursionError):
             continue
         usage, model = usage + _usage(found.usage or {}), model or found.model
