@@ -11,7 +11,7 @@ ROOT = Path(__file__).resolve().parents[1]
 RECORDS = ROOT / "perf" / "records"
 MACHINES = {
     "a Xeon (Emerald Rapids) with AMX": ("peers-llama-135m-amx", "peers-qwen3-0.6b-amx"),
-    "the same Xeon held to AVX-512": ("peers-llama-135m-avx512-xeon",),
+    "an EPYC (Zen 5) with AVX-512": ("peers-llama-135m-zen5",),
     "an EPYC (Zen 4) with AVX-512": ("peers-llama-135m", "peers-qwen3-0.6b"),
     "an EPYC (Zen 3) with AVX2": ("peers-llama-135m-zen3-three",),
 }  # fmt: skip
