@@ -101,7 +101,7 @@ def test_events_of_sources_come_before_the_decision(goes_out: bool):
 
 @pytest.mark.parametrize("goes_out", [False, True])
 def test_a_plan_that_came_with_its_commit_ends_its_frame(goes_out: bool) -> None:
-    """Whoever carries it out looks for a plan at the end."""
+    """The engine core looks for a frame's plan at its end."""
     source = Resets(0, goes_out)
     engine = begun(source)
     engine.arrive(arrival_of(0, PROMPT, max_tokens=4))

@@ -30,7 +30,7 @@ SEEDS = range(602, 618)
 def dense(seed: int) -> Scenario:
     """A drawn scenario with prompts in pieces, drafts, priorities, pins, a disk tier and, in half of them, changes of weights, in which a fifth to two
     thirds of the steps lack memory until there were 60 shortages. In every fourth of them pages have windows instead of a disk, and
-    nobody can go back."""
+    no row can go back."""
     rng, drawn = Rng(seed), scenario(seed, client_count=40)
     speculation = Speculation(num_speculative_tokens=rng.between(1, 4), row_cost=rng.choose((0, 0, 30)))
     config = replace(

@@ -134,7 +134,8 @@ class TaskMaker:
         except InvalidRequest:
             raise
         except ValueError as error:  # MediaError, whose module needs numpy
-            raise InvalidRequest(f"{error}.", "messages" if str(error).startswith("messages") else "multi_modal_data") from error
+            of_talk = isinstance(prompt, WithImages) and prompt.names
+            raise InvalidRequest(f"{error}.", "messages" if of_talk else "multi_modal_data") from error
 
     def _with_images(self, prompt: WithImages) -> tuple[list[int], bytes]:
         reader = self._reader

@@ -129,9 +129,7 @@ def _start_line(context: RouterContext, listener: socket.socket) -> str:
     return f"vnext {__version__}: routing by {where}; {ready} of {len(backends)} servers are ready"
 
 
-PAGES = frozenset({"/", "/docs", "/openapi.json", "/page/{name}"})
-OWN = frozenset({"/health", "/ping", "/live", "/version", "/metrics"}) | PAGES
-OPEN = OWN - {"/page/{name}"} | welcome.PAGE_PATHS
+OPEN = frozenset({"/health", "/ping", "/live", "/version", "/metrics", "/", "/docs", "/openapi.json"}) | welcome.PAGE_PATHS
 """Paths that need no key."""
 ADMIN = "/router/"
 CLEANUP_TIMEOUT_S = 2.0
@@ -152,11 +150,12 @@ def make_app(context: RouterContext) -> web.Application:
     app[CONNECTIONS] = Connections(context.settings.http, context.metrics.closed.add)
     app.on_response_prepare.append(add_headers)
     app[FRONT] = _front(context)
-    app[welcome.ROUTES] = tuple(each for each in ROUTES if each.path in OWN or views.passes(each.path))
+    pages = [each for each in ROUTES if each.view in welcome.VIEWS]
+    app[welcome.ROUTES] = tuple(each for each in ROUTES if each in pages or each.path in OPEN or views.passes(each.path))
     app[welcome.EXAMPLE] = lambda url: curl_line(url, chat=True, has_key=bool(context.keys))
     app.add_routes(
         [
-            *(web.get(each.path, each.view) for each in ROUTES if each.path in PAGES),
+            *(web.get(each.path, each.view) for each in pages),
             web.get("/health", views.get_health),
             web.get("/ping", views.get_health),
             web.get("/live", views.get_live),

@@ -175,11 +175,11 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
 
 
 def gated(wide: torch.Tensor, activation: str) -> torch.Tensor:
-    gate, up = wide.float().chunk(2, -1)
     if activation == "swiglu_clamped":
         return swiglu_clamped(wide)
     if activation in GATELESS:
         return activate(wide, None, None, activation)
+    gate, up = wide.float().chunk(2, -1)
     return (GATES[activation](gate) * up).to(wide.dtype)
 
 

@@ -46,9 +46,11 @@ def clients_of(
 ) -> Clients | None:
     """The clients of a state with these live requests, of which `running` are in the batch and the others wait. None where the
     policy takes no turns. A snapshot from before there were any has been charged nothing."""
-    if (clients := no_clients(config.policy)) is None or stored and stored.alone:
-        return clients and msgspec.structs.replace(clients, alone=stored and stored.alone)
+    if (clients := no_clients(config.policy)) is None:
+        return None
     stored = stored or StoredClients((), (), ())
+    if stored.alone:
+        return msgspec.structs.replace(clients, alone=stored.alone)
     rows, queues = Counter(keys[id_] for id_ in running), defaultdict[ClientKey, list[int]](list)
     for id_ in sorted(set(keys).difference(running)):
         queues[keys[id_]].append(id_)

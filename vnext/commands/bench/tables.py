@@ -46,4 +46,3 @@ def _cell(value: object) -> str:
 def _markdown(rows: Sequence[Sequence[str]]) -> str:
     lines = [f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in rows]
     return "\n".join([lines[0], f"|---|{'---:|' * (len(rows[0]) - 1)}", *lines[1:]])
-

@@ -13,7 +13,7 @@ import numpy as np
 from vnext.kernels.arrays import Array, address, address_or_0
 from vnext.kernels.cpu.experts import Described
 from vnext.kernels.cpu.linear import PackedLinear
-from vnext.kernels.cpu.native import KINDS, Kind, agree_on_struct, module
+from vnext.kernels.cpu.native import KINDS, Kind, agree_on, agree_on_struct, module
 from vnext.kernels.cpu.packed import PackedExperts
 
 if TYPE_CHECKING:
@@ -60,6 +60,7 @@ def describe_recurring(layer: Recurring) -> Described:
 
 
 GATES_APART = 2
+agree_on({"GATES_APART": GATES_APART})
 
 
 class StackLayer(NamedTuple):
@@ -67,10 +68,10 @@ class StackLayer(NamedTuple):
     angles its heads turn, counted from 1, 0 for none; `turns_neighbours`: by pairs of neighbours. `group`: of which group of layers
     it is. `residual_scale` multiplies what attention and MLP add. With `experts`, which `router` chooses by the product with
     `scores`, `gate_up` and `down` are of the MLP beside them, or None. `is_gated`: each query head has a gate behind it, or with
-    GATES_APART all gates stand behind all queries. A layer
-    that is `recurring` has its first product in `qkv`. Norms with biases, float32 as these, are layer norms. `activation` is
-    that of a `gate_up` without a gate, or with one that a bias keeps apart; `above` and `below` are xIELU's. `norms_joined`: how
-    many numbers of queries, on all ranks, are normed together, 0 for none; the rest as in DecoderForm."""
+    GATES_APART all gates stand behind all queries. A layer that is `recurring` has its first product in `qkv`. Norms with biases,
+    float32 as these, are layer norms. `activation` is that of a `gate_up` without a gate, or with one that a bias keeps apart;
+    `above` and `below` are xIELU's. `norms_joined`: how many numbers of queries, on all ranks, are normed together, 0 for none; the
+    rest as in DecoderForm."""
 
     qkv: PackedLinear
     output: PackedLinear

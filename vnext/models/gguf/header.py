@@ -33,7 +33,7 @@ SIZE_BYTES_MAX = 2**26
 """Of a header: that of the largest vocabularies has a tenth. A file of gigabytes may say that all of them are one text."""
 ALIGNMENT = "general.alignment"
 FILES_KEPT = 64
-"""Of how many files, so many as a large model is split into, the headers stay."""
+"""Files whose headers are kept: a large model is split into so many."""
 LIBRARY = "vnext_gguf"
 """The name of what `library` imports from."""
 Value: TypeAlias = "str | int | float | bool | list[str] | array[int] | array[float]"

@@ -58,30 +58,21 @@ function nameOf({ $ref }) {
 
 // The table of the body, then those of the objects that it holds, each once.
 function fieldsOf(route) {
-  const seen = new Set();
-  const tables = [];
-  const add = (schema, caption) => {
-    const inner = new Map();
-    tables.push(tableOf(schema, caption, inner));
-    for (const [name, each] of inner) {
-      if (!seen.has(name)) add(each, seen.add(name) && shortened(name));
-    }
-  };
-  const collect = (ref) => [nameOf(ref), resolved(route.document, ref)];
-  const schema = schemaOf(route);
-  if (schema?.properties) add(schema, "");
-  return tables;
+  const body = schemaOf(route);
+  const met = new Map(body?.properties ? [["", body]] : []); // grows while its tables are made
+  const meet = (ref) => met.set(nameOf(ref), resolved(route.document, ref));
+  return Array.from(met, ([name, schema]) => tableOf(schema, shortened(name), meet));
+}
 
-  function tableOf({ properties = {}, required = [] }, caption, inner) {
-    const made = element("table");
-    if (caption) made.append(element("caption", "", caption));
-    for (const [name, each] of Object.entries(properties)) {
-      const row = made.insertRow();
-      row.append(element("th", "", name), element("td", "", typeOf(each, (ref) => inner.set(...collect(ref)))));
-      row.append(element("td", "note", required.includes(name) ? "required" : usual(each.default)));
-    }
-    return made;
+function tableOf({ properties = {}, required = [] }, caption, meet) {
+  const made = element("table");
+  if (caption) made.append(element("caption", "", caption));
+  for (const [name, each] of Object.entries(properties)) {
+    const row = made.insertRow();
+    row.append(element("th", "", name), element("td", "", typeOf(each, meet)));
+    row.append(element("td", "note", required.includes(name) ? "required" : usual(each.default)));
   }
+  return made;
 }
 
 function shortened(name) {

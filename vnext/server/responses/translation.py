@@ -114,15 +114,15 @@ def _referred(item: Item, path: str, find: Callable[[str], Item | None], seen: s
     if item.kind != "item_reference":
         return item
     found = find(item.id or "")
-    if id(found) in seen:
-        raise InvalidRequest(f"{path}: the item {(item.id or '')[:60]!r} is in the input already: name it once.", path)
-    seen |= {id(found)} if found is not None else set()
     if found is None:
         raise InvalidRequest(
             f"{path}: there is no item {(item.id or '')[:60]!r} here, it was not stored or was dropped for later ones: send the "
             "item itself.",
             path,
         )
+    if id(found) in seen:
+        raise InvalidRequest(f"{path}: the item {(item.id or '')[:60]!r} is in the input already: name it once.", path)
+    seen.add(id(found))
     return found
 
 

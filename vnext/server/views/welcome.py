@@ -151,6 +151,10 @@ async def get_openapi(request: web.Request) -> web.Response:
     return answer_with(request, _encoded(request.app[ROUTES]))
 
 
+VIEWS = (get_welcome, get_page_file, get_docs, get_openapi)
+"""Those of this file, which read the two keys of an application."""
+
+
 @cache
 def _encoded(routes: tuple[Route, ...]) -> File:
     """Made once: it takes 45 ms of the event loop, and anyone may ask for it."""
