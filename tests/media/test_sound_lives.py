@@ -90,8 +90,11 @@ def test_a_tenant_has_its_own_cache_and_budget_of_sounds(listener: Path, tmp_pat
     with serving(tmp_path / "logs", str(listener), *PLAIN, "--api-key-file", str(tmp_path / "keys.yaml")) as server:
 
         def hits(key: str) -> float:
-            before = server.metric("vnext_prefix_cache_hits_total")
+            """Of one sound, once the figures tell of it."""
+            before, asked = (server.metric(f"vnext_prefix_cache_{each}_total") for each in ("hits", "queries"))
             text_of(streamed(server, SOUND, key))
+            assert eventually(lambda: server.metric("vnext_prefix_cache_queries_total") > asked)
+            assert eventually(lambda: server.metric("vnext_num_requests_running") == 0)
             return server.metric("vnext_prefix_cache_hits_total") - before
 
         assert hits("sk-one") == 0 and hits("sk-one") >= SPAN and hits("sk-two") == 0
