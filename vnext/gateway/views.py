@@ -19,7 +19,7 @@ from vnext.gateway.exchange import Exchange
 from vnext.gateway.outgoing import EVENTS
 from vnext.server.context.errors import ClientGone, ModelUnknown, RoutesClosed
 from vnext.server.context.identity import VERSION_HEADER, client_of
-from vnext.server.http.bodies import body_pieces, kind_of
+from vnext.server.http.bodies import body_pieces, is_json
 from vnext.server.http.middleware import FRONT, failure_at
 from vnext.server.http.pages import anthropic_model, anthropic_page
 
@@ -45,7 +45,7 @@ async def forward(request: web.Request) -> web.StreamResponse:
             if request.can_read_body:
                 async for piece in body_pieces(request, context.body_bytes, client, context.settings.http.body_bytes_max):
                     body += piece
-            return await _exchanged(request, read_asked(request.path, bytes(body), kind_of(request).endswith("json")))
+            return await _exchanged(request, read_asked(request.path, bytes(body), is_json(request)))
         finally:
             context.body_bytes.give(len(body), client)
 

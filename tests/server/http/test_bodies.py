@@ -18,13 +18,28 @@ from vnext.server.http.bodies import Values
 PROMPT = {"prompt": "say:hi"}
 
 
-@pytest.mark.parametrize(
-    "kind", ["text/plain", "application/x-www-form-urlencoded", "application/jsonp", "multipart/form-data", ""]
-)
-@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"])
-def test_only_what_is_said_to_be_json_is_read(server: EdgeServer, kind: str, path: str) -> None:
-    status, answer, _ = server.post(path, PROMPT, **{"Content-Type": kind})
-    assert status == 415 and "'Content-Type: application/json'" in answer["error"]["message"]
+PAGES = [{"Origin": "http://127.0.0.1"}, {"Sec-Fetch-Site": "same-origin"}]
+
+
+@pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "application/octet-stream", ""])
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/tokenize", "/api/generate"])
+def test_a_program_need_not_say_that_it_sends_json(server: EdgeServer, kind: str, path: str) -> None:
+    """As `curl -d` does not; a page must, since its browser lets it send any other type without asking the server first."""
+    body = {"model": server.get("/v1/models")[1]["data"][0]["id"], **PROMPT, "messages": [{"role": "user", "content": "say:hi"}]}
+    if path != "/v1/chat/completions":
+        del body["messages"]
+    else:
+        del body["prompt"]
+    assert server.post(path, body, **{"Content-Type": kind})[0] == 200
+    for page in PAGES:
+        status, answer, _ = server.post(path, body, **{"Content-Type": kind}, **page)
+        told = answer["error"] if path.startswith("/api/") else answer["error"]["message"]
+        assert status == 415 and "'Content-Type: application/json'" in told
+
+
+@pytest.mark.parametrize("kind", ["application/jsonp", "multipart/form-data", "text/html"])
+def test_what_is_said_to_be_something_else_is_not_read(server: EdgeServer, kind: str) -> None:
+    assert server.post("/v1/completions", PROMPT, **{"Content-Type": kind})[0] == 415
 
 
 @pytest.mark.parametrize("kind", ["application/json", "Application/JSON; charset=utf-8", "application/vnd.api+json"])
@@ -32,9 +47,10 @@ def test_json_by_any_of_its_names_is_read(server: EdgeServer, kind: str) -> None
     assert server.post("/v1/completions", PROMPT, **{"Content-Type": kind})[0] == 200
 
 
-def test_a_body_without_any_kind_is_refused(server: EdgeServer) -> None:
+def test_a_pages_body_without_any_kind_is_refused(server: EdgeServer) -> None:
     """A page can send such a one: it is a Blob's."""
-    answer = raw(server, b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\n\r\n{}")
+    head = b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nOrigin: http://localhost\r\nContent-Length: 2\r\n\r\n{}"
+    answer = raw(server, head)
     assert answer.startswith(b"HTTP/1.1 415") and b"has no Content-Type" in answer
 
 

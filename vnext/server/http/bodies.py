@@ -23,6 +23,7 @@ from vnext.server.context.errors import BodyTooSlow, ClientGone, ContentRefused,
 from vnext.server.context.identity import client_of
 from vnext.server.context.server_context import SERVER_CONTEXT
 from vnext.server.http.fields import without_unknown
+from vnext.server.http.origins import is_from_a_page
 
 Body = TypeVar("Body", bound=msgspec.Struct)
 
@@ -33,6 +34,7 @@ PAUSE_S = 30.0  # without a byte
 BYTES_PER_S_MIN = 1_000  # on average, after the first PAUSE_S: less than a modem sends
 NUMBERS_MAX = 2**18 + 2**16  # 10 to 20 ns each in the decoder; OpenAI's embeddings take 300,000 tokens; a model's length if more
 STRINGS_MAX = 2**18  # 30 ns
+UNSAID = ("", "application/x-www-form-urlencoded", "application/octet-stream", "text/plain")  # what programs send that set no type
 GROUPS_MAX = 2**15  # lists and objects, 300 ns
 
 
@@ -185,10 +187,18 @@ async def _count(values: Values, part: bytearray) -> None:
 
 
 def _check_content_type(request: web.Request) -> None:
-    kind = kind_of(request)
-    if kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
+    if not is_json(request):
+        kind = kind_of(request)
         given = f"The body's Content-Type is {kind[:80]}" if kind else "The body has no Content-Type"
         raise ContentRefused(f"{given}: send JSON with the header 'Content-Type: application/json' (curl -H, or curl --json).")
+
+
+def is_json(request: web.Request) -> bool:
+    """Whether a body is to be read as JSON: it is said to be, or a program that is no browser says nothing of it, as `curl -d`."""
+    kind = kind_of(request)
+    if kind == "application/json" or (kind.startswith("application/") and kind.endswith("+json")):
+        return True
+    return kind in UNSAID and not is_from_a_page(request)
 
 
 def kind_of(request: web.Request) -> str:

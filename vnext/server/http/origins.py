@@ -35,10 +35,9 @@ def allows(origin: str, allowed: Collection[str]) -> bool:
 
 def check_origin(request: web.Request, allowed: Collection[str]) -> None:
     """Raise OriginRejected for a request that a browser sends for a page of another site."""
-    origin = request.headers.get("Origin")
-    site = request.headers.get("Sec-Fetch-Site", "")
-    if origin is None and site not in ("cross-site", "same-site", "same-origin"):
-        return  # not a browser, or an address that the user typed
+    if not is_from_a_page(request):
+        return
+    origin, site = request.headers.get("Origin"), request.headers.get("Sec-Fetch-Site", "")
     named = origin if origin is not None else f"http://{request.host}" if site == "same-origin" else "null"
     if allows(named, allowed) or _is_own(named, request.host):
         return
@@ -46,6 +45,12 @@ def check_origin(request: web.Request, allowed: Collection[str]) -> None:
         f"A web page of {'another site' if named == 'null' else named} asks, and this server has no key that would tell its "
         "users from others: start it with --api-key, or with --allowed-origins and that page's address."
     )
+
+
+def is_from_a_page(request: web.Request) -> bool:
+    """Whether a browser sends this for a page: neither a program nor an address that the user typed."""
+    headers = request.headers
+    return "Origin" in headers or headers.get("Sec-Fetch-Site", "") in ("cross-site", "same-site", "same-origin")
 
 
 def host_name(host: str) -> str:
