@@ -40,6 +40,29 @@ def test_every_cut_gives_the_same_parts(begun: bool, text: str, expected: list[P
         assert joined_of(found + parser.finish()) == expected, places
 
 
+WORDY = Marks("Here is my thought process:", "Here is my response:")
+CUT: list[tuple[Marks, bool, str, list[Part]]] = [
+    (THINK, True, "cut off </thi", [Reasoning("cut off")]),
+    (THINK, True, "cut off </think", [Reasoning("cut off")]),
+    (THINK, True, "cut off <", [Reasoning("cut off <")]),
+    (THINK, True, "cut off  ", [Reasoning("cut off  ")]),
+    (THINK, False, " \n<thi", []),
+    (THINK, False, "<", [Words("<")]),
+    (THINK, False, "<thy", [Words("<thy")]),
+    (THINK, False, "<think>", []),
+    (WORDY, False, "Here is", [Words("Here is")]),
+    (WORDY, True, "so. Here is", [Reasoning("so. Here is")]),
+]
+
+
+@pytest.mark.parametrize(("marks", "begun", "text", "expected"), CUT)
+def test_an_answer_that_is_cut_within_a_mark_shows_none_of_it(marks: Marks, begun: bool, text: str, expected: list[Part]) -> None:
+    for pieces in ([text], [*text], ["", text]):
+        parser = ReasoningParser(marks, begun, None)
+        found = [part for piece in pieces for part in parser.push(piece)]
+        assert joined_of(found + parser.finish(cut=True)) == expected
+
+
 @pytest.mark.parametrize("begin", ["", "<think>x"])
 def test_a_run_of_space_is_looked_at_seldom(begin: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each look reads all that is held: one look a token would make the time quadratic."""

@@ -100,6 +100,7 @@ class ReasoningParser:
         self._step: Callable[[bool], list[Part]] = self._begin
         self._begun = begun
         self._shown = self._has_words = False
+        self._is_cut = False
         self.is_over = False
         self.is_plain = False
 
@@ -112,6 +113,7 @@ class ReasoningParser:
 
     def finish(self, cut: bool = False) -> list[Part]:
         self._take_waiting()
+        self._is_cut = cut
         return self._step(True) + (self._placed(self._rest.finish(cut)) if self._rest else [])
 
     def _take_waiting(self) -> None:
@@ -121,7 +123,7 @@ class ReasoningParser:
     def _begin(self, ended: bool) -> list[Part]:
         """At the answer's first characters, which may be the opening mark."""
         text = self._held.lstrip()
-        if not ended and len(text) < len(self._marks.open) and self._marks.open.startswith(text):
+        if self._marks.open.startswith(text) and (not ended or self._is_cut_within(self._marks.open, len(text))):
             return []
         if text.startswith(self._marks.open):
             self._held = text[len(self._marks.open) :]
@@ -137,9 +139,15 @@ class ReasoningParser:
         if place >= 0:
             text, self._held = self._held[:place].rstrip(), self._held[place + len(self._marks.close) :].lstrip()
             return self._reasoning(text) + self._end(ended, after=True)
-        certain = self._held if ended else self._held[: len(self._held) - overlap(self._held, self._marks.close)].rstrip()
+        size = overlap(self._held, self._marks.close)
+        whole = ended and not self._is_cut_within(self._marks.close, size)
+        certain = self._held if whole else self._held[: len(self._held) - size].rstrip()
         self._held = self._held[len(certain) :]
         return self._reasoning(certain)
+
+    def _is_cut_within(self, mark: str, size: int) -> bool:
+        """Whether an answer that was cut behind the first `size` characters of a mark began it, and did not write words."""
+        return self._is_cut and 1 < size < len(mark) and not mark[0].isalpha()
 
     def _end(self, ended: bool, after: bool = False) -> list[Part]:
         """The reasoning is over, or there is none."""

@@ -76,12 +76,13 @@ def test_options_are_the_engine_s(server):
     assert asked.repetition_penalty == 1.5 and found[-1]["done_reason"] == "length" and found[-1]["eval_count"] == 5
 
 
-def test_a_call_has_an_object_and_its_result_finds_it(server):
+@pytest.mark.parametrize("given", [{"arguments": {}}, {"arguments": "{}"}, {"arguments": '{"at": "no'}, {"arguments": None}, {}])
+def test_a_call_has_an_object_and_its_result_finds_it(server, given):
     found = lines(server, "/api/chat", {"messages": said(CALL), "tools": [WEATHER]})
     calls = [call for each in found for call in each["message"].get("tool_calls", [])]
     assert calls == [{"function": {"name": "weather", "arguments": {"city": "Köln"}}}]
     messages = [
-        *said(""), {"role": "assistant", "content": "", "tool_calls": [*calls, {"function": {"name": "time", "arguments": {}}}]},
+        *said(""), {"role": "assistant", "content": "", "tool_calls": [*calls, {"function": {"name": "time", **given}}]},
         {"role": "tool", "content": "noon", "tool_name": "time"}, {"role": "tool", "content": "say:sun"},
     ]  # fmt: skip
     status, answer, _ = server.post("/api/chat", {"messages": messages, "tools": [WEATHER], "stream": False})

@@ -78,6 +78,13 @@ def test_where_they_cannot_be_kept_they_are_refused(schema: dict[str, Any]) -> N
         grammar(json=schema)
 
 
+def test_a_refusal_names_what_stands_beside_the_number() -> None:
+    with pytest.raises(InvalidRequest, match="only kept beside 'type', not beside multipleOf: make it a string"):
+        grammar(json={"type": "integer", "minimum": N, "multipleOf": 2})
+    with pytest.raises(InvalidRequest, match="only kept beside 'type', not beside each other: make it a string"):
+        grammar(json={"enum": [N], "minimum": 0})
+
+
 def test_what_admits_none_of_them_is_refused() -> None:
     for schema in ({"enum": [N], "type": "string"}, {"items": ID, "type": "array", "minItems": 2, "maxItems": 1}):
         with pytest.raises(InvalidRequest, match="no answer satisfies it"):

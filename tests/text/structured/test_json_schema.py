@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from decimal import Decimal
 from typing import Any
 
@@ -136,6 +137,7 @@ def test_a_keyword_that_cannot_be_kept_is_named(schema: Any, error: str) -> None
             {"items": {"oneOf": [{"$ref": "#/$defs/a"}, {"maximum": 3}]}, "$defs": {"a": {"minimum": 1}}},
             "at items: 'oneOf' is only supported where no answer fits two of its schemas, use 'anyOf'.",
         ),
+        ({"minLength": 2**32}, "at minLength: no answer is longer than 2147483648 characters"),
         ({"minItems": 2, "maxItems": 1, "type": "array"}, "cannot be kept: no answer satisfies it: minItems (2) is greater than maxItems (1)."),
     ],
 )
@@ -143,6 +145,45 @@ def test_what_llguidance_refuses_is_found(schema: Any, place: str) -> None:
     with pytest.raises(InvalidRequest) as refused:
         grammar(json=schema)
     assert place in refused.value.message
+
+
+def object_of(schema: Any, *required: str) -> dict[str, Any]:
+    return {"type": "object", "properties": {"x": schema, "y": {"type": "null"}}, "required": [*required]}
+
+
+AROUND: dict[str, Any] = {"a": {"$ref": "#/$defs/b"}, "b": {"anyOf": [{"$ref": "#/$defs/c"}]}, "c": {"allOf": [{"$ref": "#/$defs/a"}]}}
+
+
+@pytest.mark.parametrize(
+    ("schema", "place"),
+    [
+        (object_of({"$ref": "#/properties/x"}, "x"), "properties.x"),
+        (object_of({"$ref": "#/properties/x"}), "properties.x"),
+        (object_of({"$ref": "#"}, "x"), "properties.x"),
+        (object_of({"$ref": "#/$defs/a"}, "x") | {"$defs": AROUND}, "$defs.a"),
+        ({"type": "array", "minItems": 1, "items": {"$ref": "#"}}, "items"),
+        ({"anyOf": [object_of({"$ref": "#"}, "x"), {"type": "array", "minItems": 2, "items": {"$ref": "#"}}]}, "anyOf[0].properties.x"),
+    ],
+    ids=str,
+)
+def test_values_that_would_contain_themselves_for_ever_are_none(schema: Any, place: str) -> None:
+    with pytest.raises(InvalidRequest, match=f"cannot be kept at {re.escape(place)}: no answer satisfies it"):
+        grammar(json=schema)
+
+
+@pytest.mark.parametrize(
+    ("schema", "text"),
+    [
+        (object_of({"$ref": "#"}), '{"x": {"x": {}}}'),
+        (object_of({"anyOf": [{"$ref": "#"}, {"type": "null"}]}, "x"), '{"x": {"x": null}}'),
+        ({"type": "array", "items": {"$ref": "#"}}, "[[], [[]]]"),
+        (object_of({"$ref": "#/$defs/0"}, "x") | {"$defs": {str(at): {"$ref": f"#/$defs/{at + 1}"} for at in range(200)} | {"200": {}}}, '{"x": 1}'),
+        ({"type": "string", "maxLength": 10**18}, '"a"'),
+    ],
+    ids=lambda each: str(each)[:60],
+)
+def test_values_that_may_end_and_texts_of_any_length_are_kept(schema: Any, text: str) -> None:
+    assert admits(text, json=schema)
 
 
 def test_levels_count_along_references() -> None:

@@ -53,6 +53,9 @@ DROPPED = [  # a schema, a text that what is kept of it admits, and one that it 
     ({"type": "object", "properties": {f"p{at}": B for at in range(400)}}, '{"p1": 1, "other": "x"}', "[]"),
     ({"type": "object", "$ref": "#/nowhere"}, '{"a": 1}', "1"),
     ({"type": "rain"}, '{"a": 1}', "1"),
+    (with_a(required=["a", "b"], properties={"a": A, "b": False}), '{"a": "x"}', '{"a": 1}'),
+    (with_a(required=["a", "b"], properties={"a": A, "b": {"$ref": "#/properties/b"}}), '{"a": "x", "b": 1}', '{"a": 1}'),
+    ({"type": "object", "properties": {"a": {"type": "string", "minLength": 2**40}}}, '{"a": "y"}', '{"a": 1}'),
     ({"type": "array", "properties": {"a": B}}, '{"a": 1}', "[]"),
 ]  # fmt: skip
 

@@ -43,7 +43,7 @@ def text_size(body: ChatBody) -> int:
 def _message_size(message: ChatMessage) -> int:
     content = message.content or ""
     words = len(content) if isinstance(content, str) else sum(len(part.text or part.refusal or "") for part in content)
-    calls = sum(len(call.function.arguments or "") + 1_000 for call in message.tool_calls or ())
+    calls = sum(len(call.function.text) + 1_000 for call in message.tool_calls or ())
     return words + len(message.reasoning or message.reasoning_content or "") + calls + 1_000
 
 
@@ -129,7 +129,7 @@ def _message(message: ChatMessage, path: str, template: ChatTemplate) -> dict[st
 
 def _call(call: ToolCall) -> dict[str, Any]:
     """A call of the history: what was written is read, never judged."""
-    text = call.function.arguments or "{}"
+    text = call.function.text
     try:
         arguments = JsonObject(msgspec.json.decode(text, type=dict[str, Any]), text)
     except (msgspec.MsgspecError, UnicodeError, RecursionError):  # of an answer that was cut off, perhaps: it is shown as it is
@@ -211,7 +211,7 @@ def check_calls(messages: Sequence[ChatMessage]) -> None:
     for place, message in enumerate(messages):
         for at, call in enumerate(message.tool_calls or ()):
             if call.id is not None:
-                pairs.call(call.id, f"messages[{place}].tool_calls[{at}].id", not is_object(call.function.arguments))
+                pairs.call(call.id, f"messages[{place}].tool_calls[{at}].id", not is_object(call.function.text))
         if message.role == "tool":
             pairs.result(message.tool_call_id, f"messages[{place}].tool_call_id")
     pairs.end()

@@ -122,10 +122,16 @@ class ContentPart(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FunctionCall(msgspec.Struct, frozen=True, kw_only=True):
-    """`arguments` is the text of a JSON object."""
+    """`arguments` is the text of a JSON object; of a history, whatever a client has made of it."""
 
     name: str
-    arguments: str
+    arguments: str | dict[str, Any] | None = None
+
+    @property
+    def text(self) -> str:
+        """The arguments as text."""
+        given = self.arguments or "{}"
+        return given if isinstance(given, str) else msgspec.json.encode(given).decode()
 
 
 class ToolCall(msgspec.Struct, frozen=True, kw_only=True):

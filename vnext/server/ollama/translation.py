@@ -110,8 +110,7 @@ def _messages(messages: Sequence[OllamaMessage], sees: bool) -> list[dict[str, o
 
 
 def _call(function: CalledFunction, id_: str) -> dict[str, object]:
-    arguments = msgspec.json.encode(function.arguments).decode()
-    return {"id": id_, "function": {"name": function.name, "arguments": arguments}}
+    return {"id": id_, "function": {"name": function.name, "arguments": function.arguments}}
 
 
 def _answered(open_calls: list[tuple[str, str]], name: str | None) -> str:
@@ -151,10 +150,10 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CalledFunction(msgspec.Struct, frozen=True, kw_only=True):
-    """`arguments` is an object, not its text."""
+    """`arguments` is an object; its text, which other APIs send, is read too."""
 
     name: str
-    arguments: Object = {}
+    arguments: Object | str | None = None
 
 
 class Called(msgspec.Struct, frozen=True, kw_only=True):

@@ -93,7 +93,8 @@ class ExactRules:
             kind = "integer" if _is_whole(schema) else "number"
             listed = [each for each in _listed(schema) if kind == each or each not in ("integer", "number")]
             return self._kinds(kind, {**schema, "type": listed}, self._number)
-        raise Inexact(f"a number beyond 2**53 is only kept beside 'type', not beside {', '.join(sorted(names))}: make it a string")
+        others = ", ".join(sorted(names - {"const", "enum", "type", *BOUNDS})) or "each other"
+        raise Inexact(f"'const', 'enum' and bounds beyond 2**53 are only kept beside 'type', not beside {others}: make it a string")
 
     def _definition(self, name: str) -> str:
         if name not in self._of_definitions:

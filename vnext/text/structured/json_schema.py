@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from decimal import Decimal, InvalidOperation
 from graphlib import CycleError, TopologicalSorter
 from typing import Any, TypeGuard, TypeVar
@@ -32,6 +32,9 @@ BOUND_MAX = 2**62
 """llguidance reads larger lower bounds as about 2**63."""
 INTEGER_BITS_MAX, BOUND_BITS_MAX = 4_096, 128
 STEP = Decimal("1e-9")
+LENGTH_MAX = 2**31
+CIRCLES_MAX = 50
+"""Definitions in a row, each of which only ends because the one before it does, that are looked for."""
 
 _ONE = ("additionalProperties", "additionalItems", "items")
 _SEVERAL = ("allOf", "anyOf", "oneOf", "prefixItems")
@@ -83,6 +86,7 @@ class SchemaReader:
         for pointer in (found := list(self._numbers)):
             self.definitions[str(self._numbers[pointer])] = self._schema(self._target(pointer), _dotted(pointer), 0)
             found += list(self._numbers)[len(found) :]
+        self.definitions |= dict.fromkeys(_endless(self.definitions), False)
         self.parts += of_root
         if _levels(schema, self.definitions) > LEVELS_MAX:
             raise self._refuse("", f"its references lead through more than {LEVELS_MAX} nested schemas, make it flatter")
@@ -172,6 +176,10 @@ class SchemaReader:
             raise self._refuse(place, f"the format {value!r} is not supported, use a pattern")
         elif name == "format" and str(value) not in _FORMATS:
             return  # a name that JSON Schema does not define constrains nothing
+        elif name in ("minLength", "maxLength") and _is_number(value) and value > LENGTH_MAX:
+            if name == "minLength":
+                raise self._refuse(place, f"no answer is longer than {LENGTH_MAX} characters, name a smaller number")
+            return  # and none is too long
         elif name == "multipleOf" and not _small_multiple(value):
             raise self._refuse(place, f"only a positive number of at most {MULTIPLE_MAX}, without its point, is supported")
         elif isinstance(value, str) and len(value) > VALUE_CHARACTERS_MAX:
@@ -362,6 +370,33 @@ def _levels(root: Schema, definitions: Mapping[str, Schema]) -> int:
         sorter.done(*ready)
     circle = sum(heights[name] for name in definitions.keys() - reach.keys())
     return _height(root) + circle + max(reach.values(), default=0)
+
+
+def _endless(definitions: Mapping[str, Schema]) -> set[str]:
+    """Those that admit no finite value, because each of their values contains another one."""
+    ends = set[str]()
+    for _ in range(CIRCLES_MAX):
+        found = {name for name in definitions.keys() - ends if _ends(definitions[name], ends)}
+        if not found:
+            return definitions.keys() - ends
+        ends |= found
+    return set()
+
+
+def _ends(schema: Any, known: Collection[str]) -> bool:
+    """Whether it admits a finite value, as far as the definitions among `known` do."""
+    if not isinstance(schema, dict):
+        return True
+    inner = [*schema.get("allOf", ())]
+    if schema.get("type") == "object":
+        inner += [schema.get("properties", {}).get(name) for name in schema.get("required", ())]
+    elif schema.get("type") == "array" and schema.get("minItems") and "prefixItems" not in schema:
+        inner.append(schema.get("items"))
+    reference = str(schema.get("$ref", "")).removeprefix("#/$defs/")
+    either = [schema[name] for name in ("anyOf", "oneOf") if schema.get(name)]
+    return (not reference or reference in known) and all(_ends(each, known) for each in inner) and all(
+        any(_ends(each, known) for each in one) for one in either
+    )
 
 
 def _inner(schema: Any) -> Iterable[Any]:

@@ -25,7 +25,7 @@ _ANY = {"type": "object", "additionalProperties": True}
 _SAFE = {*"properties required additionalProperties items enum description title default examples $schema $comment".split()}
 _SAFE_DEPTH_MAX = 10
 _KINDS = ("string", "integer", "number", "boolean", "array", "object", "null")
-_LAST = {*"additionalProperties enum const anyOf $ref items required properties type".split()}  # to be dropped
+_LAST = "additionalProperties enum const anyOf $ref items required properties type".split()  # to be dropped, in this order
 _OF_NAMES = ("properties", "patternProperties", "allOf", "anyOf", "oneOf", "$ref", "if")
 
 Tool = dict[str, Any]
@@ -67,7 +67,7 @@ def _is_safe(schema: Any, depth: int = 0) -> bool:
     names = all(isinstance(each, str) and each.isprintable() and len(each) < 200 for each in (*named, *required))
     inner = [*named.values(), *(schema[name] for name in ("items", "additionalProperties") if name in schema)]
     is_of_texts = "enum" not in schema or schema.get("type", "string") == "string"
-    return bool(values and names and is_of_texts and len(named) < 20) and all(
+    return bool(values and names and is_of_texts and len(named) < 20 and False not in named.values()) and all(
         isinstance(each, bool) or _is_safe(each, depth + 1) for each in inner
     )
 
@@ -122,7 +122,7 @@ class _Parameters:
             place, part = next((each for each in tried if fails(each[1])), reader.parts[-1])
             if not isinstance(part, dict) or not part:
                 break
-            own, names = fails(part), sorted(part, key=lambda name: name in _LAST)
+            own, names = fails(part), sorted(part, key=lambda name: _LAST.index(name) if name in _LAST else -1)
             cause = next((name for name in names if fails(_without(part, name)) != own), None)
             for name in [*part] if cause is None else [cause]:
                 del part[name]
