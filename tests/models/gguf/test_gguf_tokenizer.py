@@ -11,7 +11,8 @@ from gguf_writing import vocabulary_of
 from tokenizers import decoders, models, normalizers, trainers
 
 from vnext.models.errors import ModelError
-from vnext.models.gguf.tokenizer import CUTS, SPACE, Vocabulary
+from vnext.models.gguf.cuts import CUTS
+from vnext.models.gguf.tokenizer import SPACE, Vocabulary, needed_merges
 from vnext.runtime.processes.launch import DEMO_MODEL
 
 ALPHABET = "aber Wörter 012345 \n\t=!'s'll日本語🙂\u00a0\u0301{}();_.,ABCxyz  "
@@ -69,9 +70,69 @@ def test_pieces_with_scores(begins_with_space: bool) -> None:
     assert found.encode("a").ids[0] == 1 and found.encode("a</s>").ids[-1] == 2, "a text begins with bos, and specials are tokens"
 
 
+def drawn_merges(rng: random.Random) -> list[tuple[str, str]]:
+    """All halves of pieces of few letters, the pieces in any order, so that most merges are in another's way."""
+    pieces = {"a", "b", "c"}
+    for _ in range(60):
+        pieces.add("".join(rng.choices("abc", k=rng.randrange(2, 7))))
+    order = sorted(pieces)
+    rng.shuffle(order)
+    halves = [(piece[:cut], piece[cut:]) for piece in order for cut in range(1, len(piece))]
+    return [pair for pair in halves if pieces.issuperset(pair)]
+
+
+def test_merges_that_no_text_needs_are_left_out() -> None:
+    """With the others each text has the tokens that it had, and none of the others could be left out too."""
+    rng, left_out = random.Random(5), 0
+    for _ in range(20):
+        merges = drawn_merges(rng)
+        numbers = {piece: number for number, piece in enumerate(sorted({"a", "b", "c", *(text for pair in merges for text in (*pair, "".join(pair)))}))}
+        needed = needed_merges(merges)
+        left_out += len(merges) - len(needed)
+        texts = [*numbers, *("".join(rng.choices("abc", k=rng.randrange(1, 30))) for _ in range(300))]
+        whole, found = (models.BPE(numbers, each) for each in (merges, needed))
+        ids = [[token.id for token in whole.tokenize(text)] for text in texts]
+        assert [[token.id for token in found.tokenize(text)] for text in texts] == ids
+        made = {pair: [token.value for token in whole.tokenize("".join(pair))] for pair in needed}
+        for pair in (pair for pair in needed if len(made[pair]) == 1):
+            fewer = models.BPE(numbers, [each for each in needed if each != pair])
+            assert len(fewer.tokenize("".join(pair))) > 1
+    assert left_out > 200
+
+
+@pytest.mark.parametrize("named", [{"tokenizer.ggml.model": "gemma4"}, {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "sarvam-moe"}])
+def test_pieces_with_merges(named: dict[str, str]) -> None:
+    """Spaces become a mark, bytes stand in for unknown characters, and a pair may begin with the space between its halves."""
+    tokens = ["<pad>", "<bos>", *(f"<0x{byte:02X}>" for byte in range(256)), SPACE, "a", "b", "ab", f"{SPACE}ab", "\n", "\n\n", " ", "  "]
+    metadata = named | {
+        "tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": [3, 3, *[6] * 256, *[1] * 9],
+        "tokenizer.ggml.merges": ["a b", f"{SPACE} ab", "\n \n", "   "], "tokenizer.ggml.bos_token_id": 1,
+        "tokenizer.ggml.add_bos_token": named["tokenizer.ggml.model"] != "gemma4",
+    }  # fmt: skip
+    found = made_from(metadata)
+    assert found.encode(" ab\n\nc").tokens == ["<bos>", f"{SPACE}ab", "\n\n", "<0x63>"]
+    assert found.decode(found.encode(" ab b").ids) == " ab b"
+
+
 @pytest.mark.parametrize(
     ("name", "text", "words"),
     [
+        ("qwen35", "HelloWorld's 12 e\u0301x", ["HelloWorld", "'s", " ", "1", "2", " e\u0301x"]),
+        ("jais-2", "a" + " " * 7 + "b", ["a", " " * 4, " " * 2, " b"]),
+        ("minicpm5", "a1234", ["a", "123", "4"]),
+        ("exaone-moe", "one two!\n\nx", ["one two", "!\n", "\n", "x"]),
+        ("bailingmoe", "a,\n\nb 12", ["a", ",\n\n", "b", " ", "1", "2"]),
+        ("afmoe", "a1234567中x", ["a", "1", "234", "567", "中", "x"]),
+        ("tiny_aya", "1234 12a", ["1", "234", " ", "12", "a"]),
+        ("superbpe", "one two 12345", ["one two ", "12", "345"]),
+        ("kimi-k2", "ab中文Cd 123/\n", ["ab", "中文", "Cd", " ", "123", "/\n"]),
+        ("youtu", "ab中，가x", ["ab", "中", "，", "가", "x"]),
+        ("spark2_5", "a,\n\n12", ["a", ",", "\n", "\n", "1", "2"]),
+        ("laguna", "a\n\n b", ["a", "\n\n", " b"]),
+        ("ufakzeka", "a'ya 12", ["a", "'ya", " ", "1", "2"]),
+        ("deepseek-llm", "a b,12 中x", ["a", " b", ",", "12", " ", "中", "x"]),
+        ("chameleon", "a  bIMGIMGABZ.", ["a", "  ", "b", "IMGIMGABZ", "."]),
+        ("default", "a b, 12345", ["a", " b", ",", " ", "123", "45"]),
         ("smollm", "I'll 123 go", ["I", "'ll", " ", "1", "2", "3", " go"]),
         ("qwen2", "I'LL 123 go\n\n", ["I", "'LL", " ", "1", "2", "3", " go", "\n\n"]),
         ("llama-bpe", "I'LL 12345  go", ["I", "'LL", " ", "123", "45", " ", " go"]),
@@ -97,8 +158,8 @@ def test_how_texts_are_cut(name: str, text: str, words: list[str]) -> None:
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"tokenizer.ggml.pre": "lama-bpe"}, "'lama-bpe' is not known, did you mean llama-bpe; known are"),
-        ({"tokenizer.ggml.model": "rwkv"}, "of the kind 'rwkv'; kinds gpt2 and llama are read"),
+        ({"tokenizer.ggml.pre": "lama-bpe"}, "'lama-bpe' is not known, did you mean llama-bpe: take"),
+        ({"tokenizer.ggml.model": "rwkv"}, "of the kind 'rwkv'; kinds gpt2, llama, gemma4 are read"),
         ({"tokenizer.ggml.tokens": ["a", "a"]}, "names a token twice"),
         ({"tokenizer.ggml.model": "llama"}, "no score for each token"),
         (
