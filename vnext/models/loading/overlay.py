@@ -77,7 +77,8 @@ def gguf_folder(file: Path, parent: Path) -> Path:
     beside = files[0].with_name(GENERATION_NAME)
     found = parent / _gguf_digest(files) / file.name.removesuffix(SUFFIX)
     if not found.is_dir():
-        texts = {name: json.dumps(value, ensure_ascii=False, separators=(",", ":")) for name, value in _texts_of(files, beside).items()}
+        written = _texts_of(files, beside)
+        texts = {name: json.dumps(value, ensure_ascii=False, separators=(",", ":")) for name, value in written.items()}
         _make(found, texts, {LINK.format(number): each for number, each in enumerate(files, 1)}, file.name)
         _clear(parent, _is_replaced)
     return found
