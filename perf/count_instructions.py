@@ -30,7 +30,7 @@ from vnext.base.version import __version__
 from vnext.commands.machine import Machine, machine
 
 ROWS = 64
-STEPS, WINDOWS = 48, 4
+STEPS, WINDOWS = 48, 3  # all rows fill a block of 16 tokens in each window
 WARM_STEPS = 16
 ARRIVALS = 12
 VISITORS, VISITS = 16, 8

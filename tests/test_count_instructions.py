@@ -56,6 +56,8 @@ def test_the_steady_core_is_steady() -> None:
         core.ask(1, 2)
         core.run(4)
         assert core.core.state.counters.finished == 1
+        steps = count_instructions.STEPS // count_instructions.WINDOWS
+        assert steps % core.core.state.config.block_size == 0, "some windows have more steps than others in which blocks fill"
 
 
 def test_the_steady_edge_streams() -> None:

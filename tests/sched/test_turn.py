@@ -165,16 +165,16 @@ def test_the_compiled_form_measures_what_it_is_given() -> None:
     step = [cells, np.empty((0, 0), np.int64), step_entries.entries, step_entries.samples, np.array([7, 8], "<i4"), np.empty(0, np.int64)]
     stores = [state.tokens.arena.data, state.tables.arena.data, pool.queue.arena.data, pool.status.values()]
     out = [np.empty_like(cells), np.empty((4, 2), np.int64), np.empty(2, bool), np.empty((6, 2), np.int64), np.empty(2, np.int32)]
-    numbers = (64, 0, 4, 40, pool.head, pool.queue.used, True, False, 0, 0, 0, 0, 0, 1, 2)
-    assert turn(tuple(step), tuple(stores), tuple(out), numbers) is not None
+    numbers = (64, 0, 4, 40, pool.head, pool.queue.used, True, False, 1, 2)
+    assert turn(tuple(step), tuple(stores), tuple(out), numbers, ()) is not None
     for given, place in ((step, 0), (step, 2), (step, 3), (step, 4), (stores, 0), *((out, place) for place in range(5))):
         whole = given[place]
         given[place] = whole[:0] if whole is stores[0] else whole[..., :1].copy()
-        assert turn(tuple(step), tuple(stores), tuple(out), numbers) is None, (len(given), place)
+        assert turn(tuple(step), tuple(stores), tuple(out), numbers, ()) is None, (len(given), place)
         given[place] = whole
-    for wrong in (numbers[:-1], (*numbers, 0), [*numbers]):
+    for wrong, by in ((numbers[:-1], ()), ((*numbers, 0), ()), ([*numbers], ()), (numbers, (0, 0, 0, 0)), (numbers, [])):
         with pytest.raises(TypeError):
-            turn(tuple(step), tuple(stores), tuple(out), wrong)
+            turn(tuple(step), tuple(stores), tuple(out), wrong, by)
 
 
 def test_news_of_some_rows_name_the_requests_in_them() -> None:

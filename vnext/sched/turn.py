@@ -15,11 +15,10 @@ import numpy as np
 import xxhash
 
 from vnext.state import pool as pools
-from vnext.state.config import SchedulerConfig
 from vnext.state.drafting import decided_by, spare_tokens
 from vnext.state.events import StepCommitted
 from vnext.state.fold_commit import MatchedSamples
-from vnext.state.outputs import Going, going_of
+from vnext.state.outputs import Going, all_going, going_of
 from vnext.state.state import State, StepInFlight
 from vnext.state.store import columns, extents
 from vnext.state.store.columns_numpy import TURN_WORK_LINES
@@ -57,9 +56,9 @@ def steady_turn(state: State, event: StepCommitted, recorded: bool = False) -> T
         (out, entries, asks, work, blocks),
         (
             config.max_num_batched_tokens, config.long_prefill_token_threshold, config.block_size, pool.free, pool.head,
-            pool.queue.used, config.prefix_caching, not config.chunked_prefill, *_drafting(config),
-            config.microbatches, state.planned,
+            pool.queue.used, config.prefix_caching, not config.chunked_prefill, config.microbatches, state.planned,
         ),
+        () if config.speculation is None else (*decided_by(config), spare_tokens(config)),
     )  # fmt: skip
     if found is None:
         return None
@@ -74,7 +73,7 @@ def steady_turn(state: State, event: StepCommitted, recorded: bool = False) -> T
     reached = _reached(state, event, Rows(out, state.rows.drafting), next_step, pool, tables)
     rows, (places, nobody) = work[0, :given], _shared(given)
     matched = MatchedSamples(rows=rows, tokens=sampled, samples=places, stopped=nobody, at_limit=nobody, ended=0)
-    return Turn(reached, matched, going_of(cells, rows, sampled))
+    return Turn(reached, matched, all_going(cells, sampled) if given == count else going_of(cells, rows, sampled))
 
 
 def _may_be_steady(state: State, event: StepCommitted, recorded: bool) -> bool:
@@ -119,11 +118,6 @@ def _reached(
         counters=replace(counters, generated_tokens=counters.generated_tokens + len(event.tokens) // 4),
         token_digest=xxhash.xxh3_64_intdigest(event.tokens, seed=state.token_digest),
     )  # fmt: skip
-
-
-def _drafting(config: SchedulerConfig) -> tuple[int, ...]:
-    """What a step's drafts are decided by, and the tokens for which a row may hold spare blocks."""
-    return (0, 0, 0, 0, 0) if config.speculation is None else (*decided_by(config), spare_tokens(config))
 
 
 @lru_cache(maxsize=16)

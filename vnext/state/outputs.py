@@ -75,10 +75,15 @@ def outputs_apart(before: State, after: State, matched: MatchedSamples) -> tuple
     return going, _of_commit(before, after, matched, ends.nonzero()[0])
 
 
+def all_going(cells: np.ndarray, tokens: np.ndarray) -> Going:
+    """The news of all rows of a matrix, which get a token each."""
+    return Going(cells[fields.ID], tokens, cells[fields.CACHED])
+
+
 def going_of(cells: np.ndarray, rows: np.ndarray, tokens: np.ndarray) -> Going:
     """The news of these rows (int64[n], ascending) of a matrix, which get these tokens."""
     if len(rows) == cells.shape[1] and rows.tobytes() == _all_rows(len(rows)):
-        return Going(cells[fields.ID], tokens, cells[fields.CACHED])
+        return all_going(cells, tokens)
     return Going(cells[fields.ID].take(rows), tokens, cells[fields.CACHED].take(rows))
 
 

@@ -238,7 +238,7 @@ class EngineCore:
             costs.took(ended, event, result.seconds)
         if result.failed:
             self._abort_with(self._failures.errors(engine.state, result.failed))
-        scored = any(result.logprobs)
+        scored = bool(result.logprobs) and any(result.logprobs)
         note = Beside(prompt_outputs(engine.state, result.prompts), result.logprobs) if scored or result.prompts else None
         if is_last and not scored:
             engine.fold_last(event, note)

@@ -348,7 +348,7 @@ class StepResult(Message, frozen=True, tag=21):
     @property
     def commit(self) -> StepCommitted:
         """The step's commit, from the result of rank 0."""
-        return StepCommitted(step=self.step, tokens=self.tokens, counts=self.counts, drafted=self.drafted)
+        return StepCommitted(self.step, self.tokens, self.counts, self.drafted)
 
 
 class RankFailed(Message, frozen=True, tag=22):

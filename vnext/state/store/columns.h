@@ -130,7 +130,7 @@ static inline int rows_lawful(const int64_t *c, ptrdiff_t rows, int64_t size, in
         wrong |= computed[r] > known[r] + placeholders[r];
         wrong |= hashed_blocks[r] * size > least(computed[r], known[r]);
         wrong |= known[r] >= limit[r];
-        wrong |= spare < 0 || spare >= size + spare_tokens;
+        wrong |= (uint64_t)spare >= (uint64_t)(size + spare_tokens); /* below 0 too */
     }
     return !wrong;
 }
@@ -188,9 +188,10 @@ static inline int rows_match_samples(const int64_t *c, ptrdiff_t rows, const Ste
                               const int64_t *eos, ptrdiff_t eos_count, const Taken *taken, int *own, int *ended) {
     const int64_t *known = FIELD(c, KNOWN, rows), *flags = FIELD(c, FLAGS, rows);
     ptrdiff_t n = 0;
+    int first = is_first_rows(c, rows, step);
     *own = *ended = 0;
     for (ptrdiff_t e = 0, r = 0; e < step->count; ++e, ++r) {
-        if ((r = entry_row(c, rows, step, e, r)) == rows) return 0;
+        if (!first && (r = entry_row(c, rows, step, e, r)) == rows) return 0;
         if (!step->samples[e]) continue;
         if (n >= given || sampled[n] < 0) return 0;
         int stops = !(flags[r] & IGNORE_EOS) && is_among(sampled[n], eos, eos_count);

@@ -281,7 +281,8 @@ def take_tokens(
 
 
 def turn(
-    step: tuple[np.ndarray, ...], stores: tuple[np.ndarray, ...], out: tuple[np.ndarray, ...], numbers: tuple[int, ...]
+    step: tuple[np.ndarray, ...], stores: tuple[np.ndarray, ...], out: tuple[np.ndarray, ...], numbers: tuple[int, ...],
+    by: tuple[int, ...],
 ) -> tuple[int, int, int, int, list[tuple[bytes, int]], list[tuple[bytes, int]]] | None:
     """A steady turn: a commit without drafts after which all rows of the step continue, then an expected plan without drafts.
 
@@ -290,13 +291,15 @@ def turn(
     `stores`: histories, tables, the pool's queue and status. `out`: cells, entries (int64[4, R]) and samples (bool[R]) of
     the plan, rows that take a token (the first of TURN_WORK_LINES lines of int64[R]), pages taken (int32[R]). `numbers`:
     budget, threshold, size, free pages, the queue's head and places used, whether blocks are hashed, whether prompts are
-    computed whole, what `drafts` decides by, the tokens for which a row may hold spare blocks, microbatches, the plan's step.
+    computed whole, microbatches, the plan's step. `by`: what `drafts` decides by, and the tokens for which a row may hold spare
+    blocks; empty without speculation.
     Returns the plan's entries, tokens and pages, the queue's head, and the (hash, page) pairs of both events. Returns None if the
     turn is not steady; anything written by then is at places that no state may read.
     """
     (cells, drafting, entries, samples, sampled, eos), (histories, tables, queue, status) = step, stores
     out_cells, out_entries, out_asks, out_work, out_blocks = out
-    budget, threshold, size, free, head, used, caches, whole_prompts, most, row_cost, step_cost, many_cost, spare, *turn = numbers
+    budget, threshold, size, free, head, used, caches, whole_prompts, *turn = numbers
+    most, row_cost, step_cost, many_cost, spare = by or (0, 0, 0, 0, 0)
     count, given = cells.shape[1], len(sampled)
     places, ends, middle = np.empty((2, given), np.int64), np.empty((2, given), bool), np.empty_like(cells)
     if match_samples(cells, entries, samples, sampled, eos, places, ends) != (False, 0):

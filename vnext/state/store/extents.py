@@ -66,32 +66,28 @@ def write(extents: Extents, places: np.ndarray | slice, values: np.ndarray) -> E
     return Extents(arena, extents.used, arena.version)
 
 
-def own(extents: Extents) -> Extents:
-    """A new version whose arena the caller may append to without `write`, under the same rule."""
-    return _claim(extents, extents.used)
-
-
 def reserve(extents: Extents, size: int) -> tuple[Extents, int]:
     """Hand out `size` places, which must fit (see `compact`)."""
     assert extents.used + size <= extents.capacity, "places are handed out that the arena does not have"
-    return _claim(extents, extents.used + size), extents.used
+    return own(extents, size), extents.used
 
 
 def append(extents: Extents, values: np.ndarray) -> Extents:
     """Hand out the next places, which must fit, and write `values` there."""
     assert extents.used + len(values) <= extents.capacity, "places are handed out that the arena does not have"
-    owned = _claim(extents, extents.used + len(values))
+    owned = own(extents, len(values))
     owned.arena.data[extents.used : owned.used] = values
     return owned
 
 
-def _claim(extents: Extents, used: int) -> Extents:
-    """A new version, so that two futures of one state never hand out the same places of one arena."""
+def own(extents: Extents, more: int = 0) -> Extents:
+    """A new version, with `more` places handed out, whose arena the caller may append to without `write`, under the same rule: two
+    futures of one state never hand out the same places of one arena."""
     arena = extents.arena
     if extents.version != arena.version:
         arena = Arena(arena.data.copy())
     arena.version += 1
-    return Extents(arena, used, arena.version)
+    return Extents(arena, extents.used + more, arena.version)
 
 
 def compact(extents: Extents, at: np.ndarray, counts: np.ndarray, sizes: np.ndarray, extra: int) -> tuple[Extents, np.ndarray]:
@@ -113,7 +109,7 @@ def move(extents: Extents, at: np.ndarray, counts: np.ndarray, sizes: np.ndarray
     Arrays are int64[n]. Also returns the new places. The cost depends on the moved extents only.
     """
     starts = extents.used + np.cumsum(sizes) - sizes
-    moved = _claim(extents, extents.used + int(sizes.sum()))
+    moved = own(extents, int(sizes.sum()))
     assert moved.used <= extents.capacity, "places are handed out that the arena does not have"
     _copy(extents.arena.data, at, moved.arena.data, starts, counts)
     return moved, starts

@@ -87,19 +87,20 @@ static PyObject *turn_taken(Turn *t) {
 /* turn((cells, drafting int64[2][R] or empty, entries int64[4][E], samples bool[E], sampled int32, eos int64),
         (histories int32 writable, tables int32 writable, queue int32, status int64[N]),
         (out cells, out entries int64[4][R], out asks bool[R], out work int64[WORK_LINES][R], out blocks int32[R]),
-        (budget, threshold, size, free, head, used, caches, whole prompts, most drafts, row cost, step cost, row cost of many,
-         spare tokens, microbatches, the plan's step))
+        (budget, threshold, size, free, head, used, caches, whole prompts, microbatches, the plan's step),
+        (most drafts, row cost, step cost, row cost of many, spare tokens) or ())
    -> (entries, tokens, blocks taken, the queue's head, names of the commit, names of the plan), or None */
 static PyObject *turn(PyObject *self, PyObject *args) {
     Turn t = {0};
-    PyObject *step, *stores, *out, *numbers, *result = NULL;
-    if (PyArg_ParseTuple(args, "O!O!O!O!", TUPLE(&step), TUPLE(&stores), TUPLE(&out), TUPLE(&numbers)) &&
+    PyObject *step, *stores, *out, *numbers, *by, *result = NULL;
+    if (PyArg_ParseTuple(args, "O!O!O!O!O!", TUPLE(&step), TUPLE(&stores), TUPLE(&out), TUPLE(&numbers), TUPLE(&by)) &&
         PyArg_ParseTuple(step, "y*y*y*y*y*y*", &t.before, &t.drafting, &t.entries, &t.samples, &t.sampled, &t.eos) &&
         PyArg_ParseTuple(stores, "w*w*y*y*", &t.histories, &t.tables, &t.queue, &t.status) &&
         PyArg_ParseTuple(out, "w*w*w*w*w*", &t.cells, &t.entries_out, &t.asks, &t.work, &t.blocks) &&
-        PyArg_ParseTuple(numbers, "LLLnnnppLLLLLLL", &t.budget, &t.threshold, &t.size, &t.free, &t.head, &t.used, &t.caches,
-                         &t.whole_prompts, &t.by.most, &t.by.row_cost, &t.by.step_cost, &t.by.row_cost_many, &t.spare,
-                         &t.microbatches, &t.step)) {
+        PyArg_ParseTuple(numbers, "LLLnnnppLL", &t.budget, &t.threshold, &t.size, &t.free, &t.head, &t.used, &t.caches,
+                         &t.whole_prompts, &t.microbatches, &t.step) &&
+        (!PyTuple_GET_SIZE(by) ||
+         PyArg_ParseTuple(by, "LLLLL", &t.by.most, &t.by.row_cost, &t.by.step_cost, &t.by.row_cost_many, &t.spare))) {
         t.rows = rows_of(&t.before);
         result = turn_taken(&t);
     }
