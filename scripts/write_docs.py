@@ -47,6 +47,7 @@ from vnext.options.table import (  # noqa: E402
 )
 from vnext.replay.cli import main as replay  # noqa: E402
 from vnext.runtime.protocol.settings import EngineSettings  # noqa: E402
+from vnext.runtime.protocol.stats import ExpertStats  # noqa: E402
 from vnext.server.context.metrics import ServerMetrics  # noqa: E402
 from vnext.server.routes import ROUTES  # noqa: E402
 from vnext.server.settings import ServerSettings  # noqa: E402
@@ -171,6 +172,7 @@ class _Figures:
 class _Stats(_Figures):
     running, waiting = 0, 0
     adapters, tier, pins, lost, states = _Figures(), _Figures(), _Figures(), _Figures(), _Figures()
+    experts = ExpertStats(0, 0, ())
 
 
 class _Engine:

@@ -202,7 +202,7 @@ class FakeEngine:
         return TokenLogprobs(logprob=-0.5, rank=0, top=tuple(top[:count]))
 
     def _stats(self) -> EngineStats:
-        others = ("stalled", "recovering", "adapters", "tier", "pins", "states", "residence", "lost", "step_seconds_sum", "plan_seconds_sum")
+        others = ("stalled", "recovering", "adapters", "tier", "pins", "states", "experts", "residence", "lost", "step_seconds_sum", "plan_seconds_sum")
         numbers = {field: 7 for field in EngineStats.__struct_fields__ if field not in others} | {"recoveries": 0}
         return EngineStats(**numbers, step_seconds_sum=1.5, plan_seconds_sum=0.25)
 

@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Sequence
 from aiohttp import web
 
 from vnext.runtime.protocol.messages import EngineStats
+from vnext.runtime.protocol.stats import ExpertStats, LayerLoad
 from vnext.server.context.metrics import EngineFigures
 from vnext.server.context.server_context import SERVER_CONTEXT
 
@@ -28,6 +29,7 @@ class Load:
         self._engine = engine
         self._before = dict.fromkeys(COUNTERS, 0)
         self._hit_rate = 0.0
+        self._experts: dict[int, LayerLoad] = {}
 
     def line(self, stats: EngineStats, seconds: float) -> str | None:
         """The line for the last `seconds`; None if nothing ran in that time and nothing runs now."""
@@ -43,8 +45,18 @@ class Load:
             f"Avg generation throughput: {gained['generated_tokens'] / seconds:.1f} tokens/s, "
             f"Running: {stats.running} reqs, Waiting: {stats.waiting} reqs, "
             f"KV cache usage: {100 * stats.blocks_held / max(stats.blocks_total, 1):.1f}%, "
-            f"Prefix cache hit rate: {100 * self._hit_rate:.1f}%"
+            f"Prefix cache hit rate: {100 * self._hit_rate:.1f}%" + self._busiest(stats.experts)
         )
+
+    def _busiest(self, stats: ExpertStats | None) -> str:
+        """The layer whose busiest expert had the most of its tokens since the last line; "" without any."""
+        loads, found = {each.layer: each for each in stats.layers} if stats else {}, (0.0, 0)
+        for number, now in loads.items():
+            before = self._experts.get(number, LayerLoad(number, 0, 0, 0))
+            if now.all > before.all and stats is not None:
+                found = max(found, ((now.busiest - before.busiest) * stats.experts / (now.all - before.all), -number))
+        self._experts = loads
+        return f", Busiest expert: {found[0]:.1f} times the mean of layer {-found[1]}" if found[0] else ""
 
 
 async def report_load(app: web.Application) -> AsyncIterator[None]:

@@ -109,7 +109,7 @@ def wish(name: str, priority: int = 0) -> bytes:
 
 
 def stats(steps: int) -> EngineStats:
-    numbers = {name: 0 for name in EngineStats.__struct_fields__ if name not in ("stalled", "adapters", "tier", "pins", "states", "recovering", "residence", "lost")}
+    numbers = {name: 0 for name in EngineStats.__struct_fields__ if name not in ("stalled", "adapters", "tier", "pins", "states", "experts", "recovering", "residence", "lost")}
     return EngineStats(**numbers | {"steps": steps})
 
 

@@ -15,7 +15,7 @@ from fake_engine import wait_until
 
 from vnext.runtime.protocol.messages import EngineStats, SubmitRequest
 from vnext.runtime.protocol.operations import Residence
-from vnext.runtime.protocol.stats import AdapterStats, CacheLosses
+from vnext.runtime.protocol.stats import AdapterStats, CacheLosses, ExpertStats, LayerLoad
 from vnext.server import load_line
 from vnext.server.context import metrics as metrics_module
 from vnext.server.context.metrics import ServerMetrics, Stopwatch, _lengths_up_to
@@ -156,7 +156,7 @@ def test_lengths_are_told_up_to_the_longest_request() -> None:
 
 
 def stats(**figures: object) -> EngineStats:
-    numbers = dict.fromkeys(EngineStats.__struct_fields__, 0) | {"stalled": "", "recovering": "", "adapters": None, "tier": None, "pins": None, "states": None, "blocks_total": 200}
+    numbers = dict.fromkeys(EngineStats.__struct_fields__, 0) | {"stalled": "", "recovering": "", "adapters": None, "tier": None, "pins": None, "states": None, "experts": None, "blocks_total": 200}
     return EngineStats(**numbers | {"residence": Residence(), "lost": CacheLosses()} | figures)
 
 
@@ -174,6 +174,31 @@ def test_adapters_have_metrics_where_an_engine_has_slots() -> None:
     assert info == 'requests_info{max_lora="2",running_lora_adapters="fr,sql",waiting_lora_adapters="de"}'
     assert abs(figures.pop(info) - time.time()) < 60
     assert figures == {"slots": 2, "resident": 1, "requests_waiting": 3, "loads_total": 5, "evictions_total": 4}
+
+
+def experts(*layers: tuple[int, int, int, int]) -> ExpertStats:
+    return ExpertStats(8, 2, tuple(LayerLoad(*each) for each in layers))
+
+
+def test_experts_have_metrics_where_their_load_is_measured() -> None:
+    with EdgeServer() as server:
+        server.engine.say(stats())
+        wait_until(lambda: "vnext_num_requests_running" in server.get("/metrics")[1])
+        assert "expert" not in server.get("/metrics")[1]
+        server.engine.say(stats(experts=experts((1, 800, 300, 500), (2, 800, 100, 400))))
+        wait_until(lambda: "vnext_experts" in server.get("/metrics")[1])
+        found = samples(server.get("/metrics")[1])
+    names = {"tokens": (800, 800), "busiest_tokens": (300, 100), "busiest_rank_tokens": (500, 400)}
+    layers = {f'vnext_expert_{name}_total{{layer="{at}"}}': value for name, two in names.items() for at, value in enumerate(two, 1)}
+    assert {name: value for name, value in found.items() if "expert" in name} == {"vnext_experts": 8} | layers
+
+
+def test_the_load_line_names_the_busiest_expert() -> None:
+    load = Load()
+    first, second = experts((1, 800, 100, 400), (3, 800, 300, 500)), experts((1, 1600, 300, 800), (3, 1600, 450, 900))
+    assert load.line(stats(running=1, experts=first), 10.0).endswith("Busiest expert: 3.0 times the mean of layer 3")
+    assert load.line(stats(running=1, experts=second), 10.0).endswith("Busiest expert: 2.0 times the mean of layer 1")
+    assert "expert" not in load.line(stats(running=1, experts=second), 10.0), "no token came"
 
 
 def test_the_load_line_says_what_happened_since_the_last() -> None:

@@ -54,7 +54,7 @@ def test_a_silent_engine_makes_the_server_say_so_until_it_answers(server: EdgeSe
 
 
 def test_a_step_that_is_late_is_told_as_the_engine_core_tells_it(server: EdgeServer) -> None:
-    numbers = {name: 0 for name in EngineStats.__struct_fields__ if name not in ("stalled", "adapters", "tier", "pins", "states", "recovering", "residence", "lost")}
+    numbers = {name: 0 for name in EngineStats.__struct_fields__ if name not in ("stalled", "adapters", "tier", "pins", "states", "experts", "recovering", "residence", "lost")}
     sentence = "The engine is stalled: step 7 has had no result for 12 s: rank 1 (process 9) is stopped by a signal."
     server.engine.say(EngineStats(**numbers | {"step_silent_seconds": 12.0}, stalled=sentence))
     wait_until(lambda: not is_well(server))

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import torch
 
 agree_on_struct(
-    "Router", ("count", "per_token", "normalise", "sigmoid", "scale", "groups", "kept_groups", "group_best", "bias")
+    "Router", ("count", "per_token", "normalise", "sigmoid", "scale", "groups", "kept_groups", "group_best", "bias", "chosen")
 )
 agree_on_struct("Experts", ("gate_up", "down", "first", "held", "gate_up_biases", "down_biases", "activation"))
 
@@ -39,8 +39,13 @@ def describe_router(router: Router, count: int, bias: Array | None) -> Described
     """What the C++ router needs to know of a layer's experts."""
     scale = int(np.float64(router.scale).view(np.int64))
     numbers = (router.per_token, router.normalise, router.marks == "sigmoid", scale, router.groups, router.kept_groups)
-    table = np.array([count, *numbers, router.group_best, address_or_0(bias)], dtype=np.int64)
+    table = np.array([count, *numbers, router.group_best, address_or_0(bias), 0], dtype=np.int64)
     return Described(table, (bias,))
+
+
+def count_choices(router: Described, counts: np.ndarray) -> None:
+    """From now on the router adds to counts int64 [E], which the caller keeps, how often it chooses each expert."""
+    router.table[-1] = counts.ctypes.data
 
 
 def describe_experts(

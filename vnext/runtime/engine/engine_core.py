@@ -236,6 +236,8 @@ class EngineCore:
         self._progress.took(ended.tokens, result.seconds)
         if (costs := self._facilities.draft_costs) is not None:
             costs.took(ended, event, result.seconds)
+        if result.experts is not None:
+            self._facilities.experts = result.experts
         if result.failed:
             self._abort_with(self._failures.errors(engine.state, result.failed))
         scored = bool(result.logprobs) and any(result.logprobs)

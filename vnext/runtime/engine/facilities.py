@@ -15,7 +15,7 @@ from vnext.runtime.engine.owners import News
 from vnext.runtime.engine.recovery import Shortages
 from vnext.runtime.engine.tiers import TierTransfers
 from vnext.runtime.protocol.messages import RankReady
-from vnext.runtime.protocol.stats import StateStats
+from vnext.runtime.protocol.stats import ExpertStats, StateStats
 from vnext.state.events import EngineStarted, TierOpened
 from vnext.state.pool import HELD, Pool, pinned_pages
 from vnext.state.state import State
@@ -44,6 +44,7 @@ class Facilities:
             self._handovers = HandOvers(started.world_size, ticket, clients.tell, clients.to_hand_over)
             self.all.append(self._handovers)
         self.draft_costs: DraftCosts | None = None
+        self.experts: ExpertStats | None = None  # as rank 0 has reported it last
         self._takers = {kind: facility for facility in self.all for kind in facility.answers}
 
     def measure_draft_costs(self) -> None:
@@ -76,7 +77,7 @@ class Facilities:
 
     def stats(self, state: State) -> Mapping[str, object]:
         """Fields of EngineStats."""
-        found: dict[str, object] = {}
+        found: dict[str, object] = {"experts": self.experts}
         for facility in self.all:
             found.update(facility.stats(state))
         return found if (states := state.pool.states) is None else found | {"states": _states(states)}

@@ -11,7 +11,7 @@ import hashlib
 import msgspec
 
 from vnext.runtime.protocol.operations import AnyOperation, Residence
-from vnext.runtime.protocol.stats import AdapterStats, CacheLosses, CacheMiss, PinStats, StateStats, TierStats
+from vnext.runtime.protocol.stats import AdapterStats, CacheLosses, CacheMiss, ExpertStats, PinStats, StateStats, TierStats
 from vnext.state.config import SchedulerConfig
 from vnext.state.events import AbortReason, StepCommitted
 from vnext.state.params import Sampling
@@ -194,8 +194,8 @@ class EngineStats(Message, frozen=True, tag=13):
 
     `stalled` is a sentence while a step takes far longer than it should, `recovering` one while the ranks are started again, else
     "". `step_silent_seconds`: for how long the oldest step in flight has had no result. `step_tokens_max`: what a
-    step may take now, fewer behind `shortages` of memory. `adapters`, `tier`, `pins`, `states`: None
-    without.
+    step may take now, fewer behind `shortages` of memory. `adapters`, `tier`, `pins`, `states`, `experts`:
+    None without.
     """
 
     running: int
@@ -235,6 +235,7 @@ class EngineStats(Message, frozen=True, tag=13):
     states: StateStats | None = None
     shortages: int = 0
     step_tokens_max: int = 0
+    experts: ExpertStats | None = None
 
 
 class EngineDied(Message, frozen=True, tag=14):
@@ -325,7 +326,8 @@ class StepResult(Message, frozen=True, tag=21):
     digest.histories, which identify what has drifted, and those of fed.NAMES, which hash the inputs of the model. `fed` is ()
     on a rank that hashes no batch. `prompts`, of rank 0: what the step computed of prompts. `counts` and `drafted`, of rank 0,
     are those of StepCommitted, and `drafts` (int32 bytes) the drafts behind `fed`, where that is due. `short`: why this rank
-    lacks the memory for the step, which then has no other result; "" where it has been computed.
+    lacks the memory for the step, which then has no other result; "" where it has been computed. `experts`, of rank 0, where a
+    digest is due: their load, None where it is not measured.
     """
 
     rank: int
@@ -344,6 +346,7 @@ class StepResult(Message, frozen=True, tag=21):
     drafted: bytes = b""
     drafts: bytes = b""
     short: str = ""
+    experts: ExpertStats | None = None
 
     @property
     def commit(self) -> StepCommitted:

@@ -64,6 +64,24 @@ class StateStats(Figures, frozen=True):
     snapshots: int
 
 
+class LayerLoad(Figures, frozen=True):
+    """The experts that a layer's tokens went to since the start: the choices of `all`, and of these what the busiest expert and the
+    busiest rank had in each of some intervals."""
+
+    layer: int
+    all: int
+    busiest: int
+    busiest_rank: int
+
+
+class ExpertStats(Figures, frozen=True):
+    """The load of `experts`, of which `ranks` have shares. An even one has busiest * experts = busiest_rank * ranks = all."""
+
+    experts: int
+    ranks: int
+    layers: tuple[LayerLoad, ...]
+
+
 MissReason = Literal["evicted", "computing", "incomplete", "salt", "adapter", "weights", "changed"]
 """Blocks have left the cache, are being computed still, or stand there without what goes with them (a snapshot of a state, pages of
 other windows); the client's earlier prompt had another salt, adapter or version of the weights; or the prompt departs from an

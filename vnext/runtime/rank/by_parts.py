@@ -5,18 +5,19 @@ Owns nothing that steps change but the sums of prompts: parameters and cache are
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from msgspec.structs import replace
 
 from vnext.kernels.cpu.stack import AuxStates
-from vnext.kernels.table import substituted
+from vnext.kernels.table import operations, substituted
 from vnext.models.config.model_config import ModelConfig
 from vnext.models.errors import ModelError
 from vnext.models.layers.adapted import AdaptedForward, Slots
 from vnext.models.layers.batch import ForwardBatch
+from vnext.models.layers.expert_load import ExpertLoad
 from vnext.models.layers.kv_cache import KvCache
 from vnext.models.layers.layers import embed
 from vnext.models.layers.sharding import Parallel
@@ -51,6 +52,7 @@ class ByParts:
         self._sums, self._routed = PromptSums(tail), routed
         self.inputs: Inputs | None = None  # makes vectors of images or sounds, where the model reads them
         self.sampler: Choose | None = None  # vnext's own
+        self.load: ExpertLoad | None = None  # counts where no kernel does
 
     @torch.inference_mode()
     def run(self, inputs: StepInputs, kv: KvCache) -> StepOutputs:
@@ -88,9 +90,16 @@ class ByParts:
                 raise ModelError("The prompt holds images or sounds, which this engine does not have: no step computes them.")
             batch = self.inputs.with_vectors(batch, self._params, self._parallel)
         forward = self._adapted if batch.adapters else self._family.forward
-        with substituted(self._routed.watched()) if self._routed else nullcontext():
+        with self._watched():
             hidden, _ = forward(self._params, kv, batch, self._config, self._parallel)
         return hidden
+
+    def _watched(self) -> AbstractContextManager[None]:
+        """The operations that note where tokens go, where someone wants to know what no kernel counts."""
+        chosen = self._routed.watched() if self._routed else None
+        if self.load is not None and self._params.stack is None:
+            chosen = self.load.watched(chosen or operations("cpu"))
+        return substituted(chosen) if chosen else nullcontext()
 
     def _sampled(self, hidden: torch.Tensor, inputs: StepInputs) -> StepOutputs:
         if inputs.sampling is None:

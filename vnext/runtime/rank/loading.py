@@ -48,7 +48,7 @@ from vnext.runtime.rank.draft_model import load_draft_model
 from vnext.runtime.rank.load_progress import LoadProgress
 from vnext.runtime.rank.page_files import HEADER_BYTES, FolderInUse, PageFiles, PageFolder
 from vnext.runtime.rank.replica import Rank
-from vnext.runtime.rank.runner import ModelRunner
+from vnext.runtime.rank.runner import ModelRunner, Routes
 from vnext.runtime.rank.stage import EarlierSteps, StageModel
 from vnext.runtime.rank.stage_links import StageLinks, stage_place
 from vnext.runtime.rank.steps import HostSteps
@@ -108,7 +108,9 @@ def _load_cpu_rank(settings: RankSettings, rendezvous: Path) -> tuple[Rank, Mode
     if settings.returns_routed_experts:
         from vnext.runtime.rank.routed_experts import RoutedExperts  # of steps in torch
 
-        runner.routed = RoutedExperts(runner.config, settings.prefix_caching)
+        runner.routes = Routes(RoutedExperts(runner.config, settings.prefix_caching))
+    if settings.enable_expert_load:
+        runner.measure_load()
     load_drafter(settings, runner)
     load_tower(settings, runner)
     weights = RankWeights(settings.rank, settings.world_size, runner)
@@ -366,8 +368,8 @@ def describe_numbers(settings: RankSettings, runner: ModelRunner) -> dict[str, s
         tower, sound = runner.config.tower, runner.config.sound
         numbers |= {IMAGES: f"{tower.image_token} {tower.vectors}"} if tower else {}
         numbers |= {SOUNDS: f"{sound.span} {sound.samples}"} if sound else {}
-    if runner.routed:
-        numbers["routed_experts"] = "{} layers, {} of each token".format(*runner.routed.shape)
+    if runner.routes.ids:
+        numbers["routed_experts"] = "{} layers, {} of each token".format(*runner.routes.ids.shape)
     if runner.device_type == "cpu":
         cores = f"{here()}, {place_of(settings)}"
         numbers |= {"threads": str(settings.threads), "token_bytes": str(runner.token_bytes()), "cores": cores}

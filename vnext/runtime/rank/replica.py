@@ -163,7 +163,7 @@ class Rank:
         self._own[report.step] = StepCommitted(
             step=report.step, tokens=computed.tokens, counts=computed.counts, drafted=computed.drafted
         )
-        names = ("tokens", "logprobs", "failed", "prompts", "counts", "drafted", "drafts") if self._rank == 0 else ()
+        names = ("tokens", "logprobs", "failed", "prompts", "counts", "drafted", "drafts", "experts") if self._rank == 0 else ()
         reported = {name: getattr(computed, name) for name in names}
         self._completed.append(replace(report, seconds=computed.seconds, fed=computed.fed, **reported))
 

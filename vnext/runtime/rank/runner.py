@@ -9,7 +9,7 @@ import logging
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 from msgspec.structs import replace
@@ -19,6 +19,7 @@ from vnext.kernels.cpu.packed import serves, serves_all
 from vnext.kernels.format import CODES, NO_FORMAT, WeightFormats, weight_formats
 from vnext.models.config.model_config import ModelConfig, load_config
 from vnext.models.layers.batch import ForwardBatch
+from vnext.models.layers.expert_load import ExpertLoad
 from vnext.models.layers.kv_cache import cache_dtype, kv_bytes_per_page, make_kv_cache, page_rows
 from vnext.models.layers.recurrent import state_bytes_per_page
 from vnext.models.layers.sharding import Parallel, Target
@@ -34,6 +35,7 @@ from vnext.models.registry import family
 from vnext.runtime.batch.step_inputs import StepInputs
 from vnext.runtime.batch.step_outputs import StepOutputs
 from vnext.runtime.processes.determinism import Invariance, cpu_flags, gpu_invariance, has_strict_path, invariance
+from vnext.runtime.protocol.settings import SettingsError
 from vnext.runtime.rank.host_cache import HostCache, StatePools
 from vnext.sampling.constraint import Vocabulary
 from vnext.sampling.inputs import SamplingInputs
@@ -77,6 +79,13 @@ class Head(Protocol):
     def run(self, rows: ForwardBatch, before: np.ndarray, sampling: SamplingInputs | None) -> np.ndarray: ...
 
     def step_seconds(self) -> float: ...
+
+
+class Routes(NamedTuple):
+    """What notes where tokens go in layers with experts: `ids` for the requests that get them, `load` for the metrics."""
+
+    ids: RoutedExperts | None = None
+    load: ExpertLoad | None = None
 
 
 class StagePart(Protocol):
@@ -127,7 +136,7 @@ class ModelRunner:
         self.cache = HostCache(())
         self.draft: ModelRunner | None = None  # computes drafts, under the same page numbers
         self.head: Head | None = None  # does, and reads hidden states of this model
-        self.routed: RoutedExperts | None = None  # keeps the expert ids of tokens, where requests get them
+        self.routes = Routes()
         self.sampler: Choose | None = None  # chooses tokens in place of vnext's draw
         self.stage: StagePart | None = None  # computes this rank's part of a pipeline's steps
         self.steps_device: Device | None = None  # the interface of `gpu/steps.py` to a device other than the CPU
@@ -233,12 +242,20 @@ class ModelRunner:
 
     def own_block_bytes(self, block_size: int) -> int:
         """Bytes of one page of the cache of this model alone."""
-        beside = self.routed.slot_bytes * block_size if self.routed else 0
+        beside = self.routes.ids.slot_bytes * block_size if self.routes.ids else 0
         return kv_bytes_per_page(self.config, block_size, self._kv_dtype, self.parallel) + beside
 
     def token_bytes(self) -> int:
         """Bytes of weights that this rank reads for a decoded token."""
         return token_bytes(self._params, self.config)
+
+    def measure_load(self) -> None:
+        """Count from now on how many tokens each expert gets. Raises SettingsError for a model without experts."""
+        if self.config.experts is None:
+            raise SettingsError("--enable-expert-load: this model has no experts: leave the option out")
+        self.routes = self.routes._replace(load=(load := ExpertLoad(self.config, self.parallel)))
+        if self._params.stack is not None:
+            load.watch(self._params.stack)
 
     def vocabulary(self, end_tokens: Sequence[int]) -> Vocabulary:
         """What constraints are matched with."""
@@ -252,7 +269,7 @@ class ModelRunner:
         """Allocate the cache, pages for recurrent states, with those of a step of so many `drafts`, and the cache of what drafts.
         Raises MemoryError (RuntimeError on CUDA) if memory does not suffice."""
         together = self.device_type == "cpu"
-        is_whole = together and self.routed is None and self.sampler is None  # a whole step tells no expert ids, and draws itself
+        is_whole = together and self.routes.ids is None and self.sampler is None  # a whole step tells no ids, and draws itself
         kv = make_kv_cache(self.config, page_count, block_size, self._kv_dtype, self.device, self.parallel, together)
         made = (self.config, state_pages, drafts, self.dtype, self.parallel.world_size)
         states = StatePools(*made) if state_pages else None
@@ -262,8 +279,8 @@ class ModelRunner:
         for drafter in (self.draft, self.head):
             if drafter is not None:
                 drafter.make_cache(page_count, block_size)
-        if self.routed is not None:
-            self.routed.make(page_count, block_size)
+        if self.routes.ids is not None:
+            self.routes.ids.make(page_count, block_size)
 
     def device_model(self, page_count: int, block_size: int) -> DeviceModel:
         """The model with a cache of its own for steps on a device, the head's too: `page_count` pages and one null page for
@@ -306,8 +323,9 @@ class ModelRunner:
         from vnext.runtime.rank.by_parts import ByParts  # torch, which other steps do without
 
         params = host_tensors_of(self._params)
-        parts = ByParts(family(self.config.architecture), params, self.config, self.parallel, self.adapters, self.routed, self.tail)
-        parts.sampler = self.sampler
+        made = (family(self.config.architecture), params, self.config, self.parallel, self.adapters, self.routes.ids, self.tail)
+        parts = ByParts(*made)
+        parts.sampler, parts.load = self.sampler, self.routes.load
         return parts
 
     @cached_property

@@ -19,6 +19,7 @@ from vnext.runtime.batch.step_inputs import StepInputs
 from vnext.runtime.batch.step_outputs import StepOutputs, spoilt_requests
 from vnext.runtime.batch.words import fed_words
 from vnext.runtime.protocol.messages import PromptResult, TokenLogprobs
+from vnext.runtime.protocol.stats import ExpertStats, LayerLoad
 from vnext.runtime.rank.runner import ModelRunner
 from vnext.runtime.transport.collectives.group import agree_in_group, give_up_in_group, require_whole_group
 from vnext.state.config import SchedulerConfig
@@ -27,6 +28,7 @@ from vnext.state.events import pack_tokens
 from vnext.state.state import State, StepInFlight
 
 if TYPE_CHECKING:
+    from vnext.models.layers.expert_load import ExpertLoad
     from vnext.runtime.rank.adapters import AdapterSlots
 
 
@@ -37,8 +39,8 @@ LOOK_S = 100e-6
 class Computed(NamedTuple):
     """The results of a step, which later steps do not overwrite: sampled tokens (int32 bytes) and their log-probabilities, the
     seconds from launch to result, the words of the model's inputs (`fed`) where due, (request, why) of the samples whose
-    constraint cannot be followed, and what the step computed of prompts. `counts` and `drafted` are those of StepCommitted, and
-    `drafts` what `fed` hashed."""
+    constraint cannot be followed, and what the step computed of prompts. `counts` and `drafted` are those of StepCommitted,
+    `drafts` what `fed` hashed. `experts`: their load where it is due and measured."""
 
     tokens: bytes
     logprobs: tuple[TokenLogprobs | None, ...]
@@ -49,6 +51,7 @@ class Computed(NamedTuple):
     counts: bytes = b""
     drafted: bytes = b""
     drafts: bytes = b""
+    experts: ExpertStats | None = None
 
 
 class Steps(Protocol):
@@ -114,6 +117,13 @@ def finished(
     return done if found is None else with_drafts(done, found)
 
 
+def expert_stats(load: ExpertLoad) -> ExpertStats:
+    """What was counted until now."""
+    sums = load.end_interval()
+    layers = zip(sums.layers, *(each.tolist() for each in sums[1:]))
+    return ExpertStats(load.expert_count, load.rank_count, tuple(LayerLoad(*each) for each in layers))
+
+
 class HostSteps:
     """Steps on the host: `launch` computes the whole step."""
 
@@ -140,8 +150,10 @@ class HostSteps:
         failed += spoilt_requests(scheduled, outputs)
         done = finished(self._batch, scheduled, outputs, words, began_s)._replace(failed=failed)
         self._runner.keep_states(done.counts)
-        if routed := self._runner.routed:
+        if routed := self._runner.routes.ids:
             done = done._replace(prompts=done.prompts + routed.results(scheduled, inputs.forward, state.requests))
+        if words and self._runner.routes.load is not None:
+            done = done._replace(experts=expert_stats(self._runner.routes.load))
         agree_in_group()
         self._done.append(done)
 

@@ -21,7 +21,8 @@ def require_device(settings: RankSettings, device: str) -> None:
         return
     given = {
         "--pipeline-parallel-size": settings.pipeline_parallel_size > 1, "--nnodes": settings.nnodes > 1,
-        "--enable-expert-parallel": settings.enable_expert_parallel, "--sampler": bool(settings.sampler),
+        "--enable-expert-parallel": settings.enable_expert_parallel, "--enable-expert-load": settings.enable_expert_load,
+        "--sampler": bool(settings.sampler),
         "--role (or --prefill-engines)": settings.role != "both",
         "--enable-return-routed-experts": settings.returns_routed_experts,
         f"--quantization {settings.quantization}": not is_served(settings.quantization, device),

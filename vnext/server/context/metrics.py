@@ -18,7 +18,7 @@ from prometheus_client import generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from vnext.runtime.protocol.messages import EngineStats
-from vnext.runtime.protocol.stats import AdapterStats, CacheLosses
+from vnext.runtime.protocol.stats import AdapterStats, CacheLosses, ExpertStats
 from vnext.server.context.admission import WaitingPrompts
 from vnext.server.context.tallies import Histogram, LabelledCounter, TallyFile
 from vnext.server.context.traces import AnswerTimes, CallTrace
@@ -105,6 +105,12 @@ _STATE_GAUGES: Names = {
     "snapshots": ("vnext_state_snapshots", "State pages with which a later request can go on."),
 }
 
+_EXPERT_COUNTERS: Names = {
+    "all": ("vnext_expert_tokens", "Tokens that a layer's experts got, one for each expert of a token."),
+    "busiest": ("vnext_expert_busiest_tokens", "Of these those of each interval's busiest expert."),
+    "busiest_rank": ("vnext_expert_busiest_rank_tokens", "Of these the busiest rank's."),
+}
+
 
 class EngineFigures(Protocol):
     """What the metrics read of an engine: that of EngineClient."""
@@ -153,6 +159,17 @@ def _of_engine(engine: EngineFigures, shown: Shown) -> Iterator[Metric]:
         yield from _families(stats.pins, _PIN_GAUGES, _PIN_COUNTERS)
     if stats.states is not None:
         yield from _families(stats.states, _STATE_GAUGES, {})
+    if stats.experts is not None:
+        yield from _expert_load(stats.experts)
+
+
+def _expert_load(stats: ExpertStats) -> Iterator[Metric]:
+    yield GaugeMetricFamily("vnext_experts", "Experts of a layer.", value=stats.experts)
+    for field, (name, help_) in _EXPERT_COUNTERS.items():
+        family = CounterMetricFamily(name, help_, labels=("layer",))
+        for layer in stats.layers:
+            family.add_metric((str(layer.layer),), getattr(layer, field))
+        yield family
 
 
 def _families(stats: object, gauges: Names, counters: Names) -> Iterator[Metric]:

@@ -231,6 +231,8 @@ void route_rows(const Router &router, const float *scores, int64_t rows, float *
         for (int64_t row = rows * unit / units; row < rows * (unit + 1) / units; ++row)
             choice.choose(router, scores + row * router.count, shares + row * router.per_token, ids + row * router.per_token);
     });
+    for (int64_t i = 0; router.chosen != nullptr && i < rows * router.per_token; ++i)
+        ++router.chosen[ids[i]];
 }
 
 void run_experts(int kind, const Experts &experts, const void *x, int64_t rows, int64_t hidden, int64_t k, const float *shares,

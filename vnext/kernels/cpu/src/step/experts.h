@@ -10,10 +10,11 @@ namespace vnx {
 /* Sums `bytes` of values of this kind over the ranks of a group, in their place. What it throws ends the call. */
 using SumRanks = std::function<void(void *values, int64_t bytes, int kind)>;
 
-/* As Router in vnext/kernels/calls.py, for `count` experts; `bias` [count] or null. Python writes the fields as 64-bit numbers. */
+/* As Router in vnext/kernels/calls.py, for `count` experts; `bias` [count] or null. Where `chosen` [count] is not null, it counts how
+   often each expert is chosen. Python writes the fields as 64-bit numbers. */
 #define VNX_ROUTER(X)                                                                                                \
     X(int64_t, count) X(int64_t, per_token) X(int64_t, normalise) X(int64_t, sigmoid) X(double, scale) X(int64_t, groups) \
-    X(int64_t, kept_groups) X(int64_t, group_best) X(const float *, bias)
+    X(int64_t, kept_groups) X(int64_t, group_best) X(const float *, bias) X(int64_t *, chosen)
 struct Router {
     VNX_ROUTER(VNX_FIELD)
 };
