@@ -18,8 +18,8 @@ import numpy as np
 from perf.record import machine, parser_of, record_of, write_record
 from scripts.random_model import filled_tokenizer
 from vnext import LLM
-from vnext.media.pictures import digest_of
-from vnext.media.store import MediaStore, folder_of
+from vnext.media.seen import Part
+from vnext.media.store import MediaStore, digest_of, folder_of
 from vnext.runtime.protocol.messages import SubmitRequest
 from vnext.state.events import pack_tokens
 from vnext.state.params import Sampling
@@ -60,7 +60,7 @@ def request(name: str, prompt: np.ndarray, count: int) -> SubmitRequest:
 
 def pictured(tiles: Sequence[np.ndarray]) -> np.ndarray:
     """A prompt of these tiles, each with a token before it."""
-    inputs = [Input(1 + at * (TILE_TOKENS + 1), TILE_TOKENS, digest_of(tile)) for at, tile in enumerate(tiles)]
+    inputs = [Input(1 + at * (TILE_TOKENS + 1), TILE_TOKENS, digest_of(Part(tile).file)) for at, tile in enumerate(tiles)]
     return with_inputs(np.full(len(tiles) * (TILE_TOKENS + 1) + 2, 7, np.int32), inputs)
 
 
@@ -90,7 +90,7 @@ def main() -> None:
             store, rng = MediaStore([folder_of(llm._address)]), np.random.default_rng(0)
             for number in range(options.rounds):
                 tiles = rng.integers(0, 256, (TILES, SIDE, SIDE, 3), dtype=np.uint8)
-                store.put(tiles, "the image")
+                store.put([Part(tile).file for tile in tiles], "the image")
                 pairs = [request(f"pair {at}", pictured(tiles[at : at + 2]), 4) for at in range(0, TILES, 2)]
                 found.setdefault("alone", []).extend(gaps_ms(llm, [], 2 * number))
                 found.setdefault("beside pictures", []).extend(gaps_ms(llm, pairs, 2 * number + 1))

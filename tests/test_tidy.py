@@ -39,7 +39,7 @@ ROOMS = (
 # it, "room/file" one file.
 ARROWS = {
     "base": set(),
-    "media": {"state/store/inputs"},
+    "media": {"state/store/inputs", "base/tokenizer_files"},
     "runtime": set(),
     "runtime/transport": set(),
     "state": {"state/store", "state/facilities"},
@@ -66,7 +66,7 @@ ARROWS = {
     "models/families/experts": {"models/config", "models/layers", "kernels/calls"},
     "models/families/hybrids": {"models/*", "models/config", "models/layers", "kernels/calls"},
     "models/families/encoders": {"models/config", "models/layers"},
-    "models/families/towers": {"models/*", "models/config", "models/layers", "kernels/arrays"},
+    "models/families/towers": {"models/*", "models/config", "models/families/*", "models/layers", "kernels/arrays"},
     "models/families/latent": {"models/*", "models/config", "models/layers", "kernels/calls", "kernels/arrays"},
     "sampling": {"kernels", "state/params", "base"},  # the table of sampling parameters
     "sampling/drafters": {"state/config", "base"},
@@ -219,7 +219,7 @@ LATE_IMPORTS = {
     # extras
     "vnext/media/pictures.py": (2, "Pillow, when the first image comes"),
     "vnext/media/sounds.py": (1, "soundfile, when the first sound comes that is no WAV"),
-    "vnext/media/tiles.py": (1, "Pillow"),
+    "vnext/media/pixels.py": (1, "Pillow"),
     "vnext/server/context/traces.py": (6, "OpenTelemetry, where traces are asked for"),
     # an order of starting
     "vnext/api/async_llm.py": (1, "vectors need numpy"),

@@ -19,7 +19,8 @@ from PIL import Image
 from tests.e2e.serving import Server, serving
 from tests.models.families.towers.tower_cases import TILE_TOKENS, save_reader
 from vnext import LLM, SamplingParams
-from vnext.media.tiles import numbers_of, tile_form, tiles_of
+from vnext.media.pixels import numbers_of
+from vnext.media.tiles import tile_form, tiles_of
 from vnext.runtime.protocol.sampling_params import BeamSearchParams, InvalidRequest
 
 PIXELS = np.random.default_rng(5).integers(0, 256, (40, 60, 3), dtype=np.uint8)
@@ -61,7 +62,7 @@ def seen(pixels: np.ndarray, text: str = "d3 e4") -> list[dict[str, Any]]:
 def right(reader: tuple[Path, torch.nn.Module], tokens: list[int], *images: np.ndarray) -> tuple[list[int], list[float]]:
     """transformers' greedy answer, and its log-probabilities."""
     form = tile_form(json.loads((reader[0] / "preprocessor_config.json").read_text()), TILE_TOKENS)
-    pixels = np.concatenate([numbers_of(tiles_of(each, form, "").pixels, form) for each in images])
+    pixels = np.concatenate([numbers_of(tiles_of(each, form, "").pixels, form.pixels) for each in images])
     with torch.inference_mode():
         found = reader[1].generate(
             input_ids=torch.tensor([tokens]), pixel_values=torch.from_numpy(pixels)[None], max_new_tokens=COUNT, do_sample=False,

@@ -17,7 +17,8 @@ from test_sounds import wav
 from tests.e2e.serving import Server, eventually, serving
 from tests.models.families.towers.listener_cases import SPAN, save_transcriber, sounds
 from vnext import LLM, SamplingParams
-from vnext.media.store import sound_digest
+from vnext.media.sounds import file_of
+from vnext.media.store import digest_of
 from vnext.replay.reading.source import open_log
 from vnext.state.events import RequestAborted, RequestArrived, unpack_tokens
 from vnext.state.store.inputs import input_tokens
@@ -115,12 +116,12 @@ def test_no_log_keeps_samples_and_nothing_does_once_the_server_is_gone(listener:
         assert text_of(streamed(server, data, prompt="d3 e4 f5")) is not None
         folders = {Path(each.laddr).parent for one in server.processes for each in one.net_connections("unix") if each.laddr}
         [media] = [folder / "media" for folder in folders if (folder / "media").is_dir()]
-        assert [len(path.read_bytes()) for path in media.iterdir()] == [64_000]
+        assert [len(path.read_bytes()) for path in media.iterdir()] == [len(b"sound\0") + 64_000]
         server.stop()
         found = [] if kept == "off" else [event for item in open_log(server.log_dir).items() for event in getattr(item, "events", ())]
     assert not media.exists()
     heard = (noise / 2.0**15).astype(np.float32)
-    named = input_tokens(sound_digest(heard), SPAN).tolist()
+    named = input_tokens(digest_of(file_of(heard)), SPAN).tolist()
     arrived = [(unpack_tokens(event.prompt).tolist(), event.sampling) for event in found if isinstance(event, RequestArrived)]
     assert bool(arrived) == (kept != "off")
     for prompt, sampling in arrived:

@@ -8,8 +8,11 @@ from io import BytesIO
 import numpy as np
 import pytest
 
-from vnext.media.pictures import BYTES_MAX, MediaError, digest_of, picture_of
-from vnext.media.tiles import Span, TileForm, Tiles, numbers_of, spans_of, text_of, tile_form, tiles_of, with_images
+from vnext.media.pictures import BYTES_MAX, MediaError, picture_of
+from vnext.media.pixels import numbers_of
+from vnext.media.seen import Part, part_in, with_images
+from vnext.media.store import digest_of
+from vnext.media.tiles import text_of, tile_form, tiles_of
 
 Image = pytest.importorskip("PIL.Image", reason="Pillow is not installed (pip install -e .[images])")
 SMALL = {"size": {"longest_edge": 128}, "max_image_size": {"longest_edge": 32}}
@@ -31,44 +34,38 @@ def test_tiles_are_those_of_transformers(size: tuple[int, int], splits: bool) ->
     theirs = pytest.importorskip("transformers.models.idefics3.image_processing_pil_idefics3").Idefics3ImageProcessorPil
     picture, raw = noise(*size), SMALL | {"do_image_splitting": splits, "image_mean": [0.5, 0.4, 0.3], "image_std": [0.2, 0.5, 0.3]}
     right = theirs(**raw)(Image.fromarray(picture), return_tensors="np", return_row_col_info=True)
-    form = tile_form(raw, tokens=4)
+    form = tile_form(raw, 4)
     found = tiles_of(picture, form, "it")
     assert (found.rows, found.columns) == (right["rows"][0][0], right["cols"][0][0])
     assert right["pixel_attention_mask"].all()  # no tile is padded
-    np.testing.assert_allclose(numbers_of(found.pixels, form), right["pixel_values"][0], rtol=0, atol=1e-6)
+    np.testing.assert_allclose(numbers_of(found.pixels, form.pixels), right["pixel_values"][0], rtol=0, atol=1e-6)
 
 
 def test_the_text_is_that_of_transformers() -> None:
     theirs = pytest.importorskip("transformers.models.idefics3.processing_idefics3").Idefics3Processor
     writer = theirs.__new__(theirs)
     writer.fake_image_token, writer.image_token, writer.global_image_tag = "<fake_token_around_image>", "<image>", "<global-img>"
-    writer.image_seq_len, form = 3, tile_form(SMALL, tokens=3)
+    writer.image_seq_len, form = 3, tile_form(SMALL, 3)
     for tiles in (tiles_of(noise(90, 60), form, "it"), tiles_of(noise(20, 20), form._replace(splits=False), "it")):
         right = writer.replace_image_token({"rows": [[tiles.rows]], "cols": [[tiles.columns]]}, 0)
         assert text_of(tiles, form) == right
-        assert with_images("a<image>b", [tiles], form) == f"a{right}b"
+        assert with_images("a<image>b", [right], form.mark) == f"a{right}b"
 
 
 def test_an_image_more_or_less_than_its_places_is_refused() -> None:
     with pytest.raises(MediaError, match="the prompt has 2 times <image> and 0 images"):
-        with_images("<image><image>", [], tile_form(SMALL, 3))
-
-
-def test_spans_stand_where_places_do() -> None:
-    tiles = Tiles(np.stack([noise(4, 4, 1), noise(4, 4, 2)]), 0, 0)
-    first, second = tiles.digests
-    assert first != second and first == digest_of(noise(4, 4, 1))
-    form = TileForm(longest=8, side=4, tokens=2)
-    assert spans_of([5, 9, 9, 5, 9, 9], 9, [tiles], form) == [Span(1, 2, first), Span(4, 2, second)]
-    with pytest.raises(MediaError, match="do not stand for 2 tiles of 2 places each"):
-        spans_of([5, 9, 9, 9, 9], 9, [tiles], form)
+        with_images("<image><image>", [], "<image>")
 
 
 def test_digests_know_the_form_and_each_pixel() -> None:
     picture = noise(4, 6)
     other = picture.copy()
     other[3, 5, 2] ^= 1
-    assert len({digest_of(picture), digest_of(picture.reshape(6, 4, 3)), digest_of(other)}) == 3
+    parts = Part(picture), Part(picture.reshape(6, 4, 3)), Part(other), Part(picture, (1,)), Part(picture[None]), Part(picture[None], (1,))
+    assert len({digest_of(each.file) for each in parts}) == len(parts)
+    for each in parts:
+        again = part_in(each.file)
+        assert np.array_equal(again.pixels, each.pixels) and again.more == each.more
 
 
 def test_pictures_are_turned_and_stand_on_white() -> None:

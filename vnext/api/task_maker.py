@@ -16,6 +16,7 @@ import msgspec
 
 from vnext.api.generated import Slot, Task
 from vnext.api.program_input import (
+    MARK,
     Conversation,
     Message,
     ParamsChoice,
@@ -87,11 +88,15 @@ class TaskMaker:
 
     def render(self, conversation: Conversation, variables: Mapping[str, Any]) -> ReadPrompt:
         """A conversation as a prompt. The template sees the `variables`."""
-        text = self.written(conversation.messages, variables)
-        if conversation.images:
-            names, images = zip(*conversation.images)
-            return WithImages(text, [*images], names)
-        return self.tokenizer.encode(text, add_special_tokens=False)
+        if not conversation.images:
+            return self.tokenizer.encode(self.written(conversation.messages, variables), add_special_tokens=False)
+        shown, (names, images) = self._reader.shown, zip(*conversation.images)
+        self.template.mark_images(shown)
+        messages = [
+            {**each, "content": text.replace(MARK, shown)} if isinstance(text := each.get("content"), str) else each
+            for each in conversation.messages
+        ]
+        return WithImages(self.written(messages, variables), [*images], names)
 
     def written(self, messages: Sequence[Message], variables: Mapping[str, Any], add_generation_prompt: bool = True) -> str:
         """The text of a conversation, with the beginning of the model's turn or without."""
@@ -140,7 +145,7 @@ class TaskMaker:
     def _with_images(self, prompt: WithImages) -> tuple[list[int], bytes]:
         reader = self._reader
         names = prompt.names or [f"multi_modal_data['image'][{at}]" for at in range(len(prompt.images))]
-        images = [reader.seen(*each) for each in zip(prompt.images, names)]
+        images = [reader.seen(image, name, len(names) == 1) for image, name in zip(prompt.images, names)]
         text = reader.written(prompt.text, images)
         tokens = self.tokens(self.tokenizer.encode(text, add_special_tokens=False) if prompt.names else text)
         return tokens, reader.packed(tokens, images)

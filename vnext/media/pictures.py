@@ -5,7 +5,6 @@ What is wrong with an image is one sentence that begins with its name, which cal
 
 from __future__ import annotations
 
-from hashlib import blake2b
 from io import BytesIO
 from typing import TYPE_CHECKING
 
@@ -19,7 +18,6 @@ BYTES_MAX = 20 << 20
 PIXELS_MAX = 40_000_000
 SCANS_MAX = 100
 """Of a JPEG, where cameras and browsers write ten: each goes over all pixels, and takes 60 bytes."""
-DIGEST_SIZE = 15
 
 
 class MediaError(ValueError):
@@ -58,9 +56,3 @@ def _on_white(image: Image.Image) -> Image.Image:
         return image.convert("RGB")
     clear = image.convert("RGBA")
     return Image.alpha_composite(Image.new("RGBA", clear.size, (255, 255, 255, 255)), clear).convert("RGB")
-
-
-def digest_of(pixels: np.ndarray) -> bytes:
-    """A name of uint8 pixels [height, width, 3], 15 bytes: others have another, and so have the same in another form."""
-    head = b"%d %d %d\0" % pixels.shape
-    return blake2b(head + np.ascontiguousarray(pixels).data, digest_size=DIGEST_SIZE).digest()

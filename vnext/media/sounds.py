@@ -19,6 +19,7 @@ from vnext.media.spectrogram import SAMPLE_RATE
 from vnext.media.store import MediaStore, folder_of
 from vnext.state.store.inputs import input_tokens
 
+SOUND = b"sound\0"
 SECONDS_MAX = 3600
 FRAMES_MAX = 1 << 25
 """Of all of a file, at its own rate: twelve minutes at 48,000 Hz, half an hour at 16,000."""
@@ -166,7 +167,7 @@ class SoundReader:
 
     def packed(self, samples: np.ndarray, tokens: Sequence[int], name: str) -> bytes:
         """A prompt, int32 bytes: the tokens of a sound float32 [N], and those behind it. Raises MediaError."""
-        digest = self._store.put_sound(samples, name)
+        (digest,) = self._store.put([file_of(samples)], name)
         return np.concatenate((input_tokens(digest, self.span), np.array(tokens, dtype=np.int32))).tobytes()
 
 
@@ -203,3 +204,13 @@ def weights_of(parts: np.ndarray, half: int, narrow: float) -> np.ndarray:
     inside = np.sqrt(np.maximum(0.0, 1.0 - (away / (half * narrow + 1e-9)) ** 2))
     found: np.ndarray = (np.sinc(away) * np.i0(SHAPE * inside) / np.i0(SHAPE) * narrow).astype(np.float32)
     return found
+
+
+def file_of(samples: np.ndarray) -> bytes:
+    """A sound float32 [N] as it is stored."""
+    return SOUND + np.ascontiguousarray(samples, dtype=np.float32).data
+
+
+def samples_in(file: bytes) -> np.ndarray:
+    """The sound float32 [N] that a file stores."""
+    return np.frombuffer(file[len(SOUND) :], np.float32)

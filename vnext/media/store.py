@@ -1,4 +1,4 @@
-"""The store: tiles of images, and sounds, on their way from the process that reads them to the ranks, as files under their digests.
+"""The store: images and sounds as models read them, on their way to the ranks, as files under their digests.
 
 Owns the files: whole or not there, each written once, and the bound on their bytes. Equal ones are one file. Old files go when
 there is no room for new ones; ranks keep the vectors of what they have computed.
@@ -9,13 +9,12 @@ from __future__ import annotations
 import os
 import secrets
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Sequence
 from hashlib import blake2b
 from pathlib import Path
 
-import numpy as np
-
-from vnext.media.pictures import DIGEST_SIZE, MediaError, digest_of
+from vnext.media.pictures import MediaError
+from vnext.state.store.inputs import DIGEST_SIZE
 
 FOLDER = "media"
 """In an engine's run directory, beside the socket of its clients."""
@@ -35,54 +34,38 @@ class MediaStore:
     def __init__(self, folders: Iterable[Path], room_bytes: int = ROOM_BYTES) -> None:
         self._folders, self._room = tuple(folders), room_bytes
 
-    def put(self, tiles: np.ndarray, name: str) -> None:
-        """Keep tiles uint8 [N, side, side, 3] of the image `name`. Raises MediaError where there is no room."""
-        self._keep({digest_of(tile).hex(): tile for tile in tiles}, name)
-
-    def put_sound(self, samples: np.ndarray, name: str) -> bytes:
-        """Keep samples float32 [N] of the sound `name`; returns their digest. Raises MediaError as `put`."""
-        self._keep({(digest := sound_digest(samples)).hex(): samples}, name)
-        return digest
-
-    def _keep(self, named: Mapping[str, np.ndarray], name: str) -> None:
+    def put(self, files: Sequence[bytes], name: str) -> list[bytes]:
+        """Keep the files of the image or sound `name`; returns their digests. Raises MediaError where there is no room."""
+        digests = [digest_of(file) for file in files]
+        named = {digest.hex(): file for digest, file in zip(digests, files, strict=True)}
         try:
             for folder in self._folders:
                 folder.mkdir(mode=0o700, exist_ok=True)
-                new = {folder / each: tile for each, tile in named.items() if not _is_there(folder / each)}
-                _make_room(folder, self._room - sum(tile.nbytes for tile in new.values()))
-                for path, tile in new.items():
+                new = {folder / each: file for each, file in named.items() if not _is_there(folder / each)}
+                _make_room(folder, self._room - sum(map(len, new.values())))
+                for path, file in new.items():
                     part = path.with_name(f"part-{secrets.token_hex(8)}")
-                    tile.tofile(part)
+                    part.write_bytes(file)
                     part.replace(path)
         except OSError as error:
             raise MediaError(f"{name} cannot be kept here: {error.strerror}") from error
+        return digests
 
 
-def tile_in(folder: Path, digest: bytes, side: int) -> np.ndarray:
-    """A tile uint8 [side, side, 3]. Raises MediaError for one that is not there as it was written."""
+def kept_in(folder: Path, digest: bytes, kind: str) -> bytes:
+    """The file of an input of this kind. Raises MediaError for one that is not there as it was written."""
     try:
-        pixels = np.fromfile(folder / digest.hex(), dtype=np.uint8).reshape(side, side, 3)
-    except (OSError, ValueError) as error:
-        raise MediaError(f"the image {digest.hex()} is not in {folder}") from error
-    if digest_of(pixels) != digest:
-        raise MediaError(f"the image {digest.hex()} in {folder} is damaged")
-    return pixels
+        file = (folder / digest.hex()).read_bytes()
+    except OSError as error:
+        raise MediaError(f"the {kind} {digest.hex()} is not in {folder}") from error
+    if digest_of(file) != digest:
+        raise MediaError(f"the {kind} {digest.hex()} in {folder} is damaged")
+    return file
 
 
-def sound_in(folder: Path, digest: bytes) -> np.ndarray:
-    """A sound float32 [N]. Raises MediaError for one that is not there as it was written."""
-    try:
-        samples = np.fromfile(folder / digest.hex(), dtype=np.float32)
-    except (OSError, ValueError) as error:
-        raise MediaError(f"the sound {digest.hex()} is not in {folder}") from error
-    if sound_digest(samples) != digest:
-        raise MediaError(f"the sound {digest.hex()} in {folder} is damaged")
-    return samples
-
-
-def sound_digest(samples: np.ndarray) -> bytes:
-    """A name of samples float32 [N], 15 bytes."""
-    return blake2b(b"sound\0" + np.ascontiguousarray(samples).data, digest_size=DIGEST_SIZE).digest()
+def digest_of(file: bytes) -> bytes:
+    """The name of a file, 15 bytes."""
+    return blake2b(file, digest_size=DIGEST_SIZE).digest()
 
 
 def _is_there(path: Path) -> bool:

@@ -89,7 +89,7 @@ ROWS = MappingProxyType(
         "Exaone4ForCausalLM": Row("exaone4", "exaone4", "Exaone4Model"),
         "ExaoneMoeForCausalLM": Row("exaone4", "exaone_moe", "ExaoneMoeModel"),
         "Ministral3ForCausalLM": Row("mistral", "ministral3", "Ministral3Model"),
-        "Mistral3ForConditionalGeneration": Row("mistral", "mistral3"),
+        "Mistral3ForConditionalGeneration": Row("towers.mistral3", "mistral3"),
         "GlmForCausalLM": Row("glm", "glm", "GlmModel"),
         "Glm4ForCausalLM": Row("glm", "glm4", "Glm4Model"),
         "CohereForCausalLM": Row("cohere", "cohere", "CohereModel"),
@@ -130,6 +130,7 @@ ROWS = MappingProxyType(
         "YoutuForCausalLM": Row("latent.deepseek", "youtu", "YoutuModel"),
         "Idefics3ForConditionalGeneration": Row("towers.idefics3", "idefics3"),
         "SmolVLMForConditionalGeneration": Row("towers.idefics3", "smolvlm"),
+        "LlavaOnevisionForConditionalGeneration": Row("towers.llava_onevision", "llava_onevision"),
         "WhisperForConditionalGeneration": Row("towers.whisper", "whisper"),
     }
 )
@@ -220,16 +221,18 @@ def mtp(architecture: str) -> Mtp | None:
 
 class TowerParts(NamedTuple):
     """What the module of a family that reads images or sounds defines as tower_config and assemble_tower: `config(config)` gives
-    the tower as a model of its own; `assemble(source, tower)` puts its parameters together."""
+    the tower as a model of its own; `assemble(source, tower)` puts its parameters together; and of images `project(params, passing,
+    more, tower)`: what has passed the layers -> vectors [N, width]."""
 
     config: Callable[..., Any]
     assemble: Callable[..., Any]
+    project: Callable[..., Any] | None
 
 
 def tower_parts(architecture: str) -> TowerParts:
     """Those of an architecture whose configuration has a tower."""
     module = _module(architecture)
-    return TowerParts(module.tower_config, module.assemble_tower)
+    return TowerParts(module.tower_config, module.assemble_tower, getattr(module, "project", None))
 
 
 def _module(architecture: str) -> Any:

@@ -2,29 +2,41 @@
 
 from __future__ import annotations
 
+from types import MappingProxyType
+from typing import Literal
+
 import msgspec
 
-from vnext.models.config.json_keys import Json, number, positive, required
+from vnext.models.config.json_keys import Json, number, positive, refuse, required
 from vnext.models.errors import ModelError
+
+FormName = Literal["tiles", "anyres", "rows"]
 
 
 class Tower(msgspec.Struct, frozen=True, kw_only=True):
     """A vision transformer over patches of an image, and how many of its states become one vector.
 
-    `image_token`: the token in whose place vectors stand. `grid`: patches along a side, for which there are positions; `patch`:
-    pixels along a patch. `shuffle`: states along each side of the square that becomes a vector of `width` numbers. `eps`: of norms.
+    `form`: how images become inputs (media/reader.py). `image_token`: the token in whose place vectors stand. `grid`: patches along
+    a side, at most; `patch`: pixels along a patch. `shuffle`: states along each side of the square that becomes a vector of `width`
+    numbers; `most` squares of an image have all their vectors, 0 where no image has several. `theta`: of the rope over rows and
+    columns, 0 where positions are learned. `eps`: of norms, `merger_eps` of the one behind the layers.
     """
 
+    form: FormName
     image_token: int
     grid: int
     patch: int
-    shuffle: int
+    shuffle: int = 1
+    most: int = 0
     width: int
     hidden_size: int
     intermediate_size: int
     layer_count: int
     head_count: int
+    theta: float = 0.0
+    activation: str = "gelu_tanh"
     eps: float
+    merger_eps: float = 0.0
 
     @property
     def side(self) -> int:
@@ -38,34 +50,94 @@ class Tower(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def vectors(self) -> int:
-        """How many vectors an image has."""
+        """How many vectors an image of full size has."""
         return (self.grid // self.shuffle) ** 2
+
+    @property
+    def sizes(self) -> str:
+        """The form of images and its numbers, for servers."""
+        numbers = {
+            "tiles": (self.vectors,), "anyres": (self.side, self.grid, self.most), "rows": (self.patch, self.shuffle, self.side)
+        }[self.form]  # fmt: skip
+        return " ".join(map(str, (self.form, self.image_token, *numbers)))
 
 
 def parse_tower(raw: Json, width: int) -> Tower:
-    """The tower of a config.json whose language part has states of `width` numbers. Raises ModelError."""
-    vision: Json = required(raw, "vision_config", {})
-    grid = positive(vision, "image_size", 224) // positive(vision, "patch_size", 32)
-    shuffle = positive(raw, "scale_factor", 2)
+    """The tower of Idefics 3 in a config.json whose language part has states of `width` numbers. Raises ModelError."""
+    vision = IDEFICS3 | required(raw, "vision_config", {})
+    shuffle, token = positive(raw, "scale_factor", 2), positive(raw, "image_token_id", 128257)
+    return siglip(vision, "tiles", token, width, shuffle)
+
+
+IDEFICS3 = MappingProxyType({"image_size": 224, "patch_size": 32, "hidden_size": 1152, "num_attention_heads": 16})
+
+
+def siglip(vision: Json, form: FormName, image_token: int, width: int, shuffle: int = 1, most: int = 0) -> Tower:
+    """SigLIP's tower by its vision_config, with what the model adds. Raises ModelError."""
+    grid = positive(vision, "image_size", 224) // positive(vision, "patch_size", 16)
     if vision.get("hidden_act", "gelu_pytorch_tanh") != "gelu_pytorch_tanh" or vision.get("num_channels", 3) != 3:
         raise ModelError("vision_config must name gelu_pytorch_tanh and 3 channels; no other tower is read")
-    hidden, heads = positive(vision, "hidden_size", 1152), positive(vision, "num_attention_heads", 16)
+    hidden, heads = positive(vision, "hidden_size", 768), positive(vision, "num_attention_heads", 12)
     if not grid or grid % shuffle or hidden % heads:
         raise ModelError(
-            f"vision_config has {grid} patches along a side and {hidden} numbers in {heads} heads: scale_factor {shuffle} must "
-            "divide the patches, and the heads the numbers"
+            f"vision_config has {grid} patches along a side and {hidden} numbers in {heads} heads: {shuffle}, the side of the "
+            "square that becomes a vector, must divide the patches, and the heads the numbers"
         )
     return Tower(
-        image_token=positive(raw, "image_token_id", 128257),
+        form=form,
+        image_token=image_token,
         grid=grid,
-        patch=positive(vision, "patch_size", 32),
+        patch=positive(vision, "patch_size", 16),
         shuffle=shuffle,
+        most=most,
         width=width,
         hidden_size=hidden,
         intermediate_size=positive(vision, "intermediate_size", 3072),
         layer_count=positive(vision, "num_hidden_layers", 12),
         head_count=heads,
         eps=number(vision, "layer_norm_eps", 1e-6),
+    )
+
+
+def parse_anyres(raw: Json, width: int) -> Tower:
+    """The tower of LLaVA-OneVision. Raises ModelError."""
+    usual = {"image_size": 384, "patch_size": 14, "hidden_size": 1152, "num_attention_heads": 16, "num_hidden_layers": 26}
+    vision = usual | {"intermediate_size": 4304} | required(raw, "vision_config", {})
+    refuse(vision, "model_type", unless=("siglip_vision_model",))
+    aspect = str(raw.get("vision_aspect_ratio", "anyres_max_9"))
+    if not (most := aspect.removeprefix("anyres_max_")).isdigit() or not int(most):
+        raise ModelError(f"vision_aspect_ratio {aspect!r} is not supported; supported is anyres_max_ with a number")
+    return siglip(vision, "anyres", positive(raw, "image_token_index", 151646), width, most=int(most))
+
+
+def parse_rows(raw: Json, width: int, merger_eps: float) -> Tower:
+    """The tower of Pixtral beside Mistral 3. Raises ModelError."""
+    usual = {"image_size": 1540, "patch_size": 14, "hidden_size": 1024, "num_attention_heads": 16, "num_hidden_layers": 24}
+    vision = usual | {"intermediate_size": 4096, "hidden_act": "gelu"} | required(raw, "vision_config", {})
+    refuse(vision, "model_type", unless=("pixtral",))
+    refuse(vision, "num_channels", unless=(3,))
+    refuse(vision, "hidden_act", unless=("silu",))
+    hidden, heads, patch = (positive(vision, key) for key in ("hidden_size", "num_attention_heads", "patch_size"))
+    side, shuffle = positive(vision, "image_size"), positive(raw, "spatial_merge_size", 2)
+    square = patch * shuffle
+    if hidden % heads or hidden // heads % 4:
+        raise ModelError(f"vision_config has {hidden} numbers in {heads} heads, which must be multiples of 4; correct config.json")
+    rope: Json = vision.get("rope_parameters") or {}
+    return Tower(
+        form="rows",
+        image_token=positive(raw, "image_token_index", 10),
+        grid=-(-side // square) * shuffle,
+        patch=patch,
+        shuffle=shuffle,
+        width=width,
+        hidden_size=hidden,
+        intermediate_size=positive(vision, "intermediate_size"),
+        layer_count=positive(vision, "num_hidden_layers"),
+        head_count=heads,
+        theta=float(rope.get("rope_theta") or vision.get("rope_theta") or 10000.0),
+        activation=str(vision["hidden_act"]),
+        eps=1e-5,
+        merger_eps=merger_eps,
     )
 
 

@@ -1,6 +1,6 @@
 """Mistral, Ministral, Magistral, Devstral: windows; queries of Ministral 3 grow by position.
 
-Each layer has a sliding window, or those that layer_types names. Of multimodal models (Mistral 3), it serves the language part.
+Each layer has a sliding window, or those that layer_types names.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ SHOWN = 4
 HARMLESS_TENSORS = re.compile(
     r"rotary_emb\.inv_freq$|\b(attn|attention)\.(masked_)?bias$|\bact_fn\.(beta|eps)$|"
     r"\b(vision|audio)_tower\.|\bvision_embedder\.|\bembed_(vision|audio)\.|\bvisual\.|^model\.(vision_model|connector|encoder)\.|"
-    r"\bmulti_modal_projector\.|\bmtp_layers\.|"
+    r"\bmulti_modal_projector\.|\bimage_newline$|\bmtp_layers\.|"
     r"\bembeddings\.position_ids$|\bpooler\.dense\.(weight|bias)$|"
     r"\.((input|output)_(global_)?scale|[qkv]_scale|weight_shape|(weight_)?g_idx|weight_format|weight\.quant_state\.\w+)$"
 )
@@ -39,6 +39,7 @@ HARMLESS = frozenset(
     bos_token_id cache_implementation chunk_size_feed_forward classifier_dropout conv_dim conv_dim_out conv_use_xavier_init
     cross_attention_hidden_size decoder_start_token_id do_sample dtype embd_pdrop embedding_dropout eod_token_id
     eoi_token_index eos_token_id experts_per_token finetuning_task forced_bos_token_id forced_eos_token_id hidden_dropout id2label
+    image_grid_pinpoints video_token_index
     image_token_id image_token_index init_method initial_context_length initializer_factor initializer_range is_decoder
     is_encoder_decoder is_llama_config label2id mamba_chunk_size mamba_ssm_dtype mm_tokens_per_image model_type n_ctx
     normalization_function num_heads num_labels original_max_position_embeddings output_attentions output_hidden_states

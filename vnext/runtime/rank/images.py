@@ -8,14 +8,16 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 from vnext.media.pictures import MediaError
+from vnext.media.reader import form_of
+from vnext.media.seen import part_in
+from vnext.media.sounds import samples_in
 from vnext.media.spectrogram import spectrogram_of
-from vnext.media.store import sound_in, tile_in
-from vnext.media.tiles import form_in, numbers_of
+from vnext.media.store import kept_in
 from vnext.models.config.model_config import ModelConfig
 from vnext.models.errors import ModelError
 from vnext.models.layers.batch import ForwardBatch
@@ -33,6 +35,16 @@ if TYPE_CHECKING:
 KEPT_BYTES = 256 << 20
 
 
+class Encoded(NamedTuple):
+    """What stands for an input: `vectors` [N, width], each where `spelled` [N] has the token that stands for them."""
+
+    vectors: torch.Tensor
+    spelled: torch.Tensor
+
+    def part(self, first: int, count: int) -> Encoded:
+        return Encoded(*(each[first : first + count] for each in self))
+
+
 class Inputs:
     """The tower of one rank, and the newest of its vectors. `computed` counts those that it has made."""
 
@@ -42,37 +54,41 @@ class Inputs:
         """Has met no input. `states`: that the tower computes of one; `stands_for`: a token of the vocabulary in the place of
         inputs' tokens. Raises ModelError."""
         parts = tower_parts(config.architecture)
-        self._config = parts.config(config)
+        self._config, self._project = parts.config(config), parts.project
         self._params = load_params(path, self._config, alone(), dtype, "cpu", assemble=parts.assemble)
         self._kv = make_kv_cache(self._config, page_count(states), BLOCK_SIZE, dtype, "cpu", alone())
         self._token, self._kept_bytes = stands_for, kept_bytes
-        self._kept: OrderedDict[bytes, torch.Tensor] = OrderedDict()
-        self.computed = 0
+        self._kept: OrderedDict[bytes, Encoded] = OrderedDict()
+        self._bytes = self.computed = 0
 
-    def encoded(self, digest: bytes) -> torch.Tensor:
-        """The vectors of an input [N, width], computed. Raises MediaError for one that is gone, and ModelError."""
+    def encoded(self, digest: bytes) -> Encoded:
+        """An input, computed. Raises MediaError for one that is gone, and ModelError."""
         raise AssertionError("a tower says how it encodes")
 
     def with_vectors(self, batch: ForwardBatch, params: Any, parallel: Parallel) -> ForwardBatch:
         """The batch, tensors, with the embeddings of its tokens, among which vectors of inputs are. Raises ModelError for an input
         that is gone."""
-        batch = batch._replace(token_ids=torch.where(batch.token_ids < 0, self._token, batch.token_ids))
+        tokens = torch.where(batch.token_ids < 0, self._token, batch.token_ids)
+        found = [(slice(at, at + count), self._found(digest).part(first, count)) for at, count, digest, first in batch.inputs]
+        for places, (_, spelled) in found:
+            tokens[places] = spelled
+        batch = batch._replace(token_ids=tokens)
         states = embedded(params, batch, parallel)
-        for at, count, digest, first in batch.inputs:
-            states[at : at + count] = self._vectors(digest)[first : first + count]
+        for places, (vectors, spelled) in found:
+            states[places] = torch.where((spelled == self._token)[:, None], vectors, states[places])
         return batch._replace(states=states)
 
-    def _vectors(self, digest: bytes) -> torch.Tensor:
-        """Of an input [N, width]."""
+    def _found(self, digest: bytes) -> Encoded:
         found = self._kept.get(digest)
         if found is None:
             try:
                 found = self._kept[digest] = self.encoded(digest)
             except MediaError as error:
                 raise ModelError(f"{error}.") from error
-            self.computed += len(found)
-            while len(self._kept) > max(1, self._kept_bytes // found.nbytes):
-                self._kept.popitem(last=False)
+            self.computed += len(found.vectors)
+            self._bytes += found.vectors.nbytes
+            while self._bytes > self._kept_bytes and len(self._kept) > 1:
+                self._bytes -= self._kept.popitem(last=False)[1].vectors.nbytes
         self._kept.move_to_end(digest)
         return found
 
@@ -81,20 +97,25 @@ class Images(Inputs):
     """The tower of images."""
 
     def __init__(self, path: Path, config: ModelConfig, dtype: torch.dtype, folder: Path, kept_bytes: int = KEPT_BYTES) -> None:
-        """`folder`: the store of tiles. Raises ModelError."""
+        """`folder`: the store of images. Raises ModelError."""
         assert config.tower is not None, "a model that reads images"
         self._tower: Tower = config.tower
         self._folder = folder
         super().__init__(path, config, dtype, self._tower.grid**2, self._tower.image_token, kept_bytes)
         try:
-            self._form = form_in(path, self._tower.vectors)
+            self._form = form_of(path, self._tower.sizes)
         except MediaError as error:
             raise ModelError(f"{error}.") from error
 
-    def encoded(self, digest: bytes) -> torch.Tensor:
-        """As Inputs, of a tile."""
-        tile = tile_in(self._folder, digest, self._tower.side)
-        return encode(self._params, self._kv, torch.from_numpy(numbers_of(tile[None], self._form)[0]), self._config)
+    def encoded(self, digest: bytes) -> Encoded:
+        """As Inputs, of an image's input."""
+        part = part_in(kept_in(self._folder, digest, "image"))
+        passing = encode(self._params, self._kv, torch.from_numpy(self._form.numbers(part)), self._config)
+        spelled = torch.from_numpy(self._form.spelled(part))
+        vectors = self._project(self._params, passing, part.more, self._config)
+        room = vectors.new_zeros((len(spelled), vectors.shape[1]))
+        room[spelled == self._token] = vectors
+        return Encoded(room, spelled)
 
 
 class Sounds(Inputs):
@@ -106,10 +127,11 @@ class Sounds(Inputs):
         self._sound, self._folder = config.sound, folder
         super().__init__(path, config, dtype, self._sound.states, 0, kept_bytes)
 
-    def encoded(self, digest: bytes) -> torch.Tensor:
+    def encoded(self, digest: bytes) -> Encoded:
         """As Inputs, of a sound."""
-        samples = sound_in(self._folder, digest)
+        samples = samples_in(kept_in(self._folder, digest, "sound"))
         if len(samples) > self._sound.samples:
             raise ModelError(f"The sound {digest.hex()} has {len(samples)} samples: the model reads {self._sound.samples}.")
         spectrogram = spectrogram_of(samples, self._sound.bands, self._sound.samples)
-        return listen(self._params, self._kv, torch.from_numpy(spectrogram), self._config)
+        states = listen(self._params, self._kv, torch.from_numpy(spectrogram), self._config)
+        return Encoded(states, torch.full((len(states),), self._token))

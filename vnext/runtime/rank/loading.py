@@ -366,7 +366,7 @@ def describe_numbers(settings: RankSettings, runner: ModelRunner) -> dict[str, s
     numbers["sums"] = describe_sums(runner)
     if reads_inputs(settings, runner):
         tower, sound = runner.config.tower, runner.config.sound
-        numbers |= {IMAGES: f"{tower.image_token} {tower.vectors}"} if tower else {}
+        numbers |= {IMAGES: tower.sizes} if tower else {}
         numbers |= {SOUNDS: f"{sound.span} {sound.samples}"} if sound else {}
     if runner.routes.ids:
         numbers["routed_experts"] = "{} layers, {} of each token".format(*runner.routes.ids.shape)

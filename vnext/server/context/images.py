@@ -11,32 +11,30 @@ from functools import partial
 from pathlib import Path
 
 from vnext.media.pictures import MediaError
-from vnext.media.reader import ImageReader
-from vnext.media.tiles import IMAGE, Tiles
+from vnext.media.reader import ImageReader, Shown
 from vnext.runtime.protocol.sampling_params import InvalidRequest
 from vnext.server.context.text_work import TextWork
 
 
 class PromptImages:
-    """The images of one server's conversations. `mark` stands for each in the texts from which prompts are made."""
-
-    mark = IMAGE
+    """The images of one server's conversations. `shown` stands for each in the messages from which prompts are made."""
 
     def __init__(self, model_path: str, sizes: str, addresses: Sequence[str], work: TextWork) -> None:
         """`sizes` and `addresses`: as ImageReader's. Raises MediaError."""
         self._reader, self._work = ImageReader(Path(model_path), sizes, addresses), work
+        self.shown = self._reader.shown
 
-    async def read(self, asked: Sequence[tuple[str, str]], client: str) -> list[Tiles]:
-        """The tiles of the images at (address, name), where ranks find them. Raises InvalidRequest, Overloaded."""
+    async def read(self, asked: Sequence[tuple[str, str]], client: str) -> list[Shown]:
+        """The images at (address, name), where ranks find them. Raises InvalidRequest, Overloaded."""
         with _refused(asked[0][1]):
             return await self._work.run(sum(len(each) for each, _ in asked), client, partial(self._reader.at, asked))
 
-    def written(self, text: str, images: Sequence[Tiles]) -> str:
+    def written(self, text: str, images: Sequence[Shown]) -> str:
         """The prompt's text. Raises InvalidRequest where it has other marks than those of its images."""
         with _refused("messages"):
             return self._reader.written(text, images)
 
-    def packed(self, tokens: Sequence[int], images: Sequence[Tiles]) -> bytes:
+    def packed(self, tokens: Sequence[int], images: Sequence[Shown]) -> bytes:
         """The tokens of `written` as the engine gets them: int32 bytes. Raises InvalidRequest."""
         with _refused("messages"):
             return self._reader.packed(tokens, images)

@@ -107,8 +107,9 @@ class ServerContext:
         from vnext.server.context.images import PromptImages  # needs numpy
 
         addresses = self.settings.engine_address, *self.settings.other_engines
-        template.mark_images(PromptImages.mark)
-        return PromptImages(self.settings.model_path, sizes, addresses, self.work)
+        images = PromptImages(self.settings.model_path, sizes, addresses, self.work)
+        template.mark_images(images.shown)
+        return images
 
     @cached_property
     def sounds(self) -> PromptSounds | None:

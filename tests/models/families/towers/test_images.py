@@ -12,9 +12,10 @@ import torch
 from tower_cases import IMAGE, SIDE, TILE_TOKENS, save_reader
 
 from vnext import LLM
-from vnext.media.pictures import MediaError, digest_of
-from vnext.media.store import FOLDER, MediaStore, folder_of, tile_in
-from vnext.media.tiles import numbers_of, tile_form
+from vnext.media.pictures import MediaError
+from vnext.media.pixels import PixelForm, numbers_of
+from vnext.media.seen import Part, part_in
+from vnext.media.store import FOLDER, MediaStore, digest_of, folder_of, kept_in
 from vnext.models.config.model_config import load_config
 from vnext.models.errors import ModelError
 from vnext.models.layers.batch import ForwardBatch, InputPart
@@ -31,6 +32,8 @@ from vnext.state.store.fields import INPUT_BEGINS
 from vnext.state.store.inputs import Input, input_tokens, with_inputs
 
 TILES = np.random.default_rng(0).integers(0, 256, (3, SIDE, SIDE, 3), dtype=np.uint8)
+FILES = [Part(each).file for each in TILES]
+DIGESTS = [*map(digest_of, FILES)]
 COUNT = 10
 
 
@@ -44,7 +47,7 @@ def prompt_of(*tiles: int) -> tuple[list[int], np.ndarray]:
     """The tokens for transformers, and those of the engine."""
     tokens, inputs = [5, 6], []
     for tile in tiles:
-        inputs.append(Input(len(tokens), TILE_TOKENS, digest_of(TILES[tile])))
+        inputs.append(Input(len(tokens), TILE_TOKENS, DIGESTS[tile]))
         tokens += [IMAGE] * TILE_TOKENS + [7 + tile]
     tokens += [8, 9]
     return tokens, with_inputs(np.array(tokens, dtype=np.int32), inputs)
@@ -53,7 +56,7 @@ def prompt_of(*tiles: int) -> tuple[list[int], np.ndarray]:
 def right(model: Any, *tiles: int) -> list[int]:
     """transformers' greedy answer."""
     tokens, _ = prompt_of(*tiles)
-    pixels = torch.from_numpy(numbers_of(TILES[list(tiles)], tile_form({}, TILE_TOKENS)))[None]
+    pixels = torch.from_numpy(numbers_of(TILES[list(tiles)], PixelForm()))[None]
     with torch.inference_mode():
         found = model.generate(
             input_ids=torch.tensor([tokens]), pixel_values=pixels, max_new_tokens=COUNT, do_sample=False, eos_token_id=None
@@ -63,7 +66,7 @@ def right(model: Any, *tiles: int) -> list[int]:
 
 def answers(llm: LLM, prompts: Sequence[np.ndarray]) -> tuple[list[list[int]], list[int]]:
     """The engine's answers, and the tokens that each found in the cache."""
-    MediaStore([folder_of(llm._address)]).put(TILES, "the image")
+    MediaStore([folder_of(llm._address)]).put(FILES, "the image")
     sampling, found = Sampling(seed=0, max_tokens=COUNT, temperature=0.0, ignore_eos=True), {str(at): [] for at in range(len(prompts))}
     hits = dict.fromkeys(found, 0)
     requests = [SubmitRequest(name=name, prompt=pack_tokens(each), sampling=sampling, has_seed=True) for name, each in zip(found, prompts)]
@@ -116,12 +119,12 @@ def test_a_tile_is_computed_once_and_whole(reader: tuple[Path, torch.nn.Module],
     path, _ = reader
     config = load_config(path)
     params = load_params(path, config, alone(), torch.float32, "cpu")
-    MediaStore([tmp_path]).put(TILES, "the image")
+    MediaStore([tmp_path]).put(FILES, "the image")
     images = Images(path, config, torch.float32, tmp_path, kept_bytes=2 * TILE_TOKENS * config.hidden_size * 4)
 
     def states(tile: int, first: int, count: int) -> torch.Tensor:
-        tokens = torch.from_numpy(input_tokens(digest_of(TILES[tile]), TILE_TOKENS)[first : first + count].astype(np.int64))
-        batch = ForwardBatch(tokens, *[None] * 6, inputs=(InputPart(0, count, digest_of(TILES[tile]), first),))
+        tokens = torch.from_numpy(input_tokens(DIGESTS[tile], TILE_TOKENS)[first : first + count].astype(np.int64))
+        batch = ForwardBatch(tokens, *[None] * 6, inputs=(InputPart(0, count, DIGESTS[tile], first),))
         return images.with_vectors(batch, params, alone()).states
 
     whole = states(0, 0, TILE_TOKENS)
@@ -129,20 +132,20 @@ def test_a_tile_is_computed_once_and_whole(reader: tuple[Path, torch.nn.Module],
     states(1, 0, 4), states(0, 0, 4), states(2, 0, 4), states(0, 0, 4)
     assert images.computed == 3 * TILE_TOKENS
     assert torch.equal(states(1, 0, 4), states(1, 0, 4)) and images.computed == 4 * TILE_TOKENS
-    (tmp_path / digest_of(TILES[2]).hex()).write_bytes(b"torn")
-    with pytest.raises(ModelError, match="is not in"):
+    (tmp_path / DIGESTS[2].hex()).write_bytes(b"torn")
+    with pytest.raises(ModelError, match="is damaged"):
         states(2, 0, 4)
 
 
 def test_a_store_has_a_bound_and_notices_damage(tmp_path: Path) -> None:
     folder = tmp_path / FOLDER
-    store = MediaStore([folder], room_bytes=2 * TILES[0].nbytes)
-    store.put(TILES[:2], "one")
-    store.put(TILES[:2], "one")
-    assert np.array_equal(tile_in(folder, digest_of(TILES[1]), SIDE), TILES[1]) and len([*folder.iterdir()]) == 2
+    store = MediaStore([folder], room_bytes=2 * len(FILES[0]))
+    store.put(FILES[:2], "one")
+    store.put(FILES[:2], "one")
+    assert np.array_equal(part_in(kept_in(folder, DIGESTS[1], "image")).pixels, TILES[1]) and len([*folder.iterdir()]) == 2
     with pytest.raises(MediaError, match=r"^two cannot be kept here: what came in the last minutes has taken all room$"):
-        store.put(TILES[2:], "two")
-    file = folder / digest_of(TILES[0]).hex()
+        store.put(FILES[2:], "two")
+    file = folder / DIGESTS[0].hex()
     file.write_bytes(bytes(TILES[0].nbytes))
     with pytest.raises(MediaError, match="is damaged"):
-        tile_in(folder, digest_of(TILES[0]), SIDE)
+        kept_in(folder, DIGESTS[0], "image")

@@ -12,6 +12,7 @@ import torch
 from listener_cases import SAMPLES, SPAN, STATES, save_listener, sounds
 
 from vnext import LLM
+from vnext.media.sounds import file_of
 from vnext.media.spectrogram import spectrogram_of
 from vnext.media.store import MediaStore, folder_of
 from vnext.models.config.model_config import load_config
@@ -56,7 +57,7 @@ def right(model: Any, sound: int, text: Sequence[int]) -> list[int]:
 def answers(llm: LLM, asked: Sequence[tuple[int, Sequence[int]]], **params: Any) -> tuple[list[list[int]], list[int]]:
     """The engine's answers to (sound, text), and the tokens that each found in the cache."""
     store = MediaStore([folder_of(llm._address)])
-    digests = [store.put_sound(each, "the sound") for each in SOUNDS]
+    digests = [store.put([file_of(each)], "the sound")[0] for each in SOUNDS]
     sampling = Sampling(**{"seed": 0, "max_tokens": COUNT, "temperature": 0.0, "ignore_eos": True} | params)
     found, hits = {str(at): [] for at in range(len(asked))}, dict.fromkeys(map(str, range(len(asked))), 0)
     prompts = [np.concatenate((input_tokens(digests[sound], SPAN), np.array(text, np.int32))) for sound, text in asked]

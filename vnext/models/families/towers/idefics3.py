@@ -3,31 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from vnext.models.config.json_keys import Json, refuse
 from vnext.models.config.model_config import ModelConfig, common_config, text_part
 from vnext.models.config.tower_config import parse_tower
-from vnext.models.layers.assembly import Source, gated_mlp, layer_norm, linear, own_attention, plain_mlp
+from vnext.models.families.towers import siglip
+from vnext.models.families.towers.siglip import tower_config
+from vnext.models.layers.assembly import Source, gated_mlp, own_attention
 from vnext.models.layers.decoder import Names, Params, assemble_decoder, forward, logits
-from vnext.models.layers.layers import Attention
-from vnext.models.layers.sharding import WEIGHT_AXES as LLAMA, Axis, Layout, Sized, matrix
-from vnext.models.layers.tower import TowerLayer, TowerParams
+from vnext.models.layers.sharding import WEIGHT_AXES as LLAMA, Layout, Sized
+from vnext.models.layers.tower import Passing, TowerParams, squares
 
-__all__ = ["WEIGHT_AXES", "assemble", "assemble_tower", "forward", "logits", "parse", "tower_config"]
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["WEIGHT_AXES", "assemble", "assemble_tower", "forward", "logits", "parse", "project", "tower_config"]
 
 ROOT, VISION, CONNECTOR = "model.text_model.", "model.vision_model.", "model.connector.modality_projection."
-NORM = Layout((Axis.HIDDEN,))
-TOWER_AXES = MappingProxyType(
-    {
-        "out_proj": matrix(Axis.HIDDEN, Axis.HEADS),
-        "fc1": matrix(Axis.MLP, Axis.HIDDEN),
-        "fc2": matrix(Axis.HIDDEN, Axis.MLP),
-        **dict.fromkeys(("layer_norm1", "layer_norm2", "post_layernorm"), NORM),
-    }
-)
 
 
 def WEIGHT_AXES(config: ModelConfig) -> Mapping[str, Layout]:  # noqa: N802  (a field of Family)
@@ -35,13 +30,7 @@ def WEIGHT_AXES(config: ModelConfig) -> Mapping[str, Layout]:  # noqa: N802  (a 
     tower = config.tower
     assert tower is not None
     square = Sized(tower.hidden_size * tower.shuffle**2)
-    return {
-        **LLAMA,
-        **TOWER_AXES,
-        "patch_embedding": Layout((Axis.HIDDEN,), Sized(tower.patch_size), kernel=(tower.patch, tower.patch)),
-        "position_embedding": Layout((Sized(tower.grid**2),), Axis.HIDDEN),
-        "proj": Layout((Sized(tower.width),), square),
-    }
+    return {**LLAMA, **siglip.axes(tower), "proj": Layout((Sized(tower.width),), square)}
 
 
 def parse(raw: Json, generation: Json) -> ModelConfig:
@@ -62,34 +51,13 @@ def assemble(source: Source, config: ModelConfig) -> Params:
     )
 
 
-def tower_config(config: ModelConfig) -> ModelConfig:
-    """The tower as a model of its own, whose weights every rank has whole."""
-    tower = config.tower
-    assert tower is not None
-    return msgspec.structs.replace(
-        config, hidden_size=tower.hidden_size, intermediate_size=tower.intermediate_size, layer_count=tower.layer_count,
-        head_count=tower.head_count, kv_head_count=tower.head_count, head_dim=tower.hidden_size // tower.head_count,
-        rms_norm_eps=tower.eps, activation="gelu_tanh", windows=(), stage=None, position_count_max=tower.grid**2,
-    )  # fmt: skip
-
-
 def assemble_tower(source: Source, config: ModelConfig) -> TowerParams:
     """The parameters of the tower, by its configuration."""
+    return siglip.assemble(source, config, VISION, source.packed((CONNECTOR + "proj.weight",)), norms=True)
 
-    def layer(index: int) -> TowerLayer:
-        here = f"{VISION}encoder.layers.{index}."
-        own = here + "self_attn."
-        return TowerLayer(
-            layer_norm(source, here + "layer_norm1"),
-            Attention(linear(source, own, "q_proj", "k_proj", "v_proj", bias=True), linear(source, own, "out_proj", bias=True)),
-            layer_norm(source, here + "layer_norm2"),
-            plain_mlp(source, here + "mlp.", "fc1", "fc2", bias=True),
-        )
 
-    return TowerParams(
-        patches=linear(source, VISION + "embeddings.", "patch_embedding", bias=True),
-        positions=source.fused((VISION + "embeddings.position_embedding.weight",)),
-        layers=tuple(layer(index) for index in config.layer_numbers),
-        norm=layer_norm(source, VISION + "post_layernorm"),
-        projection=source.packed((CONNECTOR + "proj.weight",)),
-    )
+def project(params: TowerParams, passing: Passing, more: tuple[int, ...], config: ModelConfig) -> torch.Tensor:
+    """Vectors [N, width] of a tile: each square of its states is one."""
+    assert config.tower is not None
+    states = squares(passing, config.tower.shuffle)[0].flatten(1)
+    return passing.step.operations.linear(states, params.projection, None)

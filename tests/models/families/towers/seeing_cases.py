@@ -1,0 +1,99 @@
+"""Small random models of each family that reads images, with transformers' own processing of images beside them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import transformers
+from PIL import Image
+from tokenizers import AddedToken, Tokenizer
+from tokenizers.decoders import Fuse
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
+
+IMAGE, SIDE = 90, 32
+TEXT: dict[str, Any] = dict(
+    vocab_size=97, hidden_size=48, intermediate_size=80, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+    max_position_embeddings=2048, rms_norm_eps=1e-5, pad_token_id=0, bos_token_id=1, eos_token_id=2, initializer_range=0.15,
+)  # fmt: skip
+VISION: dict[str, Any] = dict(hidden_size=64, intermediate_size=96, num_hidden_layers=3, num_attention_heads=4, image_size=SIDE, patch_size=4)
+
+
+class SeeingCase(NamedTuple):
+    """`config`, `model`: transformers' classes; `own`: of the configuration; `words`: special tokens, the first of which stands for an
+    image in a prompt's text; `settings`: preprocessor_config.json; `processor`: (module, class, what it gets besides)."""
+
+    name: str
+    text: dict[str, Any]
+    vision: dict[str, Any]
+    own: dict[str, Any]
+    words: tuple[str, ...]
+    settings: dict[str, Any]
+    processor: tuple[str, str, dict[str, Any]]
+
+
+CASES = {
+    "anyres": SeeingCase(
+        "LlavaOnevision", {"model_type": "qwen2"}, {"model_type": "siglip_vision_model", "vision_use_head": False},
+        {"image_token_index": IMAGE, "video_token_index": 96, "vision_aspect_ratio": "anyres_max_3"}, ("<image>",),
+        {"size": {"height": SIDE, "width": SIDE}, "image_grid_pinpoints": [[32, 32], [32, 64], [64, 32], [64, 64], [96, 96]]},
+        ("llava_onevision.image_processing_pil_llava_onevision", "LlavaOnevisionImageProcessorPil", {}),
+    ),
+    "rows": SeeingCase(
+        "Mistral3", {"model_type": "mistral", "head_dim": 12, "sliding_window": None},
+        {"model_type": "pixtral", "hidden_act": "silu", "image_size": 2 * SIDE}, {"image_token_index": IMAGE},
+        ("[IMG]", "[IMG_BREAK]", "[IMG_END]"), {"size": {"longest_edge": 2 * SIDE}},
+        ("pixtral.image_processing_pil_pixtral", "PixtralImageProcessorPil", {"patch_size": 8}),
+    ),
+}  # fmt: skip
+
+
+def save_seeing(path: Path, kind: str) -> torch.nn.Module:
+    """Save a random model with what reads text and images for it; returns it as transformers computes it."""
+    torch.manual_seed(1)
+    case = CASES[kind]
+    own = dict(case.own)
+    if "image_grid_pinpoints" in case.settings:
+        own["image_grid_pinpoints"] = case.settings["image_grid_pinpoints"]
+    config = getattr(transformers, f"{case.name}Config")(
+        text_config=TEXT | case.text, vision_config=VISION | case.vision, tie_word_embeddings=False, **own
+    )
+    model = getattr(transformers, f"{case.name}ForConditionalGeneration")(config).eval()
+    for name, parameter in model.named_parameters():
+        if parameter.dim() == 1:  # norms and biases are ones and zeros in a new model
+            torch.nn.init.normal_(parameter, mean=float(parameter.detach().mean()), std=0.1)
+        elif "vision" in name or "projector" in name:
+            torch.nn.init.normal_(parameter, std=0.15)
+    model.save_pretrained(path)
+    words = {word: IMAGE + at for at, word in enumerate(case.words)}
+    vocab = {f"{chr(97 + at % 26)}{at}": at for at in range(3, TEXT["vocab_size"])} | {"<pad>": 0, "<bos>": 1, "<eos>": 2}
+    vocab = {each: at for each, at in vocab.items() if at not in words.values()} | words
+    tokenizer = Tokenizer(WordLevel(vocab, unk_token="a26"))
+    tokenizer.pre_tokenizer, tokenizer.decoder = WhitespaceSplit(), Fuse()
+    tokenizer.add_special_tokens([AddedToken(word, normalized=False) for word in ("<bos>", "<eos>", *words)])
+    tokenizer.save(str(path / "tokenizer.json"))
+    template = TEMPLATE.replace("IMAGE", case.words[0])
+    (path / "tokenizer_config.json").write_text(json.dumps({"chat_template": template, "eos_token": "<eos>"}))
+    (path / "preprocessor_config.json").write_text(json.dumps(case.settings))
+    return model
+
+
+def processed(kind: str, images: Sequence[np.ndarray]) -> dict[str, torch.Tensor]:
+    """What transformers makes of the images of one prompt."""
+    case = CASES[kind]
+    module, name, more = case.processor
+    processor = getattr(import_module(f"transformers.models.{module}"), name)(**case.settings, **more)
+    return dict(processor([[*map(Image.fromarray, images)]] if kind == "anyres" else [*map(Image.fromarray, images)], return_tensors="pt"))
+
+
+TEMPLATE = (
+    "{% for message in messages %}<bos> {{ message.role }} "
+    "{% if message.content is string %}{{ message.content }}{% else %}{% for part in message.content %}"
+    "{% if part.type == 'image' %}IMAGE{% else %}{{ part.text }}{% endif %}{% endfor %}{% endif %} <eos> {% endfor %}"
+)

@@ -1,0 +1,85 @@
+"""Families that read images: answers and logits are transformers', and the same for any chunks, ranks, hits, preemption and drafts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from seeing_cases import CASES, processed, save_seeing
+
+from vnext import LLM, SamplingParams
+from vnext.models.loading.unread import unread
+
+COUNT = 64
+GREEDY = SamplingParams(temperature=0, max_tokens=COUNT, ignore_eos=True, logprobs=1)
+RNG = np.random.default_rng(3)
+PICTURES = [RNG.integers(0, 256, (*size, 3), dtype=np.uint8) for size in ((32, 32), (40, 61), (90, 33), (7, 50), (120, 118))]
+WHICH: tuple[tuple[int, ...], ...] = ((1,), (0,), (2,), (3, 1), (4,), (1,), (4, 2, 0))
+SETTINGS: dict[str, dict[str, Any]] = {
+    "plain": {}, "chunks": {"max_num_batched_tokens": 7}, "ranks": {"tensor_parallel_size": 2},
+    "preemption": {"num_blocks_override": 110, "max_model_len": 400},
+    "drafts": {"speculative_config": {"method": "ngram", "num_speculative_tokens": 3}},
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module", params=CASES)
+def seeing(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path, Any]:
+    path = tmp_path_factory.mktemp("seeing") / request.param
+    model = save_seeing(path, request.param)
+
+    @cache
+    def right(tokens: tuple[int, ...], which: tuple[int, ...]) -> tuple[list[int], torch.Tensor]:
+        """transformers' greedy answer, and the log-probabilities of its tokens."""
+        with torch.inference_mode():
+            found = model.generate(
+                input_ids=torch.tensor([tokens]), **processed(request.param, [PICTURES[each] for each in which]), max_new_tokens=COUNT,
+                do_sample=False, eos_token_id=None, output_logits=True, return_dict_in_generate=True,
+            )  # fmt: skip
+        answer = found.sequences[0, len(tokens) :]
+        return answer.tolist(), torch.cat(found.logits).log_softmax(-1).gather(1, answer[:, None])[:, 0]
+
+    return request.param, path, right
+
+
+def prompts_of(kind: str) -> list[dict[str, Any]]:
+    mark = CASES[kind].words[0]
+    texts = ("<bos> d3 e4 " + " f5 ".join([mark] * len(which)) + " g6 h7" for which in WHICH)
+    return [{"prompt": text, "multi_modal_data": {"image": [PICTURES[at] for at in which]}} for text, which in zip(texts, WHICH)]
+
+
+def answered(llm: LLM, prompts: Sequence[Any]) -> tuple[list[tuple[int, ...]], list[list[int]], list[list[float]]]:
+    outputs = llm.generate(prompts, GREEDY, use_tqdm=False)
+    answers = [list(each.outputs[0].token_ids) for each in outputs]
+    logprobs = [[row[token].logprob for row, token in zip(each.outputs[0].logprobs, each.outputs[0].token_ids)] for each in outputs]
+    return [tuple(each.prompt_token_ids) for each in outputs], answers, logprobs
+
+
+@pytest.mark.parametrize("settings", SETTINGS)
+def test_answers_are_those_of_transformers(seeing: tuple[str, Path, Any], settings: str) -> None:
+    kind, path, right = seeing
+    with LLM(str(path), dtype="float32", block_size=4, **SETTINGS[settings]) as llm:
+        tokens, found, logprobs = answered(llm, prompts_of(kind))
+        _, again, same = answered(llm, prompts_of(kind))
+    assert (again, same) == (found, logprobs), "of what the cache has"
+    for prompt, which, answer, given in zip(tokens, WHICH, found, logprobs):
+        expected, theirs = right(prompt, which)
+        assert answer == expected
+        torch.testing.assert_close(torch.tensor(given), theirs, rtol=1e-4, atol=1e-4)
+
+
+def test_no_number_depends_on_how_it_is_computed(seeing: tuple[str, Path, Any]) -> None:
+    kind, path, _ = seeing
+    found = []
+    for settings in SETTINGS.values():
+        with LLM(str(path), dtype="bfloat16", block_size=4, **settings) as llm:
+            found.append(answered(llm, prompts_of(kind)))
+    assert all(each == found[0] for each in found), [each == found[0] for each in found]
+
+
+def test_all_of_the_checkpoint_is_read(seeing: tuple[str, Path, Any]) -> None:
+    assert unread(seeing[1]) == ""

@@ -1,0 +1,70 @@
+"""What a form makes of an image: its inputs, as files in a store, and the text that stands for it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from vnext.media.pictures import MediaError
+
+HEAD_MAX = 100
+
+
+class Part(NamedTuple):
+    """One input: pixels uint8 [height, width, 3], or several of one size [N, height, width, 3]; `more` says what else its vectors
+    depend on."""
+
+    pixels: np.ndarray
+    more: tuple[int, ...] = ()
+
+    @property
+    def file(self) -> bytes:
+        """As it is stored: sizes and more in figures, a zero, pixels."""
+        head = b"/".join(b" ".join(b"%d" % each for each in some) for some in (self.pixels.shape, self.more) if some)
+        return head + b"\0" + np.ascontiguousarray(self.pixels).data
+
+
+class Seen(NamedTuple):
+    """An image's inputs, and the text that stands for it in a prompt."""
+
+    parts: tuple[Part, ...]
+    text: str
+
+
+class Form(Protocol):
+    """How a kind of model reads images. `mark` stands for one in a prompt's text, `shown` in a message of a conversation; `tokens`
+    stand for inputs, the first of them for vectors."""
+
+    @property
+    def mark(self) -> str: ...
+    @property
+    def shown(self) -> str: ...
+    @property
+    def tokens(self) -> tuple[int, ...]: ...
+
+    def seen(self, picture: np.ndarray, name: str, is_alone: bool) -> Seen:
+        """What is made of an image uint8 [height, width, 3]; `is_alone`: in its prompt. Raises MediaError."""
+
+    def spelled(self, part: Part) -> np.ndarray:
+        """The tokens int64 [n] that stand for an input."""
+
+    def numbers(self, part: Part) -> np.ndarray:
+        """What a tower reads of an input: float32 [N, 3, height, width]."""
+
+
+def part_in(file: bytes) -> Part:
+    """The input that a file stores. Raises ValueError."""
+    head, zero, _ = file[:HEAD_MAX].partition(b"\0")
+    shape, *more = (tuple(map(int, some.split())) for some in head.split(b"/"))
+    if not zero:
+        raise ValueError("no sizes")
+    return Part(np.frombuffer(file, np.uint8, offset=len(head) + 1).reshape(shape), more[0] if more else ())
+
+
+def with_images(text: str, images: list[str], mark: str) -> str:
+    """The text with each image's in the place of its mark, in order. Raises MediaError where there are more or fewer."""
+    pieces = text.split(mark)
+    if len(pieces) != len(images) + 1:
+        raise MediaError(f"the prompt has {len(pieces) - 1} times {mark} and {len(images)} images: they must be as many")
+    return pieces[0] + "".join(image + piece for image, piece in zip(images, pieces[1:], strict=True))
