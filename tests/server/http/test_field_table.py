@@ -18,12 +18,12 @@ from openai.types.chat import completion_create_params as chat_create_params
 from openai.types.responses import response_create_params
 
 from vnext.runtime.protocol.sampling_params import InvalidRequest
-from vnext.server.http.fields import IGNORED, OF_ANSWERS, REFUSED, SPELLINGS, USUAL, verdict, without_unknown
+from vnext.server.http.fields import IGNORED, LENGTHS, OF_ANSWERS, REFUSED, SPELLINGS, USUAL, verdict, without_unknown
 from vnext.server.routes import ROUTES
 
 DOORS: dict[str, type[msgspec.Struct]] = {
     route.path: route.body for route in ROUTES
-    if route.body and re.match("/v1/(?!batches|load|unload)|/rerank|/score|/tokenize|/detokenize", route.path)
+    if route.body and re.match("/v1/(?!batches|load|unload)|/rerank|/score|/tokenize|/detokenize|/api/(?!show)", route.path)
 }  # fmt: skip
 """The routes for clients, with their bodies."""
 NAMES = sorted(
@@ -33,7 +33,7 @@ NAMES = sorted(
 )  # fmt: skip
 SHOWN = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages", "/v1/embeddings")
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "fields.md"
-COUNTING = {path for path, kind in DOORS.items() if not {"max_tokens", "max_output_tokens"} & {*kind.__struct_fields__}}
+COUNTING = {path for path, kind in DOORS.items() if not {*LENGTHS} & {*kind.__struct_fields__}}
 
 
 @pytest.mark.parametrize("path", DOORS)
@@ -100,6 +100,18 @@ ASKED: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     ("/v1/chat/completions", CHAT, {"thinking_budget": 5}, "send thinking_token_budget"),
     ("/v1/chat/completions", CHAT, {"output_config": {"effort": "low"}}, "send response_format or reasoning_effort"),
     ("/v1/chat/completions", CHAT, {"max_new_tokens": 5}, "send max_tokens"),
+    ("/v1/chat/completions", CHAT, {"format": "json"}, "send response_format"),
+    ("/v1/chat/completions", CHAT, {"think": "low"}, "send reasoning_effort or enable_thinking"),
+    ("/v1/messages", MESSAGES, {"format": "json"}, "send output_config.format"),
+    ("/v1/chat/completions", CHAT, {"options": {"num_predict": 3}}, "send its members themselves"),
+    ("/api/chat", CHAT, {"response_format": {"type": "json_object"}}, "send format"),
+    ("/api/chat", CHAT, {"structured_outputs": {"choice": ["a"]}}, "send format"),
+    ("/api/chat", CHAT, {"max_tokens": 5}, "send options.num_predict"),
+    ("/api/chat", CHAT, {"stop": ["a"]}, "send options.stop"),
+    ("/api/chat", CHAT, {"temperature": 0.5}, "send options.temperature"),
+    ("/api/chat", CHAT, {"logprobs": True}, "leave it out, or send it to /v1/chat/completions"),
+    ("/api/chat", CHAT, {"reasoning_effort": "low"}, "send think"),
+    ("/api/generate", {"prompt": "a"}, {"top_k": 5}, "send options.top_k"),
     ("/v1/completions", {"prompt": "a"}, {"max_completion_tokens": 5}, "send max_tokens"),
     ("/v1/completions", {"prompt": "a"}, {"top_logprobs": 5}, "send logprobs"),
     ("/v1/completions", {"prompt": "a"}, {"reasoning_effort": "low"}, "send it to /v1/chat/completions"),
@@ -113,7 +125,12 @@ def test_a_field_of_another_door_is_refused_by_its_right_name(
     server: EdgeServer, path: str, body: dict[str, Any], more: dict[str, Any], remedy: str
 ) -> None:
     status, answer, _ = server.post(path, body | more)
-    assert (status, answer["error"]["message"]) == (400, f"{next(iter(more))} is not supported here: {remedy}.")
+    assert (status, _message(answer["error"])) == (400, f"{next(iter(more))} is not supported here: {remedy}.")
+
+
+def _message(error: Any) -> str:
+    """Ollama's errors are one sentence."""
+    return error if isinstance(error, str) else str(error["message"])
 
 
 def test_how_an_answer_is_made_changes_nothing_where_there_is_none(server: EdgeServer) -> None:

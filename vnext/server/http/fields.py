@@ -32,11 +32,12 @@ log = logging.getLogger("vnext.server")
 SPELLINGS = tuple(
     tuple(row.split())
     for row in (
-        "max_tokens max_output_tokens max_completion_tokens max_new_tokens n_predict num_predict max_length",
+        "max_tokens max_output_tokens options.num_predict max_completion_tokens max_new_tokens n_predict num_predict max_length",
         "min_tokens min_new_tokens",
-        "stop stop_sequences",
-        "repetition_penalty repeat_penalty",
-        "response_format text.format output_config.format output_format "
+        "stop stop_sequences options.stop",
+        "repetition_penalty options.repeat_penalty repeat_penalty",
+        *(f"{name} options.{name}" for name in "temperature top_p top_k min_p seed presence_penalty frequency_penalty".split()),
+        "response_format text.format output_config.format format output_format "
         "structured_outputs guided_json guided_json_object json_schema",
         "structured_outputs.regex guided_regex regex",
         "structured_outputs.grammar guided_grammar grammar ebnf",
@@ -44,8 +45,8 @@ SPELLINGS = tuple(
         "structured_outputs.whitespace_pattern guided_whitespace_pattern",
         "structured_outputs.structural_tag structural_tag",
         "logprobs top_logprobs",
-        "reasoning_effort reasoning.effort output_config.effort",
-        "enable_thinking thinking.type",
+        "reasoning_effort reasoning.effort output_config.effort think",
+        "enable_thinking thinking.type think",
         "thinking_token_budget thinking.budget_tokens thinking_budget",
         "include_reasoning thinking.display",
         "tools functions",
@@ -64,7 +65,7 @@ has, a client gets the first."""
 IGNORED = frozenset(
     "user metadata store service_tier safety_identifier prompt_cache_key prompt_cache_options prompt_cache_retention cache_control "
     "prediction verbosity spaces_between_special_tokens media_io_kwargs mm_processor_kwargs kv_transfer_params "
-    "speed models normalize normalized guided_decoding_backend "
+    "speed models normalize normalized keep_alive truncate guided_decoding_backend "
     "context_management max_tool_calls inference_geo diagnostics betas billing_policy fallbacks "
     "fallback_credit_token access_programs user_profile_id workspace_id".split()
 )
@@ -75,6 +76,8 @@ OF_ANSWERS = frozenset(
     | {"max_completion_tokens", "max_output_tokens", "stop_sequences", "logprobs", "top_logprobs", "best_of"}
 )
 """How an answer is made from its prompt: they change nothing at a route that answers none, but counts tokens or embeds them."""
+LENGTHS = ("max_tokens", "max_output_tokens", "think")
+"""Each route that answers has one of them."""
 _LEAVE, _AS_CHAT = "leave it out", "send it to /v1/chat/completions"
 _CHAT, _COMPLETION = ({*kind.__struct_fields__} - {"model"} for kind in (ChatBody, CompletionBody))
 REFUSED: Mapping[str, str] = MappingProxyType(
@@ -86,7 +89,7 @@ REFUSED: Mapping[str, str] = MappingProxyType(
         "num_beams typical_p mirostat dry_multiplier xtc_probability no_repeat_ngram_size "
         "guidance_scale cfg_scale negative_prompt negative_prompt_ids moderation background image messages[].audio "
         "include truncation thread dimensions encoding_format pooling query return_documents return_token_strs text_1 text_2 "
-        "tokens top_n".split(),
+        "tokens top_n template context images raw".split(),
         _LEAVE,
     )
     | dict.fromkeys(("extra_body", "options", "parameters", "sampling_params"), "send its members themselves")
@@ -119,11 +122,11 @@ _NOTHING: tuple[object, ...] = (None, False, "", "none", "auto", [], {})
 def verdict(name: str, fields: Collection[str]) -> str | None:
     """What to do instead of sending `name` to a route that has `fields`, not this one; "" where it changes nothing there, None
     where the table does not know it."""
-    rows = (row for row in SPELLINGS if any(name in (each, _field(each)) for each in row))
+    rows = (row for row in SPELLINGS if name != "options" and any(name in (each, _field(each)) for each in row))
     named = [next((each for each in row if _field(each) in fields), None) for row in rows]
     if known := [each for each in dict.fromkeys(named) if each is not None]:
         return f"send {' or '.join(known)}"
-    if name in IGNORED or (name in OF_ANSWERS and not {"max_tokens", "max_output_tokens"} & {*fields}):
+    if name in IGNORED or (name in OF_ANSWERS and not {*LENGTHS} & {*fields}):
         return ""
     return REFUSED.get(name)
 

@@ -42,7 +42,7 @@ _RANGE = {"type": "array", "items": _LINE, "description": "The first and the las
 PASSED_OVER = frozenset(
     "server_tool_use mcp_tool_use container_upload tool_reference web_search_tool_result web_fetch_tool_result "
     "code_execution_tool_result bash_code_execution_tool_result text_editor_code_execution_tool_result tool_search_tool_result "
-    "mcp_tool_result advisor_tool_result".split()
+    "mcp_tool_result mcp_tool_listing advisor_tool_result fallback".split()
 )
 """Calls of tools that ran at Anthropic, and their results: what they say is in the words that followed."""
 _PLACEHOLDERS = {

@@ -34,7 +34,7 @@ PASSED_OVER = frozenset(
     "web_search_call file_search_call code_interpreter_call image_generation_call computer_call computer_call_output "
     "local_shell_call local_shell_call_output shell_call shell_call_output apply_patch_call apply_patch_call_output "
     "mcp_call mcp_list_tools mcp_approval_request mcp_approval_response tool_search_call tool_search_output "
-    "compaction compaction_summary compaction_trigger".split()
+    "program program_output ghost_snapshot context_compaction compaction compaction_summary compaction_trigger".split()
 )
 """Items of such tools in a history that another server began: what they say is in the answers that followed."""
 SAME = (
