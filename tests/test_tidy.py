@@ -277,6 +277,7 @@ ENVIRONMENT_READERS = {
     "vnext/options/reader.py",  # the one reader of argv and environment
     "vnext/runtime/processes/state_dir.py",  # where a user's data lie, as HOME
     "vnext/commands/cli.py",  # its entry point
+    "vnext/replay/cli/main.py",  # its entry point: multiprocessing knows no other way to keep a child from the working directory
     "vnext/replay/cli/ui.py",  # a server's key, which `ps` would show among the arguments
     "vnext/server/context/text_work.py",  # writes one, for `tokenizers`: it reads its number of threads nowhere else
     "vnext/runtime/processes/determinism.py",  # a rank's start-up: MKL and OpenMP read these when torch is imported, and only then

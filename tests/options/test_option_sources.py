@@ -16,7 +16,7 @@ from vnext.commands.bench.cli import make_parser
 from vnext.options.foreign import FOREIGN, OLLAMA
 from vnext.options.parser import FIRST, groups
 from vnext.options.reader import ProgramCommand, ServeCommand, parse
-from vnext.options.settings_check import engine_settings
+from vnext.options.settings_check import REMEDIES, engine_settings
 from vnext.options.table import as_flags, every_option, options_of
 from vnext.runtime.protocol.settings import EngineSettings, SettingsError
 from vnext.server.settings import ServerSettings
@@ -422,7 +422,7 @@ def test_torchruns_variables_name_the_hosts_and_our_own_come_first() -> None:
 VLLM_LINES = [
     "-O3", "-O 2", "--compilation-config 3", '--structured-outputs-config {"backend":"xgrammar","disable_fallback":true}',
     "--structured-outputs-config.backend guidance", "--all2all-backend pplx", "--task embed", "--runner pooling",
-    "--convert embed", "--kv-offloading-backend native", "--enable-sleep-mode", "--enable-log-requests",
+    "--convert embed", "--kv-offloading-backend native", "--calculate-kv-scales", "--enable-sleep-mode", "--enable-log-requests",
 ]  # fmt: skip
 
 
@@ -440,11 +440,18 @@ def test_lines_of_vllm_that_change_no_answer_start_with_a_reason(capsys: pytest.
         ('--structured-outputs-config {"disable_any_whitespace":true}', "each request says how its JSON is written, in structured_outputs."),
         ("--structured-outputs-config xgrammar", "is 'xgrammar': llguidance keeps every schema"),
         ("--kv-offloading-size 4", "blocks that leave the cache go to a disk; see --kv-disk-dir and --kv-disk-bytes."),
+        ("--quantization awq_marlin", "how a checkpoint is quantised already stands in its files, so leave it out"),
         ("--task classify", "--task is 'classify': the server generates text and answers /v1/embeddings"),
     ],
 )
 def test_lines_of_vllm_that_would_change_answers_are_refused(capsys: pytest.CaptureFixture[str], line: str, words: str) -> None:
     assert words in refusal(capsys, "serve", *line.split())
+
+
+def test_no_reason_denies_what_there_is() -> None:
+    """Images, sounds, recurrent layers, quantised files, 8-bit keys and the pages are all here."""
+    reasons = {f"{foreign.reason}; {foreign.remedy}" for foreign in FOREIGN.values()} | {*REMEDIES.values()}
+    assert not [each for each in reasons if re.search(r"(images|audio|pages|layers|quantised|scales).*\b(not|no)\b|\bno (such|family)", each)]
 
 
 def test_all_that_is_wrong_with_a_line_is_said_at_once(capsys: pytest.CaptureFixture[str]) -> None:

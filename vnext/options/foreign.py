@@ -72,7 +72,7 @@ def _renamed(ours: str, *names: str, takes: int | str = 1) -> Iterator[tuple[str
 
 TOOLS = "the server reads tool calls in the format that the model's chat template teaches"
 PROXY = "the server listens on a port"
-NO_MEDIA = "images and audio are not supported"
+MEDIA = "images and sounds are read as the model's files say"
 GRAMMARS = "llguidance keeps every schema and grammar"
 BY_REQUEST = "each request says how its JSON is written"
 FIGURES = "/metrics and --log-level provide what there is to see"
@@ -91,13 +91,13 @@ VLLM: Mapping[str, Foreign] = MappingProxyType(
             *_switches("the model never sees tools when tool_choice is none", "--exclude-tools-when-tool-choice-none"),
             *_switches("requests are logged only with --log-level info", "--disable-log-requests"),
             *_switches("access lines are logged only with --log-level info", "--disable-uvicorn-access-log"),
-            *_switches("there are no such pages", "--disable-fastapi-docs"),
+            *_switches("/docs and /openapi.json show the API and nothing of what is served", "--disable-fastapi-docs"),
             *_switches("the API server and the engine core are always separate processes", "--disable-frontend-multiprocessing"),
             *_switches("there is one cache manager", "--use-v2-block-manager", "--disable-hybrid-kv-cache-manager"),
             *_switches("usage includes them anyway", "--enable-prompt-tokens-details"),
             *_switches("loading shows a progress bar in a terminal", "--use-tqdm-on-load"),
             *_switches("attention shares a prefix only where that is faster, with the same result", "--disable-cascade-attn"),
-            *_switches(NO_MEDIA, "--disable-mm-preprocessor-cache", "--skip-mm-profiling", "--disable-chunked-mm-input",
+            *_switches(MEDIA, "--disable-mm-preprocessor-cache", "--skip-mm-profiling", "--disable-chunked-mm-input",
                        "--interleave-mm-strings"),
             *_switches(THOUGHTS, "--enable-reasoning"),
             *_switches("every answer has its X-Request-Id", "--enable-request-id-headers"),
@@ -129,14 +129,14 @@ VLLM: Mapping[str, Foreign] = MappingProxyType(
                      "--max-seq-len-to-capture", "--max-cudagraph-capture-size"),
             *_values("*", "weights are read from the mapped file, rank by rank", "", "--max-parallel-loading-workers"),
             *_values("*", GRAMMARS, "", "--guided-decoding-backend", "--structured-outputs-backend"),
-            *_values("*", NO_MEDIA, "", "--limit-mm-per-prompt", "--mm-processor-cache-gb", "--mm-processor-cache-type",
+            *_values("*", MEDIA, "", "--limit-mm-per-prompt", "--mm-processor-cache-gb", "--mm-processor-cache-type",
                      "--mm-encoder-tp-mode", "--mm-encoder-attn-backend", "--mm-processor-kwargs", "--media-io-kwargs",
                      "--video-pruning-rate", "--allowed-media-domains"),
             *_values("*", "weights are read from mapped safetensors", "", "--model-loader-extra-config", "--ignore-patterns",
                      "--pt-load-map-location", "--safetensors-load-strategy"),
             *_values("*", FIGURES, "", "--show-hidden-metrics-for-version", "--max-log-len"),
             *_values("*", "the server limits headers itself", "", "--h11-max-incomplete-event-size", "--h11-max-header-count"),
-            *_values("auto", "no family has such layers", "leave it out", "--mamba-cache-dtype", "--mamba-ssm-cache-dtype",
+            *_values("auto", "recurrent layers keep their sums in float32", "leave it out", "--mamba-cache-dtype", "--mamba-ssm-cache-dtype",
                      "--mamba-block-size"),
             *_values("1", "each rank holds a part of the cache", "see --tensor-parallel-size", "--decode-context-parallel-size",
                      "-dcp"),
@@ -199,7 +199,7 @@ VLLM: Mapping[str, Foreign] = MappingProxyType(
             *_refused(EXPERTS, "leave it out", "--enable-eplb", "--enable-dbo", takes=0),
             *_refused(EXPERTS, "leave it out", "--eplb-config", "--dbo-decode-token-threshold"),
             *_refused("GPUs exchange tensors over mapped memory", "see --ipc-bytes-max", "--disable-custom-all-reduce", takes=0),
-            *_refused("the cache has the model's dtype", "see --dtype", "--calculate-kv-scales", takes=0),
+            *_switches("keys and values of 8 bits have scales of their own, see --kv-cache-dtype", "--calculate-kv-scales"),
             *_refused("--log-level says how much is written", "redirect standard error", "--log-config-file"),
             *_refused("traces of steps are made of the log", "see vnext-replay trace", "--collect-detailed-traces"),
             *_values("*", "graphs and compiled code change no answer, see --compile, --graph-sizes and --enforce-eager", "",

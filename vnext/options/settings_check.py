@@ -108,7 +108,7 @@ BOUNDS = {
 }
 REMEDIES = {
     "generation_config": "; another file's values go into the model folder's generation_config.json",
-    "quantization": "; a checkpoint that is quantised already is not read, so take the one in bfloat16",
+    "quantization": "; how a checkpoint is quantised already stands in its files, so leave it out",
     "kv_cache_dtype": "; auto keeps keys and values in the dtype of the activations, int8 and fp8 in half of it",
     "dtype": "; for weights of 8 bits see --quantization",
     "device": "; CUDA_VISIBLE_DEVICES chooses among several GPUs",

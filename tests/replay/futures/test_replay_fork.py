@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -72,6 +74,17 @@ def test_processes_share_the_same_futures(log_dir):
     alone, _ = fork(order_of(log_dir))
     shared, _ = fork(order_of(log_dir), jobs=2)
     assert alone == shared and alone.forks == 8
+
+
+def test_processes_run_no_file_of_the_working_directory(log_dir, tmp_path):
+    for name in ("pickle", "queue", "msgspec", "vnext", "runpy"):
+        (tmp_path / f"{name}.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'a').write('{name}')\nraise SystemExit(3)\n")
+    program = tmp_path / "bin" / "program.py"  # as pip installs one: the folder that is searched first is its own
+    program.parent.mkdir()
+    program.write_text("from vnext.replay.cli.main import process\nif __name__ == '__main__':\n    raise SystemExit(process())\n")
+    command = [sys.executable, str(program), "fork", str(log_dir), "20", "--jobs", "2"]
+    ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env={"PYTHONPATH": str(Path(__file__).parents[3])})
+    assert not (tmp_path / "ran").exists() and ran.returncode in (0, 1) and "futures" in ran.stdout, ran
 
 
 def test_a_failure_is_more_likely_where_it_is_near(log_dir, tmp_path, capsys):

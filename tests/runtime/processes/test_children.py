@@ -147,6 +147,14 @@ def test_a_child_imports_no_module_of_the_working_directory(
     assert child.wait(GRACE_S) == 0
 
 
+def test_every_python_that_the_product_starts_is_kept_from_the_working_directory() -> None:
+    """`python -m` and `python -c` look there first."""
+    sources = {path: path.read_text() for path in (ROOT / "vnext").rglob("*.py")}
+    started = {str(path): re.findall(r"sys\.executable,\s+(\S+)", text) for path, text in sources.items()}
+    assert sum(map(len, started.values())) >= 4
+    assert {path: found for path, found in started.items() if {*found} - {'"-P",'}} == {}
+
+
 def test_living_children_pass_the_check_and_exit_fd_tells_the_end(start: Starter, signpost: Signpost) -> None:
     child = start(ready_source(signpost.path))
     child.send_config(b"ready")

@@ -55,7 +55,7 @@ def device_of(asked: str, ranks: int) -> str:
 
 def timed(ranks: int, device: str, sizes: Sequence[int], rounds: int) -> list[dict[str, float]]:
     """Seconds by form, one for each size, as rank 0 saw it. Raises MeasurementFailed where a rank fails."""
-    command = [sys.executable, "-m", "vnext.commands.bench.all_reduce_ranks"]
+    command = [sys.executable, "-P", "-m", "vnext.commands.bench.all_reduce_ranks"]
     with tempfile.TemporaryDirectory(prefix="vnext-bench-") as folder:
         words = [str(ranks), device, folder, str(rounds), *map(str, sizes)]
         started = [

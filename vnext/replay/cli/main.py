@@ -12,6 +12,7 @@ import argparse
 import difflib
 import errno
 import gc
+import os
 import re
 import sys
 from collections.abc import Iterable, Sequence
@@ -54,7 +55,8 @@ NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 def process() -> int:
     """Run `main` in a dedicated process: imported objects live until exit, so the garbage collector skips them and
-    nothing is torn down at the end."""
+    nothing is torn down at the end. No process that a command starts runs a file of the working directory."""
+    os.environ["PYTHONSAFEPATH"] = "1"
     open_standard_streams()
     gc.freeze()
     code = main()

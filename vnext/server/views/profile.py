@@ -38,7 +38,7 @@ async def stop_profile(request: web.Request) -> web.Response:
     calls = await asyncio.to_thread(_write, folder, msgspec.json.encode(values[: client.ready.world_size]))
     words = ("profile", str(folder), "--calls", str(calls), "-o", str(calls.with_suffix(".json")), "--json")
     drawing = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "vnext.replay", *words, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+        sys.executable, "-P", "-m", "vnext.replay", *words, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
         umask=0o077,
     )
     try:
