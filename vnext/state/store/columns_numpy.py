@@ -16,6 +16,9 @@ from vnext.state.store.drafts_numpy import drafts, match_runs, places_in_runs, s
 __all__ = ["drafts", "match_runs", "settle"]  # drafts_numpy.py defines them
 BLOCK_HASH_SIZE = 16
 TURN_WORK_LINES = 6
+Arrays = tuple[np.ndarray, ...]
+Words = tuple[int, ...]
+Named = list[tuple[bytes, int]]  # (hash, page) of each block
 PLACE, VALUE, START, FIRST, SECOND = np.array(
     (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB), dtype=np.uint64
 )
@@ -175,7 +178,7 @@ def _rest_of_digest(block: np.ndarray) -> int:
 
 def hash_full_blocks(
     cells: np.ndarray, ended: np.ndarray, tokens: np.ndarray, tables: np.ndarray, size: int, windows: bytes
-) -> list[tuple[bytes, int]]:
+) -> Named:
     """Hash full blocks and return (hash, page) for each group, in rounds: the next block of every row first.
 
     Writes HASHED_BLOCKS and BLOCK_HASH. The last token of rows in `ended` does not count. Pages that a group with a
@@ -185,7 +188,7 @@ def hash_full_blocks(
     ready = cells[fields.KNOWN].copy()
     ready[ended] -= 1
     np.minimum(ready, cells[fields.COMPUTED], out=ready)
-    pairs: list[tuple[bytes, int]] = []
+    pairs: Named = []
     while len(rows := (ready >= (cells[fields.HASHED_BLOCKS] + 1) * size).nonzero()[0]):
         for row in rows.tolist():
             hashed_blocks, at, table = cells[[fields.HASHED_BLOCKS, fields.TOKENS_AT, fields.TABLE_AT], row].tolist()
@@ -280,10 +283,7 @@ def take_tokens(
     return True
 
 
-def turn(
-    step: tuple[np.ndarray, ...], stores: tuple[np.ndarray, ...], out: tuple[np.ndarray, ...], numbers: tuple[int, ...],
-    by: tuple[int, ...],
-) -> tuple[int, int, int, int, list[tuple[bytes, int]], list[tuple[bytes, int]]] | None:
+def turn(step: Arrays, stores: Arrays, out: Arrays, numbers: Words, by: Words) -> tuple[int, int, int, int, Named, Named] | None:
     """A steady turn: a commit without drafts after which all rows of the step continue, then an expected plan without drafts.
 
     Runs the functions above in order, hashes the full blocks of both events and checks laws S1, S2 and M4. `step`: cells,
@@ -291,8 +291,7 @@ def turn(
     `stores`: histories, tables, the pool's queue and status. `out`: cells, entries (int64[4, R]) and samples (bool[R]) of
     the plan, rows that take a token (the first of TURN_WORK_LINES lines of int64[R]), pages taken (int32[R]). `numbers`:
     budget, threshold, size, free pages, the queue's head and places used, whether blocks are hashed, whether prompts are
-    computed whole, microbatches, the plan's step. `by`: what `drafts` decides by, and the tokens for which a row may hold spare
-    blocks; empty without speculation.
+    computed whole, microbatches, the plan's step. `by`: what `drafts` decides by and a row's spare tokens; empty without drafts.
     Returns the plan's entries, tokens and pages, the queue's head, and the (hash, page) pairs of both events. Returns None if the
     turn is not steady; anything written by then is at places that no state may read.
     """
@@ -325,6 +324,6 @@ def turn(
     return (made, total, lacks, head, committed, planned) if holds else None
 
 
-def _names(cells: np.ndarray, histories: np.ndarray, tables: np.ndarray, size: int, caches: int) -> list[tuple[bytes, int]]:
+def _names(cells: np.ndarray, histories: np.ndarray, tables: np.ndarray, size: int, caches: int) -> Named:
     """`hash_full_blocks` for one group without a window, where no request ends; an empty list if blocks are not hashed."""
     return hash_full_blocks(cells, np.empty(0, np.int64), histories, tables, size, bytes(8)) if caches else []
