@@ -9,7 +9,7 @@ import pytest
 
 BROWSER, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--window-size=1400,1800")
-WAIT_S = 30
+WAIT_S = 60
 
 
 def start_browser() -> Any:

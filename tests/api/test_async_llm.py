@@ -19,18 +19,54 @@ from engine_here import engines_here
 
 from vnext import AsyncLLM, EngineDead, Generated, InvalidRequest, RequestOutputKind, SamplingParams
 from vnext.runtime.client.bridged_stream import BridgedStream
-from vnext.runtime.engine.engine_core import STATS_INTERVAL_S
+from vnext.runtime.engine.executor import InprocExecutor
+from vnext.runtime.processes import launch
+from vnext.runtime.protocol.operations import CallRanks
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True, skip_special_tokens=False)
 LONG = msgspec.structs.replace(GREEDY, max_tokens=900)
+START_CHILD = launch.start_child
 PROMPTS = ["What is", "The module", "Return a", "import"]
 
 
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AsyncLLM]:
-    engine = AsyncLLM(executor="inproc", threads=1, seed=11, log_dir=tmp_path_factory.mktemp("logs"))
-    yield engine
-    engine.close()
+    with engines_here():
+        engine = AsyncLLM(executor="inproc", threads=1, seed=11, log_dir=tmp_path_factory.mktemp("logs"))
+        yield engine
+        engine.close()
+
+
+class Gate:
+    """Where an engine core of this process waits before each step: open, or for so many steps."""
+
+    def __init__(self) -> None:
+        self._news, self._left = threading.Condition(), 10**9
+
+    def let(self, steps: int = 10**9) -> None:
+        with self._news:
+            self._left = steps
+            self._news.notify_all()
+
+    def pass_one(self) -> None:
+        with self._news:
+            assert self._news.wait_for(lambda: self._left > 0, 60), "nobody opens the gate"
+            self._left -= 1
+
+
+@pytest.fixture
+def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
+    """A request has begun and cannot end, however late this test looks: the engine takes a few steps and waits for `let`."""
+    gate, send = Gate(), InprocExecutor.send
+
+    def send_through(executor: InprocExecutor, message: bytes) -> None:
+        gate.pass_one()
+        send(executor, message)
+
+    monkeypatch.setattr(InprocExecutor, "send", send_through)
+    gate.let(8)
+    yield gate
+    gate.let()
 
 
 async def outputs_of(engine: AsyncLLM, prompt, params: SamplingParams = GREEDY, **more) -> list[Generated]:
@@ -39,12 +75,12 @@ async def outputs_of(engine: AsyncLLM, prompt, params: SamplingParams = GREEDY, 
 
 def wait_until_idle(engine: AsyncLLM) -> None:
     """Nothing is live, neither here nor in the engine core."""
-    deadline_s = time.monotonic() + 20
+    deadline_s = time.monotonic() + 60
     client = engine.llm._client
     while client._client.live_count:
         assert time.monotonic() < deadline_s, f"{client._client.live_count} requests are live"
         time.sleep(0.01)
-    time.sleep(2 * STATS_INTERVAL_S)
+    client.operate(CallRanks(function="process_id", arguments={}))  # the engine core's figures come before its answer
     while client.stats.running or client.stats.waiting:
         assert time.monotonic() < deadline_s, f"{client.stats.running} requests run in the engine core"
         time.sleep(0.01)
@@ -104,17 +140,20 @@ def test_deltas_add_up_to_the_answer_of_llm(engine: AsyncLLM) -> None:
         assert [part.finish_reason for part in parts] == [None] * (len(parts) - 1) + [answer.finish_reason]
 
 
-def test_a_slow_consumer_of_deltas_gets_all_of_the_answer(engine: AsyncLLM) -> None:
+def test_a_slow_consumer_of_deltas_gets_all_of_the_answer(engine: AsyncLLM, gate: Gate) -> None:
     params = msgspec.structs.replace(GREEDY, output_kind=RequestOutputKind.DELTA, stop="zzzz")
 
     async def slowly() -> list[Generated]:
         found = []
         async for output in engine.generate("The module", params):
             found.append(output)
-            await asyncio.sleep(0.05)
+            gate.let()
+            while engine.llm._client._client.live_count:
+                await asyncio.sleep(0.001)
         return found
 
     parts = [output.outputs[0] for output in asyncio.run(slowly())]
+    assert len(parts) == 2
     (whole,) = engine.llm.generate("The module", params, use_tqdm=False)
     assert "".join(part.text for part in parts) == whole.outputs[0].text
     assert [token for part in parts for token in part.token_ids] == whole.outputs[0].token_ids
@@ -171,18 +210,22 @@ def test_many_loops_in_many_threads(engine: AsyncLLM) -> None:
     wait_until_idle(engine)
 
 
-def test_leaving_the_loop_aborts(engine: AsyncLLM) -> None:
+def test_leaving_the_loop_aborts(engine: AsyncLLM, gate: Gate) -> None:
     async def leave() -> None:
         async for _ in engine.generate("The module", LONG):
             break
+        gate.let(8)
         kept = engine.generate("The module", LONG)
         await anext(kept)
         await kept.aclose()
-        waiting = asyncio.create_task(outputs_of(engine, "The module", LONG))
-        await asyncio.sleep(0.05)
+        gate.let(0)
+        waiting = asyncio.create_task(outputs_of(engine, "The module", LONG, request_id="waiting"))
+        while not (sent := engine._requests.get("waiting")) or not sent.names:
+            await asyncio.sleep(0)
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await waiting
+        gate.let()
 
     wait_until_idle(engine)
     before = engine.llm._client.stats.aborted
@@ -223,18 +266,19 @@ def test_a_loop_that_ends_leaves_nothing(engine: AsyncLLM) -> None:
     time.sleep(0.2)
     del kept
     gc.collect()
-    deadline_s = time.monotonic() + 20
+    deadline_s = time.monotonic() + 60
     while engine.llm._client._client.live_count:
         assert time.monotonic() < deadline_s
         time.sleep(0.01)
 
 
-def test_abort_by_name(engine: AsyncLLM) -> None:
+def test_abort_by_name(engine: AsyncLLM, gate: Gate) -> None:
     async def aborted() -> list[Generated]:
         found = []
         async for output in engine.generate("The module", msgspec.structs.replace(LONG, n=2), request_id="gone"):
             found.append(output)
             await engine.abort(["gone", "unknown"])
+            gate.let()
         return found
 
     found = asyncio.run(aborted())
@@ -258,23 +302,26 @@ def test_abort_before_it_is_sent(engine: AsyncLLM) -> None:
     wait_until_idle(engine)
 
 
-def test_a_slow_consumer_gets_all_of_it(engine: AsyncLLM) -> None:
+def test_a_slow_consumer_gets_all_of_it(engine: AsyncLLM, gate: Gate) -> None:
     async def slowly() -> list[Generated]:
         found = []
         async for output in engine.generate("The module", GREEDY):
             found.append(output)
-            await asyncio.sleep(0.1)
+            gate.let()
+            while engine.llm._client._client.live_count:
+                await asyncio.sleep(0.001)
         return found
 
     found = asyncio.run(slowly())
-    assert len(found) < 24 and found[-1].outputs == engine.llm.generate("The module", GREEDY, use_tqdm=False)[0].outputs
+    assert len(found) == 2 and found[-1].outputs == engine.llm.generate("The module", GREEDY, use_tqdm=False)[0].outputs
 
 
-def test_a_name_belongs_to_one_request_at_a_time(engine: AsyncLLM) -> None:
+def test_a_name_belongs_to_one_request_at_a_time(engine: AsyncLLM, gate: Gate) -> None:
     async def twice() -> None:
         async for _ in engine.generate("The module", LONG, request_id="0"):
             with pytest.raises(InvalidRequest, match="request_id is '0', which a request that goes on has"):
                 await anext(engine.generate("The module", LONG, request_id="0"))
+            gate.let()
             assert (await outputs_of(engine, "import"))[-1].request_id != "0"
             break
 
@@ -290,14 +337,17 @@ def test_a_bad_request_is_refused(engine: AsyncLLM, prompt, words: str) -> None:
     wait_until_idle(engine)
 
 
-def test_a_dead_engine_is_one_error(tmp_path: Path) -> None:
-    """For what goes on and for what is asked later."""
+def test_a_dead_engine_is_one_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For what goes on and for what is asked later. It is a process of its own."""
+    monkeypatch.setattr(launch, "start_child", START_CHILD)
+
+    long = msgspec.structs.replace(LONG, n=16)
 
     async def run() -> None:
         async with await AsyncLLM.start(executor="inproc", threads=1, max_restarts=0, log_dir=tmp_path) as engine:
             await engine.check_health()
             pid = engine.llm._engine.engines[0].child.pid
-            streams = [engine.generate(prompt, LONG) for prompt in PROMPTS]
+            streams = [engine.generate(prompt, long) for prompt in PROMPTS]
             for stream in streams:
                 await anext(stream)
             os.kill(pid, signal.SIGKILL)
@@ -313,14 +363,23 @@ def test_a_dead_engine_is_one_error(tmp_path: Path) -> None:
     asyncio.run(run())
 
 
-def test_after_the_end(tmp_path: Path) -> None:
+def test_after_the_end(tmp_path: Path, gate: Gate) -> None:
     """Requests that go on, later ones and aborts all say so; ending may be repeated."""
+
+    closed = threading.Event()
+
+    def drip() -> None:
+        while not closed.wait(0.01):  # so that the engine hears the word to end, and does not end the answer before
+            gate.let(1)
+
+    dripping = threading.Thread(target=drip)
 
     async def run() -> None:
         engine = AsyncLLM(executor="inproc", threads=1, log="off", log_dir=tmp_path)
         async with engine:
             going_on = engine.generate("The module", LONG, request_id="a")
             await anext(going_on)
+            dripping.start()
         with pytest.raises(EngineDead, match="closed"):
             async for _ in going_on:
                 pass
@@ -331,6 +390,8 @@ def test_after_the_end(tmp_path: Path) -> None:
 
     with engines_here():
         asyncio.run(run())
+        closed.set()
+        dripping.join()
 
 
 def test_vectors_and_scores_are_those_of_llm(engine: AsyncLLM) -> None:
@@ -348,7 +409,7 @@ def test_vectors_and_scores_are_those_of_llm(engine: AsyncLLM) -> None:
     wait_until_idle(engine)
 
 
-def test_a_cancelled_call_aborts_its_requests(engine: AsyncLLM) -> None:
+def test_a_cancelled_call_aborts_its_requests(engine: AsyncLLM, gate: Gate) -> None:
     client, count, length = engine.llm._client, 600, 900
 
     async def left() -> None:
@@ -360,6 +421,7 @@ def test_a_cancelled_call_aborts_its_requests(engine: AsyncLLM) -> None:
             await task
         while client._client.live_count:
             await asyncio.sleep(0.005)
+        gate.let()
 
     before = client.stats.steps
     asyncio.run(left())

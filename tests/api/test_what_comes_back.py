@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 import json
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Literal
 
 import pytest
@@ -15,6 +17,7 @@ from transformers import AutoTokenizer
 
 from vnext import LLM, AsyncLLM, EngineDead, SamplingParams
 from vnext.runtime.processes.launch import DEMO_MODEL
+from vnext.runtime.protocol import merged_output
 
 PARAMS = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
 TALK = [{"role": "system", "content": "Be short."}, {"role": "user", "content": "What is Python?"}]
@@ -39,11 +42,12 @@ def test_each_request_has_a_name_and_times(llm: LLM) -> None:
         assert times.num_generation_tokens == sum(len(answer.token_ids) for answer in each.outputs)
 
 
-def test_a_first_token_comes_before_a_long_answer_ends(llm: LLM) -> None:
-    """Also where the answer is taken whole."""
+def test_a_first_token_comes_before_a_long_answer_ends(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the answer is taken whole. A second passes with each look at the clock; there is one at the first token."""
+    seconds = itertools.count(1)
+    monkeypatch.setattr(merged_output, "time", SimpleNamespace(time=lambda: float(next(seconds))))
     (found,) = llm.generate("import", SamplingParams(max_tokens=400, ignore_eos=True), use_tqdm=False)
-    whole_s = found.metrics.finished_time - found.metrics.arrival_time
-    assert found.metrics.first_token_latency < whole_s / 4
+    assert (found.metrics.first_token_time, found.metrics.finished_time) == (1.0, 2.0)
 
 
 def test_a_stopped_answer_and_a_beam_have_an_end(llm: LLM) -> None:

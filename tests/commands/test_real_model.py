@@ -32,7 +32,7 @@ from vnext.models.loading.named import MODELS
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT / "tests" / "e2e"))
 
-from serving import Server, serving  # noqa: E402  (needs the path above)
+from serving import Server, eventually, serving  # noqa: E402  (needs the path above)
 
 SHELF = Path(os.environ.get("VNEXT_MODELS_DIR") or "~/.local/share/vnext/models").expanduser()
 FILE = SHELF / "smollm2" / Path(MODELS["smollm2"].wanted.member).name
@@ -152,6 +152,7 @@ def test_drafts_give_the_same_text(server: Server, plain: list[list[int]], capsy
     for question, ids in zip(EDITS, plain):
         text = asked(server, question, max_tokens=GREEDY.max_tokens)["content"]
         assert text == client.ask("/detokenize", {"tokens": ids}, dict)["prompt"].removesuffix("<|im_end|>")
+    assert eventually(lambda: server.metric("vnext_num_requests_running") == 0)
     accepted, drafted = (server.metric(name) - at for name, at in zip(names, before))
     with capsys.disabled():
         print(f"\nSmolLM2, ngram: {accepted:.0f} of {drafted:.0f} draft tokens accepted")

@@ -66,7 +66,7 @@ def test_two_models_take_turns(tmp_path: Path) -> None:
         family += psutil.Process(process.pid).children(recursive=True)
     finally:
         process.send_signal(signal.SIGINT)
-        assert process.wait(30) == 0
+        assert process.wait(60) == 0
     assert [each for each in family if each.is_running()] == []
 
 

@@ -21,7 +21,7 @@ from vnext.commands.bench.load.blocking import BlockingClient
 from vnext.commands.bench.load.client import COMPLETIONS, Client
 
 ROOT = Path(__file__).resolve().parents[2]
-END_TIMEOUT_S = 30
+END_TIMEOUT_S = 60
 SOON_S = 60
 """What was killed serves again after 13 s on a busy machine."""
 REQUEST_TIMEOUT_S = 240
@@ -72,6 +72,18 @@ def in_background(work: Callable[[], object]) -> tuple[threading.Thread, list[An
     thread = threading.Thread(target=run)
     thread.start()
     return thread, found
+
+
+@contextmanager
+def held(server: Server) -> Iterator[None]:
+    """Its rank is stopped: what is asked in the block begins, and goes on behind it."""
+    rank = server.process_of("vnext.runtime.rank.main")
+    rank.suspend()
+    try:
+        yield
+    finally:
+        with suppress(psutil.NoSuchProcess):
+            rank.resume()
 
 
 def eventually(condition: Callable[[], bool], timeout_s: float = SOON_S) -> bool:

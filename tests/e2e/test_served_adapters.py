@@ -135,6 +135,7 @@ def test_a_crowd_gets_what_each_gets_alone(server: Server, folder: Path) -> None
     together = complete_all(server.url, bodies, 36)
     for body, answer in zip(bodies[::5], together[::5]):
         assert complete_all(server.url, [body], 1)[0]["choices"] == answer["choices"]
+    assert eventually(lambda: server.metric("vnext_num_requests_running") == server.metric("vnext_num_requests_waiting") == 0)
     counted = {name: server.metric(f"vnext_lora_{name}") for name in ("slots", "resident", "requests_waiting")}
     assert counted == {"slots": 2, "resident": 2, "requests_waiting": 0}
     loads, evictions = (server.metric(f"vnext_lora_{name}_total") for name in ("loads", "evictions"))

@@ -13,13 +13,13 @@ from typing import Any
 
 import psutil
 import pytest
-from serving import ROOT, complete_all, eventually, in_background, serving
+from serving import ROOT, complete_all, eventually, held, in_background, serving
 
 from vnext.replay.cli.main import main as replay
 from vnext.runtime.processes.inherited import FILES_MAX
 
 COMMON = ["--dtype", "float32", "--threads", "1", "--digest-interval", "1"]
-END_TIMEOUT_S = 30
+END_TIMEOUT_S = 60
 LENGTH = 400
 HEAVY = {
     "numpy": "/_multiarray_umath.", "ml_dtypes": "/ml_dtypes/", "torch": "/libtorch", "ssl": "/libssl", "llguidance": "/llguidance/",
@@ -42,10 +42,12 @@ def long_request(index: int) -> dict[str, Any]:
 
 def test_sigterm_lets_running_requests_finish(tmp_path: Path) -> None:
     with serving(tmp_path, *COMMON, "--served-model-name", "demo") as server:
-        thread, found = in_background(lambda: complete_all(server.url, [long_request(index) for index in range(3)], 3))
-        while server.metric("vnext_num_requests_running") < 3:
-            pass
-        assert server.stop() == 0
+        with held(server):
+            thread, found = in_background(lambda: complete_all(server.url, [long_request(index) for index in range(3)], 3))
+            assert eventually(lambda: server.metric("vnext_num_requests_running") + server.metric("vnext_num_requests_waiting") == 3)
+            server.process.send_signal(signal.SIGTERM)
+        server.process.stdout.read()
+        assert server.process.wait(END_TIMEOUT_S) == 0
         thread.join(END_TIMEOUT_S)
     assert [answer["usage"]["completion_tokens"] for answer in found[0]] == [LENGTH] * 3
     assert replay(["verify", "--laws", str(server.log_dir)]) == 0

@@ -139,7 +139,7 @@ def test_a_stream_keeps_its_ids_and_its_client_may_pick_it_up(goes_on_at: int) -
     with servers(Held(), Held()) as edges, ExitStack() as stack:
         routers = [stack.enter_context(RouterHere(*(each.url for each in edges))) for _ in range(2)]
         killer, sent = Killer(edges), b""
-        with httpx.stream("POST", f"{routers[0].url}/v1/completions", json=body, headers=headers, timeout=20) as answer:
+        with httpx.stream("POST", f"{routers[0].url}/v1/completions", json=body, headers=headers, timeout=60) as answer:
             for part in answer.iter_bytes():
                 sent += part
                 killer(len(sent))

@@ -85,7 +85,7 @@ def several() -> Iterator[Several]:
 
 def streamed(server: Several, body: dict[str, Any], path: str = "/v1/chat/completions") -> tuple[int, bytes]:
     """The status and the bytes of a stream; the model may load once a comment has come."""
-    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
     connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
     answer = connection.getresponse()
     first = answer.readline()

@@ -156,7 +156,7 @@ def test_strangers_in_numbers_are_closed_and_a_host_comes_after_them(hosts: Host
 def test_a_host_that_does_not_say_which_it_is_is_closed(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(masters, "BEAT_S", 0.2)
     wire = connected(socket.create_connection((hosts.address, hosts.port)), WORD, "host")
-    wire._socket.settimeout(20)
+    wire._socket.settimeout(60)
     assert wire._socket.recv(1) == b""
     wire.close()
 

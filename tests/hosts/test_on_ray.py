@@ -238,7 +238,7 @@ def test_a_cluster_without_room_is_refused(driver: Any, tmp_path: Path, monkeypa
 
     monkeypatch.setattr(placer, "ROOM_TIMEOUT_S", 0.5)
     other = placement_group([{"CPU": 2}] * 2, strategy="STRICT_SPREAD")
-    assert other.wait(30)
+    assert other.wait(60)
     settings = PlacerSettings(engine=engine(tmp_path), address="", port=1, secret=b"", refusal="")
     with pytest.raises(placer.Refused, match="^the Ray cluster has had no room for 0.5 s: --nnodes 2 needs as many nodes with 1 CPU"):
         with placer.placed(settings):

@@ -71,7 +71,7 @@ class Handle:
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ingress, "PAUSE_S", 0.0)
-    monkeypatch.setattr(ingress, "WAIT_S", 0.3)
+    monkeypatch.setattr(ingress, "WAIT_S", 60.0)
 
 
 def answered(handle: Handle, **body: Any) -> tuple[Head, bytes]:
@@ -117,7 +117,10 @@ def test_a_stream_goes_on_where_the_fingerprint_is_the_same() -> None:
     "second", [[HANGS], [STREAM._replace(fingerprint="other")], [STREAM._replace(status=503)], [STREAM, event("two", "second")]],
     ids=["no replica is left", "other weights", "a busy replica", "another text all the same"],
 )  # fmt: skip
-def test_a_stream_with_which_no_replica_can_go_on_ends_with_an_error(second: list[Any]) -> None:
+def test_a_stream_with_which_no_replica_can_go_on_ends_with_an_error(
+    second: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ingress, "WAIT_S", 0.3)
     body = answered(Handle([STREAM, event("one"), DIES], second), stream=True)[1]
     assert body.startswith(event("one")) and b"two" not in body
     assert json.loads(body.split(b"data: ")[-1])["error"]["code"] == "backend_lost"

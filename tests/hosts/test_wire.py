@@ -38,7 +38,7 @@ def met(master_secret: bytes = SECRET, host_secret: bytes = SECRET) -> list[Any]
     for each in threads:
         each.start()
     for each in threads:
-        each.join(30)
+        each.join(60)
     return found
 
 
@@ -56,7 +56,7 @@ def test_frames_pass_both_ways_whole_and_in_order() -> None:
         thread = threading.Thread(target=lambda send: [send(each) for each in sent], args=(one.send,))
         thread.start()
         assert taken(other, 4) == sent
-        thread.join(30)
+        thread.join(60)
     master.close()
     with pytest.raises(WireBroken, match="the other side has ended the connection"):
         while True:
@@ -113,7 +113,7 @@ def test_a_stranger_who_trickles_is_turned_away() -> None:
     thread.start()
     with pytest.raises(WireBroken, match="too slow in the handshake|timed out"):
         connected(other, SECRET, "master", 0.5)
-    thread.join(30)
+    thread.join(60)
 
 
 def test_a_proof_that_is_sent_back_proves_nothing() -> None:
@@ -130,7 +130,7 @@ def test_a_proof_that_is_sent_back_proves_nothing() -> None:
     with pytest.raises((WireBroken, WireRefused), match="different secrets"):
         connected(other, SECRET, "host", 20.0)
     other.close()
-    thread.join(30)
+    thread.join(60)
 
 
 def changed(frame: bytes) -> bytes:

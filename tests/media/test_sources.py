@@ -16,7 +16,7 @@ from vnext.media import sources
 from vnext.media.pictures import BYTES_MAX, MediaError
 from vnext.media.sources import MediaRules, bytes_at, is_public
 
-WEB = MediaRules(urls=True, timeout_s=0.5)
+WEB, HASTE = MediaRules(urls=True, timeout_s=60.0), MediaRules(urls=True, timeout_s=0.5)
 
 
 class Answers(BaseHTTPRequestHandler):
@@ -138,4 +138,4 @@ def test_bounds_of_the_web(web: str) -> None:
         ("to/http://[/", "could not be fetched"),
     ):  # fmt: skip
         with pytest.raises(MediaError, match=f"^it.*{words}"):
-            bytes_at(f"{web}/{path}", WEB, "it")
+            bytes_at(f"{web}/{path}", HASTE if path == "slow" else WEB, "it")

@@ -146,10 +146,10 @@ def test_servers_with_roles_behind_a_router(tmp_path: Path) -> None:
         assert eventually(lambda: servers["decode"].metric("vnext_kv_handover_received_total") > 10)
         forged = {TICKET_HEADER: '{"addresses":["127.0.0.1:1"],"seal":"x"}', "Content-Type": "application/json"}
         request = urllib.request.Request(f"{servers['decode'].url}/v1/completions", json.dumps(body).encode(), forged)
-        with urllib.request.urlopen(request, timeout=30) as response:
+        with urllib.request.urlopen(request, timeout=60) as response:
             assert json.loads(response.read())["choices"][0]["text"] == answer["choices"][0]["text"]
         _try_at_random(servers["prefill"], servers["decode"], request)
-        with urllib.request.urlopen(request, timeout=30) as response:
+        with urllib.request.urlopen(request, timeout=60) as response:
             assert json.loads(response.read())["choices"][0]["text"] == answer["choices"][0]["text"]
         for process in servers["decode"].processes:
             process.kill()
@@ -159,7 +159,7 @@ def test_servers_with_roles_behind_a_router(tmp_path: Path) -> None:
 def _try_at_random(prefill: Server, decode: Server, right: urllib.request.Request) -> None:
     """Bodies of /handover and tickets of clients, none of which ends a rank or costs more than one sentence."""
     rng, ranks = random.Random(6), [process_ids(each) for each in (prefill, decode)]
-    with httpx.Client(timeout=30) as client:
+    with httpx.Client(timeout=60) as client:
         for _ in range(40):
             tokens = json.dumps({"tokens": [rng.randrange(300)] * rng.randrange(1, 60), "cache_salt": value_of(rng)}).encode()
             data = rng.choice((tokens, body_of(BODIES["/handover"], rng)))

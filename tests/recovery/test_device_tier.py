@@ -54,7 +54,7 @@ def files(folder: Path) -> dict[str, bytes]:
 def written(folder: Path, texts: Sequence[str] = (TEXT,), **settings: Any) -> tuple[list[int], int]:
     """An engine answers, with each block of the prompts on disk behind it: the last answer's tokens, and its prompt's length."""
     with engine(folder, **settings) as llm:
-        found, count, end = [answered(llm, text) for text in texts], 0, time.monotonic() + 20
+        found, count, end = [answered(llm, text) for text in texts], 0, time.monotonic() + 60
         count = sum(length // 16 for _, _, length in found)
         while len(files(folder)) < count and time.monotonic() < end:
             time.sleep(0.01)

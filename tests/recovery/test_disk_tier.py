@@ -40,7 +40,7 @@ def files(tmp_path: Path) -> list[Path]:
 
 
 def eventually_written(tmp_path: Path, count: int) -> None:
-    end = time.monotonic() + 20
+    end = time.monotonic() + 60
     while len(files(tmp_path)) < count:
         assert time.monotonic() < end, f"{len(files(tmp_path))} of {count} blocks are written"
         time.sleep(0.02)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from serving import END_TIMEOUT_S, ROOT, Server, eventually, serving
+from serving import END_TIMEOUT_S, ROOT, Server, eventually, held, serving
 
 CORE = "vnext.runtime.engine.main"
 ENGINE = ("--dtype", "float32", "--threads", "1")
@@ -89,9 +89,10 @@ def test_vnext_batch_ends_when_no_engine_core_follows(tmp_path: Path) -> None:
 def test_vnext_chat(server: Server) -> None:
     """One question, while whose answer the engine core is killed, and one after it."""
     program = started("vnext.commands.cli", "chat", "--url", server.url)
-    program.stdin.write(f"/set max_tokens={LENGTH} min_tokens={LENGTH}\n/speed\nOnce upon a time\n")
-    program.stdin.flush()
-    kill_when_running(server)
+    with held(server):
+        program.stdin.write(f"/set max_tokens={LENGTH} min_tokens={LENGTH}\n/speed\nOnce upon a time\n")
+        program.stdin.flush()
+        kill_when_running(server)
     said, errors = program.communicate("And then?\n", timeout=4 * END_TIMEOUT_S)
     assert (program.returncode, errors) == (0, "") and said.count(f"{LENGTH} tokens in") == 2
     assert server.metric("vnext_recoveries_total") == 1 and server.metric("vnext_request_success_total") == 2
@@ -100,8 +101,9 @@ def test_vnext_chat(server: Server) -> None:
 def test_vnext_bench(server: Server) -> None:
     """All requests are answered in full, and none counts as failed."""
     load = ("--num-prompts", "8", "--input-len", "8", "--output-len", str(LENGTH))
-    program = started("vnext.commands.bench.cli", "throughput", "--url", server.url, *load)
-    kill_when_running(server)
+    with held(server):
+        program = started("vnext.commands.bench.cli", "throughput", "--url", server.url, *load)
+        kill_when_running(server)
     said, errors = program.communicate(timeout=4 * END_TIMEOUT_S)
     assert program.returncode == 0, errors
     assert server.metric("vnext_recoveries_total") == 1 and server.metric("vnext_request_success_total") == 8

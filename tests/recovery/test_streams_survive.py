@@ -17,7 +17,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from serving import END_TIMEOUT_S, ROOT, Server, complete_all, eventually, fill, in_background, serving
+from serving import END_TIMEOUT_S, ROOT, Server, complete_all, eventually, fill, held, in_background, serving
 
 from vnext import LLM, BeamSearchParams, SamplingParams
 from vnext.replay.cli.main import main as replay
@@ -48,20 +48,19 @@ def text_of(server: Server) -> object:
     return complete_all(server.url, [LONG], 1)[0]["choices"][0]["text"]
 
 
-def wait_until_it_runs(server: Server, thread: threading.Thread) -> None:
-    while server.metric("vnext_num_requests_running") < 1:
-        assert thread.is_alive(), "the request has ended before it was seen"
+def wait_until_it_runs(server: Server) -> None:
+    assert eventually(lambda: server.metric("vnext_num_requests_running") == 1)
 
 
 def respond(server: Server, **body: object) -> dict[str, object]:
     asked = urllib.request.Request(f"{server.url}/v1/responses", json.dumps({"temperature": 0} | body).encode(), {"Content-Type": "application/json"})
-    with urllib.request.urlopen(asked, timeout=20) as answer:
+    with urllib.request.urlopen(asked, timeout=60) as answer:
         return json.load(answer)
 
 
 def status_of(url: str) -> tuple[int, str]:
     try:
-        with urllib.request.urlopen(url, timeout=10) as answer:
+        with urllib.request.urlopen(url, timeout=60) as answer:
             return answer.status, answer.read().decode()
     except urllib.error.HTTPError as error:
         return error.code, error.read().decode()
@@ -110,9 +109,10 @@ def test_another_api_server_answers_at_the_port_and_the_old_ones_requests_end(tm
     with serving(tmp_path, *COMMON) as server:
         expected = text_of(server)
         stored = respond(server, input="One", max_output_tokens=4)
-        thread, found = in_background(lambda: text_of(server))
-        wait_until_it_runs(server, thread)
-        kill(server, "vnext.server")
+        with held(server):
+            thread, found = in_background(lambda: text_of(server))
+            wait_until_it_runs(server)
+            kill(server, "vnext.server")
         thread.join(END_TIMEOUT_S)
         assert isinstance(found[0], Exception), "its sockets are lost"
         assert eventually(lambda: status_of(f"{server.url}/health")[0] == 200)
@@ -128,9 +128,11 @@ def test_another_api_server_answers_at_the_port_and_the_old_ones_requests_end(tm
 def test_an_engine_core_that_always_dies_ends_the_server_with_a_sentence(tmp_path: Path) -> None:
     with serving(tmp_path, *COMMON, "--max-restarts", "2") as server:
         family = server.processes
-        thread, found = in_background(lambda: text_of(server))
-        wait_until_it_runs(server, thread)
-        killed: set[int] = set()
+        with held(server):
+            thread, found = in_background(lambda: text_of(server))
+            wait_until_it_runs(server)
+            killed = cores_of(server)
+            kill(server, CORE)
         while server.process.poll() is None and len(killed) < 4:
             for pid in cores_of(server) - killed:
                 os.kill(pid, signal.SIGKILL)
@@ -151,9 +153,10 @@ def test_a_signal_during_a_recovery_drains_or_ends(tmp_path: Path, signals: int)
     with serving(tmp_path, *COMMON) as server:
         expected = text_of(server)
         family = server.processes
-        thread, found = in_background(lambda: text_of(server))
-        wait_until_it_runs(server, thread)
-        kill(server, CORE)
+        with held(server):
+            thread, found = in_background(lambda: text_of(server))
+            wait_until_it_runs(server)
+            kill(server, CORE)
         for _ in range(signals):
             server.process.send_signal(signal.SIGTERM)
             time.sleep(0.2)

@@ -41,8 +41,10 @@ def test_seconds_are_those_of_the_process_and_of_what_it_waited_for() -> None:
     busy = "import time\nwhile time.process_time() < 0.3: pass"
     before_s = costs.cpu_seconds()
     subprocess.run([sys.executable, "-c", busy], check=True)
-    time.sleep(0.2)
-    assert 0.3 <= costs.cpu_seconds() - before_s < 1
+    assert 0.3 <= costs.cpu_seconds() - before_s
+    before_s = costs.cpu_seconds()
+    time.sleep(0.5)
+    assert costs.cpu_seconds() - before_s < 0.5
 
 
 def test_the_tables_name_what_is_there(root: Path) -> None:

@@ -51,7 +51,8 @@ CONFIG = SchedulerConfig(
 
 
 class FakeEngine:
-    """Answers each request with the tokens that `answer` gives for it, one a step while `running` is set.
+    """Answers each request with the tokens that `answer` gives for it, one a step while `running` is set or `hold` lets
+    it.
 
     `refuse` gives a sentence for requests to be refused. Everything a client sent stands in `received`. While `frozen` is set it
     neither reads nor writes, as a process that is stopped. `address`: that of an engine before it, which this one follows; `ready`:
@@ -72,6 +73,7 @@ class FakeEngine:
         self.running.set()
         self.frozen = threading.Event()
         self._answer, self._refuse, self._config, self._silent = answer, refuse, config, silent
+        self._steps = 0
         self._news = threading.Condition()
         self._ended = threading.Event()
         self._live: dict[str, tuple[bytes, SubmitRequest, list[int]]] = {}
@@ -86,6 +88,11 @@ class FakeEngine:
             self._socket.bind(address)
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
+
+    def hold(self, steps: int = 1) -> None:
+        """Take so many steps once there is a request, and no more until `running` is set."""
+        self.running.clear()
+        self._steps = steps
 
     def of_kind(self, kind: type[Message]) -> list:
         return [message for message in self.received if isinstance(message, kind)]
@@ -129,8 +136,9 @@ class FakeEngine:
                 peer, *frames = self._socket.recv_multipart()
                 for frame in frames:
                     self._receive(peer, frame)
-            if self.running.is_set():
+            if self.running.is_set() or (self._steps and self._live):
                 self._step()
+                self._steps = max(0, self._steps - 1)
             while self._last_words:
                 word = self._last_words.pop()
                 for peer in self._peers:
@@ -222,7 +230,7 @@ def with_client(engine: FakeEngine, use: Callable[[EngineClient], Coroutine[Any,
     """Connect, use, close."""
 
     async def run() -> None:
-        client = await EngineClient.connect(engine.address, 5.0)
+        client = await EngineClient.connect(engine.address, 60.0)
         try:
             await use(client)
         finally:

@@ -11,7 +11,7 @@ from typing import Any
 
 from aiohttp import web
 
-WAIT_S = 20.0
+WAIT_S = 60.0
 
 
 class InThread:

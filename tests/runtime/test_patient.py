@@ -13,7 +13,7 @@ def test_words_are_left_out_while_nobody_reads_and_come_again_after_that() -> No
     stream, began_s = PatientStream(writing, timeout_ms=50), time.monotonic()
     for number in range(4000):
         stream.write(f"{number:0100}\n")
-    assert time.monotonic() - began_s < 10
+    assert time.monotonic() - began_s < 60
     lines = os.read(reading, 2**20).split(b"\n")
     assert [int(each) for each in lines[:-1]] == [*range(len(lines) - 1)] and 100 < len(lines) < 4000
     stream.write("ü\udc80\n")

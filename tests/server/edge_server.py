@@ -68,7 +68,7 @@ class EdgeServer(InThread):
         return self.call("GET", path, **headers)
 
     async def begin(self) -> web.AppRunner:
-        self._client = await EngineClient.connect(self.engine.address, 5.0)
+        self._client = await EngineClient.connect(self.engine.address, 60.0)
         self.app = make_app(self._client, self._tokenizer, template_of(self._tokenizer, self.settings), self.settings)
         return make_runner(self.app)
 

@@ -227,7 +227,7 @@ def test_a_body_over_the_bound() -> None:
 @pytest.mark.parametrize("name", ["Accept", "Authorization", "Content-Encoding", "Content-Type", "Host", "Origin", "X-Request-Id"])
 @pytest.mark.parametrize(("method", "path"), [("GET", "/v1/models"), ("POST", "/v1/completions"), ("GET", "/nothing")])
 def test_bytes_that_are_no_text_in_a_header_are_no_fault_of_the_server(server, name: str, method: str, path: str) -> None:
-    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=20)
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
     connection.putrequest(method, path, skip_host=name == "Host")
     connection.putheader(name, b"http://caf\xdd")
     connection.putheader("Content-Length", "0")

@@ -59,7 +59,7 @@ def test_every_line_parses_and_names_its_request(tmp_path: Path) -> None:
             url = next(each["message"].split()[-1] for each in lines_of("".join(out)) if each["message"].startswith("serving "))
             assert asked(url, "one-of-mine") == 200
             try:
-                urllib.request.urlopen(f"{url}/nothing", timeout=20)
+                urllib.request.urlopen(f"{url}/nothing", timeout=60)
             except urllib.error.HTTPError as error:
                 assert error.code == 404
             confuse(tmp_path)

@@ -40,7 +40,7 @@ def in_thread(work: Callable[[], Any]) -> Callable[[], Any]:
     thread.start()
 
     def wait() -> Any:
-        thread.join(10)
+        thread.join(60)
         return result[0]
 
     return wait
@@ -56,7 +56,7 @@ def ask(server: EdgeServer, **options: Any) -> Callable[[], Any]:
 
 def raw_request(server: EdgeServer, body: dict[str, Any], *headers: str) -> socket.socket:
     data = json.dumps(body).encode()
-    connection = socket.create_connection(("127.0.0.1", server.port), timeout=10)
+    connection = socket.create_connection(("127.0.0.1", server.port), timeout=60)
     head = ["POST /v1/completions HTTP/1.1", "Host: x", "Content-Type: application/json", f"Content-Length: {len(data)}", *headers]
     connection.sendall("\r\n".join([*head, "", ""]).encode() + data)
     return connection
@@ -168,9 +168,9 @@ def test_a_dead_engine(silently: bool) -> None:
 
 def test_an_engine_that_dies_within_a_stream() -> None:
     with EdgeServer() as server:
+        server.engine.hold()
         stream = server.openai().completions.create(model="toy", prompt="a", stream=True, max_tokens=500)
         next(stream)
-        server.engine.running.clear()
         server.engine.die("rank 3 ran out of memory")
         with pytest.raises(openai.APIError, match="rank 3 ran out of memory"):
             list(stream)
@@ -282,9 +282,11 @@ def test_a_fault_of_ours_is_a_plain_500_and_ends_nothing(caplog: pytest.LogCaptu
 
 def test_a_fault_of_ours_within_a_stream(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     with EdgeServer() as server:
+        server.engine.hold()
         stream = server.openai().completions.create(model="toy", prompt="a", stream=True, max_tokens=500)
         next(stream)
         monkeypatch.setattr(server.context.metrics, "token", None)
+        server.engine.running.set()
         with pytest.raises(openai.APIError, match="The server failed on this request"):
             list(stream)
         assert "a fault in the stream of /v1/completions" in caplog.text

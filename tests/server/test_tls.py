@@ -22,7 +22,7 @@ PEM = str(Path(__file__).with_name("localhost.pem"))
 
 
 def answered(port: int, context: ssl.SSLContext) -> int:
-    connection = http.client.HTTPSConnection("localhost", port, timeout=10, context=context)
+    connection = http.client.HTTPSConnection("localhost", port, timeout=60, context=context)
     try:
         connection.request("POST", "/v1/completions", '{"prompt": "say:hi"}', {"Content-Type": "application/json"})
         response = connection.getresponse()

@@ -65,18 +65,21 @@ def test_a_server_is_measured() -> None:
 
 
 class SlowBackend(Backend):
-    """Answers one request at a time, each in ANSWER_S: what is asked of it faster waits."""
+    """Answers one request at a time, each in ANSWER_S and none before `crowd` have come: what is asked of it faster waits."""
 
     ANSWER_S = 0.05
 
-    def __init__(self) -> None:
+    def __init__(self, crowd: int = 0) -> None:
         super().__init__()
-        self._turn = asyncio.Lock()
+        self._turn, self._crowd, self._is_crowded = asyncio.Lock(), crowd, asyncio.Event()
         self.waiting, self.waiting_max = 0, 0
 
     async def complete(self, request: web.Request) -> web.StreamResponse:
         self.waiting += 1
         self.waiting_max = max(self.waiting_max, self.waiting)
+        if self.waiting_max >= self._crowd:
+            self._is_crowded.set()
+        await asyncio.wait_for(self._is_crowded.wait(), 60)
         async with self._turn:
             await asyncio.sleep(self.ANSWER_S)
         self.waiting -= 1
@@ -96,9 +99,9 @@ def test_what_clients_waited_for_a_server_that_cannot_keep_up_is_in_the_latencie
 
 
 def test_nothing_bounds_how_many_ask_at_once_unless_it_is_asked_for() -> None:
-    backend = SlowBackend()
+    backend = SlowBackend(crowd=SLOW.prompt_count)
     found = asyncio.run(measured(backend, SLOW, rate=400.0)).figures
-    assert backend.waiting_max > 8, "they are sent faster than they are answered"
+    assert backend.waiting_max == SLOW.prompt_count and found["failed"] == 0
     assert found["ttft_p99_ms"] > 1500
 
 

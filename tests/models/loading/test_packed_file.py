@@ -379,21 +379,21 @@ def test_an_update_while_the_file_is_written_leaves_none(model: Path, tmp_path: 
     def slow(*given: Any) -> Any:
         for piece in pieces(*given):
             began.set()
-            assert may_go_on.wait(20)
+            assert may_go_on.wait(60)
             yield piece
 
     monkeypatch.setattr(packed_file, "_pieces", slow)
     monkeypatch.setattr(packed_file, "PIECE_BYTES", 4096)
     monkeypatch.setattr(packed_file, "WRITE_AFTER_S", 0.0)
     runner = ModelRunner(model, "bfloat16", "cpu", alone(), packed_weights_dir=str(folder))
-    assert began.wait(20)
+    assert began.wait(60)
     updating = threading.Thread(target=runner.refill, args=(open_update(update),))
     before = weights(runner)
     updating.start()
     updating.join(0.2)
     assert updating.is_alive() and weights(runner) == before, "it waits until nobody reads the weights"
     may_go_on.set()
-    updating.join(20)
+    updating.join(60)
     runner.close()
     assert weights(runner) != before and files(folder) == []
     monkeypatch.undo()

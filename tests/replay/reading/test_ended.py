@@ -199,7 +199,7 @@ def test_the_page_says_it_too(whole, tmp_path):
     try:
         assert json.loads(served.stdout.readline())["ended"].startswith("damaged at frame ")
         served.send_signal(signal.SIGINT)
-        assert served.wait(20) == 1
+        assert served.wait(60) == 1
     finally:
         served.kill()
 

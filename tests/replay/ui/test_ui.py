@@ -405,16 +405,16 @@ def test_the_command_serves_until_it_is_stopped(log_dir):
     served = subprocess.Popen(command, **pipes, text=True, cwd=ROOT)
     try:
         address = json.loads(served.stdout.readline())["address"]
-        page = urllib.request.urlopen(address, timeout=20)
+        page = urllib.request.urlopen(address, timeout=60)
         assert b"<title>vnext-replay</title>" in page.read()
         assert "default-src 'self'" in page.headers["Content-Security-Policy"]
         port = address.split(":")[2].split("/")[0]
         with pytest.raises(urllib.error.HTTPError, match="403"):
-            urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=20)
+            urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=60)
         second = subprocess.run([*command, "--port", port], capture_output=True, text=True, cwd=ROOT, timeout=60)
         assert second.returncode == 2 and f"port {port} cannot be used" in second.stderr
         served.send_signal(signal.SIGINT)
-        assert served.wait(20) == 0 and served.stderr.read() == ""
+        assert served.wait(60) == 0 and served.stderr.read() == ""
     finally:
         served.kill()
 

@@ -70,7 +70,7 @@ def shown(browser, *logs: Path, code: int = 0) -> Iterator[Page]:
         yield Page(browser, json.loads(served.stdout.readline())["address"], len(logs))
     finally:
         served.send_signal(signal.SIGINT)
-        assert served.wait(20) == code
+        assert served.wait(60) == code
 
 
 class Page(BrowserPage):
@@ -419,7 +419,7 @@ def followed(browser, server: Server) -> Iterator[Page]:
         yield Page(browser, json.loads(shown.stdout.readline())["address"], 1)
     finally:
         shown.terminate()
-        assert shown.wait(20) is not None
+        assert shown.wait(60) is not None
 
 
 def asked_to_compute(server: Server, count: int) -> threading.Thread:

@@ -57,7 +57,7 @@ def aborted(engine: FakeEngine) -> list[str]:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    for _ in range(2000):
+    for _ in range(12_000):
         if condition():
             return
         await asyncio.sleep(0.005)
@@ -106,12 +106,12 @@ def test_requests_are_shared_and_those_of_one_prompt_go_to_one_engine() -> None:
 
 def test_requests_of_an_engine_that_ends_go_on_at_another() -> None:
     async def use(client: Replicas, first: FakeEngine, second: FakeEngine) -> None:
-        streams = [client.submit_all([request(str(place), place)]) for place in range(4)]
-        taken = [await anext(stream) for stream in streams]
         first.running.clear(), second.running.clear()
-        await asyncio.sleep(0.05)
-        at_first, at_second = submitted(first), submitted(second)
-        assert len(at_first) == len(at_second) == 2
+        streams = [client.submit_all([request(str(place), place)]) for place in range(4)]
+        await until(lambda: len(submitted(first)) == len(submitted(second)) == 2)
+        first.hold(3), second.hold(3)
+        taken = [await anext(stream) for stream in streams]
+        await until(lambda: all(len(live.tokens) == 3 for each in client.engines for live in each.live))
         known = {live.request.name: live.tokens.tolist() for live in client.engines[0].live}
         await asyncio.to_thread(first.close)
         await until(lambda: len(submitted(second)) == 4)
@@ -161,7 +161,8 @@ def test_what_two_engine_cores_have_lost_waits_for_the_successor_of_the_last() -
     async def use(client: Replicas, first: FakeEngine, second: FakeEngine) -> None:
         first.running.clear(), second.running.clear()
         stream = client.submit_all([request("suspect")])
-        [owner] = [each for each in (first, second) if await _has(each, "suspect")] or [second]
+        await until(lambda: submitted(first) + submitted(second) == ["suspect"])
+        owner = first if submitted(first) else second
         other = second if owner is first else first
         await asyncio.to_thread(owner.close)
         await until(lambda: submitted(other) == ["suspect"])
@@ -176,14 +177,6 @@ def test_what_two_engine_cores_have_lost_waits_for_the_successor_of_the_last() -
                 assert [each.deaths for each in fourth.of_kind(SubmitRequest)] == [2]
 
     with_two(use)
-
-
-async def _has(engine: FakeEngine, name: str) -> bool:
-    for _ in range(50):
-        if name in submitted(engine):
-            return True
-        await asyncio.sleep(0.005)
-    return False
 
 
 def test_an_engine_that_ends_for_good_leaves_its_requests_to_the_others() -> None:

@@ -95,7 +95,7 @@ def test_a_result_that_waits_for_its_reader_does_not_stop_both(ranks: MpExecutor
         for _ in range(3):
             ranks.send(half)
         for thread in threads:
-            thread.join(20)
+            thread.join(60)
             assert not thread.is_alive()
         assert ranks.receive() == [long]
 

@@ -28,7 +28,7 @@ from vnext.runtime.processes.subprocesses import (
 )
 
 ROOT = Path(__file__).parents[3]
-GRACE_S = 20.0
+GRACE_S = 60.0
 
 ENTER = "import os, sys\nfrom vnext.runtime.processes.subprocesses import *\nconfig = enter_child()\n"
 PARENT = """

@@ -22,7 +22,7 @@ def test_wait_returns_when_the_word_differs_changes_or_time_is_over(waits: futex
     sleeper.start()
     word.value = 8
     waits.wake(address)
-    sleeper.join(30)
+    sleeper.join(60)
     assert not sleeper.is_alive()
 
 

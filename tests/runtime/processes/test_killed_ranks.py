@@ -187,7 +187,7 @@ def test_ranks_that_die_in_a_row_end_the_engine_with_the_log(tmp_path: Path) -> 
         finally:
             stop.set()
             thread.join()
-        assert engine.child.wait(20) == 1
+        assert engine.child.wait(60) == 1
     assert replay(["verify", engine.log_dir]) == 0
 
 
@@ -232,7 +232,7 @@ def engine_of_spoilt_ranks(
             yield client
     finally:
         waker.send(b"e")
-        thread.join(20)
+        thread.join(60)
         run_dir.remove()
     assert not thread.is_alive()
 

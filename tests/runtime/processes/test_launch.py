@@ -37,7 +37,7 @@ from vnext.runtime.transport.ring.writer import RingWriter
 from vnext.state.events import pack_tokens
 from vnext.state.params import Constraint, Sampling
 
-GONE_TIMEOUT_S = 15
+GONE_TIMEOUT_S = 60
 
 
 def launch_engine(settings: EngineSettings) -> RunningEngine:

@@ -48,7 +48,7 @@ reader = RingReader.attach(name, index, waits=waits, spin_us=20 * index)
 digest, count = hashlib.sha256(), 0
 while True:
     try:
-        message = reader.read(timeout_s=30)
+        message = reader.read(timeout_s=60)
     except RingClosed:
         break
     digest.update(len(message).to_bytes(8, "little") + message)
@@ -126,9 +126,9 @@ def test_every_reader_process_gets_every_message_in_order(reader_count: int, met
         readers = [script(COUNT_AND_HASH, writer.name, index, method) for index in range(reader_count)]
         processes = [stack.enter_context(reader) for reader in readers]
         for message in messages:
-            writer.write(message, timeout_s=30)
+            writer.write(message, timeout_s=60)
         writer.close()
-        results = [process.communicate(timeout=30) for process in processes]
+        results = [process.communicate(timeout=60) for process in processes]
     expected = f"{len(messages)} {digest_of(messages)}\n"
     assert results == [(expected, "")] * reader_count  # nothing on stderr either: no tracker complains
 
@@ -167,11 +167,11 @@ def test_full_ring_blocks_the_writer_and_counts_the_stall(waits: futex.WaitMetho
         blocked = threading.Event()
         thread = threading.Thread(target=writer.write, args=(b"b" * 32, 30, blocked.set))
         thread.start()
-        assert blocked.wait(30)  # the hook is called only while the ring is full
+        assert blocked.wait(60)  # the hook is called only while the ring is full
         assert writer.stall_count == 1
-        assert reader.read(timeout_s=30) == b"a" * 32
-        thread.join(30)
-        assert reader.read(timeout_s=30) == b"b" * 32
+        assert reader.read(timeout_s=60) == b"a" * 32
+        thread.join(60)
+        assert reader.read(timeout_s=60) == b"b" * 32
         assert writer.stall_count == 1
         assert writer.stall_seconds > 0
 
@@ -218,9 +218,9 @@ def test_closing_wakes_a_sleeping_reader(waits: futex.WaitMethod | None) -> None
         reader = stack.enter_context(RingReader.attach(writer.name, 0, waits=waits))
         thread = threading.Thread(target=read_until_closed, args=(reader,))
         thread.start()
-        assert begun.wait(30)
+        assert begun.wait(60)
         writer.close()
-        assert ended.wait(30)
+        assert ended.wait(60)
         thread.join()
 
 
@@ -238,7 +238,7 @@ def test_dead_reader_raises_through_the_hook() -> None:
 
         with pytest.raises(ChildProcessError, match="reader died"):
             for _ in range(5):
-                writer.write(b"x" * 32, timeout_s=30, is_alive=check)
+                writer.write(b"x" * 32, timeout_s=60, is_alive=check)
         with pytest.raises(ValueError, match="taken"):  # a reader's death takes neither the ring nor its place away
             RingReader.attach(writer.name, 0)
 
@@ -279,9 +279,9 @@ def test_failure_inside_a_long_message_breaks_the_ring_for_both(waits: futex.Wai
 def test_idle_reader_uses_no_cpu() -> None:
     with RingWriter.create(reader_count=1) as writer, script(MEASURE_IDLE, writer.name) as process:
         writer.write(b"begin")
-        message, used_cpu_s = process.communicate(timeout=30)[0].split()
+        message, used_cpu_s = process.communicate(timeout=60)[0].split()
     assert message == "None"
-    assert float(used_cpu_s) < 0.05
+    assert float(used_cpu_s) < 0.5  # one that spins takes all of the second
 
 
 def test_unlinked_ring_goes_on_and_takes_no_more_readers() -> None:
@@ -365,7 +365,7 @@ def test_a_spinning_reader_sleeps_in_the_end_and_gets_what_comes_meanwhile(waits
             assert reader.read(timeout_s=0.01) is None
             later = threading.Timer(0.05, writer.write, (b"at last",))
             later.start()
-            assert reader.read(timeout_s=30) == b"at last"
+            assert reader.read(timeout_s=60) == b"at last"
             later.join()
 
 
@@ -375,5 +375,5 @@ def test_a_sleeping_reader_lets_other_threads_run(waits: futex.WaitMethod | None
     with writer, reader:
         timer = threading.Timer(0.02, writer.write, (b"from a thread",))
         timer.start()
-        assert reader.read(timeout_s=30) == b"from a thread"
+        assert reader.read(timeout_s=60) == b"from a thread"
         timer.join()  # the message is there before the call that wrote it has returned

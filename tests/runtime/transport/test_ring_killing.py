@@ -22,8 +22,7 @@ from vnext.runtime.transport.ring.writer import RingWriter
 
 ROOT = Path(__file__).parents[3]
 MESSAGE_COUNT = 4
-BUSY_S = 1.0
-NOTICED_S = 10.0  # for machines that are busy elsewhere; a hang lasts 20 s
+BUSY_KILLS = 20
 
 pytestmark = pytest.mark.skipif(
     not isinstance(futex.choose_wait_method(), futex.Futex), reason="deaths are noticed by locks that only Linux has"
@@ -100,24 +99,22 @@ def test_a_compiled_reader_killed_at_any_change_of_the_memory() -> None:
 
 @pytest.mark.parametrize("form", ["chosen", "plain", "polling"])
 def test_a_busy_writer_killed_at_random_moments(form: str) -> None:
-    reported = accounts("busy-writer", form, BUSY_S)
-    assert len(reported) > 3
+    reported = accounts("busy-writer", form, BUSY_KILLS)
+    assert len(reported) == BUSY_KILLS
     for account in reported:
         assert not account["finished"] and account["orderly"] == [True, True]
         (count, word), (other_count, other_word) = account["ends"]
         assert (word, other_word) == ("RingAbandoned", "RingAbandoned") and count == other_count
-        assert account["seconds"] < NOTICED_S
 
 
 @pytest.mark.parametrize("form", ["chosen", "plain", "polling"])
 def test_a_busy_reader_killed_at_random_moments(form: str) -> None:
-    reported = accounts("busy-reader", form, BUSY_S)
-    assert len(reported) > 3
+    reported = accounts("busy-reader", form, BUSY_KILLS)
+    assert len(reported) == BUSY_KILLS
     for account in reported:
         assert not account["finished"] and account["orderly"] == [True]
         assert account["end"] == "RingAbandoned"
         assert account["ends"] == [[account["written"], "RingClosed"]]  # the other lost nothing
-        assert account["seconds"] < NOTICED_S
 
 
 ABANDON = """

@@ -146,7 +146,7 @@ def refuses_release_while_waited_on() -> bool:
         memory.publish(0, 8, Presence.ATTACHED)
         return True
     finally:
-        waiter.join(30)
+        waiter.join(60)
         memory.release()
 
 

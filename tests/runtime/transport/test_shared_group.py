@@ -20,7 +20,6 @@ from vnext.runtime.transport.collectives.exchange_plain import ADDED
 from vnext.runtime.transport.collectives.shared_group import SharedGroup
 
 Ranks = Callable[..., list[Any]]
-NOTICED_S = 10.0  # for machines that are busy elsewhere; without a notice it would be 300 s
 FORMS = ["compiled", "plain", "mixed"]
 
 
@@ -72,10 +71,9 @@ def test_gathers_join_in_rank_order(ranks: Ranks, world_size: int, form: str) ->
 def test_a_rank_that_leaves_is_named(ranks: Ranks, world_size: int, form: str, how: str) -> None:
     *others, last = ranks("leaves", world_size, form, how)
     assert last == ("left" if how == "closed" else -9)
-    assert [count for count, _, _ in others] == [5] * (world_size - 1)
-    for _, message, seconds in others:
+    assert [count for count, _ in others] == [5] * (world_size - 1)
+    for _, message in others:  # without a notice: that it did not come within 300 s
         assert message.endswith("has ended or left the group before all ranks had met")
-        assert seconds < NOTICED_S
     assert f"rank {world_size - 1} has ended" in others[0][1] + others[-1][1]
 
 

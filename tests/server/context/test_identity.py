@@ -91,7 +91,7 @@ def test_two_live_requests_may_have_one_id(server: EdgeServer) -> None:
     before = len(server.engine.of_kind(SubmitRequest))
     sent = []
     for _ in range(2):
-        sent.append(socket.create_connection(("127.0.0.1", server.port), timeout=10))
+        sent.append(socket.create_connection(("127.0.0.1", server.port), timeout=60))
         data = msgspec.json.encode(PROMPT | {"n": 2})
         head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nX-Request-Id: same\r\n"
         sent[-1].sendall(f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data)

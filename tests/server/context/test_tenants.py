@@ -62,7 +62,7 @@ def server(settings: dict[str, str]) -> Iterator[EdgeServer]:
 
 
 def call(server: EdgeServer, key: str, method: str, path: str, **sent: Any) -> httpx.Response:
-    return httpx.request(method, f"{server.url}{path}", headers={"Authorization": f"Bearer {key}"}, timeout=30, **sent)
+    return httpx.request(method, f"{server.url}{path}", headers={"Authorization": f"Bearer {key}"}, timeout=60, **sent)
 
 
 def upload(server: EdgeServer, key: str, count: int = 1) -> str:

@@ -29,7 +29,7 @@ class Tenant:
 
     def __init__(self, server: EdgeServer, name: str, rng: random.Random) -> None:
         self.name, self.rng = name, rng
-        self.http = httpx.Client(base_url=server.url, headers={"Authorization": f"Bearer key of {name}"}, timeout=30)
+        self.http = httpx.Client(base_url=server.url, headers={"Authorization": f"Bearer key of {name}"}, timeout=60)
         self.own: dict[str, list[str]] = {kind: [] for kind in ("response", "item", "file", "batch", "adapter", "event")}
         self.seen: set[str] = set()
         """Every id that it was ever given."""

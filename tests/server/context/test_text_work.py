@@ -105,11 +105,11 @@ def test_texts_wait_up_to_a_bound_and_short_ones_for_no_long_one() -> None:
     async def work() -> None:
         texts, ends = TextWork(4 * QUICK_CHARACTERS_MAX), threading.Event()
         size = QUICK_CHARACTERS_MAX + 1
-        one = asyncio.create_task(texts.run(size, "a", lambda: ends.wait(10)))
+        one = asyncio.create_task(texts.run(size, "a", lambda: ends.wait(60)))
         await asyncio.sleep(0)
         with pytest.raises(Overloaded, match=f"Texts of {size} characters are being read"):
-            await texts.run(size, "a", lambda: ends.wait(10))
-        two = asyncio.create_task(texts.run(size, "b", lambda: ends.wait(10)))
+            await texts.run(size, "a", lambda: ends.wait(60))
+        two = asyncio.create_task(texts.run(size, "b", lambda: ends.wait(60)))
         await asyncio.sleep(0)
         assert texts.characters == 2 * size
         assert await texts.run(5_000, "c", lambda: "short") == "short"
@@ -155,7 +155,7 @@ def test_memory_goes_back_after_a_long_text(monkeypatch: pytest.MonkeyPatch) -> 
         server.post("/v1/completions", {"prompt": "a" * 3000})
         assert not trimmed.is_set()
         server.post("/tokenize", {"prompt": " w" * 2**17})
-        assert trimmed.wait(10)
+        assert trimmed.wait(60)
 
 
 SLOW = "{% for m in messages %}{% if 'slow' in m.content %}{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}"
@@ -164,10 +164,12 @@ SLOW += "{% endfor %}{% endif %}{{ m.content }}{% endfor %}"
 
 def test_a_slow_template_is_ended_and_keeps_no_one_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     limits_s: dict[str, float] = {}
-    render = ChatTemplate.render
+    render, answered = ChatTemplate.render, threading.Event()
 
     def watched(self: ChatTemplate, messages: Any, variables: Any, begins: bool = True, limit_s: float = 1.0) -> str:
-        limits_s[threading.current_thread().name] = limit_s
+        name = threading.current_thread().name
+        limits_s[name] = limit_s
+        assert not name.startswith("templates") or answered.wait(60)
         return render(self, messages, variables, begins, limit_s)
 
     monkeypatch.setattr(ChatTemplate, "render", watched)
@@ -176,13 +178,11 @@ def test_a_slow_template_is_ended_and_keeps_no_one_waiting(monkeypatch: pytest.M
         messages = [{"role": "user", "content": "slow"}]
         slow = [pool.submit(server.post, "/v1/chat/completions", {"messages": messages}) for _ in range(3)]
         wait_until(lambda: any(name.startswith("templates") for name in limits_s))
-        asked_s, waits_s = time.monotonic(), []
-        while not all(each.done() for each in slow) and time.monotonic() < asked_s + 60:
-            begun_s = time.monotonic()
+        for _ in range(3):
             assert server.post("/v1/chat/completions", {"messages": [{"role": "user", "content": "say:hi"}]})[0] == 200
-            waits_s.append(time.monotonic() - begun_s)
+        assert not any(each.done() for each in slow)
+        answered.set()
         for each in slow:
             status, answer, _ = each.result()
             assert status == 400 and "computes for more than 0.5 s with these messages" in answer["error"]["message"]
         assert limits_s.pop(server._thread.name) < 0.01 and set(limits_s.values()) == {0.5}
-        assert len(waits_s) > 2 and sorted(waits_s)[len(waits_s) // 2] < 1.0

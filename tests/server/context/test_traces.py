@@ -82,7 +82,7 @@ def test_no_text_leaves_with_a_span_and_an_error_is_named(spans: Any) -> None:
 @pytest.mark.parametrize("header", ["", "00-zz-yy-01", "x" * 5000, "00-00000000000000000000000000000000-0000000000000000-01"])
 def test_a_malformed_parent_counts_as_none_and_none_stays_behind(spans: Any, header: str) -> None:
     server, finished = spans
-    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=20)
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
     for parent in (PARENT, header):  # on one connection, whose requests share a task
         connection.request("POST", "/v1/completions", b'{"prompt": "say:a"}', {"Content-Type": "application/json", "traceparent": parent})
         assert connection.getresponse().read() is not None
@@ -108,7 +108,7 @@ class Collector(http.server.BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         self.paths.append(self.path)
         self.bodies.append(self.rfile.read(int(self.headers["Content-Length"])))
-        self.held.wait(20)
+        self.held.wait(60)
         self.send_response(200)
         self.end_headers()
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import socket
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -49,7 +51,7 @@ def test_json_by_any_of_its_names_is_read(server: EdgeServer, kind: str) -> None
 
 def test_a_pages_body_without_any_kind_is_refused(server: EdgeServer) -> None:
     """A page can send such a one: it is a Blob's."""
-    head = b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nOrigin: http://localhost\r\nContent-Length: 2\r\n\r\n{}"
+    head = b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nOrigin: http://localhost\r\nConnection: close\r\nContent-Length: 2\r\n\r\n{}"
     answer = raw(server, head)
     assert answer.startswith(b"HTTP/1.1 415") and b"has no Content-Type" in answer
 
@@ -123,11 +125,15 @@ def test_bodies_have_a_bound_together_and_a_client_a_part_of_it() -> None:
 
 
 def test_a_body_that_hardly_comes_is_given_up_and_a_slow_one_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bodies, "PAUSE_S", 0.3)
-    monkeypatch.setattr(bodies, "BYTES_PER_S_MIN", 100)
-    data = msgspec.json.encode(PROMPT | {"user": "x" * 400})
+    """The slow one takes four times as long as a pause may: 20 s pass between two looks at the clock."""
+    data, looks = msgspec.json.encode(PROMPT | {"user": "x" * 400}), itertools.count(0.0, 20.0)
     with EdgeServer() as server:
-        assert b"200 OK" in send_slowly(server, data, 40, 0.1)
+        with monkeypatch.context() as slow:
+            for name, value in {"PAUSE_S": 60.0, "BYTES_PER_S_MIN": 1, "time": SimpleNamespace(monotonic=lambda: next(looks))}.items():
+                slow.setattr(bodies, name, value)
+            assert b"200 OK" in send_slowly(server, data, 40, 0.1)
+        monkeypatch.setattr(bodies, "PAUSE_S", 0.3)
+        monkeypatch.setattr(bodies, "BYTES_PER_S_MIN", 100)
         assert b"408 Request Timeout" in send_slowly(server, data, 1, 0.05)
         assert b"408 Request Timeout" in send_slowly(server, data, 40, 0.6)
         assert server.context.body_bytes.amount == 0
@@ -135,7 +141,7 @@ def test_a_body_that_hardly_comes_is_given_up_and_a_slow_one_is_not(monkeypatch:
 
 def send_slowly(server: EdgeServer, data: bytes, part: int, pause_s: float) -> bytes:
     """The answer to a body that comes in parts, with a pause before each."""
-    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=60) as connection:
         head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(data)}"
         connection.sendall(head.encode() + b"\r\n\r\n")
         connection.settimeout(pause_s)
@@ -144,14 +150,14 @@ def send_slowly(server: EdgeServer, data: bytes, part: int, pause_s: float) -> b
                 return connection.recv(1000)
             except TimeoutError:
                 connection.sendall(data[start : start + part])
-        connection.settimeout(10)
+        connection.settimeout(60)
         return connection.recv(1000)
 
 
 def raw(server: EdgeServer, data: bytes) -> bytes:
-    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=60) as connection:
         connection.sendall(data)
-        return connection.recv(10_000)
+        return b"".join(iter(lambda: connection.recv(10_000), b""))
 
 
 def test_counting_a_large_body_lets_others_in() -> None:

@@ -42,7 +42,7 @@ CASES = {
 
 def body_of(server: EdgeServer, path: str, body: dict, version: str = "1.1") -> bytes:
     """The response's body as it came, its chunks of HTTP taken apart; what changes with each call is made equal."""
-    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=60) as connection:
         data = json.dumps(body).encode()
         head = f"POST {path} HTTP/{version}\r\nHost: here\r\nConnection: close\r\nContent-Type: application/json\r\n"
         connection.sendall(f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data)
@@ -110,7 +110,7 @@ def test_the_end_of_a_stream_without_chunks_is_that_of_the_connection(server: Ed
     """Also for an old client that asks to keep it: it could not know otherwise."""
     data = json.dumps(SAID).encode()
     head = "POST /v1/completions HTTP/1.0\r\nHost: here\r\nConnection: keep-alive\r\nContent-Type: application/json\r\n"
-    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=60) as connection:
         connection.sendall(f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data)
         assert b"".join(iter(lambda: connection.recv(65536), b"")).endswith(b"data: [DONE]\n\n")
 
@@ -141,7 +141,7 @@ def test_a_client_that_does_not_read_costs_a_bound(server: EdgeServer, monkeypat
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
     with socket.socket() as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        connection.settimeout(20)
+        connection.settimeout(60)
         connection.connect(("127.0.0.1", server.port))
         body = json.dumps({"prompt": "xyz", "max_tokens": LENGTH, "n": ANSWERS, "stream": True}).encode()
         head = "POST /v1/completions HTTP/1.1\r\nHost: here\r\nConnection: close\r\nContent-Type: application/json\r\n"

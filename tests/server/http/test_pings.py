@@ -36,14 +36,14 @@ def server() -> Iterator[EdgeServer]:
 def test_a_stream_that_waits_for_its_first_token_shows_its_head_and_lives(server: EdgeServer, path: str) -> None:
     server.engine.running.clear()
     ping = b": keep-alive\n\n"
-    with httpx.stream("POST", f"{server.url}{path}", json=BODIES[path] | {"model": "toy", "stream": True}, timeout=20) as answer:
+    with httpx.stream("POST", f"{server.url}{path}", json=BODIES[path] | {"model": "toy", "stream": True}, timeout=60) as answer:
         assert answer.status_code == 200 and answer.headers["Content-Type"].startswith("text/event-stream")
         pieces = answer.iter_raw()
         waited = b"".join(next(pieces) for _ in range(3))
         assert waited == 3 * ping
         server.engine.running.set()
         rest = b"".join(pieces)
-    undisturbed = httpx.post(f"{server.url}{path}", json=BODIES[path] | {"model": "toy", "stream": True}, timeout=20)
+    undisturbed = httpx.post(f"{server.url}{path}", json=BODIES[path] | {"model": "toy", "stream": True}, timeout=60)
     assert rest.replace(ping, b"").count(b"\n\n") == undisturbed.content.count(b"\n\n")
 
 
@@ -51,7 +51,7 @@ def test_a_refusal_that_comes_soon_keeps_its_status_and_a_late_one_is_an_event(s
     body = {"prompt": "refuse me", "stream": True}
     assert server.post("/v1/completions", body)[0] == 400
     server.engine.running.clear()
-    with httpx.stream("POST", f"{server.url}/v1/completions", json={"prompt": "say:a", "stream": True}, timeout=20) as answer:
+    with httpx.stream("POST", f"{server.url}/v1/completions", json={"prompt": "say:a", "stream": True}, timeout=60) as answer:
         pieces = answer.iter_raw()
         assert next(pieces).startswith(b": keep-alive")
         server.engine.close()
@@ -76,24 +76,31 @@ class Events:
         self.looks, self.sent = 0, self.sent + 1
 
 
+def look(pings: Pings) -> None:
+    """As if half of the interval had passed."""
+    pings._timer.cancel()
+    pings._look()
+
+
 def test_silence_alone_is_broken() -> None:
     """What is written puts the next sign off, what waits to be read makes it needless, and 0 and the end leave none."""
 
     async def run() -> None:
-        pings, none = Pings(0.1), Pings(0)
+        pings, none = Pings(600), Pings(0)
         busy, slow, off, over, lines = watched = Events(), Events(is_quiet=False), Events(), Events(), Events(form=NDJSON)
         for each in watched:
             (none if each is off else pings).add(each)
         pings.remove(over)
-        for _ in range(20):
+        assert pings._timer is not None and none._timer is None
+        for _ in range(5):
             busy.looks = 0
-            await asyncio.sleep(0.02)
+            look(pings)
         assert not busy.sent
-        await asyncio.sleep(0.25)
-        assert busy.sent and not (slow.sent or off.sent or over.sent or lines.sent), "JSON lines know no comments"
+        look(pings)
+        assert busy.sent == 1 and not (slow.sent or off.sent or over.sent or lines.sent), "JSON lines know no comments"
         for each in watched:
             pings.remove(each)
-        await asyncio.sleep(0.1)
+        look(pings)
         assert pings._timer is None, "without streams nothing is looked at"
 
     asyncio.run(run())

@@ -77,7 +77,7 @@ def ask(server: EdgeServer, path: str, body: dict[str, Any], last: str = "", **h
     lines = [f"POST {path} HTTP/1.0", "Content-Type: application/json", f"Content-Length: {len(data)}"]
     given = ({"Last-Event-ID": last} if last else {"Accept": "text/event-stream"}) | headers
     lines += [f"{name}: {value}" for name, value in given.items()]
-    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=60) as connection:
         connection.sendall("\r\n".join([*lines, "", ""]).encode() + data)
         head, _, rest = b"".join(iter(lambda: connection.recv(65536), b"")).partition(b"\r\n\r\n")
     return int(head.split()[1]), re.sub(rb'"(completed_at)":\d+', rb'"\1":0', rest)
@@ -150,7 +150,7 @@ def test_outputs_that_were_merged_on_their_way_are_cut_where_the_client_is(serve
     body = {"prompt": "a", "max_tokens": 150, "stream": True}
     engine = servers[0].engine
     engine.running.clear()
-    with socket.create_connection(("127.0.0.1", servers[0].port), timeout=20) as connection:
+    with socket.create_connection(("127.0.0.1", servers[0].port), timeout=60) as connection:
         data = json.dumps(body).encode()
         head = "POST /v1/completions HTTP/1.0\r\nContent-Type: application/json\r\n"
         head += f"Accept: text/event-stream\r\nContent-Length: {len(data)}\r\n\r\n"

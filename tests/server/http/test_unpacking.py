@@ -104,7 +104,7 @@ def test_a_bomb_is_unpacked_up_to_the_bound_only() -> None:
     ],
 )
 def test_what_is_no_http_is_no_error_of_the_server(server: EdgeServer, caplog: pytest.LogCaptureFixture, sent: bytes) -> None:
-    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=60) as connection:
         connection.sendall(
             b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Type: application/json\r\n"
             + sent
@@ -116,6 +116,6 @@ def test_what_is_no_http_is_no_error_of_the_server(server: EdgeServer, caplog: p
 
 def test_a_client_that_leaves_within_its_body(server: EdgeServer, caplog: pytest.LogCaptureFixture) -> None:
     for head in (b"Content-Length: 500\r\n\r\n{", b"Transfer-Encoding: chunked\r\n\r\n5\r\n{"):
-        with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
+        with socket.create_connection(("127.0.0.1", server.port), timeout=60) as connection:
             connection.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n" + head)
     assert server.get("/health")[0] == 200 and caplog.text == ""

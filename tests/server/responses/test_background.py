@@ -44,7 +44,7 @@ def ended(server: EdgeServer, id_: str) -> Any:
 
 def events(server: EdgeServer, id_: str, after: int | None = None) -> list[dict[str, Any]]:
     query = "" if after is None else f"&starting_after={after}"
-    text = httpx.get(f"{server.url}/v1/responses/{id_}?stream=true{query}", timeout=20).text
+    text = httpx.get(f"{server.url}/v1/responses/{id_}?stream=true{query}", timeout=60).text
     return [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: ")]
 
 
@@ -84,7 +84,7 @@ def test_a_stream_is_picked_up_at_any_event(server: EdgeServer) -> None:
     """Cut at every place, also while it comes, its pieces join to the whole: nothing is lost, repeated or changed."""
     body = {"model": "toy", "input": "say:abcdefgh", "background": True, "stream": True}
     whole: list[dict[str, Any]] = []
-    with httpx.stream("POST", f"{server.url}/v1/responses", json=body, timeout=20) as answer:
+    with httpx.stream("POST", f"{server.url}/v1/responses", json=body, timeout=60) as answer:
         whole = [json.loads(line[6:]) for line in answer.iter_lines() if line.startswith("data: ")]
     id_ = whole[0]["response"]["id"]
     assert [event["sequence_number"] for event in whole] == list(range(len(whole))) and whole[-1]["type"] == "response.completed"
@@ -100,14 +100,14 @@ def test_a_client_that_leaves_its_stream_finds_it_again(server: EdgeServer) -> N
         words = "".join(rng.choices("abcdef ", k=50))
         body = {"model": "toy", "input": f"say:{words}", "background": True, "stream": True, "max_output_tokens": 70}
         seen: list[dict[str, Any]] = []
-        with httpx.stream("POST", f"{server.url}/v1/responses", json=body, timeout=20) as answer:
+        with httpx.stream("POST", f"{server.url}/v1/responses", json=body, timeout=60) as answer:
             for line in answer.iter_lines():
                 seen += [json.loads(line[6:])] if line.startswith("data: ") else []
                 if seen and rng.random() < 0.2:
                     break
         while seen[-1]["type"] not in ("response.completed", "response.incomplete"):
             id_, after = seen[0]["response"]["id"], seen[-1]["sequence_number"]
-            with httpx.stream("GET", f"{server.url}/v1/responses/{id_}?stream=true&starting_after={after}", timeout=20) as answer:
+            with httpx.stream("GET", f"{server.url}/v1/responses/{id_}?stream=true&starting_after={after}", timeout=60) as answer:
                 for line in answer.iter_lines():
                     seen += [json.loads(line[6:])] if line.startswith("data: ") else []
                     if rng.random() < 0.05:
@@ -230,5 +230,5 @@ def test_a_response_outlives_its_events(server: EdgeServer) -> None:
     asked = begin(server, "say:" + "abcdefgh" * 8, stream=True)
     id_ = next(event.response.id for event in asked if event.type == "response.created")
     assert ended(server, id_).status == "completed"
-    answer = httpx.get(f"{server.url}/v1/responses/{id_}?stream=true", timeout=20)
+    answer = httpx.get(f"{server.url}/v1/responses/{id_}?stream=true", timeout=60)
     assert answer.status_code == 400 and "its events took too much room to be kept" in answer.text

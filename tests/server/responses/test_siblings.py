@@ -40,7 +40,7 @@ def say(server: EdgeServer, words: Any, **options: Any) -> Any:
 
 def events(server: EdgeServer, path: str, body: Any = None, **headers: str) -> list[str]:
     method, given = ("GET" if body is None else "POST"), {"Authorization": "Bearer one"} | headers
-    text = httpx.request(method, server.url + path, json=body, headers=given, timeout=20).text
+    text = httpx.request(method, server.url + path, json=body, headers=given, timeout=60).text
     return [event for event in text.split("\n\n") if event]
 
 

@@ -23,7 +23,7 @@ STARTED = EngineStarted(config=CONFIG, model="toy", model_digest="", world_size=
 
 @contextmanager
 def following(server: EdgeServer, query: str = "", **headers: str) -> Iterator[http.client.HTTPResponse]:
-    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
     connection.request("GET", f"/events{query}", headers=headers)
     try:
         yield connection.getresponse()

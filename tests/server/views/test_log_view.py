@@ -106,7 +106,7 @@ def test_a_slow_viewer_is_cut_off_and_viewers_are_counted(tmp_path, monkeypatch)
         file.truncate(1 << 26)
     with EdgeServer(log_dir=str(tmp_path / "log")) as server:
         readers = server.app[READERS]
-        with socket.create_connection(("127.0.0.1", server.port), timeout=10) as viewer:
+        with socket.create_connection(("127.0.0.1", server.port), timeout=60) as viewer:
             viewer.sendall(b"GET /log/0 HTTP/1.1\r\nHost: localhost\r\n\r\n")
             wait_until(lambda: readers.count == 1)
             wait_until(lambda: readers.count == 0)

@@ -15,7 +15,7 @@ SHOWN = [each for each in ROUTES if each.what]
 
 
 def get(server, path: str, host: str | bytes | None = None) -> tuple[http.client.HTTPResponse, str]:
-    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=20)
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
     connection.putrequest("GET", path, skip_host=host is not None)
     if host is not None:
         connection.putheader("Host", host)

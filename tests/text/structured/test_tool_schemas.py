@@ -111,4 +111,4 @@ def test_what_is_slow_to_search_goes_at_once() -> None:
     hard = {"allOf": [{"anyOf": [{"required": [f"{at} {by}"]} for by in range(4)]} for at in range(10)]}
     began_s = time.thread_time()
     assert kept({"type": "object", **hard}) == {"type": "object", "additionalProperties": True}
-    assert time.thread_time() - began_s < 20
+    assert time.thread_time() - began_s < 60
