@@ -383,7 +383,7 @@ def _endless(definitions: Mapping[str, Schema]) -> set[str]:
     return set()
 
 
-def _ends(schema: Any, known: Collection[str]) -> bool:
+def _ends(schema: object, known: Collection[str]) -> bool:
     """Whether it admits a finite value, as far as the definitions among `known` do."""
     if not isinstance(schema, dict):
         return True
@@ -399,11 +399,11 @@ def _ends(schema: Any, known: Collection[str]) -> bool:
     )
 
 
-def _inner(schema: Any) -> Iterable[Any]:
+def _inner(schema: object) -> Iterable[object]:
     return schema.values() if isinstance(schema, dict) else schema if isinstance(schema, list) else ()
 
 
-def _height(schema: Any) -> int:
+def _height(schema: object) -> int:
     return 1 + max(map(_height, _inner(schema)), default=0)
 
 
