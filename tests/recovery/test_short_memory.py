@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,10 +17,13 @@ from engine_here import engines_here
 from vnext import LLM, SamplingParams
 from vnext.replay.cli.main import main as replay
 from vnext.replay.reading.source import open_log
+from vnext.runtime.batch import masks
 from vnext.runtime.batch.step_inputs import StepInputs
 from vnext.runtime.engine import recovery
 from vnext.runtime.processes.launch import DEMO_MODEL
+from vnext.runtime.protocol.sampling_params import StructuredOutputsParams
 from vnext.runtime.rank import replica
+from vnext.runtime.rank.replica import shortage_of
 from vnext.runtime.rank.runner import ModelRunner
 from vnext.sched import shortage
 from vnext.sim.rng import Rng
@@ -101,8 +108,79 @@ def test_no_stream_is_lost_and_no_text_differs(tmp_path: Path, way: str, monkeyp
     assert replay(["verify", "--laws", str(log_in(tmp_path / "short"))]) == 0
 
 
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(), OSError(errno.ENOMEM, os.strerror(errno.ENOMEM)), ERRORS[2], RuntimeError("std::bad_alloc"),
+        ImportError("a.so: cannot map zero-fill pages: Cannot allocate memory"), RuntimeError("can't start new thread"),
+    ],
+)  # fmt: skip
+def test_every_way_to_say_that_memory_lacks_is_heard(error: Exception) -> None:
+    assert shortage_of(error, 3).startswith("rank 3 lacks memory")
+    assert not shortage_of(type(error)("another thing"), 3) or isinstance(error, MemoryError)
+
+
+def test_a_grammar_finds_out_that_there_is_no_room_before_its_process_ends() -> None:
+    """llguidance alone aborts the process."""
+    program = """if True:
+        import resource, numpy as np
+        from pathlib import Path
+        from vnext.runtime.batch.masks import RowMasks
+        from vnext.runtime.processes.launch import DEMO_MODEL
+        from vnext.sampling.constraint import Vocabulary
+        from vnext.state.params import Constraint
+        masks = RowMasks(2, Vocabulary(Path(DEMO_MODEL), 4096, (0,)))
+        masks.join(0, Constraint(grammar="start: /[a-z]+/"), [])
+        masks.wait()
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+        resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize(), resource.RLIM_INFINITY))
+        kept = masks.of(np.array([0]))
+        for ask in (lambda: masks.join(1, Constraint(grammar="start: /[0-9]+/"), []), lambda: masks.take(kept, np.array([7]))):
+            ask()
+            try:
+                masks.wait()
+            except MemoryError as error:
+                print(error, sorted(masks.drop()))
+    """
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert done.stdout.splitlines() == [f"a grammar may need 16 MiB: Cannot allocate memory [{place}]" for place in (1, 0)], done.stderr
+
+
+def test_memory_that_lacks_for_a_grammar_is_lacking_for_every_row_that_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steps are too small for all rows, so that some are not in the step whose wait hears that their masks could not be made."""
+    params = [
+        SamplingParams(temperature=0.9, seed=place, max_tokens=48, structured_outputs=StructuredOutputsParams(regex=f"[a-z]{{30,40}}{place}"))
+        for place in range(12)
+    ]
+    right, rng, room = grammatical(tmp_path / "calm", params), Rng(7), masks.require_room
+
+    def lacking() -> None:
+        if rng.happens(8):
+            raise MemoryError
+        room()
+
+    monkeypatch.setattr(masks, "require_room", lacking)
+    monkeypatch.setattr(recovery, "STUCK_S", 0.0)
+    monkeypatch.setattr(shortage, "SUFFICED_MAX", 64)
+    assert grammatical(tmp_path / "short", params) == right and {each for _, each in right} <= {"stop", "length"}
+    found = [type(event) for event in events_of(tmp_path / "short")]
+    assert sum(issubclass(each, MemoryRanShort) for each in found) >= 5 and EngineRecovered not in found
+    assert replay(["verify", "--laws", str(log_in(tmp_path / "short"))]) == 0
+
+
+def grammatical(folder: Path, params: list[SamplingParams]) -> list[tuple[str, str]]:
+    with engines_here(), LLM(
+        DEMO_MODEL, executor="inproc", threads=1, block_size=16, max_num_batched_tokens=64, max_num_seqs=12, log_dir=str(folder),
+        scheduling_policy="vnext.sim.sample_policies:scattered",
+    ) as llm:
+        made = llm.generate(PROMPTS[: len(params)], params, use_tqdm=False)
+    return [(each.outputs[0].text, str(each.outputs[0].finish_reason)) for each in made]
+
+
 def test_memory_that_lacks_for_the_report_of_a_step_is_a_shortage_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    rng, details = Rng(3), replica.details
+    rng, details = Rng(7), replica.details
 
     def lacking(state: State) -> tuple[int, ...]:
         if rng.happens(10):

@@ -58,6 +58,7 @@ class PersistentBatch:
         self._places = np.empty(0, dtype=np.int64)
         self._owners, self._blocks = (b"", b""), b""  # the state that the rows match; bytes compare fastest
         self._sampled: dict[int, np.ndarray] = {}  # the rows that steps sample, until their tokens are taken
+        self._spoilt: set[int] = set()  # rows whose constraints lacked memory behind a step
         self._newest = self._places  # those of the newest step
         self._decode_step: DecodeStep | None = None
         model_drafts = drafts_of and drafts_of(self._table, self._sampling, config)
@@ -130,6 +131,7 @@ class PersistentBatch:
     def drop_steps(self) -> None:
         """The steps without samples are over, and who was in them leaves the batch, or takes a row anew, with the next step."""
         self._sampled.clear()
+        self._spoilt = self._sampling.drop()
         self._decode_step = None
         self._owners, self._blocks = (b"", b""), b""
 
@@ -261,7 +263,8 @@ class PersistentBatch:
         self._table[np.repeat(self._places, more), extents.spans(held, more)] = pages
 
     def _change_rows(self, state: State) -> None:
-        """Free the rows of requests that left; give free rows to new requests and to requests that resume after preemption."""
+        """Free the rows of requests that left; give free rows to new requests and to requests that resume after preemption. Rows
+        that stay behind dropped steps, but whose sampling lacked memory too, begin it anew."""
         pairs = list(zip(state.rows.id.tolist(), state.rows.preemption_count.tolist()))
         for pair in sorted(self._row_of.keys() - set(pairs)):
             place = self._row_of.pop(pair)
@@ -271,13 +274,18 @@ class PersistentBatch:
                 self._drafts.leave(place, pair[0] not in state.requests)
             self._free.append(place)
         for row, pair in enumerate(pairs):
-            if pair not in self._row_of:
+            if pair in self._row_of:
+                if (place := self._row_of[pair]) in self._spoilt:
+                    self._sampling.leave(place)
+                    self._sampling.join(place, state, row)
+            else:
                 place = self._row_of[pair] = self._free.pop()
                 self._held[place] = 0
                 self._sampling.join(place, state, row)
                 self._prompts.join(place, state.requests[pair[0]])
                 if self._drafts is not None:
                     self._drafts.join(place, row_tokens(state, row), state.requests[pair[0]])
+        self._spoilt = set()
         self._places = np.array([self._row_of[pair] for pair in pairs], dtype=np.int64)
 
 

@@ -6,11 +6,12 @@ the mask of the next one is needed when the next forward is done. What a mask ho
 
 from __future__ import annotations
 
+import mmap
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -22,12 +23,21 @@ if TYPE_CHECKING:
     from llguidance import LLExecutor
 
 
+ROOM_BYTES = 16 << 20
+"""What must be free before llguidance is called: where it lacks memory it ends the process, and says nothing that can be caught."""
+
+
 class ConstrainedRow(NamedTuple):
     """A row with a constraint: its index among a step's samples, its batch row, and its matcher, which may be in the making."""
 
     at: int
     place: int
     matcher: Future[Matcher]
+
+
+TakenRow = tuple[int, Future[Matcher], Sequence[int]]
+"""A batch row, its matcher, and tokens that it takes or has taken."""
+T = TypeVar("T")
 
 
 class RowMasks:
@@ -40,6 +50,7 @@ class RowMasks:
         self._forced: dict[int, Future[dict[int, list[int]]]] = {}
         self._followed: dict[int, int] = {}
         self._firsts: dict[int, int] = {}
+        self._spoilt: set[int] = set()
         self._work: list[Future[None] | Future[dict[int, list[int]]]] = []
 
     def join(self, place: int, constraint: Constraint, answer: Sequence[int]) -> None:
@@ -47,11 +58,12 @@ class RowMasks:
         assert self._vocabulary is not None and self._masks.size, "constraints need the checkpoint's vocabulary"
         if first := first_of(constraint, self._vocabulary.size):
             self._firsts[place] = first
-        self._matchers[place] = made = self._thread.submit(Matcher, constraint, self._vocabulary, answer)
-        self._work.append(self._thread.submit(self._fill, [(place, made, [])]))
+        self._matchers[place] = made = self._thread.submit(self._begin, constraint, answer)
+        self._work.append(self._submit(self._fill, [(place, made, [])]))
 
     def leave(self, place: int) -> None:
         """Its row becomes free, if it had one."""
+        self._spoilt.discard(place)
         self._matchers.pop(place, None)
         self._forced.pop(place, None)
         self._firsts.pop(place, None)
@@ -72,11 +84,11 @@ class RowMasks:
         if not taken:
             return
         if not self._drafts_max:
-            self._work.append(self._thread.submit(self._advance, list(taken.values())))
+            self._work.append(self._submit(self._advance, list(taken.values())))
             return
-        advanced = self._thread.submit(self._take, list(taken.values()))
+        advanced = self._submit(self._take, list(taken.values()))
         self._forced |= dict.fromkeys(taken, advanced)
-        self._work += [advanced, self._thread.submit(self._fill, list(taken.values()))]
+        self._work += [advanced, self._submit(self._fill, list(taken.values()))]
 
     def forced(self, place: int, most: int) -> list[int]:
         """Up to `most` tokens that the grammar of a row forces behind those that it has taken. Waits for the row's matcher."""
@@ -92,6 +104,14 @@ class RowMasks:
         Waits."""
         self.wait()
         return self._followed[place]
+
+    def drop(self) -> set[int]:
+        """Steps are over without samples. Returns the rows for which something has failed: they have not taken all their tokens."""
+        for each in self._work:
+            each.exception()  # waits
+        self._work.clear()
+        spoilt, self._spoilt = self._spoilt, set()
+        return spoilt
 
     def wait(self) -> None:
         """Return when all masks are complete."""
@@ -141,15 +161,36 @@ class RowMasks:
     def _executor(self) -> LLExecutor:
         from llguidance import LLExecutor  # imported with the tokenizer
 
-        return LLExecutor(1)
+        try:
+            return LLExecutor(1)
+        except ValueError as error:  # it says what the system said when a thread could not be started
+            raise MemoryError(str(error)) from error
 
-    def _advance(self, rows: list[tuple[int, Future[Matcher], Sequence[int]]]) -> None:
+    def _submit(self, work: Callable[[list[TakenRow]], T], rows: list[TakenRow]) -> Future[T]:
+        """Have the thread do `work`, and note the rows for which it fails: a step without them may be the one that hears of it."""
+
+        def noted() -> T:
+            try:
+                return work(rows)
+            except Exception:
+                self._spoilt.update(place for place, _, _ in rows)
+                raise
+
+        return self._thread.submit(noted)
+
+    def _begin(self, constraint: Constraint, answer: Sequence[int]) -> Matcher:
+        assert self._vocabulary is not None, "join has asked for it"
+        require_room()
+        return Matcher(constraint, self._vocabulary, answer)
+
+    def _advance(self, rows: list[TakenRow]) -> None:
         """Let rows take their tokens and compute their masks: (place, matcher, tokens)."""
         self._take(rows)
         self._fill(rows)
 
-    def _take(self, rows: list[tuple[int, Future[Matcher], Sequence[int]]]) -> dict[int, list[int]]:
+    def _take(self, rows: list[TakenRow]) -> dict[int, list[int]]:
         """Let rows take their tokens: (place, matcher, tokens). Returns what their grammars force next, if drafts are computed."""
+        require_room()
         for _, made, tokens in rows:
             for token in tokens:
                 made.result().take(token)
@@ -157,6 +198,7 @@ class RowMasks:
 
     def _follow(self, place: int, made: Future[Matcher], drafts: Sequence[int]) -> None:
         """Compute the masks behind the drafts of a row."""
+        require_room()
         matcher, self._followed[place] = made.result().copy(), len(drafts)
         for at, draft in enumerate(drafts):
             matcher.take(draft)
@@ -164,14 +206,23 @@ class RowMasks:
             if matcher.error:
                 self._followed[place] = min(self._followed[place], at)
 
-    def _fill(self, rows: list[tuple[int, Future[Matcher], Sequence[int]]]) -> None:
+    def _fill(self, rows: list[TakenRow]) -> None:
         """Compute the masks of rows: (place, matcher, tokens that it has taken)."""
+        require_room()
         matchers = [(place, made.result()) for place, made, _ in rows]
         if grammars := [(grammar, place) for place, matcher in matchers if (grammar := matcher.grammar) is not None]:
             masks = self._masks
             self._executor.unsafe_compute_mask_ptr(grammars, masks.ctypes.data, masks.strides[0], len(masks))
         for place, matcher in matchers:
             matcher.complete(self._masks[place])
+
+
+def require_room() -> None:
+    """Raise MemoryError where the process cannot have ROOM_BYTES more. Touches none of them."""
+    try:
+        mmap.mmap(-1, ROOM_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS).close()
+    except OSError as error:
+        raise MemoryError(f"a grammar may need {ROOM_BYTES >> 20} MiB: {error.strerror}") from error
 
 
 def first_of(constraint: Constraint, size: int) -> int | None:

@@ -98,6 +98,10 @@ class SamplingColumns:
         self._special.pop(place, None)
         self._masks.leave(place)
 
+    def drop(self) -> set[int]:
+        """Steps are over without samples. Returns the rows that must join anew even so."""
+        return self._masks.drop()
+
     def count(self, places: np.ndarray, tokens: np.ndarray) -> None:
         """Each row has sampled one more token."""
         self._masks.take(self._masks.of(places), tokens)

@@ -91,6 +91,10 @@ class SamplingUpdates:
         self._kept = [each for each in self._kept if each[0] != place]
         self._masks.leave(place)
 
+    def drop(self) -> set[int]:
+        """Steps are over without samples. Returns the rows that must join anew even so."""
+        return self._masks.drop()
+
     def count(self, places: np.ndarray, tokens: np.ndarray) -> None:
         """Rows (int64 [n]) have kept these drafts or samples behind drafts, which the device does not count by itself."""
         counts = self._penalised[places]

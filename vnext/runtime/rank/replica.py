@@ -40,8 +40,10 @@ from vnext.state.state import State
 
 replace = msgspec.structs.replace
 READING_LOOK_S = 2e-3
-ON_DEVICE, ON_HOST = "OutOfMemoryError", "can't allocate memory"
-"""How torch says that memory lacks: by an error of its own for a GPU, by the words of a RuntimeError for a CPU."""
+ON_DEVICE = "OutOfMemoryError"
+"""How torch says that a GPU's memory lacks."""
+ON_HOST = "can't allocate memory", "cannot allocate memory", "std::bad_alloc", "can't start new thread"
+"""What else says that the host's lacks: torch, the system (an import, too), C++, and a thread without room for its stack."""
 CAUSE_MAX = 160
 
 
@@ -186,6 +188,7 @@ def shortage_of(error: Exception, rank: int) -> str:
     """What a rank says of it; "" for any other error."""
     if isinstance(error, GaveUp):
         return str(error)
-    is_one = isinstance(error, MemoryError) or type(error).__name__ == ON_DEVICE or ON_HOST in str(error)
-    words = " ".join(str(error).split())[:CAUSE_MAX]
+    words = " ".join(str(error).split())
+    is_one = isinstance(error, MemoryError) or type(error).__name__ == ON_DEVICE or any(each in words.lower() for each in ON_HOST)
+    words = words[:CAUSE_MAX]
     return f"rank {rank} lacks memory" + (f" ({words})" if words else "") if is_one else ""
