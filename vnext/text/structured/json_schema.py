@@ -329,7 +329,7 @@ LOWER, UPPER = ("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")
 BOUNDS = LOWER + UPPER
 
 
-def _is_number(value: Any) -> TypeGuard[int | float]:
+def _is_number(value: object) -> TypeGuard[int | float]:
     return not isinstance(value, bool) and (isinstance(value, int) or (isinstance(value, float) and math.isfinite(value)))
 
 
@@ -423,7 +423,7 @@ def is_inexact(value: object) -> bool:
     return isinstance(value, int) and (not INTEGER_MIN <= value <= BOUND_MAX or int(float(value)) != value)
 
 
-def _small_multiple(value: Any) -> bool:
+def _small_multiple(value: object) -> bool:
     """Whether the digits of a multiple make a small number: their automaton has a state for each remainder."""
     try:
         digits = Decimal(str(value)).normalize().as_tuple()
