@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from statistics import NormalDist
 from typing import Any
 
 import gguf
@@ -29,6 +30,7 @@ ARCHITECTURES = {
     "Qwen3_5MoeForCausalLM": "qwen35moe", **dict.fromkeys(("GraniteMoeHybridForCausalLM", "BambaForCausalLM"), "granitehybrid"),
     "FalconH1ForCausalLM": "falcon-h1", "NemotronHForCausalLM": "nemotron_h", "Phi3ForCausalLM": "phi3", "NemotronForCausalLM": "nemotron",
     "Olmo3ForCausalLM": "olmo2", "AfmoeForCausalLM": "afmoe", "ExaoneMoeForCausalLM": "exaone-moe",
+    "ApertusForCausalLM": "apertus", "Gemma3nForCausalLM": "gemma3n", "Gemma4ForCausalLM": "gemma4",
 }  # fmt: skip
 MEMBERS = {
     "context_length": "max_position_embeddings", "embedding_length": "hidden_size", "block_count": "num_hidden_layers",
@@ -38,6 +40,7 @@ MEMBERS = {
     "expert_feed_forward_length": "moe_intermediate_size", "attn_logit_softcapping": "attn_logit_softcapping",
     "final_logit_softcapping": "final_logit_softcapping",
 }  # fmt: skip
+BY_LAYER = {"embedding_length_per_layer_input": "hidden_size_per_layer_input", "attention.shared_kv_layers": "num_kv_shared_layers"}
 SIGMOID = {
     "expert_shared_count": "n_shared_experts", "expert_group_count": "n_group", "expert_group_used_count": "topk_group",
     "leading_dense_block_count": "first_k_dense_replace", "expert_weights_scale": "routed_scaling_factor",
@@ -78,10 +81,16 @@ OWN_MEMBERS = {
         "expert_shared_count": "num_shared_experts", "leading_dense_block_count": "num_dense_layers",
         "expert_weights_scale": "route_scale",
     },
+    "gemma3n": {"altup.num_inputs": "altup_num_inputs", **BY_LAYER},
+    "gemma4": {
+        "attention.key_length": "global_head_dim", "attention.value_length": "global_head_dim", "rope.dimension_count": "global_head_dim",
+        "attention.key_length_swa": "head_dim", **BY_LAYER,
+    },
     "gpt-oss": {"expert_feed_forward_length": "intermediate_size"},
     "stablelm": {"attention.layer_norm_epsilon": "layer_norm_eps", "use_parallel_residual": "use_parallel_residual"},
 }  # fmt: skip
 TOKENS = [f"t{number}" for number in range(97)]
+BYTE_LEVEL = {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "gpt-2", "tokenizer.ggml.tokens": TOKENS}
 DRAWN = {"Q4_K": ((0, 4e-4), (2, 3e-3)), "Q6_K": ((208, 5e-5),)}
 """Types by where their blocks have scales in float16, and what those are."""
 Metadata = Mapping[str, Any]
@@ -135,11 +144,16 @@ def convert(
     """The checkpoint in `folder` as a GGUF file at `path`, its matrices as this type, or each as the type for its name."""
     config = json.loads((folder / "config.json").read_text())
     config.setdefault("num_hidden_layers", len(config.get("layers_block_type") or ()))
+    for layer in (config.get("per_layer_config") or {}).values():  # of layers without a window, all alike
+        config |= {"global_head_dim": layer["head_dim"], "num_global_key_value_heads": layer.get("num_key_value_heads")}
     name = ARCHITECTURES[config["architectures"][0]]
     name += "_moe" * (name == "nemotron_h" and "moe" in config["layers_block_type"])
-    if vocabulary is None:
-        vocabulary = {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "gpt-2", "tokenizer.ggml.tokens": TOKENS}
-    return write(path, metadata_of(config, name) | vocabulary, tensors_of(folder, config, name, type_))
+    vocabulary = BYTE_LEVEL if vocabulary is None else vocabulary
+    tensors = tensors_of(folder, config, name, type_)
+    learned = {}
+    for key in [key for key in tensors if key.startswith("xielu.")]:
+        learned[key.rpartition(".")[0]] = [*learned.get(key.rpartition(".")[0], ()), float(tensors.pop(key)[0][0])]
+    return write(path, metadata_of(config, name) | learned | vocabulary, tensors)
 
 
 def metadata_of(config: dict[str, Any], name: str) -> dict[str, Any]:
@@ -156,6 +170,7 @@ def metadata_of(config: dict[str, Any], name: str) -> dict[str, Any]:
     if name in ("glm4moe", "dots1", "minimax-m2", "lfm2moe", "afmoe", "exaone-moe"):
         found["expert_gating_func"] = 2
     found |= latent_members(config) if name == "deepseek2" else {}
+    found |= layered_members(config, name) if name in ("gemma3n", "gemma4") else {}
     found |= hybrid_members(config, name)
     rope = config.get("rope_parameters") or config
     found["rope.freq_base"] = float((rope.get("full_attention") or rope).get("rope_theta", 1e4))
@@ -165,10 +180,26 @@ def metadata_of(config: dict[str, Any], name: str) -> dict[str, Any]:
     if rope.get("rope_type") == "yarn":
         stretched = {"type": "yarn", "factor": rope["factor"], "original_context_length": rope["original_max_position_embeddings"]}
         found |= {f"rope.scaling.{key}": value for key, value in stretched.items()}
-    if rope.get("partial_rotary_factor") is not None:
+    if rope.get("partial_rotary_factor") is not None and name != "gemma4":
         head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
         found["rope.dimension_count"] = int(rope["partial_rotary_factor"] * head_dim)
     return {"general.architecture": name} | {f"{name}.{key}": value for key, value in found.items()}
+
+
+def layered_members(config: dict[str, Any], name: str) -> dict[str, Any]:
+    """What layers of Gemma 3n and 4 have of their own."""
+    kinds, count = config["layer_types"], config["num_hidden_layers"]
+    found: dict[str, Any] = {"attention.sliding_window_pattern": [kind == "sliding_attention" for kind in kinds]}
+    found["rope.freq_base_swa"] = float(config["rope_parameters"]["sliding_attention"]["rope_theta"])
+    if name == "gemma3n":
+        found["activation_sparsity_scale"] = [NormalDist().inv_cdf(each) if each else -np.inf for each in config["activation_sparsity_pattern"]]
+        return found
+    if whole := config.get("num_global_key_value_heads"):
+        found["attention.head_count_kv"] = [whole if kind == "full_attention" else config["num_key_value_heads"] for kind in kinds]
+    if config.get("use_double_wide_mlp"):
+        first = count - config["num_kv_shared_layers"]
+        found["feed_forward_length"] = [config["intermediate_size"] * (1 + (layer >= first)) for layer in range(count)]
+    return found
 
 
 def latent_members(config: dict[str, Any]) -> dict[str, Any]:
@@ -201,8 +232,11 @@ def tensors_of(folder: Path, config: dict[str, Any], name: str, type_: str | Cal
             add(found, own, array, config, name)
     if name == "phi3" and "long_factor" in config["rope_parameters"]:
         found |= {f"rope_factors_{each}.weight": np.float32(config["rope_parameters"][f"{each}_factor"]) for each in ("long", "short")}
+    if name == "gemma4":
+        half, share = config["global_head_dim"] // 2, config["rope_parameters"]["full_attention"]["partial_rotary_factor"]
+        found["rope_freqs.weight"] = np.where(np.arange(half) < int(half * share), 1, 1e30).astype(np.float32)
     if (rope := config.get("rope_parameters") or {}).get("rope_type") == "llama3":
-        found["rope_freqs.weight"] = stretches(rope, config["head_dim"])
+        found["rope_freqs.weight"] = stretches(rope, config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"])
     whole = {key: np.stack([each[i] for i in sorted(each)]) if isinstance(each, dict) else each for key, each in found.items()}
     types = {key: type_ if isinstance(type_, str) else type_(key) for key in whole}
     exact = [key for key, array in whole.items() if array.ndim < 2 or key.endswith(".bias") or "conv" in key or "ssm_a" in key]
@@ -211,15 +245,21 @@ def tensors_of(folder: Path, config: dict[str, Any], name: str, type_: str | Cal
 
 def add(found: dict[str, Any], key: str, array: np.ndarray, config: dict[str, Any], name: str) -> None:
     """Put a tensor among those found, an expert's among its like."""
-    names, own = name_map(name, config["num_hidden_layers"]), key
-    if ".experts." in key:
-        before, _, after = key.partition(".experts.")
-        expert, _, rest = after.partition(".")
-        own = f"{before}.experts.{rest}"
+    names, own, expert = name_map(name, config["num_hidden_layers"]), key, ""
+    for stacked in (".experts.", ".altup_projections.", ".altup_unembed_projections."):
+        if stacked in key:
+            before, _, after = key.partition(stacked)
+            expert, _, rest = after.partition(".")
+            own = f"{before}{stacked}{rest}"
+    if ".act_fn." in key:  # among the metadata, a number a layer
+        found[f"xielu.{key.rpartition('.')[2]}.{len(found)}"] = array.reshape(1)
+        return
     if key.endswith("kv_b_proj.weight") and config["architectures"] != ["YoutuForCausalLM"]:
         layer = names.get_name(own.replace("kv_b", "k_b"), (".weight",)), names.get_name(own.replace("kv_b", "v_b"), (".weight",))
         found |= dict(zip(layer, by_head(array, config)))
         return
+    if own.endswith(("_scale", "_scalar")):
+        own += ".weight"
     place = names.get_name(own.replace("_correction_bias", "_correction.bias"), (".weight", ".bias"))
     assert place is not None, own
     if own.endswith(".sinks"):
@@ -231,7 +271,7 @@ def add(found: dict[str, Any], key: str, array: np.ndarray, config: dict[str, An
         array = neighbours(array, config[heads])
     if name in ("gemma", "gemma2", "gemma3", "nemotron") and key.endswith("norm.weight"):
         array = array + 1
-    if ".experts." in key:
+    if expert:
         found.setdefault(place, {})[int(expert)] = array
     else:
         found[place] = array

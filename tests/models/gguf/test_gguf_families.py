@@ -8,11 +8,12 @@ from types import SimpleNamespace
 from typing import NamedTuple
 
 import gguf
+import gguf_writing
 import numpy as np
 import pytest
 import torch
 from family_cases import CASES, GROUPED, HALF, LATENT, MSCALE, MULTIPLIERS, VOCAB_SIZE, YARN, Case, save_case
-from gguf_writing import convert
+from gguf_writing import BYTE_LEVEL, convert
 from hybrids import CASES as HYBRIDS, Row, load_hybrid, save_hybrid
 from model_helpers import Chunk, load_model
 
@@ -78,11 +79,14 @@ FORMS = {
         changes={**CASES["exaone_moe"].changes, "num_hidden_layers": 5, "sliding_window_pattern": 4}
     ),
     "dots1": CASES["dots1"]._replace(changes=GROUPED),
+    **{name: CASES[name] for name in ("apertus", "gemma3n", "gemma4_shared")},
+    "gemma4": CASES["gemma4"]._replace(changes={**CASES["gemma4"].changes, "enable_moe_block": False, "num_experts": None}),
 }
 MIXED = ("lfm2", "lfm2_moe", "qwen3_5", "qwen3_5_moe", "qwen3_next", "granite_h", "granite_h_moe", "falcon_h1_norm", "nemotron_h", "bamba",
          "nemotron_h_moe", "nemotron_h_narrow")  # fmt: skip
-SPLIT = {"kv_b_proj": 2, "in_proj_qkvz": 2, "shared_mlp.input_linear": 2, "shared_mlp.output_linear": 1}
-"""Tensors in whose place a file has others, and how many."""
+SPLIT = {"kv_b_proj": 2, "in_proj_qkvz": 2, "shared_mlp.input_linear": 2, "shared_mlp.output_linear": 1,
+         "act_fn.beta": 0, "act_fn.eps": 0}  # fmt: skip
+"""Tensors in whose place a file has others, and how many; the last two are the same in all models."""
 POWERS = {
     "mlp_multipliers": [0.5, 2.0], "ssm_multipliers": [0.5, 2.0, 0.25, 4.0, 0.5], "embedding_multiplier": 4.0,
     "lm_head_multiplier": 0.5, "key_multiplier": 0.5, "attention_in_multiplier": 2.0, "attention_out_multiplier": 0.5,
@@ -168,6 +172,33 @@ def test_experts_are_counted(tmp_path: Path) -> None:
     file.write_bytes(data.replace(key + struct.pack("<I", 5), key + struct.pack("<I", 6)))
     with pytest.raises(ModelError, match=r"has the shape \[5, .* of other experts"):
         gguf_tensors(gguf_folder(file, tmp_path / "folders"))
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "sentence"),
+    [
+        ("gemma3n", {"gemma3n.attention.sliding_window_pattern": [True] * 4}, "has 4 numbers for 5 layers"),
+        ("gemma3n", {"gemma3n.embedding_length_per_layer_input": 0, "gemma3n.altup.num_inputs": "4"}, "altup.num_inputs is '4'"),
+        ("gemma4_shared", {"gemma4.expert_count": 4}, "Gemma 4's experts, which are not read"),
+        ("apertus", {"xielu.beta": [0.5, 0.5, 0.4]}, "xielu.beta is not 0.5"),
+    ],
+)
+def test_members_that_do_not_fit_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, changes: dict[str, object], sentence: str
+) -> None:
+    monkeypatch.setitem(CASES, name, FORMS[name])
+    save_case(tmp_path / "checkpoint", name)
+    file = convert(tmp_path / "checkpoint", tmp_path / "m.gguf", BYTE_LEVEL | changes)
+    with pytest.raises(ModelError, match=sentence):
+        gguf_tensors(gguf_folder(file, tmp_path / "folders"))
+
+
+def test_rows_that_turn_are_pairs_of_heads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gguf_writing, "neighbours", lambda array, heads: array[:-1])
+    monkeypatch.setitem(CASES, "llama", FORMS["llama"])
+    save_case(tmp_path / "checkpoint", "llama")
+    with pytest.raises(ModelError, match=r"attn_k has \d+ rows, which are no pairs of 2 heads"):
+        gguf_tensors(converted(tmp_path).written)
 
 
 def test_names_of_all_layers_follow_from_those_of_the_first() -> None:

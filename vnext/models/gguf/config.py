@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from math import prod
+from math import isclose, prod
 from types import MappingProxyType
 
+from vnext.kernels.references import XIELU_BETA, XIELU_EPS
 from vnext.models.errors import ModelError
-from vnext.models.gguf import experts, hybrids
+from vnext.models.gguf import experts, gemmas, hybrids
 from vnext.models.gguf.header import Header, Tensor
 from vnext.models.gguf.members import (
     QUERY_BIAS,
@@ -30,7 +31,6 @@ from vnext.models.gguf.members import (
 )
 
 FLOATS = MappingProxyType({"F32": "float32", "F16": "float16"})
-GEMMA2_27B_LAYERS, GEMMA3_27B_LAYERS = 46, 62
 EMBEDDING, HEAD = "token_embd.weight", "output.weight"
 PARTIAL = frozenset(
     {
@@ -72,10 +72,10 @@ def _common(members: Members) -> dict[str, object]:
     return {
         "vocab_size": members.tensors[EMBEDDING].shape[0],
         "hidden_size": hidden,
-        "intermediate_size": members.number("feed_forward_length", usual),
+        "intermediate_size": members.least("feed_forward_length", usual),
         "num_hidden_layers": layers,
         "num_attention_heads": heads,
-        "num_key_value_heads": members.number("attention.head_count_kv", heads),
+        "num_key_value_heads": members.least("attention.head_count_kv", heads),
         "head_dim": head_dim,
         "max_position_embeddings": members.number("context_length"),
         "rms_norm_eps": epsilon_of(members),
@@ -160,33 +160,16 @@ def _olmo2(members: Members) -> dict[str, object]:
     return {"architectures": ["Olmo3ForCausalLM"], "sliding_window": window, "rope_parameters": ropes}
 
 
+def _apertus(members: Members) -> dict[str, object]:
+    """Raises ModelError for an activation of other numbers than all of these models have."""
+    for name, usual in (("xielu.beta", XIELU_BETA), ("xielu.eps", XIELU_EPS)):
+        if not all(isclose(found, usual, rel_tol=1e-2) for found in members.each(name, usual)):
+            raise ModelError(f"the file's {name} is not {usual:g}, which alone is read; take the model's safetensors checkpoint")
+    return biased("ApertusForCausalLM")(members) | {"hidden_act": "xielu"}
+
+
 def _exaone4(members: Members) -> dict[str, object]:
     return {"architectures": ["Exaone4ForCausalLM"], "sliding_window": window_of(members)}
-
-
-def _gemma2(members: Members) -> dict[str, object]:
-    return {
-        "architectures": ["Gemma2ForCausalLM"],
-        "attn_logit_softcapping": members.number("attn_logit_softcapping", 50.0),
-        "final_logit_softcapping": members.number("final_logit_softcapping", 30.0),
-    } | _gemma(members, GEMMA2_27B_LAYERS)
-
-
-def _gemma3(members: Members) -> dict[str, object]:
-    rope = rope_of(members)
-    local = {"rope_type": "default", "rope_theta": members.number("rope.freq_base_swa", 10000.0)}
-    return {
-        "architectures": ["Gemma3ForCausalLM"],
-        "rope_parameters": {"full_attention": rope, "sliding_attention": local},
-    } | _gemma(members, GEMMA3_27B_LAYERS)
-
-
-def _gemma(members: Members, largest: int) -> dict[str, object]:
-    """Of the two Gemmas, the largest divides scores by the root of its channels a head, the others by that of a head's."""
-    hidden, heads = members.number("embedding_length"), members.number("attention.head_count")
-    of_head = members.number("attention.key_length", hidden // heads)
-    scalar = hidden // heads if members.number("block_count") == largest else of_head
-    return {"query_pre_attn_scalar": scalar, "sliding_window": members.number("attention.sliding_window", 4096)}
 
 
 ARCHITECTURES = MappingProxyType(
@@ -194,9 +177,6 @@ ARCHITECTURES = MappingProxyType(
         "llama": _llama,
         "qwen2": plain("Qwen2ForCausalLM"),
         "qwen3": plain("Qwen3ForCausalLM"),
-        "gemma": plain("GemmaForCausalLM"),
-        "gemma2": _gemma2,
-        "gemma3": _gemma3,
         "olmo2": _olmo2,
         "phi3": _phi3,
         "nemotron": _nemotron,
@@ -212,6 +192,8 @@ ARCHITECTURES = MappingProxyType(
         "ernie4_5": plain("Ernie4_5ForCausalLM"),
         "hunyuan-dense": plain("HunYuanDenseV1ForCausalLM"),
         "arcee": plain("ArceeForCausalLM"),
+        "apertus": _apertus,
+        **gemmas.ARCHITECTURES,
         **experts.ARCHITECTURES,
         **hybrids.ARCHITECTURES,
     }

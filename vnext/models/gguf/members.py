@@ -13,6 +13,8 @@ Stretches = Sequence[float]
 STRETCHES, QUERY_BIAS = "rope_freqs.weight", "blk.0.attn_q.bias"
 BY_LENGTH = {"short_factor": "rope_factors_short.weight", "long_factor": "rope_factors_long.weight"}
 """What divides frequencies in texts within the original context, and in longer ones."""
+LAYERED = frozenset({"gemma3n", "gemma4"})
+"""Architectures whose layers may differ in their sizes."""
 LLAMA3 = (1.0, 4.0, 8192)
 """Turns within the original context below which frequencies are stretched, and above which they are not; that context."""
 
@@ -35,6 +37,28 @@ class Members:
             raise ModelError(f"the file's {self.architecture}.{name} is {reported}, and one number is wanted; take another file")
         return found
 
+    def least(self, name: str, usual: float | None = None) -> int | float:
+        """`number`, or the smallest one of layers that differ, of architectures in LAYERED."""
+        found = self._metadata.get(f"{self.architecture}.{name}")
+        if self.architecture in LAYERED and isinstance(found, array) and (some := set(found) - {0}):
+            return min(some)
+        return self.number(name, usual)
+
+    def each(self, name: str, usual: float | None = None) -> list[float]:
+        """A member as numbers of all layers, of the architecture or of all. Raises ModelError for another count."""
+        found = self._metadata.get(f"{self.architecture}.{name}", self._metadata.get(name))
+        if not isinstance(found, array):
+            return [self.number(name, usual)] * len(self.places)
+        if len(found) != len(self.places):
+            raise ModelError(f"the file's {name} has {len(found)} numbers for {len(self.places)} layers; download it again")
+        return list(found)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """A matrix's. Raises ModelError where the file has none."""
+        if name not in self.tensors or len(self.tensors[name].shape) != 2:
+            raise ModelError(f"the file has no matrix {name}, which the model wants; download it again")
+        return self.tensors[name].shape
+
     def text(self, name: str) -> str:
         return str(self._metadata.get(f"{self.architecture}.{name}", ""))
 
@@ -53,6 +77,11 @@ class Members:
         """But those that only draft."""
         return int(self.number("block_count") - self.number("nextn_predict_layers", 0))
 
+    @property
+    def places(self) -> range:
+        """The numbers of its layers."""
+        return range(self.layer_count())
+
     def __contains__(self, name: str) -> bool:
         return f"{self.architecture}.{name}" in self._metadata
 
@@ -66,7 +95,7 @@ def rope_of(members: Members) -> dict[str, object]:
     if kind == "yarn":
         original = members.number("rope.scaling.original_context_length", members.number("context_length"))
         rope |= {"original_max_position_embeddings": original}
-    if STRETCHES in members.stretches:
+    if STRETCHES in members.stretches and members.architecture != "gemma4":  # where pairs turn or do not
         rope |= _llama3(members.stretches[STRETCHES], float(members.number("rope.freq_base", 10000.0)))
     return rope
 

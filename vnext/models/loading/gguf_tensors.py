@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import mmap
 import re
+from array import array
 from collections.abc import Mapping
 from math import prod
 from pathlib import Path
@@ -51,7 +52,8 @@ OTHERWISE = (
 )
 """Parts of names, and what stands for them in the table where that does not know the name."""
 LAYER = re.compile(r"(?<=\.)\d+(?=\.)")
-EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(.*)")
+EXPERT = re.compile(r"(.*\.(?:experts|altup(?:_unembed)?_projections))\.(\d+)\.(.*)")
+SLOPES, FLOAT_BYTES = ("alpha_p", "alpha_n"), 4
 Stored = tuple[Path, mmap.mmap, Tensor]
 
 
@@ -177,11 +179,26 @@ def _opened(folder: Path) -> _Opened:
     for file, header in zip(files, headers):
         mapping = mapped(file)
         stored |= {name: (file, mapping, tensor) for name, tensor in header.tensors.items()}
-    return _Opened(str(headers[0].metadata["general.architecture"]), stored)
+    return _Opened(str(headers[0].metadata["general.architecture"]), stored | _slopes(files[0], headers[0].metadata))
+
+
+def _slopes(file: Path, metadata: Mapping[str, object]) -> dict[str, Stored]:
+    """What Apertus's activation learned, of each layer, which stands among the metadata, as tensors."""
+    found: dict[str, Stored] = {}
+    for name in SLOPES:
+        if isinstance(numbers := metadata.get(f"xielu.{name}"), array):
+            data = np.array(numbers, np.float32).tobytes()
+            mapping = mmap.mmap(-1, len(data) or 1)
+            mapping.write(data)
+            for layer, start in enumerate(range(0, len(data), FLOAT_BYTES)):
+                found[f"blk.{layer}.{name}"] = file, mapping, Tensor("F32", (1,), start, start + FLOAT_BYTES)
+    return found
 
 
 def _place(name: str, names: _Names) -> tuple[str, int | None]:
     """The file's name of a tensor, and the expert whose part of it this is."""
+    if (slope := name.rpartition(".mlp.act_fn."))[1] and (layer := LAYER.search(slope[0] + ".")):
+        return f"blk.{layer[0]}.{slope[2]}", None
     match = EXPERT.fullmatch(name)
     return (names.of(f"{match[1]}.{match[3]}"), int(match[2])) if match else (names.of(name), None)
 
@@ -194,7 +211,8 @@ def _found(name: str, names: _Names, stored: Mapping[str, Stored], config: Model
     if tensor.type not in DTYPES and tensor.type not in GGUF_BLOCKS:
         raise ModelError(f"tensor {place!r} in {file} has the type {tensor.type}, which is not read; take another quantisation")
     if expert is not None:
-        if not config.experts or tensor.shape[:1] != (config.experts.count,):
+        count = config.experts.count if config.experts else config.streams.count - 1 if config.streams else 0
+        if tensor.shape[:1] != (count,):
             raise ModelError(f"tensor {place!r} in {file} has the shape {list(tensor.shape)}, of other experts; download it again")
         size = (tensor.stop - tensor.start) // tensor.shape[0]
         start = tensor.start + expert * size
@@ -224,6 +242,8 @@ def _orders(part: str, count: int, names: _Names, config: ModelConfig) -> tuple[
     """Where the file has each of `count` rows of a tensor, and each head's columns; None where they are in order."""
     heads = {"attn_q": config.head_count, "attn_k": config.kv_head_count}.get(part)
     if names.architecture in PAIRED and heads:  # in a head [2, half] becomes [half, 2]
+        if count % (2 * heads):
+            raise ModelError(f"the file's {part} has {count} rows, which are no pairs of {heads} heads; download it again")
         return np.arange(count).reshape(heads, -1, 2).swapaxes(1, 2).reshape(-1), None
     recurrent = config.recurrent
     if names.architecture not in IN_TURNS or recurrent is None or recurrent.key_heads == recurrent.value_heads:
