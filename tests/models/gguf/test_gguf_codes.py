@@ -107,7 +107,8 @@ def test_a_rank_keeps_them_by_itself_and_reads_less(tmp_path: Path) -> None:
     kept, floats = runner(path, quantization="auto"), runner(path, quantization="none")
     assert (kept.quantization, floats.quantization) == ("codes", "none")
     assert kept.token_bytes() < 0.5 * floats.token_bytes()
-    assert scheme(kept.kept.codes) == "Q4_K and Q6_K blocks" and not floats.kept.codes and held(tmp_path / "checkpoint") == ""
+    assert scheme(kept.weights.kept.codes) == "Q4_K and Q6_K blocks"
+    assert not floats.weights.kept.codes and held(tmp_path / "checkpoint") == ""
     assert held(path).startswith("Q4_K and Q6_K blocks, ") and 0.9 < kept.token_bytes() / 1e6 / float(held(path).split()[4]) < 1.2
     assert runner(tmp_path / "checkpoint", quantization="auto").quantization == "none"
 
@@ -116,9 +117,10 @@ def test_a_rank_keeps_them_by_itself_and_reads_less(tmp_path: Path) -> None:
 def test_a_packed_file_has_them(tmp_path: Path) -> None:
     path = written(tmp_path, "llama", mixed)
     first, second = (runner(path, tmp_path / "packed", quantization="auto") for _ in range(2))
-    assert second.packed_file is not None and second.packed_file.is_mapped and second.quantization == "codes"
-    ours, theirs = (each._params.layers[1].mlp.down.weight.linear.buffer for each in (first, second))
-    assert ours.tobytes() == theirs.tobytes() and np.shares_memory(theirs, second.packed_file._mapped.memory)  # type: ignore[union-attr]
+    file = second.weights.packed_file
+    assert file is not None and file.is_mapped and second.quantization == "codes"
+    ours, theirs = (each.weights.params.layers[1].mlp.down.weight.linear.buffer for each in (first, second))
+    assert ours.tobytes() == theirs.tobytes() and np.shares_memory(theirs, file._mapped.memory)
 
 
 def memory(path: Path, parallel: Parallel) -> list[bytes]:
@@ -150,10 +152,10 @@ def test_kernels_take_the_blocks_of_the_file_apart(rank: int, count: int, tmp_pa
 @needs_native
 def test_codes_and_floats_have_packed_files_of_their_own(tmp_path: Path) -> None:
     path = written(tmp_path, "llama", mixed)
-    names = {quantization: runner(path, tmp_path / "packed", quantization=quantization).packed_file for quantization in ("auto", "none")}
+    names = {each: runner(path, tmp_path / "packed", quantization=each).weights.packed_file for each in ("auto", "none")}
     assert names["auto"].path != names["none"].path  # type: ignore[union-attr]
-    assert all(runner(path, tmp_path / "packed", quantization=each).packed_file.is_mapped for each in names)  # type: ignore[union-attr]
-    floats = [runner(tmp_path / "checkpoint", tmp_path / "packed", quantization=each).packed_file for each in names]
+    assert all(runner(path, tmp_path / "packed", quantization=each).weights.packed_file.is_mapped for each in names)
+    floats = [runner(tmp_path / "checkpoint", tmp_path / "packed", quantization=each).weights.packed_file for each in names]
     assert floats[0].path == floats[1].path  # type: ignore[union-attr]
 
 
@@ -163,19 +165,20 @@ def test_floats_are_no_update_of_a_quantised_checkpoint(tmp_path: Path) -> None:
     update = open_update(tmp_path / "checkpoint")
     name = "tensor '.*' is F32 in the update, and the model's own quantised checkpoint holds it as Q4_K: send it so"
     with pytest.raises(ModelError, match=name):
-        check_update(update, found.kept.names, update.names(), stored=found.kept.stored)
+        check_update(update, found.weights.kept.names, update.names(), stored=found.weights.kept.stored)
 
 
 @needs_native
 def test_the_file_itself_is_an_update(tmp_path: Path) -> None:
     path = written(tmp_path, "llama", mixed)
     found = runner(path, tmp_path / "packed", quantization="auto")
-    before = [np.array(array) for array in found.kept.memory()]
+    before = [np.array(array) for array in found.weights.kept.memory()]
     update = open_update(path)
-    check_update(update, found.kept.names, update.names())
-    assert len(tensors_digest(update, found.kept.names)) == 32
+    check_update(update, found.weights.kept.names, update.names())
+    assert len(tensors_digest(update, found.weights.kept.names)) == 32
     found.refill(update)
-    assert all(np.array_equal(old.view(np.uint8), new.view(np.uint8)) for old, new in zip(before, found.kept.memory(), strict=True))
+    after = found.weights.kept.memory()
+    assert all(np.array_equal(old.view(np.uint8), new.view(np.uint8)) for old, new in zip(before, after, strict=True))
 
 
 @pytest.mark.parametrize("quantization", ["codes", "none"])

@@ -46,7 +46,7 @@ def test_it_has_the_bits_of_a_checkpoint_that_was_quantised_before(folder: Path,
 
 def test_weights_of_layers_stay_in_few_bits(folder: Path) -> None:
     runner = ModelRunner(folder, "bfloat16", "cpu", load_model(folder).parallel, quantization="int4")
-    down = runner._params.layers[0].mlp.down.weight
+    down = runner.weights.params.layers[0].mlp.down.weight
     assert runner.quantization == "int4" and down.linear.buffer.nbytes * 8 < 6 * 128 * 256
 
 

@@ -97,7 +97,7 @@ def test_nothing_of_it_is_unread(pair: tuple[Path, Path], monkeypatch: pytest.Mo
 
 def test_a_rank_on_a_cpu_packs_it(pair: tuple[Path, Path]) -> None:
     runners = [ModelRunner(path, "bfloat16", "cpu", load_model(path).parallel) for path in pair]
-    toy, floats = (runner._params.layers[0].mlp.down.weight.linear.buffer for runner in runners)
+    toy, floats = (runner.weights.params.layers[0].mlp.down.weight.linear.buffer for runner in runners)
     assert toy.tobytes() == floats.tobytes()
 
 

@@ -105,7 +105,7 @@ def test_only_the_adapter_s_requests_end(tmp_path: Path) -> None:
 
 def test_an_answer_ends_where_numbers_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """In the middle of an answer, in steps that are one call of the kernels."""
-    monkeypatch.setitem(FUNCTIONS, "spoil", lambda runner: runner._params.norm.fill(NAN))
+    monkeypatch.setitem(FUNCTIONS, "spoil", lambda runner: runner.weights.params.norm.fill(NAN))
     with engines_here(), made(DEMO_MODEL, dtype="float32") as llm:
         params = SamplingParams(temperature=0, max_tokens=400, ignore_eos=True)
         pieces = llm.stream_chat([{"role": "user", "content": "What is Python?"}], params)

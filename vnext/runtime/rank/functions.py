@@ -45,8 +45,8 @@ def process_id(runner: ModelRunner) -> int:
 @function
 def weights_digest(runner: ModelRunner) -> str:
     """The digest of the tensors that the model was loaded from or that have replaced them, read again from their files."""
-    tensors = open_update(Path(runner.weights_path))
-    return tensors_digest(tensors, runner.kept.names)
+    tensors = open_update(Path(runner.weights.source))
+    return tensors_digest(tensors, runner.weights.kept.names)
 
 
 @function
@@ -58,7 +58,7 @@ def stage_counts(runner: ModelRunner) -> dict[str, int]:
 @function
 def weight_names(runner: ModelRunner) -> dict[str, list[int]]:
     """The tensors that an update must have, with their shapes."""
-    return {name: list(shape) for name, shape in sorted(runner.kept.names.items())}
+    return {name: list(shape) for name, shape in sorted(runner.weights.kept.names.items())}
 
 
 # ---- a profile of the steps to come ------------------------------------------------------------------------------

@@ -358,7 +358,7 @@ def describe_numbers(settings: RankSettings, runner: ModelRunner) -> dict[str, s
         numbers["kv_cache_dtype"] = runner.kv_cache_dtype
     if settings.digests_weights and settings.rank == 0:
         numbers["weights_digest"] = weights_digest(settings.model_path)
-    found, has_head = runner.config.pooling, runner.kept.has_head and runner.config.encoder is None
+    found, has_head = runner.config.pooling, runner.weights.kept.has_head and runner.config.encoder is None
     if not has_head or (found and found.scores not in ("", WRITTEN_PAIRS)):
         numbers["head"] = NO_HEAD
     if found:
@@ -377,8 +377,8 @@ def describe_numbers(settings: RankSettings, runner: ModelRunner) -> dict[str, s
         numbers["state_bytes"] = str(runner.state_bytes())
     if settings.sampler:
         numbers["sampler"] = settings.sampler
-    if runner.kept.codes:
-        numbers["codes"] = scheme(name for name, _ in runner.kept.codes.most_common())
+    if runner.weights.kept.codes:
+        numbers["codes"] = scheme(name for name, _ in runner.weights.kept.codes.most_common())
     return numbers | {"batch_invariant": str(runner.invariance)}
 
 

@@ -98,6 +98,18 @@ class StagePart(Protocol):
     def close(self) -> None: ...
 
 
+class Weights:
+    """A rank's weights. `folder`: what the model is; `source`: where its values come from now. `params` are computed with, and
+    adapters go beside the products in `targets`. `kept`: what an update has to know. `packed_file`: where they are packed already,
+    None without. Mutable."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.source = folder, str(folder)
+        self.params: Any = None
+        self.targets, self.kept = list[Target](), Kept()
+        self.packed_file: PackedFile | None = None
+
+
 class ModelRunner:
     """Parameters and cache of one rank. Call `make_cache` before the first `run`.
 
@@ -121,7 +133,7 @@ class ModelRunner:
     ) -> None:
         """`config` defaults to the folder's own; `max_lora_rank` 0 means no adapters; `packed_weights_dir` "" means no packed file.
         Raises ModelError, and SettingsError where `deterministic` is impossible."""
-        self.path, self.weights_path = path, str(path)
+        self.weights = Weights(path)
         self.config = config or load_config(path)
         self.device = str(device)
         self.dtype, self._quantization = choose_numbers(dtype, self.config, quantization, self.device_type)
@@ -129,8 +141,7 @@ class ModelRunner:
         self.kv_cache_dtype = kv_cache_dtype
         self.invariance = self._invariance(deterministic, self._quantization)
         self.parallel = parallel = replace(parallel, is_exact=self.invariance.holds)
-        self.targets, self.kept = list[Target](), Kept()
-        self._params = self._load(progress, packed_weights_dir)
+        self._load(progress, packed_weights_dir)
         self.adapters = self.adapter_slots(max_lora_rank) if max_lora_rank else None
         self.regions: AdapterRegions | None = None  # of a device: where the adapters are
         self.cache = HostCache(())
@@ -140,6 +151,11 @@ class ModelRunner:
         self.sampler: Choose | None = None  # chooses tokens in place of vnext's draw
         self.stage: StagePart | None = None  # computes this rank's part of a pipeline's steps
         self.steps_device: Device | None = None  # the interface of `gpu/steps.py` to a device other than the CPU
+
+    @property
+    def path(self) -> Path:
+        """The model's folder or file."""
+        return self.weights.folder
 
     @property
     def device_type(self) -> str:
@@ -165,21 +181,21 @@ class ModelRunner:
     @property
     def quantization(self) -> str:
         """How the weights are kept: a value of --quantization, "codes" where some are."""
-        return NO_FORMAT if self._quantization == CODES and not self.kept.codes else self._quantization
+        return NO_FORMAT if self._quantization == CODES and not self.weights.kept.codes else self._quantization
 
     @property
     def _formats(self) -> WeightFormats:
         return weight_formats(self._quantization, self.invariance.form)
 
-    def _load(self, progress: Progress | None, folder: str) -> Any:
-        self.packed_file = self._packed_file(folder)
-        params = load_params(
-            self.path, self.config, self.parallel, self._dtype, self.device, progress, self._formats, self.targets, kept=self.kept,
-            packed_file=self.packed_file,
+    def _load(self, progress: Progress | None, folder: str) -> None:
+        weights, file = self.weights, self._packed_file(folder)
+        weights.params = load_params(
+            self.path, self.config, self.parallel, self._dtype, self.device, progress, self._formats, weights.targets,
+            kept=weights.kept, packed_file=file,
         )  # fmt: skip
-        if self.packed_file is not None:
-            self.packed_file.write_soon()
-        return params
+        weights.packed_file = file
+        if file is not None:
+            file.write_soon()
 
     def _packed_file(self, folder: str) -> PackedFile | None:
         """This rank's file of packed weights; None without a folder, or where the CPU kernels do not compute. Raises ModelError."""
@@ -197,14 +213,14 @@ class ModelRunner:
 
     def let_go(self) -> None:
         """The memory of the weights is about to change."""
-        if self.packed_file is not None:
-            self.packed_file.let_go()
+        if (file := self.weights.packed_file) is not None:
+            file.let_go()
 
     def close(self) -> None:
         """Finish what is written in the background, if it takes no longer than a moment."""
         for each in (self, self.draft):
-            if each is not None and each.packed_file is not None:
-                each.packed_file.close()
+            if each is not None and (file := each.weights.packed_file) is not None:
+                file.close()
 
     def measure_splits(self, known: Path) -> None:
         """Choose which products' sums travel beside the work, where the group can. `known`: the file of what was chosen before.
@@ -212,20 +228,21 @@ class ModelRunner:
         if self.parallel.begin_all_reduce is not None:
             from vnext.runtime.transport.collectives.split_products import measured  # such ranks have torch
 
-            self.parallel = measured(host_tensors_of(self._params), torch_dtype(self.dtype), self.parallel, known)
+            self.parallel = measured(host_tensors_of(self.weights.params), torch_dtype(self.dtype), self.parallel, known)
 
     def adapter_slots(self, rank_max: int) -> AdapterSlots:
         """Slots for adapters of at most this rank, on the host."""
         from vnext.models.loading.adapter import Base  # adapters need torch
         from vnext.runtime.rank.adapters import AdapterSlots
 
-        return AdapterSlots(self.parallel.rank, Base(self.config, self.parallel, self.targets, self.path), rank_max)
+        return AdapterSlots(self.parallel.rank, Base(self.config, self.parallel, self.weights.targets, self.path), rank_max)
 
     def refill(self, tensors: Checkpoint) -> None:
         """Compute with the values of these tensors from now on, which `update.py` has checked. They go into the memory of the old
         ones, which all that refers to it keeps."""
         self.let_go()
-        refill_params(self._params, self.kept, tensors, self.config, self.parallel, self._dtype, self.device, self._formats)
+        weights = self.weights
+        refill_params(weights.params, weights.kept, tensors, self.config, self.parallel, self._dtype, self.device, self._formats)
 
     def cache_memory(self) -> list[Array]:
         """The arrays of the cache, on the host."""
@@ -247,15 +264,15 @@ class ModelRunner:
 
     def token_bytes(self) -> int:
         """Bytes of weights that this rank reads for a decoded token."""
-        return token_bytes(self._params, self.config)
+        return token_bytes(self.weights.params, self.config)
 
     def measure_load(self) -> None:
         """Count from now on how many tokens each expert gets. Raises SettingsError for a model without experts."""
         if self.config.experts is None:
             raise SettingsError("--enable-expert-load: this model has no experts: leave the option out")
         self.routes = self.routes._replace(load=(load := ExpertLoad(self.config, self.parallel)))
-        if self._params.stack is not None:
-            load.watch(self._params.stack)
+        if self.weights.params.stack is not None:
+            load.watch(self.weights.params.stack)
 
     def vocabulary(self, end_tokens: Sequence[int]) -> Vocabulary:
         """What constraints are matched with."""
@@ -274,7 +291,7 @@ class ModelRunner:
         made = (self.config, state_pages, drafts, self.dtype, self.parallel.world_size)
         states = StatePools(*made) if state_pages else None
         pools = states.pools if states else ()
-        whole = whole_step(self._params, kv, self.config, self.parallel, self.adapters, pools) if is_whole else None
+        whole = whole_step(self.weights.params, kv, self.config, self.parallel, self.adapters, pools) if is_whole else None
         self.cache = HostCache(kv, whole, self.tail, states)
         for drafter in (self.draft, self.head):
             if drafter is not None:
@@ -291,7 +308,7 @@ class ModelRunner:
         kv = make_kv_cache(self.config, page_count + 1, block_size, dtype, self.device, self.parallel)
         if self.head is not None:
             self.head.make_cache(page_count + 1, block_size)
-        params = tensors_of(self._params)
+        params = tensors_of(self.weights.params)
         return DeviceModel(
             family(self.config.architecture), params, kv, self.config, self.parallel, self.regions, whole, self.head, self.tail
         )
@@ -322,7 +339,7 @@ class ModelRunner:
         """The model for steps that no single call computes."""
         from vnext.runtime.rank.by_parts import ByParts  # torch, which other steps do without
 
-        params = host_tensors_of(self._params)
+        params = host_tensors_of(self.weights.params)
         made = (family(self.config.architecture), params, self.config, self.parallel, self.adapters, self.routes.ids, self.tail)
         parts = ByParts(*made)
         parts.sampler, parts.load = self.sampler, self.routes.load

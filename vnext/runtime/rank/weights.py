@@ -83,12 +83,13 @@ class RankWeights:
     def load(self, path: str, digest: str) -> None:
         """Fill the weights from a folder or file whose tensors have this digest; the first rank makes sure, unless it has checked
         them just now. Raises ModelError."""
-        tensors, names = open_update(Path(path)), self._runner.kept.names
-        check_update(tensors, names, tensors.names(), stored=self._runner.kept.stored)
+        tensors, weights = open_update(Path(path)), self._runner.weights
+        names = weights.kept.names
+        check_update(tensors, names, tensors.names(), stored=weights.kept.stored)
         if self._rank == 0 and self._checked != (path, digest) and (found := tensors_digest(tensors, names)) != digest:
             raise ModelError(f"the weights in {path} have changed ({found} instead of {digest}): keep a version's files in place")
         self._runner.refill(tensors)
-        self._runner.weights_path, self._checked = path, ("", "")
+        weights.source, self._checked = path, ("", "")
 
     def _answer(self, serial: int, make: Any) -> None:
         try:
@@ -101,13 +102,14 @@ class RankWeights:
         """The digest on the first rank. Every rank looks at its share of the tensors; all refuse what does not fit."""
         runner = self._runner
         require_refillable(runner)
-        update, names = open_pieces([Path(path) for path in command.paths]), runner.kept.names
-        check_update(update, names, {*self._own_names(), *runner.kept.ties}, command.partial, runner.kept.stored)
+        update, kept = open_pieces([Path(path) for path in command.paths]), runner.weights.kept
+        names = kept.names
+        check_update(update, names, {*self._own_names(), *kept.ties}, command.partial, kept.stored)
         check_finite(update, [name for name in sorted(names) if name in update][self._rank :: self._world_size])
         if self._rank or command.is_piece:
             return ""
         whole = overlaid(open_update(Path(command.base or runner.path)), update) if command.partial else update
-        check_ties(update, whole, runner.kept.ties)
+        check_ties(update, whole, kept.ties)
         update = whole
         if command.index:
             write_index(Path(command.index), {name: update.file(name) for name in sorted(names)})
@@ -124,8 +126,8 @@ class RankWeights:
         require_host(runner)
         if "weights" in tags:
             runner.let_go()
-        arrays = [*(runner.kept.memory() if "weights" in tags else ()), *(runner.cache_memory() if "kv_cache" in tags else ())]
-        for array in arrays:
+        weights = runner.weights.kept.memory() if "weights" in tags else ()
+        for array in (*weights, *(runner.cache_memory() if "kv_cache" in tags else ())):
             first, size_bytes = span(array)
             if size_bytes >= RELEASED_BYTES_MIN:
                 give_back(first, size_bytes)
@@ -159,7 +161,7 @@ def require_refillable(runner: ModelRunner) -> None:
     if runner.tail is not None:
         raise ModelError("the layers behind a text's vector cannot be updated so far: start another engine")
     try:
-        list(runner.kept.memory())
+        list(runner.weights.kept.memory())
     except TypeError as error:
         raise ModelError(f"the weights cannot be updated in their form here ({error}): start another engine") from error
 
