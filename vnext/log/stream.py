@@ -8,6 +8,7 @@ whether it still has the engine's. Pure; sends nothing.
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Sequence
+from typing import Generic, TypeVar
 
 import msgspec
 
@@ -16,27 +17,28 @@ from vnext.log.codec import SegmentHeader
 from vnext.state.events import AnyEvent, EngineStarted
 from vnext.state.state import State
 
+Reader = TypeVar("Reader", bound=Hashable)
 STREAM_INDEX = 1
 """A segment that begins with a snapshot is no log's first one."""
 
 
-class EventStreams:
+class EventStreams(Generic[Reader]):
     """The streams of one engine, one for each reader. Mutable; `readers` has the last chained digest of each one's stream."""
 
     def __init__(self, started: EngineStarted, code_version: str) -> None:
         self._header = msgspec.structs.replace(codec.first_header(started, "full", code_version), index=STREAM_INDEX)
-        self.readers: dict[Hashable, int] = {}
+        self.readers: dict[Reader, int] = {}
 
-    def begin(self, reader: Hashable, state: State) -> bytes:
+    def begin(self, reader: Reader, state: State) -> bytes:
         """The stream's first bytes; frames follow from this state on. A reader that has a stream gets another one."""
         head, self.readers[reader] = codec.open_segment(self._header_at(state))
         return head
 
-    def end(self, reader: Hashable) -> None:
+    def end(self, reader: Reader) -> None:
         """This reader gets no more. Idempotent."""
         self.readers.pop(reader, None)
 
-    def frames(self, events: Sequence[AnyEvent], state: State, state_digest: int) -> Iterator[tuple[Hashable, bytes]]:
+    def frames(self, events: Sequence[AnyEvent], state: State, state_digest: int) -> Iterator[tuple[Reader, bytes]]:
         """(reader, frame) for each of them. `events` are all those since the last call, `state` is the one behind them."""
         if not events or not self.readers:
             return

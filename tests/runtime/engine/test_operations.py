@@ -60,7 +60,7 @@ class Core:
         self.state = reduce(self.state, event)
 
     def ask(self, name: str, operation: AnyOperation) -> None:
-        self.operations.ask(b"client", Operate(name=name, operation=operation))
+        self.operations.ask_all([(b"client", Operate(name=name, operation=operation))])
 
     def run(self, answers: int = 10**6, events: int = 10**6, error: str = "") -> None:
         """Go on until nothing happens, or this many commands were answered or events folded."""

@@ -79,7 +79,7 @@ class Clients:
     """
 
     def __init__(
-        self, socket: zmq.Socket, ready: EngineReady, root_seed: int, notes: CoreNotes = NO_NOTES, follows: bool = False
+        self, socket: zmq.Socket[bytes], ready: EngineReady, root_seed: int, notes: CoreNotes = NO_NOTES, follows: bool = False
     ) -> None:
         self._socket = socket
         self._ready = ready
@@ -194,7 +194,7 @@ class Clients:
             self._send(peer, message)
 
     def _received(self) -> Iterator[tuple[bytes, ClientMessage]]:
-        while self._socket.get(zmq.EVENTS) & READABLE:  # mostly nothing is there, and asking costs half of an exception
+        while int(self._socket.get(zmq.EVENTS)) & READABLE:  # mostly nothing is there, and asking costs half of an exception
             yield from read_messages(self._socket.recv_multipart())
 
     def _send(self, peer: bytes, message: EngineMessage) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Collection, Mapping
 from time import monotonic, perf_counter
 
 import zmq
+from msgspec.structs import replace
 
 from vnext.base.version import __version__
 from vnext.log import snapshot as snapshots
@@ -107,7 +108,7 @@ class EngineCore:
         self._news, self._failures, self._misses = ClientNews(), Failures(), CacheMisses()
         self._checks, self._progress = RankChecks(started.world_size), Progress(step_timeout_s)
         self._stats_due_s = 0.0
-        self._streams = EventStreams(started, __version__)
+        self._streams = EventStreams[bytes](started, __version__)
         executor.while_full = self._send_stats
         executor.send(encode_events([started]))
 
@@ -331,7 +332,7 @@ class EngineCore:
 
     def shut_down(self) -> None:
         """Abort live requests, so that the log records their end, and notify the clients."""
-        live = tuple(sorted(id_ for id_, _ in self.state.requests.items()))
+        live = tuple(RequestId(id_) for id_ in sorted(self.state.requests.mapping()))
         if live:
             self.engine.fold(RequestAborted(ids=live, reason="shutdown"))
             self._carry_out(self.engine.take())
@@ -348,7 +349,7 @@ class EngineCore:
 
     def _stats(self) -> EngineStats:
         state, counters, recovery = self.state, self.state.counters, self._recovery
-        return EngineStats(
+        stats = EngineStats(
             running=len(state.rows),
             waiting=len(state.waiting),
             blocks_total=state.pool.page_count,
@@ -379,5 +380,5 @@ class EngineCore:
             recovering=recovery.sentence,
             recoveries=recovery.count,
             recovery_seconds=recovery.seconds,
-            **self._facilities.stats(state),
         )
+        return replace(stats, **self._facilities.stats(state))

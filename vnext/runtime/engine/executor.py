@@ -13,7 +13,7 @@ import shutil
 import time
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import zmq
 from msgspec.structs import replace
@@ -26,6 +26,9 @@ from vnext.runtime.protocol.messages import RankFailed, RankMessage, RankReady, 
 from vnext.runtime.protocol.settings import RankSettings, SettingsError
 from vnext.runtime.transport.ring.results import ResultsReceiver
 from vnext.runtime.transport.ring.writer import RingWriter
+
+if TYPE_CHECKING:
+    from vnext.runtime.rank.replica import Rank
 
 POLL_S = 0.2
 STOP_GRACE_S = 5.0
@@ -45,21 +48,25 @@ class Executor(Protocol):
 
     def begin(self) -> None:
         """Let the ranks load, without waiting; `started` follows. Raises ChildDied."""
+        return
 
     def started(self) -> tuple[RankReady, ...] | None:
         """What `start` returns, None while a rank loads. Raises as `start` does."""
 
     def send(self, message: bytes) -> None:
         """Send one message to every rank; blocks while a rank is too far behind."""
+        return
 
     def receive(self) -> list[RankMessage]:
         """All messages that have arrived, without waiting."""
 
     def watch(self, poller: zmq.Poller) -> None:
         """Register every file descriptor that becomes readable when `receive` or `check` has news."""
+        return
 
     def check(self, ready: Collection[object] | None = None) -> None:
         """Raise ChildDied if a rank has ended. With `ready`, a poller's report, look only if that report shows it."""
+        return
 
     def why_silent(self, step: int) -> str:
         """Which ranks have not answered a step that was sent, and why, as far as this process can see."""
@@ -69,6 +76,7 @@ class Executor(Protocol):
 
     def kill(self) -> None:
         """End the ranks at once, without waiting for it: see `has_ended`. Only `stop` may follow."""
+        return
 
     @property
     def has_ended(self) -> bool:
@@ -88,6 +96,7 @@ class Executor(Protocol):
 
     def stop(self, grace_s: float = STOP_GRACE_S) -> None:
         """End the ranks; they have `grace_s` to end by themselves."""
+        return
 
 
 class MpExecutor:
@@ -194,6 +203,7 @@ class MpExecutor:
     def _unwatch(self, *files: int) -> None:
         """Forget files that the poller watches, before they are closed: the system uses their numbers again."""
         for file in self._watched.intersection(files):
+            assert self._poller is not None, "what is watched has a poller"
             self._poller.unregister(file)
         self._watched.difference_update(files)
 
@@ -256,7 +266,7 @@ class InprocExecutor:
 
     def __init__(self, settings: RankSettings) -> None:
         self._settings = settings
-        self._rank = None
+        self._rank: Rank | None = None
 
     def start(self) -> tuple[RankReady, ...]:
         from vnext.runtime.rank.loading import load_rank, ready_message
@@ -268,6 +278,11 @@ class InprocExecutor:
         self._ready = (ready_message(self._settings, runner, self._rank),)
         return self._ready
 
+    @property
+    def _loaded(self) -> Rank:
+        assert self._rank is not None, "a rank is loaded before it is asked"
+        return self._rank
+
     def begin(self) -> None:
         self.start()
 
@@ -275,10 +290,10 @@ class InprocExecutor:
         return self._ready
 
     def send(self, message: bytes) -> None:
-        self._rank.handle(message)
+        self._loaded.handle(message)
 
     def receive(self) -> list[RankMessage]:
-        return self._rank.collect()
+        return list(self._loaded.collect())
 
     def watch(self, poller: zmq.Poller) -> None:
         """Nothing to poll: see `has_results`."""
@@ -299,7 +314,7 @@ class InprocExecutor:
 
     @property
     def has_results(self) -> bool:
-        return self._rank.poll_timeout_s is not None
+        return self._loaded.poll_timeout_s is not None
 
     @property
     def stall_count(self) -> int:
@@ -318,8 +333,21 @@ class InprocExecutor:
 class NoRanks(Executor):
     """What is sent is dropped, since ranks that start later begin with a state that knows it; and nothing comes."""
 
+    while_full: Callable[[], None] = staticmethod(lambda: None)
     has_ended, has_results = True, False
     stall_count, stall_seconds = 0, 0.0
 
+    def start(self) -> tuple[RankReady, ...]:
+        return ()
+
+    def started(self) -> tuple[RankReady, ...] | None:
+        return None
+
     def receive(self) -> list[RankMessage]:
         return []
+
+    def why_silent(self, step: int) -> str:
+        return "there are no ranks"
+
+    def stacks(self, step: int) -> dict[int, str]:
+        return {}

@@ -30,12 +30,15 @@ class Facility(Source, Protocol):
 
     def lose_steps(self) -> None:
         """The steps in flight are over, because memory ran short: ranks have not done what was asked behind them."""
+        return
 
     def lose_ranks(self) -> None:
         """The ranks are lost: what they were to do is not done."""
+        return
 
     def begin_again(self, send: Send, ranks: Sequence[RankReady]) -> None:
         """Other ranks are in the place of those that were lost: `ranks` is what they reported, `send` reaches them."""
+        return
 
     def stats(self, state: State) -> Mapping[str, object]:
         """Fields of EngineStats."""

@@ -95,15 +95,11 @@ class Operations(Facility):
         self._owned = self._files()
         self._resident_bytes = 0
 
-    def ask(self, peer: bytes, message: Operate) -> None:
-        """A client asks for an operation."""
-        self._queue.append(_Asked(peer, message))
-        self.is_on = True
-
     def ask_all(self, asked: list[tuple[bytes, Operate]]) -> None:
         """Take what clients have asked for, first come first."""
-        while asked:
-            self.ask(*asked.pop(0))
+        self._queue.extend(_Asked(*each) for each in asked)
+        asked.clear()
+        self.is_on = True
 
     def answered(self, message: RankAnswer, state: State) -> Mapping[int, str]:
         """An answer to an earlier command is dropped."""

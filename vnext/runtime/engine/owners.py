@@ -72,7 +72,7 @@ class Owners:
                 singles[owner[0]].append(output)
                 self._note(output, owner)
         for peer in dict.fromkeys((*shares, *singles)) if singles else shares:
-            numbers, tokens = _cut(going, shares[peer]) if peer in shares else (b"", b"")
+            numbers, tokens = _cut(going, shares[peer]) if going is not None and peer in shares else (b"", b"")
             yield peer, Outputs(outputs=tuple(singles[peer]) if peer in singles else (), numbers=numbers, tokens=tokens)
 
     def _note(self, output: RequestOutput, owner: tuple[bytes, str]) -> None:

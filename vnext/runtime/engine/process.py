@@ -27,7 +27,7 @@ from vnext.media.store import FOLDER
 from vnext.models.errors import ModelError
 from vnext.runtime.engine.clients import MESSAGES_AHEAD_MAX, Clients, read_messages
 from vnext.runtime.engine.engine_core import EngineCore
-from vnext.runtime.engine.executor import STOP_GRACE_S, Executor, InprocExecutor, MpExecutor, RankStartFailed
+from vnext.runtime.engine.executor import STOP_GRACE_S, Executor, InprocExecutor, MpExecutor
 from vnext.runtime.engine.handovers import ticket_of
 from vnext.runtime.engine.progress import RanksStalled
 from vnext.runtime.engine.recovery import NoMoreRanks, Recovery
@@ -41,7 +41,7 @@ from vnext.runtime.processes.rank_processes import start_ranks, threads_of
 from vnext.runtime.processes.readable import readable
 from vnext.runtime.processes.run_dir import LEAVE, READY, REFUSAL, CoreNotes, shared_twin
 from vnext.runtime.processes.standby import STANDBY, Standby
-from vnext.runtime.processes.subprocesses import Child, ChildDied, terminate_all
+from vnext.runtime.processes.subprocesses import Child, ChildDied, RankStartFailed, terminate_all
 from vnext.runtime.protocol.log_lines import begin
 from vnext.runtime.protocol.messages import EngineDied, EngineReady, RankReady, derived_seed, encoder
 from vnext.runtime.protocol.settings import (
@@ -118,7 +118,7 @@ def run_until(
             core.stop_ranks(grace_s)
 
 
-def report_failed_start(error: Exception, settings: CoreSettings, front: zmq.Socket, wake: int) -> int:
+def report_failed_start(error: Exception, settings: CoreSettings, front: zmq.Socket[bytes], wake: int) -> int:
     """Note the error, and tell it to clients unless another engine core follows; returns the exit status."""
     refused = isinstance(error, REFUSALS)
     before, notes = settings.predecessor, CoreNotes(settings.run_dir)
@@ -186,7 +186,7 @@ SAME_FOR_RANKS = (
 
 
 def executor_or_status(
-    settings: CoreSettings, ranks: Sequence[Child], hosts: Hosts | None, front: zmq.Socket, wake: socket.socket
+    settings: CoreSettings, ranks: Sequence[Child], hosts: Hosts | None, front: zmq.Socket[bytes], wake: socket.socket
 ) -> Executor | int:
     """The executor; the exit status where there is no room for its ring. Then the ranks have ended, and clients know why."""
     try:
@@ -290,7 +290,7 @@ def gpu_settings(engine: EngineSettings, drafts_max: int) -> GpuSettings:
 
 
 def start_core(
-    settings: CoreSettings, executor: Executor, front: zmq.Socket, again: Callable[[int], Executor] | None
+    settings: CoreSettings, executor: Executor, front: zmq.Socket[bytes], again: Callable[[int], Executor] | None
 ) -> tuple[EngineCore, Clients]:
     """Load the ranks, size the cache, open the log. `again`: as that of Recovery. Raises one of START_ERRORS."""
     require_policy(settings.engine)
@@ -369,7 +369,7 @@ def started_event(settings: CoreSettings, ranks: tuple[RankReady, ...]) -> Engin
     )
 
 
-def serve(core: EngineCore, front: zmq.Socket, wake: int) -> int:
+def serve(core: EngineCore, front: zmq.Socket[bytes], wake: int) -> int:
     """Run turn after turn until a signal arrives, and end in order; sleep in the kernel between turns. Returns the exit status."""
     poller = zmq.Poller()
     poller.register(front, zmq.POLLIN)
@@ -387,7 +387,7 @@ def serve(core: EngineCore, front: zmq.Socket, wake: int) -> int:
     return DONE
 
 
-def report_death(front: zmq.Socket, wake: int, farewell: EngineDied) -> None:
+def report_death(front: zmq.Socket[bytes], wake: int, farewell: EngineDied) -> None:
     """Tell clients that wait for EngineReady why there is no engine; the launcher then sends a signal."""
     poller = zmq.Poller()
     poller.register(front, zmq.POLLIN)

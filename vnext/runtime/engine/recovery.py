@@ -16,10 +16,10 @@ from typing import NamedTuple
 from msgspec.structs import asdict
 
 from vnext.runtime.engine.due_reports import Drifted
-from vnext.runtime.engine.executor import STOP_GRACE_S, Executor, RankStartFailed
+from vnext.runtime.engine.executor import STOP_GRACE_S, Executor
 from vnext.runtime.engine.facility import Facility
 from vnext.runtime.engine.progress import RanksStalled
-from vnext.runtime.processes.subprocesses import ChildDied, HostLost
+from vnext.runtime.processes.subprocesses import ChildDied, HostLost, RankStartFailed
 from vnext.runtime.protocol.messages import RankReady
 from vnext.runtime.transport.ring.common import RingClosed, RingCorrupt
 from vnext.sched.shortage import SUFFICED, is_stuck, patience, raised, ran_short
@@ -112,6 +112,7 @@ class Recovery:
 
     def _started(self) -> Executor | None:
         if self._next is None and time.monotonic() >= self._due_s:
+            assert self._again is not None, "ranks are lost only where others can start"
             self._generation += 1
             self._next, self._loads = self._again(self._generation), False
         if self._next is None or (self._lost and time.monotonic() < self._held_until_s):
