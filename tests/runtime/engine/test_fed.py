@@ -22,6 +22,7 @@ from vnext.runtime.batch.step_outputs import StepOutputs
 from vnext.runtime.protocol.messages import StepResult
 from vnext.runtime.rank import steps as rank_steps
 from vnext.runtime.rank.replica import Rank
+from vnext.runtime.rank.runner import Routes
 from vnext.runtime.rank.steps import HostSteps
 from vnext.runtime.transport.ring.broadcast import decode_events
 from vnext.sampling.constraint import Vocabulary
@@ -37,7 +38,7 @@ Spoil = Callable[[PersistentBatch], None]
 class ToyRunner:
     """A model that answers 1 + position modulo 7; it has no weights and no cache."""
 
-    config, device, adapters, draft, routed = SimpleNamespace(vocab_size=50), torch.device("cpu"), None, None, None
+    config, device, adapters, draft, routes = SimpleNamespace(vocab_size=50), torch.device("cpu"), None, None, Routes()
 
     def vocabulary(self, end_tokens: Sequence[int]) -> Vocabulary:
         return Vocabulary(Path("without a tokenizer"), 50, end_tokens)
