@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from math import isclose, prod
 from types import MappingProxyType
 
-from vnext.kernels.references import XIELU_BETA, XIELU_EPS
 from vnext.models.errors import ModelError
 from vnext.models.gguf import experts, gemmas, hybrids
 from vnext.models.gguf.header import Header, Tensor
@@ -32,6 +31,8 @@ from vnext.models.gguf.members import (
 
 FLOATS = MappingProxyType({"F32": "float32", "F16": "float16"})
 EMBEDDING, HEAD = "token_embd.weight", "output.weight"
+XIELU = MappingProxyType({"xielu.beta": 0.5, "xielu.eps": -1e-6})
+"""Of Apertus's activation, in all models."""
 PARTIAL = frozenset(
     {
         "glm4", "stablelm", "glm4moe", "minimax-m2", "qwen3next", "qwen35", "qwen35moe", "granitehybrid", "nemotron_h",
@@ -162,7 +163,7 @@ def _olmo2(members: Members) -> dict[str, object]:
 
 def _apertus(members: Members) -> dict[str, object]:
     """Raises ModelError for an activation of other numbers than all of these models have."""
-    for name, usual in (("xielu.beta", XIELU_BETA), ("xielu.eps", XIELU_EPS)):
+    for name, usual in XIELU.items():
         if not all(isclose(found, usual, rel_tol=1e-2) for found in members.each(name, usual)):
             raise ModelError(f"the file's {name} is not {usual:g}, which alone is read; take the model's safetensors checkpoint")
     return biased("ApertusForCausalLM")(members) | {"hidden_act": "xielu"}
