@@ -27,7 +27,7 @@ from vnext.server.context import adapters
 from vnext.server.context.adapters import ServedAdapters
 from vnext.server.context.api_keys import EVERYONE, ApiKeys, Tenant
 from vnext.server.context.errors import ModelUnknown
-from vnext.server.http.middleware import OPERATORS
+from vnext.server.http.middleware import OPEN, OPERATORS
 from vnext.server.responses.bodies import Item
 from vnext.server.responses.store import ResponseStore
 from vnext.server.routes import ROUTES
@@ -119,9 +119,14 @@ def test_every_path_to_a_thing_ends_at_the_wall(server: EdgeServer) -> None:
         assert call(server, key, method, path).status_code == right, "another key of the name, and the admin's"
 
 
+OF_TENANTS = {"/rerank", "/score", "/tokenize", "/detokenize", "/handover"}
+
+
 def test_routes_that_show_or_change_what_all_have_need_an_admin_key(server: EdgeServer) -> None:
     routes = [(route.method, route.path) for route in ROUTES if "/" + route.path.split("/")[1] in OPERATORS]
     assert {"/" + path.split("/")[1] for _, path in routes} == OPERATORS
+    others = {route.path for route in ROUTES if not route.path.startswith(("/v1/", "/v2/", "/api/", "/page/"))} - OPEN
+    assert {path for path in others if "/" + path.split("/")[1] not in OPERATORS} == OF_TENANTS, "each route is of one kind"
     for method, path in routes:
         path = path.replace(r"{segment:\d{1,9}}", "1")
         answer = call(server, "a", method, path)

@@ -52,7 +52,8 @@ OPEN = frozenset({"/", "/docs", "/openapi.json", "/health", "/ping", "/live", "/
 OPERATORS = frozenset(
     {
         "/update_weights", "/start_weight_update", "/finish_weight_update", "/pause", "/resume", "/is_paused", "/sleep", "/wake_up",
-        "/is_sleeping", "/reset_prefix_cache", "/collective_rpc", "/log", "/events", "/server_info",
+        "/is_sleeping", "/reset_prefix_cache", "/collective_rpc", "/log", "/start_profile", "/stop_profile", "/events",
+        "/server_info",
     }
 )  # fmt: skip
 """The routes, by the first part of their paths, that show or change what all tenants have: among several keys, for admin keys."""
