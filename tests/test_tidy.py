@@ -81,7 +81,9 @@ ARROWS = {
         "runtime/processes", "models/layers", "kernels/arrays", "kernels/cuda", "kernels/shards", "base",
     },
     "runtime/record": {"log", "state/*", "base"},  # the log's header names the version
-    "runtime/batch": {"runtime/protocol", "state", "log/pseudonyms", "sampling", "models/layers", "kernels/arrays"},
+    "runtime/batch": {
+        "models/config/model_config", "models/layers", "runtime/protocol", "state", "log/pseudonyms", "sampling", "kernels/arrays",
+    },
     "runtime/gpu": {
         "runtime/protocol", "runtime/batch", "state", "sampling", "models/registry", "models/config", "models/layers",
         "kernels",

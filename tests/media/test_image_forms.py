@@ -63,16 +63,31 @@ def test_rows_are_those_of_transformers(tmp_path: Path, size: tuple[int, int]) -
     assert "".join(words[token] for token in form.spelled(part).tolist()) == text
 
 
+@pytest.mark.parametrize("size", SIZES)
+def test_whole_images_are_those_of_transformers(tmp_path: Path, size: tuple[int, int]) -> None:
+    kind = pytest.importorskip("transformers.models.gemma3.image_processing_pil_gemma3").Gemma3ImageProcessorPil
+    picture, raw = noise(*size), {"size": {"height": 32, "width": 32}, "image_std": [0.5, 0.4, 0.3]}
+    form = form_with(tmp_path, "whole 90 32 16", raw)
+    (part,), text = form.seen(picture, "it", True)
+    part = part_in(part.file)
+    right = kind(**raw)(Image.fromarray(picture), return_tensors="np")["pixel_values"]
+    np.testing.assert_allclose(form.numbers(part), right, rtol=0, atol=1e-6)
+    assert text == f"\n\n<start_of_image>{'<image_soft_token>' * 16}<end_of_image>\n\n"
+    assert form.spelled(part).tolist() == [90] * 16
+
+
 def test_what_a_file_cannot_mean_is_one_sentence(tmp_path: Path) -> None:
     for sizes, raw, words in (
         ("anyres 90 32 4 3", {"size": {"height": 16, "width": 32}}, "and the tower reads squares of 32 pixels"),
         ("anyres 90 32 4 3", {"image_grid_pinpoints": [[32, 33]]}, "must be heights and widths of 1 to 6 squares of 32"),
         ("rows 90 4 2 64", {"size": {"longest_edge": 65}}, "size.longest_edge is 65: it must be 1 to 64"),
+        ("whole 90 32 16", {"size": {"height": 32, "width": 16}}, "and the tower reads squares of 32 pixels"),
+        ("whole 90 32 16", {"do_pan_and_scan": True}, "do_pan_and_scan is not supported"),
         ("rows 90 4 2 64", {"image_std": [1, 2]}, "image_std is .* three numbers"),
     ):  # fmt: skip
         with pytest.raises(MediaError, match=words):
             form_with(tmp_path, sizes, raw)
-    for sizes in ("anyres 90 32 4 3", "rows 90 4 2 64"):
+    for sizes in ("anyres 90 32 4 3", "rows 90 4 2 64", "whole 90 32 16"):
         with pytest.raises(MediaError, match="no side may be more than 200 times the other"):
             form_with(tmp_path, sizes, {}).seen(noise(1, 300), "it", True)
     (tmp_path / "tokenizer.json").unlink()

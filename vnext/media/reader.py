@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from vnext.media import anyres, rows, tiles
+from vnext.media import anyres, rows, tiles, whole
 from vnext.media.pictures import MediaError, picture_of
 from vnext.media.seen import Form, with_images
 from vnext.media.sources import MediaRules, bytes_at
@@ -20,7 +20,7 @@ from vnext.media.store import MediaStore, folder_of
 from vnext.state.store.inputs import Input, with_inputs
 
 FORMS: Mapping[str, Callable[..., Form]] = MappingProxyType(
-    {"anyres": anyres.form_in, "rows": rows.form_in, "tiles": tiles.form_in}
+    {"anyres": anyres.form_in, "rows": rows.form_in, "tiles": tiles.form_in, "whole": whole.form_in}
 )
 """By the name that a tower's configuration gives."""
 IMAGES_MAX = 32

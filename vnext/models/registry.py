@@ -56,7 +56,7 @@ ROWS = MappingProxyType(
         "Qwen3MoeForCausalLM": Row("experts.qwen3_moe", "qwen3_moe", "Qwen3MoeModel"),
         "Gemma2ForCausalLM": Row("gemma2", "gemma2", "Gemma2Model"),
         "Gemma3ForCausalLM": Row("gemma3", "gemma3_text", "Gemma3TextModel"),
-        "Gemma3ForConditionalGeneration": Row("gemma3", "gemma3"),
+        "Gemma3ForConditionalGeneration": Row("towers.gemma3_seeing", "gemma3"),
         "Gemma3nForCausalLM": Row("gemma3n", "gemma3n_text", "Gemma3nTextModel"),
         "Gemma3nForConditionalGeneration": Row("gemma3n", "gemma3n"),
         "Gemma4ForCausalLM": Row("gemma4", "gemma4_text", "Gemma4TextModel"),

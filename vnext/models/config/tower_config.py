@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import isqrt
 from types import MappingProxyType
 from typing import Literal
 
@@ -10,7 +11,7 @@ import msgspec
 from vnext.models.config.json_keys import Json, number, positive, refuse, required
 from vnext.models.errors import ModelError
 
-FormName = Literal["tiles", "anyres", "rows"]
+FormName = Literal["tiles", "anyres", "rows", "whole"]
 
 
 class Tower(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,10 +55,16 @@ class Tower(msgspec.Struct, frozen=True, kw_only=True):
         return (self.grid // self.shuffle) ** 2
 
     @property
+    def is_mutual(self) -> bool:
+        """Whether an image's tokens see each other to both sides, so that a step computes all of them or none."""
+        return self.form == "whole"
+
+    @property
     def sizes(self) -> str:
         """The form of images and its numbers, for servers."""
         numbers = {
-            "tiles": (self.vectors,), "anyres": (self.side, self.grid, self.most), "rows": (self.patch, self.shuffle, self.side)
+            "tiles": (self.vectors,), "anyres": (self.side, self.grid, self.most), "rows": (self.patch, self.shuffle, self.side),
+            "whole": (self.side, self.vectors),
         }[self.form]  # fmt: skip
         return " ".join(map(str, (self.form, self.image_token, *numbers)))
 
@@ -108,6 +115,18 @@ def parse_anyres(raw: Json, width: int) -> Tower:
     if not (most := aspect.removeprefix("anyres_max_")).isdigit() or not int(most):
         raise ModelError(f"vision_aspect_ratio {aspect!r} is not supported; supported is anyres_max_ with a number")
     return siglip(vision, "anyres", positive(raw, "image_token_index", 151646), width, most=int(most))
+
+
+def parse_whole(raw: Json, width: int) -> Tower:
+    """The tower of Gemma 3. Raises ModelError."""
+    usual = {"image_size": 896, "patch_size": 14, "hidden_size": 1152, "num_attention_heads": 16, "num_hidden_layers": 27}
+    vision = usual | {"intermediate_size": 4304} | required(raw, "vision_config", {})
+    refuse(vision, "model_type", unless=("siglip_vision_model",))
+    grid, count = positive(vision, "image_size") // positive(vision, "patch_size"), positive(raw, "mm_tokens_per_image", 256)
+    side = isqrt(count)
+    if side**2 != count or not grid or grid % side:
+        raise ModelError(f"mm_tokens_per_image is {count}, no square of a number that divides the {grid} patches along a side")
+    return siglip(vision, "whole", positive(raw, "image_token_index", 262144), width, grid // side)
 
 
 def parse_rows(raw: Json, width: int, merger_eps: float) -> Tower:

@@ -1,7 +1,6 @@
-"""Gemma 3, text only: Gemma 2 with norms over heads, without soft caps.
+"""Gemma 3's text: Gemma 2 with norms over heads, without soft caps.
 
-Five layers of six have a window and a rope of their own. Of multimodal models, it serves the language part. EmbeddingGemma sees
-to both sides and writes nothing.
+Five layers of six have a window and a rope of their own. EmbeddingGemma sees to both sides and writes nothing.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Attention to both sides: each token of a text sees those before and behind it, all or as many as a layer's reach.
+"""Attention to both sides: a token of a text sees those before and behind it, all, as many as a layer's reach, or of its image.
 
 All of a step's keys are written before any is read, so a causal kernel does it with a row for each token, which ends where the
 token sees no further. A row sees all before it or a window; behind a text's last tokens there is less, and their windows are
@@ -28,19 +28,17 @@ class _Rows(NamedTuple):
     window: int
 
 
-class Near:
-    """paged_attention for layers in which a token sees `reach` tokens on either side, for one step."""
+class ByToken:
+    """paged_attention of one step with a row for each token: it sees `seen` [T] tokens of its text, or the last of these where
+    `windows` [T] is not 0."""
 
-    def __init__(self, chosen: Operations, batch: ForwardBatch, sizes: tuple[int, int], reach: int) -> None:
-        """`batch`: of whole texts. `sizes`: a block's tokens, and key-value heads."""
-        starts, lengths = host_batch(batch)
-        counts = np.diff(starts)
-        places, ends = np.arange(starts[-1]) - np.repeat(starts[:-1], counts), np.repeat(lengths, counts)
-        seen = np.minimum(ends, places + reach + 1)
-        first = np.maximum(places - reach, 0)
-        window = np.where((first > 0) & (seen < places + reach + 1), seen - first, 2 * reach + 1)
+    def __init__(
+        self, chosen: Operations, batch: ForwardBatch, sizes: tuple[int, int], seen: np.ndarray, windows: np.ndarray
+    ) -> None:
+        """`sizes`: a block's tokens, and key-value heads."""
         self._attend = chosen.paged_attention
-        self._rows = [self._of(chosen, batch, sizes, np.flatnonzero(window == each), seen, int(each)) for each in np.unique(window)]
+        rows = {int(each): np.flatnonzero(windows == each) for each in np.unique(windows)}
+        self._rows = [self._of(chosen, batch, sizes, tokens, seen, window) for window, tokens in rows.items()]
 
     @staticmethod
     def _of(
@@ -69,3 +67,25 @@ def by_token(batch: ForwardBatch, tokens: np.ndarray | None = None, seen: np.nda
     host = HostBatch(np.arange(len(texts) + 1, dtype=np.int32), seen.astype(np.int32))
     rows = batch.block_table.new_tensor(texts).long()
     return batch._replace(host=host, block_table=batch.block_table.index_select(0, rows))
+
+
+def near(chosen: Operations, batch: ForwardBatch, sizes: tuple[int, int], reach: int) -> ByToken:
+    """A token of whole texts sees `reach` tokens on either side."""
+    starts, lengths = host_batch(batch)
+    counts = np.diff(starts)
+    places, ends = np.arange(starts[-1]) - np.repeat(starts[:-1], counts), np.repeat(lengths, counts)
+    seen = np.minimum(ends, places + reach + 1)
+    first = np.maximum(places - reach, 0)
+    return ByToken(chosen, batch, sizes, seen, np.where((first > 0) & (seen < places + reach + 1), seen - first, 2 * reach + 1))
+
+
+def mutual(chosen: Operations, batch: ForwardBatch, sizes: tuple[int, int], window: int) -> ByToken:
+    """A token sees those before it, `window` with itself if that is not 0, and one of an input all behind it in the input, too."""
+    starts, lengths = host_batch(batch)
+    counts = np.diff(starts)
+    places = np.arange(starts[-1]) + np.repeat(lengths - counts - starts[:-1], counts)
+    seen = places + 1
+    for at, count, _, _ in batch.inputs:
+        seen[at : at + count] = seen[at + count - 1]
+    wider = np.where(places < window, 0, window + seen - 1 - places)
+    return ByToken(chosen, batch, sizes, seen, np.where((seen == places + 1) | (window == 0), window, wider))

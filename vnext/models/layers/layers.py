@@ -17,7 +17,7 @@ from vnext.kernels.calls import AttentionCall, AttentionStep, BiasedExperts, Rot
 from vnext.kernels.shards import joined_along
 from vnext.models.config.model_config import ModelConfig, without_windows
 from vnext.models.layers.batch import ForwardBatch, host_batch
-from vnext.models.layers.both_sides import Near, by_token
+from vnext.models.layers.both_sides import by_token, mutual, near
 from vnext.models.layers.kv_cache import KvCache, kv_groups
 from vnext.models.layers.rope import query_factors, rotary_angles
 from vnext.models.layers.sharding import Parallel, own_experts
@@ -180,13 +180,26 @@ def layer_steps(
     firsts = kv if config.whole_heads is None else [kv[groups.group_of.index(group)] for group in range(len(groups.windows))]
     metadata = describe_attention(firsts, batch, chosen, groups.windows) if prepared is None else prepared.metadata
     steps = [step_of(window, slots, each) for window, (slots, _), each in zip(groups.windows, places, metadata, strict=True)]
+    if batch.inputs and config.tower is not None and config.tower.is_mutual:
+        steps = [_mutual(step, kv, batch._replace(block_table=table)) for step, (_, table) in zip(steps, places)]
     still = [step._replace(cosine=None, sine=None) for step in steps] if config.still_layers else steps
     group_of = dict(zip(config.attending_layers, groups.group_of))
     found = [(still if at in config.still_layers else steps)[group_of.get(at, 0)] for at in range(config.layer_count)]
+    return tuple(_keeping(found, batch))
+
+
+def _keeping(steps: list[Step], batch: ForwardBatch) -> list[Step]:
+    """The steps of layers, of which some keep their inputs, or the last one its output."""
     for place, layer in enumerate(batch.aux.layers if batch.aux else ()):
-        at, name = (layer, "aux") if layer < len(found) else (-1, "output")
-        found[at] = found[at]._replace(**{name: batch.aux.states[:, place]})
-    return tuple(found)
+        at, name = (layer, "aux") if layer < len(steps) else (-1, "output")
+        steps[at] = steps[at]._replace(**{name: batch.aux.states[:, place]})
+    return steps
+
+
+def _mutual(step: Step, kv: KvCache, batch: ForwardBatch) -> Step:
+    """The step of layers in which the tokens of an input see each other to both sides."""
+    chosen, (_, kv_heads, block_size, _) = step.operations, kv[0][0].shape
+    return step._replace(operations=chosen._replace(paged_attention=mutual(chosen, batch, (block_size, kv_heads), step.window)))
 
 
 def _both_sides(kv: KvCache, batch: ForwardBatch, plain: Step, local: Step) -> tuple[Step, ...]:
@@ -197,8 +210,8 @@ def _both_sides(kv: KvCache, batch: ForwardBatch, plain: Step, local: Step) -> t
     steps = {0: plain._replace(metadata=metadata)}
     reaches = config.encoder.reaches or (0,) * config.layer_count
     for reach in {*reaches} - {0}:
-        near = Near(chosen, batch, (block_size, kv_heads), reach)
-        steps[reach] = local._replace(operations=chosen._replace(paged_attention=near))
+        attend = near(chosen, batch, (block_size, kv_heads), reach)
+        steps[reach] = local._replace(operations=chosen._replace(paged_attention=attend))
     return tuple(steps[reach] for reach in reaches)
 
 

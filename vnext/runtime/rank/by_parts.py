@@ -24,6 +24,7 @@ from vnext.models.layers.sharding import Parallel
 from vnext.models.registry import Family
 from vnext.runtime.batch.prompt_results import PromptSums, Tail
 from vnext.runtime.batch.prompt_tensors import compute, places_of
+from vnext.runtime.batch.rests import rests, spare_pages
 from vnext.runtime.batch.step_inputs import StepInputs
 from vnext.runtime.batch.step_outputs import NOTHING_SAMPLED, StepOutputs, reported, spoilt_rows
 from vnext.runtime.batch.tensors import tensors_of_batch, tensors_of_step
@@ -75,6 +76,10 @@ class ByParts:
         self._hidden(batch._replace(aux=AuxStates((config.layer_count,), states)), kv)
         return states[:, 0]
 
+    def spare_pages(self, block_size: int) -> int:
+        """Of the cache, beside those of requests."""
+        return spare_pages(self._config, block_size)
+
     def embedded(self, token_ids: torch.Tensor) -> torch.Tensor:
         """Rows of the embedding [T, hidden]; every rank asks for the same."""
         return embed(self._params.embedding, token_ids, self._parallel)
@@ -89,9 +94,14 @@ class ByParts:
             if self.inputs is None:
                 raise ModelError("The prompt holds images or sounds, which this engine does not have: no step computes them.")
             batch = self.inputs.with_vectors(batch, self._params, self._parallel)
+            again = list(rests(batch, kv, self._config, self.inputs.vectors))  # before the step uses its states up
+        else:
+            again = []
         forward = self._adapted if batch.adapters else self._family.forward
         with self._watched():
             hidden, _ = forward(self._params, kv, batch, self._config, self._parallel)
+            for each in again:
+                forward(self._params, kv, each, self._config, self._parallel)
         return hidden
 
     def _watched(self) -> AbstractContextManager[None]:

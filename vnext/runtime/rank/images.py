@@ -78,6 +78,10 @@ class Inputs:
             states[places] = torch.where((spelled == self._token)[:, None], vectors, states[places])
         return batch._replace(states=states)
 
+    def vectors(self, digest: bytes) -> torch.Tensor:
+        """Of an input that has been encoded, [N, width]."""
+        return self._found(digest).vectors
+
     def _found(self, digest: bytes) -> Encoded:
         found = self._kept.get(digest)
         if found is None:

@@ -217,8 +217,10 @@ def _load_stage(settings: RankSettings) -> tuple[Rank, ModelRunner]:
 def load_tower(settings: RankSettings, runner: ModelRunner) -> None:
     """Give the runner the tower of a model that reads images or sounds, where this rank embeds tokens. Raises ModelError."""
     config = runner.config
-    if config.sound is not None and config.stage is not None:
-        raise ModelError("A model that listens is not cut into stages: leave --pipeline-parallel-size out.")
+    is_cut = config.stage is not None
+    if is_cut and (config.sound is not None or (config.tower is not None and config.tower.is_mutual)):
+        kind = "listens" if config.sound is not None else "sees images to both sides"
+        raise ModelError(f"A model that {kind} is not cut into stages: leave --pipeline-parallel-size out.")
     if reads_inputs(settings, runner) and config.is_first:
         from vnext.runtime.rank.images import Images, Sounds  # compute in torch
 

@@ -287,7 +287,8 @@ class ModelRunner:
         Raises MemoryError (RuntimeError on CUDA) if memory does not suffice."""
         together = self.device_type == "cpu"
         is_whole = together and self.routes.ids is None and self.sampler is None  # a whole step tells no ids, and draws itself
-        kv = make_kv_cache(self.config, page_count, block_size, self._kv_dtype, self.device, self.parallel, together)
+        pages = page_count + (self.parts.spare_pages(block_size) if self.config.tower is not None else 0)
+        kv = make_kv_cache(self.config, pages, block_size, self._kv_dtype, self.device, self.parallel, together)
         made = (self.config, state_pages, drafts, self.dtype, self.parallel.world_size)
         states = StatePools(*made) if state_pages else None
         pools = states.pools if states else ()

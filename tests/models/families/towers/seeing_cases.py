@@ -26,8 +26,8 @@ VISION: dict[str, Any] = dict(hidden_size=64, intermediate_size=96, num_hidden_l
 
 
 class SeeingCase(NamedTuple):
-    """`config`, `model`: transformers' classes; `own`: of the configuration; `words`: special tokens, the first of which stands for an
-    image in a prompt's text; `settings`: preprocessor_config.json; `processor`: (module, class, what it gets besides)."""
+    """`name`: of transformers' classes; `own`: of the configuration; `words`: special tokens, the first of which is that of vectors;
+    `settings`: preprocessor_config.json; `processor`: (module, class, what it gets besides)."""
 
     name: str
     text: dict[str, Any]
@@ -51,7 +51,20 @@ CASES = {
         ("[IMG]", "[IMG_BREAK]", "[IMG_END]"), {"size": {"longest_edge": 2 * SIDE}},
         ("pixtral.image_processing_pil_pixtral", "PixtralImageProcessorPil", {"patch_size": 8}),
     ),
+    "whole": SeeingCase(
+        "Gemma3",
+        {
+            "model_type": "gemma3_text", "head_dim": 12, "query_pre_attn_scalar": 12, "sliding_window": 30,
+            "layer_types": ["sliding_attention", "full_attention"],
+        },
+        {"model_type": "siglip_vision_model", "vision_use_head": False},
+        {"image_token_index": IMAGE, "mm_tokens_per_image": 16, "boi_token_index": 91, "eoi_token_index": 92},
+        ("<image_soft_token>", "<start_of_image>", "<end_of_image>"), {"size": {"height": SIDE, "width": SIDE}},
+        ("gemma3.image_processing_pil_gemma3", "Gemma3ImageProcessorPil", {}),
+    ),
 }  # fmt: skip
+MARKS = {"whole": "<start_of_image>"}
+"""What stands for an image in a text, where it is not the token of vectors."""
 
 
 def save_seeing(path: Path, kind: str) -> torch.nn.Module:
@@ -78,7 +91,7 @@ def save_seeing(path: Path, kind: str) -> torch.nn.Module:
     tokenizer.pre_tokenizer, tokenizer.decoder = WhitespaceSplit(), Fuse()
     tokenizer.add_special_tokens([AddedToken(word, normalized=False) for word in ("<bos>", "<eos>", *words)])
     tokenizer.save(str(path / "tokenizer.json"))
-    template = TEMPLATE.replace("IMAGE", case.words[0])
+    template = TEMPLATE.replace("IMAGE", MARKS.get(kind, case.words[0]))
     (path / "tokenizer_config.json").write_text(json.dumps({"chat_template": template, "eos_token": "<eos>"}))
     (path / "preprocessor_config.json").write_text(json.dumps(case.settings))
     return model
@@ -86,10 +99,12 @@ def save_seeing(path: Path, kind: str) -> torch.nn.Module:
 
 def processed(kind: str, images: Sequence[np.ndarray]) -> dict[str, torch.Tensor]:
     """What transformers makes of the images of one prompt."""
-    case = CASES[kind]
+    case, pictures = CASES[kind], [*map(Image.fromarray, images)]
     module, name, more = case.processor
     processor = getattr(import_module(f"transformers.models.{module}"), name)(**case.settings, **more)
-    return dict(processor([[*map(Image.fromarray, images)]] if kind == "anyres" else [*map(Image.fromarray, images)], return_tensors="pt"))
+    found = dict(processor([pictures] if kind == "anyres" else pictures, return_tensors="pt"))
+    found.pop("num_crops", None)
+    return found
 
 
 TEMPLATE = (

@@ -1,4 +1,4 @@
-"""Mistral 3 and Ministral 3, with Pixtral's tower, where patches turn by row and column."""
+"""Mistral 3 and Ministral 3, with Pixtral's tower."""
 
 from __future__ import annotations
 
