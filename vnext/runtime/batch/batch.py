@@ -58,7 +58,6 @@ class PersistentBatch:
         self._places = np.empty(0, dtype=np.int64)
         self._owners, self._blocks = (b"", b""), b""  # the state that the rows match; bytes compare fastest
         self._sampled: dict[int, np.ndarray] = {}  # the rows that steps sample, until their tokens are taken
-        self._spoilt: set[int] = set()  # rows whose constraints lacked memory behind a step
         self._newest = self._places  # those of the newest step
         self._decode_step: DecodeStep | None = None
         model_drafts = drafts_of and drafts_of(self._table, self._sampling, config)
@@ -131,7 +130,7 @@ class PersistentBatch:
     def drop_steps(self) -> None:
         """The steps without samples are over, and who was in them leaves the batch, or takes a row anew, with the next step."""
         self._sampled.clear()
-        self._spoilt = self._sampling.drop()
+        self._sampling.drop()
         self._decode_step = None
         self._owners, self._blocks = (b"", b""), b""
 
@@ -275,7 +274,7 @@ class PersistentBatch:
             self._free.append(place)
         for row, pair in enumerate(pairs):
             if pair in self._row_of:
-                if (place := self._row_of[pair]) in self._spoilt:
+                if (place := self._row_of[pair]) in self._sampling.spoilt:
                     self._sampling.leave(place)
                     self._sampling.join(place, state, row)
             else:
@@ -285,7 +284,7 @@ class PersistentBatch:
                 self._prompts.join(place, state.requests[pair[0]])
                 if self._drafts is not None:
                     self._drafts.join(place, row_tokens(state, row), state.requests[pair[0]])
-        self._spoilt = set()
+        self._sampling.spoilt = set()
         self._places = np.array([self._row_of[pair] for pair in pairs], dtype=np.int64)
 
 

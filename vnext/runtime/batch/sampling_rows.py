@@ -72,6 +72,7 @@ class SamplingColumns:
         self.forced, self.follow, self.followed = self._masks.forced, self._masks.follow, self._masks.followed
         self._vocab_size = vocab_size
         self._columns = {name: np.zeros(config.max_num_seqs, dtype=dtype) for name, dtype in COLUMNS.items()}
+        self.spoilt: set[int] = set()  # rows that must join anew: their constraints lacked memory behind a step
         self._special: dict[int, Sampling] = {}  # rows with penalties, bias or a minimum length
         self._counts: dict[int, TokenCounts] = {}
         self._cached_inputs: dict[bytes, CachedInputs] = {}  # by the bytes of the row indices
@@ -98,9 +99,9 @@ class SamplingColumns:
         self._special.pop(place, None)
         self._masks.leave(place)
 
-    def drop(self) -> set[int]:
-        """Steps are over without samples. Returns the rows that must join anew even so."""
-        return self._masks.drop()
+    def drop(self) -> None:
+        """Steps are over without samples."""
+        self.spoilt = self._masks.drop()
 
     def count(self, places: np.ndarray, tokens: np.ndarray) -> None:
         """Each row has sampled one more token."""
