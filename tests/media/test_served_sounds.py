@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from engine_here import engines_here
 from test_sounds import wav
 
 from tests.e2e.serving import Server, serving
@@ -134,7 +135,7 @@ def test_a_program_gives_a_sound_beside_its_text(listener: tuple[Path, torch.nn.
     model, samples, greedy = listener[1], sounds(1, seed=3)[0], SamplingParams(temperature=0, max_tokens=20)
     text = "<|startoftranscript|><|en|><|transcribe|><|notimestamps|>"
     prompts = [{"prompt": text, "multi_modal_data": {"audio": each}} for each in (SOUND, (samples, 16_000), (samples.astype(float), 16e3))]
-    with LLM(str(listener[0]), dtype="float32", block_size=4) as llm:
+    with engines_here(), LLM(str(listener[0]), dtype="float32", block_size=4, executor="inproc", threads=1, log="off") as llm:
         found = [answer.outputs[0] for answer in llm.generate(prompts, greedy)]
         wrong = (
             (samples, "is no sound: give a file's bytes, or"), ((samples[None], 16_000), "is no sound"), ((samples, 0), "is no sound"),

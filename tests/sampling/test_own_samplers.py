@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+from contextlib import nullcontext
 from importlib.metadata import EntryPoint, EntryPoints
 from pathlib import Path
 
 import pytest
 import torch
+from engine_here import engines_here
 
 from vnext import LLM, SamplingParams
 from vnext.runtime.processes.launch import DEMO_MODEL, StartRefused
@@ -47,7 +49,9 @@ def answers(**settings: object) -> list[list[int]]:
     own = {0: {"allowed_token_ids": [5, 9, 60]}, len(PROMPTS) - 1: {"temperature": 0.0}}
     usual = {"temperature": 0.8, "max_tokens": 14, "ignore_eos": True}
     asked = [SamplingParams(**usual | {"seed": number} | own.get(number, {})) for number in range(len(PROMPTS))]
-    with LLM(str(DEMO_MODEL), threads=1, log="off", **settings) as llm:
+    here = settings.keys().isdisjoint({"tensor_parallel_size", "pipeline_parallel_size"})
+    settings |= {"executor": "inproc"} if here else {}
+    with engines_here() if here else nullcontext(), LLM(str(DEMO_MODEL), threads=1, log="off", **settings) as llm:
         return [answer.outputs[0].token_ids for answer in llm.generate(PROMPTS, asked, use_tqdm=False)]
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from engine_here import engines_here
 from tower_cases import IMAGE, SIDE, TILE_TOKENS, save_reader
 
 from vnext import LLM
@@ -35,6 +37,7 @@ TILES = np.random.default_rng(0).integers(0, 256, (3, SIDE, SIDE, 3), dtype=np.u
 FILES = [Part(each).file for each in TILES]
 DIGESTS = [*map(digest_of, FILES)]
 COUNT = 10
+HERE: dict[str, Any] = {"dtype": "float32", "block_size": 4, "executor": "inproc", "threads": 1}
 
 
 @pytest.fixture(scope="module")
@@ -85,13 +88,14 @@ def answers(llm: LLM, prompts: Sequence[np.ndarray]) -> tuple[list[list[int]], l
 def test_answers_are_those_of_transformers(reader: tuple[Path, torch.nn.Module], settings: dict[str, Any]) -> None:
     path, model = reader
     which = [(0,), (1, 0), (0,), (2,)]
-    with LLM(str(path), dtype="float32", block_size=4, **settings) as llm:
+    here = HERE if settings.keys().isdisjoint({"tensor_parallel_size", "pipeline_parallel_size"}) else HERE | {"executor": "mp"}
+    with engines_here() if here is HERE else nullcontext(), LLM(str(path), **here, **settings) as llm:
         found, _ = answers(llm, [prompt_of(*tiles)[1] for tiles in which])
     assert found == [right(model, *tiles) for tiles in which]
 
 
 def test_the_same_image_is_a_hit_and_another_one_is_none(reader: tuple[Path, torch.nn.Module]) -> None:
-    with LLM(str(reader[0]), dtype="float32", block_size=4) as llm:
+    with engines_here(), LLM(str(reader[0]), **HERE, log="off") as llm:
         first, hits = answers(llm, [prompt_of(0)[1]])
         again, same = answers(llm, [prompt_of(0)[1]])
         _, others = answers(llm, [prompt_of(1)[1]])
@@ -101,7 +105,7 @@ def test_the_same_image_is_a_hit_and_another_one_is_none(reader: tuple[Path, tor
 def test_a_step_encodes_one_tile(reader: tuple[Path, torch.nn.Module], tmp_path: Path) -> None:
     path, model = reader
     which = [(0, 1, 2), (1, 0), (2,)]
-    with LLM(str(path), dtype="float32", block_size=4, log_dir=str(tmp_path)) as llm:
+    with engines_here(), LLM(str(path), **HERE, log_dir=str(tmp_path)) as llm:
         found, _ = answers(llm, [prompt_of(*tiles)[1] for tiles in which])
         log = llm.log_dir
     assert found == [right(model, *tiles) for tiles in which]
