@@ -127,6 +127,20 @@ def test_tensors_have_numbers_and_names(tmp_path: Path, shape: tuple[int, ...], 
         read_header(file)
 
 
+@pytest.mark.parametrize("name", ["tokenizer.ggml.model", "tokenizer.ggml.pre", "llama.block_count", "general.architecture", ""])
+def test_a_long_text_leaves_a_sentence_short(tmp_path: Path, name: str) -> None:
+    """Wherever a file has it: in a member, or as the name of a tensor that ends behind the file's end."""
+    members = {"llama.embedding_length": 32, "llama.attention.head_count": 2, "llama.feed_forward_length": 8, "llama.context_length": 64}
+    tokens = {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "gpt-2", "tokenizer.ggml.tokens": ["a", "b", "c"]}
+    tensors = {"token_embd.weight" if name else "[" * 5000: (NUMBERS, "F32"), "blk.0.attn_norm.weight": (NUMBERS, "F32")}
+    file = write(tmp_path / "m.gguf", METADATA | members | tokens | ({name: "[" * 5000} if name else {}), tensors)
+    if not name:
+        os.truncate(file, file.stat().st_size - 2 * NUMBERS.nbytes)
+    with pytest.raises(ModelError) as found:
+        gguf_folder(file, tmp_path / "folders")
+    assert "[[[" in str(found.value) and len(str(found.value)) < 1200
+
+
 @pytest.mark.parametrize(
     ("place", "code", "value", "sentence"),
     [

@@ -47,8 +47,8 @@ def config_of(header: Header, stretches: Mapping[str, Stretches] = MappingProxyT
     members = Members(header, stretches)
     if members.architecture not in ARCHITECTURES:
         raise ModelError(
-            f"the file's architecture {members.architecture!r} is not read; read are {', '.join(ARCHITECTURES)}: take the model's "
-            "safetensors checkpoint"
+            f"the file's architecture {members.architecture!r:.120} is not read; read are {', '.join(ARCHITECTURES)}: take "
+            "the model's safetensors checkpoint"
         )
     if EMBEDDING not in members.tensors or len(members.tensors[EMBEDDING].shape) != 2:
         raise ModelError(f"the file has no {EMBEDDING}, which a model begins with; download it again")

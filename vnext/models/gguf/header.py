@@ -149,7 +149,7 @@ def _header(cursor: _Cursor, size_bytes: int) -> Header:
     entries = _named(tensor_count, cursor, lambda: _entry(cursor))
     alignment = metadata.get(ALIGNMENT, 32)
     if not isinstance(alignment, int) or alignment <= 0 or alignment & (alignment - 1):
-        raise _Broken(f"{ALIGNMENT} is {alignment!r}")
+        raise _Broken(f"{ALIGNMENT} is {alignment!r:.120}")
     begin = -(-cursor.place // alignment) * alignment
     tensors = {name: _placed(name, *entry, begin, size_bytes) for name, entry in entries.items()}
     return Header(metadata, tensors, cursor.place)
@@ -159,7 +159,7 @@ def _named(count: int, cursor: _Cursor, read: Callable[[], Read]) -> dict[str, R
     found: dict[str, Read] = {}
     for _ in range(count):
         if (name := cursor.text()) in found or not name:
-            raise _Broken(f"{name!r} stands twice" if name else f"an entry without a name at {cursor.place}")
+            raise _Broken(f"{name!r:.120} stands twice" if name else f"an entry without a name at {cursor.place}")
         found[name] = read()
     return found
 
@@ -174,17 +174,17 @@ def _entry(cursor: _Cursor) -> tuple[tuple[int, ...], int, int]:
 
 def _placed(name: str, shape: tuple[int, ...], kind: int, offset: int, begin: int, size_bytes: int) -> Tensor:
     if kind not in sizes():
-        raise _Broken(f"tensor {name!r} has the unknown type {kind}")
+        raise _Broken(f"tensor {name!r:.120} has the unknown type {kind}")
     type_, block, block_bytes = sizes()[kind]
     row = shape[-1] if shape else 1
     if not all(shape):
-        raise _Broken(f"tensor {name!r} has the shape {list(shape)}")
+        raise _Broken(f"tensor {name!r:.120} has the shape {list(shape)}")
     if row % block:
-        raise _Broken(f"tensor {name!r} has rows of {row} numbers, and {type_} has blocks of {block}")
+        raise _Broken(f"tensor {name!r:.120} has rows of {row} numbers, and {type_} has blocks of {block}")
     start = begin + offset
     stop = start + prod(shape) // block * block_bytes
     if stop > size_bytes:
-        raise _Broken(f"tensor {name!r} ends at {stop}, of {size_bytes} bytes")
+        raise _Broken(f"tensor {name!r:.120} ends at {stop}, of {size_bytes} bytes")
     return Tensor(type_, shape, start, stop)
 
 

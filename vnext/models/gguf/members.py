@@ -33,7 +33,7 @@ class Members:
         if isinstance(found, array) and found and len(some := set(found) - {0} or {0}) == 1:
             found = some.pop()
         if isinstance(found, bool) or not isinstance(found, int | float):
-            reported = "layers that differ" if isinstance(found, array) else repr(found)
+            reported = "layers that differ" if isinstance(found, array) else f"{found!r:.120}"
             raise ModelError(f"the file's {self.architecture}.{name} is {reported}, and one number is wanted; take another file")
         return found
 

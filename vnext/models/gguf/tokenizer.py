@@ -63,7 +63,7 @@ class Vocabulary:
     def json(self) -> dict[str, object]:
         """tokenizer.json."""
         if self.model not in KINDS:
-            raise ModelError(f"the file's tokenizer is of the kind {self.model!r}; kinds {', '.join(KINDS)} are read")
+            raise ModelError(f"the file's tokenizer is of the kind {self.model!r:.120}; kinds {', '.join(KINDS)} are read")
         whole = self._byte_level() if self.model == "gpt2" and self._get("pre", "") not in PIECES else self._pieces()
         added = [number for number, type_ in enumerate(self.types) if type_ in (CONTROL, USER_DEFINED, UNKNOWN)]
         return {"version": "1.0", "added_tokens": [self._added(number) for number in added], **whole}
@@ -73,8 +73,8 @@ class Vocabulary:
         if name not in CUTS:
             meant = close_to(name, CUTS)
             raise ModelError(
-                f"the file's pre-tokenizer {name!r} is not known{f', did you mean {meant}' if meant else ''}: take the model's "
-                "safetensors checkpoint"
+                f"the file's pre-tokenizer {name!r:.120} is not known{f', did you mean {meant}' if meant else ''}: take "
+                "the model's safetensors checkpoint"
             )
         cut = CUTS[name]
         model = {"type": "BPE", "vocab": self._numbers(), "merges": self._listed_merges(), "ignore_merges": cut.takes_whole_words}
