@@ -6,6 +6,8 @@ import json
 import random
 import re
 
+import pytest
+from aiohttp import web
 from router_here import RouterHere, Toy, wait_until
 
 from vnext.gateway.exchange import SEED_HEADER
@@ -83,4 +85,26 @@ def test_a_server_that_says_anything_of_itself_is_looked_at_again() -> None:
                 assert status < 500, (path, json.dumps(toy.said), answer)
         toy.said = {}
         wait_until(lambda: backend.is_ready)
+        assert router.call("POST", "/v1/completions", BODY)[0] == 200
+
+
+class Guarded(Toy):
+    """A server whose key is sk-theirs."""
+
+    async def _models(self, request: web.Request) -> web.Response:
+        if request.headers.get("Authorization") != "Bearer sk-theirs":
+            return web.json_response({"error": {"message": "no key"}}, status=401)
+        return await super()._models(request)
+
+
+@pytest.mark.parametrize("key", ["", "sk-other"])
+def test_a_router_without_its_servers_key_names_the_option_that_gives_it(key: str) -> None:
+    with Guarded() as server, RouterHere(server.url, ready=0, backend_api_key=key) as router:
+        (backend,) = router.context.fleet
+        wait_until(backend.asked.is_set)
+        assert backend.trouble == "its /v1/models says 401: give the key that it wants with --backend-api-key"
+
+
+def test_a_router_with_its_servers_key_is_served() -> None:
+    with Guarded() as server, RouterHere(server.url, backend_api_key="sk-theirs") as router:
         assert router.call("POST", "/v1/completions", BODY)[0] == 200

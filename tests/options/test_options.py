@@ -185,6 +185,10 @@ def test_a_bad_value_gets_one_sentence(capsys: pytest.CaptureFixture[str], argv:
     assert "usage:" not in said
 
 
+def test_a_router_that_is_given_a_server_alone_is_told_the_option(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "nothing takes 'http://host:1': name each server with --backend URL." in refusal(capsys, "router", "http://host:1")
+
+
 def test_engine_options_make_no_sense_with_a_url(capsys: pytest.CaptureFixture[str]) -> None:
     assert "--block-size configures an engine" in refusal(capsys, "chat", "--url", "http://host", "--block-size", "3")
 

@@ -10,6 +10,7 @@ import re
 import shutil
 import socket
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -26,6 +27,10 @@ from vnext.options.table import every_option
 from vnext.replay.cli.main import MODULES
 from vnext.server.routes import ROUTES
 
+sys.path.append(str(Path(__file__).parents[1] / "gateway"))
+
+from router_here import RouterHere  # noqa: E402  (needs the path above)
+
 DEPLOY = Path(__file__).resolve().parents[2] / "scripts" / "deploy"
 RULES: list[dict[str, Any]] = [
     rule for group in yaml.safe_load((DEPLOY / "alerts.yaml").read_text())["groups"] for rule in group["rules"]
@@ -37,7 +42,7 @@ OF_PROMETHEUS = {"instance", "job"}
 
 @pytest.fixture(scope="module")
 def families() -> list[Metric]:
-    """What a server shows that has answered a request and closed a connection."""
+    """What a server shows that has answered a request and closed a connection; and what a router does."""
     with EdgeServer(head_timeout_s=0.1) as server:
         shown = "vnext_num_preemptions_total", "vnext_connections_closed_total{"
         texts = [""]
@@ -55,7 +60,9 @@ def families() -> list[Metric]:
         wait_until(is_answered)
         with socket.create_connection(("127.0.0.1", server.port)):
             wait_until(is_shown)
-        return list(text_string_to_metric_families(texts[-1]))
+    with RouterHere("http://127.0.0.1:9", ready=0) as router:
+        texts.append(router.call("GET", "/metrics")[1])
+    return [family for text in texts[-2:] for family in text_string_to_metric_families(text)]
 
 
 @pytest.fixture(scope="module")
@@ -159,7 +166,8 @@ HEALTHY = {
     "vnext_num_requests_waiting": (2, 0), "vnext_steps_total": (0, 3000), "vnext_num_preemptions_total": (0, 6),
     "vnext_requests_spoilt_total": (1, 0), "vnext_memory_shortages_total": (2, 0), "vnext_prefix_cache_queries_total": (0, 60_000),
     "vnext_prefix_cache_hits_total": (0, 30_000), 'vnext_http_requests_total{status="200"}': (0, 600),
-    'vnext_http_requests_total{status="429"}': (0, 6), 'vnext_http_requests_total{status="500"}': (1, 0),
+    'vnext_http_requests_total{status="429"}': (0, 6),
+    "vnext_router_backend_up": (1, 0), "vnext_router_streams_lost_total": (3, 0),
     **{f'vnext_time_to_first_token_seconds_bucket{{le="{bound}"}}': (0, 600) for bound in ("10", "30", "+Inf")},
 }  # fmt: skip
 """Series -> its first value and its growth a minute."""
@@ -168,7 +176,7 @@ PLANTED = {
     "VnextStalled": ("vnext_engine_stalled", 1, 0),
     "VnextIdleWhileRequestsWait": ("vnext_steps_total", 0, 0),
     "VnextRecovers": ("vnext_recoveries_total", 2, 1),
-    "VnextFaults": ('vnext_http_requests_total{status="500"}', 2, 1),
+    "VnextFaults": ('vnext_http_requests_total{status="500"}', 1, 0),
     "VnextSpoilsAnswers": ("vnext_requests_spoilt_total", 2, 1),
     "VnextLacksMemory": ("vnext_memory_shortages_total", 3, 1),
     "VnextLogIncomplete": ("vnext_log_frames_lost_total", 5, 5),
@@ -177,18 +185,23 @@ PLANTED = {
     "VnextSlowFirstToken": ('vnext_time_to_first_token_seconds_bucket{le="10"}', 240_600, 500),
     "VnextPreempts": ("vnext_num_preemptions_total", 2600, 120),
     "VnextCacheHitsCollapse": ("vnext_prefix_cache_hits_total", 12_003_000, 3_000),
+    "VnextRouterLacksServer": ("vnext_router_backend_up", 0, 0),
+    "VnextRouterLosesStreams": ("vnext_router_streams_lost_total", 4, 1),
 }
-"""Alert -> what makes it fire: the series, its value from then on, and its growth a minute."""
+"""Alert -> what makes it fire: the series, which is new where a healthy server has none, its value from then on, and its growth a
+minute."""
 
 
 def series(planted: dict[str, tuple[int, int]]) -> list[dict[str, str]]:
     """promtool's form; a series without a planted end goes on as it began."""
     found = []
-    for name, (first, growth) in HEALTHY.items():
+    for name in {**HEALTHY, **planted}:
         metric, _, own = name.partition("{")
         labels = ",".join(filter(None, [own.rstrip("}"), 'model_name="m",engine="0",instance="a:8000",job="vnext"']))
+        first, growth = HEALTHY.get(name, (0, 0))
         then, after = planted.get(name, (first + growth * (HEALTHY_MIN + 1), growth))
-        values = f"{first}{growth:+}x{HEALTHY_MIN} {then}{after:+}x{PLANTED_MIN}"
+        before = f"{first}{growth:+}x{HEALTHY_MIN}" if name in HEALTHY else f"_x{HEALTHY_MIN}"
+        values = f"{before} {then}{after:+}x{PLANTED_MIN}"
         found.append({"series": f"{metric}{{{labels}}}", "values": values})
     return found
 

@@ -292,6 +292,8 @@ def unknown_option(given: str, known: Iterable[str], command: str) -> str:
     """The sentence about an argument that `command`, with the options `known`, does not take."""
     name = given.partition("=")[0]
     if not name.startswith("-"):
+        if command == "vnext router":
+            return f"nothing takes {given!r}: name each server with --backend URL."
         return f"nothing takes {given!r}: models stand side by side, and options begin with two dashes."
     if foreign := FOREIGN.get(name):
         return foreign.sentence(name)

@@ -34,6 +34,16 @@ def test_a_counter_s_exposition_is_the_librarys(reported: list[tuple[str, str]])
     assert counted(ours) == counted(theirs)
 
 
+def test_a_counter_without_labels_shows_nought_before_it_counts() -> None:
+    theirs, ours = CollectorRegistry(), CollectorRegistry()
+    counter, ends = Counter("ends", "Help.", registry=theirs), tallies.LabelledCounter("ends", "Help.", ())
+    ours.register(ends)
+    for _ in range(2):
+        assert counted(ours) == counted(theirs)
+        counter.inc()
+        ends.add()
+
+
 def counted(registry: CollectorRegistry) -> dict[str, float]:
     """Without the moment of its making, which ours has not, and the sum rounded: it is added up in another way."""
     lines = (line.rsplit(" ", 1) for line in generate_latest(registry).decode().splitlines() if not line.startswith("#"))

@@ -141,6 +141,9 @@ class LabelledCounter(Collector):
 
     def family(self, sums: Sums) -> Metric:
         family = CounterMetricFamily(self._name, self._help, labels=self._labels)
-        for name, (count,) in ((name, values) for name, values in sums.items() if name.startswith(f'["{self._name}"')):
+        found = {name: values for name, values in sums.items() if name.startswith(f'["{self._name}"')}
+        if not self._labels and not found:
+            family.add_metric((), 0)  # an increase is seen from a value that was there before
+        for name, (count,) in found.items():
             family.add_metric(msgspec.json.decode(name)[1:], count)
         return family
