@@ -165,8 +165,7 @@ def test_a_killed_engine_core_takes_its_ranks_along_and_leaves_a_log_that_verifi
     with running(tmp_path, max_restarts=0) as (engine, client):
         ranks = psutil.Process(engine.child.pid).children()
         outputs = client.run(requests(2, 900))
-        for _ in range(20):
-            next(outputs)
+        next(outputs)  # a slow reader has few of them, which have more tokens
         os.kill(engine.child.pid, signal.SIGKILL)
         with pytest.raises(EngineDead):
             list(outputs)
