@@ -152,6 +152,18 @@ def test_windows() -> None:
         parse_as("Gemma2ForCausalLM", layer_types=["full_attention", "chunked_attention"])
 
 
+@pytest.mark.parametrize(
+    ("architecture", "key"),
+    [(name, "max_window_layers") for name in ("Qwen2ForCausalLM", "Qwen2MoeForCausalLM", "Dots1ForCausalLM")]
+    + [("Ernie4_5_MoeForCausalLM", "moe_layer_start_index")],
+)
+def test_first_layers_are_counted_by_a_whole_number(architecture: str, key: str) -> None:
+    windows = {"use_sliding_window": True, "sliding_window": 40, "num_attention_heads": 4}
+    parse_as(architecture, **windows, **{key: None})
+    with pytest.raises(ModelError, match=f"{key} must be a whole number of at least 1 but is 'two'"):
+        parse_as(architecture, **windows, **{key: "two"})
+
+
 def test_gemma_leaves_out_what_transformers_assumes() -> None:
     bare = {key: value for key, value in PLAIN.items() if key not in ("num_key_value_heads", "tie_word_embeddings")}
     config = parse_config({**bare, "architectures": ["Gemma2ForCausalLM"], "head_dim": 256}, {})

@@ -98,7 +98,8 @@ def _numbers(raw: np.ndarray, found: Format, order: str) -> np.ndarray:
     """Samples of bytes: float32 in [-1, 1]."""
     if found.kind == FLOAT:
         with np.errstate(all="ignore"):
-            return np.clip(np.nan_to_num(raw.view(f"{order}f{found.width}")), -1.0, 1.0).astype(np.float32)
+            heard: np.ndarray = np.clip(np.nan_to_num(raw.view(f"{order}f{found.width}")), -1.0, 1.0)
+            return heard.astype(np.float32)
     if found.width == 1:
         return (raw.astype(np.float32) - 128.0) / 128.0
     if found.width == 3:
@@ -173,7 +174,8 @@ class SoundReader:
 
 def as_heard(wave: np.ndarray, rate: int) -> np.ndarray:
     """Samples float32 [N] at a rate, at SAMPLE_RATE and in [-1, 1]."""
-    return np.clip(resampled(np.nan_to_num(wave, nan=0.0, posinf=1.0, neginf=-1.0), rate), -1.0, 1.0)
+    found: np.ndarray = np.clip(resampled(np.nan_to_num(wave, nan=0.0, posinf=1.0, neginf=-1.0), rate), -1.0, 1.0)
+    return found
 
 
 def resampled(wave: np.ndarray, rate: int) -> np.ndarray:

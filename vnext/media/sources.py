@@ -124,7 +124,7 @@ def _connected(parts: SplitResult, end: float, name: str) -> tuple[http.client.H
     if not found or not all(is_public(str(each)) for each in found):
         raise MediaError(f"{name} leads to a private address")
     connection = http.client.HTTPConnection(host, port, timeout=_left(end))
-    taken = socket.create_connection((found[0], port), _left(end))
+    taken = socket.create_connection((str(found[0]), port), _left(end))
     if parts.scheme == "https":
         taken = ssl.create_default_context().wrap_socket(taken, server_hostname=host)
     connection.sock = taken

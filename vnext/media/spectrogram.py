@@ -30,7 +30,8 @@ def spectrogram_of(samples: np.ndarray, bands: int, length: int) -> np.ndarray:
     window = 0.5 - 0.5 * np.cos(2 * np.pi * np.arange(WIDTH) / WIDTH)
     power = np.abs(np.fft.rfft(columns * window)) ** 2
     loud = np.log10(np.maximum(np.einsum("fb,tf->bt", band_filters(bands), power), FLOOR))
-    return ((np.maximum(loud, loud.max() - RANGE) + 4.0) / 4.0).astype(np.float32)
+    found: np.ndarray = (np.maximum(loud, loud.max() - RANGE) + 4.0) / 4.0
+    return found.astype(np.float32)
 
 
 @cache

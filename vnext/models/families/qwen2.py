@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from types import MappingProxyType
 
+from vnext.models.config.expert_keys import first_layers
 from vnext.models.config.json_keys import Json, flag, positive
 from vnext.models.config.model_config import ModelConfig, common_config, layer_windows
 from vnext.models.layers.assembly import Source, attention, gated_mlp
@@ -32,8 +33,8 @@ def upper_windows(raw: Json) -> tuple[int, ...]:
     """Windows of the layers from max_window_layers on, where use_sliding_window is on."""
     if not flag(raw, "use_sliding_window") or raw.get("sliding_window") is None:
         return ()
-    full, count = raw.get("max_window_layers") or 0, positive(raw, "num_hidden_layers")
-    return layer_windows(raw, [("full" if index < full else "sliding") + "_attention" for index in range(count)])
+    full, count = first_layers(raw, "max_window_layers"), positive(raw, "num_hidden_layers")
+    return layer_windows(raw, [("full" if index in full else "sliding") + "_attention" for index in range(count)])
 
 
 def assemble(source: Source, config: ModelConfig) -> Params:

@@ -43,6 +43,8 @@ from vnext.models.layers.sharding import Parallel
 if TYPE_CHECKING:
     import torch
 
+__all__ = ["Mixing", "Params"]  # decoder_params.py defines them
+
 
 class Names(NamedTuple):
     """How a checkpoint names what is around attention and MLP. `root` ends with a dot; norms that it has not are ""."""

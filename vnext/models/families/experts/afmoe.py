@@ -64,6 +64,7 @@ def parse(raw: Json, generation: Json) -> ModelConfig:
 
 def assemble(source: Source, config: ModelConfig) -> Params:
     """The parameters."""
+    assert config.experts is not None
     dense = config.experts.dense_layers
 
     def mixing(here: str) -> Attention:

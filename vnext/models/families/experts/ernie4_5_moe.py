@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import MappingProxyType
 
 from vnext.kernels.calls import Router
-from vnext.models.config.expert_keys import checked
+from vnext.models.config.expert_keys import checked, first_layers
 from vnext.models.config.json_keys import Json, positive, refuse
 from vnext.models.config.model_config import DecoderForm, Experts, ModelConfig, common_config
 from vnext.models.layers.assembly import ExpertNames, Source, attention, gated_mlp, sparse_mlp
@@ -53,13 +53,14 @@ def dense_layers(raw: Json) -> tuple[int, ...]:
     """Layers with a plain MLP: those before moe_layer_start_index or behind moe_layer_end_index, and those between every
     moe_layer_interval-th."""
     count, every = positive(raw, "num_hidden_layers"), positive(raw, "moe_layer_interval", 1)
-    first, last = raw.get("moe_layer_start_index"), raw.get("moe_layer_end_index", -1)
+    before, last = first_layers(raw, "moe_layer_start_index"), raw.get("moe_layer_end_index", -1)
     end = count if last in (-1, None) else last + 1
-    return tuple(index for index in range(count) if not (first <= index < end and (index + 1) % every == 0))
+    return tuple(index for index in range(count) if index in before or index >= end or (index + 1) % every)
 
 
 def assemble(source: Source, config: ModelConfig) -> Params:
     """The parameters."""
+    assert config.experts is not None
     dense = config.experts.dense_layers
 
     def widening(prefix: str, index: int) -> GatedMlp | SparseMlp:

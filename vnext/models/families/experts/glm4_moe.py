@@ -6,6 +6,7 @@ normed.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from types import MappingProxyType
 
 from vnext.models.config.expert_keys import dense_kinds, first_layers, sigmoid_experts
@@ -34,7 +35,7 @@ USUAL = MappingProxyType(
         "num_experts_per_tok": 8, "norm_topk_prob": True,
     }
 )  # fmt: skip
-DEFAULTS = MappingProxyType(
+DEFAULTS: Mapping[str, Json] = MappingProxyType(
     {
         "Glm4MoeForCausalLM": {
             **USUAL, "moe_intermediate_size": 1408, "first_k_dense_replace": 1, "partial_rotary_factor": 0.5,
@@ -87,13 +88,14 @@ def plain_layers(raw: Json, architecture: str) -> tuple[int, ...]:
 
 def later_windows(raw: Json) -> tuple[int, ...]:
     """Windows of the layers from max_window_layers on, or of those that layer_types names."""
-    count, first = positive(raw, "num_hidden_layers"), raw.get("max_window_layers")
+    count, full = positive(raw, "num_hidden_layers"), first_layers(raw, "max_window_layers")
     later = raw.get("sliding_window") is not None
-    return layer_windows(raw, [f"{'sliding' if later and index >= first else 'full'}_attention" for index in range(count)])
+    return layer_windows(raw, [f"{'sliding' if later and index not in full else 'full'}_attention" for index in range(count)])
 
 
 def assemble(source: Source, config: ModelConfig) -> Params:
     """The parameters."""
+    assert config.experts is not None
     dense, names = config.experts.dense_layers, HY_NAMES if config.architecture == HY else NAMES
 
     def widening(prefix: str, index: int) -> GatedMlp | SparseMlp:

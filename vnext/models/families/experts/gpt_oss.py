@@ -75,6 +75,7 @@ def _attention(source: Source, config: ModelConfig, prefix: str) -> Attention:
 
 def _experts(source: Source, config: ModelConfig, here: str) -> SparseMlp:
     """The router stays exact, as that of `assembly.sparse_mlp`."""
+    assert config.experts is not None
     experts = [f"{here}experts.{index}." for index in range(config.experts.count)]
 
     def stacked(*parts: str) -> BiasedExperts:

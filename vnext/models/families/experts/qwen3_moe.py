@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import MappingProxyType
 
 from vnext.kernels.calls import Router
-from vnext.models.config.expert_keys import dense_kinds, dense_layers
+from vnext.models.config.expert_keys import dense_kinds, dense_layers, first_layers
 from vnext.models.config.json_keys import Json, flag, positive
 from vnext.models.config.model_config import DecoderForm, Experts, ModelConfig, common_config, layer_windows, same_window
 from vnext.models.config.rope_config import two_ropes
@@ -86,13 +86,14 @@ def turning_by_window(raw: Json) -> Json:
 
 def every_other(raw: Json) -> tuple[int, ...]:
     """Windows of every other layer below max_window_layers."""
-    below = raw.get("max_window_layers") or 0
-    kinds = ["full" if index % 2 or index >= below else "sliding" for index in range(positive(raw, "num_hidden_layers"))]
+    below = first_layers(raw, "max_window_layers")
+    kinds = ["full" if index % 2 or index not in below else "sliding" for index in range(positive(raw, "num_hidden_layers"))]
     return layer_windows(raw, [f"{kind}_attention" for kind in kinds])
 
 
 def assemble(source: Source, config: ModelConfig) -> Params:
     """The parameters."""
+    assert config.experts is not None
     dense, is_second = config.experts.dense_layers, config.architecture == QWEN2
 
     def widening(prefix: str, index: int) -> GatedMlp | SparseMlp:

@@ -142,7 +142,7 @@ def assemble(source: Source, config: ModelConfig) -> Params:
     def sparse(here: str) -> SparseMlp:
         shared = plain_mlp(source, here + "shared_experts.", "up_proj", "down_proj", bias=config.mlp_bias)
         found = sparse_mlp(source, config, here, EXPERTS)._replace(shared=shared)
-        if not config.experts.input_size:
+        if config.experts is None or not config.experts.input_size:
             return found
         narrow, wide = (linear(source, here, f"fc{part}_latent_proj", bias=config.mlp_bias) for part in (1, 2))
         return found._replace(narrow=(narrow, wide))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import mmap
+from collections.abc import Mapping
 from math import prod
 from pathlib import Path
 from types import MappingProxyType
@@ -17,8 +18,9 @@ from vnext.models.errors import ModelError
 
 DTYPES = MappingProxyType({"F32": host_dtype("float32"), "F16": host_dtype("float16"), "BF16": host_dtype("bfloat16")})
 """The files' names of floats."""
-INTEGERS = MappingProxyType({"I32": np.dtype("int32"), "I64": np.dtype("int64")})
-ELEMENTS = DTYPES | INTEGERS | {
+INTEGERS: Mapping[str, np.dtype] = MappingProxyType({"I32": np.dtype("int32"), "I64": np.dtype("int64")})
+ELEMENTS: dict[str, np.dtype] = {
+    **DTYPES, **INTEGERS,
     "I8": np.dtype("int8"), "U8": np.dtype("uint8"), "I16": np.dtype("int16"), "F8_E4M3": host_dtype("float8_e4m3fn"),
     "F8_E5M2": host_dtype("float8_e5m2"), "F8_E8M0": host_dtype("float8_e8m0fnu"),
 }  # fmt: skip
@@ -41,7 +43,8 @@ class Stored(NamedTuple):
     def part(self, ranges: tuple[slice, ...]) -> np.ndarray:
         """A part of the tensor, in the file's mapping."""
         whole = np.frombuffer(self.mapping, dtype=ELEMENTS[self.dtype], count=prod(self.shape), offset=self.start)
-        return whole.reshape(self.shape)[ranges]
+        found: np.ndarray = whole.reshape(self.shape)[ranges]
+        return found
 
     def release(self) -> None:
         """Release the memory of the tensor's pages."""
