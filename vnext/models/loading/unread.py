@@ -10,14 +10,14 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from vnext.base.tokenizer_files import template_names
-from vnext.models.config.folder import read_config
+from vnext.models.config.folder import is_dummy, read_config
 from vnext.models.config.json_keys import Json, Watched, read_optional_json
 from vnext.models.config.model_config import ModelConfig, load_config, parse_config
 from vnext.models.gguf.folder import linked_files
 from vnext.models.loading.checkpoint import ROOT, open_checkpoint
 from vnext.models.loading.gguf_tensors import unread_gguf
 from vnext.models.loading.recording import Recording
-from vnext.models.registry import family
+from vnext.models.registry import family, tower_parts
 
 SHOWN = 4
 HARMLESS_TENSORS = re.compile(
@@ -107,6 +107,18 @@ def unread_tensors(path: Path, config: ModelConfig) -> list[str]:
         idle = tuple(f"layers.{layer}.self_attn.{part}_" for layer in reading for part in "kv")  # transformers ignores them too
         left = [name for name in left if not name.startswith(drafting) and not any(part in name for part in idle)]
         return sorted(name if name in own else name.removeprefix(ROOT) for name in left)
+
+
+def has_tower(path: Path, config: ModelConfig) -> bool:
+    """Whether a checkpoint has any tensor of the tower that its configuration describes: copies for texts alone have none."""
+    if (config.tower is None and config.sound is None) or is_dummy(path):
+        return config.tower is not None or config.sound is not None
+    parts = tower_parts(config.architecture)
+    with open_checkpoint(path) as own:
+        stored = own.rooted()
+        source = Recording(lambda name: name in stored)
+        parts.assemble(source, parts.config(config))
+        return any(name in stored for name in source.read)
 
 
 def unread_members(raw: Json) -> list[str]:

@@ -28,7 +28,7 @@ from vnext.models.layers.kv_cache import kv_groups
 from vnext.models.layers.sharding import Parallel, sums_alike, with_whole_experts
 from vnext.models.loading.checkpoint import fingerprint, weights_digest
 from vnext.models.loading.held import scheme
-from vnext.models.loading.unread import unread
+from vnext.models.loading.unread import has_tower, unread
 from vnext.models.outside import use_file
 from vnext.runtime.hosts.handover.addresses import split_address
 from vnext.runtime.hosts.handover.publishing import Publisher
@@ -230,8 +230,8 @@ def load_tower(settings: RankSettings, runner: ModelRunner) -> None:
 
 def reads_inputs(settings: RankSettings, runner: ModelRunner) -> bool:
     """Whether the engine takes images or sounds: its ranks compute on one host's CPU, so that all find them in one folder."""
-    has_tower = runner.config.tower is not None or runner.config.sound is not None
-    return has_tower and runner.device_type == "cpu" and settings.nnodes == 1 and settings.media_dir != ""
+    may = runner.device_type == "cpu" and settings.nnodes == 1 and settings.media_dir != ""
+    return may and has_tower(runner.path, runner.config)
 
 
 def load_drafter(settings: RankSettings, runner: ModelRunner) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -10,10 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.numpy import load_file, save_file
 from seeing_cases import CASES, IMAGE, MARKS, processed, save_seeing
 
 from vnext import LLM, SamplingParams
 from vnext.models.loading.unread import unread
+from vnext.runtime.protocol.sampling_params import InvalidRequest
 
 COUNT = 64
 GREEDY = SamplingParams(temperature=0, max_tokens=COUNT, ignore_eos=True, logprobs=1)
@@ -86,6 +89,18 @@ def test_no_number_depends_on_how_it_is_computed(seeing: tuple[str, Path, Any]) 
         with LLM(str(path), dtype="bfloat16", block_size=4, **settings_of(kind, settings)) as llm:
             found.append(answered(llm, prompts_of(kind)))
     assert all(each == found[0] for each in found), [each == found[0] for each in found]
+
+
+def test_a_copy_for_texts_alone_reads_no_images(seeing: tuple[str, Path, Any], tmp_path: Path) -> None:
+    kind, path, _ = seeing
+    shutil.copytree(path, tmp_path, dirs_exist_ok=True)
+    tensors = load_file(path / "model.safetensors")
+    save_file({name: each for name, each in tensors.items() if name.startswith("language_model")}, tmp_path / "model.safetensors")
+    text = "<bos> d3 e4"
+    with LLM(str(path), dtype="float32") as llm, LLM(str(tmp_path), dtype="float32") as other:
+        assert answered(other, [text]) == answered(llm, [text])
+        with pytest.raises(InvalidRequest, match="This model reads no images"):
+            other.generate(prompts_of(kind)[0], GREEDY)
 
 
 def test_all_of_the_checkpoint_is_read(seeing: tuple[str, Path, Any]) -> None:
