@@ -39,6 +39,7 @@ FEATURES: Mapping[str, dict[str, Any]] = MappingProxyType(
         "the disk tier": {"kv_disk_dir": "folder"},
         "a hand-over": {"data_parallel_size": 2, "prefill_engines": 1},
         "expert ids": {"enable_return_routed_experts": True},
+        "guidance": {"enable_guidance": True},
         "int8 weights": {"quantization": "int8"},
         "packed weights": {"packed_weights_dir": "folder"},
         "an own sampler": {"sampler": "own"},

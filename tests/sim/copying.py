@@ -30,10 +30,11 @@ from vnext.sim.checks.microbatch_laws import TurnBook
 from vnext.sim.checks.pin_laws import PinBook
 from vnext.sim.checks.plain_state import PlainState
 from vnext.sim.core import Core, History
-from vnext.sim.rank import Rank, Story
+from vnext.sim.rank import Rank
 from vnext.sim.rank_values import Contents
 from vnext.sim.rng import Rng
 from vnext.sim.states import ShadowStates
+from vnext.sim.story import Story
 from vnext.sim.toy import ToyMatcher, ToyVocabulary
 
 Copied = TypeVar("Copied")

@@ -91,8 +91,9 @@ class AsyncLLM:
         maker = self.llm._maker
 
         def make() -> list[Task]:
-            prompt = maker.render(as_conversation(messages), as_variables(tools, chat_template_kwargs))
-            return maker.tasks([prompt], sampling_params, lora_request)
+            variables = as_variables(tools, chat_template_kwargs)
+            prompt = maker.render(as_conversation(messages), variables)
+            return maker.tasks([prompt], maker.in_chat(sampling_params, variables), lora_request)
 
         return self._stream(make, request_id)
 

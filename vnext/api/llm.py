@@ -145,7 +145,7 @@ class LLM(EngineOperations):
         """
         variables = as_variables(tools, chat_template_kwargs)
         prompts: list[Any] = [self._maker.render(each, variables) for each in as_conversations(messages)]
-        return self.generate(prompts, sampling_params, use_tqdm, lora_request)
+        return self.generate(prompts, self._maker.in_chat(sampling_params, variables), use_tqdm, lora_request)
 
     def stream_chat(
         self, messages: Sequence[Message], sampling_params: SamplingParams | None = None

@@ -33,6 +33,7 @@ from vnext.runtime.protocol.sampling_params import (
     SamplingDefaults,
     SamplingParams,
     answer_seed,
+    guided,
     restricted,
     to_sampling,
     validate,
@@ -104,6 +105,16 @@ class TaskMaker:
         template = self.template.for_tools(tools)
         named = [{**each, "role": template.developer_role} if each["role"] == "developer" else each for each in messages]
         return template.render(template.arranged(template.with_words(named, tools)), variables, add_generation_prompt)
+
+    def in_chat(self, params: ParamsChoice, variables: Mapping[str, object]) -> ParamsChoice:
+        """The parameters with texts of negative prompts as the template writes a user's message."""
+        if isinstance(params, Sequence):
+            return [self.in_chat(each, variables) for each in params]  # type: ignore[misc]  # one for each
+        [made] = as_params(params, 1)
+        if made is None or not isinstance(made.negative_prompt, str):
+            return made
+        text = self.written([{"role": "user", "content": made.negative_prompt}], variables)
+        return msgspec.structs.replace(made, negative_prompt=self.tokenizer.encode(text, add_special_tokens=False))
 
     def tasks(self, prompts: Sequence[ReadPrompt], params: ParamsChoice, lora: AdapterChoice = None) -> list[Task]:
         """One for each prompt, which as_prompts has made. Raises InvalidRequest."""
@@ -209,6 +220,7 @@ class TaskMaker:
 
         seed = 0 if params.seed is None else answer_seed(params.seed, index)
         sampling = to_sampling(params, seed, len(tokens), self.max_model_len, constraint=constraint)
+        sampling = guided(sampling, params, tokens, self.tokens(params.negative_prompt) if params.negative_prompt else ())
         return SubmitRequest(
             name=next(self.names),
             prompt=packed or pack_tokens(tokens),

@@ -182,10 +182,11 @@ static void get_float(Cursor *c) {
 
 static void get_bool(Cursor *c) { must_be(c, get_big(c, 1) & 0xfe, 0xc2); }
 
-/* params.Sampling: the fields of the first logs, top_n_sigma, no constraint, prompt_logprobs, pooling, adapter, drafts, retention */
+/* params.Sampling: the fields of the first logs, top_n_sigma, no constraint, prompt_logprobs, pooling, adapter, drafts, retention,
+   no guidance */
 static void get_sampling(Cursor *c) {
     const uint64_t count = get_array(c), first_count = 14;
-    if (count < first_count || count > first_count + 7) c->bad = 1;
+    if (count < first_count || count > first_count + 8) c->bad = 1;
     get_uint(c), get_uint(c), get_float(c), get_int(c, 1);
     for (int i = 0; i < 5; ++i) get_float(c);
     uint64_t biases = get_array(c);
@@ -204,6 +205,7 @@ static void get_sampling(Cursor *c) {
     if (count > first_count + 4) get_ascii(c, &adapter);
     if (count > first_count + 5) get_int(c, 1);
     if (count > first_count + 6) get_numbers(c, 2);
+    if (count > first_count + 7) must_be(c, get_big(c, 1), 0xc0); /* nor one with guidance */
 }
 
 static int is_reason(const uint8_t *text, uint64_t size) {

@@ -271,7 +271,7 @@ def _check_ranks(settings: EngineSettings) -> None:
         )
     if stages == 1:
         return
-    for name in ("enable_lora", "enable_return_routed_experts", "enable_expert_load"):
+    for name in ("enable_lora", "enable_return_routed_experts", "enable_expert_load", "enable_guidance"):
         if getattr(settings, name):
             raise SettingsError(
                 f"pipeline_parallel_size is {stages}, and {name} needs ranks that have all layers: leave one of the two out."

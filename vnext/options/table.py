@@ -62,6 +62,7 @@ ENGINE_HELP = {
     "tensor_parallel_size": "number of ranks that share each layer",
     "enable_expert_parallel": "give each rank whole experts in place of a part of each, with the same bits",
     "enable_expert_load": "measure how evenly experts are used, for /metrics and the load in the log",
+    "enable_guidance": "let requests have guidance_scale and negative_prompt; every block of the cache takes twice the memory",
     "pipeline_parallel_size": "number of stages that the layers are cut into, each with --tensor-parallel-size ranks",
     "pipeline_microbatches": "parts of the requests that decode, so that stages compute at once; 0 for one a stage, 1 for none",
     "data_parallel_size": "number of engines that share the requests, each with its own ranks, cache and log",

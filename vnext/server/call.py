@@ -43,7 +43,8 @@ class Call(msgspec.Struct, frozen=True):
     that the client picks up again. `ticket`: of a prompt that another server has computed, "" for none.
 
     The rest is what its API makes of the body. `asked`: the body in OpenAI's terms. `packed`: the only prompt as the engine gets
-    it (int32 bytes), where that differs from its tokens: it holds images. `usage`: where a stream shows it.
+    it (int32 bytes), where that differs from its tokens: it holds images. `negative`: the tokens of the negative
+    prompt. `usage`: where a stream shows it.
     `retention`: (tokens, seconds) of the prompts' beginnings that stay in the cache, beside what the body wants.
     `usual_max_tokens`: of an answer without `max_tokens`, where they fit; None for the server's own."""
 
@@ -63,6 +64,7 @@ class Call(msgspec.Struct, frozen=True):
     params: UncheckedParams = UncheckedParams()
     prompts: Sequence[list[int]] = ()
     packed: bytes = b""
+    negative: Sequence[int] = ()
     constraint: Constraint | None = None
     retention: tuple[tuple[int, int], ...] = ()
     usual_max_tokens: int | None = None
@@ -132,6 +134,15 @@ def _check_beams(body: GenerationBody, _: ServerContext) -> None:
             raise InvalidRequest(f"{name} is only allowed when use_beam_search is true.", name)
 
 
+def _check_guidance(body: GenerationBody, context: ServerContext) -> None:
+    if body.guidance_scale == 1:
+        return
+    if not context.client.ready.config.guidance:
+        raise InvalidRequest("guidance_scale: start the server with --enable-guidance, or leave it out.", "guidance_scale")
+    if body.use_beam_search:
+        raise InvalidRequest("guidance_scale does not go with use_beam_search: leave one of the two out.", "guidance_scale")
+
+
 def _check_priority(body: GenerationBody, _: ServerContext) -> None:
     if body.priority is not None and not -PRIORITY_MAX <= body.priority <= PRIORITY_MAX:
         raise InvalidRequest(
@@ -149,6 +160,7 @@ SHARED: dict[str, Check] = {
     "prompt_logprobs": _check_scored_stream,
     "stream_options": _check_stream_options,
     "return_routed_experts": _check_experts,
+    "guidance_scale": _check_guidance,
     "beam_width": _check_beams,
     "length_penalty": _check_beams,
     "priority": _check_priority,

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from struct import Struct, unpack
+from struct import Struct
 
 import msgspec
 import numpy as np
@@ -21,6 +21,7 @@ from vnext.sim.checks.plain_state import Divergence, PlainState, in_sight
 from vnext.sim.drafts import drafts_behind
 from vnext.sim.rank_values import Contents, StepResult, is_short_in, spoil
 from vnext.sim.states import ShadowStates
+from vnext.sim.story import CHAIN_FACTOR, CHAIN_MASK, Story, ids_of
 from vnext.sim.toy import ToyVocabulary, constrained, nearest
 from vnext.state.digest import digest
 from vnext.state.events import (
@@ -43,62 +44,18 @@ from vnext.state.facilities.handover import handed_over
 from vnext.state.pool import indexed_since
 from vnext.state.reduce import reduce, start
 from vnext.state.state import State
-from vnext.state.store.fields import DIGEST_WORDS, INPUT_BEGINS
 
-CHAIN_FACTOR = 0x9E3779B97F4A7C15
-CHAIN_MASK = 2**64 - 1
 GROUP_STEP = CHAIN_MASK + 1
 STORIES_SPARE = 32
 GARBAGE = -7
 token_word = Struct("<i")
 
 
-class Story:
-    """The tokens of one request and, for each position, the digest of everything up to it. Append-only.
-
-    `data` are the tokens (int32 bytes), `chains` their digests, `weights` the toy model's sum over the tokens below each
-    position. The root comes from the request's salt, not from the engine's own root.
-    """
-
-    def __init__(self, salt: str) -> None:
-        self.data = b""
-        self.chains: list[int] = []
-        self.weights = [0]
-        self._last = xxhash.xxh3_64_intdigest(salt.encode())
-
-    @property
-    def length(self) -> int:
-        return len(self.chains)
-
-    def agree(self, history: bytes) -> None:
-        """Append what is new in this history. Raises Divergence unless it equals or continues the story."""
-        if history == self.data:
-            return
-        if history.startswith(self.data):
-            self._continue(history)
-        elif not self.data.startswith(history):
-            raise Divergence(f"a request's history changed: {_ids(self.data)} became {_ids(history)}")
-
-    def _continue(self, history: bytes) -> None:
-        last, chains, weights, added, whole = self._last, self.chains, self.weights, history[len(self.data) :], 0
-        for place, token in enumerate(_ids(added)):
-            if token < INPUT_BEGINS:  # what a model computes there follows from all of the input
-                whole = xxhash.xxh3_64_intdigest(added[4 * place : 4 * (place + DIGEST_WORDS)])
-            last = (last * CHAIN_FACTOR + (whole if token < 0 else token) + 1) & CHAIN_MASK
-            whole += 1  # so equal inputs in a row are not one long input
-            weights.append(weights[-1] + len(weights) * token)
-            chains.append(last)
-        self._last, self.data = last, history
-
-
-def _ids(data: bytes) -> tuple[int, ...]:
-    return unpack(f"<{len(data) // 4}i", data)
-
-
 class Work(msgspec.Struct, frozen=True):
     """One scheduled request of a step: its table, its story, and the range [start, end) that it computes.
 
-    `known` counts its tokens, including those that steps in flight sampled. `drafts` are computed behind `end`.
+    `known` counts its tokens, including those that steps in flight sampled. `drafts` are computed behind `end`. `half`: the story
+    of its unconditional half, which is `behind` positions behind; None without guidance.
     """
 
     id: int
@@ -110,13 +67,24 @@ class Work(msgspec.Struct, frozen=True):
     known: int
     samples: bool
     drafts: list[int]
+    half: Story | None = None
+    behind: int = 0
 
     @property
     def chains(self) -> list[int]:
         """The digests that the step's places hold when it has run: of the drafts too."""
+        return self._with_drafts(self.story.chains, self.end)
+
+    def content(self, is_half: bool) -> tuple[list[int], int]:
+        """`chains` of a group, and by how many positions its slots are behind; [] where a request without guidance has no half."""
+        if not is_half:
+            return self.chains, 0
+        return self._with_drafts(self.half.chains, self.end - self.behind) if self.half else [], self.behind
+
+    def _with_drafts(self, chains: list[int], end: int) -> list[int]:
         if not self.drafts:
-            return self.story.chains
-        chains = self.story.chains[: self.end]
+            return chains
+        chains = chains[:end]
         for token in self.drafts:
             chains.append((chains[-1] * CHAIN_FACTOR + token + 1) & CHAIN_MASK)
         return chains
@@ -288,7 +256,8 @@ class Rank:
             first = min(first, known - (count - drafts))  # planned as if all drafts in flight were kept
             end = first + count - drafts
             drafted = self._drafts(id_, preemptions, story, end, drafts)
-            work = Work(id_, preemptions, seen.tables[row], story, first, end, known, samples, drafted)
+            half = self._half(id_, story, known)
+            work = Work(id_, preemptions, seen.tables[row], story, first, end, known, samples, drafted, *half)
             if seen.hashed_blocks[row] and self.state.config.prefix_caching:
                 self._compare_name(work, seen.hashed_blocks[row])
             works.append(work)
@@ -303,6 +272,19 @@ class Rank:
             history += tokens.get((id_, preemptions), b"")
         story.agree(history)
         return story, len(history) // 4
+
+    def _half(self, id_: int, story: Story, known: int) -> tuple[Story | None, int]:
+        """The story of a request's unconditional half, and how many positions it is behind."""
+        request = self.state.requests[id_]
+        if (guidance := request.sampling.guidance) is None:
+            return None, 0
+        half = self._stories.setdefault(-1 - id_, Story("without" + self._salts[id_] + self._weights))
+        half.agree(guidance.negative + story.data[4 * request.prompt_length : 4 * known])
+        return half, request.prompt_length - len(guidance.negative) // 4
+
+    def _is_half(self, group: int) -> bool:
+        """Whether a group is one of unconditional halves."""
+        return self.state.config.guidance and group >= self._groups // 2
 
     def _compare_name(self, work: Work, hashed_blocks: int) -> None:
         """P1: a hash has one content, and a content has one hash.
@@ -329,10 +311,10 @@ class Rank:
         room = len(work.table) // self._groups * size
         if work.last > room:
             raise Divergence(f"request {work.id} computes {work.last} tokens and has room for {room}")
-        chains = work.chains
         for group in range(self._groups):
             pages, mark = work.table[group :: self._groups], group * GROUP_STEP
-            for place in range(work.start, work.last):
+            chains, behind = work.content(self._is_half(group))
+            for place in range(max(work.start - behind, 0), work.last - behind) if chains else ():
                 self.cache[pages[place // size]][place % size] = chains[place] + mark
 
     def _read(self, work: Work) -> None:
@@ -345,15 +327,18 @@ class Rank:
 
     def _read_windows(self, work: Work) -> None:
         """Check everything that the step's queries see in each group's layers; a window ends at the query."""
-        size, chains = len(self.cache[0]), work.chains
-        for group, window in enumerate(self.state.config.windows):
-            pages, mark = work.table[group :: self._groups], group * GROUP_STEP
-            first = max(work.start - window + 1, 0) if window else 0
+        size = len(self.cache[0])
+        windows = self.state.config.windows
+        for group in range(self._groups):
+            pages, mark, is_half = work.table[group :: self._groups], group * GROUP_STEP, self._is_half(group)
+            chains, behind = work.content(is_half)
+            window = windows[group - self._groups // 2 * is_half]  # layers have one, whichever half they compute
+            first, last = max(work.start - behind - window + 1, 0) if window else 0, max(work.last - behind, 0) if chains else 0
             found: list[int] = []
-            for page in pages[first // size : -(-work.last // size)]:
+            for page in pages[first // size : -(-last // size)]:
                 found += self.cache[page] if page >= 0 else [-1] * size  # a page that is none
-            found = found[first % size : first % size + work.last - first]
-            right = [chain + mark for chain in chains[first : work.last]]
+            found = found[first % size : first % size + last - first]
+            right = [chain + mark for chain in chains[first:last]]
             if found != right:
                 place = first + next(at for at, chain in enumerate(right) if found[at] != chain)
                 raise Divergence(f"request {work.id} reads other content at its position {place} in group {group}")
@@ -406,7 +391,7 @@ class Rank:
         if (constraint := request.sampling.constraint) is None:
             return None
         if key not in self._matchers:
-            answer = _ids(story.data[4 * request.prompt_length : 4 * end])
+            answer = ids_of(story.data[4 * request.prompt_length : 4 * end])
             self._matchers[key] = Matcher(constraint, self._vocabulary, answer)
         return self._matchers[key]
 
@@ -416,7 +401,7 @@ class Rank:
         if config.speculation is not None and config.speculation.method == "grammar":
             matcher = self._matcher(id_, preemptions, story, end) if most else None
             return [] if matcher is None else matcher.forced()[:most]
-        answer = _ids(story.data[4 * request.prompt_length : 4 * end]) if most else ()
+        answer = ids_of(story.data[4 * request.prompt_length : 4 * end]) if most else ()
         weight, drafts = story.weights[end] if most else 0, list[int]()
         guesses = drafts_behind(config, request.sampling.seed + id_, end, most)
         for place, is_right in enumerate(guesses, start=end + 1):

@@ -68,7 +68,8 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, rename=STORED_N
     requests that decode are spread, so that the stages of a pipeline compute at once (expected.py); 1 means that each step takes
     all of them. `state_pages`: pages for the states of recurrent layers (recurrent.py), 0 for a model without; the cache keeps a
     snapshot every `snapshot_interval` tokens, a multiple of the block's, 0 for none. `inputs_a_step`: images' tiles and sounds that
-    the prompts of a step may begin (expected.py), 0 for any number.
+    the prompts of a step may begin (expected.py), 0 for any number. `guidance`: requests may have some; the second half
+    of `windows` is then that of their unconditional halves, which lose no page.
     """
 
     block_size: int
@@ -93,6 +94,7 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, rename=STORED_N
     snapshot_interval: int = 1024
     inputs_a_step: int = 0
     counts_alone: bool = True
+    guidance: bool = False
 
     @property
     def group_count(self) -> int:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from vnext.state.config import SchedulerConfig
 from vnext.state.events import RequestArrived, generated_by, unpack_tokens
-from vnext.state.params import NO_LOGPROBS, RETENTION_MAX_S
+from vnext.state.params import NO_LOGPROBS, NO_POOLING, RETENTION_MAX_S, Sampling
 from vnext.state.store.inputs import are_whole, has_inputs
 from vnext.state.windows import pages_needed
 
@@ -32,6 +32,8 @@ def refusal(config: SchedulerConfig, arrival: RequestArrived) -> str | None:
         return why_not
     if arrival.sampling.adapter and not config.max_loras:
         return "the request names an adapter and this engine serves none: start it with --enable-lora"
+    if why_not := _guidance_refusal(config, arrival.sampling, prompt):
+        return why_not
     if pages_needed(config, prompt + wanted - 1) > config.page_count:
         return _too_large(config, prompt, wanted)
     if not config.chunked_prefill and prompt + wanted - 1 > config.max_num_batched_tokens:
@@ -62,6 +64,17 @@ def _inputs_refusal(arrival: RequestArrived) -> str | None:
     if arrival.sampling.prompt_logprobs != NO_LOGPROBS:
         return "prompt_logprobs does not go with images: leave one of them out"
     return None
+
+
+def _guidance_refusal(config: SchedulerConfig, sampling: Sampling, prompt: int) -> str | None:
+    if (guidance := sampling.guidance) is None:
+        return None
+    count = len(guidance.negative) // 4
+    if not config.guidance:
+        return "the request asks for guidance and this engine gives none: start it with --enable-guidance"
+    if len(guidance.negative) % 4 or not 0 < count <= prompt:
+        return f"the negative prompt has {count} tokens and the prompt {prompt}: give it at least one and no more than those"
+    return "an embedding has no guidance: leave one of the two out" if sampling.pooling != NO_POOLING else None
 
 
 def _retention_refusal(retention: tuple[tuple[int, int], ...]) -> str | None:

@@ -99,6 +99,15 @@ class Constraint(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     begun: tuple[int, ...] = ()
 
 
+class Guidance(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """Classifier-free guidance: what an answer would be without the prompt pushes it away. The logits of a token are u + scale *
+    (c - u), in float32: c those behind the prompt, u those behind `negative` (int32 bytes), which has no more tokens than the
+    prompt; the answer follows both."""
+
+    scale: float
+    negative: bytes
+
+
 class Sampling(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """How one request is sampled and when it ends. Logs store the fields in this order, so new fields go at the end.
 
@@ -108,7 +117,7 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     token. `pooling` is an index of `POOLINGS`: which hidden states of the prompt become its embedding. `adapter` is the digest
     of the files of the LoRA adapter that the request is computed with, "" for none. `num_speculative_tokens` bounds the drafts of
     a step, -1 leaves that to the engine. `retention`: for each (tokens, seconds), the blocks of so many of the request's first
-    tokens, its answer's included, stay in the prefix cache for so long after it, as far as pins have room.
+    tokens, its answer's included, stay in the prefix cache for so long after it, as far as pins have room. `guidance`: if any.
     """
 
     seed: int
@@ -132,12 +141,13 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     adapter: str = ""
     num_speculative_tokens: int = ENGINE_DRAFTS
     retention: tuple[tuple[int, int], ...] = ()
+    guidance: Guidance | None = None
 
 
 FIRST_LOGGED_COUNT = 14
 """The number of fields of Sampling in the first logs."""
 LATER_TYPES = tuple(type(field.default) for field in msgspec.structs.fields(Sampling)[FIRST_LOGGED_COUNT:])
-"""The types of the fields that were added since, as their defaults have them: no constraint is None."""
+"""The types of the fields that were added since, as their defaults have them: no constraint is None, nor guidance."""
 
 
 def _parameters() -> Mapping[str, Parameter]:
@@ -160,8 +170,8 @@ ROW_DTYPES: Mapping[str, str] = MappingProxyType(
 
 def reads_cache(sampling: Sampling) -> bool:
     """Whether a request may start behind cached blocks. A result that needs positions inside the prompt cannot: the cache
-    holds keys and values, no logits and no hidden states."""
-    return sampling.prompt_logprobs == NO_LOGPROBS and sampling.pooling in (NO_POOLING, LAST)
+    holds keys and values, no logits and no hidden states. Nor can one with guidance: a block is named by the prompt alone."""
+    return sampling.guidance is None and sampling.prompt_logprobs == NO_LOGPROBS and sampling.pooling in (NO_POOLING, LAST)
 
 
 def is_filtered(sampling: Sampling) -> bool:

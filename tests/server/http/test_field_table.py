@@ -94,8 +94,6 @@ ASKED: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     ("/v1/embeddings", {}, {"messages": CHAT["messages"]}, "send input"),
     ("/score", {"text_1": "a", "text_2": "b"}, {"dimensions": 3}, "leave it out"),
     ("/tokenize", {"prompt": "a"}, {"truncate_prompt_tokens": 3}, "leave it out"),
-    ("/v1/chat/completions", CHAT, {"guidance_scale": 3}, "leave it out"),
-    ("/v1/chat/completions", CHAT, {"negative_prompt": "a"}, "leave it out"),
     ("/v1/chat/completions", CHAT, {"text": {"format": {"type": "json_object"}}}, "send response_format"),
     ("/v1/chat/completions", CHAT, {"thinking_budget": 5}, "send thinking_token_budget"),
     ("/v1/chat/completions", CHAT, {"output_config": {"effort": "low"}}, "send response_format or reasoning_effort"),

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from vnext.replay.rerun.machine import Caches, Machine, refusing
+from vnext.runtime.batch.halves import with_halves
 from vnext.runtime.batch.rebuild import rebuild
 from vnext.runtime.batch.step_inputs import StepInputs
 from vnext.runtime.batch.tensors import tensors_of_sampling
@@ -66,7 +67,7 @@ class Alone:
         caches = self._room(state.config)
         while not len(state.rows) or int(state.rows.computed[0]) < end:
             state, inputs = self._planned(state)
-            self._machine.logits(inputs.forward._replace(sample_at=np.empty(0, dtype=np.int64)), caches)
+            self._logits(state, inputs._replace(forward=inputs.forward._replace(sample_at=np.empty(0, dtype=np.int64))), caches)
             if state.in_flight[0].samples[0]:
                 break
             state = reduce(state, StepCommitted(step=state.committed, tokens=b""))
@@ -81,14 +82,14 @@ class Alone:
             end = start + len(inputs.forward.token_ids)
             at = np.arange(max(first - 1, start), end)
             if len(at):
-                logits = self._machine.logits(inputs.forward._replace(sample_at=at - start), caches)
+                logits = self._logits(state, inputs._replace(forward=inputs.forward._replace(sample_at=at - start)), caches)
                 following = torch.from_numpy(tokens[at + 1].astype(np.int64))
                 assert logits is not None
                 logprobs = report(logits, following, 0).logprob
                 assert logprobs is not None, "log-probabilities were asked for"
                 found += logprobs.tolist()
             else:
-                self._machine.logits(inputs.forward._replace(sample_at=at), caches)
+                self._logits(state, inputs._replace(forward=inputs.forward._replace(sample_at=at)), caches)
             if end < len(tokens) - 1:
                 state = reduce(state, StepCommitted(step=state.committed, tokens=b""))
             start = end
@@ -103,7 +104,7 @@ class Alone:
         caches, position = self._room(state.config), known
         while position < len(tokens) and state.requests:
             state, inputs = self._planned(state)
-            logits = self._machine.logits(inputs.forward, caches)
+            logits = self._logits(state, inputs, caches)
             committed = b""
             if logits is not None and inputs.sampling is not None:
                 with refusing():
@@ -112,6 +113,12 @@ class Alone:
                 committed = pack_tokens(tokens[position : position + 1])
                 position += 1
             state = reduce(state, StepCommitted(step=state.committed, tokens=committed))
+
+    def _logits(self, state: State, inputs: StepInputs, caches: Caches) -> torch.Tensor | None:
+        """Those of the newest step in flight, with guidance."""
+        inputs = with_halves(inputs, state) if state.config.guidance else inputs
+        logits = self._machine.logits(inputs.forward, caches)
+        return logits if logits is None or inputs.guided is None else inputs.guided.combined(logits)
 
     def _planned(self, state: State) -> tuple[State, StepInputs]:
         plan = schedule(state)

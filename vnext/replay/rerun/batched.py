@@ -15,6 +15,7 @@ import torch
 
 from vnext.replay.rerun.alone import Alone
 from vnext.replay.rerun.machine import Machine, refusing
+from vnext.runtime.batch.halves import with_halves
 from vnext.runtime.batch.rebuild import Drafts, Sampled, history_of, rebuild
 from vnext.runtime.batch.step_inputs import StepInputs
 from vnext.runtime.batch.tensors import tensors_of_sampling
@@ -64,12 +65,14 @@ class Batched:
             if (states := inputs.forward.recurrent) is not None:
                 rows = zip(state.in_flight[-1].ids.tolist(), states.pages.tolist(), strict=True)
                 self._drafted = [page for id_, page in rows if drafts.get(id_)]
-            return inputs._replace(forward=self.machine.adapters.placed(inputs.forward, state))
+            inputs = inputs._replace(forward=self.machine.adapters.placed(inputs.forward, state))
+            return with_halves(inputs, state) if state.config.guidance else inputs
 
     def run(self, inputs: StepInputs) -> tuple[np.ndarray, torch.Tensor | None]:
         """The step's samples int64[S] and their logits float32 [S, V]."""
         with refusing():
             logits = self.machine.logits(inputs.forward, self.caches)
+            logits = inputs.guided.combined(logits) if inputs.guided is not None and logits is not None else logits
             self._doubt_states()
             if inputs.copies is not None:
                 self._copy_states(inputs.copies.after)

@@ -166,7 +166,7 @@ def require_fit(machine: Machine, config: SchedulerConfig) -> None:
     pairs = (
         ("recurrent layers", int(config.state_pages > 0), int(model.recurrent is not None)),
         ("tokens in its vocabulary", config.vocab_size or model.vocab_size, model.vocab_size),
-        ("windows of attention", config.windows or (0,), windows or (0,)),
+        ("windows of attention", config.windows[: config.group_count // (1 + config.guidance)] or (0,), windows or (0,)),
     )
     for what, there, here in pairs:
         if there != here:

@@ -38,5 +38,7 @@ class OnArrays:
         if inputs.sampling is None:
             return NOTHING_SAMPLED
         logits = self._whole.logits(hidden)
+        if inputs.guided is not None:
+            logits = inputs.guided.combined(logits)
         sampled = sample(logits, inputs.sampling)
         return StepOutputs(sampled.tokens, reported(sampled, inputs.logprobs), spoilt=spoilt_rows(logits, sampled.tokens))

@@ -6,17 +6,36 @@ from typing import NamedTuple
 
 import numpy as np
 
+from vnext.kernels.arrays import Array, as_tensor
 from vnext.models.layers.batch import ForwardBatch
 from vnext.runtime.batch.prompts import PromptInputs
 from vnext.sampling.inputs import SamplingInputs
 from vnext.state.state import Copies
 
 
+class Guided(NamedTuple):
+    """The last G samples of a step are of unconditional halves: `rows` int64[G] are the samples that they guide, by `scales`
+    float32[G]."""
+
+    rows: np.ndarray
+    scales: np.ndarray
+
+    def combined(self, logits: Array) -> Array:
+        """float32[S, V] of logits float32[S + G, V], which may be overwritten."""
+        is_host, count = isinstance(logits, np.ndarray), len(logits) - len(self.rows)
+        rows, scales = self if is_host else map(as_tensor, self)
+        pushed = logits[count:] + scales[:, None] * (logits[rows] - logits[count:])
+        if not is_host:
+            return logits[:count].index_copy(0, rows, pushed)
+        logits[rows] = pushed
+        return logits[:count]
+
+
 class StepInputs(NamedTuple):
     """What one step computes and how it samples. `logprobs` int64[S]: alternatives that each sampled row asked for, -1 none.
 
     `sampling` is None in a step that samples nothing. `prompts`: what requests want of prompts that this step computes. `copies`:
-    with recurrent layers, which state pages are copied before and after the step.
+    with recurrent layers, which state pages are copied before and after the step. `guided`: None where no sample is.
     """
 
     forward: ForwardBatch
@@ -24,3 +43,4 @@ class StepInputs(NamedTuple):
     logprobs: np.ndarray
     prompts: PromptInputs | None = None
     copies: Copies | None = None
+    guided: Guided | None = None

@@ -66,7 +66,8 @@ def _bounds(settings: EngineSettings, model: ModelFacts, on_gpu: bool) -> Schedu
         eos_token_ids=model.eos_token_ids,
         vocab_size=model.vocab_size,
         digest_interval=settings.digest_interval,
-        windows=model.windows if any(model.windows) else (),
+        windows=windows_of(settings, model),
+        guidance=settings.enable_guidance,
         speculation=speculation_of(settings.speculative_config),
         max_loras=settings.max_loras if settings.enable_lora else 0,
         pinned_kv_fraction=settings.pinned_kv_fraction if cached else 0.0,
@@ -74,6 +75,13 @@ def _bounds(settings: EngineSettings, model: ModelFacts, on_gpu: bool) -> Schedu
         inputs_a_step=INPUTS_A_STEP if model.reads_inputs and chunked else 0,
         counts_alone=False,
     )
+
+
+def windows_of(settings: EngineSettings, model: ModelFacts) -> tuple[int, ...]:
+    """Those of the groups of layers, and of the same for unconditional halves, which are behind their requests and lose no page."""
+    if settings.enable_guidance:
+        return *model.windows, *(0 for _ in model.windows)
+    return model.windows if any(model.windows) else ()
 
 
 def with_states(settings: EngineSettings, bounds: SchedulerConfig, ranks: Sequence[RankReady]) -> SchedulerConfig:

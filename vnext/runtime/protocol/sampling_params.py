@@ -8,7 +8,7 @@ tokens) never reach an event.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import Enum
 from functools import cache
 from operator import attrgetter
@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from vnext.base.spelling import close_to
+from vnext.state.events import pack_tokens
 from vnext.state.params import (
     ALL_TOKENS,
     ENGINE_DRAFTS,
@@ -28,6 +29,7 @@ from vnext.state.params import (
     TOKEN_ID_MAX,
     Constraint,
     Drawn,
+    Guidance,
     Sampling,
 )
 
@@ -38,6 +40,7 @@ STOP_TOKEN_COUNT_MAX = 128
 ALLOWED_COUNT_MAX = 4_096
 BAD_WORD_COUNT_MAX, BAD_WORD_CHARACTERS_MAX = 128, 256
 SEED_MIN = -(2**63)
+GUIDANCE_MAX = 100.0
 BEAM_WIDTH_MAX = LOGPROBS_MAX // 2  # a beam needs twice as many candidates, see vnext/text/beams.py
 LENGTH_PENALTY_MAX = 10.0
 
@@ -131,6 +134,8 @@ class UncheckedParams(Drawn, frozen=True, kw_only=True):
     structured_outputs: StructuredOutputsParams | None = None
     num_speculative_tokens: int | None = None
     prompt_cache_retention: str | None = None
+    guidance_scale: float = 1.0
+    negative_prompt: str | list[int] | None = None
 
     def stop_strings(self) -> tuple[str, ...]:
         """`stop` as a tuple."""
@@ -159,7 +164,8 @@ class SamplingParams(UncheckedParams, frozen=True, kw_only=True):
     after a space (vnext/text/tokenizer.py). `structured_outputs` holds the answer to a schema or
     grammar. `num_speculative_tokens` bounds the request's drafts in a step and 0 forbids them; None is the engine's own number.
     Drafts change no answer (docs/drafts.md). `prompt_cache_retention` pins prompt and answer in the cache for "5m", "1h" or "24h"
-    (docs/retention.md); "in_memory", "" and None pin nothing. `output_kind` is for `AsyncLLM`; `LLM.generate` has whole answers.
+    (docs/retention.md); "in_memory", "" and None pin nothing. A `guidance_scale` other than 1 keeps answers away from what follows
+    `negative_prompt`, a text or tokens (None: the prompt's last token). `output_kind` is for `AsyncLLM`; `generate` has whole ones.
 
     They are checked as they are made, but for what depends on the model: its vocabulary and length. A dictionary serves as
     `structured_outputs`. Raises InvalidRequest, a ValueError, for the first field of a wrong type or out of range.
@@ -247,6 +253,10 @@ def validate_ranges(params: UncheckedParams, vocab_size: int) -> None:
             "prompt_cache_retention",
         )
     _check_lengths(params)
+    if params.guidance_scale != 1.0:
+        _check_range("guidance_scale", params.guidance_scale, 0, GUIDANCE_MAX)
+    elif params.negative_prompt is not None:
+        raise InvalidRequest("negative_prompt is only allowed with a guidance_scale other than 1.", "negative_prompt")
     if params.logit_bias or params.stop_token_ids or params.allowed_token_ids is not None:
         _check_tokens(params, vocab_size)
     if params.stop != []:
@@ -293,6 +303,14 @@ def to_sampling(
         num_speculative_tokens=ENGINE_DRAFTS if params.num_speculative_tokens is None else params.num_speculative_tokens,
         retention=((ALL_TOKENS, seconds),) if (seconds := RETENTIONS_S.get(params.prompt_cache_retention or "", 0)) else (),
     )
+
+
+def guided(sampling: Sampling, params: UncheckedParams, prompt: Sequence[int], negative: Sequence[int]) -> Sampling:
+    """`sampling` with the guidance of `params`; `negative` are the tokens of its negative prompt, () for the prompt's last."""
+    if params.guidance_scale == 1.0:
+        return sampling
+    guidance = Guidance(scale=float(params.guidance_scale), negative=pack_tokens([*(negative or prompt[-1:])]))
+    return msgspec.structs.replace(sampling, guidance=guidance)
 
 
 def restricted(sampling: Sampling, params: UncheckedParams, banned: tuple[tuple[int, ...], ...]) -> Sampling:

@@ -71,6 +71,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     With `enable_lora` up to `max_loras` LoRA adapters of at most `max_lora_rank` are in memory at once; others wait.
     `enable_return_routed_experts`: requests get the expert ids of their tokens. `enable_expert_parallel`: the ranks that share a
     layer have whole experts each, in place of a part of every one. `enable_expert_load`: the metrics have the experts' load.
+    `enable_guidance`: requests may have guidance, and every block takes twice the memory.
     The ranks are on `nnodes` hosts, and this is number `node_rank`; number 0 runs the engine and listens at `master_addr` and
     `master_port`. `cluster_secret_file` holds what all of them know. With the executor "ray" the other hosts are nodes of a Ray
     cluster, where Ray places them; port and secret are then new at each start.
@@ -168,6 +169,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     cluster_secret_file: str = ""
     enable_expert_parallel: bool = False
     enable_expert_load: bool = False
+    enable_guidance: bool = False
 
     @property
     def is_held_ready(self) -> bool:
@@ -273,7 +275,7 @@ class RankSettings(msgspec.Struct, frozen=True, kw_only=True):
     `kv_disk_dir`: the folder of the disk tier, `packed_weights_dir` that of packed weights, "" for none. `follows`: it takes the
     place of a rank that was lost. `handover_dir`: that of blocks for other engines, in shared memory; the rank has at most
     `handover_bytes` there. `enable_expert_parallel`: ranks that share a layer have whole experts each. `enable_expert_load`: it is
-    measured. `media_dir`: where clients put images.
+    measured. `enable_guidance`: steps have rows for unconditional halves. `media_dir`: where clients put images.
     """
 
     rank: int
@@ -325,6 +327,7 @@ class RankSettings(msgspec.Struct, frozen=True, kw_only=True):
     sampler: str = ""
     enable_expert_parallel: bool = False
     enable_expert_load: bool = False
+    enable_guidance: bool = False
     media_dir: str = ""
 
     @property

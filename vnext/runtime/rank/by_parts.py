@@ -115,6 +115,8 @@ class ByParts:
         if inputs.sampling is None:
             return NOTHING_SAMPLED
         logits = self.logits(hidden)
+        if inputs.guided is not None:
+            logits = inputs.guided.combined(logits)
         sampled = sample(logits, inputs.sampling, own=self.sampler)
         tokens = sampled.tokens.numpy()
         return StepOutputs(tokens, reported(sampled, inputs.logprobs), spoilt=spoilt_rows(logits.numpy(), tokens))

@@ -56,7 +56,8 @@ class HostCache:
         whole, forward, sampling = self._whole, inputs.forward, inputs.sampling
         if whole is None or self._on_arrays is None or forward.inputs:
             return None
-        if inputs.prompts is None and sampling is not None and is_plain(sampling) and whole.takes(len(inputs.logprobs)):
+        draws = sampling is not None and is_plain(sampling) and inputs.prompts is None and inputs.guided is None
+        if sampling is not None and draws and whole.takes(len(inputs.logprobs)):
             known, self._known = self._known, forward
             if forward is known and ZERO not in np.asarray(forward.token_ids).tobytes():
                 return StepOutputs(whole.run(forward, sampling), ())

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from vnext.runtime.batch.batch import PersistentBatch
 from vnext.runtime.batch.draft_batch import DraftBatch
 from vnext.runtime.batch.draft_rows import Kept
+from vnext.runtime.batch.halves import with_halves
 from vnext.runtime.batch.head_batch import HeadDrafts
 from vnext.runtime.batch.step_inputs import StepInputs
 from vnext.runtime.batch.step_outputs import StepOutputs, spoilt_requests
@@ -143,7 +144,7 @@ class HostSteps:
     def launch(self, state: State) -> None:
         began_s, scheduled = time.perf_counter(), state.in_flight[-1]
         inputs = self._batch.step_inputs(state)
-        outputs = self._runner.run(inputs)
+        outputs = self._runner.run(with_halves(inputs, state) if state.config.guidance else inputs)
         words = fed_words_of(inputs, state.config, self.adapters) if is_due(state, scheduled.step) else ()
         require_whole_group()
         failed = self._batch.failed_constraints(scheduled)

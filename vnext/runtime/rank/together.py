@@ -22,7 +22,7 @@ def require_device(settings: RankSettings, device: str) -> None:
     given = {
         "--pipeline-parallel-size": settings.pipeline_parallel_size > 1, "--nnodes": settings.nnodes > 1,
         "--enable-expert-parallel": settings.enable_expert_parallel, "--enable-expert-load": settings.enable_expert_load,
-        "--sampler": bool(settings.sampler),
+        "--sampler": bool(settings.sampler), "--enable-guidance": settings.enable_guidance,
         "--role (or --prefill-engines)": settings.role != "both",
         "--enable-return-routed-experts": settings.returns_routed_experts,
         f"--quantization {settings.quantization}": not is_served(settings.quantization, device),
@@ -49,9 +49,22 @@ def require_model(settings: RankSettings, config: ModelConfig, device: str) -> N
     for option, is_given in others.items():
         if served and is_given:
             raise SettingsError(f"{option} does not serve {served} so far, and this is one: leave it out")
+    if settings.enable_guidance:
+        _require_plain_rows(settings, config)
     for who, is_given in pages.items():
         if is_given:
             _require_plain_pages(who, settings, config)
+
+
+def _require_plain_rows(settings: RankSettings, config: ModelConfig) -> None:
+    """Raise SettingsError unless a step may have rows that no request of the state knows."""
+    others = {
+        "a disk tier": settings.kv_disk_dir, "a hand-over": settings.role != "both", "expert ids": settings.returns_routed_experts,
+        "drafts by a model": settings.draft_method in (*HEADS, "draft_model"), "recurrent layers": config.recurrent,
+        "an encoder": config.encoder, "unlike layers": config.has_unlike_layers,
+    }  # fmt: skip
+    if found := next((what for what, is_there in others.items() if is_there), ""):
+        raise SettingsError(f"--enable-guidance does not go with {found}: leave one of the two out")
 
 
 def _require_plain_pages(who: str, settings: RankSettings, config: ModelConfig) -> None:

@@ -90,11 +90,20 @@ class ChatRequest:
                 call, asked=self._body, prompts=[prompt.tokens], packed=prompt.packed, constraint=constraint,
                 usage=usage_shown(self._body) if self._body.stream_options else NO_USAGE,
                 params=self._shrunk(len(prompt.tokens)) if shrinks else self.params,
-                retention=await self._retention(prompt, breakpoints) if breakpoints else (),
+                retention=await self._retention(prompt, breakpoints) if breakpoints else (), negative=await self._negative(),
             )  # fmt: skip
             return generation_of(asked)
         except InvalidRequest as error:
             raise _in_words_of_chat(error, self._body) from error
+
+    async def _negative(self) -> list[int]:
+        """The tokens of the negative prompt: a text as the template writes a user's message. Raises InvalidRequest, Overloaded."""
+        given = self._body.negative_prompt
+        if not isinstance(given, str):
+            self._context.check_tokens(given or [], "negative_prompt", self._context.prompt_tokens_max)
+            return given or []
+        alone = replace(self._body, messages=[ChatMessage(role="user", content=given)])
+        return (await prompt_of(self._context, alone, None, self._call.client)).tokens
 
     async def _retention(self, prompt: Prompt, breakpoints: Sequence[Breakpoint]) -> tuple[tuple[int, int], ...]:
         """(tokens, seconds) of each breakpoint: one behind the last message keeps the answer too, with which the next turn begins.

@@ -22,6 +22,7 @@ from vnext.runtime.protocol.messages import RequestOutput, SubmitRequest
 from vnext.runtime.protocol.sampling_params import (
     InvalidRequest,
     answer_seed,
+    guided,
     restricted,
     to_sampling,
     validate_ranges,
@@ -160,6 +161,7 @@ class Generation:
         call, context, params, prompt = self.call, self.call.context, self.call.params, self.prompts[place]
         usual = call.usual_max_tokens or context.settings.sampling_defaults.max_tokens
         sampling = to_sampling(params, 0, len(prompt), context.model_length, usual, call.constraint)
+        sampling = guided(sampling, params, prompt, call.negative)
         if call.retention:
             kept = tuple((tokens, seconds) for tokens, seconds in call.retention if tokens)
             sampling = replace(sampling, retention=(*kept, *sampling.retention))

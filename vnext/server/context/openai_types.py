@@ -46,6 +46,8 @@ class SamplingFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     structured_outputs: StructuredOutputsParams | None = None
     num_speculative_tokens: int | None = None
     prompt_cache_retention: str | None = None
+    guidance_scale: float | None = None
+    negative_prompt: str | list[int] | None = None
 
 
 SHARED_FIELDS = SamplingFields.__struct_fields__

@@ -87,7 +87,7 @@ REFUSED: Mapping[str, str] = MappingProxyType(
     | dict.fromkeys(
         "prompt_embeds repetition_detection vllm_xargs mcp_servers container compaction audio web_search_options documents "
         "num_beams typical_p mirostat dry_multiplier xtc_probability no_repeat_ngram_size "
-        "guidance_scale cfg_scale negative_prompt negative_prompt_ids moderation background image messages[].audio "
+        "cfg_scale negative_prompt_ids moderation background image messages[].audio "
         "include truncation thread dimensions encoding_format pooling query return_documents return_token_strs text_1 text_2 "
         "tokens top_n template context images raw".split(),
         _LEAVE,

@@ -86,7 +86,7 @@ def named_pages(seen: PlainState, waiting: Waiting) -> list[int | None]:
 
 def needs_whole_prompt(sampling: Sampling) -> bool:
     """Whether the request's result is made of positions that the cache could save it."""
-    return sampling.prompt_logprobs >= 0 or POOLINGS[sampling.pooling] in ("mean", "cls", "max")
+    return bool(sampling.guidance) or sampling.prompt_logprobs >= 0 or POOLINGS[sampling.pooling] in ("mean", "cls", "max")
 
 
 def needs_slot(seen: PlainState, waiting: Waiting) -> bool:

@@ -1,0 +1,98 @@
+"""Guided requests: whatever happens, each step finds in both halves what its tokens say, and no other request's."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import pytest
+from msgspec.structs import replace
+
+from tests.sim.crashes import Branching, Story, shortened
+from tests.sim.scenario import Client, Scenario, servable
+from tests.sim.scenario_draw import PAGE_COUNT_MAX, scenario
+from tests.sim.seeds import Form
+from tests.sim.simulator import Simulation
+from vnext.sim.checks.plain_state import Divergence
+from vnext.state import preempt, reduce as reducer
+from vnext.state.config import Speculation
+from vnext.state.errors import LawBroken
+from vnext.state.events import StepCommitted, pack_tokens, plan_of
+from vnext.state.params import NO_POOLING, Guidance, Sampling
+
+SEEDS = range(40, 58)
+
+
+def guided(seed: int, given: Sequence[Client] = ()) -> Scenario:
+    """A drawn scenario, or one with the `given` clients, in which two of three requests have guidance; in some there are drafts,
+    and layers with windows."""
+    drawn = scenario(seed, client_count=40)
+    windows = drawn.config.windows or (0,)
+    config = replace(
+        drawn.config, windows=(*windows, *(0 for _ in windows)), guidance=True, state_pages=0, inputs_a_step=0, microbatches=1,
+        page_count=min(2 * drawn.config.page_count, PAGE_COUNT_MAX), speculation=Speculation() if seed % 3 == 0 else None,
+    )  # fmt: skip
+    clients = tuple(_guided(client, place) for place, client in enumerate(given or drawn.clients) if min(client.prompt, default=0) >= 0)
+    return replace(drawn, config=config, clients=tuple(each for each in clients if servable(config, each)), disk=None)
+
+
+def short(seed: int) -> Scenario:
+    """The beginning of such a scenario, without deaths and log."""
+    found = guided(seed, [shortened(client) for client in scenario(seed, client_count=40).clients[:6]])
+    return replace(found, faults=replace(found.faults, deaths=0, logged=False), reset_us=(), weights=found.weights[:1])
+
+
+def _guided(client: Client, place: int) -> Client:
+    if place % 3 == 2 or client.sampling.pooling != NO_POOLING or not client.prompt:
+        return client
+    negative = [1 + (place + each) % 3 for each in range(1 + place % len(client.prompt))]
+    return replace(client, sampling=replace(client.sampling, guidance=Guidance(scale=2.0, negative=pack_tokens(negative))))
+
+
+def told(seeds: range) -> Counter[str]:
+    found = Counter[str]()
+    for seed in seeds:
+        simulation = Simulation(guided(seed))
+        try:
+            simulation.run_and_require_all()
+        except Exception as error:
+            error.add_note(f"guided({seed})")
+            raise
+        for event in simulation.events:
+            plan = plan_of(event)
+            found["preempted"] += plan is not None and len(plan.preempted) > 0
+            found["drafted"] += isinstance(event, StepCommitted) and bool(event.drafted)
+        found["hits"] += simulation.state.counters.prefix_hit_tokens
+    return found
+
+
+def test_both_halves_hold_what_their_tokens_say() -> None:
+    found = told(SEEDS)
+    assert found["preempted"] >= 20 and found["drafted"] >= 20 and found["hits"] >= 50, found
+
+
+@pytest.mark.parametrize("seed", SEEDS[:6])
+def test_a_crash_after_every_event_changes_no_guided_answer(seed: int) -> None:
+    drawn = short(seed)
+    with Form(seed):
+        branching = Branching(drawn, seed)
+        branching.run_and_require_all()
+        story = Story(seed, 2, drawn, branching.outcome().answers)
+        assert len(list(map(story.judged, branching.ended))) > 4
+
+
+def test_a_guided_request_behind_cached_blocks_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def reads(sampling: Sampling) -> bool:
+        return sampling.pooling == NO_POOLING and sampling.prompt_logprobs < 0
+
+    for module in (reducer, preempt):
+        monkeypatch.setattr(module, "reads_cache", reads)
+    with pytest.raises(LawBroken, match="P4"):
+        told(SEEDS)
+
+
+def test_a_page_that_leaves_with_the_window_of_the_other_half_is_found() -> None:
+    with pytest.raises(Divergence, match="reads other content"):
+        for seed in SEEDS:
+            found = guided(seed)
+            Simulation(replace(found, config=replace(found.config, windows=(2, 2)))).run_and_require_all()

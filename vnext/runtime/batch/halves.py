@@ -1,0 +1,100 @@
+"""Halves: the rows that a step computes beside those of guided requests, and the logits of both made one.
+
+A guided request (Guidance in state/params.py) is one request of the state. Its unconditional half has other tokens before the
+answer, and keys and values in pages of its own: in an engine with guidance a block has a page for each half, in twice the groups.
+So both halves are in each step together, whatever the state decides. Owns the order of the arithmetic; any thread may call it.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from vnext.models.layers.batch import AdapterRows, ForwardBatch, GroupPlaces, HostBatch
+from vnext.runtime.batch.step_inputs import Guided, StepInputs
+from vnext.state.events import unpack_tokens
+from vnext.state.state import State
+
+
+class _Half(NamedTuple):
+    """The unconditional half of a row: its tokens, their positions, and the places in T of the tokens that it follows, int64[n]
+    each."""
+
+    row: int
+    tokens: np.ndarray
+    positions: np.ndarray
+    after: np.ndarray
+    scale: float
+
+
+def with_halves(inputs: StepInputs, state: State) -> StepInputs:
+    """The inputs of the newest step in flight, which have the groups of both halves, with rows behind them for the halves of guided
+    requests, in the model's own groups. The samples of these rows come last."""
+    forward, size = inputs.forward, state.config.block_size
+    (first, *others), own = _places(forward), state.config.group_count // 2
+    plain = forward._replace(groups=tuple(others[: own - 1]))
+    halves = [half for row, id_ in enumerate(state.in_flight[-1].ids.tolist()) if (half := _half(state, id_, forward, row))]
+    if not halves:
+        return inputs._replace(forward=plain)
+    after, positions = np.concatenate([each.after for each in halves]), np.concatenate([each.positions for each in halves])
+    rows = [each.row for each in halves]
+    count = len(forward.token_ids)
+    ends = count + np.cumsum([len(each.tokens) for each in halves])
+    contexts = np.concatenate((forward.context_lengths, [each.positions[-1] + 1 for each in halves])).astype(np.int32)
+    starts = np.concatenate((forward.query_starts, ends)).astype(np.int32)
+    owners = np.repeat(rows, [len(each.tokens) for each in halves])
+    (slots, table), *groups = [
+        _joined(here, beside, owners, positions, rows, size)
+        for here, beside in zip((first, *others[: own - 1]), others[own - 1 :], strict=True)
+    ]
+    sampled = np.isin(after, forward.sample_at)
+    guides = np.searchsorted(forward.sample_at, after[sampled])
+    scales = np.repeat([each.scale for each in halves], [int(np.isin(each.after, forward.sample_at).sum()) for each in halves])
+    return inputs._replace(
+        forward=plain._replace(
+            token_ids=np.concatenate((forward.token_ids, *(each.tokens for each in halves))),
+            positions=np.concatenate((forward.positions, positions)),
+            slots=slots, query_starts=starts, context_lengths=contexts, block_table=table,
+            sample_at=np.concatenate((forward.sample_at, count + np.flatnonzero(sampled))),
+            host=HostBatch(starts, contexts), groups=tuple(groups), adapters=_adapters(forward, after),
+        ),
+        guided=Guided(guides, scales.astype(np.float32)) if len(guides) else None,
+    )  # fmt: skip
+
+
+def _places(forward: ForwardBatch) -> tuple[GroupPlaces, ...]:
+    return GroupPlaces(forward.slots, forward.block_table), *forward.groups
+
+
+def _half(state: State, id_: int, forward: ForwardBatch, row: int) -> _Half | None:
+    """The half of one row; None for a request without guidance, and while the prompt is still longer than what the half has."""
+    request = state.requests[id_]
+    if (guidance := request.sampling.guidance) is None:
+        return None
+    negative, (start, end) = unpack_tokens(guidance.negative), forward.query_starts[row : row + 2].tolist()
+    positions = forward.positions[start:end] + (len(negative) - request.prompt_length)
+    dropped = int((positions < 0).sum())
+    if dropped == len(positions):
+        return None
+    positions, after = positions[dropped:], np.arange(start + dropped, end)
+    tokens = np.where(positions < len(negative), negative[np.minimum(positions, len(negative) - 1)], forward.token_ids[after])
+    return _Half(row, tokens.astype(np.int64), positions, after, guidance.scale)
+
+
+def _joined(
+    here: GroupPlaces, beside: GroupPlaces, owners: np.ndarray, positions: np.ndarray, rows: list[int], size: int
+) -> GroupPlaces:
+    """The places of a group of layers: of the rows, and behind them those of the halves of `rows`, whose pages are `beside`."""
+    blocks, offsets = np.divmod(positions, size)
+    slots = beside.block_table[owners, blocks].astype(np.int64) * size + offsets
+    return GroupPlaces(np.concatenate((here.slots, slots)), np.concatenate((here.block_table, beside.block_table[rows])))
+
+
+def _adapters(forward: ForwardBatch, after: np.ndarray) -> tuple[AdapterRows, ...]:
+    """A half is computed with its request's adapter."""
+    count = len(forward.token_ids)
+    return tuple(
+        AdapterRows(each.slot, np.concatenate((each.tokens, count + np.flatnonzero(np.isin(after, each.tokens)))))
+        for each in forward.adapters
+    )
